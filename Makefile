@@ -1,0 +1,166 @@
+# Every target does its own set-up: system packages, a virtual environment, torch, the build.
+# Stamp files remember what is done, so a second call starts at once. `make help` lists targets.
+#
+#   TORCH_SPEC      what pip installs where no torch is found (default torch==2.13.0). pip takes the
+#                   build that its package index offers; for a CPU-only build, point
+#                   PIP_EXTRA_INDEX_URL at PyTorch's index of CPU wheels, or install torch first.
+#   CMAKE_PREFIX_PATH  where to look for protobuf if it is not installed in the system
+#   TRAIN_ARGS, PYTEST_ARGS, BENCH_ARGS  passed on to train, test and bench
+
+TORCH_SPEC ?= torch==2.13.0
+TORCH_OLDEST := 2.11
+APT_PACKAGES := protobuf-compiler libprotobuf-dev
+TRAIN_ARGS ?= --backend ort
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+# An active virtual environment is used as it is, else .venv is made.
+ENV := $(if $(VIRTUAL_ENV),$(VIRTUAL_ENV),$(CURDIR)/.venv)
+PYTHON := $(ENV)/bin/python
+PIP := $(PYTHON) -m pip --disable-pip-version-check -q
+CONSTRAINT := $(ENV)/torch_ort-constraint.txt
+TOOLS := $(ENV)/.torch_ort-tools
+# The folder that pyproject.toml names, build/{cache_tag}-{state}. .venv is made by python3.
+CACHE_TAG := $(shell $(or $(wildcard $(PYTHON)),python3) \
+  -c 'import sys; print(sys.implementation.cache_tag)')
+BUILD_DIR := $(CURDIR)/build/$(CACHE_TAG)-editable
+# One checkout may serve several environments, each with an editable install of its own.
+INSTALLED := $(BUILD_DIR)/.installed$(subst /,-,$(ENV))
+# Two builds in one folder at once would break it.
+LOCK := flock $(CURDIR)/build/.lock
+export PATH := $(ENV)/bin:$(PATH)
+
+# auditwheel leaves these to torch, which is imported first and brings them.
+TORCH_LIBRARIES := libc10.so libc10_cuda.so libtorch.so libtorch_cpu.so libtorch_cuda.so \
+  libtorch_python.so libgomp.so.1
+
+.DELETE_ON_ERROR:
+.PHONY: help train test build wheel wheel-test bench style format asan clean FORCE
+
+help:
+	@echo 'make train       train the example transformer through the engine'
+	@echo 'make test        run the tests (PYTEST_ARGS="-m slow" for the slow ones)'
+	@echo 'make build       build the extension, or what changed of it'
+	@echo 'make wheel       build dist/*.whl, which carries libprotobuf'
+	@echo 'make wheel-test  try that wheel in an empty virtual environment'
+	@echo 'make bench       time training steps against other backends (BENCH_ARGS=--quick)'
+	@echo 'make style       ruff, clang-format and the style tests'
+	@echo 'make format      write what make style asks for'
+	@echo 'make asan        IR, pass and plan tests under the address and undefined sanitizers'
+	@echo 'make clean       remove what was built'
+
+train: build $(ENV)/.torch_ort-examples
+	$(PYTHON) examples/train_transformer.py $(TRAIN_ARGS)
+
+test: build $(ENV)/.torch_ort-test
+	$(PYTHON) -m pytest $(PYTEST_ARGS)
+
+bench: build $(ENV)/.torch_ort-bench
+	$(PYTHON) benchmarks/train_step.py $(BENCH_ARGS)
+
+# The module lands beside its sources in torch_ort/ and the editable install points there, so
+# ninja is all that an edit needs: seconds for a source file, nothing for a Python file.
+build: $(INSTALLED)
+	@$(LOCK) ninja -C $(BUILD_DIR) --quiet
+
+style: build $(ENV)/.torch_ort-dev
+	$(ENV)/bin/ruff check .
+	$(ENV)/bin/ruff format --check .
+	$(ENV)/bin/clang-format --dry-run -Werror $$(find csrc -name '*.h' -o -name '*.cpp')
+	$(PYTHON) -m pytest tests/style
+
+format: $(ENV)/.torch_ort-dev
+	$(ENV)/bin/ruff check --fix-only -q .
+	$(ENV)/bin/ruff format .
+	$(ENV)/bin/clang-format -i $$(find csrc -name '*.h' -o -name '*.cpp')
+
+wheel: $(TOOLS) $(ENV)/.torch_ort-dev
+	rm -rf build/wheels dist
+	$(PIP) wheel --no-build-isolation --no-deps -w build/wheels .
+	$(ENV)/bin/auditwheel repair $(TORCH_LIBRARIES:%=--exclude %) -w dist build/wheels/*.whl
+
+wheel-test: wheel $(ENV)/.torch_ort-test
+	$(PYTHON) -m pytest tests/torch_ort/test_wheel.py -m slow
+
+# Only our rooms are instrumented: Python and torch come without, hence the preloaded runtime, no
+# leak check (Python keeps its own memory) and no container check (half of each container's users
+# are not instrumented). The build stands in an environment of its own, which sees the packages of
+# the other one but not its editable torch_ort.
+ASAN_ENV := $(CURDIR)/build/asan-env
+asan: $(TOOLS) $(ENV)/.torch_ort-test
+	$(PYTHON) -m venv --without-pip $(ASAN_ENV)
+	site=$$($(ASAN_ENV)/bin/python -c 'import sysconfig as s; print(s.get_path("purelib"))') && \
+	$(PYTHON) -c 'import sysconfig as s; print(s.get_path("purelib"))' > $$site/packages.pth && \
+	$(PIP) install --no-build-isolation --no-deps --upgrade --target $$site \
+	  -C build-dir=build/asan -C cmake.define.TORCH_ORT_SANITIZE=ON .
+	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" \
+	ASAN_OPTIONS=detect_leaks=0:detect_container_overflow=0:detect_odr_violation=0 \
+	UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc \
+	  $(ASAN_ENV)/bin/python $(ENV)/bin/pytest --capture=sys tests/ir tests/passes tests/plan \
+	  $(PYTEST_ARGS)
+
+clean:
+	rm -rf build dist torch_ort/_C.* torch_ort/_build_info.py
+	rm -f $(ENV)/.torch_ort-* $(CONSTRAINT)
+
+# --- set-up --------------------------------------------------------------------------------------
+
+# Nothing is installed where protobuf is there already, in the system or in CMAKE_PREFIX_PATH.
+build/.system:
+	@mkdir -p build
+	@missing=; \
+	if [ -z "$(CMAKE_PREFIX_PATH)" ]; then \
+	  command -v protoc >/dev/null || missing="$(APT_PACKAGES)"; \
+	  echo '#include <google/protobuf/message.h>' | c++ -std=c++17 -fsyntax-only -x c++ - 2>/dev/null \
+	    || missing="$(APT_PACKAGES)"; \
+	fi; \
+	command -v c++ >/dev/null && command -v make >/dev/null || missing="build-essential $$missing"; \
+	python3 -c 'import ensurepip, venv' 2>/dev/null || missing="python3-venv $$missing"; \
+	python3 -c 'import os, sysconfig as s; os.stat(s.get_path("include") + "/Python.h")' 2>/dev/null \
+	  || missing="python3-dev $$missing"; \
+	if [ -n "$$missing" ]; then \
+	  if [ "$$(id -u)" = 0 ]; then as_root=; \
+	  elif sudo -n true 2>/dev/null; then as_root=sudo; \
+	  else echo "system packages are missing; run:  sudo apt-get install -y $$missing"; exit 1; fi; \
+	  echo "installing $$missing"; \
+	  $$as_root apt-get update -qq && \
+	    DEBIAN_FRONTEND=noninteractive $$as_root apt-get install -y -qq $$missing; \
+	fi
+	@touch $@
+
+# A torch of the system's Python is used where there is one: it may be large, and made for the GPU.
+TORCH_FOUND = -c 'import torch; v = torch.__version__.split("."); \
+  assert (int(v[0]), int(v[1])) >= tuple(map(int, "$(TORCH_OLDEST)".split(".")))' 2>/dev/null
+
+$(PYTHON): | build/.system
+	@if python3 $(TORCH_FOUND); then flags=--system-site-packages; else flags=; fi; \
+	echo "making $(ENV)"; python3 -m venv $$flags $(ENV)
+
+# pip must never replace the torch that the extension is built against. The file changes only when
+# the installed torch does, and then everything below is made again.
+$(CONSTRAINT): FORCE | $(PYTHON)
+	@$(PYTHON) -c 'import importlib.metadata as m; m.version("torch")' 2>/dev/null \
+	  || { echo "installing $(TORCH_SPEC)"; $(PIP) install "$(TORCH_SPEC)" numpy; }
+	@$(PYTHON) -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' > $@.new
+	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+
+$(TOOLS): $(CONSTRAINT) | build/.system
+	@echo 'installing the build tools'
+	@$(PIP) install -c $(CONSTRAINT) 'pip>=23.1' cmake ninja 'scikit-build-core>=0.10' onnx
+	@touch $@
+
+# The build is done by pip here, so that a plain `pip install --no-build-isolation -e .` is the same.
+$(INSTALLED): $(TOOLS) pyproject.toml build/.sources
+	@echo 'building torch_ort (some minutes the first time)'
+	@$(LOCK) $(PIP) install -c $(CONSTRAINT) --no-build-isolation -e .
+	@touch $@
+
+# The editable install holds a list of the Python files, which must follow the folder.
+build/.sources: FORCE | build/.system
+	@find torch_ort -name '*.py' ! -name _build_info.py | LC_ALL=C sort > $@.new
+	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+
+$(ENV)/.torch_ort-%: $(CONSTRAINT) pyproject.toml | $(TOOLS)
+	@echo 'installing what the $* target needs'
+	@$(PIP) install -c $(CONSTRAINT) $$($(PYTHON) cmake/extra.py $*)
+	@touch $@

@@ -1,0 +1,65 @@
+"""Peak memory of this process: the resident set on the CPU, PyTorch's allocator on CUDA."""
+
+import ctypes
+import gc
+from pathlib import Path
+
+import torch
+
+# Pinned to glibc's own starting values. Left alone, glibc raises them after the first large
+# `free`, and from then on the peak depends on what the heap went through before.
+PINNED_MALLOC = {
+    "MALLOC_ARENA_MAX": "2",
+    "MALLOC_MMAP_THRESHOLD_": "131072",
+    "MALLOC_TRIM_THRESHOLD_": "131072",
+}
+
+
+class HighWater:
+    """Measures the most memory held above a starting point."""
+
+    def __init__(self, device: str) -> None:
+        self.cuda = device == "cuda"
+        self.start_bytes = 0
+
+    def start(self) -> None:
+        """Give unused memory back, then take what is left as the starting point.
+
+        Raises OSError if Linux does not let this process reset its high-water mark.
+        """
+        gc.collect()
+        if self.cuda:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            self.start_bytes = torch.cuda.memory_allocated()
+            return
+        trim_heap()
+        # 5 sets VmHWM back to the present resident set (Linux, proc_pid_clear_refs).
+        Path("/proc/self/clear_refs").write_text("5")
+        self.start_bytes = status_bytes("VmRSS")
+
+    def peak_bytes(self) -> int:
+        """Return the peak since `start`, in bytes above the starting point."""
+        if self.cuda:
+            torch.cuda.synchronize()
+            return torch.cuda.max_memory_allocated() - self.start_bytes
+        return status_bytes("VmHWM") - self.start_bytes
+
+
+def trim_heap() -> None:
+    libc = ctypes.CDLL(None)
+    # Other C libraries than glibc have no malloc_trim; their freed pages stay in the start value.
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+
+
+def status_bytes(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status: no field {field!r}")
+
+
+def tensor_bytes(tensors: list[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

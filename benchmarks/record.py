@@ -1,0 +1,130 @@
+"""What one backend did with one model, and the figures taken from it."""
+
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import targets
+from targets import Verdict
+
+# The kinds of figures.
+STEADY, FIRST, PEAK = "steady step", "first step", "peak memory"
+
+Counters = dict[str, dict[str, int]]
+
+
+@dataclass
+class Record:
+    """The raw measurements of one model, backend and number of threads.
+
+    Times are in seconds. `steps` and `fwd_bwd` hold one list a round; what is None or empty was
+    not measured.
+    """
+
+    model: str
+    backend: str
+    threads: int
+    steps: list[list[float]] = field(default_factory=list)
+    fwd_bwd: list[list[float]] = field(default_factory=list)
+    foreign_cpu: list[float] = field(default_factory=list)
+    first_cold: list[dict[str, Any]] = field(default_factory=list)
+    first_warm: dict[str, Any] | None = None
+    # Loss of the first step, which equal seeds make comparable between backends.
+    loss: float | None = None
+    memory: list[dict[str, Any]] = field(default_factory=list)
+    # What the steadily stepping worker counted in all, and during its timed steps alone.
+    counters: Counters = field(default_factory=dict)
+    counted_in_runs: dict[str, int] = field(default_factory=dict)
+    error: str | None = None
+
+    def counters_of(self, kind: str) -> list[Counters]:
+        """Return the counters of every process behind one kind of figure."""
+        if kind == STEADY:
+            return [self.counters]
+        answers = self.first_cold if kind == FIRST else self.memory
+        return [answer["counters"] for answer in answers]
+
+    def fallbacks(self, kind: str) -> int | None:
+        """How often torch_ort left a graph to eager; None if a process did not say."""
+        counts = [counters.get("ort", {}).get("fallbacks") for counters in self.counters_of(kind)]
+        return None if None in counts else sum(counts)
+
+    def figures(self) -> dict[str, Any]:
+        """Return every figure by name: times in seconds, sizes in bytes, None if not measured."""
+        cold = [first["first_step_s"] for first in self.first_cold]
+        return {
+            "min_step": smallest(flatten(self.steps)),
+            "median_step": middle(flatten(self.steps)),
+            "min_fwd_bwd": smallest(flatten(self.fwd_bwd)),
+            "median_fwd_bwd": middle(flatten(self.fwd_bwd)),
+            "min_first_cold": smallest(cold),
+            "median_first_cold": middle(cold),
+            "first_warm": self.first_warm["first_step_s"] if self.first_warm else None,
+            "step_peak": self._smallest_size("step_peak_bytes"),
+            "activations": self._smallest_size("activation_bytes"),
+            "first_peak": self._smallest_size("first_peak_bytes"),
+        }
+
+    def _smallest_size(self, key: str) -> int | None:
+        return smallest([sizes[key] for sizes in self.memory if sizes.get(key) is not None])
+
+
+class Records:
+    """All records of a run, found by what was measured."""
+
+    def __init__(self) -> None:
+        self.all: list[Record] = []
+
+    def add(self, model: str, backend: str, threads: int) -> Record:
+        """Start an empty record."""
+        record = Record(model, backend, threads)
+        self.all.append(record)
+        return record
+
+    def peer(self, record: Record, backend: str) -> Record | None:
+        """Return another backend's record of the same model and threads."""
+        key = (record.model, backend, record.threads)
+        return next((r for r in self.all if (r.model, r.backend, r.threads) == key), None)
+
+    def ratio(self, record: Record, backend: str, figure: str) -> float | None:
+        """Return a figure over a peer's; None where either was not measured."""
+        peer = self.peer(record, backend)
+        ours, theirs = record.figures()[figure], peer.figures()[figure] if peer else None
+        return ours / theirs if ours is not None and theirs else None
+
+    def verdicts(self, record: Record) -> list[Verdict]:
+        """Judge a record by the targets that can be judged from what was measured."""
+        if record.backend != "ort":
+            return []
+        steady = targets.steady_limit(record.model)
+        asked = [
+            # Both have to hold: a lucky minimum is not a steady step.
+            (STEADY, "minimum / eager", "min_step", "eager", steady),
+            (STEADY, "median / eager", "median_step", "eager", steady),
+            (FIRST, "/ aot_eager", "min_first_cold", "aot_eager", targets.FIRST_STEP_VS_AOT_EAGER),
+            (FIRST, "/ inductor", "min_first_cold", "inductor", targets.FIRST_STEP_VS_INDUCTOR),
+            (PEAK, "/ eager", "step_peak", "eager", targets.PEAK_VS_EAGER),
+        ]
+        verdicts = []
+        for kind, name, figure, backend, limit in asked:
+            ratio = self.ratio(record, backend, figure)
+            if ratio is not None:
+                verdicts.append(Verdict(kind, name, ratio, limit, record.fallbacks(kind)))
+        for counter in ("arena_growth", "arena_allocations"):
+            if counter in record.counted_in_runs:
+                name = counter.replace("_", " ")
+                value = record.counted_in_runs[counter]
+                verdicts.append(Verdict(STEADY, name, value, 0, record.fallbacks(STEADY)))
+        return verdicts
+
+
+def flatten(rounds: list[list[float]]) -> list[float]:
+    return [value for one in rounds for value in one]
+
+
+def smallest(values: list[Any]) -> Any | None:
+    return min(values, default=None)
+
+
+def middle(values: list[float]) -> float | None:
+    return median(values) if values else None

@@ -1,0 +1,262 @@
+"""Tables, JSON and a picture of what was measured."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from record import FIRST, PEAK, STEADY, Record, Records
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from targets import Verdict
+
+MISSING = "-"
+# Above this share of the machine, what was timed is partly somebody else's work.
+DISTURBED = 0.1
+SAME_LOSS = 1e-4
+
+
+def print_report(console: Console, records: Records) -> None:
+    """Print one table per question, then the targets, then what to mind in reading them."""
+    for threads in sorted({record.threads for record in records.all}):
+        rows = [record for record in records.all if record.threads == threads]
+        console.print(steady_table(records, rows, threads))
+        if any(record.first_cold or record.first_warm for record in rows):
+            console.print(first_step_table(records, rows, threads))
+        if any(record.memory for record in rows):
+            console.print(memory_table(records, rows, threads))
+    print_targets(console, records)
+    print_remarks(console, records)
+
+
+def steady_table(records: Records, rows: list[Record], threads: int) -> Table:
+    table = make_table(
+        f"Steady step, {threads} thread(s), ms",
+        ["min", "median", "fwd+bwd min", "median", "min / eager", "median / eager", "others' CPU"],
+    )
+    for record in rows:
+        measured = record.figures()
+        figures = [
+            milliseconds(measured["min_step"]),
+            milliseconds(measured["median_step"]),
+            milliseconds(measured["min_fwd_bwd"]),
+            milliseconds(measured["median_fwd_bwd"]),
+            times(records.ratio(record, "eager", "min_step")),
+            times(records.ratio(record, "eager", "median_step")),
+            percent(max(record.foreign_cpu, default=None)),
+        ]
+        add_row(table, records, record, figures, STEADY)
+    return table
+
+
+def first_step_table(records: Records, rows: list[Record], threads: int) -> Table:
+    table = make_table(
+        f"First step, {threads} thread(s), s",
+        ["cold min", "median", "own caches", "/ aot_eager", "/ inductor", "graphs", "breaks"],
+    )
+    for record in rows:
+        measured, dynamo = record.figures(), record.counters.get("dynamo", {})
+        figures = [
+            seconds(measured["min_first_cold"]),
+            seconds(measured["median_first_cold"]),
+            seconds(measured["first_warm"]),
+            times(records.ratio(record, "aot_eager", "min_first_cold")),
+            times(records.ratio(record, "inductor", "min_first_cold")),
+            number(dynamo.get("graphs")),
+            number(dynamo.get("breaks")),
+        ]
+        add_row(table, records, record, figures, FIRST)
+    return table
+
+
+def memory_table(records: Records, rows: list[Record], threads: int) -> Table:
+    table = make_table(
+        f"Peak memory, {threads} thread(s), MiB",
+        ["step", "activations", "step / eager", "first step, compiling"],
+    )
+    for record in rows:
+        measured = record.figures()
+        figures = [
+            mebibytes(measured["step_peak"]),
+            mebibytes(measured["activations"]),
+            times(records.ratio(record, "eager", "step_peak")),
+            mebibytes(measured["first_peak"]),
+        ]
+        add_row(table, records, record, figures, PEAK)
+    return table
+
+
+def make_table(title: str, figures: list[str]) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("model", no_wrap=True)
+    table.add_column("backend", no_wrap=True)
+    for figure in figures:
+        table.add_column(figure, justify="right")
+    table.add_column("counters")
+    table.add_column("targets")
+    return table
+
+
+def add_row(table: Table, records: Records, record: Record, figures: list[str], kind: str) -> None:
+    if record.error:
+        table.add_row(
+            record.model,
+            record.backend,
+            *[MISSING] * len(figures),
+            "",
+            f"[red]failed: {escape(record.error)}[/red]",
+        )
+        return
+    judged = [v for v in records.verdicts(record) if v.kind == kind]
+    table.add_row(
+        record.model,
+        record.backend,
+        *figures,
+        counters_text(record, kind),
+        "\n".join(f"{verdict.name}: {colored(verdict)}" for verdict in judged),
+        end_section=record is last_of_model(records, record),
+    )
+
+
+def last_of_model(records: Records, record: Record) -> Record:
+    key = (record.model, record.threads)
+    return [other for other in records.all if (other.model, other.threads) == key][-1]
+
+
+def counters_text(record: Record, kind: str) -> str:
+    """Say what the engine counted; a counter that it does not have shows as missing, not as 0."""
+    processes = record.counters_of(kind)
+    ort = processes[-1].get("ort", {}) if processes else {}
+    if not ort:
+        return ""
+    words = [
+        f"fallbacks {number(record.fallbacks(kind))}",
+        f"ATen {number(ort.get('nodes_aten'))} of {number(ort.get('nodes'))} nodes",
+        f"arena {mebibytes(ort.get('arena_bytes'))} MiB",
+    ]
+    if kind == STEADY:
+        runs, timed = record.counted_in_runs, len(record.steps) * len(record.steps[0])
+        kernels = MISSING if "steps_run" not in runs else f"{runs['steps_run'] / timed:g}"
+        words += [
+            f"grew {number(runs.get('arena_growth'))}",
+            f"allocations {number(runs.get('arena_allocations'))}",
+            f"kernel calls/step {kernels}",
+        ]
+    return ", ".join(words)
+
+
+def colored(verdict: Verdict) -> str:
+    color = "green" if verdict.met else "red"
+    return f"[{color}]{escape(str(verdict))}[/{color}]"
+
+
+def print_targets(console: Console, records: Records) -> None:
+    judged = [(r, verdict) for r in records.all for verdict in records.verdicts(r)]
+    if not judged:
+        return
+    table = Table(title="Targets", title_justify="left")
+    for column in ("model", "threads", "target", "state"):
+        table.add_column(column, no_wrap=True)
+    for record, verdict in judged:
+        table.add_row(
+            record.model, str(record.threads), f"{verdict.kind}, {verdict.name}", colored(verdict)
+        )
+    console.print(table)
+    met = sum(verdict.met for _, verdict in judged)
+    console.print(f"{met} of {len(judged)} targets met")
+
+
+def print_remarks(console: Console, records: Records) -> None:
+    disturbed = [r for r in records.all if max(r.foreign_cpu, default=0) > DISTURBED]
+    if disturbed:
+        console.print(
+            f"[yellow]Others used more than {DISTURBED:.0%} of the machine during {len(disturbed)}"
+            " rows: measure again on idle cores.[/yellow]"
+        )
+    if any(m.get("reason") for record in records.all for m in record.memory):
+        console.print("[yellow]Linux refused to reset VmHWM: no step peaks.[/yellow]")
+    for record in records.all:
+        eager = records.peer(record, "eager")
+        # inductor draws its dropout masks from a generator of its own.
+        if record.backend == "inductor" or record.loss is None or not eager or eager.loss is None:
+            continue
+        if abs(record.loss - eager.loss) > SAME_LOSS * abs(eager.loss):
+            console.print(
+                f"[red]{record.model}: first loss of {record.backend}: got {record.loss:.6f}, "
+                f"want eager's {eager.loss:.6f}[/red]"
+            )
+
+
+def write_json(path: Path, settings: dict[str, Any], records: Records) -> None:
+    """Write settings, raw measurements, figures and verdicts."""
+    rows = []
+    for record in records.all:
+        verdicts = [asdict(v) | {"met": v.met} for v in records.verdicts(record)]
+        rows.append(asdict(record) | {"figures": record.figures(), "verdicts": verdicts})
+    path.write_text(json.dumps({"settings": settings, "records": rows}, indent=1) + "\n")
+
+
+def write_png(path: Path, records: Records) -> None:
+    """Draw steady steps, first steps and peaks as grouped bars."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    threads = max(record.threads for record in records.all)
+    rows = [record for record in records.all if record.threads == threads]
+    steady = [(r, records.ratio(r, "eager", "median_step")) for r in rows]
+    first = [(r, r.figures()["min_first_cold"]) for r in rows]
+    peak = [(r, records.ratio(r, "eager", "step_peak")) for r in rows]
+    figure, axes = pyplot.subplots(1, 3, figsize=(16, 4.5), layout="constrained")
+    draw_bars(axes[0], "steady step / eager (median)", steady)
+    draw_bars(axes[1], "first step, empty caches, s", first)
+    draw_bars(axes[2], "peak memory of a step / eager", peak)
+    # A run of steady steps alone has no first steps, and nothing has no logarithm.
+    if any(value is not None for _, value in first):
+        axes[1].set_yscale("log")
+    for relative in (axes[0], axes[2]):
+        relative.axhline(1.0, color="black", linewidth=0.8, linestyle="--")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=max(len(labels), 1))
+    figure.suptitle(f"Training step, {threads} thread(s)")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def draw_bars(axes: Any, title: str, values: list[tuple[Record, float | None]]) -> None:
+    models = list(dict.fromkeys(record.model for record, _ in values))
+    backends = list(dict.fromkeys(record.backend for record, _ in values))
+    width = 0.8 / len(backends)
+    for slot, backend in enumerate(backends):
+        bars = {r.model: value for r, value in values if r.backend == backend and value is not None}
+        places = [models.index(model) + (slot - (len(backends) - 1) / 2) * width for model in bars]
+        # Colors go by the backend's place, so a backend that failed keeps its color.
+        axes.bar(places, list(bars.values()), width, label=backend, color=f"C{slot}")
+    axes.set_xticks(range(len(models)), models)
+    axes.set_title(title)
+
+
+def milliseconds(value: float | None) -> str:
+    return MISSING if value is None else f"{value * 1e3:.2f}"
+
+
+def seconds(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.2f}"
+
+
+def mebibytes(value: int | None) -> str:
+    return MISSING if value is None else f"{value / 2**20:.1f}"
+
+
+def times(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.2f}×"
+
+
+def percent(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.0%}"
+
+
+def number(value: int | None) -> str:
+    return MISSING if value is None else str(value)

@@ -1,0 +1,38 @@
+"""The figures that backend `ort` has to reach, and whether a row reaches them."""
+
+from dataclasses import dataclass
+
+FIRST_STEP_VS_AOT_EAGER = 0.95
+FIRST_STEP_VS_INDUCTOR = 1 / 6
+STEADY_VS_EAGER = 1.03
+# Overhead dominates this model's step, so an engine has more to win there.
+STEADY_VS_EAGER_BY_MODEL = {"lm_d64": 0.6}
+PEAK_VS_EAGER = 1.0
+STEP_OVERHEAD_US = 1.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One target and what was measured; nothing is met while a step ran outside the engine."""
+
+    kind: str
+    name: str
+    measured: float
+    limit: float
+    fallbacks: int | None
+
+    @property
+    def met(self) -> bool:
+        """Whether the measured value is within its limit and no graph was left to eager."""
+        return self.measured <= self.limit and self.fallbacks == 0
+
+    def __str__(self) -> str:
+        state = "met" if self.met else "missed"
+        # Without its counters a figure may be eager's own.
+        if self.fallbacks != 0:
+            state += ", not counted" if self.fallbacks is None else ", fell back"
+        return f"{state} ({self.measured:.4g}, want ≤ {self.limit:.4g})"
+
+
+def steady_limit(model: str) -> float:
+    return STEADY_VS_EAGER_BY_MODEL.get(model, STEADY_VS_EAGER)

@@ -1,0 +1,247 @@
+"""Time, first-step latency and peak memory of a training step, by model and backend.
+
+    python benchmarks/train_step.py                          # everything; some 25 minutes
+    python benchmarks/train_step.py --quick --models mlp --backends eager aot_eager
+
+README.md beside this file says how the figures are taken and how to read them.
+"""
+
+import argparse
+import contextlib
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from models import MODELS
+from process import WorkerError, WorkerProcess
+from record import Record, Records
+from report import print_report, write_json, write_png
+from rich.console import Console
+from worker import Job
+
+BACKENDS = ("eager", "aot_eager", "inductor", "ort")
+WARM_UP_STEPS = 5
+LEAD_IN_STEPS = 3
+# A worker's OpenMP threads spin for some milliseconds after their last parallel region, and the
+# Intel runtime's for 200 ms; the next turn begins when they sleep.
+SETTLE_S = 0.25
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How often everything is measured."""
+
+    rounds: int
+    steps: int
+    first_runs: int
+    memory_runs: int
+    memory_steps: int
+
+
+FULL = Protocol(rounds=8, steps=30, first_runs=3, memory_runs=3, memory_steps=10)
+# Enough to see that everything runs; too short to quote.
+QUICK = Protocol(rounds=2, steps=5, first_runs=1, memory_runs=1, memory_steps=3)
+
+
+class Bench:
+    """Runs the protocol; keeps the workers' caches and logs in a folder that is thrown away."""
+
+    def __init__(
+        self, console: Console, folder: Path, device: str, protocol: Protocol, timeout_s: float
+    ) -> None:
+        self.console = console
+        self.folder = folder
+        self.device = device
+        self.protocol = protocol
+        self.timeout_s = timeout_s
+        self.records = Records()
+        self.machine: dict[str, Any] = {}
+        self.num_started = 0
+
+    def measure(self, model: str, backends: list[str], threads: int, steady_only: bool) -> None:
+        """Measure one model with all backends; a backend that fails drops out with its reason."""
+        rows = [self.records.add(model, backend, threads) for backend in backends]
+        if not steady_only:
+            # Backends take turns here too, so that a slow minute falls on all of them.
+            for run in range(self.protocol.first_runs):
+                for row in going(rows):
+                    self._measure_first(row, run)
+        self._measure_steady(rows)
+        if not steady_only:
+            for run in range(self.protocol.memory_runs):
+                for row in going(rows):
+                    self._measure_memory(row, run)
+
+    def _measure_first(self, row: Record, run: int) -> None:
+        self._say(row, f"first step, empty caches, {run + 1} of {self.protocol.first_runs}")
+        with drop_on_error(row), self._start(row, self._cache(row, run)) as worker:
+            row.first_cold.append(worker.ask("first"))
+
+    def _measure_steady(self, rows: list[Record]) -> None:
+        with contextlib.ExitStack() as stack:
+            workers: list[tuple[Record, WorkerProcess]] = []
+            for row in going(rows):
+                self._say(row, "first step with the caches of the run before, warm-up")
+                with drop_on_error(row):
+                    worker = stack.enter_context(self._start(row, self._cache(row, 0)))
+                    self.machine |= worker.ask("machine")
+                    first = worker.ask("first")
+                    row.loss = first["loss"]
+                    # Without a run before it, this step had no caches to find.
+                    row.first_warm = first if row.first_cold else None
+                    worker.ask("run", steps=1, lead_in=WARM_UP_STEPS)
+                    workers.append((row, worker))
+            for turn in range(self.protocol.rounds):
+                # Nobody has the same predecessor, or the first place, in every round.
+                shift = turn % max(len(workers), 1)
+                for row, worker in workers[shift:] + workers[:shift]:
+                    if row.error:
+                        continue
+                    self._say(row, f"round {turn + 1} of {self.protocol.rounds}")
+                    with drop_on_error(row):
+                        self._take_turn(row, worker)
+            for row, worker in workers:
+                if row.error:
+                    continue
+                with drop_on_error(row):
+                    row.counters = worker.ask("counters")
+
+    def _take_turn(self, row: Record, worker: WorkerProcess) -> None:
+        time.sleep(SETTLE_S)
+        answer, foreign_cpu = worker.ask_watched(
+            "run", steps=self.protocol.steps, lead_in=LEAD_IN_STEPS
+        )
+        row.steps.append(answer["step_s"])
+        row.fwd_bwd.append(answer["fwd_bwd_s"])
+        row.foreign_cpu.append(foreign_cpu)
+        for key, value in answer["counted"].items():
+            row.counted_in_runs[key] = row.counted_in_runs.get(key, 0) + value
+
+    def _measure_memory(self, row: Record, run: int) -> None:
+        self._say(row, f"peak memory, {run + 1} of {self.protocol.memory_runs}")
+        cache = self._cache(row, 0)
+        with drop_on_error(row), self._start(row, cache, pin_malloc=True) as worker:
+            first = worker.ask("first")
+            worker.ask("run", steps=1, lead_in=WARM_UP_STEPS)
+            memory = worker.ask("memory", steps=self.protocol.memory_steps)
+            row.memory.append(memory | {"first_peak_bytes": first["first_peak_bytes"]})
+
+    def _start(self, row: Record, cache: Path, *, pin_malloc: bool = False) -> WorkerProcess:
+        self.num_started += 1
+        log = self.folder / f"worker-{self.num_started}.log"
+        job = Job(row.model, row.backend, self.device, row.threads)
+        return WorkerProcess(job, cache, log, self.timeout_s, pin_malloc=pin_malloc)
+
+    def _cache(self, row: Record, run: int) -> Path:
+        cache = self.folder / f"cache-{row.model}-{row.backend}-{row.threads}-{run}"
+        cache.mkdir(exist_ok=True)
+        return cache
+
+    def _say(self, row: Record, what: str) -> None:
+        # No times and source lines: the log is for following along.
+        self.console.print(
+            f"[dim]{row.model}, {row.backend}, {row.threads} thread(s): {what}[/dim]"
+        )
+
+
+def going(rows: list[Record]) -> list[Record]:
+    return [row for row in rows if row.error is None]
+
+
+@contextlib.contextmanager
+def drop_on_error(row: Record) -> Iterator[None]:
+    """Keep a worker's error in its row; the other backends go on."""
+    try:
+        yield
+    except WorkerError as error:
+        row.error = str(error)
+
+
+def parse_arguments(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--threads",
+        nargs="+",
+        type=int,
+        help="numbers of threads; first steps and peaks are taken at the largest "
+        "(default: 1 2, as far as there are cores; on CUDA PyTorch's own choice)",
+    )
+    parser.add_argument("--quick", action="store_true", help="see that it runs, in little time")
+    parser.add_argument("--steady-only", action="store_true", help="no first steps, no peaks")
+    parser.add_argument("--rounds", type=int, help=f"turns of each backend ({FULL.rounds})")
+    parser.add_argument("--steps", type=int, help=f"timed steps a turn ({FULL.steps})")
+    parser.add_argument("--timeout", type=float, default=900.0, help="seconds for one answer")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="draw the figures")
+    options = parser.parse_args(arguments)
+    for name in ("rounds", "steps"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            parser.error(f"--{name}: got {getattr(options, name)}, want 1 or more")
+    if options.threads is None:
+        cores = len(os.sched_getaffinity(0))
+        on_cuda = options.device == "cuda"
+        options.threads = [torch.get_num_threads()] if on_cuda else [1, min(2, cores)]
+    if min(options.threads) < 1:
+        parser.error(f"--threads: got {min(options.threads)}, want 1 or more")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: this PyTorch sees no CUDA device")
+    return options
+
+
+def choose_protocol(options: argparse.Namespace) -> Protocol:
+    base = QUICK if options.quick else FULL
+    return Protocol(
+        rounds=options.rounds or base.rounds,
+        steps=options.steps or base.steps,
+        first_runs=base.first_runs,
+        memory_runs=base.memory_runs,
+        memory_steps=base.memory_steps,
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Run the benchmark; return 1 if a backend failed, 0 otherwise, whatever the targets say."""
+    options = parse_arguments(arguments)
+    console = Console()
+    if not console.is_terminal:
+        # A file or a CI log has no width of its own, and the tables are wide.
+        console = Console(width=200)
+    protocol = choose_protocol(options)
+    with tempfile.TemporaryDirectory(prefix="train_step-") as folder:
+        bench = Bench(console, Path(folder), options.device, protocol, options.timeout)
+        # Unique, in the order given; the largest number of threads also gets the rest.
+        threads = list(dict.fromkeys(options.threads))
+        for model in dict.fromkeys(options.models):
+            for number in threads:
+                steady_only = options.steady_only or number != max(threads)
+                bench.measure(model, list(dict.fromkeys(options.backends)), number, steady_only)
+    print_report(console, bench.records)
+    if protocol.steps < FULL.steps or protocol.rounds < FULL.rounds:
+        console.print("[yellow]Shorter than the protocol: figures are not for quoting.[/yellow]")
+    settings = {
+        "arguments": arguments,
+        "protocol": vars(protocol),
+        "system": platform.platform(),
+        "machine": bench.machine,
+    }
+    if options.json:
+        write_json(options.json, settings, bench.records)
+    if options.png:
+        write_png(options.png, bench.records)
+    return 1 if any(record.error for record in bench.records.all) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,136 @@
+// Sums, means, extremes and norms along axes.
+
+#include "convert/families.h"
+#include "convert/rows.h"
+
+namespace torch_ort::convert {
+
+namespace {
+
+using ir::Dim;
+using ir::DType;
+using ir::Shape;
+using ir::Value;
+using Values = std::vector<Value*>;
+
+bool is_summable(DType dtype) {
+  return is_float(dtype) || dtype == DType::kInt32 || dtype == DType::kInt64;
+}
+
+bool is_ordered(DType dtype) {
+  return is_summable(dtype) || dtype == DType::kInt8 || dtype == DType::kUInt8 ||
+         dtype == DType::kBool;
+}
+
+bool is_indexed(DType dtype) {
+  return is_summable(dtype) || dtype == DType::kInt8 || dtype == DType::kUInt8 ||
+         dtype == DType::kInt16;
+}
+
+using Accepts = bool (*)(DType);
+
+const ops::Arg* find_arg(const AtenCall& call, std::string_view name) {
+  for (size_t i = 0; i < call.args.size(); ++i) {
+    if (call.arg_names[i] == name) return &call.args[i];
+  }
+  return nullptr;
+}
+
+// The tensor to reduce. Nothing if the call computes in another dtype, which needs a cast before.
+Value* reduced(const AtenCall& call, Accepts accepts) {
+  Value* x = tensor(call.arg("self"));
+  if (x == nullptr || !x->type.shape || !accepts(x->type.dtype)) return nullptr;
+  const ops::Arg* dtype = find_arg(call, "dtype");
+  if (dtype != nullptr && text(*dtype, ir::name(x->type.dtype)) != ir::name(x->type.dtype)) {
+    return nullptr;
+  }
+  return call.types[0].dtype == x->type.dtype ? x : nullptr;
+}
+
+// Axes counted from the front; all of them where the call names none.
+Shape axes_of(const ops::Arg& given, size_t rank) {
+  Shape axes = dims(given);
+  for (Dim& axis : axes) {
+    if (axis.constant() < 0) axis = axis.constant() + static_cast<int64_t>(rank);
+  }
+  if (!axes.empty()) return axes;
+  for (size_t axis = 0; axis < rank; ++axis) axes.push_back(static_cast<int64_t>(axis));
+  return axes;
+}
+
+Dim keepdims(const AtenCall& call) { return Dim(boolean(call.arg("keepdim")) ? 1 : 0); }
+
+// Into one number without dims.
+Row total(std::string op, Accepts accepts) {
+  return [op = std::move(op), accepts](Builder& builder, const AtenCall& call) -> Values {
+    Value* x = reduced(call, accepts);
+    if (x == nullptr) return {};
+    return standard(builder, op, {x}, call.types, {{"keepdims", Dim(0)}});
+  };
+}
+
+Values along(Builder& builder, const AtenCall& call, const std::string& op, Value* x) {
+  const Shape axes = axes_of(call.arg("dim"), x->type.shape->size());
+  if (axes.empty()) return {};
+  return standard(builder, op, {x, builder.ints(axes)}, call.types,
+                  {{"keepdims", keepdims(call)}});
+}
+
+Row along_axes(std::string op, Accepts accepts) {
+  return [op = std::move(op), accepts](Builder& builder, const AtenCall& call) -> Values {
+    Value* x = reduced(call, accepts);
+    return x == nullptr ? Values() : along(builder, call, op, x);
+  };
+}
+
+Values vector_norm(Builder& builder, const AtenCall& call) {
+  Value* x = reduced(call, is_float);
+  const ops::Arg& order = call.arg("ord");
+  if (x == nullptr || !is_number(order)) return {};
+  if (number(order) != 1.0 && number(order) != 2.0) return {};
+  const std::string op = number(order) == 1.0 ? "ReduceL1" : "ReduceL2";
+  if (!call.arg("dim").is_none()) return along(builder, call, op, x);
+  return standard(builder, op, {x}, call.types, {{"keepdims", keepdims(call)}});
+}
+
+Row place_of_extreme(std::string op) {
+  return [op = std::move(op)](Builder& builder, const AtenCall& call) -> Values {
+    Value* x = tensor(call.arg("self"));
+    if (x == nullptr || !x->type.shape || x->type.shape->empty()) return {};
+    // Without an axis the place counts over the flattened tensor.
+    if (!is_indexed(x->type.dtype) || call.arg("dim").is_none()) return {};
+    return standard(
+        builder, op, {x}, call.types,
+        {{"axis", Dim(axis(call, "dim", x->type.shape->size()))}, {"keepdims", keepdims(call)}});
+  };
+}
+
+Values cumsum(Builder& builder, const AtenCall& call) {
+  Value* x = reduced(call, is_summable);
+  if (x == nullptr || x->type.shape->empty()) return {};
+  const int64_t at = axis(call, "dim", x->type.shape->size());
+  return standard(builder, "CumSum", {x, builder.scalar(static_cast<double>(at), DType::kInt64)},
+                  call.types);
+}
+
+}  // namespace
+
+void add_reduction(Table& table) {
+  table.add("aten::amax", along_axes("ReduceMax", is_ordered));
+  table.add("aten::amin", along_axes("ReduceMin", is_ordered));
+  table.add("aten::argmax", place_of_extreme("ArgMax"));
+  table.add("aten::argmin", place_of_extreme("ArgMin"));
+  table.add("aten::cumsum", cumsum);
+  table.add("aten::linalg_vector_norm", vector_norm);
+  table.add("aten::logsumexp", along_axes("ReduceLogSumExp", is_float));
+  table.add("aten::max", total("ReduceMax", is_ordered));
+  table.add("aten::mean", total("ReduceMean", is_float));
+  table.add("aten::mean.dim", along_axes("ReduceMean", is_float));
+  table.add("aten::min", total("ReduceMin", is_ordered));
+  table.add("aten::prod", total("ReduceProd", is_summable));
+  table.add("aten::prod.dim_int", along_axes("ReduceProd", is_summable));
+  table.add("aten::sum", total("ReduceSum", is_summable));
+  table.add("aten::sum.dim_IntList", along_axes("ReduceSum", is_summable));
+}
+
+}  // namespace torch_ort::convert

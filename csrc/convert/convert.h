@@ -1,0 +1,96 @@
+// ATen calls in, ONNX nodes out. Readers (FX now, TorchScript later) replay a program as ATen calls;
+// the rows of the table turn each call into standard nodes where an ONNX op says exactly the same,
+// and everything else into `org.pytorch.aten::ATen`.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "ir/graph.h"
+#include "ops/call.h"
+
+namespace torch_ort::convert {
+
+// One ATen call as a reader sees it: all arguments in the order of the schema, defaults filled in.
+struct AtenCall {
+  std::string op;        // "aten::gelu"
+  std::string overload;  // "default" is written ""
+  std::vector<std::string> arg_names;
+  ops::ArgList args;
+  std::vector<ir::Type> types;  // of the outputs, lists flattened
+  std::vector<bool> used;       // whether anything reads output i
+  std::string name;
+  std::string origin;
+  std::string recompute;
+  int region = -1;
+  std::string binds_symbol;  // the result is no tensor, but the value of this symbol
+
+  std::string key() const { return overload.empty() ? op : op + "." + overload; }
+  const ops::Arg& arg(std::string_view name) const;
+};
+
+// Builds nodes for one call; keeps name, origin and tags of the call on each of them.
+class Builder {
+ public:
+  Builder(ir::Graph& graph, int max_opset) : graph_(graph), max_opset_(max_opset) {}
+
+  ir::Graph& graph() { return graph_; }
+  // Adds a standard node; returns its outputs.
+  std::vector<ir::Value*> node(std::string_view op, std::vector<ir::Value*> inputs,
+                               const std::vector<ir::Type>& types, ir::Attrs attrs = {});
+  std::vector<ir::Value*> node(ir::OpId op, std::vector<ir::Value*> inputs,
+                               const std::vector<ir::Type>& types, ir::Attrs attrs = {});
+  ir::Value* node1(std::string_view op, std::vector<ir::Value*> inputs, const ir::Type& type,
+                   ir::Attrs attrs = {}) { return node(op, std::move(inputs), {type}, std::move(attrs))[0]; }
+  // A 0-d initializer. Nothing (nullptr) if `dtype` cannot hold the number exactly as PyTorch would compute with it:
+  // float32 and float64 take any double, half types only what they represent, integer types only integers.
+  ir::Value* scalar(double value, ir::DType dtype);
+  // One-dimensional int64 values: an initializer, or a `torch_ort.Dims` node where they are symbolic.
+  ir::Value* ints(const ir::Shape& dims);
+  bool allows(int since) const { return since <= max_opset_; }
+
+  void begin(const AtenCall& call) { call_ = &call; }
+
+ private:
+  ir::Graph& graph_;
+  int max_opset_;
+  const AtenCall* call_ = nullptr;
+  std::unordered_map<std::string, ir::Value*> constants_;
+};
+
+// Gives one value per output of the call (nullptr where it is not used), or an empty vector if
+// this form of the call has no standard node: it then becomes an ATen node.
+using Row = std::function<std::vector<ir::Value*>(Builder&, const AtenCall&)>;
+
+class Table {
+ public:
+  // `key`: "aten::add.Tensor". InternalError if the key stands already.
+  void add(std::string key, Row row);
+  const Row* find(const std::string& key) const;
+  size_t size() const { return rows_.size(); }
+  std::vector<std::string> keys() const;  // sorted
+
+ private:
+  std::unordered_map<std::string, Row> rows_;
+};
+
+const Table& table();
+
+// Converts one call by its row, or as an ATen node.
+std::vector<ir::Value*> convert(Builder& builder, const AtenCall& call);
+// The ATen node of a call: attributes `operator`, `overload_name`, and every other argument by its name.
+std::vector<ir::Value*> convert_to_aten(Builder& builder, const AtenCall& call);
+
+// Readers of arguments, for rows.
+ir::Value* tensor(const ops::Arg& arg);           // nullptr if None or no tensor
+bool is_number(const ops::Arg& arg);              // an integer, double or bool that is known now
+double number(const ops::Arg& arg);
+ir::Shape dims(const ops::Arg& arg);              // a list of integers; empty for None
+int64_t integer(const ops::Arg& arg);             // a constant integer
+bool boolean(const ops::Arg& arg);
+std::string text(const ops::Arg& arg, std::string_view missing = "");
+
+}  // namespace torch_ort::convert

@@ -1,0 +1,65 @@
+#include "convert/rows.h"
+
+#include "base/error.h"
+#include "ops/op.h"
+
+namespace torch_ort::convert {
+
+bool can_use(const Builder& builder, std::string_view op, ir::DType dtype) {
+  switch (dtype) {
+    case ir::DType::kFloat:
+    case ir::DType::kDouble:
+    case ir::DType::kHalf:
+    case ir::DType::kBFloat16:
+    case ir::DType::kBool:
+    case ir::DType::kUInt8:
+    case ir::DType::kInt8:
+    case ir::DType::kInt16:
+    case ir::DType::kInt32:
+    case ir::DType::kInt64: break;
+    default: return false;
+  }
+  const ops::Op* found = ops::registry().find({"", std::string(op)});
+  ORT_CHECK(found != nullptr, "op ", op, " is not registered");
+  if (dtype == ir::DType::kBFloat16 && !builder.allows(found->bfloat16_since)) return false;
+  return builder.allows(found->since);
+}
+
+std::vector<ir::Value*> standard(Builder& builder, std::string_view op,
+                                 std::vector<ir::Value*> inputs, const std::vector<ir::Type>& types,
+                                 ir::Attrs attrs) {
+  // The opset depends on the whole form, so a node is made apart to ask.
+  ir::Node form;
+  form.op.name = op;
+  form.inputs = inputs;
+  form.attrs = attrs;
+  std::vector<ir::Value> outputs(types.size());
+  for (size_t i = 0; i < types.size(); ++i) {
+    outputs[i].type = types[i];
+    form.outputs.push_back(&outputs[i]);
+  }
+  if (!builder.allows(ops::first_opset(form))) return {};
+  return builder.node(op, std::move(inputs), types, std::move(attrs));
+}
+
+bool is_float(ir::DType dtype) {
+  return dtype == ir::DType::kFloat || dtype == ir::DType::kDouble || dtype == ir::DType::kHalf ||
+         dtype == ir::DType::kBFloat16;
+}
+
+std::optional<ir::Dim> dim(const ops::Arg& arg) {
+  if (const auto* value = std::get_if<ir::Dim>(&arg.value)) return *value;
+  return std::nullopt;
+}
+
+int64_t axis(const AtenCall& call, std::string_view name, size_t rank) {
+  const int64_t given = integer(call.arg(name));
+  return given < 0 ? given + static_cast<int64_t>(rank) : given;
+}
+
+bool is_row_major(const ir::Type& type) {
+  if (!type.strides) return true;
+  return type.shape && *type.strides == ir::contiguous_strides(*type.shape);
+}
+
+}  // namespace torch_ort::convert

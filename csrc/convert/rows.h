@@ -1,0 +1,27 @@
+// Guards and small steps that rows of several families share.
+#pragma once
+
+#include "convert/convert.h"
+
+#include <optional>
+
+namespace torch_ort::convert {
+
+// Whether the pinned opset holds the registered standard op for values of this dtype.
+bool can_use(const Builder& builder, std::string_view op, ir::DType dtype);
+// Adds a registered standard op, if the pinned opset holds this form of it; empty otherwise.
+// Whether the op takes the dtypes at all, the row must know.
+std::vector<ir::Value*> standard(Builder& builder, std::string_view op,
+                                 std::vector<ir::Value*> inputs, const std::vector<ir::Type>& types,
+                                 ir::Attrs attrs = {});
+// Whether a tensor has one of the dtypes that ONNX calls real floating point.
+bool is_float(ir::DType dtype);
+
+// A dim or an integer that is no tensor. Nothing otherwise, None included.
+std::optional<ir::Dim> dim(const ops::Arg& arg);
+// The axis in the argument `name`, counted from the front of `rank` dims.
+int64_t axis(const AtenCall& call, std::string_view name, size_t rank);
+// Whether a tensor of this type leaves its kernel row-major, on strides as known.
+bool is_row_major(const ir::Type& type);
+
+}  // namespace torch_ort::convert

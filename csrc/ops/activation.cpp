@@ -1,0 +1,133 @@
+// Activation functions with a shape of their own; relu, tanh and sigmoid are in elementwise.cpp.
+
+#include "base/error.h"
+#include "ops/broadcast.h"
+#include "ops/families.h"
+#include "ops/shapes.h"
+
+namespace torch_ort::ops {
+
+namespace {
+
+using ir::Node;
+using ir::Type;
+using ir::Value;
+
+// The constants of SELU, as PyTorch has them.
+constexpr double kSeluAlpha = 1.6732632423543772848170429916717;
+constexpr double kSeluScale = 1.0507009873554804934193349852946;
+
+std::vector<Type> infer_activation(const Node& node) {
+  return {with_shape(input(node, 0).type, input(node, 0).type.shape)};
+}
+
+void lower_gelu(const Node& node, CallList& calls) {
+  const std::string kind = ir::string_attr(node.attrs, "approximate", "none");
+  if (kind != "none" && kind != "tanh") {
+    throw UserError(concat("Gelu: approximate: got '", kind, "', want 'none' or 'tanh'"));
+  }
+  calls.add("aten::gelu", "", {node.inputs[0], kind}, {node.outputs[0]});
+}
+
+// x * sigmoid(alpha * x)
+void lower_swish(const Node& node, CallList& calls) {
+  Value* x = node.inputs[0];
+  const double alpha = ir::float_attr(node.attrs, "alpha", 1.0);
+  if (alpha == 1.0) {
+    calls.add("aten::silu", "", {x}, {node.outputs[0]});
+    return;
+  }
+  Value* scaled = calls.temporary(with_shape(x->type, x->type.shape));
+  Value* gate = calls.temporary(with_shape(x->type, x->type.shape));
+  calls.add("aten::mul", "Scalar", {x, alpha}, {scaled});
+  calls.add("aten::sigmoid", "", {scaled}, {gate});
+  calls.add("aten::mul", "Tensor", {x, gate}, {node.outputs[0]});
+}
+
+void lower_leaky_relu(const Node& node, CallList& calls) {
+  calls.add("aten::leaky_relu", "",
+            {node.inputs[0], ir::float_attr(node.attrs, "alpha", 0.01)}, {node.outputs[0]});
+}
+
+void lower_elu(const Node& node, CallList& calls) {
+  calls.add("aten::elu", "",
+            {node.inputs[0], ir::float_attr(node.attrs, "alpha", 1.0), 1.0, 1.0},
+            {node.outputs[0]});
+}
+
+void lower_selu(const Node& node, CallList& calls) {
+  calls.add("aten::elu", "",
+            {node.inputs[0], ir::float_attr(node.attrs, "alpha", kSeluAlpha),
+             ir::float_attr(node.attrs, "gamma", kSeluScale), 1.0},
+            {node.outputs[0]});
+}
+
+void lower_softplus(const Node& node, CallList& calls) {
+  calls.add("aten::softplus", "", {node.inputs[0], 1.0, 20.0}, {node.outputs[0]});
+}
+
+void lower_hard_swish(const Node& node, CallList& calls) {
+  calls.add("aten::hardswish", "", {node.inputs[0]}, {node.outputs[0]});
+}
+
+void lower_mish(const Node& node, CallList& calls) {
+  calls.add("aten::mish", "", {node.inputs[0]}, {node.outputs[0]});
+}
+
+// max(0, min(1, alpha * x + beta))
+void lower_hard_sigmoid(const Node& node, CallList& calls) {
+  Value* x = node.inputs[0];
+  const double alpha = ir::float_attr(node.attrs, "alpha", 0.2);
+  const double beta = ir::float_attr(node.attrs, "beta", 0.5);
+  // A file holds 32 bits of alpha.
+  if (static_cast<float>(alpha) == static_cast<float>(1.0 / 6.0) && beta == 0.5) {
+    calls.add("aten::hardsigmoid", "", {x}, {node.outputs[0]});
+    return;
+  }
+  Value* scaled = calls.temporary(with_shape(x->type, x->type.shape));
+  Value* moved = calls.temporary(with_shape(x->type, x->type.shape));
+  calls.add("aten::mul", "Scalar", {x, alpha}, {scaled});
+  calls.add("aten::add", "Scalar", {scaled, beta, 1}, {moved});
+  calls.add("aten::clamp", "", {moved, 0.0, 1.0}, {node.outputs[0]});
+}
+
+// The slope is stretched to the input, never the other way round.
+std::vector<Type> infer_prelu(const Node& node) {
+  want_same_dtype(node, {0, 1});
+  return infer_activation(node);
+}
+
+void lower_prelu(const Node& node, CallList& calls) {
+  calls.add("aten::_prelu_kernel", "", {node.inputs[0], &input(node, 1)}, {node.outputs[0]});
+}
+
+Op activation(std::string name, int since, int bfloat16_since, Lowering lower) {
+  Op op;
+  op.name = std::move(name);
+  op.since = since;
+  op.bfloat16_since = bfloat16_since;
+  op.infer = infer_activation;
+  op.lower = lower;
+  op.elementwise = true;
+  return op;
+}
+
+}  // namespace
+
+void register_activation(Registry& ops) {
+  ops.add(activation("Elu", 6, 22, lower_elu));
+  ops.add(activation("Gelu", 20, 20, lower_gelu));
+  ops.add(activation("HardSigmoid", 6, 22, lower_hard_sigmoid));
+  ops.add(activation("HardSwish", 14, 22, lower_hard_swish));
+  ops.add(activation("LeakyRelu", 6, 16, lower_leaky_relu));
+  ops.add(activation("Mish", 18, 22, lower_mish));
+  Op prelu = activation("PRelu", 9, 16, lower_prelu);
+  prelu.min_inputs = prelu.max_inputs = 2;
+  prelu.infer = infer_prelu;
+  ops.add(prelu);
+  ops.add(activation("Selu", 6, 22, lower_selu));
+  ops.add(activation("Softplus", 1, 22, lower_softplus));
+  ops.add(activation("Swish", 24, 24, lower_swish));
+}
+
+}  // namespace torch_ort::ops

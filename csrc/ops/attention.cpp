@@ -1,0 +1,99 @@
+// Scaled dot-product attention over heads.
+
+#include "base/error.h"
+#include "ops/broadcast.h"
+#include "ops/families.h"
+#include "ops/shapes.h"
+
+namespace torch_ort::ops {
+
+namespace {
+
+using ir::Node;
+using ir::Shape;
+using ir::Type;
+using ir::Value;
+
+// Inputs of rank 4: (batch, heads, length, features).
+std::vector<Type> infer_attention(const Node& node) {
+  const Type &query = input(node, 0).type, &value = input(node, 2).type;
+  std::optional<Shape> shape;
+  if (query.shape && value.shape && query.shape->size() == 4 && value.shape->size() == 4) {
+    shape = query.shape;
+    shape->back() = value.shape->back();
+  }
+  return {with_shape(query, shape)};
+}
+
+void check_form(const Node& node) {
+  for (size_t slot : {0, 1, 2}) {
+    const Shape& shape = known_shape(node, input(node, slot));
+    if (shape.size() == 4) continue;
+    throw Unsupported(concat("Attention: input ", slot, ": got rank ", shape.size(), ", want 4"));
+  }
+  for (size_t slot = 4; slot < node.inputs.size(); ++slot) {
+    if (has_input(node, slot)) throw Unsupported("Attention: keys and values of earlier calls");
+  }
+  for (const char* name : {"softcap", "softmax_precision", "qk_matmul_output_mode",
+                           "left_window_size", "right_window_size"}) {
+    if (ir::has_attr(node.attrs, name)) throw Unsupported(concat("Attention: ", name));
+  }
+}
+
+// Kernels of the CPU take masks that are added, and as many keys as queries per batch.
+bool has_fused_kernel(const Node& node) {
+  const Type& query = input(node, 0).type;
+  if (query.device.kind != "cpu") return false;
+  for (size_t slot : {1, 2}) {
+    if (!((*input(node, slot).type.shape)[1] == (*query.shape)[1])) return false;
+  }
+  if (!(query.shape->back() == input(node, 2).type.shape->back())) return false;
+  if (!has_input(node, 3)) return true;
+  const Type& mask = node.inputs[3]->type;
+  const bool fits = mask.shape && (mask.shape->size() == 2 || mask.shape->size() == 4);
+  return fits && mask.dtype == query.dtype && ir::int_attr(node.attrs, "is_causal", 0) == 0;
+}
+
+void lower_attention(const Node& node, CallList& calls) {
+  check_form(node);
+  Value *query = node.inputs[0], *key = node.inputs[1], *value = node.inputs[2];
+  Value* mask = has_input(node, 3) ? node.inputs[3] : nullptr;
+  const bool is_causal = ir::int_attr(node.attrs, "is_causal", 0) != 0;
+  const Arg scale = ir::has_attr(node.attrs, "scale")
+                        ? Arg(ir::float_attr(node.attrs, "scale", 0.0))
+                        : Arg();
+  if (has_fused_kernel(node)) {
+    calls.add("aten::_scaled_dot_product_flash_attention_for_cpu", "",
+              {query, key, value, 0.0, is_causal, mask, scale}, {node.outputs[0], nullptr});
+    return;
+  }
+  if (mask != nullptr && is_causal) throw Unsupported("Attention: a mask and is_causal at once");
+  const bool shares_keys =
+      !((*key->type.shape)[1] == (*query->type.shape)[1]);
+  calls.add("aten::_scaled_dot_product_attention_math", "",
+            {query, key, value, mask, 0.0, is_causal, Arg(), scale, shares_keys},
+            {node.outputs[0], nullptr});
+}
+
+int attention_since(const Node& node) {
+  if (node.inputs.size() > 6) return 24;
+  const bool has_window = ir::has_attr(node.attrs, "left_window_size") ||
+                          ir::has_attr(node.attrs, "right_window_size");
+  return has_window ? 25 : 23;
+}
+
+}  // namespace
+
+void register_attention(Registry& ops) {
+  Op attention;
+  attention.name = "Attention";
+  attention.min_inputs = 3;
+  attention.max_inputs = 7;
+  attention.since = 23;
+  attention.since_of = attention_since;
+  attention.infer = infer_attention;
+  attention.lower = lower_attention;
+  ops.add(attention);
+}
+
+}  // namespace torch_ort::ops

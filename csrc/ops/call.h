@@ -1,0 +1,60 @@
+// How a node runs: a short list of calls of registered PyTorch operators.
+// Calls are data; run/ binds them to the dispatcher, plan/ gives their results a place.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "ir/graph.h"
+
+namespace torch_ort::ops {
+
+struct Arg;
+using ArgList = std::vector<Arg>;
+
+// An argument in the order of the operator's schema. An empty Arg is None.
+// Enumerations (dtype, layout, device, memory format) are given by PyTorch's names ("float32",
+// "strided", "cuda:0", "contiguous_format"); the schema tells which of them a string is.
+struct Arg {
+  std::variant<std::monostate, ir::Value*, bool, double, ir::Dim, std::string, ArgList> value;
+
+  Arg() = default;
+  Arg(ir::Value* v) { if (v != nullptr) value = v; }  // NOLINT: a missing value is None
+  Arg(bool v) : value(v) {}                            // NOLINT
+  Arg(double v) : value(v) {}                          // NOLINT
+  Arg(int v) : value(ir::Dim(v)) {}                    // NOLINT
+  Arg(int64_t v) : value(ir::Dim(v)) {}                // NOLINT
+  Arg(ir::Dim v) : value(std::move(v)) {}              // NOLINT
+  Arg(std::string v) : value(std::move(v)) {}          // NOLINT
+  Arg(const char* v) : value(std::string(v)) {}        // NOLINT
+  Arg(ArgList v) : value(std::move(v)) {}              // NOLINT
+  static Arg list(const ir::Shape& dims);
+  static Arg list(const std::vector<int64_t>& ints);
+  static Arg values(const std::vector<ir::Value*>& values);
+
+  bool is_none() const { return std::holds_alternative<std::monostate>(value); }
+};
+
+// One call. `outputs` are the tensors that it returns, lists flattened; nullptr where nobody reads one.
+struct Call {
+  std::string op;        // "aten::addmm"
+  std::string overload;  // "", "Tensor", "out"
+  ArgList args;
+  std::vector<ir::Value*> outputs;
+  const ir::Node* node = nullptr;  // that the call belongs to
+};
+
+// The calls of a graph under construction. Values that stand between two calls of one node
+// are temporaries: they belong to the list, not to the graph.
+struct CallList {
+  std::vector<Call> calls;
+  std::deque<ir::Value> temporaries;
+
+  ir::Value* temporary(ir::Type type);
+  void add(std::string op, std::string overload, ArgList args, std::vector<ir::Value*> outputs);
+};
+
+}  // namespace torch_ort::ops

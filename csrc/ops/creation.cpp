@@ -1,0 +1,139 @@
+// Ops that make tensors from numbers: constants, filled tensors, ranges.
+
+#include "base/error.h"
+#include "ops/families.h"
+#include "ops/shapes.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace torch_ort::ops {
+
+namespace {
+
+using ir::Dim;
+using ir::DType;
+using ir::Node;
+using ir::Shape;
+using ir::Type;
+
+Type cpu_type(DType dtype, std::optional<Shape> shape) {
+  Type type;
+  type.dtype = dtype;
+  type.shape = std::move(shape);
+  return type;
+}
+
+// ---- ConstantOfShape
+
+std::shared_ptr<const ir::TensorData> fill_data(const Node& node) {
+  auto attr = node.attrs.find("value");
+  if (attr == node.attrs.end()) return scalar_data(0.0, DType::kFloat);
+  auto data = std::get<std::shared_ptr<const ir::TensorData>>(attr->second);
+  if (static_cast<int64_t>(data->num_bytes) != ir::size_bytes(data->dtype)) {
+    throw UserError(concat("ConstantOfShape: value: got ", data->num_bytes, " bytes of ",
+                           ir::name(data->dtype), ", want one element"));
+  }
+  return data;
+}
+
+std::vector<Type> infer_constant_of_shape(const Node& node) {
+  const DType dtype = fill_data(node)->dtype;
+  const ir::Value& shape = input(node, 0);
+  if (!has_known_ints(&shape)) return {cpu_type(dtype, std::nullopt)};
+  return {cpu_type(dtype, known_ints(&shape))};
+}
+
+void lower_constant_of_shape(const Node& node, CallList& calls) {
+  const auto data = fill_data(node);
+  calls.add("aten::full", "",
+            {Arg::list(known_ints(&input(node, 0))), element(*data, 0), ir::name(data->dtype),
+             Arg(), device_name(node.outputs[0]->type), Arg()},
+            {node.outputs[0]});
+}
+
+// ---- Range
+
+double real(const Arg& number) {
+  if (const auto* dim = std::get_if<Dim>(&number.value))
+    return static_cast<double>(dim->constant());
+  return std::get<double>(number.value);
+}
+
+std::vector<Type> infer_range(const Node& node) {
+  const DType dtype = input(node, 0).type.dtype;
+  const auto start = known_number(node.inputs[0]), limit = known_number(&input(node, 1)),
+             delta = known_number(&input(node, 2));
+  if (!start || !limit || !delta)
+    return {cpu_type(dtype, Shape{Dim::symbol(node.outputs[0]->name + "_size")})};
+  if (real(*delta) == 0) throw UserError("Range: delta: got 0, want another number");
+  const double size = std::ceil((real(*limit) - real(*start)) / real(*delta));
+  return {cpu_type(dtype, Shape{static_cast<int64_t>(std::max(size, 0.0))})};
+}
+
+void lower_range(const Node& node, CallList& calls) {
+  const auto number = [&](size_t slot) {
+    std::optional<Arg> known = known_number(&input(node, slot));
+    if (!known) throw Unsupported(concat("Range: '", node.inputs[slot]->name, "' comes from data"));
+    return *known;
+  };
+  const Type& type = node.outputs[0]->type;
+  // PyTorch refuses a range that runs away from its end; in ONNX it is empty.
+  if (type.shape && *type.shape == Shape{0}) {
+    calls.add("aten::full", "",
+              {Arg::list(Shape{0}), 0, ir::name(type.dtype), Arg(), device_name(type), Arg()},
+              {node.outputs[0]});
+    return;
+  }
+  calls.add(
+      "aten::arange", "start_step",
+      {number(0), number(1), number(2), ir::name(type.dtype), Arg(), device_name(type), Arg()},
+      {node.outputs[0]});
+}
+
+// ---- Constant
+
+std::vector<Type> infer_constant(const Node& node) {
+  const auto data = constant_data(*node.outputs[0]);
+  return {cpu_type(data->dtype, Shape(data->shape.begin(), data->shape.end()))};
+}
+
+void lower_constant(const Node& node, CallList& calls) {
+  if (!is_read_as_tensor(*node.outputs[0])) return;
+  ir::Value* data = calls.temporary(node.outputs[0]->type);
+  data->data = constant_data(*node.outputs[0]);
+  // A copy: the constant outlives the run, and what the node gives may be written over.
+  calls.add("aten::clone", "", {data, "contiguous_format"}, {node.outputs[0]});
+}
+
+}  // namespace
+
+void register_creation(Registry& ops) {
+  Op constant;
+  constant.name = "Constant";
+  constant.min_inputs = constant.max_inputs = 0;
+  constant.since = 12;
+  constant.infer = infer_constant;
+  constant.lower = lower_constant;
+  ops.add(constant);
+
+  Op filled;
+  filled.name = "ConstantOfShape";
+  filled.since = 9;
+  filled.infer = infer_constant_of_shape;
+  filled.lower = lower_constant_of_shape;
+  filled.bfloat16_since = 20;
+  filled.int_inputs = {0};
+  ops.add(filled);
+
+  Op range;
+  range.name = "Range";
+  range.min_inputs = range.max_inputs = 3;
+  range.since = 11;
+  range.infer = infer_range;
+  range.lower = lower_range;
+  range.bfloat16_since = 27;
+  ops.add(range);
+}
+
+}  // namespace torch_ort::ops

@@ -1,0 +1,152 @@
+// Ops that read or write elements by index.
+// Negative indices raise, as they do in PyTorch.
+
+#include "base/error.h"
+#include "ops/families.h"
+#include "ops/shapes.h"
+
+namespace torch_ort::ops {
+
+namespace {
+
+using ir::Node;
+using ir::Shape;
+using ir::Type;
+using ir::Value;
+
+int64_t axis_of(const Node& node) {
+  const Shape& shape = known_shape(node, input(node, 0));
+  return wrap_axis(node, ir::int_attr(node.attrs, "axis", 0), static_cast<int64_t>(shape.size()));
+}
+
+// ---- Gather
+
+std::vector<Type> infer_gather(const Node& node) {
+  const Value &data = input(node, 0), &index = input(node, 1);
+  if (!data.type.shape || !index.type.shape) return {with_shape(data.type, std::nullopt)};
+  const int64_t axis = axis_of(node);
+  Shape shape = *data.type.shape;
+  shape.erase(shape.begin() + axis);
+  shape.insert(shape.begin() + axis, index.type.shape->begin(), index.type.shape->end());
+  return {with_shape(data.type, std::move(shape))};
+}
+
+// One position that is known while lowering: a view.
+std::optional<Arg> known_position(const Node& node) {
+  const Value& index = input(node, 1);
+  if (!index.type.shape || !index.type.shape->empty()) return std::nullopt;
+  return known_number(&index);
+}
+
+void lower_gather(const Node& node, CallList& calls) {
+  Value *data = node.inputs[0], *index = &input(node, 1), *result = node.outputs[0];
+  const int64_t axis = axis_of(node);
+  const size_t rank = data->type.shape->size();
+  if (std::optional<Arg> position = known_position(node)) {
+    calls.add("aten::select", "int", {data, axis, *position}, {result});
+    return;
+  }
+  if (axis == 0 && rank == 2) {
+    calls.add("aten::embedding", "", {data, index, -1, false, false}, {result});
+    return;
+  }
+  const Shape& indices = known_shape(node, *index);
+  if (indices.size() == 1) {
+    calls.add("aten::index_select", "", {data, axis, index}, {result});
+    return;
+  }
+  const ir::Dim count = ir::numel(indices);
+  Value* flat = calls.temporary(with_shape(index->type, Shape{count}));
+  calls.add("aten::reshape", "", {index, Arg::list(Shape{count})}, {flat});
+  Shape shape = *data->type.shape;
+  shape[axis] = count;
+  Value* rows = calls.temporary(with_shape(data->type, shape));
+  calls.add("aten::index_select", "", {data, axis, flat}, {rows});
+  calls.add("aten::reshape", "", {rows, Arg::list(*infer_gather(node)[0].shape)}, {result});
+}
+
+bool is_gather_view(const Node& node) { return known_position(node).has_value(); }
+
+// ---- GatherElements, ScatterElements
+
+std::vector<Type> infer_gather_elements(const Node& node) {
+  return {with_shape(input(node, 0).type, input(node, 1).type.shape)};
+}
+
+// The kernels behind these take 64-bit indices only.
+Value* long_index(Value& index, CallList& calls) {
+  if (index.type.dtype != ir::DType::kInt32) return &index;
+  Type type = with_shape(index.type, index.type.shape);
+  type.dtype = ir::DType::kInt64;
+  Value* result = calls.temporary(type);
+  calls.add("aten::_to_copy", "", {&index, "int64", Arg(), Arg(), Arg(), false, Arg()}, {result});
+  return result;
+}
+
+void lower_gather_elements(const Node& node, CallList& calls) {
+  Value* index = long_index(input(node, 1), calls);
+  calls.add("aten::gather", "", {node.inputs[0], axis_of(node), index, false}, {node.outputs[0]});
+}
+
+std::string reduction(const Node& node) { return ir::string_attr(node.attrs, "reduction", "none"); }
+
+std::vector<Type> infer_scatter_elements(const Node& node) {
+  return {with_shape(input(node, 0).type, input(node, 0).type.shape)};
+}
+
+void lower_scatter_elements(const Node& node, CallList& calls) {
+  Value *data = node.inputs[0], *updates = &input(node, 2);
+  Value* index = long_index(input(node, 1), calls);
+  const int64_t axis = axis_of(node);
+  const std::string kind = reduction(node);
+  if (kind == "none") {
+    calls.add("aten::scatter", "src", {data, axis, index, updates}, {node.outputs[0]});
+  } else if (kind == "add") {
+    calls.add("aten::scatter_add", "", {data, axis, index, updates}, {node.outputs[0]});
+  } else if (kind == "mul" || kind == "max" || kind == "min") {
+    const char* name = kind == "mul" ? "prod" : kind == "max" ? "amax" : "amin";
+    calls.add("aten::scatter_reduce", "two", {data, axis, index, updates, name, true},
+              {node.outputs[0]});
+  } else {
+    throw UserError(
+        concat("ScatterElements: reduction: got '", kind, "', want none, add, mul, max or min"));
+  }
+}
+
+int scatter_elements_since(const Node& node) {
+  const std::string kind = reduction(node);
+  if (kind == "none") return 11;
+  return kind == "add" || kind == "mul" ? 16 : 18;
+}
+
+}  // namespace
+
+void register_embedding(Registry& ops) {
+  Op gather;
+  gather.name = "Gather";
+  gather.min_inputs = gather.max_inputs = 2;
+  gather.since = 11;
+  gather.infer = infer_gather;
+  gather.lower = lower_gather;
+  gather.view_of = is_gather_view;
+  ops.add(gather);
+
+  Op gather_elements;
+  gather_elements.name = "GatherElements";
+  gather_elements.min_inputs = gather_elements.max_inputs = 2;
+  gather_elements.since = 11;
+  gather_elements.infer = infer_gather_elements;
+  gather_elements.lower = lower_gather_elements;
+  ops.add(gather_elements);
+
+  Op scatter_elements;
+  scatter_elements.name = "ScatterElements";
+  scatter_elements.min_inputs = scatter_elements.max_inputs = 3;
+  scatter_elements.since = 11;
+  scatter_elements.infer = infer_scatter_elements;
+  scatter_elements.lower = lower_scatter_elements;
+  scatter_elements.since_of = scatter_elements_since;
+  ops.add(scatter_elements);
+}
+
+}  // namespace torch_ort::ops

@@ -1,0 +1,55 @@
+// Facts of single nodes: registered ops answer from the registry, ATen nodes from their attributes.
+
+#include "base/error.h"
+#include "ops/op.h"
+
+#include <algorithm>
+
+namespace torch_ort::ops {
+
+namespace {
+
+bool is_aten(const ir::Node& node) { return ir::is(&node, "ATen", ir::kAtenDomain); }
+
+bool touches(const ir::Node& node, ir::DType dtype) {
+  const auto has_dtype = [&](const ir::Value* value) {
+    return value != nullptr && value->type.dtype == dtype;
+  };
+  return std::any_of(node.inputs.begin(), node.inputs.end(), has_dtype) ||
+         std::any_of(node.outputs.begin(), node.outputs.end(), has_dtype);
+}
+
+}  // namespace
+
+bool is_pure(const ir::Node& node) {
+  if (is_aten(node)) return ir::int_attr(node.attrs, "effects", 0) == 0;
+  const Op* op = registry().find(node.op);
+  // Nothing is known of Python code and of other foreign ops.
+  return op != nullptr && op->pure;
+}
+
+bool is_view(const ir::Node& node) {
+  if (is_aten(node)) return ir::int_attr(node.attrs, "view", 0) != 0;
+  const Op* op = registry().find(node.op);
+  if (op == nullptr) return false;
+  return op->view_of != nullptr ? op->view_of(node) : op->view;
+}
+
+int first_opset(const ir::Node& node) {
+  if (!node.op.domain.empty()) return 1;
+  const Op* op = registry().find(node.op);
+  if (op == nullptr) throw Unsupported(concat(node.op.str(), ": no kernel has this name"));
+  const int since = op->since_of != nullptr ? op->since_of(node) : op->since;
+  return touches(node, ir::DType::kBFloat16) ? std::max(since, op->bfloat16_since) : since;
+}
+
+bool is_read_as_tensor(const ir::Value& value) {
+  return std::any_of(value.uses.begin(), value.uses.end(), [](const ir::Use& use) {
+    const Op* op = use.node != nullptr ? registry().find(use.node->op) : nullptr;
+    if (op == nullptr) return true;
+    const std::vector<int>& ints = op->int_inputs;
+    return std::find(ints.begin(), ints.end(), use.index) == ints.end();
+  });
+}
+
+}  // namespace torch_ort::ops

@@ -1,0 +1,24 @@
+// The families of ops. Each has one file of its stem; all.cpp calls them.
+#pragma once
+
+#include "ops/op.h"
+
+namespace torch_ort::ops {
+
+void register_activation(Registry& ops);
+void register_aten(Registry& ops);
+void register_attention(Registry& ops);
+void register_convolution(Registry& ops);
+void register_creation(Registry& ops);
+void register_elementwise(Registry& ops);
+void register_embedding(Registry& ops);
+void register_loss(Registry& ops);
+void register_matmul(Registry& ops);
+void register_normalization(Registry& ops);
+void register_random(Registry& ops);
+void register_reduction(Registry& ops);
+void register_shape(Registry& ops);
+void register_softmax(Registry& ops);
+void register_training(Registry& ops);
+
+}  // namespace torch_ort::ops

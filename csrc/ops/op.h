@@ -1,0 +1,78 @@
+// Facts about ops. Each family has one file that registers its ops; all.cpp lists the families.
+// A pass asks the op for a fact; no list of op names stands anywhere else.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "ir/graph.h"
+#include "ops/call.h"
+
+namespace torch_ort::ops {
+
+// Types of the outputs, from the types of the inputs and the attributes.
+// An output type that cannot be told without data is left unknown. Raises UserError on inputs that do not fit.
+using InferRule = std::vector<ir::Type> (*)(const ir::Node& node);
+
+// Adds the calls that compute `node`. Calls write into `node.outputs`.
+// Raises Unsupported on a form that it has no call for.
+using Lowering = void (*)(const ir::Node& node, CallList& calls);
+
+struct Op {
+  std::string name;
+  std::string domain;  // "" standard ONNX
+  int min_inputs = 1;
+  int max_inputs = 1;   // -1: any number
+  int max_outputs = 1;  // -1: any number
+  int since = 1;        // first opset whose definition says what `lower` does
+  InferRule infer = nullptr;  // nullptr: types come with the node
+  Lowering lower = nullptr;   // nullptr: never runs by itself (YieldOp)
+  bool pure = true;           // same inputs give the same outputs, and nothing else happens
+  bool elementwise = false;
+  bool view = false;          // an output may share the memory of the first input
+  int bfloat16_since = 13;    // first opset that takes bfloat16
+  std::vector<int> int_inputs;  // inputs read through known_ints alone, never as tensors
+  // Where a fact depends on the form of the node.
+  int (*since_of)(const ir::Node& node) = nullptr;
+  bool (*view_of)(const ir::Node& node) = nullptr;
+};
+
+class Registry {
+ public:
+  void add(Op op);
+  const Op* find(const ir::OpId& id) const;  // nullptr if there is none
+  std::vector<const Op*> all() const;        // sorted by domain and name
+
+ private:
+  std::unordered_map<std::string, Op> ops_;
+};
+
+// The one registry, filled by all.cpp on first use.
+const Registry& registry();
+
+// Facts of one node, whatever its domain. An ATen node carries what its schema says as attributes:
+// `effects` (writes, random, raises) and `view` (a result shares the memory of an argument).
+bool is_pure(const ir::Node& node);
+bool is_view(const ir::Node& node);
+// The first opset that holds this form of the node; 1 outside the standard domain.
+int first_opset(const ir::Node& node);
+// Whether anything wants the elements of `value`, and not only the integers that they say.
+bool is_read_as_tensor(const ir::Value& value);
+
+// Fills in the types of the outputs of `node` that are unknown.
+void infer_types(ir::Node& node);
+// For all nodes in order; used on graphs read from text.
+void infer_types(ir::Graph& graph);
+// The lowest opset that holds every standard node of the graph (at least 12).
+int required_opset(const ir::Graph& graph);
+// Calls for all nodes of the graph, in order. Raises Unsupported naming the node that has none.
+// `yield_position`: the number of calls before the YieldOp; calls.size() if there is none.
+CallList lower(const ir::Graph& graph, size_t& yield_position);
+
+// Reads of an input that stands for integers: an initializer with data, or a `torch_ort.Dims` node.
+bool has_known_ints(const ir::Value* value);
+ir::Shape known_ints(const ir::Value* value);  // Unsupported if they come from data
+
+}  // namespace torch_ort::ops

@@ -1,0 +1,68 @@
+// Ops that draw random numbers.
+
+#include "base/error.h"
+#include "ops/families.h"
+#include "ops/shapes.h"
+
+namespace torch_ort::ops {
+
+namespace {
+
+std::vector<ir::Type> infer_dropout(const ir::Node& node) {
+  const ir::Type& type = input(node, 0).type;
+  ir::Type mask = with_shape(type, type.shape);
+  mask.dtype = ir::DType::kBool;
+  std::vector<ir::Type> types = {with_shape(type, type.shape), mask};
+  types.resize(node.outputs.size());
+  return types;
+}
+
+bool is_training(const ir::Node& node) {
+  if (!has_input(node, 2)) return false;
+  const std::optional<Arg> mode = known_number(node.inputs[2]);
+  if (!mode)
+    throw Unsupported(
+        concat("Dropout: training mode '", node.inputs[2]->name, "' comes from data"));
+  return std::get<bool>(mode->value);
+}
+
+Arg ratio(const ir::Node& node) {
+  if (!has_input(node, 1)) return 0.5;
+  std::optional<Arg> known = known_number(node.inputs[1]);
+  if (!known)
+    throw Unsupported(concat("Dropout: ratio '", node.inputs[1]->name, "' comes from data"));
+  return *known;
+}
+
+void lower_dropout(const ir::Node& node, CallList& calls) {
+  ir::Value* x = node.inputs[0];
+  ir::Value* mask = node.outputs.size() > 1 ? node.outputs[1] : nullptr;
+  if (is_training(node)) {
+    if (ir::has_attr(node.attrs, "seed")) {
+      throw Unsupported("Dropout: a seed of its own: the generator of the device is the only one");
+    }
+    calls.add("aten::native_dropout", "", {x, ratio(node), true}, {node.outputs[0], mask});
+    return;
+  }
+  if (node.outputs[0] != nullptr)
+    calls.add("aten::clone", "", {x, "contiguous_format"}, {node.outputs[0]});
+  if (mask != nullptr) {
+    calls.add("aten::ones_like", "", {x, "bool", Arg(), Arg(), Arg(), "contiguous_format"}, {mask});
+  }
+}
+
+}  // namespace
+
+void register_random(Registry& ops) {
+  Op dropout;
+  dropout.name = "Dropout";
+  dropout.max_inputs = 3;
+  dropout.max_outputs = 2;
+  dropout.since = 12;
+  dropout.infer = infer_dropout;
+  dropout.lower = lower_dropout;
+  dropout.pure = false;
+  ops.add(dropout);
+}
+
+}  // namespace torch_ort::ops

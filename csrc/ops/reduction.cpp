@@ -1,0 +1,252 @@
+// Ops that make one number of many, along axes: sums, means, extremes and their places.
+
+#include <algorithm>
+#include <iterator>
+
+#include "base/error.h"
+#include "ops/families.h"
+#include "ops/shapes.h"
+
+namespace torch_ort::ops {
+
+namespace {
+
+using ir::Dim;
+using ir::DType;
+using ir::Node;
+using ir::Shape;
+using ir::Type;
+using ir::Value;
+
+bool keeps_dims(const Node& node) { return ir::int_attr(node.attrs, "keepdims", 1) != 0; }
+
+Shape reduced_shape(const Shape& from, const std::vector<int64_t>& axes, bool keeps) {
+  Shape shape;
+  for (size_t i = 0; i < from.size(); ++i) {
+    const bool is_reduced =
+        std::find(axes.begin(), axes.end(), static_cast<int64_t>(i)) != axes.end();
+    if (!is_reduced) shape.push_back(from[i]);
+    else if (keeps) shape.push_back(1);
+  }
+  return shape;
+}
+
+// ---- Reduce*
+
+struct Reduction {
+  const char* name;
+  int axes_since;  // first opset that takes axes as an input; without axes all are reduced, ever since
+  void (*lower)(const Node& node, ArgList axes, CallList& calls);
+};
+
+// Axes, counted from the front. Nothing: the node has none and keeps the tensor as it is.
+std::optional<std::vector<int64_t>> reduced_axes(const Node& node) {
+  if (ir::has_attr(node.attrs, "axes")) {
+    throw Unsupported(concat(node.op.str(), ": axes as an attribute, want an input"));
+  }
+  const auto rank = static_cast<int64_t>(known_shape(node, input(node, 0)).size());
+  std::vector<int64_t> axes;
+  if (has_input(node, 1)) axes = wrap_axes(node, known_ints(node.inputs[1]), rank);
+  if (!axes.empty()) return axes;
+  if (ir::int_attr(node.attrs, "noop_with_empty_axes", 0) != 0) return std::nullopt;
+  for (int64_t axis = 0; axis < rank; ++axis) axes.push_back(axis);
+  return axes;
+}
+
+std::vector<Type> infer_reduction(const Node& node) {
+  const Type& x = input(node, 0).type;
+  if (!x.shape || (has_input(node, 1) && !has_known_ints(node.inputs[1]))) {
+    return {with_shape(x, std::nullopt)};
+  }
+  const std::optional<std::vector<int64_t>> axes = reduced_axes(node);
+  if (!axes) return {with_shape(x, x.shape)};
+  return {with_shape(x, reduced_shape(*x.shape, *axes, keeps_dims(node)))};
+}
+
+// Everything into one number without dims: several kernels have a form of their own for that.
+bool is_total(const Node& node) { return !has_input(node, 1) && !keeps_dims(node); }
+
+void lower_sum(const Node& node, ArgList axes, CallList& calls) {
+  Value *x = node.inputs[0], *result = node.outputs[0];
+  if (is_total(node)) calls.add("aten::sum", "", {x, Arg()}, {result});
+  else calls.add("aten::sum", "dim_IntList", {x, axes, keeps_dims(node), Arg()}, {result});
+}
+
+void lower_mean(const Node& node, ArgList axes, CallList& calls) {
+  Value *x = node.inputs[0], *result = node.outputs[0];
+  if (is_total(node)) calls.add("aten::mean", "", {x, Arg()}, {result});
+  else calls.add("aten::mean", "dim", {x, axes, keeps_dims(node), Arg()}, {result});
+}
+
+void lower_max(const Node& node, ArgList axes, CallList& calls) {
+  Value *x = node.inputs[0], *result = node.outputs[0];
+  if (is_total(node)) calls.add("aten::max", "", {x}, {result});
+  else calls.add("aten::amax", "", {x, axes, keeps_dims(node)}, {result});
+}
+
+void lower_min(const Node& node, ArgList axes, CallList& calls) {
+  Value *x = node.inputs[0], *result = node.outputs[0];
+  if (is_total(node)) calls.add("aten::min", "", {x}, {result});
+  else calls.add("aten::amin", "", {x, axes, keeps_dims(node)}, {result});
+}
+
+// The kernel takes one axis.
+void lower_prod(const Node& node, ArgList axes, CallList& calls) {
+  Value *x = node.inputs[0], *result = node.outputs[0];
+  if (is_total(node) || axes.empty()) {
+    calls.add("aten::prod", "", {x, Arg()}, {result});
+    return;
+  }
+  // From the back, so that the axes that are left keep their numbers.
+  std::vector<int64_t> left;
+  for (const Arg& axis : axes) left.push_back(std::get<Dim>(axis.value).constant());
+  std::sort(left.begin(), left.end(), std::greater<>());
+  for (size_t i = 0; i < left.size(); ++i) {
+    Value* next = result;
+    if (i + 1 < left.size()) {
+      next = calls.temporary(
+          with_shape(x->type, reduced_shape(*x->type.shape, {left[i]}, keeps_dims(node))));
+    }
+    calls.add("aten::prod", "dim_int", {x, left[i], keeps_dims(node), Arg()}, {next});
+    x = next;
+  }
+}
+
+void lower_log_sum_exp(const Node& node, ArgList axes, CallList& calls) {
+  calls.add("aten::logsumexp", "", {node.inputs[0], axes, keeps_dims(node)}, {node.outputs[0]});
+}
+
+void lower_norm(const Node& node, double order, ArgList axes, CallList& calls) {
+  const Arg dims = has_input(node, 1) ? Arg(axes) : Arg();
+  calls.add("aten::linalg_vector_norm", "",
+            {node.inputs[0], order, dims, keeps_dims(node), Arg()}, {node.outputs[0]});
+}
+
+void lower_l1(const Node& node, ArgList axes, CallList& calls) {
+  lower_norm(node, 1.0, std::move(axes), calls);
+}
+
+void lower_l2(const Node& node, ArgList axes, CallList& calls) {
+  lower_norm(node, 2.0, std::move(axes), calls);
+}
+
+constexpr Reduction kReductions[] = {
+    {"ReduceL1", 18, lower_l1},   {"ReduceL2", 18, lower_l2},
+    {"ReduceLogSumExp", 18, lower_log_sum_exp},
+    {"ReduceMax", 18, lower_max}, {"ReduceMean", 18, lower_mean},
+    {"ReduceMin", 18, lower_min}, {"ReduceProd", 18, lower_prod},
+    {"ReduceSum", 13, lower_sum},
+};
+
+const Reduction& reduction_of(const Node& node) {
+  const Reduction* row =
+      std::find_if(std::begin(kReductions), std::end(kReductions),
+                   [&](const Reduction& each) { return node.op.name == each.name; });
+  ORT_CHECK(row != std::end(kReductions), "ops: no row for ", node.op.str());
+  return *row;
+}
+
+void lower_reduction(const Node& node, CallList& calls) {
+  const std::optional<std::vector<int64_t>> axes = reduced_axes(node);
+  if (!axes) {
+    if (node.op.name == "ReduceL1" || node.op.name == "ReduceL2") {
+      throw Unsupported(concat(node.op.str(), ": noop_with_empty_axes = 1 without axes"));
+    }
+    calls.add("aten::clone", "", {node.inputs[0], "contiguous_format"}, {node.outputs[0]});
+    return;
+  }
+  ArgList list;
+  for (int64_t axis : *axes) list.push_back(axis);
+  reduction_of(node).lower(node, std::move(list), calls);
+}
+
+int reduction_since(const Node& node) {
+  const bool is_extreme = node.op.name == "ReduceMax" || node.op.name == "ReduceMin";
+  if (is_extreme && input(node, 0).type.dtype == DType::kBool) return 20;
+  if (ir::has_attr(node.attrs, "noop_with_empty_axes") || node.inputs.size() > 1) {
+    return reduction_of(node).axes_since;
+  }
+  return 12;
+}
+
+// ---- ArgMax, ArgMin
+
+int64_t arg_axis(const Node& node) {
+  const auto rank = static_cast<int64_t>(known_shape(node, input(node, 0)).size());
+  return wrap_axis(node, ir::int_attr(node.attrs, "axis", 0), rank);
+}
+
+std::vector<Type> infer_arg(const Node& node) {
+  const Type& x = input(node, 0).type;
+  std::optional<Shape> shape;
+  if (x.shape) shape = reduced_shape(*x.shape, {arg_axis(node)}, keeps_dims(node));
+  Type type = with_shape(x, shape);
+  type.dtype = DType::kInt64;
+  return {type};
+}
+
+void lower_arg(const Node& node, CallList& calls) {
+  if (ir::int_attr(node.attrs, "select_last_index", 0) != 0) {
+    throw Unsupported(concat(node.op.str(), ": select_last_index: kernels give the first"));
+  }
+  const char* aten = node.op.name == "ArgMax" ? "aten::argmax" : "aten::argmin";
+  calls.add(aten, "", {node.inputs[0], arg_axis(node), keeps_dims(node)}, {node.outputs[0]});
+}
+
+// ---- CumSum
+
+std::vector<Type> infer_cumsum(const Node& node) {
+  return {with_shape(input(node, 0).type, input(node, 0).type.shape)};
+}
+
+void lower_cumsum(const Node& node, CallList& calls) {
+  for (const char* name : {"exclusive", "reverse"}) {
+    if (ir::int_attr(node.attrs, name, 0) != 0) throw Unsupported(concat("CumSum: ", name, " = 1"));
+  }
+  const auto rank = static_cast<int64_t>(known_shape(node, input(node, 0)).size());
+  const std::vector<int64_t> axes = wrap_axes(node, known_ints(&input(node, 1)), rank);
+  if (axes.size() != 1) throw UserError(concat("CumSum: axis: got ", axes.size(), ", want one"));
+  calls.add("aten::cumsum", "", {node.inputs[0], axes[0], Arg()}, {node.outputs[0]});
+}
+
+int cumsum_since(const Node& node) {
+  return input(node, 0).type.dtype == DType::kHalf ? 14 : 11;
+}
+
+}  // namespace
+
+void register_reduction(Registry& ops) {
+  for (const char* name : {"ArgMax", "ArgMin"}) {
+    Op op;
+    op.name = name;
+    op.since = 12;
+    op.infer = infer_arg;
+    op.lower = lower_arg;
+    ops.add(op);
+  }
+
+  Op cumsum;
+  cumsum.name = "CumSum";
+  cumsum.min_inputs = cumsum.max_inputs = 2;
+  cumsum.since = 11;
+  cumsum.bfloat16_since = 14;
+  cumsum.since_of = cumsum_since;
+  cumsum.infer = infer_cumsum;
+  cumsum.lower = lower_cumsum;
+  cumsum.int_inputs = {1};
+  ops.add(cumsum);
+
+  for (const Reduction& row : kReductions) {
+    Op op;
+    op.name = row.name;
+    op.max_inputs = 2;
+    op.since = 12;
+    op.since_of = reduction_since;
+    op.infer = infer_reduction;
+    op.lower = lower_reduction;
+    op.int_inputs = {1};
+    ops.add(op);
+  }
+}
+
+}  // namespace torch_ort::ops

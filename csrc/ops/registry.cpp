@@ -1,0 +1,96 @@
+// The registry, and what can be asked of a whole graph through it: types, and the opset it needs.
+#include <algorithm>
+#include <memory>
+
+#include "base/error.h"
+#include "ops/op.h"
+
+namespace torch_ort::ops {
+
+namespace {
+
+// Older opsets have no form that the engine writes.
+constexpr int kOldestOpset = 12;
+
+bool has_unknown_output(const ir::Node& node) {
+  return std::any_of(node.outputs.begin(), node.outputs.end(), [](const ir::Value* value) {
+    return value != nullptr && !value->type.is_known();
+  });
+}
+
+void check_inputs(const ir::Node& node, const Op& op) {
+  const auto count = static_cast<int>(node.inputs.size());
+  const bool too_many = op.max_inputs >= 0 && count > op.max_inputs;
+  if (count >= op.min_inputs && !too_many) return;
+  throw UserError(concat(node.op.str(), ": inputs of node '", node.name, "': got ", count, ", want ",
+                         too_many ? "at most " : "at least ",
+                         too_many ? op.max_inputs : op.min_inputs));
+}
+
+void fill_in(ir::Type& type, const ir::Type& inferred) {
+  if (type.dtype == ir::DType::kUndefined) {
+    type.dtype = inferred.dtype;
+    type.device = inferred.device;
+  }
+  if (!type.shape) {
+    type.shape = inferred.shape;
+    type.strides = inferred.strides;
+  }
+}
+
+}  // namespace
+
+void Registry::add(Op op) {
+  const std::string key = ir::OpId{op.domain, op.name}.str();
+  ORT_CHECK(ops_.emplace(key, std::move(op)).second, "registry: two ops are called ", key);
+}
+
+const Op* Registry::find(const ir::OpId& id) const {
+  auto found = ops_.find(id.domain.empty() ? id.name : id.str());
+  return found == ops_.end() ? nullptr : &found->second;
+}
+
+std::vector<const Op*> Registry::all() const {
+  std::vector<const Op*> all;
+  all.reserve(ops_.size());
+  for (const auto& [key, op] : ops_) all.push_back(&op);
+  std::sort(all.begin(), all.end(), [](const Op* a, const Op* b) {
+    return a->domain != b->domain ? a->domain < b->domain : a->name < b->name;
+  });
+  return all;
+}
+
+void infer_types(ir::Node& node) {
+  const Op* op = registry().find(node.op);
+  if (op == nullptr || op->infer == nullptr || !has_unknown_output(node)) return;
+  check_inputs(node, *op);
+  const std::vector<ir::Type> types = op->infer(node);
+  const size_t count = std::min(types.size(), node.outputs.size());
+  for (size_t i = 0; i < count; ++i) {
+    if (node.outputs[i] != nullptr) fill_in(node.outputs[i]->type, types[i]);
+  }
+}
+
+void infer_types(ir::Graph& graph) {
+  for (ir::Node& node : graph.nodes) {
+    if (node.is_erased() || registry().find(node.op) == nullptr) continue;
+    // An older op of that name has another rule.
+    const bool is_older = graph.opset > 0 && first_opset(node) > graph.opset;
+    if (!is_older) infer_types(node);
+  }
+}
+
+int required_opset(const ir::Graph& graph) {
+  int opset = kOldestOpset;
+  for (const ir::Node& node : graph.nodes) {
+    if (node.is_erased()) continue;
+    opset = std::max(opset, first_opset(node));
+    for (const auto& [name, attr] : node.attrs) {
+      const auto* subgraph = std::get_if<std::shared_ptr<ir::Graph>>(&attr);
+      if (subgraph != nullptr) opset = std::max(opset, required_opset(**subgraph));
+    }
+  }
+  return opset;
+}
+
+}  // namespace torch_ort::ops

@@ -1,0 +1,711 @@
+// Ops that move or view elements without computing: reshapes, slices, joins, padding, triangles.
+
+#include "base/error.h"
+#include "ops/families.h"
+#include "ops/shapes.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+namespace torch_ort::ops {
+
+namespace {
+
+using ir::Dim;
+using ir::DimOp;
+using ir::Node;
+using ir::Shape;
+using ir::Type;
+using ir::Value;
+
+// Slices of ONNX say "to the end" by the largest integer, or by anything near it.
+constexpr int64_t kFarEnd = int64_t{1} << 40;
+
+std::vector<Type> one(Type type) { return {std::move(type)}; }
+std::vector<Type> unknown_shape(const Node& node) {
+  return one(with_shape(input(node, 0).type, std::nullopt));
+}
+
+bool is_sized(const Node& node) { return input(node, 0).type.shape.has_value(); }
+int64_t rank(const Node& node) {
+  return static_cast<int64_t>(known_shape(node, input(node, 0)).size());
+}
+
+// ---- Reshape, Flatten
+
+// What -1 stands for: all elements over the product of the other sizes, with equal dims cancelled.
+Dim rest_of(Shape from, const Shape& to) {
+  int64_t above = 1, below = 1;
+  Shape divisors;
+  for (const Dim& dim : to) {
+    if (dim.is_constant()) {
+      if (dim.constant() != -1) below *= dim.constant();
+      continue;
+    }
+    auto same = std::find(from.begin(), from.end(), dim);
+    if (same != from.end())
+      from.erase(same);
+    else
+      divisors.push_back(dim);
+  }
+  Shape factors;
+  for (const Dim& dim : from) {
+    if (dim.is_constant())
+      above *= dim.constant();
+    else
+      factors.push_back(dim);
+  }
+  if (below != 0 && divisors.empty() && above % below == 0) {
+    factors.push_back(above / below);
+    return ir::numel(factors);
+  }
+  factors.push_back(above);
+  divisors.push_back(below);
+  return floor_div(ir::numel(factors), ir::numel(divisors));
+}
+
+Shape reshape_target(const Node& node) {
+  const Value& x = input(node, 0);
+  Shape target = known_ints(&input(node, 1));
+  const bool keeps_zero = ir::int_attr(node.attrs, "allowzero", 0) != 0;
+  for (size_t i = 0; i < target.size(); ++i) {
+    if (keeps_zero || !(target[i] == Dim(0))) continue;
+    const Shape& from = known_shape(node, x);
+    if (i >= from.size()) {
+      throw UserError(concat("Reshape: size 0 at ", i, ": got an input of rank ", from.size()));
+    }
+    target[i] = from[i];
+  }
+  auto rest = std::find(target.begin(), target.end(), Dim(-1));
+  const bool is_complete = x.type.shape.has_value();
+  if (rest != target.end() && is_complete) *rest = rest_of(*x.type.shape, target);
+  if (is_complete && ir::is_constant(*x.type.shape) && ir::is_constant(target) &&
+      !(ir::numel(*x.type.shape) == ir::numel(target))) {
+    throw UserError(concat("Reshape: number of elements: got ", ir::to_string(*x.type.shape),
+                           ", want ", ir::to_string(target)));
+  }
+  return target;
+}
+
+std::vector<Type> infer_reshape(const Node& node) {
+  if (!has_known_ints(&input(node, 1))) return unknown_shape(node);
+  Shape target = reshape_target(node);
+  if (std::find(target.begin(), target.end(), Dim(-1)) != target.end()) return unknown_shape(node);
+  return one(with_shape(input(node, 0).type, std::move(target)));
+}
+
+void lower_reshape(const Node& node, CallList& calls) {
+  calls.add("aten::reshape", "", {node.inputs[0], Arg::list(reshape_target(node))},
+            {node.outputs[0]});
+}
+
+int reshape_since(const Node& node) {
+  return ir::int_attr(node.attrs, "allowzero", 0) != 0 ? 14 : 5;
+}
+
+Shape flatten_target(const Node& node) {
+  const Shape& from = known_shape(node, input(node, 0));
+  const auto size = static_cast<int64_t>(from.size());
+  // The axis may stand behind the last dim, so it is not wrapped as other axes are.
+  int64_t axis = ir::int_attr(node.attrs, "axis", 1);
+  if (axis < 0) axis += size;
+  if (axis < 0 || axis > size) {
+    throw UserError(concat("Flatten: axis out of range: got ", axis, ", want at most ", size));
+  }
+  return {ir::numel(Shape(from.begin(), from.begin() + axis)),
+          ir::numel(Shape(from.begin() + axis, from.end()))};
+}
+
+std::vector<Type> infer_flatten(const Node& node) {
+  if (!is_sized(node)) return unknown_shape(node);
+  return one(with_shape(input(node, 0).type, flatten_target(node)));
+}
+
+void lower_flatten(const Node& node, CallList& calls) {
+  calls.add("aten::reshape", "", {node.inputs[0], Arg::list(flatten_target(node))},
+            {node.outputs[0]});
+}
+
+// ---- Transpose
+
+std::vector<int64_t> permutation(const Node& node) {
+  const int64_t size = rank(node);
+  if (ir::has_attr(node.attrs, "perm")) {
+    std::vector<int64_t> order = wrap_axes(node, ir::ints_attr(node.attrs, "perm", {}), size);
+    std::vector<int64_t> sorted = order;
+    std::sort(sorted.begin(), sorted.end());
+    if (static_cast<int64_t>(order.size()) != size ||
+        std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) {
+      throw UserError(
+          concat("Transpose: perm: got ", order.size(), " axes, want each of ", size, " once"));
+    }
+    return order;
+  }
+  std::vector<int64_t> reversed(size);
+  std::iota(reversed.rbegin(), reversed.rend(), 0);
+  return reversed;
+}
+
+std::vector<Type> infer_transpose(const Node& node) {
+  if (!is_sized(node)) return unknown_shape(node);
+  Shape shape;
+  for (int64_t axis : permutation(node)) shape.push_back((*input(node, 0).type.shape)[axis]);
+  return one(with_shape(input(node, 0).type, std::move(shape)));
+}
+
+void lower_transpose(const Node& node, CallList& calls) {
+  calls.add("aten::permute", "", {node.inputs[0], Arg::list(permutation(node))}, {node.outputs[0]});
+}
+
+// ---- Expand
+
+// Both shapes aligned at their ends; the shape input may be shorter, and may hold ones.
+std::optional<Shape> expand_target(const Node& node) {
+  const Shape& from = known_shape(node, input(node, 0));
+  Shape to = known_ints(&input(node, 1));
+  if (to.size() < from.size()) to.insert(to.begin(), from.size() - to.size(), Dim(1));
+  const size_t offset = to.size() - from.size();
+  for (size_t i = 0; i < from.size(); ++i) {
+    Dim& dim = to[offset + i];
+    if (dim == Dim(1)) dim = from[i];
+    if (from[i] == Dim(1) || from[i] == dim) continue;
+    // Which of two symbols is 1, if one is, shows at run time only.
+    if (!from[i].is_constant() && !dim.is_constant()) return std::nullopt;
+    dim = same_dim(node, from[i], dim);
+  }
+  return to;
+}
+
+std::vector<Type> infer_expand(const Node& node) {
+  if (!is_sized(node) || !has_known_ints(&input(node, 1))) return unknown_shape(node);
+  return one(with_shape(input(node, 0).type, expand_target(node)));
+}
+
+void lower_expand(const Node& node, CallList& calls) {
+  std::optional<Shape> to = expand_target(node);
+  // The type is the caller's word where the rule alone cannot tell.
+  const Shape& sizes = to ? *to : known_shape(node, *node.outputs[0]);
+  calls.add("aten::expand", "", {node.inputs[0], Arg::list(sizes), false}, {node.outputs[0]});
+}
+
+// ---- Slice
+
+struct SliceOfAxis {
+  int64_t axis;
+  Dim start, end;
+  int64_t step;
+};
+
+std::vector<SliceOfAxis> slices(const Node& node) {
+  const Shape starts = known_ints(&input(node, 1));
+  const Shape ends = known_ints(&input(node, 2));
+  if (starts.size() != ends.size()) {
+    throw UserError(
+        concat("Slice: ends: got ", ends.size(), ", want ", starts.size(), " as starts has"));
+  }
+  std::vector<int64_t> axes(starts.size());
+  std::iota(axes.begin(), axes.end(), 0);
+  if (has_input(node, 3)) axes = wrap_axes(node, known_ints(node.inputs[3]), rank(node));
+  const Shape steps =
+      has_input(node, 4) ? known_ints(node.inputs[4]) : Shape(starts.size(), Dim(1));
+  if (axes.size() != starts.size() || steps.size() != starts.size()) {
+    throw UserError(concat("Slice: axes and steps: got ", axes.size(), " and ", steps.size(),
+                           ", want ", starts.size(), " as starts has"));
+  }
+  std::vector<SliceOfAxis> result;
+  for (size_t i = 0; i < starts.size(); ++i) {
+    if (!steps[i].is_constant()) {
+      throw Unsupported(concat("Slice: step '", steps[i].str(), "' is known at run time only"));
+    }
+    if (steps[i] == Dim(0)) throw UserError("Slice: step: got 0, want another number");
+    result.push_back({axes[i], starts[i], ends[i], steps[i].constant()});
+  }
+  return result;
+}
+
+// A bound counted from the front and put inside the axis. Nothing if its sign is not known.
+std::optional<Dim> clamp_bound(const Dim& bound, const Dim& size) {
+  if (bound == size) return size;
+  if (!bound.is_constant()) {
+    if (bound.is_symbol()) return Dim::make(DimOp::kMin, bound, size);
+    return std::nullopt;
+  }
+  const int64_t at = bound.constant();
+  if (at >= kFarEnd) return size;
+  if (at <= -kFarEnd) return Dim(0);
+  if (at == 0) return Dim(0);
+  if (at > 0) return Dim::make(DimOp::kMin, at, size);
+  return Dim::make(DimOp::kMax, plus(size, at), 0);
+}
+
+// First element and length of a slice that runs backwards over an axis of known size.
+std::pair<int64_t, int64_t> backward_slice(const SliceOfAxis& slice, int64_t size) {
+  const auto wrapped = [size](int64_t at) { return at < 0 ? at + size : at; };
+  const int64_t start = std::clamp<int64_t>(wrapped(slice.start.constant()), -1, size - 1);
+  const int64_t far_end = slice.end.constant();
+  const int64_t end =
+      far_end <= -kFarEnd ? -1 : std::clamp<int64_t>(wrapped(far_end), -1, size - 1);
+  const int64_t step = -slice.step;
+  return {start, std::max<int64_t>(0, (start - end + step - 1) / step)};
+}
+
+bool is_backward_known(const SliceOfAxis& slice, const Dim& size) {
+  return slice.start.is_constant() && slice.end.is_constant() && size.is_constant();
+}
+
+std::optional<Dim> sliced_dim(const SliceOfAxis& slice, const Dim& size) {
+  if (slice.step < 0) {
+    if (!is_backward_known(slice, size)) return std::nullopt;
+    return Dim(backward_slice(slice, size.constant()).second);
+  }
+  std::optional<Dim> start = clamp_bound(slice.start, size), end = clamp_bound(slice.end, size);
+  if (!start || !end) return std::nullopt;
+  Dim length = *start == Dim(0) ? *end : Dim::make(DimOp::kMax, minus(*end, *start), 0);
+  return ceil_div(length, slice.step);
+}
+
+std::optional<Shape> sliced_shape(const std::vector<SliceOfAxis>& all, Shape shape) {
+  for (const SliceOfAxis& slice : all) {
+    std::optional<Dim> dim = sliced_dim(slice, shape.at(slice.axis));
+    if (!dim) return std::nullopt;
+    shape[slice.axis] = *dim;
+  }
+  return shape;
+}
+
+std::vector<Type> infer_slice(const Node& node) {
+  for (size_t slot = 1; slot < node.inputs.size(); ++slot) {
+    if (has_input(node, slot) && !has_known_ints(node.inputs[slot])) return unknown_shape(node);
+  }
+  if (!is_sized(node)) return unknown_shape(node);
+  return one(
+      with_shape(input(node, 0).type, sliced_shape(slices(node), *input(node, 0).type.shape)));
+}
+
+void lower_slice(const Node& node, CallList& calls) {
+  const std::vector<SliceOfAxis> all = slices(node);
+  Value* x = node.inputs[0];
+  if (all.empty()) {
+    calls.add("aten::alias", "", {x}, {node.outputs[0]});
+    return;
+  }
+  for (size_t i = 0; i < all.size(); ++i) {
+    const SliceOfAxis& slice = all[i];
+    const bool is_last = i + 1 == all.size();
+    std::optional<Shape> shape;
+    if (x->type.shape) shape = sliced_shape({slice}, *x->type.shape);
+    Value* result = is_last ? node.outputs[0] : calls.temporary(with_shape(x->type, shape));
+    if (slice.step > 0) {
+      // Ends past the axis are cut by the kernel, as ONNX asks for.
+      calls.add("aten::slice", "Tensor", {x, slice.axis, slice.start, slice.end, slice.step},
+                {result});
+    } else {
+      const Dim& size = known_shape(node, *x)[slice.axis];
+      if (!is_backward_known(slice, size)) {
+        throw Unsupported(
+            concat("Slice: step ", slice.step, " over bounds that are known at run time only"));
+      }
+      const auto [start, length] = backward_slice(slice, size.constant());
+      const int64_t first = length == 0 ? 0 : start + (length - 1) * slice.step;
+      Value* forward = calls.temporary(with_shape(x->type, shape));
+      calls.add("aten::slice", "Tensor",
+                {x, slice.axis, first, length == 0 ? int64_t{0} : start + 1, -slice.step},
+                {forward});
+      calls.add("aten::flip", "", {forward, Arg::list(std::vector<int64_t>{slice.axis})}, {result});
+    }
+    x = result;
+  }
+}
+
+// ---- Unsqueeze, Squeeze
+
+std::vector<Type> infer_unsqueeze(const Node& node) {
+  if (!is_sized(node) || !has_known_ints(&input(node, 1))) return unknown_shape(node);
+  Shape shape = *input(node, 0).type.shape;
+  const Shape given = known_ints(node.inputs[1]);
+  std::vector<int64_t> axes =
+      wrap_axes(node, given, static_cast<int64_t>(shape.size() + given.size()));
+  std::sort(axes.begin(), axes.end());
+  if (std::adjacent_find(axes.begin(), axes.end()) != axes.end()) {
+    throw UserError(concat("Unsqueeze: axes: got ", ir::to_string(given), ", want each once"));
+  }
+  for (int64_t axis : axes) shape.insert(shape.begin() + axis, Dim(1));
+  return one(with_shape(input(node, 0).type, std::move(shape)));
+}
+
+void lower_unsqueeze(const Node& node, CallList& calls) {
+  const Shape given = known_ints(&input(node, 1));
+  Value* x = node.inputs[0];
+  Shape shape = known_shape(node, *x);
+  std::vector<int64_t> axes =
+      wrap_axes(node, given, static_cast<int64_t>(shape.size() + given.size()));
+  std::sort(axes.begin(), axes.end());
+  if (axes.empty()) calls.add("aten::alias", "", {x}, {node.outputs[0]});
+  for (size_t i = 0; i < axes.size(); ++i) {
+    shape.insert(shape.begin() + axes[i], Dim(1));
+    Value* result =
+        i + 1 == axes.size() ? node.outputs[0] : calls.temporary(with_shape(x->type, shape));
+    calls.add("aten::unsqueeze", "", {x, axes[i]}, {result});
+    x = result;
+  }
+}
+
+// Nothing if which dims are 1 shows at run time only.
+std::optional<std::vector<int64_t>> squeezed_axes(const Node& node) {
+  if (has_input(node, 1)) return wrap_axes(node, known_ints(node.inputs[1]), rank(node));
+  const Shape& shape = known_shape(node, input(node, 0));
+  if (!ir::is_constant(shape)) return std::nullopt;
+  std::vector<int64_t> axes;
+  for (size_t i = 0; i < shape.size(); ++i) {
+    if (shape[i] == Dim(1)) axes.push_back(static_cast<int64_t>(i));
+  }
+  return axes;
+}
+
+std::vector<Type> infer_squeeze(const Node& node) {
+  if (!is_sized(node) || (has_input(node, 1) && !has_known_ints(node.inputs[1])))
+    return unknown_shape(node);
+  const std::optional<std::vector<int64_t>> axes = squeezed_axes(node);
+  if (!axes) return unknown_shape(node);
+  const Shape& from = *input(node, 0).type.shape;
+  Shape shape;
+  for (size_t i = 0; i < from.size(); ++i) {
+    const bool is_dropped =
+        std::find(axes->begin(), axes->end(), static_cast<int64_t>(i)) != axes->end();
+    if (!is_dropped)
+      shape.push_back(from[i]);
+    else if (from[i].is_constant() && from[i].constant() != 1) {
+      throw UserError(concat("Squeeze: size of axis ", i, ": got ", from[i].str(), ", want 1"));
+    }
+  }
+  return one(with_shape(input(node, 0).type, std::move(shape)));
+}
+
+void lower_squeeze(const Node& node, CallList& calls) {
+  const std::optional<std::vector<int64_t>> axes = squeezed_axes(node);
+  if (!axes) throw Unsupported("Squeeze: without axes, over sizes that are known at run time only");
+  if (axes->size() == 1) {
+    calls.add("aten::squeeze", "dim", {node.inputs[0], (*axes)[0]}, {node.outputs[0]});
+  } else {
+    calls.add("aten::squeeze", "dims", {node.inputs[0], Arg::list(*axes)}, {node.outputs[0]});
+  }
+}
+
+// ---- Split, Concat
+
+int64_t split_axis(const Node& node) {
+  return wrap_axis(node, ir::int_attr(node.attrs, "axis", 0), rank(node));
+}
+
+Shape split_sizes(const Node& node) {
+  const Dim& size = known_shape(node, input(node, 0))[split_axis(node)];
+  if (has_input(node, 1)) {
+    Shape sizes = known_ints(node.inputs[1]);
+    Dim sum = 0;
+    for (const Dim& part : sizes) sum = plus(sum, part);
+    if (sum.is_constant() && size.is_constant()) same_dim(node, size, sum);
+    return sizes;
+  }
+  const auto parts =
+      ir::int_attr(node.attrs, "num_outputs", static_cast<int64_t>(node.outputs.size()));
+  const Dim part = ceil_div(size, parts);
+  Shape sizes(parts - 1, part);
+  sizes.push_back(minus(size, times(part, parts - 1)));
+  return sizes;
+}
+
+std::vector<Type> infer_split(const Node& node) {
+  const Type& type = input(node, 0).type;
+  if (!is_sized(node) || (has_input(node, 1) && !has_known_ints(node.inputs[1]))) {
+    return std::vector<Type>(node.outputs.size(), with_shape(type, std::nullopt));
+  }
+  std::vector<Type> types;
+  for (const Dim& part : split_sizes(node)) {
+    Shape shape = *type.shape;
+    shape[split_axis(node)] = part;
+    types.push_back(with_shape(type, std::move(shape)));
+  }
+  if (types.size() < node.outputs.size()) {
+    throw UserError(concat("Split: outputs: got ", node.outputs.size(), ", want ", types.size()));
+  }
+  types.resize(node.outputs.size());
+  return types;
+}
+
+void lower_split(const Node& node, CallList& calls) {
+  const Shape sizes = split_sizes(node);
+  std::vector<Value*> outputs = node.outputs;
+  outputs.resize(sizes.size(), nullptr);
+  calls.add("aten::split_with_sizes", "", {node.inputs[0], Arg::list(sizes), split_axis(node)},
+            outputs);
+}
+
+std::vector<Type> infer_concat(const Node& node) {
+  if (!ir::has_attr(node.attrs, "axis")) throw UserError("Concat: axis is missing");
+  const Type& first = input(node, 0).type;
+  for (size_t slot = 0; slot < node.inputs.size(); ++slot) {
+    const Type& type = input(node, slot).type;
+    if (type.dtype != first.dtype) {
+      throw UserError(concat("Concat: dtype of input ", slot, ": got ", ir::name(type.dtype),
+                             ", want ", ir::name(first.dtype)));
+    }
+    if (!type.shape) return unknown_shape(node);
+    if (type.shape->size() != first.shape->size()) {
+      throw UserError(concat("Concat: shape of input ", slot, ": got ", ir::to_string(*type.shape),
+                             ", want rank ", first.shape->size()));
+    }
+  }
+  const int64_t axis = wrap_axis(node, ir::int_attr(node.attrs, "axis", 0), rank(node));
+  Shape shape = *first.shape;
+  for (size_t slot = 1; slot < node.inputs.size(); ++slot) {
+    const Shape& other = *node.inputs[slot]->type.shape;
+    for (size_t i = 0; i < shape.size(); ++i) {
+      shape[i] = static_cast<int64_t>(i) == axis ? plus(shape[i], other[i])
+                                                 : same_dim(node, shape[i], other[i]);
+    }
+  }
+  return one(with_shape(first, std::move(shape)));
+}
+
+void lower_concat(const Node& node, CallList& calls) {
+  // Negative axes count from the back in both.
+  calls.add("aten::cat", "", {Arg::values(node.inputs), ir::int_attr(node.attrs, "axis", 0)},
+            {node.outputs[0]});
+}
+
+// ---- Tile, Identity, Pad, Trilu
+
+std::vector<Type> infer_tile(const Node& node) {
+  if (!is_sized(node) || !has_known_ints(&input(node, 1))) return unknown_shape(node);
+  const Shape repeats = known_ints(node.inputs[1]);
+  Shape shape = *input(node, 0).type.shape;
+  if (repeats.size() != shape.size()) {
+    throw UserError(concat("Tile: repeats: got ", repeats.size(), ", want ", shape.size()));
+  }
+  for (size_t i = 0; i < shape.size(); ++i) shape[i] = times(shape[i], repeats[i]);
+  return one(with_shape(input(node, 0).type, std::move(shape)));
+}
+
+void lower_tile(const Node& node, CallList& calls) {
+  calls.add("aten::repeat", "", {node.inputs[0], Arg::list(known_ints(&input(node, 1)))},
+            {node.outputs[0]});
+}
+
+std::vector<Type> infer_same(const Node& node) {
+  return one(with_shape(input(node, 0).type, input(node, 0).type.shape));
+}
+
+// A copy: what reads it may rely on its own memory and on row-major strides.
+void lower_identity(const Node& node, CallList& calls) {
+  calls.add("aten::clone", "", {node.inputs[0], "contiguous_format"}, {node.outputs[0]});
+}
+
+struct Padding {
+  Dim before = 0, after = 0;
+};
+
+std::vector<Padding> paddings(const Node& node) {
+  const Shape pads = known_ints(&input(node, 1));
+  const int64_t size = rank(node);
+  std::vector<int64_t> axes(size);
+  std::iota(axes.begin(), axes.end(), 0);
+  if (has_input(node, 3)) axes = wrap_axes(node, known_ints(node.inputs[3]), size);
+  if (pads.size() != 2 * axes.size()) {
+    throw UserError(concat("Pad: pads: got ", pads.size(), ", want ", 2 * axes.size()));
+  }
+  std::vector<Padding> all(size);
+  for (size_t i = 0; i < axes.size(); ++i) all[axes[i]] = {pads[i], pads[axes.size() + i]};
+  return all;
+}
+
+std::vector<Type> infer_pad(const Node& node) {
+  if (!is_sized(node) || !has_known_ints(&input(node, 1)) ||
+      (has_input(node, 3) && !has_known_ints(node.inputs[3]))) {
+    return unknown_shape(node);
+  }
+  Shape shape = *input(node, 0).type.shape;
+  const std::vector<Padding> all = paddings(node);
+  for (size_t i = 0; i < shape.size(); ++i)
+    shape[i] = plus(plus(shape[i], all[i].before), all[i].after);
+  return one(with_shape(input(node, 0).type, std::move(shape)));
+}
+
+void lower_pad(const Node& node, CallList& calls) {
+  const std::string mode = ir::string_attr(node.attrs, "mode", "constant");
+  if (mode != "constant") throw Unsupported(concat("Pad: mode: got '", mode, "', want 'constant'"));
+  Arg value = 0;
+  if (has_input(node, 2)) {
+    std::optional<Arg> known = known_number(node.inputs[2]);
+    if (!known)
+      throw Unsupported(concat("Pad: value '", node.inputs[2]->name, "' comes from data"));
+    value = *known;
+  }
+  std::vector<Padding> all = paddings(node);
+  // PyTorch lists the last axis first, and may leave out the rest.
+  Shape pads;
+  for (auto pad = all.rbegin(); pad != all.rend(); ++pad) {
+    pads.push_back(pad->before);
+    pads.push_back(pad->after);
+  }
+  while (pads.size() >= 2 && pads.back() == Dim(0) && pads[pads.size() - 2] == Dim(0)) {
+    pads.resize(pads.size() - 2);
+  }
+  calls.add("aten::constant_pad_nd", "", {node.inputs[0], Arg::list(pads), value},
+            {node.outputs[0]});
+}
+
+void lower_trilu(const Node& node, CallList& calls) {
+  Arg diagonal = 0;
+  if (has_input(node, 1)) {
+    std::optional<Arg> known = known_number(node.inputs[1]);
+    if (!known)
+      throw Unsupported(concat("Trilu: diagonal '", node.inputs[1]->name, "' comes from data"));
+    diagonal = *known;
+  }
+  const bool upper = ir::int_attr(node.attrs, "upper", 1) != 0;
+  calls.add(upper ? "aten::triu" : "aten::tril", "", {node.inputs[0], diagonal}, {node.outputs[0]});
+}
+
+// ---- Shape, Dims
+
+Type int64_vector(int64_t size) {
+  Type type;
+  type.dtype = ir::DType::kInt64;
+  type.shape = Shape{size};
+  return type;
+}
+
+// Sizes as a tensor. Most sizes are read by rules and lowerings alone, and then nothing runs.
+void make_ints(const Node& node, const Shape& dims, CallList& calls) {
+  if (!is_read_as_tensor(*node.outputs[0])) return;
+  std::vector<Value*> parts;
+  for (const Dim& dim : dims) {
+    parts.push_back(calls.temporary(int64_vector(1)));
+    calls.add("aten::full", "",
+              {Arg::list(std::vector<int64_t>{1}), dim, "int64", Arg(), "cpu", Arg()},
+              {parts.back()});
+  }
+  if (parts.empty()) {
+    calls.add("aten::full", "",
+              {Arg::list(std::vector<int64_t>{0}), 0, "int64", Arg(), "cpu", Arg()},
+              {node.outputs[0]});
+  } else {
+    calls.add("aten::cat", "", {Arg::values(parts), 0}, {node.outputs[0]});
+  }
+}
+
+Shape part_of_shape(const Node& node) {
+  const Shape& shape = known_shape(node, input(node, 0));
+  const auto size = static_cast<int64_t>(shape.size());
+  const auto bound = [&](const char* name, int64_t missing) {
+    const int64_t at = ir::int_attr(node.attrs, name, missing);
+    return std::clamp<int64_t>(at < 0 ? at + size : at, 0, size);
+  };
+  const int64_t start = bound("start", 0), end = bound("end", size);
+  return start < end ? Shape(shape.begin() + start, shape.begin() + end) : Shape();
+}
+
+std::vector<Type> infer_shape(const Node& node) {
+  Type type = int64_vector(0);
+  if (is_sized(node))
+    type.shape = Shape{static_cast<int64_t>(part_of_shape(node).size())};
+  else
+    type.shape.reset();
+  return one(type);
+}
+
+void lower_shape(const Node& node, CallList& calls) { make_ints(node, part_of_shape(node), calls); }
+
+int shape_since(const Node& node) {
+  return ir::has_attr(node.attrs, "start") || ir::has_attr(node.attrs, "end") ? 15 : 1;
+}
+
+std::vector<Type> infer_dims(const Node& node) {
+  return one(int64_vector(static_cast<int64_t>(ir::ints_attr(node.attrs, "dims", {}).size())));
+}
+
+void lower_dims(const Node& node, CallList& calls) {
+  make_ints(node, ir::ints_attr(node.attrs, "dims", {}), calls);
+}
+
+int split_since(const Node& node) { return ir::has_attr(node.attrs, "num_outputs") ? 18 : 13; }
+int pad_since(const Node& node) {
+  if (node.inputs.size() > 3) return 18;
+  return input(node, 0).type.dtype == ir::DType::kBool ? 13 : 11;
+}
+
+Op op(std::string name, int inputs, int since, InferRule infer, Lowering lower) {
+  Op op;
+  op.name = std::move(name);
+  op.min_inputs = inputs;
+  op.max_inputs = inputs;
+  op.since = since;
+  op.infer = infer;
+  op.lower = lower;
+  return op;
+}
+
+Op view(std::string name, int inputs, int since, InferRule infer, Lowering lower) {
+  Op result = op(std::move(name), inputs, since, infer, lower);
+  result.view = true;
+  if (inputs == 2) result.int_inputs = {1};
+  return result;
+}
+
+}  // namespace
+
+void register_shape(Registry& ops) {
+  Op reshape = view("Reshape", 2, 5, infer_reshape, lower_reshape);
+  reshape.since_of = reshape_since;
+  ops.add(reshape);
+  ops.add(view("Flatten", 1, 11, infer_flatten, lower_flatten));
+  ops.add(view("Transpose", 1, 1, infer_transpose, lower_transpose));
+  ops.add(view("Expand", 2, 8, infer_expand, lower_expand));
+
+  Op slice = view("Slice", 3, 10, infer_slice, lower_slice);
+  slice.max_inputs = 5;
+  slice.int_inputs = {1, 2, 3, 4};
+  ops.add(slice);
+
+  ops.add(view("Unsqueeze", 2, 13, infer_unsqueeze, lower_unsqueeze));
+  Op squeeze = view("Squeeze", 2, 13, infer_squeeze, lower_squeeze);
+  squeeze.min_inputs = 1;
+  ops.add(squeeze);
+
+  Op split = view("Split", 2, 13, infer_split, lower_split);
+  split.min_inputs = 1;
+  split.max_outputs = -1;
+  split.since_of = split_since;
+  ops.add(split);
+
+  Op cat = op("Concat", 1, 11, infer_concat, lower_concat);
+  cat.max_inputs = -1;
+  ops.add(cat);
+
+  Op tile = op("Tile", 2, 6, infer_tile, lower_tile);
+  tile.int_inputs = {1};
+  ops.add(tile);
+  ops.add(op("Identity", 1, 1, infer_same, lower_identity));
+
+  Op pad = op("Pad", 2, 11, infer_pad, lower_pad);
+  pad.max_inputs = 4;
+  pad.int_inputs = {1, 3};
+  pad.since_of = pad_since;
+  ops.add(pad);
+
+  Op trilu = op("Trilu", 1, 14, infer_same, lower_trilu);
+  trilu.max_inputs = 2;
+  trilu.bfloat16_since = 14;
+  ops.add(trilu);
+
+  Op shape = op("Shape", 1, 1, infer_shape, lower_shape);
+  shape.since_of = shape_since;
+  ops.add(shape);
+
+  Op dims = op("Dims", 0, 1, infer_dims, lower_dims);
+  dims.domain = ir::kTorchOrtDomain;
+  ops.add(dims);
+}
+
+}  // namespace torch_ort::ops

@@ -1,0 +1,118 @@
+// Two pure nodes of one op with equal attributes and the same inputs -> the first of them.
+// Only within one half of a training graph: a backward node that reads a forward one's result makes
+// that result cross the border, and costs memory. What leaves the graph, or is written, stays
+// apart.
+
+#include "ir/edit.h"
+#include "ops/op.h"
+#include "passes/memory.h"
+#include "passes/pass.h"
+
+#include <unordered_map>
+
+namespace torch_ort::passes {
+
+namespace {
+
+template <typename T>
+void add_raw(std::string& key, const T& value) {
+  key.append(reinterpret_cast<const char*>(&value), sizeof(T));
+}
+
+void add_text(std::string& key, std::string_view text) {
+  add_raw(key, text.size());
+  key += text;
+}
+
+void add_attr(std::string& key, const ir::Attr& attr) {
+  add_raw(key, attr.index());
+  if (const auto* dim = std::get_if<ir::Dim>(&attr)) {
+    add_text(key, dim->str());
+  } else if (const auto* real = std::get_if<double>(&attr)) {
+    add_raw(key, *real);
+  } else if (const auto* text = std::get_if<std::string>(&attr)) {
+    add_text(key, *text);
+  } else if (const auto* shape = std::get_if<ir::Shape>(&attr)) {
+    add_text(key, ir::to_string(*shape));
+  } else if (const auto* reals = std::get_if<std::vector<double>>(&attr)) {
+    add_raw(key, reals->size());
+    for (double number : *reals) add_raw(key, number);
+  } else if (const auto* texts = std::get_if<std::vector<std::string>>(&attr)) {
+    add_raw(key, texts->size());
+    for (const std::string& item : *texts) add_text(key, item);
+  } else if (const auto* data = std::get_if<std::shared_ptr<const ir::TensorData>>(&attr)) {
+    add_raw(key, (*data)->dtype);
+    add_raw(key, (*data)->shape.size());
+    for (int64_t size : (*data)->shape) add_raw(key, size);
+    add_text(key, {reinterpret_cast<const char*>((*data)->bytes), (*data)->num_bytes});
+  } else {
+    // Subgraphs are equal to themselves only.
+    add_raw(key, std::get<std::shared_ptr<ir::Graph>>(attr).get());
+  }
+}
+
+// Equal nodes have equal keys, others do not.
+std::string key_of(const ir::Node& node) {
+  std::string key;
+  add_text(key, node.op.domain);
+  add_text(key, node.op.name);
+  // Recomputation treats regions one by one.
+  add_text(key, node.recompute);
+  add_raw(key, node.region);
+  add_raw(key, node.inputs.size());
+  for (const ir::Value* input : node.inputs) add_raw(key, input);
+  for (const auto& [name, attr] : node.attrs) {
+    add_text(key, name);
+    add_attr(key, attr);
+  }
+  return key;
+}
+
+bool can_merge(const ir::Node& node, const SharedMemory& memory) {
+  if (!ops::is_pure(node) || node.outputs.empty()) return false;
+  for (const ir::Value* input : node.inputs) {
+    if (input != nullptr && memory.is_written(input)) return false;
+  }
+  for (const ir::Value* output : node.outputs) {
+    if (output != nullptr && (memory.leaves(output) || memory.is_written(output))) return false;
+  }
+  return true;
+}
+
+bool gives_all_of(const ir::Node& kept, const ir::Node& node) {
+  for (size_t i = 0; i < node.outputs.size(); ++i) {
+    if (node.outputs[i] == nullptr) continue;
+    if (i >= kept.outputs.size() || kept.outputs[i] == nullptr) return false;
+    if (!(kept.outputs[i]->type == node.outputs[i]->type)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+int merge_equal(ir::Graph& graph) {
+  const SharedMemory memory(graph);
+  std::unordered_map<std::string, ir::Node*> first;
+  int rewrites = 0;
+  for (ir::Node& node : graph.nodes) {
+    if (node.is_erased()) continue;
+    if (ir::is(&node, "YieldOp", ir::kMicrosoftDomain)) {
+      first.clear();
+      continue;
+    }
+    if (!can_merge(node, memory)) continue;
+    const auto [found, is_first] = first.try_emplace(key_of(node), &node);
+    if (is_first || !gives_all_of(*found->second, node)) continue;
+    if (!may_rewrite()) return rewrites;
+
+    for (size_t i = 0; i < node.outputs.size(); ++i) {
+      if (node.outputs[i] != nullptr)
+        ir::replace_uses(*node.outputs[i], *found->second->outputs[i], graph);
+    }
+    ir::erase(graph, node);
+    ++rewrites;
+  }
+  return rewrites;
+}
+
+}  // namespace torch_ort::passes

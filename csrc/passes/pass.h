@@ -1,0 +1,54 @@
+// Rewrites of a graph. A pass is a free function; pipeline.cpp lists them in order.
+// After a pass the graph computes the same values, and its inputs and outputs are the same ones.
+#pragma once
+
+#include "ir/graph.h"
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace torch_ort::passes {
+
+// `run` gives the number of rewrites that it made, 0 when it runs a second time.
+// It may leave tombstones: who runs it sweeps the graph.
+struct Pass {
+  const char* name;
+  int (*run)(ir::Graph& graph);
+};
+
+int remove_identity(ir::Graph& graph);
+int fold_constants(ir::Graph& graph);
+int merge_equal(ir::Graph& graph);
+int recompute_tagged(ir::Graph& graph);
+int replay_views(ir::Graph& graph);
+int remove_dead(ir::Graph& graph);
+
+struct PipelineOptions {
+  std::vector<std::string> disabled;  // names of passes; other names are not ours
+  int64_t bisect = -1;                // only that many rewrites happen; -1: all
+  int check = 0;                      // 1: verify at the ends; 2: after each pass
+  // Called after each pass that changed something, with "03_remove_dead".
+  std::function<void(const char* name, const ir::Graph& graph)> dump;
+};
+
+struct PassReport {
+  std::string name;
+  int rewrites = 0;
+  double ms = 0;
+};
+
+const std::vector<Pass>& pipeline();
+
+// Errors of a pass are raised again, with "pass <name>: " in front.
+std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& options);
+
+// One pass by its name. UserError if there is none.
+int run_pass(std::string_view name, ir::Graph& graph);
+
+// Asked by a pass before each rewrite: false once `bisect` of them have happened.
+bool may_rewrite();
+
+}  // namespace torch_ort::passes

@@ -1,0 +1,103 @@
+// The ordered list of passes, and what surrounds each of them: switches, counting, time, checks,
+// dumps.
+
+#include "base/error.h"
+#include "ir/edit.h"
+#include "ir/verify.h"
+#include "passes/pass.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <limits>
+
+namespace torch_ort::passes {
+
+namespace {
+
+constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+
+// Rewrites that may still happen on this thread. Graphs are compiled on several threads.
+thread_local int64_t rewrites_left = kNoLimit;
+
+struct RewriteLimit {
+  explicit RewriteLimit(int64_t limit) { rewrites_left = limit < 0 ? kNoLimit : limit; }
+  ~RewriteLimit() { rewrites_left = kNoLimit; }
+};
+
+int run_one(const Pass& pass, ir::Graph& graph) {
+  const auto context = [&](const Error& error) {
+    return concat("pass ", pass.name, ": ", error.what());
+  };
+  try {
+    const int rewrites = pass.run(graph);
+    ir::sweep(graph);
+    return rewrites;
+  } catch (const Unsupported& error) {
+    throw Unsupported(context(error));
+  } catch (const UserError& error) {
+    throw UserError(context(error));
+  } catch (const InternalError& error) {
+    throw InternalError(context(error));
+  }
+}
+
+std::string numbered(size_t number, const char* name) {
+  char digits[8];
+  std::snprintf(digits, sizeof digits, "%02d_", static_cast<int>(number));
+  return digits + std::string(name);
+}
+
+}  // namespace
+
+bool may_rewrite() {
+  if (rewrites_left == 0) return false;
+  if (rewrites_left != kNoLimit) --rewrites_left;
+  return true;
+}
+
+const std::vector<Pass>& pipeline() {
+  static const std::vector<Pass> passes = {
+      {"remove_identity", remove_identity},
+      {"fold_constants", fold_constants},
+      // after fold_constants and remove_identity: both make inputs of equal nodes the same value
+      {"merge_equal", merge_equal},
+      {"recompute_tagged", recompute_tagged},
+      // after recompute_tagged: what it computes again needs no replay
+      {"replay_views", replay_views},
+      // last: the others leave nodes behind that nobody reads
+      {"remove_dead", remove_dead},
+  };
+  return passes;
+}
+
+std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& options) {
+  using Clock = std::chrono::steady_clock;
+  const RewriteLimit limit(options.bisect);
+  if (options.check >= 1) ir::verify(graph, "capture");
+  std::vector<PassReport> reports;
+  for (const Pass& pass : pipeline()) {
+    const auto& disabled = options.disabled;
+    if (std::find(disabled.begin(), disabled.end(), pass.name) != disabled.end()) continue;
+    const Clock::time_point start = Clock::now();
+    const int rewrites = run_one(pass, graph);
+    const std::chrono::duration<double, std::milli> time = Clock::now() - start;
+    reports.push_back({pass.name, rewrites, time.count()});
+    if (options.check >= 2) ir::verify(graph, pass.name);
+    if (rewrites > 0 && options.dump)
+      options.dump(numbered(reports.size(), pass.name).c_str(), graph);
+  }
+  if (options.check == 1) ir::verify(graph, "passes");
+  return reports;
+}
+
+int run_pass(std::string_view name, ir::Graph& graph) {
+  std::string names;
+  for (const Pass& pass : pipeline()) {
+    if (pass.name == name) return run_one(pass, graph);
+    names += names.empty() ? pass.name : concat(", ", pass.name);
+  }
+  throw UserError(concat("passes: unknown pass: got '", name, "', want one of ", names));
+}
+
+}  // namespace torch_ort::passes

@@ -1,0 +1,160 @@
+// Obeys torch.utils.checkpoint: a value that a checkpointed region computes and backward reads is computed
+// again in the backward half, just before the first node that reads anything of its region.
+// What enters a region, what a policy saves, and what random nodes draw crosses instead. A dropout crosses as
+// its mask: its result is the same product again.
+
+#include <map>
+#include <optional>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "ir/edit.h"
+#include "ops/op.h"
+#include "ops/shapes.h"
+#include "passes/pass.h"
+
+namespace torch_ort::passes {
+
+namespace {
+
+using ir::Graph;
+using ir::Node;
+using ir::Value;
+
+bool asks_recompute(const Node& node) {
+  return node.recompute == "must_recompute" || node.recompute == "prefer_recompute";
+}
+
+// The ratio of a dropout that draws, known now.
+std::optional<double> dropout_ratio(const Node& node) {
+  if (!ir::is(&node, "Dropout") || node.inputs.size() < 2 || node.outputs.size() < 2) return {};
+  if (node.outputs[1] == nullptr) return {};
+  const auto number = ops::known_number(node.inputs[1]);
+  const double* ratio = number ? std::get_if<double>(&number->value) : nullptr;
+  if (ratio == nullptr || *ratio <= 0.0 || *ratio >= 1.0) return {};
+  return *ratio;
+}
+
+class Recomputation {
+ public:
+  explicit Recomputation(Graph& graph) : graph_(graph) {}
+
+  int run() {
+    if (!find_halves()) return 0;
+    find_needed();
+    int rewrites = 0;
+    for (auto& [region, nodes] : needed_) rewrites += rebuild(nodes);
+    return rewrites;
+  }
+
+ private:
+  bool find_halves() {
+    bool is_backward = false;
+    for (Node& node : graph_.nodes) {
+      if (node.is_erased()) continue;
+      if (is_backward) {
+        backward_.push_back(&node);
+      } else if (ir::is(&node, "YieldOp", ir::kMicrosoftDomain)) {
+        is_backward = true;
+      } else {
+        order_[&node] = static_cast<int>(order_.size());
+        if (asks_recompute(node)) tagged_.insert(&node);
+      }
+    }
+    return !tagged_.empty() && !backward_.empty();
+  }
+
+  // Nodes to run again, by region: those whose results backward reads, and what they need in turn.
+  void find_needed() {
+    for (const Node* node : backward_) {
+      for (const Value* value : node->inputs) {
+        if (value != nullptr) need(value->producer);
+      }
+    }
+  }
+
+  void need(Node* node) {
+    if (node == nullptr || !tagged_.contains(node)) return;
+    const bool random = !ops::is_pure(*node);
+    if (random && !dropout_ratio(*node)) return;
+    if (!needed_[node->region].emplace(order_.at(node), node).second) return;
+    for (const Value* value : node->inputs) {
+      if (value != nullptr && is_inside(value->producer, *node)) need(value->producer);
+    }
+  }
+
+  // Computed in the same region; otherwise the value enters the region, and is saved.
+  bool is_inside(const Node* producer, const Node& reader) const {
+    return producer != nullptr && tagged_.contains(producer) && producer->region == reader.region;
+  }
+
+  int rebuild(const std::map<int, Node*>& nodes) {
+    Node* first_reader = nullptr;
+    for (Node* node : backward_) {
+      for (const Value* value : node->inputs) {
+        if (value == nullptr || value->producer == nullptr || first_reader != nullptr) continue;
+        auto order = order_.find(value->producer);
+        if (order != order_.end() && nodes.contains(order->second)) first_reader = node;
+      }
+    }
+    if (first_reader == nullptr) return 0;
+    int rewrites = 0;
+    std::unordered_map<const Value*, Value*> again;
+    for (const auto& [order, node] : nodes) {
+      if (!may_rewrite()) break;
+      rebuild(*node, *first_reader, again);
+      ++rewrites;
+    }
+    for (Node* node : backward_) {
+      for (size_t i = 0; i < node->inputs.size(); ++i) {
+        auto found = again.find(node->inputs[i]);
+        if (found != again.end()) ir::set_input(*node, static_cast<int>(i), found->second);
+      }
+    }
+    return rewrites;
+  }
+
+  void rebuild(const Node& node, Node& before, std::unordered_map<const Value*, Value*>& again) {
+    const auto current = [&](Value* value) {
+      auto found = again.find(value);
+      return found == again.end() ? value : found->second;
+    };
+    Node* copy = nullptr;
+    if (const auto ratio = dropout_ratio(node)) {
+      const ir::Attrs attrs = {
+          {"operator", std::string("aten::native_dropout_backward")},
+          {"overload_name", std::string()},
+          {"scale", 1.0 / (1.0 - *ratio)},
+          {"tensor_args", std::vector<std::string>{"grad_output", "mask"}},
+      };
+      copy = &ir::insert_before(graph_, before, {ir::kAtenDomain, "ATen"},
+                                {current(node.inputs[0]), node.outputs[1]}, {node.outputs[0]->type},
+                                attrs, node.name + "_again");
+      again[node.outputs[0]] = copy->outputs[0];
+    } else {
+      std::vector<Value*> inputs;
+      for (Value* value : node.inputs) inputs.push_back(value == nullptr ? nullptr : current(value));
+      std::vector<ir::Type> types;
+      for (const Value* output : node.outputs) types.push_back(output ? output->type : ir::Type());
+      copy = &ir::insert_before(graph_, before, node.op, inputs, types, node.attrs, node.name + "_again");
+      for (size_t i = 0; i < node.outputs.size(); ++i) {
+        if (node.outputs[i] != nullptr) again[node.outputs[i]] = copy->outputs[i];
+      }
+    }
+    copy->origin = node.origin;
+    copy->recompute.clear();
+    copy->region = -1;
+  }
+
+  Graph& graph_;
+  std::vector<Node*> backward_;
+  std::unordered_set<const Node*> tagged_;
+  std::unordered_map<const Node*, int> order_;  // of the forward half
+  std::map<int, std::map<int, Node*>> needed_;  // region, order, node
+};
+
+}  // namespace
+
+int recompute_tagged(Graph& graph) { return Recomputation(graph).run(); }
+
+}  // namespace torch_ort::passes

@@ -1,0 +1,48 @@
+// y = Identity(x) -> x.
+// An Identity is a copy, so it stays where the copy can be told from x: by its strides, by a write
+// into either, or by a caller who holds one of the two.
+
+#include "ir/edit.h"
+#include "passes/memory.h"
+#include "passes/pass.h"
+
+namespace torch_ort::passes {
+
+namespace {
+
+// A small view that outlives the rest of a large tensor keeps all of it.
+bool is_part_of_larger(const ir::Value& value) {
+  const ir::Value* root = SharedMemory::root(&value);
+  if (root == &value) return false;
+  if (!root->type.shape || !value.type.shape) return true;
+  return !(ir::numel(*root->type.shape) == ir::numel(*value.type.shape));
+}
+
+}  // namespace
+
+int remove_identity(ir::Graph& graph) {
+  const SharedMemory memory(graph);
+  int rewrites = 0;
+  for (ir::Node& node : graph.nodes) {
+    if (!ir::is(&node, "Identity") || node.outputs[0] == nullptr) continue;
+    ir::Value &x = *node.inputs[0], &y = *node.outputs[0];
+    if (!(x.type == y.type)) continue;
+    if (is_part_of_larger(x)) continue;
+    if (memory.is_written(&x) || memory.is_written(&y)) continue;
+    if (memory.leaves(&x)) continue;
+    // The caller may write into its own tensor between the two halves.
+    if (memory.is_callers(&x) && memory.has_yield()) continue;
+    // What leaves must be memory of its own.
+    const bool is_only_reader =
+        x.uses.size() == 1 && x.producer != nullptr && memory.root(&x) == &x;
+    if (memory.leaves(&y) && !is_only_reader) continue;
+    if (!may_rewrite()) return rewrites;
+
+    ir::replace_uses(y, x, graph);
+    ir::erase(graph, node);
+    ++rewrites;
+  }
+  return rewrites;
+}
+
+}  // namespace torch_ort::passes

@@ -1,0 +1,99 @@
+// A view that both halves read is made twice: in the backward half it is made anew from what it looks at.
+// Only that crosses then: a tensor that autograd saves itself, so that its version counter sees every
+// edit in place, or memory of the engine.
+
+#include <unordered_map>
+#include <unordered_set>
+
+#include "ir/edit.h"
+#include "ops/op.h"
+#include "passes/pass.h"
+
+namespace torch_ort::passes {
+
+namespace {
+
+using ir::Graph;
+using ir::Node;
+using ir::Value;
+
+// Nodes of the forward half that are views, in order.
+std::vector<Node*> forward_views(Graph& graph, const Node& yield) {
+  std::vector<Node*> views;
+  for (Node& node : graph.nodes) {
+    if (&node == &yield) break;
+    if (!node.is_erased() && !node.inputs.empty() && ops::is_view(node)) views.push_back(&node);
+  }
+  return views;
+}
+
+Node* find_yield(Graph& graph) {
+  for (Node& node : graph.nodes) {
+    if (ir::is(&node, "YieldOp", ir::kMicrosoftDomain)) return &node;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+int replay_views(Graph& graph) {
+  Node* yield = find_yield(graph);
+  if (yield == nullptr) return 0;
+  const std::vector<Node*> views = forward_views(graph, *yield);
+  std::unordered_set<const Node*> is_view(views.begin(), views.end());
+
+  std::unordered_set<const Node*> needed;
+  std::vector<Node*> readers;
+  Node* first_backward = nullptr;
+  bool is_backward = false;
+  for (Node& node : graph.nodes) {
+    if (is_backward && !node.is_erased()) {
+      if (first_backward == nullptr) first_backward = &node;
+      readers.push_back(&node);
+      for (const Value* value : node.inputs) {
+        if (value != nullptr && is_view.contains(value->producer)) needed.insert(value->producer);
+      }
+    }
+    if (&node == yield) is_backward = true;
+  }
+  for (const Value* output : graph.outputs) {
+    if (is_view.contains(output->producer)) needed.insert(output->producer);
+  }
+  if (needed.empty() || first_backward == nullptr) return 0;
+  for (auto view = views.rbegin(); view != views.rend(); ++view) {
+    const Value* viewed = (*view)->inputs[0];
+    if (needed.contains(*view) && viewed != nullptr && is_view.contains(viewed->producer)) {
+      needed.insert(viewed->producer);
+    }
+  }
+
+  std::unordered_map<const Value*, Value*> replayed;
+  for (Node* view : views) {
+    if (!needed.contains(view)) continue;
+    std::vector<Value*> inputs = view->inputs;
+    for (Value*& input : inputs) {
+      if (auto found = replayed.find(input); found != replayed.end()) input = found->second;
+    }
+    std::vector<ir::Type> types;
+    for (const Value* output : view->outputs) types.push_back(output ? output->type : ir::Type());
+    Node& again = ir::insert_before(graph, *first_backward, view->op, inputs, types, view->attrs,
+                                    view->name + "_again");
+    again.origin = view->origin;
+    for (size_t i = 0; i < view->outputs.size(); ++i) {
+      if (view->outputs[i] != nullptr) replayed[view->outputs[i]] = again.outputs[i];
+    }
+  }
+  for (Node* reader : readers) {
+    for (size_t i = 0; i < reader->inputs.size(); ++i) {
+      auto found = replayed.find(reader->inputs[i]);
+      if (found != replayed.end()) ir::set_input(*reader, static_cast<int>(i), found->second);
+    }
+  }
+  for (size_t i = 0; i < graph.outputs.size(); ++i) {
+    auto found = replayed.find(graph.outputs[i]);
+    if (found != replayed.end()) ir::set_output(graph, static_cast<int>(i), *found->second);
+  }
+  return static_cast<int>(needed.size());
+}
+
+}  // namespace torch_ort::passes

@@ -1,0 +1,252 @@
+// Greedy placement: the largest block first, each at the lowest offset that is free for all of its
+// life. Conflicts are found by time, so the cost grows with what is alive at once and not with the
+// square of the number of blocks.
+#include "plan/arena.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+namespace torch_ort::plan {
+namespace {
+
+struct Span {
+  int64_t begin;
+  int64_t end;
+};
+
+int64_t align_up(int64_t bytes, int64_t alignment) {
+  return (bytes + alignment - 1) / alignment * alignment;
+}
+
+// A set of blocks that answers which of them are alive in a range of times.
+class TimeIndex {
+ public:
+  TimeIndex(int first, int last) : first_(first), size_(std::max(last - first + 1, 1)) {
+    covering_.assign(2 * static_cast<size_t>(size_), -1);
+    beginning_.assign(size_, -1);
+  }
+
+  // Each node of the segment tree lists the blocks that are alive all through its times.
+  void add(const Block& block, int id) {
+    int low = block.begin - first_ + size_;
+    int high = block.end - first_ + size_ + 1;
+    for (; low < high; low /= 2, high /= 2) {
+      if (low & 1) push(covering_[low++], id);
+      if (high & 1) push(covering_[--high], id);
+    }
+    push(beginning_[block.begin - first_], id);
+  }
+
+  // Calls visit(id) once for each block alive at some time from `begin` to `end`: those alive at
+  // `begin`, and those that begin later.
+  template <typename Visit>
+  void for_each_alive(int begin, int end, Visit visit) const {
+    for (int node = begin - first_ + size_; node > 0; node /= 2) walk(covering_[node], visit);
+    for (int time = begin + 1; time <= end; ++time) walk(beginning_[time - first_], visit);
+  }
+
+ private:
+  struct Link {
+    int id;
+    int next;
+  };
+
+  void push(int& head, int id) {
+    links_.push_back({id, head});
+    head = static_cast<int>(links_.size()) - 1;
+  }
+
+  template <typename Visit>
+  void walk(int head, Visit visit) const {
+    for (int link = head; link >= 0; link = links_[link].next) visit(links_[link].id);
+  }
+
+  int first_;
+  int size_;
+  std::vector<int> covering_;
+  std::vector<int> beginning_;
+  std::vector<Link> links_;
+};
+
+// The parts of the context area that the crossing blocks leave free in one half. A crossing block
+// is free for a life if its key is below that of the life: forward, the block begins after the life
+// ends; backward, it ends before the life begins.
+class ContextRoom {
+ public:
+  ContextRoom(const std::vector<Block>& blocks, const std::vector<int>& crossing, bool forward)
+      : forward_(forward) {
+    for (int id : crossing) {
+      keys_.push_back(forward ? -blocks[id].begin : blocks[id].end);
+      starts_.push_back(blocks[id].offset);
+    }
+    lowest_before_ = keys_;
+    highest_after_ = keys_;
+    for (size_t i = 1; i < keys_.size(); ++i) {
+      lowest_before_[i] = std::min(lowest_before_[i - 1], keys_[i]);
+      size_t j = keys_.size() - 1 - i;
+      highest_after_[j] = std::max(highest_after_[j + 1], keys_[j]);
+    }
+  }
+
+  // Appends the free spans for the life of the block, lowest first. `size` is that of the area.
+  void find(const Block& block, int64_t size, std::vector<Span>& spans) const {
+    int limit = forward_ ? -block.end : block.begin;
+    // Blocks lie in the order of their first write, and backward mostly frees them from the last to
+    // the first: nothing below `low` is free and all from `high` on is, so little is looked at.
+    size_t low = first_below(lowest_before_, limit);
+    size_t high = first_below(highest_after_, limit);
+    for (size_t i = low; i < high; ++i) {
+      if (keys_[i] >= limit) continue;
+      size_t start = i;
+      while (keys_[i] < limit) ++i;  // the one before `high` stops it
+      spans.push_back({starts_[start], starts_[i]});
+    }
+    if (high < keys_.size()) spans.push_back({starts_[high], size});
+  }
+
+ private:
+  // Both lists fall from left to right.
+  static size_t first_below(const std::vector<int>& falling, int limit) {
+    return std::partition_point(falling.begin(), falling.end(),
+                                [limit](int key) { return key >= limit; }) -
+           falling.begin();
+  }
+
+  bool forward_;
+  std::vector<int> keys_;
+  std::vector<int64_t> starts_;
+  std::vector<int> lowest_before_;
+  std::vector<int> highest_after_;
+};
+
+// The lowest offset within `room` where `bytes` fit between the spans in use, which are sorted by
+// their beginning; -1 if there is none.
+int64_t lowest_fit(const std::vector<Span>& in_use, Span room, int64_t bytes) {
+  int64_t offset = room.begin;
+  for (const Span& span : in_use) {
+    if (span.begin - offset >= bytes) break;
+    offset = std::max(offset, span.end);
+  }
+  return room.end - offset >= bytes ? offset : -1;
+}
+
+// Places the blocks of one half that do not cross.
+class HalfLayout {
+ public:
+  HalfLayout(std::vector<Block>& blocks, const std::vector<int>& crossing, bool forward, int first,
+             int last, int64_t context_bytes)
+      : blocks_(blocks),
+        room_(blocks, crossing, forward),
+        placed_(first, last),
+        context_bytes_(context_bytes) {}
+
+  // `ids` from the largest to the smallest. Returns the size of the scratch area.
+  int64_t place(const std::vector<int>& ids) {
+    for (int id : ids) place_block(id);
+    return scratch_bytes_;
+  }
+
+ private:
+  void place_block(int id) {
+    Block& block = blocks_[id];
+    find_in_use(block);
+    if (!place_in_context(block)) {
+      block.area = Area::kScratch;
+      block.offset =
+          lowest_fit(scratch_in_use_, {0, std::numeric_limits<int64_t>::max()}, block.bytes);
+      scratch_bytes_ = std::max(scratch_bytes_, block.offset + block.bytes);
+    }
+    placed_.add(block, id);
+  }
+
+  void find_in_use(const Block& block) {
+    context_in_use_.clear();
+    scratch_in_use_.clear();
+    placed_.for_each_alive(block.begin, block.end, [this](int id) {
+      const Block& other = blocks_[id];
+      bool in_context = other.area == Area::kContext;
+      (in_context ? context_in_use_ : scratch_in_use_)
+          .push_back({other.offset, other.offset + other.bytes});
+    });
+    auto by_begin = [](const Span& a, const Span& b) { return a.begin < b.begin; };
+    std::sort(context_in_use_.begin(), context_in_use_.end(), by_begin);
+    std::sort(scratch_in_use_.begin(), scratch_in_use_.end(), by_begin);
+  }
+
+  bool place_in_context(Block& block) {
+    free_.clear();
+    room_.find(block, context_bytes_, free_);
+    for (const Span& span : free_) {
+      if (span.end - span.begin < block.bytes) continue;
+      int64_t offset = lowest_fit(context_in_use_, span, block.bytes);
+      if (offset < 0) continue;
+      block.area = Area::kContext;
+      block.offset = offset;
+      return true;
+    }
+    return false;
+  }
+
+  std::vector<Block>& blocks_;
+  ContextRoom room_;
+  TimeIndex placed_;
+  int64_t context_bytes_;
+  int64_t scratch_bytes_ = 0;
+  std::vector<Span> context_in_use_;
+  std::vector<Span> scratch_in_use_;
+  std::vector<Span> free_;
+};
+
+// All crossing blocks are alive at the border, so nothing beats laying them side by side. In the
+// order of their first write, what is free forms one piece at the end: for forward always, for
+// backward as far as it goes through the layers in reverse.
+int64_t place_crossing(std::vector<Block>& blocks, std::vector<int>& crossing) {
+  std::sort(crossing.begin(), crossing.end(), [&blocks](int a, int b) {
+    if (blocks[a].begin != blocks[b].begin) return blocks[a].begin < blocks[b].begin;
+    if (blocks[a].end != blocks[b].end) return blocks[a].end > blocks[b].end;
+    return a < b;
+  });
+  int64_t offset = 0;
+  for (int id : crossing) {
+    blocks[id].area = Area::kContext;
+    blocks[id].offset = offset;
+    offset += blocks[id].bytes;
+  }
+  return offset;
+}
+
+// The blocks from the largest to the smallest; equal ones by their first write.
+std::vector<int> by_size(const std::vector<Block>& blocks, const std::vector<int>& ids) {
+  std::vector<std::pair<int64_t, int>> keys;
+  keys.reserve(ids.size());
+  for (int id : ids) keys.push_back({-blocks[id].bytes, id});
+  std::sort(keys.begin(), keys.end());
+  std::vector<int> sorted;
+  sorted.reserve(ids.size());
+  for (const auto& [bytes, id] : keys) sorted.push_back(id);
+  return sorted;
+}
+
+}  // namespace
+
+ArenaSizes place_blocks(std::vector<Block>& blocks, int border, int64_t alignment) {
+  std::vector<int> crossing, forward, backward;
+  int last = border;
+  for (size_t id = 0; id < blocks.size(); ++id) {
+    Block& block = blocks[id];
+    block.bytes = align_up(block.bytes, alignment);
+    last = std::max(last, block.end);
+    auto& list = block.end < border ? forward : block.begin > border ? backward : crossing;
+    list.push_back(static_cast<int>(id));
+  }
+  ArenaSizes sizes;
+  sizes.context = place_crossing(blocks, crossing);
+  sizes.forward_scratch = HalfLayout(blocks, crossing, true, 0, border - 1, sizes.context)
+                              .place(by_size(blocks, forward));
+  sizes.backward_scratch = HalfLayout(blocks, crossing, false, border + 1, last, sizes.context)
+                               .place(by_size(blocks, backward));
+  return sizes;
+}
+
+}  // namespace torch_ort::plan

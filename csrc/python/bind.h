@@ -1,0 +1,15 @@
+// One function per room that Python sees; each stands in its bind_<room>.cpp.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace torch_ort::python {
+
+void bind_errors(pybind11::module_& module);
+void bind_ir(pybind11::module_& module);
+void bind_convert(pybind11::module_& module);
+void bind_passes(pybind11::module_& module);
+void bind_plan(pybind11::module_& module);
+void bind_run(pybind11::module_& module);
+
+}  // namespace torch_ort::python

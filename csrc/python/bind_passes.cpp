@@ -1,0 +1,72 @@
+// The pipeline of rewrites, and single passes for tests.
+#include "ops/op.h"
+#include "passes/pass.h"
+#include "python/bind.h"
+
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+
+namespace py = pybind11;
+
+namespace torch_ort::python {
+
+namespace {
+
+// (name, rewrites, milliseconds) of each pass that ran.
+using Report = std::tuple<std::string, int, double>;
+
+std::vector<Report> run_pipeline(ir::Graph& graph, std::vector<std::string> disabled,
+                                 int64_t bisect, int check,
+                                 std::optional<std::function<void(std::string)>> dump) {
+  passes::PipelineOptions options;
+  options.disabled = std::move(disabled);
+  options.bisect = bisect;
+  options.check = check;
+  // Python holds the graph already, so the name is enough.
+  if (dump) {
+    options.dump = [&](const char* name, const ir::Graph&) {
+      py::gil_scoped_acquire acquire;
+      (*dump)(name);
+    };
+  }
+  py::gil_scoped_release release;
+  std::vector<Report> reports;
+  for (const passes::PassReport& report : passes::run_pipeline(graph, options)) {
+    reports.emplace_back(report.name, report.rewrites, report.ms);
+  }
+  return reports;
+}
+
+py::list op_facts() {
+  py::list facts;
+  for (const ops::Op* op : ops::registry().all()) {
+    py::dict fact;
+    fact["domain"] = op->domain;
+    fact["name"] = op->name;
+    fact["since"] = op->since;
+    fact["bfloat16_since"] = op->bfloat16_since;
+    fact["min_inputs"] = op->min_inputs;
+    fact["max_inputs"] = op->max_inputs;
+    fact["pure"] = op->pure;
+    facts.append(fact);
+  }
+  return facts;
+}
+
+}  // namespace
+
+void bind_passes(py::module_& module) {
+  module.def("run_pass", &passes::run_pass, py::arg("name"), py::arg("graph"),
+             "Run one pass on a graph; give the number of rewrites.");
+  module.def("run_pipeline", &run_pipeline, py::arg("graph"),
+             py::arg("disabled") = std::vector<std::string>(), py::arg("bisect") = -1,
+             py::arg("check") = 0, py::arg("dump") = py::none());
+  module.def("pass_names", [] {
+    std::vector<std::string> names;
+    for (const passes::Pass& pass : passes::pipeline()) names.emplace_back(pass.name);
+    return names;
+  });
+  module.attr("testing").attr("op_facts") = py::cpp_function(&op_facts);
+}
+
+}  // namespace torch_ort::python

@@ -1,0 +1,165 @@
+// Sessions, counters and memory.
+#include <ATen/Parallel.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <chrono>
+
+#include "base/error.h"
+#include "ir/edit.h"
+#include "ir/onnx_proto.h"
+#include "ops/op.h"
+#include "passes/pass.h"
+#include "python/bind.h"
+#include "run/counters.h"
+#include "run/session.h"
+
+namespace py = pybind11;
+
+namespace torch_ort::python {
+
+namespace {
+
+using run::Session;
+
+std::shared_ptr<Session> compile(const ir::Graph& graph,
+                                 const std::unordered_map<std::string, at::Tensor>& constants,
+                                 bool reorder, bool in_place, bool verify) {
+  run::SessionOptions options;
+  options.reorder = reorder;
+  options.in_place = in_place;
+  options.verify = verify;
+  auto copy = ir::clone(graph);
+  py::gil_scoped_release release;
+  return Session::compile(std::move(copy), constants, options);
+}
+
+// A graph without capture: inputs by name, outputs by name. A training graph gets the gradients of its
+// outputs under the names of the YieldOp's results.
+py::dict run_by_name(Session& session, const std::unordered_map<std::string, at::Tensor>& given) {
+  const ir::Graph& graph = session.graph();
+  const auto take = [&](const ir::Value* value) {
+    auto found = given.find(value->name);
+    if (found == given.end()) throw UserError(concat("run: input '", value->name, "' is missing"));
+    return found->second;
+  };
+  Session::Tensors inputs, tangents;
+  for (const ir::Value* value : graph.inputs) inputs.push_back(take(value));
+  std::vector<int64_t> symbols;
+  for (const std::string& name : graph.symbol_inputs) {
+    auto found = given.find(name);
+    if (found == given.end()) throw UserError(concat("run: symbol '", name, "' is missing"));
+    symbols.push_back(found->second.item<int64_t>());
+  }
+  const ir::Node* yield = nullptr;
+  for (const ir::Node& node : graph.nodes) {
+    if (ir::is(&node, "YieldOp", ir::kMicrosoftDomain)) yield = &node;
+  }
+  if (yield != nullptr) {
+    for (const ir::Value* value : yield->outputs) tangents.push_back(take(value));
+  }
+  Session::Tensors outputs, gradients;
+  {
+    py::gil_scoped_release release;
+    outputs = session.forward(inputs, symbols, false);
+    if (yield != nullptr) {
+      const size_t count = session.num_outputs();
+      Session::Tensors saved(outputs.begin() + static_cast<std::ptrdiff_t>(count) + 1, outputs.end());
+      gradients = Session::backward(outputs[count], saved, tangents, false);
+    }
+  }
+  py::dict results;
+  const auto& forward_values = yield != nullptr ? yield->inputs : graph.outputs;
+  for (size_t i = 0; i < forward_values.size(); ++i) {
+    results[py::str(forward_values[i]->name)] = outputs[i];
+  }
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    results[py::str(graph.outputs[i]->name)] = gradients[i];
+  }
+  return results;
+}
+
+std::shared_ptr<Session> session_from_onnx(const py::bytes& bytes) {
+  auto graph = ir::from_onnx(std::string_view(bytes), "");
+  ops::infer_types(*graph);
+  return Session::compile(std::move(graph), {}, {});
+}
+
+// Seconds of `repeats` passes over n additions of preallocated tensors: what a C++ loop of calls costs.
+std::vector<double> bench_add_loop(int64_t n, int64_t size, int64_t repeats) {
+  py::gil_scoped_release release;
+  std::vector<at::Tensor> results;
+  for (int64_t i = 0; i <= n; ++i) results.push_back(at::zeros({size}));
+  const at::Tensor one = at::zeros({size});
+  std::vector<double> seconds;
+  for (int64_t repeat = 0; repeat < repeats; ++repeat) {
+    const auto start = std::chrono::steady_clock::now();
+    for (int64_t i = 0; i < n; ++i) at::add_out(results[i + 1], results[i], one);
+    seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  return seconds;
+}
+
+py::object plan_report(const Session& session) {
+  const auto report = session.plan_report();
+  if (!report) return py::none();
+  py::dict fields;
+  fields["steps_forward"] = report->steps_forward;
+  fields["steps_backward"] = report->steps_backward;
+  fields["steps_out"] = report->steps_out;
+  fields["steps_functional"] = report->steps_functional;
+  fields["steps_view"] = report->steps_view;
+  fields["in_place"] = report->in_place;
+  fields["context_bytes"] = report->context_bytes;
+  fields["scratch_bytes"] = report->scratch_bytes;
+  fields["saved_bytes"] = report->saved_bytes;
+  fields["peak_bytes"] = report->peak_bytes;
+  fields["plan_ms"] = report->plan_ms;
+  return fields;
+}
+
+}  // namespace
+
+void bind_run(py::module_& module) {
+  py::class_<Session, std::shared_ptr<Session>>(module, "Session")
+      .def_static("compile", &compile, py::arg("graph"), py::arg("constants"),
+                  py::arg("reorder") = true, py::arg("in_place") = true, py::arg("verify") = false)
+      .def_static("from_onnx", &session_from_onnx)
+      .def_property_readonly("id", &Session::id)
+      .def_property_readonly("is_training", &Session::is_training)
+      .def_property_readonly("saved_inputs", &Session::saved_inputs)
+      .def_property_readonly("saved_outputs", &Session::saved_outputs)
+      .def_property_readonly("num_outputs", &Session::num_outputs)
+      .def("prepare", &Session::prepare, py::call_guard<py::gil_scoped_release>())
+      .def("run", &run_by_name)
+      .def("plan_report", &plan_report)
+      .def("steps", [](const Session& session) {
+        py::list steps;
+        for (const auto& step : session.steps_report()) {
+          steps.append(py::make_tuple(step.name, step.op, step.form, step.backward, step.origin));
+        }
+        return steps;
+      });
+  module.def("run", [](const ir::Graph& graph, const std::unordered_map<std::string, at::Tensor>& inputs) {
+    auto copy = ir::clone(graph);
+    ops::infer_types(*copy);
+    run::SessionOptions options;
+    options.verify = true;
+    return run_by_name(*Session::compile(std::move(copy), {}, options), inputs);
+  }, py::arg("graph"), py::arg("inputs"), "Compile a graph, run it once, and give its outputs by name.");
+  module.def("required_opset", [](const ir::Graph& graph) { return ops::required_opset(graph); });
+  module.def("infer_types", [](ir::Graph& graph) { ops::infer_types(graph); });
+  module.def("is_live", &run::is_live, "Whether the forward call of this token waits for its backward.");
+  module.def("count_sharing", [] { run::counters().sessions_shared.fetch_add(1); });
+  module.def("counters", [] {
+    py::dict values;
+    for (const auto& [name, value] : run::counters().snapshot()) values[py::str(name)] = value;
+    return values;
+  });
+  module.def("reset_counters", [] { run::counters().reset(); });
+  module.def("empty_cache", &run::empty_cache, py::call_guard<py::gil_scoped_release>());
+  module.def("bench_add_loop", &bench_add_loop, py::arg("n"), py::arg("size"), py::arg("repeats"));
+}
+
+}  // namespace torch_ort::python

@@ -1,0 +1,13 @@
+// The extension module torch_ort._C.
+#include "python/bind.h"
+
+PYBIND11_MODULE(_C, module) {
+  module.doc() = "The C++ engine of torch_ort. Its names are not a public interface.";
+  module.def_submodule("testing", "What only tests and debugging tools call.");
+  torch_ort::python::bind_errors(module);
+  torch_ort::python::bind_ir(module);
+  torch_ort::python::bind_convert(module);
+  torch_ort::python::bind_passes(module);
+  torch_ort::python::bind_plan(module);
+  torch_ort::python::bind_run(module);
+}

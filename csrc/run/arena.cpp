@@ -1,0 +1,134 @@
+#include "run/arena.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/util/Exception.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+#include "run/counters.h"
+
+namespace torch_ort::run {
+
+namespace {
+
+constexpr int64_t kHugePage = int64_t{2} << 20;
+constexpr int64_t kPage = 4096;
+
+// Idle CPU mappings by capacity.
+struct IdleBuffers {
+  std::mutex mutex;
+  std::multimap<int64_t, void*> by_capacity;
+};
+
+IdleBuffers& idle_buffers() {
+  // Never destroyed: tokens may be dropped while the process ends.
+  static IdleBuffers* buffers = new IdleBuffers;
+  return *buffers;
+}
+
+int64_t round_up(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+void note_bytes(int64_t change) {
+  Counters& count = counters();
+  int64_t now = count.arena_bytes.fetch_add(change) + change;
+  int64_t peak = count.arena_bytes_peak.load();
+  while (now > peak && !count.arena_bytes_peak.compare_exchange_weak(peak, now)) {
+  }
+}
+
+// Aligned to a huge page where one fits in. nullptr if the system has none left.
+void* map_memory(int64_t capacity) {
+  const int64_t alignment = capacity >= kHugePage ? kHugePage : kPage;
+  const int64_t mapped = capacity + alignment - kPage;
+  void* raw = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (raw == MAP_FAILED) return nullptr;
+  auto begin = reinterpret_cast<uintptr_t>(raw);
+  uintptr_t aligned = (begin + alignment - 1) / alignment * alignment;
+  if (aligned > begin) munmap(raw, aligned - begin);
+  uintptr_t end = begin + mapped;
+  if (end > aligned + capacity) {
+    munmap(reinterpret_cast<void*>(aligned + capacity), end - aligned - capacity);
+  }
+  void* data = reinterpret_cast<void*>(aligned);
+  if (capacity >= kHugePage) madvise(data, capacity, MADV_HUGEPAGE);
+  counters().arena_allocations.fetch_add(1);
+  counters().arena_growth.fetch_add(capacity);
+  note_bytes(capacity);
+  return data;
+}
+
+void unmap_memory(void* data, int64_t capacity) {
+  munmap(data, capacity);
+  note_bytes(-capacity);
+}
+
+// The smallest idle buffer that fits. If none fits, the largest idle one is freed: it would be
+// too small for the sizes that come now, and the number of buffers stays that of the live ones.
+std::pair<void*, int64_t> take_idle(int64_t bytes) {
+  IdleBuffers& idle = idle_buffers();
+  std::lock_guard lock(idle.mutex);
+  auto found = idle.by_capacity.lower_bound(bytes);
+  if (found != idle.by_capacity.end()) {
+    auto buffer = std::pair(found->second, found->first);
+    idle.by_capacity.erase(found);
+    return buffer;
+  }
+  if (!idle.by_capacity.empty()) {
+    auto largest = std::prev(idle.by_capacity.end());
+    unmap_memory(largest->second, largest->first);
+    idle.by_capacity.erase(largest);
+  }
+  return {nullptr, 0};
+}
+
+}  // namespace
+
+int64_t free_idle_buffers() {
+  IdleBuffers& idle = idle_buffers();
+  std::lock_guard lock(idle.mutex);
+  int64_t freed = 0;
+  for (auto [capacity, data] : idle.by_capacity) {
+    unmap_memory(data, capacity);
+    freed += capacity;
+  }
+  idle.by_capacity.clear();
+  return freed;
+}
+
+Buffer lend(c10::Device device, int64_t bytes) {
+  Buffer buffer;
+  buffer.device_ = device;
+  if (bytes == 0) return buffer;
+  if (!device.is_cpu()) {
+    buffer.owner_ = c10::GetAllocator(device.type())->allocate(bytes);
+    buffer.data_ = buffer.owner_.get();
+    buffer.capacity_ = bytes;
+    return buffer;
+  }
+  std::tie(buffer.data_, buffer.capacity_) = take_idle(bytes);
+  if (buffer.data_ != nullptr) return buffer;
+
+  const int64_t capacity = round_up(bytes, bytes >= kHugePage ? kHugePage : kPage);
+  buffer.data_ = map_memory(capacity);
+  if (buffer.data_ == nullptr && free_idle_buffers() > 0) buffer.data_ = map_memory(capacity);
+  TORCH_CHECK_WITH(OutOfMemoryError, buffer.data_ != nullptr,
+                   "DefaultCPUAllocator: can't allocate memory: you tried to allocate ", bytes, " bytes.");
+  buffer.capacity_ = capacity;
+  return buffer;
+}
+
+void Buffer::give_back() noexcept {
+  if (data_ != nullptr && device_.is_cpu()) {
+    IdleBuffers& idle = idle_buffers();
+    std::lock_guard lock(idle.mutex);
+    idle.by_capacity.emplace(capacity_, data_);
+  }
+  owner_.clear();
+  data_ = nullptr;
+  capacity_ = 0;
+}
+
+}  // namespace torch_ort::run

@@ -1,0 +1,472 @@
+// One set of sizes: evaluates every symbolic size, asks plan/ for places, binds the arguments.
+#include <ATen/TensorUtils.h>
+#include <c10/core/TensorImpl.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+
+#include "base/error.h"
+#include "run/context.h"
+#include "run/counters.h"
+#include "run/dtype.h"
+#include "run/guard.h"
+
+namespace torch_ort::run {
+
+namespace {
+
+// Bytes from the first element to the end of the last one.
+int64_t span_bytes(const TensorSpec& spec) {
+  int64_t last = 0;
+  for (size_t i = 0; i < spec.sizes.size(); ++i) {
+    if (spec.sizes[i] == 0) return 0;
+    last += (spec.sizes[i] - 1) * spec.strides[i];
+  }
+  return (last + 1) * static_cast<int64_t>(c10::elementSize(spec.dtype));
+}
+
+TensorSpec spec_of(const at::Tensor& tensor) {
+  TensorSpec spec;
+  spec.known = tensor.defined();
+  if (!spec.known) return spec;
+  spec.sizes = tensor.sizes().vec();
+  spec.strides = tensor.strides().vec();
+  spec.dtype = tensor.scalar_type();
+  spec.device = tensor.device();
+  spec.bytes = span_bytes(spec);
+  return spec;
+}
+
+TensorSpec spec_of(const ir::Type& type, const ir::SymbolLookup& lookup) {
+  TensorSpec spec;
+  spec.known = true;
+  spec.sizes = eval_dims(*type.shape, lookup);
+  spec.strides = type.strides ? eval_dims(*type.strides, lookup) : std::vector<int64_t>();
+  if (!type.strides) {
+    spec.strides.assign(spec.sizes.size(), 1);
+    for (size_t i = spec.sizes.size(); i-- > 1;) {
+      spec.strides[i - 1] = spec.strides[i] * std::max<int64_t>(spec.sizes[i], 1);
+    }
+  }
+  spec.dtype = scalar_type(type.dtype);
+  spec.device = torch_device(type.device);
+  spec.bytes = span_bytes(spec);
+  return spec;
+}
+
+bool equals(const TensorSpec& spec, const at::Tensor& tensor) {
+  if (!tensor.defined() || !spec.known) return tensor.defined() == spec.known;
+  return tensor.sizes() == c10::IntArrayRef(spec.sizes) &&
+         tensor.strides() == c10::IntArrayRef(spec.strides) &&
+         tensor.scalar_type() == spec.dtype && tensor.device() == spec.device;
+}
+
+at::Tensor tensor_over(c10::Storage storage, const TensorSpec& spec, int64_t byte_offset) {
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage),
+      c10::DispatchKeySet(c10::computeDispatchKey(spec.dtype, std::nullopt, spec.device)),
+      c10::scalarTypeToTypeMeta(spec.dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(
+      spec.sizes, spec.strides, byte_offset / static_cast<int64_t>(c10::elementSize(spec.dtype)));
+  return tensor;
+}
+
+c10::Storage storage_without_memory(int64_t bytes, c10::Device device) {
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), bytes, c10::DataPtr(nullptr, device), nullptr, false));
+}
+
+// Binds symbols from the shapes of the inputs. A dim that is an expression is checked in verify mode only:
+// the guards of the capture hold it.
+void bind_symbols(const ir::Graph& graph, const Session::Tensors& inputs,
+                  const std::vector<int64_t>& given,
+                  std::vector<std::pair<std::string, int64_t>>& symbols) {
+  ORT_CHECK(given.size() == graph.symbol_inputs.size(), "run: got ", given.size(),
+            " symbol values, want ", graph.symbol_inputs.size());
+  const auto is_bound = [&](const std::string& name) {
+    return std::any_of(symbols.begin(), symbols.end(), [&](auto& s) { return s.first == name; });
+  };
+  for (size_t i = 0; i < given.size(); ++i) symbols.emplace_back(graph.symbol_inputs[i], given[i]);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const ir::Value& value = *graph.inputs[i];
+    if (!inputs[i].defined() || !value.type.shape) continue;
+    if (inputs[i].dim() != static_cast<int64_t>(value.type.shape->size())) {
+      throw UserError(concat("input '", value.name, "': got ", inputs[i].dim(), " dims, want ",
+                             value.type.shape->size()));
+    }
+    for (size_t d = 0; d < value.type.shape->size(); ++d) {
+      const ir::Dim& dim = (*value.type.shape)[d];
+      if (dim.is_symbol() && !is_bound(dim.name())) symbols.emplace_back(dim.name(), inputs[i].size(d));
+      if (dim.is_constant() && dim.constant() != inputs[i].size(static_cast<int64_t>(d))) {
+        throw UserError(concat("input '", value.name, "': dim ", d, ": got ",
+                               inputs[i].size(static_cast<int64_t>(d)), ", want ", dim.constant()));
+      }
+    }
+  }
+}
+
+void check_inputs(const ir::Graph& graph, const Session::Tensors& inputs) {
+  if (inputs.size() != graph.inputs.size()) {
+    throw UserError(concat("run: got ", inputs.size(), " inputs, want ", graph.inputs.size()));
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const ir::Value& value = *graph.inputs[i];
+    if (!inputs[i].defined()) continue;
+    if (value.type.dtype != ir::DType::kUndefined &&
+        inputs[i].scalar_type() != scalar_type(value.type.dtype)) {
+      throw UserError(concat("input '", value.name, "': got ", c10::toString(inputs[i].scalar_type()),
+                             ", want ", ir::name(value.type.dtype)));
+    }
+    if (inputs[i].layout() != c10::kStrided) {
+      throw Unsupported(concat("input '", value.name, "': got layout ", inputs[i].layout(),
+                               ", want strided"));
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<int64_t> eval_dims(const ir::Shape& dims, const ir::SymbolLookup& lookup) {
+  std::vector<int64_t> values;
+  values.reserve(dims.size());
+  for (const ir::Dim& dim : dims) {
+    std::optional<int64_t> value = dim.is_constant() ? dim.constant() : dim.evaluate(lookup);
+    ORT_CHECK(value.has_value(), "run: symbol in '", dim.str(), "' is not bound");
+    values.push_back(*value);
+  }
+  return values;
+}
+
+at::Tensor make_tensor(const TensorSpec& spec) {
+  c10::Allocator* allocator = c10::GetAllocator(spec.device.type());
+  c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), spec.bytes, allocator->allocate(spec.bytes), allocator, true));
+  return tensor_over(std::move(storage), spec, 0);
+}
+
+bool Binding::matches(const Session::Tensors& tensors, const std::vector<int64_t>& given) const {
+  if (symbol_inputs != given || tensors.size() != inputs.size()) return false;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!equals(inputs[i], tensors[i])) return false;
+  }
+  return true;
+}
+
+std::unique_ptr<Context> Binding::take_context() {
+  {
+    std::lock_guard lock(mutex);
+    if (!idle.empty()) {
+      std::unique_ptr<Context> context = std::move(idle.back());
+      idle.pop_back();
+      context->binding = shared_from_this();
+      return context;
+    }
+  }
+  counters().contexts_created.fetch_add(1);
+  return std::make_unique<Context>(shared_from_this());
+}
+
+// Turns a session and one set of sizes into a Binding.
+class Binder {
+ public:
+  Binder(Session& session, Binding& binding) : session_(session), binding_(binding) {
+    lookup_ = [this](const std::string& name) -> std::optional<int64_t> {
+      for (const auto& [symbol, value] : binding_.symbols) {
+        if (symbol == name) return value;
+      }
+      return std::nullopt;
+    };
+  }
+
+  void run(const Session::Tensors& inputs) {
+    evaluate_types(inputs);
+    decide_forms();
+    describe_program();
+    binding_.plan = plan::make_plan(program_, plan_options());
+    if (session_.options_.verify) plan::verify_plan(program_, binding_.plan, plan_options());
+    bind_steps();
+  }
+
+ private:
+  const SlotFacts& root(int slot) const { return session_.facts_[session_.facts_[slot].root]; }
+
+  plan::PlanOptions plan_options() const {
+    plan::PlanOptions options;
+    options.reorder = session_.options_.reorder;
+    options.in_place = session_.options_.in_place;
+    return options;
+  }
+
+  void evaluate_types(const Session::Tensors& inputs) {
+    binding_.specs.resize(session_.facts_.size());
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      binding_.specs[session_.input_slots_[i]] = binding_.inputs[i];
+    }
+    for (auto& [slot, tensor] : session_.constants_) binding_.specs[slot] = spec_of(tensor);
+    for (size_t slot = 0; slot < session_.facts_.size(); ++slot) {
+      const SlotFacts& facts = session_.facts_[slot];
+      if (binding_.specs[slot].known || facts.late || facts.is_constant) continue;
+      if (!facts.value->type.is_known()) continue;  // a gradient of unknown type
+      binding_.specs[slot] = spec_of(facts.value->type, lookup_);
+    }
+  }
+
+  // A Reshape is a view where the strides of what it looks at allow it.
+  void decide_forms() {
+    const size_t count = session_.steps_.size();
+    forms_.resize(count);
+    roots_.resize(session_.facts_.size());
+    for (size_t slot = 0; slot < roots_.size(); ++slot) roots_[slot] = static_cast<int>(slot);
+    for (size_t i = 0; i < count; ++i) {
+      const Step& step = session_.steps_[i];
+      forms_[i] = step.form;
+      if (step.form == Form::kMutation) {
+        for (int slot : step.outputs) {
+          if (slot >= 0 && session_.facts_[slot].root != slot) {
+            roots_[slot] = roots_[session_.facts_[slot].root];
+          }
+        }
+      }
+      if (step.form != Form::kView && step.form != Form::kReshape) continue;
+      const int base = step.reads().front();
+      if (step.form == Form::kReshape) {
+        const TensorSpec &from = binding_.specs[base], &to = binding_.specs[step.outputs[0]];
+        const bool known = from.known && to.known && !session_.facts_[step.outputs[0]].late;
+        const bool fits = known && at::detail::computeStride(c10::IntArrayRef(from.sizes),
+                                                             c10::IntArrayRef(from.strides),
+                                                             c10::IntArrayRef(to.sizes))
+                                       .has_value();
+        if (!fits) {
+          forms_[i] = Form::kFunctional;
+          continue;
+        }
+        forms_[i] = Form::kView;
+      }
+      for (int slot : step.outputs) {
+        if (slot >= 0) roots_[slot] = roots_[base];
+      }
+    }
+  }
+
+  plan::Kind kind_of(size_t slot) const {
+    const SlotFacts& facts = session_.facts_[slot];
+    if (facts.is_input) return plan::Kind::kInput;
+    if (facts.is_constant) return plan::Kind::kConstant;
+    if (facts.producer < 0) return plan::Kind::kInput;
+    if (forms_[facts.producer] != Form::kOut) return plan::Kind::kAdopted;
+    return leaves_[slot] ? plan::Kind::kOutput : plan::Kind::kPlanned;
+  }
+
+  void describe_program() {
+    leaves_.assign(session_.facts_.size(), false);
+    for (int slot : session_.output_slots_) leaves_[roots_[slot]] = true;
+    for (int slot : session_.gradient_slots_) leaves_[roots_[slot]] = true;
+    for (size_t slot = 0; slot < session_.facts_.size(); ++slot) {
+      plan::Tensor tensor;
+      tensor.kind = kind_of(slot);
+      tensor.bytes = binding_.specs[slot].known ? binding_.specs[slot].bytes : 0;
+      if (roots_[slot] != static_cast<int>(slot)) {
+        tensor.root = roots_[slot];
+        tensor.kind = kind_of(static_cast<size_t>(tensor.root));
+      }
+      program_.tensors.push_back(tensor);
+    }
+    for (const Step& step : session_.steps_) {
+      plan::Step planned;
+      planned.reads = step.reads();
+      for (int slot : step.outputs) {
+        if (slot >= 0) planned.writes.push_back(slot);
+      }
+      if (step.form == Form::kOut) planned.in_place = in_place_candidates(step);
+      planned.effect = step.effect;
+      program_.steps.push_back(std::move(planned));
+    }
+    program_.num_forward = static_cast<int>(session_.num_forward_);
+    program_.outputs = session_.output_slots_;
+    program_.gradients = session_.gradient_slots_;
+  }
+
+  // The planner needs candidates that cover their memory exactly.
+  std::vector<int> in_place_candidates(const Step& step) const {
+    std::vector<int> candidates;
+    if (step.in_place.empty()) return candidates;
+    const TensorSpec& to = binding_.specs[step.outputs[0]];
+    for (int slot : step.in_place) {
+      const TensorSpec& from = binding_.specs[slot];
+      const TensorSpec& base = binding_.specs[roots_[slot]];
+      if (from.sizes == to.sizes && from.strides == to.strides && from.dtype == to.dtype &&
+          from.bytes == base.bytes && base.known) {
+        candidates.push_back(slot);
+      }
+    }
+    return candidates;
+  }
+
+  void bind_steps() {
+    const plan::Plan& plan = binding_.plan;
+    std::vector<bool> written(session_.facts_.size(), false);
+    for (size_t position = 0; position < plan.order.size(); ++position) {
+      const int index = plan.order[position];
+      const Step& step = session_.steps_[index];
+      BoundStep bound;
+      bound.step = &step;
+      bound.form = forms_[index];
+      for (const ArgSource& source : step.args) bound.args.push_back(bind_arg(step, source));
+      for (int slot : step.outputs) {
+        if (slot < 0 || written[slot]) continue;
+        written[slot] = true;
+        if (program_.tensors[slot].kind == plan::Kind::kOutput && roots_[slot] == slot) {
+          bound.allocate.push_back(slot);
+        }
+      }
+      if (bound.form == Form::kView && step.outputs.size() > 0) {
+        const int base = step.reads().front();
+        bound.is_static_view = program_.tensors[base].kind == plan::Kind::kPlanned ||
+                               program_.tensors[base].kind == plan::Kind::kConstant;
+        if (bound.is_static_view) binding_.static_views.push_back(index);
+      }
+      for (int slot : plan.release[position]) bound.release.push_back(slot);
+      auto& half = index < static_cast<int>(session_.num_forward_) ? binding_.forward
+                                                                   : binding_.backward;
+      half.push_back(std::move(bound));
+    }
+    // Views of views come after what they look at, whatever the order of the plan.
+    std::sort(binding_.static_views.begin(), binding_.static_views.end());
+    list_slots();
+  }
+
+  void list_slots() {
+    std::vector<bool> is_static(session_.facts_.size(), false);
+    for (size_t slot = 0; slot < session_.facts_.size(); ++slot) {
+      const bool is_root = roots_[slot] == static_cast<int>(slot);
+      is_static[slot] = session_.facts_[slot].is_constant;
+      if (!is_root || program_.tensors[slot].kind != plan::Kind::kPlanned) continue;
+      binding_.owned.push_back(static_cast<int>(slot));
+      is_static[slot] = true;
+    }
+    for (int step : binding_.static_views) {
+      for (int slot : session_.steps_[step].outputs) {
+        if (slot >= 0) is_static[slot] = true;
+      }
+    }
+    for (size_t slot = 0; slot < is_static.size(); ++slot) {
+      if (is_static[slot]) continue;
+      binding_.transient.push_back(static_cast<int>(slot));
+      const SlotFacts& facts = session_.facts_[slot];
+      const bool callers = program_.tensors[slot].kind == plan::Kind::kInput ||
+                           session_.is_saved_output(static_cast<int>(slot));
+      if (facts.crosses && !callers) binding_.kept.push_back(static_cast<int>(slot));
+    }
+  }
+
+  BoundArg bind_arg(const Step& step, const ArgSource& source) const {
+    BoundArg bound;
+    bound.source = &source;
+    switch (source.kind) {
+      case ArgSource::Kind::kConstant:
+        bound.kind = BoundArg::Kind::kConstant;
+        bound.constant = source.constant;
+        return bound;
+      case ArgSource::Kind::kSlot:
+        bound.kind = BoundArg::Kind::kSlot;
+        bound.slot = source.slots[0];
+        return bound;
+      case ArgSource::Kind::kOutput:
+        bound.kind = BoundArg::Kind::kSlot;
+        bound.slot = step.outputs[source.slots[0]];
+        return bound;
+      case ArgSource::Kind::kSlotList:
+        bound.kind = BoundArg::Kind::kTensorList;
+        return bound;
+      case ArgSource::Kind::kDim:
+      case ArgSource::Kind::kDimList:
+        break;
+    }
+    const bool list = source.kind == ArgSource::Kind::kDimList;
+    c10::List<int64_t> values;
+    for (const ir::Dim& dim : source.dims) {
+      std::optional<int64_t> value = dim.evaluate(lookup_);
+      if (!value) {
+        bound.kind = list ? BoundArg::Kind::kLateDimList : BoundArg::Kind::kLateDim;
+        return bound;
+      }
+      values.push_back(*value);
+    }
+    bound.kind = BoundArg::Kind::kConstant;
+    bound.constant = list ? c10::IValue(values) : c10::IValue(values.get(0));
+    return bound;
+  }
+
+  Session& session_;
+  Binding& binding_;
+  ir::SymbolLookup lookup_;
+  std::vector<Form> forms_;   // by step
+  std::vector<int> roots_;    // by slot, for these sizes
+  std::vector<bool> leaves_;  // by slot
+  plan::Program program_;
+};
+
+std::shared_ptr<Binding> Session::make_binding(const Tensors& inputs,
+                                               const std::vector<int64_t>& symbols) {
+  const auto start = std::chrono::steady_clock::now();
+  check_inputs(*graph_, inputs);
+  auto binding = std::make_shared<Binding>();
+  binding->session = this;
+  binding->owner = weak_from_this();
+  static std::atomic<int64_t> next_serial{1};
+  binding->serial = next_serial.fetch_add(1);
+  binding->symbol_inputs = symbols;
+  for (const at::Tensor& input : inputs) binding->inputs.push_back(spec_of(input));
+  bind_symbols(*graph_, inputs, symbols, binding->symbols);
+  Binder(*this, *binding).run(inputs);
+  const auto spent = std::chrono::steady_clock::now() - start;
+  binding->plan_ms = std::chrono::duration<double, std::milli>(spent).count();
+  counters().plans.fetch_add(1);
+  return binding;
+}
+
+std::shared_ptr<Binding> Session::binding_for(const Tensors& inputs,
+                                              const std::vector<int64_t>& symbols) {
+  {
+    std::lock_guard lock(mutex_);
+    for (auto found = bindings_.begin(); found != bindings_.end(); ++found) {
+      if (!(*found)->matches(inputs, symbols)) continue;
+      bindings_.splice(bindings_.begin(), bindings_, found);
+      return bindings_.front();
+    }
+  }
+  std::shared_ptr<Binding> binding = make_binding(inputs, symbols);
+  std::lock_guard lock(mutex_);
+  bindings_.push_front(binding);
+  if (bindings_.size() > options_.max_bindings) bindings_.pop_back();
+  return binding;
+}
+
+Context::Context(std::shared_ptr<Binding> of) : binding(std::move(of)) {
+  const Session& session = *binding->session;
+  const plan::Plan& plan = binding->plan;
+  context_storage = storage_without_memory(plan.context_bytes, session.device());
+  scratch_storage = storage_without_memory(
+      std::max(plan.forward_scratch_bytes, plan.backward_scratch_bytes), session.device());
+  slots.resize(binding->specs.size());
+  for (int slot : binding->owned) {
+    const plan::Placement& place = plan.placements[slot];
+    const c10::Storage& storage =
+        place.area == plan::Area::kContext ? context_storage : scratch_storage;
+    slots[slot] = tensor_over(storage, binding->specs[slot], place.offset);
+  }
+  for (const auto& [slot, tensor] : session.constants()) slots[slot] = tensor;
+  RunGuard guard(session.device());
+  for (int step : binding->static_views) make_static_view(*this, session.step(step));
+}
+
+void Context::attach_context_memory(void* data) {
+  context_storage.set_data_ptr_noswap(c10::DataPtr(data, binding->session->device()));
+}
+
+void Context::attach_scratch(void* data) {
+  scratch_storage.set_data_ptr_noswap(c10::DataPtr(data, binding->session->device()));
+}
+
+}  // namespace torch_ort::run

@@ -1,0 +1,96 @@
+// Bindings and contexts; internal to run/.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "run/arena.h"
+#include "run/session.h"
+
+namespace torch_ort::run {
+
+// An argument with all sizes filled in.
+struct BoundArg {
+  enum class Kind : uint8_t { kConstant, kSlot, kTensorList, kLateDim, kLateDimList } kind;
+  int slot = -1;
+  c10::IValue constant;
+  const ArgSource* source = nullptr;  // of lists, and of dims that are known only in the run
+};
+
+struct BoundStep {
+  const Step* step = nullptr;
+  Form form = Form::kFunctional;       // kReshape is decided: kView, kFunctional or kOut
+  std::vector<BoundArg> args;
+  std::vector<int> allocate;           // slots that get memory of their own before the call
+  std::vector<int> release;            // slots to let go afterwards
+  bool is_static_view = false;         // its result stands already: it looks at engine memory
+};
+
+// A tensor of known size: what is needed to make it.
+struct TensorSpec {
+  bool known = false;
+  std::vector<int64_t> sizes, strides;
+  c10::ScalarType dtype = c10::kFloat;
+  c10::Device device{c10::kCPU};
+  int64_t bytes = 0;
+};
+
+struct Binding : std::enable_shared_from_this<Binding> {
+  Session* session = nullptr;
+  std::weak_ptr<Session> owner;
+  std::vector<std::pair<std::string, int64_t>> symbols;
+  std::vector<TensorSpec> inputs;  // to recognise the sizes again
+  std::vector<int64_t> symbol_inputs;
+  std::vector<TensorSpec> specs;   // by slot
+  std::vector<BoundStep> forward, backward;
+  plan::Plan plan;
+  double plan_ms = 0;
+  std::vector<int> static_views;   // steps whose result is made with the context
+  std::vector<int> owned;          // slots with a place of their own in engine memory
+  std::vector<int> transient;      // slots that are filled anew in each call
+  std::vector<int> kept;           // of these, what the engine keeps for backward
+  int64_t serial = 0;              // tells bindings of one session apart
+
+  std::mutex mutex;
+  std::vector<std::unique_ptr<Context>> idle;
+
+  bool matches(const Session::Tensors& inputs, const std::vector<int64_t>& symbols) const;
+  std::unique_ptr<Context> take_context();
+};
+
+// The tensors of one forward call and its backward.
+struct Context {
+  explicit Context(std::shared_ptr<Binding> binding);
+
+  std::shared_ptr<Session> session;  // set while the context is in use
+  std::shared_ptr<Binding> binding;
+  std::vector<at::Tensor> slots;
+  std::vector<std::pair<std::string, int64_t>> late_symbols;  // bound in the run
+  c10::Storage context_storage, scratch_storage;
+  Buffer context_memory;
+  torch::jit::Stack stack;
+  std::mutex mutex;    // one run at a time
+  bool spent = false;  // backward has overwritten what it needs
+
+  std::optional<int64_t> symbol(const std::string& name) const;
+  void attach_context_memory(void* data);
+  void attach_scratch(void* data);
+  // Lets go of everything but the tensor objects over engine memory.
+  void clear();
+};
+
+// Views of engine memory are metadata: made once, right for any address.
+void make_static_view(Context& context, const Step& step);
+
+at::Tensor make_tensor(const TensorSpec& spec);  // with memory of its own
+
+// Runs the steps of one half. `stack` discipline, releases and late symbols are its business.
+void run_steps(Context& context, const std::vector<BoundStep>& steps);
+
+std::vector<int64_t> eval_dims(const ir::Shape& dims, const ir::SymbolLookup& lookup);
+
+}  // namespace torch_ort::run

@@ -1,0 +1,56 @@
+#include "run/counters.h"
+
+namespace torch_ort::run {
+
+namespace {
+
+struct Entry {
+  const char* name;
+  std::atomic<int64_t> Counters::*field;
+  bool is_state;  // tells what is now; reset() leaves it
+};
+
+constexpr Entry kEntries[] = {
+    {"graphs_compiled", &Counters::graphs_compiled, false},
+    {"sessions_shared", &Counters::sessions_shared, false},
+    {"plans", &Counters::plans, false},
+    {"forward_runs", &Counters::forward_runs, false},
+    {"backward_runs", &Counters::backward_runs, false},
+    {"steps_run", &Counters::steps_run, false},
+    {"steps_out", &Counters::steps_out, false},
+    {"steps_functional", &Counters::steps_functional, false},
+    {"steps_view", &Counters::steps_view, false},
+    {"steps_python", &Counters::steps_python, false},
+    {"nodes", &Counters::nodes, false},
+    {"nodes_aten", &Counters::nodes_aten, false},
+    {"contexts_created", &Counters::contexts_created, false},
+    {"contexts_live", &Counters::contexts_live, true},
+    {"arena_bytes", &Counters::arena_bytes, true},
+    {"arena_bytes_peak", &Counters::arena_bytes_peak, false},
+    {"arena_growth", &Counters::arena_growth, false},
+    {"arena_allocations", &Counters::arena_allocations, false},
+    {"saved_bytes", &Counters::saved_bytes, false},
+    {"outputs_allocated", &Counters::outputs_allocated, false},
+};
+
+}  // namespace
+
+std::vector<std::pair<std::string, int64_t>> Counters::snapshot() const {
+  std::vector<std::pair<std::string, int64_t>> values;
+  for (const Entry& entry : kEntries) values.emplace_back(entry.name, (this->*entry.field).load());
+  return values;
+}
+
+void Counters::reset() {
+  for (const Entry& entry : kEntries) {
+    if (!entry.is_state) (this->*entry.field).store(0);
+  }
+  arena_bytes_peak.store(arena_bytes.load());
+}
+
+Counters& counters() {
+  static Counters instance;
+  return instance;
+}
+
+}  // namespace torch_ort::run

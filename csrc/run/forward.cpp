@@ -1,0 +1,396 @@
+// One training step as autograd sees it: a forward call, a token, a backward call.
+#include <ATen/ops/alias.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "base/error.h"
+#include "run/arena.h"
+#include "run/context.h"
+#include "run/counters.h"
+#include "run/guard.h"
+
+namespace torch_ort::run {
+
+namespace {
+
+// Contexts by the value of their token.
+struct ContextTable {
+  std::mutex mutex;
+  std::unordered_map<int64_t, std::shared_ptr<Context>> contexts;
+  std::atomic<int64_t> next_token{1};
+};
+
+ContextTable& context_table() {
+  static ContextTable* table = new ContextTable;  // tokens may be dropped while the process ends
+  return *table;
+}
+
+// Back to the pool, unless the session or the binding is gone.
+void retire(std::unique_ptr<Context> context) noexcept {
+  context->clear();
+  std::shared_ptr<Session> session = std::move(context->session);
+  // Idle contexts do not hold the binding that holds them.
+  std::shared_ptr<Binding> binding = std::move(context->binding);
+  std::lock_guard lock(binding->mutex);
+  binding->idle.push_back(std::move(context));
+}
+
+// A context in use; retired at the end of its scope or with its token.
+std::shared_ptr<Context> borrow(std::shared_ptr<Session> session, Binding& binding) {
+  std::unique_ptr<Context> context = binding.take_context();
+  context->session = std::move(session);
+  return {context.release(), [](Context* used) { retire(std::unique_ptr<Context>(used)); }};
+}
+
+void end_context(int64_t token) noexcept {
+  std::shared_ptr<Context> context;
+  ContextTable& table = context_table();
+  {
+    std::lock_guard lock(table.mutex);
+    auto found = table.contexts.find(token);
+    if (found == table.contexts.end()) return;
+    context = std::move(found->second);
+    table.contexts.erase(found);
+  }
+  counters().contexts_live.fetch_sub(1);
+}
+
+at::Tensor make_token(std::shared_ptr<Context> context) {
+  ContextTable& table = context_table();
+  const int64_t id = table.next_token.fetch_add(1);
+  {
+    std::lock_guard lock(table.mutex);
+    table.contexts[id] = std::move(context);
+  }
+  counters().contexts_live.fetch_add(1);
+  auto* value = new int64_t(id);
+  return at::from_blob(
+      value, {1},
+      [](void* data) {
+        auto* token = static_cast<int64_t*>(data);
+        end_context(*token);
+        delete token;
+      },
+      at::TensorOptions().dtype(at::kLong));
+}
+
+std::shared_ptr<Context> context_of(const at::Tensor& token) {
+  const int64_t id = *token.const_data_ptr<int64_t>();
+  ContextTable& table = context_table();
+  std::lock_guard lock(table.mutex);
+  auto found = table.contexts.find(id);
+  TORCH_CHECK(found != table.contexts.end(), "torch_ort: the saved state of forward call ", id,
+              " is gone: its token was copied by a hook that was not active during the forward call, ",
+              "or its graph was freed");
+  return found->second;
+}
+
+// Lent to one half while it runs.
+class ScratchLease {
+ public:
+  ScratchLease(Context& context, int64_t bytes) : context_(context) {
+    if (bytes == 0) return;
+    memory_ = lend(context.binding->session->device(), bytes);
+    context_.attach_scratch(memory_.data());
+  }
+  ~ScratchLease() { context_.attach_scratch(nullptr); }
+
+ private:
+  Context& context_;
+  Buffer memory_;
+};
+
+// Strides that AOTAutograd promised to whoever reads the result.
+at::Tensor with_promised_strides(const at::Tensor& tensor, const TensorSpec& spec) {
+  if (!spec.known || !tensor.defined()) return tensor;
+  if (tensor.strides() == c10::IntArrayRef(spec.strides)) return tensor;
+  // The stride of a dim of size 0 or 1 says nothing.
+  bool same = tensor.sizes() == c10::IntArrayRef(spec.sizes);
+  for (int64_t i = 0; same && i < tensor.dim(); ++i) {
+    same = tensor.size(i) <= 1 || tensor.stride(i) == spec.strides[static_cast<size_t>(i)];
+  }
+  if (same || tensor.numel() == 0) return tensor;
+  at::Tensor copy = make_tensor(spec);
+  copy.copy_(tensor);
+  return copy;
+}
+
+at::Tensor bytes_over(void* data, int64_t size, c10::Device device) {
+  return at::from_blob(data, {size}, at::TensorOptions().dtype(at::kByte).device(device));
+}
+
+constexpr int64_t kCarryMagic = 0x746f727463617272;  // "tortcarr"
+constexpr int64_t kCarryAlignment = 64;
+
+int64_t aligned(int64_t bytes) {
+  return (bytes + kCarryAlignment - 1) / kCarryAlignment * kCarryAlignment;
+}
+
+}  // namespace
+
+int64_t num_live_contexts() {
+  ContextTable& table = context_table();
+  std::lock_guard lock(table.mutex);
+  return static_cast<int64_t>(table.contexts.size());
+}
+
+bool is_live(int64_t token) {
+  ContextTable& table = context_table();
+  std::lock_guard lock(table.mutex);
+  return table.contexts.count(token) > 0;
+}
+
+bool Session::is_saved_output(int slot) const {
+  return std::any_of(saved_outputs_.begin(), saved_outputs_.end(),
+                     [&](int index) { return output_slots_[index] == slot; });
+}
+
+void Session::free_idle_contexts() {
+  std::lock_guard lock(mutex_);
+  for (auto& binding : bindings_) {
+    std::lock_guard binding_lock(binding->mutex);
+    binding->idle.clear();
+  }
+}
+
+std::shared_ptr<Binding> Session::binding_of_serial(int64_t serial) const {
+  std::lock_guard lock(mutex_);
+  for (const auto& binding : bindings_) {
+    if (binding->serial == serial) return binding;
+  }
+  throw UserError(concat("saved-tensor hooks: more than ", options_.max_bindings,
+                         " sizes of one graph wait for their backward"));
+}
+
+void Session::prepare(const Tensors& inputs, const std::vector<int64_t>& symbols) {
+  binding_for(inputs, symbols);
+}
+
+std::optional<Session::PlanReport> Session::plan_report() const {
+  std::lock_guard lock(mutex_);
+  if (bindings_.empty()) return std::nullopt;
+  const Binding& binding = *bindings_.front();
+  PlanReport report{};
+  for (const auto* half : {&binding.forward, &binding.backward}) {
+    for (const BoundStep& step : *half) {
+      if (step.is_static_view) continue;
+      ++(half == &binding.forward ? report.steps_forward : report.steps_backward);
+      if (step.form == Form::kOut) ++report.steps_out;
+      else if (step.form == Form::kView) ++report.steps_view;
+      else ++report.steps_functional;
+    }
+  }
+  for (const plan::Placement& place : binding.plan.placements) {
+    if (place.in_place_of >= 0) ++report.in_place;
+  }
+  report.context_bytes = binding.plan.context_bytes;
+  report.scratch_bytes =
+      std::max(binding.plan.forward_scratch_bytes, binding.plan.backward_scratch_bytes);
+  report.saved_bytes = binding.plan.saved_bytes;
+  report.peak_bytes = binding.plan.peak_bytes;
+  report.plan_ms = binding.plan_ms;
+  return report;
+}
+
+Session::Tensors Session::collect_outputs(Context& context) const {
+  Tensors results;
+  results.reserve(output_slots_.size() + saved_inputs_.size() + saved_outputs_.size() + 1);
+  for (int slot : output_slots_) {
+    at::Tensor tensor = with_promised_strides(context.slots[slot], context.binding->specs[slot]);
+    // An input that leaves as an output is another tensor object to autograd.
+    if (facts_[slot].is_input || facts_[slot].is_constant) tensor = at::alias(tensor);
+    results.push_back(std::move(tensor));
+  }
+  return results;
+}
+
+Session::Tensors Session::forward(const Tensors& inputs, const std::vector<int64_t>& symbols,
+                                  bool carry) {
+  std::shared_ptr<Binding> binding = binding_for(inputs, symbols);
+  RunGuard guard(device_);
+  std::shared_ptr<Context> context = borrow(shared_from_this(), *binding);
+  const plan::Plan& plan = binding->plan;
+  if (plan.context_bytes > 0) {
+    context->context_memory = lend(device_, plan.context_bytes);
+    context->attach_context_memory(context->context_memory.data());
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) context->slots[input_slots_[i]] = inputs[i];
+  Tensors results;
+  {
+    ScratchLease scratch(*context, plan.forward_scratch_bytes);
+    run_steps(*context, binding->forward);
+    results = collect_outputs(*context);
+  }
+  for (int index : mutated_inputs_) {
+    if (!inputs[index].is_inference()) inputs[index].unsafeGetTensorImpl()->bump_version();
+  }
+  counters().forward_runs.fetch_add(1);
+  counters().saved_bytes.store(plan.saved_bytes);
+  if (!is_training()) return results;
+
+  // Results whose strides were mended are other tensors than those that backward would read.
+  Tensors saved;
+  for (int index : saved_inputs_) saved.push_back(inputs[index]);
+  for (int index : saved_outputs_) saved.push_back(results[index]);
+  std::vector<bool> keep(context->slots.size(), false);
+  for (int slot : binding->kept) keep[slot] = true;
+  for (int slot : binding->transient) {
+    if (!keep[slot]) context->slots[slot].reset();
+  }
+  results.push_back(carry ? make_carrying_token(*context) : make_token(std::move(context)));
+  results.insert(results.end(), saved.begin(), saved.end());
+  return results;
+}
+
+Session::Tensors Session::backward(const at::Tensor& token, const Tensors& saved,
+                                   const Tensors& tangents, bool keep) {
+  const bool carried = token.scalar_type() == at::kByte;
+  std::shared_ptr<Context> context;
+  if (carried) {
+    std::unique_ptr<Context> unpacked = unpack_carrying_token(token);
+    context = {unpacked.release(), [](Context* used) { retire(std::unique_ptr<Context>(used)); }};
+    keep = false;  // the token still has the bytes; this context is a copy
+  } else {
+    context = context_of(token);
+  }
+  std::lock_guard lock(context->mutex);
+  TORCH_CHECK(!context->spent, "Trying to backward through the graph a second time: torch_ort has ",
+              "overwritten the saved values. Specify retain_graph=True in the first backward call.");
+  const Session& session = *context->session;
+  const Binding& binding = *context->binding;
+  ORT_CHECK(saved.size() == session.saved_inputs_.size() + session.saved_outputs_.size() &&
+                tangents.size() == session.tangent_slots_.size(),
+            "run_backward: got ", saved.size(), " saved tensors and ", tangents.size(), " gradients, want ",
+            session.saved_inputs_.size() + session.saved_outputs_.size(), " and ",
+            session.tangent_slots_.size());
+  RunGuard guard(session.device_);
+
+  size_t next = 0;
+  for (int index : session.saved_inputs_) context->slots[session.input_slots_[index]] = saved[next++];
+  for (int index : session.saved_outputs_) context->slots[session.output_slots_[index]] = saved[next++];
+  for (size_t i = 0; i < tangents.size(); ++i) context->slots[session.tangent_slots_[i]] = tangents[i];
+
+  // When the graph is kept, backward works on a copy of the memory that it may overwrite.
+  std::vector<at::Tensor> kept;
+  Buffer copy;
+  if (keep) {
+    for (int slot : binding.kept) kept.push_back(context->slots[slot]);
+    if (binding.plan.context_bytes > 0) {
+      copy = lend(session.device_, binding.plan.context_bytes);
+      bytes_over(copy.data(), binding.plan.context_bytes, session.device_)
+          .copy_(bytes_over(context->context_memory.data(), binding.plan.context_bytes, session.device_));
+      context->attach_context_memory(copy.data());
+    }
+  }
+  Tensors gradients;
+  {
+    ScratchLease scratch(*context, binding.plan.backward_scratch_bytes);
+    run_steps(*context, binding.backward);
+    for (int slot : session.gradient_slots_) {
+      gradients.push_back(with_promised_strides(context->slots[slot], binding.specs[slot]));
+    }
+  }
+  counters().backward_runs.fetch_add(1);
+  if (keep) {
+    for (int slot : binding.transient) context->slots[slot].reset();
+    for (size_t i = 0; i < kept.size(); ++i) context->slots[binding.kept[i]] = kept[i];
+    context->attach_context_memory(context->context_memory.data());
+  } else {
+    context->clear();  // its memory serves the next call, though the token may live on for a while
+    context->spent = true;
+  }
+  return gradients;
+}
+
+// Header: magic, session, binding, number of late symbols, number of kept tensors; then the late symbols'
+// values; then per kept tensor: slot, dtype, dims, sizes, strides. All int64. Then the context's memory, then
+// the kept tensors, each aligned.
+at::Tensor Session::make_carrying_token(const Context& context) const {
+  const Binding& binding = *context.binding;
+  std::vector<int64_t> header = {kCarryMagic, id_, binding.serial,
+                                 static_cast<int64_t>(context.late_symbols.size()),
+                                 static_cast<int64_t>(binding.kept.size())};
+  for (const auto& [name, value] : context.late_symbols) {
+    header.push_back(static_cast<int64_t>(name.size()));
+    for (char letter : name) header.push_back(letter);
+    header.push_back(value);
+  }
+  Tensors kept;
+  for (int slot : binding.kept) {
+    const at::Tensor tensor = context.slots[slot].contiguous();
+    header.insert(header.end(), {slot, static_cast<int64_t>(tensor.scalar_type()), tensor.dim()});
+    header.insert(header.end(), tensor.sizes().begin(), tensor.sizes().end());
+    kept.push_back(tensor);
+  }
+  header.insert(header.begin() + 1, static_cast<int64_t>(header.size() + 1));
+
+  const int64_t header_bytes = aligned(static_cast<int64_t>(header.size() * sizeof(int64_t)));
+  int64_t total = header_bytes + aligned(binding.plan.context_bytes);
+  for (const at::Tensor& tensor : kept) total += aligned(static_cast<int64_t>(tensor.nbytes()));
+  at::Tensor token = at::empty({total}, at::TensorOptions().dtype(at::kByte).device(device_));
+  const auto write = [&token](int64_t offset, const void* data, int64_t size, c10::Device device) {
+    if (size == 0) return;
+    token.narrow(0, offset, size).copy_(bytes_over(const_cast<void*>(data), size, device));
+  };
+  write(0, header.data(), static_cast<int64_t>(header.size() * sizeof(int64_t)), c10::kCPU);
+  write(header_bytes, context.context_memory.data(), binding.plan.context_bytes, device_);
+  int64_t offset = header_bytes + aligned(binding.plan.context_bytes);
+  for (const at::Tensor& tensor : kept) {
+    write(offset, tensor.const_data_ptr(), static_cast<int64_t>(tensor.nbytes()), tensor.device());
+    offset += aligned(static_cast<int64_t>(tensor.nbytes()));
+  }
+  return token;
+}
+
+std::unique_ptr<Context> Session::unpack_carrying_token(const at::Tensor& token) {
+  const auto read_header = [&token](int64_t count) {
+    at::Tensor bytes = token.narrow(0, 0, count * static_cast<int64_t>(sizeof(int64_t))).cpu().contiguous();
+    const auto* data = reinterpret_cast<const int64_t*>(bytes.const_data_ptr());
+    return std::vector<int64_t>(data, data + count);
+  };
+  TORCH_CHECK(token.dim() == 1 && token.numel() >= 16 && read_header(1)[0] == kCarryMagic,
+              "torch_ort: a saved-tensor hook gave back another tensor than it was given");
+  const std::vector<int64_t> header = read_header(read_header(2)[1]);
+  size_t next = 2;
+  std::shared_ptr<Session> session = find_session(header[next++]);
+  std::shared_ptr<Binding> binding = session->binding_of_serial(header[next++]);
+  const int64_t num_late = header[next++], num_kept = header[next++];
+  std::unique_ptr<Context> context = binding->take_context();
+  context->session = session;
+  for (int64_t i = 0; i < num_late; ++i) {
+    std::string name;
+    for (int64_t length = header[next++]; length > 0; --length) name += static_cast<char>(header[next++]);
+    context->late_symbols.emplace_back(std::move(name), header[next++]);
+  }
+  int64_t offset = aligned(static_cast<int64_t>(header.size() * sizeof(int64_t)));
+  RunGuard guard(session->device_);
+  const int64_t context_bytes = binding->plan.context_bytes;
+  if (context_bytes > 0) {
+    context->context_memory = lend(session->device_, context_bytes);
+    context->attach_context_memory(context->context_memory.data());
+    bytes_over(context->context_memory.data(), context_bytes, session->device_)
+        .copy_(token.narrow(0, offset, context_bytes));
+  }
+  offset += aligned(context_bytes);
+  for (int64_t i = 0; i < num_kept; ++i) {
+    const auto slot = static_cast<size_t>(header[next++]);
+    const auto dtype = static_cast<c10::ScalarType>(header[next++]);
+    std::vector<int64_t> sizes(static_cast<size_t>(header[next++]));
+    for (int64_t& size : sizes) size = header[next++];
+    at::Tensor tensor = at::empty(sizes, at::TensorOptions().dtype(dtype).device(session->device_));
+    if (tensor.numel() > 0) {
+      bytes_over(tensor.mutable_data_ptr(), static_cast<int64_t>(tensor.nbytes()), tensor.device())
+          .copy_(token.narrow(0, offset, static_cast<int64_t>(tensor.nbytes())));
+    }
+    offset += aligned(static_cast<int64_t>(tensor.nbytes()));
+    const TensorSpec& spec = binding->specs[slot];
+    context->slots[slot] = with_promised_strides(tensor, spec);
+  }
+  return context;
+}
+
+}  // namespace torch_ort::run

@@ -1,0 +1,208 @@
+// Runs the steps of a binding. No allocation by the engine, no schema lookup and no Python per step.
+#include <ATen/core/List.h>
+#include <ATen/ops/reshape.h>
+#include <ATen/record_function.h>
+
+#include "base/error.h"
+#include "run/context.h"
+#include "run/counters.h"
+
+namespace torch_ort::run {
+
+namespace {
+
+using torch::jit::Stack;
+
+// Counted in a run, added to the global counters once at its end.
+struct StepCounts {
+  int64_t out = 0, functional = 0, view = 0, python = 0;
+
+  ~StepCounts() {
+    counters().steps_run.fetch_add(out + functional + view + python, std::memory_order_relaxed);
+    counters().steps_out.fetch_add(out, std::memory_order_relaxed);
+    counters().steps_functional.fetch_add(functional, std::memory_order_relaxed);
+    counters().steps_view.fetch_add(view, std::memory_order_relaxed);
+    counters().steps_python.fetch_add(python, std::memory_order_relaxed);
+  }
+};
+
+c10::IValue tensor_list(const Context& context, const ArgSource& source) {
+  if (source.optional_elements) {
+    c10::List<std::optional<at::Tensor>> list;
+    list.reserve(source.slots.size());
+    for (int slot : source.slots) {
+      list.push_back(slot < 0 ? std::nullopt : std::optional<at::Tensor>(context.slots[slot]));
+    }
+    return list;
+  }
+  c10::List<at::Tensor> list;
+  list.reserve(source.slots.size());
+  for (int slot : source.slots) list.push_back(slot < 0 ? at::Tensor() : context.slots[slot]);
+  return list;
+}
+
+void push_arg(const Context& context, const BoundArg& arg, Stack& stack) {
+  const auto lookup = [&context](const std::string& name) { return context.symbol(name); };
+  switch (arg.kind) {
+    case BoundArg::Kind::kConstant:
+      stack.emplace_back(arg.constant);
+      return;
+    case BoundArg::Kind::kSlot:
+      stack.emplace_back(context.slots[arg.slot]);
+      return;
+    case BoundArg::Kind::kTensorList:
+      stack.emplace_back(tensor_list(context, *arg.source));
+      return;
+    case BoundArg::Kind::kLateDim:
+      stack.emplace_back(eval_dims(arg.source->dims, lookup)[0]);
+      return;
+    case BoundArg::Kind::kLateDimList:
+      stack.emplace_back(eval_dims(arg.source->dims, lookup));
+      return;
+  }
+}
+
+// The sizes of a result bind the symbols that stand for them.
+void bind_late_symbols(Context& context, int slot) {
+  const ir::Value* value = context.binding->session->slot_value(slot);
+  if (!value->type.shape) return;
+  const at::Tensor& tensor = context.slots[slot];
+  const size_t dims = std::min<size_t>(value->type.shape->size(), tensor.dim());
+  for (size_t i = 0; i < dims; ++i) {
+    const ir::Dim& dim = (*value->type.shape)[i];
+    if (!dim.is_symbol() || context.symbol(dim.name())) continue;
+    context.late_symbols.emplace_back(dim.name(), tensor.size(static_cast<int64_t>(i)));
+  }
+}
+
+void store(Context& context, int slot, at::Tensor tensor) {
+  if (slot < 0) return;
+  context.slots[slot] = std::move(tensor);
+  if (context.binding->session->is_late_slot(slot)) bind_late_symbols(context, slot);
+}
+
+// Results of a functional call or a view go into their slots.
+void store_results(Context& context, const Step& step, Stack& stack) {
+  if (!step.binds_symbol.empty()) {
+    const c10::IValue& value = stack.at(0);
+    const c10::Scalar number = value.toScalar();
+    ORT_CHECK(number.isIntegral(true), "run: ", step.name, ": got a number that is no integer");
+    context.late_symbols.emplace_back(step.binds_symbol, number.toLong());
+    return;
+  }
+  if (step.returns_list) {
+    const c10::IValue list = std::move(stack.at(0));
+    const auto& elements = list.toListRef();
+    ORT_CHECK(elements.size() >= step.outputs.size(), "run: ", step.name, ": got ", elements.size(),
+              " results, want ", step.outputs.size());
+    for (size_t i = 0; i < step.outputs.size(); ++i) store(context, step.outputs[i], elements[i].toTensor());
+    return;
+  }
+  for (size_t i = 0; i < step.outputs.size(); ++i) {
+    if (step.outputs[i] < 0) continue;
+    if (step.form == Form::kMutation && i >= step.num_returns) {
+      store(context, step.outputs[i], context.slots[step.mutates.at(i - step.num_returns)]);
+    } else if (stack.at(i).isTensor()) store(context, step.outputs[i], std::move(stack[i]).toTensor());
+  }
+}
+
+void call_op(Context& context, const Step& step, const std::vector<BoundArg>& args) {
+  Stack& stack = context.stack;
+  stack.clear();
+  for (const BoundArg& arg : args) push_arg(context, arg, stack);
+  step.op->callBoxed(&stack);
+}
+
+void run_step(Context& context, const BoundStep& bound, StepCounts& counts) {
+  const Step& step = *bound.step;
+  RECORD_FUNCTION(step.name, c10::ArrayRef<const c10::IValue>{});
+  for (int slot : bound.allocate) {
+    context.slots[slot] = make_tensor(context.binding->specs[slot]);
+    counters().outputs_allocated.fetch_add(1, std::memory_order_relaxed);
+  }
+  switch (bound.form) {
+    case Form::kOut:
+      call_op(context, step, bound.args);
+      ++counts.out;
+      break;
+    case Form::kMutation:
+    case Form::kFunctional:
+    case Form::kReshape:
+      call_op(context, step, bound.args);
+      store_results(context, step, context.stack);
+      ++counts.functional;
+      break;
+    case Form::kView:
+      call_op(context, step, bound.args);
+      store_results(context, step, context.stack);
+      ++counts.view;
+      break;
+    case Form::kPython:
+      throw InternalError(concat("run: ", step.name, ": no Python callable is bound"));
+  }
+  for (int slot : bound.release) context.slots[slot].reset();
+}
+
+}  // namespace
+
+void make_static_view(Context& context, const Step& step) {
+  const auto lookup = [&context](const std::string& name) { return context.symbol(name); };
+  Stack& stack = context.stack;
+  stack.clear();
+  for (const ArgSource& source : step.args) {
+    switch (source.kind) {
+      case ArgSource::Kind::kConstant: stack.emplace_back(source.constant); break;
+      case ArgSource::Kind::kDim: stack.emplace_back(eval_dims(source.dims, lookup)[0]); break;
+      case ArgSource::Kind::kDimList: stack.emplace_back(eval_dims(source.dims, lookup)); break;
+      case ArgSource::Kind::kSlotList: stack.emplace_back(tensor_list(context, source)); break;
+      case ArgSource::Kind::kSlot:
+      case ArgSource::Kind::kOutput: stack.emplace_back(context.slots[source.slots[0]]); break;
+    }
+  }
+  step.op->callBoxed(&stack);
+  store_results(context, step, stack);
+  stack.clear();
+}
+
+void run_steps(Context& context, const std::vector<BoundStep>& steps) {
+  StepCounts counts;
+  for (const BoundStep& bound : steps) {
+    if (bound.is_static_view) continue;
+    try {
+      run_step(context, bound, counts);
+    } catch (c10::Error& error) {
+      const Step& step = *bound.step;
+      error.add_context(concat("in ", step.name,
+                               step.origin.empty() ? "" : concat(", from ", step.origin),
+                               ", run by torch_ort"));
+      context.stack.clear();
+      throw;
+    } catch (...) {
+      context.stack.clear();
+      throw;
+    }
+  }
+  context.stack.clear();
+}
+
+std::optional<int64_t> Context::symbol(const std::string& name) const {
+  for (const auto& [symbol, value] : binding->symbols) {
+    if (symbol == name) return value;
+  }
+  for (const auto& [symbol, value] : late_symbols) {
+    if (symbol == name) return value;
+  }
+  return std::nullopt;
+}
+
+void Context::clear() {
+  for (int slot : binding->transient) slots[slot].reset();
+  late_symbols.clear();
+  stack.clear();
+  attach_context_memory(nullptr);
+  attach_scratch(nullptr);
+  context_memory.give_back();
+  spent = false;
+}
+
+}  // namespace torch_ort::run

@@ -1,0 +1,525 @@
+#include "run/step.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/jit_type.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <c10/core/Layout.h>
+#include <c10/core/MemoryFormat.h>
+
+#include <algorithm>
+#include <mutex>
+#include <unordered_set>
+
+#include "base/error.h"
+#include "run/dtype.h"
+
+namespace torch_ort::run {
+
+namespace {
+
+using c10::FunctionSchema;
+using c10::IValue;
+using c10::TypeKind;
+
+// All overloads by operator name, read once: the dispatcher has no such index.
+std::vector<std::string> overloads_of(const std::string& op) {
+  static std::mutex mutex;
+  static std::unordered_map<std::string, std::vector<std::string>> overloads;
+  std::lock_guard lock(mutex);
+  if (overloads.empty()) {
+    for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+      overloads[name.name].push_back(name.overload_name);
+    }
+  }
+  auto found = overloads.find(op);
+  if (found == overloads.end()) return {};
+  std::vector<std::string> names = found->second;
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::optional<c10::OperatorHandle> find_op(const std::string& op, const std::string& overload) {
+  return c10::Dispatcher::singleton().findSchema({op, overload});
+}
+
+// A kernel that writes into its out= arguments; generated ones call the functional form and copy.
+bool is_real_out(const c10::OperatorHandle& op, bool on_cpu) {
+  if (op.hasTag(at::Tag::generated)) return false;
+  const auto device = on_cpu ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA;
+  return op.hasKernelForDispatchKey(device) ||
+         op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
+}
+
+// Whether `out` takes the arguments of `functional`, then one out argument per result.
+bool is_out_of(const FunctionSchema& functional, const FunctionSchema& out) {
+  const auto& plain = functional.arguments();
+  const auto& with_out = out.arguments();
+  if (with_out.size() != plain.size() + functional.returns().size()) return false;
+  for (size_t i = 0; i < plain.size(); ++i) {
+    if (plain[i].name() != with_out[i].name()) return false;
+    if (*plain[i].type() != *with_out[i].type()) return false;
+  }
+  for (size_t i = plain.size(); i < with_out.size(); ++i) {
+    if (!with_out[i].is_out()) return false;
+    if (with_out[i].type()->kind() != TypeKind::TensorType) return false;
+  }
+  return true;
+}
+
+std::optional<c10::OperatorHandle> find_out_overload(const c10::OperatorHandle& functional,
+                                                     bool on_cpu) {
+  for (const auto& ret : functional.schema().returns()) {
+    if (ret.type()->kind() != TypeKind::TensorType) return std::nullopt;
+  }
+  const std::string& name = functional.operator_name().name;
+  for (const std::string& overload : overloads_of(name)) {
+    if (overload.find("out") == std::string::npos) continue;
+    auto op = find_op(name, overload);
+    if (op && is_out_of(functional.schema(), op->schema()) && is_real_out(*op, on_cpu)) return op;
+  }
+  return std::nullopt;
+}
+
+TypeKind element_kind(const c10::TypePtr& type) {
+  if (type->kind() == TypeKind::OptionalType) {
+    return element_kind(type->castRaw<c10::OptionalType>()->getElementType());
+  }
+  return type->kind();
+}
+
+c10::TypePtr unwrap_optional(c10::TypePtr type) {
+  while (type->kind() == TypeKind::OptionalType) {
+    type = type->castRaw<c10::OptionalType>()->getElementType();
+  }
+  return type;
+}
+
+c10::MemoryFormat memory_format_from_name(const std::string& name) {
+  if (name == "contiguous_format") return c10::MemoryFormat::Contiguous;
+  if (name == "preserve_format") return c10::MemoryFormat::Preserve;
+  if (name == "channels_last") return c10::MemoryFormat::ChannelsLast;
+  if (name == "channels_last_3d") return c10::MemoryFormat::ChannelsLast3d;
+  throw InternalError(concat("memory format: got '", name, "'"));
+}
+
+c10::Layout layout_from_name(const std::string& name) {
+  if (name == "strided") return c10::Layout::Strided;
+  throw Unsupported(concat("layout: got '", name, "', want strided"));
+}
+
+// A string argument, by what the schema says it stands for.
+IValue string_value(const c10::Argument& schema, const std::string& text) {
+  const c10::TypePtr real = unwrap_optional(schema.real_type());
+  switch (real->kind()) {
+    case TypeKind::ScalarTypeType:
+      return static_cast<int64_t>(scalar_type(ir::dtype_from_name(text)));
+    case TypeKind::LayoutType:
+      return static_cast<int64_t>(layout_from_name(text));
+    case TypeKind::MemoryFormatType:
+      return static_cast<int64_t>(memory_format_from_name(text));
+    case TypeKind::DeviceObjType:
+      return c10::Device(text);
+    default:
+      return text;
+  }
+}
+
+bool takes_double(const c10::Argument& schema) {
+  return element_kind(schema.type()) == TypeKind::FloatType;
+}
+
+IValue number_list(const c10::Argument& schema, const ops::ArgList& items) {
+  const c10::TypePtr list = unwrap_optional(schema.type());
+  const c10::TypePtr element = list->castRaw<c10::ListType>()->getElementType();
+  if (element->kind() == TypeKind::FloatType) {
+    std::vector<double> values;
+    for (const ops::Arg& item : items) {
+      const ir::Dim* dim = std::get_if<ir::Dim>(&item.value);
+      values.push_back(dim != nullptr ? static_cast<double>(dim->constant())
+                                      : std::get<double>(item.value));
+    }
+    return values;
+  }
+  if (element->kind() == TypeKind::BoolType) {
+    c10::List<bool> values;
+    for (const ops::Arg& item : items) values.push_back(std::get<bool>(item.value));
+    return values;
+  }
+  c10::impl::GenericList values(element);
+  for (const ops::Arg& item : items) {
+    if (const auto* flag = std::get_if<bool>(&item.value)) values.push_back(IValue(*flag));
+    else if (const auto* real = std::get_if<double>(&item.value)) values.push_back(IValue(*real));
+    else if (const auto* text = std::get_if<std::string>(&item.value)) values.push_back(IValue(*text));
+    else throw InternalError("argument list: an element is neither number nor text");
+  }
+  return values;
+}
+
+ArgSource constant(IValue value) {
+  ArgSource source;
+  source.kind = ArgSource::Kind::kConstant;
+  source.constant = std::move(value);
+  return source;
+}
+
+// Out-first forms: an in-place operator that overwrites its first argument whole, whatever it held.
+struct OverwriteForm {
+  const char* functional;  // "aten::clone"
+  const char* overload;
+  const char* in_place;    // "aten::copy_"
+  const char* in_place_overload;
+  ops::ArgList (*args)(const ops::ArgList& functional_args);  // after the overwritten one
+};
+
+ops::Arg first(const ops::ArgList& args) { return args.at(0); }
+
+const OverwriteForm kOverwriteForms[] = {
+    {"aten::clone", "", "aten::copy_", "",
+     [](const ops::ArgList& a) -> ops::ArgList { return {first(a), false}; }},
+    {"aten::_to_copy", "", "aten::copy_", "",
+     [](const ops::ArgList& a) -> ops::ArgList { return {first(a), false}; }},
+    {"aten::zeros_like", "", "aten::zero_", "",
+     [](const ops::ArgList&) -> ops::ArgList { return {}; }},
+    {"aten::ones_like", "", "aten::fill_", "Scalar",
+     [](const ops::ArgList&) -> ops::ArgList { return {1}; }},
+    {"aten::full_like", "", "aten::fill_", "Scalar",
+     [](const ops::ArgList& a) -> ops::ArgList { return {a.at(1)}; }},
+    {"aten::full", "", "aten::fill_", "Scalar",
+     [](const ops::ArgList& a) -> ops::ArgList { return {a.at(1)}; }},
+    {"aten::zeros", "", "aten::zero_", "", [](const ops::ArgList&) -> ops::ArgList { return {}; }},
+    {"aten::ones", "", "aten::fill_", "Scalar",
+     [](const ops::ArgList&) -> ops::ArgList { return {1}; }},
+    {"aten::new_zeros", "", "aten::zero_", "",
+     [](const ops::ArgList&) -> ops::ArgList { return {}; }},
+    {"aten::new_full", "", "aten::fill_", "Scalar",
+     [](const ops::ArgList& a) -> ops::ArgList { return {a.at(2)}; }},
+    {"torch_ort::bernoulli_mask", "", "aten::bernoulli_", "float",
+     [](const ops::ArgList& a) -> ops::ArgList { return {a.at(1), ops::Arg()}; }},
+};
+
+// A dim-0 tensor that stands for a Python number: it takes no part in type promotion.
+// (The number itself goes through the dispatcher as a Scalar in functional forms only.)
+const std::unordered_map<std::string, const char*> kScalarForms = {
+    {"aten::add", "Tensor"}, {"aten::sub", "Tensor"}, {"aten::mul", "Tensor"}, {"aten::div", "Tensor"},
+};
+
+// Whether `call` was replaced by calls with real out= forms, appended to `out`.
+bool expand_to_out_forms(ops::CallList& calls, const ops::Call& call, bool on_cpu,
+                         std::vector<ops::Call>& out) {
+  const auto push = [&](std::string op, std::string overload, ops::ArgList args,
+                        std::vector<ir::Value*> outputs) {
+    out.push_back({std::move(op), std::move(overload), std::move(args), std::move(outputs), call.node});
+  };
+  const auto input = [&](size_t index) { return std::get<ir::Value*>(call.args.at(index).value); };
+
+  if (call.op == "aten::relu") {
+    push("aten::clamp_min", "", {input(0), 0}, call.outputs);
+    return true;
+  }
+  if (call.op == "aten::sum" && call.overload.empty()) {
+    push("aten::sum", "dim_IntList",
+         {input(0), ops::Arg(ops::ArgList{}), false, call.args.size() > 1 ? call.args[1] : ops::Arg()},
+         call.outputs);
+    return true;
+  }
+  if (call.op == "aten::embedding") {
+    // As the functional kernel does it: rows by number, then the shape.
+    ir::Value *weight = input(0), *ids = input(1), *result = call.outputs.at(0);
+    if (result == nullptr || !ids->type.is_known() || !weight->type.is_known()) return false;
+    if (ids->type.shape->size() == 1) {
+      push("aten::index_select", "", {weight, 0, ids}, call.outputs);
+      return true;
+    }
+    const ir::Dim count = ir::numel(*ids->type.shape);
+    ir::Type flat_ids = ids->type;
+    flat_ids.shape = ir::Shape{count};
+    flat_ids.strides.reset();
+    ir::Type rows = result->type;
+    rows.shape = ir::Shape{count, weight->type.shape->at(1)};
+    rows.strides.reset();
+    ir::Value* flat = calls.temporary(flat_ids);
+    ir::Value* selected = calls.temporary(rows);
+    push("aten::reshape", "", {ids, ops::Arg::list(ir::Shape{-1})}, {flat});
+    push("aten::index_select", "", {weight, 0, flat}, {selected});
+    push("aten::view", "", {selected, ops::Arg::list(*result->type.shape)}, {result});
+    return true;
+  }
+  if (on_cpu && call.op == "aten::native_dropout" && call.args.size() == 3) {
+    // The steps of the CPU kernel, with memory of ours; the draws and the roundings are the same.
+    const auto* p = std::get_if<double>(&call.args[1].value);
+    const auto* train = std::get_if<bool>(&call.args[2].value);
+    ir::Value* x = input(0);
+    if (p == nullptr || train == nullptr || !*train || *p <= 0.0 || *p >= 1.0) return false;
+    if (call.outputs[0] == nullptr || !call.outputs[0]->type.is_known()) return false;
+    ir::Value* mask = call.outputs.size() > 1 ? call.outputs[1] : nullptr;
+    if (mask == nullptr) {
+      ir::Type type = call.outputs[0]->type;
+      type.dtype = ir::DType::kBool;
+      mask = calls.temporary(type);
+    }
+    ir::Value* kept = calls.temporary(call.outputs[0]->type);
+    push("torch_ort::bernoulli_mask", "", {x, 1.0 - *p}, {mask});
+    push("aten::mul", "Tensor", {x, mask}, {kept});
+    push("aten::mul", "Scalar", {kept, 1.0 / (1.0 - *p)}, {call.outputs[0]});
+    return true;
+  }
+  return false;
+}
+
+bool is_random(const c10::OperatorHandle& op) {
+  return op.hasTag(at::Tag::nondeterministic_seeded);
+}
+
+bool raises_or_reads_back(const std::string& name) {
+  return name.starts_with("aten::_assert") || name.starts_with("aten::sym_constrain") ||
+         name == "aten::_local_scalar_dense";
+}
+
+}  // namespace
+
+std::vector<int> Step::reads() const {
+  std::vector<int> slots;
+  for (const ArgSource& arg : args) {
+    if (arg.kind != ArgSource::Kind::kSlot && arg.kind != ArgSource::Kind::kSlotList) continue;
+    for (int slot : arg.slots) {
+      if (slot >= 0 && std::find(slots.begin(), slots.end(), slot) == slots.end()) {
+        slots.push_back(slot);
+      }
+    }
+  }
+  return slots;
+}
+
+int Resolver::slot(const ir::Value* value) const {
+  auto found = slots_.find(value);
+  ORT_CHECK(found != slots_.end(), "run: value '", value->name, "' has no slot");
+  return found->second;
+}
+
+ArgSource Resolver::bind_arg(const c10::Argument& schema, const ops::Arg& arg) const {
+  ArgSource source;
+  if (arg.is_none()) return constant(IValue());
+  if (auto* value = std::get_if<ir::Value*>(&arg.value)) {
+    source.kind = ArgSource::Kind::kSlot;
+    source.slots = {slot(*value)};
+    return source;
+  }
+  if (auto* flag = std::get_if<bool>(&arg.value)) return constant(*flag);
+  if (auto* real = std::get_if<double>(&arg.value)) return constant(*real);
+  if (auto* text = std::get_if<std::string>(&arg.value)) return constant(string_value(schema, *text));
+  if (auto* dim = std::get_if<ir::Dim>(&arg.value)) {
+    const TypeKind wanted = element_kind(schema.type());
+    if (dim->is_constant()) {
+      if (wanted == TypeKind::ListType) return constant(c10::List<int64_t>({dim->constant()}));
+      if (takes_double(schema)) return constant(static_cast<double>(dim->constant()));
+      if (wanted == TypeKind::BoolType) return constant(dim->constant() != 0);
+      return constant(dim->constant());
+    }
+    source.kind = wanted == TypeKind::ListType ? ArgSource::Kind::kDimList : ArgSource::Kind::kDim;
+    source.dims = {*dim};
+    return source;
+  }
+
+  const auto& items = std::get<ops::ArgList>(arg.value);
+  const c10::TypePtr list = unwrap_optional(schema.type());
+  ORT_CHECK(list->kind() == TypeKind::ListType, "argument '", schema.name(), "': got a list, want ",
+            schema.type()->str());
+  const c10::TypePtr element = list->castRaw<c10::ListType>()->getElementType();
+  if (element_kind(element) == TypeKind::TensorType) {
+    source.kind = ArgSource::Kind::kSlotList;
+    source.optional_elements = element->kind() == TypeKind::OptionalType;
+    for (const ops::Arg& item : items) {
+      source.slots.push_back(item.is_none() ? -1 : slot(std::get<ir::Value*>(item.value)));
+    }
+    return source;
+  }
+  const bool all_dims = std::all_of(items.begin(), items.end(), [](const ops::Arg& item) {
+    return std::holds_alternative<ir::Dim>(item.value);
+  });
+  if (!all_dims || element->kind() == TypeKind::FloatType || element->kind() == TypeKind::BoolType) {
+    return constant(number_list(schema, items));
+  }
+  if (element->kind() == TypeKind::NumberType) {
+    c10::impl::GenericList values(element);
+    for (const ops::Arg& item : items) {
+      values.push_back(IValue(std::get<ir::Dim>(item.value).constant()));
+    }
+    return constant(values);
+  }
+  for (const ops::Arg& item : items) source.dims.push_back(std::get<ir::Dim>(item.value));
+  if (ir::is_constant(source.dims)) {
+    c10::List<int64_t> values;
+    for (const ir::Dim& dim : source.dims) values.push_back(dim.constant());
+    return constant(values);
+  }
+  source.kind = ArgSource::Kind::kDimList;
+  return source;
+}
+
+Step Resolver::bind(const c10::OperatorHandle& op, const ops::ArgList& args,
+                    const ops::Call& call) const {
+  const FunctionSchema& schema = op.schema();
+  ORT_CHECK(args.size() <= schema.arguments().size(), call.op, ": got ", args.size(),
+            " arguments, want at most ", schema.arguments().size());
+  Step step;
+  step.op = op;
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const c10::Argument& argument = schema.arguments()[i];
+    if (i < args.size()) {
+      step.args.push_back(bind_arg(argument, args[i]));
+    } else {
+      ORT_CHECK(argument.default_value().has_value() || argument.is_out(), call.op, ": argument '",
+                argument.name(), "' is missing");
+      step.args.push_back(constant(argument.default_value().value_or(IValue())));
+    }
+  }
+  for (const ir::Value* value : call.outputs) {
+    step.outputs.push_back(value == nullptr ? -1 : slot(value));
+  }
+  step.returns_list = schema.returns().size() == 1 &&
+                      schema.returns()[0].type()->kind() == TypeKind::ListType;
+  step.effect = schema.is_mutable() || is_random(op) || raises_or_reads_back(call.op);
+  return step;
+}
+
+bool Resolver::use_out_form(const ops::Call& call, Step& step) const {
+  for (const ir::Value* value : call.outputs) {
+    if (value != nullptr && !value->type.is_known()) return false;
+  }
+  const auto output = [](int index) {
+    ArgSource source;
+    source.kind = ArgSource::Kind::kOutput;
+    source.slots = {index};
+    return source;
+  };
+  for (const OverwriteForm& form : kOverwriteForms) {
+    if (call.op != form.functional || call.overload != form.overload) continue;
+    auto op = find_op(form.in_place, form.in_place_overload);
+    ORT_CHECK(op.has_value(), "operator ", form.in_place, " is not registered");
+    ops::ArgList args = form.args(call.args);
+    args.insert(args.begin(), ops::Arg());
+    Step overwrite = bind(*op, args, call);
+    overwrite.args[0] = output(0);
+    overwrite.form = Form::kOut;
+    overwrite.effect = is_random(*op);
+    step = std::move(overwrite);
+    return true;
+  }
+  if (!step.op) return false;
+  if (auto form = kScalarForms.find(call.op); form != kScalarForms.end() && call.overload == "Scalar") {
+    return use_wrapped_number(call, form->second, step);
+  }
+  auto out = find_out_overload(*step.op, on_cpu_);
+  if (!out) return false;
+  // Results that nobody reads still need memory to be written to: the kernel makes it.
+  if (std::any_of(step.outputs.begin(), step.outputs.end(), [](int s) { return s < 0; })) return false;
+  step.op = out;
+  for (size_t i = 0; i < step.outputs.size(); ++i) step.args.push_back(output(static_cast<int>(i)));
+  step.form = Form::kOut;
+  return true;
+}
+
+// x * 2.0 has no out= kernel of its own: PyTorch wraps the number into a tensor, and so does this.
+bool Resolver::use_wrapped_number(const ops::Call& call, const char* overload, Step& step) const {
+  const auto op = find_op(call.op, overload);
+  const auto out = op ? find_out_overload(*op, on_cpu_) : std::nullopt;
+  const ops::Arg& number = call.args.at(1);
+  const auto* dim = std::get_if<ir::Dim>(&number.value);
+  if (!out || (dim != nullptr && !dim->is_constant())) return false;
+  c10::Scalar scalar;
+  if (dim != nullptr) scalar = dim->constant();
+  else if (auto* real = std::get_if<double>(&number.value)) scalar = *real;
+  else if (auto* flag = std::get_if<bool>(&number.value)) scalar = *flag;
+  else return false;
+  at::Tensor wrapped = at::scalar_tensor(scalar, at::TensorOptions().dtype(scalar.type()));
+  wrapped.unsafeGetTensorImpl()->set_wrapped_number(true);
+
+  ops::ArgList args = call.args;
+  args[1] = ops::Arg();
+  step = bind(*out, args, call);
+  step.args[1] = constant(wrapped);
+  ArgSource result;
+  result.kind = ArgSource::Kind::kOutput;
+  result.slots = {0};
+  step.args.back() = result;
+  step.form = Form::kOut;
+  step.effect = false;
+  return true;
+}
+
+Step Resolver::resolve(const ops::Call& call) const {
+  Step step;
+  if (!find_op(call.op, call.overload) && use_out_form(call, step)) return finish(call, step);
+  step = resolve_functional(call);
+  if (step.form == Form::kFunctional) use_out_form(call, step);
+  return finish(call, step);
+}
+
+Step Resolver::resolve_functional(const ops::Call& call) const {
+  auto op = find_op(call.op, call.overload);
+  if (!op) {
+    throw Unsupported(concat("operator ", call.op, call.overload.empty() ? "" : ".", call.overload,
+                             ": no such operator is registered"));
+  }
+  Step step = bind(*op, call.args, call);
+  const FunctionSchema& schema = op->schema();
+  if (call.op == "aten::reshape") {
+    step.form = Form::kReshape;
+  } else if (schema.is_mutable()) {
+    step.form = Form::kMutation;
+    for (size_t i = 0; i < schema.arguments().size(); ++i) {
+      const auto* alias = schema.arguments()[i].alias_info();
+      if (alias == nullptr || !alias->isWrite()) continue;
+      for (int slot : step.args[i].slots) {
+        if (slot >= 0) step.mutates.push_back(slot);
+      }
+    }
+    step.num_returns = schema.returns().size();
+  } else if (is_view_schema(schema)) {
+    step.form = Form::kView;
+  }
+  return step;
+}
+
+// Point-wise kernels read an element before they write it, so that one operand of the same
+// type may be overwritten.
+Step Resolver::finish(const ops::Call& call, Step& step) const {
+  if (step.form != Form::kOut || !step.op->hasTag(at::Tag::pointwise) || step.outputs.size() != 1) {
+    return std::move(step);
+  }
+  const ir::Type& type = call.outputs[0]->type;
+  for (const ops::Arg& arg : call.args) {
+    auto* value = std::get_if<ir::Value*>(&arg.value);
+    if (value == nullptr || (*value)->type != type) continue;
+    const int candidate = slot(*value);
+    if (std::find(step.in_place.begin(), step.in_place.end(), candidate) == step.in_place.end()) {
+      step.in_place.push_back(candidate);
+    }
+  }
+  return std::move(step);
+}
+
+bool is_view_schema(const c10::FunctionSchema& schema) {
+  if (schema.is_mutable() || schema.returns().empty()) return false;
+  return schema.returns()[0].alias_info() != nullptr;
+}
+
+void prefer_out_forms(ops::CallList& calls, bool on_cpu, size_t& yield_position,
+                      const std::function<bool(const ir::Value*)>& is_late) {
+  std::vector<ops::Call> rewritten;
+  rewritten.reserve(calls.calls.size());
+  size_t new_position = yield_position;
+  for (size_t i = 0; i < calls.calls.size(); ++i) {
+    if (i == yield_position) new_position = rewritten.size();
+    ops::Call& call = calls.calls[i];
+    const bool late = std::any_of(call.outputs.begin(), call.outputs.end(), [&](const ir::Value* v) {
+      return v != nullptr && is_late(v);
+    });
+    if (late || !expand_to_out_forms(calls, call, on_cpu, rewritten)) rewritten.push_back(call);
+  }
+  if (yield_position == calls.calls.size()) new_position = rewritten.size();
+  calls.calls = std::move(rewritten);
+  yield_position = new_position;
+}
+
+}  // namespace torch_ort::run

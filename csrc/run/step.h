@@ -1,0 +1,88 @@
+// Calls bound to the dispatcher: which operator, which arguments from where, which results to where.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "ops/call.h"
+
+namespace torch_ort::run {
+
+// Slots number the tensors of a session.
+using Slots = std::unordered_map<const ir::Value*, int>;
+
+// How a step gets its result.
+enum class Form : uint8_t {
+  kOut,         // `out=` kernel, or an in-place one on fresh memory: writes into memory given to it
+  kFunctional,  // the kernel makes the result
+  kView,        // metadata only: the result shares the memory of its first tensor argument
+  kReshape,     // a view where the strides allow, else a copy
+  kMutation,    // changes an argument; its results, if any, are that argument
+  kPython,      // a Python callable, for operators without a schema
+};
+
+// Where one argument comes from.
+struct ArgSource {
+  enum class Kind : uint8_t { kConstant, kSlot, kSlotList, kDim, kDimList, kOutput } kind;
+  c10::IValue constant;     // kConstant
+  std::vector<int> slots;   // kSlot: one; kSlotList: several, -1 for None; kOutput: which result
+  bool optional_elements = false;  // kSlotList: Tensor?[]
+  ir::Shape dims;           // kDim: one; kDimList: several
+};
+
+struct Step {
+  Form form = Form::kFunctional;
+  std::optional<c10::OperatorHandle> op;  // what is called: the out= overload in form kOut
+  std::vector<ArgSource> args;            // of `op`, in the order of its schema
+  std::vector<int> outputs;               // slots of the tensors that the call gives, lists flattened; -1: not kept
+  bool returns_list = false;
+  std::vector<int> mutates;               // slots that the call writes into
+  size_t num_returns = 0;                 // outputs after these are `mutates`, as they are afterwards
+  bool effect = false;                    // random, writes or raises: keeps its order
+  std::vector<int> in_place;              // input slots over which outputs[0] may be written, element by element
+  std::string python_callable;            // kPython: its key
+  std::string binds_symbol;               // the result is no tensor but the value of this symbol
+  std::string name;                       // of the node, for profilers and messages
+  std::string origin;
+
+  std::vector<int> reads() const;  // slots of tensor arguments, each once
+};
+
+// Finds operators, and the real `out=` form of a functional one.
+class Resolver {
+ public:
+  Resolver(const Slots& slots, bool on_cpu) : slots_(slots), on_cpu_(on_cpu) {}
+
+  // Raises Unsupported if no such operator is registered, InternalError if arguments do not fit its schema.
+  Step resolve(const ops::Call& call) const;
+  // The form whose kernel makes its results, whatever their sizes.
+  Step resolve_functional(const ops::Call& call) const;
+
+ private:
+  Step bind(const c10::OperatorHandle& op, const ops::ArgList& args, const ops::Call& call) const;
+  ArgSource bind_arg(const c10::Argument& schema, const ops::Arg& arg) const;
+  bool use_out_form(const ops::Call& call, Step& step) const;
+  bool use_wrapped_number(const ops::Call& call, const char* overload, Step& step) const;
+  Step finish(const ops::Call& call, Step& step) const;
+  int slot(const ir::Value* value) const;
+
+  const Slots& slots_;
+  bool on_cpu_;
+};
+
+// Whether the first result shares memory with an argument, without writing to it.
+bool is_view_schema(const c10::FunctionSchema& schema);
+
+// Replaces calls whose functional kernel allocates by equal calls that have a real `out=` form
+// (embedding by index_select, dropout by bernoulli and products, ...). Bits of the results stay.
+// Calls with a late result stay as they are.
+void prefer_out_forms(ops::CallList& calls, bool on_cpu, size_t& yield_position,
+                      const std::function<bool(const ir::Value*)>& is_late);
+
+}  // namespace torch_ort::run

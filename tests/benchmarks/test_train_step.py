@@ -1,0 +1,85 @@
+"""The benchmark runs, and what it writes holds together. Nothing here depends on speed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "train_step.py"
+
+
+def run_benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+def test_quick_measures_everything(tmp_path: Path) -> None:
+    result_file, picture = tmp_path / "result.json", tmp_path / "result.png"
+    arguments = ["--quick", "--models", "lm_d64", "--backends", "eager", "aot_eager"]
+    arguments += ["--threads", "1", "--json", str(result_file), "--png", str(picture)]
+
+    done = run_benchmark(*arguments)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Steady step, 1 thread(s), ms" in done.stdout
+    assert "figures are not for quoting" in done.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+    result = json.loads(result_file.read_text())
+    assert result["settings"]["arguments"] == arguments
+    records = {record["backend"]: record for record in result["records"]}
+    assert set(records) == {"eager", "aot_eager"}
+    for record in records.values():
+        rounds = result["settings"]["protocol"]["rounds"]
+        steps = result["settings"]["protocol"]["steps"]
+        assert [len(one) for one in record["steps"]] == [steps] * rounds
+        for whole, part in zip(record["steps"], record["fwd_bwd"], strict=True):
+            assert all(0 < p < w for w, p in zip(whole, part, strict=True))
+        assert record["figures"]["min_first_cold"] > 0
+        assert record["figures"]["first_warm"] > 0
+        assert record["error"] is None
+    # The two run the same kernels under the same seed.
+    assert records["aot_eager"]["loss"] == records["eager"]["loss"]
+    assert records["aot_eager"]["counters"]["dynamo"] == {"graphs": 1, "breaks": 0}
+    check_memory(records["eager"]["memory"][0])
+
+
+def check_memory(sizes: dict[str, int]) -> None:
+    # AdamW keeps two moments of every parameter, and a scalar count of its steps.
+    assert sizes["gradient_bytes"] == sizes["parameter_bytes"]
+    assert sizes["optimizer_bytes"] > 2 * sizes["parameter_bytes"]
+    if sizes["step_peak_bytes"] is not None:
+        assert sizes["activation_bytes"] == sizes["step_peak_bytes"] - sizes["gradient_bytes"]
+        # The logits, their logarithms and both gradients: 4 x 32 rows of 1000 floats each.
+        assert sizes["activation_bytes"] > 2 * 4 * 32 * 1000 * 4
+
+
+def test_wrong_names_and_numbers_are_refused() -> None:
+    unknown = run_benchmark("--models", "resnet")
+    assert unknown.returncode == 2
+    assert "invalid choice: 'resnet'" in unknown.stderr
+
+    threads = run_benchmark("--threads", "0")
+    assert threads.returncode == 2
+    assert "--threads: got 0, want 1 or more" in threads.stderr
+
+
+def test_a_worker_that_cannot_work_keeps_its_reason(tmp_path: Path) -> None:
+    # With no time to answer, every worker is stopped at its first request.
+    result_file, picture = tmp_path / "result.json", tmp_path / "result.png"
+    done = run_benchmark(
+        *("--quick", "--steady-only", "--models", "lm_d64", "--backends", "eager"),
+        *("--threads", "1", "--timeout", "0.01", "--json", str(result_file)),
+        *("--png", str(picture)),
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    (record,) = json.loads(result_file.read_text())["records"]
+    assert record["error"] == "machine: no answer after 0 s"
+    assert "failed: machine: no answer" in done.stdout
+    # Nothing to draw is no reason to fail a second time.
+    assert picture.exists()

@@ -1,0 +1,185 @@
+# What all tests share: the backend under test, devices, strict mode, and the comparison of a
+# compiled training run with an eager one.
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from comparison import Options, Run, assert_same_runs, build, train
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--backend",
+        default="ort",
+        help="torch.compile backend of the semantic tests (aot_eager checks the tests themselves)",
+    )
+    parser.addoption(
+        "--accept", action="store_true", help="write the graphs that passes leave into their cases"
+    )
+    parser.addoption("--run-slow", action="store_true", help="run tests marked slow as well")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for line in (
+        "aot_eager_fails(reason): stock AOTAutograd is known to fail this; expected with "
+        "--backend aot_eager only",
+        "ort_only: reads counters of torch_ort; skipped with another --backend",
+    ):
+        config.addinivalue_line("markers", line)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    backend = config.getoption("--backend")
+    keep_slow = config.getoption("--run-slow") or "slow" in (config.getoption("-m") or "")
+    for item in items:
+        known = item.get_closest_marker("aot_eager_fails")
+        if known and backend == "aot_eager":
+            item.add_marker(pytest.mark.xfail(reason=known.args[0], strict=True))
+        if item.get_closest_marker("ort_only") and backend != "ort":
+            item.add_marker(pytest.mark.skip(reason="reads counters of torch_ort"))
+        if item.get_closest_marker("slow") and not keep_slow:
+            item.add_marker(pytest.mark.skip(reason="slow: ask with --run-slow"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("cuda"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
+
+
+def _reset() -> None:
+    # Rooms that never import torch are not made to pay for it.
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].reset()
+        sys.modules["torch._dynamo.utils"].counters.clear()
+    if "torch_ort" in sys.modules:
+        sys.modules["torch_ort"].reset_counters()
+
+
+@pytest.fixture(autouse=True)
+def fresh_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give each test strict mode, no compiled code and counters at zero."""
+    monkeypatch.setenv("TORCH_ORT_STRICT", "1")
+    _reset()
+    yield
+    _reset()
+
+
+@pytest.fixture
+def backend(request: pytest.FixtureRequest) -> str:
+    return request.config.getoption("--backend")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def compiled(backend: str) -> Callable[..., Any]:
+    """Return `torch.compile` with the backend under test; a graph break is an error by default."""
+
+    def compile_with_backend(target: Any, **settings: Any) -> Any:
+        import torch
+
+        settings.setdefault("fullgraph", True)
+        return torch.compile(target, backend=backend, **settings)
+
+    return compile_with_backend
+
+
+@pytest.fixture
+def both(compiled: Callable) -> Callable[[Any], list]:
+    """Return a function that pairs an eager callable with its compiled form."""
+    return lambda target: [target, compiled(target)]
+
+
+@pytest.fixture
+def assert_engine_ran(backend: str) -> Callable[..., None]:
+    """Return a check that the engine, and not eager PyTorch, did the work so far."""
+
+    def check(backward: bool = False) -> None:
+        if backend != "ort":
+            from torch._dynamo.utils import counters as of_torch
+
+            assert of_torch["stats"]["unique_graphs"] > 0, "torch captured nothing"
+            return
+        import torch_ort
+
+        counters = torch_ort.counters()
+        assert counters["fallbacks"] == 0, counters
+        assert counters["forward_runs"] > 0, counters
+        assert not backward or counters["backward_runs"] > 0, counters
+
+    return check
+
+
+@pytest.fixture
+def graphs_captured(backend: str) -> Callable[[], int]:
+    """Return a function that counts the graphs captured since the test began."""
+
+    def count() -> int:
+        if backend == "ort":
+            import torch_ort
+
+            return torch_ort.counters()["graphs_captured"]
+        from torch._dynamo.utils import counters
+
+        return counters["stats"]["unique_graphs"]
+
+    return count
+
+
+@pytest.fixture
+def live_contexts(backend: str) -> Callable[[], int]:
+    """Return a function that counts contexts made by this test and still alive."""
+
+    def count() -> int:
+        gc.collect()
+        if backend != "ort":
+            return 0
+        import torch_ort
+
+        return torch_ort.counters()["contexts_live"]
+
+    # A leak of another test is that test's failure.
+    before = count()
+    return lambda: count() - before
+
+
+@pytest.fixture
+def compare_training(
+    compiled: Callable, device: str, assert_engine_ran: Callable
+) -> Callable[..., tuple[Run, Run]]:
+    """Return a function that trains an eager and a compiled copy and compares them.
+
+    `make_model()` builds a module or a function, `make_inputs(step)` the arguments of one call;
+    both are called once per copy, with equal seeds and with `device` as the default device.
+    The function returns both runs for further checks.
+    """
+
+    def compare(
+        make_model: Callable[[], Any],
+        make_inputs: Callable[[int], Any],
+        *,
+        rtol: float | None = None,
+        atol: float | None = None,
+        check_stride: bool = True,
+        compile_settings: dict | None = None,
+        **settings: Any,
+    ) -> tuple[Run, Run]:
+        options = Options(**settings)
+        eager, ours = (build(make_model, device=device, seed=options.seed) for _ in range(2))
+        want = train(eager, eager, make_inputs, device, options)
+        got = train(ours, compiled(ours, **(compile_settings or {})), make_inputs, device, options)
+        assert_same_runs(want, got, rtol, atol, check_stride)
+        assert_engine_ran(backward=got.backwards > 0)
+        return want, got
+
+    return compare

@@ -1,0 +1,143 @@
+"""Golden cases of passes: every `# AFTER` in the .onnxtxt files beside this file.
+
+A file is `# PASS: name` and cases, each headed by `# ----- title`: a model, `# AFTER`, and the
+graph that the pass leaves. `pytest --accept tests/passes` writes the graphs anew; the reviewer
+reads the difference. Both graphs of a case are run on the same inputs and must agree to the bit.
+A line `# TAGGED must_recompute in 0: a b` tags the nodes that give `a` and `b`, for the text form
+has no word for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import re
+
+import onnx
+import onnx.parser
+import onnx.printer
+import pytest
+import torch
+
+from torch_ort import _C
+
+FOLDER = pathlib.Path(__file__).parent
+TITLE = re.compile(r"^# -----(.*)\n", re.MULTILINE)
+AFTER = "# AFTER\n"
+TAGGED = re.compile(r"^# TAGGED (\w+) in (\d+): (.*)$", re.MULTILINE)
+SIZES = {"N": 3, "M": 5}
+
+
+@dataclasses.dataclass
+class Case:
+    path: pathlib.Path
+    pass_name: str
+    title: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.path.stem}: {self.title}"
+
+
+def read_cases(path: pathlib.Path) -> tuple[str, list[Case]]:
+    """Split a file into its head and its cases."""
+    head, *parts = TITLE.split(path.read_text())
+    pass_name = re.search(r"^# PASS: (\w+)$", head, re.MULTILINE).group(1)
+    cases = []
+    for title, body in zip(parts[::2], parts[1::2], strict=True):
+        before, separator, after = body.partition(AFTER)
+        assert separator, f"{path.name}: case{title} has no `# AFTER` line"
+        cases.append(Case(path, pass_name, title.strip(), before.strip(), after.strip()))
+    return head, cases
+
+
+def all_cases() -> list[Case]:
+    return [case for path in sorted(FOLDER.glob("**/*.onnxtxt")) for case in read_cases(path)[1]]
+
+
+def read_graph(text: str) -> _C.Graph:
+    """Read a graph from ONNX text, with the types of all values."""
+    model = onnx.parser.parse_model(text)
+    for tag, region, names in TAGGED.findall(text):
+        for node in model.graph.node:
+            if node.output[0] in names.split():
+                node.metadata_props.add(key="recompute", value=tag)
+                node.metadata_props.add(key="region", value=region)
+    graph = _C.Graph.from_onnx(model.SerializeToString())
+    _C.infer_types(graph)
+    return graph
+
+
+def graph_text(graph: _C.Graph) -> str:
+    """Print the graph without the head of its model and without the names of its nodes."""
+    model = onnx.load_model_from_string(graph.to_onnx())
+    del model.metadata_props[:]
+    for node in model.graph.node:
+        node.ClearField("name")
+    text = onnx.printer.to_text(model)
+    lines = text[text.index(">\n") + 2 :].strip().split("\n")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def random_tensor(dtype: str, shape: list[int | str]) -> torch.Tensor:
+    sizes = [SIZES[size] if isinstance(size, str) else size for size in shape]
+    kind = getattr(torch, dtype)
+    if kind.is_floating_point:
+        return torch.randn(sizes, dtype=kind)
+    return torch.randint(0, 4, sizes, dtype=kind)
+
+
+def run(graph: _C.Graph) -> list[torch.Tensor]:
+    """Run a graph on inputs that its names and types alone determine; written inputs come last."""
+    torch.manual_seed(7)
+    # The engine runs no training graph whose halves share a view.
+    graph = graph.clone()
+    _C.run_pass("replay_views", graph)
+    types = graph.types()
+    names = list(graph.input_names)
+    names += [name for node in graph.nodes() if node["op"] == "YieldOp" for name in node["outputs"]]
+    inputs = {name: random_tensor(*types[name][:2]) for name in names}
+    results = list(_C.run(graph, inputs).values())
+    return results + [inputs[name] for name in graph.input_names]
+
+
+@pytest.mark.parametrize("case", all_cases(), ids=str)
+def test_case(case: Case, request: pytest.FixtureRequest) -> None:
+    graph = read_graph(case.before)
+    want = run(graph)
+    rewrites = _C.run_pass(case.pass_name, graph)
+    graph.verify("test")
+    text = graph_text(graph)
+
+    got = run(graph)
+    assert len(got) == len(want)
+    for before, after in zip(want, got, strict=True):
+        torch.testing.assert_close(after, before, rtol=0, atol=0, equal_nan=True)
+
+    assert (rewrites > 0) == (text != graph_text(read_graph(case.before)))
+    assert _C.run_pass(case.pass_name, graph) == 0, "a second run makes more rewrites"
+    assert graph_text(graph) == text
+    if not request.config.getoption("--accept"):
+        assert text == case.after
+        return
+    whole = case.path.read_text()
+    old = f"{case.before}\n{AFTER}{case.after}".rstrip()
+    assert whole.count(old) == 1 or not case.after
+    case.path.write_text(whole.replace(old, f"{case.before}\n{AFTER}{text}", 1))
+
+
+@pytest.mark.parametrize("case", all_cases(), ids=str)
+def test_every_pass_is_idempotent_and_right_on_every_case(case: Case) -> None:
+    want = run(read_graph(case.before))
+    for name in _C.pass_names():
+        graph = read_graph(case.before)
+        _C.run_pass(name, graph)
+        graph.verify(name)
+        assert _C.run_pass(name, graph) == 0, name
+        for before, after in zip(want, run(graph), strict=True):
+            torch.testing.assert_close(after, before, rtol=0, atol=0, equal_nan=True)
+
+
+def test_every_pass_has_cases() -> None:
+    assert {case.pass_name for case in all_cases()} == set(_C.pass_names())

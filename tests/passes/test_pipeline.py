@@ -1,0 +1,88 @@
+"""What surrounds passes: order, switches, halving, checks, errors."""
+
+from __future__ import annotations
+
+import onnx
+import onnx.parser
+import pytest
+from test_cases import graph_text, read_graph
+
+import torch_ort
+from torch_ort import _C
+
+TEXT = """
+<ir_version: 10, opset_import: ["" : 20]>
+graph (float[N,4] x) => (float[N,4] y)
+{
+   a = Exp (x)
+   b = Identity (a)
+   c = Exp (x)
+   d = Tanh (c)
+   y = Mul (b, a)
+}
+"""
+
+
+def test_all_passes_together() -> None:
+    graph = read_graph(TEXT)
+    report = _C.run_pipeline(graph, check=2)
+    assert [name for name, _, _ in report] == _C.pass_names()
+    assert {name: count for name, count, _ in report if count > 0} == {
+        "remove_identity": 1,
+        "merge_equal": 1,
+        "remove_dead": 1,
+    }
+    assert all(milliseconds >= 0 for _, _, milliseconds in report)
+    assert [node["op"] for node in graph.nodes()] == ["Exp", "Mul"]
+
+
+def test_disabled_passes_do_not_run() -> None:
+    graph = read_graph(TEXT)
+    report = _C.run_pipeline(graph, disabled=["remove_identity", "a feature of another room"])
+    assert "remove_identity" not in [name for name, _, _ in report]
+    assert "Identity" in [node["op"] for node in graph.nodes()]
+
+
+def test_bisect_stops_after_that_many_rewrites() -> None:
+    counts = []
+    for bisect in range(5):
+        graph = read_graph(TEXT)
+        report = _C.run_pipeline(graph, bisect=bisect, check=2)
+        counts.append(sum(count for _, count, _ in report))
+    assert counts == [0, 1, 2, 3, 3]
+    unchanged = read_graph(TEXT)
+    _C.run_pipeline(unchanged, bisect=0)
+    assert graph_text(unchanged) == graph_text(read_graph(TEXT))
+    # The limit ends with the pipeline that it was given to.
+    assert _C.run_pass("remove_identity", unchanged) == 1
+
+
+def test_dump_is_called_after_passes_that_changed_something() -> None:
+    names: list[str] = []
+    _C.run_pipeline(read_graph(TEXT), dump=names.append)
+    changed = ["remove_identity", "merge_equal", "remove_dead"]
+    places = [_C.pass_names().index(name) + 1 for name in changed]
+    assert names == [f"{place:02}_{name}" for place, name in zip(places, changed, strict=True)]
+
+
+def test_unknown_pass_lists_the_known_ones() -> None:
+    with pytest.raises(
+        torch_ort.UserError, match=r"unknown pass: got 'fuse_all', want one of .*remove_dead"
+    ):
+        _C.run_pass("fuse_all", read_graph(TEXT))
+
+
+def test_errors_name_the_pass() -> None:
+    text = """
+        <ir_version: 10, opset_import: ["" : 20]>
+        graph (float[4] x) => (float[4] y)
+        {
+           a = Constant <sparse_value = int64[1] {1}> ()
+           y = Exp (x)
+        }
+    """
+    graph = _C.Graph.from_onnx(onnx.parser.parse_model(text).SerializeToString())
+    with pytest.raises(
+        torch_ort.Unsupported, match=r"^pass fold_constants: Constant: 'a' holds no dense"
+    ):
+        _C.run_pass("fold_constants", graph)

@@ -1,0 +1,589 @@
+# Plans of small programs written by hand: what is placed where, what is refused, in which words.
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from torch_ort import _C
+
+BORDER = "--"
+
+
+def program(tensors: dict[str, str], *steps: str, outputs: str = "", gradients: str = "") -> dict:
+    """Read a program from text.
+
+    A tensor is `"kind bytes"` or `"alias root"`, with `saved` at the end if it is. A step is
+    `"writes = reads"`, with `| candidates` for in place at the end and `!` in front for an effect;
+    `--` stands between the halves.
+    """
+    index = {name: i for i, name in enumerate(tensors)}
+
+    def indices(names: str) -> list[int]:
+        return [index[name] for name in names.replace(",", " ").split()]
+
+    def tensor(text: str) -> dict[str, Any]:
+        kind, size, *rest = text.split()
+        saved = rest == ["saved"]
+        if kind == "alias":
+            return {"root": index[size], "saved": saved}
+        return {"kind": kind, "bytes": int(size), "saved": saved}
+
+    def step(text: str) -> dict[str, Any]:
+        call, _, in_place = text.removeprefix("!").partition("|")
+        writes, _, reads = call.partition("=")
+        lists = {"writes": writes, "reads": reads, "in_place": in_place}
+        return {"effect": text[0] == "!"} | {key: indices(names) for key, names in lists.items()}
+
+    border = steps.index(BORDER) if BORDER in steps else len(steps)
+    return {
+        "tensors": [tensor(text) for text in tensors.values()],
+        "steps": [step(text) for text in steps if text != BORDER],
+        "num_forward": border,
+        "outputs": indices(outputs),
+        "gradients": indices(gradients),
+    }
+
+
+class Planned:
+    """A plan in the given order unless told otherwise, checked, with tensors found by name."""
+
+    def __init__(self, tensors: dict[str, str], *steps: str, reorder: bool = False, **more: Any):
+        leaving = {key: more.pop(key) for key in ("outputs", "gradients") if key in more}
+        self.program = program(tensors, *steps, **leaving)
+        self.options = {"reorder": reorder, **more}
+        self.names = list(tensors)
+        self.plan = _C.plan(self.program, self.options)
+        _C.verify_plan(self.program, self.plan, self.options)
+
+    def __getattr__(self, name: str) -> Any:
+        return self.plan[name]
+
+    def place(self, name: str) -> tuple[str, int]:
+        placement = self.plan["placements"][self.names.index(name)]
+        return placement["area"], placement["offset"]
+
+    def in_place_of(self, name: str) -> str | None:
+        read = self.plan["placements"][self.names.index(name)]["in_place_of"]
+        return None if read < 0 else self.names[read]
+
+    def released(self) -> list[str]:
+        return [" ".join(self.names[tensor] for tensor in list_) for list_ in self.plan["release"]]
+
+
+CHAIN = {"x": "input 64", "a": "planned 64", "b": "planned 64", "c": "planned 64", "d": "output 64"}
+
+
+# --- offsets --------------------------------------------------------------------------------------
+
+
+def test_memory_is_used_again() -> None:
+    plan = Planned(CHAIN, "a = x", "b = a", "c = b", "d = c", outputs="d")
+    assert plan.place("a") == plan.place("c") == ("scratch", 0)
+    assert plan.place("b") == ("scratch", 64)
+    assert plan.place("x") == plan.place("d") == ("none", 0)
+    assert plan.peak_bytes == plan.forward_scratch_bytes == 128
+
+
+def test_a_read_is_live_while_its_step_writes() -> None:
+    plan = Planned(CHAIN, "a = x", "b = a", "d = b", outputs="d")
+    assert plan.place("a") != plan.place("b")
+
+
+def test_a_result_nobody_reads_needs_its_memory_once() -> None:
+    plan = Planned(CHAIN, "a, b = x", "c = a", "d = c", outputs="d")
+    assert plan.place("b") == plan.place("c") != plan.place("a")
+
+
+@pytest.mark.parametrize(("alignment", "want"), [(1, 110), (16, 128), (64, 192), (256, 512)])
+def test_alignment(alignment: int, want: int) -> None:
+    plan = Planned({"a": "planned 100", "b": "planned 10"}, "a =", "b = a", alignment=alignment)
+    assert plan.peak_bytes == want
+
+
+def test_an_alias_is_where_its_root_is_and_keeps_it() -> None:
+    tensors = {"a": "planned 64", "v": "alias a", "b": "planned 64", "c": "planned 64"}
+    plan = Planned(tensors, "a =", "v = a", "b =", "c = v, b")
+    assert plan.place("v") == plan.place("a")
+    assert len({plan.place(name) for name in "abc"}) == 3
+
+
+def test_no_bytes_take_no_space() -> None:
+    tensors = {"a": "planned 0", "s": "planned 0 saved", "b": "planned 64", "c": "planned 0"}
+    plan = Planned(tensors, "a =", "b = a", "s = b", "c = b, a | a", BORDER, "= s")
+    assert plan.place("a") == plan.place("c") == ("scratch", 0)
+    assert plan.place("s") == ("context", 0)
+    assert (plan.context_bytes, plan.forward_scratch_bytes) == (0, 64)
+    assert plan.in_place_of("c") is None
+
+
+def test_an_unused_tensor_has_no_place() -> None:
+    assert Planned({"a": "planned 64"}).place("a") == ("none", 0)
+
+
+# --- the two areas --------------------------------------------------------------------------------
+
+
+def test_what_crosses_lies_in_the_context() -> None:
+    tensors = {"s": "planned 100", "t": "planned 10 saved", "a": "planned 64", "b": "planned 64"}
+    plan = Planned(tensors, "s =", "t =", "a = s", BORDER, "b = s")
+    assert plan.context_bytes == 128 + 64
+    assert plan.crossing == [0, 1]
+    assert plan.saved_bytes == 110
+    assert plan.place("s") == ("context", 0)
+    assert plan.place("t") == ("context", 128)
+    assert plan.peak_bytes == 192 + 64
+
+
+def test_forward_scratch_lies_where_the_context_is_not_yet_written() -> None:
+    tensors = {"a": "planned 128", "b": "planned 64", "s": "planned 128"}
+    plan = Planned(tensors, "a =", "b = a", "s = b", BORDER, "= s")
+    assert plan.place("a") == plan.place("s") == ("context", 0)
+    assert plan.place("b") == ("scratch", 0)
+    assert plan.peak_bytes == 128 + 64
+
+
+def test_backward_scratch_lies_where_the_context_is_no_longer_read() -> None:
+    tensors = {"s": "planned 64", "t": "planned 64", "a": "planned 64", "b": "planned 128"}
+    plan = Planned(tensors, "s =", "t =", BORDER, "= t", "a = s")
+    assert plan.place("a") == plan.place("t") == ("context", 64)
+    assert plan.peak_bytes == 128
+    plan = Planned(tensors, "s =", "t =", BORDER, "= t", "a = s", "b = a")
+    assert plan.place("b") == plan.place("s") == ("context", 0)
+    assert plan.place("a") == ("scratch", 0)
+    assert plan.peak_bytes == 128 + 64
+
+
+def test_a_hole_in_the_context_is_used() -> None:
+    tensors = dict.fromkeys("stuab", "planned 64")
+    plan = Planned(tensors, "s =", "t =", "u =", BORDER, "= t", "a = s, u", "b = a, s, u")
+    assert plan.place("a") == plan.place("t") == ("context", 64)
+    assert plan.place("b") == ("scratch", 0)
+
+
+def test_each_half_has_a_scratch_layout_of_its_own() -> None:
+    tensors = {"a": "planned 64", "b": "planned 192", "c": "planned 64"}
+    plan = Planned(tensors, "a =", BORDER, "b =", "c = b")
+    assert [plan.place(name) for name in "abc"] == [
+        ("scratch", 0),
+        ("scratch", 0),
+        ("scratch", 192),
+    ]
+    assert (plan.forward_scratch_bytes, plan.backward_scratch_bytes) == (64, 256)
+    assert plan.peak_bytes == 256
+
+
+def test_saved_and_never_read_lives_to_the_border() -> None:
+    tensors = {"s": "planned 64 saved", "a": "planned 64", "b": "planned 64"}
+    plan = Planned(tensors, "s =", "a =", BORDER, "b =")
+    assert plan.place("a") == ("scratch", 0)
+    assert plan.place("b") == plan.place("s")
+
+
+def test_an_alias_carries_its_root_across() -> None:
+    tensors = {"s": "planned 64", "v": "alias s saved", "t": "planned 64", "w": "alias t"}
+    plan = Planned(tensors, "s =", "v = s", "t =", "w = t", BORDER, "= w")
+    assert plan.crossing == [0, 2]
+
+
+def test_adopted_memory_crosses_and_outputs_are_not_counted() -> None:
+    tensors = {
+        "x": "input 8",
+        "a": "adopted 100",
+        "out": "adopted 1000",
+        "o": "output 10000",
+        "early": "adopted 7",
+        "p": "planned 1",
+    }
+    steps = ("a, out, o, early, p = x", BORDER, "= a, out, o, x")
+    plan = Planned(tensors, *steps, outputs="out, o, x", gradients="early")
+    assert plan.crossing == [1, 2, 4]
+    assert plan.saved_bytes == 107
+
+
+# --- in place -------------------------------------------------------------------------------------
+
+
+def test_a_chain_in_place_is_one_block() -> None:
+    plan = Planned(CHAIN, "a = x", "b = a | a", "c = b | b", "d = c | c", outputs="d")
+    assert plan.place("a") == plan.place("b") == plan.place("c")
+    assert [plan.in_place_of(name) for name in "abcd"] == [None, "a", "b", None]
+    assert plan.peak_bytes == 64
+
+
+@pytest.mark.parametrize(
+    ("steps", "want"),
+    [
+        pytest.param(("a =", "b =", "c = a, b | b, a"), "b", id="first-choice"),
+        pytest.param(("a =", "b =", "c = a, b | a, b", "= a"), "b", id="second-choice"),
+        pytest.param(("a =", "c = a, a | a"), "a", id="read-twice"),
+        pytest.param(("a =", "v = a", "c = v | v"), "v", id="through-an-alias"),
+        pytest.param(("a =", "v = a", "c = v, a | v, a"), "v", id="alias-and-root"),
+    ],
+)
+def test_in_place_is_taken(steps: tuple[str, ...], want: str) -> None:
+    tensors = {"a": "planned 64", "b": "planned 64", "c": "planned 64", "v": "alias a"}
+    plan = Planned(tensors, *steps)
+    assert plan.in_place_of("c") == want
+    assert plan.place("c") == plan.place(want)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param(("c = x | x",), id="input"),
+        pytest.param(("c = k | k",), id="constant"),
+        pytest.param(("ad =", "c = ad | ad"), id="adopted"),
+        pytest.param(("o =", "c = o | o"), id="output"),
+        pytest.param(("o =", "vo = o", "c = vo | vo"), id="alias-of-output"),
+        pytest.param(("big =", "c = big | big"), id="other-size"),
+        pytest.param(("a =", "c = a"), id="not-listed"),
+        pytest.param(("a =", "c = x | a"), id="not-read"),
+        pytest.param(("a =", "c = a | a", "= a"), id="read-later"),
+        pytest.param(("a =", "v = a", "c = a | a", "= v"), id="alias-read-later"),
+        pytest.param(("a =", "v = a", "c = a, v | a"), id="read-beside"),
+        pytest.param(("a =", "v, c = a | a"), id="second-write"),
+        pytest.param(("a =", "c, v = a | a"), id="alias-made-beside"),
+        pytest.param(("a =", "c =", "c = a, c | a"), id="written-before"),
+        pytest.param(("s =", "c = s | s"), id="saved"),
+        pytest.param(("a =", "v = a", "vs = a", "c = v | v", BORDER, "= vs"), id="crossing"),
+    ],
+)
+def test_in_place_is_declined(steps: tuple[str, ...]) -> None:
+    tensors = {
+        "x": "input 64",
+        "k": "constant 64",
+        "ad": "adopted 64",
+        "o": "output 64",
+        "vo": "alias o",
+        "big": "planned 128",
+        "a": "planned 64",
+        "v": "alias a",
+        "vs": "alias a",
+        "s": "planned 64 saved",
+        "c": "planned 64",
+    }
+    assert Planned(tensors, *steps).in_place_of("c") is None
+
+
+def test_in_place_can_be_switched_off() -> None:
+    plan = Planned({"a": "planned 64", "b": "planned 64"}, "a =", "b = a | a", in_place=False)
+    assert plan.in_place_of("b") is None
+
+
+def test_only_planned_memory_is_written_in_place() -> None:
+    tensors = {"a": "planned 64", "o": "output 64", "ad": "adopted 64", "b": "planned 64"}
+    plan = Planned(tensors, "a =", "o = a | a", "b =", "ad = b | b", outputs="o")
+    assert plan.in_place_of("o") is plan.in_place_of("ad") is None
+
+
+def test_the_last_backward_reader_overwrites_what_crosses() -> None:
+    tensors = {"s": "planned 64 saved", "g": "planned 64", "h": "planned 64"}
+    plan = Planned(tensors, "s =", BORDER, "= s", "g = s | s", "h = g | g")
+    assert plan.in_place_of("g") == "s"
+    assert plan.place("h") == plan.place("s") == ("context", 0)
+    assert plan.peak_bytes == 64
+
+
+def test_a_crossing_write_takes_a_forward_block_into_the_context() -> None:
+    tensors = {"a": "planned 64", "s": "planned 64", "g": "planned 64"}
+    plan = Planned(tensors, "a =", "s = a | a", BORDER, "g = s | s")
+    assert {plan.place(name) for name in "asg"} == {("context", 0)}
+    assert plan.crossing == [1]
+    assert plan.peak_bytes == plan.context_bytes == 64
+
+
+# --- adopted tensors ------------------------------------------------------------------------------
+
+ADOPTED = {"a": "adopted 8", "v": "alias a", "b": "adopted 8", "s": "adopted 8 saved"}
+
+
+@pytest.mark.parametrize(
+    ("steps", "leaving", "want"),
+    [
+        pytest.param(("a =", "= a", "="), {}, ["", "a", ""], id="after-its-last-read"),
+        pytest.param(("a =", "="), {}, ["a", ""], id="never-read"),
+        pytest.param(("a =", "v = a", "= v"), {}, ["", "", "a v"], id="held-for-its-alias"),
+        pytest.param(("a =", "v = a", "= a"), {}, ["", "v", "a"], id="alias-goes-first"),
+        pytest.param(("a =", "= a"), {"outputs": "a"}, ["", ""], id="output"),
+        pytest.param(("a =", "v = a"), {"outputs": "v"}, ["", "a"], id="only-its-alias-leaves"),
+        pytest.param((BORDER, "a =", "= a"), {"gradients": "a"}, ["", ""], id="gradient"),
+        pytest.param(
+            ("a =", BORDER, "="), {"gradients": "a"}, ["", ""], id="gradient-made-forward"
+        ),
+        pytest.param(("a =", "= a", BORDER, "= a", "="), {}, ["", "", "a", ""], id="crossing"),
+        pytest.param(("s =", "=", BORDER, "="), {}, ["", "", ""], id="saved-and-not-read"),
+        pytest.param(("s =", "=", BORDER, "= s", "="), {}, ["", "", "s", ""], id="saved-and-read"),
+        pytest.param((BORDER, "s =", "= s", "="), {}, ["", "s", ""], id="made-backward"),
+    ],
+)
+def test_release(steps: tuple[str, ...], leaving: dict[str, str], want: list[str]) -> None:
+    assert Planned(ADOPTED, *steps, **leaving).released() == want
+
+
+# --- order ----------------------------------------------------------------------------------------
+
+
+def test_order_lowers_the_peak() -> None:
+    # Both large ones first would hold them together.
+    tensors = {"a": "planned 1000", "b": "planned 1000", "c": "planned 8", "d": "planned 8"}
+    plan = Planned(tensors, "a =", "b =", "c = a", "d = b", "= c, d", reorder=True)
+    assert plan.order in ([0, 2, 1, 3, 4], [1, 3, 0, 2, 4])
+    assert plan.peak_bytes < 1500
+
+
+def test_order_stays_if_nothing_is_gained() -> None:
+    tensors = dict.fromkeys("abcd", "planned 64")
+    assert Planned(tensors, "a =", "b = a", "c =", "d = c", reorder=True).order == [0, 1, 2, 3]
+
+
+def test_order_of_both_halves() -> None:
+    half = ("a =", "b =", "c = a", "d = b", "= c, d")
+    sizes = {"a": "planned 1000", "b": "planned 1000", "c": "planned 8", "d": "planned 8"}
+    backward = {name + "2": text for name, text in sizes.items()}
+    again = ("a2 =", "b2 =", "c2 = a2", "d2 = b2", "= c2, d2")
+    plan = Planned(sizes | backward, *half, BORDER, *again, reorder=True)
+    assert plan.order[:5] == [0, 2, 1, 3, 4]
+    assert plan.order[5:] == [5, 7, 6, 8, 9]
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param(("!a =", "!b =", "!c = a", "!d = b"), id="effects"),
+        pytest.param(("a =", "b =", "!x = b", "c = x, a", "d = b"), id="write-then-read-of-input"),
+        pytest.param(("a =", "b = x, a", "! = x", "c = a", "d = b"), id="effect-reads-input"),
+        pytest.param(("a =", "= a", "a = a", "b =", "c = a", "d = b"), id="written-twice"),
+        pytest.param(("a =", "v = a", "b =", "v = v", "c = a", "d = b"), id="through-a-view"),
+    ],
+)
+def test_order_keeps_what_must_stay(steps: tuple[str, ...]) -> None:
+    tensors = {
+        "x": "input 8",
+        "a": "planned 1000",
+        "b": "planned 1000",
+        "c": "planned 8",
+        "d": "planned 8",
+        "v": "alias a",
+    }
+    Planned(tensors, *steps, reorder=True)
+
+
+# --- what is no program ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_forward": 9}, r"number of forward steps: got 9, want 0 to 2"),
+        ({"outputs": [7]}, r"tensor out of range in outputs: got 7, want 0 to 2"),
+        ({"gradients": [-1]}, r"tensor out of range in gradients: got -1, want 0 to 2"),
+        ({"outputs": [1]}, r"tensor 1 leaves but is in the engine's memory"),
+        ({"steps": [{"reads": [1]}]}, r"step 0 reads tensor 1 before any step writes it"),
+        ({"steps": [{"writes": [0]}]}, r"step 0 writes tensor 0, which is an input"),
+        ({"steps": [{"writes": [2]}]}, r"step 0 writes tensor 2, which is a constant"),
+        ({"steps": [{"reads": [3]}]}, r"tensor out of range in reads: got 3"),
+        ({"tensors": [{"bytes": -1}]}, r"size of tensor 0: got -1, want 0 or more"),
+        ({"tensors": [{"root": 5}]}, r"root of tensor 0: got 5"),
+        ({"tensors": [{"root": 0}]}, r"root of tensor 0 is an alias itself"),
+        ({"tensors": [{}, {"root": 0}, {"root": 1}]}, r"root of tensor 2 is an alias itself"),
+    ],
+)
+@pytest.mark.parametrize("call", [_C.plan, _C.choose_order], ids=["plan", "choose_order"])
+def test_broken_programs(call: Any, change: dict[str, Any], words: str) -> None:
+    tensors = {"x": "input 64", "a": "planned 64", "k": "constant 64"}
+    broken = program(tensors, "a = x", "= a") | change
+    if "steps" in change:
+        broken["num_forward"] = 1
+    with pytest.raises(_C.InternalError, match=words):
+        call(broken)
+
+
+@pytest.mark.parametrize(
+    ("broken", "options", "error", "words"),
+    [
+        ({"kind": "saved"}, {}, _C.UserError, "kind of a tensor: got 'saved', want one of input"),
+        ({"size": 4}, {}, _C.UserError, "field of a tensor: got 'size', want one of kind, bytes"),
+        ({}, {"align": 4}, _C.UserError, "option: got 'align', want one of reorder"),
+        ({}, {"alignment": 0}, _C.InternalError, "alignment: got 0, want 1 or more"),
+    ],
+)
+def test_broken_fields(broken: dict, options: dict, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        _C.plan({"tensors": [broken], "steps": []}, options)
+
+
+# --- what verify_plan refuses ---------------------------------------------------------------------
+
+TRAINING = {
+    "x": "input 64",
+    "a": "planned 64",
+    "b": "planned 64",
+    "s": "planned 64",
+    "f": "adopted 64",
+    "vf": "alias f",
+    "o": "output 64",
+    "g": "planned 64",
+    "h": "planned 64",
+    "w": "output 64",
+    "va": "alias a",
+    "fs": "adopted 64 saved",
+}
+TRAINING_STEPS = (
+    "a = x",
+    "va = a",
+    "!b = a | a",
+    "f = b, va",
+    "!vf = f",
+    "s, fs = vf",
+    "!o = s, a | a",
+    BORDER,
+    "g = x",
+    "h = g, s | g, s",
+    "w = h, g, x",
+)
+# Positions are those of the steps.
+LAST_FORWARD, FIRST_BACKWARD = 6, 7
+
+
+def index(name: str) -> int:
+    return list(TRAINING).index(name)
+
+
+def placement(plan: dict, name: str) -> dict:
+    return plan["placements"][index(name)]
+
+
+def overwrite(plan: dict, write: str, read: str) -> None:
+    of = placement(plan, read)
+    change(plan, write, in_place_of=index(read), area=of["area"], offset=of["offset"])
+
+
+def change(plan: dict, name: str, **fields: Any) -> None:
+    placement(plan, name).update(fields)
+
+
+def swap(plan: dict, one: int, other: int) -> None:
+    order = plan["order"]
+    order[one], order[other] = order[other], order[one]
+
+
+def release(plan: dict, name: str, position: int | None) -> None:
+    for tensors in plan["release"]:
+        if index(name) in tensors:
+            tensors.remove(index(name))
+    if position is not None:
+        plan["release"][position].append(index(name))
+
+
+@pytest.mark.parametrize(
+    ("tamper", "words"),
+    [
+        # order
+        (lambda p: p["order"].pop(), "steps in the order: got 9, want 10"),
+        (lambda p: p["order"].__setitem__(1, 0), "order at 1: got step 0, want each of the 10"),
+        (
+            lambda p: swap(p, LAST_FORWARD, FIRST_BACKWARD),
+            "step 7 is at position 6, on the other side of the border at 7",
+        ),
+        (lambda p: swap(p, 2, 4), "effect change places: step 4 comes before step 2"),
+        (lambda p: swap(p, 2, 3), "step 3 reads tensor 2: got it as left by steps -1"),
+        # places
+        (lambda p: p["placements"].pop(), "placements: got 11, want 12"),
+        (lambda p: change(p, "va", offset=64 * 7), "alias 10 is not where its root 1 is"),
+        (lambda p: change(p, "x", area="scratch"), "tensor 0 has a place and needs none"),
+        (lambda p: change(p, "f", area="scratch"), "tensor 4 has a place and needs none"),
+        (lambda p: change(p, "g", area="none"), "tensor 7 has no place"),
+        (
+            lambda p: change(p, "b", offset=1) or p.update(context_bytes=640),
+            "offset of tensor 2 is not aligned: got 1, want a multiple of 64",
+        ),
+        (lambda p: change(p, "b", offset=6400), "tensor 2 is out of its area: got 6400 to 6464"),
+        (lambda p: change(p, "b", offset=-64), "tensor 2 is out of its area: got -64"),
+        (
+            lambda p: change(p, "s", area="scratch", offset=0),
+            "tensor 3 crosses the border in the scratch area",
+        ),
+        (
+            lambda p: overwrite(p, "b", "a") or change(p, "b", in_place_of=-1),
+            "tensors 1 and 2 are alive together and overlap in the scratch area by 64 bytes",
+        ),
+        (
+            lambda p: change(p, "g", area="context", offset=placement(p, "s")["offset"]),
+            "tensors 3 and 7 are alive together and overlap in the context area by 64 bytes",
+        ),
+        # in place
+        (lambda p: overwrite(p, "b", "a"), "may not write 2 over 1: it is still read by step 6"),
+        (lambda p: change(p, "a", in_place_of=0), "write 1 over 0: the step does not list it"),
+        (lambda p: overwrite(p, "h", "g"), "write 8 over 7: it is still read by step 9"),
+        (lambda p: overwrite(p, "h", "b"), "write 8 over 2: the step does not read it"),
+        (lambda p: change(p, "h", in_place_of=99), "there is no such tensor"),
+        (lambda p: change(p, "h", area="scratch"), "write 8 over 3: they lie in different places"),
+        (lambda p: overwrite(p, "o", "a"), "tensor 6 has a place and needs none"),
+        (lambda p: change(p, "o", in_place_of=index("a")), "no planned memory of its own"),
+        # sums
+        (lambda p: p["crossing"].pop(), "crossing tensors: got 1 of them, want these 2"),
+        (lambda p: p.update(saved_bytes=1), "saved bytes: got 1, want 128"),
+        (lambda p: p.update(peak_bytes=1), "peak bytes: got 1, want"),
+        # release
+        (lambda p: p["release"].pop(), "release lists: got 9, want 10"),
+        (lambda p: release(p, "f", 4), "tensor 4 is released after position 4, too early: step 5"),
+        (lambda p: release(p, "f", None), "adopted tensor 4 is never released"),
+        (lambda p: release(p, "fs", 5), "released in the forward half, too early: it is saved"),
+        (lambda p: p["release"][9].append(index("f")), "want each tensor once at most"),
+        (lambda p: release(p, "b", 9), "tensor 2 is released but not adopted"),
+    ],
+)
+def test_verify_plan_refuses(tamper: Any, words: str) -> None:
+    plan = Planned(TRAINING, *TRAINING_STEPS, outputs="o", gradients="w")
+    tampered = copy.deepcopy(plan.plan)
+    tamper(tampered)
+    with pytest.raises(_C.InternalError, match=f"verify_plan: .*({words})"):
+        _C.verify_plan(plan.program, tampered, {"reorder": True})
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        (("c = x | x",), "it is an input or a constant"),
+        (("c = k | k",), "it is an input or a constant"),
+        (("o =", "c = o | o"), "it leaves as an output"),
+        (("ad =", "c = ad | ad"), "its memory is adopted"),
+        (("s =", "c = s | s"), "it is saved for the backward half"),
+        (("big =", "c = big | big"), "got 64 bytes, want 128"),
+        (("a =", "v = a", "c = a, v | a"), "reads the same memory as tensor 7"),
+        (("a =", "c, v = a | a"), "writes the same memory as tensor 7"),
+        (("a =", "c, e = a | a"), "it is not the first write"),
+    ],
+)
+def test_verify_plan_refuses_in_place(steps: tuple[str, ...], words: str) -> None:
+    tensors = {
+        "x": "input 64",
+        "k": "constant 64",
+        "ad": "adopted 64",
+        "o": "output 64",
+        "big": "planned 128",
+        "s": "planned 64 saved",
+        "a": "planned 64",
+        "v": "alias a",
+        "c": "planned 64",
+        "e": "planned 64",
+    }
+    plan = Planned(tensors, *steps, in_place=False)
+    write = "e" if "e =" in steps[-1] or ", e" in steps[-1] else "c"
+    read = plan.program["steps"][-1]["in_place"][0]
+    tampered = copy.deepcopy(plan.plan)
+    tampered["placements"][plan.names.index(write)]["in_place_of"] = read
+    with pytest.raises(_C.InternalError, match=words):
+        _C.verify_plan(plan.program, tampered)
+
+
+def test_verify_plan_knows_the_options() -> None:
+    tensors = {"a": "planned 64", "b": "planned 64", "c": "planned 64"}
+    plan = Planned(tensors, "a =", "b = a | a", "c =")
+    with pytest.raises(_C.InternalError, match="may not write 1 over 0: the options forbid it"):
+        _C.verify_plan(plan.program, plan.plan, {"in_place": False})
+    plan.plan["order"] = [0, 2, 1]
+    with pytest.raises(_C.InternalError, match="order at 1: got step 2, want the given order"):
+        _C.verify_plan(plan.program, plan.plan, {"reorder": False})

@@ -1,0 +1,473 @@
+# Plans of random programs, run against a model of memory that knows nothing of lifetimes.
+#
+# The model writes a stamp into every byte of what a step writes, and looks at every byte of what a
+# step reads. Run in the given order with memory of its own for each root, it says what each read
+# should find; run as planned, over two byte arrays, it says what each read does find.
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from torch_ort import _C
+
+SIZES = (0, 1, 16, 64, 65, 128, 200, 256, 1024)
+POISON = -7
+
+# --- random programs ------------------------------------------------------------------------------
+
+
+@dataclass
+class Builder:
+    """A program that grows step by step and makes sense all along."""
+
+    choose: random.Random
+    tensors: list[dict] = field(default_factory=list)
+    steps: list[dict] = field(default_factory=list)
+    readable: list[int] = field(default_factory=list)
+
+    def root(self, tensor: int) -> int:
+        root = self.tensors[tensor].get("root", -1)
+        return tensor if root < 0 else root
+
+    def kind(self, tensor: int) -> str:
+        return self.tensors[self.root(tensor)]["kind"]
+
+    def add(self, kind: str, size: int) -> int:
+        saved = kind in ("planned", "adopted") and self.choose.random() < 0.1
+        self.tensors.append({"kind": kind, "bytes": size, "saved": saved})
+        return len(self.tensors) - 1
+
+    def add_alias(self, tensor: int) -> int:
+        saved = self.kind(tensor) in ("planned", "adopted") and self.choose.random() < 0.1
+        self.tensors.append({"root": self.root(tensor), "saved": saved})
+        return len(self.tensors) - 1
+
+    def pick(self) -> int:
+        # Mostly something recent, so that memory dies.
+        recent = self.readable[-6:] if self.choose.random() < 0.8 else self.readable
+        return self.choose.choice(recent)
+
+    def add_step(self) -> None:
+        reads = [self.pick() for _ in range(self.choose.randint(0, 3))] if self.readable else []
+        step = {"reads": reads, "writes": [], "effect": self.choose.random() < 0.15}
+        step["in_place"] = [read for read in reads if self.choose.random() < 0.6]
+        action = self.choose.random()
+        if reads and action < 0.15:
+            step["writes"] = [self.add_alias(reads[0])]
+        elif reads and action < 0.25:
+            self.write_again(step)
+        else:
+            self.write_new(step)
+        if reads and self.choose.random() < 0.1:  # a view that no step makes
+            self.readable.append(self.add_alias(reads[-1]))
+        self.steps.append(step)
+        self.readable += step["writes"]
+
+    def write_again(self, step: dict) -> None:
+        target = step["reads"][0]
+        if self.kind(target) == "constant":
+            return
+        if self.kind(target) == "input":
+            step["effect"] = True
+        step["writes"] = [target if self.choose.random() < 0.5 else self.root(target)]
+
+    def write_new(self, step: dict) -> None:
+        for _ in range(self.choose.choice((0, 1, 1, 1, 1, 2))):
+            size = self.choose.choice(SIZES)
+            if step["reads"] and self.choose.random() < 0.6:
+                size = self.tensors[self.root(step["reads"][0])]["bytes"]
+            kind = self.choose.choice(("planned",) * 6 + ("adopted", "output"))
+            step["writes"].append(self.add(kind, size))
+
+    def leaving(self, steps: list[dict]) -> list[int]:
+        written = {tensor for step in steps for tensor in step["writes"]}
+        able = [t for t in sorted(written) if self.kind(t) in ("output", "adopted")]
+        return [tensor for tensor in able if self.choose.random() < 0.5]
+
+
+def build_program(choose: random.Random, num_forward: int, num_backward: int) -> dict:
+    build = Builder(choose)
+    for kind in ("input", "input", "constant"):
+        build.readable.append(build.add(kind, 64))
+    for _ in range(num_forward + num_backward):
+        build.add_step()
+    return {
+        "tensors": build.tensors,
+        "steps": build.steps,
+        "num_forward": num_forward,
+        "outputs": build.leaving(build.steps[:num_forward]),
+        "gradients": build.leaving(build.steps),
+    }
+
+
+SEEDS = st.integers(0, 1 << 32)
+
+
+@st.composite
+def programs(draw: Any) -> dict:
+    # A seed shrinks badly but reaches far more programs than choices drawn one by one.
+    sizes = st.integers(0, 14)
+    return build_program(random.Random(draw(SEEDS)), draw(sizes), draw(sizes))
+
+
+OPTIONS = st.fixed_dictionaries(
+    {
+        "reorder": st.booleans(),
+        "in_place": st.booleans(),
+        "alignment": st.sampled_from((1, 16, 64, 100)),
+    }
+)
+
+
+# --- the model of memory --------------------------------------------------------------------------
+
+
+def root_of(program: dict, tensor: int) -> int:
+    root = program["tensors"][tensor].get("root", -1)
+    return tensor if root < 0 else root
+
+
+def root_tensor(program: dict, tensor: int) -> dict:
+    return program["tensors"][root_of(program, tensor)]
+
+
+class OwnMemory:
+    """Every root has memory of its own."""
+
+    def __init__(self, program: dict):
+        self.program = program
+        self.memory = {}
+
+    def fill(self, tensor: int, stamp: int) -> None:
+        self.memory[root_of(self.program, tensor)] = stamp
+
+    def content(self, tensor: int) -> set[int]:
+        root = root_of(self.program, tensor)
+        if not root_tensor(self.program, tensor)["bytes"]:
+            return set()
+        return {self.memory.get(root, -1)}
+
+    def pass_border(self) -> None:
+        pass
+
+    def end_step(self, position: int) -> None:
+        pass
+
+
+class PlannedMemory(OwnMemory):
+    """Planned tensors lie where the plan says, and released ones are gone."""
+
+    def __init__(self, program: dict, plan: dict):
+        super().__init__(program)
+        self.plan = plan
+        self.context = [POISON] * plan["context_bytes"]
+        self.scratch = [POISON] * plan["forward_scratch_bytes"]
+        self.gone = set()
+
+    def place(self, tensor: int) -> tuple[list[int] | None, slice]:
+        placement = self.plan["placements"][tensor]
+        size = root_tensor(self.program, tensor)["bytes"]
+        area = {"context": self.context, "scratch": self.scratch, "none": None}[placement["area"]]
+        where = slice(placement["offset"], placement["offset"] + size)
+        if area is not None:
+            assert 0 <= where.start <= where.stop <= len(area)
+        return area, where
+
+    def fill(self, tensor: int, stamp: int) -> None:
+        area, where = self.place(tensor)
+        if area is None:
+            assert root_tensor(self.program, tensor)["kind"] != "planned"
+            super().fill(tensor, stamp)
+        else:
+            area[where] = [stamp] * (where.stop - where.start)
+
+    def content(self, tensor: int) -> set[int]:
+        assert tensor not in self.gone, f"tensor {tensor} is read after its release"
+        area, where = self.place(tensor)
+        return super().content(tensor) if area is None else set(area[where])
+
+    def pass_border(self) -> None:
+        self.scratch = [POISON] * self.plan["backward_scratch_bytes"]
+        for tensor, it in enumerate(self.program["tensors"]):
+            if it["saved"] and self.first_written(tensor) < self.program["num_forward"]:
+                assert tensor not in self.gone
+        for tensor in self.program["outputs"]:
+            assert tensor not in self.gone
+
+    def first_written(self, tensor: int) -> int:
+        root = root_of(self.program, tensor)
+        for position, step in enumerate(self.plan["order"]):
+            writes = self.program["steps"][step]["writes"]
+            if any(root_of(self.program, write) == root for write in writes):
+                return position
+        return len(self.plan["order"])
+
+    def end_step(self, position: int) -> None:
+        self.gone.update(self.plan["release"][position])
+
+
+def run_steps(program: dict, order: list[int], memory: OwnMemory) -> dict[Any, Any]:
+    """Return what each read finds, and what is left of saved tensors and inputs at the end."""
+    found = {}
+    changed = changes(program)
+    for position, index in enumerate([*order, None]):
+        if position == program["num_forward"]:
+            memory.pass_border()
+            for tensor, it in enumerate(program["tensors"]):
+                if it["saved"] and program_writes(program, tensor):
+                    found["border", tensor] = memory.content(tensor)
+        if index is None:
+            break
+        step = program["steps"][index]
+        for slot, tensor in enumerate(step["reads"]):
+            found[index, slot] = memory.content(tensor)
+        for tensor in changed[index]:
+            memory.fill(tensor, index)
+        memory.end_step(position)
+    for tensor, it in enumerate(program["tensors"]):
+        if it.get("kind") == "input":
+            found["end", tensor] = memory.content(tensor)
+    for tensor in program["outputs"] + program["gradients"]:
+        found["end", tensor] = memory.content(tensor)
+    return found
+
+
+def program_writes(program: dict, tensor: int) -> bool:
+    """Whether a forward step writes the memory of the tensor."""
+    root = root_of(program, tensor)
+    steps = program["steps"][: program["num_forward"]]
+    return any(root_of(program, write) == root for step in steps for write in step["writes"])
+
+
+def changes(program: dict) -> list[list[int]]:
+    """Return by step the tensors whose memory it changes: not those it only makes a view of."""
+    result = []
+    known: set[int] = set()
+    for step in program["steps"]:
+        read_roots = {root_of(program, tensor) for tensor in step["reads"]}
+        known.update(step["reads"])
+        views = {
+            tensor
+            for tensor in step["writes"]
+            if root_of(program, tensor) != tensor
+            and root_of(program, tensor) in read_roots
+            and tensor not in known
+            and not step["effect"]
+        }
+        inputs = [t for t in step["reads"] if root_tensor(program, t)["kind"] == "input"]
+        written = [tensor for tensor in step["writes"] if tensor not in views]
+        result.append(written + (inputs if step["effect"] else []))
+        known.update(step["writes"])
+    return result
+
+
+def expected(program: dict) -> dict[Any, Any]:
+    return run_steps(program, list(range(len(program["steps"]))), OwnMemory(program))
+
+
+def check_by_model(program: dict, plan: dict) -> None:
+    assert run_steps(program, plan["order"], PlannedMemory(program, plan)) == expected(program)
+
+
+# --- bounds ---------------------------------------------------------------------------------------
+
+
+def lives(program: dict, order: list[int]) -> dict[int, list[float]]:
+    """Return the first and last time of each root; the border is half a step before backward."""
+    border = program["num_forward"] - 0.5
+    found: dict[int, list[float]] = {}
+    for position, index in enumerate(order):
+        step = program["steps"][index]
+        for tensor in step["reads"] + step["writes"]:
+            found.setdefault(root_of(program, tensor), [position, position])[1] = position
+    for tensor, it in enumerate(program["tensors"]):
+        life = found.get(root_of(program, tensor))
+        if life and it["saved"] and life[0] < border:
+            life[1] = max(life[1], border)
+    return found
+
+
+def align(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment
+
+
+def bounds(program: dict, plan: dict, alignment: int) -> tuple[int, int]:
+    """Return the bytes that must cross and the largest sum of bytes alive at one time."""
+    border = program["num_forward"] - 0.5
+    events: dict[float, int] = {}
+    crossing = 0
+    for root, (first, last) in lives(program, plan["order"]).items():
+        if program["tensors"][root]["kind"] != "planned":
+            continue
+        size = align(program["tensors"][root]["bytes"], alignment)
+        crossing += size if first < border <= last else 0
+        # What takes over a read's memory adds nothing while both are alive.
+        start = first + 0.25 if plan["placements"][root]["in_place_of"] >= 0 else first
+        events[start] = events.get(start, 0) + size
+        events[last + 0.25] = events.get(last + 0.25, 0) - size
+    live = highest = 0
+    for time in sorted(events):
+        live += events[time]
+        highest = max(highest, live)
+    return crossing, highest
+
+
+def live_peaks(program: dict, order: list[int]) -> list[int]:
+    """Return the peak of planned, adopted and output bytes in each half of an order."""
+    border = program["num_forward"] - 0.5
+    forever = {root_of(program, tensor) for tensor in program["outputs"] + program["gradients"]}
+    peaks = [0, 0]
+    found = lives(program, order)
+    for position in range(len(order)):
+        half = position > border
+        live = 0
+        for root, (first, last) in found.items():
+            it = program["tensors"][root]
+            if it["kind"] in ("input", "constant") or first > position:
+                continue
+            stays = root in forever or it["kind"] == "output"
+            # What stays from forward on counts the same all through backward: not at all here.
+            counts = (first > border) == half if stays else last >= position
+            live += it["bytes"] if counts else 0
+        peaks[half] = max(peaks[half], live)
+    return peaks
+
+
+# --- properties -----------------------------------------------------------------------------------
+
+many = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+
+
+@many
+@given(program=programs(), options=OPTIONS)
+def test_a_plan_holds(program: dict, options: dict) -> None:
+    plan = _C.plan(program, options)
+    _C.verify_plan(program, plan, options)
+    check_by_model(program, plan)
+    crossing, live = bounds(program, plan, options["alignment"])
+    assert plan["context_bytes"] == crossing
+    assert plan["peak_bytes"] >= max(crossing, live)
+    assert plan == _C.plan(program, options)
+
+
+@many
+@given(program=programs())
+def test_order_never_raises_the_peak_of_a_half(program: dict) -> None:
+    given_order = list(range(len(program["steps"])))
+    order = _C.choose_order(program)
+    if order != given_order:
+        before, after = live_peaks(program, given_order), live_peaks(program, order)
+        assert after[0] <= before[0]
+        assert after[1] <= before[1]
+        assert after != before
+    assert order == _C.choose_order(program)
+
+
+def tamper(plan: dict, choose: random.Random) -> None:
+    """Change one thing of a plan."""
+    placed = [i for i, it in enumerate(plan["placements"]) if it["area"] != "none"]
+    what = choose.choice(("move", "move", "move", "swap", "release", "in_place"))
+    if what == "move" and placed:
+        one, other = (plan["placements"][choose.choice(placed)] for _ in range(2))
+        one["area"], one["offset"] = other["area"], other["offset"]
+    elif what == "in_place" and placed:
+        one, read = choose.choice(placed), choose.choice(placed)
+        plan["placements"][one] = plan["placements"][read] | {"in_place_of": read}
+    elif what == "swap" and plan["order"]:
+        one, other = (choose.randrange(len(plan["order"])) for _ in range(2))
+        order = plan["order"]
+        order[one], order[other] = order[other], order[one]
+    elif what == "release" and any(plan["release"]):
+        lists = [tensors for tensors in plan["release"] if tensors]
+        tensor = choose.choice(lists).pop()
+        choose.choice(plan["release"]).append(tensor)
+
+
+@settings(many, max_examples=250)
+@given(program=programs(), options=OPTIONS, seed=SEEDS)
+def test_what_spoils_a_value_is_found(program: dict, options: dict, seed: int) -> None:
+    plan = _C.plan(program, options)
+    tamper(plan, random.Random(seed))
+    try:
+        check_by_model(program, plan)
+    except AssertionError:
+        pass
+    else:
+        assume(False)
+    try:
+        _C.verify_plan(program, plan, options)
+    except _C.InternalError:
+        return
+    raise AssertionError("verify_plan accepts a plan that spoils a value")
+
+
+# --- how good a plan is ---------------------------------------------------------------------------
+
+
+def training_program(num_layers: int, width: int) -> dict:
+    """Return layers of norm, product, bias and activation, with a backward half in reverse."""
+    tensors: list[dict] = []
+    steps: list[dict] = []
+
+    def add(kind: str, size: int) -> int:
+        tensors.append({"kind": kind, "bytes": size, "saved": False})
+        return len(tensors) - 1
+
+    def call(reads: list[int], size: int, in_place: bool = False, kind: str = "planned") -> int:
+        result = add(kind, size)
+        candidates = reads if in_place else []
+        steps.append({"reads": reads, "writes": [result], "in_place": candidates, "effect": False})
+        return result
+
+    weights = [add("input", width) for _ in range(num_layers)]
+    value = call([], width)
+    saved = []
+    for weight in weights:
+        normed = call([value], width)
+        product = call([normed, weight], 4 * width)
+        biased = call([product], 4 * width, in_place=True)
+        active = call([biased], 4 * width)
+        saved.append((value, normed, biased, active))
+        value = call([value, call([active], width)], width, in_place=True)
+    loss = call([value], 4, kind="output")
+    num_forward = len(steps)
+    gradients = []
+    gradient = call([value], width, in_place=True)
+    for weight, (before, normed, biased, active) in zip(weights[::-1], saved[::-1], strict=True):
+        gradients.append(call([gradient, active], width, kind="output"))
+        inner = call([gradient, weight], 4 * width)
+        inner = call([inner, biased], 4 * width, in_place=True)
+        gradients.append(call([inner, normed], width, kind="output"))
+        outer = call([call([inner, weight], width), before], width, in_place=True)
+        gradient = call([gradient, outer], width, in_place=True)
+    return {
+        "tensors": tensors,
+        "steps": steps,
+        "num_forward": num_forward,
+        "outputs": [loss],
+        "gradients": gradients,
+    }
+
+
+def test_a_training_step_needs_no_more_than_what_is_alive() -> None:
+    program = training_program(num_layers=12, width=1 << 16)
+    for reorder in (False, True):
+        plan = _C.plan(program, {"reorder": reorder})
+        _C.verify_plan(program, plan, {"reorder": reorder})
+        assert plan["peak_bytes"] == max(bounds(program, plan, 64))
+
+
+def test_random_programs_come_near_to_what_is_alive() -> None:
+    ratios = []
+    for seed in range(200):
+        program = build_program(random.Random(seed), 40, 60)
+        plan = _C.plan(program, {"alignment": 16})
+        ratios.append(plan["peak_bytes"] / max(bounds(program, plan, 16)))
+    assert sum(ratios) / len(ratios) < 1.12
+    assert max(ratios) < 1.7

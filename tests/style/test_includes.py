@@ -1,0 +1,103 @@
+"""The directions between the rooms of csrc/, read from the #include lines."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+CSRC = Path(__file__).parents[2] / "csrc"
+
+# Each room with those it may include besides itself.
+MAY_INCLUDE = {
+    "base": set(),
+    "ir": {"base"},
+    "ops": {"base", "ir"},
+    "convert": {"base", "ir", "ops"},
+    "passes": {"base", "ir", "ops"},
+    "plan": {"base", "ir", "ops"},
+    "run": {"base", "ir", "ops", "plan"},
+    "python": {"base", "ir", "ops", "convert", "passes", "plan", "run"},
+}
+SEES_TORCH = {"ops", "convert", "run", "python"}
+SEES_PYBIND = {"python"}
+# Python operators are called with the interpreter held, so this one file of run/ sees pybind11.
+SEES_PYBIND_FILES = {"run/python_op.cpp"}
+PROTOBUF_FILES = {"ir/onnx_proto.cpp"}
+# Headers that pull in all of torch: minutes of compile time.
+WHOLE_TORCH = {"torch/extension.h", "torch/torch.h", "torch/all.h"}
+
+TORCH = re.compile(r"(ATen|c10|torch|caffe2)/")
+PYBIND = re.compile(r"pybind11/|torch/csrc/utils/pybind\.h|torch/csrc/autograd/python_|Python\.h")
+PROTOBUF = re.compile(r"google/protobuf/|.*\.pb\.h$")
+INCLUDE = re.compile(r"^\s*#\s*include\s+([<\"])([^>\"]+)[>\"]", re.MULTILINE)
+
+FILES = sorted(path for path in CSRC.rglob("*") if path.suffix in {".h", ".cpp"})
+
+
+def rules_broken(room: str, file: str, text: str) -> list[str]:
+    """List what the include lines of one file do that its room may not."""
+    broken = []
+    for bracket, header in INCLUDE.findall(text):
+        first = header.split("/")[0]
+        if first in MAY_INCLUDE:
+            if bracket == "<":
+                broken.append(f"{header}: our headers are included with quotes")
+            if first not in MAY_INCLUDE[room] | {room}:
+                broken.append(f"{header}: {room}/ may not include {first}/")
+        elif (
+            bracket == '"'
+            and "/" not in header
+            and header
+            not in {
+                "build_info.h",
+                "onnx_torch_ort.pb.h",
+            }
+        ):
+            broken.append(f"{header}: includes are written from csrc/")
+        if PYBIND.match(header):
+            if room not in SEES_PYBIND and file not in SEES_PYBIND_FILES:
+                broken.append(f"{header}: pybind11 and Python belong to python/")
+        elif TORCH.match(header) and room not in SEES_TORCH:
+            broken.append(f"{header}: {room}/ does not see torch")
+        if header in WHOLE_TORCH and room != "python":
+            broken.append(f"{header}: include the single headers that are needed")
+        if PROTOBUF.match(header) and file not in PROTOBUF_FILES:
+            broken.append(f"{header}: protobuf is used by {', '.join(PROTOBUF_FILES)} alone")
+    return broken
+
+
+def test_rooms_are_the_known_ones():
+    assert {path.name for path in CSRC.iterdir() if path.is_dir()} <= set(MAY_INCLUDE)
+    assert not [path for path in FILES if path.parent == CSRC], "no file lies loose in csrc/"
+    assert FILES
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(CSRC)))
+def test_includes_keep_the_directions(path):
+    file = path.relative_to(CSRC).as_posix()
+    assert rules_broken(file.split("/")[0], file, path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "words"),
+    [
+        ("ir/graph.cpp", '#include "run/step.h"', "ir/ may not include run/"),
+        ("plan/arena.cpp", '#include "run/step.h"', "plan/ may not include run/"),
+        ("passes/cse.cpp", "#include <ATen/ATen.h>", "passes/ does not see torch"),
+        ("run/step.cpp", "#include <pybind11/pybind11.h>", "pybind11 and Python belong to python/"),
+        ("convert/fx.cpp", '#include "onnx_torch_ort.pb.h"', "protobuf is used by"),
+        ("run/step.cpp", "#include <torch/extension.h>", "include the single headers"),
+        ("run/step.cpp", '#include "step.h"', "includes are written from csrc/"),
+        ("run/step.cpp", "#include <ir/graph.h>", "with quotes"),
+    ],
+)
+def test_a_wrong_include_is_found(file, line, words):
+    (broken,) = rules_broken(file.split("/")[0], file, line + "\n")
+    assert words in broken
+
+
+def test_every_room_is_built():
+    cmake = (CSRC.parent / "CMakeLists.txt").read_text()
+    rooms = dict(re.findall(r"^torch_ort_room\((\w+)( TORCH)?", cmake, re.MULTILINE))
+    assert set(rooms) == set(MAY_INCLUDE)
+    assert {room for room, torch in rooms.items() if torch} == SEES_TORCH

@@ -1,0 +1,155 @@
+"""The built package: what it was built from, what it exports, and whom it lives beside."""
+
+import importlib.metadata
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from torch_ort import _build_info, _torch_version
+
+MODEL = '<ir_version: 10, opset_import: ["" : 20]> net (float[2] x) => (float[2] y) { y = Relu(x) }'
+# onnx and the `protobuf` package bring protobuf copies of their own, torch a third one.
+NEIGHBOURS = {
+    "torch": "import torch",
+    "ours": "import torch_ort._C",
+    "onnx": "import onnx, onnx.checker",
+    "protobuf": "from google.protobuf import descriptor_pb2; "
+    "descriptor_pb2.FileDescriptorProto(name='x').SerializeToString()",
+}
+# Each copy parses and writes a message after all of them are loaded.
+USE_ALL = f"""
+import onnx, torch, torch_ort
+from torch_ort import _C
+model = onnx.parser.parse_model({MODEL!r})
+graph = _C.Graph.from_onnx(model.SerializeToString())
+back = onnx.load_from_string(graph.to_onnx())
+onnx.checker.check_model(back, full_check=True)
+assert back.graph.node[0].op_type == "Relu", back
+print("done")
+"""
+
+
+def run_python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a process of its own, so that nothing is imported before it."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def extension_path() -> str:
+    from torch_ort import _C
+
+    return _C.__file__
+
+
+def test_recorded_versions():
+    assert torch.__version__ == _build_info.TORCH_VERSION
+    assert importlib.metadata.version("torch_ort") == _build_info.VERSION
+
+
+# All orders of the three that load a protobuf, with torch at either end of them.
+@pytest.mark.parametrize(
+    "order",
+    [*itertools.permutations(["ours", "onnx", "protobuf"]), ("torch", "onnx", "protobuf", "ours")],
+    ids="-".join,
+)
+def test_import_order(order):
+    result = run_python("\n".join(NEIGHBOURS[name] for name in order) + USE_ALL)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "done\n"
+
+
+def test_protobuf_symbols_come_from_libprotobuf(tmp_path):
+    if not sys.platform.startswith("linux"):
+        pytest.skip("reads the log of glibc's loader")
+    result = run_python(
+        USE_ALL, LD_DEBUG="bindings", LD_DEBUG_OUTPUT=str(tmp_path / "log"), LD_BIND_NOW="1"
+    )
+    assert result.returncode == 0, result.stderr
+    binding = re.compile(
+        rf"binding file {re.escape(extension_path())} \[\d+\] to (\S+) .*google8protobuf"
+    )
+    libraries = set()
+    for log in tmp_path.iterdir():
+        with log.open(errors="replace") as lines:
+            libraries |= {os.path.basename(m.group(1)) for m in map(binding.search, lines) if m}
+    assert len(libraries) == 1, libraries
+    assert libraries.pop().startswith("libprotobuf")
+
+
+def test_only_the_module_entry_is_exported():
+    if not shutil.which("nm"):
+        pytest.skip("needs nm of binutils")
+    symbols = subprocess.run(
+        ["nm", "-D", "-C", "--defined-only", extension_path()],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    names = [line.split(" ", 2)[2] for line in symbols]
+    assert "PyInit__C" in names
+    ours = [
+        name for name in names if re.match(r"(torch_ort|torch_ort_onnx|google|pybind11)::", name)
+    ]
+    assert ours == []
+
+
+def test_another_torch_is_refused_in_words():
+    with pytest.raises(
+        ImportError, match=r"built for torch 2\.12\.0 but torch 2\.13\.0 is install"
+    ):
+        _torch_version.check("2.12.0", "2.13.0")
+    with pytest.raises(ImportError, match=r"2\.13\.0\+cpu.*rebuild with .*or install torch 2\.13"):
+        _torch_version.check("2.13.0+cpu", "2.13.0+cu130")
+    _torch_version.check("2.13.0+cpu", "2.13.0+cpu")
+
+
+def test_another_torch_is_refused_before_the_extension_is_loaded():
+    result = run_python("""
+import sys, types
+fake = types.ModuleType("torch_ort._build_info")
+fake.VERSION, fake.TORCH_VERSION = "0.0.0", "1.0.0"
+sys.modules["torch_ort._build_info"] = fake
+try:
+    import torch_ort
+except ImportError as error:
+    print(error)
+assert "torch_ort._C" not in sys.modules
+""")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("torch_ort was built for torch 1.0.0 but torch ")
+
+
+def test_entry_points_name_the_backend():
+    found = importlib.metadata.entry_points(group="torch_dynamo_backends")
+    ours = {point.name: point.value for point in found if point.value.startswith("torch_ort.")}
+    assert ours == {"ort": "torch_ort.backend:ort", "onnxrt": "torch_ort.backend:ort"}
+
+
+@pytest.mark.parametrize("name", ["ort", "onnxrt"])
+def test_backend_is_found_without_an_import(name):
+    result = run_python(
+        f"""
+import sys, torch
+layer = torch.nn.Linear(3, 2)
+assert "torch_ort" not in sys.modules
+compiled = torch.compile(layer, backend={name!r})
+x = torch.ones(4, 3)
+torch.testing.assert_close(compiled(x), layer(x))
+print(sys.modules["torch_ort"].counters()["graphs_compiled"])
+""",
+        TORCH_ORT_STRICT="1",
+    )
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout) == 1

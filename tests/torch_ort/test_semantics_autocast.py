@@ -1,0 +1,191 @@
+# Mixed precision: the casts belong to the graph, whatever is active when it runs.
+from __future__ import annotations
+
+import contextlib
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+# Both sides round to bfloat16 at the same places; sums may still run in another order.
+CLOSE = {"rtol": 1.6e-2, "atol": 5e-3}
+
+
+class Network(nn.Module):
+    """Layers that autocast lowers, keeps and widens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 32)
+        self.norm = nn.LayerNorm(32)
+        self.second = nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.norm(F.gelu(self.first(x)))
+        return self.second(hidden), torch.softmax(self.second(hidden), -1)
+
+
+def rows(step: int) -> torch.Tensor:
+    return torch.randn(6, 16, requires_grad=True)
+
+
+def autocast(device: str, **settings: object) -> functools.partial:
+    return functools.partial(torch.autocast, device, dtype=torch.bfloat16, **settings)
+
+
+def test_forward_inside_backward_outside(compare_training, device):
+    want, _ = compare_training(Network, rows, forward_context=autocast(device), **CLOSE)
+    assert want.records[0]["output 0"].dtype == torch.bfloat16
+    assert want.records[0]["gradient of first.weight"].dtype == torch.float32
+
+
+def test_forward_and_backward_inside(compare_training, device):
+    compare_training(
+        Network, rows, forward_context=autocast(device), backward_context=autocast(device), **CLOSE
+    )
+
+
+@pytest.mark.aot_eager_fails("autocast acts on the kernels of the traced backward a second time")
+def test_forward_outside_backward_inside(compare_training, device):
+    # Eager rounds the products of backward to bfloat16 here; a captured backward stays exact.
+    want, _ = compare_training(
+        Network,
+        rows,
+        backward_context=autocast(device),
+        rtol=1.6e-2,
+        atol=1e-2,
+    )
+    assert want.records[0]["output 0"].dtype == torch.float32
+
+
+def test_inside_the_module(compare_training, device):
+    class Inside(Network):
+        def forward(self, x):
+            with torch.autocast(device, dtype=torch.bfloat16):
+                hidden = self.first(x)
+            return self.second(F.gelu(hidden.float())), hidden
+
+    compare_training(Inside, rows, **CLOSE)
+
+
+def test_switched_off_inside_the_module(compare_training, device):
+    class Exact(Network):
+        def forward(self, x):
+            hidden = self.first(x)
+            with torch.autocast(device, enabled=False):
+                return self.second(hidden.float()), hidden
+
+    compare_training(Exact, rows, forward_context=autocast(device), **CLOSE)
+
+
+def test_switched_between_steps(compare_training, device):
+    calls = iter([True, False, True, False] * 2)
+
+    def alternate():
+        return torch.autocast(device, dtype=torch.bfloat16, enabled=next(calls))
+
+    compare_training(Network, rows, forward_context=alternate, steps=4, **CLOSE)
+
+
+def test_with_batch_norm_and_convolution(compare_training, device):
+    def model():
+        return nn.Sequential(
+            nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(216, 4)
+        )
+
+    compare_training(
+        model,
+        lambda step: torch.randn(4, 3, 8, 8),
+        forward_context=autocast(device),
+        **CLOSE,
+    )
+
+
+def test_weight_used_twice(compare_training, device):
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(16, 16)
+
+        def forward(self, x):
+            return self.layer(torch.tanh(self.layer(x)))
+
+    compare_training(Shared, rows, forward_context=autocast(device), **CLOSE)
+
+
+def test_dropout_keeps_the_stream_of_eager(compare_training, device):
+    compare_training(
+        lambda: nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5)),
+        rows,
+        forward_context=autocast(device),
+        **CLOSE,
+    )
+
+
+def test_loss_inside(compare_training, device):
+    class WithLoss(Network):
+        def forward(self, x, labels):
+            return F.cross_entropy(super().forward(x)[0], labels)
+
+    want, _ = compare_training(
+        WithLoss,
+        lambda step: (torch.randn(6, 16), torch.randint(0, 8, (6,))),
+        forward_context=autocast(device),
+        loss=lambda value: value,
+        **CLOSE,
+    )
+    assert want.records[0]["output 0"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_evaluation(compare_training, device, mode):
+    @contextlib.contextmanager
+    def evaluation():
+        with mode(), torch.autocast(device, dtype=torch.bfloat16):
+            yield
+
+    compare_training(Network, rows, forward_context=evaluation, **CLOSE)
+
+
+def test_bfloat16_module_without_autocast(compare_training):
+    class Half(Network):
+        def __init__(self):
+            super().__init__()
+            self.bfloat16()
+
+    compare_training(Half, lambda step: torch.randn(6, 16, dtype=torch.bfloat16), **CLOSE)
+
+
+def test_float16_on_the_cpu(compare_training):
+    compare_training(
+        Network,
+        rows,
+        forward_context=lambda: torch.autocast("cpu", dtype=torch.float16),
+        rtol=2e-3,
+        atol=1e-3,
+    )
+
+
+@pytest.mark.cuda
+def test_gradient_scaler(compiled, assert_engine_ran):
+    losses = []
+    for compile_it in (False, True):
+        torch.manual_seed(0)
+        model = Network().cuda()
+        call = compiled(model) if compile_it else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10)
+        steps = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = call(torch.randn(6, 16, device="cuda"))[0].float().pow(2).mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            steps.append(loss.item())
+        losses.append(steps)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)
+    assert_engine_ran(backward=True)

@@ -1,0 +1,136 @@
+# Tensors edited in place between forward and backward: autograd's own error, never a wrong number.
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+EDITED = "modified by an inplace operation"
+
+
+class TestEditBeforeBackward:
+    """What eager refuses must be refused, since the gradient would be silently wrong."""
+
+    def check(self, both, device, function, edit):
+        for call in both(function):
+            torch.manual_seed(0)
+            x = torch.randn(4, 6, device=device, requires_grad=True)
+            w = torch.randn(6, 6, device=device, requires_grad=True)
+            outputs = call(x, w)
+            with torch.no_grad():
+                edit(x, w, outputs)
+            loss = sum(
+                y.sum()
+                for y in (outputs if isinstance(outputs, tuple) else (outputs,))
+                if y.requires_grad
+            )
+            with pytest.raises(RuntimeError, match=EDITED):
+                loss.backward()
+
+    @pytest.mark.parametrize(
+        "function",
+        [
+            lambda x, w: x.exp(),
+            lambda x, w: torch.sigmoid(x @ w),
+            lambda x, w: torch.softmax(x, -1),
+            lambda x, w: torch.sqrt(x.abs() + 1),
+        ],
+        ids=["exp", "sigmoid", "softmax", "sqrt"],
+    )
+    def test_output(self, both, device, function):
+        self.check(both, device, function, lambda x, w, y: y.add_(1))
+
+    def test_one_of_a_base_and_its_view(self, both, device):
+        def function(x, w):
+            e = x.exp()
+            return e.t(), e
+
+        self.check(both, device, function, lambda x, w, y: y[0].add_(1))
+
+    def test_base_beside_its_view(self, both, device):
+        def function(x, w):
+            e = x.exp()
+            return e.t(), e
+
+        self.check(both, device, function, lambda x, w, y: y[1].add_(1))
+
+    def test_detached_alias(self, both, device):
+        def function(x, w):
+            e = x.exp()
+            return e, e.detach()
+
+        self.check(both, device, function, lambda x, w, y: y[1].add_(1))
+
+    @pytest.mark.aot_eager_fails("a single view of a saved value gets a version counter of its own")
+    @pytest.mark.parametrize(
+        "view",
+        [lambda e: e.view(-1), lambda e: e[0], lambda e: e.t()],
+        ids=["view", "select", "transpose"],
+    )
+    def test_single_view_of_a_saved_value(self, both, device, view):
+        self.check(both, device, lambda x, w: view(x.exp()), lambda x, w, y: y.add_(1))
+
+    def test_input(self, both, device):
+        self.check(both, device, lambda x, w: x * x, lambda x, w, y: x.add_(1))
+
+    def test_input_read_through_a_view(self, both, device):
+        self.check(both, device, lambda x, w: (x.t() @ x).exp() * 2, lambda x, w, y: x.add_(1))
+
+    def test_weight(self, both, device):
+        self.check(both, device, lambda x, w: x @ w, lambda x, w, y: w.add_(1))
+
+    def test_weight_read_through_a_view(self, both, device):
+        self.check(both, device, lambda x, w: nn.functional.linear(x, w), lambda x, w, y: w.mul_(2))
+
+    def test_view_of_a_weight(self, both, device):
+        self.check(both, device, lambda x, w: x @ w, lambda x, w, y: w[0].add_(1))
+
+    def test_weight_changed_by_the_optimizer(self, both, device):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)).to(device)
+        for call in both(model):
+            loss = call(torch.randn(4, 6, device=device)).sum()
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+            with pytest.raises(RuntimeError, match=EDITED):
+                loss.backward()
+
+    def test_buffer(self, both, device):
+        class Scaled(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("scale", torch.ones(6))
+
+            def forward(self, x):
+                return (x * self.scale).sum()
+
+        model = Scaled().to(device)
+        for call in both(model):
+            loss = call(torch.randn(4, 6, device=device, requires_grad=True))
+            model.scale.add_(1)
+            with pytest.raises(RuntimeError, match=EDITED):
+                loss.backward()
+
+    def test_edit_through_data_is_invisible_as_in_eager(self, both, device):
+        def square(x):
+            return x * x
+
+        gradients = []
+        for call in both(square):
+            x = torch.ones(3, device=device, requires_grad=True)
+            y = call(x)
+            x.data.add_(1)
+            y.sum().backward()
+            gradients.append(x.grad)
+        torch.testing.assert_close(gradients[1], gradients[0])
+
+    def test_next_step_works_after_the_error(self, both, device, compiled):
+        call = compiled(lambda x: x.exp())
+        x = torch.zeros(3, device=device, requires_grad=True)
+        y = call(x)
+        y.detach().add_(1)
+        with pytest.raises(RuntimeError, match=EDITED):
+            y.sum().backward()
+        call(x).sum().backward()
+        assert x.grad.eq(1).all()

@@ -1,0 +1,376 @@
+# What autograd asks of a compiled module beyond a plain loss.backward().
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+@pytest.fixture
+def model(device: str) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(device)
+
+
+@pytest.fixture
+def x(device: str) -> torch.Tensor:
+    torch.manual_seed(1)
+    return torch.randn(4, 6).to(device).requires_grad_()
+
+
+def gradients(module: nn.Module) -> list:
+    return [None if p.grad is None else p.grad.clone() for p in module.parameters()]
+
+
+class TestWhichInputsGetGradients:
+    def test_inputs_that_require_grad(self, compare_training):
+        compare_training(
+            lambda: nn.Bilinear(4, 5, 3),
+            lambda step: (
+                torch.randn(2, 4, requires_grad=True),
+                torch.randn(2, 5, requires_grad=True),
+            ),
+        )
+
+    def test_input_requirement_toggled_between_steps(self, compare_training):
+        compare_training(
+            lambda: nn.Linear(4, 3),
+            lambda step: torch.randn(2, 4).requires_grad_(step % 2 == 1),
+            steps=4,
+        )
+
+    def test_only_some_inputs_require_grad(self, compare_training):
+        compare_training(
+            lambda: lambda a, b, c: (a * b + c.float()).tanh(),
+            lambda step: (torch.randn(3), torch.randn(3, requires_grad=True), torch.arange(3)),
+        )
+
+    def test_inputs_that_are_not_leaves(self, compare_training):
+        compare_training(
+            lambda: nn.Linear(4, 3), lambda step: torch.randn(2, 4, requires_grad=True) * 2
+        )
+
+    def test_gradient_of_an_input_behind_a_detach_is_none(self, compare_training):
+        want, _ = compare_training(
+            lambda: lambda a, b: a * b.detach(),
+            lambda step: (torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)),
+        )
+        assert want.records[0]["gradient of input 1"] is None
+
+    def test_gradient_stopped_inside(self, compare_training):
+        def function(a):
+            with torch.no_grad():
+                scale = a.abs().mean()
+            return a / scale
+
+        compare_training(lambda: function, lambda step: torch.randn(3, 4, requires_grad=True))
+
+    def test_outputs_that_cannot_have_gradients(self, compare_training):
+        compare_training(
+            lambda: lambda a: (a.argmax(-1), a > 0, a.exp(), a.sort(-1)),
+            lambda step: torch.randn(3, 4, requires_grad=True),
+        )
+
+    def test_output_that_does_not_reach_any_leaf(self, compare_training):
+        compare_training(
+            lambda: lambda a, b: (a * 2, b * 2),
+            lambda step: (torch.randn(3, requires_grad=True), torch.randn(3)),
+        )
+
+
+class TestPartialGradients:
+    def test_only_one_of_two_outputs_used(self, compare_training):
+        class Heads(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body = nn.Linear(6, 6)
+                self.heads = nn.ModuleList(nn.Linear(6, 2) for _ in range(2))
+
+            def forward(self, x):
+                hidden = torch.tanh(self.body(x))
+                return [head(hidden) for head in self.heads]
+
+        # Torch materializes the unused tangent, so an untouched head gets zeros instead of None.
+        def loss(outputs):
+            return outputs[1].pow(2).sum() + 0.0 * outputs[0].sum()
+
+        compare_training(Heads, lambda step: torch.randn(4, 6), loss=loss)
+
+    def test_unused_output_gives_no_wrong_gradient(self, device, compiled):
+        def function(a, b):
+            return a * b, b.exp()
+
+        got = []
+        for call in (function, compiled(function)):
+            a, b = (torch.full((3,), 2.0, device=device, requires_grad=True) for _ in range(2))
+            call(a, b)[0].sum().backward()
+            got.append((a.grad, b.grad))
+        torch.testing.assert_close(got[1], got[0])
+
+    def test_grad_with_respect_to_some_parameters(self, model, x, compiled):
+        call = compiled(model)
+        want = torch.autograd.grad(model(x).pow(2).sum(), [model[2].weight, x])
+        got = torch.autograd.grad(call(x).pow(2).sum(), [model[2].weight, x])
+        torch.testing.assert_close(got, want)
+        assert all(p.grad is None for p in model.parameters())
+
+    def test_each_output_backward_on_its_own(self, device, compiled):
+        def function(a):
+            shared = a.exp()
+            return shared.sum(), (shared * a).sum()
+
+        call = compiled(function)
+        got = []
+        for run in (function, call):
+            a = torch.linspace(-1, 1, 5, device=device, requires_grad=True)
+            first, second = run(a)
+            first.backward(retain_graph=True)
+            second.backward()
+            got.append(a.grad)
+        torch.testing.assert_close(got[1], got[0])
+
+    def test_several_outputs_in_one_backward(self, device, compiled):
+        def function(a):
+            return a.exp(), a.sin()
+
+        got = []
+        for run in (function, compiled(function)):
+            a = torch.linspace(-1, 1, 5, device=device, requires_grad=True)
+            outputs = run(a)
+            torch.autograd.backward(outputs, [torch.ones_like(a), a.detach().clone()])
+            got.append(a.grad)
+        torch.testing.assert_close(got[1], got[0])
+
+
+class TestAccumulation:
+    def test_over_batches(self, compare_training):
+        compare_training(lambda: nn.Linear(6, 3), lambda step: torch.randn(4, 6), micro_batches=4)
+
+    @pytest.mark.parametrize("set_to_none", [True, False])
+    def test_with_both_ways_of_zeroing(self, model, x, compiled, set_to_none):
+        reference = copy.deepcopy(model)
+        call = compiled(model)
+        for _ in range(3):
+            for module, run in ((reference, reference), (model, call)):
+                module.zero_grad(set_to_none=set_to_none)
+                run(x.detach()).pow(2).sum().backward()
+            torch.testing.assert_close(gradients(model), gradients(reference))
+
+    def test_into_a_gradient_buffer_of_the_user(self, model, x, compiled):
+        reference = copy.deepcopy(model)
+        call = compiled(model)
+        buffers = [torch.zeros_like(p) for p in model.parameters()]
+        for parameter, buffer in zip(model.parameters(), buffers, strict=True):
+            parameter.grad = buffer
+        for _ in range(2):
+            call(x.detach()).sum().backward()
+            reference(x.detach()).sum().backward()
+        torch.testing.assert_close(buffers, gradients(reference))
+        assert all(p.grad is b for p, b in zip(model.parameters(), buffers, strict=True))
+
+    def test_one_loss_over_several_forwards(self, model, x, compiled):
+        reference = copy.deepcopy(model)
+        call = compiled(model)
+        for module, run in ((reference, reference), (model, call)):
+            total = sum(run(x.detach() * scale).pow(2).mean() for scale in (1, 2, 3))
+            total.backward()
+            assert all(p.grad is not None for p in module.parameters())
+        torch.testing.assert_close(gradients(model), gradients(reference))
+
+
+class TestRetainedGraphs:
+    def test_second_backward_gives_equal_gradients(self, model, x, compiled, live_contexts):
+        loss = compiled(model)(x).pow(2).sum()
+        loss.backward(retain_graph=True)
+        first = gradients(model)
+        model.zero_grad()
+        loss.backward()
+        torch.testing.assert_close(gradients(model), first, rtol=0, atol=0)
+        del loss
+        assert live_contexts() == 0
+
+    def test_many_backwards_of_one_forward(self, model, x, compiled):
+        output = compiled(model)(x)
+        jacobian = [torch.autograd.grad(output[0, i], x, retain_graph=True)[0] for i in range(3)]
+        want = torch.autograd.functional.jacobian(lambda v: model(v)[0], x.detach())
+        torch.testing.assert_close(torch.stack(jacobian), want)
+
+    def test_training_goes_on_after_a_retained_backward(self, model, x, compiled):
+        reference = copy.deepcopy(model)
+        call = compiled(model)
+        for module, run in ((reference, reference), (model, call)):
+            run(x.detach()).sum().backward(retain_graph=True)
+            for _ in range(2):
+                run(x.detach()).pow(2).sum().backward()
+            assert module[0].weight.grad is not None
+        torch.testing.assert_close(gradients(model), gradients(reference))
+
+    @pytest.mark.aot_eager_fails("donated buffers: the first backward decides for all others")
+    def test_retain_graph_after_plain_steps(self, model, x, compiled):
+        reference = copy.deepcopy(model)
+        call = compiled(model)
+        for run in (reference, call):
+            run(x.detach()).sum().backward()
+            loss = run(x.detach()).pow(2).sum()
+            loss.backward(retain_graph=True)
+            loss.backward()
+        torch.testing.assert_close(gradients(model), gradients(reference))
+
+
+class TestHigherOrder:
+    def test_create_graph_gives_right_first_gradients(self, model, x, compiled):
+        want = torch.autograd.grad(model(x).pow(2).sum(), x)[0]
+        got = torch.autograd.grad(compiled(model)(x).pow(2).sum(), x, create_graph=True)[0]
+        torch.testing.assert_close(got, want)
+        assert got.requires_grad
+
+    def test_double_backward_is_refused_in_clear_words(self, model, x, compiled):
+        first = torch.autograd.grad(compiled(model)(x).pow(2).sum(), x, create_graph=True)[0]
+        with pytest.raises(RuntimeError, match="does not currently support double backward"):
+            first.pow(2).sum().backward()
+
+    def test_gradient_of_a_gradient_inside_the_function(self, device, compiled):
+        def penalty(weight, data):
+            return torch.func.grad(lambda w: (data @ w).tanh().sum())(weight)
+
+        data = torch.linspace(-1, 1, 12, device=device).reshape(3, 4)
+        weight = torch.linspace(-1, 1, 4, device=device)
+        torch.testing.assert_close(compiled(penalty)(weight, data), penalty(weight, data))
+
+    def test_gradcheck(self, device, compiled):
+        call = compiled(lambda a, b: F.softmax(a @ b, -1).log().sum(-1) * a.sum(-1))
+        inputs = [
+            torch.randn(2, 3, dtype=torch.float64, device=device, requires_grad=True),
+            torch.randn(3, 3, dtype=torch.float64, device=device, requires_grad=True),
+        ]
+        assert torch.autograd.gradcheck(call, inputs)
+
+    @pytest.mark.parametrize(
+        "transform",
+        [
+            lambda f, x: torch.func.grad(lambda v: f(v).sum())(x),
+            lambda f, x: torch.func.vmap(f)(x),
+            lambda f, x: torch.func.jacrev(f)(x),
+            lambda f, x: torch.func.jvp(f, (x,), (torch.ones_like(x),))[1],
+        ],
+        ids=["grad", "vmap", "jacrev", "jvp"],
+    )
+    def test_function_transforms_around_a_compiled_function(self, device, compiled, transform):
+        def function(v):
+            return (v * v).sin()
+
+        x = torch.linspace(-1, 1, 4, device=device)
+        call = compiled(function, fullgraph=False)
+        torch.testing.assert_close(transform(call, x), transform(function, x))
+
+
+class TestCompiledAutograd:
+    """Torch may trace the whole backward pass, through the call of a compiled backward."""
+
+    def test_gradients(self, model, x, compiled):
+        reference = copy.deepcopy(model)
+        call = compiled(model)
+        trace = torch.compile(backend="eager")
+        for _ in range(2):
+            reference(x.detach()).pow(2).sum().backward()
+            loss = call(x.detach()).pow(2).sum()
+            with torch._dynamo.compiled_autograd._enable(trace):
+                loss.backward()
+        torch.testing.assert_close(gradients(model), gradients(reference))
+
+
+class TestLayoutsAndDtypes:
+    def test_gradients_have_the_strides_of_their_parameters(self, device, compiled):
+        torch.manual_seed(0)
+        conv = nn.Conv2d(3, 4, 3).to(device).to(memory_format=torch.channels_last)
+        linear = nn.Linear(6, 3).to(device)
+        linear.weight = nn.Parameter(linear.weight.detach().t().contiguous().t())
+        compiled(conv)(torch.randn(2, 3, 6, 6, device=device)).sum().backward()
+        compiled(linear)(torch.randn(2, 6, device=device)).sum().backward()
+        assert conv.weight.grad.stride() == conv.weight.stride()
+        assert linear.weight.grad.stride() == linear.weight.stride()
+
+    def test_gradients_are_clipped_and_scaled_in_place(self, model, x, compiled):
+        reference = copy.deepcopy(model)
+        call = compiled(model)
+        optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (reference, model)]
+        for _ in range(3):
+            for module, run, optimizer in zip(
+                (reference, model), (reference, call), optimizers, strict=True
+            ):
+                optimizer.zero_grad()
+                (run(x.detach()).pow(2).sum() * 10).backward()
+                nn.utils.clip_grad_norm_(module.parameters(), 0.5)
+                optimizer.step()
+        for got, want in zip(model.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(got, want)
+
+    def test_tangent_without_dimensions(self, device, compiled):
+        def function(a):
+            return a.exp().sum()
+
+        got = []
+        for run in (function, compiled(function)):
+            a = torch.linspace(0, 1, 4, device=device, requires_grad=True)
+            run(a).backward(torch.tensor(2.5, device=device))
+            got.append(a.grad)
+        torch.testing.assert_close(got[1], got[0])
+
+
+class TestLosses:
+    @pytest.mark.parametrize(
+        "loss",
+        [
+            lambda logits, labels: F.cross_entropy(logits, labels),
+            lambda logits, labels: F.cross_entropy(logits, labels, ignore_index=1),
+            lambda logits, labels: F.cross_entropy(logits, labels, label_smoothing=0.1),
+            lambda logits, labels: F.nll_loss(logits.log_softmax(-1), labels),
+            lambda logits, labels: F.multi_margin_loss(logits, labels),
+            lambda logits, labels: F.mse_loss(logits, F.one_hot(labels, 5).float()),
+            lambda logits, labels: F.huber_loss(logits, F.one_hot(labels, 5).float()),
+            lambda logits, labels: F.binary_cross_entropy_with_logits(
+                logits, F.one_hot(labels, 5).float()
+            ),
+            lambda logits, labels: F.kl_div(
+                logits.log_softmax(-1),
+                F.one_hot(labels, 5).float() * 0.8 + 0.04,
+                reduction="batchmean",
+            ),
+        ],
+        ids=[
+            "cross_entropy",
+            "ignored_labels",
+            "label_smoothing",
+            "nll",
+            "multi_margin",
+            "mse",
+            "huber",
+            "binary_cross_entropy",
+            "kl_div",
+        ],
+    )
+    def test_inside_the_graph(self, compare_training, loss):
+        class WithLoss(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear = nn.Linear(6, 5)
+
+            def forward(self, x, labels):
+                return loss(self.linear(x), labels)
+
+        compare_training(
+            WithLoss,
+            lambda step: (torch.randn(4, 6), torch.randint(0, 5, (4,))),
+            loss=lambda value: value,
+        )
+
+    def test_every_label_ignored_gives_nan_as_in_eager(self, compare_training):
+        compare_training(
+            lambda: lambda x, labels: F.cross_entropy(x, labels),
+            lambda step: (torch.randn(4, 5, requires_grad=True), torch.full((4,), -100)),
+            loss=lambda value: value,
+            steps=1,
+        )

@@ -1,0 +1,29 @@
+"""torch_ort: a training compiler for PyTorch, `torch.compile(model, backend="ort")`.
+
+Only public names stand here. The backend is found through its entry point, so training needs no import
+of this package; importing it gives the tools that show what the compiler did.
+"""
+
+import torch as _torch
+
+from torch_ort import _build_info, _torch_version
+
+_torch_version.check(_build_info.TORCH_VERSION, _torch.__version__)
+
+from torch_ort._C import Error, InternalError, Unsupported, UserError  # noqa: E402
+from torch_ort.counting import counters, empty_cache, reset_counters  # noqa: E402
+from torch_ort.report import Report, explain  # noqa: E402
+
+__version__ = _build_info.VERSION
+__all__ = [
+    "Error",
+    "InternalError",
+    "Report",
+    "Unsupported",
+    "UserError",
+    "__version__",
+    "counters",
+    "empty_cache",
+    "explain",
+    "reset_counters",
+]

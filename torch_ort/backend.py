@@ -1,0 +1,46 @@
+"""The torch.compile backend: capture, compile, callable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+
+from torch_ort import compiler, fallback, report
+from torch_ort.capture import higher_order
+from torch_ort.capture.joint import Capture, GraphState
+from torch_ort.options import resolve
+
+
+def ort(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile a Dynamo graph; found by `torch.compile(backend="ort")` through its entry point.
+
+    Raises UserError on a bad option or mode. Whatever the engine cannot do runs in eager PyTorch after one
+    FallbackWarning; with TORCH_ORT_STRICT=1 it is raised.
+    """
+    chosen = resolve(options, mode)
+    state = GraphState()
+
+    def compile_graph() -> Callable[..., Any]:
+        compiled = Capture(chosen, state).compile(module, inputs)
+        report.note(state.programs)
+        return compiled
+
+    return fallback.compile_or_eager(compile_graph, module.forward, chosen.strict, state)
+
+
+def reset() -> None:
+    """Free all sessions and memory; called by `torch.compiler.reset()`."""
+    compiler.release_sessions()
+    higher_order.release_callables()
+    compiler._C.empty_cache()
+
+
+ort.reset = reset

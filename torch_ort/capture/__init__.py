@@ -1,0 +1,1 @@
+"""Makers of graphs: from PyTorch programs to `_C.Graph`."""

@@ -1,0 +1,299 @@
+"""Read an FX graph of ATen calls into the engine: each node becomes one plain call.
+
+Sizes are not computed by nodes: every symbolic integer is an expression over the symbols of the inputs, so
+`sym_size`, `operator.mul` and their like leave no trace.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_ort import _C
+from torch_ort._C import Unsupported
+from torch_ort.capture import higher_order
+from torch_ort.capture.symbols import size, symbol_name
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_MEMORY_FORMATS = {
+    torch.contiguous_format: "contiguous_format",
+    torch.preserve_format: "preserve_format",
+    torch.channels_last: "channels_last",
+    torch.channels_last_3d: "channels_last_3d",
+}
+_TORCH_FOLDER = os.path.dirname(torch.__file__)
+
+
+def type_of(value: torch.Tensor) -> tuple | None:
+    """Describe a (fake) tensor: dtype, shape, strides, device; None if only a run can tell."""
+    if value.layout != torch.strided or getattr(value, "is_quantized", False):
+        return None
+    return (
+        str(value.dtype).removeprefix("torch."),
+        [size(dim) for dim in value.shape],
+        [size(stride) for stride in value.stride()],
+        str(value.device),
+    )
+
+
+def origin_of(node: fx.Node) -> str:
+    """Give the user's line that a node came from, as `file.py:12`."""
+    trace = node.meta.get("stack_trace") or ""
+    line = ""
+    for entry in trace.splitlines():
+        entry = entry.strip()
+        if entry.startswith('File "') and _TORCH_FOLDER not in entry:
+            path, _, rest = entry.removeprefix('File "').partition('", line ')
+            line = f"{os.path.basename(path)}:{rest.split(',')[0]}"
+    return line
+
+
+class FxReader:
+    """Feeds the nodes of one FX graph to `_C.Reader`, in the order that the caller chooses."""
+
+    def __init__(self, module: fx.GraphModule, name: str, max_opset: int) -> None:
+        self.module = module
+        self.reader = _C.Reader(name, max_opset)
+        self.constants: dict[str, torch.Tensor] = {}
+        self.tensor_inputs: list[int] = []  # positions among the placeholders
+        self.symbol_inputs: list[int] = []
+        self._names: dict[fx.Node, str] = {}
+        self._schemas: dict[Any, tuple[list[str], list[Any]]] = {}
+
+    def add_placeholders(self, nodes: Iterable[fx.Node]) -> None:
+        """Declare graph inputs. Raises Unsupported for an input that is no tensor, integer or None."""
+        for position, node in enumerate(nodes):
+            value = node.meta.get("val")
+            if isinstance(value, torch.Tensor):
+                self.reader.add_input(self._name(node), type_of(value))
+                self.tensor_inputs.append(position)
+            elif isinstance(value, torch.SymInt):
+                name = symbol_name(value)
+                if name is not None:
+                    self.reader.add_symbol_input(name)
+                    self.symbol_inputs.append(position)
+            elif value is not None and not isinstance(value, int | float | bool):
+                raise Unsupported(f"input {node.name}: got {type(value).__name__}, want a tensor or an integer")
+
+    def add_nodes(self, nodes: Iterable[fx.Node]) -> None:
+        """Add calls and constants."""
+        for node in nodes:
+            if node.op == "get_attr":
+                self._add_constant(node)
+            elif node.op == "call_function":
+                self._add_call(node)
+            elif node.op != "placeholder":
+                raise Unsupported(f"node {node.name}: got {node.op}, want a call of a function")
+
+    def add_yield_nodes(self, outputs: list[str], tangents: Iterable[fx.Node]) -> None:
+        """Add the border: the module's outputs by name, and the gradients that come back."""
+        self.reader.add_yield(
+            outputs, [(self._name(node), type_of(node.meta["val"])) for node in tangents]
+        )
+
+    def value_name(self, node: fx.Node) -> str:
+        """Give the name that the engine knows a tensor by."""
+        if node not in self._names:
+            raise Unsupported(f"node {node.name}: not a tensor")
+        return self._names[node]
+
+    def add_size_as_tensor(self, name: str, value: Any, origin: str = "") -> None:
+        """Add a 0-d int64 CPU tensor with the value of a size, so that it can leave the graph."""
+        self._emit(
+            torch.ops.aten.scalar_tensor.default,
+            [self._argument(value), "int64", None, "cpu", None],
+            [name], [("int64", [], [], "cpu")], name, origin,
+        )  # fmt: skip
+
+    # What higher_order.py builds with.
+
+    def argument(self, value: Any) -> Any:
+        """Give an argument as `_C.Reader.add_call` takes it."""
+        return self._argument(value)
+
+    def attribute(self, node: fx.Node) -> Any:
+        """Give what a `get_attr` node stands for."""
+        value = self.module
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        return value
+
+    def name_node(self, node: fx.Node) -> None:
+        """Let a node that makes one tensor be known by its own name."""
+        self._name(node)
+
+    def rename_result(self, name: str, source: str) -> None:
+        """Let `name` be another name of the value `source`."""
+        self.reader.add_alias(name, source)
+
+    def add_private_clone(self, base: fx.Node, name: str) -> None:
+        """Add a row-major copy that a later call may write into."""
+        value = base.meta["val"]
+        self.reader.add_private_clone(self.value_name(base), name, type_of(value))
+
+    def copy_after_mutation(self, source: str, name: str, base: fx.Node) -> None:
+        """Add a copy of a clone that was written into."""
+        self.reader.add_private_clone(source, name, type_of(base.meta["val"]))
+
+    def emit_view(self, target, source: str, arguments: list[Any], name: str, base: fx.Node) -> None:
+        """Add a view of a clone; its type is told by the run."""
+        self._emit(target, [("%", source), *map(self._argument, arguments)], [name], [None], name, origin_of(base))
+
+    def emit_mutation(
+        self, node: fx.Node, target, values: dict[str, Any], names: list[str], types: list[Any],
+        mutated: list[str],
+    ) -> None:  # fmt: skip
+        """Add a call that writes into arguments; `mutated` names them as they are afterwards."""
+        arguments = []
+        for argument in target._schema.arguments:
+            default = argument.default_value if argument.has_default_value() else None
+            arguments.append(values.get(argument.name, default))
+        self._emit(target, arguments, [*names, *mutated], [*types, *([None] * len(mutated))],
+                   node.name, origin_of(node), node)  # fmt: skip
+
+    def emit_python_call(
+        self, node: fx.Node, key: int, tensors: list[fx.Node], sizes: list[Any], names: list[str],
+        types: list[Any],
+    ) -> None:  # fmt: skip
+        """Add a call back into Python."""
+        self._emit(
+            torch.ops.torch_ort.call_python.default,
+            [key, [self._argument(tensor) for tensor in tensors], [self._argument(item) for item in sizes]],
+            names, types, node.name, origin_of(node), node,
+        )  # fmt: skip
+
+    def _name(self, node: fx.Node) -> str:
+        return self._names.setdefault(node, node.name)
+
+    def _add_constant(self, node: fx.Node) -> None:
+        value = self.attribute(node)
+        if isinstance(value, torch.Tensor):
+            self.reader.add_constant(self._name(node), type_of(value))
+            self.constants[node.name] = value
+        # Sub-modules are arguments of higher-order operators, which read them themselves.
+
+    def _add_call(self, node: fx.Node) -> None:
+        value = node.meta.get("val")
+        if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+            source, index = node.args
+            if f"{source.name}.{index}" in self._results(source):
+                self._names[node] = f"{source.name}.{index}"
+            return
+        if isinstance(value, torch.SymFloat):
+            raise Unsupported(f"node {node.name}: a float that depends on data ({origin_of(node)})")
+        if isinstance(value, _SYMBOLIC):
+            if node.target is torch.ops.aten._local_scalar_dense.default:
+                self._add_read_back(node, value)
+            return
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            higher_order.add_node(self, node)
+            return
+        if not isinstance(node.target, torch._ops.OpOverload):
+            if not _has_tensor(value):
+                return
+            raise Unsupported(f"node {node.name}: a call of {node.target}, which is no operator")
+        names, types = self.results_of(node, value)
+        self._emit(node.target, self._bound_arguments(node), names, types, node.name, origin_of(node), node)
+
+    def _add_read_back(self, node: fx.Node, value: Any) -> None:
+        name = symbol_name(value) if isinstance(value, torch.SymInt) else None
+        if name is None:
+            raise Unsupported(f"node {node.name}: .item() of a tensor that is not integer ({origin_of(node)})")
+        self._emit(
+            node.target, self._bound_arguments(node), [], [None], node.name, origin_of(node), node, name
+        )  # fmt: skip
+
+    def _results(self, node: fx.Node) -> set[str]:
+        value = node.meta.get("val")
+        if not isinstance(value, list | tuple):
+            return set()
+        return {f"{node.name}.{i}" for i, item in enumerate(value) if isinstance(item, torch.Tensor)}
+
+    def results_of(self, node: fx.Node, value: Any) -> tuple[list[str], list[tuple | None]]:
+        """Name the results of a node; "" where nothing reads one."""
+        if value is None:
+            return [], []
+        if isinstance(value, torch.Tensor):
+            return [self._name(node) if node.users else ""], [type_of(value)]
+        read = {user.args[1] for user in node.users if user.target is operator.getitem}
+        names, types = [], []
+        for index, item in enumerate(value):
+            if item is not None and not isinstance(item, torch.Tensor):
+                raise Unsupported(f"node {node.name}: result {index} is no tensor")
+            names.append(f"{node.name}.{index}" if index in read and item is not None else "")
+            types.append(None if item is None else type_of(item))
+        return names, types
+
+    def _bound_arguments(self, node: fx.Node) -> list[Any]:
+        """All arguments in the order of the schema, defaults filled in."""
+        arguments = node.target._schema.arguments
+        bound = []
+        for position, argument in enumerate(arguments):
+            if position < len(node.args):
+                value = node.args[position]
+            elif argument.name in node.kwargs:
+                value = node.kwargs[argument.name]
+            else:
+                value = argument.default_value if argument.has_default_value() else None
+            bound.append(self._argument(value))
+        return bound
+
+    def _argument(self, value: Any) -> Any:
+        """A plain value that `_C.Reader.add_call` takes."""
+        if isinstance(value, fx.Node):
+            known = value.meta.get("val")
+            if isinstance(known, _SYMBOLIC):
+                return self._argument(known)
+            if isinstance(known, int | float | bool) and value not in self._names:
+                return known
+            return ("%", self.value_name(value))
+        if isinstance(value, torch.SymInt | torch.SymBool):
+            text = size(value) if isinstance(value, torch.SymInt) else _condition(value)
+            return text if isinstance(text, int) else ("#", text)
+        if isinstance(value, torch.SymFloat):
+            raise Unsupported(f"argument {value}: a float that depends on data or sizes")
+        if isinstance(value, list | tuple):
+            return [self._argument(item) for item in value]
+        if isinstance(value, torch.dtype):
+            return str(value).removeprefix("torch.")
+        if isinstance(value, torch.device):
+            return str(value)
+        if isinstance(value, torch.layout):
+            return str(value).removeprefix("torch.")
+        if isinstance(value, torch.memory_format):
+            return _MEMORY_FORMATS[value]
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        raise Unsupported(f"argument of type {type(value).__name__}")
+
+    def _emit(
+        self, target: Callable, arguments: list[Any], names: list[str], types: list[tuple | None],
+        name: str, origin: str, node: fx.Node | None = None, binds_symbol: str = "",
+    ) -> None:  # fmt: skip
+        schema = target._schema
+        overload = "" if schema.overload_name in ("", "default") else schema.overload_name
+        policy = node.meta.get("recompute") if node is not None else None
+        region = node.meta.get("ac_graph_id", -1) if node is not None else -1
+        self.reader.add_call(
+            schema.name, overload, [argument.name for argument in schema.arguments], arguments, names, types,
+            name, origin, policy.name.lower() if policy is not None else "",
+            region if isinstance(region, int) else -1, binds_symbol,
+        )  # fmt: skip
+
+
+def _condition(value: torch.SymBool) -> int | str:
+    from torch_ort.capture.symbols import expression_text
+
+    text = expression_text(value.node.expr)
+    return int(text) if text in ("0", "1") else text
+
+
+def _has_tensor(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(_has_tensor(item) for item in value)
+    return isinstance(value, torch.Tensor)

@@ -1,0 +1,414 @@
+"""Capture through AOTAutograd: our partition function takes the joint graph whole and hands it to the engine.
+
+What AOTAutograd gets back are two stubs that carry metadata, and two callables behind them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_ort import _C, compiler, counting
+from torch_ort._C import Unsupported
+from torch_ort.capture import aot_compat
+from torch_ort.capture.fx_reader import FxReader
+from torch_ort.fallback import RandomState, stage, warn
+from torch_ort.options import Options
+
+
+@dataclass
+class GraphState:
+    """What the pieces of one captured graph tell each other."""
+
+    failed: bool = False  # a backward failed: eager from now on
+    programs: list[compiler.Program] = field(default_factory=list)
+
+
+class Capture:
+    """One call of the backend: holds what partition_fn leaves for the compilers."""
+
+    def __init__(self, options: Options, state: GraphState) -> None:
+        self.options = options
+        self.state = state
+        self._forward: ForwardRunner | None = None
+
+    def compile(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        """Give a callable for a Dynamo graph.
+
+        Raises Unsupported or InternalError; whatever AOTAutograd itself cannot trace becomes Unsupported.
+        """
+        backend = aot_compat.aot_autograd(
+            fw_compiler=self.compile_forward,
+            bw_compiler=self.compile_backward,
+            inference_compiler=self.compile_inference,
+            partition_fn=self.partition,
+            keep_inference_input_mutations=True,
+        )
+        counting.count("graphs_captured")
+        try:
+            return backend(module, inputs)
+        except _C.Error:
+            raise
+        except Exception as error:
+            if aot_compat.passes_through(error):
+                raise
+            raise Unsupported(f"AOTAutograd: {type(error).__name__}: {error}") from error
+
+    def partition(
+        self, joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **unused: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Compile the joint graph and give the two stubs. See `partition_fn` of AOTAutograd."""
+        if not joint_inputs:  # the body of a nested_compile_region, before its outer graph
+            return aot_compat.default_partition(
+                joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **unused
+            )
+        with stage("convert"):
+            layout = JointLayout(joint, num_fwd_outputs)
+            program = read_joint(layout, self.options)
+        session = compiler.compile_program(program, self.options)
+        self.state.programs.append(program)
+        layout.note_saved(session)
+        self._forward = ForwardRunner(layout, session, self.options, self.state)
+        return make_stubs(layout, session)
+
+    def compile_forward(self, stub: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        """Give what runs instead of the forward stub."""
+        return self._forward
+
+    def compile_backward(self, stub: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        """Give what runs instead of the backward stub. Nothing is compiled here: it is too late to fall back."""
+        return self._forward.backward
+
+    def compile_inference(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        """Compile a graph without gradients."""
+        with stage("convert"):
+            program, outputs = read_inference(module, self.options)
+        session = compiler.compile_program(program, self.options)
+        self.state.programs.append(program)
+        return InferenceRunner(program, session, outputs, self.options)
+
+
+class OutputLayout:
+    """Which outputs of a graph are tensors, which are sizes (0-d tensors in the engine) and which constants."""
+
+    def __init__(self, outputs: Sequence[Any]) -> None:
+        self.names: list[str] = []  # of the engine's outputs
+        self.sizes: list[tuple[str, fx.Node]] = []  # to be made in the graph
+        self.tensors: list[fx.Node] = []
+        self._kinds: list[tuple[str, Any]] = []
+        for i, output in enumerate(outputs):
+            value = output.meta.get("val") if isinstance(output, fx.Node) else output
+            if isinstance(value, torch.Tensor):
+                self._kinds.append(("tensor", len(self.names)))
+                self.names.append(output)
+                self.tensors.append(output)
+            elif isinstance(value, torch.SymInt):
+                name = f"size_output_{i}"
+                self._kinds.append(("size", len(self.names)))
+                self.names.append(name)
+                self.sizes.append((name, output))
+            elif value is None or isinstance(value, int | float | bool):
+                self._kinds.append(("constant", value))
+            else:
+                raise Unsupported(f"output {i}: got {type(value).__name__}, want a tensor or an integer")
+
+    def resolve(self, reader: FxReader) -> list[str]:
+        """Make the sizes in the graph; give the engine's names of all its outputs."""
+        for name, node in self.sizes:
+            reader.add_size_as_tensor(name, node)
+        return [reader.value_name(item) if isinstance(item, fx.Node) else item for item in self.names]
+
+    def assemble(self, results: Sequence[torch.Tensor]) -> list[Any]:
+        """Put the engine's outputs where AOTAutograd expects them."""
+        outputs: list[Any] = []
+        for kind, what in self._kinds:
+            if kind == "tensor":
+                outputs.append(results[what])
+            else:
+                outputs.append(results[what].item() if kind == "size" else what)
+        return outputs
+
+
+class JointLayout:
+    """Where everything stands in a joint graph, and in the argument lists of its stubs."""
+
+    def __init__(self, joint: fx.GraphModule, num_forward_outputs: int) -> None:
+        self.joint = joint
+        self.primals, self.tangents = aot_compat.split_placeholders(joint)
+        output = next(node for node in joint.graph.nodes if node.op == "output")
+        self.forward_outputs = list(output.args[0][:num_forward_outputs])
+        self.gradients = list(output.args[0][num_forward_outputs:])
+        self.outputs = OutputLayout(self.forward_outputs)
+        self.gradient_layout = OutputLayout(self.gradients)
+        if self.gradient_layout.sizes:
+            raise Unsupported("gradients: got a size, want tensors")
+        for tangent in self.tangents:
+            if not isinstance(tangent.meta.get("val"), torch.Tensor):
+                raise Unsupported(f"gradient {tangent.name}: got no tensor")
+        self.saved: list[fx.Node] = []
+        self.order: list[int] = []  # position of the engine's saved tensors among `saved`
+        self.tensor_inputs: list[int] = []
+        self.symbol_inputs: list[int] = []
+
+    def note_saved(self, session: _C.Session) -> None:
+        """Order what autograd saves: values that it need not watch go last."""
+        inputs = [self.primals[self.tensor_inputs[i]] for i in session.saved_inputs]
+        outputs = [self.outputs.names[i] for i in session.saved_outputs]
+        engine_order = inputs + outputs
+        self.saved = sorted(engine_order, key=aot_compat.needs_no_version_check)
+        self.order = [self.saved.index(node) for node in engine_order]
+        self.to_saved = [engine_order.index(node) for node in self.saved]
+
+
+def read_joint(layout: JointLayout, options: Options) -> compiler.Program:
+    """Turn a joint FX graph into a training graph with its YieldOp."""
+    reader = FxReader(layout.joint, "training", options.opset)
+    reader.add_placeholders(layout.primals)
+    forward, backward = aot_compat.forward_and_backward_nodes(layout.joint)
+    reader.add_nodes(forward)
+    names = layout.outputs.resolve(reader)
+    reader.add_yield_nodes(names, layout.tangents)
+    reader.add_nodes(backward)
+    reader.reader.set_outputs(layout.gradient_layout.resolve(reader))
+    layout.tensor_inputs = reader.tensor_inputs
+    layout.symbol_inputs = reader.symbol_inputs
+    return compiler.Program(reader.reader.take(), reader.constants, is_training=True)
+
+
+def read_inference(
+    module: fx.GraphModule, options: Options
+) -> tuple[compiler.Program, OutputLayout]:
+    """Turn an FX graph without gradients into a graph."""
+    reader = FxReader(module, "inference", options.opset)
+    nodes = list(module.graph.nodes)
+    reader.add_placeholders([node for node in nodes if node.op == "placeholder"])
+    reader.add_nodes([node for node in nodes if node.op not in ("placeholder", "output")])
+    outputs = OutputLayout(list(nodes[-1].args[0]))
+    reader.reader.set_outputs(outputs.resolve(reader))
+    program = compiler.Program(reader.reader.take(), reader.constants, is_training=False)
+    program.tensor_inputs = reader.tensor_inputs
+    program.symbol_inputs = reader.symbol_inputs
+    return program, outputs
+
+
+def make_stubs(
+    layout: JointLayout, session: _C.Session
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Give graphs that look like the two halves: the metadata is what AOTAutograd reads."""
+    token_meta = {"val": aot_compat.fake_token(layout.primals)}
+
+    def placeholder(graph: fx.Graph, node: fx.Node) -> fx.Node:
+        new = graph.placeholder(node.name)
+        new.meta = dict(node.meta)
+        return new
+
+    def item(graph: fx.Graph, call: fx.Node, index: int, name: str, meta: dict) -> fx.Node:
+        new = graph.create_node("call_function", operator.getitem, (call, index), name=name)
+        new.meta = dict(meta)
+        return new
+
+    graph = fx.Graph()
+    inputs = {node: placeholder(graph, node) for node in layout.primals}
+    tensors = [inputs[layout.primals[i]] for i in layout.tensor_inputs]
+    symbols = [inputs[layout.primals[i]] for i in layout.symbol_inputs]
+    call = graph.call_function(
+        torch.ops.torch_ort.run_forward.default, (session.id, tensors, symbols, False)
+    )
+    made: dict[fx.Node, fx.Node] = {}
+    outputs: list[Any] = []
+    for i, output in enumerate(layout.forward_outputs):
+        if isinstance(output, fx.Node):
+            # A hook that is a graph finds saved values by name, which must agree in both stubs.
+            made.setdefault(output, item(graph, call, i, output.name + ("" if output not in inputs else "_out"), output.meta))
+            outputs.append(made[output])
+        else:
+            outputs.append(output)
+    token = item(graph, call, session.num_outputs, "token", token_meta)
+    saved = [inputs[node] if node in inputs else made[node] for node in layout.saved]
+    graph.output((*outputs, token, *saved))
+    forward = fx.GraphModule(layout.joint, graph)
+
+    graph = fx.Graph()
+    token = graph.placeholder("token")
+    token.meta = dict(token_meta)
+    saved = [placeholder(graph, node) for node in layout.saved]
+    tangents = [placeholder(graph, node) for node in layout.tangents]
+    call = graph.call_function(
+        torch.ops.torch_ort.run_backward.default, (token, saved, tangents)
+    )
+    gradients = [
+        item(graph, call, i, f"gradient_{i}", gradient.meta) if isinstance(gradient, fx.Node) else None
+        for i, gradient in enumerate(layout.gradients)
+    ]
+    graph.output(tuple(gradients))
+    return forward, fx.GraphModule(layout.joint, graph)
+
+
+class ForwardRunner:
+    """Runs instead of the forward stub; `backward` runs instead of the other one."""
+
+    def __init__(
+        self, layout: JointLayout, session: _C.Session, options: Options, state: GraphState
+    ) -> None:
+        self._boxed_call = True  # of the instance: AOTAutograd copies it from there
+        self._layout = layout
+        self._session = session
+        self._options = options
+        self._num_outputs = session.num_outputs
+        self._guard = None if options.strict else FirstBackward(layout, state)
+        self.backward = BackwardRunner(self)
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        layout = self._layout
+        tensors = [args[i] for i in layout.tensor_inputs]
+        symbols = [args[i] for i in layout.symbol_inputs]
+        kept = self._guard.before_forward(args) if self._guard else None
+        args.clear()
+        results = torch.ops.torch_ort.run_forward(
+            self._session.id, tensors, symbols, aot_compat.saved_tensor_hooks_copy()
+        )
+        count = self._num_outputs
+        token, saved = results[count], results[count + 1 :]
+        if kept is not None:
+            self._guard.after_forward(token, kept)
+        return [*layout.outputs.assemble(results), token, *(saved[i] for i in layout.to_saved)]
+
+
+class BackwardRunner:
+    """Runs instead of the backward stub: token, saved tensors, gradients of the outputs."""
+
+    def __init__(self, forward: ForwardRunner) -> None:
+        self._boxed_call = True
+        self._forward = forward
+
+    def __deepcopy__(self, memo: dict) -> BackwardRunner:
+        return self
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        layout = self._forward._layout
+        guard = self._forward._guard
+        token, count = args[0], len(layout.saved)
+        given, tangents = args[1 : 1 + count], args[1 + count :]
+        args.clear()
+        saved = [given[i] for i in layout.order]
+        if guard is None or guard.proven:
+            gradients = torch.ops.torch_ort.run_backward(token, saved, tangents)
+        else:
+            gradients = guard.run_backward(token, saved, tangents)
+        return layout.gradient_layout.assemble(gradients)
+
+
+class FirstBackward:
+    """Until one backward has succeeded, keeps what a step needs to be run again without the engine.
+
+    Inputs are kept by reference, and checked for edits; those that the graph writes into are copied.
+    """
+
+    def __init__(self, layout: JointLayout, state: GraphState) -> None:
+        self.proven = False
+        self._layout = layout
+        self._state = state
+        self._pending: dict[int, _Kept] = {}
+        self._mutated = _mutated_primals(layout)
+
+    def before_forward(self, args: list[Any]) -> _Kept | None:
+        """Remember a call; None once it is no longer needed."""
+        if self.proven:
+            return None
+        inputs = [
+            (arg.detach().clone() if i in self._mutated else arg.detach())
+            if isinstance(arg, torch.Tensor) else arg
+            for i, arg in enumerate(args)
+        ]  # fmt: skip
+        versions = [x._version if isinstance(x, torch.Tensor) and not x.is_inference() else 0 for x in inputs]
+        return _Kept(inputs, versions, RandomState())
+
+    def after_forward(self, token: torch.Tensor, kept: _Kept) -> None:
+        """File what was remembered under its token."""
+        for old in [key for key in self._pending if not _C.is_live(key)]:
+            del self._pending[old]
+        if token.dtype == torch.int64:
+            self._pending[int(token)] = kept
+
+    def run_backward(self, token: torch.Tensor, saved: list[Any], tangents: list[Any]) -> list[Any]:
+        """Run the first backward; if the engine fails, run the step again node by node."""
+        kept = self._pending.get(int(token)) if token.dtype == torch.int64 else None
+        try:
+            gradients = torch.ops.torch_ort.run_backward(token, saved, tangents)
+        except Exception as error:
+            if kept is None or kept.was_edited():
+                raise
+            self._state.failed = True
+            warn("backward", error)
+            return self._run_again(kept, tangents)
+        self.proven = True
+        self._pending.clear()
+        return gradients
+
+    def _run_again(self, kept: _Kept, tangents: list[Any]) -> list[torch.Tensor]:
+        now = RandomState()
+        kept.random.restore()
+        try:
+            with torch.no_grad():
+                results = _JointInterpreter(self._layout.joint).run(
+                    *kept.inputs, *tangents, enable_io_processing=False
+                )
+        finally:
+            now.restore()
+        gradients = results[len(self._layout.forward_outputs) :]
+        return [gradient for gradient in gradients if gradient is not None]
+
+
+@dataclass
+class _Kept:
+    inputs: list[Any]
+    versions: list[int]
+    random: RandomState
+
+    def was_edited(self) -> bool:
+        return any(
+            isinstance(x, torch.Tensor) and not x.is_inference() and x._version != version
+            for x, version in zip(self.inputs, self.versions)
+        )
+
+
+class _JointInterpreter(fx.Interpreter):
+    """Runs a joint graph without writing into its inputs: the forward call has done that."""
+
+    def call_function(self, target: Any, args: tuple, kwargs: dict) -> Any:
+        if target is torch.ops.aten.copy_.default:
+            return args[0]
+        return super().call_function(target, args, kwargs)
+
+
+def _mutated_primals(layout: JointLayout) -> set[int]:
+    mutated = {
+        node.args[0]
+        for node in layout.joint.graph.nodes
+        if node.target is torch.ops.aten.copy_.default
+    }
+    return {i for i, node in enumerate(layout.primals) if node in mutated}
+
+
+class InferenceRunner:
+    """Runs a graph without gradients."""
+
+    def __init__(
+        self, program: compiler.Program, session: _C.Session, outputs: OutputLayout, options: Options
+    ) -> None:
+        self._boxed_call = True
+        self._program = program
+        self._session = session
+        self._outputs = outputs
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        tensors = [args[i] for i in self._program.tensor_inputs]
+        symbols = [args[i] for i in self._program.symbol_inputs]
+        args.clear()
+        results = torch.ops.torch_ort.run_forward(self._session.id, tensors, symbols, False)
+        return self._outputs.assemble(results)

@@ -1,0 +1,50 @@
+"""Process-wide counters: how tests and users see that the engine, and not eager, did the work."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch._dynamo.utils
+
+from torch_ort import _C
+
+STAGES = ("capture", "convert", "pass", "plan", "forward", "backward")
+
+_events: Counter[str] = Counter()
+
+
+def count(name: str, amount: int = 1) -> None:
+    """Add to a counter that Python keeps."""
+    _events[name] += amount
+
+
+def counters() -> dict[str, int]:
+    """Give all counters as a flat dict.
+
+    `captures_refused` is how often torch itself gave up on a frame (its recompile limit) and runs eager.
+    """
+    values = {
+        "graphs_captured": _events["graphs_captured"],
+        "fallbacks": sum(_events[f"fallbacks_{stage}"] for stage in STAGES),
+        **{f"fallbacks_{stage}": _events[f"fallbacks_{stage}"] for stage in STAGES},
+        "captures_refused": _refused() - _events["captures_refused_before"],
+    }
+    return values | _C.counters()
+
+
+def reset_counters() -> None:
+    """Zero what counts events; counters of a present state (`contexts_live`, `arena_bytes`) stay."""
+    _events.clear()
+    _events["captures_refused_before"] = _refused()
+    _C.reset_counters()
+
+
+def empty_cache() -> int:
+    """Free idle contexts and idle memory of the engine; gives the bytes that went back."""
+    return _C.empty_cache()
+
+
+def _refused() -> int:
+    """Frames that torch left to eager because a recompile limit was reached."""
+    reasons = torch._dynamo.utils.counters["unimplemented"]
+    return sum(n for reason, n in reasons.items() if "recompile_limit" in reason)
