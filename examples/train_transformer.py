@@ -63,7 +63,7 @@ SETTINGS = [
 def parse(argv: Sequence[str] | None) -> tuple[Parser, argparse.Namespace]:
     """Read the command line."""
     parser = Parser(__doc__)
-    parser.add_training_options(epochs=8)
+    parser.add_training_options(epochs=6)
     add = parser.add_argument
     add("--data", type=Path, default=PLAYS, help="a text file, or a folder of them")
     add("--checkpoint", type=Path, default=Path("transformer.pt"), help="where to keep the state")

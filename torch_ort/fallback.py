@@ -11,7 +11,6 @@ import torch
 
 from torch_ort import counting
 from torch_ort._C import Error, InternalError, Unsupported, UserError
-from torch_ort.capture import aot_compat
 
 
 class FallbackWarning(UserWarning):
@@ -39,8 +38,7 @@ def compile_or_eager(
     """
     random = RandomState()
     try:
-        with aot_compat.quiet_first_run():
-            compiled = compile_graph()
+        compiled = compile_graph()
     except UserError:
         raise
     except (Unsupported, InternalError) as error:
@@ -108,15 +106,13 @@ class FirstRun:
 
     def _first_call(self, args: tuple) -> Any:
         if self._strict:
-            with aot_compat.quiet_first_run():
-                result = self._run(*args)
+            result = self._run(*args)
             self._proven = True
             return result
         state = RandomState()
         before = _Snapshot(args)
         try:
-            with aot_compat.quiet_first_run():
-                result = self._run(*args)
+            result = self._run(*args)
         except Exception as error:
             state.restore()
             before.restore()

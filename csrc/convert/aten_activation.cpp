@@ -1,4 +1,5 @@
-// Activation functions with a shape of their own; relu, tanh and sigmoid are in aten_elementwise.cpp.
+// Activation functions with a shape of their own; relu, tanh and sigmoid are in
+// aten_elementwise.cpp.
 
 #include "convert/families.h"
 #include "convert/rows.h"

@@ -48,8 +48,7 @@ Values flash_attention_for_cpu(Builder& builder, const AtenCall& call) {
   ir::Attrs attrs;
   if (is_causal) attrs["is_causal"] = Dim(1);
   if (!scale.is_none()) attrs["scale"] = number(scale);
-  Values outputs =
-      standard(builder, "Attention", inputs, {call.types[0]}, std::move(attrs));
+  Values outputs = standard(builder, "Attention", inputs, {call.types[0]}, std::move(attrs));
   if (!outputs.empty()) outputs.push_back(nullptr);
   return outputs;
 }

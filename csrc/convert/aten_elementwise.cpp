@@ -1,10 +1,10 @@
 // Element-wise arithmetic, comparisons, choices and casts.
 // ONNX wants operands of one dtype; calls that mix dtypes stay as they are.
 
-#include <algorithm>
-
 #include "convert/families.h"
 #include "convert/rows.h"
+
+#include <algorithm>
 
 namespace torch_ort::convert {
 
@@ -197,8 +197,7 @@ Values to_copy(Builder& builder, const AtenCall& call) {
   const DType to = call.types[0].dtype;
   if (x == nullptr || !is_real(x->type.dtype) || !is_real(to)) return {};
   if (to == x->type.dtype || !is_plain_cast(call, x->type)) return {};
-  return standard(builder, "Cast", {x}, call.types,
-                  {{"to", ir::Dim(static_cast<int64_t>(to))}});
+  return standard(builder, "Cast", {x}, call.types, {{"to", ir::Dim(static_cast<int64_t>(to))}});
 }
 
 void add_both(Table& table, const std::string& name, const Row& row) {

@@ -1,4 +1,5 @@
-// Losses. Backward reads the total weight, which ONNX does not give: training keeps the call as it is.
+// Losses. Backward reads the total weight, which ONNX does not give: training keeps the call as it
+// is.
 
 #include "convert/families.h"
 #include "convert/rows.h"
@@ -23,10 +24,10 @@ Values nll_loss(Builder& builder, const AtenCall& call) {
   if (weight != nullptr && weight->type.dtype != x->type.dtype) return {};
   Values inputs = {x, target};
   if (weight != nullptr) inputs.push_back(weight);
-  Values outputs = standard(
-      builder, "NegativeLogLikelihoodLoss", inputs, {call.types[0]},
-      {{"reduction", std::string(kReductions[integer(call.arg("reduction"))])},
-       {"ignore_index", ir::Dim(integer(call.arg("ignore_index")))}});
+  Values outputs =
+      standard(builder, "NegativeLogLikelihoodLoss", inputs, {call.types[0]},
+               {{"reduction", std::string(kReductions[integer(call.arg("reduction"))])},
+                {"ignore_index", ir::Dim(integer(call.arg("ignore_index")))}});
   if (!outputs.empty()) outputs.push_back(nullptr);
   return outputs;
 }

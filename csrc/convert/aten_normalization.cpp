@@ -1,9 +1,9 @@
 // Normalization by statistics of rows, groups of channels, or whole batches.
 
-#include <algorithm>
-
 #include "convert/families.h"
 #include "convert/rows.h"
+
+#include <algorithm>
 
 namespace torch_ort::convert {
 
@@ -15,8 +15,8 @@ using ir::Shape;
 using ir::Value;
 using Values = std::vector<Value*>;
 
-// Whether all tensors are there and have the dtype of the first. ONNX asks for statistics in float32,
-// which float64 kernels do not round to.
+// Whether all tensors are there and have the dtype of the first. ONNX asks for statistics in
+// float32, which float64 kernels do not round to.
 bool have_one_dtype(const Values& values) {
   return std::all_of(values.begin(), values.end(), [&](const Value* value) {
     return value != nullptr && value->type.shape && is_float(value->type.dtype) &&
@@ -70,9 +70,9 @@ Values group_norm(Builder& builder, const AtenCall& call) {
                          tensor(call.arg("bias"))};
   if (!have_one_dtype(inputs) || is_double(inputs[0])) return {};
   if (call.used[1] || call.used[2] || inputs[0]->type.shape->size() < 3) return {};
-  Values outputs = standard(builder, "GroupNormalization", inputs, {call.types[0]},
-                            {{"num_groups", Dim(integer(call.arg("group")))},
-                             {"epsilon", number(call.arg("eps"))}});
+  Values outputs = standard(
+      builder, "GroupNormalization", inputs, {call.types[0]},
+      {{"num_groups", Dim(integer(call.arg("group")))}, {"epsilon", number(call.arg("eps"))}});
   if (!outputs.empty()) outputs.resize(3, nullptr);
   return outputs;
 }
@@ -89,11 +89,17 @@ Values batch_norm(Builder& builder, const AtenCall& call) {
   return outputs;
 }
 
+// As a trace below autograd has it.
+Values native_batch_norm(Builder& builder, const AtenCall& call) {
+  return boolean(call.arg("training")) ? Values() : batch_norm(builder, call);
+}
+
 }  // namespace
 
 void add_normalization(Table& table) {
   table.add("aten::_fused_rms_norm", rms_norm);
   table.add("aten::_native_batch_norm_legit_no_training", batch_norm);
+  table.add("aten::native_batch_norm", native_batch_norm);
   table.add("aten::native_group_norm", group_norm);
   table.add("aten::native_layer_norm", layer_norm);
 }

@@ -145,7 +145,7 @@ std::vector<ir::Value*> convert_to_aten(Builder& builder, const AtenCall& call) 
 }
 
 std::vector<ir::Value*> convert(Builder& builder, const AtenCall& call) {
-  builder.begin(call);
+  const Builder::Scope scope(builder, call);
   if (const Row* row = table().find(call.key())) {
     std::vector<ir::Value*> values = (*row)(builder, call);
     if (!values.empty()) {

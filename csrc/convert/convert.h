@@ -52,7 +52,15 @@ class Builder {
   ir::Value* ints(const ir::Shape& dims);
   bool allows(int since) const { return since <= max_opset_; }
 
-  void begin(const AtenCall& call) { call_ = &call; }
+  // While it lives, new nodes take the name, the origin and the tags of a call.
+  class Scope {
+   public:
+    Scope(Builder& builder, const AtenCall& call) : builder_(builder) { builder_.call_ = &call; }
+    ~Scope() { builder_.call_ = nullptr; }
+
+   private:
+    Builder& builder_;
+  };
 
  private:
   ir::Graph& graph_;

@@ -57,6 +57,7 @@ void Reader::add_private_clone(const std::string& of, const std::string& name, i
   type.strides.reset();
   call.types = {std::move(type)};
   call.name = name;
+  const Builder::Scope scope(builder_, call);
   values_[name] = convert_to_aten(builder_, call)[0];
   values_[name]->producer->attrs["effects"] = ir::Dim(1);
 }

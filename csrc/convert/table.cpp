@@ -1,8 +1,8 @@
 // The table of rows: which function converts which operator.
-#include <algorithm>
-
 #include "base/error.h"
 #include "convert/convert.h"
+
+#include <algorithm>
 
 namespace torch_ort::convert {
 

@@ -45,13 +45,12 @@ void lower_swish(const Node& node, CallList& calls) {
 }
 
 void lower_leaky_relu(const Node& node, CallList& calls) {
-  calls.add("aten::leaky_relu", "",
-            {node.inputs[0], ir::float_attr(node.attrs, "alpha", 0.01)}, {node.outputs[0]});
+  calls.add("aten::leaky_relu", "", {node.inputs[0], ir::float_attr(node.attrs, "alpha", 0.01)},
+            {node.outputs[0]});
 }
 
 void lower_elu(const Node& node, CallList& calls) {
-  calls.add("aten::elu", "",
-            {node.inputs[0], ir::float_attr(node.attrs, "alpha", 1.0), 1.0, 1.0},
+  calls.add("aten::elu", "", {node.inputs[0], ir::float_attr(node.attrs, "alpha", 1.0), 1.0, 1.0},
             {node.outputs[0]});
 }
 

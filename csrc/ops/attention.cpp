@@ -40,7 +40,7 @@ void check_form(const Node& node) {
   }
 }
 
-// Kernels of the CPU take masks that are added, and as many keys as queries per batch.
+// Kernels of the CPU take as many heads and features on all sides.
 bool has_fused_kernel(const Node& node) {
   const Type& query = input(node, 0).type;
   if (query.device.kind != "cpu") return false;
@@ -49,27 +49,44 @@ bool has_fused_kernel(const Node& node) {
   }
   if (!(query.shape->back() == input(node, 2).type.shape->back())) return false;
   if (!has_input(node, 3)) return true;
-  const Type& mask = node.inputs[3]->type;
-  const bool fits = mask.shape && (mask.shape->size() == 2 || mask.shape->size() == 4);
-  return fits && mask.dtype == query.dtype && ir::int_attr(node.attrs, "is_causal", 0) == 0;
+  const std::optional<Shape>& mask = node.inputs[3]->type.shape;
+  const bool fits = mask && (mask->size() == 2 || mask->size() == 4);
+  return fits && ir::int_attr(node.attrs, "is_causal", 0) == 0;
+}
+
+// The mask as a kernel adds it. True is log(1) = 0, and false log(0) = -inf.
+Value* added_mask(const Node& node, CallList& calls) {
+  if (!has_input(node, 3)) return nullptr;
+  Value* mask = node.inputs[3];
+  const ir::DType dtype = input(node, 0).type.dtype;
+  if (mask->type.dtype == dtype) return mask;
+  if (mask->type.dtype != ir::DType::kBool) {
+    throw Unsupported(concat("Attention: dtype of the mask: got ", ir::name(mask->type.dtype),
+                             ", want bool or ", ir::name(dtype)));
+  }
+  Type type = with_shape(mask->type, mask->type.shape);
+  type.dtype = dtype;
+  Value *numbers = calls.temporary(type), *logarithms = calls.temporary(type);
+  calls.add("aten::_to_copy", "", {mask, ir::name(dtype), Arg(), Arg(), Arg(), false, Arg()},
+            {numbers});
+  calls.add("aten::log", "", {numbers}, {logarithms});
+  return logarithms;
 }
 
 void lower_attention(const Node& node, CallList& calls) {
   check_form(node);
   Value *query = node.inputs[0], *key = node.inputs[1], *value = node.inputs[2];
-  Value* mask = has_input(node, 3) ? node.inputs[3] : nullptr;
+  Value* mask = added_mask(node, calls);
   const bool is_causal = ir::int_attr(node.attrs, "is_causal", 0) != 0;
-  const Arg scale = ir::has_attr(node.attrs, "scale")
-                        ? Arg(ir::float_attr(node.attrs, "scale", 0.0))
-                        : Arg();
+  const Arg scale =
+      ir::has_attr(node.attrs, "scale") ? Arg(ir::float_attr(node.attrs, "scale", 0.0)) : Arg();
   if (has_fused_kernel(node)) {
     calls.add("aten::_scaled_dot_product_flash_attention_for_cpu", "",
               {query, key, value, 0.0, is_causal, mask, scale}, {node.outputs[0], nullptr});
     return;
   }
   if (mask != nullptr && is_causal) throw Unsupported("Attention: a mask and is_causal at once");
-  const bool shares_keys =
-      !((*key->type.shape)[1] == (*query->type.shape)[1]);
+  const bool shares_keys = !((*key->type.shape)[1] == (*query->type.shape)[1]);
   calls.add("aten::_scaled_dot_product_attention_math", "",
             {query, key, value, mask, 0.0, is_causal, Arg(), scale, shares_keys},
             {node.outputs[0], nullptr});
@@ -77,8 +94,8 @@ void lower_attention(const Node& node, CallList& calls) {
 
 int attention_since(const Node& node) {
   if (node.inputs.size() > 6) return 24;
-  const bool has_window = ir::has_attr(node.attrs, "left_window_size") ||
-                          ir::has_attr(node.attrs, "right_window_size");
+  const bool has_window =
+      ir::has_attr(node.attrs, "left_window_size") || ir::has_attr(node.attrs, "right_window_size");
   return has_window ? 25 : 23;
 }
 

@@ -1,9 +1,9 @@
 #include "ops/broadcast.h"
 
-#include <algorithm>
-
 #include "base/error.h"
 #include "ops/shapes.h"
+
+#include <algorithm>
 
 namespace torch_ort::ops {
 

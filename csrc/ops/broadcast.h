@@ -1,10 +1,10 @@
 // Shapes of ops whose inputs are stretched to a common shape.
 #pragma once
 
+#include "ir/graph.h"
+
 #include <optional>
 #include <vector>
-
-#include "ir/graph.h"
 
 namespace torch_ort::ops {
 

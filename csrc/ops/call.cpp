@@ -31,7 +31,8 @@ ir::Value* CallList::temporary(ir::Type type) {
 
 void CallList::add(std::string op, std::string overload, ArgList args,
                    std::vector<ir::Value*> outputs) {
-  calls.push_back({std::move(op), std::move(overload), std::move(args), std::move(outputs), nullptr});
+  calls.push_back(
+      {std::move(op), std::move(overload), std::move(args), std::move(outputs), nullptr});
 }
 
 }  // namespace torch_ort::ops

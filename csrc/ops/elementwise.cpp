@@ -1,12 +1,12 @@
 // Ops that compute each element of the result from the elements in the same place.
 
-#include <algorithm>
-#include <iterator>
-
 #include "base/error.h"
 #include "ops/broadcast.h"
 #include "ops/families.h"
 #include "ops/shapes.h"
+
+#include <algorithm>
+#include <iterator>
 
 namespace torch_ort::ops {
 
@@ -138,8 +138,7 @@ constexpr Binary kBinary[] = {
 
 std::vector<Type> infer_binary(const Node& node) {
   want_same_dtype(node, {0, 1});
-  const DType dtype =
-      row_of(kBinary, node).gives_bool ? DType::kBool : input(node, 0).type.dtype;
+  const DType dtype = row_of(kBinary, node).gives_bool ? DType::kBool : input(node, 0).type.dtype;
   return {type_like_inputs(node, dtype, broadcast_inputs(node))};
 }
 

@@ -21,21 +21,26 @@ int64_t axis_of(const Node& node) {
 
 // ---- Gather
 
+// One position that is known while lowering: a view.
+std::optional<Arg> known_position(const Node& node) {
+  const Value& index = input(node, 1);
+  if (!index.type.shape || !index.type.shape->empty()) return std::nullopt;
+  return known_number(&index);
+}
+
 std::vector<Type> infer_gather(const Node& node) {
   const Value &data = input(node, 0), &index = input(node, 1);
   if (!data.type.shape || !index.type.shape) return {with_shape(data.type, std::nullopt)};
   const int64_t axis = axis_of(node);
   Shape shape = *data.type.shape;
   shape.erase(shape.begin() + axis);
+  if (known_position(node)) {
+    Shape strides = strides_of(data.type);
+    strides.erase(strides.begin() + axis);
+    return {view_type(data.type, std::move(shape), strides)};
+  }
   shape.insert(shape.begin() + axis, index.type.shape->begin(), index.type.shape->end());
   return {with_shape(data.type, std::move(shape))};
-}
-
-// One position that is known while lowering: a view.
-std::optional<Arg> known_position(const Node& node) {
-  const Value& index = input(node, 1);
-  if (!index.type.shape || !index.type.shape->empty()) return std::nullopt;
-  return known_number(&index);
 }
 
 void lower_gather(const Node& node, CallList& calls) {

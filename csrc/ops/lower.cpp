@@ -1,17 +1,15 @@
 // A graph as the calls that compute it, and the integers that rules and lowerings read.
-#include <algorithm>
-
 #include "base/error.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
+
+#include <algorithm>
 
 namespace torch_ort::ops {
 
 namespace {
 
-bool is_dims(const ir::Value& value) {
-  return ir::is(value.producer, "Dims", ir::kTorchOrtDomain);
-}
+bool is_dims(const ir::Value& value) { return ir::is(value.producer, "Dims", ir::kTorchOrtDomain); }
 
 // What follows a reason: the node, and the line of the user's program if one is known.
 std::string place(const ir::Node& node) {
@@ -29,8 +27,8 @@ void lower_node(const ir::Graph& graph, const ir::Node& node, CallList& calls) {
   }
   const auto count = static_cast<int>(node.inputs.size());
   if (count < op->min_inputs || (op->max_inputs >= 0 && count > op->max_inputs)) {
-    throw UserError(concat(node.op.str(), ": inputs: got ", count, ", want ", op->min_inputs, " to ",
-                           op->max_inputs));
+    throw UserError(concat(node.op.str(), ": inputs: got ", count, ", want ", op->min_inputs,
+                           " to ", op->max_inputs));
   }
   op->lower(node, calls);
 }
@@ -65,7 +63,8 @@ bool has_known_ints(const ir::Value* value) {
   if (value == nullptr) return false;
   if (is_dims(*value)) return true;
   const auto data = constant_data(*value);
-  return data != nullptr && (data->dtype == ir::DType::kInt64 || data->dtype == ir::DType::kInt32) &&
+  return data != nullptr &&
+         (data->dtype == ir::DType::kInt64 || data->dtype == ir::DType::kInt32) &&
          (data->bytes != nullptr || data->num_bytes == 0);
 }
 

@@ -102,8 +102,10 @@ Sides sides(const Node& node) {
 
 std::vector<Type> infer_gemm(const Node& node) {
   const Type& x = input(node, 0).type;
-  if (has_input(node, 2)) want_same_dtype(node, {0, 1, 2});
-  else want_same_dtype(node, {0, 1});
+  if (has_input(node, 2))
+    want_same_dtype(node, {0, 1, 2});
+  else
+    want_same_dtype(node, {0, 1});
   if (!x.shape || !input(node, 1).type.shape) {
     return {type_like_inputs(node, x.dtype, std::nullopt)};
   }

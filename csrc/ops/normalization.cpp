@@ -123,8 +123,8 @@ void lower_rms_norm(const Node& node, CallList& calls) {
   }
   const Shape shape = normalized_shape(node);
   Value* scale = stretched(calls, node, &input(node, 1), shape);
-  calls.add("aten::_fused_rms_norm", "",
-            {node.inputs[0], Arg::list(shape), scale, epsilon(node)}, {node.outputs[0], nullptr});
+  calls.add("aten::_fused_rms_norm", "", {node.inputs[0], Arg::list(shape), scale, epsilon(node)},
+            {node.outputs[0], nullptr});
 }
 
 // ---- GroupNormalization
@@ -136,8 +136,8 @@ void lower_group_norm(const Node& node, CallList& calls) {
   }
   const Shape& shape = known_shape(node, input(node, 0));
   if (shape.size() < 2) {
-    throw UserError(concat("GroupNormalization: input: got ", ir::to_string(shape),
-                           ", want rank 2 or more"));
+    throw UserError(
+        concat("GroupNormalization: input: got ", ir::to_string(shape), ", want rank 2 or more"));
   }
   const Dim area = ir::numel(Shape(shape.begin() + 2, shape.end()));
   calls.add("aten::native_group_norm", "",

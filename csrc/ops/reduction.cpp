@@ -1,11 +1,11 @@
 // Ops that make one number of many, along axes: sums, means, extremes and their places.
 
-#include <algorithm>
-#include <iterator>
-
 #include "base/error.h"
 #include "ops/families.h"
 #include "ops/shapes.h"
+
+#include <algorithm>
+#include <iterator>
 
 namespace torch_ort::ops {
 
@@ -25,8 +25,10 @@ Shape reduced_shape(const Shape& from, const std::vector<int64_t>& axes, bool ke
   for (size_t i = 0; i < from.size(); ++i) {
     const bool is_reduced =
         std::find(axes.begin(), axes.end(), static_cast<int64_t>(i)) != axes.end();
-    if (!is_reduced) shape.push_back(from[i]);
-    else if (keeps) shape.push_back(1);
+    if (!is_reduced)
+      shape.push_back(from[i]);
+    else if (keeps)
+      shape.push_back(1);
   }
   return shape;
 }
@@ -35,7 +37,8 @@ Shape reduced_shape(const Shape& from, const std::vector<int64_t>& axes, bool ke
 
 struct Reduction {
   const char* name;
-  int axes_since;  // first opset that takes axes as an input; without axes all are reduced, ever since
+  int axes_since;  // first opset that takes axes as an input; without axes all are reduced, ever
+                   // since
   void (*lower)(const Node& node, ArgList axes, CallList& calls);
 };
 
@@ -68,26 +71,34 @@ bool is_total(const Node& node) { return !has_input(node, 1) && !keeps_dims(node
 
 void lower_sum(const Node& node, ArgList axes, CallList& calls) {
   Value *x = node.inputs[0], *result = node.outputs[0];
-  if (is_total(node)) calls.add("aten::sum", "", {x, Arg()}, {result});
-  else calls.add("aten::sum", "dim_IntList", {x, axes, keeps_dims(node), Arg()}, {result});
+  if (is_total(node))
+    calls.add("aten::sum", "", {x, Arg()}, {result});
+  else
+    calls.add("aten::sum", "dim_IntList", {x, axes, keeps_dims(node), Arg()}, {result});
 }
 
 void lower_mean(const Node& node, ArgList axes, CallList& calls) {
   Value *x = node.inputs[0], *result = node.outputs[0];
-  if (is_total(node)) calls.add("aten::mean", "", {x, Arg()}, {result});
-  else calls.add("aten::mean", "dim", {x, axes, keeps_dims(node), Arg()}, {result});
+  if (is_total(node))
+    calls.add("aten::mean", "", {x, Arg()}, {result});
+  else
+    calls.add("aten::mean", "dim", {x, axes, keeps_dims(node), Arg()}, {result});
 }
 
 void lower_max(const Node& node, ArgList axes, CallList& calls) {
   Value *x = node.inputs[0], *result = node.outputs[0];
-  if (is_total(node)) calls.add("aten::max", "", {x}, {result});
-  else calls.add("aten::amax", "", {x, axes, keeps_dims(node)}, {result});
+  if (is_total(node))
+    calls.add("aten::max", "", {x}, {result});
+  else
+    calls.add("aten::amax", "", {x, axes, keeps_dims(node)}, {result});
 }
 
 void lower_min(const Node& node, ArgList axes, CallList& calls) {
   Value *x = node.inputs[0], *result = node.outputs[0];
-  if (is_total(node)) calls.add("aten::min", "", {x}, {result});
-  else calls.add("aten::amin", "", {x, axes, keeps_dims(node)}, {result});
+  if (is_total(node))
+    calls.add("aten::min", "", {x}, {result});
+  else
+    calls.add("aten::amin", "", {x, axes, keeps_dims(node)}, {result});
 }
 
 // The kernel takes one axis.
@@ -118,8 +129,8 @@ void lower_log_sum_exp(const Node& node, ArgList axes, CallList& calls) {
 
 void lower_norm(const Node& node, double order, ArgList axes, CallList& calls) {
   const Arg dims = has_input(node, 1) ? Arg(axes) : Arg();
-  calls.add("aten::linalg_vector_norm", "",
-            {node.inputs[0], order, dims, keeps_dims(node), Arg()}, {node.outputs[0]});
+  calls.add("aten::linalg_vector_norm", "", {node.inputs[0], order, dims, keeps_dims(node), Arg()},
+            {node.outputs[0]});
 }
 
 void lower_l1(const Node& node, ArgList axes, CallList& calls) {
@@ -131,10 +142,13 @@ void lower_l2(const Node& node, ArgList axes, CallList& calls) {
 }
 
 constexpr Reduction kReductions[] = {
-    {"ReduceL1", 18, lower_l1},   {"ReduceL2", 18, lower_l2},
+    {"ReduceL1", 18, lower_l1},
+    {"ReduceL2", 18, lower_l2},
     {"ReduceLogSumExp", 18, lower_log_sum_exp},
-    {"ReduceMax", 18, lower_max}, {"ReduceMean", 18, lower_mean},
-    {"ReduceMin", 18, lower_min}, {"ReduceProd", 18, lower_prod},
+    {"ReduceMax", 18, lower_max},
+    {"ReduceMean", 18, lower_mean},
+    {"ReduceMin", 18, lower_min},
+    {"ReduceProd", 18, lower_prod},
     {"ReduceSum", 13, lower_sum},
 };
 
@@ -209,9 +223,7 @@ void lower_cumsum(const Node& node, CallList& calls) {
   calls.add("aten::cumsum", "", {node.inputs[0], axes[0], Arg()}, {node.outputs[0]});
 }
 
-int cumsum_since(const Node& node) {
-  return input(node, 0).type.dtype == DType::kHalf ? 14 : 11;
-}
+int cumsum_since(const Node& node) { return input(node, 0).type.dtype == DType::kHalf ? 14 : 11; }
 
 }  // namespace
 

@@ -1,9 +1,9 @@
 // The registry, and what can be asked of a whole graph through it: types, and the opset it needs.
-#include <algorithm>
-#include <memory>
-
 #include "base/error.h"
 #include "ops/op.h"
+
+#include <algorithm>
+#include <memory>
 
 namespace torch_ort::ops {
 
@@ -22,8 +22,8 @@ void check_inputs(const ir::Node& node, const Op& op) {
   const auto count = static_cast<int>(node.inputs.size());
   const bool too_many = op.max_inputs >= 0 && count > op.max_inputs;
   if (count >= op.min_inputs && !too_many) return;
-  throw UserError(concat(node.op.str(), ": inputs of node '", node.name, "': got ", count, ", want ",
-                         too_many ? "at most " : "at least ",
+  throw UserError(concat(node.op.str(), ": inputs of node '", node.name, "': got ", count,
+                         ", want ", too_many ? "at most " : "at least ",
                          too_many ? op.max_inputs : op.min_inputs));
 }
 
@@ -62,12 +62,19 @@ std::vector<const Op*> Registry::all() const {
 
 void infer_types(ir::Node& node) {
   const Op* op = registry().find(node.op);
-  if (op == nullptr || op->infer == nullptr || !has_unknown_output(node)) return;
+  if (op == nullptr || op->infer == nullptr) return;
+  // Text declares sizes, but has no word for the strides of a view.
+  const bool looks_at_input = is_view(node);
+  if (!has_unknown_output(node) && !looks_at_input) return;
   check_inputs(node, *op);
   const std::vector<ir::Type> types = op->infer(node);
   const size_t count = std::min(types.size(), node.outputs.size());
   for (size_t i = 0; i < count; ++i) {
-    if (node.outputs[i] != nullptr) fill_in(node.outputs[i]->type, types[i]);
+    if (node.outputs[i] == nullptr) continue;
+    fill_in(node.outputs[i]->type, types[i]);
+    if (looks_at_input && !node.outputs[i]->type.strides) {
+      node.outputs[i]->type.strides = types[i].strides;
+    }
   }
 }
 

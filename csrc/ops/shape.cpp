@@ -88,11 +88,48 @@ Shape reshape_target(const Node& node) {
   return target;
 }
 
+// Strides of a strided tensor seen in another shape, all sizes known; nothing if it takes a copy.
+// Works from the back: a run of old dims that lie one in the other is divided among new dims.
+std::optional<Shape> viewed_strides(const Shape& from, const Shape& strides, const Shape& to) {
+  Shape result(to.size(), Dim(1));
+  auto next = static_cast<int64_t>(to.size()) - 1;
+  int64_t run = 1, wanted = 1;
+  int64_t step = from.empty() ? 1 : strides.back().constant();
+  for (size_t i = from.size(); i-- > 0;) {
+    run *= from[i].constant();
+    const bool ends_run =
+        i == 0 || (from[i - 1].constant() != 1 && strides[i - 1].constant() != run * step);
+    if (!ends_run) continue;
+    while (next >= 0 && (wanted < run || to[next] == Dim(1))) {
+      result[next] = wanted * step;
+      wanted *= to[next].constant();
+      --next;
+    }
+    if (wanted != run) return std::nullopt;
+    if (i == 0) break;
+    step = strides[i - 1].constant();
+    run = wanted = 1;
+  }
+  return next < 0 ? std::optional(result) : std::nullopt;
+}
+
+// A view where the strides allow it, else a row-major copy.
+Type reshaped_type(const Type& type, Shape target) {
+  const bool is_plain = !type.strides || !type.shape;
+  if (is_plain || !ir::is_constant(*type.shape) || !ir::is_constant(*type.strides) ||
+      !ir::is_constant(target) || ir::numel(target) == Dim(0)) {
+    return with_shape(type, std::move(target));
+  }
+  const std::optional<Shape> strides = viewed_strides(*type.shape, *type.strides, target);
+  return strides ? view_type(type, std::move(target), *strides)
+                 : with_shape(type, std::move(target));
+}
+
 std::vector<Type> infer_reshape(const Node& node) {
   if (!has_known_ints(&input(node, 1))) return unknown_shape(node);
   Shape target = reshape_target(node);
   if (std::find(target.begin(), target.end(), Dim(-1)) != target.end()) return unknown_shape(node);
-  return one(with_shape(input(node, 0).type, std::move(target)));
+  return one(reshaped_type(input(node, 0).type, std::move(target)));
 }
 
 void lower_reshape(const Node& node, CallList& calls) {
@@ -119,7 +156,7 @@ Shape flatten_target(const Node& node) {
 
 std::vector<Type> infer_flatten(const Node& node) {
   if (!is_sized(node)) return unknown_shape(node);
-  return one(with_shape(input(node, 0).type, flatten_target(node)));
+  return one(reshaped_type(input(node, 0).type, flatten_target(node)));
 }
 
 void lower_flatten(const Node& node, CallList& calls) {
@@ -149,9 +186,14 @@ std::vector<int64_t> permutation(const Node& node) {
 
 std::vector<Type> infer_transpose(const Node& node) {
   if (!is_sized(node)) return unknown_shape(node);
-  Shape shape;
-  for (int64_t axis : permutation(node)) shape.push_back((*input(node, 0).type.shape)[axis]);
-  return one(with_shape(input(node, 0).type, std::move(shape)));
+  const Type& type = input(node, 0).type;
+  const Shape from = strides_of(type);
+  Shape shape, strides;
+  for (int64_t axis : permutation(node)) {
+    shape.push_back((*type.shape)[axis]);
+    strides.push_back(from[axis]);
+  }
+  return one(view_type(type, std::move(shape), strides));
 }
 
 void lower_transpose(const Node& node, CallList& calls) {
@@ -179,7 +221,21 @@ std::optional<Shape> expand_target(const Node& node) {
 
 std::vector<Type> infer_expand(const Node& node) {
   if (!is_sized(node) || !has_known_ints(&input(node, 1))) return unknown_shape(node);
-  return one(with_shape(input(node, 0).type, expand_target(node)));
+  const Type& type = input(node, 0).type;
+  std::optional<Shape> to = expand_target(node);
+  if (!to) return unknown_shape(node);
+  const Shape &from = *type.shape, old = strides_of(type);
+  Shape strides(to->size(), Dim(0));
+  const size_t offset = to->size() - from.size();
+  for (size_t i = to->size(); i-- > 0;) {
+    const Dim size = i < offset ? Dim(1) : from[i - offset];
+    if (!(size == (*to)[i])) continue;  // one element, read again and again
+    if (i >= offset)
+      strides[i] = old[i - offset];
+    else
+      strides[i] = i + 1 < to->size() ? times((*to)[i + 1], strides[i + 1]) : Dim(1);
+  }
+  return one(view_type(type, std::move(*to), strides));
 }
 
 void lower_expand(const Node& node, CallList& calls) {
@@ -265,13 +321,17 @@ std::optional<Dim> sliced_dim(const SliceOfAxis& slice, const Dim& size) {
   return ceil_div(length, slice.step);
 }
 
-std::optional<Shape> sliced_shape(const std::vector<SliceOfAxis>& all, Shape shape) {
-  for (const SliceOfAxis& slice : all) {
-    std::optional<Dim> dim = sliced_dim(slice, shape.at(slice.axis));
-    if (!dim) return std::nullopt;
-    shape[slice.axis] = *dim;
-  }
-  return shape;
+// The type after one slice.
+Type sliced_type(const SliceOfAxis& slice, const Type& type) {
+  if (!type.shape) return with_shape(type, std::nullopt);
+  Shape shape = *type.shape;
+  std::optional<Dim> dim = sliced_dim(slice, shape.at(slice.axis));
+  if (!dim) return with_shape(type, std::nullopt);
+  shape[slice.axis] = *dim;
+  if (slice.step < 0) return with_shape(type, std::move(shape));
+  Shape strides = strides_of(type);
+  strides[slice.axis] = times(strides[slice.axis], slice.step);
+  return view_type(type, std::move(shape), strides);
 }
 
 std::vector<Type> infer_slice(const Node& node) {
@@ -279,8 +339,9 @@ std::vector<Type> infer_slice(const Node& node) {
     if (has_input(node, slot) && !has_known_ints(node.inputs[slot])) return unknown_shape(node);
   }
   if (!is_sized(node)) return unknown_shape(node);
-  return one(
-      with_shape(input(node, 0).type, sliced_shape(slices(node), *input(node, 0).type.shape)));
+  Type type = input(node, 0).type;
+  for (const SliceOfAxis& slice : slices(node)) type = sliced_type(slice, type);
+  return one(type);
 }
 
 void lower_slice(const Node& node, CallList& calls) {
@@ -293,9 +354,8 @@ void lower_slice(const Node& node, CallList& calls) {
   for (size_t i = 0; i < all.size(); ++i) {
     const SliceOfAxis& slice = all[i];
     const bool is_last = i + 1 == all.size();
-    std::optional<Shape> shape;
-    if (x->type.shape) shape = sliced_shape({slice}, *x->type.shape);
-    Value* result = is_last ? node.outputs[0] : calls.temporary(with_shape(x->type, shape));
+    const Type type = sliced_type(slice, x->type);
+    Value* result = is_last ? node.outputs[0] : calls.temporary(type);
     if (slice.step > 0) {
       // Ends past the axis are cut by the kernel, as ONNX asks for.
       calls.add("aten::slice", "Tensor", {x, slice.axis, slice.start, slice.end, slice.step},
@@ -308,10 +368,11 @@ void lower_slice(const Node& node, CallList& calls) {
       }
       const auto [start, length] = backward_slice(slice, size.constant());
       const int64_t first = length == 0 ? 0 : start + (length - 1) * slice.step;
-      Value* forward = calls.temporary(with_shape(x->type, shape));
+      const SliceOfAxis opposite = {slice.axis, first, length == 0 ? int64_t{0} : start + 1,
+                                    -slice.step};
+      Value* forward = calls.temporary(sliced_type(opposite, x->type));
       calls.add("aten::slice", "Tensor",
-                {x, slice.axis, first, length == 0 ? int64_t{0} : start + 1, -slice.step},
-                {forward});
+                {x, opposite.axis, opposite.start, opposite.end, opposite.step}, {forward});
       calls.add("aten::flip", "", {forward, Arg::list(std::vector<int64_t>{slice.axis})}, {result});
     }
     x = result;
@@ -319,6 +380,15 @@ void lower_slice(const Node& node, CallList& calls) {
 }
 
 // ---- Unsqueeze, Squeeze
+
+Type unsqueezed_type(const Type& type, int64_t axis) {
+  Shape shape = *type.shape, strides = strides_of(type);
+  const auto at = static_cast<size_t>(axis);
+  const Dim stride = at < shape.size() ? times(shape[at], strides[at]) : Dim(1);
+  shape.insert(shape.begin() + axis, Dim(1));
+  strides.insert(strides.begin() + axis, stride);
+  return view_type(type, std::move(shape), strides);
+}
 
 std::vector<Type> infer_unsqueeze(const Node& node) {
   if (!is_sized(node) || !has_known_ints(&input(node, 1))) return unknown_shape(node);
@@ -330,22 +400,21 @@ std::vector<Type> infer_unsqueeze(const Node& node) {
   if (std::adjacent_find(axes.begin(), axes.end()) != axes.end()) {
     throw UserError(concat("Unsqueeze: axes: got ", ir::to_string(given), ", want each once"));
   }
-  for (int64_t axis : axes) shape.insert(shape.begin() + axis, Dim(1));
-  return one(with_shape(input(node, 0).type, std::move(shape)));
+  Type type = input(node, 0).type;
+  for (int64_t axis : axes) type = unsqueezed_type(type, axis);
+  return one(type);
 }
 
 void lower_unsqueeze(const Node& node, CallList& calls) {
   const Shape given = known_ints(&input(node, 1));
   Value* x = node.inputs[0];
-  Shape shape = known_shape(node, *x);
-  std::vector<int64_t> axes =
-      wrap_axes(node, given, static_cast<int64_t>(shape.size() + given.size()));
+  const auto size = static_cast<int64_t>(known_shape(node, *x).size() + given.size());
+  std::vector<int64_t> axes = wrap_axes(node, given, size);
   std::sort(axes.begin(), axes.end());
   if (axes.empty()) calls.add("aten::alias", "", {x}, {node.outputs[0]});
   for (size_t i = 0; i < axes.size(); ++i) {
-    shape.insert(shape.begin() + axes[i], Dim(1));
-    Value* result =
-        i + 1 == axes.size() ? node.outputs[0] : calls.temporary(with_shape(x->type, shape));
+    const bool is_last = i + 1 == axes.size();
+    Value* result = is_last ? node.outputs[0] : calls.temporary(unsqueezed_type(x->type, axes[i]));
     calls.add("aten::unsqueeze", "", {x, axes[i]}, {result});
     x = result;
   }
@@ -368,18 +437,20 @@ std::vector<Type> infer_squeeze(const Node& node) {
     return unknown_shape(node);
   const std::optional<std::vector<int64_t>> axes = squeezed_axes(node);
   if (!axes) return unknown_shape(node);
-  const Shape& from = *input(node, 0).type.shape;
-  Shape shape;
+  const Type& type = input(node, 0).type;
+  const Shape &from = *type.shape, old = strides_of(type);
+  Shape shape, strides;
   for (size_t i = 0; i < from.size(); ++i) {
     const bool is_dropped =
         std::find(axes->begin(), axes->end(), static_cast<int64_t>(i)) != axes->end();
-    if (!is_dropped)
+    if (!is_dropped) {
       shape.push_back(from[i]);
-    else if (from[i].is_constant() && from[i].constant() != 1) {
+      strides.push_back(old[i]);
+    } else if (from[i].is_constant() && from[i].constant() != 1) {
       throw UserError(concat("Squeeze: size of axis ", i, ": got ", from[i].str(), ", want 1"));
     }
   }
-  return one(with_shape(input(node, 0).type, std::move(shape)));
+  return one(view_type(type, std::move(shape), strides));
 }
 
 void lower_squeeze(const Node& node, CallList& calls) {
@@ -424,7 +495,7 @@ std::vector<Type> infer_split(const Node& node) {
   for (const Dim& part : split_sizes(node)) {
     Shape shape = *type.shape;
     shape[split_axis(node)] = part;
-    types.push_back(with_shape(type, std::move(shape)));
+    types.push_back(view_type(type, std::move(shape), strides_of(type)));
   }
   if (types.size() < node.outputs.size()) {
     throw UserError(concat("Split: outputs: got ", node.outputs.size(), ", want ", types.size()));

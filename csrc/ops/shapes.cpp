@@ -50,6 +50,16 @@ ir::Type with_shape(const ir::Type& type, std::optional<ir::Shape> shape) {
   return result;
 }
 
+ir::Shape strides_of(const ir::Type& type) {
+  return type.strides ? *type.strides : ir::contiguous_strides(*type.shape);
+}
+
+ir::Type view_type(const ir::Type& base, ir::Shape shape, const ir::Shape& strides) {
+  ir::Type type = with_shape(base, std::move(shape));
+  if (!(strides == ir::contiguous_strides(*type.shape))) type.strides = strides;
+  return type;
+}
+
 int64_t wrap_axis(const ir::Node& node, int64_t axis, int64_t rank) {
   if (axis < -rank || axis >= rank) {
     throw UserError(concat(node.op.str(), ": axis out of range: got ", axis, ", want at least ",

@@ -30,6 +30,11 @@ const ir::Shape& known_shape(const ir::Node& node, const ir::Value& value);
 // Dtype and device of `type` with another shape, row-major.
 ir::Type with_shape(const ir::Type& type, std::optional<ir::Shape> shape);
 
+// Strides of a tensor of known shape, whether its type names them or means row-major.
+ir::Shape strides_of(const ir::Type& type);
+// The type of a view: other sizes and strides over the memory of `base`.
+ir::Type view_type(const ir::Type& base, ir::Shape shape, const ir::Shape& strides);
+
 // An axis counted from the front. UserError if there is no such axis.
 int64_t wrap_axis(const ir::Node& node, int64_t axis, int64_t rank);
 std::vector<int64_t> wrap_axes(const ir::Node& node, const ir::Shape& axes, int64_t rank);

@@ -50,7 +50,8 @@ const ir::Value* SharedMemory::root(const ir::Value* value) {
 
 bool SharedMemory::is_callers(const ir::Value* value) const {
   const ir::Value* base = root(value);
-  return base->producer == nullptr && base->data == nullptr;
+  if (base->producer == nullptr) return base->data == nullptr;
+  return ir::is(base->producer, "YieldOp", ir::kMicrosoftDomain);
 }
 
 }  // namespace torch_ort::passes

@@ -19,7 +19,8 @@ class SharedMemory {
   // The memory of `value` is handed to the caller, who may write into it before the backward half
   // runs.
   bool leaves(const ir::Value* value) const { return leaving_.contains(root(value)); }
-  // The memory belongs to the caller from the start: a graph input, or a parameter.
+  // The memory belongs to the caller from the start: a graph input, a parameter, a gradient that
+  // comes back at the border.
   bool is_callers(const ir::Value* value) const;
   bool has_yield() const { return has_yield_; }
 

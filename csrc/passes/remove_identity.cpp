@@ -18,9 +18,8 @@ bool is_part_of_larger(const ir::Value& value) {
   return !(ir::numel(*root->type.shape) == ir::numel(*value.type.shape));
 }
 
-}  // namespace
-
-int remove_identity(ir::Graph& graph) {
+// Stops where what is known of memory no longer holds.
+int remove_some(ir::Graph& graph) {
   const SharedMemory memory(graph);
   int rewrites = 0;
   for (ir::Node& node : graph.nodes) {
@@ -38,10 +37,21 @@ int remove_identity(ir::Graph& graph) {
     if (memory.leaves(&y) && !is_only_reader) continue;
     if (!may_rewrite()) return rewrites;
 
+    const bool has_left = memory.leaves(&y);
     ir::replace_uses(y, x, graph);
     ir::erase(graph, node);
     ++rewrites;
+    if (has_left) return rewrites;  // now x leaves, which `memory` does not know
   }
+  return rewrites;
+}
+
+}  // namespace
+
+int remove_identity(ir::Graph& graph) {
+  int rewrites = 0;
+  // A copy may also become the only reader of a tensor when another copy goes.
+  while (const int more = remove_some(graph)) rewrites += more;
   return rewrites;
 }
 

@@ -2,6 +2,9 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <chrono>
@@ -35,6 +38,39 @@ std::shared_ptr<Session> compile(const ir::Graph& graph,
   return Session::compile(std::move(copy), constants, options);
 }
 
+// Errors of ours keep their type; those of kernels become what eager PyTorch raises.
+template <typename Function>
+auto with_torch_errors(Function&& function) {
+  try {
+    return function();
+  } catch (const Error&) {
+    throw;
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
+    throw py::error_already_set();
+  }
+}
+
+Session::Tensors run_forward(int64_t session, const Session::Tensors& inputs,
+                             const std::vector<int64_t>& symbols, bool carry) {
+  return with_torch_errors([&] {
+    py::gil_scoped_release release;
+    RECORD_FUNCTION("torch_ort::run_forward", c10::ArrayRef<const c10::IValue>{});
+    return run::find_session(session)->forward(inputs, symbols, carry);
+  });
+}
+
+Session::Tensors run_backward(const at::Tensor& token, const Session::Tensors& saved,
+                              const Session::Tensors& tangents) {
+  return with_torch_errors([&] {
+    py::gil_scoped_release release;
+    RECORD_FUNCTION("torch_ort::run_backward", c10::ArrayRef<const c10::IValue>{});
+    // Outside a backward pass autograd says "keep", the safe answer.
+    const bool keep = torch::autograd::get_current_graph_task_keep_graph();
+    return Session::backward(token, saved, tangents, keep);
+  });
+}
+
 // A graph without capture: inputs by name, outputs by name. A training graph gets the gradients of its
 // outputs under the names of the YieldOp's results.
 py::dict run_by_name(Session& session, const std::unordered_map<std::string, at::Tensor>& given) {
@@ -65,7 +101,9 @@ py::dict run_by_name(Session& session, const std::unordered_map<std::string, at:
     outputs = session.forward(inputs, symbols, false);
     if (yield != nullptr) {
       const size_t count = session.num_outputs();
-      Session::Tensors saved(outputs.begin() + static_cast<std::ptrdiff_t>(count) + 1, outputs.end());
+      Session::Tensors saved;
+      for (int index : session.saved_inputs()) saved.push_back(inputs[index]);
+      for (int index : session.saved_outputs()) saved.push_back(outputs[index]);
       gradients = Session::backward(outputs[count], saved, tangents, false);
     }
   }
@@ -141,12 +179,16 @@ void bind_run(py::module_& module) {
         }
         return steps;
       });
+  module.def("run_forward", &run_forward);
+  module.def("run_backward", &run_backward);
   module.def("run", [](const ir::Graph& graph, const std::unordered_map<std::string, at::Tensor>& inputs) {
-    auto copy = ir::clone(graph);
-    ops::infer_types(*copy);
-    run::SessionOptions options;
-    options.verify = true;
-    return run_by_name(*Session::compile(std::move(copy), {}, options), inputs);
+    return with_torch_errors([&] {
+      auto copy = ir::clone(graph);
+      ops::infer_types(*copy);
+      run::SessionOptions options;
+      options.verify = true;
+      return run_by_name(*Session::compile(std::move(copy), {}, options), inputs);
+    });
   }, py::arg("graph"), py::arg("inputs"), "Compile a graph, run it once, and give its outputs by name.");
   module.def("required_opset", [](const ir::Graph& graph) { return ops::required_opset(graph); });
   module.def("infer_types", [](ir::Graph& graph) { ops::infer_types(graph); });

@@ -193,7 +193,8 @@ class Binder {
 
   plan::PlanOptions plan_options() const {
     plan::PlanOptions options;
-    options.reorder = session_.options_.reorder;
+    // A step may need a size that another one tells, which the planner does not see.
+    options.reorder = session_.options_.reorder && !session_.has_late_values_;
     options.in_place = session_.options_.in_place;
     return options;
   }
@@ -394,7 +395,9 @@ class Binder {
       values.push_back(*value);
     }
     bound.kind = BoundArg::Kind::kConstant;
-    bound.constant = list ? c10::IValue(values) : c10::IValue(values.get(0));
+    if (list) bound.constant = values;
+    else if (source.as_tensor) bound.constant = wrapped_number(values.get(0));
+    else bound.constant = values.get(0);
     return bound;
   }
 

@@ -198,7 +198,7 @@ std::optional<Session::PlanReport> Session::plan_report() const {
 
 Session::Tensors Session::collect_outputs(Context& context) const {
   Tensors results;
-  results.reserve(output_slots_.size() + saved_inputs_.size() + saved_outputs_.size() + 1);
+  results.reserve(output_slots_.size() + 1);
   for (int slot : output_slots_) {
     at::Tensor tensor = with_promised_strides(context.slots[slot], context.binding->specs[slot]);
     // An input that leaves as an output is another tensor object to autograd.
@@ -232,17 +232,12 @@ Session::Tensors Session::forward(const Tensors& inputs, const std::vector<int64
   counters().saved_bytes.store(plan.saved_bytes);
   if (!is_training()) return results;
 
-  // Results whose strides were mended are other tensors than those that backward would read.
-  Tensors saved;
-  for (int index : saved_inputs_) saved.push_back(inputs[index]);
-  for (int index : saved_outputs_) saved.push_back(results[index]);
   std::vector<bool> keep(context->slots.size(), false);
   for (int slot : binding->kept) keep[slot] = true;
   for (int slot : binding->transient) {
     if (!keep[slot]) context->slots[slot].reset();
   }
   results.push_back(carry ? make_carrying_token(*context) : make_token(std::move(context)));
-  results.insert(results.end(), saved.begin(), saved.end());
   return results;
 }
 

@@ -53,9 +53,11 @@ void push_arg(const Context& context, const BoundArg& arg, Stack& stack) {
     case BoundArg::Kind::kTensorList:
       stack.emplace_back(tensor_list(context, *arg.source));
       return;
-    case BoundArg::Kind::kLateDim:
-      stack.emplace_back(eval_dims(arg.source->dims, lookup)[0]);
+    case BoundArg::Kind::kLateDim: {
+      const int64_t value = eval_dims(arg.source->dims, lookup)[0];
+      stack.emplace_back(arg.source->as_tensor ? c10::IValue(wrapped_number(value)) : c10::IValue(value));
       return;
+    }
     case BoundArg::Kind::kLateDimList:
       stack.emplace_back(eval_dims(arg.source->dims, lookup));
       return;
@@ -90,19 +92,22 @@ void store_results(Context& context, const Step& step, Stack& stack) {
     context.late_symbols.emplace_back(step.binds_symbol, number.toLong());
     return;
   }
-  if (step.returns_list) {
-    const c10::IValue list = std::move(stack.at(0));
-    const auto& elements = list.toListRef();
-    ORT_CHECK(elements.size() >= step.outputs.size(), "run: ", step.name, ": got ", elements.size(),
-              " results, want ", step.outputs.size());
-    for (size_t i = 0; i < step.outputs.size(); ++i) store(context, step.outputs[i], elements[i].toTensor());
-    return;
+  size_t next = 0;  // result, lists flattened
+  const auto take = [&](at::Tensor tensor) {
+    if (next < step.outputs.size()) store(context, step.outputs[next++], std::move(tensor));
+  };
+  for (c10::IValue& result : stack) {
+    if (result.isTensor()) {
+      take(std::move(result).toTensor());
+    } else if (result.isTensorList()) {
+      for (const c10::IValue& element : result.toListRef()) take(element.toTensor());
+    } else {
+      ++next;  // None, or a number
+    }
   }
-  for (size_t i = 0; i < step.outputs.size(); ++i) {
-    if (step.outputs[i] < 0) continue;
-    if (step.form == Form::kMutation && i >= step.num_returns) {
-      store(context, step.outputs[i], context.slots[step.mutates.at(i - step.num_returns)]);
-    } else if (stack.at(i).isTensor()) store(context, step.outputs[i], std::move(stack[i]).toTensor());
+  if (step.form != Form::kMutation) return;
+  for (size_t i = step.num_returns; i < step.outputs.size(); ++i) {
+    store(context, step.outputs[i], context.slots[step.mutates.at(i - step.num_returns)]);
   }
 }
 
@@ -137,8 +142,15 @@ void run_step(Context& context, const BoundStep& bound, StepCounts& counts) {
       store_results(context, step, context.stack);
       ++counts.view;
       break;
-    case Form::kPython:
-      throw InternalError(concat("run: ", step.name, ": no Python callable is bound"));
+    case Form::kPython: {
+      // Python code finds the dispatch state in which eager PyTorch would call it, but for gradients.
+      const c10::impl::ForceDispatchKeyGuard plain(
+          c10::impl::LocalDispatchKeySet(c10::impl::PODLocalDispatchKeySet{}));
+      call_op(context, step, bound.args);
+      store_results(context, step, context.stack);
+      ++counts.python;
+      break;
+    }
   }
   for (int slot : bound.release) context.slots[slot].reset();
 }

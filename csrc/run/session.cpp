@@ -305,6 +305,7 @@ void Session::assign_slots() {
 
   for (SlotFacts& facts : facts_) {
     facts.late = !facts.is_input && !facts.is_constant && is_late(*facts.value);
+    has_late_values_ = has_late_values_ || facts.late;
   }
 }
 
@@ -320,6 +321,7 @@ void Session::resolve_steps() {
     step.name = node != nullptr ? node->name : call.op;
     step.origin = node != nullptr ? node->origin : "";
     if (node != nullptr) step.binds_symbol = ir::string_attr(node->attrs, "binds_symbol", "");
+    has_late_values_ = has_late_values_ || !step.binds_symbol.empty();
     const int index = static_cast<int>(steps_.size());
     for (int slot : step.outputs) {
       if (slot < 0) continue;
@@ -386,8 +388,7 @@ std::vector<Session::StepReport> Session::steps_report() const {
   std::vector<StepReport> report;
   for (size_t i = 0; i < steps_.size(); ++i) {
     const Step& step = steps_[i];
-    std::string op = step.op ? toString(step.op->operator_name()) : step.python_callable;
-    report.push_back({step.name, std::move(op), kForms[static_cast<int>(step.form)], step.origin,
+    report.push_back({step.name, toString(step.op->operator_name()), kForms[static_cast<int>(step.form)], step.origin,
                       i >= num_forward_});
   }
   return report;

@@ -72,11 +72,11 @@ class Session : public std::enable_shared_from_this<Session> {
   size_t num_tangents() const { return tangent_slots_.size(); }
   c10::Device device() const { return device_; }
 
-  // Without a YieldOp: outputs. With one: outputs, token, saved inputs, saved outputs.
+  // Without a YieldOp: outputs. With one: outputs, then the token.
   // `symbols`: values of graph().symbol_inputs. `carry`: the token holds all bytes that backward needs,
   // so that saved-tensor hooks may copy and move it.
   Tensors forward(const Tensors& inputs, const std::vector<int64_t>& symbols, bool carry);
-  // `saved`: what forward returned after the token. `keep`: the token may be used again.
+  // `saved`: the saved inputs, then the saved outputs. `keep`: the token may be used again.
   static Tensors backward(const at::Tensor& token, const Tensors& saved, const Tensors& tangents,
                           bool keep);
 
@@ -133,6 +133,7 @@ class Session : public std::enable_shared_from_this<Session> {
   std::vector<std::pair<int, at::Tensor>> constants_;
   std::vector<int> saved_inputs_, saved_outputs_;
   std::set<std::string> bound_symbols_;  // known when a call begins
+  bool has_late_values_ = false;
 
   mutable std::mutex mutex_;  // of what follows
   std::list<std::shared_ptr<Binding>> bindings_;  // most recently used first

@@ -197,11 +197,8 @@ const OverwriteForm kOverwriteForms[] = {
      [](const ops::ArgList& a) -> ops::ArgList { return {a.at(1), ops::Arg()}; }},
 };
 
-// A dim-0 tensor that stands for a Python number: it takes no part in type promotion.
-// (The number itself goes through the dispatcher as a Scalar in functional forms only.)
-const std::unordered_map<std::string, const char*> kScalarForms = {
-    {"aten::add", "Tensor"}, {"aten::sub", "Tensor"}, {"aten::mul", "Tensor"}, {"aten::div", "Tensor"},
-};
+// Their `.Scalar` overload wraps the number into a tensor and calls the other one, which has an out= kernel.
+const std::unordered_set<std::string> kWrapsNumbers = {"aten::add", "aten::sub", "aten::mul", "aten::div"};
 
 // Whether `call` was replaced by calls with real out= forms, appended to `out`.
 bool expand_to_out_forms(ops::CallList& calls, const ops::Call& call, bool on_cpu,
@@ -212,6 +209,10 @@ bool expand_to_out_forms(ops::CallList& calls, const ops::Call& call, bool on_cp
   };
   const auto input = [&](size_t index) { return std::get<ir::Value*>(call.args.at(index).value); };
 
+  if (call.overload == "Scalar" && kWrapsNumbers.contains(call.op) && call.args.size() >= 2) {
+    push(call.op, "Tensor", call.args, call.outputs);
+    return true;
+  }
   if (call.op == "aten::relu") {
     push("aten::clamp_min", "", {input(0), 0}, call.outputs);
     return true;
@@ -249,7 +250,15 @@ bool expand_to_out_forms(ops::CallList& calls, const ops::Call& call, bool on_cp
     const auto* p = std::get_if<double>(&call.args[1].value);
     const auto* train = std::get_if<bool>(&call.args[2].value);
     ir::Value* x = input(0);
-    if (p == nullptr || train == nullptr || !*train || *p <= 0.0 || *p >= 1.0) return false;
+    if (p == nullptr || train == nullptr || !*train || *p <= 0.0) return false;
+    if (*p >= 1.0) {
+      // Eager draws nothing here.
+      if (call.outputs[0] != nullptr) push("aten::mul", "Tensor", {x, 0.0}, {call.outputs[0]});
+      if (call.outputs.size() > 1 && call.outputs[1] != nullptr) {
+        push("aten::zeros_like", "", {x, "bool"}, {call.outputs[1]});
+      }
+      return true;
+    }
     if (call.outputs[0] == nullptr || !call.outputs[0]->type.is_known()) return false;
     ir::Value* mask = call.outputs.size() > 1 ? call.outputs[1] : nullptr;
     if (mask == nullptr) {
@@ -276,6 +285,12 @@ bool raises_or_reads_back(const std::string& name) {
 }
 
 }  // namespace
+
+at::Tensor wrapped_number(const c10::Scalar& number) {
+  at::Tensor tensor = at::scalar_tensor(number, at::TensorOptions().dtype(number.type()));
+  tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return tensor;
+}
 
 std::vector<int> Step::reads() const {
   std::vector<int> slots;
@@ -304,12 +319,19 @@ ArgSource Resolver::bind_arg(const c10::Argument& schema, const ops::Arg& arg) c
     source.slots = {slot(*value)};
     return source;
   }
-  if (auto* flag = std::get_if<bool>(&arg.value)) return constant(*flag);
-  if (auto* real = std::get_if<double>(&arg.value)) return constant(*real);
+  // A number where the operator takes a tensor.
+  const bool wraps = element_kind(schema.type()) == TypeKind::TensorType;
+  if (auto* flag = std::get_if<bool>(&arg.value)) {
+    return wraps ? constant(wrapped_number(*flag)) : constant(*flag);
+  }
+  if (auto* real = std::get_if<double>(&arg.value)) {
+    return wraps ? constant(wrapped_number(*real)) : constant(*real);
+  }
   if (auto* text = std::get_if<std::string>(&arg.value)) return constant(string_value(schema, *text));
   if (auto* dim = std::get_if<ir::Dim>(&arg.value)) {
     const TypeKind wanted = element_kind(schema.type());
     if (dim->is_constant()) {
+      if (wraps) return constant(wrapped_number(dim->constant()));
       if (wanted == TypeKind::ListType) return constant(c10::List<int64_t>({dim->constant()}));
       if (takes_double(schema)) return constant(static_cast<double>(dim->constant()));
       if (wanted == TypeKind::BoolType) return constant(dim->constant() != 0);
@@ -317,6 +339,7 @@ ArgSource Resolver::bind_arg(const c10::Argument& schema, const ops::Arg& arg) c
     }
     source.kind = wanted == TypeKind::ListType ? ArgSource::Kind::kDimList : ArgSource::Kind::kDim;
     source.dims = {*dim};
+    source.as_tensor = wraps;
     return source;
   }
 
@@ -376,8 +399,6 @@ Step Resolver::bind(const c10::OperatorHandle& op, const ops::ArgList& args,
   for (const ir::Value* value : call.outputs) {
     step.outputs.push_back(value == nullptr ? -1 : slot(value));
   }
-  step.returns_list = schema.returns().size() == 1 &&
-                      schema.returns()[0].type()->kind() == TypeKind::ListType;
   step.effect = schema.is_mutable() || is_random(op) || raises_or_reads_back(call.op);
   return step;
 }
@@ -406,9 +427,6 @@ bool Resolver::use_out_form(const ops::Call& call, Step& step) const {
     return true;
   }
   if (!step.op) return false;
-  if (auto form = kScalarForms.find(call.op); form != kScalarForms.end() && call.overload == "Scalar") {
-    return use_wrapped_number(call, form->second, step);
-  }
   auto out = find_out_overload(*step.op, on_cpu_);
   if (!out) return false;
   // Results that nobody reads still need memory to be written to: the kernel makes it.
@@ -416,34 +434,6 @@ bool Resolver::use_out_form(const ops::Call& call, Step& step) const {
   step.op = out;
   for (size_t i = 0; i < step.outputs.size(); ++i) step.args.push_back(output(static_cast<int>(i)));
   step.form = Form::kOut;
-  return true;
-}
-
-// x * 2.0 has no out= kernel of its own: PyTorch wraps the number into a tensor, and so does this.
-bool Resolver::use_wrapped_number(const ops::Call& call, const char* overload, Step& step) const {
-  const auto op = find_op(call.op, overload);
-  const auto out = op ? find_out_overload(*op, on_cpu_) : std::nullopt;
-  const ops::Arg& number = call.args.at(1);
-  const auto* dim = std::get_if<ir::Dim>(&number.value);
-  if (!out || (dim != nullptr && !dim->is_constant())) return false;
-  c10::Scalar scalar;
-  if (dim != nullptr) scalar = dim->constant();
-  else if (auto* real = std::get_if<double>(&number.value)) scalar = *real;
-  else if (auto* flag = std::get_if<bool>(&number.value)) scalar = *flag;
-  else return false;
-  at::Tensor wrapped = at::scalar_tensor(scalar, at::TensorOptions().dtype(scalar.type()));
-  wrapped.unsafeGetTensorImpl()->set_wrapped_number(true);
-
-  ops::ArgList args = call.args;
-  args[1] = ops::Arg();
-  step = bind(*out, args, call);
-  step.args[1] = constant(wrapped);
-  ArgSource result;
-  result.kind = ArgSource::Kind::kOutput;
-  result.slots = {0};
-  step.args.back() = result;
-  step.form = Form::kOut;
-  step.effect = false;
   return true;
 }
 
@@ -463,7 +453,9 @@ Step Resolver::resolve_functional(const ops::Call& call) const {
   }
   Step step = bind(*op, call.args, call);
   const FunctionSchema& schema = op->schema();
-  if (call.op == "aten::reshape") {
+  if (call.op == "torch_ort::call_python") {
+    step.form = Form::kPython;
+  } else if (call.op == "aten::reshape") {
     step.form = Form::kReshape;
   } else if (schema.is_mutable()) {
     step.form = Form::kMutation;

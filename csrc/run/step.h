@@ -34,19 +34,21 @@ struct ArgSource {
   std::vector<int> slots;   // kSlot: one; kSlotList: several, -1 for None; kOutput: which result
   bool optional_elements = false;  // kSlotList: Tensor?[]
   ir::Shape dims;           // kDim: one; kDimList: several
+  bool as_tensor = false;   // kDim: the operator takes a tensor, which stands for the number
 };
+
+// A 0-d tensor that stands for a Python number: it takes no part in type promotion.
+at::Tensor wrapped_number(const c10::Scalar& number);
 
 struct Step {
   Form form = Form::kFunctional;
   std::optional<c10::OperatorHandle> op;  // what is called: the out= overload in form kOut
   std::vector<ArgSource> args;            // of `op`, in the order of its schema
   std::vector<int> outputs;               // slots of the tensors that the call gives, lists flattened; -1: not kept
-  bool returns_list = false;
   std::vector<int> mutates;               // slots that the call writes into
   size_t num_returns = 0;                 // outputs after these are `mutates`, as they are afterwards
   bool effect = false;                    // random, writes or raises: keeps its order
   std::vector<int> in_place;              // input slots over which outputs[0] may be written, element by element
-  std::string python_callable;            // kPython: its key
   std::string binds_symbol;               // the result is no tensor but the value of this symbol
   std::string name;                       // of the node, for profilers and messages
   std::string origin;
@@ -68,7 +70,6 @@ class Resolver {
   Step bind(const c10::OperatorHandle& op, const ops::ArgList& args, const ops::Call& call) const;
   ArgSource bind_arg(const c10::Argument& schema, const ops::Arg& arg) const;
   bool use_out_form(const ops::Call& call, Step& step) const;
-  bool use_wrapped_number(const ops::Call& call, const char* overload, Step& step) const;
   Step finish(const ops::Call& call, Step& step) const;
   int slot(const ir::Value* value) const;
 

@@ -30,7 +30,12 @@ def convert(
 ) -> _C.Graph:
     """Trace a function of tensors and convert its calls; sizes are symbols if `dynamic`."""
     mode = "symbolic" if dynamic else "fake"
-    module = make_fx(torch.func.functionalize(function), tracing_mode=mode)(*inputs)
+
+    # The tracer would give values to arguments that have defaults.
+    def traced(*given: torch.Tensor) -> Any:
+        return function(*given)
+
+    module = make_fx(torch.func.functionalize(traced), tracing_mode=mode)(*inputs)
     module.graph.eliminate_dead_code()
     reader = FxReader(module, "converted", opset)
     nodes = list(module.graph.nodes)

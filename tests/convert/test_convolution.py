@@ -16,7 +16,7 @@ X, W = floats(2, 4, 9, 8), floats(6, 4, 3, 2)
         lambda x, w: F.conv2d(x, w),
         lambda x, w: F.conv2d(x, w, torch.arange(6.0), 2, (1, 0), (1, 2)),
         lambda x, w: F.conv2d(x, w[:, :2], groups=2),
-        lambda x, w: F.conv2d(x, w, padding="same"),
+        lambda x, w: F.conv2d(x, w[..., :1], padding="same"),
         lambda x, w: F.conv1d(x[..., 0], w[..., 0], padding=1),
         lambda x, w: F.conv3d(x[:, :, None], w[:, :, None]),
     ],
@@ -42,7 +42,9 @@ def test_convolution_with_symbolic_sizes() -> None:
         dynamic=True,
         pins=(20,),
     )
-    assert graph.types()[graph.input_names[0]][1] == ["s0", 4, "s1", "s2"]
+    batch, channels, height, width = graph.types()[graph.output_names[0]][1]
+    assert channels == 6
+    assert all(isinstance(size, str) for size in (batch, height, width))
 
 
 def test_transposed_convolution() -> None:

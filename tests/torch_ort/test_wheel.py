@@ -80,13 +80,10 @@ def test_wheel_trains_in_an_empty_environment(python, tmp_path):
     assert len(libraries.split()) == 1
 
 
-def test_wheel_refuses_another_torch(python):
+def test_wheel_refuses_another_torch(python, tmp_path):
     result = subprocess.run(
-        [
-            python,
-            "-c",
-            "import torch; torch.__version__ = '1.0.0'; import torch_ort",
-        ],
+        [python, "-c", "import torch; torch.__version__ = '1.0.0'; import torch_ort"],
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import default_partition
 from torch._guards import detect_fake_mode
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
@@ -21,7 +18,6 @@ __all__ = [
     "fake_token",
     "forward_and_backward_nodes",
     "passes_through",
-    "quiet_first_run",
     "saved_tensor_hooks_copy",
 ]
 
@@ -100,17 +96,4 @@ def saved_tensor_hooks_copy() -> bool:
         return False
     # torch.utils.checkpoint keeps nothing of what it packs: it runs the forward again.
     name = getattr(hooks[0], "__qualname__", "")
-    return not name.startswith("_checkpoint_hook")
-
-
-def quiet_first_run() -> Any:
-    """Patch that keeps AOTAutograd from running the first call under a Python dispatch mode."""
-    if hasattr(functorch_config, "check_custom_op_aliasing"):
-        return functorch_config.patch(check_custom_op_aliasing=False)
-    return _nothing()
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
-
+    return not name.startswith(("_checkpoint_hook", "_recomputation_hook"))

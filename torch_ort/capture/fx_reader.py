@@ -180,9 +180,9 @@ class FxReader:
     def _add_call(self, node: fx.Node) -> None:
         value = node.meta.get("val")
         if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
-            source, index = node.args
-            if f"{source.name}.{index}" in self._results(source):
-                self._names[node] = f"{source.name}.{index}"
+            path = _path(node)
+            if isinstance(value, torch.Tensor):
+                self._names[node] = path
             return
         if isinstance(value, torch.SymFloat):
             raise Unsupported(f"node {node.name}: a float that depends on data ({origin_of(node)})")
@@ -208,24 +208,18 @@ class FxReader:
             node.target, self._bound_arguments(node), [], [None], node.name, origin_of(node), node, name
         )  # fmt: skip
 
-    def _results(self, node: fx.Node) -> set[str]:
-        value = node.meta.get("val")
-        if not isinstance(value, list | tuple):
-            return set()
-        return {f"{node.name}.{i}" for i, item in enumerate(value) if isinstance(item, torch.Tensor)}
-
     def results_of(self, node: fx.Node, value: Any) -> tuple[list[str], list[tuple | None]]:
         """Name the results of a node; "" where nothing reads one."""
         if value is None:
             return [], []
         if isinstance(value, torch.Tensor):
             return [self._name(node) if node.users else ""], [type_of(value)]
-        read = {user.args[1] for user in node.users if user.target is operator.getitem}
+        read = {_path(user) for user in _items(node)}
         names, types = [], []
-        for index, item in enumerate(value):
+        for path, item in _flat(node.name, value):
             if item is not None and not isinstance(item, torch.Tensor):
-                raise Unsupported(f"node {node.name}: result {index} is no tensor")
-            names.append(f"{node.name}.{index}" if index in read and item is not None else "")
+                raise Unsupported(f"node {node.name}: result {path} is no tensor")
+            names.append(path if path in read and item is not None else "")
             types.append(None if item is None else type_of(item))
         return names, types
 
@@ -284,6 +278,24 @@ class FxReader:
             name, origin, policy.name.lower() if policy is not None else "",
             region if isinstance(region, int) else -1, binds_symbol,
         )  # fmt: skip
+
+
+def _path(node: fx.Node) -> str:
+    """Name of an item of a node with several results: `split.1`, `halves.0.1`."""
+    source, index = node.args
+    return f"{_path(source) if source.target is operator.getitem else source.name}.{index}"
+
+
+def _items(node: fx.Node) -> list[fx.Node]:
+    """All getitem nodes under a node."""
+    items = [user for user in node.users if user.target is operator.getitem]
+    return items + [inner for item in items for inner in _items(item)]
+
+
+def _flat(name: str, value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, list | tuple):
+        return [pair for i, item in enumerate(value) for pair in _flat(f"{name}.{i}", item)]
+    return [(name, value)]
 
 
 def _condition(value: torch.SymBool) -> int | str:

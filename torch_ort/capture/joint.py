@@ -73,6 +73,7 @@ class Capture:
         session = compiler.compile_program(program, self.options)
         self.state.programs.append(program)
         layout.note_saved(session)
+        _gradient_fakes[session.id] = [node.meta["val"] for node in layout.gradient_layout.tensors]
         self._forward = ForwardRunner(layout, session, self.options, self.state)
         return make_stubs(layout, session)
 
@@ -91,6 +92,23 @@ class Capture:
         session = compiler.compile_program(program, self.options)
         self.state.programs.append(program)
         return InferenceRunner(program, session, outputs, self.options)
+
+
+_gradient_fakes: dict[int, list[torch.Tensor]] = {}
+
+
+@torch.library.register_fake("torch_ort::run_backward")
+def _fake_backward(
+    session: int, token: torch.Tensor, saved: list[torch.Tensor], tangents: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    fakes = _gradient_fakes.get(session)
+    if fakes is None or any(isinstance(n, torch.SymInt) for fake in fakes for n in fake.shape):
+        raise Unsupported("compiled autograd: sizes of gradients are known at run time only")
+    return [
+        torch.empty_strided(
+            fake.size(), fake.stride(), dtype=fake.dtype, device=fake.device
+        ) for fake in fakes
+    ]  # fmt: skip
 
 
 class OutputLayout:
@@ -239,7 +257,7 @@ def make_stubs(
     saved = [placeholder(graph, node) for node in layout.saved]
     tangents = [placeholder(graph, node) for node in layout.tangents]
     call = graph.call_function(
-        torch.ops.torch_ort.run_backward.default, (token, saved, tangents)
+        torch.ops.torch_ort.run_backward.default, (session.id, token, saved, tangents)
     )
     gradients = [
         item(graph, call, i, f"gradient_{i}", gradient.meta) if isinstance(gradient, fx.Node) else None
@@ -259,7 +277,8 @@ class ForwardRunner:
         self._layout = layout
         self._session = session
         self._options = options
-        self._num_outputs = session.num_outputs
+        self._saved_inputs = session.saved_inputs
+        self._saved_outputs = session.saved_outputs
         self._guard = None if options.strict else FirstBackward(layout, state)
         self.backward = BackwardRunner(self)
 
@@ -269,11 +288,12 @@ class ForwardRunner:
         symbols = [args[i] for i in layout.symbol_inputs]
         kept = self._guard.before_forward(args) if self._guard else None
         args.clear()
-        results = torch.ops.torch_ort.run_forward(
+        results = _C.run_forward(
             self._session.id, tensors, symbols, aot_compat.saved_tensor_hooks_copy()
         )
-        count = self._num_outputs
-        token, saved = results[count], results[count + 1 :]
+        token = results.pop()
+        saved = [tensors[i] for i in self._saved_inputs]
+        saved += [results[i] for i in self._saved_outputs]
         if kept is not None:
             self._guard.after_forward(token, kept)
         return [*layout.outputs.assemble(results), token, *(saved[i] for i in layout.to_saved)]
@@ -296,8 +316,12 @@ class BackwardRunner:
         given, tangents = args[1 : 1 + count], args[1 + count :]
         args.clear()
         saved = [given[i] for i in layout.order]
-        if guard is None or guard.proven:
-            gradients = torch.ops.torch_ort.run_backward(token, saved, tangents)
+        if torch.compiler.is_compiling():  # compiled autograd: one opaque operator
+            gradients = torch.ops.torch_ort.run_backward(
+                self._forward._session.id, token, saved, tangents
+            )
+        elif guard is None or guard.proven:
+            gradients = _C.run_backward(token, saved, tangents)
         else:
             gradients = guard.run_backward(token, saved, tangents)
         return layout.gradient_layout.assemble(gradients)
@@ -339,7 +363,7 @@ class FirstBackward:
         """Run the first backward; if the engine fails, run the step again node by node."""
         kept = self._pending.get(int(token)) if token.dtype == torch.int64 else None
         try:
-            gradients = torch.ops.torch_ort.run_backward(token, saved, tangents)
+            gradients = _C.run_backward(token, saved, tangents)
         except Exception as error:
             if kept is None or kept.was_edited():
                 raise
@@ -410,5 +434,5 @@ class InferenceRunner:
         tensors = [args[i] for i in self._program.tensor_inputs]
         symbols = [args[i] for i in self._program.symbol_inputs]
         args.clear()
-        results = torch.ops.torch_ort.run_forward(self._session.id, tensors, symbols, False)
+        results = _C.run_forward(self._session.id, tensors, symbols, False)
         return self._outputs.assemble(results)
