@@ -45,6 +45,19 @@ Values reshape(Builder& builder, const AtenCall& call) {
   return reshape_to_type(builder, x, call.types[0]);
 }
 
+// The schemas of these calls hide that their results are views. Where no standard node says the
+// same, the call that owns up to it does.
+template <Values (*kRow)(Builder&, const AtenCall&)>
+Row open_view(std::string op) {
+  return [op = std::move(op)](Builder& builder, const AtenCall& call) {
+    Values values = kRow(builder, call);
+    if (!values.empty()) return values;
+    AtenCall open = call;
+    open.op = op;
+    return convert_to_aten(builder, open);
+  };
+}
+
 Values transpose_by(Builder& builder, const AtenCall& call, Value* x, const Shape& order) {
   if (!can_use(builder, "Transpose", x->type.dtype)) return {};
   return builder.node("Transpose", {x}, call.types, {{"perm", order}});
@@ -265,7 +278,7 @@ Values triangle(Builder& builder, const AtenCall& call) {
 
 void add_shape(Table& table) {
   table.add("aten::view", reshape);
-  table.add("aten::_unsafe_view", reshape);
+  table.add("aten::_unsafe_view", open_view<reshape>("aten::view"));
   table.add("aten::reshape", reshape);
   table.add("aten::t", transpose_matrix);
   table.add("aten::transpose.int", transpose_two);
@@ -276,6 +289,8 @@ void add_shape(Table& table) {
   table.add("aten::unbind.int", unbind);
   table.add("aten::split.Tensor", split);
   table.add("aten::split_with_sizes", split);
+  table.add("aten::unsafe_split.Tensor", open_view<split>("aten::split"));
+  table.add("aten::unsafe_split_with_sizes", open_view<split>("aten::split_with_sizes"));
   table.add("aten::unsqueeze", unsqueeze);
   table.add("aten::squeeze.dim", squeeze_one);
   table.add("aten::squeeze.dims", squeeze_some);

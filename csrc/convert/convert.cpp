@@ -73,10 +73,7 @@ void add_facts(const AtenCall& call, ir::Attrs& attrs) {
   if (schema.is_mutable() || op->hasTag(at::Tag::nondeterministic_seeded) || raises || collective) {
     attrs["effects"] = ir::Dim(1);
   }
-  const auto& returns = schema.returns();
-  if (!schema.is_mutable() && !returns.empty() && returns[0].alias_info() != nullptr) {
-    attrs["view"] = ir::Dim(1);
-  }
+  if (ops::gives_view(schema)) attrs["view"] = ir::Dim(1);
 }
 
 }  // namespace

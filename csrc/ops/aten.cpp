@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <set>
 
 #include "base/error.h"
 #include "ops/families.h"
@@ -142,6 +143,14 @@ std::vector<std::string> names_attr(const ir::Node& node, const char* name) {
 void lower_aten(const ir::Node& node, CallList& calls) { calls.calls.push_back(decode_aten(node)); }
 
 }  // namespace
+
+bool gives_view(const c10::FunctionSchema& schema) {
+  static const std::set<std::string> unsafe = {"aten::_unsafe_view", "aten::unsafe_chunk",
+                                               "aten::unsafe_split", "aten::unsafe_split_with_sizes"};
+  if (schema.is_mutable() || schema.returns().empty()) return false;
+  if (unsafe.contains(schema.name())) return !schema.overload_name().ends_with("out");
+  return schema.returns()[0].alias_info() != nullptr;
+}
 
 void encode_aten(const std::string& op, const std::string& overload,
                  const std::vector<std::string>& arg_names, const ArgList& args,

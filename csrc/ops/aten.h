@@ -13,7 +13,15 @@
 #include "ir/graph.h"
 #include "ops/call.h"
 
+namespace c10 {
+struct FunctionSchema;
+}
+
 namespace torch_ort::ops {
+
+// Whether a result shares the memory of an argument, without writing to it: as the schema says, or, for
+// the few operators named "unsafe", as it does not say.
+bool gives_view(const c10::FunctionSchema& schema);
 
 // Puts the arguments of an operator into the inputs and attributes of a node.
 void encode_aten(const std::string& op, const std::string& overload,

@@ -51,8 +51,19 @@ auto with_torch_errors(Function&& function) {
   }
 }
 
-Session::Tensors run_forward(int64_t session, const Session::Tensors& inputs,
+using OptionalTensors = std::vector<std::optional<at::Tensor>>;
+
+// None, which an effect token is at run time, becomes an undefined tensor.
+Session::Tensors defined_or_empty(const OptionalTensors& tensors) {
+  Session::Tensors result;
+  result.reserve(tensors.size());
+  for (const auto& tensor : tensors) result.push_back(tensor.value_or(at::Tensor()));
+  return result;
+}
+
+Session::Tensors run_forward(int64_t session, const OptionalTensors& given,
                              const std::vector<int64_t>& symbols, bool carry) {
+  const Session::Tensors inputs = defined_or_empty(given);
   return with_torch_errors([&] {
     py::gil_scoped_release release;
     RECORD_FUNCTION("torch_ort::run_forward", c10::ArrayRef<const c10::IValue>{});
@@ -61,7 +72,8 @@ Session::Tensors run_forward(int64_t session, const Session::Tensors& inputs,
 }
 
 Session::Tensors run_backward(const at::Tensor& token, const Session::Tensors& saved,
-                              const Session::Tensors& tangents) {
+                              const OptionalTensors& given) {
+  const Session::Tensors tangents = defined_or_empty(given);
   return with_torch_errors([&] {
     py::gil_scoped_release release;
     RECORD_FUNCTION("torch_ort::run_backward", c10::ArrayRef<const c10::IValue>{});

@@ -323,9 +323,15 @@ class Binder {
       }
       if (bound.form == Form::kView && step.outputs.size() > 0) {
         const int base = step.reads().front();
-        bound.is_static_view = program_.tensors[base].kind == plan::Kind::kPlanned ||
-                               program_.tensors[base].kind == plan::Kind::kConstant;
+        const bool sizes_known = std::none_of(bound.args.begin(), bound.args.end(), [](const BoundArg& arg) {
+          return arg.kind == BoundArg::Kind::kLateDim || arg.kind == BoundArg::Kind::kLateDimList;
+        });
+        const plan::Kind kind = program_.tensors[base].kind;
+        bound.is_static_view =
+            sizes_known && stands_from_the_start(base) &&
+            (kind == plan::Kind::kPlanned || kind == plan::Kind::kConstant);
         if (bound.is_static_view) binding_.static_views.push_back(index);
+        else if (may_move(step)) describe_views(step, base, bound);
       }
       for (int slot : plan.release[position]) bound.release.push_back(slot);
       auto& half = index < static_cast<int>(session_.num_forward_) ? binding_.forward
@@ -337,7 +343,71 @@ class Binder {
     list_slots();
   }
 
+  // A tensor object over engine memory or a constant, and not one that a step gives in the run.
+  bool stands_from_the_start(int slot) {
+    const SlotFacts& facts = session_.facts_[slot];
+    if (roots_[slot] == slot) return true;
+    const std::vector<int>& made = binding_.static_views;
+    return std::find(made.begin(), made.end(), facts.producer) != made.end();
+  }
+
+  // Whether the results stay inside: an object that is pointed elsewhere must be the engine's own.
+  bool may_move(const Step& step) const {
+    const auto stays = [this](int slot) {
+      const auto is_in = [slot](const std::vector<int>& slots) {
+        return std::find(slots.begin(), slots.end(), slot) != slots.end();
+      };
+      return slot < 0 || (!session_.facts_[slot].late && !is_in(session_.output_slots_) &&
+                          !is_in(session_.gradient_slots_) && !session_.facts_[slot].crosses);
+    };
+    return binding_.specs[step.reads().front()].known &&
+           std::all_of(step.outputs.begin(), step.outputs.end(), stays);
+  }
+
+  // Runs the view over a tensor without memory and notes what comes out.
+  void describe_views(const Step& step, int base, BoundStep& bound) {
+    const TensorSpec& spec = binding_.specs[base];
+    torch::jit::Stack stack;
+    for (const BoundArg& arg : bound.args) {
+      if (arg.kind == BoundArg::Kind::kConstant) {
+        stack.emplace_back(arg.constant);
+      } else if (arg.kind == BoundArg::Kind::kSlot && arg.slot == base) {
+        stack.emplace_back(tensor_over(storage_without_memory(spec.bytes, spec.device), spec, 0));
+      } else {
+        return;
+      }
+    }
+    RunGuard guard(session_.device());
+    step.op->callBoxed(&stack);
+    std::vector<at::Tensor> results;
+    for (const c10::IValue& result : stack) {
+      if (result.isTensorList()) {
+        for (const c10::IValue& element : result.toListRef()) results.push_back(element.toTensor());
+      } else {
+        results.push_back(result.toTensor());
+      }
+    }
+    if (results.size() < step.outputs.size()) return;
+    for (size_t i = 0; i < step.outputs.size(); ++i) {
+      if (step.outputs[i] < 0) continue;
+      // Conjugate and negative views carry a bit besides their sizes.
+      if (results[i].is_conj() || results[i].is_neg() || results[i].scalar_type() != spec.dtype) {
+        bound.views.clear();
+        return;
+      }
+      bound.views.push_back({step.outputs[i], results[i].sizes().vec(), results[i].strides().vec(),
+                             results[i].storage_offset()});
+    }
+    bound.viewed = base;
+  }
+
   void list_slots() {
+    for (const auto* half : {&binding_.forward, &binding_.backward}) {
+      for (const BoundStep& bound : *half) {
+        for (const ViewSpec& view : bound.views) binding_.moving_views.push_back(&view);
+      }
+    }
+
     std::vector<bool> is_static(session_.facts_.size(), false);
     for (size_t slot = 0; slot < session_.facts_.size(); ++slot) {
       const bool is_root = roots_[slot] == static_cast<int>(slot);
@@ -452,6 +522,7 @@ Context::Context(std::shared_ptr<Binding> of) : binding(std::move(of)) {
   context_storage = storage_without_memory(plan.context_bytes, session.device());
   scratch_storage = storage_without_memory(
       std::max(plan.forward_scratch_bytes, plan.backward_scratch_bytes), session.device());
+  empty_storage = storage_without_memory(0, session.device());
   slots.resize(binding->specs.size());
   for (int slot : binding->owned) {
     const plan::Placement& place = plan.placements[slot];
@@ -460,6 +531,13 @@ Context::Context(std::shared_ptr<Binding> of) : binding(std::move(of)) {
     slots[slot] = tensor_over(storage, binding->specs[slot], place.offset);
   }
   for (const auto& [slot, tensor] : session.constants()) slots[slot] = tensor;
+  views.resize(slots.size());
+  for (const ViewSpec* view : binding->moving_views) {
+    TensorSpec spec = binding->specs[view->slot];
+    spec.sizes = view->sizes;
+    spec.strides = view->strides;
+    views[view->slot] = tensor_over(empty_storage, spec, 0);
+  }
   RunGuard guard(session.device());
   for (int step : binding->static_views) make_static_view(*this, session.step(step));
 }

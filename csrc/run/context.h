@@ -21,6 +21,13 @@ struct BoundArg {
   const ArgSource* source = nullptr;  // of lists, and of dims that are known only in the run
 };
 
+// A view as it stands over a tensor of known sizes: made once, pointed at the memory of each call.
+struct ViewSpec {
+  int slot = -1;
+  std::vector<int64_t> sizes, strides;
+  int64_t offset = 0;  // elements after the first one of what it looks at
+};
+
 struct BoundStep {
   const Step* step = nullptr;
   Form form = Form::kFunctional;       // kReshape is decided: kView, kFunctional or kOut
@@ -28,6 +35,8 @@ struct BoundStep {
   std::vector<int> allocate;           // slots that get memory of their own before the call
   std::vector<int> release;            // slots to let go afterwards
   bool is_static_view = false;         // its result stands already: it looks at engine memory
+  std::vector<ViewSpec> views;         // of a view of the caller's memory, or of adopted memory
+  int viewed = -1;                     // the slot that these look at
 };
 
 // A tensor of known size: what is needed to make it.
@@ -52,6 +61,7 @@ struct Binding : std::enable_shared_from_this<Binding> {
   std::vector<int> static_views;   // steps whose result is made with the context
   std::vector<int> owned;          // slots with a place of their own in engine memory
   std::vector<int> transient;      // slots that are filled anew in each call
+  std::vector<const ViewSpec*> moving_views;
   std::vector<int> kept;           // of these, what the engine keeps for backward
   int64_t serial = 0;              // tells bindings of one session apart
 
@@ -69,8 +79,9 @@ struct Context {
   std::shared_ptr<Session> session;  // set while the context is in use
   std::shared_ptr<Binding> binding;
   std::vector<at::Tensor> slots;
+  std::vector<at::Tensor> views;  // by slot: the tensor objects of moving views
   std::vector<std::pair<std::string, int64_t>> late_symbols;  // bound in the run
-  c10::Storage context_storage, scratch_storage;
+  c10::Storage context_storage, scratch_storage, empty_storage;
   Buffer context_memory;
   torch::jit::Stack stack;
   std::mutex mutex;    // one run at a time
@@ -79,9 +90,13 @@ struct Context {
   std::optional<int64_t> symbol(const std::string& name) const;
   void attach_context_memory(void* data);
   void attach_scratch(void* data);
+  void let_go_of_views();
   // Lets go of everything but the tensor objects over engine memory.
   void clear();
 };
+
+// Points the views of a step at what they look at; false if that has other strides than were planned.
+bool move_views(Context& context, const BoundStep& bound);
 
 // Views of engine memory are metadata: made once, right for any address.
 void make_static_view(Context& context, const Step& step);

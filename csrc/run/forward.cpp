@@ -237,6 +237,7 @@ Session::Tensors Session::forward(const Tensors& inputs, const std::vector<int64
   for (int slot : binding->transient) {
     if (!keep[slot]) context->slots[slot].reset();
   }
+  context->let_go_of_views();
   results.push_back(carry ? make_carrying_token(*context) : make_token(std::move(context)));
   return results;
 }
@@ -291,6 +292,7 @@ Session::Tensors Session::backward(const at::Tensor& token, const Tensors& saved
   }
   counters().backward_runs.fetch_add(1);
   if (keep) {
+    context->let_go_of_views();
     for (int slot : binding.transient) context->slots[slot].reset();
     for (size_t i = 0; i < kept.size(); ++i) context->slots[binding.kept[i]] = kept[i];
     context->attach_context_memory(context->context_memory.data());

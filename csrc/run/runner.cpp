@@ -138,6 +138,7 @@ void run_step(Context& context, const BoundStep& bound, StepCounts& counts) {
       ++counts.functional;
       break;
     case Form::kView:
+      if (move_views(context, bound)) break;
       call_op(context, step, bound.args);
       store_results(context, step, context.stack);
       ++counts.view;
@@ -156,6 +157,23 @@ void run_step(Context& context, const BoundStep& bound, StepCounts& counts) {
 }
 
 }  // namespace
+
+bool move_views(Context& context, const BoundStep& bound) {
+  if (bound.views.empty()) return false;
+  const at::Tensor& viewed = context.slots[bound.viewed];
+  const TensorSpec& spec = context.binding->specs[bound.viewed];
+  if (viewed.strides() != c10::IntArrayRef(spec.strides) ||
+      viewed.sizes() != c10::IntArrayRef(spec.sizes)) {
+    return false;
+  }
+  for (const ViewSpec& view : bound.views) {
+    const at::Tensor& object = context.views[view.slot];
+    object.unsafeGetTensorImpl()->set_storage_keep_dtype(viewed.storage());
+    object.unsafeGetTensorImpl()->set_storage_offset(viewed.storage_offset() + view.offset);
+    context.slots[view.slot] = object;
+  }
+  return true;
+}
 
 void make_static_view(Context& context, const Step& step) {
   const auto lookup = [&context](const std::string& name) { return context.symbol(name); };
@@ -207,7 +225,15 @@ std::optional<int64_t> Context::symbol(const std::string& name) const {
   return std::nullopt;
 }
 
+// The objects are the engine's, what they look at is not.
+void Context::let_go_of_views() {
+  for (const ViewSpec* view : binding->moving_views) {
+    views[view->slot].unsafeGetTensorImpl()->set_storage_keep_dtype(empty_storage);
+  }
+}
+
 void Context::clear() {
+  let_go_of_views();
   for (int slot : binding->transient) slots[slot].reset();
   late_symbols.clear();
   stack.clear();

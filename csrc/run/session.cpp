@@ -9,6 +9,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "ops/aten.h"
 #include "run/arena.h"
 #include "run/context.h"
 #include "run/counters.h"
@@ -209,7 +210,7 @@ void Session::copy_views_that_leave() {
     }
     auto op = c10::Dispatcher::singleton().findSchema({call.op, call.overload});
     if (!op) continue;
-    if (!is_view_schema(op->schema())) continue;
+    if (!ops::gives_view(op->schema())) continue;
     const ir::Value* viewed = first_tensor(call);
     for (const ir::Value* value : call.outputs) {
       if (value != nullptr && viewed != nullptr) base[value] = root_of(viewed);
@@ -322,6 +323,7 @@ void Session::resolve_steps() {
     step.origin = node != nullptr ? node->origin : "";
     if (node != nullptr) step.binds_symbol = ir::string_attr(node->attrs, "binds_symbol", "");
     has_late_values_ = has_late_values_ || !step.binds_symbol.empty();
+    step.effect = step.effect || (node != nullptr && !ops::is_pure(*node));
     const int index = static_cast<int>(steps_.size());
     for (int slot : step.outputs) {
       if (slot < 0) continue;

@@ -11,6 +11,7 @@
 #include <unordered_set>
 
 #include "base/error.h"
+#include "ops/aten.h"
 #include "run/dtype.h"
 
 namespace torch_ort::run {
@@ -251,14 +252,6 @@ bool expand_to_out_forms(ops::CallList& calls, const ops::Call& call, bool on_cp
     const auto* train = std::get_if<bool>(&call.args[2].value);
     ir::Value* x = input(0);
     if (p == nullptr || train == nullptr || !*train || *p <= 0.0) return false;
-    if (*p >= 1.0) {
-      // Eager draws nothing here.
-      if (call.outputs[0] != nullptr) push("aten::mul", "Tensor", {x, 0.0}, {call.outputs[0]});
-      if (call.outputs.size() > 1 && call.outputs[1] != nullptr) {
-        push("aten::zeros_like", "", {x, "bool"}, {call.outputs[1]});
-      }
-      return true;
-    }
     if (call.outputs[0] == nullptr || !call.outputs[0]->type.is_known()) return false;
     ir::Value* mask = call.outputs.size() > 1 ? call.outputs[1] : nullptr;
     if (mask == nullptr) {
@@ -269,7 +262,8 @@ bool expand_to_out_forms(ops::CallList& calls, const ops::Call& call, bool on_cp
     ir::Value* kept = calls.temporary(call.outputs[0]->type);
     push("torch_ort::bernoulli_mask", "", {x, 1.0 - *p}, {mask});
     push("aten::mul", "Tensor", {x, mask}, {kept});
-    push("aten::mul", "Scalar", {kept, 1.0 / (1.0 - *p)}, {call.outputs[0]});
+    const double scale = *p == 1.0 ? 0.0 : 1.0 / (1.0 - *p);
+    push("aten::mul", "Scalar", {kept, scale}, {call.outputs[0]});
     return true;
   }
   return false;
@@ -467,7 +461,7 @@ Step Resolver::resolve_functional(const ops::Call& call) const {
       }
     }
     step.num_returns = schema.returns().size();
-  } else if (is_view_schema(schema)) {
+  } else if (ops::gives_view(schema)) {
     step.form = Form::kView;
   }
   return step;
@@ -489,11 +483,6 @@ Step Resolver::finish(const ops::Call& call, Step& step) const {
     }
   }
   return std::move(step);
-}
-
-bool is_view_schema(const c10::FunctionSchema& schema) {
-  if (schema.is_mutable() || schema.returns().empty()) return false;
-  return schema.returns()[0].alias_info() != nullptr;
 }
 
 void prefer_out_forms(ops::CallList& calls, bool on_cpu, size_t& yield_position,

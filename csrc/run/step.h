@@ -77,9 +77,6 @@ class Resolver {
   bool on_cpu_;
 };
 
-// Whether the first result shares memory with an argument, without writing to it.
-bool is_view_schema(const c10::FunctionSchema& schema);
-
 // Replaces calls whose functional kernel allocates by equal calls that have a real `out=` form
 // (embedding by index_select, dropout by bernoulli and products, ...). Bits of the results stay.
 // Calls with a late result stay as they are.

@@ -74,6 +74,27 @@ def test_splits() -> None:
     )
 
 
+def test_views_that_hide_it_become_views_that_do_not() -> None:
+    split = {0: ["Slice", "Slice", "Mul", "Mul"], 13: ["Split", "Mul", "Mul"]}
+    check(lambda x: [part * 1 for part in x.unsafe_split(3)], X, ops=split)
+    check(lambda x: [part * 1 for part in x.unsafe_split_with_sizes([1, 3])], X, ops=split)
+    check(lambda x: torch.ops.aten._unsafe_view(x, [3, 8]) * 1, X, ops=["Reshape", "Mul"])
+    for function, ops in [
+        (lambda x: torch.cat(x.unsafe_split(3)), ["aten::split", "aten::cat"]),
+        (lambda x: torch.ops.aten._unsafe_view(x, [3, 8]) * 1, ["aten::view", "aten::mul"]),
+    ]:
+        check(function, X.to(torch.complex64), ops=ops, pins=(20,))
+
+
+def test_memory_behind_a_hidden_view_is_not_given_away() -> None:
+    def gates(x: torch.Tensor) -> torch.Tensor:
+        parts = (x + 1).unsafe_split(3)
+        others = [(x * number).sigmoid() for number in range(4)]
+        return parts[0] * others[0][:3] + sum(others)[:3]
+
+    check(gates, X, ops=ops_of(convert(gates, X)), pins=(20,))
+
+
 def test_unsqueeze_and_squeeze() -> None:
     check(lambda x: x.unsqueeze(-1) * 1, X, ops={0: ["Reshape", "Mul"], 13: ["Unsqueeze", "Mul"]})
     for function in (

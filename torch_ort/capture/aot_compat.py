@@ -44,7 +44,9 @@ def fake_token(placeholders: Sequence[fx.Node]) -> torch.Tensor:
         return fakes[0].detach().as_strided((0,), (1,))
 
 
-def forward_and_backward_nodes(joint: fx.GraphModule) -> tuple[list[fx.Node], list[fx.Node]]:
+def forward_and_backward_nodes(
+    joint: fx.GraphModule, forward_outputs: Sequence[object]
+) -> tuple[list[fx.Node], list[fx.Node]]:
     """Split the nodes of a joint graph (placeholders and output left out) at the border.
 
     Everything up to the last node that AOTAutograd traced in forward is forward. A node after it is
@@ -57,7 +59,10 @@ def forward_and_backward_nodes(joint: fx.GraphModule) -> tuple[list[fx.Node], li
     for node in nodes:
         if any(arg in depends for arg in node.all_input_nodes):
             depends.add(node)
-    last = max((i for i, tag in enumerate(tags) if tag == "is_forward"), default=-1)
+    needed = _ancestors(forward_outputs)  # a rewrite of AOTAutograd's may leave nodes without a tag
+    last = max(
+        (i for i, node in enumerate(nodes) if tags[i] == "is_forward" or node in needed), default=-1
+    )
     if last < 0:  # a torch without tags: dataflow is all there is
         last = max((i for i, node in enumerate(nodes) if node not in depends), default=-1)
     forward, backward = [], []
@@ -67,6 +72,17 @@ def forward_and_backward_nodes(joint: fx.GraphModule) -> tuple[list[fx.Node], li
         (forward if belongs else backward).append(node)
     # A constant that only backward reads is read again there; one that both read stays in forward.
     return forward, backward
+
+
+def _ancestors(outputs: Sequence[object]) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    todo = [output for output in outputs if isinstance(output, fx.Node)]
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo.extend(node.all_input_nodes)
+    return found
 
 
 def _is_tangent(node: fx.Node) -> bool:

@@ -187,7 +187,9 @@ def read_joint(layout: JointLayout, options: Options) -> compiler.Program:
     """Turn a joint FX graph into a training graph with its YieldOp."""
     reader = FxReader(layout.joint, "training", options.opset)
     reader.add_placeholders(layout.primals)
-    forward, backward = aot_compat.forward_and_backward_nodes(layout.joint)
+    forward, backward = aot_compat.forward_and_backward_nodes(
+        layout.joint, layout.forward_outputs
+    )
     reader.add_nodes(forward)
     names = layout.outputs.resolve(reader)
     reader.add_yield_nodes(names, layout.tangents)
