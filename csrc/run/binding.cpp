@@ -208,7 +208,7 @@ class Binder {
     for (size_t slot = 0; slot < session_.facts_.size(); ++slot) {
       const SlotFacts& facts = session_.facts_[slot];
       if (binding_.specs[slot].known || facts.late || facts.is_constant) continue;
-      if (!facts.value->type.is_known()) continue;  // a gradient of unknown type
+      if (session_.is_late(*facts.value)) continue;  // a gradient of a size that data tells
       binding_.specs[slot] = spec_of(facts.value->type, lookup_);
     }
   }
@@ -519,16 +519,15 @@ std::shared_ptr<Binding> Session::binding_for(const Tensors& inputs,
 Context::Context(std::shared_ptr<Binding> of) : binding(std::move(of)) {
   const Session& session = *binding->session;
   const plan::Plan& plan = binding->plan;
-  context_storage = storage_without_memory(plan.context_bytes, session.device());
-  scratch_storage = storage_without_memory(
-      std::max(plan.forward_scratch_bytes, plan.backward_scratch_bytes), session.device());
   empty_storage = storage_without_memory(0, session.device());
   slots.resize(binding->specs.size());
   for (int slot : binding->owned) {
     const plan::Placement& place = plan.placements[slot];
-    const c10::Storage& storage =
-        place.area == plan::Area::kContext ? context_storage : scratch_storage;
-    slots[slot] = tensor_over(storage, binding->specs[slot], place.offset);
+    const TensorSpec& spec = binding->specs[slot];
+    c10::Storage storage = storage_without_memory(spec.bytes, session.device());
+    slots[slot] = tensor_over(storage, spec, 0);
+    auto& parts = place.area == plan::Area::kContext ? context_parts : scratch_parts;
+    parts.push_back({std::move(storage), place.offset});
   }
   for (const auto& [slot, tensor] : session.constants()) slots[slot] = tensor;
   views.resize(slots.size());
@@ -542,12 +541,16 @@ Context::Context(std::shared_ptr<Binding> of) : binding(std::move(of)) {
   for (int step : binding->static_views) make_static_view(*this, session.step(step));
 }
 
-void Context::attach_context_memory(void* data) {
-  context_storage.set_data_ptr_noswap(c10::DataPtr(data, binding->session->device()));
+void Context::attach(std::vector<Part>& parts, void* data) {
+  const c10::Device device = binding->session->device();
+  for (Part& part : parts) {
+    void* address = data == nullptr ? nullptr : static_cast<char*>(data) + part.offset;
+    part.storage.set_data_ptr_noswap(c10::DataPtr(address, device));
+  }
 }
 
-void Context::attach_scratch(void* data) {
-  scratch_storage.set_data_ptr_noswap(c10::DataPtr(data, binding->session->device()));
-}
+void Context::attach_context_memory(void* data) { attach(context_parts, data); }
+
+void Context::attach_scratch(void* data) { attach(scratch_parts, data); }
 
 }  // namespace torch_ort::run

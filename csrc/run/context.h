@@ -81,7 +81,14 @@ struct Context {
   std::vector<at::Tensor> slots;
   std::vector<at::Tensor> views;  // by slot: the tensor objects of moving views
   std::vector<std::pair<std::string, int64_t>> late_symbols;  // bound in the run
-  c10::Storage context_storage, scratch_storage, empty_storage;
+  // Each planned tensor is alone in its storage, as in eager PyTorch: kernels that look at the whole
+  // storage, or count from its start, find what they expect. Only the addresses move.
+  struct Part {
+    c10::Storage storage;
+    int64_t offset = 0;  // bytes into the area
+  };
+  std::vector<Part> context_parts, scratch_parts;
+  c10::Storage empty_storage;
   Buffer context_memory;
   torch::jit::Stack stack;
   std::mutex mutex;    // one run at a time
@@ -93,6 +100,9 @@ struct Context {
   void let_go_of_views();
   // Lets go of everything but the tensor objects over engine memory.
   void clear();
+
+ private:
+  void attach(std::vector<Part>& parts, void* data);
 };
 
 // Points the views of a step at what they look at; false if that has other strides than were planned.

@@ -252,6 +252,14 @@ bool expand_to_out_forms(ops::CallList& calls, const ops::Call& call, bool on_cp
     const auto* train = std::get_if<bool>(&call.args[2].value);
     ir::Value* x = input(0);
     if (p == nullptr || train == nullptr || !*train || *p <= 0.0) return false;
+    if (*p >= 1.0) {
+      // `dropout`, which this call stands for, draws nothing here.
+      if (call.outputs[0] != nullptr) push("aten::mul", "Tensor", {x, 0.0}, {call.outputs[0]});
+      if (call.outputs.size() > 1 && call.outputs[1] != nullptr) {
+        push("aten::zeros_like", "", {x, "bool"}, {call.outputs[1]});
+      }
+      return true;
+    }
     if (call.outputs[0] == nullptr || !call.outputs[0]->type.is_known()) return false;
     ir::Value* mask = call.outputs.size() > 1 ? call.outputs[1] : nullptr;
     if (mask == nullptr) {
@@ -262,8 +270,7 @@ bool expand_to_out_forms(ops::CallList& calls, const ops::Call& call, bool on_cp
     ir::Value* kept = calls.temporary(call.outputs[0]->type);
     push("torch_ort::bernoulli_mask", "", {x, 1.0 - *p}, {mask});
     push("aten::mul", "Tensor", {x, mask}, {kept});
-    const double scale = *p == 1.0 ? 0.0 : 1.0 / (1.0 - *p);
-    push("aten::mul", "Scalar", {kept, scale}, {call.outputs[0]});
+    push("aten::mul", "Scalar", {kept, 1.0 / (1.0 - *p)}, {call.outputs[0]});
     return true;
   }
   return false;

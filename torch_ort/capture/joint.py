@@ -135,6 +135,11 @@ class OutputLayout:
             else:
                 raise Unsupported(f"output {i}: got {type(value).__name__}, want a tensor or an integer")
 
+    def engine_index(self, position: int) -> int | None:
+        """Position among the engine's outputs; None for a constant."""
+        kind, what = self._kinds[position]
+        return None if kind == "constant" else what
+
     def resolve(self, reader: FxReader) -> list[str]:
         """Make the sizes in the graph; give the engine's names of all its outputs."""
         for name, node in self.sizes:
@@ -242,12 +247,15 @@ def make_stubs(
     made: dict[fx.Node, fx.Node] = {}
     outputs: list[Any] = []
     for i, output in enumerate(layout.forward_outputs):
-        if isinstance(output, fx.Node):
+        index = layout.outputs.engine_index(i)
+        if index is None:
+            outputs.append(output if not isinstance(output, fx.Node) else None)
+            continue
+        if output not in made:
             # A hook that is a graph finds saved values by name, which must agree in both stubs.
-            made.setdefault(output, item(graph, call, i, output.name + ("" if output not in inputs else "_out"), output.meta))
-            outputs.append(made[output])
-        else:
-            outputs.append(output)
+            name = output.name if output not in inputs else f"{output.name}_out"
+            made[output] = item(graph, call, index, name, output.meta)
+        outputs.append(made[output])
     token = item(graph, call, session.num_outputs, "token", token_meta)
     saved = [inputs[node] if node in inputs else made[node] for node in layout.saved]
     graph.output((*outputs, token, *saved))
@@ -261,10 +269,12 @@ def make_stubs(
     call = graph.call_function(
         torch.ops.torch_ort.run_backward.default, (session.id, token, saved, tangents)
     )
-    gradients = [
-        item(graph, call, i, f"gradient_{i}", gradient.meta) if isinstance(gradient, fx.Node) else None
-        for i, gradient in enumerate(layout.gradients)
-    ]
+    gradients = []
+    for i, gradient in enumerate(layout.gradients):
+        index = layout.gradient_layout.engine_index(i)
+        gradients.append(
+            None if index is None else item(graph, call, index, f"gradient_{i}", gradient.meta)
+        )
     graph.output(tuple(gradients))
     return forward, fx.GraphModule(layout.joint, graph)
 
