@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <functional>
+#include <numeric>
 
 #include "base/error.h"
 #include "run/context.h"
@@ -182,6 +184,7 @@ class Binder {
   void run(const Session::Tensors& inputs) {
     evaluate_types(inputs);
     decide_forms();
+    take_over_adopted();
     describe_program();
     binding_.plan = plan::make_plan(program_, plan_options());
     if (session_.options_.verify) plan::verify_plan(program_, binding_.plan, plan_options());
@@ -250,6 +253,62 @@ class Binder {
     }
   }
 
+  // A point-wise step that is the only reader of a kernel's own result writes into that result.
+  // One reader alone, so that no order of the steps can put another after it; and a result of the same half,
+  // because what crosses may be needed again when the graph is kept.
+  void take_over_adopted() {
+    taken_over_.assign(session_.steps_.size(), -1);
+    if (!session_.options_.in_place) return;
+    std::vector<int> readers(session_.facts_.size(), 0);
+    for (const Step& step : session_.steps_) {
+      for (int slot : step.reads()) {
+        if (!is_alias_step(step)) ++readers[roots_[slot]];
+      }
+    }
+    for (size_t i = 0; i < session_.steps_.size(); ++i) {
+      const Step& step = session_.steps_[i];
+      if (step.in_place.empty() || forms_[i] != Form::kOut) continue;
+      const int result = step.outputs[0];
+      if (leaves(result) || roots_[result] != result) continue;
+      for (int slot : step.in_place) {
+        if (readers[roots_[slot]] != 1 || roots_[slot] != slot || !may_be_overwritten(slot, i)) continue;
+        const TensorSpec &from = binding_.specs[slot], &to = binding_.specs[result];
+        if (from.sizes != to.sizes || from.strides != to.strides || from.dtype != to.dtype) continue;
+        taken_over_[i] = slot;
+        roots_[result] = slot;
+        for (int& root : roots_) {
+          if (root == result) root = slot;  // views of the result
+        }
+        break;
+      }
+    }
+  }
+
+  static bool is_alias_step(const Step& step) {
+    return step.form == Form::kView || step.form == Form::kReshape;
+  }
+
+  bool leaves(int slot) const {
+    const auto shares = [&](int other) { return roots_[other] == roots_[slot]; };
+    return std::any_of(session_.output_slots_.begin(), session_.output_slots_.end(), shares) ||
+           std::any_of(session_.gradient_slots_.begin(), session_.gradient_slots_.end(), shares);
+  }
+
+  bool may_be_overwritten(int slot, size_t step) const {
+    const SlotFacts& facts = session_.facts_[slot];
+    if (facts.producer < 0 || facts.late || leaves(slot) || !binding_.specs[slot].known) return false;
+    const Step& producer = session_.steps_[facts.producer];
+    const size_t border = session_.num_forward_;
+    const bool same_half = (static_cast<size_t>(facts.producer) < border) == (step < border);
+    // A third party's kernel may keep what it gives.
+    const bool is_torchs = producer.op->operator_name().name.starts_with("aten::");
+    const TensorSpec& spec = binding_.specs[slot];
+    const auto numel = std::accumulate(spec.sizes.begin(), spec.sizes.end(), int64_t{1}, std::multiplies<>());
+    const bool dense = spec.bytes == numel * static_cast<int64_t>(c10::elementSize(spec.dtype));
+    return same_half && is_torchs && dense && forms_[facts.producer] == Form::kFunctional &&
+           producer.form == Form::kFunctional;
+  }
+
   plan::Kind kind_of(size_t slot) const {
     const SlotFacts& facts = session_.facts_[slot];
     if (facts.is_input) return plan::Kind::kInput;
@@ -279,7 +338,8 @@ class Binder {
       for (int slot : step.outputs) {
         if (slot >= 0) planned.writes.push_back(slot);
       }
-      if (step.form == Form::kOut) planned.in_place = in_place_candidates(step);
+      const size_t index = program_.steps.size();
+      if (step.form == Form::kOut && taken_over_[index] < 0) planned.in_place = in_place_candidates(step);
       planned.effect = step.effect;
       program_.steps.push_back(std::move(planned));
     }
@@ -313,6 +373,7 @@ class Binder {
       BoundStep bound;
       bound.step = &step;
       bound.form = forms_[index];
+      bound.takes_over = taken_over_[index];
       for (const ArgSource& source : step.args) bound.args.push_back(bind_arg(step, source));
       for (int slot : step.outputs) {
         if (slot < 0 || written[slot]) continue;
@@ -475,6 +536,7 @@ class Binder {
   Binding& binding_;
   ir::SymbolLookup lookup_;
   std::vector<Form> forms_;   // by step
+  std::vector<int> taken_over_;  // by step: the adopted slot that its result is written into; -1
   std::vector<int> roots_;    // by slot, for these sizes
   std::vector<bool> leaves_;  // by slot
   plan::Program program_;

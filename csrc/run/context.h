@@ -34,6 +34,7 @@ struct BoundStep {
   std::vector<BoundArg> args;
   std::vector<int> allocate;           // slots that get memory of their own before the call
   std::vector<int> release;            // slots to let go afterwards
+  int takes_over = -1;                 // slot of an adopted tensor that the result is written into
   bool is_static_view = false;         // its result stands already: it looks at engine memory
   std::vector<ViewSpec> views;         // of a view of the caller's memory, or of adopted memory
   int viewed = -1;                     // the slot that these look at

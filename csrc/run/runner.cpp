@@ -125,6 +125,7 @@ void run_step(Context& context, const BoundStep& bound, StepCounts& counts) {
     context.slots[slot] = make_tensor(context.binding->specs[slot]);
     counters().outputs_allocated.fetch_add(1, std::memory_order_relaxed);
   }
+  if (bound.takes_over >= 0) context.slots[step.outputs[0]] = context.slots[bound.takes_over];
   switch (bound.form) {
     case Form::kOut:
       call_op(context, step, bound.args);

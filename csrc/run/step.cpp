@@ -74,7 +74,6 @@ std::optional<c10::OperatorHandle> find_out_overload(const c10::OperatorHandle& 
   }
   const std::string& name = functional.operator_name().name;
   for (const std::string& overload : overloads_of(name)) {
-    if (overload.find("out") == std::string::npos) continue;
     auto op = find_op(name, overload);
     if (op && is_out_of(functional.schema(), op->schema()) && is_real_out(*op, on_cpu)) return op;
   }
@@ -270,10 +269,33 @@ bool expand_to_out_forms(ops::CallList& calls, const ops::Call& call, bool on_cp
     ir::Value* kept = calls.temporary(call.outputs[0]->type);
     push("torch_ort::bernoulli_mask", "", {x, 1.0 - *p}, {mask});
     push("aten::mul", "Tensor", {x, mask}, {kept});
-    push("aten::mul", "Scalar", {kept, 1.0 / (1.0 - *p)}, {call.outputs[0]});
+    push("aten::mul", "Tensor", {kept, 1.0 / (1.0 - *p)}, {call.outputs[0]});
+    return true;
+  }
+  if (on_cpu && call.op == "aten::native_dropout_backward" && call.outputs.at(0) != nullptr) {
+    const ir::Type& type = call.outputs[0]->type;
+    if (!type.is_known() || input(0)->type.dtype != type.dtype) return false;
+    ir::Value* kept = calls.temporary(type);
+    push("aten::mul", "Tensor", {input(0), input(1)}, {kept});
+    push("aten::mul", "Tensor", {kept, call.args.at(2)}, {call.outputs[0]});
     return true;
   }
   return false;
+}
+
+// PyTorch's CPU kernels for the last dim finish what they gather of a row before they write its elements.
+bool is_softmax_of_rows(const ops::Call& call) {
+  static const std::unordered_map<std::string, size_t> dim_argument = {
+      {"aten::_softmax", 1},
+      {"aten::_log_softmax", 1},
+      {"aten::_softmax_backward_data", 2},
+      {"aten::_log_softmax_backward_data", 2},
+  };
+  auto found = dim_argument.find(call.op);
+  if (found == dim_argument.end() || !call.outputs[0]->type.shape) return false;
+  const auto* dim = std::get_if<ir::Dim>(&call.args.at(found->second).value);
+  const auto rank = static_cast<int64_t>(call.outputs[0]->type.shape->size());
+  return dim != nullptr && rank > 0 && (*dim == ir::Dim(-1) || *dim == ir::Dim(rank - 1));
 }
 
 bool is_random(const c10::OperatorHandle& op) {
@@ -474,12 +496,11 @@ Step Resolver::resolve_functional(const ops::Call& call) const {
   return step;
 }
 
-// Point-wise kernels read an element before they write it, so that one operand of the same
-// type may be overwritten.
+// Operands that the kernel reads, element by element, before it writes the same element.
 Step Resolver::finish(const ops::Call& call, Step& step) const {
-  if (step.form != Form::kOut || !step.op->hasTag(at::Tag::pointwise) || step.outputs.size() != 1) {
-    return std::move(step);
-  }
+  if (step.form != Form::kOut || step.outputs.size() != 1) return std::move(step);
+  const bool reads_first = step.op->hasTag(at::Tag::pointwise) || (on_cpu_ && is_softmax_of_rows(call));
+  if (!reads_first) return std::move(step);
   const ir::Type& type = call.outputs[0]->type;
   for (const ops::Arg& arg : call.args) {
     auto* value = std::get_if<ir::Value*>(&arg.value);
