@@ -9,7 +9,7 @@ from torch import fx
 
 from torch_ort import compiler, fallback, report
 from torch_ort.capture import higher_order
-from torch_ort.capture.joint import Capture, GraphState
+from torch_ort.capture.joint import Capture, GraphState, release_fakes
 from torch_ort.options import resolve
 
 
@@ -40,6 +40,7 @@ def reset() -> None:
     """Free all sessions and memory; called by `torch.compiler.reset()`."""
     compiler.release_sessions()
     higher_order.release_callables()
+    release_fakes()
     compiler._C.empty_cache()
 
 

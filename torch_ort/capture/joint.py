@@ -97,6 +97,11 @@ class Capture:
 _gradient_fakes: dict[int, list[torch.Tensor]] = {}
 
 
+def release_fakes() -> None:
+    """Forget what compiled autograd is told of gradients; called when compiled code is reset."""
+    _gradient_fakes.clear()
+
+
 @torch.library.register_fake("torch_ort::run_backward")
 def _fake_backward(
     session: int, token: torch.Tensor, saved: list[torch.Tensor], tangents: list[torch.Tensor]
