@@ -56,16 +56,22 @@ def compile_program(program: Program, options: Options) -> _C.Session:
         return program.session
     start = time.perf_counter()
     with stage("plan"):
-        program.session = _C.Session.compile(
-            program.graph,
-            program.constants,
-            reorder="reorder" not in options.disable,
-            in_place="in_place" not in options.disable,
-            verify=options.check > 0,
-        )
+        program.session = _compile_session(program, options)
     program.seconds["plan"] = time.perf_counter() - start
+    if "steps" in options.dump:
+        _write_text(options, f"{program.number:02}_steps.txt", _steps_text(program.session))
     _sessions[key] = program.session
     return program.session
+
+
+def _compile_session(program: Program, options: Options) -> _C.Session:
+    return _C.Session.compile(
+        program.graph,
+        program.constants,
+        reorder="reorder" not in options.disable,
+        in_place="in_place" not in options.disable,
+        verify=options.check > 0,
+    )
 
 
 def release_sessions() -> None:
@@ -99,6 +105,15 @@ def onnx_text(graph: _C.Graph) -> str:
     import onnx
 
     return onnx.printer.to_text(onnx.load_from_string(graph.to_onnx(_C.required_opset(graph))))
+
+
+def _steps_text(session: _C.Session) -> str:
+    """One line per kernel call, in the order of the graph."""
+    lines = [
+        f"{'backward' if backward else 'forward ':8} {form:10} {op:44} {name:32} {origin}".rstrip()
+        for name, op, form, backward, origin in session.steps()
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _write_onnx(graph: _C.Graph, path: str) -> None:

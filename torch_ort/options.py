@@ -16,7 +16,7 @@ from torch_ort._C import UserError
 
 NEWEST_OPSET = 28
 OLDEST_OPSET = 12
-DUMP_KINDS = ("ir", "passes", "plan", "steps")
+DUMP_KINDS = ("ir", "passes", "steps")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 

@@ -53,7 +53,9 @@ class Report:
                 by_domain[op.rpartition(".")[0] or "standard ONNX"] += count
             lines.append("  nodes: " + _counts(Counter(by_domain)))
             lines.append("  ops: " + _counts(graph.nodes))
-            lines.append("  through ATen, no standard op says the same: " + (_counts(graph.aten) or "none"))
+            lines.append(
+                "  through ATen, no standard op says the same: " + (_counts(graph.aten) or "none")
+            )
             lines.append("  steps: " + _counts(graph.steps))
             lines.append("  results made by the kernel: " + (_counts(graph.functional) or "none"))
             plan = graph.plan
@@ -66,12 +68,16 @@ class Report:
                 )
             rewrites = ", ".join(f"{name} {count}" for name, count, _ in graph.passes if count)
             lines.append(f"  rewrites: {rewrites or 'none'}")
-            times = ", ".join(f"{name} {1000 * spent:.1f} ms" for name, spent in graph.seconds.items())
+            times = ", ".join(
+                f"{name} {1000 * spent:.1f} ms" for name, spent in graph.seconds.items()
+            )
             lines.append(f"  compile time: {times}")
         return "\n".join(lines)
 
 
-def explain(model: Any, *inputs: Any, options: dict[str, Any] | None = None, **kwargs: Any) -> Report:
+def explain(
+    model: Any, *inputs: Any, options: dict[str, Any] | None = None, **kwargs: Any
+) -> Report:
     """Compile `model` for `inputs`, run one forward (and backward, if a float output requires grad), and report.
 
     The model's gradients are left as they were; buffers such as running statistics are updated as a

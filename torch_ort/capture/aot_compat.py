@@ -22,7 +22,12 @@ __all__ = [
 ]
 
 # Exceptions that Dynamo itself acts upon.
-_DYNAMO_SIGNALS = ("TensorifyScalarRestartAnalysis", "SkipFrame", "ShortenTraceback", "RestartAnalysis")
+_DYNAMO_SIGNALS = (
+    "TensorifyScalarRestartAnalysis",
+    "SkipFrame",
+    "ShortenTraceback",
+    "RestartAnalysis",
+)
 
 
 def passes_through(error: BaseException) -> bool:
@@ -38,7 +43,9 @@ def fake_token(placeholders: Sequence[fx.Node]) -> torch.Tensor:
     Its storage is that of an input: AOTAutograd then does not count it among the buffers that a backward
     may overwrite, which would forbid retain_graph=True. Its size is static, whatever is dynamic.
     """
-    fakes = [node.meta["val"] for node in placeholders if isinstance(node.meta.get("val"), torch.Tensor)]
+    fakes = [
+        node.meta["val"] for node in placeholders if isinstance(node.meta.get("val"), torch.Tensor)
+    ]
     mode = detect_fake_mode(fakes)
     with mode, torch.no_grad():
         return fakes[0].detach().as_strided((0,), (1,))

@@ -78,7 +78,9 @@ class FxReader:
                     self.reader.add_symbol_input(name)
                     self.symbol_inputs.append(position)
             elif value is not None and not isinstance(value, int | float | bool):
-                raise Unsupported(f"input {node.name}: got {type(value).__name__}, want a tensor or an integer")
+                raise Unsupported(
+                    f"input {node.name}: got {type(value).__name__}, want a tensor or an integer"
+                )
 
     def add_nodes(self, nodes: Iterable[fx.Node]) -> None:
         """Add calls and constants."""
@@ -140,9 +142,18 @@ class FxReader:
         """Add a copy of a clone that was written into."""
         self.reader.add_private_clone(source, name, type_of(base.meta["val"]))
 
-    def emit_view(self, target, source: str, arguments: list[Any], name: str, base: fx.Node) -> None:
+    def emit_view(
+        self, target, source: str, arguments: list[Any], name: str, base: fx.Node
+    ) -> None:
         """Add a view of a clone; its type is told by the run."""
-        self._emit(target, [("%", source), *map(self._argument, arguments)], [name], [None], name, origin_of(base))
+        self._emit(
+            target,
+            [("%", source), *map(self._argument, arguments)],
+            [name],
+            [None],
+            name,
+            origin_of(base),
+        )
 
     def emit_mutation(
         self, node: fx.Node, target, values: dict[str, Any], names: list[str], types: list[Any],
@@ -198,12 +209,16 @@ class FxReader:
                 return
             raise Unsupported(f"node {node.name}: a call of {node.target}, which is no operator")
         names, types = self.results_of(node, value)
-        self._emit(node.target, self._bound_arguments(node), names, types, node.name, origin_of(node), node)
+        self._emit(
+            node.target, self._bound_arguments(node), names, types, node.name, origin_of(node), node
+        )
 
     def _add_read_back(self, node: fx.Node, value: Any) -> None:
         name = symbol_name(value) if isinstance(value, torch.SymInt) else None
         if name is None:
-            raise Unsupported(f"node {node.name}: .item() of a tensor that is not integer ({origin_of(node)})")
+            raise Unsupported(
+                f"node {node.name}: .item() of a tensor that is not integer ({origin_of(node)})"
+            )
         self._emit(
             node.target, self._bound_arguments(node), [], [None], node.name, origin_of(node), node, name
         )  # fmt: skip

@@ -21,7 +21,9 @@ _library = torch.library.Library("torch_ort", "FRAGMENT")
 _library.define("call_python(int key, Tensor?[] tensors, int[] sizes) -> Tensor[]")
 
 
-def _call_python(key: int, tensors: list[torch.Tensor | None], sizes: list[int]) -> list[torch.Tensor]:
+def _call_python(
+    key: int, tensors: list[torch.Tensor | None], sizes: list[int]
+) -> list[torch.Tensor]:
     # A mode that watches the first call would be asked about every operator inside.
     with torch.utils._python_dispatch._disable_current_modes():
         return _callables[key](tensors, sizes)
@@ -111,10 +113,14 @@ def _view_of_base(reader, node, kwargs, argument, clone: str, base: fx.Node) -> 
         stride = kwargs.pop(f"_{argument}_stride")
         offset = kwargs.pop(f"_{argument}_storage_offset")
         name = f"{node.name}.{argument}"
-        reader.emit_view(torch.ops.aten.as_strided.default, clone, [size, stride, offset], name, base)
+        reader.emit_view(
+            torch.ops.aten.as_strided.default, clone, [size, stride, offset], name, base
+        )
         return name
     if f"_{argument}_slice_dim" in kwargs:
-        dim, start, end = (kwargs.pop(f"_{argument}_slice_{part}") for part in ("dim", "start", "end"))
+        dim, start, end = (
+            kwargs.pop(f"_{argument}_slice_{part}") for part in ("dim", "start", "end")
+        )
         name = f"{node.name}.{argument}"
         reader.emit_view(torch.ops.aten.slice.Tensor, clone, [dim, start, end, 1], name, base)
         return name
@@ -127,7 +133,9 @@ def _operator_results(node: fx.Node, op) -> tuple[list[str], list[Any]]:
     count = len(op._schema.returns)
     value = node.meta.get("val")
     items = list(value)[:count] if isinstance(value, list | tuple) else [value][:count]
-    names = [f"{node.name}.{i}" if isinstance(item, torch.Tensor) else "" for i, item in enumerate(items)]
+    names = [
+        f"{node.name}.{i}" if isinstance(item, torch.Tensor) else "" for i, item in enumerate(items)
+    ]
     return names, [type_of(item) if isinstance(item, torch.Tensor) else None for item in items]
 
 
@@ -181,7 +189,9 @@ def _add_python_call(reader: FxReader, node: fx.Node) -> None:
 
     def call(given: list[torch.Tensor], numbers: list[int]) -> list[torch.Tensor]:
         fill = lambda item: item.fill(given, numbers) if isinstance(item, _Hole) else item  # noqa: E731
-        filled = torch.utils._pytree.tree_map(fill, (args, kwargs), is_leaf=lambda x: isinstance(x, _Hole))
+        filled = torch.utils._pytree.tree_map(
+            fill, (args, kwargs), is_leaf=lambda x: isinstance(x, _Hole)
+        )
         results = node.target(*filled[0], **filled[1])
         results = results if isinstance(results, list | tuple) else [results]
         return [torch.empty(0) if result is None else result for result in results]

@@ -138,7 +138,9 @@ class OutputLayout:
             elif value is None or isinstance(value, int | float | bool):
                 self._kinds.append(("constant", value))
             else:
-                raise Unsupported(f"output {i}: got {type(value).__name__}, want a tensor or an integer")
+                raise Unsupported(
+                    f"output {i}: got {type(value).__name__}, want a tensor or an integer"
+                )
 
     def engine_index(self, position: int) -> int | None:
         """Position among the engine's outputs; None for a constant."""
@@ -149,7 +151,9 @@ class OutputLayout:
         """Make the sizes in the graph; give the engine's names of all its outputs."""
         for name, node in self.sizes:
             reader.add_size_as_tensor(name, node)
-        return [reader.value_name(item) if isinstance(item, fx.Node) else item for item in self.names]
+        return [
+            reader.value_name(item) if isinstance(item, fx.Node) else item for item in self.names
+        ]
 
     def assemble(self, results: Sequence[torch.Tensor]) -> list[Any]:
         """Put the engine's outputs where AOTAutograd expects them."""
@@ -197,9 +201,7 @@ def read_joint(layout: JointLayout, options: Options) -> compiler.Program:
     """Turn a joint FX graph into a training graph with its YieldOp."""
     reader = FxReader(layout.joint, "training", options.opset)
     reader.add_placeholders(layout.primals)
-    forward, backward = aot_compat.forward_and_backward_nodes(
-        layout.joint, layout.forward_outputs
-    )
+    forward, backward = aot_compat.forward_and_backward_nodes(layout.joint, layout.forward_outputs)
     reader.add_nodes(forward)
     names = layout.outputs.resolve(reader)
     reader.add_yield_nodes(names, layout.tangents)
@@ -226,9 +228,7 @@ def read_inference(
     return program, outputs
 
 
-def make_stubs(
-    layout: JointLayout, session: _C.Session
-) -> tuple[fx.GraphModule, fx.GraphModule]:
+def make_stubs(layout: JointLayout, session: _C.Session) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Give graphs that look like the two halves: the metadata is what AOTAutograd reads."""
     token_meta = {"val": aot_compat.fake_token(layout.primals)}
 
@@ -366,7 +366,10 @@ class FirstBackward:
             if isinstance(arg, torch.Tensor) else arg
             for i, arg in enumerate(args)
         ]  # fmt: skip
-        versions = [x._version if isinstance(x, torch.Tensor) and not x.is_inference() else 0 for x in inputs]
+        versions = [
+            x._version if isinstance(x, torch.Tensor) and not x.is_inference() else 0
+            for x in inputs
+        ]
         return _Kept(inputs, versions, RandomState())
 
     def after_forward(self, token: torch.Tensor, kept: _Kept) -> None:
@@ -440,7 +443,11 @@ class InferenceRunner:
     """Runs a graph without gradients."""
 
     def __init__(
-        self, program: compiler.Program, session: _C.Session, outputs: OutputLayout, options: Options
+        self,
+        program: compiler.Program,
+        session: _C.Session,
+        outputs: OutputLayout,
+        options: Options,
     ) -> None:
         self._boxed_call = True
         self._program = program

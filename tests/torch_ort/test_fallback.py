@@ -1,0 +1,117 @@
+"""An engine failure at any stage: the step is eager's, and one warning says why."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import torch_ort
+from torch_ort import _C, compiler
+from torch_ort.capture import joint
+from torch_ort.capture.fx_reader import FxReader
+from torch_ort.fallback import FallbackWarning
+
+pytestmark = pytest.mark.ort_only
+
+REASON = "injected by a test"
+
+
+def network() -> nn.Module:
+    """A model with running statistics and dropout: what a step run twice would spoil."""
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 3))
+
+
+def fail(*_args, **_kwargs):
+    raise _C.InternalError(REASON)
+
+
+def unsupported(*_args, **_kwargs):
+    raise _C.Unsupported(REASON)
+
+
+def fails_once(function):
+    """Give a function that fails on its first call only."""
+    calls = []
+
+    def wrapped(*args, **kwargs):
+        calls.append(1)
+        return fail() if len(calls) == 1 else function(*args, **kwargs)
+
+    return wrapped
+
+
+INJECTIONS = {
+    "capture": lambda patch: patch.setattr(joint.Capture, "partition", unsupported),
+    "convert": lambda patch: patch.setattr(FxReader, "add_nodes", unsupported),
+    "pass": lambda patch: patch.setattr(compiler._C, "run_pipeline", fail),
+    "plan": lambda patch: patch.setattr(compiler, "_compile_session", fail),
+    "forward": lambda patch: patch.setattr(joint._C, "run_forward", fails_once(_C.run_forward)),
+    "backward": lambda patch: patch.setattr(joint._C, "run_backward", fails_once(_C.run_backward)),
+}
+
+
+def train(model: nn.Module, call, steps: int = 3) -> list[torch.Tensor]:
+    """Train by plain gradient descent; give the losses."""
+    torch.manual_seed(1)
+    losses = []
+    for _ in range(steps):
+        loss = call(torch.randn(5, 6)).square().mean()
+        model.zero_grad()
+        loss.backward()
+        losses.append(loss.detach())
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+    return losses
+
+
+@pytest.mark.parametrize("stage", INJECTIONS)
+class TestInjectedFailure:
+    def test_steps_are_those_of_eager(self, stage, monkeypatch):
+        monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+        model = network()
+        expected = copy.deepcopy(model)
+        expected_losses = train(expected, expected)
+        INJECTIONS[stage](monkeypatch)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            losses = train(model, torch.compile(model, backend="ort"))
+        torch.testing.assert_close(losses, expected_losses)
+        torch.testing.assert_close(model.state_dict(), expected.state_dict())
+        ours = [str(w.message) for w in caught if issubclass(w.category, FallbackWarning)]
+        assert len(ours) == 1
+        assert ours[0].startswith(f"torch_ort: {stage}: {REASON}")
+        assert torch_ort.counters()["fallbacks"] == 1
+        assert torch_ort.counters()[f"fallbacks_{stage}"] == 1
+
+    def test_strict_raises(self, stage, monkeypatch):
+        model = network()
+        INJECTIONS[stage](monkeypatch)
+        with pytest.raises(Exception, match=REASON):
+            train(model, torch.compile(model, backend="ort"))
+
+
+def test_a_later_shape_that_cannot_be_planned(monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    model = network().eval()
+    compiled = torch.compile(model, backend="ort", dynamic=True)
+    inputs = [torch.randn(n, 6) for n in (4, 7)]
+    torch.testing.assert_close(compiled(inputs[0]), model(inputs[0]))
+    monkeypatch.setattr(joint._C, "run_forward", fail)
+    with pytest.warns(FallbackWarning, match=f"plan: {REASON}"):
+        result = compiled(inputs[1])
+    torch.testing.assert_close(result, model(inputs[1]))
+
+
+def test_an_error_of_the_program_is_raised_as_eager_raises_it(monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    table = nn.Embedding(4, 3)
+    compiled = torch.compile(table.forward, backend="ort")
+    with pytest.raises(IndexError, match="out of range"):
+        compiled(torch.tensor([7]))
+    assert torch_ort.counters()["fallbacks"] == 0
+    torch.testing.assert_close(compiled(torch.tensor([1])), table(torch.tensor([1])))

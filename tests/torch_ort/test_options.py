@@ -1,0 +1,71 @@
+"""Options: one table, checked by name and by kind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from torch_ort import UserError
+from torch_ort.options import NEWEST_OPSET, TABLE, resolve, table_text
+
+
+def test_defaults_stand_where_nothing_is_said(monkeypatch):
+    for row in TABLE:
+        monkeypatch.delenv(row.variable, raising=False)
+    options = resolve()
+    assert {row.name: getattr(options, row.name) for row in TABLE} == {
+        row.name: row.default for row in TABLE
+    }
+
+
+def test_environment_is_read_and_the_call_wins(monkeypatch):
+    monkeypatch.setenv("ORTMODULE_ONNX_OPSET_VERSION", "17")
+    assert resolve().opset == 17
+    assert resolve({"opset": 14}).opset == 14
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        ({"save_onx": True}, "unknown option: got 'save_onx'.*did you mean save_onnx"),
+        ({"save_onnx": 1}, "save_onnx: got 1, want a bool"),
+        ({"opset": 11}, f"opset: got 11, want an integer from 12 to {NEWEST_OPSET}"),
+        ({"disable": "merge_equals"}, "disable: got 'merge_equals', want one of merge_equal"),
+        ({"dump": "irr"}, "dump: got 'irr', want one of ir"),
+        ({"exact_random": False}, "exact_random: got False, which is not available yet"),
+    ],
+)
+def test_bad_options(given, words):
+    with pytest.raises(UserError, match=words):
+        resolve(given)
+
+
+def test_bad_environment(monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_CHECK", "often")
+    with pytest.raises(UserError, match="TORCH_ORT_CHECK: got 'often'"):
+        resolve()
+
+
+def test_modes():
+    assert resolve(mode="max-autotune") == resolve()
+    with pytest.raises(
+        UserError, match="mode: got 'max-autotun', want .*did you mean max-autotune"
+    ):
+        resolve(mode="max-autotun")
+
+
+@pytest.mark.ort_only
+def test_torch_compile_hands_options_on():
+    with pytest.raises(Exception, match="did you mean save_onnx"):
+        torch.compile(torch.sin, backend="ort", options={"save_onx": True})(torch.ones(2))
+
+
+def test_the_table_prints():
+    printed = subprocess.run(
+        [sys.executable, "-m", "torch_ort.options"], capture_output=True, text=True, check=True
+    ).stdout
+    assert printed.strip() == table_text()
+    assert all(f"`{row.variable}`" in printed for row in TABLE)
