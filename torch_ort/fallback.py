@@ -92,6 +92,7 @@ class FirstRun:
         self.__name__ = "torch_ort_graph"
 
     def __call__(self, *args: Any) -> Any:
+        """Run the graph, or eager PyTorch if it has failed."""
         if self._graph.failed:
             return self._eager(*args)
         if self._proven:
@@ -145,7 +146,7 @@ class _Snapshot:
 
     def restore(self) -> None:
         """Put back what was written."""
-        for tensor, version, copy in zip(self.buffers, self.versions, self.copies):
+        for tensor, version, copy in zip(self.buffers, self.versions, self.copies, strict=True):
             if tensor._version != version or not torch.equal(tensor.detach(), copy):
                 with torch.no_grad():
                     tensor.copy_(copy)

@@ -1,5 +1,11 @@
-// What all rows share: building nodes for a call, constants, and the ATen node for calls without a row.
+// What all rows share: building nodes for a call, constants, and the ATen node for calls without a
+// row.
 #include "convert/convert.h"
+
+#include "base/error.h"
+#include "ir/edit.h"
+#include "ops/aten.h"
+#include "ops/op.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/BFloat16.h>
@@ -8,11 +14,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-
-#include "base/error.h"
-#include "ir/edit.h"
-#include "ops/aten.h"
-#include "ops/op.h"
 
 namespace torch_ort::convert {
 
@@ -54,19 +55,22 @@ std::vector<std::byte> scalar_bytes(double value, ir::DType dtype) {
     case ir::DType::kInt8: return integer_bytes<int8_t>(value);
     case ir::DType::kUInt8: return integer_bytes<uint8_t>(value);
     case ir::DType::kBool:
-      return value == 0.0 || value == 1.0 ? bytes_of(static_cast<uint8_t>(value)) : std::vector<std::byte>();
+      return value == 0.0 || value == 1.0 ? bytes_of(static_cast<uint8_t>(value))
+                                          : std::vector<std::byte>();
     default: return {};
   }
 }
 
-// Facts of the schema that passes need and that the node must carry, for it is not in the registry by itself.
+// Facts of the schema that passes need and that the node must carry, for it is not in the registry
+// by itself.
 void add_facts(const AtenCall& call, ir::Attrs& attrs) {
   const auto op = c10::Dispatcher::singleton().findSchema({call.op, call.overload});
   if (!op) {
     throw Unsupported(concat("operator ", call.key(), ": no such operator is registered"));
   }
   const c10::FunctionSchema& schema = op->schema();
-  const bool raises = call.op.starts_with("aten::_assert") || call.op.starts_with("aten::sym_constrain") ||
+  const bool raises = call.op.starts_with("aten::_assert") ||
+                      call.op.starts_with("aten::sym_constrain") ||
                       call.op == "aten::_local_scalar_dense";
   // Collectives must run on every rank, in one order.
   const bool collective = call.op.starts_with("_c10d_functional::");
@@ -138,7 +142,8 @@ std::vector<ir::Value*> convert_to_aten(Builder& builder, const AtenCall& call) 
   ops::encode_aten(call.op, call.overload, call.arg_names, call.args, inputs, attrs);
   add_facts(call, attrs);
   if (!call.binds_symbol.empty()) attrs["binds_symbol"] = call.binds_symbol;
-  return builder.node(ir::OpId{ir::kAtenDomain, "ATen"}, std::move(inputs), call.types, std::move(attrs));
+  return builder.node(ir::OpId{ir::kAtenDomain, "ATen"}, std::move(inputs), call.types,
+                      std::move(attrs));
 }
 
 std::vector<ir::Value*> convert(Builder& builder, const AtenCall& call) {

@@ -1,16 +1,16 @@
-// ATen calls in, ONNX nodes out. Readers (FX now, TorchScript later) replay a program as ATen calls;
-// the rows of the table turn each call into standard nodes where an ONNX op says exactly the same,
-// and everything else into `org.pytorch.aten::ATen`.
+// ATen calls in, ONNX nodes out. Readers (FX now, TorchScript later) replay a program as ATen
+// calls; the rows of the table turn each call into standard nodes where an ONNX op says exactly the
+// same, and everything else into `org.pytorch.aten::ATen`.
 #pragma once
+
+#include "ir/graph.h"
+#include "ops/call.h"
 
 #include <functional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
-
-#include "ir/graph.h"
-#include "ops/call.h"
 
 namespace torch_ort::convert {
 
@@ -44,11 +44,15 @@ class Builder {
   std::vector<ir::Value*> node(ir::OpId op, std::vector<ir::Value*> inputs,
                                const std::vector<ir::Type>& types, ir::Attrs attrs = {});
   ir::Value* node1(std::string_view op, std::vector<ir::Value*> inputs, const ir::Type& type,
-                   ir::Attrs attrs = {}) { return node(op, std::move(inputs), {type}, std::move(attrs))[0]; }
-  // A 0-d initializer. Nothing (nullptr) if `dtype` cannot hold the number exactly as PyTorch would compute with it:
-  // float32 and float64 take any double, half types only what they represent, integer types only integers.
+                   ir::Attrs attrs = {}) {
+    return node(op, std::move(inputs), {type}, std::move(attrs))[0];
+  }
+  // A 0-d initializer. Nothing (nullptr) if `dtype` cannot hold the number exactly as PyTorch would
+  // compute with it: float32 and float64 take any double, half types only what they represent,
+  // integer types only integers.
   ir::Value* scalar(double value, ir::DType dtype);
-  // One-dimensional int64 values: an initializer, or a `torch_ort.Dims` node where they are symbolic.
+  // One-dimensional int64 values: an initializer, or a `torch_ort.Dims` node where they are
+  // symbolic.
   ir::Value* ints(const ir::Shape& dims);
   bool allows(int since) const { return since <= max_opset_; }
 
@@ -89,15 +93,16 @@ const Table& table();
 
 // Converts one call by its row, or as an ATen node.
 std::vector<ir::Value*> convert(Builder& builder, const AtenCall& call);
-// The ATen node of a call: attributes `operator`, `overload_name`, and every other argument by its name.
+// The ATen node of a call: attributes `operator`, `overload_name`, and every other argument by its
+// name.
 std::vector<ir::Value*> convert_to_aten(Builder& builder, const AtenCall& call);
 
 // Readers of arguments, for rows.
-ir::Value* tensor(const ops::Arg& arg);           // nullptr if None or no tensor
-bool is_number(const ops::Arg& arg);              // an integer, double or bool that is known now
+ir::Value* tensor(const ops::Arg& arg);  // nullptr if None or no tensor
+bool is_number(const ops::Arg& arg);     // an integer, double or bool that is known now
 double number(const ops::Arg& arg);
-ir::Shape dims(const ops::Arg& arg);              // a list of integers; empty for None
-int64_t integer(const ops::Arg& arg);             // a constant integer
+ir::Shape dims(const ops::Arg& arg);   // a list of integers; empty for None
+int64_t integer(const ops::Arg& arg);  // a constant integer
 bool boolean(const ops::Arg& arg);
 std::string text(const ops::Arg& arg, std::string_view missing = "");
 

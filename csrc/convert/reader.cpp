@@ -1,9 +1,9 @@
 #include "convert/reader.h"
 
-#include <set>
-
 #include "base/error.h"
 #include "ir/edit.h"
+
+#include <set>
 
 namespace torch_ort::convert {
 
@@ -47,7 +47,9 @@ void Reader::add_call(AtenCall call, const std::vector<std::string>& names) {
   }
 }
 
-void Reader::add_alias(const std::string& name, const std::string& of) { values_[name] = value(of); }
+void Reader::add_alias(const std::string& name, const std::string& of) {
+  values_[name] = value(of);
+}
 
 void Reader::add_private_clone(const std::string& of, const std::string& name, ir::Type type) {
   AtenCall call;
@@ -68,7 +70,8 @@ void Reader::add_yield(const std::vector<std::string>& outputs,
   for (const std::string& name : outputs) inputs.push_back(value(name));
   std::vector<ir::Type> types;
   for (const auto& [name, type] : tangents) types.push_back(type);
-  ir::Node& yield = ir::append(*graph_, {ir::kMicrosoftDomain, "YieldOp"}, inputs, types, {}, "yield");
+  ir::Node& yield =
+      ir::append(*graph_, {ir::kMicrosoftDomain, "YieldOp"}, inputs, types, {}, "yield");
   for (size_t i = 0; i < tangents.size(); ++i) {
     ir::rename(*graph_, *yield.outputs[i], tangents[i].first);
     values_[tangents[i].first] = yield.outputs[i];

@@ -1,13 +1,13 @@
-// Builds a graph from a program told call by call. Readers of FX graphs (and later of TorchScript) use it;
-// values are known by the names that the program gives them.
+// Builds a graph from a program told call by call. Readers of FX graphs (and later of TorchScript)
+// use it; values are known by the names that the program gives them.
 #pragma once
+
+#include "convert/convert.h"
 
 #include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
-
-#include "convert/convert.h"
 
 namespace torch_ort::convert {
 
@@ -20,12 +20,13 @@ class Reader {
   // A tensor that the program holds; its data is bound when it is compiled.
   void add_constant(const std::string& name, ir::Type type);
   void add_symbol_input(const std::string& name);
-  // `call.args` refer to values through value(); `names` are those of the results, "" where nothing reads one.
+  // `call.args` refer to values through value(); `names` are those of the results, "" where nothing
+  // reads one.
   void add_call(AtenCall call, const std::vector<std::string>& names);
   // Another name for a value.
   void add_alias(const std::string& name, const std::string& of);
-  // A row-major copy that a later call may write into: marked as an effect, so that no pass takes two of
-  // them for one.
+  // A row-major copy that a later call may write into: marked as an effect, so that no pass takes
+  // two of them for one.
   void add_private_clone(const std::string& of, const std::string& name, ir::Type type);
   // The border. Names of the module's outputs, and of their gradients with types.
   void add_yield(const std::vector<std::string>& outputs,

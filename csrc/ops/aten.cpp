@@ -1,14 +1,14 @@
 #include "ops/aten.h"
 
+#include "base/error.h"
+#include "ops/families.h"
+#include "ops/op.h"
+
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <algorithm>
 #include <charconv>
 #include <set>
-
-#include "base/error.h"
-#include "ops/families.h"
-#include "ops/op.h"
 
 namespace torch_ort::ops {
 
@@ -146,7 +146,8 @@ void lower_aten(const ir::Node& node, CallList& calls) { calls.calls.push_back(d
 
 bool gives_view(const c10::FunctionSchema& schema) {
   static const std::set<std::string> unsafe = {"aten::_unsafe_view", "aten::unsafe_chunk",
-                                               "aten::unsafe_split", "aten::unsafe_split_with_sizes"};
+                                               "aten::unsafe_split",
+                                               "aten::unsafe_split_with_sizes"};
   if (schema.is_mutable() || schema.returns().empty()) return false;
   if (unsafe.contains(schema.name())) return !schema.overload_name().ends_with("out");
   return schema.returns()[0].alias_info() != nullptr;
@@ -213,7 +214,8 @@ Call decode_aten(const ir::Node& node) {
     return node.inputs[next_input++];
   };
   for (const c10::Argument& argument : op->schema().arguments()) {
-    if (argument.is_out()) throw UserError(concat("ATen node ", call.op, ": want a functional overload"));
+    if (argument.is_out())
+      throw UserError(concat("ATen node ", call.op, ": want a functional overload"));
     std::string entry = next_name < tensor_args.size() ? tensor_args[next_name] : "";
     const size_t colon = entry.find(':');
     if (!entry.empty() && entry.substr(0, colon) == argument.name()) {

@@ -1,17 +1,18 @@
 // The ATen node: any registered operator, with its arguments by their names.
 //
-//   org.pytorch.aten.ATen <operator = "aten::gelu_backward", overload_name = "", approximate = "none"> (grad, x)
+//   org.pytorch.aten.ATen <operator = "aten::gelu_backward", overload_name = "", approximate =
+//   "none"> (grad, x)
 //
 // Tensors are inputs, in the order of the schema; `tensor_args` tells which arguments they fill:
-// "grad_output" one tensor, "tensors:3" a list of three. Every other argument is an attribute. What is left
-// out has its default; `none_args` names those that are None against their default.
+// "grad_output" one tensor, "tensors:3" a list of three. Every other argument is an attribute. What
+// is left out has its default; `none_args` names those that are None against their default.
 #pragma once
-
-#include <string>
-#include <vector>
 
 #include "ir/graph.h"
 #include "ops/call.h"
+
+#include <string>
+#include <vector>
 
 namespace c10 {
 struct FunctionSchema;
@@ -19,8 +20,8 @@ struct FunctionSchema;
 
 namespace torch_ort::ops {
 
-// Whether a result shares the memory of an argument, without writing to it: as the schema says, or, for
-// the few operators named "unsafe", as it does not say.
+// Whether a result shares the memory of an argument, without writing to it: as the schema says, or,
+// for the few operators named "unsafe", as it does not say.
 bool gives_view(const c10::FunctionSchema& schema);
 
 // Puts the arguments of an operator into the inputs and attributes of a node.

@@ -2,13 +2,13 @@
 // Calls are data; run/ binds them to the dispatcher, plan/ gives their results a place.
 #pragma once
 
+#include "ir/graph.h"
+
 #include <cstdint>
 #include <deque>
 #include <string>
 #include <variant>
 #include <vector>
-
-#include "ir/graph.h"
 
 namespace torch_ort::ops {
 
@@ -22,15 +22,17 @@ struct Arg {
   std::variant<std::monostate, ir::Value*, bool, double, ir::Dim, std::string, ArgList> value;
 
   Arg() = default;
-  Arg(ir::Value* v) { if (v != nullptr) value = v; }  // NOLINT: a missing value is None
-  Arg(bool v) : value(v) {}                            // NOLINT
-  Arg(double v) : value(v) {}                          // NOLINT
-  Arg(int v) : value(ir::Dim(v)) {}                    // NOLINT
-  Arg(int64_t v) : value(ir::Dim(v)) {}                // NOLINT
-  Arg(ir::Dim v) : value(std::move(v)) {}              // NOLINT
-  Arg(std::string v) : value(std::move(v)) {}          // NOLINT
-  Arg(const char* v) : value(std::string(v)) {}        // NOLINT
-  Arg(ArgList v) : value(std::move(v)) {}              // NOLINT
+  Arg(ir::Value* v) {
+    if (v != nullptr) value = v;
+  }                                              // NOLINT: a missing value is None
+  Arg(bool v) : value(v) {}                      // NOLINT
+  Arg(double v) : value(v) {}                    // NOLINT
+  Arg(int v) : value(ir::Dim(v)) {}              // NOLINT
+  Arg(int64_t v) : value(ir::Dim(v)) {}          // NOLINT
+  Arg(ir::Dim v) : value(std::move(v)) {}        // NOLINT
+  Arg(std::string v) : value(std::move(v)) {}    // NOLINT
+  Arg(const char* v) : value(std::string(v)) {}  // NOLINT
+  Arg(ArgList v) : value(std::move(v)) {}        // NOLINT
   static Arg list(const ir::Shape& dims);
   static Arg list(const std::vector<int64_t>& ints);
   static Arg values(const std::vector<ir::Value*>& values);
@@ -38,7 +40,8 @@ struct Arg {
   bool is_none() const { return std::holds_alternative<std::monostate>(value); }
 };
 
-// One call. `outputs` are the tensors that it returns, lists flattened; nullptr where nobody reads one.
+// One call. `outputs` are the tensors that it returns, lists flattened; nullptr where nobody reads
+// one.
 struct Call {
   std::string op;        // "aten::addmm"
   std::string overload;  // "", "Tensor", "out"

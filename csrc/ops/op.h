@@ -2,18 +2,19 @@
 // A pass asks the op for a fact; no list of op names stands anywhere else.
 #pragma once
 
+#include "ir/graph.h"
+#include "ops/call.h"
+
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
-#include "ir/graph.h"
-#include "ops/call.h"
-
 namespace torch_ort::ops {
 
 // Types of the outputs, from the types of the inputs and the attributes.
-// An output type that cannot be told without data is left unknown. Raises UserError on inputs that do not fit.
+// An output type that cannot be told without data is left unknown. Raises UserError on inputs that
+// do not fit.
 using InferRule = std::vector<ir::Type> (*)(const ir::Node& node);
 
 // Adds the calls that compute `node`. Calls write into `node.outputs`.
@@ -24,15 +25,15 @@ struct Op {
   std::string name;
   std::string domain;  // "" standard ONNX
   int min_inputs = 1;
-  int max_inputs = 1;   // -1: any number
-  int max_outputs = 1;  // -1: any number
-  int since = 1;        // first opset whose definition says what `lower` does
+  int max_inputs = 1;         // -1: any number
+  int max_outputs = 1;        // -1: any number
+  int since = 1;              // first opset whose definition says what `lower` does
   InferRule infer = nullptr;  // nullptr: types come with the node
   Lowering lower = nullptr;   // nullptr: never runs by itself (YieldOp)
   bool pure = true;           // same inputs give the same outputs, and nothing else happens
   bool elementwise = false;
-  bool view = false;          // an output may share the memory of the first input
-  int bfloat16_since = 13;    // first opset that takes bfloat16
+  bool view = false;            // an output may share the memory of the first input
+  int bfloat16_since = 13;      // first opset that takes bfloat16
   std::vector<int> int_inputs;  // inputs read through known_ints alone, never as tensors
   // Where a fact depends on the form of the node.
   int (*since_of)(const ir::Node& node) = nullptr;

@@ -1,17 +1,17 @@
-// Obeys torch.utils.checkpoint: a value that a checkpointed region computes and backward reads is computed
-// again in the backward half, just before the first node that reads anything of its region.
-// What enters a region, what a policy saves, and what random nodes draw crosses instead. A dropout crosses as
-// its mask: its result is the same product again.
-
-#include <map>
-#include <optional>
-#include <unordered_map>
-#include <unordered_set>
+// Obeys torch.utils.checkpoint: a value that a checkpointed region computes and backward reads is
+// computed again in the backward half, just before the first node that reads anything of its
+// region. What enters a region, what a policy saves, and what random nodes draw crosses instead. A
+// dropout crosses as its mask: its result is the same product again.
 
 #include "ir/edit.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
 #include "passes/pass.h"
+
+#include <map>
+#include <optional>
+#include <unordered_map>
+#include <unordered_set>
 
 namespace torch_ort::passes {
 
@@ -133,10 +133,12 @@ class Recomputation {
       again[node.outputs[0]] = copy->outputs[0];
     } else {
       std::vector<Value*> inputs;
-      for (Value* value : node.inputs) inputs.push_back(value == nullptr ? nullptr : current(value));
+      for (Value* value : node.inputs)
+        inputs.push_back(value == nullptr ? nullptr : current(value));
       std::vector<ir::Type> types;
       for (const Value* output : node.outputs) types.push_back(output ? output->type : ir::Type());
-      copy = &ir::insert_before(graph_, before, node.op, inputs, types, node.attrs, node.name + "_again");
+      copy = &ir::insert_before(graph_, before, node.op, inputs, types, node.attrs,
+                                node.name + "_again");
       for (size_t i = 0; i < node.outputs.size(); ++i) {
         if (node.outputs[i] != nullptr) again[node.outputs[i]] = copy->outputs[i];
       }

@@ -1,13 +1,13 @@
-// A view that both halves read is made twice: in the backward half it is made anew from what it looks at.
-// Only that crosses then: a tensor that autograd saves itself, so that its version counter sees every
-// edit in place, or memory of the engine.
-
-#include <unordered_map>
-#include <unordered_set>
+// A view that both halves read is made twice: in the backward half it is made anew from what it
+// looks at. Only that crosses then: a tensor that autograd saves itself, so that its version
+// counter sees every edit in place, or memory of the engine.
 
 #include "ir/edit.h"
 #include "ops/op.h"
 #include "passes/pass.h"
+
+#include <unordered_map>
+#include <unordered_set>
 
 namespace torch_ort::passes {
 

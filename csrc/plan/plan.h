@@ -1,4 +1,5 @@
-// Where each tensor of a program lives, step by step. Plain numbers: no graph, no tensors, no symbols.
+// Where each tensor of a program lives, step by step. Plain numbers: no graph, no tensors, no
+// symbols.
 //
 // A run has two halves: the forward steps, and later (or never, or twice) the backward steps.
 // Engine memory is in two areas. The *context* area lives from the forward call to the end of the
@@ -39,8 +40,8 @@ struct Step {
 struct Program {
   std::vector<Tensor> tensors;
   std::vector<Step> steps;
-  int num_forward = 0;       // steps before the border
-  std::vector<int> outputs;  // tensors that leave with the forward call, inputs among them
+  int num_forward = 0;         // steps before the border
+  std::vector<int> outputs;    // tensors that leave with the forward call, inputs among them
   std::vector<int> gradients;  // tensors that leave with the backward call
 };
 
@@ -48,21 +49,23 @@ enum class Area : uint8_t { kNone, kContext, kScratch };
 
 struct Placement {
   Area area = Area::kNone;
-  int64_t offset = 0;     // bytes
-  int in_place_of = -1;   // the read of its step whose memory it takes over
+  int64_t offset = 0;    // bytes
+  int in_place_of = -1;  // the read of its step whose memory it takes over
 };
 
 struct Plan {
   std::vector<int> order;             // steps in execution order; forward ones first
   std::vector<Placement> placements;  // by tensor; an alias has that of its root
-  // Adopted tensors (and aliases of adopted ones) to let go after the step at each position of `order`.
+  // Adopted tensors (and aliases of adopted ones) to let go after the step at each position of
+  // `order`.
   std::vector<std::vector<int>> release;
-  std::vector<int> crossing;          // roots that cross the border: planned and adopted ones
+  std::vector<int> crossing;  // roots that cross the border: planned and adopted ones
   int64_t context_bytes = 0;
   int64_t forward_scratch_bytes = 0;
   int64_t backward_scratch_bytes = 0;
-  int64_t saved_bytes = 0;  // of what crosses, adopted and planned together, inputs and outputs not counted
-  int64_t peak_bytes = 0;   // context plus the larger scratch
+  int64_t saved_bytes =
+      0;  // of what crosses, adopted and planned together, inputs and outputs not counted
+  int64_t peak_bytes = 0;  // context plus the larger scratch
 };
 
 struct PlanOptions {
@@ -73,13 +76,14 @@ struct PlanOptions {
 
 Plan make_plan(const Program& program, const PlanOptions& options);
 
-// Order of the steps that lowers the peak of planned and adopted memory; the given one if none is found.
-// Forward and backward steps stay apart, effects keep their order.
+// Order of the steps that lowers the peak of planned and adopted memory; the given one if none is
+// found. Forward and backward steps stay apart, effects keep their order.
 std::vector<int> choose_order(const Program& program);
 
 // Recomputes everything that must hold from the lifetimes alone, with no code of the planner.
-// Raises InternalError: overlap of live memory, alias rules, effect order, reads before writes, in-place
-// over something that is still read, an input, an output, or a tensor that leaves; release too early.
+// Raises InternalError: overlap of live memory, alias rules, effect order, reads before writes,
+// in-place over something that is still read, an input, an output, or a tensor that leaves; release
+// too early.
 void verify_plan(const Program& program, const Plan& plan, const PlanOptions& options);
 
 }  // namespace torch_ort::plan

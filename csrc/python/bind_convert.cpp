@@ -1,12 +1,12 @@
 // The reader, for torch_ort/capture: programs are told in plain Python values.
+#include "base/error.h"
+#include "convert/reader.h"
+#include "python/bind.h"
+
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <memory>
-
-#include "base/error.h"
-#include "convert/reader.h"
-#include "python/bind.h"
 
 namespace py = pybind11;
 
@@ -106,12 +106,12 @@ void bind_convert(py::module_& module) {
              reader.add_yield(outputs, typed);
            })
       .def("add_alias", &convert::Reader::add_alias)
-      .def("add_private_clone", [](convert::Reader& reader, const std::string& of,
-                                   const std::string& name, const py::object& type) {
-        reader.add_private_clone(of, name, type_of(type));
-      })
+      .def("add_private_clone",
+           [](convert::Reader& reader, const std::string& of, const std::string& name,
+              const py::object& type) { reader.add_private_clone(of, name, type_of(type)); })
       .def("set_outputs", &convert::Reader::set_outputs)
-      .def("take", [](convert::Reader& reader) { return std::shared_ptr<ir::Graph>(reader.take()); });
+      .def("take",
+           [](convert::Reader& reader) { return std::shared_ptr<ir::Graph>(reader.take()); });
   module.def("converted_operators", [] { return convert::table().keys(); });
 }
 

@@ -1,4 +1,13 @@
 // Sessions, counters and memory.
+#include "base/error.h"
+#include "ir/edit.h"
+#include "ir/onnx_proto.h"
+#include "ops/op.h"
+#include "passes/pass.h"
+#include "python/bind.h"
+#include "run/counters.h"
+#include "run/session.h"
+
 #include <ATen/Parallel.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/zeros.h>
@@ -8,15 +17,6 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <chrono>
-
-#include "base/error.h"
-#include "ir/edit.h"
-#include "ir/onnx_proto.h"
-#include "ops/op.h"
-#include "passes/pass.h"
-#include "python/bind.h"
-#include "run/counters.h"
-#include "run/session.h"
 
 namespace py = pybind11;
 
@@ -83,8 +83,8 @@ Session::Tensors run_backward(const at::Tensor& token, const Session::Tensors& s
   });
 }
 
-// A graph without capture: inputs by name, outputs by name. A training graph gets the gradients of its
-// outputs under the names of the YieldOp's results.
+// A graph without capture: inputs by name, outputs by name. A training graph gets the gradients of
+// its outputs under the names of the YieldOp's results.
 py::dict run_by_name(Session& session, const std::unordered_map<std::string, at::Tensor>& given) {
   const ir::Graph& graph = session.graph();
   const auto take = [&](const ir::Value* value) {
@@ -136,7 +136,8 @@ std::shared_ptr<Session> session_from_onnx(const py::bytes& bytes) {
   return Session::compile(std::move(graph), {}, {});
 }
 
-// Seconds of `repeats` passes over n additions of preallocated tensors: what a C++ loop of calls costs.
+// Seconds of `repeats` passes over n additions of preallocated tensors: what a C++ loop of calls
+// costs.
 std::vector<double> bench_add_loop(int64_t n, int64_t size, int64_t repeats) {
   py::gil_scoped_release release;
   std::vector<at::Tensor> results;
@@ -146,7 +147,8 @@ std::vector<double> bench_add_loop(int64_t n, int64_t size, int64_t repeats) {
   for (int64_t repeat = 0; repeat < repeats; ++repeat) {
     const auto start = std::chrono::steady_clock::now();
     for (int64_t i = 0; i < n; ++i) at::add_out(results[i + 1], results[i], one);
-    seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    seconds.push_back(
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
   return seconds;
 }
@@ -193,18 +195,23 @@ void bind_run(py::module_& module) {
       });
   module.def("run_forward", &run_forward);
   module.def("run_backward", &run_backward);
-  module.def("run", [](const ir::Graph& graph, const std::unordered_map<std::string, at::Tensor>& inputs) {
-    return with_torch_errors([&] {
-      auto copy = ir::clone(graph);
-      ops::infer_types(*copy);
-      run::SessionOptions options;
-      options.verify = true;
-      return run_by_name(*Session::compile(std::move(copy), {}, options), inputs);
-    });
-  }, py::arg("graph"), py::arg("inputs"), "Compile a graph, run it once, and give its outputs by name.");
+  module.def(
+      "run",
+      [](const ir::Graph& graph, const std::unordered_map<std::string, at::Tensor>& inputs) {
+        return with_torch_errors([&] {
+          auto copy = ir::clone(graph);
+          ops::infer_types(*copy);
+          run::SessionOptions options;
+          options.verify = true;
+          return run_by_name(*Session::compile(std::move(copy), {}, options), inputs);
+        });
+      },
+      py::arg("graph"), py::arg("inputs"),
+      "Compile a graph, run it once, and give its outputs by name.");
   module.def("required_opset", [](const ir::Graph& graph) { return ops::required_opset(graph); });
   module.def("infer_types", [](ir::Graph& graph) { ops::infer_types(graph); });
-  module.def("is_live", &run::is_live, "Whether the forward call of this token waits for its backward.");
+  module.def("is_live", &run::is_live,
+             "Whether the forward call of this token waits for its backward.");
   module.def("count_sharing", [] { run::counters().sessions_shared.fetch_add(1); });
   module.def("counters", [] {
     py::dict values;

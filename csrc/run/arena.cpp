@@ -1,5 +1,7 @@
 #include "run/arena.h"
 
+#include "run/counters.h"
+
 #include <c10/core/Allocator.h>
 #include <c10/util/Exception.h>
 #include <sys/mman.h>
@@ -7,8 +9,6 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
-
-#include "run/counters.h"
 
 namespace torch_ort::run {
 
@@ -115,7 +115,8 @@ Buffer lend(c10::Device device, int64_t bytes) {
   buffer.data_ = map_memory(capacity);
   if (buffer.data_ == nullptr && free_idle_buffers() > 0) buffer.data_ = map_memory(capacity);
   TORCH_CHECK_WITH(OutOfMemoryError, buffer.data_ != nullptr,
-                   "DefaultCPUAllocator: can't allocate memory: you tried to allocate ", bytes, " bytes.");
+                   "DefaultCPUAllocator: can't allocate memory: you tried to allocate ", bytes,
+                   " bytes.");
   buffer.capacity_ = capacity;
   return buffer;
 }

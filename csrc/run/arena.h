@@ -1,6 +1,6 @@
 // Memory that the engine holds between runs. Buffers are lent and come back; nothing goes to the
-// system while the sizes repeat. On CPU a buffer is an aligned mapping for which huge pages are advised;
-// on other devices it comes from PyTorch's caching allocator, on the current stream.
+// system while the sizes repeat. On CPU a buffer is an aligned mapping for which huge pages are
+// advised; on other devices it comes from PyTorch's caching allocator, on the current stream.
 #pragma once
 
 #include <c10/core/Device.h>

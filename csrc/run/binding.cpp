@@ -1,4 +1,10 @@
 // One set of sizes: evaluates every symbolic size, asks plan/ for places, binds the arguments.
+#include "base/error.h"
+#include "run/context.h"
+#include "run/counters.h"
+#include "run/dtype.h"
+#include "run/guard.h"
+
 #include <ATen/TensorUtils.h>
 #include <c10/core/TensorImpl.h>
 
@@ -7,12 +13,6 @@
 #include <chrono>
 #include <functional>
 #include <numeric>
-
-#include "base/error.h"
-#include "run/context.h"
-#include "run/counters.h"
-#include "run/dtype.h"
-#include "run/guard.h"
 
 namespace torch_ort::run {
 
@@ -60,8 +60,8 @@ TensorSpec spec_of(const ir::Type& type, const ir::SymbolLookup& lookup) {
 bool equals(const TensorSpec& spec, const at::Tensor& tensor) {
   if (!tensor.defined() || !spec.known) return tensor.defined() == spec.known;
   return tensor.sizes() == c10::IntArrayRef(spec.sizes) &&
-         tensor.strides() == c10::IntArrayRef(spec.strides) &&
-         tensor.scalar_type() == spec.dtype && tensor.device() == spec.device;
+         tensor.strides() == c10::IntArrayRef(spec.strides) && tensor.scalar_type() == spec.dtype &&
+         tensor.device() == spec.device;
 }
 
 at::Tensor tensor_over(c10::Storage storage, const TensorSpec& spec, int64_t byte_offset) {
@@ -79,8 +79,8 @@ c10::Storage storage_without_memory(int64_t bytes, c10::Device device) {
       c10::StorageImpl::use_byte_size_t(), bytes, c10::DataPtr(nullptr, device), nullptr, false));
 }
 
-// Binds symbols from the shapes of the inputs. A dim that is an expression is checked in verify mode only:
-// the guards of the capture hold it.
+// Binds symbols from the shapes of the inputs. A dim that is an expression is checked in verify
+// mode only: the guards of the capture hold it.
 void bind_symbols(const ir::Graph& graph, const Session::Tensors& inputs,
                   const std::vector<int64_t>& given,
                   std::vector<std::pair<std::string, int64_t>>& symbols) {
@@ -99,7 +99,8 @@ void bind_symbols(const ir::Graph& graph, const Session::Tensors& inputs,
     }
     for (size_t d = 0; d < value.type.shape->size(); ++d) {
       const ir::Dim& dim = (*value.type.shape)[d];
-      if (dim.is_symbol() && !is_bound(dim.name())) symbols.emplace_back(dim.name(), inputs[i].size(d));
+      if (dim.is_symbol() && !is_bound(dim.name()))
+        symbols.emplace_back(dim.name(), inputs[i].size(d));
       if (dim.is_constant() && dim.constant() != inputs[i].size(static_cast<int64_t>(d))) {
         throw UserError(concat("input '", value.name, "': dim ", d, ": got ",
                                inputs[i].size(static_cast<int64_t>(d)), ", want ", dim.constant()));
@@ -117,12 +118,13 @@ void check_inputs(const ir::Graph& graph, const Session::Tensors& inputs) {
     if (!inputs[i].defined()) continue;
     if (value.type.dtype != ir::DType::kUndefined &&
         inputs[i].scalar_type() != scalar_type(value.type.dtype)) {
-      throw UserError(concat("input '", value.name, "': got ", c10::toString(inputs[i].scalar_type()),
-                             ", want ", ir::name(value.type.dtype)));
+      throw UserError(concat("input '", value.name, "': got ",
+                             c10::toString(inputs[i].scalar_type()), ", want ",
+                             ir::name(value.type.dtype)));
     }
     if (inputs[i].layout() != c10::kStrided) {
-      throw Unsupported(concat("input '", value.name, "': got layout ", inputs[i].layout(),
-                               ", want strided"));
+      throw Unsupported(
+          concat("input '", value.name, "': got layout ", inputs[i].layout(), ", want strided"));
     }
   }
 }
@@ -142,8 +144,9 @@ std::vector<int64_t> eval_dims(const ir::Shape& dims, const ir::SymbolLookup& lo
 
 at::Tensor make_tensor(const TensorSpec& spec) {
   c10::Allocator* allocator = c10::GetAllocator(spec.device.type());
-  c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), spec.bytes, allocator->allocate(spec.bytes), allocator, true));
+  c10::Storage storage(
+      c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), spec.bytes,
+                                            allocator->allocate(spec.bytes), allocator, true));
   return tensor_over(std::move(storage), spec, 0);
 }
 
@@ -254,8 +257,8 @@ class Binder {
   }
 
   // A point-wise step that is the only reader of a kernel's own result writes into that result.
-  // One reader alone, so that no order of the steps can put another after it; and a result of the same half,
-  // because what crosses may be needed again when the graph is kept.
+  // One reader alone, so that no order of the steps can put another after it; and a result of the
+  // same half, because what crosses may be needed again when the graph is kept.
   void take_over_adopted() {
     taken_over_.assign(session_.steps_.size(), -1);
     if (!session_.options_.in_place) return;
@@ -271,9 +274,11 @@ class Binder {
       const int result = step.outputs[0];
       if (leaves(result) || roots_[result] != result) continue;
       for (int slot : step.in_place) {
-        if (readers[roots_[slot]] != 1 || roots_[slot] != slot || !may_be_overwritten(slot, i)) continue;
+        if (readers[roots_[slot]] != 1 || roots_[slot] != slot || !may_be_overwritten(slot, i))
+          continue;
         const TensorSpec &from = binding_.specs[slot], &to = binding_.specs[result];
-        if (from.sizes != to.sizes || from.strides != to.strides || from.dtype != to.dtype) continue;
+        if (from.sizes != to.sizes || from.strides != to.strides || from.dtype != to.dtype)
+          continue;
         taken_over_[i] = slot;
         roots_[result] = slot;
         for (int& root : roots_) {
@@ -296,14 +301,16 @@ class Binder {
 
   bool may_be_overwritten(int slot, size_t step) const {
     const SlotFacts& facts = session_.facts_[slot];
-    if (facts.producer < 0 || facts.late || leaves(slot) || !binding_.specs[slot].known) return false;
+    if (facts.producer < 0 || facts.late || leaves(slot) || !binding_.specs[slot].known)
+      return false;
     const Step& producer = session_.steps_[facts.producer];
     const size_t border = session_.num_forward_;
     const bool same_half = (static_cast<size_t>(facts.producer) < border) == (step < border);
     // A third party's kernel may keep what it gives.
     const bool is_torchs = producer.op->operator_name().name.starts_with("aten::");
     const TensorSpec& spec = binding_.specs[slot];
-    const auto numel = std::accumulate(spec.sizes.begin(), spec.sizes.end(), int64_t{1}, std::multiplies<>());
+    const auto numel =
+        std::accumulate(spec.sizes.begin(), spec.sizes.end(), int64_t{1}, std::multiplies<>());
     const bool dense = spec.bytes == numel * static_cast<int64_t>(c10::elementSize(spec.dtype));
     return same_half && is_torchs && dense && forms_[facts.producer] == Form::kFunctional &&
            producer.form == Form::kFunctional;
@@ -339,7 +346,8 @@ class Binder {
         if (slot >= 0) planned.writes.push_back(slot);
       }
       const size_t index = program_.steps.size();
-      if (step.form == Form::kOut && taken_over_[index] < 0) planned.in_place = in_place_candidates(step);
+      if (step.form == Form::kOut && taken_over_[index] < 0)
+        planned.in_place = in_place_candidates(step);
       planned.effect = step.effect;
       program_.steps.push_back(std::move(planned));
     }
@@ -384,19 +392,22 @@ class Binder {
       }
       if (bound.form == Form::kView && step.outputs.size() > 0) {
         const int base = step.reads().front();
-        const bool sizes_known = std::none_of(bound.args.begin(), bound.args.end(), [](const BoundArg& arg) {
-          return arg.kind == BoundArg::Kind::kLateDim || arg.kind == BoundArg::Kind::kLateDimList;
-        });
+        const bool sizes_known =
+            std::none_of(bound.args.begin(), bound.args.end(), [](const BoundArg& arg) {
+              return arg.kind == BoundArg::Kind::kLateDim ||
+                     arg.kind == BoundArg::Kind::kLateDimList;
+            });
         const plan::Kind kind = program_.tensors[base].kind;
-        bound.is_static_view =
-            sizes_known && stands_from_the_start(base) &&
-            (kind == plan::Kind::kPlanned || kind == plan::Kind::kConstant);
-        if (bound.is_static_view) binding_.static_views.push_back(index);
-        else if (may_move(step)) describe_views(step, base, bound);
+        bound.is_static_view = sizes_known && stands_from_the_start(base) &&
+                               (kind == plan::Kind::kPlanned || kind == plan::Kind::kConstant);
+        if (bound.is_static_view)
+          binding_.static_views.push_back(index);
+        else if (may_move(step))
+          describe_views(step, base, bound);
       }
       for (int slot : plan.release[position]) bound.release.push_back(slot);
-      auto& half = index < static_cast<int>(session_.num_forward_) ? binding_.forward
-                                                                   : binding_.backward;
+      auto& half =
+          index < static_cast<int>(session_.num_forward_) ? binding_.forward : binding_.backward;
       half.push_back(std::move(bound));
     }
     // Views of views come after what they look at, whatever the order of the plan.
@@ -508,12 +519,9 @@ class Binder {
         bound.kind = BoundArg::Kind::kSlot;
         bound.slot = step.outputs[source.slots[0]];
         return bound;
-      case ArgSource::Kind::kSlotList:
-        bound.kind = BoundArg::Kind::kTensorList;
-        return bound;
+      case ArgSource::Kind::kSlotList: bound.kind = BoundArg::Kind::kTensorList; return bound;
       case ArgSource::Kind::kDim:
-      case ArgSource::Kind::kDimList:
-        break;
+      case ArgSource::Kind::kDimList: break;
     }
     const bool list = source.kind == ArgSource::Kind::kDimList;
     c10::List<int64_t> values;
@@ -526,19 +534,22 @@ class Binder {
       values.push_back(*value);
     }
     bound.kind = BoundArg::Kind::kConstant;
-    if (list) bound.constant = values;
-    else if (source.as_tensor) bound.constant = wrapped_number(values.get(0));
-    else bound.constant = values.get(0);
+    if (list)
+      bound.constant = values;
+    else if (source.as_tensor)
+      bound.constant = wrapped_number(values.get(0));
+    else
+      bound.constant = values.get(0);
     return bound;
   }
 
   Session& session_;
   Binding& binding_;
   ir::SymbolLookup lookup_;
-  std::vector<Form> forms_;   // by step
+  std::vector<Form> forms_;      // by step
   std::vector<int> taken_over_;  // by step: the adopted slot that its result is written into; -1
-  std::vector<int> roots_;    // by slot, for these sizes
-  std::vector<bool> leaves_;  // by slot
+  std::vector<int> roots_;       // by slot, for these sizes
+  std::vector<bool> leaves_;     // by slot
   plan::Program program_;
 };
 

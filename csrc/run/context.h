@@ -1,15 +1,15 @@
 // Bindings and contexts; internal to run/.
 #pragma once
 
+#include "run/arena.h"
+#include "run/session.h"
+
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
 
 #include <memory>
 #include <mutex>
 #include <vector>
-
-#include "run/arena.h"
-#include "run/session.h"
 
 namespace torch_ort::run {
 
@@ -30,14 +30,14 @@ struct ViewSpec {
 
 struct BoundStep {
   const Step* step = nullptr;
-  Form form = Form::kFunctional;       // kReshape is decided: kView, kFunctional or kOut
+  Form form = Form::kFunctional;  // kReshape is decided: kView, kFunctional or kOut
   std::vector<BoundArg> args;
-  std::vector<int> allocate;           // slots that get memory of their own before the call
-  std::vector<int> release;            // slots to let go afterwards
-  int takes_over = -1;                 // slot of an adopted tensor that the result is written into
-  bool is_static_view = false;         // its result stands already: it looks at engine memory
-  std::vector<ViewSpec> views;         // of a view of the caller's memory, or of adopted memory
-  int viewed = -1;                     // the slot that these look at
+  std::vector<int> allocate;    // slots that get memory of their own before the call
+  std::vector<int> release;     // slots to let go afterwards
+  int takes_over = -1;          // slot of an adopted tensor that the result is written into
+  bool is_static_view = false;  // its result stands already: it looks at engine memory
+  std::vector<ViewSpec> views;  // of a view of the caller's memory, or of adopted memory
+  int viewed = -1;              // the slot that these look at
 };
 
 // A tensor of known size: what is needed to make it.
@@ -55,16 +55,16 @@ struct Binding : std::enable_shared_from_this<Binding> {
   std::vector<std::pair<std::string, int64_t>> symbols;
   std::vector<TensorSpec> inputs;  // to recognise the sizes again
   std::vector<int64_t> symbol_inputs;
-  std::vector<TensorSpec> specs;   // by slot
+  std::vector<TensorSpec> specs;  // by slot
   std::vector<BoundStep> forward, backward;
   plan::Plan plan;
   double plan_ms = 0;
-  std::vector<int> static_views;   // steps whose result is made with the context
-  std::vector<int> owned;          // slots with a place of their own in engine memory
-  std::vector<int> transient;      // slots that are filled anew in each call
+  std::vector<int> static_views;  // steps whose result is made with the context
+  std::vector<int> owned;         // slots with a place of their own in engine memory
+  std::vector<int> transient;     // slots that are filled anew in each call
   std::vector<const ViewSpec*> moving_views;
-  std::vector<int> kept;           // of these, what the engine keeps for backward
-  int64_t serial = 0;              // tells bindings of one session apart
+  std::vector<int> kept;  // of these, what the engine keeps for backward
+  int64_t serial = 0;     // tells bindings of one session apart
 
   std::mutex mutex;
   std::vector<std::unique_ptr<Context>> idle;
@@ -82,8 +82,8 @@ struct Context {
   std::vector<at::Tensor> slots;
   std::vector<at::Tensor> views;  // by slot: the tensor objects of moving views
   std::vector<std::pair<std::string, int64_t>> late_symbols;  // bound in the run
-  // Each planned tensor is alone in its storage, as in eager PyTorch: kernels that look at the whole
-  // storage, or count from its start, find what they expect. Only the addresses move.
+  // Each planned tensor is alone in its storage, as in eager PyTorch: kernels that look at the
+  // whole storage, or count from its start, find what they expect. Only the addresses move.
   struct Part {
     c10::Storage storage;
     int64_t offset = 0;  // bytes into the area
@@ -106,7 +106,8 @@ struct Context {
   void attach(std::vector<Part>& parts, void* data);
 };
 
-// Points the views of a step at what they look at; false if that has other strides than were planned.
+// Points the views of a step at what they look at; false if that has other strides than were
+// planned.
 bool move_views(Context& context, const BoundStep& bound);
 
 // Views of engine memory are metadata: made once, right for any address.

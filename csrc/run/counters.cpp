@@ -6,7 +6,7 @@ namespace {
 
 struct Entry {
   const char* name;
-  std::atomic<int64_t> Counters::*field;
+  std::atomic<int64_t> Counters::* field;
   bool is_state;  // tells what is now; reset() leaves it
 };
 

@@ -24,11 +24,12 @@ struct Counters {
   std::atomic<int64_t> nodes_aten{0};
   std::atomic<int64_t> contexts_created{0};
   std::atomic<int64_t> contexts_live{0};
-  std::atomic<int64_t> arena_bytes{0};        // held by the engine now, idle buffers included
+  std::atomic<int64_t> arena_bytes{0};  // held by the engine now, idle buffers included
   std::atomic<int64_t> arena_bytes_peak{0};
   std::atomic<int64_t> arena_growth{0};       // bytes that it asked the system for
   std::atomic<int64_t> arena_allocations{0};  // times that the engine asked the system for memory
-  std::atomic<int64_t> saved_bytes{0};        // what crossed from forward to backward in the newest forward run
+  std::atomic<int64_t> saved_bytes{
+      0};  // what crossed from forward to backward in the newest forward run
   std::atomic<int64_t> outputs_allocated{0};  // tensors given to the caller
 
   std::vector<std::pair<std::string, int64_t>> snapshot() const;

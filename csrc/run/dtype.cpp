@@ -1,8 +1,8 @@
 #include "run/dtype.h"
 
-#include <utility>
-
 #include "base/error.h"
+
+#include <utility>
 
 namespace torch_ort::run {
 

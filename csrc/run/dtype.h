@@ -1,10 +1,10 @@
 // Between the IR's types and PyTorch's.
 #pragma once
 
+#include "ir/type.h"
+
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
-
-#include "ir/type.h"
 
 namespace torch_ort::run {
 

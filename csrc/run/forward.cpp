@@ -1,4 +1,10 @@
 // One training step as autograd sees it: a forward call, a token, a backward call.
+#include "base/error.h"
+#include "run/arena.h"
+#include "run/context.h"
+#include "run/counters.h"
+#include "run/guard.h"
+
 #include <ATen/ops/alias.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
@@ -6,12 +12,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-
-#include "base/error.h"
-#include "run/arena.h"
-#include "run/context.h"
-#include "run/counters.h"
-#include "run/guard.h"
 
 namespace torch_ort::run {
 
@@ -83,9 +83,10 @@ std::shared_ptr<Context> context_of(const at::Tensor& token) {
   ContextTable& table = context_table();
   std::lock_guard lock(table.mutex);
   auto found = table.contexts.find(id);
-  TORCH_CHECK(found != table.contexts.end(), "torch_ort: the saved state of forward call ", id,
-              " is gone: its token was copied by a hook that was not active during the forward call, ",
-              "or its graph was freed");
+  TORCH_CHECK(
+      found != table.contexts.end(), "torch_ort: the saved state of forward call ", id,
+      " is gone: its token was copied by a hook that was not active during the forward call, ",
+      "or its graph was freed");
   return found->second;
 }
 
@@ -179,9 +180,12 @@ std::optional<Session::PlanReport> Session::plan_report() const {
     for (const BoundStep& step : *half) {
       if (step.is_static_view) continue;
       ++(half == &binding.forward ? report.steps_forward : report.steps_backward);
-      if (step.form == Form::kOut) ++report.steps_out;
-      else if (step.form == Form::kView) ++report.steps_view;
-      else ++report.steps_functional;
+      if (step.form == Form::kOut)
+        ++report.steps_out;
+      else if (step.form == Form::kView)
+        ++report.steps_view;
+      else
+        ++report.steps_functional;
     }
   }
   for (const plan::Placement& place : binding.plan.placements) {
@@ -254,21 +258,25 @@ Session::Tensors Session::backward(const at::Tensor& token, const Tensors& saved
     context = context_of(token);
   }
   std::lock_guard lock(context->mutex);
-  TORCH_CHECK(!context->spent, "Trying to backward through the graph a second time: torch_ort has ",
-              "overwritten the saved values. Specify retain_graph=True in the first backward call.");
+  TORCH_CHECK(
+      !context->spent, "Trying to backward through the graph a second time: torch_ort has ",
+      "overwritten the saved values. Specify retain_graph=True in the first backward call.");
   const Session& session = *context->session;
   const Binding& binding = *context->binding;
   ORT_CHECK(saved.size() == session.saved_inputs_.size() + session.saved_outputs_.size() &&
                 tangents.size() == session.tangent_slots_.size(),
-            "run_backward: got ", saved.size(), " saved tensors and ", tangents.size(), " gradients, want ",
-            session.saved_inputs_.size() + session.saved_outputs_.size(), " and ",
-            session.tangent_slots_.size());
+            "run_backward: got ", saved.size(), " saved tensors and ", tangents.size(),
+            " gradients, want ", session.saved_inputs_.size() + session.saved_outputs_.size(),
+            " and ", session.tangent_slots_.size());
   RunGuard guard(session.device_);
 
   size_t next = 0;
-  for (int index : session.saved_inputs_) context->slots[session.input_slots_[index]] = saved[next++];
-  for (int index : session.saved_outputs_) context->slots[session.output_slots_[index]] = saved[next++];
-  for (size_t i = 0; i < tangents.size(); ++i) context->slots[session.tangent_slots_[i]] = tangents[i];
+  for (int index : session.saved_inputs_)
+    context->slots[session.input_slots_[index]] = saved[next++];
+  for (int index : session.saved_outputs_)
+    context->slots[session.output_slots_[index]] = saved[next++];
+  for (size_t i = 0; i < tangents.size(); ++i)
+    context->slots[session.tangent_slots_[i]] = tangents[i];
 
   // When the graph is kept, backward works on a copy of the memory that it may overwrite.
   std::vector<at::Tensor> kept;
@@ -278,7 +286,8 @@ Session::Tensors Session::backward(const at::Tensor& token, const Tensors& saved
     if (binding.plan.context_bytes > 0) {
       copy = lend(session.device_, binding.plan.context_bytes);
       bytes_over(copy.data(), binding.plan.context_bytes, session.device_)
-          .copy_(bytes_over(context->context_memory.data(), binding.plan.context_bytes, session.device_));
+          .copy_(bytes_over(context->context_memory.data(), binding.plan.context_bytes,
+                            session.device_));
       context->attach_context_memory(copy.data());
     }
   }
@@ -303,9 +312,9 @@ Session::Tensors Session::backward(const at::Tensor& token, const Tensors& saved
   return gradients;
 }
 
-// Header: magic, session, binding, number of late symbols, number of kept tensors; then the late symbols'
-// values; then per kept tensor: slot, dtype, dims, sizes, strides. All int64. Then the context's memory, then
-// the kept tensors, each aligned.
+// Header: magic, session, binding, number of late symbols, number of kept tensors; then the late
+// symbols' values; then per kept tensor: slot, dtype, dims, sizes, strides. All int64. Then the
+// context's memory, then the kept tensors, each aligned.
 at::Tensor Session::make_carrying_token(const Context& context) const {
   const Binding& binding = *context.binding;
   std::vector<int64_t> header = {kCarryMagic, id_, binding.serial,
@@ -345,7 +354,8 @@ at::Tensor Session::make_carrying_token(const Context& context) const {
 
 std::unique_ptr<Context> Session::unpack_carrying_token(const at::Tensor& token) {
   const auto read_header = [&token](int64_t count) {
-    at::Tensor bytes = token.narrow(0, 0, count * static_cast<int64_t>(sizeof(int64_t))).cpu().contiguous();
+    at::Tensor bytes =
+        token.narrow(0, 0, count * static_cast<int64_t>(sizeof(int64_t))).cpu().contiguous();
     const auto* data = reinterpret_cast<const int64_t*>(bytes.const_data_ptr());
     return std::vector<int64_t>(data, data + count);
   };
@@ -360,7 +370,8 @@ std::unique_ptr<Context> Session::unpack_carrying_token(const at::Tensor& token)
   context->session = session;
   for (int64_t i = 0; i < num_late; ++i) {
     std::string name;
-    for (int64_t length = header[next++]; length > 0; --length) name += static_cast<char>(header[next++]);
+    for (int64_t length = header[next++]; length > 0; --length)
+      name += static_cast<char>(header[next++]);
     context->late_symbols.emplace_back(std::move(name), header[next++]);
   }
   int64_t offset = aligned(static_cast<int64_t>(header.size() * sizeof(int64_t)));

@@ -12,7 +12,8 @@ namespace torch_ort::run {
 // already dealt with: met again they would record, cast or trace a second time.
 class RunGuard {
  public:
-  explicit RunGuard(c10::Device device) : exclude_(excluded()), grad_mode_(false), device_(device) {}
+  explicit RunGuard(c10::Device device)
+      : exclude_(excluded()), grad_mode_(false), device_(device) {}
 
  private:
   static c10::DispatchKeySet excluded() {

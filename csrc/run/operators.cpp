@@ -1,10 +1,10 @@
 // The operators that stand for the two halves in graphs which trace them: stubs, compiled autograd.
 // Their fake kernels are in torch_ort/capture/joint.py.
+#include "run/session.h"
+
 #include <ATen/core/stack.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
-
-#include "run/session.h"
 
 namespace torch_ort::run {
 
@@ -36,7 +36,8 @@ TORCH_LIBRARY(torch_ort, library) {
       "run_forward(int session, Tensor(a -> *)[] inputs, int[] symbols, bool carry) -> Tensor(a)[]",
       {at::Tag::pt2_compliant_tag});
   library.def(
-      "run_backward(int session, Tensor token, Tensor(a -> *)[] saved, Tensor(a -> *)[] tangents) -> Tensor(a)[]",
+      "run_backward(int session, Tensor token, Tensor(a -> *)[] saved, Tensor(a -> *)[] tangents) "
+      "-> Tensor(a)[]",
       {at::Tag::pt2_compliant_tag});
 }
 

@@ -1,11 +1,12 @@
-// Runs the steps of a binding. No allocation by the engine, no schema lookup and no Python per step.
-#include <ATen/core/List.h>
-#include <ATen/ops/reshape.h>
-#include <ATen/record_function.h>
-
+// Runs the steps of a binding. No allocation by the engine, no schema lookup and no Python per
+// step.
 #include "base/error.h"
 #include "run/context.h"
 #include "run/counters.h"
+
+#include <ATen/core/List.h>
+#include <ATen/ops/reshape.h>
+#include <ATen/record_function.h>
 
 namespace torch_ort::run {
 
@@ -44,18 +45,13 @@ c10::IValue tensor_list(const Context& context, const ArgSource& source) {
 void push_arg(const Context& context, const BoundArg& arg, Stack& stack) {
   const auto lookup = [&context](const std::string& name) { return context.symbol(name); };
   switch (arg.kind) {
-    case BoundArg::Kind::kConstant:
-      stack.emplace_back(arg.constant);
-      return;
-    case BoundArg::Kind::kSlot:
-      stack.emplace_back(context.slots[arg.slot]);
-      return;
-    case BoundArg::Kind::kTensorList:
-      stack.emplace_back(tensor_list(context, *arg.source));
-      return;
+    case BoundArg::Kind::kConstant: stack.emplace_back(arg.constant); return;
+    case BoundArg::Kind::kSlot: stack.emplace_back(context.slots[arg.slot]); return;
+    case BoundArg::Kind::kTensorList: stack.emplace_back(tensor_list(context, *arg.source)); return;
     case BoundArg::Kind::kLateDim: {
       const int64_t value = eval_dims(arg.source->dims, lookup)[0];
-      stack.emplace_back(arg.source->as_tensor ? c10::IValue(wrapped_number(value)) : c10::IValue(value));
+      stack.emplace_back(arg.source->as_tensor ? c10::IValue(wrapped_number(value))
+                                               : c10::IValue(value));
       return;
     }
     case BoundArg::Kind::kLateDimList:
@@ -145,7 +141,8 @@ void run_step(Context& context, const BoundStep& bound, StepCounts& counts) {
       ++counts.view;
       break;
     case Form::kPython: {
-      // Python code finds the dispatch state in which eager PyTorch would call it, but for gradients.
+      // Python code finds the dispatch state in which eager PyTorch would call it, but for
+      // gradients.
       const c10::impl::ForceDispatchKeyGuard plain(
           c10::impl::LocalDispatchKeySet(c10::impl::PODLocalDispatchKeySet{}));
       call_op(context, step, bound.args);

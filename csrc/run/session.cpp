@@ -1,13 +1,6 @@
 // What a session knows before it sees a size. Bindings are made in binding.cpp, runs in runner.cpp.
 #include "run/session.h"
 
-#include <ATen/ops/empty.h>
-#include <c10/core/Allocator.h>
-
-#include <algorithm>
-#include <cstring>
-#include <set>
-
 #include "base/error.h"
 #include "ops/aten.h"
 #include "run/arena.h"
@@ -15,6 +8,13 @@
 #include "run/counters.h"
 #include "run/dtype.h"
 #include "run/guard.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/Allocator.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
 
 namespace torch_ort::run {
 
@@ -80,7 +80,8 @@ int mutated_slot(const Step& step, size_t index) {
     const size_t which = index - step.num_returns;
     return which < step.mutates.size() ? step.mutates[which] : -1;
   }
-  const bool is_argument = returns[index].alias_info() != nullptr && returns[index].alias_info()->isWrite();
+  const bool is_argument =
+      returns[index].alias_info() != nullptr && returns[index].alias_info()->isWrite();
   return is_argument && step.mutates.size() == 1 ? step.mutates[0] : -1;
 }
 
@@ -145,7 +146,8 @@ std::shared_ptr<Session> find_session(int64_t id) {
   auto found = table.sessions.find(id);
   std::shared_ptr<Session> session = found == table.sessions.end() ? nullptr : found->second.lock();
   if (session == nullptr) {
-    throw UserError(concat("session ", id, ": it is gone (was torch.compiler.reset() called between ",
+    throw UserError(concat("session ", id,
+                           ": it is gone (was torch.compiler.reset() called between ",
                            "compiling and running?)"));
   }
   return session;
@@ -188,8 +190,9 @@ void Session::lower_graph() {
   }
 }
 
-// Autograd gives an output that looks at a saved value a version counter of its own, so that an edit
-// of it in place would go unnoticed; and memory of the engine must not leave at all. Such a view is copied.
+// Autograd gives an output that looks at a saved value a version counter of its own, so that an
+// edit of it in place would go unnoticed; and memory of the engine must not leave at all. Such a
+// view is copied.
 void Session::copy_views_that_leave() {
   std::unordered_map<const ir::Value*, const ir::Value*> base;  // of views, transitively
   std::unordered_map<const ir::Value*, size_t> made_by;
@@ -314,9 +317,9 @@ void Session::resolve_steps() {
   Resolver resolver(slots_, device_.is_cpu());
   steps_.reserve(calls_.calls.size());
   for (const ops::Call& call : calls_.calls) {
-    const bool late = std::any_of(call.outputs.begin(), call.outputs.end(), [&](const ir::Value* v) {
-      return v != nullptr && facts_[slots_.at(v)].late;
-    });
+    const bool late =
+        std::any_of(call.outputs.begin(), call.outputs.end(),
+                    [&](const ir::Value* v) { return v != nullptr && facts_[slots_.at(v)].late; });
     Step step = late ? resolver.resolve_functional(call) : resolver.resolve(call);
     const ir::Node* node = call.node;
     step.name = node != nullptr ? node->name : call.op;
@@ -333,7 +336,8 @@ void Session::resolve_steps() {
     if (step.form == Form::kMutation) {
       for (size_t i = 0; i < step.outputs.size(); ++i) {
         const int written = mutated_slot(step, i);
-        if (step.outputs[i] >= 0 && written >= 0) facts_[step.outputs[i]].root = facts_[written].root;
+        if (step.outputs[i] >= 0 && written >= 0)
+          facts_[step.outputs[i]].root = facts_[written].root;
       }
     }
     steps_.push_back(std::move(step));
@@ -349,7 +353,8 @@ void Session::find_lifetimes() {
       const auto input = std::find(input_slots_.begin(), input_slots_.end(), root);
       if (input == input_slots_.end()) continue;
       const int index = static_cast<int>(input - input_slots_.begin());
-      if (std::find(mutated_inputs_.begin(), mutated_inputs_.end(), index) == mutated_inputs_.end()) {
+      if (std::find(mutated_inputs_.begin(), mutated_inputs_.end(), index) ==
+          mutated_inputs_.end()) {
         mutated_inputs_.push_back(index);
       }
     }
@@ -357,7 +362,8 @@ void Session::find_lifetimes() {
     for (int slot : steps_[i].reads()) {
       SlotFacts& facts = facts_[slot];
       const bool given_before = facts.is_input && slot < static_cast<int>(input_slots_.size());
-      if (given_before || (facts.producer >= 0 && facts.producer < static_cast<int>(num_forward_))) {
+      if (given_before ||
+          (facts.producer >= 0 && facts.producer < static_cast<int>(num_forward_))) {
         facts.crosses = true;
       }
     }
@@ -386,12 +392,13 @@ void Session::find_lifetimes() {
 }
 
 std::vector<Session::StepReport> Session::steps_report() const {
-  static constexpr const char* kForms[] = {"out", "functional", "view", "reshape", "mutation", "python"};
+  static constexpr const char* kForms[] = {"out",     "functional", "view",
+                                           "reshape", "mutation",   "python"};
   std::vector<StepReport> report;
   for (size_t i = 0; i < steps_.size(); ++i) {
     const Step& step = steps_[i];
-    report.push_back({step.name, toString(step.op->operator_name()), kForms[static_cast<int>(step.form)], step.origin,
-                      i >= num_forward_});
+    report.push_back({step.name, toString(step.op->operator_name()),
+                      kForms[static_cast<int>(step.form)], step.origin, i >= num_forward_});
   }
   return report;
 }

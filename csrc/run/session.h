@@ -1,9 +1,15 @@
 // A compiled graph, ready to run.
 //
-// Session  what does not depend on sizes: calls, steps, which tensors cross from forward to backward.
-// Binding  one set of sizes: the plan, and every argument that sizes decide. Cached, least recently used.
-// Context  one forward call and its backward: the tensors. Pooled; ended by its token.
+// Session  what does not depend on sizes: calls, steps, which tensors cross from forward to
+// backward. Binding  one set of sizes: the plan, and every argument that sizes decide. Cached,
+// least recently used. Context  one forward call and its backward: the tensors. Pooled; ended by
+// its token.
 #pragma once
+
+#include "ir/graph.h"
+#include "ops/op.h"
+#include "plan/plan.h"
+#include "run/step.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -15,11 +21,6 @@
 #include <string>
 #include <unordered_map>
 #include <vector>
-
-#include "ir/graph.h"
-#include "ops/op.h"
-#include "plan/plan.h"
-#include "run/step.h"
 
 namespace torch_ort::run {
 
@@ -36,13 +37,14 @@ struct Context;
 // What a slot is, whatever the sizes.
 struct SlotFacts {
   const ir::Value* value = nullptr;
-  int root = -1;           // the slot whose memory it shares; itself if none
-  int producer = -1;       // step
-  bool late = false;       // size known only when its step has run, or on another device than the session's
-  bool leaves = false;     // its memory is given to the caller
-  bool is_input = false;   // graph input, or gradient of an output
+  int root = -1;      // the slot whose memory it shares; itself if none
+  int producer = -1;  // step
+  bool late =
+      false;  // size known only when its step has run, or on another device than the session's
+  bool leaves = false;    // its memory is given to the caller
+  bool is_input = false;  // graph input, or gradient of an output
   bool is_constant = false;
-  bool crosses = false;    // written or given in forward, read in backward
+  bool crosses = false;  // written or given in forward, read in backward
 };
 
 class Session : public std::enable_shared_from_this<Session> {
@@ -51,9 +53,9 @@ class Session : public std::enable_shared_from_this<Session> {
 
   // Takes the graph. `constants`: tensors of initializers that hold no data of their own, by name.
   // Raises Unsupported if an operator is missing.
-  static std::shared_ptr<Session> compile(std::unique_ptr<ir::Graph> graph,
-                                          const std::unordered_map<std::string, at::Tensor>& constants,
-                                          const SessionOptions& options);
+  static std::shared_ptr<Session> compile(
+      std::unique_ptr<ir::Graph> graph,
+      const std::unordered_map<std::string, at::Tensor>& constants, const SessionOptions& options);
   ~Session();
 
   int64_t id() const { return id_; }
@@ -73,8 +75,8 @@ class Session : public std::enable_shared_from_this<Session> {
   c10::Device device() const { return device_; }
 
   // Without a YieldOp: outputs. With one: outputs, then the token.
-  // `symbols`: values of graph().symbol_inputs. `carry`: the token holds all bytes that backward needs,
-  // so that saved-tensor hooks may copy and move it.
+  // `symbols`: values of graph().symbol_inputs. `carry`: the token holds all bytes that backward
+  // needs, so that saved-tensor hooks may copy and move it.
   Tensors forward(const Tensors& inputs, const std::vector<int64_t>& symbols, bool carry);
   // `saved`: the saved inputs, then the saved outputs. `keep`: the token may be used again.
   static Tensors backward(const at::Tensor& token, const Tensors& saved, const Tensors& tangents,
@@ -135,7 +137,7 @@ class Session : public std::enable_shared_from_this<Session> {
   std::set<std::string> bound_symbols_;  // known when a call begins
   bool has_late_values_ = false;
 
-  mutable std::mutex mutex_;  // of what follows
+  mutable std::mutex mutex_;                      // of what follows
   std::list<std::shared_ptr<Binding>> bindings_;  // most recently used first
 };
 

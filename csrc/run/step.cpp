@@ -1,5 +1,9 @@
 #include "run/step.h"
 
+#include "base/error.h"
+#include "ops/aten.h"
+#include "run/dtype.h"
+
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/jit_type.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -9,10 +13,6 @@
 #include <algorithm>
 #include <mutex>
 #include <unordered_set>
-
-#include "base/error.h"
-#include "ops/aten.h"
-#include "run/dtype.h"
 
 namespace torch_ort::run {
 
@@ -113,14 +113,10 @@ IValue string_value(const c10::Argument& schema, const std::string& text) {
   switch (real->kind()) {
     case TypeKind::ScalarTypeType:
       return static_cast<int64_t>(scalar_type(ir::dtype_from_name(text)));
-    case TypeKind::LayoutType:
-      return static_cast<int64_t>(layout_from_name(text));
-    case TypeKind::MemoryFormatType:
-      return static_cast<int64_t>(memory_format_from_name(text));
-    case TypeKind::DeviceObjType:
-      return c10::Device(text);
-    default:
-      return text;
+    case TypeKind::LayoutType: return static_cast<int64_t>(layout_from_name(text));
+    case TypeKind::MemoryFormatType: return static_cast<int64_t>(memory_format_from_name(text));
+    case TypeKind::DeviceObjType: return c10::Device(text);
+    default: return text;
   }
 }
 
@@ -147,10 +143,14 @@ IValue number_list(const c10::Argument& schema, const ops::ArgList& items) {
   }
   c10::impl::GenericList values(element);
   for (const ops::Arg& item : items) {
-    if (const auto* flag = std::get_if<bool>(&item.value)) values.push_back(IValue(*flag));
-    else if (const auto* real = std::get_if<double>(&item.value)) values.push_back(IValue(*real));
-    else if (const auto* text = std::get_if<std::string>(&item.value)) values.push_back(IValue(*text));
-    else throw InternalError("argument list: an element is neither number nor text");
+    if (const auto* flag = std::get_if<bool>(&item.value))
+      values.push_back(IValue(*flag));
+    else if (const auto* real = std::get_if<double>(&item.value))
+      values.push_back(IValue(*real));
+    else if (const auto* text = std::get_if<std::string>(&item.value))
+      values.push_back(IValue(*text));
+    else
+      throw InternalError("argument list: an element is neither number nor text");
   }
   return values;
 }
@@ -166,7 +166,7 @@ ArgSource constant(IValue value) {
 struct OverwriteForm {
   const char* functional;  // "aten::clone"
   const char* overload;
-  const char* in_place;    // "aten::copy_"
+  const char* in_place;  // "aten::copy_"
   const char* in_place_overload;
   ops::ArgList (*args)(const ops::ArgList& functional_args);  // after the overwritten one
 };
@@ -197,15 +197,18 @@ const OverwriteForm kOverwriteForms[] = {
      [](const ops::ArgList& a) -> ops::ArgList { return {a.at(1), ops::Arg()}; }},
 };
 
-// Their `.Scalar` overload wraps the number into a tensor and calls the other one, which has an out= kernel.
-const std::unordered_set<std::string> kWrapsNumbers = {"aten::add", "aten::sub", "aten::mul", "aten::div"};
+// Their `.Scalar` overload wraps the number into a tensor and calls the other one, which has an
+// out= kernel.
+const std::unordered_set<std::string> kWrapsNumbers = {"aten::add", "aten::sub", "aten::mul",
+                                                       "aten::div"};
 
 // Whether `call` was replaced by calls with real out= forms, appended to `out`.
 bool expand_to_out_forms(ops::CallList& calls, const ops::Call& call, bool on_cpu,
                          std::vector<ops::Call>& out) {
   const auto push = [&](std::string op, std::string overload, ops::ArgList args,
                         std::vector<ir::Value*> outputs) {
-    out.push_back({std::move(op), std::move(overload), std::move(args), std::move(outputs), call.node});
+    out.push_back(
+        {std::move(op), std::move(overload), std::move(args), std::move(outputs), call.node});
   };
   const auto input = [&](size_t index) { return std::get<ir::Value*>(call.args.at(index).value); };
 
@@ -219,7 +222,8 @@ bool expand_to_out_forms(ops::CallList& calls, const ops::Call& call, bool on_cp
   }
   if (call.op == "aten::sum" && call.overload.empty()) {
     push("aten::sum", "dim_IntList",
-         {input(0), ops::Arg(ops::ArgList{}), false, call.args.size() > 1 ? call.args[1] : ops::Arg()},
+         {input(0), ops::Arg(ops::ArgList{}), false,
+          call.args.size() > 1 ? call.args[1] : ops::Arg()},
          call.outputs);
     return true;
   }
@@ -283,7 +287,8 @@ bool expand_to_out_forms(ops::CallList& calls, const ops::Call& call, bool on_cp
   return false;
 }
 
-// PyTorch's CPU kernels for the last dim finish what they gather of a row before they write its elements.
+// PyTorch's CPU kernels for the last dim finish what they gather of a row before they write its
+// elements.
 bool is_softmax_of_rows(const ops::Call& call) {
   static const std::unordered_map<std::string, size_t> dim_argument = {
       {"aten::_softmax", 1},
@@ -350,7 +355,8 @@ ArgSource Resolver::bind_arg(const c10::Argument& schema, const ops::Arg& arg) c
   if (auto* real = std::get_if<double>(&arg.value)) {
     return wraps ? constant(wrapped_number(*real)) : constant(*real);
   }
-  if (auto* text = std::get_if<std::string>(&arg.value)) return constant(string_value(schema, *text));
+  if (auto* text = std::get_if<std::string>(&arg.value))
+    return constant(string_value(schema, *text));
   if (auto* dim = std::get_if<ir::Dim>(&arg.value)) {
     const TypeKind wanted = element_kind(schema.type());
     if (dim->is_constant()) {
@@ -382,7 +388,8 @@ ArgSource Resolver::bind_arg(const c10::Argument& schema, const ops::Arg& arg) c
   const bool all_dims = std::all_of(items.begin(), items.end(), [](const ops::Arg& item) {
     return std::holds_alternative<ir::Dim>(item.value);
   });
-  if (!all_dims || element->kind() == TypeKind::FloatType || element->kind() == TypeKind::BoolType) {
+  if (!all_dims || element->kind() == TypeKind::FloatType ||
+      element->kind() == TypeKind::BoolType) {
     return constant(number_list(schema, items));
   }
   if (element->kind() == TypeKind::NumberType) {
@@ -453,7 +460,8 @@ bool Resolver::use_out_form(const ops::Call& call, Step& step) const {
   auto out = find_out_overload(*step.op, on_cpu_);
   if (!out) return false;
   // Results that nobody reads still need memory to be written to: the kernel makes it.
-  if (std::any_of(step.outputs.begin(), step.outputs.end(), [](int s) { return s < 0; })) return false;
+  if (std::any_of(step.outputs.begin(), step.outputs.end(), [](int s) { return s < 0; }))
+    return false;
   step.op = out;
   for (size_t i = 0; i < step.outputs.size(); ++i) step.args.push_back(output(static_cast<int>(i)));
   step.form = Form::kOut;
@@ -499,7 +507,8 @@ Step Resolver::resolve_functional(const ops::Call& call) const {
 // Operands that the kernel reads, element by element, before it writes the same element.
 Step Resolver::finish(const ops::Call& call, Step& step) const {
   if (step.form != Form::kOut || step.outputs.size() != 1) return std::move(step);
-  const bool reads_first = step.op->hasTag(at::Tag::pointwise) || (on_cpu_ && is_softmax_of_rows(call));
+  const bool reads_first =
+      step.op->hasTag(at::Tag::pointwise) || (on_cpu_ && is_softmax_of_rows(call));
   if (!reads_first) return std::move(step);
   const ir::Type& type = call.outputs[0]->type;
   for (const ops::Arg& arg : call.args) {
@@ -521,9 +530,8 @@ void prefer_out_forms(ops::CallList& calls, bool on_cpu, size_t& yield_position,
   for (size_t i = 0; i < calls.calls.size(); ++i) {
     if (i == yield_position) new_position = rewritten.size();
     ops::Call& call = calls.calls[i];
-    const bool late = std::any_of(call.outputs.begin(), call.outputs.end(), [&](const ir::Value* v) {
-      return v != nullptr && is_late(v);
-    });
+    const bool late = std::any_of(call.outputs.begin(), call.outputs.end(),
+                                  [&](const ir::Value* v) { return v != nullptr && is_late(v); });
     if (late || !expand_to_out_forms(calls, call, on_cpu, rewritten)) rewritten.push_back(call);
   }
   if (yield_position == calls.calls.size()) new_position = rewritten.size();

@@ -1,5 +1,8 @@
-// Calls bound to the dispatcher: which operator, which arguments from where, which results to where.
+// Calls bound to the dispatcher: which operator, which arguments from where, which results to
+// where.
 #pragma once
+
+#include "ops/call.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
@@ -9,8 +12,6 @@
 #include <string>
 #include <unordered_map>
 #include <vector>
-
-#include "ops/call.h"
 
 namespace torch_ort::run {
 
@@ -30,11 +31,11 @@ enum class Form : uint8_t {
 // Where one argument comes from.
 struct ArgSource {
   enum class Kind : uint8_t { kConstant, kSlot, kSlotList, kDim, kDimList, kOutput } kind;
-  c10::IValue constant;     // kConstant
-  std::vector<int> slots;   // kSlot: one; kSlotList: several, -1 for None; kOutput: which result
+  c10::IValue constant;    // kConstant
+  std::vector<int> slots;  // kSlot: one; kSlotList: several, -1 for None; kOutput: which result
   bool optional_elements = false;  // kSlotList: Tensor?[]
-  ir::Shape dims;           // kDim: one; kDimList: several
-  bool as_tensor = false;   // kDim: the operator takes a tensor, which stands for the number
+  ir::Shape dims;                  // kDim: one; kDimList: several
+  bool as_tensor = false;          // kDim: the operator takes a tensor, which stands for the number
 };
 
 // A 0-d tensor that stands for a Python number: it takes no part in type promotion.
@@ -44,13 +45,15 @@ struct Step {
   Form form = Form::kFunctional;
   std::optional<c10::OperatorHandle> op;  // what is called: the out= overload in form kOut
   std::vector<ArgSource> args;            // of `op`, in the order of its schema
-  std::vector<int> outputs;               // slots of the tensors that the call gives, lists flattened; -1: not kept
-  std::vector<int> mutates;               // slots that the call writes into
-  size_t num_returns = 0;                 // outputs after these are `mutates`, as they are afterwards
-  bool effect = false;                    // random, writes or raises: keeps its order
-  std::vector<int> in_place;              // input slots over which outputs[0] may be written, element by element
-  std::string binds_symbol;               // the result is no tensor but the value of this symbol
-  std::string name;                       // of the node, for profilers and messages
+  std::vector<int>
+      outputs;  // slots of the tensors that the call gives, lists flattened; -1: not kept
+  std::vector<int> mutates;  // slots that the call writes into
+  size_t num_returns = 0;    // outputs after these are `mutates`, as they are afterwards
+  bool effect = false;       // random, writes or raises: keeps its order
+  std::vector<int>
+      in_place;              // input slots over which outputs[0] may be written, element by element
+  std::string binds_symbol;  // the result is no tensor but the value of this symbol
+  std::string name;          // of the node, for profilers and messages
   std::string origin;
 
   std::vector<int> reads() const;  // slots of tensor arguments, each once
@@ -61,7 +64,8 @@ class Resolver {
  public:
   Resolver(const Slots& slots, bool on_cpu) : slots_(slots), on_cpu_(on_cpu) {}
 
-  // Raises Unsupported if no such operator is registered, InternalError if arguments do not fit its schema.
+  // Raises Unsupported if no such operator is registered, InternalError if arguments do not fit its
+  // schema.
   Step resolve(const ops::Call& call) const;
   // The form whose kernel makes its results, whatever their sizes.
   Step resolve_functional(const ops::Call& call) const;

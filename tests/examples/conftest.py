@@ -4,6 +4,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -65,6 +66,7 @@ def start_script(tmp_path: Path) -> Callable[..., subprocess.Popen]:
     """Return a function that starts a script in a process of its own, in an empty folder."""
 
     def start(script: str, *arguments: object) -> subprocess.Popen:
+        # Tests that run in the background of a shell are told to ignore Ctrl-C, and so are their children.
         return subprocess.Popen(
             [sys.executable, str(EXAMPLES / script), *map(str, arguments)],
             cwd=tmp_path,
@@ -72,6 +74,7 @@ def start_script(tmp_path: Path) -> Callable[..., subprocess.Popen]:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     return start

@@ -22,7 +22,8 @@ def test_report():
     report = torch_ort.explain(model, torch.randn(4, 6))
     (graph,) = report.graphs
     assert graph.is_training
-    assert graph.nodes["Gemm"] == 2 and graph.nodes["com.microsoft.YieldOp"] == 1
+    assert graph.nodes["Gemm"] == 2
+    assert graph.nodes["com.microsoft.YieldOp"] == 1
     assert graph.aten["aten::gelu_backward"] == 1
     assert graph.plan["peak_bytes"] >= graph.plan["context_bytes"] > 0
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -52,7 +53,8 @@ def test_files(tmp_path):
     )
     compiled(torch.randn(4, 6)).sum().backward()
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert len(names) == 2 and names[0].endswith("_captured.onnx")
+    assert len(names) == 2
+    assert names[0].endswith("_captured.onnx")
     for path in tmp_path.iterdir():
         written = onnx.load(path)
         onnx.checker.check_model(written, full_check=True)
@@ -73,13 +75,13 @@ def test_a_written_graph_runs_again(tmp_path):
     # Inputs stand in the order of their first use: weight, bias, then the batch, and so on.
     tensors = [*(p.detach() for p in model[0].parameters()), x]
     tensors += [p.detach() for layer in (model[2], model[3]) for p in layer.parameters()]
-    (result,) = _C.run(graph, dict(zip(graph.input_names, tensors))).values()
+    (result,) = _C.run(graph, dict(zip(graph.input_names, tensors, strict=True))).values()
     torch.testing.assert_close(result, expected)
 
 
 def test_files_that_cannot_be_written(tmp_path):
     options = {"save_onnx": True, "onnx_prefix": str(tmp_path / "nowhere" / "step")}
-    with pytest.raises(Exception, match="save_onnx: cannot write .*nowhere"):
+    with pytest.raises(Exception, match=r"save_onnx: cannot write .*nowhere"):
         torch.compile(block(), backend="ort", options=options)(torch.randn(4, 6))
 
 

@@ -28,7 +28,7 @@ def test_environment_is_read_and_the_call_wins(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "given, words",
+    ("given", "words"),
     [
         ({"save_onx": True}, "unknown option: got 'save_onx'.*did you mean save_onnx"),
         ({"save_onnx": 1}, "save_onnx: got 1, want a bool"),
@@ -52,7 +52,7 @@ def test_bad_environment(monkeypatch):
 def test_modes():
     assert resolve(mode="max-autotune") == resolve()
     with pytest.raises(
-        UserError, match="mode: got 'max-autotun', want .*did you mean max-autotune"
+        UserError, match=r"mode: got 'max-autotun', want .*did you mean max-autotune"
     ):
         resolve(mode="max-autotun")
 

@@ -87,10 +87,11 @@ def test_collectives_in_the_graph(compiled, assert_engine_ran):
 @pytest.mark.ort_only
 def test_distributed_tensors_run_in_eager(compiled, monkeypatch):
     """Their device mesh is an input that is no tensor: a clear fallback, and the right numbers."""
-    import torch_ort
-    from torch_ort.fallback import FallbackWarning
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    import torch_ort
+    from torch_ort.fallback import FallbackWarning
 
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")
     mesh = init_device_mesh("cpu", (1,))

@@ -69,7 +69,7 @@ class TestEditBeforeBackward:
     )
     def test_single_view_of_a_saved_value(self, both, device, view):
         # Eager refuses. The engine gives such an output memory of its own: the edit spoils nothing.
-        eager, compiled = both(lambda x, w: view(x.exp()))
+        _, compiled = both(lambda x, w: view(x.exp()))
         x = torch.randn(4, 6, device=device, requires_grad=True)
         expected = x.exp().detach()
         output = compiled(x, x)

@@ -89,8 +89,12 @@ def _add_auto_functionalized(reader: FxReader, node: fx.Node) -> None:
     for i, clone in enumerate(clones):
         if clone is None:
             continue
-        whole = [after for after, (view, base) in zip(mutated, written) if base == clone == view]
-        parts = [after for after, (_, base) in zip(mutated, written) if base == clone]
+        whole = [
+            after
+            for after, (view, base) in zip(mutated, written, strict=True)
+            if base == clone == view
+        ]
+        parts = [after for after, (_, base) in zip(mutated, written, strict=True) if base == clone]
         name = f"{node.name}.{_first_base(op) + i}"
         if whole or not parts:
             reader.rename_result(name, whole[0] if whole else clone)
@@ -178,10 +182,12 @@ def _add_python_call(reader: FxReader, node: fx.Node) -> None:
         known = arg.meta.get("val")
         if isinstance(known, torch.Tensor):
             tensors.append(arg)
-            return lambda given, _, i=len(tensors) - 1: given[i]
+            place = len(tensors) - 1
+            return lambda given, _: given[place]
         if isinstance(known, torch.SymInt):
             sizes.append(known)
-            return lambda _, numbers, i=len(sizes) - 1: numbers[i]
+            index = len(sizes) - 1
+            return lambda _, numbers: numbers[index]
         raise Unsupported(f"node {node.name}: argument {arg.name} of {node.target} is no tensor")
 
     args = fx.node.map_arg(node.args, lambda arg: _Hole(hole(arg)))

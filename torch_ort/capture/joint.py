@@ -300,6 +300,7 @@ class ForwardRunner:
         self.backward = BackwardRunner(self)
 
     def __call__(self, args: list[Any]) -> list[Any]:
+        """Run the forward half; clears `args`."""
         layout = self._layout
         tensors = [args[i] for i in layout.tensor_inputs]
         symbols = [args[i] for i in layout.symbol_inputs]
@@ -327,6 +328,7 @@ class BackwardRunner:
         return self
 
     def __call__(self, args: list[Any]) -> list[Any]:
+        """Run the backward half; clears `args`."""
         layout = self._forward._layout
         guard = self._forward._guard
         token, count = args[0], len(layout.saved)
@@ -417,7 +419,7 @@ class _Kept:
     def was_edited(self) -> bool:
         return any(
             isinstance(x, torch.Tensor) and not x.is_inference() and x._version != version
-            for x, version in zip(self.inputs, self.versions)
+            for x, version in zip(self.inputs, self.versions, strict=True)
         )
 
 
@@ -455,6 +457,7 @@ class InferenceRunner:
         self._outputs = outputs
 
     def __call__(self, args: list[Any]) -> list[Any]:
+        """Run the graph; clears `args`."""
         tensors = [args[i] for i in self._program.tensor_inputs]
         symbols = [args[i] for i in self._program.symbol_inputs]
         args.clear()

@@ -20,7 +20,7 @@ def expression_text(expr: sympy.Basic) -> str:
 
     Raises Unsupported on anything else.
     """
-    if isinstance(expr, sympy.Integer) or isinstance(expr, int):
+    if isinstance(expr, sympy.Integer | int):
         return str(int(expr))
     if isinstance(expr, sympy.Symbol):
         return expr.name
