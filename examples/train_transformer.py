@@ -40,6 +40,7 @@ from getting_started.text import (
     read_splits,
     tokenize,
 )
+from interrupt import Interrupt
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -100,7 +101,8 @@ def perplexity(loss: float) -> float:
 class Training:
     """A run: the model, what trains it, its text, and what was measured so far."""
 
-    def __init__(self, options: argparse.Namespace, tokens: Splits) -> None:
+    def __init__(self, options: argparse.Namespace, tokens: Splits, interrupt: Interrupt) -> None:
+        self.interrupt = interrupt
         self.options = options
         self.vocabulary = Vocabulary.of(tokens.train, options.min_frequency)
         self.text = Splits(
@@ -198,6 +200,7 @@ class Training:
         num_words, seconds = 0, 0.0
         with tqdm(parts, desc=f"epoch {self.epoch + 1}", leave=False, disable=None) as bar:
             for words, targets in bar:
+                self.interrupt.check()
                 start = time.perf_counter()
                 loss = self.step(words, targets)
                 self.step_seconds.append(time.perf_counter() - start)
@@ -235,6 +238,7 @@ class Training:
         self.compiled.eval()
         total = 0.0
         for words, targets in batches(text, self.options.bptt):
+            self.interrupt.check()
             loss = nn.functional.cross_entropy(self.compiled(words).flatten(0, 1), targets)
             total += len(targets) * loss.item()
         return total / text[1:].numel()
@@ -287,8 +291,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit status."""
     parser, options = parse(argv)
     torch.manual_seed(options.seed)
+    with Interrupt() as interrupt:
+        return run(parser, options, interrupt)
+
+
+def run(parser: argparse.ArgumentParser, options: argparse.Namespace, interrupt: Interrupt) -> int:
+    """Train as the options say; returns the exit status."""
     try:
-        training = Training(options, Splits(*map(tokenize, read_splits(options.data))))
+        training = Training(options, Splits(*map(tokenize, read_splits(options.data))), interrupt)
         if options.resume:
             training.resume()
     except (TextError, checkpoint.CheckpointError) as error:
