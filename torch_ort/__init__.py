@@ -1,6 +1,7 @@
 """torch_ort: a training compiler for PyTorch, `torch.compile(model, backend="ort")`.
 
-Only public names stand here. The backend is found through its entry point, so training needs no import
+Only public names stand here. The backend is found through its entry point, so training needs no
+import
 of this package; importing it gives the tools that show what the compiler did.
 """
 

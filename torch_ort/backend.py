@@ -22,7 +22,8 @@ def ort(
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph; found by `torch.compile(backend="ort")` through its entry point.
 
-    Raises UserError on a bad option or mode. Whatever the engine cannot do runs in eager PyTorch after one
+    Raises UserError on a bad option or mode. Whatever the engine cannot do runs in eager PyTorch
+    after one
     FallbackWarning; with TORCH_ORT_STRICT=1 it is raised.
     """
     chosen = resolve(options, mode)

@@ -21,7 +21,8 @@ def count(name: str, amount: int = 1) -> None:
 def counters() -> dict[str, int]:
     """Give all counters as a flat dict.
 
-    `captures_refused` is how often torch itself gave up on a frame (its recompile limit) and runs eager.
+    `captures_refused` is how often torch itself gave up on a frame (its recompile limit): that
+    runs in eager.
     """
     values = {
         "graphs_captured": _events["graphs_captured"],
@@ -33,7 +34,7 @@ def counters() -> dict[str, int]:
 
 
 def reset_counters() -> None:
-    """Zero what counts events; counters of a present state (`contexts_live`, `arena_bytes`) stay."""
+    """Zero what counts events; what tells a state (`contexts_live`, `arena_bytes`) stays."""
     _events.clear()
     _events["captures_refused_before"] = _refused()
     _C.reset_counters()

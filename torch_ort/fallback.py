@@ -33,7 +33,7 @@ def compile_or_eager(
 ) -> Callable[..., Any]:
     """Compile a graph; on an error of the engine give a callable that runs it in eager PyTorch.
 
-    UserError and, when `strict`, every error is raised. The random state is as before after a failure.
+    UserError and, when `strict`, every error is raised. A failure leaves the random state as it was.
     `state.failed` tells later that a backward failed, after which eager is right as well.
     """
     random = RandomState()

@@ -22,7 +22,7 @@ MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagrap
 
 @dataclass(frozen=True)
 class Row:
-    """One option. `parse` gets text from the environment, `check` any value; both raise ValueError."""
+    """One option. `parse` gets text of the environment, `check` any value; both raise ValueError."""
 
     name: str
     variable: str
@@ -100,7 +100,7 @@ TABLE: tuple[Row, ...] = (
     _row("onnx_prefix", "ORTMODULE_SAVE_ONNX_PREFIX", "torch_ort", "path",
          "Start of the file names of save_onnx; its folder must exist.", str, _check_str),
     _row("opset", "ORTMODULE_ONNX_OPSET_VERSION", NEWEST_OPSET, "int",
-         "Newest standard opset whose ops may be used; the stamped one is the lowest that holds the graph.",
+         "Newest standard opset whose ops may be used; the stamped one is the lowest that fits.",
          int, _check_int(OLDEST_OPSET, NEWEST_OPSET)),
     _row("dump", "TORCH_ORT_DUMP", (), "names",
          f"What to write into dump_dir: {', '.join(DUMP_KINDS)}.",
@@ -120,14 +120,16 @@ TABLE: tuple[Row, ...] = (
 _BY_NAME = {row.name: row for row in TABLE}
 
 Options = make_dataclass(
-    "Options", [(row.name, Any, row.default) for row in TABLE], frozen=True, namespace={"__doc__": "One value for each row of TABLE."}
+    "Options", [(row.name, Any, row.default) for row in TABLE], frozen=True,
+    namespace={"__doc__": "One value for each row of TABLE."},
 )  # fmt: skip
 
 
 def resolve(given: Mapping[str, Any] | None = None, mode: str | None = None) -> Options:
     """Give the options in force.
 
-    Raises UserError on an unknown option or mode (naming near matches) and on a value of the wrong kind.
+    Raises UserError on an unknown option or mode (naming near matches), and on a value of the
+    wrong kind.
     """
     if mode is not None and mode not in MODES:
         raise UserError(f"mode: got {mode!r}, want one of {', '.join(MODES)}{_near(mode, MODES)}")
@@ -140,7 +142,8 @@ def resolve(given: Mapping[str, Any] | None = None, mode: str | None = None) -> 
         if name not in _BY_NAME:
             names = sorted(_BY_NAME)
             raise UserError(
-                f"options: unknown option: got {name!r}, want one of {', '.join(names)}{_near(name, names)}"
+                f"options: unknown option: got {name!r}, want one of {', '.join(names)}"
+                f"{_near(name, names)}"
             )
         values[name] = _checked(_BY_NAME[name], name, value)
     options = Options(**values)

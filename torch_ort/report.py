@@ -78,7 +78,7 @@ class Report:
 def explain(
     model: Any, *inputs: Any, options: dict[str, Any] | None = None, **kwargs: Any
 ) -> Report:
-    """Compile `model` for `inputs`, run one forward (and backward, if a float output requires grad), and report.
+    """Compile `model` for `inputs`, run one step, and report. Backward runs if an output asks for it.
 
     The model's gradients are left as they were; buffers such as running statistics are updated as a
     step updates them. Raises what the model raises, and engine errors when TORCH_ORT_STRICT=1.
@@ -88,7 +88,7 @@ def explain(
     before = counting.counters()
     start = time.perf_counter()
     try:
-        compiled = torch.compile(model, backend="ort", **({"options": options} if options else {}))
+        compiled = torch.compile(model, backend=_fresh_backend(options))
         result = compiled(*inputs, **kwargs)
         _backward(model, result)
     finally:
@@ -97,6 +97,13 @@ def explain(
     after = counting.counters()
     changes = {name: after[name] - before.get(name, 0) for name in after}
     return Report([_describe(program) for program in watched], changes, spent)
+
+
+def _fresh_backend(options: dict[str, Any] | None) -> Any:
+    """The backend as an object of its own: Dynamo gives nothing that it has compiled before."""
+    from torch_ort.backend import ort
+
+    return lambda module, inputs: ort(module, inputs, options=options)
 
 
 def _backward(model: Any, result: Any) -> None:

@@ -66,7 +66,8 @@ def start_script(tmp_path: Path) -> Callable[..., subprocess.Popen]:
     """Return a function that starts a script in a process of its own, in an empty folder."""
 
     def start(script: str, *arguments: object) -> subprocess.Popen:
-        # Tests that run in the background of a shell are told to ignore Ctrl-C, and so are their children.
+        # Tests that run in the background of a shell are told to ignore Ctrl-C, and so are their
+        # children.
         return subprocess.Popen(
             [sys.executable, str(EXAMPLES / script), *map(str, arguments)],
             cwd=tmp_path,

@@ -38,6 +38,12 @@ def test_report():
         assert words in text
 
 
+def test_report_of_a_model_that_is_compiled_already():
+    model = block()
+    torch.compile(model, backend="ort")(torch.randn(4, 6))
+    assert len(torch_ort.explain(model, torch.randn(4, 6)).graphs) == 1
+
+
 def test_report_of_an_inference_graph():
     with torch.no_grad():
         (graph,) = torch_ort.explain(block(), torch.randn(4, 6)).graphs

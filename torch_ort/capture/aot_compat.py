@@ -1,4 +1,4 @@
-"""Everything that is private to torch, in one place. tests/torch_ort/test_aot_compat.py checks each name."""
+"""What of torch's private names the capture stands on, in one place."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def passes_through(error: BaseException) -> bool:
 def fake_token(placeholders: Sequence[fx.Node]) -> torch.Tensor:
     """Describe the token to AOTAutograd.
 
-    Its storage is that of an input: AOTAutograd then does not count it among the buffers that a backward
+    Its storage is that of an input: AOTAutograd then does not count it among the buffers that a
+    backward
     may overwrite, which would forbid retain_graph=True. Its size is static, whatever is dynamic.
     """
     fakes = [
@@ -57,7 +58,8 @@ def forward_and_backward_nodes(
     """Split the nodes of a joint graph (placeholders and output left out) at the border.
 
     Everything up to the last node that AOTAutograd traced in forward is forward. A node after it is
-    forward if it writes into an input and was not traced in backward. Dependence on a tangent tells nothing:
+    forward if it writes into an input and was not traced in backward. Dependence on a tangent
+    tells nothing:
     random numbers of a custom backward have none.
     """
     nodes = [node for node in joint.graph.nodes if node.op not in ("placeholder", "output")]
@@ -108,7 +110,7 @@ def _mutates(node: fx.Node) -> bool:
 
 
 def needs_no_version_check(node: fx.Node) -> bool:
-    """Tell whether a value was stashed on a ctx of an autograd.Function, which autograd does not watch."""
+    """Tell whether a value was stashed on a ctx of an autograd.Function: autograd does not watch it."""
     return bool(node.meta.get("saved_tensor_with_no_vc_check"))
 
 

@@ -1,6 +1,7 @@
 """Read an FX graph of ATen calls into the engine: each node becomes one plain call.
 
-Sizes are not computed by nodes: every symbolic integer is an expression over the symbols of the inputs, so
+Sizes are not computed by nodes: every symbolic integer is an expression over the symbols of the
+inputs, so
 `sym_size`, `operator.mul` and their like leave no trace.
 """
 
@@ -66,7 +67,7 @@ class FxReader:
         self._schemas: dict[Any, tuple[list[str], list[Any]]] = {}
 
     def add_placeholders(self, nodes: Iterable[fx.Node]) -> None:
-        """Declare graph inputs. Raises Unsupported for an input that is no tensor, integer or None."""
+        """Declare graph inputs. Raises Unsupported for what is no tensor, integer or None."""
         for position, node in enumerate(nodes):
             value = node.meta.get("val")
             if isinstance(value, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Operators without a schema: `auto_functionalized` as clone and call, the rest as calls back into Python."""
+"""Operators without a schema: `auto_functionalized` as clone and call, the rest in Python."""
 
 from __future__ import annotations
 
@@ -99,12 +99,13 @@ def _add_auto_functionalized(reader: FxReader, node: fx.Node) -> None:
         if whole or not parts:
             reader.rename_result(name, whole[0] if whole else clone)
         else:
-            # Only a view of the base was an argument. The copy, an effect too, stands after the call.
+            # Only a view of the base was an argument. The copy, an effect too, stands after the
+            # call.
             reader.copy_after_mutation(clone, name, bases[i])
 
 
 def _first_base(op) -> int:
-    """Index of the first base among the results; an operator without results has None in their place."""
+    """Index of the first base among the results; without other results None stands before it."""
     return max(1, len(op._schema.returns))
 
 

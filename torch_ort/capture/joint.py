@@ -1,4 +1,4 @@
-"""Capture through AOTAutograd: our partition function takes the joint graph whole and hands it to the engine.
+"""Capture through AOTAutograd: our partition function hands the joint graph whole to the engine.
 
 What AOTAutograd gets back are two stubs that carry metadata, and two callables behind them.
 """
@@ -40,7 +40,8 @@ class Capture:
     def compile(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         """Give a callable for a Dynamo graph.
 
-        Raises Unsupported or InternalError; whatever AOTAutograd itself cannot trace becomes Unsupported.
+        Raises Unsupported or InternalError; whatever AOTAutograd itself cannot trace becomes
+        Unsupported.
         """
         backend = aot_compat.aot_autograd(
             fw_compiler=self.compile_forward,
@@ -82,7 +83,7 @@ class Capture:
         return self._forward
 
     def compile_backward(self, stub: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        """Give what runs instead of the backward stub. Nothing is compiled here: it is too late to fall back."""
+        """Give what runs instead of the backward stub. Compiling here were too late to fall back."""
         return self._forward.backward
 
     def compile_inference(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
@@ -117,7 +118,7 @@ def _fake_backward(
 
 
 class OutputLayout:
-    """Which outputs of a graph are tensors, which are sizes (0-d tensors in the engine) and which constants."""
+    """Which outputs are tensors, which sizes (0-d tensors in the engine) and which constants."""
 
     def __init__(self, outputs: Sequence[Any]) -> None:
         self.names: list[str] = []  # of the engine's outputs
@@ -349,7 +350,8 @@ class BackwardRunner:
 class FirstBackward:
     """Until one backward has succeeded, keeps what a step needs to be run again without the engine.
 
-    Inputs are kept by reference, and checked for edits; those that the graph writes into are copied.
+    Inputs are kept by reference, and checked for edits; those that the graph writes into are
+    copied.
     """
 
     def __init__(self, layout: JointLayout, state: GraphState) -> None:
