@@ -260,6 +260,24 @@ void rename(Graph& graph, Value& value, std::string_view name) {
   graph.names.insert(value.name);
 }
 
+void take_name(Graph& graph, Value& value, std::string_view name) {
+  if (value.name == name) return;
+  if (Value* other = find_value(graph, name)) rename(graph, *other, unused_name(graph, name));
+  rename(graph, value, name);
+}
+
+void give_data(Graph& graph, Value& value, std::shared_ptr<const TensorData> data) {
+  ORT_CHECK(!value.producer && !value.data, "edit: value '", value.name,
+            "' gets data: want an input, or an initializer without");
+  if (std::erase(graph.inputs, &value) > 0) {
+    renumber(graph.inputs);
+    value.index = static_cast<int>(graph.initializers.size());
+    graph.initializers.push_back(&value);
+  }
+  value.type.strides.reset();
+  value.data = std::move(data);
+}
+
 void sweep(Graph& graph) {
   std::erase_if(graph.nodes, [](const Node& node) { return node.is_erased(); });
   std::erase_if(graph.initializers,
@@ -277,6 +295,10 @@ void sweep(Graph& graph) {
 
 void move_before(Graph& graph, Node& node, Node& before) {
   graph.nodes.splice(before.position, graph.nodes, node.position);
+}
+
+void reorder(Graph& graph, const std::vector<Node*>& nodes) {
+  for (Node* node : nodes) graph.nodes.splice(graph.nodes.end(), graph.nodes, node->position);
 }
 
 std::unique_ptr<Graph> clone(const Graph& graph) {

@@ -39,12 +39,18 @@ void set_output(Graph& graph, int index, Value& value);
 void erase(Graph& graph, Node& node);
 // InternalError if another value has that name.
 void rename(Graph& graph, Value& value, std::string_view name);
+// As rename(), but another value that has the name gets one like it.
+void take_name(Graph& graph, Value& value, std::string_view name);
+// Makes an initializer with data of a graph input, or of an initializer without.
+void give_data(Graph& graph, Value& value, std::shared_ptr<const TensorData> data);
 // Frees tombstones, initializers with data that nothing reads, and values that nothing mentions any
 // more; pointers to these become invalid. Nodes keep the outputs that nobody reads: how many there
 // are has a meaning for many ops.
 void sweep(Graph& graph);
 // Moves `node` so that it stands just before `before`.
 void move_before(Graph& graph, Node& node, Node& before);
+// Brings the nodes into the given order, which lists each node of the graph but its tombstones.
+void reorder(Graph& graph, const std::vector<Node*>& nodes);
 
 // A deep copy, subgraphs included, without tombstones. Tensor data is shared.
 std::unique_ptr<Graph> clone(const Graph& graph);

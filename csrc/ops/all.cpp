@@ -18,6 +18,7 @@ const Registry& registry() {
     register_normalization(ops);
     register_random(ops);
     register_reduction(ops);
+    register_region(ops);
     register_shape(ops);
     register_softmax(ops);
     register_training(ops);

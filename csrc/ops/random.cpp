@@ -51,6 +51,12 @@ void lower_dropout(const ir::Node& node, CallList& calls) {
   }
 }
 
+// Which elements are kept: the draws that PyTorch's own dropout makes on the CPU.
+void lower_bernoulli_mask(const ir::Node& node, CallList& calls) {
+  calls.add("torch_ort::bernoulli_mask", "", {Arg(), ir::float_attr(node.attrs, "keep", 0.5)},
+            {node.outputs[0]});
+}
+
 }  // namespace
 
 void register_random(Registry& ops) {
@@ -63,6 +69,13 @@ void register_random(Registry& ops) {
   dropout.lower = lower_dropout;
   dropout.pure = false;
   ops.add(dropout);
+  Op mask;
+  mask.name = "BernoulliMask";
+  mask.domain = ir::kTorchOrtDomain;
+  mask.min_inputs = mask.max_inputs = 0;
+  mask.lower = lower_bernoulli_mask;
+  mask.pure = false;
+  ops.add(mask);
 }
 
 }  // namespace torch_ort::ops

@@ -25,6 +25,8 @@ int merge_equal(ir::Graph& graph);
 int recompute_tagged(ir::Graph& graph);
 int replay_views(ir::Graph& graph);
 int remove_dead(ir::Graph& graph);
+int expand_composites(ir::Graph& graph);
+int fuse_regions(ir::Graph& graph);
 
 struct PipelineOptions {
   std::vector<std::string> disabled;  // names of passes; other names are not ours

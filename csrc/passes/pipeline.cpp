@@ -65,8 +65,11 @@ const std::vector<Pass>& pipeline() {
       {"recompute_tagged", recompute_tagged},
       // after recompute_tagged: what it computes again needs no replay
       {"replay_views", replay_views},
-      // last: the others leave nodes behind that nobody reads
+      // after all that make or remove single nodes
+      {"expand_composites", expand_composites},
+      // the others leave nodes behind that nobody reads, which would be computed in a region
       {"remove_dead", remove_dead},
+      {"fuse_regions", fuse_regions},
   };
   return passes;
 }

@@ -192,7 +192,8 @@ void bind_run(py::module_& module) {
           steps.append(py::make_tuple(step.name, step.op, step.form, step.backward, step.origin));
         }
         return steps;
-      });
+      })
+      .def("programs", &run::Session::programs_report);
   module.def("run_forward", &run_forward);
   module.def("run_backward", &run_backward);
   module.def(

@@ -40,6 +40,15 @@ TensorSpec spec_of(const at::Tensor& tensor) {
   return spec;
 }
 
+bool is_row_major(const TensorSpec& spec) {
+  int64_t stride = 1;
+  for (size_t i = spec.sizes.size(); i-- > 0;) {
+    if (spec.sizes[i] != 1 && spec.strides[i] != stride) return false;
+    stride *= spec.sizes[i];
+  }
+  return true;
+}
+
 TensorSpec spec_of(const ir::Type& type, const ir::SymbolLookup& lookup) {
   TensorSpec spec;
   spec.known = true;
@@ -270,7 +279,7 @@ class Binder {
     }
     for (size_t i = 0; i < session_.steps_.size(); ++i) {
       const Step& step = session_.steps_[i];
-      if (step.in_place.empty() || forms_[i] != Form::kOut) continue;
+      if (step.in_place.empty() || !step.writes_given_memory()) continue;
       const int result = step.outputs[0];
       if (leaves(result) || roots_[result] != result) continue;
       for (int slot : step.in_place) {
@@ -307,7 +316,7 @@ class Binder {
     const size_t border = session_.num_forward_;
     const bool same_half = (static_cast<size_t>(facts.producer) < border) == (step < border);
     // A third party's kernel may keep what it gives.
-    const bool is_torchs = producer.op->operator_name().name.starts_with("aten::");
+    const bool is_torchs = producer.op && producer.op->operator_name().name.starts_with("aten::");
     const TensorSpec& spec = binding_.specs[slot];
     const auto numel =
         std::accumulate(spec.sizes.begin(), spec.sizes.end(), int64_t{1}, std::multiplies<>());
@@ -321,7 +330,7 @@ class Binder {
     if (facts.is_input) return plan::Kind::kInput;
     if (facts.is_constant) return plan::Kind::kConstant;
     if (facts.producer < 0) return plan::Kind::kInput;
-    if (forms_[facts.producer] != Form::kOut) return plan::Kind::kAdopted;
+    if (!session_.steps_[facts.producer].writes_given_memory()) return plan::Kind::kAdopted;
     return leaves_[slot] ? plan::Kind::kOutput : plan::Kind::kPlanned;
   }
 
@@ -346,7 +355,7 @@ class Binder {
         if (slot >= 0) planned.writes.push_back(slot);
       }
       const size_t index = program_.steps.size();
-      if (step.form == Form::kOut && taken_over_[index] < 0)
+      if (step.writes_given_memory() && taken_over_[index] < 0)
         planned.in_place = in_place_candidates(step);
       planned.effect = step.effect;
       program_.steps.push_back(std::move(planned));
@@ -364,8 +373,9 @@ class Binder {
     for (int slot : step.in_place) {
       const TensorSpec& from = binding_.specs[slot];
       const TensorSpec& base = binding_.specs[roots_[slot]];
-      if (from.sizes == to.sizes && from.strides == to.strides && from.dtype == to.dtype &&
-          from.bytes == base.bytes && base.known) {
+      const bool same_layout = from.sizes == to.sizes && from.strides == to.strides;
+      if ((same_layout || (is_row_major(from) && is_row_major(to))) && from.dtype == to.dtype &&
+          from.bytes == to.bytes && from.bytes == base.bytes && base.known) {
         candidates.push_back(slot);
       }
     }
@@ -382,6 +392,7 @@ class Binder {
       bound.step = &step;
       bound.form = forms_[index];
       bound.takes_over = taken_over_[index];
+      if (step.form == Form::kRegion) bound.program = compile_region(step);
       for (const ArgSource& source : step.args) bound.args.push_back(bind_arg(step, source));
       for (int slot : step.outputs) {
         if (slot < 0 || written[slot]) continue;
@@ -413,6 +424,19 @@ class Binder {
     // Views of views come after what they look at, whatever the order of the plan.
     std::sort(binding_.static_views.begin(), binding_.static_views.end());
     list_slots();
+  }
+
+  std::shared_ptr<const cpu::TileProgram> compile_region(const Step& step) const {
+    const auto layout_of = [this](int slot) {
+      const TensorSpec& spec = binding_.specs[slot];
+      ORT_CHECK(spec.known, "run: region: the size of '", session_.slot_value(slot)->name,
+                "' is not known");
+      return cpu::Layout{run::dtype(spec.dtype), spec.sizes, spec.strides};
+    };
+    std::vector<cpu::Layout> inputs, outputs;
+    for (const ArgSource& arg : step.args) inputs.push_back(layout_of(arg.slots[0]));
+    for (int slot : step.outputs) outputs.push_back(layout_of(slot));
+    return cpu::compile(*step.region, lookup_, inputs, outputs, session_.options_.regions);
   }
 
   // A tensor object over engine memory or a constant, and not one that a step gives in the run.

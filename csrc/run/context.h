@@ -1,6 +1,7 @@
 // Bindings and contexts; internal to run/.
 #pragma once
 
+#include "cpu/region.h"
 #include "run/arena.h"
 #include "run/session.h"
 
@@ -38,6 +39,7 @@ struct BoundStep {
   bool is_static_view = false;  // its result stands already: it looks at engine memory
   std::vector<ViewSpec> views;  // of a view of the caller's memory, or of adopted memory
   int viewed = -1;              // the slot that these look at
+  std::shared_ptr<const cpu::TileProgram> program;  // of a region
 };
 
 // A tensor of known size: what is needed to make it.

@@ -21,6 +21,7 @@ constexpr Entry kEntries[] = {
     {"steps_functional", &Counters::steps_functional, false},
     {"steps_view", &Counters::steps_view, false},
     {"steps_python", &Counters::steps_python, false},
+    {"steps_region", &Counters::steps_region, false},
     {"nodes", &Counters::nodes, false},
     {"nodes_aten", &Counters::nodes_aten, false},
     {"contexts_created", &Counters::contexts_created, false},

@@ -20,6 +20,7 @@ struct Counters {
   std::atomic<int64_t> steps_functional{0};  // result adopted from the kernel
   std::atomic<int64_t> steps_view{0};        // views made anew in a run
   std::atomic<int64_t> steps_python{0};      // called back into Python
+  std::atomic<int64_t> steps_region{0};      // fused regions
   std::atomic<int64_t> nodes{0};
   std::atomic<int64_t> nodes_aten{0};
   std::atomic<int64_t> contexts_created{0};

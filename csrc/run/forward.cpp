@@ -180,7 +180,7 @@ std::optional<Session::PlanReport> Session::plan_report() const {
     for (const BoundStep& step : *half) {
       if (step.is_static_view) continue;
       ++(half == &binding.forward ? report.steps_forward : report.steps_backward);
-      if (step.form == Form::kOut)
+      if (step.form == Form::kOut || step.form == Form::kRegion)
         ++report.steps_out;
       else if (step.form == Form::kView)
         ++report.steps_view;

@@ -5,7 +5,7 @@
 #include "run/counters.h"
 
 #include <ATen/core/List.h>
-#include <ATen/ops/reshape.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/record_function.h>
 
 namespace torch_ort::run {
@@ -16,14 +16,15 @@ using torch::jit::Stack;
 
 // Counted in a run, added to the global counters once at its end.
 struct StepCounts {
-  int64_t out = 0, functional = 0, view = 0, python = 0;
+  int64_t out = 0, functional = 0, view = 0, python = 0, region = 0;
 
   ~StepCounts() {
-    counters().steps_run.fetch_add(out + functional + view + python, std::memory_order_relaxed);
+    counters().steps_run.fetch_add(out + functional + view + python + region, std::memory_order_relaxed);
     counters().steps_out.fetch_add(out, std::memory_order_relaxed);
     counters().steps_functional.fetch_add(functional, std::memory_order_relaxed);
     counters().steps_view.fetch_add(view, std::memory_order_relaxed);
     counters().steps_python.fetch_add(python, std::memory_order_relaxed);
+    counters().steps_region.fetch_add(region, std::memory_order_relaxed);
   }
 };
 
@@ -114,6 +115,36 @@ void call_op(Context& context, const Step& step, const std::vector<BoundArg>& ar
   step.op->callBoxed(&stack);
 }
 
+// A kernel may give its result other strides, or another dtype, than its shape rule promised.
+bool is_as_promised(const at::Tensor& tensor, const TensorSpec& spec) {
+  return tensor.strides() == c10::IntArrayRef(spec.strides) && tensor.scalar_type() == spec.dtype;
+}
+
+at::Tensor as_promised(const at::Tensor& tensor, const TensorSpec& spec) {
+  at::Tensor copy =
+      at::empty_strided(spec.sizes, spec.strides, tensor.options().dtype(spec.dtype));
+  return copy.copy_(tensor);
+}
+
+void run_region(const Context& context, const BoundStep& bound) {
+  const Step& step = *bound.step;
+  c10::SmallVector<const void*, 32> inputs;
+  c10::SmallVector<void*, 8> outputs;
+  c10::SmallVector<at::Tensor, 2> copies;
+  for (const ArgSource& source : step.args) {
+    const at::Tensor& tensor = context.slots[source.slots[0]];
+    const TensorSpec& spec = context.binding->specs[source.slots[0]];
+    if (is_as_promised(tensor, spec)) {
+      inputs.push_back(tensor.const_data_ptr());
+    } else {
+      copies.push_back(as_promised(tensor, spec));
+      inputs.push_back(copies.back().const_data_ptr());
+    }
+  }
+  for (int slot : step.outputs) outputs.push_back(context.slots[slot].mutable_data_ptr());
+  bound.program->run(inputs.data(), outputs.data());
+}
+
 void run_step(Context& context, const BoundStep& bound, StepCounts& counts) {
   const Step& step = *bound.step;
   RECORD_FUNCTION(step.name, c10::ArrayRef<const c10::IValue>{});
@@ -139,6 +170,10 @@ void run_step(Context& context, const BoundStep& bound, StepCounts& counts) {
       call_op(context, step, bound.args);
       store_results(context, step, context.stack);
       ++counts.view;
+      break;
+    case Form::kRegion:
+      run_region(context, bound);
+      ++counts.region;
       break;
     case Form::kPython: {
       // Python code finds the dispatch state in which eager PyTorch would call it, but for

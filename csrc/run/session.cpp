@@ -391,13 +391,25 @@ void Session::find_lifetimes() {
   }
 }
 
+std::vector<std::pair<std::string, std::string>> Session::programs_report() const {
+  std::lock_guard lock(mutex_);
+  std::vector<std::pair<std::string, std::string>> report;
+  if (bindings_.empty()) return report;
+  for (const auto* half : {&bindings_.front()->forward, &bindings_.front()->backward}) {
+    for (const BoundStep& bound : *half) {
+      if (bound.program) report.emplace_back(bound.step->name, bound.program->str());
+    }
+  }
+  return report;
+}
+
 std::vector<Session::StepReport> Session::steps_report() const {
-  static constexpr const char* kForms[] = {"out",     "functional", "view",
-                                           "reshape", "mutation",   "python"};
+  static constexpr const char* kForms[] = {"out",     "functional", "view",  "reshape",
+                                           "mutation", "python",    "region"};
   std::vector<StepReport> report;
   for (size_t i = 0; i < steps_.size(); ++i) {
     const Step& step = steps_[i];
-    report.push_back({step.name, toString(step.op->operator_name()),
+    report.push_back({step.name, step.op_name(),
                       kForms[static_cast<int>(step.form)], step.origin, i >= num_forward_});
   }
   return report;

@@ -6,6 +6,7 @@
 // its token.
 #pragma once
 
+#include "cpu/region.h"
 #include "ir/graph.h"
 #include "ops/op.h"
 #include "plan/plan.h"
@@ -29,6 +30,7 @@ struct SessionOptions {
   bool in_place = true;
   bool verify = false;  // check every plan, and every result against its promised type
   size_t max_bindings = 64;
+  cpu::CompileOptions regions;
 };
 
 struct Binding;
@@ -96,6 +98,8 @@ class Session : public std::enable_shared_from_this<Session> {
     bool backward;
   };
   std::vector<StepReport> steps_report() const;
+  // The tile programs of the plan used last: name of the node, instructions.
+  std::vector<std::pair<std::string, std::string>> programs_report() const;
   void free_idle_contexts();
 
  private:

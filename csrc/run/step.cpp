@@ -1,6 +1,7 @@
 #include "run/step.h"
 
 #include "base/error.h"
+#include "cpu/region.h"
 #include "ops/aten.h"
 #include "run/dtype.h"
 
@@ -468,7 +469,25 @@ bool Resolver::use_out_form(const ops::Call& call, Step& step) const {
   return true;
 }
 
+Step Resolver::bind_region(const ops::Call& call) const {
+  Step step;
+  step.form = Form::kRegion;
+  step.region = call.node;
+  for (const ops::Arg& arg : call.args) {
+    ArgSource source;
+    source.kind = ArgSource::Kind::kSlot;
+    source.slots = {slot(std::get<ir::Value*>(arg.value))};
+    step.args.push_back(std::move(source));
+  }
+  for (const ir::Value* value : call.outputs) step.outputs.push_back(slot(value));
+  for (int input : cpu::overwritable_inputs(*call.node)) {
+    step.in_place.push_back(step.args[input].slots[0]);
+  }
+  return step;
+}
+
 Step Resolver::resolve(const ops::Call& call) const {
+  if (call.op == "torch_ort::region") return bind_region(call);
   Step step;
   if (!find_op(call.op, call.overload) && use_out_form(call, step)) return finish(call, step);
   step = resolve_functional(call);
@@ -520,6 +539,10 @@ Step Resolver::finish(const ops::Call& call, Step& step) const {
     }
   }
   return std::move(step);
+}
+
+std::string Step::op_name() const {
+  return op ? toString(op->operator_name()) : region->op.str();
 }
 
 void prefer_out_forms(ops::CallList& calls, bool on_cpu, size_t& yield_position,

@@ -26,6 +26,7 @@ enum class Form : uint8_t {
   kReshape,     // a view where the strides allow, else a copy
   kMutation,    // changes an argument; its results, if any, are that argument
   kPython,      // a Python callable, for operators without a schema
+  kRegion,      // a fused region: a program of cpu/, writes into memory given to it
 };
 
 // Where one argument comes from.
@@ -53,8 +54,12 @@ struct Step {
   std::vector<int>
       in_place;              // input slots over which outputs[0] may be written, element by element
   std::string binds_symbol;  // the result is no tensor but the value of this symbol
-  std::string name;          // of the node, for profilers and messages
+  const ir::Node* region = nullptr;  // of form kRegion, which has no `op`
+  std::string name;                  // of the node, for profilers and messages
   std::string origin;
+
+  std::string op_name() const;
+  bool writes_given_memory() const { return form == Form::kOut || form == Form::kRegion; }
 
   std::vector<int> reads() const;  // slots of tensor arguments, each once
 };
@@ -72,6 +77,7 @@ class Resolver {
 
  private:
   Step bind(const c10::OperatorHandle& op, const ops::ArgList& args, const ops::Call& call) const;
+  Step bind_region(const ops::Call& call) const;
   ArgSource bind_arg(const c10::Argument& schema, const ops::Arg& arg) const;
   bool use_out_form(const ops::Call& call, Step& step) const;
   Step finish(const ops::Call& call, Step& step) const;

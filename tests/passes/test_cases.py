@@ -2,7 +2,8 @@
 
 A file is `# PASS: name` and cases, each headed by `# ----- title`: a model, `# AFTER`, and the
 graph that the pass leaves. `pytest --accept tests/passes` writes the graphs anew; the reviewer
-reads the difference. Both graphs of a case are run on the same inputs and must agree to the bit.
+reads the difference. Both graphs of a case are run on the same inputs and must agree, to the bit
+but for the passes that compute in another way.
 A line `# TAGGED must_recompute in 0: a b` tags the nodes that give `a` and `b`, for the text form
 has no word for it.
 """
@@ -26,6 +27,8 @@ TITLE = re.compile(r"^# -----(.*)\n", re.MULTILINE)
 AFTER = "# AFTER\n"
 TAGGED = re.compile(r"^# TAGGED (\w+) in (\d+): (.*)$", re.MULTILINE)
 SIZES = {"N": 3, "M": 5}
+# These compute the same numbers in another way; all others change no bit.
+ROUNDS = {"expand_composites": 1e-5, "fuse_regions": 1e-5}
 
 
 @dataclasses.dataclass
@@ -102,6 +105,12 @@ def run(graph: _C.Graph) -> list[torch.Tensor]:
     return results + [inputs[name] for name in graph.input_names]
 
 
+def assert_same(got: list[torch.Tensor], want: list[torch.Tensor], pass_name: str) -> None:
+    tolerance = ROUNDS.get(pass_name, 0)
+    for after, before in zip(got, want, strict=True):
+        torch.testing.assert_close(after, before, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
 @pytest.mark.parametrize("case", all_cases(), ids=str)
 def test_case(case: Case, request: pytest.FixtureRequest) -> None:
     graph = read_graph(case.before)
@@ -110,10 +119,7 @@ def test_case(case: Case, request: pytest.FixtureRequest) -> None:
     graph.verify("test")
     text = graph_text(graph)
 
-    got = run(graph)
-    assert len(got) == len(want)
-    for before, after in zip(want, got, strict=True):
-        torch.testing.assert_close(after, before, rtol=0, atol=0, equal_nan=True)
+    assert_same(run(graph), want, case.pass_name)
 
     assert (rewrites > 0) == (text != graph_text(read_graph(case.before)))
     assert _C.run_pass(case.pass_name, graph) == 0, "a second run makes more rewrites"
@@ -135,8 +141,7 @@ def test_every_pass_is_idempotent_and_right_on_every_case(case: Case) -> None:
         _C.run_pass(name, graph)
         graph.verify(name)
         assert _C.run_pass(name, graph) == 0, name
-        for before, after in zip(want, run(graph), strict=True):
-            torch.testing.assert_close(after, before, rtol=0, atol=0, equal_nan=True)
+        assert_same(run(graph), want, name)
 
 
 def test_every_pass_has_cases() -> None:

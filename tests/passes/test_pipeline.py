@@ -31,25 +31,28 @@ def test_all_passes_together() -> None:
         "remove_identity": 1,
         "merge_equal": 1,
         "remove_dead": 1,
+        "fuse_regions": 1,
     }
     assert all(milliseconds >= 0 for _, _, milliseconds in report)
-    assert [node["op"] for node in graph.nodes()] == ["Exp", "Mul"]
+    (region,) = graph.nodes()
+    assert region["op"] == "Region"
+    assert [node["op"] for node in region["attrs"]["body"].nodes()] == ["Exp", "Mul"]
 
 
 def test_disabled_passes_do_not_run() -> None:
     graph = read_graph(TEXT)
-    report = _C.run_pipeline(graph, disabled=["remove_identity", "a feature of another room"])
-    assert "remove_identity" not in [name for name, _, _ in report]
+    report = _C.run_pipeline(graph, disabled=["remove_identity", "fuse_regions", "a feature"])
+    assert {"remove_identity", "fuse_regions"}.isdisjoint(name for name, _, _ in report)
     assert "Identity" in [node["op"] for node in graph.nodes()]
 
 
 def test_bisect_stops_after_that_many_rewrites() -> None:
     counts = []
-    for bisect in range(5):
+    for bisect in range(6):
         graph = read_graph(TEXT)
         report = _C.run_pipeline(graph, bisect=bisect, check=2)
         counts.append(sum(count for _, count, _ in report))
-    assert counts == [0, 1, 2, 3, 3]
+    assert counts == [0, 1, 2, 3, 4, 4]
     unchanged = read_graph(TEXT)
     _C.run_pipeline(unchanged, bisect=0)
     assert graph_text(unchanged) == graph_text(read_graph(TEXT))
@@ -60,7 +63,7 @@ def test_bisect_stops_after_that_many_rewrites() -> None:
 def test_dump_is_called_after_passes_that_changed_something() -> None:
     names: list[str] = []
     _C.run_pipeline(read_graph(TEXT), dump=names.append)
-    changed = ["remove_identity", "merge_equal", "remove_dead"]
+    changed = ["remove_identity", "merge_equal", "remove_dead", "fuse_regions"]
     places = [_C.pass_names().index(name) + 1 for name in changed]
     assert names == [f"{place:02}_{name}" for place, name in zip(places, changed, strict=True)]
 

@@ -88,6 +88,10 @@ def run(graph: _C.Graph) -> tuple[list[torch.Tensor], set[tuple[int, int]]]:
     return results, sharing
 
 
+# These compute the same numbers in another way; all others change no bit.
+ROUNDS = ["expand_composites", "fuse_regions"]
+
+
 @settings(max_examples=150, deadline=None)
 @given(text=programs())
 def test_pipeline_keeps_results_apart_and_equal(text: str) -> None:
@@ -98,12 +102,19 @@ def test_pipeline_keeps_results_apart_and_equal(text: str) -> None:
     want, sharing = run(before)
 
     after = graph.clone()
-    _C.run_pipeline(after, check=2)
+    _C.run_pipeline(after, disabled=ROUNDS, check=2)
     assert after.num_nodes <= before.num_nodes
     got, sharing_after = run(after)
     assert len(got) == len(want)
     for ours, theirs in zip(got, want, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+    assert sharing_after <= sharing
+
+    fused = graph.clone()
+    _C.run_pipeline(fused, check=2)
+    got, sharing_after = run(fused)
+    for ours, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5, equal_nan=True)
     assert sharing_after <= sharing
 
     for name in _C.pass_names():

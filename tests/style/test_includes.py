@@ -15,10 +15,11 @@ MAY_INCLUDE = {
     "convert": {"base", "ir", "ops"},
     "passes": {"base", "ir", "ops"},
     "plan": {"base", "ir", "ops"},
-    "run": {"base", "ir", "ops", "plan"},
-    "python": {"base", "ir", "ops", "convert", "passes", "plan", "run"},
+    "cpu": {"base", "ir", "ops"},
+    "run": {"base", "ir", "ops", "plan", "cpu"},
+    "python": {"base", "ir", "ops", "convert", "passes", "plan", "cpu", "run"},
 }
-SEES_TORCH = {"ops", "convert", "run", "python"}
+SEES_TORCH = {"ops", "convert", "cpu", "run", "python"}
 SEES_PYBIND = {"python"}
 # Python operators are called with the interpreter held, so this one file of run/ sees pybind11.
 SEES_PYBIND_FILES = {"run/python_op.cpp"}

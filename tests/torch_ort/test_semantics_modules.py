@@ -224,7 +224,8 @@ def test_multiple_and_nested_outputs(compare_training):
                 "detached": right.detach(),
             }
 
-    compare_training(Nested, rows)
+    # exp makes large gradients, which carry a difference in the last bit into the next steps.
+    compare_training(Nested, rows, rtol=1e-4, atol=1e-4)
 
 
 def test_nested_inputs_and_constants(compare_training):
@@ -328,7 +329,11 @@ def test_float64(compare_training):
 
 
 def test_bfloat16_parameters(compare_training):
-    compare_training(lambda: mlp().bfloat16(), lambda step: torch.randn(6, 8, dtype=torch.bfloat16))
+    # Regions keep float32 between bfloat16 operators, where eager rounds.
+    compare_training(
+        lambda: mlp().bfloat16(), lambda step: torch.randn(6, 8, dtype=torch.bfloat16),
+        rtol=1.6e-2, atol=1e-2,
+    )  # fmt: skip
 
 
 def test_mixed_dtypes(compare_training):

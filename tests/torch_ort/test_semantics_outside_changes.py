@@ -35,7 +35,8 @@ class TestParametersChangedFromOutside:
             model[0].weight.data = torch.full_like(model[0].weight, 0.1 * (step + 1))
             model[3].bias.data.add_(1.0)
 
-        compare_training(mlp, rows, before_step=change)
+        # Equal weights make equal features, whose variance is nothing but rounding.
+        compare_training(mlp, rows, before_step=change, rtol=1e-4, atol=1e-4)
 
     def test_by_copy_under_no_grad(self, compare_training):
         def change(model, step):

@@ -59,7 +59,8 @@ def test_random_layers(compare_training, layer):
         def forward(self, x):
             return self.layer(x * self.scale)
 
-    compare_training(Scaled, lambda step: torch.randn(2, 6, 16), **EXACT)
+    # The draws are the same; a sum over rows may round in another order.
+    compare_training(Scaled, lambda step: torch.randn(2, 6, 16), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,743 @@
+// From the body of a region to instructions: which space each value has, in which phase it is
+// made, and where it stands.
+#include "base/error.h"
+#include "cpu/program.h"
+#include "ops/fusion.h"
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <unordered_map>
+
+namespace torch_ort::cpu {
+
+namespace {
+
+using ir::DType;
+using ir::Node;
+using ir::Value;
+using ops::FusedForm;
+
+// Rows up to this length stay in registers as a whole; longer ones are taken in chunks.
+constexpr int64_t kLongestWholeRow = 2;  // times the numbers of a tile
+constexpr int64_t kMaxTileRows = 64;
+constexpr int64_t kMaxBlocks = 32;
+constexpr int64_t kWorkPerBlock = 1 << 15;  // numbers of a block times instructions
+
+int64_t product(const std::vector<int64_t>& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+}
+
+Space space_from_name(const std::string& name) {
+  if (name == "scalar") return Space::kScalar;
+  if (name == "column") return Space::kColumn;
+  if (name == "row") return Space::kRow;
+  ORT_CHECK(name == "full", "Region: attribute 'spaces': got '", name,
+            "', want scalar, column, row or full");
+  return Space::kFull;
+}
+
+Space join(Space a, Space b) {
+  if (a == b || b == Space::kScalar) return a;
+  return a == Space::kScalar ? b : Space::kFull;
+}
+
+// Merges dims that lie one after the other in memory.
+std::vector<Access::Axis> merge(const std::vector<Access::Axis>& axes) {
+  std::vector<Access::Axis> merged;
+  for (const Access::Axis& axis : axes) {
+    if (axis.size == 1) continue;
+    if (!merged.empty() && merged.back().stride == axis.size * axis.stride) {
+      merged.back() = {merged.back().size * axis.size, axis.stride};
+    } else {
+      merged.push_back(axis);
+    }
+  }
+  if (merged.empty()) merged.push_back({1, 1});
+  return merged;
+}
+
+std::string text(const std::vector<int64_t>& sizes) {
+  std::string list;
+  for (int64_t size : sizes) list += concat(list.empty() ? "[" : ",", size);
+  return list.empty() ? "[]" : list + "]";
+}
+
+// Splits the dims of a full operand into those of rows and those of columns.
+Access full_access(const Layout& layout, int64_t num_columns) {
+  Access access{.dtype = layout.dtype};
+  size_t split = layout.sizes.size();
+  int64_t columns = 1;
+  while (split > 0 && columns != num_columns) columns *= layout.sizes[--split];
+  ORT_CHECK(columns == num_columns, "Region: got an operand of sizes ", text(layout.sizes),
+            ", want last dims that make ", num_columns, " columns");
+  std::vector<Access::Axis> rows, cols;
+  for (size_t i = 0; i < layout.sizes.size(); ++i) {
+    (i < split ? rows : cols).push_back({layout.sizes[i], layout.strides[i]});
+  }
+  access.rows = merge(rows);
+  access.columns = merge(cols);
+  return access;
+}
+
+Access access_of(const Layout& layout, Space space, int64_t num_columns) {
+  if (space == Space::kFull) return full_access(layout, num_columns);
+  std::vector<Access::Axis> axes;
+  for (size_t i = 0; i < layout.sizes.size(); ++i) {
+    axes.push_back({layout.sizes[i], layout.strides[i]});
+  }
+  Access access{.dtype = layout.dtype, .rows = {{1, 0}}, .columns = {{1, 1}}};
+  if (space == Space::kRow) access.rows = merge(axes);
+  if (space == Space::kColumn) access.columns = merge(axes);
+  return access;
+}
+
+// A broadcast operand as it stands against the shape of the node that reads it.
+Layout expand(const Layout& layout, const std::vector<int64_t>& shape) {
+  Layout wide{.dtype = layout.dtype, .sizes = shape, .strides = std::vector<int64_t>(shape.size())};
+  ORT_CHECK(layout.sizes.size() <= shape.size(), "Region: an operand has more dims than its reader");
+  const size_t missing = shape.size() - layout.sizes.size();
+  for (size_t i = 0; i < layout.sizes.size(); ++i) {
+    wide.strides[missing + i] = layout.sizes[i] == 1 ? 0 : layout.strides[i];
+  }
+  return wide;
+}
+
+// Numbers that a float does not hold one by one are worked on as doubles.
+bool wants_double(const ir::Graph& body, int64_t num_columns) {
+  constexpr int64_t kFloatCounts = int64_t{1} << 24;
+  const auto is_wide = [](const Value* value) {
+    const DType dtype = value->type.dtype;
+    return dtype == DType::kDouble || dtype == DType::kInt64 || dtype == DType::kInt32;
+  };
+  for (const Node& node : body.nodes) {
+    const FusedForm form = ops::fused_form(node);
+    if (form.has_label()) {
+      if (num_columns >= kFloatCounts) return true;
+      continue;
+    }
+    // Axes and shapes are integers, but no operands.
+    const size_t count = form.kind == FusedForm::Kind::kPointwise ? node.inputs.size() : 1;
+    for (size_t i = 0; i < std::min(count, node.inputs.size()); ++i) {
+      if (is_wide(node.inputs[i])) return true;
+    }
+    if (node.outputs[0]->type.dtype == DType::kDouble) return true;
+  }
+  return false;
+}
+
+class Compiler {
+ public:
+  Compiler(const Node& region, const ir::SymbolLookup& lookup, const std::vector<Layout>& inputs,
+           const std::vector<Layout>& outputs, const CompileOptions& options)
+      : body_(ops::region_body(region)), lookup_(lookup), input_layouts_(inputs),
+        output_layouts_(outputs), options_(options) {
+    program_.isa = options.isa;
+    spaces_ = ir::strings_attr(region.attrs, "spaces", {});
+    ORT_CHECK(spaces_.size() == body_.inputs.size() && inputs.size() == body_.inputs.size() &&
+                  outputs.size() == body_.outputs.size(),
+              "Region: the node does not fit its body");
+    program_.num_columns = evaluate(ir::dim_attr(region.attrs, "columns", 1));
+    program_.num_rows = evaluate(ir::dim_attr(region.attrs, "rows", 1));
+  }
+
+  Program run() {
+    choose_tile();
+    add_inputs();
+    for (const Node& node : body_.nodes) add_node(node);
+    add_outputs();
+    place_values();
+    choose_blocks();
+    return std::move(program_);
+  }
+
+ private:
+  struct Info {
+    Space space = Space::kFull;
+    int phase = 0;          // that makes it
+    int input = -1;         // full input that is loaded where it is read
+    int output = -1;        // that it is made in
+    bool is_wide = false;   // read in a later phase than it was made, chunk by chunk
+  };
+
+  int64_t evaluate(const ir::Dim& dim) const {
+    const std::optional<int64_t> value = dim.evaluate(lookup_);
+    ORT_CHECK(value.has_value(), "Region: symbol in '", dim.str(), "' is not bound");
+    return *value;
+  }
+
+  std::vector<int64_t> sizes_of(const Value& value) const {
+    std::vector<int64_t> sizes;
+    for (const ir::Dim& dim : *value.type.shape) sizes.push_back(evaluate(dim));
+    return sizes;
+  }
+
+  // ---- the shape of the work
+
+  void choose_tile() {
+    program_.is_double = wants_double(body_, program_.num_columns);
+    if (is_flat()) {
+      program_.num_columns *= program_.num_rows;
+      program_.num_rows = 1;
+    }
+    const int64_t numbers =
+        std::max<int64_t>(1, options_.tile_bytes / (program_.is_double ? 8 : 4));
+    const int64_t columns = std::max<int64_t>(1, program_.num_columns);
+    const bool whole_rows = columns <= kLongestWholeRow * numbers;
+    program_.chunk = whole_rows ? columns : numbers;
+    program_.tile_rows =
+        whole_rows ? std::clamp<int64_t>(numbers / columns, 1, kMaxTileRows) : 1;
+    program_.tile_rows = std::max<int64_t>(1, std::min(program_.tile_rows, program_.num_rows));
+  }
+
+  // Whether rows and columns make no difference: every operand is one run of memory or one number.
+  bool is_flat() const {
+    for (const Node& node : body_.nodes) {
+      const FusedForm form = ops::fused_form(node);
+      if (form.is_reduction() || form.has_label()) return false;
+    }
+    for (const std::vector<Layout>* layouts : {&input_layouts_, &output_layouts_}) {
+      for (size_t i = 0; i < layouts->size(); ++i) {
+        const bool is_input = layouts == &input_layouts_;
+        if (is_input && spaces_[i] == "scalar") continue;
+        if (is_input && spaces_[i] != "full") return false;
+        const Layout& layout = (*layouts)[i];
+        if (product(layout.sizes) != program_.num_rows * program_.num_columns) return false;
+        std::vector<Access::Axis> axes;
+        for (size_t d = 0; d < layout.sizes.size(); ++d) {
+          axes.push_back({layout.sizes[d], layout.strides[d]});
+        }
+        axes = merge(axes);
+        if (axes.size() != 1 || axes[0].stride != 1) return false;
+      }
+    }
+    return true;
+  }
+
+  bool holds_whole_rows() const { return program_.chunk >= program_.num_columns; }
+
+  // ---- values
+
+  int add_value(Space space, int phase) {
+    infos_.push_back({.space = space, .phase = phase});
+    return static_cast<int>(infos_.size()) - 1;
+  }
+
+  int constant(double number) {
+    const auto [found, is_new] = constants_.try_emplace(number, -1);
+    if (is_new) {
+      found->second = add_value(Space::kScalar, 0);
+      program_.constants.emplace_back(found->second, number);
+    }
+    return found->second;
+  }
+
+  Phase& phase(int index) {
+    if (index >= static_cast<int>(program_.phases.size())) program_.phases.resize(index + 1);
+    return program_.phases[index];
+  }
+
+  void emit(Instruction each, int in_phase) {
+    if (each.space == Space::kScalar || each.space == Space::kColumn) {
+      program_.prologue.push_back(each);
+    } else if (each.space == Space::kRow) {
+      phase(in_phase).row.push_back(each);
+    } else {
+      phase(in_phase).full.push_back(each);
+    }
+  }
+
+  void add_inputs() {
+    phase(0);
+    for (size_t i = 0; i < body_.inputs.size(); ++i) {
+      const Value& input = *body_.inputs[i];
+      const Space space = space_from_name(spaces_[i]);
+      Layout layout = input_layouts_[i];
+      if (space == Space::kFull || space == Space::kRow) {
+        layout = stretch(input, layout, space);
+      }
+      const int value = add_value(space, 0);
+      values_[&input] = value;
+      program_.inputs.push_back(access_of(layout, space, program_.num_columns));
+      if (is_in_place(program_.inputs.back(), space)) {
+        infos_[value].input = static_cast<int>(i);
+        direct_inputs_.push_back(value);
+        continue;
+      }
+      if (space == Space::kFull) {
+        infos_[value].input = static_cast<int>(i);
+        continue;
+      }
+      emit({.kind = Kind::kLoad, .space = space, .d = value, .index = static_cast<int>(i)}, 0);
+    }
+    for (const Value* initializer : body_.initializers) {
+      // Others tell axes and shapes.
+      if (const std::optional<double> number = ops::known_double(initializer)) {
+        values_[initializer] = constant(*number);
+      }
+    }
+  }
+
+  // An input against the shape of a node that stretches it; all such readers see the same elements.
+  Layout stretch(const Value& input, const Layout& layout, Space space) const {
+    if (space == Space::kRow && product(layout.sizes) == program_.num_rows) return layout;
+    for (const ir::Use& use : input.uses) {
+      if (use.node == nullptr) continue;
+      if (ops::fused_form(*use.node).kind != FusedForm::Kind::kPointwise) continue;
+      const std::vector<int64_t> shape = sizes_of(*use.node->outputs[0]);
+      if (space == Space::kRow && product(shape) != program_.num_rows) continue;
+      return expand(layout, shape);
+    }
+    return layout;
+  }
+
+  // Whether instructions can read or write the operand where it lies.
+  bool is_in_place(const Access& access, Space space) const {
+    const DType dtype = program_.is_double ? DType::kDouble : DType::kFloat;
+    if (access.dtype != dtype || !access.is_one_run()) return false;
+    if (space == Space::kColumn) return program_.tile_rows == 1;
+    if (space != Space::kFull) return false;
+    const bool rows_touch = access.rows.size() == 1 && (access.rows[0].stride == program_.num_columns ||
+                                                        access.rows[0].size == 1);
+    return program_.tile_rows == 1 || rows_touch;
+  }
+
+  bool is_direct(int value) const {
+    return std::find(direct_inputs_.begin(), direct_inputs_.end(), value) != direct_inputs_.end();
+  }
+
+  // The value as an instruction of `in_phase` that makes a `space` value can read it.
+  // `is_scalar`: it is one number there.
+  int operand(int value, Space space, int in_phase, bool& is_scalar) {
+    Info& info = infos_[value];
+    is_scalar = info.space == Space::kScalar && space != Space::kScalar;
+    if (space != Space::kFull) return value;
+    if (info.space == Space::kRow) {
+      if (program_.tile_rows == 1) {
+        is_scalar = true;
+        return value;
+      }
+      return copy_in_phase(value, in_phase, {.kind = Kind::kExpandRow, .a = value});
+    }
+    if (info.input >= 0 && !is_direct(value) && info.space == Space::kFull) {
+      return copy_in_phase(value, in_phase, {.kind = Kind::kLoad, .index = info.input});
+    }
+    const bool is_made_earlier = info.space == Space::kFull && info.phase < in_phase;
+    if (is_made_earlier && !holds_whole_rows() && info.input < 0) info.is_wide = true;
+    return value;
+  }
+
+  // A full copy of a value, made anew in each phase that reads it unless whole rows are held.
+  int copy_in_phase(int value, int in_phase, Instruction each) {
+    for (const auto& [made_in, copy] : copies_[value]) {
+      if (made_in == in_phase || (holds_whole_rows() && made_in < in_phase)) return copy;
+    }
+    each.space = Space::kFull;
+    each.d = add_value(Space::kFull, in_phase);
+    copies_[value].emplace_back(in_phase, each.d);
+    emit(each, in_phase);
+    return each.d;
+  }
+
+  // ---- nodes
+
+  void add_node(const Node& node) {
+    if (node.is_erased() || ir::is(&node, "Dims", ir::kTorchOrtDomain)) return;
+    const FusedForm form = ops::fused_form(node);
+    switch (form.kind) {
+      case FusedForm::Kind::kNone: throw Unsupported(concat("Region: no instruction for ", node.op.str()));
+      case FusedForm::Kind::kPass: values_[node.outputs[0]] = value_of(node.inputs[0]); return;
+      case FusedForm::Kind::kPointwise: add_pointwise(node, form); return;
+      case FusedForm::Kind::kPick: add_pick(node); return;
+      case FusedForm::Kind::kScatter: add_scatter(node); return;
+      case FusedForm::Kind::kValid: add_valid(node); return;
+      default: add_reduction(node, form); return;
+    }
+  }
+
+  int value_of(const Value* value) const {
+    const auto found = values_.find(value);
+    ORT_CHECK(found != values_.end(), "Region: value '", value->name, "' comes from nowhere");
+    return found->second;
+  }
+
+  void add_pointwise(const Node& node, const FusedForm& form) {
+    std::vector<int> operands;
+    for (const Value* input : node.inputs) operands.push_back(value_of(input));
+    for (double number : form.constants) operands.push_back(constant(number));
+    values_[node.outputs[0]] = pointwise(form.op, operands);
+  }
+
+  int pointwise(Opcode op, const std::vector<int>& operands) {
+    Space space = Space::kScalar;
+    int made_in = 0;
+    for (int value : operands) {
+      space = join(space, infos_[value].space);
+      made_in = std::max(made_in, infos_[value].phase);
+    }
+    Instruction each{.space = space, .op = op};
+    int* const slots[] = {&each.a, &each.b, &each.c};
+    for (size_t i = 0; i < operands.size(); ++i) {
+      bool is_scalar = false;
+      *slots[i] = operand(operands[i], space, made_in, is_scalar);
+      if (is_scalar) each.scalars |= static_cast<uint8_t>(1 << i);
+    }
+    each.d = add_value(space, made_in);
+    emit(each, made_in);
+    return each.d;
+  }
+
+  // Which dims a reduction takes: all of them, the last ones (the columns), or the first ones.
+  enum class Axes { kAll, kColumns, kRows };
+  Axes axes_of(const Node& node) const {
+    const std::vector<int64_t> sizes = sizes_of(*node.inputs[0]);
+    const std::vector<int64_t> axes = *ops::reduction_axes(node);
+    const auto rank = static_cast<int64_t>(sizes.size());
+    if (static_cast<int64_t>(axes.size()) == rank) return Axes::kAll;
+    const bool is_first = axes.back() == static_cast<int64_t>(axes.size()) - 1;
+    const bool is_last = axes.front() == rank - static_cast<int64_t>(axes.size());
+    ORT_CHECK(is_first || is_last, "Region: ", node.op.str(),
+              ": want the first or the last axes");
+    return is_last ? Axes::kColumns : Axes::kRows;
+  }
+
+  void add_reduction(const Node& node, const FusedForm& form) {
+    const int value = value_of(node.inputs[0]);
+    const Axes axes = axes_of(node);
+    if (axes == Axes::kColumns) {
+      values_[node.outputs[0]] = reduce_rows(value, form.kind);
+      return;
+    }
+    ORT_CHECK(form.kind == FusedForm::Kind::kSum, "Region: ", node.op.str(),
+              ": want the last axes");
+    sums_[node.outputs[0]] = {value, axes};  // goes to an output
+  }
+
+  int reduce_rows(int value, FusedForm::Kind kind) {
+    const int in_phase = infos_[value].phase;
+    bool is_scalar = false;
+    int full = operand(value, Space::kFull, in_phase, is_scalar);
+    ORT_CHECK(infos_[value].space == Space::kFull, "Region: a reduction of no full value");
+    const bool adds = kind == FusedForm::Kind::kSum || kind == FusedForm::Kind::kMean;
+    const double infinity = std::numeric_limits<double>::infinity();
+    const Kind each = adds                                  ? Kind::kSumRows
+                      : kind == FusedForm::Kind::kMax ? Kind::kMaxRows
+                                                      : Kind::kMinRows;
+    const double start = adds ? 0 : each == Kind::kMaxRows ? -infinity : infinity;
+    const int result = start_row_result(start, in_phase);
+    phase(in_phase).full.push_back({.kind = each, .d = result, .a = full});
+    if (kind != FusedForm::Kind::kMean) return result;
+    return pointwise(Opcode::kDiv,
+                     {result, constant(static_cast<double>(program_.num_columns))});
+  }
+
+  // A row value that the chunks of a phase add to; later phases read it.
+  int start_row_result(double start, int in_phase) {
+    const int value = add_value(Space::kRow, in_phase + 1);
+    phase(in_phase).starts.push_back({value, start});
+    phase(in_phase + 1);
+    return value;
+  }
+
+  Instruction label_instruction(const Node& node, Kind kind) const {
+    Instruction each{.kind = kind};
+    each.has_ignored = ir::has_attr(node.attrs, "ignore_index");
+    each.ignored = ir::int_attr(node.attrs, "ignore_index", 0);
+    return each;
+  }
+
+  void add_pick(const Node& node) {
+    const int value = value_of(node.inputs[0]), label = value_of(node.inputs[1]);
+    const int in_phase = std::max(infos_[value].phase, infos_[label].phase);
+    Instruction each = label_instruction(node, Kind::kPick);
+    bool is_scalar = false;
+    each.a = operand(value, Space::kFull, in_phase, is_scalar);
+    each.b = label;
+    each.d = start_row_result(0, in_phase);
+    phase(in_phase).full.push_back(each);
+    values_[node.outputs[0]] = each.d;
+  }
+
+  void add_scatter(const Node& node) {
+    const int label = value_of(node.inputs[0]), number = value_of(node.inputs[1]);
+    const int in_phase = std::max(infos_[label].phase, infos_[number].phase);
+    Instruction each = label_instruction(node, Kind::kScatter);
+    each.a = label;
+    each.b = number;
+    if (infos_[number].space == Space::kScalar) each.scalars = 2;
+    each.d = add_value(Space::kFull, in_phase);
+    emit(each, in_phase);
+    values_[node.outputs[0]] = each.d;
+  }
+
+  void add_valid(const Node& node) {
+    const int label = value_of(node.inputs[0]);
+    const auto ignored = static_cast<double>(ir::int_attr(node.attrs, "ignore_index", 0));
+    const int is_ignored = pointwise(Opcode::kEqual, {label, constant(ignored)});
+    values_[node.outputs[0]] = pointwise(Opcode::kNot, {is_ignored});
+  }
+
+  // ---- outputs
+
+  void add_outputs() {
+    for (size_t i = 0; i < body_.outputs.size(); ++i) {
+      const int index = static_cast<int>(i);
+      const auto sum = sums_.find(body_.outputs[i]);
+      if (sum != sums_.end()) {
+        add_sum_output(index, sum->second.first, sum->second.second);
+      } else {
+        add_stored_output(index, value_of(body_.outputs[i]));
+      }
+    }
+  }
+
+  void add_sum_output(int index, int value, Axes axes) {
+    Accumulator accumulator{.output = index, .offset = program_.accumulators_size};
+    accumulator.size = axes == Axes::kAll ? 1 : program_.num_columns;
+    program_.accumulators_size += accumulator.size;
+    program_.outputs.push_back(access_of(output_layouts_[index],
+                                         axes == Axes::kAll ? Space::kScalar : Space::kColumn,
+                                         program_.num_columns));
+    Instruction each{.kind = Kind::kAddColumns};
+    if (axes == Axes::kAll) {
+      if (infos_[value].space == Space::kFull) value = reduce_rows(value, FusedForm::Kind::kSum);
+      ORT_CHECK(infos_[value].space == Space::kRow, "Region: a sum of no row value");
+      each = {.kind = Kind::kAddAll, .space = Space::kRow};
+      each.a = value;
+    } else {
+      bool is_scalar = false;
+      each.a = operand(value, Space::kFull, infos_[value].phase, is_scalar);
+      ORT_CHECK(infos_[value].space == Space::kFull, "Region: a sum over rows of no full value");
+    }
+    each.index = static_cast<int>(program_.accumulators.size());
+    program_.accumulators.push_back(accumulator);
+    emit(each, infos_[value].phase);
+  }
+
+  void add_stored_output(int index, int value) {
+    Info& info = infos_[value];
+    ORT_CHECK(info.space == Space::kFull || info.space == Space::kRow,
+              "Region: output '", body_.outputs[index]->name, "' has neither rows nor columns");
+    const Layout& layout = output_layouts_[index];
+    const bool is_spread = info.space == Space::kRow && program_.num_columns != 1 &&
+                           product(layout.sizes) == program_.num_rows * program_.num_columns;
+    const Space space = is_spread ? Space::kFull : info.space;
+    program_.outputs.push_back(access_of(layout, space, program_.num_columns));
+    const bool is_made_here = info.space == Space::kFull && info.input < 0 && info.output < 0;
+    if (is_made_here && is_in_place(program_.outputs.back(), space)) {
+      info.output = index;
+      return;
+    }
+    Instruction each{.kind = Kind::kStore, .space = space, .index = index};
+    bool is_scalar = false;
+    each.a = is_spread ? copy_in_phase(value, info.phase, {.kind = Kind::kExpandRow, .a = value})
+                       : operand(value, space, info.phase, is_scalar);
+    emit(each, info.phase);
+  }
+
+  // ---- places
+
+  void place_values() {
+    program_.places.resize(infos_.size());
+    find_last_uses();
+    for (size_t value = 0; value < infos_.size(); ++value) place_kept(static_cast<int>(value));
+    place_passing();
+  }
+
+  int64_t allocate(int64_t size) {
+    constexpr int64_t kLine = 16;
+    const int64_t offset = program_.worker_size;
+    program_.worker_size += (size + kLine - 1) / kLine * kLine;
+    return offset;
+  }
+
+  // What lives in memory of the caller, or for longer than one chunk of one tile.
+  void place_kept(int value) {
+    const Info& info = infos_[value];
+    Place& place = program_.places[value];
+    if (is_direct(value)) {
+      place = {.kind = Place::Kind::kInput, .index = info.input};
+    } else if (info.output >= 0) {
+      place = {.kind = Place::Kind::kOutput, .index = info.output};
+    } else if (info.space == Space::kRow || info.space == Space::kScalar) {
+      place = {Place::Kind::kRegister,
+               allocate(info.space == Space::kRow ? program_.tile_rows : 1)};
+    } else if (info.space == Space::kColumn || info.is_wide) {
+      place = {Place::Kind::kWide, allocate(program_.tile_rows * program_.num_columns)};
+    }
+  }
+
+  // Registers of full values that are read by the chunk that made them: reused after the last read.
+  void place_passing() {
+    const int64_t size = program_.tile_rows * program_.chunk;
+    std::vector<int64_t> idle;
+    int time = 0;
+    for (const Phase& phase : program_.phases) {
+      for (const Instruction& each : phase.full) {
+        for (int operand : {each.a, each.b, each.c}) {
+          if (operand >= 0 && is_passing(operand) && last_use_[operand] == time) {
+            idle.push_back(program_.places[operand].offset);
+            last_use_[operand] = -1;  // the same value may be two operands
+          }
+        }
+        if (each.d >= 0 && is_passing(each.d) &&
+            program_.places[each.d].kind == Place::Kind::kNone) {
+          if (idle.empty()) idle.push_back(allocate(size));
+          program_.places[each.d] = {Place::Kind::kRegister, idle.back()};
+          idle.pop_back();
+          if (last_use_[each.d] < 0) idle.push_back(program_.places[each.d].offset);
+        }
+        ++time;
+      }
+    }
+  }
+
+  bool is_passing(int value) const {
+    const Info& info = infos_[value];
+    return info.space == Space::kFull && info.output < 0 && !is_direct(value) && !info.is_wide;
+  }
+
+  void find_last_uses() {
+    last_use_.assign(infos_.size(), -1);
+    int time = 0;
+    for (const Phase& phase : program_.phases) {
+      for (const Instruction& each : phase.full) {
+        for (int operand : {each.a, each.b, each.c}) {
+          if (operand >= 0) last_use_[operand] = time;
+        }
+        ++time;
+      }
+    }
+  }
+
+  void choose_blocks() {
+    if (program_.accumulators.empty()) return;
+    const int64_t work = program_.num_rows * program_.num_columns *
+                         static_cast<int64_t>(program_.num_instructions());
+    const int64_t tiles = (program_.num_rows + program_.tile_rows - 1) / program_.tile_rows;
+    program_.num_blocks =
+        std::clamp<int64_t>(std::min(work / kWorkPerBlock, tiles), 1, kMaxBlocks);
+  }
+
+  const ir::Graph& body_;
+  const ir::SymbolLookup& lookup_;
+  const std::vector<Layout>&input_layouts_, &output_layouts_;
+  const CompileOptions& options_;
+  std::vector<std::string> spaces_;
+  Program program_;
+  std::vector<Info> infos_;  // by value
+  std::unordered_map<const Value*, int> values_;
+  std::unordered_map<const Value*, std::pair<int, Axes>> sums_;
+  std::map<double, int> constants_;
+  std::vector<int> direct_inputs_;
+  std::unordered_map<int, std::vector<std::pair<int, int>>> copies_;  // phase, value
+  std::vector<int> last_use_;
+};
+
+// Whether the result is known only once all columns have been seen.
+bool ends_phase(const FusedForm& form) {
+  return form.is_reduction() || form.kind == FusedForm::Kind::kPick;
+}
+
+// In which phase each value of a body is made, as the compiler counts them.
+std::unordered_map<const Value*, int> find_phases(const ir::Graph& body) {
+  std::unordered_map<const Value*, int> phases;
+  for (const Node& node : body.nodes) {
+    int phase = 0;
+    for (const Value* input : node.inputs) {
+      if (const auto found = phases.find(input); found != phases.end()) {
+        phase = std::max(phase, found->second);
+      }
+    }
+    const FusedForm form = ops::fused_form(node);
+    for (const Value* output : node.outputs) phases[output] = phase + (ends_phase(form) ? 1 : 0);
+  }
+  return phases;
+}
+
+std::string operand_text(int value) { return value < 0 ? "" : concat(" %", value); }
+
+std::string text(const Instruction& each) {
+  static constexpr const char* kKinds[] = {"",        "Load",    "Store", "ExpandRow",
+                                           "SumRows", "MaxRows", "MinRows", "Pick",
+                                           "Scatter", "AddColumns", "AddAll"};
+  static constexpr const char* kSpaces[] = {"scalar", "column", "row", "full"};
+  std::string line = each.d < 0 ? std::string() : concat("%", each.d, " = ");
+  line += each.kind == Kind::kElementwise ? ops::name(each.op)
+                                          : kKinds[static_cast<size_t>(each.kind)];
+  if (each.index >= 0) line += concat(" #", each.index);
+  line += operand_text(each.a) + operand_text(each.b) + operand_text(each.c);
+  return concat(line, "  ", kSpaces[static_cast<size_t>(each.space)], "\n");
+}
+
+}  // namespace
+
+size_t Program::num_instructions() const {
+  size_t count = 0;
+  for (const Phase& phase : phases) count += phase.full.size();
+  return count;
+}
+
+std::string Program::str() const {
+  std::string lines = concat(is_double ? "double " : "float ", name(isa), ", ", num_rows, " rows, ",
+                             num_columns, " columns, tile ", tile_rows, " x ", chunk, ", ",
+                             num_blocks, " blocks\n");
+  for (const Instruction& each : prologue) lines += "  once: " + text(each);
+  for (size_t i = 0; i < phases.size(); ++i) {
+    lines += concat("phase ", i, "\n");
+    for (const Instruction& each : phases[i].row) lines += "  row: " + text(each);
+    for (const Instruction& each : phases[i].full) lines += "  " + text(each);
+  }
+  return lines;
+}
+
+std::vector<int> overwritable_inputs(const Node& region) {
+  const ir::Graph& body = ops::region_body(region);
+  const std::vector<std::string> spaces = ir::strings_attr(region.attrs, "spaces", {});
+  const auto phases = find_phases(body);
+  std::unordered_map<const Node*, int> places;
+  for (const Node& node : body.nodes) places[&node] = static_cast<int>(places.size());
+
+  // The instruction that writes the first output.
+  const Value* made = body.outputs.at(0);
+  while (made->producer != nullptr &&
+         ops::fused_form(*made->producer).kind == FusedForm::Kind::kPass) {
+    made = made->producer->inputs[0];
+  }
+  std::vector<int> found;
+  if (made->producer == nullptr) return found;
+  const int phase = phases.at(made), place = places.at(made->producer);
+
+  // Readers through Reshape and casts read the memory too. Sums and copies that leave come last in
+  // their phase.
+  const std::function<bool(const Value*)> is_read_before = [&](const Value* value) {
+    return std::all_of(value->uses.begin(), value->uses.end(), [&](const ir::Use& use) {
+      if (use.node == nullptr) return false;
+      const FusedForm form = ops::fused_form(*use.node);
+      const Value* result = use.node->outputs[0];
+      if (form.kind == FusedForm::Kind::kPass) return is_read_before(result);
+      const int read_in = phases.at(result) - (ends_phase(form) ? 1 : 0);
+      if (form.is_reduction()) return read_in < phase;
+      return read_in < phase || (read_in == phase && places.at(use.node) <= place);
+    });
+  };
+  for (size_t i = 0; i < body.inputs.size(); ++i) {
+    if (spaces.at(i) == "full" && is_read_before(body.inputs[i])) {
+      found.push_back(static_cast<int>(i));
+    }
+  }
+  return found;
+}
+
+std::unique_ptr<const TileProgram> compile(const Node& region, const ir::SymbolLookup& lookup,
+                                           const std::vector<Layout>& inputs,
+                                           const std::vector<Layout>& outputs,
+                                           const CompileOptions& options) {
+  Program program = Compiler(region, lookup, inputs, outputs, options).run();
+  return program.is_double ? make_runner<double>(std::move(program))
+                           : make_runner<float>(std::move(program));
+}
+
+}  // namespace torch_ort::cpu

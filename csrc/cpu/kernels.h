@@ -1,0 +1,56 @@
+// The instruction set of tile programs: short loops over numbers that stand in a row of memory.
+// Built once per instruction set of the processor (kernels_<isa>.cpp), picked when the process
+// first needs one.
+#pragma once
+
+#include "ir/type.h"
+#include "ops/fusion.h"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace torch_ort::cpu {
+
+// Truth values are the numbers 0 and 1.
+using Opcode = ops::Pointwise;
+constexpr size_t kNumOpcodes = static_cast<size_t>(Opcode::kCount);
+
+// Operands that are one number, as bits: 1 for the first, 2 for the second, 4 for the third.
+constexpr size_t kNumVariants = 8;
+constexpr size_t kNumDTypes = 17;  // the numbers of ir::DType
+
+// Each kernel reads and writes `n` numbers. `d` may be an operand, but may not overlap one otherwise.
+template <typename T>
+struct Kernels {
+  using Elementwise = void (*)(T* d, const T* a, const T* b, const T* c, int64_t n);
+  using Load = void (*)(T* d, const void* source, int64_t stride, int64_t n);
+  using Store = void (*)(void* target, int64_t stride, const T* a, int64_t n);
+
+  // A missing variant is nullptr.
+  std::array<std::array<Elementwise, kNumVariants>, kNumOpcodes> elementwise{};
+  // `a`: rows of n numbers, one behind the other.
+  using Rows = void (*)(T* d, const T* a, int64_t rows, int64_t n);
+  Rows sum_rows = nullptr;     // d[r] += sum of row r
+  Rows max_rows = nullptr;     // d[r] = the largest of d[r] and row r; NaN if there is one
+  Rows min_rows = nullptr;
+  Rows add_rows = nullptr;     // d += each row
+  Rows expand_rows = nullptr;  // d: rows of n numbers, row r full of a[r]
+  // By ir::DType, which memory holds; nullptr where it is no number. `stride` in elements.
+  std::array<Load, kNumDTypes> load{};
+  std::array<Store, kNumDTypes> store{};
+};
+
+enum class Isa : uint8_t { kPortable, kAvx2, kAvx512 };
+
+// The widest that this processor runs.
+Isa best_isa();
+// "portable", "avx2", "avx512"; UserError on another name, or if the processor lacks it.
+Isa isa_from_name(std::string_view name);
+const char* name(Isa isa);
+
+template <typename T>
+const Kernels<T>& kernels(Isa isa);  // float and double
+
+}  // namespace torch_ort::cpu

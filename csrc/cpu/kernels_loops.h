@@ -1,0 +1,402 @@
+// The loops of kernels.h over ATen's vector types. Included once by each kernels_<isa>.cpp, which is
+// built for that instruction set: everything here has internal linkage, so that no other file can
+// end up with code that its processor does not run.
+#pragma once
+
+#include "cpu/kernels.h"
+
+#include <ATen/cpu/vec/functional.h>
+#include <ATen/cpu/vec/vec.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace torch_ort::cpu {
+namespace {
+
+template <typename T>
+using Vec = at::vec::Vectorized<T>;
+
+template <typename T, typename F>
+inline void for_each_vector(int64_t n, F body) {
+  constexpr int64_t width = Vec<T>::size();
+  int64_t i = 0;
+  for (; i + width <= n; i += width) body(i, width);
+  if (i < n) body(i, n - i);
+}
+
+template <typename T, bool kScalar>
+struct Operand {
+  explicit Operand(const T* data) : data_(data) {
+    if constexpr (kScalar) splat_ = Vec<T>(*data);
+  }
+  Vec<T> at(int64_t i, int64_t count) const {
+    if constexpr (kScalar) return splat_;
+    return count == Vec<T>::size() ? Vec<T>::loadu(data_ + i) : Vec<T>::loadu(data_ + i, count);
+  }
+  const T* data_;
+  Vec<T> splat_;
+};
+
+template <typename T>
+inline void put(T* d, int64_t i, int64_t count, const Vec<T>& value) {
+  if (count == Vec<T>::size()) {
+    value.store(d + i);
+  } else {
+    value.store(d + i, static_cast<int>(count));
+  }
+}
+
+template <typename T, typename F>
+void unary(T* d, const T* a, const T*, const T*, int64_t n) {
+  const Operand<T, false> x(a);
+  for_each_vector<T>(n, [&](int64_t i, int64_t count) { put(d, i, count, F::of(x.at(i, count))); });
+}
+
+template <typename T, typename F, int kScalars>
+void binary(T* d, const T* a, const T* b, const T*, int64_t n) {
+  const Operand<T, (kScalars & 1) != 0> x(a);
+  const Operand<T, (kScalars & 2) != 0> y(b);
+  for_each_vector<T>(n, [&](int64_t i, int64_t count) {
+    put(d, i, count, F::of(x.at(i, count), y.at(i, count)));
+  });
+}
+
+template <typename T, typename F, int kScalars>
+void ternary(T* d, const T* a, const T* b, const T* c, int64_t n) {
+  const Operand<T, (kScalars & 1) != 0> x(a);
+  const Operand<T, (kScalars & 2) != 0> y(b);
+  const Operand<T, (kScalars & 4) != 0> z(c);
+  for_each_vector<T>(n, [&](int64_t i, int64_t count) {
+    put(d, i, count, F::of(x.at(i, count), y.at(i, count), z.at(i, count)));
+  });
+}
+
+template <typename T>
+inline Vec<T> one() {
+  return Vec<T>(T(1));
+}
+
+template <typename T>
+inline Vec<T> sigmoid(const Vec<T>& x) {
+  return one<T>() / (one<T>() + x.neg().exp());
+}
+
+// A truth value as a mask that blendv takes.
+template <typename T>
+inline Vec<T> mask(const Vec<T>& truth) {
+  return truth != Vec<T>(T(0));
+}
+
+template <typename T>
+inline Vec<T> truth(const Vec<T>& x) {
+  return x.ne(Vec<T>(T(0)));
+}
+
+constexpr double kSqrtHalf = 0.70710678118654752440;
+constexpr double kSqrtTwoOverPi = 0.79788456080286535588;
+constexpr double kInverseSqrtTwoPi = 0.39894228040143267794;
+constexpr double kGeluCubic = 0.044715;
+
+template <typename T>
+inline Vec<T> normal_cdf(const Vec<T>& x) {
+  return Vec<T>(T(0.5)) * (one<T>() + (x * Vec<T>(T(kSqrtHalf))).erf());
+}
+
+template <typename T>
+inline Vec<T> gelu_tanh_inner(const Vec<T>& x) {
+  return Vec<T>(T(kSqrtTwoOverPi)) * (x + Vec<T>(T(kGeluCubic)) * x * x * x);
+}
+
+#define TORCH_ORT_UNARY(name, expression)       \
+  template <typename T>                         \
+  struct name {                                 \
+    static Vec<T> of(const Vec<T>& x) {         \
+      return expression;                        \
+    }                                           \
+  };
+#define TORCH_ORT_BINARY(name, expression)                   \
+  template <typename T>                                      \
+  struct name {                                              \
+    static Vec<T> of(const Vec<T>& x, const Vec<T>& y) {     \
+      return expression;                                     \
+    }                                                        \
+  };
+#define TORCH_ORT_TERNARY(name, expression)                                      \
+  template <typename T>                                                          \
+  struct name {                                                                  \
+    static Vec<T> of(const Vec<T>& x, const Vec<T>& y, const Vec<T>& z) {        \
+      return expression;                                                         \
+    }                                                                            \
+  };
+
+TORCH_ORT_UNARY(Copy, x)
+TORCH_ORT_UNARY(Neg, x.neg())
+TORCH_ORT_UNARY(Abs, x.abs())
+TORCH_ORT_UNARY(Exp, x.exp())
+TORCH_ORT_UNARY(Log, x.log())
+TORCH_ORT_UNARY(Sqrt, x.sqrt())
+TORCH_ORT_UNARY(Reciprocal, one<T>() / x)
+TORCH_ORT_UNARY(Tanh, x.tanh())
+TORCH_ORT_UNARY(Erf, x.erf())
+TORCH_ORT_UNARY(Sigmoid, sigmoid(x))
+TORCH_ORT_UNARY(Relu, at::vec::maximum(x, Vec<T>(T(0))))
+TORCH_ORT_UNARY(Floor, x.floor())
+TORCH_ORT_UNARY(Ceil, x.ceil())
+TORCH_ORT_UNARY(Round, x.round())
+TORCH_ORT_UNARY(Trunc, x.trunc())
+TORCH_ORT_UNARY(Sign, x.gt(Vec<T>(T(0))) - x.lt(Vec<T>(T(0))))
+TORCH_ORT_UNARY(Sin, x.sin())
+TORCH_ORT_UNARY(Cos, x.cos())
+TORCH_ORT_UNARY(Not, x.eq(Vec<T>(T(0))))
+TORCH_ORT_UNARY(IsNan, x.ne(x))
+TORCH_ORT_UNARY(ToBool, truth(x))
+TORCH_ORT_UNARY(Gelu, x * normal_cdf(x))
+TORCH_ORT_UNARY(GeluTanh, Vec<T>(T(0.5)) * x * (one<T>() + gelu_tanh_inner(x).tanh()))
+TORCH_ORT_UNARY(Silu, x / (one<T>() + x.neg().exp()))
+
+TORCH_ORT_BINARY(Add, x + y)
+TORCH_ORT_BINARY(Sub, x - y)
+TORCH_ORT_BINARY(Mul, x * y)
+TORCH_ORT_BINARY(Div, x / y)
+TORCH_ORT_BINARY(Pow, x.pow(y))
+TORCH_ORT_BINARY(Max, at::vec::maximum(x, y))
+TORCH_ORT_BINARY(Min, at::vec::minimum(x, y))
+TORCH_ORT_BINARY(Equal, x.eq(y))
+TORCH_ORT_BINARY(Less, x.lt(y))
+TORCH_ORT_BINARY(LessOrEqual, x.le(y))
+TORCH_ORT_BINARY(Greater, x.gt(y))
+TORCH_ORT_BINARY(GreaterOrEqual, x.ge(y))
+TORCH_ORT_BINARY(And, truth(x) * truth(y))
+TORCH_ORT_BINARY(Or, at::vec::maximum(truth(x), truth(y)))
+TORCH_ORT_BINARY(Xor, truth(x).ne(truth(y)))
+
+// x is the gradient of the result; y the input, or the result where that is simpler.
+TORCH_ORT_BINARY(GeluGrad,
+                 x * (normal_cdf(y) + y * Vec<T>(T(kInverseSqrtTwoPi)) *
+                                          (Vec<T>(T(-0.5)) * y * y).exp()))
+template <typename T>
+struct GeluTanhGrad {
+  static Vec<T> of(const Vec<T>& x, const Vec<T>& y) {
+    const Vec<T> half(T(0.5)), tanh = gelu_tanh_inner(y).tanh();
+    const Vec<T> slope =
+        Vec<T>(T(kSqrtTwoOverPi)) * (one<T>() + Vec<T>(T(3 * kGeluCubic)) * y * y);
+    return x * (half * (one<T>() + tanh) + half * y * (one<T>() - tanh * tanh) * slope);
+  }
+};
+template <typename T>
+struct SiluGrad {
+  static Vec<T> of(const Vec<T>& x, const Vec<T>& y) {
+    const Vec<T> s = sigmoid(y);
+    return x * s * (one<T>() + y * (one<T>() - s));
+  }
+};
+TORCH_ORT_BINARY(TanhGrad, x * (one<T>() - y * y))
+TORCH_ORT_BINARY(SigmoidGrad, x * (one<T>() - y) * y)
+
+TORCH_ORT_TERNARY(Where, Vec<T>::blendv(z, y, mask(x)))
+TORCH_ORT_TERNARY(MulAdd, at::vec::fmadd(x, y, z))
+// NaN in the input lets the gradient through, as PyTorch does.
+TORCH_ORT_TERNARY(ThresholdGrad, Vec<T>::blendv(x, Vec<T>(T(0)), y <= z))
+
+#undef TORCH_ORT_UNARY
+#undef TORCH_ORT_BINARY
+#undef TORCH_ORT_TERNARY
+
+// Four partial results, so that a step does not wait for the one before it.
+template <typename T, typename Combine>
+inline T reduce(const T* a, int64_t n, T start, Combine combine) {
+  constexpr int64_t width = Vec<T>::size();
+  Vec<T> partial[4] = {Vec<T>(start), Vec<T>(start), Vec<T>(start), Vec<T>(start)};
+  int64_t i = 0;
+  for (; i + 4 * width <= n; i += 4 * width) {
+    for (int k = 0; k < 4; ++k) partial[k] = combine(partial[k], Vec<T>::loadu(a + i + k * width));
+  }
+  for (; i + width <= n; i += width) partial[0] = combine(partial[0], Vec<T>::loadu(a + i));
+  if (i < n) {
+    const Vec<T> rest = Vec<T>::set(Vec<T>(start), Vec<T>::loadu(a + i, n - i), n - i);
+    partial[1] = combine(partial[1], rest);
+  }
+  partial[0] = combine(combine(partial[0], partial[1]), combine(partial[2], partial[3]));
+  return at::vec::vec_reduce_all<T>(combine, partial[0]);
+}
+
+template <typename T>
+void sum_rows(T* d, const T* a, int64_t rows, int64_t n) {
+  const auto add = [](const Vec<T>& x, const Vec<T>& y) { return x + y; };
+  for (int64_t r = 0; r < rows; ++r) d[r] += reduce(a + r * n, n, T(0), add);
+}
+
+template <typename T>
+void max_rows(T* d, const T* a, int64_t rows, int64_t n) {
+  const auto larger = [](const Vec<T>& x, const Vec<T>& y) { return at::vec::maximum(x, y); };
+  for (int64_t r = 0; r < rows; ++r) d[r] = reduce(a + r * n, n, d[r], larger);
+}
+
+template <typename T>
+void min_rows(T* d, const T* a, int64_t rows, int64_t n) {
+  const auto smaller = [](const Vec<T>& x, const Vec<T>& y) { return at::vec::minimum(x, y); };
+  for (int64_t r = 0; r < rows; ++r) d[r] = reduce(a + r * n, n, d[r], smaller);
+}
+
+// A few columns at a time stay in registers while all rows are added to them.
+template <typename T>
+void add_rows(T* d, const T* a, int64_t rows, int64_t n) {
+  constexpr int64_t width = Vec<T>::size();
+  int64_t i = 0;
+  for (; i + 2 * width <= n; i += 2 * width) {
+    Vec<T> x = Vec<T>::loadu(d + i), y = Vec<T>::loadu(d + i + width);
+    for (int64_t r = 0; r < rows; ++r) {
+      x = x + Vec<T>::loadu(a + r * n + i);
+      y = y + Vec<T>::loadu(a + r * n + i + width);
+    }
+    x.store(d + i);
+    y.store(d + i + width);
+  }
+  for (; i < n; i += width) {
+    const int64_t count = std::min(width, n - i);
+    Vec<T> x = Vec<T>::loadu(d + i, count);
+    for (int64_t r = 0; r < rows; ++r) x = x + Vec<T>::loadu(a + r * n + i, count);
+    x.store(d + i, static_cast<int>(count));
+  }
+}
+
+template <typename T>
+void expand_rows(T* d, const T* a, int64_t rows, int64_t n) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const Vec<T> number(a[r]);
+    for_each_vector<T>(n, [&](int64_t i, int64_t count) { put(d + r * n, i, count, number); });
+  }
+}
+
+template <typename T, typename Memory>
+void load(T* d, const void* source, int64_t stride, int64_t n) {
+  const auto* from = static_cast<const Memory*>(source);
+  if (stride == 1) {
+    if constexpr (std::is_same_v<T, Memory>) {
+      std::memcpy(d, from, static_cast<size_t>(n) * sizeof(T));
+    } else {
+      for (int64_t i = 0; i < n; ++i) d[i] = static_cast<T>(from[i]);
+    }
+    return;
+  }
+  for (int64_t i = 0; i < n; ++i) d[i] = static_cast<T>(from[i * stride]);
+}
+
+template <typename T, typename Memory>
+void store(void* target, int64_t stride, const T* a, int64_t n) {
+  auto* to = static_cast<Memory*>(target);
+  if (stride == 1) {
+    if constexpr (std::is_same_v<T, Memory>) {
+      std::memcpy(to, a, static_cast<size_t>(n) * sizeof(T));
+    } else {
+      for (int64_t i = 0; i < n; ++i) to[i] = static_cast<Memory>(a[i]);
+    }
+    return;
+  }
+  for (int64_t i = 0; i < n; ++i) to[i * stride] = static_cast<Memory>(a[i]);
+}
+
+template <typename T>
+struct TableMaker {
+  Kernels<T> table;
+
+  template <template <typename> class F>
+  void one_operand(Opcode op) {
+    table.elementwise[static_cast<size_t>(op)][0] = unary<T, F<T>>;
+  }
+  template <template <typename> class F>
+  void two_operands(Opcode op) {
+    auto& row = table.elementwise[static_cast<size_t>(op)];
+    row[0] = binary<T, F<T>, 0>;
+    row[1] = binary<T, F<T>, 1>;
+    row[2] = binary<T, F<T>, 2>;
+  }
+  template <template <typename> class F>
+  void three_operands(Opcode op) {
+    auto& row = table.elementwise[static_cast<size_t>(op)];
+    row[0] = ternary<T, F<T>, 0>;
+    row[1] = ternary<T, F<T>, 1>;
+    row[2] = ternary<T, F<T>, 2>;
+    row[3] = ternary<T, F<T>, 3>;
+    row[4] = ternary<T, F<T>, 4>;
+    row[5] = ternary<T, F<T>, 5>;
+    row[6] = ternary<T, F<T>, 6>;
+  }
+  template <typename Memory>
+  void memory(ir::DType dtype) {
+    table.load[static_cast<size_t>(dtype)] = load<T, Memory>;
+    table.store[static_cast<size_t>(dtype)] = store<T, Memory>;
+  }
+
+  TableMaker() {
+    one_operand<Copy>(Opcode::kCopy);
+    one_operand<Neg>(Opcode::kNeg);
+    one_operand<Abs>(Opcode::kAbs);
+    one_operand<Exp>(Opcode::kExp);
+    one_operand<Log>(Opcode::kLog);
+    one_operand<Sqrt>(Opcode::kSqrt);
+    one_operand<Reciprocal>(Opcode::kReciprocal);
+    one_operand<Tanh>(Opcode::kTanh);
+    one_operand<Erf>(Opcode::kErf);
+    one_operand<Sigmoid>(Opcode::kSigmoid);
+    one_operand<Relu>(Opcode::kRelu);
+    one_operand<Floor>(Opcode::kFloor);
+    one_operand<Ceil>(Opcode::kCeil);
+    one_operand<Round>(Opcode::kRound);
+    one_operand<Trunc>(Opcode::kTrunc);
+    one_operand<Sign>(Opcode::kSign);
+    one_operand<Sin>(Opcode::kSin);
+    one_operand<Cos>(Opcode::kCos);
+    one_operand<Not>(Opcode::kNot);
+    one_operand<IsNan>(Opcode::kIsNan);
+    one_operand<ToBool>(Opcode::kToBool);
+    one_operand<Gelu>(Opcode::kGelu);
+    one_operand<GeluTanh>(Opcode::kGeluTanh);
+    one_operand<Silu>(Opcode::kSilu);
+    two_operands<Add>(Opcode::kAdd);
+    two_operands<Sub>(Opcode::kSub);
+    two_operands<Mul>(Opcode::kMul);
+    two_operands<Div>(Opcode::kDiv);
+    two_operands<Pow>(Opcode::kPow);
+    two_operands<Max>(Opcode::kMax);
+    two_operands<Min>(Opcode::kMin);
+    two_operands<Equal>(Opcode::kEqual);
+    two_operands<Less>(Opcode::kLess);
+    two_operands<LessOrEqual>(Opcode::kLessOrEqual);
+    two_operands<Greater>(Opcode::kGreater);
+    two_operands<GreaterOrEqual>(Opcode::kGreaterOrEqual);
+    two_operands<And>(Opcode::kAnd);
+    two_operands<Or>(Opcode::kOr);
+    two_operands<Xor>(Opcode::kXor);
+    two_operands<GeluGrad>(Opcode::kGeluGrad);
+    two_operands<GeluTanhGrad>(Opcode::kGeluTanhGrad);
+    two_operands<SiluGrad>(Opcode::kSiluGrad);
+    two_operands<TanhGrad>(Opcode::kTanhGrad);
+    two_operands<SigmoidGrad>(Opcode::kSigmoidGrad);
+    three_operands<ThresholdGrad>(Opcode::kThresholdGrad);
+    three_operands<Where>(Opcode::kWhere);
+    three_operands<MulAdd>(Opcode::kMulAdd);
+    table.sum_rows = sum_rows<T>;
+    table.max_rows = max_rows<T>;
+    table.min_rows = min_rows<T>;
+    table.add_rows = add_rows<T>;
+    table.expand_rows = expand_rows<T>;
+    memory<float>(ir::DType::kFloat);
+    memory<double>(ir::DType::kDouble);
+    memory<c10::BFloat16>(ir::DType::kBFloat16);
+    memory<c10::Half>(ir::DType::kHalf);
+    memory<bool>(ir::DType::kBool);
+    memory<uint8_t>(ir::DType::kUInt8);
+    memory<int8_t>(ir::DType::kInt8);
+    memory<int16_t>(ir::DType::kInt16);
+    memory<int32_t>(ir::DType::kInt32);
+    memory<int64_t>(ir::DType::kInt64);
+  }
+};
+
+}  // namespace
+}  // namespace torch_ort::cpu

@@ -1,0 +1,103 @@
+// What a tile program is made of; internal to cpu/.
+#pragma once
+
+#include "cpu/region.h"
+
+#include <string>
+#include <vector>
+
+namespace torch_ort::cpu {
+
+enum class Space : uint8_t { kScalar, kColumn, kRow, kFull };
+
+// How the elements of an operand are found from row and column. Dims that lie one after the other
+// in memory are merged.
+struct Access {
+  ir::DType dtype = ir::DType::kUndefined;
+  struct Axis {
+    int64_t size, stride;
+  };
+  std::vector<Axis> rows, columns;
+
+  int64_t row_offset(int64_t row) const;  // in elements
+  bool is_one_run() const { return columns.size() == 1 && columns[0].stride == 1; }
+};
+
+enum class Kind : uint8_t {
+  kElementwise,
+  kLoad,        // d <- input
+  kStore,       // output <- a
+  kExpandRow,   // full d <- row value a, one number all along its row
+  kSumRows,     // row value d <- d + sum of each row of a
+  kMaxRows,
+  kMinRows,
+  kPick,        // row value d <- a[row, b[row]], nothing where b is `ignored`
+  kScatter,     // full d <- 0, but b[row] where the column is a[row]
+  kAddColumns,  // accumulator <- accumulator + sum of all rows of a
+  kAddAll,      // accumulator <- accumulator + sum of row value a
+};
+
+// Operands are values, by number.
+struct Instruction {
+  Kind kind = Kind::kElementwise;
+  Space space = Space::kFull;  // of what it makes, or of the operand that it stores or adds up
+  Opcode op = Opcode::kCopy;
+  uint8_t scalars = 0;  // see kNumVariants
+  int d = -1, a = -1, b = -1, c = -1;
+  int index = -1;       // of the input, output or accumulator
+  int64_t ignored = 0;  // of kPick and kScatter
+  bool has_ignored = false;
+};
+
+// Where a value stands while a tile is worked on.
+struct Place {
+  enum class Kind : uint8_t {
+    kNone,
+    kRegister,  // at `offset` of the worker's memory
+    kWide,      // the same, but a whole row long: moves on with the chunks
+    kInput,     // in the input's own memory
+    kOutput,    // in the output's own memory
+  } kind = Kind::kNone;
+  int64_t offset = 0;
+  int index = -1;
+};
+
+// What lies between two reductions along rows. Row instructions run first, once a tile; the others
+// for each chunk of its columns.
+struct Phase {
+  std::vector<Instruction> row, full;
+  struct Start {
+    int value;
+    double number;
+  };
+  std::vector<Start> starts;  // row values that the reductions of this phase begin with
+};
+
+struct Accumulator {
+  int output = -1;
+  int64_t offset = 0, size = 1;  // in a block's accumulators
+};
+
+struct Program {
+  Isa isa = Isa::kPortable;
+  int64_t num_rows = 0, num_columns = 0;
+  int64_t tile_rows = 1;  // rows of a tile
+  int64_t chunk = 1;      // columns of a tile: all of them, or tile_rows is 1
+  std::vector<Access> inputs, outputs;
+  std::vector<Place> places;            // by value
+  std::vector<Instruction> prologue;    // once a worker: scalars, columns
+  std::vector<std::pair<int, double>> constants;  // value, number
+  std::vector<Phase> phases;
+  std::vector<Accumulator> accumulators;
+  int64_t worker_size = 0, accumulators_size = 0;  // in numbers
+  int64_t num_blocks = 1;  // of rows, each with accumulators of its own; from the sizes alone
+
+  bool is_double = false;
+  size_t num_instructions() const;
+  std::string str() const;
+};
+
+template <typename T>
+std::unique_ptr<const TileProgram> make_runner(Program program);
+
+}  // namespace torch_ort::cpu

@@ -1,0 +1,373 @@
+// The interpreter of tile programs.
+#include "cpu/program.h"
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+namespace torch_ort::cpu {
+
+namespace {
+
+// Work below this, in numbers times instructions, is not worth another thread.
+constexpr int64_t kWorkPerThread = 1 << 17;
+
+// Memory of a thread, kept for its next program. One piece for registers, one for sums.
+enum class Use { kRegisters, kSums };
+
+template <typename T, Use kUse>
+T* thread_memory(int64_t size) {
+  static thread_local std::vector<T> memory;
+  constexpr size_t kLine = 64 / sizeof(T);
+  const size_t wanted = static_cast<size_t>(size) + kLine;
+  if (memory.size() < wanted) memory.resize(wanted);
+  const auto address = reinterpret_cast<uintptr_t>(memory.data());
+  return reinterpret_cast<T*>((address + 63) / 64 * 64);
+}
+
+const void* element(const void* base, int64_t index, ir::DType dtype) {
+  return static_cast<const char*>(base) + index * ir::size_bytes(dtype);
+}
+
+void* element(void* base, int64_t index, ir::DType dtype) {
+  return static_cast<char*>(base) + index * ir::size_bytes(dtype);
+}
+
+// Calls visit(offset, stride, position, count) for the runs of columns [begin, begin + count).
+template <typename Visit>
+void for_each_run(const Access& access, int64_t begin, int64_t count, Visit visit) {
+  const std::vector<Access::Axis>& axes = access.columns;
+  const Access::Axis& inner = axes.back();
+  for (int64_t done = 0; done < count;) {
+    const int64_t column = begin + done;
+    const int64_t at = column % inner.size;
+    int64_t rest = column / inner.size, offset = at * inner.stride;
+    for (size_t axis = axes.size() - 1; axis-- > 0;) {
+      offset += rest % axes[axis].size * axes[axis].stride;
+      rest /= axes[axis].size;
+    }
+    const int64_t run = std::min(inner.size - at, count - done);
+    visit(offset, inner.stride, done, run);
+    done += run;
+  }
+}
+
+template <typename T>
+class Runner final : public TileProgram {
+ public:
+  explicit Runner(Program program)
+      : program_(std::move(program)), kernels_(kernels<T>(program_.isa)) {
+    for (Phase& phase : program_.phases) {
+      work_ += static_cast<int64_t>(phase.full.size());
+      for (const Instruction& each : phase.full) has_row_results_ |= makes_row_result(each);
+    }
+    has_row_results_ |= program_.phases.size() > 1;
+    for (size_t value = 0; value < program_.places.size(); ++value) {
+      const Place& place = program_.places[value];
+      if (place.kind != Place::Kind::kRegister && place.kind != Place::Kind::kNone) {
+        moving_.push_back({static_cast<int>(value), place});
+      }
+    }
+  }
+
+  std::string str() const override { return program_.str(); }
+
+  void run(const void* const* inputs, void* const* outputs) const override {
+    const Operands operands{inputs, outputs};
+    if (!program_.accumulators.empty()) return run_blocks(operands);
+    // Without a reduction the chunks of a row are independent.
+    const bool by_chunk = !has_row_results_ && program_.tile_rows == 1;
+    const int64_t chunks = by_chunk ? ceil_div(program_.num_columns, program_.chunk) : 1;
+    const int64_t items = ceil_div(program_.num_rows, program_.tile_rows) * chunks;
+    const int64_t numbers = by_chunk ? program_.chunk : program_.tile_rows * program_.num_columns;
+    at::parallel_for(0, items, grain(numbers), [&](int64_t begin, int64_t end) {
+      Worker worker(*this, operands, nullptr);
+      for (int64_t item = begin; item < end; ++item) {
+        if (by_chunk) {
+          const int64_t column = item % chunks * program_.chunk;
+          worker.run_tile(item / chunks, 1, column,
+                          std::min(program_.chunk, program_.num_columns - column));
+        } else {
+          const int64_t row = item * program_.tile_rows;
+          worker.run_tile(row, std::min(program_.tile_rows, program_.num_rows - row), 0,
+                          program_.num_columns);
+        }
+      }
+    });
+  }
+
+ private:
+  struct Operands {
+    const void* const* inputs;
+    void* const* outputs;
+  };
+  struct Moving {
+    int value;
+    Place place;
+  };
+
+  static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+  static bool makes_row_result(const Instruction& each) {
+    return each.kind == Kind::kSumRows || each.kind == Kind::kMaxRows ||
+           each.kind == Kind::kMinRows || each.kind == Kind::kPick;
+  }
+
+  int64_t grain(int64_t numbers_per_item) const {
+    return std::max<int64_t>(
+        1, kWorkPerThread / std::max<int64_t>(1, numbers_per_item * std::max<int64_t>(work_, 1)));
+  }
+
+  // A fixed number of blocks of rows, whose sums are added in order: the result is the same for any
+  // number of threads.
+  void run_blocks(const Operands& operands) const {
+    const int64_t size = program_.accumulators_size, blocks = program_.num_blocks;
+    T* sums = thread_memory<T, Use::kSums>(size * blocks);
+    std::fill_n(sums, size * blocks, T(0));
+    const int64_t tiles = ceil_div(program_.num_rows, program_.tile_rows);
+    const int64_t tiles_per_block = ceil_div(tiles, blocks);
+    const int64_t numbers = tiles_per_block * program_.tile_rows * program_.num_columns;
+    at::parallel_for(0, blocks, grain(numbers), [&](int64_t begin, int64_t end) {
+      for (int64_t block = begin; block < end; ++block) {
+        Worker worker(*this, operands, sums + block * size);
+        const int64_t last = std::min(tiles, (block + 1) * tiles_per_block);
+        for (int64_t tile = block * tiles_per_block; tile < last; ++tile) {
+          const int64_t row = tile * program_.tile_rows;
+          worker.run_tile(row, std::min(program_.tile_rows, program_.num_rows - row), 0,
+                          program_.num_columns);
+        }
+      }
+    });
+    kernels_.add_rows(sums, sums + size, blocks - 1, size);
+    for (const Accumulator& each : program_.accumulators) {
+      const Access& access = program_.outputs[each.output];
+      store_row(access, operands.outputs[each.output], sums + each.offset, 0, each.size);
+    }
+  }
+
+  void store_row(const Access& access, void* to, const T* from, int64_t column,
+                 int64_t count) const {
+    const auto store = kernels_.store[static_cast<size_t>(access.dtype)];
+    for_each_run(access, column, count,
+                 [&](int64_t offset, int64_t stride, int64_t at, int64_t run) {
+                   store(element(to, offset, access.dtype), stride, from + at, run);
+                 });
+  }
+
+  void load_row(const Access& access, const void* from, T* to, int64_t column,
+                int64_t count) const {
+    const auto load = kernels_.load[static_cast<size_t>(access.dtype)];
+    for_each_run(access, column, count,
+                 [&](int64_t offset, int64_t stride, int64_t at, int64_t run) {
+                   load(to + at, element(from, offset, access.dtype), stride, run);
+                 });
+  }
+
+  // Works on one tile after the other, in memory of its own.
+  class Worker {
+   public:
+    Worker(const Runner& runner, const Operands& operands, T* sums)
+        : runner_(runner),
+          program_(runner.program_),
+          kernels_(runner.kernels_),
+          operands_(operands),
+          sums_(sums),
+          memory_(thread_memory<T, Use::kRegisters>(program_.worker_size)),
+          at_(thread_memory<T*, Use::kRegisters>(static_cast<int64_t>(program_.places.size()))) {
+      for (size_t value = 0; value < program_.places.size(); ++value) {
+        at_[value] = memory_ + program_.places[value].offset;
+      }
+      for (const auto& [value, number] : program_.constants) *at_[value] = static_cast<T>(number);
+      move_to(0);
+      for (const Instruction& each : program_.prologue) execute(each, 0, program_.num_columns);
+    }
+
+    void run_tile(int64_t row, int64_t num_rows, int64_t column, int64_t num_columns) {
+      row_ = row;
+      num_rows_ = num_rows;
+      for (const Phase& phase : program_.phases) {
+        for (const Instruction& each : phase.row) execute(each, 0, 1);
+        for (const auto& start : phase.starts) {
+          std::fill_n(at_[start.value], num_rows_, static_cast<T>(start.number));
+        }
+        if (phase.full.empty()) continue;
+        const int64_t end = column + num_columns;
+        for (int64_t begin = column; begin < end; begin += program_.chunk) {
+          move_to(begin);
+          const int64_t count = std::min(program_.chunk, end - begin);
+          for (const Instruction& each : phase.full) execute(each, begin, count);
+        }
+      }
+    }
+
+   private:
+    void move_to(int64_t column) {
+      for (const Moving& moving : runner_.moving_) {
+        const Place& place = moving.place;
+        if (place.kind == Place::Kind::kWide) {
+          at_[moving.value] = memory_ + place.offset + column;
+        } else if (place.kind == Place::Kind::kInput) {
+          const int64_t offset = program_.inputs[place.index].row_offset(row_) + column;
+          // Inputs are only read, if not through an output that the planner put in their place.
+          at_[moving.value] =
+              const_cast<T*>(static_cast<const T*>(operands_.inputs[place.index])) + offset;
+        } else {
+          const int64_t offset = program_.outputs[place.index].row_offset(row_) + column;
+          at_[moving.value] = static_cast<T*>(operands_.outputs[place.index]) + offset;
+        }
+      }
+    }
+
+    T* at(int value) const { return value < 0 ? nullptr : at_[value]; }
+
+    // `columns` columns from `column` on; of a row value, its only one.
+    void execute(const Instruction& each, int64_t column, int64_t columns) {
+      switch (each.kind) {
+        case Kind::kElementwise:
+          kernels_.elementwise[static_cast<size_t>(each.op)][each.scalars](
+              at_[each.d], at(each.a), at(each.b), at(each.c), count(each.space, columns));
+          return;
+        case Kind::kLoad: load(each, column, columns); return;
+        case Kind::kStore: store(each, column, columns); return;
+        case Kind::kExpandRow:
+          kernels_.expand_rows(at_[each.d], at_[each.a], num_rows_, columns);
+          return;
+        case Kind::kSumRows:
+          kernels_.sum_rows(at_[each.d], at_[each.a], num_rows_, columns);
+          return;
+        case Kind::kMaxRows:
+          kernels_.max_rows(at_[each.d], at_[each.a], num_rows_, columns);
+          return;
+        case Kind::kMinRows:
+          kernels_.min_rows(at_[each.d], at_[each.a], num_rows_, columns);
+          return;
+        case Kind::kPick: pick(each, column, columns); return;
+        case Kind::kScatter: scatter(each, column, columns); return;
+        case Kind::kAddColumns:
+          kernels_.add_rows(sums_ + program_.accumulators[each.index].offset + column, at_[each.a],
+                            num_rows_, columns);
+          return;
+        case Kind::kAddAll:
+          kernels_.sum_rows(sums_ + program_.accumulators[each.index].offset, at_[each.a], 1,
+                            num_rows_);
+          return;
+      }
+    }
+
+    int64_t count(Space space, int64_t columns) const {
+      if (space == Space::kFull) return num_rows_ * columns;
+      if (space == Space::kColumn) return program_.tile_rows * columns;
+      return space == Space::kRow ? num_rows_ : 1;
+    }
+
+    void load(const Instruction& each, int64_t column, int64_t columns) {
+      const Access& access = program_.inputs[each.index];
+      const void* base = operands_.inputs[each.index];
+      T* to = at_[each.d];
+      if (each.space == Space::kRow) return load_row_value(access, base, to);
+      if (each.space == Space::kScalar) {
+        kernels_.load[static_cast<size_t>(access.dtype)](to, base, 1, 1);
+        return;
+      }
+      if (each.space == Space::kColumn) {
+        runner_.load_row(access, base, to, column, columns);
+        // The registers of a tile with several rows hold the columns once for each of them.
+        for (int64_t r = 1; r < program_.tile_rows; ++r) std::copy_n(to, columns, to + r * columns);
+        return;
+      }
+      for (int64_t r = 0; r < num_rows_; ++r) {
+        runner_.load_row(access, element(base, access.row_offset(row_ + r), access.dtype),
+                         to + r * columns, column, columns);
+      }
+    }
+
+    void load_row_value(const Access& access, const void* base, T* to) {
+      const auto load = kernels_.load[static_cast<size_t>(access.dtype)];
+      if (access.rows.size() == 1) {
+        load(to, element(base, access.row_offset(row_), access.dtype), access.rows[0].stride,
+             num_rows_);
+        return;
+      }
+      for (int64_t r = 0; r < num_rows_; ++r) {
+        load(to + r, element(base, access.row_offset(row_ + r), access.dtype), 1, 1);
+      }
+    }
+
+    void store(const Instruction& each, int64_t column, int64_t columns) {
+      const Access& access = program_.outputs[each.index];
+      void* base = operands_.outputs[each.index];
+      const T* from = at_[each.a];
+      const int64_t count = each.space == Space::kRow ? 1 : columns;
+      for (int64_t r = 0; r < num_rows_; ++r) {
+        runner_.store_row(access, element(base, access.row_offset(row_ + r), access.dtype),
+                          from + r * count, column, count);
+      }
+    }
+
+    // The column that a label names; -1 for the ignored one.
+    int64_t label(const Instruction& each, T number) const {
+      const auto column = static_cast<int64_t>(number);
+      if (each.has_ignored && number == static_cast<T>(each.ignored)) return -1;
+      TORCH_CHECK_INDEX(column >= 0 && column < program_.num_columns, "Target ", column,
+                        " is out of bounds.");
+      return column;
+    }
+
+    void pick(const Instruction& each, int64_t begin, int64_t columns) {
+      for (int64_t r = 0; r < num_rows_; ++r) {
+        const int64_t column = label(each, at_[each.b][r]) - begin;
+        if (column >= 0 && column < columns) at_[each.d][r] = at_[each.a][r * columns + column];
+      }
+    }
+
+    void scatter(const Instruction& each, int64_t begin, int64_t columns) {
+      std::fill_n(at_[each.d], num_rows_ * columns, T(0));
+      for (int64_t r = 0; r < num_rows_; ++r) {
+        const int64_t column = label(each, at_[each.a][r]);
+        if (column < begin || column >= begin + columns) continue;
+        at_[each.d][r * columns + column - begin] = at_[each.b][(each.scalars & 2) != 0 ? 0 : r];
+      }
+    }
+
+    const Runner& runner_;
+    const Program& program_;
+    const Kernels<T>& kernels_;
+    const Operands& operands_;
+    T* sums_;
+    T* memory_;
+    T** at_;
+    int64_t row_ = 0, num_rows_ = 0;
+  };
+
+  Program program_;
+  const Kernels<T>& kernels_;
+  std::vector<Moving> moving_;
+  int64_t work_ = 0;
+  bool has_row_results_ = false;
+};
+
+}  // namespace
+
+int64_t Access::row_offset(int64_t row) const {
+  if (rows.size() == 1) return row * rows[0].stride;
+  int64_t offset = 0;
+  for (size_t axis = rows.size(); axis-- > 0;) {
+    offset += row % rows[axis].size * rows[axis].stride;
+    row /= rows[axis].size;
+  }
+  return offset;
+}
+
+template <typename T>
+std::unique_ptr<const TileProgram> make_runner(Program program) {
+  return std::make_unique<const Runner<T>>(std::move(program));
+}
+
+template std::unique_ptr<const TileProgram> make_runner<float>(Program);
+template std::unique_ptr<const TileProgram> make_runner<double>(Program);
+
+}  // namespace torch_ort::cpu

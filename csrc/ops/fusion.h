@@ -1,0 +1,107 @@
+// What a node does in a fused region. The language that the code generators (cpu/, cuda/) speak is
+// small: point-wise operations, reductions, and labels that name a column. Other nodes take part
+// once passes/expand.cpp has written them in this language.
+#pragma once
+
+#include "ir/graph.h"
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace torch_ort::ops {
+
+enum class Pointwise : uint8_t {
+  // one operand
+  kCopy,
+  kNeg,
+  kAbs,
+  kExp,
+  kLog,
+  kSqrt,
+  kReciprocal,
+  kTanh,
+  kErf,
+  kSigmoid,
+  kRelu,
+  kFloor,
+  kCeil,
+  kRound,
+  kTrunc,
+  kSign,
+  kSin,
+  kCos,
+  kNot,
+  kIsNan,
+  kToBool,
+  kGelu,
+  kGeluTanh,
+  kSilu,
+  // two operands
+  kAdd,
+  kSub,
+  kMul,
+  kDiv,
+  kPow,
+  kMax,
+  kMin,
+  kEqual,
+  kLess,
+  kLessOrEqual,
+  kGreater,
+  kGreaterOrEqual,
+  kAnd,
+  kOr,
+  kXor,
+  kGeluGrad,      // gradient, input
+  kGeluTanhGrad,  // gradient, input
+  kSiluGrad,      // gradient, input
+  kTanhGrad,      // gradient, result
+  kSigmoidGrad,   // gradient, result
+  // three operands
+  kThresholdGrad,  // gradient, input, threshold
+  kWhere,          // condition, x, y
+  kMulAdd,         // a * b + c
+  kCount,
+};
+
+constexpr int num_operands(Pointwise op) {
+  if (op < Pointwise::kAdd) return 1;
+  return op < Pointwise::kThresholdGrad ? 2 : 3;
+}
+
+const char* name(Pointwise op);  // "Add", as dumps of programs show it
+
+struct FusedForm {
+  enum class Kind : uint8_t {
+    kNone,       // cannot be part of a region
+    kPass,       // the same elements in the same order: Reshape, Identity, a cast that keeps numbers
+    kPointwise,  // `op` over the inputs, then `constants`
+    kSum,        // along axes (known integers)
+    kMean,
+    kMax,
+    kMin,
+    kPick,     // RowPick
+    kScatter,  // RowScatter
+    kValid,    // RowValid
+  } kind = Kind::kNone;
+  Pointwise op = Pointwise::kCopy;
+  std::vector<double> constants;
+
+  bool is_reduction() const { return kind >= Kind::kSum && kind <= Kind::kMin; }
+  bool has_label() const { return kind >= Kind::kPick; }
+};
+
+// By op, dtypes and attributes of a node whose types are known; nothing is said about shapes.
+FusedForm fused_form(const ir::Node& node);
+
+// Axes of a reduction, counted from the front and sorted. Nothing if data tells them.
+std::optional<std::vector<int64_t>> reduction_axes(const ir::Node& node);
+
+// The number that an initializer without elements but one holds.
+std::optional<double> known_double(const ir::Value* value);
+
+// The body of a torch_ort.Region node. InternalError if it has none.
+const ir::Graph& region_body(const ir::Node& region);
+
+}  // namespace torch_ort::ops

@@ -1,0 +1,124 @@
+// Fused regions, and the ops that only their bodies hold: class labels that name a column of a row.
+// A label equal to `ignore_index` names none.
+
+#include "base/error.h"
+#include "ops/families.h"
+#include "ops/fusion.h"
+#include "ops/shapes.h"
+
+namespace torch_ort::ops {
+
+namespace {
+
+using ir::DType;
+using ir::Node;
+using ir::Type;
+using ir::Value;
+
+// One call: run/ makes it a tile program.
+void lower_region(const Node& node, CallList& calls) {
+  ArgList args;
+  for (Value* value : node.inputs) args.emplace_back(value);
+  calls.add("torch_ort::region", "", std::move(args), node.outputs);
+}
+
+Value* typed(CallList& calls, const Value& like, DType dtype) {
+  Type type = with_shape(like.type, like.type.shape);
+  type.dtype = dtype;
+  return calls.temporary(type);
+}
+
+// Which labels name a column; nullptr if all do.
+Value* add_valid(const Node& node, Value* label, CallList& calls) {
+  if (!ir::has_attr(node.attrs, "ignore_index")) return nullptr;
+  Value* valid = typed(calls, *label, DType::kBool);
+  calls.add("aten::ne", "Scalar", {label, ir::int_attr(node.attrs, "ignore_index", 0)}, {valid});
+  return valid;
+}
+
+// Labels with the first column in the place of none, as a last dim of one.
+Value* add_index(Value* label, Value* valid, CallList& calls) {
+  if (valid != nullptr) {
+    Value* safe = typed(calls, *label, label->type.dtype);
+    calls.add("aten::mul", "Tensor", {label, valid}, {safe});
+    label = safe;
+  }
+  ir::Shape shape = *label->type.shape;
+  shape.push_back(1);
+  Value* index = calls.temporary(with_shape(label->type, shape));
+  calls.add("aten::unsqueeze", "", {label, -1}, {index});
+  return index;
+}
+
+// 0 where the label is ignored.
+void add_masked(Value* valid, Value* x, Value* result, CallList& calls) {
+  if (valid != nullptr) {
+    calls.add("aten::where", "ScalarOther", {valid, x, 0.0}, {result});
+  } else {
+    calls.add("aten::clone", "", {x, "contiguous_format"}, {result});
+  }
+}
+
+void lower_pick(const Node& node, CallList& calls) {
+  Value *x = &input(node, 0), *label = &input(node, 1), *result = node.outputs[0];
+  Value* valid = add_valid(node, label, calls);
+  Value* index = add_index(label, valid, calls);
+  Value* gathered = calls.temporary(with_shape(x->type, index->type.shape));
+  Value* picked = typed(calls, *result, result->type.dtype);
+  calls.add("aten::gather", "", {x, -1, index, false}, {gathered});
+  calls.add("aten::squeeze", "dim", {gathered, -1}, {picked});
+  add_masked(valid, picked, result, calls);
+}
+
+void lower_scatter(const Node& node, CallList& calls) {
+  Value *label = &input(node, 0), *number = &input(node, 1), *result = node.outputs[0];
+  Value* valid = add_valid(node, label, calls);
+  Value* index = add_index(label, valid, calls);
+  Value* numbers = typed(calls, *label, number->type.dtype);
+  Value* row = calls.temporary(with_shape(number->type, label->type.shape));
+  calls.add("aten::expand", "", {number, Arg::list(*label->type.shape), false}, {numbers});
+  add_masked(valid, numbers, row, calls);
+  Value* source = calls.temporary(with_shape(number->type, index->type.shape));
+  calls.add("aten::unsqueeze", "", {row, -1}, {source});
+  Value* zeros = calls.temporary(result->type);
+  calls.add("aten::zeros", "",
+            {Arg::list(*result->type.shape), ir::name(result->type.dtype), Arg(),
+             device_name(result->type), Arg()},
+            {zeros});
+  calls.add("aten::scatter", "src", {zeros, -1, index, source}, {result});
+}
+
+void lower_valid(const Node& node, CallList& calls) {
+  Value *label = &input(node, 0), *result = node.outputs[0];
+  Value* valid = add_valid(node, label, calls);
+  if (valid == nullptr) {
+    calls.add("aten::ones_like", "",
+              {label, ir::name(result->type.dtype), Arg(), Arg(), Arg(), "contiguous_format"},
+              {result});
+    return;
+  }
+  calls.add("aten::_to_copy", "",
+            {valid, ir::name(result->type.dtype), Arg(), Arg(), Arg(), false, Arg()}, {result});
+}
+
+Op own(std::string name, int inputs, Lowering lower) {
+  Op op;
+  op.name = std::move(name);
+  op.domain = ir::kTorchOrtDomain;
+  op.min_inputs = op.max_inputs = inputs;
+  op.lower = lower;
+  return op;
+}
+
+}  // namespace
+
+void register_region(Registry& ops) {
+  Op region = own("Region", 1, lower_region);
+  region.max_inputs = region.max_outputs = -1;
+  ops.add(region);
+  ops.add(own("RowPick", 2, lower_pick));
+  ops.add(own("RowScatter", 2, lower_scatter));
+  ops.add(own("RowValid", 1, lower_valid));
+}
+
+}  // namespace torch_ort::ops

@@ -1,0 +1,431 @@
+// Norms, softmax, losses and dropout, with their backward operators, in the small language of fused
+// regions (ops/fusion.h), so that fuse_regions can join them with what stands around them. Only
+// where a region can run them: numbers of floating point on the CPU, of known rank, along the last
+// dims.
+
+#include "ir/edit.h"
+#include "ops/aten.h"
+#include "ops/fusion.h"
+#include "ops/op.h"
+#include "ops/shapes.h"
+#include "passes/pass.h"
+
+#include <algorithm>
+#include <iterator>
+#include <numeric>
+
+namespace torch_ort::passes {
+
+namespace {
+
+using ir::DType;
+using ir::Graph;
+using ir::Node;
+using ir::Shape;
+using ir::Type;
+using ir::Value;
+
+bool is_real(const Value* value) {
+  if (value == nullptr || !value->type.is_known() || value->type.device.kind != "cpu") return false;
+  const DType dtype = value->type.dtype;
+  return dtype == DType::kFloat || dtype == DType::kDouble || dtype == DType::kBFloat16 ||
+         dtype == DType::kHalf;
+}
+
+bool is_read(const Node& node, size_t output) {
+  return output < node.outputs.size() && node.outputs[output] != nullptr &&
+         !node.outputs[output]->uses.empty();
+}
+
+// Writes nodes in front of the one that they replace. They compute in float32, or float64.
+class Writer {
+ public:
+  Writer(Graph& graph, Node& node, const Value& like)
+      : graph_(graph),
+        node_(node),
+        dtype_(like.type.dtype == DType::kDouble ? DType::kDouble : DType::kFloat) {}
+
+  Value* make(const char* op, std::vector<Value*> inputs, ir::Attrs attrs = {}) {
+    return make({"", op}, std::move(inputs), Type(), std::move(attrs));
+  }
+
+  Value* make(ir::OpId op, std::vector<Value*> inputs, const Type& type, ir::Attrs attrs) {
+    Node& made = ir::insert_before(graph_, node_, std::move(op), std::move(inputs), {type},
+                                   std::move(attrs), node_.name);
+    ops::infer_types(made);
+    return made.outputs[0];
+  }
+
+  // A value of the graph as numbers to compute with.
+  Value* number(Value* value) { return cast(value, dtype_); }
+
+  Value* cast(Value* value, DType dtype) {
+    if (value->type.dtype == dtype) return value;
+    return make("Cast", {value}, {{"to", ir::Dim(static_cast<int64_t>(dtype))}});
+  }
+
+  Value* constant(double number) {
+    return &ir::add_initializer(graph_, "constant", Type{.dtype = dtype_, .shape = Shape{}},
+                                ops::scalar_data(number, dtype_));
+  }
+
+  Value* reduce(const char* op, Value* value, const std::vector<int64_t>& axes, bool keeps_dims) {
+    Type type{.dtype = DType::kInt64, .shape = Shape{static_cast<int64_t>(axes.size())}};
+    Value& ints = ir::add_initializer(graph_, "ints", type, ir::make_int64_data(axes));
+    return make(op, {value, &ints}, {{"keepdims", ir::Dim(keeps_dims ? 1 : 0)}});
+  }
+
+  Value* sum_all(Value* value) {
+    return make("ReduceSum", {value}, {{"keepdims", ir::Dim(0)}});
+  }
+
+  // Everything that read an output of the node reads `value` from now on.
+  void replace(size_t output, Value* value) {
+    if (!is_read(node_, output)) return;
+    ir::replace_uses(*node_.outputs[output], *cast(value, node_.outputs[output]->type.dtype), graph_);
+  }
+
+  // As replace(), but what stays inside keeps the dtype that it was computed in.
+  void replace_statistic(size_t output, Value* value) {
+    if (!is_read(node_, output)) return;
+    Value& old = *node_.outputs[output];
+    const bool leaves = std::any_of(old.uses.begin(), old.uses.end(), [](const ir::Use& use) {
+      return use.node == nullptr || ir::is(use.node, "YieldOp", ir::kMicrosoftDomain);
+    });
+    ir::replace_uses(old, leaves ? *cast(value, old.type.dtype) : *value, graph_);
+  }
+
+  // A type of the dtype that is computed in.
+  Type typed(const Shape& shape, const Value& like) const {
+    return {.dtype = dtype_, .shape = shape, .device = like.type.device};
+  }
+
+ private:
+  Graph& graph_;
+  Node& node_;
+  DType dtype_;
+};
+
+std::vector<int64_t> range(int64_t begin, int64_t end) {
+  std::vector<int64_t> axes(static_cast<size_t>(std::max<int64_t>(end - begin, 0)));
+  std::iota(axes.begin(), axes.end(), begin);
+  return axes;
+}
+
+int64_t rank_of(const Value& value) { return static_cast<int64_t>(value.type.shape->size()); }
+
+bool is_last_axis(int64_t axis, const Value& value) {
+  return rank_of(value) > 0 && (axis == -1 || axis == rank_of(value) - 1);
+}
+
+Value* tensor(const ops::Arg& arg) {
+  Value* const* value = std::get_if<Value*>(&arg.value);
+  return value == nullptr ? nullptr : *value;
+}
+
+int64_t integer(const ops::Arg& arg) { return std::get<ir::Dim>(arg.value).constant(); }
+
+// ---- norms
+
+// How many of the last dims a norm goes over.
+int64_t num_normalized(const ops::Arg& shape) {
+  return static_cast<int64_t>(std::get<ops::ArgList>(shape.value).size());
+}
+
+struct LayerNorm {
+  Value *x, *weight, *bias;
+  std::vector<int64_t> columns;
+  double epsilon;
+};
+
+bool write_layer_norm(Graph& graph, Node& node, const LayerNorm& norm) {
+  if (!is_real(norm.x) || norm.columns.empty() || norm.columns.front() <= 0) return false;
+  Writer write(graph, node, *norm.x);
+  Value* x = write.number(norm.x);
+  Value* mean = write.reduce("ReduceMean", x, norm.columns, true);
+  Value* centered = write.make("Sub", {x, mean});
+  Value* variance =
+      write.reduce("ReduceMean", write.make("Mul", {centered, centered}), norm.columns, true);
+  Value* deviation =
+      write.make("Sqrt", {write.make("Add", {variance, write.constant(norm.epsilon)})});
+  Value* rstd = write.make("Reciprocal", {deviation});
+  Value* result = write.make("Mul", {centered, rstd});
+  if (norm.weight != nullptr) result = write.make("Mul", {result, write.number(norm.weight)});
+  if (norm.bias != nullptr) result = write.make("Add", {result, write.number(norm.bias)});
+  write.replace(0, result);
+  write.replace_statistic(1, mean);
+  write.replace_statistic(2, rstd);
+  return true;
+}
+
+bool expand_layer_norm(Graph& graph, Node& node) {
+  Value* x = node.inputs[0];
+  if (!is_real(x) || node.inputs.size() < 2) return false;
+  const int64_t rank = rank_of(*x), axis = ir::int_attr(node.attrs, "axis", -1);
+  Value* bias = ops::has_input(node, 2) ? node.inputs[2] : nullptr;
+  return write_layer_norm(graph, node,
+                          {x, node.inputs[1], bias, range(axis < 0 ? axis + rank : axis, rank),
+                           ir::float_attr(node.attrs, "epsilon", 1e-5)});
+}
+
+// A norm whose weight has another dtype than its input.
+bool expand_native_layer_norm(Graph& graph, Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  Value* x = tensor(call.args.at(0));
+  const auto* epsilon = std::get_if<double>(&call.args.at(4).value);
+  if (!is_real(x) || epsilon == nullptr) return false;
+  return write_layer_norm(graph, node,
+                          {x, tensor(call.args.at(2)), tensor(call.args.at(3)),
+                           range(rank_of(*x) - num_normalized(call.args.at(1)), rank_of(*x)),
+                           *epsilon});
+}
+
+bool expand_layer_norm_backward(Graph& graph, Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  Value *grad = tensor(call.args.at(0)), *x = tensor(call.args.at(1));
+  Value *mean = tensor(call.args.at(3)), *rstd = tensor(call.args.at(4));
+  Value* weight = tensor(call.args.at(5));
+  if (!is_real(grad) || !is_real(x) || !is_real(mean) || !is_real(rstd)) return false;
+  const int64_t rank = rank_of(*x);
+  const int64_t normalized = num_normalized(call.args.at(2));
+  if (normalized >= rank) return false;
+  const std::vector<int64_t> columns = range(rank - normalized, rank);
+  const std::vector<int64_t> rows = range(0, rank - normalized);
+
+  Writer write(graph, node, *x);
+  grad = write.number(grad);
+  rstd = write.number(rstd);
+  Value* centered = write.make("Sub", {write.number(x), write.number(mean)});
+  Value* normal = write.make("Mul", {centered, rstd});
+  if (is_read(node, 0)) {
+    Value* scaled = weight == nullptr ? grad : write.make("Mul", {grad, write.number(weight)});
+    Value* mean_grad = write.reduce("ReduceMean", scaled, columns, true);
+    Value* mean_along =
+        write.reduce("ReduceMean", write.make("Mul", {scaled, normal}), columns, true);
+    Value* rest = write.make("Sub", {scaled, mean_grad});
+    rest = write.make("Sub", {rest, write.make("Mul", {normal, mean_along})});
+    write.replace(0, write.make("Mul", {rest, rstd}));
+  }
+  if (is_read(node, 1)) {
+    write.replace(1, write.reduce("ReduceSum", write.make("Mul", {grad, normal}), rows, false));
+  }
+  if (is_read(node, 2)) write.replace(2, write.reduce("ReduceSum", grad, rows, false));
+  return true;
+}
+
+// ---- softmax
+
+bool expand_softmax(Graph& graph, Node& node) {
+  Value* x = node.inputs[0];
+  if (!is_real(x) || !is_last_axis(ir::int_attr(node.attrs, "axis", -1), *x)) return false;
+  const bool is_log = node.op.name == "LogSoftmax";
+  const std::vector<int64_t> axes = {rank_of(*x) - 1};
+
+  Writer write(graph, node, *x);
+  x = write.number(x);
+  Value* largest = write.reduce("ReduceMax", x, axes, true);
+  Value* power = write.make("Exp", {write.make("Sub", {x, largest})});
+  Value* sum = write.reduce("ReduceSum", power, axes, true);
+  if (is_log) {
+    Value* scale = write.make("Add", {largest, write.make("Log", {sum})});
+    write.replace(0, write.make("Sub", {x, scale}));
+  } else {
+    write.replace(0, write.make("Mul", {power, write.make("Reciprocal", {sum})}));
+  }
+  return true;
+}
+
+bool expand_softmax_backward(Graph& graph, Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  Value *grad = tensor(call.args.at(0)), *result = tensor(call.args.at(1));
+  if (!is_real(grad) || !is_real(result)) return false;
+  if (!is_last_axis(integer(call.args.at(2)), *result)) return false;
+  const std::vector<int64_t> axes = {rank_of(*result) - 1};
+
+  Writer write(graph, node, *result);
+  grad = write.number(grad);
+  result = write.number(result);
+  if (call.op == "aten::_log_softmax_backward_data") {
+    Value* sum = write.reduce("ReduceSum", grad, axes, true);
+    Value* share = write.make("Mul", {write.make("Exp", {result}), sum});
+    write.replace(0, write.make("Sub", {grad, share}));
+  } else {
+    Value* product = write.make("Mul", {grad, result});
+    Value* sum = write.reduce("ReduceSum", product, axes, true);
+    write.replace(0, write.make("Sub", {product, write.make("Mul", {result, sum})}));
+  }
+  return true;
+}
+
+// ---- losses
+
+enum Reduction : int64_t { kNone = 0, kMean = 1, kSum = 2 };
+
+ir::Attrs ignored(const ops::Arg& index) { return {{"ignore_index", ir::Dim(integer(index))}}; }
+
+// Rows of log-probabilities against one label each, without weights.
+bool is_plain_nll(const Value* x, const Value* target, const Value* weight) {
+  return is_real(x) && rank_of(*x) == 2 && weight == nullptr && target != nullptr &&
+         target->type.is_known() && target->type.dtype == DType::kInt64 && rank_of(*target) == 1;
+}
+
+bool expand_nll(Graph& graph, Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  Value *x = tensor(call.args.at(0)), *target = tensor(call.args.at(1));
+  if (!is_plain_nll(x, target, tensor(call.args.at(2)))) return false;
+  const int64_t reduction = integer(call.args.at(3));
+  if (reduction == kNone) return false;
+
+  Writer write(graph, node, *x);
+  const ir::Attrs attrs = ignored(call.args.at(4));
+  const Type row = write.typed(*target->type.shape, *x);
+  Value* picked =
+      write.make({ir::kTorchOrtDomain, "RowPick"}, {write.number(x), target}, row, attrs);
+  Value* valid = write.make({ir::kTorchOrtDomain, "RowValid"}, {target}, row, attrs);
+  Value *loss = write.sum_all(picked), *count = write.sum_all(valid);
+  if (reduction == kMean) loss = write.make("Div", {loss, count});
+  write.replace(0, write.make("Neg", {loss}));
+  write.replace(1, count);
+  return true;
+}
+
+bool expand_nll_backward(Graph& graph, Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  Value *grad = tensor(call.args.at(0)), *x = tensor(call.args.at(1));
+  Value *target = tensor(call.args.at(2)), *count = tensor(call.args.at(6));
+  if (!is_plain_nll(x, target, tensor(call.args.at(3))) || !is_real(grad)) return false;
+  const int64_t reduction = integer(call.args.at(4));
+
+  Writer write(graph, node, *x);
+  grad = write.number(grad);
+  if (reduction == kMean) grad = write.make("Div", {grad, write.number(count)});
+  write.replace(0, write.make({ir::kTorchOrtDomain, "RowScatter"},
+                              {target, write.make("Neg", {grad})},
+                              write.typed(*x->type.shape, *x), ignored(call.args.at(5))));
+  return true;
+}
+
+// ---- dropout
+
+Value* scale_kept(Writer& write, Value* x, Value* mask, double scale) {
+  Value* kept = write.make("Mul", {write.number(x), write.number(mask)});
+  return write.make("Mul", {kept, write.constant(scale)});
+}
+
+bool expand_dropout(Graph& graph, Node& node) {
+  Value* x = node.inputs[0];
+  if (!is_real(x) || node.inputs.size() != 3 || ir::has_attr(node.attrs, "seed")) return false;
+  const std::optional<double> ratio = ops::known_double(node.inputs[1]);
+  const std::optional<double> training = ops::known_double(node.inputs[2]);
+  if (!ratio || *ratio <= 0 || *ratio >= 1 || training != 1.0) return false;
+
+  if (node.outputs.empty() || node.outputs[0] == nullptr) return false;
+  Writer write(graph, node, *x);
+  // The draws go through memory in order, so the mask has the strides of the result.
+  Type type = node.outputs[0]->type;
+  type.dtype = DType::kBool;
+  Value* mask = write.make({ir::kTorchOrtDomain, "BernoulliMask"}, {}, type, {{"keep", 1 - *ratio}});
+  write.replace(0, scale_kept(write, x, mask, 1 / (1 - *ratio)));
+  write.replace(1, mask);
+  return true;
+}
+
+bool expand_dropout_backward(Graph& graph, Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  Value *grad = tensor(call.args.at(0)), *mask = tensor(call.args.at(1));
+  const auto* scale = std::get_if<double>(&call.args.at(2).value);
+  if (!is_real(grad) || mask == nullptr || !mask->type.is_known() || scale == nullptr) return false;
+  Writer write(graph, node, *grad);
+  write.replace(0, scale_kept(write, grad, mask, *scale));
+  return true;
+}
+
+// ---- powers and bounds
+
+bool expand_pow(Graph& graph, Node& node) {
+  Value* x = node.inputs[0];
+  const std::optional<double> exponent = ops::known_double(node.inputs[1]);
+  if (!is_real(x) || !exponent) return false;
+  Writer write(graph, node, *x);
+  const auto square = [&] { return write.make("Mul", {write.number(x), write.number(x)}); };
+  if (*exponent == 2) {
+    write.replace(0, square());
+  } else if (*exponent == 3) {
+    write.replace(0, write.make("Mul", {square(), write.number(x)}));
+  } else if (*exponent == 0.5) {
+    write.replace(0, write.make("Sqrt", {write.number(x)}));
+  } else if (*exponent == -0.5) {
+    write.replace(0, write.make("Reciprocal", {write.make("Sqrt", {write.number(x)})}));
+  } else if (*exponent == -1) {
+    write.replace(0, write.make("Reciprocal", {write.number(x)}));
+  } else {
+    return false;
+  }
+  return true;
+}
+
+bool expand_clip(Graph& graph, Node& node) {
+  Value* x = node.inputs[0];
+  if (!is_real(x)) return false;
+  std::optional<double> bounds[2];
+  for (size_t i = 0; i < 2; ++i) {
+    if (!ops::has_input(node, i + 1)) continue;
+    bounds[i] = ops::known_double(node.inputs[i + 1]);
+    if (!bounds[i]) return false;
+  }
+  if (!bounds[0] && !bounds[1]) return false;
+  Writer write(graph, node, *x);
+  x = write.number(x);
+  if (bounds[0]) x = write.make("Max", {x, write.constant(*bounds[0])});
+  if (bounds[1]) x = write.make("Min", {x, write.constant(*bounds[1])});
+  write.replace(0, x);
+  return true;
+}
+
+struct Expansion {
+  const char* op;  // a standard op, or the operator of an ATen node
+  bool (*expand)(Graph& graph, Node& node);
+};
+
+constexpr Expansion kExpansions[] = {
+    {"Clip", expand_clip},
+    {"Dropout", expand_dropout},
+    {"LayerNormalization", expand_layer_norm},
+    {"LogSoftmax", expand_softmax},
+    {"Pow", expand_pow},
+    {"Softmax", expand_softmax},
+    {"aten::_log_softmax_backward_data", expand_softmax_backward},
+    {"aten::_softmax_backward_data", expand_softmax_backward},
+    {"aten::native_dropout_backward", expand_dropout_backward},
+    {"aten::native_layer_norm", expand_native_layer_norm},
+    {"aten::native_layer_norm_backward", expand_layer_norm_backward},
+    {"aten::nll_loss_backward", expand_nll_backward},
+    {"aten::nll_loss_forward", expand_nll},
+};
+
+const Expansion* find_expansion(const Node& node) {
+  if (node.is_erased() || node.inputs.empty() || node.inputs[0] == nullptr) return nullptr;
+  const bool is_aten = ir::is(&node, "ATen", ir::kAtenDomain);
+  if (!is_aten && !node.op.domain.empty()) return nullptr;
+  const std::string key = is_aten ? ir::string_attr(node.attrs, "operator", "") : node.op.name;
+  const auto* found = std::find_if(std::begin(kExpansions), std::end(kExpansions),
+                                   [&](const Expansion& each) { return key == each.op; });
+  return found == std::end(kExpansions) ? nullptr : found;
+}
+
+}  // namespace
+
+int expand_composites(Graph& graph) {
+  int rewrites = 0;
+  for (auto node = graph.nodes.begin(); node != graph.nodes.end(); ++node) {
+    const Expansion* expansion = find_expansion(*node);
+    if (expansion == nullptr) continue;
+    if (!may_rewrite()) return rewrites;
+    if (!expansion->expand(graph, *node)) continue;
+    ir::erase(graph, *node);
+    ++rewrites;
+  }
+  return rewrites;
+}
+
+}  // namespace torch_ort::passes

@@ -1,0 +1,564 @@
+// Nodes of the small language of ops/fusion.h -> torch_ort.Region nodes, each with the nodes in its
+// body. A region runs in one pass over memory: what its nodes hand to one another never leaves the
+// processor's first cache.
+//
+// Nodes are joined along the values that they share, as long as they agree on rows and columns
+// (region_spaces.h), stand in the same half, and no path leaves the group and comes back.
+
+#include "base/error.h"
+#include "ir/edit.h"
+#include "ops/op.h"
+#include "ops/shapes.h"
+#include "passes/memory.h"
+#include "passes/pass.h"
+#include "passes/region_spaces.h"
+
+#include <algorithm>
+#include <functional>
+#include <queue>
+#include <set>
+
+namespace torch_ort::passes {
+
+namespace {
+
+using ir::Dim;
+using ir::Graph;
+using ir::Node;
+using ir::Value;
+using Kind = ops::FusedForm::Kind;
+
+// Beyond these a tile no longer fits into the first cache, or a region into a reader's head.
+constexpr size_t kMaxNodes = 96;
+constexpr size_t kMaxInputs = 32;
+
+// The graph as the grouping sees it: nodes by position, and what must come before what.
+struct Order {
+  std::vector<Node*> nodes;
+  std::unordered_map<const Node*, int> positions;
+  std::vector<std::vector<int>> later;  // effects: positions that must come after
+  int border = 0;                       // of the YieldOp; behind the end if there is none
+
+  explicit Order(Graph& graph, const SharedMemory& memory) {
+    for (Node& node : graph.nodes) {
+      if (node.is_erased()) continue;
+      positions[&node] = static_cast<int>(nodes.size());
+      nodes.push_back(&node);
+    }
+    later.resize(nodes.size());
+    border = static_cast<int>(nodes.size());
+    int last_effect = -1;
+    std::unordered_map<const Value*, std::vector<int>> readers;  // of written memory
+    std::unordered_map<const Value*, int> last_writer;
+    for (int at = 0; at < static_cast<int>(nodes.size()); ++at) {
+      const Node& node = *nodes[at];
+      if (ir::is(&node, "YieldOp", ir::kMicrosoftDomain)) border = at;
+      const bool is_effect = !ops::is_pure(node);
+      if (is_effect) {
+        if (last_effect >= 0) later[last_effect].push_back(at);
+        last_effect = at;
+      }
+      for (const Value* value : node.inputs) {
+        if (value == nullptr || !memory.is_written(value)) continue;
+        const Value* root = SharedMemory::root(value);
+        if (const auto writer = last_writer.find(root); writer != last_writer.end()) {
+          later[writer->second].push_back(at);
+        }
+        if (is_effect) {
+          for (int reader : readers[root]) later[reader].push_back(at);
+          last_writer[root] = at;
+        }
+        readers[root].push_back(at);
+      }
+    }
+  }
+
+  int position(const Node* node) const { return positions.at(node); }
+
+  template <typename Visit>
+  void for_each_successor(int at, Visit visit) const {
+    for (const Value* value : nodes[at]->outputs) {
+      if (value == nullptr) continue;
+      for (const ir::Use& use : value->uses) {
+        if (use.node != nullptr) visit(position(use.node));
+      }
+    }
+    for (int next : later[at]) visit(next);
+  }
+};
+
+struct Group {
+  std::vector<int> members;  // positions, sorted
+  Dim elements;
+  std::vector<Dim> columns;  // that all members allow; the first is preferred
+};
+
+std::unordered_set<std::string> known_symbols(const Graph& graph) {
+  std::unordered_set<std::string> known(graph.symbol_inputs.begin(), graph.symbol_inputs.end());
+  for (const Value* input : graph.inputs) {
+    if (!input->type.shape) continue;
+    for (const Dim& dim : *input->type.shape) {
+      if (dim.is_symbol()) known.insert(dim.name());
+    }
+  }
+  return known;
+}
+
+class Grouping {
+ public:
+  Grouping(Graph& graph, const SharedMemory& memory)
+      : memory_(memory), order_(graph, memory), known_symbols_(known_symbols(graph)) {
+    find_fusible();
+    join();
+    for (Group& group : groups_) trim(group);
+    std::erase_if(groups_, [this](const Group& group) { return !is_worth_it(group); });
+  }
+
+  const Order& order() const { return order_; }
+  const std::vector<Group>& groups() const { return groups_; }
+
+  std::vector<FusibleNode> nodes_of(const std::vector<int>& members) const {
+    std::vector<FusibleNode> nodes;
+    for (int at : members) nodes.push_back({order_.nodes[at], forms_[at]});
+    return nodes;
+  }
+
+ private:
+  // ---- which nodes
+
+  void find_fusible() {
+    forms_.resize(order_.nodes.size());
+    group_of_.assign(order_.nodes.size(), -1);
+    for (int at = 0; at < static_cast<int>(order_.nodes.size()); ++at) {
+      const Node& node = *order_.nodes[at];
+      const auto is_read = [](const Value* value) { return value != nullptr && !value->uses.empty(); };
+      if (!ops::is_pure(node) || !std::any_of(node.outputs.begin(), node.outputs.end(), is_read)) {
+        continue;
+      }
+      forms_[at] = ops::fused_form(node);
+      if (forms_[at].kind == Kind::kNone || !is_in_reach(node)) continue;
+      const FusibleNode each{order_.nodes[at], forms_[at]};
+      Group group{{at}, num_elements(each), possible_columns(each)};
+      if (group.elements == Dim(0)) continue;  // nothing tells rows from columns
+      keep_fitting(group);
+      if (group.columns.empty()) continue;
+      group_of_[at] = static_cast<int>(groups_.size());
+      groups_.push_back(std::move(group));
+    }
+  }
+
+  // Known sizes, on the CPU, and nobody else writes there.
+  bool is_in_reach(const Node& node) const {
+    const auto holds = [this](const Value* value) {
+      return value == nullptr || (value->type.device.kind == "cpu" && has_known_sizes(*value) &&
+                                  !memory_.is_written(value));
+    };
+    return std::all_of(node.inputs.begin(), node.inputs.end(), holds) &&
+           std::all_of(node.outputs.begin(), node.outputs.end(), holds);
+  }
+
+  bool has_known_sizes(const Value& value) const {
+    std::vector<std::string> symbols;
+    for (const Dim& dim : *value.type.shape) dim.collect_symbols(symbols);
+    return std::all_of(symbols.begin(), symbols.end(),
+                       [this](const std::string& name) { return known_symbols_.contains(name); });
+  }
+
+  // Keeps the numbers of columns under which all members fit together.
+  void keep_fitting(Group& group) const {
+    const std::vector<FusibleNode> nodes = nodes_of(group.members);
+    std::vector<std::pair<int, Dim>> fitting;
+    for (const Dim& columns : group.columns) {
+      const std::optional<RegionSpaces> spaces = find_spaces(nodes, group.elements, columns);
+      if (!spaces || spaces->inputs.size() > kMaxInputs) continue;
+      // Operands that must be stretched element by element are the slowest to read.
+      int stretched = 0;
+      for (const RegionInput& input : spaces->inputs) stretched += input.shape.empty() ? 0 : 1;
+      fitting.emplace_back(stretched, columns);
+    }
+    std::stable_sort(fitting.begin(), fitting.end(),
+                     [](const auto& a, const auto& b) { return a.first < b.first; });
+    group.columns.clear();
+    for (auto& [stretched, columns] : fitting) group.columns.push_back(std::move(columns));
+  }
+
+  // ---- joining
+
+  void join() {
+    for (int at = 0; at < static_cast<int>(order_.nodes.size()); ++at) {
+      if (group_of_[at] < 0) continue;
+      for (const Value* value : order_.nodes[at]->inputs) {
+        if (value != nullptr && value->producer != nullptr) {
+          try_join(order_.position(value->producer), at);
+        }
+      }
+    }
+    // Readers of one value read it once.
+    for (int at = 0; at < static_cast<int>(order_.nodes.size()); ++at) {
+      for (const Value* value : order_.nodes[at]->outputs) {
+        if (value != nullptr) join_readers(*value);
+      }
+    }
+    std::erase_if(groups_, [](const Group& group) { return group.members.empty(); });
+  }
+
+  void join_readers(const Value& value) {
+    int first = -1;
+    for (const ir::Use& use : value.uses) {
+      if (use.node == nullptr || use.index < 0) continue;
+      const int at = order_.position(use.node);
+      if (group_of_[at] < 0) continue;
+      if (first >= 0) try_join(std::min(first, at), std::max(first, at));
+      first = at;
+    }
+  }
+
+  void try_join(int a, int b) {
+    if (group_of_[a] < 0 || group_of_[b] < 0 || group_of_[a] == group_of_[b]) return;
+    if ((a < order_.border) != (b < order_.border)) return;
+    const Group &first = groups_[group_of_[a]], &second = groups_[group_of_[b]];
+    if (first.members.size() + second.members.size() > kMaxNodes) return;
+    std::optional<Group> joined = fit(first, second);
+    if (!joined || has_path_outside(group_of_[a], group_of_[b])) return;
+    if (!may_rewrite()) return;
+    const int kept = group_of_[a], gone = group_of_[b];
+    for (int at : groups_[gone].members) group_of_[at] = kept;
+    groups_[gone] = {};
+    groups_[kept] = std::move(*joined);
+  }
+
+  std::optional<Group> fit(const Group& a, const Group& b) const {
+    Group joined;
+    std::merge(a.members.begin(), a.members.end(), b.members.begin(), b.members.end(),
+               std::back_inserter(joined.members));
+    if (a.elements == b.elements) {
+      joined.elements = a.elements;
+      for (const Dim& columns : a.columns) {
+        const auto& others = b.columns;
+        if (std::find(others.begin(), others.end(), columns) != others.end()) {
+          joined.columns.push_back(columns);
+        }
+      }
+    } else if (!fit_rows(a, b, joined) && !fit_rows(b, a, joined)) {
+      return std::nullopt;
+    }
+    keep_fitting(joined);
+    return joined.columns.empty() ? std::nullopt : std::optional(std::move(joined));
+  }
+
+  // The elements of `rows` are one for each row of `all`.
+  static bool fit_rows(const Group& rows, const Group& all, Group& joined) {
+    for (const Dim& columns : all.columns) {
+      if (ops::times(rows.elements, columns) == all.elements) joined.columns.push_back(columns);
+    }
+    joined.elements = all.elements;
+    return !joined.columns.empty();
+  }
+
+  // Whether something else stands on a path between the two groups, one way or the other.
+  bool has_path_outside(int a, int b) const { return reaches(a, b) || reaches(b, a); }
+
+  bool reaches(int from, int to) const {
+    const int last = groups_[to].members.back();
+    std::vector<int> open;
+    std::unordered_set<int> seen;  // positions; those of a group are entered all at once
+    const auto enter = [&](int at, bool from_start) {
+      if (at > last || seen.contains(at)) return false;
+      const int group = group_of_[at];
+      if (group == from) return false;
+      if (group == to) return !from_start;
+      if (group < 0) {
+        seen.insert(at);
+        open.push_back(at);
+      } else {
+        for (int member : groups_[group].members) {
+          seen.insert(member);
+          open.push_back(member);
+        }
+      }
+      return false;
+    };
+    bool found = false;
+    for (int member : groups_[from].members) {
+      order_.for_each_successor(member, [&](int next) { found |= enter(next, true); });
+    }
+    while (!found && !open.empty()) {
+      const int at = open.back();
+      open.pop_back();
+      order_.for_each_successor(at, [&](int next) { found |= enter(next, false); });
+    }
+    return found;
+  }
+
+  // ---- what stays
+
+  bool is_member(const Group& group, const Node* node) const {
+    return node != nullptr && std::binary_search(group.members.begin(), group.members.end(),
+                                                 order_.position(node));
+  }
+
+  // Views at the edge cost nothing outside, and hide what region and planner could share.
+  void trim(Group& group) {
+    for (bool changed = true; changed;) {
+      const auto is_edge = [&](int at) {
+        const Node& node = *order_.nodes[at];
+        if (forms_[at].kind != Kind::kPass || !ops::is_view(node)) return false;
+        const auto& uses = node.outputs[0]->uses;
+        const bool is_read = std::any_of(uses.begin(), uses.end(), [&](const ir::Use& use) {
+          return is_member(group, use.node);
+        });
+        return !is_read || !is_member(group, node.inputs[0]->producer);
+      };
+      changed = std::erase_if(group.members, is_edge) > 0;
+    }
+    if (group.members.empty()) return;
+    keep_fitting(group);
+  }
+
+  // One plain operator is as fast by itself.
+  bool is_worth_it(const Group& group) const {
+    if (group.columns.empty()) return false;
+    const auto works = [this](int at) { return forms_[at].kind != Kind::kPass; };
+    return std::count_if(group.members.begin(), group.members.end(), works) > 1;
+  }
+
+  const SharedMemory& memory_;
+  Order order_;
+  std::unordered_set<std::string> known_symbols_;
+  std::vector<ops::FusedForm> forms_;  // by position
+  std::vector<int> group_of_;          // by position
+  std::vector<Group> groups_;
+};
+
+// Moves the nodes of a group into the body of a new node.
+class RegionMaker {
+ public:
+  RegionMaker(Graph& graph, const Grouping& grouping, const Group& group)
+      : graph_(graph), nodes_(grouping.nodes_of(group.members)),
+        spaces_(*find_spaces(nodes_, group.elements, group.columns.front())),
+        body_(std::make_shared<Graph>()) {
+    for (const FusibleNode& each : nodes_) members_.insert(each.node);
+  }
+
+  // The new node stands before the last member; views of what it makes follow it.
+  std::vector<Node*> run() {
+    body_->name = graph_.name + "_region";
+    add_inputs();
+    for (const FusibleNode& each : nodes_) copy_node(each);
+    find_outputs();
+    return replace();
+  }
+
+ private:
+  std::string inner_name(const Value& value) const {
+    std::string name = value.name + "_in";
+    while (graph_.names.contains(name) || body_->names.contains(name)) name += "_";
+    return name;
+  }
+
+  void add_inputs() {
+    for (const RegionInput& input : spaces_.inputs) {
+      Value* value = input.value;
+      if (ops::known_double(value) && input.space == Space::kScalar) {
+        inputs_.push_back(&ir::add_initializer(*body_, inner_name(*value), value->type,
+                                               ops::constant_data(*value)));
+        continue;
+      }
+      inputs_.push_back(&ir::add_input(*body_, inner_name(*value), value->type));
+      outer_inputs_.push_back(value);
+      outer_spaces_.push_back(name(input.space));
+    }
+  }
+
+  void copy_node(const FusibleNode& each) {
+    const Node& node = *each.node;
+    const size_t index = static_cast<size_t>(&each - nodes_.data());
+    std::vector<Value*> inputs;
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      const int input = spaces_.operands[index][i];
+      if (input >= 0) {
+        inputs.push_back(inputs_[input]);
+      } else {
+        inputs.push_back(node.inputs[i] == nullptr ? nullptr : inner(*node.inputs[i]));
+      }
+    }
+    Value& output = ir::add_value(*body_, inner_name(*node.outputs[0]), node.outputs[0]->type);
+    ir::append_producer(*body_, node.op, std::move(inputs), {&output}, node.attrs, node.name)
+        .origin = node.origin;
+    copies_[node.outputs[0]] = &output;
+  }
+
+  // What a member made, or the integers that say axes and shapes.
+  Value* inner(const Value& value) {
+    if (const auto found = copies_.find(&value); found != copies_.end()) return found->second;
+    Value* copy = nullptr;
+    if (value.producer == nullptr) {
+      copy = &ir::add_initializer(*body_, inner_name(value), value.type, ops::constant_data(value));
+    } else {
+      const Node& dims = *value.producer;
+      ORT_CHECK(dims.inputs.empty(), "fuse_regions: '", value.name, "' comes from outside");
+      Value& output = ir::add_value(*body_, inner_name(value), value.type);
+      ir::append_producer(*body_, dims.op, {}, {&output}, dims.attrs, dims.name);
+      copy = &output;
+    }
+    copies_[&value] = copy;
+    return copy;
+  }
+
+  // Values that others read. Views of them are made outside again.
+  void find_outputs() {
+    for (const FusibleNode& each : nodes_) {
+      Value* value = each.node->outputs[0];
+      const bool is_read = std::any_of(value->uses.begin(), value->uses.end(), [&](ir::Use use) {
+        return use.node == nullptr || !members_.contains(use.node);
+      });
+      if (!is_read) continue;
+      if (is_view(each)) {
+        views_.push_back(each.node);
+        need_viewed(*each.node);
+      } else {
+        need(value);
+      }
+    }
+    // The largest first: it may take the place of an input.
+    std::stable_sort(outputs_.begin(), outputs_.end(), [this](const Value* a, const Value* b) {
+      return spaces_.made.at(a) == Space::kFull && spaces_.made.at(b) != Space::kFull;
+    });
+    for (Value* value : outputs_) ir::add_output(*body_, *copies_.at(value));
+  }
+
+  static bool is_view(const FusibleNode& each) {
+    return each.form.kind == Kind::kPass && ops::is_view(*each.node);
+  }
+
+  void need(Value* value) {
+    if (std::find(outputs_.begin(), outputs_.end(), value) == outputs_.end()) {
+      outputs_.push_back(value);
+    }
+  }
+
+  void need_viewed(const Node& view) {
+    Value* base = view.inputs[0];
+    for (const FusibleNode& each : nodes_) {
+      if (each.node != base->producer) continue;
+      if (!is_view(each)) return need(base);
+      if (std::find(views_.begin(), views_.end(), each.node) == views_.end()) {
+        views_.insert(std::find(views_.begin(), views_.end(), &view), each.node);
+      }
+      return need_viewed(*each.node);
+    }
+    // The base is an input of the region: the view stands outside by itself.
+  }
+
+  std::vector<Node*> replace() {
+    Node& last = *nodes_.back().node;
+    std::vector<ir::Type> types;
+    for (const Value* value : outputs_) types.push_back(value->type);
+    ir::Attrs attrs;
+    attrs["body"] = body_;
+    attrs["columns"] = spaces_.columns;
+    attrs["rows"] = spaces_.rows;
+    attrs["spaces"] = outer_spaces_;
+    Node& region = ir::insert_before(graph_, last, {ir::kTorchOrtDomain, "Region"}, outer_inputs_,
+                                     types, std::move(attrs), region_name());
+    std::vector<Node*> made = {&region};
+    std::unordered_map<const Value*, Value*> now;
+    for (size_t i = 0; i < outputs_.size(); ++i) now[outputs_[i]] = region.outputs[i];
+    for (Node* view : views_) {
+      std::vector<Value*> inputs = view->inputs;
+      if (const auto found = now.find(inputs[0]); found != now.end()) inputs[0] = found->second;
+      Node& again = ir::insert_before(graph_, last, view->op, inputs, {view->outputs[0]->type},
+                                      view->attrs, view->name);
+      again.origin = view->origin;
+      now[view->outputs[0]] = again.outputs[0];
+      made.push_back(&again);
+    }
+    for (const auto& [old, with] : now) {
+      ir::replace_uses(*const_cast<Value*>(old), *with, graph_);
+    }
+    for (auto each = nodes_.rbegin(); each != nodes_.rend(); ++each) {
+      ir::erase(graph_, *each->node);
+    }
+    return made;
+  }
+
+  // What it makes, in the words of its first and last node.
+  std::string region_name() const {
+    return concat(nodes_.front().node->name, "_to_", nodes_.back().node->name);
+  }
+
+  Graph& graph_;
+  std::vector<FusibleNode> nodes_;
+  RegionSpaces spaces_;
+  std::shared_ptr<Graph> body_;
+  std::unordered_set<const Node*> members_;
+  std::vector<Value*> inputs_;        // in the body, by RegionSpaces::inputs
+  std::vector<Value*> outer_inputs_;  // of the node
+  std::vector<std::string> outer_spaces_;
+  std::unordered_map<const Value*, Value*> copies_;
+  std::vector<Value*> outputs_;
+  std::vector<Node*> views_;
+};
+
+// An order of groups and single nodes that respects what they read, as near to the given one as it
+// can be. A group stands where its last member stood.
+std::vector<int> sorted_units(const Order& order, const std::vector<Group>& groups,
+                              std::vector<int>& unit_of) {
+  const int count = static_cast<int>(order.nodes.size());
+  unit_of.resize(count);
+  for (int at = 0; at < count; ++at) unit_of[at] = at;
+  for (const Group& group : groups) {
+    for (int at : group.members) unit_of[at] = group.members.back();
+  }
+  std::vector<std::set<int>> successors(count);
+  std::vector<int> waiting(count, 0);
+  for (int at = 0; at < count; ++at) {
+    order.for_each_successor(at, [&](int next) {
+      const int from = unit_of[at], to = unit_of[next];
+      if (from != to && successors[from].insert(to).second) ++waiting[to];
+    });
+  }
+  std::priority_queue<int, std::vector<int>, std::greater<>> ready;
+  for (int at = 0; at < count; ++at) {
+    if (unit_of[at] == at && waiting[at] == 0) ready.push(at);
+  }
+  std::vector<int> sorted;
+  while (!ready.empty()) {
+    const int unit = ready.top();
+    ready.pop();
+    sorted.push_back(unit);
+    for (int next : successors[unit]) {
+      if (--waiting[next] == 0) ready.push(next);
+    }
+  }
+  return sorted;
+}
+
+}  // namespace
+
+int fuse_regions(Graph& graph) {
+  const SharedMemory memory(graph);
+  const Grouping grouping(graph, memory);
+  const std::vector<Group>& groups = grouping.groups();
+  if (groups.empty()) return 0;
+
+  const Order& order = grouping.order();
+  std::vector<int> unit_of;
+  const std::vector<int> sorted = sorted_units(order, groups, unit_of);
+  std::unordered_map<int, std::vector<Node*>> made;  // by unit
+  for (const Group& group : groups) {
+    made[group.members.back()] = RegionMaker(graph, grouping, group).run();
+  }
+  std::vector<Node*> nodes;
+  for (int unit : sorted) {
+    if (const auto found = made.find(unit); found != made.end()) {
+      nodes.insert(nodes.end(), found->second.begin(), found->second.end());
+    } else {
+      nodes.push_back(order.nodes[unit]);
+    }
+  }
+  ir::reorder(graph, nodes);
+  return static_cast<int>(groups.size());
+}
+
+}  // namespace torch_ort::passes

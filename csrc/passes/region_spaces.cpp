@@ -1,0 +1,297 @@
+#include "passes/region_spaces.h"
+
+#include "ops/op.h"
+#include "ops/shapes.h"
+
+#include <algorithm>
+
+namespace torch_ort::passes {
+
+namespace {
+
+using ir::Dim;
+using ir::Node;
+using ir::Shape;
+using ir::Value;
+using Kind = ops::FusedForm::Kind;
+
+const Shape& worked_shape(const FusibleNode& each) {
+  const bool by_input = each.form.is_reduction() || each.form.kind == Kind::kPick;
+  return *(by_input ? each.node->inputs[0] : each.node->outputs[0])->type.shape;
+}
+
+std::vector<Dim> last_products(const Shape& shape) {
+  std::vector<Dim> products;
+  Dim product = 1;
+  for (size_t i = shape.size(); i-- > 0;) {
+    product = ops::times(product, shape[i]);
+    if (product == Dim(1)) continue;
+    if (products.empty() || !(products.back() == product)) products.push_back(product);
+  }
+  return products;
+}
+
+bool contains(const std::vector<Dim>& dims, const Dim& dim) {
+  return std::find(dims.begin(), dims.end(), dim) != dims.end();
+}
+
+bool is_one(const Dim& dim) { return dim == Dim(1); }
+
+// How many of the last dims make `columns`; -1 if no number of them does.
+int num_column_dims(const Shape& shape, const Dim& columns) {
+  Dim product = 1;
+  for (size_t count = 0;; ++count) {
+    if (product == columns) return static_cast<int>(count);
+    if (count == shape.size()) return -1;
+    product = ops::times(product, shape[shape.size() - 1 - count]);
+  }
+}
+
+// How the dims of an operand stand against those of the result that it is stretched to.
+struct Alignment {
+  bool fits = true;  // each dim is that of the result, or one
+  bool rows_equal = true, rows_one = true, columns_equal = true, columns_one = true;
+};
+
+Alignment align(const Shape& operand, const Shape& result, int num_columns) {
+  Alignment found;
+  if (operand.size() > result.size()) return {.fits = false};
+  const size_t missing = result.size() - operand.size();
+  for (size_t i = 0; i < result.size(); ++i) {
+    const Dim dim = i < missing ? Dim(1) : operand[i - missing];
+    const bool equal = dim == result[i], one = is_one(dim);
+    found.fits = found.fits && (equal || one);
+    const bool is_column = i + num_columns >= result.size();
+    (is_column ? found.columns_equal : found.rows_equal) &= equal;
+    (is_column ? found.columns_one : found.rows_one) &= one;
+  }
+  return found;
+}
+
+class Finder {
+ public:
+  Finder(const std::vector<FusibleNode>& nodes, const Dim& elements, const Dim& columns)
+      : nodes_(nodes), elements_(elements) {
+    spaces_.columns = columns;
+  }
+
+  std::optional<RegionSpaces> run() {
+    if (!find_rows()) return std::nullopt;
+    for (const FusibleNode& each : nodes_) {
+      spaces_.operands.emplace_back(each.node->inputs.size(), -1);
+      const std::optional<Space> space = result_of(each);
+      if (!space) return std::nullopt;
+      spaces_.made[each.node->outputs[0]] = *space;
+    }
+    return std::move(spaces_);
+  }
+
+ private:
+  // A product of dims and no quotient, which would have no value where there are no columns.
+  bool find_rows() {
+    for (const FusibleNode& each : nodes_) {
+      const Shape& shape = worked_shape(each);
+      const int num_columns = num_column_dims(shape, spaces_.columns);
+      if (num_columns < 0 || !(ir::numel(shape) == elements_)) continue;
+      spaces_.rows = ir::numel(Shape(shape.begin(), shape.end() - num_columns));
+      return true;
+    }
+    return false;
+  }
+
+  std::optional<Space> result_of(const FusibleNode& each) {
+    const Node& node = *each.node;
+    switch (each.form.kind) {
+      case Kind::kNone: return std::nullopt;
+      case Kind::kPass: return pass(node);
+      case Kind::kPointwise: return pointwise(node);
+      case Kind::kPick: {
+        if (!has_columns(*node.inputs[0]) || !is_full(node, 0) || !is_row(node, 1)) break;
+        return Space::kRow;
+      }
+      case Kind::kScatter: {
+        if (!has_columns(*node.outputs[0]) || !is_row(node, 0)) break;
+        if (!is_scalar(node, 1) && !is_row(node, 1)) break;
+        return Space::kFull;
+      }
+      case Kind::kValid:
+        if (!is_row(node, 0)) break;
+        return Space::kRow;
+      default: return reduction(each);
+    }
+    return std::nullopt;
+  }
+
+  // The last dim alone makes the columns, and all elements are there.
+  bool has_columns(const Value& value) const {
+    const Shape& shape = *value.type.shape;
+    return !shape.empty() && shape.back() == spaces_.columns && ir::numel(shape) == elements_;
+  }
+
+  std::optional<Space> space_by_size(const Shape& shape) const {
+    const Dim count = ir::numel(shape);
+    if (count == elements_) return Space::kFull;
+    if (count == spaces_.rows) return Space::kRow;
+    return std::nullopt;
+  }
+
+  const Space* made(const Value* value) const {
+    const auto found = spaces_.made.find(value);
+    return found == spaces_.made.end() ? nullptr : &found->second;
+  }
+
+  void take_input(const Node& node, size_t operand, Space space, Shape shape = {}) {
+    RegionInput input{node.inputs[operand], space, std::move(shape)};
+    auto found = std::find(spaces_.inputs.begin(), spaces_.inputs.end(), input);
+    if (found == spaces_.inputs.end()) found = spaces_.inputs.insert(found, std::move(input));
+    spaces_.operands.back()[operand] = static_cast<int>(found - spaces_.inputs.begin());
+  }
+
+  // An operand that is read as it is, with nothing stretched.
+  bool is_read_as(const Node& node, size_t operand, Space space) {
+    const Value* value = node.inputs[operand];
+    if (const Space* inside = made(value)) return *inside == space;
+    if (space_by_size(*value->type.shape) != space) return false;
+    take_input(node, operand, space);
+    return true;
+  }
+
+  bool is_full(const Node& node, size_t operand) { return is_read_as(node, operand, Space::kFull); }
+  bool is_row(const Node& node, size_t operand) { return is_read_as(node, operand, Space::kRow); }
+
+  bool is_scalar(const Node& node, size_t operand) {
+    const Value* value = node.inputs[operand];
+    if (made(value) != nullptr || !is_one(ir::numel(*value->type.shape))) return false;
+    take_input(node, operand, Space::kScalar);
+    return true;
+  }
+
+  std::optional<Space> pass(const Node& node) {
+    const std::optional<Space> space = space_by_size(*node.outputs[0]->type.shape);
+    if (!space || !is_read_as(node, 0, *space)) return std::nullopt;
+    // A row of the result is a row of what it is made from.
+    if (*space == Space::kFull &&
+        (num_column_dims(*node.inputs[0]->type.shape, spaces_.columns) < 0 ||
+         num_column_dims(*node.outputs[0]->type.shape, spaces_.columns) < 0)) {
+      return std::nullopt;
+    }
+    return space;
+  }
+
+  std::optional<Space> pointwise(const Node& node) {
+    const Shape& shape = *node.outputs[0]->type.shape;
+    const std::optional<Space> space = space_by_size(shape);
+    if (!space) return std::nullopt;
+    const int num_columns = *space == Space::kFull ? num_column_dims(shape, spaces_.columns) : 0;
+    if (num_columns < 0) return std::nullopt;
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      if (is_scalar(node, i)) continue;
+      const bool fits = *space == Space::kFull ? fits_full(node, i, shape, num_columns)
+                                               : fits_row(node, i, shape);
+      if (!fits) return std::nullopt;
+    }
+    return space;
+  }
+
+  bool fits_full(const Node& node, size_t operand, const Shape& shape, int num_columns) {
+    const Value* value = node.inputs[operand];
+    const Alignment at = align(*value->type.shape, shape, num_columns);
+    if (!at.fits) return false;
+    const bool is_all = at.rows_equal && at.columns_equal;
+    if (const Space* inside = made(value)) {
+      if (*inside == Space::kFull) return is_all;
+      return *inside == Space::kRow && at.rows_equal && at.columns_one;
+    }
+    if (is_all) {
+      take_input(node, operand, Space::kFull);
+    } else if (at.rows_one && at.columns_equal) {
+      take_input(node, operand, Space::kColumn);
+    } else if (at.rows_equal && at.columns_one) {
+      take_input(node, operand, Space::kRow);
+    } else {
+      take_input(node, operand, Space::kFull, shape);
+    }
+    return true;
+  }
+
+  bool fits_row(const Node& node, size_t operand, const Shape& shape) {
+    const Value* value = node.inputs[operand];
+    const Alignment at = align(*value->type.shape, shape, 0);
+    if (!at.fits) return false;
+    if (const Space* inside = made(value)) return *inside == Space::kRow && at.rows_equal;
+    take_input(node, operand, Space::kRow, at.rows_equal ? Shape{} : shape);
+    return true;
+  }
+
+  std::optional<Space> reduction(const FusibleNode& each) {
+    const Node& node = *each.node;
+    const Shape& shape = *node.inputs[0]->type.shape;
+    const std::vector<int64_t> axes = *ops::reduction_axes(node);
+    const bool sums = each.form.kind == Kind::kSum;
+    if (axes.size() == shape.size()) {
+      const bool fits = sums && (is_full(node, 0) || is_row(node, 0));
+      return fits ? std::optional(Space::kTotal) : std::nullopt;
+    }
+    if (!is_full(node, 0)) return std::nullopt;
+    const int num_columns = num_column_dims(shape, spaces_.columns);
+    if (num_columns < 0) return std::nullopt;
+    const auto count = static_cast<int>(axes.size());
+    const bool is_last = axes.front() == static_cast<int64_t>(shape.size()) - count;
+    const bool is_first = axes.back() == count - 1;
+    if (is_last && equals_but_ones(shape, num_columns, count)) return Space::kRow;
+    const int num_rows = static_cast<int>(shape.size()) - num_columns;
+    if (is_first && sums && count == num_rows) return Space::kTotal;
+    return std::nullopt;
+  }
+
+  // Dims of one may count as columns or not.
+  static bool equals_but_ones(const Shape& shape, int a, int b) {
+    for (int i = std::min(a, b); i < std::max(a, b); ++i) {
+      if (!is_one(shape[shape.size() - 1 - i])) return false;
+    }
+    return true;
+  }
+
+  const std::vector<FusibleNode>& nodes_;
+  const Dim& elements_;
+  RegionSpaces spaces_;
+};
+
+}  // namespace
+
+const char* name(Space space) {
+  static constexpr const char* kNames[] = {"scalar", "column", "row", "full", "total"};
+  return kNames[static_cast<size_t>(space)];
+}
+
+std::vector<Dim> possible_columns(const FusibleNode& each) {
+  const Shape& shape = worked_shape(each);
+  std::vector<Dim> columns = last_products(shape);
+  if (each.form.kind == Kind::kPick || each.form.kind == Kind::kScatter) {
+    return shape.empty() ? std::vector<Dim>() : std::vector<Dim>{shape.back()};
+  }
+  if (each.form.kind == Kind::kPass) {
+    const std::vector<Dim> before = last_products(*each.node->inputs[0]->type.shape);
+    std::erase_if(columns, [&](const Dim& dim) { return !contains(before, dim); });
+    return columns;
+  }
+  if (!each.form.is_reduction()) return columns;
+  const std::vector<int64_t> axes = *ops::reduction_axes(*each.node);
+  if (axes.size() == shape.size()) return columns;
+  Dim product = 1;
+  if (axes.back() == static_cast<int64_t>(axes.size()) - 1) {
+    for (size_t i = axes.size(); i < shape.size(); ++i) product = ops::times(product, shape[i]);
+  } else {
+    for (int64_t axis : axes) product = ops::times(product, shape[axis]);
+  }
+  return {product};
+}
+
+Dim num_elements(const FusibleNode& each) { return ir::numel(worked_shape(each)); }
+
+std::optional<RegionSpaces> find_spaces(const std::vector<FusibleNode>& nodes, const Dim& elements,
+                                        const Dim& columns) {
+  return Finder(nodes, elements, columns).run();
+}
+
+}  // namespace torch_ort::passes
