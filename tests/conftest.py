@@ -64,8 +64,9 @@ def _reset() -> None:
 
 @pytest.fixture(autouse=True)
 def fresh_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Give each test strict mode, no compiled code and counters at zero."""
+    """Give each test strict mode, eager's random numbers, no compiled code, counters at zero."""
     monkeypatch.setenv("TORCH_ORT_STRICT", "1")
+    monkeypatch.setenv("TORCH_ORT_EXACT_RANDOM", "1")
     _reset()
     yield
     _reset()

@@ -23,11 +23,11 @@ def ort(
     """Compile a Dynamo graph; found by `torch.compile(backend="ort")` through its entry point.
 
     Raises UserError on a bad option or mode. Whatever the engine cannot do runs in eager PyTorch
-    after one
-    FallbackWarning; with TORCH_ORT_STRICT=1 it is raised.
+    after one FallbackWarning; with TORCH_ORT_STRICT=1 it is raised.
     """
     chosen = resolve(options, mode)
-    state = GraphState()
+    fallback.remember_frame(chosen.strict)
+    state = GraphState(chosen)
 
     def compile_graph() -> Callable[..., Any]:
         compiled = Capture(chosen, state).compile(module, inputs)
@@ -42,6 +42,7 @@ def reset() -> None:
     compiler.release_sessions()
     higher_order.release_callables()
     release_fakes()
+    fallback.forget_frames()
     compiler._C.empty_cache()
 
 

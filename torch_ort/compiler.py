@@ -7,14 +7,16 @@ import itertools
 import os
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_ort import _C
-from torch_ort._C import UserError
+from torch_ort import _C, onnx_files
+from torch_ort.capture.aot_compat import version
 from torch_ort.fallback import stage
-from torch_ort.options import Options
+
+if TYPE_CHECKING:
+    from torch_ort.options import Options
 
 _sessions: dict[str, _C.Session] = {}
 _numbers = itertools.count()
@@ -36,9 +38,12 @@ class Program:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-def compile_program(program: Program, options: Options) -> _C.Session:
+def compile_program(
+    program: Program, options: Options, sources: dict[str, onnx_files.Source]
+) -> _C.Session:
     """Compile a captured graph, or give the session of an equal one.
 
+    `sources` tell the files of `save_onnx` what the inputs are.
     Raises Unsupported or InternalError with the stage it comes from (`pass`, `plan`).
     """
     program.number = next(_numbers)
@@ -46,22 +51,32 @@ def compile_program(program: Program, options: Options) -> _C.Session:
     key = _key(program, options)
     start = time.perf_counter()
     with stage("pass"):
-        disabled = [name for name in options.disable if name not in ("reorder", "in_place")]
-        program.passes = _C.run_pipeline(program.graph, disabled, options.bisect, options.check)
+        program.passes = _C.run_pipeline(
+            program.graph, _disabled_passes(options), options.bisect, options.check
+        )
     program.seconds["passes"] = time.perf_counter() - start
+    if options.save_onnx:
+        onnx_files.write(program, options, sources)
     _write_dumps(program, options)
     if key in _sessions:
         _C.count_sharing()
-        program.session = _sessions[key]
-        return program.session
-    start = time.perf_counter()
-    with stage("plan"):
-        program.session = _compile_session(program, options)
-    program.seconds["plan"] = time.perf_counter() - start
+    else:
+        start = time.perf_counter()
+        with stage("plan"):
+            _sessions[key] = _compile_session(program, options)
+        program.seconds["plan"] = time.perf_counter() - start
+    program.session = _sessions[key]
     if "steps" in options.dump:
         _write_text(options, f"{program.number:02}_steps.txt", _steps_text(program.session))
-    _sessions[key] = program.session
     return program.session
+
+
+def _disabled_passes(options: Options) -> list[str]:
+    names = [name for name in options.disable if name not in ("reorder", "in_place")]
+    # Masks of our own run in regions alone.
+    if options.exact_random or "fuse_regions" in names:
+        names.append("draw_in_regions")
+    return names
 
 
 def _compile_session(program: Program, options: Options) -> _C.Session:
@@ -71,6 +86,7 @@ def _compile_session(program: Program, options: Options) -> _C.Session:
         reorder="reorder" not in options.disable,
         in_place="in_place" not in options.disable,
         verify=options.check > 0,
+        isa=options.isa,
     )
 
 
@@ -84,14 +100,11 @@ def _key(program: Program, options: Options) -> str:
     digest = hashlib.sha256(program.captured.to_onnx(_C.required_opset(program.captured)))
     digest.update(repr((options, torch.are_deterministic_algorithms_enabled())).encode())
     for name, tensor in program.constants.items():
-        digest.update(f"{name}:{id(tensor)}:{tensor._version}".encode())
+        digest.update(f"{name}:{id(tensor)}:{version(tensor)}".encode())
     return digest.hexdigest()
 
 
 def _write_dumps(program: Program, options: Options) -> None:
-    if options.save_onnx:
-        _write_onnx(program.captured, f"{options.onnx_prefix}_{program.number}_captured.onnx")
-        _write_onnx(program.graph, f"{options.onnx_prefix}_{program.number}_optimized.onnx")
     if options.dump:
         os.makedirs(options.dump_dir, exist_ok=True)
     if "ir" in options.dump:
@@ -116,12 +129,20 @@ def _steps_text(session: _C.Session) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _write_onnx(graph: _C.Graph, path: str) -> None:
-    try:
-        with open(path, "wb") as file:
-            file.write(graph.to_onnx(_C.required_opset(graph)))
-    except OSError as error:
-        raise UserError(f"save_onnx: cannot write {path!r}: {error.strerror}") from None
+def write_plan(program: Program, options: Options) -> None:
+    """Write where each tensor of the plan used last lies, as the dump `plan`."""
+    _write_text(options, f"{program.number:02}_plan.txt", _plan_text(program.session))
+
+
+def _plan_text(session: _C.Session) -> str:
+    """One line per tensor, in the order of their first steps; steps are counted as they run."""
+    columns = "{name:40} {kind:8} {area:8} {offset:>12} {bytes:>12} {first:>6} {last:>6}  {memory}"
+    heads = {name: name for name in ("name", "kind", "area", "offset", "bytes", "first", "last")}
+    lines = [columns.format(**heads, memory="memory of")]
+    for row in sorted(session.plan_table(), key=lambda row: (row["first"], row["last"])):
+        memory = f"in place of {row['in_place_of']}" if row["in_place_of"] else row["shares"]
+        lines.append(columns.format(**row, memory=memory).rstrip())
+    return "\n".join(lines) + "\n"
 
 
 def _write_text(options: Options, name: str, text: Any) -> None:

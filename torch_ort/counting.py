@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import torch._dynamo.utils
-
 from torch_ort import _C
 
 STAGES = ("capture", "convert", "pass", "plan", "forward", "backward")
@@ -21,14 +19,14 @@ def count(name: str, amount: int = 1) -> None:
 def counters() -> dict[str, int]:
     """Give all counters as a flat dict.
 
-    `captures_refused` is how often torch itself gave up on a frame (its recompile limit): that
-    runs in eager.
+    `captures_refused` is how often torch reached its recompile limit for a function of ours, whose
+    other calls then run in eager.
     """
     values = {
         "graphs_captured": _events["graphs_captured"],
         "fallbacks": sum(_events[f"fallbacks_{stage}"] for stage in STAGES),
         **{f"fallbacks_{stage}": _events[f"fallbacks_{stage}"] for stage in STAGES},
-        "captures_refused": _refused() - _events["captures_refused_before"],
+        "captures_refused": _events["captures_refused"],
     }
     return values | _C.counters()
 
@@ -36,16 +34,9 @@ def counters() -> dict[str, int]:
 def reset_counters() -> None:
     """Zero what counts events; what tells a state (`contexts_live`, `arena_bytes`) stays."""
     _events.clear()
-    _events["captures_refused_before"] = _refused()
     _C.reset_counters()
 
 
 def empty_cache() -> int:
     """Free idle contexts and idle memory of the engine; gives the bytes that went back."""
     return _C.empty_cache()
-
-
-def _refused() -> int:
-    """Frames that torch left to eager because a recompile limit was reached."""
-    reasons = torch._dynamo.utils.counters["unimplemented"]
-    return sum(n for reason, n in reasons.items() if "recompile_limit" in reason)

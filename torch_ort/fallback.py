@@ -11,6 +11,7 @@ import torch
 
 from torch_ort import counting
 from torch_ort._C import Error, InternalError, Unsupported, UserError
+from torch_ort.capture import aot_compat
 
 
 class FallbackWarning(UserWarning):
@@ -33,8 +34,9 @@ def compile_or_eager(
 ) -> Callable[..., Any]:
     """Compile a graph; on an error of the engine give a callable that runs it in eager PyTorch.
 
-    UserError and, when `strict`, every error is raised. A failure leaves the random state as it was.
-    `state.failed` tells later that a backward failed, after which eager is right as well.
+    UserError and, when `strict`, every error is raised. A failure leaves the random state as it
+    was. `state.failed` tells later that a backward failed, after which eager is right as well;
+    what the graph writes into stands in `state.written` while its first run may fail.
     """
     random = RandomState()
     try:
@@ -60,6 +62,46 @@ def warn(stage_name: str, error: BaseException) -> None:
         FallbackWarning,
         stacklevel=3,
     )
+
+
+_frames: dict[int, tuple[aot_compat.Frame, bool]] = {}
+
+
+def remember_frame(strict: bool) -> None:
+    """Remember that what Dynamo compiles right now is ours, and whether it may run in eager."""
+    frame = aot_compat.frame_in_capture()
+    if frame is not None:
+        _frames[frame.id] = frame, strict
+
+
+def forget_frames() -> None:
+    """Forget all frames; called when compiled code is reset."""
+    _frames.clear()
+
+
+def recompile_limit_reached(frame_id: int, limit: str) -> None:
+    """Count, and say, that torch compiles a function of ours no more.
+
+    Raises Unsupported where nothing may run in eager. Under `fullgraph=True` torch raises.
+    """
+    if frame_id not in _frames:
+        return
+    frame, strict = _frames[frame_id]
+    counting.count("captures_refused")
+    if frame.raises_at_limit:
+        return
+    message = f"capture: {frame.where}: compiled too often: got {limit}"
+    if strict:
+        raise Unsupported(message)
+    warnings.warn(
+        f"torch_ort: {message}; calls that need a new graph run in eager PyTorch "
+        "(TORCH_LOGS=recompiles says what differs, TORCH_ORT_STRICT=1 raises instead)",
+        FallbackWarning,
+        stacklevel=2,
+    )
+
+
+aot_compat.watch_recompile_limit(recompile_limit_reached)
 
 
 class RandomState:
@@ -106,22 +148,26 @@ class FirstRun:
         return self._first_call(args)
 
     def _first_call(self, args: tuple) -> Any:
-        if self._strict:
-            result = self._run(*args)
+        result = self._run(*args) if self._strict else self._guarded_run(args)
+        if not self._proven:  # nor given up
             self._proven = True
-            return result
-        state = RandomState()
-        before = _Snapshot(args)
+            self._graph.note_first_run()
+        return result
+
+    def _guarded_run(self, args: tuple) -> Any:
+        """Run the graph, or after a failure undo what it did and run eager PyTorch."""
+        random = RandomState()
+        self._graph.written = []
         try:
-            result = self._run(*args)
+            return self._run(*args)
         except Exception as error:
-            state.restore()
-            before.restore()
+            random.restore()
+            _put_back(self._graph.written)
             result = self._eager(*args)  # an error of the user's program comes again from here
             self._give_up_with(error)
             return result
-        self._proven = True
-        return result
+        finally:
+            self._graph.written = None
 
     def _give_up(self, stage_name: str, error: Exception, args: tuple) -> Any:
         warn(stage_name, error)
@@ -134,19 +180,9 @@ class FirstRun:
         self._run, self._proven, self._strict = self._eager, True, True
 
 
-class _Snapshot:
-    """Copies of the buffers that a failing first run may have written into: their version tells."""
-
-    def __init__(self, args: tuple) -> None:
-        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-        # Parameters are written by optimizers only, between runs.
-        self.buffers = [t for t in tensors if not t.requires_grad and not t.is_inference()]
-        self.versions = [t._version for t in self.buffers]
-        self.copies = [t.detach().clone() for t in self.buffers]
-
-    def restore(self) -> None:
-        """Put back what was written."""
-        for tensor, version, copy in zip(self.buffers, self.versions, self.copies, strict=True):
-            if tensor._version != version or not torch.equal(tensor.detach(), copy):
-                with torch.no_grad():
-                    tensor.copy_(copy)
+def _put_back(written: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Undo what a run wrote; what it did not reach is left alone, for autograd watches edits."""
+    with torch.no_grad():
+        for tensor, copy in written:
+            if not torch.equal(tensor, copy):
+                tensor.copy_(copy)

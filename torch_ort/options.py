@@ -1,7 +1,7 @@
 """Every option: one table. The only reader of the environment.
 
 `torch.compile(..., options={...})` wins over the environment, which wins over the default.
-`python -m torch_ort.options` prints the table.
+`python -m torch_ort.options` prints the table, which is `docs/options.md`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch_ort._C import UserError
 
 NEWEST_OPSET = 28
 OLDEST_OPSET = 12
-DUMP_KINDS = ("ir", "passes", "steps")
+DUMP_KINDS = ("ir", "passes", "plan", "steps")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One option. `parse` gets text of the environment, `check` any value; both raise ValueError."""
+    """One option. `parse` reads text, `check` takes any value; both raise ValueError."""
 
     name: str
     variable: str
@@ -84,6 +84,15 @@ def _pass_names() -> tuple[str, ...]:
     return (*_C.pass_names(), "reorder", "in_place")
 
 
+def _check_isa(value: Any) -> str:
+    from torch_ort import _C
+
+    names = _C.isa_names()
+    if value not in ("", *names):
+        raise ValueError(f"want one of {', '.join(names)}, or nothing")
+    return value
+
+
 def _row(name, variable, default, kind, doc, parse, check) -> Row:
     return Row(name, variable, default, kind, doc, parse, check)
 
@@ -91,25 +100,29 @@ def _row(name, variable, default, kind, doc, parse, check) -> Row:
 TABLE: tuple[Row, ...] = (
     _row("strict", "TORCH_ORT_STRICT", False, "bool",
          "Raise instead of falling back to eager PyTorch.", _parse_bool, _check_bool),
-    _row("exact_random", "TORCH_ORT_EXACT_RANDOM", True, "bool",
-         "Draw random numbers from eager's own stream. The only way so far: False is refused.",
+    _row("exact_random", "TORCH_ORT_EXACT_RANDOM", False, "bool",
+         "Dropout draws eager's own random stream. False: on the CPU its masks are computed inside "
+         "fused regions, from one draw per step; `torch.manual_seed` rules both.",
          _parse_bool, _check_bool),
     _row("save_onnx", "ORTMODULE_SAVE_ONNX", False, "bool",
-         "Write each graph as <onnx_prefix>_<number>_{captured,optimized}.onnx.",
+         "Write each graph as `<onnx_prefix>_<number>_{captured,optimized}.onnx`.",
          _parse_bool, _check_bool),
     _row("onnx_prefix", "ORTMODULE_SAVE_ONNX_PREFIX", "torch_ort", "path",
-         "Start of the file names of save_onnx; its folder must exist.", str, _check_str),
+         "Start of the file names of `save_onnx`; its folder must exist.", str, _check_str),
     _row("opset", "ORTMODULE_ONNX_OPSET_VERSION", NEWEST_OPSET, "int",
          "Newest standard opset whose ops may be used; the stamped one is the lowest that fits.",
          int, _check_int(OLDEST_OPSET, NEWEST_OPSET)),
     _row("dump", "TORCH_ORT_DUMP", (), "names",
-         f"What to write into dump_dir: {', '.join(DUMP_KINDS)}.",
+         f"What to write into `dump_dir`: {', '.join(DUMP_KINDS)}.",
          _parse_names, _check_names(lambda: DUMP_KINDS)),
     _row("dump_dir", "TORCH_ORT_DUMP_DIR", "torch_ort_dump", "path",
          "Folder of the dumps; made when the first file is written.", str, _check_str),
     _row("disable", "TORCH_ORT_DISABLE", (), "names",
-         "Passes to leave out by name; also 'reorder' and 'in_place' of the memory plan.",
+         "Passes to leave out by name; also `reorder` and `in_place` of the memory plan.",
          _parse_names, _check_names(_pass_names)),
+    _row("isa", "TORCH_ORT_ISA", "", "name",
+         "Instruction set of fused regions: portable, avx2 or avx512; empty: the widest that the "
+         "processor runs.", str, _check_isa),
     _row("bisect", "TORCH_ORT_BISECT", -1, "int",
          "Only the first n rewrites happen; -1: all.", int, _check_int(-1, 2**31 - 1)),
     _row("check", "TORCH_ORT_CHECK", 0, "int",
@@ -146,10 +159,7 @@ def resolve(given: Mapping[str, Any] | None = None, mode: str | None = None) -> 
                 f"{_near(name, names)}"
             )
         values[name] = _checked(_BY_NAME[name], name, value)
-    options = Options(**values)
-    if not options.exact_random:
-        raise UserError("options: exact_random: got False, which is not available yet, want True")
-    return options
+    return Options(**values)
 
 
 def _checked(row: Row, where: str, value: Any, parse: Callable[[str], Any] | None = None) -> Any:
@@ -164,14 +174,26 @@ def _near(name: str, names: tuple[str, ...] | list[str]) -> str:
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
-def table_text() -> str:
-    """Give the table as Markdown."""
-    lines = ["| option | variable | default | kind | meaning |", "| --- | --- | --- | --- | --- |"]
-    for row in TABLE:
-        default = ",".join(row.default) if isinstance(row.default, tuple) else row.default
-        lines.append(f"| `{row.name}` | `{row.variable}` | `{default}` | {row.kind} | {row.doc} |")
-    return "\n".join(lines)
+def page() -> str:
+    """Give the table as a page of Markdown."""
+    return "\n".join([_HEAD, *map(_line, TABLE)])
+
+
+_HEAD = """\
+# Options
+
+One table, printed by `python -m torch_ort.options`. `options={...}` of `torch.compile` wins over
+the environment, which wins over the default. In the environment a bool is `0` or `1`, and names
+stand with commas between them. Unknown options and values of the wrong kind are errors.
+
+| option | variable | default | kind | meaning |
+| --- | --- | --- | --- | --- |"""
+
+
+def _line(row: Row) -> str:
+    default = "none" if row.default == () else f"`{row.default}`"
+    return f"| `{row.name}` | `{row.variable}` | {default} | {row.kind} | {row.doc} |"
 
 
 if __name__ == "__main__":
-    print(table_text())
+    print(page())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -10,7 +11,12 @@ from typing import Any
 import torch
 
 from torch_ort import counting
+from torch_ort.capture.aot_compat import pytree
 from torch_ort.compiler import Program
+
+# Dynamo until it calls the backend, AOTAutograd's tracing, reading of its graph, and so on. Missing
+# is what an equal graph, or an earlier one of the same capture, has done already.
+COMPILE_STAGES = ("dynamo", "aot", "read", "passes", "plan")
 
 _watchers: list[list[Program]] = []
 
@@ -28,11 +34,12 @@ class GraphReport:
     is_training: bool
     nodes: Counter[str]  # by "domain.Op"
     aten: Counter[str]  # operators that run through an ATen node
+    fused: Counter[str]  # in the bodies of regions, ATen operators by their own name
     steps: Counter[str]  # by form: out, functional, view, ...
     functional: Counter[str]  # operators whose kernels make their own results
     plan: dict[str, Any]
     passes: list[tuple[str, int, float]]
-    seconds: dict[str, float]
+    seconds: dict[str, float]  # by COMPILE_STAGES
 
 
 @dataclass
@@ -44,8 +51,10 @@ class Report:
     first_step_seconds: float = 0.0
 
     def __str__(self) -> str:
-        lines = [f"torch_ort: {len(self.graphs)} graph(s), first step {self.first_step_seconds:.2f} s, "
-                 f"fallbacks {self.counters.get('fallbacks', 0)}"]  # fmt: skip
+        lines = [
+            f"torch_ort: {len(self.graphs)} graph(s), first step {self.first_step_seconds:.2f} s, "
+            f"fallbacks {self.counters.get('fallbacks', 0)}"
+        ]
         for number, graph in enumerate(self.graphs):
             lines += ["", f"graph {number} ({'training' if graph.is_training else 'inference'})"]
             by_domain: defaultdict[str, int] = defaultdict(int)
@@ -56,30 +65,37 @@ class Report:
             lines.append(
                 "  through ATen, no standard op says the same: " + (_counts(graph.aten) or "none")
             )
+            lines.append(
+                f"  regions: {graph.nodes['torch_ort.Region']} with {graph.fused.total()} nodes: "
+                + (_counts(graph.fused) or "none")
+            )
             lines.append("  steps: " + _counts(graph.steps))
             lines.append("  results made by the kernel: " + (_counts(graph.functional) or "none"))
             plan = graph.plan
             if plan:
                 lines.append(
                     f"  memory: peak {_bytes(plan['peak_bytes'])} "
-                    f"(context {_bytes(plan['context_bytes'])}, scratch {_bytes(plan['scratch_bytes'])}), "
-                    f"saved for backward {_bytes(plan['saved_bytes'])}, in place {plan['in_place']}, "
-                    f"planned in {plan['plan_ms']:.2f} ms"
+                    f"(context {_bytes(plan['context_bytes'])}, "
+                    f"scratch {_bytes(plan['scratch_bytes'])}), "
+                    f"saved for backward {_bytes(plan['saved_bytes'])}, "
+                    f"in place {plan['in_place']}, planned in {plan['plan_ms']:.2f} ms"
                 )
             rewrites = ", ".join(f"{name} {count}" for name, count, _ in graph.passes if count)
             lines.append(f"  rewrites: {rewrites or 'none'}")
-            times = ", ".join(
-                f"{name} {1000 * spent:.1f} ms" for name, spent in graph.seconds.items()
-            )
-            lines.append(f"  compile time: {times}")
+            times = [
+                f"{name} {1000 * graph.seconds[name]:.1f} ms"
+                for name in COMPILE_STAGES if name in graph.seconds
+            ]  # fmt: skip
+            lines.append(f"  compile time: {', '.join(times)}")
         return "\n".join(lines)
 
 
 def explain(
     model: Any, *inputs: Any, options: dict[str, Any] | None = None, **kwargs: Any
 ) -> Report:
-    """Compile `model` for `inputs`, run one step, and report. Backward runs if an output asks for it.
+    """Compile `model` for `inputs`, run one step, and report.
 
+    Backward runs if an output asks for it.
     The model's gradients are left as they were; buffers such as running statistics are updated as a
     step updates them. Raises what the model raises, and engine errors when TORCH_ORT_STRICT=1.
     """
@@ -103,12 +119,14 @@ def _fresh_backend(options: dict[str, Any] | None) -> Any:
     """The backend as an object of its own: Dynamo gives nothing that it has compiled before."""
     from torch_ort.backend import ort
 
-    return lambda module, inputs: ort(module, inputs, options=options)
+    backend = functools.partial(ort, options=options)
+    backend.reset = ort.reset
+    return backend
 
 
 def _backward(model: Any, result: Any) -> None:
     outputs = [
-        leaf for leaf in torch.utils._pytree.tree_leaves(result)
+        leaf for leaf in pytree.tree_leaves(result)
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf.is_floating_point()
     ]  # fmt: skip
     parameters = [p for p in getattr(model, "parameters", list)() if p.requires_grad]
@@ -120,10 +138,14 @@ def _backward(model: Any, result: Any) -> None:
 def _describe(program: Program) -> GraphReport:
     nodes: Counter[str] = Counter()
     aten: Counter[str] = Counter()
+    fused: Counter[str] = Counter()
     for node in program.graph.nodes():
         nodes[f"{node['domain']}.{node['op']}" if node["domain"] else node["op"]] += 1
         if node["op"] == "ATen":
             aten[node["attrs"]["operator"]] += 1
+        elif node["op"] == "Region":
+            for inner in node["attrs"]["body"].nodes():
+                fused[inner["attrs"].get("operator", inner["op"])] += 1
     steps: Counter[str] = Counter()
     functional: Counter[str] = Counter()
     for _, op, form, _, _ in program.session.steps():
@@ -131,8 +153,8 @@ def _describe(program: Program) -> GraphReport:
         if form == "functional":
             functional[op] += 1
     return GraphReport(
-        program.is_training, nodes, aten, steps, functional, program.session.plan_report() or {},
-        program.passes, program.seconds,
+        program.is_training, nodes, aten, fused, steps, functional,
+        program.session.plan_report() or {}, program.passes, program.seconds,
     )  # fmt: skip
 
 

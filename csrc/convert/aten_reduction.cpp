@@ -72,7 +72,7 @@ Row total(std::string op, Accepts accepts) {
 Values along(Builder& builder, const AtenCall& call, const std::string& op, Value* x) {
   const Shape axes = axes_of(call.arg("dim"), x->type.shape->size());
   if (axes.empty()) return {};
-  return standard(builder, op, {x, builder.ints(axes)}, call.types, {{"keepdims", keepdims(call)}});
+  return reduce(builder, op, x, axes, boolean(call.arg("keepdim")), call.types);
 }
 
 Row along_axes(std::string op, Accepts accepts) {

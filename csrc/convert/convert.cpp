@@ -98,6 +98,7 @@ std::vector<ir::Value*> Builder::node(ir::OpId op, std::vector<ir::Value*> input
                                       const std::vector<ir::Type>& types, ir::Attrs attrs) {
   ir::Node& added = ir::append(graph_, std::move(op), std::move(inputs), types, std::move(attrs),
                                call_ != nullptr ? call_->name : "");
+  if (before_ != nullptr) ir::move_before(graph_, added, *before_);
   if (call_ != nullptr) {
     added.origin = call_->origin;
     added.recompute = call_->recompute;

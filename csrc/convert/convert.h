@@ -56,11 +56,18 @@ class Builder {
   ir::Value* ints(const ir::Shape& dims);
   bool allows(int since) const { return since <= max_opset_; }
 
-  // While it lives, new nodes take the name, the origin and the tags of a call.
+  // While it lives, new nodes take the name, the origin and the tags of a call, and stand before
+  // `before`, or at the end.
   class Scope {
    public:
-    Scope(Builder& builder, const AtenCall& call) : builder_(builder) { builder_.call_ = &call; }
-    ~Scope() { builder_.call_ = nullptr; }
+    Scope(Builder& builder, const AtenCall& call, ir::Node* before = nullptr) : builder_(builder) {
+      builder_.call_ = &call;
+      builder_.before_ = before;
+    }
+    ~Scope() {
+      builder_.call_ = nullptr;
+      builder_.before_ = nullptr;
+    }
 
    private:
     Builder& builder_;
@@ -70,6 +77,7 @@ class Builder {
   ir::Graph& graph_;
   int max_opset_;
   const AtenCall* call_ = nullptr;
+  ir::Node* before_ = nullptr;
   std::unordered_map<std::string, ir::Value*> constants_;
 };
 

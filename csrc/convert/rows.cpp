@@ -42,6 +42,15 @@ std::vector<ir::Value*> standard(Builder& builder, std::string_view op,
   return builder.node(op, std::move(inputs), types, std::move(attrs));
 }
 
+std::vector<ir::Value*> reduce(Builder& builder, std::string_view op, ir::Value* x,
+                               const ir::Shape& axes, bool keeps_dims,
+                               const std::vector<ir::Type>& types) {
+  const ir::Dim keeps = keeps_dims ? 1 : 0;
+  auto values = standard(builder, op, {x, builder.ints(axes)}, types, {{"keepdims", keeps}});
+  if (!values.empty()) return values;
+  return standard(builder, op, {x}, types, {{"axes", axes}, {"keepdims", keeps}});
+}
+
 bool is_float(ir::DType dtype) {
   return dtype == ir::DType::kFloat || dtype == ir::DType::kDouble || dtype == ir::DType::kHalf ||
          dtype == ir::DType::kBFloat16;

@@ -14,6 +14,11 @@ bool can_use(const Builder& builder, std::string_view op, ir::DType dtype);
 std::vector<ir::Value*> standard(Builder& builder, std::string_view op,
                                  std::vector<ir::Value*> inputs, const std::vector<ir::Type>& types,
                                  ir::Attrs attrs = {});
+// A reduction along axes: an input of the node, or an attribute where the opset is too old for
+// that.
+std::vector<ir::Value*> reduce(Builder& builder, std::string_view op, ir::Value* x,
+                               const ir::Shape& axes, bool keeps_dims,
+                               const std::vector<ir::Type>& types);
 // Whether a tensor has one of the dtypes that ONNX calls real floating point.
 bool is_float(ir::DType dtype);
 

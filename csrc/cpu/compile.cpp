@@ -118,6 +118,7 @@ bool wants_double(const ir::Graph& body, int64_t num_columns) {
       if (num_columns >= kFloatCounts) return true;
       continue;
     }
+    if (form.kind == FusedForm::Kind::kRandom) continue;
     // Axes and shapes are integers, but no operands.
     const size_t count = form.kind == FusedForm::Kind::kPointwise ? node.inputs.size() : 1;
     for (size_t i = 0; i < std::min(count, node.inputs.size()); ++i) {
@@ -353,6 +354,7 @@ class Compiler {
       case FusedForm::Kind::kPick: add_pick(node); return;
       case FusedForm::Kind::kScatter: add_scatter(node); return;
       case FusedForm::Kind::kValid: add_valid(node); return;
+      case FusedForm::Kind::kRandom: add_random(node); return;
       default: add_reduction(node, form); return;
     }
   }
@@ -477,6 +479,21 @@ class Compiler {
     const auto ignored = static_cast<double>(ir::int_attr(node.attrs, "ignore_index", 0));
     const int is_ignored = pointwise(Opcode::kEqual, {label, constant(ignored)});
     values_[node.outputs[0]] = pointwise(Opcode::kNot, {is_ignored});
+  }
+
+  // The seed is read as the integer that it is, where it lies.
+  void add_random(const Node& node) {
+    const int64_t count = product(sizes_of(*node.outputs[0]));
+    const bool is_full = count == program_.num_rows * program_.num_columns;
+    Instruction each{.kind = Kind::kRandom, .space = is_full ? Space::kFull : Space::kRow};
+    const auto seed = std::find(body_.inputs.begin(), body_.inputs.end(), node.inputs[0]);
+    ORT_CHECK(seed != body_.inputs.end(), "Region: the seed of '", node.name, "' is no input");
+    each.index = static_cast<int>(seed - body_.inputs.begin());
+    each.stream = ir::int_attr(node.attrs, "stream", 0);
+    each.keep = ir::float_attr(node.attrs, "keep", 1);
+    each.d = add_value(each.space, 0);
+    emit(each, 0);
+    values_[node.outputs[0]] = each.d;
   }
 
   // ---- outputs
@@ -662,7 +679,7 @@ std::string operand_text(int value) { return value < 0 ? "" : concat(" %", value
 std::string text(const Instruction& each) {
   static constexpr const char* kKinds[] = {"",        "Load",    "Store", "ExpandRow",
                                            "SumRows", "MaxRows", "MinRows", "Pick",
-                                           "Scatter", "AddColumns", "AddAll"};
+                                           "Scatter", "Random", "AddColumns", "AddAll"};
   static constexpr const char* kSpaces[] = {"scalar", "column", "row", "full"};
   std::string line = each.d < 0 ? std::string() : concat("%", each.d, " = ");
   line += each.kind == Kind::kElementwise ? ops::name(each.op)

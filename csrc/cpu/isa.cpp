@@ -41,6 +41,14 @@ Isa best_isa() {
   return best;
 }
 
+std::vector<Isa> available_isas() {
+  std::vector<Isa> isas;
+  for (Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512}) {
+    if (runs(isa)) isas.push_back(isa);
+  }
+  return isas;
+}
+
 const char* name(Isa isa) {
   return isa == Isa::kAvx512 ? "avx512" : isa == Isa::kAvx2 ? "avx2" : "portable";
 }

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 namespace torch_ort::cpu {
 
@@ -37,6 +38,11 @@ struct Kernels {
   Rows min_rows = nullptr;
   Rows add_rows = nullptr;     // d += each row
   Rows expand_rows = nullptr;  // d: rows of n numbers, row r full of a[r]
+  // d[i] = 1 with the probability `keep`, else 0: a function of the other arguments and of the
+  // place `begin` + i alone. Philox 4x32 with 10 rounds (Salmon et al., "Parallel random numbers: as
+  // easy as 1, 2, 3", 2011).
+  void (*random_mask)(T* d, uint64_t seed, uint64_t stream, int64_t begin, int64_t n,
+                      double keep) = nullptr;
   // By ir::DType, which memory holds; nullptr where it is no number. `stride` in elements.
   std::array<Load, kNumDTypes> load{};
   std::array<Store, kNumDTypes> store{};
@@ -48,6 +54,7 @@ enum class Isa : uint8_t { kPortable, kAvx2, kAvx512 };
 Isa best_isa();
 // "portable", "avx2", "avx512"; UserError on another name, or if the processor lacks it.
 Isa isa_from_name(std::string_view name);
+std::vector<Isa> available_isas();  // that this processor runs, the widest last
 const char* name(Isa isa);
 
 template <typename T>

@@ -300,6 +300,56 @@ void store(void* target, int64_t stride, const T* a, int64_t n) {
   for (int64_t i = 0; i < n; ++i) to[i * stride] = static_cast<Memory>(a[i]);
 }
 
+// 64 numbers: 16 counters side by side, four numbers each. Number i of a block comes from counter
+// i % 16 and is its word i / 16, so that every instruction set gives the same ones.
+constexpr int kLanes = 16;
+constexpr int64_t kPhiloxBlock = 4 * kLanes;
+
+inline void philox_block(uint64_t seed, uint64_t stream, uint64_t block, uint32_t* numbers) {
+  uint32_t x0[kLanes], x1[kLanes], x2[kLanes], x3[kLanes];
+  for (int i = 0; i < kLanes; ++i) {
+    const uint64_t counter = block * kLanes + static_cast<uint64_t>(i);
+    x0[i] = static_cast<uint32_t>(counter);
+    x1[i] = static_cast<uint32_t>(counter >> 32);
+    x2[i] = static_cast<uint32_t>(stream);
+    x3[i] = static_cast<uint32_t>(stream >> 32);
+  }
+  auto key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    for (int i = 0; i < kLanes; ++i) {
+      const uint64_t a = uint64_t{0xD2511F53} * x0[i], b = uint64_t{0xCD9E8D57} * x2[i];
+      x0[i] = static_cast<uint32_t>(b >> 32) ^ x1[i] ^ key0;
+      x1[i] = static_cast<uint32_t>(b);
+      x2[i] = static_cast<uint32_t>(a >> 32) ^ x3[i] ^ key1;
+      x3[i] = static_cast<uint32_t>(a);
+    }
+    key0 += 0x9E3779B9;
+    key1 += 0xBB67AE85;
+  }
+  for (int i = 0; i < kLanes; ++i) {
+    numbers[i] = x0[i];
+    numbers[kLanes + i] = x1[i];
+    numbers[2 * kLanes + i] = x2[i];
+    numbers[3 * kLanes + i] = x3[i];
+  }
+}
+
+template <typename T>
+void random_mask(T* d, uint64_t seed, uint64_t stream, int64_t begin, int64_t n, double keep) {
+  const double limit = keep * 4294967296.0;
+  const uint32_t last = limit >= 4294967296.0 ? 0xFFFFFFFF : static_cast<uint32_t>(limit);
+  uint32_t numbers[kPhiloxBlock];
+  for (int64_t done = 0; done < n;) {
+    const int64_t place = begin + done, first = place % kPhiloxBlock;
+    const int64_t count = std::min(kPhiloxBlock - first, n - done);
+    philox_block(seed, stream, static_cast<uint64_t>(place / kPhiloxBlock), numbers);
+    for (int64_t i = 0; i < count; ++i) {
+      d[done + i] = numbers[first + i] < last ? T(1) : T(0);
+    }
+    done += count;
+  }
+}
+
 template <typename T>
 struct TableMaker {
   Kernels<T> table;
@@ -385,6 +435,7 @@ struct TableMaker {
     table.min_rows = min_rows<T>;
     table.add_rows = add_rows<T>;
     table.expand_rows = expand_rows<T>;
+    table.random_mask = random_mask<T>;
     memory<float>(ir::DType::kFloat);
     memory<double>(ir::DType::kDouble);
     memory<c10::BFloat16>(ir::DType::kBFloat16);

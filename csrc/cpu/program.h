@@ -33,6 +33,7 @@ enum class Kind : uint8_t {
   kMinRows,
   kPick,        // row value d <- a[row, b[row]], nothing where b is `ignored`
   kScatter,     // full d <- 0, but b[row] where the column is a[row]
+  kRandom,      // d <- 1 with the probability `keep`, else 0
   kAddColumns,  // accumulator <- accumulator + sum of all rows of a
   kAddAll,      // accumulator <- accumulator + sum of row value a
 };
@@ -47,6 +48,8 @@ struct Instruction {
   int index = -1;       // of the input, output or accumulator
   int64_t ignored = 0;  // of kPick and kScatter
   bool has_ignored = false;
+  int64_t stream = 0;  // of kRandom: masks of one seed differ by it
+  double keep = 1;
 };
 
 // Where a value stands while a tile is worked on.

@@ -247,6 +247,7 @@ class Runner final : public TileProgram {
           return;
         case Kind::kPick: pick(each, column, columns); return;
         case Kind::kScatter: scatter(each, column, columns); return;
+        case Kind::kRandom: draw(each, column, columns); return;
         case Kind::kAddColumns:
           kernels_.add_rows(sums_ + program_.accumulators[each.index].offset + column, at_[each.a],
                             num_rows_, columns);
@@ -322,6 +323,14 @@ class Runner final : public TileProgram {
         const int64_t column = label(each, at_[each.b][r]) - begin;
         if (column >= 0 && column < columns) at_[each.d][r] = at_[each.a][r * columns + column];
       }
+    }
+
+    void draw(const Instruction& each, int64_t column, int64_t columns) {
+      const auto seed = *static_cast<const uint64_t*>(operands_.inputs[each.index]);
+      const bool is_full = each.space == Space::kFull;
+      const int64_t begin = is_full ? row_ * program_.num_columns + column : row_;
+      kernels_.random_mask(at_[each.d], seed, static_cast<uint64_t>(each.stream), begin,
+                           is_full ? num_rows_ * columns : num_rows_, each.keep);
     }
 
     void scatter(const Instruction& each, int64_t begin, int64_t columns) {

@@ -8,15 +8,20 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <system_error>
+#include <utility>
 
 namespace torch_ort::ir {
 
 namespace {
 
 namespace fs = std::filesystem;
+
+// Systems map files by pages.
+constexpr size_t kPageBytes = 4096;
 
 [[noreturn]] void raise(const std::string& tensor, const std::string& location,
                         const std::string& what, const char* want) {
@@ -70,7 +75,59 @@ std::shared_ptr<const MappedFile> map_file(const fs::path& path, const std::stri
   return std::make_shared<const MappedFile>(data, size);
 }
 
+class OutputFile {
+ public:
+  explicit OutputFile(const std::string& path)
+      : path_(path), file_(std::fopen(path.c_str(), "wb")) {
+    check(file_ != nullptr);
+  }
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+  ~OutputFile() {
+    if (file_ != nullptr) std::fclose(file_);
+  }
+
+  void write(const void* bytes, size_t count) {
+    check(std::fwrite(bytes, 1, count, file_) == count);
+  }
+  void seek(size_t offset) { check(fseeko(file_, static_cast<off_t>(offset), SEEK_SET) == 0); }
+  // What is still in memory may not fit on the disk.
+  void close() { check(std::fclose(std::exchange(file_, nullptr)) == 0); }
+
+ private:
+  void check(bool is_good) const {
+    if (is_good) return;
+    throw UserError(concat("onnx: file '", path_, "': got ", std::strerror(errno),
+                           ", want a file that can be written"));
+  }
+
+  const std::string& path_;
+  std::FILE* file_;
+};
+
 }  // namespace
+
+size_t ExternalContent::add(std::shared_ptr<const TensorData> data) {
+  const size_t offset = (num_bytes_ + kPageBytes - 1) / kPageBytes * kPageBytes;
+  num_bytes_ = offset + data->num_bytes;
+  tensors_.emplace_back(offset, std::move(data));
+  return offset;
+}
+
+void ExternalContent::write(const std::string& path) const {
+  OutputFile file(path);
+  for (const auto& [offset, data] : tensors_) {
+    file.seek(offset);
+    file.write(data->bytes, data->num_bytes);
+  }
+  file.close();
+}
+
+void write_file(const std::string& path, std::string_view bytes) {
+  OutputFile file(path);
+  file.write(bytes.data(), bytes.size());
+  file.close();
+}
 
 MappedFile::~MappedFile() {
   if (size > 0) munmap(const_cast<void*>(data), size);

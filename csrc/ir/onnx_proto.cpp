@@ -10,6 +10,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <map>
 #include <set>
@@ -25,8 +26,6 @@ namespace proto = ::torch_ort_onnx;
 
 constexpr const char* kProducer = "torch_ort";
 constexpr int64_t kOtherDomainVersion = 1;
-// Systems map files by pages, so external data begins on one.
-constexpr size_t kPageBytes = 4096;
 
 // Keys of what the format cannot say, in metadata_props.
 constexpr const char* kStrides = "strides";
@@ -112,7 +111,7 @@ class Writer {
     for (const Value* input : graph.inputs) write_value(*input, *out.add_input());
     for (const Value* value : graph.initializers) {
       if (value->data) {
-        write_tensor(*value->data, value->name, *out.add_initializer());
+        write_tensor(value->data, value->name, *out.add_initializer());
       } else {
         auto& input = *out.add_input();
         write_value(*value, input);
@@ -174,15 +173,15 @@ class Writer {
     }
   }
 
-  void write_tensor(const TensorData& data, const std::string& name, proto::TensorProto& out) {
+  void write_tensor(const std::shared_ptr<const TensorData>& data, const std::string& name,
+                    proto::TensorProto& out) {
     out.set_name(name);
-    out.set_data_type(static_cast<int32_t>(data.dtype));
-    for (int64_t dim : data.shape) out.add_dims(dim);
-    if (options_.external_path.empty() || data.num_bytes < options_.external_threshold) {
-      out.set_raw_data(data.bytes, data.num_bytes);
+    out.set_data_type(static_cast<int32_t>(data->dtype));
+    for (int64_t dim : data->shape) out.add_dims(dim);
+    if (options_.external_path.empty() || data->num_bytes < options_.external_threshold) {
+      out.set_raw_data(data->bytes, data->num_bytes);
       return;
     }
-    external_.resize((external_.size() + kPageBytes - 1) / kPageBytes * kPageBytes);
     out.set_data_location(proto::TensorProto::EXTERNAL);
     auto add_entry = [&](const char* key, std::string value) {
       auto& entry = *out.add_external_data();
@@ -190,9 +189,8 @@ class Writer {
       entry.set_value(std::move(value));
     };
     add_entry("location", options_.external_path);
-    add_entry("offset", std::to_string(external_.size()));
-    add_entry("length", std::to_string(data.num_bytes));
-    external_.append(reinterpret_cast<const char*>(data.bytes), data.num_bytes);
+    add_entry("offset", std::to_string(external_.add(data)));
+    add_entry("length", std::to_string(data->num_bytes));
   }
 
   void write_node(const Node& node, proto::NodeProto& out) {
@@ -285,7 +283,7 @@ class Writer {
   void write_attr(const std::shared_ptr<const TensorData>& data, const Node&,
                   proto::AttributeProto& out) {
     out.set_type(proto::AttributeProto::TENSOR);
-    write_tensor(*data, "", *out.mutable_t());
+    write_tensor(data, "", *out.mutable_t());
   }
 
   void write_attr(const std::shared_ptr<Graph>& graph, const Node&, proto::AttributeProto& out) {
@@ -295,7 +293,7 @@ class Writer {
 
   const OnnxWriteOptions& options_;
   std::set<std::string> domains_;
-  std::string external_;
+  ExternalContent external_;
 };
 
 // --- reading tensors -----------------------------------------------------------------------------
@@ -737,6 +735,21 @@ Versions read_versions(const proto::ModelProto& model) {
 OnnxBytes to_onnx(const Graph& graph, const OnnxWriteOptions& options) {
   if (options.opset < 1) raise("opset", options.opset, "a version from 1 up");
   return Writer(options).write(graph);
+}
+
+void save_onnx(const Graph& graph, const std::string& path, int64_t opset, size_t external_limit) {
+  size_t num_bytes = 0;
+  for (const Value* value : graph.initializers) {
+    if (value->data) num_bytes += value->data->num_bytes;
+  }
+  OnnxWriteOptions options{.opset = opset};
+  const std::string data_path = path + ".data";
+  if (num_bytes > external_limit) {
+    options.external_path = std::filesystem::path(data_path).filename().string();
+  }
+  const OnnxBytes bytes = to_onnx(graph, options);
+  if (!bytes.external.is_empty()) bytes.external.write(data_path);
+  write_file(path, bytes.model);
 }
 
 std::unique_ptr<Graph> from_onnx(std::string_view bytes, const std::string& directory) {

@@ -1,6 +1,7 @@
 // The graph as an ONNX model, in protobuf's binary form. The only user of protobuf.
 #pragma once
 
+#include "ir/external_data.h"
 #include "ir/graph.h"
 
 #include <string>
@@ -16,7 +17,7 @@ struct OnnxWriteOptions {
 
 struct OnnxBytes {
   std::string model;
-  std::string external;  // content of the external file; "" if there is none
+  ExternalContent external;  // of the file at the external path
 };
 
 // What the format cannot say is kept in metadata_props: strides, device, origin, tags of
@@ -24,6 +25,10 @@ struct OnnxBytes {
 // such. Symbolic attributes become strings, and so do doubles that a 32-bit FLOAT does not give
 // back, but for domains whose ops define FLOAT: the standard one and com.microsoft.
 OnnxBytes to_onnx(const Graph& graph, const OnnxWriteOptions& options);
+
+// Writes a model into a file. More than `external_limit` bytes of initializers go into a second
+// one, `<path>.data`. Raises UserError if a file cannot be written.
+void save_onnx(const Graph& graph, const std::string& path, int64_t opset, size_t external_limit);
 
 // Raises UserError on malformed bytes and on what the IR cannot hold.
 // `directory` is where external data is looked for; a path that leaves it is refused.

@@ -124,6 +124,7 @@ FusedForm own_form(const Node& node) {
   if (node.op.name == "RowPick") return {Kind::kPick};
   if (node.op.name == "RowScatter") return {Kind::kScatter};
   if (node.op.name == "RowValid") return {Kind::kValid};
+  if (node.op.name == "PhiloxMask") return {Kind::kRandom};
   return {};
 }
 

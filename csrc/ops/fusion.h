@@ -1,5 +1,5 @@
 // What a node does in a fused region. The language that the code generators (cpu/, cuda/) speak is
-// small: point-wise operations, reductions, and labels that name a column. Other nodes take part
+// small: point-wise operations, reductions, labels that name a column, and random masks. Other nodes take part
 // once passes/expand.cpp has written them in this language.
 #pragma once
 
@@ -84,12 +84,13 @@ struct FusedForm {
     kPick,     // RowPick
     kScatter,  // RowScatter
     kValid,    // RowValid
+    kRandom,   // PhiloxMask
   } kind = Kind::kNone;
   Pointwise op = Pointwise::kCopy;
   std::vector<double> constants;
 
   bool is_reduction() const { return kind >= Kind::kSum && kind <= Kind::kMin; }
-  bool has_label() const { return kind >= Kind::kPick; }
+  bool has_label() const { return kind >= Kind::kPick && kind <= Kind::kValid; }
 };
 
 // By op, dtypes and attributes of a node whose types are known; nothing is said about shapes.

@@ -57,6 +57,21 @@ void lower_bernoulli_mask(const ir::Node& node, CallList& calls) {
             {node.outputs[0]});
 }
 
+// One number from the generator of the device, from which a run draws all its masks.
+void lower_random_seed(const ir::Node& node, CallList& calls) {
+  calls.add("torch_ort::random_seed", "", {}, {node.outputs[0]});
+}
+
+Op own(std::string name, int inputs, Lowering lower, bool pure) {
+  Op op;
+  op.name = std::move(name);
+  op.domain = ir::kTorchOrtDomain;
+  op.min_inputs = op.max_inputs = inputs;
+  op.lower = lower;
+  op.pure = pure;
+  return op;
+}
+
 }  // namespace
 
 void register_random(Registry& ops) {
@@ -69,13 +84,10 @@ void register_random(Registry& ops) {
   dropout.lower = lower_dropout;
   dropout.pure = false;
   ops.add(dropout);
-  Op mask;
-  mask.name = "BernoulliMask";
-  mask.domain = ir::kTorchOrtDomain;
-  mask.min_inputs = mask.max_inputs = 0;
-  mask.lower = lower_bernoulli_mask;
-  mask.pure = false;
-  ops.add(mask);
+  ops.add(own("BernoulliMask", 0, lower_bernoulli_mask, false));
+  ops.add(own("RandomSeed", 0, lower_random_seed, false));
+  // A function of the seed and the place of the element; runs in regions alone.
+  ops.add(own("PhiloxMask", 1, nullptr, true));
 }
 
 }  // namespace torch_ort::ops

@@ -42,14 +42,18 @@ struct Reduction {
   void (*lower)(const Node& node, ArgList axes, CallList& calls);
 };
 
+// Axes are an attribute in older opsets.
+bool names_axes(const Node& node) { return has_input(node, 1) || ir::has_attr(node.attrs, "axes"); }
+
 // Axes, counted from the front. Nothing: the node has none and keeps the tensor as it is.
 std::optional<std::vector<int64_t>> reduced_axes(const Node& node) {
-  if (ir::has_attr(node.attrs, "axes")) {
-    throw Unsupported(concat(node.op.str(), ": axes as an attribute, want an input"));
-  }
   const auto rank = static_cast<int64_t>(known_shape(node, input(node, 0)).size());
   std::vector<int64_t> axes;
-  if (has_input(node, 1)) axes = wrap_axes(node, known_ints(node.inputs[1]), rank);
+  if (names_axes(node)) {
+    const Shape given =
+        has_input(node, 1) ? known_ints(node.inputs[1]) : ir::ints_attr(node.attrs, "axes", {});
+    axes = wrap_axes(node, given, rank);
+  }
   if (!axes.empty()) return axes;
   if (ir::int_attr(node.attrs, "noop_with_empty_axes", 0) != 0) return std::nullopt;
   for (int64_t axis = 0; axis < rank; ++axis) axes.push_back(axis);
@@ -67,7 +71,7 @@ std::vector<Type> infer_reduction(const Node& node) {
 }
 
 // Everything into one number without dims: several kernels have a form of their own for that.
-bool is_total(const Node& node) { return !has_input(node, 1) && !keeps_dims(node); }
+bool is_total(const Node& node) { return !names_axes(node) && !keeps_dims(node); }
 
 void lower_sum(const Node& node, ArgList axes, CallList& calls) {
   Value *x = node.inputs[0], *result = node.outputs[0];
@@ -128,7 +132,7 @@ void lower_log_sum_exp(const Node& node, ArgList axes, CallList& calls) {
 }
 
 void lower_norm(const Node& node, double order, ArgList axes, CallList& calls) {
-  const Arg dims = has_input(node, 1) ? Arg(axes) : Arg();
+  const Arg dims = names_axes(node) ? Arg(axes) : Arg();
   calls.add("aten::linalg_vector_norm", "", {node.inputs[0], order, dims, keeps_dims(node), Arg()},
             {node.outputs[0]});
 }

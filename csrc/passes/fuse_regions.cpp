@@ -93,21 +93,10 @@ struct Group {
   std::vector<Dim> columns;  // that all members allow; the first is preferred
 };
 
-std::unordered_set<std::string> known_symbols(const Graph& graph) {
-  std::unordered_set<std::string> known(graph.symbol_inputs.begin(), graph.symbol_inputs.end());
-  for (const Value* input : graph.inputs) {
-    if (!input->type.shape) continue;
-    for (const Dim& dim : *input->type.shape) {
-      if (dim.is_symbol()) known.insert(dim.name());
-    }
-  }
-  return known;
-}
-
 class Grouping {
  public:
   Grouping(Graph& graph, const SharedMemory& memory)
-      : memory_(memory), order_(graph, memory), known_symbols_(known_symbols(graph)) {
+      : memory_(memory), order_(graph, memory), sizes_(graph) {
     find_fusible();
     join();
     for (Group& group : groups_) trim(group);
@@ -150,18 +139,11 @@ class Grouping {
   // Known sizes, on the CPU, and nobody else writes there.
   bool is_in_reach(const Node& node) const {
     const auto holds = [this](const Value* value) {
-      return value == nullptr || (value->type.device.kind == "cpu" && has_known_sizes(*value) &&
+      return value == nullptr || (value->type.device.kind == "cpu" && sizes_.are_known(*value) &&
                                   !memory_.is_written(value));
     };
     return std::all_of(node.inputs.begin(), node.inputs.end(), holds) &&
            std::all_of(node.outputs.begin(), node.outputs.end(), holds);
-  }
-
-  bool has_known_sizes(const Value& value) const {
-    std::vector<std::string> symbols;
-    for (const Dim& dim : *value.type.shape) dim.collect_symbols(symbols);
-    return std::all_of(symbols.begin(), symbols.end(),
-                       [this](const std::string& name) { return known_symbols_.contains(name); });
   }
 
   // Keeps the numbers of columns under which all members fit together.
@@ -315,16 +297,18 @@ class Grouping {
     keep_fitting(group);
   }
 
-  // One plain operator is as fast by itself.
+  // One plain operator is as fast by itself; random masks know no other way.
   bool is_worth_it(const Group& group) const {
     if (group.columns.empty()) return false;
+    const auto draws = [this](int at) { return forms_[at].kind == Kind::kRandom; };
+    if (std::any_of(group.members.begin(), group.members.end(), draws)) return true;
     const auto works = [this](int at) { return forms_[at].kind != Kind::kPass; };
     return std::count_if(group.members.begin(), group.members.end(), works) > 1;
   }
 
   const SharedMemory& memory_;
   Order order_;
-  std::unordered_set<std::string> known_symbols_;
+  KnownSizes sizes_;
   std::vector<ops::FusedForm> forms_;  // by position
   std::vector<int> group_of_;          // by position
   std::vector<Group> groups_;

@@ -67,6 +67,7 @@ const std::vector<Pass>& pipeline() {
       {"replay_views", replay_views},
       // after all that make or remove single nodes
       {"expand_composites", expand_composites},
+      {"draw_in_regions", draw_in_regions},
       // the others leave nodes behind that nobody reads, which would be computed in a region
       {"remove_dead", remove_dead},
       {"fuse_regions", fuse_regions},

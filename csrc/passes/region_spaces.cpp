@@ -114,6 +114,11 @@ class Finder {
         if (!is_scalar(node, 1) && !is_row(node, 1)) break;
         return Space::kFull;
       }
+      case Kind::kRandom: {
+        const std::optional<Space> space = space_by_size(*node.outputs[0]->type.shape);
+        if (!space || !is_scalar(node, 0)) break;
+        return space;
+      }
       case Kind::kValid:
         if (!is_row(node, 0)) break;
         return Space::kRow;
@@ -258,6 +263,23 @@ class Finder {
 };
 
 }  // namespace
+
+KnownSizes::KnownSizes(const ir::Graph& graph)
+    : symbols_(graph.symbol_inputs.begin(), graph.symbol_inputs.end()) {
+  for (const Value* input : graph.inputs) {
+    if (!input->type.shape) continue;
+    for (const Dim& dim : *input->type.shape) {
+      if (dim.is_symbol()) symbols_.insert(dim.name());
+    }
+  }
+}
+
+bool KnownSizes::are_known(const Value& value) const {
+  std::vector<std::string> symbols;
+  for (const Dim& dim : *value.type.shape) dim.collect_symbols(symbols);
+  return std::all_of(symbols.begin(), symbols.end(),
+                     [this](const std::string& name) { return symbols_.contains(name); });
+}
 
 const char* name(Space space) {
   static constexpr const char* kNames[] = {"scalar", "column", "row", "full", "total"};

@@ -41,6 +41,16 @@ struct RegionSpaces {
   std::vector<std::vector<int>> operands;
 };
 
+// Values whose sizes are known when a call begins: from the shapes of the inputs, not from data.
+class KnownSizes {
+ public:
+  explicit KnownSizes(const ir::Graph& graph);
+  bool are_known(const ir::Value& value) const;
+
+ private:
+  std::unordered_set<std::string> symbols_;
+};
+
 // The numbers of columns that a node allows: products of the last dims of what it works on.
 std::vector<ir::Dim> possible_columns(const FusibleNode& node);
 // Elements of what it works on: of its input for a reduction, of its result otherwise.

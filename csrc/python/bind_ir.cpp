@@ -98,14 +98,9 @@ py::dict types_of(const Graph& graph) {
   return types;
 }
 
-ir::OnnxBytes write(const Graph& graph, int64_t opset, const std::string& external_path,
-                    size_t threshold) {
-  ir::OnnxWriteOptions options;
-  options.opset = opset != 0 ? opset : graph.opset;
-  options.external_path = external_path;
-  options.external_threshold = threshold;
+std::string write(const Graph& graph, int64_t opset) {
   py::gil_scoped_release release;
-  return ir::to_onnx(graph, options);
+  return ir::to_onnx(graph, {.opset = opset != 0 ? opset : graph.opset}).model;
 }
 
 size_t count_nodes(const Graph& graph) {
@@ -301,19 +296,18 @@ void bind_ir(py::module_& module) {
           "Read a binary ONNX model; `directory` holds its external data.")
       .def(
           "to_onnx",
-          [](const Graph& graph, int64_t opset) {
-            return py::bytes(write(graph, opset, "", 0).model);
-          },
+          [](const Graph& graph, int64_t opset) { return py::bytes(write(graph, opset)); },
           py::arg("opset") = 0,
           "Write a binary ONNX model; without `opset`, with the one that it was read with.")
       .def(
-          "to_onnx_with_data",
-          [](const Graph& graph, const std::string& path, int64_t opset, size_t threshold) {
-            ir::OnnxBytes bytes = write(graph, opset, path, threshold);
-            return py::make_tuple(py::bytes(bytes.model), py::bytes(bytes.external));
+          "save",
+          [](const Graph& graph, const std::string& path, int64_t opset, size_t external_limit) {
+            ir::save_onnx(graph, path, opset, external_limit);
           },
-          py::arg("path"), py::arg("opset") = 0, py::arg("threshold") = 1024,
-          "Write a model whose large tensors are in the file `path` beside it; give both contents.")
+          py::arg("path"), py::arg("opset"), py::arg("external_limit"),
+          py::call_guard<py::gil_scoped_release>(),
+          "Write a binary ONNX model into a file; more bytes of initializers than the limit go "
+          "into `<path>.data`.")
       .def(
           "verify", [](const Graph& graph, const std::string& stage) { ir::verify(graph, stage); },
           py::arg("stage") = "graph")

@@ -26,13 +26,21 @@ namespace {
 
 using run::Session;
 
+// "": the widest instruction set.
+cpu::CompileOptions region_options(const std::string& isa) {
+  cpu::CompileOptions options;
+  if (!isa.empty()) options.isa = cpu::isa_from_name(isa);
+  return options;
+}
+
 std::shared_ptr<Session> compile(const ir::Graph& graph,
                                  const std::unordered_map<std::string, at::Tensor>& constants,
-                                 bool reorder, bool in_place, bool verify) {
+                                 bool reorder, bool in_place, bool verify, const std::string& isa) {
   run::SessionOptions options;
   options.reorder = reorder;
   options.in_place = in_place;
   options.verify = verify;
+  options.regions = region_options(isa);
   auto copy = ir::clone(graph);
   py::gil_scoped_release release;
   return Session::compile(std::move(copy), constants, options);
@@ -171,12 +179,34 @@ py::object plan_report(const Session& session) {
   return fields;
 }
 
+py::list plan_table(const Session& session) {
+  const auto number = [](int step) { return step < 0 ? py::object(py::none()) : py::int_(step); };
+  const auto text = [](const std::string& name) {
+    return name.empty() ? py::object(py::none()) : py::str(name);
+  };
+  py::list rows;
+  for (const Session::TensorReport& tensor : session.plan_table()) {
+    py::dict row;
+    row["name"] = tensor.name;
+    row["kind"] = tensor.kind;
+    row["area"] = tensor.area;
+    row["offset"] = tensor.offset;
+    row["bytes"] = tensor.bytes;
+    row["first_step"] = number(tensor.first_step);
+    row["last_step"] = number(tensor.last_step);
+    row["shares"] = text(tensor.shares);
+    row["in_place_of"] = text(tensor.in_place_of);
+    rows.append(row);
+  }
+  return rows;
+}
+
 }  // namespace
 
 void bind_run(py::module_& module) {
   py::class_<Session, std::shared_ptr<Session>>(module, "Session")
       .def_static("compile", &compile, py::arg("graph"), py::arg("constants"),
-                  py::arg("reorder") = true, py::arg("in_place") = true, py::arg("verify") = false)
+                  py::arg("reorder") = true, py::arg("in_place") = true, py::arg("verify") = false, py::arg("isa") = "")
       .def_static("from_onnx", &session_from_onnx)
       .def_property_readonly("id", &Session::id)
       .def_property_readonly("is_training", &Session::is_training)
@@ -186,6 +216,9 @@ void bind_run(py::module_& module) {
       .def("prepare", &Session::prepare, py::call_guard<py::gil_scoped_release>())
       .def("run", &run_by_name)
       .def("plan_report", &plan_report)
+      .def("plan_table", &plan_table,
+           "Where each tensor of the plan used last lives, and from which step to which, counted "
+           "in the order of execution.")
       .def("steps", [](const Session& session) {
         py::list steps;
         for (const auto& step : session.steps_report()) {
@@ -198,17 +231,27 @@ void bind_run(py::module_& module) {
   module.def("run_backward", &run_backward);
   module.def(
       "run",
-      [](const ir::Graph& graph, const std::unordered_map<std::string, at::Tensor>& inputs) {
+      [](const ir::Graph& graph, const std::unordered_map<std::string, at::Tensor>& inputs,
+         const std::string& isa) {
         return with_torch_errors([&] {
           auto copy = ir::clone(graph);
           ops::infer_types(*copy);
           run::SessionOptions options;
           options.verify = true;
+          options.regions = region_options(isa);
           return run_by_name(*Session::compile(std::move(copy), {}, options), inputs);
         });
       },
-      py::arg("graph"), py::arg("inputs"),
+      py::arg("graph"), py::arg("inputs"), py::arg("isa") = "",
       "Compile a graph, run it once, and give its outputs by name.");
+  module.def(
+      "isa_names",
+      [] {
+        std::vector<std::string> names;
+        for (cpu::Isa isa : cpu::available_isas()) names.emplace_back(cpu::name(isa));
+        return names;
+      },
+      "Instruction sets that this processor runs and that regions are built for, the widest last.");
   module.def("required_opset", [](const ir::Graph& graph) { return ops::required_opset(graph); });
   module.def("infer_types", [](ir::Graph& graph) { ops::infer_types(graph); });
   module.def("is_live", &run::is_live,

@@ -10,4 +10,5 @@ PYBIND11_MODULE(_C, module) {
   torch_ort::python::bind_passes(module);
   torch_ort::python::bind_plan(module);
   torch_ort::python::bind_run(module);
+  torch_ort::python::bind_files(module);
 }

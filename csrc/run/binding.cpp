@@ -1,92 +1,20 @@
-// One set of sizes: evaluates every symbolic size, asks plan/ for places, binds the arguments.
+// One set of sizes: binds its symbols, asks plan/ for places, binds the arguments.
 #include "base/error.h"
 #include "run/context.h"
 #include "run/counters.h"
+#include "run/describe.h"
 #include "run/dtype.h"
 #include "run/guard.h"
 
-#include <ATen/TensorUtils.h>
 #include <c10/core/TensorImpl.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <functional>
-#include <numeric>
 
 namespace torch_ort::run {
 
 namespace {
-
-// Bytes from the first element to the end of the last one.
-int64_t span_bytes(const TensorSpec& spec) {
-  int64_t last = 0;
-  for (size_t i = 0; i < spec.sizes.size(); ++i) {
-    if (spec.sizes[i] == 0) return 0;
-    last += (spec.sizes[i] - 1) * spec.strides[i];
-  }
-  return (last + 1) * static_cast<int64_t>(c10::elementSize(spec.dtype));
-}
-
-TensorSpec spec_of(const at::Tensor& tensor) {
-  TensorSpec spec;
-  spec.known = tensor.defined();
-  if (!spec.known) return spec;
-  spec.sizes = tensor.sizes().vec();
-  spec.strides = tensor.strides().vec();
-  spec.dtype = tensor.scalar_type();
-  spec.device = tensor.device();
-  spec.bytes = span_bytes(spec);
-  return spec;
-}
-
-bool is_row_major(const TensorSpec& spec) {
-  int64_t stride = 1;
-  for (size_t i = spec.sizes.size(); i-- > 0;) {
-    if (spec.sizes[i] != 1 && spec.strides[i] != stride) return false;
-    stride *= spec.sizes[i];
-  }
-  return true;
-}
-
-TensorSpec spec_of(const ir::Type& type, const ir::SymbolLookup& lookup) {
-  TensorSpec spec;
-  spec.known = true;
-  spec.sizes = eval_dims(*type.shape, lookup);
-  spec.strides = type.strides ? eval_dims(*type.strides, lookup) : std::vector<int64_t>();
-  if (!type.strides) {
-    spec.strides.assign(spec.sizes.size(), 1);
-    for (size_t i = spec.sizes.size(); i-- > 1;) {
-      spec.strides[i - 1] = spec.strides[i] * std::max<int64_t>(spec.sizes[i], 1);
-    }
-  }
-  spec.dtype = scalar_type(type.dtype);
-  spec.device = torch_device(type.device);
-  spec.bytes = span_bytes(spec);
-  return spec;
-}
-
-bool equals(const TensorSpec& spec, const at::Tensor& tensor) {
-  if (!tensor.defined() || !spec.known) return tensor.defined() == spec.known;
-  return tensor.sizes() == c10::IntArrayRef(spec.sizes) &&
-         tensor.strides() == c10::IntArrayRef(spec.strides) && tensor.scalar_type() == spec.dtype &&
-         tensor.device() == spec.device;
-}
-
-at::Tensor tensor_over(c10::Storage storage, const TensorSpec& spec, int64_t byte_offset) {
-  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage),
-      c10::DispatchKeySet(c10::computeDispatchKey(spec.dtype, std::nullopt, spec.device)),
-      c10::scalarTypeToTypeMeta(spec.dtype));
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(
-      spec.sizes, spec.strides, byte_offset / static_cast<int64_t>(c10::elementSize(spec.dtype)));
-  return tensor;
-}
-
-c10::Storage storage_without_memory(int64_t bytes, c10::Device device) {
-  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), bytes, c10::DataPtr(nullptr, device), nullptr, false));
-}
 
 // Binds symbols from the shapes of the inputs. A dim that is an expression is checked in verify
 // mode only: the guards of the capture hold it.
@@ -140,25 +68,6 @@ void check_inputs(const ir::Graph& graph, const Session::Tensors& inputs) {
 
 }  // namespace
 
-std::vector<int64_t> eval_dims(const ir::Shape& dims, const ir::SymbolLookup& lookup) {
-  std::vector<int64_t> values;
-  values.reserve(dims.size());
-  for (const ir::Dim& dim : dims) {
-    std::optional<int64_t> value = dim.is_constant() ? dim.constant() : dim.evaluate(lookup);
-    ORT_CHECK(value.has_value(), "run: symbol in '", dim.str(), "' is not bound");
-    values.push_back(*value);
-  }
-  return values;
-}
-
-at::Tensor make_tensor(const TensorSpec& spec) {
-  c10::Allocator* allocator = c10::GetAllocator(spec.device.type());
-  c10::Storage storage(
-      c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), spec.bytes,
-                                            allocator->allocate(spec.bytes), allocator, true));
-  return tensor_over(std::move(storage), spec, 0);
-}
-
 bool Binding::matches(const Session::Tensors& tensors, const std::vector<int64_t>& given) const {
   if (symbol_inputs != given || tensors.size() != inputs.size()) return false;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -193,18 +102,20 @@ class Binder {
     };
   }
 
-  void run(const Session::Tensors& inputs) {
-    evaluate_types(inputs);
-    decide_forms();
-    take_over_adopted();
-    describe_program();
-    binding_.plan = plan::make_plan(program_, plan_options());
-    if (session_.options_.verify) plan::verify_plan(program_, binding_.plan, plan_options());
+  void run() {
+    described_ = describe(session_, binding_.inputs, lookup_);
+    binding_.specs = std::move(described_.specs);
+    binding_.program = std::move(described_.program);
+    binding_.plan = plan::make_plan(binding_.program, plan_options());
+    if (session_.options_.verify) {
+      plan::verify_plan(binding_.program, binding_.plan, plan_options());
+    }
     bind_steps();
   }
 
  private:
-  const SlotFacts& root(int slot) const { return session_.facts_[session_.facts_[slot].root]; }
+  bool is_root(size_t slot) const { return described_.roots[slot] == static_cast<int>(slot); }
+  plan::Kind kind_of(size_t slot) const { return binding_.program.tensors[slot].kind; }
 
   plan::PlanOptions plan_options() const {
     plan::PlanOptions options;
@@ -212,174 +123,6 @@ class Binder {
     options.reorder = session_.options_.reorder && !session_.has_late_values_;
     options.in_place = session_.options_.in_place;
     return options;
-  }
-
-  void evaluate_types(const Session::Tensors& inputs) {
-    binding_.specs.resize(session_.facts_.size());
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      binding_.specs[session_.input_slots_[i]] = binding_.inputs[i];
-    }
-    for (auto& [slot, tensor] : session_.constants_) binding_.specs[slot] = spec_of(tensor);
-    for (size_t slot = 0; slot < session_.facts_.size(); ++slot) {
-      const SlotFacts& facts = session_.facts_[slot];
-      if (binding_.specs[slot].known || facts.late || facts.is_constant) continue;
-      if (session_.is_late(*facts.value)) continue;  // a gradient of a size that data tells
-      binding_.specs[slot] = spec_of(facts.value->type, lookup_);
-    }
-  }
-
-  // A Reshape is a view where the strides of what it looks at allow it.
-  void decide_forms() {
-    const size_t count = session_.steps_.size();
-    forms_.resize(count);
-    roots_.resize(session_.facts_.size());
-    for (size_t slot = 0; slot < roots_.size(); ++slot) roots_[slot] = static_cast<int>(slot);
-    for (size_t i = 0; i < count; ++i) {
-      const Step& step = session_.steps_[i];
-      forms_[i] = step.form;
-      if (step.form == Form::kMutation) {
-        for (int slot : step.outputs) {
-          if (slot >= 0 && session_.facts_[slot].root != slot) {
-            roots_[slot] = roots_[session_.facts_[slot].root];
-          }
-        }
-      }
-      if (step.form != Form::kView && step.form != Form::kReshape) continue;
-      const int base = step.reads().front();
-      if (step.form == Form::kReshape) {
-        const TensorSpec &from = binding_.specs[base], &to = binding_.specs[step.outputs[0]];
-        const bool known = from.known && to.known && !session_.facts_[step.outputs[0]].late;
-        const bool fits = known && at::detail::computeStride(c10::IntArrayRef(from.sizes),
-                                                             c10::IntArrayRef(from.strides),
-                                                             c10::IntArrayRef(to.sizes))
-                                       .has_value();
-        if (!fits) {
-          forms_[i] = Form::kFunctional;
-          continue;
-        }
-        forms_[i] = Form::kView;
-      }
-      for (int slot : step.outputs) {
-        if (slot >= 0) roots_[slot] = roots_[base];
-      }
-    }
-  }
-
-  // A point-wise step that is the only reader of a kernel's own result writes into that result.
-  // One reader alone, so that no order of the steps can put another after it; and a result of the
-  // same half, because what crosses may be needed again when the graph is kept.
-  void take_over_adopted() {
-    taken_over_.assign(session_.steps_.size(), -1);
-    if (!session_.options_.in_place) return;
-    std::vector<int> readers(session_.facts_.size(), 0);
-    for (const Step& step : session_.steps_) {
-      for (int slot : step.reads()) {
-        if (!is_alias_step(step)) ++readers[roots_[slot]];
-      }
-    }
-    for (size_t i = 0; i < session_.steps_.size(); ++i) {
-      const Step& step = session_.steps_[i];
-      if (step.in_place.empty() || !step.writes_given_memory()) continue;
-      const int result = step.outputs[0];
-      if (leaves(result) || roots_[result] != result) continue;
-      for (int slot : step.in_place) {
-        if (readers[roots_[slot]] != 1 || roots_[slot] != slot || !may_be_overwritten(slot, i))
-          continue;
-        const TensorSpec &from = binding_.specs[slot], &to = binding_.specs[result];
-        if (from.sizes != to.sizes || from.strides != to.strides || from.dtype != to.dtype)
-          continue;
-        taken_over_[i] = slot;
-        roots_[result] = slot;
-        for (int& root : roots_) {
-          if (root == result) root = slot;  // views of the result
-        }
-        break;
-      }
-    }
-  }
-
-  static bool is_alias_step(const Step& step) {
-    return step.form == Form::kView || step.form == Form::kReshape;
-  }
-
-  bool leaves(int slot) const {
-    const auto shares = [&](int other) { return roots_[other] == roots_[slot]; };
-    return std::any_of(session_.output_slots_.begin(), session_.output_slots_.end(), shares) ||
-           std::any_of(session_.gradient_slots_.begin(), session_.gradient_slots_.end(), shares);
-  }
-
-  bool may_be_overwritten(int slot, size_t step) const {
-    const SlotFacts& facts = session_.facts_[slot];
-    if (facts.producer < 0 || facts.late || leaves(slot) || !binding_.specs[slot].known)
-      return false;
-    const Step& producer = session_.steps_[facts.producer];
-    const size_t border = session_.num_forward_;
-    const bool same_half = (static_cast<size_t>(facts.producer) < border) == (step < border);
-    // A third party's kernel may keep what it gives.
-    const bool is_torchs = producer.op && producer.op->operator_name().name.starts_with("aten::");
-    const TensorSpec& spec = binding_.specs[slot];
-    const auto numel =
-        std::accumulate(spec.sizes.begin(), spec.sizes.end(), int64_t{1}, std::multiplies<>());
-    const bool dense = spec.bytes == numel * static_cast<int64_t>(c10::elementSize(spec.dtype));
-    return same_half && is_torchs && dense && forms_[facts.producer] == Form::kFunctional &&
-           producer.form == Form::kFunctional;
-  }
-
-  plan::Kind kind_of(size_t slot) const {
-    const SlotFacts& facts = session_.facts_[slot];
-    if (facts.is_input) return plan::Kind::kInput;
-    if (facts.is_constant) return plan::Kind::kConstant;
-    if (facts.producer < 0) return plan::Kind::kInput;
-    if (!session_.steps_[facts.producer].writes_given_memory()) return plan::Kind::kAdopted;
-    return leaves_[slot] ? plan::Kind::kOutput : plan::Kind::kPlanned;
-  }
-
-  void describe_program() {
-    leaves_.assign(session_.facts_.size(), false);
-    for (int slot : session_.output_slots_) leaves_[roots_[slot]] = true;
-    for (int slot : session_.gradient_slots_) leaves_[roots_[slot]] = true;
-    for (size_t slot = 0; slot < session_.facts_.size(); ++slot) {
-      plan::Tensor tensor;
-      tensor.kind = kind_of(slot);
-      tensor.bytes = binding_.specs[slot].known ? binding_.specs[slot].bytes : 0;
-      if (roots_[slot] != static_cast<int>(slot)) {
-        tensor.root = roots_[slot];
-        tensor.kind = kind_of(static_cast<size_t>(tensor.root));
-      }
-      program_.tensors.push_back(tensor);
-    }
-    for (const Step& step : session_.steps_) {
-      plan::Step planned;
-      planned.reads = step.reads();
-      for (int slot : step.outputs) {
-        if (slot >= 0) planned.writes.push_back(slot);
-      }
-      const size_t index = program_.steps.size();
-      if (step.writes_given_memory() && taken_over_[index] < 0)
-        planned.in_place = in_place_candidates(step);
-      planned.effect = step.effect;
-      program_.steps.push_back(std::move(planned));
-    }
-    program_.num_forward = static_cast<int>(session_.num_forward_);
-    program_.outputs = session_.output_slots_;
-    program_.gradients = session_.gradient_slots_;
-  }
-
-  // The planner needs candidates that cover their memory exactly.
-  std::vector<int> in_place_candidates(const Step& step) const {
-    std::vector<int> candidates;
-    if (step.in_place.empty()) return candidates;
-    const TensorSpec& to = binding_.specs[step.outputs[0]];
-    for (int slot : step.in_place) {
-      const TensorSpec& from = binding_.specs[slot];
-      const TensorSpec& base = binding_.specs[roots_[slot]];
-      const bool same_layout = from.sizes == to.sizes && from.strides == to.strides;
-      if ((same_layout || (is_row_major(from) && is_row_major(to))) && from.dtype == to.dtype &&
-          from.bytes == to.bytes && from.bytes == base.bytes && base.known) {
-        candidates.push_back(slot);
-      }
-    }
-    return candidates;
   }
 
   void bind_steps() {
@@ -390,16 +133,14 @@ class Binder {
       const Step& step = session_.steps_[index];
       BoundStep bound;
       bound.step = &step;
-      bound.form = forms_[index];
-      bound.takes_over = taken_over_[index];
+      bound.form = described_.forms[index];
+      bound.takes_over = described_.taken_over[index];
       if (step.form == Form::kRegion) bound.program = compile_region(step);
       for (const ArgSource& source : step.args) bound.args.push_back(bind_arg(step, source));
       for (int slot : step.outputs) {
         if (slot < 0 || written[slot]) continue;
         written[slot] = true;
-        if (program_.tensors[slot].kind == plan::Kind::kOutput && roots_[slot] == slot) {
-          bound.allocate.push_back(slot);
-        }
+        if (kind_of(slot) == plan::Kind::kOutput && is_root(slot)) bound.allocate.push_back(slot);
       }
       if (bound.form == Form::kView && step.outputs.size() > 0) {
         const int base = step.reads().front();
@@ -408,7 +149,7 @@ class Binder {
               return arg.kind == BoundArg::Kind::kLateDim ||
                      arg.kind == BoundArg::Kind::kLateDimList;
             });
-        const plan::Kind kind = program_.tensors[base].kind;
+        const plan::Kind kind = kind_of(base);
         bound.is_static_view = sizes_known && stands_from_the_start(base) &&
                                (kind == plan::Kind::kPlanned || kind == plan::Kind::kConstant);
         if (bound.is_static_view)
@@ -442,7 +183,7 @@ class Binder {
   // A tensor object over engine memory or a constant, and not one that a step gives in the run.
   bool stands_from_the_start(int slot) {
     const SlotFacts& facts = session_.facts_[slot];
-    if (roots_[slot] == slot) return true;
+    if (is_root(slot)) return true;
     const std::vector<int>& made = binding_.static_views;
     return std::find(made.begin(), made.end(), facts.producer) != made.end();
   }
@@ -506,9 +247,8 @@ class Binder {
 
     std::vector<bool> is_static(session_.facts_.size(), false);
     for (size_t slot = 0; slot < session_.facts_.size(); ++slot) {
-      const bool is_root = roots_[slot] == static_cast<int>(slot);
       is_static[slot] = session_.facts_[slot].is_constant;
-      if (!is_root || program_.tensors[slot].kind != plan::Kind::kPlanned) continue;
+      if (!is_root(slot) || kind_of(slot) != plan::Kind::kPlanned) continue;
       binding_.owned.push_back(static_cast<int>(slot));
       is_static[slot] = true;
     }
@@ -521,7 +261,7 @@ class Binder {
       if (is_static[slot]) continue;
       binding_.transient.push_back(static_cast<int>(slot));
       const SlotFacts& facts = session_.facts_[slot];
-      const bool callers = program_.tensors[slot].kind == plan::Kind::kInput ||
+      const bool callers = kind_of(slot) == plan::Kind::kInput ||
                            session_.is_saved_output(static_cast<int>(slot));
       if (facts.crosses && !callers) binding_.kept.push_back(static_cast<int>(slot));
     }
@@ -570,11 +310,7 @@ class Binder {
   Session& session_;
   Binding& binding_;
   ir::SymbolLookup lookup_;
-  std::vector<Form> forms_;      // by step
-  std::vector<int> taken_over_;  // by step: the adopted slot that its result is written into; -1
-  std::vector<int> roots_;       // by slot, for these sizes
-  std::vector<bool> leaves_;     // by slot
-  plan::Program program_;
+  Description described_;  // less what the binding keeps
 };
 
 std::shared_ptr<Binding> Session::make_binding(const Tensors& inputs,
@@ -589,7 +325,7 @@ std::shared_ptr<Binding> Session::make_binding(const Tensors& inputs,
   binding->symbol_inputs = symbols;
   for (const at::Tensor& input : inputs) binding->inputs.push_back(spec_of(input));
   bind_symbols(*graph_, inputs, symbols, binding->symbols);
-  Binder(*this, *binding).run(inputs);
+  Binder(*this, *binding).run();
   const auto spent = std::chrono::steady_clock::now() - start;
   binding->plan_ms = std::chrono::duration<double, std::milli>(spent).count();
   counters().plans.fetch_add(1);

@@ -4,6 +4,7 @@
 #include "cpu/region.h"
 #include "run/arena.h"
 #include "run/session.h"
+#include "run/spec.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
@@ -42,15 +43,6 @@ struct BoundStep {
   std::shared_ptr<const cpu::TileProgram> program;  // of a region
 };
 
-// A tensor of known size: what is needed to make it.
-struct TensorSpec {
-  bool known = false;
-  std::vector<int64_t> sizes, strides;
-  c10::ScalarType dtype = c10::kFloat;
-  c10::Device device{c10::kCPU};
-  int64_t bytes = 0;
-};
-
 struct Binding : std::enable_shared_from_this<Binding> {
   Session* session = nullptr;
   std::weak_ptr<Session> owner;
@@ -58,6 +50,7 @@ struct Binding : std::enable_shared_from_this<Binding> {
   std::vector<TensorSpec> inputs;  // to recognise the sizes again
   std::vector<int64_t> symbol_inputs;
   std::vector<TensorSpec> specs;  // by slot
+  plan::Program program;
   std::vector<BoundStep> forward, backward;
   plan::Plan plan;
   double plan_ms = 0;
@@ -115,11 +108,7 @@ bool move_views(Context& context, const BoundStep& bound);
 // Views of engine memory are metadata: made once, right for any address.
 void make_static_view(Context& context, const Step& step);
 
-at::Tensor make_tensor(const TensorSpec& spec);  // with memory of its own
-
 // Runs the steps of one half. `stack` discipline, releases and late symbols are its business.
 void run_steps(Context& context, const std::vector<BoundStep>& steps);
-
-std::vector<int64_t> eval_dims(const ir::Shape& dims, const ir::SymbolLookup& lookup);
 
 }  // namespace torch_ort::run

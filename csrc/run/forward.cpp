@@ -171,35 +171,6 @@ void Session::prepare(const Tensors& inputs, const std::vector<int64_t>& symbols
   binding_for(inputs, symbols);
 }
 
-std::optional<Session::PlanReport> Session::plan_report() const {
-  std::lock_guard lock(mutex_);
-  if (bindings_.empty()) return std::nullopt;
-  const Binding& binding = *bindings_.front();
-  PlanReport report{};
-  for (const auto* half : {&binding.forward, &binding.backward}) {
-    for (const BoundStep& step : *half) {
-      if (step.is_static_view) continue;
-      ++(half == &binding.forward ? report.steps_forward : report.steps_backward);
-      if (step.form == Form::kOut || step.form == Form::kRegion)
-        ++report.steps_out;
-      else if (step.form == Form::kView)
-        ++report.steps_view;
-      else
-        ++report.steps_functional;
-    }
-  }
-  for (const plan::Placement& place : binding.plan.placements) {
-    if (place.in_place_of >= 0) ++report.in_place;
-  }
-  report.context_bytes = binding.plan.context_bytes;
-  report.scratch_bytes =
-      std::max(binding.plan.forward_scratch_bytes, binding.plan.backward_scratch_bytes);
-  report.saved_bytes = binding.plan.saved_bytes;
-  report.peak_bytes = binding.plan.peak_bytes;
-  report.plan_ms = binding.plan_ms;
-  return report;
-}
-
 Session::Tensors Session::collect_outputs(Context& context) const {
   Tensors results;
   results.reserve(output_slots_.size() + 1);

@@ -8,6 +8,7 @@
 #include "run/counters.h"
 #include "run/dtype.h"
 #include "run/guard.h"
+#include "run/out_forms.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/Allocator.h>
@@ -389,30 +390,6 @@ void Session::find_lifetimes() {
               facts.value->name, "' crosses the border as a view of '", root.value->name,
               "', which the caller holds");
   }
-}
-
-std::vector<std::pair<std::string, std::string>> Session::programs_report() const {
-  std::lock_guard lock(mutex_);
-  std::vector<std::pair<std::string, std::string>> report;
-  if (bindings_.empty()) return report;
-  for (const auto* half : {&bindings_.front()->forward, &bindings_.front()->backward}) {
-    for (const BoundStep& bound : *half) {
-      if (bound.program) report.emplace_back(bound.step->name, bound.program->str());
-    }
-  }
-  return report;
-}
-
-std::vector<Session::StepReport> Session::steps_report() const {
-  static constexpr const char* kForms[] = {"out",     "functional", "view",  "reshape",
-                                           "mutation", "python",    "region"};
-  std::vector<StepReport> report;
-  for (size_t i = 0; i < steps_.size(); ++i) {
-    const Step& step = steps_[i];
-    report.push_back({step.name, step.op_name(),
-                      kForms[static_cast<int>(step.form)], step.origin, i >= num_forward_});
-  }
-  return report;
 }
 
 }  // namespace torch_ort::run

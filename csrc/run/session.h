@@ -98,6 +98,14 @@ class Session : public std::enable_shared_from_this<Session> {
     bool backward;
   };
   std::vector<StepReport> steps_report() const;
+  // Where each tensor of the plan used last lives; empty before the first.
+  struct TensorReport {
+    std::string name, kind, area;
+    int64_t offset, bytes;
+    int first_step, last_step;       // positions in the order of execution; -1: no step uses it
+    std::string shares, in_place_of;  // names; empty: no other tensor
+  };
+  std::vector<TensorReport> plan_table() const;
   // The tile programs of the plan used last: name of the node, instructions.
   std::vector<std::pair<std::string, std::string>> programs_report() const;
   void free_idle_contexts();
@@ -106,6 +114,7 @@ class Session : public std::enable_shared_from_this<Session> {
   friend struct Binding;
   friend struct Context;
   friend class Binder;
+  friend class Describer;
   Session() = default;
 
   // Size known only when its step has run, or memory on another device than the session's.

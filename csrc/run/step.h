@@ -7,7 +7,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 
-#include <functional>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -86,11 +85,5 @@ class Resolver {
   const Slots& slots_;
   bool on_cpu_;
 };
-
-// Replaces calls whose functional kernel allocates by equal calls that have a real `out=` form
-// (embedding by index_select, dropout by bernoulli and products, ...). Bits of the results stay.
-// Calls with a late result stay as they are.
-void prefer_out_forms(ops::CallList& calls, bool on_cpu, size_t& yield_position,
-                      const std::function<bool(const ir::Value*)>& is_late);
 
 }  // namespace torch_ort::run

@@ -33,8 +33,8 @@ def test_first_50_losses_are_those_of_eager(
     want = run_transformer("--backend", "eager", "--max-steps", 50)
     assert len(want["losses"]) == 50
     got = run_transformer("--backend", engine, "--max-steps", 50)
-    # At the tutorial's learning rate the loss jumps at first, and a difference in the last bit grows
-    # tenfold every few steps. Regions round in another order than eager; the rest must not.
+    # At the tutorial's learning rate the loss jumps at first, and a difference in the last bit
+    # grows tenfold every few steps. Regions round in another order than eager; the rest must not.
     assert largest_relative_difference(got["losses"][:10], want["losses"][:10]) < 1e-4
     monkeypatch.setenv("TORCH_ORT_DISABLE", "expand_composites,fuse_regions")
     torch.compiler.reset()

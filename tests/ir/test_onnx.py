@@ -361,19 +361,38 @@ def test_large_tensors_go_to_a_file_of_their_own(tmp_path: pathlib.Path) -> None
         onnx.numpy_helper.from_array(a, n) for a, n in [(big, "b"), (small, "s"), (other, "o")]
     ]
     graph = _C.Graph.from_onnx(model_with(*tensors).SerializeToString())
-    model_bytes, data = graph.to_onnx_with_data("weights.bin")
-    (tmp_path / "weights.bin").write_bytes(data)
-    (tmp_path / "model.onnx").write_bytes(model_bytes)
+    graph.save(str(tmp_path / "model.onnx"), 20, external_limit=1000)
+    model_bytes = (tmp_path / "model.onnx").read_bytes()
     assert len(model_bytes) < 1000
     # The onnx package and we read the same.
     loaded = onnx.load(tmp_path / "model.onnx")
     again = _C.Graph.from_onnx(model_bytes, str(tmp_path))
     for tensor, want in zip(loaded.graph.initializer, [big, small, other], strict=True):
         np.testing.assert_array_equal(onnx.numpy_helper.to_array(tensor), want)
-    assert again.to_onnx() == graph.to_onnx()
+    assert again.to_onnx(20) == graph.to_onnx(20)
     # The file may go: what was read stays.
-    (tmp_path / "weights.bin").unlink()
-    assert again.to_onnx() == graph.to_onnx()
+    (tmp_path / "model.onnx.data").unlink()
+    assert again.to_onnx(20) == graph.to_onnx(20)
+
+
+def test_tensors_below_the_limit_stay_inside(tmp_path: pathlib.Path) -> None:
+    values = np.arange(1000, dtype=np.float32)
+    tensor = onnx.numpy_helper.from_array(values, "w")
+    graph = _C.Graph.from_onnx(model_with(tensor).SerializeToString())
+    graph.save(str(tmp_path / "model.onnx"), 20, external_limit=values.nbytes)
+    assert (tmp_path / "model.onnx").read_bytes() == graph.to_onnx(20)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+
+
+@pytest.mark.parametrize("path", ["no/where.onnx", ".", "/dev/full"])
+@pytest.mark.parametrize("limit", [0, 1 << 30])
+def test_files_that_cannot_be_written(path: str, limit: int, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tensor = onnx.numpy_helper.from_array(np.zeros(1000, dtype=np.float32), "w")
+    graph = _C.Graph.from_onnx(model_with(tensor).SerializeToString())
+    words = "^onnx: file '.*': got (No such|Is a dir|No space).*, want a file that can be written$"
+    with pytest.raises(_C.UserError, match=words):
+        graph.save(path, 20, limit)
 
 
 def test_external_data_at_an_odd_place(tmp_path: pathlib.Path) -> None:

@@ -35,6 +35,17 @@ CASES = [
         for keeps in (0, 1)
     ),
     *(
+        Case(
+            op,
+            [X],
+            lambda x, f=eager: f(x, [0, 2], keepdim=True),
+            {"axes": [0, -1]},
+            dims={0: ["N", 3, "T"]},
+            half=False,
+        )
+        for op, eager, _ in REDUCTIONS
+    ),
+    *(
         Case(op, [X], total, {"keepdims": 0}, dims={0: ["N", 3, "T"]}, opset=13)
         for op, _, total in REDUCTIONS
         if total is not None

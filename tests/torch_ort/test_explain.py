@@ -1,14 +1,16 @@
-"""What the compiler tells of its work: report, files, profiler."""
+"""What the compiler tells of its work: report, dumps, profiler."""
 
 from __future__ import annotations
 
-import onnx
+import re
+
 import pytest
 import torch
 from torch import nn
 
 import torch_ort
 from torch_ort import _C
+from torch_ort.report import COMPILE_STAGES
 
 pytestmark = pytest.mark.ort_only
 
@@ -24,13 +26,16 @@ def test_report():
     assert graph.is_training
     assert graph.nodes["Gemm"] == 2
     assert graph.nodes["com.microsoft.YieldOp"] == 1
-    assert graph.aten["aten::gelu_backward"] == 1
+    assert graph.fused["aten::gelu_backward"] == 1
+    assert graph.nodes["torch_ort.Region"] == 2
+    assert not graph.aten
     assert graph.plan["peak_bytes"] >= graph.plan["context_bytes"] > 0
     assert all(parameter.grad is None for parameter in model.parameters())
     text = str(report)
     for words in (
         "graph 0 (training)",
         "Gemm 2",
+        "regions: 2 with",
         "aten::gelu_backward 1",
         "memory: peak",
         "compile time:",
@@ -44,51 +49,31 @@ def test_report_of_a_model_that_is_compiled_already():
     assert len(torch_ort.explain(model, torch.randn(4, 6)).graphs) == 1
 
 
+@pytest.mark.parametrize("grad", [True, False], ids=["training", "inference"])
+def test_compile_time_by_stage(grad):
+    with torch.set_grad_enabled(grad):
+        report = torch_ort.explain(block(), torch.randn(4, 6))
+    (graph,) = report.graphs
+    assert set(graph.seconds) == set(COMPILE_STAGES)
+    assert all(spent > 0 for spent in graph.seconds.values())
+    assert sum(graph.seconds.values()) < report.first_step_seconds
+    number = r"\d+\.\d ms"
+    stages = ", ".join(f"{name} {number}" for name in COMPILE_STAGES)
+    assert re.search(f"compile time: {stages}$", str(report), re.MULTILINE)
+
+
+def test_compile_time_of_a_graph_that_is_compiled_already():
+    x = torch.randn(4, 6)
+    torch.compile(block(), backend="ort")(x)
+    (graph,) = torch_ort.explain(block(), x).graphs
+    assert set(graph.seconds) == set(COMPILE_STAGES) - {"plan"}
+
+
 def test_report_of_an_inference_graph():
     with torch.no_grad():
         (graph,) = torch_ort.explain(block(), torch.randn(4, 6)).graphs
     assert not graph.is_training
     assert not graph.aten
-
-
-def test_files(tmp_path):
-    prefix = str(tmp_path / "step")
-    model = block()
-    compiled = torch.compile(
-        model, backend="ort", options={"save_onnx": True, "onnx_prefix": prefix}
-    )
-    compiled(torch.randn(4, 6)).sum().backward()
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert len(names) == 2
-    assert names[0].endswith("_captured.onnx")
-    for path in tmp_path.iterdir():
-        written = onnx.load(path)
-        onnx.checker.check_model(written, full_check=True)
-        assert "YieldOp" in [node.op_type for node in written.graph.node]
-
-
-def test_a_written_graph_runs_again(tmp_path):
-    prefix = str(tmp_path / "step")
-    model = block()
-    compiled = torch.compile(
-        model, backend="ort", options={"save_onnx": True, "onnx_prefix": prefix}
-    )
-    x = torch.randn(4, 6)
-    with torch.no_grad():
-        expected = compiled(x)
-    (path,) = tmp_path.glob("*_optimized.onnx")
-    graph = _C.Graph.from_onnx(path.read_bytes())
-    # Inputs stand in the order of their first use: weight, bias, then the batch, and so on.
-    tensors = [*(p.detach() for p in model[0].parameters()), x]
-    tensors += [p.detach() for layer in (model[2], model[3]) for p in layer.parameters()]
-    (result,) = _C.run(graph, dict(zip(graph.input_names, tensors, strict=True))).values()
-    torch.testing.assert_close(result, expected)
-
-
-def test_files_that_cannot_be_written(tmp_path):
-    options = {"save_onnx": True, "onnx_prefix": str(tmp_path / "nowhere" / "step")}
-    with pytest.raises(Exception, match=r"save_onnx: cannot write .*nowhere"):
-        torch.compile(block(), backend="ort", options=options)(torch.randn(4, 6))
 
 
 def test_dumps(tmp_path, monkeypatch):
@@ -99,8 +84,47 @@ def test_dumps(tmp_path, monkeypatch):
         path.name.partition("_")[2]: path.read_text() for path in (tmp_path / "dumps").iterdir()
     }
     assert set(texts) == {"captured.onnxtxt", "optimized.onnxtxt", "steps.txt"}
-    assert "aten::native_layer_norm" in texts["steps.txt"]
+    assert "torch_ort.Region" in texts["steps.txt"]
     assert "LayerNormalization" in texts["captured.onnxtxt"]
+
+
+def test_steps_are_dumped_for_each_of_two_equal_graphs(tmp_path):
+    options = {"dump": "steps", "dump_dir": str(tmp_path)}
+    for _ in range(2):
+        torch_ort.explain(block(), torch.randn(4, 6), options=options)
+    assert torch_ort.counters()["graphs_compiled"] == 1
+    first, second = (path.read_text() for path in tmp_path.iterdir())
+    assert first == second
+
+
+def test_the_plan_is_dumped_after_the_first_run(tmp_path, monkeypatch):
+    row = {"kind": "planned", "area": "scratch", "offset": 64, "bytes": 128, "first": 1, "last": 2}
+    rows = [
+        {"name": "late", "shares": "", "in_place_of": "early"} | row | {"first": 2},
+        {"name": "early", "shares": "", "in_place_of": ""} | row,
+        {"name": "view", "shares": "early", "in_place_of": ""} | row,
+    ]
+    runs = []
+
+    def plan_table(session):
+        runs.append(torch_ort.counters()["forward_runs"])
+        return rows
+
+    monkeypatch.setattr(_C.Session, "plan_table", plan_table, raising=False)
+    compiled = torch.compile(
+        block(), backend="ort", options={"dump": "plan", "dump_dir": str(tmp_path)}
+    )
+    for _ in range(2):
+        compiled(torch.randn(4, 6))
+    assert runs == [1]
+    (path,) = tmp_path.iterdir()
+    assert re.fullmatch(r"\d+_plan\.txt", path.name)
+    assert [line.split(maxsplit=7) for line in path.read_text().splitlines()] == [
+        ["name", "kind", "area", "offset", "bytes", "first", "last", "memory of"],
+        ["early", "planned", "scratch", "64", "128", "1", "2"],
+        ["view", "planned", "scratch", "64", "128", "1", "2", "early"],
+        ["late", "planned", "scratch", "64", "128", "2", "2", "in place of early"],
+    ]
 
 
 def test_profiler_shows_each_step_by_its_node():
@@ -109,4 +133,5 @@ def test_profiler_shows_each_step_by_its_node():
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         compiled(torch.randn(4, 6)).sum().backward()
     names = {event.key for event in profile.key_averages()}
-    assert {"torch_ort::run_forward", "torch_ort::run_backward", "gelu", "gelu_backward"} <= names
+    assert {"torch_ort::run_forward", "torch_ort::run_backward", "addmm", "mm_1"} <= names
+    assert any(name.startswith("gelu_to_native_layer_norm") for name in names)

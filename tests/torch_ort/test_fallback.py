@@ -115,3 +115,48 @@ def test_an_error_of_the_program_is_raised_as_eager_raises_it(monkeypatch):
         compiled(torch.tensor([7]))
     assert torch_ort.counters()["fallbacks"] == 0
     torch.testing.assert_close(compiled(torch.tensor([1])), table(torch.tensor([1])))
+
+
+@pytest.mark.parametrize("grad", [True, False], ids=["training", "inference"])
+def test_a_first_run_that_fails_late_updates_statistics_once(grad, monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    run_forward = _C.run_forward
+    model = network()
+    expected = copy.deepcopy(model)
+    compiled = torch.compile(model, backend="ort")
+    x = torch.randn(5, 6)
+    written = []
+
+    def fails_late(*args):
+        run_forward(*args)
+        written.append(model[1].running_mean.clone())
+        fail()
+
+    monkeypatch.setattr(joint._C, "run_forward", fails_late)
+    with torch.set_grad_enabled(grad):
+        torch.manual_seed(1)
+        with pytest.warns(FallbackWarning, match=f"forward: {REASON}"):
+            result = compiled(x)
+        torch.manual_seed(1)
+        torch.testing.assert_close(result, expected(x))
+    torch.testing.assert_close(model.state_dict(), expected.state_dict())
+    assert len(written) == 1
+    assert written[0].abs().sum() > 0, "the failing run was meant to write"
+
+
+@pytest.mark.parametrize("grad", [True, False], ids=["training", "inference"])
+def test_a_first_run_copies_only_what_it_writes_into(grad, monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    model = network()
+    compiled = torch.compile(model, backend="ort")
+    with (
+        torch.set_grad_enabled(grad),
+        torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True
+        ) as profile,
+    ):
+        compiled(torch.randn(5, 6))
+    assert torch_ort.counters()["forward_runs"] == 1
+    clones = [event.input_shapes[0] for event in profile.events() if event.name == "aten::clone"]
+    assert [8] in clones, "running statistics"
+    assert [5, 6] not in clones, "the batch"

@@ -1,48 +1,80 @@
-"""What of torch's private names the capture stands on, in one place."""
+"""What of torch's private names the package stands on, in one place.
+
+Each has a test in tests/torch_ort/test_aot_compat.py, which fails when torch changes it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
+from torch._dynamo import config as dynamo_config
+from torch._dynamo import convert_frame, exc, symbolic_convert
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.utils import get_metrics_context
+from torch._functorch._aot_autograd.descriptors import PlainAOTInput
 from torch._functorch.partitioners import default_partition
-from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import UnsupportedFakeTensorException
+from torch._guards import CompileContext, detect_fake_mode
+from torch._higher_order_ops import auto_functionalize
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, UnsupportedFakeTensorException
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes as real_tensors
+from torch.utils._sympy import functions as sympy_functions
 
 __all__ = [
+    "FakeTensor",
+    "HigherOrderOperator",
+    "OpOverload",
     "aot_autograd",
+    "auto_functionalize",
     "default_partition",
+    "dynamo_seconds",
     "fake_token",
     "forward_and_backward_nodes",
+    "frame_in_capture",
+    "input_position",
+    "needs_no_version_check",
     "passes_through",
+    "pytree",
+    "real_tensors",
+    "recompute_policy",
     "saved_tensor_hooks_copy",
+    "schema",
+    "split_placeholders",
+    "sympy_functions",
+    "version",
+    "watch_recompile_limit",
+    "written_placeholders",
 ]
 
 # Exceptions that Dynamo itself acts upon.
 _DYNAMO_SIGNALS = (
-    "TensorifyScalarRestartAnalysis",
-    "SkipFrame",
-    "ShortenTraceback",
-    "RestartAnalysis",
+    exc.RestartAnalysis,
+    exc.ShortenTraceback,
+    exc.SkipFrame,
+    GuardOnDataDependentSymNode,
+    UnsupportedFakeTensorException,
 )
 
 
 def passes_through(error: BaseException) -> bool:
     """Tell whether an exception is a message to Dynamo and no failure."""
-    if isinstance(error, UnsupportedFakeTensorException | GuardOnDataDependentSymNode):
-        return True
-    return any(kind.__name__ in _DYNAMO_SIGNALS for kind in type(error).__mro__)
+    return isinstance(error, _DYNAMO_SIGNALS)
 
 
 def fake_token(placeholders: Sequence[fx.Node]) -> torch.Tensor:
     """Describe the token to AOTAutograd.
 
     Its storage is that of an input: AOTAutograd then does not count it among the buffers that a
-    backward
-    may overwrite, which would forbid retain_graph=True. Its size is static, whatever is dynamic.
+    backward may overwrite, which would forbid retain_graph=True. Its size is static, whatever is
+    dynamic.
     """
     fakes = [
         node.meta["val"] for node in placeholders if isinstance(node.meta.get("val"), torch.Tensor)
@@ -52,6 +84,12 @@ def fake_token(placeholders: Sequence[fx.Node]) -> torch.Tensor:
         return fakes[0].detach().as_strided((0,), (1,))
 
 
+def input_position(placeholder: fx.Node) -> int | None:
+    """Tell which of Dynamo's inputs a placeholder of AOTAutograd is; None for a part of one."""
+    desc = placeholder.meta.get("desc")
+    return desc.idx if isinstance(desc, PlainAOTInput) else None
+
+
 def forward_and_backward_nodes(
     joint: fx.GraphModule, forward_outputs: Sequence[object]
 ) -> tuple[list[fx.Node], list[fx.Node]]:
@@ -59,8 +97,7 @@ def forward_and_backward_nodes(
 
     Everything up to the last node that AOTAutograd traced in forward is forward. A node after it is
     forward if it writes into an input and was not traced in backward. Dependence on a tangent
-    tells nothing:
-    random numbers of a custom backward have none.
+    tells nothing: random numbers of a custom backward have none.
     """
     nodes = [node for node in joint.graph.nodes if node.op not in ("placeholder", "output")]
     tags = [node.meta.get("partitioner_tag") for node in nodes]
@@ -105,12 +142,41 @@ def split_placeholders(joint: fx.GraphModule) -> tuple[list[fx.Node], list[fx.No
     return [node for node in placeholders if node not in tangents], tangents
 
 
+def schema(operator: OpOverload) -> torch.FunctionSchema:
+    """Give the schema of an operator."""
+    return operator._schema
+
+
+def version(tensor: torch.Tensor) -> int:
+    """Give how often a tensor was written into; 0 for one of inference mode, which counts none."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def _mutates(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    return isinstance(node.target, OpOverload) and schema(node.target).is_mutable
+
+
+def written_placeholders(graph: fx.Graph) -> set[fx.Node]:
+    """Give the inputs that a graph writes into."""
+    written = []
+    for node in graph.nodes:
+        arguments = schema(node.target).arguments if _mutates(node) else []
+        for i, argument in enumerate(arguments):
+            if argument.is_write:
+                written.append(node.args[i] if i < len(node.args) else node.kwargs[argument.name])
+    leaves = pytree.tree_leaves(written)
+    return {leaf for leaf in leaves if isinstance(leaf, fx.Node) and leaf.op == "placeholder"}
+
+
+def recompute_policy(node: fx.Node) -> tuple[str, int]:
+    """Give what torch.utils.checkpoint says of a node: its policy, and which region it is in."""
+    policy, region = node.meta.get("recompute"), node.meta.get("ac_graph_id")
+    name = policy.name.lower() if policy is not None else ""
+    return name, region if isinstance(region, int) else -1
 
 
 def needs_no_version_check(node: fx.Node) -> bool:
-    """Tell whether a value was stashed on a ctx of an autograd.Function: autograd does not watch it."""
+    """Tell whether a value was stashed on the ctx of an autograd.Function, which is not watched."""
     return bool(node.meta.get("saved_tensor_with_no_vc_check"))
 
 
@@ -122,3 +188,51 @@ def saved_tensor_hooks_copy() -> bool:
     # torch.utils.checkpoint keeps nothing of what it packs: it runs the forward again.
     name = getattr(hooks[0], "__qualname__", "")
     return not name.startswith(("_checkpoint_hook", "_recomputation_hook"))
+
+
+class Frame(NamedTuple):
+    """A function that Dynamo compiles. It is compiled again where its guards fail."""
+
+    id: int
+    where: str
+    raises_at_limit: bool  # instead of running in eager PyTorch
+
+
+def frame_in_capture() -> Frame | None:
+    """Tell what Dynamo is compiling right now; None outside of it."""
+    compile_id = CompileContext.current_compile_id()
+    translator = getattr(symbolic_convert.tls, "current_tx", None)
+    if compile_id is None or compile_id.frame_id is None or translator is None:
+        return None
+    code = translator.f_code
+    return Frame(
+        compile_id.frame_id,
+        f"'{code.co_name}' ({os.path.basename(code.co_filename)}:{code.co_firstlineno})",
+        translator.one_graph or dynamo_config.fail_on_recompile_limit_hit,
+    )
+
+
+def watch_recompile_limit(told: Callable[[int, str], None]) -> None:
+    """Call `told(frame id, limit)` whenever Dynamo gives up compiling a frame again.
+
+    Dynamo's check is wrapped: what it says itself is a line of its log and the text of a counter.
+    """
+    check = convert_frame.exceeds_recompile_limit
+
+    @functools.wraps(check)
+    def watched(cache_size: Any, compile_id: Any) -> tuple[bool, str]:
+        is_exceeded, limit = check(cache_size, compile_id)
+        if is_exceeded:
+            value = getattr(dynamo_config, limit)
+            told(compile_id.frame_id, f"torch._dynamo.config.{limit} = {value}")
+        return is_exceeded, limit
+
+    convert_frame.exceeds_recompile_limit = watched
+
+
+def dynamo_seconds() -> float | None:
+    """Tell how long Dynamo has been compiling the frame it is at; None outside of it."""
+    metrics = get_metrics_context()
+    if not metrics.in_progress():
+        return None
+    return (time.time_ns() - metrics._start_time_ns) / 1e9

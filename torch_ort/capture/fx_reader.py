@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 import os
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import fx
 from torch_ort import _C
 from torch_ort._C import Unsupported
 from torch_ort.capture import higher_order
+from torch_ort.capture.aot_compat import HigherOrderOperator, OpOverload, recompute_policy, schema
 from torch_ort.capture.symbols import size, symbol_name
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -58,13 +60,13 @@ class FxReader:
     """Feeds the nodes of one FX graph to `_C.Reader`, in the order that the caller chooses."""
 
     def __init__(self, module: fx.GraphModule, name: str, max_opset: int) -> None:
+        self.started = time.perf_counter()
         self.module = module
         self.reader = _C.Reader(name, max_opset)
         self.constants: dict[str, torch.Tensor] = {}
         self.tensor_inputs: list[int] = []  # positions among the placeholders
         self.symbol_inputs: list[int] = []
         self._names: dict[fx.Node, str] = {}
-        self._schemas: dict[Any, tuple[list[str], list[Any]]] = {}
 
     def add_placeholders(self, nodes: Iterable[fx.Node]) -> None:
         """Declare graph inputs. Raises Unsupported for what is no tensor, integer or None."""
@@ -162,7 +164,7 @@ class FxReader:
     ) -> None:  # fmt: skip
         """Add a call that writes into arguments; `mutated` names them as they are afterwards."""
         arguments = []
-        for argument in target._schema.arguments:
+        for argument in schema(target).arguments:
             default = argument.default_value if argument.has_default_value() else None
             arguments.append(values.get(argument.name, default))
         self._emit(target, arguments, [*names, *mutated], [*types, *([None] * len(mutated))],
@@ -175,7 +177,7 @@ class FxReader:
         """Add a call back into Python."""
         self._emit(
             torch.ops.torch_ort.call_python.default,
-            [key, [self._argument(tensor) for tensor in tensors], [self._argument(item) for item in sizes]],
+            [key, self._argument(tensors), self._argument(sizes)],
             names, types, node.name, origin_of(node), node,
         )  # fmt: skip
 
@@ -202,10 +204,10 @@ class FxReader:
             if node.target is torch.ops.aten._local_scalar_dense.default:
                 self._add_read_back(node, value)
             return
-        if isinstance(node.target, torch._ops.HigherOrderOperator):
+        if isinstance(node.target, HigherOrderOperator):
             higher_order.add_node(self, node)
             return
-        if not isinstance(node.target, torch._ops.OpOverload):
+        if not isinstance(node.target, OpOverload):
             if not _has_tensor(value):
                 return
             raise Unsupported(f"node {node.name}: a call of {node.target}, which is no operator")
@@ -220,9 +222,8 @@ class FxReader:
             raise Unsupported(
                 f"node {node.name}: .item() of a tensor that is not integer ({origin_of(node)})"
             )
-        self._emit(
-            node.target, self._bound_arguments(node), [], [None], node.name, origin_of(node), node, name
-        )  # fmt: skip
+        arguments = self._bound_arguments(node)
+        self._emit(node.target, arguments, [], [None], node.name, origin_of(node), node, name)
 
     def results_of(self, node: fx.Node, value: Any) -> tuple[list[str], list[tuple | None]]:
         """Name the results of a node; "" where nothing reads one."""
@@ -241,7 +242,7 @@ class FxReader:
 
     def _bound_arguments(self, node: fx.Node) -> list[Any]:
         """All arguments in the order of the schema, defaults filled in."""
-        arguments = node.target._schema.arguments
+        arguments = schema(node.target).arguments
         bound = []
         for position, argument in enumerate(arguments):
             if position < len(node.args):
@@ -285,14 +286,12 @@ class FxReader:
         self, target: Callable, arguments: list[Any], names: list[str], types: list[tuple | None],
         name: str, origin: str, node: fx.Node | None = None, binds_symbol: str = "",
     ) -> None:  # fmt: skip
-        schema = target._schema
-        overload = "" if schema.overload_name in ("", "default") else schema.overload_name
-        policy = node.meta.get("recompute") if node is not None else None
-        region = node.meta.get("ac_graph_id", -1) if node is not None else -1
+        form = schema(target)
+        overload = "" if form.overload_name in ("", "default") else form.overload_name
+        policy, region = recompute_policy(node) if node is not None else ("", -1)
         self.reader.add_call(
-            schema.name, overload, [argument.name for argument in schema.arguments], arguments, names, types,
-            name, origin, policy.name.lower() if policy is not None else "",
-            region if isinstance(region, int) else -1, binds_symbol,
+            form.name, overload, [argument.name for argument in form.arguments], arguments,
+            names, types, name, origin, policy, region, binds_symbol,
         )  # fmt: skip
 
 

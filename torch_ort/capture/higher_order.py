@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
-from torch._higher_order_ops import auto_functionalize
 
 from torch_ort._C import Unsupported
+from torch_ort.capture import aot_compat
+from torch_ort.capture.aot_compat import auto_functionalize
 
 if TYPE_CHECKING:
     from torch_ort.capture.fx_reader import FxReader
@@ -25,7 +26,7 @@ def _call_python(
     key: int, tensors: list[torch.Tensor | None], sizes: list[int]
 ) -> list[torch.Tensor]:
     # A mode that watches the first call would be asked about every operator inside.
-    with torch.utils._python_dispatch._disable_current_modes():
+    with aot_compat.real_tensors():
         return _callables[key](tensors, sizes)
 
 
@@ -59,7 +60,7 @@ def _add_auto_functionalized(reader: FxReader, node: fx.Node) -> None:
     Its results are those of the operator, then the bases as they are afterwards.
     """
     op = node.args[0]
-    if not isinstance(op, torch._ops.OpOverload):
+    if not isinstance(op, aot_compat.OpOverload):
         raise Unsupported(f"node {node.name}: auto_functionalized of {op}, which is no operator")
     kwargs = dict(node.kwargs)
     bases = kwargs.pop("_all_bases")
@@ -106,7 +107,7 @@ def _add_auto_functionalized(reader: FxReader, node: fx.Node) -> None:
 
 def _first_base(op) -> int:
     """Index of the first base among the results; without other results None stands before it."""
-    return max(1, len(op._schema.returns))
+    return max(1, len(aot_compat.schema(op).returns))
 
 
 def _view_of_base(reader, node, kwargs, argument, clone: str, base: fx.Node) -> str:
@@ -135,7 +136,7 @@ def _view_of_base(reader, node, kwargs, argument, clone: str, base: fx.Node) -> 
 def _operator_results(node: fx.Node, op) -> tuple[list[str], list[Any]]:
     from torch_ort.capture.fx_reader import type_of
 
-    count = len(op._schema.returns)
+    count = len(aot_compat.schema(op).returns)
     value = node.meta.get("val")
     items = list(value)[:count] if isinstance(value, list | tuple) else [value][:count]
     names = [
@@ -196,7 +197,7 @@ def _add_python_call(reader: FxReader, node: fx.Node) -> None:
 
     def call(given: list[torch.Tensor], numbers: list[int]) -> list[torch.Tensor]:
         fill = lambda item: item.fill(given, numbers) if isinstance(item, _Hole) else item  # noqa: E731
-        filled = torch.utils._pytree.tree_map(
+        filled = aot_compat.pytree.tree_map(
             fill, (args, kwargs), is_leaf=lambda x: isinstance(x, _Hole)
         )
         results = node.target(*filled[0], **filled[1])

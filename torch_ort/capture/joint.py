@@ -6,6 +6,7 @@ What AOTAutograd gets back are two stubs that carry metadata, and two callables 
 from __future__ import annotations
 
 import operator
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,10 +14,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_ort import _C, compiler, counting
+from torch_ort import _C, compiler, counting, onnx_files
 from torch_ort._C import Unsupported
 from torch_ort.capture import aot_compat
 from torch_ort.capture.fx_reader import FxReader
+from torch_ort.capture.symbols import symbol_name
 from torch_ort.fallback import RandomState, stage, warn
 from torch_ort.options import Options
 
@@ -25,8 +27,17 @@ from torch_ort.options import Options
 class GraphState:
     """What the pieces of one captured graph tell each other."""
 
+    options: Options
     failed: bool = False  # a backward failed: eager from now on
     programs: list[compiler.Program] = field(default_factory=list)
+    # What a first run writes into, with copies from before; None once such a run has succeeded.
+    written: list[tuple[torch.Tensor, torch.Tensor]] | None = None
+
+    def note_first_run(self) -> None:
+        """Write what only a run can tell; called when a first run has succeeded."""
+        if "plan" in self.options.dump:
+            for program in self.programs:
+                compiler.write_plan(program, self.options)
 
 
 class Capture:
@@ -36,6 +47,7 @@ class Capture:
         self.options = options
         self.state = state
         self._forward: ForwardRunner | None = None
+        self._sources: list[onnx_files.Source | None] = []  # of Dynamo's inputs, for files
 
     def compile(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         """Give a callable for a Dynamo graph.
@@ -51,14 +63,29 @@ class Capture:
             keep_inference_input_mutations=True,
         )
         counting.count("graphs_captured")
+        dynamo, start = aot_compat.dynamo_seconds(), time.perf_counter()
+        if self.options.save_onnx:
+            self._sources = onnx_files.sources_of(module.graph.find_nodes(op="placeholder"))
         try:
-            return backend(module, inputs)
+            compiled = backend(module, inputs)
         except _C.Error:
             raise
         except Exception as error:
             if aot_compat.passes_through(error):
                 raise
             raise Unsupported(f"AOTAutograd: {type(error).__name__}: {error}") from error
+        finally:
+            self._sources = []  # they hold the module's tensors
+        self._note_seconds(dynamo, time.perf_counter() - start)
+        return compiled
+
+    def _note_seconds(self, dynamo: float | None, spent: float) -> None:
+        """Tell the first graph what capture took: Dynamo until it called us, AOTAutograd alone."""
+        ours = sum(sum(program.seconds.values()) for program in self.state.programs)
+        for program in self.state.programs[:1]:
+            if dynamo is not None:
+                program.seconds["dynamo"] = dynamo
+            program.seconds["aot"] = spent - ours
 
     def partition(
         self, joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **unused: Any
@@ -71,7 +98,7 @@ class Capture:
         with stage("convert"):
             layout = JointLayout(joint, num_fwd_outputs)
             program = read_joint(layout, self.options)
-        session = compiler.compile_program(program, self.options)
+        session = compiler.compile_program(program, self.options, self._sources_of(layout.primals))
         self.state.programs.append(program)
         layout.note_saved(session)
         _gradient_fakes[session.id] = [node.meta["val"] for node in layout.gradient_layout.tensors]
@@ -83,16 +110,32 @@ class Capture:
         return self._forward
 
     def compile_backward(self, stub: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        """Give what runs instead of the backward stub. Compiling here were too late to fall back."""
+        """Give what runs instead of the backward stub; here is too late to fall back."""
         return self._forward.backward
 
     def compile_inference(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         """Compile a graph without gradients."""
         with stage("convert"):
             program, outputs = read_inference(module, self.options)
-        session = compiler.compile_program(program, self.options)
+        placeholders = module.graph.find_nodes(op="placeholder")
+        session = compiler.compile_program(program, self.options, self._sources_of(placeholders))
         self.state.programs.append(program)
-        return InferenceRunner(program, session, outputs, self.options)
+        written = aot_compat.written_placeholders(module.graph)
+        positions = [i for i, node in enumerate(placeholders) if node in written]
+        return InferenceRunner(program, session, outputs, positions, self.state)
+
+    def _sources_of(self, placeholders: Sequence[fx.Node]) -> dict[str, onnx_files.Source]:
+        """Tell where inputs and symbols come from, by their names in the engine."""
+        sources = {}
+        for node in placeholders:
+            position = aot_compat.input_position(node)
+            if position is None or position >= len(self._sources):
+                continue
+            value = node.meta["val"]
+            name = symbol_name(value) if isinstance(value, torch.SymInt) else node.name
+            if name is not None and self._sources[position] is not None:
+                sources[name] = self._sources[position]
+        return sources
 
 
 _gradient_fakes: dict[int, list[torch.Tensor]] = {}
@@ -210,7 +253,7 @@ def read_joint(layout: JointLayout, options: Options) -> compiler.Program:
     reader.reader.set_outputs(layout.gradient_layout.resolve(reader))
     layout.tensor_inputs = reader.tensor_inputs
     layout.symbol_inputs = reader.symbol_inputs
-    return compiler.Program(reader.reader.take(), reader.constants, is_training=True)
+    return _program(reader, is_training=True)
 
 
 def read_inference(
@@ -223,10 +266,16 @@ def read_inference(
     reader.add_nodes([node for node in nodes if node.op not in ("placeholder", "output")])
     outputs = OutputLayout(list(nodes[-1].args[0]))
     reader.reader.set_outputs(outputs.resolve(reader))
-    program = compiler.Program(reader.reader.take(), reader.constants, is_training=False)
-    program.tensor_inputs = reader.tensor_inputs
-    program.symbol_inputs = reader.symbol_inputs
-    return program, outputs
+    return _program(reader, is_training=False), outputs
+
+
+def _program(reader: FxReader, is_training: bool) -> compiler.Program:
+    graph = reader.reader.take()
+    seconds = {"read": time.perf_counter() - reader.started}
+    return compiler.Program(
+        graph, reader.constants, is_training, reader.tensor_inputs, reader.symbol_inputs,
+        seconds=seconds,
+    )  # fmt: skip
 
 
 def make_stubs(layout: JointLayout, session: _C.Session) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -294,7 +343,7 @@ class ForwardRunner:
         self._boxed_call = True  # of the instance: AOTAutograd copies it from there
         self._layout = layout
         self._session = session
-        self._options = options
+        self._state = state
         self._saved_inputs = session.saved_inputs
         self._saved_outputs = session.saved_outputs
         self._guard = None if options.strict else FirstBackward(layout, state)
@@ -306,6 +355,8 @@ class ForwardRunner:
         tensors = [args[i] for i in layout.tensor_inputs]
         symbols = [args[i] for i in layout.symbol_inputs]
         kept = self._guard.before_forward(args) if self._guard else None
+        if kept is not None and self._state.written is not None:
+            self._state.written += [(args[i], kept.inputs[i]) for i in self._guard.written]
         args.clear()
         results = _C.run_forward(
             self._session.id, tensors, symbols, aot_compat.saved_tensor_hooks_copy()
@@ -359,22 +410,19 @@ class FirstBackward:
         self._layout = layout
         self._state = state
         self._pending: dict[int, _Kept] = {}
-        self._mutated = _mutated_primals(layout)
+        written = aot_compat.written_placeholders(layout.joint.graph)
+        self.written = [i for i, node in enumerate(layout.primals) if node in written]
 
     def before_forward(self, args: list[Any]) -> _Kept | None:
         """Remember a call; None once it is no longer needed."""
         if self.proven:
             return None
         inputs = [
-            (arg.detach().clone() if i in self._mutated else arg.detach())
+            (arg.detach().clone() if i in self.written else arg.detach())
             if isinstance(arg, torch.Tensor) else arg
             for i, arg in enumerate(args)
         ]  # fmt: skip
-        versions = [
-            x._version if isinstance(x, torch.Tensor) and not x.is_inference() else 0
-            for x in inputs
-        ]
-        return _Kept(inputs, versions, RandomState())
+        return _Kept(inputs, _versions(inputs), RandomState())
 
     def after_forward(self, token: torch.Tensor, kept: _Kept) -> None:
         """File what was remembered under its token."""
@@ -419,10 +467,11 @@ class _Kept:
     random: RandomState
 
     def was_edited(self) -> bool:
-        return any(
-            isinstance(x, torch.Tensor) and not x.is_inference() and x._version != version
-            for x, version in zip(self.inputs, self.versions, strict=True)
-        )
+        return _versions(self.inputs) != self.versions
+
+
+def _versions(inputs: list[Any]) -> list[int]:
+    return [aot_compat.version(x) if isinstance(x, torch.Tensor) else 0 for x in inputs]
 
 
 class _JointInterpreter(fx.Interpreter):
@@ -434,15 +483,6 @@ class _JointInterpreter(fx.Interpreter):
         return super().call_function(target, args, kwargs)
 
 
-def _mutated_primals(layout: JointLayout) -> set[int]:
-    mutated = {
-        node.args[0]
-        for node in layout.joint.graph.nodes
-        if node.target is torch.ops.aten.copy_.default
-    }
-    return {i for i, node in enumerate(layout.primals) if node in mutated}
-
-
 class InferenceRunner:
     """Runs a graph without gradients."""
 
@@ -451,15 +491,20 @@ class InferenceRunner:
         program: compiler.Program,
         session: _C.Session,
         outputs: OutputLayout,
-        options: Options,
+        written: list[int],
+        state: GraphState,
     ) -> None:
         self._boxed_call = True
         self._program = program
         self._session = session
         self._outputs = outputs
+        self._written = written  # positions of the inputs that the graph writes into
+        self._state = state
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """Run the graph; clears `args`."""
+        if self._state.written is not None:
+            self._state.written += [(args[i], args[i].detach().clone()) for i in self._written]
         tensors = [args[i] for i in self._program.tensor_inputs]
         symbols = [args[i] for i in self._program.symbol_inputs]
         args.clear()

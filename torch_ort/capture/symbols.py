@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sympy
 import torch
-from torch.utils._sympy import functions as torch_sympy
 
 from torch_ort._C import Unsupported
+from torch_ort.capture.aot_compat import sympy_functions as torch_sympy
 
 _INFIX = {
     sympy.Eq: "==", sympy.Ne: "!=", sympy.Lt: "<", sympy.Le: "<=", sympy.Gt: ">", sympy.Ge: ">=",

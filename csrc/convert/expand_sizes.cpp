@@ -1,0 +1,143 @@
+// torch_ort.Dims as standard nodes. Every size is an int64 vector of one element, made where it is
+// read first.
+#include "convert/portable.h"
+#include "ir/edit.h"
+#include "ops/op.h"
+
+#include <algorithm>
+
+namespace torch_ort::convert {
+
+namespace {
+
+using ir::Dim;
+using ir::DimOp;
+using ir::Graph;
+using ir::Node;
+using ir::Type;
+using ir::Value;
+
+const char* op_of(DimOp op) {
+  switch (op) {
+    case DimOp::kAdd: return "Add";
+    case DimOp::kSub: return "Sub";
+    case DimOp::kMul: return "Mul";
+    case DimOp::kFloorDiv: return "Div";
+    case DimOp::kMod: return "Mod";
+    case DimOp::kPow: return "Pow";
+    case DimOp::kMin: return "Min";
+    case DimOp::kMax: return "Max";
+    default: return nullptr;
+  }
+}
+
+bool has_node(const Dim& dim) {
+  if (dim.is_constant() || dim.is_symbol()) return true;
+  return op_of(dim.op()) != nullptr && has_node(dim.lhs()) && has_node(dim.rhs());
+}
+
+class SizeWriter {
+ public:
+  explicit SizeWriter(Graph& graph) : graph_(graph) {
+    for (Value* input : graph.inputs) {
+      if (!input->type.shape) continue;
+      for (size_t axis = 0; axis < input->type.shape->size(); ++axis) {
+        const Dim& dim = (*input->type.shape)[axis];
+        if (dim.is_symbol()) sources_.try_emplace(dim.name(), input, axis);
+      }
+    }
+    std::erase_if(graph.symbol_inputs, [&](const auto& name) { return sources_.contains(name); });
+  }
+
+  bool expand(Node& dims) {
+    const ir::Shape sizes = ir::ints_attr(dims.attrs, "dims", {});
+    if (!std::all_of(sizes.begin(), sizes.end(), [&](auto& dim) { return can_write(dim); })) {
+      return false;
+    }
+    at_ = &dims;
+    std::vector<Value*> parts;
+    for (const Dim& dim : sizes) parts.push_back(size(dim));
+    Value* result = parts.size() == 1 ? parts[0] : make("Concat", parts, {{"axis", Dim(0)}});
+    ir::replace_uses(*dims.outputs[0], *result, graph_);
+    ir::erase(graph_, dims);
+    return true;
+  }
+
+ private:
+  struct Source {
+    Value* input;
+    size_t axis;
+  };
+
+  bool can_write(const Dim& dim) const {
+    std::vector<std::string> names;
+    dim.collect_symbols(names);
+    const auto& given = graph_.symbol_inputs;
+    return has_node(dim) && std::all_of(names.begin(), names.end(), [&](const auto& name) {
+             return sizes_.contains(name) || sources_.contains(name) ||
+                    std::find(given.begin(), given.end(), name) != given.end();
+           });
+  }
+
+  Value* make(const char* op, std::vector<Value*> inputs, ir::Attrs attrs = {},
+              std::string_view hint = "size") {
+    Node& node = ir::insert_before(graph_, *at_, {"", op}, std::move(inputs), {Type()},
+                                   std::move(attrs), hint);
+    ops::infer_types(node);
+    return node.outputs[0];
+  }
+
+  Value* ints(const std::vector<int64_t>& values) {
+    const Type type{.dtype = ir::DType::kInt64,
+                    .shape = ir::Shape{static_cast<int64_t>(values.size())}};
+    return &ir::add_initializer(graph_, "ints", type, ir::make_int64_data(values));
+  }
+
+  Value* size(const Dim& dim) {
+    const std::string text = dim.str();
+    if (const auto known = sizes_.find(text); known != sizes_.end()) return known->second;
+    Value* value = dim.is_constant() ? ints({dim.constant()})
+                   : dim.is_symbol() ? symbol(dim.name())
+                                     : expression(dim);
+    sizes_[text] = value;
+    return value;
+  }
+
+  Value* expression(const Dim& dim) {
+    Value *a = size(dim.lhs()), *b = size(dim.rhs());
+    // Div rounds towards zero; without the remainder there is nothing to round.
+    if (dim.op() == DimOp::kFloorDiv) a = make("Sub", {a, make("Mod", {a, b})});
+    return make(op_of(dim.op()), {a, b});
+  }
+
+  Value* symbol(const std::string& name) {
+    if (const auto source = sources_.find(name); source != sources_.end()) {
+      const auto& [input, axis] = source->second;
+      Value*& shape = shapes_[input];
+      if (shape == nullptr) shape = make("Shape", {input}, {}, input->name + "_shape");
+      return make("Gather", {shape, ints({static_cast<int64_t>(axis)})}, {}, name);
+    }
+    std::erase(graph_.symbol_inputs, name);
+    Value& given = ir::add_input(graph_, name, {.dtype = ir::DType::kInt64, .shape = ir::Shape{}});
+    return make("Reshape", {&given, ints({1})});
+  }
+
+  Graph& graph_;
+  Node* at_ = nullptr;
+  std::unordered_map<std::string, Source> sources_;
+  std::unordered_map<std::string, Value*> sizes_;  // by their text
+  std::unordered_map<const Value*, Value*> shapes_;
+};
+
+}  // namespace
+
+int expand_sizes(Graph& graph) {
+  SizeWriter writer(graph);
+  int rewrites = 0;
+  for (Node& node : graph.nodes) {
+    if (ir::is(&node, "Dims", ir::kTorchOrtDomain) && writer.expand(node)) ++rewrites;
+  }
+  return rewrites;
+}
+
+}  // namespace torch_ort::convert

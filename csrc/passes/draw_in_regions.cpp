@@ -1,0 +1,99 @@
+// Random masks drawn by PyTorch's kernel -> masks computed where they are needed, from one seed per
+// run and the place of each element. The backward half computes them again, so that none crosses.
+// They follow `torch.manual_seed`, but are not eager's: the option exact_random leaves this pass out.
+
+#include "ir/edit.h"
+#include "ops/op.h"
+#include "passes/memory.h"
+#include "passes/pass.h"
+#include "passes/region_spaces.h"
+
+#include <algorithm>
+
+namespace torch_ort::passes {
+
+namespace {
+
+using ir::Graph;
+using ir::Node;
+using ir::Value;
+
+// Only what fuse_regions will take: nothing else can run a PhiloxMask.
+bool can_draw(const Node& node, const KnownSizes& sizes, const SharedMemory& memory) {
+  if (!ir::is(&node, "BernoulliMask", ir::kTorchOrtDomain)) return false;
+  const Value* mask = node.outputs.at(0);
+  if (mask == nullptr || mask->uses.empty() || !mask->type.is_known()) return false;
+  if (mask->type.device.kind != "cpu" || !sizes.are_known(*mask) || memory.is_written(mask)) {
+    return false;
+  }
+  const ir::Dim count = ir::numel(*mask->type.shape);
+  return !(count == ir::Dim(0)) && !(count == ir::Dim(1));
+}
+
+// Which nodes stand behind the border.
+std::unordered_set<const Node*> backward_nodes(const Graph& graph) {
+  std::unordered_set<const Node*> nodes;
+  bool is_backward = false;
+  for (const Node& node : graph.nodes) {
+    if (is_backward) nodes.insert(&node);
+    if (ir::is(&node, "YieldOp", ir::kMicrosoftDomain)) is_backward = true;
+  }
+  return nodes;
+}
+
+Node& insert_mask(Graph& graph, Node& before, Value& seed, const Node& drawn, int64_t stream) {
+  return ir::insert_before(
+      graph, before, {ir::kTorchOrtDomain, "PhiloxMask"}, {&seed}, {drawn.outputs[0]->type},
+      {{"keep", ir::float_attr(drawn.attrs, "keep", 0.5)}, {"stream", ir::Dim(stream)}},
+      drawn.name);
+}
+
+// Readers in the backward half get a mask of their own, in front of the first of them.
+void draw_again(Graph& graph, const std::unordered_set<const Node*>& backward, Value& seed,
+                Node& drawn, int64_t stream) {
+  std::vector<ir::Use> readers;
+  for (const ir::Use& use : drawn.outputs[0]->uses) {
+    if (use.node != nullptr && use.index >= 0 && backward.contains(use.node)) readers.push_back(use);
+  }
+  if (readers.empty()) return;
+  Node* first = nullptr;
+  for (Node& node : graph.nodes) {
+    const auto reads = [&node](const ir::Use& use) { return use.node == &node; };
+    if (std::any_of(readers.begin(), readers.end(), reads)) {
+      first = &node;
+      break;
+    }
+  }
+  Node& again = insert_mask(graph, *first, seed, drawn, stream);
+  for (const ir::Use& use : readers) ir::set_input(*use.node, use.index, again.outputs[0]);
+}
+
+}  // namespace
+
+int draw_in_regions(Graph& graph) {
+  const SharedMemory memory(graph);
+  const KnownSizes sizes(graph);
+  const auto backward = backward_nodes(graph);
+  Value* seed = nullptr;
+  int rewrites = 0;
+  for (Node& node : graph.nodes) {
+    if (node.is_erased() || !can_draw(node, sizes, memory)) continue;
+    if (!may_rewrite()) return rewrites;
+    if (seed == nullptr) {
+      const ir::Type type{.dtype = ir::DType::kInt64, .shape = ir::Shape{1}};
+      seed = ir::insert_before(graph, node, {ir::kTorchOrtDomain, "RandomSeed"}, {}, {type}, {},
+                               "random_seed")
+                 .outputs[0];
+    }
+    const int64_t stream = rewrites++;
+    if (!backward.contains(&node)) draw_again(graph, backward, *seed, node, stream);
+    if (!node.outputs[0]->uses.empty()) {
+      Node& mask = insert_mask(graph, node, *seed, node, stream);
+      ir::replace_uses(*node.outputs[0], *mask.outputs[0], graph);
+    }
+    ir::erase(graph, node);
+  }
+  return rewrites;
+}
+
+}  // namespace torch_ort::passes

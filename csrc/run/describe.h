@@ -1,0 +1,24 @@
+// A program with all its sizes filled in, as plan/ wants it; internal to run/.
+#pragma once
+
+#include "plan/plan.h"
+#include "run/session.h"
+#include "run/spec.h"
+
+#include <vector>
+
+namespace torch_ort::run {
+
+struct Description {
+  std::vector<TensorSpec> specs;  // by slot
+  std::vector<int> roots;         // by slot: whose memory it shares, for these sizes
+  std::vector<Form> forms;        // by step; kReshape is decided: kView or kFunctional
+  std::vector<int> taken_over;    // by step: the adopted slot that its result is written into; -1
+  plan::Program program;
+};
+
+// `inputs`: of the graph, in order.
+Description describe(const Session& session, const std::vector<TensorSpec>& inputs,
+                     const ir::SymbolLookup& lookup);
+
+}  // namespace torch_ort::run

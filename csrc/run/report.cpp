@@ -1,0 +1,91 @@
+// What explain(), dumps and tests see of a session.
+#include "run/context.h"
+
+#include <algorithm>
+
+namespace torch_ort::run {
+
+std::optional<Session::PlanReport> Session::plan_report() const {
+  std::lock_guard lock(mutex_);
+  if (bindings_.empty()) return std::nullopt;
+  const Binding& binding = *bindings_.front();
+  PlanReport report{};
+  for (const auto* half : {&binding.forward, &binding.backward}) {
+    for (const BoundStep& step : *half) {
+      if (step.is_static_view) continue;
+      ++(half == &binding.forward ? report.steps_forward : report.steps_backward);
+      if (step.form == Form::kOut || step.form == Form::kRegion)
+        ++report.steps_out;
+      else if (step.form == Form::kView)
+        ++report.steps_view;
+      else
+        ++report.steps_functional;
+    }
+  }
+  for (const plan::Placement& place : binding.plan.placements) {
+    if (place.in_place_of >= 0) ++report.in_place;
+  }
+  report.context_bytes = binding.plan.context_bytes;
+  report.scratch_bytes =
+      std::max(binding.plan.forward_scratch_bytes, binding.plan.backward_scratch_bytes);
+  report.saved_bytes = binding.plan.saved_bytes;
+  report.peak_bytes = binding.plan.peak_bytes;
+  report.plan_ms = binding.plan_ms;
+  return report;
+}
+
+std::vector<std::pair<std::string, std::string>> Session::programs_report() const {
+  std::lock_guard lock(mutex_);
+  std::vector<std::pair<std::string, std::string>> report;
+  if (bindings_.empty()) return report;
+  for (const auto* half : {&bindings_.front()->forward, &bindings_.front()->backward}) {
+    for (const BoundStep& bound : *half) {
+      if (bound.program) report.emplace_back(bound.step->name, bound.program->str());
+    }
+  }
+  return report;
+}
+
+std::vector<Session::StepReport> Session::steps_report() const {
+  static constexpr const char* kForms[] = {"out",      "functional", "view",  "reshape",
+                                           "mutation", "python",     "region"};
+  std::vector<StepReport> report;
+  for (size_t i = 0; i < steps_.size(); ++i) {
+    const Step& step = steps_[i];
+    report.push_back({step.name, step.op_name(), kForms[static_cast<int>(step.form)], step.origin,
+                      i >= num_forward_});
+  }
+  return report;
+}
+
+std::vector<Session::TensorReport> Session::plan_table() const {
+  static constexpr const char* kKinds[] = {"input", "constant", "planned", "output", "adopted"};
+  static constexpr const char* kAreas[] = {"none", "context", "scratch"};
+  std::lock_guard lock(mutex_);
+  std::vector<TensorReport> table;
+  if (bindings_.empty()) return table;
+  const Binding& binding = *bindings_.front();
+  const auto name_of = [this](int slot) {
+    return slot < 0 ? std::string() : facts_[slot].value->name;
+  };
+  for (size_t slot = 0; slot < facts_.size(); ++slot) {
+    const plan::Tensor& tensor = binding.program.tensors[slot];
+    const plan::Placement& place = binding.plan.placements[slot];
+    table.push_back({name_of(static_cast<int>(slot)), kKinds[static_cast<int>(tensor.kind)],
+                     kAreas[static_cast<int>(place.area)], place.offset, tensor.bytes, -1, -1,
+                     name_of(tensor.root), name_of(place.in_place_of)});
+  }
+  for (size_t position = 0; position < binding.plan.order.size(); ++position) {
+    const plan::Step& step = binding.program.steps[binding.plan.order[position]];
+    for (const std::vector<int>* list : {&step.reads, &step.writes}) {
+      for (int slot : *list) {
+        TensorReport& report = table[slot];
+        if (report.first_step < 0) report.first_step = static_cast<int>(position);
+        report.last_step = static_cast<int>(position);
+      }
+    }
+  }
+  return table;
+}
+
+}  // namespace torch_ort::run

@@ -1,0 +1,31 @@
+// Tensors of known size: what is needed to make them; internal to run/.
+#pragma once
+
+#include "ir/type.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace torch_ort::run {
+
+struct TensorSpec {
+  bool known = false;
+  std::vector<int64_t> sizes, strides;
+  c10::ScalarType dtype = c10::kFloat;
+  c10::Device device{c10::kCPU};
+  int64_t bytes = 0;  // from the first element to the end of the last one
+};
+
+TensorSpec spec_of(const at::Tensor& tensor);
+TensorSpec spec_of(const ir::Type& type, const ir::SymbolLookup& lookup);
+bool equals(const TensorSpec& spec, const at::Tensor& tensor);
+bool is_row_major(const TensorSpec& spec);
+
+std::vector<int64_t> eval_dims(const ir::Shape& dims, const ir::SymbolLookup& lookup);
+
+at::Tensor make_tensor(const TensorSpec& spec);  // with memory of its own
+at::Tensor tensor_over(c10::Storage storage, const TensorSpec& spec, int64_t byte_offset);
+c10::Storage storage_without_memory(int64_t bytes, c10::Device device);
+
+}  // namespace torch_ort::run

@@ -1,0 +1,311 @@
+"""What the package stands on in torch beyond its public names; a failure says what changed."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+from torch_ort.capture import aot_compat
+
+pytestmark = pytest.mark.ort_only
+
+
+def imported_names() -> list[tuple[str, str]]:
+    """List what aot_compat.py imports from torch, as pairs of module and name."""
+    tree = ast.parse(inspect.getsource(aot_compat))
+    return [
+        (node.module, alias.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("torch.")
+        for alias in node.names
+    ]
+
+
+@pytest.mark.parametrize(("module", "name"), imported_names())
+def test_torch_has(module, name):
+    found = importlib.import_module(module)
+    try:
+        importlib.import_module(f"{module}.{name}")
+    except ModuleNotFoundError:
+        assert hasattr(found, name), f"{module} has no {name} any more"
+
+
+class Spy:
+    """A backend that shows what AOTAutograd gives ours, and runs the graphs as they are."""
+
+    def __init__(self) -> None:
+        self.joint: fx.GraphModule | None = None
+        self.inference: fx.GraphModule | None = None
+        self.num_outputs = 0
+        self.frame: aot_compat.Frame | None = None
+        self.seconds: float | None = None
+        self.boxed_arguments: list[Any] = []
+
+    def __call__(self, module: fx.GraphModule, inputs: list[Any]) -> Any:
+        self.frame = aot_compat.frame_in_capture()
+        self.seconds = aot_compat.dynamo_seconds()
+        return aot_compat.aot_autograd(
+            fw_compiler=self.compile,
+            bw_compiler=self.compile,
+            inference_compiler=self.compile_inference,
+            partition_fn=self.partition,
+            keep_inference_input_mutations=True,
+        )(module, inputs)
+
+    def partition(self, joint, joint_inputs, *, num_fwd_outputs, **rest):
+        self.joint, self.num_outputs = joint, num_fwd_outputs
+        assert joint_inputs
+        return aot_compat.default_partition(
+            joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest
+        )
+
+    def compile(self, module: fx.GraphModule, inputs: list[Any]) -> Any:
+        def run(*given: Any) -> Any:
+            (arguments,) = given
+            self.boxed_arguments.append(len(arguments))
+            return module(*arguments)
+
+        run._boxed_call = True
+        return run
+
+    def compile_inference(self, module: fx.GraphModule, inputs: list[Any]) -> Any:
+        self.inference = module
+        return self.compile(module, inputs)
+
+
+def capture(function, *inputs, **settings) -> Spy:
+    spy = Spy()
+    result = torch.compile(function, backend=spy, **settings)(*inputs)
+    if result.requires_grad:
+        result.sum().backward()
+    return spy
+
+
+def nodes_of(graph: fx.Graph, target) -> list[fx.Node]:
+    return graph.find_nodes(op="call_function", target=target)
+
+
+class TestJointGraph:
+    def test_primals_tangents_and_outputs(self):
+        w = torch.ones(3, requires_grad=True)
+        spy = capture(lambda x: (x * w).sin(), torch.ones(3))
+        primals, tangents = aot_compat.split_placeholders(spy.joint)
+        assert len(primals) == 2, "placeholders of a joint graph: primals, then tangents by name"
+        assert len(tangents) == 1
+        (output,) = spy.joint.graph.find_nodes(op="output")
+        assert spy.num_outputs == 1
+        assert len(output.args[0]) == 1 + len(primals), "outputs, then a gradient for each primal"
+        assert spy.boxed_arguments, "_boxed_call: one list of arguments"
+
+    def test_nodes_are_tagged_by_half(self):
+        w = torch.ones(3, requires_grad=True)
+        spy = capture(lambda x: (x * w).sin(), torch.ones(3))
+        (sin,) = nodes_of(spy.joint.graph, torch.ops.aten.sin.default)
+        (cos,) = nodes_of(spy.joint.graph, torch.ops.aten.cos.default)
+        assert sin.meta["partitioner_tag"] == "is_forward"
+        assert cos.meta["partitioner_tag"] == "is_backward"
+        forward, backward = aot_compat.forward_and_backward_nodes(spy.joint, [sin])
+        assert sin in forward
+        assert cos in backward
+
+    def test_a_buffer_is_written_by_a_copy(self):
+        norm = torch.nn.BatchNorm1d(3)
+        spy = capture(norm, torch.randn(4, 3))
+        written = aot_compat.written_placeholders(spy.joint.graph)
+        assert sorted(tuple(node.meta["val"].shape) for node in written) == [(), (3,), (3,)]
+        with torch.no_grad():
+            spy = capture(norm, torch.randn(4, 3))
+        written = aot_compat.written_placeholders(spy.inference.graph)
+        assert sorted(tuple(node.meta["val"].shape) for node in written) == [(), (3,), (3,)]
+
+    def test_placeholders_know_dynamos_inputs(self):
+        with torch.no_grad():
+            spy = capture(lambda x, y: x - y, torch.ones(2), torch.ones(3, 2))
+        placeholders = spy.inference.graph.find_nodes(op="placeholder")
+        assert [aot_compat.input_position(node) for node in placeholders] == [0, 1]
+
+    def test_what_a_ctx_holds_is_marked(self):
+        class Double(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.factor = x.sin()
+                ctx.save_for_backward(x.cos())
+                return x * 2
+
+            @staticmethod
+            def backward(ctx, grad):
+                (cos,) = ctx.saved_tensors
+                return grad * ctx.factor * cos
+
+        spy = capture(Double.apply, torch.ones(3, requires_grad=True))
+        marked = [node for node in spy.joint.graph.nodes if aot_compat.needs_no_version_check(node)]
+        assert marked, "saved_tensor_with_no_vc_check"
+        (cos,) = nodes_of(spy.joint.graph, torch.ops.aten.cos.default)
+        assert cos not in marked
+
+    def test_regions_of_checkpoint_are_marked(self):
+        def region(x):
+            return torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False).exp()
+
+        spy = capture(region, torch.ones(3, requires_grad=True))
+        (sin,) = nodes_of(spy.joint.graph, torch.ops.aten.sin.default)
+        (exp,) = nodes_of(spy.joint.graph, torch.ops.aten.exp.default)
+        policy, number = aot_compat.recompute_policy(sin)
+        assert policy == "prefer_recompute"
+        assert number >= 0
+        assert aot_compat.recompute_policy(exp) == ("", -1)
+
+    def test_a_mutating_operator_is_functionalized(self):
+        def fill(x, y):
+            x.copy_(y)
+
+        with torch.library._scoped_library("aot_compat_test", "DEF") as library:
+            library.define("fill_(Tensor(a!) x, Tensor y) -> ()")
+            library.impl("fill_", fill, "CompositeExplicitAutograd")
+            op = torch.ops.aot_compat_test.fill_.default
+            assert aot_compat.auto_functionalize.get_mutable_args(op)[0] == ["x"]
+
+            def call(x):
+                y = x.clone()
+                op(y, x)
+                return y
+
+            with torch.no_grad():
+                spy = capture(call, torch.ones(3))
+            v2 = aot_compat.auto_functionalize.auto_functionalized_v2
+            (node,) = nodes_of(spy.inference.graph, v2)
+            assert isinstance(v2, aot_compat.HigherOrderOperator)
+            assert node.args == (op,)
+            assert {"_all_bases", "_x_base_index", "y"} <= set(node.kwargs)
+
+
+class TestFrame:
+    def test_what_dynamo_compiles(self):
+        def function(x):
+            return x + 1
+
+        start = time.perf_counter()
+        spy = capture(function, torch.ones(2))
+        line = function.__code__.co_firstlineno
+        assert spy.frame.where == f"'function' (test_aot_compat.py:{line})"
+        assert not spy.frame.raises_at_limit
+        assert 0 < spy.seconds < time.perf_counter() - start
+
+    def test_frames_are_told_apart_and_known_again(self):
+        def function(x, word):
+            return x + len(word)
+
+        frames = [capture(function, torch.ones(2), word).frame for word in ("a", "bb")]
+        other = capture(lambda x: x - 1, torch.ones(2), fullgraph=True).frame
+        assert frames[0].id == frames[1].id != other.id
+        assert other.raises_at_limit
+
+    def test_outside_of_a_capture(self):
+        assert aot_compat.frame_in_capture() is None
+        assert aot_compat.dynamo_seconds() is None
+
+    def test_dynamo_asks_the_check_that_is_watched(self):
+        check = inspect.unwrap(aot_compat.convert_frame.exceeds_recompile_limit)
+        assert list(inspect.signature(check).parameters) == ["cache_size", "compile_id"]
+        assert "exceeds_recompile_limit(" in inspect.getsource(aot_compat.convert_frame._compile)
+
+
+class TestTensors:
+    def test_the_token_shares_the_storage_of_an_input(self):
+        with torch._subclasses.FakeTensorMode() as mode:
+            fake = torch.ones(3)
+        node = fx.Graph().placeholder("x")
+        node.meta["val"] = fake
+        token = aot_compat.fake_token([node])
+        assert isinstance(token, aot_compat.FakeTensor)
+        assert token.fake_mode is mode
+        assert token.shape == (0,)
+        assert token.untyped_storage()._cdata == fake.untyped_storage()._cdata
+
+    def test_real_tensors_under_a_mode(self):
+        with torch._subclasses.FakeTensorMode(), aot_compat.real_tensors():
+            assert type(torch.ones(2)) is torch.Tensor
+
+    def test_versions_count_writes(self):
+        x = torch.ones(2)
+        before = aot_compat.version(x)
+        x.add_(1)
+        assert aot_compat.version(x) == before + 1
+        with torch.inference_mode():
+            assert aot_compat.version(torch.ones(2)) == 0
+
+    def test_saved_tensor_hooks(self):
+        seen = []
+
+        def look(x):
+            seen.append(aot_compat.saved_tensor_hooks_copy())
+            return x.sin()
+
+        x = torch.ones(2, requires_grad=True)
+        look(x)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+            look(x)
+        # Twice: in forward, and when it is run again for backward.
+        torch.utils.checkpoint.checkpoint(look, x, use_reentrant=False).sum().backward()
+        assert seen == [False, True, False, False]
+
+
+class TestOperators:
+    def test_a_schema_tells_all_that_is_asked_of_it(self):
+        op = torch.ops.aten.add_.Tensor
+        assert isinstance(op, aot_compat.OpOverload)
+        schema = aot_compat.schema(op)
+        assert (schema.name, schema.overload_name) == ("aten::add_", "Tensor")
+        assert schema.is_mutable
+        assert [argument.is_write for argument in schema.arguments] == [True, False, False]
+        alpha = schema.arguments[2]
+        assert (alpha.name, alpha.has_default_value(), alpha.default_value) == ("alpha", True, 1)
+        assert len(schema.returns) == 1
+
+    def test_writes_through_keywords_and_lists(self):
+        graph = fx.Graph()
+        a, b, c = (graph.placeholder(name) for name in "abc")
+        graph.call_function(torch.ops.aten._foreach_add_.Scalar, ([a], 1))
+        graph.call_function(torch.ops.aten.sin.out, (b,), {"out": c})
+        assert aot_compat.written_placeholders(graph) == {a, c}
+
+
+def test_signals_pass_through():
+    assert aot_compat.passes_through(aot_compat.exc.SkipFrame("no"))
+    assert issubclass(aot_compat.exc.TensorifyScalarRestartAnalysis, aot_compat.exc.RestartAnalysis)
+    assert aot_compat.passes_through(aot_compat.UnsupportedFakeTensorException("no"))
+    assert not aot_compat.passes_through(RuntimeError("no"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "CeilToInt",
+        "CleanDiv",
+        "FloorDiv",
+        "FloorToInt",
+        "Max",
+        "Min",
+        "Mod",
+        "PythonMod",
+        "ToFloat",
+    ],
+)
+def test_functions_of_symbolic_sizes(name):
+    assert hasattr(aot_compat.sympy_functions, name)
+
+
+def test_trees():
+    tree = {"a": [1, (2,)], "b": None}
+    assert aot_compat.pytree.tree_leaves(tree) == [1, 2, None]
+    doubled = aot_compat.pytree.tree_map(
+        lambda x: x * 2, [(1,), 2], is_leaf=lambda x: isinstance(x, tuple)
+    )
+    assert doubled == [(1, 1), 4]

@@ -1,0 +1,288 @@
+"""Files of `save_onnx`: what other programs read of a model, and what the engine reads again."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from models import MODELS
+from torch import nn
+
+from torch_ort import _C, onnx_files
+from torch_ort.options import NEWEST_OPSET
+
+pytestmark = pytest.mark.ort_only
+
+PINS = (12, 14, 17, 20, NEWEST_OPSET)
+# Input dims that other runs may have other sizes in, with such a size.
+DYNAMIC = {
+    "MLP": {0: 9},
+    "CNN": {0: 3},
+    "encoder block": {0: 5},
+    "causal language model": {0: 4, 1: 11},
+}
+
+
+@pytest.fixture
+def save(tmp_path: pathlib.Path) -> Callable[..., dict[str, pathlib.Path]]:
+    """Return a function that compiles and calls a model, and gives the files by their kinds."""
+
+    def run(
+        model: Callable, *inputs: Any, dynamic: bool | None = None, **options: Any
+    ) -> dict[str, pathlib.Path]:
+        options |= {"save_onnx": True, "onnx_prefix": str(tmp_path / "m"), "strict": True}
+        with torch.no_grad():
+            torch.compile(model, backend="ort", options=options, dynamic=dynamic)(*inputs)
+        return kinds_of(tmp_path)
+
+    return run
+
+
+def kinds_of(folder: pathlib.Path) -> dict[str, pathlib.Path]:
+    """Give the two files of one graph by the kind in their names."""
+    paths = list(folder.glob("*.onnx"))
+    assert len(paths) == 2
+    return {path.stem.rpartition("_")[2]: path for path in paths}
+
+
+def make(name: str) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    factory, x = MODELS[name]
+    return factory().eval(), x.clone()
+
+
+def assert_standard(path: pathlib.Path, pin: int = NEWEST_OPSET) -> onnx.ModelProto:
+    """Check a file of standard nodes, without loading what stands beside it."""
+    onnx.checker.check_model(path, full_check=True)
+    model = onnx.load(path, load_external_data=False)
+    assert {node.domain for node in model.graph.node} == {""}
+    assert [(each.domain, each.version <= pin) for each in model.opset_import] == [("", True)]
+    inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+    assert len(inferred.graph.output) == len(model.graph.output)
+    return model
+
+
+def run_in_onnxruntime(path: pathlib.Path, *inputs: torch.Tensor) -> list[torch.Tensor]:
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 3
+    session = onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_inputs()]
+    given = {name: x.numpy() for name, x in zip(names, inputs, strict=True)}
+    return [torch.from_numpy(np.asarray(result)) for result in session.run(None, given)]
+
+
+def assert_agrees(path: pathlib.Path, model: Callable, *inputs: torch.Tensor) -> None:
+    with torch.no_grad():
+        want = model(*inputs)
+    want = want if isinstance(want, tuple) else (want,)
+    for result, eager in zip(run_in_onnxruntime(path, *inputs), want, strict=True):
+        torch.testing.assert_close(result, torch.as_tensor(eager), rtol=1e-4, atol=1e-5)
+
+
+# ---- graphs without gradients
+
+
+def test_a_file_takes_what_the_user_gives(save) -> None:
+    model, x = make("CNN")
+    for path in save(model, x).values():
+        graph = assert_standard(path).graph
+        assert [each.name for each in graph.input] == ["args.0"]
+        held = {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
+        state = model.state_dict()
+        unread = {name for name in state if name.endswith("num_batches_tracked")}
+        assert set(state) - unread <= set(held)
+        for name in set(state) - unread:
+            np.testing.assert_array_equal(held[name], state[name].numpy())
+
+
+@pytest.mark.parametrize("pin", PINS)
+@pytest.mark.parametrize("name", MODELS)
+def test_models_are_standard_at_every_opset(name: str, pin: int, save) -> None:
+    model, x = make(name)
+    for path in save(model, x, opset=pin).values():
+        assert_standard(path, pin)
+        assert_agrees(path, model, x)
+
+
+@pytest.mark.parametrize("pin", PINS)
+@pytest.mark.parametrize("name", MODELS)
+def test_one_file_serves_all_sizes(name: str, pin: int, save) -> None:
+    model, x = make(name)
+    for axis in DYNAMIC[name]:
+        torch._dynamo.mark_dynamic(x, axis)
+    shape = [DYNAMIC[name].get(axis, size) for axis, size in enumerate(x.shape)]
+    for path in save(model, x, opset=pin).values():
+        assert_standard(path, pin)
+        for sizes in (
+            x.shape,
+            shape,
+            [1 if a in DYNAMIC[name] else s for a, s in enumerate(shape)],
+        ):
+            other = torch.randn(sizes) if x.is_floating_point() else torch.randint(23, sizes)
+            assert_agrees(path, model, other)
+
+
+@pytest.mark.parametrize("pin", [12, NEWEST_OPSET])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_engine_reads_its_files(name: str, pin: int, save) -> None:
+    model, x = make(name)
+    for path in save(model, x, opset=pin).values():
+        graph = _C.Graph.from_onnx(path.read_bytes())
+        (result,) = _C.run(graph, dict(zip(graph.input_names, [x], strict=True))).values()
+        with torch.no_grad():
+            torch.testing.assert_close(result, model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_large_initializers_stand_in_a_file_of_their_own(save, monkeypatch) -> None:
+    model, x = make("encoder block")
+    monkeypatch.setattr(onnx_files, "EXTERNAL_LIMIT", 1 << 13)
+    for path in save(model, x).values():
+        data = path.with_name(path.name + ".data")
+        assert data.stat().st_size > 1 << 13 > path.stat().st_size
+        assert_standard(path)
+        assert_agrees(path, model, x)
+        graph = _C.Graph.from_onnx(path.read_bytes(), str(path.parent))
+        (result,) = _C.run(graph, {graph.input_names[0]: x}).values()
+        with torch.no_grad():
+            torch.testing.assert_close(result, model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_up_to_the_limit_there_is_one_file(save, monkeypatch, tmp_path) -> None:
+    model = nn.Linear(8, 8)
+    monkeypatch.setattr(onnx_files, "EXTERNAL_LIMIT", 4 * (64 + 8))
+    save(model, torch.randn(2, 8))
+    assert not list(tmp_path.glob("*.data"))
+
+
+def test_buffers_that_the_graph_writes_stay_inputs(save) -> None:
+    model = nn.BatchNorm1d(4)
+    for path in save(model, torch.randn(3, 4)).values():
+        graph = onnx.load(path).graph
+        names = {each.name for each in graph.input}
+        assert names == {"args.0", "running_mean", "running_var", "num_batches_tracked"}
+        assert {"weight", "bias"} <= {each.name for each in graph.initializer}
+
+
+def test_names_that_two_modules_share_keep_their_variables(save) -> None:
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    # A value of the graph has the name of an input.
+    files = save(lambda addmm: second(first(addmm)), torch.randn(3, 4))
+    graph = assert_standard(files["optimized"]).graph
+    assert [each.name for each in graph.input] == ["addmm"]
+    held = {each.name for each in graph.initializer}
+    assert held >= {"first.weight", "first.bias", "second.weight", "second.bias"}
+    assert_agrees(files["optimized"], lambda x: second(first(x)), torch.randn(3, 4))
+
+
+def test_parameters_of_any_layout(save) -> None:
+    model = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 3, 6, 6)
+    path = save(model, x)["optimized"]
+    assert_standard(path)
+    assert_agrees(path, model, x)
+
+
+def test_sizes_among_the_numbers(save) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, int, torch.Tensor]:
+        n = x.shape[0]
+        total = x.sum(0) / n + torch.arange(2, n, 2).sum()
+        return total, 2 * n + 1, x.view(n // 2, -1)
+
+    x = torch.randn(6, 4)
+    torch._dynamo.mark_dynamic(x, 0)
+    path = save(function, x)["optimized"]
+    assert_standard(path)
+    for n in (2, 6, 14):
+        assert_agrees(path, function, torch.randn(n, 4))
+
+
+def test_an_integer_of_the_user_is_an_input(save) -> None:
+    def function(x: torch.Tensor, count: int) -> torch.Tensor:
+        return x.expand(count, 4).reshape(-1)
+
+    path = save(function, torch.randn(4), 3, dynamic=True)["optimized"]
+    assert [each.name for each in assert_standard(path).graph.input] == ["x", "count"]
+    for count in (2, 5):
+        assert_agrees(path, lambda x, n: function(x, int(n)), torch.randn(4), torch.tensor(count))
+
+
+def test_files_that_cannot_be_written(tmp_path) -> None:
+    options = {"save_onnx": True, "onnx_prefix": str(tmp_path / "nowhere" / "step")}
+    words = "onnx: file '.*nowhere/step_.*captured.onnx': got No such file or directory, want a "
+    for context in (torch.no_grad, torch.enable_grad):
+        torch.compiler.reset()
+        with context(), pytest.raises(Exception, match=words):
+            torch.compile(nn.Linear(4, 4), backend="ort", options=options)(torch.randn(2, 4))
+
+
+@pytest.mark.hf
+@pytest.mark.parametrize("pin", [12, NEWEST_OPSET])
+@pytest.mark.parametrize("name", ["GPT2", "Llama"])
+def test_language_models_of_transformers(name: str, pin: int, save) -> None:
+    import transformers
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50}
+    more = {"Llama": {"intermediate_size": 64, "num_key_value_heads": 2}, "GPT2": {}}[name]
+    config = getattr(transformers, f"{name}Config")(
+        **sizes, **more, use_cache=False, bos_token_id=1, eos_token_id=2
+    )
+    torch.manual_seed(0)
+    kind = {"Llama": "LlamaForCausalLM", "GPT2": "GPT2LMHeadModel"}[name]
+    model = getattr(transformers, kind)(config).eval()
+    ids = torch.randint(50, (2, 7))
+    torch._dynamo.mark_dynamic(ids, 0)
+    torch._dynamo.mark_dynamic(ids, 1)
+    path = save(model, ids, opset=pin)["optimized"]
+    assert_standard(path, pin)
+    for shape in ((2, 7), (3, 12)):
+        assert_agrees(path, lambda x: model(x).logits, torch.randint(50, shape))
+
+
+# ---- training graphs
+
+
+class Scaled(nn.Module):
+    """Has a constant of its own, a reshape by sizes, and a composite backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.gelu(self.norm(self.first(x))) * torch.tensor([1.0, 2, 3, 4] * 2)
+        return self.last(x.view(2 * x.shape[0], 4))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_training_graph_runs_again_from_its_file(dynamic: bool, tmp_path) -> None:
+    model, x = Scaled(), torch.randn(5, 6, requires_grad=True)
+    options = {"save_onnx": True, "onnx_prefix": str(tmp_path / "m"), "strict": True}
+    torch.compile(model, backend="ort", options=options, dynamic=dynamic)(x)
+    sizes = (7, 6) if dynamic else (5, 6)
+    x = torch.randn(sizes, requires_grad=True)
+    want = model(x)
+    tangent = torch.randn_like(want)
+    parameters = dict(model.named_parameters())
+    gradients = torch.autograd.grad(want, [x, *parameters.values()], tangent)
+
+    for path in kinds_of(tmp_path).values():
+        onnx.checker.check_model(path, full_check=True)
+        graph = _C.Graph.from_onnx(path.read_bytes())
+        _C.run_pass("replay_views", graph)  # the captured graph has not seen a pass
+        assert set(graph.input_names) == {"x", *parameters}
+        (border,) = (node for node in graph.nodes() if node["op"] == "YieldOp")
+        given = {"x": x.detach(), **{name: p.detach() for name, p in parameters.items()}}
+        given[border["outputs"][0]] = tangent
+        given |= {name: torch.tensor(sizes[0]) for name in graph.symbol_inputs}
+        results = _C.run(graph, given)
+        torch.testing.assert_close(results[border["inputs"][0]], want)
+        order = [graph.input_names.index(name) for name in ("x", *parameters)]
+        by_input = sorted(zip(order, gradients, strict=True), key=lambda pair: pair[0])
+        for name, (_, gradient) in zip(graph.output_names, by_input, strict=True):
+            torch.testing.assert_close(results[name], gradient)

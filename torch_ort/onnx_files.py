@@ -1,0 +1,105 @@
+"""Files of `save_onnx`: graphs as ONNX models that other programs can read.
+
+A graph without gradients takes what the user gives and nothing else: parameters and buffers are
+initializers, sizes are read from the shapes of the inputs, and what standard nodes can say is said
+by them. A training graph keeps its parameters as inputs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_ort import _C
+from torch_ort.capture.aot_compat import FakeTensor, real_tensors
+
+if TYPE_CHECKING:
+    from torch_ort.compiler import Program
+    from torch_ort.options import Options
+
+# Bytes of initializers beyond which they go into a file of their own: a model of 2 GiB is no file.
+EXTERNAL_LIMIT = 2**30
+
+# These write what only the engine's own kernels read.
+_ENGINE_PASSES = ("expand_composites", "draw_in_regions", "fuse_regions")
+
+# Tensors with their elements in one block of memory, as subclasses need not have.
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+_SOURCE = re.compile(r"^[LG]((?:\['[^']*'\]|\[\d+\]|\.\w+)+)$")
+_PART = re.compile(r"\['([^']*)'\]|\[(\d+)\]|\.(\w+)")
+_NO_PARTS = {"_modules", "_parameters", "_buffers", "__closure__", "cell_contents", "__dict__"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where an input of a graph comes from: its name there, and the tensor if a module holds it."""
+
+    name: str
+    tensor: torch.Tensor | None = None
+
+
+def sources_of(placeholders: Iterable[torch.fx.Node]) -> list[Source | None]:
+    """Tell where Dynamo takes its inputs from; None for what has no name in the user's program."""
+    found = [(_path(node), _module_tensor(node)) for node in placeholders]
+    # A path without the variable it starts from, which holds the module, as long as it is unique.
+    short = [path[1:] if tensor is not None and len(path) > 1 else path for path, tensor in found]
+    counts = Counter(map(tuple, short))
+    return [
+        Source(".".join(brief if counts[tuple(brief)] == 1 else path), tensor) if path else None
+        for (path, tensor), brief in zip(found, short, strict=True)
+    ]
+
+
+def _path(node: torch.fx.Node) -> list[str]:
+    """`L['self']._modules['0']._parameters['weight']` as ["self", "0", "weight"]."""
+    argument = node.meta.get("grapharg")
+    match = _SOURCE.match(argument.source.name) if argument is not None else None
+    if match is None:
+        return []
+    parts = ["".join(groups) for groups in _PART.findall(match[1])]
+    return [part for part in parts if part not in _NO_PARTS]
+
+
+def _module_tensor(node: torch.fx.Node) -> torch.Tensor | None:
+    is_static = "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {})
+    argument = node.meta.get("grapharg") if is_static else None
+    tensor = argument.example if argument is not None else None
+    return tensor if type(tensor) in _PLAIN and not isinstance(tensor, FakeTensor) else None
+
+
+def write(program: Program, options: Options, sources: dict[str, Source]) -> None:
+    """Write a graph as it was captured and as it was optimized. Raises UserError if it cannot.
+
+    `sources` are those of the inputs and symbols, by the names that they have in the graph.
+    """
+    optimized = program.captured.clone()
+    disabled = [*options.disable, *_ENGINE_PASSES]
+    _C.run_pipeline(optimized, disabled, options.bisect)
+    for kind, graph in (("captured", program.captured.clone()), ("optimized", optimized)):
+        _prepare(graph, program, options, sources)
+        path = f"{options.onnx_prefix}_{program.number}_{kind}.onnx"
+        graph.save(path, _C.required_opset(graph), EXTERNAL_LIMIT)
+
+
+def _prepare(
+    graph: _C.Graph, program: Program, options: Options, sources: dict[str, Source]
+) -> None:
+    held: dict[str, Any] = dict(program.constants)
+    if not program.is_training:
+        held |= {
+            name: source.tensor for name, source in sources.items() if source.tensor is not None
+        }
+    names = {*graph.input_names, *graph.initializer_names}
+    with real_tensors():
+        _C.give_data(graph, {name: tensor for name, tensor in held.items() if name in names})
+    if not program.is_training:
+        _C.spell_out(graph, options.opset)
+        _C.expand_sizes(graph)
+        _C.run_pass("remove_dead", graph)
+    _C.take_names(graph, {name: source.name for name, source in sources.items()})
