@@ -65,8 +65,10 @@ std::string text(const std::vector<int64_t>& sizes) {
   return list.empty() ? "[]" : list + "]";
 }
 
+}  // namespace
+
 // Splits the dims of a full operand into those of rows and those of columns.
-Access full_access(const Layout& layout, int64_t num_columns) {
+static Access full_access(const Layout& layout, int64_t num_columns) {
   Access access{.dtype = layout.dtype};
   size_t split = layout.sizes.size();
   int64_t columns = 1;
@@ -93,6 +95,8 @@ Access access_of(const Layout& layout, Space space, int64_t num_columns) {
   if (space == Space::kColumn) access.columns = merge(axes);
   return access;
 }
+
+namespace {
 
 // A broadcast operand as it stands against the shape of the node that reads it.
 Layout expand(const Layout& layout, const std::vector<int64_t>& shape) {
@@ -711,6 +715,7 @@ std::string Program::str() const {
 }
 
 std::vector<int> overwritable_inputs(const Node& region) {
+  if (!ir::is(&region, "Region", ir::kTorchOrtDomain)) return {};
   const ir::Graph& body = ops::region_body(region);
   const std::vector<std::string> spaces = ir::strings_attr(region.attrs, "spaces", {});
   const auto phases = find_phases(body);
@@ -752,6 +757,9 @@ std::unique_ptr<const TileProgram> compile(const Node& region, const ir::SymbolL
                                            const std::vector<Layout>& inputs,
                                            const std::vector<Layout>& outputs,
                                            const CompileOptions& options) {
+  if (ir::is(&region, "EmbeddingGrad", ir::kTorchOrtDomain)) {
+    return make_embedding_grad(region, inputs, outputs);
+  }
   Program program = Compiler(region, lookup, inputs, outputs, options).run();
   return program.is_double ? make_runner<double>(std::move(program))
                            : make_runner<float>(std::move(program));

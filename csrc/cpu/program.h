@@ -23,6 +23,9 @@ struct Access {
   bool is_one_run() const { return columns.size() == 1 && columns[0].stride == 1; }
 };
 
+// InternalError if no dims of a full operand make the columns.
+Access access_of(const Layout& layout, Space space, int64_t num_columns);
+
 enum class Kind : uint8_t {
   kElementwise,
   kLoad,        // d <- input
@@ -102,5 +105,9 @@ struct Program {
 
 template <typename T>
 std::unique_ptr<const TileProgram> make_runner(Program program);
+
+std::unique_ptr<const TileProgram> make_embedding_grad(const ir::Node& node,
+                                                       const std::vector<Layout>& inputs,
+                                                       const std::vector<Layout>& outputs);
 
 }  // namespace torch_ort::cpu

@@ -37,7 +37,7 @@ struct CompileOptions {
   int64_t tile_bytes = 4096;  // of one value in a tile, unless a single row is longer
 };
 
-// `region`: a torch_ort.Region node (ops/fusion.h). Raises Unsupported on a node that has no
+// `region`: a node that this room runs: torch_ort.Region (ops/fusion.h) or EmbeddingGrad. Raises Unsupported on a node that has no
 // instruction, InternalError on layouts that do not fit the body.
 std::unique_ptr<const TileProgram> compile(const ir::Node& region, const ir::SymbolLookup& lookup,
                                            const std::vector<Layout>& inputs,

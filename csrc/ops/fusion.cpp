@@ -207,6 +207,19 @@ const ir::Graph& region_body(const Node& region) {
   return **body;
 }
 
+bool is_costly(Pointwise op) {
+  switch (op) {
+    case Pointwise::kErf:
+    case Pointwise::kGelu:
+    case Pointwise::kGeluTanh:
+    case Pointwise::kGeluGrad:
+    case Pointwise::kGeluTanhGrad:
+    case Pointwise::kSilu:
+    case Pointwise::kSiluGrad: return true;
+    default: return false;
+  }
+}
+
 const char* name(Pointwise op) {
   static constexpr std::array<const char*, static_cast<size_t>(Pointwise::kCount)> kNames = {
       "Copy",  "Neg",   "Abs",      "Exp",     "Log",         "Sqrt",     "Reciprocal",

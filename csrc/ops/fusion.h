@@ -70,6 +70,9 @@ constexpr int num_operands(Pointwise op) {
   return op < Pointwise::kThresholdGrad ? 2 : 3;
 }
 
+// Whether it costs so much that a region is faster than PyTorch's kernel even for it alone.
+bool is_costly(Pointwise op);
+
 const char* name(Pointwise op);  // "Add", as dumps of programs show it
 
 struct FusedForm {

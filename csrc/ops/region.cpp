@@ -15,7 +15,7 @@ using ir::Node;
 using ir::Type;
 using ir::Value;
 
-// One call: run/ makes it a tile program.
+// One call: run/ makes it a program of cpu/.
 void lower_region(const Node& node, CallList& calls) {
   ArgList args;
   for (Value* value : node.inputs) args.emplace_back(value);
@@ -119,6 +119,8 @@ void register_region(Registry& ops) {
   ops.add(own("RowPick", 2, lower_pick));
   ops.add(own("RowScatter", 2, lower_scatter));
   ops.add(own("RowValid", 1, lower_valid));
+  // gradient [..., D] and ids [...] -> gradient of the table [V, D]
+  ops.add(own("EmbeddingGrad", 2, lower_region));
 }
 
 }  // namespace torch_ort::ops

@@ -9,6 +9,7 @@
 #include "ops/op.h"
 #include "ops/shapes.h"
 #include "passes/pass.h"
+#include "passes/region_spaces.h"
 
 #include <algorithm>
 #include <iterator>
@@ -340,6 +341,31 @@ bool expand_dropout_backward(Graph& graph, Node& node) {
   return true;
 }
 
+// ---- embedding
+
+// The engine's own kernel writes into planned memory; PyTorch's makes a tensor of its own.
+bool expand_embedding_backward(Graph& graph, Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  Value *grad = tensor(call.args.at(0)), *ids = tensor(call.args.at(1));
+  const auto* by_frequency = std::get_if<bool>(&call.args.at(4).value);
+  const Value* result = node.outputs.at(0);
+  if (!is_real(grad) || ids == nullptr || !ids->type.is_known() || by_frequency == nullptr ||
+      *by_frequency || result == nullptr || !result->type.is_known()) {
+    return false;
+  }
+  const DType dtype = grad->type.dtype;
+  const bool is_plain = (dtype == DType::kFloat || dtype == DType::kDouble) &&
+                        ids->type.dtype == DType::kInt64 && !result->type.strides &&
+                        KnownSizes(graph).are_known(*grad);
+  if (!is_plain) return false;
+  Writer write(graph, node, *grad);
+  write.replace(0, write.make({ir::kTorchOrtDomain, "EmbeddingGrad"}, {grad, ids}, result->type,
+                              {{"padding_idx", call.args.at(3).value.index() == 0
+                                                   ? ir::Dim(-1)
+                                                   : std::get<ir::Dim>(call.args.at(3).value)}}));
+  return true;
+}
+
 // ---- powers and bounds
 
 bool expand_pow(Graph& graph, Node& node) {
@@ -396,6 +422,7 @@ constexpr Expansion kExpansions[] = {
     {"Softmax", expand_softmax},
     {"aten::_log_softmax_backward_data", expand_softmax_backward},
     {"aten::_softmax_backward_data", expand_softmax_backward},
+    {"aten::embedding_dense_backward", expand_embedding_backward},
     {"aten::native_dropout_backward", expand_dropout_backward},
     {"aten::native_layer_norm", expand_native_layer_norm},
     {"aten::native_layer_norm_backward", expand_layer_norm_backward},

@@ -297,11 +297,16 @@ class Grouping {
     keep_fitting(group);
   }
 
-  // One plain operator is as fast by itself; random masks know no other way.
+  // One plain operator is as fast by itself, but for the costly ones; random masks know no other
+  // way.
   bool is_worth_it(const Group& group) const {
     if (group.columns.empty()) return false;
-    const auto draws = [this](int at) { return forms_[at].kind == Kind::kRandom; };
-    if (std::any_of(group.members.begin(), group.members.end(), draws)) return true;
+    const auto is_enough = [this](int at) {
+      const ops::FusedForm& form = forms_[at];
+      return form.kind == Kind::kRandom ||
+             (form.kind == Kind::kPointwise && ops::is_costly(form.op));
+    };
+    if (std::any_of(group.members.begin(), group.members.end(), is_enough)) return true;
     const auto works = [this](int at) { return forms_[at].kind != Kind::kPass; };
     return std::count_if(group.members.begin(), group.members.end(), works) > 1;
   }
