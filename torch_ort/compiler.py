@@ -18,6 +18,9 @@ from torch_ort.fallback import stage
 if TYPE_CHECKING:
     from torch_ort.options import Options
 
+# What `options.disable` may name besides passes.
+PLAN_SWITCHES = ("reorder", "in_place", "deliver_gradients")
+
 _sessions: dict[str, _C.Session] = {}
 _numbers = itertools.count()
 
@@ -31,6 +34,7 @@ class Program:
     is_training: bool
     tensor_inputs: list[int] = field(default_factory=list)
     symbol_inputs: list[int] = field(default_factory=list)
+    parameter_gradients: list[int] = field(default_factory=list)  # positions among the outputs
     captured: _C.Graph | None = None  # as it was before the passes; kept where something shows it
     session: _C.Session | None = None
     number: int = 0
@@ -72,7 +76,7 @@ def compile_program(
 
 
 def _disabled_passes(options: Options) -> list[str]:
-    names = [name for name in options.disable if name not in ("reorder", "in_place")]
+    names = [name for name in options.disable if name not in PLAN_SWITCHES]
     # Masks of our own run in regions alone.
     if options.exact_random or "fuse_regions" in names:
         names.append("draw_in_regions")
@@ -87,6 +91,7 @@ def _compile_session(program: Program, options: Options) -> _C.Session:
         in_place="in_place" not in options.disable,
         verify=options.check > 0,
         isa=options.isa,
+        parameter_gradients=program.parameter_gradients,
     )
 
 
@@ -98,7 +103,8 @@ def release_sessions() -> None:
 def _key(program: Program, options: Options) -> str:
     """Equal text means equal work: the graph, what it holds, and how it is compiled."""
     digest = hashlib.sha256(program.captured.to_onnx(_C.required_opset(program.captured)))
-    digest.update(repr((options, torch.are_deterministic_algorithms_enabled())).encode())
+    settings = (options, torch.are_deterministic_algorithms_enabled(), program.parameter_gradients)
+    digest.update(repr(settings).encode())
     for name, tensor in program.constants.items():
         digest.update(f"{name}:{id(tensor)}:{version(tensor)}".encode())
     return digest.hexdigest()
@@ -136,12 +142,15 @@ def write_plan(program: Program, options: Options) -> None:
 
 def _plan_text(session: _C.Session) -> str:
     """One line per tensor, in the order of their first steps; steps are counted as they run."""
-    columns = "{name:40} {kind:8} {area:8} {offset:>12} {bytes:>12} {first:>6} {last:>6}  {memory}"
-    heads = {name: name for name in ("name", "kind", "area", "offset", "bytes", "first", "last")}
-    lines = [columns.format(**heads, memory="memory of")]
-    for row in sorted(session.plan_table(), key=lambda row: (row["first"], row["last"])):
-        memory = f"in place of {row['in_place_of']}" if row["in_place_of"] else row["shares"]
-        lines.append(columns.format(**row, memory=memory).rstrip())
+    line = "{:40} {:9} {:7} {:>12} {:>12} {:>5} {:>5}  {}".format
+    lines = [line("name", "kind", "area", "offset", "bytes", "first", "last", "memory of")]
+    used = [row for row in session.plan_table() if row["first_step"] is not None]
+    for row in sorted(used, key=lambda row: (row["first_step"], row["last_step"])):
+        has_place = row["area"] != "none"
+        place = (row["area"], row["offset"]) if has_place else ("-", "-")
+        memory = f"in place of {row['in_place_of']}" if row["in_place_of"] else row["shares"] or ""
+        steps = (row["first_step"], row["last_step"])
+        lines.append(line(row["name"], row["kind"], *place, row["bytes"], *steps, memory).rstrip())
     return "\n".join(lines) + "\n"
 
 

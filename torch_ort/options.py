@@ -80,8 +80,9 @@ def _check_names(allowed: Callable[[], tuple[str, ...]]) -> Callable[[Any], tupl
 
 def _pass_names() -> tuple[str, ...]:
     from torch_ort import _C
+    from torch_ort.compiler import PLAN_SWITCHES
 
-    return (*_C.pass_names(), "reorder", "in_place")
+    return (*_C.pass_names(), *PLAN_SWITCHES)
 
 
 def _check_isa(value: Any) -> str:
@@ -118,7 +119,8 @@ TABLE: tuple[Row, ...] = (
     _row("dump_dir", "TORCH_ORT_DUMP_DIR", "torch_ort_dump", "path",
          "Folder of the dumps; made when the first file is written.", str, _check_str),
     _row("disable", "TORCH_ORT_DISABLE", (), "names",
-         "Passes to leave out by name; also `reorder` and `in_place` of the memory plan.",
+         "Passes to leave out by name; also, of the memory plan, `reorder`, `in_place` and "
+         "`deliver_gradients`.",
          _parse_names, _check_names(_pass_names)),
     _row("isa", "TORCH_ORT_ISA", "", "name",
          "Instruction set of fused regions: portable, avx2 or avx512; empty: the widest that the "

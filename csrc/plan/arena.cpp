@@ -10,6 +10,8 @@
 namespace torch_ort::plan {
 namespace {
 
+constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+
 struct Span {
   int64_t begin;
   int64_t end;
@@ -79,6 +81,7 @@ class ContextRoom {
     for (int id : crossing) {
       keys_.push_back(forward ? -blocks[id].begin : blocks[id].end);
       starts_.push_back(blocks[id].offset);
+      end_ = blocks[id].offset + blocks[id].bytes;
     }
     lowest_before_ = keys_;
     highest_after_ = keys_;
@@ -92,8 +95,8 @@ class ContextRoom {
   // Appends the free spans for the life of the block, lowest first. `size` is that of the area.
   void find(const Block& block, int64_t size, std::vector<Span>& spans) const {
     int limit = forward_ ? -block.end : block.begin;
-    // Blocks lie in the order of their first write, and backward mostly frees them from the last to
-    // the first: nothing below `low` is free and all from `high` on is, so little is looked at.
+    // Blocks lie in about the order in which they come up and go: nothing below `low` is free and
+    // all from `high` on is, so little is looked at.
     size_t low = first_below(lowest_before_, limit);
     size_t high = first_below(highest_after_, limit);
     for (size_t i = low; i < high; ++i) {
@@ -102,7 +105,7 @@ class ContextRoom {
       while (keys_[i] < limit) ++i;  // the one before `high` stops it
       spans.push_back({starts_[start], starts_[i]});
     }
-    if (high < keys_.size()) spans.push_back({starts_[high], size});
+    spans.push_back({high < keys_.size() ? starts_[high] : end_, size});
   }
 
  private:
@@ -116,6 +119,7 @@ class ContextRoom {
   bool forward_;
   std::vector<int> keys_;
   std::vector<int64_t> starts_;
+  int64_t end_ = 0;  // of the crossing blocks
   std::vector<int> lowest_before_;
   std::vector<int> highest_after_;
 };
@@ -141,6 +145,19 @@ class HalfLayout {
         placed_(first, last),
         context_bytes_(context_bytes) {}
 
+  // `ids` from the last to begin to the first. Over what dies from the last place to the first,
+  // they then lie as low as they can, with nothing between them. Returns the size of the context
+  // area.
+  int64_t deliver(const std::vector<int>& ids) {
+    for (int id : ids) {
+      find_in_use(blocks_[id]);
+      place_in_context(blocks_[id], kNoLimit);
+      context_bytes_ = std::max(context_bytes_, blocks_[id].offset + blocks_[id].bytes);
+      placed_.add(blocks_[id], id);
+    }
+    return context_bytes_;
+  }
+
   // `ids` from the largest to the smallest. Returns the size of the scratch area.
   int64_t place(const std::vector<int>& ids) {
     for (int id : ids) place_block(id);
@@ -151,10 +168,9 @@ class HalfLayout {
   void place_block(int id) {
     Block& block = blocks_[id];
     find_in_use(block);
-    if (!place_in_context(block)) {
+    if (!place_in_context(block, context_bytes_)) {
       block.area = Area::kScratch;
-      block.offset =
-          lowest_fit(scratch_in_use_, {0, std::numeric_limits<int64_t>::max()}, block.bytes);
+      block.offset = lowest_fit(scratch_in_use_, {0, kNoLimit}, block.bytes);
       scratch_bytes_ = std::max(scratch_bytes_, block.offset + block.bytes);
     }
     placed_.add(block, id);
@@ -174,9 +190,9 @@ class HalfLayout {
     std::sort(scratch_in_use_.begin(), scratch_in_use_.end(), by_begin);
   }
 
-  bool place_in_context(Block& block) {
+  bool place_in_context(Block& block, int64_t size) {
     free_.clear();
-    room_.find(block, context_bytes_, free_);
+    room_.find(block, size, free_);
     for (const Span& span : free_) {
       if (span.end - span.begin < block.bytes) continue;
       int64_t offset = lowest_fit(context_in_use_, span, block.bytes);
@@ -198,14 +214,23 @@ class HalfLayout {
   std::vector<Span> free_;
 };
 
-// All crossing blocks are alive at the border, so nothing beats laying them side by side. In the
-// order of their first write, what is free forms one piece at the end: for forward always, for
-// backward as far as it goes through the layers in reverse.
-int64_t place_crossing(std::vector<Block>& blocks, std::vector<int>& crossing) {
-  std::sort(crossing.begin(), crossing.end(), [&blocks](int a, int b) {
-    if (blocks[a].begin != blocks[b].begin) return blocks[a].begin < blocks[b].begin;
-    if (blocks[a].end != blocks[b].end) return blocks[a].end > blocks[b].end;
-    return a < b;
+// How the crossing blocks lie. They are all alive at the border, so nothing beats side by side.
+enum class CrossingOrder {
+  // What is free forms one piece at the end: for forward always, for backward as far as it goes
+  // through the layers in reverse.
+  kByFirstWrite,
+  // The same for backward always, so that what is delivered leaves no gaps.
+  kByLastUse,
+};
+
+int64_t place_crossing(std::vector<Block>& blocks, std::vector<int>& crossing,
+                       CrossingOrder order) {
+  const bool by_write = order == CrossingOrder::kByFirstWrite;
+  std::sort(crossing.begin(), crossing.end(), [&blocks, by_write](int left, int right) {
+    const Block &a = blocks[left], &b = blocks[right];
+    if (by_write && a.begin != b.begin) return a.begin < b.begin;
+    if (a.end != b.end) return a.end > b.end;
+    return a.begin != b.begin ? a.begin < b.begin : left < right;
   });
   int64_t offset = 0;
   for (int id : crossing) {
@@ -216,37 +241,57 @@ int64_t place_crossing(std::vector<Block>& blocks, std::vector<int>& crossing) {
   return offset;
 }
 
-// The blocks from the largest to the smallest; equal ones by their first write.
-std::vector<int> by_size(const std::vector<Block>& blocks, const std::vector<int>& ids) {
-  std::vector<std::pair<int64_t, int>> keys;
-  keys.reserve(ids.size());
-  for (int id : ids) keys.push_back({-blocks[id].bytes, id});
-  std::sort(keys.begin(), keys.end());
-  std::vector<int> sorted;
-  sorted.reserve(ids.size());
-  for (const auto& [bytes, id] : keys) sorted.push_back(id);
-  return sorted;
+// The blocks by what they are, each group in the order in which it is placed.
+struct Groups {
+  std::vector<int> crossing, delivered, forward, backward;
+  int last = 0;  // time of use of any of them
+
+  Groups(const std::vector<Block>& blocks, int border) : last(border) {
+    for (size_t id = 0; id < blocks.size(); ++id) {
+      const Block& block = blocks[id];
+      last = std::max(last, block.end);
+      auto& group = block.end < border      ? forward
+                    : block.begin <= border ? crossing
+                    : block.delivered       ? delivered
+                                            : backward;
+      group.push_back(static_cast<int>(id));
+    }
+    const auto larger = [&blocks](int a, int b) { return blocks[a].bytes > blocks[b].bytes; };
+    std::stable_sort(forward.begin(), forward.end(), larger);
+    std::stable_sort(backward.begin(), backward.end(), larger);
+    const auto later = [&blocks](int a, int b) { return blocks[a].begin > blocks[b].begin; };
+    std::stable_sort(delivered.begin(), delivered.end(), later);
+  }
+};
+
+ArenaSizes place_groups(std::vector<Block>& blocks, Groups& groups, CrossingOrder order,
+                        int border) {
+  ArenaSizes sizes;
+  sizes.crossing = place_crossing(blocks, groups.crossing, order);
+  HalfLayout backward(blocks, groups.crossing, false, border + 1, groups.last, sizes.crossing);
+  sizes.context = backward.deliver(groups.delivered);
+  sizes.backward_scratch = backward.place(groups.backward);
+  HalfLayout forward(blocks, groups.crossing, true, 0, border - 1, sizes.context);
+  sizes.forward_scratch = forward.place(groups.forward);
+  return sizes;
+}
+
+int64_t peak(const ArenaSizes& sizes) {
+  return sizes.context + std::max(sizes.forward_scratch, sizes.backward_scratch);
 }
 
 }  // namespace
 
 ArenaSizes place_blocks(std::vector<Block>& blocks, int border, int64_t alignment) {
-  std::vector<int> crossing, forward, backward;
-  int last = border;
-  for (size_t id = 0; id < blocks.size(); ++id) {
-    Block& block = blocks[id];
-    block.bytes = align_up(block.bytes, alignment);
-    last = std::max(last, block.end);
-    auto& list = block.end < border ? forward : block.begin > border ? backward : crossing;
-    list.push_back(static_cast<int>(id));
-  }
-  ArenaSizes sizes;
-  sizes.context = place_crossing(blocks, crossing);
-  sizes.forward_scratch = HalfLayout(blocks, crossing, true, 0, border - 1, sizes.context)
-                              .place(by_size(blocks, forward));
-  sizes.backward_scratch = HalfLayout(blocks, crossing, false, border + 1, last, sizes.context)
-                               .place(by_size(blocks, backward));
-  return sizes;
+  for (Block& block : blocks) block.bytes = align_up(block.bytes, alignment);
+  Groups groups(blocks, border);
+  ArenaSizes sizes = place_groups(blocks, groups, CrossingOrder::kByFirstWrite, border);
+  if (groups.delivered.empty()) return sizes;
+  std::vector<Block> others = blocks;
+  ArenaSizes other_sizes = place_groups(others, groups, CrossingOrder::kByLastUse, border);
+  if (peak(other_sizes) >= peak(sizes)) return sizes;
+  blocks = std::move(others);
+  return other_sizes;
 }
 
 }  // namespace torch_ort::plan

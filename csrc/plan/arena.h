@@ -13,19 +13,22 @@ struct Block {
   int64_t bytes = 0;  // more than zero
   int begin = 0;      // first and last time of use; the border between the halves has a time too
   int end = 0;
+  bool delivered = false;   // stays in the context area when the backward half is over
   Area area = Area::kNone;  // filled in, with the offset
   int64_t offset = 0;
 };
 
 struct ArenaSizes {
   int64_t context = 0;
+  int64_t crossing = 0;  // its beginning, where what crosses lies
   int64_t forward_scratch = 0;
   int64_t backward_scratch = 0;
 };
 
 // Places every block. What is alive at time `border` crosses: it lies in the context area, side by
-// side, so that this area is no larger than the sum of it. The rest shares the context area where
-// the crossing blocks leave it room, and one scratch area per half otherwise.
+// side. Delivered blocks take what has died of that, and make the area larger where nothing has.
+// The rest shares the context area where these leave it room, and one scratch area per half
+// otherwise.
 ArenaSizes place_blocks(std::vector<Block>& blocks, int border, int64_t alignment);
 
 }  // namespace torch_ort::plan

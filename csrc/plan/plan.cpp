@@ -79,6 +79,10 @@ class Planner {
     // A gradient that a forward step makes waits for the backward call.
     int last = time_at(static_cast<int>(plan_.order.size()));
     for (int tensor : program_.gradients) keep_until(tensor, last);
+    for (int tensor = 0; tensor < num_tensors_; ++tensor) {
+      if (program_.tensors[tensor].delivered && lives_[tensor].begin >= 0)
+        lives_[tensor].end = last;
+    }
   }
 
   void keep_until(int tensor, int time) {
@@ -116,7 +120,9 @@ class Planner {
         int read = tensor == step.writes[0] && tensor == owner ? find_dying_read(step) : -1;
         plan_.placements[tensor].in_place_of = read;
         block_of_[owner] = read >= 0 ? block_of_[root(read)] : add_block(it.bytes);
-        extend(blocks_[block_of_[owner]], lives_[owner]);
+        Block& block = blocks_[block_of_[owner]];
+        extend(block, lives_[owner]);
+        block.delivered = block.delivered || it.delivered;
       }
     }
   }
@@ -160,6 +166,7 @@ class Planner {
   void place() {
     ArenaSizes sizes = place_blocks(blocks_, border_, options_.alignment);
     plan_.context_bytes = sizes.context;
+    plan_.crossing_bytes = sizes.crossing;
     plan_.forward_scratch_bytes = sizes.forward_scratch;
     plan_.backward_scratch_bytes = sizes.backward_scratch;
     plan_.peak_bytes = sizes.context + std::max(sizes.forward_scratch, sizes.backward_scratch);
@@ -173,7 +180,8 @@ class Planner {
         placement.offset = block.offset;
       } else {  // no bytes
         bool crosses = lives_[owner].begin < border_ && lives_[owner].end >= border_;
-        placement.area = crosses ? Area::kContext : Area::kScratch;
+        bool in_context = crosses || program_.tensors[owner].delivered;
+        placement.area = in_context ? Area::kContext : Area::kScratch;
       }
     }
   }

@@ -3,7 +3,8 @@
 //
 // A run has two halves: the forward steps, and later (or never, or twice) the backward steps.
 // Engine memory is in two areas. The *context* area lives from the forward call to the end of the
-// backward one and holds what crosses; the *scratch* area is lent to one half while it runs.
+// backward one and holds what crosses; the *scratch* area is lent to one half while it runs. A
+// gradient may be *delivered* in the context area: it takes over what has crossed and is dead.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +27,8 @@ struct Tensor {
   int64_t bytes = 0;   // of the memory it needs from its own first byte on; ignored for an alias
   int root = -1;       // -1: itself
   bool saved = false;  // must outlive the forward half even if no backward step reads it
+  // Planned, and leaves with the backward call where it lies: nothing may overwrite it any more.
+  bool delivered = false;
 };
 
 // One kernel call. Indices into Program::tensors.
@@ -61,6 +64,7 @@ struct Plan {
   std::vector<std::vector<int>> release;
   std::vector<int> crossing;  // roots that cross the border: planned and adopted ones
   int64_t context_bytes = 0;
+  int64_t crossing_bytes = 0;  // its beginning, where what crosses lies; the rest is dead then
   int64_t forward_scratch_bytes = 0;
   int64_t backward_scratch_bytes = 0;
   int64_t saved_bytes =

@@ -25,6 +25,8 @@ void check_tensors(const Program& program) {
     ORT_CHECK(it.root < 0 || (it.root != tensor && program.tensors[it.root].root < 0),
               "plan: root of tensor ", tensor, " is an alias itself: got ", it.root,
               ", want a tensor with memory of its own");
+    ORT_CHECK(!it.delivered || (it.kind == Kind::kPlanned && it.root < 0), "plan: tensor ", tensor,
+              " is delivered: want planned memory of its own");
   }
 }
 
@@ -47,9 +49,10 @@ void check_step(const Program& program, int index, std::vector<char>& written) {
   }
 }
 
-void check_leaving(const Program& program, const std::vector<int>& tensors) {
+void check_leaving(const Program& program, const std::vector<int>& tensors, bool may_deliver) {
   for (int tensor : tensors) {
-    ORT_CHECK(kind_of(program, tensor) != Kind::kPlanned, "plan: tensor ", tensor,
+    bool delivered = may_deliver && program.tensors[root_of(program, tensor)].delivered;
+    ORT_CHECK(delivered || kind_of(program, tensor) != Kind::kPlanned, "plan: tensor ", tensor,
               " leaves but is in the engine's memory: got planned, want output or adopted");
   }
 }
@@ -71,8 +74,8 @@ void check_program(const Program& program) {
 
   std::vector<char> written(program.tensors.size());
   for (int step = 0; step < num_steps; ++step) check_step(program, step, written);
-  check_leaving(program, program.outputs);
-  check_leaving(program, program.gradients);
+  check_leaving(program, program.outputs, false);
+  check_leaving(program, program.gradients, true);
 }
 
 }  // namespace torch_ort::plan

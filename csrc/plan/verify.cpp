@@ -205,7 +205,7 @@ class MemoryCheck {
   bool crosses(int root) const {
     const Use& use = uses_[root];
     if (use.first < 0 || !in_forward(use.first)) return false;
-    return waits_[root] || !in_forward(use.last);
+    return waits_[root] || !in_forward(use.last) || program_.tensors[root].delivered;
   }
 
   void check_placements() const {
@@ -239,6 +239,11 @@ class MemoryCheck {
               options_.alignment);
     ORT_CHECK(in_context || !crosses(root), "verify_plan: tensor ", root,
               " crosses the border in the scratch area");
+    ORT_CHECK(in_context || !program_.tensors[root].delivered, "verify_plan: tensor ", root,
+              " is delivered in the scratch area");
+    ORT_CHECK(!crosses(root) || end <= plan_.crossing_bytes, "verify_plan: tensor ", root,
+              " crosses the border behind the crossing part of the context area: got ", end,
+              ", want ", plan_.crossing_bytes, " at most");
   }
 
   void check_sizes() const {
@@ -276,8 +281,9 @@ class MemoryCheck {
     }
     for (const auto* list : {&step.reads, &step.writes}) {
       for (int tensor : *list) {
-        // What waits for the border is let go there.
-        bool held = in_forward(position) && waits_[root(tensor)];
+        // What waits for the border is let go there, and what is delivered never.
+        bool held = (in_forward(position) && waits_[root(tensor)]) ||
+                    program_.tensors[root(tensor)].delivered;
         if (uses_[root(tensor)].last == position && !held) remove(root(tensor));
       }
     }
@@ -313,6 +319,7 @@ class MemoryCheck {
       refuse("it is still read by step ", plan_.order[uses_[owner].last]);
     }
     if (uses_[owner].first == position) refuse("the step itself makes it");
+    if (program_.tensors[owner].delivered) refuse("it is delivered");
     if (in_forward(position) && waits_[owner]) refuse("it is saved for the backward half");
     for (int other : step.reads) {
       if (root(other) == owner && !lists(step.in_place, other)) {
@@ -353,7 +360,7 @@ class MemoryCheck {
               " crosses the border in the scratch area");
     for (int root = 0; root < num_tensors_; ++root) {
       bool over = uses_[root].last < program_.num_forward;
-      if (waits_[root] && over) remove(root);
+      if (waits_[root] && over && !program_.tensors[root].delivered) remove(root);
     }
   }
 

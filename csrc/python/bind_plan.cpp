@@ -36,13 +36,14 @@ void check_keys(const py::dict& fields, const std::vector<std::string>& known, c
 }
 
 plan::Tensor to_tensor(const py::dict& fields) {
-  check_keys(fields, {"kind", "bytes", "root", "saved"}, "field of a tensor");
+  check_keys(fields, {"kind", "bytes", "root", "saved", "delivered"}, "field of a tensor");
   std::string kind = get<std::string>(fields, "kind", "planned");
   return {
       .kind = static_cast<plan::Kind>(index_in(kKinds, kind, "kind of a tensor")),
       .bytes = get<int64_t>(fields, "bytes", 0),
       .root = get<int>(fields, "root", -1),
       .saved = get<bool>(fields, "saved", false),
+      .delivered = get<bool>(fields, "delivered", false),
   };
 }
 
@@ -95,6 +96,7 @@ py::dict from_plan(const plan::Plan& plan) {
   fields["release"] = plan.release;
   fields["crossing"] = plan.crossing;
   fields["context_bytes"] = plan.context_bytes;
+  fields["crossing_bytes"] = plan.crossing_bytes;
   fields["forward_scratch_bytes"] = plan.forward_scratch_bytes;
   fields["backward_scratch_bytes"] = plan.backward_scratch_bytes;
   fields["saved_bytes"] = plan.saved_bytes;
@@ -117,6 +119,7 @@ plan::Plan to_plan(const py::dict& fields) {
   plan.release = fields["release"].cast<std::vector<std::vector<int>>>();
   plan.crossing = fields["crossing"].cast<std::vector<int>>();
   plan.context_bytes = fields["context_bytes"].cast<int64_t>();
+  plan.crossing_bytes = fields["crossing_bytes"].cast<int64_t>();
   plan.forward_scratch_bytes = fields["forward_scratch_bytes"].cast<int64_t>();
   plan.backward_scratch_bytes = fields["backward_scratch_bytes"].cast<int64_t>();
   plan.saved_bytes = fields["saved_bytes"].cast<int64_t>();

@@ -35,8 +35,10 @@ cpu::CompileOptions region_options(const std::string& isa) {
 
 std::shared_ptr<Session> compile(const ir::Graph& graph,
                                  const std::unordered_map<std::string, at::Tensor>& constants,
-                                 bool reorder, bool in_place, bool verify, const std::string& isa) {
+                                 bool reorder, bool in_place, bool verify, const std::string& isa,
+                                 const std::vector<int>& parameter_gradients) {
   run::SessionOptions options;
+  options.parameter_gradients = parameter_gradients;
   options.reorder = reorder;
   options.in_place = in_place;
   options.verify = verify;
@@ -206,7 +208,9 @@ py::list plan_table(const Session& session) {
 void bind_run(py::module_& module) {
   py::class_<Session, std::shared_ptr<Session>>(module, "Session")
       .def_static("compile", &compile, py::arg("graph"), py::arg("constants"),
-                  py::arg("reorder") = true, py::arg("in_place") = true, py::arg("verify") = false, py::arg("isa") = "")
+                  py::arg("reorder") = true, py::arg("in_place") = true,
+                  py::arg("verify") = false, py::arg("isa") = "",
+                  py::arg("parameter_gradients") = std::vector<int>())
       .def_static("from_onnx", &session_from_onnx)
       .def_property_readonly("id", &Session::id)
       .def_property_readonly("is_training", &Session::is_training)

@@ -5,6 +5,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/util/Exception.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <map>
@@ -15,7 +16,7 @@ namespace torch_ort::run {
 namespace {
 
 constexpr int64_t kHugePage = int64_t{2} << 20;
-constexpr int64_t kPage = 4096;
+const int64_t kPage = sysconf(_SC_PAGESIZE);
 
 // Idle CPU mappings by capacity.
 struct IdleBuffers {
@@ -40,7 +41,7 @@ void note_bytes(int64_t change) {
 }
 
 // Aligned to a huge page where one fits in. nullptr if the system has none left.
-void* map_memory(int64_t capacity) {
+void* map_memory(int64_t bytes, int64_t capacity) {
   const int64_t alignment = capacity >= kHugePage ? kHugePage : kPage;
   const int64_t mapped = capacity + alignment - kPage;
   void* raw = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -53,7 +54,9 @@ void* map_memory(int64_t capacity) {
     munmap(reinterpret_cast<void*>(aligned + capacity), end - aligned - capacity);
   }
   void* data = reinterpret_cast<void*>(aligned);
-  if (capacity >= kHugePage) madvise(data, capacity, MADV_HUGEPAGE);
+  // The rest stays in small pages, so that no more of it is held than is used.
+  const int64_t in_huge_pages = bytes / kHugePage * kHugePage;
+  if (in_huge_pages > 0) madvise(data, in_huge_pages, MADV_HUGEPAGE);
   counters().arena_allocations.fetch_add(1);
   counters().arena_growth.fetch_add(capacity);
   note_bytes(capacity);
@@ -112,8 +115,10 @@ Buffer lend(c10::Device device, int64_t bytes) {
   if (buffer.data_ != nullptr) return buffer;
 
   const int64_t capacity = round_up(bytes, bytes >= kHugePage ? kHugePage : kPage);
-  buffer.data_ = map_memory(capacity);
-  if (buffer.data_ == nullptr && free_idle_buffers() > 0) buffer.data_ = map_memory(capacity);
+  buffer.data_ = map_memory(bytes, capacity);
+  if (buffer.data_ == nullptr && free_idle_buffers() > 0) {
+    buffer.data_ = map_memory(bytes, capacity);
+  }
   TORCH_CHECK_WITH(OutOfMemoryError, buffer.data_ != nullptr,
                    "DefaultCPUAllocator: can't allocate memory: you tried to allocate ", bytes,
                    " bytes.");
@@ -127,9 +132,26 @@ void Buffer::give_back() noexcept {
     std::lock_guard lock(idle.mutex);
     idle.by_capacity.emplace(capacity_, data_);
   }
+  forget();
+}
+
+void Buffer::free() noexcept {
+  if (data_ != nullptr && device_.is_cpu()) unmap_memory(data_, capacity_);
+  forget();
+}
+
+void Buffer::forget() noexcept {
   owner_.clear();
   data_ = nullptr;
   capacity_ = 0;
+}
+
+void Buffer::release_pages(int64_t begin, int64_t end) noexcept {
+  begin = round_up(begin, kPage);
+  end = end / kPage * kPage;
+  if (device_.is_cpu() && begin < end) {
+    madvise(static_cast<char*>(data_) + begin, end - begin, MADV_DONTNEED);
+  }
 }
 
 }  // namespace torch_ort::run

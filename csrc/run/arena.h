@@ -25,9 +25,15 @@ class Buffer {
   int64_t capacity() const { return capacity_; }
   c10::Device device() const { return device_; }
   void give_back() noexcept;
+  void free() noexcept;  // to the system, not to the pool
+
+  // Lets the system have the whole pages between two offsets until they are used again; what they
+  // held is lost. Does nothing on other devices than the CPU.
+  void release_pages(int64_t begin, int64_t end) noexcept;
 
  private:
   friend Buffer lend(c10::Device device, int64_t bytes);
+  void forget() noexcept;
   void swap(Buffer& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(capacity_, other.capacity_);

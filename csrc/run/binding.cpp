@@ -69,6 +69,7 @@ void check_inputs(const ir::Graph& graph, const Session::Tensors& inputs) {
 }  // namespace
 
 bool Binding::matches(const Session::Tensors& tensors, const std::vector<int64_t>& given) const {
+  if (delivers != session->delivery_->is_on) return false;
   if (symbol_inputs != given || tensors.size() != inputs.size()) return false;
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!equals(inputs[i], tensors[i])) return false;
@@ -103,9 +104,10 @@ class Binder {
   }
 
   void run() {
-    described_ = describe(session_, binding_.inputs, lookup_);
+    described_ = describe(session_, binding_.inputs, lookup_, binding_.delivers);
     binding_.specs = std::move(described_.specs);
     binding_.program = std::move(described_.program);
+    binding_.delivered = std::move(described_.delivered);
     binding_.plan = plan::make_plan(binding_.program, plan_options());
     if (session_.options_.verify) {
       plan::verify_plan(binding_.program, binding_.plan, plan_options());
@@ -320,6 +322,7 @@ std::shared_ptr<Binding> Session::make_binding(const Tensors& inputs,
   auto binding = std::make_shared<Binding>();
   binding->session = this;
   binding->owner = weak_from_this();
+  binding->delivers = delivery_->is_on;
   static std::atomic<int64_t> next_serial{1};
   binding->serial = next_serial.fetch_add(1);
   binding->symbol_inputs = symbols;

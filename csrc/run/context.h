@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cpu/region.h"
-#include "run/arena.h"
+#include "run/delivery.h"
 #include "run/session.h"
 #include "run/spec.h"
 
@@ -51,6 +51,8 @@ struct Binding : std::enable_shared_from_this<Binding> {
   std::vector<int64_t> symbol_inputs;
   std::vector<TensorSpec> specs;  // by slot
   plan::Program program;
+  std::vector<int> delivered;  // by gradient: the slot whose memory leaves; -1: see Describer
+  bool delivers = false;       // made for a session that may deliver
   std::vector<BoundStep> forward, backward;
   plan::Plan plan;
   double plan_ms = 0;
@@ -85,7 +87,7 @@ struct Context {
   };
   std::vector<Part> context_parts, scratch_parts;
   c10::Storage empty_storage;
-  Buffer context_memory;
+  std::shared_ptr<SharedBuffer> context_memory;
   torch::jit::Stack stack;
   std::mutex mutex;    // one run at a time
   bool spent = false;  // backward has overwritten what it needs

@@ -32,6 +32,7 @@ constexpr Entry kEntries[] = {
     {"arena_allocations", &Counters::arena_allocations, false},
     {"saved_bytes", &Counters::saved_bytes, false},
     {"outputs_allocated", &Counters::outputs_allocated, false},
+    {"gradients_delivered", &Counters::gradients_delivered, false},
 };
 
 }  // namespace

@@ -31,7 +31,8 @@ struct Counters {
   std::atomic<int64_t> arena_allocations{0};  // times that the engine asked the system for memory
   std::atomic<int64_t> saved_bytes{
       0};  // what crossed from forward to backward in the newest forward run
-  std::atomic<int64_t> outputs_allocated{0};  // tensors given to the caller
+  std::atomic<int64_t> outputs_allocated{0};  // tensors given to the caller in memory of their own
+  std::atomic<int64_t> gradients_delivered{0};  // in memory of the engine
 
   std::vector<std::pair<std::string, int64_t>> snapshot() const;
   // Zeroes what counts events; what tells a present state stays.

@@ -12,13 +12,14 @@ namespace torch_ort::run {
 
 class Describer {
  public:
-  Describer(const Session& session, const ir::SymbolLookup& lookup)
-      : session_(session), lookup_(lookup) {}
+  Describer(const Session& session, const ir::SymbolLookup& lookup, bool deliver)
+      : session_(session), lookup_(lookup), deliver_(deliver) {}
 
   Description run(const std::vector<TensorSpec>& inputs) {
     evaluate_types(inputs);
     decide_forms();
     take_over_adopted();
+    choose_delivered();
     describe_program();
     return std::move(result_);
   }
@@ -137,13 +138,43 @@ class Describer {
            producer.form == Form::kFunctional;
   }
 
+  // Gradients of parameters, for whose memory the engine may wait: each the only one that leaves
+  // with its memory, all of which it covers.
+  void choose_delivered() {
+    const std::vector<int>& gradients = session_.gradient_slots_;
+    result_.delivered.assign(gradients.size(), -1);
+    is_delivered_.assign(session_.facts_.size(), false);
+    if (!deliver_ || !session_.device_.is_cpu()) return;
+    std::vector<int> num_leaving(session_.facts_.size(), 0);
+    for (int slot : session_.output_slots_) ++num_leaving[result_.roots[slot]];
+    for (int slot : gradients) ++num_leaving[result_.roots[slot]];
+    for (int index : session_.options_.parameter_gradients) {
+      const int slot = gradients.at(index), root = result_.roots[slot];
+      if (num_leaving[root] != 1 || !is_made_in_backward(root) || !covers(slot, root)) continue;
+      result_.delivered[index] = root;
+      is_delivered_[root] = true;
+    }
+  }
+
+  bool is_made_in_backward(int slot) const {
+    const SlotFacts& facts = session_.facts_[slot];
+    return facts.producer >= static_cast<int>(session_.num_forward_) &&
+           session_.steps_[facts.producer].writes_given_memory();
+  }
+
+  bool covers(int slot, int root) const {
+    const TensorSpec &part = result_.specs[slot], &whole = result_.specs[root];
+    return part.known && whole.known && whole.bytes > 0 && part.bytes == whole.bytes &&
+           part.dtype == whole.dtype;
+  }
+
   plan::Kind kind_of(size_t slot) const {
     const SlotFacts& facts = session_.facts_[slot];
     if (facts.is_input) return plan::Kind::kInput;
     if (facts.is_constant) return plan::Kind::kConstant;
     if (facts.producer < 0) return plan::Kind::kInput;
     if (!session_.steps_[facts.producer].writes_given_memory()) return plan::Kind::kAdopted;
-    return leaves_[slot] ? plan::Kind::kOutput : plan::Kind::kPlanned;
+    return leaves_[slot] && !is_delivered_[slot] ? plan::Kind::kOutput : plan::Kind::kPlanned;
   }
 
   void describe_program() {
@@ -153,6 +184,7 @@ class Describer {
     for (size_t slot = 0; slot < session_.facts_.size(); ++slot) {
       plan::Tensor tensor;
       tensor.kind = kind_of(slot);
+      tensor.delivered = is_delivered_[slot];
       tensor.bytes = result_.specs[slot].known ? result_.specs[slot].bytes : 0;
       if (result_.roots[slot] != static_cast<int>(slot)) {
         tensor.root = result_.roots[slot];
@@ -196,13 +228,14 @@ class Describer {
 
   const Session& session_;
   const ir::SymbolLookup& lookup_;
-  std::vector<bool> leaves_;  // by slot
+  bool deliver_;
+  std::vector<bool> leaves_, is_delivered_;  // by slot
   Description result_;
 };
 
 Description describe(const Session& session, const std::vector<TensorSpec>& inputs,
-                     const ir::SymbolLookup& lookup) {
-  return Describer(session, lookup).run(inputs);
+                     const ir::SymbolLookup& lookup, bool deliver) {
+  return Describer(session, lookup, deliver).run(inputs);
 }
 
 }  // namespace torch_ort::run

@@ -15,10 +15,11 @@ struct Description {
   std::vector<Form> forms;        // by step; kReshape is decided: kView or kFunctional
   std::vector<int> taken_over;    // by step: the adopted slot that its result is written into; -1
   plan::Program program;
+  std::vector<int> delivered;  // by gradient: the root slot that leaves in engine memory; -1
 };
 
-// `inputs`: of the graph, in order.
+// `inputs`: of the graph, in order. `deliver`: gradients may leave in engine memory.
 Description describe(const Session& session, const std::vector<TensorSpec>& inputs,
-                     const ir::SymbolLookup& lookup);
+                     const ir::SymbolLookup& lookup, bool deliver);
 
 }  // namespace torch_ort::run

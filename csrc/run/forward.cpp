@@ -1,6 +1,5 @@
 // One training step as autograd sees it: a forward call, a token, a backward call.
 #include "base/error.h"
-#include "run/arena.h"
 #include "run/context.h"
 #include "run/counters.h"
 #include "run/guard.h"
@@ -8,6 +7,7 @@
 #include <ATen/ops/alias.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/Allocator.h>
 
 #include <algorithm>
 #include <atomic>
@@ -120,6 +120,23 @@ at::Tensor with_promised_strides(const at::Tensor& tensor, const TensorSpec& spe
   return copy;
 }
 
+// A gradient that lies in `memory` as a tensor of its own, alone in a storage that keeps the memory.
+at::Tensor deliver(const at::Tensor& gradient, const Binding& binding, int root,
+                   SharedBuffer& memory) {
+  const int64_t offset = binding.plan.placements[root].offset, bytes = binding.specs[root].bytes;
+  c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), bytes, memory.hand_out(offset, bytes),
+      c10::GetAllocator(gradient.device().type()), true));
+  ORT_CHECK(storage.data() == gradient.storage().data(), "run: gradient '",
+            binding.session->slot_value(root)->name, "' is not where it was planned");
+  at::Tensor delivered = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), gradient.key_set(), gradient.dtype());
+  delivered.unsafeGetTensorImpl()->set_sizes_and_strides(gradient.sizes(), gradient.strides(),
+                                                         gradient.storage_offset());
+  counters().gradients_delivered.fetch_add(1, std::memory_order_relaxed);
+  return delivered;
+}
+
 at::Tensor bytes_over(void* data, int64_t size, c10::Device device) {
   return at::from_blob(data, {size}, at::TensorOptions().dtype(at::kByte).device(device));
 }
@@ -171,6 +188,12 @@ void Session::prepare(const Tensors& inputs, const std::vector<int64_t>& symbols
   binding_for(inputs, symbols);
 }
 
+std::shared_ptr<SharedBuffer> Session::lend_context_memory(const Binding& binding) const {
+  release_dead_memory(true);
+  return std::make_shared<SharedBuffer>(lend(device_, binding.plan.context_bytes),
+                                        binding.delivers ? delivery_ : nullptr);
+}
+
 Session::Tensors Session::collect_outputs(Context& context) const {
   Tensors results;
   results.reserve(output_slots_.size() + 1);
@@ -185,13 +208,14 @@ Session::Tensors Session::collect_outputs(Context& context) const {
 
 Session::Tensors Session::forward(const Tensors& inputs, const std::vector<int64_t>& symbols,
                                   bool carry) {
+  release_dead_memory(is_training());
   std::shared_ptr<Binding> binding = binding_for(inputs, symbols);
   RunGuard guard(device_);
   std::shared_ptr<Context> context = borrow(shared_from_this(), *binding);
   const plan::Plan& plan = binding->plan;
   if (plan.context_bytes > 0) {
-    context->context_memory = lend(device_, plan.context_bytes);
-    context->attach_context_memory(context->context_memory.data());
+    context->context_memory = lend_context_memory(*binding);
+    context->attach_context_memory(context->context_memory->data());
   }
   for (size_t i = 0; i < inputs.size(); ++i) context->slots[input_slots_[i]] = inputs[i];
   Tensors results;
@@ -251,23 +275,26 @@ Session::Tensors Session::backward(const at::Tensor& token, const Tensors& saved
 
   // When the graph is kept, backward works on a copy of the memory that it may overwrite.
   std::vector<at::Tensor> kept;
-  Buffer copy;
+  std::shared_ptr<SharedBuffer> memory = context->context_memory;
   if (keep) {
     for (int slot : binding.kept) kept.push_back(context->slots[slot]);
-    if (binding.plan.context_bytes > 0) {
-      copy = lend(session.device_, binding.plan.context_bytes);
-      bytes_over(copy.data(), binding.plan.context_bytes, session.device_)
-          .copy_(bytes_over(context->context_memory.data(), binding.plan.context_bytes,
-                            session.device_));
-      context->attach_context_memory(copy.data());
+    if (memory) {
+      memory = session.lend_context_memory(binding);
+      const int64_t bytes = binding.plan.crossing_bytes;
+      bytes_over(memory->data(), bytes, session.device_)
+          .copy_(bytes_over(context->context_memory->data(), bytes, session.device_));
+      context->attach_context_memory(memory->data());
     }
   }
   Tensors gradients;
   {
     ScratchLease scratch(*context, binding.plan.backward_scratch_bytes);
     run_steps(*context, binding.backward);
-    for (int slot : session.gradient_slots_) {
-      gradients.push_back(with_promised_strides(context->slots[slot], binding.specs[slot]));
+    for (size_t i = 0; i < session.gradient_slots_.size(); ++i) {
+      const int slot = session.gradient_slots_[i], root = binding.delivered[i];
+      const at::Tensor gradient = root < 0 ? context->slots[slot]
+                                           : deliver(context->slots[slot], binding, root, *memory);
+      gradients.push_back(with_promised_strides(gradient, binding.specs[slot]));
     }
   }
   counters().backward_runs.fetch_add(1);
@@ -275,7 +302,10 @@ Session::Tensors Session::backward(const at::Tensor& token, const Tensors& saved
     context->let_go_of_views();
     for (int slot : binding.transient) context->slots[slot].reset();
     for (size_t i = 0; i < kept.size(); ++i) context->slots[binding.kept[i]] = kept[i];
-    context->attach_context_memory(context->context_memory.data());
+    if (memory) {
+      context->attach_context_memory(context->context_memory->data());
+      memory->end_context();
+    }
   } else {
     context->clear();  // its memory serves the next call, though the token may live on for a while
     context->spent = true;
@@ -285,7 +315,7 @@ Session::Tensors Session::backward(const at::Tensor& token, const Tensors& saved
 
 // Header: magic, session, binding, number of late symbols, number of kept tensors; then the late
 // symbols' values; then per kept tensor: slot, dtype, dims, sizes, strides. All int64. Then the
-// context's memory, then the kept tensors, each aligned.
+// part of the context's memory that crosses, then the kept tensors, each aligned.
 at::Tensor Session::make_carrying_token(const Context& context) const {
   const Binding& binding = *context.binding;
   std::vector<int64_t> header = {kCarryMagic, id_, binding.serial,
@@ -306,7 +336,8 @@ at::Tensor Session::make_carrying_token(const Context& context) const {
   header.insert(header.begin() + 1, static_cast<int64_t>(header.size() + 1));
 
   const int64_t header_bytes = aligned(static_cast<int64_t>(header.size() * sizeof(int64_t)));
-  int64_t total = header_bytes + aligned(binding.plan.context_bytes);
+  const int64_t context_bytes = binding.plan.crossing_bytes;
+  int64_t total = header_bytes + aligned(context_bytes);
   for (const at::Tensor& tensor : kept) total += aligned(static_cast<int64_t>(tensor.nbytes()));
   at::Tensor token = at::empty({total}, at::TensorOptions().dtype(at::kByte).device(device_));
   const auto write = [&token](int64_t offset, const void* data, int64_t size, c10::Device device) {
@@ -314,8 +345,10 @@ at::Tensor Session::make_carrying_token(const Context& context) const {
     token.narrow(0, offset, size).copy_(bytes_over(const_cast<void*>(data), size, device));
   };
   write(0, header.data(), static_cast<int64_t>(header.size() * sizeof(int64_t)), c10::kCPU);
-  write(header_bytes, context.context_memory.data(), binding.plan.context_bytes, device_);
-  int64_t offset = header_bytes + aligned(binding.plan.context_bytes);
+  if (context_bytes > 0) {
+    write(header_bytes, context.context_memory->data(), context_bytes, device_);
+  }
+  int64_t offset = header_bytes + aligned(context_bytes);
   for (const at::Tensor& tensor : kept) {
     write(offset, tensor.const_data_ptr(), static_cast<int64_t>(tensor.nbytes()), tensor.device());
     offset += aligned(static_cast<int64_t>(tensor.nbytes()));
@@ -347,11 +380,11 @@ std::unique_ptr<Context> Session::unpack_carrying_token(const at::Tensor& token)
   }
   int64_t offset = aligned(static_cast<int64_t>(header.size() * sizeof(int64_t)));
   RunGuard guard(session->device_);
-  const int64_t context_bytes = binding->plan.context_bytes;
-  if (context_bytes > 0) {
-    context->context_memory = lend(session->device_, context_bytes);
-    context->attach_context_memory(context->context_memory.data());
-    bytes_over(context->context_memory.data(), context_bytes, session->device_)
+  const int64_t context_bytes = binding->plan.crossing_bytes;
+  if (binding->plan.context_bytes > 0) {
+    context->context_memory = session->lend_context_memory(*binding);
+    context->attach_context_memory(context->context_memory->data());
+    bytes_over(context->context_memory->data(), context_bytes, session->device_)
         .copy_(token.narrow(0, offset, context_bytes));
   }
   offset += aligned(context_bytes);

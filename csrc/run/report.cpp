@@ -71,7 +71,8 @@ std::vector<Session::TensorReport> Session::plan_table() const {
   for (size_t slot = 0; slot < facts_.size(); ++slot) {
     const plan::Tensor& tensor = binding.program.tensors[slot];
     const plan::Placement& place = binding.plan.placements[slot];
-    table.push_back({name_of(static_cast<int>(slot)), kKinds[static_cast<int>(tensor.kind)],
+    table.push_back({name_of(static_cast<int>(slot)),
+                     tensor.delivered ? "delivered" : kKinds[static_cast<int>(tensor.kind)],
                      kAreas[static_cast<int>(place.area)], place.offset, tensor.bytes, -1, -1,
                      name_of(tensor.root), name_of(place.in_place_of)});
   }

@@ -272,7 +272,8 @@ void Context::clear() {
   stack.clear();
   attach_context_memory(nullptr);
   attach_scratch(nullptr);
-  context_memory.give_back();
+  if (context_memory) context_memory->end_context();
+  context_memory.reset();
   spent = false;
 }
 

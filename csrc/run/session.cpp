@@ -105,6 +105,7 @@ std::shared_ptr<Session> Session::compile(
   session->graph_ = std::move(graph);
   session->options_ = options;
   session->device_ = device_of(*session->graph_);
+  session->delivery_ = std::make_shared<Delivery>();
   session->bound_symbols_ = bound_symbols(*session->graph_);
   session->lower_graph();
   session->copy_views_that_leave();

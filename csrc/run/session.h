@@ -28,6 +28,8 @@ namespace torch_ort::run {
 struct SessionOptions {
   bool reorder = true;
   bool in_place = true;
+  // Graph outputs that are gradients of leaf parameters: these may leave in engine memory.
+  std::vector<int> parameter_gradients;
   bool verify = false;  // check every plan, and every result against its promised type
   size_t max_bindings = 64;
   cpu::CompileOptions regions;
@@ -35,6 +37,8 @@ struct SessionOptions {
 
 struct Binding;
 struct Context;
+struct Delivery;
+class SharedBuffer;
 
 // What a slot is, whatever the sizes.
 struct SlotFacts {
@@ -125,6 +129,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void resolve_steps();
   void find_lifetimes();
   std::shared_ptr<Binding> binding_of_serial(int64_t serial) const;
+  std::shared_ptr<SharedBuffer> lend_context_memory(const Binding& binding) const;
   Tensors collect_outputs(Context& context) const;
   at::Tensor make_carrying_token(const Context& context) const;
   static std::unique_ptr<Context> unpack_carrying_token(const at::Tensor& token);
@@ -149,6 +154,7 @@ class Session : public std::enable_shared_from_this<Session> {
   std::vector<int> saved_inputs_, saved_outputs_;
   std::set<std::string> bound_symbols_;  // known when a call begins
   bool has_late_values_ = false;
+  std::shared_ptr<Delivery> delivery_;
 
   mutable std::mutex mutex_;                      // of what follows
   std::list<std::shared_ptr<Binding>> bindings_;  // most recently used first

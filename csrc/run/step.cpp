@@ -341,9 +341,11 @@ Step Resolver::resolve_functional(const ops::Call& call) const {
 // Operands that the kernel reads, element by element, before it writes the same element.
 Step Resolver::finish(const ops::Call& call, Step& step) const {
   if (step.form != Form::kOut || step.outputs.size() != 1) return std::move(step);
-  const bool reads_first =
-      step.op->hasTag(at::Tag::pointwise) || (on_cpu_ && is_softmax_of_rows(call));
-  if (!reads_first) return std::move(step);
+  // Some overloads that write into a given tensor lack the tag of the operator.
+  const auto functional = find_op(call.op, call.overload);
+  const bool is_pointwise = step.op->hasTag(at::Tag::pointwise) ||
+                            (functional && functional->hasTag(at::Tag::pointwise));
+  if (!is_pointwise && !(on_cpu_ && is_softmax_of_rows(call))) return std::move(step);
   const ir::Type& type = call.outputs[0]->type;
   for (const ops::Arg& arg : call.args) {
     auto* value = std::get_if<ir::Value*>(&arg.value);

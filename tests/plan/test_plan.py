@@ -14,7 +14,7 @@ BORDER = "--"
 def program(tensors: dict[str, str], *steps: str, outputs: str = "", gradients: str = "") -> dict:
     """Read a program from text.
 
-    A tensor is `"kind bytes"` or `"alias root"`, with `saved` at the end if it is. A step is
+    A tensor is `"kind bytes"` or `"alias root"`, with `saved` or `delivered` at the end. A step is
     `"writes = reads"`, with `| candidates` for in place at the end and `!` in front for an effect;
     `--` stands between the halves.
     """
@@ -25,10 +25,10 @@ def program(tensors: dict[str, str], *steps: str, outputs: str = "", gradients: 
 
     def tensor(text: str) -> dict[str, Any]:
         kind, size, *rest = text.split()
-        saved = rest == ["saved"]
+        more = {"saved": rest == ["saved"], "delivered": rest == ["delivered"]}
         if kind == "alias":
-            return {"root": index[size], "saved": saved}
-        return {"kind": kind, "bytes": int(size), "saved": saved}
+            return {"root": index[size], **more}
+        return {"kind": kind, "bytes": int(size), **more}
 
     def step(text: str) -> dict[str, Any]:
         call, _, in_place = text.removeprefix("!").partition("|")
@@ -370,6 +370,49 @@ def test_order_keeps_what_must_stay(steps: tuple[str, ...]) -> None:
     Planned(tensors, *steps, reorder=True)
 
 
+# --- delivered gradients --------------------------------------------------------------------------
+
+DELIVERY = {
+    "x": "input 64",
+    "a": "planned 64",
+    "b": "planned 64",
+    "o": "output 64",
+    "g": "planned 64",
+    "wa": "planned 64 delivered",
+    "wb": "planned 64 delivered",
+    "v": "alias wb",
+}
+
+
+def test_delivered_takes_the_place_of_what_has_crossed() -> None:
+    steps = ("a = x", "b = a", "o = b", BORDER, "g = b", "wb = g", "g = a", "wa = g")
+    plan = Planned(DELIVERY, *steps, outputs="o", gradients="wa, wb")
+    assert plan.place("wb") == plan.place("b")
+    assert plan.place("wa") == plan.place("a")
+    assert plan.context_bytes == plan.crossing_bytes == 128
+
+
+def test_delivered_makes_the_context_larger_where_nothing_is_dead() -> None:
+    steps = ("a = x", "o = a", BORDER, "wb = a", "wa = a, wb")
+    plan = Planned(DELIVERY, *steps, outputs="o", gradients="wa, wb")
+    assert plan.crossing_bytes == 64
+    assert plan.context_bytes == 192
+    assert plan.backward_scratch_bytes == 0
+
+
+def test_delivered_is_overwritten_by_nothing() -> None:
+    steps = ("a = x", "o = a", BORDER, "wb = a", "v = wb", "g = v | v", "wa = g")
+    plan = Planned(DELIVERY, *steps, outputs="o", gradients="wa, v")
+    assert plan.in_place_of("g") is None
+    assert len({plan.place(name) for name in ("wb", "g", "wa")}) == 3
+
+
+def test_delivered_may_overwrite_what_has_crossed() -> None:
+    plan = Planned(DELIVERY, "a = x", BORDER, "wa = a | a", gradients="wa")
+    assert plan.in_place_of("wa") == "a"
+    assert plan.place("wa") == plan.place("a")
+
+
 # --- what is no program ---------------------------------------------------------------------------
 
 
@@ -387,6 +430,15 @@ def test_order_keeps_what_must_stay(steps: tuple[str, ...]) -> None:
         ({"tensors": [{"bytes": -1}]}, r"size of tensor 0: got -1, want 0 or more"),
         ({"tensors": [{"root": 5}]}, r"root of tensor 0: got 5"),
         ({"tensors": [{"root": 0}]}, r"root of tensor 0 is an alias itself"),
+        ({"tensors": [{"root": 1, "delivered": True}, {}]}, r"tensor 0 is delivered: want planned"),
+        (
+            {"tensors": [{"kind": "adopted", "delivered": True}]},
+            r"tensor 0 is delivered: want planned memory of its own",
+        ),
+        (
+            {"tensors": [{"kind": "input"}, {"delivered": True}], "outputs": [1]},
+            r"tensor 1 leaves but is in the engine's memory",
+        ),
         ({"tensors": [{}, {"root": 0}, {"root": 1}]}, r"root of tensor 2 is an alias itself"),
     ],
 )
@@ -577,6 +629,24 @@ def test_verify_plan_refuses_in_place(steps: tuple[str, ...], words: str) -> Non
     tampered["placements"][plan.names.index(write)]["in_place_of"] = read
     with pytest.raises(_C.InternalError, match=words):
         _C.verify_plan(plan.program, tampered)
+
+
+@pytest.mark.parametrize(
+    ("tamper", "words"),
+    [
+        ({"area": "scratch", "offset": 0}, "tensor 5 is delivered in the scratch area"),
+        ({"offset": 0}, "are alive together and overlap in the context area by 64 bytes"),
+    ],
+)
+def test_verify_plan_guards_what_is_delivered(tamper: dict[str, Any], words: str) -> None:
+    steps = ("a = x", "b = a", "o = b", BORDER, "wa = b", "g = a, wa", "wb = g")
+    plan = Planned(DELIVERY, *steps, outputs="o", gradients="wa, wb")
+    tampered = copy.deepcopy(plan.plan)
+    tampered["placements"][plan.names.index("wa")].update(tamper)
+    if tamper.get("area") == "scratch":
+        tampered["backward_scratch_bytes"] = 64
+    with pytest.raises(_C.InternalError, match=words):
+        _C.verify_plan(plan.program, tampered, plan.options)
 
 
 def test_verify_plan_knows_the_options() -> None:

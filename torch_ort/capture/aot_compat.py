@@ -17,7 +17,7 @@ from torch._dynamo import config as dynamo_config
 from torch._dynamo import convert_frame, exc, symbolic_convert
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import get_metrics_context
-from torch._functorch._aot_autograd.descriptors import PlainAOTInput
+from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput
 from torch._functorch.partitioners import default_partition
 from torch._guards import CompileContext, detect_fake_mode
 from torch._higher_order_ops import auto_functionalize
@@ -35,6 +35,7 @@ __all__ = [
     "aot_autograd",
     "auto_functionalize",
     "default_partition",
+    "differentiated",
     "dynamo_seconds",
     "fake_token",
     "forward_and_backward_nodes",
@@ -140,6 +141,13 @@ def split_placeholders(joint: fx.GraphModule) -> tuple[list[fx.Node], list[fx.No
     placeholders = [node for node in joint.graph.nodes if node.op == "placeholder"]
     tangents = [node for node in placeholders if _is_tangent(node)]
     return [node for node in placeholders if node not in tangents], tangents
+
+
+def differentiated(joint: fx.GraphModule, num_forward_outputs: int) -> list[fx.Node | None]:
+    """Give, by gradient of a joint graph, the primal it belongs to; None where there is none."""
+    primals = {node.meta["desc"]: node for node in split_placeholders(joint)[0]}
+    descs = joint.graph.output_node().meta["desc"][num_forward_outputs:]
+    return [primals[desc.grad_of] if isinstance(desc, GradAOTOutput) else None for desc in descs]
 
 
 def schema(operator: OpOverload) -> torch.FunctionSchema:

@@ -88,16 +88,25 @@ class Capture:
             program.seconds["aot"] = spent - ours
 
     def partition(
-        self, joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **unused: Any
+        self,
+        joint: fx.GraphModule,
+        joint_inputs: Any,
+        *,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: Sequence[int] | None = None,
+        **unused: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Compile the joint graph and give the two stubs. See `partition_fn` of AOTAutograd."""
         if not joint_inputs:  # the body of a nested_compile_region, before its outer graph
             return aot_compat.default_partition(
-                joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **unused
-            )
+                joint, joint_inputs, num_fwd_outputs=num_fwd_outputs,
+                static_lifetime_input_indices=static_lifetime_input_indices, **unused
+            )  # fmt: skip
         with stage("convert"):
             layout = JointLayout(joint, num_fwd_outputs)
             program = read_joint(layout, self.options)
+        if "deliver_gradients" not in self.options.disable:
+            program.parameter_gradients = layout.gradients_of(static_lifetime_input_indices or ())
         session = compiler.compile_program(program, self.options, self._sources_of(layout.primals))
         self.state.programs.append(program)
         layout.note_saved(session)
@@ -230,6 +239,17 @@ class JointLayout:
         self.order: list[int] = []  # position of the engine's saved tensors among `saved`
         self.tensor_inputs: list[int] = []
         self.symbol_inputs: list[int] = []
+
+    def gradients_of(self, primals: Sequence[int]) -> list[int]:
+        """Give the positions, among the engine's gradients, of those of some primals."""
+        wanted = {self.primals[i] for i in primals}
+        differentiated = aot_compat.differentiated(self.joint, len(self.forward_outputs))
+        found = [
+            self.gradient_layout.engine_index(i)
+            for i, primal in enumerate(differentiated)
+            if primal in wanted
+        ]
+        return [index for index in found if index is not None]
 
     def note_saved(self, session: _C.Session) -> None:
         """Order what autograd saves: values that it need not watch go last."""
