@@ -13,12 +13,15 @@ _torch_version.check(_build_info.TORCH_VERSION, _torch.__version__)
 
 from torch_ort._C import Error, InternalError, Unsupported, UserError  # noqa: E402
 from torch_ort.counting import counters, empty_cache, reset_counters  # noqa: E402
+from torch_ort.profile_result import Profile  # noqa: E402
+from torch_ort.profiling import profile  # noqa: E402
 from torch_ort.report import Report, explain  # noqa: E402
 
 __version__ = _build_info.VERSION
 __all__ = [
     "Error",
     "InternalError",
+    "Profile",
     "Report",
     "Unsupported",
     "UserError",
@@ -26,5 +29,6 @@ __all__ = [
     "counters",
     "empty_cache",
     "explain",
+    "profile",
     "reset_counters",
 ]

@@ -162,7 +162,7 @@ class FirstRun:
             return self._run(*args)
         except Exception as error:
             random.restore()
-            _put_back(self._graph.written)
+            put_back(self._graph.written)
             result = self._eager(*args)  # an error of the user's program comes again from here
             self._give_up_with(error)
             return result
@@ -180,7 +180,7 @@ class FirstRun:
         self._run, self._proven, self._strict = self._eager, True, True
 
 
-def _put_back(written: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+def put_back(written: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Undo what a run wrote; what it did not reach is left alone, for autograd watches edits."""
     with torch.no_grad():
         for tensor, copy in written:

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from torch_ort import counting
+from torch_ort import _C, counting
 from torch_ort.capture.aot_compat import pytree
 from torch_ort.compiler import Program
 
 # Dynamo until it calls the backend, AOTAutograd's tracing, reading of its graph, and so on. Missing
 # is what an equal graph, or an earlier one of the same capture, has done already.
 COMPILE_STAGES = ("dynamo", "aot", "read", "passes", "plan")
+REGION_PASSES = {"expand_composites", "draw_in_regions", "fuse_regions"}
+VIEW_FORMS = ("view", "reshape")  # of steps that may be views
+
+# Not every torch that we run with has it.
+_HAS_ISOLATION = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+_ISOLATED = {"isolate_recompiles": True} if _HAS_ISOLATION else {}
 
 _watchers: list[list[Program]] = []
 
@@ -25,6 +34,18 @@ def note(programs: list[Program]) -> None:
     """Tell whoever is watching that graphs were compiled."""
     for watcher in _watchers:
         watcher.extend(programs)
+
+
+@contextmanager
+def watching() -> Iterator[list[Program]]:
+    """Give a list that the graphs compiled meanwhile are added to."""
+    watched: list[Program] = []
+    _watchers.append(watched)
+    try:
+        yield watched
+    finally:
+        # By identity: two empty lists are equal.
+        _watchers[:] = [watcher for watcher in _watchers if watcher is not watched]
 
 
 @dataclass
@@ -40,6 +61,9 @@ class GraphReport:
     plan: dict[str, Any]
     passes: list[tuple[str, int, float]]
     seconds: dict[str, float]  # by COMPILE_STAGES
+    # Read and written by the operators that regions replace, and by what stands in their place.
+    bytes_before: int = 0
+    bytes_after: int = 0
 
 
 @dataclass
@@ -69,15 +93,20 @@ class Report:
                 f"  regions: {graph.nodes['torch_ort.Region']} with {graph.fused.total()} nodes: "
                 + (_counts(graph.fused) or "none")
             )
+            if graph.bytes_before:
+                lines.append(
+                    f"  bytes moved: {bytes_text(graph.bytes_before)} by the operators that the "
+                    f"regions replace, {bytes_text(graph.bytes_after)} by the regions"
+                )
             lines.append("  steps: " + _counts(graph.steps))
             lines.append("  results made by the kernel: " + (_counts(graph.functional) or "none"))
             plan = graph.plan
             if plan:
                 lines.append(
-                    f"  memory: peak {_bytes(plan['peak_bytes'])} "
-                    f"(context {_bytes(plan['context_bytes'])}, "
-                    f"scratch {_bytes(plan['scratch_bytes'])}), "
-                    f"saved for backward {_bytes(plan['saved_bytes'])}, "
+                    f"  memory: peak {bytes_text(plan['peak_bytes'])} "
+                    f"(context {bytes_text(plan['context_bytes'])}, "
+                    f"scratch {bytes_text(plan['scratch_bytes'])}), "
+                    f"saved for backward {bytes_text(plan['saved_bytes'])}, "
                     f"in place {plan['in_place']}, planned in {plan['plan_ms']:.2f} ms"
                 )
             rewrites = ", ".join(f"{name} {count}" for name, count, _ in graph.passes if count)
@@ -99,40 +128,100 @@ def explain(
     The model's gradients are left as they were; buffers such as running statistics are updated as a
     step updates them. Raises what the model raises, and engine errors when TORCH_ORT_STRICT=1.
     """
-    watched: list[Program] = []
-    _watchers.append(watched)
     before = counting.counters()
     start = time.perf_counter()
-    try:
-        compiled = torch.compile(model, backend=_fresh_backend(options))
-        result = compiled(*inputs, **kwargs)
-        _backward(model, result)
-    finally:
-        _watchers.remove(watched)
+    with watching() as watched, _noted_inputs() as given:
+        compiled = compile_afresh(model, options)
+        run_backward(model, compiled(*inputs, **kwargs), (inputs, kwargs))
     spent = time.perf_counter() - start
     after = counting.counters()
     changes = {name: after[name] - before.get(name, 0) for name in after}
-    return Report([_describe(program) for program in watched], changes, spent)
+    graphs = [_describe(program) for program in watched]
+    for graph, program in zip(graphs, watched, strict=True):
+        if graph.nodes["torch_ort.Region"] and program.session.id in given:
+            _note_bytes(graph, program, given[program.session.id])
+    return Report(graphs, changes, spent)
 
 
-def _fresh_backend(options: dict[str, Any] | None) -> Any:
-    """The backend as an object of its own: Dynamo gives nothing that it has compiled before."""
+@contextmanager
+def _noted_inputs() -> Iterator[dict[int, tuple[Any, Any]]]:
+    """Give a dict that what sessions run with meanwhile is put into: tensors and symbols."""
+    forward = _C.run_forward
+    given: dict[int, tuple[Any, Any]] = {}
+
+    def noting(session: int, tensors: Any, symbols: Any, carry: bool) -> list[torch.Tensor]:
+        given[session] = tensors, symbols
+        return forward(session, tensors, symbols, carry)
+
+    _C.run_forward = noting
+    try:
+        yield given
+    finally:
+        _C.run_forward = forward
+
+
+def _note_bytes(report: GraphReport, program: Program, given: tuple[Any, Any]) -> None:
+    """Plan the graph once more without regions; what only one of both has is compared."""
+    graph = program.captured.clone()
+    left_out = set(_C.pass_names()) - {name for name, _, _ in program.passes}
+    _C.run_pipeline(graph, sorted(left_out | REGION_PASSES))
+    session = _C.Session.compile(
+        graph, program.constants, parameter_gradients=program.parameter_gradients
+    )
+    session.prepare(*given)
+    before = moved_bytes(graph, session)
+    after = moved_bytes(program.graph, program.session)
+    report.bytes_before = sum(sum(before[name]) for name in before.keys() - after.keys())
+    report.bytes_after = sum(sum(after[name]) for name in after.keys() - before.keys())
+
+
+def moved_bytes(graph: _C.Graph, session: _C.Session) -> dict[str, tuple[int, int]]:
+    """Give the bytes that nodes read and write by the plan used last; views are left out."""
+    rows = {row["name"]: row for row in session.plan_table() if row["first_step"] is not None}
+    works = {name for name, _, form, _, _ in session.steps() if form not in VIEW_FORMS}
+
+    def total(names: list[str]) -> int:
+        return sum(rows[name]["bytes"] for name in set(names) if name in rows)
+
+    def is_view(node: dict[str, Any]) -> bool:
+        made = [rows[name] for name in node["outputs"] if name in rows]
+        return node["name"] not in works and all(row["shares"] for row in made)
+
+    return {
+        node["name"]: (total(node["inputs"]), total(node["outputs"]))
+        for node in graph.nodes() if node["op"] != "YieldOp" and not is_view(node)
+    }  # fmt: skip
+
+
+def compile_afresh(model: Any, options: dict[str, Any] | None) -> Any:
+    """Compile with a backend object of its own: Dynamo gives nothing that it has compiled before.
+
+    What it compiles counts for no other recompile limit. Raises UserError on a bad option.
+    """
     from torch_ort.backend import ort
+    from torch_ort.options import resolve
 
+    resolve(options)
     backend = functools.partial(ort, options=options)
     backend.reset = ort.reset
-    return backend
+    return torch.compile(model, backend=backend, **_ISOLATED)
 
 
-def _backward(model: Any, result: Any) -> None:
+def run_backward(model: Any, result: Any, inputs: Any) -> None:
+    """Run backward if an output asks for it; no tensor's `.grad` changes."""
     outputs = [
-        leaf for leaf in pytree.tree_leaves(result)
-        if isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf.is_floating_point()
-    ]  # fmt: skip
-    parameters = [p for p in getattr(model, "parameters", list)() if p.requires_grad]
-    if outputs and parameters:
+        leaf for leaf in tensors_of(result) if leaf.requires_grad and leaf.is_floating_point()
+    ]
+    wanted = [*getattr(model, "parameters", list)(), *tensors_of(inputs)]
+    wanted = [tensor for tensor in wanted if tensor.requires_grad]
+    if outputs and wanted:
         total = sum(output.float().sum() for output in outputs)
-        torch.autograd.grad(total, parameters, allow_unused=True)
+        torch.autograd.grad(total, wanted, allow_unused=True)
+
+
+def tensors_of(tree: Any) -> list[torch.Tensor]:
+    """Give the tensors in nested lists, dicts and other containers."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _describe(program: Program) -> GraphReport:
@@ -162,7 +251,8 @@ def _counts(counts: Counter[str]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.most_common())
 
 
-def _bytes(count: int) -> str:
+def bytes_text(count: float) -> str:
+    """Give a number of bytes in its unit."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -68,6 +68,44 @@ def test_compile_time_of_a_graph_that_is_compiled_already():
     assert set(graph.seconds) == set(COMPILE_STAGES) - {"plan"}
 
 
+def test_bytes_that_regions_move():
+    model = nn.Sequential(nn.GELU(), nn.Tanh())
+    with torch.no_grad():
+        report = torch_ort.explain(model, torch.randn(4, 6))
+    (graph,) = report.graphs
+    one = 4 * 6 * 4  # bytes of a tensor
+    # Two operators read and write one tensor each; between them nothing moves in the region.
+    assert (graph.bytes_before, graph.bytes_after) == (4 * one, 2 * one)
+    words = "regions: 1 with 2 nodes: .*\n  bytes moved: 384 B by the operators that the regions"
+    assert re.search(f"{words} replace, 192 B by the regions", str(report))
+
+
+def test_bytes_that_regions_move_in_training():
+    (graph,) = torch_ort.explain(block(), torch.randn(4, 6)).graphs
+    full, row, column = 4 * 4 * 8, 4 * 4, 4 * 8
+    gelu = 2 * full + 3 * full  # forward and backward
+    norm = full + 2 * column + full + 2 * row
+    norm_backward = 2 * full + 2 * row + 2 * column + full + 2 * column
+    bias = full + column  # its gradient is a sum
+    assert graph.bytes_before == gelu + norm + norm_backward + bias
+    assert graph.bytes_after < graph.bytes_before
+
+
+def test_bytes_that_regions_move_with_dynamic_sizes():
+    model = nn.Sequential(nn.GELU(), nn.Tanh())
+    x = torch.randn(4, 6)
+    torch._dynamo.mark_dynamic(x, 0)
+    with torch.no_grad():
+        (graph,) = torch_ort.explain(model, x).graphs
+    assert (graph.bytes_before, graph.bytes_after) == (4 * 96, 2 * 96)
+
+
+def test_without_regions_no_bytes_are_compared():
+    report = torch_ort.explain(block(), torch.randn(4, 6), options={"disable": "fuse_regions"})
+    assert "bytes moved" not in str(report)
+    assert report.counters["graphs_compiled"] == torch_ort.counters()["graphs_compiled"]
+
+
 def test_report_of_an_inference_graph():
     with torch.no_grad():
         (graph,) = torch_ort.explain(block(), torch.randn(4, 6)).graphs
@@ -89,9 +127,8 @@ def test_dumps(tmp_path, monkeypatch):
 
 def test_steps_are_dumped_for_each_of_two_equal_graphs(tmp_path):
     options = {"dump": "steps", "dump_dir": str(tmp_path)}
-    for _ in range(2):
-        torch_ort.explain(block(), torch.randn(4, 6), options=options)
-    assert torch_ort.counters()["graphs_compiled"] == 1
+    reports = [torch_ort.explain(block(), torch.randn(4, 6), options=options) for _ in range(2)]
+    assert [report.counters["graphs_compiled"] for report in reports] == [1, 0]
     first, second = (path.read_text() for path in tmp_path.iterdir())
     assert first == second
 

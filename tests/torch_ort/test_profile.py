@@ -1,0 +1,447 @@
+"""`torch_ort.profile`: the table, the trace, the page, and that the model comes out unchanged."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import torch_ort
+from torch_ort.capture.fx_reader import FxReader
+from torch_ort.fallback import FallbackWarning
+
+pytestmark = pytest.mark.ort_only
+
+BROWSERS = (
+    "chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome",
+)  # fmt: skip
+VOID_TAGS = {"meta", "link", "img", "br", "input", "rect"}
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 3))
+
+
+class Attention(nn.Module):
+    """A block of a transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.project = nn.Linear(16, 48)
+        self.out = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.project(self.norm(x)).view(2, 5, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+        return x + self.out(mixed.transpose(1, 2).reshape(2, 5, 16))
+
+
+def profile(model, *inputs, steps=2, **settings) -> torch_ort.Profile:
+    return torch_ort.profile(model, *inputs, steps=steps, **settings)
+
+
+def step_named(result: torch_ort.Profile, name: str):
+    (step,) = [step for step in result.steps if step.name == name]
+    return step
+
+
+class Page(HTMLParser):
+    """Reads a page; its tags must be closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open, self.text, self.attributes, self.tags = [], [], [], []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in VOID_TAGS:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+class TestTable:
+    def test_each_step_of_a_training_step_has_a_row(self):
+        model = mlp()
+        result = profile(model, torch.randn(4, 6), steps=3)
+        (graph,) = result.graphs
+        assert graph.is_training
+        assert len(result.wall) == 3
+        assert not result.fallbacks
+        counts = {step.name: len(step.microseconds) for step in result.steps}
+        assert set(counts.values()) <= {0, 3}
+        # What the plan runs has been timed; the rest are views that were made with the plan.
+        plan = graph.plan
+        timed = sum(count > 0 for count in counts.values())
+        assert timed == plan["steps_forward"] + plan["steps_backward"]
+        assert {step.kind for step in result.steps if not step.microseconds} <= {"views"}
+        lines = str(result).splitlines()
+        for name in counts:
+            assert sum(f" {name} " in line for line in lines) == 1, name
+
+    def test_what_a_row_says(self):
+        result = profile(mlp(), torch.randn(4, 6))
+        product = step_named(result, "addmm")
+        assert (product.kind, product.where, product.half) == ("products", "ATen", "forward")
+        assert product.read_bytes == 4 * (4 * 6 + 6 * 8 + 8)
+        assert product.written_bytes == 4 * 4 * 8
+        assert product.flops == 2 * 4 * 6 * 8
+        rate, unit = product.rate
+        assert unit == "GFLOP/s"
+        assert rate == pytest.approx(product.flops / product.median / 1e3)
+        assert 0 < product.min <= product.median
+
+        region = next(step for step in result.steps if step.name.startswith("gelu_to_native"))
+        assert (region.kind, region.where) == ("regions", "region")
+        assert region.read_bytes == 4 * (4 * 8 + 8 + 8)
+        assert region.rate[1] == "GB/s"
+        assert step_named(result, "mm").half == "backward"
+        head = next(line for line in str(result).splitlines() if line.startswith("graph"))
+        assert re.split(r"\s{2,}", head) == [
+            "graph", "half", "step", "kind", "where", "op", "count", "min us", "median us",
+            "share", "read", "written", "rate", "origin",
+        ]  # fmt: skip
+
+    def test_a_copy_moves_bytes_and_a_view_none(self):
+        result = profile(lambda x: x.t().reshape(24) + 1, torch.randn(4, 6))
+        view, copy = step_named(result, "t"), step_named(result, "clone")
+        assert (view.kind, view.read_bytes, view.written_bytes) == ("views", 0, 0)
+        assert (copy.kind, copy.read_bytes, copy.written_bytes) == ("other", 4 * 24, 4 * 24)
+
+    def test_shares_and_sums_make_up_the_whole(self):
+        result = profile(mlp(), torch.randn(4, 6))
+        assert sum(result.kinds.values()) + sum(result.outside.values()) == pytest.approx(
+            sum(result.wall)
+        )
+        assert sum(result.kinds.values()) == pytest.approx(sum(s.total for s in result.steps))
+        assert 0 < sum(map(result.share, result.kinds.values())) < 1
+
+    def test_origins_are_lines_of_the_model(self):
+        result = profile(Attention(), torch.randn(2, 5, 16))
+        origins = {step.origin for step in result.steps}
+        assert any("test_profile.py" in origin for origin in origins)
+
+    def test_a_transformer(self):
+        result = profile(Attention(), torch.randn(2, 5, 16))
+        kinds = {step.kind for step in result.steps if step.microseconds}
+        assert kinds >= {"products", "attention", "regions"}
+        attention = [step for step in result.steps if step.kind == "attention"]
+        assert {step.half for step in attention} == {"forward", "backward"}
+        assert {step.where for step in attention} <= {"native", "ATen"}
+        assert all(step.written_bytes > 0 for step in attention)
+
+    def test_inference(self):
+        with torch.no_grad():
+            result = profile(mlp(), torch.randn(4, 6))
+        assert not result.graphs[0].is_training
+        assert {step.half for step in result.steps} == {"forward"}
+        assert all(step.total > 0 for step in result.steps if step.kind == "products")
+
+    def test_a_function_whose_input_asks_for_a_gradient(self):
+        x = torch.randn(4, 6, requires_grad=True)
+        result = profile(lambda x: x.sin().mm(x.t()).cos(), x)
+        assert {step.half for step in result.steps if step.microseconds} == {"forward", "backward"}
+        assert x.grad is None
+
+    def test_graphs_with_steps_of_equal_names_are_told_apart(self):
+        class Broken(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 600)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                x = self.first(x)
+                torch._dynamo.graph_break()
+                return self.second(x)
+
+        result = profile(Broken(), torch.randn(4, 6))
+        products = [step for step in result.steps if step.name == "addmm"]
+        assert sorted(step.flops for step in products) == [2 * 4 * 6 * 8, 2 * 4 * 8 * 600]
+        assert [len(step.microseconds) for step in products] == [2, 2]
+        backward = [step for step in result.steps if step.name == "mm"]
+        assert [len(step.microseconds) for step in backward] == [2, 2]
+
+    def test_a_model_that_is_compiled_already(self):
+        model = torch.compile(mlp(), backend="ort")
+        assert step_named(profile(model, torch.randn(4, 6)), "addmm").microseconds
+
+    def test_often(self):
+        model, x = mlp(), torch.randn(4, 6)
+        limit = torch._dynamo.config.recompile_limit
+        for _ in range(limit + 1):
+            assert profile(model, x, steps=1).graphs
+        torch.compile(model, backend="ort")(x)  # has the whole limit to itself
+
+    def test_many_steps_are_summed_up(self):
+        layers = [layer for _ in range(12) for layer in (nn.Linear(6, 6), nn.GELU())]
+        text = str(profile(nn.Sequential(*layers), torch.randn(4, 6), steps=1))
+        assert re.search(r"^and \d+ more steps: \d+\.\d us per step, \d+\.\d%$", text, re.MULTILINE)
+
+
+class TestTheModelIsUntouched:
+    def test_parameters_buffers_gradients_and_random_state(self):
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+        x = torch.randn(4, 6)
+        model(x).sum().backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        tensors = [*model.parameters(), *model.buffers(), *gradients]
+        before = [tensor.detach().clone() for tensor in tensors]
+        random = torch.get_rng_state()
+        profile(model, x)
+        assert all(map(torch.equal, before, tensors))
+        after = [*model.parameters(), *model.buffers()]
+        after += [parameter.grad for parameter in model.parameters()]
+        assert all(a is b for a, b in zip(after, tensors, strict=True))
+        assert torch.equal(random, torch.get_rng_state())
+        assert model.training
+
+    def test_own_random_masks_leave_the_random_state_alone(self, monkeypatch):
+        monkeypatch.setenv("TORCH_ORT_EXACT_RANDOM", "0")
+        model, x = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5)), torch.randn(4, 6)
+        random = torch.get_rng_state()
+        profile(model, x)
+        assert torch.equal(random, torch.get_rng_state())
+
+    def test_a_buffer_that_forward_replaces_and_an_input_that_it_writes(self):
+        class Counts(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.register_buffer("calls", torch.zeros(1))
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                self.calls = self.calls + 1
+                x.add_(1)
+                return x * self.calls
+
+        model, x = Counts(), torch.zeros(3)
+        calls = model.calls
+        profile(model, x)
+        assert model.calls is calls
+        assert calls.tolist() == [0]
+        assert x.tolist() == [0, 0, 0]
+
+    def test_a_graph_that_waits_for_its_backward(self):
+        model, x = mlp(), torch.randn(4, 6)
+        loss = model(x).sum()
+        profile(model, x)
+        loss.backward()  # no saved tensor counts as written
+
+    def test_after_an_error_of_the_model(self):
+        class Fails(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.register_buffer("calls", torch.zeros(1))
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                self.calls.add_(1)
+                torch._dynamo.graph_break()
+                return x @ x
+
+        model = Fails()
+        with pytest.raises(Exception, match=r"size|shape"):
+            profile(model, torch.randn(2, 3))
+        assert model.calls.tolist() == [0]
+        assert torch_ort._C.run_forward.__name__ == "run_forward"
+
+
+class TestTrace:
+    def test_each_step_lies_in_its_half(self, tmp_path):
+        result = profile(mlp(), torch.randn(4, 6))
+        path = tmp_path / "trace.json"
+        result.save_trace(path)
+        result.save_trace(path)  # the profiler writes its own only once
+        events = [e for e in json.loads(path.read_text())["traceEvents"] if e.get("ph") == "X"]
+
+        def lies_in(inner, outer):
+            starts = outer["ts"] <= inner["ts"]
+            return starts and inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"] + 1e-3
+
+        for half in ("forward", "backward"):
+            runs = [e for e in events if e["name"] == f"torch_ort::run_{half}"]
+            assert len(runs) == len(result.wall)
+            for step in result.steps:
+                if step.half != half or not step.microseconds:
+                    continue
+                found = [
+                    event for event in events if event["name"] == step.name
+                    and any(event["tid"] == run["tid"] and lies_in(event, run) for run in runs)
+                ]  # fmt: skip
+                assert len(found) == len(step.microseconds), step.name
+
+    def test_a_path_that_cannot_be_written(self, tmp_path):
+        result = profile(mlp(), torch.randn(4, 6))
+        for save in (result.save_trace, result.save_html):
+            with pytest.raises(torch_ort.UserError, match=r"profile: cannot write '.*': Is a dir"):
+                save(tmp_path)
+
+
+class TestPage:
+    def page_of(self, model: nn.Module, x: torch.Tensor, folder: Path) -> tuple[Path, str]:
+        result = profile(model, x)
+        result.save_html(folder / "page.html")
+        return folder / "page.html", (folder / "page.html").read_text(encoding="utf-8")
+
+    def test_it_loads_nothing(self, tmp_path):
+        _, text = self.page_of(mlp(), torch.randn(4, 6), tmp_path)
+        assert not re.search(r"https?://|@import|url\(", text)
+        page = Page(text)
+        assert not {"src", "href"} & {name for name, _ in page.attributes}
+        assert "link" not in page.tags
+        policy = next(value for _, value in page.attributes if value and "default-src" in value)
+        assert policy.startswith("default-src 'none'")
+
+    def test_it_shows_steps_memory_and_regions(self, tmp_path):
+        result = profile(mlp(), torch.randn(512, 6))
+        result.save_html(tmp_path / "page.html")
+        page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
+        text = "\n".join(page.text)
+        assert all(f"\n{step.name}\n" in text for step in result.steps)
+        for words in ("Timeline: step", "context, ", "Body", "Tile program", "phase 0"):
+            assert words in text
+        tips = [value for name, value in page.attributes if name == "data-tip"]
+        timed = [step.name for step in result.steps if step.microseconds]
+        assert all(any(tip.startswith(f"{name}\n") for tip in tips) for name in timed)
+        (graph,) = result.graphs
+        assert sum(" in use by graph 0" in tip for tip in tips) > 0
+        most = max(graph.in_use.values())
+        assert 0.9 * graph.plan["peak_bytes"] <= most <= graph.plan["peak_bytes"]
+
+    def test_names_are_escaped(self, tmp_path):
+        result = profile(mlp(), torch.randn(4, 6))
+        result.steps[0].origin = "<script>$summary & '\"\udc80"
+        result.save_html(tmp_path / "page.html")
+        text = (tmp_path / "page.html").read_text(encoding="utf-8")
+        assert "&lt;script&gt;$summary &amp;" in text
+        assert text.count("<script>") == 1
+
+    def test_it_works_in_a_browser(self, tmp_path):
+        browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+        if browser is None:
+            pytest.skip(f"needs a browser on the PATH: one of {', '.join(BROWSERS)}")
+        path, text = self.page_of(Attention(), torch.randn(2, 5, 16), tmp_path)
+        # Sorts by a column, zooms, and points at a bar, as a user does.
+        path.write_text(
+            text.replace(
+                "</body>",
+                """<script>
+            const heads = [...table.tHead.rows[0].cells];
+            heads.find((head) => head.textContent === "written").click();
+            const svg = document.querySelector("svg"), bar = svg.querySelector("rect");
+            const width = svg.viewBox.baseVal.width;
+            svg.dispatchEvent(new WheelEvent("wheel", {deltaY: -200, clientX: 50}));
+            bar.dispatchEvent(new MouseEvent("mousemove", {bubbles: true}));
+            const written = [...table.tBodies[0].rows].map((row) => +row.cells[11].dataset.value);
+            document.title = JSON.stringify(
+              {written, zoomed: svg.viewBox.baseVal.width < width, tip: tip.textContent});
+            </script></body>""",
+            )
+        )
+        run = subprocess.run(
+            [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
+             "--log-level=0", f"--user-data-dir={tmp_path / 'user'}", "--virtual-time-budget=2000",
+             "--dump-dom", path.as_uri()],
+            capture_output=True, text=True, timeout=120, check=True,
+        )  # fmt: skip
+        assert not [line for line in run.stderr.splitlines() if ":CONSOLE" in line]
+        seen = json.loads(re.search("<title>(.*?)</title>", run.stdout, re.DOTALL)[1])
+        assert seen["written"] == sorted(seen["written"], reverse=True)
+        assert len(set(seen["written"])) > 2
+        assert seen["zoomed"]
+        assert seen["tip"].startswith("torch_ort::run_forward")
+
+
+class TestPath:
+    def test_both_files_are_written(self, tmp_path):
+        profile(mlp(), torch.randn(4, 6), path=tmp_path / "step")
+        assert {path.name for path in tmp_path.iterdir()} == {"step.html", "step.json"}
+
+
+class TestWrongArguments:
+    @pytest.mark.parametrize(
+        ("settings", "words"),
+        [
+            ({"steps": 0}, "profile: steps: got 0, want an integer of at least 1"),
+            ({"steps": 2.5}, "profile: steps: got 2.5, want an integer"),
+            ({"steps": True}, "profile: steps: got True, want an integer"),
+            ({"path": 7}, "profile: path: got 7, want the start of two file names"),
+            (
+                {"path": "no/such/page"},
+                "profile: path: got 'no/such/page', want a name in a folder",
+            ),
+            ({"options": {"save_onx": True}}, "unknown option: got 'save_onx'"),
+        ],
+    )
+    def test_of_profile(self, settings, words):
+        with pytest.raises(torch_ort.UserError, match=words):
+            torch_ort.profile(mlp(), torch.randn(4, 6), **settings)
+
+    def test_a_model_that_cannot_be_called(self):
+        with pytest.raises(torch_ort.UserError, match="profile: model: got 3, want a module or a"):
+            torch_ort.profile(3)
+
+    def test_nothing_to_measure(self):
+        with pytest.raises(torch_ort.UserError, match="the model has no step to measure"):
+            profile(lambda: 3)
+
+
+def no_tangents(self: FxReader, nodes: list) -> None:
+    if any("tan" in node.name for node in nodes):
+        raise torch_ort.Unsupported("tan: want another function")
+    add_nodes(self, nodes)
+
+
+add_nodes = FxReader.add_nodes
+
+
+class TestFallback:
+    @pytest.fixture(autouse=True)
+    def some_graphs_fall_back(self, monkeypatch):
+        monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+        monkeypatch.setattr(FxReader, "add_nodes", no_tangents)
+
+    def test_all_of_the_model(self):
+        words = (
+            "profile: nothing of the model runs in the engine: "
+            "torch_ort: convert: tan: want another function; this graph runs in eager PyTorch"
+        )
+        with pytest.warns(FallbackWarning), pytest.raises(torch_ort.Unsupported, match=words):
+            profile(torch.tan, torch.randn(3))
+
+    def test_a_part_of_the_model(self, tmp_path):
+        def both(x):
+            x = x.sin() @ x.cos()
+            torch._dynamo.graph_break()
+            return x.tan()
+
+        with pytest.warns(FallbackWarning, match="tan: want another function"):
+            result = profile(both, torch.randn(3, 3), path=tmp_path / "step")
+        (reason,) = result.fallbacks
+        assert f"fell back: {reason}" in str(result)
+        assert "Fell back: torch_ort: convert: tan" in (tmp_path / "step.html").read_text()
+        assert any(step.microseconds for step in result.steps)
+
+    def test_strict_raises_what_the_engine_says(self, monkeypatch):
+        monkeypatch.setenv("TORCH_ORT_STRICT", "1")
+        with pytest.raises(Exception, match="tan: want another function"):
+            profile(torch.tan, torch.randn(3))
