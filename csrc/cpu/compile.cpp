@@ -3,8 +3,10 @@
 #include "base/error.h"
 #include "cpu/program.h"
 #include "ops/fusion.h"
+#include "ops/op.h"
 
 #include <algorithm>
+#include <bit>
 #include <functional>
 #include <limits>
 #include <map>
@@ -101,9 +103,13 @@ namespace {
 // A broadcast operand as it stands against the shape of the node that reads it.
 Layout expand(const Layout& layout, const std::vector<int64_t>& shape) {
   Layout wide{.dtype = layout.dtype, .sizes = shape, .strides = std::vector<int64_t>(shape.size())};
-  ORT_CHECK(layout.sizes.size() <= shape.size(), "Region: an operand has more dims than its reader");
+  ORT_CHECK(layout.sizes.size() <= shape.size(),
+            "Region: an operand has more dims than its reader");
   const size_t missing = shape.size() - layout.sizes.size();
   for (size_t i = 0; i < layout.sizes.size(); ++i) {
+    ORT_CHECK(layout.sizes[i] == 1 || layout.sizes[i] == shape[missing + i],
+              "Region: got an operand of sizes ", text(layout.sizes),
+              ", want ones that broadcast to ", text(shape));
     wide.strides[missing + i] = layout.sizes[i] == 1 ? 0 : layout.strides[i];
   }
   return wide;
@@ -119,14 +125,15 @@ bool wants_double(const ir::Graph& body, int64_t num_columns) {
   for (const Node& node : body.nodes) {
     const FusedForm form = ops::fused_form(node);
     if (form.has_label()) {
-      if (num_columns >= kFloatCounts) return true;
+      const bool is_double = node.outputs[0]->type.dtype == DType::kDouble;
+      if (is_double || num_columns >= kFloatCounts) return true;
       continue;
     }
     if (form.kind == FusedForm::Kind::kRandom) continue;
     // Axes and shapes are integers, but no operands.
     const size_t count = form.kind == FusedForm::Kind::kPointwise ? node.inputs.size() : 1;
     for (size_t i = 0; i < std::min(count, node.inputs.size()); ++i) {
-      if (is_wide(node.inputs[i])) return true;
+      if (node.inputs[i] != nullptr && is_wide(node.inputs[i])) return true;
     }
     if (node.outputs[0]->type.dtype == DType::kDouble) return true;
   }
@@ -137,13 +144,17 @@ class Compiler {
  public:
   Compiler(const Node& region, const ir::SymbolLookup& lookup, const std::vector<Layout>& inputs,
            const std::vector<Layout>& outputs, const CompileOptions& options)
-      : body_(ops::region_body(region)), lookup_(lookup), input_layouts_(inputs),
-        output_layouts_(outputs), options_(options) {
+      : body_(ops::region_body(region)),
+        lookup_(lookup),
+        input_layouts_(inputs),
+        output_layouts_(outputs),
+        options_(options) {
     program_.isa = options.isa;
     spaces_ = ir::strings_attr(region.attrs, "spaces", {});
     ORT_CHECK(spaces_.size() == body_.inputs.size() && inputs.size() == body_.inputs.size() &&
                   outputs.size() == body_.outputs.size(),
               "Region: the node does not fit its body");
+    for (const Node& node : body_.nodes) ops::check_inputs(node);
     program_.num_columns = evaluate(ir::dim_attr(region.attrs, "columns", 1));
     program_.num_rows = evaluate(ir::dim_attr(region.attrs, "rows", 1));
   }
@@ -161,10 +172,10 @@ class Compiler {
  private:
   struct Info {
     Space space = Space::kFull;
-    int phase = 0;          // that makes it
-    int input = -1;         // full input that is loaded where it is read
-    int output = -1;        // that it is made in
-    bool is_wide = false;   // read in a later phase than it was made, chunk by chunk
+    int phase = 0;         // that makes it
+    int input = -1;        // full input that is loaded where it is read
+    int output = -1;       // that it is made in
+    bool is_wide = false;  // read in a later phase than it was made, chunk by chunk
   };
 
   int64_t evaluate(const ir::Dim& dim) const {
@@ -192,8 +203,7 @@ class Compiler {
     const int64_t columns = std::max<int64_t>(1, program_.num_columns);
     const bool whole_rows = columns <= kLongestWholeRow * numbers;
     program_.chunk = whole_rows ? columns : numbers;
-    program_.tile_rows =
-        whole_rows ? std::clamp<int64_t>(numbers / columns, 1, kMaxTileRows) : 1;
+    program_.tile_rows = whole_rows ? std::clamp<int64_t>(numbers / columns, 1, kMaxTileRows) : 1;
     program_.tile_rows = std::max<int64_t>(1, std::min(program_.tile_rows, program_.num_rows));
   }
 
@@ -202,6 +212,9 @@ class Compiler {
     for (const Node& node : body_.nodes) {
       const FusedForm form = ops::fused_form(node);
       if (form.is_reduction() || form.has_label()) return false;
+      if (form.kind == FusedForm::Kind::kRandom && !is_full_size(sizes_of(*node.outputs[0]))) {
+        return false;
+      }
     }
     for (const std::vector<Layout>* layouts : {&input_layouts_, &output_layouts_}) {
       for (size_t i = 0; i < layouts->size(); ++i) {
@@ -209,7 +222,7 @@ class Compiler {
         if (is_input && spaces_[i] == "scalar") continue;
         if (is_input && spaces_[i] != "full") return false;
         const Layout& layout = (*layouts)[i];
-        if (product(layout.sizes) != program_.num_rows * program_.num_columns) return false;
+        if (!is_full_size(layout.sizes)) return false;
         std::vector<Access::Axis> axes;
         for (size_t d = 0; d < layout.sizes.size(); ++d) {
           axes.push_back({layout.sizes[d], layout.strides[d]});
@@ -219,6 +232,10 @@ class Compiler {
       }
     }
     return true;
+  }
+
+  bool is_full_size(const std::vector<int64_t>& sizes) const {
+    return product(sizes) == program_.num_rows * program_.num_columns;
   }
 
   bool holds_whole_rows() const { return program_.chunk >= program_.num_columns; }
@@ -231,7 +248,7 @@ class Compiler {
   }
 
   int constant(double number) {
-    const auto [found, is_new] = constants_.try_emplace(number, -1);
+    const auto [found, is_new] = constants_.try_emplace(std::bit_cast<uint64_t>(number), -1);
     if (is_new) {
       found->second = add_value(Space::kScalar, 0);
       program_.constants.emplace_back(found->second, number);
@@ -265,7 +282,7 @@ class Compiler {
       }
       const int value = add_value(space, 0);
       values_[&input] = value;
-      program_.inputs.push_back(access_of(layout, space, program_.num_columns));
+      program_.inputs.push_back(checked_access(layout, space));
       if (is_in_place(program_.inputs.back(), space)) {
         infos_[value].input = static_cast<int>(i);
         direct_inputs_.push_back(value);
@@ -285,6 +302,20 @@ class Compiler {
     }
   }
 
+  // An operand whose elements are those of its space, no more and no fewer.
+  Access checked_access(const Layout& layout, Space space) const {
+    const bool has_rows = space == Space::kFull || space == Space::kRow;
+    const bool has_columns = space == Space::kFull || space == Space::kColumn;
+    const int64_t rows = has_rows ? program_.num_rows : 1;
+    const int64_t columns = has_columns ? program_.num_columns : 1;
+    ORT_CHECK(rows >= 0 && columns >= 0 && product(layout.sizes) == rows * columns,
+              "Region: got an operand of sizes ", text(layout.sizes), ", want ", rows, " rows of ",
+              columns, " columns");
+    const bool is_known = kernels<float>(options_.isa).load[static_cast<size_t>(layout.dtype)];
+    if (!is_known) throw Unsupported(concat("Region: got an operand of ", ir::name(layout.dtype)));
+    return access_of(layout, space, program_.num_columns);
+  }
+
   // An input against the shape of a node that stretches it; all such readers see the same elements.
   Layout stretch(const Value& input, const Layout& layout, Space space) const {
     if (space == Space::kRow && product(layout.sizes) == program_.num_rows) return layout;
@@ -292,8 +323,17 @@ class Compiler {
       if (use.node == nullptr) continue;
       if (ops::fused_form(*use.node).kind != FusedForm::Kind::kPointwise) continue;
       const std::vector<int64_t> shape = sizes_of(*use.node->outputs[0]);
-      if (space == Space::kRow && product(shape) != program_.num_rows) continue;
-      return expand(layout, shape);
+      if (space != Space::kRow || product(shape) == program_.num_rows) return expand(layout, shape);
+      if (is_full_size(shape)) return without_columns(expand(layout, shape));
+    }
+    return layout;
+  }
+
+  Layout without_columns(Layout layout) const {
+    for (int64_t columns = 1; columns != program_.num_columns && !layout.sizes.empty();) {
+      columns *= layout.sizes.back();
+      layout.sizes.pop_back();
+      layout.strides.pop_back();
     }
     return layout;
   }
@@ -304,8 +344,9 @@ class Compiler {
     if (access.dtype != dtype || !access.is_one_run()) return false;
     if (space == Space::kColumn) return program_.tile_rows == 1;
     if (space != Space::kFull) return false;
-    const bool rows_touch = access.rows.size() == 1 && (access.rows[0].stride == program_.num_columns ||
-                                                        access.rows[0].size == 1);
+    const bool rows_touch =
+        access.rows.size() == 1 &&
+        (access.rows[0].stride == program_.num_columns || access.rows[0].size == 1);
     return program_.tile_rows == 1 || rows_touch;
   }
 
@@ -352,7 +393,8 @@ class Compiler {
     if (node.is_erased() || ir::is(&node, "Dims", ir::kTorchOrtDomain)) return;
     const FusedForm form = ops::fused_form(node);
     switch (form.kind) {
-      case FusedForm::Kind::kNone: throw Unsupported(concat("Region: no instruction for ", node.op.str()));
+      case FusedForm::Kind::kNone:
+        throw Unsupported(concat("Region: no instruction for ", node.op.str()));
       case FusedForm::Kind::kPass: values_[node.outputs[0]] = value_of(node.inputs[0]); return;
       case FusedForm::Kind::kPointwise: add_pointwise(node, form); return;
       case FusedForm::Kind::kPick: add_pick(node); return;
@@ -365,7 +407,8 @@ class Compiler {
 
   int value_of(const Value* value) const {
     const auto found = values_.find(value);
-    ORT_CHECK(found != values_.end(), "Region: value '", value->name, "' comes from nowhere");
+    ORT_CHECK(found != values_.end(), "Region: value '", value != nullptr ? value->name : "",
+              "' comes from nowhere");
     return found->second;
   }
 
@@ -404,8 +447,7 @@ class Compiler {
     if (static_cast<int64_t>(axes.size()) == rank) return Axes::kAll;
     const bool is_first = axes.back() == static_cast<int64_t>(axes.size()) - 1;
     const bool is_last = axes.front() == rank - static_cast<int64_t>(axes.size());
-    ORT_CHECK(is_first || is_last, "Region: ", node.op.str(),
-              ": want the first or the last axes");
+    ORT_CHECK(is_first || is_last, "Region: ", node.op.str(), ": want the first or the last axes");
     return is_last ? Axes::kColumns : Axes::kRows;
   }
 
@@ -428,15 +470,14 @@ class Compiler {
     ORT_CHECK(infos_[value].space == Space::kFull, "Region: a reduction of no full value");
     const bool adds = kind == FusedForm::Kind::kSum || kind == FusedForm::Kind::kMean;
     const double infinity = std::numeric_limits<double>::infinity();
-    const Kind each = adds                                  ? Kind::kSumRows
+    const Kind each = adds                            ? Kind::kSumRows
                       : kind == FusedForm::Kind::kMax ? Kind::kMaxRows
                                                       : Kind::kMinRows;
     const double start = adds ? 0 : each == Kind::kMaxRows ? -infinity : infinity;
     const int result = start_row_result(start, in_phase);
     phase(in_phase).full.push_back({.kind = each, .d = result, .a = full});
     if (kind != FusedForm::Kind::kMean) return result;
-    return pointwise(Opcode::kDiv,
-                     {result, constant(static_cast<double>(program_.num_columns))});
+    return pointwise(Opcode::kDiv, {result, constant(static_cast<double>(program_.num_columns))});
   }
 
   // A row value that the chunks of a phase add to; later phases read it.
@@ -480,6 +521,10 @@ class Compiler {
 
   void add_valid(const Node& node) {
     const int label = value_of(node.inputs[0]);
+    if (!ir::has_attr(node.attrs, "ignore_index")) {
+      values_[node.outputs[0]] = pointwise(Opcode::kEqual, {label, label});
+      return;
+    }
     const auto ignored = static_cast<double>(ir::int_attr(node.attrs, "ignore_index", 0));
     const int is_ignored = pointwise(Opcode::kEqual, {label, constant(ignored)});
     values_[node.outputs[0]] = pointwise(Opcode::kNot, {is_ignored});
@@ -487,8 +532,7 @@ class Compiler {
 
   // The seed is read as the integer that it is, where it lies.
   void add_random(const Node& node) {
-    const int64_t count = product(sizes_of(*node.outputs[0]));
-    const bool is_full = count == program_.num_rows * program_.num_columns;
+    const bool is_full = is_full_size(sizes_of(*node.outputs[0]));
     Instruction each{.kind = Kind::kRandom, .space = is_full ? Space::kFull : Space::kRow};
     const auto seed = std::find(body_.inputs.begin(), body_.inputs.end(), node.inputs[0]);
     ORT_CHECK(seed != body_.inputs.end(), "Region: the seed of '", node.name, "' is no input");
@@ -518,9 +562,8 @@ class Compiler {
     Accumulator accumulator{.output = index, .offset = program_.accumulators_size};
     accumulator.size = axes == Axes::kAll ? 1 : program_.num_columns;
     program_.accumulators_size += accumulator.size;
-    program_.outputs.push_back(access_of(output_layouts_[index],
-                                         axes == Axes::kAll ? Space::kScalar : Space::kColumn,
-                                         program_.num_columns));
+    program_.outputs.push_back(checked_access(
+        output_layouts_[index], axes == Axes::kAll ? Space::kScalar : Space::kColumn));
     Instruction each{.kind = Kind::kAddColumns};
     if (axes == Axes::kAll) {
       if (infos_[value].space == Space::kFull) value = reduce_rows(value, FusedForm::Kind::kSum);
@@ -539,13 +582,14 @@ class Compiler {
 
   void add_stored_output(int index, int value) {
     Info& info = infos_[value];
-    ORT_CHECK(info.space == Space::kFull || info.space == Space::kRow,
-              "Region: output '", body_.outputs[index]->name, "' has neither rows nor columns");
+    ORT_CHECK(info.space == Space::kFull || info.space == Space::kRow, "Region: output '",
+              body_.outputs[index]->name, "' has neither rows nor columns");
     const Layout& layout = output_layouts_[index];
+    // Without rows their results have the size of everything, but their own shape.
     const bool is_spread = info.space == Space::kRow && program_.num_columns != 1 &&
-                           product(layout.sizes) == program_.num_rows * program_.num_columns;
+                           program_.num_rows != 0 && is_full_size(layout.sizes);
     const Space space = is_spread ? Space::kFull : info.space;
-    program_.outputs.push_back(access_of(layout, space, program_.num_columns));
+    program_.outputs.push_back(checked_access(layout, space));
     const bool is_made_here = info.space == Space::kFull && info.input < 0 && info.output < 0;
     if (is_made_here && is_in_place(program_.outputs.back(), space)) {
       info.output = index;
@@ -638,8 +682,7 @@ class Compiler {
     const int64_t work = program_.num_rows * program_.num_columns *
                          static_cast<int64_t>(program_.num_instructions());
     const int64_t tiles = (program_.num_rows + program_.tile_rows - 1) / program_.tile_rows;
-    program_.num_blocks =
-        std::clamp<int64_t>(std::min(work / kWorkPerBlock, tiles), 1, kMaxBlocks);
+    program_.num_blocks = std::clamp<int64_t>(std::min(work / kWorkPerBlock, tiles), 1, kMaxBlocks);
   }
 
   const ir::Graph& body_;
@@ -651,7 +694,7 @@ class Compiler {
   std::vector<Info> infos_;  // by value
   std::unordered_map<const Value*, int> values_;
   std::unordered_map<const Value*, std::pair<int, Axes>> sums_;
-  std::map<double, int> constants_;
+  std::map<uint64_t, int> constants_;  // by bits: zeros have signs, and NaN equals nothing
   std::vector<int> direct_inputs_;
   std::unordered_map<int, std::vector<std::pair<int, int>>> copies_;  // phase, value
   std::vector<int> last_use_;
@@ -681,13 +724,13 @@ std::unordered_map<const Value*, int> find_phases(const ir::Graph& body) {
 std::string operand_text(int value) { return value < 0 ? "" : concat(" %", value); }
 
 std::string text(const Instruction& each) {
-  static constexpr const char* kKinds[] = {"",        "Load",    "Store", "ExpandRow",
-                                           "SumRows", "MaxRows", "MinRows", "Pick",
-                                           "Scatter", "Random", "AddColumns", "AddAll"};
+  static constexpr const char* kKinds[] = {"",        "Load",    "Store",      "ExpandRow",
+                                           "SumRows", "MaxRows", "MinRows",    "Pick",
+                                           "Scatter", "Random",  "AddColumns", "AddAll"};
   static constexpr const char* kSpaces[] = {"scalar", "column", "row", "full"};
   std::string line = each.d < 0 ? std::string() : concat("%", each.d, " = ");
-  line += each.kind == Kind::kElementwise ? ops::name(each.op)
-                                          : kKinds[static_cast<size_t>(each.kind)];
+  line +=
+      each.kind == Kind::kElementwise ? ops::name(each.op) : kKinds[static_cast<size_t>(each.kind)];
   if (each.index >= 0) line += concat(" #", each.index);
   line += operand_text(each.a) + operand_text(each.b) + operand_text(each.c);
   return concat(line, "  ", kSpaces[static_cast<size_t>(each.space)], "\n");
@@ -702,9 +745,9 @@ size_t Program::num_instructions() const {
 }
 
 std::string Program::str() const {
-  std::string lines = concat(is_double ? "double " : "float ", name(isa), ", ", num_rows, " rows, ",
-                             num_columns, " columns, tile ", tile_rows, " x ", chunk, ", ",
-                             num_blocks, " blocks\n");
+  std::string lines =
+      concat(is_double ? "double " : "float ", name(isa), ", ", num_rows, " rows, ", num_columns,
+             " columns, tile ", tile_rows, " x ", chunk, ", ", num_blocks, " blocks\n");
   for (const Instruction& each : prologue) lines += "  once: " + text(each);
   for (size_t i = 0; i < phases.size(); ++i) {
     lines += concat("phase ", i, "\n");
@@ -759,6 +802,10 @@ std::unique_ptr<const TileProgram> compile(const Node& region, const ir::SymbolL
                                            const CompileOptions& options) {
   if (ir::is(&region, "EmbeddingGrad", ir::kTorchOrtDomain)) {
     return make_embedding_grad(region, inputs, outputs);
+  }
+  if (ir::is(&region, "Attention", ir::kTorchOrtDomain) ||
+      ir::is(&region, "AttentionGrad", ir::kTorchOrtDomain)) {
+    return make_attention(region, inputs, outputs, options);
   }
   Program program = Compiler(region, lookup, inputs, outputs, options).run();
   return program.is_double ? make_runner<double>(std::move(program))

@@ -86,8 +86,15 @@ std::unique_ptr<const TileProgram> make_embedding_grad(const ir::Node& node,
                                                        const std::vector<Layout>& inputs,
                                                        const std::vector<Layout>& outputs) {
   const Layout &grad = inputs.at(0), &ids = inputs.at(1), &table = outputs.at(0);
-  ORT_CHECK(table.sizes.size() == 2 && grad.sizes.size() == ids.sizes.size() + 1 &&
-                ids.dtype == ir::DType::kInt64 && grad.dtype == table.dtype,
+  ORT_CHECK(table.sizes.size() == 2, "EmbeddingGrad: got a table of ", table.sizes.size(),
+            " dims, want 2");
+  const int64_t num_rows = table.sizes[0], width = table.sizes[1];
+  const bool is_row_major =
+      (num_rows <= 1 || table.strides[0] == width) && (width <= 1 || table.strides[1] == 1);
+  std::vector<int64_t> row_of_each_id = ids.sizes;
+  row_of_each_id.push_back(width);
+  ORT_CHECK(is_row_major && grad.sizes == row_of_each_id && ids.dtype == ir::DType::kInt64 &&
+                grad.dtype == table.dtype,
             "EmbeddingGrad: the operands do not fit together");
   const int64_t padding = ir::int_attr(node.attrs, "padding_idx", -1);
   if (grad.dtype == ir::DType::kDouble) {

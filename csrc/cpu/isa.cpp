@@ -22,7 +22,8 @@ bool runs(Isa isa) {
   // What the compiler may use in the files built for each (see CMakeLists.txt).
   if (isa == Isa::kAvx512) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && runs(Isa::kAvx2);
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           runs(Isa::kAvx2);
   }
   if (isa == Isa::kAvx2) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&

@@ -22,7 +22,22 @@ constexpr size_t kNumOpcodes = static_cast<size_t>(Opcode::kCount);
 constexpr size_t kNumVariants = 8;
 constexpr size_t kNumDTypes = 17;  // the numbers of ir::DType
 
-// Each kernel reads and writes `n` numbers. `d` may be an operand, but may not overlap one otherwise.
+// c (+)= a * b, with a: m x k, element (i, p) at a[i * a_row + p * a_column]; b: panels of `width`
+// columns and k rows, b_panel apart; c: rows of num_panels * width numbers, c_row apart.
+// `width` is Kernels::panel_width or half of it.
+template <typename T>
+struct PanelProduct {
+  T* c;
+  int64_t c_row;
+  const T* a;
+  int64_t a_row, a_column;
+  const T* b;
+  int64_t b_panel, width, num_panels, m, k;
+  bool add;
+};
+
+// Each kernel reads and writes `n` numbers. `d` may be an operand, but may not overlap one
+// otherwise.
 template <typename T>
 struct Kernels {
   using Elementwise = void (*)(T* d, const T* a, const T* b, const T* c, int64_t n);
@@ -33,14 +48,18 @@ struct Kernels {
   std::array<std::array<Elementwise, kNumVariants>, kNumOpcodes> elementwise{};
   // `a`: rows of n numbers, one behind the other.
   using Rows = void (*)(T* d, const T* a, int64_t rows, int64_t n);
-  Rows sum_rows = nullptr;     // d[r] += sum of row r
-  Rows max_rows = nullptr;     // d[r] = the largest of d[r] and row r; NaN if there is one
+  Rows sum_rows = nullptr;  // d[r] += sum of row r
+  Rows max_rows = nullptr;  // d[r] = the largest of d[r] and row r; NaN if there is one
   Rows min_rows = nullptr;
-  Rows add_rows = nullptr;     // d += each row
+  Rows add_rows = nullptr;  // d += each row
+  // d = exp(a - shift), within two units in the last place; returns the sum.
+  T (*exp_row)(T* d, const T* a, T shift, int64_t n) = nullptr;
+  void (*multiply)(const PanelProduct<T>& product) = nullptr;
+  int64_t panel_width = 0;
   Rows expand_rows = nullptr;  // d: rows of n numbers, row r full of a[r]
   // d[i] = 1 with the probability `keep`, else 0: a function of the other arguments and of the
-  // place `begin` + i alone. Philox 4x32 with 10 rounds (Salmon et al., "Parallel random numbers: as
-  // easy as 1, 2, 3", 2011).
+  // place `begin` + i alone. Philox 4x32 with 10 rounds (Salmon et al., "Parallel random numbers:
+  // as easy as 1, 2, 3", 2011).
   void (*random_mask)(T* d, uint64_t seed, uint64_t stream, int64_t begin, int64_t n,
                       double keep) = nullptr;
   // By ir::DType, which memory holds; nullptr where it is no number. `stride` in elements.

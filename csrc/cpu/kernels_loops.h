@@ -1,6 +1,6 @@
-// The loops of kernels.h over ATen's vector types. Included once by each kernels_<isa>.cpp, which is
-// built for that instruction set: everything here has internal linkage, so that no other file can
-// end up with code that its processor does not run.
+// The loops of kernels.h over ATen's vector types. Included once by each kernels_<isa>.cpp, which
+// is built for that instruction set: everything here has internal linkage, so that no other file
+// can end up with code that its processor does not run.
 #pragma once
 
 #include "cpu/kernels.h"
@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 namespace torch_ort::cpu {
 namespace {
@@ -111,26 +112,20 @@ inline Vec<T> gelu_tanh_inner(const Vec<T>& x) {
   return Vec<T>(T(kSqrtTwoOverPi)) * (x + Vec<T>(T(kGeluCubic)) * x * x * x);
 }
 
-#define TORCH_ORT_UNARY(name, expression)       \
-  template <typename T>                         \
-  struct name {                                 \
-    static Vec<T> of(const Vec<T>& x) {         \
-      return expression;                        \
-    }                                           \
-  };
-#define TORCH_ORT_BINARY(name, expression)                   \
+#define TORCH_ORT_UNARY(name, expression)                    \
   template <typename T>                                      \
   struct name {                                              \
-    static Vec<T> of(const Vec<T>& x, const Vec<T>& y) {     \
-      return expression;                                     \
-    }                                                        \
+    static Vec<T> of(const Vec<T>& x) { return expression; } \
   };
-#define TORCH_ORT_TERNARY(name, expression)                                      \
-  template <typename T>                                                          \
-  struct name {                                                                  \
-    static Vec<T> of(const Vec<T>& x, const Vec<T>& y, const Vec<T>& z) {        \
-      return expression;                                                         \
-    }                                                                            \
+#define TORCH_ORT_BINARY(name, expression)                                    \
+  template <typename T>                                                       \
+  struct name {                                                               \
+    static Vec<T> of(const Vec<T>& x, const Vec<T>& y) { return expression; } \
+  };
+#define TORCH_ORT_TERNARY(name, expression)                                                    \
+  template <typename T>                                                                        \
+  struct name {                                                                                \
+    static Vec<T> of(const Vec<T>& x, const Vec<T>& y, const Vec<T>& z) { return expression; } \
   };
 
 TORCH_ORT_UNARY(Copy, x)
@@ -143,7 +138,8 @@ TORCH_ORT_UNARY(Reciprocal, one<T>() / x)
 TORCH_ORT_UNARY(Tanh, x.tanh())
 TORCH_ORT_UNARY(Erf, x.erf())
 TORCH_ORT_UNARY(Sigmoid, sigmoid(x))
-TORCH_ORT_UNARY(Relu, at::vec::maximum(x, Vec<T>(T(0))))
+// Of two zeros the second operand stays: -0.0 does, as in PyTorch.
+TORCH_ORT_UNARY(Relu, at::vec::maximum(Vec<T>(T(0)), x))
 TORCH_ORT_UNARY(Floor, x.floor())
 TORCH_ORT_UNARY(Ceil, x.ceil())
 TORCH_ORT_UNARY(Round, x.round())
@@ -154,13 +150,13 @@ TORCH_ORT_UNARY(Cos, x.cos())
 TORCH_ORT_UNARY(Not, x.eq(Vec<T>(T(0))))
 TORCH_ORT_UNARY(IsNan, x.ne(x))
 TORCH_ORT_UNARY(ToBool, truth(x))
-TORCH_ORT_UNARY(Gelu, x * normal_cdf(x))
+TORCH_ORT_UNARY(Gelu, (x * normal_cdf(x)))
 TORCH_ORT_UNARY(GeluTanh, Vec<T>(T(0.5)) * x * (one<T>() + gelu_tanh_inner(x).tanh()))
 TORCH_ORT_UNARY(Silu, x / (one<T>() + x.neg().exp()))
 
 TORCH_ORT_BINARY(Add, x + y)
 TORCH_ORT_BINARY(Sub, x - y)
-TORCH_ORT_BINARY(Mul, x * y)
+TORCH_ORT_BINARY(Mul, (x * y))
 TORCH_ORT_BINARY(Div, x / y)
 TORCH_ORT_BINARY(Pow, x.pow(y))
 TORCH_ORT_BINARY(Max, at::vec::maximum(x, y))
@@ -175,15 +171,13 @@ TORCH_ORT_BINARY(Or, at::vec::maximum(truth(x), truth(y)))
 TORCH_ORT_BINARY(Xor, truth(x).ne(truth(y)))
 
 // x is the gradient of the result; y the input, or the result where that is simpler.
-TORCH_ORT_BINARY(GeluGrad,
-                 x * (normal_cdf(y) + y * Vec<T>(T(kInverseSqrtTwoPi)) *
-                                          (Vec<T>(T(-0.5)) * y * y).exp()))
+TORCH_ORT_BINARY(GeluGrad, (x * (normal_cdf(y) + y * Vec<T>(T(kInverseSqrtTwoPi)) *
+                                                     (Vec<T>(T(-0.5)) * y * y).exp())))
 template <typename T>
 struct GeluTanhGrad {
   static Vec<T> of(const Vec<T>& x, const Vec<T>& y) {
     const Vec<T> half(T(0.5)), tanh = gelu_tanh_inner(y).tanh();
-    const Vec<T> slope =
-        Vec<T>(T(kSqrtTwoOverPi)) * (one<T>() + Vec<T>(T(3 * kGeluCubic)) * y * y);
+    const Vec<T> slope = Vec<T>(T(kSqrtTwoOverPi)) * (one<T>() + Vec<T>(T(3 * kGeluCubic)) * y * y);
     return x * (half * (one<T>() + tanh) + half * y * (one<T>() - tanh * tanh) * slope);
   }
 };
@@ -194,8 +188,8 @@ struct SiluGrad {
     return x * s * (one<T>() + y * (one<T>() - s));
   }
 };
-TORCH_ORT_BINARY(TanhGrad, x * (one<T>() - y * y))
-TORCH_ORT_BINARY(SigmoidGrad, x * (one<T>() - y) * y)
+TORCH_ORT_BINARY(TanhGrad, (x * (one<T>() - y * y)))
+TORCH_ORT_BINARY(SigmoidGrad, (x * (one<T>() - y) * y))
 
 TORCH_ORT_TERNARY(Where, Vec<T>::blendv(z, y, mask(x)))
 TORCH_ORT_TERNARY(MulAdd, at::vec::fmadd(x, y, z))
@@ -269,6 +263,92 @@ void expand_rows(T* d, const T* a, int64_t rows, int64_t n) {
   for (int64_t r = 0; r < rows; ++r) {
     const Vec<T> number(a[r]);
     for_each_vector<T>(n, [&](int64_t i, int64_t count) { put(d + r * n, i, count, number); });
+  }
+}
+
+// Fast, and NaN for NaN.
+template <typename T>
+inline Vec<T> fast_exp(const Vec<T>& x) {
+  return Vec<T>::blendv(x.exp_u20(), x, x != x);
+}
+
+template <typename T>
+T exp_row(T* d, const T* a, T shift, int64_t n) {
+  constexpr int64_t width = Vec<T>::size();
+  const Vec<T> shifts(shift);
+  Vec<T> sums(T(0));
+  int64_t i = 0;
+  for (; i + width <= n; i += width) {
+    const Vec<T> x = fast_exp(Vec<T>::loadu(a + i) - shifts);
+    x.store(d + i);
+    sums = sums + x;
+  }
+  if (i < n) {
+    const Vec<T> x = fast_exp(Vec<T>::loadu(a + i, n - i) - shifts);
+    x.store(d + i, static_cast<int>(n - i));
+    sums = sums + Vec<T>::set(Vec<T>(T(0)), x, n - i);
+  }
+  return at::vec::vec_reduce_all<T>([](const Vec<T>& x, const Vec<T>& y) { return x + y; }, sums);
+}
+
+// As many rows as keep their sums in registers, two vectors wide.
+template <typename T>
+constexpr int kProductRows = Vec<T>::size() * sizeof(T) == 64 ? 12 : 6;
+
+template <typename T, int kVectors, int kRows>
+void multiply_tile(const PanelProduct<T>& it, int64_t row, int64_t panel) {
+  constexpr int64_t width = Vec<T>::size();
+  const T* a = it.a + row * it.a_row;
+  const T* b = it.b + panel * it.b_panel;
+  T* c = it.c + row * it.c_row + panel * kVectors * width;
+  Vec<T> sums[kRows][kVectors];
+#pragma GCC unroll 12
+  for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      sums[i][v] = it.add ? Vec<T>::loadu(c + i * it.c_row + v * width) : Vec<T>(T(0));
+    }
+  }
+  for (int64_t p = 0; p < it.k; ++p) {
+    Vec<T> right[kVectors];
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) right[v] = Vec<T>::loadu(b + v * width);
+#pragma GCC unroll 12
+    for (int i = 0; i < kRows; ++i) {
+      const Vec<T> left(a[i * it.a_row]);
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) sums[i][v] = at::vec::fmadd(left, right[v], sums[i][v]);
+    }
+    a += it.a_column;
+    b += kVectors * width;
+  }
+#pragma GCC unroll 12
+  for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) sums[i][v].store(c + i * it.c_row + v * width);
+  }
+}
+
+template <typename T, int kVectors, int... kRows>
+void multiply_rows(const PanelProduct<T>& it, int64_t row, int64_t panel,
+                   std::integer_sequence<int, kRows...>) {
+  using Tile = void (*)(const PanelProduct<T>&, int64_t, int64_t);
+  static constexpr Tile kTiles[] = {multiply_tile<T, kVectors, kRows + 1>...};
+  kTiles[std::min<int64_t>(it.m - row, sizeof...(kRows)) - 1](it, row, panel);
+}
+
+template <typename T>
+void multiply(const PanelProduct<T>& it) {
+  constexpr int kRows = kProductRows<T>;
+  constexpr auto rows = std::make_integer_sequence<int, kRows>();
+  for (int64_t panel = 0; panel < it.num_panels; ++panel) {
+    for (int64_t row = 0; row < it.m; row += kRows) {
+      if (it.width == Vec<T>::size()) {
+        multiply_rows<T, 1>(it, row, panel, rows);
+      } else {
+        multiply_rows<T, 2>(it, row, panel, rows);
+      }
+    }
   }
 }
 
@@ -435,6 +515,9 @@ struct TableMaker {
     table.min_rows = min_rows<T>;
     table.add_rows = add_rows<T>;
     table.expand_rows = expand_rows<T>;
+    table.exp_row = exp_row<T>;
+    table.multiply = multiply<T>;
+    table.panel_width = 2 * Vec<T>::size();
     table.random_mask = random_mask<T>;
     memory<float>(ir::DType::kFloat);
     memory<double>(ir::DType::kDouble);

@@ -28,10 +28,10 @@ Access access_of(const Layout& layout, Space space, int64_t num_columns);
 
 enum class Kind : uint8_t {
   kElementwise,
-  kLoad,        // d <- input
-  kStore,       // output <- a
-  kExpandRow,   // full d <- row value a, one number all along its row
-  kSumRows,     // row value d <- d + sum of each row of a
+  kLoad,       // d <- input
+  kStore,      // output <- a
+  kExpandRow,  // full d <- row value a, one number all along its row
+  kSumRows,    // row value d <- d + sum of each row of a
   kMaxRows,
   kMinRows,
   kPick,        // row value d <- a[row, b[row]], nothing where b is `ignored`
@@ -90,8 +90,8 @@ struct Program {
   int64_t tile_rows = 1;  // rows of a tile
   int64_t chunk = 1;      // columns of a tile: all of them, or tile_rows is 1
   std::vector<Access> inputs, outputs;
-  std::vector<Place> places;            // by value
-  std::vector<Instruction> prologue;    // once a worker: scalars, columns
+  std::vector<Place> places;                      // by value
+  std::vector<Instruction> prologue;              // once a worker: scalars, columns
   std::vector<std::pair<int, double>> constants;  // value, number
   std::vector<Phase> phases;
   std::vector<Accumulator> accumulators;
@@ -109,5 +109,10 @@ std::unique_ptr<const TileProgram> make_runner(Program program);
 std::unique_ptr<const TileProgram> make_embedding_grad(const ir::Node& node,
                                                        const std::vector<Layout>& inputs,
                                                        const std::vector<Layout>& outputs);
+// Attention and AttentionGrad.
+std::unique_ptr<const TileProgram> make_attention(const ir::Node& node,
+                                                  const std::vector<Layout>& inputs,
+                                                  const std::vector<Layout>& outputs,
+                                                  const CompileOptions& options);
 
 }  // namespace torch_ort::cpu

@@ -37,8 +37,9 @@ struct CompileOptions {
   int64_t tile_bytes = 4096;  // of one value in a tile, unless a single row is longer
 };
 
-// `region`: a node that this room runs: torch_ort.Region (ops/fusion.h) or EmbeddingGrad. Raises Unsupported on a node that has no
-// instruction, InternalError on layouts that do not fit the body.
+// `region`: a node of the domain torch_ort that this room runs: Region (ops/fusion.h),
+// EmbeddingGrad, Attention or AttentionGrad. Raises Unsupported on a node of a body that has no
+// instruction, InternalError on layouts that do not fit.
 std::unique_ptr<const TileProgram> compile(const ir::Node& region, const ir::SymbolLookup& lookup,
                                            const std::vector<Layout>& inputs,
                                            const std::vector<Layout>& outputs,

@@ -1,5 +1,6 @@
 // The interpreter of tile programs.
 #include "cpu/program.h"
+#include "cpu/thread_memory.h"
 
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
@@ -15,19 +16,9 @@ namespace {
 
 // Work below this, in numbers times instructions, is not worth another thread.
 constexpr int64_t kWorkPerThread = 1 << 17;
-
-// Memory of a thread, kept for its next program. One piece for registers, one for sums.
-enum class Use { kRegisters, kSums };
-
-template <typename T, Use kUse>
-T* thread_memory(int64_t size) {
-  static thread_local std::vector<T> memory;
-  constexpr size_t kLine = 64 / sizeof(T);
-  const size_t wanted = static_cast<size_t>(size) + kLine;
-  if (memory.size() < wanted) memory.resize(wanted);
-  const auto address = reinterpret_cast<uintptr_t>(memory.data());
-  return reinterpret_cast<T*>((address + 63) / 64 * 64);
-}
+// Sums over more rows than this are taken in parts, so that rounding does not grow with their
+// number.
+constexpr int64_t kRowsPerPart = 512;
 
 const void* element(const void* base, int64_t index, ir::DType dtype) {
   return static_cast<const char*>(base) + index * ir::size_bytes(dtype);
@@ -37,15 +28,16 @@ void* element(void* base, int64_t index, ir::DType dtype) {
   return static_cast<char*>(base) + index * ir::size_bytes(dtype);
 }
 
-// Calls visit(offset, stride, position, count) for the runs of columns [begin, begin + count).
+// Calls visit(offset, stride, position, count) for the runs of elements [begin, begin + count).
 template <typename Visit>
-void for_each_run(const Access& access, int64_t begin, int64_t count, Visit visit) {
-  const std::vector<Access::Axis>& axes = access.columns;
+void for_each_run(const std::vector<Access::Axis>& axes, int64_t begin, int64_t count,
+                  Visit visit) {
+  if (axes.size() == 1) return visit(begin * axes[0].stride, axes[0].stride, int64_t{0}, count);
   const Access::Axis& inner = axes.back();
   for (int64_t done = 0; done < count;) {
-    const int64_t column = begin + done;
-    const int64_t at = column % inner.size;
-    int64_t rest = column / inner.size, offset = at * inner.stride;
+    const int64_t element = begin + done;
+    const int64_t at = element % inner.size;
+    int64_t rest = element / inner.size, offset = at * inner.stride;
     for (size_t axis = axes.size() - 1; axis-- > 0;) {
       offset += rest % axes[axis].size * axes[axis].stride;
       rest /= axes[axis].size;
@@ -126,19 +118,26 @@ class Runner final : public TileProgram {
   // number of threads.
   void run_blocks(const Operands& operands) const {
     const int64_t size = program_.accumulators_size, blocks = program_.num_blocks;
-    T* sums = thread_memory<T, Use::kSums>(size * blocks);
-    std::fill_n(sums, size * blocks, T(0));
+    T* sums = thread_memory<T, Use::kSums>(2 * size * blocks);
+    T* parts = sums + size * blocks;
+    std::fill_n(sums, 2 * size * blocks, T(0));
     const int64_t tiles = ceil_div(program_.num_rows, program_.tile_rows);
     const int64_t tiles_per_block = ceil_div(tiles, blocks);
+    const int64_t tiles_per_part = ceil_div(kRowsPerPart, program_.tile_rows);
     const int64_t numbers = tiles_per_block * program_.tile_rows * program_.num_columns;
     at::parallel_for(0, blocks, grain(numbers), [&](int64_t begin, int64_t end) {
       for (int64_t block = begin; block < end; ++block) {
-        Worker worker(*this, operands, sums + block * size);
-        const int64_t last = std::min(tiles, (block + 1) * tiles_per_block);
-        for (int64_t tile = block * tiles_per_block; tile < last; ++tile) {
+        T* part = parts + block * size;
+        Worker worker(*this, operands, part);
+        const int64_t first = block * tiles_per_block;
+        const int64_t last = std::min(tiles, first + tiles_per_block);
+        for (int64_t tile = first; tile < last; ++tile) {
           const int64_t row = tile * program_.tile_rows;
           worker.run_tile(row, std::min(program_.tile_rows, program_.num_rows - row), 0,
                           program_.num_columns);
+          if ((tile - first + 1) % tiles_per_part != 0 && tile + 1 < last) continue;
+          kernels_.add_rows(sums + block * size, part, 1, size);
+          std::fill_n(part, size, T(0));
         }
       }
     });
@@ -152,7 +151,7 @@ class Runner final : public TileProgram {
   void store_row(const Access& access, void* to, const T* from, int64_t column,
                  int64_t count) const {
     const auto store = kernels_.store[static_cast<size_t>(access.dtype)];
-    for_each_run(access, column, count,
+    for_each_run(access.columns, column, count,
                  [&](int64_t offset, int64_t stride, int64_t at, int64_t run) {
                    store(element(to, offset, access.dtype), stride, from + at, run);
                  });
@@ -161,7 +160,7 @@ class Runner final : public TileProgram {
   void load_row(const Access& access, const void* from, T* to, int64_t column,
                 int64_t count) const {
     const auto load = kernels_.load[static_cast<size_t>(access.dtype)];
-    for_each_run(access, column, count,
+    for_each_run(access.columns, column, count,
                  [&](int64_t offset, int64_t stride, int64_t at, int64_t run) {
                    load(to + at, element(from, offset, access.dtype), stride, run);
                  });
@@ -288,25 +287,29 @@ class Runner final : public TileProgram {
 
     void load_row_value(const Access& access, const void* base, T* to) {
       const auto load = kernels_.load[static_cast<size_t>(access.dtype)];
-      if (access.rows.size() == 1) {
-        load(to, element(base, access.row_offset(row_), access.dtype), access.rows[0].stride,
-             num_rows_);
-        return;
-      }
-      for (int64_t r = 0; r < num_rows_; ++r) {
-        load(to + r, element(base, access.row_offset(row_ + r), access.dtype), 1, 1);
-      }
+      for_each_run(access.rows, row_, num_rows_,
+                   [&](int64_t offset, int64_t stride, int64_t at, int64_t run) {
+                     load(to + at, element(base, offset, access.dtype), stride, run);
+                   });
     }
 
     void store(const Instruction& each, int64_t column, int64_t columns) {
       const Access& access = program_.outputs[each.index];
       void* base = operands_.outputs[each.index];
       const T* from = at_[each.a];
-      const int64_t count = each.space == Space::kRow ? 1 : columns;
+      if (each.space == Space::kRow) return store_row_value(access, base, from);
       for (int64_t r = 0; r < num_rows_; ++r) {
         runner_.store_row(access, element(base, access.row_offset(row_ + r), access.dtype),
-                          from + r * count, column, count);
+                          from + r * columns, column, columns);
       }
+    }
+
+    void store_row_value(const Access& access, void* base, const T* from) {
+      const auto store = kernels_.store[static_cast<size_t>(access.dtype)];
+      for_each_run(access.rows, row_, num_rows_,
+                   [&](int64_t offset, int64_t stride, int64_t at, int64_t run) {
+                     store(element(base, offset, access.dtype), stride, from + at, run);
+                   });
     }
 
     // The column that a label names; -1 for the ignored one.

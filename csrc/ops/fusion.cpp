@@ -19,7 +19,7 @@ using Kind = FusedForm::Kind;
 struct PointwiseRow {
   const char* name;  // of a standard op, or of an ATen operator
   Pointwise op;
-  bool on_integers = false;  // says the same of integers: their products and sums wrap around
+  bool on_integers = false;  // also on those that a double holds; products and sums wrap around
 };
 
 constexpr PointwiseRow kPointwise[] = {
@@ -52,6 +52,7 @@ constexpr PointwiseRow kPointwise[] = {
     {"Sin", Pointwise::kSin},
     {"Sqrt", Pointwise::kSqrt},
     {"Sub", Pointwise::kSub},
+    {"Swish", Pointwise::kSilu},
     {"Tanh", Pointwise::kTanh},
     {"Where", Pointwise::kWhere, true},
     {"Xor", Pointwise::kXor, true},
@@ -59,11 +60,21 @@ constexpr PointwiseRow kPointwise[] = {
     {"aten::silu", Pointwise::kSilu},
     {"aten::silu_backward", Pointwise::kSiluGrad},
     {"aten::tanh_backward", Pointwise::kTanhGrad},
+    {"aten::trunc", Pointwise::kTrunc},
 };
 
 bool is_wide_integer(DType dtype) {
   return dtype == DType::kInt64 || dtype == DType::kInt32 || dtype == DType::kInt16 ||
          dtype == DType::kInt8 || dtype == DType::kUInt8;
+}
+
+// Regions hold integers as doubles. To compare with one that is exact says the same of all others.
+bool holds_integers(const Node& node, Pointwise op) {
+  const auto is_lossy = [](const ir::Value* value) {
+    return value->type.dtype == DType::kInt64 && !known_double(value);
+  };
+  const auto count = std::count_if(node.inputs.begin(), node.inputs.end(), is_lossy);
+  return count <= (op == Pointwise::kWhere ? 0 : 1);
 }
 
 bool is_real(DType dtype) {
@@ -163,8 +174,9 @@ FusedForm fused_form(const Node& node) {
   const auto* row = std::find_if(std::begin(kPointwise), std::end(kPointwise),
                                  [&](const PointwiseRow& each) { return key == each.name; });
   if (row == std::end(kPointwise)) return {};
-  if (!row->on_integers && !all_inputs(node, is_real)) return {};
+  if (row->on_integers ? !holds_integers(node, row->op) : !all_inputs(node, is_real)) return {};
   if (static_cast<int>(node.inputs.size()) != num_operands(row->op)) return {};
+  if (key == "Swish" && ir::float_attr(node.attrs, "alpha", 1) != 1) return {};
   return pointwise(row->op);
 }
 
@@ -191,10 +203,10 @@ std::optional<double> known_double(const ir::Value* value) {
   if (const auto* real = std::get_if<double>(&number->value)) return *real;
   const auto* integer = std::get_if<ir::Dim>(&number->value);
   if (integer == nullptr || !integer->is_constant()) return std::nullopt;
-  // Only as far as a double counts one by one.
+  // Only as far as no other integer becomes the same double.
   constexpr int64_t kExact = int64_t{1} << 53;
   const int64_t exact = integer->constant();
-  if (exact > kExact || exact < -kExact) return std::nullopt;
+  if (exact >= kExact || exact <= -kExact) return std::nullopt;
   return static_cast<double>(exact);
 }
 
@@ -222,13 +234,14 @@ bool is_costly(Pointwise op) {
 
 const char* name(Pointwise op) {
   static constexpr std::array<const char*, static_cast<size_t>(Pointwise::kCount)> kNames = {
-      "Copy",  "Neg",   "Abs",      "Exp",     "Log",         "Sqrt",     "Reciprocal",
-      "Tanh",  "Erf",   "Sigmoid",  "Relu",    "Floor",       "Ceil",     "Round",
-      "Trunc", "Sign",  "Sin",      "Cos",     "Not",         "IsNan",    "ToBool",
-      "Gelu",  "GeluTanh", "Silu",  "Add",     "Sub",         "Mul",      "Div",
-      "Pow",   "Max",   "Min",      "Equal",   "Less",        "LessOrEqual", "Greater",
-      "GreaterOrEqual", "And", "Or", "Xor",    "GeluGrad",    "GeluTanhGrad", "SiluGrad",
-      "TanhGrad", "SigmoidGrad", "ThresholdGrad", "Where",    "MulAdd"};
+      "Copy",       "Neg",         "Abs",           "Exp",         "Log",          "Sqrt",
+      "Reciprocal", "Tanh",        "Erf",           "Sigmoid",     "Relu",         "Floor",
+      "Ceil",       "Round",       "Trunc",         "Sign",        "Sin",          "Cos",
+      "Not",        "IsNan",       "ToBool",        "Gelu",        "GeluTanh",     "Silu",
+      "Add",        "Sub",         "Mul",           "Div",         "Pow",          "Max",
+      "Min",        "Equal",       "Less",          "LessOrEqual", "Greater",      "GreaterOrEqual",
+      "And",        "Or",          "Xor",           "GeluGrad",    "GeluTanhGrad", "SiluGrad",
+      "TanhGrad",   "SigmoidGrad", "ThresholdGrad", "Where",       "MulAdd"};
   return kNames[static_cast<size_t>(op)];
 }
 

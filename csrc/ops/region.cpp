@@ -18,7 +18,7 @@ using ir::Value;
 // One call: run/ makes it a program of cpu/.
 void lower_region(const Node& node, CallList& calls) {
   ArgList args;
-  for (Value* value : node.inputs) args.emplace_back(value);
+  for (size_t i = 0; i < node.inputs.size(); ++i) args.emplace_back(&input(node, i));
   calls.add("torch_ort::region", "", std::move(args), node.outputs);
 }
 
@@ -43,9 +43,10 @@ Value* add_index(Value* label, Value* valid, CallList& calls) {
     calls.add("aten::mul", "Tensor", {label, valid}, {safe});
     label = safe;
   }
-  ir::Shape shape = *label->type.shape;
+  ir::Shape shape = *label->type.shape, strides = strides_of(label->type);
   shape.push_back(1);
-  Value* index = calls.temporary(with_shape(label->type, shape));
+  strides.push_back(1);
+  Value* index = calls.temporary(view_type(label->type, shape, strides));
   calls.add("aten::unsqueeze", "", {label, -1}, {index});
   return index;
 }
@@ -74,7 +75,7 @@ void lower_scatter(const Node& node, CallList& calls) {
   Value *label = &input(node, 0), *number = &input(node, 1), *result = node.outputs[0];
   Value* valid = add_valid(node, label, calls);
   Value* index = add_index(label, valid, calls);
-  Value* numbers = typed(calls, *label, number->type.dtype);
+  Value* numbers = calls.temporary(expanded_type(number->type, *label->type.shape));
   Value* row = calls.temporary(with_shape(number->type, label->type.shape));
   calls.add("aten::expand", "", {number, Arg::list(*label->type.shape), false}, {numbers});
   add_masked(valid, numbers, row, calls);
@@ -121,6 +122,16 @@ void register_region(Registry& ops) {
   ops.add(own("RowValid", 1, lower_valid));
   // gradient [..., D] and ids [...] -> gradient of the table [V, D]
   ops.add(own("EmbeddingGrad", 2, lower_region));
+  // query, key, value, [mask that is added] -> result, logarithms of the denominators
+  Op attention = own("Attention", 3, lower_region);
+  attention.max_inputs = 4;
+  attention.max_outputs = 2;
+  ops.add(attention);
+  // gradient, query, key, value, result, logarithms, [mask] -> gradients of query, key, value
+  Op attention_grad = own("AttentionGrad", 6, lower_region);
+  attention_grad.max_inputs = 7;
+  attention_grad.max_outputs = 3;
+  ops.add(attention_grad);
 }
 
 }  // namespace torch_ort::ops

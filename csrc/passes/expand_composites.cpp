@@ -70,20 +70,22 @@ class Writer {
                                 ops::scalar_data(number, dtype_));
   }
 
-  Value* reduce(const char* op, Value* value, const std::vector<int64_t>& axes, bool keeps_dims) {
-    Type type{.dtype = DType::kInt64, .shape = Shape{static_cast<int64_t>(axes.size())}};
-    Value& ints = ir::add_initializer(graph_, "ints", type, ir::make_int64_data(axes));
-    return make(op, {value, &ints}, {{"keepdims", ir::Dim(keeps_dims ? 1 : 0)}});
+  Value* ints(const std::vector<int64_t>& numbers) {
+    Type type{.dtype = DType::kInt64, .shape = Shape{static_cast<int64_t>(numbers.size())}};
+    return &ir::add_initializer(graph_, "ints", type, ir::make_int64_data(numbers));
   }
 
-  Value* sum_all(Value* value) {
-    return make("ReduceSum", {value}, {{"keepdims", ir::Dim(0)}});
+  Value* reduce(const char* op, Value* value, const std::vector<int64_t>& axes, bool keeps_dims) {
+    return make(op, {value, ints(axes)}, {{"keepdims", ir::Dim(keeps_dims ? 1 : 0)}});
   }
+
+  Value* sum_all(Value* value) { return make("ReduceSum", {value}, {{"keepdims", ir::Dim(0)}}); }
 
   // Everything that read an output of the node reads `value` from now on.
   void replace(size_t output, Value* value) {
     if (!is_read(node_, output)) return;
-    ir::replace_uses(*node_.outputs[output], *cast(value, node_.outputs[output]->type.dtype), graph_);
+    ir::replace_uses(*node_.outputs[output], *cast(value, node_.outputs[output]->type.dtype),
+                     graph_);
   }
 
   // As replace(), but what stays inside keeps the dtype that it was computed in.
@@ -175,10 +177,10 @@ bool expand_native_layer_norm(Graph& graph, Node& node) {
   Value* x = tensor(call.args.at(0));
   const auto* epsilon = std::get_if<double>(&call.args.at(4).value);
   if (!is_real(x) || epsilon == nullptr) return false;
-  return write_layer_norm(graph, node,
-                          {x, tensor(call.args.at(2)), tensor(call.args.at(3)),
-                           range(rank_of(*x) - num_normalized(call.args.at(1)), rank_of(*x)),
-                           *epsilon});
+  return write_layer_norm(
+      graph, node,
+      {x, tensor(call.args.at(2)), tensor(call.args.at(3)),
+       range(rank_of(*x) - num_normalized(call.args.at(1)), rank_of(*x)), *epsilon});
 }
 
 bool expand_layer_norm_backward(Graph& graph, Node& node) {
@@ -211,6 +213,143 @@ bool expand_layer_norm_backward(Graph& graph, Node& node) {
     write.replace(1, write.reduce("ReduceSum", write.make("Mul", {grad, normal}), rows, false));
   }
   if (is_read(node, 2)) write.replace(2, write.reduce("ReduceSum", grad, rows, false));
+  return true;
+}
+
+// ---- batch norm
+
+// A batch of known sizes whose channels each have several numbers: (N, C, ...), its dims in order.
+struct Channels {
+  int64_t batch = 1, channels = 1, inner = 1;
+  std::vector<int64_t> axes;  // of the inner dims
+
+  double count() const { return static_cast<double>(batch * inner); }
+};
+
+std::optional<Channels> channels_of(const Value* x) {
+  if (!is_real(x) || x->type.strides || x->type.shape->size() < 3) return std::nullopt;
+  const Shape& shape = *x->type.shape;
+  for (const ir::Dim& dim : shape) {
+    if (!dim.is_constant() || dim.constant() < 1) return std::nullopt;
+  }
+  Channels found{.batch = shape[0].constant(), .channels = shape[1].constant()};
+  found.axes = range(2, static_cast<int64_t>(shape.size()));
+  for (int64_t axis : found.axes) found.inner *= shape[axis].constant();
+  if (found.inner == 1 || found.count() < 2) return std::nullopt;
+  return found;
+}
+
+class ChannelWriter {
+ public:
+  ChannelWriter(Writer& write, const Channels& channels) : write_(write), channels_(channels) {}
+
+  // x -> (N, C): sums over the inner dims.
+  Value* sum_inner(Value* x) {
+    return reshape(write_.reduce("ReduceSum", x, channels_.axes, true),
+                   {channels_.batch, channels_.channels});
+  }
+  // (N, C) -> (C)
+  Value* sum_batch(Value* x) { return write_.reduce("ReduceSum", x, {0}, false); }
+  // (C) or (N, C) -> as it stands against x
+  Value* spread(Value* numbers) {
+    std::vector<int64_t> shape(channels_.axes.size(), 1);
+    shape.insert(shape.begin(), channels_.channels);
+    if (numbers->type.shape->size() == 2) shape.insert(shape.begin(), channels_.batch);
+    return reshape(numbers, shape);
+  }
+  Value* scale(Value* x, double factor) { return write_.make("Mul", {x, write_.constant(factor)}); }
+
+ private:
+  Value* reshape(Value* x, const std::vector<int64_t>& shape) {
+    return write_.make("Reshape", {x, write_.ints(shape)});
+  }
+
+  Writer& write_;
+  const Channels& channels_;
+};
+
+// Mean and variance of each channel come from those of each image (Chan et al., "Updating formulae
+// and a pairwise algorithm for computing sample variances", 1979): one pass over the batch.
+bool expand_batch_norm(Graph& graph, Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  Value *x = tensor(call.args.at(0)), *weight = tensor(call.args.at(1));
+  Value *bias = tensor(call.args.at(2)), *running_mean = tensor(call.args.at(3));
+  Value* running_variance = tensor(call.args.at(4));
+  const auto* training = std::get_if<bool>(&call.args.at(5).value);
+  const auto* momentum = std::get_if<double>(&call.args.at(6).value);
+  const auto* epsilon = std::get_if<double>(&call.args.at(7).value);
+  const std::optional<Channels> channels = channels_of(x);
+  if (!channels || training == nullptr || !*training || momentum == nullptr || epsilon == nullptr ||
+      node.outputs[0] == nullptr || node.outputs[0]->type.strides) {
+    return false;
+  }
+  Writer write(graph, node, *x);
+  ChannelWriter by(write, *channels);
+  Value* numbers = write.number(x);
+  Value* image_mean = by.scale(by.sum_inner(numbers), 1.0 / static_cast<double>(channels->inner));
+  Value* centered = write.make("Sub", {numbers, by.spread(image_mean)});
+  Value* image_squares = by.sum_inner(write.make("Mul", {centered, centered}));
+  Value* mean = by.scale(by.sum_batch(image_mean), 1.0 / static_cast<double>(channels->batch));
+  Value* shift = write.make("Sub", {image_mean, mean});
+  Value* shift_squares =
+      by.scale(write.make("Mul", {shift, shift}), static_cast<double>(channels->inner));
+  Value* squares = by.sum_batch(write.make("Add", {image_squares, shift_squares}));
+  Value* variance = by.scale(squares, 1 / channels->count());
+  Value* deviation = write.make("Sqrt", {write.make("Add", {variance, write.constant(*epsilon)})});
+  Value* rstd = write.make("Reciprocal", {deviation});
+
+  Value* factor = weight == nullptr ? rstd : write.make("Mul", {rstd, write.number(weight)});
+  Value* offset = write.make("Neg", {write.make("Mul", {mean, factor})});
+  if (bias != nullptr) offset = write.make("Add", {offset, write.number(bias)});
+  Value* scaled = write.make("Mul", {numbers, by.spread(factor)});
+  write.replace(0, write.make("Add", {scaled, by.spread(offset)}));
+  write.replace_statistic(1, mean);
+  write.replace_statistic(2, rstd);
+  const auto update = [&](size_t output, Value* running, Value* now, double share) {
+    if (running == nullptr) return;
+    Value* kept = by.scale(write.number(running), 1 - *momentum);
+    write.replace(output, write.make("Add", {kept, by.scale(now, share)}));
+  };
+  update(3, running_mean, mean, *momentum);
+  update(4, running_variance, squares, *momentum / (channels->count() - 1));
+  return true;
+}
+
+bool expand_batch_norm_backward(Graph& graph, Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  Value *grad = tensor(call.args.at(0)), *x = tensor(call.args.at(1));
+  Value *weight = tensor(call.args.at(2)), *mean = tensor(call.args.at(5));
+  Value* rstd = tensor(call.args.at(6));
+  const auto* training = std::get_if<bool>(&call.args.at(7).value);
+  const std::optional<Channels> channels = channels_of(x);
+  const bool is_plain = channels && channels_of(grad) && is_real(mean) && is_real(rstd) &&
+                        training != nullptr && *training;
+  if (!is_plain || (is_read(node, 0) && node.outputs[0]->type.strides)) return false;
+  Writer write(graph, node, *x);
+  ChannelWriter by(write, *channels);
+  grad = write.number(grad);
+  mean = write.number(mean);
+  rstd = write.number(rstd);
+  Value* numbers = write.number(x);
+  Value* centered = write.make("Sub", {numbers, by.spread(mean)});
+  Value* sum = by.sum_batch(by.sum_inner(grad));
+  Value* sum_along = by.sum_batch(by.sum_inner(write.make("Mul", {grad, centered})));
+  if (is_read(node, 0)) {
+    // (grad - mean grad - centered * along) * factor, gathered by what it multiplies
+    Value* factor = weight == nullptr ? rstd : write.make("Mul", {rstd, write.number(weight)});
+    Value* along = write.make(
+        "Mul", {by.scale(sum_along, 1 / channels->count()), write.make("Mul", {rstd, rstd})});
+    Value* of_x = write.make("Neg", {write.make("Mul", {along, factor})});
+    Value* mean_grad = write.make("Mul", {by.scale(sum, 1 / channels->count()), factor});
+    Value* rest =
+        write.make("Neg", {write.make("Add", {write.make("Mul", {of_x, mean}), mean_grad})});
+    Value* from_x =
+        write.make("Add", {write.make("Mul", {numbers, by.spread(of_x)}), by.spread(rest)});
+    Value* from_grad = write.make("Mul", {grad, by.spread(factor)});
+    write.replace(0, write.make("Add", {from_grad, from_x}));
+  }
+  write.replace(1, write.make("Mul", {sum_along, rstd}));
+  write.replace(2, sum);
   return true;
 }
 
@@ -300,9 +439,9 @@ bool expand_nll_backward(Graph& graph, Node& node) {
   Writer write(graph, node, *x);
   grad = write.number(grad);
   if (reduction == kMean) grad = write.make("Div", {grad, write.number(count)});
-  write.replace(0, write.make({ir::kTorchOrtDomain, "RowScatter"},
-                              {target, write.make("Neg", {grad})},
-                              write.typed(*x->type.shape, *x), ignored(call.args.at(5))));
+  write.replace(0,
+                write.make({ir::kTorchOrtDomain, "RowScatter"}, {target, write.make("Neg", {grad})},
+                           write.typed(*x->type.shape, *x), ignored(call.args.at(5))));
   return true;
 }
 
@@ -325,7 +464,8 @@ bool expand_dropout(Graph& graph, Node& node) {
   // The draws go through memory in order, so the mask has the strides of the result.
   Type type = node.outputs[0]->type;
   type.dtype = DType::kBool;
-  Value* mask = write.make({ir::kTorchOrtDomain, "BernoulliMask"}, {}, type, {{"keep", 1 - *ratio}});
+  Value* mask =
+      write.make({ir::kTorchOrtDomain, "BernoulliMask"}, {}, type, {{"keep", 1 - *ratio}});
   write.replace(0, scale_kept(write, x, mask, 1 / (1 - *ratio)));
   write.replace(1, mask);
   return true;
@@ -366,6 +506,70 @@ bool expand_embedding_backward(Graph& graph, Node& node) {
   return true;
 }
 
+// ---- attention
+
+bool has_heads(const KnownSizes& sizes, const Value* value) {
+  return value != nullptr && value->type.is_known() && value->type.device.kind == "cpu" &&
+         (value->type.dtype == DType::kFloat || value->type.dtype == DType::kDouble) &&
+         value->type.shape->size() == 4 && sizes.are_known(*value);
+}
+
+// Attention by the engine's own kernels, which write into planned memory. The arguments after the
+// tensors: dropout, is_causal, mask, scale.
+bool expand_attention(Graph& graph, Node& node, const char* op, size_t num_tensors) {
+  const ops::Call call = ops::decode_aten(node);
+  const KnownSizes sizes(graph);
+  std::vector<Value*> inputs;
+  for (size_t i = 0; i < num_tensors; ++i) {
+    inputs.push_back(tensor(call.args.at(i)));
+    if (inputs[i] == nullptr || inputs[i]->type.dtype != inputs[0]->type.dtype) return false;
+  }
+  const auto argument = [&](size_t i) {
+    return num_tensors + i < call.args.size() ? call.args[num_tensors + i] : ops::Arg();
+  };
+  const ops::Arg dropout = argument(0), is_causal = argument(1), mask = argument(2),
+                 scale = argument(3);
+  const auto* probability = std::get_if<double>(&dropout.value);
+  if (probability == nullptr || *probability != 0) return false;
+  const bool is_backward = num_tensors > 3;
+  for (size_t i = 0; i < 3; ++i) {
+    if (!has_heads(sizes, inputs[i + (is_backward ? 1 : 0)])) return false;
+  }
+  ir::Attrs attrs;
+  if (const auto* causal = std::get_if<bool>(&is_causal.value); causal != nullptr && *causal) {
+    attrs["is_causal"] = ir::Dim(1);
+  }
+  if (const auto* factor = std::get_if<double>(&scale.value)) {
+    attrs["scale"] = *factor;
+  } else if (!scale.is_none()) {
+    return false;
+  }
+  if (Value* added = tensor(mask)) {
+    if (added->type.dtype != inputs[0]->type.dtype || !sizes.are_known(*added)) return false;
+    inputs.push_back(added);
+  }
+  std::vector<Type> types;
+  for (const Value* output : node.outputs) {
+    if (output == nullptr || !output->type.is_known()) return false;
+    types.push_back(output->type);
+  }
+  if (types.size() != (is_backward ? 3 : 2)) return false;
+  Node& made = ir::insert_before(graph, node, {ir::kTorchOrtDomain, op}, std::move(inputs), types,
+                                 std::move(attrs), node.name);
+  for (size_t i = 0; i < types.size(); ++i) {
+    ir::replace_uses(*node.outputs[i], *made.outputs[i], graph);
+  }
+  return true;
+}
+
+bool expand_flash_attention(Graph& graph, Node& node) {
+  return expand_attention(graph, node, "Attention", 3);
+}
+
+bool expand_flash_attention_backward(Graph& graph, Node& node) {
+  return expand_attention(graph, node, "AttentionGrad", 6);
+}
+
 // ---- powers and bounds
 
 bool expand_pow(Graph& graph, Node& node) {
@@ -374,7 +578,9 @@ bool expand_pow(Graph& graph, Node& node) {
   if (!is_real(x) || !exponent) return false;
   Writer write(graph, node, *x);
   const auto square = [&] { return write.make("Mul", {write.number(x), write.number(x)}); };
-  if (*exponent == 2) {
+  if (*exponent == 1) {  // as in the gradient of a square
+    write.replace(0, write.make("Mul", {write.number(x), write.constant(1)}));
+  } else if (*exponent == 2) {
     write.replace(0, square());
   } else if (*exponent == 3) {
     write.replace(0, write.make("Mul", {square(), write.number(x)}));
@@ -382,11 +588,21 @@ bool expand_pow(Graph& graph, Node& node) {
     write.replace(0, write.make("Sqrt", {write.number(x)}));
   } else if (*exponent == -0.5) {
     write.replace(0, write.make("Reciprocal", {write.make("Sqrt", {write.number(x)})}));
+  } else if (*exponent == -2) {
+    write.replace(0, write.make("Reciprocal", {square()}));
   } else if (*exponent == -1) {
     write.replace(0, write.make("Reciprocal", {write.number(x)}));
   } else {
     return false;
   }
+  return true;
+}
+
+bool expand_rsqrt(Graph& graph, Node& node) {
+  Value* x = node.inputs[0];
+  if (!is_real(x)) return false;
+  Writer write(graph, node, *x);
+  write.replace(0, write.make("Reciprocal", {write.make("Sqrt", {write.number(x)})}));
   return true;
 }
 
@@ -421,13 +637,18 @@ constexpr Expansion kExpansions[] = {
     {"Pow", expand_pow},
     {"Softmax", expand_softmax},
     {"aten::_log_softmax_backward_data", expand_softmax_backward},
+    {"aten::_native_batch_norm_legit_functional", expand_batch_norm},
+    {"aten::_scaled_dot_product_flash_attention_for_cpu", expand_flash_attention},
+    {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", expand_flash_attention_backward},
     {"aten::_softmax_backward_data", expand_softmax_backward},
     {"aten::embedding_dense_backward", expand_embedding_backward},
+    {"aten::native_batch_norm_backward", expand_batch_norm_backward},
     {"aten::native_dropout_backward", expand_dropout_backward},
     {"aten::native_layer_norm", expand_native_layer_norm},
     {"aten::native_layer_norm_backward", expand_layer_norm_backward},
     {"aten::nll_loss_backward", expand_nll_backward},
     {"aten::nll_loss_forward", expand_nll},
+    {"aten::rsqrt", expand_rsqrt},
 };
 
 const Expansion* find_expansion(const Node& node) {

@@ -120,7 +120,9 @@ class Grouping {
     group_of_.assign(order_.nodes.size(), -1);
     for (int at = 0; at < static_cast<int>(order_.nodes.size()); ++at) {
       const Node& node = *order_.nodes[at];
-      const auto is_read = [](const Value* value) { return value != nullptr && !value->uses.empty(); };
+      const auto is_read = [](const Value* value) {
+        return value != nullptr && !value->uses.empty();
+      };
       if (!ops::is_pure(node) || !std::any_of(node.outputs.begin(), node.outputs.end(), is_read)) {
         continue;
       }
@@ -158,6 +160,8 @@ class Grouping {
       for (const RegionInput& input : spaces->inputs) stretched += input.shape.empty() ? 0 : 1;
       fitting.emplace_back(stretched, columns);
     }
+    // Of the others the longest rows first: what belongs to a row is then read least often.
+    std::reverse(fitting.begin(), fitting.end());
     std::stable_sort(fitting.begin(), fitting.end(),
                      [](const auto& a, const auto& b) { return a.first < b.first; });
     group.columns.clear();
@@ -275,8 +279,8 @@ class Grouping {
   // ---- what stays
 
   bool is_member(const Group& group, const Node* node) const {
-    return node != nullptr && std::binary_search(group.members.begin(), group.members.end(),
-                                                 order_.position(node));
+    return node != nullptr &&
+           std::binary_search(group.members.begin(), group.members.end(), order_.position(node));
   }
 
   // Views at the edge cost nothing outside, and hide what region and planner could share.
@@ -323,7 +327,8 @@ class Grouping {
 class RegionMaker {
  public:
   RegionMaker(Graph& graph, const Grouping& grouping, const Group& group)
-      : graph_(graph), nodes_(grouping.nodes_of(group.members)),
+      : graph_(graph),
+        nodes_(grouping.nodes_of(group.members)),
         spaces_(*find_spaces(nodes_, group.elements, group.columns.front())),
         body_(std::make_shared<Graph>()) {
     for (const FusibleNode& each : nodes_) members_.insert(each.node);

@@ -119,9 +119,11 @@ class Finder {
         if (!space || !is_scalar(node, 0)) break;
         return space;
       }
-      case Kind::kValid:
-        if (!is_row(node, 0)) break;
-        return Space::kRow;
+      case Kind::kValid: {
+        const std::optional<Space> space = space_by_size(*node.outputs[0]->type.shape);
+        if (!space || !is_read_as(node, 0, *space)) break;
+        return space;
+      }
       default: return reduction(each);
     }
     return std::nullopt;
@@ -213,6 +215,8 @@ class Finder {
       take_input(node, operand, Space::kColumn);
     } else if (at.rows_equal && at.columns_one) {
       take_input(node, operand, Space::kRow);
+    } else if (at.columns_one) {
+      take_input(node, operand, Space::kRow, Shape(shape.begin(), shape.end() - num_columns));
     } else {
       take_input(node, operand, Space::kFull, shape);
     }

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "plan/arena.h"
+#include "plan/discard.h"
 #include "plan/program.h"
 
 #include <algorithm>
@@ -43,6 +44,7 @@ class Planner {
     form_blocks();
     place();
     find_release();
+    plan_.discards = find_discards(program_, plan_, blocks_, options_.discard_bytes);
     return std::move(plan_);
   }
 

@@ -56,12 +56,21 @@ struct Placement {
   int in_place_of = -1;  // the read of its step whose memory it takes over
 };
 
+// A part of the context area that is dead after the step at a position of the order.
+struct Discard {
+  int position;
+  int64_t offset, bytes;
+};
+
 struct Plan {
   std::vector<int> order;             // steps in execution order; forward ones first
   std::vector<Placement> placements;  // by tensor; an alias has that of its root
   // Adopted tensors (and aliases of adopted ones) to let go after the step at each position of
   // `order`.
   std::vector<std::vector<int>> release;
+  // In the backward half, where kernels make large results of their own: these cannot lie in what
+  // is dead of the context area, which may go back to the system for them.
+  std::vector<Discard> discards;
   std::vector<int> crossing;  // roots that cross the border: planned and adopted ones
   int64_t context_bytes = 0;
   int64_t crossing_bytes = 0;  // its beginning, where what crosses lies; the rest is dead then
@@ -76,6 +85,7 @@ struct PlanOptions {
   bool reorder = true;
   bool in_place = true;
   int64_t alignment = 64;
+  int64_t discard_bytes = 256 << 10;  // the smallest part that is worth a call to the system
 };
 
 Plan make_plan(const Program& program, const PlanOptions& options);

@@ -174,6 +174,7 @@ class MemoryCheck {
     }
     if (num_positions() == program_.num_forward) pass_border();
     check_release();
+    check_discards();
   }
 
  private:
@@ -361,6 +362,26 @@ class MemoryCheck {
     for (int root = 0; root < num_tensors_; ++root) {
       bool over = uses_[root].last < program_.num_forward;
       if (waits_[root] && over && !program_.tensors[root].delivered) remove(root);
+    }
+  }
+
+  void check_discards() const {
+    for (const Discard& discard : plan_.discards) {
+      ORT_CHECK(!in_forward(discard.position) && discard.position < num_positions() &&
+                    discard.offset >= 0 && discard.bytes > 0 &&
+                    discard.offset + discard.bytes <= plan_.context_bytes,
+                "verify_plan: discard after position ", discard.position, " of ", discard.offset,
+                " to ", discard.offset + discard.bytes, " is out of range");
+      for (int root = 0; root < num_tensors_; ++root) {
+        const Placement& place = plan_.placements[root];
+        const bool is_used =
+            has_bytes(root) && place.area == Area::kContext &&
+            (uses_[root].last > discard.position || program_.tensors[root].delivered);
+        ORT_CHECK(!is_used || place.offset >= discard.offset + discard.bytes ||
+                      discard.offset >= place.offset + program_.tensors[root].bytes,
+                  "verify_plan: tensor ", root, " is discarded after position ", discard.position,
+                  " and still needed");
+      }
     }
   }
 

@@ -73,11 +73,12 @@ plan::Program to_program(const py::dict& fields) {
 }
 
 plan::PlanOptions to_options(const py::dict& fields) {
-  check_keys(fields, {"reorder", "in_place", "alignment"}, "option");
+  check_keys(fields, {"reorder", "in_place", "alignment", "discard_bytes"}, "option");
   plan::PlanOptions options;
   options.reorder = get(fields, "reorder", options.reorder);
   options.in_place = get(fields, "in_place", options.in_place);
   options.alignment = get(fields, "alignment", options.alignment);
+  options.discard_bytes = get(fields, "discard_bytes", options.discard_bytes);
   return options;
 }
 
@@ -90,7 +91,12 @@ py::dict from_plan(const plan::Plan& plan) {
     fields["in_place_of"] = placement.in_place_of;
     placements.append(fields);
   }
+  py::list discards;
+  for (const plan::Discard& discard : plan.discards) {
+    discards.append(py::make_tuple(discard.position, discard.offset, discard.bytes));
+  }
   py::dict fields;
+  fields["discards"] = discards;
   fields["order"] = plan.order;
   fields["placements"] = placements;
   fields["release"] = plan.release;
@@ -114,6 +120,10 @@ plan::Plan to_plan(const py::dict& fields) {
         .offset = placement["offset"].cast<int64_t>(),
         .in_place_of = placement["in_place_of"].cast<int>(),
     });
+  }
+  for (auto item : fields["discards"]) {
+    const auto [position, offset, bytes] = item.cast<std::tuple<int, int64_t, int64_t>>();
+    plan.discards.push_back({position, offset, bytes});
   }
   plan.order = fields["order"].cast<std::vector<int>>();
   plan.release = fields["release"].cast<std::vector<std::vector<int>>>();

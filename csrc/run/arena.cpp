@@ -147,11 +147,13 @@ void Buffer::forget() noexcept {
 }
 
 void Buffer::release_pages(int64_t begin, int64_t end) noexcept {
-  begin = round_up(begin, kPage);
-  end = end / kPage * kPage;
-  if (device_.is_cpu() && begin < end) {
-    madvise(static_cast<char*>(data_) + begin, end - begin, MADV_DONTNEED);
-  }
+  if (device_.is_cpu()) run::release_pages(static_cast<char*>(data_) + begin, end - begin);
+}
+
+void release_pages(void* data, int64_t bytes) noexcept {
+  const auto address = reinterpret_cast<int64_t>(data);
+  const int64_t begin = round_up(address, kPage), end = (address + bytes) / kPage * kPage;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
 }
 
 }  // namespace torch_ort::run

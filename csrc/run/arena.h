@@ -27,8 +27,7 @@ class Buffer {
   void give_back() noexcept;
   void free() noexcept;  // to the system, not to the pool
 
-  // Lets the system have the whole pages between two offsets until they are used again; what they
-  // held is lost. Does nothing on other devices than the CPU.
+  // See below. Does nothing on other devices than the CPU.
   void release_pages(int64_t begin, int64_t end) noexcept;
 
  private:
@@ -50,6 +49,10 @@ class Buffer {
 // A buffer of at least `bytes`. Raises c10::OutOfMemoryError, or std::bad_alloc's message as
 // PyTorch words it, after idle buffers have been freed once.
 Buffer lend(c10::Device device, int64_t bytes);
+
+// Lets the system have the whole pages of CPU memory until they are used again; what they held is
+// lost.
+void release_pages(void* data, int64_t bytes) noexcept;
 
 // Frees the idle buffers; gives the bytes that went back to the system.
 int64_t free_idle_buffers();

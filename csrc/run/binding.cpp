@@ -16,8 +16,7 @@ namespace torch_ort::run {
 
 namespace {
 
-// Binds symbols from the shapes of the inputs. A dim that is an expression is checked in verify
-// mode only: the guards of the capture hold it.
+// Binds symbols from the shapes of the inputs.
 void bind_symbols(const ir::Graph& graph, const Session::Tensors& inputs,
                   const std::vector<int64_t>& given,
                   std::vector<std::pair<std::string, int64_t>>& symbols) {
@@ -66,6 +65,25 @@ void check_inputs(const ir::Graph& graph, const Session::Tensors& inputs) {
   }
 }
 
+// Symbols that several dims name, and dims that are expressions: the guards of a capture hold
+// these.
+void check_dims(const ir::Graph& graph, const Session::Tensors& inputs,
+                const ir::SymbolLookup& lookup) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const ir::Value& value = *graph.inputs[i];
+    if (!inputs[i].defined() || !value.type.shape) continue;
+    for (size_t d = 0; d < value.type.shape->size(); ++d) {
+      const ir::Dim& dim = (*value.type.shape)[d];
+      const std::optional<int64_t> want = dim.evaluate(lookup);
+      const int64_t got = inputs[i].size(static_cast<int64_t>(d));
+      if (want && *want != got) {
+        throw UserError(concat("input '", value.name, "': dim ", d, ": got ", got, ", want ", *want,
+                               " as '", dim.str(), "' is"));
+      }
+    }
+  }
+}
+
 }  // namespace
 
 bool Binding::matches(const Session::Tensors& tensors, const std::vector<int64_t>& given) const {
@@ -103,7 +121,8 @@ class Binder {
     };
   }
 
-  void run() {
+  void run(const Session::Tensors& inputs) {
+    if (session_.options_.verify) check_dims(*session_.graph_, inputs, lookup_);
     described_ = describe(session_, binding_.inputs, lookup_, binding_.delivers);
     binding_.specs = std::move(described_.specs);
     binding_.program = std::move(described_.program);
@@ -160,6 +179,12 @@ class Binder {
           describe_views(step, base, bound);
       }
       for (int slot : plan.release[position]) bound.release.push_back(slot);
+      if (session_.device_.is_cpu()) {
+        std::copy_if(plan.discards.begin(), plan.discards.end(), std::back_inserter(bound.discards),
+                     [position](const plan::Discard& discard) {
+                       return discard.position == static_cast<int>(position);
+                     });
+      }
       auto& half =
           index < static_cast<int>(session_.num_forward_) ? binding_.forward : binding_.backward;
       half.push_back(std::move(bound));
@@ -263,8 +288,8 @@ class Binder {
       if (is_static[slot]) continue;
       binding_.transient.push_back(static_cast<int>(slot));
       const SlotFacts& facts = session_.facts_[slot];
-      const bool callers = kind_of(slot) == plan::Kind::kInput ||
-                           session_.is_saved_output(static_cast<int>(slot));
+      const bool callers =
+          kind_of(slot) == plan::Kind::kInput || session_.is_saved_output(static_cast<int>(slot));
       if (facts.crosses && !callers) binding_.kept.push_back(static_cast<int>(slot));
     }
   }
@@ -328,7 +353,7 @@ std::shared_ptr<Binding> Session::make_binding(const Tensors& inputs,
   binding->symbol_inputs = symbols;
   for (const at::Tensor& input : inputs) binding->inputs.push_back(spec_of(input));
   bind_symbols(*graph_, inputs, symbols, binding->symbols);
-  Binder(*this, *binding).run();
+  Binder(*this, *binding).run(inputs);
   const auto spent = std::chrono::steady_clock::now() - start;
   binding->plan_ms = std::chrono::duration<double, std::milli>(spent).count();
   counters().plans.fetch_add(1);
@@ -385,7 +410,10 @@ void Context::attach(std::vector<Part>& parts, void* data) {
   }
 }
 
-void Context::attach_context_memory(void* data) { attach(context_parts, data); }
+void Context::attach_context_memory(void* data) {
+  context_data = static_cast<char*>(data);
+  attach(context_parts, data);
+}
 
 void Context::attach_scratch(void* data) { attach(scratch_parts, data); }
 

@@ -34,8 +34,10 @@ struct BoundStep {
   const Step* step = nullptr;
   Form form = Form::kFunctional;  // kReshape is decided: kView, kFunctional or kOut
   std::vector<BoundArg> args;
-  std::vector<int> allocate;    // slots that get memory of their own before the call
-  std::vector<int> release;     // slots to let go afterwards
+  std::vector<int> allocate;  // slots that get memory of their own before the call
+  std::vector<int> release;   // slots to let go afterwards
+  // Parts of the context memory that may go back to the system afterwards.
+  std::vector<plan::Discard> discards;
   int takes_over = -1;          // slot of an adopted tensor that the result is written into
   bool is_static_view = false;  // its result stands already: it looks at engine memory
   std::vector<ViewSpec> views;  // of a view of the caller's memory, or of adopted memory
@@ -86,6 +88,7 @@ struct Context {
     int64_t offset = 0;  // bytes into the area
   };
   std::vector<Part> context_parts, scratch_parts;
+  char* context_data = nullptr;  // where the context parts lie now
   c10::Storage empty_storage;
   std::shared_ptr<SharedBuffer> context_memory;
   torch::jit::Stack stack;

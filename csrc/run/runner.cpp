@@ -19,7 +19,8 @@ struct StepCounts {
   int64_t out = 0, functional = 0, view = 0, python = 0, region = 0;
 
   ~StepCounts() {
-    counters().steps_run.fetch_add(out + functional + view + python + region, std::memory_order_relaxed);
+    counters().steps_run.fetch_add(out + functional + view + python + region,
+                                   std::memory_order_relaxed);
     counters().steps_out.fetch_add(out, std::memory_order_relaxed);
     counters().steps_functional.fetch_add(functional, std::memory_order_relaxed);
     counters().steps_view.fetch_add(view, std::memory_order_relaxed);
@@ -117,12 +118,13 @@ void call_op(Context& context, const Step& step, const std::vector<BoundArg>& ar
 
 // A kernel may give its result other strides, or another dtype, than its shape rule promised.
 bool is_as_promised(const at::Tensor& tensor, const TensorSpec& spec) {
-  return tensor.strides() == c10::IntArrayRef(spec.strides) && tensor.scalar_type() == spec.dtype;
+  return tensor.sizes() == c10::IntArrayRef(spec.sizes) &&
+         tensor.strides() == c10::IntArrayRef(spec.strides) && tensor.scalar_type() == spec.dtype;
 }
 
-at::Tensor as_promised(const at::Tensor& tensor, const TensorSpec& spec) {
-  at::Tensor copy =
-      at::empty_strided(spec.sizes, spec.strides, tensor.options().dtype(spec.dtype));
+at::Tensor as_promised(const ir::Value& value, const TensorSpec& spec, const at::Tensor& tensor) {
+  check_sizes(value, spec, tensor);
+  at::Tensor copy = at::empty_strided(spec.sizes, spec.strides, tensor.options().dtype(spec.dtype));
   return copy.copy_(tensor);
 }
 
@@ -137,12 +139,33 @@ void run_region(const Context& context, const BoundStep& bound) {
     if (is_as_promised(tensor, spec)) {
       inputs.push_back(tensor.const_data_ptr());
     } else {
-      copies.push_back(as_promised(tensor, spec));
+      const ir::Value* value = context.binding->session->slot_value(source.slots[0]);
+      copies.push_back(as_promised(*value, spec, tensor));
       inputs.push_back(copies.back().const_data_ptr());
     }
   }
   for (int slot : step.outputs) outputs.push_back(context.slots[slot].mutable_data_ptr());
   bound.program->run(inputs.data(), outputs.data());
+}
+
+// A reshape that the plan takes for a copy, and which is none by its nature, would look at memory
+// that the next step may write into.
+void own_result(Context& context, const Step& step) {
+  const at::Tensor result = context.stack.back().toTensor();
+  const int base = step.reads().front(), slot = step.outputs[0];
+  if (!context.binding->specs[base].known || !result.is_alias_of(context.slots[base])) return;
+  const TensorSpec& spec = context.binding->specs[slot];
+  context.stack.back() =
+      spec.known ? as_promised(*context.binding->session->slot_value(slot), spec, result)
+                 : result.clone(at::MemoryFormat::Contiguous);
+}
+
+void check_results(const Context& context, const Step& step, decltype(check_sizes)& check) {
+  for (int slot : step.outputs) {
+    if (slot < 0 || !context.binding->specs[slot].known) continue;
+    check(*context.binding->session->slot_value(slot), context.binding->specs[slot],
+          context.slots[slot]);
+  }
 }
 
 void run_step(Context& context, const BoundStep& bound, StepCounts& counts) {
@@ -162,6 +185,7 @@ void run_step(Context& context, const BoundStep& bound, StepCounts& counts) {
     case Form::kFunctional:
     case Form::kReshape:
       call_op(context, step, bound.args);
+      if (step.form == Form::kReshape) own_result(context, step);
       store_results(context, step, context.stack);
       ++counts.functional;
       break;
@@ -186,6 +210,7 @@ void run_step(Context& context, const BoundStep& bound, StepCounts& counts) {
       break;
     }
   }
+  if (context.binding->session->verifies()) check_results(context, step, check_sizes);
   for (int slot : bound.release) context.slots[slot].reset();
 }
 
@@ -225,14 +250,19 @@ void make_static_view(Context& context, const Step& step) {
   step.op->callBoxed(&stack);
   store_results(context, step, stack);
   stack.clear();
+  // The plan took its word for what the next view looks at: a reshape that is none would copy
+  // memory that is not there yet.
+  check_results(context, step, check_layout);
 }
 
 void run_steps(Context& context, const std::vector<BoundStep>& steps) {
   StepCounts counts;
   for (const BoundStep& bound : steps) {
-    if (bound.is_static_view) continue;
     try {
-      run_step(context, bound, counts);
+      if (!bound.is_static_view) run_step(context, bound, counts);
+      for (const plan::Discard& discard : bound.discards) {
+        release_pages(context.context_data + discard.offset, discard.bytes);
+      }
     } catch (c10::Error& error) {
       const Step& step = *bound.step;
       error.add_context(concat("in ", step.name,

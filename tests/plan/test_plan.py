@@ -413,6 +413,34 @@ def test_delivered_may_overwrite_what_has_crossed() -> None:
     assert plan.place("wa") == plan.place("a")
 
 
+# --- discarded memory -----------------------------------------------------------------------------
+
+LAYERS = {
+    "x": "input 64",
+    "a": "planned 512",
+    "b": "planned 512",
+    "o": "output 64",
+    "g": "adopted 512",
+    "h": "adopted 512",
+    "w": "planned 64 delivered",
+}
+LAYER_STEPS = ("a = x", "b = a", "o = b", BORDER, "g = b", "h = g, a", "w = h")
+
+
+def test_dead_memory_goes_back_where_kernels_make_large_results() -> None:
+    plan = Planned(LAYERS, *LAYER_STEPS, outputs="o", gradients="w", discard_bytes=512)
+    # Where a was, the delivered gradient will lie.
+    assert plan.place("w") == plan.place("a")
+    assert plan.discards == [(3, plan.place("b")[1], 512)]
+
+
+def test_small_parts_and_small_results_discard_nothing() -> None:
+    assert Planned(LAYERS, *LAYER_STEPS, outputs="o", gradients="w").discards == []
+    small = LAYERS | {"g": "adopted 60", "h": "adopted 60"}
+    plan = Planned(small, *LAYER_STEPS, outputs="o", gradients="w", discard_bytes=256)
+    assert plan.discards == []
+
+
 # --- what is no program ---------------------------------------------------------------------------
 
 
@@ -578,6 +606,13 @@ def release(plan: dict, name: str, position: int | None) -> None:
         (lambda p: p["crossing"].pop(), "crossing tensors: got 1 of them, want these 2"),
         (lambda p: p.update(saved_bytes=1), "saved bytes: got 1, want 128"),
         (lambda p: p.update(peak_bytes=1), "peak bytes: got 1, want"),
+        # discards
+        (lambda p: p["discards"].append((3, 0, 64)), "discard after position 3 .* out of range"),
+        (lambda p: p["discards"].append((10, 0, 64)), "discard after position 10 .* out of range"),
+        (
+            lambda p: p["discards"].append((7, placement(p, "s")["offset"], 64)),
+            "tensor 3 is discarded after position 7 and still needed",
+        ),
         # release
         (lambda p: p["release"].pop(), "release lists: got 9, want 10"),
         (lambda p: release(p, "f", 4), "tensor 4 is released after position 4, too early: step 5"),

@@ -125,6 +125,7 @@ OPTIONS = st.fixed_dictionaries(
         "reorder": st.booleans(),
         "in_place": st.booleans(),
         "alignment": st.sampled_from((1, 16, 64, 100)),
+        "discard_bytes": st.sampled_from((1, 100, 1 << 18)),
     }
 )
 
@@ -214,6 +215,9 @@ class PlannedMemory(OwnMemory):
 
     def end_step(self, position: int) -> None:
         self.gone.update(self.plan["release"][position])
+        for after, offset, size in self.plan["discards"]:
+            if after == position:
+                self.context[offset : offset + size] = [POISON] * size
 
 
 def run_steps(program: dict, order: list[int], memory: OwnMemory) -> dict[Any, Any]:
@@ -393,10 +397,13 @@ def test_order_never_raises_the_peak_of_a_half(program: dict) -> None:
 def tamper(plan: dict, choose: random.Random) -> None:
     """Change one thing of a plan."""
     placed = [i for i, it in enumerate(plan["placements"]) if it["area"] != "none"]
-    what = choose.choice(("move", "move", "move", "swap", "release", "in_place"))
+    what = choose.choice(("move", "move", "move", "swap", "release", "in_place", "discard"))
     if what == "move" and placed:
         one, other = (plan["placements"][choose.choice(placed)] for _ in range(2))
         one["area"], one["offset"] = other["area"], other["offset"]
+    elif what == "discard" and plan["context_bytes"]:
+        at = choose.randrange(max(len(plan["order"]), 1))
+        plan["discards"].append((at, choose.randrange(plan["context_bytes"]), 16))
     elif what == "in_place" and placed:
         one, read = choose.choice(placed), choose.choice(placed)
         plan["placements"][one] = plan["placements"][read] | {"in_place_of": read}

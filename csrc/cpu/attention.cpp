@@ -1,0 +1,539 @@
+// softmax(query key^T * scale + mask) value, and its gradients, for the heads of a batch.
+//
+// A thread takes one head of keys after the other, and of the queries that look at it a block at a
+// time, whose scores stay in the cache. Backward computes them again from the logarithms of the
+// sums (Dao et al., "FlashAttention", 2022). Heads are independent and each is computed in one
+// order: results do not depend on the number of threads.
+#include "base/error.h"
+#include "cpu/program.h"
+#include "cpu/thread_memory.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace torch_ort::cpu {
+
+namespace {
+
+constexpr int64_t kWorkPerThread = 1 << 17;  // multiplications
+
+int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+
+// Where the matrix of each head begins, and how it lies. A mask may have fewer dims, and
+// broadcasts.
+class Heads {
+ public:
+  Heads() = default;
+  Heads(const Layout& layout, const std::vector<int64_t>& sizes, ir::DType dtype) {
+    ORT_CHECK(layout.dtype == dtype, "Attention: dtype: got ", ir::name(layout.dtype), ", want ",
+              ir::name(dtype));
+    const size_t missing = sizes.size() - layout.sizes.size();
+    ORT_CHECK(layout.sizes.size() <= sizes.size(), "Attention: got ", layout.sizes.size(),
+              " dims, want ", sizes.size(), " at most");
+    for (size_t i = 0; i < layout.sizes.size(); ++i) {
+      const int64_t size = layout.sizes[i];
+      ORT_CHECK(size == 1 || size == sizes[missing + i], "Attention: size of dim ", i, ": got ",
+                size, ", want ", sizes[missing + i]);
+      if (size != 1) strides_[missing + i] = layout.strides[i];
+    }
+  }
+
+  int64_t start(int64_t batch, int64_t head) const {
+    return batch * strides_[0] + head * strides_[1];
+  }
+  int64_t row() const { return strides_[2]; }
+  int64_t column() const { return strides_[3]; }
+
+ private:
+  int64_t strides_[4] = {0, 0, 0, 0};
+};
+
+template <typename T>
+struct Matrix {
+  T* data;
+  int64_t row, column;
+
+  Matrix(T* base, const Heads& heads, int64_t batch, int64_t head)
+      : data(base + heads.start(batch, head)), row(heads.row()), column(heads.column()) {}
+  T* at(int64_t i) const { return data + i * row; }
+};
+
+// The columns of a right factor, `num` panels of `width` numbers: see PanelProduct.
+struct Panels {
+  int64_t width = 0, num = 0;
+
+  Panels(int64_t columns, int64_t wide) {
+    const int64_t half = wide / 2;
+    width = round_up(columns, half) < round_up(columns, wide) ? half : wide;
+    num = round_up(columns, width) / width;
+  }
+  int64_t columns() const { return width * num; }
+};
+
+template <typename T>
+class Attention : public TileProgram {
+ protected:
+  Attention(const ir::Node& node, const Layout& query, const Layout& key, const Layout* mask,
+            const CompileOptions& options)
+      : kernels_(kernels<T>(options.isa)),
+        batches_(size_of(query, 0)),
+        heads_(size_of(query, 1)),
+        key_heads_(size_of(key, 1)),
+        queries_(size_of(query, 2)),
+        keys_(size_of(key, 2)),
+        features_(size_of(query, 3)),
+        scale_(static_cast<T>(
+            ir::float_attr(node.attrs, "scale", 1 / std::sqrt(static_cast<double>(features_))))),
+        is_causal_(ir::int_attr(node.attrs, "is_causal", 0) != 0),
+        has_mask_(mask != nullptr),
+        score_panels_(keys_, kernels_.panel_width),
+        feature_panels_(features_, kernels_.panel_width),
+        block_(keys_ < 1024 ? 48 : 24) {
+    ORT_CHECK(key_heads_ > 0 ? heads_ % key_heads_ == 0 : heads_ == 0, "Attention: got ", heads_,
+              " heads of queries, want a multiple of the ", key_heads_, " of keys");
+    if (has_mask_) {
+      mask_ = Heads(*mask, {batches_, heads_, queries_, keys_}, kDType);
+    }
+  }
+
+  static constexpr ir::DType kDType =
+      std::is_same_v<T, double> ? ir::DType::kDouble : ir::DType::kFloat;
+
+  Heads rows_of_queries(const Layout& layout) const {
+    return Heads(layout, {batches_, heads_, queries_, features_}, kDType);
+  }
+  Heads rows_of_keys(const Layout& layout) const {
+    return Heads(layout, {batches_, key_heads_, keys_, features_}, kDType);
+  }
+  Heads numbers_of_queries(Layout layout) const {
+    layout.sizes.push_back(1);
+    layout.strides.push_back(0);
+    return Heads(layout, {batches_, heads_, queries_, 1}, kDType);
+  }
+
+  // Calls visit(batch, head, memory) for each head of keys, with `size` numbers of memory for it
+  // alone.
+  template <typename Visit>
+  void for_each_key_head(int64_t size, Visit visit) const {
+    const int64_t work = queries_ * keys_ * features_ * num_sharing();
+    const int64_t grain = std::max<int64_t>(1, kWorkPerThread / std::max<int64_t>(work, 1));
+    at::parallel_for(0, batches_ * key_heads_, grain, [&](int64_t begin, int64_t end) {
+      T* memory = thread_memory<T, Use::kHead>(size);
+      for (int64_t i = begin; i < end; ++i) visit(i / key_heads_, i % key_heads_, memory);
+    });
+  }
+
+  // Heads of queries that share a head of keys.
+  int64_t num_sharing() const { return key_heads_ == 0 ? 0 : heads_ / key_heads_; }
+
+  template <typename Visit>
+  void for_each_sharing(int64_t key_head, Visit visit) const {
+    for (int64_t i = 0; i < num_sharing(); ++i) visit(key_head * num_sharing() + i);
+  }
+
+  int64_t num_keys(int64_t query) const { return is_causal_ ? std::min(keys_, query + 1) : keys_; }
+
+  // Queries [begin, begin + count), and the keys that any of them sees.
+  struct Block {
+    int64_t begin, count, keys;
+  };
+  template <typename Visit>
+  void for_each_block(Visit visit) const {
+    for (int64_t begin = 0; begin < queries_; begin += block_) {
+      const int64_t count = std::min(block_, queries_ - begin);
+      visit(Block{begin, count, num_keys(begin + count - 1)});
+    }
+  }
+
+  // Rows of a matrix side by side, times `factor`.
+  void copy_rows(T* to, const Matrix<const T>& from, const Block& block, T factor) const {
+    for (int64_t i = 0; i < block.count; ++i, to += features_) {
+      const T* row = from.at(block.begin + i);
+      if (from.column == 1) {
+        scale_row(to, row, factor, features_);
+      } else {
+        for (int64_t j = 0; j < features_; ++j) to[j] = row[j * from.column] * factor;
+      }
+    }
+  }
+
+  void scale_row(T* to, const T* from, T factor, int64_t n) const {
+    binary(ops::Pointwise::kMul, 2)(to, from, &factor, nullptr, n);
+  }
+
+  // `count` rows of the panels' columns, into a matrix of a tensor.
+  void write_rows(const Matrix<T>& to, int64_t begin, int64_t count, const T* from,
+                  T factor) const {
+    for (int64_t i = 0; i < count; ++i, from += feature_panels_.columns()) {
+      write_row(to, begin + i, from, factor);
+    }
+  }
+
+  void write_row(const Matrix<T>& to, int64_t i, const T* from, T factor) const {
+    T* row = to.at(i);
+    if (to.column == 1) return scale_row(row, from, factor, features_);
+    for (int64_t j = 0; j < features_; ++j) row[j * to.column] = from[j] * factor;
+  }
+
+  // A right factor whose rows are those of the matrix.
+  void pack(T* to, const Panels& panels, const T* from, int64_t row, int64_t column,
+            int64_t num_rows) const {
+    for (int64_t first = 0; first < panels.columns(); first += panels.width) {
+      const int64_t count = std::clamp<int64_t>(features_ - first, 0, panels.width);
+      for (int64_t i = 0; i < num_rows; ++i, to += panels.width) {
+        const T* numbers = from + i * row + first * column;
+        if (column == 1) {
+          std::copy_n(numbers, count, to);
+        } else {
+          for (int64_t j = 0; j < count; ++j) to[j] = numbers[j * column];
+        }
+        std::fill(to + count, to + panels.width, T(0));
+      }
+    }
+  }
+
+  // A right factor whose columns are the rows of the matrix, keys.
+  void pack_transposed(T* to, const Matrix<const T>& from) const {
+    const Panels& panels = score_panels_;
+    for (int64_t first = 0; first < panels.columns(); first += panels.width) {
+      const int64_t count = std::clamp<int64_t>(keys_ - first, 0, panels.width);
+      for (int64_t i = 0; i < features_; ++i, to += panels.width) {
+        const T* numbers = from.at(first) + i * from.column;
+        for (int64_t j = 0; j < count; ++j) to[j] = numbers[j * from.row];
+        std::fill(to + count, to + panels.width, T(0));
+      }
+    }
+  }
+
+  // to: block.count x keys <- a * b^T, with `a` rows of features and `b` packed keys.
+  void multiply_by_keys(T* to, const T* a, const T* b, const Block& block) const {
+    const int64_t num = round_up(block.keys, score_panels_.width) / score_panels_.width;
+    kernels_.multiply({.c = to,
+                       .c_row = score_panels_.columns(),
+                       .a = a,
+                       .a_row = features_,
+                       .a_column = 1,
+                       .b = b,
+                       .b_panel = features_ * score_panels_.width,
+                       .width = score_panels_.width,
+                       .num_panels = num,
+                       .m = block.count,
+                       .k = features_,
+                       .add = false});
+  }
+
+  // to: block.count x features <- a * b, with `a` scores and `b` packed features of all keys.
+  void multiply_scores(T* to, const T* a, const T* b, const Block& block) const {
+    kernels_.multiply({.c = to,
+                       .c_row = feature_panels_.columns(),
+                       .a = a,
+                       .a_row = score_panels_.columns(),
+                       .a_column = 1,
+                       .b = b,
+                       .b_panel = keys_ * feature_panels_.width,
+                       .width = feature_panels_.width,
+                       .num_panels = feature_panels_.num,
+                       .m = block.count,
+                       .k = block.keys,
+                       .add = false});
+  }
+
+  // to: keys x features += a^T * b, with `a` scores and `b` packed features of the block.
+  void add_transposed_product(T* to, const T* a, const T* b, const Block& block) const {
+    kernels_.multiply({.c = to,
+                       .c_row = feature_panels_.columns(),
+                       .a = a,
+                       .a_row = 1,
+                       .a_column = score_panels_.columns(),
+                       .b = b,
+                       .b_panel = block.count * feature_panels_.width,
+                       .width = feature_panels_.width,
+                       .num_panels = feature_panels_.num,
+                       .m = block.keys,
+                       .k = block.count,
+                       .add = true});
+  }
+
+  void add_mask(T* scores, const Matrix<const T>& mask, int64_t query, int64_t n) const {
+    const T* row = mask.at(query);
+    if (mask.column == 1) {
+      binary(ops::Pointwise::kAdd, 0)(scores, scores, row, nullptr, n);
+    } else {
+      for (int64_t j = 0; j < n; ++j) scores[j] += row[j * mask.column];
+    }
+  }
+
+  auto binary(ops::Pointwise op, int scalars) const {
+    return kernels_.elementwise[static_cast<size_t>(op)][scalars];
+  }
+
+  const Kernels<T>& kernels_;
+  int64_t batches_, heads_, key_heads_, queries_, keys_, features_;
+  T scale_;
+  bool is_causal_, has_mask_;
+  Heads mask_;
+  Panels score_panels_, feature_panels_;
+  int64_t block_;  // queries at a time; a multiple of the rows that the product takes at once
+
+ private:
+  static int64_t size_of(const Layout& layout, size_t dim) {
+    ORT_CHECK(layout.sizes.size() == 4, "Attention: got ", layout.sizes.size(), " dims, want 4");
+    return layout.sizes[dim];
+  }
+};
+
+// query, key, value, [mask] -> result, logarithms of the sums [batch, heads, queries]
+template <typename T>
+class Forward final : public Attention<T> {
+  using Base = Attention<T>;
+  using typename Base::Block;
+
+ public:
+  Forward(const ir::Node& node, const std::vector<Layout>& inputs,
+          const std::vector<Layout>& outputs, const CompileOptions& options)
+      : Base(node, inputs.at(0), inputs.at(1), inputs.size() > 3 ? &inputs[3] : nullptr, options),
+        query_(this->rows_of_queries(inputs[0])),
+        key_(this->rows_of_keys(inputs[1])),
+        value_(this->rows_of_keys(inputs.at(2))),
+        result_(this->rows_of_queries(outputs.at(0))),
+        logarithm_(this->numbers_of_queries(outputs.at(1))) {
+    const int64_t scores = this->score_panels_.columns(), wide = this->feature_panels_.columns();
+    packed_keys_ = 0;
+    packed_values_ = packed_keys_ + scores * this->features_;
+    rows_ = packed_values_ + this->keys_ * wide;
+    scores_ = rows_ + this->block_ * round_up(this->features_, 16);
+    results_ = scores_ + this->block_ * scores;
+    size_ = results_ + this->block_ * wide;
+  }
+
+  std::string str() const override {
+    return concat("attention, ", this->batches_ * this->heads_, " heads, ", this->queries_, " x ",
+                  this->keys_, " scores of ", this->features_, " features",
+                  this->is_causal_ ? ", causal" : "", this->has_mask_ ? ", masked" : "", "\n");
+  }
+
+  void run(const void* const* inputs, void* const* outputs) const override {
+    const auto in = [&](int i) { return static_cast<const T*>(inputs[i]); };
+    const auto out = [&](int i) { return static_cast<T*>(outputs[i]); };
+    this->for_each_key_head(size_, [&](int64_t batch, int64_t key_head, T* memory) {
+      const Matrix<const T> key(in(1), key_, batch, key_head),
+          value(in(2), value_, batch, key_head);
+      this->pack_transposed(memory + packed_keys_, key);
+      this->pack(memory + packed_values_, this->feature_panels_, value.data, value.row,
+                 value.column, this->keys_);
+      this->for_each_sharing(key_head, [&](int64_t head) {
+        const Head each{{in(0), query_, batch, head},
+                        {this->has_mask_ ? in(3) : nullptr, this->mask_, batch, head},
+                        {out(0), result_, batch, head},
+                        {out(1), logarithm_, batch, head}};
+        this->for_each_block([&](const Block& block) { run_block(each, memory, block); });
+      });
+    });
+  }
+
+ private:
+  static constexpr int64_t kLargestBlock = 48;
+
+  struct Head {
+    Matrix<const T> query, mask;
+    Matrix<T> result, logarithm;
+  };
+
+  void run_block(const Head& head, T* memory, const Block& block) const {
+    T *rows = memory + rows_, *scores = memory + scores_, *results = memory + results_;
+    this->copy_rows(rows, head.query, block, this->scale_);
+    this->multiply_by_keys(scores, rows, memory + packed_keys_, block);
+    T factors[kLargestBlock];
+    for (int64_t i = 0; i < block.count; ++i) {
+      const int64_t at = block.begin + i;
+      *head.logarithm.at(at) = softmax(scores + i * this->score_panels_.columns(), head.mask, at,
+                                       block.keys, factors[i]);
+    }
+    this->multiply_scores(results, scores, memory + packed_values_, block);
+    for (int64_t i = 0; i < block.count; ++i) {
+      const T* row = results + i * this->feature_panels_.columns();
+      this->write_row(head.result, block.begin + i, row, factors[i]);
+    }
+  }
+
+  // Scores, of the first `keys` keys, become numerators; `factor` turns these into probabilities.
+  // Returns the logarithm of their denominator. A query that sees no key gets zeros.
+  T softmax(T* scores, const Matrix<const T>& mask, int64_t query, int64_t keys, T& factor) const {
+    const int64_t n = this->num_keys(query);
+    if (this->has_mask_) this->add_mask(scores, mask, query, n);
+    constexpr T kLowest = -std::numeric_limits<T>::infinity();
+    T largest = kLowest;
+    this->kernels_.max_rows(&largest, scores, 1, n);
+    const bool sees_none = largest == kLowest;
+    if (sees_none) std::fill_n(scores, n, T(0));
+    const T sum = sees_none ? T(0) : this->kernels_.exp_row(scores, scores, largest, n);
+    std::fill(scores + n, scores + keys, T(0));
+    factor = sees_none ? T(0) : 1 / sum;
+    return largest + std::log(sum);
+  }
+
+  Heads query_, key_, value_, result_, logarithm_;
+  int64_t packed_keys_, packed_values_, rows_, scores_, results_, size_;  // places in memory
+};
+
+// gradient, query, key, value, result, logarithms, [mask] -> gradients of query, key, value
+template <typename T>
+class Backward final : public Attention<T> {
+  using Base = Attention<T>;
+  using typename Base::Block;
+
+ public:
+  Backward(const ir::Node& node, const std::vector<Layout>& inputs,
+           const std::vector<Layout>& outputs, const CompileOptions& options)
+      : Base(node, inputs.at(1), inputs.at(2), inputs.size() > 6 ? &inputs[6] : nullptr, options),
+        grad_(this->rows_of_queries(inputs[0])),
+        query_(this->rows_of_queries(inputs[1])),
+        key_(this->rows_of_keys(inputs[2])),
+        value_(this->rows_of_keys(inputs.at(3))),
+        result_(this->rows_of_queries(inputs.at(4))),
+        logarithm_(this->numbers_of_queries(inputs.at(5))),
+        query_grad_(this->rows_of_queries(outputs.at(0))),
+        key_grad_(this->rows_of_keys(outputs.at(1))),
+        value_grad_(this->rows_of_keys(outputs.at(2))) {
+    const int64_t scores = this->score_panels_.columns(), wide = this->feature_panels_.columns();
+    const int64_t rows = this->block_ * round_up(this->features_, 16);
+    const auto take = [this](int64_t size) {
+      const int64_t place = size_;
+      size_ += round_up(size, 16);
+      return place;
+    };
+    keys_by_feature_ = take(scores * this->features_);
+    values_by_feature_ = take(scores * this->features_);
+    packed_keys_ = take(this->keys_ * wide);
+    key_sums_ = take(this->keys_ * wide);
+    value_sums_ = take(this->keys_ * wide);
+    query_rows_ = take(rows);
+    grad_rows_ = take(rows);
+    result_rows_ = take(rows);
+    packed_ = take(this->block_ * wide);
+    sums_ = take(this->block_ * wide);
+    scores_ = take(this->block_ * scores);
+    score_grads_ = take(this->block_ * scores);
+  }
+
+  std::string str() const override {
+    return concat("attention gradient, ", this->batches_ * this->heads_, " heads, ", this->queries_,
+                  " x ", this->keys_, " scores of ", this->features_, " features",
+                  this->is_causal_ ? ", causal" : "", this->has_mask_ ? ", masked" : "", "\n");
+  }
+
+  void run(const void* const* inputs, void* const* outputs) const override {
+    const auto in = [&](int i) { return static_cast<const T*>(inputs[i]); };
+    const auto out = [&](int i) { return static_cast<T*>(outputs[i]); };
+    this->for_each_key_head(size_, [&](int64_t batch, int64_t key_head, T* memory) {
+      const Matrix<const T> key(in(2), key_, batch, key_head),
+          value(in(3), value_, batch, key_head);
+      this->pack_transposed(memory + keys_by_feature_, key);
+      this->pack_transposed(memory + values_by_feature_, value);
+      this->pack(memory + packed_keys_, this->feature_panels_, key.data, key.row, key.column,
+                 this->keys_);
+      const int64_t wide = this->feature_panels_.columns();
+      std::fill_n(memory + key_sums_, this->keys_ * wide, T(0));
+      std::fill_n(memory + value_sums_, this->keys_ * wide, T(0));
+      this->for_each_sharing(key_head, [&](int64_t head) {
+        const Head each{{in(0), grad_, batch, head},
+                        {in(1), query_, batch, head},
+                        {in(4), result_, batch, head},
+                        {in(5), logarithm_, batch, head},
+                        {this->has_mask_ ? in(6) : nullptr, this->mask_, batch, head},
+                        {out(0), query_grad_, batch, head}};
+        this->for_each_block([&](const Block& block) { run_block(each, memory, block); });
+      });
+      this->write_rows({out(1), key_grad_, batch, key_head}, 0, this->keys_, memory + key_sums_,
+                       T(1));
+      this->write_rows({out(2), value_grad_, batch, key_head}, 0, this->keys_, memory + value_sums_,
+                       T(1));
+    });
+  }
+
+ private:
+  struct Head {
+    Matrix<const T> grad, query, result, logarithm, mask;
+    Matrix<T> query_grad;
+  };
+
+  void run_block(const Head& head, T* memory, const Block& block) const {
+    const int64_t features = this->features_, columns = this->score_panels_.columns();
+    T *queries = memory + query_rows_, *grads = memory + grad_rows_,
+      *results = memory + result_rows_;
+    T *scores = memory + scores_, *score_grads = memory + score_grads_, *sums = memory + sums_;
+    this->copy_rows(queries, head.query, block, this->scale_);
+    this->copy_rows(grads, head.grad, block, T(1));
+    this->copy_rows(results, head.result, block, T(1));
+    this->multiply_by_keys(scores, queries, memory + keys_by_feature_, block);
+    this->multiply_by_keys(score_grads, grads, memory + values_by_feature_, block);
+    for (int64_t i = 0; i < block.count; ++i) {
+      const int64_t at = block.begin + i, n = this->num_keys(at);
+      T *row = scores + i * columns, *row_grad = score_grads + i * columns;
+      probabilities(row, head, at, n);
+      const T delta = dot(results + i * features, grads + i * features);
+      this->binary(ops::Pointwise::kSub, 2)(row_grad, row_grad, &delta, nullptr, n);
+      this->binary(ops::Pointwise::kMul, 0)(row_grad, row_grad, row, nullptr, n);
+      std::fill(row + n, row + block.keys, T(0));
+      std::fill(row_grad + n, row_grad + block.keys, T(0));
+    }
+    T* packed = memory + packed_;
+    this->pack(packed, this->feature_panels_, grads, features, 1, block.count);
+    this->add_transposed_product(memory + value_sums_, scores, packed, block);
+    this->pack(packed, this->feature_panels_, queries, features, 1, block.count);
+    this->add_transposed_product(memory + key_sums_, score_grads, packed, block);
+    this->multiply_scores(sums, score_grads, memory + packed_keys_, block);
+    this->write_rows(head.query_grad, block.begin, block.count, sums, this->scale_);
+  }
+
+  // The first `n` scores of a query become its probabilities.
+  void probabilities(T* scores, const Head& head, int64_t query, int64_t n) const {
+    if (this->has_mask_) this->add_mask(scores, head.mask, query, n);
+    const T logarithm = *head.logarithm.at(query);
+    if (logarithm == -std::numeric_limits<T>::infinity()) {
+      std::fill_n(scores, n, T(0));
+    } else {
+      this->kernels_.exp_row(scores, scores, logarithm, n);
+    }
+  }
+
+  // Overwrites `a`.
+  T dot(T* a, const T* b) const {
+    this->binary(ops::Pointwise::kMul, 0)(a, a, b, nullptr, this->features_);
+    T sum = 0;
+    this->kernels_.sum_rows(&sum, a, 1, this->features_);
+    return sum;
+  }
+
+  Heads grad_, query_, key_, value_, result_, logarithm_, query_grad_, key_grad_, value_grad_;
+  int64_t keys_by_feature_, values_by_feature_, packed_keys_, key_sums_, value_sums_, query_rows_,
+      grad_rows_, result_rows_, packed_, sums_, scores_, score_grads_,
+      size_ = 0;  // places in memory
+};
+
+template <template <typename> class Program>
+std::unique_ptr<const TileProgram> make(const ir::Node& node, const std::vector<Layout>& inputs,
+                                        const std::vector<Layout>& outputs,
+                                        const CompileOptions& options) {
+  if (inputs.at(0).dtype == ir::DType::kDouble) {
+    return std::make_unique<const Program<double>>(node, inputs, outputs, options);
+  }
+  return std::make_unique<const Program<float>>(node, inputs, outputs, options);
+}
+
+}  // namespace
+
+std::unique_ptr<const TileProgram> make_attention(const ir::Node& node,
+                                                  const std::vector<Layout>& inputs,
+                                                  const std::vector<Layout>& outputs,
+                                                  const CompileOptions& options) {
+  if (ir::is(&node, "AttentionGrad", ir::kTorchOrtDomain)) {
+    return make<Backward>(node, inputs, outputs, options);
+  }
+  return make<Forward>(node, inputs, outputs, options);
+}
+
+}  // namespace torch_ort::cpu

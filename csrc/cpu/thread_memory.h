@@ -1,0 +1,23 @@
+// Memory of a thread, kept for its next program; internal to cpu/.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace torch_ort::cpu {
+
+// Pieces that are in use at the same time.
+enum class Use { kRegisters, kSums, kHead };
+
+// Begins on a cache line. What an earlier program left in it is not cleared.
+template <typename T, Use kUse>
+T* thread_memory(int64_t size) {
+  static thread_local std::vector<T> memory;
+  constexpr size_t kLine = 64 / sizeof(T);
+  const size_t wanted = static_cast<size_t>(size) + kLine;
+  if (memory.size() < wanted) memory.resize(wanted);
+  const auto address = reinterpret_cast<uintptr_t>(memory.data());
+  return reinterpret_cast<T*>((address + 63) / 64 * 64);
+}
+
+}  // namespace torch_ort::cpu

@@ -1,0 +1,129 @@
+"""Graphs of a few nodes, run as they are and as one fused region.
+
+Nodes are written in ONNX's text; the sizes of a region are in its inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx
+import onnx.parser
+import torch
+
+from torch_ort import _C
+
+ISAS = _C.isa_names()
+REAL = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+# Relative to the numbers that eager PyTorch gives in float64: a few units in the last place.
+TOLERANCE = {
+    torch.float32: 2e-6,
+    torch.float64: 1e-14,
+    torch.bfloat16: 2**-8,
+    torch.float16: 2**-11 + 1e-5,
+}
+NAMES = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+    torch.bool: "bool",
+    torch.uint8: "uint8",
+    torch.int8: "int8",
+    torch.int16: "int16",
+    torch.int32: "int32",
+    torch.int64: "int64",
+}
+HEAD = (
+    '<ir_version: 10, opset_import: ["" : 24, "com.microsoft" : 1, "org.pytorch.aten" : 1, '
+    '"torch_ort" : 1]>'
+)
+
+
+def type_text(dtype: torch.dtype, shape: Sequence[int | str]) -> str:
+    return f"{NAMES[dtype]}[{','.join(str(dim) for dim in shape)}]" if shape else NAMES[dtype]
+
+
+def aten(operator: str, *operands: str, names: Sequence[str], attrs: str = "") -> str:
+    """Write an ATen node; `names` are those of its tensor arguments."""
+    tensor_args = ", ".join(f'"{name}"' for name in names)
+    more = f", {attrs}" if attrs else ""
+    return (
+        f'org.pytorch.aten.ATen <operator = "{operator}", overload_name = "", '
+        f"tensor_args = [{tensor_args}]{more}> ({', '.join(operands)})"
+    )
+
+
+def read(
+    inputs: Mapping[str, str],
+    nodes: Sequence[str],
+    outputs: Sequence[str],
+    constants: Sequence[str] = (),
+    types: Mapping[str, str] | None = None,
+    strides: Mapping[str, str] | None = None,
+) -> _C.Graph:
+    """Read a graph: types of inputs by name, nodes, outputs, initializers.
+
+    `types`: of values whose node has no rule. `strides`: that results promise, by name; rules know
+    of none, so `types` must then tell all types.
+    """
+    signature = ", ".join(f"{text} {name}" for name, text in inputs.items())
+    known = dict(types or {})
+    results = ", ".join(f"{known.pop(name, 'float')} {name}" for name in outputs)
+    inner = ", ".join([*constants, *(f"{text} {name}" for name, text in known.items())])
+    body = "\n".join(nodes)
+    text = f"{HEAD} g ({signature}) => ({results}) {f'<{inner}>' if inner else ''} {{ {body} }}"
+    model = onnx.parser.parse_model(text)
+    for value in model.graph.output:
+        if value.name not in (types or {}):
+            value.ClearField("type")
+        if strides and value.name in strides:
+            value.metadata_props.add(key="strides", value=strides[value.name])
+    graph = _C.Graph.from_onnx(model.SerializeToString())
+    if not strides:
+        _C.infer_types(graph)
+    return graph
+
+
+def ops(graph: _C.Graph) -> list[str]:
+    return [node["op"] for node in graph.nodes()]
+
+
+def fuse(graph: _C.Graph) -> _C.Graph:
+    fused = graph.clone()
+    _C.run_pass("fuse_regions", fused)
+    fused.verify("test")
+    return fused
+
+
+def fused(graph: _C.Graph) -> _C.Graph:
+    """Give the graph with all its nodes in one region."""
+    result = fuse(graph)
+    assert ops(result) == ["Region"], ops(result)
+    return result
+
+
+def run(graph: _C.Graph, inputs: Mapping[str, torch.Tensor], isa: str = "") -> list[torch.Tensor]:
+    return list(_C.run(graph, dict(inputs), isa=isa).values())
+
+
+def program(graph: _C.Graph, inputs: Mapping[str, torch.Tensor], isa: str = "") -> str:
+    """Run a graph with one region and give its tile program as text."""
+    compiled = _C.Session.compile(graph, {}, isa=isa)
+    compiled.run(dict(inputs))
+    ((_, text),) = compiled.programs()
+    return text
+
+
+def assert_near(
+    got: torch.Tensor, want: torch.Tensor, rtol: float | None = None, atol: float | None = None
+) -> None:
+    """Compare with a result in float64; other kinds must be equal."""
+    if not got.is_floating_point():
+        torch.testing.assert_close(got, want.to(got.dtype), rtol=0, atol=0)
+        return
+    rtol = TOLERANCE[got.dtype] if rtol is None else rtol
+    atol = rtol if atol is None else atol
+    torch.testing.assert_close(
+        got.double(), want.to(got.dtype).double(), rtol=rtol, atol=atol, equal_nan=True
+    )

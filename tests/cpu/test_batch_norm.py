@@ -1,0 +1,138 @@
+"""Batch norm of whole images in fused regions, against eager PyTorch in float64."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import torch_ort
+
+pytestmark = pytest.mark.ort_only
+
+
+class Layer(nn.Module):
+    """A norm between what regions join it with."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x * 1.5).relu()
+
+
+def make_norm(rank: int, channels: int, **settings) -> nn.Module:
+    torch.manual_seed(0)
+    kind = {3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}[rank]
+    norm = kind(channels, **settings)
+    if norm.affine:
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.bias)
+    return norm
+
+
+def train(call, model: nn.Module, shape: tuple[int, ...], offset: float = 0) -> list[torch.Tensor]:
+    """Run three steps; give results, gradients of inputs and parameters, and buffers."""
+    dtype = next(iter([*model.parameters(), *model.buffers()]), torch.empty(0)).dtype
+    generator = torch.Generator().manual_seed(2)
+    found = []
+    for _ in range(3):
+        x = torch.randn(shape, generator=generator, dtype=torch.float64).add(offset).to(dtype)
+        x.requires_grad_()
+        model.zero_grad()
+        result = call(x)
+        result.backward(torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype))
+        found += [result.detach(), x.grad, *(p.grad for p in model.parameters())]
+        found += [buffer.clone() for buffer in model.buffers()]
+    return found
+
+
+def check(model: nn.Module, shape: tuple[int, ...], offset: float = 0, loosen: float = 1) -> None:
+    exact = copy.deepcopy(model).double()
+    want = train(exact, exact, shape, offset)
+    got = train(torch.compile(model, backend="ort"), model, shape, offset)
+    for mine, double in zip(got, want, strict=True):
+        tolerance = loosen * (1e-5 if mine.dtype == torch.float32 else 1e-13)
+        scale = max(double.abs().max().item(), 1)
+        torch.testing.assert_close(
+            mine.double(), double.double(), rtol=0, atol=tolerance * scale, equal_nan=True
+        )
+
+
+def kinds(model: nn.Module, x: torch.Tensor) -> dict[str, int]:
+    (graph,) = torch_ort.explain(model, x).graphs
+    return graph.aten
+
+
+SHAPES = [(2, 3, 5), (4, 3, 8, 8), (1, 5, 3, 2), (3, 40, 4, 4), (2, 3, 2, 3, 4), (6, 2, 33, 31)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_training_against_eager(shape, dtype):
+    check(Layer(make_norm(len(shape), shape[1])).to(dtype), shape)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"affine": False}, {"track_running_stats": False}, {"momentum": 0.9}, {"eps": 0.5}],
+    ids=str,
+)
+def test_settings(settings):
+    check(Layer(make_norm(4, 3, **settings)), (4, 3, 5, 5))
+
+
+def test_a_large_mean_does_not_drown_the_variance():
+    check(Layer(make_norm(4, 3)), (4, 3, 16, 16), offset=1000, loosen=200)
+
+
+def test_channels_that_do_not_vary():
+    model = Layer(make_norm(4, 3))
+    x = torch.full((2, 3, 4, 4), 7.0)
+    got = torch.compile(model, backend="ort")(x)
+    torch.testing.assert_close(got, model(x), rtol=0, atol=1e-3)  # rstd is 300
+
+
+def test_nothing_is_left_to_pytorch():
+    x = torch.randn(2, 3, 4, 4, requires_grad=True)
+    assert not any("batch_norm" in name for name in kinds(Layer(make_norm(4, 3)), x))
+
+
+@pytest.mark.parametrize(
+    "x",
+    [torch.randn(8, 3, 1), torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)],
+    ids=["one number a channel", "channels last"],
+)
+def test_what_stays_with_pytorch(x):
+    model = Layer(make_norm(x.dim(), 3))
+    assert any("batch_norm" in name for name in kinds(model, x.requires_grad_()))
+
+
+def test_frozen_statistics_between_steps():
+    model = Layer(make_norm(4, 3))
+    exact = copy.deepcopy(model).double()
+    call = torch.compile(model, backend="ort")
+    for training in (True, False, True):
+        for each in (model, exact):
+            each.train(training)
+        torch.manual_seed(3)
+        x = torch.randn(2, 3, 4, 4)
+        torch.testing.assert_close(call(x), exact(x.double()).float())
+    torch.testing.assert_close(model.norm.running_var, exact.norm.running_var.float())
+
+
+def test_any_number_of_threads_gives_the_same_bits():
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            model = Layer(make_norm(4, 16))
+            results.append(train(torch.compile(model, backend="ort"), model, (16, 16, 24, 24)))
+    finally:
+        torch.set_num_threads(before)
+    for others in results[1:]:
+        assert all(torch.equal(*pair) for pair in zip(results[0], others, strict=True))

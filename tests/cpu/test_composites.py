@@ -1,0 +1,218 @@
+"""Every composite that expand_composites knows, forward and backward: as the operators say, as the
+small ones that they become, and fused on every instruction set; against eager PyTorch in float64.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import pathlib
+import re
+from collections.abc import Callable, Sequence
+
+import pytest
+import regions
+import torch
+import torch.nn.functional as F
+from conversion import convert, floats, ops_of
+from regions import ISAS
+
+from torch_ort import _C
+
+SOURCE = pathlib.Path(__file__).parents[2] / "csrc/passes/expand_composites.cpp"
+# What the pass knows; tests/cpu/test_attention.py has the rest.
+EXPANSIONS = {
+    op
+    for op in re.findall(r'^    {"([\w:]+)", expand_', SOURCE.read_text(), re.MULTILINE)
+    if "attention" not in op
+}
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+# Of the largest number of a result; sums go over a few dozen numbers.
+TOLERANCE = {
+    torch.float32: 4e-6,
+    torch.float64: 2e-14,
+    torch.bfloat16: 2**-7,
+    torch.float16: 2**-10,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Composite:
+    """`call` takes real tensors of `shapes`, then `others`; its result is differentiated.
+
+    `stays`: what has an expansion, but none of this form. `reads_sizes`: computes with them.
+    """
+
+    name: str
+    call: Callable[..., torch.Tensor]
+    shapes: Sequence[Sequence[int]]
+    others: Sequence[torch.Tensor] = ()
+    scale: float = 1.0
+    stays: Sequence[str] = ()
+    reads_sizes: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+    def inputs(self, dtype: torch.dtype) -> list[torch.Tensor]:
+        real = [floats(*shape, dtype=torch.float64) * self.scale for shape in self.shapes]
+        gradient = 1.5 - floats(*self.result_shape, dtype=torch.float64).square()
+        return [x.to(dtype) for x in (*real, gradient)] + list(self.others)
+
+    @functools.cached_property
+    def result_shape(self) -> torch.Size:
+        return self.call(*(floats(*shape) for shape in self.shapes), *self.others).shape
+
+    def with_gradients(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        count = len(self.shapes)
+        result, pull = torch.func.vjp(
+            lambda *x: self.call(*x, *inputs[count + 1 :]), *inputs[:count]
+        )
+        return [result, *pull(inputs[count])]
+
+
+def labels(*numbers: int) -> torch.Tensor:
+    return torch.tensor(numbers)
+
+
+def norm(x, *weights, columns, epsilon=1e-5):
+    return F.layer_norm(x, columns, *weights, eps=epsilon)
+
+
+def batch_norm(x, weight, bias, mean, variance):
+    call = torch.ops.aten._native_batch_norm_legit_functional
+    # Statistics of doubles are doubles.
+    return call(x, weight, bias, mean.to(x.dtype), variance.to(x.dtype), True, 0.1, 1e-5)[0]
+
+
+LOSS = ("aten::nll_loss_forward", "aten::nll_loss_backward")
+COMPOSITES = [
+    Composite("layer norm", functools.partial(norm, columns=[33]), [(2, 5, 33), (33,), (33,)]),
+    Composite("layer norm of two dims", functools.partial(norm, columns=[4, 9]),
+              [(5, 4, 9), (4, 9), (4, 9)]),
+    Composite("layer norm without bias", functools.partial(norm, columns=[33], epsilon=0.1),
+              [(7, 33), (33,)]),
+    Composite("layer norm without weights", functools.partial(norm, columns=[33]), [(7, 33)]),
+    Composite("layer norm of a constant row", lambda x: norm(x * 0 + 3, columns=[8]), [(4, 8)]),
+    Composite("batch norm", batch_norm, [(6, 5, 4, 3), (5,), (5,)],
+              [torch.zeros(5), torch.ones(5)], reads_sizes=True),
+    Composite("softmax", lambda x: x.softmax(-1), [(2, 3, 40)]),
+    Composite("softmax of one number", lambda x: x.softmax(1), [(5, 1)]),
+    Composite("softmax of large numbers", lambda x: x.softmax(1), [(5, 40)], scale=100),
+    Composite("log-softmax", lambda x: x.log_softmax(-1), [(6, 40)]),
+    Composite("log-softmax of large numbers", lambda x: x.log_softmax(1), [(5, 40)], scale=100),
+    Composite("cross-entropy", F.cross_entropy, [(5, 9)], [labels(0, 8, 3, 3, 5)]),
+    Composite("sum of cross-entropy", lambda x, y: F.cross_entropy(x, y, reduction="sum"),
+              [(5, 9)], [labels(0, 8, -100, 3, -100)]),
+    Composite("cross-entropy with ignored labels", F.cross_entropy, [(5, 9)],
+              [labels(0, 8, -100, 3, -100)]),
+    Composite("cross-entropy that ignores a class",
+              lambda x, y: F.cross_entropy(x, y, ignore_index=3),
+              [(5, 9)], [labels(0, 8, 3, 3, 5)]),
+    Composite("cross-entropy of ignored labels alone", F.cross_entropy, [(3, 9)],
+              [labels(-100, -100, -100)]),
+    Composite("smoothed cross-entropy", lambda x, y: F.cross_entropy(x, y, label_smoothing=0.1),
+              [(5, 9)], [labels(0, 8, -100, 3, 5)], reads_sizes=True),
+    Composite("loss of each row", lambda x, y: F.cross_entropy(x, y, reduction="none"),
+              [(5, 9)], [labels(0, 8, -100, 3, 5)], stays=["aten::nll_loss_forward"]),
+    Composite("weighted loss", lambda x, w, y: F.nll_loss(x, y, w.detach()), [(5, 9), (9,)],
+              [labels(0, 8, 3, 3, 5)], stays=LOSS),
+    Composite("embedding", lambda w, ids: F.embedding(ids, w), [(11, 6)], [labels(3, 3, 0, 10, 3)]),
+    Composite("embedding with padding", lambda w, ids: F.embedding(ids, w, padding_idx=3),
+              [(11, 6)], [labels(3, 3, 0, 10, 3)]),
+    Composite("square", lambda x: x**2, [(5, 9)]),
+    Composite("cube", lambda x: x**3, [(5, 9)]),
+    Composite("square root", lambda x: x.abs() ** 0.5, [(5, 9)]),
+    Composite("inverse square root", lambda x: x.abs() ** -0.5, [(5, 9)], stays=["Pow"]),
+    Composite("reciprocal square root", lambda x: x.abs().rsqrt(), [(5, 9)]),
+    Composite("inverse", lambda x: x**-1, [(5, 9)]),
+    Composite("odd power", lambda x: x.abs() ** 1.7, [(5, 9)], stays=["Pow"]),
+    Composite("clamp", lambda x: x.clamp(-0.5, 0.75), [(5, 9)]),
+    Composite("clamp from below", lambda x: x.clamp(min=0.25), [(5, 9)]),
+    Composite("clamp from above", lambda x: x.clamp(max=0.25), [(5, 9)]),
+]  # fmt: skip
+
+
+def dropout(x: torch.Tensor, gradient: torch.Tensor) -> list[torch.Tensor]:
+    result, mask = torch.ops.aten.native_dropout(x, 0.3, True)
+    return [result, torch.ops.aten.native_dropout_backward(gradient, mask, 1 / 0.7), mask]
+
+
+def assert_near(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> None:
+    """Compare results with those in float64, by the largest number of each if it is above one."""
+    for ours, exact in zip(got, want, strict=True):
+        near, exact = TOLERANCE.get(ours.dtype, 0), exact.double()
+        largest = max([1, *exact[exact.isfinite()].abs().flatten().tolist()])
+        torch.testing.assert_close(
+            ours.double(), exact, rtol=near, atol=near * largest, equal_nan=True
+        )
+
+
+def expand(graph: _C.Graph, stays: Sequence[str] = ()) -> _C.Graph:
+    """Give a graph after expand_composites, in which nothing is left but `stays`."""
+    expanded = graph.clone()
+    assert _C.run_pass("expand_composites", expanded) > 0 or stays
+    expanded.verify("test")
+    left = EXPANSIONS & set(ops_of(expanded))
+    assert left <= set(stays), left
+    return expanded
+
+
+def run_all(
+    graph: _C.Graph, inputs: Sequence[torch.Tensor], check: Callable[[list[torch.Tensor]], None]
+) -> None:
+    """Check the results of a graph of small operators, and of it fused on each instruction set."""
+    given = dict(zip(graph.input_names, inputs, strict=True))
+    fused = regions.fuse(graph)
+    for each, isa in ((graph, ""), *((fused, isa) for isa in ISAS)):
+        torch.manual_seed(0)
+        results = _C.run(each, given, isa=isa)
+        check([results[name] for name in graph.output_names])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=regions.NAMES.get)
+@pytest.mark.parametrize("composite", COMPOSITES, ids=str)
+def test_composite(composite: Composite, dtype: torch.dtype) -> None:
+    inputs = composite.inputs(dtype)
+    exact = [x.double() if x.is_floating_point() else x for x in inputs]
+    want = composite.with_gradients(*exact)
+    graph = convert(composite.with_gradients, *inputs)
+    if dtype in (torch.bfloat16, torch.float16) and "embedding" in composite.name:
+        assert _C.run_pass("expand_composites", graph) == 0  # PyTorch's kernel adds in float32
+        return
+    run_all(expand(graph, composite.stays), inputs, lambda got: assert_near(got, want))
+
+
+@pytest.mark.parametrize(
+    "composite", [each for each in COMPOSITES if not each.reads_sizes], ids=str
+)
+def test_composite_of_unknown_sizes(composite: Composite) -> None:
+    inputs = composite.inputs(torch.float32)
+    want = composite.with_gradients(*(x.double() if x.is_floating_point() else x for x in inputs))
+    graph = convert(composite.with_gradients, *inputs, dynamic=True)
+    run_all(expand(graph, composite.stays), inputs, lambda got: assert_near(got, want))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=regions.NAMES.get)
+def test_dropout_draws_as_it_did(dtype: torch.dtype) -> None:
+    inputs = [floats(20, 30).to(dtype), floats(30, 20).mT.to(dtype)]
+    graph = convert(dropout, *inputs)
+    torch.manual_seed(0)
+    want = list(_C.run(graph, dict(zip(graph.input_names, inputs, strict=True))).values())
+    assert 0 < want[2].sum() < want[2].numel()
+    run_all(expand(graph), inputs, lambda got: assert_near(got, want))
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_dropout_of_nothing_and_of_all_stays(share: float) -> None:
+    graph = convert(lambda x: torch.ops.aten.native_dropout(x, share, True)[0], torch.ones(3, 4))
+    assert _C.run_pass("expand_composites", graph) == 0
+
+
+def test_every_expansion_has_a_case() -> None:
+    seen = set(ops_of(convert(dropout, torch.ones(3, 4), torch.ones(3, 4))))
+    for composite, dtype in itertools.product(COMPOSITES, (torch.float32, torch.bfloat16)):
+        graph = convert(composite.with_gradients, *composite.inputs(dtype))
+        seen |= set(ops_of(graph)) - set(composite.stays)
+    assert seen >= EXPANSIONS

@@ -1,0 +1,162 @@
+"""Random graphs of point-wise nodes and reductions over broadcast shapes: fused they give what
+PyTorch's kernels give of doubles, and the same bits for any number of threads.
+"""
+
+from __future__ import annotations
+
+import regions
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from regions import ISAS
+
+from torch_ort import _C
+
+# What follows each sum and product, so that no number becomes large and with it what it is off by.
+BOUNDED = ("Tanh", "Sigmoid", "Sin", "Cos", "Erf")
+UNARY = (*BOUNDED, "Neg", "Abs", "Relu", "Gelu")
+BINARY = ("Add", "Sub", "Mul", "Max", "Min")
+# Steps read inputs alone: the least difference before one would be a large difference behind it.
+STEPS = ("Floor", "Sign", "Ceil")
+COMPARE = ("Less", "GreaterOrEqual", "Equal")
+EXTREMES = ("ReduceMean", "ReduceMax", "ReduceMin")
+# Odd ones, one of everything, more rows than a tile holds, longer rows than it holds, none.
+SIZES = [
+    {"A": 2, "B": 3, "C": 5},
+    {"A": 1, "B": 1, "C": 1},
+    {"A": 70, "B": 2, "C": 33},
+    {"A": 2, "B": 3, "C": 2100},
+    {"A": 0, "B": 3, "C": 5},
+]
+FULL = ("A", "B", "C")
+SHAPES = [FULL, ("C",), ("B", "C"), ("A", 1, 1), ("A", "B", 1), ("A", 1, "C"), (1, "B", 1), ()]
+# Sums to the largest of their numbers; of narrow types also what crosses from region to region.
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-12, torch.bfloat16: 0.1}
+
+# In the numbers of onnx, whose text knows no constants of bfloat16.
+ONNX = {torch.float32: 1, torch.float64: 11, torch.bfloat16: 16}
+
+Shape = tuple[int | str, ...]
+
+
+def broadcast(*shapes: Shape) -> Shape:
+    rank = max(map(len, shapes))
+    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    return tuple(next((dim for dim in dims if dim != 1), 1) for dims in zip(*padded, strict=True))
+
+
+class Body:
+    """A graph as it is drawn."""
+
+    def __init__(self, draw: st.DrawFn) -> None:
+        self.draw = draw
+        self.inputs = {"x0": FULL}
+        for number in range(1, draw(st.integers(1, 3))):
+            self.inputs[f"x{number}"] = draw(st.sampled_from(SHAPES))
+        self.shapes: dict[str, Shape] = dict(self.inputs)
+        self.nodes: list[str] = []
+        self.constants: list[str] = []
+        kinds = (self.unary, self.binary, self.binary, self.step, self.where, self.row, self.column)
+        for _ in range(draw(st.integers(2, 8))):
+            draw(st.sampled_from(kinds))(self.choose(self.shapes))
+        made = [name for name in self.shapes if name not in self.inputs]
+        outputs = draw(st.lists(st.sampled_from(made), min_size=1, max_size=3))
+        self.outputs = list(dict.fromkeys([*outputs, made[-1]]))
+
+    def choose(self, names) -> str:
+        return self.draw(st.sampled_from(list(names)))
+
+    def add(self, op: str, *operands: str, shape: Shape | None = None) -> str:
+        name = f"v{len(self.nodes)}"
+        self.nodes.append(f"{name} = {op} ({', '.join(operands)})")
+        self.shapes[name] = self.shapes[operands[0]] if shape is None else shape
+        return name
+
+    def axes(self, axes: range) -> str:
+        name = f"axes{len(self.constants)}"
+        self.constants.append(f"int64[{len(axes)}] {name} = {{{', '.join(map(str, axes))}}}")
+        return name
+
+    def unary(self, a: str) -> None:
+        self.add(self.choose(UNARY), a)
+
+    def step(self, _: str) -> None:
+        self.add(self.choose(STEPS), self.choose(self.inputs))
+
+    def binary(self, a: str) -> None:
+        b = self.choose(self.shapes)
+        shape = broadcast(self.shapes[a], self.shapes[b])
+        self.add(self.choose(BOUNDED), self.add(self.choose(BINARY), a, b, shape=shape))
+
+    def where(self, a: str) -> None:
+        b, left, right = self.choose(self.shapes), *(self.choose(self.inputs) for _ in range(2))
+        shape = broadcast(self.shapes[left], self.shapes[right])
+        truth = self.add(self.choose(COMPARE), left, right, shape=shape)
+        shape = broadcast(self.shapes.pop(truth), self.shapes[a], self.shapes[b])
+        self.add("Where", truth, a, b, shape=shape)
+
+    def row(self, a: str) -> None:
+        shape = self.shapes[a]
+        if len(shape) < 2:
+            return self.unary(a)
+        count = self.draw(st.integers(1, len(shape) - 1))
+        reduced = shape[:-count] + (1,) * count
+        self.add(self.choose(EXTREMES), a, self.axes(range(-count, 0)), shape=reduced)
+
+    def column(self, a: str) -> None:
+        shape = self.shapes[a]
+        if not shape:
+            return self.unary(a)
+        count = self.draw(st.integers(1, len(shape)))
+        reduced = (1,) * count + shape[count:]
+        total = self.add("ReduceSum", a, self.axes(range(count)), shape=reduced)
+        self.add(self.choose(BOUNDED), self.add("Mul", total, "small", shape=reduced))
+
+    def graph(self, dtype: torch.dtype) -> _C.Graph:
+        types = {name: regions.type_text(dtype, shape) for name, shape in self.inputs.items()}
+        nodes = [f"small = Cast <to = {ONNX[dtype]}> (part)", *self.nodes]
+        return regions.read(
+            types, nodes, self.outputs, [*self.constants, "float part = {0.00390625}"]
+        )
+
+    def data(self, sizes: dict[str, int], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(1)
+        tensors = {}
+        for name, shape in self.inputs.items():
+            known = [sizes.get(dim, 1) for dim in shape]
+            # Halves are exact in every type, and some are equal.
+            x = (torch.randn(known, generator=generator) * 2).round() / 2
+            tensors[name] = x.clamp(-2, 2).to(dtype)
+        return tensors
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> Body:
+    return Body(draw)
+
+
+def run(graph: _C.Graph, inputs: dict[str, torch.Tensor], isa: str, threads: int) -> list:
+    torch.set_num_threads(threads)
+    return regions.run(graph, inputs, isa)
+
+
+@settings(
+    max_examples=300,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(body=bodies(), dtype=st.sampled_from(list(TOLERANCE)), isa=st.sampled_from(ISAS))
+def test_fused_graphs_give_the_same_numbers(body: Body, dtype: torch.dtype, isa: str) -> None:
+    plain, fused = body.graph(torch.float64), regions.fuse(body.graph(dtype))
+    for sizes in SIZES:
+        inputs = body.data(sizes, dtype)
+        want = run(plain, {name: x.double() for name, x in inputs.items()}, "", 1)
+        got = run(fused, inputs, isa, 1)
+        for ours, exact in zip(got, want, strict=True):
+            assert ours.dtype == dtype
+            near = TOLERANCE[dtype]
+            largest = max([1.0, exact.abs().max().item()] if exact.numel() else [1.0])
+            torch.testing.assert_close(ours.double(), exact, rtol=near, atol=near * largest)
+        for ours, again in zip(got, run(fused, inputs, isa, 2), strict=True):
+            assert torch.equal(ours, again)
