@@ -187,22 +187,180 @@ class Cnn(nn.Module):
         return functional.cross_entropy(self.layers(images), labels)
 
 
+class ResidualBlock(nn.Module):
+    """Two convolutions and what goes past them."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.norm_first = nn.BatchNorm2d(outputs)
+        self.second = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norm_second = nn.BatchNorm2d(outputs)
+        self.past: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.past = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+            )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map [batch, inputs, H, W] to [batch, outputs, H / stride, W / stride]."""
+        hidden = self.norm_first(self.first(images)).relu()
+        return (self.norm_second(self.second(hidden)) + self.past(images)).relu()
+
+
+class ResNet(nn.Module):
+    """A classifier of 32x32 images, as deep as ResNet-18, with a small first convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        stages = ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2))
+        blocks = [
+            block
+            for inputs, outputs, stride in stages
+            for block in (
+                ResidualBlock(inputs, outputs, stride), ResidualBlock(outputs, outputs, 1)
+            )
+        ]  # fmt: skip
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU(),
+            *blocks,
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10),
+        )  # fmt: skip
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of images [batch, 3, 32, 32] against labels [batch]."""
+        return functional.cross_entropy(self.layers(images), labels)
+
+
+class VisionBlock(nn.Module):
+    """A bidirectional block with its norms before the sublayers, as ViT has it."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm_attention = nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.norm_feed = nn.LayerNorm(width)
+        self.feed = feed_forward(width)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map hidden [batch, length, width] to the same shape."""
+        hidden = hidden + self.attention(self.norm_attention(hidden), None, causal=False)
+        return hidden + self.feed(self.norm_feed(hidden))
+
+
+class VisionTransformer(nn.Module):
+    """A classifier of square images by their patches, in the manner of ViT."""
+
+    def __init__(self, size: int, patch: int, width: int, heads: int, depth: int) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, patch, patch)
+        self.first = nn.Parameter(torch.zeros(1, 1, width))
+        self.positions = nn.Parameter(0.02 * torch.randn((size // patch) ** 2 + 1, width))
+        self.blocks = nn.Sequential(*(VisionBlock(width, heads) for _ in range(depth)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of images [batch, 3, size, size] against labels [batch]."""
+        patches = self.patches(images).flatten(2).transpose(1, 2)
+        hidden = torch.cat([self.first.expand(len(images), -1, -1), patches], 1) + self.positions
+        hidden = self.norm(self.blocks(hidden))
+        return functional.cross_entropy(self.head(hidden[:, 0]), labels)
+
+
+class GroupedAttention(nn.Module):
+    """Causal self-attention with rotary positions, whose queries share keys and values."""
+
+    def __init__(self, width: int, heads: int, key_heads: int) -> None:
+        super().__init__()
+        self.features = width // heads
+        self.query = nn.Linear(width, width, bias=False)
+        self.key = nn.Linear(width, key_heads * self.features, bias=False)
+        self.value = nn.Linear(width, key_heads * self.features, bias=False)
+        self.project_out = nn.Linear(width, width, bias=False)
+
+    def forward(self, hidden: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """Map hidden [batch, length, width]; cosine and sine are [length, features]."""
+        batch, length, width = hidden.shape
+
+        def heads_of(projected: Tensor) -> Tensor:
+            return projected.view(batch, length, -1, self.features).transpose(1, 2)
+
+        query = rotate(heads_of(self.query(hidden)), cosine, sine)
+        key = rotate(heads_of(self.key(hidden)), cosine, sine)
+        mixed = functional.scaled_dot_product_attention(
+            query, key, heads_of(self.value(hidden)), is_causal=True, enable_gqa=True
+        )
+        return self.project_out(mixed.transpose(1, 2).reshape(batch, length, width))
+
+
+def rotate(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    left, right = heads.chunk(2, -1)
+    return heads * cosine + torch.cat([-right, left], -1) * sine
+
+
+class LlamaBlock(nn.Module):
+    """A causal block with RMS norms and a gated feed-forward, as Llama has it."""
+
+    def __init__(self, width: int, heads: int, key_heads: int, inner: int) -> None:
+        super().__init__()
+        self.norm_attention = nn.RMSNorm(width)
+        self.attention = GroupedAttention(width, heads, key_heads)
+        self.norm_feed = nn.RMSNorm(width)
+        self.gate = nn.Linear(width, inner, bias=False)
+        self.up = nn.Linear(width, inner, bias=False)
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, hidden: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """Map hidden [batch, length, width] to the same shape."""
+        hidden = hidden + self.attention(self.norm_attention(hidden), cosine, sine)
+        normal = self.norm_feed(hidden)
+        return hidden + self.down(functional.silu(self.gate(normal)) * self.up(normal))
+
+
+class Llama(nn.Module):
+    """A decoder-only language model in the manner of Llama."""
+
+    def __init__(self, vocabulary: int, width: int, depth: int, length: int) -> None:
+        super().__init__()
+        heads, key_heads = 8, 2
+        features = width // heads
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(
+            LlamaBlock(width, heads, key_heads, inner=8 * width // 3) for _ in range(depth)
+        )
+        self.norm = nn.RMSNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        rates = 10000 ** (-torch.arange(0, features, 2) / features)
+        angles = torch.outer(torch.arange(length), rates).repeat(1, 2)
+        self.register_buffer("cosine", angles.cos(), persistent=False)
+        self.register_buffer("sine", angles.sin(), persistent=False)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of predicting targets from tokens, both int64 [batch, length]."""
+        hidden = self.tokens(tokens)
+        for block in self.blocks:
+            hidden = block(hidden, self.cosine, self.sine)
+        logits = self.head(self.norm(hidden))
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
 def make_mlp() -> Workload:
     return Workload(Mlp(), [(torch.randn(64, 512), torch.randint(10, (64,))) for _ in batches()])
 
 
 def make_lm_d64() -> Workload:
-    return language_workload(vocabulary=1000, width=64, depth=2, length=32, batch=4)
+    model = LanguageModel(1000, width=64, heads=4, depth=2, length=32)
+    return Workload(model, text_batches(1000, 32, 4))
 
 
 def make_lm_d256() -> Workload:
-    return language_workload(vocabulary=8000, width=256, depth=4, length=128, batch=8)
+    model = LanguageModel(8000, width=256, heads=4, depth=4, length=128)
+    return Workload(model, text_batches(8000, 128, 8))
 
 
 def make_cnn() -> Workload:
-    return Workload(
-        Cnn(), [(torch.randn(16, 3, 32, 32), torch.randint(10, (16,))) for _ in batches()]
-    )
+    return Workload(Cnn(), image_batches(32, 16))
 
 
 def make_bert() -> Workload:
@@ -224,15 +382,36 @@ def make_bert() -> Workload:
     return Workload(model, [masked_batch() for _ in batches()])
 
 
-def language_workload(
-    *, vocabulary: int, width: int, depth: int, length: int, batch: int
-) -> Workload:
+def make_vit() -> Workload:
+    model = VisionTransformer(size=64, patch=8, width=192, heads=3, depth=6)
+    return Workload(model, image_batches(64, 16))
+
+
+def make_resnet18() -> Workload:
+    return Workload(ResNet(), image_batches(32, 16))
+
+
+def make_llama() -> Workload:
+    return Workload(Llama(4000, width=256, depth=4, length=128), text_batches(4000, 128, 4))
+
+
+def make_gpt2() -> Workload:
+    model = LanguageModel(50257, width=768, heads=12, depth=12, length=256)
+    return Workload(model, text_batches(50257, 256, 2))
+
+
+def text_batches(vocabulary: int, length: int, batch: int) -> list[Batch]:
     def next_token_batch() -> Batch:
         text = torch.randint(vocabulary, (batch, length + 1))
         return text[:, :-1].contiguous(), text[:, 1:].contiguous()
 
-    model = LanguageModel(vocabulary, width, heads=4, depth=depth, length=length)
-    return Workload(model, [next_token_batch() for _ in batches()])
+    return [next_token_batch() for _ in batches()]
+
+
+def image_batches(size: int, batch: int) -> list[Batch]:
+    return [
+        (torch.randn(batch, 3, size, size), torch.randint(10, (batch,))) for _ in batches()
+    ]  # fmt: skip
 
 
 def batches() -> range:
@@ -245,7 +424,13 @@ MODELS: dict[str, Callable[[], Workload]] = {
     "lm_d256": make_lm_d256,
     "cnn": make_cnn,
     "bert": make_bert,
+    "vit": make_vit,
+    "resnet18": make_resnet18,
+    "llama": make_llama,
+    "gpt2": make_gpt2,
 }
+# A step of these takes seconds: they are measured when asked for.
+LARGE = ("gpt2",)
 
 
 def build(name: str, device: str, seed: int = 0) -> Workload:

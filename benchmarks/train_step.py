@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from models import MODELS
+from models import LARGE, MODELS
 from process import WorkerError, WorkerProcess
 from record import Record, Records
 from report import print_report, write_json, write_png
@@ -168,7 +168,13 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        choices=MODELS,
+        help=f"(default: all but {', '.join(LARGE)})",
+        default=[name for name in MODELS if name not in LARGE],
+    )
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(

@@ -537,6 +537,7 @@ class GraphReader {
     auto data = TensorReader(tensor, tensor.name(), files_).read();
     Type type{data->dtype, Shape(data->shape.begin(), data->shape.end()), std::nullopt, Device()};
     if (auto noted = types_.find(tensor.name()); noted != types_.end()) {
+      check_rank(noted->second.strides, type.shape->size(), tensor.name());
       type.strides = noted->second.strides;
       type.device = noted->second.device;
     }
@@ -586,14 +587,18 @@ class GraphReader {
     }
     if (const std::string* strides = find_metadata(info, kStrides)) {
       type.strides = parse_shape(*strides);
-      if (type.shape && type.strides->size() != type.shape->size()) {
-        raise(what, concat(type.strides->size(), " strides"), type.shape->size());
-      }
+      if (type.shape) check_rank(type.strides, type.shape->size(), info.name());
     }
     if (const std::string* device = find_metadata(info, kDevice)) {
       type.device = device_from_text(*device);
     }
     return type;
+  }
+
+  static void check_rank(const std::optional<Shape>& strides, size_t rank,
+                         const std::string& name) {
+    if (!strides || strides->size() == rank) return;
+    raise(concat("type of value '", name, "'"), concat(strides->size(), " strides"), rank);
   }
 
   // A dim without a number or a name leaves the whole shape to the run time.

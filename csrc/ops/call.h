@@ -24,7 +24,7 @@ struct Arg {
   Arg() = default;
   Arg(ir::Value* v) {
     if (v != nullptr) value = v;
-  }                                              // NOLINT: a missing value is None
+  }  // NOLINT: a missing value is None
   Arg(bool v) : value(v) {}                      // NOLINT
   Arg(double v) : value(v) {}                    // NOLINT
   Arg(int v) : value(ir::Dim(v)) {}              // NOLINT

@@ -60,12 +60,32 @@ double real(const Arg& number) {
   return std::get<double>(number.value);
 }
 
+// A bound: a constant, or a size.
+std::optional<Arg> bound(const Node& node, size_t slot) {
+  const ir::Value& value = input(node, slot);
+  if (std::optional<Arg> number = known_number(&value)) return number;
+  if (!has_known_ints(&value)) return std::nullopt;
+  const Shape sizes = known_ints(&value);
+  return sizes.size() == 1 ? std::optional<Arg>(sizes[0]) : std::nullopt;
+}
+
+const Dim* integer(const std::optional<Arg>& number) {
+  return number ? std::get_if<Dim>(&number->value) : nullptr;
+}
+
+bool is_constant(const std::optional<Arg>& number) {
+  return number && (integer(number) == nullptr || integer(number)->is_constant());
+}
+
 std::vector<Type> infer_range(const Node& node) {
   const DType dtype = input(node, 0).type.dtype;
-  const auto start = known_number(node.inputs[0]), limit = known_number(&input(node, 1)),
-             delta = known_number(&input(node, 2));
-  if (!start || !limit || !delta)
-    return {cpu_type(dtype, Shape{Dim::symbol(node.outputs[0]->name + "_size")})};
+  const auto start = bound(node, 0), limit = bound(node, 1), delta = bound(node, 2);
+  if (!is_constant(start) || !is_constant(limit) || !is_constant(delta)) {
+    const Dim *from = integer(start), *to = integer(limit), *step = integer(delta);
+    if (from == nullptr || to == nullptr || step == nullptr || !step->is_constant())
+      return {cpu_type(dtype, Shape{Dim::symbol(node.outputs[0]->name + "_size")})};
+    return {cpu_type(dtype, Shape{times(-1, floor_div(minus(*from, *to), *step))})};  // rounded up
+  }
   if (real(*delta) == 0) throw UserError("Range: delta: got 0, want another number");
   const double size = std::ceil((real(*limit) - real(*start)) / real(*delta));
   return {cpu_type(dtype, Shape{static_cast<int64_t>(std::max(size, 0.0))})};
@@ -73,7 +93,7 @@ std::vector<Type> infer_range(const Node& node) {
 
 void lower_range(const Node& node, CallList& calls) {
   const auto number = [&](size_t slot) {
-    std::optional<Arg> known = known_number(&input(node, slot));
+    std::optional<Arg> known = bound(node, slot);
     if (!known) throw Unsupported(concat("Range: '", node.inputs[slot]->name, "' comes from data"));
     return *known;
   };
@@ -133,6 +153,7 @@ void register_creation(Registry& ops) {
   range.infer = infer_range;
   range.lower = lower_range;
   range.bfloat16_since = 27;
+  range.int_inputs = {0, 1, 2};  // other numbers are constants
   ops.add(range);
 }
 

@@ -1,6 +1,6 @@
 // What a node does in a fused region. The language that the code generators (cpu/, cuda/) speak is
-// small: point-wise operations, reductions, labels that name a column, and random masks. Other nodes take part
-// once passes/expand.cpp has written them in this language.
+// small: point-wise operations, reductions, labels that name a column, and random masks. Other
+// nodes take part once passes/expand.cpp has written them in this language.
 #pragma once
 
 #include "ir/graph.h"
@@ -77,8 +77,8 @@ const char* name(Pointwise op);  // "Add", as dumps of programs show it
 
 struct FusedForm {
   enum class Kind : uint8_t {
-    kNone,       // cannot be part of a region
-    kPass,       // the same elements in the same order: Reshape, Identity, a cast that keeps numbers
+    kNone,  // cannot be part of a region
+    kPass,  // the same elements in the same order: Reshape, Identity, a cast that keeps numbers
     kPointwise,  // `op` over the inputs, then `constants`
     kSum,        // along axes (known integers)
     kMean,

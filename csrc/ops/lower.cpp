@@ -11,6 +11,11 @@ namespace {
 
 bool is_dims(const ir::Value& value) { return ir::is(value.producer, "Dims", ir::kTorchOrtDomain); }
 
+bool is_known_shape(const ir::Value& value) {
+  return ir::is(value.producer, "Shape") && has_input(*value.producer, 0) &&
+         value.producer->inputs[0]->type.shape;
+}
+
 // What follows a reason: the node, and the line of the user's program if one is known.
 std::string place(const ir::Node& node) {
   return concat(" (node '", node.name, "'", node.origin.empty() ? "" : ", ", node.origin, ")");
@@ -61,7 +66,7 @@ CallList lower(const ir::Graph& graph, size_t& yield_position) {
 
 bool has_known_ints(const ir::Value* value) {
   if (value == nullptr) return false;
-  if (is_dims(*value)) return true;
+  if (is_dims(*value) || is_known_shape(*value)) return true;
   const auto data = constant_data(*value);
   return data != nullptr &&
          (data->dtype == ir::DType::kInt64 || data->dtype == ir::DType::kInt32) &&
@@ -71,6 +76,7 @@ bool has_known_ints(const ir::Value* value) {
 ir::Shape known_ints(const ir::Value* value) {
   ORT_CHECK(value != nullptr, "known_ints: the input is left out");
   if (is_dims(*value)) return ir::ints_attr(value->producer->attrs, "dims", {});
+  if (is_known_shape(*value)) return part_of_shape(*value->producer);
   if (!has_known_ints(value)) {
     throw Unsupported(concat("'", value->name, "' comes from data, want integers that are known"));
   }

@@ -115,8 +115,9 @@ std::vector<Type> infer_gemm(const Node& node) {
 }
 
 Value* transposed(CallList& calls, Value* matrix) {
-  const Shape& shape = *matrix->type.shape;
-  Value* result = calls.temporary(with_shape(matrix->type, Shape{shape[1], shape[0]}));
+  const Shape &shape = *matrix->type.shape, strides = strides_of(matrix->type);
+  Value* result = calls.temporary(
+      view_type(matrix->type, Shape{shape[1], shape[0]}, Shape{strides[1], strides[0]}));
   calls.add("aten::permute", "", {matrix, Arg::list(std::vector<int64_t>{1, 0})}, {result});
   return result;
 }

@@ -56,7 +56,7 @@ std::vector<Type> infer_layer_norm(const Node& node) {
 // A scale or bias in the shape that the kernel asks for.
 Value* stretched(CallList& calls, const Node& node, Value* value, const Shape& shape) {
   if (value == nullptr || known_shape(node, *value) == shape) return value;
-  Value* result = calls.temporary(with_shape(value->type, shape));
+  Value* result = calls.temporary(expanded_type(value->type, shape));
   calls.add("aten::expand", "", {value, Arg::list(shape), false}, {result});
   return result;
 }

@@ -62,8 +62,12 @@ int first_opset(const ir::Node& node);
 // Whether anything wants the elements of `value`, and not only the integers that they say.
 bool is_read_as_tensor(const ir::Value& value);
 
+// UserError if a node has fewer inputs than its op takes, or more.
+void check_inputs(const ir::Node& node);
 // Fills in the types of the outputs of `node` that are unknown.
 void infer_types(ir::Node& node);
+// Of a node of a graph whose opset may be older than the rule: an older op has another one.
+void infer_types(const ir::Graph& graph, ir::Node& node);
 // For all nodes in order; used on graphs read from text.
 void infer_types(ir::Graph& graph);
 // The lowest opset that holds every standard node of the graph (at least 12).
@@ -72,7 +76,8 @@ int required_opset(const ir::Graph& graph);
 // `yield_position`: the number of calls before the YieldOp; calls.size() if there is none.
 CallList lower(const ir::Graph& graph, size_t& yield_position);
 
-// Reads of an input that stands for integers: an initializer with data, or a `torch_ort.Dims` node.
+// Reads of an input that stands for integers: an initializer with data, or a node Constant,
+// torch_ort.Dims, or Shape of a tensor whose dims are known.
 bool has_known_ints(const ir::Value* value);
 ir::Shape known_ints(const ir::Value* value);  // Unsupported if they come from data
 

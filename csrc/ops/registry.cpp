@@ -18,15 +18,6 @@ bool has_unknown_output(const ir::Node& node) {
   });
 }
 
-void check_inputs(const ir::Node& node, const Op& op) {
-  const auto count = static_cast<int>(node.inputs.size());
-  const bool too_many = op.max_inputs >= 0 && count > op.max_inputs;
-  if (count >= op.min_inputs && !too_many) return;
-  throw UserError(concat(node.op.str(), ": inputs of node '", node.name, "': got ", count,
-                         ", want ", too_many ? "at most " : "at least ",
-                         too_many ? op.max_inputs : op.min_inputs));
-}
-
 void fill_in(ir::Type& type, const ir::Type& inferred) {
   if (type.dtype == ir::DType::kUndefined) {
     type.dtype = inferred.dtype;
@@ -60,13 +51,24 @@ std::vector<const Op*> Registry::all() const {
   return all;
 }
 
+void check_inputs(const ir::Node& node) {
+  const Op* op = registry().find(node.op);
+  if (op == nullptr) return;
+  const auto count = static_cast<int>(node.inputs.size());
+  const bool too_many = op->max_inputs >= 0 && count > op->max_inputs;
+  if (count >= op->min_inputs && !too_many) return;
+  throw UserError(concat(node.op.str(), ": inputs of node '", node.name, "': got ", count,
+                         ", want ", too_many ? "at most " : "at least ",
+                         too_many ? op->max_inputs : op->min_inputs));
+}
+
 void infer_types(ir::Node& node) {
   const Op* op = registry().find(node.op);
   if (op == nullptr || op->infer == nullptr) return;
   // Text declares sizes, but has no word for the strides of a view.
   const bool looks_at_input = is_view(node);
   if (!has_unknown_output(node) && !looks_at_input) return;
-  check_inputs(node, *op);
+  check_inputs(node);
   const std::vector<ir::Type> types = op->infer(node);
   const size_t count = std::min(types.size(), node.outputs.size());
   for (size_t i = 0; i < count; ++i) {
@@ -78,13 +80,14 @@ void infer_types(ir::Node& node) {
   }
 }
 
+void infer_types(const ir::Graph& graph, ir::Node& node) {
+  if (node.is_erased() || registry().find(node.op) == nullptr) return;
+  const bool is_older = graph.opset > 0 && first_opset(node) > graph.opset;
+  if (!is_older) infer_types(node);
+}
+
 void infer_types(ir::Graph& graph) {
-  for (ir::Node& node : graph.nodes) {
-    if (node.is_erased() || registry().find(node.op) == nullptr) continue;
-    // An older op of that name has another rule.
-    const bool is_older = graph.opset > 0 && first_opset(node) > graph.opset;
-    if (!is_older) infer_types(node);
-  }
+  for (ir::Node& node : graph.nodes) infer_types(graph, node);
 }
 
 int required_opset(const ir::Graph& graph) {

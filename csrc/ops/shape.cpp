@@ -36,11 +36,11 @@ int64_t rank(const Node& node) {
 
 // What -1 stands for: all elements over the product of the other sizes, with equal dims cancelled.
 Dim rest_of(Shape from, const Shape& to) {
-  int64_t above = 1, below = 1;
+  Shape numbers;  // among `to`
   Shape divisors;
   for (const Dim& dim : to) {
     if (dim.is_constant()) {
-      if (dim.constant() != -1) below *= dim.constant();
+      if (dim.constant() != -1) numbers.push_back(dim);
       continue;
     }
     auto same = std::find(from.begin(), from.end(), dim);
@@ -49,13 +49,9 @@ Dim rest_of(Shape from, const Shape& to) {
     else
       divisors.push_back(dim);
   }
-  Shape factors;
-  for (const Dim& dim : from) {
-    if (dim.is_constant())
-      above *= dim.constant();
-    else
-      factors.push_back(dim);
-  }
+  Shape multiples, factors;
+  for (const Dim& dim : from) (dim.is_constant() ? multiples : factors).push_back(dim);
+  const int64_t above = ir::numel(multiples).constant(), below = ir::numel(numbers).constant();
   if (below != 0 && divisors.empty() && above % below == 0) {
     factors.push_back(above / below);
     return ir::numel(factors);
@@ -70,6 +66,10 @@ Shape reshape_target(const Node& node) {
   Shape target = known_ints(&input(node, 1));
   const bool keeps_zero = ir::int_attr(node.attrs, "allowzero", 0) != 0;
   for (size_t i = 0; i < target.size(); ++i) {
+    if (target[i].is_constant() && target[i].constant() < -1) {
+      throw UserError(
+          concat("Reshape: size at ", i, ": got ", target[i].str(), ", want -1 or more"));
+    }
     if (keeps_zero || !(target[i] == Dim(0))) continue;
     const Shape& from = known_shape(node, x);
     if (i >= from.size()) {
@@ -221,21 +221,9 @@ std::optional<Shape> expand_target(const Node& node) {
 
 std::vector<Type> infer_expand(const Node& node) {
   if (!is_sized(node) || !has_known_ints(&input(node, 1))) return unknown_shape(node);
-  const Type& type = input(node, 0).type;
   std::optional<Shape> to = expand_target(node);
   if (!to) return unknown_shape(node);
-  const Shape &from = *type.shape, old = strides_of(type);
-  Shape strides(to->size(), Dim(0));
-  const size_t offset = to->size() - from.size();
-  for (size_t i = to->size(); i-- > 0;) {
-    const Dim size = i < offset ? Dim(1) : from[i - offset];
-    if (!(size == (*to)[i])) continue;  // one element, read again and again
-    if (i >= offset)
-      strides[i] = old[i - offset];
-    else
-      strides[i] = i + 1 < to->size() ? times((*to)[i + 1], strides[i + 1]) : Dim(1);
-  }
-  return one(view_type(type, std::move(*to), strides));
+  return one(expanded_type(input(node, 0).type, std::move(*to)));
 }
 
 void lower_expand(const Node& node, CallList& calls) {
@@ -478,8 +466,11 @@ Shape split_sizes(const Node& node) {
     if (sum.is_constant() && size.is_constant()) same_dim(node, size, sum);
     return sizes;
   }
-  const auto parts =
-      ir::int_attr(node.attrs, "num_outputs", static_cast<int64_t>(node.outputs.size()));
+  const auto count = static_cast<int64_t>(node.outputs.size());
+  const int64_t parts = ir::int_attr(node.attrs, "num_outputs", count);
+  if (parts != count) {
+    throw UserError(concat("Split: outputs: got ", count, ", want ", parts, " as num_outputs is"));
+  }
   const Dim part = ceil_div(size, parts);
   Shape sizes(parts - 1, part);
   sizes.push_back(minus(size, times(part, parts - 1)));
@@ -666,17 +657,6 @@ void make_ints(const Node& node, const Shape& dims, CallList& calls) {
   }
 }
 
-Shape part_of_shape(const Node& node) {
-  const Shape& shape = known_shape(node, input(node, 0));
-  const auto size = static_cast<int64_t>(shape.size());
-  const auto bound = [&](const char* name, int64_t missing) {
-    const int64_t at = ir::int_attr(node.attrs, name, missing);
-    return std::clamp<int64_t>(at < 0 ? at + size : at, 0, size);
-  };
-  const int64_t start = bound("start", 0), end = bound("end", size);
-  return start < end ? Shape(shape.begin() + start, shape.begin() + end) : Shape();
-}
-
 std::vector<Type> infer_shape(const Node& node) {
   Type type = int64_vector(0);
   if (is_sized(node))
@@ -725,6 +705,17 @@ Op view(std::string name, int inputs, int since, InferRule infer, Lowering lower
 }
 
 }  // namespace
+
+Shape part_of_shape(const Node& node) {
+  const Shape& shape = known_shape(node, input(node, 0));
+  const auto size = static_cast<int64_t>(shape.size());
+  const auto bound = [&](const char* name, int64_t missing) {
+    const int64_t at = ir::int_attr(node.attrs, name, missing);
+    return std::clamp<int64_t>(at < 0 ? at + size : at, 0, size);
+  };
+  const int64_t start = bound("start", 0), end = bound("end", size);
+  return start < end ? Shape(shape.begin() + start, shape.begin() + end) : Shape();
+}
 
 void register_shape(Registry& ops) {
   Op reshape = view("Reshape", 2, 5, infer_reshape, lower_reshape);

@@ -60,6 +60,21 @@ ir::Type view_type(const ir::Type& base, ir::Shape shape, const ir::Shape& strid
   return type;
 }
 
+ir::Type expanded_type(const ir::Type& type, ir::Shape to) {
+  const ir::Shape &from = *type.shape, old = strides_of(type);
+  ir::Shape strides(to.size(), Dim(0));
+  const size_t offset = to.size() - from.size();
+  for (size_t i = to.size(); i-- > 0;) {
+    const Dim size = i < offset ? Dim(1) : from[i - offset];
+    if (!(size == to[i])) continue;  // one element, read again and again
+    if (i >= offset)
+      strides[i] = old[i - offset];
+    else
+      strides[i] = i + 1 < to.size() ? times(to[i + 1], strides[i + 1]) : Dim(1);
+  }
+  return view_type(type, std::move(to), strides);
+}
+
 int64_t wrap_axis(const ir::Node& node, int64_t axis, int64_t rank) {
   if (axis < -rank || axis >= rank) {
     throw UserError(concat(node.op.str(), ": axis out of range: got ", axis, ", want at least ",

@@ -27,6 +27,8 @@ std::string device_name(const ir::Type& type);
 std::shared_ptr<const ir::TensorData> constant_data(const ir::Value& value);
 // The shape of a value. Unsupported if it is known at run time only.
 const ir::Shape& known_shape(const ir::Node& node, const ir::Value& value);
+// The dims that a Shape node tells.
+ir::Shape part_of_shape(const ir::Node& node);
 // Dtype and device of `type` with another shape, row-major.
 ir::Type with_shape(const ir::Type& type, std::optional<ir::Shape> shape);
 
@@ -34,6 +36,8 @@ ir::Type with_shape(const ir::Type& type, std::optional<ir::Shape> shape);
 ir::Shape strides_of(const ir::Type& type);
 // The type of a view: other sizes and strides over the memory of `base`.
 ir::Type view_type(const ir::Type& base, ir::Shape shape, const ir::Shape& strides);
+// The type of a view that repeats dims of one element, and has as many dims or more.
+ir::Type expanded_type(const ir::Type& type, ir::Shape to);
 
 // An axis counted from the front. UserError if there is no such axis.
 int64_t wrap_axis(const ir::Node& node, int64_t axis, int64_t rank);

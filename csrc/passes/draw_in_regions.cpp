@@ -1,6 +1,7 @@
 // Random masks drawn by PyTorch's kernel -> masks computed where they are needed, from one seed per
 // run and the place of each element. The backward half computes them again, so that none crosses.
-// They follow `torch.manual_seed`, but are not eager's: the option exact_random leaves this pass out.
+// They follow `torch.manual_seed`, but are not eager's: the option exact_random leaves this pass
+// out.
 
 #include "ir/edit.h"
 #include "ops/op.h"
@@ -53,7 +54,8 @@ void draw_again(Graph& graph, const std::unordered_set<const Node*>& backward, V
                 Node& drawn, int64_t stream) {
   std::vector<ir::Use> readers;
   for (const ir::Use& use : drawn.outputs[0]->uses) {
-    if (use.node != nullptr && use.index >= 0 && backward.contains(use.node)) readers.push_back(use);
+    if (use.node != nullptr && use.index >= 0 && backward.contains(use.node))
+      readers.push_back(use);
   }
   if (readers.empty()) return;
   Node* first = nullptr;

@@ -17,8 +17,10 @@ namespace torch_ort::passes {
 struct Pass {
   const char* name;
   int (*run)(ir::Graph& graph);
+  bool is_needed = false;  // the engine runs no graph that has not seen it
 };
 
+int read_sizes(ir::Graph& graph);
 int remove_identity(ir::Graph& graph);
 int fold_constants(ir::Graph& graph);
 int merge_equal(ir::Graph& graph);
@@ -47,6 +49,9 @@ const std::vector<Pass>& pipeline();
 
 // Errors of a pass are raised again, with "pass <name>: " in front.
 std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& options);
+
+// The needed passes alone: for a graph from a file, which is to run as it stands there.
+void run_needed(ir::Graph& graph);
 
 // One pass by its name. UserError if there is none.
 int run_pass(std::string_view name, ir::Graph& graph);

@@ -58,13 +58,14 @@ bool may_rewrite() {
 
 const std::vector<Pass>& pipeline() {
   static const std::vector<Pass> passes = {
+      {"read_sizes", read_sizes, true},
       {"remove_identity", remove_identity},
       {"fold_constants", fold_constants},
       // after fold_constants and remove_identity: both make inputs of equal nodes the same value
       {"merge_equal", merge_equal},
       {"recompute_tagged", recompute_tagged},
       // after recompute_tagged: what it computes again needs no replay
-      {"replay_views", replay_views},
+      {"replay_views", replay_views, true},
       // after all that make or remove single nodes
       {"expand_composites", expand_composites},
       {"draw_in_regions", draw_in_regions},
@@ -93,6 +94,12 @@ std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& op
   }
   if (options.check == 1) ir::verify(graph, "passes");
   return reports;
+}
+
+void run_needed(ir::Graph& graph) {
+  for (const Pass& pass : pipeline()) {
+    if (pass.is_needed) run_one(pass, graph);
+  }
 }
 
 int run_pass(std::string_view name, ir::Graph& graph) {

@@ -140,10 +140,16 @@ py::dict run_by_name(Session& session, const std::unordered_map<std::string, at:
   return results;
 }
 
-std::shared_ptr<Session> session_from_onnx(const py::bytes& bytes) {
-  auto graph = ir::from_onnx(std::string_view(bytes), "");
+// A graph that may come from a file: without types, and as other programs want it.
+std::shared_ptr<Session> compile_foreign(std::unique_ptr<ir::Graph> graph,
+                                         const run::SessionOptions& options) {
+  passes::run_needed(*graph);
   ops::infer_types(*graph);
-  return Session::compile(std::move(graph), {}, {});
+  return Session::compile(std::move(graph), {}, options);
+}
+
+std::shared_ptr<Session> session_from_onnx(const py::bytes& bytes) {
+  return compile_foreign(ir::from_onnx(std::string_view(bytes), ""), {});
 }
 
 // Seconds of `repeats` passes over n additions of preallocated tensors: what a C++ loop of calls
@@ -208,9 +214,8 @@ py::list plan_table(const Session& session) {
 void bind_run(py::module_& module) {
   py::class_<Session, std::shared_ptr<Session>>(module, "Session")
       .def_static("compile", &compile, py::arg("graph"), py::arg("constants"),
-                  py::arg("reorder") = true, py::arg("in_place") = true,
-                  py::arg("verify") = false, py::arg("isa") = "",
-                  py::arg("parameter_gradients") = std::vector<int>())
+                  py::arg("reorder") = true, py::arg("in_place") = true, py::arg("verify") = false,
+                  py::arg("isa") = "", py::arg("parameter_gradients") = std::vector<int>())
       .def_static("from_onnx", &session_from_onnx)
       .def_property_readonly("id", &Session::id)
       .def_property_readonly("is_training", &Session::is_training)
@@ -223,13 +228,15 @@ void bind_run(py::module_& module) {
       .def("plan_table", &plan_table,
            "Where each tensor of the plan used last lives, and from which step to which, counted "
            "in the order of execution.")
-      .def("steps", [](const Session& session) {
-        py::list steps;
-        for (const auto& step : session.steps_report()) {
-          steps.append(py::make_tuple(step.name, step.op, step.form, step.backward, step.origin));
-        }
-        return steps;
-      })
+      .def("steps",
+           [](const Session& session) {
+             py::list steps;
+             for (const auto& step : session.steps_report()) {
+               steps.append(
+                   py::make_tuple(step.name, step.op, step.form, step.backward, step.origin));
+             }
+             return steps;
+           })
       .def("programs", &run::Session::programs_report);
   module.def("run_forward", &run_forward);
   module.def("run_backward", &run_backward);
@@ -238,12 +245,10 @@ void bind_run(py::module_& module) {
       [](const ir::Graph& graph, const std::unordered_map<std::string, at::Tensor>& inputs,
          const std::string& isa) {
         return with_torch_errors([&] {
-          auto copy = ir::clone(graph);
-          ops::infer_types(*copy);
           run::SessionOptions options;
           options.verify = true;
           options.regions = region_options(isa);
-          return run_by_name(*Session::compile(std::move(copy), {}, options), inputs);
+          return run_by_name(*compile_foreign(ir::clone(graph), options), inputs);
         });
       },
       py::arg("graph"), py::arg("inputs"), py::arg("isa") = "",

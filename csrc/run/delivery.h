@@ -4,8 +4,8 @@
 // needs nothing more. It goes back to the pool when all have let go of it. A training loop that
 // drops its gradients before the next forward call thus runs in one buffer, step after step.
 //
-// In other loops the dead parts of such buffers would only add to the memory in use. They go back to
-// the system then, and the session delivers no more: see Delivery.
+// In other loops the dead parts of such buffers would only add to the memory in use. They go back
+// to the system then, and the session delivers no more: see Delivery.
 #pragma once
 
 #include "run/arena.h"
@@ -48,7 +48,7 @@ class SharedBuffer : public std::enable_shared_from_this<SharedBuffer> {
 
   Buffer memory_;
   std::shared_ptr<Delivery> delivery_;
-  std::mutex mutex_;                   // of what follows
+  std::mutex mutex_;                  // of what follows
   std::map<int64_t, int64_t> parts_;  // handed out: begin and end
   bool in_context_ = true;
   bool is_released_ = false;  // what is dead has gone back to the system

@@ -35,11 +35,11 @@ class Describer {
       const SlotFacts& facts = session_.facts_[slot];
       if (result_.specs[slot].known || facts.late || facts.is_constant) continue;
       if (session_.is_late(*facts.value)) continue;  // a gradient of a size that data tells
-      result_.specs[slot] = spec_of(facts.value->type, lookup_);
+      result_.specs[slot] = spec_of(*facts.value, lookup_);
     }
   }
 
-  // A Reshape is a view where the strides of what it looks at allow it.
+  // A Reshape is a view where the strides of what it looks at allow it, else a copy.
   void decide_forms() {
     const size_t count = session_.steps_.size();
     result_.forms.resize(count);
@@ -59,13 +59,7 @@ class Describer {
       if (step.form != Form::kView && step.form != Form::kReshape) continue;
       const int base = step.reads().front();
       if (step.form == Form::kReshape) {
-        const TensorSpec &from = result_.specs[base], &to = result_.specs[step.outputs[0]];
-        const bool known = from.known && to.known && !session_.facts_[step.outputs[0]].late;
-        const bool fits = known && at::detail::computeStride(c10::IntArrayRef(from.sizes),
-                                                             c10::IntArrayRef(from.strides),
-                                                             c10::IntArrayRef(to.sizes))
-                                       .has_value();
-        if (!fits) {
+        if (!is_view(base, step.outputs[0])) {
           result_.forms[i] = Form::kFunctional;
           continue;
         }
@@ -75,6 +69,21 @@ class Describer {
         if (slot >= 0) result_.roots[slot] = result_.roots[base];
       }
     }
+  }
+
+  // Others count on the strides that the type of a value says. A temporary value of a lowering gets
+  // those that the view has.
+  bool is_view(int base, int slot) {
+    const TensorSpec& from = result_.specs[base];
+    TensorSpec& to = result_.specs[slot];
+    const SlotFacts& facts = session_.facts_[slot];
+    if (!from.known || !to.known || facts.late) return false;
+    const auto strides = at::detail::computeStride(
+        c10::IntArrayRef(from.sizes), c10::IntArrayRef(from.strides), c10::IntArrayRef(to.sizes));
+    if (!strides) return false;
+    const bool is_temporary = facts.value->producer == nullptr;
+    if (is_temporary) to.strides.assign(strides->begin(), strides->end());
+    return same_strides(to.sizes, *strides, to.strides);
   }
 
   // A point-wise step that is the only reader of a kernel's own result writes into that result.

@@ -120,7 +120,8 @@ at::Tensor with_promised_strides(const at::Tensor& tensor, const TensorSpec& spe
   return copy;
 }
 
-// A gradient that lies in `memory` as a tensor of its own, alone in a storage that keeps the memory.
+// A gradient that lies in `memory` as a tensor of its own, alone in a storage that keeps the
+// memory.
 at::Tensor deliver(const at::Tensor& gradient, const Binding& binding, int root,
                    SharedBuffer& memory) {
   const int64_t offset = binding.plan.placements[root].offset, bytes = binding.specs[root].bytes;
@@ -292,8 +293,8 @@ Session::Tensors Session::backward(const at::Tensor& token, const Tensors& saved
     run_steps(*context, binding.backward);
     for (size_t i = 0; i < session.gradient_slots_.size(); ++i) {
       const int slot = session.gradient_slots_[i], root = binding.delivered[i];
-      const at::Tensor gradient = root < 0 ? context->slots[slot]
-                                           : deliver(context->slots[slot], binding, root, *memory);
+      const at::Tensor gradient =
+          root < 0 ? context->slots[slot] : deliver(context->slots[slot], binding, root, *memory);
       gradients.push_back(with_promised_strides(gradient, binding.specs[slot]));
     }
   }

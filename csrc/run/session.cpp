@@ -9,8 +9,10 @@
 #include "run/dtype.h"
 #include "run/guard.h"
 #include "run/out_forms.h"
+#include "run/spec.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/Allocator.h>
 
 #include <algorithm>
@@ -39,6 +41,15 @@ at::Tensor tensor_of(const ir::TensorData& data) {
             tensor.nbytes());
   if (data.num_bytes > 0) std::memcpy(tensor.mutable_data_ptr(), data.bytes, data.num_bytes);
   return tensor;
+}
+
+// Data is row-major; what looks at the tensor counts on the strides of its type.
+at::Tensor tensor_of(const ir::Value& value) {
+  const at::Tensor tensor = tensor_of(*value.data);
+  if (!value.type.strides) return tensor;
+  const auto no_symbols = [](const std::string&) -> std::optional<int64_t> { return std::nullopt; };
+  const std::vector<int64_t> strides = eval_dims(*value.type.strides, no_symbols);
+  return at::empty_strided(tensor.sizes(), strides, tensor.options()).copy_(tensor);
 }
 
 // The device that the program runs on: that of the first value which is not on the CPU.
@@ -115,7 +126,7 @@ std::shared_ptr<Session> Session::compile(
     if (auto given = constants.find(value->name); given != constants.end()) {
       session->constants_.emplace_back(slot, given->second.detach());
     } else if (value->data) {
-      session->constants_.emplace_back(slot, tensor_of(*value->data));
+      session->constants_.emplace_back(slot, tensor_of(*value));
     } else {
       throw UserError(concat("initializer '", value->name, "': no data was given"));
     }
@@ -186,6 +197,9 @@ void Session::lower_graph() {
                    [this](const ir::Value* value) { return is_late(*value); });
   if (yield_ != nullptr) {
     outputs_ = yield_->inputs;
+    if (std::count(outputs_.begin(), outputs_.end(), nullptr) > 0) {
+      throw UserError(concat("YieldOp '", yield_->name, "': got an input that is left out"));
+    }
     gradients_ = graph_->outputs;
   } else {
     outputs_ = graph_->outputs;

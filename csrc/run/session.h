@@ -30,7 +30,7 @@ struct SessionOptions {
   bool in_place = true;
   // Graph outputs that are gradients of leaf parameters: these may leave in engine memory.
   std::vector<int> parameter_gradients;
-  bool verify = false;  // check every plan, and every result against its promised type
+  bool verify = false;  // check every plan, the sizes of inputs, and those of every result
   size_t max_bindings = 64;
   cpu::CompileOptions regions;
 };
@@ -79,6 +79,7 @@ class Session : public std::enable_shared_from_this<Session> {
   size_t num_gradients() const { return gradient_slots_.size(); }
   size_t num_tangents() const { return tangent_slots_.size(); }
   c10::Device device() const { return device_; }
+  bool verifies() const { return options_.verify; }
 
   // Without a YieldOp: outputs. With one: outputs, then the token.
   // `symbols`: values of graph().symbol_inputs. `carry`: the token holds all bytes that backward
@@ -106,7 +107,7 @@ class Session : public std::enable_shared_from_this<Session> {
   struct TensorReport {
     std::string name, kind, area;
     int64_t offset, bytes;
-    int first_step, last_step;       // positions in the order of execution; -1: no step uses it
+    int first_step, last_step;        // positions in the order of execution; -1: no step uses it
     std::string shares, in_place_of;  // names; empty: no other tensor
   };
   std::vector<TensorReport> plan_table() const;

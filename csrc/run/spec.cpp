@@ -7,6 +7,7 @@
 #include <c10/core/TensorImpl.h>
 
 #include <algorithm>
+#include <limits>
 
 namespace torch_ort::run {
 
@@ -19,6 +20,49 @@ int64_t span_bytes(const TensorSpec& spec) {
     last += (spec.sizes[i] - 1) * spec.strides[i];
   }
   return (last + 1) * static_cast<int64_t>(c10::elementSize(spec.dtype));
+}
+
+std::vector<int64_t> row_major_strides(const std::vector<int64_t>& sizes, bool& fits) {
+  std::vector<int64_t> strides(sizes.size(), 1);
+  for (size_t i = sizes.size(); i-- > 1;) {
+    const int64_t size = std::max<int64_t>(sizes[i], 1);
+    fits = fits && !__builtin_mul_overflow(strides[i], size, &strides[i - 1]);
+  }
+  return strides;
+}
+
+// Whether number of elements and span can be counted in bytes. Elements of the largest types have
+// 16 bytes, and plans round up.
+bool fits_in_memory(const TensorSpec& spec) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 64;
+  int64_t count = 1, last = 0, step;
+  for (size_t i = 0; i < spec.sizes.size(); ++i) {
+    const bool overflows =
+        __builtin_mul_overflow(count, std::max<int64_t>(spec.sizes[i], 1), &count) ||
+        __builtin_mul_overflow(std::max<int64_t>(spec.sizes[i] - 1, 0), spec.strides[i], &step) ||
+        __builtin_add_overflow(last, step, &last);
+    if (overflows) return false;
+  }
+  return count <= kMost && last < kMost;
+}
+
+bool has_negative(const std::vector<int64_t>& values) {
+  return std::any_of(values.begin(), values.end(), [](int64_t value) { return value < 0; });
+}
+
+std::string text(c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  return concat(c10::toString(dtype), sizes, " with strides ", strides);
+}
+
+std::string text(const at::Tensor& tensor) {
+  if (!tensor.defined()) return "None";
+  return text(tensor.scalar_type(), tensor.sizes(), tensor.strides());
+}
+
+[[noreturn]] void raise_unlike(const ir::Value& value, const TensorSpec& spec,
+                               const at::Tensor& tensor) {
+  throw UserError(concat("run: value '", value.name, "': got ", text(tensor), ", want ",
+                         text(spec.dtype, spec.sizes, spec.strides), " as its type says"));
 }
 
 }  // namespace
@@ -44,21 +88,45 @@ bool is_row_major(const TensorSpec& spec) {
   return true;
 }
 
-TensorSpec spec_of(const ir::Type& type, const ir::SymbolLookup& lookup) {
+bool same_strides(c10::IntArrayRef sizes, c10::IntArrayRef a, c10::IntArrayRef b) {
+  if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return true;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] != 1 && a[i] != b[i]) return false;
+  }
+  return true;
+}
+
+TensorSpec spec_of(const ir::Value& value, const ir::SymbolLookup& lookup) {
+  const ir::Type& type = value.type;
   TensorSpec spec;
   spec.known = true;
+  bool fits = true;
   spec.sizes = eval_dims(*type.shape, lookup);
-  spec.strides = type.strides ? eval_dims(*type.strides, lookup) : std::vector<int64_t>();
-  if (!type.strides) {
-    spec.strides.assign(spec.sizes.size(), 1);
-    for (size_t i = spec.sizes.size(); i-- > 1;) {
-      spec.strides[i - 1] = spec.strides[i] * std::max<int64_t>(spec.sizes[i], 1);
-    }
-  }
+  spec.strides =
+      type.strides ? eval_dims(*type.strides, lookup) : row_major_strides(spec.sizes, fits);
   spec.dtype = scalar_type(type.dtype);
   spec.device = torch_device(type.device);
+  const bool is_possible = spec.strides.size() == spec.sizes.size() && !has_negative(spec.sizes) &&
+                           !has_negative(spec.strides) && fits && fits_in_memory(spec);
+  if (!is_possible) {
+    throw UserError(
+        concat("run: value '", value.name, "': got ", text(spec.dtype, spec.sizes, spec.strides),
+               ", want sizes and strides from 0 up, of equal number, ", "that fit in memory"));
+  }
   spec.bytes = span_bytes(spec);
   return spec;
+}
+
+void check_sizes(const ir::Value& value, const TensorSpec& spec, const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.sizes() != c10::IntArrayRef(spec.sizes))
+    raise_unlike(value, spec, tensor);
+}
+
+void check_layout(const ir::Value& value, const TensorSpec& spec, const at::Tensor& tensor) {
+  check_sizes(value, spec, tensor);
+  const bool is_alike = tensor.scalar_type() == spec.dtype &&
+                        same_strides(spec.sizes, tensor.strides(), spec.strides);
+  if (!is_alike) raise_unlike(value, spec, tensor);
 }
 
 bool equals(const TensorSpec& spec, const at::Tensor& tensor) {

@@ -1,7 +1,7 @@
 // Tensors of known size: what is needed to make them; internal to run/.
 #pragma once
 
-#include "ir/type.h"
+#include "ir/graph.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -18,9 +18,16 @@ struct TensorSpec {
 };
 
 TensorSpec spec_of(const at::Tensor& tensor);
-TensorSpec spec_of(const ir::Type& type, const ir::SymbolLookup& lookup);
+// Of a value whose type is known. UserError if no tensor can have its sizes and strides.
+TensorSpec spec_of(const ir::Value& value, const ir::SymbolLookup& lookup);
 bool equals(const TensorSpec& spec, const at::Tensor& tensor);
 bool is_row_major(const TensorSpec& spec);
+// Whether they say the same: the stride of a dim of one element, or of none, says nothing.
+bool same_strides(c10::IntArrayRef sizes, c10::IntArrayRef a, c10::IntArrayRef b);
+// UserError if a tensor of the run has not the sizes that the type of `value` says.
+void check_sizes(const ir::Value& value, const TensorSpec& spec, const at::Tensor& tensor);
+// Nor its dtype and strides.
+void check_layout(const ir::Value& value, const TensorSpec& spec, const at::Tensor& tensor);
 
 std::vector<int64_t> eval_dims(const ir::Shape& dims, const ir::SymbolLookup& lookup);
 

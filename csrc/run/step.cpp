@@ -343,8 +343,8 @@ Step Resolver::finish(const ops::Call& call, Step& step) const {
   if (step.form != Form::kOut || step.outputs.size() != 1) return std::move(step);
   // Some overloads that write into a given tensor lack the tag of the operator.
   const auto functional = find_op(call.op, call.overload);
-  const bool is_pointwise = step.op->hasTag(at::Tag::pointwise) ||
-                            (functional && functional->hasTag(at::Tag::pointwise));
+  const bool is_pointwise =
+      step.op->hasTag(at::Tag::pointwise) || (functional && functional->hasTag(at::Tag::pointwise));
   if (!is_pointwise && !(on_cpu_ && is_softmax_of_rows(call))) return std::move(step);
   const ir::Type& type = call.outputs[0]->type;
   for (const ops::Arg& arg : call.args) {
@@ -358,8 +358,6 @@ Step Resolver::finish(const ops::Call& call, Step& step) const {
   return std::move(step);
 }
 
-std::string Step::op_name() const {
-  return op ? toString(op->operator_name()) : region->op.str();
-}
+std::string Step::op_name() const { return op ? toString(op->operator_name()) : region->op.str(); }
 
 }  // namespace torch_ort::run

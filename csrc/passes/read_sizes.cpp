@@ -1,0 +1,219 @@
+// Sizes that nodes compute from the shapes of tensors -> torch_ort.Dims, which holds them as
+// expressions: the engine computes no size by a node. Files for other programs have them so
+// (convert/expand_sizes.cpp). Only reads that want integers change; what nobody reads any more
+// goes. An input of one integer that such a read wants becomes a symbol of its name, given with
+// each call.
+
+#include "base/error.h"
+#include "ir/edit.h"
+#include "ops/op.h"
+#include "ops/shapes.h"
+#include "passes/memory.h"
+#include "passes/pass.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+namespace torch_ort::passes {
+
+namespace {
+
+using ir::Dim;
+using ir::DimOp;
+using ir::Graph;
+using ir::Node;
+using ir::Shape;
+using ir::Value;
+using Sizes = std::optional<Shape>;  // nothing: data tells them
+
+constexpr int64_t kMostSizes = 64;  // more integers in a row are data
+constexpr int kDeepest = 1000;
+
+const std::unordered_map<std::string_view, DimOp> kArithmetic = {
+    {"Add", DimOp::kAdd},      {"Sub", DimOp::kSub}, {"Mul", DimOp::kMul}, {"Pow", DimOp::kPow},
+    {"Div", DimOp::kFloorDiv}, {"Mod", DimOp::kMod}, {"Min", DimOp::kMin}, {"Max", DimOp::kMax}};
+
+bool is_few_integers(const ir::Type& type) {
+  const bool is_integer = type.dtype == ir::DType::kInt64 || type.dtype == ir::DType::kInt32;
+  return is_integer && type.shape && type.shape->size() <= 1 && ir::is_constant(*type.shape) &&
+         ir::numel(*type.shape).constant() <= kMostSizes;
+}
+
+// x of a division (x - x % b) / b, which rounds down; nullptr for others.
+const Value* rounded_down(const Node& division) {
+  const Node* sub = division.inputs[0]->producer;
+  if (!ir::is(sub, "Sub") || !ops::has_input(*sub, 1)) return nullptr;
+  const Node* mod = sub->inputs[1]->producer;
+  const bool is_rest = ir::is(mod, "Mod") && ops::has_input(*mod, 1) &&
+                       mod->inputs[0] == sub->inputs[0] && mod->inputs[1] == division.inputs[1];
+  return is_rest ? sub->inputs[0] : nullptr;
+}
+
+class SizeReader {
+ public:
+  explicit SizeReader(Graph& graph) : graph_(graph), memory_(graph) {
+    for (const Value& value : graph.values) {
+      if (!value.type.shape) continue;
+      for (const Dim& dim : *value.type.shape) dim.collect_symbols(symbols_);
+    }
+  }
+
+  int run() {
+    int rewrites = 0;
+    for (Node& node : graph_.nodes) {
+      if (node.is_erased()) continue;
+      rewrites += rewrite_reads(node);
+      // A file may know no type, and knows no strides. Sizes tell both, and types tell more sizes.
+      if (graph_.opset > 0) ops::infer_types(graph_, node);
+    }
+    if (rewrites > 0) erase_unread();
+    return rewrites;
+  }
+
+ private:
+  int rewrite_reads(Node& node) {
+    const ops::Op* op = ops::registry().find(node.op);
+    if (op == nullptr) return 0;
+    int rewrites = 0;
+    for (int slot : op->int_inputs) {
+      if (!ops::has_input(node, slot) || ops::has_known_ints(node.inputs[slot])) continue;
+      const Value* value = node.inputs[slot];
+      if (const Sizes sizes = read(value, 0)) {
+        ir::set_input(node, slot, dims(*value, *sizes, node));
+        ++rewrites;
+      }
+    }
+    return rewrites;
+  }
+
+  Value* dims(const Value& of, const Shape& sizes, Node& before) {
+    Value*& made = made_[&of];
+    if (made != nullptr) return made;
+    ir::Type type{.dtype = ir::DType::kInt64, .shape = Shape{static_cast<int64_t>(sizes.size())}};
+    Node& node = ir::insert_before(graph_, before, {ir::kTorchOrtDomain, "Dims"}, {}, {type},
+                                   {{"dims", sizes}}, of.name + "_dims");
+    return made = node.outputs[0];
+  }
+
+  Sizes read(const Value* value, int depth) {
+    if (value == nullptr || memory_.is_written(value)) return std::nullopt;
+    if (const auto found = read_.find(value); found != read_.end()) return found->second;
+    if (!is_few_integers(value->type) || depth == kDeepest) return std::nullopt;
+    Sizes sizes;
+    if (ops::has_known_ints(value)) {
+      sizes = ops::known_ints(value);
+    } else if (value->producer != nullptr) {
+      sizes = computed(*value->producer, depth + 1);
+    } else {
+      sizes = given(*value);
+    }
+    return read_[value] = sizes;
+  }
+
+  Sizes given(const Value& value) {
+    const bool is_input =
+        value.data == nullptr && std::count(graph_.inputs.begin(), graph_.inputs.end(), &value) > 0;
+    const bool is_other = std::count(symbols_.begin(), symbols_.end(), value.name) > 0;
+    if (!is_input || is_other || !(ir::numel(*value.type.shape) == Dim(1))) return std::nullopt;
+    auto& symbols = graph_.symbol_inputs;
+    if (std::count(symbols.begin(), symbols.end(), value.name) == 0) symbols.push_back(value.name);
+    return Shape{Dim::symbol(value.name)};
+  }
+
+  Sizes computed(const Node& node, int depth) {
+    if (!node.op.domain.empty() || node.inputs.empty()) return std::nullopt;
+    const std::string& op = node.op.name;
+    if (op == "Concat") return joined(node, depth);
+    if (op == "Gather") return gathered(node, depth);
+    if (op == "Slice") return sliced(node, depth);
+    if (op == "Cast" || op == "Identity" || op == "Reshape" || op == "Squeeze" ||
+        op == "Unsqueeze") {
+      return read(node.inputs[0], depth);
+    }
+    const auto arithmetic = kArithmetic.find(op);
+    if (arithmetic == kArithmetic.end() || node.inputs.size() != 2) return std::nullopt;
+    return calculated(node, arithmetic->second, depth);
+  }
+
+  Sizes joined(const Node& node, int depth) {
+    Shape all;
+    for (const Value* input : node.inputs) {
+      const Sizes part = read(input, depth);
+      if (!part) return std::nullopt;
+      all.insert(all.end(), part->begin(), part->end());
+    }
+    return all;
+  }
+
+  Sizes gathered(const Node& node, int depth) {
+    const Sizes from = read(&ops::input(node, 0), depth), at = read(&ops::input(node, 1), depth);
+    if (!from || !at || !ir::is_constant(*at)) return std::nullopt;
+    Shape picked;
+    for (int64_t i : ops::wrap_axes(node, *at, static_cast<int64_t>(from->size())))
+      picked.push_back((*from)[i]);
+    return picked;
+  }
+
+  Sizes sliced(const Node& node, int depth) {
+    const Sizes from = read(node.inputs[0], depth), start = read(&ops::input(node, 1), depth),
+                end = read(&ops::input(node, 2), depth);
+    const Sizes step = ops::has_input(node, 4) ? read(node.inputs[4], depth) : Shape{1};
+    const auto is_number = [](const Sizes& sizes) {
+      return sizes && sizes->size() == 1 && sizes->front().is_constant();
+    };
+    if (!from || !is_number(start) || !is_number(end) || step != Shape{1}) return std::nullopt;
+    const auto size = static_cast<int64_t>(from->size());
+    const auto place = [size](const Sizes& at) {
+      const int64_t given = at->front().constant();
+      return std::clamp<int64_t>(given < 0 ? given + size : given, 0, size);
+    };
+    const int64_t first = place(start), last = std::max(first, place(end));
+    return Shape(from->begin() + first, from->begin() + last);
+  }
+
+  Sizes calculated(const Node& node, DimOp op, int depth) {
+    Sizes a = read(node.inputs[0], depth), b = read(node.inputs[1], depth);
+    if (!a || !b || a->empty() || b->empty()) return std::nullopt;
+    const Value* whole = op == DimOp::kFloorDiv ? rounded_down(node) : nullptr;
+    if (whole != nullptr) a = read(whole, depth);
+    if (op == DimOp::kMod && ir::int_attr(node.attrs, "fmod", 0) != 0) return std::nullopt;
+    Shape result;
+    for (size_t i = 0; i < std::max(a->size(), b->size()); ++i) {
+      const Dim &x = (*a)[a->size() == 1 ? 0 : i], &y = (*b)[b->size() == 1 ? 0 : i];
+      // Dims round down and Div rounds towards zero.
+      const bool may_differ = op == DimOp::kFloorDiv && whole == nullptr;
+      if (may_differ && !(is_natural(x) && is_natural(y))) return std::nullopt;
+      result.push_back(Dim::make(op, x, y));
+    }
+    return result;
+  }
+
+  bool is_natural(const Dim& dim) const {
+    if (dim.is_constant()) return dim.constant() >= 0;
+    if (dim.is_symbol()) {
+      const auto& given = graph_.symbol_inputs;
+      return std::find(given.begin(), given.end(), dim.name()) == given.end();
+    }
+    return dim.op() != DimOp::kSub && is_natural(dim.lhs()) && is_natural(dim.rhs());
+  }
+
+  void erase_unread() {
+    for (auto node = graph_.nodes.rbegin(); node != graph_.nodes.rend(); ++node) {
+      if (node->is_erased() || node->outputs.size() != 1 || !read_.contains(node->outputs[0]))
+        continue;
+      if (node->outputs[0]->uses.empty()) ir::erase(graph_, *node);
+    }
+  }
+
+  Graph& graph_;
+  const SharedMemory memory_;
+  std::vector<std::string> symbols_;  // that shapes name
+  std::unordered_map<const Value*, Sizes> read_;
+  std::unordered_map<const Value*, Value*> made_;
+};
+
+}  // namespace
+
+int read_sizes(Graph& graph) { return SizeReader(graph).run(); }
+
+}  // namespace torch_ort::passes
