@@ -1,7 +1,7 @@
 """What one backend did with one model, and the figures taken from it."""
 
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any
 
 import targets
@@ -31,6 +31,8 @@ class Record:
     first_warm: dict[str, Any] | None = None
     # Loss of the first step, which equal seeds make comparable between backends.
     loss: float | None = None
+    # Whether that step drew random numbers.
+    is_random: bool | None = None
     memory: list[dict[str, Any]] = field(default_factory=list)
     # What the steadily stepping worker counted in all, and during its timed steps alone.
     counters: Counters = field(default_factory=dict)
@@ -92,6 +94,12 @@ class Records:
         ours, theirs = record.figures()[figure], peer.figures()[figure] if peer else None
         return ours / theirs if ours is not None and theirs else None
 
+    def mean_ratio(self, threads: int, backend: str, figure: str) -> float | None:
+        """Return the geometric mean over all models of ort's figure over another backend's."""
+        ours = [r for r in self.all if (r.backend, r.threads) == ("ort", threads)]
+        ratios = [ratio for r in ours if (ratio := self.ratio(r, backend, figure)) is not None]
+        return geometric_mean(ratios) if ratios else None
+
     def verdicts(self, record: Record) -> list[Verdict]:
         """Judge a record by the targets that can be judged from what was measured."""
         if record.backend != "ort":
@@ -101,6 +109,8 @@ class Records:
             # Both have to hold: a lucky minimum is not a steady step.
             (STEADY, "minimum / eager", "min_step", "eager", steady),
             (STEADY, "median / eager", "median_step", "eager", steady),
+            (STEADY, "minimum / inductor", "min_step", "inductor", targets.STEADY_VS_INDUCTOR),
+            (STEADY, "median / inductor", "median_step", "inductor", targets.STEADY_VS_INDUCTOR),
             (FIRST, "/ aot_eager", "min_first_cold", "aot_eager", targets.FIRST_STEP_VS_AOT_EAGER),
             (FIRST, "/ inductor", "min_first_cold", "inductor", targets.FIRST_STEP_VS_INDUCTOR),
             (PEAK, "/ eager", "step_peak", "eager", targets.PEAK_VS_EAGER),

@@ -22,6 +22,7 @@ def print_report(console: Console, records: Records) -> None:
     for threads in sorted({record.threads for record in records.all}):
         rows = [record for record in records.all if record.threads == threads]
         console.print(steady_table(records, rows, threads))
+        print_means(console, records, threads)
         if any(record.first_cold or record.first_warm for record in rows):
             console.print(first_step_table(records, rows, threads))
         if any(record.memory for record in rows):
@@ -48,6 +49,17 @@ def steady_table(records: Records, rows: list[Record], threads: int) -> Table:
         ]
         add_row(table, records, record, figures, STEADY)
     return table
+
+
+def print_means(console: Console, records: Records, threads: int) -> None:
+    for other in ("eager", "aot_eager", "inductor"):
+        least = records.mean_ratio(threads, other, "min_step")
+        middle = records.mean_ratio(threads, other, "median_step")
+        if least is not None:
+            console.print(
+                f"ort / {other}, geometric mean of the models: {times(least)} of the minimum, "
+                f"{times(middle)} of the median"
+            )
 
 
 def first_step_table(records: Records, rows: list[Record], threads: int) -> Table:
@@ -178,8 +190,10 @@ def print_remarks(console: Console, records: Records) -> None:
         console.print("[yellow]Linux refused to reset VmHWM: no step peaks.[/yellow]")
     for record in records.all:
         eager = records.peer(record, "eager")
-        # inductor draws its dropout masks from a generator of its own.
-        if record.backend == "inductor" or record.loss is None or not eager or eager.loss is None:
+        if record.loss is None or not eager or eager.loss is None:
+            continue
+        # inductor and ort draw dropout masks of their own.
+        if eager.is_random and record.backend in ("inductor", "ort"):
             continue
         if abs(record.loss - eager.loss) > SAME_LOSS * abs(eager.loss):
             console.print(

@@ -93,7 +93,7 @@ class Bench:
                     worker = stack.enter_context(self._start(row, self._cache(row, 0)))
                     self.machine |= worker.ask("machine")
                     first = worker.ask("first")
-                    row.loss = first["loss"]
+                    row.loss, row.is_random = first["loss"], first["is_random"]
                     # Without a run before it, this step had no caches to find.
                     row.first_warm = first if row.first_cold else None
                     worker.ask("run", steps=1, lead_in=WARM_UP_STEPS)

@@ -11,6 +11,7 @@ from torch_ort import _build_info, _torch_version
 
 _torch_version.check(_build_info.TORCH_VERSION, _torch.__version__)
 
+from torch_ort import optim  # noqa: E402
 from torch_ort._C import Error, InternalError, Unsupported, UserError  # noqa: E402
 from torch_ort.counting import counters, empty_cache, reset_counters  # noqa: E402
 from torch_ort.profile_result import Profile  # noqa: E402
@@ -29,6 +30,7 @@ __all__ = [
     "counters",
     "empty_cache",
     "explain",
+    "optim",
     "profile",
     "reset_counters",
 ]

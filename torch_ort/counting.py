@@ -20,13 +20,16 @@ def counters() -> dict[str, int]:
     """Give all counters as a flat dict.
 
     `captures_refused` is how often torch reached its recompile limit for a function of ours, whose
-    other calls then run in eager.
+    other calls then run in eager. `optimizer_parameters` counts updates of `torch_ort.optim`, and
+    `optimizer_parameters_by_torch` those that its optimizers leave to PyTorch.
     """
     values = {
         "graphs_captured": _events["graphs_captured"],
         "fallbacks": sum(_events[f"fallbacks_{stage}"] for stage in STAGES),
         **{f"fallbacks_{stage}": _events[f"fallbacks_{stage}"] for stage in STAGES},
         "captures_refused": _events["captures_refused"],
+        "optimizer_parameters": _events["optimizer_parameters"],
+        "optimizer_parameters_by_torch": _events["optimizer_parameters_by_torch"],
     }
     return values | _C.counters()
 

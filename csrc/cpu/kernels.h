@@ -36,6 +36,21 @@ struct PanelProduct {
   bool add;
 };
 
+// What one step of an optimizer does to a parameter; the formulas are those of torch.optim.
+struct SgdRule {
+  double lr = 0, momentum = 0, dampening = 0, weight_decay = 0;
+  bool nesterov = false, maximize = false;
+  bool is_first = false;  // the gradient becomes the momentum buffer, whatever that holds
+};
+struct AdamRule {
+  double step_size = 0;           // lr / (1 - beta1^t)
+  double inverse_correction = 1;  // 1 / sqrt(1 - beta2^t)
+  double beta1 = 0, beta2 = 0, eps = 0;
+  double weight_decay = 0;  // joins the gradient
+  double keep = 1;          // what the parameter is multiplied by: decoupled weight decay
+  bool maximize = false;
+};
+
 // Each kernel reads and writes `n` numbers. `d` may be an operand, but may not overlap one
 // otherwise.
 template <typename T>
@@ -62,6 +77,10 @@ struct Kernels {
   // as easy as 1, 2, 3", 2011).
   void (*random_mask)(T* d, uint64_t seed, uint64_t stream, int64_t begin, int64_t n,
                       double keep) = nullptr;
+  // Over n numbers. Without momentum there is no buffer, without amsgrad no largest square.
+  void (*sgd)(T* parameter, const T* gradient, T* buffer, int64_t n, const SgdRule& rule) = nullptr;
+  void (*adam)(T* parameter, const T* gradient, T* mean, T* square, T* largest, int64_t n,
+               const AdamRule& rule) = nullptr;
   // By ir::DType, which memory holds; nullptr where it is no number. `stride` in elements.
   std::array<Load, kNumDTypes> load{};
   std::array<Store, kNumDTypes> store{};

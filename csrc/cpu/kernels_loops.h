@@ -291,6 +291,59 @@ T exp_row(T* d, const T* a, T shift, int64_t n) {
   return at::vec::vec_reduce_all<T>([](const Vec<T>& x, const Vec<T>& y) { return x + y; }, sums);
 }
 
+template <typename T>
+inline Vec<T> get(const T* a, int64_t i, int64_t count) {
+  return Operand<T, false>(a).at(i, count);
+}
+
+template <typename T>
+void sgd(T* parameter, const T* gradient, T* buffer, int64_t n, const SgdRule& rule) {
+  const Vec<T> sign(rule.maximize ? T(-1) : T(1)), decay(static_cast<T>(rule.weight_decay));
+  const Vec<T> momentum(static_cast<T>(rule.momentum)), minus_lr(static_cast<T>(-rule.lr));
+  const Vec<T> undamped(static_cast<T>(1 - rule.dampening));
+  for_each_vector<T>(n, [&](int64_t i, int64_t count) {
+    const Vec<T> x = get(parameter, i, count);
+    Vec<T> change = get(gradient, i, count) * sign;
+    if (rule.weight_decay != 0) change = at::vec::fmadd(decay, x, change);
+    if (buffer != nullptr) {
+      Vec<T> kept = change;
+      if (!rule.is_first) {
+        kept = at::vec::fmadd(undamped, change, get(buffer, i, count) * momentum);
+      }
+      put(buffer, i, count, kept);
+      change = rule.nesterov ? at::vec::fmadd(momentum, kept, change) : kept;
+    }
+    put(parameter, i, count, at::vec::fmadd(minus_lr, change, x));
+  });
+}
+
+template <typename T>
+void adam(T* parameter, const T* gradient, T* mean, T* square, T* largest, int64_t n,
+          const AdamRule& rule) {
+  const Vec<T> sign(rule.maximize ? T(-1) : T(1)), decay(static_cast<T>(rule.weight_decay));
+  const Vec<T> keep(static_cast<T>(rule.keep)), eps(static_cast<T>(rule.eps));
+  const Vec<T> beta1_rest(static_cast<T>(1 - rule.beta1)), beta2(static_cast<T>(rule.beta2));
+  const Vec<T> beta2_rest(static_cast<T>(1 - rule.beta2));
+  const Vec<T> minus_step_size(static_cast<T>(-rule.step_size));
+  const Vec<T> inverse_correction(static_cast<T>(rule.inverse_correction));
+  for_each_vector<T>(n, [&](int64_t i, int64_t count) {
+    Vec<T> x = get(parameter, i, count), g = get(gradient, i, count) * sign;
+    if (rule.weight_decay != 0) g = at::vec::fmadd(decay, x, g);
+    if (rule.keep != 1) x = x * keep;
+    const Vec<T> old_mean = get(mean, i, count);
+    const Vec<T> new_mean = at::vec::fmadd(beta1_rest, g - old_mean, old_mean);
+    put(mean, i, count, new_mean);
+    Vec<T> squares = at::vec::fmadd(beta2_rest * g, g, get(square, i, count) * beta2);
+    put(square, i, count, squares);
+    if (largest != nullptr) {
+      squares = at::vec::maximum(get(largest, i, count), squares);
+      put(largest, i, count, squares);
+    }
+    const Vec<T> divisor = at::vec::fmadd(squares.sqrt(), inverse_correction, eps);
+    put(parameter, i, count, at::vec::fmadd(minus_step_size, new_mean / divisor, x));
+  });
+}
+
 // As many rows as keep their sums in registers, two vectors wide.
 template <typename T>
 constexpr int kProductRows = Vec<T>::size() * sizeof(T) == 64 ? 12 : 6;
@@ -519,6 +572,8 @@ struct TableMaker {
     table.multiply = multiply<T>;
     table.panel_width = 2 * Vec<T>::size();
     table.random_mask = random_mask<T>;
+    table.sgd = sgd<T>;
+    table.adam = adam<T>;
     memory<float>(ir::DType::kFloat);
     memory<double>(ir::DType::kDouble);
     memory<c10::BFloat16>(ir::DType::kBFloat16);

@@ -46,8 +46,17 @@ def test_first_50_losses_are_those_of_eager(
 
 
 @pytest.mark.slow
-def test_final_perplexity_is_that_of_eager(run_transformer: Callable, engine: str) -> None:
+def test_final_perplexity_is_that_of_eager(
+    run_transformer: Callable, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     want = run_transformer("--backend", "eager")
+    # At this learning rate rounding decides which way training takes: eager runs whose first
+    # weights differ by 1e-7 end at perplexities from 109.3 to 112.7.
+    got = run_transformer("--backend", engine)
+    assert got["perplexity"] == pytest.approx(want["perplexity"], rel=0.04)
+    # Only eager's own kernels can be asked for eager's own way.
+    monkeypatch.setenv("TORCH_ORT_DISABLE", "expand_composites,fuse_regions")
+    torch.compiler.reset()
     got = run_transformer("--backend", engine)
     assert got["perplexity"] == pytest.approx(want["perplexity"], rel=0.005)
 

@@ -1,0 +1,136 @@
+#include "optim/optimizer.h"
+
+#include "base/error.h"
+#include "cpu/update.h"
+#include "run/dtype.h"
+
+#include <ATen/TensorSubclassLikeUtils.h>
+
+#include <cmath>
+#include <string>
+
+namespace torch_ort::optim {
+
+namespace {
+
+bool is_dense_on_cpu(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.device().is_cpu() && tensor.layout() == at::kStrided &&
+         !at::isTensorSubclassLike(tensor) && !tensor.is_neg() &&
+         tensor.is_non_overlapping_and_dense();
+}
+
+// Whether the elements can be taken one after the other as they lie in memory.
+bool have_one_layout(const Tensors& operands) {
+  const at::Tensor& first = operands.front();
+  bool has_double = false, has_less = false;
+  for (const at::Tensor& each : operands) {
+    if (!is_dense_on_cpu(each)) return false;
+    if (each.sizes() != first.sizes() || each.strides() != first.strides()) return false;
+    const at::ScalarType dtype = each.scalar_type();
+    has_double |= dtype == at::kDouble;
+    has_less |= dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
+    if (dtype != at::kDouble && !has_less) return false;
+  }
+  return has_double != has_less;
+}
+
+void note_edit(const at::Tensor& tensor) {
+  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
+template <typename Rule>
+cpu::Update<Rule> make_update(const Tensors& operands, const Rule& rule) {
+  cpu::Update<Rule> update{.count = operands[0].numel(), .rule = rule};
+  for (size_t i = 0; i < operands.size(); ++i) {
+    // Nothing writes into gradients.
+    void* const data =
+        i == 1 ? const_cast<void*>(operands[i].const_data_ptr()) : operands[i].mutable_data_ptr();
+    update.arrays.push_back({data, run::dtype(operands[i].scalar_type())});
+    if (i != 1) note_edit(operands[i]);
+  }
+  return update;
+}
+
+void check_length(const char* what, size_t got, size_t want) {
+  if (got == want) return;
+  throw UserError(concat("optimizer step: ", what, ": got ", got, " of them, want ", want));
+}
+
+bool is_count(const at::Tensor& tensor) {
+  return is_dense_on_cpu(tensor) && tensor.numel() == 1 &&
+         (tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble);
+}
+
+double count_step(const at::Tensor& steps) {
+  note_edit(steps);
+  if (steps.scalar_type() == at::kDouble) return *steps.mutable_data_ptr<double>() += 1;
+  return *steps.mutable_data_ptr<float>() += 1;
+}
+
+}  // namespace
+
+std::vector<int64_t> sgd_step(const Tensors& parameters, const Tensors& gradients,
+                              const Tensors& buffers, const std::vector<uint8_t>& is_first,
+                              cpu::SgdRule rule, cpu::Isa isa) {
+  const bool has_momentum = rule.momentum != 0;
+  const size_t count = parameters.size();
+  check_length("gradients", gradients.size(), count);
+  check_length("momentum buffers", buffers.size(), has_momentum ? count : 0);
+  check_length("flags of first steps", is_first.size(), has_momentum ? count : 0);
+  std::vector<cpu::Update<cpu::SgdRule>> updates;
+  std::vector<int64_t> left;
+  for (size_t i = 0; i < count; ++i) {
+    Tensors operands = {parameters[i], gradients[i]};
+    if (has_momentum) {
+      operands.push_back(buffers[i]);
+      rule.is_first = is_first[i] != 0;
+    }
+    if (have_one_layout(operands)) {
+      updates.push_back(make_update(operands, rule));
+    } else {
+      left.push_back(static_cast<int64_t>(i));
+    }
+  }
+  cpu::run(updates, isa);
+  return left;
+}
+
+std::vector<int64_t> adam_step(const AdamTensors& tensors, const AdamOptions& options,
+                               cpu::Isa isa) {
+  const size_t count = tensors.parameters.size();
+  check_length("gradients", tensors.gradients.size(), count);
+  check_length("means", tensors.means.size(), count);
+  check_length("means of squares", tensors.squares.size(), count);
+  check_length("largest means of squares", tensors.largest.size(), options.amsgrad ? count : 0);
+  check_length("step counts", tensors.steps.size(), count);
+  cpu::AdamRule rule{.beta1 = options.beta1, .beta2 = options.beta2, .eps = options.eps};
+  rule.maximize = options.maximize;
+  if (options.decoupled_weight_decay) {
+    rule.keep = 1 - options.lr * options.weight_decay;
+  } else {
+    rule.weight_decay = options.weight_decay;
+  }
+  std::vector<cpu::Update<cpu::AdamRule>> updates;
+  std::vector<int64_t> left;
+  double corrected_for = 0;  // powers cost, and most parameters took as many steps
+  for (size_t i = 0; i < count; ++i) {
+    Tensors operands = {tensors.parameters[i], tensors.gradients[i], tensors.means[i],
+                        tensors.squares[i]};
+    if (options.amsgrad) operands.push_back(tensors.largest[i]);
+    if (!have_one_layout(operands) || !is_count(tensors.steps[i])) {
+      left.push_back(static_cast<int64_t>(i));
+      continue;
+    }
+    const double taken = count_step(tensors.steps[i]);
+    if (taken != corrected_for) {
+      corrected_for = taken;
+      rule.step_size = options.lr / (1 - std::pow(options.beta1, taken));
+      rule.inverse_correction = 1 / std::sqrt(1 - std::pow(options.beta2, taken));
+    }
+    updates.push_back(make_update(operands, rule));
+  }
+  cpu::run(updates, isa);
+  return left;
+}
+
+}  // namespace torch_ort::optim

@@ -1,0 +1,189 @@
+"""Optimizers whose step reads and writes memory once: `torch.optim.SGD`, `Adam` and `AdamW` again.
+
+They take the arguments of those classes but the ones that choose between implementations, keep the
+same state under the same names, and load each other's `state_dict`. One call updates all
+parameters (csrc/optim). Those that it does not take (on another device than the CPU, complex, not
+dense, or with a tensor as learning rate) are updated by PyTorch's functions;
+`torch_ort.counters()` tells how many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import adam as torch_adam
+from torch.optim import sgd as torch_sgd
+
+from torch_ort import _C
+from torch_ort.counting import count
+from torch_ort.options import resolve
+
+__all__ = ["SGD", "Adam", "AdamW"]
+
+Params = Iterable[Any]
+Group = dict[str, Any]
+
+
+class _FusedStep(torch.optim.Optimizer):
+    """The step of an optimizer whose groups are updated one by one."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._isa = resolve().isa
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._isa = resolve().isa
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update all parameters that have a gradient; gives what `closure` returns."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            self._step_group(group)
+        return loss
+
+    def _step_group(self, group: Group) -> None:
+        raise NotImplementedError
+
+
+class SGD(_FusedStep, torch.optim.SGD):
+    """Stochastic gradient descent, with momentum and Nesterov momentum if asked for.
+
+    Arguments, defaults, formulas, state and errors are those of `torch.optim.SGD`.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: float | Tensor = 0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+    ) -> None:
+        super().__init__(params, lr, momentum, dampening, weight_decay, nesterov, maximize=maximize)
+
+    def _step_group(self, group: Group) -> None:
+        params: list[Tensor] = []
+        grads: list[Tensor] = []
+        known: list[Tensor | None] = []
+        has_sparse_grad = self._init_group(group, params, grads, known)
+        settings = _pick(
+            group, "lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"
+        )
+        buffers = [
+            torch.empty_like(param) if buffer is None else buffer
+            for param, buffer in zip(params, known or (), strict=False)
+        ]
+        left = list(range(len(params)))
+        if _are_numbers(settings) and not group["differentiable"]:
+            is_first = [buffer is None for buffer in known]
+            left = _C.sgd_step(params, grads, buffers, is_first, **settings, isa=self._isa)
+        _count(params, left)
+        if left:
+            theirs = _at(known, left)
+            torch_sgd.sgd(_at(params, left), _at(grads, left), theirs, has_sparse_grad, **settings)
+            for i, buffer in zip(left, theirs, strict=False):
+                buffers[i] = buffer
+        for param, buffer in zip(params, buffers, strict=False):
+            self.state[param]["momentum_buffer"] = buffer
+
+
+class Adam(_FusedStep, torch.optim.Adam):
+    """Adam: steps by the running mean of the gradient over the root of that of its square.
+
+    Arguments, defaults, formulas, state and errors are those of `torch.optim.Adam`.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        decoupled_weight_decay: bool = False,
+    ) -> None:
+        super().__init__(
+            params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize,
+            decoupled_weight_decay=decoupled_weight_decay,
+        )  # fmt: skip
+
+    def _step_group(self, group: Group) -> None:
+        params: list[Tensor] = []
+        grads: list[Tensor] = []
+        means: list[Tensor] = []
+        squares: list[Tensor] = []
+        largest: list[Tensor] = []
+        steps: list[Tensor] = []
+        has_complex = self._init_group(group, params, grads, means, squares, largest, steps)
+        settings = _pick(
+            group, "lr", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay"
+        )
+        settings["beta1"], settings["beta2"] = group["betas"]
+        asked_of_torch = {name: group[name] for name in ("capturable", "differentiable")}
+        lists = [params, grads, means, squares, largest, steps]
+        left = list(range(len(params)))
+        if _are_numbers(settings) and not any(asked_of_torch.values()):
+            left = _C.adam_step(*lists, **settings, isa=self._isa)
+        _count(params, left)
+        if left:
+            theirs = [_at(tensors, left) for tensors in lists]
+            torch_adam.adam(*theirs, has_complex=has_complex, **settings, **asked_of_torch)
+
+
+class AdamW(Adam):
+    """Adam whose weight decay leaves the running means alone (Loshchilov and Hutter, 2019).
+
+    Arguments, defaults, formulas, state and errors are those of `torch.optim.AdamW`.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+    ) -> None:
+        super().__init__(
+            params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize,
+            decoupled_weight_decay=True,
+        )  # fmt: skip
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:  # saved by a torch that had no such entry
+            group["decoupled_weight_decay"] = True
+
+
+def _pick(group: Group, *names: str) -> Group:
+    return {name: group[name] for name in names}
+
+
+def _at(tensors: list[Any], indices: list[int]) -> list[Any]:
+    return [tensors[i] for i in indices] if tensors else []
+
+
+def _are_numbers(settings: Group) -> bool:
+    return not any(isinstance(value, Tensor) for value in settings.values())
+
+
+def _count(params: list[Tensor], left: list[int]) -> None:
+    count("optimizer_parameters", len(params) - len(left))
+    count("optimizer_parameters_by_torch", len(left))
