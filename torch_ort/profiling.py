@@ -16,7 +16,7 @@ from torch.utils.flop_counter import flop_registry
 from torch_ort import _C, report
 from torch_ort._C import Unsupported, UserError
 from torch_ort.compiler import Program
-from torch_ort.fallback import FallbackWarning, RandomState, put_back
+from torch_ort.fallback import FallbackWarning
 from torch_ort.profile_result import Bar, GraphProfile, Profile, RegionProfile, StepTimes
 
 WARM_STEPS = 3  # capture, the guarded first runs, and one more
@@ -59,7 +59,7 @@ def profile(
         report.run_backward(model, compiled(*inputs, **kwargs), (inputs, kwargs))
 
     with (
-        _kept(model, (inputs, kwargs)),
+        report.kept(model, (inputs, kwargs)),
         report.watching() as programs,
         _fallback_reasons() as fallbacks,
     ):
@@ -100,28 +100,6 @@ def _record(run: Callable[[], None], steps: int, **settings: Any) -> torch.profi
             run()
             events.step()
     return events
-
-
-@contextmanager
-def _kept(model: Any, inputs: Any) -> Iterator[None]:
-    """Put parameters, buffers, inputs and random generators back as they were."""
-    random = RandomState()
-    tables = [
-        (table, dict(table))
-        for module in getattr(model, "modules", list)()
-        for table in (module._parameters, module._buffers)
-    ]
-    tensors = [tensor for _, table in tables for tensor in table.values() if tensor is not None]
-    copies = [
-        (tensor, tensor.detach().clone()) for tensor in [*tensors, *report.tensors_of(inputs)]
-    ]
-    try:
-        yield
-    finally:
-        random.restore()
-        for table, before in tables:
-            table.update(before)
-        put_back(copies)
 
 
 def _nothing_ran(fallbacks: list[str]) -> Exception:

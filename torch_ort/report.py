@@ -16,6 +16,8 @@ import torch
 from torch_ort import _C, counting
 from torch_ort.capture.aot_compat import pytree
 from torch_ort.compiler import Program
+from torch_ort.fallback import RandomState, put_back
+from torch_ort.roofline import Roofline, best_seconds, measure
 
 # Dynamo until it calls the backend, AOTAutograd's tracing, reading of its graph, and so on. Missing
 # is what an equal graph, or an earlier one of the same capture, has done already.
@@ -73,12 +75,15 @@ class Report:
     graphs: list[GraphReport] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)
     first_step_seconds: float = 0.0
+    roofline: Roofline | None = None  # if it was asked for
 
     def __str__(self) -> str:
         lines = [
             f"torch_ort: {len(self.graphs)} graph(s), first step {self.first_step_seconds:.2f} s, "
             f"fallbacks {self.counters.get('fallbacks', 0)}"
         ]
+        if self.roofline is not None:
+            lines.append(_roofline_text(self.roofline))
         for number, graph in enumerate(self.graphs):
             lines += ["", f"graph {number} ({'training' if graph.is_training else 'inference'})"]
             by_domain: defaultdict[str, int] = defaultdict(int)
@@ -120,11 +125,16 @@ class Report:
 
 
 def explain(
-    model: Any, *inputs: Any, options: dict[str, Any] | None = None, **kwargs: Any
+    model: Any,
+    *inputs: Any,
+    options: dict[str, Any] | None = None,
+    roofline: bool = False,
+    **kwargs: Any,
 ) -> Report:
     """Compile `model` for `inputs`, run one step, and report.
 
-    Backward runs if an output asks for it.
+    Backward runs if an output asks for it. With `roofline` more steps are run, also in eager
+    PyTorch, to say how far from the least possible time the engine is; these leave no trace.
     The model's gradients are left as they were; buffers such as running statistics are updated as a
     step updates them. Raises what the model raises, and engine errors when TORCH_ORT_STRICT=1.
     """
@@ -140,7 +150,40 @@ def explain(
     for graph, program in zip(graphs, watched, strict=True):
         if graph.nodes["torch_ort.Region"] and program.session.id in given:
             _note_bytes(graph, program, given[program.session.id])
-    return Report(graphs, changes, spent)
+    report = Report(graphs, changes, spent)
+    if roofline:
+        report.roofline = _measure_roofline(model, compiled, (inputs, kwargs), graphs)
+    return report
+
+
+def _measure_roofline(
+    model: Any, compiled: Any, given: tuple[Any, Any], graphs: list[GraphReport]
+) -> Roofline:
+    inputs, kwargs = given
+    parameters = list(getattr(model, "parameters", list)())
+    gradients = [parameter for parameter in parameters if parameter.requires_grad]
+    tensors = [*tensors_of(given), *parameters, *(gradients if torch.is_grad_enabled() else [])]
+    crossing = sum(graph.plan.get("saved_bytes", 0) for graph in graphs)
+    num_bytes = crossing + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    device = tensors[0].device if tensors else torch.device("cpu")
+
+    def step(function: Any) -> None:
+        run_backward(model, function(*inputs, **kwargs), given)
+
+    with kept(model, given):
+        step(compiled)  # the first run may do more than later ones
+        seconds = best_seconds(lambda: step(compiled), device, at_most=1.0)
+        return measure(lambda: step(model), num_bytes, seconds, device)
+
+
+def _roofline_text(roofline: Roofline) -> str:
+    return (
+        f"roofline: a step took {1000 * roofline.step_seconds:.2f} ms, {roofline.ratio:.2f} of the "
+        f"least: {1000 * roofline.product_seconds:.2f} ms for products "
+        f"({roofline.flops / 1e9:.2f} GFLOP, attention of the CPU not counted) and "
+        f"{1000 * roofline.memory_seconds:.2f} ms for {bytes_text(roofline.memory_bytes)} at "
+        f"{roofline.bytes_per_second / 1e9:.1f} GB/s"
+    )
 
 
 @contextmanager
@@ -205,6 +248,28 @@ def compile_afresh(model: Any, options: dict[str, Any] | None) -> Any:
     backend = functools.partial(ort, options=options)
     backend.reset = ort.reset
     return torch.compile(model, backend=backend, **_ISOLATED)
+
+
+@contextmanager
+def kept(model: Any, inputs: Any) -> Iterator[None]:
+    """Put parameters, buffers, inputs and random generators back as they were."""
+    random = RandomState()
+    tables = [
+        (table, dict(table))
+        for module in getattr(model, "modules", list)()
+        for table in (module._parameters, module._buffers)
+    ]
+    tensors = [tensor for _, table in tables for tensor in table.values() if tensor is not None]
+    copies = [
+        (tensor, tensor.detach().clone()) for tensor in [*tensors, *tensors_of(inputs)]
+    ]
+    try:
+        yield
+    finally:
+        random.restore()
+        for table, before in tables:
+            table.update(before)
+        put_back(copies)
 
 
 def run_backward(model: Any, result: Any, inputs: Any) -> None:

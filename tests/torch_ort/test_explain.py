@@ -166,3 +166,47 @@ def test_profiler_shows_each_step_by_its_node():
     names = {event.key for event in profile.key_averages()}
     assert {"torch_ort::run_forward", "torch_ort::run_backward", "addmm", "mm_1"} <= names
     assert any(name.startswith("gelu_to_native_layer_norm") for name in names)
+
+
+def test_roofline() -> None:
+    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.BatchNorm1d(256), nn.Linear(256, 64))
+    x = torch.randn(128, 64)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    random = torch.get_rng_state()
+    report = torch_ort.explain(model.eval(), x, roofline=True)
+    roofline = report.roofline
+    assert roofline is not None
+    # Two products of 128 x 64 x 256, and two more for each one in backward; not for the input.
+    assert roofline.flops == 2 * 128 * 64 * 256 * 5
+    parameters = sum(p.numel() for p in model.parameters())
+    saved = report.graphs[0].plan["saved_bytes"]
+    assert roofline.memory_bytes == 4 * (2 * parameters + x.numel()) + saved
+    assert 0 < roofline.seconds < roofline.step_seconds
+    assert re.search(r"roofline: a step took [\d.]+ ms, [\d.]+ of the least: ", str(report))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_roofline_without_gradients() -> None:
+    model, x = nn.Linear(64, 32), torch.randn(16, 64)
+    with torch.no_grad():
+        report = torch_ort.explain(model, x, roofline=True)
+    assert report.roofline is not None
+    assert report.roofline.flops == 2 * 16 * 64 * 32
+    assert report.roofline.memory_bytes == 4 * (64 * 32 + 32 + 16 * 64)
+
+
+def test_steps_for_the_roofline_leave_no_trace() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
+    x = torch.randn(4, 8)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    results = []
+    for roofline in (False, True):
+        model.load_state_dict(state)
+        torch.manual_seed(1)
+        torch_ort.explain(model, x, roofline=roofline)
+        results.append((model[1].running_mean.clone(), torch.get_rng_state()))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
