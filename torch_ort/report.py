@@ -260,9 +260,7 @@ def kept(model: Any, inputs: Any) -> Iterator[None]:
         for table in (module._parameters, module._buffers)
     ]
     tensors = [tensor for _, table in tables for tensor in table.values() if tensor is not None]
-    copies = [
-        (tensor, tensor.detach().clone()) for tensor in [*tensors, *tensors_of(inputs)]
-    ]
+    copies = [(tensor, tensor.detach().clone()) for tensor in [*tensors, *tensors_of(inputs)]]
     try:
         yield
     finally:
