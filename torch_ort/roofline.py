@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from torch_ort.capture.aot_compat import pytree
+from torch_ort.capture.aot_compat import TorchDispatchMode, pytree
 
 _MIN_REPETITIONS = 3
 _SECONDS_PER_SHAPE = 0.05

@@ -25,6 +25,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, UnsupportedFakeTensorException
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as real_tensors
 from torch.utils._sympy import functions as sympy_functions
 
@@ -32,6 +33,7 @@ __all__ = [
     "FakeTensor",
     "HigherOrderOperator",
     "OpOverload",
+    "TorchDispatchMode",
     "aot_autograd",
     "auto_functionalize",
     "default_partition",
