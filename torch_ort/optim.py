@@ -19,7 +19,6 @@ from torch.optim import sgd as torch_sgd
 
 from torch_ort import _C
 from torch_ort.counting import count
-from torch_ort.options import resolve
 
 __all__ = ["SGD", "Adam", "AdamW"]
 
@@ -32,11 +31,11 @@ class _FusedStep(torch.optim.Optimizer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._isa = resolve().isa
+        self._isa = _isa_in_force()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._isa = resolve().isa
+        self._isa = _isa_in_force()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -170,6 +169,13 @@ class AdamW(Adam):
         super().__setstate__(state)
         for group in self.param_groups:  # saved by a torch that had no such entry
             group["decoupled_weight_decay"] = True
+
+
+def _isa_in_force() -> str:
+    # `python -m torch_ort.options` must be the first to import the module.
+    from torch_ort.options import resolve
+
+    return resolve().isa
 
 
 def _pick(group: Group, *names: str) -> Group:

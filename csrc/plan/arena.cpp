@@ -223,11 +223,18 @@ enum class CrossingOrder {
   kByLastUse,
 };
 
+bool is_small(const Block& block) {
+  constexpr int64_t kLargestSmall = 4 << 10;
+  return block.bytes <= kLargestSmall;
+}
+
 int64_t place_crossing(std::vector<Block>& blocks, std::vector<int>& crossing,
                        CrossingOrder order) {
   const bool by_write = order == CrossingOrder::kByFirstWrite;
   std::sort(crossing.begin(), crossing.end(), [&blocks, by_write](int left, int right) {
     const Block &a = blocks[left], &b = blocks[right];
+    // Between large blocks, small ones would part what is free of these.
+    if (is_small(a) != is_small(b)) return is_small(a);
     if (by_write && a.begin != b.begin) return a.begin < b.begin;
     if (a.end != b.end) return a.end > b.end;
     return a.begin != b.begin ? a.begin < b.begin : left < right;
@@ -264,13 +271,16 @@ struct Groups {
   }
 };
 
+// Delivered blocks come first, so that nothing lies between them; last, they leave more room for
+// what passes, which is larger where there are images.
 ArenaSizes place_groups(std::vector<Block>& blocks, Groups& groups, CrossingOrder order,
-                        int border) {
+                        bool deliver_last, int border) {
   ArenaSizes sizes;
   sizes.crossing = place_crossing(blocks, groups.crossing, order);
   HalfLayout backward(blocks, groups.crossing, false, border + 1, groups.last, sizes.crossing);
+  if (deliver_last) sizes.backward_scratch = backward.place(groups.backward);
   sizes.context = backward.deliver(groups.delivered);
-  sizes.backward_scratch = backward.place(groups.backward);
+  if (!deliver_last) sizes.backward_scratch = backward.place(groups.backward);
   HalfLayout forward(blocks, groups.crossing, true, 0, border - 1, sizes.context);
   sizes.forward_scratch = forward.place(groups.forward);
   return sizes;
@@ -285,13 +295,19 @@ int64_t peak(const ArenaSizes& sizes) {
 ArenaSizes place_blocks(std::vector<Block>& blocks, int border, int64_t alignment) {
   for (Block& block : blocks) block.bytes = align_up(block.bytes, alignment);
   Groups groups(blocks, border);
-  ArenaSizes sizes = place_groups(blocks, groups, CrossingOrder::kByFirstWrite, border);
+  ArenaSizes sizes = place_groups(blocks, groups, CrossingOrder::kByFirstWrite, false, border);
   if (groups.delivered.empty()) return sizes;
-  std::vector<Block> others = blocks;
-  ArenaSizes other_sizes = place_groups(others, groups, CrossingOrder::kByLastUse, border);
-  if (peak(other_sizes) >= peak(sizes)) return sizes;
-  blocks = std::move(others);
-  return other_sizes;
+  for (const CrossingOrder order : {CrossingOrder::kByLastUse, CrossingOrder::kByFirstWrite}) {
+    for (const bool deliver_last : {false, true}) {
+      if (order == CrossingOrder::kByFirstWrite && !deliver_last) continue;
+      std::vector<Block> others = blocks;
+      const ArenaSizes other_sizes = place_groups(others, groups, order, deliver_last, border);
+      if (peak(other_sizes) >= peak(sizes)) continue;
+      blocks = std::move(others);
+      sizes = other_sizes;
+    }
+  }
+  return sizes;
 }
 
 }  // namespace torch_ort::plan

@@ -6,6 +6,7 @@
 #include "plan/arena.h"
 #include "plan/discard.h"
 #include "plan/program.h"
+#include "plan/workspace.h"
 
 #include <algorithm>
 #include <numeric>
@@ -45,6 +46,7 @@ class Planner {
     place();
     find_release();
     plan_.discards = find_discards(program_, plan_, blocks_, options_.discard_bytes);
+    plan_.workspaces = find_workspaces(program_, plan_, blocks_, options_);
     return std::move(plan_);
   }
 
@@ -171,6 +173,11 @@ class Planner {
     plan_.crossing_bytes = sizes.crossing;
     plan_.forward_scratch_bytes = sizes.forward_scratch;
     plan_.backward_scratch_bytes = sizes.backward_scratch;
+    // The halves take their scratch from one pool, so what one needs is there for the other.
+    if (wants_workspaces()) {
+      plan_.forward_scratch_bytes = plan_.backward_scratch_bytes =
+          std::max(sizes.forward_scratch, sizes.backward_scratch);
+    }
     plan_.peak_bytes = sizes.context + std::max(sizes.forward_scratch, sizes.backward_scratch);
     for (int tensor = 0; tensor < num_tensors_; ++tensor) {
       int owner = root(tensor);
@@ -186,6 +193,11 @@ class Planner {
         placement.area = in_context ? Area::kContext : Area::kScratch;
       }
     }
+  }
+
+  bool wants_workspaces() const {
+    return std::any_of(program_.steps.begin(), program_.steps.end(),
+                       [](const Step& step) { return step.workspace; });
   }
 
   // An alias goes after its own last use, a root after the last use of all that share its memory.

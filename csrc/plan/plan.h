@@ -37,7 +37,8 @@ struct Step {
   std::vector<int> writes;  // made here; an alias made here (a view) is listed too
   // Reads that writes[0] may overwrite: same layout, element by element. In order of preference.
   std::vector<int> in_place;
-  bool effect = false;  // keeps its place among the steps with an effect
+  bool effect = false;     // keeps its place among the steps with an effect
+  bool workspace = false;  // the kernel can use memory for itself
 };
 
 struct Program {
@@ -62,6 +63,13 @@ struct Discard {
   int64_t offset, bytes;
 };
 
+// A part of an area that is dead while the step at a position of the order runs.
+struct Workspace {
+  int position = 0;
+  Area area = Area::kNone;
+  int64_t offset = 0, bytes = 0;
+};
+
 struct Plan {
   std::vector<int> order;             // steps in execution order; forward ones first
   std::vector<Placement> placements;  // by tensor; an alias has that of its root
@@ -71,7 +79,8 @@ struct Plan {
   // In the backward half, where kernels make large results of their own: these cannot lie in what
   // is dead of the context area, which may go back to the system for them.
   std::vector<Discard> discards;
-  std::vector<int> crossing;  // roots that cross the border: planned and adopted ones
+  std::vector<Workspace> workspaces;  // by position
+  std::vector<int> crossing;          // roots that cross the border: planned and adopted ones
   int64_t context_bytes = 0;
   int64_t crossing_bytes = 0;  // its beginning, where what crosses lies; the rest is dead then
   int64_t forward_scratch_bytes = 0;
@@ -85,7 +94,8 @@ struct PlanOptions {
   bool reorder = true;
   bool in_place = true;
   int64_t alignment = 64;
-  int64_t discard_bytes = 256 << 10;  // the smallest part that is worth a call to the system
+  int64_t discard_bytes = 256 << 10;   // the smallest part that is worth a call to the system
+  int64_t workspace_bytes = 16 << 10;  // the smallest part that serves a kernel
 };
 
 Plan make_plan(const Program& program, const PlanOptions& options);
@@ -97,7 +107,7 @@ std::vector<int> choose_order(const Program& program);
 // Recomputes everything that must hold from the lifetimes alone, with no code of the planner.
 // Raises InternalError: overlap of live memory, alias rules, effect order, reads before writes,
 // in-place over something that is still read, an input, an output, or a tensor that leaves; release
-// too early.
+// too early; workspaces and discards of what lives.
 void verify_plan(const Program& program, const Plan& plan, const PlanOptions& options);
 
 }  // namespace torch_ort::plan

@@ -175,6 +175,7 @@ class MemoryCheck {
     if (num_positions() == program_.num_forward) pass_border();
     check_release();
     check_discards();
+    check_workspaces();
   }
 
  private:
@@ -383,6 +384,33 @@ class MemoryCheck {
                   " and still needed");
       }
     }
+  }
+
+  void check_workspaces() const {
+    for (const Workspace& space : plan_.workspaces) {
+      const int64_t size = space.area == Area::kContext ? plan_.context_bytes
+                           : space.area == Area::kNone  ? 0
+                           : in_forward(space.position) ? plan_.forward_scratch_bytes
+                                                        : plan_.backward_scratch_bytes;
+      ORT_CHECK(space.position >= 0 && space.position < num_positions() && space.offset >= 0 &&
+                    space.bytes > 0 && space.offset + space.bytes <= size,
+                "verify_plan: workspace at position ", space.position, " of ", space.offset, " to ",
+                space.offset + space.bytes, " is out of range");
+      for (int root = 0; root < num_tensors_; ++root) {
+        const Placement& place = plan_.placements[root];
+        const bool is_apart = place.offset >= space.offset + space.bytes ||
+                              space.offset >= place.offset + program_.tensors[root].bytes;
+        if (!has_bytes(root) || place.area != space.area || is_apart) continue;
+        ORT_CHECK(!lives_at(root, space.position), "verify_plan: tensor ", root,
+                  " lives in the workspace at position ", space.position);
+      }
+    }
+  }
+
+  bool lives_at(int root, int position) const {
+    if (uses_[root].first > position) return false;
+    const bool waits = in_forward(position) ? waits_[root] != 0 : program_.tensors[root].delivered;
+    return uses_[root].last >= position || waits;
   }
 
   // --- adopted tensors ---------------------------------------------------------------------------

@@ -48,12 +48,13 @@ plan::Tensor to_tensor(const py::dict& fields) {
 }
 
 plan::Step to_step(const py::dict& fields) {
-  check_keys(fields, {"reads", "writes", "in_place", "effect"}, "field of a step");
+  check_keys(fields, {"reads", "writes", "in_place", "effect", "workspace"}, "field of a step");
   return {
       .reads = get<std::vector<int>>(fields, "reads", {}),
       .writes = get<std::vector<int>>(fields, "writes", {}),
       .in_place = get<std::vector<int>>(fields, "in_place", {}),
       .effect = get<bool>(fields, "effect", false),
+      .workspace = get<bool>(fields, "workspace", false),
   };
 }
 
@@ -73,12 +74,14 @@ plan::Program to_program(const py::dict& fields) {
 }
 
 plan::PlanOptions to_options(const py::dict& fields) {
-  check_keys(fields, {"reorder", "in_place", "alignment", "discard_bytes"}, "option");
+  check_keys(fields, {"reorder", "in_place", "alignment", "discard_bytes", "workspace_bytes"},
+             "option");
   plan::PlanOptions options;
   options.reorder = get(fields, "reorder", options.reorder);
   options.in_place = get(fields, "in_place", options.in_place);
   options.alignment = get(fields, "alignment", options.alignment);
   options.discard_bytes = get(fields, "discard_bytes", options.discard_bytes);
+  options.workspace_bytes = get(fields, "workspace_bytes", options.workspace_bytes);
   return options;
 }
 
@@ -95,8 +98,14 @@ py::dict from_plan(const plan::Plan& plan) {
   for (const plan::Discard& discard : plan.discards) {
     discards.append(py::make_tuple(discard.position, discard.offset, discard.bytes));
   }
+  py::list workspaces;
+  for (const plan::Workspace& space : plan.workspaces) {
+    workspaces.append(py::make_tuple(space.position, kAreas[static_cast<size_t>(space.area)],
+                                     space.offset, space.bytes));
+  }
   py::dict fields;
   fields["discards"] = discards;
+  fields["workspaces"] = workspaces;
   fields["order"] = plan.order;
   fields["placements"] = placements;
   fields["release"] = plan.release;
@@ -124,6 +133,12 @@ plan::Plan to_plan(const py::dict& fields) {
   for (auto item : fields["discards"]) {
     const auto [position, offset, bytes] = item.cast<std::tuple<int, int64_t, int64_t>>();
     plan.discards.push_back({position, offset, bytes});
+  }
+  for (auto item : fields["workspaces"]) {
+    const auto [position, area, offset, bytes] =
+        item.cast<std::tuple<int, std::string, int64_t, int64_t>>();
+    const int number = index_in(kAreas, area, "area of a workspace");
+    plan.workspaces.push_back({position, static_cast<plan::Area>(number), offset, bytes});
   }
   plan.order = fields["order"].cast<std::vector<int>>();
   plan.release = fields["release"].cast<std::vector<std::vector<int>>>();

@@ -157,6 +157,7 @@ class Binder {
       bound.form = described_.forms[index];
       bound.takes_over = described_.taken_over[index];
       if (step.form == Form::kRegion) bound.program = compile_region(step);
+      if (step.form == Form::kPlaced) bound.numbers.emplace(step.outputs.size());
       for (const ArgSource& source : step.args) bound.args.push_back(bind_arg(step, source));
       for (int slot : step.outputs) {
         if (slot < 0 || written[slot]) continue;
@@ -179,6 +180,9 @@ class Binder {
           describe_views(step, base, bound);
       }
       for (int slot : plan.release[position]) bound.release.push_back(slot);
+      for (const plan::Workspace& space : plan.workspaces) {
+        if (space.position == static_cast<int>(position)) bound.workspaces.push_back(space);
+      }
       if (session_.device_.is_cpu()) {
         std::copy_if(plan.discards.begin(), plan.discards.end(), std::back_inserter(bound.discards),
                      [position](const plan::Discard& discard) {
@@ -415,6 +419,9 @@ void Context::attach_context_memory(void* data) {
   attach(context_parts, data);
 }
 
-void Context::attach_scratch(void* data) { attach(scratch_parts, data); }
+void Context::attach_scratch(void* data) {
+  scratch_data = static_cast<char*>(data);
+  attach(scratch_parts, data);
+}
 
 }  // namespace torch_ort::run

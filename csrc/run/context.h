@@ -3,6 +3,7 @@
 
 #include "cpu/region.h"
 #include "run/delivery.h"
+#include "run/placement.h"
 #include "run/session.h"
 #include "run/spec.h"
 
@@ -43,6 +44,8 @@ struct BoundStep {
   std::vector<ViewSpec> views;  // of a view of the caller's memory, or of adopted memory
   int viewed = -1;              // the slot that these look at
   std::shared_ptr<const cpu::TileProgram> program;  // of a region
+  std::optional<AllocationNumbers> numbers;         // of form kPlaced
+  std::vector<plan::Workspace> workspaces;          // of the same
 };
 
 struct Binding : std::enable_shared_from_this<Binding> {
@@ -88,7 +91,8 @@ struct Context {
     int64_t offset = 0;  // bytes into the area
   };
   std::vector<Part> context_parts, scratch_parts;
-  char* context_data = nullptr;  // where the context parts lie now
+  char* context_data = nullptr;  // where the parts lie now
+  char* scratch_data = nullptr;
   c10::Storage empty_storage;
   std::shared_ptr<SharedBuffer> context_memory;
   torch::jit::Stack stack;

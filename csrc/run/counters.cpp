@@ -18,6 +18,7 @@ constexpr Entry kEntries[] = {
     {"backward_runs", &Counters::backward_runs, false},
     {"steps_run", &Counters::steps_run, false},
     {"steps_out", &Counters::steps_out, false},
+    {"results_copied", &Counters::results_copied, false},
     {"steps_functional", &Counters::steps_functional, false},
     {"steps_view", &Counters::steps_view, false},
     {"steps_python", &Counters::steps_python, false},

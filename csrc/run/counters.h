@@ -17,6 +17,7 @@ struct Counters {
   std::atomic<int64_t> backward_runs{0};
   std::atomic<int64_t> steps_run{0};
   std::atomic<int64_t> steps_out{0};         // wrote into memory of the engine or of an output
+  std::atomic<int64_t> results_copied{0};    // a kernel made them elsewhere than it was asked to
   std::atomic<int64_t> steps_functional{0};  // result adopted from the kernel
   std::atomic<int64_t> steps_view{0};        // views made anew in a run
   std::atomic<int64_t> steps_python{0};      // called back into Python

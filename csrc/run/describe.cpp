@@ -211,6 +211,7 @@ class Describer {
       if (step.writes_given_memory() && result_.taken_over[index] < 0)
         planned.in_place = in_place_candidates(step);
       planned.effect = step.effect;
+      planned.workspace = step.form == Form::kPlaced;
       result_.program.steps.push_back(std::move(planned));
     }
     result_.program.num_forward = static_cast<int>(session_.num_forward_);

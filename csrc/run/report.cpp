@@ -14,7 +14,7 @@ std::optional<Session::PlanReport> Session::plan_report() const {
     for (const BoundStep& step : *half) {
       if (step.is_static_view) continue;
       ++(half == &binding.forward ? report.steps_forward : report.steps_backward);
-      if (step.form == Form::kOut || step.form == Form::kRegion)
+      if (step.step->writes_given_memory())
         ++report.steps_out;
       else if (step.form == Form::kView)
         ++report.steps_view;
@@ -47,8 +47,8 @@ std::vector<std::pair<std::string, std::string>> Session::programs_report() cons
 }
 
 std::vector<Session::StepReport> Session::steps_report() const {
-  static constexpr const char* kForms[] = {"out",      "functional", "view",  "reshape",
-                                           "mutation", "python",     "region"};
+  static constexpr const char* kForms[] = {"out",      "functional", "view",   "reshape",
+                                           "mutation", "python",     "region", "placed"};
   std::vector<StepReport> report;
   for (size_t i = 0; i < steps_.size(); ++i) {
     const Step& step = steps_[i];

@@ -118,8 +118,8 @@ void call_op(Context& context, const Step& step, const std::vector<BoundArg>& ar
 
 // A kernel may give its result other strides, or another dtype, than its shape rule promised.
 bool is_as_promised(const at::Tensor& tensor, const TensorSpec& spec) {
-  return tensor.sizes() == c10::IntArrayRef(spec.sizes) &&
-         tensor.strides() == c10::IntArrayRef(spec.strides) && tensor.scalar_type() == spec.dtype;
+  return tensor.sizes() == c10::IntArrayRef(spec.sizes) && tensor.scalar_type() == spec.dtype &&
+         same_strides(spec.sizes, tensor.strides(), spec.strides);
 }
 
 at::Tensor as_promised(const ir::Value& value, const TensorSpec& spec, const at::Tensor& tensor) {
@@ -146,6 +146,43 @@ void run_region(const Context& context, const BoundStep& bound) {
   }
   for (int slot : step.outputs) outputs.push_back(context.slots[slot].mutable_data_ptr());
   bound.program->run(inputs.data(), outputs.data());
+}
+
+// The kernel's results into the memory that the plan chose; where they came elsewhere they are
+// copied, and the next call knows better.
+void run_placed(Context& context, const BoundStep& bound) {
+  const Step& step = *bound.step;
+  const auto target = [&](size_t i) -> const at::Tensor& { return context.slots[step.outputs[i]]; };
+  Placement placement;
+  for (const plan::Workspace& space : bound.workspaces) {
+    const bool in_context = space.area == plan::Area::kContext;
+    char* const area = in_context ? context.context_data : context.scratch_data;
+    if (area != nullptr) placement.add_workspace(area + space.offset, space.bytes);
+  }
+  for (size_t i = 0; i < step.outputs.size(); ++i) {
+    if (step.outputs[i] < 0) continue;
+    placement.expect((*bound.numbers)[i].load(std::memory_order_relaxed),
+                     target(i).mutable_data_ptr(), context.binding->specs[step.outputs[i]].bytes);
+  }
+  call_op(context, step, bound.args);
+  for (size_t i = 0; i < step.outputs.size(); ++i) {
+    if (step.outputs[i] < 0) continue;
+    const at::Tensor& made = context.stack.at(i).toTensor();
+    const TensorSpec& spec = context.binding->specs[step.outputs[i]];
+    ORT_CHECK(made.defined(), "run: ", step.name, ": result ", i, " is missing");
+    check_sizes(*context.binding->session->slot_value(step.outputs[i]), spec, made);
+    const bool is_there = made.const_data_ptr() == target(i).const_data_ptr();
+    if (made.numel() == 0 || (is_there && is_as_promised(made, spec))) continue;
+    std::atomic<int>& number = (*bound.numbers)[i];
+    if (number.load(std::memory_order_relaxed) != AllocationNumbers::kNever) {
+      number.store(
+          is_there ? AllocationNumbers::kNever : placement.number_of(made.storage().data()),
+          std::memory_order_relaxed);
+    }
+    target(i).copy_(is_there ? made.clone() : made);
+    counters().results_copied.fetch_add(1, std::memory_order_relaxed);
+  }
+  context.stack.clear();
 }
 
 // A reshape that the plan takes for a copy, and which is none by its nature, would look at memory
@@ -194,6 +231,10 @@ void run_step(Context& context, const BoundStep& bound, StepCounts& counts) {
       call_op(context, step, bound.args);
       store_results(context, step, context.stack);
       ++counts.view;
+      break;
+    case Form::kPlaced:
+      run_placed(context, bound);
+      ++counts.out;
       break;
     case Form::kRegion:
       run_region(context, bound);

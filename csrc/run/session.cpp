@@ -9,6 +9,7 @@
 #include "run/dtype.h"
 #include "run/guard.h"
 #include "run/out_forms.h"
+#include "run/placement.h"
 #include "run/spec.h"
 
 #include <ATen/ops/empty.h>
@@ -193,6 +194,14 @@ void Session::lower_graph() {
     if (!node.is_erased() && ir::is(&node, "YieldOp", ir::kMicrosoftDomain)) yield_ = &node;
   }
   calls_ = ops::lower(*graph_, num_forward_);
+  for (ops::Call& call : calls_.calls) {
+    const auto op = find_op(call.op, call.overload);
+    if (!op || !is_placeable(*op)) continue;
+    for (ir::Value*& value : call.outputs) {
+      // A gradient that was not asked for: nothing is known of it, and there is nothing.
+      if (value != nullptr && !value->type.is_known() && value->uses.empty()) value = nullptr;
+    }
+  }
   prefer_out_forms(calls_, device_.is_cpu(), num_forward_,
                    [this](const ir::Value* value) { return is_late(*value); });
   if (yield_ != nullptr) {

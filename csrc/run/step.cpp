@@ -5,6 +5,7 @@
 #include "ops/aten.h"
 #include "run/dtype.h"
 #include "run/out_forms.h"
+#include "run/placement.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/jit_type.h>
@@ -284,6 +285,15 @@ bool Resolver::use_out_form(const ops::Call& call, Step& step) const {
   return true;
 }
 
+bool Resolver::place_results(const ops::Call& call, Step& step) const {
+  if (!on_cpu_ || !step.op || !is_placeable(*step.op)) return false;
+  for (const ir::Value* value : call.outputs) {
+    if (value != nullptr && !value->type.is_known()) return false;
+  }
+  step.form = Form::kPlaced;
+  return true;
+}
+
 Step Resolver::bind_region(const ops::Call& call) const {
   Step step;
   step.form = Form::kRegion;
@@ -306,7 +316,7 @@ Step Resolver::resolve(const ops::Call& call) const {
   Step step;
   if (!find_op(call.op, call.overload) && use_out_form(call, step)) return finish(call, step);
   step = resolve_functional(call);
-  if (step.form == Form::kFunctional) use_out_form(call, step);
+  if (step.form == Form::kFunctional && !use_out_form(call, step)) place_results(call, step);
   return finish(call, step);
 }
 

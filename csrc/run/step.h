@@ -26,6 +26,7 @@ enum class Form : uint8_t {
   kMutation,    // changes an argument; its results, if any, are that argument
   kPython,      // a Python callable, for operators without a schema
   kRegion,      // a fused region: a program of cpu/, writes into memory given to it
+  kPlaced,      // the kernel makes the result, in memory given to it (placement.h)
 };
 
 // Where one argument comes from.
@@ -58,7 +59,9 @@ struct Step {
   std::string origin;
 
   std::string op_name() const;
-  bool writes_given_memory() const { return form == Form::kOut || form == Form::kRegion; }
+  bool writes_given_memory() const {
+    return form == Form::kOut || form == Form::kRegion || form == Form::kPlaced;
+  }
 
   std::vector<int> reads() const;  // slots of tensor arguments, each once
 };
@@ -79,6 +82,7 @@ class Resolver {
   Step bind_region(const ops::Call& call) const;
   ArgSource bind_arg(const c10::Argument& schema, const ops::Arg& arg) const;
   bool use_out_form(const ops::Call& call, Step& step) const;
+  bool place_results(const ops::Call& call, Step& step) const;
   Step finish(const ops::Call& call, Step& step) const;
   int slot(const ir::Value* value) const;
 

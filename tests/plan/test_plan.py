@@ -15,8 +15,8 @@ def program(tensors: dict[str, str], *steps: str, outputs: str = "", gradients: 
     """Read a program from text.
 
     A tensor is `"kind bytes"` or `"alias root"`, with `saved` or `delivered` at the end. A step is
-    `"writes = reads"`, with `| candidates` for in place at the end and `!` in front for an effect;
-    `--` stands between the halves.
+    `"writes = reads"`, with `| candidates` for in place at the end, `!` in front for an effect and
+    `*` for a workspace; `--` stands between the halves.
     """
     index = {name: i for i, name in enumerate(tensors)}
 
@@ -31,10 +31,11 @@ def program(tensors: dict[str, str], *steps: str, outputs: str = "", gradients: 
         return {"kind": kind, "bytes": int(size), **more}
 
     def step(text: str) -> dict[str, Any]:
-        call, _, in_place = text.removeprefix("!").partition("|")
+        call, _, in_place = text.lstrip("!*").partition("|")
         writes, _, reads = call.partition("=")
         lists = {"writes": writes, "reads": reads, "in_place": in_place}
-        return {"effect": text[0] == "!"} | {key: indices(names) for key, names in lists.items()}
+        marks = {"effect": text[0] == "!", "workspace": text[0] == "*"}
+        return marks | {key: indices(names) for key, names in lists.items()}
 
     border = steps.index(BORDER) if BORDER in steps else len(steps)
     return {
@@ -441,6 +442,37 @@ def test_small_parts_and_small_results_discard_nothing() -> None:
     assert plan.discards == []
 
 
+# --- workspaces -----------------------------------------------------------------------------------
+
+IMAGES = {
+    "x": "input 64",
+    "a": "planned 256",
+    "b": "planned 512",
+    "o": "output 64",
+    "g": "planned 512",
+    "w": "planned 64 delivered",
+}
+IMAGE_STEPS = ("*a = x", "*b = a", "o = b", BORDER, "*g = b", "*w = g, a")
+
+
+def test_kernels_get_what_is_dead_while_they_run() -> None:
+    plan = Planned(IMAGES, *IMAGE_STEPS, outputs="o", gradients="w", workspace_bytes=64)
+    assert (plan.place("a"), plan.place("b")) == (("context", 0), ("context", 256))
+    parts = {at: [part for part in plan.workspaces if part[0] == at] for at in range(5)}
+    assert parts[0][0] == (0, "context", 256, plan.context_bytes - 256)  # b comes later
+    assert parts[2] == []  # did not ask
+    assert all(area == "scratch" or offset >= 768 for _, area, offset, _ in parts[1])
+    # The forward half has as much scratch as backward, which is where g lies.
+    assert plan.place("g")[0] == "scratch"
+    assert plan.forward_scratch_bytes == plan.backward_scratch_bytes == 512
+    assert (1, "scratch", 0, 512) in parts[1]
+
+
+def test_small_parts_are_no_workspaces() -> None:
+    plan = Planned(IMAGES, *IMAGE_STEPS, outputs="o", gradients="w", workspace_bytes=4096)
+    assert plan.workspaces == []
+
+
 # --- what is no program ---------------------------------------------------------------------------
 
 
@@ -612,6 +644,19 @@ def release(plan: dict, name: str, position: int | None) -> None:
         (
             lambda p: p["discards"].append((7, placement(p, "s")["offset"], 64)),
             "tensor 3 is discarded after position 7 and still needed",
+        ),
+        # workspaces
+        (
+            lambda p: p["workspaces"].append((10, "context", 0, 64)),
+            "workspace at position 10 .* out",
+        ),
+        (
+            lambda p: p["workspaces"].append((0, "none", 0, 64)),
+            "workspace at position 0 of 0 to 64",
+        ),
+        (
+            lambda p: p["workspaces"].append((7, "context", placement(p, "s")["offset"], 64)),
+            "tensor 3 lives in the workspace at position 7",
         ),
         # release
         (lambda p: p["release"].pop(), "release lists: got 9, want 10"),

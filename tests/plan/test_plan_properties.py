@@ -55,6 +55,7 @@ class Builder:
     def add_step(self) -> None:
         reads = [self.pick() for _ in range(self.choose.randint(0, 3))] if self.readable else []
         step = {"reads": reads, "writes": [], "effect": self.choose.random() < 0.15}
+        step["workspace"] = self.choose.random() < 0.2
         step["in_place"] = [read for read in reads if self.choose.random() < 0.6]
         action = self.choose.random()
         if reads and action < 0.15:
@@ -126,6 +127,7 @@ OPTIONS = st.fixed_dictionaries(
         "in_place": st.booleans(),
         "alignment": st.sampled_from((1, 16, 64, 100)),
         "discard_bytes": st.sampled_from((1, 100, 1 << 18)),
+        "workspace_bytes": st.sampled_from((1, 100, 1 << 18)),
     }
 )
 
@@ -159,6 +161,9 @@ class OwnMemory:
         return {self.memory.get(root, -1)}
 
     def pass_border(self) -> None:
+        pass
+
+    def use_workspaces(self, position: int) -> None:
         pass
 
     def end_step(self, position: int) -> None:
@@ -213,6 +218,12 @@ class PlannedMemory(OwnMemory):
                 return position
         return len(self.plan["order"])
 
+    def use_workspaces(self, position: int) -> None:
+        for at, area, offset, size in self.plan["workspaces"]:
+            if at == position:
+                memory = self.context if area == "context" else self.scratch
+                memory[offset : offset + size] = [POISON] * size
+
     def end_step(self, position: int) -> None:
         self.gone.update(self.plan["release"][position])
         for after, offset, size in self.plan["discards"]:
@@ -235,6 +246,7 @@ def run_steps(program: dict, order: list[int], memory: OwnMemory) -> dict[Any, A
         step = program["steps"][index]
         for slot, tensor in enumerate(step["reads"]):
             found[index, slot] = memory.content(tensor)
+        memory.use_workspaces(position)
         for tensor in changed[index]:
             memory.fill(tensor, index)
         memory.end_step(position)
@@ -397,13 +409,16 @@ def test_order_never_raises_the_peak_of_a_half(program: dict) -> None:
 def tamper(plan: dict, choose: random.Random) -> None:
     """Change one thing of a plan."""
     placed = [i for i, it in enumerate(plan["placements"]) if it["area"] != "none"]
-    what = choose.choice(("move", "move", "move", "swap", "release", "in_place", "discard"))
+    what = choose.choice(("move", "move", "move", "swap", "release", "in_place", "discard", "use"))
     if what == "move" and placed:
         one, other = (plan["placements"][choose.choice(placed)] for _ in range(2))
         one["area"], one["offset"] = other["area"], other["offset"]
     elif what == "discard" and plan["context_bytes"]:
         at = choose.randrange(max(len(plan["order"]), 1))
         plan["discards"].append((at, choose.randrange(plan["context_bytes"]), 16))
+    elif what == "use" and plan["context_bytes"]:
+        at = choose.randrange(max(len(plan["order"]), 1))
+        plan["workspaces"].append((at, "context", choose.randrange(plan["context_bytes"]), 16))
     elif what == "in_place" and placed:
         one, read = choose.choice(placed), choose.choice(placed)
         plan["placements"][one] = plan["placements"][read] | {"in_place_of": read}
