@@ -682,7 +682,12 @@ class Compiler {
     const int64_t work = program_.num_rows * program_.num_columns *
                          static_cast<int64_t>(program_.num_instructions());
     const int64_t tiles = (program_.num_rows + program_.tile_rows - 1) / program_.tile_rows;
-    program_.num_blocks = std::clamp<int64_t>(std::min(work / kWorkPerBlock, tiles), 1, kMaxBlocks);
+    // Sums are written and read once more for each block: a small part of what the block reads.
+    const int64_t rows_per_block =
+        2 * program_.accumulators_size / std::max<int64_t>(1, program_.num_columns);
+    const int64_t most = program_.num_rows / std::max<int64_t>(1, rows_per_block);
+    program_.num_blocks =
+        std::clamp<int64_t>(std::min({work / kWorkPerBlock, tiles, most}), 1, kMaxBlocks);
   }
 
   const ir::Graph& body_;

@@ -118,16 +118,18 @@ class Runner final : public TileProgram {
   // number of threads.
   void run_blocks(const Operands& operands) const {
     const int64_t size = program_.accumulators_size, blocks = program_.num_blocks;
-    T* sums = thread_memory<T, Use::kSums>(2 * size * blocks);
-    T* parts = sums + size * blocks;
-    std::fill_n(sums, 2 * size * blocks, T(0));
     const int64_t tiles = ceil_div(program_.num_rows, program_.tile_rows);
     const int64_t tiles_per_block = ceil_div(tiles, blocks);
     const int64_t tiles_per_part = ceil_div(kRowsPerPart, program_.tile_rows);
+    const bool has_parts = tiles_per_block > tiles_per_part;
+    T* sums = thread_memory<T, Use::kSums>((has_parts ? 2 : 1) * size * blocks);
+    T* parts = has_parts ? sums + size * blocks : sums;
     const int64_t numbers = tiles_per_block * program_.tile_rows * program_.num_columns;
     at::parallel_for(0, blocks, grain(numbers), [&](int64_t begin, int64_t end) {
       for (int64_t block = begin; block < end; ++block) {
         T* part = parts + block * size;
+        std::fill_n(part, size, T(0));
+        if (has_parts) std::fill_n(sums + block * size, size, T(0));
         Worker worker(*this, operands, part);
         const int64_t first = block * tiles_per_block;
         const int64_t last = std::min(tiles, first + tiles_per_block);
@@ -135,6 +137,7 @@ class Runner final : public TileProgram {
           const int64_t row = tile * program_.tile_rows;
           worker.run_tile(row, std::min(program_.tile_rows, program_.num_rows - row), 0,
                           program_.num_columns);
+          if (!has_parts) continue;
           if ((tile - first + 1) % tiles_per_part != 0 && tile + 1 < last) continue;
           kernels_.add_rows(sums + block * size, part, 1, size);
           std::fill_n(part, size, T(0));
