@@ -92,6 +92,7 @@ def _compile_session(program: Program, options: Options) -> _C.Session:
         verify=options.check > 0,
         isa=options.isa,
         parameter_gradients=program.parameter_gradients,
+        emulate_eager_casts=options.emulate_eager_casts,
     )
 
 

@@ -395,7 +395,10 @@ class Compiler {
     switch (form.kind) {
       case FusedForm::Kind::kNone:
         throw Unsupported(concat("Region: no instruction for ", node.op.str()));
-      case FusedForm::Kind::kPass: values_[node.outputs[0]] = value_of(node.inputs[0]); return;
+      case FusedForm::Kind::kPass:
+        values_[node.outputs[0]] = node.op.name == "Cast" ? rounded(node, value_of(node.inputs[0]))
+                                                          : value_of(node.inputs[0]);
+        return;
       case FusedForm::Kind::kPointwise: add_pointwise(node, form); return;
       case FusedForm::Kind::kPick: add_pick(node); return;
       case FusedForm::Kind::kScatter: add_scatter(node); return;
@@ -416,7 +419,15 @@ class Compiler {
     std::vector<int> operands;
     for (const Value* input : node.inputs) operands.push_back(value_of(input));
     for (double number : form.constants) operands.push_back(constant(number));
-    values_[node.outputs[0]] = pointwise(form.op, operands);
+    values_[node.outputs[0]] = rounded(node, pointwise(form.op, operands));
+  }
+
+  // The result of a node as its dtype holds it, where that is asked for.
+  int rounded(const Node& node, int value) {
+    const DType dtype = node.outputs[0]->type.dtype;
+    if (!options_.round_short_floats) return value;
+    if (dtype == DType::kBFloat16) return pointwise(Opcode::kToBFloat16, {value});
+    return dtype == DType::kHalf ? pointwise(Opcode::kToHalf, {value}) : value;
   }
 
   int pointwise(Opcode op, const std::vector<int>& operands) {
@@ -455,7 +466,7 @@ class Compiler {
     const int value = value_of(node.inputs[0]);
     const Axes axes = axes_of(node);
     if (axes == Axes::kColumns) {
-      values_[node.outputs[0]] = reduce_rows(value, form.kind);
+      values_[node.outputs[0]] = rounded(node, reduce_rows(value, form.kind));
       return;
     }
     ORT_CHECK(form.kind == FusedForm::Kind::kSum, "Region: ", node.op.str(),

@@ -154,6 +154,19 @@ TORCH_ORT_UNARY(Gelu, (x * normal_cdf(x)))
 TORCH_ORT_UNARY(GeluTanh, Vec<T>(T(0.5)) * x * (one<T>() + gelu_tanh_inner(x).tanh()))
 TORCH_ORT_UNARY(Silu, x / (one<T>() + x.neg().exp()))
 
+// To the nearest number that a short type holds.
+template <typename Short, typename T>
+inline Vec<T> rounded_to(const Vec<T>& x) {
+  T numbers[Vec<T>::size()];
+  x.store(numbers);
+  for (T& number : numbers) {
+    number = static_cast<T>(static_cast<float>(Short(static_cast<float>(number))));
+  }
+  return Vec<T>::loadu(numbers);
+}
+TORCH_ORT_UNARY(ToBFloat16, rounded_to<c10::BFloat16>(x))
+TORCH_ORT_UNARY(ToHalf, rounded_to<c10::Half>(x))
+
 TORCH_ORT_BINARY(Add, x + y)
 TORCH_ORT_BINARY(Sub, x - y)
 TORCH_ORT_BINARY(Mul, (x * y))
@@ -537,6 +550,8 @@ struct TableMaker {
     one_operand<Not>(Opcode::kNot);
     one_operand<IsNan>(Opcode::kIsNan);
     one_operand<ToBool>(Opcode::kToBool);
+    one_operand<ToBFloat16>(Opcode::kToBFloat16);
+    one_operand<ToHalf>(Opcode::kToHalf);
     one_operand<Gelu>(Opcode::kGelu);
     one_operand<GeluTanh>(Opcode::kGeluTanh);
     one_operand<Silu>(Opcode::kSilu);

@@ -35,6 +35,9 @@ class TileProgram {
 struct CompileOptions {
   Isa isa = best_isa();
   int64_t tile_bytes = 4096;  // of one value in a tile, unless a single row is longer
+  // Rounds each bfloat16 and float16 value of a body, as operators do that run one by one. Else
+  // only what leaves is rounded.
+  bool round_short_floats = false;
 };
 
 // `region`: a node of the domain torch_ort that this room runs: Region (ops/fusion.h),

@@ -234,14 +234,31 @@ bool is_costly(Pointwise op) {
 
 const char* name(Pointwise op) {
   static constexpr std::array<const char*, static_cast<size_t>(Pointwise::kCount)> kNames = {
-      "Copy",       "Neg",         "Abs",           "Exp",         "Log",          "Sqrt",
-      "Reciprocal", "Tanh",        "Erf",           "Sigmoid",     "Relu",         "Floor",
-      "Ceil",       "Round",       "Trunc",         "Sign",        "Sin",          "Cos",
-      "Not",        "IsNan",       "ToBool",        "Gelu",        "GeluTanh",     "Silu",
-      "Add",        "Sub",         "Mul",           "Div",         "Pow",          "Max",
-      "Min",        "Equal",       "Less",          "LessOrEqual", "Greater",      "GreaterOrEqual",
-      "And",        "Or",          "Xor",           "GeluGrad",    "GeluTanhGrad", "SiluGrad",
-      "TanhGrad",   "SigmoidGrad", "ThresholdGrad", "Where",       "MulAdd"};
+      "Copy",          "Neg",
+      "Abs",           "Exp",
+      "Log",           "Sqrt",
+      "Reciprocal",    "Tanh",
+      "Erf",           "Sigmoid",
+      "Relu",          "Floor",
+      "Ceil",          "Round",
+      "Trunc",         "Sign",
+      "Sin",           "Cos",
+      "Not",           "IsNan",
+      "ToBool",        "ToBFloat16",
+      "ToHalf",        "Gelu",
+      "GeluTanh",      "Silu",
+      "Add",           "Sub",
+      "Mul",           "Div",
+      "Pow",           "Max",
+      "Min",           "Equal",
+      "Less",          "LessOrEqual",
+      "Greater",       "GreaterOrEqual",
+      "And",           "Or",
+      "Xor",           "GeluGrad",
+      "GeluTanhGrad",  "SiluGrad",
+      "TanhGrad",      "SigmoidGrad",
+      "ThresholdGrad", "Where",
+      "MulAdd"};
   return kNames[static_cast<size_t>(op)];
 }
 

@@ -34,6 +34,8 @@ enum class Pointwise : uint8_t {
   kNot,
   kIsNan,
   kToBool,
+  kToBFloat16,  // rounded, and still a wide number
+  kToHalf,
   kGelu,
   kGeluTanh,
   kSilu,

@@ -27,8 +27,9 @@ namespace {
 using run::Session;
 
 // "": the widest instruction set.
-cpu::CompileOptions region_options(const std::string& isa) {
+cpu::CompileOptions region_options(const std::string& isa, bool emulate_eager_casts) {
   cpu::CompileOptions options;
+  options.round_short_floats = emulate_eager_casts;
   if (!isa.empty()) options.isa = cpu::isa_from_name(isa);
   return options;
 }
@@ -36,13 +37,14 @@ cpu::CompileOptions region_options(const std::string& isa) {
 std::shared_ptr<Session> compile(const ir::Graph& graph,
                                  const std::unordered_map<std::string, at::Tensor>& constants,
                                  bool reorder, bool in_place, bool verify, const std::string& isa,
-                                 const std::vector<int>& parameter_gradients) {
+                                 const std::vector<int>& parameter_gradients,
+                                 bool emulate_eager_casts) {
   run::SessionOptions options;
   options.parameter_gradients = parameter_gradients;
   options.reorder = reorder;
   options.in_place = in_place;
   options.verify = verify;
-  options.regions = region_options(isa);
+  options.regions = region_options(isa, emulate_eager_casts);
   auto copy = ir::clone(graph);
   py::gil_scoped_release release;
   return Session::compile(std::move(copy), constants, options);
@@ -215,7 +217,8 @@ void bind_run(py::module_& module) {
   py::class_<Session, std::shared_ptr<Session>>(module, "Session")
       .def_static("compile", &compile, py::arg("graph"), py::arg("constants"),
                   py::arg("reorder") = true, py::arg("in_place") = true, py::arg("verify") = false,
-                  py::arg("isa") = "", py::arg("parameter_gradients") = std::vector<int>())
+                  py::arg("isa") = "", py::arg("parameter_gradients") = std::vector<int>(),
+                  py::arg("emulate_eager_casts") = false)
       .def_static("from_onnx", &session_from_onnx)
       .def_property_readonly("id", &Session::id)
       .def_property_readonly("is_training", &Session::is_training)
@@ -243,15 +246,16 @@ void bind_run(py::module_& module) {
   module.def(
       "run",
       [](const ir::Graph& graph, const std::unordered_map<std::string, at::Tensor>& inputs,
-         const std::string& isa) {
+         const std::string& isa, bool emulate_eager_casts) {
         return with_torch_errors([&] {
           run::SessionOptions options;
           options.verify = true;
-          options.regions = region_options(isa);
+          options.regions = region_options(isa, emulate_eager_casts);
           return run_by_name(*compile_foreign(ir::clone(graph), options), inputs);
         });
       },
       py::arg("graph"), py::arg("inputs"), py::arg("isa") = "",
+      py::arg("emulate_eager_casts") = false,
       "Compile a graph, run it once, and give its outputs by name.");
   module.def(
       "isa_names",
