@@ -53,10 +53,11 @@ class PlacingAllocator final : public c10::Allocator {
   c10::Allocator* usual_;
 };
 
-// It serves tensors that may outlive everything else, so it is never destroyed.
+// It serves tensors that may outlive everything else, so it is never destroyed. Where another
+// library puts an allocator of its own in its place later, results are copied.
 static void install() {
   static const bool done = [] {
-    c10::SetCPUAllocator(new PlacingAllocator(c10::GetCPUAllocator()), /*priority=*/255);
+    c10::SetCPUAllocator(new PlacingAllocator(c10::GetCPUAllocator()));
     return true;
   }();
   (void)done;
@@ -98,7 +99,10 @@ int Placement::number_of(const void* data) const {
 void* Placement::take(size_t bytes) {
   const auto number = static_cast<int>(given_.size());
   for (const Place& place : places_) {
-    if (place.number == number && place.bytes == bytes) return place.data;
+    if (place.number == number && place.bytes == bytes) {
+      ++num_lent_;
+      return place.data;
+    }
   }
   constexpr size_t kAlignment = 64;
   const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -110,6 +114,7 @@ void* Placement::take(size_t bytes) {
   }
   if (fitting != nullptr) {
     fitting->is_free = false;
+    ++num_lent_;
     return fitting->data;
   }
   for (size_t i = 0; i < workspaces_.size(); ++i) {
@@ -117,6 +122,7 @@ void* Placement::take(size_t bytes) {
     if (rounded > static_cast<size_t>(space.end - space.rest)) continue;
     pieces_.push_back({i, space.rest, rounded, false});
     space.rest += rounded;
+    ++num_lent_;
     return pieces_.back().data;
   }
   return nullptr;
@@ -136,11 +142,14 @@ bool Placement::give_back(const void* data) {
   for (Piece& piece : pieces_) {
     if (piece.data != data || piece.is_free) continue;
     piece.is_free = true;
+    --num_lent_;
     return_last_pieces(piece.workspace);
     return true;
   }
-  return std::any_of(places_.begin(), places_.end(),
-                     [data](const Place& place) { return place.data == data; });
+  const bool is_placed = std::any_of(places_.begin(), places_.end(),
+                                     [data](const Place& place) { return place.data == data; });
+  if (is_placed) --num_lent_;
+  return is_placed;
 }
 
 }  // namespace torch_ort::run

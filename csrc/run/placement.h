@@ -42,6 +42,8 @@ class Placement {
   void add_workspace(char* data, int64_t bytes);
   // Answers allocation `number`, if it asks for `bytes`, with `data`.
   void expect(int number, void* data, size_t bytes);
+  // Whether nobody holds memory that it has given.
+  bool is_over() const { return num_lent_ == 0; }
   // Of the allocation that got `data`; kUnknown if none did.
   int number_of(const void* data) const;
 
@@ -76,6 +78,7 @@ class Placement {
   c10::SmallVector<Piece, 16> pieces_;
   c10::SmallVector<Place, 3> places_;
   c10::SmallVector<const void*, 16> given_;  // by number
+  int num_lent_ = 0;
 };
 
 }  // namespace torch_ort::run

@@ -183,6 +183,7 @@ void run_placed(Context& context, const BoundStep& bound) {
     counters().results_copied.fetch_add(1, std::memory_order_relaxed);
   }
   context.stack.clear();
+  ORT_CHECK(placement.is_over(), "run: ", step.name, ": the kernel keeps memory of the engine");
 }
 
 // A reshape that the plan takes for a copy, and which is none by its nature, would look at memory
