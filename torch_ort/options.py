@@ -106,8 +106,9 @@ TABLE: tuple[Row, ...] = (
          "fused regions, from one draw per step; `torch.manual_seed` rules both.",
          _parse_bool, _check_bool),
     _row("emulate_eager_casts", "TORCH_ORT_EMULATE_EAGER_CASTS", False, "bool",
-         "Round every bfloat16 and float16 value inside fused regions as eager does. False: regions "
-         "compute in float32 and round what leaves them, which is closer to the exact numbers.",
+         "Round every bfloat16 and float16 value inside fused regions as eager does. False: "
+         "regions compute in float32 and round what leaves them, which is closer to the exact "
+         "numbers.",
          _parse_bool, _check_bool),
     _row("save_onnx", "ORTMODULE_SAVE_ONNX", False, "bool",
          "Write each graph as `<onnx_prefix>_<number>_{captured,optimized}.onnx`.",
