@@ -45,7 +45,9 @@ class Finder {
 
   bool makes_large_results() const {
     for (int at = border_; at < num_positions_; ++at) {
-      const std::vector<int>& writes = program_.steps[plan_.order[at]].writes;
+      const Step& step = program_.steps[plan_.order[at]];
+      const std::vector<int>& writes = step.writes;
+      if (step.workspace && own_bytes(step) >= smallest_) return true;
       if (std::any_of(writes.begin(), writes.end(), [this](int t) { return is_large(t); })) {
         return true;
       }
@@ -80,7 +82,7 @@ class Finder {
 
   int64_t own_bytes(const Step& step) const {
     const auto large = [this](int tensor) { return is_large(tensor); };
-    if (std::none_of(step.writes.begin(), step.writes.end(), large)) return 0;
+    if (!step.workspace && std::none_of(step.writes.begin(), step.writes.end(), large)) return 0;
     int64_t bytes = 0;
     for (const std::vector<int>* list : {&step.reads, &step.writes}) {
       for (int tensor : *list) bytes += program_.tensors[root_of(program_, tensor)].bytes;

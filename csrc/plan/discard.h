@@ -8,7 +8,8 @@
 
 namespace torch_ort::plan {
 
-// Kernels that make results of their own cannot make them in what is dead of the context area.
+// Kernels that make results of their own cannot make them in what is dead of the context area, and
+// those that want a workspace cannot use it where it is in pieces smaller than they need.
 // Finds parts of it, of `smallest` bytes or more, whose going keeps the peak at what memory that is
 // freed at its last use would need; none where it is no higher anyway. To fault memory in again
 // costs time, so no more is given up than that. `plan`: all but its discards.

@@ -76,8 +76,8 @@ struct Plan {
   // Adopted tensors (and aliases of adopted ones) to let go after the step at each position of
   // `order`.
   std::vector<std::vector<int>> release;
-  // In the backward half, where kernels make large results of their own: these cannot lie in what
-  // is dead of the context area, which may go back to the system for them.
+  // In the backward half, where kernels make large tensors of their own: these may not find room in
+  // what is dead of the context area, which then goes back to the system for them.
   std::vector<Discard> discards;
   std::vector<Workspace> workspaces;  // by position
   std::vector<int> crossing;          // roots that cross the border: planned and adopted ones

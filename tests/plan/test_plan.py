@@ -435,6 +435,19 @@ def test_dead_memory_goes_back_where_kernels_make_large_results() -> None:
     assert plan.discards == [(3, plan.place("b")[1], 512)]
 
 
+def test_dead_memory_goes_back_before_kernels_that_want_large_workspaces() -> None:
+    tensors = {
+        "x": "input 64", "a": "planned 512", "b": "planned 512", "o": "output 64", "t": "output 64",
+        "w": "output 512",
+    }  # fmt: skip
+    steps = ("a = x", "b = a", "o = b", BORDER, "t = b", "*w = a")
+    leaving = {"outputs": "o", "gradients": "t, w"}
+    plan = Planned(tensors, *steps, **leaving, discard_bytes=256)
+    assert plan.discards == [(3, plan.place("b")[1], 512)]
+    modest = [step.removeprefix("*") for step in steps]
+    assert Planned(tensors, *modest, **leaving, discard_bytes=256).discards == []
+
+
 def test_small_parts_and_small_results_discard_nothing() -> None:
     assert Planned(LAYERS, *LAYER_STEPS, outputs="o", gradients="w").discards == []
     small = LAYERS | {"g": "adopted 60", "h": "adopted 60"}
