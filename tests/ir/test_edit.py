@@ -224,7 +224,7 @@ def test_subgraphs_follow_the_values_that_they_read() -> None:
 @given(st.data())
 def test_any_sequence_of_edits_leaves_a_legal_graph(data: st.DataObject) -> None:
     graph = read_body(CHAIN)
-    for _ in range(data.draw(st.integers(1, 12))):
+    for number in range(data.draw(st.integers(1, 12))):
         order = [node["name"] for node in graph.nodes()]
         if not order:
             break
@@ -236,7 +236,9 @@ def test_any_sequence_of_edits_leaves_a_legal_graph(data: st.DataObject) -> None
             inputs = data.draw(st.lists(st.sampled_from([*visible, None]), max_size=3))
             count = data.draw(st.integers(1, 3))
             like = graph.input_names[:1] * count
-            edit.insert_before(graph, order[place], "Op", inputs, like, "torch_ort")
+            # Nodes are found by name here; one whose output was renamed keeps its own.
+            hint = f"inserted{number}"
+            edit.insert_before(graph, order[place], "Op", inputs, like, "torch_ort", hint)
         elif verb == "replace":
             old = graph.nodes()[place]["outputs"][0]
             edit.replace_uses(graph, old, data.draw(st.sampled_from(visible)))
