@@ -69,8 +69,8 @@ def feed_forward(width: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
 
-class DecoderBlock(nn.Module):
-    """A causal block with its norms before the sublayers, as GPT-2 has it."""
+class PreNormBlock(nn.Module):
+    """The parts of a block with its norms before the sublayers."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -78,6 +78,13 @@ class DecoderBlock(nn.Module):
         self.attention = Attention(width, heads)
         self.norm_feed = nn.LayerNorm(width)
         self.feed = feed_forward(width)
+
+
+class DecoderBlock(PreNormBlock):
+    """A causal block with its norms before the sublayers, as GPT-2 has it."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__(width, heads)
         self.dropout = nn.Dropout(DROPOUT)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -232,15 +239,8 @@ class ResNet(nn.Module):
         return functional.cross_entropy(self.layers(images), labels)
 
 
-class VisionBlock(nn.Module):
+class VisionBlock(PreNormBlock):
     """A bidirectional block with its norms before the sublayers, as ViT has it."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.norm_attention = nn.LayerNorm(width)
-        self.attention = Attention(width, heads)
-        self.norm_feed = nn.LayerNorm(width)
-        self.feed = feed_forward(width)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map hidden [batch, length, width] to the same shape."""

@@ -51,6 +51,26 @@ class _FusedStep(torch.optim.Optimizer):
     def _step_group(self, group: Group) -> None:
         raise NotImplementedError
 
+    def _update(
+        self,
+        step: Callable[..., list[int]],
+        lists: list[list[Any]],
+        settings: Group,
+        *,
+        for_torch: bool,
+    ) -> list[int]:
+        """Update what `step` takes of the parameters, `lists[0]`; gives the indices of the others.
+
+        `for_torch`: a setting that only PyTorch's functions know.
+        """
+        params = lists[0]
+        left = list(range(len(params)))
+        if not for_torch and not any(isinstance(value, Tensor) for value in settings.values()):
+            left = step(*lists, **settings, isa=self._isa)
+        count("optimizer_parameters", len(params) - len(left))
+        count("optimizer_parameters_by_torch", len(left))
+        return left
+
 
 class SGD(_FusedStep, torch.optim.SGD):
     """Stochastic gradient descent, with momentum and Nesterov momentum if asked for.
@@ -83,11 +103,8 @@ class SGD(_FusedStep, torch.optim.SGD):
             torch.empty_like(param) if buffer is None else buffer
             for param, buffer in zip(params, known or (), strict=False)
         ]
-        left = list(range(len(params)))
-        if _are_numbers(settings) and not group["differentiable"]:
-            is_first = [buffer is None for buffer in known]
-            left = _C.sgd_step(params, grads, buffers, is_first, **settings, isa=self._isa)
-        _count(params, left)
+        lists = [params, grads, buffers, [buffer is None for buffer in known]]
+        left = self._update(_C.sgd_step, lists, settings, for_torch=group["differentiable"])
         if left:
             theirs = _at(known, left)
             torch_sgd.sgd(_at(params, left), _at(grads, left), theirs, has_sparse_grad, **settings)
@@ -134,10 +151,8 @@ class Adam(_FusedStep, torch.optim.Adam):
         settings["beta1"], settings["beta2"] = group["betas"]
         asked_of_torch = {name: group[name] for name in ("capturable", "differentiable")}
         lists = [params, grads, means, squares, largest, steps]
-        left = list(range(len(params)))
-        if _are_numbers(settings) and not any(asked_of_torch.values()):
-            left = _C.adam_step(*lists, **settings, isa=self._isa)
-        _count(params, left)
+        for_torch = any(asked_of_torch.values())
+        left = self._update(_C.adam_step, lists, settings, for_torch=for_torch)
         if left:
             theirs = [_at(tensors, left) for tensors in lists]
             torch_adam.adam(*theirs, has_complex=has_complex, **settings, **asked_of_torch)
@@ -184,12 +199,3 @@ def _pick(group: Group, *names: str) -> Group:
 
 def _at(tensors: list[Any], indices: list[int]) -> list[Any]:
     return [tensors[i] for i in indices] if tensors else []
-
-
-def _are_numbers(settings: Group) -> bool:
-    return not any(isinstance(value, Tensor) for value in settings.values())
-
-
-def _count(params: list[Tensor], left: list[int]) -> None:
-    count("optimizer_parameters", len(params) - len(left))
-    count("optimizer_parameters_by_torch", len(left))

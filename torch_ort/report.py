@@ -172,7 +172,7 @@ def _measure_roofline(
 
     with kept(model, given):
         step(compiled)  # the first run may do more than later ones
-        seconds = best_seconds(lambda: step(compiled), device, at_most=1.0)
+        seconds = best_seconds(lambda: step(compiled), device, at_least=1.0)
         return measure(lambda: step(model), num_bytes, seconds, device)
 
 

@@ -58,10 +58,10 @@ def measure(
     return Roofline(products.flops, products.seconds, memory_bytes, speed, step_seconds)
 
 
-def best_seconds(run: Callable[[], Any], device: torch.device, at_most: float) -> float:
-    """Give the shortest of a few runs, three at least and for `at_most` seconds in all."""
+def best_seconds(run: Callable[[], Any], device: torch.device, at_least: float) -> float:
+    """Give the shortest of a few runs, three at least and for `at_least` seconds in all."""
     best, spent, runs = float("inf"), 0.0, 0
-    while runs < _MIN_REPETITIONS or spent < at_most:
+    while runs < _MIN_REPETITIONS or spent < at_least:
         _synchronize(device)
         begin = time.perf_counter()
         run()

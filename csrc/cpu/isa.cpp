@@ -63,6 +63,8 @@ Isa isa_from_name(std::string_view text) {
   throw UserError(concat("isa: got '", text, "', want one of portable, avx2, avx512"));
 }
 
+Isa isa_or_best(std::string_view text) { return text.empty() ? best_isa() : isa_from_name(text); }
+
 template <>
 const Kernels<float>& kernels<float>(Isa isa) {
 #if defined(__x86_64__)

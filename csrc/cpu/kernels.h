@@ -92,7 +92,8 @@ enum class Isa : uint8_t { kPortable, kAvx2, kAvx512 };
 Isa best_isa();
 // "portable", "avx2", "avx512"; UserError on another name, or if the processor lacks it.
 Isa isa_from_name(std::string_view name);
-std::vector<Isa> available_isas();  // that this processor runs, the widest last
+Isa isa_or_best(std::string_view name);  // the widest if none is named
+std::vector<Isa> available_isas();       // that this processor runs, the widest last
 const char* name(Isa isa);
 
 template <typename T>

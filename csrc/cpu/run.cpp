@@ -147,26 +147,26 @@ class Runner final : public TileProgram {
     kernels_.add_rows(sums, sums + size, blocks - 1, size);
     for (const Accumulator& each : program_.accumulators) {
       const Access& access = program_.outputs[each.output];
-      store_row(access, operands.outputs[each.output], sums + each.offset, 0, each.size);
+      store_run(access.dtype, access.columns, operands.outputs[each.output], sums + each.offset, 0,
+                each.size);
     }
   }
 
-  void store_row(const Access& access, void* to, const T* from, int64_t column,
-                 int64_t count) const {
-    const auto store = kernels_.store[static_cast<size_t>(access.dtype)];
-    for_each_run(access.columns, column, count,
-                 [&](int64_t offset, int64_t stride, int64_t at, int64_t run) {
-                   store(element(to, offset, access.dtype), stride, from + at, run);
-                 });
+  // Elements [begin, begin + count) along `axes`: the columns of a row, or the rows of row values.
+  void store_run(ir::DType dtype, const std::vector<Access::Axis>& axes, void* to, const T* from,
+                 int64_t begin, int64_t count) const {
+    const auto store = kernels_.store[static_cast<size_t>(dtype)];
+    for_each_run(axes, begin, count, [&](int64_t offset, int64_t stride, int64_t at, int64_t run) {
+      store(element(to, offset, dtype), stride, from + at, run);
+    });
   }
 
-  void load_row(const Access& access, const void* from, T* to, int64_t column,
-                int64_t count) const {
-    const auto load = kernels_.load[static_cast<size_t>(access.dtype)];
-    for_each_run(access.columns, column, count,
-                 [&](int64_t offset, int64_t stride, int64_t at, int64_t run) {
-                   load(to + at, element(from, offset, access.dtype), stride, run);
-                 });
+  void load_run(ir::DType dtype, const std::vector<Access::Axis>& axes, const void* from, T* to,
+                int64_t begin, int64_t count) const {
+    const auto load = kernels_.load[static_cast<size_t>(dtype)];
+    for_each_run(axes, begin, count, [&](int64_t offset, int64_t stride, int64_t at, int64_t run) {
+      load(to + at, element(from, offset, dtype), stride, run);
+    });
   }
 
   // Works on one tile after the other, in memory of its own.
@@ -271,48 +271,38 @@ class Runner final : public TileProgram {
       const Access& access = program_.inputs[each.index];
       const void* base = operands_.inputs[each.index];
       T* to = at_[each.d];
-      if (each.space == Space::kRow) return load_row_value(access, base, to);
+      if (each.space == Space::kRow) {
+        return runner_.load_run(access.dtype, access.rows, base, to, row_, num_rows_);
+      }
       if (each.space == Space::kScalar) {
         kernels_.load[static_cast<size_t>(access.dtype)](to, base, 1, 1);
         return;
       }
       if (each.space == Space::kColumn) {
-        runner_.load_row(access, base, to, column, columns);
+        runner_.load_run(access.dtype, access.columns, base, to, column, columns);
         // The registers of a tile with several rows hold the columns once for each of them.
         for (int64_t r = 1; r < program_.tile_rows; ++r) std::copy_n(to, columns, to + r * columns);
         return;
       }
       for (int64_t r = 0; r < num_rows_; ++r) {
-        runner_.load_row(access, element(base, access.row_offset(row_ + r), access.dtype),
-                         to + r * columns, column, columns);
+        runner_.load_run(access.dtype, access.columns,
+                         element(base, access.row_offset(row_ + r), access.dtype), to + r * columns,
+                         column, columns);
       }
-    }
-
-    void load_row_value(const Access& access, const void* base, T* to) {
-      const auto load = kernels_.load[static_cast<size_t>(access.dtype)];
-      for_each_run(access.rows, row_, num_rows_,
-                   [&](int64_t offset, int64_t stride, int64_t at, int64_t run) {
-                     load(to + at, element(base, offset, access.dtype), stride, run);
-                   });
     }
 
     void store(const Instruction& each, int64_t column, int64_t columns) {
       const Access& access = program_.outputs[each.index];
       void* base = operands_.outputs[each.index];
       const T* from = at_[each.a];
-      if (each.space == Space::kRow) return store_row_value(access, base, from);
+      if (each.space == Space::kRow) {
+        return runner_.store_run(access.dtype, access.rows, base, from, row_, num_rows_);
+      }
       for (int64_t r = 0; r < num_rows_; ++r) {
-        runner_.store_row(access, element(base, access.row_offset(row_ + r), access.dtype),
+        runner_.store_run(access.dtype, access.columns,
+                          element(base, access.row_offset(row_ + r), access.dtype),
                           from + r * columns, column, columns);
       }
-    }
-
-    void store_row_value(const Access& access, void* base, const T* from) {
-      const auto store = kernels_.store[static_cast<size_t>(access.dtype)];
-      for_each_run(access.rows, row_, num_rows_,
-                   [&](int64_t offset, int64_t stride, int64_t at, int64_t run) {
-                     store(element(base, offset, access.dtype), stride, from + at, run);
-                   });
     }
 
     // The column that a label names; -1 for the ignored one.

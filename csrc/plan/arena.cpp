@@ -297,15 +297,15 @@ ArenaSizes place_blocks(std::vector<Block>& blocks, int border, int64_t alignmen
   Groups groups(blocks, border);
   ArenaSizes sizes = place_groups(blocks, groups, CrossingOrder::kByFirstWrite, false, border);
   if (groups.delivered.empty()) return sizes;
-  for (const CrossingOrder order : {CrossingOrder::kByLastUse, CrossingOrder::kByFirstWrite}) {
-    for (const bool deliver_last : {false, true}) {
-      if (order == CrossingOrder::kByFirstWrite && !deliver_last) continue;
-      std::vector<Block> others = blocks;
-      const ArenaSizes other_sizes = place_groups(others, groups, order, deliver_last, border);
-      if (peak(other_sizes) >= peak(sizes)) continue;
-      blocks = std::move(others);
-      sizes = other_sizes;
-    }
+  constexpr std::pair<CrossingOrder, bool> kOthers[] = {{CrossingOrder::kByLastUse, false},
+                                                        {CrossingOrder::kByLastUse, true},
+                                                        {CrossingOrder::kByFirstWrite, true}};
+  for (const auto& [order, deliver_last] : kOthers) {
+    std::vector<Block> others = blocks;
+    const ArenaSizes other_sizes = place_groups(others, groups, order, deliver_last, border);
+    if (peak(other_sizes) >= peak(sizes)) continue;
+    blocks = std::move(others);
+    sizes = other_sizes;
   }
   return sizes;
 }

@@ -374,14 +374,11 @@ class MemoryCheck {
                 "verify_plan: discard after position ", discard.position, " of ", discard.offset,
                 " to ", discard.offset + discard.bytes, " is out of range");
       for (int root = 0; root < num_tensors_; ++root) {
-        const Placement& place = plan_.placements[root];
+        if (!lies_in(root, Area::kContext, discard.offset, discard.bytes)) continue;
         const bool is_used =
-            has_bytes(root) && place.area == Area::kContext &&
-            (uses_[root].last > discard.position || program_.tensors[root].delivered);
-        ORT_CHECK(!is_used || place.offset >= discard.offset + discard.bytes ||
-                      discard.offset >= place.offset + program_.tensors[root].bytes,
-                  "verify_plan: tensor ", root, " is discarded after position ", discard.position,
-                  " and still needed");
+            uses_[root].last > discard.position || program_.tensors[root].delivered;
+        ORT_CHECK(!is_used, "verify_plan: tensor ", root, " is discarded after position ",
+                  discard.position, " and still needed");
       }
     }
   }
@@ -397,14 +394,18 @@ class MemoryCheck {
                 "verify_plan: workspace at position ", space.position, " of ", space.offset, " to ",
                 space.offset + space.bytes, " is out of range");
       for (int root = 0; root < num_tensors_; ++root) {
-        const Placement& place = plan_.placements[root];
-        const bool is_apart = place.offset >= space.offset + space.bytes ||
-                              space.offset >= place.offset + program_.tensors[root].bytes;
-        if (!has_bytes(root) || place.area != space.area || is_apart) continue;
+        if (!lies_in(root, space.area, space.offset, space.bytes)) continue;
         ORT_CHECK(!lives_at(root, space.position), "verify_plan: tensor ", root,
                   " lives in the workspace at position ", space.position);
       }
     }
+  }
+
+  // Whether it has a byte in that part of the area.
+  bool lies_in(int root, Area area, int64_t offset, int64_t bytes) const {
+    const Placement& place = plan_.placements[root];
+    return has_bytes(root) && place.area == area && place.offset < offset + bytes &&
+           offset < place.offset + program_.tensors[root].bytes;
   }
 
   bool lives_at(int root, int position) const {

@@ -8,14 +8,6 @@ namespace py = pybind11;
 
 namespace torch_ort::python {
 
-namespace {
-
-cpu::Isa isa_or_best(const std::string& name) {
-  return name.empty() ? cpu::best_isa() : cpu::isa_from_name(name);
-}
-
-}  // namespace
-
 void bind_optim(py::module_& module) {
   using namespace py::literals;
   module.def(
@@ -30,7 +22,7 @@ void bind_optim(py::module_& module) {
                                 .weight_decay = weight_decay,
                                 .nesterov = nesterov,
                                 .maximize = maximize};
-        const cpu::Isa chosen = isa_or_best(isa);
+        const cpu::Isa chosen = cpu::isa_or_best(isa);
         py::gil_scoped_release release;
         return optim::sgd_step(parameters, gradients, buffers, is_first, rule, chosen);
       },
@@ -53,7 +45,7 @@ void bind_optim(py::module_& module) {
                                          .maximize = maximize,
                                          .decoupled_weight_decay = decoupled_weight_decay};
         const optim::AdamTensors tensors{parameters, gradients, means, squares, largest, steps};
-        const cpu::Isa chosen = isa_or_best(isa);
+        const cpu::Isa chosen = cpu::isa_or_best(isa);
         py::gil_scoped_release release;
         return optim::adam_step(tensors, options, chosen);
       },

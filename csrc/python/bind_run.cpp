@@ -26,12 +26,8 @@ namespace {
 
 using run::Session;
 
-// "": the widest instruction set.
 cpu::CompileOptions region_options(const std::string& isa, bool emulate_eager_casts) {
-  cpu::CompileOptions options;
-  options.round_short_floats = emulate_eager_casts;
-  if (!isa.empty()) options.isa = cpu::isa_from_name(isa);
-  return options;
+  return {.isa = cpu::isa_or_best(isa), .round_short_floats = emulate_eager_casts};
 }
 
 std::shared_ptr<Session> compile(const ir::Graph& graph,

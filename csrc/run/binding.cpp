@@ -84,6 +84,15 @@ void check_dims(const ir::Graph& graph, const Session::Tensors& inputs,
   }
 }
 
+template <typename Part>
+std::vector<Part> at_position(const std::vector<Part>& parts, size_t position) {
+  std::vector<Part> found;
+  std::copy_if(parts.begin(), parts.end(), std::back_inserter(found), [position](const Part& part) {
+    return part.position == static_cast<int>(position);
+  });
+  return found;
+}
+
 }  // namespace
 
 bool Binding::matches(const Session::Tensors& tensors, const std::vector<int64_t>& given) const {
@@ -180,15 +189,8 @@ class Binder {
           describe_views(step, base, bound);
       }
       for (int slot : plan.release[position]) bound.release.push_back(slot);
-      for (const plan::Workspace& space : plan.workspaces) {
-        if (space.position == static_cast<int>(position)) bound.workspaces.push_back(space);
-      }
-      if (session_.device_.is_cpu()) {
-        std::copy_if(plan.discards.begin(), plan.discards.end(), std::back_inserter(bound.discards),
-                     [position](const plan::Discard& discard) {
-                       return discard.position == static_cast<int>(position);
-                     });
-      }
+      bound.workspaces = at_position(plan.workspaces, position);
+      if (session_.device_.is_cpu()) bound.discards = at_position(plan.discards, position);
       auto& half =
           index < static_cast<int>(session_.num_forward_) ? binding_.forward : binding_.backward;
       half.push_back(std::move(bound));

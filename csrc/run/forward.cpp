@@ -108,13 +108,10 @@ class ScratchLease {
 // Strides that AOTAutograd promised to whoever reads the result.
 at::Tensor with_promised_strides(const at::Tensor& tensor, const TensorSpec& spec) {
   if (!spec.known || !tensor.defined()) return tensor;
-  if (tensor.strides() == c10::IntArrayRef(spec.strides)) return tensor;
-  // The stride of a dim of size 0 or 1 says nothing.
-  bool same = tensor.sizes() == c10::IntArrayRef(spec.sizes);
-  for (int64_t i = 0; same && i < tensor.dim(); ++i) {
-    same = tensor.size(i) <= 1 || tensor.stride(i) == spec.strides[static_cast<size_t>(i)];
-  }
-  if (same || tensor.numel() == 0) return tensor;
+  if (tensor.strides() == c10::IntArrayRef(spec.strides) || tensor.numel() == 0) return tensor;
+  const bool same = tensor.sizes() == c10::IntArrayRef(spec.sizes) &&
+                    same_strides(spec.sizes, tensor.strides(), spec.strides);
+  if (same) return tensor;
   at::Tensor copy = make_tensor(spec);
   copy.copy_(tensor);
   return copy;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <string>
 
 namespace torch_ort::run {
 
@@ -63,11 +62,10 @@ static void install() {
   (void)done;
 }
 
-bool is_placeable(const c10::OperatorHandle& op) {
+bool is_placeable(const std::string& op) {
   static const char* const known[] = {"aten::convolution", "aten::convolution_backward",
                                       "aten::select_backward", "aten::slice_backward"};
-  const std::string& name = op.operator_name().name;
-  return std::find(std::begin(known), std::end(known), name) != std::end(known);
+  return std::find(std::begin(known), std::end(known), op) != std::end(known);
 }
 
 AllocationNumbers::AllocationNumbers(size_t num_results)
@@ -104,6 +102,12 @@ void* Placement::take(size_t bytes) {
       return place.data;
     }
   }
+  void* const piece = take_piece(bytes);
+  if (piece != nullptr) ++num_lent_;
+  return piece;
+}
+
+void* Placement::take_piece(size_t bytes) {
   constexpr size_t kAlignment = 64;
   const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   if (bytes == 0) return nullptr;
@@ -114,7 +118,6 @@ void* Placement::take(size_t bytes) {
   }
   if (fitting != nullptr) {
     fitting->is_free = false;
-    ++num_lent_;
     return fitting->data;
   }
   for (size_t i = 0; i < workspaces_.size(); ++i) {
@@ -122,7 +125,6 @@ void* Placement::take(size_t bytes) {
     if (rounded > static_cast<size_t>(space.end - space.rest)) continue;
     pieces_.push_back({i, space.rest, rounded, false});
     space.rest += rounded;
-    ++num_lent_;
     return pieces_.back().data;
   }
   return nullptr;
@@ -138,18 +140,22 @@ void Placement::return_last_pieces(size_t workspace) {
   }
 }
 
-bool Placement::give_back(const void* data) {
+bool Placement::give_back_piece(const void* data) {
   for (Piece& piece : pieces_) {
     if (piece.data != data || piece.is_free) continue;
     piece.is_free = true;
-    --num_lent_;
     return_last_pieces(piece.workspace);
     return true;
   }
-  const bool is_placed = std::any_of(places_.begin(), places_.end(),
-                                     [data](const Place& place) { return place.data == data; });
-  if (is_placed) --num_lent_;
-  return is_placed;
+  return false;
+}
+
+bool Placement::give_back(const void* data) {
+  const auto is_there = [data](const Place& place) { return place.data == data; };
+  if (!give_back_piece(data) && std::none_of(places_.begin(), places_.end(), is_there))
+    return false;
+  --num_lent_;
+  return true;
 }
 
 }  // namespace torch_ort::run

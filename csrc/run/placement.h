@@ -3,19 +3,17 @@
 // is, calls tell.
 #pragma once
 
-#include "run/step.h"
-
-#include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
 #include <atomic>
 #include <memory>
+#include <string>
 
 namespace torch_ort::run {
 
 // Whether the operator allocates its results on the thread that calls it, through PyTorch's
 // allocator of the CPU, and keeps nothing that it allocates.
-bool is_placeable(const c10::OperatorHandle& op);
+bool is_placeable(const std::string& op);
 
 // By result of a step: the number, in its last call, of the allocation that became the result.
 class AllocationNumbers {
@@ -56,6 +54,8 @@ class Placement {
   };
 
   void* take(size_t bytes);  // nullptr: allocate as usual
+  void* take_piece(size_t bytes);
+  bool give_back_piece(const void* data);
   void note(const void* data) { given_.push_back(data); }
   void return_last_pieces(size_t workspace);
   // False if it is no memory of ours.

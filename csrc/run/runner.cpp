@@ -117,11 +117,6 @@ void call_op(Context& context, const Step& step, const std::vector<BoundArg>& ar
 }
 
 // A kernel may give its result other strides, or another dtype, than its shape rule promised.
-bool is_as_promised(const at::Tensor& tensor, const TensorSpec& spec) {
-  return tensor.sizes() == c10::IntArrayRef(spec.sizes) && tensor.scalar_type() == spec.dtype &&
-         same_strides(spec.sizes, tensor.strides(), spec.strides);
-}
-
 at::Tensor as_promised(const ir::Value& value, const TensorSpec& spec, const at::Tensor& tensor) {
   check_sizes(value, spec, tensor);
   at::Tensor copy = at::empty_strided(spec.sizes, spec.strides, tensor.options().dtype(spec.dtype));
@@ -136,7 +131,7 @@ void run_region(const Context& context, const BoundStep& bound) {
   for (const ArgSource& source : step.args) {
     const at::Tensor& tensor = context.slots[source.slots[0]];
     const TensorSpec& spec = context.binding->specs[source.slots[0]];
-    if (is_as_promised(tensor, spec)) {
+    if (has_layout(tensor, spec)) {
       inputs.push_back(tensor.const_data_ptr());
     } else {
       const ir::Value* value = context.binding->session->slot_value(source.slots[0]);
@@ -172,7 +167,7 @@ void run_placed(Context& context, const BoundStep& bound) {
     ORT_CHECK(made.defined(), "run: ", step.name, ": result ", i, " is missing");
     check_sizes(*context.binding->session->slot_value(step.outputs[i]), spec, made);
     const bool is_there = made.const_data_ptr() == target(i).const_data_ptr();
-    if (made.numel() == 0 || (is_there && is_as_promised(made, spec))) continue;
+    if (made.numel() == 0 || (is_there && has_layout(made, spec))) continue;
     std::atomic<int>& number = (*bound.numbers)[i];
     if (number.load(std::memory_order_relaxed) != AllocationNumbers::kNever) {
       number.store(

@@ -195,8 +195,7 @@ void Session::lower_graph() {
   }
   calls_ = ops::lower(*graph_, num_forward_);
   for (ops::Call& call : calls_.calls) {
-    const auto op = find_op(call.op, call.overload);
-    if (!op || !is_placeable(*op)) continue;
+    if (!is_placeable(call.op)) continue;
     for (ir::Value*& value : call.outputs) {
       // A gradient that was not asked for: nothing is known of it, and there is nothing.
       if (value != nullptr && !value->type.is_known() && value->uses.empty()) value = nullptr;

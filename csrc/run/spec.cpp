@@ -117,16 +117,18 @@ TensorSpec spec_of(const ir::Value& value, const ir::SymbolLookup& lookup) {
   return spec;
 }
 
+bool has_layout(const at::Tensor& tensor, const TensorSpec& spec) {
+  return tensor.sizes() == c10::IntArrayRef(spec.sizes) && tensor.scalar_type() == spec.dtype &&
+         same_strides(spec.sizes, tensor.strides(), spec.strides);
+}
+
 void check_sizes(const ir::Value& value, const TensorSpec& spec, const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.sizes() != c10::IntArrayRef(spec.sizes))
     raise_unlike(value, spec, tensor);
 }
 
 void check_layout(const ir::Value& value, const TensorSpec& spec, const at::Tensor& tensor) {
-  check_sizes(value, spec, tensor);
-  const bool is_alike = tensor.scalar_type() == spec.dtype &&
-                        same_strides(spec.sizes, tensor.strides(), spec.strides);
-  if (!is_alike) raise_unlike(value, spec, tensor);
+  if (!tensor.defined() || !has_layout(tensor, spec)) raise_unlike(value, spec, tensor);
 }
 
 bool equals(const TensorSpec& spec, const at::Tensor& tensor) {

@@ -24,6 +24,8 @@ bool equals(const TensorSpec& spec, const at::Tensor& tensor);
 bool is_row_major(const TensorSpec& spec);
 // Whether they say the same: the stride of a dim of one element, or of none, says nothing.
 bool same_strides(c10::IntArrayRef sizes, c10::IntArrayRef a, c10::IntArrayRef b);
+// Whether the tensor has these sizes, this dtype and these strides.
+bool has_layout(const at::Tensor& tensor, const TensorSpec& spec);
 // UserError if a tensor of the run has not the sizes that the type of `value` says.
 void check_sizes(const ir::Value& value, const TensorSpec& spec, const at::Tensor& tensor);
 // Nor its dtype and strides.

@@ -286,7 +286,7 @@ bool Resolver::use_out_form(const ops::Call& call, Step& step) const {
 }
 
 bool Resolver::place_results(const ops::Call& call, Step& step) const {
-  if (!on_cpu_ || !step.op || !is_placeable(*step.op)) return false;
+  if (!on_cpu_ || !is_placeable(call.op)) return false;
   for (const ir::Value* value : call.outputs) {
     if (value != nullptr && !value->type.is_known()) return false;
   }
