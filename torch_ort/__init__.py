@@ -20,8 +20,11 @@ from torch_ort.report import Report, explain  # noqa: E402
 
 __version__ = _build_info.VERSION
 __all__ = [
+    "DebugOptions",
     "Error",
     "InternalError",
+    "LogLevel",
+    "ORTModule",
     "Profile",
     "Report",
     "Unsupported",
@@ -34,3 +37,12 @@ __all__ = [
     "profile",
     "reset_counters",
 ]
+
+
+def __getattr__(name: str) -> object:
+    # Late, so that `python -m torch_ort.options` is the first to import the options.
+    if name in ("DebugOptions", "LogLevel", "ORTModule"):
+        from torch_ort import ortmodule
+
+        return getattr(ortmodule, name)
+    raise AttributeError(f"module 'torch_ort' has no attribute {name!r}")

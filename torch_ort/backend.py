@@ -10,6 +10,7 @@ from torch import fx
 from torch_ort import compiler, fallback, report
 from torch_ort.capture import higher_order
 from torch_ort.capture.joint import Capture, GraphState, release_fakes
+from torch_ort.onnx_files import sources_of
 from torch_ort.options import resolve
 
 
@@ -30,7 +31,9 @@ def ort(
     state = GraphState(chosen)
 
     def compile_graph() -> Callable[..., Any]:
-        compiled = Capture(chosen, state).compile(module, inputs)
+        compiled = Capture(chosen, state).compile(
+            module, inputs, lambda: sources_of(module.graph.find_nodes(op="placeholder"))
+        )
         report.note(state.programs)
         return compiled
 

@@ -156,18 +156,13 @@ class FirstRun:
 
     def _guarded_run(self, args: tuple) -> Any:
         """Run the graph, or after a failure undo what it did and run eager PyTorch."""
-        random = RandomState()
-        self._graph.written = []
         try:
-            return self._run(*args)
+            with undone_on_error(self._graph):
+                return self._run(*args)
         except Exception as error:
-            random.restore()
-            put_back(self._graph.written)
             result = self._eager(*args)  # an error of the user's program comes again from here
             self._give_up_with(error)
             return result
-        finally:
-            self._graph.written = None
 
     def _give_up(self, stage_name: str, error: Exception, args: tuple) -> Any:
         warn(stage_name, error)
@@ -175,9 +170,29 @@ class FirstRun:
         return self._eager(*args)
 
     def _give_up_with(self, error: Exception) -> None:
-        is_plan = isinstance(error, (Unsupported, InternalError)) and str(error).startswith("plan")
-        warn(getattr(error, "stage", "plan" if is_plan else "forward"), error)
+        warn(stage_of_first_run(error), error)
         self._run, self._proven, self._strict = self._eager, True, True
+
+
+def stage_of_first_run(error: Exception) -> str:
+    """Name the stage that an error of a graph's first run comes from."""
+    is_plan = isinstance(error, (Unsupported, InternalError)) and str(error).startswith("plan")
+    return getattr(error, "stage", "plan" if is_plan else "forward")
+
+
+@contextmanager
+def undone_on_error(graph: Any) -> Iterator[None]:
+    """Undo what a failing run of a graph wrote and drew; `graph.written` collects copies for it."""
+    random = RandomState()
+    graph.written = []
+    try:
+        yield
+    except Exception:
+        random.restore()
+        put_back(graph.written)
+        raise
+    finally:
+        graph.written = None
 
 
 def put_back(written: list[tuple[torch.Tensor, torch.Tensor]]) -> None:

@@ -1,7 +1,8 @@
-"""Every option: one table. The only reader of the environment.
+"""Every option: two tables, of what compiles graphs and of what ORTModule adds to it.
 
-`torch.compile(..., options={...})` wins over the environment, which wins over the default.
-`python -m torch_ort.options` prints the table, which is `docs/options.md`.
+The only reader of the environment. `torch.compile(..., options={...})` wins over the environment,
+which wins over the default. `python -m torch_ort.options` prints the tables, which are
+`docs/options.md`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagrap
 
 @dataclass(frozen=True)
 class Row:
-    """One option. `parse` reads text, `check` takes any value; both raise ValueError."""
+    """One option. `parse` reads text, `check` takes any value; both raise ValueError or KeyError.
+
+    An option of which `is_built` is False is accepted and ignored, which is said once.
+    """
 
     name: str
     variable: str
@@ -31,6 +35,14 @@ class Row:
     doc: str
     parse: Callable[[str], Any]
     check: Callable[[Any], Any]
+    is_built: bool = True
+
+
+class UnknownName(UserError, KeyError):
+    """A name that an option does not know."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 def _parse_bool(text: str) -> bool:
@@ -94,54 +106,194 @@ def _check_isa(value: Any) -> str:
     return value
 
 
-def _row(name, variable, default, kind, doc, parse, check) -> Row:
-    return Row(name, variable, default, kind, doc, parse, check)
-
-
 TABLE: tuple[Row, ...] = (
-    _row("strict", "TORCH_ORT_STRICT", False, "bool",
+    Row("strict", "TORCH_ORT_STRICT", False, "bool",
          "Raise instead of falling back to eager PyTorch.", _parse_bool, _check_bool),
-    _row("exact_random", "TORCH_ORT_EXACT_RANDOM", False, "bool",
+    Row("exact_random", "TORCH_ORT_EXACT_RANDOM", False, "bool",
          "Dropout draws eager's own random stream. False: on the CPU its masks are computed inside "
          "fused regions, from one draw per step; `torch.manual_seed` rules both.",
          _parse_bool, _check_bool),
-    _row("emulate_eager_casts", "TORCH_ORT_EMULATE_EAGER_CASTS", False, "bool",
+    Row("emulate_eager_casts", "TORCH_ORT_EMULATE_EAGER_CASTS", False, "bool",
          "Round every bfloat16 and float16 value inside fused regions as eager does. False: "
          "regions compute in float32 and round what leaves them, which is closer to the exact "
          "numbers.",
          _parse_bool, _check_bool),
-    _row("save_onnx", "ORTMODULE_SAVE_ONNX", False, "bool",
+    Row("save_onnx", "ORTMODULE_SAVE_ONNX", False, "bool",
          "Write each graph as `<onnx_prefix>_<number>_{captured,optimized}.onnx`.",
          _parse_bool, _check_bool),
-    _row("onnx_prefix", "ORTMODULE_SAVE_ONNX_PREFIX", "torch_ort", "path",
+    Row("onnx_prefix", "ORTMODULE_SAVE_ONNX_PREFIX", "torch_ort", "path",
          "Start of the file names of `save_onnx`; its folder must exist.", str, _check_str),
-    _row("opset", "ORTMODULE_ONNX_OPSET_VERSION", NEWEST_OPSET, "int",
+    Row("opset", "ORTMODULE_ONNX_OPSET_VERSION", NEWEST_OPSET, "int",
          "Newest standard opset whose ops may be used; the stamped one is the lowest that fits.",
          int, _check_int(OLDEST_OPSET, NEWEST_OPSET)),
-    _row("dump", "TORCH_ORT_DUMP", (), "names",
+    Row("dump", "TORCH_ORT_DUMP", (), "names",
          f"What to write into `dump_dir`: {', '.join(DUMP_KINDS)}.",
          _parse_names, _check_names(lambda: DUMP_KINDS)),
-    _row("dump_dir", "TORCH_ORT_DUMP_DIR", "torch_ort_dump", "path",
+    Row("dump_dir", "TORCH_ORT_DUMP_DIR", "torch_ort_dump", "path",
          "Folder of the dumps; made when the first file is written.", str, _check_str),
-    _row("disable", "TORCH_ORT_DISABLE", (), "names",
+    Row("disable", "TORCH_ORT_DISABLE", (), "names",
          "Passes to leave out by name; also, of the memory plan, `reorder`, `in_place` and "
          "`deliver_gradients`.",
          _parse_names, _check_names(_pass_names)),
-    _row("isa", "TORCH_ORT_ISA", "", "name",
+    Row("isa", "TORCH_ORT_ISA", "", "name",
          "Instruction set of fused regions: portable, avx2 or avx512; empty: the widest that the "
          "processor runs.", str, _check_isa),
-    _row("bisect", "TORCH_ORT_BISECT", -1, "int",
+    Row("bisect", "TORCH_ORT_BISECT", -1, "int",
          "Only the first n rewrites happen; -1: all.", int, _check_int(-1, 2**31 - 1)),
-    _row("check", "TORCH_ORT_CHECK", 0, "int",
+    Row("check", "TORCH_ORT_CHECK", 0, "int",
          "0: none; 1: verify graphs at the ends and every plan; 2: after each pass too.",
          int, _check_int(0, 2)),
 )  # fmt: skip
 
+
+def _parse_flag(text: str) -> bool:
+    """Read a flag as ONNX Runtime Training does: 1 is on, any other integer off."""
+    return int(text) == 1
+
+
+def _parse_truth(text: str) -> bool:
+    return text.lower() in ("1", "true", "yes")
+
+
+def _check_any(value: Any) -> Any:
+    return value
+
+
+def _check_policy(value: Any) -> Any:
+    """Take a FallbackPolicy, the name of one, or a list of names."""
+    from torch_ort.ortmodule.policy import FallbackPolicy
+
+    if isinstance(value, FallbackPolicy):
+        return value
+    names = [value] if isinstance(value, str) else list(value)
+    policy = FallbackPolicy(0)
+    for name in names:
+        policy |= _member(FallbackPolicy, name)
+    return policy
+
+
+def _default_policy() -> Any:
+    from torch_ort.ortmodule.policy import DEFAULT_POLICY
+
+    return DEFAULT_POLICY
+
+
+def _check_level(value: Any) -> Any:
+    from torch_ort.ortmodule.debug_options import LogLevel
+
+    return value if isinstance(value, LogLevel) else _member(LogLevel, value)
+
+
+def _default_level() -> Any:
+    from torch_ort.ortmodule.debug_options import LogLevel
+
+    return LogLevel.WARNING
+
+
+def _member(kind: Any, name: Any) -> Any:
+    if name not in kind.__members__:
+        raise KeyError(f"want one of {', '.join(kind.__members__)}")
+    return kind[name]
+
+
+SKIP_CHECKS = (
+    "SKIP_CHECK_DISABLED", "SKIP_CHECK_DEVICE", "SKIP_CHECK_BUILD_GRADIENT",
+    "SKIP_CHECK_EXECUTION_AGENT",
+)  # fmt: skip
+
+
+def _check_skip_checks(value: Any) -> tuple[str, ...]:
+    names = tuple(value.split("|")) if isinstance(value, str) else tuple(value)
+    for name in names:
+        if name not in SKIP_CHECKS:
+            raise KeyError(f"want one of {', '.join(SKIP_CHECKS)}, with | between them")
+    return names
+
+
+def _flag(name: str, default: bool, doc: str, is_built: bool = False) -> Row:
+    variable = f"ORTMODULE_{name.upper()}"
+    return Row(name, variable, default, "flag", doc, _parse_flag, _check_bool, is_built)
+
+
+def _text(name: str, doc: str, is_built: bool = False) -> Row:
+    return Row(name, f"ORTMODULE_{name.upper()}", "", "text", doc, str, _check_str, is_built)
+
+
+ORTMODULE_TABLE: tuple[Row, ...] = (
+    Row("fallback_policy", "ORTMODULE_FALLBACK_POLICY", _default_policy, "name",
+         "Which failures end in plain PyTorch: FALLBACK_DISABLE, FALLBACK_FORCE_TORCH_FORWARD, "
+         "FALLBACK_FORCE_TORCH_BACKWARD, FALLBACK_UNSUPPORTED_DEVICE, FALLBACK_UNSUPPORTED_DATA, "
+         "FALLBACK_UNSUPPORTED_TORCH_MODEL, FALLBACK_UNSUPPORTED_ONNX_MODEL or "
+         "FALLBACK_BAD_INITIALIZATION; the default are the four UNSUPPORTED ones.",
+         str, _check_policy),
+    Row("fallback_retry", "ORTMODULE_FALLBACK_RETRY", False, "bool",
+         "Try again at every call after a failure, instead of staying with PyTorch.",
+         _parse_truth, _check_bool),
+    Row("log_level", "ORTMODULE_LOG_LEVEL", _default_level, "name",
+         "VERBOSE, DEVINFO, INFO, WARNING, ERROR or FATAL; wins over DebugOptions.",
+         str, _check_level),
+    Row("save_onnx_path", "ORTMODULE_SAVE_ONNX_PATH", "", "path",
+         "Folder of the files of DebugOptions(save_onnx=True), over its save_path; empty: the "
+         "current one.", str, _check_str),
+    Row("json_config_path", "ORTMODULE_JSON_CONFIG_PATH", "", "path",
+         "File that `load_from_json` reads.", str, _check_str),
+    Row("skipcheck_policy", "ORTMODULE_SKIPCHECK_POLICY", SKIP_CHECKS[1:], "names",
+         "Checks that may be left out after the first step. Never needed: all checks of a call "
+         "take microseconds and none is left out, so that no change goes unnoticed.",
+         str, _check_skip_checks),
+    _flag("deepcopy_before_model_export", True,
+          "Copy the module before export. Never needed: capture changes nothing of the module.",
+          is_built=True),
+    _flag("allow_autograd_checkpoint", False,
+          "Permit torch.utils.checkpoint in the module. Never needed: it is captured, and obeyed.",
+          is_built=True),
+    _flag("enable_custom_autograd", True,
+          "Call torch.autograd.Function as Python. They are traced through now.", is_built=True),
+    _flag("disable_custom_autograd_support", False,
+          "Older name for the opposite of enable_custom_autograd.", is_built=True),
+    _text("skipped_autograd_functions", "Functions not to be called as Python, by full name."),
+    _flag("enable_compute_optimizer", True, "Move gathers and reshapes up the graph."),
+    _flag("enable_sparse_optimizer", True, "Compute only rows with labels and without padding."),
+    _flag("enable_label_sparse_optimizer", True, "Compute only rows with labels."),
+    _flag("enable_embedding_sparse_optimizer", False, "Compute only rows without padding."),
+    _flag("print_input_density", False, "Print how many labels and tokens count."),
+    _flag("print_memory_stats", False, "Print the memory of each phase of a step."),
+    _text("cache_dir", "Keep captured graphs between runs."),
+    Row("memory_opt_level", "ORTMODULE_MEMORY_OPT_LEVEL", 0, "int",
+         "Recompute: 0 as told, 1 by layers, 2 by layers and more.", int, _check_int(0, 2), False),
+    _text("memory_opt_config", "What to recompute."),
+    _text("memory_opt_probe_recompute_level", "How deep to look for what to recompute."),
+    _text("memory_opt_probe_config", "Newer name of memory_opt_probe_recompute_level."),
+    _flag("enable_mem_efficient_grad_mgmt", False, "Deliver each gradient as soon as it is there."),
+    _flag("enable_zero_stage3", False, "Work under DeepSpeed ZeRO stage 3."),
+    _flag("use_efficient_attention", False,
+          "Use memory-efficient attention. Never needed: attention runs in fused kernels anyway.",
+          is_built=True),
+    _text("aten_sdpa_fallback",
+          "Export attention as an ATen operator. Never needed: it is one node anyway.",
+          is_built=True),
+    _flag("use_triton", False, "Write kernels in Triton."),
+    _text("triton_config_file", "Which operators Triton takes."),
+    _flag("triton_debug", False, "Keep what Triton wrote."),
+    _flag("use_flash_attention", False, "Use Triton's flash attention."),
+    _flag("enable_tuning", False, "Measure and choose among kernels."),
+    Row("max_tuning_duration_ms", "ORTMODULE_MAX_TUNING_DURATION_MS", 0, "int",
+         "Longest time for choosing a kernel; 0: no limit.", int, _check_int(0, 2**31 - 1), False),
+    _text("tuning_results_path", "Where choices of kernels are kept."),
+    _text("conv_algo_search", "How cuDNN looks for algorithms: HEURISTIC or EXHAUSTIVE."),
+)  # fmt: skip
+
 _BY_NAME = {row.name: row for row in TABLE}
+_ORTMODULE_BY_NAME = {row.name: row for row in ORTMODULE_TABLE}
 
 Options = make_dataclass(
     "Options", [(row.name, Any, row.default) for row in TABLE], frozen=True,
     namespace={"__doc__": "One value for each row of TABLE."},
+)  # fmt: skip
+
+ORTModuleOptions = make_dataclass(
+    "ORTModuleOptions", [(row.name, Any) for row in ORTMODULE_TABLE], frozen=True,
+    namespace={"__doc__": "One value for each row of ORTMODULE_TABLE."},
 )  # fmt: skip
 
 
@@ -153,11 +305,7 @@ def resolve(given: Mapping[str, Any] | None = None, mode: str | None = None) -> 
     """
     if mode is not None and mode not in MODES:
         raise UserError(f"mode: got {mode!r}, want one of {', '.join(MODES)}{_near(mode, MODES)}")
-    values = {}
-    for row in TABLE:
-        text = os.environ.get(row.variable)
-        if text is not None:
-            values[row.name] = _checked(row, row.variable, text, row.parse)
+    values = _from_environment(TABLE)
     for name, value in (given or {}).items():
         if name not in _BY_NAME:
             names = sorted(_BY_NAME)
@@ -169,9 +317,64 @@ def resolve(given: Mapping[str, Any] | None = None, mode: str | None = None) -> 
     return Options(**values)
 
 
+def resolve_ortmodule(
+    given: Mapping[str, Any] | None = None, environment_wins: bool = False
+) -> Any:
+    """Give the options of an ORTModule in force; the environment may win over what is given.
+
+    Raises UserError, which is a ValueError, on a value of the wrong kind, and UnknownName, which is
+    a KeyError too, on a name that an option does not know.
+    """
+    values = {row.name: row.default() if callable(row.default) else row.default
+              for row in ORTMODULE_TABLE}  # fmt: skip
+    read = _from_environment(ORTMODULE_TABLE)
+    if not environment_wins:
+        values |= read
+    for name, value in (given or {}).items():
+        values[name] = _checked(_ORTMODULE_BY_NAME[name], name, value)
+    if environment_wins:
+        values |= read
+    return ORTModuleOptions(**values)
+
+
+def split(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Part options by name into those of graphs and those of ORTModule.
+
+    Raises UserError on an unknown name, with near matches.
+    """
+    names = sorted({*_BY_NAME, *_ORTMODULE_BY_NAME})
+    for name in config:
+        if name not in names:
+            raise UserError(f"options: unknown option: got {name!r}{_near(name, names)}")
+    return (
+        {name: value for name, value in config.items() if name in _BY_NAME},
+        {name: value for name, value in config.items() if name in _ORTMODULE_BY_NAME},
+    )
+
+
+def asked_in_vain(options: Any) -> list[str]:
+    """Name the variables of an ORTModule's options that differ from the default and do nothing."""
+    return [
+        row.variable
+        for row in ORTMODULE_TABLE
+        if not row.is_built and getattr(options, row.name) != row.default
+    ]
+
+
+def _from_environment(table: tuple[Row, ...]) -> dict[str, Any]:
+    values = {}
+    for row in table:
+        text = os.environ.get(row.variable)
+        if text is not None:
+            values[row.name] = _checked(row, row.variable, text, row.parse)
+    return values
+
+
 def _checked(row: Row, where: str, value: Any, parse: Callable[[str], Any] | None = None) -> Any:
     try:
         return row.check(parse(value) if parse else value)
+    except KeyError as error:
+        raise UnknownName(f"options: {where}: got {value!r}, {error.args[0]}") from None
     except (ValueError, TypeError) as error:
         raise UserError(f"options: {where}: got {value!r}, {error}") from None
 
@@ -182,24 +385,48 @@ def _near(name: str, names: tuple[str, ...] | list[str]) -> str:
 
 
 def page() -> str:
-    """Give the table as a page of Markdown."""
-    return "\n".join([_HEAD, *map(_line, TABLE)])
+    """Give the tables as a page of Markdown."""
+    return "\n".join(
+        [_HEAD, *map(_line, TABLE), _ORTMODULE_HEAD, *map(_ortmodule_line, ORTMODULE_TABLE)]
+    )
 
 
 _HEAD = """\
 # Options
 
-One table, printed by `python -m torch_ort.options`. `options={...}` of `torch.compile` wins over
-the environment, which wins over the default. In the environment a bool is `0` or `1`, and names
-stand with commas between them. Unknown options and values of the wrong kind are errors.
+Printed by `python -m torch_ort.options`. `options={...}` of `torch.compile` wins over the
+environment, which wins over the default. In the environment a bool is `0` or `1`, and names stand
+with commas between them. Unknown options and values of the wrong kind are errors.
+
+## Of compiled graphs
 
 | option | variable | default | kind | meaning |
 | --- | --- | --- | --- | --- |"""
+
+_ORTMODULE_HEAD = """
+## Of ORTModule
+
+The switches of ONNX Runtime Training. They are read when an ORTModule is made; `DebugOptions` takes
+the options of both tables by name as `config`. A flag is on if it is `1` and off if it is any other
+integer; anything else is an error. What is not available yet is accepted and ignored, which the log
+says once.
+
+| variable | default | kind | what it does here |
+| --- | --- | --- | --- |"""
 
 
 def _line(row: Row) -> str:
     default = "none" if row.default == () else f"`{row.default}`"
     return f"| `{row.name}` | `{row.variable}` | {default} | {row.kind} | {row.doc} |"
+
+
+def _ortmodule_line(row: Row) -> str:
+    value = row.default() if callable(row.default) else row.default
+    text = "|".join(value) if isinstance(value, tuple) else getattr(value, "name", value)
+    escaped = str(int(text) if isinstance(text, bool) else text).replace("|", "\\|")
+    default = f"`{escaped}`" if escaped else "none"
+    doc = row.doc if row.is_built else f"Not available yet, ignored. {row.doc}"
+    return f"| `{row.variable}` | {default} | {row.kind} | {doc} |"
 
 
 if __name__ == "__main__":

@@ -6,30 +6,49 @@ Each has a test in tests/torch_ort/test_aot_compat.py, which fails when torch ch
 from __future__ import annotations
 
 import functools
+import itertools
+import linecache
 import os
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any, NamedTuple
 
+import sympy
 import torch
 from torch import fx
 from torch._dynamo import config as dynamo_config
 from torch._dynamo import convert_frame, exc, symbolic_convert
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.source import LocalSource
 from torch._dynamo.utils import get_metrics_context
 from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput
 from torch._functorch.partitioners import default_partition
-from torch._guards import CompileContext, detect_fake_mode
+from torch._guards import CompileContext, TracingContext, detect_fake_mode, tracing
 from torch._higher_order_ops import auto_functionalize
 from torch._ops import HigherOrderOperator, OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, UnsupportedFakeTensorException
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+)
+from torch.fx.experimental import _config as shape_config
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as real_tensors
 from torch.utils._sympy import functions as sympy_functions
+from torch.utils._sympy.printers import PythonPrinter
 
 __all__ = [
+    "FakeInputs",
     "FakeTensor",
     "HigherOrderOperator",
     "OpOverload",
@@ -45,6 +64,7 @@ __all__ = [
     "input_position",
     "needs_no_version_check",
     "passes_through",
+    "python_text",
     "pytree",
     "real_tensors",
     "recompute_policy",
@@ -246,3 +266,115 @@ def dynamo_seconds() -> float | None:
     if not metrics.in_progress():
         return None
     return (time.time_ns() - metrics._start_time_ns) / 1e9
+
+
+class FakeInputs:
+    """Tensors without numbers to trace a function with; of `dynamic` ones all sizes are symbols.
+
+    Sizes 0 and 1 are symbols like others. What is decided of sizes on the way stands in `guards`.
+    """
+
+    def __init__(self, dynamic: bool) -> None:
+        self._dynamic = dynamic
+        self._sizes = _ShapeEnv(duck_shape=False)
+        self._mode = FakeTensorMode(shape_env=self._sizes, allow_non_fake_inputs=True)
+        self._context = TracingContext(self._mode)
+
+    @contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Make fakes and trace in here."""
+        with (
+            shape_config.patch(backed_size_oblivious=self._dynamic),
+            tracing(self._context),
+        ):
+            yield
+
+    def held(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """Give a fake of a tensor whose sizes never change."""
+        return self._mode.from_tensor(tensor, static_shapes=True, source=LocalSource(name))
+
+    def tensor(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """Give a fake of a tensor that every call brings anew."""
+        if not self._dynamic:
+            return self.held(tensor, name)
+        context = StatelessSymbolicContext(
+            dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.dim(),
+            constraint_sizes=[None] * tensor.dim(),
+        )
+        return self._mode.from_tensor(tensor, symbolic_context=context, source=LocalSource(name))
+
+    def integer(self, value: int, name: str) -> int | torch.SymInt:
+        """Give a symbol for an integer that every call brings anew."""
+        if not self._dynamic:
+            return value
+        source = LocalSource(name)
+        symbol = self._sizes.create_symbol(
+            value, source, DimDynamic.DYNAMIC, None, positive=None, do_not_specialize_zero_one=True
+        )
+        return self._sizes.create_symintnode(symbol, hint=value, source=source)
+
+    def written(self) -> list[int]:
+        """Give the positions of the inputs that the traced function writes into."""
+        infos = self._context.fw_metadata.input_info
+        return [i for i, info in enumerate(infos) if info.mutates_data or info.mutates_metadata]
+
+    def guards(self) -> list[sympy.Basic]:
+        """Give the conditions on symbols under which the same would be traced."""
+        return [guard.expr for guard in self._sizes.guards]
+
+
+class _ShapeEnv(ShapeEnv):
+    """Decides choices of layout as for any size, and asks no later size for it.
+
+    Composite operators of C++ look at sizes and strides to choose among ways to the same numbers
+    (a product of rows or of batches, a view or a copy), and compare them with constants. What they
+    ask about 0 is no such choice: batch norm does something else without rows.
+    """
+
+    def _evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
+        if (
+            isinstance(orig_expr, sympy.Eq | sympy.Ne)
+            and any(side.is_number and side != 0 for side in orig_expr.args)
+            and any(not side.is_number for side in orig_expr.args)
+            and shape_config.backed_size_oblivious
+            and self._maybe_evaluate_static(orig_expr) is None
+            and _is_choice_of_layout(sys._getframe(1))
+        ):
+            return sympy.true if isinstance(orig_expr, sympy.Ne) else sympy.false
+        return super()._evaluate_expr(orig_expr, *args, **kwargs)
+
+
+_SYMBOL_FILES = ("symbolic_shapes.py", "sym_node.py", "recording.py")
+
+
+def _is_choice_of_layout(frame: FrameType | None) -> bool:
+    """Tell whether C++ asks, and no squeeze, of whose result a size of 1 changes the rank."""
+    asked_by = ""
+    while frame is not None and os.path.basename(frame.f_code.co_filename) in _SYMBOL_FILES:
+        asked_by = frame.f_code.co_name
+        frame = frame.f_back
+    if asked_by != "guard_bool":
+        return False
+    if frame is not None and frame.f_code.co_name in ("__bool__", "sym_not", "expect_true"):
+        return False  # Python asks
+    while frame is not None:
+        if "squeeze" in _running_text(frame).replace("unsqueeze", ""):
+            return False
+        frame = frame.f_back
+    return True
+
+
+def _running_text(frame: FrameType) -> str:
+    """Give the source of the call that a frame is at; all names it uses where there is none."""
+    code = frame.f_code
+    place = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None))
+    lines = [
+        linecache.getline(code.co_filename, number)
+        for number in range(place[0] or 1, (place[1] or 0) + 1)
+    ]
+    return "".join(lines) or " ".join(code.co_names)
+
+
+def python_text(expr: sympy.Basic) -> str:
+    """Print an expression over symbols as Python."""
+    return PythonPrinter().doprint(expr)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,16 +41,28 @@ class GraphState:
 
 
 class Capture:
-    """One call of the backend: holds what partition_fn leaves for the compilers."""
+    """One graph to be captured: holds what partition_fn leaves for the compilers.
 
-    def __init__(self, options: Options, state: GraphState) -> None:
+    `parameters` are the positions among the inputs of what the module keeps, where Dynamo has not
+    told AOTAutograd so.
+    """
+
+    def __init__(
+        self, options: Options, state: GraphState, parameters: frozenset[int] = frozenset()
+    ) -> None:
         self.options = options
         self.state = state
+        self._parameters = parameters
         self._forward: ForwardRunner | None = None
-        self._sources: list[onnx_files.Source | None] = []  # of Dynamo's inputs, for files
+        self._sources: Sequence[onnx_files.Source | None] = []  # of the inputs, for files
 
-    def compile(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        """Give a callable for a Dynamo graph.
+    def compile(
+        self,
+        module: torch.nn.Module,
+        inputs: Sequence[Any],
+        sources: Callable[[], Sequence[onnx_files.Source | None]],
+    ) -> Any:
+        """Give a callable for a module with flat inputs; `sources` tells files what these are.
 
         Raises Unsupported or InternalError; whatever AOTAutograd itself cannot trace becomes
         Unsupported.
@@ -65,7 +77,7 @@ class Capture:
         counting.count("graphs_captured")
         dynamo, start = aot_compat.dynamo_seconds(), time.perf_counter()
         if self.options.save_onnx:
-            self._sources = onnx_files.sources_of(module.graph.find_nodes(op="placeholder"))
+            self._sources = sources()
         try:
             compiled = backend(module, inputs)
         except _C.Error:
@@ -106,7 +118,9 @@ class Capture:
             layout = JointLayout(joint, num_fwd_outputs)
             program = read_joint(layout, self.options)
         if "deliver_gradients" not in self.options.disable:
-            program.parameter_gradients = layout.gradients_of(static_lifetime_input_indices or ())
+            program.parameter_gradients = layout.gradients_of(
+                static_lifetime_input_indices or self._parameter_positions(layout.primals)
+            )
         session = compiler.compile_program(program, self.options, self._sources_of(layout.primals))
         self.state.programs.append(program)
         layout.note_saved(session)
@@ -132,6 +146,13 @@ class Capture:
         written = aot_compat.written_placeholders(module.graph)
         positions = [i for i, node in enumerate(placeholders) if node in written]
         return InferenceRunner(program, session, outputs, positions, self.state)
+
+    def _parameter_positions(self, primals: Sequence[fx.Node]) -> list[int]:
+        return [
+            i
+            for i, node in enumerate(primals)
+            if aot_compat.input_position(node) in self._parameters
+        ]
 
     def _sources_of(self, placeholders: Sequence[fx.Node]) -> dict[str, onnx_files.Source]:
         """Tell where inputs and symbols come from, by their names in the engine."""

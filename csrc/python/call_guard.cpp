@@ -1,0 +1,331 @@
+#include "python/call_guard.h"
+
+#include "base/error.h"
+
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+
+namespace py = pybind11;
+
+namespace torch_ort::python {
+
+namespace {
+
+using Kind = Expected::Kind;
+
+// Words are made only for those who asked for them.
+template <typename... Parts>
+bool fails(std::string* why, const Parts&... parts) {
+  if (why) *why = concat(parts...);
+  return false;
+}
+
+std::string text(py::handle value) { return py::repr(value).cast<std::string>(); }
+
+std::string type_name(PyObject* value) { return Py_TYPE(value)->tp_name; }
+
+// A borrowed reference, or null where there is none.
+PyObject* item(const py::object& container, const py::object& key) {
+  if (PyList_Check(container.ptr())) {
+    const Py_ssize_t index = PyLong_AsSsize_t(key.ptr());
+    return index < PyList_GET_SIZE(container.ptr()) ? PyList_GET_ITEM(container.ptr(), index)
+                                                    : nullptr;
+  }
+  PyObject* found = PyDict_GetItemWithError(container.ptr(), key.ptr());
+  if (!found && PyErr_Occurred()) throw py::error_already_set();
+  return found;
+}
+
+bool equal(PyObject* a, PyObject* b) {
+  const int result = PyObject_RichCompareBool(a, b, Py_EQ);
+  if (result < 0) throw py::error_already_set();
+  return result == 1;
+}
+
+// 1, 1.0 and True are equal in Python, and nothing that a capture may take for each other.
+bool same_constant(PyObject* a, PyObject* b) {
+  return a == b || (Py_TYPE(a) == Py_TYPE(b) && equal(a, b));
+}
+
+bool has_plain_layout(const at::Tensor& tensor) {
+  return tensor.layout() == at::kStrided && !tensor.is_conj() && !tensor.is_neg() &&
+         !tensor.is_quantized();
+}
+
+at::MemoryFormat format_named(const std::string& name) {
+  if (name == "channels_last") return at::MemoryFormat::ChannelsLast;
+  if (name == "channels_last_3d") return at::MemoryFormat::ChannelsLast3d;
+  ORT_CHECK(name == "contiguous", "call guard: memory format: got '", name, "'");
+  return at::MemoryFormat::Contiguous;
+}
+
+Expected expected_from(py::handle description) {
+  const auto parts = py::reinterpret_borrow<py::tuple>(description);
+  const auto kind = parts[0].cast<std::string>();
+  if (kind == "tensor") {
+    return {.kind = Kind::kTensor,
+            .dtype = parts[1].cast<at::ScalarType>(),
+            .device = parts[2].cast<at::Device>(),
+            .num_dims = parts[3].cast<int64_t>(),
+            .requires_grad = parts[4].cast<bool>(),
+            .format = format_named(parts[5].cast<std::string>())};
+  }
+  if (kind == "integer") return {.kind = Kind::kInteger};
+  if (kind == "float") {
+    return {.kind = Kind::kFloat, .dtype = parts[1].cast<at::ScalarType>()};
+  }
+  if (kind == "constant") return {.kind = Kind::kConstant, .value = parts[1]};
+  Expected expected{.kind = kind == "sequence"  ? Kind::kSequence
+                            : kind == "mapping" ? Kind::kMapping
+                                                : Kind::kAttributes,
+                    .type = parts[1]};
+  if (kind != "sequence") {
+    for (py::handle key : parts[2]) {
+      expected.keys.push_back(py::reinterpret_borrow<py::object>(key));
+    }
+  }
+  for (py::handle part : parts[3]) expected.parts.push_back(expected_from(part));
+  return expected;
+}
+
+}  // namespace
+
+Modes Modes::now() {
+  return {.grad = at::GradMode::is_enabled(),
+          .inference = c10::InferenceMode::is_enabled(),
+          .deterministic = at::globalContext().deterministicAlgorithms(),
+          .autocast_cpu = at::autocast::is_autocast_enabled(at::kCPU),
+          .autocast_cuda = at::autocast::is_autocast_enabled(at::kCUDA),
+          .autocast_cpu_dtype = at::autocast::get_autocast_dtype(at::kCPU),
+          .autocast_cuda_dtype = at::autocast::get_autocast_dtype(at::kCUDA),
+          .default_dtype = c10::get_default_dtype_as_scalartype()};
+}
+
+// What a call brings, in the order of the graph's arguments.
+struct CallGuard::Call {
+  std::vector<py::object> integers;
+  std::vector<PyObject*> state;  // the dicts hold them
+  std::vector<py::object> tensors;
+};
+
+CallGuard::CallGuard(py::handle inputs, const py::list& state, const py::list& reads)
+    : modes_(Modes::now()) {
+  const auto both = py::reinterpret_borrow<py::tuple>(inputs);
+  args_ = expected_from(both[0]);
+  kwargs_ = expected_from(both[1]);
+  for (py::handle row : state) {
+    const auto parts = py::reinterpret_borrow<py::tuple>(row);
+    slots_.push_back({parts[0], parts[1], parts[2].cast<size_t>()});
+    const Slot& slot = slots_.back();
+    ORT_CHECK(slot.position <= facts_.size(), "call guard: position ", slot.position, " of ",
+              facts_.size());
+    if (slot.position < facts_.size()) continue;
+    const auto tensor = py::handle(item(slot.container, slot.key)).cast<at::Tensor>();
+    facts_.push_back({tensor.scalar_type(), tensor.device(), tensor.requires_grad(),
+                      tensor.sizes().vec(), tensor.strides().vec()});
+  }
+  for (py::handle row : reads) {
+    const auto parts = py::reinterpret_borrow<py::tuple>(row);
+    const auto how = parts[2].cast<std::string>();
+    Read read{.dict = parts[0],
+              .key = parts[1],
+              .how = how == "is"       ? Read::How::kIs
+                     : how == "equals" ? Read::How::kEquals
+                     : how == "absent" ? Read::How::kAbsent
+                                       : Read::How::kItems,
+              .value = parts[3],
+              .words = parts[4].cast<std::string>()};
+    if (read.how == Read::How::kItems) {
+      for (py::handle part : read.value) {
+        read.items.push_back(py::reinterpret_borrow<py::object>(part));
+      }
+    }
+    reads_.push_back(std::move(read));
+  }
+}
+
+bool CallGuard::reads_hold(std::string* why) const {
+  for (const Read& read : reads_) {
+    PyObject* value = item(read.dict, read.key);
+    bool holds = false;
+    switch (read.how) {
+      case Read::How::kAbsent:
+        holds = !value;
+        break;
+      case Read::How::kIs:
+        holds = value == read.value.ptr();
+        break;
+      case Read::How::kEquals:
+        holds = value && same_constant(value, read.value.ptr());
+        break;
+      case Read::How::kItems: {
+        // The values of a dict, by identity.
+        holds = value && PyDict_Check(value) &&
+                PyDict_Size(value) == static_cast<Py_ssize_t>(read.items.size());
+        Py_ssize_t position = 0;
+        PyObject *key = nullptr, *part = nullptr;
+        for (size_t i = 0; holds && PyDict_Next(value, &position, &key, &part); ++i) {
+          holds = part == read.items[i].ptr();
+        }
+      }
+    }
+    if (!holds) {
+      return fails(why, read.words, " has changed",
+                   why && value && read.how == Read::How::kEquals
+                       ? concat(" from ", text(read.value), " to ", text(value))
+                       : std::string());
+    }
+  }
+  return true;
+}
+
+bool CallGuard::state_holds(Call& call, std::string* why) const {
+  call.state.reserve(facts_.size());
+  for (const Slot& slot : slots_) {
+    PyObject* value = item(slot.container, slot.key);
+    if (slot.position < call.state.size()) {
+      if (value == call.state[slot.position]) continue;
+      return fails(why, "tensor ", text(slot.key), " of the module is shared no more");
+    }
+    if (!value || !THPVariable_Check(value)) {
+      return fails(why, "tensor ", text(slot.key), " of the module is gone");
+    }
+    const at::Tensor& tensor = THPVariable_Unpack(value);
+    const TensorFacts& facts = facts_[slot.position];
+    if (tensor.scalar_type() != facts.dtype || tensor.device() != facts.device ||
+        tensor.requires_grad() != facts.requires_grad || tensor.sizes() != facts.sizes ||
+        tensor.strides() != facts.strides) {
+      return fails(why, "tensor ", text(slot.key),
+                   " of the module has another dtype, device, shape or requires_grad");
+    }
+    call.state.push_back(value);
+  }
+  return true;
+}
+
+bool CallGuard::fits(const Expected& expected, PyObject* value, const std::string& where,
+                     Call& call, std::string* why) const {
+  switch (expected.kind) {
+    case Kind::kTensor: {
+      if (!THPVariable_Check(value)) {
+        return fails(why, where, ": got ", type_name(value), ", captured with a tensor");
+      }
+      const at::Tensor& tensor = THPVariable_Unpack(value);
+      if (tensor.scalar_type() != expected.dtype || tensor.device() != expected.device ||
+          tensor.dim() != expected.num_dims || !has_plain_layout(tensor)) {
+        return fails(why, where, ": another dtype, device, layout or number of dims");
+      }
+      if (modes_.grad && tensor.requires_grad() != expected.requires_grad) {
+        return fails(why, where, ": requires_grad has changed");
+      }
+      if (!THPVariable_CheckExact(value)) {
+        return fails(why, where, ": got the tensor subclass ", type_name(value));
+      }
+      for (int64_t size : tensor.sizes()) call.integers.push_back(py::int_(size));
+      // Sums over strides of any kind are no graph's: as upstream, what is not dense is copied.
+      const bool is_dense = tensor.is_contiguous(expected.format);
+      call.tensors.push_back(is_dense ? py::reinterpret_borrow<py::object>(value)
+                                      : py::cast(tensor.contiguous(expected.format)));
+      return true;
+    }
+    case Kind::kInteger:
+      if (!PyLong_CheckExact(value)) {
+        return fails(why, where, ": got ", type_name(value), ", captured with an integer");
+      }
+      call.integers.push_back(py::reinterpret_borrow<py::object>(value));
+      return true;
+    case Kind::kFloat:
+      if (!PyFloat_CheckExact(value)) {
+        return fails(why, where, ": got ", type_name(value), ", captured with a float");
+      }
+      call.tensors.push_back(
+          py::cast(at::scalar_tensor(PyFloat_AS_DOUBLE(value), at::dtype(expected.dtype))));
+      return true;
+    case Kind::kConstant:
+      if (same_constant(value, expected.value.ptr())) return true;
+      return fails(why, where, ": got ", why ? text(value) : "", ", captured with ",
+                   why ? text(expected.value) : "");
+    default:
+      break;
+  }
+  if (reinterpret_cast<PyObject*>(Py_TYPE(value)) != expected.type.ptr()) {
+    return fails(why, where, ": got ", type_name(value), ", captured with ",
+                 why ? text(expected.type) : "");
+  }
+  const auto count = static_cast<Py_ssize_t>(expected.parts.size());
+  if (expected.kind != Kind::kAttributes) {
+    const Py_ssize_t size = PyObject_Size(value);
+    if (size < 0) throw py::error_already_set();
+    if (size != count) return fails(why, where, ": got ", size, " parts, captured with ", count);
+  }
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    py::object part;
+    if (expected.kind == Kind::kSequence) {
+      part = py::reinterpret_steal<py::object>(PySequence_GetItem(value, i));
+    } else if (expected.kind == Kind::kAttributes) {
+      part = py::reinterpret_steal<py::object>(PyObject_GetAttr(value, expected.keys[i].ptr()));
+    } else if (PyDict_Check(value)) {
+      part = py::reinterpret_borrow<py::object>(
+          PyDict_GetItemWithError(value, expected.keys[i].ptr()));
+    } else {
+      part = py::reinterpret_steal<py::object>(PyObject_GetItem(value, expected.keys[i].ptr()));
+      if (!part && PyErr_ExceptionMatches(PyExc_KeyError)) PyErr_Clear();
+    }
+    if (!part) {
+      if (PyErr_Occurred()) throw py::error_already_set();
+      return fails(why, where, ": has no ", why ? text(expected.keys[i]) : "");
+    }
+    std::string inner;
+    if (why) {
+      const bool is_sequence = expected.kind == Kind::kSequence;
+      inner = concat(where, "[", is_sequence ? std::to_string(i) : text(expected.keys[i]), "]");
+    }
+    if (!fits(expected.parts[i], part.ptr(), inner, call, why)) return false;
+  }
+  return true;
+}
+
+bool CallGuard::all_holds(const py::tuple& args, const py::dict& kwargs, Call& call,
+                          std::string* why) const {
+  if (!(Modes::now() == modes_)) {
+    return fails(why,
+                 "grad mode, inference mode, autocast, deterministic algorithms or the default "
+                 "dtype has changed");
+  }
+  return fits(args_, args.ptr(), "args", call, why) &&
+         fits(kwargs_, kwargs.ptr(), "kwargs", call, why) && state_holds(call, why) &&
+         reads_hold(why);
+}
+
+py::object CallGuard::match(const py::tuple& args, const py::dict& kwargs) const {
+  Call call;
+  if (!all_holds(args, kwargs, call, nullptr)) return py::none();
+  py::list flat(call.integers.size() + call.state.size() + call.tensors.size());
+  Py_ssize_t position = 0;
+  for (py::object& value : call.integers) {
+    PyList_SET_ITEM(flat.ptr(), position++, value.release().ptr());
+  }
+  for (PyObject* value : call.state) PyList_SET_ITEM(flat.ptr(), position++, Py_NewRef(value));
+  for (py::object& value : call.tensors) {
+    PyList_SET_ITEM(flat.ptr(), position++, value.release().ptr());
+  }
+  return flat;
+}
+
+std::string CallGuard::mismatch(const py::tuple& args, const py::dict& kwargs) const {
+  Call call;
+  std::string why;
+  all_holds(args, kwargs, call, &why);
+  return why;
+}
+
+}  // namespace torch_ort::python

@@ -1,0 +1,283 @@
+"""Capture of a module without Dynamo: its own Python forward runs once on tensors without numbers.
+
+All sizes of all tensors that a call brings are symbols, and integers too. What was decided on the
+way (attributes read, modes of PyTorch, conditions on sizes) is guarded.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from torch_ort import _C, onnx_files
+from torch_ort._C import Unsupported
+from torch_ort.capture.aot_compat import FakeInputs, python_text
+from torch_ort.capture.joint import Capture, GraphState
+from torch_ort.capture.structure import Structure
+from torch_ort.capture.symbols import symbol_name
+from torch_ort.capture.watch import recorded_reads, unchanged_attributes
+from torch_ort.options import Options
+
+
+class ModuleState:
+    """The tensors that hang in a tree of modules, each once, with all the places where it hangs.
+
+    Parameters, buffers, and tensors in plain attributes or in lists and dicts there: all are inputs
+    of a graph, so that what they hold, and gradients, are right at every call.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.names: list[str] = []
+        self.places: list[tuple[dict | list, str | int, int]] = []  # container, key, position
+        positions: dict[int, int] = {}
+        for path, part in module.named_modules():
+            for container, label in _containers(part):
+                keys = range(len(container)) if isinstance(container, list) else list(container)
+                for key in keys:
+                    tensor = container[key]
+                    if not isinstance(tensor, torch.Tensor):
+                        continue
+                    if id(tensor) not in positions:
+                        positions[id(tensor)] = len(self.tensors)
+                        self.tensors.append(tensor)
+                        self.names.append(".".join(filter(None, (path, label, str(key)))))
+                    self.places.append((container, key, positions[id(tensor)]))
+
+    def call_with(self, tensors: Sequence[torch.Tensor], call: Callable[[], Any]) -> Any:
+        """Run `call` while other tensors hang in all places.
+
+        Raises Unsupported if it hangs another tensor there.
+        """
+        before = [container[key] for container, key, _ in self.places]
+        for container, key, position in self.places:
+            container[key] = tensors[position]
+        replaced = []
+        try:
+            return call()
+        finally:
+            for (container, key, position), tensor in zip(self.places, before, strict=True):
+                if container[key] is not tensors[position]:
+                    replaced.append(self.names[position])
+                container[key] = tensor
+            if replaced:
+                names = ", ".join(map(repr, sorted(set(replaced))))
+                raise Unsupported(
+                    f"forward replaces the tensor {names} of the module; a captured graph can write "
+                    "into it, as copy_ does, but not replace it"
+                )
+
+
+def _containers(module: torch.nn.Module) -> list[tuple[dict | list, str]]:
+    own = module.__dict__
+    found: list[tuple[dict | list, str]] = [
+        (own["_parameters"], ""),
+        (own["_buffers"], ""),
+        (own, ""),
+    ]
+    skipped = ("_parameters", "_buffers", "_modules")
+    for name, value in own.items():
+        if type(value) in (list, dict) and name not in skipped and not name.endswith("_hooks"):
+            found.append((value, name))
+    return found
+
+
+class ModuleCapture:
+    """A graph captured from a module, for calls like the one it was made from."""
+
+    def __init__(
+        self, trace: _Trace, guard: _C.CallGuard, run: Callable[..., Sequence[Any]],
+        conditions: Sequence[sympy.Basic], written: Sequence[int],
+    ) -> None:  # fmt: skip
+        self.run = run
+        self._guard = guard
+        self._num_integers = len(trace.integers)
+        self._first = 0 if trace.is_dynamic else self._num_integers
+        self._outputs = trace.outputs
+        self._written = written
+        self._words = " and ".join(map(python_text, conditions))
+        self._holds = _condition(trace.symbols, self._words) if conditions else None
+
+    def match(self, args: tuple, kwargs: dict) -> list[Any] | None:
+        """Give the graph's arguments for a call; None if the graph is for other calls."""
+        flat = self._guard.match(args, kwargs)
+        if flat is None or (self._holds and not self._holds(*flat[: self._num_integers])):
+            return None
+        if self._written and shared_writes(args, kwargs, flat, self._written):
+            return None
+        return flat[self._first :] if self._first else flat
+
+    def mismatch(self, args: tuple, kwargs: dict) -> str:
+        """Say what keeps the graph from serving a call; empty if nothing does."""
+        why = self._guard.mismatch(args, kwargs)
+        if why:
+            return why
+        flat = self._guard.match(args, kwargs)
+        if self._holds and not self._holds(*flat[: self._num_integers]):
+            return f"sizes: want {self._words}"
+        return shared_writes(args, kwargs, flat, self._written)
+
+    def integers_of(self, flat: list[Any]) -> list[int]:
+        """Give the integers and sizes of a call from its graph's arguments."""
+        return flat[: self._num_integers] if not self._first else []
+
+    def refuse_empty(self) -> None:
+        """Serve no call with a size of 0 from now on."""
+        holds = self._holds or (lambda *integers: True)
+        self._words = " and ".join(filter(None, [self._words, "no size of 0"]))
+        self._holds = lambda *integers: 0 not in integers and holds(*integers)
+
+    def rebuild(self, results: Sequence[Any]) -> Any:
+        """Give a call's result from those of the graph."""
+        return self._outputs.rebuild(results)
+
+
+def shared_writes(args: tuple, kwargs: dict, flat: Sequence[Any], written: Sequence[int]) -> str:
+    """Say what makes writing into arguments impossible; empty if nothing does.
+
+    A graph was captured with tensors that share no memory, and writes into what it is given, which
+    is a copy where a tensor is not dense.
+    """
+    tensors = [value for value in flat if isinstance(value, torch.Tensor)]
+    given = {id(leaf) for leaf in Structure((args, kwargs), "").leaves}
+    storages = [tensor.untyped_storage().data_ptr() for tensor in tensors]
+    for position in written:
+        tensor = flat[position]
+        if id(tensor) not in given:
+            return "forward writes into an argument that is not dense"
+        storage = tensor.untyped_storage().data_ptr()
+        if storage and storages.count(storage) > 1:
+            return "forward writes into an argument that shares its memory with another tensor"
+    return ""
+
+
+def capture_module(
+    module: torch.nn.Module,
+    args: tuple,
+    kwargs: dict,
+    options: Options,
+    state: GraphState,
+    *,
+    floats: frozenset[str] = frozenset(),
+    dynamic: bool = True,
+) -> ModuleCapture:
+    """Capture a module for calls like the given one, whose sizes are symbols if `dynamic`.
+
+    `floats` names the arguments that are numbers of the graph instead of constants.
+    Raises UnknownType for arguments that are no tensors, numbers or containers of them; Unsupported
+    or InternalError for what cannot be captured, an error of the module itself included.
+    """
+    held = ModuleState(module)
+    inputs = describe_call(module, args, kwargs, held, floats)
+    fakes = FakeInputs(dynamic)
+    with fakes.tracing(), recorded_reads(module) as reads, unchanged_attributes(module):
+        trace = _Trace(module, held, inputs, fakes, dynamic)
+        first = len(trace.integers) if dynamic else 0
+        parameters = frozenset(range(first, first + len(held.tensors)))
+        run = Capture(options, state, parameters).compile(trace, trace.flat, trace.sources)
+        written = [i for i in fakes.written() if i not in parameters]
+    trace.outputs.leaves = []  # tensors of the trace
+    for program in state.programs:
+        for name, constant in program.constants.items():
+            if constant.requires_grad:
+                raise Unsupported(
+                    f"forward reads tensor '{name}', which requires grad and hangs in no parameter, "
+                    "buffer or attribute of the module: its gradient would be lost"
+                )
+    rows = reads.rows()
+    guard = _C.CallGuard(inputs.description[3], held.places, rows)
+    conditions = fakes.guards() if dynamic else [
+        sympy.Eq(sympy.Symbol(symbol), size, evaluate=False)
+        for symbol, size in zip(trace.symbols, trace.integers, strict=True)
+    ]  # fmt: skip
+    offset = 0 if dynamic else len(trace.integers)
+    return ModuleCapture(trace, guard, run, conditions, [i + offset for i in written])
+
+
+def describe_call(
+    module: torch.nn.Module, args: tuple, kwargs: dict, held: ModuleState, floats: frozenset[str]
+) -> Structure:
+    """Take a call's arguments apart, under the names that forward gives them."""
+    labels = {f"[1][{key!r}]": key for key in kwargs}
+    for i, parameter in enumerate(inspect.signature(module.forward).parameters.values()):
+        if parameter.kind in (
+            parameter.VAR_POSITIONAL,
+            parameter.KEYWORD_ONLY,
+            parameter.VAR_KEYWORD,
+        ):
+            break
+        labels[f"[0][{i}]"] = parameter.name
+    is_double = any(tensor.dtype == torch.float64 for tensor in held.tensors)
+    return Structure(
+        (args, kwargs), "", floats=floats, float_dtype=torch.float64 if is_double else None,
+        labels=labels,
+    )  # fmt: skip
+
+
+class _Trace(torch.nn.Module):
+    """The module as a function of integers, its own tensors and the call's tensors."""
+
+    def __init__(
+        self, module: torch.nn.Module, held: ModuleState, inputs: Structure, fakes: FakeInputs,
+        dynamic: bool,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        # Not as a sub-module, whose tensors AOTAutograd would take for its own.
+        self.__dict__.update(module=module)
+        self.held = held
+        self.inputs = inputs
+        self.is_dynamic = dynamic
+        self.integers: list[int | torch.SymInt] = []
+        self.outputs: Structure
+        self._leaves: list[tuple[bool, int]] = []  # whether a tensor, and which one
+        tensors = []
+        for leaf, name in zip(inputs.leaves, inputs.names, strict=True):
+            if isinstance(leaf, int):
+                self._leaves.append((False, len(self.integers)))
+                self.integers.append(fakes.integer(leaf, name))
+                continue
+            is_number = isinstance(leaf, float)
+            tensor = torch.tensor(leaf, dtype=inputs.float_dtype) if is_number else leaf
+            self._leaves.append((True, len(tensors)))
+            tensors.append(fakes.tensor(tensor, name))
+            self.integers += tensors[-1].shape
+        # Now, as a symbol found equal to another is read as that one from then on.
+        self.symbols = [symbol_name(n) if dynamic else f"n{i}" for i, n in enumerate(self.integers)]
+        state = [fakes.held(tensor, f"state_{i}") for i, tensor in enumerate(held.tensors)]
+        self.flat = [*(self.integers if dynamic else []), *state, *tensors]
+
+    def forward(self, *flat: Any) -> list[Any]:
+        """Run the module; its result is taken apart."""
+        first = len(self.integers) if self.is_dynamic else 0
+        integers = flat[:first] if self.is_dynamic else self.integers
+        held = flat[first : first + len(self.held.tensors)]
+        tensors = flat[first + len(held) :]
+        args, kwargs = self.inputs.rebuild(
+            tensors[i] if is_tensor else integers[i] for is_tensor, i in self._leaves
+        )
+        result = self.held.call_with(held, lambda: self.module(*args, **kwargs))
+        self.outputs = Structure(result, "output", keeps_others=True)
+        return list(self.outputs.leaves)
+
+    def sources(self) -> list[onnx_files.Source | None]:
+        """Name the flat inputs for files."""
+        given = [
+            onnx_files.Source(name)
+            for name, (is_tensor, _) in zip(self.inputs.names, self._leaves, strict=True)
+            if is_tensor
+        ]
+        held = [
+            onnx_files.Source(name, tensor)
+            for name, tensor in zip(self.held.names, self.held.tensors, strict=True)
+        ]
+        return [*[None] * (len(self.integers) if self.is_dynamic else 0), *held, *given]
+
+
+def _condition(symbols: Sequence[str], words: str) -> Callable[..., bool]:
+    """Compile a condition on integers, which stand under the names of their symbols."""
+    return eval(f"lambda {', '.join(symbols)}: {words}", {"math": math})

@@ -1,0 +1,183 @@
+"""The structure of what a module takes and gives: where its tensors hang, and how to put others there.
+
+A description is plain data that `_C.CallGuard` compares calls with. Tensors and integers are leaves;
+None, bools, strings and floats are constants of a structure.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import enum
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+# Values that a structure holds as they are: a call with another one has another structure.
+_CONSTANTS = (
+    type(None), bool, float, complex, str, bytes, torch.dtype, torch.device, torch.memory_format,
+    torch.layout, enum.Enum, slice, range, type, type(...),
+)  # fmt: skip
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+class UnknownType(TypeError):
+    """A value that has no place in a structure; the words say where and what."""
+
+
+class Structure:
+    """A value taken apart: `leaves` in order, `description` for comparing, `rebuild` to undo it.
+
+    A module may give anything: where `keeps_others`, objects of other types are taken apart by their
+    attributes if tensors hang there, and are constants if not. Elsewhere they raise UnknownType.
+    `floats` names the places where a float is a leaf, later a tensor of `float_dtype`; `labels`
+    gives better names to some places.
+    """
+
+    def __init__(
+        self,
+        value: Any,
+        name: str,
+        *,
+        keeps_others: bool = False,
+        floats: frozenset[str] = frozenset(),
+        float_dtype: torch.dtype | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        self.leaves: list[torch.Tensor | int | float] = []
+        self.names: list[str] = []  # of the leaves
+        self.constants: dict[str, Any] = {}  # by name
+        self._keeps_others = keeps_others
+        self._floats = floats
+        self.float_dtype = float_dtype or torch.get_default_dtype()
+        self._labels = labels or {}
+        self.description, self._rebuild = self._take(value, name)
+
+    def rebuild(self, leaves: Any) -> Any:
+        """Give the value again, with other leaves in their places."""
+        return self._rebuild(iter(leaves))
+
+    def _take(self, value: Any, name: str) -> tuple[tuple, Callable[[Iterator[Any]], Any]]:
+        name = self._labels.get(name, name)
+        if isinstance(value, torch.Tensor):
+            if not self._keeps_others and not plain_tensor(value):
+                raise UnknownType(
+                    f"{name}: got the tensor subclass {type(value).__name__}, want a plain tensor"
+                    if type(value) not in _PLAIN else
+                    f"{name}: got a tensor of layout {value.layout}, want a strided one"
+                )  # fmt: skip
+            self._add_leaf(value, name)
+            return _tensor_description(value), next
+        is_integer = isinstance(value, int | torch.SymInt) and not isinstance(value, bool)
+        if is_integer and type(value) in (int, torch.SymInt):
+            self._add_leaf(value, name)
+            return ("integer",), next
+        if type(value) is float and name in self._floats:
+            self._add_leaf(value, name)
+            return ("float", self.float_dtype), next
+        if isinstance(value, _CONSTANTS):
+            self.constants[name] = value
+            return ("constant", value), lambda leaves: value
+        if isinstance(value, list | tuple):
+            return self._take_sequence(value, name)
+        if isinstance(value, Mapping):
+            keys = list(value)
+            parts = [self._take(value[key], f"{name}[{key!r}]") for key in keys]
+            return self._container("mapping", value, keys, parts, _set_item)
+        if dataclasses.is_dataclass(value):
+            keys = [field.name for field in dataclasses.fields(value)]
+            parts = [self._take(getattr(value, key), f"{name}.{key}") for key in keys]
+            return self._container("attributes", value, keys, parts, object.__setattr__)
+        if self._keeps_others:
+            if not _holds_tensor(value, set()):
+                return ("constant", value), lambda leaves: value
+            keys = list(vars(value))
+            parts = [self._take(getattr(value, key), f"{name}.{key}") for key in keys]
+            return self._container("attributes", value, keys, parts, object.__setattr__)
+        raise UnknownType(
+            f"{name}: got {type(value).__name__}, want tensors, numbers, strings, None, and lists, "
+            "tuples, mappings and dataclasses of them"
+        )
+
+    def _add_leaf(self, value: Any, name: str) -> None:
+        self.leaves.append(value)
+        self.names.append(name)
+
+    def _take_sequence(self, value: list | tuple, name: str) -> tuple[tuple, Callable]:
+        kind = type(value)
+        parts = [self._take(item, f"{name}[{i}]") for i, item in enumerate(value)]
+        make = getattr(kind, "_make", kind)  # of a namedtuple
+        rebuilds = [rebuild for _, rebuild in parts]
+        descriptions = tuple(description for description, _ in parts)
+        return (
+            ("sequence", kind, (), descriptions),
+            lambda leaves: make([rebuild(leaves) for rebuild in rebuilds]),
+        )
+
+    def _container(
+        self, kind: str, value: Any, keys: list, parts: list[tuple], put: Callable
+    ) -> tuple[tuple, Callable]:
+        # Copies of the container itself, so that what its type keeps besides its parts stays.
+        empty = copy.copy(value)
+        for key in keys:
+            put(empty, key, None)
+        rebuilds = [(key, rebuild) for key, (_, rebuild) in zip(keys, parts, strict=True)]
+
+        def rebuild_all(leaves: Iterator[Any]) -> Any:
+            new = copy.copy(empty)
+            for key, rebuild in rebuilds:
+                put(new, key, rebuild(leaves))
+            return new
+
+        descriptions = tuple(description for description, _ in parts)
+        return (kind, type(value), tuple(keys), descriptions), rebuild_all
+
+
+def plain_tensor(value: torch.Tensor) -> bool:
+    """Tell whether a tensor's numbers lie in one block of memory and mean what they say."""
+    return (
+        type(value) in _PLAIN
+        and value.layout == torch.strided
+        and not (value.is_conj() or value.is_neg() or value.is_quantized)
+    )
+
+
+def _holds_tensor(value: Any, seen: set[int]) -> bool:
+    """Tell whether a tensor hangs anywhere under an object; modules and classes are no data."""
+    if isinstance(value, torch.Tensor):
+        return True
+    if isinstance(value, torch.nn.Module | type | types.ModuleType) or id(value) in seen:
+        return False
+    seen.add(id(value))
+    parts: list[Any] = []
+    if isinstance(value, Mapping):
+        parts = list(value.values())
+    elif isinstance(value, list | tuple | set | frozenset):
+        parts = list(value)
+    elif not callable(value):
+        parts = list(getattr(value, "__dict__", {}).values())
+    return any(_holds_tensor(part, seen) for part in parts)
+
+
+def _set_item(container: Any, key: Any, value: Any) -> None:
+    container[key] = value
+
+
+def _tensor_description(value: torch.Tensor) -> tuple:
+    return (
+        "tensor", value.dtype, value.device, value.dim(), value.requires_grad, dense_format(value),
+    )  # fmt: skip
+
+
+def dense_format(value: torch.Tensor) -> str:
+    """Name the order in which a tensor's numbers lie; "contiguous" too where they have none."""
+    if value.layout == torch.strided and not value.is_contiguous():
+        if value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last):
+            return "channels_last"
+        if value.dim() == 5 and value.is_contiguous(memory_format=torch.channels_last_3d):
+            return "channels_last_3d"
+    return "contiguous"

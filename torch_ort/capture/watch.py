@@ -1,0 +1,199 @@
+"""What a module's forward reads of its attributes, and what it changes besides tensors.
+
+A capture bakes in what was read, so a later call has to find the same; what forward assigns would
+be lost in later calls, so it is refused.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torch_ort._C import Unsupported
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, range)
+_CONTAINERS = (list, tuple, set, frozenset, dict)
+# Registries of a module; their entries are compared, as sub-modules and hooks may come and go.
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
+
+
+@dataclass
+class Reads:
+    """The attributes read, by module: those in its __dict__, and those that it lacked."""
+
+    modules: dict[int, tuple[str, torch.nn.Module]]  # by id: the path and the module
+    found: set[tuple[int, str]] = field(default_factory=set)
+
+    def rows(self) -> list[tuple[dict, str, str, Any, str]]:
+        """Give what `_C.CallGuard` compares: dict, key, how, value, words."""
+        rows = []
+        for key, name in sorted(self.found):
+            path, module = self.modules[key]
+            values = module.__dict__
+            words = f"attribute {name!r} of {_called(path)}"
+            if name not in values:
+                if not _is_registered(module, name) and not hasattr(type(module), name):
+                    rows.append((values, name, "absent", None, words))
+                continue
+            value = values[name]
+            if name in _REGISTRIES:
+                continue
+            if isinstance(value, torch.Tensor):
+                continue  # an input of the graph
+            if name.endswith("_hooks") and isinstance(value, dict):
+                rows.append((values, name, "items", tuple(value.values()), words))
+            elif _is_plain(value):
+                rows.append((values, name, "equals", _snapshot(value), words))
+            else:
+                rows.append((values, name, "is", value, words))
+        for path, module in self.modules.values():
+            words = f"the sub-modules of {_called(path)}"
+            rows.append(
+                (module.__dict__, "_modules", "items", tuple(module._modules.values()), words)
+            )
+        return rows
+
+
+def _called(path: str) -> str:
+    return f"module {path!r}" if path else "the module"
+
+
+def _is_registered(module: torch.nn.Module, name: str) -> bool:
+    return any(name in module.__dict__[registry] for registry in _REGISTRIES)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(_is_plain(part) for pair in value.items() for part in pair)
+    if isinstance(value, _CONTAINERS):
+        return all(_is_plain(part) for part in value)
+    return isinstance(value, _PLAIN)
+
+
+def _snapshot(value: Any) -> Any:
+    """Copy containers, whose contents may change in place."""
+    if isinstance(value, dict):
+        return (
+            type(value)((key, _snapshot(part)) for key, part in value.items())
+            if type(value) is dict
+            else value
+        )
+    if type(value) in (list, tuple, set, frozenset):
+        return type(value)(_snapshot(part) for part in value)
+    return value
+
+
+_patching = threading.Lock()
+
+
+@contextmanager
+def recorded_reads(module: torch.nn.Module) -> Iterator[Reads]:
+    """Record which attributes of a tree of modules are read by this thread."""
+    reads = Reads({id(part): (path, part) for path, part in module.named_modules()})
+    thread = threading.get_ident()
+    base = torch.nn.Module
+
+    def recorder(self: torch.nn.Module, name: str) -> Any:
+        if id(self) in reads.modules and threading.get_ident() == thread:
+            reads.found.add((id(self), name))
+        return object.__getattribute__(self, name)
+
+    with _patching:
+        base.__getattribute__ = recorder
+        try:
+            yield reads
+        finally:
+            del base.__getattribute__
+    reads.found = {
+        (key, name)
+        for key, name in reads.found
+        if not (name.startswith("__") and name.endswith("__"))
+    }
+
+
+@contextmanager
+def unchanged_attributes(module: torch.nn.Module) -> Iterator[None]:
+    """Put back what forward assigned to attributes; raise Unsupported if it assigned anything."""
+    before = {path: (part, dict(part.__dict__)) for path, part in module.named_modules()}
+    registries = {
+        (path, name): (part.__dict__[name], dict(part.__dict__[name]))
+        for path, (part, _) in before.items()
+        for name in _REGISTRIES
+    }
+    containers = {
+        (path, name): (value, _snapshot(value))
+        for path, (_, values) in before.items()
+        for name, value in values.items()
+        if type(value) in (list, dict, set) and _is_plain(value)
+    }
+    drawn = _random_states()
+    changed = []
+    try:
+        yield
+    finally:
+        for path, (part, values) in before.items():
+            changed += [f"{name!r} of {_called(path)}" for name in _put_back(part.__dict__, values)]
+        for (path, _), (registry, entries) in registries.items():
+            changed += [f"{name!r} of {_called(path)}" for name in _put_back(registry, entries)]
+        for (path, name), (value, copy) in containers.items():
+            if value != copy:
+                changed.append(f"{name!r} of {_called(path)}")
+                _refill(value, copy)
+        others = _put_back_random_states(drawn)
+    if changed:
+        raise Unsupported(
+            f"forward assigns {', '.join(sorted(set(changed)))}, which a captured graph cannot do"
+        )
+    if others:
+        raise Unsupported(
+            f"forward draws from {others}, whose numbers a captured graph would repeat forever"
+        )
+
+
+def _put_back(entries: dict, before: dict) -> list[str]:
+    missing = object()
+    changed = [
+        name
+        for name in [*before, *(name for name in entries if name not in before)]
+        if not _is_same(entries.get(name, missing), before.get(name, missing))
+    ]
+    if changed:
+        entries.clear()
+        entries.update(before)
+    return changed
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    return a is b or (type(a) is type(b) and isinstance(a, _PLAIN) and a == b)
+
+
+def _refill(value: Any, copy: Any) -> None:
+    value.clear()
+    if isinstance(value, list):
+        value.extend(copy)
+    else:
+        value.update(copy)
+
+
+def _random_states() -> tuple[Any, Any]:
+    numpy = sys.modules.get("numpy")
+    return random.getstate(), numpy.random.get_state() if numpy else None
+
+
+def _put_back_random_states(before: tuple[Any, Any]) -> str:
+    """Undo draws; name the generator that was drawn from."""
+    now = _random_states()
+    if now[0] != before[0]:
+        random.setstate(before[0])
+        return "Python's random"
+    if before[1] is not None and (now[1][2] != before[1][2] or (now[1][1] != before[1][1]).any()):
+        sys.modules["numpy"].random.set_state(before[1])
+        return "numpy.random"
+    return ""

@@ -1,0 +1,288 @@
+"""How the calls of an ORTModule run: the captured graph that fits, a new one, or plain PyTorch."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import traceback
+import warnings
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from torch_ort import counting, fallback, report
+from torch_ort._C import InternalError, Unsupported
+from torch_ort.capture.joint import GraphState
+from torch_ort.capture.module import ModuleCapture, ModuleState, capture_module, describe_call
+from torch_ort.capture.structure import Structure, UnknownType
+from torch_ort.options import Options, ORTModuleOptions
+from torch_ort.ortmodule import logs
+from torch_ort.ortmodule.policy import (
+    ORTModuleDeviceException,
+    ORTModuleFallbackException,
+    ORTModuleIOError,
+    ORTModuleONNXModelException,
+)
+
+# Captures of one module; more than a real program needs, fewer than would go unnoticed.
+MAX_CAPTURES = 32
+
+_capturing = threading.RLock()
+_thread = threading.local()  # `is_capturing`: a module inside another's capture is traced through
+
+_ENGINE_ERRORS = (Unsupported, InternalError)
+
+
+@dataclass
+class _Captured:
+    """One captured graph of the module."""
+
+    capture: ModuleCapture
+    state: GraphState
+    floats: dict[str, float]  # those baked in, by the argument's name
+    is_proven: bool = False  # has run once
+    takes_empty: bool = False  # has run once with a size of 0
+    sizes: list[int] = field(default_factory=list)
+
+
+class Calls:
+    """Runs calls of a module in the engine, and in PyTorch where that fails and may."""
+
+    def __init__(
+        self, module: torch.nn.Module, options: Options, settings: ORTModuleOptions,
+        logger: logging.Logger, pending: ORTModuleFallbackException | None = None,
+    ) -> None:  # fmt: skip
+        self._module = module
+        may_fall_back = settings.fallback_policy.allows(ORTModuleONNXModelException)
+        # Whether the engine's own guards may run in eager what fails.
+        self._options = replace(options, strict=options.strict or not may_fall_back)
+        self._strict = options.strict
+        self._settings = settings
+        self._logger = logger
+        self._captured: list[_Captured] = []
+        self._floats: set[str] = set()  # arguments that change from call to call
+        self._constant_floats: set[str] = set()  # those that only a constant can be
+        self._in_pytorch = False
+        self._count = 0
+        if pending is not None:
+            self._fall_back(pending, "capture")
+
+    def __call__(self, args: tuple, kwargs: dict) -> Any:
+        """Run one call.
+
+        Raises what the module raises, and an ORTModuleFallbackException where the engine fails and
+        the policy does not allow PyTorch.
+        """
+        if self._in_pytorch or _is_traced():
+            return self._module(*args, **kwargs)
+        captured, flat = self._find(args, kwargs)
+        if captured is None:
+            # Capture hangs other tensors into the module: one at a time, and nobody looks meanwhile.
+            with _capturing:
+                captured, flat = self._find(args, kwargs)
+                if captured is None:
+                    try:
+                        captured, flat = self._capture(args, kwargs)
+                    except ORTModuleFallbackException as error:
+                        return self._run_in_pytorch(error, "capture", args, kwargs)
+        return self._run(captured, flat, args, kwargs)
+
+    def _find(self, args: tuple, kwargs: dict) -> tuple[_Captured | None, list[Any]]:
+        """Give the graph that fits a call, and its arguments; the last one used is tried first."""
+        for i, captured in enumerate(self._captured):
+            flat = captured.capture.match(args, kwargs)
+            if flat is not None:
+                if i:
+                    self._captured = [captured, *(c for c in self._captured if c is not captured)]
+                return captured, flat
+        return None, []
+
+    def recapture(self) -> None:
+        """Forget all captured graphs, and that the module runs in PyTorch."""
+        self._captured.clear()
+        self._in_pytorch = False
+        self._count = 0
+
+    # Running.
+
+    def _run(self, captured: _Captured, flat: list[Any], args: tuple, kwargs: dict) -> Any:
+        capture = captured.capture
+        if captured.state.failed:  # its backward has; a warning has said so
+            return self._after_failed_backward(captured, args, kwargs)
+        is_empty = 0 in capture.integers_of(flat)
+        if captured.is_proven and (captured.takes_empty or not is_empty):
+            try:
+                return capture.rebuild(capture.run(*flat))
+            except _ENGINE_ERRORS as error:
+                # A plan for new sizes: nothing has run yet.
+                if getattr(error, "stage", None) is not None:
+                    raise
+                return self._run_in_pytorch(_onnx_error(error), "plan", args, kwargs)
+        return self._run_first(captured, flat, is_empty, args, kwargs)
+
+    def _run_first(
+        self, captured: _Captured, flat: list[Any], is_empty: bool, args: tuple, kwargs: dict
+    ) -> Any:
+        """Run a graph that may fail; what it wrote and drew is undone if it does."""
+        capture = captured.capture
+        try:
+            with fallback.undone_on_error(captured.state):
+                result = capture.rebuild(capture.run(*flat))
+        except Exception as error:
+            if captured.is_proven and isinstance(error, RuntimeError):
+                # Sizes of 0 are special to some kernels: they get a graph of their own.
+                capture.refuse_empty()
+                return self(args, kwargs)
+            self._captured.remove(captured)
+            stage = fallback.stage_of_first_run(error)
+            return self._run_in_pytorch(_onnx_error(error), stage, args, kwargs)
+        captured.takes_empty = captured.takes_empty or is_empty
+        captured.is_proven = captured.is_proven or not is_empty
+        captured.state.note_first_run()
+        return result
+
+    def _after_failed_backward(self, captured: _Captured, args: tuple, kwargs: dict) -> Any:
+        self._captured.remove(captured)
+        if self._settings.fallback_retry:
+            return self(args, kwargs)
+        self._in_pytorch = True
+        return self._module(*args, **kwargs)
+
+    # Falling back.
+
+    def _run_in_pytorch(
+        self, error: ORTModuleFallbackException, stage: str, args: tuple, kwargs: dict
+    ) -> Any:
+        if not self._may_fall_back(error):
+            raise error
+        result = self._module(*args, **kwargs)  # an error of the user's own comes from here
+        self._fall_back(error, stage)
+        return result
+
+    def _may_fall_back(self, error: ORTModuleFallbackException) -> bool:
+        return not self._strict and self._settings.fallback_policy.allows(type(error))
+
+    def _fall_back(self, error: ORTModuleFallbackException, stage: str) -> None:
+        """Run in PyTorch from now on, or for this call; count it, and say so."""
+        retries = self._settings.fallback_retry
+        self._in_pytorch = not retries
+        counting.count(f"fallbacks_{stage}")
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        until = "this call runs" if retries else "the module runs from now on"
+        warnings.warn(
+            f"ORTModule: {type(error).__name__}: {reason}; {until} in plain PyTorch "
+            "(ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE raises instead)",
+            fallback.FallbackWarning,
+            stacklevel=6,
+        )
+        self._logger.info("%s", "".join(traceback.format_exception(error)))
+
+    # Capture.
+
+    def _capture(self, args: tuple, kwargs: dict) -> tuple[_Captured, list[Any]]:
+        held = ModuleState(self._module)
+        try:
+            call = describe_call(self._module, args, kwargs, held, frozenset())
+        except UnknownType as error:
+            raise ORTModuleIOError(str(error)) from error
+        _check_devices(held, call)
+        self._say_why(args, kwargs)
+        if len(self._captured) >= MAX_CAPTURES:
+            why = self._captured[0].capture.mismatch(args, kwargs)
+            raise ORTModuleONNXModelException(
+                f"captured {MAX_CAPTURES} times, each for other calls (the last difference: {why})"
+            )
+        floats = {name: value for name, value in call.constants.items() if type(value) is float}
+        self._note_changed_floats(floats)
+        start = time.perf_counter()
+        captured = self._capture_with_fewer_symbols(args, kwargs, floats, _has_empty(call))
+        flat = captured.capture.match(args, kwargs)
+        if flat is None:
+            raise ORTModuleONNXModelException(
+                f"a graph does not fit its own call: {captured.capture.mismatch(args, kwargs)}"
+            )
+        self._captured.insert(0, captured)
+        self._say_captured(captured, time.perf_counter() - start)
+        return captured, flat
+
+    def _note_changed_floats(self, floats: dict[str, float]) -> None:
+        for captured in self._captured:
+            for name, value in captured.floats.items():
+                if name in floats and floats[name] != value and name not in self._constant_floats:
+                    self._floats.add(name)
+
+    def _capture_with_fewer_symbols(
+        self, args: tuple, kwargs: dict, floats: dict[str, float], is_empty: bool
+    ) -> _Captured:
+        """Capture with as much left open as the module's forward allows."""
+        attempts = [(frozenset(self._floats), True)] if self._floats else []
+        attempts += [(frozenset(), True), (frozenset(), False)]
+        if is_empty:  # no symbol stands for a size of 0 while tracing
+            attempts = attempts[-1:]
+        first_error: Exception | None = None
+        for names, dynamic in attempts:
+            state = GraphState(self._options)
+            random = fallback.RandomState()
+            _thread.is_capturing = True
+            try:
+                capture = capture_module(
+                    self._module, args, kwargs, self._options, state, floats=names, dynamic=dynamic
+                )
+            except _ENGINE_ERRORS as error:
+                random.restore()
+                first_error = first_error or error
+                continue
+            finally:
+                _thread.is_capturing = False
+            if not names:
+                self._constant_floats |= self._floats
+                self._floats.clear()
+            report.note(state.programs)
+            baked = {name: value for name, value in floats.items() if name not in names}
+            return _Captured(capture, state, baked)
+        raise _onnx_error(first_error) from first_error
+
+    def _say_why(self, args: tuple, kwargs: dict) -> None:
+        if self._captured and self._logger.isEnabledFor(logging.INFO):
+            why = self._captured[0].capture.mismatch(args, kwargs)
+            self._logger.info("captured again, because %s", why)
+
+    def _say_captured(self, captured: _Captured, seconds: float) -> None:
+        self._count += 1
+        if self._count == 1:
+            self._logger.warning("%s", logs.first_run_table(self._settings))
+            self._logger.warning("Total ORT initialization overhead is %.2fs", seconds)
+        for program in captured.state.programs:
+            spent = ", ".join(f"{name} {1000 * s:.0f} ms" for name, s in program.seconds.items())
+            kind = "training" if program.is_training else "inference"
+            self._logger.info("captured a %s graph in %.2fs: %s", kind, seconds, spent)
+
+
+def _is_traced() -> bool:
+    return getattr(_thread, "is_capturing", False) or torch.compiler.is_compiling()
+
+
+def _onnx_error(error: Exception) -> ORTModuleONNXModelException:
+    wrapped = ORTModuleONNXModelException(str(error))
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _has_empty(call: Structure) -> bool:
+    return any(isinstance(leaf, torch.Tensor) and leaf.numel() == 0 for leaf in call.leaves)
+
+
+def _check_devices(held: ModuleState, call: Structure) -> None:
+    """Raise ORTModuleDeviceException unless exactly one device is meant."""
+    devices = {
+        tensor.device for tensor in held.tensors if tensor.dim() or tensor.is_floating_point()
+    }
+    if len(devices) > 1:
+        names = ", ".join(sorted(map(str, devices)))
+        raise ORTModuleDeviceException(f"a module on one device is wanted, got one on {names}")
+    if not devices and not any(isinstance(leaf, torch.Tensor) for leaf in call.leaves):
+        raise ORTModuleDeviceException(
+            "a device must be specified in the module or its inputs, got no tensor in either"
+        )

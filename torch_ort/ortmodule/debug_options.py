@@ -1,0 +1,85 @@
+"""DebugOptions and LogLevel: what an ORTModule says and saves."""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Mapping
+from typing import Any
+
+
+class LogLevel(enum.IntEnum):
+    """How much an ORTModule says: users need WARNING, developers INFO and below."""
+
+    VERBOSE = 0
+    DEVINFO = 1
+    INFO = 2
+    WARNING = 3
+    ERROR = 4
+    FATAL = 5
+
+
+class DebugOptions:
+    """Level of logging and saving of ONNX files, for one ORTModule.
+
+    `save_onnx` writes files into `save_path` (`.` by default) whose names start with `onnx_prefix`.
+    `config` holds options of `docs/options.md` by name. The environment wins over `log_level` and
+    `save_path`.
+    Raises TypeError on a wrong type, ValueError on a missing prefix, OSError if the folder cannot
+    be written to.
+    """
+
+    def __init__(
+        self,
+        log_level: LogLevel = LogLevel.WARNING,
+        save_onnx: bool = False,
+        onnx_prefix: str = "",
+        save_path: str = "",
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        from torch_ort import options
+
+        if not isinstance(log_level, LogLevel):
+            raise TypeError(f"log_level: got {type(log_level).__name__}, want a LogLevel")
+        if not isinstance(onnx_prefix, str):
+            raise TypeError(f"onnx_prefix: got {type(onnx_prefix).__name__}, want a string")
+        if save_onnx and not onnx_prefix:
+            raise ValueError("onnx_prefix: got nothing, want a prefix for the files of save_onnx")
+        settings = options.resolve_ortmodule(
+            {"log_level": log_level, "save_onnx_path": save_path}, environment_wins=True
+        )
+        folder = settings.save_onnx_path or os.getcwd()
+        if save_onnx and not os.access(folder, os.W_OK):
+            raise OSError(f"save_path: cannot write to the folder '{folder}'")
+        self.log_level = settings.log_level
+        self.save_onnx = bool(save_onnx)
+        self.onnx_prefix = onnx_prefix
+        self.save_path = folder
+        self.config = dict(config or {})
+
+    @property
+    def logging(self) -> DebugOptions:
+        """These options themselves: `.logging.log_level` is how callers may ask for the level."""
+        return self
+
+    @property
+    def save_onnx_models(self) -> _SavedModels:
+        """Whether, under which names and where files are written."""
+        return _SavedModels(self.save_onnx, self.onnx_prefix, self.save_path)
+
+    @property
+    def torch_exporter_filter(self) -> list[str] | None:
+        """Lines of an exporter to hide: there is no exporter, so nothing is hidden."""
+        return None
+
+    @property
+    def onnxruntime_log_filter(self) -> list[str] | None:
+        """Lines of a runtime to hide: nothing is hidden."""
+        return None
+
+
+class _SavedModels:
+    def __init__(self, save: bool, name_prefix: str, path: str) -> None:
+        self.save = save
+        self.name_prefix = name_prefix
+        self.path = path

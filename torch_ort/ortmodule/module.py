@@ -1,0 +1,282 @@
+"""ORTModule: a module whose forward and backward run as one graph in the engine."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from torch_ort import options
+from torch_ort.ortmodule import logs
+from torch_ort.ortmodule.calls import Calls
+from torch_ort.ortmodule.debug_options import DebugOptions
+from torch_ort.ortmodule.policy import ORTModuleTorchModelException
+
+_DATA_PARALLEL = (
+    "ORTModule is not compatible with torch.nn.DataParallel; "
+    "please use torch.nn.parallel.DistributedDataParallel instead"
+)
+
+# What stands in an ORTModule's own __dict__; all else belongs to the wrapped module.
+_OWN = ("_original", "_calls", "_debug_options", "_bound", "forward")
+
+
+class ORTModule(torch.nn.Module):
+    """Wraps a module; calls of it run in the engine, and in plain PyTorch where that is impossible.
+
+    State, attributes and methods are those of the wrapped module, so that checkpoints, optimizers
+    and training loops need not know of the wrapper. A graph is captured at the first call and
+    whenever a call differs in more than sizes and numbers: structure, dtype or device of arguments,
+    bools and strings among them, attributes of the module that its forward reads, modes of PyTorch.
+    What forward reads elsewhere (globals, closures, objects that hang in attributes) is not
+    watched: call `recapture()` after changing such things.
+
+    Raises ORTModuleTorchModelException for what is no module, and for a DataParallel where the
+    fallback policy does not allow plain PyTorch.
+    """
+
+    def __init__(self, module: torch.nn.Module, debug_options: DebugOptions | None = None) -> None:
+        if not isinstance(module, torch.nn.Module):
+            raise ORTModuleTorchModelException(
+                f"ORTModule only supports torch.nn.Module, got {type(module).__name__}"
+            ) from TypeError(f"want a torch.nn.Module, got {type(module).__name__}")
+        super().__init__()
+        self.__dict__["_original"] = module
+        self.__dict__["_debug_options"] = debug_options or DebugOptions()
+        self._start()
+        self._warn_of_collisions()
+
+    def _start(self) -> None:
+        """Make what is not copied: captured graphs, and methods bound to this object."""
+        debug = self._debug_options
+        compile_config, own_config = options.split(debug.config)
+        settings = options.resolve_ortmodule({**own_config, "log_level": debug.log_level})
+        logger = logs.make_logger(settings.log_level)
+        logs.say_ignored(logger, settings)
+        pending = None
+        if isinstance(self._original, torch.nn.DataParallel):
+            pending = ORTModuleTorchModelException(_DATA_PARALLEL)
+            if not settings.fallback_policy.allows(ORTModuleTorchModelException):
+                raise pending
+        chosen = options.resolve(compile_config)
+        self.__dict__["_calls"] = Calls(self._original, chosen, settings, logger, pending)
+        self.__dict__["_bound"] = self._bind_methods()
+        self.__dict__["forward"] = self._make_forward()
+
+    def _make_forward(self) -> Callable[..., Any]:
+        calls = self._calls
+
+        @functools.wraps(self._original.forward)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return calls(args, kwargs)
+
+        # Trainers drop the columns of a data set that forward does not name.
+        forward.__signature__ = inspect.signature(self._original.forward)
+        return forward
+
+    def _bind_methods(self) -> dict[str, Callable[..., Any]]:
+        """Bind the user's methods to this object, so that `self(...)` in them comes here."""
+        kind = type(self._original)
+        names = {
+            name
+            for base in kind.__mro__
+            if base not in torch.nn.Module.__mro__
+            for name, value in vars(base).items()
+            if isinstance(value, types.FunctionType) and not _is_special(name)
+        }
+        return {
+            name: types.MethodType(inspect.getattr_static(kind, name), self)
+            for name in names
+            if name != "forward"
+            and not hasattr(ORTModule, name)
+            and isinstance(inspect.getattr_static(kind, name), types.FunctionType)
+            and name not in vars(self._original)
+        }
+
+    def _warn_of_collisions(self) -> None:
+        own = {*vars(ORTModule), *_OWN} - {"forward", "__dict__"}
+        inherited = dir(torch.nn.Module)
+        theirs = {
+            *vars(self._original),
+            *(n for base in type(self._original).__mro__ if base not in torch.nn.Module.__mro__
+              for n in vars(base)),
+        }  # fmt: skip
+        for name in sorted(theirs & own):
+            if not _is_special(name) and name not in inherited and name != "training":
+                warnings.warn(
+                    f"ORTModule: attribute '{name}' of the wrapped module collides with one of "
+                    "ORTModule's, which wins; reach the other through `.module`",
+                    stacklevel=3,
+                )
+
+    # The wrapped module.
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The wrapped module itself."""
+        return self._original
+
+    def recapture(self) -> None:
+        """Forget what was captured, so that the next call captures anew."""
+        self._calls.recapture()
+
+    @property
+    def training(self) -> bool:
+        """Whether the wrapped module is in training mode."""
+        return self._original.training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        original = self.__dict__.get("_original")
+        if original is not None:
+            original.training = mode
+
+    def __getattr__(self, name: str) -> Any:
+        # Only called for what is found nowhere else.
+        bound = self.__dict__.get("_bound")
+        if bound is not None and name in bound:
+            return bound[name]
+        original = self.__dict__.get("_original")
+        if original is None:
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        return getattr(original, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "training" or name in self.__dict__ or "_original" not in self.__dict__:
+            super().__setattr__(name, value)
+        else:
+            setattr(self._original, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in self.__dict__:
+            super().__delattr__(name)
+        else:
+            delattr(self._original, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self._original)})
+
+    def __repr__(self) -> str:
+        inner = repr(self._original).replace("\n", "\n  ")
+        return f"{type(self).__name__}(\n  (module): {inner}\n)"
+
+    # Copies: graphs and bound methods are made anew.
+
+    def __getstate__(self) -> dict[str, Any]:
+        dropped = ("_calls", "_bound", "forward")
+        return {name: value for name, value in self.__dict__.items() if name not in dropped}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._start()
+
+    def __deepcopy__(self, memo: dict) -> ORTModule:
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return copied
+
+    # What a module is asked for, answered by the wrapped one.
+
+    def add_module(self, name: str, module: torch.nn.Module | None) -> None:
+        """Raise: modules are added to the wrapped module, before it is wrapped."""
+        raise ORTModuleTorchModelException(
+            "ORTModule does not support adding modules to it"
+        ) from NotImplementedError("add_module")
+
+    def _replicate_for_data_parallel(self) -> Any:
+        raise ORTModuleTorchModelException(_DATA_PARALLEL) from NotImplementedError(
+            "_replicate_for_data_parallel"
+        )
+
+    def _apply(self, fn: Callable, recurse: bool = True) -> ORTModule:
+        self._original._apply(fn, recurse)
+        return self
+
+    def apply(self, fn: Callable[[torch.nn.Module], None]) -> ORTModule:
+        """See torch.nn.Module."""
+        self._original.apply(fn)
+        return self
+
+    def train(self, mode: bool = True) -> ORTModule:
+        """See torch.nn.Module."""
+        self._original.train(mode)
+        return self
+
+    def eval(self) -> ORTModule:
+        """See torch.nn.Module."""
+        self._original.eval()
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """See torch.nn.Module."""
+        return self._original.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """See torch.nn.Module."""
+        return self._original.load_state_dict(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._original._load_from_state_dict(*args, **kwargs)
+
+    def register_buffer(self, *args: Any, **kwargs: Any) -> None:
+        """See torch.nn.Module."""
+        self._original.register_buffer(*args, **kwargs)
+
+    def register_parameter(self, *args: Any, **kwargs: Any) -> None:
+        """See torch.nn.Module."""
+        self._original.register_parameter(*args, **kwargs)
+
+    def get_parameter(self, target: str) -> torch.nn.Parameter:
+        """See torch.nn.Module."""
+        return self._original.get_parameter(target)
+
+    def get_buffer(self, target: str) -> torch.Tensor:
+        """See torch.nn.Module."""
+        return self._original.get_buffer(target)
+
+    def get_submodule(self, target: str) -> torch.nn.Module:
+        """See torch.nn.Module."""
+        return self._original.get_submodule(target)
+
+    def parameters(self, recurse: bool = True) -> Iterator[torch.nn.Parameter]:
+        """See torch.nn.Module."""
+        return self._original.parameters(recurse)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
+        """See torch.nn.Module."""
+        return self._original.named_parameters(*args, **kwargs)
+
+    def buffers(self, recurse: bool = True) -> Iterator[torch.Tensor]:
+        """See torch.nn.Module."""
+        return self._original.buffers(recurse)
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        """See torch.nn.Module."""
+        return self._original.named_buffers(*args, **kwargs)
+
+    def children(self) -> Iterator[torch.nn.Module]:
+        """See torch.nn.Module."""
+        return self._original.children()
+
+    def named_children(self) -> Iterator[tuple[str, torch.nn.Module]]:
+        """See torch.nn.Module."""
+        return self._original.named_children()
+
+    def modules(self) -> Iterator[torch.nn.Module]:
+        """See torch.nn.Module."""
+        return self._original.modules()
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Module]]:
+        """See torch.nn.Module."""
+        return self._original.named_modules(*args, **kwargs)
+
+
+def _is_special(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
