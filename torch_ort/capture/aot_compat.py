@@ -282,12 +282,21 @@ class FakeInputs:
 
     @contextmanager
     def tracing(self) -> Iterator[None]:
-        """Make fakes and trace in here."""
-        with (
-            shape_config.patch(backed_size_oblivious=self._dynamic),
-            tracing(self._context),
-        ):
-            yield
+        """Make fakes and trace in here.
+
+        `torch.compiler.is_compiling()` is true meanwhile: modules that ask leave out what looks at
+        numbers.
+        """
+        before = torch.compiler._is_compiling_flag
+        torch.compiler._is_compiling_flag = True
+        try:
+            with (
+                shape_config.patch(backed_size_oblivious=self._dynamic),
+                tracing(self._context),
+            ):
+                yield
+        finally:
+            torch.compiler._is_compiling_flag = before
 
     def held(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """Give a fake of a tensor whose sizes never change."""

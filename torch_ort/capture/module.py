@@ -16,7 +16,7 @@ import torch
 
 from torch_ort import _C, onnx_files
 from torch_ort._C import Unsupported
-from torch_ort.capture.aot_compat import FakeInputs, python_text
+from torch_ort.capture.aot_compat import FakeInputs, passes_through, python_text
 from torch_ort.capture.joint import Capture, GraphState
 from torch_ort.capture.structure import Structure
 from torch_ort.capture.symbols import symbol_name
@@ -172,11 +172,25 @@ def capture_module(
     Raises UnknownType for arguments that are no tensors, numbers or containers of them; Unsupported
     or InternalError for what cannot be captured, an error of the module itself included.
     """
+    try:
+        return _captured(module, args, kwargs, options, state, floats, dynamic)
+    except Exception as error:
+        # Outside of Dynamo nobody acts upon its signals.
+        if passes_through(error):
+            raise Unsupported(f"{type(error).__name__}: {error}") from error
+        raise
+
+
+def _captured(
+    module: torch.nn.Module, args: tuple, kwargs: dict, options: Options, state: GraphState,
+    floats: frozenset[str], dynamic: bool,
+) -> ModuleCapture:  # fmt: skip
     held = ModuleState(module)
     inputs = describe_call(module, args, kwargs, held, floats)
     fakes = FakeInputs(dynamic)
-    with fakes.tracing(), recorded_reads(module) as reads, unchanged_attributes(module):
+    with fakes.tracing(), recorded_reads(module) as reads, unchanged_attributes(module) as watch:
         trace = _Trace(module, held, inputs, fakes, dynamic)
+        trace.after_run = watch.note_run
         first = len(trace.integers) if dynamic else 0
         parameters = frozenset(range(first, first + len(held.tensors)))
         run = Capture(options, state, parameters).compile(trace, trace.flat, trace.sources)
@@ -234,8 +248,10 @@ class _Trace(torch.nn.Module):
         self.is_dynamic = dynamic
         self.integers: list[int | torch.SymInt] = []
         self.outputs: Structure
+        self.after_run: Callable[[], None]
         self._leaves: list[tuple[bool, int]] = []  # whether a tensor, and which one
         tensors = []
+        storages = {tensor.untyped_storage()._cdata for tensor in held.tensors}
         for leaf, name in zip(inputs.leaves, inputs.names, strict=True):
             if isinstance(leaf, int):
                 self._leaves.append((False, len(self.integers)))
@@ -243,6 +259,10 @@ class _Trace(torch.nn.Module):
                 continue
             is_number = isinstance(leaf, float)
             tensor = torch.tensor(leaf, dtype=inputs.float_dtype) if is_number else leaf
+            # The next call may bring different tensors where this one brings the same twice.
+            storage = tensor.untyped_storage()._cdata
+            tensor = _stand_in(tensor) if storage in storages else tensor
+            storages.add(storage)
             self._leaves.append((True, len(tensors)))
             tensors.append(fakes.tensor(tensor, name))
             self.integers += tensors[-1].shape
@@ -261,6 +281,7 @@ class _Trace(torch.nn.Module):
             tensors[i] if is_tensor else integers[i] for is_tensor, i in self._leaves
         )
         result = self.held.call_with(held, lambda: self.module(*args, **kwargs))
+        self.after_run()
         self.outputs = Structure(result, "output", keeps_others=True)
         return list(self.outputs.leaves)
 
@@ -276,6 +297,11 @@ class _Trace(torch.nn.Module):
             for name, tensor in zip(self.held.names, self.held.tensors, strict=True)
         ]
         return [*[None] * (len(self.integers) if self.is_dynamic else 0), *held, *given]
+
+
+def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    new = torch.empty_like(tensor, memory_format=torch.preserve_format, requires_grad=False)
+    return new.requires_grad_(tensor.requires_grad)
 
 
 def _condition(symbols: Sequence[str], words: str) -> Callable[..., bool]:

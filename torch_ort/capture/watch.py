@@ -118,39 +118,72 @@ def recorded_reads(module: torch.nn.Module) -> Iterator[Reads]:
     }
 
 
-@contextmanager
-def unchanged_attributes(module: torch.nn.Module) -> Iterator[None]:
-    """Put back what forward assigned to attributes; raise Unsupported if it assigned anything."""
-    before = {path: (part, dict(part.__dict__)) for path, part in module.named_modules()}
-    registries = {
-        (path, name): (part.__dict__[name], dict(part.__dict__[name]))
-        for path, (part, _) in before.items()
-        for name in _REGISTRIES
-    }
-    containers = {
-        (path, name): (value, _snapshot(value))
-        for path, (_, values) in before.items()
-        for name, value in values.items()
-        if type(value) in (list, dict, set) and _is_plain(value)
-    }
-    drawn = _random_states()
-    changed = []
-    try:
-        yield
-    finally:
-        for path, (part, values) in before.items():
-            changed += [f"{name!r} of {_called(path)}" for name in _put_back(part.__dict__, values)]
-        for (path, _), (registry, entries) in registries.items():
-            changed += [f"{name!r} of {_called(path)}" for name in _put_back(registry, entries)]
-        for (path, name), (value, copy) in containers.items():
-            if value != copy:
+class Watch:
+    """The attributes of a tree of modules, before forward runs in a capture and after each run."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._parts = [(path, part, dict(part.__dict__)) for path, part in module.named_modules()]
+        self._registries = [
+            (path, part.__dict__[name], dict(part.__dict__[name]))
+            for path, part, _ in self._parts
+            for name in _REGISTRIES
+        ]
+        self._containers = [
+            (path, name, value, _snapshot(value))
+            for path, _, values in self._parts
+            for name, value in values.items()
+            if type(value) in (list, dict, set) and _is_plain(value)
+        ]
+        self._runs: list[dict[tuple[str, str], Any]] = []
+
+    def note_run(self) -> None:
+        """Remember which constants a run of forward has assigned."""
+        self._runs.append(
+            {
+                (path, name): value
+                for path, part, before in self._parts
+                for name, value in part.__dict__.items()
+                if isinstance(value, _PLAIN) and not _is_same(value, before.get(name, _MISSING))
+            }
+        )
+
+    def undo(self) -> list[str]:
+        """Put everything back, and name what forward assigned.
+
+        What every run sets to the same constant, as a flag that the first call sets, is left: a
+        call in PyTorch would have set it too, and the graph is that of later calls.
+        """
+        kept = dict(self._runs[-1].items() & self._runs[-2].items()) if len(self._runs) > 1 else {}
+        changed = []
+        for path, part, before in self._parts:
+            kept_here = {name: value for (where, name), value in kept.items() if where == path}
+            names = _put_back(part.__dict__, before | kept_here)
+            changed += [f"{name!r} of {_called(path)}" for name in names]
+        for path, registry, before in self._registries:
+            changed += [f"{name!r} of {_called(path)}" for name in _put_back(registry, before)]
+        for path, name, value, before in self._containers:
+            if value != before:
                 changed.append(f"{name!r} of {_called(path)}")
-                _refill(value, copy)
+                _refill(value, before)
+        return sorted(set(changed))
+
+
+_MISSING = object()
+
+
+@contextmanager
+def unchanged_attributes(module: torch.nn.Module) -> Iterator[Watch]:
+    """Put back what forward assigned to attributes; raise Unsupported if it assigned anything."""
+    watch = Watch(module)
+    drawn = _random_states()
+    changed: list[str] = []
+    try:
+        yield watch
+    finally:
+        changed = watch.undo()
         others = _put_back_random_states(drawn)
     if changed:
-        raise Unsupported(
-            f"forward assigns {', '.join(sorted(set(changed)))}, which a captured graph cannot do"
-        )
+        raise Unsupported(f"forward assigns {', '.join(changed)}, which a captured graph cannot do")
     if others:
         raise Unsupported(
             f"forward draws from {others}, whose numbers a captured graph would repeat forever"
@@ -158,11 +191,10 @@ def unchanged_attributes(module: torch.nn.Module) -> Iterator[None]:
 
 
 def _put_back(entries: dict, before: dict) -> list[str]:
-    missing = object()
     changed = [
         name
         for name in [*before, *(name for name in entries if name not in before)]
-        if not _is_same(entries.get(name, missing), before.get(name, missing))
+        if not _is_same(entries.get(name, _MISSING), before.get(name, _MISSING))
     ]
     if changed:
         entries.clear()
