@@ -11,11 +11,15 @@ import pytest
 from comparison import Options, Run, assert_same_runs, build, train
 
 
+OURS = ("ort", "ortmodule")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--backend",
         default="ort",
-        help="torch.compile backend of the semantic tests (aot_eager checks the tests themselves)",
+        help="torch.compile backend of the semantic tests (aot_eager checks the tests themselves), "
+        "or ortmodule to wrap what they compile in an ORTModule",
     )
     parser.addoption(
         "--accept", action="store_true", help="write the graphs that passes leave into their cases"
@@ -28,6 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "aot_eager_fails(reason): stock AOTAutograd is known to fail this; expected with "
         "--backend aot_eager only",
         "ort_only: reads counters of torch_ort; skipped with another --backend",
+        "compile_only(reason): about torch.compile itself; skipped with --backend ortmodule",
     ):
         config.addinivalue_line("markers", line)
 
@@ -39,8 +44,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         known = item.get_closest_marker("aot_eager_fails")
         if known and backend == "aot_eager":
             item.add_marker(pytest.mark.xfail(reason=known.args[0], strict=True))
-        if item.get_closest_marker("ort_only") and backend != "ort":
+        if item.get_closest_marker("ort_only") and backend not in OURS:
             item.add_marker(pytest.mark.skip(reason="reads counters of torch_ort"))
+        if item.get_closest_marker("compile_only") and backend == "ortmodule":
+            item.add_marker(pytest.mark.skip(reason="about torch.compile itself"))
         if item.get_closest_marker("slow") and not keep_slow:
             item.add_marker(pytest.mark.skip(reason="slow: ask with --run-slow"))
 
@@ -89,10 +96,25 @@ def compiled(backend: str) -> Callable[..., Any]:
     def compile_with_backend(target: Any, **settings: Any) -> Any:
         import torch
 
+        if backend == "ortmodule":
+            return wrap(target, **settings)
         settings.setdefault("fullgraph", True)
         return torch.compile(target, backend=backend, **settings)
 
     return compile_with_backend
+
+
+def wrap(target: Any, options: dict | None = None, **unused: Any) -> Any:
+    """Return a module, or a function as one, in an ORTModule."""
+    import torch
+    import torch_ort
+
+    class Calls(torch.nn.Module):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return target(*args, **kwargs)
+
+    module = target if isinstance(target, torch.nn.Module) else Calls()
+    return torch_ort.ORTModule(module, torch_ort.DebugOptions(config=options))
 
 
 @pytest.fixture
@@ -106,7 +128,7 @@ def assert_engine_ran(backend: str) -> Callable[..., None]:
     """Return a check that the engine, and not eager PyTorch, did the work so far."""
 
     def check(backward: bool = False) -> None:
-        if backend != "ort":
+        if backend not in OURS:
             from torch._dynamo.utils import counters as of_torch
 
             assert of_torch["stats"]["unique_graphs"] > 0, "torch captured nothing"
@@ -126,7 +148,7 @@ def graphs_captured(backend: str) -> Callable[[], int]:
     """Return a function that counts the graphs captured since the test began."""
 
     def count() -> int:
-        if backend == "ort":
+        if backend in OURS:
             import torch_ort
 
             return torch_ort.counters()["graphs_captured"]
@@ -143,7 +165,7 @@ def live_contexts(backend: str) -> Callable[[], int]:
 
     def count() -> int:
         gc.collect()
-        if backend != "ort":
+        if backend not in OURS:
             return 0
         import torch_ort
 

@@ -163,6 +163,7 @@ def test_evaluation(compare_training):
     compare_training(functools.partial(Stack, dropout=0.3), rows, forward_context=torch.no_grad)
 
 
+@pytest.mark.compile_only("calls torch.compile")
 class TestSavedBytes:
     """Width and rows make activations large beside everything else that is saved."""
 

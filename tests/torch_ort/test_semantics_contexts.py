@@ -585,6 +585,7 @@ class TestMemory:
         assert after["arena_allocations"] == before["arena_allocations"]
 
 
+@pytest.mark.compile_only("calls torch.compile")
 def test_process_ends_cleanly_with_a_live_forward(backend):
     script = f"""
         import torch

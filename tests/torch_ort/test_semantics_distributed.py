@@ -44,6 +44,7 @@ def network(width: int = 64) -> nn.Module:
 
 # Torch's first bucket has one megabyte, and no other may be smaller.
 @pytest.mark.parametrize(("bucket_mb", "width"), [(25, 64), (1, 600)], ids=["one", "several"])
+@pytest.mark.compile_only("refuses DistributedDataParallel inside")
 def test_data_parallel_training(compiled, assert_engine_ran, bucket_mb, width):
     eager = network(width)
     ours = copy.deepcopy(eager)
@@ -85,6 +86,7 @@ def test_collectives_in_the_graph(compiled, assert_engine_ran):
 
 
 @pytest.mark.ort_only
+@pytest.mark.compile_only("other words")
 def test_distributed_tensors_run_in_eager(compiled, monkeypatch):
     """Their device mesh is an input that is no tensor: a clear fallback, and the right numbers."""
     from torch.distributed.device_mesh import init_device_mesh

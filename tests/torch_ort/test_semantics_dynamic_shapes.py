@@ -269,6 +269,7 @@ class TestSizesFromData:
         )
 
     @captures_data_dependent_sizes
+    @pytest.mark.compile_only("needs fullgraph")
     def test_failing_check_is_an_error_in_its_own_words(self, device, backend):
         def function(x, n):
             size = n.item()

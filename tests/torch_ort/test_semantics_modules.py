@@ -109,6 +109,7 @@ def test_batch_norm_without_running_statistics(compare_training):
     compare_training(lambda: cnn(track_running_stats=False), images)
 
 
+@pytest.mark.compile_only("runs in PyTorch")
 def test_batch_norm_with_a_cumulative_average(compare_training):
     class Cumulative(nn.Module):
         def __init__(self):
@@ -377,6 +378,7 @@ def test_complex_values_inside(compare_training):
     compare_training(Spectrum, rows)
 
 
+@pytest.mark.compile_only("guards of Dynamo")
 def test_second_instance_of_a_class_shares_the_code_but_not_the_weights(
     compiled, graphs_captured, assert_engine_ran
 ):
@@ -420,6 +422,7 @@ def test_state_dict_of_a_compiled_module_loads_into_the_original(compiled):
     torch.testing.assert_close(target(x), want)
 
 
+@pytest.mark.compile_only("a method of torch")
 def test_compile_method_of_a_module(backend, assert_engine_ran):
     torch.manual_seed(0)
     model = Block()
@@ -430,6 +433,7 @@ def test_compile_method_of_a_module(backend, assert_engine_ran):
     assert_engine_ran()
 
 
+@pytest.mark.compile_only("a method of torch")
 def test_compiled_blocks_inside_an_eager_module(backend, assert_engine_ran):
     class Stack(nn.Module):
         def __init__(self):

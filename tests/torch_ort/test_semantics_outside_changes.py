@@ -167,6 +167,7 @@ class TestHooks:
         compare_training(stepping, rows, optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
 
     @pytest.mark.parametrize("where", ["root", "child"])
+    @pytest.mark.compile_only("runs in PyTorch")
     def test_full_backward_hook(self, device, compiled, where):
         seen, gradients = [], []
         for wrap in (lambda m: m, functools.partial(compiled, fullgraph=False)):

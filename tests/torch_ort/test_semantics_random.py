@@ -220,6 +220,7 @@ def test_rate_changed_between_steps(compare_training):
     )
 
 
+@pytest.mark.compile_only("runs in PyTorch")
 def test_explicit_generator(compare_training):
     generators = []
 

@@ -61,6 +61,8 @@ __all__ = [
     "fake_token",
     "forward_and_backward_nodes",
     "frame_in_capture",
+    "has_higher_order",
+    "in_function_transform",
     "input_position",
     "needs_no_version_check",
     "passes_through",
@@ -184,6 +186,11 @@ def version(tensor: torch.Tensor) -> int:
 
 def _mutates(node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and schema(node.target).is_mutable
+
+
+def has_higher_order(graph: fx.Graph) -> bool:
+    """Tell whether a graph calls operators that take graphs."""
+    return any(isinstance(node.target, HigherOrderOperator) for node in graph.nodes)
 
 
 def written_placeholders(graph: fx.Graph) -> set[fx.Node]:
@@ -310,7 +317,9 @@ class FakeInputs:
             dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.dim(),
             constraint_sizes=[None] * tensor.dim(),
         )
-        return self._mode.from_tensor(tensor, symbolic_context=context, source=LocalSource(name))
+        fake = self._mode.from_tensor(tensor, symbolic_context=context, source=LocalSource(name))
+        fake.item_memo = None  # what a number on the CPU happens to be is no condition
+        return fake
 
     def integer(self, value: int, name: str) -> int | torch.SymInt:
         """Give a symbol for an integer that every call brings anew."""
@@ -322,10 +331,14 @@ class FakeInputs:
         )
         return self._sizes.create_symintnode(symbol, hint=value, source=source)
 
-    def written(self) -> list[int]:
-        """Give the positions of the inputs that the traced function writes into."""
+    def written(self) -> dict[int, bool]:
+        """Tell of each input that the traced function writes into whether autograd watches it."""
         infos = self._context.fw_metadata.input_info
-        return [i for i, info in enumerate(infos) if info.mutates_data or info.mutates_metadata]
+        return {
+            i: not info.mutations_under_no_grad_or_inference_mode
+            for i, info in enumerate(infos)
+            if info.mutates_data or info.mutates_metadata
+        }
 
     def guards(self) -> list[sympy.Basic]:
         """Give the conditions on symbols under which the same would be traced."""
@@ -382,6 +395,11 @@ def _running_text(frame: FrameType) -> str:
         for number in range(place[0] or 1, (place[1] or 0) + 1)
     ]
     return "".join(lines) or " ".join(code.co_names)
+
+
+def in_function_transform() -> bool:
+    """Tell whether a transform of torch.func is at work, which wraps tensors."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def python_text(expr: sympy.Basic) -> str:

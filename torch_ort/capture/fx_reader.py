@@ -204,6 +204,8 @@ class FxReader:
             if node.target is torch.ops.aten._local_scalar_dense.default:
                 self._add_read_back(node, value)
             return
+        if isinstance(node.target, OpOverload) and node.target.namespace == "profiler":
+            return  # marks of record_function; every step of the engine has its own
         if isinstance(node.target, HigherOrderOperator):
             higher_order.add_node(self, node)
             return

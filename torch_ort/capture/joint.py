@@ -52,6 +52,7 @@ class Capture:
     ) -> None:
         self.options = options
         self.state = state
+        self.has_higher_order = False  # whether an operator has graphs as arguments
         self._parameters = parameters
         self._forward: ForwardRunner | None = None
         self._sources: Sequence[onnx_files.Source | None] = []  # of the inputs, for files
@@ -114,6 +115,7 @@ class Capture:
                 joint, joint_inputs, num_fwd_outputs=num_fwd_outputs,
                 static_lifetime_input_indices=static_lifetime_input_indices, **unused
             )  # fmt: skip
+        self.has_higher_order = aot_compat.has_higher_order(joint.graph)
         with stage("convert"):
             layout = JointLayout(joint, num_fwd_outputs)
             program = read_joint(layout, self.options)
@@ -138,6 +140,7 @@ class Capture:
 
     def compile_inference(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         """Compile a graph without gradients."""
+        self.has_higher_order = aot_compat.has_higher_order(module.graph)
         with stage("convert"):
             program, outputs = read_inference(module, self.options)
         placeholders = module.graph.find_nodes(op="placeholder")

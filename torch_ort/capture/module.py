@@ -18,9 +18,9 @@ from torch_ort import _C, onnx_files
 from torch_ort._C import Unsupported
 from torch_ort.capture.aot_compat import FakeInputs, passes_through, python_text
 from torch_ort.capture.joint import Capture, GraphState
-from torch_ort.capture.structure import Structure
+from torch_ort.capture.structure import Structure, is_dense
 from torch_ort.capture.symbols import symbol_name
-from torch_ort.capture.watch import recorded_reads, unchanged_attributes
+from torch_ort.capture.watch import Watch, recorded_reads, unchanged_attributes
 from torch_ort.options import Options
 
 
@@ -50,27 +50,16 @@ class ModuleState:
                     self.places.append((container, key, positions[id(tensor)]))
 
     def call_with(self, tensors: Sequence[torch.Tensor], call: Callable[[], Any]) -> Any:
-        """Run `call` while other tensors hang in all places.
-
-        Raises Unsupported if it hangs another tensor there.
-        """
+        """Run `call` while other tensors hang in all places; what it replaced there stays."""
         before = [container[key] for container, key, _ in self.places]
         for container, key, position in self.places:
             container[key] = tensors[position]
-        replaced = []
         try:
             return call()
         finally:
             for (container, key, position), tensor in zip(self.places, before, strict=True):
-                if container[key] is not tensors[position]:
-                    replaced.append(self.names[position])
-                container[key] = tensor
-            if replaced:
-                names = ", ".join(map(repr, sorted(set(replaced))))
-                raise Unsupported(
-                    f"forward replaces the tensor {names} of the module; a captured graph can write "
-                    "into it, as copy_ does, but not replace it"
-                )
+                if container[key] is tensors[position]:
+                    container[key] = tensor
 
 
 def _containers(module: torch.nn.Module) -> list[tuple[dict | list, str]]:
@@ -92,13 +81,14 @@ class ModuleCapture:
 
     def __init__(
         self, trace: _Trace, guard: _C.CallGuard, run: Callable[..., Sequence[Any]],
-        conditions: Sequence[sympy.Basic], written: Sequence[int],
+        conditions: Sequence[sympy.Basic], written: dict[int, bool],
     ) -> None:  # fmt: skip
         self.run = run
         self._guard = guard
         self._num_integers = len(trace.integers)
         self._first = 0 if trace.is_dynamic else self._num_integers
         self._outputs = trace.outputs
+        self._assigned = trace.assigned
         self._written = written
         self._words = " and ".join(map(python_text, conditions))
         self._holds = _condition(trace.symbols, self._words) if conditions else None
@@ -108,7 +98,7 @@ class ModuleCapture:
         flat = self._guard.match(args, kwargs)
         if flat is None or (self._holds and not self._holds(*flat[: self._num_integers])):
             return None
-        if self._written and shared_writes(args, kwargs, flat, self._written):
+        if self._written and refused_write(args, kwargs, flat, self._written):
             return None
         return flat[self._first :] if self._first else flat
 
@@ -120,7 +110,7 @@ class ModuleCapture:
         flat = self._guard.match(args, kwargs)
         if self._holds and not self._holds(*flat[: self._num_integers]):
             return f"sizes: want {self._words}"
-        return shared_writes(args, kwargs, flat, self._written)
+        return refused_write(args, kwargs, flat, self._written)
 
     def integers_of(self, flat: list[Any]) -> list[int]:
         """Give the integers and sizes of a call from its graph's arguments."""
@@ -133,21 +123,27 @@ class ModuleCapture:
         self._holds = lambda *integers: 0 not in integers and holds(*integers)
 
     def rebuild(self, results: Sequence[Any]) -> Any:
-        """Give a call's result from those of the graph."""
+        """Give a call's result from those of the graph; hang up tensors that forward assigns."""
+        if self._assigned:
+            count = len(results) - len(self._assigned)
+            for (entries, name), tensor in zip(self._assigned, results[count:], strict=True):
+                entries[name] = tensor
         return self._outputs.rebuild(results)
 
 
-def shared_writes(args: tuple, kwargs: dict, flat: Sequence[Any], written: Sequence[int]) -> str:
+def refused_write(args: tuple, kwargs: dict, flat: Sequence[Any], written: dict[int, bool]) -> str:
     """Say what makes writing into arguments impossible; empty if nothing does.
 
     A graph was captured with tensors that share no memory, and writes into what it is given, which
-    is a copy where a tensor is not dense.
+    is a copy where a tensor is not dense. `written` tells by position whether autograd watches.
     """
     tensors = [value for value in flat if isinstance(value, torch.Tensor)]
     given = {id(leaf) for leaf in Structure((args, kwargs), "").leaves}
     storages = [tensor.untyped_storage().data_ptr() for tensor in tensors]
-    for position in written:
+    for position, is_watched in written.items():
         tensor = flat[position]
+        if is_watched and tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():
+            return "forward writes into a leaf Variable that requires grad"
         if id(tensor) not in given:
             return "forward writes into an argument that is not dense"
         storage = tensor.untyped_storage().data_ptr()
@@ -185,17 +181,18 @@ def _captured(
     module: torch.nn.Module, args: tuple, kwargs: dict, options: Options, state: GraphState,
     floats: frozenset[str], dynamic: bool,
 ) -> ModuleCapture:  # fmt: skip
+    check_kind(module)
     held = ModuleState(module)
     inputs = describe_call(module, args, kwargs, held, floats)
     fakes = FakeInputs(dynamic)
     with fakes.tracing(), recorded_reads(module) as reads, unchanged_attributes(module) as watch:
         trace = _Trace(module, held, inputs, fakes, dynamic)
-        trace.after_run = watch.note_run
+        trace.watch = watch
         first = len(trace.integers) if dynamic else 0
         parameters = frozenset(range(first, first + len(held.tensors)))
-        run = Capture(options, state, parameters).compile(trace, trace.flat, trace.sources)
-        written = [i for i in fakes.written() if i not in parameters]
-    trace.outputs.leaves = []  # tensors of the trace
+        capture = Capture(options, state, parameters)
+        run = capture.compile(trace, trace.flat, trace.sources)
+        written = fakes.written()
     for program in state.programs:
         for name, constant in program.constants.items():
             if constant.requires_grad:
@@ -203,14 +200,34 @@ def _captured(
                     f"forward reads tensor '{name}', which requires grad and hangs in no parameter, "
                     "buffer or attribute of the module: its gradient would be lost"
                 )
-    rows = reads.rows()
-    guard = _C.CallGuard(inputs.description[3], held.places, rows)
+    if capture.has_higher_order:  # Dynamo has traced its bodies, where reads cannot be recorded
+        reads.add_all()
+    guard = _C.CallGuard(inputs.description[3], held.places, reads.rows())
     conditions = fakes.guards() if dynamic else [
         sympy.Eq(sympy.Symbol(symbol), size, evaluate=False)
         for symbol, size in zip(trace.symbols, trace.integers, strict=True)
     ]  # fmt: skip
+    for i in written.keys() & parameters:
+        tensor = held.tensors[i - first]
+        if written[i] and tensor.requires_grad and torch.is_grad_enabled():
+            raise Unsupported(f"forward writes into '{held.names[i - first]}', which requires grad")
     offset = 0 if dynamic else len(trace.integers)
-    return ModuleCapture(trace, guard, run, conditions, [i + offset for i in written])
+    written = {i + offset: watched for i, watched in written.items() if i not in parameters}
+    trace.forget()
+    return ModuleCapture(trace, guard, run, conditions, written)
+
+
+def check_kind(module: torch.nn.Module) -> None:
+    """Raise Unsupported for what does more in backward, or around forward, than a graph can."""
+    for path, part in module.named_modules():
+        name = f"module '{path}'" if path else "the module"
+        if isinstance(part, torch.nn.parallel.DistributedDataParallel):
+            raise Unsupported(
+                f"{name} is a DistributedDataParallel: wrap its inner module first, and then that in "
+                "a DistributedDataParallel"
+            )
+        if part._backward_hooks or part._backward_pre_hooks:
+            raise Unsupported(f"{name} has backward hooks, which a captured graph would not call")
 
 
 def describe_call(
@@ -248,7 +265,8 @@ class _Trace(torch.nn.Module):
         self.is_dynamic = dynamic
         self.integers: list[int | torch.SymInt] = []
         self.outputs: Structure
-        self.after_run: Callable[[], None]
+        self.assigned: list[tuple[dict, str]] = []  # where forward hangs tensors
+        self.watch: Watch
         self._leaves: list[tuple[bool, int]] = []  # whether a tensor, and which one
         tensors = []
         storages = {tensor.untyped_storage()._cdata for tensor in held.tensors}
@@ -259,9 +277,11 @@ class _Trace(torch.nn.Module):
                 continue
             is_number = isinstance(leaf, float)
             tensor = torch.tensor(leaf, dtype=inputs.float_dtype) if is_number else leaf
-            # The next call may bring different tensors where this one brings the same twice.
+            # The next call may bring different tensors where this one brings the same twice, and
+            # what is not dense is copied.
             storage = tensor.untyped_storage()._cdata
-            tensor = _stand_in(tensor) if storage in storages else tensor
+            if storage in storages or not is_dense(tensor):
+                tensor = _stand_in(tensor)
             storages.add(storage)
             self._leaves.append((True, len(tensors)))
             tensors.append(fakes.tensor(tensor, name))
@@ -281,9 +301,18 @@ class _Trace(torch.nn.Module):
             tensors[i] if is_tensor else integers[i] for is_tensor, i in self._leaves
         )
         result = self.held.call_with(held, lambda: self.module(*args, **kwargs))
-        self.after_run()
+        taken = self.watch.take_tensors()
+        self.assigned = [(entries, name) for entries, name, _ in taken]
+        self.watch.note_run()
         self.outputs = Structure(result, "output", keeps_others=True)
-        return list(self.outputs.leaves)
+        return [*self.outputs.leaves, *(tensor for _, _, tensor in taken)]
+
+    def forget(self) -> None:
+        """Let go of the call's tensors and of those of the trace: the graph lives on with this."""
+        self.outputs.leaves = []
+        self.inputs.leaves = []
+        self.held.tensors = []
+        self.flat = []
 
     def sources(self) -> list[onnx_files.Source | None]:
         """Name the flat inputs for files."""
@@ -300,7 +329,8 @@ class _Trace(torch.nn.Module):
 
 
 def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
-    new = torch.empty_like(tensor, memory_format=torch.preserve_format, requires_grad=False)
+    kept = torch.preserve_format if is_dense(tensor) else torch.contiguous_format
+    new = torch.empty_like(tensor, memory_format=kept, requires_grad=False)
     return new.requires_grad_(tensor.requires_grad)
 
 

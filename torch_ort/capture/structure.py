@@ -173,6 +173,11 @@ def _tensor_description(value: torch.Tensor) -> tuple:
     )  # fmt: skip
 
 
+def is_dense(value: torch.Tensor) -> bool:
+    """Tell whether a tensor's numbers lie in one of the orders that calls are compared by."""
+    return value.is_contiguous() or dense_format(value) != "contiguous"
+
+
 def dense_format(value: torch.Tensor) -> str:
     """Name the order in which a tensor's numbers lie; "contiguous" too where they have none."""
     if value.layout == torch.strided and not value.is_contiguous():

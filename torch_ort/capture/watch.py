@@ -31,6 +31,12 @@ class Reads:
     modules: dict[int, tuple[str, torch.nn.Module]]  # by id: the path and the module
     found: set[tuple[int, str]] = field(default_factory=set)
 
+    def add_all(self) -> None:
+        """Count every attribute of every module as read."""
+        self.found |= {
+            (key, name) for key, (_, part) in self.modules.items() for name in vars(part)
+        }
+
     def rows(self) -> list[tuple[dict, str, str, Any, str]]:
         """Give what `_C.CallGuard` compares: dict, key, how, value, words."""
         rows = []
@@ -95,14 +101,16 @@ _patching = threading.Lock()
 
 @contextmanager
 def recorded_reads(module: torch.nn.Module) -> Iterator[Reads]:
-    """Record which attributes of a tree of modules are read by this thread."""
+    """Record which attributes of a tree of modules are read."""
     reads = Reads({id(part): (path, part) for path, part in module.named_modules()})
-    thread = threading.get_ident()
+    modules, found = reads.modules, reads.found
     base = torch.nn.Module
 
+    # Other threads may read as well: more is guarded than need be. Dynamo, which operators with
+    # graphs as arguments call, must see no side effect here.
     def recorder(self: torch.nn.Module, name: str) -> Any:
-        if id(self) in reads.modules and threading.get_ident() == thread:
-            reads.found.add((id(self), name))
+        if not torch.compiler.is_dynamo_compiling() and id(self) in modules:
+            found.add((id(self), name))
         return object.__getattribute__(self, name)
 
     with _patching:
@@ -146,6 +154,21 @@ class Watch:
                 if isinstance(value, _PLAIN) and not _is_same(value, before.get(name, _MISSING))
             }
         )
+
+    def take_tensors(self) -> list[tuple[dict, str, torch.Tensor]]:
+        """Take back tensors that a run of forward has hung into attributes and buffers."""
+        taken = []
+        places = [(part.__dict__, before) for _, part, before in self._parts]
+        places += [(registry, before) for _, registry, before in self._registries]
+        for entries, before in places:
+            for name, value in list(entries.items()):
+                if isinstance(value, torch.Tensor) and value is not before.get(name, _MISSING):
+                    taken.append((entries, name, value))
+                    if name in before:
+                        entries[name] = before[name]
+                    else:
+                        del entries[name]
+        return taken
 
     def undo(self) -> list[str]:
         """Put everything back, and name what forward assigned.

@@ -14,6 +14,7 @@ import torch
 
 from torch_ort import counting, fallback, report
 from torch_ort._C import InternalError, Unsupported
+from torch_ort.capture.aot_compat import in_function_transform
 from torch_ort.capture.joint import GraphState
 from torch_ort.capture.module import ModuleCapture, ModuleState, capture_module, describe_call
 from torch_ort.capture.structure import Structure, UnknownType
@@ -136,8 +137,11 @@ class Calls:
                 capture.refuse_empty()
                 return self(args, kwargs)
             self._captured.remove(captured)
+            wrapped = _onnx_error(error)
+            if not isinstance(error, _ENGINE_ERRORS) and not self._may_fall_back(wrapped):
+                raise  # a kernel's own, which PyTorch would raise as well
             stage = fallback.stage_of_first_run(error)
-            return self._run_in_pytorch(_onnx_error(error), stage, args, kwargs)
+            return self._run_in_pytorch(wrapped, stage, args, kwargs)
         captured.takes_empty = captured.takes_empty or is_empty
         captured.is_proven = captured.is_proven or not is_empty
         captured.state.note_first_run()
@@ -261,7 +265,11 @@ class Calls:
 
 
 def _is_traced() -> bool:
-    return getattr(_thread, "is_capturing", False) or torch.compiler.is_compiling()
+    return (
+        getattr(_thread, "is_capturing", False)
+        or torch.compiler.is_compiling()
+        or in_function_transform()
+    )
 
 
 def _onnx_error(error: Exception) -> ORTModuleONNXModelException:

@@ -1,0 +1,856 @@
+# What calls of an ORTModule may bring and give, and which differences make a new graph.
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+import enum
+import types
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOutput
+
+import torch_ort
+from torch_ort import ORTModule
+from torch_ort.fallback import FallbackWarning
+from torch_ort.ortmodule import (
+    ORTModuleDeviceException,
+    ORTModuleIOError,
+    ORTModuleONNXModelException,
+)
+
+
+class Both:
+    """An eager copy and a wrapped copy of a module, called with equal arguments."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.eager = copy.deepcopy(module)
+        self.ours = ORTModule(module)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call both, go backward where possible, compare all; give the engine's result."""
+        ran = torch_ort.counters()["forward_runs"]
+        want_args, got_args = copy.deepcopy((args, kwargs)), copy.deepcopy((args, kwargs))
+        want = self.eager(*want_args[0], **want_args[1])
+        got = self.ours(*got_args[0], **got_args[1])
+        assert torch_ort.counters()["forward_runs"] == ran + 1
+        assert_same(got, want, "output")
+        backward(want)
+        backward(got)
+        assert_same(got_args, want_args, "arguments")
+        for (name, a), b in zip(self.ours.named_parameters(), self.eager.parameters(), strict=True):
+            assert_same(a.grad, b.grad, f"gradient of {name}")
+        self.eager.zero_grad()
+        self.ours.zero_grad()
+        return got
+
+
+def backward(outputs: Any) -> None:
+    tensors = [leaf for _, leaf in leaves(outputs) if isinstance(leaf, torch.Tensor)]
+    terms = [t.pow(2).sum() + t.sum() for t in tensors if t.requires_grad]
+    if terms:
+        torch.stack(terms).sum().backward()
+
+
+def parts(value: Any) -> dict[str, Any] | None:
+    """Give the parts of a container by name; None for a leaf."""
+    if isinstance(value, collections.abc.Mapping):
+        return {f"[{key!r}]": part for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return {f"[{i}]": part for i, part in enumerate(value)}
+    if dataclasses.is_dataclass(value) or isinstance(value, Holder | types.SimpleNamespace):
+        return {f".{key}": part for key, part in vars(value).items()}
+    return None
+
+
+def leaves(value: Any, name: str = "") -> list[tuple[str, Any]]:
+    inner = parts(value)
+    if inner is None:
+        return [(name, value)]
+    return [leaf for key, part in inner.items() for leaf in leaves(part, name + key)]
+
+
+def assert_same(got: Any, want: Any, name: str) -> None:
+    assert type(got) is type(want), name
+    inner = parts(want)
+    if inner is not None:
+        assert list(parts(got)) == list(inner), name
+        for key, part in parts(got).items():
+            assert_same(part, inner[key], name + key)
+    elif isinstance(want, torch.Tensor):
+        torch.testing.assert_close(got, want, msg=lambda text: f"{name}: {text}")
+        assert got.requires_grad == want.requires_grad, name
+        if want.is_leaf:
+            assert_same(got.grad, want.grad, f"gradient of {name}")
+    else:
+        assert got == want, name
+
+
+def wrapped(function: Any, width: int = 4) -> Both:
+    """Give a module with one linear layer whose forward is `function(linear, ...)`."""
+    torch.manual_seed(0)
+
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(width, width)
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return function(self.linear, *args, **kwargs)
+
+    return Both(Wrapped())
+
+
+def rows(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*(shape or (3, 4)), generator=torch.Generator().manual_seed(seed))
+
+
+# Arguments by position and by name.
+
+
+class Options(nn.Module):
+    """Takes tensors, of which some may be left out, and values that choose what is done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x, y=None, *, bias=None, flag=False, how="plus", power=2, scale=1.0):
+        z = self.linear(x)
+        if y is not None:
+            z = z * y
+        if bias is not None:
+            z = z + bias if how == "plus" else z - bias
+        z = z.abs() if flag else z
+        return (z**power) * scale
+
+
+def test_arguments_by_position_and_by_name(graphs_captured):
+    both = Both(Options())
+    x, y, b = rows(), rows(seed=1), rows(4, seed=2)
+    both(x, y)
+    both(x, y=y)
+    both(x=x, y=y)
+    assert graphs_captured() <= 3
+    captured = graphs_captured()
+    both(x=x, y=y, bias=b)
+    both(bias=b, y=y, x=x)
+    both(y=y, x=x, bias=b)
+    assert graphs_captured() == captured + 1
+
+
+def test_arguments_left_out_and_given(graphs_captured):
+    both = Both(Options())
+    x, y, b = rows(), rows(seed=1), rows(4, seed=2)
+    for _ in range(2):
+        both(x)
+        both(x, y)
+        both(x, bias=b)
+        both(x, y, bias=b)
+    assert graphs_captured() == 4
+
+
+def test_none_is_something_else_than_a_tensor(graphs_captured):
+    both = Both(Options())
+    for y in (rows(seed=1), None, rows(seed=2), None):
+        both(rows(), y)
+    assert graphs_captured() == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "values"), [("flag", (True, False, True, False)), ("how", ("plus", "minus", "plus"))]
+)
+def test_constants_make_a_graph_each(name, values, graphs_captured):
+    both = Both(Options())
+    for value in values:
+        both(rows(), bias=rows(4), **{name: value})
+    assert graphs_captured() == len(set(values))
+
+
+def test_true_one_and_one_point_nought_are_not_the_same():
+    both = wrapped(lambda linear, x, n: linear(x) * n if isinstance(n, bool) else linear(x) + n)
+    for n in (1, True, 1.0, 1, True):
+        both(rows(), n)
+
+
+def test_integers_vary_without_a_new_graph(graphs_captured):
+    both = wrapped(lambda linear, x, n: linear(x) * n + n // 2)
+    for n in (3, 5, 0, 1, -4, 7, 2**40):
+        both(rows(), n)
+    assert graphs_captured() == 1
+
+
+def test_integers_may_be_sizes_and_indices(graphs_captured):
+    both = wrapped(lambda linear, x, n: (linear(x)[:, :n], x.new_ones(n + 1), x.repeat(n, 1)))
+    for n in (2, 3, 4, 1):
+        both(rows(), n)
+    assert graphs_captured() <= 2
+
+
+def test_integers_that_forward_branches_on():
+    both = wrapped(lambda linear, x, n: linear(x) * n if n > 2 else linear(x) - n)
+    for n in (3, 1, 2, 7, 5):
+        both(rows(), n)
+
+
+def test_integers_that_forward_loops_over():
+    def repeated(linear, x, n):
+        for _ in range(n):
+            x = linear(x)
+        return x
+
+    both = wrapped(repeated)
+    for n in (1, 3, 2, 3, 0):
+        both(rows(), n)
+
+
+def test_floats_vary_with_at_most_one_more_graph(graphs_captured):
+    both = wrapped(lambda linear, x, scale: linear(x) * scale + scale)
+    for scale in (0.5, 2.0, 0.25, -1.0, 0.0, 1e-3, 1.0, 3e4):
+        both(rows(), scale)
+    assert graphs_captured() <= 2
+
+
+def test_floats_vary_without_loss_of_digits_in_double():
+    both = wrapped(lambda linear, x, scale: linear(x) * scale)
+    both.eager.double()
+    both.ours.double()
+    for scale in (0.1, 0.2, 0.3, 1 / 3):
+        both(rows().double(), scale=scale)
+
+
+def test_several_floats_vary(graphs_captured):
+    both = Both(Options())
+    for i in range(4):
+        both(rows(), scale=0.5 + i)
+    assert graphs_captured() <= 2
+    both = wrapped(lambda linear, x, pairs: linear(x) * pairs["a"] + pairs["b"][0])
+    for i in range(6):
+        both(rows(), {"a": 0.5 * i, "b": [1.0 / (1 + i)]})
+    assert graphs_captured() <= 5
+
+
+def test_floats_that_only_a_constant_can_be(graphs_captured):
+    both = wrapped(lambda linear, x, p: linear(x) + 1 if p > 0.5 else nn.functional.elu(x, p))
+    for p in (0.25, 0.75, 0.125, 0.25, 0.75):
+        both(rows(), p)
+
+
+def test_special_floats():
+    both = wrapped(lambda linear, x, top: linear(x).clamp(max=top))
+    for top in (0.5, float("inf"), 0.25, float("-inf"), 0.5):
+        both(rows(), top)
+
+
+@pytest.mark.parametrize(
+    ("function", "values"),
+    [
+        (lambda linear, x, dtype: linear(x).to(dtype), (torch.float64, torch.float32)),
+        (lambda linear, x, part: linear(x)[part], (slice(0, 2), slice(1, 3))),
+        (lambda linear, x, names: linear(x) * len(names), (("a",), ("a", "b"))),
+        (lambda linear, x, order: linear(x) * sum(order), ([1, 2], [2, 3, 4])),
+    ],
+)
+def test_other_constants(function, values):
+    both = wrapped(function)
+    for value in (*values, *values):
+        both(rows(), value)
+
+
+def test_enumerations_are_constants(graphs_captured):
+    both = wrapped(lambda linear, x, mode: linear(x) * mode.value)
+    for mode in (Mode.LOW, Mode.HIGH, Mode.LOW):
+        both(rows(), mode)
+    assert graphs_captured() == 2
+
+
+class Mode(enum.Enum):
+    LOW = 1
+    HIGH = 2
+
+
+# Containers.
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+@dataclasses.dataclass
+class Data:
+    first: Any
+    second: Any = None
+    name: str = "data"
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    first: Any
+    second: Any
+
+
+class Holder:
+    """A plain class that holds values."""
+
+    def __init__(self, first: Any, second: Any) -> None:
+        self.first, self.second = first, second
+
+
+def both_of(value: Any) -> tuple[Any, Any]:
+    """Give the two tensors in any container of this file."""
+    if isinstance(value, collections.abc.Mapping):
+        return value["first"], value["second"]
+    if isinstance(value, list | tuple):
+        return value[0], value[1]
+    return value.first, value.second
+
+
+CONTAINERS = {
+    "list": lambda a, b: [a, b],
+    "tuple": lambda a, b: (a, b),
+    "dict": lambda a, b: {"first": a, "second": b},
+    "namedtuple": Pair,
+    "OrderedDict": lambda a, b: collections.OrderedDict(first=a, second=b),
+    "UserDict": lambda a, b: collections.UserDict(first=a, second=b),
+    "defaultdict": lambda a, b: collections.defaultdict(list, first=a, second=b),
+    "dataclass": Data,
+    "frozen dataclass": Frozen,
+}
+
+
+def take_both(linear, value):
+    a, b = both_of(value)
+    return linear(a) * b
+
+
+@pytest.mark.parametrize("make", CONTAINERS.values(), ids=CONTAINERS.keys())
+def test_containers_come_in_and_go_out(make, graphs_captured):
+    both = wrapped(lambda linear, value: (take_both(linear, value), make(linear.weight, value)))
+    for count in (3, 5):
+        both(make(rows(count, 4).requires_grad_(), rows(count, 4, seed=1)))
+    assert graphs_captured() == 1
+
+
+@pytest.mark.parametrize("make", CONTAINERS.values(), ids=CONTAINERS.keys())
+def test_containers_reach_forward_as_they_are(make):
+    seen = []
+
+    def noted(linear, value):
+        seen.append(type(value))
+        return take_both(linear, value)
+
+    value = make(rows(), rows(seed=1))
+    ORTModule(wrapped(noted).eager)(value)
+    assert set(seen) == {type(value)}
+
+
+def test_containers_in_containers(graphs_captured):
+    def nested(linear, batch, *more, **named):
+        a = linear(batch["x"][0]) + batch["deep"]["pair"].second
+        b = a * named["scale"][0] + more[0][1][0]
+        return {"out": [a, (b, None)], "name": Data(b, Pair(a, "text"))}
+
+    both = wrapped(nested)
+    for count in (3, 2):
+        x = rows(count, 4)
+        batch = {"x": [x, None], "deep": {"pair": Pair("name", rows(4, seed=1).requires_grad_())}}
+        both(batch, (1, [rows(4, seed=2)]), scale=(rows(1, seed=3), False))
+    assert graphs_captured() == 1
+
+
+def test_another_structure_is_another_graph(graphs_captured):
+    def total(linear, values):
+        values = values.values() if isinstance(values, dict) else values
+        return sum(linear(value) for value in values)
+
+    both = wrapped(total)
+    x = rows()
+    given = ([x], [x, x], (x, x), {"a": x}, {"b": x}, [x])
+    for value in given:
+        both(value)
+    assert graphs_captured() == len(given) - 1
+
+
+def test_order_of_keys_does_not_change_the_results():
+    both = wrapped(lambda linear, values: linear(values["a"]) * values["b"])
+    both({"a": rows(), "b": rows(seed=1)})
+    both({"b": rows(seed=1), "a": rows()})
+
+
+def test_the_order_of_keys_that_forward_sees_is_that_of_the_call():
+    def weighted(linear, values):
+        return sum(i * linear(value) for i, value in enumerate(values.values(), 1))
+
+    both = wrapped(weighted)
+    both({"a": rows(), "b": rows(seed=1)})
+    both({"b": rows(seed=1), "a": rows()})
+
+
+def test_starred_arguments(graphs_captured):
+    def total(linear, *args, **kwargs):
+        return linear(sum(args)) + sum(value * len(key) for key, value in kwargs.items())
+
+    both = wrapped(total)
+    a, b, c = rows(), rows(seed=1), rows(seed=2)
+    both(a)
+    both(a, b)
+    both(a, b, c, one=a, three=b)
+    both(a, three=b, one=a)
+    both(a, one=a, three=b)
+    both(b, c)
+    assert graphs_captured() == 4
+
+
+def test_arguments_are_not_kept_alive():
+    both = wrapped(lambda linear, x: linear(x))
+    x = rows()
+    both.ours(x)
+    count = len([r for r in gc_referrers(x) if isinstance(r, list | tuple | dict | set)])
+    assert count <= 1  # the frame's or the module's dict at most
+
+
+def gc_referrers(value):
+    import gc
+
+    gc.collect()
+    return gc.get_referrers(value)
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, torch.nn.ReLU(), lambda x: x, 1 + 2j])
+def test_what_is_no_data_falls_back_clearly(value, monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    both = wrapped(lambda linear, x, other: linear(x))
+    if isinstance(value, complex):
+        both(rows(), value)
+        return
+    words = f"ORTModuleIOError: other: got {type(value).__name__}, want tensors, numbers"
+    words = words.replace("other", r"\S+")
+    with pytest.warns(FallbackWarning, match=words):
+        got = both.ours(rows(), value)
+    assert torch.equal(got, both.eager(rows(), value))
+
+
+def test_what_is_no_data_raises_in_strict_mode():
+    both = Both(Options())
+    with pytest.raises(ORTModuleIOError, match="bias: got object, want tensors, numbers"):
+        both.ours(rows(), bias=object())
+
+
+def test_tensor_subclasses_are_named():
+    class Special(torch.Tensor):
+        pass
+
+    both = Both(Options())
+    with pytest.raises(ORTModuleIOError, match="x: got the tensor subclass Special"):
+        both.ours(rows().as_subclass(Special))
+    with pytest.raises(ORTModuleIOError, match=r"y: got a tensor of layout torch\.sparse_coo"):
+        both.ours(rows(), rows().to_sparse())
+
+
+# Tensors of other kinds.
+
+
+def test_dtypes_and_ranks_make_a_graph_each(graphs_captured):
+    both = wrapped(lambda linear, x: linear(x.to(torch.float32)))
+    for _ in range(2):
+        for dtype in (torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16):
+            both(rows().to(dtype))
+        for shape in ((4,), (2, 3, 4)):
+            both(rows(*shape))
+    assert graphs_captured() == 7
+
+
+def test_the_same_tensor_twice_and_then_different_ones(graphs_captured):
+    both = wrapped(lambda linear, a, b: linear(a) * b + a.sum())
+    x = rows().requires_grad_()
+    both(x, x)
+    both(x, rows(seed=1))
+    both(rows(seed=1).requires_grad_(), x.detach())
+    y = rows()
+    both(y, y)
+    both(y, rows(seed=2))
+    both(y, y.clone())
+
+
+def test_different_tensors_and_then_the_same_twice():
+    both = wrapped(lambda linear, a, b: (linear(a) * b).exp() + a)
+    a, b = rows().requires_grad_(), rows(seed=1).requires_grad_()
+    both(a, b)
+    both(a, a)
+    both(b, a)
+
+
+def test_views_of_one_tensor():
+    both = wrapped(lambda linear, a, b: linear(a) * b)
+    x = rows(6, 4)
+    both(x[:3], x[3:])
+    both(x[:3], x[:3])
+    both(x[1:4], x[2:5])
+    both(rows(), rows(seed=1))
+
+
+def test_a_parameter_as_an_argument():
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x, weight):
+            return self.linear(x) @ weight
+
+    both = Both(Reads())
+    both(rows(), rows(4, 4).requires_grad_())
+    for model in (both.eager, both.ours):
+        model(rows(), model.linear.weight).pow(2).sum().backward()
+    want = both.eager.linear.weight.grad
+    torch.testing.assert_close(both.ours.linear.weight.grad, want)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.t().contiguous().t(),
+        lambda x: x[::2],
+        lambda x: x[:, :1].expand(-1, 4),
+        lambda x: x.flip(0)[1:],
+        lambda x: torch.as_strided(x, (2, 4), (1, 1)),
+        lambda x: x.unsqueeze(1).transpose(0, 1).squeeze(0),
+    ],
+)
+def test_layouts_of_inputs(change, graphs_captured):
+    both = wrapped(lambda linear, x: linear(x).cumsum(0) + x)
+    both(rows(6, 4))
+    both(change(rows(6, 4)))
+    both(change(rows(6, 4).requires_grad_()).detach().requires_grad_())
+    assert graphs_captured() == 2
+
+
+def test_gradients_flow_through_inputs_that_are_not_dense():
+    both = wrapped(lambda linear, x: linear(x).tanh())
+    grads = []
+    for model in (both.eager, both.ours):
+        x = rows(4, 6).requires_grad_()
+        model(x.t()[::2]).pow(2).sum().backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(grads[1], grads[0])
+
+
+def test_channels_last_inputs_keep_their_layout(graphs_captured):
+    torch.manual_seed(0)
+    both = Both(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()))
+    x = rows(2, 3, 6, 5)
+    for _ in range(2):
+        both(x)
+        got = both(x.to(memory_format=torch.channels_last))
+        want = both.eager(x.to(memory_format=torch.channels_last))
+        both.ours(x.to(memory_format=torch.channels_last))
+        assert got.stride() == want.stride()
+    assert graphs_captured() <= 2
+
+
+def test_unused_inputs_may_be_anything_and_get_no_gradient(graphs_captured):
+    both = wrapped(lambda linear, x, unused, flag=None: linear(x))
+    for count in (2, 3):
+        unused = rows(count, 7).requires_grad_()
+        both(rows(), unused)
+        both.ours(rows(), unused).sum().backward()
+        assert unused.grad is None
+    assert graphs_captured() == 1
+
+
+def test_sizes_vary_without_a_new_graph(graphs_captured):
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.norm = nn.Embedding(11, 8), nn.LayerNorm(8)
+            self.mix, self.head = nn.Linear(8, 24), nn.Linear(8, 11)
+
+        def forward(self, tokens):
+            batch, length = tokens.shape
+            x = self.norm(self.embed(tokens))
+            q, k, v = self.mix(x).view(batch, length, 2, 12).transpose(1, 2).chunk(3, -1)
+            x = x + (torch.softmax(q @ k.transpose(-1, -2) / 2, -1) @ v).transpose(1, 2).flatten(2)
+            return self.head(x).flatten(0, 1)
+
+    torch.manual_seed(0)
+    both = Both(Attention())
+    for shape in ((2, 5), (1, 5), (3, 1), (1, 1), (4, 7), (2, 2), (7, 4)):
+        both(torch.randint(11, shape, generator=torch.Generator().manual_seed(0)))
+    assert graphs_captured() == 1
+
+
+@pytest.mark.parametrize("first", [0, 1, 3])
+def test_batches_of_nothing_and_of_one(first, graphs_captured):
+    torch.manual_seed(0)
+    both = Both(nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.LayerNorm(6), nn.Linear(6, 2)))
+    for count in (first, 0, 1, 2, 5, 0, 1):
+        both(rows(count, 4))
+    # No symbol stands for a size of 0: a first call with one has a graph of its own.
+    assert graphs_captured() == (2 if first == 0 else 1)
+
+
+def test_lengths_of_nothing_and_of_one(graphs_captured):
+    both = wrapped(lambda linear, x: linear(x).sum(1))
+    for length in (3, 1, 0, 5, 2):
+        both(rows(2, length, 4))
+    assert graphs_captured() == 1
+
+
+def test_sizes_that_forward_branches_on(graphs_captured):
+    def branched(linear, x):
+        return linear(x) if x.shape[0] > 3 else x * 2 + linear.bias
+
+    both = wrapped(branched)
+    for count in (2, 5, 3, 4, 1, 9):
+        both(rows(count, 4))
+    assert graphs_captured() == 2
+
+
+def test_inputs_that_broadcast_at_one(graphs_captured):
+    both = wrapped(lambda linear, x, y: linear(x) * y)
+    for count in (3, 1, 4, 1):
+        both(rows(4, 4), rows(4 if count > 1 else 1, 4, seed=1))
+    both(rows(1, 4), rows(5, 4, seed=1))
+
+
+def test_sizes_that_must_be_equal_are_checked_at_every_call(monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    both = wrapped(lambda linear, x, y: linear(x) + y)
+    both(rows(3, 4), rows(3, 4, seed=1))
+    both(rows(5, 4), rows(5, 4, seed=1))
+    with pytest.raises(RuntimeError, match="must match the size"):
+        both.ours(rows(5, 4), rows(3, 4))
+    assert torch_ort.counters()["fallbacks"] == 0
+
+
+def test_requires_grad_of_inputs_changes(graphs_captured):
+    both = wrapped(lambda linear, x: linear(x).tanh() * x)
+    for needs in (False, True, False, True):
+        both(rows().requires_grad_(needs))
+    assert graphs_captured() == 2
+
+
+def test_gradients_flow_to_what_made_the_input():
+    both = wrapped(lambda linear, x, more: linear(x) * more["y"])
+    grads = []
+    for model in (both.eager, both.ours):
+        a = rows().requires_grad_()
+        y = a.exp()
+        (model(a.sin(), {"y": y}) * y).sum().backward()
+        grads.append(a.grad)
+    torch.testing.assert_close(grads[1], grads[0])
+
+
+def test_gradients_reach_inputs_when_the_module_has_none():
+    module = nn.Tanh()
+    both = Both(module)
+    both(rows().requires_grad_())
+
+
+def test_inputs_changed_in_place(graphs_captured):
+    def changing(linear, x, cache):
+        cache.mul_(2).add_(1)
+        cache[0] = 7
+        return linear(x) + cache
+
+    both = wrapped(changing)
+    cache = rows(seed=1)
+    both(rows(), cache)
+    assert torch_ort.counters()["fallbacks"] == 0
+    want, got = cache.clone(), cache.clone()
+    for _ in range(3):
+        torch.testing.assert_close(both.ours(rows(), got), both.eager(rows(), want))
+        torch.testing.assert_close(got, want)
+    assert graphs_captured() == 1
+
+
+def test_inputs_changed_in_place_outside_the_graph_of_autograd():
+    both = wrapped(lambda linear, x: linear(x.add_(1)))
+    want, got = rows().requires_grad_(), rows().requires_grad_()
+    a, b = want * 2, got * 2
+    both.eager(a).pow(2).sum().backward()
+    both.ours(b).pow(2).sum().backward()
+    torch.testing.assert_close(b, a)
+    torch.testing.assert_close(got.grad, want.grad)
+
+
+@pytest.mark.parametrize("alias", [lambda x: x, lambda x: x[:], lambda x: x.view(-1).view(3, 4)])
+def test_inputs_changed_in_place_that_share_memory(alias, monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+
+    def changing(linear, x, y):
+        x.add_(1)
+        return linear(x) + y
+
+    both = wrapped(changing)
+    both(rows(), rows(seed=1))
+    want, got = rows(), rows()
+    # A graph cannot do this; what counts are the numbers, and that nothing is silent.
+    with pytest.warns(FallbackWarning, match="shares its memory"):
+        y = both.ours(got, alias(got))
+    torch.testing.assert_close(y, both.eager(want, alias(want)))
+    torch.testing.assert_close(got, want)
+
+
+# Devices.
+
+
+def test_what_names_no_device_is_refused():
+    ours = ORTModule(nn.Identity())
+    with pytest.raises(ORTModuleDeviceException, match="a device must be specified in the module"):
+        ours(3)
+
+
+def test_a_module_on_two_devices_is_refused():
+    ours = ORTModule(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, device="meta")))
+    with pytest.raises(ORTModuleDeviceException, match="on one device is wanted, got .*cpu, meta"):
+        ours(rows())
+
+
+# Outputs.
+
+
+OUTPUTS = {
+    "tuple": lambda y: (y, y * 2),
+    "list in dict": lambda y: {"a": [y, (y * 2,)], "b": {}},
+    "empty": lambda y: ([], y, ()),
+    "namedtuple": lambda y: Pair(y, Pair(y * 2, None)),
+    "dataclass": lambda y: Data(y, [y * 2]),
+    "frozen dataclass": lambda y: Frozen(y, {"a": y * 3}),
+    "plain object": lambda y: Holder(y, [Holder(y * 2, "text")]),
+    "namespace": lambda y: types.SimpleNamespace(a=y, b=3),
+    "OrderedDict": lambda y: collections.OrderedDict(b=y, a=y * 2),
+    "UserDict": lambda y: collections.UserDict(b=y, a=y * 2),
+    "constants": lambda y: (y, None, "text", 3, 2.5, True, torch.float32, 1 + 2j),
+    "model output": lambda y: BaseModelOutput(last_hidden_state=y, hidden_states=(y, y * 2)),
+    "partial model output": lambda y: SequenceClassifierOutput(loss=y.sum(), logits=y),
+    "the same tensor twice": lambda y: (y, y),
+    "a tensor and a view": lambda y: (y, y.view(-1), y[0]),
+    "no gradient": lambda y: (y, y.detach() * 2, y > 0, y.argmax(-1)),
+    "a scalar": lambda y: y.mean(),
+    "other dtypes": lambda y: (y.double(), y.bfloat16(), y.to(torch.complex64).real),
+    "a new tensor": lambda y: (y, torch.ones(2), torch.arange(3)),
+}
+
+
+@pytest.mark.parametrize("make", OUTPUTS.values(), ids=OUTPUTS.keys())
+def test_outputs(make, graphs_captured):
+    both = wrapped(lambda linear, x: make(linear(x)))
+    both(rows(3, 4))
+    both(rows(2, 4, seed=1).requires_grad_())
+    both(rows(5, 4, seed=2))
+    assert graphs_captured() == 2
+    with torch.no_grad():
+        both(rows(3, 4))
+
+
+def test_outputs_are_new_objects_at_each_call():
+    both = wrapped(lambda linear, x: {"y": linear(x), "list": [1], "data": Data([x * 2])})
+    first, second = both(rows()), both(rows(seed=1))
+    assert first is not second
+    assert first["list"] is not second["list"]
+    assert first["data"] is not second["data"]
+    assert not torch.equal(first["y"], second["y"])
+    first["list"].append(2)
+    assert both(rows())["list"] == [1]
+
+
+def test_model_outputs_keep_their_ways_of_access():
+    both = wrapped(lambda linear, x: SequenceClassifierOutput(loss=linear(x).sum(), logits=x * 2))
+    got = both(rows())
+    assert list(got.keys()) == ["loss", "logits"]
+    assert got[0] is got.loss is got["loss"]
+    assert got.hidden_states is None
+    assert len(got.to_tuple()) == 2
+
+
+def test_sizes_and_arguments_as_outputs(graphs_captured):
+    both = wrapped(lambda linear, x, n: (linear(x), x.shape[0], n, n + x.shape[0], x.shape))
+    for count, n in ((3, 7), (5, 8), (1, 0), (2, -3)):
+        both(rows(count, 4), n)
+    assert graphs_captured() == 1
+
+
+def test_constants_that_come_from_arguments():
+    both = wrapped(lambda linear, x, flag, name: (linear(x), not flag, name + "!", None))
+    for flag, name in ((True, "a"), (False, "a"), (True, "b"), (True, "a")):
+        both(rows(), flag, name)
+
+
+def test_floats_that_come_back():
+    both = wrapped(lambda linear, x, scale: (linear(x) * scale, scale))
+    for scale in (0.5, 0.25, 2.0, 0.75):
+        both(rows(), scale)
+
+
+def test_an_input_as_an_output():
+    both = wrapped(lambda linear, x: (x, linear(x)))
+    both(rows())
+    both(rows().requires_grad_())
+    grads = []
+    for model in (both.eager, both.ours):
+        x = rows().requires_grad_()
+        same, _ = model(x)
+        (same * 3).sum().backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(grads[1], grads[0])
+
+
+def test_a_view_of_an_input_shares_its_memory():
+    both = wrapped(lambda linear, x: (x.t(), x[1:], linear(x)))
+    both(rows().requires_grad_())
+    x = rows()
+    turned, tail, _ = both.ours(x)
+    turned[0, 0] = 100.0
+    assert x[0, 0] == 100
+    x[2, 3] = 50.0
+    assert tail[1, 3] == 50
+
+
+def test_parameters_and_buffers_as_outputs():
+    class Gives(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.register_buffer("count", torch.zeros(1))
+
+        def forward(self, x):
+            self.count.add_(1)
+            return self.linear(x), self.linear.weight, self.count, self.linear.bias[1:]
+
+    both = Both(Gives())
+    both(rows())
+    both(rows())
+    assert both.ours.count == 2
+
+
+def test_nothing_as_an_output():
+    both = wrapped(lambda linear, x, seen: seen.copy_(linear(x).detach()) and None)
+    want, got = torch.zeros(3, 4), torch.zeros(3, 4)
+    assert both.ours(rows(), got) is None
+    assert both.eager(rows(), want) is None
+    torch.testing.assert_close(got, want)
+
+
+def test_objects_without_tensors_come_back_as_they_are():
+    thing = object()
+    both = wrapped(lambda linear, x: (linear(x), thing, {1, 2}))
+    assert both.ours(rows())[1] is thing
+    assert both.ours(rows())[1:] == (thing, {1, 2})
+
+
+def test_outputs_that_depend_on_numbers_fall_back_clearly(monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    both = wrapped(lambda linear, x: (linear(x), x.sum().item()))
+    with pytest.warns(FallbackWarning, match="ORTModuleONNXModelException"):
+        got = both.ours(rows())
+    assert_same(got, both.eager(rows()), "output")
+
+
+def test_outputs_that_depend_on_numbers_raise_in_strict_mode():
+    with pytest.raises(ORTModuleONNXModelException):
+        wrapped(lambda linear, x: linear(x) if x.sum() > 0 else x).ours(rows())

@@ -1,0 +1,455 @@
+"""What an ORTModule says: by level, by rank, and never on standard output."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from torch_ort import DebugOptions, LogLevel, ORTModule
+
+pytestmark = pytest.mark.ort_only
+
+LEVELS = [level.name for level in LogLevel]
+VALUES = {"VERBOSE": 0, "DEVINFO": 1, "INFO": 2, "WARNING": 3, "ERROR": 4, "FATAL": 5}
+# The least that the log lets through.
+SPEAKS = {
+    "VERBOSE": logging.DEBUG,
+    "DEVINFO": logging.INFO,
+    "INFO": logging.INFO,
+    "WARNING": logging.WARNING,
+    "ERROR": logging.ERROR,
+    "FATAL": logging.CRITICAL,
+}
+SILENT_ELSEWHERE = ("INFO", "WARNING", "ERROR", "FATAL")  # on other ranks than 0
+TITLE = "ORTModule of torch_ort accelerates your model"
+FEATURES = {
+    "Whole-graph engine": "ON",
+    "Fused regions": "ON",
+    "ATen Executor": "ON",
+    "Custom Function": "ON",
+    "Memory Optimizer": "OFF",
+    "Compute Optimizer": "OFF",
+    "Auto Fallback": "ON",
+    "TritonOp Enabled": "OFF",
+    "ZeRO Stage3 Support": "OFF",
+}
+
+
+def known(reason: str) -> pytest.MarkDecorator:
+    return pytest.mark.xfail(strict=True, reason=reason)
+
+
+@pytest.fixture(autouse=True)
+def logger(monkeypatch) -> Iterator[logging.Logger]:
+    """Give the log, and put its level back afterwards."""
+    monkeypatch.delenv("ORTMODULE_LOG_LEVEL", raising=False)
+    monkeypatch.delenv("ORTMODULE_FALLBACK_POLICY", raising=False)
+    log = logging.getLogger("orttraining")
+    level, disabled = log.level, log.disabled
+    yield log
+    log.level, log.disabled = level, disabled
+
+
+@pytest.fixture
+def said(caplog):
+    """Return a function that gives the messages so far, at the given level if any."""
+
+    def messages(level: int | None = None) -> list[str]:
+        ours = [r for r in caplog.records if r.name == "orttraining"]
+        return [r.getMessage() for r in ours if level in (None, r.levelno)]
+
+    return messages
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.scale = 2.0
+
+    def forward(self, x, mask=None, double=False):
+        y = self.linear(x.float()) * self.scale
+        y = y if mask is None else y * mask
+        return y * 2 if double else y
+
+
+class Branches(nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        return y * 2 if y.sum() > 0 else y * 3
+
+
+def at(level: str, **settings) -> DebugOptions:
+    return DebugOptions(log_level=LogLevel[level], **settings)
+
+
+def run(module: nn.Module, level: str = "WARNING", times: int = 1) -> ORTModule:
+    wrapped = ORTModule(module, at(level))
+    for _ in range(times):
+        wrapped(torch.ones(2, 4))
+    return wrapped
+
+
+def tables(messages: list[str]) -> list[str]:
+    return [message for message in messages if TITLE in message]
+
+
+def rows_of(table: str) -> dict[str, str]:
+    return {
+        name.strip(): state for name, state in re.findall(r"^(.{20}): (ON|OFF) *: \S", table, re.M)
+    }
+
+
+@pytest.mark.parametrize("level", LEVELS)
+class TestLevel:
+    def test_number(self, level):
+        assert LogLevel[level] == VALUES[level]
+        assert len(LogLevel) == 6
+
+    @pytest.mark.parametrize("by_environment", [False, True], ids=["argument", "environment"])
+    def test_what_the_log_lets_through(self, level, by_environment, logger, monkeypatch):
+        if by_environment:
+            monkeypatch.setenv("ORTMODULE_LOG_LEVEL", level)
+            ORTModule(Scaled())
+        else:
+            ORTModule(Scaled(), at(level))
+        assert not logger.disabled
+        assert logger.isEnabledFor(SPEAKS[level])
+        if VALUES[level] > 0:
+            assert not logger.isEnabledFor(SPEAKS[level] - 10)
+
+    def test_logger_of_one_process(self, level, said):
+        run(Scaled(), level)
+        names = [n for n in logging.root.manager.loggerDict if n.startswith("orttraining.rank")]
+        assert names == []
+        assert bool(said()) == (VALUES[level] <= LogLevel.WARNING)
+
+    def test_table_of_features(self, level, said):
+        run(Scaled(), level, times=2)
+        assert len(tables(said(logging.WARNING))) == (1 if VALUES[level] <= 3 else 0)
+
+    def test_break_down(self, level, said):
+        run(Scaled(), level)
+        lines = [m for m in said(logging.INFO) if m.startswith("captured a training graph in ")]
+        assert len(lines) == (1 if VALUES[level] <= 2 else 0)
+        pattern = r"captured a training graph in \d+\.\d\ds: (\w+ \d+ ms, )+\w+ \d+ ms"
+        assert all(re.fullmatch(pattern, line) for line in lines)
+        assert all(f"{part} " in line for line in lines for part in ("read", "plan", "aot"))
+
+    def test_reason_of_a_recapture(self, level, said):
+        wrapped = run(Scaled(), level)
+        wrapped(torch.ones(2, 4, dtype=torch.float64))
+        again = [m for m in said(logging.INFO) if m.startswith("captured again, because ")]
+        assert len(again) == (1 if VALUES[level] <= 2 else 0)
+        assert all("x" in reason and "float64" in reason for reason in again)
+
+    @pytest.mark.filterwarnings("ignore::torch_ort.fallback.FallbackWarning")
+    def test_traceback_of_a_fallback(self, level, said, monkeypatch):
+        monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+        run(Branches(4, 3), level)
+        traces = [m for m in said(logging.INFO) if "Traceback" in m]
+        assert len(traces) == (1 if VALUES[level] <= 2 else 0)
+        assert all("return y * 2 if y.sum() > 0 else y * 3" in trace for trace in traces)
+        assert all("ORTModuleONNXModelException" in trace for trace in traces)
+
+    def test_nothing_on_standard_output(self, level, capfd):
+        wrapped = run(Scaled(), level)
+        wrapped(torch.ones(2, 4), torch.ones(3)).sum().backward()
+        wrapped.recapture()
+        wrapped(torch.ones(2, 4))
+        assert capfd.readouterr().out == ""
+
+
+class TestTable:
+    def test_rows(self, said):
+        run(Scaled())
+        table = tables(said())[0]
+        assert rows_of(table) == FEATURES
+        stars = [line for line in table.splitlines() if line and set(line) == {"*"}]
+        assert len(stars) == 3
+
+    def test_no_fallback(self, said, monkeypatch):
+        monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
+        run(Scaled())
+        assert rows_of(tables(said())[0]) == {**FEATURES, "Auto Fallback": "OFF"}
+
+    def test_overhead_follows(self, said):
+        run(Scaled())
+        assert re.fullmatch(r"Total ORT initialization overhead is \d+\.\d\ds", said()[1])
+
+    def test_comes_with_the_first_run(self, said):
+        wrapped = ORTModule(Scaled())
+        assert said() == []
+        wrapped(torch.ones(2, 4))
+        assert len(tables(said())) == 1
+
+    def test_is_not_repeated_for_another_graph(self, said):
+        wrapped = run(Scaled())
+        for other in (torch.ones(7, 4), torch.ones(2, 4, dtype=torch.float64), torch.ones(3, 2, 4)):
+            wrapped(other)
+        wrapped.eval()
+        with torch.no_grad():
+            wrapped(torch.ones(2, 4))
+        assert len(tables(said())) == 1
+
+    @known("recapture() has the table printed again")
+    def test_is_not_repeated_after_recapture(self, said):
+        wrapped = run(Scaled())
+        wrapped.recapture()
+        wrapped(torch.ones(2, 4))
+        assert len(tables(said())) == 1
+
+    def test_each_module_has_its_own(self, said):
+        module = Scaled()
+        wrapped = run(module)
+        run(Scaled())
+        copy.deepcopy(wrapped)(torch.ones(2, 4))
+        assert len(tables(said())) == 3
+
+    @pytest.mark.filterwarnings("ignore::torch_ort.fallback.FallbackWarning")
+    def test_is_not_there_if_nothing_was_captured(self, said, monkeypatch):
+        """It would say that a module is accelerated that runs in PyTorch."""
+        monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+        run(Branches(4, 3), "INFO", times=2)
+        assert tables(said()) == []
+
+
+class TestReasonOfRecapture:
+    @pytest.mark.parametrize(
+        ("args", "words"),
+        [
+            ((torch.ones(2, 4, dtype=torch.float64),), ("x", "float64", "float32")),
+            ((torch.ones(3, 2, 4),), ("x", "3", "2")),
+            ((torch.ones(2, 4), torch.ones(3)), ("mask", "None")),
+            ((torch.ones(2, 4), None, True), ("double", "True", "False")),
+            ((torch.ones(2, 4, requires_grad=True),), ("x", "requires_grad")),
+        ],
+        ids=["dtype", "rank", "presence", "bool", "requires_grad"],
+    )
+    def test_of_an_argument(self, args, words, said):
+        wrapped = run(Scaled(), "INFO")
+        wrapped(*args)
+        reasons = [m for m in said() if m.startswith("captured again, because ")]
+        assert len(reasons) == 1
+        assert all(word in reasons[0] for word in words)
+
+    def test_of_an_attribute(self, said):
+        wrapped = run(Scaled(), "INFO")
+        wrapped.scale = 3.0
+        wrapped(torch.ones(2, 4))
+        reasons = [m for m in said() if m.startswith("captured again, because ")]
+        assert len(reasons) == 1
+        assert "attribute 'scale'" in reasons[0]
+
+    def test_none_where_the_graph_fits(self, said):
+        wrapped = run(Scaled(), "INFO")
+        wrapped(torch.ones(5, 4))
+        assert not [m for m in said() if m.startswith("captured again")]
+
+    def test_none_for_the_first_capture(self, said):
+        run(Scaled(), "INFO")
+        assert not [m for m in said() if m.startswith("captured again")]
+
+
+def test_a_fallback_is_a_warning_at_every_level(monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    for level in LEVELS:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run(Branches(4, 3), level)
+        assert len([w for w in caught if "plain PyTorch" in str(w.message)]) == 1
+
+
+def python(script: str, *args: str, **environment: str) -> subprocess.Popen:
+    """Start a script in an interpreter of its own."""
+    names = {k: v for k, v in os.environ.items() if not k.startswith("ORTMODULE_")}
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script), *args],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**names, "TORCH_ORT_STRICT": "1", "OMP_NUM_THREADS": "1", **environment},
+    )
+
+
+def finish(process: subprocess.Popen, stdin: str = "") -> tuple[str, str]:
+    """Wait for a script; give what it wrote to standard output and error."""
+    try:
+        out, err = process.communicate(stdin, timeout=200)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err[-4000:]
+    return out, err
+
+
+RANKS = """
+    import contextlib, io, json, logging, sys
+    import torch
+    import torch.distributed as dist
+    from torch_ort import DebugOptions, LogLevel, ORTModule
+
+    rank, store, report = int(sys.argv[1]), *sys.argv[2:]
+    dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+    logger = logging.getLogger(f"orttraining.rank-{rank}")
+    seen = {}
+    for level in LogLevel:
+        with contextlib.redirect_stderr(io.StringIO()) as err:
+            model = ORTModule(torch.nn.Linear(4, 3), DebugOptions(log_level=level))
+            ddp = torch.nn.parallel.DistributedDataParallel(model)
+            for _ in range(2):
+                ddp(torch.ones(2, 4)).sum().backward()
+        seen[level.name] = {
+            "log": err.getvalue(), "disabled": logger.disabled, "level": logger.level,
+            "names": [n for n in logging.root.manager.loggerDict if n.startswith("orttraining")],
+        }
+    dist.destroy_process_group()
+    with open(report, "w") as file:
+        json.dump(seen, file)
+"""
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory) -> list[dict]:
+    """Give what two ranks say, by level; none of it is on standard output."""
+    folder = tmp_path_factory.mktemp("ranks")
+    reports = [folder / f"report_{rank}" for rank in range(2)]
+    started = [
+        python(RANKS, str(rank), str(folder / "store"), str(report))
+        for rank, report in enumerate(reports)
+    ]
+    try:
+        written = [finish(process)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert written == ["", ""]
+    return [json.loads(Path(report).read_text()) for report in reports]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+class TestRanks:
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_logger_name(self, level, rank, ranks):
+        assert f"orttraining.rank-{rank}" in ranks[rank][level]["names"]
+        assert f"orttraining.rank-{1 - rank}" not in ranks[rank][level]["names"]
+
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_level(self, level, rank, ranks):
+        of_logger = ranks[rank][level]["level"]
+        assert of_logger <= SPEAKS[level]
+        assert of_logger > SPEAKS[level] - 10 or VALUES[level] <= LogLevel.DEVINFO
+
+    def test_rank_0_speaks(self, level, ranks):
+        of_rank = ranks[0][level]
+        assert not of_rank["disabled"]
+        assert (TITLE in of_rank["log"]) == (VALUES[level] <= LogLevel.WARNING)
+        assert of_rank["log"].count(TITLE) <= 1
+        assert ("captured a training graph" in of_rank["log"]) == (VALUES[level] <= LogLevel.INFO)
+        assert ("orttraining.rank-0 [WARNING]" in of_rank["log"]) == (TITLE in of_rank["log"])
+
+    def test_other_ranks_speak_to_developers_only(self, level, ranks):
+        of_rank = ranks[1][level]
+        assert of_rank["disabled"] == (level in SILENT_ELSEWHERE)
+        if level in SILENT_ELSEWHERE:
+            assert of_rank["log"] == ""
+        else:
+            assert "orttraining.rank-1 [INFO] - captured a training graph" in of_rank["log"]
+
+    def test_table_is_of_rank_0_only(self, level, ranks):
+        assert TITLE not in ranks[1][level]["log"]
+
+
+class TestStandardError:
+    SCRIPT = """
+        import logging, sys, torch
+        from torch_ort import DebugOptions, LogLevel, ORTModule
+        if "first" in sys.argv:
+            logging.basicConfig(format="user %(message)s")
+        module = ORTModule(torch.nn.Linear(4, 3), DebugOptions(log_level=LogLevel.INFO))
+        if "later" in sys.argv:
+            logging.basicConfig(format="user %(message)s")
+        module(torch.ones(2, 4))
+    """
+
+    def test_has_the_log(self):
+        out, err = finish(python(self.SCRIPT))
+        assert out == ""
+        assert err.count(TITLE) == 1
+        line = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} orttraining \[INFO\] - captured a training"
+        assert re.search(line, err, re.M)
+
+    def test_handlers_of_the_user_replace_ours(self):
+        _, err = finish(python(self.SCRIPT, "first"))
+        assert err.count(TITLE) == 1
+        assert "user captured a training graph" in err
+        assert "[INFO]" not in err
+
+    def test_a_level_of_the_environment(self):
+        out, err = finish(python(self.SCRIPT, ORTMODULE_LOG_LEVEL="FATAL"))
+        assert (out, err) == ("", "")
+
+
+DEBUGGER = """
+    import pdb, sys
+    import torch
+    from torch_ort import DebugOptions, LogLevel, ORTModule, counters
+
+    class Stops(torch.nn.Linear):
+        def forward(self, x):
+            answer = 6 * 7
+            pdb.set_trace()
+            return super().forward(x) * answer
+
+    torch.manual_seed(0)
+    plain = torch.nn.Linear(4, 3)
+    module = Stops(4, 3)
+    module.load_state_dict(plain.state_dict())
+    wrapped = ORTModule(module, DebugOptions(log_level=LogLevel[sys.argv[1]]))
+    x = torch.ones(2, 4)
+    result = wrapped(x)
+    result.sum().backward()
+    torch.testing.assert_close(result, plain(x) * 42)
+    assert counters()["backward_runs"] == 1, counters()
+"""
+
+
+@pytest.fixture(scope="module")
+def debugged() -> dict[str, tuple[str, str]]:
+    """Give what a forward that stops in the debugger leaves on its outputs, by level."""
+    commands = "p 'answer', answer\nx.shape\nc\n"
+    found = {}
+    for pair in (LEVELS[:2], LEVELS[2:4], LEVELS[4:]):
+        started = {level: python(DEBUGGER, level) for level in pair}
+        found |= {level: finish(process, commands) for level, process in started.items()}
+    return found
+
+
+@pytest.mark.parametrize("level", LEVELS)
+class TestDebugger:
+    def test_answers_on_standard_output(self, level, debugged):
+        out, _ = debugged[level]
+        assert "(Pdb) ('answer', 42)" in out
+        assert "torch.Size([" in out
+
+    def test_stops_in_forward_once(self, level, debugged):
+        out, _ = debugged[level]
+        assert out.count("-> return super().forward(x) * answer") == 1
+
+    def test_the_log_goes_elsewhere(self, level, debugged):
+        out, err = debugged[level]
+        assert TITLE not in out
+        assert (TITLE in err) == (VALUES[level] <= LogLevel.WARNING)
