@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 from memory import PINNED_MALLOC
-from worker import Job
+from worker import OURS, Job
 
 WORKER = Path(__file__).with_name("worker.py")
 
@@ -121,7 +121,7 @@ def worker_environment(job: Job, cache: Path, pin_malloc: bool) -> dict[str, str
     }
     if pin_malloc:
         environment |= PINNED_MALLOC
-    if job.backend == "ort":
+    if job.backend in OURS:
         environment["TORCH_ORT_STRICT"] = "1"
     return environment
 

@@ -102,6 +102,14 @@ class Records:
 
     def verdicts(self, record: Record) -> list[Verdict]:
         """Judge a record by the targets that can be judged from what was measured."""
+        if record.backend == "ortmodule":
+            limit = targets.ORTMODULE_VS_ORT
+            asked = [
+                (STEADY, "minimum / ort", "min_step", "ort", limit),
+                (STEADY, "median / ort", "median_step", "ort", limit),
+                (FIRST, "/ ort", "min_first_cold", "ort", targets.ORTMODULE_FIRST_VS_ORT),
+            ]
+            return self._verdicts(record, asked)
         if record.backend != "ort":
             return []
         steady = targets.steady_limit(record.model)
@@ -115,6 +123,9 @@ class Records:
             (FIRST, "/ inductor", "min_first_cold", "inductor", targets.FIRST_STEP_VS_INDUCTOR),
             (PEAK, "/ eager", "step_peak", "eager", targets.PEAK_VS_EAGER),
         ]
+        return self._verdicts(record, asked)
+
+    def _verdicts(self, record: Record, asked: list[tuple]) -> list[Verdict]:
         verdicts = []
         for kind, name, figure, backend, limit in asked:
             ratio = self.ratio(record, backend, figure)

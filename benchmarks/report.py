@@ -192,8 +192,8 @@ def print_remarks(console: Console, records: Records) -> None:
         eager = records.peer(record, "eager")
         if record.loss is None or not eager or eager.loss is None:
             continue
-        # inductor and ort draw dropout masks of their own.
-        if eager.is_random and record.backend in ("inductor", "ort"):
+        # inductor and the engine draw dropout masks of their own.
+        if eager.is_random and record.backend not in ("eager", "aot_eager"):
             continue
         if abs(record.loss - eager.loss) > SAME_LOSS * abs(eager.loss):
             console.print(

@@ -26,7 +26,7 @@ from report import print_report, write_json, write_png
 from rich.console import Console
 from worker import Job
 
-BACKENDS = ("eager", "aot_eager", "inductor", "ort")
+BACKENDS = ("eager", "aot_eager", "inductor", "ort", "ortmodule")
 WARM_UP_STEPS = 5
 LEAD_IN_STEPS = 3
 # A worker's OpenMP threads spin for some milliseconds after their last parallel region, and the
@@ -175,7 +175,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         help=f"(default: all but {', '.join(LARGE)})",
         default=[name for name in MODELS if name not in LARGE],
     )
-    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))
+    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS[:-1]))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(
         "--threads",

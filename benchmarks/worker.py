@@ -19,6 +19,9 @@ import torch
 from memory import HighWater, tensor_bytes
 from models import build
 
+# Backends that are the engine.
+OURS = ("ort", "ortmodule")
+
 
 @dataclass(frozen=True)
 class Job:
@@ -78,7 +81,11 @@ class Trainer:
         generator = random_state(self.job.device)
         self.synchronize()
         begin = time.perf_counter()
-        if self.job.backend != "eager":
+        if self.job.backend == "ortmodule":
+            import torch_ort
+
+            self.call = torch_ort.ORTModule(self.module)
+        elif self.job.backend != "eager":
             self.call = torch.compile(self.module, backend=self.job.backend)
         compiled = time.perf_counter()
         loss = self.step()
@@ -124,7 +131,7 @@ class Trainer:
         nor any memory that the engine pools between steps: what is above it is what steps need.
         """
         self.optimizer.zero_grad()
-        if self.job.backend == "ort":
+        if self.job.backend in OURS:
             import torch_ort
 
             torch_ort.empty_cache()
@@ -157,7 +164,7 @@ class Trainer:
     def counters(self) -> dict[str, dict[str, int]]:
         """Return what torch_ort counted so far, and what Dynamo captured and broke."""
         counted: dict[str, dict[str, int]] = {"ort": {}, "dynamo": {}}
-        if self.job.backend == "ort":
+        if self.job.backend in OURS:
             import torch_ort
 
             counted["ort"] = dict(torch_ort.counters())
@@ -173,7 +180,7 @@ class Trainer:
 
 def make_optimizer(module: torch.nn.Module, job: Job) -> torch.optim.Optimizer:
     """Make the fastest AdamW of each: the engine's on the CPU, else PyTorch's fused one."""
-    if job.backend == "ort" and job.device == "cpu":
+    if job.backend in OURS and job.device == "cpu":
         import torch_ort
 
         return torch_ort.optim.AdamW(module.parameters(), lr=1e-4)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from comparison import Options, Run, assert_same_runs, build, train
 
-
 OURS = ("ort", "ortmodule")
 
 
@@ -107,6 +106,7 @@ def compiled(backend: str) -> Callable[..., Any]:
 def wrap(target: Any, options: dict | None = None, **unused: Any) -> Any:
     """Return a module, or a function as one, in an ORTModule."""
     import torch
+
     import torch_ort
 
     class Calls(torch.nn.Module):

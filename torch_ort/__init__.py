@@ -24,6 +24,7 @@ __all__ = [
     "Error",
     "InternalError",
     "LogLevel",
+    "ModuleWithLoss",
     "ORTModule",
     "Profile",
     "Report",
@@ -41,7 +42,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     # Late, so that `python -m torch_ort.options` is the first to import the options.
-    if name in ("DebugOptions", "LogLevel", "ORTModule"):
+    if name in ("DebugOptions", "LogLevel", "ModuleWithLoss", "ORTModule"):
         from torch_ort import ortmodule
 
         return getattr(ortmodule, name)

@@ -16,6 +16,8 @@ from torch_ort.capture.aot_compat import version
 from torch_ort.fallback import stage
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch_ort.options import Options
 
 # What `options.disable` may name besides passes.
@@ -43,16 +45,24 @@ class Program:
 
 
 def compile_program(
-    program: Program, options: Options, sources: dict[str, onnx_files.Source]
+    program: Program,
+    options: Options,
+    sources: dict[str, onnx_files.Source],
+    files: Any = None,
+    rewrite: Callable[[_C.Graph], _C.Graph] | None = None,
 ) -> _C.Session:
     """Compile a captured graph, or give the session of an equal one.
 
-    `sources` tell the files of `save_onnx` what the inputs are.
+    `sources` tell the files of `save_onnx` what the inputs are. Of an ORTModule, `files` writes
+    others, and `rewrite` is what the user does to the captured graph.
     Raises Unsupported or InternalError with the stage it comes from (`pass`, `plan`).
     """
     program.number = next(_numbers)
     program.captured = program.graph.clone()
-    key = _key(program, options)
+    if rewrite is not None:
+        with stage("pass"):
+            program.graph = rewrite(program.graph)
+    key = _key(program, program.graph, options)
     start = time.perf_counter()
     with stage("pass"):
         program.passes = _C.run_pipeline(
@@ -61,6 +71,8 @@ def compile_program(
     program.seconds["passes"] = time.perf_counter() - start
     if options.save_onnx:
         onnx_files.write(program, options, sources)
+    if files is not None:
+        files.write_compiled(program, options, sources)
     _write_dumps(program, options)
     if key in _sessions:
         _C.count_sharing()
@@ -101,9 +113,9 @@ def release_sessions() -> None:
     _sessions.clear()
 
 
-def _key(program: Program, options: Options) -> str:
+def _key(program: Program, graph: _C.Graph, options: Options) -> str:
     """Equal text means equal work: the graph, what it holds, and how it is compiled."""
-    digest = hashlib.sha256(program.captured.to_onnx(_C.required_opset(program.captured)))
+    digest = hashlib.sha256(graph.to_onnx(_C.required_opset(graph)))
     settings = (options, torch.are_deterministic_algorithms_enabled(), program.parameter_gradients)
     digest.update(repr(settings).encode())
     for name, tensor in program.constants.items():

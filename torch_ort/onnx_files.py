@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 EXTERNAL_LIMIT = 2**30
 
 # These write what only the engine's own kernels read.
-_ENGINE_PASSES = ("expand_composites", "draw_in_regions", "fuse_regions")
+ENGINE_PASSES = ("expand_composites", "draw_in_regions", "fuse_regions")
 
 # Tensors with their elements in one block of memory, as subclasses need not have.
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -79,17 +79,22 @@ def write(program: Program, options: Options, sources: dict[str, Source]) -> Non
     `sources` are those of the inputs and symbols, by the names that they have in the graph.
     """
     optimized = program.captured.clone()
-    disabled = [*options.disable, *_ENGINE_PASSES]
+    disabled = [*options.disable, *ENGINE_PASSES]
     _C.run_pipeline(optimized, disabled, options.bisect)
     for kind, graph in (("captured", program.captured.clone()), ("optimized", optimized)):
-        _prepare(graph, program, options, sources)
+        prepare(graph, program, options, sources)
         path = f"{options.onnx_prefix}_{program.number}_{kind}.onnx"
         graph.save(path, _C.required_opset(graph), EXTERNAL_LIMIT)
 
 
-def _prepare(
-    graph: _C.Graph, program: Program, options: Options, sources: dict[str, Source]
-) -> None:
+def prepare(
+    graph: _C.Graph, program: Program, options: Options, sources: Mapping[str, Source],
+    standard: bool = True,
+) -> None:  # fmt: skip
+    """Make a graph what its file holds: parameters inside, names of the user's.
+
+    A graph without gradients says with standard nodes what they can say, if `standard`.
+    """
     held: dict[str, Any] = dict(program.constants)
     if not program.is_training:
         held |= {
@@ -99,7 +104,8 @@ def _prepare(
     with real_tensors():
         _C.give_data(graph, {name: tensor for name, tensor in held.items() if name in names})
     if not program.is_training:
-        _C.spell_out(graph, options.opset)
-        _C.expand_sizes(graph)
-        _C.run_pass("remove_dead", graph)
+        if standard:
+            _C.spell_out(graph, options.opset)
+            _C.expand_sizes(graph)
+            _C.run_pass("remove_dead", graph)
     _C.take_names(graph, {name: source.name for name, source in sources.items()})

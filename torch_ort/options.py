@@ -257,7 +257,9 @@ ORTMODULE_TABLE: tuple[Row, ...] = (
     _flag("enable_label_sparse_optimizer", True, "Compute only rows with labels."),
     _flag("enable_embedding_sparse_optimizer", False, "Compute only rows without padding."),
     _flag("print_input_density", False, "Print how many labels and tokens count."),
-    _flag("print_memory_stats", False, "Print the memory of each phase of a step."),
+    _flag("print_memory_stats", False,
+          "Print the memory of each phase of a step: steps 0 to 9, then powers of two.",
+          is_built=True),
     _text("cache_dir", "Keep captured graphs between runs."),
     Row("memory_opt_level", "ORTMODULE_MEMORY_OPT_LEVEL", 0, "int",
          "Recompute: 0 as told, 1 by layers, 2 by layers and more.", int, _check_int(0, 2), False),
@@ -335,6 +337,11 @@ def resolve_ortmodule(
     if environment_wins:
         values |= read
     return ORTModuleOptions(**values)
+
+
+def log_level(name: str) -> Any:
+    """Read a level by its name. Raises UnknownName."""
+    return _checked(_ORTMODULE_BY_NAME["log_level"], "log_level", name)
 
 
 def split(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

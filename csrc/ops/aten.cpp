@@ -62,9 +62,11 @@ c10::TypePtr plain(c10::TypePtr type) {
   return type;
 }
 
+// Where a tensor is wanted, a number may stand too.
 bool is_number_type(c10::TypeKind kind) {
   return kind == c10::TypeKind::NumberType || kind == c10::TypeKind::FloatType ||
-         kind == c10::TypeKind::IntType || kind == c10::TypeKind::SymIntType;
+         kind == c10::TypeKind::IntType || kind == c10::TypeKind::SymIntType ||
+         kind == c10::TypeKind::TensorType;
 }
 
 // Text to an argument of the given type: "true", "0.1", "2*N", "contiguous_format".

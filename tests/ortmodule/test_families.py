@@ -117,12 +117,6 @@ class Family:
 
 FAST = {
     "bert": Family("BertConfig", "BertForSequenceClassification", masked_sentences, SMALL),
-    "distilbert": Family(
-        "DistilBertConfig",
-        "DistilBertForTokenClassification",
-        marked_tokens,
-        {"vocab_size": 99, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
-    ),
     "albert": Family(
         "AlbertConfig", "AlbertForSequenceClassification", sentences, SMALL | {"embedding_size": 16}
     ),
@@ -131,12 +125,6 @@ FAST = {
         "GPT2LMHeadModel",
         text,
         {"vocab_size": 99, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64} | TOKENS,
-    ),
-    "bloom": Family(
-        "BloomConfig",
-        "BloomForCausalLM",
-        text,
-        {"vocab_size": 99, "hidden_size": 32, "n_layer": 2, "n_head": 4},
     ),
     "llama": Family("LlamaConfig", "LlamaForCausalLM", text, GROUPED),
     "bart": Family(
@@ -186,6 +174,18 @@ FAST = {
 }
 
 SLOW = {
+    "distilbert": Family(
+        "DistilBertConfig",
+        "DistilBertForTokenClassification",
+        marked_tokens,
+        {"vocab_size": 99, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
+    ),
+    "bloom": Family(
+        "BloomConfig",
+        "BloomForCausalLM",
+        text,
+        {"vocab_size": 99, "hidden_size": 32, "n_layer": 2, "n_head": 4},
+    ),
     "roberta": Family("RobertaConfig", "RobertaForMaskedLM", tokens, {**SMALL, "pad_token_id": 1}),
     "electra": Family(
         "ElectraConfig", "ElectraForPreTraining", marked_tokens, {**SMALL, "embedding_size": 32}

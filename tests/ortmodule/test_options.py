@@ -340,7 +340,6 @@ class TestDebugOptions:
     def test_a_folder_without_saving_need_not_exist(self):
         DebugOptions(save_path="/nowhere/at/all")
 
-    @known("save_onnx=True writes no files")
     def test_files_are_written(self, tmp_path):
         debug = DebugOptions(save_onnx=True, onnx_prefix="net", save_path=str(tmp_path))
         ORTModule(nn.Linear(2, 2), debug)(torch.ones(1, 2))

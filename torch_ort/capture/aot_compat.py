@@ -53,6 +53,7 @@ __all__ = [
     "HigherOrderOperator",
     "OpOverload",
     "TorchDispatchMode",
+    "after_backward",
     "aot_autograd",
     "auto_functionalize",
     "default_partition",
@@ -64,6 +65,7 @@ __all__ = [
     "has_higher_order",
     "in_function_transform",
     "input_position",
+    "is_refused_by_dynamo",
     "needs_no_version_check",
     "passes_through",
     "python_text",
@@ -92,6 +94,20 @@ _DYNAMO_SIGNALS = (
 def passes_through(error: BaseException) -> bool:
     """Tell whether an exception is a message to Dynamo and no failure."""
     return isinstance(error, _DYNAMO_SIGNALS)
+
+
+def is_refused_by_dynamo(error: BaseException | None) -> bool:
+    """Tell whether Dynamo, which operators with graphs as arguments call, has refused a graph."""
+    while error is not None:
+        if isinstance(error, exc.UncapturedHigherOrderOpError):
+            return True
+        error = error.__cause__
+    return False
+
+
+def after_backward(call: Callable[[], None]) -> None:
+    """Call something at the end of the backward that is running."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
 def fake_token(placeholders: Sequence[fx.Node]) -> torch.Tensor:

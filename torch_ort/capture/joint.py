@@ -28,6 +28,8 @@ class GraphState:
     """What the pieces of one captured graph tell each other."""
 
     options: Options
+    files: Any = None  # of an ORTModule: writes graphs and plans
+    rewrite: Callable[[_C.Graph], _C.Graph] | None = None  # of an ORTModule: the user's passes
     failed: bool = False  # a backward failed: eager from now on
     programs: list[compiler.Program] = field(default_factory=list)
     # What a first run writes into, with copies from before; None once such a run has succeeded.
@@ -38,6 +40,9 @@ class GraphState:
         if "plan" in self.options.dump:
             for program in self.programs:
                 compiler.write_plan(program, self.options)
+        if self.files is not None:
+            for program in self.programs:
+                self.files.write_run(program)
 
 
 class Capture:
@@ -77,7 +82,7 @@ class Capture:
         )
         counting.count("graphs_captured")
         dynamo, start = aot_compat.dynamo_seconds(), time.perf_counter()
-        if self.options.save_onnx:
+        if self.options.save_onnx or self.state.files is not None:
             self._sources = sources()
         try:
             compiled = backend(module, inputs)
@@ -123,7 +128,10 @@ class Capture:
             program.parameter_gradients = layout.gradients_of(
                 static_lifetime_input_indices or self._parameter_positions(layout.primals)
             )
-        session = compiler.compile_program(program, self.options, self._sources_of(layout.primals))
+        sources = self._sources_of(layout.primals)
+        session = compiler.compile_program(
+            program, self.options, sources, self.state.files, self.state.rewrite
+        )
         self.state.programs.append(program)
         layout.note_saved(session)
         _gradient_fakes[session.id] = [node.meta["val"] for node in layout.gradient_layout.tensors]
@@ -144,7 +152,10 @@ class Capture:
         with stage("convert"):
             program, outputs = read_inference(module, self.options)
         placeholders = module.graph.find_nodes(op="placeholder")
-        session = compiler.compile_program(program, self.options, self._sources_of(placeholders))
+        sources = self._sources_of(placeholders)
+        session = compiler.compile_program(
+            program, self.options, sources, self.state.files, self.state.rewrite
+        )
         self.state.programs.append(program)
         written = aot_compat.written_placeholders(module.graph)
         positions = [i for i, node in enumerate(placeholders) if node in written]

@@ -16,11 +16,16 @@ import torch
 
 from torch_ort import _C, onnx_files
 from torch_ort._C import Unsupported
-from torch_ort.capture.aot_compat import FakeInputs, passes_through, python_text
+from torch_ort.capture.aot_compat import (
+    FakeInputs,
+    is_refused_by_dynamo,
+    passes_through,
+    python_text,
+)
 from torch_ort.capture.joint import Capture, GraphState
 from torch_ort.capture.structure import Structure, is_dense
 from torch_ort.capture.symbols import symbol_name
-from torch_ort.capture.watch import Watch, recorded_reads, unchanged_attributes
+from torch_ort.capture.watch import Watch, all_reads, recorded_reads, unchanged_attributes
 from torch_ort.options import Options
 
 
@@ -169,8 +174,10 @@ def capture_module(
     or InternalError for what cannot be captured, an error of the module itself included.
     """
     try:
-        return _captured(module, args, kwargs, options, state, floats, dynamic)
+        return _captured(module, args, kwargs, options, state, floats, dynamic, recorded_reads)
     except Exception as error:
+        if is_refused_by_dynamo(error):  # it cannot see through the recorder
+            return _captured(module, args, kwargs, options, state, floats, dynamic, all_reads)
         # Outside of Dynamo nobody acts upon its signals.
         if passes_through(error):
             raise Unsupported(f"{type(error).__name__}: {error}") from error
@@ -179,13 +186,13 @@ def capture_module(
 
 def _captured(
     module: torch.nn.Module, args: tuple, kwargs: dict, options: Options, state: GraphState,
-    floats: frozenset[str], dynamic: bool,
+    floats: frozenset[str], dynamic: bool, reading: Callable[..., Any],
 ) -> ModuleCapture:  # fmt: skip
     check_kind(module)
     held = ModuleState(module)
     inputs = describe_call(module, args, kwargs, held, floats)
     fakes = FakeInputs(dynamic)
-    with fakes.tracing(), recorded_reads(module) as reads, unchanged_attributes(module) as watch:
+    with fakes.tracing(), reading(module) as reads, unchanged_attributes(module) as watch:
         trace = _Trace(module, held, inputs, fakes, dynamic)
         trace.watch = watch
         first = len(trace.integers) if dynamic else 0
@@ -200,7 +207,7 @@ def _captured(
                     f"forward reads tensor '{name}', which requires grad and hangs in no parameter, "
                     "buffer or attribute of the module: its gradient would be lost"
                 )
-    if capture.has_higher_order:  # Dynamo has traced its bodies, where reads cannot be recorded
+    if capture.has_higher_order:  # Dynamo has traced its bodies, where reads are not recorded
         reads.add_all()
     guard = _C.CallGuard(inputs.description[3], held.places, reads.rows())
     conditions = fakes.guards() if dynamic else [

@@ -102,14 +102,13 @@ _patching = threading.Lock()
 @contextmanager
 def recorded_reads(module: torch.nn.Module) -> Iterator[Reads]:
     """Record which attributes of a tree of modules are read."""
-    reads = Reads({id(part): (path, part) for path, part in module.named_modules()})
+    reads = _no_reads(module)
     modules, found = reads.modules, reads.found
     base = torch.nn.Module
 
-    # Other threads may read as well: more is guarded than need be. Dynamo, which operators with
-    # graphs as arguments call, must see no side effect here.
+    # Other threads may read as well: more is guarded than need be.
     def recorder(self: torch.nn.Module, name: str) -> Any:
-        if not torch.compiler.is_dynamo_compiling() and id(self) in modules:
+        if id(self) in modules:
             found.add((id(self), name))
         return object.__getattribute__(self, name)
 
@@ -124,6 +123,18 @@ def recorded_reads(module: torch.nn.Module) -> Iterator[Reads]:
         for key, name in reads.found
         if not (name.startswith("__") and name.endswith("__"))
     }
+
+
+@contextmanager
+def all_reads(module: torch.nn.Module) -> Iterator[Reads]:
+    """Count all attributes of a tree of modules as read."""
+    reads = _no_reads(module)
+    yield reads
+    reads.add_all()
+
+
+def _no_reads(module: torch.nn.Module) -> Reads:
+    return Reads({id(part): (path, part) for path, part in module.named_modules()})
 
 
 class Watch:

@@ -1,7 +1,14 @@
 """ORTModule, the successor of ONNX Runtime Training's: one line puts a module into the engine."""
 
 from torch_ort.ortmodule.debug_options import DebugOptions, LogLevel
+from torch_ort.ortmodule.graph_optimizers import (
+    register_graph_optimizer,
+    unregister_graph_optimizer,
+)
+from torch_ort.ortmodule.hierarchical import HierarchicalORTModule
+from torch_ort.ortmodule.json_config import load_from_json
 from torch_ort.ortmodule.module import ORTModule
+from torch_ort.ortmodule.module_with_loss import ModuleWithLoss
 from torch_ort.ortmodule.policy import (
     FallbackPolicy,
     ORTModuleDeviceException,
@@ -15,7 +22,9 @@ from torch_ort.ortmodule.policy import (
 __all__ = [
     "DebugOptions",
     "FallbackPolicy",
+    "HierarchicalORTModule",
     "LogLevel",
+    "ModuleWithLoss",
     "ORTModule",
     "ORTModuleDeviceException",
     "ORTModuleFallbackException",
@@ -23,4 +32,7 @@ __all__ = [
     "ORTModuleInitException",
     "ORTModuleONNXModelException",
     "ORTModuleTorchModelException",
+    "load_from_json",
+    "register_graph_optimizer",
+    "unregister_graph_optimizer",
 ]

@@ -7,6 +7,7 @@ import threading
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,16 +21,17 @@ from torch_ort.capture.module import ModuleCapture, ModuleState, capture_module,
 from torch_ort.capture.structure import Structure, UnknownType
 from torch_ort.options import Options, ORTModuleOptions
 from torch_ort.ortmodule import logs
+from torch_ort.ortmodule.graph_optimizers import rewrite_for
 from torch_ort.ortmodule.policy import (
     ORTModuleDeviceException,
     ORTModuleFallbackException,
     ORTModuleIOError,
     ORTModuleONNXModelException,
 )
+from torch_ort.ortmodule.saved_files import SavedFiles
 
 # Captures of one module; more than a real program needs, fewer than would go unnoticed.
 MAX_CAPTURES = 32
-
 _capturing = threading.RLock()
 _thread = threading.local()  # `is_capturing`: a module inside another's capture is traced through
 
@@ -53,9 +55,11 @@ class Calls:
 
     def __init__(
         self, module: torch.nn.Module, options: Options, settings: ORTModuleOptions,
-        logger: logging.Logger, pending: ORTModuleFallbackException | None = None,
+        logger: logging.Logger, files: SavedFiles | None = None,
+        pending: ORTModuleFallbackException | None = None,
     ) -> None:  # fmt: skip
         self._module = module
+        self._files = files
         may_fall_back = settings.fallback_policy.allows(ORTModuleONNXModelException)
         # Whether the engine's own guards may run in eager what fails.
         self._options = replace(options, strict=options.strict or not may_fall_back)
@@ -67,6 +71,8 @@ class Calls:
         self._constant_floats: set[str] = set()  # those that only a constant can be
         self._in_pytorch = False
         self._count = 0
+        # What to do instead of saying that the module stays in PyTorch.
+        self.instead_of_pytorch: Callable[[], None] | None = None
         if pending is not None:
             self._fall_back(pending, "capture")
 
@@ -159,6 +165,12 @@ class Calls:
     def _run_in_pytorch(
         self, error: ORTModuleFallbackException, stage: str, args: tuple, kwargs: dict
     ) -> Any:
+        if stage == "capture" and self.instead_of_pytorch is not None:
+            result = self._module(*args, **kwargs)
+            self._logger.info("taken apart, because %s", error)
+            self._in_pytorch = True
+            self.instead_of_pytorch()
+            return result
         if not self._may_fall_back(error):
             raise error
         result = self._module(*args, **kwargs)  # an error of the user's own comes from here
@@ -191,7 +203,7 @@ class Calls:
             call = describe_call(self._module, args, kwargs, held, frozenset())
         except UnknownType as error:
             raise ORTModuleIOError(str(error)) from error
-        _check_devices(held, call)
+        device = _device_of(held, call)
         self._say_why(args, kwargs)
         if len(self._captured) >= MAX_CAPTURES:
             why = self._captured[0].capture.mismatch(args, kwargs)
@@ -201,7 +213,7 @@ class Calls:
         floats = {name: value for name, value in call.constants.items() if type(value) is float}
         self._note_changed_floats(floats)
         start = time.perf_counter()
-        captured = self._capture_with_fewer_symbols(args, kwargs, floats, _has_empty(call))
+        captured = self._capture_with_fewer_symbols(args, kwargs, floats, _has_empty(call), device)
         flat = captured.capture.match(args, kwargs)
         if flat is None:
             raise ORTModuleONNXModelException(
@@ -218,8 +230,9 @@ class Calls:
                     self._floats.add(name)
 
     def _capture_with_fewer_symbols(
-        self, args: tuple, kwargs: dict, floats: dict[str, float], is_empty: bool
-    ) -> _Captured:
+        self, args: tuple, kwargs: dict, floats: dict[str, float], is_empty: bool,
+        device: str,
+    ) -> _Captured:  # fmt: skip
         """Capture with as much left open as the module's forward allows."""
         attempts = [(frozenset(self._floats), True)] if self._floats else []
         attempts += [(frozenset(), True), (frozenset(), False)]
@@ -227,7 +240,8 @@ class Calls:
             attempts = attempts[-1:]
         first_error: Exception | None = None
         for names, dynamic in attempts:
-            state = GraphState(self._options)
+            rewrite = rewrite_for(self._module, device, self._options.opset)
+            state = GraphState(self._options, self._files, rewrite)
             random = fallback.RandomState()
             _thread.is_capturing = True
             try:
@@ -282,15 +296,20 @@ def _has_empty(call: Structure) -> bool:
     return any(isinstance(leaf, torch.Tensor) and leaf.numel() == 0 for leaf in call.leaves)
 
 
-def _check_devices(held: ModuleState, call: Structure) -> None:
-    """Raise ORTModuleDeviceException unless exactly one device is meant."""
+def _device_of(held: ModuleState, call: Structure) -> str:
+    """Give the type of the device that a call runs on.
+
+    Raises ORTModuleDeviceException unless the module, or else its inputs, name exactly one.
+    """
     devices = {
         tensor.device for tensor in held.tensors if tensor.dim() or tensor.is_floating_point()
     }
     if len(devices) > 1:
         names = ", ".join(sorted(map(str, devices)))
         raise ORTModuleDeviceException(f"a module on one device is wanted, got one on {names}")
-    if not devices and not any(isinstance(leaf, torch.Tensor) for leaf in call.leaves):
+    tensors = [leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor)]
+    if not devices and not tensors:
         raise ORTModuleDeviceException(
             "a device must be specified in the module or its inputs, got no tensor in either"
         )
+    return (devices.pop() if devices else tensors[0].device).type

@@ -16,7 +16,9 @@ from torch_ort import options
 from torch_ort.ortmodule import logs
 from torch_ort.ortmodule.calls import Calls
 from torch_ort.ortmodule.debug_options import DebugOptions
+from torch_ort.ortmodule.memory_stats import MemoryStats
 from torch_ort.ortmodule.policy import ORTModuleTorchModelException
+from torch_ort.ortmodule.saved_files import SavedFiles
 
 _DATA_PARALLEL = (
     "ORTModule is not compatible with torch.nn.DataParallel; "
@@ -24,7 +26,7 @@ _DATA_PARALLEL = (
 )
 
 # What stands in an ORTModule's own __dict__; all else belongs to the wrapped module.
-_OWN = ("_original", "_calls", "_debug_options", "_bound", "forward")
+_OWN = ("_original", "_calls", "_stats", "_debug_options", "_bound", "forward")
 
 
 class ORTModule(torch.nn.Module):
@@ -64,17 +66,35 @@ class ORTModule(torch.nn.Module):
             pending = ORTModuleTorchModelException(_DATA_PARALLEL)
             if not settings.fallback_policy.allows(ORTModuleTorchModelException):
                 raise pending
+        files = SavedFiles(debug.save_path, debug.onnx_prefix) if debug.save_onnx else None
         chosen = options.resolve(compile_config)
-        self.__dict__["_calls"] = Calls(self._original, chosen, settings, logger, pending)
+        calls = self._make_calls(self._original, chosen, settings, logger, files, pending)
+        self.__dict__["_calls"] = calls
+        self.__dict__["_stats"] = (
+            MemoryStats(self._original) if settings.print_memory_stats else None
+        )
         self.__dict__["_bound"] = self._bind_methods()
         self.__dict__["forward"] = self._make_forward()
 
+    def _make_calls(self, *arguments: Any) -> Calls:
+        return Calls(*arguments)
+
+    def _configure(self, debug_options: DebugOptions) -> None:
+        """Start again with other options."""
+        self.__dict__["_debug_options"] = debug_options
+        self._start()
+
     def _make_forward(self) -> Callable[..., Any]:
-        calls = self._calls
+        calls, stats = self._calls, self._stats
 
         @functools.wraps(self._original.forward)
         def forward(*args: Any, **kwargs: Any) -> Any:
-            return calls(args, kwargs)
+            if stats is None:
+                return calls(args, kwargs)
+            stats.before_forward()
+            result = calls(args, kwargs)
+            stats.after_forward(result)
+            return result
 
         # Trainers drop the columns of a data set that forward does not name.
         forward.__signature__ = inspect.signature(self._original.forward)
@@ -169,7 +189,7 @@ class ORTModule(torch.nn.Module):
     # Copies: graphs and bound methods are made anew.
 
     def __getstate__(self) -> dict[str, Any]:
-        dropped = ("_calls", "_bound", "forward")
+        dropped = ("_calls", "_stats", "_bound", "forward")
         return {name: value for name, value in self.__dict__.items() if name not in dropped}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

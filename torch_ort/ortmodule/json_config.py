@@ -1,0 +1,97 @@
+"""Settings of an ORTModule from a JSON file, with the keys of ONNX Runtime Training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch_ort import options
+from torch_ort._C import UserError
+from torch_ort.ortmodule import logs
+from torch_ort.ortmodule.debug_options import DebugOptions
+from torch_ort.ortmodule.module import ORTModule
+
+# Keys that set an option of docs/options.md, with its name.
+_OPTIONS = {
+    "EnableCustomAutogradFunction": "enable_custom_autograd",
+    "FallbackPolicy": "fallback_policy",
+    "OnnxOpsetVersion": "opset",
+    "SkipCheck": "skipcheck_policy",
+}
+# Keys that stand for what there is no choice of, or what is not there yet.
+_NOT_NEEDED = ("UseExternalGPUAllocator", "RunSymbolicShapeInference")
+_NOT_AVAILABLE = (
+    "PropagateCastOps", "EnableGradAccOptimization", "UseStaticShape",
+    "UseMemoryEfficientGradient",
+)  # fmt: skip
+_BOOLS = {
+    "EnableCustomAutogradFunction", "UseExternalGPUAllocator", "RunSymbolicShapeInference",
+    "EnableGradAccOptimization", "UseStaticShape", "UseMemoryEfficientGradient",
+}  # fmt: skip
+_KEYS = ("DebugOptions", *_OPTIONS, *_NOT_NEEDED, *_NOT_AVAILABLE)
+
+
+def load_from_json(ortmodule: ORTModule, path: str | Path | None = None) -> None:
+    """Set an ORTModule's options from a file; without a path, from ORTMODULE_JSON_CONFIG_PATH.
+
+    What was captured is captured again. Raises UserError on an unknown key or a wrong value, and
+    on a missing path.
+    """
+    path = path or options.resolve_ortmodule().json_config_path
+    if not path:
+        raise UserError(
+            "load_from_json: got no path, want one as argument or in ORTMODULE_JSON_CONFIG_PATH"
+        )
+    with open(path, encoding="utf-8") as file:
+        try:
+            config = json.load(file)
+        except json.JSONDecodeError as error:
+            raise UserError(f"load_from_json: {path}: {error}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"load_from_json: {path}: got {type(config).__name__}, want an object")
+    for key, value in config.items():
+        if key not in _KEYS:
+            raise UserError(f"load_from_json: unknown key {key!r}, want one of {', '.join(_KEYS)}")
+        if key in _BOOLS and not isinstance(value, bool):
+            raise UserError(f"load_from_json: {key}: got {value!r}, want true or false")
+    current = ortmodule._debug_options
+    debug = _debug_options(config.get("DebugOptions", {}), current)
+    debug.config = current.config | {
+        _OPTIONS[key]: value for key, value in config.items() if key in _OPTIONS
+    }
+    ortmodule._configure(debug)
+    logger = logs.make_logger(debug.log_level)
+    for key in config.keys() & set(_NOT_AVAILABLE):
+        logs.say_once(logger, f"{key}: not available yet, ignored")
+
+
+def _debug_options(config: dict[str, Any], current: DebugOptions) -> DebugOptions:
+    readers: dict[str, tuple[str, Callable[[Any], Any]]] = {
+        "LogLevel": ("log_level", options.log_level),
+        "SaveONNX": ("save_onnx", _bool),
+        "ONNXPrefix": ("onnx_prefix", str),
+        "SaveONNXPath": ("save_path", str),
+    }
+    values = {
+        "log_level": current.log_level,
+        "save_onnx": current.save_onnx,
+        "onnx_prefix": current.onnx_prefix,
+        "save_path": current.save_path,
+    }
+    for key, value in config.items():
+        if key not in readers:
+            raise UserError(
+                f"load_from_json: unknown key {key!r} of DebugOptions, want one of "
+                f"{', '.join(readers)}"
+            )
+        name, read = readers[key]
+        values[name] = read(value)
+    return DebugOptions(**values)
+
+
+def _bool(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise UserError(f"load_from_json: SaveONNX: got {value!r}, want true or false")

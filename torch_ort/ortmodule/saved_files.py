@@ -1,0 +1,90 @@
+"""The five ONNX files of an ORTModule's graph, from what was captured to what runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+
+import onnx
+
+from torch_ort import _C, onnx_files
+from torch_ort.compiler import Program
+from torch_ort.options import Options
+
+# Passes that move what crosses the border between forward and backward, or write what only the
+# engine's own kernels read.
+_BORDER_PASSES = ("recompute_tagged", "replay_views")
+
+KINDS = (
+    "torch_exported", "post_processed", "optimized_pre_grad", "optimized", "execution_model",
+)  # fmt: skip
+
+Sources = Mapping[str, onnx_files.Source]
+
+
+class SavedFiles:
+    """Writes `<prefix>_<kind>_<mode>.onnx` into a folder; a later capture replaces the files."""
+
+    def __init__(self, folder: str, prefix: str) -> None:
+        self._start = os.path.join(folder, prefix)
+
+    def write_compiled(self, program: Program, options: Options, sources: Sources) -> None:
+        """Write what is known when a graph has been compiled."""
+        engine_only = [*options.disable, *onnx_files.ENGINE_PASSES]
+        self._save("torch_exported", program, options, sources, lambda graph: None)
+        self._save(
+            "post_processed", program, options, sources,
+            lambda graph: _C.spell_out(graph, options.opset),
+        )  # fmt: skip
+        for kind, disabled in (
+            ("optimized_pre_grad", [*engine_only, *_BORDER_PASSES]),
+            ("optimized", engine_only),
+        ):
+            self._save(
+                kind, program, options, sources,
+                lambda graph, disabled=disabled: _C.run_pipeline(graph, disabled, options.bisect),
+            )  # fmt: skip
+
+    def write_run(self, program: Program) -> None:
+        """Write the graph that runs, with the place in memory of each value as its doc string."""
+        graph = program.graph
+        model = onnx.load_from_string(graph.to_onnx(_C.required_opset(graph)))
+        rows = {row["name"]: row for row in program.session.plan_table()}
+        for info in (*model.graph.input, *model.graph.value_info, *model.graph.output):
+            if info.name in rows:
+                info.doc_string = _place(rows[info.name])
+        described = {info.name for info in model.graph.value_info}
+        for node in model.graph.node:
+            for name in node.output:
+                if name in rows and name not in described:
+                    model.graph.value_info.add(name=name, doc_string=_place(rows[name]))
+        onnx.save_model(model, self._path("execution_model", program))
+
+    def _save(
+        self, kind: str, program: Program, options: Options, sources: Sources,
+        change: Callable[[_C.Graph], object],
+    ) -> None:  # fmt: skip
+        graph = program.captured.clone()
+        change(graph)
+        onnx_files.prepare(graph, program, options, sources, standard=kind != "torch_exported")
+        path = self._path(kind, program)
+        graph.save(path, _C.required_opset(graph), onnx_files.EXTERNAL_LIMIT)
+
+    def _path(self, kind: str, program: Program) -> str:
+        mode = "training" if program.is_training else "inference"
+        return f"{self._start}_{kind}_{mode}.onnx"
+
+
+def _place(row: Mapping[str, object]) -> str:
+    """`scratch in forward at 512, 2048 bytes, steps 3 to 9, in place of x`."""
+    parts = [str(row["kind"])]
+    if row["area"] != "none":
+        parts[0] += f" in {row['area']} at {row['offset']}"
+    parts.append(f"{row['bytes']} bytes")
+    if row["first_step"] is not None:
+        parts.append(f"steps {row['first_step']} to {row['last_step']}")
+    if row["in_place_of"]:
+        parts.append(f"in place of {row['in_place_of']}")
+    elif row["shares"]:
+        parts.append(f"memory of {row['shares']}")
+    return ", ".join(parts)
