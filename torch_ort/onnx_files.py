@@ -103,9 +103,8 @@ def prepare(
     names = {*graph.input_names, *graph.initializer_names}
     with real_tensors():
         _C.give_data(graph, {name: tensor for name, tensor in held.items() if name in names})
-    if not program.is_training:
-        if standard:
-            _C.spell_out(graph, options.opset)
-            _C.expand_sizes(graph)
-            _C.run_pass("remove_dead", graph)
+    if standard and not program.is_training:
+        _C.spell_out(graph, options.opset)
+        _C.expand_sizes(graph)
+        _C.run_pass("remove_dead", graph)
     _C.take_names(graph, {name: source.name for name, source in sources.items()})

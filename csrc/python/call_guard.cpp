@@ -56,6 +56,22 @@ bool same_constant(PyObject* a, PyObject* b) {
   return a == b || (Py_TYPE(a) == Py_TYPE(b) && equal(a, b));
 }
 
+bool same_order(PyObject* mapping, const std::vector<py::object>& keys) {
+  size_t i = 0;
+  if (PyDict_CheckExact(mapping)) {
+    Py_ssize_t position = 0;
+    PyObject *key = nullptr, *value = nullptr;
+    while (PyDict_Next(mapping, &position, &key, &value)) {
+      if (i == keys.size() || !equal(key, keys[i++].ptr())) return false;
+    }
+  } else {
+    for (py::handle key : py::iter(mapping)) {
+      if (i == keys.size() || !equal(key.ptr(), keys[i++].ptr())) return false;
+    }
+  }
+  return i == keys.size();
+}
+
 bool has_plain_layout(const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided && !tensor.is_conj() && !tensor.is_neg() &&
          !tensor.is_quantized();
@@ -85,6 +101,7 @@ Expected expected_from(py::handle description) {
   }
   if (kind == "constant") return {.kind = Kind::kConstant, .value = parts[1]};
   Expected expected{.kind = kind == "sequence"  ? Kind::kSequence
+                            : kind == "named"   ? Kind::kNamed
                             : kind == "mapping" ? Kind::kMapping
                                                 : Kind::kAttributes,
                     .type = parts[1]};
@@ -136,14 +153,16 @@ CallGuard::CallGuard(py::handle inputs, const py::list& state, const py::list& r
   for (py::handle row : reads) {
     const auto parts = py::reinterpret_borrow<py::tuple>(row);
     const auto how = parts[2].cast<std::string>();
-    Read read{.dict = parts[0],
+    Read read{.container = parts[0],
               .key = parts[1],
               .how = how == "is"       ? Read::How::kIs
                      : how == "equals" ? Read::How::kEquals
                      : how == "absent" ? Read::How::kAbsent
+                     : how == "size"   ? Read::How::kSize
                                        : Read::How::kItems,
               .value = parts[3],
               .words = parts[4].cast<std::string>()};
+    if (read.how == Read::How::kSize) read.size = read.value.cast<Py_ssize_t>();
     if (read.how == Read::How::kItems) {
       for (py::handle part : read.value) {
         read.items.push_back(py::reinterpret_borrow<py::object>(part));
@@ -155,9 +174,16 @@ CallGuard::CallGuard(py::handle inputs, const py::list& state, const py::list& r
 
 bool CallGuard::reads_hold(std::string* why) const {
   for (const Read& read : reads_) {
-    PyObject* value = item(read.dict, read.key);
+    const bool is_size = read.how == Read::How::kSize;
+    PyObject* value = is_size ? nullptr : item(read.container, read.key);
     bool holds = false;
     switch (read.how) {
+      case Read::How::kSize: {
+        PyObject* container = read.container.ptr();
+        holds = (PyDict_Check(container) ? PyDict_Size(container) : PyObject_Size(container)) ==
+                read.size;
+        break;
+      }
       case Read::How::kAbsent:
         holds = !value;
         break;
@@ -266,6 +292,10 @@ bool CallGuard::fits(const Expected& expected, PyObject* value, const std::strin
     const Py_ssize_t size = PyObject_Size(value);
     if (size < 0) throw py::error_already_set();
     if (size != count) return fails(why, where, ": got ", size, " parts, captured with ", count);
+  }
+  // What forward makes of a mapping may depend on the order of its keys.
+  if (expected.kind == Kind::kMapping && !same_order(value, expected.keys)) {
+    return fails(why, where, ": other keys, or in another order");
   }
   for (Py_ssize_t i = 0; i < count; ++i) {
     py::object part;

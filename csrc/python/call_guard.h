@@ -31,12 +31,12 @@ struct Modes {
 
 // What an argument, or a part of one, has to look like.
 struct Expected {
-  enum class Kind { kTensor, kInteger, kFloat, kConstant, kSequence, kMapping, kAttributes };
+  enum class Kind { kTensor, kInteger, kFloat, kConstant, kSequence, kNamed, kMapping, kAttributes };
 
   Kind kind;
-  pybind11::object type;               // of sequences, mappings and objects with attributes
+  pybind11::object type;               // of all with parts
   pybind11::object value;              // of constants
-  std::vector<pybind11::object> keys;  // of mappings and attributes
+  std::vector<pybind11::object> keys;  // of mappings and attributes; of a mapping in their order
   std::vector<Expected> parts;
   at::ScalarType dtype = at::kFloat;  // of tensors and floats
   // From here on: of tensors.
@@ -51,7 +51,7 @@ class CallGuard {
   // `inputs` describes (args, kwargs) as torch_ort.capture.structure does. `state` lists
   // (dict or list, key, position): where each tensor of the module hangs, and which of the graph's
   // it is. `reads` lists (dict, key, how, value, words): what was read, how it is compared ("is",
-  // "equals", "absent" or "items") and what it is called.
+  // "equals", "absent", "items", or "size": of the container itself) and what it is called.
   CallGuard(pybind11::handle inputs, const pybind11::list& state, const pybind11::list& reads);
 
   // The graph's arguments: integers and sizes of tensors, the module's tensors, the call's tensors.
@@ -73,11 +73,12 @@ class CallGuard {
     std::vector<int64_t> sizes, strides;
   };
   struct Read {
-    enum class How { kIs, kEquals, kAbsent, kItems };
-    pybind11::object dict, key;
+    enum class How { kIs, kEquals, kAbsent, kItems, kSize };
+    pybind11::object container, key;
     How how;
     pybind11::object value;
     std::vector<pybind11::object> items;
+    Py_ssize_t size = 0;
     std::string words;
   };
   struct Call;

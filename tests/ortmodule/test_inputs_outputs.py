@@ -392,9 +392,6 @@ def test_order_of_keys_does_not_change_the_results():
     both({"b": rows(seed=1), "a": rows()})
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a graph also takes a mapping whose keys come in other order"
-)
 @pytest.mark.parametrize("is_starred", [False, True])
 def test_the_order_of_keys_that_forward_sees_is_that_of_the_call(is_starred):
     def weighted(linear, values=None, **named):
@@ -419,7 +416,8 @@ def test_starred_arguments(graphs_captured):
     both(a, three=b, one=a)
     both(a, one=a, three=b)
     both(b, c)
-    assert graphs_captured() == 4
+    # `**kwargs` may be read in their order, so another order is another graph.
+    assert graphs_captured() == 5
 
 
 def test_arguments_are_not_kept_alive():
@@ -639,10 +637,6 @@ def test_inputs_that_broadcast_at_one(graphs_captured):
     both(rows(1, 4), rows(5, 4, seed=1))
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a symbol that is 1 does not broadcast, so each shape has a graph of its own",
-)
 def test_masks_that_broadcast_have_one_graph_for_all_sizes(graphs_captured):
     both = wrapped(lambda linear, x, mask: linear(x) * mask)
     for batch, length in ((2, 3), (3, 5), (4, 2), (5, 6)):
@@ -866,11 +860,6 @@ def test_parameters_and_buffers_as_outputs():
     assert both.ours.count == 2
 
 
-SYMBOLS = pytest.mark.xfail(
-    strict=True, reason="symbols of floats and bools are taken for constant objects of the output"
-)
-
-
 def no(value):
     return None
 
@@ -894,8 +883,8 @@ def test_objects_without_tensors_come_back_as_they_are():
     "read",
     [
         lambda x: x.argmax().item(),
-        pytest.param(lambda x: x.sum().item(), marks=SYMBOLS),
-        pytest.param(lambda x: (x.sum() > 0).item(), marks=SYMBOLS),
+        lambda x: x.sum().item(),
+        lambda x: (x.sum() > 0).item(),
     ],
 )
 def test_numbers_read_from_tensors_come_back_as_numbers(read, monkeypatch):

@@ -49,10 +49,6 @@ FEATURES = {
 }
 
 
-def known(reason: str) -> pytest.MarkDecorator:
-    return pytest.mark.xfail(strict=True, reason=reason)
-
-
 @pytest.fixture(autouse=True)
 def logger(monkeypatch) -> Iterator[logging.Logger]:
     """Give the log, and put its level back afterwards."""
@@ -206,7 +202,6 @@ class TestTable:
             wrapped(torch.ones(2, 4))
         assert len(tables(said())) == 1
 
-    @known("recapture() has the table printed again")
     def test_is_not_repeated_after_recapture(self, said):
         wrapped = run(Scaled())
         wrapped.recapture()
@@ -377,15 +372,7 @@ class TestRanks:
             assert "orttraining.rank-1 [INFO] - captured a training graph" in of_rank["log"]
 
 
-@pytest.mark.parametrize(
-    "level",
-    [
-        pytest.param(name, marks=known("developers' levels print the table on all ranks"))
-        if VALUES[name] <= LogLevel.DEVINFO
-        else name
-        for name in LEVELS
-    ],
-)
+@pytest.mark.parametrize("level", LEVELS)
 def test_table_is_of_rank_0_only(level, ranks):
     assert TITLE not in ranks[1][level]["log"]
 

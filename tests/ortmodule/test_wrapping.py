@@ -115,7 +115,6 @@ def test_data_parallel_runs_in_pytorch_by_default(net, monkeypatch):
     assert torch_ort.counters()["graphs_captured"] == 0
 
 
-@pytest.mark.xfail(strict=True, reason="the constructor does not look at strict mode")
 def test_data_parallel_is_refused_in_strict_mode(net):
     with pytest.raises(ORTModuleTorchModelException, match="DistributedDataParallel instead"):
         ORTModule(nn.DataParallel(net))
@@ -158,17 +157,12 @@ def hang_buffer(net):
     net.register_buffer("recapture", torch.ones(1))
 
 
-REGISTERED = pytest.mark.xfail(
-    strict=True, reason="names of sub-modules, parameters and buffers are not looked at"
-)
-
-
 @pytest.mark.parametrize(
     ("hang", "name"),
     [
         (hang_attribute, "recapture"),
-        pytest.param(hang_sub_module, "module", marks=REGISTERED),
-        pytest.param(hang_buffer, "recapture", marks=REGISTERED),
+        (hang_sub_module, "module"),
+        (hang_buffer, "recapture"),
     ],
 )
 def test_colliding_attributes_are_warned_of(net, hang, name):
@@ -244,9 +238,6 @@ def test_an_outer_module_saves_it(net):
     assert [n for n, _ in outer.named_parameters()] == [n for n, _ in same.named_parameters()]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="an outer load_state_dict looks for children in the wrapper's _modules"
-)
 def test_an_outer_module_loads_it(pair):
     _, ours = pair
     outer, same = nn.Sequential(nn.Tanh(), ours), nn.Sequential(nn.Tanh(), Net())
@@ -392,9 +383,6 @@ def test_methods_that_set_attributes_set_those_of_the_wrapped_module(pair):
     assert_same_steps(eager, ours)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=TypeError, reason="super() wants an object of the user's class as self"
-)
 def test_methods_may_call_those_of_a_base_class():
     class Child(Net):
         def loss(self, x):
@@ -428,9 +416,6 @@ def test_overridden_methods_that_the_wrapper_hands_on_are_used():
     assert list(ours.state_dict()) == ["only"]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a method that torch.nn.Module has too is taken from the wrapper's base"
-)
 def test_other_overridden_methods_are_used():
     ours = ORTModule(Frozen())
     ours.zero_grad(set_to_none=False)
@@ -474,9 +459,6 @@ def test_missing_arguments_are_the_type_error_of_pytorch(pair, monkeypatch):
         ours(rows(), y=1)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="compile() of the wrapper hangs its compiled call into the wrapped module"
-)
 def test_compiling_the_wrapper_leaves_the_wrapped_module_alone(pair):
     eager, ours = pair
     ours.compile(backend="eager")

@@ -5,6 +5,7 @@ Each has a test in tests/torch_ort/test_aot_compat.py, which fails when torch ch
 
 from __future__ import annotations
 
+import enum
 import functools
 import itertools
 import linecache
@@ -29,6 +30,7 @@ from torch._functorch.partitioners import default_partition
 from torch._guards import CompileContext, TracingContext, detect_fake_mode, tracing
 from torch._higher_order_ops import auto_functionalize
 from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
@@ -52,6 +54,7 @@ __all__ = [
     "FakeTensor",
     "HigherOrderOperator",
     "OpOverload",
+    "Sizes",
     "TorchDispatchMode",
     "after_backward",
     "aot_autograd",
@@ -291,14 +294,22 @@ def dynamo_seconds() -> float | None:
     return (time.time_ns() - metrics._start_time_ns) / 1e9
 
 
-class FakeInputs:
-    """Tensors without numbers to trace a function with; of `dynamic` ones all sizes are symbols.
+class Sizes(enum.Enum):
+    """How much of the sizes and integers of a call a capture leaves open."""
 
-    Sizes 0 and 1 are symbols like others. What is decided of sizes on the way stands in `guards`.
+    OPEN = "open"  # all are symbols, 0 and 1 are values like others
+    GUARDED = "guarded"  # symbols, but for 0 and 1
+    FIXED = "fixed"
+
+
+class FakeInputs:
+    """Tensors without numbers to trace a function with.
+
+    What is decided of sizes on the way stands in `guards`.
     """
 
-    def __init__(self, dynamic: bool) -> None:
-        self._dynamic = dynamic
+    def __init__(self, sizes: Sizes) -> None:
+        self._kind = sizes
         self._sizes = _ShapeEnv(duck_shape=False)
         self._mode = FakeTensorMode(shape_env=self._sizes, allow_non_fake_inputs=True)
         self._context = TracingContext(self._mode)
@@ -310,16 +321,16 @@ class FakeInputs:
         `torch.compiler.is_compiling()` is true meanwhile: modules that ask leave out what looks at
         numbers.
         """
-        before = torch.compiler._is_compiling_flag
+        before = torch.compiler._is_compiling_flag, fake_impls.infer_size
         torch.compiler._is_compiling_flag = True
+        is_open = self._kind is Sizes.OPEN
+        if is_open:
+            fake_impls.infer_size = functools.partial(_broadcast_size, before[1])
         try:
-            with (
-                shape_config.patch(backed_size_oblivious=self._dynamic),
-                tracing(self._context),
-            ):
+            with shape_config.patch(backed_size_oblivious=is_open), tracing(self._context):
                 yield
         finally:
-            torch.compiler._is_compiling_flag = before
+            torch.compiler._is_compiling_flag, fake_impls.infer_size = before
 
     def held(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """Give a fake of a tensor whose sizes never change."""
@@ -327,7 +338,7 @@ class FakeInputs:
 
     def tensor(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """Give a fake of a tensor that every call brings anew."""
-        if not self._dynamic:
+        if self._kind is Sizes.FIXED:
             return self.held(tensor, name)
         context = StatelessSymbolicContext(
             dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.dim(),
@@ -339,7 +350,7 @@ class FakeInputs:
 
     def integer(self, value: int, name: str) -> int | torch.SymInt:
         """Give a symbol for an integer that every call brings anew."""
-        if not self._dynamic:
+        if self._kind is Sizes.FIXED:
             return value
         source = LocalSource(name)
         symbol = self._sizes.create_symbol(
@@ -356,9 +367,25 @@ class FakeInputs:
             if info.mutates_data or info.mutates_metadata
         }
 
-    def guards(self) -> list[sympy.Basic]:
+    def guards(self, symbols: Sequence[sympy.Symbol]) -> list[sympy.Basic]:
         """Give the conditions on symbols under which the same would be traced."""
-        return [guard.expr for guard in self._sizes.guards]
+        conditions = [guard.expr for guard in self._sizes.guards]
+        for symbol in symbols:
+            lower = self._sizes.var_to_range[symbol].lower
+            if self._kind is Sizes.GUARDED and lower.is_finite and lower > 0:
+                conditions.append(sympy.Ge(symbol, lower, evaluate=False))
+        return conditions
+
+
+def _broadcast_size(infer_size: Callable, a: Sequence[Any], b: Sequence[Any]) -> tuple:
+    """Broadcast as torch does; a size that can only be 1 for this is 1 from then on."""
+    for size_a, size_b in zip(reversed(a), reversed(b), strict=False):
+        hints = [
+            size.node.hint if isinstance(size, torch.SymInt) else size for size in (size_a, size_b)
+        ]
+        if None not in hints and hints[0] != hints[1] and 1 in hints:
+            torch._check((size_a if hints[0] == 1 else size_b) == 1)
+    return infer_size(a, b)
 
 
 class _ShapeEnv(ShapeEnv):
@@ -366,40 +393,50 @@ class _ShapeEnv(ShapeEnv):
 
     Composite operators of C++ look at sizes and strides to choose among ways to the same numbers
     (a product of rows or of batches, a view or a copy), and compare them with constants. What they
-    ask about 0 is no such choice: batch norm does something else without rows.
+    ask about 0 is no such choice: batch norm does something else without rows. Which library a
+    convolution would call is no part of a graph at all.
     """
 
     def _evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
         if (
-            isinstance(orig_expr, sympy.Eq | sympy.Ne)
+            shape_config.backed_size_oblivious
+            and isinstance(orig_expr, sympy.core.relational.Relational)
             and any(side.is_number and side != 0 for side in orig_expr.args)
             and any(not side.is_number for side in orig_expr.args)
-            and shape_config.backed_size_oblivious
             and self._maybe_evaluate_static(orig_expr) is None
-            and _is_choice_of_layout(sys._getframe(1))
         ):
-            return sympy.true if isinstance(orig_expr, sympy.Ne) else sympy.false
+            calls = _calls_that_ask(sys._getframe(1))
+            if calls and isinstance(orig_expr, sympy.Eq | sympy.Ne):
+                return sympy.true if isinstance(orig_expr, sympy.Ne) else sympy.false
+            if calls and "conv" in calls[0]:
+                with self.suppress_guards():
+                    return super()._evaluate_expr(orig_expr, *args, **kwargs)
         return super()._evaluate_expr(orig_expr, *args, **kwargs)
 
 
 _SYMBOL_FILES = ("symbolic_shapes.py", "sym_node.py", "recording.py")
 
 
-def _is_choice_of_layout(frame: FrameType | None) -> bool:
-    """Tell whether C++ asks, and no squeeze, of whose result a size of 1 changes the rank."""
+def _calls_that_ask(frame: FrameType | None) -> list[str]:
+    """Give the source of the calls, from inside, in which C++ asks about a size.
+
+    Empty if Python asks, or if one of the calls is a squeeze, of whose result a size of 1 changes
+    the rank.
+    """
     asked_by = ""
     while frame is not None and os.path.basename(frame.f_code.co_filename) in _SYMBOL_FILES:
         asked_by = frame.f_code.co_name
         frame = frame.f_back
-    if asked_by != "guard_bool":
-        return False
-    if frame is not None and frame.f_code.co_name in ("__bool__", "sym_not", "expect_true"):
-        return False  # Python asks
+    is_asked_by_python = frame is not None and frame.f_code.co_name in ("__bool__", "sym_not")
+    if asked_by != "guard_bool" or is_asked_by_python:
+        return []
+    calls = []
     while frame is not None:
-        if "squeeze" in _running_text(frame).replace("unsqueeze", ""):
-            return False
+        calls.append(_running_text(frame))
+        if "squeeze" in calls[-1].replace("unsqueeze", ""):
+            return []
         frame = frame.f_back
-    return True
+    return calls
 
 
 def _running_text(frame: FrameType) -> str:

@@ -18,6 +18,7 @@ from torch_ort import _C, onnx_files
 from torch_ort._C import Unsupported
 from torch_ort.capture.aot_compat import (
     FakeInputs,
+    Sizes,
     is_refused_by_dynamo,
     passes_through,
     python_text,
@@ -91,7 +92,7 @@ class ModuleCapture:
         self.run = run
         self._guard = guard
         self._num_integers = len(trace.integers)
-        self._first = 0 if trace.is_dynamic else self._num_integers
+        self._taken = trace.open_integers
         self._outputs = trace.outputs
         self._assigned = trace.assigned
         self._written = written
@@ -99,13 +100,13 @@ class ModuleCapture:
         self._holds = _condition(trace.symbols, self._words) if conditions else None
 
     def match(self, args: tuple, kwargs: dict) -> list[Any] | None:
-        """Give the graph's arguments for a call; None if the graph is for other calls."""
+        """Give integers and sizes, the module's tensors and the call's; None if nothing fits."""
         flat = self._guard.match(args, kwargs)
         if flat is None or (self._holds and not self._holds(*flat[: self._num_integers])):
             return None
         if self._written and refused_write(args, kwargs, flat, self._written):
             return None
-        return flat[self._first :] if self._first else flat
+        return flat
 
     def mismatch(self, args: tuple, kwargs: dict) -> str:
         """Say what keeps the graph from serving a call; empty if nothing does."""
@@ -117,9 +118,15 @@ class ModuleCapture:
             return f"sizes: want {self._words}"
         return refused_write(args, kwargs, flat, self._written)
 
+    def call(self, flat: list[Any]) -> Any:
+        """Run the graph with what `match` gave; give the module's result."""
+        if len(self._taken) < self._num_integers:
+            flat = [*(flat[i] for i in self._taken), *flat[self._num_integers :]]
+        return self._rebuild(self.run(*flat))
+
     def integers_of(self, flat: list[Any]) -> list[int]:
-        """Give the integers and sizes of a call from its graph's arguments."""
-        return flat[: self._num_integers] if not self._first else []
+        """Give the integers and sizes of a call from what `match` gave."""
+        return flat[: self._num_integers]
 
     def refuse_empty(self) -> None:
         """Serve no call with a size of 0 from now on."""
@@ -127,7 +134,7 @@ class ModuleCapture:
         self._words = " and ".join(filter(None, [self._words, "no size of 0"]))
         self._holds = lambda *integers: 0 not in integers and holds(*integers)
 
-    def rebuild(self, results: Sequence[Any]) -> Any:
+    def _rebuild(self, results: Sequence[Any]) -> Any:
         """Give a call's result from those of the graph; hang up tensors that forward assigns."""
         if self._assigned:
             count = len(results) - len(self._assigned)
@@ -165,19 +172,19 @@ def capture_module(
     state: GraphState,
     *,
     floats: frozenset[str] = frozenset(),
-    dynamic: bool = True,
+    sizes: Sizes = Sizes.OPEN,
 ) -> ModuleCapture:
-    """Capture a module for calls like the given one, whose sizes are symbols if `dynamic`.
+    """Capture a module for calls like the given one, as far as `sizes` leaves sizes open.
 
     `floats` names the arguments that are numbers of the graph instead of constants.
     Raises UnknownType for arguments that are no tensors, numbers or containers of them; Unsupported
     or InternalError for what cannot be captured, an error of the module itself included.
     """
     try:
-        return _captured(module, args, kwargs, options, state, floats, dynamic, recorded_reads)
+        return _captured(module, args, kwargs, options, state, floats, sizes, recorded_reads)
     except Exception as error:
         if is_refused_by_dynamo(error):  # it cannot see through the recorder
-            return _captured(module, args, kwargs, options, state, floats, dynamic, all_reads)
+            return _captured(module, args, kwargs, options, state, floats, sizes, all_reads)
         # Outside of Dynamo nobody acts upon its signals.
         if passes_through(error):
             raise Unsupported(f"{type(error).__name__}: {error}") from error
@@ -186,16 +193,15 @@ def capture_module(
 
 def _captured(
     module: torch.nn.Module, args: tuple, kwargs: dict, options: Options, state: GraphState,
-    floats: frozenset[str], dynamic: bool, reading: Callable[..., Any],
+    floats: frozenset[str], sizes: Sizes, reading: Callable[..., Any],
 ) -> ModuleCapture:  # fmt: skip
     check_kind(module)
     held = ModuleState(module)
     inputs = describe_call(module, args, kwargs, held, floats)
-    fakes = FakeInputs(dynamic)
+    fakes = FakeInputs(sizes)
     with fakes.tracing(), reading(module) as reads, unchanged_attributes(module) as watch:
-        trace = _Trace(module, held, inputs, fakes, dynamic)
-        trace.watch = watch
-        first = len(trace.integers) if dynamic else 0
+        trace = _Trace(module, held, inputs, fakes, watch)
+        first = len(trace.open_integers)
         parameters = frozenset(range(first, first + len(held.tensors)))
         capture = Capture(options, state, parameters)
         run = capture.compile(trace, trace.flat, trace.sources)
@@ -204,24 +210,20 @@ def _captured(
         for name, constant in program.constants.items():
             if constant.requires_grad:
                 raise Unsupported(
-                    f"forward reads tensor '{name}', which requires grad and hangs in no parameter, "
-                    "buffer or attribute of the module: its gradient would be lost"
+                    f"forward reads tensor '{name}', which requires grad and hangs in no "
+                    "parameter, buffer or attribute of the module: its gradient would be lost"
                 )
     if capture.has_higher_order:  # Dynamo has traced its bodies, where reads are not recorded
         reads.add_all()
     guard = _C.CallGuard(inputs.description[3], held.places, reads.rows())
-    conditions = fakes.guards() if dynamic else [
-        sympy.Eq(sympy.Symbol(symbol), size, evaluate=False)
-        for symbol, size in zip(trace.symbols, trace.integers, strict=True)
-    ]  # fmt: skip
     for i in written.keys() & parameters:
         tensor = held.tensors[i - first]
         if written[i] and tensor.requires_grad and torch.is_grad_enabled():
             raise Unsupported(f"forward writes into '{held.names[i - first]}', which requires grad")
-    offset = 0 if dynamic else len(trace.integers)
+    offset = len(trace.integers) - first
     written = {i + offset: watched for i, watched in written.items() if i not in parameters}
     trace.forget()
-    return ModuleCapture(trace, guard, run, conditions, written)
+    return ModuleCapture(trace, guard, run, trace.conditions(fakes), written)
 
 
 def check_kind(module: torch.nn.Module) -> None:
@@ -230,8 +232,8 @@ def check_kind(module: torch.nn.Module) -> None:
         name = f"module '{path}'" if path else "the module"
         if isinstance(part, torch.nn.parallel.DistributedDataParallel):
             raise Unsupported(
-                f"{name} is a DistributedDataParallel: wrap its inner module first, and then that in "
-                "a DistributedDataParallel"
+                f"{name} is a DistributedDataParallel: wrap its inner module first, and then that "
+                "in a DistributedDataParallel"
             )
         if part._backward_hooks or part._backward_pre_hooks:
             raise Unsupported(f"{name} has backward hooks, which a captured graph would not call")
@@ -242,7 +244,8 @@ def describe_call(
 ) -> Structure:
     """Take a call's arguments apart, under the names that forward gives them."""
     labels = {f"[1][{key!r}]": key for key in kwargs}
-    for i, parameter in enumerate(inspect.signature(module.forward).parameters.values()):
+    parameters = list(inspect.signature(module.forward).parameters.values())
+    for i, parameter in enumerate(parameters):
         if parameter.kind in (
             parameter.VAR_POSITIONAL,
             parameter.KEYWORD_ONLY,
@@ -251,10 +254,14 @@ def describe_call(
             break
         labels[f"[0][{i}]"] = parameter.name
     is_double = any(tensor.dtype == torch.float64 for tensor in held.tensors)
-    return Structure(
+    call = Structure(
         (args, kwargs), "", floats=floats, float_dtype=torch.float64 if is_double else None,
         labels=labels,
     )  # fmt: skip
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        of_args, (_, *rest) = call.description[3]  # the order of names means nothing
+        call.description = (*call.description[:3], (of_args, ("named", *rest)))
+    return call
 
 
 class _Trace(torch.nn.Module):
@@ -262,18 +269,17 @@ class _Trace(torch.nn.Module):
 
     def __init__(
         self, module: torch.nn.Module, held: ModuleState, inputs: Structure, fakes: FakeInputs,
-        dynamic: bool,
+        watch: Watch,
     ) -> None:  # fmt: skip
         super().__init__()
         # Not as a sub-module, whose tensors AOTAutograd would take for its own.
         self.__dict__.update(module=module)
         self.held = held
         self.inputs = inputs
-        self.is_dynamic = dynamic
+        self.watch = watch
         self.integers: list[int | torch.SymInt] = []
         self.outputs: Structure
         self.assigned: list[tuple[dict, str]] = []  # where forward hangs tensors
-        self.watch: Watch
         self._leaves: list[tuple[bool, int]] = []  # whether a tensor, and which one
         tensors = []
         storages = {tensor.untyped_storage()._cdata for tensor in held.tensors}
@@ -294,14 +300,19 @@ class _Trace(torch.nn.Module):
             tensors.append(fakes.tensor(tensor, name))
             self.integers += tensors[-1].shape
         # Now, as a symbol found equal to another is read as that one from then on.
-        self.symbols = [symbol_name(n) if dynamic else f"n{i}" for i, n in enumerate(self.integers)]
+        names = [symbol_name(n) if isinstance(n, torch.SymInt) else None for n in self.integers]
+        self.open_integers = [i for i, name in enumerate(names) if name is not None]
+        self.symbols = [name or f"n{i}" for i, name in enumerate(names)]
+        self._exprs = [self.integers[i].node.expr for i in self.open_integers]
         state = [fakes.held(tensor, f"state_{i}") for i, tensor in enumerate(held.tensors)]
-        self.flat = [*(self.integers if dynamic else []), *state, *tensors]
+        self.flat = [*(self.integers[i] for i in self.open_integers), *state, *tensors]
 
     def forward(self, *flat: Any) -> list[Any]:
         """Run the module; its result is taken apart."""
-        first = len(self.integers) if self.is_dynamic else 0
-        integers = flat[:first] if self.is_dynamic else self.integers
+        first = len(self.open_integers)
+        integers = list(self.integers)
+        for i, value in zip(self.open_integers, flat, strict=False):
+            integers[i] = value
         held = flat[first : first + len(self.held.tensors)]
         tensors = flat[first + len(held) :]
         args, kwargs = self.inputs.rebuild(
@@ -313,6 +324,15 @@ class _Trace(torch.nn.Module):
         self.watch.note_run()
         self.outputs = Structure(result, "output", keeps_others=True)
         return [*self.outputs.leaves, *(tensor for _, _, tensor in taken)]
+
+    def conditions(self, fakes: FakeInputs) -> list[sympy.Basic]:
+        """Give the conditions on `symbols` under which the trace is that of a call."""
+        fixed = [
+            sympy.Eq(sympy.Symbol(symbol), size, evaluate=False)
+            for symbol, size in zip(self.symbols, self.integers, strict=True)
+            if not isinstance(size, torch.SymInt)
+        ]
+        return [*fixed, *fakes.guards(self._exprs)]
 
     def forget(self) -> None:
         """Let go of the call's tensors and of those of the trace: the graph lives on with this."""
@@ -332,7 +352,7 @@ class _Trace(torch.nn.Module):
             onnx_files.Source(name, tensor)
             for name, tensor in zip(self.held.names, self.held.tensors, strict=True)
         ]
-        return [*[None] * (len(self.integers) if self.is_dynamic else 0), *held, *given]
+        return [*[None] * len(self.open_integers), *held, *given]
 
 
 def _stand_in(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""The structure of what a module takes and gives: where its tensors hang, and how to put others there.
+"""The structure of what a module takes and gives: where its tensors hang, and others put there.
 
-A description is plain data that `_C.CallGuard` compares calls with. Tensors and integers are leaves;
-None, bools, strings and floats are constants of a structure.
+A description is plain data that `_C.CallGuard` compares calls with. Tensors and integers are
+leaves; None, bools, strings and floats are constants of a structure.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+
+from torch_ort._C import Unsupported
 
 # Values that a structure holds as they are: a call with another one has another structure.
 _CONSTANTS = (
@@ -32,8 +34,9 @@ class UnknownType(TypeError):
 class Structure:
     """A value taken apart: `leaves` in order, `description` for comparing, `rebuild` to undo it.
 
-    A module may give anything: where `keeps_others`, objects of other types are taken apart by their
-    attributes if tensors hang there, and are constants if not. Elsewhere they raise UnknownType.
+    A module may give anything: where `keeps_others`, objects of other types are taken apart by
+    their attributes if tensors hang there, and are constants if not. Elsewhere they raise
+    UnknownType.
     `floats` names the places where a float is a leaf, later a tensor of `float_dtype`; `labels`
     gives better names to some places.
     """
@@ -76,6 +79,8 @@ class Structure:
         if is_integer and type(value) in (int, torch.SymInt):
             self._add_leaf(value, name)
             return ("integer",), next
+        if isinstance(value, torch.SymFloat | torch.SymBool):
+            raise Unsupported(f"{name}: a number read from data, which only a tensor can hold")
         if type(value) is float and name in self._floats:
             self._add_leaf(value, name)
             return ("float", self.float_dtype), next

@@ -37,42 +37,59 @@ class Reads:
             (key, name) for key, (_, part) in self.modules.items() for name in vars(part)
         }
 
-    def rows(self) -> list[tuple[dict, str, str, Any, str]]:
-        """Give what `_C.CallGuard` compares: dict, key, how, value, words."""
-        rows = []
+    def rows(self) -> list[tuple[Any, Any, str, Any, str]]:
+        """Give what `_C.CallGuard` compares: container, key, how, value, words."""
+        rows: list[tuple[Any, Any, str, Any, str]] = []
         for key, name in sorted(self.found):
             path, module = self.modules[key]
-            values = module.__dict__
-            words = f"attribute {name!r} of {_called(path)}"
-            if name not in values:
-                if not _is_registered(module, name) and not hasattr(type(module), name):
-                    rows.append((values, name, "absent", None, words))
-                continue
-            value = values[name]
-            if name in _REGISTRIES:
-                continue
-            if isinstance(value, torch.Tensor):
-                continue  # an input of the graph
-            if name.endswith("_hooks") and isinstance(value, dict):
-                rows.append((values, name, "items", tuple(value.values()), words))
-            elif _is_plain(value):
-                rows.append((values, name, "equals", _snapshot(value), words))
-            else:
-                rows.append((values, name, "is", value, words))
+            if name not in _REGISTRIES:
+                rows += _rows_of(module, name, f"attribute {name!r} of {_called(path)}")
         for path, module in self.modules.values():
             words = f"the sub-modules of {_called(path)}"
-            rows.append(
-                (module.__dict__, "_modules", "items", tuple(module._modules.values()), words)
-            )
+            children = tuple(module._modules.values())
+            rows.append((vars(module), "_modules", "items", children, words))
+            # So that no attribute hides one of the class.
+            words = f"the number of attributes of {_called(path)}"
+            rows.append((vars(module), None, "size", len(vars(module)), words))
         return rows
+
+
+def _rows_of(module: torch.nn.Module, name: str, words: str) -> list[tuple]:
+    own = vars(module)
+    if name in own:
+        return _rows_of_value(own, name, words)
+    rows = []
+    holders = [own[registry] for registry in _REGISTRIES]
+    if any(name in registry for registry in holders):
+        # Tensors are inputs of the graph, and sub-modules are compared all together.
+        rows += [
+            (registry, name, "is", None, words)
+            for registry in holders
+            if name in registry and registry[name] is None
+        ]
+    elif not hasattr(type(module), name):
+        rows += [(container, name, "absent", None, words) for container in (own, *holders)]
+    return rows
+
+
+def _rows_of_value(own: dict, name: str, words: str) -> list[tuple]:
+    value = own[name]
+    if isinstance(value, torch.Tensor):
+        return []  # an input of the graph
+    if name.endswith("_hooks") and isinstance(value, dict):
+        if not value:  # as nearly always; quicker to compare
+            return [(value, None, "size", 0, words)]
+        return [(own, name, "items", tuple(value.values()), words)]
+    if _is_plain(value):
+        return [(own, name, "equals", _snapshot(value), words)]
+    rows = [(own, name, "is", value, words)]
+    if type(value) in (list, dict):  # tensors hang there
+        rows.append((value, None, "size", len(value), f"the number of parts of {words}"))
+    return rows
 
 
 def _called(path: str) -> str:
     return f"module {path!r}" if path else "the module"
-
-
-def _is_registered(module: torch.nn.Module, name: str) -> bool:
-    return any(name in module.__dict__[registry] for registry in _REGISTRIES)
 
 
 def _is_plain(value: Any) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import threading
 import time
 import traceback
@@ -13,9 +15,10 @@ from typing import Any
 
 import torch
 
+import torch_ort
 from torch_ort import counting, fallback, report
 from torch_ort._C import InternalError, Unsupported
-from torch_ort.capture.aot_compat import in_function_transform
+from torch_ort.capture.aot_compat import Sizes, in_function_transform
 from torch_ort.capture.joint import GraphState
 from torch_ort.capture.module import ModuleCapture, ModuleState, capture_module, describe_call
 from torch_ort.capture.structure import Structure, UnknownType
@@ -70,11 +73,12 @@ class Calls:
         self._floats: set[str] = set()  # arguments that change from call to call
         self._constant_floats: set[str] = set()  # those that only a constant can be
         self._in_pytorch = False
-        self._count = 0
+        self._is_introduced = False
         # What to do instead of saying that the module stays in PyTorch.
         self.instead_of_pytorch: Callable[[], None] | None = None
         if pending is not None:
             self._fall_back(pending, "capture")
+            self._in_pytorch = True
 
     def __call__(self, args: tuple, kwargs: dict) -> Any:
         """Run one call.
@@ -86,7 +90,7 @@ class Calls:
             return self._module(*args, **kwargs)
         captured, flat = self._find(args, kwargs)
         if captured is None:
-            # Capture hangs other tensors into the module: one at a time, and nobody looks meanwhile.
+            # Capture hangs other tensors into the module: one at a time.
             with _capturing:
                 captured, flat = self._find(args, kwargs)
                 if captured is None:
@@ -106,11 +110,14 @@ class Calls:
                 return captured, flat
         return None, []
 
+    def log(self, text: str) -> None:
+        """Warn of something, once in a process."""
+        logs.say_once(self._logger, text)
+
     def recapture(self) -> None:
         """Forget all captured graphs, and that the module runs in PyTorch."""
         self._captured.clear()
         self._in_pytorch = False
-        self._count = 0
 
     # Running.
 
@@ -121,7 +128,7 @@ class Calls:
         is_empty = 0 in capture.integers_of(flat)
         if captured.is_proven and (captured.takes_empty or not is_empty):
             try:
-                return capture.rebuild(capture.run(*flat))
+                return capture.call(flat)
             except _ENGINE_ERRORS as error:
                 # A plan for new sizes: nothing has run yet.
                 if getattr(error, "stage", None) is not None:
@@ -136,7 +143,7 @@ class Calls:
         capture = captured.capture
         try:
             with fallback.undone_on_error(captured.state):
-                result = capture.rebuild(capture.run(*flat))
+                result = capture.call(flat)
         except Exception as error:
             if captured.is_proven and isinstance(error, RuntimeError):
                 # Sizes of 0 are special to some kernels: they get a graph of their own.
@@ -191,7 +198,7 @@ class Calls:
             f"ORTModule: {type(error).__name__}: {reason}; {until} in plain PyTorch "
             "(ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE raises instead)",
             fallback.FallbackWarning,
-            stacklevel=6,
+            stacklevel=_frames_to_user(),
         )
         self._logger.info("%s", "".join(traceback.format_exception(error)))
 
@@ -234,19 +241,21 @@ class Calls:
         device: str,
     ) -> _Captured:  # fmt: skip
         """Capture with as much left open as the module's forward allows."""
-        attempts = [(frozenset(self._floats), True)] if self._floats else []
-        attempts += [(frozenset(), True), (frozenset(), False)]
+        none: frozenset[str] = frozenset()
+        attempts = [(none, Sizes.OPEN), (none, Sizes.GUARDED), (none, Sizes.FIXED)]
+        if self._floats:
+            attempts.insert(0, (frozenset(self._floats), Sizes.OPEN))
         if is_empty:  # no symbol stands for a size of 0 while tracing
             attempts = attempts[-1:]
         first_error: Exception | None = None
-        for names, dynamic in attempts:
+        for names, sizes in attempts:
             rewrite = rewrite_for(self._module, device, self._options.opset)
             state = GraphState(self._options, self._files, rewrite)
             random = fallback.RandomState()
             _thread.is_capturing = True
             try:
                 capture = capture_module(
-                    self._module, args, kwargs, self._options, state, floats=names, dynamic=dynamic
+                    self._module, args, kwargs, self._options, state, floats=names, sizes=sizes
                 )
             except _ENGINE_ERRORS as error:
                 random.restore()
@@ -268,14 +277,23 @@ class Calls:
             self._logger.info("captured again, because %s", why)
 
     def _say_captured(self, captured: _Captured, seconds: float) -> None:
-        self._count += 1
-        if self._count == 1:
+        if not self._is_introduced and logs.rank_and_world()[0] == 0:
             self._logger.warning("%s", logs.first_run_table(self._settings))
             self._logger.warning("Total ORT initialization overhead is %.2fs", seconds)
+        self._is_introduced = True
         for program in captured.state.programs:
             spent = ", ".join(f"{name} {1000 * s:.0f} ms" for name, s in program.seconds.items())
             kind = "training" if program.is_training else "inference"
             self._logger.info("captured a %s graph in %.2fs: %s", kind, seconds, spent)
+
+
+def _frames_to_user() -> int:
+    """Count the frames up to the first outside of PyTorch and this package."""
+    ours = tuple(os.path.dirname(package.__file__) + os.sep for package in (torch, torch_ort))
+    frame, count = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
+        frame, count = frame.f_back, count + 1
+    return count
 
 
 def _is_traced() -> bool:

@@ -23,8 +23,8 @@ class DebugOptions:
     """Level of logging and saving of ONNX files, for one ORTModule.
 
     `save_onnx` writes files into `save_path` (`.` by default) whose names start with `onnx_prefix`.
-    `config` holds options of `docs/options.md` by name. The environment wins over `log_level` and
-    `save_path`.
+    `config` holds options of `docs/options.md` by name, and wins over the other arguments. The
+    environment wins over the level and the path.
     Raises TypeError on a wrong type, ValueError on a missing prefix, OSError if the folder cannot
     be written to.
     """
@@ -34,7 +34,7 @@ class DebugOptions:
         log_level: LogLevel = LogLevel.WARNING,
         save_onnx: bool = False,
         onnx_prefix: str = "",
-        save_path: str = "",
+        save_path: str | os.PathLike[str] = "",
         config: Mapping[str, Any] | None = None,
     ) -> None:
         from torch_ort import options
@@ -43,11 +43,14 @@ class DebugOptions:
             raise TypeError(f"log_level: got {type(log_level).__name__}, want a LogLevel")
         if not isinstance(onnx_prefix, str):
             raise TypeError(f"onnx_prefix: got {type(onnx_prefix).__name__}, want a string")
+        if not isinstance(save_path, str | os.PathLike):
+            raise TypeError(f"save_path: got {type(save_path).__name__}, want a path")
         if save_onnx and not onnx_prefix:
             raise ValueError("onnx_prefix: got nothing, want a prefix for the files of save_onnx")
-        settings = options.resolve_ortmodule(
-            {"log_level": log_level, "save_onnx_path": save_path}, environment_wins=True
-        )
+        self.config = dict(config or {})
+        _, own_config = options.split(self.config)
+        given = {"log_level": log_level, "save_onnx_path": os.fspath(save_path)} | own_config
+        settings = options.resolve_ortmodule(given, environment_wins=True)
         folder = settings.save_onnx_path or os.getcwd()
         if save_onnx and not os.access(folder, os.W_OK):
             raise OSError(f"save_path: cannot write to the folder '{folder}'")
@@ -55,7 +58,6 @@ class DebugOptions:
         self.save_onnx = bool(save_onnx)
         self.onnx_prefix = onnx_prefix
         self.save_path = folder
-        self.config = dict(config or {})
 
     @property
     def logging(self) -> DebugOptions:

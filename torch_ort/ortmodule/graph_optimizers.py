@@ -85,8 +85,8 @@ def rewrite_for(
                 model.graph.CopyFrom(changed)
             if _signature(model.graph) != names:
                 raise UserError(
-                    f"register_graph_optimizer: {entry.function.__name__}: the inputs or outputs of "
-                    "the graph have changed"
+                    f"register_graph_optimizer: {entry.function.__name__}: the inputs or outputs "
+                    "of the graph have changed"
                 )
         return _C.Graph.from_onnx(model.SerializeToString())
 

@@ -26,7 +26,8 @@ _DATA_PARALLEL = (
 )
 
 # What stands in an ORTModule's own __dict__; all else belongs to the wrapped module.
-_OWN = ("_original", "_calls", "_stats", "_debug_options", "_bound", "forward")
+_OWN = ("_original", "_calls", "_stats", "_debug_options", "_bound", "_overrides", "forward")
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
 
 
 class ORTModule(torch.nn.Module):
@@ -58,22 +59,28 @@ class ORTModule(torch.nn.Module):
         """Make what is not copied: captured graphs, and methods bound to this object."""
         debug = self._debug_options
         compile_config, own_config = options.split(debug.config)
-        settings = options.resolve_ortmodule({**own_config, "log_level": debug.log_level})
+        chosen = options.resolve(compile_config)
+        settings = options.resolve_ortmodule(own_config | {"log_level": debug.log_level})
         logger = logs.make_logger(settings.log_level)
         logs.say_ignored(logger, settings)
         pending = None
         if isinstance(self._original, torch.nn.DataParallel):
             pending = ORTModuleTorchModelException(_DATA_PARALLEL)
-            if not settings.fallback_policy.allows(ORTModuleTorchModelException):
+            may_fall_back = settings.fallback_policy.allows(ORTModuleTorchModelException)
+            if chosen.strict or not may_fall_back:
                 raise pending
         files = SavedFiles(debug.save_path, debug.onnx_prefix) if debug.save_onnx else None
-        chosen = options.resolve(compile_config)
         calls = self._make_calls(self._original, chosen, settings, logger, files, pending)
         self.__dict__["_calls"] = calls
         self.__dict__["_stats"] = (
             MemoryStats(self._original) if settings.print_memory_stats else None
         )
         self.__dict__["_bound"] = self._bind_methods()
+        # What walks over modules meets the wrapped one's parts here.
+        self.__dict__.update({name: vars(self._original)[name] for name in _REGISTRIES})
+        overrides = self._delegate_overrides()
+        self.__dict__["_overrides"] = tuple(overrides)
+        self.__dict__.update(overrides)
         self.__dict__["forward"] = self._make_forward()
 
     def _make_calls(self, *arguments: Any) -> Calls:
@@ -101,34 +108,50 @@ class ORTModule(torch.nn.Module):
         return forward
 
     def _bind_methods(self) -> dict[str, Callable[..., Any]]:
-        """Bind the user's methods to this object, so that `self(...)` in them comes here."""
+        """Bind the user's methods to this object, so that `self(...)` in them comes here.
+
+        Those that call `super()` stay the wrapped module's own: Python refuses them another self.
+        """
         kind = type(self._original)
-        names = {
-            name
-            for base in kind.__mro__
-            if base not in torch.nn.Module.__mro__
-            for name, value in vars(base).items()
-            if isinstance(value, types.FunctionType) and not _is_special(name)
-        }
+        functions = {name: inspect.getattr_static(kind, name) for name in _own_names(kind)}
         return {
-            name: types.MethodType(inspect.getattr_static(kind, name), self)
-            for name in names
-            if name != "forward"
+            name: types.MethodType(function, self)
+            for name, function in functions.items()
+            if isinstance(function, types.FunctionType)
+            and name != "forward"
             and not hasattr(ORTModule, name)
-            and isinstance(inspect.getattr_static(kind, name), types.FunctionType)
             and name not in vars(self._original)
+            and "__class__" not in function.__code__.co_freevars
         }
 
+    def _delegate_overrides(self) -> dict[str, Callable[..., Any]]:
+        """Give what the user's class overrides of torch.nn.Module's and this class does not."""
+        kind = type(self._original)
+        return {
+            name: self._delegated(getattr(self._original, name))
+            for name in _own_names(kind)
+            if hasattr(torch.nn.Module, name)
+            and name not in vars(ORTModule)
+            and isinstance(inspect.getattr_static(kind, name), types.FunctionType)
+        }
+
+    def _delegated(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = method(*args, **kwargs)
+            return self if result is self._original else result
+
+        return call
+
     def _warn_of_collisions(self) -> None:
-        own = {*vars(ORTModule), *_OWN} - {"forward", "__dict__"}
-        inherited = dir(torch.nn.Module)
-        theirs = {
-            *vars(self._original),
-            *(n for base in type(self._original).__mro__ if base not in torch.nn.Module.__mro__
-              for n in vars(base)),
-        }  # fmt: skip
+        original = vars(self._original)
+        theirs = {*original, *_own_names(type(self._original))}
+        theirs |= {name for registry in _REGISTRIES for name in original[registry]}
+        own = {*vars(ORTModule), *_OWN} - {*dir(torch.nn.Module), *_REGISTRIES, "training"}
+        if isinstance(self._original, ORTModule):
+            return
         for name in sorted(theirs & own):
-            if not _is_special(name) and name not in inherited and name != "training":
+            if not _is_special(name) and name != "forward":
                 warnings.warn(
                     f"ORTModule: attribute '{name}' of the wrapped module collides with one of "
                     "ORTModule's, which wins; reach the other through `.module`",
@@ -189,7 +212,8 @@ class ORTModule(torch.nn.Module):
     # Copies: graphs and bound methods are made anew.
 
     def __getstate__(self) -> dict[str, Any]:
-        dropped = ("_calls", "_stats", "_bound", "forward")
+        dropped = {"_calls", "_stats", "_bound", "_overrides", "forward"}
+        dropped |= {*_REGISTRIES, *self._overrides}
         return {name: value for name, value in self.__dict__.items() if name not in dropped}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -209,6 +233,10 @@ class ORTModule(torch.nn.Module):
         raise ORTModuleTorchModelException(
             "ORTModule does not support adding modules to it"
         ) from NotImplementedError("add_module")
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing but say so: the module runs as one graph already."""
+        self._calls.log("compile(): the module runs as one graph already, ignored")
 
     def _replicate_for_data_parallel(self) -> Any:
         raise ORTModuleTorchModelException(_DATA_PARALLEL) from NotImplementedError(
@@ -296,6 +324,12 @@ class ORTModule(torch.nn.Module):
     def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Module]]:
         """See torch.nn.Module."""
         return self._original.named_modules(*args, **kwargs)
+
+
+def _own_names(kind: type) -> set[str]:
+    """Name what a class and its bases define, those of torch.nn.Module left out."""
+    bases = [base for base in kind.__mro__ if base not in torch.nn.Module.__mro__]
+    return {name for base in bases for name in vars(base) if not _is_special(name)}
 
 
 def _is_special(name: str) -> bool:
