@@ -442,11 +442,11 @@ def _calls_that_ask(frame: FrameType | None) -> list[str]:
 def _running_text(frame: FrameType) -> str:
     """Give the source of the call that a frame is at; all names it uses where there is none."""
     code = frame.f_code
-    place = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None))
-    lines = [
-        linecache.getline(code.co_filename, number)
-        for number in range(place[0] or 1, (place[1] or 0) + 1)
-    ]
+    first = last = frame.f_lineno
+    if hasattr(code, "co_positions"):  # Python 3.11 knows calls of several lines
+        first, last, *_ = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None))
+    numbers = range(first or 1, (last or 0) + 1)
+    lines = [linecache.getline(code.co_filename, number) for number in numbers]
     return "".join(lines) or " ".join(code.co_names)
 
 

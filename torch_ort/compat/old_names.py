@@ -1,0 +1,196 @@
+"""Names of ONNX Runtime Training by import path, with where they are in torch_ort.
+
+A name that torch_ort has not built yet raises ImportError, and says what does its work meanwhile.
+Each name is looked for when its module is imported, so a placed file needs no change when more is
+built.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import runpy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+ROOT = "onnxruntime.training"
+
+
+@dataclass(frozen=True)
+class Names:
+    """Some names of one old module.
+
+    `names` stand with spaces between them, `old=new` where the name is another one now. `source` is
+    the module that has them, or will have. `instead` follows "use" in the error.
+    """
+
+    names: str
+    source: str = ""
+    instead: str = ""
+
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """Give each old name with the new one."""
+        for name in self.names.split():
+            old, _, new = name.partition("=")
+            yield old, new or old
+
+
+_LOOP = "ORTModule in a training loop of PyTorch"
+_FUSED_ADAM = Names(
+    "FusedAdam AdamWMode",
+    "torch_ort.optim",
+    "torch_ort.optim.AdamW, whose defaults are those of torch.optim.AdamW",
+)
+_FP16_OPTIMIZER = Names("FP16_Optimizer", "torch_ort.optim", "the optimizer without this wrapper")
+_SAMPLERS = Names(
+    "LoadBalancingDistributedSampler LoadBalancingDistributedBatchSampler",
+    "torch_ort.utils.data",
+    "torch.utils.data.DistributedSampler",
+)
+_EXCEPTIONS = Names(
+    "ORTModuleFallbackException ORTModuleInitException ORTModuleDeviceException ORTModuleIOError "
+    "ORTModuleTorchModelException ORTModuleONNXModelException",
+    "torch_ort.ortmodule",
+)
+
+# Paths are below ROOT. A module that has nothing of this yet cannot be imported, a package can.
+MODULES: dict[str, tuple[Names, ...]] = {
+    "": (
+        Names("ORTModule", "torch_ort.ortmodule"),
+        Names("ORTTrainer ORTTrainerOptions TrainStepInfo", instead=_LOOP),
+    ),
+    "amp": (
+        Names("LossScaler DynamicLossScaler", instead="torch.amp.GradScaler"),
+    ),
+    "api": (Names("CheckpointState Module Optimizer LRScheduler", instead=_LOOP),),
+    "artifacts": (Names("generate_artifacts", instead=_LOOP),),
+    "checkpoint": (
+        Names(
+            "aggregate_checkpoints experimental_save_checkpoint experimental_load_checkpoint "
+            "experimental_state_dict experimental_load_state_dict",
+            instead="torch.save and torch.load with state_dict()",
+        ),
+    ),
+    "model_desc_validation": (Names("", instead=_LOOP),),
+    "optim": (
+        _FUSED_ADAM,
+        _FP16_OPTIMIZER,
+        Names("SGDConfig", instead="torch_ort.optim.SGD"),
+        Names("AdamConfig", instead="torch_ort.optim.Adam or torch_ort.optim.AdamW"),
+        Names("LambConfig", instead="torch_ort.optim.AdamW or an optimizer of PyTorch"),
+    ),
+    "optim.fp16_optimizer": (_FP16_OPTIMIZER,),
+    "optim.fused_adam": (_FUSED_ADAM,),
+    "optim.lr_scheduler": (
+        Names(
+            "ConstantWarmupLRScheduler CosineWarmupLRScheduler LinearWarmupLRScheduler "
+            "PolyWarmupLRScheduler",
+            instead="torch.optim.lr_scheduler",
+        ),
+    ),
+    "ort_trainer": (
+        Names(
+            "ORTTrainer IODescription ModelDescription LossScaler save_checkpoint load_checkpoint",
+            instead=_LOOP,
+        ),
+    ),
+    "ortmodule": (
+        Names("ORTModule DebugOptions LogLevel register_graph_optimizer", "torch_ort.ortmodule"),
+    ),
+    "ortmodule._custom_autograd_function": (
+        Names("enable_custom_autograd_support", "torch_ort.compat.custom_autograd"),
+    ),
+    "ortmodule._custom_gradient_registry": (
+        Names("register_gradient", instead="torch.autograd.Function or torch.library"),
+    ),
+    "ortmodule._fallback": (
+        _EXCEPTIONS,
+        Names("_FallbackPolicy=FallbackPolicy", "torch_ort.ortmodule"),
+    ),
+    "ortmodule._fallback_exceptions": (_EXCEPTIONS,),
+    "ortmodule.debug_options": (Names("DebugOptions LogLevel", "torch_ort.ortmodule"),),
+    "ortmodule.experimental": (),
+    "ortmodule.experimental.hierarchical_ortmodule": (
+        Names("HierarchicalORTModule", "torch_ort.ortmodule"),
+    ),
+    "ortmodule.experimental.json_config": (Names("load_from_json", "torch_ort.ortmodule"),),
+    "ortmodule.experimental.pipe": (
+        Names("ORTPipelineModule", instead="ORTModule around each layer of the pipeline"),
+    ),
+    "ortmodule.graph_optimizers": (Names("register_graph_optimizer", "torch_ort.ortmodule"),),
+    "ortmodule.torch_cpp_extensions": (),
+    "ortmodule.torch_cpp_extensions.install": (),
+    "pytorch": (Names("trainer", instead=_LOOP),),
+    "utils": (),
+    "utils.data": (_SAMPLERS,),
+    "utils.data.sampler": (_SAMPLERS,),
+    "utils.hooks": (
+        Names(
+            "GlobalSubscriberManager StatisticsSubscriber inspect_activation",
+            "torch_ort.convergence",
+        ),
+    ),
+}
+
+# Modules that `python -m` runs, with those that run in their place.
+COMMANDS = {"ortmodule.torch_cpp_extensions.install": "torch_ort.configure"}
+
+
+def open_module(namespace: dict[str, Any]) -> None:
+    """Fill the namespace of a placed module with what torch_ort has of it.
+
+    Raises ImportError if it has names, none is built, and no module stands below it.
+    """
+    # `python -m` calls the module __main__, its spec does not.
+    path = namespace["__spec__"].name.removeprefix(ROOT).lstrip(".")
+    rows = MODULES.get(path, ())
+    built, missing = _look_up(path, rows)
+    if rows and not built and not is_package(path):
+        raise ImportError(_not_built(_dotted(path), rows[0].instead), name=_dotted(path))
+
+    def __getattr__(name: str) -> Any:
+        if name in missing:
+            raise ImportError(missing[name], name=_dotted(path))
+        raise AttributeError(f"module {_dotted(path)!r} has no attribute {name!r}")
+
+    namespace.update(built, __all__=sorted(built), __getattr__=__getattr__)
+    if namespace["__name__"] == "__main__" and path in COMMANDS:
+        runpy.run_module(COMMANDS[path], run_name="__main__")
+
+
+def is_package(path: str) -> bool:
+    """Tell whether modules stand below this one."""
+    return any(other.startswith(f"{path}.") for other in MODULES) or not path
+
+
+def _look_up(path: str, rows: tuple[Names, ...]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Give the objects that are built, and for the other names the text of the error."""
+    built: dict[str, Any] = {}
+    missing: dict[str, str] = {}
+    for row in rows:
+        source = _import_if_there(row.source)
+        for old, new in row.pairs():
+            if hasattr(source, new):
+                built[old] = getattr(source, new)
+            else:
+                missing[old] = _not_built(f"{_dotted(path)}.{old}", row.instead)
+    return built, missing
+
+
+def _import_if_there(name: str) -> Any:
+    # An error inside a module that is there is no sign that it is not built.
+    parts = name.split(".")
+    for end in range(1, len(parts) + 1):
+        if not name or importlib.util.find_spec(".".join(parts[:end])) is None:
+            return None
+    return importlib.import_module(name)
+
+
+def _not_built(name: str, instead: str) -> str:
+    use = f"use {instead}" if instead else "nothing takes its place"
+    return f"{name}: not built yet in torch_ort; {use}"
+
+
+def _dotted(path: str) -> str:
+    return f"{ROOT}.{path}" if path else ROOT
