@@ -4,8 +4,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+import faulthandler
 import gc
 import os
+import resource
 import sys
 import threading
 from collections.abc import Callable
@@ -529,8 +531,7 @@ CRASHES = {
     ).match((Batch(1),), {}),
     "state at a missing key": lambda: made(state=[({}, "a", 0)]),
     "state past the end of a list": lambda: made(state=[([matrix()], 1, 0)]),
-    "state at a string in a list": lambda: made(state=[([matrix()], "a", 0)]),
-    "state before the start of a list": lambda: made(state=[([matrix()], -5, 0)]),
+    "state before the start of a list": lambda: made(state=[([matrix()], -(2**40), 0)]),
     "a read before the start of a list": lambda: of_read([1], -(2**40), "is", 4).match((), {}),
 }
 SILENT = {
@@ -565,6 +566,8 @@ def exit_status_of_child(call: Callable[[], Any]) -> int:
     """Run something in a copy of this process; give RAISED if it raises, or minus the signal."""
     child = os.fork()
     if child == 0:
+        faulthandler.disable()
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         try:
             call()
         except Exception:
@@ -655,8 +658,8 @@ class TestReferences:
 class TestThreads:
     def test_matches_at_once(self):
         of_call, args, kwargs, things = call_with_everything()
-        before = references(things)
         wrong = (*args[:2], None, *args[3:])
+        before = references(things)
         start, failures = threading.Barrier(8), []
 
         def work(number: int) -> None:

@@ -411,7 +411,29 @@ class _ShapeEnv(ShapeEnv):
             if calls and "conv" in calls[0]:
                 with self.suppress_guards():
                     return super()._evaluate_expr(orig_expr, *args, **kwargs)
+        for pair in self._equal_factors(orig_expr):
+            super()._evaluate_expr(pair)
         return super()._evaluate_expr(orig_expr, *args, **kwargs)
+
+    def _equal_factors(self, expr: sympy.Basic) -> list[sympy.Eq]:
+        """Give equations of sizes from one of products: rows of tokens and rows of their labels.
+
+        What the products' numbers alone do not tell, the engine needs to fuse across them; a call
+        where only the products are equal is captured anew.
+        """
+        if not (isinstance(expr, sympy.Eq) and all(side.is_Mul for side in expr.args)):
+            return []
+        values = getattr(self, "backed_var_to_val", None) or self.var_to_val
+        made = list(values)  # in the order of the inputs
+        left, right = ([f for f in side.args if f in values] for side in expr.args)
+        if len(left) < 2 or [len(side.args) for side in expr.args] != [len(left), len(right)]:
+            return []
+        left, right = (
+            sorted(side, key=lambda f: (values[f], made.index(f))) for side in (left, right)
+        )
+        if [values[f] for f in left] != [values[f] for f in right]:
+            return []
+        return [sympy.Eq(a, b) for a, b in zip(left, right, strict=True) if a != b]
 
 
 _SYMBOL_FILES = ("symbolic_shapes.py", "sym_node.py", "recording.py")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import runpy
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -60,9 +61,7 @@ MODULES: dict[str, tuple[Names, ...]] = {
         Names("ORTModule", "torch_ort.ortmodule"),
         Names("ORTTrainer ORTTrainerOptions TrainStepInfo", instead=_LOOP),
     ),
-    "amp": (
-        Names("LossScaler DynamicLossScaler", instead="torch.amp.GradScaler"),
-    ),
+    "amp": (Names("LossScaler DynamicLossScaler", instead="torch.amp.GradScaler"),),
     "api": (Names("CheckpointState Module Optimizer LRScheduler", instead=_LOOP),),
     "artifacts": (Names("generate_artifacts", instead=_LOOP),),
     "checkpoint": (
@@ -127,14 +126,18 @@ MODULES: dict[str, tuple[Names, ...]] = {
     "utils.data.sampler": (_SAMPLERS,),
     "utils.hooks": (
         Names(
-            "GlobalSubscriberManager StatisticsSubscriber inspect_activation",
+            "GlobalSubscriberManager StatisticsSubscriber SubscriberBase inspect_activation",
             "torch_ort.convergence",
         ),
     ),
+    "utils.hooks.merge_activation_summary": (),
 }
 
 # Modules that `python -m` runs, with those that run in their place.
-COMMANDS = {"ortmodule.torch_cpp_extensions.install": "torch_ort.configure"}
+COMMANDS = {
+    "ortmodule.torch_cpp_extensions.install": "torch_ort.configure",
+    "utils.hooks.merge_activation_summary": "torch_ort.convergence.merge_activation_summary",
+}
 
 
 def open_module(namespace: dict[str, Any]) -> None:
@@ -152,11 +155,14 @@ def open_module(namespace: dict[str, Any]) -> None:
     def __getattr__(name: str) -> Any:
         if name in missing:
             raise ImportError(missing[name], name=_dotted(path))
+        below = f"{path}.{name}".lstrip(".")
+        if below in MODULES:  # old scripts use modules that they did not import
+            return importlib.import_module(_dotted(below))
         raise AttributeError(f"module {_dotted(path)!r} has no attribute {name!r}")
 
     namespace.update(built, __all__=sorted(built), __getattr__=__getattr__)
     if namespace["__name__"] == "__main__" and path in COMMANDS:
-        runpy.run_module(COMMANDS[path], run_name="__main__")
+        _run(path)
 
 
 def is_package(path: str) -> bool:
@@ -178,13 +184,23 @@ def _look_up(path: str, rows: tuple[Names, ...]) -> tuple[dict[str, Any], dict[s
     return built, missing
 
 
+def _run(path: str) -> None:
+    command = COMMANDS[path]
+    if not _is_there(command):
+        sys.exit(_not_built(_dotted(path), ""))
+    runpy.run_module(command, run_name="__main__", alter_sys=True)
+
+
 def _import_if_there(name: str) -> Any:
     # An error inside a module that is there is no sign that it is not built.
-    parts = name.split(".")
-    for end in range(1, len(parts) + 1):
-        if not name or importlib.util.find_spec(".".join(parts[:end])) is None:
-            return None
-    return importlib.import_module(name)
+    return importlib.import_module(name) if _is_there(name) else None
+
+
+def _is_there(name: str) -> bool:
+    # Level by level: find_spec raises where a module above is missing.
+    parts = name.split(".") if name else []
+    above = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+    return bool(parts) and all(importlib.util.find_spec(it) is not None for it in above)
 
 
 def _not_built(name: str, instead: str) -> str:

@@ -113,7 +113,9 @@ def status() -> str:
         return "onnxruntime: not installed"
     folder = package / FOLDER
     training_build = _find_training_build()
-    lines = [f"onnxruntime: {package}" if _is_whole(package) else f"onnxruntime: gone from {package}"]
+    lines = [
+        f"onnxruntime: {package}" if _is_whole(package) else f"onnxruntime: gone from {package}"
+    ]
     if training_build:
         lines.append(f"training build: the distribution {training_build}")
     try:
@@ -156,14 +158,16 @@ def _is_whole(package: Path) -> bool:
 def _find_training_build() -> str:
     """Give the name of the distribution of a training build; empty if there is none."""
     for distribution in importlib.metadata.distributions():
-        name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
+        name = re.sub(r"[-_.]+", "-", (distribution.metadata or {}).get("Name", "")).lower()
         if re.match(r"(onnxruntime|ort)-(.*-)?training", name):
             return name
     return ""
 
 
 def _read_marker(folder: Path) -> Hashes:
-    """Give the hashes of what we placed; empty if there is no folder. Raises UserError if not ours.
+    """Give the hashes of what we placed; empty if there is no folder.
+
+    Raises UserError if the folder is not ours.
     """
     if not folder.exists() and not folder.is_symlink():
         return {}
