@@ -9,10 +9,12 @@ import time
 from typing import Any
 
 import pytest
+import sympy
 import torch
 from torch import fx
 
 from torch_ort.capture import aot_compat
+from torch_ort.capture.aot_compat import FakeInputs, Sizes
 
 pytestmark = pytest.mark.ort_only
 
@@ -309,3 +311,221 @@ def test_trees():
         lambda x: x * 2, [(1,), 2], is_leaf=lambda x: isinstance(x, tuple)
     )
     assert doubled == [(1, 1), 4]
+
+
+def conditions(fakes: FakeInputs, *sizes: Any) -> list[str]:
+    """Give, as Python, what is asked of sizes that are symbols."""
+    symbols = [size.node.expr for size in sizes if isinstance(size, torch.SymInt)]
+    return [aot_compat.python_text(guard) for guard in fakes.guards(symbols)]
+
+
+def decided(kind: Sizes, function: Any, *tensors: torch.Tensor) -> list[str]:
+    """Trace a function of tensors; give the conditions under which the trace holds."""
+    fakes = FakeInputs(kind)
+    with fakes.tracing():
+        given = [fakes.tensor(tensor, f"x{i}") for i, tensor in enumerate(tensors)]
+        sizes = [size for fake in given for size in fake.shape]
+        function(*given)
+    return conditions(fakes, *sizes)
+
+
+class TestFakeInputs:
+    @pytest.mark.parametrize("kind", [Sizes.OPEN, Sizes.GUARDED])
+    def test_sizes_of_tensors_are_symbols(self, kind):
+        fakes = FakeInputs(kind)
+        with fakes.tracing():
+            x = fakes.tensor(torch.ones(2, 3), "x")
+        assert isinstance(x, aot_compat.FakeTensor)
+        assert all(isinstance(size, torch.SymInt) for size in x.shape)
+
+    def test_sizes_that_are_equal_are_symbols_of_their_own(self):
+        fakes = FakeInputs(Sizes.OPEN)
+        with fakes.tracing():
+            x = fakes.tensor(torch.ones(3, 3), "x")
+        assert len({size.node.expr for size in x.shape}) == 2
+        assert conditions(fakes, *x.shape) == []
+
+    def test_a_size_of_1_is_open_too(self):
+        assert decided(Sizes.OPEN, lambda x: x + 1, torch.ones(1, 3)) == []
+
+    def test_fixed_sizes_are_numbers(self):
+        fakes = FakeInputs(Sizes.FIXED)
+        with fakes.tracing():
+            assert fakes.tensor(torch.ones(2, 3), "x").shape == (2, 3)
+            assert type(fakes.integer(5, "n")) is int
+
+    def test_what_a_module_holds_has_fixed_sizes(self):
+        fakes = FakeInputs(Sizes.OPEN)
+        with fakes.tracing():
+            weight = fakes.held(torch.ones(2, 3, requires_grad=True), "w")
+        assert [type(size) for size in weight.shape] == [int, int]
+        assert weight.requires_grad
+
+    @pytest.mark.parametrize("value", [-2, 0, 1, 7])
+    def test_integers_are_symbols_of_any_sign(self, value):
+        fakes = FakeInputs(Sizes.OPEN)
+        with fakes.tracing():
+            number = fakes.integer(value, "n")
+        assert isinstance(number, torch.SymInt)
+        assert conditions(fakes, number) == []
+
+    def test_guarded_sizes_are_larger_than_1(self):
+        (condition,) = decided(Sizes.GUARDED, torch.sin, torch.ones(5))
+        assert ">=" in condition.replace("<=", ">=")
+        assert "2" in condition
+
+    @pytest.mark.parametrize("kind", [Sizes.OPEN, Sizes.GUARDED])
+    def test_a_decision_of_python_is_a_condition(self, kind):
+        def function(x):
+            return x * 2 if x.shape[0] > 3 else x
+
+        holds = decided(kind, function, torch.ones(5))
+        assert any("3" in condition for condition in holds), holds
+
+    def test_a_size_that_is_broadcast_is_1_from_then_on(self):
+        (condition,) = decided(Sizes.OPEN, torch.add, torch.ones(1, 3), torch.ones(4, 3))[:1]
+        assert "== 1" in condition or "1 ==" in condition
+
+    def test_numbers_on_the_cpu_are_no_condition(self):
+        fakes = FakeInputs(Sizes.OPEN)
+        with fakes.tracing():
+            assert fakes.tensor(torch.tensor(3), "x").item_memo is None
+
+    @pytest.mark.parametrize("error", [None, ZeroDivisionError])
+    def test_tracing_leaves_nothing_behind(self, error):
+        before = aot_compat.fake_impls.infer_size
+        config = aot_compat.shape_config.backed_size_oblivious
+        try:
+            with FakeInputs(Sizes.OPEN).tracing():
+                assert torch.compiler.is_compiling()
+                assert aot_compat.shape_config.backed_size_oblivious
+                if error:
+                    raise error
+        except ZeroDivisionError:
+            pass
+        assert not torch.compiler.is_compiling()
+        assert aot_compat.fake_impls.infer_size is before
+        assert aot_compat.shape_config.backed_size_oblivious == config
+
+    def test_writes_and_who_watches_them(self):
+        class Writes(torch.nn.Module):
+            def forward(self, a, b, c):
+                a.add_(1)
+                with torch.no_grad():
+                    b.mul_(2)
+                return [a + b + c]
+
+        fakes = FakeInputs(Sizes.OPEN)
+        with fakes.tracing():
+            given = [fakes.tensor(torch.ones(3), name) for name in "abc"]
+            aot_compat.aot_autograd(
+                fw_compiler=lambda module, inputs: module,
+                keep_inference_input_mutations=True,
+            )(Writes(), given)
+        assert fakes.written() == {0: True, 1: False}
+
+
+class TestDecisionsOnSizes:
+    """Choices of layout ask nothing of later sizes; those of rank and of emptiness do."""
+
+    @pytest.mark.parametrize(
+        ("function", "shapes"),
+        [
+            (torch.matmul, [(2, 3, 4), (4, 5)]),
+            (torch.matmul, [(2, 3, 4), (2, 4, 5)]),
+            (lambda x: x.transpose(0, 1).reshape(-1), [(3, 4)]),
+            (lambda x: torch.nn.functional.layer_norm(x, (4,)), [(1, 4)]),
+            (lambda x: x.softmax(-1).contiguous(), [(1, 3)]),
+        ],
+    )
+    def test_choices_of_layout_are_no_condition(self, function, shapes):
+        holds = decided(Sizes.OPEN, function, *(torch.ones(shape) for shape in shapes))
+        assert not [condition for condition in holds if "!= 1" in condition or ">= 2" in condition]
+
+    def test_convolutions_leave_the_batch_open(self):
+        weight = torch.ones(4, 3, 3, 3)
+        fakes = FakeInputs(Sizes.OPEN)
+        with fakes.tracing():
+            x, held = fakes.tensor(torch.ones(1, 3, 8, 8), "x"), fakes.held(weight, "w")
+            torch.nn.functional.conv2d(x, held, padding=1)
+        batch = str(x.shape[0].node.expr)
+        assert not [condition for condition in conditions(fakes, *x.shape) if batch in condition]
+
+    @pytest.mark.parametrize("size", [1, 3])
+    def test_a_squeeze_depends_on_the_size(self, size):
+        holds = decided(Sizes.OPEN, lambda x: x.squeeze(0), torch.ones(size, 4))
+        assert any("1" in condition for condition in holds), holds
+
+
+def test_transforms_of_functions():
+    seen = []
+
+    def look(x):
+        seen.append(aot_compat.in_function_transform())
+        return x.sum()
+
+    look(torch.ones(2))
+    torch.func.grad(look)(torch.ones(2))
+    torch.vmap(look)(torch.ones(2, 2))
+    torch.func.jvp(look, (torch.ones(2),), (torch.ones(2),))
+    look(torch.ones(2))
+    assert seen == [False, True, True, True, False]
+
+
+class TestRefusals:
+    def refusal(self) -> Exception:
+        # Made without its arguments, which change from torch to torch.
+        kind = aot_compat.exc.UncapturedHigherOrderOpError
+        return kind.__new__(kind)
+
+    def test_the_error_itself(self):
+        assert aot_compat.is_refused_by_dynamo(self.refusal())
+
+    def test_a_cause_of_a_cause(self):
+        outer, middle = ValueError("outer"), RuntimeError("middle")
+        outer.__cause__, middle.__cause__ = middle, self.refusal()
+        assert aot_compat.is_refused_by_dynamo(outer)
+
+    @pytest.mark.parametrize("error", [None, RuntimeError("no")])
+    def test_others(self, error):
+        assert not aot_compat.is_refused_by_dynamo(error)
+
+
+def test_operators_that_take_graphs():
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.call_function(torch.ops.aten.sin.default, (x,))
+    assert not aot_compat.has_higher_order(graph)
+    graph.call_function(torch.ops.higher_order.cond, (x, None, None, ()))
+    assert aot_compat.has_higher_order(graph)
+
+
+def test_a_call_at_the_end_of_backward():
+    x, order = torch.ones(2, requires_grad=True), []
+
+    def begin(gradient):
+        order.append("begins")
+        aot_compat.after_backward(lambda: order.append("ends"))
+
+    y = x.sin()
+    y.register_hook(begin)
+    x.register_post_accumulate_grad_hook(lambda tensor: order.append("gradient"))
+    y.sum().backward()
+    assert order == ["begins", "gradient", "ends"]
+
+
+@pytest.mark.parametrize(
+    ("expr", "text", "value"),
+    [
+        (lambda s: sympy.Eq(s, 3), "s == 3", False),
+        (lambda s: sympy.Ne(s, 3), "s != 3", True),
+        (lambda s: sympy.Ge(2 * s + 1, 4), "2*s + 1 >= 4", True),
+        (lambda s: aot_compat.sympy_functions.FloorDiv(s, 4), "(s//4)", 1),
+        (lambda s: aot_compat.sympy_functions.Mod(s, 4), "(s % 4)", 3),
+    ],
+)
+def test_expressions_as_python(expr, text, value):
+    symbol = sympy.Symbol("s", integer=True, positive=True)
+    got = aot_compat.python_text(expr(symbol))
+    assert got.replace(" ", "") == text.replace(" ", "")
+    assert eval(got, {"s": 7}) == value

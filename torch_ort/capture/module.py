@@ -1,4 +1,4 @@
-"""Capture of a module without Dynamo: its own Python forward runs once on tensors without numbers.
+"""Capture of a module without Dynamo: its own forward runs on tensors without numbers.
 
 All sizes of all tensors that a call brings are symbols, and integers too. What was decided on the
 way (attributes read, modes of PyTorch, conditions on sizes) is guarded.
@@ -24,7 +24,7 @@ from torch_ort.capture.aot_compat import (
     python_text,
 )
 from torch_ort.capture.joint import Capture, GraphState
-from torch_ort.capture.structure import Structure, is_dense
+from torch_ort.capture.structure import Structure, is_dense, plain_tensor
 from torch_ort.capture.symbols import symbol_name
 from torch_ort.capture.watch import Watch, all_reads, recorded_reads, unchanged_attributes
 from torch_ort.options import Options
@@ -54,6 +54,15 @@ class ModuleState:
                         self.tensors.append(tensor)
                         self.names.append(".".join(filter(None, (path, label, str(key)))))
                     self.places.append((container, key, positions[id(tensor)]))
+
+    def check(self) -> None:
+        """Raise Unsupported unless all are plain tensors."""
+        for name, tensor in zip(self.names, self.tensors, strict=True):
+            if not plain_tensor(tensor):
+                raise Unsupported(
+                    f"tensor '{name}' of the module is a {type(tensor).__name__} of layout "
+                    f"{tensor.layout}, want a plain, strided tensor"
+                )
 
     def call_with(self, tensors: Sequence[torch.Tensor], call: Callable[[], Any]) -> Any:
         """Run `call` while other tensors hang in all places; what it replaced there stays."""
@@ -95,6 +104,7 @@ class ModuleCapture:
         self._taken = trace.open_integers
         self._outputs = trace.outputs
         self._assigned = trace.assigned
+        self._constants = trace.watch.constants
         self._written = written
         self._words = " and ".join(map(python_text, conditions))
         self._holds = _condition(trace.symbols, self._words) if conditions else None
@@ -135,11 +145,13 @@ class ModuleCapture:
         self._holds = lambda *integers: 0 not in integers and holds(*integers)
 
     def _rebuild(self, results: Sequence[Any]) -> Any:
-        """Give a call's result from those of the graph; hang up tensors that forward assigns."""
+        """Give a call's result from those of the graph; assign what forward assigns."""
         if self._assigned:
             count = len(results) - len(self._assigned)
             for (entries, name), tensor in zip(self._assigned, results[count:], strict=True):
                 entries[name] = tensor
+        for entries, name, value in self._constants:
+            entries[name] = value
         return self._outputs.rebuild(results)
 
 
@@ -181,22 +193,23 @@ def capture_module(
     or InternalError for what cannot be captured, an error of the module itself included.
     """
     try:
-        return _captured(module, args, kwargs, options, state, floats, sizes, recorded_reads)
+        return _trace(module, args, kwargs, options, state, floats, sizes, recorded_reads)
     except Exception as error:
         if is_refused_by_dynamo(error):  # it cannot see through the recorder
-            return _captured(module, args, kwargs, options, state, floats, sizes, all_reads)
+            return _trace(module, args, kwargs, options, state, floats, sizes, all_reads)
         # Outside of Dynamo nobody acts upon its signals.
         if passes_through(error):
             raise Unsupported(f"{type(error).__name__}: {error}") from error
         raise
 
 
-def _captured(
+def _trace(
     module: torch.nn.Module, args: tuple, kwargs: dict, options: Options, state: GraphState,
     floats: frozenset[str], sizes: Sizes, reading: Callable[..., Any],
 ) -> ModuleCapture:  # fmt: skip
     check_kind(module)
     held = ModuleState(module)
+    held.check()
     inputs = describe_call(module, args, kwargs, held, floats)
     fakes = FakeInputs(sizes)
     with fakes.tracing(), reading(module) as reads, unchanged_attributes(module) as watch:

@@ -6,6 +6,7 @@ be lost in later calls, so it is refused.
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 import threading
@@ -102,12 +103,8 @@ def _is_plain(value: Any) -> bool:
 
 def _snapshot(value: Any) -> Any:
     """Copy containers, whose contents may change in place."""
-    if isinstance(value, dict):
-        return (
-            type(value)((key, _snapshot(part)) for key, part in value.items())
-            if type(value) is dict
-            else value
-        )
+    if type(value) is dict:
+        return {key: _snapshot(part) for key, part in value.items()}
     if type(value) in (list, tuple, set, frozenset):
         return type(value)(_snapshot(part) for part in value)
     return value
@@ -164,13 +161,18 @@ class Watch:
             for path, part, _ in self._parts
             for name in _REGISTRIES
         ]
+        # Hooks may be installed by the first call, and are traced with it.
         self._containers = [
-            (path, name, value, _snapshot(value))
+            (path, name, value, _snapshot(value) if _is_plain(value) else copy.copy(value))
             for path, _, values in self._parts
             for name, value in values.items()
-            if type(value) in (list, dict, set) and _is_plain(value)
+            if type(value) in (list, dict, set)
+            and name not in _REGISTRIES
+            and not name.endswith("_hooks")
         ]
         self._runs: list[dict[tuple[str, str], Any]] = []
+        # Constants that forward assigns, and so every call of the graph: entries, name, value.
+        self.constants: list[tuple[dict, str, Any]] = []
 
     def note_run(self) -> None:
         """Remember which constants a run of forward has assigned."""
@@ -201,19 +203,21 @@ class Watch:
     def undo(self) -> list[str]:
         """Put everything back, and name what forward assigned.
 
-        What every run sets to the same constant, as a flag that the first call sets, is left: a
-        call in PyTorch would have set it too, and the graph is that of later calls.
+        What every run sets to the same constant, as a flag that the first call sets, is left, and
+        stands in `constants`: a call in PyTorch would have set it too, and the graph is that of
+        later calls.
         """
         kept = dict(self._runs[-1].items() & self._runs[-2].items()) if len(self._runs) > 1 else {}
         changed = []
         for path, part, before in self._parts:
             kept_here = {name: value for (where, name), value in kept.items() if where == path}
+            self.constants += [(vars(part), name, value) for name, value in kept_here.items()]
             names = _put_back(part.__dict__, before | kept_here)
             changed += [f"{name!r} of {_called(path)}" for name in names]
         for path, registry, before in self._registries:
             changed += [f"{name!r} of {_called(path)}" for name in _put_back(registry, before)]
         for path, name, value, before in self._containers:
-            if value != before:
+            if not _is_same_container(value, before):
                 changed.append(f"{name!r} of {_called(path)}")
                 _refill(value, before)
         return sorted(set(changed))
@@ -257,12 +261,22 @@ def _is_same(a: Any, b: Any) -> bool:
     return a is b or (type(a) is type(b) and isinstance(a, _PLAIN) and a == b)
 
 
-def _refill(value: Any, copy: Any) -> None:
+def _is_same_container(value: Any, before: Any) -> bool:
+    if _is_plain(before):
+        return _is_plain(value) and value == before
+    if len(value) != len(before):
+        return False
+    if isinstance(value, dict):
+        return all(key in value and value[key] is part for key, part in before.items())
+    return all(a is b for a, b in zip(value, before, strict=True))
+
+
+def _refill(value: Any, before: Any) -> None:
     value.clear()
     if isinstance(value, list):
-        value.extend(copy)
+        value.extend(before)
     else:
-        value.update(copy)
+        value.update(before)
 
 
 def _random_states() -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -50,7 +50,6 @@ class _Captured:
     floats: dict[str, float]  # those baked in, by the argument's name
     is_proven: bool = False  # has run once
     takes_empty: bool = False  # has run once with a size of 0
-    sizes: list[int] = field(default_factory=list)
 
 
 class Calls:

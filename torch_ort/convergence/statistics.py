@@ -1,0 +1,145 @@
+"""Statistics of tensors, and the subscriber that writes them to text files."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import torch
+
+from torch_ort.convergence.subscription import SubscriberBase
+
+NUM_VALUES = 128  # written out of each tensor
+_MAX_FILE_NAME = 200  # file systems take 255
+_NAN = math.nan
+
+
+@dataclass
+class Statistics:
+    """What is told of the numbers of one tensor; of complex ones, of both parts together.
+
+    The deviation is that of the numbers themselves, not an estimate: one number has 0.
+    """
+
+    min: float = _NAN
+    max: float = _NAN
+    mean: float = _NAN
+    std: float = _NAN
+    nan: int = 0
+    inf: int = 0
+    zero: int = 0
+    negative: int = 0
+    positive: int = 0
+
+
+def statistics_of(tensor: torch.Tensor, bucket_size: int) -> Statistics:
+    """Compute statistics, `bucket_size` numbers at a time."""
+    numbers = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    flat = numbers.reshape(-1)
+    if not flat.numel():
+        return Statistics()
+    rows = [_bucket_row(bucket) for bucket in flat.split(bucket_size)]
+    lows, highs, sums, *counts = zip(*rows, strict=True)
+    mean = sum(sums) / flat.numel()
+    # In a second pass: a difference of sums of squares is all rounding where the mean is large.
+    squares = sum((b.double() - mean).square().sum().item() for b in flat.split(bucket_size))
+    std = math.sqrt(squares / flat.numel())
+    return Statistics(
+        _extreme(min, lows), _extreme(max, highs), mean, std, *(int(sum(c)) for c in counts)
+    )
+
+
+def _bucket_row(bucket: torch.Tensor) -> list[float]:
+    """Give smallest and largest number, sum, and counts, with one transfer from the device."""
+    wide = bucket.double()
+    row = [wide.min(), wide.max(), wide.sum()]
+    row += [wide.isnan().sum(), wide.isinf().sum()]
+    row += [(wide == 0).sum(), (wide < 0).sum(), (wide > 0).sum()]
+    return torch.stack([number.double() for number in row]).tolist()
+
+
+def _extreme(choose: type[min] | type[max], numbers: tuple[float, ...]) -> float:
+    return _NAN if any(map(math.isnan, numbers)) else choose(numbers)
+
+
+class StatisticsSubscriber(SubscriberBase):
+    """Writes `step_N/<name>_forward` and `step_N/<name>_backward` with statistics of each tensor.
+
+    Raises FileExistsError if `output_dir` exists, unless `override_output_dir` allows to remove the
+    steps in it. Tensors are copied to the CPU first with `run_on_cpu`; `bucket_size` is how many
+    numbers are worked on at once.
+    """
+
+    def __init__(
+        self,
+        output_dir: str | os.PathLike[str],
+        start_step: int | None = None,
+        end_step: int | None = None,
+        override_output_dir: bool = False,
+        run_on_cpu: bool = False,
+        bucket_size: int = 1 << 29,
+    ) -> None:
+        super().__init__(start_step, end_step)
+        if bucket_size < 1:
+            raise ValueError(f"bucket_size: got {bucket_size}, want at least 1")
+        self._folder = Path(output_dir)
+        self._run_on_cpu = run_on_cpu
+        self._bucket_size = bucket_size
+        self._written: Counter[int] = Counter()  # files by step
+        if self._folder.exists() and not override_output_dir:
+            raise FileExistsError(
+                f"output_dir: '{self._folder}' exists; pass override_output_dir=True to replace it"
+            )
+        for old in self._folder.glob("step_*"):
+            shutil.rmtree(old)
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    def forward_activation(self, name: str, tensor: torch.Tensor, step: int, depth: int) -> None:
+        """Write the file of an activation."""
+        self._write(name, "forward", tensor, step, depth)
+
+    def backward_gradient(self, name: str, gradient: torch.Tensor, step: int, depth: int) -> None:
+        """Write the file of a gradient."""
+        self._write(name, "backward", gradient, step, depth)
+
+    def _write(
+        self, name: str, direction: str, tensor: torch.Tensor, step: int, depth: int
+    ) -> None:
+        tensor = tensor.cpu() if self._run_on_cpu else tensor
+        lines = [
+            f"activation: {' '.join(name.splitlines())}",
+            f"direction: {direction}",
+            f"order: {self._written[step]}",
+            f"depth: {depth}",
+            f"shape: {list(tensor.shape)}",
+            f"dtype: {tensor.dtype}",
+            *_lines_of(tensor, self._bucket_size),
+        ]
+        self._written[step] += 1
+        folder = self._folder / f"step_{step}"
+        folder.mkdir(parents=True, exist_ok=True)
+        text = "\n".join(lines) + "\n"
+        (folder / f"{file_name(name)}_{direction}").write_text(text, encoding="utf-8")
+
+
+def _lines_of(tensor: torch.Tensor, bucket_size: int) -> Iterator[str]:
+    for key, value in vars(statistics_of(tensor, bucket_size)).items():
+        yield f"{key}: {value}"
+    values = tensor.reshape(-1)[:NUM_VALUES].tolist()
+    yield f"values: {', '.join(map(str, values))}"
+
+
+def file_name(name: str) -> str:
+    """Make a name fit for a file; no two names become the same one."""
+    quoted = quote(name, safe="@")
+    if len(quoted) <= _MAX_FILE_NAME:
+        return quoted
+    digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+    return f"{quoted[:_MAX_FILE_NAME]}~{digest}"
