@@ -80,7 +80,6 @@ class Capture:
             partition_fn=self.partition,
             keep_inference_input_mutations=True,
         )
-        counting.count("graphs_captured")
         dynamo, start = aot_compat.dynamo_seconds(), time.perf_counter()
         if self.options.save_onnx or self.state.files is not None:
             self._sources = sources()
@@ -94,6 +93,7 @@ class Capture:
             raise Unsupported(f"AOTAutograd: {type(error).__name__}: {error}") from error
         finally:
             self._sources = []  # they hold the module's tensors
+        counting.count("graphs_captured")
         self._note_seconds(dynamo, time.perf_counter() - start)
         return compiled
 
