@@ -6,12 +6,15 @@
 #                   PIP_EXTRA_INDEX_URL at PyTorch's index of CPU wheels, or install torch first.
 #   CMAKE_PREFIX_PATH  where to look for protobuf if it is not installed in the system
 #   TRAIN_ARGS, PYTEST_ARGS, BENCH_ARGS  passed on to train, test and bench
+#   PYTEST_WORKERS  processes that run the tests (default 2; 0 for none but pytest itself)
 
 TORCH_SPEC ?= torch==2.13.0
 TORCH_OLDEST := 2.11
 APT_PACKAGES := protobuf-compiler libprotobuf-dev
 TRAIN_ARGS ?= --backend ort
 PYTEST_ARGS ?=
+# Processes that run the tests side by side; 0 runs them in one.
+PYTEST_WORKERS ?= 2
 BENCH_ARGS ?=
 
 # An active virtual environment is used as it is, else .venv is made.
@@ -53,7 +56,7 @@ train: build $(ENV)/.torch_ort-examples
 	$(PYTHON) examples/train_transformer.py $(TRAIN_ARGS)
 
 test: build $(ENV)/.torch_ort-test
-	$(PYTHON) -m pytest $(PYTEST_ARGS)
+	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
 bench: build $(ENV)/.torch_ort-bench
 	$(PYTHON) benchmarks/train_step.py $(BENCH_ARGS)

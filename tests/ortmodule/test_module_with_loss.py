@@ -169,7 +169,7 @@ def test_other_sizes_are_one_graph(graphs_captured):
 @pytest.mark.parametrize("wrap", WRAPPERS)
 def test_gradients_of_loss_and_prediction_together(wrap):
     eager, ours, wrapped = pair(wrap)
-    for module, call in ((eager, eager), (ours, wrapped)):
+    for call in (eager, wrapped):
         loss, prediction = call(X, LABELS)
         (loss + prediction.pow(2).sum()).backward()
     for a, b in zip(eager.parameters(), ours.parameters(), strict=True):

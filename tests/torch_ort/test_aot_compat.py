@@ -13,6 +13,7 @@ import sympy
 import torch
 from torch import fx
 
+from torch_ort import ORTModule
 from torch_ort.capture import aot_compat
 from torch_ort.capture.aot_compat import FakeInputs, Sizes
 
@@ -313,9 +314,12 @@ def test_trees():
     assert doubled == [(1, 1), 4]
 
 
-def conditions(fakes: FakeInputs, *sizes: Any) -> list[str]:
+def symbols_of(*sizes: Any) -> list[sympy.Symbol]:
+    return [size.node.expr for size in sizes if isinstance(size, torch.SymInt)]
+
+
+def texts(fakes: FakeInputs, symbols: list[sympy.Symbol]) -> list[str]:
     """Give, as Python, what is asked of sizes that are symbols."""
-    symbols = [size.node.expr for size in sizes if isinstance(size, torch.SymInt)]
     return [aot_compat.python_text(guard) for guard in fakes.guards(symbols)]
 
 
@@ -324,9 +328,10 @@ def decided(kind: Sizes, function: Any, *tensors: torch.Tensor) -> list[str]:
     fakes = FakeInputs(kind)
     with fakes.tracing():
         given = [fakes.tensor(tensor, f"x{i}") for i, tensor in enumerate(tensors)]
-        sizes = [size for fake in given for size in fake.shape]
+        # Before the trace: a symbol found equal to a number is read as that from then on.
+        symbols = symbols_of(*(size for fake in given for size in fake.shape))
         function(*given)
-    return conditions(fakes, *sizes)
+    return texts(fakes, symbols)
 
 
 class TestFakeInputs:
@@ -343,7 +348,7 @@ class TestFakeInputs:
         with fakes.tracing():
             x = fakes.tensor(torch.ones(3, 3), "x")
         assert len({size.node.expr for size in x.shape}) == 2
-        assert conditions(fakes, *x.shape) == []
+        assert texts(fakes, symbols_of(*x.shape)) == []
 
     def test_a_size_of_1_is_open_too(self):
         assert decided(Sizes.OPEN, lambda x: x + 1, torch.ones(1, 3)) == []
@@ -367,7 +372,7 @@ class TestFakeInputs:
         with fakes.tracing():
             number = fakes.integer(value, "n")
         assert isinstance(number, torch.SymInt)
-        assert conditions(fakes, number) == []
+        assert texts(fakes, symbols_of(number)) == []
 
     def test_guarded_sizes_are_larger_than_1(self):
         (condition,) = decided(Sizes.GUARDED, torch.sin, torch.ones(5))
@@ -447,14 +452,28 @@ class TestDecisionsOnSizes:
         fakes = FakeInputs(Sizes.OPEN)
         with fakes.tracing():
             x, held = fakes.tensor(torch.ones(1, 3, 8, 8), "x"), fakes.held(weight, "w")
+            symbols = symbols_of(*x.shape)
             torch.nn.functional.conv2d(x, held, padding=1)
-        batch = str(x.shape[0].node.expr)
-        assert not [condition for condition in conditions(fakes, *x.shape) if batch in condition]
+        batch = str(symbols[0])
+        assert not [condition for condition in texts(fakes, symbols) if batch in condition]
 
+    @pytest.mark.xfail(strict=True, reason="the size is taken for another than 1 unseen")
     @pytest.mark.parametrize("size", [1, 3])
     def test_a_squeeze_depends_on_the_size(self, size):
         holds = decided(Sizes.OPEN, lambda x: x.squeeze(0), torch.ones(size, 4))
         assert any("1" in condition for condition in holds), holds
+
+    @pytest.mark.xfail(strict=True, reason="the size is taken for another than 1 unseen")
+    @pytest.mark.parametrize("squeeze", [lambda x: x.squeeze(0), lambda x: x.squeeze()])
+    def test_a_squeeze_in_a_module(self, squeeze):
+        class Squeezes(torch.nn.Module):
+            def forward(self, x):
+                return squeeze(x) * 2
+
+        module = ORTModule(Squeezes())
+        for size in (1, 3, 1):
+            x = torch.ones(size, 4)
+            torch.testing.assert_close(module(x), squeeze(x) * 2)
 
 
 def test_transforms_of_functions():
@@ -519,9 +538,9 @@ def test_a_call_at_the_end_of_backward():
     [
         (lambda s: sympy.Eq(s, 3), "s == 3", False),
         (lambda s: sympy.Ne(s, 3), "s != 3", True),
-        (lambda s: sympy.Ge(2 * s + 1, 4), "2*s + 1 >= 4", True),
-        (lambda s: aot_compat.sympy_functions.FloorDiv(s, 4), "(s//4)", 1),
-        (lambda s: aot_compat.sympy_functions.Mod(s, 4), "(s % 4)", 3),
+        (lambda s: sympy.Ge(2 * s + 1, 4), "1 + 2*s >= 4", True),
+        (lambda s: aot_compat.sympy_functions.FloorDiv(s, 4), "s // 4", 1),
+        (lambda s: aot_compat.sympy_functions.Mod(s, 4), "s % 4", 3),
     ],
 )
 def test_expressions_as_python(expr, text, value):
