@@ -62,6 +62,7 @@ def compile_program(
     if rewrite is not None:
         with stage("pass"):
             program.graph = rewrite(program.graph)
+    prepared = program.graph.clone() if files is not None else None
     key = _key(program, program.graph, options)
     start = time.perf_counter()
     with stage("pass"):
@@ -72,7 +73,7 @@ def compile_program(
     if options.save_onnx:
         onnx_files.write(program, options, sources)
     if files is not None:
-        files.write_compiled(program, options, sources)
+        files.write_compiled(program, prepared, options, sources)
     _write_dumps(program, options)
     if key in _sessions:
         _C.count_sharing()

@@ -13,6 +13,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <bit>
 
 namespace py = pybind11;
 
@@ -37,6 +38,8 @@ std::string type_name(PyObject* value) { return Py_TYPE(value)->tp_name; }
 PyObject* item(const py::object& container, const py::object& key) {
   if (PyList_Check(container.ptr())) {
     const Py_ssize_t index = PyLong_AsSsize_t(key.ptr());
+    if (index == -1 && PyErr_Occurred()) throw py::error_already_set();
+    ORT_CHECK(index >= 0, "call guard: index into a list: got ", index);
     return index < PyList_GET_SIZE(container.ptr()) ? PyList_GET_ITEM(container.ptr(), index)
                                                     : nullptr;
   }
@@ -51,9 +54,40 @@ bool equal(PyObject* a, PyObject* b) {
   return result == 1;
 }
 
-// 1, 1.0 and True are equal in Python, and nothing that a capture may take for each other.
+bool same_bits(double a, double b) {
+  return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b);
+}
+
+// 1, 1.0 and True are equal in Python, and so are 0.0 and -0.0: nothing that a capture may take for
+// each other.
 bool same_constant(PyObject* a, PyObject* b) {
-  return a == b || (Py_TYPE(a) == Py_TYPE(b) && equal(a, b));
+  if (a == b) return true;
+  if (Py_TYPE(a) != Py_TYPE(b)) return false;
+  if (PyFloat_Check(a)) return same_bits(PyFloat_AS_DOUBLE(a), PyFloat_AS_DOUBLE(b));
+  if (PyComplex_Check(a)) {
+    return same_bits(PyComplex_RealAsDouble(a), PyComplex_RealAsDouble(b)) &&
+           same_bits(PyComplex_ImagAsDouble(a), PyComplex_ImagAsDouble(b));
+  }
+  if (PyList_CheckExact(a) || PyTuple_CheckExact(a)) {
+    const Py_ssize_t size = PySequence_Fast_GET_SIZE(a);
+    if (size != PySequence_Fast_GET_SIZE(b)) return false;
+    for (Py_ssize_t i = 0; i < size; ++i) {
+      if (!same_constant(PySequence_Fast_GET_ITEM(a, i), PySequence_Fast_GET_ITEM(b, i))) {
+        return false;
+      }
+    }
+    return true;
+  }
+  if (PyDict_CheckExact(a)) {
+    if (PyDict_Size(a) != PyDict_Size(b)) return false;
+    Py_ssize_t in_a = 0, in_b = 0;
+    PyObject *key_a = nullptr, *key_b = nullptr, *value_a = nullptr, *value_b = nullptr;
+    while (PyDict_Next(a, &in_a, &key_a, &value_a) && PyDict_Next(b, &in_b, &key_b, &value_b)) {
+      if (!same_constant(key_a, key_b) || !same_constant(value_a, value_b)) return false;
+    }
+    return true;
+  }
+  return equal(a, b);
 }
 
 bool same_order(PyObject* mapping, const std::vector<py::object>& keys) {
@@ -100,6 +134,10 @@ Expected expected_from(py::handle description) {
     return {.kind = Kind::kFloat, .dtype = parts[1].cast<at::ScalarType>()};
   }
   if (kind == "constant") return {.kind = Kind::kConstant, .value = parts[1]};
+  ORT_CHECK(kind == "sequence" || kind == "named" || kind == "mapping" || kind == "attributes",
+            "call guard: kind of a description: got '", kind, "'");
+  ORT_CHECK(parts.size() == 4, "call guard: description of a ", kind, ": got ", parts.size(),
+            " parts, want 4");
   Expected expected{.kind = kind == "sequence"  ? Kind::kSequence
                             : kind == "named"   ? Kind::kNamed
                             : kind == "mapping" ? Kind::kMapping
@@ -111,6 +149,9 @@ Expected expected_from(py::handle description) {
     }
   }
   for (py::handle part : parts[3]) expected.parts.push_back(expected_from(part));
+  ORT_CHECK(kind == "sequence" || expected.keys.size() == expected.parts.size(),
+            "call guard: description of a ", kind, ": got ", expected.keys.size(), " keys for ",
+            expected.parts.size(), " parts");
   return expected;
 }
 
@@ -146,7 +187,9 @@ CallGuard::CallGuard(py::handle inputs, const py::list& state, const py::list& r
     ORT_CHECK(slot.position <= facts_.size(), "call guard: position ", slot.position, " of ",
               facts_.size());
     if (slot.position < facts_.size()) continue;
-    const auto tensor = py::handle(item(slot.container, slot.key)).cast<at::Tensor>();
+    PyObject* held = item(slot.container, slot.key);
+    ORT_CHECK(held && THPVariable_Check(held), "call guard: no tensor at ", text(slot.key));
+    const at::Tensor& tensor = THPVariable_Unpack(held);
     facts_.push_back({tensor.scalar_type(), tensor.device(), tensor.requires_grad(),
                       tensor.sizes().vec(), tensor.strides().vec()});
   }
@@ -162,6 +205,8 @@ CallGuard::CallGuard(py::handle inputs, const py::list& state, const py::list& r
                                        : Read::How::kItems,
               .value = parts[3],
               .words = parts[4].cast<std::string>()};
+    ORT_CHECK(how == "items" || read.how != Read::How::kItems, "call guard: how to compare: got '",
+              how, "'");
     if (read.how == Read::How::kSize) read.size = read.value.cast<Py_ssize_t>();
     if (read.how == Read::How::kItems) {
       for (py::handle part : read.value) {
@@ -222,7 +267,8 @@ bool CallGuard::state_holds(Call& call, std::string* why) const {
       if (value == call.state[slot.position]) continue;
       return fails(why, "tensor ", text(slot.key), " of the module is shared no more");
     }
-    if (!value || !THPVariable_Check(value)) {
+    // A subclass hangs there while another thread captures the module.
+    if (!value || !THPVariable_CheckExact(value)) {
       return fails(why, "tensor ", text(slot.key), " of the module is gone");
     }
     const at::Tensor& tensor = THPVariable_Unpack(value);

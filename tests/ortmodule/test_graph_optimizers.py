@@ -314,9 +314,6 @@ def test_an_error_of_the_users_function():
         ORTModule(nn.Linear(4, 3))(torch.ones(2, 4))
 
 
-@pytest.mark.xfail(
-    strict=True, reason="taken for a failure of the capture: tried three times, then in PyTorch"
-)
 def test_an_error_of_the_users_function_is_no_reason_to_fall_back(monkeypatch):
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")
     calls = []

@@ -147,12 +147,7 @@ RUNS = {
 }  # fmt: skip
 EVERY = [
     *RUNS,
-    pytest.param(
-        Shared,
-        marks=pytest.mark.xfail(
-            strict=True, reason="a part under a second name is not wrapped and stays in PyTorch"
-        ),
-    ),
+    Shared,
 ]
 RUNS_OF_ALL = RUNS | {Shared: 3}
 
@@ -345,9 +340,6 @@ class AsksForTypes(Uncapturable):
         return super().forward(x)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="what stands in for a part cannot be indexed, iterated, or told by its type"
-)
 @pytest.mark.parametrize("kind", [Indexed, WithParameterList, WithParameterDict, AsksForTypes])
 def test_parts_that_are_more_than_called(kind):
     eager, module = pair(kind)

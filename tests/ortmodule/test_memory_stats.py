@@ -123,9 +123,6 @@ def test_schedule_without_gradients(mode, phases):
     assert phases() == [(step, phase) for step in steps for phase in FORWARD]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="in eval mode with grad the step never ends: each call prints step 0"
-)
 def test_schedule_of_evaluation_with_grad(phases):
     module = ORTModule(nn.Linear(4, 3)).eval()
     for _ in range(20):

@@ -290,7 +290,6 @@ def test_numbers_are_those_of_eager(tmp_path):
         torch.testing.assert_close(got.grad, want.grad)
 
 
-@pytest.mark.xfail(strict=True, reason="files are written from the graph before the user's passes")
 @pytest.mark.parametrize("kind", STANDARD)
 def test_what_passes_of_the_user_change(kind, tmp_path):
     def change(graph: onnx.GraphProto) -> None:

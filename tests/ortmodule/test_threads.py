@@ -235,9 +235,6 @@ def fresh_meeting() -> Iterator[None]:
 
 
 class TestWhileAnotherThreadCaptures:
-    @pytest.mark.xfail(
-        strict=True, reason="meets the tensors of the trace that hang in the module meanwhile"
-    )
     @pytest.mark.parametrize("has_captured", [False, True])
     def test_the_same_module(self, has_captured):
         eager = Meets()
@@ -256,9 +253,6 @@ class TestWhileAnotherThreadCaptures:
         torch.testing.assert_close(module(rows(3)), eager(rows(3)))
         torch.testing.assert_close(meeting.result(), gradients(other, rows(5)))
 
-    @pytest.mark.xfail(
-        strict=True, reason="runs in plain PyTorch unseen: is_compiling() is true in all threads"
-    )
     def test_another_module_runs_in_the_engine(self):
         module, another = ORTModule(Meets()), ORTModule(mlp())
         another(rows(3))
@@ -268,9 +262,6 @@ class TestWhileAnotherThreadCaptures:
         meeting.result()
         assert torch_ort.counters()["forward_runs"] == 2
 
-    @pytest.mark.xfail(
-        strict=True, reason="runs in plain PyTorch unseen: is_compiling() is true in all threads"
-    )
     def test_the_first_call_of_another_module_runs_in_the_engine(self):
         module, another = ORTModule(Meets()), ORTModule(mlp())
         meeting.call = lambda: another(rows(5))
@@ -279,7 +270,7 @@ class TestWhileAnotherThreadCaptures:
         assert torch_ort.counters()["forward_runs"] == 2
 
     @pytest.mark.xfail(
-        strict=True, reason="is_compiling() is true in all threads while one captures"
+        strict=True, reason="torch's flag is one for the process, as under torch.compile"
     )
     def test_is_compiling_is_not_true_elsewhere(self):
         module = ORTModule(Meets())

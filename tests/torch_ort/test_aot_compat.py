@@ -457,13 +457,11 @@ class TestDecisionsOnSizes:
         batch = str(symbols[0])
         assert not [condition for condition in texts(fakes, symbols) if batch in condition]
 
-    @pytest.mark.xfail(strict=True, reason="the size is taken for another than 1 unseen")
     @pytest.mark.parametrize("size", [1, 3])
     def test_a_squeeze_depends_on_the_size(self, size):
         holds = decided(Sizes.OPEN, lambda x: x.squeeze(0), torch.ones(size, 4))
         assert any("1" in condition for condition in holds), holds
 
-    @pytest.mark.xfail(strict=True, reason="the size is taken for another than 1 unseen")
     @pytest.mark.parametrize("squeeze", [lambda x: x.squeeze(0), lambda x: x.squeeze()])
     def test_a_squeeze_in_a_module(self, squeeze):
         class Squeezes(torch.nn.Module):

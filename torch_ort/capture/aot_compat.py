@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -37,6 +37,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
 )
 from torch.fx.experimental import _config as shape_config
+from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     GuardOnDataDependentSymNode,
@@ -321,16 +322,18 @@ class FakeInputs:
         `torch.compiler.is_compiling()` is true meanwhile: modules that ask leave out what looks at
         numbers.
         """
-        before = torch.compiler._is_compiling_flag, fake_impls.infer_size
+        before = torch.compiler._is_compiling_flag
         torch.compiler._is_compiling_flag = True
         is_open = self._kind is Sizes.OPEN
-        if is_open:
-            fake_impls.infer_size = functools.partial(_broadcast_size, before[1])
         try:
-            with shape_config.patch(backed_size_oblivious=is_open), tracing(self._context):
+            with (
+                shape_config.patch(backed_size_oblivious=is_open),
+                _open_sizes() if is_open else nullcontext(),
+                tracing(self._context),
+            ):
                 yield
         finally:
-            torch.compiler._is_compiling_flag, fake_impls.infer_size = before
+            torch.compiler._is_compiling_flag = before
 
     def held(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """Give a fake of a tensor whose sizes never change."""
@@ -375,6 +378,34 @@ class FakeInputs:
             if self._kind is Sizes.GUARDED and lower.is_finite and lower > 0:
                 conditions.append(sympy.Ge(symbol, lower, evaluate=False))
         return conditions
+
+
+@contextmanager
+def _open_sizes() -> Iterator[None]:
+    """Mend what torch decides of open sizes without looking at them."""
+    infer_size, decide = fake_impls.infer_size, symbolic_shapes._static_eval_sym_bool
+    fake_impls.infer_size = functools.partial(_broadcast_size, infer_size)
+    symbolic_shapes._static_eval_sym_bool = functools.partial(_decide_squeeze, decide)
+    try:
+        yield
+    finally:
+        fake_impls.infer_size, symbolic_shapes._static_eval_sym_bool = infer_size, decide
+
+
+def _decide_squeeze(decide: Callable, asked: torch.SymBool) -> bool | None:
+    """Decide a condition on sizes if it always holds or never, or if a squeeze asks."""
+    known = decide(asked)
+    if known is None and _is_in_squeeze(sys._getframe(1)):
+        return bool(asked.node.evaluate())
+    return known
+
+
+def _is_in_squeeze(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if "squeeze" in _running_text(frame).replace("unsqueeze", ""):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _broadcast_size(infer_size: Callable, a: Sequence[Any], b: Sequence[Any]) -> tuple:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sympy
 import torch
@@ -185,35 +185,48 @@ def capture_module(
     *,
     floats: frozenset[str] = frozenset(),
     sizes: Sizes = Sizes.OPEN,
+    run: Callable[..., Any] | None = None,
 ) -> ModuleCapture:
     """Capture a module for calls like the given one, as far as `sizes` leaves sizes open.
 
-    `floats` names the arguments that are numbers of the graph instead of constants.
+    `floats` names the arguments that are numbers of the graph instead of constants; `run` is called
+    instead of the module.
     Raises UnknownType for arguments that are no tensors, numbers or containers of them; Unsupported
     or InternalError for what cannot be captured, an error of the module itself included.
     """
+    call = _Call(module, run or module, args, kwargs, floats)
     try:
-        return _trace(module, args, kwargs, options, state, floats, sizes, recorded_reads)
+        return _trace(call, options, state, sizes, recorded_reads)
     except Exception as error:
         if is_refused_by_dynamo(error):  # it cannot see through the recorder
-            return _trace(module, args, kwargs, options, state, floats, sizes, all_reads)
+            return _trace(call, options, state, sizes, all_reads)
         # Outside of Dynamo nobody acts upon its signals.
         if passes_through(error):
             raise Unsupported(f"{type(error).__name__}: {error}") from error
         raise
 
 
+class _Call(NamedTuple):
+    """What is captured: a call of a module, by `run`."""
+
+    module: torch.nn.Module
+    run: Callable[..., Any]
+    args: tuple
+    kwargs: dict
+    floats: frozenset[str]
+
+
 def _trace(
-    module: torch.nn.Module, args: tuple, kwargs: dict, options: Options, state: GraphState,
-    floats: frozenset[str], sizes: Sizes, reading: Callable[..., Any],
-) -> ModuleCapture:  # fmt: skip
+    call: _Call, options: Options, state: GraphState, sizes: Sizes, reading: Callable[..., Any]
+) -> ModuleCapture:
+    module = call.module
     check_kind(module)
     held = ModuleState(module)
     held.check()
-    inputs = describe_call(module, args, kwargs, held, floats)
+    inputs = describe_call(module, call.args, call.kwargs, held, call.floats)
     fakes = FakeInputs(sizes)
     with fakes.tracing(), reading(module) as reads, unchanged_attributes(module) as watch:
-        trace = _Trace(module, held, inputs, fakes, watch)
+        trace = _Trace(call.run, held, inputs, fakes, watch)
         first = len(trace.open_integers)
         parameters = frozenset(range(first, first + len(held.tensors)))
         capture = Capture(options, state, parameters)
@@ -281,12 +294,12 @@ class _Trace(torch.nn.Module):
     """The module as a function of integers, its own tensors and the call's tensors."""
 
     def __init__(
-        self, module: torch.nn.Module, held: ModuleState, inputs: Structure, fakes: FakeInputs,
+        self, run: Callable[..., Any], held: ModuleState, inputs: Structure, fakes: FakeInputs,
         watch: Watch,
     ) -> None:  # fmt: skip
         super().__init__()
         # Not as a sub-module, whose tensors AOTAutograd would take for its own.
-        self.__dict__.update(module=module)
+        self.__dict__["run"] = run
         self.held = held
         self.inputs = inputs
         self.watch = watch
@@ -331,7 +344,7 @@ class _Trace(torch.nn.Module):
         args, kwargs = self.inputs.rebuild(
             tensors[i] if is_tensor else integers[i] for is_tensor, i in self._leaves
         )
-        result = self.held.call_with(held, lambda: self.module(*args, **kwargs))
+        result = self.held.call_with(held, lambda: self.run(*args, **kwargs))
         taken = self.watch.take_tensors()
         self.assigned = [(entries, name) for entries, name, _ in taken]
         self.watch.note_run()

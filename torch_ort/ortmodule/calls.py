@@ -36,6 +36,7 @@ from torch_ort.ortmodule.saved_files import SavedFiles
 # Captures of one module; more than a real program needs, fewer than would go unnoticed.
 MAX_CAPTURES = 32
 _capturing = threading.RLock()
+_captures: list[Calls] = []  # those at work, in any thread
 _thread = threading.local()  # `is_capturing`: a module inside another's capture is traced through
 
 _ENGINE_ERRORS = (Unsupported, InternalError)
@@ -57,16 +58,17 @@ class Calls:
 
     def __init__(
         self, module: torch.nn.Module, options: Options, settings: ORTModuleOptions,
-        logger: logging.Logger, files: SavedFiles | None = None,
+        logger: logging.Logger, run: Callable[..., Any], files: SavedFiles | None = None,
         pending: ORTModuleFallbackException | None = None,
     ) -> None:  # fmt: skip
         self._module = module
+        self._run_plain = run  # the module itself, or what its forward was
+        self.settings = settings
         self._files = files
         may_fall_back = settings.fallback_policy.allows(ORTModuleONNXModelException)
         # Whether the engine's own guards may run in eager what fails.
         self._options = replace(options, strict=options.strict or not may_fall_back)
         self._strict = options.strict
-        self._settings = settings
         self._logger = logger
         self._captured: list[_Captured] = []
         self._floats: set[str] = set()  # arguments that change from call to call
@@ -85,8 +87,8 @@ class Calls:
         Raises what the module raises, and an ORTModuleFallbackException where the engine fails and
         the policy does not allow PyTorch.
         """
-        if self._in_pytorch or _is_traced():
-            return self._module(*args, **kwargs)
+        if self._in_pytorch or is_traced():
+            return self._run_plain(*args, **kwargs)
         captured, flat = self._find(args, kwargs)
         if captured is None:
             # Capture hangs other tensors into the module: one at a time.
@@ -161,10 +163,10 @@ class Calls:
 
     def _after_failed_backward(self, captured: _Captured, args: tuple, kwargs: dict) -> Any:
         self._captured.remove(captured)
-        if self._settings.fallback_retry:
+        if self.settings.fallback_retry:
             return self(args, kwargs)
         self._in_pytorch = True
-        return self._module(*args, **kwargs)
+        return self._run_plain(*args, **kwargs)
 
     # Falling back.
 
@@ -172,23 +174,23 @@ class Calls:
         self, error: ORTModuleFallbackException, stage: str, args: tuple, kwargs: dict
     ) -> Any:
         if stage == "capture" and self.instead_of_pytorch is not None:
-            result = self._module(*args, **kwargs)
+            result = self._run_plain(*args, **kwargs)
             self._logger.info("taken apart, because %s", error)
             self._in_pytorch = True
             self.instead_of_pytorch()
             return result
         if not self._may_fall_back(error):
             raise error
-        result = self._module(*args, **kwargs)  # an error of the user's own comes from here
+        result = self._run_plain(*args, **kwargs)  # an error of the user's own comes from here
         self._fall_back(error, stage)
         return result
 
     def _may_fall_back(self, error: ORTModuleFallbackException) -> bool:
-        return not self._strict and self._settings.fallback_policy.allows(type(error))
+        return not self._strict and self.settings.fallback_policy.allows(type(error))
 
     def _fall_back(self, error: ORTModuleFallbackException, stage: str) -> None:
         """Run in PyTorch from now on, or for this call; count it, and say so."""
-        retries = self._settings.fallback_retry
+        retries = self.settings.fallback_retry
         self._in_pytorch = not retries
         counting.count(f"fallbacks_{stage}")
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -252,16 +254,19 @@ class Calls:
             state = GraphState(self._options, self._files, rewrite)
             random = fallback.RandomState()
             _thread.is_capturing = True
+            _captures.append(self)
             try:
                 capture = capture_module(
-                    self._module, args, kwargs, self._options, state, floats=names, sizes=sizes
-                )
+                    self._module, args, kwargs, self._options, state, floats=names, sizes=sizes,
+                    run=self._run_plain,
+                )  # fmt: skip
             except _ENGINE_ERRORS as error:
                 random.restore()
                 first_error = first_error or error
                 continue
             finally:
                 _thread.is_capturing = False
+                _captures.remove(self)
             if not names:
                 self._constant_floats |= self._floats
                 self._floats.clear()
@@ -277,7 +282,7 @@ class Calls:
 
     def _say_captured(self, captured: _Captured, seconds: float) -> None:
         if not self._is_introduced and logs.rank_and_world()[0] == 0:
-            self._logger.warning("%s", logs.first_run_table(self._settings))
+            self._logger.warning("%s", logs.first_run_table(self.settings))
             self._logger.warning("Total ORT initialization overhead is %.2fs", seconds)
         self._is_introduced = True
         for program in captured.state.programs:
@@ -295,12 +300,12 @@ def _frames_to_user() -> int:
     return count
 
 
-def _is_traced() -> bool:
-    return (
-        getattr(_thread, "is_capturing", False)
-        or torch.compiler.is_compiling()
-        or in_function_transform()
-    )
+def is_traced() -> bool:
+    """Tell whether a call belongs to somebody's trace, or transform, in this thread."""
+    if getattr(_thread, "is_capturing", False) or in_function_transform():
+        return True
+    # A capture of ours in another thread has the flag set for the process.
+    return torch.compiler.is_compiling() and not _captures
 
 
 def _onnx_error(error: Exception) -> ORTModuleONNXModelException:

@@ -34,7 +34,7 @@ def register_graph_optimizer(
     `com.microsoft::YieldOp` between them, as an ONNX GraphProto, and returns it changed (or None,
     having changed it in place). ONNX Runtime Training gave such functions the forward graph alone;
     here the gradient of what is changed in forward has to be changed as well. Inputs and outputs
-    must stay as they are.
+    must stay as they are. An exception of the function comes out of the call as UserError.
 
     `target_modules` are names of module classes with `|` between them, `devices` types of devices
     likewise; higher priorities run earlier. An ORTModule that has captured already needs
@@ -45,8 +45,8 @@ def register_graph_optimizer(
         _registered.append(
             _Registered(
                 function,
-                frozenset(target_modules.split("|")),
-                frozenset(devices.split("|")),
+                _names(target_modules),
+                _names(devices),
                 priority,
             )
         )
@@ -80,7 +80,13 @@ def rewrite_for(
         model = onnx.load_from_string(graph.to_onnx(max_opset))
         names = _signature(model.graph)
         for entry in chosen:
-            changed = entry.function(model.graph)
+            try:
+                changed = entry.function(model.graph)
+            except Exception as error:
+                raise UserError(
+                    f"register_graph_optimizer: {entry.function.__name__}: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
             if changed is not None and changed is not model.graph:
                 model.graph.CopyFrom(changed)
             if _signature(model.graph) != names:
@@ -91,6 +97,10 @@ def rewrite_for(
         return _C.Graph.from_onnx(model.SerializeToString())
 
     return rewrite
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(part.strip() for part in text.split("|"))
 
 
 def _signature(graph: onnx.GraphProto) -> tuple[list[str], list[str]]:

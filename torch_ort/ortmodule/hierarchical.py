@@ -2,45 +2,62 @@
 
 from __future__ import annotations
 
+import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from torch_ort.ortmodule.calls import Calls
+from torch_ort.ortmodule.calls import Calls, is_traced
 from torch_ort.ortmodule.debug_options import DebugOptions
-from torch_ort.ortmodule.module import ORTModule
+from torch_ort.ortmodule.module import ORTModule, make_calls
 
 
 class HierarchicalORTModule(ORTModule):
-    """An ORTModule whose sub-modules are wrapped instead, where the whole cannot be captured.
+    """An ORTModule whose sub-modules run in the engine, where the whole cannot be captured.
 
     The first call that cannot be captured runs in plain PyTorch; from the next one on each
-    sub-module runs in the engine by itself, or is taken apart in its turn. What has no parts and
-    cannot be captured stays in PyTorch. Names of parameters and keys of checkpoints do not change.
+    sub-module runs in the engine by itself, or its own sub-modules do in their turn. What has no
+    parts and cannot be captured stays in PyTorch. The tree of modules stays what it is.
     """
-
-    def __init__(self, module: torch.nn.Module, debug_options: DebugOptions | None = None) -> None:
-        super().__init__(module, debug_options)
 
     def _make_calls(self, *arguments: Any) -> Calls:
         calls = super()._make_calls(*arguments)
-        calls.instead_of_pytorch = self._wrap_parts
+        calls.instead_of_pytorch = self._take_apart
         return calls
 
-    def _wrap_parts(self) -> None:
-        _wrap_children(self._original, self._debug_options, {})
+    def _take_apart(self) -> None:
+        for part in self._original.modules():
+            has_forward = type(part).forward is not torch.nn.Module.forward
+            if part is self._original or isinstance(part, ORTModule) or not has_forward:
+                continue
+            if not isinstance(vars(part).get("forward"), _PartForward):
+                part.forward = _PartForward(part, self._debug_options)
 
 
-def _wrap_children(
-    module: torch.nn.Module, debug_options: DebugOptions, wrapped: dict[int, ORTModule]
-) -> None:
-    for name, child in module.named_children():
-        if isinstance(child, ORTModule):
-            continue
-        # Containers without a forward are not called themselves.
-        if isinstance(child, torch.nn.ModuleList | torch.nn.ModuleDict):
-            _wrap_children(child, debug_options, wrapped)
-            continue
-        if id(child) not in wrapped:
-            wrapped[id(child)] = HierarchicalORTModule(child, debug_options)
-        module._modules[name] = wrapped[id(child)]
+class _PartForward:
+    """The forward of a sub-module: in the engine where it can be captured, else its own."""
+
+    def __init__(self, module: torch.nn.Module, debug_options: DebugOptions) -> None:
+        self._module = module
+        self._debug_options = debug_options
+        self._instance_forward: Callable | None = vars(module).get("forward")
+        self._calls: Calls | None = None
+
+    def own(self, *args: Any, **kwargs: Any) -> Any:
+        """Run what the module's forward would be without this."""
+        forward = self._instance_forward
+        if forward is None:
+            forward = types.MethodType(type(self._module).forward, self._module)
+        return forward(*args, **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_traced():  # part of a larger graph
+            return self.own(*args, **kwargs)
+        if self._calls is None:
+            self._calls = make_calls(self._module, self._debug_options, run=self.own)
+            self._calls.instead_of_pytorch = lambda: None
+        return self._calls(args, kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_calls": None}

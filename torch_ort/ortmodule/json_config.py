@@ -57,22 +57,24 @@ def load_from_json(ortmodule: ORTModule, path: str | Path | None = None) -> None
         if key in _BOOLS and not isinstance(value, bool):
             raise UserError(f"load_from_json: {key}: got {value!r}, want true or false")
     current = ortmodule._debug_options
-    debug = _debug_options(config.get("DebugOptions", {}), current)
-    debug.config = current.config | {
-        _OPTIONS[key]: value for key, value in config.items() if key in _OPTIONS
-    }
-    ortmodule._configure(debug)
+    asked = {_OPTIONS[key]: value for key, value in config.items() if key in _OPTIONS}
+    ortmodule._configure(
+        _debug_options(config.get("DebugOptions", {}), current, current.config | asked)
+    )
+    debug = ortmodule._debug_options
     logger = logs.make_logger(debug.log_level)
     for key in config.keys() & set(_NOT_AVAILABLE):
         logs.say_once(logger, f"{key}: not available yet, ignored")
 
 
-def _debug_options(config: dict[str, Any], current: DebugOptions) -> DebugOptions:
+def _debug_options(config: Any, current: DebugOptions, options_asked: dict) -> DebugOptions:
+    if not isinstance(config, dict):
+        raise UserError(f"load_from_json: DebugOptions: got {config!r}, want an object")
     readers: dict[str, tuple[str, Callable[[Any], Any]]] = {
         "LogLevel": ("log_level", options.log_level),
-        "SaveONNX": ("save_onnx", _bool),
-        "ONNXPrefix": ("onnx_prefix", str),
-        "SaveONNXPath": ("save_path", str),
+        "SaveONNX": ("save_onnx", _reader_of("SaveONNX", bool, "true or false")),
+        "ONNXPrefix": ("onnx_prefix", _reader_of("ONNXPrefix", str, "a string")),
+        "SaveONNXPath": ("save_path", _reader_of("SaveONNXPath", str, "a string")),
     }
     values = {
         "log_level": current.log_level,
@@ -88,10 +90,13 @@ def _debug_options(config: dict[str, Any], current: DebugOptions) -> DebugOption
             )
         name, read = readers[key]
         values[name] = read(value)
-    return DebugOptions(**values)
+    return DebugOptions(**values, config=options_asked)
 
 
-def _bool(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    raise UserError(f"load_from_json: SaveONNX: got {value!r}, want true or false")
+def _reader_of(key: str, kind: type, want: str) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if isinstance(value, kind):
+            return value
+        raise UserError(f"load_from_json: {key}: got {value!r}, want {want}")
+
+    return read

@@ -39,7 +39,7 @@ class MemoryStats:
             for leaf in pytree.tree_leaves(result)
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad
         ]
-        if not waiting:
+        if not waiting or not self._module.training:
             self._step += 1
             return
         seen: list[bool] = []
@@ -79,9 +79,12 @@ class MemoryStats:
                 ("max inactive", stats.get("inactive_split_bytes.all.peak", 0)),
             ]
         counters = counting.counters()
+        resident = _resident_bytes()
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return [
-            ("resident", _resident_bytes()),
-            ("max resident", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),
+            ("resident", resident),
+            # Linux takes the two figures at different moments.
+            ("max resident", max(resident, most)),
             ("arena", counters["arena_bytes"]),
             ("max arena", counters["arena_bytes_peak"]),
         ]

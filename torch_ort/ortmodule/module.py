@@ -57,23 +57,9 @@ class ORTModule(torch.nn.Module):
 
     def _start(self) -> None:
         """Make what is not copied: captured graphs, and methods bound to this object."""
-        debug = self._debug_options
-        compile_config, own_config = options.split(debug.config)
-        chosen = options.resolve(compile_config)
-        settings = options.resolve_ortmodule(own_config | {"log_level": debug.log_level})
-        logger = logs.make_logger(settings.log_level)
-        logs.say_ignored(logger, settings)
-        pending = None
-        if isinstance(self._original, torch.nn.DataParallel):
-            pending = ORTModuleTorchModelException(_DATA_PARALLEL)
-            may_fall_back = settings.fallback_policy.allows(ORTModuleTorchModelException)
-            if chosen.strict or not may_fall_back:
-                raise pending
-        files = SavedFiles(debug.save_path, debug.onnx_prefix) if debug.save_onnx else None
-        calls = self._make_calls(self._original, chosen, settings, logger, files, pending)
-        self.__dict__["_calls"] = calls
+        self.__dict__["_calls"] = calls = self._make_calls(self._original, self._debug_options)
         self.__dict__["_stats"] = (
-            MemoryStats(self._original) if settings.print_memory_stats else None
+            MemoryStats(self._original) if calls.settings.print_memory_stats else None
         )
         self.__dict__["_bound"] = self._bind_methods()
         # What walks over modules meets the wrapped one's parts here.
@@ -84,12 +70,17 @@ class ORTModule(torch.nn.Module):
         self.__dict__["forward"] = self._make_forward()
 
     def _make_calls(self, *arguments: Any) -> Calls:
-        return Calls(*arguments)
+        return make_calls(*arguments)
 
     def _configure(self, debug_options: DebugOptions) -> None:
-        """Start again with other options."""
+        """Start again with other options; if they are wrong, the old ones stay."""
+        before = self._debug_options
         self.__dict__["_debug_options"] = debug_options
-        self._start()
+        try:
+            self._start()
+        except Exception:
+            self.__dict__["_debug_options"] = before
+            raise
 
     def _make_forward(self) -> Callable[..., Any]:
         calls, stats = self._calls, self._stats
@@ -324,6 +315,28 @@ class ORTModule(torch.nn.Module):
     def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Module]]:
         """See torch.nn.Module."""
         return self._original.named_modules(*args, **kwargs)
+
+
+def make_calls(
+    module: torch.nn.Module, debug: DebugOptions, run: Callable[..., Any] | None = None
+) -> Calls:
+    """Make what runs a module's calls by its options; `run` is the module's forward if not itself.
+
+    Raises ORTModuleTorchModelException for a DataParallel that may not run in plain PyTorch.
+    """
+    compile_config, own_config = options.split(debug.config)
+    chosen = options.resolve(compile_config)
+    settings = options.resolve_ortmodule(own_config | {"log_level": debug.log_level})
+    logger = logs.make_logger(settings.log_level)
+    logs.say_ignored(logger, settings)
+    pending = None
+    if isinstance(module, torch.nn.DataParallel):
+        pending = ORTModuleTorchModelException(_DATA_PARALLEL)
+        may_fall_back = settings.fallback_policy.allows(ORTModuleTorchModelException)
+        if chosen.strict or not may_fall_back:
+            raise pending
+    files = SavedFiles(debug.save_path, debug.onnx_prefix) if debug.save_onnx else None
+    return Calls(module, chosen, settings, logger, run or module, files, pending)
 
 
 def _own_names(kind: type) -> set[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import onnx
 
@@ -28,22 +28,28 @@ class SavedFiles:
     def __init__(self, folder: str, prefix: str) -> None:
         self._start = os.path.join(folder, prefix)
 
-    def write_compiled(self, program: Program, options: Options, sources: Sources) -> None:
-        """Write what is known when a graph has been compiled."""
+    def write_compiled(
+        self, program: Program, prepared: _C.Graph, options: Options, sources: Sources
+    ) -> None:
+        """Write what is known when a graph has been compiled.
+
+        `prepared` is the captured graph after passes of the user's own.
+        """
         engine_only = [*options.disable, *onnx_files.ENGINE_PASSES]
-        self._save("torch_exported", program, options, sources, lambda graph: None)
-        self._save(
-            "post_processed", program, options, sources,
-            lambda graph: _C.spell_out(graph, options.opset),
-        )  # fmt: skip
+        exported, spelled_out = program.captured.clone(), prepared.clone()
+        _C.spell_out(spelled_out, options.opset)
+        graphs = {"torch_exported": exported, "post_processed": spelled_out}
         for kind, disabled in (
             ("optimized_pre_grad", [*engine_only, *_BORDER_PASSES]),
             ("optimized", engine_only),
         ):
-            self._save(
-                kind, program, options, sources,
-                lambda graph, disabled=disabled: _C.run_pipeline(graph, disabled, options.bisect),
-            )  # fmt: skip
+            graphs[kind] = prepared.clone()
+            _C.run_pipeline(graphs[kind], disabled, options.bisect)
+        for kind, graph in graphs.items():
+            is_exported = kind == "torch_exported"
+            onnx_files.prepare(graph, program, options, sources, standard=not is_exported)
+            path = self._path(kind, program)
+            graph.save(path, _C.required_opset(graph), onnx_files.EXTERNAL_LIMIT)
 
     def write_run(self, program: Program) -> None:
         """Write the graph that runs, with the place in memory of each value as its doc string."""
@@ -59,16 +65,6 @@ class SavedFiles:
                 if name in rows and name not in described:
                     model.graph.value_info.add(name=name, doc_string=_place(rows[name]))
         onnx.save_model(model, self._path("execution_model", program))
-
-    def _save(
-        self, kind: str, program: Program, options: Options, sources: Sources,
-        change: Callable[[_C.Graph], object],
-    ) -> None:  # fmt: skip
-        graph = program.captured.clone()
-        change(graph)
-        onnx_files.prepare(graph, program, options, sources, standard=kind != "torch_exported")
-        path = self._path(kind, program)
-        graph.save(path, _C.required_opset(graph), onnx_files.EXTERNAL_LIMIT)
 
     def _path(self, kind: str, program: Program) -> str:
         mode = "training" if program.is_training else "inference"
