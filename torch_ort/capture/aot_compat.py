@@ -10,11 +10,12 @@ import functools
 import itertools
 import linecache
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import sympy
@@ -402,10 +403,19 @@ def _decide_squeeze(decide: Callable, asked: torch.SymBool) -> bool | None:
 
 def _is_in_squeeze(frame: FrameType | None) -> bool:
     while frame is not None:
-        if "squeeze" in _running_text(frame).replace("unsqueeze", ""):
+        # The names first: they are at hand, the source is not.
+        if _names_squeeze(frame.f_code) and _SQUEEZE.search(_running_text(frame)):
             return True
         frame = frame.f_back
     return False
+
+
+_SQUEEZE = re.compile(r"(?<!un)squeeze")
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_squeeze(code: CodeType) -> bool:
+    return any(name.startswith("squeeze") for name in code.co_names)
 
 
 def _broadcast_size(infer_size: Callable, a: Sequence[Any], b: Sequence[Any]) -> tuple:
@@ -436,10 +446,10 @@ class _ShapeEnv(ShapeEnv):
             and any(not side.is_number for side in orig_expr.args)
             and self._maybe_evaluate_static(orig_expr) is None
         ):
-            calls = _calls_that_ask(sys._getframe(1))
-            if calls and isinstance(orig_expr, sympy.Eq | sympy.Ne):
+            call = _call_that_asks(sys._getframe(1))
+            if call and isinstance(orig_expr, sympy.Eq | sympy.Ne):
                 return sympy.true if isinstance(orig_expr, sympy.Ne) else sympy.false
-            if calls and "conv" in calls[0]:
+            if "conv" in call:
                 with self.suppress_guards():
                     return super()._evaluate_expr(orig_expr, *args, **kwargs)
         for pair in self._equal_factors(orig_expr):
@@ -470,26 +480,19 @@ class _ShapeEnv(ShapeEnv):
 _SYMBOL_FILES = ("symbolic_shapes.py", "sym_node.py", "recording.py")
 
 
-def _calls_that_ask(frame: FrameType | None) -> list[str]:
-    """Give the source of the calls, from inside, in which C++ asks about a size.
+def _call_that_asks(frame: FrameType | None) -> str:
+    """Give the source of the call in which C++ asks about a size.
 
-    Empty if Python asks, or if one of the calls is a squeeze, of whose result a size of 1 changes
-    the rank.
+    Empty if Python asks, or a squeeze, of whose result a size of 1 changes the rank.
     """
     asked_by = ""
     while frame is not None and os.path.basename(frame.f_code.co_filename) in _SYMBOL_FILES:
         asked_by = frame.f_code.co_name
         frame = frame.f_back
     is_asked_by_python = frame is not None and frame.f_code.co_name in ("__bool__", "sym_not")
-    if asked_by != "guard_bool" or is_asked_by_python:
-        return []
-    calls = []
-    while frame is not None:
-        calls.append(_running_text(frame))
-        if "squeeze" in calls[-1].replace("unsqueeze", ""):
-            return []
-        frame = frame.f_back
-    return calls
+    if asked_by != "guard_bool" or is_asked_by_python or _is_in_squeeze(frame):
+        return ""
+    return _running_text(frame)
 
 
 def _running_text(frame: FrameType) -> str:
