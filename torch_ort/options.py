@@ -215,8 +215,9 @@ def _flag(name: str, default: bool, doc: str, is_built: bool = False) -> Row:
     return Row(name, variable, default, "flag", doc, _parse_flag, _check_bool, is_built)
 
 
-def _text(name: str, doc: str, is_built: bool = False) -> Row:
-    return Row(name, f"ORTMODULE_{name.upper()}", "", "text", doc, str, _check_str, is_built)
+def _text(name: str, doc: str, is_built: bool = False, default: str = "") -> Row:
+    variable = f"ORTMODULE_{name.upper()}"
+    return Row(name, variable, default, "text", doc, str, _check_str, is_built)
 
 
 ORTMODULE_TABLE: tuple[Row, ...] = (
@@ -264,8 +265,10 @@ ORTMODULE_TABLE: tuple[Row, ...] = (
     Row("memory_opt_level", "ORTMODULE_MEMORY_OPT_LEVEL", 0, "int",
          "Recompute: 0 as told, 1 by layers, 2 by layers and more.", int, _check_int(0, 2), False),
     _text("memory_opt_config", "What to recompute."),
-    _text("memory_opt_probe_recompute_level", "How deep to look for what to recompute."),
-    _text("memory_opt_probe_config", "Newer name of memory_opt_probe_recompute_level."),
+    _text("memory_opt_probe_recompute_level", "How deep to look for what to recompute.",
+          default="1"),
+    _text("memory_opt_probe_config", "Newer name of memory_opt_probe_recompute_level.",
+          default="1:0"),
     _flag("enable_mem_efficient_grad_mgmt", False, "Deliver each gradient as soon as it is there."),
     _flag("enable_zero_stage3", False, "Work under DeepSpeed ZeRO stage 3."),
     _flag("use_efficient_attention", False,
@@ -282,7 +285,8 @@ ORTMODULE_TABLE: tuple[Row, ...] = (
     Row("max_tuning_duration_ms", "ORTMODULE_MAX_TUNING_DURATION_MS", 0, "int",
          "Longest time for choosing a kernel; 0: no limit.", int, _check_int(0, 2**31 - 1), False),
     _text("tuning_results_path", "Where choices of kernels are kept."),
-    _text("conv_algo_search", "How cuDNN looks for algorithms: HEURISTIC or EXHAUSTIVE."),
+    _text("conv_algo_search", "How cuDNN looks for algorithms: HEURISTIC or EXHAUSTIVE.",
+          default="HEURISTIC"),
 )  # fmt: skip
 
 _BY_NAME = {row.name: row for row in TABLE}

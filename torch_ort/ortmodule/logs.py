@@ -12,8 +12,8 @@ from torch_ort.ortmodule.debug_options import LogLevel
 
 # How much the logger lets through, by level.
 PYTHON_LEVELS = {
-    LogLevel.VERBOSE: logging.NOTSET + 1,
-    LogLevel.DEVINFO: logging.DEBUG,
+    LogLevel.VERBOSE: logging.DEBUG,
+    LogLevel.DEVINFO: logging.INFO,
     LogLevel.INFO: logging.INFO,
     LogLevel.WARNING: logging.WARNING,
     LogLevel.ERROR: logging.ERROR,
