@@ -1,0 +1,74 @@
+# Data parallel training of two real processes, with an ORTModule inside DistributedDataParallel.
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")
+
+WORKER = """
+    import contextlib, sys
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    import torch_ort
+
+    rank, store, result, way = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 600), nn.GELU(), nn.Linear(600, 600), nn.LayerNorm(600),
+                        nn.Linear(600, 4))
+    inner = torch_ort.ORTModule(net) if way == "ours" else net
+    model = DistributedDataParallel(inner, bucket_cap_mb=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+    numbers = torch.Generator().manual_seed(rank)
+    for step in range(4):
+        optimizer.zero_grad()
+        for micro in range(2):
+            # Gradients of the first half stay on their rank.
+            with model.no_sync() if micro == 0 else contextlib.nullcontext():
+                x = torch.randn(3 + step, 16, generator=numbers)
+                model(x).pow(2).mean().backward()
+        optimizer.step()
+    torch.save([p.detach() for p in net.parameters()], result)
+    if way == "ours":
+        counters = torch_ort.counters()
+        assert counters["fallbacks"] == 0 and counters["graphs_captured"] == 1, counters
+        assert counters["backward_runs"] == 8, counters
+    dist.destroy_process_group()
+"""
+
+
+def train(folder: Path, way: str) -> list[list[torch.Tensor]]:
+    """Train two ranks; give the parameters that each ends with."""
+    script = folder / "worker.py"
+    script.write_text(textwrap.dedent(WORKER))
+    results = [folder / f"{way}_{rank}.pt" for rank in range(2)]
+    started = [
+        subprocess.Popen(
+            [sys.executable, script, str(rank), folder / f"{way}_store", result, way],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, result in enumerate(results)
+    ]
+    for process in started:
+        _, err = process.communicate(timeout=300)
+        assert process.returncode == 0, err[-4000:]
+    return [torch.load(result, weights_only=True) for result in results]
+
+
+def test_two_ranks_train_as_in_eager(tmp_path):
+    want, ours = train(tmp_path, "eager"), train(tmp_path, "ours")
+    for of_rank_0, of_rank_1, of_eager in zip(*ours, want[0], strict=True):
+        assert torch.equal(of_rank_0, of_rank_1)
+        torch.testing.assert_close(of_rank_0, of_eager, rtol=1e-4, atol=1e-6)
