@@ -1,8 +1,8 @@
 """torch_ort: a training compiler for PyTorch, `torch.compile(model, backend="ort")`.
 
-Only public names stand here. The backend is found through its entry point, so training needs no
-import
-of this package; importing it gives the tools that show what the compiler did.
+Only public names stand here. The backend is found through its entry point, so training with
+torch.compile needs no import of this package; importing it gives ORTModule, optimizers, and the
+tools that show what the compiler did.
 """
 
 import torch as _torch

@@ -229,15 +229,9 @@ bool CallGuard::reads_hold(std::string* why) const {
                 read.size;
         break;
       }
-      case Read::How::kAbsent:
-        holds = !value;
-        break;
-      case Read::How::kIs:
-        holds = value == read.value.ptr();
-        break;
-      case Read::How::kEquals:
-        holds = value && same_constant(value, read.value.ptr());
-        break;
+      case Read::How::kAbsent: holds = !value; break;
+      case Read::How::kIs: holds = value == read.value.ptr(); break;
+      case Read::How::kEquals: holds = value && same_constant(value, read.value.ptr()); break;
       case Read::How::kItems: {
         // The values of a dict, by identity.
         holds = value && PyDict_Check(value) &&
@@ -326,8 +320,7 @@ bool CallGuard::fits(const Expected& expected, PyObject* value, const std::strin
       if (same_constant(value, expected.value.ptr())) return true;
       return fails(why, where, ": got ", why ? text(value) : "", ", captured with ",
                    why ? text(expected.value) : "");
-    default:
-      break;
+    default: break;
   }
   if (reinterpret_cast<PyObject*>(Py_TYPE(value)) != expected.type.ptr()) {
     return fails(why, where, ": got ", type_name(value), ", captured with ",

@@ -31,7 +31,16 @@ struct Modes {
 
 // What an argument, or a part of one, has to look like.
 struct Expected {
-  enum class Kind { kTensor, kInteger, kFloat, kConstant, kSequence, kNamed, kMapping, kAttributes };
+  enum class Kind {
+    kTensor,
+    kInteger,
+    kFloat,
+    kConstant,
+    kSequence,
+    kNamed,
+    kMapping,
+    kAttributes
+  };
 
   Kind kind;
   pybind11::object type;               // of all with parts
