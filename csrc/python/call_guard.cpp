@@ -190,8 +190,8 @@ CallGuard::CallGuard(py::handle inputs, const py::list& state, const py::list& r
     PyObject* held = item(slot.container, slot.key);
     ORT_CHECK(held && THPVariable_Check(held), "call guard: no tensor at ", text(slot.key));
     const at::Tensor& tensor = THPVariable_Unpack(held);
-    facts_.push_back({tensor.scalar_type(), tensor.device(), tensor.requires_grad(),
-                      tensor.sizes().vec(), tensor.strides().vec()});
+    facts_.push_back({py::type::of(py::handle(held)), tensor.scalar_type(), tensor.device(),
+                      tensor.requires_grad(), tensor.sizes().vec(), tensor.strides().vec()});
   }
   for (py::handle row : reads) {
     const auto parts = py::reinterpret_borrow<py::tuple>(row);
@@ -261,12 +261,12 @@ bool CallGuard::state_holds(Call& call, std::string* why) const {
       if (value == call.state[slot.position]) continue;
       return fails(why, "tensor ", text(slot.key), " of the module is shared no more");
     }
-    // A subclass hangs there while another thread captures the module.
-    if (!value || !THPVariable_CheckExact(value)) {
+    const TensorFacts& facts = facts_[slot.position];
+    // Tensors of a trace hang there while another thread captures the module.
+    if (!value || reinterpret_cast<PyObject*>(Py_TYPE(value)) != facts.type.ptr()) {
       return fails(why, "tensor ", text(slot.key), " of the module is gone");
     }
     const at::Tensor& tensor = THPVariable_Unpack(value);
-    const TensorFacts& facts = facts_[slot.position];
     if (tensor.scalar_type() != facts.dtype || tensor.device() != facts.device ||
         tensor.requires_grad() != facts.requires_grad || tensor.sizes() != facts.sizes ||
         tensor.strides() != facts.strides) {

@@ -76,6 +76,7 @@ class CallGuard {
     size_t position;
   };
   struct TensorFacts {
+    pybind11::object type;
     at::ScalarType dtype;
     at::Device device;
     bool requires_grad;

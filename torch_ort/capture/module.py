@@ -24,7 +24,7 @@ from torch_ort.capture.aot_compat import (
     python_text,
 )
 from torch_ort.capture.joint import Capture, GraphState
-from torch_ort.capture.structure import Structure, is_dense, plain_tensor
+from torch_ort.capture.structure import Structure, is_dense, plain_parameter
 from torch_ort.capture.symbols import symbol_name
 from torch_ort.capture.watch import Watch, all_reads, recorded_reads, unchanged_attributes
 from torch_ort.options import Options
@@ -58,7 +58,7 @@ class ModuleState:
     def check(self) -> None:
         """Raise Unsupported unless all are plain tensors."""
         for name, tensor in zip(self.names, self.tensors, strict=True):
-            if not plain_tensor(tensor):
+            if not plain_parameter(tensor):
                 raise Unsupported(
                     f"tensor '{name}' of the module is a {type(tensor).__name__} of layout "
                     f"{tensor.layout}, want a plain, strided tensor"

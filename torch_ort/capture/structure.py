@@ -151,6 +151,17 @@ def plain_tensor(value: torch.Tensor) -> bool:
     )
 
 
+def plain_parameter(value: torch.Tensor) -> bool:
+    """Tell whether a tensor of a module is plain; a class may mark it that changes nothing."""
+    kind, parameter = type(value), torch.nn.Parameter
+    is_marked = (
+        issubclass(kind, parameter)
+        and kind.__torch_function__ == parameter.__torch_function__
+        and kind.__torch_dispatch__ == parameter.__torch_dispatch__
+    )
+    return plain_tensor(value) or (is_marked and plain_tensor(value.detach()))
+
+
 def _holds_tensor(value: Any, seen: set[int]) -> bool:
     """Tell whether a tensor hangs anywhere under an object; modules and classes are no data."""
     if isinstance(value, torch.Tensor):
