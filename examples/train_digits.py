@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import torch
 from command_line import (
-    LossError,
     Parser,
     check_loss,
     compile_model,
@@ -17,7 +16,7 @@ from command_line import (
     positive,
     print_counters,
     print_step_times,
-    stop,
+    run,
     whole,
 )
 from sklearn.datasets import load_digits
@@ -120,14 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--lr", type=positive, default=2e-3, help="learning rate of AdamW")
     options = parser.parse_args(argv)
     parser.check_training_options(options)
-    try:
-        train(options)
-    except LossError as error:
-        stop(parser, error)
-    except KeyboardInterrupt:
-        print("interrupted")
-        return 130
-    return 0
+    return run(parser, lambda: train(options))
 
 
 if __name__ == "__main__":

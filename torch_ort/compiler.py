@@ -63,7 +63,7 @@ def compile_program(
         with stage("pass"):
             program.graph = rewrite(program.graph)
     prepared = program.graph.clone() if files is not None else None
-    key = _key(program, program.graph, options)
+    key = _key(program, options)
     start = time.perf_counter()
     with stage("pass"):
         program.passes = _C.run_pipeline(
@@ -114,9 +114,9 @@ def release_sessions() -> None:
     _sessions.clear()
 
 
-def _key(program: Program, graph: _C.Graph, options: Options) -> str:
+def _key(program: Program, options: Options) -> str:
     """Equal text means equal work: the graph, what it holds, and how it is compiled."""
-    digest = hashlib.sha256(graph.to_onnx(_C.required_opset(graph)))
+    digest = hashlib.sha256(program.graph.to_onnx(_C.required_opset(program.graph)))
     settings = (options, torch.are_deterministic_algorithms_enabled(), program.parameter_gradients)
     digest.update(repr(settings).encode())
     for name, tensor in program.constants.items():

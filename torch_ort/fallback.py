@@ -13,6 +13,9 @@ from torch_ort import counting
 from torch_ort._C import Error, InternalError, Unsupported, UserError
 from torch_ort.capture import aot_compat
 
+# What the engine raises where eager PyTorch may take over.
+ENGINE_ERRORS = (Unsupported, InternalError)
+
 
 class FallbackWarning(UserWarning):
     """A graph runs in eager PyTorch; the message says why."""
@@ -43,7 +46,7 @@ def compile_or_eager(
         compiled = compile_graph()
     except UserError:
         raise
-    except (Unsupported, InternalError) as error:
+    except ENGINE_ERRORS as error:
         if strict:
             raise
         random.restore()
@@ -52,12 +55,16 @@ def compile_or_eager(
     return FirstRun(compiled, eager, strict, state)
 
 
+def reason_of(error: BaseException) -> str:
+    """Give the first line of an error's words, or its type if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def warn(stage_name: str, error: BaseException) -> None:
     """Count a fallback and say so once."""
     counting.count(f"fallbacks_{stage_name}")
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     warnings.warn(
-        f"torch_ort: {stage_name}: {reason}; this graph runs in eager PyTorch "
+        f"torch_ort: {stage_name}: {reason_of(error)}; this graph runs in eager PyTorch "
         "(TORCH_ORT_STRICT=1 raises instead)",
         FallbackWarning,
         stacklevel=3,
@@ -140,7 +147,7 @@ class FirstRun:
         if self._proven:
             try:
                 return self._run(*args)
-            except (Unsupported, InternalError) as error:
+            except ENGINE_ERRORS as error:
                 # A plan for new sizes: nothing has run yet.
                 if self._strict or getattr(error, "stage", None) is not None:
                     raise
@@ -176,7 +183,7 @@ class FirstRun:
 
 def stage_of_first_run(error: Exception) -> str:
     """Name the stage that an error of a graph's first run comes from."""
-    is_plan = isinstance(error, (Unsupported, InternalError)) and str(error).startswith("plan")
+    is_plan = isinstance(error, ENGINE_ERRORS) and str(error).startswith("plan")
     return getattr(error, "stage", "plan" if is_plan else "forward")
 
 

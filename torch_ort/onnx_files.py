@@ -82,16 +82,15 @@ def write(program: Program, options: Options, sources: dict[str, Source]) -> Non
     disabled = [*options.disable, *ENGINE_PASSES]
     _C.run_pipeline(optimized, disabled, options.bisect)
     for kind, graph in (("captured", program.captured.clone()), ("optimized", optimized)):
-        prepare(graph, program, options, sources)
         path = f"{options.onnx_prefix}_{program.number}_{kind}.onnx"
-        graph.save(path, _C.required_opset(graph), EXTERNAL_LIMIT)
+        save(graph, path, program, options, sources)
 
 
-def prepare(
-    graph: _C.Graph, program: Program, options: Options, sources: Mapping[str, Source],
+def save(
+    graph: _C.Graph, path: str, program: Program, options: Options, sources: Mapping[str, Source],
     standard: bool = True,
 ) -> None:  # fmt: skip
-    """Make a graph what its file holds: parameters inside, names of the user's.
+    """Write a graph of a program, with parameters inside and names of the user's; changes it.
 
     A graph without gradients says with standard nodes what they can say, if `standard`.
     """
@@ -108,3 +107,4 @@ def prepare(
         _C.expand_sizes(graph)
         _C.run_pass("remove_dead", graph)
     _C.take_names(graph, {name: source.name for name, source in sources.items()})
+    graph.save(path, _C.required_opset(graph), EXTERNAL_LIMIT)

@@ -155,10 +155,6 @@ def _parse_truth(text: str) -> bool:
     return text.lower() in ("1", "true", "yes")
 
 
-def _check_any(value: Any) -> Any:
-    return value
-
-
 def _check_policy(value: Any) -> Any:
     """Take a FallbackPolicy, the name of one, or a list of names."""
     from torch_ort.ortmodule.policy import FallbackPolicy

@@ -26,7 +26,13 @@ from torch_ort.capture.aot_compat import (
 from torch_ort.capture.joint import Capture, GraphState
 from torch_ort.capture.structure import Structure, is_dense, plain_parameter
 from torch_ort.capture.symbols import symbol_name
-from torch_ort.capture.watch import Watch, all_reads, recorded_reads, unchanged_attributes
+from torch_ort.capture.watch import (
+    Watch,
+    all_reads,
+    containers_in,
+    recorded_reads,
+    unchanged_attributes,
+)
 from torch_ort.options import Options
 
 
@@ -84,10 +90,8 @@ def _containers(module: torch.nn.Module) -> list[tuple[dict | list, str]]:
         (own["_buffers"], ""),
         (own, ""),
     ]
-    skipped = ("_parameters", "_buffers", "_modules")
-    for name, value in own.items():
-        if type(value) in (list, dict) and name not in skipped and not name.endswith("_hooks"):
-            found.append((value, name))
+    # A set of tensors has no places to put others in.
+    found += [(value, name) for name, value in containers_in(own) if type(value) is not set]
     return found
 
 

@@ -75,8 +75,7 @@ class Structure:
                 )  # fmt: skip
             self._add_leaf(value, name)
             return _tensor_description(value), next
-        is_integer = isinstance(value, int | torch.SymInt) and not isinstance(value, bool)
-        if is_integer and type(value) in (int, torch.SymInt):
+        if type(value) in (int, torch.SymInt):
             self._add_leaf(value, name)
             return ("integer",), next
         if isinstance(value, torch.SymFloat | torch.SymBool):
@@ -94,15 +93,13 @@ class Structure:
             parts = [self._take(value[key], f"{name}[{key!r}]") for key in keys]
             return self._container("mapping", value, keys, parts, _set_item)
         if dataclasses.is_dataclass(value):
-            keys = [field.name for field in dataclasses.fields(value)]
-            parts = [self._take(getattr(value, key), f"{name}.{key}") for key in keys]
-            return self._container("attributes", value, keys, parts, object.__setattr__)
+            return self._take_attributes(
+                value, name, [field.name for field in dataclasses.fields(value)]
+            )
         if self._keeps_others:
             if not _holds_tensor(value, set()):
                 return ("constant", value), lambda leaves: value
-            keys = list(vars(value))
-            parts = [self._take(getattr(value, key), f"{name}.{key}") for key in keys]
-            return self._container("attributes", value, keys, parts, object.__setattr__)
+            return self._take_attributes(value, name, list(vars(value)))
         raise UnknownType(
             f"{name}: got {type(value).__name__}, want tensors, numbers, strings, None, and lists, "
             "tuples, mappings and dataclasses of them"
@@ -122,6 +119,10 @@ class Structure:
             ("sequence", kind, (), descriptions),
             lambda leaves: make([rebuild(leaves) for rebuild in rebuilds]),
         )
+
+    def _take_attributes(self, value: Any, name: str, keys: list[str]) -> tuple[tuple, Callable]:
+        parts = [self._take(getattr(value, key), f"{name}.{key}") for key in keys]
+        return self._container("attributes", value, keys, parts, object.__setattr__)
 
     def _container(
         self, kind: str, value: Any, keys: list, parts: list[tuple], put: Callable

@@ -22,7 +22,7 @@ from torch_ort._C import Unsupported
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, range)
 _CONTAINERS = (list, tuple, set, frozenset, dict)
 # Registries of a module; their entries are compared, as sub-modules and hooks may come and go.
-_REGISTRIES = ("_parameters", "_buffers", "_modules")
+REGISTRIES = ("_parameters", "_buffers", "_modules")
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Reads:
         rows: list[tuple[Any, Any, str, Any, str]] = []
         for key, name in sorted(self.found):
             path, module = self.modules[key]
-            if name not in _REGISTRIES:
+            if name not in REGISTRIES:
                 rows += _rows_of(module, name, f"attribute {name!r} of {_called(path)}")
         for path, module in self.modules.values():
             words = f"the sub-modules of {_called(path)}"
@@ -60,7 +60,7 @@ def _rows_of(module: torch.nn.Module, name: str, words: str) -> list[tuple]:
     if name in own:
         return _rows_of_value(own, name, words)
     rows = []
-    holders = [own[registry] for registry in _REGISTRIES]
+    holders = [own[registry] for registry in REGISTRIES]
     if any(name in registry for registry in holders):
         # Tensors are inputs of the graph, and sub-modules are compared all together.
         rows += [
@@ -87,6 +87,14 @@ def _rows_of_value(own: dict, name: str, words: str) -> list[tuple]:
     if type(value) in (list, dict):  # tensors hang there
         rows.append((value, None, "size", len(value), f"the number of parts of {words}"))
     return rows
+
+
+def containers_in(attributes: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Give the lists, dicts and sets among a module's attributes that PyTorch does not keep."""
+    for name, value in attributes.items():
+        is_torchs = name in REGISTRIES or name.endswith("_hooks")
+        if type(value) in (list, dict, set) and not is_torchs:
+            yield name, value
 
 
 def _called(path: str) -> str:
@@ -159,16 +167,13 @@ class Watch:
         self._registries = [
             (path, part.__dict__[name], dict(part.__dict__[name]))
             for path, part, _ in self._parts
-            for name in _REGISTRIES
+            for name in REGISTRIES
         ]
         # Hooks may be installed by the first call, and are traced with it.
         self._containers = [
             (path, name, value, _snapshot(value) if _is_plain(value) else copy.copy(value))
             for path, _, values in self._parts
-            for name, value in values.items()
-            if type(value) in (list, dict, set)
-            and name not in _REGISTRIES
-            and not name.endswith("_hooks")
+            for name, value in containers_in(values)
         ]
         self._runs: list[dict[tuple[str, str], Any]] = []
         # Constants that forward assigns, and so every call of the graph: entries, name, value.

@@ -199,12 +199,12 @@ def _numbered(name: str, count: int) -> str:
 
 def _install(model: torch.nn.Module, key: int, root: str) -> list[Any]:
     """Hang hooks into all modules: the start comes before all of them, the end after."""
-    handles = [model.register_forward_pre_hook(_CallStarts(model, key), prepend=True)]
+    handles = [model.register_forward_pre_hook(_CallMark(model, key, True), prepend=True)]
     for path, module in model.named_modules():
         name = f"{root}.{path}" if path else root
         depth = len(path.split(".")) if path else 0
         handles.append(module.register_forward_hook(_ProbeOutputs(model, key, name, depth)))
-    handles.append(model.register_forward_hook(_CallEnds(model, key)))
+    handles.append(model.register_forward_hook(_CallMark(model, key, False)))
     return handles
 
 
@@ -212,23 +212,16 @@ def _install(model: torch.nn.Module, key: int, root: str) -> list[Any]:
 
 
 @dataclass(frozen=True, eq=False)
-class _CallStarts:
+class _CallMark:
+    """Marks the start of a call as a pre-hook, its end as a hook."""
+
     model: torch.nn.Module
     key: int
+    starts: bool
 
-    def __call__(self, module: torch.nn.Module, args: Any) -> None:
+    def __call__(self, module: torch.nn.Module, args: Any, output: Any = None) -> None:
         if self.model.training and torch.is_grad_enabled():
-            probe.mark_call(self.key, True)
-
-
-@dataclass(frozen=True, eq=False)
-class _CallEnds:
-    model: torch.nn.Module
-    key: int
-
-    def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if self.model.training and torch.is_grad_enabled():
-            probe.mark_call(self.key, False)
+            probe.mark_call(self.key, self.starts)
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,6 @@ import torch
 
 import torch_ort
 from torch_ort import counting, fallback, report
-from torch_ort._C import InternalError, Unsupported
 from torch_ort.capture.aot_compat import Sizes, in_function_transform
 from torch_ort.capture.joint import GraphState
 from torch_ort.capture.module import ModuleCapture, ModuleState, capture_module, describe_call
@@ -38,8 +37,6 @@ MAX_CAPTURES = 32
 _capturing = threading.RLock()
 _captures: list[Calls] = []  # those at work, in any thread
 _thread = threading.local()  # `is_capturing`: a module inside another's capture is traced through
-
-_ENGINE_ERRORS = (Unsupported, InternalError)
 
 
 @dataclass
@@ -130,7 +127,7 @@ class Calls:
         if captured.is_proven and (captured.takes_empty or not is_empty):
             try:
                 return capture.call(flat)
-            except _ENGINE_ERRORS as error:
+            except fallback.ENGINE_ERRORS as error:
                 # A plan for new sizes: nothing has run yet.
                 if getattr(error, "stage", None) is not None:
                     raise
@@ -152,7 +149,7 @@ class Calls:
                 return self(args, kwargs)
             self._captured.remove(captured)
             wrapped = _onnx_error(error)
-            if not isinstance(error, _ENGINE_ERRORS) and not self._may_fall_back(wrapped):
+            if not isinstance(error, fallback.ENGINE_ERRORS) and not self._may_fall_back(wrapped):
                 raise  # a kernel's own, which PyTorch would raise as well
             stage = fallback.stage_of_first_run(error)
             return self._run_in_pytorch(wrapped, stage, args, kwargs)
@@ -193,11 +190,10 @@ class Calls:
         retries = self.settings.fallback_retry
         self._in_pytorch = not retries
         counting.count(f"fallbacks_{stage}")
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         until = "this call runs" if retries else "the module runs from now on"
         warnings.warn(
-            f"ORTModule: {type(error).__name__}: {reason}; {until} in plain PyTorch "
-            "(ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE raises instead)",
+            f"ORTModule: {type(error).__name__}: {fallback.reason_of(error)}; {until} in plain "
+            "PyTorch (ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE raises instead)",
             fallback.FallbackWarning,
             stacklevel=_frames_to_user(),
         )
@@ -260,7 +256,7 @@ class Calls:
                     self._module, args, kwargs, self._options, state, floats=names, sizes=sizes,
                     run=self._run_plain,
                 )  # fmt: skip
-            except _ENGINE_ERRORS as error:
+            except fallback.ENGINE_ERRORS as error:
                 random.restore()
                 first_error = first_error or error
                 continue
@@ -273,7 +269,7 @@ class Calls:
             report.note(state.programs)
             baked = {name: value for name, value in floats.items() if name not in names}
             return _Captured(capture, state, baked)
-        raise _onnx_error(first_error) from first_error
+        raise _onnx_error(first_error)
 
     def _say_why(self, args: tuple, kwargs: dict) -> None:
         if self._captured and self._logger.isEnabledFor(logging.INFO):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torch_ort import options
+from torch_ort.capture.watch import REGISTRIES
 from torch_ort.ortmodule import logs
 from torch_ort.ortmodule.calls import Calls
 from torch_ort.ortmodule.debug_options import DebugOptions
@@ -27,7 +28,6 @@ _DATA_PARALLEL = (
 
 # What stands in an ORTModule's own __dict__; all else belongs to the wrapped module.
 _OWN = ("_original", "_calls", "_stats", "_debug_options", "_bound", "_overrides", "forward")
-_REGISTRIES = ("_parameters", "_buffers", "_modules")
 
 
 class ORTModule(torch.nn.Module):
@@ -63,7 +63,7 @@ class ORTModule(torch.nn.Module):
         )
         self.__dict__["_bound"] = self._bind_methods()
         # What walks over modules meets the wrapped one's parts here.
-        self.__dict__.update({name: vars(self._original)[name] for name in _REGISTRIES})
+        self.__dict__.update({name: vars(self._original)[name] for name in REGISTRIES})
         overrides = self._delegate_overrides()
         self.__dict__["_overrides"] = tuple(overrides)
         self.__dict__.update(overrides)
@@ -137,8 +137,8 @@ class ORTModule(torch.nn.Module):
     def _warn_of_collisions(self) -> None:
         original = vars(self._original)
         theirs = {*original, *_own_names(type(self._original))}
-        theirs |= {name for registry in _REGISTRIES for name in original[registry]}
-        own = {*vars(ORTModule), *_OWN} - {*dir(torch.nn.Module), *_REGISTRIES, "training"}
+        theirs |= {name for registry in REGISTRIES for name in original[registry]}
+        own = {*vars(ORTModule), *_OWN} - {*dir(torch.nn.Module), *REGISTRIES, "training"}
         if isinstance(self._original, ORTModule):
             return
         for name in sorted(theirs & own):
@@ -204,7 +204,7 @@ class ORTModule(torch.nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         dropped = {"_calls", "_stats", "_bound", "_overrides", "forward"}
-        dropped |= {*_REGISTRIES, *self._overrides}
+        dropped |= {*REGISTRIES, *self._overrides}
         return {name: value for name, value in self.__dict__.items() if name not in dropped}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -15,10 +15,6 @@ from torch_ort.options import Options
 # engine's own kernels read.
 _BORDER_PASSES = ("recompute_tagged", "replay_views")
 
-KINDS = (
-    "torch_exported", "post_processed", "optimized_pre_grad", "optimized", "execution_model",
-)  # fmt: skip
-
 Sources = Mapping[str, onnx_files.Source]
 
 
@@ -46,10 +42,9 @@ class SavedFiles:
             graphs[kind] = prepared.clone()
             _C.run_pipeline(graphs[kind], disabled, options.bisect)
         for kind, graph in graphs.items():
-            is_exported = kind == "torch_exported"
-            onnx_files.prepare(graph, program, options, sources, standard=not is_exported)
+            is_standard = kind != "torch_exported"
             path = self._path(kind, program)
-            graph.save(path, _C.required_opset(graph), onnx_files.EXTERNAL_LIMIT)
+            onnx_files.save(graph, path, program, options, sources, standard=is_standard)
 
     def write_run(self, program: Program) -> None:
         """Write the graph that runs, with the place in memory of each value as its doc string."""
