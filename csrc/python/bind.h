@@ -12,6 +12,7 @@ void bind_passes(pybind11::module_& module);
 void bind_plan(pybind11::module_& module);
 void bind_run(pybind11::module_& module);
 void bind_optim(pybind11::module_& module);
+void bind_capture(pybind11::module_& module);
 void bind_guard(pybind11::module_& module);
 void bind_files(pybind11::module_& module);
 

@@ -18,9 +18,12 @@ MAY_INCLUDE = {
     "cpu": {"base", "ir", "ops"},
     "run": {"base", "ir", "ops", "plan", "cpu"},
     "optim": {"base", "ir", "ops", "cpu", "run"},
-    "python": {"base", "ir", "ops", "convert", "passes", "plan", "cpu", "run", "optim"},
-}
-SEES_TORCH = {"ops", "convert", "cpu", "run", "optim", "python"}
+    "capture": {"base", "ir"},
+    "python": {
+        "base", "ir", "ops", "convert", "passes", "plan", "cpu", "run", "optim", "capture",
+    },
+}  # fmt: skip
+SEES_TORCH = {"ops", "convert", "cpu", "run", "optim", "capture", "python"}
 SEES_PYBIND = {"python"}
 # Python operators are called with the interpreter held, so this one file of run/ sees pybind11.
 SEES_PYBIND_FILES = {"run/python_op.cpp"}

@@ -1,0 +1,137 @@
+// Sizes as symbols, for recordings of a module.
+#include "base/error.h"
+#include "python/bind.h"
+
+#include "capture/size_symbols.h"
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+namespace py = pybind11;
+
+namespace torch_ort::python {
+namespace {
+
+using capture::SizeSymbols;
+using ir::Dim;
+using ir::DimOp;
+
+py::object integer_or_text(const Dim& dim) {
+  if (dim.is_constant()) return py::int_(dim.constant());
+  return py::str(dim.str());
+}
+
+// torch's own conversion takes every SymBool for one of Python's.
+c10::SymBool condition_in(const py::object& condition) {
+  if (py::isinstance<py::bool_>(condition)) return condition.cast<bool>();
+  const py::object node = condition.attr("node");
+  if (!py::isinstance<c10::SymNodeImpl>(node)) return condition.cast<c10::SymBool>();
+  return c10::SymBool(node.cast<c10::SymNode>());
+}
+
+// An expression in Python's words.
+std::string python_text(const Dim& dim) {
+  const DimOp op = dim.op();
+  if (dim.is_constant() || dim.is_symbol()) return dim.str();
+  if (op == DimOp::kNot) return "(not " + python_text(dim.lhs()) + ")";
+  const std::string left = python_text(dim.lhs()), right = python_text(dim.rhs());
+  switch (op) {
+    case DimOp::kMin: return "min(" + left + ", " + right + ")";
+    case DimOp::kMax: return "max(" + left + ", " + right + ")";
+    case DimOp::kAdd: return "(" + left + " + " + right + ")";
+    case DimOp::kSub: return "(" + left + " - " + right + ")";
+    case DimOp::kMul: return "(" + left + " * " + right + ")";
+    case DimOp::kFloorDiv: return "(" + left + " // " + right + ")";
+    case DimOp::kMod: return "(" + left + " % " + right + ")";
+    case DimOp::kPow: return "(" + left + " ** " + right + ")";
+    case DimOp::kEq: return "(" + left + " == " + right + ")";
+    case DimOp::kNe: return "(" + left + " != " + right + ")";
+    case DimOp::kLt: return "(" + left + " < " + right + ")";
+    case DimOp::kLe: return "(" + left + " <= " + right + ")";
+    case DimOp::kGt: return "(" + left + " > " + right + ")";
+    case DimOp::kGe: return "(" + left + " >= " + right + ")";
+    case DimOp::kAnd: return "(" + left + " and " + right + ")";
+    default: return "(" + left + " or " + right + ")";
+  }
+}
+
+}  // namespace
+
+void bind_capture(py::module_& module) {
+  using namespace py::literals;
+  py::class_<SizeSymbols, c10::intrusive_ptr<SizeSymbols>>(module, "SizeSymbols")
+      .def(py::init([] { return c10::make_intrusive<SizeSymbols>(); }))
+      .def("symbol", &SizeSymbols::symbol, "name"_a, "value"_a, "is_size"_a,
+           "A symbol for an integer of the recorded call; a size is no less than 0.")
+      .def(
+          "guards",
+          [](SizeSymbols& sizes) {
+            std::vector<std::string> texts;
+            for (const Dim& guard : sizes.guards()) texts.push_back(python_text(guard));
+            return texts;
+          },
+          "Conditions in Python under which the same is recorded.");
+  module.def(
+      "size_text",
+      [](const c10::SymInt& size) -> py::object {
+        std::optional<Dim> dim = capture::dim_of(size);
+        return dim ? integer_or_text(*dim) : py::none();
+      },
+      "size"_a, "An integer, or the text of a recording's expression; None for other tracers'.");
+  module.def(
+      "condition_text",
+      [](const py::object& condition) -> py::object {
+        std::optional<Dim> dim = capture::condition_of(condition_in(condition));
+        return dim ? integer_or_text(*dim) : py::none();
+      },
+      "condition"_a, "0, 1 or the text of a recording's condition; None for other tracers'.");
+  module.def(
+      "contiguous_strides",
+      [](const std::vector<c10::SymInt>& sizes) {
+        std::vector<c10::SymInt> strides(sizes.size(), 1);
+        for (size_t i = sizes.size(); i-- > 1;) {
+          // PyTorch counts a dim of size 0 as 1; a symbol stands for 0 in empty tensors only.
+          const std::optional<int64_t> size = sizes[i].maybe_as_int();
+          strides[i - 1] = size ? strides[i] * std::max<int64_t>(*size, 1) : strides[i] * sizes[i];
+        }
+        return strides;
+      },
+      "sizes"_a, "Row-major strides.");
+  module.def("plain_strides", &capture::plain_strides, "strides"_a,
+             "Strides as of tensors without a size of 0: max(N, 1) is N.");
+  module.def(
+      "same_sizes",
+      [](const std::vector<c10::SymInt>& a, const std::vector<c10::SymInt>& b) {
+        if (a.size() != b.size()) return false;
+        for (size_t i = 0; i < a.size(); ++i) {
+          const std::optional<Dim> left = capture::dim_of(a[i]), right = capture::dim_of(b[i]);
+          if (!left || !right || !(*left == *right)) return false;
+        }
+        return true;
+      },
+      "a"_a, "b"_a, "Whether sizes are equal whatever the symbols are.");
+  module.def(
+      "known_condition",
+      [](const py::object& condition) {
+        return capture::known_without_guard(condition_in(condition));
+      },
+      "condition"_a,
+      "Whether a condition of a recording holds for all its sizes; None if not known.");
+  module.def(
+      "evaluate_size",
+      [](const c10::SymInt& size, const std::unordered_map<std::string, int64_t>& symbols) {
+        const std::optional<Dim> dim = capture::dim_of(size);
+        ORT_CHECK(dim, "evaluate_size: got a size of another tracer");
+        const std::optional<int64_t> value =
+            dim->evaluate([&](const std::string& name) -> std::optional<int64_t> {
+              auto found = symbols.find(name);
+              return found == symbols.end() ? std::nullopt : std::optional(found->second);
+            });
+        ORT_CHECK(value, "evaluate_size: ", dim->str(), " has a symbol without a value");
+        return *value;
+      },
+      "size"_a, "symbols"_a, "The value of a recording's size for values of its symbols.");
+  module.def("size_value", &capture::value_of, "size"_a,
+             "The value in the recorded call; None for other tracers' sizes.");
+}
+
+}  // namespace torch_ort::python
