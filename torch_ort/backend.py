@@ -9,7 +9,14 @@ from torch import fx
 
 from torch_ort import compiler, fallback, report
 from torch_ort.capture import higher_order
-from torch_ort.capture.joint import Capture, GraphState, release_fakes
+from torch_ort.capture.aot_compat import kept_inputs
+from torch_ort.capture.joint import (
+    Capture,
+    GraphState,
+    record_dynamo_graph,
+    record_or_hand_over,
+    release_fakes,
+)
 from torch_ort.onnx_files import sources_of
 from torch_ort.options import resolve
 
@@ -31,9 +38,16 @@ def ort(
     state = GraphState(chosen)
 
     def compile_graph() -> Callable[..., Any]:
-        compiled = Capture(chosen, state).compile(
-            module, inputs, lambda: sources_of(module.graph.find_nodes(op="placeholder"))
-        )
+        compiled = None
+        if "recorder" not in chosen.disable:
+            capture = Capture(chosen, state, kept_inputs(module.graph))
+            compiled = record_or_hand_over(
+                lambda: record_dynamo_graph(capture, module, inputs), state
+            )
+        if compiled is None:
+            compiled = Capture(chosen, state).compile(
+                module, inputs, lambda: sources_of(module.graph.find_nodes(op="placeholder"))
+            )
         report.note(state.programs)
         return compiled
 

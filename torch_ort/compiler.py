@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from torch_ort.options import Options
 
-# What `options.disable` may name besides passes.
-PLAN_SWITCHES = ("reorder", "in_place", "deliver_gradients")
+# What `options.disable` may name besides passes: parts of the memory plan, and the recorder.
+OTHER_SWITCHES = ("reorder", "in_place", "deliver_gradients", "recorder")
 
 _sessions: dict[str, _C.Session] = {}
 _numbers = itertools.count()
@@ -89,7 +89,7 @@ def compile_program(
 
 
 def _disabled_passes(options: Options) -> list[str]:
-    names = [name for name in options.disable if name not in PLAN_SWITCHES]
+    names = [name for name in options.disable if name not in OTHER_SWITCHES]
     # Masks of our own run in regions alone.
     if options.exact_random or "fuse_regions" in names:
         names.append("draw_in_regions")

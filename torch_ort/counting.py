@@ -19,12 +19,16 @@ def count(name: str, amount: int = 1) -> None:
 def counters() -> dict[str, int]:
     """Give all counters as a flat dict.
 
+    `graphs_recorded` counts the captured graphs that the recorder made, `recordings_handed_over`
+    those that it left to AOTAutograd (the logger "torch_ort.recorder" says why).
     `captures_refused` is how often torch reached its recompile limit for a function of ours, whose
     other calls then run in eager. `optimizer_parameters` counts updates of `torch_ort.optim`, and
     `optimizer_parameters_by_torch` those that its optimizers leave to PyTorch.
     """
     values = {
         "graphs_captured": _events["graphs_captured"],
+        "graphs_recorded": _events["graphs_recorded"],
+        "recordings_handed_over": _events["recordings_handed_over"],
         "fallbacks": sum(_events[f"fallbacks_{stage}"] for stage in STAGES),
         **{f"fallbacks_{stage}": _events[f"fallbacks_{stage}"] for stage in STAGES},
         "captures_refused": _events["captures_refused"],

@@ -92,9 +92,9 @@ def _check_names(allowed: Callable[[], tuple[str, ...]]) -> Callable[[Any], tupl
 
 def _pass_names() -> tuple[str, ...]:
     from torch_ort import _C
-    from torch_ort.compiler import PLAN_SWITCHES
+    from torch_ort.compiler import OTHER_SWITCHES
 
-    return (*_C.pass_names(), *PLAN_SWITCHES)
+    return (*_C.pass_names(), *OTHER_SWITCHES)
 
 
 def _check_isa(value: Any) -> str:
@@ -133,7 +133,7 @@ TABLE: tuple[Row, ...] = (
          "Folder of the dumps; made when the first file is written.", str, _check_str),
     Row("disable", "TORCH_ORT_DISABLE", (), "names",
          "Passes to leave out by name; also, of the memory plan, `reorder`, `in_place` and "
-         "`deliver_gradients`.",
+         "`deliver_gradients`; and `recorder`, after which AOTAutograd captures.",
          _parse_names, _check_names(_pass_names)),
     Row("isa", "TORCH_ORT_ISA", "", "name",
          "Instruction set of fused regions: portable, avx2 or avx512; empty: the widest that the "

@@ -69,7 +69,8 @@ void add_facts(const AtenCall& call, ir::Attrs& attrs) {
     throw Unsupported(concat("operator ", call.key(), ": no such operator is registered"));
   }
   const c10::FunctionSchema& schema = op->schema();
-  const bool raises = call.op.starts_with("aten::_assert") ||
+  // What gives nothing is there for what it does: it raises.
+  const bool raises = schema.returns().empty() || call.op.starts_with("aten::_assert") ||
                       call.op.starts_with("aten::sym_constrain") ||
                       call.op == "aten::_local_scalar_dense";
   // Collectives must run on every rank, in one order.

@@ -151,7 +151,7 @@ CAUSES = {
     ),
     "capture": injected(
         "capture",
-        lambda patch: patch.setattr(joint.Capture, "partition", unsupported),
+        lambda patch: patch.setattr(joint.Capture, "_compile_joint", unsupported),
         _C.Unsupported,
     ),
     "convert": injected(
@@ -354,12 +354,7 @@ def test_a_failing_backward_may_raise(policy, environment, choose, monkeypatch):
     assert all(parameter.grad is None for parameter in module.parameters())
 
 
-BUMPS = known("AOTAutograd bumps versions of statistics that an earlier call in eager has saved")
-OVERLAPS = [
-    pytest.param(name, retry, marks=[BUMPS] if (name, retry) == ("forward", True) else [])
-    for name in CAUSES
-    for retry in (False, True)
-]
+OVERLAPS = [(name, retry) for name in CAUSES for retry in (False, True)]
 
 
 @pytest.mark.parametrize(("name", "retry"), OVERLAPS)

@@ -144,7 +144,7 @@ class TestLevel:
         assert len(lines) == (1 if VALUES[level] <= 2 else 0)
         pattern = r"captured a training graph in \d+\.\d\ds: (\w+ \d+ ms, )+\w+ \d+ ms"
         assert all(re.fullmatch(pattern, line) for line in lines)
-        assert all(f"{part} " in line for line in lines for part in ("read", "passes", "aot"))
+        assert all(f"{part} " in line for line in lines for part in ("read", "passes", "record"))
 
     def test_reason_of_a_recapture(self, level, said):
         wrapped = run(Scaled(), level)

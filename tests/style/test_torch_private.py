@@ -1,4 +1,4 @@
-"""Torch's private names stand in one file, torch_ort/capture/aot_compat.py."""
+"""Private names of torch stand in two files: one for AOTAutograd, one for recordings."""
 
 import ast
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-COMPAT = ROOT / "torch_ort" / "capture" / "aot_compat.py"
-FILES = sorted(path for path in (ROOT / "torch_ort").rglob("*.py") if path != COMPAT)
+COMPAT = {ROOT / "torch_ort" / "capture" / name for name in ("aot_compat.py", "dispatch_compat.py")}
+FILES = sorted(path for path in (ROOT / "torch_ort").rglob("*.py") if path not in COMPAT)
 # Private attributes of torch's objects, which stand behind no name of a module.
 ATTRIBUTES = {"_schema", "_version"}
 
@@ -44,7 +44,7 @@ def private_names(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_private_names_of_torch_stand_in_aot_compat(path):
+def test_private_names_of_torch_stand_in_the_compat_files(path):
     assert private_names(path.read_text()) == []
 
 

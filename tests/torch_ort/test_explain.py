@@ -53,11 +53,12 @@ def test_compile_time_by_stage(grad):
     with torch.set_grad_enabled(grad):
         report = torch_ort.explain(block(), torch.randn(4, 6))
     (graph,) = report.graphs
-    assert set(graph.seconds) == set(COMPILE_STAGES)
+    recorded = [name for name in COMPILE_STAGES if name != "aot"]
+    assert set(graph.seconds) == set(recorded)
     assert all(spent > 0 for spent in graph.seconds.values())
     assert sum(graph.seconds.values()) < report.first_step_seconds
     number = r"\d+\.\d ms"
-    stages = ", ".join(f"{name} {number}" for name in COMPILE_STAGES)
+    stages = ", ".join(f"{name} {number}" for name in recorded)
     assert re.search(f"compile time: {stages}$", str(report), re.MULTILINE)
 
 
@@ -65,7 +66,7 @@ def test_compile_time_of_a_graph_that_is_compiled_already():
     x = torch.randn(4, 6)
     torch.compile(block(), backend="ort")(x)
     (graph,) = torch_ort.explain(block(), x).graphs
-    assert set(graph.seconds) == set(COMPILE_STAGES) - {"plan"}
+    assert set(graph.seconds) == set(COMPILE_STAGES) - {"plan", "aot"}
 
 
 def test_bytes_that_regions_move():

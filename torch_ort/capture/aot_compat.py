@@ -21,10 +21,12 @@ from typing import Any, NamedTuple
 import sympy
 import torch
 from torch import fx
+from torch._C._dynamo.eval_frame import set_code_exec_strategy
 from torch._dynamo import config as dynamo_config
 from torch._dynamo import convert_frame, exc, symbolic_convert
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.source import LocalSource
+from torch._dynamo.types import FrameAction, FrameExecStrategy
 from torch._dynamo.utils import get_metrics_context
 from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput
 from torch._functorch.partitioners import default_partition
@@ -61,6 +63,7 @@ __all__ = [
     "after_backward",
     "aot_autograd",
     "auto_functionalize",
+    "calls_transforms",
     "default_partition",
     "differentiated",
     "dynamo_seconds",
@@ -71,12 +74,15 @@ __all__ = [
     "in_function_transform",
     "input_position",
     "is_refused_by_dynamo",
+    "kept_inputs",
     "needs_no_version_check",
+    "never_compiled",
     "passes_through",
     "python_text",
     "pytree",
     "real_tensors",
     "recompute_policy",
+    "said_to_be_compiling",
     "saved_tensor_hooks_copy",
     "schema",
     "split_placeholders",
@@ -209,6 +215,26 @@ def _mutates(node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and schema(node.target).is_mutable
 
 
+def kept_inputs(graph: fx.Graph) -> frozenset[int]:
+    """Give the positions of the inputs of Dynamo's graph that a module keeps between calls."""
+    nodes = graph.find_nodes(op="placeholder")
+    return frozenset(
+        i
+        for i, node in enumerate(nodes)
+        if "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {})
+    )
+
+
+def calls_transforms(graph: fx.Graph) -> bool:
+    """Tell whether a graph of Dynamo's enters transforms of torch.func, or calls other graphs."""
+    targets = [node.target for node in graph.nodes if node.op == "call_function"]
+    return any(
+        isinstance(target, HigherOrderOperator)
+        or "functorch" in (getattr(target, "__module__", None) or "")
+        for target in targets
+    )
+
+
 def has_higher_order(graph: fx.Graph) -> bool:
     """Tell whether a graph calls operators that take graphs."""
     return any(isinstance(node.target, HigherOrderOperator) for node in graph.nodes)
@@ -296,6 +322,17 @@ def dynamo_seconds() -> float | None:
     return (time.time_ns() - metrics._start_time_ns) / 1e9
 
 
+@contextmanager
+def said_to_be_compiling() -> Iterator[None]:
+    """Let `torch.compiler.is_compiling()` be true in here."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
 class Sizes(enum.Enum):
     """How much of the sizes and integers of a call a capture leaves open."""
 
@@ -315,6 +352,7 @@ class FakeInputs:
         self._sizes = _ShapeEnv(duck_shape=False)
         self._mode = FakeTensorMode(shape_env=self._sizes, allow_non_fake_inputs=True)
         self._context = TracingContext(self._mode)
+        self._symbols: list[sympy.Basic] = []  # as made: one found equal to another is read as that
 
     @contextmanager
     def tracing(self) -> Iterator[None]:
@@ -323,18 +361,14 @@ class FakeInputs:
         `torch.compiler.is_compiling()` is true meanwhile: modules that ask leave out what looks at
         numbers.
         """
-        before = torch.compiler._is_compiling_flag
-        torch.compiler._is_compiling_flag = True
         is_open = self._kind is Sizes.OPEN
-        try:
-            with (
-                shape_config.patch(backed_size_oblivious=is_open),
-                _open_sizes() if is_open else nullcontext(),
-                tracing(self._context),
-            ):
-                yield
-        finally:
-            torch.compiler._is_compiling_flag = before
+        with (
+            said_to_be_compiling(),
+            shape_config.patch(backed_size_oblivious=is_open),
+            _open_sizes() if is_open else nullcontext(),
+            tracing(self._context),
+        ):
+            yield
 
     def held(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """Give a fake of a tensor whose sizes never change."""
@@ -350,6 +384,7 @@ class FakeInputs:
         )
         fake = self._mode.from_tensor(tensor, symbolic_context=context, source=LocalSource(name))
         fake.item_memo = None  # what a number on the CPU happens to be is no condition
+        self._symbols += [n.node.expr for n in fake.shape if isinstance(n, torch.SymInt)]
         return fake
 
     def integer(self, value: int, name: str) -> int | torch.SymInt:
@@ -360,6 +395,7 @@ class FakeInputs:
         symbol = self._sizes.create_symbol(
             value, source, DimDynamic.DYNAMIC, None, positive=None, do_not_specialize_zero_one=True
         )
+        self._symbols.append(symbol)
         return self._sizes.create_symintnode(symbol, hint=value, source=source)
 
     def written(self) -> dict[int, bool]:
@@ -371,14 +407,14 @@ class FakeInputs:
             if info.mutates_data or info.mutates_metadata
         }
 
-    def guards(self, symbols: Sequence[sympy.Symbol]) -> list[sympy.Basic]:
-        """Give the conditions on symbols under which the same would be traced."""
+    def guards(self) -> list[str]:
+        """Give the conditions on symbols, as Python, under which the same would be traced."""
         conditions = [guard.expr for guard in self._sizes.guards]
-        for symbol in symbols:
+        for symbol in self._symbols:
             lower = self._sizes.var_to_range[symbol].lower
             if self._kind is Sizes.GUARDED and lower.is_finite and lower > 0:
                 conditions.append(sympy.Ge(symbol, lower, evaluate=False))
-        return conditions
+        return list(map(python_text, conditions))
 
 
 @contextmanager
@@ -504,6 +540,13 @@ def _running_text(frame: FrameType) -> str:
     numbers = range(first or 1, (last or 0) + 1)
     lines = [linecache.getline(code.co_filename, number) for number in numbers]
     return "".join(lines) or " ".join(code.co_names)
+
+
+def never_compiled(function: Callable, *, nor_what_it_calls: bool = True) -> Callable:
+    """Let Dynamo run a function as it is, at no cost per call."""
+    nested = FrameAction.SKIP if nor_what_it_calls else FrameAction.DEFAULT
+    set_code_exec_strategy(function.__code__, FrameExecStrategy(FrameAction.SKIP, nested))
+    return function
 
 
 def in_function_transform() -> bool:

@@ -20,7 +20,7 @@ from torch_ort import _C
 from torch_ort._C import Unsupported
 from torch_ort.capture import higher_order
 from torch_ort.capture.aot_compat import HigherOrderOperator, OpOverload, recompute_policy, schema
-from torch_ort.capture.symbols import size, symbol_name
+from torch_ort.capture.symbols import Symbolic, size, symbol_name
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _MEMORY_FORMATS = {
@@ -46,6 +46,8 @@ def type_of(value: torch.Tensor) -> tuple | None:
 
 def origin_of(node: fx.Node) -> str:
     """Give the user's line that a node came from, as `file.py:12`."""
+    if "origin" in node.meta:
+        return node.meta["origin"]
     trace = node.meta.get("stack_trace") or ""
     line = ""
     for entry in trace.splitlines():
@@ -265,6 +267,8 @@ class FxReader:
             if isinstance(known, int | float | bool) and value not in self._names:
                 return known
             return ("%", self.value_name(value))
+        if isinstance(value, Symbolic):
+            value = value.size
         if isinstance(value, torch.SymInt | torch.SymBool):
             text = size(value) if isinstance(value, torch.SymInt) else _condition(value)
             return text if isinstance(text, int) else ("#", text)

@@ -15,10 +15,19 @@ import torch
 from torch import fx
 
 from torch_ort import _C, compiler, counting, onnx_files
-from torch_ort._C import Unsupported
+from torch_ort._C import Unsupported, UserError
 from torch_ort.capture import aot_compat
-from torch_ort.capture.fx_reader import FxReader
-from torch_ort.capture.symbols import symbol_name
+from torch_ort.capture.fx_reader import FxReader, origin_of
+from torch_ort.capture.recorded_step import RecordedRun, RecordedStep
+from torch_ort.capture.recorder import (
+    HandOver,
+    Recording,
+    at_line,
+    inputs_like,
+    log_hand_over,
+    record,
+)
+from torch_ort.capture.symbols import Symbolic, symbol_name
 from torch_ort.fallback import RandomState, stage, warn
 from torch_ort.options import Options
 
@@ -59,6 +68,7 @@ class Capture:
         self.state = state
         self.has_higher_order = False  # whether an operator has graphs as arguments
         self._parameters = parameters
+        self.recording: Recording | None = None
         self._forward: ForwardRunner | None = None
         self._sources: Sequence[onnx_files.Source | None] = []  # of the inputs, for files
 
@@ -97,13 +107,45 @@ class Capture:
         self._note_seconds(dynamo, time.perf_counter() - start)
         return compiled
 
-    def _note_seconds(self, dynamo: float | None, spent: float) -> None:
-        """Tell the first graph what capture took: Dynamo until it called us, AOTAutograd alone."""
+    def record(
+        self,
+        function: Callable[..., Sequence[Any]],
+        inputs: Sequence[Any],
+        sources: Callable[[], Sequence[onnx_files.Source | None]],
+        is_settled: Callable[[], bool] = lambda: True,
+    ) -> Callable[..., Sequence[Any]]:
+        """Give a callable for a function of flat inputs, by the recorder.
+
+        Raises what the function raises, HandOver for what only AOTAutograd can do, Unsupported or
+        InternalError for what the engine cannot.
+        """
+        dynamo, start = aot_compat.dynamo_seconds(), time.perf_counter()
+        if self.options.save_onnx or self.state.files is not None:
+            self._sources = sources()
+        try:
+            recording = self.recording = record(function, inputs, is_settled)
+            if recording.is_training:
+                layout = self._compile_joint(
+                    recording.module, recording.num_outputs, sorted(self._parameters)
+                )
+                step = RecordedStep(recording, layout, self._forward)
+            else:
+                runner = self.compile_inference(recording.module, inputs)
+                step = RecordedRun(recording, runner)
+        finally:
+            self._sources = []  # they hold the module's tensors
+        counting.count("graphs_captured")
+        counting.count("graphs_recorded")
+        self._note_seconds(dynamo, time.perf_counter() - start, "record")
+        return step
+
+    def _note_seconds(self, dynamo: float | None, spent: float, maker: str = "aot") -> None:
+        """Tell the first graph what capture took: Dynamo until it called us, the maker alone."""
         ours = sum(sum(program.seconds.values()) for program in self.state.programs)
         for program in self.state.programs[:1]:
             if dynamo is not None:
                 program.seconds["dynamo"] = dynamo
-            program.seconds["aot"] = spent - ours
+            program.seconds[maker] = spent - ours
 
     def partition(
         self,
@@ -120,13 +162,19 @@ class Capture:
                 joint, joint_inputs, num_fwd_outputs=num_fwd_outputs,
                 static_lifetime_input_indices=static_lifetime_input_indices, **unused
             )  # fmt: skip
+        layout = self._compile_joint(joint, num_fwd_outputs, static_lifetime_input_indices)
+        return make_stubs(layout, self._forward.session)
+
+    def _compile_joint(
+        self, joint: torch.nn.Module, num_outputs: int, parameters: Sequence[int] | None
+    ) -> JointLayout:
         self.has_higher_order = aot_compat.has_higher_order(joint.graph)
         with stage("convert"):
-            layout = JointLayout(joint, num_fwd_outputs)
+            layout = JointLayout(joint, num_outputs)
             program = read_joint(layout, self.options)
         if "deliver_gradients" not in self.options.disable:
             program.parameter_gradients = layout.gradients_of(
-                static_lifetime_input_indices or self._parameter_positions(layout.primals)
+                parameters or self._parameter_positions(layout.primals)
             )
         sources = self._sources_of(layout.primals)
         session = compiler.compile_program(
@@ -136,7 +184,7 @@ class Capture:
         layout.note_saved(session)
         _gradient_fakes[session.id] = [node.meta["val"] for node in layout.gradient_layout.tensors]
         self._forward = ForwardRunner(layout, session, self.options, self.state)
-        return make_stubs(layout, session)
+        return layout
 
     def compile_forward(self, stub: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         """Give what runs instead of the forward stub."""
@@ -180,6 +228,52 @@ class Capture:
             if name is not None and self._sources[position] is not None:
                 sources[name] = self._sources[position]
         return sources
+
+
+def record_or_hand_over(make: Callable[[], Any], state: GraphState) -> Any:
+    """Give what `make` records; None where that is left to AOTAutograd.
+
+    An error of the function itself comes again from there.
+    """
+    random = RandomState()
+    try:
+        return make()
+    except UserError:
+        raise
+    except Exception as error:
+        counting.count("recordings_handed_over")
+        log_hand_over(error)
+        random.restore()
+        state.programs.clear()
+        return None
+
+
+class _Lines(fx.Interpreter):
+    """Runs a graph of Dynamo's, and tells the recorder the user's line of each node."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node."""
+        with at_line(origin_of(n)):
+            return super().run_node(n)
+
+
+def record_dynamo_graph(capture: Capture, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+    """Give a callable for a graph of Dynamo's with known sizes, by the recorder.
+
+    Raises HandOver for what only AOTAutograd does.
+    """
+    if torch.is_inference_mode_enabled():
+        raise HandOver("inference mode")
+    if aot_compat.calls_transforms(module.graph):
+        raise HandOver("the graph calls operators that take graphs, or transforms of torch.func")
+    placeholders = module.graph.find_nodes(op="placeholder")
+    step = capture.record(
+        _Lines(module).run, inputs_like(inputs), lambda: onnx_files.sources_of(placeholders)
+    )
+    written = capture.recording.written.keys() - aot_compat.kept_inputs(module.graph)
+    if written:  # later calls may bring tensors that share memory
+        raise HandOver(f"input {min(written)}, which the caller brings, is written into")
+    return step
 
 
 _gradient_fakes: dict[int, list[torch.Tensor]] = {}
@@ -397,7 +491,7 @@ class ForwardRunner:
     ) -> None:
         self._boxed_call = True  # of the instance: AOTAutograd copies it from there
         self._layout = layout
-        self._session = session
+        self.session = session
         self._state = state
         self._saved_inputs = session.saved_inputs
         self._saved_outputs = session.saved_outputs
@@ -414,7 +508,7 @@ class ForwardRunner:
             self._state.written += [(args[i], kept.inputs[i]) for i in self._guard.written]
         args.clear()
         results = _C.run_forward(
-            self._session.id, tensors, symbols, aot_compat.saved_tensor_hooks_copy()
+            self.session.id, tensors, symbols, aot_compat.saved_tensor_hooks_copy()
         )
         token = results.pop()
         saved = [tensors[i] for i in self._saved_inputs]
@@ -444,7 +538,7 @@ class BackwardRunner:
         saved = [given[i] for i in layout.order]
         if torch.compiler.is_compiling():  # compiled autograd: one opaque operator
             gradients = torch.ops.torch_ort.run_backward(
-                self._forward._session.id, token, saved, tangents
+                self._forward.session.id, token, saved, tangents
             )
         elif guard is None or guard.proven:
             gradients = _C.run_backward(token, saved, tangents)
@@ -532,6 +626,19 @@ def _versions(inputs: list[Any]) -> list[int]:
 class _JointInterpreter(fx.Interpreter):
     """Runs a joint graph without writing into its inputs: the forward call has done that."""
 
+    def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple, dict]:
+        """Give a node's arguments; integers over symbols get their values."""
+        args, kwargs = super().fetch_args_kwargs_from_env(n)
+        return aot_compat.pytree.tree_map_only(Symbolic, self._value, (args, kwargs))
+
+    def _value(self, symbolic: Symbolic) -> int:
+        symbols = {
+            symbol_name(node.meta["val"]): value
+            for node, value in self.env.items()
+            if node.op == "placeholder" and isinstance(node.meta["val"], torch.SymInt)
+        }
+        return _C.evaluate_size(symbolic.size, symbols)
+
     def call_function(self, target: Any, args: tuple, kwargs: dict) -> Any:
         if target is torch.ops.aten.copy_.default:
             return args[0]
@@ -551,7 +658,7 @@ class InferenceRunner:
     ) -> None:
         self._boxed_call = True
         self._program = program
-        self._session = session
+        self.session = session
         self._outputs = outputs
         self._written = written  # positions of the inputs that the graph writes into
         self._state = state
@@ -563,5 +670,5 @@ class InferenceRunner:
         tensors = [args[i] for i in self._program.tensor_inputs]
         symbols = [args[i] for i in self._program.symbol_inputs]
         args.clear()
-        results = _C.run_forward(self._session.id, tensors, symbols, False)
+        results = _C.run_forward(self.session.id, tensors, symbols, False)
         return self._outputs.assemble(results)

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import sympy
 import torch
 
 from torch_ort import _C, onnx_files
@@ -21,9 +20,9 @@ from torch_ort.capture.aot_compat import (
     Sizes,
     is_refused_by_dynamo,
     passes_through,
-    python_text,
 )
-from torch_ort.capture.joint import Capture, GraphState
+from torch_ort.capture.joint import Capture, GraphState, record_or_hand_over
+from torch_ort.capture.recorder import RecordedInputs
 from torch_ort.capture.structure import Structure, is_dense, plain_parameter
 from torch_ort.capture.symbols import symbol_name
 from torch_ort.capture.watch import (
@@ -100,7 +99,7 @@ class ModuleCapture:
 
     def __init__(
         self, trace: _Trace, guard: _C.CallGuard, run: Callable[..., Sequence[Any]],
-        conditions: Sequence[sympy.Basic], written: dict[int, bool],
+        conditions: Sequence[str], written: dict[int, bool],
     ) -> None:  # fmt: skip
         self.run = run
         self._guard = guard
@@ -110,7 +109,7 @@ class ModuleCapture:
         self._assigned = trace.assigned
         self._constants = trace.watch.constants
         self._written = written
-        self._words = " and ".join(map(python_text, conditions))
+        self._words = " and ".join(conditions)
         self._holds = _condition(trace.symbols, self._words) if conditions else None
 
     def match(self, args: tuple, kwargs: dict) -> list[Any] | None:
@@ -199,11 +198,15 @@ def capture_module(
     or InternalError for what cannot be captured, an error of the module itself included.
     """
     call = _Call(module, run or module, args, kwargs, floats)
+    if sizes is Sizes.OPEN and "recorder" not in options.disable:
+        capture = _record(call, options, state)
+        if capture is not None:
+            return capture
     try:
-        return _trace(call, options, state, sizes, recorded_reads)
+        return _trace(call, options, state, FakeInputs(sizes), recorded_reads)
     except Exception as error:
-        if is_refused_by_dynamo(error):  # it cannot see through the recorder
-            return _trace(call, options, state, sizes, all_reads)
+        if is_refused_by_dynamo(error):  # it cannot see through the recorder of reads
+            return _trace(call, options, state, FakeInputs(sizes), all_reads)
         # Outside of Dynamo nobody acts upon its signals.
         if passes_through(error):
             raise Unsupported(f"{type(error).__name__}: {error}") from error
@@ -220,21 +223,32 @@ class _Call(NamedTuple):
     floats: frozenset[str]
 
 
+def _record(call: _Call, options: Options, state: GraphState) -> ModuleCapture | None:
+    """Capture by the recorder; None where that hands over to AOTAutograd."""
+    return record_or_hand_over(
+        lambda: _trace(call, options, state, RecordedInputs(), recorded_reads), state
+    )
+
+
 def _trace(
-    call: _Call, options: Options, state: GraphState, sizes: Sizes, reading: Callable[..., Any]
-) -> ModuleCapture:
+    call: _Call, options: Options, state: GraphState, fakes: FakeInputs | RecordedInputs,
+    reading: Callable[..., Any],
+) -> ModuleCapture:  # fmt: skip
     module = call.module
     check_kind(module)
     held = ModuleState(module)
     held.check()
     inputs = describe_call(module, call.args, call.kwargs, held, call.floats)
-    fakes = FakeInputs(sizes)
     with fakes.tracing(), reading(module) as reads, unchanged_attributes(module) as watch:
         trace = _Trace(call.run, held, inputs, fakes, watch)
         first = len(trace.open_integers)
         parameters = frozenset(range(first, first + len(held.tensors)))
         capture = Capture(options, state, parameters)
-        run = capture.compile(trace, trace.flat, trace.sources)
+        if isinstance(fakes, RecordedInputs):
+            run = capture.record(trace, trace.flat, trace.sources, lambda: not watch.has_assigned())
+            fakes.recording = capture.recording
+        else:
+            run = capture.compile(trace, trace.flat, trace.sources)
         written = fakes.written()
     for program in state.programs:
         for name, constant in program.constants.items():
@@ -298,8 +312,8 @@ class _Trace(torch.nn.Module):
     """The module as a function of integers, its own tensors and the call's tensors."""
 
     def __init__(
-        self, run: Callable[..., Any], held: ModuleState, inputs: Structure, fakes: FakeInputs,
-        watch: Watch,
+        self, run: Callable[..., Any], held: ModuleState, inputs: Structure,
+        fakes: FakeInputs | RecordedInputs, watch: Watch,
     ) -> None:  # fmt: skip
         super().__init__()
         # Not as a sub-module, whose tensors AOTAutograd would take for its own.
@@ -333,7 +347,6 @@ class _Trace(torch.nn.Module):
         names = [symbol_name(n) if isinstance(n, torch.SymInt) else None for n in self.integers]
         self.open_integers = [i for i, name in enumerate(names) if name is not None]
         self.symbols = [name or f"n{i}" for i, name in enumerate(names)]
-        self._exprs = [self.integers[i].node.expr for i in self.open_integers]
         state = [fakes.held(tensor, f"state_{i}") for i, tensor in enumerate(held.tensors)]
         self.flat = [*(self.integers[i] for i in self.open_integers), *state, *tensors]
 
@@ -355,14 +368,14 @@ class _Trace(torch.nn.Module):
         self.outputs = Structure(result, "output", keeps_others=True)
         return [*self.outputs.leaves, *(tensor for _, _, tensor in taken)]
 
-    def conditions(self, fakes: FakeInputs) -> list[sympy.Basic]:
+    def conditions(self, fakes: FakeInputs | RecordedInputs) -> list[str]:
         """Give the conditions on `symbols` under which the trace is that of a call."""
         fixed = [
-            sympy.Eq(sympy.Symbol(symbol), size, evaluate=False)
+            f"{symbol} == {size}"
             for symbol, size in zip(self.symbols, self.integers, strict=True)
             if not isinstance(size, torch.SymInt)
         ]
-        return [*fixed, *fakes.guards(self._exprs)]
+        return [*fixed, *fakes.guards()]
 
     def forget(self) -> None:
         """Let go of the call's tensors and of those of the trace: the graph lives on with this."""

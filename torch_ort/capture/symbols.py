@@ -5,6 +5,7 @@ from __future__ import annotations
 import sympy
 import torch
 
+from torch_ort import _C
 from torch_ort._C import Unsupported
 from torch_ort.capture.aot_compat import sympy_functions as torch_sympy
 
@@ -13,6 +14,16 @@ _INFIX = {
 }  # fmt: skip
 _FLOOR_DIVISIONS = (torch_sympy.FloorDiv, torch_sympy.CleanDiv)
 _REMAINDERS = (torch_sympy.Mod, torch_sympy.PythonMod, sympy.Mod)
+
+
+class Symbolic:
+    """An integer over symbols, as an argument of a recorded call: fx takes no SymInt there."""
+
+    def __init__(self, size: torch.SymInt) -> None:
+        self.size = size
+
+    def __repr__(self) -> str:
+        return str(self.size)
 
 
 def expression_text(expr: sympy.Basic) -> str:
@@ -64,6 +75,9 @@ def _nested(name: str, parts: list[str]) -> str:
 def size(value: int | torch.SymInt) -> int | str:
     """Give a size as an integer, or as the text of its expression. Never adds a guard."""
     if isinstance(value, torch.SymInt):
+        recorded = _C.size_text(value)
+        if recorded is not None:
+            return recorded
         expr = value.node.expr
         return int(expr) if isinstance(expr, sympy.Integer) else expression_text(expr)
     return int(value)
@@ -71,5 +85,8 @@ def size(value: int | torch.SymInt) -> int | str:
 
 def symbol_name(value: torch.SymInt) -> str | None:
     """Give the name of a size that is a bare symbol, or None."""
+    recorded = _C.size_text(value)
+    if recorded is not None:
+        return recorded if isinstance(recorded, str) and recorded.isidentifier() else None
     expr = value.node.expr
     return expr.name if isinstance(expr, sympy.Symbol) else None

@@ -190,6 +190,10 @@ class Watch:
             }
         )
 
+    def has_assigned(self) -> bool:
+        """Tell whether the last run has assigned constants, which the next one may read."""
+        return bool(self._runs and self._runs[-1])
+
     def take_tensors(self) -> list[tuple[dict, str, torch.Tensor]]:
         """Take back tensors that a run of forward has hung into attributes and buffers."""
         taken = []

@@ -1,0 +1,333 @@
+"""Every rule beside the real operator: sizes, strides and dtype, with known and symbolic sizes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch.utils import _pytree as pytree
+
+from torch_ort import _C
+from torch_ort.capture import shape_rules
+from torch_ort.capture.shape_rules import NoRule, Spec, in_order
+
+aten = torch.ops.aten
+
+
+def t(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Give a tensor with numbers that suit indices as well."""
+    return torch.zeros(shape, dtype=dtype) if not dtype.is_floating_point else torch.ones(shape)
+
+
+def ints(*shape: int) -> torch.Tensor:
+    return t(*shape, dtype=torch.int64)
+
+
+def last(*shape: int) -> torch.Tensor:
+    return torch.ones(shape).to(memory_format=torch.channels_last)
+
+
+# Each with the operator's arguments; the ids are those of the operators.
+CASES: list[tuple[Any, tuple, dict]] = [
+    (aten.add.Tensor, (t(2, 3), t(3)), {}),
+    (aten.add.Tensor, (t(2, 3), t(2, 1)), {}),
+    (aten.add.Tensor, (t(2, 3), 1.5), {}),
+    (aten.add.Tensor, (t(3, 2).t(), t(3, 2).t()), {}),
+    (aten.add.Tensor, (t(3, 2).t(), t(2, 3)), {}),
+    (aten.add.Tensor, (t(2, 3), t(3, 2).t()), {}),
+    (aten.add.Tensor, (ints(2, 3), t(2, 3)), {}),
+    (aten.add.Tensor, (t(2, 3), torch.ones((), dtype=torch.float64)), {}),
+    (aten.mul.Tensor, (last(2, 3, 4, 5), last(2, 3, 4, 5)), {}),
+    (aten.mul.Tensor, (last(2, 3, 4, 5), t(3, 1, 1)), {}),
+    (aten.mul.Tensor, (t(2, 3).expand(4, 2, 3), t(4, 2, 3)), {}),
+    (aten.relu.default, (t(2, 3, 4).permute(2, 0, 1),), {}),
+    (aten.relu.default, (t(4, 6)[:, ::2],), {}),
+    (aten.relu.default, (t(2, 1).expand(2, 3),), {}),
+    (aten.gelu.default, (t(2, 3),), {}),
+    (aten.gelu_backward.default, (t(2, 3), t(2, 3)), {}),
+    (aten.sigmoid.default, (ints(2, 3),), {}),
+    (aten.eq.Scalar, (t(2, 3), 1), {}),
+    (aten.where.self, (t(2, 3) > 0, t(2, 3), t(3)), {}),
+    (aten.masked_fill.Scalar, (t(2, 3), t(2, 1) > 0, 0.0), {}),
+    (aten.pow.Tensor_Scalar, (t(2, 3), 2), {}),
+    (aten.clone.default, (t(3, 2).t(),), {}),
+    (aten.clone.default, (t(3, 2).t(),), {"memory_format": torch.contiguous_format}),
+    (aten.clone.default, (t(2, 3, 4, 5),), {"memory_format": torch.channels_last}),
+    (aten._to_copy.default, (t(3, 2).t(),), {"dtype": torch.float64}),
+    (aten._to_copy.default, (t(2, 3),), {"dtype": torch.bfloat16}),
+    (aten.zeros_like.default, (t(3, 2).t(),), {}),
+    (aten.full_like.default, (t(2, 3), 2.0), {"dtype": torch.int64}),
+    (aten.bernoulli.p, (t(2, 3), 0.5), {}),
+    (aten.native_dropout.default, (t(2, 3), 0.5, True), {}),
+    (aten.detach.default, (t(2, 3),), {}),
+    (aten.t.default, (t(2, 3),), {}),
+    (aten.transpose.int, (t(2, 3, 4), 0, -1), {}),
+    (aten.permute.default, (t(2, 3, 4), [2, 0, -2]), {}),
+    (aten.view.default, (t(2, 3, 4), [6, 4]), {}),
+    (aten.view.default, (t(2, 3, 4), [2, -1]), {}),
+    (aten._unsafe_view.default, (t(2, 3, 4), [-1]), {}),
+    (aten.expand.default, (t(2, 1, 4), [2, 3, 4]), {}),
+    (aten.expand.default, (t(4), [2, 3, -1]), {}),
+    (aten.unsqueeze.default, (t(2, 3), 0), {}),
+    (aten.unsqueeze.default, (t(2, 3), 1), {}),
+    (aten.unsqueeze.default, (t(2, 3), -1), {}),
+    (aten.squeeze.dim, (t(2, 1, 3), 1), {}),
+    (aten.squeeze.dim, (t(2, 1, 3), 0), {}),
+    (aten.squeeze.default, (t(1, 2, 1),), {}),
+    (aten.squeeze.dims, (t(1, 2, 1), [0]), {}),
+    (aten.slice.Tensor, (t(6, 3), 0, 1, 4), {}),
+    (aten.slice.Tensor, (t(6, 3), 0, -3, 9223372036854775807), {}),
+    (aten.slice.Tensor, (t(6, 3), 0, 0, 100, 2), {}),
+    (aten.slice.Tensor, (t(6, 3), 1, 2, 1), {}),
+    (aten.select.int, (t(2, 3, 4), 1, -1), {}),
+    (aten.split_with_sizes.default, (t(6, 3), [1, 5]), {}),
+    (aten.split.Tensor, (t(7, 3), 3), {}),
+    (aten.unbind.int, (t(3, 2), 0), {}),
+    (aten.cat.default, ([t(2, 3), t(4, 3)],), {}),
+    (aten.cat.default, ([t(2, 3), ints(2, 1)], -1), {}),
+    (aten.stack.default, ([t(2, 3), t(2, 3)], 1), {}),
+    (aten.stack.default, ([t(3, 2).t(), t(3, 2).t()], -1), {}),
+    (aten.embedding.default, (t(10, 4), ints(2, 3)), {}),
+    (aten.embedding_dense_backward.default, (t(2, 3, 4), ints(2, 3), 10, -1, False), {}),
+    (aten.slice_backward.default, (t(3, 3), [6, 3], 0, 1, 4, 1), {}),
+    (aten.select_backward.default, (t(2, 4), [2, 3, 4], 1, 0), {}),
+    (aten.gather.default, (t(2, 3), 1, ints(2, 2)), {}),
+    (aten.mm.default, (t(2, 3), t(4, 3).t()), {}),
+    (aten.mm.default, (t(3, 2).t(), t(3, 4)), {}),
+    (aten.bmm.default, (t(5, 2, 3), t(5, 4, 3).transpose(1, 2)), {}),
+    (aten.addmm.default, (t(4), t(2, 3), t(3, 4)), {}),
+    (aten.sum.dim_IntList, (t(2, 3, 4), [0, 2]), {}),
+    (aten.sum.dim_IntList, (t(2, 3, 4).permute(2, 0, 1), [0], True), {}),
+    (aten.sum.dim_IntList, (last(2, 3, 4, 5), [1]), {}),
+    (aten.sum.dim_IntList, (ints(2, 3), [0]), {}),
+    (aten.sum.dim_IntList, (t(2, 3), [], True), {}),
+    (aten.mean.dim, (last(2, 3, 4, 5), [2, 3]), {}),
+    (aten.sum.default, (t(2, 3),), {}),
+    (aten.mean.default, (t(2, 3),), {}),
+    (aten.amax.default, (t(2, 3, 4), [1]), {}),
+    (aten._softmax.default, (t(2, 3), -1, False), {}),
+    (aten._log_softmax.default, (t(2, 3), 1, False), {}),
+    (aten._softmax_backward_data.default, (t(2, 3), t(2, 3), 1, torch.float32), {}),
+    (aten.native_layer_norm.default, (t(2, 3, 4), [4], t(4), t(4), 1e-5), {}),
+    (aten.native_layer_norm.default, (t(2, 4, 3).transpose(1, 2), [4], t(4), None, 1e-5), {}),
+    (
+        aten.native_layer_norm_backward.default,
+        (
+            t(2, 3, 4), t(2, 4, 3).transpose(1, 2), [4], t(2, 3, 1), t(2, 3, 1), t(4), t(4),
+            [True, True, False],
+        ),
+        {},
+    ),
+    (aten.native_group_norm.default, (t(2, 4, 3), t(4), t(4), 2, 4, 3, 2, 1e-5), {}),
+    (
+        aten.native_group_norm_backward.default,
+        (t(2, 4, 3), t(2, 4, 3), t(2, 2), t(2, 2), t(4), 2, 4, 3, 2, [True] * 3),
+        {},
+    ),
+    (aten.nll_loss_forward.default, (t(2, 3), ints(2), None, 1, -100), {}),
+    (aten.nll_loss_backward.default, (t(), t(2, 3), ints(2), None, 1, -100, t()), {}),
+    (aten.binary_cross_entropy_with_logits.default, (t(2, 3), t(2, 3), None, None, 1), {}),
+    (
+        aten._native_batch_norm_legit_functional.default,
+        (t(2, 3, 4, 5), t(3), t(3), t(3), t(3), True, 0.1, 1e-5),
+        {},
+    ),
+    (
+        aten.native_batch_norm_backward.default,
+        (t(2, 3, 4), t(2, 3, 4), t(3), t(3), t(3), t(3), t(3), True, 1e-5, [True] * 3),
+        {},
+    ),
+    (
+        aten.convolution.default,
+        (t(2, 3, 8, 9), t(4, 3, 3, 3), t(4), [2], [1], [1], False, [0], 1),
+        {},
+    ),
+    (
+        aten.convolution.default,
+        (t(2, 4, 8), t(4, 1, 3), None, [1], [0], [2], False, [0], 4),
+        {},
+    ),
+    (
+        aten.convolution.default,
+        (t(2, 4, 5, 5), t(4, 3, 3, 3), None, [2, 2], [1, 1], [1, 1], True, [1, 1], 1),
+        {},
+    ),
+    (
+        aten.convolution_backward.default,
+        (
+            t(2, 4, 8, 9), t(2, 3, 8, 9), t(4, 3, 3, 3), [4], [1, 1], [1, 1], [1, 1], False,
+            [0, 0], 1, [True] * 3,
+        ),
+        {},
+    ),
+    *(
+        (aten.convolution.default, (x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1), {})
+        for x in (t(2, 3, 8, 9), last(2, 3, 8, 9))
+        for w in (t(4, 3, 3, 3), last(4, 3, 3, 3), t(4, 3, 1, 1))
+    ),
+    *(
+        (
+            aten.convolution_backward.default,
+            (
+                t(2, 4, 8, 9), x, w, [4], [1, 1], [1, 1], [1, 1], False, [0, 0], 1,
+                [True, True, False],
+            ),
+            {},
+        )
+        for x in (t(2, 3, 8, 9), last(2, 3, 8, 9))
+        for w in (t(4, 3, 3, 3), last(4, 3, 3, 3))
+    ),
+    (aten.zeros.default, ([2, 3],), {"dtype": torch.int64}),
+    (aten.full.default, ([2, 3], 1.0), {}),
+    (aten.full.default, ([2, 3], True), {}),
+    (aten.full.default, ([], 3), {}),
+    (aten.arange.default, (5,), {}),
+    (aten.arange.start, (2, 5), {"dtype": torch.float32}),
+    (aten.arange.start_step, (2, 5, 1), {}),
+    (aten.new_zeros.default, (t(2, 3), [4]), {}),
+]  # fmt: skip
+IDS = [f"{func}-{i}" for i, (func, _, _) in enumerate(CASES)]
+
+
+def specs(value: Any) -> Any:
+    """Replace tensors by what is known of them without their numbers."""
+    return pytree.tree_map_only(torch.Tensor, spec_of, value)
+
+
+def spec_of(tensor: torch.Tensor) -> Spec:
+    return Spec(list(tensor.shape), list(tensor.stride()), tensor.dtype, tensor.device)
+
+
+def answer(func: Any, args: tuple, kwargs: dict) -> list[Spec]:
+    rule = shape_rules.find(func)
+    return list(
+        pytree.tree_leaves(rule(*args, **kwargs), is_leaf=lambda leaf: isinstance(leaf, Spec))
+    )
+
+
+def assert_is(spec: Spec | None, real: torch.Tensor | None) -> None:
+    if real is None:
+        assert spec is None
+        return
+    assert [_C.size_value(n) for n in spec.sizes] == list(real.shape)
+    # Strides of dims of one number, or of none at all, are read by nothing.
+    got = [_C.size_value(n) for n in spec.strides]
+    if real.numel():
+        kept = [d for d, size in enumerate(real.shape) if size != 1]
+        assert [got[d] for d in kept] == [real.stride()[d] for d in kept]
+    assert spec.dtype == real.dtype
+    assert spec.device == real.device
+
+
+@pytest.mark.parametrize(("func", "args", "kwargs"), CASES, ids=IDS)
+def test_with_known_sizes(func, args, kwargs):
+    want = pytree.tree_leaves(func(*args, **kwargs), is_leaf=lambda leaf: leaf is None)
+    got = answer(func, specs(args), specs(kwargs))
+    assert len(got) == len(want)
+    for spec, real in zip(got, want, strict=True):
+        assert_is(spec, real)
+
+
+class Symbols:
+    """Gives every size larger than 1 a symbol; equal sizes have the same, so that shapes fit."""
+
+    def __init__(self) -> None:
+        self.table = _C.SizeSymbols()
+        self._made: dict[int, Any] = {}
+
+    def size(self, size: int) -> Any:
+        if size < 2:
+            return size
+        if size not in self._made:
+            self._made[size] = self.table.symbol(f"s{size}", size, is_size=True)
+        return self._made[size]
+
+    def spec(self, tensor: torch.Tensor) -> Spec:
+        sizes = [self.size(n) for n in tensor.shape]
+        order = sorted(range(tensor.dim()), key=lambda d: -tensor.stride()[d])
+        strides = in_order(sizes, order)
+        values = [_C.size_value(n) for n in strides]
+        if values != list(tensor.stride()):  # expanded, or with gaps
+            strides = list(tensor.stride())
+        return Spec(sizes, strides, tensor.dtype, tensor.device)
+
+
+@pytest.mark.parametrize(("func", "args", "kwargs"), CASES, ids=IDS)
+def test_with_symbolic_sizes(func, args, kwargs):
+    want = pytree.tree_leaves(func(*args, **kwargs), is_leaf=lambda leaf: leaf is None)
+    symbols = Symbols()
+    given = pytree.tree_map_only(torch.Tensor, symbols.spec, (args, kwargs))
+    try:
+        got = answer(func, *given)
+    except NoRule:
+        # Fixed numbers of parts, and lists of sizes that do not follow the symbols.
+        assert func in (aten.split.Tensor, aten.unbind.int, aten.view.default)
+        return
+    for spec, real in zip(got, want, strict=True):
+        assert_is(spec, real)
+
+
+def layouts(draw: Callable, shape: list[int]) -> torch.Tensor:
+    """Draw a tensor of a shape: dims in any order in memory, some expanded, some with gaps."""
+    order = draw(st.permutations(range(len(shape))))
+    stored = [shape[d] * draw(st.sampled_from([1, 1, 2])) for d in order]
+    tensor = torch.ones(stored)
+    for position, d in enumerate(order):
+        tensor = tensor.narrow(position, 0, shape[d])
+    tensor = tensor.permute([order.index(d) for d in range(len(shape))])
+    for d in range(len(shape)):
+        if draw(st.integers(0, 5)) == 0:
+            tensor = tensor.narrow(d, 0, 1).expand(shape)
+    return tensor
+
+
+@st.composite
+def operands(draw: Callable) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = draw(st.lists(st.integers(1, 4), min_size=0, max_size=4))
+    first = layouts(draw, shape)
+    kept = draw(st.integers(0, len(shape)))
+    second = layouts(draw, [1 if draw(st.integers(0, 4)) == 0 else n for n in shape[kept:]])
+    return (first, second) if draw(st.booleans()) else (second, first)
+
+
+@hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.given(operands())
+def test_elementwise_of_any_layouts(pair):
+    want = torch.add(*pair)
+    (got,) = answer(aten.add.Tensor, specs(pair), {})
+    assert_is(got, want)
+
+
+@hypothesis.settings(max_examples=200, deadline=None)
+@hypothesis.given(operands())
+def test_one_operand_of_any_layout(pair):
+    for tensor in pair:
+        assert_is(answer(aten.relu.default, (spec_of(tensor),), {})[0], torch.relu(tensor))
+        assert_is(answer(aten.clone.default, (spec_of(tensor),), {})[0], tensor.clone())
+
+
+def test_a_size_that_is_1_by_chance_is_guarded():
+    table = _C.SizeSymbols()
+    a, b = table.symbol("a", 1, is_size=True), table.symbol("b", 4, is_size=True)
+    x, y = (Spec([n], [1], torch.float32, torch.device("cpu")) for n in (a, b))
+    (result,) = answer(aten.add.Tensor, (x, y), {})
+    assert [_C.size_text(n) for n in result.sizes] == ["b"]
+    assert table.guards() == ["(a == 1)"]
+
+
+def test_sizes_that_are_equal_by_chance_are_guarded():
+    table = _C.SizeSymbols()
+    a, b = table.symbol("a", 4, is_size=True), table.symbol("b", 4, is_size=True)
+    x, y = (Spec([n], [1], torch.float32, torch.device("cpu")) for n in (a, b))
+    answer(aten.add.Tensor, (x, y), {})
+    assert table.guards() == ["(a == b)"]
+
+
+def test_sizes_that_do_not_fit_are_left_to_pytorch():
+    x, y = spec_of(t(2, 3)), spec_of(t(2, 4))
+    with pytest.raises(NoRule):
+        answer(aten.add.Tensor, (x, y), {})
+    with pytest.raises(NoRule):
+        answer(aten.mm.default, (x, y), {})

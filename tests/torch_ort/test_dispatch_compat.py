@@ -1,0 +1,139 @@
+"""What recordings need of private names of torch: each fails readably where torch changes it."""
+
+import pytest
+import torch
+
+from torch_ort import _C
+from torch_ort.capture import dispatch_compat
+from torch_ort.capture.aot_compat import TorchDispatchMode, never_compiled
+from torch_ort.capture.dispatch_compat import Leaf
+
+
+def leaf(*sizes: int, device: str = "cpu") -> Leaf:
+    strides = _C.contiguous_strides(list(sizes))
+    return Leaf(list(sizes), strides, torch.float32, torch.device(device))
+
+
+def test_a_leaf_is_a_tensor_without_numbers():
+    x = leaf(2, 3)
+    assert isinstance(x, torch.Tensor)
+    assert (x.shape, x.stride(), x.dtype, x.device.type) == ((2, 3), (3, 1), torch.float32, "cpu")
+    with pytest.raises(_C.Unsupported, match=r"aten.add.Tensor: called with a tensor of a record"):
+        x + 1
+
+
+def test_a_leaf_may_stand_for_another_device():
+    assert leaf(2, device="cuda:0").device == torch.device("cuda:0")
+
+
+class Notes(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(str(func))
+        return leaf(*args[0].shape)
+
+
+def test_writes_become_operators():
+    x = leaf(2)
+    wrapped = dispatch_compat.functionalized(x)
+    assert dispatch_compat.is_functionalized(wrapped)
+    assert not dispatch_compat.is_functionalized(x)
+    with dispatch_compat.functionalization(), Notes() as notes:
+        wrapped.add_(1)
+    assert notes.seen == ["aten.add.Tensor"]
+    assert dispatch_compat.unwrapped(wrapped) is not x
+
+
+def test_what_nothing_is_written_into_stays_itself():
+    x = leaf(2)
+    assert dispatch_compat.unwrapped(dispatch_compat.functionalized(x)) is x
+
+
+def test_views_share_their_memory():
+    wrapped = dispatch_compat.functionalized(leaf(2, 3))
+    other = dispatch_compat.functionalized(leaf(2, 3))
+    with dispatch_compat.functionalization(), Notes():
+        view = wrapped.detach()
+    assert dispatch_compat.storage_key(view) == dispatch_compat.storage_key(wrapped)
+    assert dispatch_compat.storage_key(other) != dispatch_compat.storage_key(wrapped)
+
+
+def test_a_wrapped_parameter_is_a_parameter():
+    assert isinstance(dispatch_compat.functionalized(leaf(2), True), torch.nn.Parameter)
+    assert not isinstance(dispatch_compat.functionalized(leaf(2)), torch.nn.Parameter)
+
+
+def test_functionalization_ends():
+    with dispatch_compat.functionalization():
+        pass
+    assert not dispatch_compat.is_functionalized(torch.ones(2))
+
+
+def test_hooks_of_saved_tensors_are_set_aside():
+    packed = []
+    x = torch.ones(2, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(packed.append, lambda p: p):
+        with dispatch_compat.without_saved_tensor_hooks():
+            (x * x).sum()
+        assert packed == []
+        (x * x).sum()
+        assert len(packed) == 2
+
+
+def test_pythons_rules_take_symbols():
+    table = _C.SizeSymbols()
+    n = table.symbol("n", 3, is_size=True)
+    x = torch.empty_strided((n, 4), (4, 1), device="meta")
+    with dispatch_compat.shape_questions_answered(), dispatch_compat.with_python_rules(True):
+        y = torch.cat([torch.nn.functional.gelu(x), x])
+    assert [_C.size_text(size) for size in y.shape] == ["2*n", 4]
+    assert table.guards() == []
+
+
+def test_questions_about_other_sizes_are_torchs_own():
+    from torch.fx.experimental import symbolic_shapes
+
+    before = symbolic_shapes._static_eval_sym_bool
+    with dispatch_compat.shape_questions_answered():
+        assert symbolic_shapes._static_eval_sym_bool is not before
+        assert symbolic_shapes.guarding_hint_or_throw(5) == 5
+    assert symbolic_shapes._static_eval_sym_bool is before
+
+
+def test_plain_tensors():
+    assert dispatch_compat.is_plain(torch.ones(2))
+    assert dispatch_compat.is_plain(torch.nn.Parameter(torch.ones(2)))
+    assert not dispatch_compat.is_plain(leaf(2))
+    assert not dispatch_compat.is_plain(torch.ones(2, dtype=torch.complex64).conj())
+
+
+def test_descriptions_are_those_of_aotautograd():
+    from torch_ort.capture import aot_compat
+
+    graph = torch.fx.Graph()
+    node = graph.placeholder("primals_1")
+    node.meta = {"desc": dispatch_compat.input_description(0)}
+    assert aot_compat.input_position(node) == 0
+    output = graph.output((node, node))
+    output.meta = {"desc": dispatch_compat.output_descriptions(1, [0])}
+    module = torch.nn.Module()
+    module.graph = graph
+    assert aot_compat.differentiated(module, 1) == [node]
+
+
+def test_dynamo_leaves_a_function_alone():
+    compiled = []
+
+    def backend(module, inputs):
+        compiled.append(module)
+        return module.forward
+
+    @never_compiled
+    def apart(x):
+        return x * 2
+
+    torch.compile(apart, backend=backend)(torch.ones(2))
+    assert compiled == []

@@ -1,0 +1,207 @@
+"""What of torch's private names a recording stands on: functionalization, wrappers, symbolic sizes.
+
+Each has a test in tests/torch_ort/test_dispatch_compat.py, which fails when torch changes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput, PlainAOTOutput
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental import _config as shape_config
+from torch.fx.experimental import symbolic_shapes
+
+from torch_ort import _C
+
+__all__ = [
+    "Leaf",
+    "functionalization",
+    "functionalized",
+    "is_functionalized",
+    "is_plain",
+    "shape_questions_answered",
+    "storage_key",
+    "unwrapped",
+    "with_python_rules",
+    "without_saved_tensor_hooks",
+]
+
+
+class Leaf(torch.Tensor):
+    """A tensor of a recording: sizes, strides, dtype and device, but no numbers.
+
+    Operators never see one: they are answered by the recorder's mode.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(
+        cls, sizes: Sequence[Any], strides: Sequence[Any], dtype: torch.dtype, device: torch.device
+    ) -> Leaf:  # fmt: skip
+        """Make one."""
+        return torch.Tensor._make_wrapper_subclass(
+            cls, sizes, strides=strides, dtype=dtype, device=device
+        )
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:  # fmt: skip
+        """Refuse what is called outside of the recording."""
+        raise _C.Unsupported(f"{func}: called with a tensor of a recording, which has no numbers")
+
+
+@contextmanager
+def functionalization() -> Iterator[None]:
+    """Run what writes into tensors as operators that give new ones; views stay views."""
+    torch._enable_functionalization(reapply_views=True)
+    try:
+        yield
+    finally:
+        torch._disable_functionalization()
+
+
+@contextmanager
+def without_saved_tensor_hooks() -> Iterator[None]:
+    """Let autograd save as it does without the hooks that are active now."""
+    hooks = torch._C._autograd
+    taken = []
+    while (pair := hooks._top_saved_tensors_default_hooks(True)) is not None:
+        taken.append(pair)
+        hooks._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pair in reversed(taken):
+            hooks._push_saved_tensors_default_hooks(*pair)
+
+
+def functionalized(leaf: torch.Tensor, is_parameter: bool = False) -> torch.Tensor:
+    """Wrap a tensor, so that writing into it becomes an operator."""
+    wrapped = torch._to_functional_tensor(leaf)
+    if is_parameter:
+        wrapped._is_param = True  # isinstance() believes it
+    return wrapped
+
+
+def is_functionalized(value: Any) -> bool:
+    """Tell whether a value is a wrapped tensor."""
+    return isinstance(value, torch.Tensor) and torch._is_functional_tensor(value)
+
+
+def is_plain(value: torch.Tensor) -> bool:
+    """Tell whether a tensor of Dynamo's stands for one of no other class."""
+    is_of_torch = type(value) in (torch.Tensor, torch.nn.Parameter, FakeTensor)
+    return is_of_torch and not (value.is_conj() or value.is_neg() or value.is_quantized)
+
+
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """Give what a wrapped tensor is after all that was written into it."""
+    torch._sync(tensor)
+    return torch._from_functional_tensor(tensor)
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Tell the memory of tensors apart."""
+    return tensor.untyped_storage()._cdata
+
+
+@contextmanager
+def with_python_rules(is_symbolic: bool) -> Iterator[None]:
+    """Let operators on meta tensors take PyTorch's rules in Python, which take symbolic sizes."""
+    if not is_symbolic:
+        yield
+        return
+    with enable_python_dispatcher():
+        yield
+
+
+@contextmanager
+def shape_questions_answered() -> Iterator[None]:
+    """Answer what PyTorch's Python asks about sizes that are ours."""
+    names = {
+        "_static_eval_sym_bool": _known,
+        "_sym_node_hint_disproves": _never_disproves,
+        "guarding_hint_or_throw": _hint,
+        "has_guarding_hint": _has_hint,
+    }
+    before = {name: getattr(symbolic_shapes, name, None) for name in names}
+    for name, ours in names.items():
+        setattr(symbolic_shapes, name, _for_our_sizes(ours, before[name]))
+    before["free_unbacked_symbols"] = symbolic_shapes.free_unbacked_symbols
+    symbolic_shapes.free_unbacked_symbols = _no_symbols
+    _add_to_nodes()
+    try:
+        with shape_config.patch(backed_size_oblivious=True):
+            yield
+    finally:
+        for name, function in before.items():
+            if function is None:
+                delattr(symbolic_shapes, name)
+            else:
+                setattr(symbolic_shapes, name, function)
+
+
+def _for_our_sizes(ours: Any, theirs: Any) -> Any:
+    def answer(asked: Any, *args: Any, **kwargs: Any) -> Any:
+        node = getattr(asked, "node", asked)
+        if theirs is None or isinstance(node, torch._C._SymNode):
+            return ours(asked)
+        return theirs(asked, *args, **kwargs)
+
+    return answer
+
+
+def _known(asked: torch.SymBool) -> bool | None:
+    return _C.known_condition(asked)
+
+
+def _never_disproves(asked: Any) -> bool:
+    return False
+
+
+def _hint(asked: Any) -> int:
+    return _C.size_value(asked)
+
+
+def _no_symbols(asked: Any) -> frozenset:
+    return frozenset()  # a recording knows the value of every size
+
+
+def _has_hint(asked: Any) -> bool:
+    return True
+
+
+def _add_to_nodes() -> None:
+    """Give C++ nodes of sizes the methods that Python's have and theirs lack."""
+    for name, method in (("sym_sum", _sym_sum), ("trunc", _trunc)):
+        if not hasattr(torch._C._SymNode, name):
+            setattr(torch._C._SymNode, name, method)
+
+
+def _sym_sum(node: Any, others: Sequence[Any]) -> Any:
+    total = others[0]
+    for other in others[1:]:
+        total = total.add(other)
+    return total
+
+
+def _trunc(node: Any) -> Any:
+    return node.floor()  # of a float that is an integer
+
+
+def input_description(position: int) -> PlainAOTInput:
+    """Describe a graph's input as AOTAutograd does."""
+    return PlainAOTInput(position)
+
+
+def output_descriptions(num_outputs: int, gradients_of: Sequence[int | None]) -> list[Any]:
+    """Describe a joint graph's outputs as AOTAutograd does; None for what is no gradient."""
+    outputs: list[Any] = [PlainAOTOutput(i) for i in range(num_outputs)]
+    return outputs + [None if i is None else GradAOTOutput(PlainAOTInput(i)) for i in gradients_of]

@@ -1,0 +1,555 @@
+"""The recorder: forward and backward of a function as one graph of ATen calls, by running it once.
+
+The function runs on tensors without numbers. PyTorch's own C++ does the rest: autograd, the
+operators that are made of others, and functionalization, which turns writes into new tensors. What
+arrives below them is written down, and answered by a rule (shape_rules.py).
+
+It takes a fraction of AOTAutograd's time, and does less: `HandOver` says what is left to that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import operator
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_ort import _C
+from torch_ort.capture.aot_compat import (
+    TorchDispatchMode,
+    pytree,
+    said_to_be_compiling,
+    schema,
+)
+from torch_ort.capture.dispatch_compat import (
+    Leaf,
+    functionalization,
+    functionalized,
+    input_description,
+    is_functionalized,
+    is_plain,
+    output_descriptions,
+    shape_questions_answered,
+    storage_key,
+    unwrapped,
+    with_python_rules,
+    without_saved_tensor_hooks,
+)
+from torch_ort.capture.shape_rules import (
+    NoRule,
+    Spec,
+    dense_order,
+    find,
+    format_strides,
+    is_contiguous,
+)
+from torch_ort.capture.structure import dense_format
+from torch_ort.capture.symbols import Symbolic
+
+_logger = logging.getLogger("torch_ort.recorder")
+_TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
+_OUR_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+
+class HandOver(Exception):
+    """What a recording cannot do: the capture is made by AOTAutograd. The words say why."""
+
+
+def log_hand_over(error: Exception) -> None:
+    """Log why a capture is left to AOTAutograd."""
+    _logger.info("recorder: %s: %s", type(error).__name__, error, exc_info=error)
+
+
+class RecordedGraph(torch.nn.Module):
+    """A graph and the constants that it names, without the code of an fx.GraphModule."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        super().__init__()
+        self.graph = graph
+
+
+@dataclass
+class Recording:
+    """A recorded function: `graph` has inputs as `primals_i`, and `tangents_i` if it trains."""
+
+    module: RecordedGraph
+    num_outputs: int  # of the graph's results, those of the function, each once
+    positions: list[int]  # by the function's result: which output of the graph it is
+    is_training: bool
+    differentiable: list[bool]  # by output of the graph
+    tangents: list[int] = field(default_factory=list)  # outputs that a gradient comes back for
+    unreached: list[int] = field(default_factory=list)  # inputs that want a gradient and get none
+    written: dict[int, bool] = field(default_factory=dict)  # inputs; whether autograd watches
+
+
+def record(
+    function: Callable[..., Sequence[Any]],
+    inputs: Sequence[Any],
+    is_settled: Callable[[], bool] = lambda: True,
+) -> Recording:
+    """Record a function of flat inputs, `Leaf`s and integers.
+
+    A function that is not settled after its first run is run again: what it does then counts.
+    Raises HandOver where it cannot; whatever the function raises comes through.
+    """
+    recording = _Recorder(inputs).run(function)
+    return recording if is_settled() else _Recorder(inputs).run(function)
+
+
+def leaf_of(spec: Spec) -> Leaf:
+    """Make a tensor without numbers."""
+    leaf = Leaf(spec.sizes, spec.strides, spec.dtype, spec.device)
+    leaf.spec = spec
+    leaf.node = None
+    return leaf
+
+
+class RecordedInputs:
+    """Inputs for `record` that stand for those of a call: sizes and integers are symbols."""
+
+    def __init__(self) -> None:
+        self._sizes = _C.SizeSymbols()
+        self._count = 0
+        self.recording: Recording | None = None
+
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Make inputs and record in here; `torch.compiler.is_compiling()` is true meanwhile."""
+        with said_to_be_compiling():
+            yield
+
+    def held(self, tensor: torch.Tensor, name: str) -> Leaf:
+        """Give an input for a tensor whose sizes never change."""
+        return _input_like(tensor, list(tensor.shape), list(tensor.stride()))
+
+    def tensor(self, tensor: torch.Tensor, name: str) -> Leaf:
+        """Give an input for a tensor that every call brings anew."""
+        sizes = [self._symbol(size, is_size=True) for size in tensor.shape]
+        return _input_like(tensor, sizes, format_strides(sizes, _FORMATS[dense_format(tensor)]))
+
+    def integer(self, value: int, name: str) -> torch.SymInt:
+        """Give a symbol for an integer that every call brings anew."""
+        return self._symbol(value, is_size=False)
+
+    def _symbol(self, value: int, is_size: bool) -> torch.SymInt:
+        self._count += 1
+        return self._sizes.symbol(f"s{self._count - 1}", value, is_size)
+
+    def written(self) -> dict[int, bool]:
+        """Tell of each input that the function writes into whether autograd watches it."""
+        return self.recording.written
+
+    def guards(self) -> list[str]:
+        """Give the conditions on symbols, as Python, under which the same would be recorded."""
+        return self._sizes.guards()
+
+
+_FORMATS = {
+    "contiguous": torch.contiguous_format,
+    "channels_last": torch.channels_last,
+    "channels_last_3d": torch.channels_last_3d,
+}
+
+
+def inputs_like(values: Sequence[Any]) -> list[Any]:
+    """Give inputs for `record` like those of one call, whose sizes never change."""
+    inputs = []
+    for i, value in enumerate(values):
+        if isinstance(value, torch.Tensor):
+            if any(isinstance(n, torch.SymInt) for n in (*value.shape, *value.stride())):
+                raise HandOver(f"input {i} has a symbolic size")
+            if value.layout != torch.strided or not is_plain(value):
+                raise HandOver(f"input {i} is a {type(value).__name__} of layout {value.layout}")
+            inputs.append(_input_like(value, list(value.shape), list(value.stride())))
+        elif isinstance(value, int | float | None):
+            inputs.append(value)
+        else:
+            raise HandOver(f"input {i} is a {type(value).__name__}")
+    return inputs
+
+
+def _input_like(tensor: torch.Tensor, sizes: list[Any], strides: list[Any]) -> Leaf:
+    leaf = leaf_of(Spec(sizes, strides, tensor.dtype, tensor.device))
+    leaf.wants_gradient = tensor.requires_grad
+    leaf.is_parameter = isinstance(tensor, torch.nn.Parameter)
+    return leaf
+
+
+class _Recorder:
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        self._inputs = list(inputs)
+        self._graph = fx.Graph()
+        self._module = RecordedGraph(self._graph)
+        self._mode = _Mode(self._graph, self._module)
+        self._primals = [self._placeholder(i, value) for i, value in enumerate(inputs)]
+        self._wrapped: dict[int, torch.Tensor] = {}  # by position
+
+    def run(self, function: Callable[..., Sequence[Any]]) -> Recording:
+        with (
+            _tracing_state(),
+            shape_questions_answered(),
+            functionalization(),
+            with_python_rules(True),
+            self._mode,
+        ):
+            results = list(function(*self._wrap_inputs()))
+            positions, outputs = self._take_apart(results)
+            needing = [
+                i
+                for i, output in enumerate(outputs)
+                if isinstance(output, torch.Tensor) and output.requires_grad
+            ]
+            is_training = bool(needing) and torch.is_grad_enabled()
+            written = self._write_back(is_training)
+            values = [self._node_of(output) for output in outputs]
+            tangents: list[fx.Node] = []
+            gradients: list[Any] = []
+            if is_training:
+                self._mode.tag = "is_backward"
+                tangents, gradients = self._record_backward([outputs[i] for i in needing])
+        self._finish(values, tangents, gradients, written, is_training)
+        return Recording(
+            self._module, len(outputs), positions, is_training,
+            [i in needing for i in range(len(outputs))], needing,
+            [p for p, gradient in enumerate(gradients) if gradient is None and self._wants(p)],
+            dict.fromkeys(written, False),
+        )  # fmt: skip
+
+    def _wants(self, position: int) -> bool:
+        value = self._inputs[position]
+        return isinstance(value, Leaf) and value.wants_gradient
+
+    def _placeholder(self, position: int, value: Any) -> fx.Node:
+        node = self._graph.placeholder(f"primals_{position + 1}")
+        node.meta = {"val": value, "desc": input_description(position)}
+        return node
+
+    def _wrap_inputs(self) -> list[Any]:
+        arguments = []
+        for position, (value, node) in enumerate(zip(self._inputs, self._primals, strict=True)):
+            if not isinstance(value, Leaf):
+                arguments.append(value)
+                continue
+            value.node = node
+            wrapped = functionalized(value, value.is_parameter)
+            if value.wants_gradient:
+                wrapped.requires_grad_(True)
+            self._wrapped[position] = wrapped
+            arguments.append(wrapped)
+        return arguments
+
+    def _take_apart(self, results: list[Any]) -> tuple[list[int], list[Any]]:
+        """Give each result's position among the outputs, and the outputs, each once."""
+        memories = {storage_key(tensor) for tensor in self._wrapped.values()}
+        positions, outputs, seen = [], [], {}
+        for i, result in enumerate(results):
+            if isinstance(result, torch.Tensor):
+                if id(result) in seen:
+                    positions.append(seen[id(result)])
+                    continue
+                if not is_functionalized(result):
+                    raise HandOver(f"output {i} is a constant")
+                key = storage_key(result)
+                if key in memories:
+                    raise HandOver(f"output {i} shares its memory with an input or an output")
+                memories.add(key)
+                seen[id(result)] = len(outputs)
+            elif result is not None and not isinstance(result, int | float | torch.SymInt):
+                raise HandOver(f"output {i} is a {type(result).__name__}")
+            positions.append(len(outputs))
+            outputs.append(result)
+        return positions, outputs
+
+    def _write_back(self, is_training: bool) -> list[int]:
+        """Let the graph write into inputs what the function wrote; give their positions."""
+        written = []
+        for position, wrapped in self._wrapped.items():
+            leaf = self._inputs[position]
+            now = unwrapped(wrapped)
+            changed = _C.same_sizes(list(wrapped.shape), leaf.spec.sizes) and _C.same_sizes(
+                list(wrapped.stride()), leaf.spec.strides
+            )
+            if not changed:
+                raise HandOver(f"input {position} gets another shape")
+            if now is leaf:
+                continue
+            if leaf.wants_gradient or (is_training and wrapped.requires_grad):
+                raise HandOver(f"input {position}, which autograd watches, is written into")
+            written.append(position)
+        for position in written:
+            wrapped, leaf = self._wrapped[position], self._inputs[position]
+            self._mode.write(leaf, unwrapped(wrapped))
+        return written
+
+    def _node_of(self, output: Any) -> Any:
+        if not isinstance(output, torch.Tensor):
+            return self._mode.symbol_node(output) if isinstance(output, torch.SymInt) else output
+        return self._mode.node_of(unwrapped(output))
+
+    def _record_backward(self, outputs: list[torch.Tensor]) -> tuple[list[fx.Node], list[Any]]:
+        tangents, wrapped = [], []
+        for i, output in enumerate(outputs):
+            node = self._graph.placeholder(f"tangents_{i + 1}")
+            spec = unwrapped(output).spec
+            tangent = leaf_of(spec if _is_dense(spec) else _as_rows(spec))
+            tangent.node = node
+            node.meta = {"val": tangent}
+            tangents.append(node)
+            wrapped.append(functionalized(tangent))
+        wanted = [p for p, value in self._wrapped.items() if value.requires_grad]
+        with torch.autograd.set_multithreading_enabled(False):
+            found = torch.autograd.grad(
+                outputs, [self._wrapped[p] for p in wanted], wrapped, allow_unused=True
+            )
+        gradients: list[Any] = [None] * len(self._inputs)
+        for position, gradient in zip(wanted, found, strict=True):
+            if gradient is not None:
+                if not is_functionalized(gradient):
+                    raise HandOver(f"the gradient of input {position} is a constant")
+                gradients[position] = self._mode.node_of(unwrapped(gradient))
+        return tangents, gradients
+
+    def _finish(
+        self, values: list[Any], tangents: list[fx.Node], gradients: list[Any],
+        written: list[int], is_training: bool,
+    ) -> None:  # fmt: skip
+        graph = self._graph
+        if is_training:
+            for node in reversed(tangents):  # placeholders stand together
+                self._primals[-1].append(node) if self._primals else graph._root.append(node)
+            output = graph.output((*values, *gradients))
+            of = [p if gradient is not None else None for p, gradient in enumerate(gradients)]
+            output.meta["desc"] = output_descriptions(len(values), of)
+        else:
+            graph.output(tuple(values))
+
+
+def _is_dense(spec: Spec) -> bool:
+    return is_contiguous(spec) or dense_order(spec) is not None
+
+
+def _as_rows(spec: Spec) -> Spec:
+    return spec._replace(strides=_C.contiguous_strides(spec.sizes))
+
+
+@contextlib.contextmanager
+def _tracing_state() -> Iterator[None]:
+    """Leave alone what is kept outside of a recording."""
+    cached = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)  # it would keep tensors without numbers
+    try:
+        # Hooks around the call are for what the graph saves when it runs.
+        with without_saved_tensor_hooks():
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(cached)
+
+
+class _Mode(TorchDispatchMode):
+    """Writes down every operator, and answers it with tensors without numbers."""
+
+    def __init__(self, graph: fx.Graph, module: RecordedGraph) -> None:
+        super().__init__()
+        self.tag = "is_forward"
+        self._graph = graph
+        self._module = module
+        self._constants: dict[int, tuple[torch.Tensor, fx.Node]] = {}  # by identity
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:  # fmt: skip
+        """Record one call."""
+        kwargs = kwargs or {}
+        if torch.Tag.data_dependent_output in func.tags:
+            raise HandOver(f"{func} depends on numbers")
+        if torch.Tag.dynamic_output_shape in func.tags and not _has_plain_indices(func, args):
+            raise HandOver(f"{func} gives a shape that depends on numbers")
+        if schema(func).is_mutable:
+            raise HandOver(f"{func} writes into its arguments")
+        spec = self._answer(func, args, kwargs)
+        node = self._graph.create_node(
+            "call_function", func, self._arguments(args), self._arguments(kwargs),
+            name=schema(func).name.partition("::")[2],
+        )  # fmt: skip
+        node.meta["partitioner_tag"] = self.tag
+        origin = _origin() if self.tag == "is_forward" else ""
+        if origin:
+            node.meta["origin"] = origin
+        result = _leaves(spec)
+        if isinstance(result, Leaf):
+            result.node = node
+        else:
+            for i, leaf in enumerate(result or ()):
+                if leaf is not None:
+                    leaf.source = (node, i)
+        node.meta["val"] = result
+        return result
+
+    def node_of(self, tensor: torch.Tensor) -> fx.Node:
+        """Give the node that makes a tensor."""
+        if not isinstance(tensor, Leaf):
+            return self._constant(tensor)
+        if tensor.node is None:
+            parent, index = tensor.source
+            with self._graph.inserting_after(parent):
+                node = self._graph.create_node("call_function", operator.getitem, (parent, index))
+            node.meta = {"val": tensor, "partitioner_tag": parent.meta["partitioner_tag"]}
+            tensor.node = node
+        return tensor.node
+
+    def symbol_node(self, size: torch.SymInt) -> fx.Node:
+        """Give a node for an integer that leaves the graph."""
+        node = self._graph.create_node("call_function", torch.sym_int, (Symbolic(size),))
+        node.meta = {"val": size, "partitioner_tag": self.tag}
+        return node
+
+    def write(self, target: Leaf, source: torch.Tensor) -> None:
+        """Record that the graph writes into an input."""
+        node = self._graph.create_node(
+            "call_function", torch.ops.aten.copy_.default,
+            (self.node_of(target), self.node_of(source)),
+        )  # fmt: skip
+        node.meta = {"val": target, "partitioner_tag": self.tag}
+
+    def _constant(self, tensor: torch.Tensor) -> fx.Node:
+        if id(tensor) not in self._constants:
+            if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+                raise HandOver(f"a {type(tensor).__name__} is a constant")
+            name = f"tensor_constant{len(self._constants)}"
+            self._module.register_buffer(name, tensor)
+            node = self._graph.get_attr(name)
+            node.meta = {"val": tensor, "partitioner_tag": self.tag}
+            self._constants[id(tensor)] = (tensor, node)
+        return self._constants[id(tensor)][1]
+
+    def _arguments(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self.node_of(value)
+        if isinstance(value, tuple | list):
+            return type(value)(map(self._arguments, value))
+        if isinstance(value, dict):
+            return {name: self._arguments(item) for name, item in value.items()}
+        if isinstance(value, torch.SymInt):
+            return Symbolic(value)
+        if isinstance(value, torch.SymFloat | torch.SymBool):
+            raise HandOver(f"argument {value} depends on sizes and is no integer")
+        return value
+
+    def _answer(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        rule = find(func)
+        if rule is not None:
+            with contextlib.suppress(NoRule):
+                return rule(*_specs(args), **_specs(kwargs))
+        return _ask_pytorch(func, args, kwargs)
+
+
+def _has_plain_indices(func: Any, args: tuple) -> bool:
+    """Tell whether an operator is an indexing without masks, whose shape is known."""
+    if func is not torch.ops.aten.index.Tensor:
+        return False
+    return not any(
+        isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+        for index in args[1]
+    )
+
+
+def _specs(value: Any) -> Any:
+    if isinstance(value, Leaf):
+        return value.spec
+    if isinstance(value, torch.Tensor):
+        return Spec(list(value.shape), list(value.stride()), value.dtype, value.device)
+    if isinstance(value, tuple | list):
+        return type(value)(map(_specs, value))
+    if isinstance(value, dict):
+        return {name: _specs(item) for name, item in value.items()}
+    return value
+
+
+def _leaves(spec: Any) -> Any:
+    if spec is None:
+        return None
+    if isinstance(spec, Spec):
+        return leaf_of(spec)
+    return type(spec)(map(_leaves, spec))
+
+
+def _ask_pytorch(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Run an operator on meta tensors."""
+    is_symbolic = False
+    devices: list[Spec] = []
+
+    def meta(value: Any) -> Any:
+        nonlocal is_symbolic
+        if isinstance(value, torch.SymInt):
+            is_symbolic = True
+        if not isinstance(value, torch.Tensor):
+            return value
+        spec = _specs(value)
+        devices.append(spec)
+        is_symbolic = is_symbolic or any(
+            isinstance(n, torch.SymInt) for n in (*spec.sizes, *spec.strides)
+        )
+        return torch.empty_strided(spec.sizes, spec.strides, dtype=spec.dtype, device="meta")
+
+    args, kwargs = pytree.tree_map(meta, (args, kwargs))
+    device = kwargs.get("device")
+    if device is not None:
+        kwargs = {**kwargs, "device": torch.device("meta")}
+    elif devices:
+        device = next((spec.device for spec in devices if spec.sizes), devices[0].device)
+    else:
+        device = torch.get_default_device()
+    with torch.no_grad(), with_python_rules(is_symbolic):
+        result = func(*args, **kwargs)
+
+    def spec_of(value: Any) -> Any:
+        if value is None:
+            return None
+        if isinstance(value, torch.Tensor):
+            if value.layout != torch.strided:
+                raise HandOver(f"{func} gives a tensor of layout {value.layout}")
+            strides = _C.plain_strides(list(value.stride()))
+            return Spec(list(value.shape), strides, value.dtype, torch.device(device))
+        if isinstance(value, tuple | list):
+            return tuple(map(spec_of, value))
+        raise HandOver(f"{func} gives a {type(value).__name__}")
+
+    return spec_of(result)
+
+
+_told = threading.local()  # `line`: of a graph that has replaced the user's code
+
+
+@contextlib.contextmanager
+def at_line(line: str) -> Iterator[None]:
+    """Say which line of the user's runs in here, where no frame tells."""
+    before = getattr(_told, "line", None)
+    _told.line = line
+    try:
+        yield
+    finally:
+        _told.line = before
+
+
+def _origin() -> str:
+    """Give the user's line that runs, as `file.py:12`; empty where only torch's own run."""
+    told = getattr(_told, "line", None)
+    if told is not None:
+        return told
+    frame = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(_OUR_FOLDER):
+            break  # who called us
+        if not name.startswith((_TORCH_FOLDER, "<")):
+            return f"{os.path.basename(name)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
