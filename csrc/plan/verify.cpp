@@ -409,7 +409,8 @@ class MemoryCheck {
   }
 
   bool lives_at(int root, int position) const {
-    if (uses_[root].first > position) return false;
+    // An alias is used through its root.
+    if (uses_[root].first < 0 || uses_[root].first > position) return false;
     const bool waits = in_forward(position) ? waits_[root] != 0 : program_.tensors[root].delivered;
     return uses_[root].last >= position || waits;
   }

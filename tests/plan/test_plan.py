@@ -481,6 +481,20 @@ def test_kernels_get_what_is_dead_while_they_run() -> None:
     assert (1, "scratch", 0, 512) in parts[1]
 
 
+def test_a_gradient_that_is_a_view_leaves_forward_its_memory() -> None:
+    tensors = {
+        "x": "input 64", "a": "planned 512", "o": "output 64", "w": "planned 512 delivered",
+        "v": "alias w",
+    }  # fmt: skip
+    steps = ("*a = x", "o = a", BORDER, "w = a", "v = w")
+    given = program(tensors, *steps, outputs="o", gradients="v")
+    given["tensors"][4]["bytes"] = 512
+    options = {"reorder": False, "workspace_bytes": 64}
+    plan = _C.plan(given, options)
+    assert plan["workspaces"] == [(0, "context", 512, 512)]
+    _C.verify_plan(given, plan, options)
+
+
 def test_small_parts_are_no_workspaces() -> None:
     plan = Planned(IMAGES, *IMAGE_STEPS, outputs="o", gradients="w", workspace_bytes=4096)
     assert plan.workspaces == []
