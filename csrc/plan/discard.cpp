@@ -82,7 +82,9 @@ class Finder {
 
   int64_t own_bytes(const Step& step) const {
     const auto large = [this](int tensor) { return is_large(tensor); };
-    if (!step.workspace && std::none_of(step.writes.begin(), step.writes.end(), large)) return 0;
+    const bool makes_large = std::any_of(step.writes.begin(), step.writes.end(), large);
+    if (!step.workspace && !makes_large) return 0;
+    if (!makes_large && step.workspace_bytes >= 0) return step.workspace_bytes;
     int64_t bytes = 0;
     for (const std::vector<int>* list : {&step.reads, &step.writes}) {
       for (int tensor : *list) bytes += program_.tensors[root_of(program_, tensor)].bytes;

@@ -39,6 +39,8 @@ struct Step {
   std::vector<int> in_place;
   bool effect = false;     // keeps its place among the steps with an effect
   bool workspace = false;  // the kernel can use memory for itself
+  // How much of that it takes, about; -1: it copies all that it reads and writes.
+  int64_t workspace_bytes = -1;
 };
 
 struct Program {

@@ -48,13 +48,15 @@ plan::Tensor to_tensor(const py::dict& fields) {
 }
 
 plan::Step to_step(const py::dict& fields) {
-  check_keys(fields, {"reads", "writes", "in_place", "effect", "workspace"}, "field of a step");
+  check_keys(fields, {"reads", "writes", "in_place", "effect", "workspace", "workspace_bytes"},
+             "field of a step");
   return {
       .reads = get<std::vector<int>>(fields, "reads", {}),
       .writes = get<std::vector<int>>(fields, "writes", {}),
       .in_place = get<std::vector<int>>(fields, "in_place", {}),
       .effect = get<bool>(fields, "effect", false),
       .workspace = get<bool>(fields, "workspace", false),
+      .workspace_bytes = get<int64_t>(fields, "workspace_bytes", -1),
   };
 }
 

@@ -3,6 +3,7 @@
 #include "run/describe.h"
 
 #include <ATen/TensorUtils.h>
+#include <c10/core/MemoryFormat.h>
 
 #include <algorithm>
 #include <functional>
@@ -212,11 +213,32 @@ class Describer {
         planned.in_place = in_place_candidates(step);
       planned.effect = step.effect;
       planned.workspace = step.form == Form::kPlaced;
+      planned.workspace_bytes = workspace_bytes(step);
       result_.program.steps.push_back(std::move(planned));
     }
     result_.program.num_forward = static_cast<int>(session_.num_forward_);
     result_.program.outputs = session_.output_slots_;
     result_.program.gradients = session_.gradient_slots_;
+  }
+
+  // A convolution of images whose channels stand last copies its weights alone, to their layout and
+  // to one of its own.
+  int64_t workspace_bytes(const Step& step) const {
+    const std::vector<int> reads = step.reads();
+    if (reads.empty() || !is_channels_last(reads.front())) return -1;
+    int64_t bytes = 0;
+    for (const std::vector<int>* slots : {&reads, &step.outputs}) {
+      for (int slot : *slots) {
+        if (slot >= 0 && !is_channels_last(slot)) bytes += result_.specs[slot].bytes;
+      }
+    }
+    return 2 * bytes;
+  }
+
+  bool is_channels_last(int slot) const {
+    const TensorSpec& spec = result_.specs[slot];
+    return spec.known && spec.sizes.size() == 4 &&
+           c10::is_channels_last_strides_2d<int64_t>(spec.sizes, spec.strides);
   }
 
   // The planner needs candidates that cover their memory exactly.

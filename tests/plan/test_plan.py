@@ -16,7 +16,8 @@ def program(tensors: dict[str, str], *steps: str, outputs: str = "", gradients: 
 
     A tensor is `"kind bytes"` or `"alias root"`, with `saved` or `delivered` at the end. A step is
     `"writes = reads"`, with `| candidates` for in place at the end, `!` in front for an effect and
-    `*` for a workspace; `--` stands between the halves.
+    `*` for a workspace, or `*64:` for one of which so many bytes are wanted; `--` stands between
+    the halves.
     """
     index = {name: i for i, name in enumerate(tensors)}
 
@@ -31,10 +32,14 @@ def program(tensors: dict[str, str], *steps: str, outputs: str = "", gradients: 
         return {"kind": kind, "bytes": int(size), **more}
 
     def step(text: str) -> dict[str, Any]:
-        call, _, in_place = text.lstrip("!*").partition("|")
+        marks = {"effect": text[0] == "!", "workspace": text[0] == "*"}
+        text = text.lstrip("!*")
+        if ":" in text:
+            wanted, text = text.split(":")
+            marks["workspace_bytes"] = int(wanted)
+        call, _, in_place = text.partition("|")
         writes, _, reads = call.partition("=")
         lists = {"writes": writes, "reads": reads, "in_place": in_place}
-        marks = {"effect": text[0] == "!", "workspace": text[0] == "*"}
         return marks | {key: indices(names) for key, names in lists.items()}
 
     border = steps.index(BORDER) if BORDER in steps else len(steps)
@@ -444,8 +449,9 @@ def test_dead_memory_goes_back_before_kernels_that_want_large_workspaces() -> No
     leaving = {"outputs": "o", "gradients": "t, w"}
     plan = Planned(tensors, *steps, **leaving, discard_bytes=256)
     assert plan.discards == [(3, plan.place("b")[1], 512)]
-    modest = [step.removeprefix("*") for step in steps]
-    assert Planned(tensors, *modest, **leaving, discard_bytes=256).discards == []
+    for mark in ("", "*64:"):
+        modest = [step.replace("*", mark) for step in steps]
+        assert Planned(tensors, *modest, **leaving, discard_bytes=256).discards == []
 
 
 def test_small_parts_and_small_results_discard_nothing() -> None:
