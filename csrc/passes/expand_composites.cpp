@@ -5,6 +5,7 @@
 
 #include "ir/edit.h"
 #include "ops/aten.h"
+#include "ops/channels_last.h"
 #include "ops/fusion.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
@@ -36,6 +37,18 @@ bool is_real(const Value* value) {
 bool is_read(const Node& node, size_t output) {
   return output < node.outputs.size() && node.outputs[output] != nullptr &&
          !node.outputs[output]->uses.empty();
+}
+
+// Whether a Transpose puts the axes back where another one took them from.
+bool undoes(const Node& second, const Node& first) {
+  if (!ir::is(&second, "Transpose") || !ir::is(&first, "Transpose")) return false;
+  const Shape back = ir::ints_attr(second.attrs, "perm", {});
+  const Shape order = ir::ints_attr(first.attrs, "perm", {});
+  if (back.size() != order.size()) return false;
+  for (size_t i = 0; i < back.size(); ++i) {
+    if (!(order.at(back[i].constant()) == ir::Dim(static_cast<int64_t>(i)))) return false;
+  }
+  return true;
 }
 
 // Writes nodes in front of the one that they replace. They compute in float32, or float64.
@@ -86,6 +99,22 @@ class Writer {
     if (!is_read(node_, output)) return;
     ir::replace_uses(*node_.outputs[output], *cast(value, node_.outputs[output]->type.dtype),
                      graph_);
+  }
+
+  // As replace(), for a result of which `view` makes the output, a transposed view. Who undoes that
+  // reads the result itself.
+  template <typename View>
+  void replace_view(size_t output, Value* value, View view) {
+    if (!is_read(node_, output)) return;
+    Value& old = *node_.outputs[output];
+    Value* made = view(cast(value, old.type.dtype));
+    ir::replace_uses(old, *made, graph_);
+    const Node& maker = *made->producer;
+    const std::vector<ir::Use> uses = made->uses;
+    for (const ir::Use& use : uses) {
+      if (use.node == nullptr || !undoes(*use.node, maker)) continue;
+      ir::replace_uses(*use.node->outputs[0], *maker.inputs[0], graph_);
+    }
   }
 
   // As replace(), but what stays inside keeps the dtype that it was computed in.
@@ -218,31 +247,57 @@ bool expand_layer_norm_backward(Graph& graph, Node& node) {
 
 // ---- batch norm
 
-// A batch of known sizes whose channels each have several numbers: (N, C, ...), its dims in order.
+// A batch of known sizes whose channels each have several numbers: (N, C, ...), its dims in order,
+// or images whose channels stand last in memory.
 struct Channels {
   int64_t batch = 1, channels = 1, inner = 1;
+  bool is_last = false;
   std::vector<int64_t> axes;  // of the inner dims
 
   double count() const { return static_cast<double>(batch * inner); }
 };
 
 std::optional<Channels> channels_of(const Value* x) {
-  if (!is_real(x) || x->type.strides || x->type.shape->size() < 3) return std::nullopt;
+  if (!is_real(x) || x->type.shape->size() < 3) return std::nullopt;
+  const bool is_last = ops::has_channels_last(x->type);
+  if (x->type.strides && !is_last) return std::nullopt;
   const Shape& shape = *x->type.shape;
   for (const ir::Dim& dim : shape) {
     if (!dim.is_constant() || dim.constant() < 1) return std::nullopt;
   }
-  Channels found{.batch = shape[0].constant(), .channels = shape[1].constant()};
+  Channels found{.batch = shape[0].constant(), .channels = shape[1].constant(), .is_last = is_last};
   found.axes = range(2, static_cast<int64_t>(shape.size()));
   for (int64_t axis : found.axes) found.inner *= shape[axis].constant();
   if (found.inner == 1 || found.count() < 2) return std::nullopt;
   return found;
 }
 
+// Whether an image-sized result has the layout of the input, or nobody reads it.
+bool is_like(const Node& node, size_t output, const Channels& channels) {
+  if (!is_read(node, output)) return true;
+  const Type& type = node.outputs[output]->type;
+  return channels.is_last ? ops::has_channels_last(type) : !type.strides;
+}
+
+// Works on channels as rows of each image, or, where they stand last, as columns of all pixels.
 class ChannelWriter {
  public:
   ChannelWriter(Writer& write, const Channels& channels) : write_(write), channels_(channels) {}
 
+  // An operand as it is worked on: (N, C, H, W), or (N, H, W, C) where channels stand last.
+  Value* image(Value* x) {
+    return write_.number(channels_.is_last ? transpose(x, ops::kToLast) : x);
+  }
+  // What is worked on becomes an output of the node.
+  void replace(size_t output, Value* x) {
+    if (!channels_.is_last) return write_.replace(output, x);
+    write_.replace_view(output, x, [this](Value* last) { return transpose(last, ops::kToFirst); });
+  }
+  // -> (C): sums over all images.
+  Value* sum(Value* x) {
+    if (channels_.is_last) return write_.reduce("ReduceSum", x, {0, 1, 2}, false);
+    return sum_batch(sum_inner(x));
+  }
   // x -> (N, C): sums over the inner dims.
   Value* sum_inner(Value* x) {
     return reshape(write_.reduce("ReduceSum", x, channels_.axes, true),
@@ -252,14 +307,28 @@ class ChannelWriter {
   Value* sum_batch(Value* x) { return write_.reduce("ReduceSum", x, {0}, false); }
   // (C) or (N, C) -> as it stands against x
   Value* spread(Value* numbers) {
+    if (channels_.is_last) return numbers;
     std::vector<int64_t> shape(channels_.axes.size(), 1);
     shape.insert(shape.begin(), channels_.channels);
     if (numbers->type.shape->size() == 2) shape.insert(shape.begin(), channels_.batch);
     return reshape(numbers, shape);
   }
   Value* scale(Value* x, double factor) { return write_.make("Mul", {x, write_.constant(factor)}); }
+  // The first images of the batch, where channels stand last.
+  Value* first_images(Value* x, int64_t count) {
+    if (count == channels_.batch) return x;
+    return write_.make("Slice", {x, write_.ints({0}), write_.ints({count}), write_.ints({0})});
+  }
 
  private:
+  // Two that undo each other are none.
+  Value* transpose(Value* x, const int64_t (&order)[ops::kImageRank]) {
+    Value* made =
+        write_.make("Transpose", {x}, {{"perm", Shape(std::begin(order), std::end(order))}});
+    const Node* maker = x->producer;
+    return maker != nullptr && undoes(*made->producer, *maker) ? maker->inputs[0] : made;
+  }
+
   Value* reshape(Value* x, const std::vector<int64_t>& shape) {
     return write_.make("Reshape", {x, write_.ints(shape)});
   }
@@ -268,8 +337,39 @@ class ChannelWriter {
   const Channels& channels_;
 };
 
-// Mean and variance of each channel come from those of each image (Chan et al., "Updating formulae
-// and a pairwise algorithm for computing sample variances", 1979): one pass over the batch.
+struct Moments {
+  Value *mean, *squares;  // of each channel; squares: the sum of those of the distances to the mean
+};
+
+// From those of each image (Chan et al., "Updating formulae and a pairwise algorithm for computing
+// sample variances", 1979): one pass over the batch.
+Moments moments_of_rows(Writer& write, ChannelWriter& by, const Channels& channels, Value* x) {
+  Value* image_mean = by.scale(by.sum_inner(x), 1.0 / static_cast<double>(channels.inner));
+  Value* centered = write.make("Sub", {x, by.spread(image_mean)});
+  Value* image_squares = by.sum_inner(write.make("Mul", {centered, centered}));
+  Value* mean = by.scale(by.sum_batch(image_mean), 1.0 / static_cast<double>(channels.batch));
+  Value* shift = write.make("Sub", {image_mean, mean});
+  Value* shift_squares =
+      by.scale(write.make("Mul", {shift, shift}), static_cast<double>(channels.inner));
+  return {mean, by.sum_batch(write.make("Add", {image_squares, shift_squares}))};
+}
+
+// From distances to the mean of a part of the batch, one n-th of it: whatever the numbers are, that
+// mean is no farther from the mean of all than the square root of n standard deviations, so that at
+// most a factor of n + 1 of precision is lost. One pass over the batch and that part.
+Moments moments_of_columns(Writer& write, ChannelWriter& by, const Channels& channels, Value* x) {
+  constexpr int64_t kPart = 16;
+  const int64_t images = (channels.batch + kPart - 1) / kPart;
+  Value* near = by.scale(by.sum(by.first_images(x, images)),
+                         1.0 / static_cast<double>(images * channels.inner));
+  Value* distance = write.make("Sub", {x, near});
+  Value* sum = by.sum(distance);
+  Value* squares = by.sum(write.make("Mul", {distance, distance}));
+  Value* shift = by.scale(sum, 1 / channels.count());
+  squares = write.make("Sub", {squares, write.make("Mul", {sum, shift})});
+  return {write.make("Add", {near, shift}), write.make("Max", {squares, write.constant(0)})};
+}
+
 bool expand_batch_norm(Graph& graph, Node& node) {
   const ops::Call call = ops::decode_aten(node);
   Value *x = tensor(call.args.at(0)), *weight = tensor(call.args.at(1));
@@ -280,20 +380,14 @@ bool expand_batch_norm(Graph& graph, Node& node) {
   const auto* epsilon = std::get_if<double>(&call.args.at(7).value);
   const std::optional<Channels> channels = channels_of(x);
   if (!channels || training == nullptr || !*training || momentum == nullptr || epsilon == nullptr ||
-      node.outputs[0] == nullptr || node.outputs[0]->type.strides) {
+      node.outputs[0] == nullptr || !is_like(node, 0, *channels)) {
     return false;
   }
   Writer write(graph, node, *x);
   ChannelWriter by(write, *channels);
-  Value* numbers = write.number(x);
-  Value* image_mean = by.scale(by.sum_inner(numbers), 1.0 / static_cast<double>(channels->inner));
-  Value* centered = write.make("Sub", {numbers, by.spread(image_mean)});
-  Value* image_squares = by.sum_inner(write.make("Mul", {centered, centered}));
-  Value* mean = by.scale(by.sum_batch(image_mean), 1.0 / static_cast<double>(channels->batch));
-  Value* shift = write.make("Sub", {image_mean, mean});
-  Value* shift_squares =
-      by.scale(write.make("Mul", {shift, shift}), static_cast<double>(channels->inner));
-  Value* squares = by.sum_batch(write.make("Add", {image_squares, shift_squares}));
+  Value* numbers = by.image(x);
+  const auto [mean, squares] = channels->is_last ? moments_of_columns(write, by, *channels, numbers)
+                                                 : moments_of_rows(write, by, *channels, numbers);
   Value* variance = by.scale(squares, 1 / channels->count());
   Value* deviation = write.make("Sqrt", {write.make("Add", {variance, write.constant(*epsilon)})});
   Value* rstd = write.make("Reciprocal", {deviation});
@@ -302,7 +396,7 @@ bool expand_batch_norm(Graph& graph, Node& node) {
   Value* offset = write.make("Neg", {write.make("Mul", {mean, factor})});
   if (bias != nullptr) offset = write.make("Add", {offset, write.number(bias)});
   Value* scaled = write.make("Mul", {numbers, by.spread(factor)});
-  write.replace(0, write.make("Add", {scaled, by.spread(offset)}));
+  by.replace(0, write.make("Add", {scaled, by.spread(offset)}));
   write.replace_statistic(1, mean);
   write.replace_statistic(2, rstd);
   const auto update = [&](size_t output, Value* running, Value* now, double share) {
@@ -322,18 +416,19 @@ bool expand_batch_norm_backward(Graph& graph, Node& node) {
   Value* rstd = tensor(call.args.at(6));
   const auto* training = std::get_if<bool>(&call.args.at(7).value);
   const std::optional<Channels> channels = channels_of(x);
-  const bool is_plain = channels && channels_of(grad) && is_real(mean) && is_real(rstd) &&
-                        training != nullptr && *training;
-  if (!is_plain || (is_read(node, 0) && node.outputs[0]->type.strides)) return false;
+  const std::optional<Channels> of_grad = channels_of(grad);
+  const bool is_plain = channels && of_grad && channels->is_last == of_grad->is_last &&
+                        is_real(mean) && is_real(rstd) && training != nullptr && *training;
+  if (!is_plain || !is_like(node, 0, *channels)) return false;
   Writer write(graph, node, *x);
   ChannelWriter by(write, *channels);
-  grad = write.number(grad);
+  grad = by.image(grad);
   mean = write.number(mean);
   rstd = write.number(rstd);
-  Value* numbers = write.number(x);
+  Value* numbers = by.image(x);
   Value* centered = write.make("Sub", {numbers, by.spread(mean)});
-  Value* sum = by.sum_batch(by.sum_inner(grad));
-  Value* sum_along = by.sum_batch(by.sum_inner(write.make("Mul", {grad, centered})));
+  Value* sum = by.sum(grad);
+  Value* sum_along = by.sum(write.make("Mul", {grad, centered}));
   if (is_read(node, 0)) {
     // (grad - mean grad - centered * along) * factor, gathered by what it multiplies
     Value* factor = weight == nullptr ? rstd : write.make("Mul", {rstd, write.number(weight)});
@@ -346,7 +441,7 @@ bool expand_batch_norm_backward(Graph& graph, Node& node) {
     Value* from_x =
         write.make("Add", {write.make("Mul", {numbers, by.spread(of_x)}), by.spread(rest)});
     Value* from_grad = write.make("Mul", {grad, by.spread(factor)});
-    write.replace(0, write.make("Add", {from_grad, from_x}));
+    by.replace(0, write.make("Add", {from_grad, from_x}));
   }
   write.replace(1, write.make("Mul", {sum_along, rstd}));
   write.replace(2, sum);

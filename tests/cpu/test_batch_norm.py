@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from regions import ISAS
 from torch import nn
 
 import torch_ort
@@ -34,26 +35,35 @@ def make_norm(rank: int, channels: int, **settings) -> nn.Module:
     return norm
 
 
-def train(call, model: nn.Module, shape: tuple[int, ...], offset: float = 0) -> list[torch.Tensor]:
+PLAIN, LAST = torch.contiguous_format, torch.channels_last
+
+
+def train(
+    call, model: nn.Module, shape: tuple[int, ...], offset: float = 0, layout=PLAIN
+) -> list[torch.Tensor]:
     """Run three steps; give results, gradients of inputs and parameters, and buffers."""
     dtype = next(iter([*model.parameters(), *model.buffers()]), torch.empty(0)).dtype
     generator = torch.Generator().manual_seed(2)
     found = []
     for _ in range(3):
         x = torch.randn(shape, generator=generator, dtype=torch.float64).add(offset).to(dtype)
-        x.requires_grad_()
+        x = x.to(memory_format=layout).requires_grad_()
         model.zero_grad()
         result = call(x)
-        result.backward(torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype))
+        assert result.is_contiguous(memory_format=layout)
+        tangent = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+        result.backward(tangent.to(memory_format=layout))
         found += [result.detach(), x.grad, *(p.grad for p in model.parameters())]
         found += [buffer.clone() for buffer in model.buffers()]
     return found
 
 
-def check(model: nn.Module, shape: tuple[int, ...], offset: float = 0, loosen: float = 1) -> None:
+def check(
+    model: nn.Module, shape: tuple[int, ...], offset: float = 0, loosen: float = 1, layout=PLAIN
+) -> None:
     exact = copy.deepcopy(model).double()
-    want = train(exact, exact, shape, offset)
-    got = train(torch.compile(model, backend="ort"), model, shape, offset)
+    want = train(exact, exact, shape, offset, layout)
+    got = train(torch.compile(model, backend="ort"), model, shape, offset, layout)
     for mine, double in zip(got, want, strict=True):
         tolerance = loosen * (1e-5 if mine.dtype == torch.float32 else 1e-13)
         scale = max(double.abs().max().item(), 1)
@@ -76,35 +86,81 @@ def test_training_against_eager(shape, dtype):
     check(Layer(make_norm(len(shape), shape[1])).to(dtype), shape)
 
 
+IMAGES = [
+    (4, 3, 8, 8), (1, 5, 3, 2), (3, 40, 4, 4), (17, 2, 5, 1), (33, 70, 3, 2), (2, 16, 33, 31)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", IMAGES, ids=str)
+def test_training_with_channels_last(shape, dtype):
+    check(Layer(make_norm(4, shape[1])).to(dtype), shape, layout=LAST)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_instruction_sets_with_channels_last(monkeypatch, isa):
+    monkeypatch.setenv("TORCH_ORT_ISA", isa)
+    check(Layer(make_norm(4, 21)), (5, 21, 6, 7), layout=LAST)
+
+
+def test_bfloat16_with_channels_last():
+    # Statistics and sums are taken in float32, so that results are as far off as a few roundings.
+    # Without a relu, whose sign would turn with the last bit.
+    model = make_norm(4, 8).bfloat16()
+    exact = copy.deepcopy(model).double()
+    want = train(exact, exact, (4, 8, 9, 9), layout=LAST)
+    got = train(torch.compile(model, backend="ort"), model, (4, 8, 9, 9), layout=LAST)
+    for mine, double in zip(got, want, strict=True):
+        scale = max(double.abs().max().item(), 1)
+        torch.testing.assert_close(mine.double(), double.double(), rtol=0, atol=0.03 * scale)
+
+
+@pytest.mark.parametrize("layout", [PLAIN, LAST], ids=str)
 @pytest.mark.parametrize(
     "settings",
     [{"affine": False}, {"track_running_stats": False}, {"momentum": 0.9}, {"eps": 0.5}],
     ids=str,
 )
-def test_settings(settings):
-    check(Layer(make_norm(4, 3, **settings)), (4, 3, 5, 5))
+def test_settings(settings, layout):
+    check(Layer(make_norm(4, 3, **settings)), (4, 3, 5, 5), layout=layout)
 
 
-def test_a_large_mean_does_not_drown_the_variance():
-    check(Layer(make_norm(4, 3)), (4, 3, 16, 16), offset=1000, loosen=200)
+@pytest.mark.parametrize("layout", [PLAIN, LAST], ids=str)
+def test_a_large_mean_does_not_drown_the_variance(layout):
+    check(Layer(make_norm(4, 3)), (4, 3, 16, 16), offset=1000, loosen=200, layout=layout)
 
 
-def test_channels_that_do_not_vary():
+@pytest.mark.parametrize("layout", [PLAIN, LAST], ids=str)
+@pytest.mark.parametrize("odd", [0, 9], ids=["the first image", "another image"])
+def test_an_image_far_from_the_others(odd, layout):
+    # The first images of a batch stand for all of it where distances are taken from.
+    x = torch.randn(32, 3, 4, 4, dtype=torch.float64)
+    x[odd] += 1e4
+    norm = make_norm(4, 3, affine=False)
+    exact = copy.deepcopy(norm).double()
+    got = torch.compile(norm, backend="ort")(x.float().to(memory_format=layout))
+    torch.testing.assert_close(got.double(), exact(x), rtol=0, atol=2e-5)
+    torch.testing.assert_close(norm.running_var.double(), exact.running_var, rtol=2e-5, atol=0)
+
+
+@pytest.mark.parametrize("layout", [PLAIN, LAST], ids=str)
+def test_channels_that_do_not_vary(layout):
     model = Layer(make_norm(4, 3))
-    x = torch.full((2, 3, 4, 4), 7.0)
+    x = torch.full((2, 3, 4, 4), 7.0).to(memory_format=layout)
     got = torch.compile(model, backend="ort")(x)
     torch.testing.assert_close(got, model(x), rtol=0, atol=1e-3)  # rstd is 300
 
 
-def test_nothing_is_left_to_pytorch():
-    x = torch.randn(2, 3, 4, 4, requires_grad=True)
+@pytest.mark.parametrize("layout", [PLAIN, LAST], ids=str)
+def test_nothing_is_left_to_pytorch(layout):
+    x = torch.randn(2, 3, 4, 4).to(memory_format=layout).requires_grad_()
     assert not any("batch_norm" in name for name in kinds(Layer(make_norm(4, 3)), x))
 
 
 @pytest.mark.parametrize(
     "x",
-    [torch.randn(8, 3, 1), torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)],
-    ids=["one number a channel", "channels last"],
+    [torch.randn(8, 3, 1), torch.randn(2, 3, 4, 4, 2).to(memory_format=torch.channels_last_3d)],
+    ids=["one number a channel", "volumes with channels last"],
 )
 def test_what_stays_with_pytorch(x):
     model = Layer(make_norm(x.dim(), 3))
@@ -124,14 +180,16 @@ def test_frozen_statistics_between_steps():
     torch.testing.assert_close(model.norm.running_var, exact.norm.running_var.float())
 
 
-def test_any_number_of_threads_gives_the_same_bits():
+@pytest.mark.parametrize("layout", [PLAIN, LAST], ids=str)
+def test_any_number_of_threads_gives_the_same_bits(layout):
     before = torch.get_num_threads()
     results = []
     try:
         for threads in (1, 2, 5):
             torch.set_num_threads(threads)
             model = Layer(make_norm(4, 16))
-            results.append(train(torch.compile(model, backend="ort"), model, (16, 16, 24, 24)))
+            call = torch.compile(model, backend="ort")
+            results.append(train(call, model, (16, 16, 24, 24), layout=layout))
     finally:
         torch.set_num_threads(before)
     for others in results[1:]:

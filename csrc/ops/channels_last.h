@@ -1,0 +1,45 @@
+// What nodes do with images whose channels stand last in memory: tensors (N, C, H, W) with the
+// strides of a row-major (N, H, W, C).
+#pragma once
+
+#include "ir/graph.h"
+
+#include <vector>
+
+namespace torch_ort::ops {
+
+constexpr size_t kImageRank = 4;
+// Axes of (N, C, H, W) in the order of (N, H, W, C), and back.
+inline constexpr int64_t kToLast[kImageRank] = {0, 2, 3, 1};
+inline constexpr int64_t kToFirst[kImageRank] = {0, 3, 1, 2};
+
+// The shape (N, H, W, C) of an image (N, C, H, W).
+ir::Shape channels_last_shape(const ir::Shape& shape);
+// Strides of an image whose channels stand last.
+ir::Shape channels_last_strides(const ir::Shape& shape);
+// Whether the strides of the type say that channels stand last. Of images that may be either, as
+// those of one channel, no.
+bool has_channels_last(const ir::Type& type);
+// Whether both orders of axes list the elements in one order.
+bool is_either_layout(const ir::Shape& shape);
+
+struct ImageForm {
+  enum class Kind {
+    kNone,       // nothing is known
+    kKernel,     // makes images in the layout of those that it reads, and is as right in either
+    kPointwise,  // element by element; numbers for channels, images or all may be stretched
+    kReduction,  // along known axes
+    kExpand,
+  } kind = Kind::kNone;
+  // Of a kernel: which inputs and outputs are images.
+  std::vector<int> inputs, outputs;
+  // Of a convolution, or its gradient: the input that holds the weight; else -1.
+  int weight = -1;
+  // The output that is the gradient of the weight: its layout follows that of the images.
+  int weight_gradient = -1;
+};
+
+// By op and attributes; nothing is said about shapes.
+ImageForm image_form(const ir::Node& node);
+
+}  // namespace torch_ort::ops
