@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 # Bytes of initializers beyond which they go into a file of their own: a model of 2 GiB is no file.
 EXTERNAL_LIMIT = 2**30
 
-# These write what only the engine's own kernels read.
-ENGINE_PASSES = ("expand_composites", "draw_in_regions", "fuse_regions")
+# These write what only the engine's own kernels read, or choose layouts for them.
+ENGINE_PASSES = ("channels_last", "expand_composites", "draw_in_regions", "fuse_regions")
 
 # Tensors with their elements in one block of memory, as subclasses need not have.
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)

@@ -64,6 +64,9 @@ const std::vector<Pass>& pipeline() {
       // after fold_constants and remove_identity: both make inputs of equal nodes the same value
       {"merge_equal", merge_equal},
       {"recompute_tagged", recompute_tagged},
+      // after recompute_tagged: what it computes again has tags of single nodes; before
+      // replay_views: it makes views that both halves read
+      {"channels_last", channels_last},
       // after recompute_tagged: what it computes again needs no replay
       {"replay_views", replay_views, true},
       // after all that make or remove single nodes

@@ -1,0 +1,516 @@
+// Images between convolutions keep their channels last in memory.
+//
+// oneDNN's convolutions work on layouts of their own. Plain images are reordered before and after
+// each of them, forward and backward, through temporaries as large as they are; images whose
+// channels stand last are worked on where they lie. So this pass chooses one of the two layouts for
+// each node that can have either: convolutions, batch norms, pooling, and what goes element by
+// element or reduces along known axes, in both halves.
+//
+// The choice is a minimum cut of the graph. On one side of the scales are the reorders that
+// convolutions spare, on the other the copies at the borders, where an image is made in one layout
+// and read in the other. What other nodes read, and what comes from the caller or goes there, is
+// plain and stays so. What a convolution spares shrinks with the share of its weight in what it
+// reads: for channels last oneDNN has slower kernels where weights are larger than images, as in
+// the last stages of a network; there it gains nothing or loses. Only images of known sizes take
+// part: the scales need numbers.
+//
+// Kernels that follow the layout of their images keep their place and get images (N, C, H, W) with
+// the strides of (N, H, W, C). All other nodes are written anew on row-major tensors (N, H, W, C),
+// so that fused regions see channels as columns. Transposes between the two are views. Weights stay
+// as they are; their gradients come with channels last and are copied, as the caller wants them
+// plain.
+//
+// Declines nothing that it has begun: whatever nodes are moved, copies at the borders keep the rest
+// as it was.
+
+#include "ops/channels_last.h"
+
+#include "ir/edit.h"
+#include "ops/fusion.h"
+#include "ops/op.h"
+#include "ops/shapes.h"
+#include "passes/memory.h"
+#include "passes/min_cut.h"
+#include "passes/pass.h"
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+
+namespace torch_ort::passes {
+
+namespace {
+
+using ir::Dim;
+using ir::DType;
+using ir::Graph;
+using ir::Node;
+using ir::Shape;
+using ir::Type;
+using ir::Value;
+using ops::ImageForm;
+using Kind = ops::ImageForm::Kind;
+
+// A copy from one layout to the other takes as long as so many of oneDNN's reorders.
+constexpr int64_t kReordersPerCopy = 3;
+
+bool is_expanded(const Value& value) { return ir::is(value.producer, "Expand"); }
+
+int64_t count(const Shape& shape) { return ir::numel(shape).constant(); }
+
+int64_t num_bytes(const Value& value) {
+  return count(*value.type.shape) * ir::size_bytes(value.type.dtype);
+}
+
+bool is_one(const Value& value) { return ir::numel(*value.type.shape) == Dim(1); }
+
+// A node that may have either layout.
+struct Candidate {
+  ImageForm form;
+  std::vector<Value*> reads, makes;  // images
+};
+
+bool keeps_dims(const Node& node) { return ir::int_attr(node.attrs, "keepdims", 1) != 0; }
+
+// ---- what may be moved
+
+class Candidates {
+ public:
+  explicit Candidates(Graph& graph) : memory_(graph) {
+    for (Node& node : graph.nodes) {
+      if (node.is_erased()) continue;
+      if (std::optional<Candidate> found = find(node)) nodes_.emplace(&node, std::move(*found));
+    }
+  }
+
+  const Candidate* of(const Node* node) const {
+    const auto found = nodes_.find(node);
+    return found == nodes_.end() ? nullptr : &found->second;
+  }
+
+ private:
+  // On the CPU, of known sizes, and nobody writes there.
+  bool is_sized(const Value* value) const {
+    return value != nullptr && value->type.is_known() && value->type.device.kind == "cpu" &&
+           ir::is_constant(*value->type.shape) && !memory_.is_written(value);
+  }
+
+  bool is_plain(const Value* value) const { return is_sized(value) && !value->type.strides; }
+
+  bool is_image(const Value* value) const {
+    if (!is_sized(value) || (value->type.strides && !is_expanded(*value))) return false;
+    return value->type.shape->size() == ops::kImageRank && count(*value->type.shape) > 0 &&
+           std::none_of(value->uses.begin(), value->uses.end(),
+                        [](const ir::Use& use) { return use.index == ir::kCaptured; });
+  }
+
+  std::optional<Candidate> find(Node& node) const {
+    Candidate found{.form = ops::image_form(node)};
+    bool fits = false;
+    switch (found.form.kind) {
+      case Kind::kNone: break;
+      case Kind::kKernel: fits = fits_kernel(node, found); break;
+      case Kind::kPointwise: fits = fits_pointwise(node, found); break;
+      case Kind::kReduction: fits = fits_reduction(node, found); break;
+      case Kind::kExpand: fits = fits_expand(node, found); break;
+    }
+    return fits ? std::optional(std::move(found)) : std::nullopt;
+  }
+
+  bool fits_kernel(const Node& node, Candidate& found) const {
+    for (int slot : found.form.inputs) {
+      Value* image = node.inputs.at(slot);
+      if (!is_image(image) || is_expanded(*image)) return false;
+      found.reads.push_back(image);
+    }
+    for (int output : found.form.outputs) {
+      if (output >= static_cast<int>(node.outputs.size())) break;
+      Value* image = node.outputs[output];
+      if (image == nullptr || image->uses.empty()) continue;  // a gradient that is not asked for
+      if (!is_image(image)) return false;
+      found.makes.push_back(image);
+    }
+    if (found.form.weight < 0) return true;
+    // Only oneDNN's kernels gain, and these only know numbers up to 32 bits.
+    const DType dtype = found.reads[0]->type.dtype;
+    return (dtype == DType::kFloat || dtype == DType::kBFloat16) &&
+           is_plain(node.inputs.at(found.form.weight));
+  }
+
+  // What is stretched to the result must broadcast to it.
+  bool is_operand(const Value* value, const Shape& result) const {
+    if (value == nullptr) return true;
+    if (!is_plain(value) && !is_image(value)) return false;
+    const Shape& shape = *value->type.shape;
+    if (shape.size() > result.size()) return false;
+    for (size_t i = 0; i < shape.size(); ++i) {
+      const Dim& dim = result[result.size() - shape.size() + i];
+      if (!(shape[i] == dim) && !(shape[i] == Dim(1))) return false;
+    }
+    return true;
+  }
+
+  bool fits_pointwise(const Node& node, Candidate& found) const {
+    if (!is_image(node.outputs[0]) || node.outputs[0]->type.strides) return false;
+    for (Value* input : node.inputs) {
+      if (!is_operand(input, *node.outputs[0]->type.shape)) return false;
+      if (input != nullptr && !is_one(*input) && input->type.shape->size() == ops::kImageRank) {
+        found.reads.push_back(input);
+      }
+    }
+    found.makes.push_back(node.outputs[0]);
+    return true;
+  }
+
+  bool fits_reduction(const Node& node, Candidate& found) const {
+    if (!is_image(node.inputs[0]) || !is_plain(node.outputs[0])) return false;
+    const std::optional<std::vector<int64_t>> axes = ops::reduction_axes(node);
+    if (!axes) return false;
+    found.reads.push_back(node.inputs[0]);
+    if (keeps_dims(node)) {
+      found.makes.push_back(node.outputs[0]);
+      return is_image(node.outputs[0]);
+    }
+    // What is left must stand in the same order.
+    int64_t last = -1;
+    for (int64_t axis : ops::kToLast) {
+      if (std::find(axes->begin(), axes->end(), axis) != axes->end()) continue;
+      if (axis < last) return false;
+      last = axis;
+    }
+    return true;
+  }
+
+  bool fits_expand(const Node& node, Candidate& found) const {
+    const bool fits = is_image(node.inputs[0]) && !is_expanded(*node.inputs[0]) &&
+                      is_image(node.outputs[0]) &&
+                      is_operand(node.inputs[0], *node.outputs[0]->type.shape);
+    if (!fits) return false;
+    found.reads.push_back(node.inputs[0]);
+    found.makes.push_back(node.outputs[0]);
+    return true;
+  }
+
+  SharedMemory memory_;
+  std::unordered_map<const Node*, Candidate> nodes_;
+};
+
+// ---- which are moved
+
+class Chooser {
+ public:
+  Chooser(Graph& graph, const Candidates& candidates) : graph_(graph), candidates_(candidates) {}
+
+  std::unordered_set<const Node*> run() {
+    std::unordered_set<const Node*> moved;
+    for (Node& node : graph_.nodes) {
+      if (node.is_erased() || candidates_.of(&node) == nullptr) continue;
+      places_[&node] = cut_.add_node();
+      weigh(node, *candidates_.of(&node));
+    }
+    if (!has_gain_) return moved;
+    for (Value* input : graph_.inputs) add_borders(*input);
+    for (Node& node : graph_.nodes) {
+      for (Value* output : node.outputs) {
+        if (output != nullptr) add_borders(*output);
+      }
+    }
+    const std::vector<bool> is_last = cut_.sink_side();
+    for (const auto& [node, place] : places_) {
+      if (is_last[place]) moved.insert(node);
+    }
+    return moved;
+  }
+
+ private:
+  // What a convolution gains or loses, in bytes that are not reordered.
+  void weigh(const Node& node, const Candidate& candidate) {
+    if (candidate.form.weight < 0) return;
+    int64_t images = 0, bytes = 0;
+    for (const std::vector<Value*>* values : {&candidate.reads, &candidate.makes}) {
+      // Input and result: the gradient of the input is a third one.
+      const bool is_third = values == &candidate.makes && candidate.reads.size() > 1;
+      for (const Value* value : *values) {
+        if (!is_third) images += count(*value->type.shape);
+        bytes += num_bytes(*value);
+      }
+    }
+    const int64_t weights = count(*node.inputs[candidate.form.weight]->type.shape);
+    const double share = static_cast<double>(weights) / static_cast<double>(images);
+    const auto gain = static_cast<int64_t>(static_cast<double>(bytes) * (1 - share));
+    if (gain > 0) {
+      cut_.add_arc(places_[&node], MinCut::kSink, gain);
+      has_gain_ = true;
+    } else {
+      cut_.add_arc(MinCut::kSource, places_[&node], -gain);
+    }
+  }
+
+  // The place of a node that reads or makes `value` as an image; that of the plain ones otherwise.
+  int place_of(const Node* node, const Value& value, bool reads) const {
+    const Candidate* candidate = node == nullptr ? nullptr : candidates_.of(node);
+    if (candidate == nullptr) return MinCut::kSource;
+    const std::vector<Value*>& images = reads ? candidate->reads : candidate->makes;
+    const bool is_there = std::find(images.begin(), images.end(), &value) != images.end();
+    return is_there ? places_.at(node) : MinCut::kSource;
+  }
+
+  // One copy serves all readers on the other side.
+  void add_borders(const Value& value) {
+    const int maker = place_of(value.producer, value, false);
+    std::vector<int> readers;
+    for (const ir::Use& use : value.uses) readers.push_back(place_of(use.node, value, true));
+    const auto is_plain = [](int place) { return place == MinCut::kSource; };
+    if (std::all_of(readers.begin(), readers.end(), is_plain) && is_plain(maker)) return;
+    if (ops::is_either_layout(*value.type.shape)) return;
+    const int64_t cost = kReordersPerCopy * num_bytes(value);
+    const int to_last = cut_.add_node(), to_first = cut_.add_node();
+    cut_.add_arc(maker, to_last, cost);
+    if (!is_plain(maker)) cut_.add_arc(to_first, maker, cost);
+    for (int reader : readers) {
+      if (!is_plain(reader)) cut_.add_arc(to_last, reader, MinCut::kInfinite);
+      cut_.add_arc(reader, to_first, MinCut::kInfinite);
+    }
+  }
+
+  Graph& graph_;
+  const Candidates& candidates_;
+  MinCut cut_;
+  std::unordered_map<const Node*, int> places_;
+  bool has_gain_ = false;
+};
+
+// ---- moving them
+
+class Mover {
+ public:
+  Mover(Graph& graph, const Candidates& candidates, std::unordered_set<const Node*> moved)
+      : graph_(graph), candidates_(candidates), chosen_(std::move(moved)) {}
+
+  int run() {
+    std::vector<Node*> nodes;
+    for (Node& node : graph_.nodes) {
+      if (!node.is_erased()) nodes.push_back(&node);
+    }
+    int rewrites = 0;
+    for (Node* node : nodes) {
+      if (chosen_.contains(node) && may_rewrite()) {
+        move(*node, *candidates_.of(node));
+        ++rewrites;
+      } else {
+        for (size_t i = 0; i < node->inputs.size(); ++i) {
+          if (!is_moved(node->inputs[i])) continue;
+          ir::set_input(*node, static_cast<int>(i), get(*node->inputs[i], Form::kPlain, node));
+        }
+      }
+      if (ir::is(node, "YieldOp", ir::kMicrosoftDomain)) copies_.clear();
+    }
+    for (size_t i = 0; i < graph_.outputs.size(); ++i) give_out(static_cast<int>(i));
+    for (auto node = replaced_.rbegin(); node != replaced_.rend(); ++node) {
+      ir::erase(graph_, **node);
+    }
+    return rewrites;
+  }
+
+ private:
+  enum class Form {
+    kPlain,  // (N, C, H, W), row-major
+    kView,   // (N, C, H, W), channels last
+    kLast,   // (N, H, W, C), row-major
+  };
+
+  bool is_moved(const Value* value) const { return value != nullptr && moved_.contains(value); }
+
+  // ---- images in the form that a reader wants
+
+  // Made in front of `before`, or at the end of the graph, once for each half: copies that cross
+  // the border would be saved. Views for kernels name the strides of channels last even where those
+  // of dims of one element say nothing: PyTorch goes by them.
+  Value* get(Value& value, Form form, Node* before) {
+    if (form == own_form(value)) return form == Form::kLast ? moved_.at(&value) : &value;
+    Value*& found = copies_[{&value, form}];
+    if (found == nullptr) found = make(value, form, before);
+    return found;
+  }
+
+  Form own_form(const Value& value) const {
+    const auto found = moved_.find(&value);
+    if (found == moved_.end()) return Form::kPlain;
+    return found->second == nullptr ? Form::kView : Form::kLast;
+  }
+
+  Value* make(Value& value, Form form, Node* before) {
+    const Form own = own_form(value);
+    const Shape& shape = *value.type.shape;
+    if (ops::is_either_layout(shape) && form != Form::kView) {
+      const bool to_last = form == Form::kLast;
+      Value* from = own == Form::kLast ? moved_.at(&value) : &value;
+      return reshape(*from, to_last ? ops::channels_last_shape(shape) : shape, before);
+    }
+    switch (form) {
+      case Form::kPlain:
+        return copy(*(own == Form::kView ? &value : get(value, Form::kView, before)), before);
+      case Form::kView: return transpose(*get(value, Form::kLast, before), ops::kToFirst, before);
+      case Form::kLast: break;
+    }
+    Value* view = transpose(value, ops::kToLast, before);
+    return own == Form::kView ? view : copy(*view, before);
+  }
+
+  Value* add(const char* op, std::vector<Value*> inputs, const Type& type, ir::Attrs attrs,
+             Node* before, const std::string& hint) {
+    Node& made = before == nullptr ? ir::append(graph_, {"", op}, std::move(inputs), {type},
+                                                std::move(attrs), hint)
+                                   : ir::insert_before(graph_, *before, {"", op}, std::move(inputs),
+                                                       {type}, std::move(attrs), hint);
+    if (type.dtype == DType::kUndefined) ops::infer_types(made);
+    return made.outputs[0];
+  }
+
+  Value* transpose(Value& value, const int64_t (&order)[ops::kImageRank], Node* before) {
+    const Shape perm(std::begin(order), std::end(order));
+    return add("Transpose", {&value}, Type(), {{"perm", perm}}, before, value.name);
+  }
+
+  Value* copy(Value& value, Node* before) {
+    return add("Identity", {&value}, ops::with_shape(value.type, value.type.shape), {}, before,
+               value.name);
+  }
+
+  Value* reshape(Value& value, const Shape& shape, Node* before) {
+    return add("Reshape", {&value, ints(shape)}, ops::with_shape(value.type, shape), {}, before,
+               value.name);
+  }
+
+  Value* ints(const Shape& dims) {
+    std::vector<int64_t> numbers;
+    for (const Dim& dim : dims) numbers.push_back(dim.constant());
+    const Type type{.dtype = DType::kInt64, .shape = Shape{static_cast<int64_t>(numbers.size())}};
+    return &ir::add_initializer(graph_, "ints", type, ir::make_int64_data(numbers));
+  }
+
+  // ---- nodes
+
+  void move(Node& node, const Candidate& candidate) {
+    switch (candidate.form.kind) {
+      case Kind::kNone: return;
+      case Kind::kKernel: return move_kernel(node, candidate);
+      case Kind::kPointwise: return move_pointwise(node);
+      case Kind::kReduction: return move_reduction(node);
+      case Kind::kExpand: return move_expand(node);
+    }
+  }
+
+  void move_kernel(Node& node, const Candidate& candidate) {
+    for (int slot : candidate.form.inputs) {
+      ir::set_input(node, slot, get(*node.inputs[slot], Form::kView, &node));
+    }
+    for (Value* image : candidate.makes) {
+      if (ops::is_either_layout(*image->type.shape)) continue;
+      image->type.strides = ops::channels_last_strides(*image->type.shape);
+      moved_[image] = nullptr;
+    }
+    const int gradient = candidate.form.weight_gradient;
+    if (gradient >= 0 && gradient < static_cast<int>(node.outputs.size()) &&
+        node.outputs[gradient] != nullptr) {
+      copy_weight_gradient(node, *node.outputs[gradient]);
+    }
+  }
+
+  void copy_weight_gradient(Node& node, Value& gradient) {
+    const Shape& shape = *gradient.type.shape;
+    if (gradient.uses.empty() || ops::is_either_layout(shape)) return;
+    const auto next = std::next(node.position);
+    Value* plain = copy(gradient, next == graph_.nodes.end() ? nullptr : &*next);
+    plain->producer->origin = node.origin;
+    gradient.type.strides = ops::channels_last_strides(shape);
+    ir::replace_uses(gradient, *plain, graph_);
+    ir::set_input(*plain->producer, 0, &gradient);
+  }
+
+  // A node that does the same on channels last; the old one goes once nobody reads it.
+  void replace(Node& node, std::vector<Value*> inputs, const Type& type) {
+    Node& made =
+        ir::insert_before(graph_, node, node.op, std::move(inputs), {type}, node.attrs, node.name);
+    replaced_.push_back(&node);
+    if (type.shape->size() == ops::kImageRank) {
+      moved_[node.outputs[0]] = made.outputs[0];
+    } else {
+      ir::replace_uses(*node.outputs[0], *made.outputs[0], graph_);
+    }
+  }
+
+  static Type last_type(const Value& image) {
+    return ops::with_shape(image.type, ops::channels_last_shape(*image.type.shape));
+  }
+
+  void move_pointwise(Node& node) {
+    std::vector<Value*> inputs;
+    for (Value* input : node.inputs) {
+      inputs.push_back(input == nullptr || is_one(*input) ? input : operand(*input, node));
+    }
+    replace(node, std::move(inputs), last_type(*node.outputs[0]));
+  }
+
+  Value* operand(Value& value, Node& reader) {
+    Shape shape = *value.type.shape;
+    if (shape.size() == ops::kImageRank) return get(value, Form::kLast, &reader);
+    shape.insert(shape.begin(), ops::kImageRank - shape.size(), Dim(1));
+    if (ops::is_either_layout(shape)) {
+      return reshape(value, ops::channels_last_shape(shape), &reader);
+    }
+    return transpose(*reshape(value, shape, &reader), ops::kToLast, &reader);
+  }
+
+  void move_reduction(Node& node) {
+    std::vector<Value*> inputs = {get(*node.inputs[0], Form::kLast, &node)};
+    if (ops::has_input(node, 1)) {
+      Shape axes;
+      for (size_t i = 0; i < ops::kImageRank; ++i) {
+        const std::vector<int64_t> old = *ops::reduction_axes(node);
+        const bool is_reduced = std::find(old.begin(), old.end(), ops::kToLast[i]) != old.end();
+        if (is_reduced) axes.push_back(static_cast<int64_t>(i));
+      }
+      inputs.push_back(ints(axes));
+    }
+    const Value& result = *node.outputs[0];
+    replace(node, std::move(inputs),
+            keeps_dims(node) ? last_type(result) : ops::with_shape(result.type, result.type.shape));
+  }
+
+  void move_expand(Node& node) {
+    Value* x = get(*node.inputs[0], Form::kLast, &node);
+    const Shape shape = ops::channels_last_shape(*node.outputs[0]->type.shape);
+    replace(node, {x, ints(shape)}, ops::expanded_type(x->type, shape));
+  }
+
+  // Callers know what leaves by its name.
+  void give_out(int index) {
+    Value& old = *graph_.outputs[index];
+    if (!is_moved(&old)) return;
+    const std::string name = old.name;
+    Value* plain = get(old, Form::kPlain, nullptr);
+    ir::set_output(graph_, index, *plain);
+    ir::take_name(graph_, *plain, name);
+  }
+
+  Graph& graph_;
+  const Candidates& candidates_;
+  std::unordered_set<const Node*> chosen_;
+  // Images with channels last, by those of the graph as it was. nullptr: the value itself, made by
+  // a kernel; else the row-major one in its place.
+  std::unordered_map<const Value*, Value*> moved_;
+  std::map<std::pair<Value*, Form>, Value*> copies_;  // of this half
+  std::vector<Node*> replaced_;
+};
+
+}  // namespace
+
+int channels_last(Graph& graph) {
+  const Candidates candidates(graph);
+  std::unordered_set<const Node*> chosen = Chooser(graph, candidates).run();
+  if (chosen.empty()) return 0;
+  return Mover(graph, candidates, std::move(chosen)).run();
+}
+
+}  // namespace torch_ort::passes
