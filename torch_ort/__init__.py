@@ -36,6 +36,7 @@ __all__ = [
     "explain",
     "optim",
     "profile",
+    "python_op",
     "reset_counters",
 ]
 
@@ -46,4 +47,8 @@ def __getattr__(name: str) -> object:
         from torch_ort import ortmodule
 
         return getattr(ortmodule, name)
+    if name == "python_op":
+        from torch_ort.functions.wrap import python_op
+
+        return python_op
     raise AttributeError(f"module 'torch_ort' has no attribute {name!r}")

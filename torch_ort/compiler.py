@@ -42,6 +42,7 @@ class Program:
     number: int = 0
     passes: list[tuple[str, int, float]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    functions: list[Any] = field(default_factory=list)  # what its PythonOps call
 
 
 def compile_program(

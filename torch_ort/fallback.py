@@ -60,6 +60,15 @@ def reason_of(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+def comes_from_function(error: BaseException) -> bool:
+    """Tell whether an error is one of a torch.autograd.Function that a graph calls.
+
+    It is raised as it is: nothing of the engine has failed, and running again does twice what the
+    Function does.
+    """
+    return hasattr(error, "torch_ort_function")
+
+
 def warn(stage_name: str, error: BaseException) -> None:
     """Count a fallback and say so once."""
     counting.count(f"fallbacks_{stage_name}")
@@ -167,6 +176,8 @@ class FirstRun:
             with undone_on_error(self._graph):
                 return self._run(*args)
         except Exception as error:
+            if comes_from_function(error):
+                raise
             result = self._eager(*args)  # an error of the user's program comes again from here
             self._give_up_with(error)
             return result

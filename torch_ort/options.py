@@ -242,13 +242,17 @@ ORTMODULE_TABLE: tuple[Row, ...] = (
           "Copy the module before export. Never needed: capture changes nothing of the module.",
           is_built=True),
     _flag("allow_autograd_checkpoint", False,
-          "Permit torch.utils.checkpoint in the module. Never needed: it is captured, and obeyed.",
+          "Permit torch.utils.checkpoint in the module. Never needed: `use_reentrant=False` is "
+          "captured, and obeyed; `use_reentrant=True` cannot be captured.",
           is_built=True),
     _flag("enable_custom_autograd", True,
-          "Call torch.autograd.Function as Python. They are traced through now.", is_built=True),
+          "Make each torch.autograd.Function a PythonOp, which calls it. If off, Functions are "
+          "traced through, with their own backward.", is_built=True),
     _flag("disable_custom_autograd_support", False,
           "Older name for the opposite of enable_custom_autograd.", is_built=True),
-    _text("skipped_autograd_functions", "Functions not to be called as Python, by full name."),
+    _text("skipped_autograd_functions",
+          "Functions that become no PythonOps and are traced through: full names, with commas "
+          "between them.", is_built=True),
     _flag("enable_compute_optimizer", True, "Move gathers and reshapes up the graph."),
     _flag("enable_sparse_optimizer", True, "Compute only rows with labels and without padding."),
     _flag("enable_label_sparse_optimizer", True, "Compute only rows with labels."),

@@ -15,6 +15,7 @@ const Table& table() {
     add_loss(table);
     add_matmul(table);
     add_normalization(table);
+    add_python_op(table);
     add_random(table);
     add_reduction(table);
     add_shape(table);

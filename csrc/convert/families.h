@@ -14,6 +14,7 @@ void add_embedding(Table& table);
 void add_loss(Table& table);
 void add_matmul(Table& table);
 void add_normalization(Table& table);
+void add_python_op(Table& table);
 void add_random(Table& table);
 void add_reduction(Table& table);
 void add_shape(Table& table);

@@ -16,6 +16,7 @@ const Registry& registry() {
     register_loss(ops);
     register_matmul(ops);
     register_normalization(ops);
+    register_python_op(ops);
     register_random(ops);
     register_reduction(ops);
     register_region(ops);

@@ -15,6 +15,7 @@ void register_embedding(Registry& ops);
 void register_loss(Registry& ops);
 void register_matmul(Registry& ops);
 void register_normalization(Registry& ops);
+void register_python_op(Registry& ops);
 void register_random(Registry& ops);
 void register_reduction(Registry& ops);
 void register_region(Registry& ops);

@@ -15,5 +15,6 @@ void bind_optim(pybind11::module_& module);
 void bind_capture(pybind11::module_& module);
 void bind_guard(pybind11::module_& module);
 void bind_files(pybind11::module_& module);
+void bind_python_op(pybind11::module_& module);
 
 }  // namespace torch_ort::python

@@ -14,4 +14,5 @@ PYBIND11_MODULE(_C, module) {
   torch_ort::python::bind_capture(module);
   torch_ort::python::bind_guard(module);
   torch_ort::python::bind_files(module);
+  torch_ort::python::bind_python_op(module);
 }

@@ -3,6 +3,7 @@
 #include "run/context.h"
 #include "run/counters.h"
 #include "run/guard.h"
+#include "run/python_op.h"
 
 #include <ATen/ops/alias.h>
 #include <ATen/ops/empty.h>
@@ -327,6 +328,7 @@ at::Tensor Session::make_carrying_token(const Context& context) const {
   Tensors kept;
   for (int slot : binding.kept) {
     const at::Tensor tensor = context.slots[slot].contiguous();
+    if (is_python_context(tensor)) hold_python_context(tensor);
     header.insert(header.end(), {slot, static_cast<int64_t>(tensor.scalar_type()), tensor.dim()});
     header.insert(header.end(), tensor.sizes().begin(), tensor.sizes().end());
     kept.push_back(tensor);

@@ -201,6 +201,22 @@ void check_results(const Context& context, const Step& step, decltype(check_size
   }
 }
 
+// What capture has learnt of a Function, every call of it must keep to. Strides are put right.
+void check_python_results(Context& context, const Step& step) {
+  for (size_t i = 0; i < step.outputs.size(); ++i) {
+    const int slot = step.outputs[i];
+    if (slot < 0 || !context.binding->specs[slot].known) continue;
+    const TensorSpec& spec = context.binding->specs[slot];
+    at::Tensor& tensor = context.slots[slot];
+    check_learnt(concat(step.name, step.origin.empty() ? "" : concat(" (", step.origin, ")"),
+                        ": result ", i),
+                 spec, tensor);
+    if (!has_layout(tensor, spec)) {
+      tensor = as_promised(*context.binding->session->slot_value(slot), spec, tensor);
+    }
+  }
+}
+
 void run_step(Context& context, const BoundStep& bound, StepCounts& counts) {
   const Step& step = *bound.step;
   RECORD_FUNCTION(step.name, c10::ArrayRef<const c10::IValue>{});
@@ -246,6 +262,12 @@ void run_step(Context& context, const BoundStep& bound, StepCounts& counts) {
       ++counts.python;
       break;
     }
+    case Form::kPythonOp:
+      call_op(context, step, bound.args);
+      store_results(context, step, context.stack);
+      check_python_results(context, step);
+      ++counts.python;
+      break;
   }
   if (context.binding->session->verifies()) check_results(context, step, check_sizes);
   for (int slot : bound.release) context.slots[slot].reset();

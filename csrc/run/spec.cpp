@@ -127,6 +127,21 @@ void check_sizes(const ir::Value& value, const TensorSpec& spec, const at::Tenso
     raise_unlike(value, spec, tensor);
 }
 
+void check_learnt(const std::string& what, const TensorSpec& spec, const at::Tensor& tensor) {
+  const auto form = [](c10::ScalarType dtype, c10::IntArrayRef sizes, c10::Device device) {
+    return concat(c10::toString(dtype), sizes, " on ", device);
+  };
+  if (tensor.defined() && tensor.sizes() == c10::IntArrayRef(spec.sizes) &&
+      tensor.scalar_type() == spec.dtype && tensor.device().type() == spec.device.type()) {
+    return;
+  }
+  const std::string got =
+      tensor.defined() ? form(tensor.scalar_type(), tensor.sizes(), tensor.device()) : "None";
+  throw UserError(concat(what, ": got ", got, ", want ", form(spec.dtype, spec.sizes, spec.device),
+                         " as when the graph was captured; if the form of a result depends on more "
+                         "than the forms of the arguments, leave the Function out of the graph"));
+}
+
 void check_layout(const ir::Value& value, const TensorSpec& spec, const at::Tensor& tensor) {
   if (!tensor.defined() || !has_layout(tensor, spec)) raise_unlike(value, spec, tensor);
 }

@@ -28,6 +28,8 @@ bool same_strides(c10::IntArrayRef sizes, c10::IntArrayRef a, c10::IntArrayRef b
 bool has_layout(const at::Tensor& tensor, const TensorSpec& spec);
 // UserError if a tensor of the run has not the sizes that the type of `value` says.
 void check_sizes(const ir::Value& value, const TensorSpec& spec, const at::Tensor& tensor);
+// UserError unless a result of Python code has the sizes, dtype and device that capture learnt.
+void check_learnt(const std::string& what, const TensorSpec& spec, const at::Tensor& tensor);
 // Nor its dtype and strides.
 void check_layout(const ir::Value& value, const TensorSpec& spec, const at::Tensor& tensor);
 

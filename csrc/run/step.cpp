@@ -330,6 +330,8 @@ Step Resolver::resolve_functional(const ops::Call& call) const {
   const FunctionSchema& schema = op->schema();
   if (call.op == "torch_ort::call_python") {
     step.form = Form::kPython;
+  } else if (call.op.starts_with("torch_ort::python_op")) {
+    step.form = Form::kPythonOp;
   } else if (call.op == "aten::reshape") {
     step.form = Form::kReshape;
   } else if (schema.is_mutable()) {

@@ -25,6 +25,7 @@ enum class Form : uint8_t {
   kReshape,     // a view where the strides allow, else a copy
   kMutation,    // changes an argument; its results, if any, are that argument
   kPython,      // a Python callable, for operators without a schema
+  kPythonOp,    // a torch.autograd.Function (python_op.h), whose results are checked
   kRegion,      // a fused region: a program of cpu/, writes into memory given to it
   kPlaced,      // the kernel makes the result, in memory given to it (placement.h)
 };

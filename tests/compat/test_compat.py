@@ -21,6 +21,7 @@ import torch_ort
 from torch_ort.compat import old_names, placing
 from torch_ort.compat.__main__ import main
 from torch_ort.compat.custom_autograd import enable_custom_autograd_support
+from torch_ort.functions import capturing
 
 REAL = PathFinder.find_spec("onnxruntime")
 needs_onnxruntime = pytest.mark.skipif(REAL is None, reason="onnxruntime is not installed")
@@ -299,7 +300,7 @@ def test_an_old_script_trains(placed_site, tmp_path):
     result = run_python(placed_site, "-c", TRAIN, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("trained ['model_name_")
-    assert "enable_custom_autograd_support: got False, which changes nothing" in result.stderr
+    assert "each torch.autograd.Function is traced through" in result.stderr
 
 
 @needs_onnxruntime
@@ -562,17 +563,18 @@ def test_a_command_that_is_not_built_says_so(monkeypatch):
 @pytest.mark.parametrize(
     ("asked", "level", "words"),
     [
-        ((), logging.INFO, "nothing has to be enabled: each torch.autograd.Function is traced"),
-        ((True,), logging.INFO, "nothing has to be enabled"),
-        ((False,), logging.WARNING, "got False, which changes nothing"),
+        ((), logging.INFO, "each torch.autograd.Function is a PythonOp from now on"),
+        ((True,), logging.INFO, "each torch.autograd.Function is a PythonOp from now on"),
+        ((False,), logging.WARNING, "is traced through, with its own backward, from now on"),
     ],
 )
-def test_custom_functions_need_no_switch(caplog, asked, level, words):
+def test_switch_of_custom_functions(caplog, asked, level, words):
     with caplog.at_level(logging.INFO, "orttraining"):
         enable_custom_autograd_support(*asked)
     (record,) = caplog.records
     assert record.levelno == level
     assert words in record.getMessage()
+    capturing.switch(None)
 
 
 def test_the_package_carries_its_files_as_python_alone():

@@ -12,6 +12,7 @@ import linecache
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -39,6 +40,8 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedFakeTensorException,
 )
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd.function import _SingleLevelFunction
 from torch.fx.experimental import _config as shape_config
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import (
@@ -378,6 +381,9 @@ class FakeInputs:
         """Give a fake of a tensor that every call brings anew."""
         if self._kind is Sizes.FIXED:
             return self.held(tensor, name)
+        if tensor.is_leaf and tensor.grad is not None:
+            # A gradient would get symbols of its own, which no call brings.
+            tensor = tensor.detach().requires_grad_(tensor.requires_grad)
         context = StatelessSymbolicContext(
             dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.dim(),
             constraint_sizes=[None] * tensor.dim(),
@@ -552,6 +558,148 @@ def never_compiled(function: Callable, *, nor_what_it_calls: bool = True) -> Cal
 def in_function_transform() -> bool:
     """Tell whether a transform of torch.func is at work, which wraps tensors."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+# Calls of torch.autograd.Function.
+
+
+class _Replacing(threading.local):
+    """What happens to calls of Functions in a thread."""
+
+    is_paused = False
+
+
+_replacing = _Replacing()
+_replacements: list[tuple[int, Callable[..., Any]]] = []  # threads, and what is called there
+_replacing_lock = threading.Lock()
+
+
+def _apply_or_replace(cls: type, *args: Any, **kwargs: Any) -> Any:
+    original = super(_SingleLevelFunction, cls).apply
+    if _replacements and not kwargs and not _replacing.is_paused:
+        thread, replace = _replacements[-1]
+        # A backward of a trace runs in threads of autograd's.
+        if thread == threading.get_ident() or any(map(is_traced, args)):
+            return replace(cls, args, original)
+    return original(*args, **kwargs)
+
+
+@contextmanager
+def functions_replaced(replace: Callable[[type, tuple, Callable], Any]) -> Iterator[None]:
+    """Call `replace(class, arguments, apply)` in place of Functions' own `apply`.
+
+    In this thread, and in others where an argument is a tensor of a trace. All ways to `apply` come
+    through the class that is patched here, names that a program has bound earlier included.
+    """
+    entry = (threading.get_ident(), replace)
+    with _replacing_lock:
+        if not _replacements:
+            _SingleLevelFunction.apply = classmethod(_apply_or_replace)
+        _replacements.append(entry)
+    try:
+        yield
+    finally:
+        with _replacing_lock:
+            _replacements.remove(entry)
+            if not _replacements:
+                del _SingleLevelFunction.apply
+
+
+@contextmanager
+def functions_as_they_are() -> Iterator[None]:
+    """Let Functions run in this thread whatever replaces them."""
+    before, _replacing.is_paused = _replacing.is_paused, True
+    try:
+        yield
+    finally:
+        _replacing.is_paused = before
+
+
+def below_autograd() -> Any:
+    """Give a context in which operators are called without their autograd rules."""
+    return torch._C._AutoDispatchBelowAutograd()
+
+
+def is_traced(value: Any) -> bool:
+    """Tell whether something is a tensor of a trace."""
+    return isinstance(value, FakeTensor | FunctionalTensor)
+
+
+def form_key(values: Sequence[Any]) -> tuple:
+    """Give a value that is equal for tensors and sizes of equal form in one trace."""
+    return tuple(map(_form_key, values))
+
+
+def _form_key(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return str(value)
+    sizes = tuple(map(str, value.shape)), tuple(map(str, value.stride()))
+    symbols = [size for size in value.shape if isinstance(size, torch.SymInt)]
+    env = id(getattr(symbols[0].node, "shape_env", None)) if symbols else 0
+    # Tensors with numbers are themselves: what is learnt of a Function may depend on them.
+    return *sizes, value.dtype, str(value.device), env, is_traced(value)
+
+
+@contextmanager
+def fakes_apart() -> Iterator[None]:
+    """Make and use tensors without numbers that no trace knows of."""
+    with real_tensors(), FakeTensorMode(allow_non_fake_inputs=True):
+        yield
+
+
+@contextmanager
+def without_numbers(tensors: Sequence[Any]) -> Iterator[None]:
+    """Run code on fake tensors whose numbers it may want: then it fails, and leaves no trace."""
+    mode = detect_fake_mode([tensor for tensor in tensors if isinstance(tensor, FakeTensor)])
+    if mode is None:
+        raise UnsupportedFakeTensorException("the tensors are not fake ones")
+    for tensor in tensors:
+        if isinstance(tensor, FakeTensor):
+            # Compiled code would read at address 0 otherwise.
+            torch._C._set_throw_on_mutable_data_ptr(tensor)
+    before, mode._allow_unsafe_data_ptr_access = mode._allow_unsafe_data_ptr_access, False
+    env = mode.shape_env
+    try:
+        with env.ignore_fresh_unbacked_symbols() if env is not None else nullcontext():
+            yield
+    finally:
+        mode._allow_unsafe_data_ptr_access = before
+
+
+def has_size_of_data(tensor: torch.Tensor) -> bool:
+    """Tell whether a size of a fake tensor is only known from data."""
+    return any(
+        isinstance(size, torch.SymInt) and symbolic_shapes.free_unbacked_symbols(size)
+        for size in tensor.shape
+    )
+
+
+class Settings:
+    """Numbers for symbolic sizes: those of the example, then others."""
+
+    count = 4
+
+    def __init__(self, sizes: Sequence[Any]) -> None:
+        self.open_sizes = [size for size in sizes if isinstance(size, torch.SymInt)]
+        exprs = [size.node.expr for size in self.open_sizes]
+        symbols = sorted({s for expr in exprs for s in expr.free_symbols}, key=str)
+        if not symbols:
+            self.count = 1
+        self._numbers: list[dict[Any, int]] = [{} for _ in range(self.count)]
+        for i, symbol in enumerate(symbols):
+            env = self.open_sizes[0].node.shape_env
+            values = getattr(env, "backed_var_to_val", None) or env.var_to_val
+            number = int(values[symbol])
+            for numbers, other in zip(
+                self._numbers, (number, number + 1 + i, 2 * number, number + 1), strict=False
+            ):
+                numbers[symbol] = other
+
+    def at(self, size: Any, number: int) -> int:
+        """Give a size in one of the settings."""
+        if not isinstance(size, torch.SymInt):
+            return int(size)
+        return int(size.node.expr.subs(self._numbers[number]))
 
 
 def python_text(expr: sympy.Basic) -> str:

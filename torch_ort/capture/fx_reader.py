@@ -21,6 +21,7 @@ from torch_ort._C import Unsupported
 from torch_ort.capture import higher_order
 from torch_ort.capture.aot_compat import HigherOrderOperator, OpOverload, recompute_policy, schema
 from torch_ort.capture.symbols import Symbolic, size, symbol_name
+from torch_ort.functions import describe as functions
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _MEMORY_FORMATS = {
@@ -68,6 +69,7 @@ class FxReader:
         self.constants: dict[str, torch.Tensor] = {}
         self.tensor_inputs: list[int] = []  # positions among the placeholders
         self.symbol_inputs: list[int] = []
+        self.functions: list[Any] = []  # calls of torch.autograd.Function, which the graph keeps
         self._names: dict[fx.Node, str] = {}
 
     def add_placeholders(self, nodes: Iterable[fx.Node]) -> None:
@@ -183,6 +185,19 @@ class FxReader:
             names, types, node.name, origin_of(node), node,
         )  # fmt: skip
 
+    def emit_with_attributes(self, node: fx.Node, attributes: dict[str, Any]) -> None:
+        """Add a call whose node says more than the arguments of its operator."""
+        names, types = self.results_of(node, node.meta["val"])
+        form = schema(node.target)
+        arguments = dict(
+            zip((a.name for a in form.arguments), self._bound_arguments(node), strict=True)
+        )
+        arguments |= {name: self._argument(value) for name, value in attributes.items()}
+        self.reader.add_call(
+            form.name, "", list(arguments), list(arguments.values()), names, types, node.name,
+            origin_of(node), *recompute_policy(node), "",
+        )  # fmt: skip
+
     def _name(self, node: fx.Node) -> str:
         return self._names.setdefault(node, node.name)
 
@@ -215,6 +230,9 @@ class FxReader:
             if not _has_tensor(value):
                 return
             raise Unsupported(f"node {node.name}: a call of {node.target}, which is no operator")
+        if functions.is_python_op(node.target):
+            functions.add_node(self, node)
+            return
         names, types = self.results_of(node, value)
         self._emit(
             node.target, self._bound_arguments(node), names, types, node.name, origin_of(node), node

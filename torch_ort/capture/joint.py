@@ -28,7 +28,7 @@ from torch_ort.capture.recorder import (
     record,
 )
 from torch_ort.capture.symbols import Symbolic, symbol_name
-from torch_ort.fallback import RandomState, stage, warn
+from torch_ort.fallback import RandomState, comes_from_function, stage, warn
 from torch_ort.options import Options
 
 
@@ -423,7 +423,7 @@ def _program(reader: FxReader, is_training: bool) -> compiler.Program:
     seconds = {"read": time.perf_counter() - reader.started}
     return compiler.Program(
         graph, reader.constants, is_training, reader.tensor_inputs, reader.symbol_inputs,
-        seconds=seconds,
+        seconds=seconds, functions=reader.functions,
     )  # fmt: skip
 
 
@@ -586,7 +586,7 @@ class FirstBackward:
         try:
             gradients = _C.run_backward(token, saved, tangents)
         except Exception as error:
-            if kept is None or kept.was_edited():
+            if kept is None or kept.was_edited() or comes_from_function(error):
                 raise
             self._state.failed = True
             warn("backward", error)

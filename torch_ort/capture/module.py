@@ -32,6 +32,7 @@ from torch_ort.capture.watch import (
     recorded_reads,
     unchanged_attributes,
 )
+from torch_ort.functions.capturing import Policy, kept_whole
 from torch_ort.options import Options
 
 
@@ -189,15 +190,16 @@ def capture_module(
     floats: frozenset[str] = frozenset(),
     sizes: Sizes = Sizes.OPEN,
     run: Callable[..., Any] | None = None,
+    functions: Policy | None = None,
 ) -> ModuleCapture:
     """Capture a module for calls like the given one, as far as `sizes` leaves sizes open.
 
     `floats` names the arguments that are numbers of the graph instead of constants; `run` is called
-    instead of the module.
+    instead of the module; `functions` says which torch.autograd.Functions become PythonOps.
     Raises UnknownType for arguments that are no tensors, numbers or containers of them; Unsupported
     or InternalError for what cannot be captured, an error of the module itself included.
     """
-    call = _Call(module, run or module, args, kwargs, floats)
+    call = _Call(module, run or module, args, kwargs, floats, functions or Policy())
     if sizes is Sizes.OPEN and "recorder" not in options.disable:
         capture = _record(call, options, state)
         if capture is not None:
@@ -221,6 +223,7 @@ class _Call(NamedTuple):
     args: tuple
     kwargs: dict
     floats: frozenset[str]
+    functions: Policy
 
 
 def _record(call: _Call, options: Options, state: GraphState) -> ModuleCapture | None:
@@ -239,7 +242,10 @@ def _trace(
     held = ModuleState(module)
     held.check()
     inputs = describe_call(module, call.args, call.kwargs, held, call.floats)
-    with fakes.tracing(), reading(module) as reads, unchanged_attributes(module) as watch:
+    with (
+        fakes.tracing(), reading(module) as reads, unchanged_attributes(module) as watch,
+        kept_whole(call.functions),
+    ):  # fmt: skip
         trace = _Trace(call.run, held, inputs, fakes, watch)
         first = len(trace.open_integers)
         parameters = frozenset(range(first, first + len(held.tensors)))

@@ -21,6 +21,7 @@ from torch_ort.capture.aot_compat import Sizes, in_function_transform
 from torch_ort.capture.joint import GraphState
 from torch_ort.capture.module import ModuleCapture, ModuleState, capture_module, describe_call
 from torch_ort.capture.structure import Structure, UnknownType
+from torch_ort.functions.capturing import policy_of
 from torch_ort.options import Options, ORTModuleOptions
 from torch_ort.ortmodule import logs
 from torch_ort.ortmodule.graph_optimizers import rewrite_for
@@ -143,6 +144,8 @@ class Calls:
             with fallback.undone_on_error(captured.state):
                 result = capture.call(flat)
         except Exception as error:
+            if fallback.comes_from_function(error):
+                raise
             if captured.is_proven and isinstance(error, RuntimeError):
                 # Sizes of 0 are special to some kernels: they get a graph of their own.
                 capture.refuse_empty()
@@ -254,7 +257,7 @@ class Calls:
             try:
                 capture = capture_module(
                     self._module, args, kwargs, self._options, state, floats=names, sizes=sizes,
-                    run=self._run_plain,
+                    run=self._run_plain, functions=policy_of(self.settings),
                 )  # fmt: skip
             except fallback.ENGINE_ERRORS as error:
                 random.restore()

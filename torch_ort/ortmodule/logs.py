@@ -8,6 +8,7 @@ import sys
 import torch
 
 from torch_ort import options
+from torch_ort.functions.capturing import policy_of
 from torch_ort.ortmodule.debug_options import LogLevel
 
 # How much the logger lets through, by level.
@@ -83,7 +84,11 @@ def first_run_table(settings: options.ORTModuleOptions) -> str:
         ("Whole-graph engine", True, "Forward and backward run as one graph with planned memory"),
         ("Fused regions", True, "Element-wise operators, norms, softmax and losses in one pass"),
         ("ATen Executor", True, "Any registered PyTorch operator runs inside the graph"),
-        ("Custom Function", True, "torch.autograd.Function is traced through"),
+        (
+            "Custom Function",
+            policy_of(settings).is_enabled,
+            "Each torch.autograd.Function is a PythonOp, see ORTMODULE_ENABLE_CUSTOM_AUTOGRAD",
+        ),
         ("Memory Optimizer", False, "ORTMODULE_MEMORY_OPT_LEVEL is not available yet"),
         ("Compute Optimizer", False, "ORTMODULE_ENABLE_COMPUTE_OPTIMIZER is not available yet"),
         ("Auto Fallback", falls_back, "Failures run in PyTorch, see ORTMODULE_FALLBACK_POLICY"),

@@ -1,0 +1,440 @@
+#include "run/python_op.h"
+
+#include "base/error.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/core/stack.h>
+#include <ATen/ops/clone.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <type_traits>
+#include <unordered_map>
+
+namespace torch_ort::run {
+
+namespace {
+
+using Tensors = PythonFunction::Tensors;
+using torch::autograd::Node;
+// Of the kind that this torch has.
+using NodePtr = std::decay_t<decltype(std::declval<const at::Tensor&>().grad_fn())>;
+
+struct FunctionTable {
+  std::mutex mutex;
+  std::unordered_map<int64_t, std::shared_ptr<const PythonFunction>> functions;
+  int64_t next_key = 1;
+};
+
+FunctionTable& function_table() {
+  static FunctionTable* table = new FunctionTable;  // outlives what Python frees at its end
+  return *table;
+}
+
+std::shared_ptr<const PythonFunction> find_function(int64_t key) {
+  FunctionTable& table = function_table();
+  std::lock_guard lock(table.mutex);
+  auto found = table.functions.find(key);
+  if (found == table.functions.end()) {
+    throw UserError(concat("PythonOp: no Function has the key ", key,
+                           " in this process: its graph was captured in another one, or freed"));
+  }
+  return found->second;
+}
+
+// Runs keep what they have found.
+template <typename Change>
+void change_function(int64_t key, Change change) {
+  auto changed = std::make_shared<PythonFunction>(*find_function(key));
+  change(*changed);
+  FunctionTable& table = function_table();
+  std::lock_guard lock(table.mutex);
+  table.functions[key] = std::move(changed);
+}
+
+// The number stands where the tensor's data is, and this is what its storage owns.
+struct PythonContext {
+  int64_t id;
+  NodePtr node;  // nothing where no gradient is asked for
+};
+
+struct ContextIds {
+  std::mutex mutex;
+  std::unordered_map<int64_t, NodePtr> held;
+  std::atomic<int64_t> next{1};
+  std::atomic<int64_t> live{0};
+};
+
+ContextIds& context_ids() {
+  static ContextIds* ids = new ContextIds;
+  return *ids;
+}
+
+void end_python_context(void* data) {
+  delete static_cast<PythonContext*>(data);  // a node of Python's takes the GIL by itself
+  context_ids().live.fetch_sub(1);
+}
+
+at::Tensor make_context(NodePtr node) {
+  context_ids().live.fetch_add(1);
+  auto* context = new PythonContext{context_ids().next.fetch_add(1), std::move(node)};
+  c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), sizeof(int64_t),
+      c10::DataPtr(&context->id, context, &end_python_context, c10::kCPU), nullptr, false));
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
+      c10::scalarTypeToTypeMeta(c10::ScalarType::Long));
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous({});
+  return tensor;
+}
+
+PythonContext* context_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage()) return nullptr;
+  const c10::DataPtr& data = tensor.storage().data_ptr();
+  if (data.get_deleter() != &end_python_context) return nullptr;
+  return static_cast<PythonContext*>(data.get_context());
+}
+
+NodePtr node_of(const at::Tensor& tensor) {
+  if (const PythonContext* context = context_of(tensor)) {
+    ORT_CHECK(context->node != nullptr, "PythonOpGrad: the forward call kept nothing for backward");
+    return context->node;
+  }
+  const int64_t id = tensor.item<int64_t>();
+  std::lock_guard lock(context_ids().mutex);
+  auto found = context_ids().held.find(id);
+  if (found == context_ids().held.end()) {
+    throw UserError(concat("PythonOpGrad: the context of forward call ", id,
+                           " is gone: its tensor was copied by a hook that was not active during "
+                           "the forward call, or backward has run already"));
+  }
+  return found->second;
+}
+
+RaiseAgain raise_again_in_python = nullptr;
+
+// What a Function's inputs come from: it is asked for the form of gradients, and never run.
+struct Outside : Node {
+  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override {
+    throw InternalError("PythonOp: backward went past the Function");
+  }
+};
+
+template <typename Pointer, typename Made>
+Pointer make_node() {
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<Node>>) {
+    return std::make_shared<Made>();
+  } else {
+    return c10::make_intrusive<Made>();
+  }
+}
+
+// Tensors as a Function gets them. Memory of the engine is lent: it serves other values once the
+// step is over. What is still looked at then, because the Function saved it in whatever way,
+// becomes a copy under the eyes of whoever looks. Memory that its storage owns is shared, and so
+// are version counters, through which autograd sees edits of what was saved.
+class Lending {
+ public:
+  at::Tensor lend(const at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.has_storage()) return tensor;
+    c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+    const c10::Storage& storage = tensor.storage();
+    given_.push_back(storage.unsafeGetStorageImpl());
+    const bool is_owned = storage.data_ptr().get_context() != nullptr || storage.nbytes() == 0;
+    if (is_owned) {
+      return at::Tensor(impl->shallow_copy_and_detach(
+          impl->is_inference() ? c10::VariableVersion() : impl->version_counter(), true));
+    }
+    at::Tensor alias(impl->shallow_copy_and_detach(c10::VariableVersion(0), true));
+    alias.unsafeGetTensorImpl()->set_storage_keep_dtype(lent_storage(storage));
+    return alias;
+  }
+
+  // Whether a tensor looks at memory that was given.
+  bool shares(const at::Tensor& tensor) const {
+    if (!tensor.has_storage()) return false;
+    const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+    for (const c10::StorageImpl* given : given_) {
+      if (storage == given) return true;
+    }
+    for (const Lent& lent : lent_) {
+      if (storage == lent.storage.unsafeGetStorageImpl()) return true;
+    }
+    return false;
+  }
+
+  void settle() {
+    for (Lent& lent : lent_) {
+      if (lent.storage.use_count() == 1) continue;
+      const size_t bytes = lent.storage.nbytes();
+      c10::Allocator* allocator = c10::GetAllocator(lent.storage.device_type());
+      c10::DataPtr copy = allocator->allocate(bytes);
+      allocator->copy_data(copy.get(), lent.storage.data(), bytes);
+      lent.storage.set_data_ptr_noswap(std::move(copy));
+    }
+    lent_.clear();
+  }
+
+ private:
+  struct Lent {
+    const c10::StorageImpl* of;
+    c10::Storage storage;
+  };
+
+  const c10::Storage& lent_storage(const c10::Storage& storage) {
+    const c10::StorageImpl* of = storage.unsafeGetStorageImpl();
+    for (const Lent& lent : lent_) {
+      if (lent.of == of) return lent.storage;
+    }
+    void* data = const_cast<void*>(storage.data());
+    lent_.push_back({of, c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+                             c10::StorageImpl::use_byte_size_t(), storage.nbytes(),
+                             c10::DataPtr(data, storage.device()),
+                             c10::GetAllocator(storage.device_type()), false))});
+    return lent_.back().storage;
+  }
+
+  std::vector<const c10::StorageImpl*> given_;
+  std::vector<Lent> lent_;
+};
+
+// The dispatch state in which eager PyTorch would call the Function.
+class PlainState {
+ public:
+  explicit PlainState(bool grad_mode)
+      : plain_(c10::impl::LocalDispatchKeySet(c10::impl::PODLocalDispatchKeySet{})),
+        mode_(grad_mode) {}
+
+ private:
+  c10::impl::ForceDispatchKeyGuard plain_;
+  c10::AutoGradMode mode_;
+};
+
+at::Tensor detached(const at::Tensor& tensor) {
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  return at::Tensor(impl->shallow_copy_and_detach(
+      impl->is_inference() ? c10::VariableVersion() : impl->version_counter(), true));
+}
+
+at::Tensor private_copy(const at::Tensor& tensor) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return at::clone(tensor);
+}
+
+bool share_memory(const Tensors& tensors, const at::Tensor& tensor) {
+  for (const at::Tensor& other : tensors) {
+    if (other.defined() && other.is_alias_of(tensor)) return true;
+  }
+  return false;
+}
+
+// What a step may hand on: each result alone in its memory, as the plan takes it to be.
+Tensors take_outputs(const PythonFunction& function, const Lending& lending, const Tensors& results,
+                     NodePtr& node) {
+  TORCH_CHECK(results.size() == function.num_results, function.name, ": forward gave ",
+              results.size(), " results, ", function.num_results, " when its graph was captured");
+  Tensors outputs;
+  for (int position : function.outputs) {
+    const at::Tensor& result = results[position];
+    TORCH_CHECK(result.defined(), function.name, ": result ", position,
+                " of forward is no tensor, which it was when its graph was captured");
+    if (node == nullptr && result.requires_grad()) node = result.grad_fn();
+    at::Tensor output = detached(result);
+    if (lending.shares(output) || share_memory(outputs, output)) output = private_copy(output);
+    outputs.push_back(std::move(output));
+  }
+  return outputs;
+}
+
+std::pair<at::Tensor, Tensors> call_forward(const PythonFunction& function, const Tensors& tensors,
+                                            const std::vector<int64_t>& sizes) {
+  ORT_CHECK(tensors.size() == function.requires_grad.size(), function.name, ": got ",
+            tensors.size(), " tensors, want ", function.requires_grad.size());
+  Lending lending;
+  Tensors inputs;
+  NodePtr outside;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    inputs.push_back(lending.lend(function.written[i] ? private_copy(tensors[i]) : tensors[i]));
+    if (!function.requires_grad[i]) continue;
+    if (outside == nullptr) outside = make_node<NodePtr, Outside>();
+    const uint32_t number = outside->add_input_metadata(inputs.back());
+    torch::autograd::impl::set_gradient_edge(inputs.back(), torch::autograd::Edge(outside, number));
+  }
+  NodePtr node;
+  Tensors outputs;
+  {
+    const PlainState state(function.grad_mode);
+    try {
+      function.call(std::move(inputs), sizes, [&](const Tensors& results) {
+        outputs = take_outputs(function, lending, results, node);
+      });
+    } catch (...) {
+      raise_again_in_python(function.name);
+    }
+  }
+  lending.settle();
+  return {make_context(std::move(node)), std::move(outputs)};
+}
+
+Tensors run_node(Node& node, Tensors gradients) {
+  gradients.resize(node.num_inputs());
+  Tensors results = node(std::move(gradients));
+  torch::autograd::validate_outputs(
+      node.next_edges(), results,
+      [&node](const std::string& message) { return concat("Function ", node.name(), message); });
+  return results;
+}
+
+// A gradient for each position that capture knows of, each alone in its memory: autograd keeps
+// what it gets as `.grad`.
+Tensors take_gradients(const PythonFunction& function, const Node& node, const Lending& lending,
+                       const Tensors& results) {
+  Tensors gradients;
+  size_t next = 0;
+  for (size_t i = 0; i < results.size(); ++i) {
+    const bool is_known =
+        next < function.gradients.size() && function.gradients[next] == static_cast<int>(i);
+    const torch::autograd::Edge& edge = node.next_edge(i);
+    if (!is_known) {
+      TORCH_CHECK(!results[i].defined() || !edge.is_valid(), function.name,
+                  ": backward gave a gradient for tensor ", i,
+                  ", for which it gave None when its graph was captured");
+      continue;
+    }
+    ++next;
+    at::Tensor gradient = results[i];
+    if (!gradient.defined()) {
+      gradient = edge.function->input_metadata(edge.input_nr).zeros_like();
+    } else if (gradient.requires_grad() || gradient.use_count() > 2 || lending.shares(gradient) ||
+               (gradient.has_storage() && gradient.storage().use_count() > 1)) {
+      gradient = private_copy(gradient);  // two references: `results` and `gradient`
+    }
+    gradients.push_back(std::move(gradient));
+  }
+  return gradients;
+}
+
+Tensors call_backward(const PythonFunction& function, const at::Tensor& context,
+                      const Tensors& given) {
+  const NodePtr node = node_of(context);
+  ORT_CHECK(given.size() == function.outputs.size(), function.name, ": got ", given.size(),
+            " gradients, want ", function.outputs.size());
+  Lending lending;
+  Tensors inputs(function.num_results);
+  for (size_t i = 0; i < given.size(); ++i) {
+    inputs[function.outputs[i]] = lending.lend(given[i]);
+  }
+  Tensors gradients;
+  {
+    const PlainState state(false);
+    try {
+      const Tensors results = run_node(*node, std::move(inputs));
+      gradients = take_gradients(function, *node, lending, results);
+    } catch (...) {
+      raise_again_in_python(function.name);
+    }
+  }
+  lending.settle();
+  if (context_of(context) == nullptr && !torch::autograd::get_current_graph_task_keep_graph()) {
+    std::lock_guard lock(context_ids().mutex);
+    context_ids().held.erase(context.item<int64_t>());
+  }
+  return gradients;
+}
+
+void python_op(const c10::OperatorHandle&, torch::jit::Stack* stack) {
+  const int64_t key = torch::jit::pop(*stack).toInt();
+  const std::vector<int64_t> sizes = torch::jit::pop(*stack).toIntVector();
+  const Tensors tensors = torch::jit::pop(*stack).toTensorVector();
+  auto [context, outputs] = call_forward(*find_function(key), tensors, sizes);
+  torch::jit::push(*stack, std::move(context), std::move(outputs));
+}
+
+void python_op_grad(const c10::OperatorHandle&, torch::jit::Stack* stack) {
+  const int64_t key = torch::jit::pop(*stack).toInt();
+  const c10::IValue gradients = torch::jit::pop(*stack);
+  Tensors given;
+  for (const c10::IValue& item : gradients.toListRef()) {
+    given.push_back(item.isNone() ? at::Tensor() : item.toTensor());
+  }
+  const at::Tensor context = torch::jit::pop(*stack).toTensor();
+  torch::jit::push(*stack, call_backward(*find_function(key), context, given));
+}
+
+}  // namespace
+
+int64_t add_python_function(PythonFunction function) {
+  FunctionTable& table = function_table();
+  std::lock_guard lock(table.mutex);
+  const int64_t key = table.next_key++;
+  table.functions[key] = std::make_shared<const PythonFunction>(std::move(function));
+  return key;
+}
+
+void remove_python_function(int64_t key) {
+  std::shared_ptr<const PythonFunction> removed;  // let go of outside the lock: that runs Python
+  FunctionTable& table = function_table();
+  std::lock_guard lock(table.mutex);
+  auto found = table.functions.find(key);
+  if (found == table.functions.end()) return;
+  removed = std::move(found->second);
+  table.functions.erase(found);
+}
+
+void set_form(int64_t key, std::vector<bool> written, std::vector<int> outputs,
+              size_t num_results) {
+  change_function(key, [&](PythonFunction& function) {
+    function.written = std::move(written);
+    function.outputs = std::move(outputs);
+    function.num_results = num_results;
+  });
+}
+
+void set_gradients(int64_t key, std::vector<int> positions) {
+  change_function(key,
+                  [&](PythonFunction& function) { function.gradients = std::move(positions); });
+}
+
+Tensors run_grad_fn(const at::Tensor& output, Tensors gradients) {
+  const NodePtr node = output.grad_fn();
+  ORT_CHECK(node != nullptr, "run_grad_fn: the tensor was made by no Function");
+  return run_node(*node, std::move(gradients));
+}
+
+bool is_python_context(const at::Tensor& tensor) { return context_of(tensor) != nullptr; }
+
+void hold_python_context(const at::Tensor& tensor) {
+  const PythonContext* context = context_of(tensor);
+  ORT_CHECK(context != nullptr, "hold_python_context: the tensor owns no context");
+  std::lock_guard lock(context_ids().mutex);
+  context_ids().held[context->id] = context->node;
+}
+
+int64_t num_python_contexts() { return context_ids().live.load(); }
+
+void set_raise_again(RaiseAgain raise_again) { raise_again_in_python = raise_again; }
+
+TORCH_LIBRARY_FRAGMENT(torch_ort, library) {
+  library.def(
+      "python_op(Tensor[] tensors, SymInt[] sizes, int function) -> (Tensor ctx, Tensor[] outputs)",
+      {at::Tag::pt2_compliant_tag});
+  library.def("python_op_grad(Tensor ctx, Tensor?[] grads, int function) -> Tensor[]",
+              {at::Tag::pt2_compliant_tag});
+}
+
+TORCH_LIBRARY_IMPL(torch_ort, CompositeExplicitAutograd, library) {
+  library.impl("python_op", torch::CppFunction::makeFromBoxedFunction<&python_op>());
+  library.impl("python_op_grad", torch::CppFunction::makeFromBoxedFunction<&python_op_grad>());
+}
+
+}  // namespace torch_ort::run

@@ -1,0 +1,163 @@
+# Modules with custom Functions, trained here and in eager PyTorch: outputs, losses, gradients and
+# parameters of several steps are the same, and everything runs in one graph.
+from __future__ import annotations
+
+import copy
+
+import custom_functions as F
+import pytest
+import torch
+from custom_functions import log
+
+import torch_ort
+from torch_ort import _C
+
+
+@pytest.fixture(autouse=True)
+def empty_log():
+    log.clear()
+
+
+CASES = {
+    "scalar": lambda x: F.Scaled.apply(x, 0.5),
+    "saved input": F.Squared.apply,
+    "saved output": F.Exp.apply,
+    "saved output used again": lambda x: F.Exp.apply(x).tanh().relu(),
+    "numpy": F.NumpyTanh.apply,
+    "numpy in backward": F.NumpyBackward.apply,
+    "addresses": F.MemoryNegated.apply,
+    "two outputs": lambda x: F.SumAndProduct.apply(x, x.tanh()),
+    "integer output": F.Halves.apply,
+    "marked output": F.FixedCopy.apply,
+    "one of two outputs": lambda x: F.SumAndProduct.apply(x, x.tanh())[1],
+    "same argument twice": lambda x: F.SumAndProduct.apply(x, x),
+    "None gradient": lambda x: F.IgnoresSecond.apply(x, x.tanh()),
+    "written argument": lambda x: F.AddsOne.apply(x * 2),
+    "given back": F.Identity.apply,
+    "given back and edited": lambda x: F.Identity.apply(x.tanh()).mul(2),
+    "setup_context": lambda x: F.Split.apply(x, 2),
+    "setup_context, default": lambda x: F.Split.apply(x),
+    "functions inside": F.Outer.apply,
+    "once_differentiable": F.Once.apply,
+    "kept in other ways": F.Stashing.apply,
+    "straight through": F.Straight.apply,
+    "nested calls": lambda x: F.Squared.apply(F.Exp.apply(F.Scaled.apply(x, 0.1))),
+    "used often": lambda x: sum(F.Squared.apply(x * i) for i in (0.1, 0.2, 0.3)),
+    "containers": lambda x: F.Nested.apply(x, [x.detach() * 2, {"weight": x.tanh()}]),
+    "strides of a result": F.Transposed.apply,
+    "strides of a numpy result": F.NumpyTransposed.apply,
+    "argument with strides": lambda x: F.Squared.apply(x.t()).t(),
+    "expanded argument": lambda x: F.Squared.apply(x[:1].expand(4, -1)),
+    "sliced argument": lambda x: F.Stashing.apply(x[1:3, ::2]),
+    "empty argument": lambda x: F.Squared.apply(x[:0]).sum() + x,
+    "zero dims": lambda x: F.Squared.apply(x.sum()) + x,
+    "size as argument": lambda x: F.Scaled.apply(x, x.shape[0]) / 100,
+    "double": lambda x: F.Squared.apply(x.double()).float(),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_like_eager(compare, name):
+    compare(CASES[name])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_changing_sizes_in_one_graph(compare, name):
+    compare(CASES[name], lambda step: torch.randn(8 + step, 6) / 4, steps=4)
+
+
+def test_arguments_that_are_no_tensors(compare):
+    options = {"power": 2}
+
+    def function(x):
+        first, nothing, text = F.Mixed.apply(x, True, 2, 0.25, (1, 2), "name", options, None)
+        assert (nothing, text) == (None, "text")
+        return first
+
+    compare(function)
+
+
+def test_written_argument_is_seen_by_later_readers(compare):
+    def function(x):
+        y = x * 2
+        z = y.tanh()
+        F.AddsOne.apply(y)
+        return y + z
+
+    compare(function)
+
+
+def test_bfloat16(compare):
+    compare(lambda x: F.Stashing.apply(x.bfloat16()).float() + F.Squared.apply(x.bfloat16()))
+
+
+def test_parameters_as_arguments(compare_training, assert_python_steps):
+    class Linear(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(6))
+            self.fixed = torch.nn.Parameter(torch.randn(6), requires_grad=False)
+
+        def forward(self, x):
+            return F.Wanted.apply(x, self.weight, self.fixed)
+
+    compare_training(Linear, lambda step: torch.randn(4, 6))
+    assert set(log) == {"(False, True, False)"}
+    compare_training(Linear, lambda step: torch.randn(4, 6, requires_grad=True))
+    assert "(True, True, False)" in log
+    assert_python_steps(graphs=2)
+
+
+def test_gradients_of_unused_outputs(compare):
+    compare(lambda x: F.NoMaterialized.apply(x)[1])
+    assert set(log) == {"True False"}
+    log.clear()
+    compare(lambda x: F.Materialized.apply(x)[1], graphs=2)
+    assert set(log) == {"False False"}
+
+
+def test_under_no_grad_and_eval(assert_python_steps):
+    eager = F.Net(F.NumpyTanh.apply).eval()
+    ours = torch_ort.ORTModule(copy.deepcopy(eager))
+    x = torch.randn(4, 6)
+    with torch.no_grad():
+        assert torch.equal(ours(x), eager(x))
+    assert_python_steps(1)
+    assert _C.num_python_contexts() == 0
+    loss, want = ours(x).sum(), eager(x).sum()
+    loss.backward()
+    want.backward()
+    assert torch.allclose(ours.before.weight.grad, eager.before.weight.grad)
+
+
+def test_no_grad_inside_of_forward(compare):
+    def function(x):
+        with torch.no_grad():
+            fixed = F.Squared.apply(x)
+        return x + fixed
+
+    compare(function)
+    assert _C.num_python_contexts() == 0
+
+
+def test_order_of_effects(compare):
+    def function(x):
+        y = F.Logging.apply(x, "a")
+        F.Logging.apply(x, "unread")
+        z = F.Logging.apply(x, "b")
+        return F.Logging.apply(y + z, "c")
+
+    log.clear()
+    compare(function, steps=1)
+    steps = log[: log.index("backward a") + 1]
+    eager = [
+        "forward a", "forward unread", "forward b", "forward c",
+        "backward c", "backward b", "backward a",
+    ]  # fmt: skip
+    assert steps == eager
+    assert log[-len(eager) :] == eager
+
+
+def test_equal_calls_are_not_merged(compare):
+    compare(lambda x: F.Logging.apply(x, "same") + F.Logging.apply(x, "same"), steps=1)
+    assert log[-4:] == ["forward same"] * 2 + ["backward same"] * 2

@@ -1,0 +1,311 @@
+"""A Function as one place of a program calls it, and the operators that stand for it in a trace."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torch_ort import _C
+from torch_ort.capture import aot_compat
+from torch_ort.functions.arguments import Arguments, full_name
+from torch_ort.functions.learn import Form, Learner, Learnt, form_of
+
+_logger = logging.getLogger("torch_ort")
+# By the keys that the operators are called with. Graphs hold their calls; what nobody holds is
+# freed.
+_calls: weakref.WeakValueDictionary[int, FunctionCall | BackwardCall] = (
+    weakref.WeakValueDictionary()
+)
+_named: set[str] = set()
+
+
+def call_of(key: int) -> Any:
+    """Give the call that an operator's key stands for; a BackwardCall for python_op_grad."""
+    if key not in _calls:
+        raise _C.InternalError(f"PythonOp: no Function has the key {key}")
+    return _calls[key]
+
+
+class FunctionCall:
+    """A Function with its constants, called with tensors of one form."""
+
+    def __init__(
+        self, function: type, arguments: Arguments, requires_grad: tuple[bool, ...],
+        grad_mode: bool, autocast: tuple[tuple[str, torch.dtype], ...],
+    ) -> None:  # fmt: skip
+        self.function = function
+        self.name = full_name(function)
+        self.values = arguments.values  # keeps constants alive, whose addresses files show
+        self.convention = arguments.convention
+        self.num_seen = arguments.num_seen
+        self.requires_grad = requires_grad
+        self.grad_mode = grad_mode
+        self.learnt: Learnt
+        self.tensors: list[Form] = []
+        self.sizes: list[Any] = []
+        self._backward: dict[tuple[bool, ...], BackwardCall] = {}
+        self._form: Any = None
+        self._run = arguments.filler(_with_autocast(function.apply, autocast))
+        self._learner = Learner(function, self._run, requires_grad, grad_mode, self.num_seen)
+        self.key = 0
+
+    def learn(self, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
+        """Give what forward gives for tensors of a trace."""
+        form = aot_compat.form_key([*tensors, *sizes])
+        if form != self._form:
+            learnt = self._learner.forward(tensors, sizes)
+            self._note(learnt)
+            self._form = form
+            self.tensors, self.sizes = [form_of(tensor) for tensor in tensors], sizes
+        return [output.make() for output in self.learnt.outputs]
+
+    def prepare(self) -> int:
+        """Make the key; what it stands for is known once `learn` was called."""
+        if not self.key:
+            self.key = self._add([False] * len(self.requires_grad), [], 0)
+            _calls[self.key] = self
+            weakref.finalize(self, _C.remove_python_function, self.key)
+        return self.key
+
+    def backward(self, given: Sequence[torch.Tensor | None]) -> BackwardCall:
+        """Give the call of backward where outputs have a gradient or none as given."""
+        wanted = tuple(gradient is not None for gradient in given)
+        if wanted not in self._backward:
+            self._backward[wanted] = BackwardCall(self)
+        return self._backward[wanted]
+
+    def learn_gradients(self, given: Sequence[torch.Tensor | None]) -> list[Form | None]:
+        """Learn the gradients that backward gives."""
+        return self._learner.backward(self.learnt, self.tensors, self.sizes, given)
+
+    def forget_trace(self) -> None:
+        """Let go of what the trace made; called when the graph has been read."""
+        if self._form is None:
+            return
+        self.learnt.made = None
+        self.learnt.outputs = []
+        self._form = None
+        self.tensors, self.sizes = [], []
+        for backward in self._backward.values():
+            backward.forget_trace()
+
+    def _note(self, learnt: Learnt) -> None:
+        written = [False] * len(self.requires_grad)
+        for position in learnt.written:
+            if position is not None:
+                written[position] = True
+        if any(written):
+            self._say_copied()
+        returned = learnt.returned
+        count = len(returned) if isinstance(returned, tuple) else 1
+        self.learnt = learnt
+        self.set_form(self.key, written, learnt.places, count)
+
+    def set_form(self, key: int, written: list[bool], places: list[int], count: int) -> None:
+        """Tell the engine what forward gives."""
+        _C.set_python_function_form(key, written, places, count)
+
+    def _add(self, written: list[bool], places: list[int], count: int) -> int:
+        return _C.add_python_function(
+            self._checked_run(), self.name, list(self.requires_grad), written, self.grad_mode,
+            places, count,
+        )  # fmt: skip
+
+    def _checked_run(self) -> Callable[..., Any]:
+        """Give `run` with a look at what forward returns besides tensors."""
+        run, name = self._run, self.name
+        itself = weakref.ref(self)
+
+        def checked(*given: Any) -> Any:
+            results = run(*given)
+            if type(results) is torch.Tensor:
+                return results
+            call = itself()
+            expected = call.learnt.returned if call is not None else results
+            if isinstance(results, tuple) and isinstance(expected, tuple):
+                for i, (item, want) in enumerate(zip(results, expected, strict=False)):
+                    is_same = isinstance(item, torch.Tensor) or item is want or item == want
+                    if not is_same:
+                        raise _C.UserError(
+                            f"{name}: result {i} of forward is no tensor, and changes: got "
+                            f"{item!r}, want {want!r} as when the graph was captured"
+                        )
+            return results
+
+        return checked
+
+    def _say_copied(self) -> None:
+        if self.name not in _named and not hasattr(self.function, "alias_input"):
+            _named.add(self.name)
+            _logger.warning(
+                "%s writes into its arguments (mark_dirty): they are copied first; declare what "
+                "may be written over in its alias_input",
+                self.name,
+            )
+
+
+class BackwardCall:
+    """The backward of a call, where a certain set of outputs has gradients."""
+
+    def __init__(self, forward: FunctionCall) -> None:
+        self.forward = weakref.proxy(forward)
+        self.key = forward._add(
+            [False] * len(forward.requires_grad), forward.learnt.places,
+            len(forward.learnt.returned) if isinstance(forward.learnt.returned, tuple) else 1,
+        )  # fmt: skip
+        self.gradients: list[Form | None] | None = None
+        self.positions: list[int] = []
+        self._form: Any = None
+        _calls[self.key] = self
+        weakref.finalize(self, _C.remove_python_function, self.key)
+
+    def learn(self, given: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        """Give the gradients, without the missing ones, for gradients of a trace."""
+        form = aot_compat.form_key(list(given))
+        if self.gradients is None or form != self._form:
+            self.gradients = self.forward.learn_gradients(given)
+            self.positions = [i for i, form in enumerate(self.gradients) if form is not None]
+            self._form = form
+            _C.set_gradients(self.key, self.positions)
+        return [form.make() for form in self.gradients if form is not None]
+
+    def forget_trace(self) -> None:
+        """Let go of symbolic sizes."""
+        self.gradients = None
+        self._form = None
+
+
+def _with_autocast(
+    apply: Callable[..., Any], autocast: tuple[tuple[str, torch.dtype], ...]
+) -> Callable[..., Any]:
+    for device, dtype in autocast:
+        apply = torch.autocast(device, dtype)(apply)
+    return apply
+
+
+def autocast_now() -> tuple[tuple[str, torch.dtype], ...]:
+    """Give the kinds of devices under autocast, each with its dtype."""
+    return tuple(
+        (device, torch.get_autocast_dtype(device))
+        for device in ("cpu", "cuda")
+        if torch.is_autocast_enabled(device)
+    )
+
+
+class Calls:
+    """The calls of one capture, or of one wrapped Function: equal ones are one."""
+
+    def __init__(self) -> None:
+        self._by_form: dict[tuple, FunctionCall] = {}
+        self._lock = threading.Lock()
+
+    def put(self, function: type, args: Sequence[Any]) -> Any:
+        """Put a call into the trace that is running; give what the Function gives."""
+        arguments = Arguments(args)
+        grad_mode = torch.is_grad_enabled()
+        autocast = autocast_now()
+        requires_grad = tuple(
+            tensor.requires_grad and i < arguments.num_seen
+            for i, tensor in enumerate(arguments.tensors)
+        )
+        form = (
+            function, arguments.key(), requires_grad, grad_mode, autocast,
+            aot_compat.form_key([*arguments.tensors, *arguments.sizes]),
+        )  # fmt: skip
+        with self._lock:
+            call = self._by_form.get(form)
+            if call is None:
+                call = FunctionCall(function, arguments, requires_grad, grad_mode, autocast)
+                self._by_form[form] = call
+        _, outputs = torch.ops.torch_ort.python_op(
+            arguments.tensors, arguments.sizes, call.prepare()
+        )
+        return self._results(call, arguments, outputs)
+
+    def forget(self) -> None:
+        """Let go of what the trace made, and of all calls that no graph holds."""
+        for call in self._by_form.values():
+            call.forget_trace()
+        self._by_form.clear()
+
+    def _results(
+        self, call: FunctionCall, arguments: Arguments, outputs: list[torch.Tensor]
+    ) -> Any:
+        learnt = call.learnt
+        results = list(outputs)
+        for i, position in enumerate(learnt.written):
+            if position is not None:
+                results[i] = arguments.tensors[position]
+                results[i].copy_(outputs[i])
+        if not isinstance(learnt.returned, tuple):
+            return results[0] if results else learnt.returned
+        returned = list(learnt.returned)
+        for place, result in zip(learnt.places, results, strict=True):
+            returned[place] = result
+        return tuple(returned)
+
+
+# The operators.
+
+
+class _Tracked(torch.autograd.Function):
+    """The autograd rule of python_op."""
+
+    @staticmethod
+    def forward(ctx: Any, key: int, sizes: list[Any], *tensors: torch.Tensor) -> tuple:
+        ctx.set_materialize_grads(False)
+        with aot_compat.below_autograd():
+            context, outputs = torch.ops.torch_ort.python_op(list(tensors), sizes, key)
+        call = call_of(key)
+        ctx.call, ctx.num_sizes = call, len(tensors)
+        ctx.save_for_backward(context)
+        fixed = [
+            output
+            for output, differs in zip(outputs, call.learnt.differentiable, strict=True)
+            if not differs
+        ]
+        ctx.mark_non_differentiable(context, *fixed)
+        return context, *outputs
+
+    @staticmethod
+    def backward(ctx: Any, _: Any, *given: torch.Tensor | None) -> tuple:
+        (context,) = ctx.saved_tensors
+        backward = ctx.call.backward(given)
+        found = torch.ops.torch_ort.python_op_grad(context, list(given), backward.key)
+        gradients: list[torch.Tensor | None] = [None] * ctx.num_sizes
+        for position, gradient in zip(backward.positions, found, strict=True):
+            gradients[position] = gradient
+        return None, None, *gradients
+
+
+def _python_op(tensors: list[torch.Tensor], sizes: list[Any], function: int) -> tuple:
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        context, *outputs = _Tracked.apply(function, sizes, *tensors)
+        return context, outputs
+    with aot_compat.below_autograd():
+        return torch.ops.torch_ort.python_op(tensors, sizes, function)
+
+
+def _fake_python_op(tensors: list[torch.Tensor], sizes: list[Any], function: int) -> tuple:
+    outputs = call_of(function).learn(tensors, sizes)
+    return torch.empty((), dtype=torch.int64, device="cpu"), outputs
+
+
+def _fake_python_op_grad(
+    ctx: torch.Tensor, grads: list[torch.Tensor | None], function: int
+) -> list[torch.Tensor]:
+    return call_of(function).learn(grads)
+
+
+_library = torch.library.Library("torch_ort", "FRAGMENT")
+_library.impl("python_op", _python_op, "Autograd")
+torch.library.register_fake("torch_ort::python_op", _fake_python_op)
+torch.library.register_fake("torch_ort::python_op_grad", _fake_python_op_grad)
+# What a Function does besides giving tensors, only a run can tell.
+for _operator in (torch.ops.torch_ort.python_op, torch.ops.torch_ort.python_op_grad):
+    torch.fx.node.has_side_effect(_operator.default)

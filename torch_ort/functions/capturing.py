@@ -1,0 +1,80 @@
+"""Which Functions a capture of a module keeps whole, and the context in which it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from torch_ort._C import Unsupported
+from torch_ort.capture import aot_compat
+from torch_ort.functions.arguments import full_name
+from torch_ort.functions.call import Calls
+
+# Packages whose Functions are part of what PyTorch, or we, do with tensors: a checkpoint calls the
+# user's code again, a collective is an operator. They are traced through.
+_TRACED_PACKAGES = ("torch", "torch_ort")
+
+# Checkpoints that are Functions by themselves.
+_CHECKPOINTS = (
+    "torch.utils.checkpoint.CheckpointFunction",
+    "deepspeed.runtime.activation_checkpointing.checkpointing.CheckpointFunction",
+)
+
+_switched: bool | None = None
+
+
+def switch(to_enable: bool | None) -> None:
+    """Keep Functions whole, or trace all of them, whatever options say; None: as options say."""
+    global _switched
+    _switched = to_enable
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Which Functions become PythonOps."""
+
+    is_enabled: bool = True
+    skipped: frozenset[str] = frozenset()  # by full name
+
+    def keeps(self, function: type) -> bool:
+        """Tell whether a Function becomes a PythonOp."""
+        is_traced = function.__module__.partition(".")[0] in _TRACED_PACKAGES
+        return not is_traced and full_name(function) not in self.skipped
+
+
+def policy_of(settings: Any) -> Policy:
+    """Read the policy from an ORTModule's options."""
+    is_enabled = settings.enable_custom_autograd and not settings.disable_custom_autograd_support
+    names = settings.skipped_autograd_functions.split(",")
+    return Policy(
+        is_enabled if _switched is None else _switched,
+        frozenset(name.strip() for name in names if name.strip()),
+    )
+
+
+@contextmanager
+def _kept_whole(policy: Policy) -> Iterator[None]:
+    calls = Calls()
+
+    def replace(function: type, args: tuple, apply: Callable[..., Any]) -> Any:
+        if full_name(function) in _CHECKPOINTS:
+            raise Unsupported(
+                f"{full_name(function)} (use_reentrant=True): forward would be run again by "
+                "autograd itself, outside of the graph; call checkpoint(..., use_reentrant=False), "
+                "which is captured and obeyed, or wrap the parts between checkpoints in a "
+                "HierarchicalORTModule"
+            )
+        return calls.put(function, args) if policy.keeps(function) else apply(*args)
+
+    try:
+        with aot_compat.functions_replaced(replace):
+            yield
+    finally:
+        calls.forget()
+
+
+def kept_whole(policy: Policy) -> Any:
+    """Give a context in which calls of Functions are put into the trace as PythonOps."""
+    return _kept_whole(policy) if policy.is_enabled else nullcontext()

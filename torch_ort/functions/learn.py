@@ -1,0 +1,416 @@
+"""What a Function gives: learnt on tensors without numbers, or on real ones if it needs numbers.
+
+A Function that reads numbers is run with a few settings of the sizes; a size of a result that goes
+with one of the arguments is taken to be that one. Every call of the graph checks what was learnt.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_ort import _C
+from torch_ort._C import Unsupported
+from torch_ort.capture import aot_compat
+from torch_ort.functions.arguments import full_name
+
+
+@dataclass
+class Form:
+    """A tensor without its numbers; sizes may be symbolic."""
+
+    sizes: list[Any]
+    strides: list[Any]
+    dtype: torch.dtype
+    device: torch.device
+
+    def make(self) -> torch.Tensor:
+        """Give a tensor of this form."""
+        return torch.empty_strided(self.sizes, self.strides, dtype=self.dtype, device=self.device)
+
+
+def form_of(tensor: torch.Tensor) -> Form:
+    """Give the form of a tensor."""
+    return Form(list(tensor.shape), list(tensor.stride()), tensor.dtype, tensor.device)
+
+
+@dataclass
+class Learnt:
+    """What forward gives for arguments of certain forms."""
+
+    outputs: list[Form]
+    differentiable: list[bool]  # by output
+    written: list[int | None]  # by output: the tensor among the arguments that it is
+    places: list[int]  # of the outputs among all that forward returns
+    returned: Any  # all of it, with None for the outputs; a tuple if forward gives one
+    # By tensor that autograd sees: its form if backward gives it a gradient. Nothing where that is
+    # to be asked of `made`, an output on tensors without numbers that still knows its backward.
+    gradients: list[Form | None] | None = None
+    made: torch.Tensor | None = None
+
+
+class _Outside(torch.autograd.Function):
+    """Where the arguments come from, so that none is a leaf, which nothing may write into."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(tensor.detach() for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return gradients
+
+
+class Learner:
+    """Learns one Function with its constants; `run` takes tensors and sizes."""
+
+    def __init__(
+        self, function: type, run: Callable[..., Any], requires_grad: Sequence[bool],
+        grad_mode: bool, num_seen: int,
+    ) -> None:  # fmt: skip
+        self._function = function
+        self._run = run
+        self._requires_grad = requires_grad
+        self._grad_mode = grad_mode
+        self._num_seen = num_seen
+
+    def forward(self, tensors: list[torch.Tensor], sizes: list[Any]) -> Learnt:
+        """Learn what forward gives. Raises Unsupported if it runs on nothing that can be made."""
+        with aot_compat.functions_as_they_are(), _generators_kept():
+            try:
+                self._try_without_symbols(tensors, sizes)
+                return self._forward_on_fakes(tensors, sizes)
+            except Exception as error:
+                if hasattr(self._function, "infer_shape"):
+                    return self._told(tensors)
+                return self._forward_on_real(tensors, sizes, error)
+
+    def backward(
+        self, learnt: Learnt, tensors: list[Form], sizes: list[Any],
+        given: Sequence[torch.Tensor | None],
+    ) -> list[Form | None]:  # fmt: skip
+        """Learn which tensors get a gradient, and its form, where outputs have some or none."""
+        if learnt.gradients is not None:
+            return learnt.gradients
+        wanted = [gradient is not None for gradient in given]
+        with aot_compat.functions_as_they_are(), _generators_kept():
+            try:
+                with aot_compat.without_numbers(given):
+                    return self._backward_on_fakes(learnt, tensors, given)
+            except Exception as error:
+                if hasattr(self._function, "infer_shape"):
+                    return self._all_gradients(tensors)
+                return self._backward_on_real(tensors, sizes, wanted, error)
+
+    # Tensors without numbers.
+
+    def _try_without_symbols(self, tensors: list[torch.Tensor], sizes: list[Any]) -> None:
+        """Raise what a Function raises that needs numbers, before it decides anything of sizes."""
+        forms = [form_of(tensor) for tensor in tensors]
+        settings = aot_compat.Settings([*(n for form in forms for n in form.sizes), *sizes])
+        if not settings.open_sizes:
+            return
+        with aot_compat.fakes_apart():
+            made = [_real(None, form, settings, 0, torch.empty) for form in forms]
+            with aot_compat.without_numbers(made):
+                self._call(made, [settings.at(n, 0) for n in sizes])
+
+    def _forward_on_fakes(self, tensors: list[torch.Tensor], sizes: list[Any]) -> Learnt:
+        with aot_compat.without_numbers(tensors):
+            inputs, results = self._call(tensors, sizes)
+            tuple_of = results if isinstance(results, tuple) else (results,)
+            outputs = [item for item in tuple_of if isinstance(item, torch.Tensor)]
+            if any(aot_compat.has_size_of_data(output) for output in outputs):
+                raise Unsupported("sizes that depend on data")
+            forms = [form_of(output) for output in outputs]
+        made = next((output for output in outputs if output.requires_grad), None)
+        return self._learnt(inputs, results, forms, made)
+
+    def _backward_on_fakes(
+        self, learnt: Learnt, tensors: list[Form], given: Sequence[torch.Tensor | None]
+    ) -> list[Form | None]:
+        count = len(learnt.returned) if isinstance(learnt.returned, tuple) else 1
+        gradients: list[torch.Tensor | None] = [None] * count
+        for place, gradient in zip(learnt.places, given, strict=True):
+            gradients[place] = gradient
+        results = _C.call_with_autograd(lambda: _C.run_grad_fn(learnt.made, gradients))
+        return [
+            form_of(result) if result is not None and asks else None
+            for result, asks in zip(results, self._requires_grad, strict=False)
+        ]
+
+    def _call(self, tensors: list[torch.Tensor], sizes: list[Any]) -> tuple[list[Any], Any]:
+        """Run forward as a step of the graph would."""
+
+        def call() -> tuple[list[Any], Any]:
+            with torch.set_grad_enabled(self._grad_mode):
+                inputs = [
+                    tensor.detach().requires_grad_(asks)
+                    for tensor, asks in zip(tensors, self._requires_grad, strict=True)
+                ]
+                asking = [i for i, asks in enumerate(self._requires_grad) if asks]
+                if self._grad_mode and asking:
+                    for i, tensor in zip(
+                        asking, _Outside.apply(*(inputs[i] for i in asking)), strict=True
+                    ):
+                        inputs[i] = tensor
+                return inputs, self._run(*inputs, *sizes)
+
+        return _C.call_with_autograd(call)
+
+    # Real tensors.
+
+    def _forward_on_real(
+        self, tensors: list[torch.Tensor], sizes: list[Any], why: Exception
+    ) -> Learnt:
+        forms = [form_of(tensor) for tensor in tensors]
+        settings = aot_compat.Settings([*(n for form in forms for n in form.sizes), *sizes])
+        first, learnt, gradients = self._run_real(tensors, forms, sizes, settings, 0, why)
+        seen = [(0, first)]
+        for number in range(1, settings.count):
+            if number == settings.count - 1 and len(seen) > 1:
+                break  # the last setting is for Functions that refuse the others
+            try:
+                seen.append(
+                    (number, self._run_real(tensors, forms, sizes, settings, number, why)[0])
+                )
+            except Unsupported:
+                continue
+        found = _sizes_of_results(seen, _sources(forms, sizes), settings)
+        if found is None:
+            # Nothing tells how its results go with the sizes: those of this call, and no others.
+            for size in settings.open_sizes:
+                int(size)
+            found = [list(output.shape) for output in first]
+        learnt.outputs = [
+            _dense_form(output, shape) for output, shape in zip(first, found, strict=True)
+        ]
+        learnt.gradients = gradients and [
+            None if gradient is None else _dense_form(gradient, forms[i].sizes)
+            for i, gradient in enumerate(gradients)
+        ]
+        return learnt
+
+    def _backward_on_real(
+        self, tensors: list[Form], sizes: list[Any], wanted: list[bool], why: Exception
+    ) -> list[Form | None]:
+        settings = aot_compat.Settings([*(n for form in tensors for n in form.sizes), *sizes])
+        _, _, gradients = self._run_real(None, tensors, sizes, settings, 0, why, wanted)
+        return [
+            None if gradient is None else _dense_form(gradient, tensors[i].sizes)
+            for i, gradient in enumerate(gradients)
+        ]
+
+    def _run_real(
+        self, tensors: list[torch.Tensor] | None, forms: list[Form], sizes: list[Any],
+        settings: Any, number: int, why: Exception, wanted: list[bool] | None = None,
+    ) -> tuple[list[torch.Tensor], Learnt, list[torch.Tensor | None] | None]:  # fmt: skip
+        """Run forward, and for the first setting backward, on made-up numbers."""
+        error: Exception = why
+        with aot_compat.real_tensors():
+            for fill in (_between_0_and_1, torch.ones, torch.zeros):
+                made = [
+                    _real(tensors[i] if tensors else None, form, settings, number, fill)
+                    for i, form in enumerate(forms)
+                ]
+                try:
+                    inputs, results = self._call(made, [settings.at(n, number) for n in sizes])
+                    tuple_of = results if isinstance(results, tuple) else (results,)
+                    outputs = [item for item in tuple_of if isinstance(item, torch.Tensor)]
+                    learnt = self._learnt(inputs, results, [], None)
+                    gradients = None
+                    if number == 0 and any(learnt.differentiable):
+                        gradients = self._gradients(tuple_of, learnt, wanted)
+                except Exception as failed:
+                    error = failed
+                    continue
+                return [output.detach() for output in outputs], learnt, gradients
+        raise Unsupported(
+            f"{full_name(self._function)}: its results cannot be learnt, neither from tensors "
+            f"without numbers ({_words(why)}) nor from made-up ones ({_words(error)}); an "
+            "`infer_shape` in the class would tell"
+        ) from error
+
+    def _gradients(
+        self, results: tuple, learnt: Learnt, wanted: list[bool] | None
+    ) -> list[torch.Tensor | None]:
+        given: list[torch.Tensor | None] = [None] * len(results)
+        for i, place in enumerate(learnt.places):
+            if learnt.differentiable[i] and (wanted is None or wanted[i]):
+                given[place] = torch.ones_like(results[place])
+        made = next(r for r in results if isinstance(r, torch.Tensor) and r.requires_grad)
+        gradients = _C.call_with_autograd(lambda: _C.run_grad_fn(made, given))
+        return [
+            gradient if asks else None
+            for gradient, asks in zip(gradients, self._requires_grad, strict=False)
+        ]
+
+    # What the class tells by itself.
+
+    def _told(self, tensors: list[torch.Tensor]) -> Learnt:
+        """Ask the class's infer_shape, as ONNX Runtime Training does."""
+        from torch_ort.functions.describe import dtype_number, torch_dtype
+
+        name = full_name(self._function)
+        shapes, dtypes = self._function.infer_shape(
+            _Node(name),
+            [list(tensor.shape) for tensor in tensors],
+            [dtype_number(tensor.dtype) for tensor in tensors],
+        )
+        if len(shapes) != len(dtypes):
+            raise Unsupported(
+                f"{name}.infer_shape: got {len(shapes)} shapes and {len(dtypes)} dtypes, want as "
+                "many"
+            )
+        device = tensors[0].device if tensors else torch.device("cpu")
+        outputs = [
+            Form(list(shape), row_major(shape), torch_dtype(dtype), device)
+            for shape, dtype in zip(shapes, dtypes, strict=True)
+        ]
+        asks = self._grad_mode and any(self._requires_grad)
+        return Learnt(
+            outputs,
+            [asks and form.dtype.is_floating_point for form in outputs],
+            [None] * len(outputs),
+            list(range(len(outputs))),
+            (None,) * len(outputs) if len(outputs) > 1 else None,
+            self._all_gradients([form_of(tensor) for tensor in tensors]),
+        )
+
+    def _all_gradients(self, tensors: list[Form]) -> list[Form | None]:
+        return [
+            Form(form.sizes, row_major(form.sizes), form.dtype, form.device) if asks else None
+            for form, asks in zip(tensors[: self._num_seen], self._requires_grad, strict=False)
+        ]
+
+    def _learnt(
+        self, inputs: list[torch.Tensor], results: Any, forms: list[Form],
+        made: torch.Tensor | None,
+    ) -> Learnt:  # fmt: skip
+        tuple_of = results if isinstance(results, tuple) else (results,)
+        places = [i for i, item in enumerate(tuple_of) if isinstance(item, torch.Tensor)]
+        outputs = [tuple_of[i] for i in places]
+        constants = tuple(None if isinstance(item, torch.Tensor) else item for item in tuple_of)
+        return Learnt(
+            forms,
+            [output.requires_grad for output in outputs],
+            [_position(inputs, output) for output in outputs],
+            places,
+            constants if isinstance(results, tuple) else constants[0],
+            None if made is not None else [],
+            made,
+        )
+
+
+@dataclass
+class _Node:
+    """What infer_shape is told of the node."""
+
+    func_name: str
+
+
+def _position(inputs: list[torch.Tensor], output: torch.Tensor) -> int | None:
+    # What forward marks as written, apply gives as the same object.
+    return next((i for i, tensor in enumerate(inputs) if tensor is output), None)
+
+
+def _words(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def row_major(sizes: Sequence[Any]) -> list[Any]:
+    """Give the strides of a row-major tensor."""
+    strides: list[Any] = []
+    stride: Any = 1
+    for size in reversed(list(sizes)):
+        strides.insert(0, stride)
+        stride = stride * size
+    return strides
+
+
+def _dense_form(tensor: torch.Tensor, sizes: list[Any]) -> Form:
+    """Give the form of a tensor with other sizes, its dims in the same order in memory."""
+    order = sorted(range(tensor.dim()), key=lambda dim: tensor.stride(dim), reverse=True)
+    packed = row_major([sizes[dim] for dim in order])
+    strides: list[Any] = [0] * tensor.dim()
+    for place, dim in enumerate(order):
+        strides[dim] = packed[place]
+    return Form(list(sizes), strides, tensor.dtype, tensor.device)
+
+
+def _sources(forms: list[Form], sizes: list[Any]) -> list[Any]:
+    """Give what a size of a result may be equal to."""
+    sources: list[Any] = [n for form in forms for n in form.sizes]
+    sources += sizes
+    for form in forms:
+        product: Any = 1
+        for size in form.sizes:
+            product = product * size
+        sources.append(product)
+    return sources
+
+
+def _sizes_of_results(
+    seen: list[tuple[int, list[torch.Tensor]]], sources: list[Any], settings: Any
+) -> list[list[Any]] | None:
+    """Give the sizes of results that fit what was seen in all settings; None if nothing fits."""
+    results = [outputs for _, outputs in seen]
+    if len(seen) < 2 and settings.open_sizes:
+        return None
+    if any([x.dim() for x in outputs] != [x.dim() for x in results[0]] for outputs in results):
+        return None
+    found = []
+    for outputs in zip(*results, strict=True):
+        shape = []
+        for numbers in zip(*(output.shape for output in outputs), strict=True):
+            fitting = (
+                source for source in (numbers[0], *sources)
+                if all(
+                    settings.at(source, setting) == number
+                    for (setting, _), number in zip(seen, numbers, strict=True)
+                )
+            )  # fmt: skip
+            shape.append(next(fitting, None))
+        found.append(shape)
+    return None if any(size is None for shape in found for size in shape) else found
+
+
+def _between_0_and_1(*sizes: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    generator = torch.Generator(device).manual_seed(0)
+    return torch.rand(*sizes, generator=generator, dtype=dtype, device=device)
+
+
+def _real(
+    given: torch.Tensor | None, form: Form, settings: Any, number: int, fill: Callable[..., Any]
+) -> torch.Tensor:
+    if given is not None and not aot_compat.is_traced(given):
+        return given.detach().clone()
+    sizes = [settings.at(n, number) for n in form.sizes]
+    if not (form.dtype.is_floating_point or form.dtype.is_complex):
+        fill = torch.empty if fill is torch.empty else torch.zeros
+    return fill(sizes, dtype=form.dtype, device=form.device)
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """Put random generators back: what is drawn in learning is drawn again in earnest."""
+    numpy = sys.modules.get("numpy")
+    with aot_compat.real_tensors():
+        torch_state = torch.get_rng_state()
+    python_state = random.getstate()
+    numpy_state = numpy.random.get_state() if numpy else None
+    try:
+        yield
+    finally:
+        with aot_compat.real_tensors():
+            torch.set_rng_state(torch_state)
+        random.setstate(python_state)
+        if numpy_state is not None:
+            numpy.random.set_state(numpy_state)
