@@ -17,6 +17,7 @@ from torch_ort import _C, counting
 from torch_ort.capture.aot_compat import pytree
 from torch_ort.compiler import Program
 from torch_ort.fallback import RandomState, put_back
+from torch_ort.functions.capturing import functions_seen
 from torch_ort.roofline import Roofline, best_seconds, measure
 
 # Dynamo until it calls the backend, recording or AOTAutograd's tracing, reading of the graph, and
@@ -76,6 +77,8 @@ class Report:
     counters: dict[str, int] = field(default_factory=dict)
     first_step_seconds: float = 0.0
     roofline: Roofline | None = None  # if it was asked for
+    # torch.autograd.Functions that ran outside of the graphs: how often, by full name.
+    functions_outside: Counter[str] = field(default_factory=Counter)
 
     def __str__(self) -> str:
         lines = [
@@ -84,6 +87,13 @@ class Report:
         ]
         if self.roofline is not None:
             lines.append(_roofline_text(self.roofline))
+        if self.functions_outside:
+            lines += [
+                f"custom functions outside of the graphs: {_counts(self.functions_outside)}",
+                "  torch.compile cannot trace them, and broke the graph there; wrap each, as in",
+                "  `call = torch_ort.python_op(TheFunction)`, and write `call(x)` for "
+                "`TheFunction.apply(x)`",
+            ]
         for number, graph in enumerate(self.graphs):
             lines += ["", f"graph {number} ({'training' if graph.is_training else 'inference'})"]
             by_domain: defaultdict[str, int] = defaultdict(int)
@@ -140,7 +150,7 @@ def explain(
     """
     before = counting.counters()
     start = time.perf_counter()
-    with watching() as watched, _noted_inputs() as given:
+    with watching() as watched, _noted_inputs() as given, functions_seen() as outside:
         compiled = compile_afresh(model, options)
         run_backward(model, compiled(*inputs, **kwargs), (inputs, kwargs))
     spent = time.perf_counter() - start
@@ -150,7 +160,7 @@ def explain(
     for graph, program in zip(graphs, watched, strict=True):
         if graph.nodes["torch_ort.Region"] and program.session.id in given:
             _note_bytes(graph, program, given[program.session.id])
-    report = Report(graphs, changes, spent)
+    report = Report(graphs, changes, spent, functions_outside=outside)
     if roofline:
         report.roofline = _measure_roofline(model, compiled, (inputs, kwargs), graphs)
     return report

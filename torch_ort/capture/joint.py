@@ -29,6 +29,7 @@ from torch_ort.capture.recorder import (
 )
 from torch_ort.capture.symbols import Symbolic, symbol_name
 from torch_ort.fallback import RandomState, comes_from_function, stage, warn
+from torch_ort.functions.call import end_of_capture
 from torch_ort.options import Options
 
 
@@ -103,6 +104,7 @@ class Capture:
             raise Unsupported(f"AOTAutograd: {type(error).__name__}: {error}") from error
         finally:
             self._sources = []  # they hold the module's tensors
+            end_of_capture()
         counting.count("graphs_captured")
         self._note_seconds(dynamo, time.perf_counter() - start)
         return compiled

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
 
 from torch_ort import _C
 from torch_ort.capture import aot_compat
+from torch_ort.functions import arguments as _arguments
 from torch_ort.functions.arguments import Arguments, full_name
 from torch_ort.functions.learn import Form, Learner, Learnt, form_of
 
@@ -22,6 +25,7 @@ _calls: weakref.WeakValueDictionary[int, FunctionCall | BackwardCall] = (
     weakref.WeakValueDictionary()
 )
 _named: set[str] = set()
+_TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 
 
 def call_of(key: int) -> Any:
@@ -180,6 +184,13 @@ class BackwardCall:
         self._form = None
 
 
+def is_called_by_graph(frame: FrameType | None) -> bool:
+    """Tell whether a frame, in which a Function is called, is that of a graph's step."""
+    while frame is not None and frame.f_code.co_filename.startswith(_TORCH_FOLDER):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename in (__file__, _arguments.__file__)
+
+
 def _with_autocast(
     apply: Callable[..., Any], autocast: tuple[tuple[str, torch.dtype], ...]
 ) -> Callable[..., Any]:
@@ -248,6 +259,20 @@ class Calls:
         for place, result in zip(learnt.places, results, strict=True):
             returned[place] = result
         return tuple(returned)
+
+
+_of_dynamo: list[Calls] = []  # captures of Dynamo end where ours do
+
+
+def keep_for_traces(calls: Calls) -> None:
+    """Let go of the calls at the end of each capture from now on."""
+    _of_dynamo.append(calls)
+
+
+def end_of_capture() -> None:
+    """Let go of what the trace that ends made; graphs hold the calls that they need."""
+    for calls in _of_dynamo:
+        calls.forget()
 
 
 # The operators.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ from typing import Any
 from torch_ort._C import Unsupported
 from torch_ort.capture import aot_compat
 from torch_ort.functions.arguments import full_name
-from torch_ort.functions.call import Calls
+from torch_ort.functions.call import Calls, is_called_by_graph
 
 # Packages whose Functions are part of what PyTorch, or we, do with tensors: a checkpoint calls the
 # user's code again, a collective is an operator. They are traced through.
@@ -78,3 +80,20 @@ def _kept_whole(policy: Policy) -> Iterator[None]:
 def kept_whole(policy: Policy) -> Any:
     """Give a context in which calls of Functions are put into the trace as PythonOps."""
     return _kept_whole(policy) if policy.is_enabled else nullcontext()
+
+
+@contextmanager
+def functions_seen() -> Iterator[Counter[str]]:
+    """Count, by full name, the calls of Functions in this thread that no graph makes."""
+    seen: Counter[str] = Counter()
+    policy = Policy()
+
+    def note(function: type, args: tuple, apply: Callable[..., Any]) -> Any:
+        is_traced = any(map(aot_compat.is_traced, args))
+        if policy.keeps(function) and not is_traced and not is_called_by_graph(sys._getframe(2)):
+            seen[full_name(function)] += 1
+        with aot_compat.functions_as_they_are():  # those inside are part of this one
+            return apply(*args)
+
+    with aot_compat.functions_replaced(note):
+        yield seen

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
-import weakref
+import threading
 from typing import Any
 
 import torch
 
 from torch_ort._C import UserError
+from torch_ort.capture.aot_compat import is_traced, pytree
 from torch_ort.functions.arguments import full_name
-from torch_ort.functions.call import Calls
+from torch_ort.functions.call import Calls, keep_for_traces
 
-_numbers = itertools.count()
-_wrapped: weakref.WeakValueDictionary[int, PythonOp] = weakref.WeakValueDictionary()
+# Graphs that Dynamo made know them by number, and may run for as long as the process.
+_wrapped: dict[int, PythonOp] = {}
+_lock = threading.Lock()
 
 
 class PythonOp:
     """Calls a Function; in code that torch.compile traces, as one operator with no graph break."""
 
-    def __init__(self, function: type) -> None:
-        if not (isinstance(function, type) and issubclass(function, torch.autograd.Function)):
-            raise UserError(
-                f"python_op: got {function!r}, want a class derived from torch.autograd.Function"
-            )
+    def __init__(self, function: type, number: int) -> None:
         self.function = function
-        self.number = next(_numbers)
+        self.number = number
         self.calls = Calls()
+        keep_for_traces(self.calls)
         self.__name__ = function.__name__
         self.__doc__ = function.__doc__
-        _wrapped[self.number] = self
 
     def __call__(self, *args: Any) -> Any:
         """Call the Function, as its `apply` does."""
@@ -51,10 +48,21 @@ def python_op(function: type) -> PythonOp:
     What Dynamo can trace it may inline, which is faster; wrap what it cannot. Raises UserError for
     anything but a Function.
     """
-    return PythonOp(function)
+    if not (isinstance(function, type) and issubclass(function, torch.autograd.Function)):
+        raise UserError(
+            f"python_op: got {function!r}, want a class derived from torch.autograd.Function"
+        )
+    with _lock:
+        for op in _wrapped.values():
+            if op.function is function:
+                return op
+        op = _wrapped[len(_wrapped)] = PythonOp(function, len(_wrapped))
+        return op
 
 
 @torch.compiler.allow_in_graph
 def _call_in_graph(number: int, *args: Any) -> Any:
     op = _wrapped[number]
-    return op.calls.put(op.function, args)
+    if any(map(is_traced, pytree.tree_leaves(args))):
+        return op.calls.put(op.function, args)
+    return op.function.apply(*args)  # the graph runs without the engine

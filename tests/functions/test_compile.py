@@ -1,0 +1,139 @@
+# Functions wrapped by torch_ort.python_op in code that torch.compile traces, and explain's words
+# about those that are not.
+from __future__ import annotations
+
+import custom_functions as F
+import pytest
+import torch
+from custom_functions import log
+from torch import nn
+
+import torch_ort
+from torch_ort import UserError, python_op
+
+tanh = python_op(F.NumpyTanh)
+
+
+@python_op
+class NumpyScaled(torch.autograd.Function):
+    """Takes a number as well."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return torch.from_numpy(x.detach().numpy() * factor)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.from_numpy(grad.numpy() * ctx.factor * 3), None
+
+
+@pytest.fixture
+def backend() -> str:
+    return "ort"
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.second(NumpyScaled(tanh(self.first(x)), 0.5))
+
+
+def test_numpy_function_in_a_full_graph(compare_training, assert_python_steps):
+    compare_training(Model, lambda step: torch.randn(4, 6))
+    assert_python_steps(graphs=1)
+
+
+def test_changing_sizes(compare_training, assert_python_steps):
+    compare_training(Model, lambda step: torch.randn(4 + step, 6), steps=4)
+    assert_python_steps(graphs=2)  # torch captures sizes that change once more
+
+
+def test_several_results(compare_training, assert_python_steps):
+    halves = python_op(F.Halves)
+    both = python_op(F.SumAndProduct)
+
+    def function(x):
+        half, largest = halves(x)
+        total, product = both(half, x)
+        return total, product, largest
+
+    compare_training(lambda: function, lambda step: torch.randn(4, 6, requires_grad=True))
+    assert_python_steps(graphs=1)
+
+
+def test_order_of_effects(compiled):
+    logging = python_op(F.Logging)
+
+    def function(x):
+        logging(x, "unread")
+        return logging(logging(x, "a"), "b").sum()
+
+    x = torch.randn(4, requires_grad=True)
+    call = compiled(function)
+    call(x).backward()
+    log.clear()
+    call(x).backward()
+    assert log == ["forward unread", "forward a", "forward b", "backward b", "backward a"]
+
+
+def test_outside_of_torch_compile():
+    x = torch.randn(4, 6, requires_grad=True)
+    assert torch.allclose(tanh(x), x.tanh())
+    assert torch.allclose(tanh.apply(x), x.tanh())
+    assert repr(tanh) == "torch_ort.python_op(custom_functions.NumpyTanh)"
+    assert python_op(F.NumpyTanh) is tanh
+
+
+def test_in_an_ortmodule(assert_python_steps):
+    torch_ort.ORTModule(Model())(torch.randn(4, 6)).sum().backward()
+    assert_python_steps(steps=4)
+
+
+def test_graph_that_runs_in_eager(monkeypatch):
+    monkeypatch.delenv("TORCH_ORT_STRICT")
+
+    def fail(*args, **kwargs):
+        raise torch_ort.Unsupported("told to fail")
+
+    monkeypatch.setattr("torch_ort.capture.joint.read_joint", fail)
+    model = Model()
+    x = torch.randn(4, 6)
+    with pytest.warns(UserWarning, match="told to fail"):
+        result = torch.compile(model, backend="ort", fullgraph=True)(x)
+    assert torch.equal(result, model(x))
+    result.sum().backward()
+
+
+def test_anything_but_a_function_is_refused():
+    for wrong in (torch.tanh, nn.Linear, F.Squared.apply):
+        with pytest.raises(UserError, match="want a class derived from torch"):
+            python_op(wrong)
+
+
+class Unwrapped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return F.MemoryNegated.apply(self.linear(x)).cos()  # Dynamo itself knows numpy
+
+
+def test_explain_names_functions_that_break_the_graph():
+    report = torch_ort.explain(Unwrapped(), torch.randn(4, 6))
+    assert report.functions_outside == {"custom_functions.MemoryNegated": 1}
+    text = str(report)
+    assert "custom functions outside of the graphs: custom_functions.MemoryNegated 1" in text
+    assert "torch_ort.python_op(TheFunction)" in text
+
+
+def test_explain_is_silent_about_functions_in_the_graph():
+    report = torch_ort.explain(Model(), torch.randn(4, 6))
+    assert not report.functions_outside
+    assert report.graphs[0].nodes["com.microsoft.PythonOp"] == 2
+    assert report.graphs[0].nodes["com.microsoft.PythonOpGrad"] == 2
+    assert "custom functions" not in str(report)
