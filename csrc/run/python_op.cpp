@@ -6,6 +6,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/stack.h>
 #include <ATen/ops/clone.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -176,11 +177,11 @@ class Lending {
   void settle() {
     for (Lent& lent : lent_) {
       if (lent.storage.use_count() == 1) continue;
-      const size_t bytes = lent.storage.nbytes();
-      c10::Allocator* allocator = c10::GetAllocator(lent.storage.device_type());
-      c10::DataPtr copy = allocator->allocate(bytes);
-      allocator->copy_data(copy.get(), lent.storage.data(), bytes);
-      lent.storage.set_data_ptr_noswap(std::move(copy));
+      const auto options = at::TensorOptions().dtype(at::kByte).device(lent.storage.device());
+      const auto bytes = static_cast<int64_t>(lent.storage.nbytes());
+      const at::Tensor copy = at::from_blob(lent.storage.mutable_data(), {bytes}, options).clone();
+      lent.storage.set_data_ptr_noswap(
+          copy.storage().set_data_ptr(c10::DataPtr(nullptr, lent.storage.device())));
     }
     lent_.clear();
   }

@@ -108,6 +108,17 @@ def test_graph_that_runs_in_eager(monkeypatch):
     result.sum().backward()
 
 
+def test_with_another_backend(compiled):
+    model, x = Model(), torch.randn(4, 6)
+    other = torch.compile(model, backend="aot_eager", fullgraph=True)
+    other(x).sum().backward()
+    want = model.first.weight.grad.clone()
+    model.zero_grad()
+    compiled(Model())(x)  # a capture in between
+    other(x).sum().backward()
+    assert torch.allclose(model.first.weight.grad, want)
+
+
 def test_anything_but_a_function_is_refused():
     for wrong in (torch.tanh, nn.Linear, F.Squared.apply):
         with pytest.raises(UserError, match="want a class derived from torch"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import custom_functions as F
+import numpy as np
 import pytest
 import torch
 from custom_functions import log
@@ -161,3 +162,114 @@ def test_order_of_effects(compare):
 def test_equal_calls_are_not_merged(compare):
     compare(lambda x: F.Logging.apply(x, "same") + F.Logging.apply(x, "same"), steps=1)
     assert log[-4:] == ["forward same"] * 2 + ["backward same"] * 2
+
+
+class Counting(torch.autograd.Function):
+    """Updates statistics that are given to it, without mark_dirty, as hand-written norms do."""
+
+    @staticmethod
+    def forward(ctx, x, mean):
+        mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        return x - mean
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2, None
+
+
+def test_statistics_in_a_buffer(compare_training, assert_python_steps):
+    class Norm(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(6, 6)
+            self.register_buffer("mean", torch.zeros(6))
+
+        def forward(self, x):
+            return Counting.apply(self.linear(x), self.mean)
+
+    compare_training(Norm, lambda step: torch.randn(4, 6))
+    assert_python_steps()
+
+
+def test_written_input_of_the_module(compare_training, assert_python_steps):
+    class Writing(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(6))
+
+        def forward(self, x):
+            return F.AddsOne.apply(x) * self.weight
+
+    compare_training(Writing, lambda step: torch.randn(4, 6))
+    assert_python_steps()
+
+
+class Noise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.noise = torch.rand_like(x)
+        ctx.numbers = np.random.rand(6).astype("float32")
+        return x * ctx.noise + torch.from_numpy(ctx.numbers)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.noise
+
+
+def test_random_numbers_in_their_order(compare):
+    states = [np.random.get_state()]
+
+    def before(model, step):
+        if step == 0:
+            np.random.set_state(states[0])
+
+    compare(
+        lambda x: torch.dropout(Noise.apply(torch.dropout(x, 0.5, True)), 0.5, True),
+        before_step=before,
+    )
+
+
+def test_autocast(compare):
+    kinds = []
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            ctx.save_for_backward(x, y)
+            result = x @ y
+            kinds.append(result.dtype)
+            return result
+
+        @staticmethod
+        def backward(ctx, grad):
+            x, y = ctx.saved_tensors
+            return grad.float() @ y.t().float(), x.t().float() @ grad.float()
+
+    def function(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return Product.apply(x.float(), x.float().t()).float()
+
+    compare(function)
+    assert set(kinds) == {torch.bfloat16}
+
+
+def test_inference_mode(assert_python_steps):
+    eager = F.Net(F.Stashing.apply)
+    ours = torch_ort.ORTModule(copy.deepcopy(eager))
+    x = torch.randn(4, 6)
+    with torch.inference_mode():
+        assert torch.allclose(ours(x), eager(x))
+    assert_python_steps(1)
+
+
+def test_function_without_tensors_among_its_arguments(compare):
+    class Grid(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, count):
+            return torch.arange(float(count))
+
+        @staticmethod
+        def backward(ctx, grad):
+            return None
+
+    compare(lambda x: x + Grid.apply(6))

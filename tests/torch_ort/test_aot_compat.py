@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -534,3 +535,51 @@ def test_expressions_as_python(expr, text, value):
     got = aot_compat.python_text(expr(symbol))
     assert got.replace(" ", "") == text.replace(" ", "")
     assert eval(got, {"s": 7}) == value
+
+
+def test_functions_are_replaced_in_a_thread_and_put_back():
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 2
+
+    bound, x = Double.apply, torch.ones(2)
+    seen: list[Any] = []
+
+    def replace(function, args, apply):
+        seen.append((function, args))
+        return apply(*args) + 1
+
+    with aot_compat.functions_replaced(replace):
+        assert bound(x).tolist() == [3, 3]
+        with aot_compat.functions_as_they_are():
+            assert Double.apply(x).tolist() == [2, 2]
+        with ThreadPoolExecutor() as pool:
+            assert pool.submit(Double.apply, x).result().tolist() == [2, 2]
+    assert seen == [(Double, (x,))]
+    assert Double.apply(x).tolist() == [2, 2]
+
+
+def test_settings_give_other_numbers_to_open_sizes():
+    fakes = FakeInputs(Sizes.OPEN)
+    with fakes.tracing():
+        x = fakes.tensor(torch.ones(4, 6), "x")
+        settings = aot_compat.Settings(list(x.shape))
+        seen = [(settings.at(x.shape[0], i), settings.at(x.shape[1], i)) for i in range(4)]
+        assert seen[0] == (4, 6)
+        assert len(set(seen)) == 4
+        assert settings.at(x.shape[0] * 2 + 1, 0) == 9
+        assert settings.at(7, 2) == 7
+    assert aot_compat.Settings([2, 3]).count == 1
+
+
+def test_tensors_without_numbers_raise_where_numbers_are_asked_for():
+    fakes = FakeInputs(Sizes.FIXED)
+    with fakes.tracing():
+        x = fakes.tensor(torch.ones(2), "x")
+        with aot_compat.without_numbers([x]), pytest.raises(RuntimeError, match="data pointer"):
+            x.data_ptr()

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from torch_ort._C import Unsupported
 from torch_ort.capture.aot_compat import pytree
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
@@ -100,12 +99,6 @@ def _key(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value), tuple(_key(item) for item in value)
     return "object", id(value)
-
-
-def check_is_function(function: Any) -> None:
-    """Raise Unsupported unless `function` is a class derived from torch.autograd.Function."""
-    if not (isinstance(function, type) and issubclass(function, torch.autograd.Function)):
-        raise Unsupported(f"python_op: got {function!r}, want a class of torch.autograd.Function")
 
 
 def full_name(function: type) -> str:

@@ -108,11 +108,7 @@ class FunctionCall:
         returned = learnt.returned
         count = len(returned) if isinstance(returned, tuple) else 1
         self.learnt = learnt
-        self.set_form(self.key, written, learnt.places, count)
-
-    def set_form(self, key: int, written: list[bool], places: list[int], count: int) -> None:
-        """Tell the engine what forward gives."""
-        _C.set_python_function_form(key, written, places, count)
+        _C.set_python_function_form(self.key, written, learnt.places, count)
 
     def _add(self, written: list[bool], places: list[int], count: int) -> int:
         return _C.add_python_function(
@@ -209,9 +205,14 @@ def autocast_now() -> tuple[tuple[str, torch.dtype], ...]:
 
 
 class Calls:
-    """The calls of one capture, or of one wrapped Function: equal ones are one."""
+    """The calls of one capture, or of one wrapped Function: equal ones are one.
 
-    def __init__(self) -> None:
+    Graphs of ours keep their calls themselves; those that another backend of torch.compile makes
+    do not, for which `keeps` is.
+    """
+
+    def __init__(self, keeps: bool = False) -> None:
+        self._kept: list[FunctionCall] | None = [] if keeps else None
         self._by_form: dict[tuple, FunctionCall] = {}
         self._lock = threading.Lock()
 
@@ -242,6 +243,8 @@ class Calls:
         """Let go of what the trace made, and of all calls that no graph holds."""
         for call in self._by_form.values():
             call.forget_trace()
+        if self._kept is not None:
+            self._kept += self._by_form.values()
         self._by_form.clear()
 
     def _results(

@@ -23,7 +23,7 @@ class PythonOp:
     def __init__(self, function: type, number: int) -> None:
         self.function = function
         self.number = number
-        self.calls = Calls()
+        self.calls = Calls(keeps=True)
         keep_for_traces(self.calls)
         self.__name__ = function.__name__
         self.__doc__ = function.__doc__
