@@ -53,6 +53,8 @@ CASES = {
     "empty argument": lambda x: F.Squared.apply(x[:0]).sum() + x,
     "zero dims": lambda x: F.Squared.apply(x.sum()) + x,
     "size as argument": lambda x: F.Scaled.apply(x, x.shape[0]) / 100,
+    "rows chosen by data": lambda x: F.Squared.apply(x[x.detach().sum(1) > 0]).sum(0) + x,
+    "rows chosen by data, numpy": lambda x: F.NumpyTanh.apply(x[x.detach()[:, 0] > 0]).sum(0) + x,
     "double": lambda x: F.Squared.apply(x.double()).float(),
 }
 

@@ -666,12 +666,10 @@ def without_numbers(tensors: Sequence[Any]) -> Iterator[None]:
         mode._allow_unsafe_data_ptr_access = before
 
 
-def has_size_of_data(tensor: torch.Tensor) -> bool:
-    """Tell whether a size of a fake tensor is only known from data."""
-    return any(
-        isinstance(size, torch.SymInt) and symbolic_shapes.free_unbacked_symbols(size)
-        for size in tensor.shape
-    )
+def sizes_of_data(tensors: Sequence[torch.Tensor]) -> set[sympy.Symbol]:
+    """Give the symbols of sizes that are only known from data."""
+    sizes = [size for tensor in tensors for size in tensor.shape]
+    return symbolic_shapes.free_unbacked_symbols(sizes)
 
 
 class Settings:
@@ -689,7 +687,7 @@ class Settings:
         for i, symbol in enumerate(symbols):
             env = self.open_sizes[0].node.shape_env
             values = getattr(env, "backed_var_to_val", None) or env.var_to_val
-            number = int(values[symbol])
+            number = int(values.get(symbol, 4))  # 4: known from data alone
             for numbers, other in zip(
                 self._numbers, (number, number + 1 + i, 2 * number, number + 1), strict=False
             ):

@@ -126,7 +126,7 @@ class Learner:
             inputs, results = self._call(tensors, sizes)
             tuple_of = results if isinstance(results, tuple) else (results,)
             outputs = [item for item in tuple_of if isinstance(item, torch.Tensor)]
-            if any(aot_compat.has_size_of_data(output) for output in outputs):
+            if aot_compat.sizes_of_data(outputs) - aot_compat.sizes_of_data(tensors):
                 raise Unsupported("sizes that depend on data")
             forms = [form_of(output) for output in outputs]
         made = next((output for output in outputs if output.requires_grad), None)
