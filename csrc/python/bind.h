@@ -14,6 +14,7 @@ void bind_run(pybind11::module_& module);
 void bind_optim(pybind11::module_& module);
 void bind_capture(pybind11::module_& module);
 void bind_guard(pybind11::module_& module);
+void bind_torchscript(pybind11::module_& module);
 void bind_files(pybind11::module_& module);
 void bind_python_op(pybind11::module_& module);
 

@@ -34,18 +34,17 @@ std::string text(py::handle value) { return py::repr(value).cast<std::string>();
 
 std::string type_name(PyObject* value) { return Py_TYPE(value)->tp_name; }
 
-// A borrowed reference, or null where there is none.
-PyObject* item(const py::object& container, const py::object& key) {
+py::object item_of(const py::object& container, const py::object& key) {
   if (PyList_Check(container.ptr())) {
     const Py_ssize_t index = PyLong_AsSsize_t(key.ptr());
     if (index == -1 && PyErr_Occurred()) throw py::error_already_set();
     ORT_CHECK(index >= 0, "call guard: index into a list: got ", index);
-    return index < PyList_GET_SIZE(container.ptr()) ? PyList_GET_ITEM(container.ptr(), index)
-                                                    : nullptr;
+    if (index >= PyList_GET_SIZE(container.ptr())) return {};
+    return py::reinterpret_borrow<py::object>(PyList_GET_ITEM(container.ptr(), index));
   }
   PyObject* found = PyDict_GetItemWithError(container.ptr(), key.ptr());
   if (!found && PyErr_Occurred()) throw py::error_already_set();
-  return found;
+  return py::reinterpret_borrow<py::object>(found);
 }
 
 bool equal(PyObject* a, PyObject* b) {
@@ -171,9 +170,22 @@ Modes Modes::now() {
 // What a call brings, in the order of the graph's arguments.
 struct CallGuard::Call {
   std::vector<py::object> integers;
-  std::vector<PyObject*> state;  // the dicts hold them
+  std::vector<py::object> state;
   std::vector<py::object> tensors;
 };
+
+CallGuard::Place::Place(py::object container_, py::object key_)
+    : container(std::move(container_)), key(std::move(key_)) {
+  if (!py::isinstance<ScriptObject>(container)) return;
+  script = container.cast<ScriptObject>();
+  const auto found = script->slot(key.cast<std::string>());
+  ORT_CHECK(found, "call guard: no attribute ", text(key));
+  slot = *found;
+}
+
+py::object CallGuard::Place::item() const {
+  return script ? script->at(slot) : item_of(container, key);
+}
 
 CallGuard::CallGuard(py::handle inputs, const py::list& state, const py::list& reads)
     : modes_(Modes::now()) {
@@ -182,22 +194,22 @@ CallGuard::CallGuard(py::handle inputs, const py::list& state, const py::list& r
   kwargs_ = expected_from(both[1]);
   for (py::handle row : state) {
     const auto parts = py::reinterpret_borrow<py::tuple>(row);
-    slots_.push_back({parts[0], parts[1], parts[2].cast<size_t>()});
+    slots_.push_back({{parts[0], parts[1]}, parts[2].cast<size_t>()});
     const Slot& slot = slots_.back();
     ORT_CHECK(slot.position <= facts_.size(), "call guard: position ", slot.position, " of ",
               facts_.size());
     if (slot.position < facts_.size()) continue;
-    PyObject* held = item(slot.container, slot.key);
-    ORT_CHECK(held && THPVariable_Check(held), "call guard: no tensor at ", text(slot.key));
-    const at::Tensor& tensor = THPVariable_Unpack(held);
-    facts_.push_back({py::type::of(py::handle(held)), tensor.scalar_type(), tensor.device(),
+    const py::object held = slot.place.item();
+    ORT_CHECK(held && THPVariable_Check(held.ptr()), "call guard: no tensor at ",
+              text(slot.place.key));
+    const at::Tensor& tensor = THPVariable_Unpack(held.ptr());
+    facts_.push_back({py::type::of(held), tensor.scalar_type(), tensor.device(),
                       tensor.requires_grad(), tensor.sizes().vec(), tensor.strides().vec()});
   }
   for (py::handle row : reads) {
     const auto parts = py::reinterpret_borrow<py::tuple>(row);
     const auto how = parts[2].cast<std::string>();
-    Read read{.container = parts[0],
-              .key = parts[1],
+    Read read{.place = {parts[0], parts[1]},
               .how = how == "is"       ? Read::How::kIs
                      : how == "equals" ? Read::How::kEquals
                      : how == "absent" ? Read::How::kAbsent
@@ -220,11 +232,12 @@ CallGuard::CallGuard(py::handle inputs, const py::list& state, const py::list& r
 bool CallGuard::reads_hold(std::string* why) const {
   for (const Read& read : reads_) {
     const bool is_size = read.how == Read::How::kSize;
-    PyObject* value = is_size ? nullptr : item(read.container, read.key);
+    const py::object found = is_size ? py::object() : read.place.item();
+    PyObject* value = found.ptr();
     bool holds = false;
     switch (read.how) {
       case Read::How::kSize: {
-        PyObject* container = read.container.ptr();
+        PyObject* container = read.place.container.ptr();
         holds = (PyDict_Check(container) ? PyDict_Size(container) : PyObject_Size(container)) ==
                 read.size;
         break;
@@ -256,24 +269,25 @@ bool CallGuard::reads_hold(std::string* why) const {
 bool CallGuard::state_holds(Call& call, std::string* why) const {
   call.state.reserve(facts_.size());
   for (const Slot& slot : slots_) {
-    PyObject* value = item(slot.container, slot.key);
+    py::object found = slot.place.item();
+    PyObject* value = found.ptr();
     if (slot.position < call.state.size()) {
-      if (value == call.state[slot.position]) continue;
-      return fails(why, "tensor ", text(slot.key), " of the module is shared no more");
+      if (value == call.state[slot.position].ptr()) continue;
+      return fails(why, "tensor ", text(slot.place.key), " of the module is shared no more");
     }
     const TensorFacts& facts = facts_[slot.position];
     // Tensors of a trace hang there while another thread captures the module.
     if (!value || reinterpret_cast<PyObject*>(Py_TYPE(value)) != facts.type.ptr()) {
-      return fails(why, "tensor ", text(slot.key), " of the module is gone");
+      return fails(why, "tensor ", text(slot.place.key), " of the module is gone");
     }
     const at::Tensor& tensor = THPVariable_Unpack(value);
     if (tensor.scalar_type() != facts.dtype || tensor.device() != facts.device ||
         tensor.requires_grad() != facts.requires_grad || tensor.sizes() != facts.sizes ||
         tensor.strides() != facts.strides) {
-      return fails(why, "tensor ", text(slot.key),
+      return fails(why, "tensor ", text(slot.place.key),
                    " of the module has another dtype, device, shape or requires_grad");
     }
-    call.state.push_back(value);
+    call.state.push_back(std::move(found));
   }
   return true;
 }
@@ -383,7 +397,9 @@ py::object CallGuard::match(const py::tuple& args, const py::dict& kwargs) const
   for (py::object& value : call.integers) {
     PyList_SET_ITEM(flat.ptr(), position++, value.release().ptr());
   }
-  for (PyObject* value : call.state) PyList_SET_ITEM(flat.ptr(), position++, Py_NewRef(value));
+  for (py::object& value : call.state) {
+    PyList_SET_ITEM(flat.ptr(), position++, value.release().ptr());
+  }
   for (py::object& value : call.tensors) {
     PyList_SET_ITEM(flat.ptr(), position++, value.release().ptr());
   }

@@ -5,6 +5,8 @@
 // the same modes of PyTorch. Sizes are not compared here.
 #pragma once
 
+#include "python/script_object.h"
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/MemoryFormat.h>
 #include <pybind11/pybind11.h>
@@ -71,8 +73,18 @@ class CallGuard {
   std::string mismatch(const pybind11::tuple& args, const pybind11::dict& kwargs) const;
 
  private:
-  struct Slot {
+  // Where a value hangs: in a dict, a list, or an object of TorchScript.
+  struct Place {
     pybind11::object container, key;
+    std::optional<ScriptObject> script;
+    size_t slot = 0;  // in `script`
+
+    Place(pybind11::object container, pybind11::object key);
+    // Null where there is none.
+    pybind11::object item() const;
+  };
+  struct Slot {
+    Place place;
     size_t position;
   };
   struct TensorFacts {
@@ -84,7 +96,7 @@ class CallGuard {
   };
   struct Read {
     enum class How { kIs, kEquals, kAbsent, kItems, kSize };
-    pybind11::object container, key;
+    Place place;
     How how;
     pybind11::object value;
     std::vector<pybind11::object> items;

@@ -36,6 +36,7 @@ from torch._higher_order_ops import auto_functionalize
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
     FakeTensor,
     FakeTensorMode,
     UnsupportedFakeTensorException,
@@ -61,12 +62,14 @@ __all__ = [
     "FakeTensor",
     "HigherOrderOperator",
     "OpOverload",
+    "ScriptMethod",
     "Sizes",
     "TorchDispatchMode",
     "after_backward",
     "aot_autograd",
     "auto_functionalize",
     "calls_transforms",
+    "data_is_asked",
     "default_partition",
     "differentiated",
     "dynamo_seconds",
@@ -88,6 +91,7 @@ __all__ = [
     "said_to_be_compiling",
     "saved_tensor_hooks_copy",
     "schema",
+    "script_pointer",
     "split_placeholders",
     "sympy_functions",
     "version",
@@ -117,6 +121,19 @@ def is_refused_by_dynamo(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
+
+
+def data_is_asked(error: BaseException) -> bool:
+    """Tell whether code asked for what only the numbers in a tensor can tell."""
+    return isinstance(error, GuardOnDataDependentSymNode | DataDependentOutputException)
+
+
+ScriptMethod = torch._C.ScriptMethod
+
+
+def script_pointer(module: torch.nn.Module) -> Any:
+    """Give what stands behind a scripted or traced module; None for one that is not made yet."""
+    return getattr(module, "_c", None)
 
 
 def after_backward(call: Callable[[], None]) -> None:

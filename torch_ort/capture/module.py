@@ -6,7 +6,6 @@ way (attributes read, modes of PyTorch, conditions on sizes) is guarded.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -25,6 +24,7 @@ from torch_ort.capture.joint import Capture, GraphState, record_or_hand_over
 from torch_ort.capture.recorder import RecordedInputs
 from torch_ort.capture.structure import Structure, is_dense, plain_parameter
 from torch_ort.capture.symbols import symbol_name
+from torch_ort.capture.torchscript import Replay, is_script, replayed, script_object, signature_of
 from torch_ort.capture.watch import (
     Watch,
     all_reads,
@@ -85,11 +85,10 @@ class ModuleState:
 
 def _containers(module: torch.nn.Module) -> list[tuple[dict | list, str]]:
     own = module.__dict__
-    found: list[tuple[dict | list, str]] = [
-        (own["_parameters"], ""),
-        (own["_buffers"], ""),
-        (own, ""),
-    ]
+    registries = (
+        [script_object(module)] if is_script(module) else [own["_parameters"], own["_buffers"]]
+    )
+    found: list[tuple[dict | list, str]] = [(registry, "") for registry in (*registries, own)]
     # A set of tensors has no places to put others in.
     found += [(value, name) for name, value in containers_in(own) if type(value) is not set]
     return found
@@ -243,10 +242,13 @@ def _trace(
     held.check()
     inputs = describe_call(module, call.args, call.kwargs, held, call.floats)
     with (
-        fakes.tracing(), reading(module) as reads, unchanged_attributes(module) as watch,
+        fakes.tracing(),
+        replayed(module) as replay,
+        reading(module) as reads,
+        unchanged_attributes(module) as watch,
         kept_whole(call.functions),
-    ):  # fmt: skip
-        trace = _Trace(call.run, held, inputs, fakes, watch)
+    ):
+        trace = _Trace(call.run, held, inputs, fakes, watch, replay)
         first = len(trace.open_integers)
         parameters = frozenset(range(first, first + len(held.tensors)))
         capture = Capture(options, state, parameters)
@@ -265,7 +267,7 @@ def _trace(
                 )
     if capture.has_higher_order:  # Dynamo has traced its bodies, where reads are not recorded
         reads.add_all()
-    guard = _C.CallGuard(inputs.description[3], held.places, reads.rows())
+    guard = _C.CallGuard(inputs.description[3], held.places, reads.rows() + replay.rows())
     for i in written.keys() & parameters:
         tensor = held.tensors[i - first]
         if written[i] and tensor.requires_grad and torch.is_grad_enabled():
@@ -294,7 +296,7 @@ def describe_call(
 ) -> Structure:
     """Take a call's arguments apart, under the names that forward gives them."""
     labels = {f"[1][{key!r}]": key for key in kwargs}
-    parameters = list(inspect.signature(module.forward).parameters.values())
+    parameters = list(signature_of(module).parameters.values())
     for i, parameter in enumerate(parameters):
         if parameter.kind in (
             parameter.VAR_POSITIONAL,
@@ -319,7 +321,7 @@ class _Trace(torch.nn.Module):
 
     def __init__(
         self, run: Callable[..., Any], held: ModuleState, inputs: Structure,
-        fakes: FakeInputs | RecordedInputs, watch: Watch,
+        fakes: FakeInputs | RecordedInputs, watch: Watch, replay: Replay,
     ) -> None:  # fmt: skip
         super().__init__()
         # Not as a sub-module, whose tensors AOTAutograd would take for its own.
@@ -327,6 +329,7 @@ class _Trace(torch.nn.Module):
         self.held = held
         self.inputs = inputs
         self.watch = watch
+        self.__dict__["replay"] = replay
         self.integers: list[int | torch.SymInt] = []
         self.outputs: Structure
         self.assigned: list[tuple[dict, str]] = []  # where forward hangs tensors
@@ -368,6 +371,7 @@ class _Trace(torch.nn.Module):
             tensors[i] if is_tensor else integers[i] for is_tensor, i in self._leaves
         )
         result = self.held.call_with(held, lambda: self.run(*args, **kwargs))
+        self.replay.check_containers()
         taken = self.watch.take_tensors()
         self.assigned = [(entries, name) for entries, name, _ in taken]
         self.watch.note_run()

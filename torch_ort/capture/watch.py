@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from torch_ort._C import Unsupported
+from torch_ort._C import ScriptObject, Unsupported
+from torch_ort.capture.torchscript import is_script, script_object
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, range)
 _CONTAINERS = (list, tuple, set, frozenset, dict)
@@ -46,6 +47,8 @@ class Reads:
             if name not in REGISTRIES:
                 rows += _rows_of(module, name, f"attribute {name!r} of {_called(path)}")
         for path, module in self.modules.values():
+            if is_script(module):  # which attributes and sub-modules it has is fixed
+                continue
             words = f"the sub-modules of {_called(path)}"
             children = tuple(module._modules.values())
             rows.append((vars(module), "_modules", "items", children, words))
@@ -59,6 +62,8 @@ def _rows_of(module: torch.nn.Module, name: str, words: str) -> list[tuple]:
     own = vars(module)
     if name in own:
         return _rows_of_value(own, name, words)
+    if is_script(module):
+        return _rows_of_script(script_object(module), name, words)
     rows = []
     holders = [own[registry] for registry in REGISTRIES]
     if any(name in registry for registry in holders):
@@ -71,6 +76,12 @@ def _rows_of(module: torch.nn.Module, name: str, words: str) -> list[tuple]:
     elif not hasattr(type(module), name):
         rows += [(container, name, "absent", None, words) for container in (own, *holders)]
     return rows
+
+
+def _rows_of_script(attributes: ScriptObject, name: str, words: str) -> list[tuple]:
+    if name not in attributes or isinstance(attributes[name], torch.Tensor):
+        return []  # of torch's class, or an input of the graph
+    return [(attributes, name, "equals", attributes[name], words)]
 
 
 def _rows_of_value(own: dict, name: str, words: str) -> list[tuple]:
@@ -167,8 +178,11 @@ class Watch:
         self._registries = [
             (path, part.__dict__[name], dict(part.__dict__[name]))
             for path, part, _ in self._parts
+            if not is_script(part)
             for name in REGISTRIES
         ]
+        scripts = [(path, script_object(part)) for path, part, _ in self._parts if is_script(part)]
+        self._scripts = [(path, attributes, dict(attributes)) for path, attributes in scripts]
         # Hooks may be installed by the first call, and are traced with it.
         self._containers = [
             (path, name, value, _snapshot(value) if _is_plain(value) else copy.copy(value))
@@ -199,6 +213,7 @@ class Watch:
         taken = []
         places = [(part.__dict__, before) for _, part, before in self._parts]
         places += [(registry, before) for _, registry, before in self._registries]
+        places += [(attributes, before) for _, attributes, before in self._scripts]
         for entries, before in places:
             for name, value in list(entries.items()):
                 if isinstance(value, torch.Tensor) and value is not before.get(name, _MISSING):
@@ -225,6 +240,9 @@ class Watch:
             changed += [f"{name!r} of {_called(path)}" for name in names]
         for path, registry, before in self._registries:
             changed += [f"{name!r} of {_called(path)}" for name in _put_back(registry, before)]
+        for path, attributes, before in self._scripts:
+            names = _put_back_script(attributes, before)
+            changed += [f"{name!r} of {_called(path)}" for name in names]
         for path, name, value, before in self._containers:
             if not _is_same_container(value, before):
                 changed.append(f"{name!r} of {_called(path)}")
@@ -264,6 +282,27 @@ def _put_back(entries: dict, before: dict) -> list[str]:
         entries.clear()
         entries.update(before)
     return changed
+
+
+def _put_back_script(attributes: ScriptObject, before: dict) -> list[str]:
+    """Put back what can be assigned under a trace; containers are copies, so nothing changes them.
+
+    A call that Python makes may assign anything.
+    """
+    changed = [
+        name
+        for name, value in attributes.items()
+        if not (_is_same(value, before[name]) or _is_equal_part(value, before[name]))
+    ]
+    for name in changed:
+        attributes[name] = before[name]
+    return changed
+
+
+def _is_equal_part(a: Any, b: Any) -> bool:
+    if isinstance(a, ScriptObject) or (_is_plain(a) and _is_plain(b)):
+        return type(a) is type(b) and a == b
+    return not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor)
 
 
 def _is_same(a: Any, b: Any) -> bool:

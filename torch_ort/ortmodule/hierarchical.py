@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from torch_ort.capture.torchscript import is_script
 from torch_ort.ortmodule.calls import Calls, is_traced
 from torch_ort.ortmodule.debug_options import DebugOptions
 from torch_ort.ortmodule.module import ORTModule, make_calls
@@ -27,11 +29,19 @@ class HierarchicalORTModule(ORTModule):
         return calls
 
     def _take_apart(self) -> None:
+        in_scripts = {
+            inner
+            for script in self._original.modules()
+            if is_script(script)
+            for inner in script.modules()
+            if inner is not script
+        }  # their calls are compiled into the script
         for part in self._original.modules():
-            has_forward = type(part).forward is not torch.nn.Module.forward
+            static = inspect.getattr_static(type(part), "forward")
+            has_forward = static is not torch.nn.Module.forward and part not in in_scripts
             if part is self._original or isinstance(part, ORTModule) or not has_forward:
                 continue
-            if not isinstance(vars(part).get("forward"), _PartForward):
+            if not isinstance(part.forward, _PartForward):
                 part.forward = _PartForward(part, self._debug_options)
 
 
@@ -41,7 +51,9 @@ class _PartForward:
     def __init__(self, module: torch.nn.Module, debug_options: DebugOptions) -> None:
         self._module = module
         self._debug_options = debug_options
-        self._instance_forward: Callable | None = vars(module).get("forward")
+        self._instance_forward: Callable | None = (
+            module.forward if is_script(module) else vars(module).get("forward")
+        )
         self._calls: Calls | None = None
 
     def own(self, *args: Any, **kwargs: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torch_ort import options
+from torch_ort.capture.torchscript import is_script, signature_of
 from torch_ort.capture.watch import REGISTRIES
 from torch_ort.ortmodule import logs
 from torch_ort.ortmodule.calls import Calls
@@ -63,7 +64,7 @@ class ORTModule(torch.nn.Module):
         )
         self.__dict__["_bound"] = self._bind_methods()
         # What walks over modules meets the wrapped one's parts here.
-        self.__dict__.update({name: vars(self._original)[name] for name in REGISTRIES})
+        self.__dict__.update({name: getattr(self._original, name) for name in REGISTRIES})
         overrides = self._delegate_overrides()
         self.__dict__["_overrides"] = tuple(overrides)
         self.__dict__.update(overrides)
@@ -95,7 +96,7 @@ class ORTModule(torch.nn.Module):
             return result
 
         # Trainers drop the columns of a data set that forward does not name.
-        forward.__signature__ = inspect.signature(self._original.forward)
+        forward.__signature__ = signature_of(self._original)
         return forward
 
     def _bind_methods(self) -> dict[str, Callable[..., Any]]:
@@ -103,6 +104,8 @@ class ORTModule(torch.nn.Module):
 
         Those that call `super()` stay the wrapped module's own: Python refuses them another self.
         """
+        if is_script(self._original):  # its methods are compiled, and torch's class is no user's
+            return {}
         kind = type(self._original)
         functions = {name: inspect.getattr_static(kind, name) for name in _own_names(kind)}
         return {
@@ -117,6 +120,8 @@ class ORTModule(torch.nn.Module):
 
     def _delegate_overrides(self) -> dict[str, Callable[..., Any]]:
         """Give what the user's class overrides of torch.nn.Module's and this class does not."""
+        if is_script(self._original):
+            return {}
         kind = type(self._original)
         return {
             name: self._delegated(getattr(self._original, name))
@@ -135,9 +140,11 @@ class ORTModule(torch.nn.Module):
         return call
 
     def _warn_of_collisions(self) -> None:
-        original = vars(self._original)
-        theirs = {*original, *_own_names(type(self._original))}
-        theirs |= {name for registry in REGISTRIES for name in original[registry]}
+        theirs = {*vars(self._original)}
+        if not is_script(self._original):
+            theirs |= _own_names(type(self._original))
+        for registry in REGISTRIES:
+            theirs.update(dict(getattr(self._original, registry)))
         own = {*vars(ORTModule), *_OWN} - {*dir(torch.nn.Module), *REGISTRIES, "training"}
         if isinstance(self._original, ORTModule):
             return

@@ -1,0 +1,59 @@
+#include "python/script_object.h"
+
+#include "base/error.h"
+
+#include <torch/csrc/jit/python/module_python.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+
+namespace torch_ort::python {
+
+namespace jit = torch::jit;
+
+ScriptObject ScriptObject::of(py::handle wrapper) {
+  if (py::isinstance<ScriptObject>(wrapper)) return wrapper.cast<ScriptObject>();
+  if (py::isinstance<jit::Object>(wrapper)) {
+    return ScriptObject(wrapper.cast<jit::Object>()._ivalue());
+  }
+  if (const auto module = jit::as_module(wrapper)) return ScriptObject(module->_ivalue());
+  if (const auto object = jit::as_object(wrapper)) return ScriptObject(object->_ivalue());
+  throw InternalError(
+      concat("want an object of TorchScript, got a ", Py_TYPE(wrapper.ptr())->tp_name));
+}
+
+std::vector<std::string> ScriptObject::names() const {
+  std::vector<std::string> names;
+  for (const c10::ClassAttribute& attribute : object_->type()->getAttributes()) {
+    names.push_back(attribute.getName());
+  }
+  return names;
+}
+
+std::optional<size_t> ScriptObject::slot(const std::string& name) const {
+  return object_->type()->findAttributeSlot(name);
+}
+
+py::object ScriptObject::at(size_t slot) const { return script_value(object_->getSlot(slot)); }
+
+void ScriptObject::set(const std::string& name, py::handle value) {
+  const c10::TypePtr type = object_->type()->findAttribute(name);
+  if (!type) throw UserError(concat("TorchScript: no attribute '", name, "'"));
+  if (py::isinstance<ScriptObject>(value)) {
+    const auto child = value.cast<ScriptObject>().object_;
+    ORT_CHECK(child->type()->isSubtypeOf(*type), "torchscript: attribute '", name, "': got a ",
+              child->type()->str(), ", want a ", type->str());
+    object_->setAttr(name, child);
+    return;
+  }
+  try {
+    object_->setAttr(name, jit::toIValue(value, type));
+  } catch (const py::cast_error& error) {
+    throw UserError(concat("TorchScript: attribute '", name, "': ", error.what()));
+  }
+}
+
+py::object script_value(const c10::IValue& value) {
+  if (value.isObject() && !value.isCustomClass()) return py::cast(ScriptObject(value.toObject()));
+  return jit::toPyObject(value);
+}
+
+}  // namespace torch_ort::python

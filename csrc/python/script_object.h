@@ -1,0 +1,36 @@
+// An object of TorchScript, a module most often, as a mapping from attributes to live values.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+#include <pybind11/pybind11.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace torch_ort::python {
+
+// Tensors are the very ones of the object, objects are ScriptObjects, containers are copies.
+class ScriptObject {
+ public:
+  explicit ScriptObject(c10::intrusive_ptr<c10::ivalue::Object> object)
+      : object_(std::move(object)) {}
+
+  // From torch's own wrapper; raises InternalError for anything else.
+  static ScriptObject of(pybind11::handle wrapper);
+
+  const c10::intrusive_ptr<c10::ivalue::Object>& object() const { return object_; }
+  std::vector<std::string> names() const;
+  std::optional<size_t> slot(const std::string& name) const;
+  pybind11::object at(size_t slot) const;
+  // Raises UserError for a value of another type.
+  void set(const std::string& name, pybind11::handle value);
+
+ private:
+  c10::intrusive_ptr<c10::ivalue::Object> object_;
+};
+
+// What TorchScript holds, as Python sees it here.
+pybind11::object script_value(const c10::IValue& value);
+
+}  // namespace torch_ort::python

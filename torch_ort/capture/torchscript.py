@@ -1,0 +1,477 @@
+"""TorchScript under a trace: a scripted function is read in C++ and replayed call by call.
+
+TorchScript's own interpreter looks through nothing that a trace in Python stands on: symbols for
+sizes, tensors without numbers. While a module is captured, each call of a scripted function or
+method runs here instead: operators are called one by one, everything else is done on plain values,
+and a condition that is no constant becomes a guard by being asked for its truth.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import keyword
+import threading
+import types
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from torch_ort import _C
+from torch_ort._C import Unsupported
+from torch_ort.capture.aot_compat import ScriptMethod, data_is_asked, schema, script_pointer
+from torch_ort.capture.script_builtins import BUILTINS, Number, of_numbers, with_numbers
+
+__all__ = ["Replay", "is_script", "replayed", "script_object", "signature_of"]
+
+_thread = threading.local()  # `replay`: the one at work
+_patching = threading.Lock()
+_REQUIRED = inspect.Parameter.empty
+
+
+def is_script(module: torch.nn.Module) -> bool:
+    """Tell whether a module is scripted or traced: what it is made of lives in C++."""
+    return isinstance(module, torch.jit.ScriptModule) and script_pointer(module) is not None
+
+
+def script_object(module: torch.nn.Module) -> _C.ScriptObject:
+    """Give the attributes of a scripted module."""
+    return _C.ScriptObject(script_pointer(module))
+
+
+def signature_of(module: torch.nn.Module) -> inspect.Signature:
+    """Give the signature of a module's forward, a traced one's too."""
+    if not is_script(module):
+        return inspect.signature(module.forward)
+    parameters = [
+        inspect.Parameter(
+            argument.name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=argument.default_value if argument.has_default_value() else _REQUIRED,
+        )
+        for argument in module.forward.schema.arguments[1:]
+    ]
+    return inspect.Signature(parameters)
+
+
+class _Step(NamedTuple):
+    """A node of a TorchScript graph."""
+
+    kind: str
+    overload: str
+    is_operator: bool
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    blocks: tuple[tuple, ...]
+    extra: Any
+    file: str
+    line: int
+    text: str
+
+    def where(self) -> str:
+        """Give the user's line in words."""
+        place = f"{self.file}:{self.line}" if self.file else "an unknown line"
+        line = (self.text.strip() or "?").splitlines()[0]
+        return f"{place}: {line}"
+
+
+class _Block(NamedTuple):
+    inputs: tuple[int, ...]
+    steps: list[_Step]
+    outputs: tuple[int, ...]
+
+
+def _block(parts: tuple) -> _Block:
+    inputs, steps, outputs = parts
+    read = [
+        _Step(*step[:6], tuple(_block(inner) for inner in step[6]), *step[7:]) for step in steps
+    ]
+    return _Block(inputs, read, outputs)
+
+
+class Replay:
+    """Runs scripted functions under a trace, and remembers what they read besides tensors."""
+
+    def __init__(self, owners: dict[_C.ScriptObject, str]) -> None:
+        self._owners = owners  # those in the tree that is captured, by path
+        self._created: set[_C.ScriptObject] = set()
+        self._read: set[tuple[_C.ScriptObject, str]] = set()
+        self._programs: dict[int, tuple[_C.ScriptFunction, _Block]] = {}  # by key; kept alive
+        # Lists and dicts in attributes, which are copies: one per attribute and run.
+        self._containers: dict[tuple[_C.ScriptObject, str], tuple[Any, Any]] = {}
+
+    def call(self, callable_: Any, args: tuple, kwargs: dict) -> Any:
+        """Run a call that comes from Python."""
+        function = _C.ScriptFunction(callable_)
+        result = self._run(function, function.bind(args, kwargs))
+        return _leave(result)
+
+    def add_all_reads(self, owner: _C.ScriptObject) -> None:
+        """Count all attributes of an object and of those in it as read."""
+        for name, value in owner.items():
+            if isinstance(value, _C.ScriptObject):
+                self.add_all_reads(value)
+            else:
+                self._read.add((owner, name))
+
+    def rows(self) -> list[tuple[Any, Any, str, Any, str]]:
+        """Give what `_C.CallGuard` compares: container, key, how, value, words."""
+        return [
+            (owner, name, "equals", owner[name], f"attribute {name!r} of {self._called(owner)}")
+            for owner, name in self._read
+        ]
+
+    def _called(self, owner: _C.ScriptObject) -> str:
+        path = self._owners.get(owner)
+        return owner.type_name() if path is None else f"module {path!r}" if path else "the module"
+
+    def check_containers(self) -> None:
+        """Raise Unsupported if a list or dict in an attribute was changed; forget them all."""
+        changed = [
+            f"{name!r} of {self._called(owner)}"
+            for (owner, name), (value, before) in self._containers.items()
+            if value != before
+        ]
+        self._containers.clear()
+        if changed:
+            raise Unsupported(
+                f"forward changes {', '.join(changed)}, which a captured graph cannot do"
+            )
+
+    def _run(self, function: _C.ScriptFunction, args: Sequence[Any]) -> Any:
+        if function.key not in self._programs:
+            self._programs[function.key] = (function, _block(function.program()))
+        _, body = self._programs[function.key]
+        (result,) = self._run_block(body, args, {})
+        return result
+
+    def _run_block(self, block: _Block, args: Sequence[Any], values: dict[int, Any]) -> list[Any]:
+        values.update(zip(block.inputs, args, strict=True))
+        for step in block.steps:
+            inputs = [values[number] for number in step.inputs]
+            results = self._run_step(step, inputs, values)
+            values.update(zip(step.outputs, results, strict=True))
+        return [values[number] for number in block.outputs]
+
+    def _run_step(self, step: _Step, inputs: list[Any], values: dict[int, Any]) -> Sequence[Any]:
+        run = _STEPS.get(step.kind)
+        if run is not None:
+            return run(self, step, inputs, values)
+        if step.is_operator and step.kind not in _ON_VALUES:
+            return _run_operator(step, inputs)
+        builtin = BUILTINS.get(step.kind)
+        if builtin is None:
+            raise Unsupported(f"TorchScript: {step.kind} is not supported ({step.where()})")
+        result = _asked(step, lambda: builtin(step.overload, *inputs))
+        return _results(step, result)
+
+    # Attributes.
+
+    def _get(self, owner: _C.ScriptObject, name: str, step: _Step) -> Any:
+        if (owner, name) in self._containers:
+            return self._containers[owner, name][0]
+        value = owner[name]
+        if owner in self._created:
+            return value
+        if isinstance(value, torch.Tensor):
+            self._check_owner(owner, name, step)
+            return value
+        self._read.add((owner, name))
+        if isinstance(value, list | tuple | dict):
+            if _holds_tensor(value):
+                raise Unsupported(
+                    f"TorchScript: attribute {name!r} of {self._called(owner)} holds tensors in a "
+                    f"{type(value).__name__}, which a captured graph cannot follow ({step.where()})"
+                )
+            self._containers[owner, name] = (value, owner[name])
+        return value
+
+    def _set(self, owner: _C.ScriptObject, name: str, value: Any, step: _Step) -> None:
+        if owner in self._created:
+            owner[name] = value
+        elif isinstance(value, torch.Tensor):
+            self._check_owner(owner, name, step)
+            owner[name] = value
+        elif isinstance(before := owner[name], torch.Tensor) or not _is_same(before, value):
+            raise Unsupported(
+                f"forward assigns {name!r} of {self._called(owner)}, which a captured graph cannot "
+                f"do ({step.where()})"
+            )
+        else:
+            self._read.add((owner, name))
+
+    def _check_owner(self, owner: _C.ScriptObject, name: str, step: _Step) -> None:
+        """Raise Unsupported unless the graph gets an object's tensors at every call."""
+        if owner not in self._owners:
+            raise Unsupported(
+                f"TorchScript: tensor {name!r} hangs in {owner.type_name()}, which is no part of "
+                f"the captured module ({step.where()})"
+            )
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and a == b
+
+
+def _results(step: _Step, result: Any) -> Sequence[Any]:
+    if len(step.outputs) == 1:
+        return [result]
+    return result if step.outputs else []
+
+
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_holds_tensor, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_holds_tensor, value))
+    return isinstance(value, torch.Tensor)
+
+
+def _leave(value: Any) -> Any:
+    """Give a result to Python."""
+    if isinstance(value, Number):
+        return value.tensor()
+    if isinstance(value, _C.ScriptObject):
+        raise Unsupported(f"TorchScript: an object of {value.type_name()} is no result of a graph")
+    if isinstance(value, dict):
+        return {key: _leave(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        parts = [_leave(part) for part in value]
+        return getattr(type(value), "_make", type(value))(parts)
+    return value
+
+
+def _asked(step: _Step, ask: Callable[[], Any]) -> Any:
+    """Give what a step asks; name the user's line where only data could tell."""
+    try:
+        return ask()
+    except Exception as error:
+        if data_is_asked(error):
+            raise Unsupported(
+                f"TorchScript: {step.kind} depends on the numbers in a tensor, which a captured "
+                f"graph cannot follow ({step.where()})"
+            ) from error
+        raise
+
+
+# Operators.
+
+
+def _run_operator(step: _Step, inputs: list[Any]) -> Sequence[Any]:
+    if any(isinstance(value, Number) for value in inputs):
+        known = of_numbers(step.kind, inputs)
+        if known is not None:
+            return [known]
+    inputs = [_as_tensor(value) for value in with_numbers(step.kind, inputs)]
+    operator = _operator(step.kind, step.overload)
+    named = _keyword_names(operator)
+    split = len(inputs) - len(named)
+    call = _at_line(operator, step.kind.split("::")[1], step)
+    keywords = dict(zip(named, inputs[split:], strict=True))
+    return _results(step, _asked(step, lambda: call(inputs[:split], keywords)))
+
+
+def _as_tensor(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_as_tensor(part) for part in value]
+    return value.tensor() if isinstance(value, Number) else value
+
+
+@functools.lru_cache(maxsize=4096)
+def _operator(kind: str, overload: str) -> Any:
+    namespace, name = kind.split("::")
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
+
+
+@functools.lru_cache(maxsize=4096)
+def _keyword_names(operator: Any) -> tuple[str, ...]:
+    return tuple(a.name for a in schema(operator).arguments if a.kwarg_only)
+
+
+def _at_line(call: Callable[..., Any], name: str, step: _Step) -> Callable[..., Any]:
+    """Give a caller whose frame is at the user's line, for tracebacks.
+
+    It names what it calls, as the user's code would: capture looks for that (see `_ShapeEnv`).
+    """
+    name = f"{name}_" if keyword.iskeyword(name) or not name.isidentifier() else name
+    code = _caller(name)
+    code = code.replace(co_filename=step.file or "<torchscript>", co_firstlineno=step.line or 1)
+    return types.FunctionType(code, {name: call})
+
+
+@functools.lru_cache(maxsize=4096)
+def _caller(name: str) -> types.CodeType:
+    return eval(f"lambda args, kwargs: {name}(*args, **kwargs)").__code__
+
+
+# The other nodes.
+
+
+def _run_constant(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+    return [step.extra]
+
+
+def _run_get(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+    return [replay._get(inputs[0], step.name, step)]
+
+
+def _run_set(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+    replay._set(inputs[0], step.name, _as_tensor(inputs[1]), step)
+    return []
+
+
+def _run_call(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+    function, *args = inputs
+    return [_at_line(replay._run, "call", step)((function, args), {})]
+
+
+def _run_method(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+    method = inputs[0].method(step.name)
+    return [_at_line(replay._run, "call", step)((method, inputs), {})]
+
+
+def _run_enter(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+    if "autocast" in inputs[0].type_name():  # TorchScript's compiler rewrites what stands in it
+        raise Unsupported(f"TorchScript: torch.autocast inside of a script ({step.where()})")
+    return [replay._run(inputs[0].method("__enter__"), inputs)]
+
+
+def _run_exit(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+    return [replay._run(inputs[0].method("__exit__"), [inputs[0], None, None, None])]
+
+
+def _run_if(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+    taken = step.blocks[0 if _asked(step, lambda: bool(inputs[0])) else 1]
+    return replay._run_block(taken, [], values)
+
+
+def _run_loop(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+    count, condition, *carried = inputs
+    (body,) = step.blocks
+    for i in range(_asked(step, lambda: int(count))):
+        if not _asked(step, lambda condition=condition: bool(condition)):
+            break
+        condition, *carried = replay._run_block(body, [i, *carried], values)
+    return carried
+
+
+def _run_raise(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+    message, name = inputs[0], inputs[1] if len(inputs) > 1 else None
+    raise Unsupported(f"TorchScript raises {(name or 'RuntimeError')}: {message} ({step.where()})")
+
+
+def _run_tuple(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+    if step.extra is None:
+        return [tuple(inputs)]
+    return [_named_tuple(*step.extra)._make(inputs)]
+
+
+@functools.lru_cache(maxsize=1024)
+def _named_tuple(name: str, fields: tuple[str, ...]) -> type:
+    return namedtuple(name, fields)
+
+
+def _run_list(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+    return [inputs]
+
+
+def _run_dict(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+    return [dict(zip(inputs[::2], inputs[1::2], strict=True))]
+
+
+def _run_unpack(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+    if len(inputs[0]) != len(step.outputs):
+        raise Unsupported(
+            f"TorchScript: {len(inputs[0])} values for {len(step.outputs)} names ({step.where()})"
+        )
+    return inputs[0]
+
+
+def _run_create(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+    created = step.extra()
+    replay._created.add(created)
+    return [created]
+
+
+def _run_container(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+    container, key = inputs
+    if isinstance(key, int | torch.SymInt):
+        parts = [part for _, part in container.items() if isinstance(part, _C.ScriptObject)]
+        key = range(len(parts))[int(key)]
+    return [replay._get(container, str(key), step)]
+
+
+def _run_isinstance(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+    return [step.extra(_as_tensor(inputs[0]))]
+
+
+def _run_python(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+    function, convention, scalars = step.extra
+    given, fixed = iter(inputs), iter(scalars)
+    args = [next(given) if kind == "d" else next(fixed) for kind in convention]
+    for i, value in enumerate(args):
+        if isinstance(value, _C.ScriptObject):  # Python may read what it likes of it
+            replay.add_all_reads(value)
+            args[i] = value.as_torch()
+    result = function(*map(_as_tensor, args))
+    return _results(step, result)
+
+
+_STEPS: dict[str, Callable[[Replay, _Step, list, dict], Sequence[Any]]] = {
+    "prim::Constant": _run_constant,
+    "prim::GetAttr": _run_get,
+    "prim::SetAttr": _run_set,
+    "prim::CallFunction": _run_call,
+    "prim::CallMethod": _run_method,
+    "prim::Enter": _run_enter,
+    "prim::Exit": _run_exit,
+    "prim::If": _run_if,
+    "prim::Loop": _run_loop,
+    "prim::RaiseException": _run_raise,
+    "prim::TupleConstruct": _run_tuple,
+    "prim::TupleUnpack": _run_unpack,
+    "prim::ListConstruct": _run_list,
+    "prim::ListUnpack": _run_unpack,
+    "prim::DictConstruct": _run_dict,
+    "prim::CreateObject": _run_create,
+    "prim::ModuleContainerIndex": _run_container,
+    "prim::isinstance": _run_isinstance,
+    "prim::PythonOp": _run_python,
+}
+# Operators of the dispatcher that give plain values, or take them: symbols have to stay symbols.
+_ON_VALUES = frozenset(
+    f"aten::{name}"
+    for name in ("size", "stride", "storage_offset", "numel", "dim", "item", "is_contiguous")
+)
+
+
+@contextmanager
+def replayed(module: torch.nn.Module) -> Iterator[Replay]:
+    """Let calls of scripted functions and methods in this thread run in a replay."""
+    kinds = (ScriptMethod, torch.jit.ScriptFunction)
+    before = getattr(_thread, "replay", None)
+    owners = {script_object(part): path for path, part in module.named_modules() if is_script(part)}
+    replay = Replay(owners)
+    with _patching:
+        own = [kind.__call__ for kind in kinds]
+        for kind, call in zip(kinds, own, strict=True):
+            kind.__call__ = _replaying(call)
+        _thread.replay = replay
+        try:
+            yield replay
+        finally:
+            _thread.replay = before
+            for kind, call in zip(kinds, own, strict=True):
+                kind.__call__ = call
+
+
+def _replaying(own: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        replay = getattr(_thread, "replay", None)
+        return own(self, *args, **kwargs) if replay is None else replay.call(self, args, kwargs)
+
+    return call
