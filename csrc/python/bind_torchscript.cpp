@@ -239,7 +239,14 @@ py::object argument(const c10::TypePtr& type, py::handle value, const std::strin
     default: break;
   }
   if (is_symbolic(value)) return symbolic(type, value, where);
-  if (THPVariable_Check(value.ptr())) refuse(type, value, where);
+  if (THPVariable_Check(value.ptr())) {
+    // A float that changes from call to call is a tensor of the graph.
+    const at::Tensor& tensor = THPVariable_Unpack(value.ptr());
+    const bool is_float =
+        type->kind() == c10::TypeKind::FloatType && tensor.dim() == 0 && tensor.is_floating_point();
+    if (!is_float) refuse(type, value, where);
+    return py::reinterpret_borrow<py::object>(value);
+  }
   try {
     return jit::toPyObject(jit::toIValue(value, type));
   } catch (const py::cast_error&) {

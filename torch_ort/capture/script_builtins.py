@@ -70,7 +70,7 @@ def of_numbers(kind: str, inputs: Sequence[Any]) -> Number | None:
 
 def with_numbers(kind: str, inputs: list[Any]) -> list[Any]:
     """Give a number for an operand that is a tensor without dims, where the result is the same."""
-    if kind.removesuffix("_") not in _ARITHMETIC or len(inputs) < 2:
+    if kind not in TAKE_NUMBERS or len(inputs) < 2:
         return inputs
     tensor, other, *rest = inputs
     if not isinstance(tensor, torch.Tensor) or not tensor.dim() or tensor.is_complex():
@@ -101,6 +101,11 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "aten::floor_divide": operator.floordiv,
     "aten::remainder": operator.mod,
 }
+
+# Those whose form for two tensors takes a number too, as calls from Python use it.
+TAKE_NUMBERS = frozenset(
+    f"aten::{name}{end}" for name in ("add", "sub", "mul", "div") for end in ("", "_")
+)
 
 
 # Builtins get the overload's name, then the arguments.
@@ -207,6 +212,15 @@ def _method(name: str) -> Callable[..., Any]:
     return lambda overload, value, *args: getattr(value, name)(*args)
 
 
+def _shown(value: Any) -> Any:
+    """Give a value for a text, which holds numbers instead of symbols: they become guards."""
+    if isinstance(value, list | tuple):
+        return type(value)(_shown(part) for part in value)
+    if isinstance(value, torch.SymFloat):
+        return float(value)
+    return int(value) if isinstance(value, torch.SymInt) else value
+
+
 def _found(name: str) -> Callable[..., Any]:
     """Give a method of strings; an end of -1 stands for the string's."""
     return lambda overload, text, part, start=0, end=-1: getattr(text, name)(
@@ -310,7 +324,7 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "prim::unchecked_unwrap_optional": _plain(lambda value: value),
     "prim::Uninitialized": _plain(lambda: None),
     "prim::rangelist": lambda overload, count: list(range(count)),
-    "prim::Print": lambda overload, *values: print(*values),
+    "prim::Print": lambda overload, *values: print(*map(_shown, values)),
     "aten::Int": _int,
     "aten::IntImplicit": _int,
     "aten::Float": _float,
@@ -318,7 +332,7 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "aten::ScalarImplicit": _item,
     "aten::item": _item,
     "aten::Bool": _bool,
-    "aten::str": _plain(str),
+    "aten::str": lambda overload, value: str(_shown(value)),
     "aten::size": _size,
     "aten::sym_size": _size,
     "aten::stride": _stride,
@@ -354,8 +368,8 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "aten::_unwrap_optional": _unwrap,
     "aten::__range_length": _range_length,
     "aten::__derive_index": _plain(lambda index, start, step: start + index * step),
-    "aten::format": lambda overload, text, *values: text.format(*values),
-    "aten::percentFormat": lambda overload, text, *values: text % values,
+    "aten::format": lambda overload, text, *values: text.format(*map(_shown, values)),
+    "aten::percentFormat": lambda overload, text, *values: text % tuple(map(_shown, values)),
     "aten::device": lambda overload, *args: torch.device(*args),
     "aten::tensor": _tensor,
     "aten::as_tensor": _tensor,

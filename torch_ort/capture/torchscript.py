@@ -23,7 +23,13 @@ import torch
 from torch_ort import _C
 from torch_ort._C import Unsupported
 from torch_ort.capture.aot_compat import ScriptMethod, data_is_asked, schema, script_pointer
-from torch_ort.capture.script_builtins import BUILTINS, Number, of_numbers, with_numbers
+from torch_ort.capture.script_builtins import (
+    BUILTINS,
+    TAKE_NUMBERS,
+    Number,
+    of_numbers,
+    with_numbers,
+)
 
 __all__ = ["Replay", "is_script", "replayed", "script_object", "signature_of"]
 
@@ -90,6 +96,12 @@ def _block(parts: tuple) -> _Block:
     read = [
         _Step(*step[:6], tuple(_block(inner) for inner in step[6]), *step[7:]) for step in steps
     ]
+    # Some nodes have no line: that of the node before, or after, is near.
+    for ordered in (range(1, len(read)), range(len(read) - 2, -1, -1)):
+        for i in ordered:
+            near = read[i - ordered.step]
+            if not read[i].file and near.file:
+                read[i] = read[i]._replace(file=near.file, line=near.line, text=near.text)
     return _Block(inputs, read, outputs)
 
 
@@ -268,11 +280,26 @@ def _run_operator(step: _Step, inputs: list[Any]) -> Sequence[Any]:
             return [known]
     inputs = [_as_tensor(value) for value in with_numbers(step.kind, inputs)]
     operator = _operator(step.kind, step.overload)
+    takes_both = step.overload == "Scalar" and step.kind in TAKE_NUMBERS
+    if takes_both or (step.overload in _WITH_TENSORS and _is_number_tensor(operator, inputs)):
+        operator = _operator(step.kind, _WITH_TENSORS[step.overload])
     named = _keyword_names(operator)
     split = len(inputs) - len(named)
     call = _at_line(operator, step.kind.split("::")[1], step)
     keywords = dict(zip(named, inputs[split:], strict=True))
     return _results(step, _asked(step, lambda: call(inputs[:split], keywords)))
+
+
+_WITH_TENSORS = {"Scalar": "Tensor", "Tensor_Scalar": "Tensor_Tensor"}
+
+
+def _is_number_tensor(operator: Any, inputs: Sequence[Any]) -> bool:
+    """Tell whether a tensor stands for a number: a float that every call brings as one."""
+    arguments = schema(operator).arguments
+    return any(
+        isinstance(value, torch.Tensor) and argument.type.kind() == "NumberType"
+        for value, argument in zip(inputs, arguments, strict=True)
+    )
 
 
 def _as_tensor(value: Any) -> Any:
@@ -399,10 +426,7 @@ def _run_create(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequ
 
 def _run_container(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
     container, key = inputs
-    if isinstance(key, int | torch.SymInt):
-        parts = [part for _, part in container.items() if isinstance(part, _C.ScriptObject)]
-        key = range(len(parts))[int(key)]
-    return [replay._get(container, str(key), step)]
+    return [replay._get(container, key if isinstance(key, str) else str(int(key)), step)]
 
 
 def _run_isinstance(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
