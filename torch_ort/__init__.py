@@ -31,6 +31,7 @@ __all__ = [
     "Unsupported",
     "UserError",
     "__version__",
+    "compile",
     "counters",
     "empty_cache",
     "explain",
@@ -51,4 +52,8 @@ def __getattr__(name: str) -> object:
         from torch_ort.functions.wrap import python_op
 
         return python_op
+    if name == "compile":
+        from torch_ort import scripted
+
+        return scripted.compile
     raise AttributeError(f"module 'torch_ort' has no attribute {name!r}")

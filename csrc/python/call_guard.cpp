@@ -219,6 +219,9 @@ CallGuard::CallGuard(py::handle inputs, const py::list& state, const py::list& r
               .words = parts[4].cast<std::string>()};
     ORT_CHECK(how == "items" || read.how != Read::How::kItems, "call guard: how to compare: got '",
               how, "'");
+    if (read.place.script && py::isinstance<ScriptObject>(read.value)) {
+      read.object = read.value.cast<ScriptObject>();
+    }
     if (read.how == Read::How::kSize) read.size = read.value.cast<Py_ssize_t>();
     if (read.how == Read::How::kItems) {
       for (py::handle part : read.value) {
@@ -231,6 +234,10 @@ CallGuard::CallGuard(py::handle inputs, const py::list& state, const py::list& r
 
 bool CallGuard::reads_hold(std::string* why) const {
   for (const Read& read : reads_) {
+    if (read.object) {  // of a script, in another one
+      if (read.place.script->holds(read.place.slot, *read.object)) continue;
+      return fails(why, read.words, " has changed");
+    }
     const bool is_size = read.how == Read::How::kSize;
     const py::object found = is_size ? py::object() : read.place.item();
     PyObject* value = found.ptr();

@@ -99,6 +99,7 @@ class CallGuard {
     Place place;
     How how;
     pybind11::object value;
+    std::optional<ScriptObject> object;  // `value`, if it is one
     std::vector<pybind11::object> items;
     Py_ssize_t size = 0;
     std::string words;

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/module_python.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
@@ -34,6 +35,11 @@ std::optional<size_t> ScriptObject::slot(const std::string& name) const {
 
 py::object ScriptObject::at(size_t slot) const { return script_value(object_->getSlot(slot)); }
 
+bool ScriptObject::holds(size_t slot, const ScriptObject& other) const {
+  const c10::IValue& value = object_->getSlot(slot);
+  return value.isObject() && &value.toObjectRef() == other.object_.get();
+}
+
 void ScriptObject::set(const std::string& name, py::handle value) {
   const c10::TypePtr type = object_->type()->findAttribute(name);
   if (!type) throw UserError(concat("TorchScript: no attribute '", name, "'"));
@@ -52,6 +58,11 @@ void ScriptObject::set(const std::string& name, py::handle value) {
 }
 
 py::object script_value(const c10::IValue& value) {
+  // The usual ones first: guards come by at every call.
+  if (value.isBool()) return py::bool_(value.toBool());
+  if (value.isTensor() && value.toTensor().defined()) {
+    return py::reinterpret_steal<py::object>(THPVariable_Wrap(value.toTensor()));
+  }
   if (value.isObject() && !value.isCustomClass()) return py::cast(ScriptObject(value.toObject()));
   return jit::toPyObject(value);
 }

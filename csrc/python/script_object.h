@@ -23,6 +23,7 @@ class ScriptObject {
   std::vector<std::string> names() const;
   std::optional<size_t> slot(const std::string& name) const;
   pybind11::object at(size_t slot) const;
+  bool holds(size_t slot, const ScriptObject& other) const;
   // Raises UserError for a value of another type.
   void set(const std::string& name, pybind11::handle value);
 
