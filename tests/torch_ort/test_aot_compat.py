@@ -583,3 +583,40 @@ def test_tensors_without_numbers_raise_where_numbers_are_asked_for():
         x = fakes.tensor(torch.ones(2), "x")
         with aot_compat.without_numbers([x]), pytest.raises(RuntimeError, match="data pointer"):
             x.data_ptr()
+def test_calls_of_scripts_can_be_taken_over(monkeypatch):
+    @torch.jit.script
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    scripted = torch.jit.script(torch.nn.Linear(2, 2))
+    calls = []
+    for kind in (aot_compat.ScriptMethod, torch.jit.ScriptFunction):
+        own = kind.__call__
+        monkeypatch.setattr(
+            kind,
+            "__call__",
+            lambda self, *args, own=own: calls.append(self.name) or own(self, *args),
+        )
+    x = torch.ones(1, 2)
+    torch.testing.assert_close(double(scripted(x)), 2 * scripted(x))
+    assert calls == ["forward", "double", "forward"]
+
+
+def test_what_stands_behind_a_script():
+    linear = torch.nn.Linear(2, 2)
+    assert aot_compat.script_pointer(linear) is None
+    traced = torch.jit.trace(linear, torch.ones(1, 2))
+    for module in (torch.jit.script(linear), traced):
+        assert aot_compat.script_pointer(module).getattr("weight") is linear.weight
+        arguments = aot_compat.script_forward(module).schema.arguments
+        assert [argument.name for argument in arguments] == ["self", "input"]
+
+
+def test_data_is_asked_for():
+    fakes = FakeInputs(Sizes.OPEN)
+    with fakes.tracing():
+        fake = fakes.tensor(torch.ones(2), "x")
+        with fake.fake_mode, pytest.raises(Exception, match="data-dependent") as caught:
+            bool((fake.sum() > 0).item())
+    assert aot_compat.data_is_asked(caught.value)
+    assert not aot_compat.data_is_asked(RuntimeError("data-dependent"))

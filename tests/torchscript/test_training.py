@@ -293,6 +293,45 @@ def test_exported_methods_are_the_scripts(compare):
     torch.testing.assert_close(ours.encode(x) * 2, ours(x))
 
 
+def test_a_script_gives_the_graph_of_the_plain_module():
+    plain = Transformer().eval()
+    x = sentences(0)
+    for module in (plain, torch.jit.script(plain)):
+        ORTModule(module)(x).sum().backward()
+    assert torch_ort.counters()["graphs_captured"] == 2
+    assert torch_ort.counters()["graphs_compiled"] == 1  # equal graphs share a session
+
+
+def test_autocast_around_a_script():
+    model = mlp()
+    scripted = torch.jit.script(copy.deepcopy(model))
+    ours, x = ORTModule(scripted), rows(0)
+    with torch.autocast("cpu", torch.bfloat16):
+        want, got = model(x), ours(x)
+    assert got.dtype == want.dtype == torch.bfloat16
+    torch.testing.assert_close(got, want, rtol=0.05, atol=0.05)
+    assert torch_ort.counters()["fallbacks"] == 0
+
+
+def test_parts_run_in_the_engine_where_the_whole_cannot(monkeypatch):
+    class ByData(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scripted = torch.jit.script(mlp())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.scripted(x if float(x.sum()) > 0 else -x)
+
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    model = ByData()
+    ours = torch_ort.ortmodule.HierarchicalORTModule(model)
+    for step in range(3):
+        ours(rows(step)).sum().backward()
+    assert torch_ort.counters()["forward_runs"] == 2  # the first call says what cannot be
+    x = rows(0)
+    torch.testing.assert_close(ours(x), model(x))
+
+
 def test_two_threads_share_a_script():
     ours = ORTModule(torch.jit.script(mlp()).eval())
     x = rows(0)

@@ -91,6 +91,7 @@ __all__ = [
     "said_to_be_compiling",
     "saved_tensor_hooks_copy",
     "schema",
+    "script_forward",
     "script_pointer",
     "split_placeholders",
     "sympy_functions",
@@ -134,6 +135,11 @@ ScriptMethod = torch._C.ScriptMethod
 def script_pointer(module: torch.nn.Module) -> Any:
     """Give what stands behind a scripted or traced module; None for one that is not made yet."""
     return getattr(module, "_c", None)
+
+
+def script_forward(module: torch.nn.Module) -> ScriptMethod:
+    """Give the compiled forward of a scripted module, whatever stands in its place."""
+    return script_pointer(module)._get_method("forward")
 
 
 def after_backward(call: Callable[[], None]) -> None:

@@ -22,7 +22,13 @@ import torch
 
 from torch_ort import _C
 from torch_ort._C import Unsupported
-from torch_ort.capture.aot_compat import ScriptMethod, data_is_asked, schema, script_pointer
+from torch_ort.capture.aot_compat import (
+    ScriptMethod,
+    data_is_asked,
+    schema,
+    script_forward,
+    script_pointer,
+)
 from torch_ort.capture.script_builtins import (
     BUILTINS,
     TAKE_NUMBERS,
@@ -58,7 +64,7 @@ def signature_of(module: torch.nn.Module) -> inspect.Signature:
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
             default=argument.default_value if argument.has_default_value() else _REQUIRED,
         )
-        for argument in module.forward.schema.arguments[1:]
+        for argument in script_forward(module).schema.arguments[1:]
     ]
     return inspect.Signature(parameters)
 
