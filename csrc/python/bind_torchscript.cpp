@@ -4,6 +4,7 @@
 #include "python/bind.h"
 #include "python/script_object.h"
 
+#include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/module_python.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -311,7 +312,28 @@ void bind_torchscript(py::module_& module) {
              if (!slot) throw py::key_error(name);
              return self.at(*slot);
            })
+      .def("__getitem__",
+           [](const ScriptObject& self, const std::pair<std::string, size_t>& key) {
+             const auto slot = self.slot(key.first);
+             py::object part = slot ? self.part(*slot, key.second) : py::object();
+             if (!part) throw py::key_error(key.first);
+             return part;
+           })
       .def("__setitem__", &ScriptObject::set)
+      .def("__setitem__",
+           [](ScriptObject& self, const std::pair<std::string, size_t>& key,
+              const at::Tensor& value) { self.set_part(key.first, key.second, value); })
+      .def(
+          "list_keys",
+          [](const ScriptObject& self) {
+            py::list keys;
+            for (const std::string& name : self.names()) {
+              const size_t count = self.num_tensors(*self.slot(name));
+              for (size_t i = 0; i < count; ++i) keys.append(py::make_tuple(name, i));
+            }
+            return keys;
+          },
+          "Where tensors hang in lists: name and index.")
       .def("__contains__", [](const ScriptObject& self,
                               const std::string& name) { return self.slot(name).has_value(); })
       .def("__iter__", [](const ScriptObject& self) { return py::iter(py::cast(self.names())); })

@@ -178,13 +178,17 @@ CallGuard::Place::Place(py::object container_, py::object key_)
     : container(std::move(container_)), key(std::move(key_)) {
   if (!py::isinstance<ScriptObject>(container)) return;
   script = container.cast<ScriptObject>();
-  const auto found = script->slot(key.cast<std::string>());
+  const bool is_part = PyTuple_Check(key.ptr());
+  if (is_part) index = key.cast<py::tuple>()[1].cast<size_t>();
+  const auto name = is_part ? py::object(key.cast<py::tuple>()[0]) : key;
+  const auto found = script->slot(name.cast<std::string>());
   ORT_CHECK(found, "call guard: no attribute ", text(key));
   slot = *found;
 }
 
 py::object CallGuard::Place::item() const {
-  return script ? script->at(slot) : item_of(container, key);
+  if (!script) return item_of(container, key);
+  return index ? script->part(slot, *index) : script->at(slot);
 }
 
 CallGuard::CallGuard(py::handle inputs, const py::list& state, const py::list& reads)
@@ -236,6 +240,11 @@ bool CallGuard::reads_hold(std::string* why) const {
   for (const Read& read : reads_) {
     if (read.object) {  // of a script, in another one
       if (read.place.script->holds(read.place.slot, *read.object)) continue;
+      return fails(why, read.words, " has changed");
+    }
+    if (read.how == Read::How::kSize && read.place.script) {
+      const py::object value = read.place.item();
+      if (PyList_Check(value.ptr()) && PyList_GET_SIZE(value.ptr()) == read.size) continue;
       return fails(why, read.words, " has changed");
     }
     const bool is_size = read.how == Read::How::kSize;

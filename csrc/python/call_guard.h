@@ -77,7 +77,8 @@ class CallGuard {
   struct Place {
     pybind11::object container, key;
     std::optional<ScriptObject> script;
-    size_t slot = 0;  // in `script`
+    size_t slot = 0;              // in `script`
+    std::optional<size_t> index;  // in the list there
 
     Place(pybind11::object container, pybind11::object key);
     // Null where there is none.

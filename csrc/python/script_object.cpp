@@ -57,6 +57,24 @@ void ScriptObject::set(const std::string& name, py::handle value) {
   }
 }
 
+size_t ScriptObject::num_tensors(size_t slot) const {
+  const c10::IValue& value = object_->getSlot(slot);
+  return value.isTensorList() ? value.toListRef().size() : 0;
+}
+
+py::object ScriptObject::part(size_t slot, size_t index) const {
+  if (index >= num_tensors(slot)) return {};
+  return script_value(object_->getSlot(slot).toListRef()[index]);
+}
+
+void ScriptObject::set_part(const std::string& name, size_t index, const at::Tensor& value) {
+  const auto found = slot(name);
+  ORT_CHECK(found && index < num_tensors(*found), "torchscript: no tensor ", index, " in '", name,
+            "'");
+  c10::List<c10::IValue> list = object_->getSlot(*found).toList();  // shares the elements
+  list.set(index, value);
+}
+
 py::object script_value(const c10::IValue& value) {
   // The usual ones first: guards come by at every call.
   if (value.isBool()) return py::bool_(value.toBool());

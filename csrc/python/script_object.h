@@ -1,6 +1,7 @@
 // An object of TorchScript, a module most often, as a mapping from attributes to live values.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <pybind11/pybind11.h>
 
@@ -26,6 +27,11 @@ class ScriptObject {
   bool holds(size_t slot, const ScriptObject& other) const;
   // Raises UserError for a value of another type.
   void set(const std::string& name, pybind11::handle value);
+
+  // Tensors in an attribute that is a list: null where there is none, InternalError in `set_part`.
+  size_t num_tensors(size_t slot) const;
+  pybind11::object part(size_t slot, size_t index) const;
+  void set_part(const std::string& name, size_t index, const at::Tensor& value);
 
  private:
   c10::intrusive_ptr<c10::ivalue::Object> object_;

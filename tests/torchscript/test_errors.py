@@ -49,8 +49,7 @@ class Forks(nn.Module):
 
 class Lists(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        values = x.tolist()
-        assert torch.jit.isinstance(values, list[float])
+        values: list[float] = x.view(-1).tolist()
         return x + values[0]
 
 
@@ -70,6 +69,7 @@ class Unwraps(nn.Module):
     [
         (Forks, r"TorchScript: prim::fork is not supported \(.*test_errors\.py:\d+: torch\.jit\.f"),
         (Autocasts, r"TorchScript: torch\.autocast inside of a script \(.*test_errors\.py:\d+"),
+        (Lists, r"TorchScript: prim::tolist is not supported"),
         (Unwraps, r"TorchScript raises RuntimeError: Unwrapping null optional"),
     ],
 )
@@ -96,6 +96,20 @@ def test_an_object_as_result_is_refused():
 class Pair:
     def __init__(self, value: Tensor) -> None:
         self.value = value
+
+
+class RaisesWithoutGrad(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            if bool(x.sum() > 0):
+                x = x * 2
+        return x
+
+
+def test_an_error_leaves_grad_mode_as_it_was():
+    with pytest.raises(ORTModuleONNXModelException, match="depends on the numbers"):
+        ORTModule(torch.jit.script(RaisesWithoutGrad()))(torch.ones(2, 2))
+    assert torch.is_grad_enabled()
 
 
 def test_errors_of_kernels_are_pytorchs(monkeypatch):

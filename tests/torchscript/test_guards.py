@@ -164,13 +164,25 @@ class Appends(nn.Module):
 class Keeps(nn.Module):
     kept: list[Tensor]
 
-    def __init__(self) -> None:
+    def __init__(self, grows: bool = False) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 4)
-        self.kept = torch.jit.annotate(list[Tensor], [torch.ones(4)])
+        self.kept = [torch.ones(4), self.layer.bias]
+        self.grows = grows
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) * self.kept[0]
+        if self.grows:
+            self.kept.append(x)
+        return self.layer(x) * self.kept[0] + self.kept[1]
+
+
+class KeepsTable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = {"one": torch.ones(4)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.table["one"]
 
 
 REFUSED = {
@@ -197,9 +209,35 @@ def test_what_a_graph_cannot_assign(kind, monkeypatch):
 
 
 def test_tensors_in_a_list_attribute():
-    words = r"attribute 'kept' of the module holds tensors in a list.*test_guards\.py:\d+"
+    scripted = torch.jit.script(Keeps())
+    ours = ORTModule(scripted)
+    assert_same(ours, scripted, 1)
+    gradients = []
+    for run in (ours, scripted):
+        scripted.zero_grad()
+        run(torch.ones(3, 4)).sum().backward()
+        gradients.append(scripted.layer.bias.grad.clone())
+    torch.testing.assert_close(*gradients)  # of both places where it hangs
+    scripted.kept = [torch.full((4,), 2.0), scripted.layer.bias]
+    assert_same(ours, scripted, 1)
+    scripted.kept = [torch.ones(4), torch.ones(4)]  # shared no more
+    assert_same(ours, scripted, 2)
+    scripted.kept = [torch.ones(4), torch.ones(4), torch.ones(4)]
+    assert_same(ours, scripted, 3)
+
+
+def test_a_list_of_tensors_that_grows_is_refused():
+    scripted = torch.jit.script(Keeps(grows=True))
+    with pytest.raises(ORTModuleONNXModelException, match="forward changes 'kept' of the module"):
+        ORTModule(scripted)(torch.ones(2, 4))
+    assert len(scripted.kept) == 2
+    assert scripted.kept[1] is scripted.layer.bias
+
+
+def test_tensors_in_a_dict_attribute_are_refused():
+    words = r"attribute 'table' of the module holds tensors in a dict.*test_guards\.py:\d+"
     with pytest.raises(ORTModuleONNXModelException, match=words):
-        ORTModule(torch.jit.script(Keeps()))(torch.ones(2, 4))
+        ORTModule(torch.jit.script(KeepsTable()))(torch.ones(2, 4))
 
 
 class Ignores(nn.Module):

@@ -46,19 +46,18 @@ class ModuleState:
     def __init__(self, module: torch.nn.Module) -> None:
         self.tensors: list[torch.Tensor] = []
         self.names: list[str] = []
-        self.places: list[tuple[dict | list, str | int, int]] = []  # container, key, position
+        self.places: list[tuple[Any, Any, int]] = []  # container, key, position
         positions: dict[int, int] = {}
         for path, part in module.named_modules():
             for container, label in _containers(part):
-                keys = range(len(container)) if isinstance(container, list) else list(container)
-                for key in keys:
+                for key in _keys(container):
                     tensor = container[key]
                     if not isinstance(tensor, torch.Tensor):
                         continue
                     if id(tensor) not in positions:
                         positions[id(tensor)] = len(self.tensors)
                         self.tensors.append(tensor)
-                        self.names.append(".".join(filter(None, (path, label, str(key)))))
+                        self.names.append(".".join(filter(None, (path, label, _key_name(key)))))
                     self.places.append((container, key, positions[id(tensor)]))
 
     def check(self) -> None:
@@ -81,6 +80,17 @@ class ModuleState:
             for (container, key, position), tensor in zip(self.places, before, strict=True):
                 if container[key] is tensors[position]:
                     container[key] = tensor
+
+
+def _keys(container: Any) -> list[Any]:
+    if isinstance(container, list):
+        return list(range(len(container)))
+    in_lists = container.list_keys() if isinstance(container, _C.ScriptObject) else []
+    return [*container, *in_lists]
+
+
+def _key_name(key: Any) -> str:
+    return ".".join(map(str, key)) if isinstance(key, tuple) else str(key)
 
 
 def _containers(module: torch.nn.Module) -> list[tuple[dict | list, str]]:
@@ -393,6 +403,7 @@ class _Trace(torch.nn.Module):
         self.inputs.leaves = []
         self.held.tensors = []
         self.flat = []
+        self.replay.forget()
 
     def sources(self) -> list[onnx_files.Source | None]:
         """Name the flat inputs for files."""

@@ -69,6 +69,17 @@ def signature_of(module: torch.nn.Module) -> inspect.Signature:
     return inspect.Signature(parameters)
 
 
+def guard_row(owner: _C.ScriptObject, name: str, words: str) -> tuple[Any, Any, str, Any, str]:
+    """Give what `_C.CallGuard` compares of an attribute that is no tensor.
+
+    Tensors in a list are inputs of the graph.
+    """
+    value = owner[name]
+    if isinstance(value, list) and _holds_tensor(value):
+        return (owner, name, "size", len(value), f"the number of parts of {words}")
+    return (owner, name, "equals", value, words)
+
+
 class _Step(NamedTuple):
     """A node of a TorchScript graph."""
 
@@ -116,6 +127,8 @@ class Replay:
 
     def __init__(self, owners: dict[_C.ScriptObject, str]) -> None:
         self._owners = owners  # those in the tree that is captured, by path
+        # Their attributes that are lists of tensors.
+        self._followed = {(owner, name) for owner in owners for name, _ in owner.list_keys()}
         self._created: set[_C.ScriptObject] = set()
         self._read: set[tuple[_C.ScriptObject, str]] = set()
         self._programs: dict[int, tuple[_C.ScriptFunction, _Block]] = {}  # by key; kept alive
@@ -125,8 +138,14 @@ class Replay:
     def call(self, callable_: Any, args: tuple, kwargs: dict) -> Any:
         """Run a call that comes from Python."""
         function = _C.ScriptFunction(callable_)
-        result = self._run(function, function.bind(args, kwargs))
-        return _leave(result)
+        with _grad_mode_kept():
+            return _leave(self._run(function, function.bind(args, kwargs)))
+
+    def forget(self) -> None:
+        """Let go of the trace's values: what has been captured lives on with this."""
+        self._created.clear()
+        self._containers.clear()
+        self._programs.clear()
 
     def add_all_reads(self, owner: _C.ScriptObject) -> None:
         """Count all attributes of an object and of those in it as read."""
@@ -139,7 +158,7 @@ class Replay:
     def rows(self) -> list[tuple[Any, Any, str, Any, str]]:
         """Give what `_C.CallGuard` compares: container, key, how, value, words."""
         return [
-            (owner, name, "equals", owner[name], f"attribute {name!r} of {self._called(owner)}")
+            guard_row(owner, name, f"attribute {name!r} of {self._called(owner)}")
             for owner, name in self._read
         ]
 
@@ -152,7 +171,7 @@ class Replay:
         changed = [
             f"{name!r} of {self._called(owner)}"
             for (owner, name), (value, before) in self._containers.items()
-            if value != before
+            if not _is_same(value, before)
         ]
         self._containers.clear()
         if changed:
@@ -200,7 +219,9 @@ class Replay:
             return value
         self._read.add((owner, name))
         if isinstance(value, list | tuple | dict):
-            if _holds_tensor(value):
+            # Those in a list are inputs of the graph, as those that hang alone.
+            is_followed = (owner, name) in self._followed
+            if _holds_tensor(value) and not is_followed:
                 raise Unsupported(
                     f"TorchScript: attribute {name!r} of {self._called(owner)} holds tensors in a "
                     f"{type(value).__name__}, which a captured graph cannot follow ({step.where()})"
@@ -231,8 +252,28 @@ class Replay:
             )
 
 
+@contextmanager
+def _grad_mode_kept() -> Iterator[None]:
+    """Put grad mode back after an error, which leaves no `with` of a script."""
+    before = torch.is_grad_enabled()
+    try:
+        yield
+    except BaseException:
+        torch.set_grad_enabled(before)
+        raise
+
+
 def _is_same(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and a == b
+    """Compare values of attributes; tensors are the same ones or not."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return a is b
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(_is_same, a, b))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(map(_is_same, a.values(), b.values()))
+    return a == b
 
 
 def _results(step: _Step, result: Any) -> Sequence[Any]:

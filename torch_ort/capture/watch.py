@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from torch_ort._C import ScriptObject, Unsupported
-from torch_ort.capture.torchscript import is_script, script_object
+from torch_ort.capture.torchscript import guard_row, is_script, script_object
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, range)
 _CONTAINERS = (list, tuple, set, frozenset, dict)
@@ -81,7 +81,7 @@ def _rows_of(module: torch.nn.Module, name: str, words: str) -> list[tuple]:
 def _rows_of_script(attributes: ScriptObject, name: str, words: str) -> list[tuple]:
     if name not in attributes or isinstance(attributes[name], torch.Tensor):
         return []  # of torch's class, or an input of the graph
-    return [(attributes, name, "equals", attributes[name], words)]
+    return [guard_row(attributes, name, words)]
 
 
 def _rows_of_value(own: dict, name: str, words: str) -> list[tuple]:
