@@ -411,3 +411,14 @@ def test_functions_in_a_traced_module_keep_their_backward():
     want = (20 * y**2).sum(0)
     torch.testing.assert_close(module.layer.bias.grad, want)
     assert graphs() == 1
+
+
+class Converts(Net):
+    def forward(self, x: Tensor, like: Tensor) -> Tensor:
+        y = self.layer(x).to(like, non_blocking=False)
+        y = y.to(dtype=torch.float32).to(x.device, torch.float64).to("cpu").to(torch.float32, False)
+        return y * 2
+
+
+def test_conversions(compare):
+    compare(Converts, lambda step: (rows(step), torch.ones(1, dtype=torch.float64)))

@@ -16,7 +16,7 @@ import types
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -36,6 +36,7 @@ from torch_ort.capture.script_builtins import (
     of_numbers,
     with_numbers,
 )
+from torch_ort.capture.script_program import Block, Step, read_block
 
 __all__ = ["Replay", "is_script", "replayed", "script_object", "signature_of"]
 
@@ -80,48 +81,6 @@ def guard_row(owner: _C.ScriptObject, name: str, words: str) -> tuple[Any, Any, 
     return (owner, name, "equals", value, words)
 
 
-class _Step(NamedTuple):
-    """A node of a TorchScript graph."""
-
-    kind: str
-    overload: str
-    is_operator: bool
-    name: str
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    blocks: tuple[tuple, ...]
-    extra: Any
-    file: str
-    line: int
-    text: str
-
-    def where(self) -> str:
-        """Give the user's line in words."""
-        place = f"{self.file}:{self.line}" if self.file else "an unknown line"
-        line = (self.text.strip() or "?").splitlines()[0]
-        return f"{place}: {line}"
-
-
-class _Block(NamedTuple):
-    inputs: tuple[int, ...]
-    steps: list[_Step]
-    outputs: tuple[int, ...]
-
-
-def _block(parts: tuple) -> _Block:
-    inputs, steps, outputs = parts
-    read = [
-        _Step(*step[:6], tuple(_block(inner) for inner in step[6]), *step[7:]) for step in steps
-    ]
-    # Some nodes have no line: that of the node before, or after, is near.
-    for ordered in (range(1, len(read)), range(len(read) - 2, -1, -1)):
-        for i in ordered:
-            near = read[i - ordered.step]
-            if not read[i].file and near.file:
-                read[i] = read[i]._replace(file=near.file, line=near.line, text=near.text)
-    return _Block(inputs, read, outputs)
-
-
 class Replay:
     """Runs scripted functions under a trace, and remembers what they read besides tensors."""
 
@@ -131,7 +90,7 @@ class Replay:
         self._followed = {(owner, name) for owner in owners for name, _ in owner.list_keys()}
         self._created: set[_C.ScriptObject] = set()
         self._read: set[tuple[_C.ScriptObject, str]] = set()
-        self._programs: dict[int, tuple[_C.ScriptFunction, _Block]] = {}  # by key; kept alive
+        self._programs: dict[int, tuple[_C.ScriptFunction, Block]] = {}  # by key; kept alive
         # Lists and dicts in attributes, which are copies: one per attribute and run.
         self._containers: dict[tuple[_C.ScriptObject, str], tuple[Any, Any]] = {}
 
@@ -181,12 +140,12 @@ class Replay:
 
     def _run(self, function: _C.ScriptFunction, args: Sequence[Any]) -> Any:
         if function.key not in self._programs:
-            self._programs[function.key] = (function, _block(function.program()))
+            self._programs[function.key] = (function, read_block(function.program()))
         _, body = self._programs[function.key]
         (result,) = self._run_block(body, args, {})
         return result
 
-    def _run_block(self, block: _Block, args: Sequence[Any], values: dict[int, Any]) -> list[Any]:
+    def _run_block(self, block: Block, args: Sequence[Any], values: dict[int, Any]) -> list[Any]:
         values.update(zip(block.inputs, args, strict=True))
         for step in block.steps:
             inputs = [values[number] for number in step.inputs]
@@ -194,7 +153,7 @@ class Replay:
             values.update(zip(step.outputs, results, strict=True))
         return [values[number] for number in block.outputs]
 
-    def _run_step(self, step: _Step, inputs: list[Any], values: dict[int, Any]) -> Sequence[Any]:
+    def _run_step(self, step: Step, inputs: list[Any], values: dict[int, Any]) -> Sequence[Any]:
         run = _STEPS.get(step.kind)
         if run is not None:
             return run(self, step, inputs, values)
@@ -208,7 +167,7 @@ class Replay:
 
     # Attributes.
 
-    def _get(self, owner: _C.ScriptObject, name: str, step: _Step) -> Any:
+    def _get(self, owner: _C.ScriptObject, name: str, step: Step) -> Any:
         if (owner, name) in self._containers:
             return self._containers[owner, name][0]
         value = owner[name]
@@ -229,7 +188,7 @@ class Replay:
             self._containers[owner, name] = (value, owner[name])
         return value
 
-    def _set(self, owner: _C.ScriptObject, name: str, value: Any, step: _Step) -> None:
+    def _set(self, owner: _C.ScriptObject, name: str, value: Any, step: Step) -> None:
         if owner in self._created:
             owner[name] = value
         elif isinstance(value, torch.Tensor):
@@ -243,7 +202,7 @@ class Replay:
         else:
             self._read.add((owner, name))
 
-    def _check_owner(self, owner: _C.ScriptObject, name: str, step: _Step) -> None:
+    def _check_owner(self, owner: _C.ScriptObject, name: str, step: Step) -> None:
         """Raise Unsupported unless the graph gets an object's tensors at every call."""
         if owner not in self._owners:
             raise Unsupported(
@@ -276,7 +235,7 @@ def _is_same(a: Any, b: Any) -> bool:
     return a == b
 
 
-def _results(step: _Step, result: Any) -> Sequence[Any]:
+def _results(step: Step, result: Any) -> Sequence[Any]:
     if len(step.outputs) == 1:
         return [result]
     return result if step.outputs else []
@@ -304,7 +263,7 @@ def _leave(value: Any) -> Any:
     return value
 
 
-def _asked(step: _Step, ask: Callable[[], Any]) -> Any:
+def _asked(step: Step, ask: Callable[[], Any]) -> Any:
     """Give what a step asks; name the user's line where only data could tell."""
     try:
         return ask()
@@ -320,7 +279,7 @@ def _asked(step: _Step, ask: Callable[[], Any]) -> Any:
 # Operators.
 
 
-def _run_operator(step: _Step, inputs: list[Any]) -> Sequence[Any]:
+def _run_operator(step: Step, inputs: list[Any]) -> Sequence[Any]:
     if any(isinstance(value, Number) for value in inputs):
         known = of_numbers(step.kind, inputs)
         if known is not None:
@@ -366,7 +325,7 @@ def _keyword_names(operator: Any) -> tuple[str, ...]:
     return tuple(a.name for a in schema(operator).arguments if a.kwarg_only)
 
 
-def _at_line(call: Callable[..., Any], name: str, step: _Step) -> Callable[..., Any]:
+def _at_line(call: Callable[..., Any], name: str, step: Step) -> Callable[..., Any]:
     """Give a caller whose frame is at the user's line, for tracebacks.
 
     It names what it calls, as the user's code would: capture looks for that (see `_ShapeEnv`).
@@ -385,45 +344,45 @@ def _caller(name: str) -> types.CodeType:
 # The other nodes.
 
 
-def _run_constant(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+def _run_constant(replay: Replay, step: Step, inputs: list, values: dict) -> Sequence[Any]:
     return [step.extra]
 
 
-def _run_get(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+def _run_get(replay: Replay, step: Step, inputs: list, values: dict) -> Sequence[Any]:
     return [replay._get(inputs[0], step.name, step)]
 
 
-def _run_set(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+def _run_set(replay: Replay, step: Step, inputs: list, values: dict) -> Sequence[Any]:
     replay._set(inputs[0], step.name, _as_tensor(inputs[1]), step)
     return []
 
 
-def _run_call(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+def _run_call(replay: Replay, step: Step, inputs: list, values: dict) -> Sequence[Any]:
     function, *args = inputs
     return [_at_line(replay._run, "call", step)((function, args), {})]
 
 
-def _run_method(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+def _run_method(replay: Replay, step: Step, inputs: list, values: dict) -> Sequence[Any]:
     method = inputs[0].method(step.name)
     return [_at_line(replay._run, "call", step)((method, inputs), {})]
 
 
-def _run_enter(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+def _run_enter(replay: Replay, step: Step, inputs: list, values: dict) -> Sequence[Any]:
     if "autocast" in inputs[0].type_name():  # TorchScript's compiler rewrites what stands in it
         raise Unsupported(f"TorchScript: torch.autocast inside of a script ({step.where()})")
     return [replay._run(inputs[0].method("__enter__"), inputs)]
 
 
-def _run_exit(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+def _run_exit(replay: Replay, step: Step, inputs: list, values: dict) -> Sequence[Any]:
     return [replay._run(inputs[0].method("__exit__"), [inputs[0], None, None, None])]
 
 
-def _run_if(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+def _run_if(replay: Replay, step: Step, inputs: list, values: dict) -> Sequence[Any]:
     taken = step.blocks[0 if _asked(step, lambda: bool(inputs[0])) else 1]
     return replay._run_block(taken, [], values)
 
 
-def _run_loop(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+def _run_loop(replay: Replay, step: Step, inputs: list, values: dict) -> Sequence[Any]:
     count, condition, *carried = inputs
     (body,) = step.blocks
     for i in range(_asked(step, lambda: int(count))):
@@ -433,12 +392,12 @@ def _run_loop(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequen
     return carried
 
 
-def _run_raise(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+def _run_raise(replay: Replay, step: Step, inputs: list, values: dict) -> Sequence[Any]:
     message, name = inputs[0], inputs[1] if len(inputs) > 1 else None
     raise Unsupported(f"TorchScript raises {(name or 'RuntimeError')}: {message} ({step.where()})")
 
 
-def _run_tuple(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+def _run_tuple(replay: Replay, step: Step, inputs: list, values: dict) -> Sequence[Any]:
     if step.extra is None:
         return [tuple(inputs)]
     return [_named_tuple(*step.extra)._make(inputs)]
@@ -449,15 +408,15 @@ def _named_tuple(name: str, fields: tuple[str, ...]) -> type:
     return namedtuple(name, fields)
 
 
-def _run_list(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+def _run_list(replay: Replay, step: Step, inputs: list, values: dict) -> Sequence[Any]:
     return [inputs]
 
 
-def _run_dict(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+def _run_dict(replay: Replay, step: Step, inputs: list, values: dict) -> Sequence[Any]:
     return [dict(zip(inputs[::2], inputs[1::2], strict=True))]
 
 
-def _run_unpack(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+def _run_unpack(replay: Replay, step: Step, inputs: list, values: dict) -> Sequence[Any]:
     if len(inputs[0]) != len(step.outputs):
         raise Unsupported(
             f"TorchScript: {len(inputs[0])} values for {len(step.outputs)} names ({step.where()})"
@@ -465,22 +424,22 @@ def _run_unpack(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequ
     return inputs[0]
 
 
-def _run_create(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+def _run_create(replay: Replay, step: Step, inputs: list, values: dict) -> Sequence[Any]:
     created = step.extra()
     replay._created.add(created)
     return [created]
 
 
-def _run_container(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+def _run_container(replay: Replay, step: Step, inputs: list, values: dict) -> Sequence[Any]:
     container, key = inputs
     return [replay._get(container, key if isinstance(key, str) else str(int(key)), step)]
 
 
-def _run_isinstance(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+def _run_isinstance(replay: Replay, step: Step, inputs: list, values: dict) -> Sequence[Any]:
     return [step.extra(_as_tensor(inputs[0]))]
 
 
-def _run_python(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequence[Any]:
+def _run_python(replay: Replay, step: Step, inputs: list, values: dict) -> Sequence[Any]:
     function, convention, scalars = step.extra
     given, fixed = iter(inputs), iter(scalars)
     args = [next(given) if kind == "d" else next(fixed) for kind in convention]
@@ -492,7 +451,7 @@ def _run_python(replay: Replay, step: _Step, inputs: list, values: dict) -> Sequ
     return _results(step, result)
 
 
-_STEPS: dict[str, Callable[[Replay, _Step, list, dict], Sequence[Any]]] = {
+_STEPS: dict[str, Callable[[Replay, Step, list, dict], Sequence[Any]]] = {
     "prim::Constant": _run_constant,
     "prim::GetAttr": _run_get,
     "prim::SetAttr": _run_set,
