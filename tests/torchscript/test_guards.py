@@ -264,6 +264,8 @@ def test_ignored_methods_are_traced_and_what_they_read_is_guarded():
     scripted = torch.jit.script(Ignores())
     ours = ORTModule(scripted)
     assert_same(ours, scripted, 1)
+    scripted.layer.bias = nn.Parameter(torch.ones(4))
+    assert_same(ours, scripted, 1)
     scripted.factor = 4.0
     assert_same(ours, scripted, 2)
     scripted.zero_grad()
@@ -272,6 +274,21 @@ def test_ignored_methods_are_traced_and_what_they_read_is_guarded():
     scripted.zero_grad()
     scripted(torch.ones(2, 4)).sum().backward()
     torch.testing.assert_close(got, [parameter.grad for parameter in scripted.parameters()])
+
+
+class IgnoresTable(KeepsTable):
+    @torch.jit.ignore
+    def in_python(self, x: Tensor) -> Tensor:
+        return x * self.table["one"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.in_python(x)
+
+
+def test_a_table_of_tensors_that_python_may_read_is_refused():
+    words = "attribute 'table' of the module holds tensors in a dict"
+    with pytest.raises(ORTModuleONNXModelException, match=words):
+        ORTModule(torch.jit.script(IgnoresTable()))(torch.ones(2, 4))
 
 
 def test_other_attributes_of_the_wrapper_do_not_matter(wrapped):

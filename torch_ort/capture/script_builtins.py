@@ -280,7 +280,8 @@ _STRINGS = ("capitalize", "center", "expandtabs", "isalnum", "isalpha", "isdecim
             "swapcase", "title", "upper", "zfill", "split", "rsplit")  # fmt: skip
 _OF_TENSORS = ("device", "is_cuda", "is_cpu", "is_ipu", "is_maia", "is_meta", "is_mkldnn", "is_mps",
                "is_mtia", "is_nested", "is_quantized", "is_sparse", "is_sparse_csr", "is_vulkan",
-               "is_xla", "is_xpu", "itemsize", "name", "nbytes", "ndim", "requires_grad")  # fmt: skip
+               "is_xla", "is_xpu", "itemsize", "name", "nbytes", "ndim",
+               "requires_grad")  # fmt: skip
 _TRANSPOSED = {"numpy_T": "T", "mT": "mT", "mH": "mH", "matrix_H": "H"}
 # TorchScript has forms of these that take lists without gaps; the dispatcher's take them too.
 _INDEXED = {"index": "Tensor", "_unsafe_index": "Tensor", "index_put": "default",

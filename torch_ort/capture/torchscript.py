@@ -73,11 +73,16 @@ def signature_of(module: torch.nn.Module) -> inspect.Signature:
 def guard_row(owner: _C.ScriptObject, name: str, words: str) -> tuple[Any, Any, str, Any, str]:
     """Give what `_C.CallGuard` compares of an attribute that is no tensor.
 
-    Tensors in a list are inputs of the graph.
+    Tensors in a list are inputs of the graph. Raises Unsupported for those in other containers.
     """
     value = owner[name]
     if isinstance(value, list) and _holds_tensor(value):
         return (owner, name, "size", len(value), f"the number of parts of {words}")
+    if _holds_tensor(value):
+        raise Unsupported(
+            f"TorchScript: {words} holds tensors in a {type(value).__name__}, which a captured "
+            "graph cannot follow"
+        )
     return (owner, name, "equals", value, words)
 
 
@@ -111,7 +116,12 @@ class Replay:
         for name, value in owner.items():
             if isinstance(value, _C.ScriptObject):
                 self.add_all_reads(value)
-            else:
+            if _holds_tensor(value) and owner not in self._owners:
+                raise Unsupported(
+                    f"TorchScript: tensor {name!r} hangs in {owner.type_name()}, which is no part "
+                    "of the captured module"
+                )
+            if not isinstance(value, torch.Tensor):
                 self._read.add((owner, name))
 
     def rows(self) -> list[tuple[Any, Any, str, Any, str]]:
