@@ -117,6 +117,13 @@ void bind_capture(py::module_& module) {
       "condition"_a,
       "Whether a condition of a recording holds for all its sizes; None if not known.");
   module.def(
+      "forbid_numbers",
+      [](const at::Tensor& tensor) {
+        if (!tensor.has_storage()) return;
+        tensor.storage().unsafeGetStorageImpl()->set_throw_on_mutable_data_ptr();
+      },
+      "tensor"_a, "Let whoever asks where the numbers of a tensor are get an error.");
+  module.def(
       "evaluate_size",
       [](const c10::SymInt& size, const std::unordered_map<std::string, int64_t>& symbols) {
         const std::optional<Dim> dim = capture::dim_of(size);

@@ -1,7 +1,9 @@
 """The recorder: a recorded graph run node by node is the function and its gradients."""
 
+import ctypes
 import operator
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -252,6 +254,9 @@ def test_a_batch_of_one_is_no_special_case():
     assert table.guards() == ["(s1 == 4)"]
 
 
+LOOSE = nn.Parameter(torch.ones(4))
+
+
 class Wrong(nn.Module):
     """Does with its input what a function says."""
 
@@ -271,7 +276,8 @@ class Wrong(nn.Module):
         (lambda w, x: x[x > 0] * 2, "gives a shape that depends on numbers"),
         (lambda w, x: x, "output 0 shares its memory with an input or an output"),
         (lambda w, x: x.view(-1), "output 0 shares its memory with an input or an output"),
-        (lambda w, x: torch.ones(2).numpy() and x, ""),
+        (lambda w, x: torch.set_grad_enabled(False) and w * x, "grad mode is switched inside"),
+        (lambda w, x: w * x * LOOSE, "a constant requires grad"),
     ],
 )
 def test_hands_over(function, words):
@@ -279,10 +285,44 @@ def test_hands_over(function, words):
         record_module(Wrong(function), (numbers(3, 4),), False)
 
 
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda x: x.numpy(),
+        lambda x: np.asarray(x),
+        lambda x: np.from_dlpack(x),
+        lambda x: x.tolist(),
+        lambda x: x.data_ptr(),
+        lambda x: ctypes.c_float.from_address(x.data_ptr()).value,
+        lambda x: x.untyped_storage().data_ptr(),
+        lambda x: x.sum().item(),
+        lambda x: torch.from_dlpack(x) + 1,
+    ],
+)
+@pytest.mark.parametrize("made", [lambda x: x, lambda x: x * 2, lambda x: (x * 2)[1:]])
+def test_numbers_are_not_made_up(ask, made):
+    def function(weight, x):
+        ask(made(x).detach().sum(1))
+        return weight * x
+
+    words = "without numbers|depends on numbers|invalid python storage|gives a bool"
+    with pytest.raises((HandOver, RuntimeError), match=words):
+        record_module(Wrong(function), (numbers(3, 4),), False)
+
+
 def test_quotients_of_sizes_hand_over():
     make, x = CASES["upsampling"]
     with pytest.raises(RuntimeError, match="sizes: got a quotient that is a float, want integers"):
         record_module(make(), (x,), True)
+
+
+def test_autograd_that_is_switched_on_inside_hands_over():
+    def function(weight, x):
+        with torch.enable_grad():
+            return weight * x
+
+    with torch.no_grad(), pytest.raises(HandOver, match="grad mode is switched inside"):
+        record_module(Wrong(function), (numbers(3, 4),), False)
 
 
 def test_an_input_that_autograd_watches_is_not_written_into():
@@ -312,6 +352,7 @@ def test_torch_is_left_as_it_was():
     (x * 2).sum().backward()
     assert torch.equal(x.grad, torch.full((2, 3), 2.0))
     assert torch.is_autocast_cache_enabled()
+    assert torch.is_grad_enabled()
     assert not torch.compiler.is_compiling()
     assert type(torch.ones(2) + 1) is torch.Tensor
 

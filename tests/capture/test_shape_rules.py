@@ -179,6 +179,26 @@ CASES: list[tuple[Any, tuple, dict]] = [
         for x in (t(2, 3, 8, 9), last(2, 3, 8, 9))
         for w in (t(4, 3, 3, 3), last(4, 3, 3, 3))
     ),
+    *(
+        (
+            aten._scaled_dot_product_flash_attention_for_cpu.default,
+            (query, t(2, 4, 7, 8), t(2, 4, 7, 8)),
+            {},
+        )
+        for query in (
+            t(2, 4, 6, 8), t(2, 6, 4, 8).transpose(1, 2), t(2, 6, 3, 4, 8)[:, :, 0].transpose(1, 2),
+            t(8, 2, 4, 6).permute(1, 2, 3, 0), t(2, 4, 6, 8).double().float(),
+        )
+    ),
+    *(
+        (
+            aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+            (x, x, x, x, x, t(2, 6, 4).transpose(1, 2), 0.0, is_causal),
+            {},
+        )
+        for x in (t(2, 4, 6, 8), t(2, 6, 4, 8).transpose(1, 2))
+        for is_causal in (False, True)
+    ),
     (aten.zeros.default, ([2, 3],), {"dtype": torch.int64}),
     (aten.full.default, ([2, 3], 1.0), {}),
     (aten.full.default, ([2, 3], True), {}),

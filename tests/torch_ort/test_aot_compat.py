@@ -583,6 +583,8 @@ def test_tensors_without_numbers_raise_where_numbers_are_asked_for():
         x = fakes.tensor(torch.ones(2), "x")
         with aot_compat.without_numbers([x]), pytest.raises(RuntimeError, match="data pointer"):
             x.data_ptr()
+
+
 def test_calls_of_scripts_can_be_taken_over(monkeypatch):
     @torch.jit.script
     def double(x: torch.Tensor) -> torch.Tensor:

@@ -47,6 +47,16 @@ def test_writes_become_operators():
     assert dispatch_compat.unwrapped(wrapped) is not x
 
 
+def test_numbers_are_asked_for_in_vain():
+    with dispatch_compat.functionalization(), Notes(), dispatch_compat.WithoutNumbers():
+        x = dispatch_compat.functionalized(leaf(2)) + 1
+        with pytest.raises(_C.Unsupported, match=r"Tensor.data_ptr: called while recording"):
+            x.data_ptr()
+    # What does not come through Python's functions finds no numbers either.
+    with pytest.raises(RuntimeError, match="data pointer"):
+        x.data_ptr()
+
+
 def test_what_nothing_is_written_into_stays_itself():
     x = leaf(2)
     assert dispatch_compat.unwrapped(dispatch_compat.functionalized(x)) is x

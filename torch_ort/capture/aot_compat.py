@@ -645,7 +645,9 @@ def below_autograd() -> Any:
 
 def is_traced(value: Any) -> bool:
     """Tell whether something is a tensor of a trace."""
-    return isinstance(value, FakeTensor | FunctionalTensor)
+    if isinstance(value, FakeTensor | FunctionalTensor):
+        return True
+    return isinstance(value, torch.Tensor) and torch._is_functional_tensor(value)
 
 
 def form_key(values: Sequence[Any]) -> tuple:

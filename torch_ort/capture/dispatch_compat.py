@@ -5,21 +5,24 @@ Each has a test in tests/torch_ort/test_dispatch_compat.py, which fails when tor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput, PlainAOTOutput
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental import _config as shape_config
 from torch.fx.experimental import symbolic_shapes
+from torch.overrides import TorchFunctionMode
 
 from torch_ort import _C
 
 __all__ = [
     "Leaf",
+    "WithoutNumbers",
+    "fakes",
     "functionalization",
     "functionalized",
     "is_functionalized",
@@ -85,9 +88,42 @@ def without_saved_tensor_hooks() -> Iterator[None]:
 def functionalized(leaf: torch.Tensor, is_parameter: bool = False) -> torch.Tensor:
     """Wrap a tensor, so that writing into it becomes an operator."""
     wrapped = torch._to_functional_tensor(leaf)
+    _C.forbid_numbers(wrapped)
     if is_parameter:
         wrapped._is_param = True  # isinstance() believes it
     return wrapped
+
+
+class WithoutNumbers(TorchFunctionMode):
+    """Refuses what asks wrapped tensors for numbers, in Python and in foreign C++.
+
+    Operators never do: the recorder answers them.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:  # fmt: skip
+        """Call a function of torch's."""
+        if func in _GIVE_NUMBERS and is_functionalized(args[0]):
+            name = getattr(func, "__name__", str(func))
+            raise _C.Unsupported(f"Tensor.{name}: called while recording, without numbers")
+        result = func(*args, **(kwargs or {}))
+        if is_functionalized(result):
+            _C.forbid_numbers(result)
+        elif type(result) in (tuple, list):
+            for item in result:
+                if is_functionalized(item):
+                    _C.forbid_numbers(item)
+        return result
+
+
+_GIVE_NUMBERS = {
+    torch.Tensor.numpy,
+    torch.Tensor.data_ptr,
+    torch.Tensor.__array__,
+    torch.Tensor.__dlpack__,
+    torch.Tensor.tolist,
+}
 
 
 def is_functionalized(value: Any) -> bool:
@@ -120,6 +156,24 @@ def with_python_rules(is_symbolic: bool) -> Iterator[None]:
         return
     with enable_python_dispatcher():
         yield
+
+
+@contextmanager
+def fakes(is_symbolic: bool) -> Iterator[Callable[..., torch.Tensor]]:
+    """Run operators on PyTorch's fakes in here; gives what makes one.
+
+    It takes sizes, strides, dtype and device. Whether sizes are symbols decides who answers:
+    kernels of C++ or rules in Python.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode.cache_enabled = False  # it asks of sizes what ours do not know
+
+    def make(sizes: Any, strides: Any, dtype: torch.dtype, device: torch.device) -> FakeTensor:
+        meta = torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
+        return FakeTensor(mode, meta, device)
+
+    with with_python_rules(is_symbolic), mode:
+        yield make
 
 
 @contextmanager

@@ -136,6 +136,7 @@ class Capture:
                 step = RecordedRun(recording, runner)
         finally:
             self._sources = []  # they hold the module's tensors
+            end_of_capture()
         counting.count("graphs_captured")
         counting.count("graphs_recorded")
         self._note_seconds(dynamo, time.perf_counter() - start, "record")

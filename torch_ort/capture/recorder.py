@@ -23,6 +23,7 @@ import torch
 from torch import fx
 
 from torch_ort import _C
+from torch_ort.capture import dispatch_compat
 from torch_ort.capture.aot_compat import (
     TorchDispatchMode,
     pytree,
@@ -31,6 +32,8 @@ from torch_ort.capture.aot_compat import (
 )
 from torch_ort.capture.dispatch_compat import (
     Leaf,
+    WithoutNumbers,
+    fakes,
     functionalization,
     functionalized,
     input_description,
@@ -100,8 +103,12 @@ def record(
     A function that is not settled after its first run is run again: what it does then counts.
     Raises HandOver where it cannot; whatever the function raises comes through.
     """
-    recording = _Recorder(inputs).run(function)
-    return recording if is_settled() else _Recorder(inputs).run(function)
+    with _recording:
+        recording = _Recorder(inputs).run(function)
+        return recording if is_settled() else _Recorder(inputs).run(function)
+
+
+_recording = threading.RLock()  # answers to PyTorch's questions are given for the process
 
 
 def leaf_of(spec: Spec) -> Leaf:
@@ -191,6 +198,7 @@ class _Recorder:
         self._mode = _Mode(self._graph, self._module)
         self._primals = [self._placeholder(i, value) for i, value in enumerate(inputs)]
         self._wrapped: dict[int, torch.Tensor] = {}  # by position
+        self._with_grad = torch.is_grad_enabled()
 
     def run(self, function: Callable[..., Sequence[Any]]) -> Recording:
         with (
@@ -199,6 +207,7 @@ class _Recorder:
             functionalization(),
             with_python_rules(True),
             self._mode,
+            WithoutNumbers(),
         ):
             results = list(function(*self._wrap_inputs()))
             positions, outputs = self._take_apart(results)
@@ -207,7 +216,9 @@ class _Recorder:
                 for i, output in enumerate(outputs)
                 if isinstance(output, torch.Tensor) and output.requires_grad
             ]
-            is_training = bool(needing) and torch.is_grad_enabled()
+            is_training = bool(needing)
+            if torch.is_grad_enabled() != self._with_grad or (is_training and not self._with_grad):
+                raise HandOver("grad mode is switched inside, and not back or for an output")
             written = self._write_back(is_training)
             values = [self._node_of(output) for output in outputs]
             tangents: list[fx.Node] = []
@@ -324,7 +335,7 @@ class _Recorder:
         graph = self._graph
         if is_training:
             for node in reversed(tangents):  # placeholders stand together
-                self._primals[-1].append(node) if self._primals else graph._root.append(node)
+                self._primals[-1].append(node)
             output = graph.output((*values, *gradients))
             of = [p if gradient is not None else None for p, gradient in enumerate(gradients)]
             output.meta["desc"] = output_descriptions(len(values), of)
@@ -347,7 +358,7 @@ def _tracing_state() -> Iterator[None]:
     torch.set_autocast_cache_enabled(False)  # it would keep tensors without numbers
     try:
         # Hooks around the call are for what the graph saves when it runs.
-        with without_saved_tensor_hooks():
+        with without_saved_tensor_hooks(), torch.set_grad_enabled(torch.is_grad_enabled()):
             yield
     finally:
         torch.set_autocast_cache_enabled(cached)
@@ -372,6 +383,8 @@ class _Mode(TorchDispatchMode):
             raise HandOver(f"{func} depends on numbers")
         if torch.Tag.dynamic_output_shape in func.tags and not _has_plain_indices(func, args):
             raise HandOver(f"{func} gives a shape that depends on numbers")
+        if func in _FUNCTIONS:
+            raise HandOver("a torch.autograd.Function is called, which learns its form from fakes")
         if schema(func).is_mutable:
             raise HandOver(f"{func} writes into its arguments")
         spec = self._answer(func, args, kwargs)
@@ -423,6 +436,8 @@ class _Mode(TorchDispatchMode):
         if id(tensor) not in self._constants:
             if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
                 raise HandOver(f"a {type(tensor).__name__} is a constant")
+            if tensor.requires_grad:
+                raise HandOver("a constant requires grad")
             name = f"tensor_constant{len(self._constants)}"
             self._module.register_buffer(name, tensor)
             node = self._graph.get_attr(name)
@@ -449,6 +464,12 @@ class _Mode(TorchDispatchMode):
             with contextlib.suppress(NoRule):
                 return rule(*_specs(args), **_specs(kwargs))
         return _ask_pytorch(func, args, kwargs)
+
+
+_FUNCTIONS = (
+    torch.ops.torch_ort.python_op.default,
+    torch.ops.torch_ort.python_op_grad.default,
+)
 
 
 def _has_plain_indices(func: Any, args: tuple) -> bool:
@@ -482,47 +503,36 @@ def _leaves(spec: Any) -> Any:
 
 
 def _ask_pytorch(func: Any, args: tuple, kwargs: dict) -> Any:
-    """Run an operator on meta tensors."""
-    is_symbolic = False
-    devices: list[Spec] = []
-
-    def meta(value: Any) -> Any:
-        nonlocal is_symbolic
-        if isinstance(value, torch.SymInt):
-            is_symbolic = True
-        if not isinstance(value, torch.Tensor):
-            return value
-        spec = _specs(value)
-        devices.append(spec)
-        is_symbolic = is_symbolic or any(
-            isinstance(n, torch.SymInt) for n in (*spec.sizes, *spec.strides)
+    """Run an operator on PyTorch's own fakes."""
+    leaves = pytree.tree_leaves((args, kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    form = schema(func)
+    if not tensors and not any(argument.name == "device" for argument in form.arguments):
+        # Its kernel would run for good.
+        if form.returns:
+            raise HandOver(f"{func} makes tensors from none")
+        return None
+    sizes = [n for x in tensors for n in (*_specs(x).sizes, *_specs(x).strides)]
+    is_symbolic = any(isinstance(n, torch.SymInt) for n in (*sizes, *leaves))
+    with torch.no_grad(), fakes(is_symbolic) as make:
+        args, kwargs = pytree.tree_map_only(
+            torch.Tensor, lambda x: make(*_specs(x)), (args, kwargs)
         )
-        return torch.empty_strided(spec.sizes, spec.strides, dtype=spec.dtype, device="meta")
-
-    args, kwargs = pytree.tree_map(meta, (args, kwargs))
-    device = kwargs.get("device")
-    if device is not None:
-        kwargs = {**kwargs, "device": torch.device("meta")}
-    elif devices:
-        device = next((spec.device for spec in devices if spec.sizes), devices[0].device)
-    else:
-        device = torch.get_default_device()
-    with torch.no_grad(), with_python_rules(is_symbolic):
         result = func(*args, **kwargs)
+        return _spec_of_result(func, result)
 
-    def spec_of(value: Any) -> Any:
-        if value is None:
-            return None
-        if isinstance(value, torch.Tensor):
-            if value.layout != torch.strided:
-                raise HandOver(f"{func} gives a tensor of layout {value.layout}")
-            strides = _C.plain_strides(list(value.stride()))
-            return Spec(list(value.shape), strides, value.dtype, torch.device(device))
-        if isinstance(value, tuple | list):
-            return tuple(map(spec_of, value))
-        raise HandOver(f"{func} gives a {type(value).__name__}")
 
-    return spec_of(result)
+def _spec_of_result(func: Any, value: Any) -> Any:
+    if value is None:
+        return None
+    if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided:
+            raise HandOver(f"{func} gives a tensor of layout {value.layout}")
+        strides = _C.plain_strides(list(value.stride()))
+        return Spec(list(value.shape), strides, value.dtype, value.device)
+    if isinstance(value, tuple | list):
+        return tuple(_spec_of_result(func, item) for item in value)
+    raise HandOver(f"{func} gives a {type(value).__name__}")
 
 
 _told = threading.local()  # `line`: of a graph that has replaced the user's code
@@ -547,9 +557,9 @@ def _origin() -> str:
     frame = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
-        if name.startswith(_OUR_FOLDER):
+        if name.startswith(_OUR_FOLDER) and name != dispatch_compat.__file__:
             break  # who called us
-        if not name.startswith((_TORCH_FOLDER, "<")):
+        if not name.startswith((_TORCH_FOLDER, _OUR_FOLDER, "<")):
             return f"{os.path.basename(name)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""

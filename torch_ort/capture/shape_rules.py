@@ -857,6 +857,33 @@ def _convolution_backward(
     )
 
 
+# Attention of the CPU.
+
+
+@rule_of(aten._scaled_dot_product_flash_attention_for_cpu.default)
+def _attention(
+    query: Spec, key: Spec, value: Spec, dropout: float = 0.0, is_causal: bool = False, *,
+    attn_mask: Spec | None = None, scale: float | None = None,
+) -> tuple[Spec, Spec]:  # fmt: skip
+    batch, heads, length, _ = query.sizes
+    sums = [batch, heads, length]
+    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    return (
+        Spec(query.sizes, kept_strides(query), query.dtype, query.device),
+        Spec(sums, in_order(sums, [0, 2, 1]), dtype, query.device),
+    )
+
+
+@rule_of(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+def _attention_backward(
+    gradient: Spec, query: Spec, key: Spec, value: Spec, *others: Any, **named: Any
+) -> tuple[Spec, ...]:
+    def like(x: Spec) -> Spec:
+        return x._replace(strides=in_order(x.sizes, [0, 2, 1, 3]))
+
+    return like(query), like(key), like(value)
+
+
 # New tensors.
 
 
