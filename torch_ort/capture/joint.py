@@ -233,6 +233,12 @@ class Capture:
         return sources
 
 
+def hand_over(error: Exception) -> None:
+    """Count a capture that is left to AOTAutograd, and log why."""
+    counting.count("recordings_handed_over")
+    log_hand_over(error)
+
+
 def record_or_hand_over(make: Callable[[], Any], state: GraphState) -> Any:
     """Give what `make` records; None where that is left to AOTAutograd.
 
@@ -244,8 +250,7 @@ def record_or_hand_over(make: Callable[[], Any], state: GraphState) -> Any:
     except UserError:
         raise
     except Exception as error:
-        counting.count("recordings_handed_over")
-        log_hand_over(error)
+        hand_over(error)
         random.restore()
         state.programs.clear()
         return None

@@ -21,6 +21,7 @@ from torch_ort.capture.aot_compat import (
     passes_through,
 )
 from torch_ort.capture.joint import Capture, GraphState, record_or_hand_over
+from torch_ort.capture.recorded_step import RecordedRun, RecordedStep
 from torch_ort.capture.recorder import RecordedInputs
 from torch_ort.capture.structure import Structure, is_dense, plain_parameter
 from torch_ort.capture.symbols import symbol_name
@@ -112,6 +113,7 @@ class ModuleCapture:
         conditions: Sequence[str], written: dict[int, bool],
     ) -> None:  # fmt: skip
         self.run = run
+        self.is_recorded = isinstance(run, RecordedStep | RecordedRun)
         self._guard = guard
         self._num_integers = len(trace.integers)
         self._taken = trace.open_integers

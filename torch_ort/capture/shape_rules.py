@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_ort import _C
+from torch_ort.capture.aot_compat import schema
 
 Size = int | torch.SymInt
 aten = torch.ops.aten
@@ -43,9 +44,13 @@ def find(operator: Any) -> Rule | None:
     NoRule where PyTorch has to be asked.
     """
     rule = RULES.get(operator)
-    if rule is None and torch.Tag.pointwise in operator.tags:
+    if rule is None and torch.Tag.pointwise in operator.tags and _gives_one_tensor(operator):
         rule = RULES[operator] = functools.partial(_pointwise, operator)
     return rule
+
+
+def _gives_one_tensor(operator: Any) -> bool:
+    return [str(returned.type) for returned in schema(operator).returns] == ["Tensor"]
 
 
 def rule_of(*operators: Any) -> Callable[[Rule], Rule]:

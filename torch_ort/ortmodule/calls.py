@@ -18,7 +18,7 @@ import torch
 import torch_ort
 from torch_ort import counting, fallback, report
 from torch_ort.capture.aot_compat import Sizes, in_function_transform
-from torch_ort.capture.joint import GraphState
+from torch_ort.capture.joint import GraphState, hand_over
 from torch_ort.capture.module import ModuleCapture, ModuleState, capture_module, describe_call
 from torch_ort.capture.structure import Structure, UnknownType
 from torch_ort.functions.capturing import policy_of
@@ -151,6 +151,12 @@ class Calls:
                 capture.refuse_empty()
                 return self(args, kwargs)
             self._captured.remove(captured)
+            if capture.is_recorded and not isinstance(error, fallback.ENGINE_ERRORS):
+                # A tensor may not be what a rule of the recorder said; a kernel's own error comes
+                # again.
+                hand_over(error)
+                self._options = replace(self._options, disable=(*self._options.disable, "recorder"))
+                return self(args, kwargs)
             wrapped = _onnx_error(error)
             if not isinstance(error, fallback.ENGINE_ERRORS) and not self._may_fall_back(wrapped):
                 raise  # a kernel's own, which PyTorch would raise as well

@@ -1,0 +1,99 @@
+"""Every rule beside every operator that PyTorch's own samples come to, forward and backward."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torch_ort.capture import shape_rules
+from torch_ort.capture.aot_compat import schema
+from torch_ort.capture.shape_rules import NoRule, Spec
+
+pytestmark = pytest.mark.slow
+DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)
+MAX_SAMPLES = 12
+
+
+def spec_of(tensor: torch.Tensor) -> Spec:
+    return Spec(list(tensor.shape), list(tensor.stride()), tensor.dtype, tensor.device)
+
+
+def strides_that_count(sizes: Any, strides: Any) -> list[int]:
+    return [stride for size, stride in zip(sizes, strides, strict=True) if size != 1]
+
+
+class Compares(TorchDispatchMode):
+    """Runs operators, and asks their rules what they give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.right: Counter[str] = Counter()
+        self.wrong: dict[str, Any] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        # What writes into its arguments never comes to a rule.
+        rule = None if schema(func).is_mutable else shape_rules.find(func)
+        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        if rule is None or any(x.layout != torch.strided for x in tensors):
+            return func(*args, **kwargs)
+        given = pytree.tree_map_only(torch.Tensor, spec_of, (args, kwargs))
+        real = func(*args, **kwargs)
+        try:
+            told = rule(*given[0], **given[1])
+        except NoRule:
+            return real
+        told = pytree.tree_leaves(told, is_leaf=lambda x: isinstance(x, Spec) or x is None)
+        want = pytree.tree_leaves(real, is_leaf=lambda x: x is None)
+        if len(told) == len(want) and all(map(self.is_right, told, want)):
+            self.right[str(func)] += 1
+        else:
+            self.wrong[str(func)] = (given, told, [x if x is None else spec_of(x) for x in want])
+        return real
+
+    @staticmethod
+    def is_right(told: Spec | None, real: torch.Tensor | None) -> bool:
+        if told is None or real is None:
+            return told is None and real is None
+        if list(told.sizes) != list(real.shape) or told.dtype != real.dtype:
+            return False
+        return not real.numel() or (
+            strides_that_count(real.shape, told.strides)
+            == strides_that_count(real.shape, real.stride())
+        )
+
+
+def run(op: Any, dtype: torch.dtype, sample: Any) -> None:
+    result = op(sample.input, *sample.args, **sample.kwargs)
+    wanted = [
+        x
+        for x in pytree.tree_leaves(result)
+        if isinstance(x, torch.Tensor) and x.requires_grad and x.is_floating_point()
+    ]
+    if wanted:
+        torch.autograd.backward(wanted, [torch.ones_like(x) for x in wanted])
+
+
+def test_rules_say_what_operators_do():
+    pytest.importorskip("expecttest", reason="torch.testing's samples need it")
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    mode = Compares()
+    for op in op_db:
+        for dtype in DTYPES:
+            if not op.supports_dtype(dtype, "cpu") or op.name.startswith("jiterator"):
+                continue
+            grad = dtype.is_floating_point and op.supports_autograd
+            samples = op.sample_inputs("cpu", dtype, requires_grad=grad)
+            for _, sample in zip(range(MAX_SAMPLES), samples, strict=False):
+                try:
+                    with mode:
+                        run(op, dtype, sample)
+                except (RuntimeError, NotImplementedError, ValueError, TypeError):
+                    continue  # not of the rules: some samples are no calls of a single kind
+    assert mode.wrong == {}
+    assert sum(mode.right.values()) > 100_000
+    assert len(mode.right) > 200

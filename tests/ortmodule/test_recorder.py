@@ -1,0 +1,96 @@
+"""What the recorder hands over to AOTAutograd, seen from an ORTModule."""
+
+import logging
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import torch_ort
+from torch_ort import ORTModule
+from torch_ort.capture import shape_rules
+
+
+class Net(nn.Module):
+    """A linear layer and what a test does with its result."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.function = function
+
+    def forward(self, x):
+        return self.function(self.linear(x), x)
+
+
+def train_both(function, steps: int = 3) -> ORTModule:
+    """Train in eager and as an ORTModule; compare losses and weights."""
+    torch.manual_seed(0)
+    eager, ours = Net(function), Net(function)
+    ours.load_state_dict(eager.state_dict())
+    wrapped = ORTModule(ours)
+    for model, call in ((eager, eager), (ours, wrapped)):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(steps):
+            x = torch.randn(3 + step, 4, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            results = call(x)
+            results = results if isinstance(results, tuple) else (results,)
+            sum(result.sum() for result in results if result.requires_grad).backward()
+            optimizer.step()
+    torch.testing.assert_close(ours.state_dict(), eager.state_dict())
+    assert torch_ort.counters()["fallbacks"] == 0
+    assert torch_ort.counters()["backward_runs"] == steps
+    return wrapped
+
+
+def test_a_plain_module_is_recorded_once():
+    train_both(lambda y, x: y.relu())
+    counters = torch_ort.counters()
+    assert (counters["graphs_captured"], counters["graphs_recorded"]) == (1, 1)
+    assert counters["recordings_handed_over"] == 0
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda y, x: (y.relu(), x), "output 1 shares its memory with an input"),
+        (lambda y, x: (y, y.detach()), "output 1 shares its memory with an input or an output"),
+        (lambda y, x: y / x.shape[0] ** 0.5, "RuntimeError|HandOver|AttributeError"),
+    ],
+)
+def test_what_is_handed_over_trains_as_well(function, words, caplog):
+    with caplog.at_level(logging.INFO, "torch_ort.recorder"):
+        train_both(function)
+    counters = torch_ort.counters()
+    assert counters["graphs_recorded"] == 0
+    assert counters["recordings_handed_over"] == 1
+    assert any(re.search(words, record.getMessage()) for record in caplog.records)
+
+
+def test_the_recorder_can_be_switched_off(monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_DISABLE", "recorder")
+    train_both(lambda y, x: y.relu())
+    counters = torch_ort.counters()
+    assert (counters["graphs_captured"], counters["graphs_recorded"]) == (1, 0)
+    assert counters["recordings_handed_over"] == 0
+
+
+def test_a_rule_that_is_wrong_is_found_by_the_first_run(monkeypatch):
+    """The engine checks what kernels give: AOTAutograd captures what a rule has spoilt."""
+
+    monkeypatch.setitem(
+        shape_rules.RULES, torch.ops.aten.constant_pad_nd.default, lambda x, *rest: x
+    )
+    train_both(lambda y, x: nn.functional.pad(y, (1, 1)).exp())
+    counters = torch_ort.counters()
+    assert (counters["graphs_captured"], counters["graphs_recorded"]) == (2, 1)
+    assert counters["recordings_handed_over"] == 1
+
+
+def test_a_kernels_own_error_is_raised():
+    wrapped = ORTModule(nn.Embedding(5, 3))
+    with pytest.raises(IndexError, match="out of range"):
+        wrapped(torch.tensor([1, 7]))
+    assert wrapped(torch.tensor([1, 2])).shape == (2, 3)
