@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+import torch_ort
+
 Context = Callable[[], contextlib.AbstractContextManager]
 
 
@@ -162,3 +164,14 @@ def _assert_same(
     else:
         assert type(want) is type(got), f"{where}: got {got!r}, want {want!r}"
         assert want == got, f"{where}: got {got!r}, want {want!r}"
+
+
+def counters_of_a_steady_step(
+    model: torch.nn.Module, compiled: Callable, x: torch.Tensor, labels: torch.Tensor
+) -> dict[str, int]:
+    """Train a classifier until its memory is settled; give the counters of one step after that."""
+    for _ in range(6):
+        torch_ort.reset_counters()
+        model.zero_grad()
+        torch.nn.functional.cross_entropy(compiled(x), labels).backward()
+    return torch_ort.counters()

@@ -9,7 +9,6 @@ from torch import fx
 
 from torch_ort import compiler, fallback, report
 from torch_ort.capture import higher_order
-from torch_ort.capture.aot_compat import kept_inputs
 from torch_ort.capture.joint import (
     Capture,
     GraphState,
@@ -38,16 +37,14 @@ def ort(
     state = GraphState(chosen)
 
     def compile_graph() -> Callable[..., Any]:
-        compiled = None
-        if "recorder" not in chosen.disable:
-            capture = Capture(chosen, state, kept_inputs(module.graph))
-            compiled = record_or_hand_over(
-                lambda: record_dynamo_graph(capture, module, inputs), state
-            )
+        def sources() -> Sequence[Any]:
+            return sources_of(module.graph.find_nodes(op="placeholder"))
+
+        compiled = record_or_hand_over(
+            lambda: record_dynamo_graph(module, inputs, sources, state), state
+        )
         if compiled is None:
-            compiled = Capture(chosen, state).compile(
-                module, inputs, lambda: sources_of(module.graph.find_nodes(op="placeholder"))
-            )
+            compiled = Capture(chosen, state).compile(module, inputs, sources)
         report.note(state.programs)
         return compiled
 

@@ -10,15 +10,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_ort.capture import shape_rules
 from torch_ort.capture.aot_compat import schema
-from torch_ort.capture.shape_rules import NoRule, Spec
+from torch_ort.capture.shape_rules import NoRule, Spec, spec_of
 
 pytestmark = pytest.mark.slow
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)
 MAX_SAMPLES = 12
-
-
-def spec_of(tensor: torch.Tensor) -> Spec:
-    return Spec(list(tensor.shape), list(tensor.stride()), tensor.dtype, tensor.device)
 
 
 def strides_that_count(sizes: Any, strides: Any) -> list[int]:

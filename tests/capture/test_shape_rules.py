@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from torch_ort import _C
 from torch_ort.capture import shape_rules
-from torch_ort.capture.shape_rules import NoRule, Spec, in_order
+from torch_ort.capture.shape_rules import NoRule, Spec, in_order, spec_of
 
 aten = torch.ops.aten
 
@@ -214,10 +214,6 @@ IDS = [f"{func}-{i}" for i, (func, _, _) in enumerate(CASES)]
 def specs(value: Any) -> Any:
     """Replace tensors by what is known of them without their numbers."""
     return pytree.tree_map_only(torch.Tensor, spec_of, value)
-
-
-def spec_of(tensor: torch.Tensor) -> Spec:
-    return Spec(list(tensor.shape), list(tensor.stride()), tensor.dtype, tensor.device)
 
 
 def answer(func: Any, args: tuple, kwargs: dict) -> list[Spec]:

@@ -9,11 +9,11 @@ from collections.abc import Callable
 import hypothesis.strategies as st
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from torch import Tensor, nn
 
 import torch_ort
+from tests.comparison import counters_of_a_steady_step
 from torch_ort import _C
 
 pytestmark = pytest.mark.ort_only
@@ -285,13 +285,7 @@ def test_steady_steps_copy_and_allocate_nothing(channels: int) -> None:
     )  # fmt: skip
     compiled = torch.compile(model, backend="ort")
     x, y = torch.randn(8, channels, 24, 24), torch.randint(10, (8,))
-    for _ in range(5):
-        model.zero_grad()
-        F.cross_entropy(compiled(x), y).backward()
-        torch_ort.reset_counters()
-    model.zero_grad()
-    F.cross_entropy(compiled(x), y).backward()
-    counters = torch_ort.counters()
+    counters = counters_of_a_steady_step(model, compiled, x, y)
     assert counters["results_copied"] == counters["arena_allocations"] == 0
 
 

@@ -7,6 +7,7 @@ from torch_ort import _C
 from torch_ort.capture import dispatch_compat
 from torch_ort.capture.aot_compat import TorchDispatchMode, never_compiled
 from torch_ort.capture.dispatch_compat import Leaf
+from torch_ort.capture.recorder import HandOver, inputs_like
 
 
 def leaf(*sizes: int, device: str = "cpu") -> Leaf:
@@ -97,7 +98,7 @@ def test_pythons_rules_take_symbols():
     table = _C.SizeSymbols()
     n = table.symbol("n", 3, is_size=True)
     x = torch.empty_strided((n, 4), (4, 1), device="meta")
-    with dispatch_compat.shape_questions_answered(), dispatch_compat.with_python_rules(True):
+    with dispatch_compat.shape_questions_answered(), dispatch_compat.enable_python_dispatcher():
         y = torch.cat([torch.nn.functional.gelu(x), x])
     assert [_C.size_text(size) for size in y.shape] == ["2*n", 4]
     assert table.guards() == []
@@ -113,11 +114,12 @@ def test_questions_about_other_sizes_are_torchs_own():
     assert symbolic_shapes._static_eval_sym_bool is before
 
 
-def test_plain_tensors():
-    assert dispatch_compat.is_plain(torch.ones(2))
-    assert dispatch_compat.is_plain(torch.nn.Parameter(torch.ones(2)))
-    assert not dispatch_compat.is_plain(leaf(2))
-    assert not dispatch_compat.is_plain(torch.ones(2, dtype=torch.complex64).conj())
+def test_inputs_are_plain_tensors():
+    plain = [torch.ones(2), torch.nn.Parameter(torch.ones(2))]
+    assert len(inputs_like(plain)) == 2
+    for other in (leaf(2), torch.ones(2, dtype=torch.complex64).conj()):
+        with pytest.raises(HandOver, match=r"input 0 is a \w+ of layout torch.strided"):
+            inputs_like([other])
 
 
 def test_descriptions_are_those_of_aotautograd():
@@ -125,10 +127,10 @@ def test_descriptions_are_those_of_aotautograd():
 
     graph = torch.fx.Graph()
     node = graph.placeholder("primals_1")
-    node.meta = {"desc": dispatch_compat.input_description(0)}
+    node.meta = {"desc": aot_compat.input_description(0)}
     assert aot_compat.input_position(node) == 0
     output = graph.output((node, node))
-    output.meta = {"desc": dispatch_compat.output_descriptions(1, [0])}
+    output.meta = {"desc": aot_compat.output_descriptions(1, [0])}
     module = torch.nn.Module()
     module.graph = graph
     assert aot_compat.differentiated(module, 1) == [node]

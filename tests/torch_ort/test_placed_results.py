@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torch_ort
+from tests.comparison import counters_of_a_steady_step
 
 pytestmark = pytest.mark.ort_only
 
@@ -182,11 +182,5 @@ def test_an_image_model_plans_all_its_memory() -> None:
     assert not report.graphs[0].functional
     assert report.graphs[0].steps["placed"] == 4
     compiled = torch.compile(model, backend="ort")
-    for _ in range(5):
-        model.zero_grad()
-        F.cross_entropy(compiled(x), y).backward()
-        torch_ort.reset_counters()
-    model.zero_grad()
-    F.cross_entropy(compiled(x), y).backward()
-    counters = torch_ort.counters()
+    counters = counters_of_a_steady_step(model, compiled, x, y)
     assert counters["results_copied"] == counters["arena_allocations"] == 0

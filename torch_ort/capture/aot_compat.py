@@ -29,7 +29,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.source import LocalSource
 from torch._dynamo.types import FrameAction, FrameExecStrategy
 from torch._dynamo.utils import get_metrics_context
-from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput
+from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput, PlainAOTOutput
 from torch._functorch.partitioners import default_partition
 from torch._guards import CompileContext, TracingContext, detect_fake_mode, tracing
 from torch._higher_order_ops import auto_functionalize
@@ -57,6 +57,8 @@ from torch.utils._python_dispatch import _disable_current_modes as real_tensors
 from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.printers import PythonPrinter
 
+from torch_ort.capture.dispatch_compat import is_functionalized
+
 __all__ = [
     "FakeInputs",
     "FakeTensor",
@@ -78,11 +80,13 @@ __all__ = [
     "frame_in_capture",
     "has_higher_order",
     "in_function_transform",
+    "input_description",
     "input_position",
     "is_refused_by_dynamo",
     "kept_inputs",
     "needs_no_version_check",
     "never_compiled",
+    "output_descriptions",
     "passes_through",
     "python_text",
     "pytree",
@@ -166,6 +170,17 @@ def input_position(placeholder: fx.Node) -> int | None:
     """Tell which of Dynamo's inputs a placeholder of AOTAutograd is; None for a part of one."""
     desc = placeholder.meta.get("desc")
     return desc.idx if isinstance(desc, PlainAOTInput) else None
+
+
+def input_description(position: int) -> PlainAOTInput:
+    """Describe a graph's input as AOTAutograd does."""
+    return PlainAOTInput(position)
+
+
+def output_descriptions(num_outputs: int, gradients_of: Sequence[int | None]) -> list[Any]:
+    """Describe a joint graph's outputs as AOTAutograd does; None for what is no gradient."""
+    outputs: list[Any] = [PlainAOTOutput(i) for i in range(num_outputs)]
+    return outputs + [None if i is None else GradAOTOutput(PlainAOTInput(i)) for i in gradients_of]
 
 
 def forward_and_backward_nodes(
@@ -645,9 +660,7 @@ def below_autograd() -> Any:
 
 def is_traced(value: Any) -> bool:
     """Tell whether something is a tensor of a trace."""
-    if isinstance(value, FakeTensor | FunctionalTensor):
-        return True
-    return isinstance(value, torch.Tensor) and torch._is_functional_tensor(value)
+    return isinstance(value, FakeTensor | FunctionalTensor) or is_functionalized(value)
 
 
 def form_key(values: Sequence[Any]) -> tuple:

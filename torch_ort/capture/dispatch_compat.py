@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
-from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput, PlainAOTOutput
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental import _config as shape_config
 from torch.fx.experimental import symbolic_shapes
@@ -22,15 +21,14 @@ from torch_ort import _C
 __all__ = [
     "Leaf",
     "WithoutNumbers",
+    "enable_python_dispatcher",
     "fakes",
     "functionalization",
     "functionalized",
     "is_functionalized",
-    "is_plain",
     "shape_questions_answered",
     "storage_key",
     "unwrapped",
-    "with_python_rules",
     "without_saved_tensor_hooks",
 ]
 
@@ -131,12 +129,6 @@ def is_functionalized(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and torch._is_functional_tensor(value)
 
 
-def is_plain(value: torch.Tensor) -> bool:
-    """Tell whether a tensor of Dynamo's stands for one of no other class."""
-    is_of_torch = type(value) in (torch.Tensor, torch.nn.Parameter, FakeTensor)
-    return is_of_torch and not (value.is_conj() or value.is_neg() or value.is_quantized)
-
-
 def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     """Give what a wrapped tensor is after all that was written into it."""
     torch._sync(tensor)
@@ -149,21 +141,10 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 
 @contextmanager
-def with_python_rules(is_symbolic: bool) -> Iterator[None]:
-    """Let operators on meta tensors take PyTorch's rules in Python, which take symbolic sizes."""
-    if not is_symbolic:
-        yield
-        return
-    with enable_python_dispatcher():
-        yield
-
-
-@contextmanager
-def fakes(is_symbolic: bool) -> Iterator[Callable[..., torch.Tensor]]:
+def fakes() -> Iterator[Callable[..., torch.Tensor]]:
     """Run operators on PyTorch's fakes in here; gives what makes one.
 
-    It takes sizes, strides, dtype and device. Whether sizes are symbols decides who answers:
-    kernels of C++ or rules in Python.
+    It takes sizes, strides, dtype and device.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     mode.cache_enabled = False  # it asks of sizes what ours do not know
@@ -172,7 +153,7 @@ def fakes(is_symbolic: bool) -> Iterator[Callable[..., torch.Tensor]]:
         meta = torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
         return FakeTensor(mode, meta, device)
 
-    with with_python_rules(is_symbolic), mode:
+    with mode:
         yield make
 
 
@@ -180,9 +161,9 @@ def fakes(is_symbolic: bool) -> Iterator[Callable[..., torch.Tensor]]:
 def shape_questions_answered() -> Iterator[None]:
     """Answer what PyTorch's Python asks about sizes that are ours."""
     names = {
-        "_static_eval_sym_bool": _known,
+        "_static_eval_sym_bool": _C.known_condition,
         "_sym_node_hint_disproves": _never_disproves,
-        "guarding_hint_or_throw": _hint,
+        "guarding_hint_or_throw": _C.size_value,
         "has_guarding_hint": _has_hint,
     }
     before = {name: getattr(symbolic_shapes, name, None) for name in names}
@@ -212,16 +193,8 @@ def _for_our_sizes(ours: Any, theirs: Any) -> Any:
     return answer
 
 
-def _known(asked: torch.SymBool) -> bool | None:
-    return _C.known_condition(asked)
-
-
 def _never_disproves(asked: Any) -> bool:
     return False
-
-
-def _hint(asked: Any) -> int:
-    return _C.size_value(asked)
 
 
 def _no_symbols(asked: Any) -> frozenset:
@@ -248,14 +221,3 @@ def _sym_sum(node: Any, others: Sequence[Any]) -> Any:
 
 def _trunc(node: Any) -> Any:
     return node.floor()  # of a float that is an integer
-
-
-def input_description(position: int) -> PlainAOTInput:
-    """Describe a graph's input as AOTAutograd does."""
-    return PlainAOTInput(position)
-
-
-def output_descriptions(num_outputs: int, gradients_of: Sequence[int | None]) -> list[Any]:
-    """Describe a joint graph's outputs as AOTAutograd does; None for what is no gradient."""
-    outputs: list[Any] = [PlainAOTOutput(i) for i in range(num_outputs)]
-    return outputs + [None if i is None else GradAOTOutput(PlainAOTInput(i)) for i in gradients_of]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,22 +92,15 @@ class Capture:
             partition_fn=self.partition,
             keep_inference_input_mutations=True,
         )
-        dynamo, start = aot_compat.dynamo_seconds(), time.perf_counter()
-        if self.options.save_onnx or self.state.files is not None:
-            self._sources = sources()
-        try:
-            compiled = backend(module, inputs)
-        except _C.Error:
-            raise
-        except Exception as error:
-            if aot_compat.passes_through(error):
+        with self._capturing("aot", sources):
+            try:
+                compiled = backend(module, inputs)
+            except _C.Error:
                 raise
-            raise Unsupported(f"AOTAutograd: {type(error).__name__}: {error}") from error
-        finally:
-            self._sources = []  # they hold the module's tensors
-            end_of_capture()
-        counting.count("graphs_captured")
-        self._note_seconds(dynamo, time.perf_counter() - start)
+            except Exception as error:
+                if aot_compat.passes_through(error):
+                    raise
+                raise Unsupported(f"AOTAutograd: {type(error).__name__}: {error}") from error
         return compiled
 
     def record(
@@ -121,28 +115,34 @@ class Capture:
         Raises what the function raises, HandOver for what only AOTAutograd can do, Unsupported or
         InternalError for what the engine cannot.
         """
-        dynamo, start = aot_compat.dynamo_seconds(), time.perf_counter()
-        if self.options.save_onnx or self.state.files is not None:
-            self._sources = sources()
-        try:
+        with self._capturing("record", sources):
             recording = self.recording = record(function, inputs, is_settled)
             if recording.is_training:
-                layout = self._compile_joint(
-                    recording.module, recording.num_outputs, sorted(self._parameters)
-                )
+                layout = self._compile_joint(recording.module, recording.num_outputs)
                 step = RecordedStep(recording, layout, self._forward)
             else:
                 runner = self.compile_inference(recording.module, inputs)
                 step = RecordedRun(recording, runner)
+        counting.count("graphs_recorded")
+        return step
+
+    @contextmanager
+    def _capturing(
+        self, maker: str, sources: Callable[[], Sequence[onnx_files.Source | None]]
+    ) -> Iterator[None]:
+        """Capture in here: count and time it, and let go of what only files and traces need."""
+        dynamo, start = aot_compat.dynamo_seconds(), time.perf_counter()
+        if self.options.save_onnx or self.state.files is not None:
+            self._sources = sources()
+        try:
+            yield
         finally:
             self._sources = []  # they hold the module's tensors
             end_of_capture()
         counting.count("graphs_captured")
-        counting.count("graphs_recorded")
-        self._note_seconds(dynamo, time.perf_counter() - start, "record")
-        return step
+        self._note_seconds(dynamo, time.perf_counter() - start, maker)
 
-    def _note_seconds(self, dynamo: float | None, spent: float, maker: str = "aot") -> None:
+    def _note_seconds(self, dynamo: float | None, spent: float, maker: str) -> None:
         """Tell the first graph what capture took: Dynamo until it called us, the maker alone."""
         ours = sum(sum(program.seconds.values()) for program in self.state.programs)
         for program in self.state.programs[:1]:
@@ -169,7 +169,7 @@ class Capture:
         return make_stubs(layout, self._forward.session)
 
     def _compile_joint(
-        self, joint: torch.nn.Module, num_outputs: int, parameters: Sequence[int] | None
+        self, joint: torch.nn.Module, num_outputs: int, parameters: Sequence[int] | None = None
     ) -> JointLayout:
         self.has_higher_order = aot_compat.has_higher_order(joint.graph)
         with stage("convert"):
@@ -240,10 +240,12 @@ def hand_over(error: Exception) -> None:
 
 
 def record_or_hand_over(make: Callable[[], Any], state: GraphState) -> Any:
-    """Give what `make` records; None where that is left to AOTAutograd.
+    """Give what `make` records; None where that is left to AOTAutograd, or switched off.
 
     An error of the function itself comes again from there.
     """
+    if "recorder" in state.options.disable:
+        return None
     random = RandomState()
     try:
         return make()
@@ -265,7 +267,12 @@ class _Lines(fx.Interpreter):
             return super().run_node(n)
 
 
-def record_dynamo_graph(capture: Capture, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+def record_dynamo_graph(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    sources: Callable[[], Sequence[onnx_files.Source | None]],
+    state: GraphState,
+) -> Any:
     """Give a callable for a graph of Dynamo's with known sizes, by the recorder.
 
     Raises HandOver for what only AOTAutograd does.
@@ -274,11 +281,10 @@ def record_dynamo_graph(capture: Capture, module: fx.GraphModule, inputs: Sequen
         raise HandOver("inference mode")
     if aot_compat.calls_transforms(module.graph):
         raise HandOver("the graph calls operators that take graphs, or transforms of torch.func")
-    placeholders = module.graph.find_nodes(op="placeholder")
-    step = capture.record(
-        _Lines(module).run, inputs_like(inputs), lambda: onnx_files.sources_of(placeholders)
-    )
-    written = capture.recording.written.keys() - aot_compat.kept_inputs(module.graph)
+    kept = aot_compat.kept_inputs(module.graph)
+    capture = Capture(state.options, state, kept)
+    step = capture.record(_Lines(module).run, inputs_like(inputs), sources)
+    written = set(capture.recording.written) - kept
     if written:  # later calls may bring tensors that share memory
         raise HandOver(f"input {min(written)}, which the caller brings, is written into")
     return step

@@ -211,8 +211,10 @@ def capture_module(
     or InternalError for what cannot be captured, an error of the module itself included.
     """
     call = _Call(module, run or module, args, kwargs, floats, functions or Policy())
-    if sizes is Sizes.OPEN and "recorder" not in options.disable:
-        capture = _record(call, options, state)
+    if sizes is Sizes.OPEN:
+        capture = record_or_hand_over(
+            lambda: _trace(call, options, state, RecordedInputs(), recorded_reads), state
+        )
         if capture is not None:
             return capture
     try:
@@ -237,13 +239,6 @@ class _Call(NamedTuple):
     functions: Policy
 
 
-def _record(call: _Call, options: Options, state: GraphState) -> ModuleCapture | None:
-    """Capture by the recorder; None where that hands over to AOTAutograd."""
-    return record_or_hand_over(
-        lambda: _trace(call, options, state, RecordedInputs(), recorded_reads), state
-    )
-
-
 def _trace(
     call: _Call, options: Options, state: GraphState, fakes: FakeInputs | RecordedInputs,
     reading: Callable[..., Any],
@@ -266,10 +261,10 @@ def _trace(
         capture = Capture(options, state, parameters)
         if isinstance(fakes, RecordedInputs):
             run = capture.record(trace, trace.flat, trace.sources, lambda: not watch.has_assigned())
-            fakes.recording = capture.recording
+            written = dict.fromkeys(capture.recording.written, False)
         else:
             run = capture.compile(trace, trace.flat, trace.sources)
-        written = fakes.written()
+            written = fakes.written()
     for program in state.programs:
         for name, constant in program.constants.items():
             if constant.requires_grad:

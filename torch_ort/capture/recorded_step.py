@@ -38,7 +38,7 @@ class RecordedStep:
         self.num_outputs = recording.num_outputs
         self._unreached = recording.unreached
         self.without_gradient = [
-            i for i, has_gradient in enumerate(recording.differentiable) if not has_gradient
+            i for i in range(recording.num_outputs) if i not in recording.tangents
         ]
         self.tangents = [
             _Tangent(i, node.meta["val"].spec)

@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,7 +25,10 @@ from torch import fx
 from torch_ort import _C
 from torch_ort.capture import dispatch_compat
 from torch_ort.capture.aot_compat import (
+    FakeTensor,
     TorchDispatchMode,
+    input_description,
+    output_descriptions,
     pytree,
     said_to_be_compiling,
     schema,
@@ -33,17 +36,14 @@ from torch_ort.capture.aot_compat import (
 from torch_ort.capture.dispatch_compat import (
     Leaf,
     WithoutNumbers,
+    enable_python_dispatcher,
     fakes,
     functionalization,
     functionalized,
-    input_description,
     is_functionalized,
-    is_plain,
-    output_descriptions,
     shape_questions_answered,
     storage_key,
     unwrapped,
-    with_python_rules,
     without_saved_tensor_hooks,
 )
 from torch_ort.capture.shape_rules import (
@@ -53,9 +53,11 @@ from torch_ort.capture.shape_rules import (
     find,
     format_strides,
     is_contiguous,
+    spec_of,
 )
-from torch_ort.capture.structure import dense_format
+from torch_ort.capture.structure import dense_format, has_plain_layout
 from torch_ort.capture.symbols import Symbolic
+from torch_ort.functions.describe import is_python_op
 
 _logger = logging.getLogger("torch_ort.recorder")
 _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
@@ -86,11 +88,14 @@ class Recording:
     module: RecordedGraph
     num_outputs: int  # of the graph's results, those of the function, each once
     positions: list[int]  # by the function's result: which output of the graph it is
-    is_training: bool
-    differentiable: list[bool]  # by output of the graph
-    tangents: list[int] = field(default_factory=list)  # outputs that a gradient comes back for
-    unreached: list[int] = field(default_factory=list)  # inputs that want a gradient and get none
-    written: dict[int, bool] = field(default_factory=dict)  # inputs; whether autograd watches
+    tangents: list[int]  # outputs that a gradient comes back for
+    unreached: list[int]  # inputs that want a gradient and get none
+    written: list[int]  # inputs that the graph writes into, none of which autograd watches
+
+    @property
+    def is_training(self) -> bool:
+        """Tell whether the graph has a backward half."""
+        return bool(self.tangents)
 
 
 def record(
@@ -125,7 +130,6 @@ class RecordedInputs:
     def __init__(self) -> None:
         self._sizes = _C.SizeSymbols()
         self._count = 0
-        self.recording: Recording | None = None
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
@@ -135,12 +139,13 @@ class RecordedInputs:
 
     def held(self, tensor: torch.Tensor, name: str) -> Leaf:
         """Give an input for a tensor whose sizes never change."""
-        return _input_like(tensor, list(tensor.shape), list(tensor.stride()))
+        return _input_like(tensor, spec_of(tensor))
 
     def tensor(self, tensor: torch.Tensor, name: str) -> Leaf:
         """Give an input for a tensor that every call brings anew."""
         sizes = [self._symbol(size, is_size=True) for size in tensor.shape]
-        return _input_like(tensor, sizes, format_strides(sizes, _FORMATS[dense_format(tensor)]))
+        strides = format_strides(sizes, _FORMATS[dense_format(tensor)])
+        return _input_like(tensor, Spec(sizes, strides, tensor.dtype, tensor.device))
 
     def integer(self, value: int, name: str) -> torch.SymInt:
         """Give a symbol for an integer that every call brings anew."""
@@ -149,10 +154,6 @@ class RecordedInputs:
     def _symbol(self, value: int, is_size: bool) -> torch.SymInt:
         self._count += 1
         return self._sizes.symbol(f"s{self._count - 1}", value, is_size)
-
-    def written(self) -> dict[int, bool]:
-        """Tell of each input that the function writes into whether autograd watches it."""
-        return self.recording.written
 
     def guards(self) -> list[str]:
         """Give the conditions on symbols, as Python, under which the same would be recorded."""
@@ -166,6 +167,9 @@ _FORMATS = {
 }
 
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+
+
 def inputs_like(values: Sequence[Any]) -> list[Any]:
     """Give inputs for `record` like those of one call, whose sizes never change."""
     inputs = []
@@ -173,9 +177,9 @@ def inputs_like(values: Sequence[Any]) -> list[Any]:
         if isinstance(value, torch.Tensor):
             if any(isinstance(n, torch.SymInt) for n in (*value.shape, *value.stride())):
                 raise HandOver(f"input {i} has a symbolic size")
-            if value.layout != torch.strided or not is_plain(value):
+            if type(value) not in _PLAIN or not has_plain_layout(value):
                 raise HandOver(f"input {i} is a {type(value).__name__} of layout {value.layout}")
-            inputs.append(_input_like(value, list(value.shape), list(value.stride())))
+            inputs.append(_input_like(value, spec_of(value)))
         elif isinstance(value, int | float | None):
             inputs.append(value)
         else:
@@ -183,8 +187,8 @@ def inputs_like(values: Sequence[Any]) -> list[Any]:
     return inputs
 
 
-def _input_like(tensor: torch.Tensor, sizes: list[Any], strides: list[Any]) -> Leaf:
-    leaf = leaf_of(Spec(sizes, strides, tensor.dtype, tensor.device))
+def _input_like(tensor: torch.Tensor, spec: Spec) -> Leaf:
+    leaf = leaf_of(spec)
     leaf.wants_gradient = tensor.requires_grad
     leaf.is_parameter = isinstance(tensor, torch.nn.Parameter)
     return leaf
@@ -205,7 +209,7 @@ class _Recorder:
             _tracing_state(),
             shape_questions_answered(),
             functionalization(),
-            with_python_rules(True),
+            enable_python_dispatcher(),
             self._mode,
             WithoutNumbers(),
         ):
@@ -227,12 +231,8 @@ class _Recorder:
                 self._mode.tag = "is_backward"
                 tangents, gradients = self._record_backward([outputs[i] for i in needing])
         self._finish(values, tangents, gradients, written, is_training)
-        return Recording(
-            self._module, len(outputs), positions, is_training,
-            [i in needing for i in range(len(outputs))], needing,
-            [p for p, gradient in enumerate(gradients) if gradient is None and self._wants(p)],
-            dict.fromkeys(written, False),
-        )  # fmt: skip
+        unreached = [p for p, given in enumerate(gradients) if given is None and self._wants(p)]
+        return Recording(self._module, len(outputs), positions, needing, unreached, written)
 
     def _wants(self, position: int) -> bool:
         value = self._inputs[position]
@@ -383,7 +383,7 @@ class _Mode(TorchDispatchMode):
             raise HandOver(f"{func} depends on numbers")
         if torch.Tag.dynamic_output_shape in func.tags and not _has_plain_indices(func, args):
             raise HandOver(f"{func} gives a shape that depends on numbers")
-        if func in _FUNCTIONS:
+        if is_python_op(func):
             raise HandOver("a torch.autograd.Function is called, which learns its form from fakes")
         if schema(func).is_mutable:
             raise HandOver(f"{func} writes into its arguments")
@@ -466,12 +466,6 @@ class _Mode(TorchDispatchMode):
         return _ask_pytorch(func, args, kwargs)
 
 
-_FUNCTIONS = (
-    torch.ops.torch_ort.python_op.default,
-    torch.ops.torch_ort.python_op_grad.default,
-)
-
-
 def _has_plain_indices(func: Any, args: tuple) -> bool:
     """Tell whether an operator is an indexing without masks, whose shape is known."""
     if func is not torch.ops.aten.index.Tensor:
@@ -486,7 +480,7 @@ def _specs(value: Any) -> Any:
     if isinstance(value, Leaf):
         return value.spec
     if isinstance(value, torch.Tensor):
-        return Spec(list(value.shape), list(value.stride()), value.dtype, value.device)
+        return spec_of(value)
     if isinstance(value, tuple | list):
         return type(value)(map(_specs, value))
     if isinstance(value, dict):
@@ -512,9 +506,7 @@ def _ask_pytorch(func: Any, args: tuple, kwargs: dict) -> Any:
         if form.returns:
             raise HandOver(f"{func} makes tensors from none")
         return None
-    sizes = [n for x in tensors for n in (*_specs(x).sizes, *_specs(x).strides)]
-    is_symbolic = any(isinstance(n, torch.SymInt) for n in (*sizes, *leaves))
-    with torch.no_grad(), fakes(is_symbolic) as make:
+    with torch.no_grad(), fakes() as make:
         args, kwargs = pytree.tree_map_only(
             torch.Tensor, lambda x: make(*_specs(x)), (args, kwargs)
         )
@@ -528,8 +520,8 @@ def _spec_of_result(func: Any, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided:
             raise HandOver(f"{func} gives a tensor of layout {value.layout}")
-        strides = _C.plain_strides(list(value.stride()))
-        return Spec(list(value.shape), strides, value.dtype, value.device)
+        spec = spec_of(value)
+        return spec._replace(strides=_C.plain_strides(spec.strides))
     if isinstance(value, tuple | list):
         return tuple(_spec_of_result(func, item) for item in value)
     raise HandOver(f"{func} gives a {type(value).__name__}")

@@ -29,6 +29,16 @@ class Spec(NamedTuple):
     device: torch.device
 
 
+def spec_of(tensor: torch.Tensor) -> Spec:
+    """Give what is known of a tensor without its numbers."""
+    return Spec(list(tensor.shape), list(tensor.stride()), tensor.dtype, tensor.device)
+
+
+def empty(spec: Spec) -> torch.Tensor:
+    """Make a tensor as a spec says."""
+    return torch.empty_strided(spec.sizes, spec.strides, dtype=spec.dtype, device=spec.device)
+
+
 class NoRule(Exception):
     """Raised by a rule for arguments that it does not cover."""
 
@@ -279,13 +289,6 @@ def _common_device(specs: Sequence[Spec]) -> torch.device:
     return specs[0].device
 
 
-@rule_of(aten.clone.default)
-def _clone(x: Spec, *, memory_format: torch.memory_format | None = None) -> Spec:
-    if memory_format is None or memory_format == torch.preserve_format:
-        return Spec(x.sizes, kept_strides(x), x.dtype, x.device)
-    return Spec(x.sizes, format_strides(x.sizes, memory_format), x.dtype, x.device)
-
-
 def format_strides(sizes: Sequence[Size], memory_format: torch.memory_format) -> list[Size]:
     """Give the strides of a memory format."""
     if memory_format == torch.contiguous_format:
@@ -297,7 +300,7 @@ def format_strides(sizes: Sequence[Size], memory_format: torch.memory_format) ->
     raise NoRule
 
 
-@rule_of(aten._to_copy.default)
+@rule_of(aten.clone.default, aten._to_copy.default)
 def _to_copy(
     x: Spec, *, dtype: torch.dtype | None = None, layout: Any = None, device: Any = None,
     pin_memory: bool | None = None, non_blocking: bool = False,

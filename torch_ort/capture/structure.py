@@ -145,10 +145,13 @@ class Structure:
 
 def plain_tensor(value: torch.Tensor) -> bool:
     """Tell whether a tensor's numbers lie in one block of memory and mean what they say."""
-    return (
-        type(value) in _PLAIN
-        and value.layout == torch.strided
-        and not (value.is_conj() or value.is_neg() or value.is_quantized)
+    return type(value) in _PLAIN and has_plain_layout(value)
+
+
+def has_plain_layout(value: torch.Tensor) -> bool:
+    """Tell whether a tensor, of whatever class, is strided and its numbers mean what they say."""
+    return value.layout == torch.strided and not (
+        value.is_conj() or value.is_neg() or value.is_quantized
     )
 
 

@@ -14,9 +14,10 @@ import torch
 
 from torch_ort import _C
 from torch_ort.capture import aot_compat
+from torch_ort.capture.shape_rules import Spec, empty, spec_of
 from torch_ort.functions import arguments as _arguments
 from torch_ort.functions.arguments import Arguments, full_name
-from torch_ort.functions.learn import Form, Learner, Learnt, form_of
+from torch_ort.functions.learn import Learner, Learnt
 
 _logger = logging.getLogger("torch_ort")
 # By the keys that the operators are called with. Graphs hold their calls; what nobody holds is
@@ -50,7 +51,7 @@ class FunctionCall:
         self.requires_grad = requires_grad
         self.grad_mode = grad_mode
         self.learnt: Learnt
-        self.tensors: list[Form] = []
+        self.tensors: list[Spec] = []
         self.sizes: list[Any] = []
         self._backward: dict[tuple[bool, ...], BackwardCall] = {}
         self._form: Any = None
@@ -65,8 +66,8 @@ class FunctionCall:
             learnt = self._learner.forward(tensors, sizes)
             self._note(learnt)
             self._form = form
-            self.tensors, self.sizes = [form_of(tensor) for tensor in tensors], sizes
-        return [output.make() for output in self.learnt.outputs]
+            self.tensors, self.sizes = [spec_of(tensor) for tensor in tensors], sizes
+        return [empty(output) for output in self.learnt.outputs]
 
     def prepare(self) -> int:
         """Make the key; what it stands for is known once `learn` was called."""
@@ -83,7 +84,7 @@ class FunctionCall:
             self._backward[wanted] = BackwardCall(self)
         return self._backward[wanted]
 
-    def learn_gradients(self, given: Sequence[torch.Tensor | None]) -> list[Form | None]:
+    def learn_gradients(self, given: Sequence[torch.Tensor | None]) -> list[Spec | None]:
         """Learn the gradients that backward gives."""
         return self._learner.backward(self.learnt, self.tensors, self.sizes, given)
 
@@ -158,7 +159,7 @@ class BackwardCall:
             [False] * len(forward.requires_grad), forward.learnt.places,
             len(forward.learnt.returned) if isinstance(forward.learnt.returned, tuple) else 1,
         )  # fmt: skip
-        self.gradients: list[Form | None] | None = None
+        self.gradients: list[Spec | None] | None = None
         self.positions: list[int] = []
         self._form: Any = None
         _calls[self.key] = self
@@ -172,7 +173,7 @@ class BackwardCall:
             self.positions = [i for i, form in enumerate(self.gradients) if form is not None]
             self._form = form
             _C.set_gradients(self.key, self.positions)
-        return [form.make() for form in self.gradients if form is not None]
+        return [empty(form) for form in self.gradients if form is not None]
 
     def forget_trace(self) -> None:
         """Let go of symbolic sizes."""

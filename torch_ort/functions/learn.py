@@ -18,40 +18,22 @@ import torch
 from torch_ort import _C
 from torch_ort._C import Unsupported
 from torch_ort.capture import aot_compat
+from torch_ort.capture.shape_rules import Spec, in_order, numel, rows, spec_of
 from torch_ort.functions.arguments import full_name
-
-
-@dataclass
-class Form:
-    """A tensor without its numbers; sizes may be symbolic."""
-
-    sizes: list[Any]
-    strides: list[Any]
-    dtype: torch.dtype
-    device: torch.device
-
-    def make(self) -> torch.Tensor:
-        """Give a tensor of this form."""
-        return torch.empty_strided(self.sizes, self.strides, dtype=self.dtype, device=self.device)
-
-
-def form_of(tensor: torch.Tensor) -> Form:
-    """Give the form of a tensor."""
-    return Form(list(tensor.shape), list(tensor.stride()), tensor.dtype, tensor.device)
 
 
 @dataclass
 class Learnt:
     """What forward gives for arguments of certain forms."""
 
-    outputs: list[Form]
+    outputs: list[Spec]
     differentiable: list[bool]  # by output
     written: list[int | None]  # by output: the tensor among the arguments that it is
     places: list[int]  # of the outputs among all that forward returns
     returned: Any  # all of it, with None for the outputs; a tuple if forward gives one
     # By tensor that autograd sees: its form if backward gives it a gradient. Nothing where that is
     # to be asked of `made`, an output on tensors without numbers that still knows its backward.
-    gradients: list[Form | None] | None = None
+    gradients: list[Spec | None] | None = None
     made: torch.Tensor | None = None
 
 
@@ -92,9 +74,9 @@ class Learner:
                 return self._forward_on_real(tensors, sizes, error)
 
     def backward(
-        self, learnt: Learnt, tensors: list[Form], sizes: list[Any],
+        self, learnt: Learnt, tensors: list[Spec], sizes: list[Any],
         given: Sequence[torch.Tensor | None],
-    ) -> list[Form | None]:  # fmt: skip
+    ) -> list[Spec | None]:  # fmt: skip
         """Learn which tensors get a gradient, and its form, where outputs have some or none."""
         if learnt.gradients is not None:
             return learnt.gradients
@@ -112,7 +94,7 @@ class Learner:
 
     def _try_without_symbols(self, tensors: list[torch.Tensor], sizes: list[Any]) -> None:
         """Raise what a Function raises that needs numbers, before it decides anything of sizes."""
-        forms = [form_of(tensor) for tensor in tensors]
+        forms = [spec_of(tensor) for tensor in tensors]
         settings = aot_compat.Settings([*(n for form in forms for n in form.sizes), *sizes])
         if not settings.open_sizes:
             return
@@ -128,20 +110,20 @@ class Learner:
             outputs = [item for item in tuple_of if isinstance(item, torch.Tensor)]
             if aot_compat.sizes_of_data(outputs) - aot_compat.sizes_of_data(tensors):
                 raise Unsupported("sizes that depend on data")
-            forms = [form_of(output) for output in outputs]
+            forms = [spec_of(output) for output in outputs]
         made = next((output for output in outputs if output.requires_grad), None)
         return self._learnt(inputs, results, forms, made)
 
     def _backward_on_fakes(
-        self, learnt: Learnt, tensors: list[Form], given: Sequence[torch.Tensor | None]
-    ) -> list[Form | None]:
+        self, learnt: Learnt, tensors: list[Spec], given: Sequence[torch.Tensor | None]
+    ) -> list[Spec | None]:
         count = len(learnt.returned) if isinstance(learnt.returned, tuple) else 1
         gradients: list[torch.Tensor | None] = [None] * count
         for place, gradient in zip(learnt.places, given, strict=True):
             gradients[place] = gradient
         results = _C.call_with_autograd(lambda: _C.run_grad_fn(learnt.made, gradients))
         return [
-            form_of(result) if result is not None and asks else None
+            spec_of(result) if result is not None and asks else None
             for result, asks in zip(results, self._requires_grad, strict=False)
         ]
 
@@ -169,7 +151,7 @@ class Learner:
     def _forward_on_real(
         self, tensors: list[torch.Tensor], sizes: list[Any], why: Exception
     ) -> Learnt:
-        forms = [form_of(tensor) for tensor in tensors]
+        forms = [spec_of(tensor) for tensor in tensors]
         settings = aot_compat.Settings([*(n for form in forms for n in form.sizes), *sizes])
         first, learnt, gradients = self._run_real(tensors, forms, sizes, settings, 0, why)
         seen = [(0, first)]
@@ -198,8 +180,8 @@ class Learner:
         return learnt
 
     def _backward_on_real(
-        self, tensors: list[Form], sizes: list[Any], wanted: list[bool], why: Exception
-    ) -> list[Form | None]:
+        self, tensors: list[Spec], sizes: list[Any], wanted: list[bool], why: Exception
+    ) -> list[Spec | None]:
         settings = aot_compat.Settings([*(n for form in tensors for n in form.sizes), *sizes])
         _, _, gradients = self._run_real(None, tensors, sizes, settings, 0, why, wanted)
         return [
@@ -208,7 +190,7 @@ class Learner:
         ]
 
     def _run_real(
-        self, tensors: list[torch.Tensor] | None, forms: list[Form], sizes: list[Any],
+        self, tensors: list[torch.Tensor] | None, forms: list[Spec], sizes: list[Any],
         settings: Any, number: int, why: Exception, wanted: list[bool] | None = None,
     ) -> tuple[list[torch.Tensor], Learnt, list[torch.Tensor | None] | None]:  # fmt: skip
         """Run forward, and for the first setting backward, on made-up numbers."""
@@ -270,7 +252,7 @@ class Learner:
             )
         device = tensors[0].device if tensors else torch.device("cpu")
         outputs = [
-            Form(list(shape), row_major(shape), torch_dtype(dtype), device)
+            Spec(list(shape), _C.contiguous_strides(list(shape)), torch_dtype(dtype), device)
             for shape, dtype in zip(shapes, dtypes, strict=True)
         ]
         asks = self._grad_mode and any(self._requires_grad)
@@ -280,17 +262,17 @@ class Learner:
             [None] * len(outputs),
             list(range(len(outputs))),
             (None,) * len(outputs) if len(outputs) > 1 else None,
-            self._all_gradients([form_of(tensor) for tensor in tensors]),
+            self._all_gradients([spec_of(tensor) for tensor in tensors]),
         )
 
-    def _all_gradients(self, tensors: list[Form]) -> list[Form | None]:
+    def _all_gradients(self, tensors: list[Spec]) -> list[Spec | None]:
         return [
-            Form(form.sizes, row_major(form.sizes), form.dtype, form.device) if asks else None
+            rows(form.sizes, form) if asks else None
             for form, asks in zip(tensors[: self._num_seen], self._requires_grad, strict=False)
         ]
 
     def _learnt(
-        self, inputs: list[torch.Tensor], results: Any, forms: list[Form],
+        self, inputs: list[torch.Tensor], results: Any, forms: list[Spec],
         made: torch.Tensor | None,
     ) -> Learnt:  # fmt: skip
         tuple_of = results if isinstance(results, tuple) else (results,)
@@ -325,36 +307,16 @@ def _words(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def row_major(sizes: Sequence[Any]) -> list[Any]:
-    """Give the strides of a row-major tensor."""
-    strides: list[Any] = []
-    stride: Any = 1
-    for size in reversed(list(sizes)):
-        strides.insert(0, stride)
-        stride = stride * size
-    return strides
-
-
-def _dense_form(tensor: torch.Tensor, sizes: list[Any]) -> Form:
+def _dense_form(tensor: torch.Tensor, sizes: list[Any]) -> Spec:
     """Give the form of a tensor with other sizes, its dims in the same order in memory."""
     order = sorted(range(tensor.dim()), key=lambda dim: tensor.stride(dim), reverse=True)
-    packed = row_major([sizes[dim] for dim in order])
-    strides: list[Any] = [0] * tensor.dim()
-    for place, dim in enumerate(order):
-        strides[dim] = packed[place]
-    return Form(list(sizes), strides, tensor.dtype, tensor.device)
+    return Spec(list(sizes), in_order(sizes, order), tensor.dtype, tensor.device)
 
 
-def _sources(forms: list[Form], sizes: list[Any]) -> list[Any]:
+def _sources(forms: list[Spec], sizes: list[Any]) -> list[Any]:
     """Give what a size of a result may be equal to."""
     sources: list[Any] = [n for form in forms for n in form.sizes]
-    sources += sizes
-    for form in forms:
-        product: Any = 1
-        for size in form.sizes:
-            product = product * size
-        sources.append(product)
-    return sources
+    return [*sources, *sizes, *(numel(form.sizes) for form in forms)]
 
 
 def _sizes_of_results(
@@ -388,7 +350,7 @@ def _between_0_and_1(*sizes: Any, dtype: torch.dtype, device: torch.device) -> t
 
 
 def _real(
-    given: torch.Tensor | None, form: Form, settings: Any, number: int, fill: Callable[..., Any]
+    given: torch.Tensor | None, form: Spec, settings: Any, number: int, fill: Callable[..., Any]
 ) -> torch.Tensor:
     if given is not None and not aot_compat.is_traced(given):
         return given.detach().clone()
