@@ -23,7 +23,7 @@ WARM_STEPS = 3  # capture, the guarded first runs, and one more
 REGION = "torch_ort.Region"
 
 _PRODUCTS = {str(op).removeprefix("aten.") for op in flop_registry} | {"addmv", "addr", "dot", "mv"}
-_RUN = "torch_ort::session "  # names the session that the run below it belongs to
+_RUN = "torch_ort::session "  # an event of the engine, with the number of the session that runs
 _HALVES = {"torch_ort::run_forward": False, "torch_ort::run_backward": True}
 # Who spends the time outside the steps, by the start of the event's name.
 _OUTSIDE = (
@@ -66,10 +66,9 @@ def profile(
         compiled = report.compile_afresh(model, options)
         for _ in range(WARM_STEPS):
             run()
-        with _named_runs(programs):
-            timed = _record(run, steps)
-            # Apart from the timed steps: to count operations the profiler notes shapes, slowly.
-            counted = _record(run, 1, with_flops=True)
+        timed = _record(run, steps)
+        # Apart from the timed steps: to count operations the profiler notes shapes, slowly.
+        counted = _record(run, 1, with_flops=True)
     result = _Reader(programs).read(timed, counted, fallbacks)
     if not any(step.microseconds for step in result.steps):
         raise _nothing_ran(fallbacks)
@@ -128,31 +127,6 @@ def _fallback_reasons() -> Iterator[list[str]]:
         yield reasons
 
 
-@contextmanager
-def _named_runs(programs: Sequence[Program]) -> Iterator[None]:
-    """Put each run below an event that names its session: graphs may have equal names of steps."""
-    forward, backward = _C.run_forward, _C.run_backward
-    sessions: dict[int, int] = {}  # by the address that their token has
-    training = {program.session.id for program in programs if program.is_training}
-
-    def named_forward(session: int, *args: Any) -> list[torch.Tensor]:
-        with torch.profiler.record_function(f"{_RUN}{session}"):
-            results = forward(session, *args)
-        if session in training:
-            sessions[results[-1].data_ptr()] = session
-        return results
-
-    def named_backward(token: torch.Tensor, *args: Any) -> list[torch.Tensor]:
-        with torch.profiler.record_function(f"{_RUN}{sessions.get(token.data_ptr(), -1)}"):
-            return backward(token, *args)
-
-    _C.run_forward, _C.run_backward = named_forward, named_backward
-    try:
-        yield
-    finally:
-        _C.run_forward, _C.run_backward = forward, backward
-
-
 class _Reader:
     """Reads the profiler's events into a Profile."""
 
@@ -209,20 +183,10 @@ class _Reader:
             owner, half = graph, _HALVES.get(event.name, backward)
             if event.name.startswith(_RUN):
                 owner = self._graphs.get(int(event.name.removeprefix(_RUN)))
-            elif event.name in _HALVES and graph is None:
-                owner = self._graph_of(event, half)
             step = self._steps.get((owner, half, event.name))
             yield event, half, step
             if step is None:
                 yield from self._walk(event.cpu_children, owner, half)
-
-    def _graph_of(self, run: Any, backward: bool) -> int | None:
-        """Find the graph of a run that does not say it, by the names of its steps."""
-        names = {child.name for child in run.cpu_children}
-        matches = Counter(
-            graph for graph, half, name in self._steps if half == backward and name in names
-        )
-        return max(matches, key=matches.__getitem__, default=None)
 
 
 def _outside_name(event: str) -> str:

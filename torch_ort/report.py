@@ -150,7 +150,7 @@ def explain(
     """
     before = counting.counters()
     start = time.perf_counter()
-    with watching() as watched, _noted_inputs() as given, functions_seen() as outside:
+    with watching() as watched, functions_seen() as outside:
         compiled = compile_afresh(model, options)
         run_backward(model, compiled(*inputs, **kwargs), (inputs, kwargs))
     spent = time.perf_counter() - start
@@ -158,8 +158,8 @@ def explain(
     changes = {name: after[name] - before.get(name, 0) for name in after}
     graphs = [_describe(program) for program in watched]
     for graph, program in zip(graphs, watched, strict=True):
-        if graph.nodes["torch_ort.Region"] and program.session.id in given:
-            _note_bytes(graph, program, given[program.session.id])
+        if graph.nodes["torch_ort.Region"] and program.session.plan_report() is not None:
+            _note_bytes(graph, program)
     report = Report(graphs, changes, spent, functions_outside=outside)
     if roofline:
         report.roofline = _measure_roofline(model, compiled, (inputs, kwargs), graphs)
@@ -196,24 +196,7 @@ def _roofline_text(roofline: Roofline) -> str:
     )
 
 
-@contextmanager
-def _noted_inputs() -> Iterator[dict[int, tuple[Any, Any]]]:
-    """Give a dict that what sessions run with meanwhile is put into: tensors and symbols."""
-    forward = _C.run_forward
-    given: dict[int, tuple[Any, Any]] = {}
-
-    def noting(session: int, tensors: Any, symbols: Any, carry: bool) -> list[torch.Tensor]:
-        given[session] = tensors, symbols
-        return forward(session, tensors, symbols, carry)
-
-    _C.run_forward = noting
-    try:
-        yield given
-    finally:
-        _C.run_forward = forward
-
-
-def _note_bytes(report: GraphReport, program: Program, given: tuple[Any, Any]) -> None:
+def _note_bytes(report: GraphReport, program: Program) -> None:
     """Plan the graph once more without regions; what only one of both has is compared."""
     graph = program.captured.clone()
     left_out = set(_C.pass_names()) - {name for name, _, _ in program.passes}
@@ -221,7 +204,7 @@ def _note_bytes(report: GraphReport, program: Program, given: tuple[Any, Any]) -
     session = _C.Session.compile(
         graph, program.constants, parameter_gradients=program.parameter_gradients
     )
-    session.prepare(*given)
+    session.prepare_like(program.session)
     before = moved_bytes(graph, session)
     after = moved_bytes(program.graph, program.session)
     report.bytes_before = sum(sum(before[name]) for name in before.keys() - after.keys())

@@ -3,7 +3,12 @@
 
 #include <pybind11/pybind11.h>
 
+#include <exception>
+
 namespace torch_ort::python {
+
+// Sets Python's error to one of ours that has been thrown; false if it is another's.
+bool set_error_of_ours(std::exception_ptr thrown);
 
 void bind_errors(pybind11::module_& module);
 void bind_ir(pybind11::module_& module);
@@ -11,6 +16,7 @@ void bind_convert(pybind11::module_& module);
 void bind_passes(pybind11::module_& module);
 void bind_plan(pybind11::module_& module);
 void bind_run(pybind11::module_& module);
+void bind_step(pybind11::module_& module);
 void bind_optim(pybind11::module_& module);
 void bind_capture(pybind11::module_& module);
 void bind_guard(pybind11::module_& module);

@@ -38,6 +38,23 @@ void set_error(PyObject* type, std::string_view message) {
 
 }  // namespace
 
+bool set_error_of_ours(std::exception_ptr thrown) {
+  try {
+    std::rethrow_exception(std::move(thrown));
+  } catch (const Unsupported& error) {
+    set_error(unsupported_class, error.what());
+  } catch (const UserError& error) {
+    set_error(user_error_class, error.what());
+  } catch (const InternalError& error) {
+    set_error(internal_error_class, error.what());
+  } catch (const Error& error) {
+    set_error(error_class, error.what());
+  } catch (...) {
+    return false;
+  }
+  return true;
+}
+
 void bind_errors(py::module_& module) {
   error_class = make_class(module, "Error", "What torch_ort raises.", PyExc_RuntimeError);
   unsupported_class = make_class(
@@ -47,19 +64,8 @@ void bind_errors(py::module_& module) {
                  py::make_tuple(py::handle(error_class), py::handle(PyExc_ValueError)));
   internal_error_class = make_class(module, "InternalError", "A bug of torch_ort.", error_class);
   // Local: torch's modules share one table of translators, which ours must not enter.
-  py::register_local_exception_translator([](std::exception_ptr raised) {
-    if (!raised) return;
-    try {
-      std::rethrow_exception(raised);
-    } catch (const Unsupported& error) {
-      set_error(unsupported_class, error.what());
-    } catch (const UserError& error) {
-      set_error(user_error_class, error.what());
-    } catch (const InternalError& error) {
-      set_error(internal_error_class, error.what());
-    } catch (const Error& error) {
-      set_error(error_class, error.what());
-    }
+  py::register_local_exception_translator([](std::exception_ptr thrown) {
+    if (thrown && !set_error_of_ours(thrown)) std::rethrow_exception(thrown);
   });
 }
 

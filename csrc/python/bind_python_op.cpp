@@ -1,5 +1,6 @@
 // Where PythonOp steps enter the interpreter.
 #include "python/bind.h"
+#include "python/torch_errors.h"
 #include "run/python_op.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -92,14 +93,10 @@ using OptionalTensors = std::vector<std::optional<at::Tensor>>;
 OptionalTensors run_grad_fn(const at::Tensor& output, const OptionalTensors& given) {
   Tensors gradients;
   for (const auto& gradient : given) gradients.push_back(gradient.value_or(at::Tensor()));
-  Tensors results;
-  try {
+  Tensors results = with_torch_errors([&] {
     const py::gil_scoped_release release;
-    results = run::run_grad_fn(output, std::move(gradients));
-  } catch (...) {
-    torch::translate_exception_to_python(std::current_exception());
-    throw py::error_already_set();
-  }
+    return run::run_grad_fn(output, std::move(gradients));
+  });
   OptionalTensors found;
   for (at::Tensor& result : results) {
     found.push_back(result.defined() ? std::optional(std::move(result)) : std::nullopt);

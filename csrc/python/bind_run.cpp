@@ -5,6 +5,7 @@
 #include "ops/op.h"
 #include "passes/pass.h"
 #include "python/bind.h"
+#include "python/torch_errors.h"
 #include "run/counters.h"
 #include "run/session.h"
 
@@ -12,7 +13,6 @@
 #include <ATen/ops/add.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
-#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -44,19 +44,6 @@ std::shared_ptr<Session> compile(const ir::Graph& graph,
   auto copy = ir::clone(graph);
   py::gil_scoped_release release;
   return Session::compile(std::move(copy), constants, options);
-}
-
-// Errors of ours keep their type; those of kernels become what eager PyTorch raises.
-template <typename Function>
-auto with_torch_errors(Function&& function) {
-  try {
-    return function();
-  } catch (const Error&) {
-    throw;
-  } catch (...) {
-    torch::translate_exception_to_python(std::current_exception());
-    throw py::error_already_set();
-  }
 }
 
 using OptionalTensors = std::vector<std::optional<at::Tensor>>;
@@ -221,7 +208,7 @@ void bind_run(py::module_& module) {
       .def_property_readonly("saved_inputs", &Session::saved_inputs)
       .def_property_readonly("saved_outputs", &Session::saved_outputs)
       .def_property_readonly("num_outputs", &Session::num_outputs)
-      .def("prepare", &Session::prepare, py::call_guard<py::gil_scoped_release>())
+      .def("prepare_like", &Session::prepare_like, py::call_guard<py::gil_scoped_release>())
       .def("run", &run_by_name)
       .def("plan_report", &plan_report)
       .def("plan_table", &plan_table,

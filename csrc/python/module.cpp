@@ -10,6 +10,7 @@ PYBIND11_MODULE(_C, module) {
   torch_ort::python::bind_passes(module);
   torch_ort::python::bind_plan(module);
   torch_ort::python::bind_run(module);
+  torch_ort::python::bind_step(module);
   torch_ort::python::bind_optim(module);
   torch_ort::python::bind_capture(module);
   torch_ort::python::bind_guard(module);

@@ -8,6 +8,7 @@
 #include <ATen/ops/alias.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/record_function.h>
 #include <c10/core/Allocator.h>
 
 #include <algorithm>
@@ -147,6 +148,17 @@ int64_t aligned(int64_t bytes) {
   return (bytes + kCarryAlignment - 1) / kCarryAlignment * kCarryAlignment;
 }
 
+// Names the session in profiles: graphs may have equal names of steps.
+class RunEvent {
+ public:
+  explicit RunEvent(const Session& session) {
+    if (event_.isActive()) event_.before("torch_ort::session " + std::to_string(session.id()));
+  }
+
+ private:
+  at::RecordFunction event_{at::RecordScope::FUNCTION};
+};
+
 }  // namespace
 
 int64_t num_live_contexts() {
@@ -183,8 +195,20 @@ std::shared_ptr<Binding> Session::binding_of_serial(int64_t serial) const {
                          " sizes of one graph wait for their backward"));
 }
 
-void Session::prepare(const Tensors& inputs, const std::vector<int64_t>& symbols) {
-  binding_for(inputs, symbols);
+void Session::prepare_like(const Session& other) {
+  std::shared_ptr<Binding> used;
+  {
+    std::lock_guard lock(other.mutex_);
+    if (!other.bindings_.empty()) used = other.bindings_.front();
+  }
+  if (!used) throw UserError("prepare_like: the other session has not run yet");
+  Tensors inputs;
+  for (const TensorSpec& spec : used->inputs) {
+    inputs.push_back(spec.known
+                         ? tensor_over(storage_without_memory(spec.bytes, spec.device), spec, 0)
+                         : at::Tensor());
+  }
+  binding_for(inputs, used->symbol_inputs);
 }
 
 std::shared_ptr<SharedBuffer> Session::lend_context_memory(const Binding& binding) const {
@@ -207,6 +231,7 @@ Session::Tensors Session::collect_outputs(Context& context) const {
 
 Session::Tensors Session::forward(const Tensors& inputs, const std::vector<int64_t>& symbols,
                                   bool carry) {
+  const RunEvent event(*this);
   release_dead_memory(is_training());
   std::shared_ptr<Binding> binding = binding_for(inputs, symbols);
   RunGuard guard(device_);
@@ -256,6 +281,7 @@ Session::Tensors Session::backward(const at::Tensor& token, const Tensors& saved
       !context->spent, "Trying to backward through the graph a second time: torch_ort has ",
       "overwritten the saved values. Specify retain_graph=True in the first backward call.");
   const Session& session = *context->session;
+  const RunEvent event(session);
   const Binding& binding = *context->binding;
   ORT_CHECK(saved.size() == session.saved_inputs_.size() + session.saved_outputs_.size() &&
                 tangents.size() == session.tangent_slots_.size(),

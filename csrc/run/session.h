@@ -89,8 +89,9 @@ class Session : public std::enable_shared_from_this<Session> {
   static Tensors backward(const at::Tensor& token, const Tensors& saved, const Tensors& tangents,
                           bool keep);
 
-  // Makes the plan for these inputs without running; raises as forward would.
-  void prepare(const Tensors& inputs, const std::vector<int64_t>& symbols);
+  // Makes the plan for the sizes that another session has run with last, without running; raises as
+  // forward would, and UserError if the other has not run.
+  void prepare_like(const Session& other);
   // One report of the plan used last, for explain(); nothing before the first.
   struct PlanReport {
     int64_t steps_forward, steps_backward, steps_out, steps_functional, steps_view, in_place;

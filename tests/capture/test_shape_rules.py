@@ -87,6 +87,9 @@ CASES: list[tuple[Any, tuple, dict]] = [
     (aten.unbind.int, (t(3, 2), 0), {}),
     (aten.cat.default, ([t(2, 3), t(4, 3)],), {}),
     (aten.cat.default, ([t(2, 3), ints(2, 1)], -1), {}),
+    (aten.cat.default, ([t(2, 3, 4, 6)[..., 3:], t(2, 3, 4, 6)[..., :3]], -1), {}),
+    (aten.cat.default, ([t(2, 3, 4).transpose(0, 2), t(4, 3, 2)],), {}),
+    (aten.cat.default, ([last(2, 3, 4, 5), t(2, 3, 4, 5)], 1), {}),
     (aten.stack.default, ([t(2, 3), t(2, 3)], 1), {}),
     (aten.stack.default, ([t(3, 2).t(), t(3, 2).t()], -1), {}),
     (aten.embedding.default, (t(10, 4), ints(2, 3)), {}),
@@ -205,6 +208,8 @@ CASES: list[tuple[Any, tuple, dict]] = [
     (aten.full.default, ([], 3), {}),
     (aten.arange.default, (5,), {}),
     (aten.arange.start, (2, 5), {"dtype": torch.float32}),
+    (aten.scalar_tensor.default, (2,), {}),
+    (aten.scalar_tensor.default, (True,), {"dtype": torch.bool}),
     (aten.arange.start_step, (2, 5, 1), {}),
     (aten.new_zeros.default, (t(2, 3), [4]), {}),
 ]  # fmt: skip

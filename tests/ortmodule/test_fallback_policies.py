@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import torch_ort
+from tests.injection import into_backward, into_forward
 from torch_ort import _C, DebugOptions, ORTModule, compiler
 from torch_ort.capture import joint
 from torch_ort.capture.fx_reader import FxReader
@@ -159,11 +160,11 @@ CAUSES = {
     ),
     "pass": injected("capture", lambda patch: patch.setattr(compiler._C, "run_pipeline", fail)),
     "plan": injected("capture", fail_to_plan),
-    "forward": injected("forward", lambda patch: patch.setattr(joint._C, "run_forward", fail)),
-    "backward": injected("backward", lambda patch: patch.setattr(joint._C, "run_backward", fail)),
+    "forward": injected("forward", lambda patch: into_forward(patch, lambda run: fail)),
+    "backward": injected("backward", lambda patch: into_backward(patch, lambda run: fail)),
     "later plan": injected(
         "plan",
-        lambda patch: patch.setattr(joint._C, "run_forward", fails_after_first(_C.run_forward)),
+        lambda patch: into_forward(patch, fails_after_first),
         first=1,
     ),
 }

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import torch_ort
+from tests.injection import into_backward, into_forward
 from torch_ort import _C, compiler
 from torch_ort.capture import joint
 from torch_ort.capture.fx_reader import FxReader
@@ -49,8 +50,8 @@ INJECTIONS = {
     "convert": lambda patch: patch.setattr(FxReader, "add_nodes", unsupported),
     "pass": lambda patch: patch.setattr(compiler._C, "run_pipeline", fail),
     "plan": lambda patch: patch.setattr(compiler, "_compile_session", fail),
-    "forward": lambda patch: patch.setattr(joint._C, "run_forward", fails_once(_C.run_forward)),
-    "backward": lambda patch: patch.setattr(joint._C, "run_backward", fails_once(_C.run_backward)),
+    "forward": lambda patch: into_forward(patch, fails_once),
+    "backward": lambda patch: into_backward(patch, fails_once),
 }
 
 
@@ -120,19 +121,21 @@ def test_an_error_of_the_program_is_raised_as_eager_raises_it(monkeypatch):
 @pytest.mark.parametrize("grad", [True, False], ids=["training", "inference"])
 def test_a_first_run_that_fails_late_updates_statistics_once(grad, monkeypatch):
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")
-    run_forward = _C.run_forward
     model = network()
     expected = copy.deepcopy(model)
     compiled = torch.compile(model, backend="ort")
     x = torch.randn(5, 6)
     written = []
 
-    def fails_late(*args):
-        run_forward(*args)
-        written.append(model[1].running_mean.clone())
-        fail()
+    def fails_late(run):
+        def wrapped(*args):
+            run(*args)
+            written.append(model[1].running_mean.clone())
+            fail()
 
-    monkeypatch.setattr(joint._C, "run_forward", fails_late)
+        return wrapped
+
+    into_forward(monkeypatch, fails_late)
     with torch.set_grad_enabled(grad):
         torch.manual_seed(1)
         with pytest.warns(FallbackWarning, match=f"forward: {REASON}"):

@@ -351,6 +351,12 @@ class OutputLayout:
             reader.value_name(item) if isinstance(item, fx.Node) else item for item in self.names
         ]
 
+    def places_of(self, positions: Sequence[int]) -> list[int] | None:
+        """Give the places of some outputs among the engine's; None if some are no tensors."""
+        chosen = [self._kinds[i] for i in positions]
+        are_tensors = all(kind == "tensor" for kind, _ in chosen)
+        return [place for _, place in chosen] if are_tensors else None
+
     def assemble(self, results: Sequence[torch.Tensor]) -> list[Any]:
         """Put the engine's outputs where AOTAutograd expects them."""
         outputs: list[Any] = []
@@ -373,6 +379,12 @@ class JointLayout:
         self.gradients = list(output.args[0][num_forward_outputs:])
         self.outputs = OutputLayout(self.forward_outputs)
         self.gradient_layout = OutputLayout(self.gradients)
+        # Which inputs the engine's gradients are of.
+        self.differentiated = [
+            i
+            for i in range(len(self.gradients))
+            if self.gradient_layout.engine_index(i) is not None
+        ]
         if self.gradient_layout.sizes:
             raise Unsupported("gradients: got a size, want tensors")
         for tangent in self.tangents:
@@ -509,7 +521,7 @@ class ForwardRunner:
         self._state = state
         self._saved_inputs = session.saved_inputs
         self._saved_outputs = session.saved_outputs
-        self._guard = None if options.strict else FirstBackward(layout, state)
+        self.first_backward = None if options.strict else FirstBackward(layout, state)
         self.backward = BackwardRunner(self)
 
     def __call__(self, args: list[Any]) -> list[Any]:
@@ -517,9 +529,7 @@ class ForwardRunner:
         layout = self._layout
         tensors = [args[i] for i in layout.tensor_inputs]
         symbols = [args[i] for i in layout.symbol_inputs]
-        kept = self._guard.before_forward(args) if self._guard else None
-        if kept is not None and self._state.written is not None:
-            self._state.written += [(args[i], kept.inputs[i]) for i in self._guard.written]
+        kept = self.note_call(args)
         args.clear()
         results = _C.run_forward(
             self.session.id, tensors, symbols, aot_compat.saved_tensor_hooks_copy()
@@ -528,8 +538,20 @@ class ForwardRunner:
         saved = [tensors[i] for i in self._saved_inputs]
         saved += [results[i] for i in self._saved_outputs]
         if kept is not None:
-            self._guard.after_forward(token, kept)
+            self.note_token(token, kept)
         return [*layout.outputs.assemble(results), token, *(saved[i] for i in layout.to_saved)]
+
+    def note_call(self, args: Sequence[Any]) -> _Kept | None:
+        """Remember what running a call again would need; None once that is not needed."""
+        guard = self.first_backward
+        kept = guard.before_forward(args) if guard else None
+        if kept is not None and self._state.written is not None:
+            self._state.written += [(args[i], kept.inputs[i]) for i in guard.written]
+        return kept
+
+    def note_token(self, token: torch.Tensor, kept: _Kept) -> None:
+        """Tell which token was given for a call."""
+        self.first_backward.after_forward(token, kept)
 
 
 class BackwardRunner:
@@ -545,7 +567,7 @@ class BackwardRunner:
     def __call__(self, args: list[Any]) -> list[Any]:
         """Run the backward half; clears `args`."""
         layout = self._forward._layout
-        guard = self._forward._guard
+        guard = self._forward.first_backward
         token, count = args[0], len(layout.saved)
         given, tangents = args[1 : 1 + count], args[1 + count :]
         args.clear()
@@ -576,7 +598,7 @@ class FirstBackward:
         written = aot_compat.written_placeholders(layout.joint.graph)
         self.written = [i for i, node in enumerate(layout.primals) if node in written]
 
-    def before_forward(self, args: list[Any]) -> _Kept | None:
+    def before_forward(self, args: Sequence[Any]) -> _Kept | None:
         """Remember a call; None once it is no longer needed."""
         if self.proven:
             return None

@@ -513,11 +513,25 @@ def _unbind(x: Spec, dim: int = 0) -> list[Spec]:
 # Joining and taking apart.
 
 
+def _is_channels_last(x: Spec) -> bool:
+    """Tell whether PyTorch would suggest channels-last for something new that is like a tensor."""
+    inner_first = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}.get(len(x.sizes), ())
+    least = 0
+    for d in inner_first:
+        size, stride = value(x.sizes[d]), value(x.strides[d])
+        is_expanded = d == 1 and stride == 0
+        is_one_channel = d == 0 and least == value(x.strides[1])
+        if size == 0 or stride < least or is_expanded or is_one_channel:
+            return False
+        least = stride * max(size, 1)
+    return bool(inner_first)
+
+
 @rule_of(aten.cat.default)
 def _cat(tensors: Sequence[Spec], dim: int = 0) -> Spec:
     dtype = functools.reduce(torch.promote_types, [x.dtype for x in tensors])
     full = [x for x in tensors if not (len(x.sizes) == 1 and value(x.sizes[0]) == 0)]
-    if len(full) != len(tensors) or any(not is_contiguous(x) for x in tensors):
+    if len(full) != len(tensors) or all(map(_is_channels_last, tensors)):
         raise NoRule
     rank = len(full[0].sizes)
     at = _at(dim, rank)
@@ -926,6 +940,14 @@ def _full(
             raise NoRule
         dtype = kinds[type(fill)]
     return _new(sizes, dtype, device, layout)
+
+
+@rule_of(aten.scalar_tensor.default)
+def _scalar_tensor(
+    number: Any, *, dtype: torch.dtype | None = None, layout: Any = None, device: Any = None,
+    pin_memory: bool | None = None,
+) -> Spec:  # fmt: skip
+    return _new([], dtype, device, layout)
 
 
 @rule_of(aten.arange.start_step)

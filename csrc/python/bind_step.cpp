@@ -1,0 +1,280 @@
+// A recorded training graph as one node of autograd.
+//
+// What backward reads is saved as autograd saves: edits are noticed, hooks are called, and the
+// token ends the engine's context with the node. Everything else that backward wants is data in the
+// node, so that a trace of backward (compiled autograd) can hold it.
+#include "python/bind.h"
+#include "python/torch_errors.h"
+#include "run/session.h"
+
+#include <ATen/Context.h>
+#include <ATen/record_function.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace py = pybind11;
+
+namespace torch_ort::python {
+
+namespace {
+
+using run::Session;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using Tensors = Session::Tensors;
+using Order = std::vector<int64_t>;  // dims by strides, outermost first; empty: row-major
+
+constexpr const char* kIsDeterministic = "is_deterministic";
+constexpr const char* kOrders = "orders";
+constexpr const char* kFirstBackward = "first_backward";
+
+// What runs backward until the engine's has succeeded once: `function(token, saved, tangents)`.
+struct FirstBackwards {
+  std::mutex mutex;
+  std::unordered_map<int64_t, py::object> functions;
+  int64_t next_key = 1;
+};
+
+FirstBackwards& first_backwards() {
+  static FirstBackwards* table = new FirstBackwards;  // outlives what Python frees at its end
+  return *table;
+}
+
+// Nothing once its step is gone, or proven.
+py::object find_first_backward(int64_t key) {
+  FirstBackwards& table = first_backwards();
+  std::lock_guard lock(table.mutex);
+  auto found = table.functions.find(key);
+  return found == table.functions.end() ? py::object() : found->second;
+}
+
+struct Backward {
+  at::Tensor token;
+  Tensors saved;
+  Tensors tangents;
+
+  Tensors run() const {
+    RECORD_FUNCTION("torch_ort::run_backward", c10::ArrayRef<const c10::IValue>{});
+    return with_our_errors([&] {
+      // Outside a backward pass autograd says "keep", the safe answer.
+      const bool keep = torch::autograd::get_current_graph_task_keep_graph();
+      return Session::backward(token, saved, tangents, keep);
+    });
+  }
+
+  // False if nobody wants to watch any more.
+  bool run_watched(int64_t key, Tensors* gradients) const {
+    const py::gil_scoped_acquire gil;
+    const py::object function = find_first_backward(key);
+    if (!function) return false;
+    *gradients = function(token, saved, tangents).cast<Tensors>();
+    return true;
+  }
+};
+
+// Gradients that cannot be differentiated again, and say so.
+struct Once : torch::autograd::Function<Once> {
+  static variable_list forward(AutogradContext* /*context*/, const Backward* backward,
+                               at::TensorList /*given*/) {
+    return backward->run();
+  }
+
+  static variable_list backward(AutogradContext* /*context*/, const variable_list& /*gradients*/) {
+    TORCH_CHECK(false,
+                "torch_ort does not currently support double backward: a graph holds one backward "
+                "(create_graph=True works as long as nothing differentiates the gradients)");
+  }
+};
+
+// A gradient that comes back, in the layout that the graph was recorded for.
+at::Tensor in_order(const at::Tensor& gradient, const c10::List<int64_t>& order) {
+  if (order.empty()) return gradient.contiguous();
+  const Order dims = order.vec();
+  const at::Tensor rows = gradient.permute(dims);
+  if (rows.is_contiguous()) return gradient;
+  Order inverse(dims.size());
+  for (size_t i = 0; i < dims.size(); ++i) inverse[dims[i]] = static_cast<int64_t>(i);
+  return rows.contiguous().permute(inverse);
+}
+
+// One forward call, besides the inputs that get gradients.
+struct Call {
+  std::shared_ptr<Session> session;
+  Tensors inputs;
+  std::vector<int64_t> symbols;
+  bool carry = false;
+  const std::vector<int>& differentiable;
+  const c10::List<c10::List<int64_t>>& orders;
+  int64_t first_backward = 0;  // a key; 0: nobody watches
+  Tensors results;
+};
+
+struct Step : torch::autograd::Function<Step> {
+  static variable_list forward(AutogradContext* context, Call* call, at::TensorList /*given*/) {
+    call->results = call->session->forward(call->inputs, call->symbols, call->carry);
+    const Session& session = *call->session;
+    variable_list saved{call->results[session.num_outputs()]};
+    for (int index : session.saved_inputs()) saved.push_back(call->inputs[index]);
+    for (int index : session.saved_outputs()) saved.push_back(call->results[index]);
+    context->save_for_backward(std::move(saved));
+    context->saved_data[kIsDeterministic] = at::globalContext().deterministicAlgorithms();
+    context->saved_data[kOrders] = call->orders;
+    if (call->first_backward != 0) context->saved_data[kFirstBackward] = call->first_backward;
+    variable_list outputs;
+    for (int index : call->differentiable) outputs.push_back(call->results[index]);
+    return outputs;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    Backward backward = take_apart(context, gradients);
+    variable_list results{at::Tensor()};  // of the call
+    for (at::Tensor& gradient : run(context, backward)) results.push_back(std::move(gradient));
+    return results;
+  }
+
+ private:
+  static Backward take_apart(AutogradContext* context, const variable_list& gradients) {
+    // A checkpoint around the step computes forward again in here.
+    variable_list saved = context->get_saved_variables();
+    TORCH_CHECK(!at::globalContext().deterministicAlgorithms() ||
+                    context->saved_data[kIsDeterministic].toBool(),
+                "torch_ort: torch.use_deterministic_algorithms was switched on after forward has "
+                "run: the backward of that forward may not be deterministic");
+    const c10::List<c10::IValue> orders = context->saved_data[kOrders].toList();
+    Backward backward{.token = saved.front()};
+    backward.saved.assign(saved.begin() + 1, saved.end());
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      const c10::IValue order = orders.get(i);
+      backward.tangents.push_back(in_order(gradients[i], order.toIntList()));
+    }
+    return backward;
+  }
+
+  static Tensors run(AutogradContext* context, const Backward& backward) {
+    const auto watched = context->saved_data.find(kFirstBackward);
+    Tensors gradients;
+    if (watched != context->saved_data.end() &&
+        backward.run_watched(watched->second.toInt(), &gradients)) {
+      return gradients;
+    }
+    if (!at::GradMode::is_enabled()) return backward.run();
+    Tensors given = backward.saved;  // create_graph=True
+    given.insert(given.end(), backward.tangents.begin(), backward.tangents.end());
+    return Once::apply(&backward, at::TensorList(given));
+  }
+};
+
+// Flat inputs in, results of the session out, with their history.
+class RecordedStep {
+ public:
+  RecordedStep(std::shared_ptr<Session> session, std::vector<int> tensor_inputs,
+               std::vector<int> symbol_inputs, std::vector<int> with_gradient,
+               std::vector<int> differentiable, const std::vector<Order>& orders)
+      : session_(std::move(session)),
+        tensor_inputs_(std::move(tensor_inputs)),
+        symbol_inputs_(std::move(symbol_inputs)),
+        with_gradient_(std::move(with_gradient)),
+        differentiable_(std::move(differentiable)) {
+    for (const Order& order : orders) orders_.push_back(c10::List<int64_t>(order));
+  }
+  RecordedStep(const RecordedStep&) = delete;
+  RecordedStep& operator=(const RecordedStep&) = delete;
+  ~RecordedStep() { forget_first_backward(); }
+
+  void watch_first_backward(py::object function) {
+    FirstBackwards& table = first_backwards();
+    std::lock_guard lock(table.mutex);
+    first_backward_ = table.next_key++;
+    table.functions[first_backward_] = std::move(function);
+  }
+
+  void forget_first_backward() {
+    py::object forgotten;  // freed when nothing is locked any more
+    FirstBackwards& table = first_backwards();
+    std::lock_guard lock(table.mutex);
+    auto found = table.functions.find(first_backward_);
+    if (found != table.functions.end()) {
+      forgotten = std::move(found->second);
+      table.functions.erase(found);
+    }
+    first_backward_ = 0;
+  }
+
+  py::list run(const py::tuple& flat, bool carry) const {
+    Call call{.session = session_,
+              .carry = carry,
+              .differentiable = differentiable_,
+              .orders = orders_,
+              .first_backward = first_backward_};
+    for (int i : tensor_inputs_) call.inputs.push_back(tensor_at(flat, i));
+    for (int i : symbol_inputs_) call.symbols.push_back(py::cast<int64_t>(flat[i]));
+    Tensors with_gradient;
+    for (int i : with_gradient_) with_gradient.push_back(tensor_at(flat, i));
+    return with_torch_errors([&] {
+      {
+        const py::gil_scoped_release release;
+        RECORD_FUNCTION("torch_ort::run_forward", c10::ArrayRef<const c10::IValue>{});
+        apply(&call, with_gradient);
+      }
+      py::list results;
+      for (const at::Tensor& result : call.results) {
+        results.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(result)));
+      }
+      return results;
+    });
+  }
+
+ private:
+  // None, which an effect token is at run time, becomes an undefined tensor.
+  static at::Tensor tensor_at(const py::tuple& flat, int position) {
+    PyObject* item = PyTuple_GET_ITEM(flat.ptr(), position);
+    return item == Py_None ? at::Tensor() : THPVariable_Unpack(item);
+  }
+
+  void apply(Call* call, const Tensors& with_gradient) const {
+    try {
+      variable_list made = Step::apply(call, at::TensorList(with_gradient));
+      for (size_t i = 0; i < made.size(); ++i) {
+        call->results[differentiable_[i]] = std::move(made[i]);
+      }
+    } catch (...) {
+      // A hook has refused what was to be saved: the node holds outputs, which hold the node.
+      for (at::Tensor& result : call->results) {
+        if (result.defined() && result.grad_fn()) result.detach_();
+      }
+      throw;
+    }
+  }
+
+  std::shared_ptr<Session> session_;
+  std::vector<int> tensor_inputs_, symbol_inputs_, with_gradient_;  // positions of flat inputs
+  std::vector<int> differentiable_;                                 // outputs
+  c10::List<c10::List<int64_t>> orders_;                            // of their gradients
+  int64_t first_backward_ = 0;
+};
+
+}  // namespace
+
+void bind_step(py::module_& module) {
+  py::class_<RecordedStep>(module, "RecordedStep")
+      .def(py::init<std::shared_ptr<Session>, std::vector<int>, std::vector<int>, std::vector<int>,
+                    std::vector<int>, const std::vector<Order>&>(),
+           py::arg("session"), py::arg("tensor_inputs"), py::arg("symbol_inputs"),
+           py::arg("with_gradient"), py::arg("differentiable"), py::arg("orders"))
+      .def("watch_first_backward", &RecordedStep::watch_first_backward)
+      .def("forget_first_backward", &RecordedStep::forget_first_backward)
+      .def("__call__", &RecordedStep::run,
+           "Run forward on a tuple of flat inputs; give the session's outputs and the token.");
+}
+
+}  // namespace torch_ort::python

@@ -1,0 +1,39 @@
+// Errors that cross from C++ into Python: ours keep their type, torch's become what eager raises.
+#pragma once
+
+#include "base/error.h"
+#include "python/bind.h"
+
+#include <pybind11/pybind11.h>
+#include <torch/csrc/Exceptions.h>
+
+#include <exception>
+
+namespace torch_ort::python {
+
+// Runs what may throw torch's errors under a binding.
+template <typename Function>
+auto with_torch_errors(Function&& function) {
+  try {
+    return function();
+  } catch (const Error&) {
+    throw;
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
+    throw pybind11::error_already_set();
+  }
+}
+
+// Runs what may throw errors of ours under autograd, which would make RuntimeErrors of them.
+template <typename Function>
+auto with_our_errors(Function&& function) {
+  try {
+    return function();
+  } catch (const Error&) {
+    const pybind11::gil_scoped_acquire gil;
+    set_error_of_ours(std::current_exception());
+    throw pybind11::error_already_set();
+  }
+}
+
+}  // namespace torch_ort::python

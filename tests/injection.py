@@ -1,0 +1,30 @@
+"""Failures that tests put into the engine's runs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from torch_ort import _C
+
+Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def into_forward(patch: pytest.MonkeyPatch, wrap: Wrap) -> None:
+    """Wrap what runs forward: graphs without gradients, those of AOTAutograd, recorded ones."""
+    patch.setattr(_C, "run_forward", wrap(_C.run_forward))
+    patch.setattr(_C.RecordedStep, "__call__", wrap(_C.RecordedStep.__call__))
+
+
+def into_backward(patch: pytest.MonkeyPatch, wrap: Wrap) -> None:
+    """Wrap what runs backward."""
+    run_backward = wrap(_C.run_backward)
+    make = _C.RecordedStep
+
+    def make_watched(*args: Any) -> _C.RecordedStep:
+        step = make(*args)
+        step.watch_first_backward(run_backward)  # another may watch later, and calls the same
+        return step
+
+    patch.setattr(_C, "run_backward", run_backward)
+    patch.setattr(_C, "RecordedStep", make_watched)
