@@ -570,4 +570,18 @@ std::optional<int64_t> value_of(const c10::SymInt& size) {
   return std::nullopt;
 }
 
+std::optional<std::unordered_map<std::string, int64_t>> symbols_in(const c10::SymInt& size) {
+  std::unordered_map<std::string, int64_t> values;
+  if (!size.is_heap_allocated()) return values;
+  const SymNode held = size.toSymNode();
+  const Node* node = node_in(held);
+  if (node == nullptr) return std::nullopt;
+  std::vector<std::string> names;
+  node->dim().collect_symbols(names);
+  for (const std::string& name : names) {
+    values.emplace(name, node->sizes()->value(Dim::symbol(name)));
+  }
+  return values;
+}
+
 }  // namespace torch_ort::capture

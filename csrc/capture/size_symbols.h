@@ -84,6 +84,9 @@ std::optional<bool> known_without_guard(const c10::SymBool& condition);
 // The value in the recorded call; nothing for a size of another tracer.
 std::optional<int64_t> value_of(const c10::SymInt& size);
 
+// Its symbols with their values in the recorded call; nothing for a size of another tracer.
+std::optional<std::unordered_map<std::string, int64_t>> symbols_in(const c10::SymInt& size);
+
 // PyTorch counts a dim of size 0 as 1 in strides, which makes two expressions of one: max(N, 1)
 // becomes N. The strides of an empty tensor are read by nothing.
 std::vector<c10::SymInt> plain_strides(const std::vector<c10::SymInt>& strides);

@@ -3,6 +3,7 @@
 #include "python/bind.h"
 
 #include "capture/size_symbols.h"
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -137,6 +138,20 @@ void bind_capture(py::module_& module) {
         return *value;
       },
       "size"_a, "symbols"_a, "The value of a recording's size for values of its symbols.");
+  module.def(
+      "symbols_in_size",
+      [](const c10::SymInt& size) -> std::optional<std::unordered_map<std::string, int64_t>> {
+        return capture::symbols_in(size);
+      },
+      "size"_a, "The symbols of a recording's size with their values; None for other tracers'.");
+  module.def(
+      "call_plainly",
+      [](const py::object& function) {
+        const c10::impl::ForceDispatchKeyGuard guard(
+            c10::impl::LocalDispatchKeySet(c10::impl::PODLocalDispatchKeySet{}));
+        return function();
+      },
+      "function"_a, "Call something as if no kernel and no trace stood around it.");
   module.def("size_value", &capture::value_of, "size"_a,
              "The value in the recorded call; None for other tracers' sizes.");
 }

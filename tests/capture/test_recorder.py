@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from tests.models import MODELS, EncoderBlock
 from torch_ort import _C
-from torch_ort.capture.recorder import HandOver, RecordedInputs, Recording, inputs_like, record
+from torch_ort.capture.answers import HandOver
+from torch_ort.capture.recorder import RecordedInputs, Recording, inputs_like, record
 from torch_ort.capture.symbols import Symbolic
 
 aten = torch.ops.aten

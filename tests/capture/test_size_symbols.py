@@ -47,6 +47,8 @@ def test_values_are_those_of_the_recorded_call():
     assert _C.size_value(a * b + 1) == 16
     assert _C.size_value(7) == 7
     assert _C.evaluate_size(a * b + 1, {"a": 2, "b": 10}) == 21
+    assert _C.symbols_in_size(a * b + a) == {"a": 3, "b": 5}
+    assert _C.symbols_in_size(7) == {}
 
 
 def test_a_symbol_without_a_value():

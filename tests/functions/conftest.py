@@ -16,14 +16,24 @@ def backend() -> str:
     return "ortmodule"
 
 
-@pytest.fixture
-def assert_python_steps() -> Callable[..., None]:
-    """Return a check that one graph ran, and that Functions ran as steps of it."""
+@pytest.fixture(params=["recorder", "AOTAutograd"], autouse=True)
+def maker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run each test with graphs of the recorder and with those of AOTAutograd."""
+    if request.param == "AOTAutograd":
+        monkeypatch.setenv("TORCH_ORT_DISABLE", "recorder")
+    return request.param
 
-    def check(steps: int | None = None, graphs: int = 1) -> None:
+
+@pytest.fixture
+def assert_python_steps(maker: str) -> Callable[..., None]:
+    """Return a check that one graph ran, made as it should, with Functions as steps of it."""
+
+    def check(steps: int | None = None, graphs: int = 1, handed_over: int = 0) -> None:
         counters = torch_ort.counters()
         assert counters["fallbacks"] == 0, counters
         assert counters["graphs_captured"] == graphs, counters
+        recorded = graphs - handed_over if maker == "recorder" else 0
+        assert counters["graphs_recorded"] == recorded, counters
         if steps is None:
             assert counters["steps_python"] > 0, counters
         else:
@@ -40,12 +50,13 @@ def compare(compare_training: Callable, assert_python_steps: Callable) -> Callab
         function: Callable[..., Any],
         make_inputs: Callable[[int], Any] | None = None,
         graphs: int = 1,
+        handed_over: int = 0,
         **settings: Any,
     ) -> Any:
         runs = compare_training(
             lambda: Net(function), make_inputs or (lambda step: torch.randn(4, 6)), **settings
         )
-        assert_python_steps(graphs=graphs)
+        assert_python_steps(graphs=graphs, handed_over=handed_over)
         return runs
 
     return run

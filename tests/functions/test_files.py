@@ -106,10 +106,11 @@ def test_wrong_reuse_of_memory(maps, words):
         ORTModule(Net(lambda x: Wrong.apply(x * 2)))(torch.randn(4, 6))
 
 
-def test_copies_of_written_arguments_are_said_once(caplog):
+def test_copies_of_written_arguments_are_said_once(caplog, maker):
     class Writing(F.AddsOne):
         pass
 
+    Writing.__qualname__ += f", {maker}"
     for _ in range(2):
         ORTModule(Net(lambda x: Writing.apply(x * 2)))(torch.randn(4, 6))
     said = [r.getMessage() for r in caplog.records if "mark_dirty" in r.getMessage()]

@@ -5,9 +5,11 @@ import torch
 
 from torch_ort import _C
 from torch_ort.capture import dispatch_compat
+from torch_ort.capture.answers import HandOver, form_of, rehearsal
 from torch_ort.capture.aot_compat import TorchDispatchMode, never_compiled
 from torch_ort.capture.dispatch_compat import Leaf
-from torch_ort.capture.recorder import HandOver, inputs_like
+from torch_ort.capture.recorder import inputs_like
+from torch_ort.capture.shape_rules import spec_of
 
 
 def leaf(*sizes: int, device: str = "cpu") -> Leaf:
@@ -34,7 +36,9 @@ class Notes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.seen.append(str(func))
-        return leaf(*args[0].shape)
+        made = leaf(*args[0].shape)
+        made.spec = spec_of(made)
+        return made
 
 
 def test_writes_become_operators():
@@ -46,6 +50,28 @@ def test_writes_become_operators():
         wrapped.add_(1)
     assert notes.seen == ["aten.add.Tensor"]
     assert dispatch_compat.unwrapped(wrapped) is not x
+
+
+def test_a_rehearsal_leaves_the_recording_around_it_alone():
+    seen = []
+
+    class Rehearsing(Notes):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            _C.call_plainly(self.rehearse)
+            return super().__torch_dispatch__(func, types, args, kwargs)
+
+        def rehearse(self) -> None:
+            with rehearsal() as make:
+                made = make(spec_of(leaf(4, 5))).requires_grad_() * 2
+                made.view(-1).exp_()
+                assert made.requires_grad
+                seen.append(form_of(made).sizes)
+
+    wrapped = dispatch_compat.functionalized(leaf(2, 3))
+    with dispatch_compat.functionalization(), Rehearsing() as notes:
+        wrapped.view(-1).add_(1)
+    assert set(notes.seen) == {"aten.view.default", "aten.add.Tensor"}  # views stay views
+    assert seen == [[4, 5]] * len(notes.seen)
 
 
 def test_numbers_are_asked_for_in_vain():

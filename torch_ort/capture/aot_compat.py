@@ -57,7 +57,8 @@ from torch.utils._python_dispatch import _disable_current_modes as real_tensors
 from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.printers import PythonPrinter
 
-from torch_ort.capture.dispatch_compat import is_functionalized
+from torch_ort import _C
+from torch_ort.capture.dispatch_compat import Leaf, is_functionalized
 
 __all__ = [
     "FakeInputs",
@@ -660,7 +661,7 @@ def below_autograd() -> Any:
 
 def is_traced(value: Any) -> bool:
     """Tell whether something is a tensor of a trace."""
-    return isinstance(value, FakeTensor | FunctionalTensor) or is_functionalized(value)
+    return isinstance(value, FakeTensor | FunctionalTensor | Leaf) or is_functionalized(value)
 
 
 def form_key(values: Sequence[Any]) -> tuple:
@@ -717,15 +718,12 @@ class Settings:
 
     def __init__(self, sizes: Sequence[Any]) -> None:
         self.open_sizes = [size for size in sizes if isinstance(size, torch.SymInt)]
-        exprs = [size.node.expr for size in self.open_sizes]
-        symbols = sorted({s for expr in exprs for s in expr.free_symbols}, key=str)
+        symbols = {s: number for size in self.open_sizes for s, number in _symbols_in(size).items()}
         if not symbols:
             self.count = 1
         self._numbers: list[dict[Any, int]] = [{} for _ in range(self.count)]
-        for i, symbol in enumerate(symbols):
-            env = self.open_sizes[0].node.shape_env
-            values = getattr(env, "backed_var_to_val", None) or env.var_to_val
-            number = int(values.get(symbol, 4))  # 4: known from data alone
+        for i, symbol in enumerate(sorted(symbols, key=str)):
+            number = symbols[symbol]
             for numbers, other in zip(
                 self._numbers, (number, number + 1 + i, 2 * number, number + 1), strict=False
             ):
@@ -735,7 +733,19 @@ class Settings:
         """Give a size in one of the settings."""
         if not isinstance(size, torch.SymInt):
             return int(size)
+        if _C.size_text(size) is not None:
+            return _C.evaluate_size(size, self._numbers[number])
         return int(size.node.expr.subs(self._numbers[number]))
+
+
+def _symbols_in(size: torch.SymInt) -> dict[Any, int]:
+    """Give the symbols of a size, each with its value in the call that is traced."""
+    recorded = _C.symbols_in_size(size)
+    if recorded is not None:
+        return recorded
+    env = size.node.shape_env
+    values = getattr(env, "backed_var_to_val", None) or env.var_to_val
+    return {s: int(values.get(s, 4)) for s in size.node.expr.free_symbols}  # 4: data alone tells
 
 
 def python_text(expr: sympy.Basic) -> str:

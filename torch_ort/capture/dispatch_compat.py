@@ -61,11 +61,13 @@ class Leaf(torch.Tensor):
 @contextmanager
 def functionalization() -> Iterator[None]:
     """Run what writes into tensors as operators that give new ones; views stay views."""
+    before = torch._C._functionalization_reapply_views_tls()
     torch._enable_functionalization(reapply_views=True)
     try:
         yield
     finally:
         torch._disable_functionalization()
+        torch._functionalize_enable_reapply_views(before)  # of a recording around this one
 
 
 @contextmanager

@@ -18,10 +18,10 @@ from torch import fx
 from torch_ort import _C, compiler, counting, onnx_files
 from torch_ort._C import Unsupported, UserError
 from torch_ort.capture import aot_compat
+from torch_ort.capture.answers import HandOver
 from torch_ort.capture.fx_reader import FxReader, origin_of
 from torch_ort.capture.recorded_step import RecordedRun, RecordedStep
 from torch_ort.capture.recorder import (
-    HandOver,
     Recording,
     at_line,
     inputs_like,

@@ -23,22 +23,17 @@ import torch
 from torch import fx
 
 from torch_ort import _C
-from torch_ort.capture import dispatch_compat
+from torch_ort.capture import answers, aot_compat, dispatch_compat
+from torch_ort.capture.answers import Answers, HandOver, answering, leaf_of
 from torch_ort.capture.aot_compat import (
     FakeTensor,
-    TorchDispatchMode,
     input_description,
     output_descriptions,
-    pytree,
     said_to_be_compiling,
     schema,
 )
 from torch_ort.capture.dispatch_compat import (
     Leaf,
-    WithoutNumbers,
-    enable_python_dispatcher,
-    fakes,
-    functionalization,
     functionalized,
     is_functionalized,
     shape_questions_answered,
@@ -47,25 +42,27 @@ from torch_ort.capture.dispatch_compat import (
     without_saved_tensor_hooks,
 )
 from torch_ort.capture.shape_rules import (
-    NoRule,
     Spec,
     dense_order,
-    find,
     format_strides,
     is_contiguous,
     spec_of,
 )
 from torch_ort.capture.structure import dense_format, has_plain_layout
 from torch_ort.capture.symbols import Symbolic
+from torch_ort.functions.call import form_of_call
 from torch_ort.functions.describe import is_python_op
 
 _logger = logging.getLogger("torch_ort.recorder")
 _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 _OUR_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
-
-
-class HandOver(Exception):
-    """What a recording cannot do: the capture is made by AOTAutograd. The words say why."""
+# Of ours, what stands between the user's line and the operator.
+_BETWEEN = (
+    aot_compat.__file__,
+    dispatch_compat.__file__,
+    answers.__file__,
+    os.path.join(_OUR_FOLDER, "functions", ""),
+)
 
 
 def log_hand_over(error: Exception) -> None:
@@ -114,14 +111,6 @@ def record(
 
 
 _recording = threading.RLock()  # answers to PyTorch's questions are given for the process
-
-
-def leaf_of(spec: Spec) -> Leaf:
-    """Make a tensor without numbers."""
-    leaf = Leaf(spec.sizes, spec.strides, spec.dtype, spec.device)
-    leaf.spec = spec
-    leaf.node = None
-    return leaf
 
 
 class RecordedInputs:
@@ -208,10 +197,7 @@ class _Recorder:
         with (
             _tracing_state(),
             shape_questions_answered(),
-            functionalization(),
-            enable_python_dispatcher(),
-            self._mode,
-            WithoutNumbers(),
+            answering(self._mode),
         ):
             results = list(function(*self._wrap_inputs()))
             positions, outputs = self._take_apart(results)
@@ -364,7 +350,7 @@ def _tracing_state() -> Iterator[None]:
         torch.set_autocast_cache_enabled(cached)
 
 
-class _Mode(TorchDispatchMode):
+class _Mode(Answers):
     """Writes down every operator, and answers it with tensors without numbers."""
 
     def __init__(self, graph: fx.Graph, module: RecordedGraph) -> None:
@@ -374,48 +360,46 @@ class _Mode(TorchDispatchMode):
         self._module = module
         self._constants: dict[int, tuple[torch.Tensor, fx.Node]] = {}  # by identity
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:  # fmt: skip
-        """Record one call."""
-        kwargs = kwargs or {}
-        if torch.Tag.data_dependent_output in func.tags:
-            raise HandOver(f"{func} depends on numbers")
-        if torch.Tag.dynamic_output_shape in func.tags and not _has_plain_indices(func, args):
-            raise HandOver(f"{func} gives a shape that depends on numbers")
+    def form(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Give the forms of what an operator gives; Functions tell theirs when they are run."""
         if is_python_op(func):
-            raise HandOver("a torch.autograd.Function is called, which learns its form from fakes")
-        if schema(func).is_mutable:
-            raise HandOver(f"{func} writes into its arguments")
-        spec = self._answer(func, args, kwargs)
+            return _C.call_plainly(lambda: form_of_call(func, *args, **kwargs))
+        return super().form(func, args, kwargs)
+
+    def note(self, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
+        """Record one call."""
         node = self._graph.create_node(
             "call_function", func, self._arguments(args), self._arguments(kwargs),
             name=schema(func).name.partition("::")[2],
         )  # fmt: skip
-        node.meta["partitioner_tag"] = self.tag
+        node.meta = {"val": result, "partitioner_tag": self.tag}
         origin = _origin() if self.tag == "is_forward" else ""
         if origin:
             node.meta["origin"] = origin
-        result = _leaves(spec)
         if isinstance(result, Leaf):
             result.node = node
         else:
-            for i, leaf in enumerate(result or ()):
-                if leaf is not None:
-                    leaf.source = (node, i)
-        node.meta["val"] = result
-        return result
+            self._note_items(node, result)
+
+    def _note_items(self, node: fx.Node, items: Any) -> None:
+        for i, item in enumerate(items or ()):
+            if isinstance(item, Leaf):
+                item.source = (node, i)
+            elif item is not None:
+                self._note_items(self._item(node, i, item), item)
+
+    def _item(self, parent: fx.Node, index: int, value: Any) -> fx.Node:
+        with self._graph.inserting_after(parent):
+            node = self._graph.create_node("call_function", operator.getitem, (parent, index))
+        node.meta = {"val": value, "partitioner_tag": parent.meta["partitioner_tag"]}
+        return node
 
     def node_of(self, tensor: torch.Tensor) -> fx.Node:
         """Give the node that makes a tensor."""
         if not isinstance(tensor, Leaf):
             return self._constant(tensor)
         if tensor.node is None:
-            parent, index = tensor.source
-            with self._graph.inserting_after(parent):
-                node = self._graph.create_node("call_function", operator.getitem, (parent, index))
-            node.meta = {"val": tensor, "partitioner_tag": parent.meta["partitioner_tag"]}
-            tensor.node = node
+            tensor.node = self._item(*tensor.source, tensor)
         return tensor.node
 
     def symbol_node(self, size: torch.SymInt) -> fx.Node:
@@ -458,74 +442,6 @@ class _Mode(TorchDispatchMode):
             raise HandOver(f"argument {value} depends on sizes and is no integer")
         return value
 
-    def _answer(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        rule = find(func)
-        if rule is not None:
-            with contextlib.suppress(NoRule):
-                return rule(*_specs(args), **_specs(kwargs))
-        return _ask_pytorch(func, args, kwargs)
-
-
-def _has_plain_indices(func: Any, args: tuple) -> bool:
-    """Tell whether an operator is an indexing without masks, whose shape is known."""
-    if func is not torch.ops.aten.index.Tensor:
-        return False
-    return not any(
-        isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
-        for index in args[1]
-    )
-
-
-def _specs(value: Any) -> Any:
-    if isinstance(value, Leaf):
-        return value.spec
-    if isinstance(value, torch.Tensor):
-        return spec_of(value)
-    if isinstance(value, tuple | list):
-        return type(value)(map(_specs, value))
-    if isinstance(value, dict):
-        return {name: _specs(item) for name, item in value.items()}
-    return value
-
-
-def _leaves(spec: Any) -> Any:
-    if spec is None:
-        return None
-    if isinstance(spec, Spec):
-        return leaf_of(spec)
-    return type(spec)(map(_leaves, spec))
-
-
-def _ask_pytorch(func: Any, args: tuple, kwargs: dict) -> Any:
-    """Run an operator on PyTorch's own fakes."""
-    leaves = pytree.tree_leaves((args, kwargs))
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    form = schema(func)
-    if not tensors and not any(argument.name == "device" for argument in form.arguments):
-        # Its kernel would run for good.
-        if form.returns:
-            raise HandOver(f"{func} makes tensors from none")
-        return None
-    with torch.no_grad(), fakes() as make:
-        args, kwargs = pytree.tree_map_only(
-            torch.Tensor, lambda x: make(*_specs(x)), (args, kwargs)
-        )
-        result = func(*args, **kwargs)
-        return _spec_of_result(func, result)
-
-
-def _spec_of_result(func: Any, value: Any) -> Any:
-    if value is None:
-        return None
-    if isinstance(value, torch.Tensor):
-        if value.layout != torch.strided:
-            raise HandOver(f"{func} gives a tensor of layout {value.layout}")
-        spec = spec_of(value)
-        return spec._replace(strides=_C.plain_strides(spec.strides))
-    if isinstance(value, tuple | list):
-        return tuple(_spec_of_result(func, item) for item in value)
-    raise HandOver(f"{func} gives a {type(value).__name__}")
-
 
 _told = threading.local()  # `line`: of a graph that has replaced the user's code
 
@@ -546,10 +462,10 @@ def _origin() -> str:
     told = getattr(_told, "line", None)
     if told is not None:
         return told
-    frame = sys._getframe(2)
+    frame = sys._getframe(3)
     while frame is not None:
         name = frame.f_code.co_filename
-        if name.startswith(_OUR_FOLDER) and name != dispatch_compat.__file__:
+        if name.startswith(_OUR_FOLDER) and not name.startswith(_BETWEEN):
             break  # who called us
         if not name.startswith((_TORCH_FOLDER, _OUR_FOLDER, "<")):
             return f"{os.path.basename(name)}:{frame.f_lineno}"

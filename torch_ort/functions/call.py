@@ -59,15 +59,15 @@ class FunctionCall:
         self._learner = Learner(function, self._run, requires_grad, grad_mode, self.num_seen)
         self.key = 0
 
-    def learn(self, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
-        """Give what forward gives for tensors of a trace."""
+    def learn(self, tensors: list[torch.Tensor], sizes: list[Any]) -> list[Spec]:
+        """Give the forms of what forward gives for tensors of a trace."""
         form = aot_compat.form_key([*tensors, *sizes])
         if form != self._form:
             learnt = self._learner.forward(tensors, sizes)
             self._note(learnt)
             self._form = form
             self.tensors, self.sizes = [spec_of(tensor) for tensor in tensors], sizes
-        return [empty(output) for output in self.learnt.outputs]
+        return self.learnt.outputs
 
     def prepare(self) -> int:
         """Make the key; what it stands for is known once `learn` was called."""
@@ -165,15 +165,15 @@ class BackwardCall:
         _calls[self.key] = self
         weakref.finalize(self, _C.remove_python_function, self.key)
 
-    def learn(self, given: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-        """Give the gradients, without the missing ones, for gradients of a trace."""
+    def learn(self, given: Sequence[torch.Tensor | None]) -> list[Spec]:
+        """Give the forms of the gradients, without the missing ones, for gradients of a trace."""
         form = aot_compat.form_key(list(given))
         if self.gradients is None or form != self._form:
             self.gradients = self.forward.learn_gradients(given)
             self.positions = [i for i, form in enumerate(self.gradients) if form is not None]
             self._form = form
             _C.set_gradients(self.key, self.positions)
-        return [empty(form) for form in self.gradients if form is not None]
+        return [form for form in self.gradients if form is not None]
 
     def forget_trace(self) -> None:
         """Let go of symbolic sizes."""
@@ -321,13 +321,31 @@ def _python_op(tensors: list[torch.Tensor], sizes: list[Any], function: int) -> 
 
 
 def _fake_python_op(tensors: list[torch.Tensor], sizes: list[Any], function: int) -> tuple:
-    outputs = call_of(function).learn(tensors, sizes)
-    return torch.empty((), dtype=torch.int64, device="cpu"), outputs
+    context, outputs = _form_of_forward(tensors, sizes, function)
+    return empty(context), [empty(output) for output in outputs]
 
 
 def _fake_python_op_grad(
     ctx: torch.Tensor, grads: list[torch.Tensor | None], function: int
 ) -> list[torch.Tensor]:
+    return [empty(gradient) for gradient in _form_of_backward(ctx, grads, function)]
+
+
+def form_of_call(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Give the forms of what one of the operators gives."""
+    is_forward = operator is torch.ops.torch_ort.python_op.default
+    return (_form_of_forward if is_forward else _form_of_backward)(*args, **kwargs)
+
+
+def _form_of_forward(
+    tensors: list[torch.Tensor], sizes: list[Any], function: int
+) -> tuple[Spec, list[Spec]]:
+    return Spec([], [], torch.int64, torch.device("cpu")), call_of(function).learn(tensors, sizes)
+
+
+def _form_of_backward(
+    ctx: torch.Tensor, grads: list[torch.Tensor | None], function: int
+) -> list[Spec]:
     return call_of(function).learn(grads)
 
 

@@ -18,6 +18,8 @@ import torch
 from torch_ort import _C
 from torch_ort._C import Unsupported
 from torch_ort.capture import aot_compat
+from torch_ort.capture.answers import form_of, rehearsal
+from torch_ort.capture.dispatch_compat import Leaf
 from torch_ort.capture.shape_rules import Spec, in_order, numel, rows, spec_of
 from torch_ort.functions.arguments import full_name
 
@@ -83,8 +85,8 @@ class Learner:
         wanted = [gradient is not None for gradient in given]
         with aot_compat.functions_as_they_are(), _generators_kept():
             try:
-                with aot_compat.without_numbers(given):
-                    return self._backward_on_fakes(learnt, tensors, given)
+                with _without_numbers(given) as made:
+                    return self._backward_on_fakes(learnt, tensors, made)
             except Exception as error:
                 if hasattr(self._function, "infer_shape"):
                     return self._all_gradients(tensors)
@@ -98,19 +100,26 @@ class Learner:
         settings = aot_compat.Settings([*(n for form in forms for n in form.sizes), *sizes])
         if not settings.open_sizes:
             return
+        if any(isinstance(tensor, Leaf) for tensor in tensors):
+            with rehearsal() as make:
+                self._call(
+                    [make(_at(form, settings)) for form in forms],
+                    [settings.at(n, 0) for n in sizes],
+                )
+            return
         with aot_compat.fakes_apart():
             made = [_real(None, form, settings, 0, torch.empty) for form in forms]
             with aot_compat.without_numbers(made):
                 self._call(made, [settings.at(n, 0) for n in sizes])
 
     def _forward_on_fakes(self, tensors: list[torch.Tensor], sizes: list[Any]) -> Learnt:
-        with aot_compat.without_numbers(tensors):
-            inputs, results = self._call(tensors, sizes)
+        with _without_numbers(tensors) as made:
+            inputs, results = self._call(made, sizes)
             tuple_of = results if isinstance(results, tuple) else (results,)
             outputs = [item for item in tuple_of if isinstance(item, torch.Tensor)]
             if aot_compat.sizes_of_data(outputs) - aot_compat.sizes_of_data(tensors):
                 raise Unsupported("sizes that depend on data")
-            forms = [spec_of(output) for output in outputs]
+            forms = [form_of(output) for output in outputs]
         made = next((output for output in outputs if output.requires_grad), None)
         return self._learnt(inputs, results, forms, made)
 
@@ -123,7 +132,7 @@ class Learner:
             gradients[place] = gradient
         results = _C.call_with_autograd(lambda: _C.run_grad_fn(learnt.made, gradients))
         return [
-            spec_of(result) if result is not None and asks else None
+            form_of(result) if result is not None and asks else None
             for result, asks in zip(results, self._requires_grad, strict=False)
         ]
 
@@ -295,6 +304,25 @@ class _Node:
     """What infer_shape is told of the node."""
 
     func_name: str
+
+
+@contextmanager
+def _without_numbers(
+    tensors: Sequence[torch.Tensor | None],
+) -> Iterator[list[torch.Tensor | None]]:
+    """Give tensors of a trace to run code on that wants no numbers, and leaves no trace."""
+    if any(isinstance(tensor, Leaf) for tensor in tensors):
+        with rehearsal() as make:
+            yield [make(tensor.spec) if isinstance(tensor, Leaf) else tensor for tensor in tensors]
+    else:
+        with aot_compat.without_numbers(tensors):
+            yield list(tensors)
+
+
+def _at(form: Spec, settings: Any) -> Spec:
+    """Give a form with the sizes of the call that is traced."""
+    sizes = [settings.at(n, 0) for n in form.sizes]
+    return form._replace(sizes=sizes, strides=_C.contiguous_strides(sizes))
 
 
 def _position(inputs: list[torch.Tensor], output: torch.Tensor) -> int | None:

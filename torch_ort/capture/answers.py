@@ -1,0 +1,148 @@
+"""Operators answered without running them: with tensors that have a form and no numbers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from torch_ort import _C
+from torch_ort.capture.aot_compat import TorchDispatchMode, pytree, real_tensors, schema
+from torch_ort.capture.dispatch_compat import (
+    Leaf,
+    WithoutNumbers,
+    enable_python_dispatcher,
+    fakes,
+    functionalization,
+    functionalized,
+    is_functionalized,
+    unwrapped,
+    without_saved_tensor_hooks,
+)
+from torch_ort.capture.shape_rules import NoRule, Spec, find, spec_of
+
+
+class HandOver(Exception):
+    """What a recording cannot do: the capture is made by AOTAutograd. The words say why."""
+
+
+def leaf_of(spec: Spec) -> Leaf:
+    """Make a tensor without numbers."""
+    leaf = Leaf(spec.sizes, spec.strides, spec.dtype, spec.device)
+    leaf.spec = spec
+    leaf.node = None
+    return leaf
+
+
+class Answers(TorchDispatchMode):
+    """Answers every operator with tensors without numbers."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:  # fmt: skip
+        """Answer one call. Raises HandOver where what it gives depends on numbers."""
+        kwargs = kwargs or {}
+        if torch.Tag.data_dependent_output in func.tags:
+            raise HandOver(f"{func} depends on numbers")
+        if torch.Tag.dynamic_output_shape in func.tags and not _has_plain_indices(func, args):
+            raise HandOver(f"{func} gives a shape that depends on numbers")
+        if schema(func).is_mutable:
+            raise HandOver(f"{func} writes into its arguments")
+        result = _leaves(self.form(func, args, kwargs))
+        self.note(func, args, kwargs, result)
+        return result
+
+    def form(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Give the forms of what an operator gives."""
+        rule = find(func)
+        if rule is not None:
+            with contextlib.suppress(NoRule):
+                return rule(*_specs(args), **_specs(kwargs))
+        return _ask_pytorch(func, args, kwargs)
+
+    def note(self, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
+        """Take note of a call and of what it was answered with."""
+
+
+@contextlib.contextmanager
+def answering(answers: Answers) -> Iterator[None]:
+    """Run code on functionalized tensors without numbers; what arrives below is answered."""
+    with functionalization(), enable_python_dispatcher(), answers, WithoutNumbers():
+        yield
+
+
+@contextlib.contextmanager
+def rehearsal() -> Iterator[Callable[[Spec], torch.Tensor]]:
+    """Run code that neither a recording nor a checkpoint may see; gives what makes its tensors."""
+    with real_tensors(), without_saved_tensor_hooks(), answering(Answers()):
+        yield lambda spec: functionalized(leaf_of(spec))
+
+
+def form_of(tensor: torch.Tensor) -> Spec:
+    """Give the form of a tensor, functionalized or not, as the operator that made it gave it."""
+    if is_functionalized(tensor):
+        tensor = unwrapped(tensor)
+    return _specs(tensor)
+
+
+def _has_plain_indices(func: Any, args: tuple) -> bool:
+    """Tell whether an operator is an indexing without masks, whose shape is known."""
+    if func is not torch.ops.aten.index.Tensor:
+        return False
+    return not any(
+        isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+        for index in args[1]
+    )
+
+
+def _specs(value: Any) -> Any:
+    if isinstance(value, Leaf):
+        return value.spec
+    if isinstance(value, torch.Tensor):
+        return spec_of(value)
+    if isinstance(value, tuple | list):
+        return type(value)(map(_specs, value))
+    if isinstance(value, dict):
+        return {name: _specs(item) for name, item in value.items()}
+    return value
+
+
+def _leaves(spec: Any) -> Any:
+    if spec is None:
+        return None
+    if isinstance(spec, Spec):
+        return leaf_of(spec)
+    return type(spec)(map(_leaves, spec))
+
+
+def _ask_pytorch(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Run an operator on PyTorch's own fakes."""
+    leaves = pytree.tree_leaves((args, kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    form = schema(func)
+    if not tensors and not any(argument.name == "device" for argument in form.arguments):
+        # Its kernel would run for good.
+        if form.returns:
+            raise HandOver(f"{func} makes tensors from none")
+        return None
+    with torch.no_grad(), fakes() as make:
+        args, kwargs = pytree.tree_map_only(
+            torch.Tensor, lambda x: make(*_specs(x)), (args, kwargs)
+        )
+        result = func(*args, **kwargs)
+        return _spec_of_result(func, result)
+
+
+def _spec_of_result(func: Any, value: Any) -> Any:
+    if value is None:
+        return None
+    if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided:
+            raise HandOver(f"{func} gives a tensor of layout {value.layout}")
+        spec = spec_of(value)
+        return spec._replace(strides=_C.plain_strides(spec.strides))
+    if isinstance(value, tuple | list):
+        return tuple(_spec_of_result(func, item) for item in value)
+    raise HandOver(f"{func} gives a {type(value).__name__}")
