@@ -25,10 +25,16 @@ __all__ = [
     "fakes",
     "functionalization",
     "functionalized",
+    "has_gradient",
+    "is_base",
+    "is_differentiable_view",
     "is_functionalized",
+    "is_one_of_several_views",
     "shape_questions_answered",
     "storage_key",
     "unwrapped",
+    "viewed",
+    "viewed_again",
     "without_saved_tensor_hooks",
 ]
 
@@ -135,6 +141,47 @@ def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     """Give what a wrapped tensor is after all that was written into it."""
     torch._sync(tensor)
     return torch._from_functional_tensor(tensor)
+
+
+def is_base(tensor: torch.Tensor) -> bool:
+    """Tell whether a wrapped tensor is no view of another."""
+    return not torch._C._functionalization.get_view_meta_sequence(tensor)
+
+
+def viewed(tensor: torch.Tensor) -> torch.Tensor:
+    """Give what a tensor is a view of to autograd, or itself."""
+    return tensor if tensor._base is None else tensor._base
+
+
+def is_one_of_several_views(tensor: torch.Tensor) -> bool:
+    """Tell whether an operator gave a wrapped tensor and others: autograd lets nobody edit it."""
+    return torch._functionalize_is_multi_output_view(tensor)
+
+
+def viewed_again(tensor: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    """Make the view that a wrapped tensor is of its base, of another base."""
+    functions = torch._C._functionalization
+    with torch.no_grad():
+        return functions.apply_view_meta_sequence(base, functions.get_view_meta_sequence(tensor))
+
+
+def has_gradient(tensor: torch.Tensor) -> bool:
+    """Tell whether autograd watches a tensor; a view made without it says so, but has no node."""
+    return tensor.requires_grad and (tensor._base is None or tensor.grad_fn is not None)
+
+
+def is_differentiable_view(tensor: torch.Tensor, base: torch.Tensor) -> bool:
+    """Tell whether all that autograd does between a base and its view is to view."""
+    if tensor._base is not base:
+        return False
+    node = tensor.grad_fn
+    while node is not None and node is not base.grad_fn:
+        if getattr(node, "variable", None) is base:  # a leaf's
+            return True
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return False
+        node = node.next_functions[0][0]
+    return node is not None
 
 
 def storage_key(tensor: torch.Tensor) -> int:

@@ -351,11 +351,10 @@ class OutputLayout:
             reader.value_name(item) if isinstance(item, fx.Node) else item for item in self.names
         ]
 
-    def places_of(self, positions: Sequence[int]) -> list[int] | None:
-        """Give the places of some outputs among the engine's; None if some are no tensors."""
-        chosen = [self._kinds[i] for i in positions]
-        are_tensors = all(kind == "tensor" for kind, _ in chosen)
-        return [place for _, place in chosen] if are_tensors else None
+    @property
+    def are_tensors(self) -> bool:
+        """Tell whether the engine's outputs are all there is."""
+        return all(kind == "tensor" for kind, _ in self._kinds)
 
     def assemble(self, results: Sequence[torch.Tensor]) -> list[Any]:
         """Put the engine's outputs where AOTAutograd expects them."""

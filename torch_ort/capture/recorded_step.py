@@ -20,25 +20,23 @@ class RecordedRun:
     """Runs a recorded graph without gradients."""
 
     def __init__(self, recording: Recording, runner: InferenceRunner) -> None:
-        self._positions = recording.positions
+        self._results = recording.results
         self._runner = runner
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         """Run with flat inputs; give the function's results."""
         with torch.no_grad():
             outputs = self._runner(list(inputs))
-        return [outputs[i] for i in self._positions]
+        return self._results.of(inputs, outputs)
 
 
 class RecordedStep:
     """Runs a recorded training graph: forward now, backward when autograd comes to its node."""
 
     def __init__(self, recording: Recording, layout: JointLayout, forward: ForwardRunner) -> None:
+        self._results = recording.results
         self._forward = forward
         self._outputs = layout.outputs
-        self._positions = recording.positions
-        # Where results stand among the engine's, if all of them are tensors.
-        self._places = layout.outputs.places_of(recording.positions)
         self._step = _C.RecordedStep(
             forward.session,
             layout.tensor_inputs,
@@ -60,10 +58,8 @@ class RecordedStep:
         results = self._step(inputs, saved_tensor_hooks_copy())
         if kept is not None:
             self._forward.note_token(results[-1], kept)
-        if self._places is not None:
-            return [results[i] for i in self._places]
-        outputs = self._outputs.assemble(results)
-        return [outputs[i] for i in self._positions]
+        outputs = results if self._outputs.are_tensors else self._outputs.assemble(results)
+        return self._results.of(inputs, outputs)
 
 
 def _order_of(spec: Spec) -> list[int]:

@@ -35,12 +35,13 @@ from torch_ort.capture.aot_compat import (
 from torch_ort.capture.dispatch_compat import (
     Leaf,
     functionalized,
+    has_gradient,
     is_functionalized,
     shape_questions_answered,
-    storage_key,
     unwrapped,
     without_saved_tensor_hooks,
 )
+from torch_ort.capture.results import OutputsTaken, Results
 from torch_ort.capture.shape_rules import (
     Spec,
     dense_order,
@@ -83,8 +84,8 @@ class Recording:
     """A recorded function: `graph` has inputs as `primals_i`, and `tangents_i` if it trains."""
 
     module: RecordedGraph
-    num_outputs: int  # of the graph's results, those of the function, each once
-    positions: list[int]  # by the function's result: which output of the graph it is
+    num_outputs: int  # of the graph's results, those that are no gradients
+    results: Results  # of the function
     tangents: list[int]  # outputs that a gradient comes back for
     unreached: list[int]  # inputs that want a gradient and get none
     written: list[int]  # inputs that the graph writes into, none of which autograd watches
@@ -200,11 +201,12 @@ class _Recorder:
             answering(self._mode),
         ):
             results = list(function(*self._wrap_inputs()))
-            positions, outputs = self._take_apart(results)
+            taken = OutputsTaken(self._wrapped, results)
+            outputs = taken.outputs
             needing = [
                 i
                 for i, output in enumerate(outputs)
-                if isinstance(output, torch.Tensor) and output.requires_grad
+                if isinstance(output, torch.Tensor) and has_gradient(output)
             ]
             is_training = bool(needing)
             if torch.is_grad_enabled() != self._with_grad or (is_training and not self._with_grad):
@@ -218,7 +220,8 @@ class _Recorder:
                 tangents, gradients = self._record_backward([outputs[i] for i in needing])
         self._finish(values, tangents, gradients, written, is_training)
         unreached = [p for p, given in enumerate(gradients) if given is None and self._wants(p)]
-        return Recording(self._module, len(outputs), positions, needing, unreached, written)
+        made = Results(taken.results, self._inputs)
+        return Recording(self._module, len(outputs), made, needing, unreached, written)
 
     def _wants(self, position: int) -> bool:
         value = self._inputs[position]
@@ -242,28 +245,6 @@ class _Recorder:
             self._wrapped[position] = wrapped
             arguments.append(wrapped)
         return arguments
-
-    def _take_apart(self, results: list[Any]) -> tuple[list[int], list[Any]]:
-        """Give each result's position among the outputs, and the outputs, each once."""
-        memories = {storage_key(tensor) for tensor in self._wrapped.values()}
-        positions, outputs, seen = [], [], {}
-        for i, result in enumerate(results):
-            if isinstance(result, torch.Tensor):
-                if id(result) in seen:
-                    positions.append(seen[id(result)])
-                    continue
-                if not is_functionalized(result):
-                    raise HandOver(f"output {i} is a constant")
-                key = storage_key(result)
-                if key in memories:
-                    raise HandOver(f"output {i} shares its memory with an input or an output")
-                memories.add(key)
-                seen[id(result)] = len(outputs)
-            elif result is not None and not isinstance(result, int | float | torch.SymInt):
-                raise HandOver(f"output {i} is a {type(result).__name__}")
-            positions.append(len(outputs))
-            outputs.append(result)
-        return positions, outputs
 
     def _write_back(self, is_training: bool) -> list[int]:
         """Let the graph write into inputs what the function wrote; give their positions."""
