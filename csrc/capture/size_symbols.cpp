@@ -229,16 +229,24 @@ Node* node_in(const SymNode& node) { return dynamic_cast<Node*>(node.get()); }
 
 }  // namespace
 
-c10::SymInt SizeSymbols::symbol(const std::string& name, int64_t value, bool is_size) {
+c10::SymInt SizeSymbols::symbol(const std::string& name, int64_t value, bool is_size,
+                                std::optional<int64_t> low, std::optional<int64_t> high) {
   std::scoped_lock lock(mutex_);
-  Bounds bounds;
-  if (is_size) bounds.low = 0;
+  Bounds bounds{low, high};
+  if (is_size) bounds.low = std::max<int64_t>(low.value_or(0), 0);
   const bool is_new =
       symbols_.try_emplace(name, Symbol{value, is_size, symbols_.size(), bounds}).second;
   ORT_CHECK(is_new, "sizes: got symbol '", name, "' twice");
   auto self = c10::intrusive_ptr<SizeSymbols>::reclaim_copy(this);
   return c10::SymInt(
       SymNode(c10::make_intrusive<Node>(std::move(self), Dim::symbol(name), kInteger)));
+}
+
+c10::SymInt SizeSymbols::expression(const Dim& dim) {
+  value(dim);  // raises for symbols of others
+  if (dim.is_constant()) return dim.constant();
+  auto self = c10::intrusive_ptr<SizeSymbols>::reclaim_copy(this);
+  return c10::SymInt(SymNode(c10::make_intrusive<Node>(std::move(self), dim, kInteger)));
 }
 
 Dim SizeSymbols::simplified(const Dim& dim) {

@@ -29,8 +29,13 @@ enum class Asker {
 // The symbols of one recording. SymInts keep it alive.
 class SizeSymbols : public c10::intrusive_ptr_target {
  public:
-  // `value` is that of the call that is recorded. A size is no less than 0.
-  c10::SymInt symbol(const std::string& name, int64_t value, bool is_size);
+  // `value` is that of the call that is recorded. A size is no less than 0; whoever gives a bound
+  // answers for it at every call.
+  c10::SymInt symbol(const std::string& name, int64_t value, bool is_size,
+                     std::optional<int64_t> low = std::nullopt,
+                     std::optional<int64_t> high = std::nullopt);
+  // An expression over symbols that were made here.
+  c10::SymInt expression(const ir::Dim& dim);
 
   // The expression as it reads with what is known by now.
   ir::Dim simplified(const ir::Dim& dim);

@@ -61,8 +61,15 @@ void bind_capture(py::module_& module) {
   using namespace py::literals;
   py::class_<SizeSymbols, c10::intrusive_ptr<SizeSymbols>>(module, "SizeSymbols")
       .def(py::init([] { return c10::make_intrusive<SizeSymbols>(); }))
-      .def("symbol", &SizeSymbols::symbol, "name"_a, "value"_a, "is_size"_a,
+      .def("symbol", &SizeSymbols::symbol, "name"_a, "value"_a, "is_size"_a, "low"_a = std::nullopt,
+           "high"_a = std::nullopt,
            "A symbol for an integer of the recorded call; a size is no less than 0.")
+      .def(
+          "expression",
+          [](SizeSymbols& sizes, const std::string& text) {
+            return sizes.expression(Dim::parse(text));
+          },
+          "text"_a, "An expression over symbols that were made here.")
       .def(
           "guards",
           [](SizeSymbols& sizes) {

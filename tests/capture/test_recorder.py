@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from tests.models import MODELS, EncoderBlock
 from torch_ort import _C
 from torch_ort.capture.answers import HandOver
-from torch_ort.capture.recorder import RecordedInputs, Recording, inputs_like, record
+from torch_ort.capture.dynamo_inputs import DynamoInputs
+from torch_ort.capture.recorder import RecordedInputs, Recording, record
 from torch_ort.capture.symbols import Symbolic
 
 aten = torch.ops.aten
@@ -92,7 +93,7 @@ def record_module(module: nn.Module, inputs: tuple, is_symbolic: bool):
             flat.append(leaf)
     else:
         table = None
-        flat = inputs_like([*state.values(), *inputs])
+        flat = DynamoInputs([*state.values(), *inputs]).inputs
 
     def function(*flat):
         named = dict(zip(state, flat, strict=False))
@@ -363,7 +364,7 @@ def test_a_function_that_is_not_settled_runs_again():
         runs.append(1)
         return [x * len(runs)]
 
-    recording = record(function, inputs_like([numbers(2)]), lambda: len(runs) > 1)
+    recording = record(function, DynamoInputs([numbers(2)]).inputs, lambda: len(runs) > 1)
     (multiply,) = recording.module.graph.find_nodes(op="call_function", target=aten.mul.Tensor)
     assert multiply.args[1] == 2
 

@@ -49,8 +49,7 @@ def test_numpy_function_in_a_full_graph(compare_training, assert_python_steps):
 
 def test_changing_sizes(compare_training, assert_python_steps):
     compare_training(Model, lambda step: torch.randn(4 + step, 6), steps=4)
-    # torch captures sizes that change once more; symbols of its are left to AOTAutograd
-    assert_python_steps(graphs=2, handed_over=1)
+    assert_python_steps(graphs=2)  # torch captures sizes that change once more
 
 
 def test_several_results(compare_training, assert_python_steps):

@@ -8,7 +8,7 @@ from torch_ort.capture import dispatch_compat
 from torch_ort.capture.answers import HandOver, form_of, rehearsal
 from torch_ort.capture.aot_compat import TorchDispatchMode, never_compiled
 from torch_ort.capture.dispatch_compat import Leaf
-from torch_ort.capture.recorder import inputs_like
+from torch_ort.capture.dynamo_inputs import DynamoInputs
 from torch_ort.capture.shape_rules import spec_of
 
 
@@ -142,10 +142,10 @@ def test_questions_about_other_sizes_are_torchs_own():
 
 def test_inputs_are_plain_tensors():
     plain = [torch.ones(2), torch.nn.Parameter(torch.ones(2))]
-    assert len(inputs_like(plain)) == 2
+    assert len(DynamoInputs(plain).inputs) == 2
     for other in (leaf(2), torch.ones(2, dtype=torch.complex64).conj()):
         with pytest.raises(HandOver, match=r"input 0 is a \w+ of layout torch.strided"):
-            inputs_like([other])
+            DynamoInputs([other])
 
 
 def test_descriptions_are_those_of_aotautograd():

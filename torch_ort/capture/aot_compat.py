@@ -76,13 +76,16 @@ __all__ = [
     "default_partition",
     "differentiated",
     "dynamo_seconds",
+    "dynamo_symbols",
     "fake_token",
+    "fixes_a_size",
     "forward_and_backward_nodes",
     "frame_in_capture",
     "has_higher_order",
     "in_function_transform",
     "input_description",
     "input_position",
+    "is_known",
     "is_refused_by_dynamo",
     "kept_inputs",
     "needs_no_version_check",
@@ -99,6 +102,7 @@ __all__ = [
     "script_forward",
     "script_pointer",
     "split_placeholders",
+    "symbolic_inputs",
     "sympy_functions",
     "version",
     "watch_recompile_limit",
@@ -373,6 +377,69 @@ def said_to_be_compiling() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
+
+
+def symbolic_inputs(graph: fx.Graph, inputs: Sequence[Any]) -> list[Any]:
+    """Give the inputs of Dynamo's graph with its symbols in place of the sizes of one call.
+
+    Raises Unsupported where nothing tells them.
+    """
+    nodes = graph.find_nodes(op="placeholder")
+    fakes = [node.meta.get("example_value") for node in nodes]
+    if any(isinstance(value, torch.SymInt) for value in inputs):
+        for i, fake in enumerate(fakes):
+            if fake is None:
+                raise _C.Unsupported(f"input {i}: the graph does not tell its sizes")
+    return [
+        fake if isinstance(fake, torch.Tensor) and _has_symbols(fake) else value
+        for fake, value in zip(fakes, inputs, strict=True)
+    ]
+
+
+def _has_symbols(tensor: torch.Tensor) -> bool:
+    return any(isinstance(n, torch.SymInt) for n in (*tensor.shape, *tensor.stride()))
+
+
+class DynamoSymbol(NamedTuple):
+    """A symbol of Dynamo's. It guards the bounds; None: there is none."""
+
+    integer: torch.SymInt
+    value: int | None  # in the call that is compiled; None if data tells
+    low: int | None
+    high: int | None
+
+
+def dynamo_symbols(size: torch.SymInt) -> dict[str, DynamoSymbol]:
+    """Give the symbols in a size, by name."""
+    env = size.node.shape_env
+    values = getattr(env, "backed_var_to_val", None) or env.var_to_val
+    found = {}
+    for symbol in size.node.expr.free_symbols:
+        value = int(values[symbol]) if symbol in values else None
+        bounds = env.var_to_range[symbol]
+        low, high = (
+            int(bound) if isinstance(bound, sympy.Integer) else None
+            for bound in (bounds.lower, bounds.upper)
+        )
+        integer = env.create_symintnode(symbol, hint=value)
+        found[symbol.name] = DynamoSymbol(integer, value, low, high)
+    return found
+
+
+def is_known(condition: bool | torch.SymBool) -> bool:
+    """Tell whether a condition of Dynamo's sizes holds for all that it lets pass."""
+    return bool(symbolic_shapes.statically_known_true(condition))
+
+
+def fixes_a_size(condition: torch.SymBool) -> bool:
+    """Tell whether a condition of Dynamo's sizes leaves one value to what it is about."""
+    expr = condition.node.expr
+    if not isinstance(expr, sympy.Eq) or expr.has(*_REMAINDERS):
+        return False
+    return any(side.is_number for side in expr.args)
+
+
+_REMAINDERS = (sympy_functions.Mod, sympy_functions.PythonMod)
 
 
 class Sizes(enum.Enum):

@@ -19,12 +19,12 @@ from torch_ort import _C, compiler, counting, onnx_files
 from torch_ort._C import Unsupported, UserError
 from torch_ort.capture import aot_compat
 from torch_ort.capture.answers import HandOver
+from torch_ort.capture.dynamo_inputs import DynamoInputs
 from torch_ort.capture.fx_reader import FxReader, origin_of
 from torch_ort.capture.recorded_step import RecordedRun, RecordedStep
 from torch_ort.capture.recorder import (
     Recording,
     at_line,
-    inputs_like,
     log_hand_over,
     record,
 )
@@ -74,6 +74,10 @@ class Capture:
         self._forward: ForwardRunner | None = None
         self._sources: Sequence[onnx_files.Source | None] = []  # of the inputs, for files
 
+    @property
+    def _writes_files(self) -> bool:
+        return self.options.save_onnx or self.state.files is not None
+
     def compile(
         self,
         module: torch.nn.Module,
@@ -116,7 +120,7 @@ class Capture:
         InternalError for what the engine cannot.
         """
         with self._capturing("record", sources):
-            recording = self.recording = record(function, inputs, is_settled)
+            recording = self.recording = record(function, inputs, is_settled, self._writes_files)
             if recording.is_training:
                 layout = self._compile_joint(recording.module, recording.num_outputs)
                 step = RecordedStep(recording, layout, self._forward)
@@ -132,7 +136,7 @@ class Capture:
     ) -> Iterator[None]:
         """Capture in here: count and time it, and let go of what only files and traces need."""
         dynamo, start = aot_compat.dynamo_seconds(), time.perf_counter()
-        if self.options.save_onnx or self.state.files is not None:
+        if self._writes_files:
             self._sources = sources()
         try:
             yield
@@ -273,7 +277,7 @@ def record_dynamo_graph(
     sources: Callable[[], Sequence[onnx_files.Source | None]],
     state: GraphState,
 ) -> Any:
-    """Give a callable for a graph of Dynamo's with known sizes, by the recorder.
+    """Give a callable for a graph of Dynamo's, by the recorder.
 
     Raises HandOver for what only AOTAutograd does.
     """
@@ -283,10 +287,12 @@ def record_dynamo_graph(
         raise HandOver("the graph calls operators that take graphs, or transforms of torch.func")
     kept = aot_compat.kept_inputs(module.graph)
     capture = Capture(state.options, state, kept)
-    step = capture.record(_Lines(module).run, inputs_like(inputs), sources)
+    given = DynamoInputs(aot_compat.symbolic_inputs(module.graph, inputs))
+    step = capture.record(_Lines(module).run, given.inputs, sources)
     written = set(capture.recording.written) - kept
     if written:  # later calls may bring tensors that share memory
         raise HandOver(f"input {min(written)}, which the caller brings, is written into")
+    given.tell_guards()
     return step
 
 

@@ -26,7 +26,6 @@ from torch_ort import _C
 from torch_ort.capture import answers, aot_compat, dispatch_compat
 from torch_ort.capture.answers import Answers, HandOver, answering, leaf_of
 from torch_ort.capture.aot_compat import (
-    FakeTensor,
     input_description,
     output_descriptions,
     said_to_be_compiling,
@@ -49,7 +48,7 @@ from torch_ort.capture.shape_rules import (
     is_contiguous,
     spec_of,
 )
-from torch_ort.capture.structure import dense_format, has_plain_layout
+from torch_ort.capture.structure import dense_format
 from torch_ort.capture.symbols import Symbolic
 from torch_ort.functions.call import form_of_call
 from torch_ort.functions.describe import is_python_op
@@ -100,15 +99,17 @@ def record(
     function: Callable[..., Sequence[Any]],
     inputs: Sequence[Any],
     is_settled: Callable[[], bool] = lambda: True,
+    is_complete: bool = False,
 ) -> Recording:
     """Record a function of flat inputs, `Leaf`s and integers.
 
-    A function that is not settled after its first run is run again: what it does then counts.
+    A function that is not settled after its first run is run again: what it does then counts. The
+    graph gives what results are made of; if it is to be complete, for files, every result.
     Raises HandOver where it cannot; whatever the function raises comes through.
     """
     with _recording:
-        recording = _Recorder(inputs).run(function)
-        return recording if is_settled() else _Recorder(inputs).run(function)
+        recording = _Recorder(inputs).run(function, is_complete)
+        return recording if is_settled() else _Recorder(inputs).run(function, is_complete)
 
 
 _recording = threading.RLock()  # answers to PyTorch's questions are given for the process
@@ -129,13 +130,13 @@ class RecordedInputs:
 
     def held(self, tensor: torch.Tensor, name: str) -> Leaf:
         """Give an input for a tensor whose sizes never change."""
-        return _input_like(tensor, spec_of(tensor))
+        return input_like(tensor, spec_of(tensor))
 
     def tensor(self, tensor: torch.Tensor, name: str) -> Leaf:
         """Give an input for a tensor that every call brings anew."""
         sizes = [self._symbol(size, is_size=True) for size in tensor.shape]
         strides = format_strides(sizes, _FORMATS[dense_format(tensor)])
-        return _input_like(tensor, Spec(sizes, strides, tensor.dtype, tensor.device))
+        return input_like(tensor, Spec(sizes, strides, tensor.dtype, tensor.device))
 
     def integer(self, value: int, name: str) -> torch.SymInt:
         """Give a symbol for an integer that every call brings anew."""
@@ -157,27 +158,8 @@ _FORMATS = {
 }
 
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
-
-
-def inputs_like(values: Sequence[Any]) -> list[Any]:
-    """Give inputs for `record` like those of one call, whose sizes never change."""
-    inputs = []
-    for i, value in enumerate(values):
-        if isinstance(value, torch.Tensor):
-            if any(isinstance(n, torch.SymInt) for n in (*value.shape, *value.stride())):
-                raise HandOver(f"input {i} has a symbolic size")
-            if type(value) not in _PLAIN or not has_plain_layout(value):
-                raise HandOver(f"input {i} is a {type(value).__name__} of layout {value.layout}")
-            inputs.append(_input_like(value, spec_of(value)))
-        elif isinstance(value, int | float | None):
-            inputs.append(value)
-        else:
-            raise HandOver(f"input {i} is a {type(value).__name__}")
-    return inputs
-
-
-def _input_like(tensor: torch.Tensor, spec: Spec) -> Leaf:
+def input_like(tensor: torch.Tensor, spec: Spec) -> Leaf:
+    """Give an input that stands for a tensor, in a form of its own."""
     leaf = leaf_of(spec)
     leaf.wants_gradient = tensor.requires_grad
     leaf.is_parameter = isinstance(tensor, torch.nn.Parameter)
@@ -194,19 +176,19 @@ class _Recorder:
         self._wrapped: dict[int, torch.Tensor] = {}  # by position
         self._with_grad = torch.is_grad_enabled()
 
-    def run(self, function: Callable[..., Sequence[Any]]) -> Recording:
+    def run(self, function: Callable[..., Sequence[Any]], is_complete: bool) -> Recording:
         with (
             _tracing_state(),
             shape_questions_answered(),
             answering(self._mode),
         ):
             results = list(function(*self._wrap_inputs()))
-            taken = OutputsTaken(self._wrapped, results)
+            taken = OutputsTaken(self._wrapped, results, is_complete)
             outputs = taken.outputs
             needing = [
                 i
-                for i, output in enumerate(outputs)
-                if isinstance(output, torch.Tensor) and has_gradient(output)
+                for i in taken.read()
+                if isinstance(outputs[i], torch.Tensor) and has_gradient(outputs[i])
             ]
             is_training = bool(needing)
             if torch.is_grad_enabled() != self._with_grad or (is_training and not self._with_grad):

@@ -102,13 +102,16 @@ class Results:
 class OutputsTaken:
     """A function's results taken apart while it is recorded.
 
-    `outputs` are what the graph has to give: numbers, tensors, and what several results view.
+    `outputs` are what the graph has to give: numbers, tensors, and what several results view;
+    every result, whether it is read or not, if the graph is to be complete without us.
     """
 
-    def __init__(self, inputs: dict[int, torch.Tensor], results: Sequence[Any]) -> None:
+    def __init__(
+        self, inputs: dict[int, torch.Tensor], results: Sequence[Any], is_complete: bool
+    ) -> None:  # fmt: skip
         self.outputs: list[Any] = []
         self._inputs = {storage_key(tensor): (p, tensor) for p, tensor in inputs.items()}
-        self._places: dict[int, int] = {}  # of tensors among the outputs
+        self._places: dict[int, int] = {}  # of what is among the outputs, by identity
         sharing: dict[int, list[torch.Tensor]] = defaultdict(list)
         for i, result in enumerate(results):
             if isinstance(result, torch.Tensor):
@@ -121,12 +124,19 @@ class OutputsTaken:
         self._bases = {
             key: _base_of(tensors) for key, tensors in sharing.items() if key not in self._inputs
         }
+        if is_complete:
+            for result in results:
+                self._places.setdefault(id(result), len(self.outputs))
+                self.outputs.append(result)
         self.results = [self._take(result) for result in results]
+
+    def read(self) -> list[int]:
+        """Give the outputs that results are made of."""
+        return sorted({result.index for result in self.results if not result.is_input})
 
     def _take(self, result: Any) -> Result:
         if not isinstance(result, torch.Tensor):
-            self.outputs.append(result)
-            return Result(False, len(self.outputs) - 1)
+            return Result(False, self._place(result))
         key = storage_key(result)
         position, base = self._inputs.get(key) or (None, self._bases[key])
         view = None
@@ -139,11 +149,11 @@ class OutputsTaken:
             return Result(True, position, view)
         return Result(False, self._place(result if view is None else base), view)
 
-    def _place(self, tensor: torch.Tensor) -> int:
-        if id(tensor) not in self._places:
-            self._places[id(tensor)] = len(self.outputs)
-            self.outputs.append(tensor)
-        return self._places[id(tensor)]
+    def _place(self, output: Any) -> int:
+        if id(output) not in self._places:
+            self._places[id(output)] = len(self.outputs)
+            self.outputs.append(output)
+        return self._places[id(output)]
 
 
 def _base_of(tensors: list[torch.Tensor]) -> torch.Tensor | None:
