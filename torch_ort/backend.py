@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from torch_ort import compiler, fallback, report
@@ -12,6 +13,7 @@ from torch_ort.capture import higher_order
 from torch_ort.capture.joint import (
     Capture,
     GraphState,
+    hand_over,
     record_dynamo_graph,
     record_or_hand_over,
     release_fakes,
@@ -36,17 +38,29 @@ def ort(
     fallback.remember_frame(chosen.strict)
     state = GraphState(chosen)
 
-    def compile_graph() -> Callable[..., Any]:
-        def sources() -> Sequence[Any]:
-            return sources_of(module.graph.find_nodes(op="placeholder"))
+    def sources() -> Sequence[Any]:
+        return sources_of(module.graph.find_nodes(op="placeholder"))
 
+    def compile_graph() -> tuple[Callable[..., Any], fallback.CompileAgain | None]:
         compiled = record_or_hand_over(
             lambda: record_dynamo_graph(module, inputs, sources, state), state
         )
         if compiled is None:
-            compiled = Capture(chosen, state).compile(module, inputs, sources)
+            return trace(inputs), None
+        report.note(state.programs)
+        # Dynamo guards nothing any more when a graph runs: sizes have to be known.
+        has_symbols = any(isinstance(value, torch.SymInt) for value in inputs)
+        return compiled, None if has_symbols else trace_again
+
+    def trace(inputs: Sequence[Any]) -> Callable[..., Any]:
+        compiled = Capture(chosen, state).compile(module, inputs, sources)
         report.note(state.programs)
         return compiled
+
+    def trace_again(error: Exception, inputs: tuple) -> Callable[..., Any]:
+        hand_over(error)
+        state.programs.clear()
+        return trace(inputs)
 
     return fallback.compile_or_eager(compile_graph, module.forward, chosen.strict, state)
 

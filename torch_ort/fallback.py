@@ -32,18 +32,24 @@ def stage(name: str) -> Iterator[None]:
         raise
 
 
+# Compiles a graph again, another way, after an error of its first run with some arguments.
+CompileAgain = Callable[[Exception, tuple], Callable[..., Any]]
+
+
 def compile_or_eager(
-    compile_graph: Callable[[], Callable], eager: Callable, strict: bool, state: Any
-) -> Callable[..., Any]:
+    compile_graph: Callable[[], tuple[Callable, CompileAgain | None]], eager: Callable,
+    strict: bool, state: Any,
+) -> Callable[..., Any]:  # fmt: skip
     """Compile a graph; on an error of the engine give a callable that runs it in eager PyTorch.
 
+    Where `compile_graph` tells how to compile again, that is done instead if the first run fails.
     UserError and, when `strict`, every error is raised. A failure leaves the random state as it
     was. `state.failed` tells later that a backward failed, after which eager is right as well;
     what the graph writes into stands in `state.written` while its first run may fail.
     """
     random = RandomState()
     try:
-        compiled = compile_graph()
+        compiled, again = compile_graph()
     except UserError:
         raise
     except ENGINE_ERRORS as error:
@@ -52,7 +58,7 @@ def compile_or_eager(
         random.restore()
         warn(getattr(error, "stage", "capture"), error)
         return eager
-    return FirstRun(compiled, eager, strict, state)
+    return FirstRun(compiled, eager, strict, state, again)
 
 
 def reason_of(error: BaseException) -> str:
@@ -67,6 +73,15 @@ def comes_from_function(error: BaseException) -> bool:
     Function does.
     """
     return hasattr(error, "torch_ort_function")
+
+
+def may_come_from_a_rule(error: Exception) -> bool:
+    """Tell whether a tensor may not be what a rule of the recorder said.
+
+    The engine checks types and raises UserError, a kernel raises RuntimeError; one of its own comes
+    again.
+    """
+    return isinstance(error, RuntimeError) and not isinstance(error, ENGINE_ERRORS)
 
 
 def warn(stage_name: str, error: BaseException) -> None:
@@ -140,8 +155,12 @@ class FirstRun:
     A kernel's own error is raised as it is once the graph has run: eager would raise it too.
     """
 
-    def __init__(self, compiled: Callable, eager: Callable, strict: bool, graph: Any) -> None:
+    def __init__(
+        self, compiled: Callable, eager: Callable, strict: bool, graph: Any,
+        again: CompileAgain | None,
+    ) -> None:  # fmt: skip
         self._graph = graph
+        self._again = again
         self._run = compiled
         self._eager = eager
         self._strict = strict
@@ -164,23 +183,39 @@ class FirstRun:
         return self._first_call(args)
 
     def _first_call(self, args: tuple) -> Any:
-        result = self._run(*args) if self._strict else self._guarded_run(args)
+        is_guarded = self._again is not None or not self._strict
+        result = self._guarded_run(args) if is_guarded else self._run(*args)
         if not self._proven:  # nor given up
             self._proven = True
+            self._again = None
             self._graph.note_first_run()
         return result
 
     def _guarded_run(self, args: tuple) -> Any:
-        """Run the graph, or after a failure undo what it did and run eager PyTorch."""
+        """Run the graph, or after a failure undo what it did and run another, or eager PyTorch."""
         try:
             with undone_on_error(self._graph):
                 return self._run(*args)
         except Exception as error:
             if comes_from_function(error):
                 raise
+            if self._again is not None and may_come_from_a_rule(error):
+                return self._run_again(error, args)
+            if self._strict:
+                raise
             result = self._eager(*args)  # an error of the user's program comes again from here
             self._give_up_with(error)
             return result
+
+    def _run_again(self, error: Exception, args: tuple) -> Any:
+        again, self._again = self._again, None
+        try:
+            self._run = again(error, args)
+        except ENGINE_ERRORS as failure:
+            if self._strict:
+                raise
+            return self._give_up(getattr(failure, "stage", "capture"), failure, args)
+        return self._first_call(args)
 
     def _give_up(self, stage_name: str, error: Exception, args: tuple) -> Any:
         warn(stage_name, error)

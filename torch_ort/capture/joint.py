@@ -344,6 +344,8 @@ class OutputLayout:
                     f"output {i}: got {type(value).__name__}, want a tensor or an integer"
                 )
 
+        self.are_tensors = all(kind == "tensor" for kind, _ in self._kinds)
+
     def engine_index(self, position: int) -> int | None:
         """Position among the engine's outputs; None for a constant."""
         kind, what = self._kinds[position]
@@ -356,11 +358,6 @@ class OutputLayout:
         return [
             reader.value_name(item) if isinstance(item, fx.Node) else item for item in self.names
         ]
-
-    @property
-    def are_tensors(self) -> bool:
-        """Tell whether the engine's outputs are all there is."""
-        return all(kind == "tensor" for kind, _ in self._kinds)
 
     def assemble(self, results: Sequence[torch.Tensor]) -> list[Any]:
         """Put the engine's outputs where AOTAutograd expects them."""
@@ -399,6 +396,8 @@ class JointLayout:
         self.order: list[int] = []  # position of the engine's saved tensors among `saved`
         self.tensor_inputs: list[int] = []
         self.symbol_inputs: list[int] = []
+        written = aot_compat.written_placeholders(joint.graph)
+        self.written = [i for i, node in enumerate(self.primals) if node in written]
 
     def gradients_of(self, primals: Sequence[int]) -> list[int]:
         """Give the positions, among the engine's gradients, of those of some primals."""
@@ -547,11 +546,17 @@ class ForwardRunner:
         return [*layout.outputs.assemble(results), token, *(saved[i] for i in layout.to_saved)]
 
     def note_call(self, args: Sequence[Any]) -> _Kept | None:
-        """Remember what running a call again would need; None once that is not needed."""
+        """Remember what a first run writes into, and what running a call again would need.
+
+        None once the latter is not needed.
+        """
         guard = self.first_backward
         kept = guard.before_forward(args) if guard else None
-        if kept is not None and self._state.written is not None:
-            self._state.written += [(args[i], kept.inputs[i]) for i in guard.written]
+        if self._state.written is not None:
+            self._state.written += [
+                (args[i], kept.inputs[i] if kept is not None else args[i].detach().clone())
+                for i in self._layout.written
+            ]
         return kept
 
     def note_token(self, token: torch.Tensor, kept: _Kept) -> None:
@@ -600,15 +605,13 @@ class FirstBackward:
         self._layout = layout
         self._state = state
         self._pending: dict[int, _Kept] = {}
-        written = aot_compat.written_placeholders(layout.joint.graph)
-        self.written = [i for i, node in enumerate(layout.primals) if node in written]
 
     def before_forward(self, args: Sequence[Any]) -> _Kept | None:
         """Remember a call; None once it is no longer needed."""
         if self.proven:
             return None
         inputs = [
-            (arg.detach().clone() if i in self.written else arg.detach())
+            (arg.detach().clone() if i in self._layout.written else arg.detach())
             if isinstance(arg, torch.Tensor) else arg
             for i, arg in enumerate(args)
         ]  # fmt: skip

@@ -45,16 +45,16 @@ class RecordedStep:
             [layout.outputs.engine_index(i) for i in recording.tangents],
             [_order_of(node.meta["val"].spec) for node in layout.tangents],
         )
-        if forward.first_backward is not None:
+        self._is_watched = forward.first_backward is not None
+        if self._is_watched:
             self._step.watch_first_backward(forward.first_backward.run_backward)
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         """Run forward with flat inputs; give the function's results."""
-        kept = None
-        if self._forward.first_backward is not None:
-            kept = self._forward.note_call(inputs)
-            if kept is None:
-                self._step.forget_first_backward()
+        kept = self._forward.note_call(inputs)
+        if kept is None and self._is_watched:
+            self._step.forget_first_backward()
+            self._is_watched = False
         results = self._step(inputs, saved_tensor_hooks_copy())
         if kept is not None:
             self._forward.note_token(results[-1], kept)

@@ -151,7 +151,7 @@ class Calls:
                 capture.refuse_empty()
                 return self(args, kwargs)
             self._captured.remove(captured)
-            if capture.is_recorded and _may_come_from_a_rule(error):
+            if capture.is_recorded and fallback.may_come_from_a_rule(error):
                 hand_over(error)
                 self._options = replace(self._options, disable=(*self._options.disable, "recorder"))
                 return self(args, kwargs)
@@ -309,15 +309,6 @@ def is_traced() -> bool:
         return True
     # A capture of ours in another thread has the flag set for the process.
     return torch.compiler.is_compiling() and not _captures
-
-
-def _may_come_from_a_rule(error: Exception) -> bool:
-    """Tell whether a tensor may not be what a rule of the recorder said.
-
-    The engine checks types and raises UserError, a kernel raises RuntimeError; one of its own comes
-    again.
-    """
-    return isinstance(error, RuntimeError) and not isinstance(error, fallback.ENGINE_ERRORS)
 
 
 def _onnx_error(error: Exception) -> ORTModuleONNXModelException:
