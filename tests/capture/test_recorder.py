@@ -316,6 +316,34 @@ def test_quotients_of_sizes_hand_over():
         record_module(make(), (x,), True)
 
 
+def test_a_size_as_a_float():
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            return (x * self.scale).sum(0) / (2 * x.shape[0])
+
+    recording, given, symbols, _ = record_module(Mean(), (numbers(6, 4),), True)
+    (divide, *_) = recording.module.graph.find_nodes(op="call_function", target=aten.div.Tensor)
+    assert isinstance(divide.args[1], Symbolic)
+    symbols = dict(zip(symbols, (3, 4), strict=True))
+    x = numbers(3, 4)
+    got, gradient, _ = Replay(recording, symbols)([given[0].detach(), x], [torch.ones(4)])
+    torch.testing.assert_close(got, x.sum(0) / 6)
+    torch.testing.assert_close(gradient, x.sum(0) / 6)
+
+
+def test_a_size_as_a_float_that_makes_floats_of_integers_hands_over():
+    class Shares(nn.Module):
+        def forward(self, ids):
+            return ids * torch.sym_float(ids.shape[0])
+
+    with pytest.raises(HandOver, match="an argument that depends on sizes and is no integer"):
+        record_module(Shares(), (torch.arange(6),), True)
+
+
 def test_autograd_that_is_switched_on_inside_hands_over():
     def function(weight, x):
         with torch.enable_grad():

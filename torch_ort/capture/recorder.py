@@ -331,6 +331,8 @@ class _Mode(Answers):
 
     def note(self, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
         """Record one call."""
+        if any(type(arg) is torch.SymFloat for arg in args):
+            args = _with_integers(func, args, result)
         node = self._graph.create_node(
             "call_function", func, self._arguments(args), self._arguments(kwargs),
             name=schema(func).name.partition("::")[2],
@@ -404,6 +406,19 @@ class _Mode(Answers):
         if isinstance(value, torch.SymFloat | torch.SymBool):
             raise HandOver(f"argument {value} depends on sizes and is no integer")
         return value
+
+
+def _with_integers(func: Any, args: tuple, result: Any) -> tuple:
+    """Put integers in place of floats that are integers (sizes) where that changes nothing."""
+    operands = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    is_same = (
+        torch.Tag.pointwise in func.tags
+        and isinstance(result, Leaf)
+        and all(operand.is_floating_point() for operand in operands)
+    )
+    if not is_same:
+        raise HandOver(f"{func} has an argument that depends on sizes and is no integer")
+    return tuple(torch.sym_int(arg) if type(arg) is torch.SymFloat else arg for arg in args)
 
 
 _told = threading.local()  # `line`: of a graph that has replaced the user's code
