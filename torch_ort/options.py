@@ -270,7 +270,9 @@ ORTMODULE_TABLE: tuple[Row, ...] = (
     _text("memory_opt_probe_config", "Newer name of memory_opt_probe_recompute_level.",
           default="1:0"),
     _flag("enable_mem_efficient_grad_mgmt", False, "Deliver each gradient as soon as it is there."),
-    _flag("enable_zero_stage3", False, "Work under DeepSpeed ZeRO stage 3."),
+    _flag("enable_zero_stage3", False,
+          "Work under DeepSpeed ZeRO stage 3. Never needed: parts whose parameters it gathers as a "
+          "whole run in the engine anyway, others cannot.", is_built=True),
     _flag("use_efficient_attention", False,
           "Use memory-efficient attention. Never needed: attention runs in fused kernels anyway.",
           is_built=True),

@@ -45,7 +45,7 @@ FEATURES = {
     "Compute Optimizer": "OFF",
     "Auto Fallback": "ON",
     "TritonOp Enabled": "OFF",
-    "ZeRO Stage3 Support": "OFF",
+    "ZeRO Stage3 Support": "ON",
 }
 
 

@@ -294,6 +294,12 @@ def check_kind(module: torch.nn.Module) -> None:
                 f"{name} is a DistributedDataParallel: wrap its inner module first, and then that "
                 "in a DistributedDataParallel"
             )
+        if part is not module and "ds_id" in vars(part):  # in ORTModules, those around them gather
+            raise Unsupported(
+                f"DeepSpeed's ZeRO stage 3 gathers the parameters of {name} around its own calls, "
+                "which a captured graph does not make: wrap the parts that are to be gathered as a "
+                "whole, and name them in deepspeed.utils.set_z3_leaf_modules"
+            )
         if part._backward_hooks or part._backward_pre_hooks:
             raise Unsupported(f"{name} has backward hooks, which a captured graph would not call")
 

@@ -9,6 +9,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from torch_ort._C import Unsupported
 from torch_ort.capture import aot_compat
 from torch_ort.functions.arguments import full_name
@@ -23,6 +25,12 @@ _CHECKPOINTS = (
     "torch.utils.checkpoint.CheckpointFunction",
     "deepspeed.runtime.activation_checkpointing.checkpointing.CheckpointFunction",
 )
+
+# Functions that stand for an operator of PyTorch's: while ZeRO stage 3 is at work, DeepSpeed's is
+# torch.nn.functional.linear.
+_OPERATORS = {
+    "deepspeed.runtime.zero.linear.LinearFunctionForZeroStage3": torch.ops.aten.linear.default,
+}
 
 _switched: bool | None = None
 
@@ -68,6 +76,8 @@ def _kept_whole(policy: Policy) -> Iterator[None]:
                 "which is captured and obeyed, or wrap the parts between checkpoints in a "
                 "HierarchicalORTModule"
             )
+        if full_name(function) in _OPERATORS:
+            return _OPERATORS[full_name(function)](*args)
         return calls.put(function, args) if policy.keeps(function) else apply(*args)
 
     try:

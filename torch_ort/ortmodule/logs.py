@@ -93,7 +93,7 @@ def first_run_table(settings: options.ORTModuleOptions) -> str:
         ("Compute Optimizer", False, "ORTMODULE_ENABLE_COMPUTE_OPTIMIZER is not available yet"),
         ("Auto Fallback", falls_back, "Failures run in PyTorch, see ORTMODULE_FALLBACK_POLICY"),
         ("TritonOp Enabled", False, "ORTMODULE_USE_TRITON is not available yet"),
-        ("ZeRO Stage3 Support", False, "ORTMODULE_ENABLE_ZERO_STAGE3 is not available yet"),
+        ("ZeRO Stage3 Support", True, "For parts named in deepspeed.utils.set_z3_leaf_modules"),
     ]
     title = "ORTModule of torch_ort accelerates your model".center(_WIDTH - 2)
     lines = ["", "*" * _WIDTH, f"*{title}*", "*" * _WIDTH]

@@ -30,6 +30,10 @@ _DATA_PARALLEL = (
 # What stands in an ORTModule's own __dict__; all else belongs to the wrapped module.
 _OWN = ("_original", "_calls", "_stats", "_debug_options", "_bound", "_overrides", "forward")
 
+# What others keep in the __dict__ of the module that they got, and look for there: Accelerate the
+# forward that it wraps, DeepSpeed's ZeRO stage 3 how often backward is still to gather parameters.
+_OF_OTHERS = ("_original_forward", "applied_pre_backward_ref_cnt")
+
 
 class ORTModule(torch.nn.Module):
     """Wraps a module; calls of it run in the engine, and in plain PyTorch where that is impossible.
@@ -87,7 +91,7 @@ class ORTModule(torch.nn.Module):
         calls, stats = self._calls, self._stats
 
         @functools.wraps(self._original.forward)
-        def forward(*args: Any, **kwargs: Any) -> Any:
+        def forward(self: ORTModule, /, *args: Any, **kwargs: Any) -> Any:
             if stats is None:
                 return calls(args, kwargs)
             stats.before_forward()
@@ -95,9 +99,13 @@ class ORTModule(torch.nn.Module):
             stats.after_forward(result)
             return result
 
+        # What takes its own wrapping off again, as Accelerate does, stops here.
+        del forward.__wrapped__
         # Trainers drop the columns of a data set that forward does not name.
-        forward.__signature__ = signature_of(self._original)
-        return forward
+        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        of_module = signature_of(self._original)
+        forward.__signature__ = of_module.replace(parameters=[own, *of_module.parameters.values()])
+        return types.MethodType(forward, self)
 
     def _bind_methods(self) -> dict[str, Callable[..., Any]]:
         """Bind the user's methods to this object, so that `self(...)` in them comes here.
@@ -189,7 +197,8 @@ class ORTModule(torch.nn.Module):
         return getattr(original, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "training" or name in self.__dict__ or "_original" not in self.__dict__:
+        is_own = name == "training" or name in _OF_OTHERS or name in self.__dict__
+        if is_own or "_original" not in self.__dict__:
             super().__setattr__(name, value)
         else:
             setattr(self._original, name, value)
@@ -210,7 +219,7 @@ class ORTModule(torch.nn.Module):
     # Copies: graphs and bound methods are made anew.
 
     def __getstate__(self) -> dict[str, Any]:
-        dropped = {"_calls", "_stats", "_bound", "_overrides", "forward"}
+        dropped = {"_calls", "_stats", "_bound", "_overrides", "forward", *_OF_OTHERS}
         dropped |= {*REGISTRIES, *self._overrides}
         return {name: value for name, value in self.__dict__.items() if name not in dropped}
 

@@ -1,0 +1,169 @@
+# DeepSpeed's ZeRO stages around ORTModules, in two processes.
+from __future__ import annotations
+
+import pytest
+import torch
+from processes import run_script
+
+pytestmark = pytest.mark.slow
+
+SETUP = """
+    import os, sys
+
+    import torch
+
+    rank, folder = int(sys.argv[1]), sys.argv[2]
+    os.environ.update(
+        DS_ACCELERATOR="cpu", RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2",
+        TORCH_EXTENSIONS_DIR=folder + "/extensions",
+    )
+    torch.set_num_threads(1)
+    import deepspeed
+    import torch.distributed as dist
+    from torch import nn
+
+    import torch_ort
+
+    # An operator for ranks that share memory, which takes minutes to build.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    store = dist.FileStore(folder + "/store", 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 256), nn.Linear(256, 64)
+
+        def forward(self, x):
+            return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+    def start(stage, wrap_block, wrap_all, dtype=torch.float32):
+        torch.manual_seed(0)
+        blocks = [wrap_block(Block()) for _ in range(2)]
+        model = wrap_all(nn.Sequential(nn.Linear(16, 64), *blocks, nn.Linear(64, 4)))
+        config = {
+            "train_micro_batch_size_per_gpu": 4,
+            "gradient_accumulation_steps": 2,
+            "gradient_clipping": 1.0,
+            "bf16": {"enabled": dtype is torch.bfloat16},
+            # 0: also parameters as small as these are divided among the ranks.
+            "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+        }
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        engine, _, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+        return engine
+
+    def train(engine, calls=1, dtype=torch.float32):
+        numbers = torch.Generator().manual_seed(rank)
+        losses = []
+        for step in range(6):
+            x = torch.randn(4, 16, generator=numbers).to(dtype)
+            results = [engine(x + i) for i in range(calls)]
+            loss = sum(result.float().pow(2).mean() for result in results)
+            engine.backward(loss)
+            engine.step()
+            losses.append(loss.item())
+        parameters = list(engine.module.parameters())
+        with deepspeed.zero.GatheredParameters(parameters):
+            return {"losses": losses, "parameters": [p.detach().clone() for p in parameters]}
+
+    def plain(module):
+        return module
+
+    def report(**values):
+        torch.save({**values, "counters": torch_ort.counters()}, f"{folder}/rank_{rank}.pt")
+        dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Return a function that runs a script in two ranks and checks that their parameters agree."""
+    pytest.importorskip("deepspeed")
+
+    def run_ranks(script, *args, **environment):
+        reports = run_script(SETUP + script, tmp_path, *args, ranks=2, **environment)
+        assert_same(reports[0]["ours"]["parameters"], reports[1]["ours"]["parameters"], 0)
+        for report in reports:
+            assert_same(report["ours"], report["eager"], 1e-3)
+        return reports
+
+    return run_ranks
+
+
+def assert_same(ours, eager, tolerance):
+    torch.testing.assert_close(ours, eager, rtol=tolerance, atol=tolerance / 10)
+
+
+@pytest.mark.parametrize("stage", ["0", "1", "2"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_stages_that_divide_no_parameters(run, stage, dtype):
+    script = """
+    stage, dtype = int(sys.argv[3]), getattr(torch, sys.argv[4])
+    report(
+        eager=train(start(stage, plain, plain, dtype), dtype=dtype),
+        ours=train(start(stage, plain, torch_ort.ORTModule, dtype), dtype=dtype),
+    )
+    """
+    # In bfloat16 PyTorch's own kernels run, whose results are eager's to the bit.
+    kernels = {"TORCH_ORT_DISABLE": "expand_composites,fuse_regions"} if dtype == "bfloat16" else {}
+    for report in run(script, stage, dtype, **kernels):
+        counters = report["counters"]
+        assert counters["fallbacks"] == 0, counters
+        assert counters["graphs_captured"] == 1, counters
+        assert counters["backward_runs"] == 6, counters
+
+
+def test_parts_whose_parameters_stage_3_gathers_around_them(run):
+    script = """
+    def leaves(wrap):
+        engine = start(3, wrap, lambda model: deepspeed.utils.set_z3_leaf_modules(model, [Block])
+                       and model)
+        return train(engine)
+
+    report(eager=leaves(plain), ours=leaves(torch_ort.ORTModule))
+    """
+    for report in run(script):
+        counters = report["counters"]
+        assert counters["fallbacks"] == 0, counters
+        assert counters["backward_runs"] == 12, counters
+
+
+def test_stage_3_with_several_calls_before_a_backward(run):
+    script = """
+    def twice(wrap):
+        def wrap_last(model):
+            model[3] = wrap(model[3])  # its parameters are its own: there is nothing to name
+            return model
+
+        return train(start(3, plain, wrap_last), calls=2)
+
+    report(eager=twice(plain), ours=twice(torch_ort.ORTModule))
+    """
+    for report in run(script):
+        counters = report["counters"]
+        assert counters["fallbacks"] == 0, counters
+        assert counters["backward_runs"] == 12, counters
+
+
+def test_a_module_in_which_stage_3_gathers_parameters_runs_in_pytorch(run):
+    script = """
+    import warnings
+
+    from torch_ort.fallback import FallbackWarning
+
+    eager = train(start(3, plain, plain))
+    engine = start(3, plain, torch_ort.ORTModule)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        ours = train(engine)
+    words = [str(w.message) for w in seen if w.category is FallbackWarning]
+    report(eager=eager, ours=ours, words=words)
+    """
+    for report in run(script, TORCH_ORT_STRICT="0"):
+        assert report["counters"]["fallbacks"] == 1
+        (words,) = report["words"]
+        assert "DeepSpeed's ZeRO stage 3 gathers the parameters of module '0' around" in words
+        assert "set_z3_leaf_modules" in words
