@@ -141,29 +141,6 @@ def test_transformer_layers(compare, norm_first, dropout):
     )
 
 
-class Recurrent(nn.Module):
-    def __init__(self, kind: type[nn.RNNBase]) -> None:
-        super().__init__()
-        self.cell = kind(8, 5, num_layers=2, batch_first=True)
-        self.head = nn.Linear(5, 3)
-
-    def forward(self, x):
-        return self.head(self.cell(x)[0])
-
-
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-def test_recurrent_layers_run_or_say_why_not(kind, monkeypatch):
-    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
-    eager, ours = pair(Recurrent(kind))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(3):
-            step_both(eager, ours, sentences(0))
-    fell_back = [w for w in caught if issubclass(w.category, FallbackWarning)]
-    assert len(fell_back) == torch_ort.counters()["fallbacks"]
-    assert fell_back or torch_ort.counters()["backward_runs"] == 3
-
-
 def test_tied_weights(compare):
     class Tied(nn.Module):
         def __init__(self):

@@ -622,3 +622,12 @@ def test_data_is_asked_for():
             bool((fake.sum() > 0).item())
     assert aot_compat.data_is_asked(caught.value)
     assert not aot_compat.data_is_asked(RuntimeError("data-dependent"))
+
+
+def test_recurrent_layers():
+    layer = torch.nn.LSTM(2, 2)
+    for name in ("_flat_weights", "_flat_weight_refs"):
+        assert name in vars(layer)
+        assert aot_compat.is_cache(layer, name)
+    assert not aot_compat.is_cache(layer, "dropout")
+    assert aot_compat.RECURRENT_LAYERS["gru"] == torch.gru

@@ -726,6 +726,18 @@ def below_autograd() -> Any:
     return torch._C._AutoDispatchBelowAutograd()
 
 
+RECURRENT_LAYERS: dict[str, Callable[..., Any]] = {
+    kind: getattr(torch._VF, kind) for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+}
+pack_padded_sequence = torch._VF._pack_padded_sequence
+
+
+def is_cache(module: torch.nn.Module, name: str) -> bool:
+    """Tell whether an attribute is what a module of torch's makes anew from its parameters."""
+    is_recurrent = isinstance(module, torch.nn.RNNBase)
+    return is_recurrent and name in ("_flat_weights", "_flat_weight_refs")
+
+
 def is_traced(value: Any) -> bool:
     """Tell whether something is a tensor of a trace."""
     return isinstance(value, FakeTensor | FunctionalTensor | Leaf) or is_functionalized(value)

@@ -34,6 +34,7 @@ from torch_ort.capture.watch import (
     unchanged_attributes,
 )
 from torch_ort.functions.capturing import Policy, kept_whole
+from torch_ort.functions.recurrent import recurrent_layers_whole
 from torch_ort.options import Options
 
 
@@ -254,6 +255,7 @@ def _trace(
         reading(module) as reads,
         unchanged_attributes(module) as watch,
         kept_whole(call.functions),
+        recurrent_layers_whole(),
     ):
         trace = _Trace(call.run, held, inputs, fakes, watch, replay)
         first = len(trace.open_integers)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from torch_ort._C import ScriptObject, Unsupported
+from torch_ort.capture.aot_compat import is_cache
 from torch_ort.capture.torchscript import guard_row, is_script, script_object
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, range)
@@ -237,6 +238,7 @@ class Watch:
             kept_here = {name: value for (where, name), value in kept.items() if where == path}
             self.constants += [(vars(part), name, value) for name, value in kept_here.items()]
             names = _put_back(part.__dict__, before | kept_here)
+            names = [name for name in names if not is_cache(part, name)]
             changed += [f"{name!r} of {_called(path)}" for name in names]
         for path, registry, before in self._registries:
             changed += [f"{name!r} of {_called(path)}" for name in _put_back(registry, before)]

@@ -1,0 +1,105 @@
+"""Recurrent layers in a graph: each call of torch.lstm, gru and rnn is one node, for any length.
+
+PyTorch writes most of them as a chain of operators, one link for each position of the sequence, so
+that a graph of theirs would serve one length. Here the layer runs as it does in eager PyTorch, with
+an autograd graph of its own, which lives as long as the node's context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from torch_ort._C import Unsupported
+from torch_ort.capture.aot_compat import RECURRENT_LAYERS, is_traced, pack_padded_sequence
+from torch_ort.functions.call import Calls
+
+
+class RecurrentLayer(torch.autograd.Function):
+    """A call of torch.lstm, gru, rnn_tanh or rnn_relu, time first."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, kind: str, num_states: int, has_biases: bool, num_layers: int, dropout: float,
+        is_training: bool, is_bidirectional: bool, *tensors: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
+        """Run the layer on the sequence, the states and the weights in `tensors`."""
+        if any(map(is_traced, tensors)):
+            raise Unsupported(f"{kind}: its length would be that of the trace")  # learnt otherwise
+        with torch.set_grad_enabled(any(ctx.needs_input_grad)):
+            given = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
+            sequence, *states = given[: 1 + num_states]
+            results = RECURRENT_LAYERS[kind](
+                sequence, states if kind == "lstm" else states[0], given[1 + num_states :],
+                has_biases, num_layers, dropout, is_training, is_bidirectional, False,
+            )  # fmt: skip
+        ctx.given, ctx.results = given, results
+        return tuple(result.detach().contiguous() for result in results)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Run backward through the layer's own graph, which goes with the context."""
+        asking = [tensor for tensor in ctx.given if tensor.requires_grad]
+        found = iter(
+            torch.autograd.grad(
+                ctx.results, asking, gradients, retain_graph=True, allow_unused=True
+            )
+        )
+        own = [next(found) if tensor.requires_grad else None for tensor in ctx.given]
+        return (*[None] * (len(ctx.needs_input_grad) - len(own)), *own)
+
+
+class _Whole(TorchFunctionMode):
+    """Puts calls of recurrent layers into the trace as nodes."""
+
+    def __init__(self, calls: Calls) -> None:
+        super().__init__()
+        self._calls = calls
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:  # fmt: skip
+        """Call a function of torch's."""
+        kind = _KINDS.get(func)
+        if kind is None or not is_traced(args[0]):
+            return func(*args, **(kwargs or {}))
+        return self._put(kind, *args, **(kwargs or {}))
+
+    def _put(self, kind: str, sequence: torch.Tensor, *args: Any) -> Any:
+        if kind == _PACKING or isinstance(args[2], list | tuple):
+            raise Unsupported(
+                f"{kind}: the sizes of a packed sequence are numbers in a tensor, which a captured "
+                "graph cannot follow; give padded sequences, or pack and run the layer outside of "
+                "the wrapped module"
+            )
+        states, weights, *settings, batch_first = args
+        states = list(states) if kind == "lstm" else [states]
+        if batch_first:
+            sequence = sequence.transpose(0, 1)
+        arguments = (kind, len(states), *settings, sequence, *states, *weights)
+        output, *states = self._calls.put(RecurrentLayer, arguments)
+        return (output.transpose(0, 1) if batch_first else output, *states)
+
+
+_PACKING = "pack_padded_sequence"
+_KINDS: dict[Callable[..., Any], str] = {
+    pack_padded_sequence: _PACKING,
+    **{layer: kind for kind, layer in RECURRENT_LAYERS.items()},
+    # As scripts call them.
+    **{getattr(torch.ops.aten, kind).input: kind for kind in RECURRENT_LAYERS},
+}
+
+
+@contextmanager
+def recurrent_layers_whole() -> Iterator[None]:
+    """Keep recurrent layers whole in a trace that is made in here."""
+    calls = Calls()
+    try:
+        with _Whole(calls):
+            yield
+    finally:
+        calls.forget()
