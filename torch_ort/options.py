@@ -242,8 +242,7 @@ ORTMODULE_TABLE: tuple[Row, ...] = (
           "Copy the module before export. Never needed: capture changes nothing of the module.",
           is_built=True),
     _flag("allow_autograd_checkpoint", False,
-          "Permit torch.utils.checkpoint in the module. Never needed: `use_reentrant=False` is "
-          "captured, and obeyed; `use_reentrant=True` cannot be captured.",
+          "Permit torch.utils.checkpoint in the module. Never needed: it is captured, and obeyed.",
           is_built=True),
     _flag("enable_custom_autograd", True,
           "Make each torch.autograd.Function a PythonOp, which calls it. If off, Functions are "

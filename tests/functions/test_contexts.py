@@ -183,13 +183,18 @@ def part(x):
     return F.Squared.apply(F.NumpyTanh.apply(x))
 
 
-def test_inside_of_a_checkpoint(compare):
-    compare(lambda x: torch.utils.checkpoint.checkpoint(part, x, use_reentrant=False))
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_inside_of_a_checkpoint(compare, use_reentrant):
+    compare(lambda x: torch.utils.checkpoint.checkpoint(part, x, use_reentrant=use_reentrant))
 
 
-def test_reentrant_checkpoint_is_refused():
-    ours = pair(lambda x: torch.utils.checkpoint.checkpoint(part, x, use_reentrant=True))[1]
-    with pytest.raises(Exception, match=r"CheckpointFunction .*use_reentrant=False.*Hierarchical"):
+def test_checkpoint_of_deepspeed_is_refused(monkeypatch):
+    class CheckpointFunction(F.Squared):
+        __module__ = "deepspeed.runtime.activation_checkpointing.checkpointing"
+
+    CheckpointFunction.__qualname__ = "CheckpointFunction"
+    ours = pair(CheckpointFunction.apply)[1]
+    with pytest.raises(Exception, match=r"CheckpointFunction: .*captured and obeyed.*Hierarchical"):
         ours(torch.randn(4, 6))
 
 

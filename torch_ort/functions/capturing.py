@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from torch_ort._C import Unsupported
 from torch_ort.capture import aot_compat
@@ -21,9 +22,9 @@ from torch_ort.functions.call import Calls, is_called_by_graph
 _TRACED_PACKAGES = ("torch", "torch_ort")
 
 # Checkpoints that are Functions by themselves.
-_CHECKPOINTS = (
-    "torch.utils.checkpoint.CheckpointFunction",
-    "deepspeed.runtime.activation_checkpointing.checkpointing.CheckpointFunction",
+_CHECKPOINT = "torch.utils.checkpoint.CheckpointFunction"
+_CHECKPOINT_OF_DEEPSPEED = (
+    "deepspeed.runtime.activation_checkpointing.checkpointing.CheckpointFunction"
 )
 
 # Functions that stand for an operator of PyTorch's: while ZeRO stage 3 is at work, DeepSpeed's is
@@ -51,7 +52,7 @@ class Policy:
     def keeps(self, function: type) -> bool:
         """Tell whether a Function becomes a PythonOp."""
         is_traced = function.__module__.partition(".")[0] in _TRACED_PACKAGES
-        return not is_traced and full_name(function) not in self.skipped
+        return self.is_enabled and not is_traced and full_name(function) not in self.skipped
 
 
 def policy_of(settings: Any) -> Policy:
@@ -64,20 +65,35 @@ def policy_of(settings: Any) -> Policy:
     )
 
 
+def _checkpointed(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+    """Call a function under a reentrant checkpoint as under one that is not, which is captured.
+
+    A reentrant one gives no gradients to parameters where no argument asks for one.
+    """
+    asks = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
+    with torch.set_grad_enabled(asks and torch.is_grad_enabled()):
+        return checkpoint(
+            function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state
+        )
+
+
 @contextmanager
-def _kept_whole(policy: Policy) -> Iterator[None]:
+def kept_whole(policy: Policy) -> Iterator[None]:
+    """Put calls of Functions into a trace that is made in here: as PythonOps, if that is wanted."""
     calls = Calls()
 
     def replace(function: type, args: tuple, apply: Callable[..., Any]) -> Any:
-        if full_name(function) in _CHECKPOINTS:
+        name = full_name(function)
+        if name == _CHECKPOINT:
+            return _checkpointed(*args)
+        if name == _CHECKPOINT_OF_DEEPSPEED:
             raise Unsupported(
-                f"{full_name(function)} (use_reentrant=True): forward would be run again by "
-                "autograd itself, outside of the graph; call checkpoint(..., use_reentrant=False), "
-                "which is captured and obeyed, or wrap the parts between checkpoints in a "
-                "HierarchicalORTModule"
+                f"{name}: forward would be run again by autograd itself, outside of the graph; "
+                "call torch.utils.checkpoint.checkpoint, which is captured and obeyed, or wrap the "
+                "parts between checkpoints in a HierarchicalORTModule"
             )
-        if full_name(function) in _OPERATORS:
-            return _OPERATORS[full_name(function)](*args)
+        if name in _OPERATORS:
+            return _OPERATORS[name](*args)
         return calls.put(function, args) if policy.keeps(function) else apply(*args)
 
     try:
@@ -85,11 +101,6 @@ def _kept_whole(policy: Policy) -> Iterator[None]:
             yield
     finally:
         calls.forget()
-
-
-def kept_whole(policy: Policy) -> Any:
-    """Give a context in which calls of Functions are put into the trace as PythonOps."""
-    return _kept_whole(policy) if policy.is_enabled else nullcontext()
 
 
 @contextmanager
