@@ -71,6 +71,27 @@ def test_what_is_handed_over_trains_as_well(function, words, caplog):
     assert any(re.search(words, record.getMessage()) for record in caplog.records)
 
 
+class Cut(torch.autograd.Function):
+    """Gives no gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None
+
+
+def test_an_output_that_wants_a_gradient_which_no_input_gets():
+    wrapped = ORTModule(Net(lambda y, x: Cut.apply(y)))
+    result = wrapped(torch.ones(3, 4))
+    assert result.requires_grad
+    result.sum().backward()
+    assert all(parameter.grad is None for parameter in wrapped.parameters())
+    assert torch_ort.counters()["fallbacks"] == 0
+
+
 def test_the_recorder_can_be_switched_off(monkeypatch):
     monkeypatch.setenv("TORCH_ORT_DISABLE", "recorder")
     train_both(lambda y, x: y.relu())

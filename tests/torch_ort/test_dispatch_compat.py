@@ -6,7 +6,7 @@ import torch
 from torch_ort import _C
 from torch_ort.capture import dispatch_compat
 from torch_ort.capture.answers import HandOver, form_of, rehearsal
-from torch_ort.capture.aot_compat import TorchDispatchMode, never_compiled
+from torch_ort.capture.aot_compat import TorchDispatchMode
 from torch_ort.capture.dispatch_compat import Leaf
 from torch_ort.capture.dynamo_inputs import DynamoInputs
 from torch_ort.capture.shape_rules import spec_of
@@ -160,18 +160,3 @@ def test_descriptions_are_those_of_aotautograd():
     module = torch.nn.Module()
     module.graph = graph
     assert aot_compat.differentiated(module, 1) == [node]
-
-
-def test_dynamo_leaves_a_function_alone():
-    compiled = []
-
-    def backend(module, inputs):
-        compiled.append(module)
-        return module.forward
-
-    @never_compiled
-    def apart(x):
-        return x * 2
-
-    torch.compile(apart, backend=backend)(torch.ones(2))
-    assert compiled == []

@@ -22,12 +22,10 @@ from typing import Any, NamedTuple
 import sympy
 import torch
 from torch import fx
-from torch._C._dynamo.eval_frame import set_code_exec_strategy
 from torch._dynamo import config as dynamo_config
 from torch._dynamo import convert_frame, exc, symbolic_convert
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.source import LocalSource
-from torch._dynamo.types import FrameAction, FrameExecStrategy
 from torch._dynamo.utils import get_metrics_context
 from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput, PlainAOTOutput
 from torch._functorch.partitioners import default_partition
@@ -89,7 +87,6 @@ __all__ = [
     "is_refused_by_dynamo",
     "kept_inputs",
     "needs_no_version_check",
-    "never_compiled",
     "output_descriptions",
     "passes_through",
     "python_text",
@@ -652,13 +649,6 @@ def _running_text(frame: FrameType) -> str:
     numbers = range(first or 1, (last or 0) + 1)
     lines = [linecache.getline(code.co_filename, number) for number in numbers]
     return "".join(lines) or " ".join(code.co_names)
-
-
-def never_compiled(function: Callable, *, nor_what_it_calls: bool = True) -> Callable:
-    """Let Dynamo run a function as it is, at no cost per call."""
-    nested = FrameAction.SKIP if nor_what_it_calls else FrameAction.DEFAULT
-    set_code_exec_strategy(function.__code__, FrameExecStrategy(FrameAction.SKIP, nested))
-    return function
 
 
 def in_function_transform() -> bool:

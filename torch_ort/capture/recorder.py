@@ -86,7 +86,6 @@ class Recording:
     num_outputs: int  # of the graph's results, those that are no gradients
     results: Results  # of the function
     tangents: list[int]  # outputs that a gradient comes back for
-    unreached: list[int]  # inputs that want a gradient and get none
     written: list[int]  # inputs that the graph writes into, none of which autograd watches
 
     @property
@@ -200,14 +199,11 @@ class _Recorder:
             if is_training:
                 self._mode.tag = "is_backward"
                 tangents, gradients = self._record_backward([outputs[i] for i in needing])
+                if all(gradient is None for gradient in gradients):
+                    raise HandOver("outputs require grad, and no input gets one")
         self._finish(values, tangents, gradients, written, is_training)
-        unreached = [p for p, given in enumerate(gradients) if given is None and self._wants(p)]
         made = Results(taken.results, self._inputs)
-        return Recording(self._module, len(outputs), made, needing, unreached, written)
-
-    def _wants(self, position: int) -> bool:
-        value = self._inputs[position]
-        return isinstance(value, Leaf) and value.wants_gradient
+        return Recording(self._module, len(outputs), made, needing, written)
 
     def _placeholder(self, position: int, value: Any) -> fx.Node:
         node = self._graph.placeholder(f"primals_{position + 1}")
