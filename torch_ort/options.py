@@ -260,7 +260,9 @@ ORTMODULE_TABLE: tuple[Row, ...] = (
     _flag("print_memory_stats", False,
           "Print the memory of each phase of a step: steps 0 to 9, then powers of two.",
           is_built=True),
-    _text("cache_dir", "Keep captured graphs between runs."),
+    _text("cache_dir",
+          "Keep captured graphs between runs. Never needed: a capture takes tenths of a second, "
+          "and is always of the code as it is now.", is_built=True),
     Row("memory_opt_level", "ORTMODULE_MEMORY_OPT_LEVEL", 0, "int",
          "Recompute: 0 as told, 1 by layers, 2 by layers and more.", int, _check_int(0, 2), False),
     _text("memory_opt_config", "What to recompute."),

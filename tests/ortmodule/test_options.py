@@ -85,6 +85,7 @@ SILENT = {
     "ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS",
     "ORTMODULE_USE_EFFICIENT_ATTENTION",
     "ORTMODULE_ATEN_SDPA_FALLBACK",
+    "ORTMODULE_CACHE_DIR",
     "ORTMODULE_ENABLE_ZERO_STAGE3",
     "ORTMODULE_PRINT_MEMORY_STATS",
 }
@@ -432,10 +433,10 @@ class TestNotAvailableYet:
         assert self.said(caplog) == []
 
     def test_given_by_name(self, caplog):
-        config = {"use_triton": True, "cache_dir": "here"}
+        config = {"use_triton": True, "memory_opt_level": 1}
         ORTModule(nn.Linear(2, 2), DebugOptions(config=config))
         assert sorted(self.said(caplog)) == [
-            "ORTMODULE_CACHE_DIR: not available yet, ignored",
+            "ORTMODULE_MEMORY_OPT_LEVEL: not available yet, ignored",
             "ORTMODULE_USE_TRITON: not available yet, ignored",
         ]
 
