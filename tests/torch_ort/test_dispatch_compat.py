@@ -52,6 +52,41 @@ def test_writes_become_operators():
     assert dispatch_compat.unwrapped(wrapped) is not x
 
 
+class Passes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+def test_views_are_known_with_their_bases():
+    with rehearsal() as make:
+        base = make(spec_of(leaf(2, 3))).requires_grad_()
+        view, first = base.view(-1)[1:], base.unbind()[0]
+        with torch.no_grad():
+            unseen = base.view(-1)
+        hooked, custom = base.view(-1), Passes.apply(base)
+        hooked.register_hook(lambda gradient: gradient)
+        views = [view, first, unseen, hooked, custom, custom.view(-1)]
+        assert dispatch_compat.is_base(base)
+        assert not any(map(dispatch_compat.is_base, views))
+        assert all(dispatch_compat.viewed(each) is base for each in [base, *views])
+        several = [dispatch_compat.is_one_of_several_views(each) for each in views]
+        assert several == [False, True, False, False, False, False]
+        assert [dispatch_compat.has_gradient(each) for each in views[:4]] == [
+            True, True, False, True,
+        ]  # fmt: skip
+        known = [dispatch_compat.is_differentiable_view(each, base) for each in views]
+        assert known == [True, True, False, False, False, False]
+        assert form_of(view).sizes == [5]
+        with Notes() as notes:
+            dispatch_compat.viewed_again(view, leaf(4))
+    assert notes.seen == ["aten.view.default", "aten.slice.Tensor"]
+
+
 def test_a_rehearsal_leaves_the_recording_around_it_alone():
     seen = []
 

@@ -172,13 +172,14 @@ def has_gradient(tensor: torch.Tensor) -> bool:
 
 def is_differentiable_view(tensor: torch.Tensor, base: torch.Tensor) -> bool:
     """Tell whether all that autograd does between a base and its view is to view."""
-    if tensor._base is not base:
+    if tensor._base is not base or tensor._backward_hooks:
         return False
     node = tensor.grad_fn
     while node is not None and node is not base.grad_fn:
         if getattr(node, "variable", None) is base:  # a leaf's
             return True
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
+        is_custom = isinstance(node, torch.autograd.function.BackwardCFunction)
+        if is_custom or type(node).__name__ == "CppFunction" or not node.next_functions:
             return False
         node = node.next_functions[0][0]
     return node is not None
