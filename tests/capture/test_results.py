@@ -60,6 +60,7 @@ CASES = {
     "strides of the input": lambda y, x, m: (y, x.as_strided((2, 2), (4, 1), 1)),
     "a parameter": lambda y, x, m: (y, m.linear.weight, m.linear.weight.t()),
     "a buffer": lambda y, x, m: (y, m.table, m.table[1]),
+    "a buffer that is written into": lambda y, x, m: (y, m.table.add_(1), m.table[:, 1]),
     "one tensor twice": lambda y, x, m: (y, y),
     "a tensor and its view": lambda y, x, m: (y, y.view(-1)),
     "a view by its size": lambda y, x, m: (y, y.view(y.shape[0] * 2, -1)),
@@ -109,7 +110,7 @@ def made_both(name: str, watched: bool):
     calls = []
     for module, call in ((eager, eager), (ours, wrapped)):
         generator = torch.Generator().manual_seed(1)
-        wrapped(torch.randn(3, 4, generator=generator, requires_grad=watched))
+        call(torch.randn(3, 4, generator=generator, requires_grad=watched))
         x = torch.randn(5, 4, generator=generator).requires_grad_(watched)
         calls.append((module, x, as_tuple(call(x))))
     counters = torch_ort.counters()

@@ -1,5 +1,7 @@
 """What recordings need of private names of torch: each fails readably where torch changes it."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -50,6 +52,16 @@ def test_writes_become_operators():
         wrapped.add_(1)
     assert notes.seen == ["aten.add.Tensor"]
     assert dispatch_compat.unwrapped(wrapped) is not x
+
+
+def test_nothing_is_compiled_in_a_recording():
+    before = torch.compile
+    with dispatch_compat.nothing_compiled():
+        with pytest.raises(_C.Unsupported, match=r"torch.compile: called while recording"):
+            torch.cond(torch.ones(()) > 0, torch.sin, torch.cos, (torch.ones(2),))
+        with ThreadPoolExecutor() as threads:
+            assert threads.submit(lambda: torch.compile(len)([1, 2])).result() == 2
+    assert torch.compile is before
 
 
 class Passes(torch.autograd.Function):

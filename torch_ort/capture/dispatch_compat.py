@@ -5,6 +5,8 @@ Each has a test in tests/torch_ort/test_dispatch_compat.py, which fails when tor
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -30,6 +32,7 @@ __all__ = [
     "is_differentiable_view",
     "is_functionalized",
     "is_one_of_several_views",
+    "nothing_compiled",
     "shape_questions_answered",
     "storage_key",
     "unwrapped",
@@ -89,6 +92,27 @@ def without_saved_tensor_hooks() -> Iterator[None]:
     finally:
         for pair in reversed(taken):
             hooks._push_saved_tensors_default_hooks(*pair)
+
+
+@contextmanager
+def nothing_compiled() -> Iterator[None]:
+    """Refuse `torch.compile` in this thread.
+
+    Operators that take graphs call it, and what Dynamo has once failed on, it never compiles again.
+    """
+    before, thread = torch.compile, threading.get_ident()
+
+    @functools.wraps(before)
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread:
+            raise _C.Unsupported("torch.compile: called while recording")
+        return before(*args, **kwargs)
+
+    torch.compile = refuse
+    try:
+        yield
+    finally:
+        torch.compile = before
 
 
 def functionalized(leaf: torch.Tensor, is_parameter: bool = False) -> torch.Tensor:

@@ -36,6 +36,7 @@ from torch_ort.capture.dispatch_compat import (
     functionalized,
     has_gradient,
     is_functionalized,
+    nothing_compiled,
     shape_questions_answered,
     unwrapped,
     without_saved_tensor_hooks,
@@ -179,6 +180,7 @@ class _Recorder:
         with (
             _tracing_state(),
             shape_questions_answered(),
+            nothing_compiled(),
             answering(self._mode),
         ):
             results = list(function(*self._wrap_inputs()))
