@@ -2,6 +2,8 @@
 # about those that are not.
 from __future__ import annotations
 
+import copy
+
 import custom_functions as F
 import pytest
 import torch
@@ -148,3 +150,62 @@ def test_explain_is_silent_about_functions_in_the_graph():
     assert report.graphs[0].nodes["com.microsoft.PythonOp"] == 2
     assert report.graphs[0].nodes["com.microsoft.PythonOpGrad"] == 2
     assert "custom functions" not in str(report)
+
+
+class Factor:
+    """An object that Dynamo cannot put into a graph."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+@python_op
+class ScaledByObject(torch.autograd.Function):
+    """Takes an object of the user's."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return torch.from_numpy(x.detach().numpy() * factor.value)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.factor.value, None
+
+
+class WithObject(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.factor = Factor(0.5)
+
+    def forward(self, x):
+        return self.second(ScaledByObject(torch.tanh(self.first(x)), self.factor))
+
+
+def test_an_object_as_argument_breaks_the_graph(compare_training):
+    compare_training(
+        WithObject, lambda step: torch.randn(4, 6), compile_settings={"fullgraph": False}
+    )
+    counters = torch_ort.counters()
+    assert counters["graphs_captured"] > 1  # before and after the call
+    assert counters["steps_python"] == 0
+
+
+def test_an_object_as_argument_in_a_full_graph_raises(compiled):
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"UserDefinedObjectVariable\(Factor\)"):
+        compiled(WithObject())(torch.randn(4, 6))
+
+
+def test_objects_in_an_ortmodule_are_read_at_every_call(assert_python_steps):
+    eager = WithObject()
+    ours = torch_ort.ORTModule(copy.deepcopy(eager))
+    for value in (0.5, 2.0):
+        eager.factor.value = ours.module.factor.value = value
+        x = torch.randn(4, 6)
+        for model in (eager, ours):
+            model.zero_grad()
+            model(x).pow(2).sum().backward()
+        for got, want in zip(ours.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(got.grad, want.grad)
+    assert_python_steps(graphs=1)

@@ -28,8 +28,8 @@ class RecurrentLayer(torch.autograd.Function):
         is_training: bool, is_bidirectional: bool, *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:  # fmt: skip
         """Run the layer on the sequence, the states and the weights in `tensors`."""
-        if any(map(is_traced, tensors)):
-            raise Unsupported(f"{kind}: its length would be that of the trace")  # learnt otherwise
+        if not all(map(_has_numbers, tensors)):  # its form is learnt from real ones then
+            raise Unsupported(f"{kind}: its graph would be made for the length of the trace alone")
         with torch.set_grad_enabled(any(ctx.needs_input_grad)):
             given = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
             sequence, *states = given[: 1 + num_states]
@@ -51,6 +51,10 @@ class RecurrentLayer(torch.autograd.Function):
         )
         own = [next(found) if tensor.requires_grad else None for tensor in ctx.given]
         return (*[None] * (len(ctx.needs_input_grad) - len(own)), *own)
+
+
+def _has_numbers(tensor: torch.Tensor) -> bool:
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not is_traced(tensor)
 
 
 class _Whole(TorchFunctionMode):
