@@ -296,7 +296,8 @@ def check_kind(module: torch.nn.Module) -> None:
                 f"{name} is a DistributedDataParallel: wrap its inner module first, and then that "
                 "in a DistributedDataParallel"
             )
-        if part is not module and "ds_id" in vars(part):  # in ORTModules, those around them gather
+        # What gathers the parameters of the module itself runs around the captured call.
+        if part is not module and "ds_id" in vars(part):
             raise Unsupported(
                 f"DeepSpeed's ZeRO stage 3 gathers the parameters of {name} around its own calls, "
                 "which a captured graph does not make: wrap the parts that are to be gathered as a "

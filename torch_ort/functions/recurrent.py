@@ -69,9 +69,9 @@ class _Whole(TorchFunctionMode):
     ) -> Any:  # fmt: skip
         """Call a function of torch's."""
         kind = _KINDS.get(func)
-        if kind is None or not is_traced(args[0]):
+        if kind is None or kwargs or not is_traced(args[0]):  # torch.nn names no arguments
             return func(*args, **(kwargs or {}))
-        return self._put(kind, *args, **(kwargs or {}))
+        return self._put(kind, *args)
 
     def _put(self, kind: str, sequence: torch.Tensor, *args: Any) -> Any:
         if kind == _PACKING or isinstance(args[2], list | tuple):
