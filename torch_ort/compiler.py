@@ -63,6 +63,7 @@ def compile_program(
     if rewrite is not None:
         with stage("pass"):
             program.graph = rewrite(program.graph)
+        program.graph.size_hints = program.captured.size_hints  # no file holds them
     prepared = program.graph.clone() if files is not None else None
     key = _key(program, options)
     start = time.perf_counter()

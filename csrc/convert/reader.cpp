@@ -34,6 +34,10 @@ void Reader::add_constant(const std::string& name, ir::Type type) {
 
 void Reader::add_symbol_input(const std::string& name) { graph_->symbol_inputs.push_back(name); }
 
+void Reader::add_size_hint(const std::string& symbol, int64_t value) {
+  graph_->size_hints[symbol] = value;
+}
+
 void Reader::add_call(AtenCall call, const std::vector<std::string>& names) {
   if (is_same_value(call)) {
     values_[names.at(0)] = tensor(call.args.at(0));

@@ -20,6 +20,8 @@ class Reader {
   // A tensor that the program holds; its data is bound when it is compiled.
   void add_constant(const std::string& name, ir::Type type);
   void add_symbol_input(const std::string& name);
+  // The value of a symbol in the call that is captured.
+  void add_size_hint(const std::string& symbol, int64_t value);
   // `call.args` refer to values through value(); `names` are those of the results, "" where nothing
   // reads one.
   void add_call(AtenCall call, const std::vector<std::string>& names);

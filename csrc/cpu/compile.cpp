@@ -184,6 +184,11 @@ class Compiler {
     return *value;
   }
 
+  double evaluate(const ops::SizeRatio& ratio) const {
+    return ratio.factor * static_cast<double>(evaluate(ratio.numerator)) /
+           static_cast<double>(evaluate(ratio.denominator));
+  }
+
   std::vector<int64_t> sizes_of(const Value& value) const {
     std::vector<int64_t> sizes;
     for (const ir::Dim& dim : *value.type.shape) sizes.push_back(evaluate(dim));
@@ -391,6 +396,10 @@ class Compiler {
 
   void add_node(const Node& node) {
     if (node.is_erased() || ir::is(&node, "Dims", ir::kTorchOrtDomain)) return;
+    if (ir::is(&node, "SizeRatio", ir::kTorchOrtDomain)) {
+      values_[node.outputs[0]] = constant(evaluate(ops::size_ratio(node)));
+      return;
+    }
     const FusedForm form = ops::fused_form(node);
     switch (form.kind) {
       case FusedForm::Kind::kNone:

@@ -305,6 +305,7 @@ std::unique_ptr<Graph> clone(const Graph& graph) {
   auto copy = std::make_unique<Graph>();
   copy->name = graph.name;
   copy->symbol_inputs = graph.symbol_inputs;
+  copy->size_hints = graph.size_hints;
   copy->opset = graph.opset;
   copy->last_suffixes = graph.last_suffixes;
 

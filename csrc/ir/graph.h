@@ -87,6 +87,9 @@ struct Graph {
   // Other symbols are bound from the shapes of the inputs, or by the data of the first tensor sized
   // by them.
   std::vector<std::string> symbol_inputs;
+  // Values of symbols in the call that the graph was captured from. A pass may weigh by them what
+  // is faster; what is right it may not know from them.
+  std::unordered_map<std::string, int64_t> size_hints;
 };
 
 inline bool is(const Node* node, std::string_view op, std::string_view domain = "") {

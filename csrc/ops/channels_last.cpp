@@ -51,12 +51,14 @@ constexpr std::string_view kElementwise[] = {
     "LeakyRelu",
     "Mish",
     "Softplus",
+    "aten::div",  // by a size
     "aten::elu_backward",
     "aten::hardsigmoid_backward",
     "aten::hardswish_backward",
     "aten::hardtanh_backward",
     "aten::leaky_relu_backward",
     "aten::mish_backward",
+    "aten::mul",
     "aten::softplus_backward",
 };
 

@@ -210,6 +210,11 @@ std::optional<double> known_double(const ir::Value* value) {
   return static_cast<double>(exact);
 }
 
+SizeRatio size_ratio(const Node& node) {
+  return {ir::float_attr(node.attrs, "factor", 1), ir::dim_attr(node.attrs, "numerator", 1),
+          ir::dim_attr(node.attrs, "denominator", 1)};
+}
+
 const ir::Graph& region_body(const Node& region) {
   const auto found = region.attrs.find("body");
   const auto* body = found == region.attrs.end()

@@ -107,6 +107,13 @@ std::optional<std::vector<int64_t>> reduction_axes(const ir::Node& node);
 // The number that an initializer without elements but one holds.
 std::optional<double> known_double(const ir::Value* value);
 
+// What a torch_ort.SizeRatio node says: factor * numerator / denominator.
+struct SizeRatio {
+  double factor = 1;
+  ir::Dim numerator = 1, denominator = 1;
+};
+SizeRatio size_ratio(const ir::Node& node);
+
 // The body of a torch_ort.Region node. InternalError if it has none.
 const ir::Graph& region_body(const ir::Node& region);
 

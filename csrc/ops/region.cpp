@@ -1,5 +1,5 @@
-// Fused regions, and the ops that only their bodies hold: class labels that name a column of a row.
-// A label equal to `ignore_index` names none.
+// Fused regions, and the ops that are there for their bodies: class labels that name a column of a
+// row, numbers that sizes make. A label equal to `ignore_index` names no column.
 
 #include "base/error.h"
 #include "ops/families.h"
@@ -102,6 +102,25 @@ void lower_valid(const Node& node, CallList& calls) {
             {valid, ir::name(result->type.dtype), Arg(), Arg(), Arg(), false, Arg()}, {result});
 }
 
+void lower_size_ratio(const Node& node, CallList& calls) {
+  Value* result = node.outputs[0];
+  if (!is_read_as_tensor(*result)) return;  // regions hold it as a constant
+  const SizeRatio ratio = size_ratio(node);
+  std::vector<std::pair<const char*, Arg>> rest;
+  if (ratio.factor != 1) rest.emplace_back("aten::mul", ratio.factor);
+  if (!(ratio.denominator == ir::Dim(1))) rest.emplace_back("aten::div", ratio.denominator);
+  Value* number = rest.empty() ? result : calls.temporary(result->type);
+  calls.add("aten::full", "",
+            {Arg::list(ir::Shape()), ratio.numerator, ir::name(result->type.dtype), Arg(),
+             device_name(result->type), Arg()},
+            {number});
+  for (size_t i = 0; i < rest.size(); ++i) {
+    Value* next = i + 1 == rest.size() ? result : calls.temporary(result->type);
+    calls.add(rest[i].first, "Tensor", {number, rest[i].second}, {next});
+    number = next;
+  }
+}
+
 Op own(std::string name, int inputs, Lowering lower) {
   Op op;
   op.name = std::move(name);
@@ -120,6 +139,8 @@ void register_region(Registry& ops) {
   ops.add(own("RowPick", 2, lower_pick));
   ops.add(own("RowScatter", 2, lower_scatter));
   ops.add(own("RowValid", 1, lower_valid));
+  // factor * numerator / denominator, a number without dims
+  ops.add(own("SizeRatio", 0, lower_size_ratio));
   // gradient [..., D] and ids [...] -> gradient of the table [V, D]
   ops.add(own("EmbeddingGrad", 2, lower_region));
   // query, key, value, [mask that is added] -> result, logarithms of the denominators

@@ -11,8 +11,8 @@
 // and read in the other. What other nodes read, and what comes from the caller or goes there, is
 // plain and stays so. What a convolution spares shrinks with the share of its weight in what it
 // reads: for channels last oneDNN has slower kernels where weights are larger than images, as in
-// the last stages of a network; there it gains nothing or loses. Only images of known sizes take
-// part: the scales need numbers.
+// the last stages of a network; there it gains nothing or loses. Where sizes are symbols, the call
+// that was captured says what weighs how much; images of which it says nothing stay plain.
 //
 // Kernels that follow the layout of their images keep their place and get images (N, C, H, W) with
 // the strides of (N, H, W, C). All other nodes are written anew on row-major tensors (N, H, W, C),
@@ -21,7 +21,8 @@
 // plain.
 //
 // Declines nothing that it has begun: whatever nodes are moved, copies at the borders keep the rest
-// as it was.
+// as it was. So what is made is right for all sizes; images that may be either, as those of one
+// pixel, are copied where only a call can tell that they are.
 
 #include "ops/channels_last.h"
 
@@ -29,9 +30,11 @@
 #include "ops/fusion.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
+#include "passes/integers.h"
 #include "passes/memory.h"
 #include "passes/min_cut.h"
 #include "passes/pass.h"
+#include "passes/region_spaces.h"
 
 #include <algorithm>
 #include <map>
@@ -56,12 +59,6 @@ constexpr int64_t kReordersPerCopy = 3;
 
 bool is_expanded(const Value& value) { return ir::is(value.producer, "Expand"); }
 
-int64_t count(const Shape& shape) { return ir::numel(shape).constant(); }
-
-int64_t num_bytes(const Value& value) {
-  return count(*value.type.shape) * ir::size_bytes(value.type.dtype);
-}
-
 bool is_one(const Value& value) { return ir::numel(*value.type.shape) == Dim(1); }
 
 // A node that may have either layout.
@@ -72,11 +69,32 @@ struct Candidate {
 
 bool keeps_dims(const Node& node) { return ir::int_attr(node.attrs, "keepdims", 1) != 0; }
 
+// How large values were in the call that was captured; 0 where nothing tells.
+class Scales {
+ public:
+  explicit Scales(const Graph& graph) : hints_(graph.size_hints) {}
+
+  int64_t count(const Value& value) const {
+    const auto hint = [this](const std::string& symbol) -> std::optional<int64_t> {
+      const auto found = hints_.find(symbol);
+      return found == hints_.end() ? std::nullopt : std::optional(found->second);
+    };
+    return ir::numel(*value.type.shape).evaluate(hint).value_or(0);
+  }
+
+  int64_t num_bytes(const Value& value) const {
+    return count(value) * ir::size_bytes(value.type.dtype);
+  }
+
+ private:
+  const std::unordered_map<std::string, int64_t>& hints_;
+};
+
 // ---- what may be moved
 
 class Candidates {
  public:
-  explicit Candidates(Graph& graph) : memory_(graph) {
+  Candidates(Graph& graph, const Scales& scales) : memory_(graph), sizes_(graph), scales_(scales) {
     for (Node& node : graph.nodes) {
       if (node.is_erased()) continue;
       if (std::optional<Candidate> found = find(node)) nodes_.emplace(&node, std::move(*found));
@@ -89,17 +107,17 @@ class Candidates {
   }
 
  private:
-  // On the CPU, of known sizes, and nobody writes there.
+  // On the CPU, of sizes that a call tells, and nobody writes there.
   bool is_sized(const Value* value) const {
     return value != nullptr && value->type.is_known() && value->type.device.kind == "cpu" &&
-           ir::is_constant(*value->type.shape) && !memory_.is_written(value);
+           sizes_.are_known(*value) && !memory_.is_written(value);
   }
 
   bool is_plain(const Value* value) const { return is_sized(value) && !value->type.strides; }
 
   bool is_image(const Value* value) const {
     if (!is_sized(value) || (value->type.strides && !is_expanded(*value))) return false;
-    return value->type.shape->size() == ops::kImageRank && count(*value->type.shape) > 0 &&
+    return value->type.shape->size() == ops::kImageRank && scales_.count(*value) > 0 &&
            std::none_of(value->uses.begin(), value->uses.end(),
                         [](const ir::Use& use) { return use.index == ir::kCaptured; });
   }
@@ -192,6 +210,8 @@ class Candidates {
   }
 
   SharedMemory memory_;
+  KnownSizes sizes_;
+  const Scales& scales_;
   std::unordered_map<const Node*, Candidate> nodes_;
 };
 
@@ -199,7 +219,8 @@ class Candidates {
 
 class Chooser {
  public:
-  Chooser(Graph& graph, const Candidates& candidates) : graph_(graph), candidates_(candidates) {}
+  Chooser(Graph& graph, const Candidates& candidates, const Scales& scales)
+      : graph_(graph), candidates_(candidates), scales_(scales) {}
 
   std::unordered_set<const Node*> run() {
     std::unordered_set<const Node*> moved;
@@ -231,11 +252,11 @@ class Chooser {
       // Input and result: the gradient of the input is a third one.
       const bool is_third = values == &candidate.makes && candidate.reads.size() > 1;
       for (const Value* value : *values) {
-        if (!is_third) images += count(*value->type.shape);
-        bytes += num_bytes(*value);
+        if (!is_third) images += scales_.count(*value);
+        bytes += scales_.num_bytes(*value);
       }
     }
-    const int64_t weights = count(*node.inputs[candidate.form.weight]->type.shape);
+    const int64_t weights = scales_.count(*node.inputs[candidate.form.weight]);
     const double share = static_cast<double>(weights) / static_cast<double>(images);
     const auto gain = static_cast<int64_t>(static_cast<double>(bytes) * (1 - share));
     if (gain > 0) {
@@ -263,7 +284,7 @@ class Chooser {
     const auto is_plain = [](int place) { return place == MinCut::kSource; };
     if (std::all_of(readers.begin(), readers.end(), is_plain) && is_plain(maker)) return;
     if (ops::is_either_layout(*value.type.shape)) return;
-    const int64_t cost = kReordersPerCopy * num_bytes(value);
+    const int64_t cost = kReordersPerCopy * scales_.num_bytes(value);
     const int to_last = cut_.add_node(), to_first = cut_.add_node();
     cut_.add_arc(maker, to_last, cost);
     if (!is_plain(maker)) cut_.add_arc(to_first, maker, cost);
@@ -275,6 +296,7 @@ class Chooser {
 
   Graph& graph_;
   const Candidates& candidates_;
+  const Scales& scales_;
   MinCut cut_;
   std::unordered_map<const Node*, int> places_;
   bool has_gain_ = false;
@@ -378,15 +400,9 @@ class Mover {
   }
 
   Value* reshape(Value& value, const Shape& shape, Node* before) {
-    return add("Reshape", {&value, ints(shape)}, ops::with_shape(value.type, shape), {}, before,
+    Value* sizes = make_ints(graph_, shape, before);
+    return add("Reshape", {&value, sizes}, ops::with_shape(value.type, shape), {}, before,
                value.name);
-  }
-
-  Value* ints(const Shape& dims) {
-    std::vector<int64_t> numbers;
-    for (const Dim& dim : dims) numbers.push_back(dim.constant());
-    const Type type{.dtype = DType::kInt64, .shape = Shape{static_cast<int64_t>(numbers.size())}};
-    return &ir::add_initializer(graph_, "ints", type, ir::make_int64_data(numbers));
   }
 
   // ---- nodes
@@ -471,7 +487,7 @@ class Mover {
         const bool is_reduced = std::find(old.begin(), old.end(), ops::kToLast[i]) != old.end();
         if (is_reduced) axes.push_back(static_cast<int64_t>(i));
       }
-      inputs.push_back(ints(axes));
+      inputs.push_back(make_ints(graph_, axes, &node));
     }
     const Value& result = *node.outputs[0];
     replace(node, std::move(inputs),
@@ -481,7 +497,7 @@ class Mover {
   void move_expand(Node& node) {
     Value* x = get(*node.inputs[0], Form::kLast, &node);
     const Shape shape = ops::channels_last_shape(*node.outputs[0]->type.shape);
-    replace(node, {x, ints(shape)}, ops::expanded_type(x->type, shape));
+    replace(node, {x, make_ints(graph_, shape, &node)}, ops::expanded_type(x->type, shape));
   }
 
   // Callers know what leaves by its name.
@@ -507,8 +523,9 @@ class Mover {
 }  // namespace
 
 int channels_last(Graph& graph) {
-  const Candidates candidates(graph);
-  std::unordered_set<const Node*> chosen = Chooser(graph, candidates).run();
+  const Scales scales(graph);
+  const Candidates candidates(graph, scales);
+  std::unordered_set<const Node*> chosen = Chooser(graph, candidates, scales).run();
   if (chosen.empty()) return 0;
   return Mover(graph, candidates, std::move(chosen)).run();
 }

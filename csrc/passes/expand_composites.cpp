@@ -9,6 +9,7 @@
 #include "ops/fusion.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
+#include "passes/integers.h"
 #include "passes/pass.h"
 #include "passes/region_spaces.h"
 
@@ -20,6 +21,7 @@ namespace torch_ort::passes {
 
 namespace {
 
+using ir::Dim;
 using ir::DType;
 using ir::Graph;
 using ir::Node;
@@ -83,13 +85,21 @@ class Writer {
                                 ops::scalar_data(number, dtype_));
   }
 
-  Value* ints(const std::vector<int64_t>& numbers) {
-    Type type{.dtype = DType::kInt64, .shape = Shape{static_cast<int64_t>(numbers.size())}};
-    return &ir::add_initializer(graph_, "ints", type, ir::make_int64_data(numbers));
+  // factor * numerator / denominator
+  Value* ratio(double factor, const Dim& numerator, const Dim& denominator) {
+    if (numerator.is_constant() && denominator.is_constant()) {
+      return constant(factor * static_cast<double>(numerator.constant()) /
+                      static_cast<double>(denominator.constant()));
+    }
+    return make({ir::kTorchOrtDomain, "SizeRatio"}, {}, {.dtype = dtype_, .shape = Shape{}},
+                {{"denominator", denominator}, {"factor", factor}, {"numerator", numerator}});
   }
 
+  Value* ints(const Shape& dims) { return make_ints(graph_, dims, &node_); }
+
   Value* reduce(const char* op, Value* value, const std::vector<int64_t>& axes, bool keeps_dims) {
-    return make(op, {value, ints(axes)}, {{"keepdims", ir::Dim(keeps_dims ? 1 : 0)}});
+    return make(op, {value, ints(Shape(axes.begin(), axes.end()))},
+                {{"keepdims", ir::Dim(keeps_dims ? 1 : 0)}});
   }
 
   Value* sum_all(Value* value) { return make("ReduceSum", {value}, {{"keepdims", ir::Dim(0)}}); }
@@ -99,6 +109,16 @@ class Writer {
     if (!is_read(node_, output)) return;
     ir::replace_uses(*node_.outputs[output], *cast(value, node_.outputs[output]->type.dtype),
                      graph_);
+  }
+
+  // As replace(), for what was just made element by element: it stands in memory as the old one
+  // did.
+  void replace_elements(size_t output, Value* value) {
+    if (!is_read(node_, output)) return;
+    Value& old = *node_.outputs[output];
+    Value* made = cast(value, old.type.dtype);
+    if (made->type.shape == old.type.shape) made->type.strides = old.type.strides;
+    ir::replace_uses(old, *made, graph_);
   }
 
   // As replace(), for a result of which `view` makes the output, a transposed view. Who undoes that
@@ -247,29 +267,27 @@ bool expand_layer_norm_backward(Graph& graph, Node& node) {
 
 // ---- batch norm
 
-// A batch of known sizes whose channels each have several numbers: (N, C, ...), its dims in order,
-// or images whose channels stand last in memory.
+// A batch (N, C, ...), its dims in order, or images whose channels stand last in memory.
 struct Channels {
-  int64_t batch = 1, channels = 1, inner = 1;
+  Dim batch, channels, inner;
   bool is_last = false;
   std::vector<int64_t> axes;  // of the inner dims
 
-  double count() const { return static_cast<double>(batch * inner); }
+  Dim count() const { return ops::times(batch, inner); }
 };
 
-std::optional<Channels> channels_of(const Value* x) {
+// Nothing for what nobody gains from, or data tells: channels that are known to have one number an
+// image, or none at all.
+std::optional<Channels> channels_of(const Graph& graph, const Value* x) {
   if (!is_real(x) || x->type.shape->size() < 3) return std::nullopt;
   const bool is_last = ops::has_channels_last(x->type);
-  if (x->type.strides && !is_last) return std::nullopt;
+  if ((x->type.strides && !is_last) || !KnownSizes(graph).are_known(*x)) return std::nullopt;
   const Shape& shape = *x->type.shape;
-  for (const ir::Dim& dim : shape) {
-    if (!dim.is_constant() || dim.constant() < 1) return std::nullopt;
-  }
-  Channels found{.batch = shape[0].constant(), .channels = shape[1].constant(), .is_last = is_last};
-  found.axes = range(2, static_cast<int64_t>(shape.size()));
-  for (int64_t axis : found.axes) found.inner *= shape[axis].constant();
-  if (found.inner == 1 || found.count() < 2) return std::nullopt;
-  return found;
+  if (std::find(shape.begin(), shape.end(), Dim(0)) != shape.end()) return std::nullopt;
+  Channels found{.batch = shape[0], .channels = shape[1], .is_last = is_last};
+  found.axes = range(2, rank_of(*x));
+  found.inner = ir::numel(Shape(shape.begin() + 2, shape.end()));
+  return found.inner == Dim(1) ? std::nullopt : std::optional(std::move(found));
 }
 
 // Whether an image-sized result has the layout of the input, or nobody reads it.
@@ -308,16 +326,19 @@ class ChannelWriter {
   // (C) or (N, C) -> as it stands against x
   Value* spread(Value* numbers) {
     if (channels_.is_last) return numbers;
-    std::vector<int64_t> shape(channels_.axes.size(), 1);
+    Shape shape(channels_.axes.size(), Dim(1));
     shape.insert(shape.begin(), channels_.channels);
     if (numbers->type.shape->size() == 2) shape.insert(shape.begin(), channels_.batch);
     return reshape(numbers, shape);
   }
-  Value* scale(Value* x, double factor) { return write_.make("Mul", {x, write_.constant(factor)}); }
+  Value* scale(Value* x, Value* factor) { return write_.make("Mul", {x, factor}); }
   // The first images of the batch, where channels stand last.
-  Value* first_images(Value* x, int64_t count) {
+  Value* first_images(Value* x, const Dim& count) {
     if (count == channels_.batch) return x;
-    return write_.make("Slice", {x, write_.ints({0}), write_.ints({count}), write_.ints({0})});
+    Shape shape = *x->type.shape;
+    shape[0] = count;
+    return write_.make({"", "Slice"}, {x, write_.ints({0}), write_.ints({count}), write_.ints({0})},
+                       ops::with_shape(x->type, std::move(shape)), {});
   }
 
  private:
@@ -329,7 +350,7 @@ class ChannelWriter {
     return maker != nullptr && undoes(*made->producer, *maker) ? maker->inputs[0] : made;
   }
 
-  Value* reshape(Value* x, const std::vector<int64_t>& shape) {
+  Value* reshape(Value* x, const Shape& shape) {
     return write_.make("Reshape", {x, write_.ints(shape)});
   }
 
@@ -344,13 +365,13 @@ struct Moments {
 // From those of each image (Chan et al., "Updating formulae and a pairwise algorithm for computing
 // sample variances", 1979): one pass over the batch.
 Moments moments_of_rows(Writer& write, ChannelWriter& by, const Channels& channels, Value* x) {
-  Value* image_mean = by.scale(by.sum_inner(x), 1.0 / static_cast<double>(channels.inner));
+  Value* image_mean = by.scale(by.sum_inner(x), write.ratio(1, 1, channels.inner));
   Value* centered = write.make("Sub", {x, by.spread(image_mean)});
   Value* image_squares = by.sum_inner(write.make("Mul", {centered, centered}));
-  Value* mean = by.scale(by.sum_batch(image_mean), 1.0 / static_cast<double>(channels.batch));
+  Value* mean = by.scale(by.sum_batch(image_mean), write.ratio(1, 1, channels.batch));
   Value* shift = write.make("Sub", {image_mean, mean});
   Value* shift_squares =
-      by.scale(write.make("Mul", {shift, shift}), static_cast<double>(channels.inner));
+      by.scale(write.make("Mul", {shift, shift}), write.ratio(1, channels.inner, 1));
   return {mean, by.sum_batch(write.make("Add", {image_squares, shift_squares}))};
 }
 
@@ -359,13 +380,12 @@ Moments moments_of_rows(Writer& write, ChannelWriter& by, const Channels& channe
 // most a factor of n + 1 of precision is lost. One pass over the batch and that part.
 Moments moments_of_columns(Writer& write, ChannelWriter& by, const Channels& channels, Value* x) {
   constexpr int64_t kPart = 16;
-  const int64_t images = (channels.batch + kPart - 1) / kPart;
-  Value* near = by.scale(by.sum(by.first_images(x, images)),
-                         1.0 / static_cast<double>(images * channels.inner));
+  Value* part = by.first_images(x, ops::ceil_div(channels.batch, kPart));
+  Value* near = write.reduce("ReduceMean", part, {0, 1, 2}, false);
   Value* distance = write.make("Sub", {x, near});
   Value* sum = by.sum(distance);
   Value* squares = by.sum(write.make("Mul", {distance, distance}));
-  Value* shift = by.scale(sum, 1 / channels.count());
+  Value* shift = by.scale(sum, write.ratio(1, 1, channels.count()));
   squares = write.make("Sub", {squares, write.make("Mul", {sum, shift})});
   return {write.make("Add", {near, shift}), write.make("Max", {squares, write.constant(0)})};
 }
@@ -378,7 +398,7 @@ bool expand_batch_norm(Graph& graph, Node& node) {
   const auto* training = std::get_if<bool>(&call.args.at(5).value);
   const auto* momentum = std::get_if<double>(&call.args.at(6).value);
   const auto* epsilon = std::get_if<double>(&call.args.at(7).value);
-  const std::optional<Channels> channels = channels_of(x);
+  const std::optional<Channels> channels = channels_of(graph, x);
   if (!channels || training == nullptr || !*training || momentum == nullptr || epsilon == nullptr ||
       node.outputs[0] == nullptr || !is_like(node, 0, *channels)) {
     return false;
@@ -388,7 +408,8 @@ bool expand_batch_norm(Graph& graph, Node& node) {
   Value* numbers = by.image(x);
   const auto [mean, squares] = channels->is_last ? moments_of_columns(write, by, *channels, numbers)
                                                  : moments_of_rows(write, by, *channels, numbers);
-  Value* variance = by.scale(squares, 1 / channels->count());
+  const Dim count = channels->count();
+  Value* variance = by.scale(squares, write.ratio(1, 1, count));
   Value* deviation = write.make("Sqrt", {write.make("Add", {variance, write.constant(*epsilon)})});
   Value* rstd = write.make("Reciprocal", {deviation});
 
@@ -399,13 +420,14 @@ bool expand_batch_norm(Graph& graph, Node& node) {
   by.replace(0, write.make("Add", {scaled, by.spread(offset)}));
   write.replace_statistic(1, mean);
   write.replace_statistic(2, rstd);
-  const auto update = [&](size_t output, Value* running, Value* now, double share) {
+  const auto update = [&](size_t output, Value* running, Value* now, const Dim& divisor) {
     if (running == nullptr) return;
-    Value* kept = by.scale(write.number(running), 1 - *momentum);
-    write.replace(output, write.make("Add", {kept, by.scale(now, share)}));
+    Value* kept = by.scale(write.number(running), write.constant(1 - *momentum));
+    Value* share = by.scale(now, write.ratio(*momentum, 1, divisor));
+    write.replace(output, write.make("Add", {kept, share}));
   };
-  update(3, running_mean, mean, *momentum);
-  update(4, running_variance, squares, *momentum / (channels->count() - 1));
+  update(3, running_mean, mean, 1);
+  update(4, running_variance, squares, ops::minus(count, 1));
   return true;
 }
 
@@ -415,8 +437,8 @@ bool expand_batch_norm_backward(Graph& graph, Node& node) {
   Value *weight = tensor(call.args.at(2)), *mean = tensor(call.args.at(5));
   Value* rstd = tensor(call.args.at(6));
   const auto* training = std::get_if<bool>(&call.args.at(7).value);
-  const std::optional<Channels> channels = channels_of(x);
-  const std::optional<Channels> of_grad = channels_of(grad);
+  const std::optional<Channels> channels = channels_of(graph, x);
+  const std::optional<Channels> of_grad = channels_of(graph, grad);
   const bool is_plain = channels && of_grad && channels->is_last == of_grad->is_last &&
                         is_real(mean) && is_real(rstd) && training != nullptr && *training;
   if (!is_plain || !is_like(node, 0, *channels)) return false;
@@ -432,10 +454,10 @@ bool expand_batch_norm_backward(Graph& graph, Node& node) {
   if (is_read(node, 0)) {
     // (grad - mean grad - centered * along) * factor, gathered by what it multiplies
     Value* factor = weight == nullptr ? rstd : write.make("Mul", {rstd, write.number(weight)});
-    Value* along = write.make(
-        "Mul", {by.scale(sum_along, 1 / channels->count()), write.make("Mul", {rstd, rstd})});
+    Value* share = write.ratio(1, 1, channels->count());
+    Value* along = write.make("Mul", {by.scale(sum_along, share), write.make("Mul", {rstd, rstd})});
     Value* of_x = write.make("Neg", {write.make("Mul", {along, factor})});
-    Value* mean_grad = write.make("Mul", {by.scale(sum, 1 / channels->count()), factor});
+    Value* mean_grad = write.make("Mul", {by.scale(sum, share), factor});
     Value* rest =
         write.make("Neg", {write.make("Add", {write.make("Mul", {of_x, mean}), mean_grad})});
     Value* from_x =
@@ -665,6 +687,23 @@ bool expand_flash_attention_backward(Graph& graph, Node& node) {
   return expand_attention(graph, node, "AttentionGrad", 6);
 }
 
+// ---- sizes as numbers
+
+// A product with a size, or a quotient by one, as in the gradient of a mean.
+bool expand_by_size(Graph& graph, Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  Value* x = tensor(call.args.at(0));
+  const auto* size = std::get_if<Dim>(&call.args.at(1).value);
+  const bool is_plain = call.overload == "Tensor" || call.overload == "Scalar";
+  if (!is_plain || !is_real(x) || size == nullptr || !KnownSizes(graph).is_known(*size)) {
+    return false;
+  }
+  Writer write(graph, node, *x);
+  const char* op = call.op == "aten::div" ? "Div" : "Mul";
+  write.replace_elements(0, write.make(op, {write.number(x), write.ratio(1, *size, 1)}));
+  return true;
+}
+
 // ---- powers and bounds
 
 bool expand_pow(Graph& graph, Node& node) {
@@ -674,19 +713,19 @@ bool expand_pow(Graph& graph, Node& node) {
   Writer write(graph, node, *x);
   const auto square = [&] { return write.make("Mul", {write.number(x), write.number(x)}); };
   if (*exponent == 1) {  // as in the gradient of a square
-    write.replace(0, write.make("Mul", {write.number(x), write.constant(1)}));
+    write.replace_elements(0, write.make("Mul", {write.number(x), write.constant(1)}));
   } else if (*exponent == 2) {
-    write.replace(0, square());
+    write.replace_elements(0, square());
   } else if (*exponent == 3) {
-    write.replace(0, write.make("Mul", {square(), write.number(x)}));
+    write.replace_elements(0, write.make("Mul", {square(), write.number(x)}));
   } else if (*exponent == 0.5) {
-    write.replace(0, write.make("Sqrt", {write.number(x)}));
+    write.replace_elements(0, write.make("Sqrt", {write.number(x)}));
   } else if (*exponent == -0.5) {
-    write.replace(0, write.make("Reciprocal", {write.make("Sqrt", {write.number(x)})}));
+    write.replace_elements(0, write.make("Reciprocal", {write.make("Sqrt", {write.number(x)})}));
   } else if (*exponent == -2) {
-    write.replace(0, write.make("Reciprocal", {square()}));
+    write.replace_elements(0, write.make("Reciprocal", {square()}));
   } else if (*exponent == -1) {
-    write.replace(0, write.make("Reciprocal", {write.number(x)}));
+    write.replace_elements(0, write.make("Reciprocal", {write.number(x)}));
   } else {
     return false;
   }
@@ -697,7 +736,7 @@ bool expand_rsqrt(Graph& graph, Node& node) {
   Value* x = node.inputs[0];
   if (!is_real(x)) return false;
   Writer write(graph, node, *x);
-  write.replace(0, write.make("Reciprocal", {write.make("Sqrt", {write.number(x)})}));
+  write.replace_elements(0, write.make("Reciprocal", {write.make("Sqrt", {write.number(x)})}));
   return true;
 }
 
@@ -715,7 +754,7 @@ bool expand_clip(Graph& graph, Node& node) {
   x = write.number(x);
   if (bounds[0]) x = write.make("Max", {x, write.constant(*bounds[0])});
   if (bounds[1]) x = write.make("Min", {x, write.constant(*bounds[1])});
-  write.replace(0, x);
+  write.replace_elements(0, x);
   return true;
 }
 
@@ -736,7 +775,9 @@ constexpr Expansion kExpansions[] = {
     {"aten::_scaled_dot_product_flash_attention_for_cpu", expand_flash_attention},
     {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", expand_flash_attention_backward},
     {"aten::_softmax_backward_data", expand_softmax_backward},
+    {"aten::div", expand_by_size},
     {"aten::embedding_dense_backward", expand_embedding_backward},
+    {"aten::mul", expand_by_size},
     {"aten::native_batch_norm_backward", expand_batch_norm_backward},
     {"aten::native_dropout_backward", expand_dropout_backward},
     {"aten::native_layer_norm", expand_native_layer_norm},

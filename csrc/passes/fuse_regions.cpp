@@ -358,6 +358,10 @@ class RegionMaker {
                                                ops::constant_data(*value)));
         continue;
       }
+      if (ir::is(value->producer, "SizeRatio", ir::kTorchOrtDomain)) {
+        inputs_.push_back(inner(*value));
+        continue;
+      }
       inputs_.push_back(&ir::add_input(*body_, inner_name(*value), value->type));
       outer_inputs_.push_back(value);
       outer_spaces_.push_back(name(input.space));
@@ -382,7 +386,7 @@ class RegionMaker {
     copies_[node.outputs[0]] = &output;
   }
 
-  // What a member made, or the integers that say axes and shapes.
+  // What a member made, or what sizes alone make: axes, shapes, their ratios.
   Value* inner(const Value& value) {
     if (const auto found = copies_.find(&value); found != copies_.end()) return found->second;
     Value* copy = nullptr;

@@ -279,8 +279,13 @@ KnownSizes::KnownSizes(const ir::Graph& graph)
 }
 
 bool KnownSizes::are_known(const Value& value) const {
+  const Shape& shape = *value.type.shape;
+  return std::all_of(shape.begin(), shape.end(), [this](const Dim& dim) { return is_known(dim); });
+}
+
+bool KnownSizes::is_known(const Dim& dim) const {
   std::vector<std::string> symbols;
-  for (const Dim& dim : *value.type.shape) dim.collect_symbols(symbols);
+  dim.collect_symbols(symbols);
   return std::all_of(symbols.begin(), symbols.end(),
                      [this](const std::string& name) { return symbols_.contains(name); });
 }

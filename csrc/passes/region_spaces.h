@@ -46,6 +46,7 @@ class KnownSizes {
  public:
   explicit KnownSizes(const ir::Graph& graph);
   bool are_known(const ir::Value& value) const;
+  bool is_known(const ir::Dim& dim) const;
 
  private:
   std::unordered_set<std::string> symbols_;

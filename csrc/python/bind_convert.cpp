@@ -95,6 +95,7 @@ void bind_convert(py::module_& module) {
       .def("add_constant", [](convert::Reader& reader, const std::string& name,
                               const py::object& type) { reader.add_constant(name, type_of(type)); })
       .def("add_symbol_input", &convert::Reader::add_symbol_input)
+      .def("add_size_hint", &convert::Reader::add_size_hint)
       .def("add_call", &add_call, py::arg("op"), py::arg("overload"), py::arg("arg_names"),
            py::arg("args"), py::arg("names"), py::arg("types"), py::arg("name"), py::arg("origin"),
            py::arg("recompute"), py::arg("region"), py::arg("binds_symbol"))

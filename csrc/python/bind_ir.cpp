@@ -317,6 +317,7 @@ void bind_ir(py::module_& module) {
       .def_readwrite("name", &Graph::name)
       .def_readonly("opset", &Graph::opset)
       .def_readonly("symbol_inputs", &Graph::symbol_inputs)
+      .def_readwrite("size_hints", &Graph::size_hints)
       .def_property_readonly("num_nodes", &count_nodes)
       .def_property_readonly("input_names",
                              [](const Graph& graph) { return names_of(graph.inputs); })

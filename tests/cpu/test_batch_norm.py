@@ -10,6 +10,7 @@ from regions import ISAS
 from torch import nn
 
 import torch_ort
+from torch_ort import report
 
 pytestmark = pytest.mark.ort_only
 
@@ -194,3 +195,47 @@ def test_any_number_of_threads_gives_the_same_bits(layout):
         torch.set_num_threads(before)
     for others in results[1:]:
         assert all(torch.equal(*pair) for pair in zip(results[0], others, strict=True))
+
+
+# ---- sizes as symbols
+
+SIZES_OF_ONE_GRAPH = {
+    3: [(2, 3, 5), (1, 3, 2), (7, 3, 1), (40, 3, 9)],
+    4: [(4, 3, 8, 8), (1, 3, 3, 2), (17, 3, 5, 1), (33, 3, 3, 4)],
+    5: [(2, 3, 2, 3, 4), (5, 3, 1, 1, 2), (1, 3, 3, 3, 3)],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("rank", "layout"), [(3, PLAIN), (4, PLAIN), (4, LAST), (5, PLAIN)], ids=str
+)
+def test_many_sizes_through_one_graph(rank, layout, dtype):
+    # The weight tells how many channels there are.
+    convolution = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}[rank](3, 3, 1, bias=False)
+    model = nn.Sequential(convolution, Layer(make_norm(rank, 3))).to(dtype)
+    exact = copy.deepcopy(model).double()
+    torch_ort.reset_counters()
+    call = torch_ort.ORTModule(model)
+    for shape in SIZES_OF_ONE_GRAPH[rank]:
+        want = train(exact, exact, shape, layout=layout)
+        got = train(call, model, shape, layout=layout)
+        for mine, double in zip(got, want, strict=True):
+            scale = max(double.abs().max().item(), 1)
+            off = scale * (1e-4 if mine.dtype == torch.float32 else 1e-12)
+            torch.testing.assert_close(mine.double(), double.double(), rtol=0, atol=off)
+    counters = torch_ort.counters()
+    assert counters["graphs_captured"] == 1
+    assert counters["fallbacks"] == 0
+    assert counters["steps_region"] >= 3 * counters["forward_runs"]
+
+
+@pytest.mark.parametrize("layout", [PLAIN, LAST], ids=str)
+def test_symbols_leave_nothing_to_pytorch(layout):
+    x = torch.randn(2, 3, 4, 4).to(memory_format=layout).requires_grad_()
+    model = Layer(make_norm(4, 3))
+    with report.watching() as programs:
+        torch_ort.ORTModule(model)(x).sum().backward()
+    (program,) = programs
+    operators = {node["attrs"].get("operator", "") for node in program.graph.nodes()}
+    assert not any("batch_norm" in name for name in operators)

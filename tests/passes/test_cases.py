@@ -71,6 +71,7 @@ def read_graph(text: str) -> _C.Graph:
                 node.metadata_props.add(key="region", value=region)
     graph = _C.Graph.from_onnx(model.SerializeToString())
     _C.infer_types(graph)
+    graph.size_hints = SIZES
     return graph
 
 

@@ -20,7 +20,7 @@ from torch_ort import _C
 from torch_ort._C import Unsupported
 from torch_ort.capture import higher_order
 from torch_ort.capture.aot_compat import HigherOrderOperator, OpOverload, recompute_policy, schema
-from torch_ort.capture.symbols import Symbolic, size, symbol_name
+from torch_ort.capture.symbols import Symbolic, size, size_hint, symbol_name
 from torch_ort.functions import describe as functions
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -79,15 +79,24 @@ class FxReader:
             if isinstance(value, torch.Tensor):
                 self.reader.add_input(self._name(node), type_of(value))
                 self.tensor_inputs.append(position)
+                self._add_hints(value.shape)
             elif isinstance(value, torch.SymInt):
                 name = symbol_name(value)
                 if name is not None:
                     self.reader.add_symbol_input(name)
                     self.symbol_inputs.append(position)
+                    self._add_hints([value])
             elif value is not None and not isinstance(value, int | float | bool):
                 raise Unsupported(
                     f"input {node.name}: got {type(value).__name__}, want a tensor or an integer"
                 )
+
+    def _add_hints(self, sizes: Iterable[int | torch.SymInt]) -> None:
+        for each in sizes:
+            name = symbol_name(each) if isinstance(each, torch.SymInt) else None
+            hint = None if name is None else size_hint(each)
+            if hint is not None:
+                self.reader.add_size_hint(name, hint)
 
     def add_nodes(self, nodes: Iterable[fx.Node]) -> None:
         """Add calls and constants."""

@@ -83,6 +83,12 @@ def size(value: int | torch.SymInt) -> int | str:
     return int(value)
 
 
+def size_hint(value: torch.SymInt) -> int | None:
+    """Give the value of a size in the call that is captured; None if there is none."""
+    recorded = _C.size_value(value)
+    return value.node.hint if recorded is None else recorded
+
+
 def symbol_name(value: torch.SymInt) -> str | None:
     """Give the name of a size that is a bare symbol, or None."""
     recorded = _C.size_text(value)
