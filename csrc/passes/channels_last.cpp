@@ -72,14 +72,10 @@ bool keeps_dims(const Node& node) { return ir::int_attr(node.attrs, "keepdims", 
 // How large values were in the call that was captured; 0 where nothing tells.
 class Scales {
  public:
-  explicit Scales(const Graph& graph) : hints_(graph.size_hints) {}
+  explicit Scales(const Graph& graph) : graph_(graph) {}
 
   int64_t count(const Value& value) const {
-    const auto hint = [this](const std::string& symbol) -> std::optional<int64_t> {
-      const auto found = hints_.find(symbol);
-      return found == hints_.end() ? std::nullopt : std::optional(found->second);
-    };
-    return ir::numel(*value.type.shape).evaluate(hint).value_or(0);
+    return hinted_size(graph_, ir::numel(*value.type.shape)).value_or(0);
   }
 
   int64_t num_bytes(const Value& value) const {
@@ -87,7 +83,7 @@ class Scales {
   }
 
  private:
-  const std::unordered_map<std::string, int64_t>& hints_;
+  const Graph& graph_;
 };
 
 // ---- what may be moved

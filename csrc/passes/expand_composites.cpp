@@ -276,8 +276,8 @@ struct Channels {
   Dim count() const { return ops::times(batch, inner); }
 };
 
-// Nothing for what nobody gains from, or data tells: channels that are known to have one number an
-// image, or none at all.
+// Nothing for sizes that data tells, and where nobody gains: channels of one number an image, or
+// none at all.
 std::optional<Channels> channels_of(const Graph& graph, const Value* x) {
   if (!is_real(x) || x->type.shape->size() < 3) return std::nullopt;
   const bool is_last = ops::has_channels_last(x->type);
@@ -287,7 +287,7 @@ std::optional<Channels> channels_of(const Graph& graph, const Value* x) {
   Channels found{.batch = shape[0], .channels = shape[1], .is_last = is_last};
   found.axes = range(2, rank_of(*x));
   found.inner = ir::numel(Shape(shape.begin() + 2, shape.end()));
-  return found.inner == Dim(1) ? std::nullopt : std::optional(std::move(found));
+  return hinted_size(graph, found.inner) == 1 ? std::nullopt : std::optional(std::move(found));
 }
 
 // Whether an image-sized result has the layout of the input, or nobody reads it.

@@ -20,4 +20,11 @@ ir::Value* make_ints(ir::Graph& graph, const ir::Shape& dims, ir::Node* before) 
   return &ir::add_initializer(graph, "ints", type, ir::make_int64_data(numbers));
 }
 
+std::optional<int64_t> hinted_size(const ir::Graph& graph, const ir::Dim& dim) {
+  return dim.evaluate([&graph](const std::string& symbol) -> std::optional<int64_t> {
+    const auto found = graph.size_hints.find(symbol);
+    return found == graph.size_hints.end() ? std::nullopt : std::optional(found->second);
+  });
+}
+
 }  // namespace torch_ort::passes

@@ -36,8 +36,8 @@ def mlp() -> nn.Module:
 
 def cnn() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(6, 4, 3, stride=2), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 5),
+        nn.Conv2d(3, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(6, 4, 3, stride=2, bias=False), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 5),
     )  # fmt: skip
 
 

@@ -515,7 +515,7 @@ def test_random_networks(plan, channels, size) -> None:
 def test_random_networks_through_one_graph(plan, channels, sizes) -> None:
     torch_ort.reset_counters()
     torch.manual_seed(0)
-    model = Network(channels, plan)
+    model = Network(channels, [("conv1", 0, 0), *plan])  # a weight tells how many channels
     exact = copy.deepcopy(model).double()
     call = torch_ort.ORTModule(model)
     for batch, height, width in sizes:
