@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 EXTERNAL_LIMIT = 2**30
 
 # These write what only the engine's own kernels read, or choose layouts for them.
-ENGINE_PASSES = ("channels_last", "expand_composites", "draw_in_regions", "fuse_regions")
+ENGINE_PASSES = (
+    "channels_last", "expand_composites", "move_concats", "draw_in_regions", "fuse_regions"
+)  # fmt: skip
 
 # Tensors with their elements in one block of memory, as subclasses need not have.
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)

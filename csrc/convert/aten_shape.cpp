@@ -229,6 +229,22 @@ Values cat(Builder& builder, const AtenCall& call) {
   return builder.node("Concat", inputs, call.types, {{"axis", Dim(at)}});
 }
 
+// Parts of equal sizes along a new axis.
+Values stack(Builder& builder, const AtenCall& call) {
+  const Type& type = call.types[0];
+  if (!type.is_known() || !can_use(builder, "Concat", type.dtype)) return {};
+  if (!can_use(builder, "Unsqueeze", type.dtype)) return {};
+  const int64_t at = axis(call, "dim", type.shape->size());
+  Values inputs;
+  for (const ops::Arg& item : std::get<ops::ArgList>(call.arg("tensors").value)) {
+    Value* x = tensor(item);
+    if (x == nullptr || x->type.dtype != type.dtype || !x->type.shape) return {};
+    inputs.push_back(x);
+  }
+  for (Value*& x : inputs) x = builder.node1("Unsqueeze", {x, builder.ints({at})}, Type());
+  return builder.node("Concat", inputs, call.types, {{"axis", Dim(at)}});
+}
+
 Values repeat(Builder& builder, const AtenCall& call) {
   Value* x = viewed(call);
   if (x == nullptr || !can_use(builder, "Tile", x->type.dtype)) return {};
@@ -296,6 +312,7 @@ void add_shape(Table& table) {
   table.add("aten::squeeze.dims", squeeze_some);
   table.add("aten::squeeze", squeeze_all);
   table.add("aten::cat", cat);
+  table.add("aten::stack", stack);
   table.add("aten::repeat", repeat);
   table.add("aten::clone", clone);
   table.add("aten::constant_pad_nd", constant_pad);

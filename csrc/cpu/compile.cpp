@@ -4,6 +4,7 @@
 #include "cpu/program.h"
 #include "ops/fusion.h"
 #include "ops/op.h"
+#include "ops/shapes.h"
 
 #include <algorithm>
 #include <bit>
@@ -413,6 +414,7 @@ class Compiler {
       case FusedForm::Kind::kScatter: add_scatter(node); return;
       case FusedForm::Kind::kValid: add_valid(node); return;
       case FusedForm::Kind::kRandom: add_random(node); return;
+      case FusedForm::Kind::kConcat: return;  // goes to an output, part by part
       default: add_reduction(node, form); return;
     }
   }
@@ -568,22 +570,53 @@ class Compiler {
 
   void add_outputs() {
     for (size_t i = 0; i < body_.outputs.size(); ++i) {
-      const int index = static_cast<int>(i);
-      const auto sum = sums_.find(body_.outputs[i]);
+      const int result = static_cast<int>(i);
+      const Value& output = *body_.outputs[i];
+      const auto sum = sums_.find(&output);
       if (sum != sums_.end()) {
-        add_sum_output(index, sum->second.first, sum->second.second);
+        add_sum_output(result, sum->second.first, sum->second.second);
+      } else if (is_concat(output.producer)) {
+        add_parts(result, *output.producer);
       } else {
-        add_stored_output(index, value_of(body_.outputs[i]));
+        add_stored_output(output, value_of(&output), output_layouts_[i], result);
       }
     }
   }
 
-  void add_sum_output(int index, int value, Axes axes) {
-    Accumulator accumulator{.output = index, .offset = program_.accumulators_size};
+  static bool is_concat(const Node* node) {
+    return node != nullptr && ops::fused_form(*node).kind == FusedForm::Kind::kConcat;
+  }
+
+  // Each part is stored where it lies in the whole.
+  void add_parts(int result, const Node& concat) {
+    Layout part = output_layouts_[result];
+    const auto rank = static_cast<int64_t>(part.sizes.size());
+    const int64_t axis = ops::wrap_axis(concat, ir::int_attr(concat.attrs, "axis", 0), rank);
+    const int64_t size = evaluate((*concat.inputs[0]->type.shape)[axis]);
+    ORT_CHECK(size * static_cast<int64_t>(concat.inputs.size()) == part.sizes[axis],
+              "Region: Concat: got ", concat.inputs.size(), " parts of ", size, ", want ",
+              part.sizes[axis], " in all");
+    part.sizes[axis] = size;
+    for (size_t i = 0; i < concat.inputs.size(); ++i) {
+      const int64_t begin = static_cast<int64_t>(i) * size * part.strides[axis];
+      add_stored_output(*concat.inputs[i], value_of(concat.inputs[i]), part, result, begin);
+    }
+  }
+
+  // An output of the program: one of the node, or a part of that.
+  int add_output(Access access, int result, int64_t begin = 0) {
+    access.result = result;
+    access.begin = begin;
+    program_.outputs.push_back(std::move(access));
+    return static_cast<int>(program_.outputs.size()) - 1;
+  }
+
+  void add_sum_output(int result, int value, Axes axes) {
+    const Space space = axes == Axes::kAll ? Space::kScalar : Space::kColumn;
+    const int output = add_output(checked_access(output_layouts_[result], space), result);
+    Accumulator accumulator{.output = output, .offset = program_.accumulators_size};
     accumulator.size = axes == Axes::kAll ? 1 : program_.num_columns;
     program_.accumulators_size += accumulator.size;
-    program_.outputs.push_back(checked_access(
-        output_layouts_[index], axes == Axes::kAll ? Space::kScalar : Space::kColumn));
     Instruction each{.kind = Kind::kAddColumns};
     if (axes == Axes::kAll) {
       if (infos_[value].space == Space::kFull) value = reduce_rows(value, FusedForm::Kind::kSum);
@@ -600,16 +633,16 @@ class Compiler {
     emit(each, infos_[value].phase);
   }
 
-  void add_stored_output(int index, int value) {
+  void add_stored_output(const Value& output, int value, const Layout& layout, int result,
+                         int64_t begin = 0) {
     Info& info = infos_[value];
     ORT_CHECK(info.space == Space::kFull || info.space == Space::kRow, "Region: output '",
-              body_.outputs[index]->name, "' has neither rows nor columns");
-    const Layout& layout = output_layouts_[index];
+              output.name, "' has neither rows nor columns");
     // Without rows their results have the size of everything, but their own shape.
     const bool is_spread = info.space == Space::kRow && program_.num_columns != 1 &&
                            program_.num_rows != 0 && is_full_size(layout.sizes);
     const Space space = is_spread ? Space::kFull : info.space;
-    program_.outputs.push_back(checked_access(layout, space));
+    const int index = add_output(checked_access(layout, space), result, begin);
     const bool is_made_here = info.space == Space::kFull && info.input < 0 && info.output < 0;
     if (is_made_here && is_in_place(program_.outputs.back(), space)) {
       info.output = index;
@@ -797,7 +830,10 @@ std::vector<int> overwritable_inputs(const Node& region) {
     made = made->producer->inputs[0];
   }
   std::vector<int> found;
-  if (made->producer == nullptr) return found;
+  if (made->producer == nullptr ||
+      ops::fused_form(*made->producer).kind == FusedForm::Kind::kConcat) {
+    return found;
+  }
   const int phase = phases.at(made), place = places.at(made->producer);
 
   // Readers through Reshape and casts read the memory too. Sums and copies that leave come last in
@@ -809,7 +845,7 @@ std::vector<int> overwritable_inputs(const Node& region) {
       const Value* result = use.node->outputs[0];
       if (form.kind == FusedForm::Kind::kPass) return is_read_before(result);
       const int read_in = phases.at(result) - (ends_phase(form) ? 1 : 0);
-      if (form.is_reduction()) return read_in < phase;
+      if (form.is_reduction() || form.kind == FusedForm::Kind::kConcat) return read_in < phase;
       return read_in < phase || (read_in == phase && places.at(use.node) <= place);
     });
   };

@@ -51,13 +51,20 @@ struct AdamRule {
   bool maximize = false;
 };
 
+// Numbers of a tensor in memory: `count` runs of `n`, with strides in elements. Registers hold them
+// one behind the other.
+struct Runs {
+  int64_t n, stride = 1;
+  int64_t count = 1, distance = 0;
+};
+
 // Each kernel reads and writes `n` numbers. `d` may be an operand, but may not overlap one
 // otherwise.
 template <typename T>
 struct Kernels {
   using Elementwise = void (*)(T* d, const T* a, const T* b, const T* c, int64_t n);
-  using Load = void (*)(T* d, const void* source, int64_t stride, int64_t n);
-  using Store = void (*)(void* target, int64_t stride, const T* a, int64_t n);
+  using Load = void (*)(T* d, const void* source, const Runs& runs);
+  using Store = void (*)(void* target, const T* a, const Runs& runs);
 
   // A missing variant is nullptr.
   std::array<std::array<Elementwise, kNumVariants>, kNumOpcodes> elementwise{};
@@ -81,7 +88,7 @@ struct Kernels {
   void (*sgd)(T* parameter, const T* gradient, T* buffer, int64_t n, const SgdRule& rule) = nullptr;
   void (*adam)(T* parameter, const T* gradient, T* mean, T* square, T* largest, int64_t n,
                const AdamRule& rule) = nullptr;
-  // By ir::DType, which memory holds; nullptr where it is no number. `stride` in elements.
+  // By ir::DType, which memory holds; nullptr where it is no number.
   std::array<Load, kNumDTypes> load{};
   std::array<Store, kNumDTypes> store{};
 };

@@ -418,32 +418,46 @@ void multiply(const PanelProduct<T>& it) {
   }
 }
 
-template <typename T, typename Memory>
-void load(T* d, const void* source, int64_t stride, int64_t n) {
-  const auto* from = static_cast<const Memory*>(source);
-  if (stride == 1) {
-    if constexpr (std::is_same_v<T, Memory>) {
-      std::memcpy(d, from, static_cast<size_t>(n) * sizeof(T));
+// Short runs are copied here: a call of memcpy costs more than they do.
+template <typename T>
+inline void copy_run(T* to, const T* from, int64_t n) {
+  constexpr int64_t width = Vec<T>::size(), kLong = 16 * width;
+  if (n < width || n >= kLong) {
+    std::memcpy(to, from, static_cast<size_t>(n) * sizeof(T));
+    return;
+  }
+  for (int64_t i = 0; i + width < n; i += width) Vec<T>::loadu(from + i).store(to + i);
+  Vec<T>::loadu(from + n - width).store(to + n - width);
+}
+
+template <typename To, typename From>
+inline void convert_run(To* to, int64_t to_stride, const From* from, int64_t from_stride,
+                        int64_t n) {
+  if (to_stride == 1 && from_stride == 1) {
+    if constexpr (std::is_same_v<To, From>) {
+      copy_run(to, from, n);
     } else {
-      for (int64_t i = 0; i < n; ++i) d[i] = static_cast<T>(from[i]);
+      for (int64_t i = 0; i < n; ++i) to[i] = static_cast<To>(from[i]);
     }
     return;
   }
-  for (int64_t i = 0; i < n; ++i) d[i] = static_cast<T>(from[i * stride]);
+  for (int64_t i = 0; i < n; ++i) to[i * to_stride] = static_cast<To>(from[i * from_stride]);
 }
 
 template <typename T, typename Memory>
-void store(void* target, int64_t stride, const T* a, int64_t n) {
-  auto* to = static_cast<Memory*>(target);
-  if (stride == 1) {
-    if constexpr (std::is_same_v<T, Memory>) {
-      std::memcpy(to, a, static_cast<size_t>(n) * sizeof(T));
-    } else {
-      for (int64_t i = 0; i < n; ++i) to[i] = static_cast<Memory>(a[i]);
-    }
-    return;
+void load(T* d, const void* source, const Runs& runs) {
+  const auto* from = static_cast<const Memory*>(source);
+  for (int64_t i = 0; i < runs.count; ++i) {
+    convert_run(d + i * runs.n, 1, from + i * runs.distance, runs.stride, runs.n);
   }
-  for (int64_t i = 0; i < n; ++i) to[i * stride] = static_cast<Memory>(a[i]);
+}
+
+template <typename T, typename Memory>
+void store(void* target, const T* a, const Runs& runs) {
+  auto* to = static_cast<Memory*>(target);
+  for (int64_t i = 0; i < runs.count; ++i) {
+    convert_run(to + i * runs.distance, runs.stride, a + i * runs.n, 1, runs.n);
+  }
 }
 
 // 64 numbers: 16 counters side by side, four numbers each. Number i of a block comes from counter

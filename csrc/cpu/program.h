@@ -18,8 +18,11 @@ struct Access {
     int64_t size, stride;
   };
   std::vector<Axis> rows, columns;
+  int result = -1;    // output of the node that it is, or is a part of
+  int64_t begin = 0;  // its first element there
 
-  int64_t row_offset(int64_t row) const;  // in elements
+  int64_t row_offset(int64_t row) const;  // in elements, from the first one of the operand
+  bool is_grid() const { return rows.size() == 1 && columns.size() == 1; }
   bool is_one_run() const { return columns.size() == 1 && columns[0].stride == 1; }
 };
 

@@ -3,7 +3,7 @@
 // The elements of a region stand in rows and columns. A value of its body is *full* (rows x
 // columns), a *row* value (one number for each row), a *column* value (one for each column) or a
 // *scalar*. A program takes a tile of a few rows at a time, whose values stay in the first cache,
-// and runs all nodes of the body over it.
+// and runs all nodes of the body over it. A Concat ends in an output that full values are parts of.
 #pragma once
 
 #include "cpu/kernels.h"

@@ -28,23 +28,30 @@ void* element(void* base, int64_t index, ir::DType dtype) {
   return static_cast<char*>(base) + index * ir::size_bytes(dtype);
 }
 
-// Calls visit(offset, stride, position, count) for the runs of elements [begin, begin + count).
+// Calls visit(offset, position, runs) for the elements [begin, begin + count).
 template <typename Visit>
 void for_each_run(const std::vector<Access::Axis>& axes, int64_t begin, int64_t count,
                   Visit visit) {
-  if (axes.size() == 1) return visit(begin * axes[0].stride, axes[0].stride, int64_t{0}, count);
   const Access::Axis& inner = axes.back();
+  if (axes.size() == 1) {
+    return visit(begin * inner.stride, int64_t{0}, Runs{.n = count, .stride = inner.stride});
+  }
   for (int64_t done = 0; done < count;) {
     const int64_t element = begin + done;
-    const int64_t at = element % inner.size;
+    const int64_t at = element % inner.size, outer = axes[axes.size() - 2].size;
     int64_t rest = element / inner.size, offset = at * inner.stride;
+    // Whole runs along the second axis are visited at once.
+    Runs runs{.n = std::min(inner.size - at, count - done), .stride = inner.stride};
+    if (runs.n == inner.size) {
+      runs.count = std::min(outer - rest % outer, (count - done) / inner.size);
+      runs.distance = axes[axes.size() - 2].stride;
+    }
     for (size_t axis = axes.size() - 1; axis-- > 0;) {
       offset += rest % axes[axis].size * axes[axis].stride;
       rest /= axes[axis].size;
     }
-    const int64_t run = std::min(inner.size - at, count - done);
-    visit(offset, inner.stride, done, run);
-    done += run;
+    visit(offset, done, runs);
+    done += runs.n * runs.count;
   }
 }
 
@@ -130,9 +137,10 @@ class Runner final : public TileProgram {
         T* part = parts + block * size;
         std::fill_n(part, size, T(0));
         if (has_parts) std::fill_n(sums + block * size, size, T(0));
-        Worker worker(*this, operands, part);
         const int64_t first = block * tiles_per_block;
         const int64_t last = std::min(tiles, first + tiles_per_block);
+        if (first >= last) continue;  // no row, and so none that operands could be pointed at
+        Worker worker(*this, operands, part);
         for (int64_t tile = first; tile < last; ++tile) {
           const int64_t row = tile * program_.tile_rows;
           worker.run_tile(row, std::min(program_.tile_rows, program_.num_rows - row), 0,
@@ -147,8 +155,8 @@ class Runner final : public TileProgram {
     kernels_.add_rows(sums, sums + size, blocks - 1, size);
     for (const Accumulator& each : program_.accumulators) {
       const Access& access = program_.outputs[each.output];
-      store_run(access.dtype, access.columns, operands.outputs[each.output], sums + each.offset, 0,
-                each.size);
+      store_run(access.dtype, access.columns, operands.outputs[access.result], sums + each.offset,
+                0, each.size);
     }
   }
 
@@ -156,16 +164,16 @@ class Runner final : public TileProgram {
   void store_run(ir::DType dtype, const std::vector<Access::Axis>& axes, void* to, const T* from,
                  int64_t begin, int64_t count) const {
     const auto store = kernels_.store[static_cast<size_t>(dtype)];
-    for_each_run(axes, begin, count, [&](int64_t offset, int64_t stride, int64_t at, int64_t run) {
-      store(element(to, offset, dtype), stride, from + at, run);
+    for_each_run(axes, begin, count, [&](int64_t offset, int64_t at, const Runs& runs) {
+      store(element(to, offset, dtype), from + at, runs);
     });
   }
 
   void load_run(ir::DType dtype, const std::vector<Access::Axis>& axes, const void* from, T* to,
                 int64_t begin, int64_t count) const {
     const auto load = kernels_.load[static_cast<size_t>(dtype)];
-    for_each_run(axes, begin, count, [&](int64_t offset, int64_t stride, int64_t at, int64_t run) {
-      load(to + at, element(from, offset, dtype), stride, run);
+    for_each_run(axes, begin, count, [&](int64_t offset, int64_t at, const Runs& runs) {
+      load(to + at, element(from, offset, dtype), runs);
     });
   }
 
@@ -218,8 +226,9 @@ class Runner final : public TileProgram {
           at_[moving.value] =
               const_cast<T*>(static_cast<const T*>(operands_.inputs[place.index])) + offset;
         } else {
-          const int64_t offset = program_.outputs[place.index].row_offset(row_) + column;
-          at_[moving.value] = static_cast<T*>(operands_.outputs[place.index]) + offset;
+          const Access& access = program_.outputs[place.index];
+          at_[moving.value] =
+              static_cast<T*>(operands_.outputs[access.result]) + access.row_offset(row_) + column;
         }
       }
     }
@@ -275,13 +284,20 @@ class Runner final : public TileProgram {
         return runner_.load_run(access.dtype, access.rows, base, to, row_, num_rows_);
       }
       if (each.space == Space::kScalar) {
-        kernels_.load[static_cast<size_t>(access.dtype)](to, base, 1, 1);
+        kernels_.load[static_cast<size_t>(access.dtype)](to, base, {.n = 1});
         return;
       }
       if (each.space == Space::kColumn) {
         runner_.load_run(access.dtype, access.columns, base, to, column, columns);
         // The registers of a tile with several rows hold the columns once for each of them.
         for (int64_t r = 1; r < program_.tile_rows; ++r) std::copy_n(to, columns, to + r * columns);
+        return;
+      }
+      if (access.is_grid()) {
+        const Access::Axis &row = access.rows[0], &inner = access.columns[0];
+        kernels_.load[static_cast<size_t>(access.dtype)](
+            to, element(base, access.row_offset(row_) + column * inner.stride, access.dtype),
+            {.n = columns, .stride = inner.stride, .count = num_rows_, .distance = row.stride});
         return;
       }
       for (int64_t r = 0; r < num_rows_; ++r) {
@@ -293,10 +309,17 @@ class Runner final : public TileProgram {
 
     void store(const Instruction& each, int64_t column, int64_t columns) {
       const Access& access = program_.outputs[each.index];
-      void* base = operands_.outputs[each.index];
+      void* base = operands_.outputs[access.result];
       const T* from = at_[each.a];
       if (each.space == Space::kRow) {
         return runner_.store_run(access.dtype, access.rows, base, from, row_, num_rows_);
+      }
+      if (access.is_grid()) {
+        const Access::Axis &row = access.rows[0], &inner = access.columns[0];
+        kernels_.store[static_cast<size_t>(access.dtype)](
+            element(base, access.row_offset(row_) + column * inner.stride, access.dtype), from,
+            {.n = columns, .stride = inner.stride, .count = num_rows_, .distance = row.stride});
+        return;
       }
       for (int64_t r = 0; r < num_rows_; ++r) {
         runner_.store_run(access.dtype, access.columns,
@@ -358,8 +381,8 @@ class Runner final : public TileProgram {
 }  // namespace
 
 int64_t Access::row_offset(int64_t row) const {
-  if (rows.size() == 1) return row * rows[0].stride;
-  int64_t offset = 0;
+  if (rows.size() == 1) return begin + row * rows[0].stride;
+  int64_t offset = begin;
   for (size_t axis = rows.size(); axis-- > 0;) {
     offset += row % rows[axis].size * rows[axis].stride;
     row /= rows[axis].size;

@@ -61,14 +61,14 @@ void run_tile(const Kernels<T>& kernels, const Update<Rule>& update, int64_t beg
     at[i] = static_cast<T*>(from);
     if (each.dtype == kComputed<T>) continue;
     at[i] = registers + static_cast<int64_t>(i) * kTile;
-    kernels.load[static_cast<size_t>(each.dtype)](at[i], from, 1, n);
+    kernels.load[static_cast<size_t>(each.dtype)](at[i], from, {.n = n});
   }
   apply(kernels, at, n, update.rule);
   for (size_t i = 0; i < update.arrays.size(); ++i) {
     const Array& each = update.arrays[i];
     if (i == 1 || each.dtype == kComputed<T>) continue;
     void* const to = static_cast<char*>(each.data) + begin * ir::size_bytes(each.dtype);
-    kernels.store[static_cast<size_t>(each.dtype)](to, 1, at[i], n);
+    kernels.store[static_cast<size_t>(each.dtype)](to, at[i], {.n = n});
   }
 }
 

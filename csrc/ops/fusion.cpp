@@ -131,6 +131,19 @@ FusedForm reduction_form(const Node& node, Kind kind) {
   return {kind};
 }
 
+// Parts of equal sizes, so that all of them have the rows and columns of one region.
+FusedForm concat_form(const Node& node) {
+  const ir::Type& first = node.inputs[0]->type;
+  const bool are_equal =
+      std::all_of(node.inputs.begin(), node.inputs.end(), [&](const ir::Value* value) {
+        return value != nullptr && value->type.dtype == first.dtype &&
+               *value->type.shape == *first.shape;
+      });
+  if (!are_equal || node.inputs.size() < 2) return {};
+  return is_real(first.dtype) || first.dtype == DType::kBool ? FusedForm{Kind::kConcat}
+                                                             : FusedForm();
+}
+
 FusedForm own_form(const Node& node) {
   if (node.op.name == "RowPick") return {Kind::kPick};
   if (node.op.name == "RowScatter") return {Kind::kScatter};
@@ -156,6 +169,7 @@ FusedForm fused_form(const Node& node) {
   if (key == "Identity" || key == "Reshape" || key == "Unsqueeze" || key == "Squeeze") {
     return {Kind::kPass};
   }
+  if (key == "Concat") return concat_form(node);
   if (key == "ReduceSum") return reduction_form(node, Kind::kSum);
   if (key == "ReduceMean") return reduction_form(node, Kind::kMean);
   if (key == "ReduceMax") return reduction_form(node, Kind::kMax);

@@ -90,6 +90,7 @@ struct FusedForm {
     kScatter,  // RowScatter
     kValid,    // RowValid
     kRandom,   // PhiloxMask
+    kConcat,   // equal parts side by side along an axis; it leaves the region
   } kind = Kind::kNone;
   Pointwise op = Pointwise::kCopy;
   std::vector<double> constants;

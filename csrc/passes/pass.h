@@ -29,6 +29,7 @@ int channels_last(ir::Graph& graph);
 int replay_views(ir::Graph& graph);
 int remove_dead(ir::Graph& graph);
 int expand_composites(ir::Graph& graph);
+int move_concats(ir::Graph& graph);
 int draw_in_regions(ir::Graph& graph);
 int fuse_regions(ir::Graph& graph);
 

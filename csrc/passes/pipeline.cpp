@@ -71,6 +71,8 @@ const std::vector<Pass>& pipeline() {
       {"replay_views", replay_views, true},
       // after all that make or remove single nodes
       {"expand_composites", expand_composites},
+      // after expand_composites: gated activations and dropout are point-wise nodes then
+      {"move_concats", move_concats},
       {"draw_in_regions", draw_in_regions},
       // the others leave nodes behind that nobody reads, which would be computed in a region
       {"remove_dead", remove_dead},

@@ -16,7 +16,8 @@ using ir::Value;
 using Kind = ops::FusedForm::Kind;
 
 const Shape& worked_shape(const FusibleNode& each) {
-  const bool by_input = each.form.is_reduction() || each.form.kind == Kind::kPick;
+  const bool by_input =
+      each.form.is_reduction() || each.form.kind == Kind::kPick || each.form.kind == Kind::kConcat;
   return *(by_input ? each.node->inputs[0] : each.node->outputs[0])->type.shape;
 }
 
@@ -124,6 +125,7 @@ class Finder {
         if (!space || !is_read_as(node, 0, *space)) break;
         return space;
       }
+      case Kind::kConcat: return concat(node);
       default: return reduction(each);
     }
     return std::nullopt;
@@ -251,6 +253,14 @@ class Finder {
     const int num_rows = static_cast<int>(shape.size()) - num_columns;
     if (is_first && sums && count == num_rows) return Space::kTotal;
     return std::nullopt;
+  }
+
+  std::optional<Space> concat(const Node& node) {
+    if (num_column_dims(*node.inputs[0]->type.shape, spaces_.columns) < 0) return std::nullopt;
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      if (!is_full(node, i)) return std::nullopt;
+    }
+    return Space::kTotal;
   }
 
   // Dims of one may count as columns or not.

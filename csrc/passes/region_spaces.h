@@ -12,7 +12,8 @@
 
 namespace torch_ort::passes {
 
-// As cpu/region.h explains them. kTotal: a sum over rows or over everything; it leaves the region.
+// As cpu/region.h explains them. kTotal: a sum over rows or over everything, or parts side by side;
+// it leaves the region.
 enum class Space { kScalar, kColumn, kRow, kFull, kTotal };
 
 const char* name(Space space);

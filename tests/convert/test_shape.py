@@ -106,6 +106,13 @@ def test_unsqueeze_and_squeeze() -> None:
     check(lambda x: x.squeeze(0) * 1, X, ops=["aten::squeeze", "Mul"])
 
 
+def test_stack() -> None:
+    joined = {0: ["aten::stack"], 13: ["Unsqueeze", "Unsqueeze", "Concat"]}
+    for axis in (0, 1, -1):
+        check(lambda x, axis=axis: torch.stack([x, x], axis), X, ops=joined)
+    check(lambda x: torch.stack([x, x.double()]), X, ops=["Cast", "aten::stack"], pins=(20,))
+
+
 def test_triangles() -> None:
     triangles = {0: ["aten::tril", "aten::triu"], 14: ["Trilu", "Trilu"]}
     check(lambda x: [x.tril(), x.triu(2)], X, ops=triangles)
@@ -116,7 +123,6 @@ def test_forms_that_stay_aten_nodes() -> None:
     image = floats(2, 3, 4, 5)
     for function, ops in [
         (lambda x: x.clone(memory_format=torch.channels_last), ["aten::clone"]),
-        (lambda x: torch.stack([x, x]), ["aten::stack"]),
         (lambda x: x.flip(0), ["aten::flip"]),
         (lambda x: x.roll(1, 0), ["aten::roll"]),
         (lambda x: x.repeat(2, 1, 1, 1, 1), ["aten::repeat"]),

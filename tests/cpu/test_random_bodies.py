@@ -61,6 +61,8 @@ class Body:
             draw(st.sampled_from(kinds))(self.choose(self.shapes))
         made = [name for name in self.shapes if name not in self.inputs]
         outputs = draw(st.lists(st.sampled_from(made), min_size=1, max_size=3))
+        if draw(st.booleans()):
+            outputs.append(self.concat())
         self.outputs = list(dict.fromkeys([*outputs, made[-1]]))
 
     def choose(self, names) -> str:
@@ -94,6 +96,14 @@ class Body:
         truth = self.add(self.choose(COMPARE), left, right, shape=shape)
         shape = broadcast(self.shapes.pop(truth), self.shapes[a], self.shapes[b])
         self.add("Where", truth, a, b, shape=shape)
+
+    def concat(self) -> str:
+        whole = [name for name, shape in self.shapes.items() if shape == FULL]
+        parts = self.draw(st.lists(st.sampled_from(whole), min_size=2, max_size=3))
+        axis = self.draw(st.integers(-3, 2))
+        name = f"v{len(self.nodes)}"
+        self.nodes.append(f"{name} = Concat <axis = {axis}> ({', '.join(parts)})")
+        return name
 
     def row(self, a: str) -> None:
         shape = self.shapes[a]

@@ -346,3 +346,12 @@ def test_a_mask_of_rows_differs_from_row_to_row() -> None:
         (z,) = regions.run(graph, {"x": torch.ones(sizes), "seed": torch.tensor(5)}, isa)
         assert torch.equal(z, z[:, :1].expand(sizes))
         assert 0 < (z != 0).sum() < z.numel()
+
+
+def test_sums_over_no_rows_of_a_stretched_operand() -> None:
+    types = {"x": "double[A,B,C]", "z": "double[A,1,C]"}
+    nodes = ["a = Sub (x, z)", "b = Tanh (a)", "y = ReduceSum <keepdims = 0> (b, rows)"]
+    graph = regions.fused(regions.read(types, nodes, ("y",), ["int64[2] rows = {0, 1}"]))
+    inputs = {"x": torch.zeros(0, 3, 5).double(), "z": torch.zeros(0, 1, 5).double()}
+    (got,) = regions.run(graph, inputs)
+    assert torch.equal(got, torch.zeros(5).double())

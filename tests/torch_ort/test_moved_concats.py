@@ -1,0 +1,127 @@
+"""Models that join and cut the axis of features: no pass over memory is left for it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import torch_ort
+
+pytestmark = pytest.mark.ort_only
+WIDTH = 32
+# Copies that the engine would make by kernels of their own.
+COPIES = ("aten::cat", "aten::stack", "aten::slice_backward", "aten::copy_", "aten::neg")
+
+
+class Rotary(nn.Module):
+    """Attention with rotary positions; `halve` says how queries and keys are cut."""
+
+    def __init__(self, halve: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
+        super().__init__()
+        self.project, self.halve = nn.Linear(WIDTH, 3 * WIDTH), halve
+        angles = torch.outer(torch.arange(64.0), 100 ** -(torch.arange(4) / 4)).repeat(1, 2)
+        self.register_buffer("cosine", angles.cos())
+        self.register_buffer("sine", angles.sin())
+
+    def rotate(self, x: Tensor) -> Tensor:
+        left, right = self.halve(x)
+        length = x.shape[-2]
+        turned = torch.cat([-right, left], -1)
+        return x * self.cosine[:length] + turned * self.sine[:length]
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = [
+            part.unflatten(-1, (4, 8)).transpose(1, 2)
+            for part in self.project(x).chunk(3, -1)
+        ]  # fmt: skip
+        query, key = self.rotate(heads[0]), self.rotate(heads[1])
+        mixed = (query @ key.transpose(-1, -2)).softmax(-1) @ heads[2]
+        return mixed.transpose(1, 2).flatten(2)
+
+
+class Gated(nn.Module):
+    """A gated feed-forward with one product for both halves."""
+
+    def __init__(self, gate: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.up, self.down, self.gate = nn.Linear(WIDTH, 64), nn.Linear(32, WIDTH), gate
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, value = self.up(x).chunk(2, -1)
+        return self.down(self.gate(gate) * value)
+
+
+class Stacked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.mix(x)
+        return torch.stack([x.sin(), x.cos()], -1).tanh().flatten(-2)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "rotary_chunks": lambda: Rotary(lambda x: x.chunk(2, -1)),
+    "rotary_slices": lambda: Rotary(lambda x: (x[..., :4], x[..., 4:])),
+    "rotary_negative_slices": lambda: Rotary(lambda x: (x[..., :-4], x[..., -4:])),
+    "rotary_interleaved": lambda: Rotary(lambda x: (x[..., ::2], x[..., 1::2])),
+    "silu_gate": lambda: Gated(F.silu),
+    "gelu_gate": lambda: Gated(F.gelu),
+    "stacked": Stacked,
+}
+
+
+def gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
+    x = x.detach().requires_grad_()
+    result = model(x)
+    weights = torch.linspace(-1, 1, result.numel(), dtype=result.dtype).view_as(result)
+    (result * weights).sum().backward()
+    found = [result.detach(), x.grad, *(parameter.grad for parameter in model.parameters())]
+    model.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_numbers_and_gradients_for_several_sizes(name: str, dtype: torch.dtype) -> None:
+    """One graph with symbolic sizes; eager PyTorch in float64 is what both are measured against."""
+    torch.manual_seed(0)
+    model = MODELS[name]().to(dtype)
+    exact = copy.deepcopy(model).double()
+    compiled = torch.compile(copy.deepcopy(model), backend="ort", dynamic=True)
+    before = torch_ort.counters()["graphs_compiled"]
+    for batch, length in [(2, 5), (3, 64), (4, 17), (2, 33)]:
+        x = torch.randn(batch, length, WIDTH).to(dtype)
+        want = gradients(exact, x.double())
+        near = [
+            8 * (eager.double() - truth).abs().max() + 1e-5 * truth.abs().max()
+            for eager, truth in zip(gradients(model, x), want, strict=True)
+        ]
+        for got, truth, bound in zip(gradients(compiled, x), want, near, strict=True):
+            assert got.dtype == dtype
+            assert (got.double() - truth).abs().max() <= bound
+    assert torch_ort.counters()["graphs_compiled"] == before + 1
+
+
+def copies_of(model: nn.Module, x: Tensor) -> list[str]:
+    result = torch_ort.profile(model, x, steps=1)
+    names = [op for step in result.steps if step.microseconds for op in step.op.split(", ")]
+    return [op for op in names if op.startswith(COPIES)]
+
+
+@pytest.mark.parametrize("name", ["silu_gate", "gelu_gate"])
+def test_no_copies_are_left(name: str) -> None:
+    copies = copies_of(MODELS[name](), torch.randn(2, 16, WIDTH, requires_grad=True))
+    assert not copies, copies
+
+
+@pytest.mark.parametrize("name", ["rotary_chunks", "rotary_slices"])
+def test_only_queries_keys_and_values_are_joined(name: str) -> None:
+    copies = copies_of(MODELS[name](), torch.randn(2, 16, WIDTH, requires_grad=True))
+    assert [op for op in copies if "copy_" not in op] == ["aten::cat.out"], copies
