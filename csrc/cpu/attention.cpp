@@ -3,7 +3,8 @@
 // A thread takes one head of keys after the other, and of the queries that look at it a block at a
 // time, whose scores stay in the cache. Backward computes them again from the logarithms of the
 // sums (Dao et al., "FlashAttention", 2022). Heads are independent and each is computed in one
-// order: results do not depend on the number of threads.
+// order: results do not depend on the number of threads. Tensors of bfloat16 and float16 are worked
+// on in float32, and only results are rounded.
 #include "base/error.h"
 #include "cpu/program.h"
 #include "cpu/thread_memory.h"
@@ -13,6 +14,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 namespace torch_ort::cpu {
 
@@ -27,9 +29,7 @@ int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit;
 class Heads {
  public:
   Heads() = default;
-  Heads(const Layout& layout, const std::vector<int64_t>& sizes, ir::DType dtype) {
-    ORT_CHECK(layout.dtype == dtype, "Attention: dtype: got ", ir::name(layout.dtype), ", want ",
-              ir::name(dtype));
+  Heads(const Layout& layout, const std::vector<int64_t>& sizes) : dtype_(layout.dtype) {
     const size_t missing = sizes.size() - layout.sizes.size();
     ORT_CHECK(layout.sizes.size() <= sizes.size(), "Attention: got ", layout.sizes.size(),
               " dims, want ", sizes.size(), " at most");
@@ -46,19 +46,36 @@ class Heads {
   }
   int64_t row() const { return strides_[2]; }
   int64_t column() const { return strides_[3]; }
+  ir::DType dtype() const { return dtype_; }
 
  private:
+  ir::DType dtype_ = ir::DType::kUndefined;
   int64_t strides_[4] = {0, 0, 0, 0};
 };
 
-template <typename T>
+// The matrix of one head, as it lies in memory. `Void` is const for one that is read.
+template <typename Void>
 struct Matrix {
-  T* data;
+  using Byte = std::conditional_t<std::is_const_v<Void>, const char, char>;
+  Byte* data;
+  ir::DType dtype;
   int64_t row, column;
 
-  Matrix(T* base, const Heads& heads, int64_t batch, int64_t head)
-      : data(base + heads.start(batch, head)), row(heads.row()), column(heads.column()) {}
-  T* at(int64_t i) const { return data + i * row; }
+  Matrix(Void* base, const Heads& heads, int64_t batch, int64_t head)
+      : data(static_cast<Byte*>(base)),
+        dtype(heads.dtype()),
+        row(heads.row()),
+        column(heads.column()) {
+    if (base != nullptr) data += heads.start(batch, head) * ir::size_bytes(dtype);
+  }
+  Void* at(int64_t i) const { return data + i * row * ir::size_bytes(dtype); }
+};
+
+// Numbers to compute with, and how they lie.
+template <typename T>
+struct Numbers {
+  const T* data;
+  int64_t row, column;
 };
 
 // The columns of a right factor, `num` panels of `width` numbers: see PanelProduct.
@@ -94,24 +111,38 @@ class Attention : public TileProgram {
         block_(keys_ < 1024 ? 48 : 24) {
     ORT_CHECK(key_heads_ > 0 ? heads_ % key_heads_ == 0 : heads_ == 0, "Attention: got ", heads_,
               " heads of queries, want a multiple of the ", key_heads_, " of keys");
-    if (has_mask_) {
-      mask_ = Heads(*mask, {batches_, heads_, queries_, keys_}, kDType);
-    }
+    if (has_mask_) mask_ = heads_of(*mask, queries_, keys_, heads_);
   }
 
   static constexpr ir::DType kDType =
       std::is_same_v<T, double> ? ir::DType::kDouble : ir::DType::kFloat;
 
   Heads rows_of_queries(const Layout& layout) const {
-    return Heads(layout, {batches_, heads_, queries_, features_}, kDType);
+    return heads_of(layout, queries_, features_, heads_);
   }
   Heads rows_of_keys(const Layout& layout) const {
-    return Heads(layout, {batches_, key_heads_, keys_, features_}, kDType);
+    return heads_of(layout, keys_, features_, key_heads_);
   }
   Heads numbers_of_queries(Layout layout) const {
     layout.sizes.push_back(1);
     layout.strides.push_back(0);
-    return Heads(layout, {batches_, heads_, queries_, 1}, kDType);
+    ORT_CHECK(layout.dtype == kDType, "Attention: dtype of the logarithms: got ",
+              ir::name(layout.dtype), ", want ", ir::name(kDType));
+    return heads_of(layout, queries_, 1, heads_);
+  }
+
+  // A matrix of `num_rows` rows to compute with: itself, or a copy in `memory`.
+  Numbers<T> numbers(const Matrix<const void>& matrix, int64_t num_rows, T* memory) const {
+    if (matrix.dtype == kDType) {
+      return {reinterpret_cast<const T*>(matrix.data), matrix.row, matrix.column};
+    }
+    load(memory, matrix, 0, num_rows, features_);
+    return {memory, features_, 1};
+  }
+
+  // What numbers() needs for keys and values.
+  int64_t copied_size(const Heads& key, const Heads& value) const {
+    return key.dtype() == kDType && value.dtype() == kDType ? 0 : keys_ * features_;
   }
 
   // Calls visit(batch, head, memory) for each head of keys, with `size` numbers of memory for it
@@ -149,33 +180,32 @@ class Attention : public TileProgram {
   }
 
   // Rows of a matrix side by side, times `factor`.
-  void copy_rows(T* to, const Matrix<const T>& from, const Block& block, T factor) const {
-    for (int64_t i = 0; i < block.count; ++i, to += features_) {
-      const T* row = from.at(block.begin + i);
-      if (from.column == 1) {
-        scale_row(to, row, factor, features_);
-      } else {
-        for (int64_t j = 0; j < features_; ++j) to[j] = row[j * from.column] * factor;
-      }
-    }
+  void copy_rows(T* to, const Matrix<const void>& from, const Block& block, T factor) const {
+    load(to, from, block.begin, block.count, features_);
+    if (factor != 1) scale(to, factor, block.count * features_);
   }
 
-  void scale_row(T* to, const T* from, T factor, int64_t n) const {
-    binary(ops::Pointwise::kMul, 2)(to, from, &factor, nullptr, n);
+  void load(T* to, const Matrix<const void>& from, int64_t begin, int64_t count, int64_t n) const {
+    kernels_.load[static_cast<size_t>(from.dtype)](
+        to, from.at(begin), {.n = n, .stride = from.column, .count = count, .distance = from.row});
   }
 
-  // `count` rows of the panels' columns, into a matrix of a tensor.
-  void write_rows(const Matrix<T>& to, int64_t begin, int64_t count, const T* from,
-                  T factor) const {
+  void scale(T* numbers, T factor, int64_t n) const {
+    binary(ops::Pointwise::kMul, 2)(numbers, numbers, &factor, nullptr, n);
+  }
+
+  // `count` rows of the panels' columns times `factor`, into a matrix of a tensor. Overwrites
+  // `from`.
+  void write_rows(const Matrix<void>& to, int64_t begin, int64_t count, T* from, T factor) const {
     for (int64_t i = 0; i < count; ++i, from += feature_panels_.columns()) {
       write_row(to, begin + i, from, factor);
     }
   }
 
-  void write_row(const Matrix<T>& to, int64_t i, const T* from, T factor) const {
-    T* row = to.at(i);
-    if (to.column == 1) return scale_row(row, from, factor, features_);
-    for (int64_t j = 0; j < features_; ++j) row[j * to.column] = from[j] * factor;
+  void write_row(const Matrix<void>& to, int64_t i, T* from, T factor) const {
+    if (factor != 1) scale(from, factor, features_);
+    kernels_.store[static_cast<size_t>(to.dtype)](to.at(i), from,
+                                                  {.n = features_, .stride = to.column});
   }
 
   // A right factor whose rows are those of the matrix.
@@ -196,12 +226,12 @@ class Attention : public TileProgram {
   }
 
   // A right factor whose columns are the rows of the matrix, keys.
-  void pack_transposed(T* to, const Matrix<const T>& from) const {
+  void pack_transposed(T* to, const Numbers<T>& from) const {
     const Panels& panels = score_panels_;
     for (int64_t first = 0; first < panels.columns(); first += panels.width) {
       const int64_t count = std::clamp<int64_t>(keys_ - first, 0, panels.width);
       for (int64_t i = 0; i < features_; ++i, to += panels.width) {
-        const T* numbers = from.at(first) + i * from.column;
+        const T* numbers = from.data + first * from.row + i * from.column;
         for (int64_t j = 0; j < count; ++j) to[j] = numbers[j * from.row];
         std::fill(to + count, to + panels.width, T(0));
       }
@@ -257,13 +287,15 @@ class Attention : public TileProgram {
                        .add = true});
   }
 
-  void add_mask(T* scores, const Matrix<const T>& mask, int64_t query, int64_t n) const {
-    const T* row = mask.at(query);
-    if (mask.column == 1) {
-      binary(ops::Pointwise::kAdd, 0)(scores, scores, row, nullptr, n);
-    } else {
-      for (int64_t j = 0; j < n; ++j) scores[j] += row[j * mask.column];
+  // `memory`: for one row of the mask.
+  void add_mask(T* scores, const Matrix<const void>& mask, int64_t query, int64_t n,
+                T* memory) const {
+    const T* row = static_cast<const T*>(mask.at(query));
+    if (mask.column != 1 || mask.dtype != kDType) {
+      load(memory, mask, query, 1, n);
+      row = memory;
     }
+    binary(ops::Pointwise::kAdd, 0)(scores, scores, row, nullptr, n);
   }
 
   auto binary(ops::Pointwise op, int scalars) const {
@@ -279,6 +311,13 @@ class Attention : public TileProgram {
   int64_t block_;  // queries at a time; a multiple of the rows that the product takes at once
 
  private:
+  Heads heads_of(const Layout& layout, int64_t rows, int64_t columns, int64_t heads) const {
+    const bool is_short = layout.dtype == ir::DType::kBFloat16 || layout.dtype == ir::DType::kHalf;
+    ORT_CHECK(layout.dtype == kDType || (kDType == ir::DType::kFloat && is_short),
+              "Attention: dtype: got ", ir::name(layout.dtype), ", want ", ir::name(kDType));
+    return Heads(layout, {batches_, heads, rows, columns});
+  }
+
   static int64_t size_of(const Layout& layout, size_t dim) {
     ORT_CHECK(layout.sizes.size() == 4, "Attention: got ", layout.sizes.size(), " dims, want 4");
     return layout.sizes[dim];
@@ -306,7 +345,9 @@ class Forward final : public Attention<T> {
     rows_ = packed_values_ + this->keys_ * wide;
     scores_ = rows_ + this->block_ * round_up(this->features_, 16);
     results_ = scores_ + this->block_ * scores;
-    size_ = results_ + this->block_ * wide;
+    mask_row_ = results_ + this->block_ * wide;
+    copied_ = mask_row_ + (this->has_mask_ ? this->keys_ : 0);
+    size_ = copied_ + this->copied_size(key_, value_);
   }
 
   std::string str() const override {
@@ -316,12 +357,13 @@ class Forward final : public Attention<T> {
   }
 
   void run(const void* const* inputs, void* const* outputs) const override {
-    const auto in = [&](int i) { return static_cast<const T*>(inputs[i]); };
-    const auto out = [&](int i) { return static_cast<T*>(outputs[i]); };
+    const auto in = [&](int i) { return inputs[i]; };
+    const auto out = [&](int i) { return outputs[i]; };
     this->for_each_key_head(size_, [&](int64_t batch, int64_t key_head, T* memory) {
-      const Matrix<const T> key(in(1), key_, batch, key_head),
-          value(in(2), value_, batch, key_head);
-      this->pack_transposed(memory + packed_keys_, key);
+      T* copied = memory + copied_;
+      this->pack_transposed(memory + packed_keys_,
+                            this->numbers({in(1), key_, batch, key_head}, this->keys_, copied));
+      const Numbers<T> value = this->numbers({in(2), value_, batch, key_head}, this->keys_, copied);
       this->pack(memory + packed_values_, this->feature_panels_, value.data, value.row,
                  value.column, this->keys_);
       this->for_each_sharing(key_head, [&](int64_t head) {
@@ -338,8 +380,8 @@ class Forward final : public Attention<T> {
   static constexpr int64_t kLargestBlock = 48;
 
   struct Head {
-    Matrix<const T> query, mask;
-    Matrix<T> result, logarithm;
+    Matrix<const void> query, mask;
+    Matrix<void> result, logarithm;
   };
 
   void run_block(const Head& head, T* memory, const Block& block) const {
@@ -349,21 +391,23 @@ class Forward final : public Attention<T> {
     T factors[kLargestBlock];
     for (int64_t i = 0; i < block.count; ++i) {
       const int64_t at = block.begin + i;
-      *head.logarithm.at(at) = softmax(scores + i * this->score_panels_.columns(), head.mask, at,
-                                       block.keys, factors[i]);
+      *static_cast<T*>(head.logarithm.at(at)) =
+          softmax(scores + i * this->score_panels_.columns(), head.mask, at, block.keys,
+                  memory + mask_row_, factors[i]);
     }
     this->multiply_scores(results, scores, memory + packed_values_, block);
     for (int64_t i = 0; i < block.count; ++i) {
-      const T* row = results + i * this->feature_panels_.columns();
+      T* row = results + i * this->feature_panels_.columns();
       this->write_row(head.result, block.begin + i, row, factors[i]);
     }
   }
 
   // Scores, of the first `keys` keys, become numerators; `factor` turns these into probabilities.
   // Returns the logarithm of their denominator. A query that sees no key gets zeros.
-  T softmax(T* scores, const Matrix<const T>& mask, int64_t query, int64_t keys, T& factor) const {
+  T softmax(T* scores, const Matrix<const void>& mask, int64_t query, int64_t keys, T* mask_row,
+            T& factor) const {
     const int64_t n = this->num_keys(query);
-    if (this->has_mask_) this->add_mask(scores, mask, query, n);
+    if (this->has_mask_) this->add_mask(scores, mask, query, n, mask_row);
     constexpr T kLowest = -std::numeric_limits<T>::infinity();
     T largest = kLowest;
     this->kernels_.max_rows(&largest, scores, 1, n);
@@ -376,7 +420,8 @@ class Forward final : public Attention<T> {
   }
 
   Heads query_, key_, value_, result_, logarithm_;
-  int64_t packed_keys_, packed_values_, rows_, scores_, results_, size_;  // places in memory
+  // Places in memory.
+  int64_t packed_keys_, packed_values_, rows_, scores_, results_, mask_row_, copied_, size_;
 };
 
 // gradient, query, key, value, result, logarithms, [mask] -> gradients of query, key, value
@@ -417,6 +462,8 @@ class Backward final : public Attention<T> {
     sums_ = take(this->block_ * wide);
     scores_ = take(this->block_ * scores);
     score_grads_ = take(this->block_ * scores);
+    mask_row_ = take(this->has_mask_ ? this->keys_ : 0);
+    copied_ = take(this->copied_size(key_, value_));
   }
 
   std::string str() const override {
@@ -426,13 +473,14 @@ class Backward final : public Attention<T> {
   }
 
   void run(const void* const* inputs, void* const* outputs) const override {
-    const auto in = [&](int i) { return static_cast<const T*>(inputs[i]); };
-    const auto out = [&](int i) { return static_cast<T*>(outputs[i]); };
+    const auto in = [&](int i) { return inputs[i]; };
+    const auto out = [&](int i) { return outputs[i]; };
     this->for_each_key_head(size_, [&](int64_t batch, int64_t key_head, T* memory) {
-      const Matrix<const T> key(in(2), key_, batch, key_head),
-          value(in(3), value_, batch, key_head);
+      T* copied = memory + copied_;
+      this->pack_transposed(memory + values_by_feature_,
+                            this->numbers({in(3), value_, batch, key_head}, this->keys_, copied));
+      const Numbers<T> key = this->numbers({in(2), key_, batch, key_head}, this->keys_, copied);
       this->pack_transposed(memory + keys_by_feature_, key);
-      this->pack_transposed(memory + values_by_feature_, value);
       this->pack(memory + packed_keys_, this->feature_panels_, key.data, key.row, key.column,
                  this->keys_);
       const int64_t wide = this->feature_panels_.columns();
@@ -456,8 +504,8 @@ class Backward final : public Attention<T> {
 
  private:
   struct Head {
-    Matrix<const T> grad, query, result, logarithm, mask;
-    Matrix<T> query_grad;
+    Matrix<const void> grad, query, result, logarithm, mask;
+    Matrix<void> query_grad;
   };
 
   void run_block(const Head& head, T* memory, const Block& block) const {
@@ -473,7 +521,7 @@ class Backward final : public Attention<T> {
     for (int64_t i = 0; i < block.count; ++i) {
       const int64_t at = block.begin + i, n = this->num_keys(at);
       T *row = scores + i * columns, *row_grad = score_grads + i * columns;
-      probabilities(row, head, at, n);
+      probabilities(row, head, at, n, memory + mask_row_);
       const T delta = dot(results + i * features, grads + i * features);
       this->binary(ops::Pointwise::kSub, 2)(row_grad, row_grad, &delta, nullptr, n);
       this->binary(ops::Pointwise::kMul, 0)(row_grad, row_grad, row, nullptr, n);
@@ -490,9 +538,9 @@ class Backward final : public Attention<T> {
   }
 
   // The first `n` scores of a query become its probabilities.
-  void probabilities(T* scores, const Head& head, int64_t query, int64_t n) const {
-    if (this->has_mask_) this->add_mask(scores, head.mask, query, n);
-    const T logarithm = *head.logarithm.at(query);
+  void probabilities(T* scores, const Head& head, int64_t query, int64_t n, T* mask_row) const {
+    if (this->has_mask_) this->add_mask(scores, head.mask, query, n, mask_row);
+    const T logarithm = *static_cast<const T*>(head.logarithm.at(query));
     if (logarithm == -std::numeric_limits<T>::infinity()) {
       std::fill_n(scores, n, T(0));
     } else {
@@ -510,7 +558,7 @@ class Backward final : public Attention<T> {
 
   Heads grad_, query_, key_, value_, result_, logarithm_, query_grad_, key_grad_, value_grad_;
   int64_t keys_by_feature_, values_by_feature_, packed_keys_, key_sums_, value_sums_, query_rows_,
-      grad_rows_, result_rows_, packed_, sums_, scores_, score_grads_,
+      grad_rows_, result_rows_, packed_, sums_, scores_, score_grads_, mask_row_, copied_,
       size_ = 0;  // places in memory
 };
 

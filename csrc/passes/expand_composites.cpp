@@ -626,9 +626,12 @@ bool expand_embedding_backward(Graph& graph, Node& node) {
 // ---- attention
 
 bool has_heads(const KnownSizes& sizes, const Value* value) {
-  return value != nullptr && value->type.is_known() && value->type.device.kind == "cpu" &&
-         (value->type.dtype == DType::kFloat || value->type.dtype == DType::kDouble) &&
-         value->type.shape->size() == 4 && sizes.are_known(*value);
+  return is_real(value) && value->type.shape->size() == 4 && sizes.are_known(*value);
+}
+
+// What attention over a dtype is computed in.
+DType computed_dtype(DType dtype) {
+  return dtype == DType::kDouble ? DType::kDouble : DType::kFloat;
 }
 
 // Attention by the engine's own kernels, which write into planned memory. The arguments after the
@@ -639,7 +642,10 @@ bool expand_attention(Graph& graph, Node& node, const char* op, size_t num_tenso
   std::vector<Value*> inputs;
   for (size_t i = 0; i < num_tensors; ++i) {
     inputs.push_back(tensor(call.args.at(i)));
-    if (inputs[i] == nullptr || inputs[i]->type.dtype != inputs[0]->type.dtype) return false;
+    if (inputs[i] == nullptr) return false;
+    const DType dtype = inputs[0]->type.dtype;
+    const bool is_logarithm = i == 5;
+    if (inputs[i]->type.dtype != (is_logarithm ? computed_dtype(dtype) : dtype)) return false;
   }
   const auto argument = [&](size_t i) {
     return num_tensors + i < call.args.size() ? call.args[num_tensors + i] : ops::Arg();
@@ -662,7 +668,9 @@ bool expand_attention(Graph& graph, Node& node, const char* op, size_t num_tenso
     return false;
   }
   if (Value* added = tensor(mask)) {
-    if (added->type.dtype != inputs[0]->type.dtype || !sizes.are_known(*added)) return false;
+    const DType dtype = inputs[0]->type.dtype;
+    const bool fits = added->type.dtype == dtype || added->type.dtype == computed_dtype(dtype);
+    if (!fits || !sizes.are_known(*added)) return false;
     inputs.push_back(added);
   }
   std::vector<Type> types;
@@ -671,6 +679,7 @@ bool expand_attention(Graph& graph, Node& node, const char* op, size_t num_tenso
     types.push_back(output->type);
   }
   if (types.size() != (is_backward ? 3 : 2)) return false;
+  if (!is_backward && types[1].dtype != computed_dtype(inputs[0]->type.dtype)) return false;
   Node& made = ir::insert_before(graph, node, {ir::kTorchOrtDomain, op}, std::move(inputs), types,
                                  std::move(attrs), node.name);
   for (size_t i = 0; i < types.size(); ++i) {

@@ -195,8 +195,9 @@ def test_one_tensor_for_query_key_and_value():
     torch.testing.assert_close(results[1], results[0])
 
 
-def test_any_number_of_threads_gives_the_same_bits():
-    heads = make_heads(60, 60, 32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_any_number_of_threads_gives_the_same_bits(dtype):
+    heads = make_heads(60, 60, 32, dtype=dtype)
     attend = torch.compile(attention, backend="ort")
     before = torch.get_num_threads()
     try:
@@ -225,11 +226,44 @@ def test_the_engines_kernels_run_in_training():
     assert not any("attention" in name for name in graph.aten)
 
 
-def test_other_dtypes_stay_with_pytorch():
-    heads = make_heads(6, 6, 8, dtype=torch.bfloat16)
-    got = run(torch.compile(attention, backend="ort"), heads)
-    for mine, theirs in zip(got, run(attention, heads), strict=True):
-        assert torch.equal(mine, theirs)
+SHORT_SIZES = [(1, 1, 1), (6, 6, 8), (50, 33, 20), (7, 130, 64), (128, 128, 64), (0, 3, 4)]
+
+
+@pytest.mark.parametrize("isa", _C.isa_names())
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["plain", "causal", "mask", "wide_mask", "expanded_mask"])
+def test_short_floats_are_no_worse_than_eager(kind, dtype, isa):
+    """Numbers are wide between reading and writing: errors are at most those of PyTorch."""
+    torch._dynamo.reset()
+    attend = torch.compile(attention, backend="ort", dynamic=True, options={"isa": isa})
+    for queries, keys, features in SHORT_SIZES:
+        if kind == "causal" and queries > keys:
+            continue
+        heads = make_heads(queries, keys, features, dtype=dtype)
+        settings = {"causal": kind == "causal"}
+        if "mask" in kind:
+            wide = torch.float32 if kind == "wide_mask" else dtype
+            mask = torch.randn(2, 1, queries, 1 if kind == "expanded_mask" else keys).to(wide)
+            settings["mask"] = mask.expand(-1, -1, -1, keys)
+        got, eager = run(attend, heads, **settings), run(attention, heads, **settings)
+        if "mask" in kind:
+            settings["mask"] = settings["mask"].double()
+        exact = run(plain_attention, tuple(tensor.double() for tensor in heads), **settings)
+        for mine, theirs, truth in zip(got, eager, exact, strict=True):
+            assert mine.dtype == dtype
+            if not truth.numel():
+                continue
+            unit = torch.finfo(dtype).eps * truth.abs().max()
+            error = (theirs.double() - truth).abs().max()
+            assert (mine.double() - truth).abs().max() <= error + unit
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_short_floats_run_in_the_engines_kernels(dtype):
+    x = torch.randn(2, 10, 32, dtype=dtype, requires_grad=True)
+    graph = torch_ort.explain(Block().to(dtype), x).graphs[0]
+    assert graph.nodes["torch_ort.Attention"] == graph.nodes["torch_ort.AttentionGrad"] == 1
+    assert not any("attention" in name for name in graph.aten)
 
 
 def test_saved_graphs_hold_pytorchs_operators(tmp_path):
