@@ -324,11 +324,15 @@ bool SizeSymbols::decide(const Dim& condition, Asker asker) {
   return holds;
 }
 
-// Operators compare sizes with constants, mostly 0 and 1, to choose among ways to the same numbers.
+// Operators compare sizes with 0 and 1 to choose among ways to the same numbers. What equals another
+// constant may have to: the channels of an image those of a norm.
 bool SizeSymbols::is_layout_question(const Dim& condition) const {
   const DimOp op = condition.op();
   if (op != DimOp::kEq && op != DimOp::kNe) return false;
-  if (condition.lhs().is_constant() == condition.rhs().is_constant()) return false;
+  const Dim &lhs = condition.lhs(), &rhs = condition.rhs();
+  if (lhs.is_constant() == rhs.is_constant()) return false;
+  const int64_t constant = lhs.is_constant() ? lhs.constant() : rhs.constant();
+  if (constant > 1 && value_locked(lhs) == value_locked(rhs)) return false;
   std::vector<std::string> names;
   condition.collect_symbols(names);
   return std::all_of(names.begin(), names.end(),

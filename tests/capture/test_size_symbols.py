@@ -172,6 +172,14 @@ def test_what_operators_ask_about_layouts_is_no_guard():
     assert table.guards() == []
 
 
+def test_what_operators_ask_about_channels_is_a_guard():
+    table, a = symbols(a=6)
+    x = torch.empty_strided((5, a), (a, 1), device="meta")
+    of_norm = [torch.empty(6, device="meta") for _ in range(4)]
+    torch.batch_norm(x, *of_norm, True, 0.1, 1e-5, False)
+    assert table.guards() == ["(a == 6)"]
+
+
 def test_an_integer_that_is_no_size_may_be_negative():
     table, n = symbols(n=3)
     assert n >= 0

@@ -113,7 +113,8 @@ COMPOSITES = [
     Composite("cross-entropy of ignored labels alone", F.cross_entropy, [(3, 9)],
               [labels(-100, -100, -100)]),
     Composite("smoothed cross-entropy", lambda x, y: F.cross_entropy(x, y, label_smoothing=0.1),
-              [(5, 9)], [labels(0, 8, -100, 3, 5)], reads_sizes=True),
+              [(5, 9)], [labels(0, 8, -100, 3, 5)], stays=["aten::div", "aten::mul"],
+              reads_sizes=True),
     Composite("loss of each row", lambda x, y: F.cross_entropy(x, y, reduction="none"),
               [(5, 9)], [labels(0, 8, -100, 3, 5)], stays=["aten::nll_loss_forward"]),
     Composite("weighted loss", lambda x, w, y: F.nll_loss(x, y, w.detach()), [(5, 9), (9,)],
@@ -127,7 +128,8 @@ COMPOSITES = [
     Composite("inverse square root", lambda x: x.abs() ** -0.5, [(5, 9)], stays=["Pow"]),
     Composite("reciprocal square root", lambda x: x.abs().rsqrt(), [(5, 9)]),
     Composite("inverse", lambda x: x**-1, [(5, 9)]),
-    Composite("odd power", lambda x: x.abs() ** 1.7, [(5, 9)], stays=["Pow"]),
+    Composite("odd power", lambda x: x.abs() ** 1.7, [(5, 9)], stays=["Pow", "aten::mul"]),
+    Composite("products with sizes", lambda x: (x * x.shape[0] / x.shape[1]) ** 2, [(5, 9)]),
     Composite("clamp", lambda x: x.clamp(-0.5, 0.75), [(5, 9)]),
     Composite("clamp from below", lambda x: x.clamp(min=0.25), [(5, 9)]),
     Composite("clamp from above", lambda x: x.clamp(max=0.25), [(5, 9)]),
@@ -213,6 +215,7 @@ def test_dropout_of_nothing_and_of_all_stays(share: float) -> None:
 def test_every_expansion_has_a_case() -> None:
     seen = set(ops_of(convert(dropout, torch.ones(3, 4), torch.ones(3, 4))))
     for composite, dtype in itertools.product(COMPOSITES, (torch.float32, torch.bfloat16)):
-        graph = convert(composite.with_gradients, *composite.inputs(dtype))
-        seen |= set(ops_of(graph)) - set(composite.stays)
+        for dynamic in {False, not composite.reads_sizes}:
+            graph = convert(composite.with_gradients, *composite.inputs(dtype), dynamic=dynamic)
+            seen |= set(ops_of(graph)) - set(composite.stays)
     assert seen >= EXPANSIONS

@@ -1,5 +1,6 @@
 """What the recorder hands over to AOTAutograd, seen from an ORTModule."""
 
+import copy
 import logging
 import re
 
@@ -69,6 +70,36 @@ def test_what_is_handed_over_trains_as_well(function, words, caplog):
     assert counters["graphs_recorded"] == 0
     assert counters["recordings_handed_over"] == 1
     assert any(re.search(words, record.getMessage()) for record in caplog.records)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize(
+    ("make", "sizes"),
+    [
+        (lambda: nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3)), (6,)),
+        (lambda: nn.Sequential(nn.BatchNorm2d(2), nn.Conv2d(2, 3, 3)), (2, 5, 4)),
+        (lambda: nn.Sequential(nn.InstanceNorm2d(2, affine=True), nn.Conv2d(2, 3, 3)), (2, 5, 4)),
+        (lambda: nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 3)), (6,)),
+    ],
+    ids=["batch", "images", "instance", "layer"],
+)
+def test_a_norm_that_comes_first(make, sizes, rows):
+    """Operators compare symbolic channels with those of the norm's own tensors."""
+    torch.manual_seed(0)
+    eager = make()
+    wrapped = ORTModule(copy.deepcopy(eager))
+    for module in (eager, wrapped):
+        module.train(rows > 1 or len(sizes) > 1)
+    for count in (rows, rows + 2):
+        x = torch.randn(count, *sizes)
+        torch.testing.assert_close(wrapped(x), eager(x))
+        for module in (eager, wrapped):
+            module.zero_grad()
+            module(x).square().sum().backward()
+        for got, want in zip(wrapped.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(got.grad, want.grad)
+    counters = torch_ort.counters()
+    assert (counters["graphs_captured"], counters["graphs_recorded"]) == (1, 1)
 
 
 class Cut(torch.autograd.Function):
