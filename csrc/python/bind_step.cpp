@@ -59,26 +59,32 @@ py::object find_first_backward(int64_t key) {
 }
 
 struct Backward {
+  int64_t watched;  // key of what runs instead of the engine; 0: nobody watches
   at::Tensor token;
   Tensors saved;
   Tensors tangents;
 
   Tensors run() const {
+    std::optional<Tensors> gradients;
+    if (watched != 0) gradients = run_watched();
+    return gradients ? *std::move(gradients) : run_engine();
+  }
+
+ private:
+  std::optional<Tensors> run_watched() const {
+    const py::gil_scoped_acquire gil;
+    const py::object function = find_first_backward(watched);
+    if (!function) return std::nullopt;
+    return function(token, saved, tangents).cast<Tensors>();
+  }
+
+  Tensors run_engine() const {
     RECORD_FUNCTION("torch_ort::run_backward", c10::ArrayRef<const c10::IValue>{});
     return with_our_errors([&] {
       // Outside a backward pass autograd says "keep", the safe answer.
       const bool keep = torch::autograd::get_current_graph_task_keep_graph();
       return Session::backward(token, saved, tangents, keep);
     });
-  }
-
-  // False if nobody wants to watch any more.
-  bool run_watched(int64_t key, Tensors* gradients) const {
-    const py::gil_scoped_acquire gil;
-    const py::object function = find_first_backward(key);
-    if (!function) return false;
-    *gradients = function(token, saved, tangents).cast<Tensors>();
-    return true;
   }
 };
 
@@ -129,16 +135,17 @@ struct Step : torch::autograd::Function<Step> {
     context->save_for_backward(std::move(saved));
     context->saved_data[kIsDeterministic] = at::globalContext().deterministicAlgorithms();
     context->saved_data[kOrders] = call->orders;
-    if (call->first_backward != 0) context->saved_data[kFirstBackward] = call->first_backward;
+    context->saved_data[kFirstBackward] = call->first_backward;
     variable_list outputs;
     for (int index : call->differentiable) outputs.push_back(call->results[index]);
     return outputs;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    Backward backward = take_apart(context, gradients);
     variable_list results{at::Tensor()};  // of the call
-    for (at::Tensor& gradient : run(context, backward)) results.push_back(std::move(gradient));
+    for (at::Tensor& gradient : run(take_apart(context, gradients))) {
+      results.push_back(std::move(gradient));
+    }
     return results;
   }
 
@@ -151,22 +158,16 @@ struct Step : torch::autograd::Function<Step> {
                 "torch_ort: torch.use_deterministic_algorithms was switched on after forward has "
                 "run: the backward of that forward may not be deterministic");
     const c10::List<c10::IValue> orders = context->saved_data[kOrders].toList();
-    Backward backward{.token = saved.front()};
-    backward.saved.assign(saved.begin() + 1, saved.end());
+    Tensors tangents;
     for (size_t i = 0; i < gradients.size(); ++i) {
       const c10::IValue order = orders.get(i);
-      backward.tangents.push_back(in_order(gradients[i], order.toIntList()));
+      tangents.push_back(in_order(gradients[i], order.toIntList()));
     }
-    return backward;
+    return {context->saved_data[kFirstBackward].toInt(), saved.front(),
+            Tensors(saved.begin() + 1, saved.end()), std::move(tangents)};
   }
 
-  static Tensors run(AutogradContext* context, const Backward& backward) {
-    const auto watched = context->saved_data.find(kFirstBackward);
-    Tensors gradients;
-    if (watched != context->saved_data.end() &&
-        backward.run_watched(watched->second.toInt(), &gradients)) {
-      return gradients;
-    }
+  static Tensors run(const Backward& backward) {
     if (!at::GradMode::is_enabled()) return backward.run();
     Tensors given = backward.saved;  // create_graph=True
     given.insert(given.end(), backward.tangents.begin(), backward.tangents.end());
@@ -192,6 +193,7 @@ class RecordedStep {
   ~RecordedStep() { forget_first_backward(); }
 
   void watch_first_backward(py::object function) {
+    forget_first_backward();
     FirstBackwards& table = first_backwards();
     std::lock_guard lock(table.mutex);
     first_backward_ = table.next_key++;
@@ -237,8 +239,11 @@ class RecordedStep {
  private:
   // None, which an effect token is at run time, becomes an undefined tensor.
   static at::Tensor tensor_at(const py::tuple& flat, int position) {
-    PyObject* item = PyTuple_GET_ITEM(flat.ptr(), position);
-    return item == Py_None ? at::Tensor() : THPVariable_Unpack(item);
+    PyObject* item = PyTuple_GetItem(flat.ptr(), position);
+    if (item == nullptr) throw py::error_already_set();
+    if (item == Py_None) return {};
+    ORT_CHECK(THPVariable_Check(item), "recorded step: input ", position, " is no tensor");
+    return THPVariable_Unpack(item);
   }
 
   void apply(Call* call, const Tensors& with_gradient) const {
