@@ -43,6 +43,23 @@ class TestStrides:
     def test_unaligned_input(self, compare_training):
         compare_training(lambda: nn.Linear(6, 5), lambda step: torch.randn(25)[1:].view(4, 6))
 
+    @pytest.mark.parametrize(
+        "function",
+        [
+            lambda x: x.clamp(-0.5, 0.5),
+            lambda x: x.square(),
+            lambda x: x.exp().rsqrt(),
+            lambda x: x / x.shape[0],
+            lambda x: x * x.shape[1],
+        ],
+        ids=["clamp", "square", "rsqrt", "quotient", "product"],
+    )
+    def test_elements_stay_where_their_operand_has_them(self, compiled, device, function):
+        x = torch.randn(3, 4, 5, 6, device=device).to(memory_format=torch.channels_last)
+        want, got = function(x), compiled(function)(x)
+        assert got.stride() == want.stride()
+        torch.testing.assert_close(got, want)
+
     @pytest.mark.parametrize("weights", [torch.contiguous_format, torch.channels_last])
     @pytest.mark.parametrize("inputs", [torch.contiguous_format, torch.channels_last])
     def test_channels_last(self, compare_training, weights, inputs):
