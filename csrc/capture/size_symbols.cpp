@@ -324,8 +324,8 @@ bool SizeSymbols::decide(const Dim& condition, Asker asker) {
   return holds;
 }
 
-// Operators compare sizes with 0 and 1 to choose among ways to the same numbers. What equals another
-// constant may have to: the channels of an image those of a norm.
+// Operators compare sizes with 0 and 1 to choose among ways to the same numbers. What equals
+// another constant may have to: the channels of an image those of a norm.
 bool SizeSymbols::is_layout_question(const Dim& condition) const {
   const DimOp op = condition.op();
   if (op != DimOp::kEq && op != DimOp::kNe) return false;
