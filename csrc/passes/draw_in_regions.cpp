@@ -5,6 +5,7 @@
 
 #include "ir/edit.h"
 #include "ops/op.h"
+#include "passes/halves.h"
 #include "passes/memory.h"
 #include "passes/pass.h"
 #include "passes/region_spaces.h"
@@ -29,17 +30,6 @@ bool can_draw(const Node& node, const KnownSizes& sizes, const SharedMemory& mem
   }
   const ir::Dim count = ir::numel(*mask->type.shape);
   return !(count == ir::Dim(0)) && !(count == ir::Dim(1));
-}
-
-// Which nodes stand behind the border.
-std::unordered_set<const Node*> backward_nodes(const Graph& graph) {
-  std::unordered_set<const Node*> nodes;
-  bool is_backward = false;
-  for (const Node& node : graph.nodes) {
-    if (is_backward) nodes.insert(&node);
-    if (ir::is(&node, "YieldOp", ir::kMicrosoftDomain)) is_backward = true;
-  }
-  return nodes;
 }
 
 Node& insert_mask(Graph& graph, Node& before, Value& seed, const Node& drawn, int64_t stream) {

@@ -12,6 +12,8 @@
 #include "ops/fusion.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
+#include "passes/halves.h"
+#include "passes/integers.h"
 #include "passes/memory.h"
 #include "passes/pass.h"
 #include "passes/region_spaces.h"
@@ -88,13 +90,8 @@ std::vector<Part> parts_of(const Node& concat) {
 
 class Mover {
  public:
-  explicit Mover(Graph& graph) : graph_(graph), memory_(graph), sizes_(graph) {
-    bool is_backward = false;
-    for (Node& node : graph.nodes) {
-      if (is_backward) backward_.insert(&node);
-      is_backward = is_backward || ir::is(&node, "YieldOp", ir::kMicrosoftDomain);
-    }
-  }
+  explicit Mover(Graph& graph)
+      : graph_(graph), memory_(graph), sizes_(graph), backward_(backward_nodes(graph)) {}
 
   int run() {
     int rewrites = 0;
@@ -184,10 +181,7 @@ class Mover {
 
   Value* ints(int64_t number) {
     Value*& made = ints_[number];
-    if (made == nullptr) {
-      const Type type{.dtype = ir::DType::kInt64, .shape = Shape{1}};
-      made = &ir::add_initializer(graph_, "ints", type, ir::make_int64_data({number}));
-    }
+    if (made == nullptr) made = make_ints(graph_, {Dim(number)}, nullptr);
     return made;
   }
 

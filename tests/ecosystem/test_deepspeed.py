@@ -97,6 +97,13 @@ def assert_same(ours, eager, tolerance):
     torch.testing.assert_close(ours, eager, rtol=tolerance, atol=tolerance / 10)
 
 
+def assert_run_by_the_engine(reports, backward_runs):
+    for report in reports:
+        counters = report["counters"]
+        assert counters["fallbacks"] == 0, counters
+        assert counters["backward_runs"] == backward_runs, counters
+
+
 @pytest.mark.parametrize("stage", ["0", "1", "2"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_stages_that_divide_no_parameters(run, stage, dtype):
@@ -109,11 +116,10 @@ def test_stages_that_divide_no_parameters(run, stage, dtype):
     """
     # In bfloat16 PyTorch's own kernels run, whose results are eager's to the bit.
     kernels = {"TORCH_ORT_DISABLE": "expand_composites,fuse_regions"} if dtype == "bfloat16" else {}
-    for report in run(script, stage, dtype, **kernels):
-        counters = report["counters"]
-        assert counters["fallbacks"] == 0, counters
-        assert counters["graphs_captured"] == 1, counters
-        assert counters["backward_runs"] == 6, counters
+    reports = run(script, stage, dtype, **kernels)
+    assert_run_by_the_engine(reports, backward_runs=6)
+    for report in reports:
+        assert report["counters"]["graphs_captured"] == 1, report["counters"]
 
 
 def test_parts_whose_parameters_stage_3_gathers_around_them(run):
@@ -125,10 +131,7 @@ def test_parts_whose_parameters_stage_3_gathers_around_them(run):
 
     report(eager=leaves(plain), ours=leaves(torch_ort.ORTModule))
     """
-    for report in run(script):
-        counters = report["counters"]
-        assert counters["fallbacks"] == 0, counters
-        assert counters["backward_runs"] == 12, counters
+    assert_run_by_the_engine(run(script), backward_runs=12)
 
 
 def test_stage_3_with_several_calls_before_a_backward(run):
@@ -142,10 +145,7 @@ def test_stage_3_with_several_calls_before_a_backward(run):
 
     report(eager=twice(plain), ours=twice(torch_ort.ORTModule))
     """
-    for report in run(script):
-        counters = report["counters"]
-        assert counters["fallbacks"] == 0, counters
-        assert counters["backward_runs"] == 12, counters
+    assert_run_by_the_engine(run(script), backward_runs=12)
 
 
 def test_a_module_in_which_stage_3_gathers_parameters_runs_in_pytorch(run):

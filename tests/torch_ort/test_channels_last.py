@@ -464,6 +464,17 @@ class Network(nn.Module):
         return values[-1], values[len(values) // 2]
 
 
+def trained(call: Callable, module: Network, images: Tensor) -> list[Tensor | None]:
+    """Run a step; give its results, all gradients and the buffers after it."""
+    images.requires_grad_()
+    module.zero_grad()
+    results = call(images)
+    sum(each.square().mean() for each in results).backward()
+    grads = [p.grad if p.grad is not None else torch.zeros(()) for p in module.parameters()]
+    buffers = [value.clone() for value in module.buffers()]
+    return [*(each.detach() for each in results), images.grad, *grads, *buffers]
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     plan=st.lists(
@@ -486,12 +497,7 @@ def test_random_networks(plan, channels, size) -> None:
         (exact, exact, x.clone()),
         (torch.compile(model, backend="ort", options={"check": 2}), model, x.float()),
     ):
-        images.requires_grad_()
-        results = call(images)
-        sum(each.square().mean() for each in results).backward()
-        grads = [p.grad if p.grad is not None else torch.zeros(()) for p in module.parameters()]
-        found.append([*(each.detach() for each in results), images.grad, *grads])
-        found[-1] += [value.clone() for value in module.buffers()]
+        found.append(trained(call, module, images))
     for want, got in zip(*found, strict=True):
         if want is None:
             assert got is None
@@ -522,13 +528,7 @@ def test_random_networks_through_one_graph(plan, channels, sizes) -> None:
         x = torch.randn(batch, channels, height, width, dtype=torch.float64)
         found = []
         for run, module, images in ((exact, exact, x.clone()), (call, model, x.float())):
-            images.requires_grad_()
-            module.zero_grad()
-            results = run(images)
-            sum(each.square().mean() for each in results).backward()
-            grads = [p.grad if p.grad is not None else torch.zeros(()) for p in module.parameters()]
-            found.append([*(each.detach() for each in results), images.grad, *grads])
-            found[-1] += [value.clone() for value in module.buffers()]
+            found.append(trained(run, module, images))
         # A gradient may be a sum of large numbers that is nearly zero.
         scale = max(1, *(want.double().abs().max().item() for want in found[0]))
         for want, got in zip(*found, strict=True):

@@ -406,10 +406,15 @@ class DynamoSymbol(NamedTuple):
     high: int | None
 
 
+def _values_in(env: Any) -> dict[sympy.Symbol, Any]:
+    """Give the values that symbols have in the call that is traced; torch has renamed them."""
+    return getattr(env, "backed_var_to_val", None) or env.var_to_val
+
+
 def dynamo_symbols(size: torch.SymInt) -> dict[str, DynamoSymbol]:
     """Give the symbols in a size, by name."""
     env = size.node.shape_env
-    values = getattr(env, "backed_var_to_val", None) or env.var_to_val
+    values = _values_in(env)
     found = {}
     for symbol in size.node.expr.free_symbols:
         value = int(values[symbol]) if symbol in values else None
@@ -609,7 +614,7 @@ class _ShapeEnv(ShapeEnv):
         """
         if not (isinstance(expr, sympy.Eq) and all(side.is_Mul for side in expr.args)):
             return []
-        values = getattr(self, "backed_var_to_val", None) or self.var_to_val
+        values = _values_in(self)
         made = list(values)  # in the order of the inputs
         left, right = ([f for f in side.args if f in values] for side in expr.args)
         if len(left) < 2 or [len(side.args) for side in expr.args] != [len(left), len(right)]:
@@ -813,7 +818,7 @@ def _symbols_in(size: torch.SymInt) -> dict[Any, int]:
     if recorded is not None:
         return recorded
     env = size.node.shape_env
-    values = getattr(env, "backed_var_to_val", None) or env.var_to_val
+    values = _values_in(env)
     return {s: int(values.get(s, 4)) for s in size.node.expr.free_symbols}  # 4: data alone tells
 
 

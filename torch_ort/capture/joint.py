@@ -170,7 +170,10 @@ class Capture:
                 static_lifetime_input_indices=static_lifetime_input_indices, **unused
             )  # fmt: skip
         layout = self._compile_joint(joint, num_fwd_outputs, static_lifetime_input_indices)
-        return make_stubs(layout, self._forward.session)
+        session = self._forward.session
+        layout.note_saved(session)
+        _gradient_fakes[session.id] = [node.meta["val"] for node in layout.gradient_layout.tensors]
+        return make_stubs(layout, session)
 
     def _compile_joint(
         self, joint: torch.nn.Module, num_outputs: int, parameters: Sequence[int] | None = None
@@ -188,8 +191,6 @@ class Capture:
             program, self.options, sources, self.state.files, self.state.rewrite
         )
         self.state.programs.append(program)
-        layout.note_saved(session)
-        _gradient_fakes[session.id] = [node.meta["val"] for node in layout.gradient_layout.tensors]
         self._forward = ForwardRunner(layout, session, self.options, self.state)
         return layout
 
@@ -542,7 +543,7 @@ class ForwardRunner:
         saved = [tensors[i] for i in self._saved_inputs]
         saved += [results[i] for i in self._saved_outputs]
         if kept is not None:
-            self.note_token(token, kept)
+            self.first_backward.after_forward(token, kept)
         return [*layout.outputs.assemble(results), token, *(saved[i] for i in layout.to_saved)]
 
     def note_call(self, args: Sequence[Any]) -> _Kept | None:
@@ -558,10 +559,6 @@ class ForwardRunner:
                 for i in self._layout.written
             ]
         return kept
-
-    def note_token(self, token: torch.Tensor, kept: _Kept) -> None:
-        """Tell which token was given for a call."""
-        self.first_backward.after_forward(token, kept)
 
 
 class BackwardRunner:

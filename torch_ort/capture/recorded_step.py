@@ -57,7 +57,7 @@ class RecordedStep:
             self._is_watched = False
         results = self._step(inputs, saved_tensor_hooks_copy())
         if kept is not None:
-            self._forward.note_token(results[-1], kept)
+            self._forward.first_backward.after_forward(results[-1], kept)
         outputs = results if self._outputs.are_tensors else self._outputs.assemble(results)
         return self._results.of(inputs, outputs)
 
