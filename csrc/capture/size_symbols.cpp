@@ -325,7 +325,7 @@ bool SizeSymbols::decide(const Dim& condition, Asker asker) {
 }
 
 // Operators compare sizes with 0 and 1 to choose among ways to the same numbers. What equals
-// another constant may have to: the channels of an image those of a norm.
+// another constant may have to: the channels of an image those of a norm. A remainder has to be 0.
 bool SizeSymbols::is_layout_question(const Dim& condition) const {
   const DimOp op = condition.op();
   if (op != DimOp::kEq && op != DimOp::kNe) return false;
@@ -333,6 +333,7 @@ bool SizeSymbols::is_layout_question(const Dim& condition) const {
   if (lhs.is_constant() == rhs.is_constant()) return false;
   const int64_t constant = lhs.is_constant() ? lhs.constant() : rhs.constant();
   if (constant > 1 && value_locked(lhs) == value_locked(rhs)) return false;
+  if ((lhs.is_constant() ? rhs : lhs).op() == DimOp::kMod) return false;
   std::vector<std::string> names;
   condition.collect_symbols(names);
   return std::all_of(names.begin(), names.end(),

@@ -180,6 +180,9 @@ CASES = {
         ),
         numbers(2, 4, 12),
     ),
+    "a norm of the input": (
+        lambda: nn.Sequential(nn.GroupNorm(2, 4), nn.Conv1d(4, 8, 3)), numbers(2, 4, 12),
+    ),
 }  # fmt: skip
 
 
