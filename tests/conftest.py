@@ -68,6 +68,13 @@ def _reset() -> None:
         sys.modules["torch_ort"].reset_counters()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def small_heap() -> None:
+    """Keep what lives by now out of garbage collections: many tests ask for one."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def fresh_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Give each test strict mode, eager's random numbers, no compiled code, counters at zero."""
