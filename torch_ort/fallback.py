@@ -12,6 +12,7 @@ import torch
 from torch_ort import counting
 from torch_ort._C import Error, InternalError, Unsupported, UserError
 from torch_ort.capture import aot_compat
+from torch_ort.generators import TorchGenerators
 
 # What the engine raises where eager PyTorch may take over.
 ENGINE_ERRORS = (Unsupported, InternalError)
@@ -47,7 +48,7 @@ def compile_or_eager(
     was. `state.failed` tells later that a backward failed, after which eager is right as well;
     what the graph writes into stands in `state.written` while its first run may fail.
     """
-    random = RandomState()
+    random = TorchGenerators()
     try:
         compiled, again = compile_graph()
     except UserError:
@@ -133,20 +134,6 @@ def recompile_limit_reached(frame_id: int, limit: str) -> None:
 
 
 aot_compat.watch_recompile_limit(recompile_limit_reached)
-
-
-class RandomState:
-    """Remembers the generators' states, to run something again with the same numbers."""
-
-    def __init__(self) -> None:
-        self.cpu = torch.get_rng_state()
-        self.cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-
-    def restore(self) -> None:
-        """Put the remembered states back."""
-        torch.set_rng_state(self.cpu)
-        if self.cuda:
-            torch.cuda.set_rng_state_all(self.cuda)
 
 
 class FirstRun:
@@ -236,7 +223,7 @@ def stage_of_first_run(error: Exception) -> str:
 @contextmanager
 def undone_on_error(graph: Any) -> Iterator[None]:
     """Undo what a failing run of a graph wrote and drew; `graph.written` collects copies for it."""
-    random = RandomState()
+    random = TorchGenerators()
     graph.written = []
     try:
         yield

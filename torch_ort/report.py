@@ -16,8 +16,9 @@ import torch
 from torch_ort import _C, counting
 from torch_ort.capture.aot_compat import pytree
 from torch_ort.compiler import Program
-from torch_ort.fallback import RandomState, put_back
+from torch_ort.fallback import put_back
 from torch_ort.functions.capturing import functions_seen
+from torch_ort.generators import TorchGenerators
 from torch_ort.roofline import Roofline, best_seconds, measure
 
 # Dynamo until it calls the backend, recording or AOTAutograd's tracing, reading of the graph, and
@@ -246,7 +247,7 @@ def compile_afresh(model: Any, options: dict[str, Any] | None) -> Any:
 @contextmanager
 def kept(model: Any, inputs: Any) -> Iterator[None]:
     """Put parameters, buffers, inputs and random generators back as they were."""
-    random = RandomState()
+    random = TorchGenerators()
     tables = [
         (table, dict(table))
         for module in getattr(model, "modules", list)()

@@ -29,8 +29,9 @@ from torch_ort.capture.recorder import (
     record,
 )
 from torch_ort.capture.symbols import Symbolic, symbol_name
-from torch_ort.fallback import RandomState, comes_from_function, stage, warn
+from torch_ort.fallback import comes_from_function, stage, warn
 from torch_ort.functions.call import end_of_capture
+from torch_ort.generators import TorchGenerators
 from torch_ort.options import Options
 
 
@@ -251,7 +252,7 @@ def record_or_hand_over(make: Callable[[], Any], state: GraphState) -> Any:
     """
     if "recorder" in state.options.disable:
         return None
-    random = RandomState()
+    random = TorchGenerators()
     try:
         return make()
     except UserError:
@@ -612,7 +613,7 @@ class FirstBackward:
             if isinstance(arg, torch.Tensor) else arg
             for i, arg in enumerate(args)
         ]  # fmt: skip
-        return _Kept(inputs, _versions(inputs), RandomState())
+        return _Kept(inputs, _versions(inputs), TorchGenerators())
 
     def after_forward(self, token: torch.Tensor, kept: _Kept) -> None:
         """File what was remembered under its token."""
@@ -637,7 +638,7 @@ class FirstBackward:
         return gradients
 
     def _run_again(self, kept: _Kept, tangents: list[Any]) -> list[torch.Tensor]:
-        now = RandomState()
+        now = TorchGenerators()
         kept.random.restore()
         try:
             with torch.no_grad():
@@ -654,7 +655,7 @@ class FirstBackward:
 class _Kept:
     inputs: list[Any]
     versions: list[int]
-    random: RandomState
+    random: TorchGenerators
 
     def was_edited(self) -> bool:
         return _versions(self.inputs) != self.versions

@@ -7,8 +7,6 @@ be lost in later calls, so it is refused.
 from __future__ import annotations
 
 import copy
-import random
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +18,7 @@ import torch
 from torch_ort._C import ScriptObject, Unsupported
 from torch_ort.capture.aot_compat import is_cache
 from torch_ort.capture.torchscript import guard_row, is_script, script_object
+from torch_ort.generators import PythonGenerators
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, range)
 _CONTAINERS = (list, tuple, set, frozenset, dict)
@@ -259,18 +258,19 @@ _MISSING = object()
 def unchanged_attributes(module: torch.nn.Module) -> Iterator[Watch]:
     """Put back what forward assigned to attributes; raise Unsupported if it assigned anything."""
     watch = Watch(module)
-    drawn = _random_states()
+    generators = PythonGenerators()
     changed: list[str] = []
     try:
         yield watch
     finally:
         changed = watch.undo()
-        others = _put_back_random_states(drawn)
+        drawn = generators.drawn_from()
+        generators.restore()
     if changed:
         raise Unsupported(f"forward assigns {', '.join(changed)}, which a captured graph cannot do")
-    if others:
+    if drawn:
         raise Unsupported(
-            f"forward draws from {others}, whose numbers a captured graph would repeat forever"
+            f"forward draws from {drawn}, whose numbers a captured graph would repeat forever"
         )
 
 
@@ -327,20 +327,3 @@ def _refill(value: Any, before: Any) -> None:
         value.extend(before)
     else:
         value.update(before)
-
-
-def _random_states() -> tuple[Any, Any]:
-    numpy = sys.modules.get("numpy")
-    return random.getstate(), numpy.random.get_state() if numpy else None
-
-
-def _put_back_random_states(before: tuple[Any, Any]) -> str:
-    """Undo draws; name the generator that was drawn from."""
-    now = _random_states()
-    if now[0] != before[0]:
-        random.setstate(before[0])
-        return "Python's random"
-    if before[1] is not None and (now[1][2] != before[1][2] or (now[1][1] != before[1][1]).any()):
-        sys.modules["numpy"].random.set_state(before[1])
-        return "numpy.random"
-    return ""

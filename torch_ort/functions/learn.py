@@ -6,8 +6,6 @@ with one of the arguments is taken to be that one. Every call of the graph check
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from torch_ort.capture.answers import form_of, rehearsal
 from torch_ort.capture.dispatch_compat import Leaf
 from torch_ort.capture.shape_rules import Spec, in_order, numel, rows, spec_of
 from torch_ort.functions.arguments import full_name
+from torch_ort.generators import PythonGenerators, TorchGenerators
 
 
 @dataclass
@@ -391,16 +390,12 @@ def _real(
 @contextmanager
 def _generators_kept() -> Iterator[None]:
     """Put random generators back: what is drawn in learning is drawn again in earnest."""
-    numpy = sys.modules.get("numpy")
+    of_python = PythonGenerators()
     with aot_compat.real_tensors():
-        torch_state = torch.get_rng_state()
-    python_state = random.getstate()
-    numpy_state = numpy.random.get_state() if numpy else None
+        of_torch = TorchGenerators()
     try:
         yield
     finally:
         with aot_compat.real_tensors():
-            torch.set_rng_state(torch_state)
-        random.setstate(python_state)
-        if numpy_state is not None:
-            numpy.random.set_state(numpy_state)
+            of_torch.restore()
+        of_python.restore()

@@ -22,6 +22,7 @@ from torch_ort.capture.joint import GraphState, hand_over
 from torch_ort.capture.module import ModuleCapture, ModuleState, capture_module, describe_call
 from torch_ort.capture.structure import Structure, UnknownType
 from torch_ort.functions.capturing import policy_of
+from torch_ort.generators import TorchGenerators
 from torch_ort.options import Options, ORTModuleOptions
 from torch_ort.ortmodule import logs
 from torch_ort.ortmodule.graph_optimizers import rewrite_for
@@ -255,7 +256,7 @@ class Calls:
         for names, sizes in attempts:
             rewrite = rewrite_for(self._module, device, self._options.opset)
             state = GraphState(self._options, self._files, rewrite)
-            random = fallback.RandomState()
+            random = TorchGenerators()
             _thread.is_capturing = True
             _captures.append(self)
             try:
