@@ -242,6 +242,13 @@ c10::SymInt SizeSymbols::symbol(const std::string& name, int64_t value, bool is_
       SymNode(c10::make_intrusive<Node>(std::move(self), Dim::symbol(name), kInteger)));
 }
 
+c10::SymInt SizeSymbols::told(const std::string& name, int64_t value) {
+  c10::SymInt made = symbol(name, value, true);
+  std::scoped_lock lock(mutex_);
+  symbols_.at(name).is_told = true;
+  return made;
+}
+
 c10::SymInt SizeSymbols::expression(const Dim& dim) {
   value(dim);  // raises for symbols of others
   if (dim.is_constant()) return dim.constant();
@@ -370,6 +377,13 @@ std::vector<Dim> SizeSymbols::guards() {
 }
 
 void SizeSymbols::guard(const Dim& condition) {
+  std::vector<std::string> names;
+  condition.collect_symbols(names);
+  for (const std::string& name : names) {
+    if (!symbols_.at(name).is_told) continue;
+    throw Unsupported(
+        concat("sizes: what is done depends on ", condition.str(), ", where data tells ", name));
+  }
   guards_.push_back(condition);
   facts_.emplace_back(condition, true);
   facts_.emplace_back(negated(condition), false);

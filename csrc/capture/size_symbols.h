@@ -34,6 +34,9 @@ class SizeSymbols : public c10::intrusive_ptr_target {
   c10::SymInt symbol(const std::string& name, int64_t value, bool is_size,
                      std::optional<int64_t> low = std::nullopt,
                      std::optional<int64_t> high = std::nullopt);
+  // A size that only data tells: whatever depends on it raises Unsupported. `value` is one that it
+  // might have.
+  c10::SymInt told(const std::string& name, int64_t value);
   // An expression over symbols that were made here.
   c10::SymInt expression(const ir::Dim& dim);
 
@@ -61,6 +64,7 @@ class SizeSymbols : public c10::intrusive_ptr_target {
     bool is_size;     // or an integer that the call brings
     size_t position;  // in the order of creation
     Bounds bounds;
+    bool is_told = false;
   };
 
   ir::Dim simplified_locked(const ir::Dim& dim);

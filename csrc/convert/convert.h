@@ -38,6 +38,7 @@ class Builder {
   Builder(ir::Graph& graph, int max_opset) : graph_(graph), max_opset_(max_opset) {}
 
   ir::Graph& graph() { return graph_; }
+  int max_opset() const { return max_opset_; }
   // Adds a standard node; returns its outputs.
   std::vector<ir::Value*> node(std::string_view op, std::vector<ir::Value*> inputs,
                                const std::vector<ir::Type>& types, ir::Attrs attrs = {});

@@ -1,5 +1,5 @@
 // torch_ort.Dims as standard nodes. Every size is an int64 vector of one element, made where it is
-// read first.
+// read first, from the shape of the first tensor that has it.
 #include "convert/portable.h"
 #include "ir/edit.h"
 #include "ops/op.h"
@@ -39,14 +39,42 @@ bool has_node(const Dim& dim) {
 class SizeWriter {
  public:
   explicit SizeWriter(Graph& graph) : graph_(graph) {
-    for (Value* input : graph.inputs) {
-      if (!input->type.shape) continue;
-      for (size_t axis = 0; axis < input->type.shape->size(); ++axis) {
-        const Dim& dim = (*input->type.shape)[axis];
-        if (dim.is_symbol()) sources_.try_emplace(dim.name(), input, axis);
+    for (Value* input : graph.inputs) note_sizes(input);
+    std::erase_if(graph.symbol_inputs, [&](const auto& name) { return sources_.contains(name); });
+  }
+
+  int run() {
+    int rewrites = 0;
+    for (Node& node : graph_.nodes) {
+      if (node.is_erased()) continue;
+      if (ir::is(&node, "Dims", ir::kTorchOrtDomain)) {
+        if (expand(node)) ++rewrites;
+        continue;
+      }
+      // What a closed body reads, its node brings.
+      if (node.op.domain.empty()) {
+        for (const auto& body : ir::bodies(node)) rewrites += SizeWriter(*body, *this, node).run();
+      }
+      for (Value* output : node.outputs) {
+        if (output != nullptr) note_sizes(output);
       }
     }
-    std::erase_if(graph.symbol_inputs, [&](const auto& name) { return sources_.contains(name); });
+    return rewrites;
+  }
+
+ private:
+  // Of a body of `node`.
+  SizeWriter(Graph& graph, SizeWriter& outer, Node& node)
+      : graph_(graph), outer_(&outer), node_(&node) {
+    for (Value* input : graph.inputs) note_sizes(input);
+  }
+
+  void note_sizes(Value* value) {
+    if (!value->type.shape) return;
+    for (size_t axis = 0; axis < value->type.shape->size(); ++axis) {
+      const Dim& dim = (*value->type.shape)[axis];
+      if (dim.is_symbol()) sources_.try_emplace(dim.name(), value, axis);
+    }
   }
 
   bool expand(Node& dims) {
@@ -63,7 +91,6 @@ class SizeWriter {
     return true;
   }
 
- private:
   struct Source {
     Value* input;
     size_t axis;
@@ -72,11 +99,15 @@ class SizeWriter {
   bool can_write(const Dim& dim) const {
     std::vector<std::string> names;
     dim.collect_symbols(names);
+    return has_node(dim) && std::all_of(names.begin(), names.end(),
+                                        [&](const auto& name) { return can_write(name); });
+  }
+
+  bool can_write(const std::string& name) const {
     const auto& given = graph_.symbol_inputs;
-    return has_node(dim) && std::all_of(names.begin(), names.end(), [&](const auto& name) {
-             return sizes_.contains(name) || sources_.contains(name) ||
-                    std::find(given.begin(), given.end(), name) != given.end();
-           });
+    return sizes_.contains(name) || sources_.contains(name) ||
+           std::find(given.begin(), given.end(), name) != given.end() ||
+           (outer_ != nullptr && outer_->can_write(name));
   }
 
   Value* make(const char* op, std::vector<Value*> inputs, ir::Attrs attrs = {},
@@ -117,12 +148,18 @@ class SizeWriter {
       if (shape == nullptr) shape = make("Shape", {input}, {}, input->name + "_shape");
       return make("Gather", {shape, ints({static_cast<int64_t>(axis)})}, {}, name);
     }
+    if (outer_ != nullptr) {
+      outer_->at_ = node_;
+      return &ir::capture(*node_, graph_, *outer_->size(Dim::symbol(name)));
+    }
     std::erase(graph_.symbol_inputs, name);
     Value& given = ir::add_input(graph_, name, {.dtype = ir::DType::kInt64, .shape = ir::Shape{}});
     return make("Reshape", {&given, ints({1})});
   }
 
   Graph& graph_;
+  SizeWriter* outer_ = nullptr;
+  Node* node_ = nullptr;  // of the outer graph
   Node* at_ = nullptr;
   std::unordered_map<std::string, Source> sources_;
   std::unordered_map<std::string, Value*> sizes_;  // by their text
@@ -131,13 +168,6 @@ class SizeWriter {
 
 }  // namespace
 
-int expand_sizes(Graph& graph) {
-  SizeWriter writer(graph);
-  int rewrites = 0;
-  for (Node& node : graph.nodes) {
-    if (ir::is(&node, "Dims", ir::kTorchOrtDomain) && writer.expand(node)) ++rewrites;
-  }
-  return rewrites;
-}
+int expand_sizes(Graph& graph) { return SizeWriter(graph).run(); }
 
 }  // namespace torch_ort::convert

@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "ir/edit.h"
 
+#include <algorithm>
 #include <set>
 
 namespace torch_ort::convert {
@@ -22,6 +23,15 @@ bool is_same_value(const AtenCall& call) {
 Reader::Reader(std::string name, int max_opset)
     : graph_(std::make_unique<ir::Graph>()), builder_(*graph_, max_opset) {
   graph_->name = std::move(name);
+}
+
+// New values get names that no value has which the body may name.
+Reader::Reader(Reader& outer, std::string name)
+    : outer_(&outer),
+      graph_(std::make_unique<ir::Graph>()),
+      builder_(*graph_, outer.builder_.max_opset()) {
+  graph_->name = std::move(name);
+  graph_->names = outer.graph_->names;
 }
 
 void Reader::add_input(const std::string& name, ir::Type type) {
@@ -68,6 +78,20 @@ void Reader::add_private_clone(const std::string& of, const std::string& name, i
   values_[name]->producer->attrs["effects"] = ir::Dim(1);
 }
 
+void Reader::add_control_flow(const AtenCall& call, const std::vector<std::string>& names,
+                              const std::vector<std::pair<std::string, Reader*>>& bodies) {
+  ir::Attrs attrs;
+  for (const auto& [name, body] : bodies) attrs[name] = std::shared_ptr<ir::Graph>(body->take());
+  std::vector<ir::Value*> inputs;
+  for (const ops::Arg& arg : call.args) inputs.push_back(arg.is_none() ? nullptr : tensor(arg));
+  const Builder::Scope scope(builder_, call);
+  const std::vector<ir::Value*> results =
+      builder_.node(call.op, std::move(inputs), call.types, std::move(attrs));
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (!names[i].empty()) values_[names[i]] = results[i];
+  }
+}
+
 void Reader::add_yield(const std::vector<std::string>& outputs,
                        const std::vector<std::pair<std::string, ir::Type>>& tangents) {
   std::vector<ir::Value*> inputs;
@@ -82,14 +106,46 @@ void Reader::add_yield(const std::vector<std::string>& outputs,
   }
 }
 
+// ONNX wants the results of a body to be made in it, each once.
 void Reader::set_outputs(const std::vector<std::string>& names) {
-  for (const std::string& name : names) ir::add_output(*graph_, *value(name));
+  for (const std::string& name : names) {
+    ir::Value* result = value(name);
+    const bool is_given =
+        std::find(graph_->outputs.begin(), graph_->outputs.end(), result) != graph_->outputs.end();
+    if (outer_ != nullptr && (result->producer == nullptr || is_given)) {
+      ir::Type type = result->type;
+      result = builder_.node1("Identity", {result}, type);
+    }
+    ir::add_output(*graph_, *result);
+  }
 }
 
-ir::Value* Reader::value(const std::string& name) const {
-  auto found = values_.find(name);
-  ORT_CHECK(found != values_.end() && found->second != nullptr, "convert: no value '", name, "'");
-  return found->second;
+ir::Value* Reader::find(const std::string& name) {
+  if (const auto found = values_.find(name); found != values_.end()) return found->second;
+  ir::Value* outer = outer_ != nullptr ? outer_->find(name) : nullptr;
+  if (outer == nullptr) return nullptr;
+  ir::Value*& captured = captured_[outer];
+  if (captured == nullptr) {
+    graph_->names.erase(outer->name);
+    captured = &ir::add_value(*graph_, outer->name, outer->type);
+  }
+  return captured;
+}
+
+ir::Value* Reader::value(const std::string& name) {
+  ir::Value* found = find(name);
+  ORT_CHECK(found != nullptr, "convert: no value '", name, "'");
+  return found;
+}
+
+std::unique_ptr<ir::Graph> Reader::take() {
+  if (outer_ == nullptr) {
+    ir::separate_names(*graph_);
+  } else {
+    graph_->names.clear();
+    for (const ir::Value& value : graph_->values) graph_->names.insert(value.name);
+  }
+  return std::move(graph_);
 }
 
 }  // namespace torch_ort::convert

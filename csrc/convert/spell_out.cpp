@@ -285,17 +285,49 @@ Values by_row(Builder& builder, const AtenCall& call, const c10::FunctionSchema&
   return is_changed ? (*row)(builder, changed) : Values();
 }
 
+// Whether some elements are not 0, or all: none makes the first false and the second true.
+template <bool kAll>
+Values count_true(Builder& builder, const AtenCall& call) {
+  Value* x = tensor(call.arg("self"));
+  if (x == nullptr || !x->type.is_known() || !call.types[0].shape) return {};
+  Shape axes = last_axes(x, x->type.shape->size());
+  if (call.overload == "dim") axes = {axis(call, "dim", x->type.shape->size())};
+  Formula f(builder);
+  Value* counted = f.cast(x, DType::kBool);
+  if (kAll) counted = f.make("Not", {counted});
+  counted = f.reduce("ReduceSum", f.cast(counted, DType::kInt64), axes);
+  counted = f.reshape(counted, *call.types[0].shape);
+  return {f.make(kAll ? "Equal" : "Greater", {counted, builder.scalar(0, DType::kInt64)})};
+}
+
+Values floor_quotient(Builder& builder, const AtenCall& call) {
+  Value *a = tensor(call.arg("self")), *b = tensor(call.arg("other"));
+  const DType dtype = call.types[0].dtype;
+  const bool fits = a != nullptr && b != nullptr && a->type.dtype == dtype &&
+                    b->type.dtype == dtype && text(call.arg("rounding_mode")) == "floor";
+  if (!fits) return {};
+  Formula f(builder);
+  if (is_float(dtype)) return {f.make("Floor", {f.make("Div", {a, b})})};
+  // Div rounds towards zero; without the remainder there is nothing to round.
+  return {f.make("Div", {f.sub(a, f.make("Mod", {a, b})), b})};
+}
+
 const Table& formulas() {
   static const Table filled = [] {
     Table table;
     table.add("aten::_log_softmax", softmax<true>);
     table.add("aten::_scaled_dot_product_flash_attention_for_cpu", attention);
     table.add("aten::_softmax", softmax<false>);
+    table.add("aten::all", count_true<true>);
+    table.add("aten::all.dim", count_true<true>);
+    table.add("aten::any", count_true<false>);
+    table.add("aten::any.dim", count_true<false>);
     table.add("aten::arange", arange);
     table.add("aten::arange.start", arange);
     table.add("aten::arange.start_step", arange);
     table.add("aten::clone", clone);
     table.add("aten::cumsum", cumsum);
+    table.add("aten::div.Tensor_mode", floor_quotient);
     table.add("aten::gelu", gelu);
     table.add("aten::hardswish", activation<hard_swish>);
     table.add("aten::index.Tensor", index);
@@ -355,6 +387,7 @@ int spell_out(ir::Graph& graph, int max_opset) {
   int rewrites = 0;
   for (ir::Node& node : graph.nodes) {
     if (ir::is(&node, "ATen", ir::kAtenDomain) && spell_out(graph, node, builder)) ++rewrites;
+    for (const auto& body : ir::bodies(node)) rewrites += spell_out(*body, max_opset);
   }
   for (Value& value : graph.values) value.type.strides.reset();
   return rewrites;

@@ -145,6 +145,28 @@ void renumber(std::vector<Value*>& values) {
   for (size_t i = 0; i < values.size(); ++i) values[i]->index = static_cast<int>(i);
 }
 
+void separate_names(Graph& graph, std::vector<const Graph*>& around) {
+  const auto is_taken = [&](const std::string& name) {
+    return std::any_of(around.begin(), around.end(),
+                       [&](const Graph* outer) { return outer->names.contains(name); });
+  };
+  for (Value& value : graph.values) {
+    if (!is_taken(value.name) || is_captured(graph, value)) continue;
+    std::string name;
+    do {
+      name = unused_name(graph, value.name);
+      if (is_taken(name)) name += "_in";
+    } while (is_taken(name) || graph.names.contains(name));
+    rename(graph, value, name);
+  }
+  around.push_back(&graph);
+  for (Node& node : graph.nodes) {
+    if (!node.op.domain.empty()) continue;
+    for_each_subgraph(node, [&](Graph& body) { separate_names(body, around); });
+  }
+  around.pop_back();
+}
+
 }  // namespace
 
 Value& add_value(Graph& graph, std::string_view hint, Type type) {
@@ -266,6 +288,24 @@ void take_name(Graph& graph, Value& value, std::string_view name) {
   rename(graph, value, name);
 }
 
+Value& capture(Node& node, Graph& body, Value& outer) {
+  Value* known = find_value(body, outer.name);
+  ORT_CHECK(!known || is_captured(body, *known), "edit: graph '", body.name, "' has a value '",
+            outer.name, "' of its own, so it cannot refer to an outer one");
+  const Use use{&node, kCaptured};
+  if (std::find(outer.uses.begin(), outer.uses.end(), use) == outer.uses.end()) {
+    outer.uses.push_back(use);
+  }
+  return known ? *known : add_value(body, outer.name, outer.type);
+}
+
+void make_input(Graph& body, Value& captured) {
+  ORT_CHECK(is_captured(body, captured), "edit: value '", captured.name, "' of graph '", body.name,
+            "' becomes an input: want one of an outer graph");
+  captured.index = static_cast<int>(body.inputs.size());
+  body.inputs.push_back(&captured);
+}
+
 void give_data(Graph& graph, Value& value, std::shared_ptr<const TensorData> data) {
   ORT_CHECK(!value.producer && !value.data, "edit: value '", value.name,
             "' gets data: want an input, or an initializer without");
@@ -276,6 +316,11 @@ void give_data(Graph& graph, Value& value, std::shared_ptr<const TensorData> dat
   }
   value.type.strides.reset();
   value.data = std::move(data);
+}
+
+void separate_names(Graph& graph) {
+  std::vector<const Graph*> around;
+  separate_names(graph, around);
 }
 
 void sweep(Graph& graph) {

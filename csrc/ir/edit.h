@@ -43,6 +43,14 @@ void rename(Graph& graph, Value& value, std::string_view name);
 void take_name(Graph& graph, Value& value, std::string_view name);
 // Makes an initializer with data of a graph input, or of an initializer without.
 void give_data(Graph& graph, Value& value, std::shared_ptr<const TensorData> data);
+// The value of a body of `node` that stands for one of the graph which the node is in; made if
+// there is none.
+Value& capture(Node& node, Graph& body, Value& outer);
+// Makes an input of a value of a body that stands for one of an outer graph.
+void make_input(Graph& body, Value& captured);
+// Renames values of bodies that are called like a value of a graph around them: ONNX knows no two
+// values of one name there. Bodies of nodes of ours have names of their own.
+void separate_names(Graph& graph);
 // Frees tombstones, initializers with data that nothing reads, and values that nothing mentions any
 // more; pointers to these become invalid. Nodes keep the outputs that nobody reads: how many there
 // are has a meaning for many ops.

@@ -96,6 +96,15 @@ inline bool is(const Node* node, std::string_view op, std::string_view domain = 
   return node != nullptr && node->op.name == op && node->op.domain == domain;
 }
 
+// The graphs among the attributes of a node.
+inline std::vector<std::shared_ptr<Graph>> bodies(const Node& node) {
+  std::vector<std::shared_ptr<Graph>> found;
+  for (const auto& [name, attr] : node.attrs) {
+    if (auto* graph = std::get_if<std::shared_ptr<Graph>>(&attr)) found.push_back(*graph);
+  }
+  return found;
+}
+
 inline constexpr const char* kAtenDomain = "org.pytorch.aten";
 inline constexpr const char* kMicrosoftDomain = "com.microsoft";
 inline constexpr const char* kTorchOrtDomain = "torch_ort";

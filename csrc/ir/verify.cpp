@@ -147,7 +147,9 @@ class Verifier {
       auto* subgraph = std::get_if<std::shared_ptr<Graph>>(&attr);
       if (!subgraph) continue;
       check(*subgraph != nullptr, "attribute '", name, "' of node '", node.name, "' has no graph");
-      Verifier(**subgraph, stage_, this).run();
+      // What a node of ours holds reads nothing from outside, and has names of its own.
+      const bool is_closed = !node.op.domain.empty();
+      Verifier(**subgraph, stage_, is_closed ? nullptr : this).run();
       for (std::string& read : captured_names(**subgraph)) captured.push_back(std::move(read));
     }
     std::sort(captured.begin(), captured.end());

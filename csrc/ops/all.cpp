@@ -9,6 +9,7 @@ const Registry& registry() {
     register_activation(ops);
     register_aten(ops);
     register_attention(ops);
+    register_control_flow(ops);
     register_convolution(ops);
     register_creation(ops);
     register_elementwise(ops);

@@ -25,7 +25,8 @@ bool is_pure(const ir::Node& node) {
   if (is_aten(node)) return ir::int_attr(node.attrs, "effects", 0) == 0;
   const Op* op = registry().find(node.op);
   // Nothing is known of Python code and of other foreign ops.
-  return op != nullptr && op->pure;
+  if (op == nullptr) return false;
+  return op->pure_of != nullptr ? op->pure_of(node) : op->pure;
 }
 
 bool is_view(const ir::Node& node) {

@@ -8,6 +8,7 @@ namespace torch_ort::ops {
 void register_activation(Registry& ops);
 void register_aten(Registry& ops);
 void register_attention(Registry& ops);
+void register_control_flow(Registry& ops);
 void register_convolution(Registry& ops);
 void register_creation(Registry& ops);
 void register_elementwise(Registry& ops);

@@ -37,6 +37,7 @@ struct Op {
   std::vector<int> int_inputs;  // inputs read through known_ints alone, never as tensors
   // Where a fact depends on the form of the node.
   int (*since_of)(const ir::Node& node) = nullptr;
+  bool (*pure_of)(const ir::Node& node) = nullptr;
   bool (*view_of)(const ir::Node& node) = nullptr;
 };
 

@@ -20,6 +20,7 @@ struct Pass {
   bool is_needed = false;  // the engine runs no graph that has not seen it
 };
 
+int close_bodies(ir::Graph& graph);
 int read_sizes(ir::Graph& graph);
 int remove_identity(ir::Graph& graph);
 int fold_constants(ir::Graph& graph);

@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "ir/edit.h"
 #include "ir/verify.h"
+#include "ops/control_flow.h"
 #include "passes/pass.h"
 
 #include <algorithm>
@@ -25,14 +26,23 @@ struct RewriteLimit {
   ~RewriteLimit() { rewrites_left = kNoLimit; }
 };
 
+// On a graph, and on the bodies of If and Loop in it.
+int run_everywhere(const Pass& pass, ir::Graph& graph) {
+  int rewrites = pass.run(graph);
+  ir::sweep(graph);
+  for (const ir::Node& node : graph.nodes) {
+    if (!ops::is_closed(node)) continue;
+    for (const auto& body : ir::bodies(node)) rewrites += run_everywhere(pass, *body);
+  }
+  return rewrites;
+}
+
 int run_one(const Pass& pass, ir::Graph& graph) {
   const auto context = [&](const Error& error) {
     return concat("pass ", pass.name, ": ", error.what());
   };
   try {
-    const int rewrites = pass.run(graph);
-    ir::sweep(graph);
-    return rewrites;
+    return run_everywhere(pass, graph);
   } catch (const Unsupported& error) {
     throw Unsupported(context(error));
   } catch (const UserError& error) {
@@ -58,6 +68,8 @@ bool may_rewrite() {
 
 const std::vector<Pass>& pipeline() {
   static const std::vector<Pass> passes = {
+      // before all others: they run on closed bodies as on any graph
+      {"close_bodies", close_bodies, true},
       {"read_sizes", read_sizes, true},
       {"remove_identity", remove_identity},
       {"fold_constants", fold_constants},

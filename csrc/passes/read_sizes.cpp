@@ -2,10 +2,12 @@
 // expressions: the engine computes no size by a node. Files for other programs have them so
 // (convert/expand_sizes.cpp). Only reads that want integers change; what nobody reads any more
 // goes. An input of one integer that such a read wants becomes a symbol of its name, given with
-// each call.
+// each call. Where a file tells no types, those of bodies of If and Loop come from the values that
+// these are given.
 
 #include "base/error.h"
 #include "ir/edit.h"
+#include "ops/control_flow.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
 #include "passes/memory.h"
@@ -13,6 +15,7 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 
 namespace torch_ort::passes {
 
@@ -23,6 +26,7 @@ using ir::DimOp;
 using ir::Graph;
 using ir::Node;
 using ir::Shape;
+using ir::Type;
 using ir::Value;
 using Sizes = std::optional<Shape>;  // nothing: data tells them
 
@@ -63,6 +67,7 @@ class SizeReader {
     for (Node& node : graph_.nodes) {
       if (node.is_erased()) continue;
       rewrites += rewrite_reads(node);
+      if (ops::is_closed(node)) rewrites += read_bodies(node);
       // A file may know no type, and knows no strides. Sizes tell both, and types tell more sizes.
       if (graph_.opset > 0) ops::infer_types(graph_, node);
     }
@@ -71,6 +76,12 @@ class SizeReader {
   }
 
  private:
+  // Of a closed body of `node`, whose inputs may be sizes that `outer` reads.
+  SizeReader(Graph& body, SizeReader& outer, const Node& node) : SizeReader(body) {
+    outer_ = &outer;
+    node_ = &node;
+  }
+
   int rewrite_reads(Node& node) {
     const ops::Op* op = ops::registry().find(node.op);
     if (op == nullptr) return 0;
@@ -84,6 +95,78 @@ class SizeReader {
       }
     }
     return rewrites;
+  }
+
+  int read_bodies(Node& node) {
+    ops::check_bodies(node);
+    int rewrites = 0;
+    for (const auto& body : ir::bodies(node)) {
+      if (graph_.opset > 0) give_types(node, *body);
+      rewrites += SizeReader(*body, *this, node).run();
+    }
+    return rewrites;
+  }
+
+  static void add_symbols(Graph& body, const std::unordered_set<std::string>& symbols) {
+    const std::unordered_set<std::string> given(body.symbol_inputs.begin(),
+                                                body.symbol_inputs.end());
+    for (const std::string& name : symbols) {
+      if (!given.contains(name)) body.symbol_inputs.push_back(name);
+    }
+    std::sort(body.symbol_inputs.begin(), body.symbol_inputs.end());
+  }
+
+  // To inputs of a body that have none: those of what the node is given.
+  void give_types(const Node& node, Graph& body) {
+    const size_t offset = node.inputs.size() - body.inputs.size();
+    const size_t own = ops::num_own_inputs(node);
+    std::unordered_set<std::string> symbols;
+    for (size_t i = std::max(own, offset); i < node.inputs.size(); ++i) {
+      Value& inner = *body.inputs[i - offset];
+      if (inner.type.is_known() || node.inputs[i] == nullptr) continue;
+      inner.type = node.inputs[i]->type;
+      ops::collect_symbols(inner.type, symbols);
+    }
+    add_symbols(body, symbols);
+    if (own > 1) settle_carried(node, body);
+  }
+
+  // What a Loop carries may have another size after each round: dims that a round changes are
+  // symbols, told by the tensor of each round.
+  void settle_carried(const Node& node, Graph& body) {
+    const std::vector<Type> own = {{.dtype = ir::DType::kInt64, .shape = Shape()},
+                                   {.dtype = ir::DType::kBool, .shape = Shape()}};
+    const size_t carried = ops::num_carried(node);
+    std::vector<bool> is_declared;
+    std::vector<Type> types;
+    for (size_t i = 0; i < carried + 2; ++i) {
+      is_declared.push_back(body.inputs[i]->type.is_known());
+      const Type& given = i < 2 ? own[i] : ops::input(node, i).type;
+      types.push_back(is_declared[i] ? body.inputs[i]->type : ops::with_shape(given, given.shape));
+    }
+    while (true) {
+      const auto trial = ir::clone(body);
+      for (size_t i = 0; i < types.size(); ++i) trial->inputs[i]->type = types[i];
+      SizeReader(*trial, *this, node).run();
+      bool is_settled = true;
+      for (size_t i = 2; i < types.size(); ++i) {
+        if (is_declared[i]) continue;
+        const Type made = ops::common_type(node, body.inputs[i]->name, types[i],
+                                           trial->outputs[i - 1]->type, known_in(*trial));
+        const Type next = ops::with_shape(made, made.shape);
+        is_settled = is_settled && next == types[i];
+        types[i] = next;
+      }
+      if (is_settled) break;
+    }
+    for (size_t i = 0; i < types.size(); ++i) body.inputs[i]->type = types[i];
+  }
+
+  // Symbols that stand for one number from round to round.
+  static std::unordered_set<std::string> known_in(const Graph& body) {
+    std::unordered_set<std::string> known(body.symbol_inputs.begin(), body.symbol_inputs.end());
+    for (const Value* input : body.inputs) ops::collect_symbols(input->type, known);
+    return known;
   }
 
   Value* dims(const Value& of, const Shape& sizes, Node& before) {
@@ -105,9 +188,24 @@ class SizeReader {
     } else if (value->producer != nullptr) {
       sizes = computed(*value->producer, depth + 1);
     } else {
-      sizes = given(*value);
+      sizes = outside(*value, depth + 1);
+      if (!sizes) sizes = given(*value);
     }
     return read_[value] = sizes;
+  }
+
+  Sizes outside(const Value& value, int depth) {
+    const auto found = std::find(graph_.inputs.begin(), graph_.inputs.end(), &value);
+    if (outer_ == nullptr || found == graph_.inputs.end()) return std::nullopt;
+    const size_t place = static_cast<size_t>(found - graph_.inputs.begin()) + node_->inputs.size() -
+                         graph_.inputs.size();
+    if (place < ops::num_own_inputs(*node_)) return std::nullopt;
+    const Sizes sizes = outer_->read(node_->inputs[place], depth);
+    if (!sizes) return std::nullopt;
+    std::unordered_set<std::string> symbols;
+    ops::collect_symbols(Type{.shape = *sizes}, symbols);
+    add_symbols(graph_, symbols);
+    return sizes;
   }
 
   Sizes given(const Value& value) {
@@ -206,6 +304,8 @@ class SizeReader {
   }
 
   Graph& graph_;
+  SizeReader* outer_ = nullptr;
+  const Node* node_ = nullptr;  // of the outer graph
   const SharedMemory memory_;
   std::vector<std::string> symbols_;  // that shapes name
   std::unordered_map<const Value*, Sizes> read_;

@@ -44,7 +44,7 @@ ir::Type type_of(const py::handle& item) {
 }
 
 // ("%", name) is a value, ("#", text) a symbolic integer; the rest are plain values.
-ops::Arg arg_of(const convert::Reader& reader, const py::handle& item) {
+ops::Arg arg_of(convert::Reader& reader, const py::handle& item) {
   if (item.is_none()) return {};
   if (py::isinstance<py::bool_>(item)) return item.cast<bool>();
   if (py::isinstance<py::int_>(item)) return item.cast<int64_t>();
@@ -85,6 +85,19 @@ void add_call(convert::Reader& reader, const std::string& op, const std::string&
   reader.add_call(std::move(call), names);
 }
 
+void add_control_flow(convert::Reader& reader, const std::string& op, const py::list& inputs,
+                      const std::vector<std::pair<std::string, convert::Reader*>>& bodies,
+                      const std::vector<std::string>& names, const py::list& types,
+                      const std::string& name, const std::string& origin) {
+  convert::AtenCall call;
+  call.op = op;
+  for (const py::handle item : inputs) call.args.push_back(arg_of(reader, item));
+  for (const py::handle item : types) call.types.push_back(type_of(item));
+  call.name = name;
+  call.origin = origin;
+  reader.add_control_flow(call, names, bodies);
+}
+
 }  // namespace
 
 void bind_convert(py::module_& module) {
@@ -99,6 +112,16 @@ void bind_convert(py::module_& module) {
       .def("add_call", &add_call, py::arg("op"), py::arg("overload"), py::arg("arg_names"),
            py::arg("args"), py::arg("names"), py::arg("types"), py::arg("name"), py::arg("origin"),
            py::arg("recompute"), py::arg("region"), py::arg("binds_symbol"))
+      .def(
+          "body",
+          [](convert::Reader& reader, const std::string& name) {
+            return std::make_unique<convert::Reader>(reader, name);
+          },
+          py::arg("name"), py::keep_alive<0, 1>(),
+          "A reader of a body of If or Loop, which may name the values of this one.")
+      .def("add_control_flow", &add_control_flow, py::arg("op"), py::arg("inputs"),
+           py::arg("bodies"), py::arg("names"), py::arg("types"), py::arg("name"),
+           py::arg("origin"))
       .def("add_yield",
            [](convert::Reader& reader, const std::vector<std::string>& outputs,
               const std::vector<std::pair<std::string, py::object>>& tangents) {

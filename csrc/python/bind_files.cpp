@@ -54,6 +54,8 @@ void bind_files(py::module_& module) {
              "Rename values; other values of these names get names like them.");
   module.def("spell_out", &convert::spell_out, py::arg("graph"), py::arg("max_opset"),
              "Replace ATen nodes by standard ones where there are some; give their number.");
+  module.def("separate_names", &ir::separate_names, py::arg("graph"),
+             "Give values of bodies of If and Loop names that no value around them has.");
   module.def("expand_sizes", &convert::expand_sizes, py::arg("graph"),
              "Replace torch_ort.Dims nodes by standard ones; give their number.");
 }

@@ -1,6 +1,7 @@
 // One training step as autograd sees it: a forward call, a token, a backward call.
 #include "base/error.h"
 #include "run/context.h"
+#include "run/control_flow.h"
 #include "run/counters.h"
 #include "run/guard.h"
 #include "run/python_op.h"
@@ -184,6 +185,9 @@ void Session::free_idle_contexts() {
     std::lock_guard binding_lock(binding->mutex);
     binding->idle.clear();
   }
+  for (const Step& step : steps_) {
+    if (step.control_flow) step.control_flow->free_idle_contexts();
+  }
 }
 
 std::shared_ptr<Binding> Session::binding_of_serial(int64_t serial) const {
@@ -229,30 +233,41 @@ Session::Tensors Session::collect_outputs(Context& context) const {
   return results;
 }
 
-Session::Tensors Session::forward(const Tensors& inputs, const std::vector<int64_t>& symbols,
-                                  bool carry) {
-  const RunEvent event(*this);
-  release_dead_memory(is_training());
+std::shared_ptr<Context> Session::begin_forward(const Tensors& inputs,
+                                                const std::vector<int64_t>& symbols) {
   std::shared_ptr<Binding> binding = binding_for(inputs, symbols);
-  RunGuard guard(device_);
   std::shared_ptr<Context> context = borrow(shared_from_this(), *binding);
-  const plan::Plan& plan = binding->plan;
-  if (plan.context_bytes > 0) {
+  if (binding->plan.context_bytes > 0) {
     context->context_memory = lend_context_memory(*binding);
     context->attach_context_memory(context->context_memory->data());
   }
   for (size_t i = 0; i < inputs.size(); ++i) context->slots[input_slots_[i]] = inputs[i];
-  Tensors results;
-  {
-    ScratchLease scratch(*context, plan.forward_scratch_bytes);
-    run_steps(*context, binding->forward);
-    results = collect_outputs(*context);
-  }
+  return context;
+}
+
+Session::Tensors Session::run_forward_half(Context& context) const {
+  ScratchLease scratch(context, context.binding->plan.forward_scratch_bytes);
+  run_steps(context, context.binding->forward);
+  return collect_outputs(context);
+}
+
+Session::Tensors Session::run_body(const Tensors& inputs, const std::vector<int64_t>& symbols) {
+  return run_forward_half(*begin_forward(inputs, symbols));
+}
+
+Session::Tensors Session::forward(const Tensors& inputs, const std::vector<int64_t>& symbols,
+                                  bool carry) {
+  const RunEvent event(*this);
+  release_dead_memory(is_training());
+  RunGuard guard(device_);
+  std::shared_ptr<Context> context = begin_forward(inputs, symbols);
+  const std::shared_ptr<Binding> binding = context->binding;
+  Tensors results = run_forward_half(*context);
   for (int index : mutated_inputs_) {
     if (!inputs[index].is_inference()) inputs[index].unsafeGetTensorImpl()->bump_version();
   }
   counters().forward_runs.fetch_add(1);
-  counters().saved_bytes.store(plan.saved_bytes);
+  counters().saved_bytes.store(binding->plan.saved_bytes);
   if (!is_training()) return results;
 
   std::vector<bool> keep(context->slots.size(), false);

@@ -47,8 +47,9 @@ std::vector<std::pair<std::string, std::string>> Session::programs_report() cons
 }
 
 std::vector<Session::StepReport> Session::steps_report() const {
-  static constexpr const char* kForms[] = {"out",    "functional", "view",   "reshape", "mutation",
-                                           "python", "python_op",  "region", "placed"};
+  static constexpr const char* kForms[] = {"out",      "functional",  "view",      "reshape",
+                                           "mutation", "python",      "python_op", "region",
+                                           "placed",   "control_flow"};
   std::vector<StepReport> report;
   for (size_t i = 0; i < steps_.size(); ++i) {
     const Step& step = steps_[i];

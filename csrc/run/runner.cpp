@@ -2,6 +2,7 @@
 // step.
 #include "base/error.h"
 #include "run/context.h"
+#include "run/control_flow.h"
 #include "run/counters.h"
 
 #include <ATen/core/List.h>
@@ -217,6 +218,26 @@ void check_python_results(Context& context, const Step& step) {
   }
 }
 
+void run_control_flow(Context& context, const BoundStep& bound) {
+  const Step& step = *bound.step;
+  Session::Tensors inputs;
+  for (const BoundArg& arg : bound.args) {
+    inputs.push_back(arg.kind == BoundArg::Kind::kSlot ? context.slots[arg.slot] : at::Tensor());
+  }
+  Session::Tensors results = step.control_flow->run(
+      inputs, [&context](const std::string& name) { return context.symbol(name); });
+  for (size_t i = 0; i < step.outputs.size(); ++i) {
+    const int slot = step.outputs[i];
+    if (slot < 0) continue;
+    const TensorSpec& spec = context.binding->specs[slot];
+    // Two ways to a value may give it two layouts.
+    if (spec.known && !has_layout(results[i], spec)) {
+      results[i] = as_promised(*context.binding->session->slot_value(slot), spec, results[i]);
+    }
+    store(context, slot, std::move(results[i]));
+  }
+}
+
 void run_step(Context& context, const BoundStep& bound, StepCounts& counts) {
   const Step& step = *bound.step;
   RECORD_FUNCTION(step.name, c10::ArrayRef<const c10::IValue>{});
@@ -251,6 +272,10 @@ void run_step(Context& context, const BoundStep& bound, StepCounts& counts) {
     case Form::kRegion:
       run_region(context, bound);
       ++counts.region;
+      break;
+    case Form::kControlFlow:
+      run_control_flow(context, bound);
+      ++counts.functional;
       break;
     case Form::kPython: {
       // Python code finds the dispatch state in which eager PyTorch would call it, but for

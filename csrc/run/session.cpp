@@ -3,8 +3,10 @@
 
 #include "base/error.h"
 #include "ops/aten.h"
+#include "ops/control_flow.h"
 #include "run/arena.h"
 #include "run/context.h"
+#include "run/control_flow.h"
 #include "run/counters.h"
 #include "run/dtype.h"
 #include "run/guard.h"
@@ -108,7 +110,7 @@ int viewed_slot(const Step& step) {
 
 }  // namespace
 
-std::shared_ptr<Session> Session::compile(
+std::shared_ptr<Session> Session::compile_body(
     std::unique_ptr<ir::Graph> graph, const std::unordered_map<std::string, at::Tensor>& constants,
     const SessionOptions& options) {
   // Compiling happens while PyTorch traces: constants must be real tensors all the same.
@@ -132,9 +134,15 @@ std::shared_ptr<Session> Session::compile(
       throw UserError(concat("initializer '", value->name, "': no data was given"));
     }
   }
-  session->resolve_steps();
+  session->resolve_steps(constants);
   session->find_lifetimes();
+  return session;
+}
 
+std::shared_ptr<Session> Session::compile(
+    std::unique_ptr<ir::Graph> graph, const std::unordered_map<std::string, at::Tensor>& constants,
+    const SessionOptions& options) {
+  std::shared_ptr<Session> session = compile_body(std::move(graph), constants, options);
   counters().graphs_compiled.fetch_add(1);
   for (const ir::Node& node : session->graph_->nodes) {
     if (node.is_erased()) continue;
@@ -337,15 +345,21 @@ void Session::assign_slots() {
   }
 }
 
-void Session::resolve_steps() {
+void Session::resolve_steps(const std::unordered_map<std::string, at::Tensor>& constants) {
   Resolver resolver(slots_, device_.is_cpu());
   steps_.reserve(calls_.calls.size());
   for (const ops::Call& call : calls_.calls) {
     const bool late =
         std::any_of(call.outputs.begin(), call.outputs.end(),
                     [&](const ir::Value* v) { return v != nullptr && facts_[slots_.at(v)].late; });
-    Step step = late ? resolver.resolve_functional(call) : resolver.resolve(call);
     const ir::Node* node = call.node;
+    const bool is_control_flow = node != nullptr && ops::is_closed(*node);
+    Step step = is_control_flow ? resolver.bind_control_flow(call)
+                : late          ? resolver.resolve_functional(call)
+                                : resolver.resolve(call);
+    if (is_control_flow) {
+      step.control_flow = std::make_shared<const ControlFlow>(*node, constants, options_);
+    }
     step.name = node != nullptr ? node->name : call.op;
     step.origin = node != nullptr ? node->origin : "";
     if (node != nullptr) step.binds_symbol = ir::string_attr(node->attrs, "binds_symbol", "");

@@ -62,6 +62,10 @@ class Session : public std::enable_shared_from_this<Session> {
   static std::shared_ptr<Session> compile(
       std::unique_ptr<ir::Graph> graph,
       const std::unordered_map<std::string, at::Tensor>& constants, const SessionOptions& options);
+  // The body of an If or a Loop, which no counter and no id tells.
+  static std::shared_ptr<Session> compile_body(
+      std::unique_ptr<ir::Graph> graph,
+      const std::unordered_map<std::string, at::Tensor>& constants, const SessionOptions& options);
   ~Session();
 
   int64_t id() const { return id_; }
@@ -72,6 +76,7 @@ class Session : public std::enable_shared_from_this<Session> {
   const std::vector<int>& saved_outputs() const { return saved_outputs_; }
   const std::vector<std::pair<int, at::Tensor>>& constants() const { return constants_; }
   const Step& step(int index) const { return steps_[index]; }
+  bool writes_inputs() const { return !mutated_inputs_.empty(); }
   bool is_saved_output(int slot) const;
   const ir::Value* slot_value(int slot) const { return facts_[slot].value; }
   bool is_late_slot(int slot) const { return facts_[slot].late; }
@@ -85,6 +90,8 @@ class Session : public std::enable_shared_from_this<Session> {
   // `symbols`: values of graph().symbol_inputs. `carry`: the token holds all bytes that backward
   // needs, so that saved-tensor hooks may copy and move it.
   Tensors forward(const Tensors& inputs, const std::vector<int64_t>& symbols, bool carry);
+  // As part of a call of another session, whose thread state it runs in.
+  Tensors run_body(const Tensors& inputs, const std::vector<int64_t>& symbols);
   // `saved`: the saved inputs, then the saved outputs. `keep`: the token may be used again.
   static Tensors backward(const at::Tensor& token, const Tensors& saved, const Tensors& tangents,
                           bool keep);
@@ -128,10 +135,13 @@ class Session : public std::enable_shared_from_this<Session> {
   void lower_graph();
   void copy_views_that_leave();
   void assign_slots();
-  void resolve_steps();
+  void resolve_steps(const std::unordered_map<std::string, at::Tensor>& constants);
   void find_lifetimes();
   std::shared_ptr<Binding> binding_of_serial(int64_t serial) const;
   std::shared_ptr<SharedBuffer> lend_context_memory(const Binding& binding) const;
+  std::shared_ptr<Context> begin_forward(const Tensors& inputs,
+                                         const std::vector<int64_t>& symbols);
+  Tensors run_forward_half(Context& context) const;
   Tensors collect_outputs(Context& context) const;
   at::Tensor make_carrying_token(const Context& context) const;
   static std::unique_ptr<Context> unpack_carrying_token(const at::Tensor& token);

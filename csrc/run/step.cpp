@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "cpu/region.h"
 #include "ops/aten.h"
+#include "run/control_flow.h"
 #include "run/dtype.h"
 #include "run/out_forms.h"
 #include "run/placement.h"
@@ -311,6 +312,23 @@ Step Resolver::bind_region(const ops::Call& call) const {
   return step;
 }
 
+Step Resolver::bind_control_flow(const ops::Call& call) const {
+  Step step;
+  step.form = Form::kControlFlow;
+  for (const ops::Arg& arg : call.args) {
+    ArgSource source = constant(IValue());
+    if (!arg.is_none()) {
+      source.kind = ArgSource::Kind::kSlot;
+      source.slots = {slot(std::get<ir::Value*>(arg.value))};
+    }
+    step.args.push_back(std::move(source));
+  }
+  for (const ir::Value* value : call.outputs) {
+    step.outputs.push_back(value == nullptr ? -1 : slot(value));
+  }
+  return step;
+}
+
 Step Resolver::resolve(const ops::Call& call) const {
   if (call.op == "torch_ort::region") return bind_region(call);
   Step step;
@@ -370,6 +388,9 @@ Step Resolver::finish(const ops::Call& call, Step& step) const {
   return std::move(step);
 }
 
-std::string Step::op_name() const { return op ? toString(op->operator_name()) : region->op.str(); }
+std::string Step::op_name() const {
+  if (op) return toString(op->operator_name());
+  return control_flow ? control_flow->op_name() : region->op.str();
+}
 
 }  // namespace torch_ort::run

@@ -7,6 +7,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -28,6 +29,7 @@ enum class Form : uint8_t {
   kPythonOp,    // a torch.autograd.Function (python_op.h), whose results are checked
   kRegion,      // a fused region: a program of cpu/, writes into memory given to it
   kPlaced,      // the kernel makes the result, in memory given to it (placement.h)
+  kControlFlow,  // If or Loop, whose bodies make the results (control_flow.h)
 };
 
 // Where one argument comes from.
@@ -43,6 +45,8 @@ struct ArgSource {
 // A 0-d tensor that stands for a Python number: it takes no part in type promotion.
 at::Tensor wrapped_number(const c10::Scalar& number);
 
+class ControlFlow;
+
 struct Step {
   Form form = Form::kFunctional;
   std::optional<c10::OperatorHandle> op;  // what is called: the out= overload in form kOut
@@ -55,8 +59,9 @@ struct Step {
   std::vector<int>
       in_place;              // input slots over which outputs[0] may be written, element by element
   std::string binds_symbol;  // the result is no tensor but the value of this symbol
-  const ir::Node* region = nullptr;  // of form kRegion, which has no `op`
-  std::string name;                  // of the node, for profilers and messages
+  const ir::Node* region = nullptr;                 // of form kRegion, which has no `op`
+  std::shared_ptr<const ControlFlow> control_flow;  // of form kControlFlow, which has none either
+  std::string name;                                 // of the node, for profilers and messages
   std::string origin;
 
   std::string op_name() const;
@@ -75,6 +80,8 @@ class Resolver {
   // Raises Unsupported if no such operator is registered, InternalError if arguments do not fit its
   // schema.
   Step resolve(const ops::Call& call) const;
+  // Slots alone: what the step runs, the session gives it.
+  Step bind_control_flow(const ops::Call& call) const;
   // The form whose kernel makes its results, whatever their sizes.
   Step resolve_functional(const ops::Call& call) const;
 

@@ -220,6 +220,23 @@ def test_subgraphs_follow_the_values_that_they_read() -> None:
     assert lines(graph) == ["n = Abs(x)"]
 
 
+def test_values_of_bodies_get_names_of_their_own():
+    graph = read_body("""
+        branches (bool c, float[4] x) => (float[4] w) {
+           y = If (c) <
+              then_branch = t () => (float[4] a) { w = Exp (x)  a = Mul (w, x) },
+              else_branch = e () => (float[4] b) { b = Identity (x) }
+           >
+           w = Abs (y)
+        }
+    """)
+    _C.separate_names(graph)
+    graph.verify()
+    assert "w_1 = Exp (x)" in show(graph)
+    assert "a = Mul (w_1, x)" in show(graph)
+    assert "w = Abs (y)" in show(graph)
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_any_sequence_of_edits_leaves_a_legal_graph(data: st.DataObject) -> None:

@@ -1,0 +1,141 @@
+// If and Loop whose bodies name values of the graphs around them -> torch_ort.If and
+// torch_ort.Loop, which take those values as inputs. A closed body is a graph like any other: the
+// passes run on it, and a session of its own runs it.
+
+#include "base/error.h"
+#include "ir/edit.h"
+#include "ops/control_flow.h"
+#include "ops/shapes.h"
+#include "passes/pass.h"
+
+#include <algorithm>
+
+namespace torch_ort::passes {
+
+namespace {
+
+using ir::Graph;
+using ir::Node;
+using ir::Value;
+
+constexpr size_t kFewBytes = 512;  // axes, shapes, single numbers
+
+// The data of a constant that every body may as well hold itself: it says sizes and axes to nodes.
+std::shared_ptr<const ir::TensorData> small_data(const Value& value) {
+  if (value.producer != nullptr && !ir::is(value.producer, "Constant")) return nullptr;
+  auto data = ops::constant_data(value);
+  return data != nullptr && data->num_bytes <= kFewBytes ? data : nullptr;
+}
+
+class Closer {
+ public:
+  Closer(Graph& graph, Node& node) : graph_(graph), node_(node), attrs_(node.attrs) {
+    for (auto& [name, attr] : attrs_) {
+      if (auto* body = std::get_if<std::shared_ptr<Graph>>(&attr)) {
+        *body = ir::clone(**body);
+        bodies_.push_back(body->get());
+      }
+    }
+  }
+
+  void run() {
+    std::vector<Value*> inputs = node_.inputs;
+    inputs.resize(std::max(inputs.size(), ops::num_own_inputs(node_)), nullptr);
+    for (Value* outer : captured()) {
+      if (!give_copy(*outer)) {
+        inputs.push_back(outer);
+        for (Graph* body : bodies_) give_input(*body, *outer);
+      }
+    }
+    std::unordered_set<std::string> outside(graph_.symbol_inputs.begin(),
+                                            graph_.symbol_inputs.end());
+    for (const Value& value : graph_.values) ops::collect_symbols(value.type, outside);
+    for (Graph* body : bodies_) {
+      body->opset = graph_.opset;
+      give_symbols(*body, outside);
+    }
+    if (node_.op.name == "Loop") attrs_["carried"] = ir::Dim(ops::num_carried(node_));
+    replace(std::move(inputs));
+  }
+
+ private:
+  // Values of this graph that bodies name, each once, in the order of their names' appearance.
+  std::vector<Value*> captured() {
+    std::vector<Value*> values;
+    for (const Graph* body : bodies_) {
+      for (const std::string& name : ir::captured_names(*body)) {
+        Value* outer = ir::find_value(graph_, name);
+        ORT_CHECK(outer != nullptr, "a body of '", node_.name, "' names '", name,
+                  "', which graph '", graph_.name, "' does not hold");
+        if (std::find(values.begin(), values.end(), outer) == values.end()) values.push_back(outer);
+      }
+    }
+    return values;
+  }
+
+  bool give_copy(const Value& outer) {
+    const auto data = small_data(outer);
+    if (data == nullptr) return false;
+    ir::Type type = outer.type;
+    type.dtype = data->dtype;
+    type.shape = ir::Shape(data->shape.begin(), data->shape.end());
+    for (Graph* body : bodies_) {
+      Value* inner = ir::find_value(*body, outer.name);
+      if (inner == nullptr) continue;
+      Value& copy = ir::add_initializer(*body, outer.name, type, data);
+      ir::replace_uses(*inner, copy, *body);
+    }
+    return true;
+  }
+
+  static void give_input(Graph& body, const Value& outer) {
+    const std::vector<std::string> named = ir::captured_names(body);
+    const bool is_read = std::find(named.begin(), named.end(), outer.name) != named.end();
+    // A body that does not read it has an input that nothing reads.
+    Value* inner =
+        is_read ? ir::find_value(body, outer.name) : &ir::add_value(body, outer.name, {});
+    inner->type = outer.type;
+    ir::make_input(body, *inner);
+  }
+
+  // Symbols of the graph are given to a body with each call: its inputs alone need not tell them.
+  static void give_symbols(Graph& body, const std::unordered_set<std::string>& outside) {
+    std::vector<std::string> names;
+    for (const std::string& name : ops::symbols_of(body)) {
+      if (outside.contains(name)) names.push_back(name);
+    }
+    std::sort(names.begin(), names.end());
+    body.symbol_inputs = std::move(names);
+  }
+
+  void replace(std::vector<Value*> inputs) {
+    std::vector<ir::Type> types;
+    for (const Value* output : node_.outputs) types.push_back(output ? output->type : ir::Type());
+    Node& made = ir::insert_before(graph_, node_, {ir::kTorchOrtDomain, node_.op.name},
+                                   std::move(inputs), types, std::move(attrs_), node_.name);
+    for (size_t i = 0; i < node_.outputs.size(); ++i) {
+      if (node_.outputs[i] != nullptr)
+        ir::replace_uses(*node_.outputs[i], *made.outputs[i], graph_);
+    }
+    ir::erase(graph_, node_);
+  }
+
+  Graph& graph_;
+  Node& node_;
+  ir::Attrs attrs_;
+  std::vector<Graph*> bodies_;
+};
+
+}  // namespace
+
+int close_bodies(Graph& graph) {
+  int rewrites = 0;
+  for (Node& node : graph.nodes) {
+    if (node.is_erased() || !node.op.domain.empty() || !ops::is_control_flow(node)) continue;
+    Closer(graph, node).run();
+    ++rewrites;
+  }
+  return rewrites;
+}
+
+}  // namespace torch_ort::passes
