@@ -27,7 +27,8 @@ EXTERNAL_LIMIT = 2**30
 
 # These write what only the engine's own kernels read, or choose layouts for them.
 ENGINE_PASSES = (
-    "channels_last", "expand_composites", "move_concats", "draw_in_regions", "fuse_regions"
+    "close_bodies", "channels_last", "expand_composites", "move_concats", "draw_in_regions",
+    "fuse_regions",
 )  # fmt: skip
 
 # Tensors with their elements in one block of memory, as subclasses need not have.
@@ -108,5 +109,6 @@ def save(
         _C.spell_out(graph, options.opset)
         _C.expand_sizes(graph)
         _C.run_pass("remove_dead", graph)
+        _C.separate_names(graph)
     _C.take_names(graph, {name: source.name for name, source in sources.items()})
     graph.save(path, _C.required_opset(graph), EXTERNAL_LIMIT)

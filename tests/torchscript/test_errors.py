@@ -99,11 +99,15 @@ class Pair:
 
 
 class RaisesWithoutGrad(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(2))
+
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
             if bool(x.sum() > 0):
                 x = x * 2
-        return x
+        return x * self.scale
 
 
 def test_an_error_leaves_grad_mode_as_it_was():

@@ -28,6 +28,10 @@ class HandOver(Exception):
     """What a recording cannot do: the capture is made by AOTAutograd. The words say why."""
 
 
+class NoCapture(_C.Unsupported):
+    """What AOTAutograd cannot do either."""
+
+
 def leaf_of(spec: Spec) -> Leaf:
     """Make a tensor without numbers."""
     leaf = Leaf(spec.sizes, spec.strides, spec.dtype, spec.device)

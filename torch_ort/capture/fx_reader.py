@@ -18,7 +18,7 @@ from torch import fx
 
 from torch_ort import _C
 from torch_ort._C import Unsupported
-from torch_ort.capture import higher_order
+from torch_ort.capture import bodies, higher_order
 from torch_ort.capture.aot_compat import HigherOrderOperator, OpOverload, recompute_policy, schema
 from torch_ort.capture.symbols import Symbolic, size, size_hint, symbol_name
 from torch_ort.functions import describe as functions
@@ -232,6 +232,9 @@ class FxReader:
             return
         if isinstance(node.target, OpOverload) and node.target.namespace == "profiler":
             return  # marks of record_function; every step of the engine has its own
+        if node.target in bodies.OPS:
+            self._add_control_flow(node)
+            return
         if isinstance(node.target, HigherOrderOperator):
             higher_order.add_node(self, node)
             return
@@ -246,6 +249,30 @@ class FxReader:
         self._emit(
             node.target, self._bound_arguments(node), names, types, node.name, origin_of(node), node
         )
+
+    def _add_control_flow(self, node: fx.Node) -> None:
+        inputs, parts = node.args
+        read = [
+            (name, self._read_body(part, f"{node.name}_{name}")) for name, part in parts.items()
+        ]
+        names, types = self.results_of(node, node.meta["val"])
+        self.reader.add_control_flow(
+            bodies.OPS[node.target], [self._argument(value) for value in inputs], read, names,
+            types, node.name, origin_of(node),
+        )  # fmt: skip
+
+    def _read_body(self, body: bodies.Body, name: str) -> Any:
+        outer, self.reader = self.reader, self.reader.body(name)
+        try:
+            *nodes, output = body.graph.nodes
+            for node in nodes:
+                if node.op == "placeholder":
+                    self.reader.add_input(self._name(node), type_of(node.meta["val"]))
+            self.add_nodes(nodes)
+            self.reader.set_outputs([self.value_name(node) for node in output.args[0]])
+            return self.reader
+        finally:
+            self.reader = outer
 
     def _add_read_back(self, node: fx.Node, value: Any) -> None:
         name = symbol_name(value) if isinstance(value, torch.SymInt) else None

@@ -18,7 +18,7 @@ from torch import fx
 from torch_ort import _C, compiler, counting, onnx_files
 from torch_ort._C import Unsupported, UserError
 from torch_ort.capture import aot_compat
-from torch_ort.capture.answers import HandOver
+from torch_ort.capture.answers import HandOver, NoCapture
 from torch_ort.capture.dynamo_inputs import DynamoInputs
 from torch_ort.capture.fx_reader import FxReader, origin_of
 from torch_ort.capture.recorded_step import RecordedRun, RecordedStep
@@ -255,7 +255,7 @@ def record_or_hand_over(make: Callable[[], Any], state: GraphState) -> Any:
     random = TorchGenerators()
     try:
         return make()
-    except UserError:
+    except (UserError, NoCapture):
         raise
     except Exception as error:
         hand_over(error)

@@ -251,7 +251,7 @@ def _trace(
     inputs = describe_call(module, call.args, call.kwargs, held, call.floats)
     with (
         fakes.tracing(),
-        replayed(module) as replay,
+        replayed(module, fakes) as replay,
         reading(module) as reads,
         unchanged_attributes(module) as watch,
         kept_whole(call.functions),

@@ -24,13 +24,15 @@ from torch import fx
 
 from torch_ort import _C
 from torch_ort.capture import answers, aot_compat, dispatch_compat
-from torch_ort.capture.answers import Answers, HandOver, answering, leaf_of
+from torch_ort.capture.answers import Answers, HandOver, NoCapture, answering, leaf_of
 from torch_ort.capture.aot_compat import (
+    OpOverload,
     input_description,
     output_descriptions,
     said_to_be_compiling,
     schema,
 )
+from torch_ort.capture.bodies import Body, recording_branches
 from torch_ort.capture.dispatch_compat import (
     Leaf,
     functionalized,
@@ -142,6 +144,11 @@ class RecordedInputs:
         """Give a symbol for an integer that every call brings anew."""
         return self._symbol(value, is_size=False)
 
+    def told_size(self, value: int) -> torch.SymInt:
+        """Give a symbol for a size that only data tells; `value` is one that it might have."""
+        self._count += 1
+        return self._sizes.told(f"t{self._count - 1}", value)
+
     def _symbol(self, value: int, is_size: bool) -> torch.SymInt:
         self._count += 1
         return self._sizes.symbol(f"s{self._count - 1}", value, is_size)
@@ -175,15 +182,33 @@ class _Recorder:
         self._primals = [self._placeholder(i, value) for i, value in enumerate(inputs)]
         self._wrapped: dict[int, torch.Tensor] = {}  # by position
         self._with_grad = torch.is_grad_enabled()
+        trains = self._with_grad and any(
+            isinstance(value, Leaf) and value.wants_gradient for value in inputs
+        )
+        self._branches = None if trains else ControlFlowRecorder(self._mode, self._wrapped)
 
     def run(self, function: Callable[..., Sequence[Any]], is_complete: bool) -> Recording:
+        try:
+            return self._run(function, is_complete)
+        except NoCapture:
+            raise
+        except Exception as error:
+            # AOTAutograd knows no branches on data.
+            if self._branches is None or not self._branches.first_line:
+                raise
+            raise NoCapture(
+                f"a graph with a branch or a loop on data ({self._branches.first_line}): {error}"
+            ) from error
+
+    def _run(self, function: Callable[..., Sequence[Any]], is_complete: bool) -> Recording:
         with (
             _tracing_state(),
             shape_questions_answered(),
             nothing_compiled(),
             answering(self._mode),
         ):
-            results = list(function(*self._wrap_inputs()))
+            with recording_branches(self._branches):
+                results = list(function(*self._wrap_inputs()))
             taken = OutputsTaken(self._wrapped, results, is_complete)
             outputs = taken.outputs
             needing = [
@@ -317,7 +342,8 @@ class _Mode(Answers):
     def __init__(self, graph: fx.Graph, module: RecordedGraph) -> None:
         super().__init__()
         self.tag = "is_forward"
-        self._graph = graph
+        self._root = self._graph = graph
+        self._prefix = ""  # of the names of nodes
         self._module = module
         self._constants: dict[int, tuple[torch.Tensor, fx.Node]] = {}  # by identity
 
@@ -333,7 +359,7 @@ class _Mode(Answers):
             args = _with_integers(func, args, result)
         node = self._graph.create_node(
             "call_function", func, self._arguments(args), self._arguments(kwargs),
-            name=schema(func).name.partition("::")[2],
+            name=self._prefix + schema(func).name.partition("::")[2],
         )  # fmt: skip
         node.meta = {"val": result, "partitioner_tag": self.tag}
         origin = _origin() if self.tag == "is_forward" else ""
@@ -352,8 +378,8 @@ class _Mode(Answers):
                 self._note_items(self._item(node, i, item), item)
 
     def _item(self, parent: fx.Node, index: int, value: Any) -> fx.Node:
-        with self._graph.inserting_after(parent):
-            node = self._graph.create_node("call_function", operator.getitem, (parent, index))
+        with parent.graph.inserting_after(parent):
+            node = parent.graph.create_node("call_function", operator.getitem, (parent, index))
         node.meta = {"val": value, "partitioner_tag": parent.meta["partitioner_tag"]}
         return node
 
@@ -371,6 +397,37 @@ class _Mode(Answers):
         node.meta = {"val": size, "partitioner_tag": self.tag}
         return node
 
+    @contextlib.contextmanager
+    def writing_to(self, body: Body) -> Iterator[None]:
+        """Record in a body."""
+        before = self._graph, self._prefix
+        self._graph, self._prefix = body.graph, body.prefix
+        try:
+            yield
+        finally:
+            self._graph, self._prefix = before
+
+    def add(self, target: Any, args: tuple, value: Any, origin: str = "") -> fx.Node:
+        """Record a call that is no operator's."""
+        name = self._prefix + target.__name__
+        node = self._graph.create_node("call_function", target, args, name=name)
+        node.meta = {"val": value, "partitioner_tag": self.tag, "origin": origin}
+        return node
+
+    def add_input(self, leaf: Leaf) -> None:
+        """Record an input of the body that is written to."""
+        name = f"{self._prefix}input"
+        leaf.node = self._graph.create_node("placeholder", name, name=name)
+        leaf.node.meta = {"val": leaf}
+
+    def set_outputs(self, outputs: list[fx.Node]) -> None:
+        """Say what the body that is written to gives; let go of what it does not need for that."""
+        graph = self._graph
+        graph.output(tuple(outputs))
+        for node in reversed(graph.nodes):
+            if node.op == "call_function" and not node.users and _is_pure(node.target):
+                graph.erase_node(node)
+
     def write(self, target: Leaf, source: torch.Tensor) -> None:
         """Record that the graph writes into an input."""
         node = self._graph.create_node(
@@ -387,7 +444,7 @@ class _Mode(Answers):
                 raise HandOver("a constant requires grad")
             name = f"tensor_constant{len(self._constants)}"
             self._module.register_buffer(name, tensor)
-            node = self._graph.get_attr(name)
+            node = self._root.get_attr(name)  # a body may be the first to read it
             node.meta = {"val": tensor, "partitioner_tag": self.tag}
             self._constants[id(tensor)] = (tensor, node)
         return self._constants[id(tensor)][1]
@@ -404,6 +461,61 @@ class _Mode(Answers):
         if isinstance(value, torch.SymFloat | torch.SymBool):
             raise HandOver(f"argument {value} depends on sizes and is no integer")
         return value
+
+
+class ControlFlowRecorder:
+    """Records branches and loops whose conditions only data tells."""
+
+    def __init__(self, mode: _Mode, inputs: dict[int, torch.Tensor]) -> None:
+        self.first_line = ""  # of the user's, with a branch on data; empty where there is none
+        self._mode = mode
+        self._inputs = inputs
+        self._num_bodies = 0
+
+    def inputs(self) -> list[torch.Tensor]:
+        """Give the function's own inputs."""
+        return list(self._inputs.values())
+
+    def body(self) -> Body:
+        """Make a body."""
+        self._num_bodies += 1
+        return Body(f"b{self._num_bodies}_")
+
+    def writing_to(self, body: Body) -> contextlib.AbstractContextManager[None]:
+        """Record in a body."""
+        return self._mode.writing_to(body)
+
+    def add_input(self, spec: Spec) -> torch.Tensor:
+        """Add an input to the body that is written to."""
+        leaf = leaf_of(spec)
+        self._mode.add_input(leaf)
+        return functionalized(leaf)
+
+    def set_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Say what the body that is written to gives."""
+        self._mode.set_outputs([self._node_of(output) for output in outputs])
+
+    def call(
+        self, target: Any, inputs: Sequence[torch.Tensor | None], bodies: dict[str, Body],
+        specs: Sequence[Spec], origin: str,
+    ) -> list[torch.Tensor]:  # fmt: skip
+        """Record an If or a Loop; give its results."""
+        leaves = [leaf_of(spec) for spec in specs]
+        nodes = [None if value is None else self._node_of(value) for value in inputs]
+        node = self._mode.add(target, (nodes, bodies), leaves, origin)
+        for i, leaf in enumerate(leaves):
+            leaf.source = (node, i)
+        return [functionalized(leaf) for leaf in leaves]
+
+    def _node_of(self, tensor: torch.Tensor) -> fx.Node:
+        return self._mode.node_of(unwrapped(tensor) if is_functionalized(tensor) else tensor)
+
+
+def _is_pure(target: Any) -> bool:
+    if target is operator.getitem:
+        return True
+    is_operator = isinstance(target, OpOverload) and bool(schema(target).returns)
+    return is_operator and torch.Tag.nondeterministic_seeded not in target.tags
 
 
 def _with_integers(func: Any, args: tuple, result: Any) -> tuple:

@@ -16,6 +16,8 @@ import torch
 
 from torch_ort._C import Unsupported, script_codes
 from torch_ort.capture.aot_compat import real_tensors
+from torch_ort.capture.dispatch_compat import is_functionalized
+from torch_ort.capture.told import Told, number_tensor, tell
 
 # By code, for those that operators are given, and back.
 DTYPES: dict[int, torch.dtype] = script_codes()
@@ -34,6 +36,11 @@ class Number:
         return torch.scalar_tensor(self.value, dtype=torch.double if is_float else torch.int64)
 
 
+class Uninitialized:
+    """What a name holds where a script sets it on another way only."""
+
+
+UNINITIALIZED = Uninitialized()
 _UNKNOWN = object()
 
 
@@ -53,6 +60,7 @@ def is_constant(value: Any) -> bool:
     """Tell whether a value is a constant tensor without dims, of a kind that Python has."""
     return (
         type(value) is torch.Tensor
+        and not is_functionalized(value)
         and value.dim() == 0
         and value.dtype in (torch.int64, torch.float64, torch.bool)
         and value.device.type == "cpu"
@@ -121,24 +129,36 @@ def _of_tensor(name: str) -> Callable[..., Any]:
 
 def _item(overload: str, value: Any) -> Any:
     known = number_of(value)
-    return value.item() if known is _UNKNOWN else known
+    if known is not _UNKNOWN:
+        return known
+    told = tell(value)
+    return value.item() if told is None else told
 
 
 def _int(overload: str, value: Any) -> Any:
     value = _item("", value) if isinstance(value, torch.Tensor | Number) else value
+    if isinstance(value, Told):
+        return value.to(torch.int64)
     return torch.sym_int(value) if isinstance(value, _SYMBOLS) else int(value)
 
 
 def _float(overload: str, value: Any) -> Any:
     value = _item("", value) if isinstance(value, torch.Tensor | Number) else value
+    if isinstance(value, Told):
+        return value.to(torch.float64)
     return torch.sym_float(value) if isinstance(value, _SYMBOLS) else float(value)
 
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def _bool(overload: str, value: Any) -> bool:
-    return bool(_item("", value) if isinstance(value, torch.Tensor | Number) else value)
+def _bool(overload: str, value: Any) -> bool | Told:
+    value = _item("", value) if isinstance(value, torch.Tensor | Number) else value
+    return value.to(torch.bool) if isinstance(value, Told) else bool(value)
+
+
+def _not(overload: str, value: Any) -> bool | Told:
+    return value ^ True if isinstance(value, Told) else not value
 
 
 def _size(overload: str, tensor: torch.Tensor, dim: int | None = None) -> Any:
@@ -183,6 +203,9 @@ def _unwrap(overload: str, value: Any) -> Any:
 
 
 def _range_length(overload: str, low: Any, high: Any, step: Any) -> Any:
+    if isinstance(low, Told) or isinstance(high, Told):
+        rounds = -((low - high) // step)
+        return Told(torch.clamp(rounds.tensor(), min=0))
     return len(range(int(low), int(high), int(step)))
 
 
@@ -251,8 +274,12 @@ def _copy(overload: str, tensor: torch.Tensor, value: Any) -> torch.Tensor:
     return tensor.copy_(value) if isinstance(value, torch.Tensor) else tensor.fill_(value)
 
 
-def _least(function: Callable[..., Any], symbolic: Callable[..., Any]) -> Callable[..., Any]:
+def _least(
+    function: Callable[..., Any], symbolic: Callable[..., Any], of_tensors: Callable[..., Any]
+) -> Callable[..., Any]:
     def work(overload: str, *args: Any) -> Any:
+        if len(args) == 2 and any(isinstance(value, Told) for value in args):
+            return Told(of_tensors(*map(number_tensor, args)))
         if len(args) == 2 and any(isinstance(value, _SYMBOLS) for value in args):
             return symbolic(*args)
         return function(*args)
@@ -264,7 +291,7 @@ _OPERATORS = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv,
     "floordiv": operator.floordiv, "remainder": operator.mod, "neg": operator.neg,
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le,
-    "gt": operator.gt, "ge": operator.ge, "__not__": operator.not_, "__is__": operator.is_,
+    "gt": operator.gt, "ge": operator.ge, "__is__": operator.is_,
     "__isnot__": operator.is_not, "__and__": operator.and_, "__or__": operator.or_,
     "__xor__": operator.xor, "__lshift__": operator.lshift, "__rshift__": operator.rshift,
     "__contains__": operator.contains, "__getitem__": operator.getitem, "abs": abs,
@@ -306,6 +333,7 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "prim::EnumName": _of_tensor("name"),
     "prim::EnumValue": _of_tensor("value"),
     "prim::StringIndex": lambda overload, text, i: text[i],
+    "aten::__not__": _not,
     "aten::cpu": _method("cpu"),
     "aten::cuda": _method("cuda"),
     "aten::to": _to,
@@ -319,14 +347,14 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "prim::data": _plain(torch.Tensor.detach),
     "prim::type": lambda overload, device: device.type,
     "prim::index": lambda overload, device: device.index,
-    "prim::min": _least(min, torch.sym_min),
-    "prim::max": _least(max, torch.sym_max),
+    "prim::min": _least(min, torch.sym_min, torch.minimum),
+    "prim::max": _least(max, torch.sym_max, torch.maximum),
     "prim::NumToTensor": _plain(Number),
     "prim::TupleIndex": lambda overload, value, i: value[i],
     "prim::TupleSlice": _slice,
     "prim::unchecked_cast": _plain(lambda value: value),
     "prim::unchecked_unwrap_optional": _plain(lambda value: value),
-    "prim::Uninitialized": _plain(lambda: None),
+    "prim::Uninitialized": _plain(lambda: UNINITIALIZED),
     "prim::rangelist": lambda overload, count: list(range(count)),
     "prim::Print": lambda overload, *values: print(*map(_shown, values)),
     "aten::Int": _int,
@@ -358,8 +386,8 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "aten::sum": _plain(sum),
     "aten::all": _plain(all),
     "aten::any": _plain(any),
-    "aten::min": _least(min, torch.sym_min),
-    "aten::max": _least(max, torch.sym_max),
+    "aten::min": _least(min, torch.sym_min, torch.minimum),
+    "aten::max": _least(max, torch.sym_max, torch.maximum),
     "aten::list": _plain(list),
     "aten::dict": _plain(dict),
     "aten::sorted": _plain(sorted),

@@ -16,7 +16,7 @@ import types
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -36,7 +36,14 @@ from torch_ort.capture.script_builtins import (
     of_numbers,
     with_numbers,
 )
+from torch_ort.capture.script_control_flow import REFUSED, record_if, record_loop
 from torch_ort.capture.script_program import Block, Step, read_block
+from torch_ort.capture.symbols import symbol_name
+from torch_ort.capture.told import Told, like_number, selected
+
+if TYPE_CHECKING:
+    from torch_ort.capture.aot_compat import FakeInputs
+    from torch_ort.capture.recorder import RecordedInputs
 
 __all__ = ["Replay", "is_script", "replayed", "script_object", "signature_of"]
 
@@ -89,11 +96,18 @@ def guard_row(owner: _C.ScriptObject, name: str, words: str) -> tuple[Any, Any, 
 class Replay:
     """Runs scripted functions under a trace, and remembers what they read besides tensors."""
 
-    def __init__(self, owners: dict[_C.ScriptObject, str]) -> None:
+    def __init__(
+        self, owners: dict[_C.ScriptObject, str], inputs: FakeInputs | RecordedInputs
+    ) -> None:
         self._owners = owners  # those in the tree that is captured, by path
+        self._inputs = inputs
+        self.frames: list[dict[int, Any]] = []  # values of the functions that run, by number
+        self.num_told_sizes = 0  # symbols made for sizes that only data tells
+        self._told_sizes: dict[str, int] = {}  # how many there were when each was made
+        self._depth = 0  # of bodies of branches and loops on data
         # Their attributes that are lists of tensors.
         self._followed = {(owner, name) for owner in owners for name, _ in owner.list_keys()}
-        self._created: set[_C.ScriptObject] = set()
+        self.created: set[_C.ScriptObject] = set()
         self._read: set[tuple[_C.ScriptObject, str]] = set()
         self._programs: dict[int, tuple[_C.ScriptFunction, Block]] = {}  # by key; kept alive
         # Lists and dicts in attributes, which are copies: one per attribute and run.
@@ -107,7 +121,7 @@ class Replay:
 
     def forget(self) -> None:
         """Let go of the trace's values: what has been captured lives on with this."""
-        self._created.clear()
+        self.created.clear()
         self._containers.clear()
         self._programs.clear()
 
@@ -152,8 +166,35 @@ class Replay:
         if function.key not in self._programs:
             self._programs[function.key] = (function, read_block(function.program()))
         _, body = self._programs[function.key]
-        (result,) = self._run_block(body, args, {})
+        (result,) = self._run_frame(body, args, {})
         return result
+
+    def run_inside(self, block: Block, args: Sequence[Any], around: dict[int, Any]) -> list[Any]:
+        """Run a body of a branch or a loop on data; what it sets, only its results tell."""
+        self._depth += 1
+        try:
+            return self._run_frame(block, args, dict(around))
+        finally:
+            self._depth -= 1
+
+    def told_size(self, value: int) -> torch.SymInt:
+        """Give a symbol for a size that only data tells; `value` is one that it might have."""
+        self.num_told_sizes += 1
+        size = self._inputs.told_size(value)
+        self._told_sizes[symbol_name(size)] = self.num_told_sizes
+        return size
+
+    def is_known(self, size: int | torch.SymInt, mark: int) -> bool:
+        """Tell whether a size was known when there were `mark` sizes that data tells."""
+        symbols = _C.symbols_in_size(size) or ()
+        return all(self._told_sizes.get(name, 0) <= mark for name in symbols)
+
+    def _run_frame(self, block: Block, args: Sequence[Any], values: dict[int, Any]) -> list[Any]:
+        self.frames.append(values)
+        try:
+            return self._run_block(block, args, values)
+        finally:
+            self.frames.pop()
 
     def _run_block(self, block: Block, args: Sequence[Any], values: dict[int, Any]) -> list[Any]:
         values.update(zip(block.inputs, args, strict=True))
@@ -164,6 +205,8 @@ class Replay:
         return [values[number] for number in block.outputs]
 
     def _run_step(self, step: Step, inputs: list[Any], values: dict[int, Any]) -> Sequence[Any]:
+        if self._depth and step.kind in REFUSED:
+            raise Unsupported(f"{REFUSED[step.kind]} ({step.where()})")
         run = _STEPS.get(step.kind)
         if run is not None:
             return run(self, step, inputs, values)
@@ -181,7 +224,7 @@ class Replay:
         if (owner, name) in self._containers:
             return self._containers[owner, name][0]
         value = owner[name]
-        if owner in self._created:
+        if owner in self.created:
             return value
         if isinstance(value, torch.Tensor):
             self._check_owner(owner, name, step)
@@ -199,7 +242,7 @@ class Replay:
         return value
 
     def _set(self, owner: _C.ScriptObject, name: str, value: Any, step: Step) -> None:
-        if owner in self._created:
+        if owner in self.created:
             owner[name] = value
         elif isinstance(value, torch.Tensor):
             self._check_owner(owner, name, step)
@@ -294,6 +337,10 @@ def _run_operator(step: Step, inputs: list[Any]) -> Sequence[Any]:
         known = of_numbers(step.kind, inputs)
         if known is not None:
             return [known]
+    if any(isinstance(value, Told) for value in inputs):
+        if step.kind == "aten::select" and isinstance(inputs[0], torch.Tensor):
+            return [selected(*inputs)]
+        inputs = _with_told(step, inputs)
     inputs = [_as_tensor(value) for value in with_numbers(step.kind, inputs)]
     operator = _operator(step.kind, step.overload)
     takes_both = step.overload == "Scalar" and step.kind in TAKE_NUMBERS
@@ -304,6 +351,14 @@ def _run_operator(step: Step, inputs: list[Any]) -> Sequence[Any]:
     call = _at_line(operator, step.kind.split("::")[1], step)
     keywords = dict(zip(named, inputs[split:], strict=True))
     return _results(step, _asked(step, lambda: call(inputs[:split], keywords)))
+
+
+def _with_told(step: Step, inputs: list[Any]) -> list[Any]:
+    """Give tensors for numbers that only data tells, where the operator has a form for them."""
+    operand = inputs[0]
+    if step.overload not in _WITH_TENSORS or not isinstance(operand, torch.Tensor):
+        return inputs
+    return [like_number(value, operand) if isinstance(value, Told) else value for value in inputs]
 
 
 _WITH_TENSORS = {"Scalar": "Tensor", "Tensor_Scalar": "Tensor_Tensor"}
@@ -321,7 +376,7 @@ def _is_number_tensor(operator: Any, inputs: Sequence[Any]) -> bool:
 def _as_tensor(value: Any) -> Any:
     if isinstance(value, list):
         return [_as_tensor(part) for part in value]
-    return value.tensor() if isinstance(value, Number) else value
+    return value.tensor() if isinstance(value, Number | Told) else value
 
 
 @functools.lru_cache(maxsize=4096)
@@ -388,6 +443,8 @@ def _run_exit(replay: Replay, step: Step, inputs: list, values: dict) -> Sequenc
 
 
 def _run_if(replay: Replay, step: Step, inputs: list, values: dict) -> Sequence[Any]:
+    if isinstance(inputs[0], Told):
+        return record_if(replay, step, inputs[0], values)
     taken = step.blocks[0 if _asked(step, lambda: bool(inputs[0])) else 1]
     return replay._run_block(taken, [], values)
 
@@ -395,7 +452,11 @@ def _run_if(replay: Replay, step: Step, inputs: list, values: dict) -> Sequence[
 def _run_loop(replay: Replay, step: Step, inputs: list, values: dict) -> Sequence[Any]:
     count, condition, *carried = inputs
     (body,) = step.blocks
+    if isinstance(count, Told):
+        return record_loop(replay, step, inputs, values, 0)
     for i in range(_asked(step, lambda: int(count))):
+        if isinstance(condition, Told):  # rounds until here stand unrolled
+            return record_loop(replay, step, [count, condition, *carried], values, i)
         if not _asked(step, lambda condition=condition: bool(condition)):
             break
         condition, *carried = replay._run_block(body, [i, *carried], values)
@@ -436,7 +497,7 @@ def _run_unpack(replay: Replay, step: Step, inputs: list, values: dict) -> Seque
 
 def _run_create(replay: Replay, step: Step, inputs: list, values: dict) -> Sequence[Any]:
     created = step.extra()
-    replay._created.add(created)
+    replay.created.add(created)
     return [created]
 
 
@@ -490,12 +551,12 @@ _ON_VALUES = frozenset(
 
 
 @contextmanager
-def replayed(module: torch.nn.Module) -> Iterator[Replay]:
+def replayed(module: torch.nn.Module, inputs: FakeInputs | RecordedInputs) -> Iterator[Replay]:
     """Let calls of scripted functions and methods in this thread run in a replay."""
     kinds = (ScriptMethod, torch.jit.ScriptFunction)
     before = getattr(_thread, "replay", None)
     owners = {script_object(part): path for path, part in module.named_modules() if is_script(part)}
-    replay = Replay(owners)
+    replay = Replay(owners, inputs)
     with _patching:
         own = [kind.__call__ for kind in kinds]
         for kind, call in zip(kinds, own, strict=True):
