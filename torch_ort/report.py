@@ -24,7 +24,9 @@ from torch_ort.roofline import Roofline, best_seconds, measure
 # Dynamo until it calls the backend, recording or AOTAutograd's tracing, reading of the graph, and
 # so on. Missing is what an equal graph, or an earlier one of the same capture, has done already.
 COMPILE_STAGES = ("dynamo", "record", "aot", "read", "passes", "plan")
-REGION_PASSES = {"expand_composites", "move_concats", "draw_in_regions", "fuse_regions"}
+REGION_PASSES = {
+    "expand_composites", "move_concats", "draw_in_regions", "rebuild_values", "fuse_regions",
+}  # fmt: skip
 VIEW_FORMS = ("view", "reshape")  # of steps that may be views
 
 # Not every torch that we run with has it.

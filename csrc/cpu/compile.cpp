@@ -116,29 +116,13 @@ Layout expand(const Layout& layout, const std::vector<int64_t>& shape) {
   return wide;
 }
 
-// Numbers that a float does not hold one by one are worked on as doubles.
+// Columns that a float does not count one by one ask for doubles too.
 bool wants_double(const ir::Graph& body, int64_t num_columns) {
   constexpr int64_t kFloatCounts = int64_t{1} << 24;
-  const auto is_wide = [](const Value* value) {
-    const DType dtype = value->type.dtype;
-    return dtype == DType::kDouble || dtype == DType::kInt64 || dtype == DType::kInt32;
-  };
-  for (const Node& node : body.nodes) {
+  return std::any_of(body.nodes.begin(), body.nodes.end(), [num_columns](const Node& node) {
     const FusedForm form = ops::fused_form(node);
-    if (form.has_label()) {
-      const bool is_double = node.outputs[0]->type.dtype == DType::kDouble;
-      if (is_double || num_columns >= kFloatCounts) return true;
-      continue;
-    }
-    if (form.kind == FusedForm::Kind::kRandom) continue;
-    // Axes and shapes are integers, but no operands.
-    const size_t count = form.kind == FusedForm::Kind::kPointwise ? node.inputs.size() : 1;
-    for (size_t i = 0; i < std::min(count, node.inputs.size()); ++i) {
-      if (node.inputs[i] != nullptr && is_wide(node.inputs[i])) return true;
-    }
-    if (node.outputs[0]->type.dtype == DType::kDouble) return true;
-  }
-  return false;
+    return ops::wants_double(node, form) || (form.has_label() && num_columns >= kFloatCounts);
+  });
 }
 
 class Compiler {

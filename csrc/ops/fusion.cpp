@@ -194,6 +194,21 @@ FusedForm fused_form(const Node& node) {
   return pointwise(row->op);
 }
 
+bool wants_double(const Node& node, const FusedForm& form) {
+  const auto is_wide = [](const ir::Value* value) {
+    const DType dtype = value->type.dtype;
+    return dtype == DType::kDouble || dtype == DType::kInt64 || dtype == DType::kInt32;
+  };
+  if (form.has_label()) return node.outputs[0]->type.dtype == DType::kDouble;
+  if (form.kind == Kind::kRandom) return false;
+  // Axes and shapes are integers, but no operands.
+  const size_t count = form.kind == Kind::kPointwise ? node.inputs.size() : 1;
+  for (size_t i = 0; i < std::min(count, node.inputs.size()); ++i) {
+    if (node.inputs[i] != nullptr && is_wide(node.inputs[i])) return true;
+  }
+  return node.outputs[0]->type.dtype == DType::kDouble;
+}
+
 std::optional<std::vector<int64_t>> reduction_axes(const Node& node) {
   if (ir::has_attr(node.attrs, "axes")) return std::nullopt;
   const auto rank = static_cast<int64_t>(node.inputs[0]->type.shape->size());

@@ -102,6 +102,10 @@ struct FusedForm {
 // By op, dtypes and attributes of a node whose types are known; nothing is said about shapes.
 FusedForm fused_form(const ir::Node& node);
 
+// Whether a region with this node computes in float64: it reads or makes numbers that a float does
+// not hold.
+bool wants_double(const ir::Node& node, const FusedForm& form);
+
 // Axes of a reduction, counted from the front and sorted. Nothing if data tells them.
 std::optional<std::vector<int64_t>> reduction_axes(const ir::Node& node);
 

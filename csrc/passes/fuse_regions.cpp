@@ -11,6 +11,7 @@
 #include "ops/shapes.h"
 #include "passes/memory.h"
 #include "passes/pass.h"
+#include "passes/region_groups.h"
 #include "passes/region_spaces.h"
 
 #include <algorithm>
@@ -27,10 +28,6 @@ using ir::Graph;
 using ir::Node;
 using ir::Value;
 using Kind = ops::FusedForm::Kind;
-
-// Beyond these a tile no longer fits into the first cache, or a region into a reader's head.
-constexpr size_t kMaxNodes = 96;
-constexpr size_t kMaxInputs = 32;
 
 // The graph as the grouping sees it: nodes by position, and what must come before what.
 struct Order {
@@ -95,8 +92,9 @@ struct Group {
 
 class Grouping {
  public:
-  Grouping(Graph& graph, const SharedMemory& memory)
-      : memory_(memory), order_(graph, memory), sizes_(graph) {
+  // `may_join` is asked before two groups become one.
+  Grouping(Graph& graph, const SharedMemory& memory, bool (*may_join)())
+      : memory_(memory), order_(graph, memory), sizes_(graph), may_join_(may_join) {
     find_fusible();
     join();
     for (Group& group : groups_) trim(group);
@@ -206,7 +204,7 @@ class Grouping {
     if (first.members.size() + second.members.size() > kMaxNodes) return;
     std::optional<Group> joined = fit(first, second);
     if (!joined || has_path_outside(group_of_[a], group_of_[b])) return;
-    if (!may_rewrite()) return;
+    if (!may_join_()) return;
     const int kept = group_of_[a], gone = group_of_[b];
     for (int at : groups_[gone].members) group_of_[at] = kept;
     groups_[gone] = {};
@@ -318,6 +316,7 @@ class Grouping {
   const SharedMemory& memory_;
   Order order_;
   KnownSizes sizes_;
+  bool (*may_join_)();
   std::vector<ops::FusedForm> forms_;  // by position
   std::vector<int> group_of_;          // by position
   std::vector<Group> groups_;
@@ -534,9 +533,19 @@ std::vector<int> sorted_units(const Order& order, const std::vector<Group>& grou
 
 }  // namespace
 
+std::vector<RegionGroup> region_groups(Graph& graph) {
+  const SharedMemory memory(graph);
+  const Grouping grouping(graph, memory, [] { return true; });
+  std::vector<RegionGroup> groups;
+  for (const Group& group : grouping.groups()) {
+    groups.push_back({grouping.nodes_of(group.members), group.elements, group.columns.front()});
+  }
+  return groups;
+}
+
 int fuse_regions(Graph& graph) {
   const SharedMemory memory(graph);
-  const Grouping grouping(graph, memory);
+  const Grouping grouping(graph, memory, may_rewrite);
   const std::vector<Group>& groups = grouping.groups();
   if (groups.empty()) return 0;
 

@@ -32,6 +32,7 @@ int remove_dead(ir::Graph& graph);
 int expand_composites(ir::Graph& graph);
 int move_concats(ir::Graph& graph);
 int draw_in_regions(ir::Graph& graph);
+int rebuild_values(ir::Graph& graph);
 int fuse_regions(ir::Graph& graph);
 
 struct PipelineOptions {

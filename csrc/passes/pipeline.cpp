@@ -88,6 +88,9 @@ const std::vector<Pass>& pipeline() {
       {"draw_in_regions", draw_in_regions},
       // the others leave nodes behind that nobody reads, which would be computed in a region
       {"remove_dead", remove_dead},
+      // after remove_dead: only who lives is a reader; just before fuse_regions: it weighs the
+      // regions that this one makes
+      {"rebuild_values", rebuild_values},
       {"fuse_regions", fuse_regions},
   };
   return passes;

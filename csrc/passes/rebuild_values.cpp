@@ -1,0 +1,420 @@
+// What backward reads of forward's results is what autograd's formulas ask for: for gelu(x + bias)
+// the sum, for a loss the log-probabilities. Where a region of the backward half can compute such a
+// value in registers from what crosses the border anyway, or from less, it is rebuilt there, and
+// crosses no more. A minimum cut chooses, by bytes moved and held against work done again.
+//
+// Only what a region of the forward half computes element by element is rebuilt: another region
+// then makes the same bits. Products, reductions and draws without a counter are made once. Nothing
+// of the caller's crosses that did not before, so that autograd watches the same tensors.
+
+#include "ir/edit.h"
+#include "ops/op.h"
+#include "passes/halves.h"
+#include "passes/integers.h"
+#include "passes/memory.h"
+#include "passes/min_cut.h"
+#include "passes/pass.h"
+#include "passes/region_groups.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+namespace torch_ort::passes {
+
+namespace {
+
+using ir::Graph;
+using ir::Node;
+using ir::Value;
+using Kind = ops::FusedForm::Kind;
+using ops::Pointwise;
+
+// Costs, in tenths of a byte moved to or from memory.
+constexpr int64_t kMove = 10;
+constexpr int64_t kHold = 10;  // to be there from one half to the other
+// To compute one element of what an operation makes.
+constexpr int64_t kPlainWork = 4, kSlowWork = 25, kSlowestWork = 60;
+
+int64_t work(const ops::FusedForm& form) {
+  if (form.kind == Kind::kPass) return 0;
+  if (form.kind == Kind::kRandom || ops::is_costly(form.op)) return kSlowestWork;
+  switch (form.op) {
+    case Pointwise::kExp:
+    case Pointwise::kLog:
+    case Pointwise::kSqrt:
+    case Pointwise::kReciprocal:
+    case Pointwise::kTanh:
+    case Pointwise::kSigmoid:
+    case Pointwise::kSin:
+    case Pointwise::kCos:
+    case Pointwise::kDiv:
+    case Pointwise::kPow: return kSlowWork;
+    default: return kPlainWork;
+  }
+}
+
+// Known without a tensor: numbers, sizes and what they make. Either half may read it.
+bool is_constant(const Value& value) {
+  if (value.producer == nullptr) return value.data != nullptr;
+  return value.producer->inputs.empty() &&
+         (ir::is(value.producer, "Dims", ir::kTorchOrtDomain) ||
+          ir::is(value.producer, "SizeRatio", ir::kTorchOrtDomain));
+}
+
+// A group of the backward half, and what it reads: whole tensors, not views of them.
+struct Host {
+  RegionGroup group;
+  bool is_wide = false;
+  std::unordered_set<const Value*> reads;
+};
+
+bool is_wide(const RegionGroup& group) {
+  return std::any_of(group.nodes.begin(), group.nodes.end(), [](const FusibleNode& each) {
+    return ops::wants_double(*each.node, each.form);
+  });
+}
+
+// A result of the forward half that a region of the backward half could make.
+struct Candidate {
+  FusibleNode maker;
+  std::set<int> readers;  // hosts that read it
+  std::set<int> hosts;    // in which it would be made: those of its readers, and of theirs
+};
+
+class Candidates {
+ public:
+  explicit Candidates(Graph& graph)
+      : graph_(graph), memory_(graph), sizes_(graph), backward_(backward_nodes(graph)) {
+    find_groups();
+    for (auto node = graph.nodes.rbegin(); node != graph.nodes.rend(); ++node) {
+      if (!node->is_erased() && !backward_.contains(&*node)) consider(*node);
+    }
+    for (const Value& value : graph.values) note_crossing(value);
+  }
+
+  const std::vector<Host>& hosts() const { return hosts_; }
+
+  const Candidate* find(const Value* value) const {
+    const auto found = candidates_.find(value);
+    return found == candidates_.end() ? nullptr : &found->second;
+  }
+
+  // Of the backward half; -1 if it is in none.
+  int host_of(const Node* node) const {
+    const auto found = host_of_.find(node);
+    return found == host_of_.end() ? -1 : found->second;
+  }
+
+  // Values of the forward half that the backward half reads, and could make.
+  std::vector<const Value*> wanted() const {
+    std::vector<const Value*> values;
+    for (const Value& value : graph_.values) {
+      const Candidate* candidate = find(&value);
+      if (candidate != nullptr && !candidate->readers.empty()) values.push_back(&value);
+    }
+    return values;
+  }
+
+  int64_t cost_to_make(const Candidate& candidate) const {
+    const Node& node = *candidate.maker.node;
+    const auto times = static_cast<int64_t>(std::max<size_t>(1, candidate.readers.size()));
+    int64_t cost = times * work(candidate.maker.form) * count(*node.outputs[0]);
+    for (const Value* input : node.inputs) {
+      // Where the input crosses for this one alone, what crossing costs holds one read.
+      if (input == nullptr || is_constant(*input) || cost_to_cross(*input) > 0) continue;
+      const Value* whole = SharedMemory::root(input);
+      for (int host : candidate.hosts) {
+        if (!hosts_[host].reads.contains(whole)) cost += kMove * num_bytes(*input);
+      }
+    }
+    return cost;
+  }
+
+  // What it costs that the value crosses the border.
+  int64_t cost_to_cross(const Value& value) const {
+    const Value* whole = SharedMemory::root(&value);
+    if (memory_.is_written(whole)) return MinCut::kInfinite;
+    if (memory_.is_callers(whole) || memory_.leaves(whole)) {
+      return whole == &value && crossing_.contains(whole) ? 0 : MinCut::kInfinite;
+    }
+    const Candidate* candidate = find(&value);
+    if (whole != &value && candidate != nullptr) return MinCut::kInfinite;  // it costs nothing
+    if (pinned_.contains(whole)) return 0;
+    const auto num_reads = static_cast<int64_t>(
+        candidate == nullptr ? 1 : std::max<size_t>(1, candidate->readers.size()));
+    const int64_t bytes = num_bytes(*whole);
+    return bytes * (kHold + kMove * num_reads + (is_stored(*whole) ? 0 : kMove));
+  }
+
+ private:
+  int64_t count(const Value& value) const {
+    return hinted_size(graph_, ir::numel(*value.type.shape)).value_or(0);
+  }
+
+  int64_t num_bytes(const Value& value) const {
+    return value.type.is_known() ? count(value) * ir::size_bytes(value.type.dtype) : 0;
+  }
+
+  void find_groups() {
+    for (RegionGroup& group : region_groups(graph_)) {
+      const bool wide = is_wide(group);
+      if (!backward_.contains(group.nodes.front().node)) {
+        for (const FusibleNode& each : group.nodes) is_wide_[each.node] = wide;
+        for (const FusibleNode& each : group.nodes) group_of_[each.node] = num_forward_;
+        ++num_forward_;
+        continue;
+      }
+      Host host{.group = std::move(group), .is_wide = wide};
+      for (const FusibleNode& each : host.group.nodes) {
+        host_of_[each.node] = static_cast<int>(hosts_.size());
+        for (const Value* value : each.node->inputs) {
+          if (value != nullptr) host.reads.insert(SharedMemory::root(value));
+        }
+      }
+      hosts_.push_back(std::move(host));
+    }
+  }
+
+  // Readers have been considered before.
+  void consider(Node& node) {
+    std::optional<Candidate> candidate = as_candidate(node);
+    if (!candidate) return;
+    for (const ir::Use& use : node.outputs[0]->uses) {
+      if (use.node == nullptr || (use.index < 0 && backward_.contains(use.node))) return;
+      if (backward_.contains(use.node)) {
+        const int host = host_of(use.node);
+        if (host < 0) return;  // it is read from memory
+        candidate->readers.insert(host);
+        candidate->hosts.insert(host);
+      } else if (const Candidate* next = result_of(*use.node)) {
+        candidate->hosts.insert(next->hosts.begin(), next->hosts.end());
+      }
+    }
+    const bool fits = std::all_of(candidate->hosts.begin(), candidate->hosts.end(),
+                                  [&](int host) { return this->fits(*candidate, hosts_[host]); });
+    if (!candidate->hosts.empty() && fits) {
+      candidates_.emplace(node.outputs[0], std::move(*candidate));
+    }
+  }
+
+  std::optional<Candidate> as_candidate(Node& node) const {
+    if (node.outputs.size() != 1 || node.outputs[0] == nullptr) return std::nullopt;
+    if (node.recompute == "must_save" || node.recompute == "prefer_save") return std::nullopt;
+    const ops::FusedForm form = ops::fused_form(node);
+    const bool is_made =
+        form.kind == Kind::kPointwise || form.kind == Kind::kPass || form.kind == Kind::kRandom;
+    const bool is_view = form.kind == Kind::kPass && ops::is_view(node);
+    if (!is_made || !(group_of_.contains(&node) || is_view)) return std::nullopt;
+    const Value& whole = *SharedMemory::root(node.outputs[0]);
+    const bool is_in_reach =
+        whole.type.is_known() && sizes_.are_known(whole) && !memory_.is_written(&whole);
+    if (!is_in_reach) return std::nullopt;
+    return Candidate{.maker = {&node, form}};
+  }
+
+  const Candidate* result_of(const Node& node) const {
+    return node.outputs.size() == 1 ? find(node.outputs[0]) : nullptr;
+  }
+
+  bool fits(const Candidate& candidate, const Host& host) const {
+    const auto wide = is_wide_.find(candidate.maker.node);
+    if (wide != is_wide_.end() && wide->second != host.is_wide) return false;
+    return find_spaces({candidate.maker}, host.group.elements, host.group.columns).has_value();
+  }
+
+  void note_crossing(const Value& value) {
+    if (value.producer != nullptr && backward_.contains(value.producer)) return;
+    const bool crosses = std::any_of(
+        value.uses.begin(), value.uses.end(),
+        [this](const ir::Use& use) { return use.node == nullptr || backward_.contains(use.node); });
+    if (!crosses) return;
+    crossing_.insert(SharedMemory::root(&value));
+    if (find(&value) == nullptr) pinned_.insert(SharedMemory::root(&value));
+  }
+
+  // The forward half writes it to memory whether it crosses or not.
+  bool is_stored(const Value& value) const {
+    const auto group = group_of_.find(value.producer);
+    return group == group_of_.end() || is_read_outside(value, group->second);
+  }
+
+  bool is_read_outside(const Value& value, int group) const {
+    return std::any_of(value.uses.begin(), value.uses.end(), [&](const ir::Use& use) {
+      if (use.node == nullptr) return true;
+      if (backward_.contains(use.node)) return false;
+      if (use.index == 0 && ops::is_view(*use.node)) {
+        const auto& views = use.node->outputs;
+        return std::any_of(views.begin(), views.end(), [&](const Value* view) {
+          return view != nullptr && is_read_outside(*view, group);
+        });
+      }
+      const auto reader = group_of_.find(use.node);
+      return reader == group_of_.end() || reader->second != group;
+    });
+  }
+
+  Graph& graph_;
+  const SharedMemory memory_;
+  const KnownSizes sizes_;
+  const std::unordered_set<const Node*> backward_;
+  std::unordered_map<const Node*, int> group_of_;  // forward
+  std::unordered_map<const Node*, bool> is_wide_;  // forward: what its group computes in
+  int num_forward_ = 0;
+  std::vector<Host> hosts_;
+  std::unordered_map<const Node*, int> host_of_;
+  std::unordered_map<const Value*, Candidate> candidates_;
+  std::unordered_set<const Value*> crossing_;  // whole tensors
+  std::unordered_set<const Value*> pinned_;    // those of them that cross whatever is rebuilt
+};
+
+// Which candidates are made again so that crossing and making cost least together.
+std::unordered_set<const Value*> choose(const Candidates& candidates) {
+  MinCut cut;
+  // Two nodes for each value: if the first stands with the sink the value is made again; if only
+  // the second does, it crosses.
+  std::unordered_map<const Value*, std::pair<int, int>> nodes;
+  std::vector<const Value*> open;
+  const auto enter = [&](const Value* value) {
+    const auto [found, is_new] = nodes.try_emplace(value);
+    if (is_new) {
+      const int made = cut.add_node(), crossed = cut.add_node();
+      found->second = {made, crossed};
+      cut.add_arc(made, crossed, candidates.cost_to_cross(*value));
+      open.push_back(value);
+    }
+    return found->second;
+  };
+  for (const Value* value : candidates.wanted()) {
+    cut.add_arc(enter(value).second, MinCut::kSink, MinCut::kInfinite);
+  }
+  while (!open.empty()) {
+    const Value* value = open.back();
+    open.pop_back();
+    const int made = nodes.at(value).first;
+    const Candidate* candidate = candidates.find(value);
+    cut.add_arc(MinCut::kSource, made,
+                candidate == nullptr ? MinCut::kInfinite : candidates.cost_to_make(*candidate));
+    if (candidate == nullptr) continue;
+    for (const Value* input : candidate->maker.node->inputs) {
+      if (input == nullptr || is_constant(*input)) continue;
+      cut.add_arc(enter(input).second, made, MinCut::kInfinite);
+    }
+  }
+  const std::vector<bool> is_made = cut.sink_side();
+  std::unordered_set<const Value*> chosen;
+  for (const auto& [value, pair] : nodes) {
+    if (is_made[pair.first]) chosen.insert(value);
+  }
+  return chosen;
+}
+
+// Writes the chosen values again in front of the groups that read them.
+class Rebuilder {
+ public:
+  Rebuilder(Graph& graph, const Candidates& candidates)
+      : graph_(graph), candidates_(candidates), chosen_(choose(candidates)) {
+    if (chosen_.empty()) return;
+    chains_.resize(candidates.hosts().size());
+    for (const Node& node : graph.nodes) order_.emplace(&node, static_cast<int>(order_.size()));
+  }
+
+  int run() {
+    int rewrites = 0;
+    for (const Value* value : candidates_.wanted()) {
+      if (!chosen_.contains(value) || !fits(*value)) continue;
+      if (!may_rewrite()) break;
+      for (int host : candidates_.find(value)->readers) add_to_chain(value, chains_[host].makers);
+      for (int host : candidates_.find(value)->readers) chains_[host].wanted.push_back(value);
+      ++rewrites;
+    }
+    for (size_t host = 0; host < chains_.size(); ++host)
+      write(chains_[host], static_cast<int>(host));
+    erase_unread();
+    return rewrites;
+  }
+
+ private:
+  using Makers = std::map<int, FusibleNode>;  // by place in the graph
+  struct Chain {
+    Makers makers;
+    std::vector<const Value*> wanted;  // by the nodes of the group
+  };
+
+  void add_to_chain(const Value* value, Makers& makers) const {
+    const FusibleNode& maker = candidates_.find(value)->maker;
+    if (!makers.emplace(order_.at(maker.node), maker).second) return;
+    for (const Value* input : maker.node->inputs) {
+      if (input != nullptr && chosen_.contains(input)) add_to_chain(input, makers);
+    }
+  }
+
+  // Each group that reads the value can make it, beside what it makes anew already.
+  bool fits(const Value& value) const {
+    const std::set<int>& readers = candidates_.find(&value)->readers;
+    return std::all_of(readers.begin(), readers.end(), [&](int host) {
+      const RegionGroup& group = candidates_.hosts()[host].group;
+      Makers makers = chains_[host].makers;
+      add_to_chain(&value, makers);
+      std::vector<FusibleNode> nodes;
+      for (const auto& [place, maker] : makers) nodes.push_back(maker);
+      nodes.insert(nodes.end(), group.nodes.begin(), group.nodes.end());
+      if (nodes.size() > kMaxNodes) return false;
+      const auto spaces = find_spaces(nodes, group.elements, group.columns);
+      return spaces.has_value() && spaces->inputs.size() <= kMaxInputs;
+    });
+  }
+
+  void write(const Chain& chain, int host) {
+    if (chain.makers.empty()) return;
+    const std::vector<FusibleNode>& readers = candidates_.hosts()[host].group.nodes;
+    std::unordered_map<const Value*, Value*> again;
+    for (const auto& [place, maker] : chain.makers) {
+      const Node& node = *maker.node;
+      std::vector<Value*> inputs = node.inputs;
+      for (Value*& input : inputs) {
+        if (const auto found = again.find(input); found != again.end()) input = found->second;
+      }
+      Node& copy = ir::insert_before(graph_, *readers.front().node, node.op, std::move(inputs),
+                                     {node.outputs[0]->type}, node.attrs, node.name + "_again");
+      copy.origin = node.origin;
+      copy.recompute.clear();
+      copy.region = -1;
+      again[node.outputs[0]] = copy.outputs[0];
+    }
+    for (const FusibleNode& reader : readers) {
+      for (size_t i = 0; i < reader.node->inputs.size(); ++i) {
+        const Value* input = reader.node->inputs[i];
+        const auto& wanted = chain.wanted;
+        if (std::find(wanted.begin(), wanted.end(), input) == wanted.end()) continue;
+        ir::set_input(*reader.node, static_cast<int>(i), again.at(input));
+      }
+    }
+  }
+
+  // What only the backward half wanted of the forward half.
+  void erase_unread() {
+    Makers makers;
+    for (const Chain& chain : chains_) makers.insert(chain.makers.begin(), chain.makers.end());
+    for (auto maker = makers.rbegin(); maker != makers.rend(); ++maker) {
+      Node& node = *maker->second.node;
+      if (node.outputs[0]->uses.empty()) ir::erase(graph_, node);
+    }
+  }
+
+  Graph& graph_;
+  const Candidates& candidates_;
+  const std::unordered_set<const Value*> chosen_;
+  std::unordered_map<const Node*, int> order_;
+  std::vector<Chain> chains_;  // by host
+};
+
+}  // namespace
+
+int rebuild_values(Graph& graph) {
+  if (backward_nodes(graph).empty()) return 0;
+  const Candidates candidates(graph);
+  return Rebuilder(graph, candidates).run();
+}
+
+}  // namespace torch_ort::passes

@@ -1,0 +1,23 @@
+// What fuse_regions would make a region of, for passes that weigh what a region costs.
+#pragma once
+
+#include "passes/region_spaces.h"
+
+#include <cstddef>
+#include <vector>
+
+namespace torch_ort::passes {
+
+// Beyond these a tile no longer fits into the first cache, or a region into a reader's head.
+constexpr size_t kMaxNodes = 96;
+constexpr size_t kMaxInputs = 32;
+
+struct RegionGroup {
+  std::vector<FusibleNode> nodes;  // in order
+  ir::Dim elements, columns;
+};
+
+// Changes nothing.
+std::vector<RegionGroup> region_groups(ir::Graph& graph);
+
+}  // namespace torch_ort::passes

@@ -1,0 +1,274 @@
+"""Values that backward rebuilds instead of saving them: numbers, bytes, and what autograd sees."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+import torch_ort
+
+pytestmark = pytest.mark.ort_only
+WIDTH, INNER, WORDS = 32, 64, 80
+EDITED = "modified by an inplace operation"
+
+
+class Gated(nn.Module):
+    """A gated feed-forward behind an RMS norm, as Llama has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(WIDTH)
+        self.gate, self.up = nn.Linear(WIDTH, INNER), nn.Linear(WIDTH, INNER)
+        self.down = nn.Linear(INNER, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normal = self.norm(self.down(F.silu(self.gate(x)) * self.up(x)))
+        return normal + x
+
+
+class Activated(nn.Module):
+    """A norm of an activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = (
+            nn.Linear(WIDTH, INNER),
+            nn.LayerNorm(INNER),
+            nn.Linear(INNER, 8),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(F.gelu(self.first(x))))
+
+
+class Predicting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        labels = (x.detach()[..., 0].abs() * 10).long() % WORDS
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+class Dropped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = (
+            nn.Linear(WIDTH, INNER),
+            nn.LayerNorm(INNER),
+            nn.Linear(INNER, 8),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(F.dropout(F.gelu(self.first(x)), 0.3)))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "gated": Gated, "activated": Activated, "predicting": Predicting,
+}  # fmt: skip
+
+
+def compile_with(model: nn.Module, rebuilds: bool = True, **kwargs) -> Callable:
+    options = {} if rebuilds else {"disable": "rebuild_values"}
+    return torch.compile(model, backend="ort", options=options, **kwargs)
+
+
+def gradients(model: nn.Module, call: Callable, x: Tensor) -> list[Tensor]:
+    x = x.detach().requires_grad_()
+    result = call(x)
+    weights = torch.linspace(-1, 1, result.numel(), dtype=result.dtype).view_as(result)
+    (result * weights).sum().backward()
+    found = [result.detach(), x.grad, *(parameter.grad for parameter in model.parameters())]
+    model.zero_grad()
+    return found
+
+
+def report_of(model: nn.Module, x: Tensor, rebuilds: bool = True) -> torch_ort.report.GraphReport:
+    options = {} if rebuilds else {"disable": "rebuild_values"}
+    return torch_ort.explain(model, x, options=options).graphs[0]
+
+
+def rewrites(report: torch_ort.report.GraphReport) -> int:
+    return {name: count for name, count, _ in report.passes}.get("rebuild_values", 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_numbers_and_gradients_for_several_sizes(name: str, dtype: torch.dtype) -> None:
+    """One graph with symbolic sizes; eager PyTorch in float64 is what both are measured against."""
+    torch.manual_seed(0)
+    model = MODELS[name]().to(dtype)
+    exact = copy.deepcopy(model).double()
+    ours = copy.deepcopy(model)
+    compiled = compile_with(ours, dynamic=True)
+    before = torch_ort.counters()["graphs_compiled"]
+    for batch, length in [(2, 5), (3, 64), (4, 17)]:
+        x = torch.randn(batch, length, WIDTH).to(dtype)
+        want = gradients(exact, exact, x.double())
+        near = [
+            8 * (eager.double() - truth).abs().max() + 1e-5 * truth.abs().max()
+            for eager, truth in zip(gradients(model, model, x), want, strict=True)
+        ]
+        for got, truth, bound in zip(gradients(ours, compiled, x), want, near, strict=True):
+            assert got.dtype == dtype
+            assert (got.double() - truth).abs().max() <= bound
+    assert torch_ort.counters()["graphs_compiled"] == before + 1
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_same_bits_as_saved_values(name: str) -> None:
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    x = torch.randn(3, 17, WIDTH)
+    results = [gradients(model, compile_with(model, rebuilds), x) for rebuilds in (True, False)]
+    for got, want in zip(*results, strict=True):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize(
+    ("name", "saved"),
+    [
+        # silu(gate), and rows by their norm
+        ("gated", 4 * (INNER + WIDTH)),
+        # gelu(...), which its own gradient rebuilds
+        ("activated", 4 * INNER),
+    ],
+)
+def test_fewer_bytes_cross(name: str, saved: int) -> None:
+    model, x = MODELS[name](), torch.randn(4, 64, WIDTH, requires_grad=True)
+    kept, rebuilt = report_of(model, x, rebuilds=False), report_of(model, x)
+    assert rewrites(kept) == 0 < rewrites(rebuilt)
+    assert kept.plan["saved_bytes"] - rebuilt.plan["saved_bytes"] == 4 * 64 * saved
+
+
+def test_the_loss_writes_no_log_probabilities() -> None:
+    """Logits cross instead, which the product wrote, and their gradient takes their place."""
+    x = torch.randn(4, 64, WIDTH, requires_grad=True)
+    kept, rebuilt = report_of(Predicting(), x, rebuilds=False), report_of(Predicting(), x)
+    logits = 4 * 4 * 64 * WORDS
+    assert kept.bytes_after - rebuilt.bytes_after > 0.9 * logits
+    rows = 4 * 4 * 64
+    assert rebuilt.plan["saved_bytes"] <= kept.plan["saved_bytes"] + rows
+    assert rebuilt.plan["peak_bytes"] <= kept.plan["peak_bytes"] + rows
+
+
+class Tail(nn.Module):
+    """An output, `y`, that backward reads, and an input that it does not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.mix(x)
+        y = hidden.sigmoid() * hidden
+        return y * 1.0, (y + z).tanh() * y
+
+
+@pytest.mark.parametrize("which", ["first output", "second output", "x", "z", "weight", "bias"])
+def test_edits_in_place_raise_as_in_eager(which: str) -> None:
+    torch.manual_seed(0)
+
+    def outcome(compiles: bool) -> tuple[str, list[Tensor | None]]:
+        torch.manual_seed(1)
+        model = Tail()
+        call = compile_with(model) if compiles else model
+        x = torch.randn(4, WIDTH, requires_grad=True)
+        z = torch.randn(4, WIDTH)
+        first, second = call(x, z)
+        total = first.sum() + (second * second).sum()
+        edited = {
+            "first output": first, "second output": second, "x": x, "z": z,
+            "weight": model.mix.weight, "bias": model.mix.bias,
+        }[which]  # fmt: skip
+        with torch.no_grad():
+            edited.mul_(2)
+        message = ""
+        try:
+            total.backward()
+        except RuntimeError as error:
+            message = str(error)
+        return message, [x.grad, model.mix.weight.grad]
+
+    (want, eager), (got, ours) = outcome(compiles=False), outcome(compiles=True)
+    assert (EDITED in want) == bool(want)
+    assert (EDITED in got) == bool(got) == bool(want)
+    if not want:
+        torch.testing.assert_close(ours, eager)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_graph_that_is_kept(name: str) -> None:
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    call = compile_with(model)
+    gradients(model, call, torch.randn(2, 9, WIDTH))  # the first backward is watched
+    x = torch.randn(2, 9, WIDTH, requires_grad=True)
+    loss = call(x).sum()
+    first = torch.autograd.grad(loss, [x, *model.parameters()], retain_graph=True)
+    second = torch.autograd.grad(loss, [x, *model.parameters()])
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_two_calls_alive(name: str) -> None:
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    call = compile_with(model)
+    batches = [torch.randn(2, 9, WIDTH), torch.randn(2, 9, WIDTH)]
+    alone = [gradients(model, call, x)[1] for x in batches]
+    leaves = [x.clone().requires_grad_() for x in batches]
+    results = [call(x) for x in leaves]
+    for x, result, want in zip(leaves, results, alone, strict=True):
+        weights = torch.linspace(-1, 1, result.numel()).view_as(result)
+        (result * weights).sum().backward()
+        assert torch.equal(x.grad, want)
+
+
+def test_dropped_values_are_rebuilt_with_their_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_ORT_EXACT_RANDOM", "0")
+    torch.manual_seed(0)
+    model, x = Dropped(), torch.randn(4, 16, WIDTH)
+    results = []
+    for rebuilds in (True, False):
+        call = compile_with(model, rebuilds)
+        torch.manual_seed(5)
+        results.append(gradients(model, call, x))
+    for got, want in zip(*results, strict=True):
+        assert torch.equal(got, want)
+    assert rewrites(report_of(model, x.requires_grad_())) > 0
+
+
+def test_what_a_checkpoint_policy_saves_is_saved() -> None:
+    """silu(gate) would be rebuilt; a policy that names it has it cross."""
+    aten = torch.ops.aten
+    products = [aten.mm.default, aten.addmm.default]
+
+    class Checkpointed(nn.Module):
+        def __init__(self, saved: list) -> None:
+            super().__init__()
+            self.inner = Gated()
+            self.context = functools.partial(create_selective_checkpoint_contexts, saved)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.inner, x, use_reentrant=False, context_fn=self.context)
+
+    x = torch.randn(4, 16, WIDTH, requires_grad=True)
+    saved_bytes = []
+    for saved in (products, [*products, aten.silu.default]):
+        torch.manual_seed(0)
+        model = Checkpointed(saved)
+        saved_bytes.append(report_of(model, x).plan["saved_bytes"])
+        want = gradients(model, model, x)
+        for got, expected in zip(gradients(model, compile_with(model), x), want, strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    assert saved_bytes[1] - saved_bytes[0] == 4 * 16 * 4 * INNER
