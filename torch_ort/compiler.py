@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch_ort.options import Options
 
 # What `options.disable` may name besides passes: parts of the memory plan, and the recorder.
-OTHER_SWITCHES = ("reorder", "in_place", "deliver_gradients", "recorder")
+OTHER_SWITCHES = ("reorder", "in_place", "place_parts", "deliver_gradients", "recorder")
 
 _sessions: dict[str, _C.Session] = {}
 _numbers = itertools.count()
@@ -104,6 +104,7 @@ def _compile_session(program: Program, options: Options) -> _C.Session:
         program.constants,
         reorder="reorder" not in options.disable,
         in_place="in_place" not in options.disable,
+        place_parts="place_parts" not in options.disable,
         verify=options.check > 0,
         isa=options.isa,
         parameter_gradients=program.parameter_gradients,

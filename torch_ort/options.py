@@ -132,8 +132,8 @@ TABLE: tuple[Row, ...] = (
     Row("dump_dir", "TORCH_ORT_DUMP_DIR", "torch_ort_dump", "path",
          "Folder of the dumps; made when the first file is written.", str, _check_str),
     Row("disable", "TORCH_ORT_DISABLE", (), "names",
-         "Passes to leave out by name; also, of the memory plan, `reorder`, `in_place` and "
-         "`deliver_gradients`; and `recorder`, after which AOTAutograd captures.",
+         "Passes to leave out by name; also, of the memory plan, `reorder`, `in_place`, "
+         "`place_parts` and `deliver_gradients`; and `recorder`, after which AOTAutograd captures.",
          _parse_names, _check_names(_pass_names)),
     Row("isa", "TORCH_ORT_ISA", "", "name",
          "Instruction set of fused regions: portable, avx2 or avx512; empty: the widest that the "

@@ -2,6 +2,7 @@
 
 #include "convert/families.h"
 #include "convert/rows.h"
+#include "ops/op.h"
 
 #include <algorithm>
 #include <limits>
@@ -241,7 +242,10 @@ Values stack(Builder& builder, const AtenCall& call) {
     if (x == nullptr || x->type.dtype != type.dtype || !x->type.shape) return {};
     inputs.push_back(x);
   }
-  for (Value*& x : inputs) x = builder.node1("Unsqueeze", {x, builder.ints({at})}, Type());
+  for (Value*& x : inputs) {
+    x = builder.node1("Unsqueeze", {x, builder.ints({at})}, Type());
+    ops::infer_types(*x->producer);
+  }
   return builder.node("Concat", inputs, call.types, {{"axis", Dim(at)}});
 }
 

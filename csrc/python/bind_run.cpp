@@ -32,13 +32,15 @@ cpu::CompileOptions region_options(const std::string& isa, bool emulate_eager_ca
 
 std::shared_ptr<Session> compile(const ir::Graph& graph,
                                  const std::unordered_map<std::string, at::Tensor>& constants,
-                                 bool reorder, bool in_place, bool verify, const std::string& isa,
+                                 bool reorder, bool in_place, bool place_parts, bool verify,
+                                 const std::string& isa,
                                  const std::vector<int>& parameter_gradients,
                                  bool emulate_eager_casts) {
   run::SessionOptions options;
   options.parameter_gradients = parameter_gradients;
   options.reorder = reorder;
   options.in_place = in_place;
+  options.place_parts = place_parts;
   options.verify = verify;
   options.regions = region_options(isa, emulate_eager_casts);
   auto copy = ir::clone(graph);
@@ -199,8 +201,9 @@ py::list plan_table(const Session& session) {
 void bind_run(py::module_& module) {
   py::class_<Session, std::shared_ptr<Session>>(module, "Session")
       .def_static("compile", &compile, py::arg("graph"), py::arg("constants"),
-                  py::arg("reorder") = true, py::arg("in_place") = true, py::arg("verify") = false,
-                  py::arg("isa") = "", py::arg("parameter_gradients") = std::vector<int>(),
+                  py::arg("reorder") = true, py::arg("in_place") = true,
+                  py::arg("place_parts") = true, py::arg("verify") = false, py::arg("isa") = "",
+                  py::arg("parameter_gradients") = std::vector<int>(),
                   py::arg("emulate_eager_casts") = false)
       .def_static("from_onnx", &session_from_onnx)
       .def_property_readonly("id", &Session::id)

@@ -169,11 +169,25 @@ class Binder {
       if (step.form == Form::kPlaced) bound.numbers.emplace(step.outputs.size());
       for (const ArgSource& source : step.args) bound.args.push_back(bind_arg(step, source));
       for (int slot : step.outputs) {
-        if (slot < 0 || written[slot]) continue;
-        written[slot] = true;
-        if (kind_of(slot) == plan::Kind::kOutput && is_root(slot)) bound.allocate.push_back(slot);
+        const int owner = slot >= 0 && is_part(slot) ? described_.parts[slot].whole : slot;
+        if (owner < 0 || written[owner]) continue;
+        written[owner] = true;
+        if (kind_of(owner) == plan::Kind::kOutput && is_root(owner))
+          bound.allocate.push_back(owner);
       }
-      if (bound.form == Form::kView && step.outputs.size() > 0) {
+      if (bound.form == Form::kParts) {
+        bound.rest = std::move(described_.rests.at(index));
+        bound.is_done = bound.rest.empty();
+      }
+      if (step.writes_strided_memory()) {
+        bound.parts = parts_made_by(step, plan::Kind::kOutput);
+        for (PartSpec& part : parts_made_by(step, plan::Kind::kPlanned)) {
+          binding_.parts.push_back(std::move(part));
+        }
+      }
+      if (bound.form == Form::kView && makes_part(step)) {
+        bound.is_done = true;
+      } else if (bound.form == Form::kView && step.outputs.size() > 0) {
         const int base = step.reads().front();
         const bool sizes_known =
             std::none_of(bound.args.begin(), bound.args.end(), [](const BoundArg& arg) {
@@ -181,9 +195,9 @@ class Binder {
                      arg.kind == BoundArg::Kind::kLateDimList;
             });
         const plan::Kind kind = kind_of(base);
-        bound.is_static_view = sizes_known && stands_from_the_start(base) &&
-                               (kind == plan::Kind::kPlanned || kind == plan::Kind::kConstant);
-        if (bound.is_static_view)
+        bound.is_done = sizes_known && stands_from_the_start(base) &&
+                        (kind == plan::Kind::kPlanned || kind == plan::Kind::kConstant);
+        if (bound.is_done)
           binding_.static_views.push_back(index);
         else if (may_move(step))
           describe_views(step, base, bound);
@@ -198,6 +212,27 @@ class Binder {
     // Views of views come after what they look at, whatever the order of the plan.
     std::sort(binding_.static_views.begin(), binding_.static_views.end());
     list_slots();
+  }
+
+  bool is_part(int slot) const { return described_.parts[slot].whole >= 0; }
+  bool makes_part(const Step& step) const {
+    return std::any_of(step.outputs.begin(), step.outputs.end(),
+                       [this](int slot) { return slot >= 0 && is_part(slot); });
+  }
+
+  // The parts that a step makes in tensors of one kind, each with its views.
+  std::vector<PartSpec> parts_made_by(const Step& step, plan::Kind kind) const {
+    std::vector<PartSpec> made;
+    for (size_t slot = 0; slot < described_.parts.size(); ++slot) {
+      const Part& part = described_.parts[slot];
+      if (part.whole < 0 || kind_of(part.whole) != kind) continue;
+      if (std::find(step.outputs.begin(), step.outputs.end(), part.root) == step.outputs.end()) {
+        continue;
+      }
+      const TensorSpec& spec = binding_.specs[slot];
+      made.push_back({{static_cast<int>(slot), spec.sizes, spec.strides, part.offset}, part.whole});
+    }
+    return made;
   }
 
   std::shared_ptr<const cpu::TileProgram> compile_region(const Step& step) const {
@@ -275,6 +310,7 @@ class Binder {
     for (const auto* half : {&binding_.forward, &binding_.backward}) {
       for (const BoundStep& bound : *half) {
         for (const ViewSpec& view : bound.views) binding_.moving_views.push_back(&view);
+        for (const PartSpec& part : bound.parts) binding_.moving_views.push_back(&part.place);
       }
     }
 
@@ -285,6 +321,7 @@ class Binder {
       binding_.owned.push_back(static_cast<int>(slot));
       is_static[slot] = true;
     }
+    for (const PartSpec& part : binding_.parts) is_static[part.place.slot] = true;
     for (int step : binding_.static_views) {
       for (int slot : session_.steps_[step].outputs) {
         if (slot >= 0) is_static[slot] = true;
@@ -395,6 +432,11 @@ Context::Context(std::shared_ptr<Binding> of) : binding(std::move(of)) {
     slots[slot] = tensor_over(storage, spec, 0);
     auto& parts = place.area == plan::Area::kContext ? context_parts : scratch_parts;
     parts.push_back({std::move(storage), place.offset});
+  }
+  for (const auto& [place, whole] : binding->parts) {
+    const TensorSpec& spec = binding->specs[place.slot];
+    const int64_t bytes = place.offset * static_cast<int64_t>(c10::elementSize(spec.dtype));
+    slots[place.slot] = tensor_over(slots[whole].storage(), spec, bytes);
   }
   for (const auto& [slot, tensor] : session.constants()) slots[slot] = tensor;
   views.resize(slots.size());

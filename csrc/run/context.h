@@ -24,11 +24,10 @@ struct BoundArg {
   const ArgSource* source = nullptr;  // of lists, and of dims that are known only in the run
 };
 
-// A view as it stands over a tensor of known sizes: made once, pointed at the memory of each call.
-struct ViewSpec {
-  int slot = -1;
-  std::vector<int64_t> sizes, strides;
-  int64_t offset = 0;  // elements after the first one of what it looks at
+// A part of another tensor, and what looks at all of that part.
+struct PartSpec {
+  ViewSpec place;
+  int whole = -1;
 };
 
 struct BoundStep {
@@ -39,10 +38,13 @@ struct BoundStep {
   std::vector<int> release;   // slots to let go afterwards
   // Parts of the context memory that may go back to the system afterwards.
   std::vector<plan::Discard> discards;
-  int takes_over = -1;          // slot of an adopted tensor that the result is written into
-  bool is_static_view = false;  // its result stands already: it looks at engine memory
+  int takes_over = -1;  // slot of an adopted tensor that the result is written into
+  // Nothing is left to do: its result looks at engine memory, or has come with its parts.
+  bool is_done = false;
   std::vector<ViewSpec> views;  // of a view of the caller's memory, or of adopted memory
   int viewed = -1;              // the slot that these look at
+  std::vector<PartSpec> parts;  // its results in tensors of the caller
+  std::vector<ViewSpec> rest;   // of form kParts: which slots are copied to where in the whole
   std::shared_ptr<const cpu::TileProgram> program;  // of a region
   std::optional<AllocationNumbers> numbers;         // of form kPlaced
   std::vector<plan::Workspace> workspaces;          // of the same
@@ -63,6 +65,7 @@ struct Binding : std::enable_shared_from_this<Binding> {
   double plan_ms = 0;
   std::vector<int> static_views;  // steps whose result is made with the context
   std::vector<int> owned;         // slots with a place of their own in engine memory
+  std::vector<PartSpec> parts;    // of these
   std::vector<int> transient;     // slots that are filled anew in each call
   std::vector<const ViewSpec*> moving_views;
   std::vector<int> kept;  // of these, what the engine keeps for backward

@@ -2,6 +2,8 @@
 // into what another step made.
 #include "run/describe.h"
 
+#include "run/parts.h"
+
 #include <ATen/TensorUtils.h>
 #include <c10/core/MemoryFormat.h>
 
@@ -20,6 +22,7 @@ class Describer {
     evaluate_types(inputs);
     decide_forms();
     take_over_adopted();
+    place_parts();
     choose_delivered();
     describe_program();
     return std::move(result_);
@@ -146,6 +149,11 @@ class Describer {
     const bool dense = spec.bytes == numel * static_cast<int64_t>(c10::elementSize(spec.dtype));
     return same_half && is_torchs && dense && result_.forms[facts.producer] == Form::kFunctional &&
            producer.form == Form::kFunctional;
+  }
+
+  void place_parts() {
+    PartPlacer placer(session_, result_);
+    if (session_.options_.place_parts) placer.run();
   }
 
   // Gradients of parameters, for whose memory the engine may wait: each the only one that leaves

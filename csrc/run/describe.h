@@ -5,15 +5,25 @@
 #include "run/session.h"
 #include "run/spec.h"
 
+#include <unordered_map>
 #include <vector>
 
 namespace torch_ort::run {
+
+// Where a tensor lies that is made in another one.
+struct Part {
+  int whole = -1;      // slot; -1: it is no part
+  int root = -1;       // slot that the step makes; others are views of it
+  int64_t offset = 0;  // elements
+};
 
 struct Description {
   std::vector<TensorSpec> specs;  // by slot
   std::vector<int> roots;         // by slot: whose memory it shares, for these sizes
   std::vector<Form> forms;        // by step; kReshape is decided: kView or kFunctional
   std::vector<int> taken_over;    // by step: the adopted slot that its result is written into; -1
+  std::vector<Part> parts;        // by slot
+  std::unordered_map<size_t, std::vector<ViewSpec>> rests;  // by step of form kParts
   plan::Program program;
   std::vector<int> delivered;  // by gradient: the root slot that leaves in engine memory; -1
 };

@@ -12,7 +12,7 @@ std::optional<Session::PlanReport> Session::plan_report() const {
   PlanReport report{};
   for (const auto* half : {&binding.forward, &binding.backward}) {
     for (const BoundStep& step : *half) {
-      if (step.is_static_view) continue;
+      if (step.is_done) continue;
       ++(half == &binding.forward ? report.steps_forward : report.steps_backward);
       if (step.step->writes_given_memory())
         ++report.steps_out;

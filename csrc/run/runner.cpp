@@ -144,6 +144,23 @@ void run_region(const Context& context, const BoundStep& bound) {
   bound.program->run(inputs.data(), outputs.data());
 }
 
+// Results that are parts of what the caller gets.
+void point_parts(Context& context, const BoundStep& bound) {
+  for (const PartSpec& part : bound.parts) {
+    const at::Tensor& object = context.views[part.place.slot];
+    object.unsafeGetTensorImpl()->set_storage_keep_dtype(context.slots[part.whole].storage());
+    object.unsafeGetTensorImpl()->set_storage_offset(part.place.offset);
+    context.slots[part.place.slot] = object;
+  }
+}
+
+void copy_rest(const Context& context, const BoundStep& bound) {
+  const at::Tensor& whole = context.slots[bound.step->outputs[0]];
+  for (const ViewSpec& part : bound.rest) {
+    whole.as_strided(part.sizes, part.strides, part.offset).copy_(context.slots[part.slot]);
+  }
+}
+
 // The kernel's results into the memory that the plan chose; where they came elsewhere they are
 // copied, and the next call knows better.
 void run_placed(Context& context, const BoundStep& bound) {
@@ -245,6 +262,7 @@ void run_step(Context& context, const BoundStep& bound, StepCounts& counts) {
     context.slots[slot] = make_tensor(context.binding->specs[slot]);
     counters().outputs_allocated.fetch_add(1, std::memory_order_relaxed);
   }
+  point_parts(context, bound);
   if (bound.takes_over >= 0) context.slots[step.outputs[0]] = context.slots[bound.takes_over];
   switch (bound.form) {
     case Form::kOut:
@@ -276,6 +294,10 @@ void run_step(Context& context, const BoundStep& bound, StepCounts& counts) {
     case Form::kControlFlow:
       run_control_flow(context, bound);
       ++counts.functional;
+      break;
+    case Form::kParts:
+      copy_rest(context, bound);
+      ++counts.out;
       break;
     case Form::kPython: {
       // Python code finds the dispatch state in which eager PyTorch would call it, but for
@@ -343,7 +365,7 @@ void run_steps(Context& context, const std::vector<BoundStep>& steps) {
   StepCounts counts;
   for (const BoundStep& bound : steps) {
     try {
-      if (!bound.is_static_view) run_step(context, bound, counts);
+      if (!bound.is_done) run_step(context, bound, counts);
       for (const plan::Discard& discard : bound.discards) {
         release_pages(context.context_data + discard.offset, discard.bytes);
       }

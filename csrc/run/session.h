@@ -28,6 +28,7 @@ namespace torch_ort::run {
 struct SessionOptions {
   bool reorder = true;
   bool in_place = true;
+  bool place_parts = true;  // of concatenations
   // Graph outputs that are gradients of leaf parameters: these may leave in engine memory.
   std::vector<int> parameter_gradients;
   bool verify = false;  // check every plan, the sizes of inputs, and those of every result
@@ -128,6 +129,7 @@ class Session : public std::enable_shared_from_this<Session> {
   friend struct Context;
   friend class Binder;
   friend class Describer;
+  friend class PartPlacer;
   Session() = default;
 
   // Size known only when its step has run, or memory on another device than the session's.

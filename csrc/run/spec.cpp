@@ -13,15 +13,6 @@ namespace torch_ort::run {
 
 namespace {
 
-int64_t span_bytes(const TensorSpec& spec) {
-  int64_t last = 0;
-  for (size_t i = 0; i < spec.sizes.size(); ++i) {
-    if (spec.sizes[i] == 0) return 0;
-    last += (spec.sizes[i] - 1) * spec.strides[i];
-  }
-  return (last + 1) * static_cast<int64_t>(c10::elementSize(spec.dtype));
-}
-
 std::vector<int64_t> row_major_strides(const std::vector<int64_t>& sizes, bool& fits) {
   std::vector<int64_t> strides(sizes.size(), 1);
   for (size_t i = sizes.size(); i-- > 1;) {
@@ -66,6 +57,15 @@ std::string text(const at::Tensor& tensor) {
 }
 
 }  // namespace
+
+int64_t span_bytes(const TensorSpec& spec) {
+  int64_t last = 0;
+  for (size_t i = 0; i < spec.sizes.size(); ++i) {
+    if (spec.sizes[i] == 0) return 0;
+    last += (spec.sizes[i] - 1) * spec.strides[i];
+  }
+  return (last + 1) * static_cast<int64_t>(c10::elementSize(spec.dtype));
+}
 
 TensorSpec spec_of(const at::Tensor& tensor) {
   TensorSpec spec;

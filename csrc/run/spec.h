@@ -17,6 +17,14 @@ struct TensorSpec {
   int64_t bytes = 0;  // from the first element to the end of the last one
 };
 
+// A view as it stands over a tensor of known sizes: made once, pointed at the memory of each call.
+struct ViewSpec {
+  int slot = -1;
+  std::vector<int64_t> sizes, strides;
+  int64_t offset = 0;  // elements after the first one of what it looks at
+};
+
+int64_t span_bytes(const TensorSpec& spec);
 TensorSpec spec_of(const at::Tensor& tensor);
 // Of a value whose type is known. UserError if no tensor can have its sizes and strides.
 TensorSpec spec_of(const ir::Value& value, const ir::SymbolLookup& lookup);

@@ -139,6 +139,12 @@ at::Tensor wrapped_number(const c10::Scalar& number) {
   return tensor;
 }
 
+bool Step::writes_strided_memory() const {
+  if (form == Form::kRegion) return region->op.name != "EmbeddingGrad";
+  // Other kernels take the strides of a result for those that they would give it.
+  return form == Form::kOut && op->hasTag(at::Tag::pointwise);
+}
+
 std::vector<int> Step::reads() const {
   std::vector<int> slots;
   for (const ArgSource& arg : args) {

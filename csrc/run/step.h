@@ -30,6 +30,7 @@ enum class Form : uint8_t {
   kRegion,      // a fused region: a program of cpu/, writes into memory given to it
   kPlaced,      // the kernel makes the result, in memory given to it (placement.h)
   kControlFlow,  // If or Loop, whose bodies make the results (control_flow.h)
+  kParts,        // a concatenation whose parts are made in it; what comes from elsewhere is copied
 };
 
 // Where one argument comes from.
@@ -68,6 +69,9 @@ struct Step {
   bool writes_given_memory() const {
     return form == Form::kOut || form == Form::kRegion || form == Form::kPlaced;
   }
+
+  // Whether it can do so wherever each element lies, and at no cost.
+  bool writes_strided_memory() const;
 
   std::vector<int> reads() const;  // slots of tensor arguments, each once
 };

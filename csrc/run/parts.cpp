@@ -1,0 +1,192 @@
+#include "run/parts.h"
+
+#include <ATen/TensorUtils.h>
+
+#include <algorithm>
+
+namespace torch_ort::run {
+
+namespace {
+
+// The dims of a tensor that covers its memory, from the outermost to the innermost, without those
+// of one element. Nothing if it leaves gaps.
+std::optional<std::vector<size_t>> dims_by_stride(const TensorSpec& spec) {
+  std::vector<size_t> dims;
+  for (size_t i = 0; i < spec.sizes.size(); ++i) {
+    if (spec.sizes[i] != 1) dims.push_back(i);
+  }
+  std::sort(dims.begin(), dims.end(),
+            [&spec](size_t a, size_t b) { return spec.strides[a] > spec.strides[b]; });
+  int64_t stride = 1;
+  for (size_t i = dims.size(); i-- > 0;) {
+    if (spec.strides[dims[i]] != stride) return std::nullopt;
+    stride *= spec.sizes[dims[i]];
+  }
+  return dims;
+}
+
+std::vector<int64_t> at_dims(const std::vector<int64_t>& numbers, const std::vector<size_t>& dims) {
+  std::vector<int64_t> picked;
+  for (size_t dim : dims) picked.push_back(numbers[dim]);
+  return picked;
+}
+
+// Two tensors look at the same memory, all of it. The strides that `other` gets when `one` has
+// `strides`; nothing if there are none.
+std::optional<std::vector<int64_t>> strides_like(const TensorSpec& one,
+                                                 const std::vector<int64_t>& strides,
+                                                 const TensorSpec& other) {
+  const auto from = dims_by_stride(one), to = dims_by_stride(other);
+  if (!from || !to || one.bytes != other.bytes || one.dtype != other.dtype) return std::nullopt;
+  const auto found = at::detail::computeStride(c10::IntArrayRef(at_dims(one.sizes, *from)),
+                                               c10::IntArrayRef(at_dims(strides, *from)),
+                                               c10::IntArrayRef(at_dims(other.sizes, *to)));
+  if (!found) return std::nullopt;
+  std::vector<int64_t> result(other.sizes.size(), 1);
+  for (size_t i = 0; i < to->size(); ++i) result[(*to)[i]] = (*found)[i];
+  return result;
+}
+
+bool contains(const std::vector<int>& list, int item) {
+  return std::find(list.begin(), list.end(), item) != list.end();
+}
+
+}  // namespace
+
+PartPlacer::PartPlacer(const Session& session, Description& description)
+    : session_(session),
+      result_(description),
+      readers_(session.facts_.size()),
+      sharers_(session.facts_.size()) {
+  result_.parts.resize(session_.facts_.size());
+  for (size_t i = 0; i < session_.steps_.size(); ++i) {
+    for (int slot : session_.steps_[i].reads()) readers_[result_.roots[slot]].push_back(i);
+  }
+  for (size_t slot = 0; slot < session_.facts_.size(); ++slot) {
+    sharers_[result_.roots[slot]].push_back(static_cast<int>(slot));
+  }
+}
+
+void PartPlacer::run() {
+  for (size_t i = 0; i < session_.steps_.size(); ++i) {
+    if (is_concat(session_.steps_[i])) place_parts_of(i);
+  }
+}
+
+bool PartPlacer::is_concat(const Step& step) const {
+  return step.form == Form::kOut && step.op->operator_name().name == "aten::cat" &&
+         step.args.size() == 3 && step.args[0].kind == ArgSource::Kind::kSlotList &&
+         step.args[1].kind == ArgSource::Kind::kConstant && step.args[1].constant.isInt();
+}
+
+void PartPlacer::place_parts_of(size_t step) {
+  const Step& concat = session_.steps_[step];
+  const int whole = concat.outputs.at(0);
+  if (whole < 0 || !can_hold_parts(whole)) return;
+  std::vector<ViewSpec> rest;
+  const std::vector<ViewSpec> pieces = pieces_of(concat);
+  for (const ViewSpec& piece : pieces) {
+    if (!place(piece, whole, step)) rest.push_back(piece);
+  }
+  if (rest.size() == pieces.size()) return;
+  result_.forms[step] = Form::kParts;
+  result_.rests[step] = std::move(rest);
+}
+
+bool PartPlacer::can_hold_parts(int whole) const {
+  const TensorSpec& spec = result_.specs[whole];
+  if (!spec.known || session_.facts_[whole].late || spec.bytes == 0) return false;
+  if (result_.roots[whole] != whole) return false;
+  // Who reads a part later would find what was written over it.
+  return std::none_of(session_.steps_.begin(), session_.steps_.end(), [&](const Step& step) {
+    return std::any_of(step.mutates.begin(), step.mutates.end(),
+                       [&](int slot) { return result_.roots[slot] == whole; });
+  });
+}
+
+// The operands that have elements, and where these lie. Nothing if sizes are not known, or do not
+// make those of the whole: the types of a file may say anything.
+std::vector<ViewSpec> PartPlacer::pieces_of(const Step& concat) const {
+  const TensorSpec& whole = result_.specs[concat.outputs[0]];
+  const auto rank = static_cast<int64_t>(whole.sizes.size());
+  int64_t axis = concat.args[1].constant.toInt();
+  if (axis < 0) axis += rank;
+  if (axis < 0 || axis >= rank) return {};
+  std::vector<ViewSpec> pieces;
+  int64_t begin = 0;
+  for (int slot : concat.args[0].slots) {
+    const TensorSpec& part = result_.specs[slot];
+    if (!part.known || part.sizes.size() != whole.sizes.size()) return {};
+    std::vector<int64_t> sizes = whole.sizes;
+    sizes[axis] = part.sizes[axis];
+    if (part.sizes != sizes) return {};
+    const int64_t offset = begin * whole.strides[axis];
+    if (part.bytes > 0) pieces.push_back({slot, part.sizes, whole.strides, offset});
+    begin += part.sizes[axis];
+  }
+  if (begin != whole.sizes[axis]) return {};
+  return pieces;
+}
+
+bool PartPlacer::place(const ViewSpec& piece, int whole, size_t concat) {
+  const int root = result_.roots[piece.slot];
+  if (!can_be_made_elsewhere(root, whole, concat)) return false;
+  const TensorSpec& as_read = result_.specs[piece.slot];
+  const auto of_root = strides_like(as_read, piece.strides, result_.specs[root]);
+  if (!of_root) return false;
+  std::vector<TensorSpec> specs;
+  for (int slot : sharers_[root]) {
+    TensorSpec spec = result_.specs[slot];
+    const auto strides = strides_like(result_.specs[root], *of_root, spec);
+    if (!strides) return false;
+    spec.strides = *strides;
+    spec.bytes = span_bytes(spec);
+    specs.push_back(std::move(spec));
+  }
+  for (size_t i = 0; i < specs.size(); ++i) {
+    const int slot = sharers_[root][i];
+    result_.specs[slot] = std::move(specs[i]);
+    result_.roots[slot] = whole;
+    result_.parts[slot] = {whole, root, piece.offset};
+  }
+  return true;
+}
+
+bool PartPlacer::can_be_made_elsewhere(int root, int whole, size_t concat) const {
+  const SlotFacts& facts = session_.facts_[root];
+  // A part that has its place already, twice an operand perhaps, has the whole for its root.
+  if (facts.producer < 0 || facts.late || !result_.specs[root].known || leaves(root)) return false;
+  const size_t producer = facts.producer;
+  const Step& maker = session_.steps_[producer];
+  if (!maker.writes_strided_memory() || !contains(maker.outputs, root) ||
+      result_.taken_over[producer] == root || is_in_forward(producer) != is_in_forward(concat)) {
+    return false;
+  }
+  if (crosses(root) && (!crosses(whole) || leaves(whole))) return false;
+  const TensorSpec& to = result_.specs[whole];
+  if (to.dtype != result_.specs[root].dtype || to.device != result_.specs[root].device)
+    return false;
+  return std::all_of(readers_[root].begin(), readers_[root].end(),
+                     [this](size_t step) { return may_read_parts(step); });
+}
+
+// Whether it reads memory with gaps as fast as any other.
+bool PartPlacer::may_read_parts(size_t step) const {
+  const Form form = result_.forms[step];
+  return form == Form::kView || form == Form::kRegion || is_concat(session_.steps_[step]);
+}
+
+bool PartPlacer::is_in_forward(size_t step) const { return step < session_.num_forward_; }
+
+bool PartPlacer::crosses(int root) const {
+  return std::any_of(sharers_[root].begin(), sharers_[root].end(),
+                     [this](int slot) { return session_.facts_[slot].crosses; });
+}
+
+bool PartPlacer::leaves(int root) const {
+  return std::any_of(sharers_[root].begin(), sharers_[root].end(), [this](int slot) {
+    return contains(session_.output_slots_, slot) || contains(session_.gradient_slots_, slot);
+  });
+}
+
+}  // namespace torch_ort::run
