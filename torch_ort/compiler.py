@@ -95,6 +95,9 @@ def _disabled_passes(options: Options) -> list[str]:
     # Masks of our own run in regions alone.
     if options.exact_random or "fuse_regions" in names:
         names.append("draw_in_regions")
+    # Its kernel rounds nothing but results.
+    if options.emulate_eager_casts:
+        names.append("fuse_attention")
     return names
 
 

@@ -27,8 +27,8 @@ EXTERNAL_LIMIT = 2**30
 
 # These write what only the engine's own kernels read, or choose layouts for them.
 ENGINE_PASSES = (
-    "close_bodies", "channels_last", "expand_composites", "move_concats", "draw_in_regions",
-    "fuse_regions",
+    "close_bodies", "fuse_attention", "channels_last", "expand_composites", "move_concats",
+    "draw_in_regions", "fuse_regions",
 )  # fmt: skip
 
 # Tensors with their elements in one block of memory, as subclasses need not have.

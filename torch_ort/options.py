@@ -111,7 +111,7 @@ TABLE: tuple[Row, ...] = (
          "Raise instead of falling back to eager PyTorch.", _parse_bool, _check_bool),
     Row("exact_random", "TORCH_ORT_EXACT_RANDOM", False, "bool",
          "Dropout draws eager's own random stream. False: on the CPU its masks are computed inside "
-         "fused regions, from one draw per step; `torch.manual_seed` rules both.",
+         "fused regions and attention, from one draw per step; `torch.manual_seed` rules both.",
          _parse_bool, _check_bool),
     Row("emulate_eager_casts", "TORCH_ORT_EMULATE_EAGER_CASTS", False, "bool",
          "Round every bfloat16 and float16 value inside fused regions as eager does. False: "

@@ -1,10 +1,13 @@
-// softmax(query key^T * scale + mask) value, and its gradients, for the heads of a batch.
+// dropout(softmax(query key^T * scale + mask)) value, and its gradients, for the heads of a batch.
 //
 // A thread takes one head of keys after the other, and of the queries that look at it a block at a
 // time, whose scores stay in the cache. Backward computes them again from the logarithms of the
 // sums (Dao et al., "FlashAttention", 2022). Heads are independent and each is computed in one
 // order: results do not depend on the number of threads. Tensors of bfloat16 and float16 are worked
 // on in float32, and only results are rounded.
+//
+// Which probabilities a dropout keeps is read from a tensor of truth values, or drawn where it is
+// needed: from a seed and the place of the score, so that both halves draw the same.
 #include "base/error.h"
 #include "cpu/program.h"
 #include "cpu/thread_memory.h"
@@ -93,26 +96,54 @@ struct Panels {
 template <typename T>
 class Attention : public TileProgram {
  protected:
-  Attention(const ir::Node& node, const Layout& query, const Layout& key, const Layout* mask,
+  // `query`: which input it is; key and value stand behind it, and behind all tensors the mask and
+  // what tells of the dropout, `optional` the first of them.
+  Attention(const ir::Node& node, const std::vector<Layout>& inputs, int query, int optional,
             const CompileOptions& options)
       : kernels_(kernels<T>(options.isa)),
-        batches_(size_of(query, 0)),
-        heads_(size_of(query, 1)),
-        key_heads_(size_of(key, 1)),
-        queries_(size_of(query, 2)),
-        keys_(size_of(key, 2)),
-        features_(size_of(query, 3)),
+        batches_(size_of(inputs.at(query), 0)),
+        heads_(size_of(inputs[query], 1)),
+        key_heads_(size_of(inputs.at(query + 1), 1)),
+        queries_(size_of(inputs[query], 2)),
+        keys_(size_of(inputs[query + 1], 2)),
+        features_(size_of(inputs[query], 3)),
         scale_(static_cast<T>(
             ir::float_attr(node.attrs, "scale", 1 / std::sqrt(static_cast<double>(features_))))),
         is_causal_(ir::int_attr(node.attrs, "is_causal", 0) != 0),
-        has_mask_(mask != nullptr),
+        unseen_is_nan_(ir::int_attr(node.attrs, "unseen_is_nan", 0) != 0),
+        fill_(static_cast<T>(ir::float_attr(node.attrs, "fill", 0))),
+        drops_(ir::has_attr(node.attrs, "keep")),
+        draws_(ir::has_attr(node.attrs, "stream")),
+        keep_(ir::float_attr(node.attrs, "keep", 1)),
+        stream_(static_cast<uint64_t>(ir::int_attr(node.attrs, "stream", 0))),
         score_panels_(keys_, kernels_.panel_width),
         feature_panels_(features_, kernels_.panel_width),
         block_(keys_ < 1024 ? 48 : 24) {
     ORT_CHECK(key_heads_ > 0 ? heads_ % key_heads_ == 0 : heads_ == 0, "Attention: got ", heads_,
               " heads of queries, want a multiple of the ", key_heads_, " of keys");
-    if (has_mask_) mask_ = heads_of(*mask, queries_, keys_, heads_);
+    const int count = static_cast<int>(inputs.size()), last = count - (drops_ ? 1 : 0);
+    if (last > optional) mask_input_ = optional;
+    if (drops_) kept_input_ = last;
+    ORT_CHECK(last - optional == (mask_input_ < 0 ? 0 : 1), "Attention: got ", count, " inputs");
+    if (mask_input_ >= 0) mask_ = truths_or_numbers(inputs[mask_input_]);
+    if (draws_) {
+      ORT_CHECK(drops_ && inputs.back().dtype == ir::DType::kInt64,
+                "Attention: dtype of the seed: ", "got ", ir::name(inputs.back().dtype),
+                ", want int64");
+    } else if (drops_) {
+      ORT_CHECK(inputs.back().dtype == ir::DType::kBool, "Attention: dtype of what is kept: got ",
+                ir::name(inputs.back().dtype), ", want bool");
+      kept_ = truths_or_numbers(inputs.back());
+    }
   }
+
+  std::string form() const {
+    return concat(batches_ * heads_, " heads, ", queries_, " x ", keys_, " scores of ", features_,
+                  " features", is_causal_ ? ", causal" : "", has_mask() ? ", masked" : "",
+                  drops_ ? concat(", keeps ", keep_) : "", "\n");
+  }
+
+  bool has_mask() const { return mask_input_ >= 0; }
 
   static constexpr ir::DType kDType =
       std::is_same_v<T, double> ? ir::DType::kDouble : ir::DType::kFloat;
@@ -191,7 +222,7 @@ class Attention : public TileProgram {
   }
 
   void scale(T* numbers, T factor, int64_t n) const {
-    binary(ops::Pointwise::kMul, 2)(numbers, numbers, &factor, nullptr, n);
+    pointwise(ops::Pointwise::kMul, 2)(numbers, numbers, &factor, nullptr, n);
   }
 
   // `count` rows of the panels' columns times `factor`, into a matrix of a tensor. Overwrites
@@ -287,26 +318,68 @@ class Attention : public TileProgram {
                        .add = true});
   }
 
-  // `memory`: for one row of the mask.
-  void add_mask(T* scores, const Matrix<const void>& mask, int64_t query, int64_t n,
-                T* memory) const {
-    const T* row = static_cast<const T*>(mask.at(query));
-    if (mask.column != 1 || mask.dtype != kDType) {
-      load(memory, mask, query, 1, n);
-      row = memory;
-    }
-    binary(ops::Pointwise::kAdd, 0)(scores, scores, row, nullptr, n);
+  // What rules over the scores of one head of queries.
+  struct Rules {
+    Matrix<const void> mask, kept;
+    const uint64_t* seed = nullptr;
+    int64_t place = 0;  // of its first score among all
+  };
+  Rules rules(const void* const* inputs, int64_t batch, int64_t head) const {
+    Rules found{{has_mask() ? inputs[mask_input_] : nullptr, mask_, batch, head},
+                {drops_ && !draws_ ? inputs[kept_input_] : nullptr, kept_, batch, head}};
+    if (draws_) found.seed = static_cast<const uint64_t*>(inputs[kept_input_]);
+    found.place = (batch * heads_ + head) * queries_ * keys_;
+    return found;
   }
 
-  auto binary(ops::Pointwise op, int scalars) const {
+  // One row of the mask: numbers to add, or 1 where `fill_` takes the place of a score. `memory`:
+  // for a copy of it.
+  const T* mask_row(const Matrix<const void>& mask, int64_t query, int64_t n, T* memory) const {
+    if (mask.column == 1 && mask.dtype == kDType) return static_cast<const T*>(mask.at(query));
+    load(memory, mask, query, 1, n);
+    return memory;
+  }
+
+  bool fills() const { return mask_.dtype() == ir::DType::kBool; }
+
+  void apply_mask(T* scores, const T* row, int64_t n) const {
+    if (fills()) {
+      pointwise(ops::Pointwise::kWhere, 2)(scores, row, &fill_, scores, n);
+    } else {
+      pointwise(ops::Pointwise::kAdd, 0)(scores, scores, row, nullptr, n);
+    }
+  }
+
+  // For each query of the block `keys_` numbers: 1 where a probability is kept, else 0. Only those
+  // of keys that it sees are set.
+  void find_kept(T* to, const Rules& rules, const Block& block) const {
+    if (!draws_) return load(to, rules.kept, block.begin, block.count, keys_);
+    const auto draw = [&](int64_t i, int64_t n) {
+      kernels_.random_mask(to + i * keys_, *rules.seed, stream_,
+                           rules.place + (block.begin + i) * keys_, n, keep_);
+    };
+    if (!is_causal_) return draw(0, block.count * keys_);
+    for (int64_t i = 0; i < block.count; ++i) draw(i, num_keys(block.begin + i));
+  }
+
+  // Of find_kept().
+  int64_t kept_size() const { return drops_ ? block_ * keys_ : 0; }
+
+  auto pointwise(ops::Pointwise op, int scalars) const {
     return kernels_.elementwise[static_cast<size_t>(op)][scalars];
   }
 
   const Kernels<T>& kernels_;
   int64_t batches_, heads_, key_heads_, queries_, keys_, features_;
   T scale_;
-  bool is_causal_, has_mask_;
-  Heads mask_;
+  bool is_causal_;
+  bool unseen_is_nan_;  // what comes of a query that sees no key; else zeros
+  T fill_;
+  bool drops_, draws_;
+  double keep_;
+  uint64_t stream_;
+  int mask_input_ = -1, kept_input_ = -1;
+  Heads mask_, kept_;
   Panels score_panels_, feature_panels_;
   int64_t block_;  // queries at a time; a multiple of the rows that the product takes at once
 
@@ -318,22 +391,29 @@ class Attention : public TileProgram {
     return Heads(layout, {batches_, heads, rows, columns});
   }
 
+  Heads truths_or_numbers(const Layout& layout) const {
+    if (layout.dtype != ir::DType::kBool) return heads_of(layout, queries_, keys_, heads_);
+    return Heads(layout, {batches_, heads_, queries_, keys_});
+  }
+
   static int64_t size_of(const Layout& layout, size_t dim) {
     ORT_CHECK(layout.sizes.size() == 4, "Attention: got ", layout.sizes.size(), " dims, want 4");
     return layout.sizes[dim];
   }
 };
 
-// query, key, value, [mask] -> result, logarithms of the sums [batch, heads, queries]
+// query, key, value, [mask], [kept, or a seed] -> result, logarithms of the sums [batch, heads,
+// queries]
 template <typename T>
 class Forward final : public Attention<T> {
   using Base = Attention<T>;
   using typename Base::Block;
+  using typename Base::Rules;
 
  public:
   Forward(const ir::Node& node, const std::vector<Layout>& inputs,
           const std::vector<Layout>& outputs, const CompileOptions& options)
-      : Base(node, inputs.at(0), inputs.at(1), inputs.size() > 3 ? &inputs[3] : nullptr, options),
+      : Base(node, inputs, 0, 3, options),
         query_(this->rows_of_queries(inputs[0])),
         key_(this->rows_of_keys(inputs[1])),
         value_(this->rows_of_keys(inputs.at(2))),
@@ -346,15 +426,12 @@ class Forward final : public Attention<T> {
     scores_ = rows_ + this->block_ * round_up(this->features_, 16);
     results_ = scores_ + this->block_ * scores;
     mask_row_ = results_ + this->block_ * wide;
-    copied_ = mask_row_ + (this->has_mask_ ? this->keys_ : 0);
+    kept_rows_ = mask_row_ + (this->has_mask() ? this->keys_ : 0);
+    copied_ = kept_rows_ + this->kept_size();
     size_ = copied_ + this->copied_size(key_, value_);
   }
 
-  std::string str() const override {
-    return concat("attention, ", this->batches_ * this->heads_, " heads, ", this->queries_, " x ",
-                  this->keys_, " scores of ", this->features_, " features",
-                  this->is_causal_ ? ", causal" : "", this->has_mask_ ? ", masked" : "", "\n");
-  }
+  std::string str() const override { return "attention, " + this->form(); }
 
   void run(const void* const* inputs, void* const* outputs) const override {
     const auto in = [&](int i) { return inputs[i]; };
@@ -368,7 +445,7 @@ class Forward final : public Attention<T> {
                  value.column, this->keys_);
       this->for_each_sharing(key_head, [&](int64_t head) {
         const Head each{{in(0), query_, batch, head},
-                        {this->has_mask_ ? in(3) : nullptr, this->mask_, batch, head},
+                        this->rules(inputs, batch, head),
                         {out(0), result_, batch, head},
                         {out(1), logarithm_, batch, head}};
         this->for_each_block([&](const Block& block) { run_block(each, memory, block); });
@@ -380,7 +457,8 @@ class Forward final : public Attention<T> {
   static constexpr int64_t kLargestBlock = 48;
 
   struct Head {
-    Matrix<const void> query, mask;
+    Matrix<const void> query;
+    Rules rules;
     Matrix<void> result, logarithm;
   };
 
@@ -392,9 +470,10 @@ class Forward final : public Attention<T> {
     for (int64_t i = 0; i < block.count; ++i) {
       const int64_t at = block.begin + i;
       *static_cast<T*>(head.logarithm.at(at)) =
-          softmax(scores + i * this->score_panels_.columns(), head.mask, at, block.keys,
+          softmax(scores + i * this->score_panels_.columns(), head.rules.mask, at, block.keys,
                   memory + mask_row_, factors[i]);
     }
+    if (this->drops_) drop(scores, factors, head.rules, block, memory + kept_rows_);
     this->multiply_scores(results, scores, memory + packed_values_, block);
     for (int64_t i = 0; i < block.count; ++i) {
       T* row = results + i * this->feature_panels_.columns();
@@ -402,16 +481,26 @@ class Forward final : public Attention<T> {
     }
   }
 
+  void drop(T* scores, T* factors, const Rules& rules, const Block& block, T* kept) const {
+    this->find_kept(kept, rules, block);
+    for (int64_t i = 0; i < block.count; ++i) {
+      T* row = scores + i * this->score_panels_.columns();
+      this->pointwise(ops::Pointwise::kMul, 0)(row, row, kept + i * this->keys_, nullptr,
+                                               this->num_keys(block.begin + i));
+      factors[i] /= static_cast<T>(this->keep_);
+    }
+  }
+
   // Scores, of the first `keys` keys, become numerators; `factor` turns these into probabilities.
-  // Returns the logarithm of their denominator. A query that sees no key gets zeros.
+  // Returns the logarithm of their denominator.
   T softmax(T* scores, const Matrix<const void>& mask, int64_t query, int64_t keys, T* mask_row,
             T& factor) const {
     const int64_t n = this->num_keys(query);
-    if (this->has_mask_) this->add_mask(scores, mask, query, n, mask_row);
+    if (this->has_mask()) this->apply_mask(scores, this->mask_row(mask, query, n, mask_row), n);
     constexpr T kLowest = -std::numeric_limits<T>::infinity();
     T largest = kLowest;
     this->kernels_.max_rows(&largest, scores, 1, n);
-    const bool sees_none = largest == kLowest;
+    const bool sees_none = largest == kLowest && !(this->unseen_is_nan_ && n > 0);
     if (sees_none) std::fill_n(scores, n, T(0));
     const T sum = sees_none ? T(0) : this->kernels_.exp_row(scores, scores, largest, n);
     std::fill(scores + n, scores + keys, T(0));
@@ -421,19 +510,22 @@ class Forward final : public Attention<T> {
 
   Heads query_, key_, value_, result_, logarithm_;
   // Places in memory.
-  int64_t packed_keys_, packed_values_, rows_, scores_, results_, mask_row_, copied_, size_;
+  int64_t packed_keys_, packed_values_, rows_, scores_, results_, mask_row_, kept_rows_, copied_,
+      size_;
 };
 
-// gradient, query, key, value, result, logarithms, [mask] -> gradients of query, key, value
+// gradient, query, key, value, result, logarithms, [mask], [kept, or a seed] -> gradients of query,
+// key, value
 template <typename T>
 class Backward final : public Attention<T> {
   using Base = Attention<T>;
   using typename Base::Block;
+  using typename Base::Rules;
 
  public:
   Backward(const ir::Node& node, const std::vector<Layout>& inputs,
            const std::vector<Layout>& outputs, const CompileOptions& options)
-      : Base(node, inputs.at(1), inputs.at(2), inputs.size() > 6 ? &inputs[6] : nullptr, options),
+      : Base(node, inputs, 1, 6, options),
         grad_(this->rows_of_queries(inputs[0])),
         query_(this->rows_of_queries(inputs[1])),
         key_(this->rows_of_keys(inputs[2])),
@@ -462,15 +554,12 @@ class Backward final : public Attention<T> {
     sums_ = take(this->block_ * wide);
     scores_ = take(this->block_ * scores);
     score_grads_ = take(this->block_ * scores);
-    mask_row_ = take(this->has_mask_ ? this->keys_ : 0);
+    mask_row_ = take(this->has_mask() ? this->keys_ : 0);
+    kept_rows_ = take(this->kept_size());
     copied_ = take(this->copied_size(key_, value_));
   }
 
-  std::string str() const override {
-    return concat("attention gradient, ", this->batches_ * this->heads_, " heads, ", this->queries_,
-                  " x ", this->keys_, " scores of ", this->features_, " features",
-                  this->is_causal_ ? ", causal" : "", this->has_mask_ ? ", masked" : "", "\n");
-  }
+  std::string str() const override { return "attention gradient, " + this->form(); }
 
   void run(const void* const* inputs, void* const* outputs) const override {
     const auto in = [&](int i) { return inputs[i]; };
@@ -487,12 +576,9 @@ class Backward final : public Attention<T> {
       std::fill_n(memory + key_sums_, this->keys_ * wide, T(0));
       std::fill_n(memory + value_sums_, this->keys_ * wide, T(0));
       this->for_each_sharing(key_head, [&](int64_t head) {
-        const Head each{{in(0), grad_, batch, head},
-                        {in(1), query_, batch, head},
-                        {in(4), result_, batch, head},
-                        {in(5), logarithm_, batch, head},
-                        {this->has_mask_ ? in(6) : nullptr, this->mask_, batch, head},
-                        {out(0), query_grad_, batch, head}};
+        const Head each{{in(0), grad_, batch, head},      {in(1), query_, batch, head},
+                        {in(4), result_, batch, head},    {in(5), logarithm_, batch, head},
+                        this->rules(inputs, batch, head), {out(0), query_grad_, batch, head}};
         this->for_each_block([&](const Block& block) { run_block(each, memory, block); });
       });
       this->write_rows({out(1), key_grad_, batch, key_head}, 0, this->keys_, memory + key_sums_,
@@ -504,7 +590,8 @@ class Backward final : public Attention<T> {
 
  private:
   struct Head {
-    Matrix<const void> grad, query, result, logarithm, mask;
+    Matrix<const void> grad, query, result, logarithm;
+    Rules rules;
     Matrix<void> query_grad;
   };
 
@@ -514,17 +601,27 @@ class Backward final : public Attention<T> {
       *results = memory + result_rows_;
     T *scores = memory + scores_, *score_grads = memory + score_grads_, *sums = memory + sums_;
     this->copy_rows(queries, head.query, block, this->scale_);
-    this->copy_rows(grads, head.grad, block, T(1));
+    const T keep = static_cast<T>(this->keep_);
+    this->copy_rows(grads, head.grad, block, 1 / keep);
     this->copy_rows(results, head.result, block, T(1));
     this->multiply_by_keys(scores, queries, memory + keys_by_feature_, block);
     this->multiply_by_keys(score_grads, grads, memory + values_by_feature_, block);
+    T* kept = memory + kept_rows_;
+    if (this->drops_) this->find_kept(kept, head.rules, block);
     for (int64_t i = 0; i < block.count; ++i) {
       const int64_t at = block.begin + i, n = this->num_keys(at);
       T *row = scores + i * columns, *row_grad = score_grads + i * columns;
-      probabilities(row, head, at, n, memory + mask_row_);
-      const T delta = dot(results + i * features, grads + i * features);
-      this->binary(ops::Pointwise::kSub, 2)(row_grad, row_grad, &delta, nullptr, n);
-      this->binary(ops::Pointwise::kMul, 0)(row_grad, row_grad, row, nullptr, n);
+      const T* mask = nullptr;
+      if (this->has_mask()) mask = this->mask_row(head.rules.mask, at, n, memory + mask_row_);
+      probabilities(row, head, at, n, mask);
+      const T delta = keep * dot(results + i * features, grads + i * features);
+      if (this->drops_) {
+        multiply(row_grad, kept + i * this->keys_, n);
+      }
+      this->pointwise(ops::Pointwise::kSub, 2)(row_grad, row_grad, &delta, nullptr, n);
+      multiply(row_grad, row, n);
+      if (mask != nullptr && this->fills()) leave_filled(row_grad, mask, n);
+      if (this->drops_) multiply(row, kept + i * this->keys_, n);
       std::fill(row + n, row + block.keys, T(0));
       std::fill(row_grad + n, row_grad + block.keys, T(0));
     }
@@ -537,20 +634,32 @@ class Backward final : public Attention<T> {
     this->write_rows(head.query_grad, block.begin, block.count, sums, this->scale_);
   }
 
+  void multiply(T* numbers, const T* factors, int64_t n) const {
+    this->pointwise(ops::Pointwise::kMul, 0)(numbers, numbers, factors, nullptr, n);
+  }
+
+  // Scores that the mask took the place of have no gradient, whatever the others have.
+  void leave_filled(T* gradients, const T* mask, int64_t n) const {
+    const T zero = 0;
+    this->pointwise(ops::Pointwise::kWhere, 2)(gradients, mask, &zero, gradients, n);
+  }
+
   // The first `n` scores of a query become its probabilities.
-  void probabilities(T* scores, const Head& head, int64_t query, int64_t n, T* mask_row) const {
-    if (this->has_mask_) this->add_mask(scores, head.mask, query, n, mask_row);
+  void probabilities(T* scores, const Head& head, int64_t query, int64_t n, const T* mask) const {
+    if (mask != nullptr) this->apply_mask(scores, mask, n);
     const T logarithm = *static_cast<const T*>(head.logarithm.at(query));
-    if (logarithm == -std::numeric_limits<T>::infinity()) {
+    if (logarithm == -std::numeric_limits<T>::infinity()) {  // it sees no key
       std::fill_n(scores, n, T(0));
-    } else {
-      this->kernels_.exp_row(scores, scores, logarithm, n);
+      return;
     }
+    const T sum = this->kernels_.exp_row(scores, scores, logarithm, n);
+    // The logarithm of large numbers has few digits left, and none where all are the lowest number.
+    if (std::abs(sum - 1) > 4 * std::numeric_limits<T>::epsilon()) this->scale(scores, 1 / sum, n);
   }
 
   // Overwrites `a`.
   T dot(T* a, const T* b) const {
-    this->binary(ops::Pointwise::kMul, 0)(a, a, b, nullptr, this->features_);
+    multiply(a, b, this->features_);
     T sum = 0;
     this->kernels_.sum_rows(&sum, a, 1, this->features_);
     return sum;
@@ -558,7 +667,8 @@ class Backward final : public Attention<T> {
 
   Heads grad_, query_, key_, value_, result_, logarithm_, query_grad_, key_grad_, value_grad_;
   int64_t keys_by_feature_, values_by_feature_, packed_keys_, key_sums_, value_sums_, query_rows_,
-      grad_rows_, result_rows_, packed_, sums_, scores_, score_grads_, mask_row_, copied_,
+      grad_rows_, result_rows_, packed_, sums_, scores_, score_grads_, mask_row_, kept_rows_,
+      copied_,
       size_ = 0;  // places in memory
 };
 

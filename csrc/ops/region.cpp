@@ -143,14 +143,20 @@ void register_region(Registry& ops) {
   ops.add(own("SizeRatio", 0, lower_size_ratio));
   // gradient [..., D] and ids [...] -> gradient of the table [V, D]
   ops.add(own("EmbeddingGrad", 2, lower_region));
-  // query, key, value, [mask that is added] -> result, logarithms of the denominators
+  // query, key, value, [mask], [what a dropout keeps] -> result, logarithms of the denominators
+  // Scores times `scale`, and then either a mask of numbers that is added, or `fill` where a mask
+  // of truth values says so. `is_causal`: a query sees no later key. `unseen_is_nan`: what comes of
+  // one that sees no key at all, else zeros. A dropout has an attribute `keep`, its probability;
+  // what it keeps is a tensor of truth values, or with an attribute `stream` a seed, as PhiloxMask
+  // has it.
   Op attention = own("Attention", 3, lower_region);
-  attention.max_inputs = 4;
+  attention.max_inputs = 5;
   attention.max_outputs = 2;
   ops.add(attention);
-  // gradient, query, key, value, result, logarithms, [mask] -> gradients of query, key, value
+  // gradient, query, key, value, result, logarithms, [mask], [what a dropout keeps] -> gradients of
+  // query, key, value
   Op attention_grad = own("AttentionGrad", 6, lower_region);
-  attention_grad.max_inputs = 7;
+  attention_grad.max_inputs = 8;
   attention_grad.max_outputs = 3;
   ops.add(attention_grad);
 }

@@ -1,5 +1,6 @@
 // Random masks drawn by PyTorch's kernel -> masks computed where they are needed, from one seed per
 // run and the place of each element. The backward half computes them again, so that none crosses.
+// Attention draws its own, in its kernel.
 // They follow `torch.manual_seed`, but are not eager's: the option exact_random leaves this pass
 // out.
 
@@ -20,7 +21,7 @@ using ir::Graph;
 using ir::Node;
 using ir::Value;
 
-// Only what fuse_regions will take: nothing else can run a PhiloxMask.
+// Only what fuse_regions will take: nothing but a region or an attention can draw.
 bool can_draw(const Node& node, const KnownSizes& sizes, const SharedMemory& memory) {
   if (!ir::is(&node, "BernoulliMask", ir::kTorchOrtDomain)) return false;
   const Value* mask = node.outputs.at(0);
@@ -37,6 +38,18 @@ Node& insert_mask(Graph& graph, Node& before, Value& seed, const Node& drawn, in
       graph, before, {ir::kTorchOrtDomain, "PhiloxMask"}, {&seed}, {drawn.outputs[0]->type},
       {{"keep", ir::float_attr(drawn.attrs, "keep", 0.5)}, {"stream", ir::Dim(stream)}},
       drawn.name);
+}
+
+void draw_in_attention(Value& drawn, Value& seed, int64_t stream) {
+  const std::vector<ir::Use> uses = drawn.uses;
+  for (const ir::Use& use : uses) {
+    if (!ir::is(use.node, "Attention", ir::kTorchOrtDomain) &&
+        !ir::is(use.node, "AttentionGrad", ir::kTorchOrtDomain)) {
+      continue;
+    }
+    ir::set_input(*use.node, use.index, &seed);
+    use.node->attrs["stream"] = ir::Dim(stream);
+  }
 }
 
 // Readers in the backward half get a mask of their own, in front of the first of them.
@@ -78,6 +91,7 @@ int draw_in_regions(Graph& graph) {
                  .outputs[0];
     }
     const int64_t stream = rewrites++;
+    draw_in_attention(*node.outputs[0], *seed, stream);
     if (!backward.contains(&node)) draw_again(graph, backward, *seed, node, stream);
     if (!node.outputs[0]->uses.empty()) {
       Node& mask = insert_mask(graph, node, *seed, node, stream);

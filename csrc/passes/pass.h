@@ -25,6 +25,7 @@ int read_sizes(ir::Graph& graph);
 int remove_identity(ir::Graph& graph);
 int fold_constants(ir::Graph& graph);
 int merge_equal(ir::Graph& graph);
+int fuse_attention(ir::Graph& graph);
 int recompute_tagged(ir::Graph& graph);
 int channels_last(ir::Graph& graph);
 int replay_views(ir::Graph& graph);

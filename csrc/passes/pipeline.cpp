@@ -75,6 +75,9 @@ const std::vector<Pass>& pipeline() {
       {"fold_constants", fold_constants},
       // after fold_constants and remove_identity: both make inputs of equal nodes the same value
       {"merge_equal", merge_equal},
+      // after merge_equal; before recompute_tagged and replay_views: both make anew in the backward
+      // half what it looks for in the forward one
+      {"fuse_attention", fuse_attention},
       {"recompute_tagged", recompute_tagged},
       // after recompute_tagged: what it computes again has tags of single nodes; before
       // replay_views: it makes views that both halves read

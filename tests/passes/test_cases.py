@@ -28,7 +28,9 @@ AFTER = "# AFTER\n"
 TAGGED = re.compile(r"^# TAGGED (\w+) in (\d+): (.*)$", re.MULTILINE)
 SIZES = {"N": 3, "M": 5}
 # These compute the same numbers in another way; all others change no bit.
-ROUNDS = {"channels_last": 1e-5, "expand_composites": 1e-5, "fuse_regions": 1e-5}
+ROUNDS = {
+    "channels_last": 1e-5, "expand_composites": 1e-5, "fuse_attention": 1e-5, "fuse_regions": 1e-5
+}  # fmt: skip
 # This one draws other random numbers.
 DRAWS = "draw_in_regions"
 
