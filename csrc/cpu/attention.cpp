@@ -126,6 +126,7 @@ class Attention : public TileProgram {
     if (drops_) kept_input_ = last;
     ORT_CHECK(last - optional == (mask_input_ < 0 ? 0 : 1), "Attention: got ", count, " inputs");
     if (mask_input_ >= 0) mask_ = truths_or_numbers(inputs[mask_input_]);
+    hides_ = has_mask() && (!fills() || fill_ == -std::numeric_limits<T>::infinity());
     if (draws_) {
       ORT_CHECK(drops_ && inputs.back().dtype == ir::DType::kInt64,
                 "Attention: dtype of the seed: ", "got ", ir::name(inputs.back().dtype),
@@ -198,16 +199,49 @@ class Attention : public TileProgram {
 
   int64_t num_keys(int64_t query) const { return is_causal_ ? std::min(keys_, query + 1) : keys_; }
 
-  // Queries [begin, begin + count), and the keys that any of them sees.
+  // Queries [begin, begin + count), and how many keys are computed for them: no query sees one
+  // behind these.
   struct Block {
     int64_t begin, count, keys;
   };
+  // `memory`: for one row of the mask.
   template <typename Visit>
-  void for_each_block(Visit visit) const {
+  void for_each_block(const Matrix<const void>& mask, T* memory, Visit visit) const {
     for (int64_t begin = 0; begin < queries_; begin += block_) {
       const int64_t count = std::min(block_, queries_ - begin);
-      visit(Block{begin, count, num_keys(begin + count - 1)});
+      visit(Block{begin, count, num_seen(mask, begin, count, memory)});
     }
+  }
+
+  // Of the keys of a block, those that a query sees.
+  int64_t num_keys(const Block& block, int64_t query) const {
+    return std::min(block.keys, num_keys(query));
+  }
+
+  // Up to the last key that a query of the block sees; at the end of a sequence a mask may hide
+  // many: those of later tokens, or of padding. A few that are hidden may be among them.
+  int64_t num_seen(const Matrix<const void>& mask, int64_t begin, int64_t count, T* memory) const {
+    const int64_t all = num_keys(begin + count - 1);
+    if (!hides_) return all;
+    constexpr int64_t kStep = 32;
+    int64_t seen = 0;
+    for (int64_t i = count; i-- > 0 && seen < all;) {
+      int64_t end = num_keys(begin + i);
+      const T* row = mask_row(mask, begin + i, end, memory);
+      while (end > seen && hides_all(row, std::max(seen, end - kStep), end)) {
+        end = std::max(seen, end - kStep);
+      }
+      seen = std::max(seen, end);
+    }
+    return seen == 0 && unseen_is_nan_ ? all : seen;
+  }
+
+  // Whether the mask leaves no score of [begin, end) above -inf.
+  bool hides_all(const T* row, int64_t begin, int64_t end) const {
+    constexpr T kLowest = -std::numeric_limits<T>::infinity();
+    T extreme = fills() ? T(1) : kLowest;
+    (fills() ? kernels_.min_rows : kernels_.max_rows)(&extreme, row + begin, 1, end - begin);
+    return extreme == (fills() ? T(1) : kLowest);
   }
 
   // Rows of a matrix side by side, times `factor`.
@@ -358,8 +392,8 @@ class Attention : public TileProgram {
       kernels_.random_mask(to + i * keys_, *rules.seed, stream_,
                            rules.place + (block.begin + i) * keys_, n, keep_);
     };
-    if (!is_causal_) return draw(0, block.count * keys_);
-    for (int64_t i = 0; i < block.count; ++i) draw(i, num_keys(block.begin + i));
+    if (!is_causal_ && block.keys == keys_) return draw(0, block.count * keys_);
+    for (int64_t i = 0; i < block.count; ++i) draw(i, num_keys(block, block.begin + i));
   }
 
   // Of find_kept().
@@ -379,6 +413,7 @@ class Attention : public TileProgram {
   double keep_;
   uint64_t stream_;
   int mask_input_ = -1, kept_input_ = -1;
+  bool hides_ = false;  // the mask may, by scores of -inf
   Heads mask_, kept_;
   Panels score_panels_, feature_panels_;
   int64_t block_;  // queries at a time; a multiple of the rows that the product takes at once
@@ -448,7 +483,8 @@ class Forward final : public Attention<T> {
                         this->rules(inputs, batch, head),
                         {out(0), result_, batch, head},
                         {out(1), logarithm_, batch, head}};
-        this->for_each_block([&](const Block& block) { run_block(each, memory, block); });
+        this->for_each_block(each.rules.mask, memory + mask_row_,
+                             [&](const Block& block) { run_block(each, memory, block); });
       });
     });
   }
@@ -470,7 +506,7 @@ class Forward final : public Attention<T> {
     for (int64_t i = 0; i < block.count; ++i) {
       const int64_t at = block.begin + i;
       *static_cast<T*>(head.logarithm.at(at)) =
-          softmax(scores + i * this->score_panels_.columns(), head.rules.mask, at, block.keys,
+          softmax(scores + i * this->score_panels_.columns(), head.rules.mask, at, block,
                   memory + mask_row_, factors[i]);
     }
     if (this->drops_) drop(scores, factors, head.rules, block, memory + kept_rows_);
@@ -486,16 +522,16 @@ class Forward final : public Attention<T> {
     for (int64_t i = 0; i < block.count; ++i) {
       T* row = scores + i * this->score_panels_.columns();
       this->pointwise(ops::Pointwise::kMul, 0)(row, row, kept + i * this->keys_, nullptr,
-                                               this->num_keys(block.begin + i));
+                                               this->num_keys(block, block.begin + i));
       factors[i] /= static_cast<T>(this->keep_);
     }
   }
 
-  // Scores, of the first `keys` keys, become numerators; `factor` turns these into probabilities.
+  // Scores, of the block's keys, become numerators; `factor` turns these into probabilities.
   // Returns the logarithm of their denominator.
-  T softmax(T* scores, const Matrix<const void>& mask, int64_t query, int64_t keys, T* mask_row,
-            T& factor) const {
-    const int64_t n = this->num_keys(query);
+  T softmax(T* scores, const Matrix<const void>& mask, int64_t query, const Block& block,
+            T* mask_row, T& factor) const {
+    const int64_t n = this->num_keys(block, query);
     if (this->has_mask()) this->apply_mask(scores, this->mask_row(mask, query, n, mask_row), n);
     constexpr T kLowest = -std::numeric_limits<T>::infinity();
     T largest = kLowest;
@@ -503,7 +539,7 @@ class Forward final : public Attention<T> {
     const bool sees_none = largest == kLowest && !(this->unseen_is_nan_ && n > 0);
     if (sees_none) std::fill_n(scores, n, T(0));
     const T sum = sees_none ? T(0) : this->kernels_.exp_row(scores, scores, largest, n);
-    std::fill(scores + n, scores + keys, T(0));
+    std::fill(scores + n, scores + block.keys, T(0));
     factor = sees_none ? T(0) : 1 / sum;
     return largest + std::log(sum);
   }
@@ -579,7 +615,8 @@ class Backward final : public Attention<T> {
         const Head each{{in(0), grad_, batch, head},      {in(1), query_, batch, head},
                         {in(4), result_, batch, head},    {in(5), logarithm_, batch, head},
                         this->rules(inputs, batch, head), {out(0), query_grad_, batch, head}};
-        this->for_each_block([&](const Block& block) { run_block(each, memory, block); });
+        this->for_each_block(each.rules.mask, memory + mask_row_,
+                             [&](const Block& block) { run_block(each, memory, block); });
       });
       this->write_rows({out(1), key_grad_, batch, key_head}, 0, this->keys_, memory + key_sums_,
                        T(1));
@@ -609,7 +646,7 @@ class Backward final : public Attention<T> {
     T* kept = memory + kept_rows_;
     if (this->drops_) this->find_kept(kept, head.rules, block);
     for (int64_t i = 0; i < block.count; ++i) {
-      const int64_t at = block.begin + i, n = this->num_keys(at);
+      const int64_t at = block.begin + i, n = this->num_keys(block, at);
       T *row = scores + i * columns, *row_grad = score_grads + i * columns;
       const T* mask = nullptr;
       if (this->has_mask()) mask = this->mask_row(head.rules.mask, at, n, memory + mask_row_);
