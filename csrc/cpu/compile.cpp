@@ -619,7 +619,7 @@ class Compiler {
 
   void add_stored_output(const Value& output, int value, const Layout& layout, int result,
                          int64_t begin = 0) {
-    Info& info = infos_[value];
+    const Info info = infos_[value];  // a copy: more values are added below
     ORT_CHECK(info.space == Space::kFull || info.space == Space::kRow, "Region: output '",
               output.name, "' has neither rows nor columns");
     // Without rows their results have the size of everything, but their own shape.
@@ -629,7 +629,7 @@ class Compiler {
     const int index = add_output(checked_access(layout, space), result, begin);
     const bool is_made_here = info.space == Space::kFull && info.input < 0 && info.output < 0;
     if (is_made_here && is_in_place(program_.outputs.back(), space)) {
-      info.output = index;
+      infos_[value].output = index;
       return;
     }
     Instruction each{.kind = Kind::kStore, .space = space, .index = index};
