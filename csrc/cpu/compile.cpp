@@ -158,7 +158,8 @@ class Compiler {
   struct Info {
     Space space = Space::kFull;
     int phase = 0;         // that makes it
-    int input = -1;        // full input that is loaded where it is read
+    int input = -1;        // full input, or table, that is loaded where it is read
+    int ids = -1;          // input that names the rows of the table
     int output = -1;       // that it is made in
     bool is_wide = false;  // read in a later phase than it was made, chunk by chunk
   };
@@ -265,6 +266,10 @@ class Compiler {
     phase(0);
     for (size_t i = 0; i < body_.inputs.size(); ++i) {
       const Value& input = *body_.inputs[i];
+      if (spaces_[i] == "table" || spaces_[i] == "ids") {
+        program_.inputs.push_back(lookup_access(spaces_[i] == "table", input_layouts_[i]));
+        continue;
+      }
       const Space space = space_from_name(spaces_[i]);
       Layout layout = input_layouts_[i];
       if (space == Space::kFull || space == Space::kRow) {
@@ -290,6 +295,22 @@ class Compiler {
         values_[initializer] = constant(*number);
       }
     }
+  }
+
+  // Operands of a Gather: the table with all its rows, or what names one for each row.
+  Access lookup_access(bool is_table, Layout layout) const {
+    if (!is_table) {
+      ORT_CHECK(layout.dtype == DType::kInt64 || layout.dtype == DType::kInt32,
+                "Region: Gather: got ids of ", ir::name(layout.dtype), ", want int64 or int32");
+      return checked_access(layout, Space::kRow);
+    }
+    ORT_CHECK(layout.sizes.size() > 1, "Region: Gather: got a table of ", layout.sizes.size(),
+              " dims, want 2 or more");
+    const Access::Axis rows{layout.sizes[0], layout.strides[0]};
+    layout.sizes[0] = program_.num_rows;
+    Access access = checked_access(layout, Space::kFull);
+    access.rows = {rows};
+    return access;
   }
 
   // An operand whose elements are those of its space, no more and no fewer.
@@ -358,7 +379,8 @@ class Compiler {
       return copy_in_phase(value, in_phase, {.kind = Kind::kExpandRow, .a = value});
     }
     if (info.input >= 0 && !is_direct(value) && info.space == Space::kFull) {
-      return copy_in_phase(value, in_phase, {.kind = Kind::kLoad, .index = info.input});
+      const Kind kind = info.ids >= 0 ? Kind::kGather : Kind::kLoad;
+      return copy_in_phase(value, in_phase, {.kind = kind, .index = info.input, .ids = info.ids});
     }
     const bool is_made_earlier = info.space == Space::kFull && info.phase < in_phase;
     if (is_made_earlier && !holds_whole_rows() && info.input < 0) info.is_wide = true;
@@ -399,6 +421,7 @@ class Compiler {
       case FusedForm::Kind::kValid: add_valid(node); return;
       case FusedForm::Kind::kRandom: add_random(node); return;
       case FusedForm::Kind::kConcat: return;  // goes to an output, part by part
+      case FusedForm::Kind::kGather: add_gather(node); return;
       default: add_reduction(node, form); return;
     }
   }
@@ -534,6 +557,21 @@ class Compiler {
     const auto ignored = static_cast<double>(ir::int_attr(node.attrs, "ignore_index", 0));
     const int is_ignored = pointwise(Opcode::kEqual, {label, constant(ignored)});
     values_[node.outputs[0]] = pointwise(Opcode::kNot, {is_ignored});
+  }
+
+  // Rows are loaded where they are read.
+  void add_gather(const Node& node) {
+    const int value = add_value(Space::kFull, 0);
+    infos_[value].input = input_index(node, 0, "table");
+    infos_[value].ids = input_index(node, 1, "ids");
+    values_[node.outputs[0]] = value;
+  }
+
+  int input_index(const Node& node, size_t slot, std::string_view space) const {
+    const auto found = std::find(body_.inputs.begin(), body_.inputs.end(), node.inputs[slot]);
+    ORT_CHECK(found != body_.inputs.end() && spaces_[found - body_.inputs.begin()] == space,
+              "Region: operand ", slot, " of '", node.name, "' is no input of the space ", space);
+    return static_cast<int>(found - body_.inputs.begin());
   }
 
   // The seed is read as the integer that it is, where it lies.
@@ -766,9 +804,9 @@ std::unordered_map<const Value*, int> find_phases(const ir::Graph& body) {
 std::string operand_text(int value) { return value < 0 ? "" : concat(" %", value); }
 
 std::string text(const Instruction& each) {
-  static constexpr const char* kKinds[] = {"",        "Load",    "Store",      "ExpandRow",
-                                           "SumRows", "MaxRows", "MinRows",    "Pick",
-                                           "Scatter", "Random",  "AddColumns", "AddAll"};
+  static constexpr const char* kKinds[] = {"",        "Load",       "Gather",  "Store", "ExpandRow",
+                                           "SumRows", "MaxRows",    "MinRows", "Pick",  "Scatter",
+                                           "Random",  "AddColumns", "AddAll"};
   static constexpr const char* kSpaces[] = {"scalar", "column", "row", "full"};
   std::string line = each.d < 0 ? std::string() : concat("%", each.d, " = ");
   line +=

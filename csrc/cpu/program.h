@@ -32,6 +32,7 @@ Access access_of(const Layout& layout, Space space, int64_t num_columns);
 enum class Kind : uint8_t {
   kElementwise,
   kLoad,       // d <- input
+  kGather,     // d <- the rows of input `index` that input `ids` names
   kStore,      // output <- a
   kExpandRow,  // full d <- row value a, one number all along its row
   kSumRows,    // row value d <- d + sum of each row of a
@@ -52,6 +53,7 @@ struct Instruction {
   uint8_t scalars = 0;  // see kNumVariants
   int d = -1, a = -1, b = -1, c = -1;
   int index = -1;       // of the input, output or accumulator
+  int ids = -1;         // of kGather: of another input
   int64_t ignored = 0;  // of kPick and kScatter
   bool has_ignored = false;
   int64_t stream = 0;  // of kRandom: masks of one seed differ by it

@@ -243,6 +243,7 @@ class Runner final : public TileProgram {
               at_[each.d], at(each.a), at(each.b), at(each.c), count(each.space, columns));
           return;
         case Kind::kLoad: load(each, column, columns); return;
+        case Kind::kGather: gather(each, column, columns); return;
         case Kind::kStore: store(each, column, columns); return;
         case Kind::kExpandRow:
           kernels_.expand_rows(at_[each.d], at_[each.a], num_rows_, columns);
@@ -305,6 +306,24 @@ class Runner final : public TileProgram {
                          element(base, access.row_offset(row_ + r), access.dtype), to + r * columns,
                          column, columns);
       }
+    }
+
+    void gather(const Instruction& each, int64_t column, int64_t columns) {
+      const Access &table = program_.inputs[each.index], &ids = program_.inputs[each.ids];
+      const void* base = operands_.inputs[each.index];
+      const int64_t size = table.rows[0].size, stride = table.rows[0].stride;
+      for (int64_t r = 0; r < num_rows_; ++r) {
+        const int64_t id = integer(operands_.inputs[each.ids], ids, row_ + r);
+        TORCH_CHECK_INDEX(id >= 0 && id < size, "index out of range in self");
+        runner_.load_run(table.dtype, table.columns, element(base, id * stride, table.dtype),
+                         at_[each.d] + r * columns, column, columns);
+      }
+    }
+
+    static int64_t integer(const void* base, const Access& access, int64_t row) {
+      const int64_t at = access.row_offset(row);
+      return access.dtype == ir::DType::kInt32 ? static_cast<const int32_t*>(base)[at]
+                                               : static_cast<const int64_t*>(base)[at];
     }
 
     void store(const Instruction& each, int64_t column, int64_t columns) {

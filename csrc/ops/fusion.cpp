@@ -144,6 +144,16 @@ FusedForm concat_form(const Node& node) {
                                                              : FusedForm();
 }
 
+// Rows, for which memory is read where they lie. One known row is a view.
+FusedForm gather_form(const Node& node) {
+  const ir::Type &table = node.inputs[0]->type, &ids = input(node, 1).type;
+  const bool names_rows = ids.dtype == DType::kInt64 || ids.dtype == DType::kInt32;
+  if (!is_real(table.dtype) || !names_rows || ids.shape->empty()) return {};
+  const auto rank = static_cast<int64_t>(table.shape->size());
+  if (rank < 2 || wrap_axis(node, ir::int_attr(node.attrs, "axis", 0), rank) != 0) return {};
+  return {Kind::kGather};
+}
+
 FusedForm own_form(const Node& node) {
   if (node.op.name == "RowPick") return {Kind::kPick};
   if (node.op.name == "RowScatter") return {Kind::kScatter};
@@ -170,6 +180,7 @@ FusedForm fused_form(const Node& node) {
     return {Kind::kPass};
   }
   if (key == "Concat") return concat_form(node);
+  if (key == "Gather") return gather_form(node);
   if (key == "ReduceSum") return reduction_form(node, Kind::kSum);
   if (key == "ReduceMean") return reduction_form(node, Kind::kMean);
   if (key == "ReduceMax") return reduction_form(node, Kind::kMax);

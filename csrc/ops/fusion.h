@@ -1,6 +1,6 @@
 // What a node does in a fused region. The language that the code generators (cpu/, cuda/) speak is
-// small: point-wise operations, reductions, labels that name a column, and random masks. Other
-// nodes take part once passes/expand.cpp has written them in this language.
+// small: point-wise operations, reductions, labels that name a column, rows of a table, and random
+// masks. Other nodes take part once passes/expand.cpp has written them in this language.
 #pragma once
 
 #include "ir/graph.h"
@@ -91,6 +91,7 @@ struct FusedForm {
     kValid,    // RowValid
     kRandom,   // PhiloxMask
     kConcat,   // equal parts side by side along an axis; it leaves the region
+    kGather,   // rows of a table, which integers name
   } kind = Kind::kNone;
   Pointwise op = Pointwise::kCopy;
   std::vector<double> constants;

@@ -69,6 +69,11 @@ Alignment align(const Shape& operand, const Shape& result, int num_columns) {
   return found;
 }
 
+Dim columns_of_table(const Node& gather) {
+  const Shape& table = *gather.inputs[0]->type.shape;
+  return ir::numel(Shape(table.begin() + 1, table.end()));
+}
+
 class Finder {
  public:
   Finder(const std::vector<FusibleNode>& nodes, const Dim& elements, const Dim& columns)
@@ -126,6 +131,7 @@ class Finder {
         return space;
       }
       case Kind::kConcat: return concat(node);
+      case Kind::kGather: return gather(node);
       default: return reduction(each);
     }
     return std::nullopt;
@@ -263,6 +269,15 @@ class Finder {
     return Space::kTotal;
   }
 
+  std::optional<Space> gather(const Node& node) {
+    if (made(node.inputs[0]) != nullptr || made(node.inputs[1]) != nullptr) return std::nullopt;
+    const bool is_all = ir::numel(*node.outputs[0]->type.shape) == elements_;
+    if (!is_all || !(columns_of_table(node) == spaces_.columns)) return std::nullopt;
+    take_input(node, 0, Space::kTable);
+    take_input(node, 1, Space::kIds);
+    return Space::kFull;
+  }
+
   // Dims of one may count as columns or not.
   static bool equals_but_ones(const Shape& shape, int a, int b) {
     for (int i = std::min(a, b); i < std::max(a, b); ++i) {
@@ -301,7 +316,8 @@ bool KnownSizes::is_known(const Dim& dim) const {
 }
 
 const char* name(Space space) {
-  static constexpr const char* kNames[] = {"scalar", "column", "row", "full", "total"};
+  static constexpr const char* kNames[] = {"scalar", "column", "row", "full",
+                                           "total",  "table",  "ids"};
   return kNames[static_cast<size_t>(space)];
 }
 
@@ -311,6 +327,7 @@ std::vector<Dim> possible_columns(const FusibleNode& each) {
   if (each.form.kind == Kind::kPick || each.form.kind == Kind::kScatter) {
     return shape.empty() ? std::vector<Dim>() : std::vector<Dim>{shape.back()};
   }
+  if (each.form.kind == Kind::kGather) return {columns_of_table(*each.node)};
   if (each.form.kind == Kind::kPass) {
     const std::vector<Dim> before = last_products(*each.node->inputs[0]->type.shape);
     std::erase_if(columns, [&](const Dim& dim) { return !contains(before, dim); });

@@ -13,8 +13,8 @@
 namespace torch_ort::passes {
 
 // As cpu/region.h explains them. kTotal: a sum over rows or over everything, or parts side by side;
-// it leaves the region.
-enum class Space { kScalar, kColumn, kRow, kFull, kTotal };
+// it leaves the region. kTable: rows of it are looked up. kIds: they name one for each row.
+enum class Space { kScalar, kColumn, kRow, kFull, kTotal, kTable, kIds };
 
 const char* name(Space space);
 

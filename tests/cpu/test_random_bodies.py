@@ -1,5 +1,5 @@
-"""Random graphs of point-wise nodes and reductions over broadcast shapes: fused they give what
-PyTorch's kernels give of doubles, and the same bits for any number of threads.
+"""Random graphs of point-wise nodes, lookups and reductions over broadcast shapes: fused they give
+what PyTorch's kernels give of doubles, and the same bits for any number of threads.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ SIZES = [
     {"A": 0, "B": 3, "C": 5},
 ]
 FULL = ("A", "B", "C")
+TABLE_ROWS = 7
 SHAPES = [FULL, ("C",), ("B", "C"), ("A", 1, 1), ("A", "B", 1), ("A", 1, "C"), (1, "B", 1), ()]
 # Sums to the largest of their numbers; of narrow types also what crosses from region to region.
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-12, torch.bfloat16: 0.1}
@@ -55,8 +56,12 @@ class Body:
             self.inputs[f"x{number}"] = draw(st.sampled_from(SHAPES))
         self.shapes: dict[str, Shape] = dict(self.inputs)
         self.nodes: list[str] = []
+        self.lookups = 0
         self.constants: list[str] = []
-        kinds = (self.unary, self.binary, self.binary, self.step, self.where, self.row, self.column)
+        kinds = (
+            self.unary, self.binary, self.binary, self.step, self.where, self.row, self.column,
+            self.lookup,
+        )  # fmt: skip
         for _ in range(draw(st.integers(2, 8))):
             draw(st.sampled_from(kinds))(self.choose(self.shapes))
         made = [name for name in self.shapes if name not in self.inputs]
@@ -64,6 +69,9 @@ class Body:
         if draw(st.booleans()):
             outputs.append(self.concat())
         self.outputs = list(dict.fromkeys([*outputs, made[-1]]))
+
+    def __repr__(self) -> str:
+        return f"{self.inputs}: {'; '.join(self.nodes)} -> {self.outputs}"
 
     def choose(self, names) -> str:
         return self.draw(st.sampled_from(list(names)))
@@ -97,6 +105,10 @@ class Body:
         shape = broadcast(self.shapes.pop(truth), self.shapes[a], self.shapes[b])
         self.add("Where", truth, a, b, shape=shape)
 
+    def lookup(self, _: str) -> None:
+        self.add("Gather", f"table{self.lookups}", f"ids{self.lookups}", shape=FULL)
+        self.lookups += 1
+
     def concat(self) -> str:
         whole = [name for name, shape in self.shapes.items() if shape == FULL]
         parts = self.draw(st.lists(st.sampled_from(whole), min_size=2, max_size=3))
@@ -124,6 +136,9 @@ class Body:
 
     def graph(self, dtype: torch.dtype) -> _C.Graph:
         types = {name: regions.type_text(dtype, shape) for name, shape in self.inputs.items()}
+        for number in range(self.lookups):
+            types[f"table{number}"] = regions.type_text(dtype, (TABLE_ROWS, "C"))
+            types[f"ids{number}"] = "int64[A,B]"
         nodes = [f"small = Cast <to = {ONNX[dtype]}> (part)", *self.nodes]
         return regions.read(
             types, nodes, self.outputs, [*self.constants, "float part = {0.00390625}"]
@@ -132,8 +147,13 @@ class Body:
     def data(self, sizes: dict[str, int], dtype: torch.dtype) -> dict[str, torch.Tensor]:
         generator = torch.Generator().manual_seed(1)
         tensors = {}
-        for name, shape in self.inputs.items():
-            known = [sizes.get(dim, 1) for dim in shape]
+        shapes = dict(self.inputs)
+        for number in range(self.lookups):
+            shapes[f"table{number}"] = (TABLE_ROWS, "C")
+            rows = torch.randint(TABLE_ROWS, (sizes["A"], sizes["B"]), generator=generator)
+            tensors[f"ids{number}"] = rows
+        for name, shape in shapes.items():
+            known = [sizes.get(dim, dim) for dim in shape]
             # Halves are exact in every type, and some are equal.
             x = (torch.randn(known, generator=generator) * 2).round() / 2
             tensors[name] = x.clamp(-2, 2).to(dtype)
@@ -161,7 +181,8 @@ def test_fused_graphs_give_the_same_numbers(body: Body, dtype: torch.dtype, isa:
     plain, fused = body.graph(torch.float64), regions.fuse(body.graph(dtype))
     for sizes in SIZES:
         inputs = body.data(sizes, dtype)
-        want = run(plain, {name: x.double() for name, x in inputs.items()}, "", 1)
+        wide = {name: x.double() if x.is_floating_point() else x for name, x in inputs.items()}
+        want = run(plain, wide, "", 1)
         got = run(fused, inputs, isa, 1)
         for ours, exact in zip(got, want, strict=True):
             assert ours.dtype == dtype

@@ -29,6 +29,12 @@ REGION = """
             body = body (float[2,3] a) => (float[2,3] b) { b = Exp (a) }> (x)
     }
 """
+LOOKUP = """
+    g (float[2,3] x, int64[4] z) => (float[4,3] y) {
+        y = torch_ort.Region <rows = 4, columns = 3, spaces = ["table", "ids"],
+            body = body (float[2,3] a, int64[4] i) => (float[4,3] b) { b = Gather (a, i) }> (x, z)
+    }
+"""
 PROGRAM = pathlib.Path(__file__).parent / "mutate_files.py"
 # Exceptions of PyTorch's own kernels: they check what they are given.
 OF_KERNELS = ("RuntimeError", "IndexError", "TypeError", "NotImplementedError", "OutOfMemoryError")
@@ -161,6 +167,30 @@ def test_regions_that_do_not_fit_their_operands(old: str, new: str, words: str) 
     assert text != REGION
     with pytest.raises(torch_ort.Error, match=words):
         run(text)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('["table", "ids"]', '["column", "ids"]', r"sizes \[2,3\], want 1 rows of 3 columns"),
+        ('["table", "ids"]', '["table", "row"]', "operand 1 of 'b' is no input of the space ids"),
+        ('["table", "ids"]', '["ids", "table"]', "got ids of float32, want int64 or int32"),
+        ("Gather (a, i)", "Exp (a)", "value 'a' comes from nowhere"),
+        ("rows = 4", "rows = 5", r"operand of sizes \[4\], want 5 rows of 1 columns"),
+        (
+            "columns = 3",
+            "columns = 2",
+            "want 4 rows of 2 columns",
+        ),
+    ],
+)
+def test_lookups_that_do_not_fit_their_operands(old: str, new: str, words: str) -> None:
+    text = LOOKUP.replace(old, new)
+    assert text != LOOKUP
+    given = {"x": torch.randn(2, 3), "z": torch.tensor([0, 1, 1, 0])}
+    torch.testing.assert_close(run(LOOKUP, **given), given["x"][given["z"]])
+    with pytest.raises(torch_ort.Error, match=words):
+        run(text, **given)
 
 
 def test_a_table_of_embeddings_that_is_not_row_major() -> None:
