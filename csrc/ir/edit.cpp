@@ -161,7 +161,7 @@ void separate_names(Graph& graph, std::vector<const Graph*>& around) {
   }
   around.push_back(&graph);
   for (Node& node : graph.nodes) {
-    if (!node.op.domain.empty()) continue;
+    if (node.op.domain == kTorchOrtDomain) continue;
     for_each_subgraph(node, [&](Graph& body) { separate_names(body, around); });
   }
   around.pop_back();

@@ -642,7 +642,7 @@ class GraphReader {
       const std::string what = concat("attribute '", attribute.name(), "' of node '", name, "'");
       checked_name(attribute.name(), "name of an attribute");
       if (attribute.name().empty()) raise(what, "no name", "a name");
-      if (!attrs.emplace(attribute.name(), read_attr(attribute, what)).second) {
+      if (!attrs.emplace(attribute.name(), read_attr(attribute, what, op.domain)).second) {
         raise(what, "it twice", "it once");
       }
     }
@@ -683,7 +683,8 @@ class GraphReader {
     }
   }
 
-  Attr read_attr(const proto::AttributeProto& in, const std::string& what) {
+  Attr read_attr(const proto::AttributeProto& in, const std::string& what,
+                 const std::string& domain) {
     if (!in.ref_attr_name().empty()) raise(what, "a reference of a function", "a value");
     switch (in.type()) {
       case proto::AttributeProto::INT: return Dim(in.i());
@@ -698,8 +699,11 @@ class GraphReader {
       case proto::AttributeProto::STRINGS:
         return std::vector<std::string>(in.strings().begin(), in.strings().end());
       case proto::AttributeProto::TENSOR: return TensorReader(in.t(), in.name(), files_).read();
-      case proto::AttributeProto::GRAPH:
-        return std::shared_ptr<Graph>(GraphReader(versions_, files_, this).read(in.g()));
+      case proto::AttributeProto::GRAPH: {
+        // What a node of ours holds reads nothing from outside, and has names of its own.
+        const GraphReader* outer = domain == kTorchOrtDomain ? nullptr : this;
+        return std::shared_ptr<Graph>(GraphReader(versions_, files_, outer).read(in.g()));
+      }
       default:
         raise(what, concat("type ", static_cast<int>(in.type())),
               "an integer, float, string, tensor or graph");

@@ -148,7 +148,7 @@ class Verifier {
       if (!subgraph) continue;
       check(*subgraph != nullptr, "attribute '", name, "' of node '", node.name, "' has no graph");
       // What a node of ours holds reads nothing from outside, and has names of its own.
-      const bool is_closed = !node.op.domain.empty();
+      const bool is_closed = node.op.domain == kTorchOrtDomain;
       Verifier(**subgraph, stage_, is_closed ? nullptr : this).run();
       for (std::string& read : captured_names(**subgraph)) captured.push_back(std::move(read));
     }

@@ -84,7 +84,29 @@ SIZES = """
         v = Expand (b, both)
     }
 """
+BRANCHES = """
+    branches (int64 m, float[N,4] x, float[4] w) => (float[N,4] y, float[A,4] v, float[K,N] sums)
+    <float half = {0.5}, float zero = {0}, int64[1] last = {1}>
+    {
+        a = Tanh (x)
+        y, v, sums = Loop (m, , a, x) <
+            body = body (int64 i, bool go, float[N,4] b, float[B,4] c)
+                => (bool on, float[N,4] next, float[C,4] more, float[N] sum) {
+                on = Identity (go)
+                sum = ReduceSum <keepdims = 0> (b, last)
+                total = ReduceSum <keepdims = 0> (sum)
+                up = Greater (total, zero)
+                next = If (up) <
+                    then_branch = t () => (float[N,4] d) { e = Mul (b, half)  d = Sub (e, a) },
+                    else_branch = f () => (float[N,4] g) { h = Exp (b)  g = Mul (h, w) }
+                >
+                more = Concat <axis = 0> (c, next)
+            }
+        >
+    }
+"""
 INPUTS = {
+    "branches": {"m": 3, "x": (2, 4), "w": (4,)},
     "sizes": {"x": (4, 8), "count": 4},
     "views": {"x": (3, 6), "w": (6, 4), "label": [0, 2, 1]},
     "training": {"x": (3, 6), "w": (6,), "dy": (18,), "ds": (1, 6)},
@@ -128,9 +150,12 @@ Mutation = Callable[[onnx.ModelProto, random.Random], None]
 def base_models() -> list[onnx.ModelProto]:
     """All graphs with the types of all values, as they are and after the passes."""
     models = []
-    for text in (VIEWS, TRAINING, SIZES):
+    for text in (VIEWS, TRAINING, SIZES, BRANCHES):
         read = onnx.parser.parse_model(HEAD + text)
-        for passes in (("replay_views",), ("replay_views", "expand_composites", "fuse_regions")):
+        for passes in (
+            ("replay_views",),
+            ("close_bodies", "replay_views", "expand_composites", "fuse_regions"),
+        ):
             graph = _C.Graph.from_onnx(read.SerializeToString())
             _C.infer_types(graph)
             for name in passes:
@@ -149,8 +174,10 @@ def inputs_of(name: str) -> dict[str, torch.Tensor]:
 
 
 def any_value(model: onnx.ModelProto, rng: random.Random) -> onnx.ValueInfoProto:
-    graph = model.graph
-    return rng.choice([*graph.value_info, *graph.input, *graph.output])
+    graphs = all_graphs(model.graph)
+    return rng.choice(
+        [x for graph in graphs for x in (*graph.value_info, *graph.input, *graph.output)]
+    )
 
 
 def any_dim(rng: random.Random) -> int | str:
@@ -199,10 +226,15 @@ def forget_type(model: onnx.ModelProto, rng: random.Random) -> None:
     tensor.ClearField(rng.choice(("shape", "elem_type")))
 
 
-def all_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Nodes of the graph and of the bodies of its regions."""
+def all_graphs(graph: onnx.GraphProto) -> list[onnx.GraphProto]:
+    """Give the graph and the bodies in it."""
     inner = [a.g for node in graph.node for a in node.attribute if a.HasField("g")]
-    return [*graph.node, *(node for body in inner for node in all_nodes(body))]
+    return [graph, *(found for body in inner for found in all_graphs(body))]
+
+
+def all_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """Nodes of the graph and of the bodies in it."""
+    return [node for found in all_graphs(graph) for node in found.node]
 
 
 def change_attribute(model: onnx.ModelProto, rng: random.Random) -> None:
