@@ -96,8 +96,8 @@ struct Panels {
 template <typename T>
 class Attention : public TileProgram {
  protected:
-  // `query`: which input it is; key and value stand behind it, and behind all tensors the mask and
-  // what tells of the dropout, `optional` the first of them.
+  // `query`: which input it is; key and value stand behind it. `optional`: where the mask stands,
+  // if there is one; what tells of a dropout comes last.
   Attention(const ir::Node& node, const std::vector<Layout>& inputs, int query, int optional,
             const CompileOptions& options)
       : kernels_(kernels<T>(options.isa)),
@@ -128,9 +128,10 @@ class Attention : public TileProgram {
     if (mask_input_ >= 0) mask_ = truths_or_numbers(inputs[mask_input_]);
     hides_ = has_mask() && (!fills() || fill_ == -std::numeric_limits<T>::infinity());
     if (draws_) {
-      ORT_CHECK(drops_ && inputs.back().dtype == ir::DType::kInt64,
-                "Attention: dtype of the seed: ", "got ", ir::name(inputs.back().dtype),
-                ", want int64");
+      const Layout& seed = inputs.back();
+      ORT_CHECK(drops_ && seed.dtype == ir::DType::kInt64 && seed.sizes == std::vector<int64_t>{1},
+                "Attention: seed: got ", seed.sizes.size(), " dims of ", ir::name(seed.dtype),
+                ", want one int64");
     } else if (drops_) {
       ORT_CHECK(inputs.back().dtype == ir::DType::kBool, "Attention: dtype of what is kept: got ",
                 ir::name(inputs.back().dtype), ", want bool");

@@ -714,7 +714,8 @@ class AttentionFusion {
     if (operand.gradient == nullptr) return;
     if (operand.is_transposed) {
       if (shape.size() == 3) made = make("Squeeze", {made, ints({0}, before)}, before);
-      made = transpose(*made, before);
+      // Views of the product count on its strides.
+      made = make("Identity", {transpose(*made, before)}, before);
       replace(*operand.gradient, *made, before);
     } else {
       hand_over(operand.gradient, made, shape, before);

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 
+import onnx.parser
 import pytest
 import torch
 from torch import Tensor, nn
@@ -296,6 +297,35 @@ def test_scores_do_not_cross_the_border():
     assert saved_bytes(exact_random=True) < saved_bytes() + 2 * scores
 
 
+@pytest.mark.parametrize("wanted", range(1, 8))
+@pytest.mark.parametrize("attend", [call, filled_mask, batched], ids=lambda f: f.__name__)
+def test_gradients_that_nobody_wants(attend, wanted):
+    def train(each: Spelling) -> list[Tensor]:
+        leaves = [
+            x.detach().requires_grad_(bool(wanted >> i & 1))
+            for i, x in enumerate(make_heads(9, 9, 8))
+        ]
+        torch.manual_seed(3)
+        each(*leaves).sin().sum().backward()
+        return [leaf.grad for leaf in leaves if leaf.requires_grad]
+
+    for mine, theirs in zip(train(compiled(attend, exact_random=True)), train(attend), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=2e-5, atol=2e-5)
+
+
+def test_attention_over_results_of_attention():
+    def attend(query, key, value):
+        first = filled_mask(query, key, value)
+        second = added_mask(first * 2, key, call(first, first, first))
+        return batched(second, second, second) + first
+
+    got, want = (
+        run(each, make_heads(9, 9, 8)) for each in (compiled(attend, exact_random=True), attend)
+    )
+    for mine, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=2e-5, atol=2e-5)
+
+
 # ---- random numbers
 
 
@@ -426,6 +456,21 @@ def test_rounding_as_eager_leaves_the_operators_apart():
         for disable in ([], ["fuse_attention"])
     )
     assert all(torch.equal(*pair) for pair in zip(apart, as_eager, strict=True))
+
+
+def test_a_seed_that_is_none_is_refused():
+    text = """
+        <ir_version: 10, opset_import: ["" : 20, "torch_ort" : 1]>
+        attention (float[2,3,4,5] x, int64[2] seed) => (float[2,3,4,5] o)
+        <float[2,3,4] sums>
+        {
+           o, sums = torch_ort.Attention <keep = "0.5", stream = 0> (x, x, x, seed)
+        }
+    """
+    graph = _C.Graph.from_onnx(onnx.parser.parse_model(text).SerializeToString())
+    inputs = {"x": torch.zeros(2, 3, 4, 5), "seed": torch.zeros(2, dtype=torch.int64)}
+    with pytest.raises(torch_ort.InternalError, match="seed: got 1 dims of int64, want one int64"):
+        _C.run(graph, inputs)
 
 
 def test_saved_files_hold_the_operators_of_the_program(tmp_path):
