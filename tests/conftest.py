@@ -61,6 +61,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def _reset() -> None:
     # Rooms that never import torch are not made to pay for it.
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
     if "torch._dynamo" in sys.modules:
         sys.modules["torch._dynamo"].reset()
         sys.modules["torch._dynamo.utils"].counters.clear()
@@ -77,7 +79,7 @@ def small_heap() -> None:
 
 @pytest.fixture(autouse=True)
 def fresh_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Give each test strict mode, eager's random numbers, no compiled code, counters at zero."""
+    """Give each test strict mode, a seed, eager's numbers, no compiled code, counters at 0."""
     monkeypatch.setenv("TORCH_ORT_STRICT", "1")
     monkeypatch.setenv("TORCH_ORT_EXACT_RANDOM", "1")
     _reset()
