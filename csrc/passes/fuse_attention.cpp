@@ -592,6 +592,8 @@ class AttentionFusion {
     const ir::Use& use = operand.gradient->uses.front();
     if (use.node == nullptr || use.index < 0 || !backward_.contains(use.node)) return false;
     if (!is_step(*use.node) || !is_real(use.node->outputs[0])) return false;
+    const Value& next = *use.node->outputs[0];
+    if (next.type.strides && !takes_any_layout(next)) return false;
     gone.push_back(use.node);
     operand.gradient = use.node->outputs[0];
     return true;
@@ -738,7 +740,7 @@ class AttentionFusion {
     for (const ir::Use& use : uses) {
       if (!ir::is(use.node, "Reshape") || use.index != 0) continue;
       Value& result = *use.node->outputs[0];
-      if (result.type.shape != made.type.shape || result.type.dtype != made.type.dtype) continue;
+      if (!(result.type == made.type)) continue;
       bypass_reshapes(result, made);
       ir::replace_uses(result, made, graph_);
       ir::erase(graph_, *use.node);
@@ -751,7 +753,9 @@ class AttentionFusion {
     if (old.type.dtype != like->type.dtype) {
       like = make("Cast", {like}, before, {{"to", Dim(static_cast<int64_t>(old.type.dtype))}});
     }
+    const bool moves = old.type.strides != like->type.strides;
     ir::replace_uses(old, *like, graph_);
+    if (moves) lay_out_readers(*like);
   }
 
   // A result whose readers want it transposed and row-major lies so from the start: their copy
@@ -760,7 +764,7 @@ class AttentionFusion {
     if (made.uses.size() != 1 || !ir::is(made.uses[0].node, "Transpose")) return;
     Node& old = *made.uses[0].node;
     Value& seen = *old.outputs[0];
-    if (memory_.leaves(&seen) || memory_.is_written(&seen)) return;
+    if (memory_.leaves(&seen) || memory_.is_written(&seen) || !takes_any_layout(seen)) return;
     const Shape order = ir::ints_attr(old.attrs, "perm", {});
     const Shape wanted = ir::contiguous_strides(shape_of(seen));
     Shape strides(order.size());
@@ -774,6 +778,43 @@ class AttentionFusion {
       if (!(copy.type == seen.type) || memory_.leaves(&copy) || memory_.is_written(&copy)) continue;
       ir::replace_uses(copy, seen, graph_);
       ir::erase(graph_, *use.node);
+    }
+    lay_out_readers(seen);
+  }
+
+  // Whether the elements of a value, of its views and of what is joined from them may lie row-major
+  // instead: operators of PyTorch and of users may count on an order, or give results in it.
+  static bool takes_any_layout(const Value& value) {
+    return std::all_of(value.uses.begin(), value.uses.end(), [](const ir::Use& use) {
+      if (use.node == nullptr || use.index < 0) return false;
+      const Node& node = *use.node;
+      const bool is_known = node.op.domain.empty() || node.op.domain == ir::kTorchOrtDomain;
+      return is_known &&
+             std::all_of(node.outputs.begin(), node.outputs.end(), [&](const Value* output) {
+               if (output == nullptr || has_own_layout(node, *output)) return true;
+               return follows(node) && takes_any_layout(*output);
+             });
+    });
+  }
+
+  // Results whose elements lie in the order of those of an operand.
+  static bool follows(const Node& node) { return ops::is_view(node) || ir::is(&node, "Concat"); }
+
+  // A result that is written in the order which its type says.
+  static bool has_own_layout(const Node& node, const Value& output) {
+    if (ops::is_view(node)) return false;
+    return !output.type.strides || ops::fused_form(node).kind == ops::FusedForm::Kind::kPointwise;
+  }
+
+  // For a value that takes any layout, and has got another one.
+  static void lay_out_readers(Value& value) {
+    for (const ir::Use& use : value.uses) {
+      for (Value* output : use.node->outputs) {
+        if (output == nullptr || has_own_layout(*use.node, *output)) continue;
+        output->type.strides.reset();
+        ops::infer_types(*use.node);
+        lay_out_readers(*output);
+      }
     }
   }
 

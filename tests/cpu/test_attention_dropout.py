@@ -326,6 +326,39 @@ def test_attention_over_results_of_attention():
         torch.testing.assert_close(mine, theirs, rtol=2e-5, atol=2e-5)
 
 
+def _sum_of_views(rows: Tensor) -> Tensor:
+    first, second = rows.transpose(1, 2), rows[:, :, 1:2]
+    return first * 2 + (rows.unsqueeze(1) + rows.contiguous().unsqueeze(1)).sum() + second.mean()
+
+
+def _view_in_place(rows: Tensor) -> Tensor:
+    return (rows.transpose(1, 2) * 1).add_(rows.contiguous().transpose(1, 2))
+
+
+def _strided(rows: Tensor) -> Tensor:
+    copy = rows.contiguous()
+    return copy.as_strided(rows.size(), copy.stride()) + torch.empty_like(rows).copy_(rows)
+
+
+def _by_users_code(rows: Tensor) -> Tensor:
+    return torch.fft.rfft(rows, dim=1).real + rows.contiguous()[:, :5]
+
+
+@pytest.mark.parametrize(
+    "read", [_sum_of_views, _view_in_place, _strided, _by_users_code], ids=lambda f: f.__name__
+)
+def test_a_result_that_is_read_transposed_in_several_ways(read):
+    def attend(query, key, value):
+        weights = (query @ key.transpose(-1, -2)).softmax(-1)
+        return read((F.dropout(weights, DROP) @ value).transpose(1, 2))
+
+    got, want = (
+        run(each, make_heads(9, 9, 9)) for each in (compiled(attend, exact_random=True), attend)
+    )
+    for mine, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
 # ---- random numbers
 
 

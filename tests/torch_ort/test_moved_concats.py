@@ -122,6 +122,6 @@ def test_no_copies_are_left(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["rotary_chunks", "rotary_slices"])
-def test_only_queries_keys_and_values_are_joined(name: str) -> None:
+def test_nothing_is_copied_to_join_it(name: str) -> None:
     copies = copies_of(MODELS[name](), torch.randn(2, 16, WIDTH, requires_grad=True))
-    assert [op for op in copies if "copy_" not in op] == ["aten::cat.out"], copies
+    assert all("copy_" in op for op in copies), copies
