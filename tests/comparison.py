@@ -175,3 +175,17 @@ def counters_of_a_steady_step(
         model.zero_grad()
         torch.nn.functional.cross_entropy(compiled(x), labels).backward()
     return torch_ort.counters()
+
+
+def gradients(model: torch.nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    """Run forward and backward with another weight for each element of the result.
+
+    Give the result and the gradients of `x` and of all parameters.
+    """
+    x = x.detach().requires_grad_()
+    result = model(x)
+    weights = torch.linspace(-1, 1, result.numel(), dtype=result.dtype).view_as(result)
+    (result * weights).sum().backward()
+    found = [result.detach(), x.grad, *(parameter.grad for parameter in model.parameters())]
+    model.zero_grad()
+    return found

@@ -29,13 +29,6 @@ using ir::Shape;
 using ir::Type;
 using ir::Value;
 
-bool is_real(const Value* value) {
-  if (value == nullptr || !value->type.is_known() || value->type.device.kind != "cpu") return false;
-  const DType dtype = value->type.dtype;
-  return dtype == DType::kFloat || dtype == DType::kDouble || dtype == DType::kBFloat16 ||
-         dtype == DType::kHalf;
-}
-
 bool is_read(const Node& node, size_t output) {
   return output < node.outputs.size() && node.outputs[output] != nullptr &&
          !node.outputs[output]->uses.empty();

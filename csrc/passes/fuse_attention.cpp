@@ -41,13 +41,6 @@ using ir::Type;
 using ir::Value;
 using Nodes = std::vector<Node*>;
 
-bool is_real(const Value* value) {
-  if (value == nullptr || !value->type.is_known() || value->type.device.kind != "cpu") return false;
-  const DType dtype = value->type.dtype;
-  return dtype == DType::kFloat || dtype == DType::kDouble || dtype == DType::kBFloat16 ||
-         dtype == DType::kHalf;
-}
-
 const Shape& shape_of(const Value& value) { return *value.type.shape; }
 
 // A dim that is counted from the back.

@@ -321,6 +321,13 @@ const char* name(Space space) {
   return kNames[static_cast<size_t>(space)];
 }
 
+bool is_real(const Value* value) {
+  if (value == nullptr || !value->type.is_known() || value->type.device.kind != "cpu") return false;
+  const ir::DType dtype = value->type.dtype;
+  return dtype == ir::DType::kFloat || dtype == ir::DType::kDouble ||
+         dtype == ir::DType::kBFloat16 || dtype == ir::DType::kHalf;
+}
+
 std::vector<Dim> possible_columns(const FusibleNode& each) {
   const Shape& shape = worked_shape(each);
   std::vector<Dim> columns = last_products(shape);

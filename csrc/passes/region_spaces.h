@@ -53,6 +53,9 @@ class KnownSizes {
   std::unordered_set<std::string> symbols_;
 };
 
+// Floating-point numbers on the CPU, of a shape that is known: what kernels of ours work on.
+bool is_real(const ir::Value* value);
+
 // The numbers of columns that a node allows: products of the last dims of what it works on.
 std::vector<ir::Dim> possible_columns(const FusibleNode& node);
 // Elements of what it works on: of its input for a reduction, of its result otherwise.

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from comparison import gradients
 from torch import Tensor, nn
 
 import torch_ort
@@ -75,16 +76,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "gelu_gate": lambda: Gated(F.gelu),
     "stacked": Stacked,
 }
-
-
-def gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
-    x = x.detach().requires_grad_()
-    result = model(x)
-    weights = torch.linspace(-1, 1, result.numel(), dtype=result.dtype).view_as(result)
-    (result * weights).sum().backward()
-    found = [result.detach(), x.grad, *(parameter.grad for parameter in model.parameters())]
-    model.zero_grad()
-    return found
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)

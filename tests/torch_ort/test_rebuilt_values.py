@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from comparison import gradients
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
@@ -34,18 +35,19 @@ class Gated(nn.Module):
 
 
 class Activated(nn.Module):
-    """A norm of an activation."""
+    """A norm of an activation, of which some is dropped."""
 
-    def __init__(self) -> None:
+    def __init__(self, drop: float = 0) -> None:
         super().__init__()
         self.first, self.norm, self.last = (
             nn.Linear(WIDTH, INNER),
             nn.LayerNorm(INNER),
             nn.Linear(INNER, 8),
         )
+        self.drop = nn.Dropout(drop) if drop else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.norm(F.gelu(self.first(x))))
+        return self.last(self.norm(self.drop(F.gelu(self.first(x)))))
 
 
 class Predicting(nn.Module):
@@ -58,19 +60,6 @@ class Predicting(nn.Module):
         return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
 
 
-class Dropped(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.last = (
-            nn.Linear(WIDTH, INNER),
-            nn.LayerNorm(INNER),
-            nn.Linear(INNER, 8),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.norm(F.dropout(F.gelu(self.first(x)), 0.3)))
-
-
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "gated": Gated, "activated": Activated, "predicting": Predicting,
 }  # fmt: skip
@@ -79,16 +68,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 def compile_with(model: nn.Module, rebuilds: bool = True, **kwargs) -> Callable:
     options = {} if rebuilds else {"disable": "rebuild_values"}
     return torch.compile(model, backend="ort", options=options, **kwargs)
-
-
-def gradients(model: nn.Module, call: Callable, x: Tensor) -> list[Tensor]:
-    x = x.detach().requires_grad_()
-    result = call(x)
-    weights = torch.linspace(-1, 1, result.numel(), dtype=result.dtype).view_as(result)
-    (result * weights).sum().backward()
-    found = [result.detach(), x.grad, *(parameter.grad for parameter in model.parameters())]
-    model.zero_grad()
-    return found
 
 
 def report_of(model: nn.Module, x: Tensor, rebuilds: bool = True) -> torch_ort.report.GraphReport:
@@ -107,17 +86,16 @@ def test_numbers_and_gradients_for_several_sizes(name: str, dtype: torch.dtype) 
     torch.manual_seed(0)
     model = MODELS[name]().to(dtype)
     exact = copy.deepcopy(model).double()
-    ours = copy.deepcopy(model)
-    compiled = compile_with(ours, dynamic=True)
+    compiled = compile_with(copy.deepcopy(model), dynamic=True)
     before = torch_ort.counters()["graphs_compiled"]
     for batch, length in [(2, 5), (3, 64), (4, 17)]:
         x = torch.randn(batch, length, WIDTH).to(dtype)
-        want = gradients(exact, exact, x.double())
+        want = gradients(exact, x.double())
         near = [
             8 * (eager.double() - truth).abs().max() + 1e-5 * truth.abs().max()
-            for eager, truth in zip(gradients(model, model, x), want, strict=True)
+            for eager, truth in zip(gradients(model, x), want, strict=True)
         ]
-        for got, truth, bound in zip(gradients(ours, compiled, x), want, near, strict=True):
+        for got, truth, bound in zip(gradients(compiled, x), want, near, strict=True):
             assert got.dtype == dtype
             assert (got.double() - truth).abs().max() <= bound
     assert torch_ort.counters()["graphs_compiled"] == before + 1
@@ -128,7 +106,7 @@ def test_the_same_bits_as_saved_values(name: str) -> None:
     torch.manual_seed(0)
     model = MODELS[name]()
     x = torch.randn(3, 17, WIDTH)
-    results = [gradients(model, compile_with(model, rebuilds), x) for rebuilds in (True, False)]
+    results = [gradients(compile_with(model, rebuilds), x) for rebuilds in (True, False)]
     for got, want in zip(*results, strict=True):
         assert torch.equal(got, want)
 
@@ -210,7 +188,7 @@ def test_graph_that_is_kept(name: str) -> None:
     torch.manual_seed(0)
     model = MODELS[name]()
     call = compile_with(model)
-    gradients(model, call, torch.randn(2, 9, WIDTH))  # the first backward is watched
+    gradients(call, torch.randn(2, 9, WIDTH))  # the first backward is watched
     x = torch.randn(2, 9, WIDTH, requires_grad=True)
     loss = call(x).sum()
     first = torch.autograd.grad(loss, [x, *model.parameters()], retain_graph=True)
@@ -225,7 +203,7 @@ def test_two_calls_alive(name: str) -> None:
     model = MODELS[name]()
     call = compile_with(model)
     batches = [torch.randn(2, 9, WIDTH), torch.randn(2, 9, WIDTH)]
-    alone = [gradients(model, call, x)[1] for x in batches]
+    alone = [gradients(call, x)[1] for x in batches]
     leaves = [x.clone().requires_grad_() for x in batches]
     results = [call(x) for x in leaves]
     for x, result, want in zip(leaves, results, alone, strict=True):
@@ -237,12 +215,12 @@ def test_two_calls_alive(name: str) -> None:
 def test_dropped_values_are_rebuilt_with_their_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_ORT_EXACT_RANDOM", "0")
     torch.manual_seed(0)
-    model, x = Dropped(), torch.randn(4, 16, WIDTH)
+    model, x = Activated(drop=0.3), torch.randn(4, 16, WIDTH)
     results = []
     for rebuilds in (True, False):
         call = compile_with(model, rebuilds)
         torch.manual_seed(5)
-        results.append(gradients(model, call, x))
+        results.append(gradients(call, x))
     for got, want in zip(*results, strict=True):
         assert torch.equal(got, want)
     assert rewrites(report_of(model, x.requires_grad_())) > 0
@@ -268,7 +246,7 @@ def test_what_a_checkpoint_policy_saves_is_saved() -> None:
         torch.manual_seed(0)
         model = Checkpointed(saved)
         saved_bytes.append(report_of(model, x).plan["saved_bytes"])
-        want = gradients(model, model, x)
-        for got, expected in zip(gradients(model, compile_with(model), x), want, strict=True):
+        want = gradients(model, x)
+        for got, expected in zip(gradients(compile_with(model), x), want, strict=True):
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
     assert saved_bytes[1] - saved_bytes[0] == 4 * 16 * 4 * INNER
