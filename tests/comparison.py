@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -189,3 +190,17 @@ def gradients(model: torch.nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
     found = [result.detach(), x.grad, *(parameter.grad for parameter in model.parameters())]
     model.zero_grad()
     return found
+
+
+def assert_as_exact_as_eager(
+    model: torch.nn.Module, compiled: torch.nn.Module, x: torch.Tensor
+) -> None:
+    """Measure result and gradients of both, as gradients() gives them, against eager in float64."""
+    want = gradients(copy.deepcopy(model).double(), x.double())
+    near = [
+        8 * (eager.double() - truth).abs().max() + 1e-5 * truth.abs().max()
+        for eager, truth in zip(gradients(model, x), want, strict=True)
+    ]
+    for got, truth, bound in zip(gradients(compiled, x), want, near, strict=True):
+        assert got.dtype == x.dtype
+        assert (got.double() - truth).abs().max() <= bound

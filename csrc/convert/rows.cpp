@@ -51,11 +51,6 @@ std::vector<ir::Value*> reduce(Builder& builder, std::string_view op, ir::Value*
   return standard(builder, op, {x}, types, {{"axes", axes}, {"keepdims", keeps}});
 }
 
-bool is_float(ir::DType dtype) {
-  return dtype == ir::DType::kFloat || dtype == ir::DType::kDouble || dtype == ir::DType::kHalf ||
-         dtype == ir::DType::kBFloat16;
-}
-
 std::optional<ir::Dim> dim(const ops::Arg& arg) {
   if (const auto* value = std::get_if<ir::Dim>(&arg.value)) return *value;
   return std::nullopt;

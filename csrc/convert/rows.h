@@ -19,9 +19,8 @@ std::vector<ir::Value*> standard(Builder& builder, std::string_view op,
 std::vector<ir::Value*> reduce(Builder& builder, std::string_view op, ir::Value* x,
                                const ir::Shape& axes, bool keeps_dims,
                                const std::vector<ir::Type>& types);
-// Whether a tensor has one of the dtypes that ONNX calls real floating point.
-bool is_float(ir::DType dtype);
 
+using ir::is_float;
 // A dim or an integer that is no tensor. Nothing otherwise, None included.
 std::optional<ir::Dim> dim(const ops::Arg& arg);
 // The axis in the argument `name`, counted from the front of `rank` dims.

@@ -29,13 +29,6 @@ void remove_use(Value& value, Use use) {
   value.uses.erase(found);
 }
 
-template <typename Function>
-void for_each_subgraph(Node& node, Function&& function) {
-  for (auto& [name, attr] : node.attrs) {
-    if (auto* graph = std::get_if<std::shared_ptr<Graph>>(&attr)) function(**graph);
-  }
-}
-
 bool is_captured(const Graph& graph, const Value& value) {
   auto holds = [&](const std::vector<Value*>& list) {
     return std::find(list.begin(), list.end(), &value) != list.end();
@@ -46,13 +39,13 @@ bool is_captured(const Graph& graph, const Value& value) {
 // Names of outer values that the subgraphs of a node refer to, each once.
 std::vector<std::string> captured_by(Node& node) {
   std::vector<std::string> names;
-  for_each_subgraph(node, [&](Graph& graph) {
-    for (std::string& name : captured_names(graph)) {
+  for (const auto& body : bodies(node)) {
+    for (std::string& name : captured_names(*body)) {
       if (std::find(names.begin(), names.end(), name) == names.end()) {
         names.push_back(std::move(name));
       }
     }
-  });
+  }
   return names;
 }
 
@@ -71,18 +64,18 @@ void attach(Graph& graph, Node& node) {
 
 // Makes the subgraphs of a node refer to another outer value.
 void rename_captured(Node& node, const std::string& old_name, const std::string& new_name) {
-  for_each_subgraph(node, [&](Graph& graph) {
-    Value* old = find_value(graph, old_name);
-    if (!old || !is_captured(graph, *old)) return;
-    Value* existing = find_value(graph, new_name);
-    ORT_CHECK(!existing || is_captured(graph, *existing), "edit: subgraph '", graph.name,
+  for (const auto& body : bodies(node)) {
+    Value* old = find_value(*body, old_name);
+    if (!old || !is_captured(*body, *old)) continue;
+    Value* existing = find_value(*body, new_name);
+    ORT_CHECK(!existing || is_captured(*body, *existing), "edit: subgraph '", body->name,
               "' has a value '", new_name, "' of its own, so it cannot refer to an outer one");
     if (existing) {
-      replace_uses(*old, *existing, graph);
+      replace_uses(*old, *existing, *body);
     } else {
-      rename(graph, *old, new_name);
+      rename(*body, *old, new_name);
     }
-  });
+  }
 }
 
 Node& add_node(Graph& graph, std::list<Node>::iterator before, OpId op, std::vector<Value*> inputs,
@@ -162,7 +155,7 @@ void separate_names(Graph& graph, std::vector<const Graph*>& around) {
   around.push_back(&graph);
   for (Node& node : graph.nodes) {
     if (node.op.domain == kTorchOrtDomain) continue;
-    for_each_subgraph(node, [&](Graph& body) { separate_names(body, around); });
+    for (const auto& body : bodies(node)) separate_names(*body, around);
   }
   around.pop_back();
 }

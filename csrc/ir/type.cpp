@@ -40,6 +40,11 @@ int64_t size_bytes(DType dtype) {
   return found.bytes;
 }
 
+bool is_float(DType dtype) {
+  return dtype == DType::kFloat || dtype == DType::kDouble || dtype == DType::kHalf ||
+         dtype == DType::kBFloat16;
+}
+
 const char* name(DType dtype) { return facts(dtype).name; }
 
 DType dtype_from_name(std::string_view name) {

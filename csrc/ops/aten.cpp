@@ -194,6 +194,12 @@ void encode_aten(const std::string& op, const std::string& overload,
   if (!tensor_args.empty()) attrs["tensor_args"] = tensor_args;
 }
 
+std::string key_of(const ir::Node& node) {
+  if (node.op.domain.empty()) return node.op.name;
+  if (!ir::is(&node, "ATen", ir::kAtenDomain)) return "";
+  return ir::string_attr(node.attrs, "operator", "");
+}
+
 Call decode_aten(const ir::Node& node) {
   Call call;
   call.op = ir::string_attr(node.attrs, "operator", "");

@@ -29,6 +29,9 @@ void encode_aten(const std::string& op, const std::string& overload,
                  const std::vector<std::string>& arg_names, const ArgList& args,
                  std::vector<ir::Value*>& inputs, ir::Attrs& attrs);
 
+// What tells nodes apart: the standard op, or the operator of an ATen node; empty for others.
+std::string key_of(const ir::Node& node);
+
 // The call that an ATen node stands for. UserError if the node does not fit the schema.
 Call decode_aten(const ir::Node& node);
 

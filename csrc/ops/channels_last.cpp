@@ -1,5 +1,6 @@
 #include "ops/channels_last.h"
 
+#include "ops/aten.h"
 #include "ops/fusion.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
@@ -64,11 +65,6 @@ constexpr std::string_view kElementwise[] = {
 
 bool is_aten(const Node& node) { return ir::is(&node, "ATen", ir::kAtenDomain); }
 
-std::string name_of(const Node& node) {
-  if (node.op.domain.empty()) return node.op.name;
-  return is_aten(node) ? ir::string_attr(node.attrs, "operator", "") : "";
-}
-
 // The input that fills an argument of an ATen node; -1 if none does.
 int input_of(const Node& node, std::string_view argument) {
   const std::vector<std::string> filled = ir::strings_attr(node.attrs, "tensor_args", {});
@@ -123,7 +119,7 @@ bool is_either_layout(const Shape& shape) {
 }
 
 ImageForm image_form(const Node& node) {
-  const std::string name = name_of(node);
+  const std::string name = key_of(node);
   if (name.empty() || node.inputs.empty() || node.outputs.empty() || !is_pure(node)) return {};
   const auto* row = std::find_if(std::begin(kKernels), std::end(kKernels),
                                  [&](const KernelRow& each) { return name == each.name; });

@@ -1,6 +1,7 @@
 #include "ops/fusion.h"
 
 #include "base/error.h"
+#include "ops/aten.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
 
@@ -77,26 +78,14 @@ bool holds_integers(const Node& node, Pointwise op) {
   return count <= (op == Pointwise::kWhere ? 0 : 1);
 }
 
-bool is_real(DType dtype) {
-  return dtype == DType::kFloat || dtype == DType::kDouble || dtype == DType::kBFloat16 ||
-         dtype == DType::kHalf;
-}
-
 bool is_number(DType dtype) {
-  return is_real(dtype) || is_wide_integer(dtype) || dtype == DType::kBool;
+  return ir::is_float(dtype) || is_wide_integer(dtype) || dtype == DType::kBool;
 }
 
 bool all_inputs(const Node& node, bool (*holds)(DType)) {
   return std::all_of(node.inputs.begin(), node.inputs.end(), [holds](const ir::Value* value) {
     return value != nullptr && holds(value->type.dtype);
   });
-}
-
-// What tells one form from another: the standard op, or the operator of an ATen node.
-std::string key_of(const Node& node) {
-  if (node.op.domain.empty()) return node.op.name;
-  if (node.op.domain != ir::kAtenDomain) return "";
-  return ir::string_attr(node.attrs, "operator", "");
 }
 
 FusedForm pointwise(Pointwise op, std::vector<double> constants = {}) {
@@ -116,7 +105,7 @@ FusedForm cast_form(const Node& node) {
   const DType from = node.inputs[0]->type.dtype, to = node.outputs[0]->type.dtype;
   if (!is_number(from) || !is_number(to)) return {};
   if (to == DType::kBool) return pointwise(Pointwise::kToBool);
-  if (is_real(to)) return {Kind::kPass};
+  if (ir::is_float(to)) return {Kind::kPass};
   if (from == DType::kBool || from == to) return {Kind::kPass};
   // Casts between integers wrap around; those of NaN and infinity differ between processors.
   return {};
@@ -127,7 +116,7 @@ FusedForm gelu_form(const Node& node, Pointwise exact, Pointwise tanh) {
 }
 
 FusedForm reduction_form(const Node& node, Kind kind) {
-  if (!is_real(node.inputs[0]->type.dtype) || !reduction_axes(node)) return {};
+  if (!ir::is_float(node.inputs[0]->type.dtype) || !reduction_axes(node)) return {};
   return {kind};
 }
 
@@ -140,15 +129,15 @@ FusedForm concat_form(const Node& node) {
                *value->type.shape == *first.shape;
       });
   if (!are_equal || node.inputs.size() < 2) return {};
-  return is_real(first.dtype) || first.dtype == DType::kBool ? FusedForm{Kind::kConcat}
-                                                             : FusedForm();
+  return ir::is_float(first.dtype) || first.dtype == DType::kBool ? FusedForm{Kind::kConcat}
+                                                                  : FusedForm();
 }
 
 // Rows, for which memory is read where they lie. One known row is a view.
 FusedForm gather_form(const Node& node) {
   const ir::Type &table = node.inputs[0]->type, &ids = input(node, 1).type;
   const bool names_rows = ids.dtype == DType::kInt64 || ids.dtype == DType::kInt32;
-  if (!is_real(table.dtype) || !names_rows || ids.shape->empty()) return {};
+  if (!ir::is_float(table.dtype) || !names_rows || ids.shape->empty()) return {};
   const auto rank = static_cast<int64_t>(table.shape->size());
   if (rank < 2 || wrap_axis(node, ir::int_attr(node.attrs, "axis", 0), rank) != 0) return {};
   return {Kind::kGather};
@@ -193,13 +182,14 @@ FusedForm fused_form(const Node& node) {
   if (key == "aten::threshold_backward") {
     return pointwise(Pointwise::kThresholdGrad, {number_attr(node, "threshold")});
   }
-  if ((key == "Min" || key == "Max") && node.inputs.size() == 2 && all_inputs(node, is_real)) {
+  if ((key == "Min" || key == "Max") && node.inputs.size() == 2 && all_inputs(node, ir::is_float)) {
     return pointwise(key == "Min" ? Pointwise::kMin : Pointwise::kMax);
   }
   const auto* row = std::find_if(std::begin(kPointwise), std::end(kPointwise),
                                  [&](const PointwiseRow& each) { return key == each.name; });
   if (row == std::end(kPointwise)) return {};
-  if (row->on_integers ? !holds_integers(node, row->op) : !all_inputs(node, is_real)) return {};
+  if (row->on_integers ? !holds_integers(node, row->op) : !all_inputs(node, ir::is_float))
+    return {};
   if (static_cast<int>(node.inputs.size()) != num_operands(row->op)) return {};
   if (key == "Swish" && ir::float_attr(node.attrs, "alpha", 1) != 1) return {};
   return pointwise(row->op);

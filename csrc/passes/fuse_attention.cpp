@@ -64,15 +64,18 @@ bool keeps_elements(const Node& node) {
          op == "Cast";
 }
 
+// The order of dims in which the last two have changed places.
+Shape swapped_order(size_t rank) {
+  Shape order;
+  for (size_t i = 0; i < rank; ++i) order.push_back(static_cast<int64_t>(i));
+  std::swap(order[rank - 2], order[rank - 1]);
+  return order;
+}
+
 bool swaps_last_dims(const Node* node) {
   if (!ir::is(node, "Transpose")) return false;
   const Shape order = ir::ints_attr(node->attrs, "perm", {});
-  const size_t rank = order.size();
-  for (size_t i = 0; i < rank; ++i) {
-    const size_t from = i + 2 < rank ? i : 2 * rank - 3 - i;
-    if (!(order[i] == Dim(static_cast<int64_t>(from)))) return false;
-  }
-  return rank >= 2;
+  return order.size() >= 2 && order == swapped_order(order.size());
 }
 
 struct Multiple {
@@ -225,8 +228,7 @@ class AttentionFusion {
   // A softmax over the last dim; whether it gives zeros where all scores are -inf.
   static std::optional<bool> softmax_kind(const Node& node) {
     const bool is_standard = ir::is(&node, "Softmax");
-    const bool is_safe = ir::is(&node, "ATen", ir::kAtenDomain) &&
-                         ir::string_attr(node.attrs, "operator", "") == "aten::_safe_softmax";
+    const bool is_safe = ops::key_of(node) == "aten::_safe_softmax";
     if ((!is_standard && !is_safe) || !node.inputs[0] || !node.inputs[0]->type.shape) return {};
     const auto rank = static_cast<int64_t>(node.inputs[0]->type.shape->size());
     const int64_t axis = ir::int_attr(node.attrs, is_standard ? "axis" : "dim", -1);
@@ -368,7 +370,7 @@ class AttentionFusion {
     for (Value* value : match.weights.values) {
       for (const ir::Use& use : value->uses) {
         if (use.node == nullptr || !backward_.contains(use.node)) continue;
-        if (is_aten(*use.node, "aten::_softmax_backward_data") && softmax == nullptr &&
+        if (ops::key_of(*use.node) == "aten::_softmax_backward_data" && softmax == nullptr &&
             value == match.softmax->outputs[0] && use.index == 1) {
           softmax = use.node;
         } else if (swaps_last_dims(use.node) && product == nullptr) {
@@ -396,11 +398,6 @@ class AttentionFusion {
     return true;
   }
 
-  static bool is_aten(const Node& node, const char* name) {
-    return ir::is(&node, "ATen", ir::kAtenDomain) &&
-           ir::string_attr(node.attrs, "operator", "") == name;
-  }
-
   // From the backward softmax up to the product of the gradient of the result and values.
   bool find_above(const Match& match, Node& softmax, Backward& found) const {
     const ops::Call call = ops::decode_aten(softmax);
@@ -422,7 +419,7 @@ class AttentionFusion {
         return has_dropout && is_real(found.gradient) &&
                found.gradient->type.dtype == match.value.value->type.dtype;
       }
-      if (is_aten(node, "aten::native_dropout_backward") && !has_dropout) {
+      if (ops::key_of(node) == "aten::native_dropout_backward" && !has_dropout) {
         const ops::Call undo = ops::decode_aten(node);
         const auto* scale = std::get_if<double>(&undo.args.at(2).value);
         if (node.inputs[1] != match.weights.dropout->outputs[1] || scale == nullptr ||
@@ -816,10 +813,7 @@ class AttentionFusion {
   }
 
   Value* transpose(Value& value, Node& before) {
-    Shape order;
-    const auto rank = static_cast<int64_t>(shape_of(value).size());
-    for (int64_t i = 0; i < rank; ++i) order.push_back(i + 2 < rank ? i : 2 * rank - 3 - i);
-    return make("Transpose", {&value}, before, {{"perm", order}});
+    return make("Transpose", {&value}, before, {{"perm", swapped_order(shape_of(value).size())}});
   }
 
   Value* ints(const Shape& dims, Node& before) { return make_ints(graph_, dims, &before); }

@@ -381,9 +381,9 @@ class Mover {
   // Where in `term` the gradient of a slice lies, which only the sum reads.
   std::optional<Part> part_of_gradient(const Value& term, const Node& sum) const {
     const Node* node = term.producer;
-    if (!ir::is(node, "ATen", ir::kAtenDomain) || !is_only_use(term) || !is_in_reach(term) ||
-        ir::string_attr(node->attrs, "operator", "") != "aten::slice_backward" ||
-        !is_same_half(*node, sum) || !(*term.type.shape == *sum.outputs[0]->type.shape)) {
+    if (node == nullptr || ops::key_of(*node) != "aten::slice_backward" || !is_only_use(term) ||
+        !is_in_reach(term) || !is_same_half(*node, sum) ||
+        !(*term.type.shape == *sum.outputs[0]->type.shape)) {
       return std::nullopt;
     }
     const ops::Call call = ops::decode_aten(*node);

@@ -322,10 +322,8 @@ const char* name(Space space) {
 }
 
 bool is_real(const Value* value) {
-  if (value == nullptr || !value->type.is_known() || value->type.device.kind != "cpu") return false;
-  const ir::DType dtype = value->type.dtype;
-  return dtype == ir::DType::kFloat || dtype == ir::DType::kDouble ||
-         dtype == ir::DType::kBFloat16 || dtype == ir::DType::kHalf;
+  return value != nullptr && value->type.is_known() && value->type.device.kind == "cpu" &&
+         ir::is_float(value->type.dtype);
 }
 
 std::vector<Dim> possible_columns(const FusibleNode& each) {
