@@ -24,6 +24,7 @@ class Record:
     model: str
     backend: str
     threads: int
+    is_other_build: bool = False  # the engine of the checkout that --against names
     steps: list[list[float]] = field(default_factory=list)
     fwd_bwd: list[list[float]] = field(default_factory=list)
     foreign_cpu: list[float] = field(default_factory=list)
@@ -36,8 +37,14 @@ class Record:
     memory: list[dict[str, Any]] = field(default_factory=list)
     # What the steadily stepping worker counted in all, and during its timed steps alone.
     counters: Counters = field(default_factory=dict)
+    package: str | None = None  # the folder that this process took torch_ort from
     counted_in_runs: dict[str, int] = field(default_factory=dict)
     error: str | None = None
+
+    @property
+    def label(self) -> str:
+        """Name the backend, and whose build it is where that is not this checkout's."""
+        return f"{self.backend} of the other build" if self.is_other_build else self.backend
 
     def counters_of(self, kind: str) -> list[Counters]:
         """Return the counters of every process behind one kind of figure."""
@@ -50,6 +57,12 @@ class Record:
         """How often torch_ort left a graph to eager; None if a process did not say."""
         counts = [counters.get("ort", {}).get("fallbacks") for counters in self.counters_of(kind)]
         return None if None in counts else sum(counts)
+
+    def kernel_calls(self) -> float | None:
+        """Return the engine's kernel calls a step, None if it did not count them."""
+        if "steps_run" not in self.counted_in_runs:
+            return None
+        return self.counted_in_runs["steps_run"] / len(flatten(self.steps))
 
     def figures(self) -> dict[str, Any]:
         """Return every figure by name: times in seconds, sizes in bytes, None if not measured."""
@@ -77,16 +90,21 @@ class Records:
     def __init__(self) -> None:
         self.all: list[Record] = []
 
-    def add(self, model: str, backend: str, threads: int) -> Record:
+    def add(self, model: str, backend: str, threads: int, is_other_build: bool = False) -> Record:
         """Start an empty record."""
-        record = Record(model, backend, threads)
+        record = Record(model, backend, threads, is_other_build)
         self.all.append(record)
         return record
 
     def peer(self, record: Record, backend: str) -> Record | None:
-        """Return another backend's record of the same model and threads."""
-        key = (record.model, backend, record.threads)
-        return next((r for r in self.all if (r.model, r.backend, r.threads) == key), None)
+        """Return another backend's record of the same model and threads, of this build."""
+        key = (record.model, backend, record.threads, False)
+        return next((r for r in self.all if key_of(r) == key), None)
+
+    def other_build(self, record: Record) -> Record | None:
+        """Return the record of the same measurement with the other build, if there is one."""
+        key = (record.model, record.backend, record.threads, True)
+        return next((r for r in self.all if key_of(r) == key), None)
 
     def ratio(self, record: Record, backend: str, figure: str) -> float | None:
         """Return a figure over a peer's; None where either was not measured."""
@@ -96,12 +114,15 @@ class Records:
 
     def mean_ratio(self, threads: int, backend: str, figure: str) -> float | None:
         """Return the geometric mean over all models of ort's figure over another backend's."""
-        ours = [r for r in self.all if (r.backend, r.threads) == ("ort", threads)]
+        key = ("ort", threads, False)
+        ours = [r for r in self.all if key_of(r)[1:] == key]
         ratios = [ratio for r in ours if (ratio := self.ratio(r, backend, figure)) is not None]
         return geometric_mean(ratios) if ratios else None
 
     def verdicts(self, record: Record) -> list[Verdict]:
         """Judge a record by the targets that can be judged from what was measured."""
+        if record.is_other_build:
+            return []
         if record.backend == "ortmodule":
             limit = targets.ORTMODULE_VS_ORT
             asked = [
@@ -137,6 +158,10 @@ class Records:
                 value = record.counted_in_runs[counter]
                 verdicts.append(Verdict(STEADY, name, value, 0, record.fallbacks(STEADY)))
         return verdicts
+
+
+def key_of(record: Record) -> tuple[str, str, int, bool]:
+    return record.model, record.backend, record.threads, record.is_other_build
 
 
 def flatten(rounds: list[list[float]]) -> list[float]:

@@ -5,6 +5,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import targets
+from builds import Pair, mean_ratio, pairs_of
 from record import FIRST, PEAK, STEADY, Record, Records
 from rich.console import Console
 from rich.markup import escape
@@ -28,6 +30,7 @@ def print_report(console: Console, records: Records) -> None:
         if any(record.memory for record in rows):
             console.print(memory_table(records, rows, threads))
     print_targets(console, records)
+    print_builds(console, pairs_of(records))
     print_remarks(console, records)
 
 
@@ -114,7 +117,7 @@ def add_row(table: Table, records: Records, record: Record, figures: list[str], 
     if record.error:
         table.add_row(
             record.model,
-            record.backend,
+            record.label,
             *[MISSING] * len(figures),
             "",
             f"[red]failed: {escape(record.error)}[/red]",
@@ -123,7 +126,7 @@ def add_row(table: Table, records: Records, record: Record, figures: list[str], 
     judged = [v for v in records.verdicts(record) if v.kind == kind]
     table.add_row(
         record.model,
-        record.backend,
+        record.label,
         *figures,
         counters_text(record, kind),
         "\n".join(f"{verdict.name}: {colored(verdict)}" for verdict in judged),
@@ -148,8 +151,8 @@ def counters_text(record: Record, kind: str) -> str:
         f"arena {mebibytes(ort.get('arena_bytes'))} MiB",
     ]
     if kind == STEADY:
-        runs, timed = record.counted_in_runs, len(record.steps) * len(record.steps[0])
-        kernels = MISSING if "steps_run" not in runs else f"{runs['steps_run'] / timed:g}"
+        runs, calls = record.counted_in_runs, record.kernel_calls()
+        kernels = MISSING if calls is None else f"{calls:g}"
         words += [
             f"grew {number(runs.get('arena_growth'))}",
             f"allocations {number(runs.get('arena_allocations'))}",
@@ -177,6 +180,33 @@ def print_targets(console: Console, records: Records) -> None:
     console.print(table)
     met = sum(verdict.met for _, verdict in judged)
     console.print(f"{met} of {len(judged)} targets met")
+
+
+def print_builds(console: Console, pairs: list[Pair]) -> None:
+    if not pairs:
+        return
+    table = Table(title="This build / the other one", title_justify="left")
+    for column in ("model", "backend", "threads"):
+        table.add_column(column, no_wrap=True)
+    for column in ("step min", "median", "first step", "peak", "kernel calls", "arena MiB"):
+        table.add_column(column, justify="right")
+    table.add_column("not as before")
+    for pair in pairs:
+        table.add_row(
+            pair.this.model,
+            pair.this.backend,
+            str(pair.this.threads),
+            *[thousandths(pair.ratio(figure)) for figure in targets.AGAINST_OTHER_BUILD],
+            " / ".join(MISSING if value is None else f"{value:g}" for value in pair.kernel_calls()),
+            " / ".join(mebibytes(value) for value in pair.arena_bytes()),
+            "\n".join(pair.differences()),
+        )
+    console.print(table)
+    for figure in ("min_step", "median_step"):
+        mean, limit = mean_ratio(pairs, figure), targets.AGAINST_OTHER_BUILD_MEAN
+        if mean is not None:
+            state = "met" if mean <= limit else "missed"
+            console.print(f"{figure}, geometric mean: {mean:.3f} ({state}, want ≤ {limit:g})")
 
 
 def print_remarks(console: Console, records: Records) -> None:
@@ -266,6 +296,10 @@ def mebibytes(value: int | None) -> str:
 
 def times(value: float | None) -> str:
     return MISSING if value is None else f"{value:.2f}×"
+
+
+def thousandths(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.3f}"
 
 
 def percent(value: float | None) -> str:

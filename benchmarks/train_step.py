@@ -2,6 +2,7 @@
 
     python benchmarks/train_step.py                          # everything; some 25 minutes
     python benchmarks/train_step.py --quick --models mlp --backends eager aot_eager
+    python benchmarks/train_step.py --against ../before      # this build beside another one
 
 README.md beside this file says how the figures are taken and how to read them.
 """
@@ -24,7 +25,7 @@ from process import WorkerError, WorkerProcess
 from record import Record, Records
 from report import print_report, write_json, write_png
 from rich.console import Console
-from worker import Job
+from worker import OURS, Job
 
 BACKENDS = ("eager", "aot_eager", "inductor", "ort", "ortmodule")
 WARM_UP_STEPS = 5
@@ -54,20 +55,26 @@ class Bench:
     """Runs the protocol; keeps the workers' caches and logs in a folder that is thrown away."""
 
     def __init__(
-        self, console: Console, folder: Path, device: str, protocol: Protocol, timeout_s: float
-    ) -> None:
+        self, console: Console, folder: Path, device: str, protocol: Protocol, timeout_s: float,
+        against: Path | None,
+    ) -> None:  # fmt: skip
         self.console = console
         self.folder = folder
         self.device = device
         self.protocol = protocol
         self.timeout_s = timeout_s
+        self.against = against
         self.records = Records()
         self.machine: dict[str, Any] = {}
         self.num_started = 0
 
     def measure(self, model: str, backends: list[str], threads: int, steady_only: bool) -> None:
         """Measure one model with all backends; a backend that fails drops out with its reason."""
-        rows = [self.records.add(model, backend, threads) for backend in backends]
+        rows = []
+        for backend in backends:
+            rows.append(self.records.add(model, backend, threads))
+            if self.against is not None and backend in OURS:
+                rows.append(self.records.add(model, backend, threads, is_other_build=True))
         if not steady_only:
             # Backends take turns here too, so that a slow minute falls on all of them.
             for run in range(self.protocol.first_runs):
@@ -94,6 +101,7 @@ class Bench:
                     self.machine |= worker.ask("machine")
                     first = worker.ask("first")
                     row.loss, row.is_random = first["loss"], first["is_random"]
+                    row.package = first["package"]
                     # Without a run before it, this step had no caches to find.
                     row.first_warm = first if row.first_cold else None
                     worker.ask("run", steps=1, lead_in=WARM_UP_STEPS)
@@ -136,19 +144,19 @@ class Bench:
     def _start(self, row: Record, cache: Path, *, pin_malloc: bool = False) -> WorkerProcess:
         self.num_started += 1
         log = self.folder / f"worker-{self.num_started}.log"
-        job = Job(row.model, row.backend, self.device, row.threads)
+        checkout = str(self.against) if row.is_other_build else None
+        job = Job(row.model, row.backend, self.device, row.threads, checkout)
         return WorkerProcess(job, cache, log, self.timeout_s, pin_malloc=pin_malloc)
 
     def _cache(self, row: Record, run: int) -> Path:
-        cache = self.folder / f"cache-{row.model}-{row.backend}-{row.threads}-{run}"
+        build = "other" if row.is_other_build else "this"
+        cache = self.folder / f"cache-{row.model}-{row.backend}-{build}-{row.threads}-{run}"
         cache.mkdir(exist_ok=True)
         return cache
 
     def _say(self, row: Record, what: str) -> None:
         # No times and source lines: the log is for following along.
-        self.console.print(
-            f"[dim]{row.model}, {row.backend}, {row.threads} thread(s): {what}[/dim]"
-        )
+        self.console.print(f"[dim]{row.model}, {row.label}, {row.threads} thread(s): {what}[/dim]")
 
 
 def going(rows: list[Record]) -> list[Record]:
@@ -175,7 +183,18 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         help=f"(default: all but {', '.join(LARGE)})",
         default=[name for name in MODELS if name not in LARGE],
     )
-    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS[:-1]))
+    parser.add_argument(
+        "--backends",
+        nargs="+",
+        choices=BACKENDS,
+        help=f"(default: {', '.join(BACKENDS[:-1])}; ort with --against)",
+    )
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="CHECKOUT",
+        help="measure the engine of another checkout as well, built by `make build` there",
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(
         "--threads",
@@ -195,6 +214,10 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     for name in ("rounds", "steps"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             parser.error(f"--{name}: got {getattr(options, name)}, want 1 or more")
+    if options.backends is None:
+        options.backends = ["ort"] if options.against else list(BACKENDS[:-1])
+    if options.against is not None and not list(options.against.glob("torch_ort/_C.*")):
+        parser.error(f"--against: got {options.against}, want a checkout with a built torch_ort")
     if options.threads is None:
         cores = len(os.sched_getaffinity(0))
         on_cuda = options.device == "cuda"
@@ -226,7 +249,9 @@ def main(arguments: list[str]) -> int:
         console = Console(width=200)
     protocol = choose_protocol(options)
     with tempfile.TemporaryDirectory(prefix="train_step-") as folder:
-        bench = Bench(console, Path(folder), options.device, protocol, options.timeout)
+        bench = Bench(
+            console, Path(folder), options.device, protocol, options.timeout, options.against
+        )
         # Unique, in the order given; the largest number of threads also gets the rest.
         threads = list(dict.fromkeys(options.threads))
         for model in dict.fromkeys(options.models):

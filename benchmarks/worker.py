@@ -10,8 +10,9 @@ import platform
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from importlib.machinery import ModuleSpec, PathFinder
 from itertools import count
 from typing import Any, TextIO
 
@@ -31,10 +32,26 @@ class Job:
     backend: str
     device: str
     threads: int
+    checkout: str | None = None  # where torch_ort comes from, if not from the installed one
 
     def to_json(self) -> str:
         """Write the job as a worker reads it."""
         return json.dumps(asdict(self))
+
+
+class CheckoutFinder:
+    """Finds torch_ort in a checkout; an editable install of another one would come first."""
+
+    def __init__(self, checkout: str) -> None:
+        self.checkout = checkout
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: Any = None
+    ) -> ModuleSpec | None:
+        """Answer for the package and what is in it."""
+        if name == "torch_ort":
+            return PathFinder.find_spec(name, [self.checkout])
+        return PathFinder.find_spec(name, path) if name.startswith("torch_ort.") else None
 
 
 class Trainer:
@@ -97,6 +114,7 @@ class Trainer:
             "first_peak_bytes": water.peak_bytes() if resettable else None,
             "loss": loss.item(),
             "is_random": not torch.equal(generator, random_state(self.job.device)),
+            "package": package_folder(),
             "counters": self.counters(),
         }
 
@@ -187,6 +205,12 @@ def make_optimizer(module: torch.nn.Module, job: Job) -> torch.optim.Optimizer:
     return torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True)
 
 
+def package_folder() -> str | None:
+    """Tell where the engine comes from, if this process has loaded it."""
+    package = sys.modules.get("torch_ort")
+    return None if package is None else os.path.dirname(package.__file__)
+
+
 def random_state(device: str) -> torch.Tensor:
     return torch.cuda.get_rng_state() if device == "cuda" else torch.get_rng_state()
 
@@ -265,6 +289,8 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     torch.set_num_threads(job.threads)
+    if job.checkout is not None:
+        sys.meta_path.insert(0, CheckoutFinder(job.checkout))
     serve(Trainer(job), sys.stdin, answers)
 
 

@@ -1,9 +1,12 @@
 """The benchmark runs, and what it writes holds together. Nothing here depends on speed."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import torch_ort
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "train_step.py"
 
@@ -47,6 +50,38 @@ def test_quick_measures_everything(tmp_path: Path) -> None:
     assert records["aot_eager"]["loss"] == records["eager"]["loss"]
     assert records["aot_eager"]["counters"]["dynamo"] == {"graphs": 1, "breaks": 0}
     check_memory(records["eager"]["memory"][0])
+
+
+def test_two_builds_are_measured_side_by_side(tmp_path: Path) -> None:
+    """The other checkout here is this one's own copy, so that all but times are equal."""
+    checkout, result_file = tmp_path / "other", tmp_path / "result.json"
+    shutil.copytree(
+        Path(torch_ort.__file__).parent,
+        checkout / "torch_ort",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+    done = run_benchmark(
+        *("--quick", "--steady-only", "--models", "lm_d64", "--threads", "1"),
+        *("--against", str(checkout), "--json", str(result_file)),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "This build / the other one" in done.stdout
+    assert "min_step, geometric mean" in done.stdout
+    this, other = json.loads(result_file.read_text())["records"]
+    assert (this["backend"], other["backend"]) == ("ort", "ort")
+    assert (this["is_other_build"], other["is_other_build"]) == (False, True)
+    assert Path(this["package"]) == Path(torch_ort.__file__).parent
+    assert Path(other["package"]) == checkout / "torch_ort"
+    assert this["counters"]["ort"]["steps_run"] == other["counters"]["ort"]["steps_run"] > 0
+    assert this["counters"]["ort"]["arena_bytes"] == other["counters"]["ort"]["arena_bytes"]
+    assert this["verdicts"]
+    assert other["verdicts"] == []
+
+
+def test_a_checkout_that_is_not_built_is_refused(tmp_path: Path) -> None:
+    done = run_benchmark("--against", str(tmp_path))
+    assert done.returncode == 2
+    assert "want a checkout with a built torch_ort" in done.stderr
 
 
 def check_memory(sizes: dict[str, int]) -> None:
