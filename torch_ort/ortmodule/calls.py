@@ -73,7 +73,6 @@ class Calls:
         self._floats: set[str] = set()  # arguments that change from call to call
         self._constant_floats: set[str] = set()  # those that only a constant can be
         self._in_pytorch = False
-        self._is_introduced = False
         # What to do instead of saying that the module stays in PyTorch.
         self.instead_of_pytorch: Callable[[], None] | None = None
         if pending is not None:
@@ -285,10 +284,7 @@ class Calls:
             self._logger.info("captured again, because %s", why)
 
     def _say_captured(self, captured: _Captured, seconds: float) -> None:
-        if not self._is_introduced and logs.rank_and_world()[0] == 0:
-            self._logger.warning("%s", logs.first_run_table(self.settings))
-            self._logger.warning("Total ORT initialization overhead is %.2fs", seconds)
-        self._is_introduced = True
+        logs.introduce(self._logger, self.settings)
         for program in captured.state.programs:
             spent = ", ".join(f"{name} {1000 * s:.0f} ms" for name, s in program.seconds.items())
             kind = "training" if program.is_training else "inference"

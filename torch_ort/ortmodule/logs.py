@@ -1,4 +1,4 @@
-"""What an ORTModule says: one logger by rank, the table of features at the first run."""
+"""What an ORTModule says: one logger by rank, one introduction in a process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ PYTHON_LEVELS = {
     LogLevel.FATAL: logging.CRITICAL,
 }
 
-_WIDTH = 96
 _said: set[str] = set()
 
 
@@ -76,26 +75,16 @@ def say_ignored(logger: logging.Logger, settings: options.ORTModuleOptions) -> N
         say_once(logger, f"{variable}: not available yet, ignored")
 
 
-def first_run_table(settings: options.ORTModuleOptions) -> str:
-    """Give the table of features that the first run prints."""
+def introduce(logger: logging.Logger, settings: options.ORTModuleOptions) -> None:
+    """Say, once in a process and at INFO, that modules run in the engine, and by which rules."""
+    is_heard = rank_and_world()[0] == 0 and logger.isEnabledFor(logging.INFO)
+    if "introduction" in _said or not is_heard:
+        return
+    _said.add("introduction")
     policy = settings.fallback_policy
-    falls_back = not policy & type(policy).FALLBACK_DISABLE
-    rows = [
-        ("Whole-graph engine", True, "Forward and backward run as one graph with planned memory"),
-        ("Fused regions", True, "Element-wise operators, norms, softmax and losses in one pass"),
-        ("ATen Executor", True, "Any registered PyTorch operator runs inside the graph"),
-        (
-            "Custom Function",
-            policy_of(settings).is_enabled,
-            "Each torch.autograd.Function is a PythonOp, see ORTMODULE_ENABLE_CUSTOM_AUTOGRAD",
-        ),
-        ("Memory Optimizer", False, "ORTMODULE_MEMORY_OPT_LEVEL is not available yet"),
-        ("Compute Optimizer", False, "ORTMODULE_ENABLE_COMPUTE_OPTIMIZER is not available yet"),
-        ("Auto Fallback", falls_back, "Failures run in PyTorch, see ORTMODULE_FALLBACK_POLICY"),
-        ("TritonOp Enabled", False, "ORTMODULE_USE_TRITON is not available yet"),
-        ("ZeRO Stage3 Support", True, "For parts named in deepspeed.utils.set_z3_leaf_modules"),
-    ]
-    title = "ORTModule of torch_ort accelerates your model".center(_WIDTH - 2)
-    lines = ["", "*" * _WIDTH, f"*{title}*", "*" * _WIDTH]
-    lines += [f"{name:20}: {'ON' if on else 'OFF':4}: {text}" for name, on, text in rows]
-    return "\n".join([*lines, "*" * _WIDTH])
+    states = {
+        "ORTMODULE_ENABLE_CUSTOM_AUTOGRAD": policy_of(settings).is_enabled,
+        "ORTMODULE_FALLBACK_POLICY": not policy & type(policy).FALLBACK_DISABLE,
+    }
+    words = ", ".join(f"{name} {'ON' if is_on else 'OFF'}" for name, is_on in states.items())
+    logger.info("ORTModule: forward and backward run as one graph in the engine (%s)", words)
