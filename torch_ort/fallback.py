@@ -14,6 +14,8 @@ from torch_ort._C import Error, InternalError, Unsupported, UserError
 from torch_ort.capture import aot_compat
 from torch_ort.generators import TorchGenerators
 
+FORWARD_MODE = "forward-mode AD: an input has a tangent, which a captured graph would lose"
+
 # What the engine raises where eager PyTorch may take over.
 ENGINE_ERRORS = (Unsupported, InternalError)
 
@@ -151,6 +153,8 @@ class FirstRun:
         self._run = compiled
         self._eager = eager
         self._strict = strict
+        self._refuses_tangents = strict
+        self._has_met_tangents = False  # and has said so
         self._proven = False
         # What Dynamo asks of a compiled function.
         self.__name__ = "torch_ort_graph"
@@ -159,6 +163,8 @@ class FirstRun:
         """Run the graph, or eager PyTorch if it has failed."""
         if self._graph.failed:
             return self._eager(*args)
+        if aot_compat.in_forward_mode() and aot_compat.has_tangents(args):
+            return self._run_forward_mode(args)
         if self._proven:
             try:
                 return self._run(*args)
@@ -168,6 +174,16 @@ class FirstRun:
                     raise
                 return self._give_up("plan", error, args)
         return self._first_call(args)
+
+    def _run_forward_mode(self, args: tuple) -> Any:
+        """Run a call in eager PyTorch that brings tangents; others go on running in the engine."""
+        error = Unsupported(FORWARD_MODE)
+        if self._refuses_tangents:
+            raise error
+        if not self._has_met_tangents:
+            self._has_met_tangents = True
+            warn("forward", error)
+        return self._eager(*args)
 
     def _first_call(self, args: tuple) -> Any:
         is_guarded = self._again is not None or not self._strict

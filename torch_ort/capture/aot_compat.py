@@ -9,6 +9,7 @@ import enum
 import functools
 import itertools
 import linecache
+import logging
 import os
 import re
 import sys
@@ -32,7 +33,7 @@ from torch._functorch.partitioners import default_partition
 from torch._guards import CompileContext, TracingContext, detect_fake_mode, tracing
 from torch._higher_order_ops import auto_functionalize
 from torch._ops import HigherOrderOperator, OpOverload
-from torch._subclasses import fake_impls
+from torch._subclasses import fake_impls, fake_tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     FakeTensor,
@@ -40,6 +41,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
 )
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 from torch.fx.experimental import _config as shape_config
 from torch.fx.experimental import symbolic_shapes
@@ -80,12 +82,16 @@ __all__ = [
     "forward_and_backward_nodes",
     "frame_in_capture",
     "has_higher_order",
+    "has_tangents",
+    "in_forward_mode",
     "in_function_transform",
     "input_description",
     "input_position",
+    "is_jit_tracing",
     "is_known",
     "is_refused_by_dynamo",
     "kept_inputs",
+    "meta_errors_unsaid",
     "needs_no_version_check",
     "output_descriptions",
     "passes_through",
@@ -659,6 +665,42 @@ def _running_text(frame: FrameType) -> str:
 def in_function_transform() -> bool:
     """Tell whether a transform of torch.func is at work, which wraps tensors."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+is_jit_tracing = torch._C._is_tracing  # whether torch.jit.trace is at work in this thread
+
+
+def in_forward_mode() -> bool:
+    """Tell whether a level of forward-mode AD is open, in which tensors may have tangents."""
+    return forward_ad._current_level >= 0
+
+
+def has_tangents(values: Sequence[Any]) -> bool:
+    """Tell whether one of some values is a tensor with a tangent of forward-mode AD."""
+    return any(
+        isinstance(value, torch.Tensor)
+        and (value.is_floating_point() or value.is_complex())
+        and forward_ad.unpack_dual(value).tangent is not None
+        for value in values
+    )
+
+
+@contextmanager
+def meta_errors_unsaid() -> Iterator[None]:
+    """Keep this thread's failing operators on tensors without numbers out of torch's log.
+
+    What is wrong with them is raised, by eager PyTorch if it is the user's.
+    """
+    thread = threading.get_ident()
+
+    def is_heard(record: logging.LogRecord) -> bool:
+        return record.thread != thread or record.exc_info is None
+
+    fake_tensor.log.addFilter(is_heard)
+    try:
+        yield
+    finally:
+        fake_tensor.log.removeFilter(is_heard)
 
 
 # Calls of torch.autograd.Function.

@@ -17,7 +17,14 @@ import torch
 
 import torch_ort
 from torch_ort import counting, fallback, report
-from torch_ort.capture.aot_compat import Sizes, in_function_transform
+from torch_ort.capture.aot_compat import (
+    Sizes,
+    has_tangents,
+    in_forward_mode,
+    in_function_transform,
+    is_jit_tracing,
+    pytree,
+)
 from torch_ort.capture.joint import GraphState, hand_over
 from torch_ort.capture.module import ModuleCapture, ModuleState, capture_module, describe_call
 from torch_ort.capture.structure import Structure, UnknownType
@@ -73,6 +80,7 @@ class Calls:
         self._floats: set[str] = set()  # arguments that change from call to call
         self._constant_floats: set[str] = set()  # those that only a constant can be
         self._in_pytorch = False
+        self._has_met_tangents = False  # and has said so
         # What to do instead of saying that the module stays in PyTorch.
         self.instead_of_pytorch: Callable[[], None] | None = None
         if pending is not None:
@@ -87,6 +95,8 @@ class Calls:
         """
         if self._in_pytorch or is_traced():
             return self._run_plain(*args, **kwargs)
+        if in_forward_mode() and self._has_tangents(args, kwargs):
+            return self._run_forward_mode(args, kwargs)
         captured, flat = self._find(args, kwargs)
         if captured is None:
             # Capture hangs other tensors into the module: one at a time.
@@ -172,7 +182,22 @@ class Calls:
         self._in_pytorch = True
         return self._run_plain(*args, **kwargs)
 
+    def _has_tangents(self, args: tuple, kwargs: dict) -> bool:
+        given = pytree.tree_leaves((args, kwargs))
+        return has_tangents([*given, *ModuleState(self._module).tensors])
+
     # Falling back.
+
+    def _run_forward_mode(self, args: tuple, kwargs: dict) -> Any:
+        """Run a call in PyTorch that brings tangents; others go on running in the engine."""
+        error = ORTModuleONNXModelException(fallback.FORWARD_MODE)
+        if not self._may_fall_back(error):
+            raise error
+        result = self._run_plain(*args, **kwargs)
+        if not self._has_met_tangents:
+            self._has_met_tangents = True
+            self._say_fallback(error, "forward", "calls with tangents run")
+        return result
 
     def _run_in_pytorch(
         self, error: ORTModuleFallbackException, stage: str, args: tuple, kwargs: dict
@@ -196,15 +221,18 @@ class Calls:
         """Run in PyTorch from now on, or for this call; count it, and say so."""
         retries = self.settings.fallback_retry
         self._in_pytorch = not retries
-        counting.count(f"fallbacks_{stage}")
         until = "this call runs" if retries else "the module runs from now on"
+        self._say_fallback(error, stage, until)
+        self._logger.info("%s", "".join(traceback.format_exception(error)))
+
+    def _say_fallback(self, error: ORTModuleFallbackException, stage: str, until: str) -> None:
+        counting.count(f"fallbacks_{stage}")
         warnings.warn(
             f"ORTModule: {type(error).__name__}: {fallback.reason_of(error)}; {until} in plain "
             "PyTorch (ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE raises instead)",
             fallback.FallbackWarning,
             stacklevel=_frames_to_user(),
         )
-        self._logger.info("%s", "".join(traceback.format_exception(error)))
 
     # Capture.
 
@@ -302,7 +330,7 @@ def _frames_to_user() -> int:
 
 def is_traced() -> bool:
     """Tell whether a call belongs to somebody's trace, or transform, in this thread."""
-    if getattr(_thread, "is_capturing", False) or in_function_transform():
+    if getattr(_thread, "is_capturing", False) or in_function_transform() or is_jit_tracing():
         return True
     # A capture of ours in another thread has the flag set for the process.
     return torch.compiler.is_compiling() and not _captures
