@@ -64,6 +64,30 @@ def test_nothing_is_compiled_in_a_recording():
     assert torch.compile is before
 
 
+def test_a_dropout_that_does_nothing_gives_its_argument():
+    operator = torch.ops.aten.dropout.default
+    before = dict(operator.py_kernels)
+    with dispatch_compat.dropout_passes_through(), rehearsal() as like:
+        x = like(spec_of(torch.ones(2, 3)))
+        for p, train in ((0.5, False), (0.0, True)):
+            assert operator(x, p, train) is x
+            assert torch.nn.functional.dropout(x, p, train) is x
+        assert operator(x, 0.5, True) is not x
+    assert operator.py_kernels == before
+    assert before
+
+
+def test_captures_are_made_outside_of_inference_mode():
+    for mode in (torch.inference_mode, torch.no_grad):
+        with mode():
+            with dispatch_compat.outside_inference_mode():
+                assert not torch.is_inference_mode_enabled()
+                assert not torch.is_grad_enabled()
+            assert torch.is_inference_mode_enabled() == (mode is torch.inference_mode)
+    with dispatch_compat.outside_inference_mode():
+        assert torch.is_grad_enabled()
+
+
 class Passes(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

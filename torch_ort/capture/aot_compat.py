@@ -58,7 +58,7 @@ from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.printers import PythonPrinter
 
 from torch_ort import _C
-from torch_ort.capture.dispatch_compat import Leaf, is_functionalized
+from torch_ort.capture.dispatch_compat import Leaf, dropout_passes_through, is_functionalized
 
 __all__ = [
     "FakeInputs",
@@ -481,6 +481,7 @@ class FakeInputs:
         is_open = self._kind is Sizes.OPEN
         with (
             said_to_be_compiling(),
+            dropout_passes_through(),
             shape_config.patch(backed_size_oblivious=is_open),
             _open_sizes() if is_open else nullcontext(),
             tracing(self._context),

@@ -23,6 +23,7 @@ from torch_ort import _C
 __all__ = [
     "Leaf",
     "WithoutNumbers",
+    "dropout_passes_through",
     "enable_python_dispatcher",
     "fakes",
     "functionalization",
@@ -33,6 +34,7 @@ __all__ = [
     "is_functionalized",
     "is_one_of_several_views",
     "nothing_compiled",
+    "outside_inference_mode",
     "shape_questions_answered",
     "storage_key",
     "unwrapped",
@@ -77,6 +79,45 @@ def functionalization() -> Iterator[None]:
     finally:
         torch._disable_functionalization()
         torch._functionalize_enable_reapply_views(before)  # of a recording around this one
+
+
+@contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """Capture in here what runs in inference mode as what runs without gradients.
+
+    Inference mode leaves out what takes operators apart that are made of others. Whole, they may
+    give what they were given, as dropout does in eval mode, which their schemas do not say.
+    """
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+@contextmanager
+def dropout_passes_through() -> Iterator[None]:
+    """Let a dropout that does nothing give its argument, as in eager PyTorch.
+
+    PyTorch's own traces make a copy, so that what is written into the one is not in the other.
+    """
+    operator = torch.ops.aten.dropout.default
+    kernels = dict(operator.py_kernels)
+    for key, theirs in kernels.items():
+        operator.py_kernels[key] = _passing_through(theirs)
+    operator._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        operator.py_kernels.update(kernels)
+        operator._dispatch_cache.clear()
+
+
+def _passing_through(theirs: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def dropout(tensor: torch.Tensor, p: float, train: bool | None) -> torch.Tensor:
+        return theirs(tensor, p, train) if train and p != 0 else tensor
+
+    return dropout
 
 
 @contextmanager

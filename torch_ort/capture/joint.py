@@ -19,6 +19,7 @@ from torch_ort import _C, compiler, counting, onnx_files
 from torch_ort._C import Unsupported, UserError
 from torch_ort.capture import aot_compat
 from torch_ort.capture.answers import HandOver, NoCapture
+from torch_ort.capture.dispatch_compat import outside_inference_mode
 from torch_ort.capture.dynamo_inputs import DynamoInputs
 from torch_ort.capture.fx_reader import FxReader, origin_of
 from torch_ort.capture.recorded_step import RecordedRun, RecordedStep
@@ -284,14 +285,13 @@ def record_dynamo_graph(
 
     Raises HandOver for what only AOTAutograd does.
     """
-    if torch.is_inference_mode_enabled():
-        raise HandOver("inference mode")
     if aot_compat.calls_transforms(module.graph):
         raise HandOver("the graph calls operators that take graphs, or transforms of torch.func")
     kept = aot_compat.kept_inputs(module.graph)
     capture = Capture(state.options, state, kept)
-    given = DynamoInputs(aot_compat.symbolic_inputs(module.graph, inputs))
-    step = capture.record(_Lines(module).run, given.inputs, sources)
+    with outside_inference_mode():
+        given = DynamoInputs(aot_compat.symbolic_inputs(module.graph, inputs))
+        step = capture.record(_Lines(module).run, given.inputs, sources)
     written = set(capture.recording.written) - kept
     if written:  # later calls may bring tensors that share memory
         raise HandOver(f"input {min(written)}, which the caller brings, is written into")

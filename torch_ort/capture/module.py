@@ -20,6 +20,7 @@ from torch_ort.capture.aot_compat import (
     is_refused_by_dynamo,
     passes_through,
 )
+from torch_ort.capture.dispatch_compat import outside_inference_mode
 from torch_ort.capture.joint import Capture, GraphState, record_or_hand_over
 from torch_ort.capture.recorded_step import RecordedRun, RecordedStep
 from torch_ort.capture.recorder import RecordedInputs
@@ -250,6 +251,7 @@ def _trace(
     held.check()
     inputs = describe_call(module, call.args, call.kwargs, held, call.floats)
     with (
+        outside_inference_mode(),
         fakes.tracing(),
         replayed(module, fakes) as replay,
         reading(module) as reads,

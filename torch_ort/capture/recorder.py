@@ -35,6 +35,7 @@ from torch_ort.capture.aot_compat import (
 from torch_ort.capture.bodies import Body, recording_branches
 from torch_ort.capture.dispatch_compat import (
     Leaf,
+    dropout_passes_through,
     functionalized,
     has_gradient,
     is_functionalized,
@@ -205,6 +206,7 @@ class _Recorder:
             _tracing_state(),
             shape_questions_answered(),
             nothing_compiled(),
+            dropout_passes_through(),
             answering(self._mode),
         ):
             with recording_branches(self._branches):
