@@ -72,6 +72,33 @@ def test_what_is_handed_over_trains_as_well(function, words, caplog):
     assert any(re.search(words, record.getMessage()) for record in caplog.records)
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x, w: x.mul_(w),
+        lambda x, w: x.add_(w)[1:],
+        lambda x, w: (x[0].copy_(w), x * w)[1],
+    ],
+)
+def test_what_is_written_into_an_argument_keeps_its_gradient(write):
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.arange(4.0))
+
+        def forward(self, x):
+            return write(x, self.weight)
+
+    eager = Writes()
+    ours = ORTModule(copy.deepcopy(eager))
+    for rows in (3, 5):
+        arguments = [torch.ones(rows, 4) for _ in range(2)]
+        for model, x in zip((eager, ours), arguments, strict=True):
+            (model(x).sum() + x.sum()).backward()
+        torch.testing.assert_close(*arguments)
+        torch.testing.assert_close(ours.weight.grad, eager.weight.grad)
+
+
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize(
     ("make", "sizes"),

@@ -221,7 +221,7 @@ class _Recorder:
             is_training = bool(needing)
             if torch.is_grad_enabled() != self._with_grad or (is_training and not self._with_grad):
                 raise HandOver("grad mode is switched inside, and not back or for an output")
-            written = self._write_back(is_training)
+            written = self._write_back()
             values = [self._node_of(output) for output in outputs]
             tangents: list[fx.Node] = []
             gradients: list[Any] = []
@@ -253,7 +253,7 @@ class _Recorder:
             arguments.append(wrapped)
         return arguments
 
-    def _write_back(self, is_training: bool) -> list[int]:
+    def _write_back(self) -> list[int]:
         """Let the graph write into inputs what the function wrote; give their positions."""
         written = []
         for position, wrapped in self._wrapped.items():
@@ -266,7 +266,7 @@ class _Recorder:
                 raise HandOver(f"input {position} gets another shape")
             if now is leaf:
                 continue
-            if leaf.wants_gradient or (is_training and wrapped.requires_grad):
+            if leaf.wants_gradient or wrapped.requires_grad:
                 raise HandOver(f"input {position}, which autograd watches, is written into")
             written.append(position)
         for position in written:
