@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_ort import compiler, fallback, report
-from torch_ort.capture import higher_order
+from torch_ort import compiler, fallback, report, uncaptured
+from torch_ort.capture import aot_compat, higher_order
 from torch_ort.capture.joint import (
     Capture,
     GraphState,
@@ -36,6 +36,7 @@ def ort(
     """
     chosen = resolve(options, mode)
     fallback.remember_frame(chosen.strict)
+    uncaptured.note_graph()
     state = GraphState(chosen)
 
     def sources() -> Sequence[Any]:
@@ -71,7 +72,17 @@ def reset() -> None:
     higher_order.release_callables()
     release_fakes()
     fallback.forget_frames()
+    uncaptured.forget()
     compiler._C.empty_cache()
 
 
 ort.reset = reset
+
+
+def _is_ours(backend: Any) -> bool:
+    return backend.func is ort
+
+
+# Here, and not where the package begins: who compiles for other backends alone pays nothing.
+aot_compat.watch_frames(_is_ours, uncaptured.left_out)
+aot_compat.watch_contexts(_is_ours, uncaptured.begin_call)

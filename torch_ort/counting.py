@@ -21,6 +21,9 @@ def counters() -> dict[str, int]:
 
     `graphs_recorded` counts the captured graphs that the recorder made, `recordings_handed_over`
     those that it left to AOTAutograd (the logger "torch_ort.recorder" says why).
+    `frames_left_to_eager` counts the functions that Dynamo compiles nothing of for us,
+    `graph_breaks` the places where it breaks a graph for what eager PyTorch does in between: the
+    engine has run all of a step where these, `captures_refused` and `fallbacks` are 0.
     `captures_refused` is how often torch reached its recompile limit for a function of ours, whose
     other calls then run in eager. `optimizer_parameters` counts updates of `torch_ort.optim`, and
     `optimizer_parameters_by_torch` those that its optimizers leave to PyTorch.
@@ -31,6 +34,8 @@ def counters() -> dict[str, int]:
         "recordings_handed_over": _events["recordings_handed_over"],
         "fallbacks": sum(_events[f"fallbacks_{stage}"] for stage in STAGES),
         **{f"fallbacks_{stage}": _events[f"fallbacks_{stage}"] for stage in STAGES},
+        "frames_left_to_eager": _events["frames_left_to_eager"],
+        "graph_breaks": _events["graph_breaks"],
         "captures_refused": _events["captures_refused"],
         "optimizer_parameters": _events["optimizer_parameters"],
         "optimizer_parameters_by_torch": _events["optimizer_parameters_by_torch"],

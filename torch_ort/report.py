@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torch_ort import _C, counting
+from torch_ort import _C, counting, uncaptured
 from torch_ort.capture.aot_compat import pytree
 from torch_ort.compiler import Program
 from torch_ort.fallback import put_back
@@ -82,6 +82,8 @@ class Report:
     roofline: Roofline | None = None  # if it was asked for
     # torch.autograd.Functions that ran outside of the graphs: how often, by full name.
     functions_outside: Counter[str] = field(default_factory=Counter)
+    # What Dynamo left to eager PyTorch, and why.
+    breaks: list[uncaptured.Break] = field(default_factory=list)
 
     def __str__(self) -> str:
         lines = [
@@ -97,6 +99,9 @@ class Report:
                 "  `call = torch_ort.python_op(TheFunction)`, and write `call(x)` for "
                 "`TheFunction.apply(x)`",
             ]
+        if self.breaks:
+            lines.append("left to eager PyTorch by Dynamo:")
+            lines += [f"  {each}" for each in dict.fromkeys(self.breaks)]
         for number, graph in enumerate(self.graphs):
             lines += ["", f"graph {number} ({'training' if graph.is_training else 'inference'})"]
             by_domain: defaultdict[str, int] = defaultdict(int)
@@ -149,11 +154,12 @@ def explain(
     Backward runs if an output asks for it. With `roofline` more steps are run, also in eager
     PyTorch, to say how far from the least possible time the engine is; these leave no trace.
     The model's gradients are left as they were; buffers such as running statistics are updated as a
-    step updates them. Raises what the model raises, and engine errors when TORCH_ORT_STRICT=1.
+    step updates them. Raises what the model raises, and engine errors when TORCH_ORT_STRICT=1; what
+    Dynamo leaves to eager PyTorch is listed then too, and not raised.
     """
     before = counting.counters()
     start = time.perf_counter()
-    with watching() as watched, functions_seen() as outside:
+    with watching() as watched, functions_seen() as outside, uncaptured.watching() as breaks:
         compiled = compile_afresh(model, options)
         run_backward(model, compiled(*inputs, **kwargs), (inputs, kwargs))
     spent = time.perf_counter() - start
@@ -163,7 +169,8 @@ def explain(
     for graph, program in zip(graphs, watched, strict=True):
         if graph.nodes["torch_ort.Region"] and program.session.plan_report() is not None:
             _note_bytes(graph, program)
-    report = Report(graphs, changes, spent, functions_outside=outside)
+    users = [each for each in breaks if each.is_users or not graphs]
+    report = Report(graphs, changes, spent, functions_outside=outside, breaks=users)
     if roofline:
         report.roofline = _measure_roofline(model, compiled, (inputs, kwargs), graphs)
     return report

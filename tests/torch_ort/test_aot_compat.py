@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import time
@@ -219,6 +220,33 @@ class TestFrame:
         check = inspect.unwrap(aot_compat.convert_frame.exceeds_recompile_limit)
         assert list(inspect.signature(check).parameters) == ["cache_size", "compile_id"]
         assert "exceeds_recompile_limit(" in inspect.getsource(aot_compat.convert_frame._compile)
+
+    def test_dynamo_looks_at_functions_where_that_is_watched(self):
+        convert = inspect.unwrap(aot_compat.convert_frame.ConvertFrameAssert.__call__)
+        assert list(inspect.signature(convert).parameters)[:2] == ["self", "frame"]
+        made = inspect.getsource(aot_compat.convert_frame.ConvertFrameAssert.__init__)
+        assert "self._one_graph = " in made
+        assert "self._box = " in made
+        assert hasattr(aot_compat.convert_frame.ConvertFrameBox(), "error_on_graph_break")
+        reasons = inspect.getsource(torch._dynamo.output_graph.GraphCompileReason)
+        assert "graph_break_reasons.append(self)" in reasons
+        assert "user_stack" in reasons
+
+    def test_backends_are_found_behind_their_wrappers(self):
+        def backend(module, inputs, **options):
+            return module.forward
+
+        found = []
+        for given, settings in (
+            (backend, {}),
+            (backend, {"options": {"a": 1}}),
+            (functools.partial(backend, mode="m"), {}),
+        ):
+            compiled = torch.compile(lambda x: x + 1, backend=given, **settings)
+            cells = inspect.getclosurevars(compiled).nonlocals
+            found.append(aot_compat._innermost_backend(cells["callback"]))
+        assert all(each.func is backend for each in found)
+        assert [each.keywords for each in found] == [{}, {"options": {"a": 1}}, {"mode": "m"}]
 
 
 class TestTensors:

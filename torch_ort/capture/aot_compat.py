@@ -17,17 +17,26 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from types import CodeType, FrameType
+from types import CodeType, FrameType, MethodType
 from typing import Any, NamedTuple
 
 import sympy
 import torch
 from torch import fx
 from torch._dynamo import config as dynamo_config
-from torch._dynamo import convert_frame, exc, symbolic_convert
+from torch._dynamo import (
+    convert_frame,
+    eval_frame,
+    exc,
+    external_utils,
+    symbolic_convert,
+    trace_rules,
+)
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.backends.distributed import DDPOptimizer
 from torch._dynamo.source import LocalSource
-from torch._dynamo.utils import get_metrics_context
+from torch._dynamo.types import FrameAction, FrameExecStrategy
+from torch._dynamo.utils import get_metrics_context, graph_break_reasons
 from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput, PlainAOTOutput
 from torch._functorch.partitioners import default_partition
 from torch._guards import CompileContext, TracingContext, detect_fake_mode, tracing
@@ -64,6 +73,7 @@ __all__ = [
     "FakeInputs",
     "FakeTensor",
     "HigherOrderOperator",
+    "LeftOut",
     "OpOverload",
     "ScriptMethod",
     "Sizes",
@@ -108,6 +118,8 @@ __all__ = [
     "symbolic_inputs",
     "sympy_functions",
     "version",
+    "watch_contexts",
+    "watch_frames",
     "watch_recompile_limit",
     "written_placeholders",
 ]
@@ -361,6 +373,152 @@ def watch_recompile_limit(told: Callable[[int, str], None]) -> None:
         return is_exceeded, limit
 
     convert_frame.exceeds_recompile_limit = watched
+
+
+class LeftOut(NamedTuple):
+    """Code that Dynamo leaves to eager PyTorch: a whole function, or what stands between graphs."""
+
+    code: CodeType  # of the function
+    is_whole: bool
+    reason: str  # Dynamo's words
+    lines: list[tuple[str, int]]  # from the function's own to where it happens: file, line
+
+
+def watch_frames(
+    is_ours: Callable[[Any], bool], told: Callable[[Any, list[LeftOut]], None]
+) -> None:
+    """Call `told(backend, what is left out)` when Dynamo has looked at a function for a backend.
+
+    Only for backends that are ours, and not where a graph break is an error.
+    """
+    convert = convert_frame.ConvertFrameAssert.__call__
+
+    @functools.wraps(convert)
+    def watched(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
+        backend = _innermost_backend(self)
+        if self._one_graph or not is_ours(backend):
+            return convert(self, frame, *args, **kwargs)
+        code, first = frame.f_code, len(graph_break_reasons)
+        try:
+            result = convert(self, frame, *args, **kwargs)
+        except (exc.Unsupported, exc.UserError) as error:
+            # One with a strategy is that of the recompile limit, which is told by itself.
+            is_raised = bool(self._box.error_on_graph_break)
+            if not is_raised and getattr(error, "frame_exec_strategy", None) is None:
+                told(backend, [_left_out(code, error)])
+            raise
+        breaks = [
+            LeftOut(code, False, why.reason, [(s.filename, s.lineno) for s in why.user_stack])
+            for why in graph_break_reasons[first:]
+        ]
+        told(backend, breaks)
+        return result
+
+    convert_frame.ConvertFrameAssert.__call__ = watched
+
+
+def _left_out(code: CodeType, error: Exception) -> LeftOut:
+    while isinstance(error.__cause__, exc.Unsupported):
+        error = error.__cause__
+    stack = getattr(error, "real_stack", None) or []
+    lines = [(code.co_filename, code.co_firstlineno)] + [(s.filename, s.lineno) for s in stack]
+    return LeftOut(code, True, str(getattr(error, "msg", error)), lines)
+
+
+def _innermost_backend(callback: Any) -> Any:
+    """Give the function and the options behind a callback of Dynamo's, as functools.partial has."""
+    keywords: dict[str, Any] = {}
+    while True:
+        callback = eval_frame.innermost_backend(callback)
+        if isinstance(callback, functools.partial):
+            keywords = callback.keywords | keywords
+            callback = callback.func
+        elif isinstance(callback, torch._TorchCompileWrapper):
+            keywords = callback.kwargs | keywords
+            callback = callback.compiler_fn
+        elif isinstance(getattr(callback, "__self__", None), DDPOptimizer):
+            callback = callback.__self__.backend_compile_fn
+        else:
+            return functools.partial(callback, **keywords)
+
+
+def watch_contexts(
+    is_ours: Callable[[Any], bool], begin: Callable[[Any], Callable[[], bool]]
+) -> None:
+    """Watch calls of functions compiled for backends that are ours.
+
+    `begin(backend)` is called before a call, what it gives after it; once that gives True, calls
+    are watched no more. What Dynamo would not look at, as it is torch's own code, gets a frame
+    that it looks at.
+    """
+    compile_function = eval_frame.OptimizeContext.__call__
+
+    @functools.wraps(compile_function)
+    def watched(self: Any, function: Any) -> Any:
+        backend = _innermost_backend(self.callback)
+        if not is_ours(backend):
+            return compile_function(self, function)
+        function = _with_a_frame(function)
+        _ask_again(function)
+        if not (self.fullgraph or isinstance(function, torch.nn.Module | type)):
+            _watch_calls(self.enter_exit_hooks, functools.partial(begin, backend))
+        return compile_function(self, function)
+
+    eval_frame.OptimizeContext.__call__ = watched
+
+
+def _watch_calls(hooks: list[Callable[[], Any]], begin: Callable[[], Callable[[], bool]]) -> None:
+    def enter() -> Callable[[], None]:
+        end = begin()
+
+        def leave() -> None:
+            # Other threads may be going through the list: the last one leaves without a trace.
+            if end() and hooks[-1] is enter:
+                hooks.pop()
+
+        return leave
+
+    hooks.append(enter)
+
+
+def _with_a_frame(function: Any) -> Any:
+    """Give a function that Dynamo captures where the given one is a module's of torch.nn."""
+    module = function if isinstance(function, torch.nn.Module) else _module_called(function)
+    if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+        inner = module.module
+        if inner._compiled_call_impl is None and _is_torchs_own(inner):
+            # As Module.compile does; no copy and no file of the module holds it.
+            inner._compiled_call_impl = _framed(inner._call_impl)
+    elif module is not function and module is not None and _is_torchs_own(module):
+        return _framed(function)
+    return function
+
+
+def _module_called(function: Any) -> torch.nn.Module | None:
+    module = getattr(function, "__self__", None)
+    is_call = getattr(function, "__name__", "") in ("_call_impl", "_wrapped_call_impl")
+    return module if is_call and isinstance(module, torch.nn.Module) else None
+
+
+def _is_torchs_own(module: torch.nn.Module) -> bool:
+    is_method = isinstance(module.forward, MethodType)
+    return is_method and trace_rules.check(module.forward)
+
+
+def _framed(function: Callable[..., Any]) -> Callable[..., Any]:
+    inner = external_utils.wrap_inline(function)
+    # Graphs are kept, and counted, by code: it is not shared with others.
+    inner.__code__ = inner.__code__.replace(co_name="forward")
+    return inner
+
+
+def _ask_again(function: Any) -> None:
+    """Let Dynamo look at a function that it has left to eager PyTorch before."""
+    forward = function.forward if isinstance(function, torch.nn.Module) else function
+    code = getattr(eval_frame.innermost_fn(forward), "__code__", None)
+    if code is not None:
+        default = FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT)
+        torch._C._dynamo.eval_frame.set_code_exec_strategy(code, default)
 
 
 def dynamo_seconds() -> float | None:

@@ -1,0 +1,352 @@
+"""What Dynamo leaves to eager PyTorch is told once, counted and listed; strict mode refuses it."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import torch_ort
+from torch_ort.fallback import FallbackWarning
+
+pytestmark = pytest.mark.ort_only
+
+X = torch.randn(5, 6)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(6, 6)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        y, _ = self.layer(x)  # here
+        return self.head(y)
+
+
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("adjacency", torch.eye(5).to_sparse())
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.linear(torch.sparse.mm(self.adjacency, x))  # here
+
+
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(6, 3)
+        self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x):
+        chosen = self.gate(x).argmax(-1)
+        result = torch.zeros_like(x)
+        for i, expert in enumerate(self.experts):
+            rows = (chosen == i).nonzero().squeeze(-1)  # here
+            result = result.index_add(0, rows, expert(x[rows]))
+        return result
+
+
+class Around(nn.Module):
+    """A part that can be captured around one that cannot."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(self.linear(x).relu()) * 2
+
+
+class Finds(nn.Module):
+    def forward(self, x):
+        y = x * 2
+        return y[y[:, 0].nonzero().squeeze(-1)] + 1  # here
+
+
+LEFT = {  # whole models: part of the reason
+    "lstm": (Recurrent, "Attempted to wrap RNN, GRU, or LSTM"),
+    "sparse": (Sparse, "Attempted to wrap sparse Tensor"),
+    "experts": (Experts, "Dynamic shape operator: Operator `aten.nonzero.default`"),
+}
+
+
+def compiled(model: Any) -> Any:
+    return torch.compile(model, backend="ort")
+
+
+def sequence() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3))
+
+
+def line_of(kind: type) -> int:
+    """Give the line of this file that a class marks."""
+    lines = Path(__file__).read_text().splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith(f"class {kind.__name__}("))
+    return next(i for i in range(first, len(lines)) if lines[i].endswith("# here")) + 1
+
+
+def told(call: Callable[[], Any]) -> list[warnings.WarningMessage]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    return [each for each in caught if issubclass(each.category, FallbackWarning)]
+
+
+def left_out() -> tuple[int, int]:
+    counters = torch_ort.counters()
+    return counters["frames_left_to_eager"], counters["graph_breaks"]
+
+
+@pytest.fixture
+def lenient(monkeypatch) -> None:
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+
+
+@pytest.mark.parametrize("name", LEFT)
+class TestWholeModel:
+    def test_one_warning_at_the_users_line(self, name, lenient):
+        kind, reason = LEFT[name]
+        model = kind()
+        run = compiled(model)
+        (warning,) = told(lambda: [run(X), run(X), run(X[:4].new_ones(5, 6))])
+        assert warning.filename == __file__
+        assert warning.lineno == line_of(kind)
+        message = str(warning.message)
+        where = f"'forward' (test_uncaptured.py:{kind.forward.__code__.co_firstlineno})"
+        assert message.startswith(
+            "torch_ort: capture: no graph was captured: Dynamo leaves to eager PyTorch: "
+            f"all of {where}: {reason}"
+        )
+        assert f"(test_uncaptured.py:{line_of(kind)})" in message
+        torch.testing.assert_close(run(X), model(X))
+        assert left_out() == (1, 0)
+        assert torch_ort.counters()["graphs_captured"] == 0
+
+    def test_strict_raises_each_time_it_is_compiled(self, name):
+        kind, reason = LEFT[name]
+        model = kind()
+        for _ in range(2):
+            with pytest.raises(torch_ort.Unsupported, match=f"all of 'forward' .*: {reason}"):
+                compiled(model)(X)
+
+    def test_explain_lists_it_each_time(self, name):
+        kind, reason = LEFT[name]
+        model = kind()
+        for _ in range(2):
+            report = torch_ort.explain(model, X)
+            assert report.graphs == []
+            (only,) = report.breaks
+            assert only.is_whole
+            assert only.reason.startswith(reason)
+            assert (only.line.path, only.line.number) == (__file__, line_of(kind))
+            assert f"left to eager PyTorch by Dynamo:\n  all of {only.function}" in str(report)
+
+    def test_other_backends_are_left_alone(self, name):
+        model = LEFT[name][0]()
+        assert told(lambda: torch.compile(model, backend="eager")(X)) == []
+        assert left_out() == (0, 0)
+
+
+def test_parts_of_a_model(lenient):
+    model = Around(Experts())
+    run = compiled(model)
+    (warning,) = told(lambda: run(X))
+    message = str(warning.message)
+    assert message.startswith("torch_ort: capture: Dynamo leaves to eager PyTorch: a part of 'forw")
+    assert ", and 1 more (torch_ort.explain lists all" in message
+    torch.testing.assert_close(run(X), model(X))
+    assert left_out() == (1, 1)
+    torch.compiler.reset()
+    report = torch_ort.explain(model, X)
+    assert [each.is_whole for each in report.breaks] == [False, True]
+    assert len(report.graphs) == 2
+
+
+def test_the_line_of_a_part():
+    (warning,) = told(lambda: compiled(Finds())(X))
+    assert (warning.filename, warning.lineno) == (__file__, line_of(Finds))
+    message = str(warning.message)
+    assert "a part of 'forward' " in message
+    assert ": Dynamic shape operator: Operator `aten.nonzero" in message
+    assert message.endswith("(torch_ort.explain lists all)"), "strict mode raises for whole ones"
+    assert left_out() == (0, 1)
+
+
+def test_strict_raises_for_a_whole_part():
+    with pytest.raises(torch_ort.Unsupported, match=r"all of 'forward' .*nonzero"):
+        compiled(Around(Experts()))(X)
+
+
+def test_a_break_in_a_later_call(lenient):
+    class Switches(nn.Module):
+        def forward(self, x, is_odd):
+            return x[x[:, 0].nonzero().squeeze(-1)] if is_odd else x * 2
+
+    run = compiled(Switches())
+    assert told(lambda: run(X, False)) == []
+    assert len(told(lambda: [run(X, True), run(X, True)])) == 1
+
+
+def test_a_layer_of_torch_by_itself(lenient):
+    run = compiled(nn.LSTM(6, 6))
+    (warning,) = told(lambda: [run(X), run(X)])
+    assert "no graph was captured: Dynamo leaves to eager PyTorch: Attempted to wrap RNN" in str(
+        warning.message
+    )
+    assert warning.filename == __file__
+    assert left_out() == (1, 0)
+
+
+def test_strict_raises_for_a_layer_of_torch():
+    with pytest.raises(torch_ort.Unsupported, match="Attempted to wrap RNN, GRU, or LSTM"):
+        compiled(nn.LSTM(6, 6))(X)
+
+
+def asks(x):
+    y = x * 2
+    torch._dynamo.graph_break()
+    return y + 1
+
+
+@torch.compiler.disable
+def outside(x):
+    return x + 1
+
+
+def calls_outside(x):
+    return outside(x * 2) * 3
+
+
+def branches(x):
+    y = x * 2
+    return y + 1 if y.sum() > 0 else y - 1
+
+
+def reads(x):
+    return x * (x * 2).sum().item()
+
+
+def prints(x):
+    y = x * 2
+    print("y", y.shape, y.sum())
+    return y + 1
+
+
+@pytest.mark.parametrize("function", [asks, calls_outside, branches, reads, prints])
+@pytest.mark.filterwarnings("ignore:.*Tensor.item")
+def test_what_is_meant_is_counted_and_listed_only(function):
+    assert told(lambda: compiled(function)(X)) == []
+    frames, breaks = left_out()
+    assert frames == 0
+    assert breaks >= 1
+    assert torch_ort.counters()["forward_runs"] == 2
+    torch.compiler.reset()
+    assert torch_ort.explain(function, X).breaks
+
+
+@pytest.mark.parametrize("function", [lambda x: x, lambda x: None, lambda x: (x, 3)])
+def test_nothing_to_do_is_nothing_left_out(function):
+    assert told(lambda: compiled(function)(X)) == []
+    assert left_out() == (0, 0)
+
+
+@pytest.mark.parametrize("stance", ["force_eager", "eager_on_recompile"])
+def test_switched_off_by_the_user(stance):
+    run = compiled(Recurrent())
+    with torch.compiler.set_stance(stance):
+        assert told(lambda: run(X)) == []
+    assert left_out() == (0, 0)
+
+
+def test_an_error_of_the_user_is_all_that_is_said(lenient):
+    class Fails(nn.Module):
+        def forward(self, x):
+            if x[:, 0].nonzero().numel():
+                raise KeyError("mine")
+            return x
+
+    def call():
+        with pytest.raises(KeyError, match="mine"):
+            compiled(Fails())(X)
+
+    assert told(call) == []
+
+
+def test_calls_are_watched_until_one_runs_in_the_engine():
+    run = compiled(Around(nn.Linear(6, 3)))
+    before = len(run.dynamo_ctx.enter_exit_hooks)
+    run(X)
+    assert len(run.dynamo_ctx.enter_exit_hooks) == before - 1
+    other = torch.compile(nn.Linear(6, 3), backend="eager")
+    assert len(other.dynamo_ctx.enter_exit_hooks) == before - 1
+
+
+class TestTorchsOwnModules:
+    """Dynamo looks at no frame of torch.nn, so that nothing of such a module would be captured."""
+
+    def check(self, run: Callable, model: nn.Module) -> None:
+        wanted = copy.deepcopy(model)
+        x = X.clone().requires_grad_()
+        result = run(x)
+        result.sum().backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        torch.testing.assert_close(result, wanted(X))
+        wanted(X).sum().backward()
+        torch.testing.assert_close(gradients, [p.grad for p in wanted.parameters()])
+        counters = torch_ort.counters()
+        assert (counters["graphs_captured"], counters["forward_runs"]) == (1, 1)
+        assert counters["backward_runs"] == 1
+        assert counters["fallbacks"] == counters["frames_left_to_eager"] == 0
+
+    def test_compile_in_place(self):
+        model = sequence()
+        model.compile(backend="ort")
+        self.check(model, model)
+
+    def test_compile_in_place_where_another_backend_has_been(self):
+        torch.compile(sequence(), backend="eager")(X)
+        other = sequence()
+        other.compile(backend="eager")
+        other(X)
+        model = sequence()
+        model.compile(backend="ort")
+        self.check(model, model)
+
+    def test_many_of_them(self):
+        for width in range(2, 14):  # more than Dynamo compiles of one function
+            model = nn.Sequential(nn.Linear(6, width), nn.Tanh())
+            model.compile(backend="ort")
+            model(X)
+        counters = torch_ort.counters()
+        assert counters["forward_runs"] == 12
+        assert counters["captures_refused"] == 0
+
+    @pytest.fixture
+    def process_group(self) -> Iterator[None]:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        yield
+        dist.destroy_process_group()
+
+    @pytest.mark.parametrize("in_place", [False, True])
+    def test_in_a_distributed_data_parallel(self, in_place, process_group):
+        model = sequence()
+        parallel = DistributedDataParallel(model)
+        if in_place:
+            parallel.compile(backend="ort")
+            run = parallel
+        else:
+            run = compiled(parallel)
+        self.check(run, model)
