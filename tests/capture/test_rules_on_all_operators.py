@@ -5,6 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from operator_cases import Case, cases
+from operator_exceptions import is_run
+from operators import database
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -14,6 +17,7 @@ from torch_ort.capture.shape_rules import NoRule, Spec, spec_of
 
 pytestmark = pytest.mark.slow
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)
+LAYOUTS = ("as given", "transposed", "strided")
 MAX_SAMPLES = 12
 
 
@@ -62,8 +66,8 @@ class Compares(TorchDispatchMode):
         )
 
 
-def run(op: Any, dtype: torch.dtype, sample: Any) -> None:
-    result = op(sample.input, *sample.args, **sample.kwargs)
+def run(case: Case) -> None:
+    result = case.function(*case.fresh())
     wanted = [
         x
         for x in pytree.tree_leaves(result)
@@ -75,20 +79,16 @@ def run(op: Any, dtype: torch.dtype, sample: Any) -> None:
 
 def test_rules_say_what_operators_do():
     pytest.importorskip("expecttest", reason="torch.testing's samples need it")
-    from torch.testing._internal.common_methods_invocations import op_db
-
     mode = Compares()
-    for op in op_db:
+    for op in database():
         for dtype in DTYPES:
-            if not op.supports_dtype(dtype, "cpu") or op.name.startswith("jiterator"):
+            if not op.supports_dtype(dtype, "cpu"):
                 continue
-            grad = dtype.is_floating_point and op.supports_autograd
-            samples = op.sample_inputs("cpu", dtype, requires_grad=grad)
-            for _, sample in zip(range(MAX_SAMPLES), samples, strict=False):
+            for case in filter(is_run, cases(op, dtype, LAYOUTS, MAX_SAMPLES)):
                 try:
                     with mode:
-                        run(op, dtype, sample)
-                except (RuntimeError, NotImplementedError, ValueError, TypeError):
+                        run(case)
+                except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError):
                     continue  # not of the rules: some samples are no calls of a single kind
     assert mode.wrong == {}
     assert sum(mode.right.values()) > 100_000

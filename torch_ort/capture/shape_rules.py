@@ -278,6 +278,18 @@ def _pointwise(operator: Any, *args: Any, **kwargs: Any) -> Spec:
     return Spec(sizes, in_order(sizes, _order_of(sizes, operands)), dtype, device)
 
 
+def _row_major_pointwise(operator: Any, *args: Any, **kwargs: Any) -> Spec:
+    spec = _pointwise(operator, *args, **kwargs)
+    return spec._replace(strides=_C.contiguous_strides(spec.sizes))
+
+
+# Unlike those of others, their kernels do not ask how the operands lie in memory.
+for _operator in (
+    aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.pow.Scalar, aten.mvlgamma.default,
+):  # fmt: skip
+    RULES[_operator] = functools.partial(_row_major_pointwise, _operator)
+
+
 def _common_device(specs: Sequence[Spec]) -> torch.device:
     """Give the device of a result: numbers on the CPU may be of another."""
     for spec in specs:
