@@ -33,16 +33,22 @@ class Break:
         return f"{whose}{self.reason} ({self.line})"
 
     @property
+    def is_meant(self) -> bool:
+        """Tell whether the user asks for it, or no work is left to eager PyTorch."""
+        is_small = not self.is_whole and _BETWEEN_GRAPHS.match(self.reason)
+        return bool(is_small or _ASKED.match(self.reason))
+
+    @property
     def counts(self) -> bool:
         """Tell whether work of the user's is left to eager PyTorch that was not meant to be."""
-        if not self.is_users or _ASKED.match(self.reason):
-            return False
-        return self.is_whole or not _BETWEEN_GRAPHS.match(self.reason)
+        return self.is_users and not self.is_meant
 
 
-# What the user asks for, and generators, whose parts are compiled by themselves.
+# What the user asks for, a transform of torch.func around a compiled function among it, and
+# generators, whose parts are compiled by themselves.
 _ASKED = re.compile(
     r"Call to `torch\._dynamo|Skip (calling|inlining) `torch\.compiler\.disable"
+    r"|Unsupported functorch tracing|skip frame due to being in functorch"
     r"|Attempt to trace generator"
 )
 # What takes numbers out of one graph for the next, and works on no tensor.
@@ -134,14 +140,15 @@ def begin_call(backend: Any) -> Callable[[], bool]:
 
 
 def _end_without_graphs(backend: Any, call: _Call) -> bool:
-    if not any(each.is_whole for each in call.breaks):
+    left = [each for each in call.breaks if each.is_whole and not each.is_meant]
+    if not left:
         return False  # there was nothing to do, or torch.compile is switched off
     counted = [each for each in call.breaks if each.counts]
     if not counted:  # torch's own code, called by the user
         counting.count("frames_left_to_eager")
         if not _watchers and _is_strict(backend):
-            raise Unsupported(f"capture: Dynamo leaves to eager PyTorch: {call.breaks[-1]}")
-        counted = [call.breaks[-1]]
+            raise Unsupported(f"capture: Dynamo leaves to eager PyTorch: {left[-1]}")
+        counted = left[-1:]
     _tell(counted, nothing_else=True)
     return True
 
