@@ -70,6 +70,8 @@ from torch_ort import _C
 from torch_ort.capture.dispatch_compat import Leaf, dropout_passes_through, is_functionalized
 
 __all__ = [
+    "GLOBAL_HOOKS",
+    "OPERATORS",
     "FakeInputs",
     "FakeTensor",
     "HigherOrderOperator",
@@ -152,6 +154,16 @@ def data_is_asked(error: BaseException) -> bool:
     """Tell whether code asked for what only the numbers in a tensor can tell."""
     return isinstance(error, GuardOnDataDependentSymNode | DataDependentOutputException)
 
+
+OPERATORS = torch._C._VariableFunctions  # as functions of `torch`
+
+# Of hooks that all modules call.
+GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
+    torch.nn.modules.module._global_forward_pre_hooks,
+    torch.nn.modules.module._global_forward_hooks,
+    torch.nn.modules.module._global_backward_pre_hooks,
+    torch.nn.modules.module._global_backward_hooks,
+)
 
 ScriptMethod = torch._C.ScriptMethod
 

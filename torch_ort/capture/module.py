@@ -21,6 +21,7 @@ from torch_ort.capture.aot_compat import (
     passes_through,
 )
 from torch_ort.capture.dispatch_compat import outside_inference_mode
+from torch_ort.capture.hooks import hook_with_effects, tensor_hooks_refused
 from torch_ort.capture.joint import Capture, GraphState, record_or_hand_over
 from torch_ort.capture.recorded_step import RecordedRun, RecordedStep
 from torch_ort.capture.recorder import RecordedInputs
@@ -258,6 +259,7 @@ def _trace(
         unchanged_attributes(module) as watch,
         kept_whole(call.functions),
         recurrent_layers_whole(),
+        tensor_hooks_refused(),
     ):
         trace = _Trace(call.run, held, inputs, fakes, watch, replay)
         first = len(trace.open_integers)
@@ -289,6 +291,9 @@ def _trace(
     return ModuleCapture(trace, guard, run, trace.conditions(fakes), written)
 
 
+HOOKS_RUN = "which may do more than compute: a captured graph would not run it at every call"
+
+
 def check_kind(module: torch.nn.Module) -> None:
     """Raise Unsupported for what does more in backward, or around forward, than a graph can."""
     for path, part in module.named_modules():
@@ -307,6 +312,9 @@ def check_kind(module: torch.nn.Module) -> None:
             )
         if part._backward_hooks or part._backward_pre_hooks:
             raise Unsupported(f"{name} has backward hooks, which a captured graph would not call")
+    hook = hook_with_effects(module)
+    if hook:
+        raise Unsupported(f"{hook}, {HOOKS_RUN}")
 
 
 def describe_call(

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from torch_ort._C import ScriptObject, Unsupported
-from torch_ort.capture.aot_compat import is_cache
+from torch_ort.capture.aot_compat import GLOBAL_HOOKS, is_cache
 from torch_ort.capture.torchscript import guard_row, is_script, script_object
 from torch_ort.generators import PythonGenerators
 
@@ -41,7 +41,9 @@ class Reads:
 
     def rows(self) -> list[tuple[Any, Any, str, Any, str]]:
         """Give what `_C.CallGuard` compares: container, key, how, value, words."""
-        rows: list[tuple[Any, Any, str, Any, str]] = []
+        rows: list[tuple[Any, Any, str, Any, str]] = [
+            (hooks, None, "size", 0, "hooks of all modules") for hooks in GLOBAL_HOOKS
+        ]
         for key, name in sorted(self.found):
             path, module = self.modules[key]
             if name not in REGISTRIES:

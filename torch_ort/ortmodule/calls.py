@@ -25,8 +25,15 @@ from torch_ort.capture.aot_compat import (
     is_jit_tracing,
     pytree,
 )
+from torch_ort.capture.hooks import hook_with_effects
 from torch_ort.capture.joint import GraphState, hand_over
-from torch_ort.capture.module import ModuleCapture, ModuleState, capture_module, describe_call
+from torch_ort.capture.module import (
+    HOOKS_RUN,
+    ModuleCapture,
+    ModuleState,
+    capture_module,
+    describe_call,
+)
 from torch_ort.capture.structure import Structure, UnknownType
 from torch_ort.functions.capturing import policy_of
 from torch_ort.generators import TorchGenerators
@@ -80,7 +87,7 @@ class Calls:
         self._floats: set[str] = set()  # arguments that change from call to call
         self._constant_floats: set[str] = set()  # those that only a constant can be
         self._in_pytorch = False
-        self._has_met_tangents = False  # and has said so
+        self._said: set[str] = set()  # why some calls run in PyTorch
         # What to do instead of saying that the module stays in PyTorch.
         self.instead_of_pytorch: Callable[[], None] | None = None
         if pending is not None:
@@ -96,9 +103,14 @@ class Calls:
         if self._in_pytorch or is_traced():
             return self._run_plain(*args, **kwargs)
         if in_forward_mode() and self._has_tangents(args, kwargs):
-            return self._run_forward_mode(args, kwargs)
+            why, which = fallback.FORWARD_MODE, "calls with tangents run"
+            return self._run_this_in_pytorch(why, "forward", which, args, kwargs)
         captured, flat = self._find(args, kwargs)
         if captured is None:
+            hook = hook_with_effects(self._module) if self.instead_of_pytorch is None else ""
+            if hook:
+                why = f"{hook}, {HOOKS_RUN}"
+                return self._run_this_in_pytorch(why, "capture", "calls with it run", args, kwargs)
             # Capture hangs other tensors into the module: one at a time.
             with _capturing:
                 captured, flat = self._find(args, kwargs)
@@ -188,15 +200,17 @@ class Calls:
 
     # Falling back.
 
-    def _run_forward_mode(self, args: tuple, kwargs: dict) -> Any:
-        """Run a call in PyTorch that brings tangents; others go on running in the engine."""
-        error = ORTModuleONNXModelException(fallback.FORWARD_MODE)
+    def _run_this_in_pytorch(
+        self, why: str, stage: str, which: str, args: tuple, kwargs: dict
+    ) -> Any:  # fmt: skip
+        """Run a call in PyTorch that no graph can serve; others go on running in the engine."""
+        error = ORTModuleONNXModelException(why)
         if not self._may_fall_back(error):
             raise error
         result = self._run_plain(*args, **kwargs)
-        if not self._has_met_tangents:
-            self._has_met_tangents = True
-            self._say_fallback(error, "forward", "calls with tangents run")
+        if why not in self._said:
+            self._said.add(why)
+            self._say_fallback(error, stage, which)
         return result
 
     def _run_in_pytorch(
