@@ -32,6 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "--backend aot_eager only",
         "ort_only: reads counters of torch_ort; skipped with another --backend",
         "compile_only(reason): about torch.compile itself; skipped with --backend ortmodule",
+        "hands_over(reason): the recorder leaves something to AOTAutograd, as it should",
     ):
         config.addinivalue_line("markers", line)
 

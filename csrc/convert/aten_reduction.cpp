@@ -70,8 +70,9 @@ Row total(std::string op, Accepts accepts) {
 }
 
 Values along(Builder& builder, const AtenCall& call, const std::string& op, Value* x) {
+  // PyTorch takes axes 0 and -1 of one number, ONNX does not.
+  if (x->type.shape->empty()) return standard(builder, op, {x}, call.types, {{"keepdims", Dim(0)}});
   const Shape axes = axes_of(call.arg("dim"), x->type.shape->size());
-  if (axes.empty()) return {};
   return reduce(builder, op, x, axes, boolean(call.arg("keepdim")), call.types);
 }
 

@@ -51,8 +51,8 @@ DType dtype_from_name(std::string_view name) {
   auto has_name = [&](const DTypeFacts& facts) { return facts.name == name; };
   auto found = std::find_if(std::begin(kDTypes) + 1, std::end(kDTypes), has_name);
   if (found == std::end(kDTypes)) {
-    throw UserError(
-        concat("dtype: unknown name: got '", name, "', want one like float32 or int64"));
+    throw Unsupported(
+        concat("dtype: got '", name, "', want one that ONNX has, like float32 or int64"));
   }
   return static_cast<DType>(found - std::begin(kDTypes));
 }

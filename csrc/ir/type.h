@@ -38,7 +38,7 @@ enum class DType : int32_t {
 int64_t size_bytes(DType dtype);               // of one element; InternalError if undefined
 bool is_float(DType dtype);                    // one of those that PyTorch trains with
 const char* name(DType dtype);                 // PyTorch's name: "float32", "bfloat16", "bool"
-DType dtype_from_name(std::string_view name);  // UserError on an unknown name
+DType dtype_from_name(std::string_view name);  // Unsupported where ONNX has none of this name
 
 struct Device {
   std::string kind = "cpu";  // "cpu", "cuda", ...

@@ -141,13 +141,17 @@ def is_contiguous(spec: Spec) -> bool:
 
 
 def _at(dim: int, rank: int) -> int:
-    return dim + rank if dim < 0 else dim
+    """Count a dim from the front; one number without dims has dims 0 and -1, as has a row."""
+    if not -max(rank, 1) <= dim < max(rank, 1):
+        raise NoRule  # PyTorch words the error
+    return dim % max(rank, 1)
 
 
 def _dims(dim: int | Sequence[int] | None, rank: int) -> list[int]:
     if dim is None or (not isinstance(dim, int) and len(dim) == 0):
         return list(range(rank))
-    return [_at(d, rank) for d in ([dim] if isinstance(dim, int) else dim)]
+    dims = [_at(d, rank) for d in ([dim] if isinstance(dim, int) else dim)]
+    return dims if len({*dims}) == len(dims) else _no_rule()
 
 
 def rows(sizes: Sequence[Size], like: Spec, dtype: torch.dtype | None = None) -> Spec:
@@ -355,7 +359,11 @@ def _dropout(x: Spec, p: float, train: bool | None) -> tuple[Spec, Spec]:
 # Views.
 
 
-@rule_of(aten.detach.default, aten.alias.default, aten.lift_fresh.default)
+@rule_of(
+    aten.detach.default, aten.alias.default, aten.lift_fresh.default,
+    # Which the engine computes.
+    aten._conj.default, aten._neg_view.default,
+)  # fmt: skip
 def _alias(x: Spec) -> Spec:
     return x
 
@@ -601,6 +609,7 @@ def _select_backward(gradient: Spec, sizes: Sequence[Size], dim: int, index: Siz
 
 @rule_of(aten.gather.default)
 def _gather(x: Spec, dim: int, index: Spec, *, sparse_grad: bool = False) -> Spec:
+    _at(dim, len(x.sizes))
     return rows(index.sizes, x) if is_contiguous(index) else _no_rule()
 
 
@@ -689,6 +698,7 @@ def _extreme(x: Spec, dim: Any = (), keepdim: bool = False) -> Spec:
 
 @rule_of(aten._softmax.default, aten._log_softmax.default)
 def _softmax(x: Spec, dim: int, half_to_float: bool) -> Spec:
+    _at(dim, len(x.sizes))
     if half_to_float or not is_contiguous(x):
         raise NoRule
     return rows(x.sizes, x)
