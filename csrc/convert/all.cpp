@@ -8,6 +8,7 @@ const Table& table() {
     Table table;
     add_activation(table);
     add_attention(table);
+    add_conjugate(table);
     add_convolution(table);
     add_creation(table);
     add_elementwise(table);

@@ -7,6 +7,7 @@ namespace torch_ort::convert {
 
 void add_activation(Table& table);
 void add_attention(Table& table);
+void add_conjugate(Table& table);
 void add_convolution(Table& table);
 void add_creation(Table& table);
 void add_elementwise(Table& table);

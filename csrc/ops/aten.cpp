@@ -142,7 +142,16 @@ std::vector<std::string> names_attr(const ir::Node& node, const char* name) {
   return *names;
 }
 
-void lower_aten(const ir::Node& node, CallList& calls) { calls.calls.push_back(decode_aten(node)); }
+void lower_aten(const ir::Node& node, CallList& calls) {
+  Call call = decode_aten(node);
+  // Captures have other nodes in their place (convert/aten_conjugate.cpp).
+  if (call.op == "aten::_conj" || call.op == "aten::_neg_view") {
+    throw Unsupported(concat("ATen node ", call.op,
+                             ": a view whose numbers are not in memory: want "
+                             "aten::conj_physical or aten::neg"));
+  }
+  calls.calls.push_back(std::move(call));
+}
 
 }  // namespace
 

@@ -295,8 +295,7 @@ class Binder {
     if (results.size() < step.outputs.size()) return;
     for (size_t i = 0; i < step.outputs.size(); ++i) {
       if (step.outputs[i] < 0) continue;
-      // Conjugate and negative views carry a bit besides their sizes.
-      if (results[i].is_conj() || results[i].is_neg() || results[i].scalar_type() != spec.dtype) {
+      if (results[i].scalar_type() != spec.dtype) {
         bound.views.clear();
         return;
       }

@@ -251,6 +251,14 @@ Session::Tensors Session::run_forward_half(Context& context) const {
   return collect_outputs(context);
 }
 
+void Session::refuse_writing_into_copies(const Tensors& inputs) const {
+  for (int index : mutated_inputs_) {
+    if (!is_computed_by_reader(inputs[index])) continue;
+    throw Unsupported(concat("run: input '", slot_value(input_slots_[index])->name,
+                             "' is a conjugate or negative view, and is written into"));
+  }
+}
+
 Session::Tensors Session::run_body(const Tensors& inputs, const std::vector<int64_t>& symbols) {
   return run_forward_half(*begin_forward(inputs, symbols));
 }
@@ -260,7 +268,9 @@ Session::Tensors Session::forward(const Tensors& inputs, const std::vector<int64
   const RunEvent event(*this);
   release_dead_memory(is_training());
   RunGuard guard(device_);
-  std::shared_ptr<Context> context = begin_forward(inputs, symbols);
+  const std::optional<Tensors> numbers = computed(inputs);
+  if (numbers) refuse_writing_into_copies(inputs);
+  std::shared_ptr<Context> context = begin_forward(numbers ? *numbers : inputs, symbols);
   const std::shared_ptr<Binding> binding = context->binding;
   Tensors results = run_forward_half(*context);
   for (int index : mutated_inputs_) {
@@ -305,13 +315,15 @@ Session::Tensors Session::backward(const at::Tensor& token, const Tensors& saved
             " and ", session.tangent_slots_.size());
   RunGuard guard(session.device_);
 
+  const std::optional<Tensors> saved_numbers = computed(saved), numbers = computed(tangents);
+  const Tensors& read = saved_numbers ? *saved_numbers : saved;
   size_t next = 0;
   for (int index : session.saved_inputs_)
-    context->slots[session.input_slots_[index]] = saved[next++];
+    context->slots[session.input_slots_[index]] = read[next++];
   for (int index : session.saved_outputs_)
-    context->slots[session.output_slots_[index]] = saved[next++];
+    context->slots[session.output_slots_[index]] = read[next++];
   for (size_t i = 0; i < tangents.size(); ++i)
-    context->slots[session.tangent_slots_[i]] = tangents[i];
+    context->slots[session.tangent_slots_[i]] = numbers ? (*numbers)[i] : tangents[i];
 
   // When the graph is kept, backward works on a copy of the memory that it may overwrite.
   std::vector<at::Tensor> kept;

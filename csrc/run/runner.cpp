@@ -78,6 +78,8 @@ void bind_late_symbols(Context& context, int slot) {
 
 void store(Context& context, int slot, at::Tensor tensor) {
   if (slot < 0) return;
+  if (is_computed_by_reader(tensor)) [[unlikely]]
+    tensor = computed(tensor);
   context.slots[slot] = std::move(tensor);
   if (context.binding->session->is_late_slot(slot)) bind_late_symbols(context, slot);
 }

@@ -145,6 +145,7 @@ class Session : public std::enable_shared_from_this<Session> {
                                          const std::vector<int64_t>& symbols);
   Tensors run_forward_half(Context& context) const;
   Tensors collect_outputs(Context& context) const;
+  void refuse_writing_into_copies(const Tensors& inputs) const;
   at::Tensor make_carrying_token(const Context& context) const;
   static std::unique_ptr<Context> unpack_carrying_token(const at::Tensor& token);
   std::shared_ptr<Binding> binding_for(const Tensors& inputs, const std::vector<int64_t>& symbols);

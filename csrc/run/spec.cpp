@@ -179,6 +179,25 @@ std::vector<int64_t> eval_dims(const ir::Shape& dims, const ir::SymbolLookup& lo
   return values;
 }
 
+at::Tensor computed(const at::Tensor& tensor) {
+  at::Tensor once = tensor;  // without the dims in which one element is read again and again
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    if (tensor.stride(dim) == 0 && tensor.size(dim) > 1) once = once.narrow(dim, 0, 1);
+  }
+  at::Tensor copy = make_tensor(spec_of(once));
+  copy.copy_(once);
+  return copy.expand(tensor.sizes());
+}
+
+std::optional<std::vector<at::Tensor>> computed(const std::vector<at::Tensor>& tensors) {
+  if (std::none_of(tensors.begin(), tensors.end(), is_computed_by_reader)) return std::nullopt;
+  std::vector<at::Tensor> numbers = tensors;
+  for (at::Tensor& tensor : numbers) {
+    if (is_computed_by_reader(tensor)) tensor = computed(tensor);
+  }
+  return numbers;
+}
+
 at::Tensor make_tensor(const TensorSpec& spec) {
   c10::Allocator* allocator = c10::GetAllocator(spec.device.type());
   c10::Storage storage(

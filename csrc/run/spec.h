@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <vector>
 
 namespace torch_ort::run {
@@ -44,6 +45,17 @@ void check_layout(const ir::Value& value, const TensorSpec& spec, const at::Tens
 std::vector<int64_t> eval_dims(const ir::Shape& dims, const ir::SymbolLookup& lookup);
 
 at::Tensor make_tensor(const TensorSpec& spec);  // with memory of its own
+
+// Whether a tensor is a conjugate or negative view: its numbers are not those in its memory, which
+// only PyTorch's dispatcher knows of.
+inline bool is_computed_by_reader(const at::Tensor& tensor) {
+  return tensor.defined() && (tensor.is_conj() || tensor.is_neg());
+}
+// The same numbers with the same strides, in memory as they are.
+at::Tensor computed(const at::Tensor& tensor);
+// All of them so; nothing if they are already.
+std::optional<std::vector<at::Tensor>> computed(const std::vector<at::Tensor>& tensors);
+
 at::Tensor tensor_over(c10::Storage storage, const TensorSpec& spec, int64_t byte_offset);
 c10::Storage storage_without_memory(int64_t bytes, c10::Device device);
 

@@ -68,11 +68,7 @@ class Structure:
         name = self._labels.get(name, name)
         if isinstance(value, torch.Tensor):
             if not self._keeps_others and not plain_tensor(value):
-                raise UnknownType(
-                    f"{name}: got the tensor subclass {type(value).__name__}, want a plain tensor"
-                    if type(value) not in _PLAIN else
-                    f"{name}: got a tensor of layout {value.layout}, want a strided one"
-                )  # fmt: skip
+                raise UnknownType(f"{name}: got {_kind_of(value)}, want a plain tensor")
             self._add_leaf(value, name)
             return _tensor_description(value), next
         if type(value) in (int, torch.SymInt):
@@ -141,6 +137,15 @@ class Structure:
 
         descriptions = tuple(description for description, _ in parts)
         return (kind, type(value), tuple(keys), descriptions), rebuild_all
+
+
+def _kind_of(value: torch.Tensor) -> str:
+    """Say what makes a tensor none of the plain ones."""
+    if type(value) not in _PLAIN:
+        return f"the tensor subclass {type(value).__name__}"
+    if value.layout != torch.strided:
+        return f"a tensor of layout {value.layout}"
+    return "a quantized tensor" if value.is_quantized else "a conjugate or negative view"
 
 
 def plain_tensor(value: torch.Tensor) -> bool:
