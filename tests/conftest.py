@@ -69,6 +69,7 @@ def _reset() -> None:
         sys.modules["torch._dynamo.utils"].counters.clear()
     if "torch_ort" in sys.modules:
         sys.modules["torch_ort"].reset_counters()
+        sys.modules["torch_ort"]._C.set_failpoint(None)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,11 +1,27 @@
 """Failures that tests put into the engine's runs."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from torch_ort import _C
+
+
+def at_place(place: str, make_error: Callable[[], BaseException], passes: int = 0) -> None:
+    """Raise where the engine passes a place (csrc/base/failpoint.h), after some passes of it.
+
+    It ends with the test.
+    """
+    count = itertools.count()
+
+    def fail(passed: str) -> None:
+        if passed == place and next(count) >= passes:
+            raise make_error()
+
+    _C.set_failpoint(fail)
+
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 

@@ -2,6 +2,7 @@
 // dumps.
 
 #include "base/error.h"
+#include "base/failpoint.h"
 #include "ir/edit.h"
 #include "ir/verify.h"
 #include "ops/control_flow.h"
@@ -42,6 +43,7 @@ int run_one(const Pass& pass, ir::Graph& graph) {
     return concat("pass ", pass.name, ": ", error.what());
   };
   try {
+    may_fail(pass.name);
     return run_everywhere(pass, graph);
   } catch (const Unsupported& error) {
     throw Unsupported(context(error));

@@ -10,6 +10,9 @@ namespace torch_ort::python {
 // Sets Python's error to one of ours that has been thrown; false if it is another's.
 bool set_error_of_ours(std::exception_ptr thrown);
 
+// Throws the same as Python's error, with an attribute that says that nothing has run yet.
+[[noreturn]] void raise_as_not_begun(std::exception_ptr thrown);
+
 void bind_errors(pybind11::module_& module);
 void bind_ir(pybind11::module_& module);
 void bind_convert(pybind11::module_& module);

@@ -55,6 +55,16 @@ bool set_error_of_ours(std::exception_ptr thrown) {
   return true;
 }
 
+void raise_as_not_begun(std::exception_ptr thrown) {
+  if (set_error_of_ours(thrown)) thrown = std::make_exception_ptr(py::error_already_set());
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const py::error_already_set& error) {
+    py::setattr(error.value(), "torch_ort_nothing_ran", py::bool_(true));
+    throw;
+  }
+}
+
 void bind_errors(py::module_& module) {
   error_class = make_class(module, "Error", "What torch_ort raises.", PyExc_RuntimeError);
   unsupported_class = make_class(

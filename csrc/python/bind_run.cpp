@@ -1,5 +1,6 @@
 // Sessions, counters and memory.
 #include "base/error.h"
+#include "base/failpoint.h"
 #include "ir/edit.h"
 #include "ir/onnx_proto.h"
 #include "ops/op.h"
@@ -61,7 +62,7 @@ Session::Tensors defined_or_empty(const OptionalTensors& tensors) {
 Session::Tensors run_forward(int64_t session, const OptionalTensors& given,
                              const std::vector<int64_t>& symbols, bool carry) {
   const Session::Tensors inputs = defined_or_empty(given);
-  return with_torch_errors([&] {
+  return with_errors_of_calls([&] {
     py::gil_scoped_release release;
     RECORD_FUNCTION("torch_ort::run_forward", c10::ArrayRef<const c10::IValue>{});
     return run::find_session(session)->forward(inputs, symbols, carry);
@@ -154,6 +155,21 @@ std::vector<double> bench_add_loop(int64_t n, int64_t size, int64_t repeats) {
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
   return seconds;
+}
+
+// Calls a function with the name of each place of base/failpoint.h; None: nothing any more.
+void set_failpoint(const py::object& function) {
+  static Failpoint* installed = new Failpoint;  // a place may be passed while the process ends
+  failpoint.store(nullptr);
+  if (function.is_none()) {
+    *installed = nullptr;
+    return;
+  }
+  *installed = [function](std::string_view place) {
+    const py::gil_scoped_acquire gil;
+    function(std::string(place));
+  };
+  failpoint.store(installed);
 }
 
 py::object plan_report(const Session& session) {
@@ -262,6 +278,9 @@ void bind_run(py::module_& module) {
     return values;
   });
   module.def("reset_counters", [] { run::counters().reset(); });
+  module.def("set_failpoint", &set_failpoint, py::arg("function"),
+             "For tests: call a function with the name of each place at which the engine may fail; "
+             "what it raises is raised there. None: none any more.");
   module.def("empty_cache", &run::empty_cache, py::call_guard<py::gil_scoped_release>());
   module.def("bench_add_loop", &bench_add_loop, py::arg("n"), py::arg("size"), py::arg("repeats"));
 }

@@ -222,7 +222,7 @@ class RecordedStep {
     for (int i : symbol_inputs_) call.symbols.push_back(py::cast<int64_t>(flat[i]));
     Tensors with_gradient;
     for (int i : with_gradient_) with_gradient.push_back(tensor_at(flat, i));
-    return with_torch_errors([&] {
+    return with_errors_of_calls([&] {
       {
         const py::gil_scoped_release release;
         RECORD_FUNCTION("torch_ort::run_forward", c10::ArrayRef<const c10::IValue>{});

@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "python/bind.h"
+#include "run/call_watch.h"
 
 #include <pybind11/pybind11.h>
 #include <torch/csrc/Exceptions.h>
@@ -21,6 +22,19 @@ auto with_torch_errors(Function&& function) {
   } catch (...) {
     torch::translate_exception_to_python(std::current_exception());
     throw pybind11::error_already_set();
+  }
+}
+
+// Runs a call of a session under a binding. An error from before the first step says so, in its
+// attribute `torch_ort_nothing_ran`.
+template <typename Function>
+auto with_errors_of_calls(Function&& function) {
+  const run::CallWatch watch;
+  try {
+    return with_torch_errors(function);
+  } catch (...) {
+    if (watch.has_begun()) throw;
+    raise_as_not_begun(std::current_exception());
   }
 }
 

@@ -1,5 +1,6 @@
 // One set of sizes: binds its symbols, asks plan/ for places, binds the arguments.
 #include "base/error.h"
+#include "base/failpoint.h"
 #include "run/context.h"
 #include "run/counters.h"
 #include "run/describe.h"
@@ -132,6 +133,7 @@ class Binder {
 
   void run(const Session::Tensors& inputs) {
     if (session_.options_.verify) check_dims(*session_.graph_, inputs, lookup_);
+    may_fail("plan");
     described_ = describe(session_, binding_.inputs, lookup_, binding_.delivers);
     binding_.specs = std::move(described_.specs);
     binding_.program = std::move(described_.program);
@@ -140,6 +142,7 @@ class Binder {
     if (session_.options_.verify) {
       plan::verify_plan(binding_.program, binding_.plan, plan_options());
     }
+    may_fail("bind");
     bind_steps();
   }
 

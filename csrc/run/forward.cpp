@@ -1,5 +1,6 @@
 // One training step as autograd sees it: a forward call, a token, a backward call.
 #include "base/error.h"
+#include "base/failpoint.h"
 #include "run/context.h"
 #include "run/control_flow.h"
 #include "run/counters.h"
@@ -216,12 +217,14 @@ void Session::prepare_like(const Session& other) {
 }
 
 std::shared_ptr<SharedBuffer> Session::lend_context_memory(const Binding& binding) const {
+  may_fail("memory");
   release_dead_memory(true);
   return std::make_shared<SharedBuffer>(lend(device_, binding.plan.context_bytes),
                                         binding.delivers ? delivery_ : nullptr);
 }
 
 Session::Tensors Session::collect_outputs(Context& context) const {
+  may_fail("results");
   Tensors results;
   results.reserve(output_slots_.size() + 1);
   for (int slot : output_slots_) {
@@ -342,6 +345,7 @@ Session::Tensors Session::backward(const at::Tensor& token, const Tensors& saved
   {
     ScratchLease scratch(*context, binding.plan.backward_scratch_bytes);
     run_steps(*context, binding.backward);
+    may_fail("gradients");
     for (size_t i = 0; i < session.gradient_slots_.size(); ++i) {
       const int slot = session.gradient_slots_[i], root = binding.delivered[i];
       const at::Tensor gradient =

@@ -47,14 +47,10 @@ std::vector<std::pair<std::string, std::string>> Session::programs_report() cons
 }
 
 std::vector<Session::StepReport> Session::steps_report() const {
-  static constexpr const char* kForms[] = {"out",      "functional",  "view",      "reshape",
-                                           "mutation", "python",      "python_op", "region",
-                                           "placed",   "control_flow"};
   std::vector<StepReport> report;
   for (size_t i = 0; i < steps_.size(); ++i) {
     const Step& step = steps_[i];
-    report.push_back({step.name, step.op_name(), kForms[static_cast<int>(step.form)], step.origin,
-                      i >= num_forward_});
+    report.push_back({step.name, step.op_name(), name(step.form), step.origin, i >= num_forward_});
   }
   return report;
 }

@@ -1,6 +1,8 @@
 // Runs the steps of a binding. No allocation by the engine, no schema lookup and no Python per
 // step.
 #include "base/error.h"
+#include "base/failpoint.h"
+#include "run/call_watch.h"
 #include "run/context.h"
 #include "run/control_flow.h"
 #include "run/counters.h"
@@ -365,9 +367,13 @@ void make_static_view(Context& context, const Step& step) {
 }
 
 void run_steps(Context& context, const std::vector<BoundStep>& steps) {
+  CallWatch::begin();
+  const bool is_tested = failpoint.load(std::memory_order_relaxed) != nullptr;
   StepCounts counts;
   for (const BoundStep& bound : steps) {
     try {
+      if (is_tested && !bound.is_done) [[unlikely]]
+        may_fail(name(bound.form));
       if (!bound.is_done) run_step(context, bound, counts);
       for (const plan::Discard& discard : bound.discards) {
         release_pages(context.context_data + discard.offset, discard.bytes);

@@ -2,6 +2,7 @@
 #include "run/session.h"
 
 #include "base/error.h"
+#include "base/failpoint.h"
 #include "ops/aten.h"
 #include "ops/control_flow.h"
 #include "run/arena.h"
@@ -121,6 +122,7 @@ std::shared_ptr<Session> Session::compile_body(
   session->device_ = device_of(*session->graph_);
   session->delivery_ = std::make_shared<Delivery>();
   session->bound_symbols_ = bound_symbols(*session->graph_);
+  may_fail("lower");
   session->lower_graph();
   session->copy_views_that_leave();
   session->assign_slots();

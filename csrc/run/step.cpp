@@ -133,6 +133,13 @@ bool raises_or_reads_back(const std::string& name) {
 
 }  // namespace
 
+const char* name(Form form) {
+  static constexpr const char* kNames[] = {"out",      "functional",   "view",      "reshape",
+                                           "mutation", "python",       "python_op", "region",
+                                           "placed",   "control_flow", "parts"};
+  return kNames[static_cast<size_t>(form)];
+}
+
 at::Tensor wrapped_number(const c10::Scalar& number) {
   at::Tensor tensor = at::scalar_tensor(number, at::TensorOptions().dtype(number.type()));
   tensor.unsafeGetTensorImpl()->set_wrapped_number(true);

@@ -33,6 +33,8 @@ enum class Form : uint8_t {
   kParts,        // a concatenation whose parts are made in it; what comes from elsewhere is copied
 };
 
+const char* name(Form form);  // "out", "control_flow"
+
 // Where one argument comes from.
 struct ArgSource {
   enum class Kind : uint8_t { kConstant, kSlot, kSlotList, kDim, kDimList, kOutput } kind;
