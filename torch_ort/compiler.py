@@ -13,7 +13,7 @@ import torch
 
 from torch_ort import _C, onnx_files
 from torch_ort.capture.aot_compat import version
-from torch_ort.fallback import stage
+from torch_ort.fallback import asked_for, stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +61,7 @@ def compile_program(
     program.number = next(_numbers)
     program.captured = program.graph.clone()
     if rewrite is not None:
-        with stage("pass"):
+        with stage("pass"), asked_for():
             program.graph = rewrite(program.graph)
         program.graph.size_hints = program.captured.size_hints  # no file holds them
     prepared = program.graph.clone() if files is not None else None
@@ -72,11 +72,12 @@ def compile_program(
             program.graph, _disabled_passes(options), options.bisect, options.check
         )
     program.seconds["passes"] = time.perf_counter() - start
-    if options.save_onnx:
-        onnx_files.write(program, options, sources)
-    if files is not None:
-        files.write_compiled(program, prepared, options, sources)
-    _write_dumps(program, options)
+    with asked_for():
+        if options.save_onnx:
+            onnx_files.write(program, options, sources)
+        if files is not None:
+            files.write_compiled(program, prepared, options, sources)
+        _write_dumps(program, options)
     if key in _sessions:
         _C.count_sharing()
     else:
@@ -86,7 +87,8 @@ def compile_program(
         program.seconds["plan"] = time.perf_counter() - start
     program.session = _sessions[key]
     if "steps" in options.dump:
-        _write_text(options, f"{program.number:02}_steps.txt", _steps_text(program.session))
+        with asked_for():
+            _write_text(options, f"{program.number:02}_steps.txt", _steps_text(program.session))
     return program.session
 
 

@@ -20,7 +20,8 @@ def counters() -> dict[str, int]:
     """Give all counters as a flat dict.
 
     `graphs_recorded` counts the captured graphs that the recorder made, `recordings_handed_over`
-    those that it left to AOTAutograd (the logger "torch_ort.recorder" says why).
+    those that it left to AOTAutograd (the logger "torch_ort.recorder" says why), and
+    `recorder_bugs` those of them that a bug of torch_ort has caused.
     `frames_left_to_eager` counts the functions that Dynamo compiles nothing of for us,
     `graph_breaks` the places where it breaks a graph for what eager PyTorch does in between: the
     engine has run all of a step where these, `captures_refused` and `fallbacks` are 0.
@@ -32,6 +33,7 @@ def counters() -> dict[str, int]:
         "graphs_captured": _events["graphs_captured"],
         "graphs_recorded": _events["graphs_recorded"],
         "recordings_handed_over": _events["recordings_handed_over"],
+        "recorder_bugs": _events["recorder_bugs"],
         "fallbacks": sum(_events[f"fallbacks_{stage}"] for stage in STAGES),
         **{f"fallbacks_{stage}": _events[f"fallbacks_{stage}"] for stage in STAGES},
         "frames_left_to_eager": _events["frames_left_to_eager"],

@@ -1,10 +1,15 @@
-"""Who runs a graph when the engine does not: the one place that catches the engine's errors."""
+"""Who runs a graph when the engine does not: the one place that catches the engine's errors.
+
+`within_boundary` stands between a call of the user's and its result, on both roads. What captures
+and the engine raise does not get past it: the call ends in eager PyTorch, or in eager's own error.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,9 +21,6 @@ from torch_ort.generators import TorchGenerators
 
 FORWARD_MODE = "forward-mode AD: an input has a tangent, which a captured graph would lose"
 
-# What the engine raises where eager PyTorch may take over.
-ENGINE_ERRORS = (Unsupported, InternalError)
-
 
 class FallbackWarning(UserWarning):
     """A graph runs in eager PyTorch; the message says why."""
@@ -26,13 +28,89 @@ class FallbackWarning(UserWarning):
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """Name the stage that an engine error comes from; the innermost name stays."""
+    """Name the stage that an error comes from; the innermost name stays."""
     try:
         yield
-    except Error as error:
+    except Exception as error:
         if not hasattr(error, "stage"):
             error.stage = name
         raise
+
+
+@contextmanager
+def asked_for() -> Iterator[None]:
+    """Mark errors of what the user has asked the engine for besides results: files, own passes.
+
+    They are raised, whatever else may end in eager PyTorch.
+    """
+    try:
+        yield
+    except (UserError, OSError) as error:
+        error.torch_ort_asked_for = True
+        raise
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why the engine does not run a call: the error, and the stage that it comes from."""
+
+    error: Exception
+    stage: str
+
+
+# What is done instead of a run that has failed; gives its result.
+Instead = Callable[[Failure], Any]
+
+
+def within_boundary(
+    engine: Callable[[], Any], instead: Instead, stage_name: str, state: Any = None
+) -> Any:
+    """Give what `engine` gives; where it fails, undo what it drew and wrote, and do another thing.
+
+    `stage_name` stands for the stage of errors that name none. What the engine writes into stands
+    in `state.written` meanwhile. Raises what is no failure of the engine: see `failure_of`.
+    """
+    random = TorchGenerators()
+    if state is not None:
+        state.written = []
+    try:
+        return engine()
+    except Exception as error:
+        random.restore()
+        if state is not None:
+            put_back(state.written)
+        failure = failure_of(error, stage_name)
+    finally:
+        if state is not None:
+            state.written = None
+    return instead(failure)
+
+
+def failure_of(error: Exception, stage_name: str) -> Failure:
+    """Describe a failure of the engine.
+
+    Raises the error again where it is a message to Dynamo, or comes from a torch.autograd.Function
+    of the user's, or from what the user has asked for.
+    """
+    is_message = aot_compat.passes_through(error) and aot_compat.frame_in_capture() is not None
+    if is_message or comes_from_function(error) or hasattr(error, "torch_ort_asked_for"):
+        raise error
+    if hasattr(error, "torch_ort_nothing_ran"):
+        stage_name = "plan"
+    return Failure(error, getattr(error, "stage", stage_name))
+
+
+def failure_of_later_run(error: Exception, is_repeatable: bool) -> Failure:
+    """Describe why a graph that has run before fails now, if eager PyTorch may run the call.
+
+    Raises the error again unless no step has run (a plan for new sizes has failed), or an error of
+    ours comes from a graph that is repeatable: it neither writes nor draws. A kernel's own error is
+    what eager would raise.
+    """
+    has_begun = not hasattr(error, "torch_ort_nothing_ran")
+    if has_begun and not (is_repeatable and isinstance(error, Error)):
+        raise error
+    return failure_of(error, "forward")
 
 
 # Compiles a graph again, another way, after an error of its first run with some arguments.
@@ -43,25 +121,24 @@ def compile_or_eager(
     compile_graph: Callable[[], tuple[Callable, CompileAgain | None]], eager: Callable,
     strict: bool, state: Any,
 ) -> Callable[..., Any]:  # fmt: skip
-    """Compile a graph; on an error of the engine give a callable that runs it in eager PyTorch.
+    """Compile a graph; where that fails give a callable that runs it in eager PyTorch.
 
     Where `compile_graph` tells how to compile again, that is done instead if the first run fails.
-    UserError and, when `strict`, every error is raised. A failure leaves the random state as it
-    was. `state.failed` tells later that a backward failed, after which eager is right as well;
-    what the graph writes into stands in `state.written` while its first run may fail.
+    When `strict`, every error is raised. `state.failed` tells later that a backward failed, after
+    which eager is right as well.
     """
-    random = TorchGenerators()
-    try:
-        compiled, again = compile_graph()
-    except UserError:
-        raise
-    except ENGINE_ERRORS as error:
+
+    def instead(failure: Failure) -> Callable[..., Any]:
         if strict:
-            raise
-        random.restore()
-        warn(getattr(error, "stage", "capture"), error)
+            raise failure.error
+        warn(failure)
         return eager
-    return FirstRun(compiled, eager, strict, state, again)
+
+    def compiled() -> Callable[..., Any]:
+        run, again = compile_graph()
+        return FirstRun(run, eager, strict, state, again)
+
+    return within_boundary(compiled, instead, "capture")
 
 
 def reason_of(error: BaseException) -> str:
@@ -84,14 +161,14 @@ def may_come_from_a_rule(error: Exception) -> bool:
     The engine checks types and raises UserError, a kernel raises RuntimeError; one of its own comes
     again.
     """
-    return isinstance(error, RuntimeError) and not isinstance(error, ENGINE_ERRORS)
+    return isinstance(error, RuntimeError) and not isinstance(error, Unsupported | InternalError)
 
 
-def warn(stage_name: str, error: BaseException) -> None:
+def warn(failure: Failure) -> None:
     """Count a fallback and say so once."""
-    counting.count(f"fallbacks_{stage_name}")
+    counting.count(f"fallbacks_{failure.stage}")
     warnings.warn(
-        f"torch_ort: {stage_name}: {reason_of(error)}; this graph runs in eager PyTorch "
+        f"torch_ort: {failure.stage}: {reason_of(failure.error)}; this graph runs in eager PyTorch "
         "(TORCH_ORT_STRICT=1 raises instead)",
         FallbackWarning,
         stacklevel=3,
@@ -165,15 +242,15 @@ class FirstRun:
             return self._eager(*args)
         if aot_compat.in_forward_mode() and aot_compat.has_tangents(args):
             return self._run_forward_mode(args)
-        if self._proven:
-            try:
-                return self._run(*args)
-            except ENGINE_ERRORS as error:
-                # A plan for new sizes: nothing has run yet.
-                if self._strict or getattr(error, "stage", None) is not None:
-                    raise
-                return self._give_up("plan", error, args)
-        return self._first_call(args)
+        if not self._proven:
+            return self._first_call(args)
+        try:
+            return self._run(*args)
+        except Exception as error:
+            if self._strict:
+                raise
+            failure = failure_of_later_run(error, self._graph.is_repeatable)
+        return self._in_eager(failure, args)
 
     def _run_forward_mode(self, args: tuple) -> Any:
         """Run a call in eager PyTorch that brings tangents; others go on running in the engine."""
@@ -182,73 +259,44 @@ class FirstRun:
             raise error
         if not self._has_met_tangents:
             self._has_met_tangents = True
-            warn("forward", error)
+            warn(Failure(error, "forward"))
         return self._eager(*args)
 
     def _first_call(self, args: tuple) -> Any:
-        is_guarded = self._again is not None or not self._strict
-        result = self._guarded_run(args) if is_guarded else self._run(*args)
+        if self._strict and self._again is None:
+            result = self._run(*args)
+        else:
+            result = within_boundary(
+                lambda: self._run(*args), lambda failure: self._instead(failure, args), "forward",
+                self._graph,
+            )  # fmt: skip
         if not self._proven:  # nor given up
             self._proven = True
             self._again = None
             self._graph.note_first_run()
         return result
 
-    def _guarded_run(self, args: tuple) -> Any:
-        """Run the graph, or after a failure undo what it did and run another, or eager PyTorch."""
-        try:
-            with undone_on_error(self._graph):
-                return self._run(*args)
-        except Exception as error:
-            if comes_from_function(error):
-                raise
-            if self._again is not None and may_come_from_a_rule(error):
-                return self._run_again(error, args)
-            if self._strict:
-                raise
-            result = self._eager(*args)  # an error of the user's program comes again from here
-            self._give_up_with(error)
-            return result
+    def _instead(self, failure: Failure, args: tuple) -> Any:
+        if self._again is not None and may_come_from_a_rule(failure.error):
+            failed = self._compile_again(failure.error, args)
+            return self._in_eager(failed, args) if failed else self._first_call(args)
+        return self._in_eager(failure, args)
 
-    def _run_again(self, error: Exception, args: tuple) -> Any:
+    def _compile_again(self, error: Exception, args: tuple) -> Failure | None:
         again, self._again = self._again, None
-        try:
+
+        def compiled() -> None:
             self._run = again(error, args)
-        except ENGINE_ERRORS as failure:
-            if self._strict:
-                raise
-            return self._give_up(getattr(failure, "stage", "capture"), failure, args)
-        return self._first_call(args)
 
-    def _give_up(self, stage_name: str, error: Exception, args: tuple) -> Any:
-        warn(stage_name, error)
+        return within_boundary(compiled, lambda failure: failure, "capture")
+
+    def _in_eager(self, failure: Failure, args: tuple) -> Any:
+        if self._strict:
+            raise failure.error
+        result = self._eager(*args)  # an error of the user's program comes again from here
+        warn(failure)
         self._run, self._proven, self._strict = self._eager, True, True
-        return self._eager(*args)
-
-    def _give_up_with(self, error: Exception) -> None:
-        warn(stage_of_first_run(error), error)
-        self._run, self._proven, self._strict = self._eager, True, True
-
-
-def stage_of_first_run(error: Exception) -> str:
-    """Name the stage that an error of a graph's first run comes from."""
-    is_plan = isinstance(error, ENGINE_ERRORS) and str(error).startswith("plan")
-    return getattr(error, "stage", "plan" if is_plan else "forward")
-
-
-@contextmanager
-def undone_on_error(graph: Any) -> Iterator[None]:
-    """Undo what a failing run of a graph wrote and drew; `graph.written` collects copies for it."""
-    random = TorchGenerators()
-    graph.written = []
-    try:
-        yield
-    except Exception:
-        random.restore()
-        put_back(graph.written)
-        raise
-    finally:
-        graph.written = None
+        return result
 
 
 def put_back(written: list[tuple[torch.Tensor, torch.Tensor]]) -> None:

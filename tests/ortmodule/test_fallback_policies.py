@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import torch_ort
-from tests.injection import into_backward, into_forward
+from tests.injection import at_place, into_backward, into_forward
 from torch_ort import _C, DebugOptions, ORTModule, compiler
 from torch_ort.capture import joint
 from torch_ort.capture.fx_reader import FxReader
@@ -28,7 +28,7 @@ from torch_ort.ortmodule import (
     ORTModuleTorchModelException,
 )
 
-pytestmark = pytest.mark.ort_only
+pytestmark = [pytest.mark.ort_only, pytest.mark.hands_over("captures are made to fail")]
 
 REASON = "injected by a test"
 STEPS = 3
@@ -93,15 +93,14 @@ def unsupported(*_args, **_kwargs):
     raise _C.Unsupported(REASON)
 
 
-def fails_after_first(function: Callable) -> Callable:
-    """Give a function that only its first call gets through to."""
-    calls = itertools.count()
-    return lambda *args: function(*args) if next(calls) == 0 else fail()
-
-
 def fail_to_plan(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compiler, "_sessions", {})  # an equal graph of another test would be shared
     patch.setattr(compiler, "_compile_session", fail)
+
+
+def fail_to_plan_later(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(compiler, "_sessions", {})  # one of another test would know the sizes
+    at_place("plan", lambda: _C.InternalError(REASON), passes=1)
 
 
 @dataclass
@@ -164,7 +163,7 @@ CAUSES = {
     "backward": injected("backward", lambda patch: into_backward(patch, lambda run: fail)),
     "later plan": injected(
         "plan",
-        lambda patch: into_forward(patch, fails_after_first),
+        fail_to_plan_later,
         first=1,
     ),
 }

@@ -14,6 +14,7 @@ import pytest
 import sympy
 import torch
 from torch import fx
+from torch.fx.experimental import symbolic_shapes
 
 from torch_ort import ORTModule
 from torch_ort.capture import aot_compat
@@ -314,6 +315,8 @@ def test_signals_pass_through():
     assert issubclass(aot_compat.exc.TensorifyScalarRestartAnalysis, aot_compat.exc.RestartAnalysis)
     assert aot_compat.passes_through(aot_compat.UnsupportedFakeTensorException("no"))
     assert not aot_compat.passes_through(RuntimeError("no"))
+    # Dynamo would not act upon this one: a backend that raises it has failed.
+    assert not aot_compat.passes_through(symbolic_shapes.GuardOnDataDependentSymNode(None, "no"))
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,10 @@ class HandOver(Exception):
     """What a recording cannot do: the capture is made by AOTAutograd. The words say why."""
 
 
+class Refused(HandOver):
+    """PyTorch itself refuses the arguments of an operator; it does so again in earnest."""
+
+
 class NoCapture(_C.Unsupported):
     """What AOTAutograd cannot do either."""
 
@@ -61,10 +65,18 @@ class Answers(TorchDispatchMode):
     def form(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Give the forms of what an operator gives."""
         rule = find(func)
-        if rule is not None:
-            with contextlib.suppress(NoRule):
-                return rule(*_specs(args), **_specs(kwargs))
-        return _ask_pytorch(func, args, kwargs)
+        if rule is None:
+            return _ask_pytorch(func, args, kwargs)
+        try:
+            return rule(*_specs(args), **_specs(kwargs))
+        except NoRule:
+            return _ask_pytorch(func, args, kwargs)
+        except Exception as error:
+            _ask_pytorch(func, args, kwargs)  # raises where the arguments are wrong
+            raise _C.InternalError(
+                f"{func}: its rule raises {type(error).__name__}: {error}, where PyTorch gives a "
+                "result"
+            ) from error
 
     def note(self, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
         """Take note of a call and of what it was answered with."""
@@ -135,7 +147,10 @@ def _ask_pytorch(func: Any, args: tuple, kwargs: dict) -> Any:
         args, kwargs = pytree.tree_map_only(
             torch.Tensor, lambda x: make(*_specs(x)), (args, kwargs)
         )
-        result = func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except Exception as error:
+            raise Refused(f"{func}: {type(error).__name__}: {error}") from error
         return _spec_of_result(func, result)
 
 

@@ -10,6 +10,7 @@ import functools
 import itertools
 import linecache
 import logging
+import operator
 import os
 import re
 import sys
@@ -102,6 +103,7 @@ __all__ = [
     "is_jit_tracing",
     "is_known",
     "is_refused_by_dynamo",
+    "is_repeatable",
     "kept_inputs",
     "meta_errors_unsaid",
     "needs_no_version_check",
@@ -131,7 +133,6 @@ _DYNAMO_SIGNALS = (
     exc.RestartAnalysis,
     exc.ShortenTraceback,
     exc.SkipFrame,
-    GuardOnDataDependentSymNode,
     UnsupportedFakeTensorException,
 )
 
@@ -286,6 +287,21 @@ def version(tensor: torch.Tensor) -> int:
 
 def _mutates(node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and schema(node.target).is_mutable
+
+
+def is_repeatable(graph: fx.Graph) -> bool:
+    """Tell whether running a graph again changes nothing: it neither writes nor draws."""
+    return all(
+        isinstance(node.target, OpOverload)
+        and node.target.namespace in ("aten", "prims")
+        and not schema(node.target).is_mutable
+        and torch.Tag.nondeterministic_seeded not in node.target.tags
+        for node in graph.nodes
+        if node.op == "call_function" and node.target not in _PURE_FUNCTIONS
+    )
+
+
+_PURE_FUNCTIONS = (operator.getitem, torch.sym_int)
 
 
 def kept_inputs(graph: fx.Graph) -> frozenset[int]:

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from torch_ort import _C, compiler, counting, onnx_files
-from torch_ort._C import Unsupported, UserError
+from torch_ort._C import Unsupported
 from torch_ort.capture import aot_compat
 from torch_ort.capture.answers import HandOver, NoCapture
 from torch_ort.capture.dispatch_compat import outside_inference_mode
@@ -26,11 +26,13 @@ from torch_ort.capture.recorded_step import RecordedRun, RecordedStep
 from torch_ort.capture.recorder import (
     Recording,
     at_line,
+    enters_program,
+    is_reason_to_hand_over,
     log_hand_over,
     record,
 )
 from torch_ort.capture.symbols import Symbolic, symbol_name
-from torch_ort.fallback import comes_from_function, stage, warn
+from torch_ort.fallback import Failure, asked_for, failure_of, stage, warn, within_boundary
 from torch_ort.functions.call import end_of_capture
 from torch_ort.generators import TorchGenerators
 from torch_ort.options import Options
@@ -44,18 +46,20 @@ class GraphState:
     files: Any = None  # of an ORTModule: writes graphs and plans
     rewrite: Callable[[_C.Graph], _C.Graph] | None = None  # of an ORTModule: the user's passes
     failed: bool = False  # a backward failed: eager from now on
+    is_repeatable: bool = False  # running again changes nothing: no writes, no random numbers
     programs: list[compiler.Program] = field(default_factory=list)
     # What a first run writes into, with copies from before; None once such a run has succeeded.
     written: list[tuple[torch.Tensor, torch.Tensor]] | None = None
 
     def note_first_run(self) -> None:
         """Write what only a run can tell; called when a first run has succeeded."""
-        if "plan" in self.options.dump:
-            for program in self.programs:
-                compiler.write_plan(program, self.options)
-        if self.files is not None:
-            for program in self.programs:
-                self.files.write_run(program)
+        with asked_for():
+            if "plan" in self.options.dump:
+                for program in self.programs:
+                    compiler.write_plan(program, self.options)
+            if self.files is not None:
+                for program in self.programs:
+                    self.files.write_run(program)
 
 
 class Capture:
@@ -194,6 +198,7 @@ class Capture:
             program, self.options, sources, self.state.files, self.state.rewrite
         )
         self.state.programs.append(program)
+        self.state.is_repeatable = aot_compat.is_repeatable(joint.graph)
         self._forward = ForwardRunner(layout, session, self.options, self.state)
         return layout
 
@@ -216,6 +221,7 @@ class Capture:
             program, self.options, sources, self.state.files, self.state.rewrite
         )
         self.state.programs.append(program)
+        self.state.is_repeatable = aot_compat.is_repeatable(module.graph)
         written = aot_compat.written_placeholders(module.graph)
         positions = [i for i, node in enumerate(placeholders) if node in written]
         return InferenceRunner(program, session, outputs, positions, self.state)
@@ -242,33 +248,37 @@ class Capture:
 
 
 def hand_over(error: Exception) -> None:
-    """Count a capture that is left to AOTAutograd, and log why."""
+    """Count a capture that is left to AOTAutograd, and log why: as a bug if it should not be."""
     counting.count("recordings_handed_over")
-    log_hand_over(error)
+    is_bug = not is_reason_to_hand_over(error)
+    if is_bug:
+        counting.count("recorder_bugs")
+    log_hand_over(error, is_bug)
 
 
 def record_or_hand_over(make: Callable[[], Any], state: GraphState) -> Any:
     """Give what `make` records; None where that is left to AOTAutograd, or switched off.
 
-    An error of the function itself comes again from there.
+    An error of the function itself comes again from there. One of ours is a bug, which `strict`
+    raises.
     """
     if "recorder" in state.options.disable:
         return None
-    random = TorchGenerators()
-    try:
-        return make()
-    except (UserError, NoCapture):
-        raise
-    except Exception as error:
-        hand_over(error)
-        random.restore()
+
+    def instead(failure: Failure) -> None:
+        is_bug = not is_reason_to_hand_over(failure.error)
+        if isinstance(failure.error, NoCapture) or (is_bug and state.options.strict):
+            raise failure.error
+        hand_over(failure.error)
         state.programs.clear()
-        return None
+
+    return within_boundary(make, instead, "capture")
 
 
 class _Lines(fx.Interpreter):
     """Runs a graph of Dynamo's, and tells the recorder the user's line of each node."""
 
+    @enters_program
     def run_node(self, n: fx.Node) -> Any:
         """Run one node."""
         with at_line(origin_of(n)):
@@ -629,13 +639,16 @@ class FirstBackward:
         try:
             gradients = _C.run_backward(token, saved, tangents)
         except Exception as error:
-            if kept is None or kept.was_edited() or comes_from_function(error):
+            if kept is None or kept.was_edited():
                 raise
-            self._state.failed = True
-            warn("backward", error)
-            return self._run_again(kept, tangents)
-        self.proven = True
-        self._pending.clear()
+            failure = failure_of(error, "backward")
+        else:
+            self.proven = True
+            self._pending.clear()
+            return gradients
+        gradients = self._run_again(kept, tangents)  # an error of the program's comes from here
+        self._state.failed = True
+        warn(failure)
         return gradients
 
     def _run_again(self, kept: _Kept, tangents: list[Any]) -> list[torch.Tensor]:

@@ -7,7 +7,8 @@ way (attributes read, modes of PyTorch, conditions on sizes) is guarded.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -18,13 +19,12 @@ from torch_ort.capture.aot_compat import (
     FakeInputs,
     Sizes,
     is_refused_by_dynamo,
-    passes_through,
 )
 from torch_ort.capture.dispatch_compat import outside_inference_mode
 from torch_ort.capture.hooks import hook_with_effects, tensor_hooks_refused
 from torch_ort.capture.joint import Capture, GraphState, record_or_hand_over
 from torch_ort.capture.recorded_step import RecordedRun, RecordedStep
-from torch_ort.capture.recorder import RecordedInputs
+from torch_ort.capture.recorder import RecordedInputs, enters_program
 from torch_ort.capture.structure import Structure, is_dense, plain_parameter
 from torch_ort.capture.symbols import symbol_name
 from torch_ort.capture.torchscript import Replay, is_script, replayed, script_object, signature_of
@@ -72,6 +72,22 @@ class ModuleState:
                     f"tensor '{name}' of the module is a {type(tensor).__name__} of layout "
                     f"{tensor.layout}, want a plain, strided tensor"
                 )
+
+    @contextmanager
+    def without_gradients(self) -> Iterator[None]:
+        """Take the gradients away in here, and put them back.
+
+        Backwards of Functions, which a capture runs to learn what they give, may add to them.
+        """
+        leaves = [tensor for tensor in self.tensors if tensor.is_leaf]
+        before = [tensor.grad for tensor in leaves]
+        for tensor in leaves:
+            tensor.grad = None
+        try:
+            yield
+        finally:
+            for tensor, gradient in zip(leaves, before, strict=True):
+                tensor.grad = gradient
 
     def call_with(self, tensors: Sequence[torch.Tensor], call: Callable[[], Any]) -> Any:
         """Run `call` while other tensors hang in all places; what it replaced there stays."""
@@ -223,12 +239,9 @@ def capture_module(
     try:
         return _trace(call, options, state, FakeInputs(sizes), recorded_reads)
     except Exception as error:
-        if is_refused_by_dynamo(error):  # it cannot see through the recorder of reads
-            return _trace(call, options, state, FakeInputs(sizes), all_reads)
-        # Outside of Dynamo nobody acts upon its signals.
-        if passes_through(error):
-            raise Unsupported(f"{type(error).__name__}: {error}") from error
-        raise
+        if not is_refused_by_dynamo(error):  # it cannot see through the recorder of reads
+            raise
+    return _trace(call, options, state, FakeInputs(sizes), all_reads)
 
 
 class _Call(NamedTuple):
@@ -253,6 +266,7 @@ def _trace(
     inputs = describe_call(module, call.args, call.kwargs, held, call.floats)
     with (
         outside_inference_mode(),
+        held.without_gradients(),
         fakes.tracing(),
         replayed(module, fakes) as replay,
         reading(module) as reads,
@@ -396,13 +410,17 @@ class _Trace(torch.nn.Module):
         args, kwargs = self.inputs.rebuild(
             tensors[i] if is_tensor else integers[i] for is_tensor, i in self._leaves
         )
-        result = self.held.call_with(held, lambda: self.run(*args, **kwargs))
+        result = self.held.call_with(held, lambda: self._call_module(args, kwargs))
         self.replay.check_containers()
         taken = self.watch.take_tensors()
         self.assigned = [(entries, name) for entries, name, _ in taken]
         self.watch.note_run()
         self.outputs = Structure(result, "output", keeps_others=True)
         return [*self.outputs.leaves, *(tensor for _, _, tensor in taken)]
+
+    @enters_program
+    def _call_module(self, args: tuple, kwargs: dict) -> Any:
+        return self.run(*args, **kwargs)
 
     def conditions(self, fakes: FakeInputs | RecordedInputs) -> list[str]:
         """Give the conditions on `symbols` under which the trace is that of a call."""
@@ -443,4 +461,12 @@ def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
 
 def _condition(symbols: Sequence[str], words: str) -> Callable[..., bool]:
     """Compile a condition on integers, which stand under the names of their symbols."""
-    return eval(f"lambda {', '.join(symbols)}: {words}", {"math": math})
+    holds = eval(f"lambda {', '.join(symbols)}: {words}", {"math": math, "torch": torch})
+
+    def holds_or_raises(*integers: int) -> bool:
+        try:
+            return holds(*integers)
+        except (ArithmeticError, ValueError):  # a condition on 1 / n says nothing of n = 0
+            return False
+
+    return holds_or_raises

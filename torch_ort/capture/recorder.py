@@ -15,8 +15,10 @@ import operator
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import torch
@@ -69,9 +71,52 @@ _BETWEEN = (
 )
 
 
-def log_hand_over(error: Exception) -> None:
-    """Log why a capture is left to AOTAutograd."""
-    _logger.info("recorder: %s: %s", type(error).__name__, error, exc_info=error)
+def log_hand_over(error: Exception, is_bug: bool) -> None:
+    """Log why a capture is left to AOTAutograd; once at WARNING where it is a bug of ours."""
+    words = f"{type(error).__name__}: {error}"
+    if is_bug and words not in _bugs_told:
+        _bugs_told.add(words)
+        _logger.warning(
+            "recorder: a bug of torch_ort, for which AOTAutograd captures instead: %s "
+            "(TORCH_ORT_STRICT=1 raises it)", words, exc_info=error,
+        )  # fmt: skip
+    else:
+        _logger.info("recorder: %s", words, exc_info=error)
+
+
+_bugs_told: set[str] = set()
+_entries: set[CodeType] = set()
+
+
+def enters_program(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a function that calls the recorded program: errors from there may be the program's."""
+    _entries.add(function.__code__)
+    return function
+
+
+def is_reason_to_hand_over(error: Exception) -> bool:
+    """Tell whether a recording is meant to end with this error; if not, it is a bug of ours.
+
+    Meant are what says so by its type, and errors of the recorded program, which has them in eager
+    PyTorch as well.
+    """
+    if isinstance(error, HandOver | _C.Unsupported):
+        return True
+    return not isinstance(error, _C.Error) and _is_raised_by_program(error)
+
+
+def _is_raised_by_program(error: Exception) -> bool:
+    """Tell whether the user's code raises an error, or PyTorch as that code calls it."""
+    is_torchs = False
+    for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)]):
+        code = frame.f_code
+        if code.co_filename.startswith(_TORCH_FOLDER) or code.co_name == "__torch_function__":
+            is_torchs = True  # a mode of ours only passes calls on
+        elif code.co_filename.startswith(_OUR_FOLDER):
+            return is_torchs and code in _entries
+        else:
+            return True
+    return True
 
 
 class RecordedGraph(torch.nn.Module):
@@ -201,6 +246,7 @@ class _Recorder:
                 f"a graph with a branch or a loop on data ({self._branches.first_line}): {error}"
             ) from error
 
+    @enters_program
     def _run(self, function: Callable[..., Sequence[Any]], is_complete: bool) -> Recording:
         with (
             _tracing_state(),
@@ -279,6 +325,7 @@ class _Recorder:
             return self._mode.symbol_node(output) if isinstance(output, torch.SymInt) else output
         return self._mode.node_of(unwrapped(output))
 
+    @enters_program
     def _record_backward(self, outputs: list[torch.Tensor]) -> tuple[list[fx.Node], list[Any]]:
         tangents, wrapped = [], []
         for i, output in enumerate(outputs):

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import torch_ort
-from torch_ort import counting, fallback, report
+from torch_ort import _C, counting, fallback, report
 from torch_ort.capture.aot_compat import (
     Sizes,
     has_tangents,
@@ -105,21 +105,28 @@ class Calls:
         if in_forward_mode() and self._has_tangents(args, kwargs):
             why, which = fallback.FORWARD_MODE, "calls with tangents run"
             return self._run_this_in_pytorch(why, "forward", which, args, kwargs)
-        captured, flat = self._find(args, kwargs)
+        try:
+            captured, flat = self._find(args, kwargs)
+        except Exception as error:
+            return self._run_in_pytorch(fallback.failure_of(error, "capture"), args, kwargs)
         if captured is None:
             hook = hook_with_effects(self._module) if self.instead_of_pytorch is None else ""
             if hook:
                 why = f"{hook}, {HOOKS_RUN}"
                 return self._run_this_in_pytorch(why, "capture", "calls with it run", args, kwargs)
-            # Capture hangs other tensors into the module: one at a time.
-            with _capturing:
-                captured, flat = self._find(args, kwargs)
-                if captured is None:
-                    try:
-                        captured, flat = self._capture(args, kwargs)
-                    except ORTModuleFallbackException as error:
-                        return self._run_in_pytorch(error, "capture", args, kwargs)
+            found = fallback.within_boundary(
+                lambda: self._find_or_capture(args, kwargs), lambda failure: failure, "capture"
+            )
+            if isinstance(found, fallback.Failure):
+                return self._run_in_pytorch(replace(found, stage="capture"), args, kwargs)
+            captured, flat = found
         return self._run(captured, flat, args, kwargs)
+
+    def _find_or_capture(self, args: tuple, kwargs: dict) -> tuple[_Captured, list[Any]]:
+        # Capture hangs other tensors into the module: one at a time.
+        with _capturing:
+            captured, flat = self._find(args, kwargs)
+            return self._capture(args, kwargs) if captured is None else (captured, flat)
 
     def _find(self, args: tuple, kwargs: dict) -> tuple[_Captured | None, list[Any]]:
         """Give the graph that fits a call, and its arguments; the last one used is tried first."""
@@ -150,42 +157,42 @@ class Calls:
         if captured.is_proven and (captured.takes_empty or not is_empty):
             try:
                 return capture.call(flat)
-            except fallback.ENGINE_ERRORS as error:
-                # A plan for new sizes: nothing has run yet.
-                if getattr(error, "stage", None) is not None:
-                    raise
-                return self._run_in_pytorch(_onnx_error(error), "plan", args, kwargs)
+            except Exception as error:
+                failure = fallback.failure_of_later_run(error, captured.state.is_repeatable)
+            return self._run_in_pytorch(failure, args, kwargs)
         return self._run_first(captured, flat, is_empty, args, kwargs)
 
     def _run_first(
         self, captured: _Captured, flat: list[Any], is_empty: bool, args: tuple, kwargs: dict
     ) -> Any:
         """Run a graph that may fail; what it wrote and drew is undone if it does."""
-        capture = captured.capture
-        try:
-            with fallback.undone_on_error(captured.state):
-                result = capture.call(flat)
-        except Exception as error:
-            if fallback.comes_from_function(error):
-                raise
-            if captured.is_proven and isinstance(error, RuntimeError):
-                # Sizes of 0 are special to some kernels: they get a graph of their own.
-                capture.refuse_empty()
-                return self(args, kwargs)
-            self._captured.remove(captured)
-            if capture.is_recorded and fallback.may_come_from_a_rule(error):
-                hand_over(error)
-                self._options = replace(self._options, disable=(*self._options.disable, "recorder"))
-                return self(args, kwargs)
-            wrapped = _onnx_error(error)
-            if not isinstance(error, fallback.ENGINE_ERRORS) and not self._may_fall_back(wrapped):
-                raise  # a kernel's own, which PyTorch would raise as well
-            stage = fallback.stage_of_first_run(error)
-            return self._run_in_pytorch(wrapped, stage, args, kwargs)
+        result = fallback.within_boundary(
+            lambda: captured.capture.call(flat), lambda failure: failure, "forward", captured.state
+        )
+        if isinstance(result, fallback.Failure):
+            return self._run_otherwise(captured, result, args, kwargs)
         captured.takes_empty = captured.takes_empty or is_empty
         captured.is_proven = captured.is_proven or not is_empty
         captured.state.note_first_run()
         return result
+
+    def _run_otherwise(
+        self, captured: _Captured, failure: fallback.Failure, args: tuple, kwargs: dict
+    ) -> Any:
+        """Run a call after the first run of its graph has failed."""
+        capture, error = captured.capture, failure.error
+        if captured.is_proven and isinstance(error, RuntimeError):
+            # Sizes of 0 are special to some kernels: they get a graph of their own.
+            capture.refuse_empty()
+            return self(args, kwargs)
+        self._captured.remove(captured)
+        if capture.is_recorded and fallback.may_come_from_a_rule(error):
+            hand_over(error)
+            self._options = replace(self._options, disable=(*self._options.disable, "recorder"))
+            return self(args, kwargs)
+        if not isinstance(error, _C.Error) and not self._may_fall_back(_onnx_error(error)):
+            raise error  # a kernel's own, which PyTorch would raise as well
+        return self._run_in_pytorch(failure, args, kwargs)
 
     def _after_failed_backward(self, captured: _Captured, args: tuple, kwargs: dict) -> Any:
         self._captured.remove(captured)
@@ -213,10 +220,9 @@ class Calls:
             self._say_fallback(error, stage, which)
         return result
 
-    def _run_in_pytorch(
-        self, error: ORTModuleFallbackException, stage: str, args: tuple, kwargs: dict
-    ) -> Any:
-        if stage == "capture" and self.instead_of_pytorch is not None:
+    def _run_in_pytorch(self, failure: fallback.Failure, args: tuple, kwargs: dict) -> Any:
+        error = _onnx_error(failure.error)
+        if failure.stage == "capture" and self.instead_of_pytorch is not None:
             result = self._run_plain(*args, **kwargs)
             self._logger.info("taken apart, because %s", error)
             self._in_pytorch = True
@@ -225,7 +231,7 @@ class Calls:
         if not self._may_fall_back(error):
             raise error
         result = self._run_plain(*args, **kwargs)  # an error of the user's own comes from here
-        self._fall_back(error, stage)
+        self._fall_back(error, failure.stage)
         return result
 
     def _may_fall_back(self, error: ORTModuleFallbackException) -> bool:
@@ -305,9 +311,11 @@ class Calls:
                     self._module, args, kwargs, self._options, state, floats=names, sizes=sizes,
                     run=self._run_plain, functions=policy_of(self.settings),
                 )  # fmt: skip
-            except fallback.ENGINE_ERRORS as error:
+            except Exception as error:
+                if self._strict and not isinstance(error, _C.Unsupported):
+                    raise  # a bug, which fewer symbols might hide
                 random.restore()
-                first_error = first_error or error
+                first_error = first_error or fallback.failure_of(error, "capture").error
                 continue
             finally:
                 _thread.is_capturing = False
@@ -318,7 +326,7 @@ class Calls:
             report.note(state.programs)
             baked = {name: value for name, value in floats.items() if name not in names}
             return _Captured(capture, state, baked)
-        raise _onnx_error(first_error)
+        raise first_error
 
     def _say_why(self, args: tuple, kwargs: dict) -> None:
         if self._captured and self._logger.isEnabledFor(logging.INFO):
@@ -350,7 +358,10 @@ def is_traced() -> bool:
     return torch.compiler.is_compiling() and not _captures
 
 
-def _onnx_error(error: Exception) -> ORTModuleONNXModelException:
+def _onnx_error(error: Exception) -> ORTModuleFallbackException:
+    """Give an exception that a policy knows."""
+    if isinstance(error, ORTModuleFallbackException):
+        return error
     wrapped = ORTModuleONNXModelException(str(error))
     wrapped.__cause__ = error
     return wrapped

@@ -1,0 +1,45 @@
+"""What a module's forward computes of sizes: conditions on later calls are numbers of any kind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import torch_ort
+from tests.roads import Applies
+from torch_ort import ORTModule
+
+pytestmark = [
+    pytest.mark.ort_only,
+    pytest.mark.hands_over("floats of sizes are arguments of operators"),
+]
+
+FUNCTIONS = {
+    "scale by a root": lambda x: x * (1.0 / x.shape[-1]) ** 0.5,
+    "scale by a quotient": lambda x: x * (x.shape[0] / x.shape[-1]),
+    "scale by a square root": lambda x: x / torch.sym_sqrt(x.shape[-1]),
+    "area": lambda x: torch.nn.functional.interpolate(x[None], mode="area", scale_factor=1.7),
+    "rounded": lambda x: x[:, : round(x.shape[1] * 0.5)] * 2,
+    "branch on a root": lambda x: x * 2 if x.shape[-1] ** 0.5 > 1.5 else x * 3,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_numbers_of_sizes(name):
+    module = Applies(FUNCTIONS[name])
+    wrapped = ORTModule(module)
+    for size in (4, 9, 4):
+        x = torch.randn(3, 2, size, requires_grad=True)
+        want, got = module(x), wrapped(x)
+        torch.testing.assert_close(got, want)
+        gradients = [torch.autograd.grad(y.sum(), x) for y in (got, want)]
+        torch.testing.assert_close(*gradients)
+    assert torch_ort.counters()["fallbacks"] == 0
+
+
+def test_a_condition_that_has_no_value_for_a_size_does_not_hold(monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    wrapped = ORTModule(Applies(FUNCTIONS["scale by a root"]))
+    wrapped(torch.randn(3, 4))
+    with pytest.raises(ZeroDivisionError):
+        wrapped(torch.randn(3, 0))
