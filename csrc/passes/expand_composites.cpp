@@ -159,6 +159,12 @@ std::vector<int64_t> range(int64_t begin, int64_t end) {
 
 int64_t rank_of(const Value& value) { return static_cast<int64_t>(value.type.shape->size()); }
 
+bool has_no_elements(const Value& value) {
+  if (!value.type.shape) return false;
+  return std::find(value.type.shape->begin(), value.type.shape->end(), Dim(0)) !=
+         value.type.shape->end();
+}
+
 bool is_last_axis(int64_t axis, const Value& value) {
   return rank_of(value) > 0 && (axis == -1 || axis == rank_of(value) - 1);
 }
@@ -269,14 +275,12 @@ struct Channels {
   Dim count() const { return ops::times(batch, inner); }
 };
 
-// Nothing for sizes that data tells, and where nobody gains: channels of one number an image, or
-// none at all.
+// Nothing for sizes that data tells, and where nobody gains: channels of one number an image.
 std::optional<Channels> channels_of(const Graph& graph, const Value* x) {
   if (!is_real(x) || x->type.shape->size() < 3) return std::nullopt;
   const bool is_last = ops::has_channels_last(x->type);
   if ((x->type.strides && !is_last) || !KnownSizes(graph).are_known(*x)) return std::nullopt;
   const Shape& shape = *x->type.shape;
-  if (std::find(shape.begin(), shape.end(), Dim(0)) != shape.end()) return std::nullopt;
   Channels found{.batch = shape[0], .channels = shape[1], .is_last = is_last};
   found.axes = range(2, rank_of(*x));
   found.inner = ir::numel(Shape(shape.begin() + 2, shape.end()));
@@ -791,6 +795,9 @@ constexpr Expansion kExpansions[] = {
 
 const Expansion* find_expansion(const Node& node) {
   if (node.is_erased() || node.inputs.empty() || node.inputs[0] == nullptr) return nullptr;
+  // Of no elements, the operator itself knows what it gives: parts of it, as the largest of no
+  // numbers, may not exist.
+  if (has_no_elements(*node.inputs[0])) return nullptr;
   const bool is_aten = ir::is(&node, "ATen", ir::kAtenDomain);
   if (!is_aten && !node.op.domain.empty()) return nullptr;
   const std::string key = is_aten ? ir::string_attr(node.attrs, "operator", "") : node.op.name;

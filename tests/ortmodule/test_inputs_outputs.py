@@ -910,3 +910,9 @@ def test_numbers_that_forward_turns_into_python_fall_back_clearly(monkeypatch):
 def test_branches_on_numbers_raise_in_strict_mode():
     with pytest.raises(ORTModuleONNXModelException, match="data-dependent"):
         wrapped(lambda linear, x: linear(x) if x.sum() > 0 else x).ours(rows())
+
+
+def test_a_softmax_over_no_numbers_after_one_over_some():
+    both = wrapped(lambda linear, x: linear(x).flatten().softmax(0))
+    for count in (3, 0, 2, 0):
+        both(torch.ones(count, 4))

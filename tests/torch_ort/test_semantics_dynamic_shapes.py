@@ -289,3 +289,11 @@ class TestSizesFromData:
             lambda step: torch.randn(4, 6, requires_grad=True),
             compile_settings={"fullgraph": False},
         )
+
+
+@pytest.mark.parametrize("sizes", [(0,), (3, 0), (0, 4)])
+@pytest.mark.parametrize("function", [F.softmax, F.log_softmax])
+def test_softmax_over_no_numbers(compare_training, function, sizes):
+    compare_training(
+        lambda: lambda x: function(x, -1), lambda step: torch.randn(sizes, requires_grad=True)
+    )

@@ -181,7 +181,7 @@ class Calls:
     ) -> Any:
         """Run a call after the first run of its graph has failed."""
         capture, error = captured.capture, failure.error
-        if captured.is_proven and isinstance(error, RuntimeError):
+        if captured.is_proven and isinstance(error, RuntimeError | IndexError):
             # Sizes of 0 are special to some kernels: they get a graph of their own.
             capture.refuse_empty()
             return self(args, kwargs)
