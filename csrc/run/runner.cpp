@@ -136,7 +136,7 @@ void run_region(const Context& context, const BoundStep& bound) {
   for (const ArgSource& source : step.args) {
     const at::Tensor& tensor = context.slots[source.slots[0]];
     const TensorSpec& spec = context.binding->specs[source.slots[0]];
-    if (has_layout(tensor, spec) && !tensor.is_neg()) {
+    if (has_layout(tensor, spec)) {
       inputs.push_back(tensor.const_data_ptr());
     } else {
       const ir::Value* value = context.binding->session->slot_value(source.slots[0]);
@@ -330,9 +330,8 @@ bool move_views(Context& context, const BoundStep& bound) {
   if (bound.views.empty()) return false;
   const at::Tensor& viewed = context.slots[bound.viewed];
   const TensorSpec& spec = context.binding->specs[bound.viewed];
-  // A view of what is seen conjugate or negative is so too, which the objects made before are not.
   if (viewed.strides() != c10::IntArrayRef(spec.strides) ||
-      viewed.sizes() != c10::IntArrayRef(spec.sizes) || viewed.is_conj() || viewed.is_neg()) {
+      viewed.sizes() != c10::IntArrayRef(spec.sizes)) {
     return false;
   }
   for (const ViewSpec& view : bound.views) {
