@@ -247,10 +247,9 @@ class Capture:
         return sources
 
 
-def hand_over(error: Exception) -> None:
-    """Count a capture that is left to AOTAutograd, and log why: as a bug if it should not be."""
+def hand_over(error: Exception, is_bug: bool = False) -> None:
+    """Count a capture that is left to AOTAutograd, and log why."""
     counting.count("recordings_handed_over")
-    is_bug = not is_reason_to_hand_over(error)
     if is_bug:
         counting.count("recorder_bugs")
     log_hand_over(error, is_bug)
@@ -269,7 +268,7 @@ def record_or_hand_over(make: Callable[[], Any], state: GraphState) -> Any:
         is_bug = not is_reason_to_hand_over(failure.error)
         if isinstance(failure.error, NoCapture) or (is_bug and state.options.strict):
             raise failure.error
-        hand_over(failure.error)
+        hand_over(failure.error, is_bug)
         state.programs.clear()
 
     return within_boundary(make, instead, "capture")
