@@ -551,8 +551,8 @@ class Forward final : public Attention<T> {
       size_;
 };
 
-// gradient, query, key, value, result, logarithms, [mask], [kept, or a seed] -> gradients of query,
-// key, value
+// gradient, query, key, value, logarithms, [mask], [kept, or a seed] -> gradients of query, key,
+// value
 template <typename T>
 class Backward final : public Attention<T> {
   using Base = Attention<T>;
@@ -562,13 +562,12 @@ class Backward final : public Attention<T> {
  public:
   Backward(const ir::Node& node, const std::vector<Layout>& inputs,
            const std::vector<Layout>& outputs, const CompileOptions& options)
-      : Base(node, inputs, 1, 6, options),
+      : Base(node, inputs, 1, 5, options),
         grad_(this->rows_of_queries(inputs[0])),
         query_(this->rows_of_queries(inputs[1])),
         key_(this->rows_of_keys(inputs[2])),
         value_(this->rows_of_keys(inputs.at(3))),
-        result_(this->rows_of_queries(inputs.at(4))),
-        logarithm_(this->numbers_of_queries(inputs.at(5))),
+        logarithm_(this->numbers_of_queries(inputs.at(4))),
         query_grad_(this->rows_of_queries(outputs.at(0))),
         key_grad_(this->rows_of_keys(outputs.at(1))),
         value_grad_(this->rows_of_keys(outputs.at(2))) {
@@ -586,7 +585,6 @@ class Backward final : public Attention<T> {
     value_sums_ = take(this->keys_ * wide);
     query_rows_ = take(rows);
     grad_rows_ = take(rows);
-    result_rows_ = take(rows);
     packed_ = take(this->block_ * wide);
     sums_ = take(this->block_ * wide);
     scores_ = take(this->block_ * scores);
@@ -613,9 +611,11 @@ class Backward final : public Attention<T> {
       std::fill_n(memory + key_sums_, this->keys_ * wide, T(0));
       std::fill_n(memory + value_sums_, this->keys_ * wide, T(0));
       this->for_each_sharing(key_head, [&](int64_t head) {
-        const Head each{{in(0), grad_, batch, head},      {in(1), query_, batch, head},
-                        {in(4), result_, batch, head},    {in(5), logarithm_, batch, head},
-                        this->rules(inputs, batch, head), {out(0), query_grad_, batch, head}};
+        const Head each{{in(0), grad_, batch, head},
+                        {in(1), query_, batch, head},
+                        {in(4), logarithm_, batch, head},
+                        this->rules(inputs, batch, head),
+                        {out(0), query_grad_, batch, head}};
         this->for_each_block(each.rules.mask, memory + mask_row_,
                              [&](const Block& block) { run_block(each, memory, block); });
       });
@@ -628,20 +628,17 @@ class Backward final : public Attention<T> {
 
  private:
   struct Head {
-    Matrix<const void> grad, query, result, logarithm;
+    Matrix<const void> grad, query, logarithm;
     Rules rules;
     Matrix<void> query_grad;
   };
 
   void run_block(const Head& head, T* memory, const Block& block) const {
     const int64_t features = this->features_, columns = this->score_panels_.columns();
-    T *queries = memory + query_rows_, *grads = memory + grad_rows_,
-      *results = memory + result_rows_;
+    T *queries = memory + query_rows_, *grads = memory + grad_rows_;
     T *scores = memory + scores_, *score_grads = memory + score_grads_, *sums = memory + sums_;
     this->copy_rows(queries, head.query, block, this->scale_);
-    const T keep = static_cast<T>(this->keep_);
-    this->copy_rows(grads, head.grad, block, 1 / keep);
-    this->copy_rows(results, head.result, block, T(1));
+    this->copy_rows(grads, head.grad, block, 1 / static_cast<T>(this->keep_));
     this->multiply_by_keys(scores, queries, memory + keys_by_feature_, block);
     this->multiply_by_keys(score_grads, grads, memory + values_by_feature_, block);
     T* kept = memory + kept_rows_;
@@ -651,13 +648,9 @@ class Backward final : public Attention<T> {
       T *row = scores + i * columns, *row_grad = score_grads + i * columns;
       const T* mask = nullptr;
       if (this->has_mask()) mask = this->mask_row(head.rules.mask, at, n, memory + mask_row_);
-      probabilities(row, head, at, n, mask);
-      const T delta = keep * dot(results + i * features, grads + i * features);
-      if (this->drops_) {
-        multiply(row_grad, kept + i * this->keys_, n);
-      }
-      this->pointwise(ops::Pointwise::kSub, 2)(row_grad, row_grad, &delta, nullptr, n);
-      multiply(row_grad, row, n);
+      const T sum = probabilities(row, head, at, n, mask);
+      if (this->drops_) multiply(row_grad, kept + i * this->keys_, n);
+      through_softmax(row_grad, row, sum, n);
       if (mask != nullptr && this->fills()) leave_filled(row_grad, mask, n);
       if (this->drops_) multiply(row, kept + i * this->keys_, n);
       std::fill(row + n, row + block.keys, T(0));
@@ -682,31 +675,36 @@ class Backward final : public Attention<T> {
     this->pointwise(ops::Pointwise::kWhere, 2)(gradients, mask, &zero, gradients, n);
   }
 
-  // The first `n` scores of a query become its probabilities.
-  void probabilities(T* scores, const Head& head, int64_t query, int64_t n, const T* mask) const {
+  // The first `n` scores of a query become its probabilities. Returns what they add up to, which is
+  // nearly 1.
+  T probabilities(T* scores, const Head& head, int64_t query, int64_t n, const T* mask) const {
     if (mask != nullptr) this->apply_mask(scores, mask, n);
     const T logarithm = *static_cast<const T*>(head.logarithm.at(query));
     if (logarithm == -std::numeric_limits<T>::infinity()) {  // it sees no key
       std::fill_n(scores, n, T(0));
-      return;
+      return 1;
     }
     const T sum = this->kernels_.exp_row(scores, scores, logarithm, n);
     // The logarithm of large numbers has few digits left, and none where all are the lowest number.
-    if (std::abs(sum - 1) > 4 * std::numeric_limits<T>::epsilon()) this->scale(scores, 1 / sum, n);
+    if (std::abs(sum - 1) <= 4 * std::numeric_limits<T>::epsilon()) return sum;
+    this->scale(scores, 1 / sum, n);
+    return 1;
   }
 
-  // Overwrites `a`.
-  T dot(T* a, const T* b) const {
-    multiply(a, b, this->features_);
-    T sum = 0;
-    this->kernels_.sum_rows(&sum, a, 1, this->features_);
-    return sum;
+  // Gradients of probabilities, which add up to `sum`, become those of the scores. Where one key
+  // has all the weight they cancel to nothing, as they would not if their mean came from the
+  // result.
+  void through_softmax(T* gradients, const T* probabilities, T sum, int64_t n) const {
+    multiply(gradients, probabilities, n);
+    T total = 0;
+    this->kernels_.sum_rows(&total, gradients, 1, n);
+    const T factor = -total / sum;
+    this->pointwise(ops::Pointwise::kMulAdd, 2)(gradients, probabilities, &factor, gradients, n);
   }
 
-  Heads grad_, query_, key_, value_, result_, logarithm_, query_grad_, key_grad_, value_grad_;
+  Heads grad_, query_, key_, value_, logarithm_, query_grad_, key_grad_, value_grad_;
   int64_t keys_by_feature_, values_by_feature_, packed_keys_, key_sums_, value_sums_, query_rows_,
-      grad_rows_, result_rows_, packed_, sums_, scores_, score_grads_, mask_row_, kept_rows_,
-      copied_,
+      grad_rows_, packed_, sums_, scores_, score_grads_, mask_row_, kept_rows_, copied_,
       size_ = 0;  // places in memory
 };
 

@@ -162,6 +162,8 @@ class Compiler {
     int ids = -1;          // input that names the rows of the table
     int output = -1;       // that it is made in
     bool is_wide = false;  // read in a later phase than it was made, chunk by chunk
+    Opcode op = Opcode::kCopy;
+    std::vector<int> made_of = {};  // operands of `op`, where that makes it
   };
 
   int64_t evaluate(const ir::Dim& dim) const {
@@ -383,8 +385,34 @@ class Compiler {
       return copy_in_phase(value, in_phase, {.kind = kind, .index = info.input, .ids = info.ids});
     }
     const bool is_made_earlier = info.space == Space::kFull && info.phase < in_phase;
-    if (is_made_earlier && !holds_whole_rows() && info.input < 0) info.is_wide = true;
+    if (is_made_earlier && !holds_whole_rows() && info.input < 0) {
+      if (is_made_of_one_input(info)) return make_again(value, in_phase);
+      info.is_wide = true;
+    }
     return value;
+  }
+
+  // One sum or product of an input and of numbers that belong to rows or columns: to make it again
+  // takes less than to write a long row and to read it.
+  bool is_made_of_one_input(const Info& info) const {
+    if (info.op != Opcode::kAdd && info.op != Opcode::kSub && info.op != Opcode::kMul) return false;
+    int num_full = 0;
+    for (int operand : info.made_of) {
+      if (infos_[operand].space != Space::kFull) continue;
+      ++num_full;
+      if (infos_[operand].input < 0 || infos_[operand].ids >= 0) return false;
+    }
+    return num_full == 1;
+  }
+
+  int make_again(int value, int in_phase) {
+    for (const auto& [made_in, copy] : copies_[value]) {
+      if (made_in == in_phase) return copy;
+    }
+    const Info info = infos_[value];  // a copy: more values are added below
+    const int copy = pointwise(info.op, info.made_of, in_phase);
+    copies_[value].emplace_back(in_phase, copy);
+    return copy;
   }
 
   // A full copy of a value, made anew in each phase that reads it unless whole rows are held.
@@ -448,9 +476,9 @@ class Compiler {
     return dtype == DType::kHalf ? pointwise(Opcode::kToHalf, {value}) : value;
   }
 
-  int pointwise(Opcode op, const std::vector<int>& operands) {
+  // In the phase of the last operand, or in a later one.
+  int pointwise(Opcode op, const std::vector<int>& operands, int made_in = 0) {
     Space space = Space::kScalar;
-    int made_in = 0;
     for (int value : operands) {
       space = join(space, infos_[value].space);
       made_in = std::max(made_in, infos_[value].phase);
@@ -463,6 +491,8 @@ class Compiler {
       if (is_scalar) each.scalars |= static_cast<uint8_t>(1 << i);
     }
     each.d = add_value(space, made_in);
+    infos_[each.d].op = op;
+    infos_[each.d].made_of = operands;
     emit(each, made_in);
     return each.d;
   }
@@ -858,21 +888,25 @@ std::vector<int> overwritable_inputs(const Node& region) {
   }
   const int phase = phases.at(made), place = places.at(made->producer);
 
-  // Readers through Reshape and casts read the memory too. Sums and copies that leave come last in
-  // their phase.
-  const std::function<bool(const Value*)> is_read_before = [&](const Value* value) {
+  // Of what reads a value in phases after `from`. Readers through Reshape and casts read the memory
+  // too, and so do those for which the compiler makes a value again. Sums and copies that leave
+  // come last in their phase.
+  const std::function<bool(const Value*, int)> is_read_before = [&](const Value* value, int from) {
     return std::all_of(value->uses.begin(), value->uses.end(), [&](const ir::Use& use) {
-      if (use.node == nullptr) return false;
+      if (use.node == nullptr) return from >= 0;
       const FusedForm form = ops::fused_form(*use.node);
       const Value* result = use.node->outputs[0];
-      if (form.kind == FusedForm::Kind::kPass) return is_read_before(result);
+      if (form.kind == FusedForm::Kind::kPass) return is_read_before(result, from);
       const int read_in = phases.at(result) - (ends_phase(form) ? 1 : 0);
+      if (read_in <= from) return true;
       if (form.is_reduction() || form.kind == FusedForm::Kind::kConcat) return read_in < phase;
-      return read_in < phase || (read_in == phase && places.at(use.node) <= place);
+      if (read_in > phase || (read_in == phase && places.at(use.node) > place)) return false;
+      return from >= 0 || form.kind != FusedForm::Kind::kPointwise ||
+             is_read_before(result, read_in);
     });
   };
   for (size_t i = 0; i < body.inputs.size(); ++i) {
-    if (spaces.at(i) == "full" && is_read_before(body.inputs[i])) {
+    if (spaces.at(i) == "full" && is_read_before(body.inputs[i], -1)) {
       found.push_back(static_cast<int>(i));
     }
   }

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 namespace torch_ort::cpu {
@@ -102,6 +103,19 @@ constexpr double kSqrtTwoOverPi = 0.79788456080286535588;
 constexpr double kInverseSqrtTwoPi = 0.39894228040143267794;
 constexpr double kGeluCubic = 0.044715;
 
+// Near 0, where ATen's formula keeps no digits, an odd polynomial: Chebyshev's through erf(x) / x
+// in x * x, wrong by at most 3e-7 of the result.
+template <typename T>
+inline Vec<T> erf(const Vec<T>& x) {
+  if constexpr (std::is_same_v<T, double>) return x.erf();
+  const Vec<T> square = x * x;
+  Vec<T> ratio(T(-0.0243951852));
+  for (double each : {0.1124585072, -0.3761075501, 1.1283790201}) {
+    ratio = at::vec::fmadd(ratio, square, Vec<T>(T(each)));
+  }
+  return Vec<T>::blendv(x.erf(), x * ratio, x.abs() < Vec<T>(T(0.5)));
+}
+
 template <typename T>
 inline Vec<T> normal_cdf(const Vec<T>& x) {
   return Vec<T>(T(0.5)) * (one<T>() + (x * Vec<T>(T(kSqrtHalf))).erf());
@@ -136,7 +150,7 @@ TORCH_ORT_UNARY(Log, x.log())
 TORCH_ORT_UNARY(Sqrt, x.sqrt())
 TORCH_ORT_UNARY(Reciprocal, one<T>() / x)
 TORCH_ORT_UNARY(Tanh, x.tanh())
-TORCH_ORT_UNARY(Erf, x.erf())
+TORCH_ORT_UNARY(Erf, erf(x))
 TORCH_ORT_UNARY(Sigmoid, sigmoid(x))
 // Of two zeros the second operand stays: -0.0 does, as in PyTorch.
 TORCH_ORT_UNARY(Relu, at::vec::maximum(Vec<T>(T(0)), x))

@@ -16,9 +16,10 @@ namespace {
 
 // Work below this, in numbers times instructions, is not worth another thread.
 constexpr int64_t kWorkPerThread = 1 << 17;
-// Sums over more rows than this are taken in parts, so that rounding does not grow with their
-// number.
-constexpr int64_t kRowsPerPart = 512;
+// Sums over many rows are taken in parts, and those in parts again, so that rounding does not grow
+// with the number of rows.
+constexpr int64_t kRowsPerPart = 32, kPartsPerPart = 32;
+constexpr int kMaxLevels = 3;
 
 const void* element(const void* base, int64_t index, ir::DType dtype) {
   return static_cast<const char*>(base) + index * ir::size_bytes(dtype);
@@ -109,6 +110,27 @@ class Runner final : public TileProgram {
     Place place;
   };
 
+  // Sums of tiles, sums of those, and so on: how many there are, and which of them go into the next
+  // one after a tile.
+  struct Levels {
+    Levels(int64_t tiles, int64_t tiles_per_part) : tiles_per_part(tiles_per_part) {
+      for (int64_t parts = ceil_div(tiles, tiles_per_part); parts > 1 && count < kMaxLevels;
+           parts = ceil_div(parts, kPartsPerPart)) {
+        ++count;
+      }
+    }
+    int num_full(int64_t tiles) const {
+      int num = 0;
+      for (int64_t unit = tiles_per_part; num + 1 < count && tiles % unit == 0;
+           unit *= kPartsPerPart) {
+        ++num;
+      }
+      return num;
+    }
+    int64_t tiles_per_part;
+    int count = 1;
+  };
+
   static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
   static bool makes_row_result(const Instruction& each) {
@@ -127,28 +149,31 @@ class Runner final : public TileProgram {
     const int64_t size = program_.accumulators_size, blocks = program_.num_blocks;
     const int64_t tiles = ceil_div(program_.num_rows, program_.tile_rows);
     const int64_t tiles_per_block = ceil_div(tiles, blocks);
-    const int64_t tiles_per_part = ceil_div(kRowsPerPart, program_.tile_rows);
-    const bool has_parts = tiles_per_block > tiles_per_part;
-    T* sums = thread_memory<T, Use::kSums>((has_parts ? 2 : 1) * size * blocks);
-    T* parts = has_parts ? sums + size * blocks : sums;
+    const Levels levels(tiles_per_block, ceil_div(kRowsPerPart, program_.tile_rows));
+    T* sums = thread_memory<T, Use::kSums>(size * blocks);
     const int64_t numbers = tiles_per_block * program_.tile_rows * program_.num_columns;
     at::parallel_for(0, blocks, grain(numbers), [&](int64_t begin, int64_t end) {
+      T* parts = thread_memory<T, Use::kParts>((levels.count - 1) * size);
       for (int64_t block = begin; block < end; ++block) {
-        T* part = parts + block * size;
-        std::fill_n(part, size, T(0));
-        if (has_parts) std::fill_n(sums + block * size, size, T(0));
+        T* level[kMaxLevels];
+        for (int i = 0; i < levels.count; ++i) {
+          level[i] = i + 1 == levels.count ? sums + block * size : parts + i * size;
+          std::fill_n(level[i], size, T(0));
+        }
         const int64_t first = block * tiles_per_block;
         const int64_t last = std::min(tiles, first + tiles_per_block);
         if (first >= last) continue;  // no row, and so none that operands could be pointed at
-        Worker worker(*this, operands, part);
+        Worker worker(*this, operands, level[0]);
         for (int64_t tile = first; tile < last; ++tile) {
           const int64_t row = tile * program_.tile_rows;
           worker.run_tile(row, std::min(program_.tile_rows, program_.num_rows - row), 0,
                           program_.num_columns);
-          if (!has_parts) continue;
-          if ((tile - first + 1) % tiles_per_part != 0 && tile + 1 < last) continue;
-          kernels_.add_rows(sums + block * size, part, 1, size);
-          std::fill_n(part, size, T(0));
+          const int num_full =
+              tile + 1 < last ? levels.num_full(tile + 1 - first) : levels.count - 1;
+          for (int i = 0; i < num_full; ++i) {
+            kernels_.add_rows(level[i + 1], level[i], 1, size);
+            std::fill_n(level[i], size, T(0));
+          }
         }
       }
     });

@@ -148,6 +148,9 @@ FusedForm own_form(const Node& node) {
   if (node.op.name == "RowScatter") return {Kind::kScatter};
   if (node.op.name == "RowValid") return {Kind::kValid};
   if (node.op.name == "PhiloxMask") return {Kind::kRandom};
+  if (node.op.name == "MulAdd" && all_inputs(node, ir::is_float)) {
+    return pointwise(Pointwise::kMulAdd);
+  }
   return {};
 }
 

@@ -102,6 +102,11 @@ void lower_valid(const Node& node, CallList& calls) {
             {valid, ir::name(result->type.dtype), Arg(), Arg(), Arg(), false, Arg()}, {result});
 }
 
+void lower_mul_add(const Node& node, CallList& calls) {
+  calls.add("aten::addcmul", "", {&input(node, 2), &input(node, 0), &input(node, 1), 1},
+            node.outputs);
+}
+
 void lower_size_ratio(const Node& node, CallList& calls) {
   Value* result = node.outputs[0];
   if (!is_read_as_tensor(*result)) return;  // regions hold it as a constant
@@ -139,6 +144,10 @@ void register_region(Registry& ops) {
   ops.add(own("RowPick", 2, lower_pick));
   ops.add(own("RowScatter", 2, lower_scatter));
   ops.add(own("RowValid", 1, lower_valid));
+  // a * b + c, rounded once in regions
+  Op mul_add = own("MulAdd", 3, lower_mul_add);
+  mul_add.elementwise = true;
+  ops.add(mul_add);
   // factor * numerator / denominator, a number without dims
   ops.add(own("SizeRatio", 0, lower_size_ratio));
   // gradient [..., D] and ids [...] -> gradient of the table [V, D]
@@ -153,10 +162,10 @@ void register_region(Registry& ops) {
   attention.max_inputs = 5;
   attention.max_outputs = 2;
   ops.add(attention);
-  // gradient, query, key, value, result, logarithms, [mask], [what a dropout keeps] -> gradients of
-  // query, key, value
-  Op attention_grad = own("AttentionGrad", 6, lower_region);
-  attention_grad.max_inputs = 8;
+  // gradient, query, key, value, logarithms, [mask], [what a dropout keeps] -> gradients of query,
+  // key, value
+  Op attention_grad = own("AttentionGrad", 5, lower_region);
+  attention_grad.max_inputs = 7;
   attention_grad.max_outputs = 3;
   ops.add(attention_grad);
 }

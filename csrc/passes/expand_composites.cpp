@@ -88,6 +88,12 @@ class Writer {
                 {{"denominator", denominator}, {"factor", factor}, {"numerator", numerator}});
   }
 
+  // x * factor + offset, of the shape of `x`.
+  Value* mul_add(Value* x, Value* factor, Value* offset) {
+    return make({ir::kTorchOrtDomain, "MulAdd"}, {x, factor, offset}, typed(*x->type.shape, *x),
+                {});
+  }
+
   Value* ints(const Shape& dims) { return make_ints(graph_, dims, &node_); }
 
   Value* reduce(const char* op, Value* value, const std::vector<int64_t>& axes, bool keeps_dims) {
@@ -413,8 +419,7 @@ bool expand_batch_norm(Graph& graph, Node& node) {
   Value* factor = weight == nullptr ? rstd : write.make("Mul", {rstd, write.number(weight)});
   Value* offset = write.make("Neg", {write.make("Mul", {mean, factor})});
   if (bias != nullptr) offset = write.make("Add", {offset, write.number(bias)});
-  Value* scaled = write.make("Mul", {numbers, by.spread(factor)});
-  by.replace(0, write.make("Add", {scaled, by.spread(offset)}));
+  by.replace(0, write.mul_add(numbers, by.spread(factor), by.spread(offset)));
   write.replace_statistic(1, mean);
   write.replace_statistic(2, rstd);
   const auto update = [&](size_t output, Value* running, Value* now, const Dim& divisor) {
@@ -449,22 +454,56 @@ bool expand_batch_norm_backward(Graph& graph, Node& node) {
   Value* sum = by.sum(grad);
   Value* sum_along = by.sum(write.make("Mul", {grad, centered}));
   if (is_read(node, 0)) {
-    // (grad - mean grad - centered * along) * factor, gathered by what it multiplies
+    // (grad - mean grad - centered * along) * factor, gathered by what it multiplies. To gather x
+    // too would cancel where its mean is far from 0. It is read anew: the sums come between.
     Value* factor = weight == nullptr ? rstd : write.make("Mul", {rstd, write.number(weight)});
     Value* share = write.ratio(1, 1, channels->count());
     Value* along = write.make("Mul", {by.scale(sum_along, share), write.make("Mul", {rstd, rstd})});
-    Value* of_x = write.make("Neg", {write.make("Mul", {along, factor})});
-    Value* mean_grad = write.make("Mul", {by.scale(sum, share), factor});
-    Value* rest =
-        write.make("Neg", {write.make("Add", {write.make("Mul", {of_x, mean}), mean_grad})});
-    Value* from_x =
-        write.make("Add", {write.make("Mul", {numbers, by.spread(of_x)}), by.spread(rest)});
-    Value* from_grad = write.make("Mul", {grad, by.spread(factor)});
-    by.replace(0, write.make("Add", {from_grad, from_x}));
+    Value* of_centered = write.make("Neg", {write.make("Mul", {along, factor})});
+    Value* rest = write.make("Neg", {write.make("Mul", {by.scale(sum, share), factor})});
+    Value* again = write.make("Sub", {numbers, by.spread(mean)});
+    Value* from_x = write.mul_add(again, by.spread(of_centered), by.spread(rest));
+    by.replace(0, write.mul_add(grad, by.spread(factor), from_x));
   }
   write.replace(1, write.make("Mul", {sum_along, rstd}));
   write.replace(2, sum);
   return true;
+}
+
+// ---- labels of rows
+
+ir::Attrs ignored(const ops::Arg& index) { return {{"ignore_index", ir::Dim(integer(index))}}; }
+
+// For each label 1, but 0 for the ignored one.
+Value* find_valid(Writer& write, Value* label, const Type& row, const ir::Attrs& attrs) {
+  return write.make({ir::kTorchOrtDomain, "RowValid"}, {label}, row, attrs);
+}
+
+// Numbers of rows, one a row or one for all, but 0 where the label is ignored.
+Value* keep_valid(Writer& write, Value* numbers, Value* valid) {
+  return write.make("Where", {write.cast(valid, DType::kBool), numbers, write.constant(0)});
+}
+
+// The node that takes one number for each row from a matrix and gives `x`, if there is one.
+const Node* subtracts_from_rows(const Value& x) {
+  const Node* node = x.producer;
+  if (!ir::is(node, "Sub")) return nullptr;
+  const Type &from = node->inputs[0]->type, &numbers = node->inputs[1]->type;
+  const bool is_wide = x.type.dtype == DType::kFloat || x.type.dtype == DType::kDouble;
+  const bool is_by_row = from.shape && numbers.shape && *from.shape == *x.type.shape &&
+                         *numbers.shape == Shape{x.type.shape->at(0), Dim(1)};
+  return is_wide && is_by_row ? node : nullptr;
+}
+
+// The number of each row of a matrix that the label names; anything for the ignored label. What is
+// taken from rows is taken from these numbers alone, so that nobody has to make the whole rows.
+Value* pick(Writer& write, Value* x, Value* label, const Type& row, const ir::Attrs& attrs) {
+  const Node* node = subtracts_from_rows(*x);
+  if (node == nullptr) {
+    return write.make({ir::kTorchOrtDomain, "RowPick"}, {write.number(x), label}, row, attrs);
+  }
+  Value* numbers = write.make("Reshape", {node->inputs[1], write.ints(*row.shape)});
+  return write.make("Sub", {pick(write, node->inputs[0], label, row, attrs), numbers});
 }
 
 // ---- softmax
@@ -477,16 +516,30 @@ bool expand_softmax(Graph& graph, Node& node) {
 
   Writer write(graph, node, *x);
   x = write.number(x);
-  Value* largest = write.reduce("ReduceMax", x, axes, true);
-  Value* power = write.make("Exp", {write.make("Sub", {x, largest})});
+  Value* distance = write.make("Sub", {x, write.reduce("ReduceMax", x, axes, true)});
+  Value* power = write.make("Exp", {distance});
   Value* sum = write.reduce("ReduceSum", power, axes, true);
   if (is_log) {
-    Value* scale = write.make("Add", {largest, write.make("Log", {sum})});
-    write.replace(0, write.make("Sub", {x, scale}));
+    // Two numbers a row: the sum of both has few digits left where the largest one is far from 0.
+    write.replace(0, write.make("Sub", {distance, write.make("Log", {sum})}));
   } else {
     write.replace(0, write.make("Mul", {power, write.make("Reciprocal", {sum})}));
   }
   return true;
+}
+
+// (..., columns) -> (..., 1). In the gradient of a loss each row has one number, which says its
+// sum.
+Value* sum_of_rows(Writer& write, Value* grad) {
+  const Node* maker = grad->producer;
+  if (!ir::is(maker, "RowScatter", ir::kTorchOrtDomain)) {
+    return write.reduce("ReduceSum", grad, {rank_of(*grad) - 1}, true);
+  }
+  Value *label = maker->inputs[0], *numbers = maker->inputs[1];
+  const Dim& rows = label->type.shape->at(0);
+  const Type row = write.typed(*label->type.shape, *grad);
+  Value* sum = keep_valid(write, numbers, find_valid(write, label, row, maker->attrs));
+  return write.make("Reshape", {sum, write.ints({rows, Dim(1)})});
 }
 
 bool expand_softmax_backward(Graph& graph, Node& node) {
@@ -500,7 +553,7 @@ bool expand_softmax_backward(Graph& graph, Node& node) {
   grad = write.number(grad);
   result = write.number(result);
   if (call.op == "aten::_log_softmax_backward_data") {
-    Value* sum = write.reduce("ReduceSum", grad, axes, true);
+    Value* sum = sum_of_rows(write, grad);
     Value* share = write.make("Mul", {write.make("Exp", {result}), sum});
     write.replace(0, write.make("Sub", {grad, share}));
   } else {
@@ -514,8 +567,6 @@ bool expand_softmax_backward(Graph& graph, Node& node) {
 // ---- losses
 
 enum Reduction : int64_t { kNone = 0, kMean = 1, kSum = 2 };
-
-ir::Attrs ignored(const ops::Arg& index) { return {{"ignore_index", ir::Dim(integer(index))}}; }
 
 // Rows of log-probabilities against one label each, without weights.
 bool is_plain_nll(const Value* x, const Value* target, const Value* weight) {
@@ -533,9 +584,9 @@ bool expand_nll(Graph& graph, Node& node) {
   Writer write(graph, node, *x);
   const ir::Attrs attrs = ignored(call.args.at(4));
   const Type row = write.typed(*target->type.shape, *x);
-  Value* picked =
-      write.make({ir::kTorchOrtDomain, "RowPick"}, {write.number(x), target}, row, attrs);
-  Value* valid = write.make({ir::kTorchOrtDomain, "RowValid"}, {target}, row, attrs);
+  Value* picked = pick(write, x, target, row, attrs);
+  Value* valid = find_valid(write, target, row, attrs);
+  if (subtracts_from_rows(*x) != nullptr) picked = keep_valid(write, picked, valid);
   Value *loss = write.sum_all(picked), *count = write.sum_all(valid);
   if (reduction == kMean) loss = write.make("Div", {loss, count});
   write.replace(0, write.make("Neg", {loss}));
@@ -655,6 +706,7 @@ bool expand_attention(Graph& graph, Node& node, const char* op, size_t num_tenso
   for (size_t i = 0; i < 3; ++i) {
     if (!has_heads(sizes, inputs[i + (is_backward ? 1 : 0)])) return false;
   }
+  if (is_backward) inputs.erase(inputs.begin() + 4);  // the result, which our kernel does not read
   ir::Attrs attrs;
   if (const auto* causal = std::get_if<bool>(&is_causal.value); causal != nullptr && *causal) {
     attrs["is_causal"] = ir::Dim(1);

@@ -689,7 +689,7 @@ class AttentionFusion {
     step_back(gradient, of_queries, nullptr, none);
     std::vector<Value*> reads = {heads(gradient, of_queries, *before)};
     reads.insert(reads.end(), inputs.begin(), inputs.end());
-    reads.insert(reads.end(), attention.outputs.begin(), attention.outputs.end());
+    reads.push_back(attention.outputs[1]);
     reads.insert(reads.end(), rules.begin(), rules.end());
     std::vector<Type> types;
     for (const Value* input : inputs) {

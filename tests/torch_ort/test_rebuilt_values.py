@@ -125,7 +125,7 @@ def test_the_loss_writes_no_log_probabilities() -> None:
     kept, rebuilt = report_of(Predicting(), x, rebuilds=False), report_of(Predicting(), x)
     logits = 4 * 4 * 64 * WORDS
     assert kept.bytes_after - rebuilt.bytes_after > 0.9 * logits
-    rows = 4 * 4 * 64
+    rows = 2 * 4 * 4 * 64  # the largest logit, and the logarithm of the sum
     assert rebuilt.plan["saved_bytes"] <= kept.plan["saved_bytes"] + rows
     assert rebuilt.plan["peak_bytes"] <= kept.plan["peak_bytes"] + rows
 
