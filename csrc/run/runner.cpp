@@ -215,6 +215,27 @@ void own_result(Context& context, const Step& step) {
                  : result.clone(at::MemoryFormat::Contiguous);
 }
 
+// What the plan takes for memory of its own, and is not: the next step may write into it.
+void own_results(Context& context, const Step& step) {
+  const std::vector<int> given = step.reads();
+  const auto owned = [&](const at::Tensor& result) {
+    const bool is_given = std::any_of(given.begin(), given.end(), [&](int slot) {
+      const at::Tensor& argument = context.slots[slot];
+      return argument.defined() && result.defined() && result.is_alias_of(argument);
+    });
+    return is_given ? result.clone() : result;
+  };
+  for (c10::IValue& result : context.stack) {
+    if (result.isTensor()) {
+      result = owned(result.toTensor());
+    } else if (result.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& element : result.toTensorVector()) list.push_back(owned(element));
+      result = list;
+    }
+  }
+}
+
 void check_results(const Context& context, const Step& step, decltype(check_sizes)& check) {
   for (int slot : step.outputs) {
     if (slot < 0 || !context.binding->specs[slot].known) continue;
@@ -278,6 +299,7 @@ void run_step(Context& context, const BoundStep& bound, StepCounts& counts) {
     case Form::kReshape:
       call_op(context, step, bound.args);
       if (step.form == Form::kReshape) own_result(context, step);
+      if (step.may_give_argument) own_results(context, step);
       store_results(context, step, context.stack);
       ++counts.functional;
       break;

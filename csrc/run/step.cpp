@@ -377,6 +377,9 @@ Step Resolver::resolve_functional(const ops::Call& call) const {
     step.num_returns = schema.returns().size();
   } else if (ops::gives_view(schema)) {
     step.form = Form::kView;
+  } else {
+    step.may_give_argument =
+        op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
   }
   return step;
 }

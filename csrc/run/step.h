@@ -59,6 +59,9 @@ struct Step {
   std::vector<int> mutates;  // slots that the call writes into
   size_t num_returns = 0;    // outputs after these are `mutates`, as they are afterwards
   bool effect = false;       // random, writes or raises: keeps its order
+  // The operator is made of others: a result may be an argument, or look at one, though its schema
+  // does not say so.
+  bool may_give_argument = false;
   std::vector<int>
       in_place;              // input slots over which outputs[0] may be written, element by element
   std::string binds_symbol;  // the result is no tensor but the value of this symbol
