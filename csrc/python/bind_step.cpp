@@ -15,6 +15,8 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -36,6 +38,7 @@ using Order = std::vector<int64_t>;  // dims by strides, outermost first; empty:
 
 constexpr const char* kIsDeterministic = "is_deterministic";
 constexpr const char* kOrders = "orders";
+constexpr const char* kOrigins = "origins";
 constexpr const char* kFirstBackward = "first_backward";
 
 // What runs backward until the engine's has succeeded once: `function(token, saved, tangents)`.
@@ -75,7 +78,11 @@ struct Backward {
     const py::gil_scoped_acquire gil;
     const py::object function = find_first_backward(watched);
     if (!function) return std::nullopt;
-    return function(token, saved, tangents).cast<Tensors>();
+    Tensors gradients;
+    for (py::handle gradient : function(token, saved, tangents)) {
+      gradients.push_back(gradient.is_none() ? at::Tensor() : gradient.cast<at::Tensor>());
+    }
+    return gradients;
   }
 
   Tensors run_engine() const {
@@ -90,9 +97,15 @@ struct Backward {
 
 // Gradients that cannot be differentiated again, and say so.
 struct Once : torch::autograd::Function<Once> {
+  // Gives the gradients that there are; `is_there` tells which.
   static variable_list forward(AutogradContext* /*context*/, const Backward* backward,
-                               at::TensorList /*given*/) {
-    return backward->run();
+                               std::vector<bool>* is_there, at::TensorList /*given*/) {
+    variable_list gradients;
+    for (at::Tensor& gradient : backward->run()) {
+      is_there->push_back(gradient.defined());
+      if (gradient.defined()) gradients.push_back(std::move(gradient));
+    }
+    return gradients;
   }
 
   static variable_list backward(AutogradContext* /*context*/, const variable_list& /*gradients*/) {
@@ -104,6 +117,7 @@ struct Once : torch::autograd::Function<Once> {
 
 // A gradient that comes back, in the layout that the graph was recorded for.
 at::Tensor in_order(const at::Tensor& gradient, const c10::List<int64_t>& order) {
+  if (!gradient.defined()) return gradient;
   if (order.empty()) return gradient.contiguous();
   const Order dims = order.vec();
   const at::Tensor rows = gradient.permute(dims);
@@ -111,6 +125,12 @@ at::Tensor in_order(const at::Tensor& gradient, const c10::List<int64_t>& order)
   Order inverse(dims.size());
   for (size_t i = 0; i < dims.size(); ++i) inverse[dims[i]] = static_cast<int64_t>(i);
   return rows.contiguous().permute(inverse);
+}
+
+// Whether anybody waits for a gradient, and would be called with none.
+bool has_hooks(torch::autograd::Node& node) {
+  return !node.tensor_pre_hooks().empty() || !node.pre_hooks().empty() ||
+         !node.post_hooks().empty() || node.tensor_post_acc_grad_hooks() != nullptr;
 }
 
 // One forward call, besides the inputs that get gradients.
@@ -121,6 +141,7 @@ struct Call {
   bool carry = false;
   const std::vector<int>& differentiable;
   const c10::List<c10::List<int64_t>>& orders;
+  const c10::List<c10::List<int64_t>>& origins;
   int64_t first_backward = 0;  // a key; 0: nobody watches
   Tensors results;
 };
@@ -133,8 +154,10 @@ struct Step : torch::autograd::Function<Step> {
     for (int index : session.saved_inputs()) saved.push_back(call->inputs[index]);
     for (int index : session.saved_outputs()) saved.push_back(call->results[index]);
     context->save_for_backward(std::move(saved));
+    context->set_materialize_grads(false);
     context->saved_data[kIsDeterministic] = at::globalContext().deterministicAlgorithms();
     context->saved_data[kOrders] = call->orders;
+    context->saved_data[kOrigins] = call->origins;
     context->saved_data[kFirstBackward] = call->first_backward;
     variable_list outputs;
     for (int index : call->differentiable) outputs.push_back(call->results[index]);
@@ -146,10 +169,34 @@ struct Step : torch::autograd::Function<Step> {
     for (at::Tensor& gradient : run(take_apart(context, gradients))) {
       results.push_back(std::move(gradient));
     }
+    const auto is_defined = [](const at::Tensor& gradient) { return gradient.defined(); };
+    if (!std::all_of(gradients.begin(), gradients.end(), is_defined)) {
+      leave_out(context->saved_data[kOrigins].toList(), gradients, results);
+    }
     return results;
   }
 
  private:
+  // As autograd does, which comes to no tensor from an output that nobody has used: no gradient,
+  // which is not zeros. Only where a hook waits, it has to be zeros.
+  static void leave_out(const c10::List<c10::IValue>& origins, const variable_list& gradients,
+                        variable_list& results) {
+    const auto node = torch::autograd::get_current_node();
+    for (size_t i = 0; i < origins.size(); ++i) {
+      const c10::IValue of_one = origins.get(i);
+      const c10::List<int64_t> outputs = of_one.toIntList();
+      at::Tensor& result = results[i + 1];
+      if (std::none_of(outputs.begin(), outputs.end(),
+                       [&](int64_t output) { return gradients[output].defined(); })) {
+        result.reset();
+      }
+      const torch::autograd::Edge& edge = node->next_edge(i);
+      if (!result.defined() && edge.is_valid() && has_hooks(*edge.function)) {
+        result = edge.function->input_metadata(edge.input_nr).zeros_like();
+      }
+    }
+  }
+
   static Backward take_apart(AutogradContext* context, const variable_list& gradients) {
     // A checkpoint around the step computes forward again in here.
     variable_list saved = context->get_saved_variables();
@@ -170,8 +217,15 @@ struct Step : torch::autograd::Function<Step> {
   static Tensors run(const Backward& backward) {
     if (!at::GradMode::is_enabled()) return backward.run();
     Tensors given = backward.saved;  // create_graph=True
-    given.insert(given.end(), backward.tangents.begin(), backward.tangents.end());
-    return Once::apply(&backward, at::TensorList(given));
+    std::copy_if(backward.tangents.begin(), backward.tangents.end(), std::back_inserter(given),
+                 [](const at::Tensor& tangent) { return tangent.defined(); });
+    std::vector<bool> is_there;
+    variable_list made = Once::apply(&backward, &is_there, at::TensorList(given));
+    Tensors gradients(is_there.size());
+    for (size_t i = 0, next = 0; i < is_there.size(); ++i) {
+      if (is_there[i]) gradients[i] = std::move(made[next++]);
+    }
+    return gradients;
   }
 };
 
@@ -180,13 +234,15 @@ class RecordedStep {
  public:
   RecordedStep(std::shared_ptr<Session> session, std::vector<int> tensor_inputs,
                std::vector<int> symbol_inputs, std::vector<int> with_gradient,
-               std::vector<int> differentiable, const std::vector<Order>& orders)
+               std::vector<int> differentiable, const std::vector<Order>& orders,
+               const std::vector<std::vector<int64_t>>& origins)
       : session_(std::move(session)),
         tensor_inputs_(std::move(tensor_inputs)),
         symbol_inputs_(std::move(symbol_inputs)),
         with_gradient_(std::move(with_gradient)),
         differentiable_(std::move(differentiable)) {
     for (const Order& order : orders) orders_.push_back(c10::List<int64_t>(order));
+    for (const auto& outputs : origins) origins_.push_back(c10::List<int64_t>(outputs));
   }
   RecordedStep(const RecordedStep&) = delete;
   RecordedStep& operator=(const RecordedStep&) = delete;
@@ -217,6 +273,7 @@ class RecordedStep {
               .carry = carry,
               .differentiable = differentiable_,
               .orders = orders_,
+              .origins = origins_,
               .first_backward = first_backward_};
     for (int i : tensor_inputs_) call.inputs.push_back(tensor_at(flat, i));
     for (int i : symbol_inputs_) call.symbols.push_back(py::cast<int64_t>(flat[i]));
@@ -265,6 +322,7 @@ class RecordedStep {
   std::vector<int> tensor_inputs_, symbol_inputs_, with_gradient_;  // positions of flat inputs
   std::vector<int> differentiable_;                                 // outputs
   c10::List<c10::List<int64_t>> orders_;                            // of their gradients
+  c10::List<c10::List<int64_t>> origins_;  // by gradient: the positions of the outputs it is of
   int64_t first_backward_ = 0;
 };
 
@@ -273,9 +331,11 @@ class RecordedStep {
 void bind_step(py::module_& module) {
   py::class_<RecordedStep>(module, "RecordedStep")
       .def(py::init<std::shared_ptr<Session>, std::vector<int>, std::vector<int>, std::vector<int>,
-                    std::vector<int>, const std::vector<Order>&>(),
+                    std::vector<int>, const std::vector<Order>&,
+                    const std::vector<std::vector<int64_t>>&>(),
            py::arg("session"), py::arg("tensor_inputs"), py::arg("symbol_inputs"),
-           py::arg("with_gradient"), py::arg("differentiable"), py::arg("orders"))
+           py::arg("with_gradient"), py::arg("differentiable"), py::arg("orders"),
+           py::arg("origins"))
       .def("watch_first_backward", &RecordedStep::watch_first_backward)
       .def("forget_first_backward", &RecordedStep::forget_first_backward)
       .def("__call__", &RecordedStep::run,

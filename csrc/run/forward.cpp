@@ -5,6 +5,7 @@
 #include "run/control_flow.h"
 #include "run/counters.h"
 #include "run/guard.h"
+#include "run/partial_backward.h"
 #include "run/python_op.h"
 
 #include <ATen/ops/alias.h>
@@ -328,45 +329,63 @@ Session::Tensors Session::backward(const at::Tensor& token, const Tensors& saved
   for (size_t i = 0; i < tangents.size(); ++i)
     context->slots[session.tangent_slots_[i]] = numbers ? (*numbers)[i] : tangents[i];
 
-  // When the graph is kept, backward works on a copy of the memory that it may overwrite.
   std::vector<at::Tensor> kept;
-  std::shared_ptr<SharedBuffer> memory = context->context_memory;
   if (keep) {
     for (int slot : binding.kept) kept.push_back(context->slots[slot]);
-    if (memory) {
-      memory = session.lend_context_memory(binding);
-      const int64_t bytes = binding.plan.crossing_bytes;
-      bytes_over(memory->data(), bytes, session.device_)
-          .copy_(bytes_over(context->context_memory->data(), bytes, session.device_));
-      context->attach_context_memory(memory->data());
-    }
   }
-  Tensors gradients;
-  {
-    ScratchLease scratch(*context, binding.plan.backward_scratch_bytes);
-    run_steps(*context, binding.backward);
-    may_fail("gradients");
-    for (size_t i = 0; i < session.gradient_slots_.size(); ++i) {
-      const int slot = session.gradient_slots_[i], root = binding.delivered[i];
-      const at::Tensor gradient =
-          root < 0 ? context->slots[slot] : deliver(context->slots[slot], binding, root, *memory);
-      gradients.push_back(with_promised_strides(gradient, binding.specs[slot]));
-    }
-  }
+  const bool is_whole = std::all_of(tangents.begin(), tangents.end(),
+                                    [](const at::Tensor& tangent) { return tangent.defined(); });
+  Tensors gradients = is_whole ? session.run_whole_backward(*context, keep)
+                               : session.partial_backward(tangents, *context)->run(*context);
   counters().backward_runs.fetch_add(1);
   if (keep) {
     context->let_go_of_views();
     for (int slot : binding.transient) context->slots[slot].reset();
     for (size_t i = 0; i < kept.size(); ++i) context->slots[binding.kept[i]] = kept[i];
-    if (memory) {
-      context->attach_context_memory(context->context_memory->data());
-      memory->end_context();
-    }
   } else {
     context->clear();  // its memory serves the next call, though the token may live on for a while
     context->spent = true;
   }
   return gradients;
+}
+
+// When the graph is kept, backward works on a copy of the memory that it may overwrite.
+Session::Tensors Session::run_whole_backward(Context& context, bool keep) const {
+  const Binding& binding = *context.binding;
+  std::shared_ptr<SharedBuffer> memory = context.context_memory;
+  const bool is_copied = keep && memory;
+  if (is_copied) {
+    memory = lend_context_memory(binding);
+    const int64_t bytes = binding.plan.crossing_bytes;
+    bytes_over(memory->data(), bytes, device_)
+        .copy_(bytes_over(context.context_memory->data(), bytes, device_));
+    context.attach_context_memory(memory->data());
+  }
+  Tensors gradients;
+  ScratchLease scratch(context, binding.plan.backward_scratch_bytes);
+  run_steps(context, binding.backward);
+  may_fail("gradients");
+  for (size_t i = 0; i < gradient_slots_.size(); ++i) {
+    const int slot = gradient_slots_[i], root = binding.delivered[i];
+    const at::Tensor gradient =
+        root < 0 ? context.slots[slot] : deliver(context.slots[slot], binding, root, *memory);
+    gradients.push_back(with_promised_strides(gradient, binding.specs[slot]));
+  }
+  if (is_copied) {
+    context.attach_context_memory(context.context_memory->data());
+    memory->end_context();
+  }
+  return gradients;
+}
+
+std::shared_ptr<const PartialBackward> Session::partial_backward(const Tensors& tangents,
+                                                                 const Context& context) const {
+  std::vector<bool> defined;
+  for (const at::Tensor& tangent : tangents) defined.push_back(tangent.defined());
+  std::lock_guard lock(mutex_);
+  auto& found = partial_backwards_[defined];
+  if (found == nullptr) found = std::make_shared<PartialBackward>(*this, defined, context);
+  return found;
 }
 
 // Header: magic, session, binding, number of late symbols, number of kept tensors; then the late

@@ -15,6 +15,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -39,6 +40,7 @@ struct SessionOptions {
 struct Binding;
 struct Context;
 struct Delivery;
+class PartialBackward;
 class SharedBuffer;
 
 // What a slot is, whatever the sizes.
@@ -93,7 +95,8 @@ class Session : public std::enable_shared_from_this<Session> {
   Tensors forward(const Tensors& inputs, const std::vector<int64_t>& symbols, bool carry);
   // As part of a call of another session, whose thread state it runs in.
   Tensors run_body(const Tensors& inputs, const std::vector<int64_t>& symbols);
-  // `saved`: the saved inputs, then the saved outputs. `keep`: the token may be used again.
+  // `saved`: the saved inputs, then the saved outputs. `keep`: the token may be used again. Where a
+  // tangent is undefined, so are the gradients that depend on such alone.
   static Tensors backward(const at::Tensor& token, const Tensors& saved, const Tensors& tangents,
                           bool keep);
 
@@ -129,6 +132,7 @@ class Session : public std::enable_shared_from_this<Session> {
   friend struct Context;
   friend class Binder;
   friend class Describer;
+  friend class PartialBackward;
   friend class PartPlacer;
   Session() = default;
 
@@ -141,6 +145,9 @@ class Session : public std::enable_shared_from_this<Session> {
   void find_lifetimes();
   std::shared_ptr<Binding> binding_of_serial(int64_t serial) const;
   std::shared_ptr<SharedBuffer> lend_context_memory(const Binding& binding) const;
+  Tensors run_whole_backward(Context& context, bool keep) const;
+  std::shared_ptr<const PartialBackward> partial_backward(const Tensors& tangents,
+                                                          const Context& context) const;
   std::shared_ptr<Context> begin_forward(const Tensors& inputs,
                                          const std::vector<int64_t>& symbols);
   Tensors run_forward_half(Context& context) const;
@@ -173,6 +180,8 @@ class Session : public std::enable_shared_from_this<Session> {
 
   mutable std::mutex mutex_;                      // of what follows
   std::list<std::shared_ptr<Binding>> bindings_;  // most recently used first
+  // By which tangents are defined.
+  mutable std::map<std::vector<bool>, std::shared_ptr<const PartialBackward>> partial_backwards_;
 };
 
 // Contexts whose token is alive, by its value.

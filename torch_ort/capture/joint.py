@@ -655,13 +655,13 @@ class FirstBackward:
         kept.random.restore()
         try:
             with torch.no_grad():
-                results = _JointInterpreter(self._layout.joint).run(
+                results = _JointInterpreter(self._layout).run(
                     *kept.inputs, *tangents, enable_io_processing=False
                 )
         finally:
             now.restore()
         gradients = results[len(self._layout.forward_outputs) :]
-        return [gradient for gradient in gradients if gradient is not None]
+        return [gradients[i] for i in self._layout.differentiated]
 
 
 @dataclass
@@ -679,7 +679,37 @@ def _versions(inputs: list[Any]) -> list[int]:
 
 
 class _JointInterpreter(fx.Interpreter):
-    """Runs a joint graph without writing into its inputs: the forward call has done that."""
+    """Runs a joint graph without writing into its inputs: the forward call has done that.
+
+    An output without a gradient has None, and so has all that only such outputs reach.
+    """
+
+    def __init__(self, layout: JointLayout) -> None:
+        super().__init__(layout.joint)
+        self._reached = set(layout.tangents)  # by gradients, whether they are there or not
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node."""
+        given = [node for node in n.all_input_nodes if node in self._reached]
+        if given and n.op == "call_function":
+            self._reached.add(n)
+            if all(self.env[node] is None for node in given):
+                return None
+        return super().run_node(n)
+
+    def map_nodes_to_values(self, args: Any, n: fx.Node) -> Any:
+        """Give a node's arguments, with zeros where some gradients are there and others are not."""
+
+        def value(node: fx.Node) -> Any:
+            found = self.env[node]
+            is_missing = found is None and node in self._reached and n.op == "call_function"
+            return self._zeros(node.meta["val"]) if is_missing else found
+
+        return fx.node.map_arg(args, value)
+
+    def _zeros(self, like: torch.Tensor) -> torch.Tensor:
+        sizes = [self._value(Symbolic(n)) if isinstance(n, torch.SymInt) else n for n in like.shape]
+        return torch.zeros(sizes, dtype=like.dtype, device=like.device)
 
     def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple, dict]:
         """Give a node's arguments; integers over symbols get their values."""
@@ -692,6 +722,7 @@ class _JointInterpreter(fx.Interpreter):
             for node, value in self.env.items()
             if node.op == "placeholder" and isinstance(node.meta["val"], torch.SymInt)
         }
+        symbols.pop(None, None)  # of what has turned out to be a number
         return _C.evaluate_size(symbolic.size, symbols)
 
     def call_function(self, target: Any, args: tuple, kwargs: dict) -> Any:

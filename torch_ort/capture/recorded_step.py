@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import fx
 
 from torch_ort import _C
 from torch_ort.capture.aot_compat import saved_tensor_hooks_copy
@@ -44,6 +45,7 @@ class RecordedStep:
             layout.differentiated,
             [layout.outputs.engine_index(i) for i in recording.tangents],
             [_order_of(node.meta["val"].spec) for node in layout.tangents],
+            _origins(layout),
         )
         self._is_watched = forward.first_backward is not None
         if self._is_watched:
@@ -65,3 +67,16 @@ class RecordedStep:
 def _order_of(spec: Spec) -> list[int]:
     """Give the dims of a gradient by strides, outermost first; none where it is row-major."""
     return [] if is_contiguous(spec) else dense_order(spec)
+
+
+def _origins(layout: JointLayout) -> list[list[int]]:
+    """Give the positions of the outputs that each gradient comes from."""
+    reached: dict[fx.Node, set[int]] = {node: {i} for i, node in enumerate(layout.tangents)}
+    if len(reached) > 1:
+        for node in layout.joint.graph.nodes:
+            given = [reached[each] for each in node.all_input_nodes if each in reached]
+            if given:
+                reached[node] = given[0] if len(given) == 1 else set().union(*given)
+    everything = set(range(len(layout.tangents)))
+    gradients = [layout.gradients[i] for i in layout.differentiated]
+    return [sorted(reached.get(gradient, everything)) for gradient in gradients]

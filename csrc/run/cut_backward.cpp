@@ -1,0 +1,362 @@
+#include "run/cut_backward.h"
+
+#include "base/error.h"
+#include "ir/edit.h"
+#include "ops/fusion.h"
+#include "ops/op.h"
+#include "ops/shapes.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace torch_ort::run {
+
+namespace {
+
+using ir::Graph;
+using ir::Node;
+using ir::Value;
+
+// What comes to a value: it depends on no gradient, on one that is there, or only on such as are
+// not.
+enum class State : uint8_t { kPlain, kDefined, kUndefined };
+
+// What every node of a backward half does to gradients is linear in them: where none of its
+// operands has one, its results have none; where some have, the others are zeros.
+class States {
+ public:
+  void set(const Value* value, State state) { states_[value] = state; }
+
+  State of(const Value* value) const {
+    const auto found = states_.find(value);
+    return found == states_.end() ? State::kPlain : found->second;
+  }
+  bool is_undefined(const Value* value) const { return of(value) == State::kUndefined; }
+
+  // The value that is left of a sum of which one operand has no gradient.
+  const Value* left_of(const Value* value) const {
+    const auto found = left_.find(value);
+    return found == left_.end() ? value : found->second;
+  }
+
+  bool reads(const Node& node, State state) const {
+    return std::any_of(node.inputs.begin(), node.inputs.end(),
+                       [&](const Value* input) { return of(input) == state; });
+  }
+  bool has_undefined(const Node& node) const { return reads(node, State::kUndefined); }
+
+  void pass(const Node& node) {
+    const bool some = reads(node, State::kDefined);
+    if (!some && !has_undefined(node)) return;
+    if (is_left_of_sum(node)) return;
+    for (const Value* output : node.outputs) {
+      if (output != nullptr) set(output, some ? State::kDefined : State::kUndefined);
+    }
+  }
+
+ private:
+  // One that is left may also be zeros that depend on no gradient: those of a function like floor.
+  bool is_left_of_sum(const Node& node) {
+    if (!ir::is(&node, "Add") || is_undefined(node.inputs[0]) == is_undefined(node.inputs[1])) {
+      return false;
+    }
+    const Value *left = node.inputs[is_undefined(node.inputs[0]) ? 1 : 0], *sum = node.outputs[0];
+    if (left->type != sum->type) return false;
+    left_[sum] = left_of(left);
+    if (of(left) == State::kDefined) set(sum, State::kDefined);
+    return true;
+  }
+
+  std::unordered_map<const Value*, State> states_;
+  std::unordered_map<const Value*, const Value*> left_;
+};
+
+std::unordered_set<const Value*> initializers_of(const Graph& graph) {
+  return {graph.initializers.begin(), graph.initializers.end()};
+}
+
+// Copies nodes of a graph into a new one; what they read and nothing in there makes becomes an
+// input.
+class Copier {
+ public:
+  Copier(const Graph& from, Graph& to) : initializers_(initializers_of(from)), to_(to) {}
+
+  const std::vector<CutBackward::Input>& inputs() const { return inputs_; }
+
+  Value* copy_of(const Value* value) {
+    if (value == nullptr) return nullptr;
+    if (const auto found = copies_.find(value); found != copies_.end()) return found->second;
+    if (initializers_.contains(value)) {
+      return keep(value, ir::add_initializer(to_, value->name, value->type, value->data));
+    }
+    // Integers and numbers that sizes make are read where they stand, and never as tensors.
+    if (value->producer != nullptr && value->producer->inputs.empty() &&
+        ops::is_pure(*value->producer)) {
+      add(*value->producer, {}, value->producer->outputs, value->producer->attrs);
+      return copies_.at(value);
+    }
+    return keep(value, add_input(value, false));
+  }
+
+  Value* zeros_like(const Value* value) {
+    Value*& zeros = zeros_[value];
+    if (zeros == nullptr) zeros = &add_input(value, true);
+    return zeros;
+  }
+
+  Value* zero(const Value* value) {
+    const ir::Type type{
+        .dtype = value->type.dtype, .shape = ir::Shape{}, .device = value->type.device};
+    return &ir::add_initializer(to_, "zero", type, ops::scalar_data(0.0, type.dtype));
+  }
+
+  // `outputs`: of the node that is copied; nullptr where one is left out.
+  void add(const Node& node, std::vector<Value*> inputs, const std::vector<Value*>& outputs,
+           ir::Attrs attrs) {
+    std::vector<Value*> made;
+    for (const Value* output : outputs) {
+      made.push_back(output == nullptr
+                         ? nullptr
+                         : keep(output, ir::add_value(to_, output->name, output->type)));
+    }
+    Node& copy = ir::append_producer(to_, node.op, std::move(inputs), std::move(made),
+                                     std::move(attrs), node.name);
+    copy.origin = node.origin;
+  }
+
+ private:
+  Value* keep(const Value* value, Value& copy) {
+    copies_[value] = &copy;
+    return &copy;
+  }
+
+  Value& add_input(const Value* value, bool is_zeros) {
+    inputs_.push_back({value, is_zeros});
+    return ir::add_input(to_, is_zeros ? value->name + "_zeros" : value->name, value->type);
+  }
+
+  std::unordered_set<const Value*> initializers_;
+  Graph& to_;
+  std::vector<CutBackward::Input> inputs_;
+  std::unordered_map<const Value*, Value*> copies_, zeros_;
+};
+
+// A region less what no gradient comes to.
+class CutRegion {
+ public:
+  CutRegion(const Node& node, const States& outer) : node_(node), body_(ops::region_body(node)) {
+    for (size_t i = 0; i < body_.inputs.size(); ++i) {
+      states_.set(body_.inputs[i], outer.of(node.inputs[i]));
+    }
+    for (const Node& inner : body_.nodes) {
+      if (!inner.is_erased()) states_.pass(inner);
+    }
+  }
+
+  State state_of(size_t output) const { return states_.of(body_.outputs[output]); }
+
+  // The outputs that are left, in the node's order.
+  std::vector<Value*> outputs() const {
+    std::vector<Value*> left;
+    for (size_t i = 0; i < node_.outputs.size(); ++i) {
+      if (state_of(i) != State::kUndefined) left.push_back(node_.outputs[i]);
+    }
+    return left;
+  }
+
+  // Makes the body; gives the inputs of the node that are left.
+  std::vector<Value*> make(ir::Attrs& attrs) const {
+    auto cut = std::make_shared<Graph>();
+    cut->name = body_.name;
+    Copier copier(body_, *cut);
+    const std::unordered_set<const Node*> needed = needed_nodes();
+    for (const Node& inner : body_.nodes) {
+      if (needed.contains(&inner)) copy(inner, copier);
+    }
+    for (const Value* output : body_.outputs) {
+      if (states_.is_undefined(output)) continue;
+      ir::add_output(*cut, own_result(*cut, *copier.copy_of(states_.left_of(output))));
+    }
+    attrs = node_.attrs;
+    attrs["body"] = cut;
+    return outer_inputs(copier, attrs);
+  }
+
+ private:
+  std::unordered_set<const Node*> needed_nodes() const {
+    std::unordered_set<const Value*> read;
+    for (const Value* output : body_.outputs) {
+      if (!states_.is_undefined(output)) read.insert(states_.left_of(output));
+    }
+    std::unordered_set<const Node*> needed;
+    for (auto inner = body_.nodes.rbegin(); inner != body_.nodes.rend(); ++inner) {
+      const auto is_read = [&](const Value* v) { return v != nullptr && read.contains(v); };
+      if (std::none_of(inner->outputs.begin(), inner->outputs.end(), is_read)) continue;
+      needed.insert(&*inner);
+      for (const Value* input : inner->inputs) {
+        if (input != nullptr && !states_.is_undefined(input)) read.insert(states_.left_of(input));
+      }
+    }
+    return needed;
+  }
+
+  void copy(const Node& inner, Copier& copier) const {
+    const bool takes_number = ops::fused_form(inner).kind == ops::FusedForm::Kind::kPointwise;
+    std::vector<Value*> inputs;
+    for (const Value* input : inner.inputs) {
+      if (!states_.is_undefined(input)) {
+        inputs.push_back(copier.copy_of(states_.left_of(input)));
+      } else if (takes_number) {
+        inputs.push_back(copier.zero(input));
+      } else {
+        ORT_CHECK(input->producer == nullptr, "cut_backward: ", inner.op.str(),
+                  " joins gradients of which one is missing");
+        inputs.push_back(copier.zeros_like(input));
+      }
+    }
+    copier.add(inner, std::move(inputs), inner.outputs, inner.attrs);
+  }
+
+  // A region writes what its own nodes make, each result once.
+  static Value& own_result(Graph& cut, Value& value) {
+    const bool is_taken =
+        std::find(cut.outputs.begin(), cut.outputs.end(), &value) != cut.outputs.end();
+    if (value.producer != nullptr && !is_taken) return value;
+    return *ir::append(cut, {"", "Identity"}, {&value}, {value.type}).outputs[0];
+  }
+
+  // Those without a gradient among them: zeros come in their place.
+  std::vector<Value*> outer_inputs(const Copier& copier, ir::Attrs& attrs) const {
+    const auto& spaces = std::get<std::vector<std::string>>(node_.attrs.at("spaces"));
+    std::vector<std::string> left;
+    std::vector<Value*> outer;
+    for (const CutBackward::Input& input : copier.inputs()) {
+      const auto position = static_cast<size_t>(input.value->index);
+      left.push_back(spaces.at(position));
+      outer.push_back(node_.inputs[position]);
+    }
+    attrs["spaces"] = left;
+    return outer;
+  }
+
+  const Node& node_;
+  const Graph& body_;
+  States states_;
+};
+
+class Cutter {
+ public:
+  Cutter(const Graph& whole, const std::vector<bool>& defined) : whole_(whole) {
+    bool is_backward = false;
+    for (const Node& node : whole.nodes) {
+      if (node.is_erased()) continue;
+      if (is_backward) nodes_.push_back(&node);
+      if (!ir::is(&node, "YieldOp", ir::kMicrosoftDomain)) continue;
+      is_backward = true;
+      note_gradients(node, defined);
+    }
+    for (const Node* node : nodes_) pass(*node);
+  }
+
+  CutBackward run() {
+    CutBackward cut;
+    cut.graph = std::make_unique<Graph>();
+    cut.graph->name = whole_.name + "_part";
+    Copier copier(whole_, *cut.graph);
+    const std::unordered_set<const Node*> needed = needed_nodes();
+    for (const Node* node : nodes_) {
+      if (needed.contains(node)) copy(*node, copier);
+    }
+    for (const Value* gradient : whole_.outputs) {
+      if (states_.is_undefined(gradient)) {
+        cut.gradients.push_back(-1);
+        continue;
+      }
+      cut.gradients.push_back(static_cast<int>(cut.graph->outputs.size()));
+      ir::add_output(*cut.graph, *copier.copy_of(states_.left_of(gradient)));
+    }
+    cut.inputs = copier.inputs();
+    return cut;
+  }
+
+ private:
+  void note_gradients(const Node& yield, const std::vector<bool>& defined) {
+    size_t next = 0;
+    for (const Value* gradient : yield.outputs) {
+      if (gradient == nullptr) continue;
+      states_.set(gradient, defined.at(next++) ? State::kDefined : State::kUndefined);
+    }
+    ORT_CHECK(next == defined.size(), "cut_backward: got ", defined.size(), " gradients, want ",
+              next);
+  }
+
+  void pass(const Node& node) {
+    if (!ir::is(&node, "Region", ir::kTorchOrtDomain)) {
+      states_.pass(node);
+      return;
+    }
+    const CutRegion& region = regions_.try_emplace(&node, node, states_).first->second;
+    for (size_t i = 0; i < node.outputs.size(); ++i) {
+      states_.set(node.outputs[i], region.state_of(i));
+    }
+  }
+
+  bool is_left_out(const Node& node) const {
+    return std::all_of(node.outputs.begin(), node.outputs.end(), [this](const Value* output) {
+      return output == nullptr || states_.is_undefined(output);
+    });
+  }
+
+  // What the gradients that are left need, and what does more than to give results.
+  std::unordered_set<const Node*> needed_nodes() const {
+    std::unordered_set<const Value*> read;
+    for (const Value* gradient : whole_.outputs) read.insert(states_.left_of(gradient));
+    std::unordered_set<const Node*> needed;
+    for (auto each = nodes_.rbegin(); each != nodes_.rend(); ++each) {
+      const Node& node = **each;
+      const auto is_read = [&](const Value* v) { return v != nullptr && read.contains(v); };
+      const bool is_wanted =
+          std::any_of(node.outputs.begin(), node.outputs.end(), is_read) || !ops::is_pure(node);
+      if (!is_wanted || (!node.outputs.empty() && is_left_out(node))) continue;
+      needed.insert(&node);
+      for (const Value* input : node.inputs) {
+        if (input != nullptr && !states_.is_undefined(input)) read.insert(states_.left_of(input));
+      }
+    }
+    return needed;
+  }
+
+  void copy(const Node& node, Copier& copier) const {
+    std::vector<Value*> inputs;
+    const auto region = regions_.find(&node);
+    if (region != regions_.end() && states_.has_undefined(node)) {
+      ir::Attrs attrs;
+      for (const Value* input : region->second.make(attrs)) {
+        inputs.push_back(operand(input, copier));
+      }
+      copier.add(node, std::move(inputs), region->second.outputs(), std::move(attrs));
+      return;
+    }
+    for (const Value* input : node.inputs) inputs.push_back(operand(input, copier));
+    copier.add(node, std::move(inputs), node.outputs, node.attrs);
+  }
+
+  Value* operand(const Value* value, Copier& copier) const {
+    if (states_.is_undefined(value)) return copier.zeros_like(value);
+    return copier.copy_of(states_.left_of(value));
+  }
+
+  const Graph& whole_;
+  std::vector<const Node*> nodes_;  // of the backward half
+  States states_;
+  std::unordered_map<const Node*, CutRegion> regions_;
+};
+
+}  // namespace
+
+CutBackward cut_backward(const Graph& whole, const std::vector<bool>& defined) {
+  return Cutter(whole, defined).run();
+}
+
+}  // namespace torch_ort::run
