@@ -13,6 +13,8 @@ void bind_guard(py::module_& module) {
            "reads"_a)
       .def("match", &CallGuard::match, "args"_a, "kwargs"_a,
            "The graph's arguments, or None if it is for other calls.")
+      .def("tensors", &CallGuard::tensors, "args"_a, "kwargs"_a,
+           "The tensors of a call that fits, as they were given.")
       .def("mismatch", &CallGuard::mismatch, "args"_a, "kwargs"_a,
            "What keeps the graph from serving a call; empty if nothing does.");
 }

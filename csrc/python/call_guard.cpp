@@ -172,6 +172,7 @@ struct CallGuard::Call {
   std::vector<py::object> integers;
   std::vector<py::object> state;
   std::vector<py::object> tensors;
+  bool is_copied = true;  // a tensor that is not dense
 };
 
 CallGuard::Place::Place(py::object container_, py::object key_)
@@ -328,8 +329,8 @@ bool CallGuard::fits(const Expected& expected, PyObject* value, const std::strin
       }
       for (int64_t size : tensor.sizes()) call.integers.push_back(py::int_(size));
       // Sums over strides of any kind are no graph's: as upstream, what is not dense is copied.
-      const bool is_dense = tensor.is_contiguous(expected.format);
-      call.tensors.push_back(is_dense ? py::reinterpret_borrow<py::object>(value)
+      const bool is_taken = !call.is_copied || tensor.is_contiguous(expected.format);
+      call.tensors.push_back(is_taken ? py::reinterpret_borrow<py::object>(value)
                                       : py::cast(tensor.contiguous(expected.format)));
       return true;
     }
@@ -420,6 +421,14 @@ py::object CallGuard::match(const py::tuple& args, const py::dict& kwargs) const
     PyList_SET_ITEM(flat.ptr(), position++, value.release().ptr());
   }
   return flat;
+}
+
+py::list CallGuard::tensors(const py::tuple& args, const py::dict& kwargs) const {
+  Call call{.is_copied = false};
+  const bool fit = fits(args_, args.ptr(), "args", call, nullptr) &&
+                   fits(kwargs_, kwargs.ptr(), "kwargs", call, nullptr);
+  ORT_CHECK(fit, "call guard: tensors of a call that does not fit");
+  return py::cast(call.tensors);
 }
 
 std::string CallGuard::mismatch(const py::tuple& args, const py::dict& kwargs) const {

@@ -69,6 +69,9 @@ class CallGuard {
   // None if the graph is for other calls.
   pybind11::object match(const pybind11::tuple& args, const pybind11::dict& kwargs) const;
 
+  // The tensors of a call that fits, as they were given: those that are not dense are no copies.
+  pybind11::list tensors(const pybind11::tuple& args, const pybind11::dict& kwargs) const;
+
   // What keeps the graph from serving a call, in words; empty if nothing does.
   std::string mismatch(const pybind11::tuple& args, const pybind11::dict& kwargs) const;
 

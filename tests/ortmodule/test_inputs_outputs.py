@@ -842,6 +842,45 @@ def test_a_view_of_an_input_shares_its_memory():
     assert tail[1, 3] == 50
 
 
+VIEWS = {
+    "itself": lambda x: x,
+    "a row": lambda x: x[1],
+    "turned": lambda x: x.t(),
+    "a part, turned": lambda x: x[1:].t()[:2],
+    "expanded": lambda x: x.unsqueeze(0).expand(2, -1, -1),
+    "detached": lambda x: x.detach(),
+    "reshaped, which copies": lambda x: x.reshape(-1),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("make", VIEWS.values(), ids=VIEWS.keys())
+def test_what_is_made_of_an_argument_is_made_of_the_callers(make, mode):
+    """A graph reads a dense copy of an argument; what forward gives back is no part of it."""
+    both = wrapped(lambda linear, x: (make(x), linear(x)))
+    of_leaf = rows(4, 4).requires_grad_()
+    arguments = (rows(4, 4).t(), of_leaf.t(), (of_leaf * 2).t(), rows(4, 8)[:, ::2], rows(4, 4))
+    for x in arguments:
+        with mode():
+            (got, a), (want, b) = both.ours(x), both.eager(x)
+        torch.testing.assert_close(a, b)
+        assert torch.equal(got, want)
+        assert (got is x) == (want is x)
+        assert got.requires_grad == want.requires_grad
+        assert got.is_leaf == want.is_leaf
+        assert got.stride() == want.stride()
+        assert (got.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()) == (
+            want.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+        )
+        if want.requires_grad and mode is torch.enable_grad:
+            of_got, of_want = (
+                torch.autograd.grad(y.square().sum(), of_leaf, retain_graph=True)[0]
+                for y in (got, want)
+            )
+            torch.testing.assert_close(of_got, of_want)
+    assert torch_ort.counters()["fallbacks"] == 0
+
+
 def test_parameters_and_buffers_as_outputs():
     class Gives(nn.Module):
         def __init__(self) -> None:

@@ -136,6 +136,9 @@ class ModuleCapture:
         self._guard = guard
         self._num_integers = len(trace.integers)
         self._taken = trace.open_integers
+        first = len(trace.open_integers) + len(trace.held.names)
+        # Results are made of arguments: of the caller's own, and not of dense copies.
+        self._gives_arguments = self.is_recorded and any(i >= first for i in run.results.inputs)
         self._outputs = trace.outputs
         self._assigned = trace.assigned
         self._constants = trace.watch.constants
@@ -162,11 +165,15 @@ class ModuleCapture:
             return f"sizes: want {self._words}"
         return refused_write(args, kwargs, flat, self._written)
 
-    def call(self, flat: list[Any]) -> Any:
-        """Run the graph with what `match` gave; give the module's result."""
+    def call(self, flat: list[Any], args: tuple, kwargs: dict) -> Any:
+        """Run the graph with what `match` gave for a call; give the module's result."""
         if len(self._taken) < self._num_integers:
             flat = [*(flat[i] for i in self._taken), *flat[self._num_integers :]]
-        return self._rebuild(self.run(*flat))
+        if not self._gives_arguments:
+            return self._rebuild(self.run(*flat))
+        tensors = self._guard.tensors(args, kwargs)
+        given = [*flat[: len(flat) - len(tensors)], *tensors]
+        return self._rebuild(self.run(*flat, given=given))
 
     def integers_of(self, flat: list[Any]) -> list[int]:
         """Give the integers and sizes of a call from what `match` gave."""

@@ -21,21 +21,24 @@ class RecordedRun:
     """Runs a recorded graph without gradients."""
 
     def __init__(self, recording: Recording, runner: InferenceRunner) -> None:
-        self._results = recording.results
+        self.results = recording.results
         self._runner = runner
 
-    def __call__(self, *inputs: Any) -> Sequence[Any]:
-        """Run with flat inputs; give the function's results."""
+    def __call__(self, *inputs: Any, given: Sequence[Any] | None = None) -> Sequence[Any]:
+        """Run with flat inputs; give the function's results.
+
+        `given` are the caller's own tensors where `inputs` has copies.
+        """
         with torch.no_grad():
             outputs = self._runner(list(inputs))
-        return self._results.of(inputs, outputs)
+        return self.results.of(inputs, outputs, given)
 
 
 class RecordedStep:
     """Runs a recorded training graph: forward now, backward when autograd comes to its node."""
 
     def __init__(self, recording: Recording, layout: JointLayout, forward: ForwardRunner) -> None:
-        self._results = recording.results
+        self.results = recording.results
         self._forward = forward
         self._outputs = layout.outputs
         self._step = _C.RecordedStep(
@@ -51,8 +54,8 @@ class RecordedStep:
         if self._is_watched:
             self._step.watch_first_backward(forward.first_backward.run_backward)
 
-    def __call__(self, *inputs: Any) -> Sequence[Any]:
-        """Run forward with flat inputs; give the function's results."""
+    def __call__(self, *inputs: Any, given: Sequence[Any] | None = None) -> Sequence[Any]:
+        """Run forward with flat inputs; give the function's results. See RecordedRun."""
         kept = self._forward.note_call(inputs)
         if kept is None and self._is_watched:
             self._step.forget_first_backward()
@@ -61,7 +64,7 @@ class RecordedStep:
         if kept is not None:
             self._forward.first_backward.after_forward(results[-1], kept)
         outputs = results if self._outputs.are_tensors else self._outputs.assemble(results)
-        return self._results.of(inputs, outputs)
+        return self.results.of(inputs, outputs, given)
 
 
 def _order_of(spec: Spec) -> list[int]:

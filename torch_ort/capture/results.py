@@ -64,6 +64,21 @@ class View:
                 tensor = step.of(tensor, symbols)
         return tensor
 
+    def of_either(
+        self, source: torch.Tensor, copy: torch.Tensor, symbols: dict[str, int]
+    ) -> torch.Tensor:
+        """Make the view of a tensor, or of its dense copy where a reshape has to copy."""
+        if source is copy or any(step.function in _OF_STRIDES for step in self.steps):
+            return self.of(copy, symbols)
+        try:
+            return self.of(source, symbols)
+        except RuntimeError:  # its strides allow no such view
+            return self.of(copy, symbols)
+
+
+# They name strides, which are those of the copy.
+_OF_STRIDES = (torch.ops.aten.as_strided.default, torch.ops.aten._reshape_alias.default)
+
 
 @dataclass(frozen=True)
 class Result:
@@ -86,16 +101,22 @@ class Results:
         }
         self._positions.pop(None, None)  # of what has turned out to be a number
         self._are_outputs = not any(r.is_input or r.view for r in results)
+        # The inputs that results are made of.
+        self.inputs = frozenset(result.index for result in results if result.is_input)
 
-    def of(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
-        """Give the results of one call."""
+    def of(
+        self, inputs: Sequence[Any], outputs: Sequence[Any], given: Sequence[Any] | None = None
+    ) -> list[Any]:
+        """Give the results of one call; `given` are its inputs where `inputs` has copies."""
         if self._are_outputs:
             return [outputs[result.index] for result in self._results]
         symbols = {name: inputs[i] for name, i in self._positions.items()}
         made = []
         for result in self._results:
             value = (inputs if result.is_input else outputs)[result.index]
-            made.append(value if result.view is None else result.view.of(value, symbols))
+            source = given[result.index] if given and result.is_input else value
+            view = result.view
+            made.append(source if view is None else view.of_either(source, value, symbols))
         return made
 
 

@@ -156,7 +156,7 @@ class Calls:
         is_empty = 0 in capture.integers_of(flat)
         if captured.is_proven and (captured.takes_empty or not is_empty):
             try:
-                return capture.call(flat)
+                return capture.call(flat, args, kwargs)
             except Exception as error:
                 failure = fallback.failure_of_later_run(error, captured.state.is_repeatable)
             return self._run_in_pytorch(failure, args, kwargs)
@@ -167,7 +167,10 @@ class Calls:
     ) -> Any:
         """Run a graph that may fail; what it wrote and drew is undone if it does."""
         result = fallback.within_boundary(
-            lambda: captured.capture.call(flat), lambda failure: failure, "forward", captured.state
+            lambda: captured.capture.call(flat, args, kwargs),
+            lambda failure: failure,
+            "forward",
+            captured.state,
         )
         if isinstance(result, fallback.Failure):
             return self._run_otherwise(captured, result, args, kwargs)
