@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 
 from torch_ort import _C, onnx_files
 from torch_ort._C import Unsupported
+from torch_ort.capture.answers import NoCapture
 from torch_ort.capture.aot_compat import (
     FakeInputs,
     Sizes,
@@ -37,6 +38,7 @@ from torch_ort.capture.watch import (
 )
 from torch_ort.functions.capturing import Policy, kept_whole
 from torch_ort.functions.recurrent import recurrent_layers_whole
+from torch_ort.generators import DrawsNoted, watched_draws
 from torch_ort.options import Options
 
 
@@ -373,6 +375,7 @@ class _Trace(torch.nn.Module):
         super().__init__()
         # Not as a sub-module, whose tensors AOTAutograd would take for its own.
         self.__dict__["run"] = run
+        self.is_recorded = isinstance(fakes, RecordedInputs)
         self.held = held
         self.inputs = inputs
         self.watch = watch
@@ -417,7 +420,13 @@ class _Trace(torch.nn.Module):
         args, kwargs = self.inputs.rebuild(
             tensors[i] if is_tensor else integers[i] for is_tensor, i in self._leaves
         )
-        result = self.held.call_with(held, lambda: self._call_module(args, kwargs))
+        with watched_draws() as draws, nullcontext() if self.is_recorded else DrawsNoted():
+            result = self.held.call_with(held, lambda: self._call_module(args, kwargs))
+        if draws.are_set:
+            raise NoCapture(
+                "forward seeds PyTorch's random generator, or puts its state back "
+                "(torch.manual_seed, fork_rng), which a captured graph would do at capture alone"
+            )
         self.replay.check_containers()
         taken = self.watch.take_tensors()
         self.assigned = [(entries, name) for entries, name, _ in taken]

@@ -58,6 +58,7 @@ from torch_ort.capture.structure import dense_format
 from torch_ort.capture.symbols import Symbolic
 from torch_ort.functions.call import form_of_call
 from torch_ort.functions.describe import is_python_op
+from torch_ort.generators import note_draw
 
 _logger = logging.getLogger("torch_ort.recorder")
 _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
@@ -404,6 +405,8 @@ class _Mode(Answers):
 
     def note(self, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
         """Record one call."""
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            note_draw()
         if any(type(arg) is torch.SymFloat for arg in args):
             args = _with_integers(func, args, result)
         node = self._graph.create_node(

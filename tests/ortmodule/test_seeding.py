@@ -1,0 +1,123 @@
+"""Forwards that seed PyTorch's generator, or put its state back, run in eager PyTorch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import torch_ort
+from torch_ort import ORTModule
+from torch_ort.fallback import FallbackWarning
+from torch_ort.ortmodule import ORTModuleONNXModelException
+
+
+class Net(nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.linear, self.function = nn.Linear(4, 4), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.linear(x))
+
+
+def seeded(x: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(3)
+    return x + torch.rand(x.shape)
+
+
+def seeded_at_the_end(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    torch.manual_seed(4)
+    return y
+
+
+def forked(x: torch.Tensor) -> torch.Tensor:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        noise = torch.rand(x.shape)
+    return x + noise
+
+
+def forked_alone(x: torch.Tensor) -> torch.Tensor:
+    with torch.random.fork_rng():
+        y = F.dropout(x)
+    return y + torch.rand(x.shape)
+
+
+def set_back(x: torch.Tensor) -> torch.Tensor:
+    state = torch.get_rng_state()
+    y = F.dropout(x)
+    torch.set_rng_state(state)
+    return y + F.dropout(x)
+
+
+SEEDING = (seeded, seeded_at_the_end, forked, forked_alone, set_back)
+
+
+def drawing(x: torch.Tensor) -> torch.Tensor:
+    return F.dropout(x, 0.3) + torch.rand(x.shape) + torch.randn_like(x)
+
+
+def checkpointed(x: torch.Tensor) -> torch.Tensor:
+    return checkpoint(lambda y: F.dropout(y, 0.3).exp(), x, use_reentrant=False) + F.dropout(x)
+
+
+def runs(call: nn.Module) -> list[torch.Tensor]:
+    """Give results of some calls, and what is drawn between them."""
+    torch.manual_seed(0)
+    return [value for i in range(3) for value in (call(torch.ones(3, 4)), torch.rand(2))]
+
+
+def assert_same_runs(function: Callable[[torch.Tensor], torch.Tensor]) -> ORTModule:
+    eager = Net(function)
+    ours = ORTModule(copy.deepcopy(eager))
+    for got, want in zip(runs(ours), runs(eager), strict=True):
+        torch.testing.assert_close(got, want)
+    return ours
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+@pytest.mark.parametrize("function", SEEDING)
+def test_seeding_runs_in_pytorch(function, is_recorded, monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_DISABLE", "" if is_recorded else "recorder")
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    with pytest.warns(FallbackWarning, match="forward seeds PyTorch's random generator"):
+        assert_same_runs(function)
+    assert torch_ort.counters()["fallbacks"] == 1
+
+
+def test_seeding_raises_in_strict_mode():
+    with pytest.raises(ORTModuleONNXModelException, match=r"puts its state back .*fork_rng"):
+        ORTModule(Net(forked))(torch.ones(3, 4))
+
+
+@pytest.mark.parametrize("function", [drawing, checkpointed])
+def test_drawing_runs_in_the_engine(function):
+    assert_same_runs(function)
+    counters = torch_ort.counters()
+    assert (counters["fallbacks"], counters["forward_runs"]) == (0, 3)
+
+
+def test_a_capture_leaves_the_generator_alone():
+    ours = ORTModule(Net(F.relu))
+    torch.manual_seed(5)
+    ours(torch.ones(3, 4))
+    got = torch.rand(3)
+    torch.manual_seed(5)
+    assert torch.equal(got, torch.rand(3))
+
+
+def test_a_generator_of_its_own_is_left_to_eager(monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+
+    def draws(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand(x.shape, generator=torch.Generator().manual_seed(2))
+
+    with pytest.warns(FallbackWarning):
+        assert_same_runs(draws)
