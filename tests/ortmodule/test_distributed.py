@@ -48,10 +48,10 @@ WORKER = """
 """
 
 
-def train(folder: Path, way: str) -> list[list[torch.Tensor]]:
+def train(folder: Path, way: str, program: str = WORKER) -> list[list[torch.Tensor]]:
     """Train two ranks; give the parameters that each ends with."""
     script = folder / "worker.py"
-    script.write_text(textwrap.dedent(WORKER))
+    script.write_text(textwrap.dedent(program))
     results = [folder / f"{way}_{rank}.pt" for rank in range(2)]
     started = [
         subprocess.Popen(
@@ -69,6 +69,45 @@ def train(folder: Path, way: str) -> list[list[torch.Tensor]]:
 
 def test_two_ranks_train_as_in_eager(tmp_path):
     want, ours = train(tmp_path, "eager"), train(tmp_path, "ours")
+    for of_rank_0, of_rank_1, of_eager in zip(*ours, want[0], strict=True):
+        assert torch.equal(of_rank_0, of_rank_1)
+        torch.testing.assert_close(of_rank_0, of_eager, rtol=1e-4, atol=1e-6)
+
+
+SHARDED = """
+    import sys, warnings
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.fsdp import fully_shard
+
+    import torch_ort
+
+    rank, store, result, way = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 64), nn.LayerNorm(64),
+                        nn.Linear(64, 4))
+    model = fully_shard(torch_ort.ORTModule(net) if way == "ours" else net, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    numbers = torch.Generator().manual_seed(rank)
+    for step in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(3 + step, 16, generator=numbers)).pow(2).mean().backward()
+        optimizer.step()
+    torch.save([p.full_tensor().detach() for p in model.parameters()], result)
+    if way == "ours":
+        counters = torch_ort.counters()
+        assert counters["fallbacks"] == 0 and counters["graphs_captured"] == 1, counters
+        assert counters["backward_runs"] == 4, counters
+    dist.destroy_process_group()
+"""
+
+
+def test_shards_train_as_in_eager(tmp_path):
+    want, ours = train(tmp_path, "eager", SHARDED), train(tmp_path, "ours", SHARDED)
     for of_rank_0, of_rank_1, of_eager in zip(*ours, want[0], strict=True):
         assert torch.equal(of_rank_0, of_rank_1)
         torch.testing.assert_close(of_rank_0, of_eager, rtol=1e-4, atol=1e-6)

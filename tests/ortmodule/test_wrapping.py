@@ -714,3 +714,13 @@ def test_a_wrapper_inside_a_wrapper_is_one_graph(pair, graphs_captured):
 @pytest.mark.filterwarnings("ignore:.*collides")
 def test_keys_of_a_wrapper_inside_a_wrapper_have_no_prefix(net):
     assert list(ORTModule(ORTModule(net)).state_dict()) == list(net.state_dict())
+
+
+def test_another_class_is_the_wrappers():
+    """As `fully_shard` gives it one."""
+    ours = ORTModule(Modes())
+    ours.__class__ = type("Sharded", (ORTModule,), {"of_shards": lambda self: 7})
+    assert type(ours).__name__ == "Sharded"
+    assert type(ours.module) is Modes
+    assert ours.of_shards() == 7
+    assert ours.eval()(rows()).shape == ours.module(rows()).shape

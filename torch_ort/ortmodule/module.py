@@ -28,7 +28,10 @@ _DATA_PARALLEL = (
 )
 
 # What stands in an ORTModule's own __dict__; all else belongs to the wrapped module.
-_OWN = ("_original", "_calls", "_stats", "_debug_options", "_bound", "_overrides", "forward")
+_OWN = (
+    "_original", "_made_as", "_calls", "_stats", "_debug_options", "_bound", "_overrides",
+    "forward",
+)  # fmt: skip
 
 # What others keep in the __dict__ of the module that they got, and look for there: Accelerate the
 # forward that it wraps, DeepSpeed's ZeRO stage 3 how often backward is still to gather parameters.
@@ -56,6 +59,7 @@ class ORTModule(torch.nn.Module):
             ) from TypeError(f"want a torch.nn.Module, got {type(module).__name__}")
         super().__init__()
         self.__dict__["_original"] = module
+        self.__dict__["_made_as"] = type(self)
         self.__dict__["_debug_options"] = debug_options or DebugOptions()
         self._start()
         self._warn_of_collisions()
@@ -196,8 +200,12 @@ class ORTModule(torch.nn.Module):
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
         return getattr(original, name)
 
+    @property
+    def _is_reclassed(self) -> bool:
+        return type(self) is not self.__dict__["_made_as"]
+
     def __setattr__(self, name: str, value: Any) -> None:
-        is_own = name == "training" or name in _OF_OTHERS or name in self.__dict__
+        is_own = name in ("training", "__class__", *_OF_OTHERS) or name in self.__dict__
         if is_own or "_original" not in self.__dict__:
             super().__setattr__(name, value)
         else:
@@ -326,11 +334,15 @@ class ORTModule(torch.nn.Module):
 
     def modules(self) -> Iterator[torch.nn.Module]:
         """See torch.nn.Module."""
-        return self._original.modules()
+        return (module for _, module in self.named_modules())
 
     def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Module]]:
-        """See torch.nn.Module."""
-        return self._original.named_modules(*args, **kwargs)
+        """Give the wrapped module's, with this object as the first where somebody re-classed it.
+
+        `fully_shard` does, and looks for what it has re-classed when it walks over modules.
+        """
+        for name, module in self._original.named_modules(*args, **kwargs):
+            yield name, self if module is self._original and self._is_reclassed else module
 
 
 def make_calls(
