@@ -453,6 +453,11 @@ def _squeeze(x: Spec, dim: int | Sequence[int] | None = None) -> Spec:
     return Spec([x.sizes[d] for d in kept], [x.strides[d] for d in kept], x.dtype, x.device)
 
 
+@rule_of(aten.squeeze_copy.default, aten.squeeze_copy.dim, aten.squeeze_copy.dims)
+def _squeeze_copy(x: Spec, dim: int | Sequence[int] | None = None) -> Spec:
+    return rows(_squeeze(x, dim).sizes, x)
+
+
 @rule_of(aten.slice.Tensor)
 def _slice(
     x: Spec, dim: int = 0, start: Size | None = None, end: Size | None = None, step: Size = 1
