@@ -42,6 +42,9 @@ py::object item_of(const py::object& container, const py::object& key) {
     if (index >= PyList_GET_SIZE(container.ptr())) return {};
     return py::reinterpret_borrow<py::object>(PyList_GET_ITEM(container.ptr(), index));
   }
+  if (PyCell_Check(container.ptr())) {
+    return py::reinterpret_borrow<py::object>(PyCell_GET(container.ptr()));
+  }
   PyObject* found = PyDict_GetItemWithError(container.ptr(), key.ptr());
   if (!found && PyErr_Occurred()) throw py::error_already_set();
   return py::reinterpret_borrow<py::object>(found);

@@ -76,7 +76,7 @@ class CallGuard {
   std::string mismatch(const pybind11::tuple& args, const pybind11::dict& kwargs) const;
 
  private:
-  // Where a value hangs: in a dict, a list, or an object of TorchScript.
+  // Where a value hangs: in a dict, a list, a cell of a closure, or an object of TorchScript.
   struct Place {
     pybind11::object container, key;
     std::optional<ScriptObject> script;

@@ -131,9 +131,10 @@ class ModuleCapture:
 
     def __init__(
         self, trace: _Trace, guard: _C.CallGuard, run: Callable[..., Sequence[Any]],
-        conditions: Sequence[str], written: dict[int, bool],
+        conditions: Sequence[str], written: dict[int, bool], unseen: Sequence[str],
     ) -> None:  # fmt: skip
         self.run = run
+        self.unseen = unseen  # what forward reads and no call is compared by
         self.is_recorded = isinstance(run, RecordedStep | RecordedRun)
         self._guard = guard
         self._num_integers = len(trace.integers)
@@ -311,7 +312,7 @@ def _trace(
     offset = len(trace.integers) - first
     written = {i + offset: watched for i, watched in written.items() if i not in parameters}
     trace.forget()
-    return ModuleCapture(trace, guard, run, trace.conditions(fakes), written)
+    return ModuleCapture(trace, guard, run, trace.conditions(fakes), written, reads.unseen)
 
 
 HOOKS_RUN = "which may do more than compute: a captured graph would not run it at every call"

@@ -17,11 +17,18 @@ import torch
 
 from torch_ort._C import ScriptObject, Unsupported
 from torch_ort.capture.aot_compat import GLOBAL_HOOKS, is_cache
+from torch_ort.capture.outside_reads import (
+    PLAIN,
+    CodeReads,
+    ObjectReads,
+    is_plain,
+    rows_of_value,
+    snapshot,
+    watched_outside,
+)
 from torch_ort.capture.torchscript import guard_row, is_script, script_object
 from torch_ort.generators import PythonGenerators
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, range)
-_CONTAINERS = (list, tuple, set, frozenset, dict)
 # Registries of a module; their entries are compared, as sub-modules and hooks may come and go.
 REGISTRIES = ("_parameters", "_buffers", "_modules")
 
@@ -32,6 +39,15 @@ class Reads:
 
     modules: dict[int, tuple[str, torch.nn.Module]]  # by id: the path and the module
     found: set[tuple[int, str]] = field(default_factory=set)
+    # What was read outside of them; nothing where that cannot be told.
+    outside: tuple[ObjectReads, CodeReads] | None = None
+
+    @property
+    def unseen(self) -> list[str]:
+        """Name what cannot be compared."""
+        if self.outside is None:
+            return ["globals, closures and fields of objects"]
+        return sorted(self.outside[0].unseen)
 
     def add_all(self) -> None:
         """Count every attribute of every module as read."""
@@ -57,6 +73,8 @@ class Reads:
             # So that no attribute hides one of the class.
             words = f"the number of attributes of {_called(path)}"
             rows.append((vars(module), None, "size", len(vars(module)), words))
+        for reads in self.outside or ():
+            rows += reads.rows()
         return rows
 
 
@@ -94,12 +112,7 @@ def _rows_of_value(own: dict, name: str, words: str) -> list[tuple]:
         if not value:  # as nearly always; quicker to compare
             return [(value, None, "size", 0, words)]
         return [(own, name, "items", tuple(value.values()), words)]
-    if _is_plain(value):
-        return [(own, name, "equals", _snapshot(value), words)]
-    rows = [(own, name, "is", value, words)]
-    if type(value) in (list, dict):  # tensors hang there
-        rows.append((value, None, "size", len(value), f"the number of parts of {words}"))
-    return rows
+    return rows_of_value(own, name, value, words)
 
 
 def containers_in(attributes: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -114,23 +127,6 @@ def _called(path: str) -> str:
     return f"module {path!r}" if path else "the module"
 
 
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(_is_plain(part) for pair in value.items() for part in pair)
-    if isinstance(value, _CONTAINERS):
-        return all(_is_plain(part) for part in value)
-    return isinstance(value, _PLAIN)
-
-
-def _snapshot(value: Any) -> Any:
-    """Copy containers, whose contents may change in place."""
-    if type(value) is dict:
-        return {key: _snapshot(part) for key, part in value.items()}
-    if type(value) in (list, tuple, set, frozenset):
-        return type(value)(_snapshot(part) for part in value)
-    return value
-
-
 _patching = threading.Lock()
 
 
@@ -140,14 +136,23 @@ def recorded_reads(module: torch.nn.Module) -> Iterator[Reads]:
     reads = _no_reads(module)
     modules, found = reads.modules, reads.found
     base = torch.nn.Module
+    parts = [part for part in module.modules() if not is_script(part)]
 
     # Other threads may read as well: more is guarded than need be.
     def recorder(self: torch.nn.Module, name: str) -> Any:
-        if id(self) in modules:
-            found.add((id(self), name))
-        return object.__getattribute__(self, name)
+        known = modules.get(id(self))
+        if known is None:
+            return object.__getattribute__(self, name)
+        found.add((id(self), name))
+        value = object.__getattribute__(self, name)
+        if type(value) not in PLAIN and not name.startswith("_"):
+            own = object.__getattribute__(self, "__dict__")
+            if name in own:
+                objects.see(value, f"attribute {name!r} of {_called(known[0])}")
+        return value
 
-    with _patching:
+    with _patching, watched_outside(parts) as (objects, code):
+        reads.outside = (objects, code)
         base.__getattribute__ = recorder
         try:
             yield reads
@@ -187,7 +192,7 @@ class Watch:
         self._scripts = [(path, attributes, dict(attributes)) for path, attributes in scripts]
         # Hooks may be installed by the first call, and are traced with it.
         self._containers = [
-            (path, name, value, _snapshot(value) if _is_plain(value) else copy.copy(value))
+            (path, name, value, snapshot(value) if is_plain(value) else copy.copy(value))
             for path, _, values in self._parts
             for name, value in containers_in(values)
         ]
@@ -202,7 +207,7 @@ class Watch:
                 (path, name): value
                 for path, part, before in self._parts
                 for name, value in part.__dict__.items()
-                if isinstance(value, _PLAIN) and not _is_same(value, before.get(name, _MISSING))
+                if isinstance(value, PLAIN) and not _is_same(value, before.get(name, _MISSING))
             }
         )
 
@@ -304,18 +309,18 @@ def _put_back_script(attributes: ScriptObject, before: dict) -> list[str]:
 
 
 def _is_equal_part(a: Any, b: Any) -> bool:
-    if isinstance(a, ScriptObject) or (_is_plain(a) and _is_plain(b)):
+    if isinstance(a, ScriptObject) or (is_plain(a) and is_plain(b)):
         return type(a) is type(b) and a == b
     return not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor)
 
 
 def _is_same(a: Any, b: Any) -> bool:
-    return a is b or (type(a) is type(b) and isinstance(a, _PLAIN) and a == b)
+    return a is b or (type(a) is type(b) and isinstance(a, PLAIN) and a == b)
 
 
 def _is_same_container(value: Any, before: Any) -> bool:
-    if _is_plain(before):
-        return _is_plain(value) and value == before
+    if is_plain(before):
+        return is_plain(value) and value == before
     if len(value) != len(before):
         return False
     if isinstance(value, dict):

@@ -18,6 +18,7 @@ from torch_ort._C import Unsupported
 from torch_ort.capture import aot_compat
 from torch_ort.capture.answers import form_of, rehearsal
 from torch_ort.capture.dispatch_compat import Leaf
+from torch_ort.capture.outside_reads import not_watched
 from torch_ort.capture.shape_rules import Spec, in_order, numel, rows, spec_of
 from torch_ort.functions.arguments import full_name
 from torch_ort.generators import PythonGenerators, TorchGenerators
@@ -65,7 +66,7 @@ class Learner:
 
     def forward(self, tensors: list[torch.Tensor], sizes: list[Any]) -> Learnt:
         """Learn what forward gives. Raises Unsupported if it runs on nothing that can be made."""
-        with aot_compat.functions_as_they_are(), _generators_kept():
+        with aot_compat.functions_as_they_are(), _generators_kept(), not_watched():
             try:
                 self._try_without_symbols(tensors, sizes)
                 return self._forward_on_fakes(tensors, sizes)
@@ -82,7 +83,7 @@ class Learner:
         if learnt.gradients is not None:
             return learnt.gradients
         wanted = [gradient is not None for gradient in given]
-        with aot_compat.functions_as_they_are(), _generators_kept():
+        with aot_compat.functions_as_they_are(), _generators_kept(), not_watched():
             try:
                 with _without_numbers(given) as made:
                     return self._backward_on_fakes(learnt, tensors, made)

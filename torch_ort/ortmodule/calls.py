@@ -338,6 +338,9 @@ class Calls:
 
     def _say_captured(self, captured: _Captured, seconds: float) -> None:
         logs.introduce(self._logger, self.settings)
+        if captured.capture.unseen:
+            names = ", ".join(captured.capture.unseen)
+            self._logger.info("what forward reads is constant until recapture(): %s", names)
         for program in captured.state.programs:
             spent = ", ".join(f"{name} {1000 * s:.0f} ms" for name, s in program.seconds.items())
             kind = "training" if program.is_training else "inference"

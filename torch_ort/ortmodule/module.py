@@ -44,9 +44,8 @@ class ORTModule(torch.nn.Module):
     State, attributes and methods are those of the wrapped module, so that checkpoints, optimizers
     and training loops need not know of the wrapper. A graph is captured at the first call and
     whenever a call differs in more than sizes and numbers: structure, dtype or device of arguments,
-    bools and strings among them, attributes of the module that its forward reads, modes of PyTorch.
-    What forward reads elsewhere (globals, closures, objects that hang in attributes) is not
-    watched: call `recapture()` after changing such things.
+    bools and strings among them, attributes of the module that its forward reads, fields of objects
+    that hang there, globals, closures, modes of PyTorch. `recapture()` is for all else.
 
     Raises ORTModuleTorchModelException for what is no module, and for a DataParallel where the
     fallback policy does not allow plain PyTorch.
