@@ -1,0 +1,35 @@
+"""The one table of random programs that do not run in the engine with eager's outcome, and why."""
+
+from __future__ import annotations
+
+import re
+
+# Words of a failure as a pattern, and the reason.
+TABLE = (
+    (
+        "writes into an argument that (shares its memory|is not dense)",
+        "such a call of an ORTModule runs in eager PyTorch",
+    ),
+    ("DataDependentOutputException", "PyTorch itself reads a number from data"),
+    ("node sym_float|a float that depends on data or sizes", "a float is made of a size"),
+    ("argument of type complex", "an operator has a complex number as an argument"),
+    ("Dynamo failed to run FX node with fake tensors", "Dynamo refuses it for all backends"),
+    ("axis out of range", "reductions of one number over its dim 0 or -1"),
+    ("name 'torch' is not defined", "guards that need names of torch's"),
+    (
+        "Trying to resize storage|returned a result with an exception set",
+        "kernels of losses that resize the memory which they are given",
+    ),
+)
+
+# Seeds of programs whose failures have no words of their own.
+SEEDS = {
+    31: "bilinear interpolation reads what it weighs with 0, which may be NaN",
+    43: "mse_loss resizes the memory that it is given",
+    52: "mse_loss resizes the memory that it is given",
+}
+
+
+def reason_for(words: str) -> str:
+    """Say why a failure is expected; empty where it is not."""
+    return next((reason for pattern, reason in TABLE if re.search(pattern, words)), "")
