@@ -148,40 +148,37 @@ def assert_said_once(messages: list[str], stages: tuple[str, ...] = ()) -> None:
     assert not stages or sum(counters[f"fallbacks_{stage}"] for stage in stages) == 1
 
 
-def with_errors(roads_and_places: Iterable[tuple[str, str]]) -> list:
-    """Give each an error, of all types in turn."""
+def with_errors(places: Iterable[str]) -> list:
+    """Give each place and road an error, of all types in turn; one road of each is slow."""
     return [
-        pytest.param(road, name, error, id=f"{road}-{name}-{error}")
-        for (road, name), error in zip(roads_and_places, itertools.cycle(ERRORS), strict=False)
-    ]
+        pytest.param(
+            road, name, error, id=f"{road}-{name}-{error}",
+            marks=[pytest.mark.slow] if (i + j) % 2 else [],
+        )
+        for j, road in enumerate(ROADS)
+        for i, (name, error) in enumerate(zip(places, itertools.cycle(ERRORS), strict=False))
+    ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("road", "name", "error"), with_errors(itertools.product(ROADS, FIRST))
-)  # fmt: skip
+@pytest.mark.parametrize(("road", "name", "error"), with_errors(FIRST))
 def test_every_place_of_a_first_step(road, name, error, train_with_fault):
     assert_said_once(train_with_fault(road, FIRST[name], ERRORS[error]))
 
 
-@pytest.mark.parametrize(
-    ("road", "name", "error"), with_errors(zip(itertools.cycle(ROADS), PASSES, strict=False))
-)
+@pytest.mark.parametrize(("road", "name", "error"), with_errors(PASSES))
 def test_every_pass(road, name, error, train_with_fault):
     assert_said_once(train_with_fault(road, PASSES[name], ERRORS[error]))
 
 
-@pytest.mark.parametrize("road", ROADS)
-@pytest.mark.parametrize("error", ERRORS)
-def test_every_error_of_a_first_run(road, error, train_with_fault):
-    assert_said_once(train_with_fault(road, FORWARD["out"], ERRORS[error]))
+@pytest.mark.parametrize(("road", "name", "error"), with_errors(["out"] * len(ERRORS)))
+def test_every_error_of_a_first_run(road, name, error, train_with_fault):
+    assert_said_once(train_with_fault(road, FORWARD[name], ERRORS[error]))
 
 
 BACKWARD = {name: place(name) for name in ("view", "out", "region", "functional", "gradients")}
 
 
-@pytest.mark.parametrize(
-    ("road", "name", "error"), with_errors(itertools.product(ROADS, BACKWARD))
-)  # fmt: skip
+@pytest.mark.parametrize(("road", "name", "error"), with_errors(BACKWARD))
 def test_every_place_of_a_first_backward(road, name, error, train_with_fault):
     messages = train_with_fault(road, BACKWARD[name], ERRORS[error], in_backward=True)
     assert_said_once(messages, ("backward",))
@@ -224,7 +221,7 @@ class TestLaterSteps:
 
     @pytest.mark.parametrize(
         ("road", "name", "error"),
-        with_errors([*itertools.product(ROADS, ("plan", "bind", "memory"))] * 2),
+        with_errors(["plan", "bind", "memory"] * 4),
     )
     def test_before_the_first_kernel(self, road, name, error, monkeypatch):
         monkeypatch.setenv("TORCH_ORT_STRICT", "0")
