@@ -235,6 +235,7 @@ def test_under_torch_compile():
     assert torch_ort.counters()["graphs_recorded"] == 1
 
 
+@pytest.mark.hands_over("it is not known whose memory results share")
 def test_memory_of_nothing_that_is_left_is_handed_over():
     wrapped = ORTModule(Net(lambda y, x, m: (y.detach(), y.detach())))
     wrapped(torch.randn(5, 4))

@@ -6,6 +6,7 @@ import copy
 import pickle
 from collections import OrderedDict, UserDict, namedtuple
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -189,7 +190,13 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+def may_hand_over(name: str) -> Any:
+    """Mark models with a checkpoint, which the recorder leaves to AOTAutograd."""
+    marks = [pytest.mark.hands_over("a checkpoint")] if "checkpoint" in name else []
+    return pytest.param(name, id=name, marks=marks)
+
+
+@pytest.mark.parametrize("name", map(may_hand_over, MODELS))
 def test_graphs_show_what_eager_shows(name, graph_way, ways, recorder, assert_engine_ran):
     ours, eager = make_twice(MODELS[name])
     plain = copy.deepcopy(eager)
@@ -279,6 +286,7 @@ def test_a_checkpoint_shows_each_activation_once(reentrant, ways, recorder):
             assert sorted(seen.names(direction, step)) == sorted(names)
 
 
+@pytest.mark.hands_over("a checkpoint")
 def test_a_reentrant_checkpoint_in_a_compiled_graph(ways, recorder, assert_engine_ran):
     ours, eager = make_twice(lambda: Checkpointed(reentrant=True))
     want = run(ways["eager"], eager, recorder)
@@ -287,6 +295,7 @@ def test_a_reentrant_checkpoint_in_a_compiled_graph(ways, recorder, assert_engin
     assert_engine_ran(backward=True)
 
 
+@pytest.mark.hands_over("a checkpoint")
 def test_a_reentrant_checkpoint_in_an_ortmodule(ways, recorder, assert_engine_ran):
     ours, eager = make_twice(lambda: Checkpointed(reentrant=True))
     want = run(ways["eager"], eager, recorder)
@@ -463,6 +472,7 @@ def test_a_recurrent_layer(ways, recorder):
     assert torch_ort.counters()["backward_runs"] > 0
 
 
+@pytest.mark.hands_over("nothing can capture the model")
 def test_a_model_that_falls_back_is_shown_all_the_same(ways, recorder, monkeypatch):
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")
     ours, eager = make_twice(Deciding)

@@ -188,6 +188,7 @@ def test_inside_of_a_checkpoint(compare, use_reentrant):
     compare(lambda x: torch.utils.checkpoint.checkpoint(part, x, use_reentrant=use_reentrant))
 
 
+@pytest.mark.hands_over("nothing can capture it")
 def test_checkpoint_of_deepspeed_is_refused(monkeypatch):
     class CheckpointFunction(F.Squared):
         __module__ = "deepspeed.runtime.activation_checkpointing.checkpointing"

@@ -222,6 +222,7 @@ class NeedsMore(Function):
         return 3 * grad
 
 
+@pytest.mark.hands_over("nothing can capture it")
 def test_what_cannot_be_learnt_runs_in_pytorch(monkeypatch):
     x = torch.randn(4, 6)
     strict = ortmodule(lambda y: NeedsMore.apply(y + 50))

@@ -89,6 +89,7 @@ def test_declared_reuse_of_memory(saved, compare):
     compare(lambda x: Reusing.apply(x * 2))
 
 
+@pytest.mark.hands_over("the Function is refused")
 @pytest.mark.parametrize(
     ("maps", "words"),
     [

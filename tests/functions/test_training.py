@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import custom_functions as F
 import numpy as np
@@ -63,12 +64,17 @@ CASES = {
 HANDED_OVER = {"rows chosen by data", "rows chosen by data, numpy"}
 
 
-@pytest.mark.parametrize("name", CASES)
+def may_hand_over(name: str) -> Any:
+    marks = [pytest.mark.hands_over("sizes that data tells")] if name in HANDED_OVER else []
+    return pytest.param(name, id=name, marks=marks)
+
+
+@pytest.mark.parametrize("name", map(may_hand_over, CASES))
 def test_like_eager(compare, name):
     compare(CASES[name], handed_over=int(name in HANDED_OVER))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", map(may_hand_over, CASES))
 def test_changing_sizes_in_one_graph(compare, name):
     compare(
         CASES[name], lambda step: torch.randn(8 + step, 6) / 4, steps=4,
