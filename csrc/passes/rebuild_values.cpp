@@ -84,7 +84,9 @@ struct Candidate {
   FusibleNode maker;
   std::set<int> readers;  // hosts that read it
   int store = -1;         // the host that writes it to memory, for readers that are in none
-  std::set<int> hosts;    // in which it would be made: those of its readers, and of theirs
+  // In which it would be made, those of its readers, and of theirs; and how many others are made
+  // of it there. Hosts that have no room for so many are left out.
+  std::map<int, size_t> hosts;
 
   std::set<int> targets() const {
     std::set<int> all = readers;
@@ -97,6 +99,7 @@ class Candidates {
  public:
   explicit Candidates(Graph& graph)
       : graph_(graph), memory_(graph), sizes_(graph), backward_(backward_nodes(graph)) {
+    for (const Node& node : graph.nodes) order_.emplace(&node, static_cast<int>(order_.size()));
     find_groups();
     for (auto node = graph.nodes.rbegin(); node != graph.nodes.rend(); ++node) {
       if (!node->is_erased() && !backward_.contains(&*node)) consider(*node);
@@ -112,6 +115,8 @@ class Candidates {
   }
 
   bool is_backward(const Node* node) const { return backward_.contains(node); }
+
+  int place(const Node* node) const { return order_.at(node); }
 
   // Of the backward half; -1 if it is in none.
   int host_of(const Node* node) const {
@@ -138,7 +143,7 @@ class Candidates {
       // Where the input crosses for this one alone, what crossing costs holds one read.
       if (input == nullptr || is_constant(*input) || cost_to_cross(*input) > 0) continue;
       const Value* whole = SharedMemory::root(input);
-      for (int host : candidate.hosts) {
+      for (const auto& [host, num_made] : candidate.hosts) {
         if (!hosts_[host].reads.contains(whole)) cost += kMove * num_bytes(*input);
       }
     }
@@ -183,10 +188,13 @@ class Candidates {
         continue;
       }
       Host host{.group = std::move(group), .is_wide = wide};
+      const int number = static_cast<int>(hosts_.size());
       for (const FusibleNode& each : host.group.nodes) {
-        host_of_[each.node] = static_cast<int>(hosts_.size());
+        host_of_[each.node] = number;
         for (const Value* value : each.node->inputs) {
-          if (value != nullptr) host.reads.insert(SharedMemory::root(value));
+          if (value == nullptr) continue;
+          const Value* whole = SharedMemory::root(value);
+          if (host.reads.insert(whole).second) hosts_reading_[whole].push_back(number);
         }
       }
       hosts_.push_back(std::move(host));
@@ -207,35 +215,44 @@ class Candidates {
           continue;
         }
         candidate->readers.insert(host);
-        candidate->hosts.insert(host);
+        candidate->hosts[host] = 0;
       } else if (const Candidate* next = result_of(*use.node)) {
-        candidate->hosts.insert(next->hosts.begin(), next->hosts.end());
+        for (const auto& [host, num_made] : next->hosts) add_host(*candidate, host, num_made + 1);
       }
     }
     if (!memory_readers.empty()) {
       candidate->store = find_store(*candidate, memory_readers);
       if (candidate->store < 0) return;
-      candidate->hosts.insert(candidate->store);
+      candidate->hosts[candidate->store] = 0;
     }
-    const bool fits = std::all_of(candidate->hosts.begin(), candidate->hosts.end(),
-                                  [&](int host) { return this->fits(*candidate, hosts_[host]); });
+    const bool fits =
+        std::all_of(candidate->hosts.begin(), candidate->hosts.end(),
+                    [&](const auto& host) { return this->fits(*candidate, hosts_[host.first]); });
     if (!candidate->hosts.empty() && fits) {
       candidates_.emplace(node.outputs[0], std::move(*candidate));
     }
+  }
+
+  void add_host(Candidate& candidate, int host, size_t num_made) const {
+    if (num_made + hosts_[host].group.nodes.size() >= kMaxNodes) return;
+    const auto [found, is_new] = candidate.hosts.try_emplace(host, num_made);
+    if (!is_new) found->second = std::min(found->second, num_made);
   }
 
   // The first group that reads what the value is made of, and waits for none of its readers.
   int find_store(const Candidate& candidate, const std::vector<const Node*>& readers) const {
     std::unordered_set<const Value*> origins;
     collect_origins(*candidate.maker.node, origins);
-    for (size_t host = 0; host < hosts_.size(); ++host) {
-      const bool reads = std::any_of(origins.begin(), origins.end(), [&](const Value* origin) {
-        return hosts_[host].reads.contains(origin) && origin->type.is_known() &&
-               ir::numel(*origin->type.shape) == hosts_[host].group.elements;
-      });
-      if (reads && fits(candidate, hosts_[host]) && !is_reached(static_cast<int>(host), readers)) {
-        return static_cast<int>(host);
+    std::set<int> found;
+    for (const Value* origin : origins) {
+      const auto hosts = hosts_reading_.find(origin);
+      if (hosts == hosts_reading_.end() || !origin->type.is_known()) continue;
+      for (int host : hosts->second) {
+        if (ir::numel(*origin->type.shape) == hosts_[host].group.elements) found.insert(host);
       }
+    }
+    for (int host : found) {
+      if (fits(candidate, hosts_[host]) && !is_reached(host, readers)) return host;
     }
     return -1;
   }
@@ -246,22 +263,22 @@ class Candidates {
       if (input == nullptr) continue;
       const Value* whole = SharedMemory::root(input);
       const auto maker = group_of_.find(whole->producer);
-      if (group != group_of_.end() && maker != group_of_.end() && maker->second == group->second) {
-        origins.insert(whole);
-        collect_origins(*whole->producer, origins);
-      } else {
-        origins.insert(whole);
-      }
+      const bool is_inside =
+          group != group_of_.end() && maker != group_of_.end() && maker->second == group->second;
+      if (origins.insert(whole).second && is_inside) collect_origins(*whole->producer, origins);
     }
   }
 
+  // Nodes behind the last one of the host lead nowhere into it.
   bool is_reached(int host, const std::vector<const Node*>& from) const {
+    const int last = order_.at(hosts_[host].group.nodes.back().node);
     std::vector<const Node*> open = from;
     std::unordered_set<const Node*> seen(from.begin(), from.end());
     while (!open.empty()) {
       const Node* node = open.back();
       open.pop_back();
       if (host_of(node) == host) return true;
+      if (order_.at(node) > last) continue;
       for (const Value* value : node->outputs) {
         if (value == nullptr) continue;
         for (const ir::Use& use : value->uses) {
@@ -337,6 +354,8 @@ class Candidates {
   int num_forward_ = 0;
   std::vector<Host> hosts_;
   std::unordered_map<const Node*, int> host_of_;
+  std::unordered_map<const Value*, std::vector<int>> hosts_reading_;  // whole tensors
+  std::unordered_map<const Node*, int> order_;                        // places in the graph
   std::unordered_map<const Value*, Candidate> candidates_;
   std::unordered_set<const Value*> crossing_;  // whole tensors
   std::unordered_set<const Value*> pinned_;    // those of them that cross whatever is rebuilt
@@ -388,9 +407,7 @@ class Rebuilder {
  public:
   Rebuilder(Graph& graph, const Candidates& candidates)
       : graph_(graph), candidates_(candidates), chosen_(choose(candidates)) {
-    if (chosen_.empty()) return;
     chains_.resize(candidates.hosts().size());
-    for (const Node& node : graph.nodes) order_.emplace(&node, static_cast<int>(order_.size()));
   }
 
   int run() {
@@ -399,11 +416,10 @@ class Rebuilder {
       if (!chosen_.contains(value) || !fits(*value)) continue;
       if (!may_rewrite()) break;
       for (int host : candidates_.find(value)->targets()) add_to_chain(value, chains_[host].makers);
-      for (int host : candidates_.find(value)->targets()) chains_[host].wanted.push_back(value);
+      note_uses(*value);
       ++rewrites;
     }
-    for (size_t host = 0; host < chains_.size(); ++host)
-      write(chains_[host], static_cast<int>(host));
+    for (const Chain& chain : chains_) write(chain);
     erase_unread();
     return rewrites;
   }
@@ -412,14 +428,26 @@ class Rebuilder {
   using Makers = std::map<int, FusibleNode>;  // by place in the graph
   struct Chain {
     Makers makers;
-    std::vector<const Value*> wanted;  // by the nodes of the group, or by others through memory
+    std::vector<ir::Use> uses;  // by the nodes of the group, or by others through memory
   };
 
-  void add_to_chain(const Value* value, Makers& makers) const {
+  // Whether there was room for what the value is made of.
+  bool add_to_chain(const Value* value, Makers& makers) const {
     const FusibleNode& maker = candidates_.find(value)->maker;
-    if (!makers.emplace(order_.at(maker.node), maker).second) return;
-    for (const Value* input : maker.node->inputs) {
-      if (input != nullptr && chosen_.contains(input)) add_to_chain(input, makers);
+    if (!makers.emplace(candidates_.place(maker.node), maker).second) return true;
+    if (makers.size() > kMaxNodes) return false;
+    return std::all_of(
+        maker.node->inputs.begin(), maker.node->inputs.end(), [&](const Value* input) {
+          return input == nullptr || !chosen_.contains(input) || add_to_chain(input, makers);
+        });
+  }
+
+  void note_uses(const Value& value) {
+    const int store = candidates_.find(&value)->store;
+    for (const ir::Use& use : value.uses) {
+      if (use.node == nullptr || !candidates_.is_backward(use.node)) continue;
+      const int reader = candidates_.host_of(use.node);
+      if (reader >= 0 || store >= 0) chains_[reader >= 0 ? reader : store].uses.push_back(use);
     }
   }
 
@@ -429,7 +457,7 @@ class Rebuilder {
     return std::all_of(targets.begin(), targets.end(), [&](int host) {
       const RegionGroup& group = candidates_.hosts()[host].group;
       Makers makers = chains_[host].makers;
-      add_to_chain(&value, makers);
+      if (!add_to_chain(&value, makers)) return false;
       std::vector<FusibleNode> nodes;
       for (const auto& [place, maker] : makers) nodes.push_back(maker);
       nodes.insert(nodes.end(), group.nodes.begin(), group.nodes.end());
@@ -439,20 +467,12 @@ class Rebuilder {
     });
   }
 
-  void write(const Chain& chain, int host) {
+  void write(const Chain& chain) {
     if (chain.makers.empty()) return;
-    std::vector<ir::Use> uses;
-    Node* first = nullptr;
-    for (const Value* value : chain.wanted) {
-      const bool stores = candidates_.find(value)->store == host;
-      for (const ir::Use& use : value->uses) {
-        if (use.node == nullptr || !candidates_.is_backward(use.node)) continue;
-        const int reader = candidates_.host_of(use.node);
-        if (reader != host && !(stores && reader < 0)) continue;
-        uses.push_back(use);
-        if (first == nullptr || order_.at(use.node) < order_.at(first)) first = use.node;
-      }
-    }
+    const ir::Use first = *std::min_element(
+        chain.uses.begin(), chain.uses.end(), [this](const auto& a, const auto& b) {
+          return candidates_.place(a.node) < candidates_.place(b.node);
+        });
     std::unordered_map<const Value*, Value*> again;
     for (const auto& [place, maker] : chain.makers) {
       const Node& node = *maker.node;
@@ -460,14 +480,14 @@ class Rebuilder {
       for (Value*& input : inputs) {
         if (const auto found = again.find(input); found != again.end()) input = found->second;
       }
-      Node& copy = ir::insert_before(graph_, *first, node.op, std::move(inputs),
+      Node& copy = ir::insert_before(graph_, *first.node, node.op, std::move(inputs),
                                      {node.outputs[0]->type}, node.attrs, node.name + "_again");
       copy.origin = node.origin;
       copy.recompute.clear();
       copy.region = -1;
       again[node.outputs[0]] = copy.outputs[0];
     }
-    for (const ir::Use& use : uses) {
+    for (const ir::Use& use : chain.uses) {
       ir::set_input(*use.node, use.index, again.at(use.node->inputs[use.index]));
     }
   }
@@ -485,7 +505,6 @@ class Rebuilder {
   Graph& graph_;
   const Candidates& candidates_;
   const std::unordered_set<const Value*> chosen_;
-  std::unordered_map<const Node*, int> order_;
   std::vector<Chain> chains_;  // by host
 };
 
