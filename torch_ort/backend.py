@@ -9,7 +9,9 @@ import torch
 from torch import fx
 
 from torch_ort import compiler, fallback, report, uncaptured
+from torch_ort._C import Unsupported
 from torch_ort.capture import aot_compat, higher_order
+from torch_ort.capture.fx_reader import line_of, name_of
 from torch_ort.capture.joint import (
     Capture,
     GraphState,
@@ -20,6 +22,7 @@ from torch_ort.capture.joint import (
 )
 from torch_ort.onnx_files import sources_of
 from torch_ort.options import resolve
+from torch_ort.user_code import blaming
 
 
 def ort(
@@ -43,6 +46,7 @@ def ort(
         return sources_of(module.graph.find_nodes(op="placeholder"))
 
     def compile_graph() -> tuple[Callable[..., Any], fallback.CompileAgain | None]:
+        refuse_nested(module.graph, inputs)
         compiled = record_or_hand_over(
             lambda: record_dynamo_graph(module, inputs, sources, state), state
         )
@@ -64,6 +68,20 @@ def ort(
         return trace(inputs)
 
     return fallback.compile_or_eager(compile_graph, module.forward, chosen.strict, state)
+
+
+def refuse_nested(graph: fx.Graph, inputs: Sequence[Any]) -> None:
+    """Raise Unsupported for an input that is a nested tensor."""
+    nodes = graph.find_nodes(op="placeholder")
+    for i, (node, value) in enumerate(zip(nodes, inputs, strict=True)):
+        if isinstance(value, torch.Tensor) and value.is_nested:
+            layout = str(value.layout).removeprefix("torch.")
+            reader = next(iter(node.users), node)
+            with blaming(name_of(reader), line_of(reader)):
+                raise Unsupported(
+                    f"input {i}: got a nested tensor of layout {layout}, the lengths of whose rows "
+                    "are data, want a plain, strided tensor"
+                )
 
 
 def reset() -> None:

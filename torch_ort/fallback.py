@@ -6,7 +6,7 @@ and the engine raise does not get past it: the call ends in eager PyTorch, or in
 
 from __future__ import annotations
 
-import warnings
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from torch_ort import counting
 from torch_ort._C import Error, InternalError, Unsupported, UserError
 from torch_ort.capture import aot_compat
 from torch_ort.generators import TorchGenerators
+from torch_ort.user_code import blamed, calling_line, warn_at
 
 FORWARD_MODE = "forward-mode AD: an input has a tangent, which a captured graph would lose"
 
@@ -142,8 +143,16 @@ def compile_or_eager(
 
 
 def reason_of(error: BaseException) -> str:
-    """Give the first line of an error's words, or its type if it has none."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """Give the first line of an error's words, its operator and the user's line; no internals."""
+    words = (str(error).strip() or type(error).__name__).splitlines()[0]
+    words = _PYBIND.sub("an argument of a type that the engine does not take", words)
+    operator, line = blamed(error)
+    places = [place for place in (operator, str(line or "")) if place and place not in words]
+    return f"{words} ({', '.join(places)})" if places else words
+
+
+# A signature of C++ follows.
+_PYBIND = re.compile(r"\w+\(\): incompatible (function|constructor) arguments.*")
 
 
 def comes_from_function(error: BaseException) -> bool:
@@ -167,11 +176,15 @@ def may_come_from_a_rule(error: Exception) -> bool:
 def warn(failure: Failure) -> None:
     """Count a fallback and say so once."""
     counting.count(f"fallbacks_{failure.stage}")
-    warnings.warn(
-        f"torch_ort: {failure.stage}: {reason_of(failure.error)}; this graph runs in eager PyTorch "
+    reason, (_, line) = reason_of(failure.error), blamed(failure.error)
+    frame = aot_compat.frame_in_capture() if line is None else None
+    if frame is not None:
+        reason += f", in {frame.where}"
+    warn_at(
+        line or calling_line(),
+        f"torch_ort: {failure.stage}: {reason}; this graph runs in eager PyTorch "
         "(TORCH_ORT_STRICT=1 raises instead)",
         FallbackWarning,
-        stacklevel=3,
     )
 
 
@@ -204,11 +217,11 @@ def recompile_limit_reached(frame_id: int, limit: str) -> None:
     message = f"capture: {frame.where}: compiled too often: got {limit}"
     if strict:
         raise Unsupported(message)
-    warnings.warn(
+    warn_at(
+        calling_line(),
         f"torch_ort: {message}; calls that need a new graph run in eager PyTorch "
         "(TORCH_LOGS=recompiles says what differs, TORCH_ORT_STRICT=1 raises instead)",
         FallbackWarning,
-        stacklevel=2,
     )
 
 

@@ -159,6 +159,7 @@ def _tell(breaks: list[Break], nothing_else: bool = False) -> None:
     if not new or _watchers:
         return
     _told.update(new)
+    new.sort(key=lambda each: not each.is_whole)
     more = f", and {len(new) - 1} more" if len(new) > 1 else ""
     line = new[0].line if new[0].is_users else calling_line()
     graphs = "no graph was captured: " if nothing_else else ""

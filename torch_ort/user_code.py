@@ -6,7 +6,9 @@ import os
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
 from typing import NamedTuple
 
 import torch
@@ -54,3 +56,43 @@ def calling_line() -> Line:
 def warn_at(line: Line, message: str, category: type[Warning]) -> None:
     """Warn, as if from a line."""
     warnings.warn_explicit(message, category, line.path, line.number)
+
+
+@contextmanager
+def blaming(operator: str, line: Line | None) -> Iterator[None]:
+    """Note on an error which operator it is about, and the user's line; the innermost stays."""
+    try:
+        yield
+    except Exception as error:
+        blame(error, operator, line)
+        raise
+
+
+def blame(error: Exception, operator: str, line: Line | None) -> None:
+    """Note on an error which operator it is about, and the user's line, unless that is known."""
+    if operator and not hasattr(error, "torch_ort_blames"):
+        error.torch_ort_blames = operator, line
+
+
+def blamed(error: BaseException) -> tuple[str, Line | None]:
+    """Give the operator that an error is about, and the user's line; empty and None if unknown."""
+    found = error
+    while found is not None and not hasattr(found, "torch_ort_blames"):
+        found = found.__cause__
+    operator, line = getattr(found, "torch_ort_blames", ("", None))
+    return operator, line or _line_in_traceback(error)
+
+
+def _line_in_traceback(error: BaseException | None) -> Line | None:
+    """Give the user's line that has raised an error, where code of the user's was called."""
+    line = None
+    while error is not None:
+        line = innermost(_lines(error.__traceback__)) or line
+        error = error.__cause__
+    return line
+
+
+def _lines(trace: TracebackType | None) -> Iterator[tuple[str, int]]:
+    while trace is not None:
+        yield trace.tb_frame.f_code.co_filename, trace.tb_lineno
+        trace = trace.tb_next

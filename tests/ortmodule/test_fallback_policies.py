@@ -144,7 +144,7 @@ CAUSES = {
         cause=None,
     ),
     "control flow": Cause(
-        ORTModuleONNXModelException, "Could not guard on data-dependent expression", make=Branches
+        ORTModuleONNXModelException, "Python asks for a number in a tensor", make=Branches
     ),
     "assigned attribute": Cause(
         ORTModuleONNXModelException, "forward assigns 'calls' of the module", make=Assigns
@@ -265,7 +265,8 @@ def assert_said(messages: list[str], cause: Cause, retry: bool, count: int) -> N
     for message in messages:
         assert cause.words in message
         if cause.stage == "backward":  # of one graph, not of the module
-            assert message.startswith(f"torch_ort: backward: {REASON}; this graph runs in eager")
+            assert message.startswith(f"torch_ort: backward: {REASON}")
+            assert "; this graph runs in eager PyTorch" in message
         else:
             until = "this call runs" if retry else "the module runs from now on"
             assert message.startswith(f"ORTModule: {cause.kind.__name__}: ")

@@ -421,8 +421,8 @@ class TestFallback:
 
     def test_all_of_the_model(self):
         words = (
-            "profile: nothing of the model runs in the engine: "
-            "torch_ort: convert: tan: want another function; this graph runs in eager PyTorch"
+            "profile: nothing of the model runs in the engine: torch_ort: convert: "
+            r"tan: want another function \(test_profile.py:\d+\); this graph runs in eager PyTorch"
         )
         with pytest.warns(FallbackWarning), pytest.raises(torch_ort.Unsupported, match=words):
             profile(torch.tan, torch.randn(3))

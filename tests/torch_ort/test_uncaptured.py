@@ -165,7 +165,7 @@ def test_parts_of_a_model(lenient):
     run = compiled(model)
     (warning,) = told(lambda: run(X))
     message = str(warning.message)
-    assert message.startswith("torch_ort: capture: Dynamo leaves to eager PyTorch: a part of 'forw")
+    assert message.startswith("torch_ort: capture: Dynamo leaves to eager PyTorch: all of 'forw")
     assert ", and 1 more (torch_ort.explain lists all" in message
     torch.testing.assert_close(run(X), model(X))
     assert left_out() == (1, 1)

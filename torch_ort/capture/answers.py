@@ -22,6 +22,7 @@ from torch_ort.capture.dispatch_compat import (
     without_saved_tensor_hooks,
 )
 from torch_ort.capture.shape_rules import NoRule, Spec, find, spec_of
+from torch_ort.user_code import Line, blame
 
 
 class HandOver(Exception):
@@ -51,7 +52,13 @@ class Answers(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:  # fmt: skip
         """Answer one call. Raises HandOver where what it gives depends on numbers."""
-        kwargs = kwargs or {}
+        try:
+            return self._answer(func, args, kwargs or {})
+        except Exception as error:
+            blame(error, str(func), self.line())
+            raise
+
+    def _answer(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if torch.Tag.data_dependent_output in func.tags:
             raise HandOver(f"{func} depends on numbers")
         if torch.Tag.dynamic_output_shape in func.tags and not _has_plain_indices(func, args):
@@ -61,6 +68,10 @@ class Answers(TorchDispatchMode):
         result = _leaves(self.form(func, args, kwargs))
         self.note(func, args, kwargs, result)
         return result
+
+    def line(self) -> Line | None:
+        """Give the user's line that runs, where it is known."""
+        return None
 
     def form(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Give the forms of what an operator gives."""

@@ -69,6 +69,7 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from torch_ort import _C
 from torch_ort.capture.dispatch_compat import Leaf, dropout_passes_through, is_functionalized
+from torch_ort.user_code import Line, innermost
 
 __all__ = [
     "GLOBAL_HOOKS",
@@ -107,6 +108,7 @@ __all__ = [
     "kept_inputs",
     "meta_errors_unsaid",
     "needs_no_version_check",
+    "node_that_raised",
     "output_descriptions",
     "passes_through",
     "python_text",
@@ -140,6 +142,18 @@ _DYNAMO_SIGNALS = (
 def passes_through(error: BaseException) -> bool:
     """Tell whether an exception is a message to Dynamo and no failure."""
     return isinstance(error, _DYNAMO_SIGNALS)
+
+
+def node_that_raised(error: BaseException) -> tuple[str, Line | None]:
+    """Give the operator of the graph that AOTAutograd traced, and the user's line of it.
+
+    They stand in an error's words.
+    """
+    words = str(error)
+    operator = re.search(r"While executing %.*?target=([\w.]+)", words)
+    _, _, trace = words.partition("Original traceback:")
+    lines = re.findall(r'File "([^"]+)", line (\d+)', trace)
+    return operator[1] if operator else "", innermost((path, int(n)) for path, n in lines)
 
 
 def is_refused_by_dynamo(error: BaseException | None) -> bool:

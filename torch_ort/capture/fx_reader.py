@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 import os
+import re
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -22,6 +23,7 @@ from torch_ort.capture import bodies, higher_order
 from torch_ort.capture.aot_compat import HigherOrderOperator, OpOverload, recompute_policy, schema
 from torch_ort.capture.symbols import Symbolic, size, size_hint, symbol_name
 from torch_ort.functions import describe as functions
+from torch_ort.user_code import Line, blaming
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _MEMORY_FORMATS = {
@@ -47,16 +49,25 @@ def type_of(value: torch.Tensor) -> tuple | None:
 
 def origin_of(node: fx.Node) -> str:
     """Give the user's line that a node came from, as `file.py:12`."""
-    if "origin" in node.meta:
-        return node.meta["origin"]
-    trace = node.meta.get("stack_trace") or ""
-    line = ""
-    for entry in trace.splitlines():
-        entry = entry.strip()
-        if entry.startswith('File "') and _TORCH_FOLDER not in entry:
-            path, _, rest = entry.removeprefix('File "').partition('", line ')
-            line = f"{os.path.basename(path)}:{rest.split(',')[0]}"
-    return line
+    return node.meta["origin"] if "origin" in node.meta else str(line_of(node) or "")
+
+
+def line_of(node: fx.Node) -> Line | None:
+    """Give the user's line that a node came from."""
+    if "line" in node.meta:
+        return node.meta["line"]
+    entries = _ENTRY.findall(node.meta.get("stack_trace") or "")
+    lines = [Line(path, int(number)) for path, number in entries if _TORCH_FOLDER not in path]
+    return lines[-1] if lines else None
+
+
+def name_of(node: fx.Node) -> str:
+    """Give the name of what a node calls."""
+    target = node.target
+    return target if isinstance(target, str) else getattr(target, "__name__", str(target))
+
+
+_ENTRY = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.MULTILINE)
 
 
 class FxReader:
@@ -104,7 +115,8 @@ class FxReader:
             if node.op == "get_attr":
                 self._add_constant(node)
             elif node.op == "call_function":
-                self._add_call(node)
+                with blaming(str(node.target), line_of(node)):
+                    self._add_call(node)
             elif node.op != "placeholder":
                 raise Unsupported(f"node {node.name}: got {node.op}, want a call of a function")
 

@@ -21,7 +21,7 @@ from torch_ort.capture import aot_compat
 from torch_ort.capture.answers import HandOver, NoCapture
 from torch_ort.capture.dispatch_compat import outside_inference_mode
 from torch_ort.capture.dynamo_inputs import DynamoInputs
-from torch_ort.capture.fx_reader import FxReader, origin_of
+from torch_ort.capture.fx_reader import FxReader, line_of
 from torch_ort.capture.recorded_step import RecordedRun, RecordedStep
 from torch_ort.capture.recorder import (
     Recording,
@@ -36,6 +36,7 @@ from torch_ort.fallback import Failure, asked_for, failure_of, stage, warn, with
 from torch_ort.functions.call import end_of_capture
 from torch_ort.generators import TorchGenerators
 from torch_ort.options import Options
+from torch_ort.user_code import blame
 
 
 @dataclass
@@ -110,6 +111,7 @@ class Capture:
             except Exception as error:
                 if aot_compat.passes_through(error):
                     raise
+                blame(error, *aot_compat.node_that_raised(error))
                 raise Unsupported(f"AOTAutograd: {type(error).__name__}: {error}") from error
         return compiled
 
@@ -280,7 +282,7 @@ class _Lines(fx.Interpreter):
     @enters_program
     def run_node(self, n: fx.Node) -> Any:
         """Run one node."""
-        with at_line(origin_of(n)):
+        with at_line(line_of(n)):
             return super().run_node(n)
 
 

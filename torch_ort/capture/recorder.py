@@ -18,7 +18,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -59,6 +59,7 @@ from torch_ort.capture.symbols import Symbolic
 from torch_ort.functions.call import form_of_call
 from torch_ort.functions.describe import is_python_op
 from torch_ort.generators import note_draw
+from torch_ort.user_code import Line
 
 _logger = logging.getLogger("torch_ort.recorder")
 _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
@@ -68,6 +69,7 @@ _BETWEEN = (
     aot_compat.__file__,
     dispatch_compat.__file__,
     answers.__file__,
+    os.path.join(_OUR_FOLDER, "capture", "hooks.py"),
     os.path.join(_OUR_FOLDER, "functions", ""),
 )
 
@@ -403,6 +405,10 @@ class _Mode(Answers):
             return _C.call_plainly(lambda: form_of_call(func, *args, **kwargs))
         return super().form(func, args, kwargs)
 
+    def line(self) -> Line | None:
+        """Give the user's line that runs."""
+        return _line(sys._getframe(2))  # past who asks, who is of this package
+
     def note(self, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
         """Record one call."""
         if torch.Tag.nondeterministic_seeded in func.tags:
@@ -414,9 +420,9 @@ class _Mode(Answers):
             name=self._prefix + schema(func).name.partition("::")[2],
         )  # fmt: skip
         node.meta = {"val": result, "partitioner_tag": self.tag}
-        origin = _origin() if self.tag == "is_forward" else ""
-        if origin:
-            node.meta["origin"] = origin
+        line = self.line() if self.tag == "is_forward" else None
+        if line is not None:
+            node.meta["line"] = line
         if isinstance(result, Leaf):
             result.node = node
         else:
@@ -587,9 +593,9 @@ _told = threading.local()  # `line`: of a graph that has replaced the user's cod
 
 
 @contextlib.contextmanager
-def at_line(line: str) -> Iterator[None]:
+def at_line(line: Line | None) -> Iterator[None]:
     """Say which line of the user's runs in here, where no frame tells."""
-    before = getattr(_told, "line", None)
+    before = getattr(_told, "line", _UNTOLD)
     _told.line = line
     try:
         yield
@@ -597,17 +603,19 @@ def at_line(line: str) -> Iterator[None]:
         _told.line = before
 
 
-def _origin() -> str:
-    """Give the user's line that runs, as `file.py:12`; empty where only torch's own run."""
-    told = getattr(_told, "line", None)
-    if told is not None:
+_UNTOLD = object()
+
+
+def _line(frame: FrameType | None) -> Line | None:
+    """Give the user's line that runs; None where only torch's own run."""
+    told = getattr(_told, "line", _UNTOLD)
+    if told is not _UNTOLD:
         return told
-    frame = sys._getframe(3)
     while frame is not None:
         name = frame.f_code.co_filename
         if name.startswith(_OUR_FOLDER) and not name.startswith(_BETWEEN):
             break  # who called us
         if not name.startswith((_TORCH_FOLDER, _OUR_FOLDER, "<")):
-            return f"{os.path.basename(name)}:{frame.f_lineno}"
+            return Line(name, frame.f_lineno)
         frame = frame.f_back
-    return ""
+    return None

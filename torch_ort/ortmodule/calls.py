@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import threading
 import time
 import traceback
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-import torch_ort
 from torch_ort import _C, counting, fallback, report
 from torch_ort.capture.aot_compat import (
     Sizes,
@@ -47,6 +43,7 @@ from torch_ort.ortmodule.policy import (
     ORTModuleONNXModelException,
 )
 from torch_ort.ortmodule.saved_files import SavedFiles
+from torch_ort.user_code import calling_line, warn_at
 
 # Captures of one module; more than a real program needs, fewer than would go unnoticed.
 MAX_CAPTURES = 32
@@ -250,11 +247,11 @@ class Calls:
 
     def _say_fallback(self, error: ORTModuleFallbackException, stage: str, until: str) -> None:
         counting.count(f"fallbacks_{stage}")
-        warnings.warn(
+        warn_at(
+            calling_line(),
             f"ORTModule: {type(error).__name__}: {fallback.reason_of(error)}; {until} in plain "
             "PyTorch (ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE raises instead)",
             fallback.FallbackWarning,
-            stacklevel=_frames_to_user(),
         )
 
     # Capture.
@@ -345,15 +342,6 @@ class Calls:
             spent = ", ".join(f"{name} {1000 * s:.0f} ms" for name, s in program.seconds.items())
             kind = "training" if program.is_training else "inference"
             self._logger.info("captured a %s graph in %.2fs: %s", kind, seconds, spent)
-
-
-def _frames_to_user() -> int:
-    """Count the frames up to the first outside of PyTorch and this package."""
-    ours = tuple(os.path.dirname(package.__file__) + os.sep for package in (torch, torch_ort))
-    frame, count = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
-        frame, count = frame.f_back, count + 1
-    return count
 
 
 def is_traced() -> bool:

@@ -1,0 +1,179 @@
+"""A FallbackWarning names the operator and the user's line, stands there, and has no internals."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from torch import fx, nn
+
+import torch_ort
+from tests.injection import into_backward
+from torch_ort import _C
+from torch_ort.capture import aot_compat
+from torch_ort.capture.fx_reader import FxReader
+from torch_ort.fallback import FallbackWarning, reason_of
+
+pytestmark = pytest.mark.ort_only
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 8)
+
+    def forward(self, x):
+        y = self.linear(x)
+        return nn.functional.gelu(y)  # here
+
+
+class Doubles(nn.Module):
+    def forward(self, x):
+        return (x * 2).relu()  # here
+
+
+class Nests(nn.Module):
+    def forward(self, x):
+        nested = torch.nested.nested_tensor([x[0], x[1]])  # here
+        return nested.to_padded_tensor(0.0)
+
+
+def line_of(kind: type) -> int:
+    """Give the line of this file that a class marks."""
+    lines = Path(__file__).read_text().splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith(f"class {kind.__name__}("))
+    return next(i for i in range(first, len(lines)) if lines[i].endswith("# here")) + 1
+
+
+def the_warning(call: Callable[[], Any]) -> warnings.WarningMessage:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    (ours,) = [each for each in caught if issubclass(each.category, FallbackWarning)]
+    message = str(ours.message)
+    for internals in ("incompatible function", "_C.", ".cpp", "0x", "<built-in", "Traceback"):
+        assert internals not in message
+    return ours
+
+
+@pytest.fixture(autouse=True)
+def lenient(monkeypatch) -> None:
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+
+
+@pytest.fixture
+def no_gelu(monkeypatch) -> None:
+    add = FxReader._add_call
+
+    def refuse(self, node):
+        if "gelu" in str(node.target):
+            raise _C.Unsupported("injected by a test")
+        add(self, node)
+
+    monkeypatch.setattr(FxReader, "_add_call", refuse)
+
+
+@pytest.mark.parametrize("switched_off", ["", "recorder"])
+def test_compile(switched_off, no_gelu):
+    options = {"disable": switched_off} if switched_off else None
+    run = torch.compile(Model(), backend="ort", options=options)
+    warning = the_warning(lambda: run(torch.randn(5, 6)))
+    assert (warning.filename, warning.lineno) == (__file__, line_of(Model))
+    assert str(warning.message) == (
+        "torch_ort: convert: injected by a test (aten.gelu.default, "
+        f"test_fallback_words.py:{line_of(Model)}); this graph runs in eager PyTorch "
+        "(TORCH_ORT_STRICT=1 raises instead)"
+    )
+
+
+def test_ortmodule(no_gelu):
+    wrapped = torch_ort.ORTModule(Model())
+    warning = the_warning(lambda: wrapped(torch.randn(5, 6)))
+    assert warning.filename == __file__
+    assert "ORTModuleONNXModelException: injected by a test (aten.gelu.default, " in str(
+        warning.message
+    )
+
+
+def test_an_operator_that_cannot_be_traced():
+    wrapped = torch_ort.ORTModule(Nests())
+    message = str(the_warning(lambda: wrapped(torch.randn(2, 6))).message)
+    assert "aten._nested_tensor_from_tensor_list" in message
+    assert f"(test_fallback_words.py:{line_of(Nests)})" in message
+
+
+def test_a_number_that_is_asked_for():
+    class Branches(nn.Module):
+        def forward(self, x):
+            return x * 2 if x.sum() > 0 else x
+
+    wrapped = torch_ort.ORTModule(Branches())
+    message = str(the_warning(lambda: wrapped(torch.randn(2, 6))).message)
+    line = Branches.forward.__code__.co_firstlineno + 1
+    assert "Python asks for a number in a tensor (a branch, float(), item())" in message
+    assert f"(test_fallback_words.py:{line})" in message
+
+
+def test_a_nested_tensor():
+    parts = [torch.randn(2, 6), torch.randn(3, 6)]
+    nested = torch.nested.nested_tensor(parts, layout=torch.jagged)
+    run = torch.compile(Doubles(), backend="ort")
+    results = []
+    warning = the_warning(lambda: results.append(run(nested)))
+    assert (warning.filename, warning.lineno) == (__file__, line_of(Doubles))
+    message = str(warning.message)
+    assert "got a nested tensor of layout jagged, the lengths of whose rows are data" in message
+    assert (
+        f"want a plain, strided tensor (mul, test_fallback_words.py:{line_of(Doubles)})" in message
+    )
+    for part, got in zip(parts, results[0].unbind(), strict=True):
+        torch.testing.assert_close(got, (part * 2).relu())
+
+
+def test_where_no_operator_is_known_the_function_is_named(monkeypatch):
+    fail = Mock(side_effect=_C.InternalError("injected by a test"))
+    monkeypatch.setattr(_C, "run_pipeline", fail)
+    run = torch.compile(Model(), backend="ort")
+    warning = the_warning(lambda: run(torch.randn(5, 6)))
+    assert warning.filename == __file__
+    first = Model.forward.__code__.co_firstlineno
+    where = f"in 'forward' (test_fallback_words.py:{first})"
+    assert f"pass: injected by a test, {where}; this graph" in str(warning.message)
+
+
+def test_backward(monkeypatch):
+    def fails(run):
+        def wrapped(*args):
+            raise _C.InternalError("injected by a test")
+
+        return wrapped
+
+    into_backward(monkeypatch, fails)
+    run = torch.compile(Model(), backend="ort")
+    loss = run(torch.randn(5, 6)).sum()
+    warning = the_warning(lambda: loss.backward())
+    assert warning.filename == __file__
+    assert "backward: injected by a test" in str(warning.message)
+
+
+def test_a_signature_of_ours_is_no_reason():
+    words = "add_size_hint(): incompatible function arguments. The following argument types are: "
+    assert reason_of(TypeError(words)) == "an argument of a type that the engine does not take"
+
+
+def test_a_node_that_could_not_be_traced():
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    node = graph.call_function(torch.ops.aten.mm.default, (x, x))
+    node.stack_trace = f'  File "{__file__}", line 7, in forward\n    x @ x'
+    graph.output(node)
+    with pytest.raises(RuntimeError) as caught:
+        fx.Interpreter(fx.GraphModule({}, graph)).run(torch.ones(2, 3))
+    operator, line = aot_compat.node_that_raised(caught.value)
+    assert operator == "torch.ops.aten.mm.default"
+    assert (line.path, line.number) == (__file__, 7)
