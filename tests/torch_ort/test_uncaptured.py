@@ -350,3 +350,27 @@ class TestTorchsOwnModules:
         else:
             run = compiled(parallel)
         self.check(run, model)
+
+
+def test_a_backward_inside_of_a_compiled_step(capfd):
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    expected = copy.deepcopy(model)
+    optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (model, expected)]
+
+    def step(model, optimizer, x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    run = torch.compile(step, backend="ort")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        losses = [run(model, optimizers[0], X) for _ in range(3)]
+    torch.testing.assert_close(losses, [step(expected, optimizers[1], X) for _ in range(3)])
+    torch.testing.assert_close(model.state_dict(), expected.state_dict())
+    out, err = capfd.readouterr()
+    said = [str(each.message) for each in caught]
+    assert "torch_ort" not in out + err + "".join(text for text in said if "leaves to" not in text)
+    assert torch_ort.counters()["backward_runs"] == 3

@@ -108,6 +108,7 @@ __all__ = [
     "kept_inputs",
     "meta_errors_unsaid",
     "needs_no_version_check",
+    "never_compile",
     "node_that_raised",
     "output_descriptions",
     "passes_through",
@@ -507,6 +508,12 @@ def watch_contexts(
         return compile_function(self, function)
 
     eval_frame.OptimizeContext.__call__ = watched
+
+
+def never_compile(modules: Sequence[str]) -> None:
+    """Let Dynamo leave the functions of some modules alone, which autograd and kernels call."""
+    for name in modules:
+        trace_rules.add(name)
 
 
 def _watch_calls(hooks: list[Callable[[], Any]], begin: Callable[[], Callable[[], bool]]) -> None:
