@@ -122,15 +122,21 @@ def left_out(backend: Any, found: list[LeftOut]) -> None:
         _tell(telling)
 
 
-def begin_call(backend: Any) -> Callable[[], bool]:
-    """Watch one call; what this gives is called at its end, and tells whether that was enough."""
-    call = _Call(sys.exc_info()[1], _runs())
+def begin_call(backend: Any, kept: list[Break]) -> Callable[[], bool]:
+    """Watch one call; what this gives is called at its end, and tells whether that was enough.
+
+    `kept` are breaks of earlier calls that have raised: Dynamo looks at a function once.
+    """
+    call = _Call(sys.exc_info()[1], _runs(), breaks=list(kept))
     _calls.open.append(call)
 
     def end() -> bool:
-        _calls.open.remove(call)
-        if sys.exc_info()[1] is not call.error_outside:
-            return False  # the call has raised
+        while _calls.open.pop() is not call:  # one that was begun and never ended
+            pass
+        kept.clear()
+        if sys.exc_info()[1] is not call.error_outside:  # the call has raised
+            kept.extend(call.breaks)
+            return False
         if call.has_graphs or _runs() != call.runs:
             _tell([each for each in call.breaks if each.counts])
             return True

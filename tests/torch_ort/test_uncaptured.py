@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_ort
+from torch_ort import fallback
 from torch_ort.fallback import FallbackWarning
 
 pytestmark = pytest.mark.ort_only
@@ -283,6 +285,36 @@ def test_an_error_of_the_user_is_all_that_is_said(lenient):
             compiled(Fails())(X)
 
     assert told(call) == []
+
+
+def test_a_first_call_that_raises_is_not_the_last_word(lenient):
+    class FailsOnce(Recurrent):
+        has_failed = False
+
+        def forward(self, x):
+            y = super().forward(x)
+            if not self.has_failed:
+                self.has_failed = True
+                raise KeyError("mine")
+            return y
+
+    run = compiled(FailsOnce())
+
+    def call():
+        with pytest.raises(KeyError, match="mine"):
+            run(X)
+
+    assert told(call) == []
+    assert len(told(lambda: [run(X), run(X)])) == 1
+
+
+def test_errors_that_the_user_has_dynamo_suppress(lenient, monkeypatch):
+    fails = Mock(side_effect=KeyError("injected by a test"))
+    monkeypatch.setattr(fallback, "compile_or_eager", fails)
+    with torch._dynamo.config.patch(suppress_errors=True):
+        (warning,) = told(lambda: compiled(Finds())(X))
+    assert "Dynamo leaves to eager PyTorch: all of 'forward'" in str(warning.message)
+    assert left_out() == (1, 0)
 
 
 def test_calls_are_watched_until_one_runs_in_the_engine():

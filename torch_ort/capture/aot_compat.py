@@ -444,10 +444,8 @@ def watch_frames(
         code, first = frame.f_code, len(graph_break_reasons)
         try:
             result = convert(self, frame, *args, **kwargs)
-        except (exc.Unsupported, exc.UserError) as error:
-            # One with a strategy is that of the recompile limit, which is told by itself.
-            is_raised = bool(self._box.error_on_graph_break)
-            if not is_raised and getattr(error, "frame_exec_strategy", None) is None:
+        except Exception as error:
+            if _is_swallowed(self, error):
                 told(backend, [_left_out(code, error)])
             raise
         breaks = [
@@ -458,6 +456,16 @@ def watch_frames(
         return result
 
     convert_frame.ConvertFrameAssert.__call__ = watched
+
+
+def _is_swallowed(converter: Any, error: Exception) -> bool:
+    """Tell whether Dynamo goes on in eager PyTorch after an error.
+
+    One with a strategy is that of the recompile limit, which is told by itself.
+    """
+    if converter._box.error_on_graph_break or getattr(error, "frame_exec_strategy", None):
+        return False
+    return isinstance(error, exc.Unsupported | exc.UserError) or dynamo_config.suppress_errors
 
 
 def _left_out(code: CodeType, error: Exception) -> LeftOut:
@@ -486,13 +494,13 @@ def _innermost_backend(callback: Any) -> Any:
 
 
 def watch_contexts(
-    is_ours: Callable[[Any], bool], begin: Callable[[Any], Callable[[], bool]]
+    is_ours: Callable[[Any], bool], begin: Callable[[Any, list], Callable[[], bool]]
 ) -> None:
     """Watch calls of functions compiled for backends that are ours.
 
-    `begin(backend)` is called before a call, what it gives after it; once that gives True, calls
-    are watched no more. What Dynamo would not look at, as it is torch's own code, gets a frame
-    that it looks at.
+    `begin(backend, kept)` is called before a call, what it gives after it; once that gives True,
+    calls are watched no more. `kept` is one list for all calls of a function. What Dynamo would not
+    look at, as it is torch's own code, gets a frame that it looks at.
     """
     compile_function = eval_frame.OptimizeContext.__call__
 
@@ -504,7 +512,7 @@ def watch_contexts(
         function = _with_a_frame(function)
         _ask_again(function)
         if not (self.fullgraph or isinstance(function, torch.nn.Module | type)):
-            _watch_calls(self.enter_exit_hooks, functools.partial(begin, backend))
+            _watch_calls(self.enter_exit_hooks, functools.partial(begin, backend, []))
         return compile_function(self, function)
 
     eval_frame.OptimizeContext.__call__ = watched
