@@ -296,7 +296,7 @@ def test_exported_methods_are_the_scripts(compare):
 
 def test_a_script_gives_the_graph_of_the_plain_module(monkeypatch):
     # A graph names the user's lines, and lines of several statements are counted differently.
-    monkeypatch.setattr(recorder, "_origin", lambda: "")
+    monkeypatch.setattr(recorder, "_line", lambda frame: None)
     plain = Transformer().eval()
     x = sentences(0)
     for module in (plain, torch.jit.script(plain)):
