@@ -313,14 +313,14 @@ def resolve(given: Mapping[str, Any] | None = None, mode: str | None = None) -> 
     wrong kind.
     """
     if mode is not None and mode not in MODES:
-        raise UserError(f"mode: got {mode!r}, want one of {', '.join(MODES)}{_near(mode, MODES)}")
+        raise UserError(f"mode: got {mode!r}, want one of {', '.join(MODES)}{near(mode, MODES)}")
     values = _from_environment(TABLE)
     for name, value in (given or {}).items():
         if name not in _BY_NAME:
             names = sorted(_BY_NAME)
             raise UserError(
                 f"options: unknown option: got {name!r}, want one of {', '.join(names)}"
-                f"{_near(name, names)}"
+                f"{near(name, names)}"
             )
         values[name] = _checked(_BY_NAME[name], name, value)
     return Options(**values)
@@ -359,7 +359,7 @@ def split(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     names = sorted({*_BY_NAME, *_ORTMODULE_BY_NAME})
     for name in config:
         if name not in names:
-            raise UserError(f"options: unknown option: got {name!r}{_near(name, names)}")
+            raise UserError(f"options: unknown option: got {name!r}{near(name, names)}")
     return (
         {name: value for name, value in config.items() if name in _BY_NAME},
         {name: value for name, value in config.items() if name in _ORTMODULE_BY_NAME},
@@ -393,9 +393,10 @@ def _checked(row: Row, where: str, value: Any, parse: Callable[[str], Any] | Non
         raise UserError(f"options: {where}: got {value!r}, {error}") from None
 
 
-def _near(name: str, names: tuple[str, ...] | list[str]) -> str:
-    near = difflib.get_close_matches(str(name), names, 2, 0.5)
-    return f"; did you mean {' or '.join(near)}?" if near else ""
+def near(name: str, names: tuple[str, ...] | list[str]) -> str:
+    """Ask, at the end of a message, for the names that are most like an unknown one."""
+    found = difflib.get_close_matches(str(name), names, 2, 0.5)
+    return f"; did you mean {' or '.join(found)}?" if found else ""
 
 
 def page() -> str:

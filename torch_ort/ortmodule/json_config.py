@@ -44,16 +44,19 @@ def load_from_json(ortmodule: ORTModule, path: str | Path | None = None) -> None
         raise UserError(
             "load_from_json: got no path, want one as argument or in ORTMODULE_JSON_CONFIG_PATH"
         )
-    with open(path, encoding="utf-8") as file:
-        try:
-            config = json.load(file)
-        except json.JSONDecodeError as error:
-            raise UserError(f"load_from_json: {path}: {error}") from None
+    data = Path(path).read_bytes()
+    try:
+        config = json.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"load_from_json: {path}: {error}") from None
     if not isinstance(config, dict):
         raise UserError(f"load_from_json: {path}: got {type(config).__name__}, want an object")
     for key, value in config.items():
         if key not in _KEYS:
-            raise UserError(f"load_from_json: unknown key {key!r}, want one of {', '.join(_KEYS)}")
+            raise UserError(
+                f"load_from_json: unknown key {key!r}, want one of {', '.join(_KEYS)}"
+                f"{options.near(key, _KEYS)}"
+            )
         if key in _BOOLS and not isinstance(value, bool):
             raise UserError(f"load_from_json: {key}: got {value!r}, want true or false")
     current = ortmodule._debug_options
@@ -86,7 +89,7 @@ def _debug_options(config: Any, current: DebugOptions, options_asked: dict) -> D
         if key not in readers:
             raise UserError(
                 f"load_from_json: unknown key {key!r} of DebugOptions, want one of "
-                f"{', '.join(readers)}"
+                f"{', '.join(readers)}{options.near(key, list(readers))}"
             )
         name, read = readers[key]
         values[name] = read(value)
