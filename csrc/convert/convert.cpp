@@ -61,26 +61,6 @@ std::vector<std::byte> scalar_bytes(double value, ir::DType dtype) {
   }
 }
 
-// Facts of the schema that passes need and that the node must carry, for it is not in the registry
-// by itself.
-void add_facts(const AtenCall& call, ir::Attrs& attrs) {
-  const auto op = c10::Dispatcher::singleton().findSchema({call.op, call.overload});
-  if (!op) {
-    throw Unsupported(concat("operator ", call.key(), ": no such operator is registered"));
-  }
-  const c10::FunctionSchema& schema = op->schema();
-  // What gives nothing is there for what it does: it raises.
-  const bool raises = schema.returns().empty() || call.op.starts_with("aten::_assert") ||
-                      call.op.starts_with("aten::sym_constrain") ||
-                      call.op == "aten::_local_scalar_dense";
-  // Collectives must run on every rank, in one order.
-  const bool collective = call.op.starts_with("_c10d_functional::");
-  if (schema.is_mutable() || op->hasTag(at::Tag::nondeterministic_seeded) || raises || collective) {
-    attrs["effects"] = ir::Dim(1);
-  }
-  if (ops::gives_view(schema)) attrs["view"] = ir::Dim(1);
-}
-
 }  // namespace
 
 const ops::Arg& AtenCall::arg(std::string_view name) const {
@@ -142,7 +122,11 @@ std::vector<ir::Value*> convert_to_aten(Builder& builder, const AtenCall& call) 
   std::vector<ir::Value*> inputs;
   ir::Attrs attrs;
   ops::encode_aten(call.op, call.overload, call.arg_names, call.args, inputs, attrs);
-  add_facts(call, attrs);
+  const auto op = c10::Dispatcher::singleton().findSchema({call.op, call.overload});
+  if (!op) {
+    throw Unsupported(concat("operator ", call.key(), ": no such operator is registered"));
+  }
+  ops::add_facts(*op, attrs);
   if (!call.binds_symbol.empty()) attrs["binds_symbol"] = call.binds_symbol;
   return builder.node(ir::OpId{ir::kAtenDomain, "ATen"}, std::move(inputs), call.types,
                       std::move(attrs));

@@ -3,7 +3,6 @@
 #include "base/error.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -24,7 +23,7 @@ namespace fs = std::filesystem;
 constexpr size_t kPageBytes = 4096;
 
 [[noreturn]] void raise(const std::string& tensor, const std::string& location,
-                        const std::string& what, const char* want) {
+                        const std::string& what, const std::string& want) {
   throw UserError(concat("onnx: data of tensor '", tensor, "' in the file '", location, "': got ",
                          what, ", want ", want));
 }
@@ -50,29 +49,18 @@ fs::path resolve(const std::string& directory, const std::string& location,
   return path;
 }
 
-// Closes the file when the scope ends; a mapping does not need it open.
-struct Descriptor {
-  ~Descriptor() {
-    if (number >= 0) close(number);
-  }
-  int number;
-};
-
-std::shared_ptr<const MappedFile> map_file(const fs::path& path, const std::string& location,
-                                           const std::string& tensor) {
-  Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
+std::unique_ptr<const OpenFile> open_file(const fs::path& path, const std::string& location,
+                                          const std::string& tensor) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor < 0) raise(tensor, location, std::strerror(errno), "a readable file");
+  auto file = std::make_unique<OpenFile>(descriptor, 0);
   struct stat status;
-  if (file.number < 0 || fstat(file.number, &status) != 0) {
+  if (fstat(descriptor, &status) != 0) {
     raise(tensor, location, std::strerror(errno), "a readable file");
   }
   if (!S_ISREG(status.st_mode)) raise(tensor, location, "no regular file", "a regular file");
-  const auto size = static_cast<size_t>(status.st_size);
-  if (size == 0) return std::make_shared<const MappedFile>(nullptr, 0);
-  // Private and writable: kernels are given a pointer that is not const, and the file stays as it
-  // is.
-  void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE, file.number, 0);
-  if (data == MAP_FAILED) raise(tensor, location, std::strerror(errno), "memory for the file");
-  return std::make_shared<const MappedFile>(data, size);
+  file->size = static_cast<size_t>(status.st_size);
+  return file;
 }
 
 class OutputFile {
@@ -129,15 +117,28 @@ void write_file(const std::string& path, std::string_view bytes) {
   file.close();
 }
 
-MappedFile::~MappedFile() {
-  if (size > 0) munmap(const_cast<void*>(data), size);
-}
+OpenFile::~OpenFile() { close(descriptor); }
 
-std::shared_ptr<const MappedFile> ExternalFiles::open(const std::string& location,
-                                                      const std::string& tensor) {
-  std::shared_ptr<const MappedFile>& file = files_[location];
-  if (!file) file = map_file(resolve(directory_, location, tensor), location, tensor);
-  return file;
+std::vector<std::byte> ExternalFiles::read(const std::string& location, int64_t offset,
+                                           int64_t num_bytes, const std::string& tensor) {
+  std::unique_ptr<const OpenFile>& file = files_[location];
+  if (!file) file = open_file(resolve(directory_, location, tensor), location, tensor);
+  const auto check_end = [&](int64_t size) {
+    if (offset <= size && num_bytes <= size - offset) return;
+    raise(tensor, location, concat("the end at byte ", offset, " + ", num_bytes),
+          concat("one within the ", size, " bytes of the file '", location, "'"));
+  };
+  check_end(static_cast<int64_t>(file->size));
+  std::vector<std::byte> bytes(num_bytes);
+  for (int64_t done = 0; done < num_bytes;) {
+    const ssize_t count =
+        pread(file->descriptor, bytes.data() + done, num_bytes - done, offset + done);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) raise(tensor, location, std::strerror(errno), "a readable file");
+    if (count == 0) check_end(offset + done);  // it was longer a moment ago
+    done += count;
+  }
+  return bytes;
 }
 
 }  // namespace torch_ort::ir

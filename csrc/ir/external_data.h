@@ -12,28 +12,31 @@
 
 namespace torch_ort::ir {
 
-// A file as bytes in memory, read by the system when they are touched.
-struct MappedFile {
-  MappedFile(const void* data, size_t size) : data(data), size(size) {}
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-  ~MappedFile();
+// A file that is open for reading.
+struct OpenFile {
+  OpenFile(int descriptor, size_t size) : descriptor(descriptor), size(size) {}
+  OpenFile(const OpenFile&) = delete;
+  OpenFile& operator=(const OpenFile&) = delete;
+  ~OpenFile();
 
-  const void* data;
+  int descriptor;
   size_t size;
 };
 
-// Maps the files of one folder, each once.
+// Reads from the files of one folder, each of which is opened once. The bytes are copied: others
+// may write into the files, or cut them off, while what was read is used.
 class ExternalFiles {
  public:
   explicit ExternalFiles(std::string directory) : directory_(std::move(directory)) {}
-  // `location` is relative to the folder. Raises UserError if it leads out of it, by a link too,
-  // or if it is no readable file. `tensor` is named in the message.
-  std::shared_ptr<const MappedFile> open(const std::string& location, const std::string& tensor);
+  // `location` is relative to the folder. Raises UserError if it leads out of it, by a link too, if
+  // it is no readable file, or if the file ends before the last byte. `tensor` is named in the
+  // message.
+  std::vector<std::byte> read(const std::string& location, int64_t offset, int64_t num_bytes,
+                              const std::string& tensor);
 
  private:
   std::string directory_;
-  std::map<std::string, std::shared_ptr<const MappedFile>> files_;
+  std::map<std::string, std::unique_ptr<const OpenFile>> files_;
 };
 
 // The contents of one file as it is written: tensors one after the other, each on a page of its

@@ -462,20 +462,9 @@ class TensorReader {
       if (entry.key() == "length") length = integer_from(entry.value(), what_ + ", length");
     }
     check_count(length, num_bytes_, "bytes");
-    std::shared_ptr<const MappedFile> file = files_.open(location, name_);
-    const auto size = static_cast<int64_t>(file->size);
-    if (offset > size || num_bytes_ > size - offset) {
-      raise(what_, concat("the end at byte ", offset, " + ", num_bytes_),
-            concat("one within the ", size, " bytes of the file '", location, "'"));
-    }
-    const std::byte* begin = static_cast<const std::byte*>(file->data) + offset;
-    check_bools(begin);
-    if (reinterpret_cast<uintptr_t>(begin) % size_bytes(dtype_) != 0) {
-      return make_tensor_data(dtype_, shape_, std::vector<std::byte>(begin, begin + num_bytes_));
-    }
-    auto data = std::make_shared<TensorData>();
-    *data = {dtype_, shape_, begin, static_cast<size_t>(num_bytes_), std::move(file)};
-    return data;
+    std::vector<std::byte> bytes = files_.read(location, offset, num_bytes_, name_);
+    check_bools(bytes.data());
+    return make_tensor_data(dtype_, shape_, std::move(bytes));
   }
 
   const proto::TensorProto& tensor_;

@@ -164,6 +164,22 @@ bool gives_view(const c10::FunctionSchema& schema) {
   return schema.returns()[0].alias_info() != nullptr;
 }
 
+void add_facts(const c10::OperatorHandle& op, ir::Attrs& attrs) {
+  const c10::FunctionSchema& schema = op.schema();
+  const std::string& name = schema.name();
+  // What gives nothing is there for what it does: it raises.
+  const bool raises = schema.returns().empty() || name.starts_with("aten::_assert") ||
+                      name.starts_with("aten::sym_constrain") ||
+                      name == "aten::_local_scalar_dense";
+  // Collectives must run on every rank, in one order.
+  const bool collective = name.starts_with("_c10d_functional::");
+  if (schema.is_mutable() || op.hasTag(at::Tag::nondeterministic_seeded) || raises || collective) {
+    attrs["effects"] = ir::Dim(1);
+  }
+  attrs.erase("view");
+  if (gives_view(schema)) attrs["view"] = ir::Dim(1);
+}
+
 void encode_aten(const std::string& op, const std::string& overload,
                  const std::vector<std::string>& arg_names, const ArgList& args,
                  std::vector<ir::Value*>& inputs, ir::Attrs& attrs) {

@@ -15,14 +15,19 @@
 #include <vector>
 
 namespace c10 {
+class OperatorHandle;
 struct FunctionSchema;
-}
+}  // namespace c10
 
 namespace torch_ort::ops {
 
 // Whether a result shares the memory of an argument, without writing to it: as the schema says, or,
 // for the few operators named "unsafe", as it does not say.
 bool gives_view(const c10::FunctionSchema& schema);
+
+// Facts of the schema that passes need and that the node must carry, for it is not in the registry
+// by itself: whether it has effects, whether it gives a view. A node may have more effects.
+void add_facts(const c10::OperatorHandle& op, ir::Attrs& attrs);
 
 // Puts the arguments of an operator into the inputs and attributes of a node.
 void encode_aten(const std::string& op, const std::string& overload,

@@ -40,6 +40,16 @@ void check_form(const Node& node) {
   }
 }
 
+// Whether no size is 0: the fused kernel divides by sizes. Symbols may be 0 in a run.
+bool has_elements(const Node& node) {
+  for (size_t slot : {0, 1, 2}) {
+    for (const ir::Dim& dim : *input(node, slot).type.shape) {
+      if (!dim.is_constant() || dim.constant() == 0) return false;
+    }
+  }
+  return true;
+}
+
 // Kernels of the CPU take as many heads and features on all sides.
 bool has_fused_kernel(const Node& node) {
   const Type& query = input(node, 0).type;
@@ -80,6 +90,12 @@ void lower_attention(const Node& node, CallList& calls) {
   const bool is_causal = ir::int_attr(node.attrs, "is_causal", 0) != 0;
   const Arg scale =
       ir::has_attr(node.attrs, "scale") ? Arg(ir::float_attr(node.attrs, "scale", 0.0)) : Arg();
+  if (has_fused_kernel(node) && !has_elements(node)) {
+    // PyTorch chooses when it sees the sizes.
+    calls.add("aten::scaled_dot_product_attention", "",
+              {query, key, value, mask, 0.0, is_causal, scale, false}, {node.outputs[0]});
+    return;
+  }
   if (has_fused_kernel(node)) {
     calls.add("aten::_scaled_dot_product_flash_attention_for_cpu", "",
               {query, key, value, 0.0, is_causal, mask, scale}, {node.outputs[0], nullptr});

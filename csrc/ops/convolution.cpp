@@ -25,15 +25,35 @@ struct Window {
   bool is_symmetric() const { return before == after; }
 };
 
-std::vector<int64_t> numbers(const Node& node, const char* name, size_t size, int64_t missing) {
+// Kernels count positions in 32 bits.
+constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+
+void check_range(const Node& node, const char* name, int64_t number, int64_t least) {
+  if (number >= least && number <= kMost) return;
+  throw UserError(
+      concat(node.op.str(), ": ", name, ": got ", number, ", want ", least, " to ", kMost));
+}
+
+// An attribute of one number per spatial dim, or of two.
+std::vector<int64_t> numbers(const Node& node, const char* name, size_t size, int64_t missing,
+                             int64_t least) {
   if (!ir::has_attr(node.attrs, name)) return std::vector<int64_t>(size, missing);
   std::vector<int64_t> result;
-  for (const Dim& dim : ir::ints_attr(node.attrs, name, {})) result.push_back(dim.constant());
+  for (const Dim& dim : ir::ints_attr(node.attrs, name, {})) {
+    result.push_back(dim.constant());
+    check_range(node, name, result.back(), least);
+  }
   if (result.size() != size) {
     throw UserError(
         concat(node.op.str(), ": ", name, ": got ", result.size(), " numbers, want ", size));
   }
   return result;
+}
+
+int64_t num_groups(const Node& node) {
+  const int64_t groups = ir::int_attr(node.attrs, "group", 1);
+  check_range(node, "group", groups, 1);
+  return groups;
 }
 
 size_t spatial_rank(const Node& node) {
@@ -47,15 +67,31 @@ size_t spatial_rank(const Node& node) {
 
 // The size of each spatial dim of the kernel: an attribute, or read from the weight.
 std::vector<int64_t> kernel_sizes(const Node& node, size_t rank) {
-  if (ir::has_attr(node.attrs, "kernel_shape") || node.inputs.size() < 2) {
+  if (node.inputs.size() < 2) {
     if (!ir::has_attr(node.attrs, "kernel_shape")) {
       throw UserError(concat(node.op.str(), ": kernel_shape is missing"));
     }
-    return numbers(node, "kernel_shape", rank, 1);
+    return numbers(node, "kernel_shape", rank, 1, 1);
   }
   const Shape& weight = known_shape(node, input(node, 1));
+  if (weight.size() != rank + 2) {
+    throw UserError(
+        concat(node.op.str(), ": weight: got ", ir::to_string(weight), ", want rank ", rank + 2));
+  }
   std::vector<int64_t> sizes;
-  for (size_t i = 2; i < weight.size(); ++i) sizes.push_back(weight[i].constant());
+  for (size_t i = 2; i < weight.size(); ++i) {
+    if (!weight[i].is_constant()) {
+      throw Unsupported(concat(node.op.str(), ": weight: got ", ir::to_string(weight),
+                               ", want sizes that are known"));
+    }
+    sizes.push_back(weight[i].constant());
+    check_range(node, "size of the kernel", sizes.back(), 1);
+  }
+  const std::vector<int64_t> named = numbers(node, "kernel_shape", rank, 1, 1);
+  if (ir::has_attr(node.attrs, "kernel_shape") && named != sizes) {
+    throw UserError(concat(node.op.str(), ": kernel_shape: got other sizes than those of the ",
+                           "weight, want ", ir::to_string(weight)));
+  }
   return sizes;
 }
 
@@ -63,9 +99,9 @@ Window window_of(const Node& node) {
   const size_t rank = spatial_rank(node);
   Window window;
   window.kernel = kernel_sizes(node, rank);
-  window.strides = numbers(node, "strides", rank, 1);
-  window.dilations = numbers(node, "dilations", rank, 1);
-  std::vector<int64_t> pads = numbers(node, "pads", 2 * rank, 0);
+  window.strides = numbers(node, "strides", rank, 1, 1);
+  window.dilations = numbers(node, "dilations", rank, 1, 1);
+  std::vector<int64_t> pads = numbers(node, "pads", 2 * rank, 0, 0);
   const std::string automatic = ir::string_attr(node.attrs, "auto_pad", "NOTSET");
   if (automatic == "VALID") {
     pads.assign(2 * rank, 0);
@@ -85,11 +121,9 @@ Dim num_positions(const Window& window, size_t i, const Dim& size) {
   return plus(floor_div(plus(size, padding - reach), window.strides[i]), 1);
 }
 
-// Pads the input by itself where a kernel takes the same padding on both sides only.
-Value* pad_input(const Node& node, Window& window, const Arg& value, CallList& calls) {
-  Value* x = node.inputs[0];
-  if (window.is_symmetric()) return x;
-  Shape pads, shape = known_shape(node, *x);
+// The input with the padding of the window as elements of it.
+Value* padded_input(Value* x, const Window& window, const Arg& value, CallList& calls) {
+  Shape pads, shape = *x->type.shape;
   for (size_t i = window.kernel.size(); i-- > 0;) {
     pads.push_back(window.before[i]);
     pads.push_back(window.after[i]);
@@ -97,9 +131,14 @@ Value* pad_input(const Node& node, Window& window, const Arg& value, CallList& c
   }
   Value* padded = calls.temporary(with_shape(x->type, shape));
   calls.add("aten::constant_pad_nd", "", {x, Arg::list(pads), value}, {padded});
+  return padded;
+}
+
+// The same window without padding.
+Window unpadded(Window window) {
   window.before.assign(window.kernel.size(), 0);
   window.after = window.before;
-  return padded;
+  return window;
 }
 
 // ---- Conv, ConvTranspose
@@ -110,7 +149,7 @@ std::vector<Type> infer_conv(const Node& node) {
   if (!x.shape || !weight.shape) return {with_shape(x, std::nullopt)};
   const Window window = window_of(node);
   Shape shape = {(*x.shape)[0], (*weight.shape)[0]};
-  const Dim channels = times((*weight.shape)[1], ir::int_attr(node.attrs, "group", 1));
+  const Dim channels = times((*weight.shape)[1], num_groups(node));
   same_dim(node, channels, (*x.shape)[1]);
   for (size_t i = 0; i < window.kernel.size(); ++i) {
     shape.push_back(num_positions(window, i, (*x.shape)[i + 2]));
@@ -120,14 +159,17 @@ std::vector<Type> infer_conv(const Node& node) {
 
 void lower_conv(const Node& node, CallList& calls) {
   Window window = window_of(node);
-  Value* x = pad_input(node, window, 0, calls);
+  Value* x = node.inputs[0];
+  if (!window.is_symmetric()) {
+    x = padded_input(x, window, 0, calls);
+    window = unpadded(window);
+  }
   Value* bias = has_input(node, 2) ? node.inputs[2] : nullptr;
-  calls.add(
-      "aten::convolution", "",
-      {x, node.inputs[1], bias, Arg::list(window.strides), Arg::list(window.before),
-       Arg::list(window.dilations), false, Arg::list(std::vector<int64_t>(window.kernel.size(), 0)),
-       ir::int_attr(node.attrs, "group", 1)},
-      {node.outputs[0]});
+  calls.add("aten::convolution", "",
+            {x, node.inputs[1], bias, Arg::list(window.strides), Arg::list(window.before),
+             Arg::list(window.dilations), false,
+             Arg::list(std::vector<int64_t>(window.kernel.size(), 0)), num_groups(node)},
+            {node.outputs[0]});
 }
 
 std::vector<Type> infer_conv_transpose(const Node& node) {
@@ -136,8 +178,8 @@ std::vector<Type> infer_conv_transpose(const Node& node) {
   if (!x.shape || !weight.shape) return {with_shape(x, std::nullopt)};
   if (ir::has_attr(node.attrs, "output_shape")) throw Unsupported("ConvTranspose: output_shape");
   const Window window = window_of(node);
-  const std::vector<int64_t> extra = numbers(node, "output_padding", window.kernel.size(), 0);
-  Shape shape = {(*x.shape)[0], times((*weight.shape)[1], ir::int_attr(node.attrs, "group", 1))};
+  const std::vector<int64_t> extra = numbers(node, "output_padding", window.kernel.size(), 0, 0);
+  Shape shape = {(*x.shape)[0], times((*weight.shape)[1], num_groups(node))};
   same_dim(node, (*weight.shape)[0], (*x.shape)[1]);
   for (size_t i = 0; i < window.kernel.size(); ++i) {
     const int64_t reach = window.dilations[i] * (window.kernel[i] - 1) + 1;
@@ -153,12 +195,12 @@ void lower_conv_transpose(const Node& node, CallList& calls) {
   if (!window.is_symmetric())
     throw Unsupported("ConvTranspose: pads that differ at the two ends of a dim");
   Value* bias = has_input(node, 2) ? node.inputs[2] : nullptr;
-  calls.add("aten::convolution", "",
-            {node.inputs[0], node.inputs[1], bias, Arg::list(window.strides),
-             Arg::list(window.before), Arg::list(window.dilations), true,
-             Arg::list(numbers(node, "output_padding", window.kernel.size(), 0)),
-             ir::int_attr(node.attrs, "group", 1)},
-            {node.outputs[0]});
+  calls.add(
+      "aten::convolution", "",
+      {node.inputs[0], node.inputs[1], bias, Arg::list(window.strides), Arg::list(window.before),
+       Arg::list(window.dilations), true,
+       Arg::list(numbers(node, "output_padding", window.kernel.size(), 0, 0)), num_groups(node)},
+      {node.outputs[0]});
 }
 
 // ---- pooling
@@ -181,6 +223,14 @@ std::vector<Type> infer_pool(const Node& node) {
   return types;
 }
 
+// What a kernel pads by itself: as much on both sides, and half of the window at most.
+bool is_padded_by_kernels(const Window& window) {
+  for (size_t i = 0; i < window.kernel.size(); ++i) {
+    if (2 * window.before[i] > window.kernel[i]) return false;
+  }
+  return window.is_symmetric();
+}
+
 void check_pool(const Node& node) {
   // The two libraries round up the number of positions by different rules.
   if (ir::int_attr(node.attrs, "ceil_mode", 0) != 0)
@@ -197,12 +247,42 @@ void lower_max_pool(const Node& node, CallList& calls) {
     throw Unsupported("MaxPool: indices count over the whole tensor: no kernel gives these");
   }
   Window window = window_of(node);
-  Value* x = pad_input(node, window, -std::numeric_limits<double>::infinity(), calls);
+  Value* x = node.inputs[0];
+  if (!is_padded_by_kernels(window)) {
+    x = padded_input(x, window, -std::numeric_limits<double>::infinity(), calls);
+    window = unpadded(window);
+  }
   const bool is_flat = window.kernel.size() == 2;
   calls.add(is_flat ? "aten::max_pool2d_with_indices" : "aten::max_pool3d_with_indices", "",
             {x, Arg::list(window.kernel), Arg::list(window.strides), Arg::list(window.before),
              Arg::list(window.dilations), false},
             {node.outputs[0], nullptr});
+}
+
+void add_average(Value* x, const Window& window, bool counts_padding, Value* result,
+                 CallList& calls) {
+  calls.add(window.kernel.size() == 2 ? "aten::avg_pool2d" : "aten::avg_pool3d", "",
+            {x, Arg::list(window.kernel), Arg::list(window.strides), Arg::list(window.before),
+             false, counts_padding, Arg()},
+            {result});
+}
+
+// Averages over windows with the padding in them, over the parts of the windows that are none.
+void add_average_without_padding(const Node& node, const Window& window, CallList& calls) {
+  Value *x = node.inputs[0], *result = node.outputs[0];
+  const Window plain = unpadded(window);
+  Value* averages = calls.temporary(with_shape(result->type, result->type.shape));
+  add_average(padded_input(x, window, 0, calls), plain, true, averages, calls);
+  Shape one = *x->type.shape;
+  one[0] = one[1] = 1;
+  Shape counted = known_shape(node, *result);
+  counted[0] = counted[1] = 1;
+  Value* ones = calls.temporary(with_shape(x->type, one));
+  Value* parts = calls.temporary(with_shape(x->type, counted));
+  calls.add("aten::ones", "",
+            {Arg::list(one), ir::name(x->type.dtype), Arg(), device_name(x->type), Arg()}, {ones});
+  add_average(padded_input(ones, window, 0, calls), plain, true, parts, calls);
+  calls.add("aten::div", "Tensor", {averages, parts}, {result});
 }
 
 void lower_average_pool(const Node& node, CallList& calls) {
@@ -213,14 +293,14 @@ void lower_average_pool(const Node& node, CallList& calls) {
                   [](int64_t d) { return d != 1; })) {
     throw Unsupported("AveragePool: dilations other than 1");
   }
-  if (!window.is_symmetric() && !counts_padding) {
-    throw Unsupported("AveragePool: pads that differ at the two ends of a dim and are not counted");
+  if (is_padded_by_kernels(window)) {
+    add_average(node.inputs[0], window, counts_padding, node.outputs[0], calls);
+  } else if (counts_padding) {
+    add_average(padded_input(node.inputs[0], window, 0, calls), unpadded(window), true,
+                node.outputs[0], calls);
+  } else {
+    add_average_without_padding(node, window, calls);
   }
-  Value* x = pad_input(node, window, 0, calls);
-  calls.add(window.kernel.size() == 2 ? "aten::avg_pool2d" : "aten::avg_pool3d", "",
-            {x, Arg::list(window.kernel), Arg::list(window.strides), Arg::list(window.before),
-             false, counts_padding, Arg()},
-            {node.outputs[0]});
 }
 
 int average_pool_since(const Node& node) { return ir::has_attr(node.attrs, "dilations") ? 19 : 11; }
@@ -255,8 +335,14 @@ void lower_global_max_pool(const Node& node, CallList& calls) {
 std::optional<std::vector<double>> resize_scales(const Node& node) {
   if (!has_input(node, 2)) return std::nullopt;
   std::vector<double> scales;
-  for (const Arg& scale : known_numbers(node, *node.inputs[2]))
-    scales.push_back(std::get<double>(scale.value));
+  for (const Arg& scale : known_numbers(node, *node.inputs[2])) {
+    const auto* factor = std::get_if<double>(&scale.value);
+    if (factor == nullptr || !(*factor > 0) || !(*factor <= kMost)) {
+      throw UserError(
+          "Resize: scales: got one that is no float, or out of range, want floats above 0");
+    }
+    scales.push_back(*factor);
+  }
   // Older graphs leave the factors empty where they give sizes.
   if (scales.empty()) return std::nullopt;
   return scales;

@@ -63,7 +63,10 @@ double real(const Arg& number) {
 // A bound: a constant, or a size.
 std::optional<Arg> bound(const Node& node, size_t slot) {
   const ir::Value& value = input(node, slot);
-  if (std::optional<Arg> number = known_number(&value)) return number;
+  if (std::optional<Arg> number = known_number(&value)) {
+    if (!std::holds_alternative<bool>(number->value)) return number;
+    throw UserError(concat("Range: input ", slot, ": got a bool, want a number"));
+  }
   if (!has_known_ints(&value)) return std::nullopt;
   const Shape sizes = known_ints(&value);
   return sizes.size() == 1 ? std::optional<Arg>(sizes[0]) : std::nullopt;
@@ -88,6 +91,10 @@ std::vector<Type> infer_range(const Node& node) {
   }
   if (real(*delta) == 0) throw UserError("Range: delta: got 0, want another number");
   const double size = std::ceil((real(*limit) - real(*start)) / real(*delta));
+  // Less than 2^63, and a number at all.
+  if (!(size < 9223372036854775807.0)) {
+    throw UserError(concat("Range: number of elements: got ", size, ", want one that can be made"));
+  }
   return {cpu_type(dtype, Shape{static_cast<int64_t>(std::max(size, 0.0))})};
 }
 

@@ -270,7 +270,12 @@ void lower_clip(const Node& node, CallList& calls) {
 
 DType cast_target(const Node& node) {
   if (!ir::has_attr(node.attrs, "to")) throw UserError("Cast: attribute 'to' is missing");
-  return static_cast<DType>(ir::int_attr(node.attrs, "to", 0));
+  const int64_t number = ir::int_attr(node.attrs, "to", 0);
+  if (number < 1 || number > static_cast<int64_t>(DType::kFloat8E5M2FNUZ)) {
+    throw UserError(concat("Cast: to: got ", number, ", want the number of a data type, 1 to ",
+                           static_cast<int64_t>(DType::kFloat8E5M2FNUZ)));
+  }
+  return static_cast<DType>(number);
 }
 
 std::vector<Type> infer_cast(const Node& node) {

@@ -1,5 +1,5 @@
 // Ops that read or write elements by index.
-// Negative indices raise, as they do in PyTorch.
+// Negative indices raise, as they do in PyTorch; passes/count_from_end.cpp is for files.
 
 #include "base/error.h"
 #include "ops/families.h"
@@ -28,7 +28,18 @@ std::optional<Arg> known_position(const Node& node) {
   return known_number(&index);
 }
 
+// Kernels for other types of indices mean something else by them, or raise without a name.
+void check_index(const Node& node) {
+  const ir::DType dtype = input(node, 1).type.dtype;
+  if (dtype == ir::DType::kInt64 || dtype == ir::DType::kInt32 || dtype == ir::DType::kUndefined) {
+    return;
+  }
+  throw UserError(concat(node.op.str(), ": dtype of the indices: got ", ir::name(dtype),
+                         ", want int64 or int32"));
+}
+
 std::vector<Type> infer_gather(const Node& node) {
+  check_index(node);
   const Value &data = input(node, 0), &index = input(node, 1);
   if (!data.type.shape || !index.type.shape) return {with_shape(data.type, std::nullopt)};
   const int64_t axis = axis_of(node);
@@ -44,6 +55,7 @@ std::vector<Type> infer_gather(const Node& node) {
 }
 
 void lower_gather(const Node& node, CallList& calls) {
+  check_index(node);
   Value *data = node.inputs[0], *index = &input(node, 1), *result = node.outputs[0];
   const int64_t axis = axis_of(node);
   const size_t rank = data->type.shape->size();
@@ -89,6 +101,7 @@ Value* long_index(Value& index, CallList& calls) {
 }
 
 void lower_gather_elements(const Node& node, CallList& calls) {
+  check_index(node);
   Value* index = long_index(input(node, 1), calls);
   calls.add("aten::gather", "", {node.inputs[0], axis_of(node), index, false}, {node.outputs[0]});
 }
@@ -100,6 +113,7 @@ std::vector<Type> infer_scatter_elements(const Node& node) {
 }
 
 void lower_scatter_elements(const Node& node, CallList& calls) {
+  check_index(node);
   Value *data = node.inputs[0], *updates = &input(node, 2);
   Value* index = long_index(input(node, 1), calls);
   const int64_t axis = axis_of(node);

@@ -23,7 +23,9 @@ bool is_training(const ir::Node& node) {
   if (!mode)
     throw Unsupported(
         concat("Dropout: training mode '", node.inputs[2]->name, "' comes from data"));
-  return std::get<bool>(mode->value);
+  const auto* trains = std::get_if<bool>(&mode->value);
+  if (trains == nullptr) throw UserError("Dropout: training mode: got a number, want a bool");
+  return *trains;
 }
 
 Arg ratio(const ir::Node& node) {
@@ -31,6 +33,9 @@ Arg ratio(const ir::Node& node) {
   std::optional<Arg> known = known_number(node.inputs[1]);
   if (!known)
     throw Unsupported(concat("Dropout: ratio '", node.inputs[1]->name, "' comes from data"));
+  if (!std::holds_alternative<double>(known->value)) {
+    throw UserError("Dropout: ratio: got another type, want a float");
+  }
   return *known;
 }
 

@@ -62,6 +62,7 @@ void add_masked(Value* valid, Value* x, Value* result, CallList& calls) {
 
 void lower_pick(const Node& node, CallList& calls) {
   Value *x = &input(node, 0), *label = &input(node, 1), *result = node.outputs[0];
+  known_shape(node, *label);
   Value* valid = add_valid(node, label, calls);
   Value* index = add_index(label, valid, calls);
   Value* gathered = calls.temporary(with_shape(x->type, index->type.shape));
@@ -73,6 +74,7 @@ void lower_pick(const Node& node, CallList& calls) {
 
 void lower_scatter(const Node& node, CallList& calls) {
   Value *label = &input(node, 0), *number = &input(node, 1), *result = node.outputs[0];
+  for (const Value* value : {label, number, result}) known_shape(node, *value);
   Value* valid = add_valid(node, label, calls);
   Value* index = add_index(label, valid, calls);
   Value* numbers = calls.temporary(expanded_type(number->type, *label->type.shape));

@@ -62,6 +62,10 @@ ir::Type view_type(const ir::Type& base, ir::Shape shape, const ir::Shape& strid
 
 ir::Type expanded_type(const ir::Type& type, ir::Shape to) {
   const ir::Shape &from = *type.shape, old = strides_of(type);
+  if (from.size() > to.size()) {
+    throw UserError(concat("expand: got ", ir::to_string(from), ", want at most the ", to.size(),
+                           " dims of ", ir::to_string(to)));
+  }
   ir::Shape strides(to.size(), Dim(0));
   const size_t offset = to.size() - from.size();
   for (size_t i = to.size(); i-- > 0;) {

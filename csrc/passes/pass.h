@@ -58,6 +58,9 @@ std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& op
 // The needed passes alone: for a graph from a file, which is to run as it stands there.
 void run_needed(ir::Graph& graph);
 
+// Indices of a graph from a file, which may count from the end (count_from_end.cpp).
+int count_from_end(ir::Graph& graph);
+
 // One pass by its name. UserError if there is none.
 int run_pass(std::string_view name, ir::Graph& graph);
 

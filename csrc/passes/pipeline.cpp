@@ -125,6 +125,8 @@ void run_needed(ir::Graph& graph) {
   for (const Pass& pass : pipeline()) {
     if (pass.is_needed) run_one(pass, graph);
   }
+  // after read_sizes: it tells the types that a file does not
+  run_one({"count_from_end", count_from_end}, graph);
 }
 
 int run_pass(std::string_view name, ir::Graph& graph) {

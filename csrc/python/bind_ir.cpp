@@ -3,6 +3,7 @@
 #include "ir/edit.h"
 #include "ir/onnx_proto.h"
 #include "ir/verify.h"
+#include "ops/file_check.h"
 #include "python/bind.h"
 
 #include <pybind11/pybind11.h>
@@ -287,13 +288,19 @@ void bind_ir(py::module_& module) {
   py::class_<Graph, std::shared_ptr<Graph>>(module, "Graph")
       .def_static(
           "from_onnx",
-          [](const py::bytes& bytes, const std::string& directory) {
+          [](const py::bytes& bytes, const std::string& directory,
+             const std::vector<std::string>& allow) {
             const std::string_view view(bytes);
             py::gil_scoped_release release;
-            return std::shared_ptr<Graph>(ir::from_onnx(view, directory));
+            std::shared_ptr<Graph> graph = ir::from_onnx(view, directory);
+            ops::check_file(*graph, allow);
+            return graph;
           },
           py::arg("bytes"), py::arg("directory") = "",
-          "Read a binary ONNX model; `directory` holds its external data.")
+          py::arg("allow") = std::vector<std::string>(),
+          "Read a binary ONNX model; `directory` holds its external data. `allow`: what its nodes "
+          "may run beside operators that only compute, by names of operators, of ops "
+          "('com.microsoft.PythonOp') or of namespaces; '*' for everything.")
       .def(
           "to_onnx",
           [](const Graph& graph, int64_t opset) { return py::bytes(write(graph, opset)); },

@@ -1,4 +1,5 @@
 // The pipeline of rewrites, and single passes for tests.
+#include "ops/attributes.h"
 #include "ops/op.h"
 #include "passes/pass.h"
 #include "python/bind.h"
@@ -37,6 +38,17 @@ std::vector<Report> run_pipeline(ir::Graph& graph, std::vector<std::string> disa
   return reports;
 }
 
+// (name, kind, whether it must be there); None if there are no rules.
+py::object attributes_of(const ops::Op& op) {
+  const std::vector<ops::AttrRule>* rules = ops::attribute_rules({op.domain, op.name});
+  if (rules == nullptr) return py::none();
+  py::list found;
+  for (const ops::AttrRule& rule : *rules) {
+    found.append(py::make_tuple(rule.name, ops::text_of(rule.kind), rule.is_required));
+  }
+  return found;
+}
+
 py::list op_facts() {
   py::list facts;
   for (const ops::Op* op : ops::registry().all()) {
@@ -48,6 +60,7 @@ py::list op_facts() {
     fact["min_inputs"] = op->min_inputs;
     fact["max_inputs"] = op->max_inputs;
     fact["pure"] = op->pure;
+    fact["attributes"] = attributes_of(*op);
     facts.append(fact);
   }
   return facts;

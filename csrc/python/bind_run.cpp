@@ -3,6 +3,7 @@
 #include "base/failpoint.h"
 #include "ir/edit.h"
 #include "ir/onnx_proto.h"
+#include "ops/file_check.h"
 #include "ops/op.h"
 #include "passes/pass.h"
 #include "python/bind.h"
@@ -130,14 +131,18 @@ py::dict run_by_name(Session& session, const std::unordered_map<std::string, at:
 
 // A graph that may come from a file: without types, and as other programs want it.
 std::shared_ptr<Session> compile_foreign(std::unique_ptr<ir::Graph> graph,
-                                         const run::SessionOptions& options) {
+                                         run::SessionOptions options) {
+  options.verify = options.is_from_file = true;
   passes::run_needed(*graph);
   ops::infer_types(*graph);
   return Session::compile(std::move(graph), {}, options);
 }
 
-std::shared_ptr<Session> session_from_onnx(const py::bytes& bytes) {
-  return compile_foreign(ir::from_onnx(std::string_view(bytes), ""), {});
+std::shared_ptr<Session> session_from_onnx(const py::bytes& bytes,
+                                           const std::vector<std::string>& allow) {
+  std::unique_ptr<ir::Graph> graph = ir::from_onnx(std::string_view(bytes), "");
+  ops::check_file(*graph, allow);
+  return compile_foreign(std::move(graph), {});
 }
 
 // Seconds of `repeats` passes over n additions of preallocated tensors: what a C++ loop of calls
@@ -221,7 +226,8 @@ void bind_run(py::module_& module) {
                   py::arg("place_parts") = true, py::arg("verify") = false, py::arg("isa") = "",
                   py::arg("parameter_gradients") = std::vector<int>(),
                   py::arg("emulate_eager_casts") = false)
-      .def_static("from_onnx", &session_from_onnx)
+      .def_static("from_onnx", &session_from_onnx, py::arg("bytes"),
+                  py::arg("allow") = std::vector<std::string>())
       .def_property_readonly("id", &Session::id)
       .def_property_readonly("is_training", &Session::is_training)
       .def_property_readonly("saved_inputs", &Session::saved_inputs)
@@ -251,7 +257,6 @@ void bind_run(py::module_& module) {
          const std::string& isa, bool emulate_eager_casts) {
         return with_torch_errors([&] {
           run::SessionOptions options;
-          options.verify = true;
           options.regions = region_options(isa, emulate_eager_casts);
           return run_by_name(*compile_foreign(ir::clone(graph), options), inputs);
         });

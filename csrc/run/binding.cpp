@@ -168,7 +168,10 @@ class Binder {
       bound.step = &step;
       bound.form = described_.forms[index];
       bound.takes_over = described_.taken_over[index];
-      if (step.form == Form::kRegion) bound.program = compile_region(step);
+      if (step.form == Form::kRegion) {
+        bound.program =
+            session_.options_.is_from_file ? compile_region_of_file(step) : compile_region(step);
+      }
       if (step.form == Form::kPlaced) bound.numbers.emplace(step.outputs.size());
       for (const ArgSource& source : step.args) bound.args.push_back(bind_arg(step, source));
       for (int slot : step.outputs) {
@@ -249,6 +252,15 @@ class Binder {
     for (const ArgSource& arg : step.args) inputs.push_back(layout_of(arg.slots[0]));
     for (int slot : step.outputs) outputs.push_back(layout_of(slot));
     return cpu::compile(*step.region, lookup_, inputs, outputs, session_.options_.regions);
+  }
+
+  // Regions of the engine's own fit their operands, those of a file need not.
+  std::shared_ptr<const cpu::TileProgram> compile_region_of_file(const Step& step) const {
+    try {
+      return compile_region(step);
+    } catch (const InternalError& error) {
+      throw UserError(concat("file: node '", step.name, "': ", error.what()));
+    }
   }
 
   // A tensor object over engine memory or a constant, and not one that a step gives in the run.

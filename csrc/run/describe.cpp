@@ -2,10 +2,12 @@
 // into what another step made.
 #include "run/describe.h"
 
+#include "base/error.h"
 #include "run/parts.h"
 
 #include <ATen/TensorUtils.h>
 #include <c10/core/MemoryFormat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <functional>
@@ -40,6 +42,23 @@ class Describer {
       if (result_.specs[slot].known || facts.late || facts.is_constant) continue;
       if (session_.is_late(*facts.value)) continue;  // a gradient of a size that data tells
       result_.specs[slot] = spec_of(*facts.value, lookup_);
+      if (session_.options_.is_from_file) check_given_memory(facts, result_.specs[slot]);
+    }
+  }
+
+  // Kernels that write into memory given to them count on a block which they fill: with other
+  // strides, products for one write beyond it. Nothing else checks what a file says.
+  void check_given_memory(const SlotFacts& facts, const TensorSpec& spec) const {
+    if (facts.producer < 0 || !session_.steps_[facts.producer].writes_given_memory()) return;
+    if (!is_dense(spec)) {
+      throw UserError(concat(
+          "run: value '", facts.value->name, "': got sizes ", c10::IntArrayRef(spec.sizes),
+          " with strides ", c10::IntArrayRef(spec.strides), ", want those of one block of memory"));
+    }
+    static const int64_t memory = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+    if (spec.bytes > memory) {
+      throw UserError(concat("run: value '", facts.value->name, "': got ", spec.bytes,
+                             " bytes, want at most the ", memory, " of this machine"));
     }
   }
 

@@ -118,6 +118,7 @@ bool expand_to_out_forms(ops::CallList& calls, const ops::Call& call, bool on_cp
     // As the functional kernel does it: rows by number, then the shape.
     ir::Value *weight = input(0), *ids = input(1), *result = call.outputs.at(0);
     if (result == nullptr || !ids->type.is_known() || !weight->type.is_known()) return false;
+    if (weight->type.shape->size() != 2) return false;
     if (ids->type.shape->size() == 1) {
       push("aten::index_select", "", {weight, 0, ids}, call.outputs);
       return true;

@@ -6,6 +6,7 @@
 #include "run/context.h"
 #include "run/control_flow.h"
 #include "run/counters.h"
+#include "run/kernel_checks.h"
 
 #include <ATen/core/List.h>
 #include <ATen/ops/empty_strided.h>
@@ -118,6 +119,7 @@ void call_op(Context& context, const Step& step, const std::vector<BoundArg>& ar
   Stack& stack = context.stack;
   stack.clear();
   for (const BoundArg& arg : args) push_arg(context, arg, stack);
+  if (context.binding->session->is_from_file()) check_kernel_arguments(*step.op, stack);
   step.op->callBoxed(&stack);
 }
 

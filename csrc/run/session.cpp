@@ -89,6 +89,17 @@ bool makes_alias(const Step& step) {
   return step.form == Form::kView || step.form == Form::kReshape;
 }
 
+// Whether a kernel that takes the strides of a result for its own would be given others, because a
+// file says so.
+bool fills_odd_layout(const ops::Call& call, const Step& step) {
+  if (step.form != Form::kOut || step.writes_strided_memory()) return false;
+  if (!find_op(call.op, call.overload)) return false;
+  return std::any_of(call.outputs.begin(), call.outputs.end(), [](const ir::Value* value) {
+    return value != nullptr && value->type.strides && value->type.shape &&
+           !(*value->type.strides == ir::contiguous_strides(*value->type.shape));
+  });
+}
+
 // The argument that result `index` of a mutation is; -1 if the result is memory of its own.
 int mutated_slot(const Step& step, size_t index) {
   const auto& returns = step.op->schema().returns();
@@ -137,6 +148,7 @@ std::shared_ptr<Session> Session::compile_body(
     }
   }
   session->resolve_steps(constants);
+  if (options.is_from_file) session->check_symbols();
   session->find_lifetimes();
   return session;
 }
@@ -359,6 +371,9 @@ void Session::resolve_steps(const std::unordered_map<std::string, at::Tensor>& c
     Step step = is_control_flow ? resolver.bind_control_flow(call)
                 : late          ? resolver.resolve_functional(call)
                                 : resolver.resolve(call);
+    if (options_.is_from_file && fills_odd_layout(call, step)) {
+      step = resolver.resolve_functional(call);
+    }
     if (is_control_flow) {
       step.control_flow = std::make_shared<const ControlFlow>(*node, constants, options_);
     }
@@ -381,6 +396,33 @@ void Session::resolve_steps(const std::unordered_map<std::string, at::Tensor>& c
       }
     }
     steps_.push_back(std::move(step));
+  }
+}
+
+// Each symbol that a step evaluates has a value by then: from the inputs, or from a result of an
+// earlier step.
+void Session::check_symbols() const {
+  std::set<std::string> bound = bound_symbols_;
+  const auto check = [&bound](const Step& step, const ir::Dim& dim) {
+    std::vector<std::string> names;
+    dim.collect_symbols(names);
+    for (const std::string& name : names) {
+      if (bound.contains(name)) continue;
+      throw UserError(concat("run: ", step.op_name(), " of node '", step.name, "': symbol '", name,
+                             "': got no value, want one of an input or of an earlier result"));
+    }
+  };
+  for (const Step& step : steps_) {
+    for (const ArgSource& arg : step.args) {
+      for (const ir::Dim& dim : arg.dims) check(step, dim);
+    }
+    if (!step.binds_symbol.empty()) bound.insert(step.binds_symbol);
+    for (int slot : step.outputs) {
+      if (slot < 0 || !facts_[slot].value->type.shape) continue;
+      for (const ir::Dim& dim : *facts_[slot].value->type.shape) {
+        if (dim.is_symbol()) bound.insert(dim.name());
+      }
+    }
   }
 }
 

@@ -33,6 +33,8 @@ struct SessionOptions {
   // Graph outputs that are gradients of leaf parameters: these may leave in engine memory.
   std::vector<int> parameter_gradients;
   bool verify = false;  // check every plan, the sizes of inputs, and those of every result
+  // Nothing that the types and attributes of the graph say is believed; wants `verify` as well.
+  bool is_from_file = false;
   size_t max_bindings = 64;
   cpu::CompileOptions regions;
 };
@@ -88,6 +90,7 @@ class Session : public std::enable_shared_from_this<Session> {
   size_t num_tangents() const { return tangent_slots_.size(); }
   c10::Device device() const { return device_; }
   bool verifies() const { return options_.verify; }
+  bool is_from_file() const { return options_.is_from_file; }
 
   // Without a YieldOp: outputs. With one: outputs, then the token.
   // `symbols`: values of graph().symbol_inputs. `carry`: the token holds all bytes that backward
@@ -142,6 +145,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void copy_views_that_leave();
   void assign_slots();
   void resolve_steps(const std::unordered_map<std::string, at::Tensor>& constants);
+  void check_symbols() const;
   void find_lifetimes();
   std::shared_ptr<Binding> binding_of_serial(int64_t serial) const;
   std::shared_ptr<SharedBuffer> lend_context_memory(const Binding& binding) const;

@@ -79,6 +79,21 @@ TensorSpec spec_of(const at::Tensor& tensor) {
   return spec;
 }
 
+bool is_dense(const TensorSpec& spec) {
+  std::vector<std::pair<int64_t, int64_t>> dims;  // stride and size
+  for (size_t i = 0; i < spec.sizes.size(); ++i) {
+    if (spec.sizes[i] == 0) return true;
+    if (spec.sizes[i] != 1) dims.emplace_back(spec.strides[i], spec.sizes[i]);
+  }
+  std::sort(dims.begin(), dims.end());
+  int64_t filled = 1;
+  for (const auto& [stride, size] : dims) {
+    if (stride != filled) return false;
+    filled *= size;
+  }
+  return true;
+}
+
 bool is_row_major(const TensorSpec& spec) {
   int64_t stride = 1;
   for (size_t i = spec.sizes.size(); i-- > 0;) {

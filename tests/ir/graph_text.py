@@ -1,6 +1,8 @@
 # Graphs as ONNX text, for the tests of rooms that take graphs.
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx
 import onnx.parser
 import onnx.printer
@@ -8,15 +10,15 @@ import onnx.printer
 from torch_ort import _C
 
 
-def read(text: str) -> _C.Graph:
+def read(text: str, allow: Sequence[str] = ()) -> _C.Graph:
     """Read a model in ONNX's textual syntax."""
-    return _C.Graph.from_onnx(onnx.parser.parse_model(text).SerializeToString())
+    return _C.Graph.from_onnx(onnx.parser.parse_model(text).SerializeToString(), allow=allow)
 
 
-def read_body(body: str, opset: int = 20) -> _C.Graph:
+def read_body(body: str, opset: int = 20, allow: Sequence[str] = ()) -> _C.Graph:
     """Read one graph in ONNX's textual syntax, the head of the model left out."""
     domains = f'"" : {opset}, "torch_ort" : 1, "com.microsoft" : 1, "org.pytorch.aten" : 1'
-    return read(f"<ir_version: 10, opset_import: [{domains}]>\n{body}")
+    return read(f"<ir_version: 10, opset_import: [{domains}]>\n{body}", allow)
 
 
 def proto(graph: _C.Graph, opset: int = 0) -> onnx.ModelProto:

@@ -117,13 +117,13 @@ def test_text_is_kept() -> None:
 def test_what_onnx_cannot_say_is_kept_in_metadata() -> None:
     model = proto(read_body(TEXTS["symbols"]))
     set_metadata(model.graph.input[1], strides="[1,N + 8]", device="cuda:1")
-    set_metadata(model.graph.value_info[0], strides="[1,max(N, 2)]", device="meta")
+    set_metadata(model.graph.value_info[0], strides="[1,max(N, 2)]", device="cuda:1")
     set_metadata(model.graph.output[0], device="cuda")
     set_metadata(model.graph.node[0], origin="net.py:3", recompute="must_save", region="0")
     set_metadata(model.graph, symbol_inputs="u0,N")
     graph = _C.Graph.from_onnx(model.SerializeToString())
     assert graph.types()["z"][2:] == ([1, "N + 8"], "cuda:1")
-    assert graph.types()["s"][2:] == ([1, "max(N, 2)"], "meta")
+    assert graph.types()["s"][2:] == ([1, "max(N, 2)"], "cuda:1")
     assert graph.types()["y"][2:] == (None, "cuda")
     assert graph.symbol_inputs == ["u0", "N"]
     node = graph.nodes()[0]

@@ -56,3 +56,26 @@ def test_first_opsets_are_those_of_onnx(fact: dict) -> None:
     assert fact["max_inputs"] <= newest.max_input or (many and fact["max_inputs"] == -1)
     if takes_bfloat16(onnx.defs.onnx_opset_version()):
         assert takes_bfloat16(max(fact["bfloat16_since"], fact["since"]))
+
+
+KINDS = {
+    "INT": "an integer", "INTS": "a list of integers", "FLOAT": "a float",
+    "FLOATS": "a list of floats", "STRING": "a string", "STRINGS": "a list of strings",
+    "TENSOR": "a tensor", "GRAPH": "a graph",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fact", STANDARD, ids=lambda fact: fact["name"])
+def test_attributes_are_those_of_onnx(fact: dict) -> None:
+    first = onnx.defs.get_schema(fact["name"], max(fact["since"], 12)).since_version
+    schemas = [
+        schema
+        for schema in onnx.defs.get_all_schemas_with_history()
+        if (schema.name, schema.domain) == (fact["name"], "") and schema.since_version >= first
+    ]
+    kinds = {a.name: a.type.name for schema in schemas for a in schema.attributes.values()}
+    kinds.pop("sparse_value", None)  # of Constant: the format of the engine has no such tensors
+    ours = {name: kind for name, kind, _ in fact["attributes"]}
+    assert ours == {name: KINDS[kind] for name, kind in kinds.items()}
+    required = {name for name, _, is_required in fact["attributes"] if is_required}
+    assert required <= {a.name for a in schemas[0].attributes.values() if a.required}
