@@ -6,6 +6,7 @@
 #                   PIP_EXTRA_INDEX_URL at PyTorch's index of CPU wheels, or install torch first.
 #   CMAKE_PREFIX_PATH  where to look for protobuf if it is not installed in the system
 #   TRAIN_ARGS, PYTEST_ARGS, BENCH_ARGS  passed on to train, test and bench
+#   FUZZ            the tools of tests/fuzz that fuzz runs, each with FUZZ_ARGS (--seconds, --count)
 #   PYTEST_WORKERS  processes that run the tests (default 2; 0 for none but pytest itself)
 
 TORCH_SPEC ?= torch==2.13.0
@@ -16,6 +17,9 @@ PYTEST_ARGS ?=
 # Processes that run the tests side by side; 0 runs them in one.
 PYTEST_WORKERS ?= 2
 BENCH_ARGS ?=
+# What is tried with random input, and for how long each: --seconds or --count.
+FUZZ ?= files
+FUZZ_ARGS ?= --seconds 600
 
 # An active virtual environment is used as it is, else .venv is made.
 ENV := $(if $(VIRTUAL_ENV),$(VIRTUAL_ENV),$(CURDIR)/.venv)
@@ -38,7 +42,7 @@ TORCH_LIBRARIES := libc10.so libc10_cuda.so libtorch.so libtorch_cpu.so libtorch
   libtorch_python.so libgomp.so.1
 
 .DELETE_ON_ERROR:
-.PHONY: help train test build wheel wheel-test bench style format asan clean FORCE
+.PHONY: help train test build wheel wheel-test bench fuzz style format asan clean FORCE
 
 help:
 	@echo 'make train       train the example transformer through the engine'
@@ -47,6 +51,7 @@ help:
 	@echo 'make wheel       build dist/*.whl, which carries libprotobuf'
 	@echo 'make wheel-test  try that wheel in an empty virtual environment'
 	@echo 'make bench       time training steps against other backends (BENCH_ARGS=--quick)'
+	@echo 'make fuzz        try new random files and programs; adds up in build/fuzz (FUZZ_ARGS="--seconds 60")'
 	@echo 'make style       ruff, clang-format and the style tests'
 	@echo 'make format      write what make style asks for'
 	@echo 'make asan        IR, pass and plan tests under the address and undefined sanitizers'
@@ -60,6 +65,12 @@ test: build $(ENV)/.torch_ort-test
 
 bench: build $(ENV)/.torch_ort-bench
 	$(PYTHON) benchmarks/train_step.py $(BENCH_ARGS)
+
+# Each tool goes on where its results file stopped.
+fuzz: build $(ENV)/.torch_ort-test
+	for tool in $(FUZZ); do \
+	  $(PYTHON) tests/fuzz/$$tool.py --results build/fuzz/$$tool.json $(FUZZ_ARGS) || exit 1; \
+	done
 
 # The module lands beside its sources in torch_ort/ and the editable install points there, so
 # ninja is all that an edit needs: seconds for a source file, nothing for a Python file.

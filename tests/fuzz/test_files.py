@@ -1,0 +1,69 @@
+"""Random model files end in results or in errors that say what is wrong: fixed seeds, each time."""
+
+from __future__ import annotations
+
+import pathlib
+
+import files
+import pytest
+
+pytestmark = pytest.mark.ort_only
+
+# Seeds of the normal run; `make fuzz` takes others.
+FIRST, COUNT = 0, 6000
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("fuzz") / "corpus.pt"
+    files.make_corpus(path)
+    return path
+
+
+def test_changed_files_end_in_errors_that_name_what_is_wrong(corpus: pathlib.Path) -> None:
+    run = files.Run(corpus)
+    run.batch(FIRST, COUNT)
+    assert run.finds == {}, run.counts
+    assert run.next_seed == FIRST + COUNT
+    assert run.counts["works"] > COUNT / 20, run.counts
+    assert run.counts["read UserError"] > COUNT / 20, run.counts
+    assert run.counts["run UserError"] > COUNT / 50, run.counts
+
+
+def test_numbers_are_those_of_onnx(corpus: pathlib.Path) -> None:
+    with files.work("numbers", corpus) as process:
+        lines = process.communicate()[0].splitlines()
+    assert process.returncode == 0, lines[-1:]
+    outcomes = dict(line.split(" ", 1) for line in lines)
+    wrong = {
+        name: what
+        for name, what in outcomes.items()
+        if what.startswith("wrong") or files.fault(what) is not None
+    }
+    assert wrong == {}
+    assert sum(what == "works" for what in outcomes.values()) > 300
+
+
+def test_seeds_reproduce(corpus: pathlib.Path) -> None:
+    outputs = []
+    for _ in range(2):
+        with files.work("seeds", corpus, FIRST, 20) as process:
+            outputs.append(process.communicate()[0])
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0].splitlines()) == 20
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("works", None),
+        ("read UserError: onnx: model: got no graph, want an ONNX model", None),
+        ("run RuntimeError: mat1 and mat2 shapes cannot be multiplied", None),
+        ("read RuntimeError: bad", "read RuntimeError: bad"),
+        ("run InternalError: value 'x' is lost", "run InternalError: value _ is lost"),
+        ("run UserError: std::get: wrong index", "run UserError: std::get: wrong index"),
+    ],
+)
+def test_outcomes_are_judged(line: str, what: str | None) -> None:
+    fault = files.fault(line)
+    assert (fault and fault.replace("  ", " ")) == (what and what.replace("  ", " "))
