@@ -5,7 +5,7 @@
 #                   build that its package index offers; for a CPU-only build, point
 #                   PIP_EXTRA_INDEX_URL at PyTorch's index of CPU wheels, or install torch first.
 #   CMAKE_PREFIX_PATH  where to look for protobuf if it is not installed in the system
-#   TRAIN_ARGS, PYTEST_ARGS, BENCH_ARGS  passed on to train, test and bench
+#   TRAIN_ARGS, PYTEST_ARGS, BENCH_ARGS, SOAK_ARGS  passed on to train, test, bench and soak
 #   FUZZ            the tools of tests/fuzz that fuzz runs, each with FUZZ_ARGS (--seconds, --count)
 #   PYTEST_WORKERS  processes that run the tests (default 2; 0 for none but pytest itself)
 
@@ -17,8 +17,9 @@ PYTEST_ARGS ?=
 # Processes that run the tests side by side; 0 runs them in one.
 PYTEST_WORKERS ?= 2
 BENCH_ARGS ?=
+SOAK_ARGS ?=
 # What is tried with random input, and for how long each: --seconds or --count.
-FUZZ ?= files
+FUZZ ?= files programs
 FUZZ_ARGS ?= --seconds 600
 
 # An active virtual environment is used as it is, else .venv is made.
@@ -42,7 +43,7 @@ TORCH_LIBRARIES := libc10.so libc10_cuda.so libtorch.so libtorch_cpu.so libtorch
   libtorch_python.so libgomp.so.1
 
 .DELETE_ON_ERROR:
-.PHONY: help train test build wheel wheel-test bench fuzz style format asan clean FORCE
+.PHONY: help train test build wheel wheel-test bench fuzz soak style format asan clean FORCE
 
 help:
 	@echo 'make train       train the example transformer through the engine'
@@ -52,6 +53,7 @@ help:
 	@echo 'make wheel-test  try that wheel in an empty virtual environment'
 	@echo 'make bench       time training steps against other backends (BENCH_ARGS=--quick)'
 	@echo 'make fuzz        try new random files and programs; adds up in build/fuzz (FUZZ_ARGS="--seconds 60")'
+	@echo 'make soak        train for 20,000 steps on either road, and see that memory stays flat'
 	@echo 'make style       ruff, clang-format and the style tests'
 	@echo 'make format      write what make style asks for'
 	@echo 'make asan        IR, pass and plan tests under the address and undefined sanitizers'
@@ -71,6 +73,10 @@ fuzz: build $(ENV)/.torch_ort-test
 	for tool in $(FUZZ); do \
 	  $(PYTHON) tests/fuzz/$$tool.py --results build/fuzz/$$tool.json $(FUZZ_ARGS) || exit 1; \
 	done
+
+soak: build
+	$(PYTHON) tests/soak/soak.py --road ortmodule $(SOAK_ARGS)
+	$(PYTHON) tests/soak/soak.py --road compile $(SOAK_ARGS)
 
 # The module lands beside its sources in torch_ort/ and the editable install points there, so
 # ninja is all that an edit needs: seconds for a source file, nothing for a Python file.
