@@ -70,6 +70,7 @@ bench: build $(ENV)/.torch_ort-bench
 
 # Each tool goes on where its results file stopped.
 fuzz: build $(ENV)/.torch_ort-test
+	@mkdir -p build/fuzz
 	for tool in $(FUZZ); do \
 	  $(PYTHON) tests/fuzz/$$tool.py --results build/fuzz/$$tool.json $(FUZZ_ARGS) || exit 1; \
 	done
