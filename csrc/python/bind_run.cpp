@@ -9,6 +9,7 @@
 #include "python/bind.h"
 #include "python/torch_errors.h"
 #include "run/counters.h"
+#include "run/out_forms.h"
 #include "run/session.h"
 
 #include <ATen/Parallel.h>
@@ -19,6 +20,8 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <chrono>
+#include <optional>
+#include <set>
 
 namespace py = pybind11;
 
@@ -217,6 +220,21 @@ py::list plan_table(const Session& session) {
   return rows;
 }
 
+// The name of the overload and where its results may lie, in the words of the list of proofs.
+std::optional<std::pair<std::string, std::set<std::string>>> out_form(const std::string& op,
+                                                                      const std::string& overload,
+                                                                      bool on_cpu) {
+  const auto functional = run::find_op(op, overload);
+  const auto form = functional ? run::find_out_form(*functional, on_cpu) : std::nullopt;
+  if (!form) return std::nullopt;
+  std::set<std::string> words;
+  if (form->any_strides) words.insert("strides");
+  if (form->over_operands) words.insert("over");
+  if (form->over_rows) words.insert("rows");
+  if (run::writes_gaps(form->op)) words.insert("parts");
+  return std::pair(toString(form->op.operator_name()), std::move(words));
+}
+
 }  // namespace
 
 void bind_run(py::module_& module) {
@@ -272,6 +290,7 @@ void bind_run(py::module_& module) {
         return names;
       },
       "Instruction sets that this processor runs and that regions are built for, the widest last.");
+  module.attr("testing").attr("out_form") = py::cpp_function(&out_form);
   module.def("required_opset", [](const ir::Graph& graph) { return ops::required_opset(graph); });
   module.def("infer_types", [](ir::Graph& graph) { ops::infer_types(graph); });
   module.def("is_live", &run::is_live,

@@ -101,6 +101,9 @@ struct Context {
   torch::jit::Stack stack;
   std::mutex mutex;    // one run at a time
   bool spent = false;  // backward has overwritten what it needs
+  // A step has raised, after which a tensor object may not be as it was made: kernels resize what
+  // they write into before they find that they cannot. The context is used no more.
+  bool failed = false;
 
   std::optional<int64_t> symbol(const std::string& name) const;
   void attach_context_memory(void* data);

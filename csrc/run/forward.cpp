@@ -37,6 +37,7 @@ ContextTable& context_table() {
 // Back to the pool, unless the session or the binding is gone.
 void retire(std::unique_ptr<Context> context) noexcept {
   context->clear();
+  if (context->failed) return;
   std::shared_ptr<Session> session = std::move(context->session);
   // Idle contexts do not hold the binding that holds them.
   std::shared_ptr<Binding> binding = std::move(context->binding);

@@ -1,9 +1,15 @@
 #include "run/out_forms.h"
 
+#include "build_info.h"
+#include "run/proved_out_forms.h"
+
 #include <ATen/core/jit_type.h>
 
 #include <algorithm>
+#include <iterator>
 #include <mutex>
+#include <set>
+#include <sstream>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -30,6 +36,68 @@ std::vector<std::string> overloads_of(const std::string& op) {
   std::vector<std::string> names = found->second;
   std::sort(names.begin(), names.end());
   return names;
+}
+
+// By overload: the words of what is proved of it.
+using Proofs = std::unordered_map<std::string, std::set<std::string>>;
+
+std::set<std::string> words_of(const std::string& cell) {
+  std::set<std::string> words;
+  std::istringstream text(cell);
+  for (std::string word; std::getline(text, word, ',');) words.insert(word);
+  return words;
+}
+
+// "2.13" of "2.13.0+cpu".
+std::string version_of_torch() {
+  const std::string version = TORCH_ORT_TORCH_VERSION;
+  return version.substr(0, version.find('.', version.find('.') + 1));
+}
+
+// The columns that speak for a device. CUDA has that of the CPU until a GPU has proved one of its
+// own. A version of torch that has none may use what holds for every known one.
+std::set<size_t> columns_for(const std::vector<std::string>& names, const std::string& device) {
+  for (const std::string& kind : {device, std::string("cpu")}) {
+    const auto own = std::find(names.begin(), names.end(), kind + "-" + version_of_torch());
+    if (own != names.end()) return {static_cast<size_t>(own - names.begin())};
+  }
+  std::set<size_t> columns;
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (names[i].starts_with("cpu-")) columns.insert(i);
+  }
+  return columns;
+}
+
+Proofs read_proofs(const std::string& device) {
+  const auto cells_of = [](const std::string& line) {
+    std::istringstream text(line);
+    return std::vector<std::string>(std::istream_iterator<std::string>(text), {});
+  };
+  std::istringstream table(kProvedOutForms);
+  std::string line;
+  std::getline(table >> std::ws, line);
+  const std::set<size_t> columns = columns_for(cells_of(line), device);
+  Proofs proofs;
+  while (std::getline(table, line)) {
+    const std::vector<std::string> cells = cells_of(line);
+    const auto is_proved = [&cells](size_t column) { return cells.at(column) != "-"; };
+    if (cells.empty() || !std::all_of(columns.begin(), columns.end(), is_proved)) continue;
+    std::set<std::string> shared = words_of(cells.at(*columns.begin()));
+    for (size_t column : columns) {
+      const std::set<std::string> words = words_of(cells.at(column));
+      std::erase_if(shared, [&words](const std::string& word) { return !words.contains(word); });
+    }
+    proofs.emplace(cells[0], std::move(shared));
+  }
+  return proofs;
+}
+
+// nullptr: nothing is.
+const std::set<std::string>* proved(const c10::OperatorHandle& out, bool on_cpu) {
+  static const Proofs on_the_cpu = read_proofs("cpu"), on_cuda = read_proofs("cuda");
+  const Proofs& proofs = on_cpu ? on_the_cpu : on_cuda;
+  const auto found = proofs.find(toString(out.operator_name()));
+  return found == proofs.end() ? nullptr : &found->second;
 }
 
 // A kernel that writes into its out= arguments; generated ones call the functional form and copy.
@@ -60,7 +128,7 @@ ops::Arg first(const ops::ArgList& args) { return args.at(0); }
 
 const OverwriteForm kOverwriteForms[] = {
     {"aten::clone", "", "aten::copy_", "",
-     [](const ops::ArgList& a) -> ops::ArgList { return {first(a), false}; }},
+     [](const ops::ArgList& a) -> ops::ArgList { return {first(a), false}; }, true},
     {"aten::_to_copy", "", "aten::copy_", "",
      [](const ops::ArgList& a) -> ops::ArgList { return {first(a), false}; }},
     {"aten::zeros_like", "", "aten::zero_", "",
@@ -181,17 +249,27 @@ std::optional<c10::OperatorHandle> find_op(const std::string& op, const std::str
   return c10::Dispatcher::singleton().findSchema({op, overload});
 }
 
-std::optional<c10::OperatorHandle> find_out_overload(const c10::OperatorHandle& functional,
-                                                     bool on_cpu) {
+std::optional<OutForm> find_out_form(const c10::OperatorHandle& functional, bool on_cpu) {
   for (const auto& ret : functional.schema().returns()) {
     if (ret.type()->kind() != TypeKind::TensorType) return std::nullopt;
   }
   const std::string& name = functional.operator_name().name;
   for (const std::string& overload : overloads_of(name)) {
     auto op = find_op(name, overload);
-    if (op && is_out_of(functional.schema(), op->schema()) && is_real_out(*op, on_cpu)) return op;
+    if (!op || !is_out_of(functional.schema(), op->schema()) || !is_real_out(*op, on_cpu)) continue;
+    const std::set<std::string>* words = proved(*op, on_cpu);
+    if (words == nullptr) return std::nullopt;
+    return OutForm{.op = *op,
+                   .any_strides = words->contains("strides"),
+                   .over_operands = words->contains("over"),
+                   .over_rows = words->contains("rows")};
   }
   return std::nullopt;
+}
+
+bool writes_gaps(const c10::OperatorHandle& out) {
+  const std::set<std::string>* words = proved(out, true);
+  return words != nullptr && words->contains("parts");
 }
 
 const OverwriteForm* find_overwrite_form(const ops::Call& call) {

@@ -13,10 +13,21 @@ namespace torch_ort::run {
 
 std::optional<c10::OperatorHandle> find_op(const std::string& op, const std::string& overload);
 
-// The overload that takes the same arguments and then the results, if its kernel really writes
-// into them.
-std::optional<c10::OperatorHandle> find_out_overload(const c10::OperatorHandle& functional,
-                                                     bool on_cpu);
+// An overload that takes the arguments of a functional one and then the results, and where these
+// may lie besides row-major in memory of their own, as far as tests have proved
+// (proved_out_forms.h).
+struct OutForm {
+  c10::OperatorHandle op;
+  bool any_strides;    // in any order of dims
+  bool over_operands;  // where an operand of the same layout does
+  bool over_rows;      // so too, if the kernel gathers along the last dim
+};
+
+// Nothing where no such overload is proved for this torch and device.
+std::optional<OutForm> find_out_form(const c10::OperatorHandle& functional, bool on_cpu);
+
+// Whether an out overload is proved to write results that have gaps between their elements.
+bool writes_gaps(const c10::OperatorHandle& out);
 
 // Out-first forms: an in-place operator that overwrites its first argument whole, whatever it held.
 struct OverwriteForm {
@@ -25,6 +36,7 @@ struct OverwriteForm {
   const char* in_place;  // "aten::copy_"
   const char* in_place_overload;
   ops::ArgList (*args)(const ops::ArgList& functional_args);  // after the overwritten one
+  bool over_operands = false;  // the result may lie where an operand of its layout does
 };
 
 const OverwriteForm* find_overwrite_form(const ops::Call& call);  // nullptr: there is none

@@ -123,6 +123,35 @@ void call_op(Context& context, const Step& step, const std::vector<BoundArg>& ar
   step.op->callBoxed(&stack);
 }
 
+// What a kernel resizes, or points elsewhere, is not where the plan says, and may hold anything.
+void check_written(const Context& context, const BoundStep& bound, size_t result,
+                   const void* given) {
+  const Step& step = *bound.step;
+  const at::Tensor& tensor = context.slots[step.outputs[result]];
+  const TensorSpec& spec = context.binding->specs[step.outputs[result]];
+  const bool is_there = tensor.storage().data() == given;
+  // Memory that is taken over keeps the strides that its kernel gave it.
+  const bool is_laid_out =
+      tensor.sizes() == c10::IntArrayRef(spec.sizes) &&
+      (bound.takes_over >= 0 || same_strides(spec.sizes, tensor.strides(), spec.strides));
+  if (is_there && is_laid_out) [[likely]]
+    return;
+  throw InternalError(concat("run: ", step.op_name(), " (", step.name,
+                             step.origin.empty() ? "" : concat(", ", step.origin), "): result ",
+                             result, ": got ", tensor.sizes(), " with strides ", tensor.strides(),
+                             is_there ? "" : " in other memory", ", want ",
+                             c10::IntArrayRef(spec.sizes), " with strides ",
+                             c10::IntArrayRef(spec.strides), " in the memory that was given"));
+}
+
+void run_out(Context& context, const BoundStep& bound) {
+  const std::vector<int>& outputs = bound.step->outputs;
+  c10::SmallVector<const void*, 4> given;
+  for (int slot : outputs) given.push_back(context.slots[slot].storage().data());
+  call_op(context, *bound.step, bound.args);
+  for (size_t i = 0; i < given.size(); ++i) check_written(context, bound, i, given[i]);
+}
+
 // A kernel may give its result other strides, or another dtype, than its shape rule promised.
 at::Tensor as_promised(const ir::Value& value, const TensorSpec& spec, const at::Tensor& tensor) {
   check_sizes(value, spec, tensor);
@@ -293,7 +322,7 @@ void run_step(Context& context, const BoundStep& bound, StepCounts& counts) {
   if (bound.takes_over >= 0) context.slots[step.outputs[0]] = context.slots[bound.takes_over];
   switch (bound.form) {
     case Form::kOut:
-      call_op(context, step, bound.args);
+      run_out(context, bound);
       ++counts.out;
       break;
     case Form::kMutation:
@@ -406,9 +435,11 @@ void run_steps(Context& context, const std::vector<BoundStep>& steps) {
       error.add_context(concat("in ", step.name,
                                step.origin.empty() ? "" : concat(", from ", step.origin),
                                ", run by torch_ort"));
+      context.failed = true;
       context.stack.clear();
       throw;
     } catch (...) {
+      context.failed = true;
       context.stack.clear();
       throw;
     }

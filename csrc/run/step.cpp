@@ -106,9 +106,9 @@ ArgSource constant(IValue value) {
   return source;
 }
 
-// PyTorch's CPU kernels for the last dim finish what they gather of a row before they write its
-// elements.
-bool is_softmax_of_rows(const ops::Call& call) {
+// Whether the kernel gathers along the last dim: it finishes what it gathers of a row before it
+// writes the elements of the row.
+bool works_along_rows(const ops::Call& call) {
   static const std::unordered_map<std::string, size_t> dim_argument = {
       {"aten::_softmax", 1},
       {"aten::_log_softmax", 1},
@@ -120,6 +120,19 @@ bool is_softmax_of_rows(const ops::Call& call) {
   const auto* dim = std::get_if<ir::Dim>(&call.args.at(found->second).value);
   const auto rank = static_cast<int64_t>(call.outputs[0]->type.shape->size());
   return dim != nullptr && rank > 0 && (*dim == ir::Dim(-1) || *dim == ir::Dim(rank - 1));
+}
+
+bool may_write_over_operands(const ops::Call& call, bool on_cpu) {
+  if (const OverwriteForm* form = find_overwrite_form(call)) return form->over_operands;
+  const auto functional = find_op(call.op, call.overload);
+  const auto out = functional ? find_out_form(*functional, on_cpu) : std::nullopt;
+  return out && (out->over_operands || (on_cpu && out->over_rows && works_along_rows(call)));
+}
+
+bool are_row_major(const std::vector<ir::Value*>& values) {
+  return std::none_of(values.begin(), values.end(), [](const ir::Value* value) {
+    return value != nullptr && value->type.strides.has_value();
+  });
 }
 
 bool is_random(const c10::OperatorHandle& op) {
@@ -148,8 +161,7 @@ at::Tensor wrapped_number(const c10::Scalar& number) {
 
 bool Step::writes_strided_memory() const {
   if (form == Form::kRegion) return region->op.name != "EmbeddingGrad";
-  // Other kernels take the strides of a result for those that they would give it.
-  return form == Form::kOut && op->hasTag(at::Tag::pointwise);
+  return form == Form::kOut && writes_gaps(*op);
 }
 
 std::vector<int> Step::reads() const {
@@ -275,7 +287,7 @@ bool Resolver::use_out_form(const ops::Call& call, Step& step) const {
     source.slots = {index};
     return source;
   };
-  if (const OverwriteForm* form = find_overwrite_form(call)) {
+  if (const OverwriteForm* form = find_overwrite_form(call); form && call.outputs.at(0)) {
     auto op = find_op(form->in_place, form->in_place_overload);
     ORT_CHECK(op.has_value(), "operator ", form->in_place, " is not registered");
     ops::ArgList args = form->args(call.args);
@@ -288,12 +300,12 @@ bool Resolver::use_out_form(const ops::Call& call, Step& step) const {
     return true;
   }
   if (!step.op) return false;
-  auto out = find_out_overload(*step.op, on_cpu_);
-  if (!out) return false;
+  const auto out = find_out_form(*step.op, on_cpu_);
+  if (!out || !(out->any_strides || are_row_major(call.outputs))) return false;
   // Results that nobody reads still need memory to be written to: the kernel makes it.
   if (std::any_of(step.outputs.begin(), step.outputs.end(), [](int s) { return s < 0; }))
     return false;
-  step.op = out;
+  step.op = out->op;
   for (size_t i = 0; i < step.outputs.size(); ++i) step.args.push_back(output(static_cast<int>(i)));
   step.form = Form::kOut;
   return true;
@@ -384,14 +396,10 @@ Step Resolver::resolve_functional(const ops::Call& call) const {
   return step;
 }
 
-// Operands that the kernel reads, element by element, before it writes the same element.
+// Operands of the type of the result, where the kernel may write over them.
 Step Resolver::finish(const ops::Call& call, Step& step) const {
   if (step.form != Form::kOut || step.outputs.size() != 1) return std::move(step);
-  // Some overloads that write into a given tensor lack the tag of the operator.
-  const auto functional = find_op(call.op, call.overload);
-  const bool is_pointwise =
-      step.op->hasTag(at::Tag::pointwise) || (functional && functional->hasTag(at::Tag::pointwise));
-  if (!is_pointwise && !(on_cpu_ && is_softmax_of_rows(call))) return std::move(step);
+  if (!may_write_over_operands(call, on_cpu_)) return std::move(step);
   const ir::Type& type = call.outputs[0]->type;
   for (const ops::Arg& arg : call.args) {
     auto* value = std::get_if<ir::Value*>(&arg.value);
