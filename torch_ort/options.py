@@ -141,7 +141,8 @@ TABLE: tuple[Row, ...] = (
     Row("bisect", "TORCH_ORT_BISECT", -1, "int",
          "Only the first n rewrites happen; -1: all.", int, _check_int(-1, 2**31 - 1)),
     Row("check", "TORCH_ORT_CHECK", 0, "int",
-         "0: none; 1: verify graphs at the ends and every plan; 2: after each pass too.",
+         "0: none; 1: verify graphs at the ends and every plan, and spoil memory before results "
+         "are written into it; 2: graphs after each pass too.",
          int, _check_int(0, 2)),
 )  # fmt: skip
 

@@ -7,6 +7,7 @@
 #include "run/control_flow.h"
 #include "run/counters.h"
 #include "run/kernel_checks.h"
+#include "run/spoil.h"
 
 #include <ATen/core/List.h>
 #include <ATen/ops/empty_strided.h>
@@ -320,6 +321,10 @@ void run_step(Context& context, const BoundStep& bound, StepCounts& counts) {
   }
   point_parts(context, bound);
   if (bound.takes_over >= 0) context.slots[step.outputs[0]] = context.slots[bound.takes_over];
+  const bool verifies = context.binding->session->verifies();
+  if (verifies && step.writes_given_memory() && bound.form != Form::kParts) {
+    spoil_results(context, step);
+  }
   switch (bound.form) {
     case Form::kOut:
       run_out(context, bound);
@@ -373,7 +378,7 @@ void run_step(Context& context, const BoundStep& bound, StepCounts& counts) {
       ++counts.python;
       break;
   }
-  if (context.binding->session->verifies()) check_results(context, step, check_sizes);
+  if (verifies) check_results(context, step, check_sizes);
   for (int slot : bound.release) context.slots[slot].reset();
 }
 
