@@ -86,6 +86,11 @@ void Placement::expect(int number, void* data, size_t bytes) {
   if (number >= 0) places_.push_back({number, data, bytes});
 }
 
+bool Placement::has_placed(const void* data) const {
+  return std::any_of(places_.begin(), places_.end(),
+                     [data](const Place& place) { return place.data == data; });
+}
+
 int Placement::number_of(const void* data) const {
   // The last one: memory of an earlier one may have been freed and given again.
   for (size_t i = given_.size(); i-- > 0;) {
@@ -151,9 +156,7 @@ bool Placement::give_back_piece(const void* data) {
 }
 
 bool Placement::give_back(const void* data) {
-  const auto is_there = [data](const Place& place) { return place.data == data; };
-  if (!give_back_piece(data) && std::none_of(places_.begin(), places_.end(), is_there))
-    return false;
+  if (!give_back_piece(data) && !has_placed(data)) return false;
   --num_lent_;
   return true;
 }

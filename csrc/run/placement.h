@@ -40,6 +40,8 @@ class Placement {
   void add_workspace(char* data, int64_t bytes);
   // Answers allocation `number`, if it asks for `bytes`, with `data`.
   void expect(int number, void* data, size_t bytes);
+  // Whether it is the memory of a result.
+  bool has_placed(const void* data) const;
   // Whether nobody holds memory that it has given.
   bool is_over() const { return num_lent_ == 0; }
   // Of the allocation that got `data`; kUnknown if none did.

@@ -214,6 +214,7 @@ void run_placed(Context& context, const BoundStep& bound) {
                      target(i).mutable_data_ptr(), context.binding->specs[step.outputs[i]].bytes);
   }
   call_op(context, step, bound.args);
+  c10::SmallVector<std::pair<size_t, at::Tensor>, 3> elsewhere;
   for (size_t i = 0; i < step.outputs.size(); ++i) {
     if (step.outputs[i] < 0) continue;
     const at::Tensor& made = context.stack.at(i).toTensor();
@@ -228,9 +229,14 @@ void run_placed(Context& context, const BoundStep& bound) {
           is_there ? AllocationNumbers::kNever : placement.number_of(made.storage().data()),
           std::memory_order_relaxed);
     }
-    target(i).copy_(is_there ? made.clone() : made);
+    // In its own place otherwise laid out, or in the place of another result.
+    elsewhere.emplace_back(i, placement.has_placed(made.storage().data()) ? made.clone() : made);
+  }
+  for (const auto& [i, made] : elsewhere) {
+    target(i).copy_(made);
     counters().results_copied.fetch_add(1, std::memory_order_relaxed);
   }
+  elsewhere.clear();
   context.stack.clear();
   ORT_CHECK(placement.is_over(), "run: ", step.name, ": the kernel keeps memory of the engine");
 }
