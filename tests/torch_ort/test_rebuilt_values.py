@@ -242,3 +242,25 @@ def test_what_a_checkpoint_policy_saves_is_saved() -> None:
         for got, expected in zip(gradients(compile_with(model), x), want, strict=True):
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
     assert saved_bytes[1] - saved_bytes[0] == 4 * 16 * 4 * INNER
+
+
+class ManyGates(nn.Module):
+    """Each activation is read twice by the next: 2 ** 40 ways lead from the last to the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(40):
+            x = x * x.sigmoid()
+        return self.mix(x)
+
+
+def test_what_a_value_is_made_of_is_visited_once() -> None:
+    """Without that the pass would not come to an end."""
+    model = ManyGates()
+    wrapped = torch_ort.ORTModule(copy.deepcopy(model))
+    x = torch.randn(64, WIDTH)
+    for got, want in zip(gradients(wrapped, x), gradients(model, x), strict=True):
+        torch.testing.assert_close(got, want)
