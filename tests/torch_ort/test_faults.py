@@ -225,6 +225,7 @@ class TestLaterSteps:
     )
     def test_before_the_first_kernel(self, road, name, error, monkeypatch):
         monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+        monkeypatch.setattr(compiler, "_sessions", {})  # one of another test may know the sizes
         model = Network()
         expected = copy.deepcopy(model)
         compiled = ROADS[road](model)
