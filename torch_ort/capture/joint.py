@@ -63,6 +63,12 @@ class GraphState:
                     self.files.write_run(program)
 
 
+_DATA_IS_ASKED = (
+    "data-dependent: Python asks for a number in a tensor (a branch, float(), item()), which a "
+    "captured graph does not know"
+)
+
+
 class Capture:
     """One graph to be captured: holds what partition_fn leaves for the compilers.
 
@@ -111,6 +117,8 @@ class Capture:
             except Exception as error:
                 if aot_compat.passes_through(error):
                     raise
+                if aot_compat.data_is_asked(error):
+                    raise Unsupported(_DATA_IS_ASKED) from error
                 blame(error, *aot_compat.node_that_raised(error))
                 raise Unsupported(f"AOTAutograd: {type(error).__name__}: {error}") from error
         return compiled

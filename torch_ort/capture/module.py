@@ -19,7 +19,6 @@ from torch_ort.capture.answers import NoCapture
 from torch_ort.capture.aot_compat import (
     FakeInputs,
     Sizes,
-    data_is_asked,
     is_refused_by_dynamo,
 )
 from torch_ort.capture.dispatch_compat import outside_inference_mode
@@ -250,11 +249,6 @@ def capture_module(
     try:
         return _trace(call, options, state, FakeInputs(sizes), recorded_reads)
     except Exception as error:
-        if data_is_asked(error):
-            raise Unsupported(
-                "data-dependent: Python asks for a number in a tensor (a branch, float(), item()), "
-                "which a captured graph does not know"
-            ) from error
         if not is_refused_by_dynamo(error):  # it cannot see through the recorder of reads
             raise
     return _trace(call, options, state, FakeInputs(sizes), all_reads)
