@@ -46,7 +46,7 @@ std::shared_ptr<Session> compile(const ir::Graph& graph,
   options.reorder = reorder;
   options.in_place = in_place;
   options.place_parts = place_parts;
-  options.verify = verify;
+  options.verify = options.spoil = verify;
   options.regions = region_options(isa, emulate_eager_casts);
   auto copy = ir::clone(graph);
   py::gil_scoped_release release;
@@ -275,6 +275,7 @@ void bind_run(py::module_& module) {
          const std::string& isa, bool emulate_eager_casts) {
         return with_torch_errors([&] {
           run::SessionOptions options;
+          options.spoil = true;
           options.regions = region_options(isa, emulate_eager_casts);
           return run_by_name(*compile_foreign(ir::clone(graph), options), inputs);
         });

@@ -327,8 +327,9 @@ void run_step(Context& context, const BoundStep& bound, StepCounts& counts) {
   }
   point_parts(context, bound);
   if (bound.takes_over >= 0) context.slots[step.outputs[0]] = context.slots[bound.takes_over];
-  const bool verifies = context.binding->session->verifies();
-  if (verifies && step.writes_given_memory() && bound.form != Form::kParts) {
+  const Session& session = *context.binding->session;
+  // The parts of a concatenation are there already, in the memory of the whole.
+  if (session.spoils() && step.writes_given_memory() && bound.form != Form::kParts) {
     spoil_results(context, step);
   }
   switch (bound.form) {
@@ -384,7 +385,7 @@ void run_step(Context& context, const BoundStep& bound, StepCounts& counts) {
       ++counts.python;
       break;
   }
-  if (verifies) check_results(context, step, check_sizes);
+  if (session.verifies()) check_results(context, step, check_sizes);
   for (int slot : bound.release) context.slots[slot].reset();
 }
 

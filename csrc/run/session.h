@@ -33,6 +33,7 @@ struct SessionOptions {
   // Graph outputs that are gradients of leaf parameters: these may leave in engine memory.
   std::vector<int> parameter_gradients;
   bool verify = false;  // check every plan, the sizes of inputs, and those of every result
+  bool spoil = false;   // fill memory with garbage before results are written into it
   // Nothing that the types and attributes of the graph say is believed; wants `verify` as well.
   bool is_from_file = false;
   size_t max_bindings = 64;
@@ -90,6 +91,7 @@ class Session : public std::enable_shared_from_this<Session> {
   size_t num_tangents() const { return tangent_slots_.size(); }
   c10::Device device() const { return device_; }
   bool verifies() const { return options_.verify; }
+  bool spoils() const { return options_.spoil; }
   bool is_from_file() const { return options_.is_from_file; }
 
   // Without a YieldOp: outputs. With one: outputs, then the token.
