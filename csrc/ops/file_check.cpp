@@ -218,7 +218,15 @@ class FileChecker {
       throw UserError(
           concat("file: device of value '", value.name, "': got ", kind, ", want cpu or cuda"));
     }
+    const Node* yield = nullptr;
     for (Node& node : graph.nodes) {
+      if (ir::is(&node, "YieldOp", ir::kMicrosoftDomain)) {
+        if (yield != nullptr) {
+          throw UserError(concat("YieldOp: got nodes '", yield->name, "' and '", node.name,
+                                 "', want at most one in a graph"));
+        }
+        yield = &node;
+      }
       check_node(node, opset, is_body);
       for (const auto& body : ir::bodies(node)) check(*body, opset, true);
     }

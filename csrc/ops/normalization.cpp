@@ -90,7 +90,7 @@ void lower_rms_norm_steps(const Node& node, CallList& calls) {
   const DType dtype = input(node, 0).type.dtype;
   const DType wide = dtype == DType::kDouble ? DType::kDouble : DType::kFloat;
   Value* x = cast(calls, node.inputs[0], wide);
-  Shape reduced = *x->type.shape;
+  Shape reduced = known_shape(node, *x);
   ArgList axes;
   for (auto axis = first_axis(node); axis < static_cast<int64_t>(reduced.size()); ++axis) {
     reduced[axis] = 1;

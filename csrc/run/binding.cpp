@@ -260,6 +260,9 @@ class Binder {
       return compile_region(step);
     } catch (const InternalError& error) {
       throw UserError(concat("file: node '", step.name, "': ", error.what()));
+    } catch (const std::out_of_range&) {
+      throw UserError(concat("file: node '", step.name, "': got attributes or a body for another ",
+                             "number of operands, want those of its ", step.args.size()));
     }
   }
 

@@ -359,6 +359,33 @@ def test_results_that_fill_no_block_of_memory(name: str, node: str, strides: str
         torch.testing.assert_close(run(text, {name: strides}, x=x), want)
 
 
+def test_a_norm_of_a_tensor_of_any_rank() -> None:
+    text = "g (float[2,3] x, float[3] w) => (float[2,3] y) { y = RMSNormalization (x, w) }"
+    model = onnx.parser.parse_model(HEAD.replace('"" : 20', '"" : 23') + text)
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    graph = _C.Graph.from_onnx(model.SerializeToString())
+    with pytest.raises(torch_ort.Unsupported, match="RMSNormalization: the shape of 'x' is known"):
+        _C.run(graph, {"x": torch.ones(2, 3), "w": torch.ones(3)})
+
+
+def test_two_borders() -> None:
+    text = """
+        g (float[2] x) => (float[2] y) {
+            a = Exp (x)  d = com.microsoft.YieldOp (a)  e = com.microsoft.YieldOp (a)  y = Neg (d)
+        }
+    """
+    with pytest.raises(torch_ort.UserError, match="YieldOp: got nodes 'd' and 'e', want at most"):
+        read(text)
+
+
+@pytest.mark.parametrize("spaces", ["", ", spaces = []", ', spaces = ["full", "full"]'])
+def test_regions_with_too_few_spaces_or_too_many(spaces: str) -> None:
+    text = REGION.replace(', spaces = ["full"]', spaces)
+    assert text != REGION
+    with pytest.raises(torch_ort.UserError, match=r"spaces|operands|attribute"):
+        run(text)
+
+
 def test_symbols_without_a_value() -> None:
     text = """
         g (float[N] x) => (float[A] y) { s = torch_ort.Dims <dims = ["Q"]> ()  y = Reshape (x, s) }
