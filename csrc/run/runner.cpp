@@ -137,12 +137,16 @@ void check_written(const Context& context, const BoundStep& bound, size_t result
       (bound.takes_over >= 0 || same_strides(spec.sizes, tensor.strides(), spec.strides));
   if (is_there && is_laid_out) [[likely]]
     return;
-  throw InternalError(concat("run: ", step.op_name(), " (", step.name,
-                             step.origin.empty() ? "" : concat(", ", step.origin), "): result ",
-                             result, ": got ", tensor.sizes(), " with strides ", tensor.strides(),
-                             is_there ? "" : " in other memory", ", want ",
-                             c10::IntArrayRef(spec.sizes), " with strides ",
-                             c10::IntArrayRef(spec.strides), " in the memory that was given"));
+  const std::string words =
+      concat("run: ", step.op_name(), " (", step.name,
+             step.origin.empty() ? "" : concat(", ", step.origin), "): result ", result, ": got ",
+             tensor.sizes(), " with strides ", tensor.strides(), is_there ? "" : " in other memory",
+             ", want ", c10::IntArrayRef(spec.sizes), " with strides ",
+             c10::IntArrayRef(spec.strides), " in the memory that was given");
+  // Of other sizes is what another type is promised for, by a file or by a rule of the recorder.
+  const bool is_misnamed = tensor.sizes() != c10::IntArrayRef(spec.sizes);
+  if (is_misnamed || context.binding->session->is_from_file()) throw UserError(words);
+  throw InternalError(words);
 }
 
 void run_out(Context& context, const BoundStep& bound) {
