@@ -4,6 +4,8 @@
 #include "run/proved_out_forms.h"
 
 #include <ATen/core/jit_type.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
 
 #include <algorithm>
 #include <iterator>
@@ -157,6 +159,14 @@ const OverwriteForm kOverwriteForms[] = {
 const std::unordered_set<std::string> kWrapsNumbers = {"aten::add", "aten::sub", "aten::mul",
                                                        "aten::div"};
 
+// Some kernels keep a number in the dtype of the elements that they multiply it by.
+double rounded_to(double number, ir::DType dtype) {
+  const auto narrow = static_cast<float>(number);
+  if (dtype == ir::DType::kBFloat16) return static_cast<float>(c10::BFloat16(narrow));
+  if (dtype == ir::DType::kHalf) return static_cast<float>(c10::Half(narrow));
+  return number;
+}
+
 // Whether `call` was replaced by calls with real out= forms, appended to `out`.
 bool expand_to_out_forms(ops::CallList& calls, const ops::Call& call, bool on_cpu,
                          std::vector<ops::Call>& out) {
@@ -229,7 +239,8 @@ bool expand_to_out_forms(ops::CallList& calls, const ops::Call& call, bool on_cp
     ir::Value* kept = calls.temporary(call.outputs[0]->type);
     push("torch_ort::bernoulli_mask", "", {x, 1.0 - *p}, {mask});
     push("aten::mul", "Tensor", {x, mask}, {kept});
-    push("aten::mul", "Tensor", {kept, 1.0 / (1.0 - *p)}, {call.outputs[0]});
+    const double scale = rounded_to(1.0 / (1.0 - *p), call.outputs[0]->type.dtype);
+    push("aten::mul", "Tensor", {kept, scale}, {call.outputs[0]});
     return true;
   }
   if (on_cpu && call.op == "aten::native_dropout_backward" && call.outputs.at(0) != nullptr) {
