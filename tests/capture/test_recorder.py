@@ -11,10 +11,16 @@ from torch.nn import functional as F
 
 from tests.models import MODELS, EncoderBlock
 from torch_ort import _C
+from torch_ort.capture import answers
 from torch_ort.capture.answers import HandOver
 from torch_ort.capture.dynamo_inputs import DynamoInputs
-from torch_ort.capture.recorder import RecordedInputs, Recording, record
-from torch_ort.capture.symbols import Symbolic
+from torch_ort.capture.recorder import (
+    RecordedInputs,
+    Recording,
+    is_reason_to_hand_over,
+    record,
+)
+from torch_ort.capture.symbols import Symbolic, is_beyond_sizes
 
 aten = torch.ops.aten
 
@@ -315,8 +321,37 @@ def test_numbers_are_not_made_up(ask, made):
 
 def test_quotients_of_sizes_hand_over():
     make, x = CASES["upsampling"]
-    with pytest.raises(RuntimeError, match="sizes: got a quotient that is a float, want integers"):
+    words = "sizes: got a quotient that is a float, want integers"
+    with pytest.raises(RuntimeError, match=words) as raised:
         record_module(make(), (x,), True)
+    assert is_reason_to_hand_over(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        (lambda size: size * 2.5, "sizes: got 2.5, want a float that is an integer"),
+        (lambda size: size / 3, "sizes: got a quotient that is a float, want integers"),
+    ],
+)
+def test_a_rule_that_asks_for_a_fraction_of_a_size_leaves_it_to_pytorch(ask, words, monkeypatch):
+    def rule(a, b):
+        asked.append(max(a.sizes, b.sizes, key=len)[0])
+        return ask(asked[-1])
+
+    asked, find = [], answers.find
+    monkeypatch.setattr(
+        answers, "find", lambda func: rule if func is aten.mul.Tensor else find(func)
+    )
+    recording, *_ = record_module(Wrong(lambda w, x: w * x), (numbers(3, 4),), True)
+    assert recording.module.graph.find_nodes(op="call_function", target=aten.mul.Tensor)
+    with pytest.raises(RuntimeError, match=words) as raised:
+        ask(asked[0])
+    assert is_beyond_sizes(raised.value)
+
+
+def test_bugs_of_sizes_are_no_reason_to_hand_over():
+    assert not is_beyond_sizes(RuntimeError("sizes: s0 has a symbol that was not made here"))
 
 
 def test_a_size_as_a_float():

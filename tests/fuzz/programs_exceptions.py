@@ -10,7 +10,10 @@ TABLE = (
         "writes into an argument that (shares its memory|is not dense)",
         "such a call of an ORTModule runs in eager PyTorch",
     ),
-    ("DataDependentOutputException", "PyTorch itself reads a number from data"),
+    (
+        "DataDependentOutputException|data-dependent: Python asks for a number in a tensor",
+        "PyTorch itself reads a number from data",
+    ),
     ("node sym_float|a float that depends on data or sizes", "a float is made of a size"),
     ("argument of type complex", "an operator has a complex number as an argument"),
     ("Dynamo failed to run FX node with fake tensors", "Dynamo refuses it for all backends"),
@@ -24,6 +27,7 @@ TABLE = (
 
 # Seeds of programs whose failures have no words of their own.
 SEEDS = {
+    12: "a convolution has as many groups as a size says, which the converter takes as known",
     31: "bilinear interpolation reads what it weighs with 0, which may be NaN",
     43: "mse_loss resizes the memory that it is given",
     52: "mse_loss resizes the memory that it is given",

@@ -22,6 +22,7 @@ from torch_ort.capture.dispatch_compat import (
     without_saved_tensor_hooks,
 )
 from torch_ort.capture.shape_rules import NoRule, Spec, find, spec_of
+from torch_ort.capture.symbols import is_beyond_sizes
 from torch_ort.user_code import Line, blame
 
 
@@ -83,7 +84,9 @@ class Answers(TorchDispatchMode):
         except NoRule:
             return _ask_pytorch(func, args, kwargs)
         except Exception as error:
-            _ask_pytorch(func, args, kwargs)  # raises where the arguments are wrong
+            asked = _ask_pytorch(func, args, kwargs)  # raises where the arguments are wrong
+            if is_beyond_sizes(error):
+                return asked
             raise _C.InternalError(
                 f"{func}: its rule raises {type(error).__name__}: {error}, where PyTorch gives a "
                 "result"

@@ -55,7 +55,7 @@ from torch_ort.capture.shape_rules import (
     spec_of,
 )
 from torch_ort.capture.structure import dense_format
-from torch_ort.capture.symbols import Symbolic
+from torch_ort.capture.symbols import Symbolic, is_beyond_sizes
 from torch_ort.functions.call import form_of_call
 from torch_ort.functions.describe import is_python_op
 from torch_ort.generators import note_draw
@@ -100,10 +100,10 @@ def enters_program(function: Callable[..., Any]) -> Callable[..., Any]:
 def is_reason_to_hand_over(error: Exception) -> bool:
     """Tell whether a recording is meant to end with this error; if not, it is a bug of ours.
 
-    Meant are what says so by its type, and errors of the recorded program, which has them in eager
-    PyTorch as well.
+    Meant are what says so by its type, what sizes cannot express, and errors of the recorded
+    program, which has them in eager PyTorch as well.
     """
-    if isinstance(error, HandOver | _C.Unsupported):
+    if isinstance(error, HandOver | _C.Unsupported) or is_beyond_sizes(error):
         return True
     return not isinstance(error, _C.Error) and _is_raised_by_program(error)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import sympy
 import torch
 
@@ -14,6 +16,7 @@ _INFIX = {
 }  # fmt: skip
 _FLOOR_DIVISIONS = (torch_sympy.FloorDiv, torch_sympy.CleanDiv)
 _REMAINDERS = (torch_sympy.Mod, torch_sympy.PythonMod, sympy.Mod)
+_BEYOND_SIZES = re.compile(r"sizes: (got .*, want |what is done depends on )")
 
 
 class Symbolic:
@@ -87,6 +90,15 @@ def size_hint(value: torch.SymInt) -> int | None:
     """Give the value of a size in the call that is captured; None if there is none."""
     recorded = _C.size_value(value)
     return value.node.hint if recorded is None else recorded
+
+
+def is_beyond_sizes(error: Exception) -> bool:
+    """Tell whether the sizes of a recording were asked for what they cannot express: a fraction.
+
+    They say so with Unsupported, but PyTorch, which calls them, makes a RuntimeError of it: only
+    the words are left.
+    """
+    return isinstance(error, RuntimeError) and _BEYOND_SIZES.match(str(error)) is not None
 
 
 def symbol_name(value: torch.SymInt) -> str | None:
