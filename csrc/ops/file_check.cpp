@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "ops/aten.h"
 #include "ops/attributes.h"
+#include "ops/fusion.h"
 #include "ops/op.h"
 #include "ops/permission.h"
 
@@ -206,6 +207,18 @@ void check_attributes(const Node& node, bool is_older) {
   }
 }
 
+// As many of everything as its body has.
+void check_region(const Node& node) {
+  const Graph& body = region_body(node);
+  const auto check = [&node](const char* what, size_t got, size_t want) {
+    if (got != want) raise(node, what, got, concat(want, ", as many as its body has"));
+  };
+  check("spaces", ir::strings_attr(node.attrs, "spaces", {}).size(), body.inputs.size());
+  check("inputs", node.inputs.size(), body.inputs.size());
+  check("outputs", node.outputs.size(), body.outputs.size());
+  if (body.outputs.empty()) raise(node, "outputs", 0, "one or more");
+}
+
 class FileChecker {
  public:
   explicit FileChecker(const std::vector<std::string>& allow) : allow_(allow) {}
@@ -248,6 +261,7 @@ class FileChecker {
     const bool is_older = node.op.domain.empty() && opset > 0 && op->since > opset;
     if (!is_older) check_slots(node, *op);
     check_attributes(node, is_older);
+    if (ir::is(&node, "Region", ir::kTorchOrtDomain)) check_region(node);
   }
 
   void check_operator(Node& node, bool is_body) const {

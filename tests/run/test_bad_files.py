@@ -127,7 +127,7 @@ def test_sizes_that_fit_in_no_memory(size: int) -> None:
 
 
 def test_a_result_of_another_size_than_its_type_says() -> None:
-    words = r"run: value 'y': got Float\[2, 3\] .*, want Float\[2, 4\] .* as its type says"
+    words = r"aten::exp.out \(y\): result 0: got \[2, 3\] .*, want \[2, 4\] "
     with pytest.raises(torch_ort.UserError, match=words):
         run("g (float[2,3] x) => (float[2,4] y) { y = Exp (x) }")
 
@@ -378,12 +378,33 @@ def test_two_borders() -> None:
         read(text)
 
 
-@pytest.mark.parametrize("spaces", ["", ", spaces = []", ', spaces = ["full", "full"]'])
-def test_regions_with_too_few_spaces_or_too_many(spaces: str) -> None:
+@pytest.mark.parametrize(
+    ("spaces", "words"),
+    [
+        ("", "Region: attributes of node 'y': got too few, want 'spaces'"),
+        (", spaces : strings = []", "Region: spaces of node 'y': got 0, want 1, as many as"),
+        (', spaces = ["full", "full"]', "Region: spaces of node 'y': got 2, want 1, as many as"),
+    ],
+)
+def test_regions_with_too_few_spaces_or_too_many(spaces: str, words: str) -> None:
     text = REGION.replace(', spaces = ["full"]', spaces)
     assert text != REGION
-    with pytest.raises(torch_ort.UserError, match=r"spaces|operands|attribute"):
-        run(text)
+    with pytest.raises(torch_ort.UserError, match=words):
+        read(text)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("(x)", "(x, x)", "Region: inputs of node 'y': got 2, want 1, as many as its"),
+        ("y = t", "y, z = t", "Region: outputs of node 'y': got 2, want 1, as many as its"),
+    ],
+)
+def test_regions_of_another_number_of_operands(old: str, new: str, words: str) -> None:
+    text = REGION.replace(old, new)
+    assert text != REGION
+    with pytest.raises(torch_ort.UserError, match=words):
+        read(text)
 
 
 def test_symbols_without_a_value() -> None:
