@@ -23,8 +23,9 @@ from torch_ort._C import Unsupported
 from torch_ort.capture.aot_compat import GLOBAL_HOOKS, OPERATORS, is_traced
 from torch_ort.capture.torchscript import is_script
 
-# Hooks of classes and functions from here compute, or are made for captures.
-_KNOWN = ("torch.nn.utils.", "torch_ort.")
+# Hooks of classes and functions from here compute, or are made for captures, or hand what they keep
+# to the forward around them, which gives it back.
+_KNOWN = ("torch.nn.utils.", "torch_ort.", "transformers.utils.output_capturing.")
 _PURE_BUILTINS = {
     getattr(builtins, name)
     for name in (
