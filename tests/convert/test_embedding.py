@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from conversion import check, convert, floats, ops_of, run
 
+from torch_ort import _C
+
 TABLE = floats(7, 4)
 IDS = torch.tensor([[2, 0, 6], [1, 1, 3]])
 X, INDEX = floats(2, 3), torch.tensor([[0, 1, 1], [1, 0, 0]])
@@ -22,7 +24,21 @@ def test_embedding() -> None:
 
 def test_index_out_of_range_is_eagers_error() -> None:
     graph = convert(lambda w, i: F.embedding(i, w), TABLE, IDS)
+    captured = _C.Session.compile(graph, {})
+    compiled = torch.compile(lambda w, i: F.embedding(i, w), backend="ort")
     for wrong in (7, -1):
+        ids = torch.full_like(IDS, wrong)
+        with pytest.raises(IndexError, match="index out of range"):
+            captured.run(dict(zip(graph.input_names, (TABLE, ids), strict=True)))
+        with pytest.raises(IndexError, match="index out of range"):
+            compiled(TABLE, ids)
+
+
+def test_indices_of_files_count_from_the_end() -> None:
+    graph = convert(lambda w, i: F.embedding(i, w), TABLE, IDS)
+    (got,) = run(graph, [TABLE, IDS - 7])
+    assert torch.equal(got, TABLE[IDS])
+    for wrong in (7, -8):
         with pytest.raises(IndexError, match="index out of range"):
             run(graph, [TABLE, torch.full_like(IDS, wrong)])
 

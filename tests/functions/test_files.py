@@ -165,7 +165,14 @@ def test_a_graph_from_a_file_cannot_call_functions(tmp_path):
            ctx, y = com.microsoft.PythonOp <func_name = "a.B", function = 987654> (x)
         }
     """)
-    graph = torch_ort._C.Graph.from_onnx(model.SerializeToString())
+    data = model.SerializeToString()
+    words = (
+        "file: operator of node 'ctx': got com.microsoft.PythonOp, which runs Python code, want "
+        r"one that only computes; allow=\['com.microsoft.PythonOp'\] lets files run it"
+    )
+    with pytest.raises(torch_ort.UserError, match=words):
+        torch_ort._C.Graph.from_onnx(data)
+    graph = torch_ort._C.Graph.from_onnx(data, allow=["com.microsoft.PythonOp"])
     with pytest.raises(torch_ort.UserError, match="no Function has the key 987654"):
         torch_ort._C.run(graph, {"x": torch.ones(2)})
 

@@ -80,7 +80,7 @@ def test_errors_name_the_pass() -> None:
         <ir_version: 10, opset_import: ["" : 20]>
         graph (float[4] x) => (float[4] y)
         {
-           a = Constant <sparse_value = int64[1] {1}> ()
+           a = Constant <value_string = "a"> ()
            y = Exp (x)
         }
     """
