@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_ort import counting, options
+from torch_ort import counting
 from torch_ort._C import Unsupported
 from torch_ort.capture.aot_compat import LeftOut
 from torch_ort.fallback import FallbackWarning
@@ -197,6 +197,8 @@ def _reason_of(words: str) -> str:
 
 
 def _is_strict(backend: Any) -> bool:
+    from torch_ort import options  # a program as well, which the package's import leaves alone
+
     given = backend.keywords
     return options.resolve(given.get("options"), given.get("mode")).strict
 
