@@ -164,13 +164,16 @@ bool gives_view(const c10::FunctionSchema& schema) {
   return schema.returns()[0].alias_info() != nullptr;
 }
 
+bool raises_or_reads_back(const std::string& name) {
+  return name.starts_with("aten::_assert") || name.starts_with("aten::sym_constrain") ||
+         name == "aten::_local_scalar_dense";
+}
+
 void add_facts(const c10::OperatorHandle& op, ir::Attrs& attrs) {
   const c10::FunctionSchema& schema = op.schema();
   const std::string& name = schema.name();
   // What gives nothing is there for what it does: it raises.
-  const bool raises = schema.returns().empty() || name.starts_with("aten::_assert") ||
-                      name.starts_with("aten::sym_constrain") ||
-                      name == "aten::_local_scalar_dense";
+  const bool raises = schema.returns().empty() || raises_or_reads_back(name);
   // Collectives must run on every rank, in one order.
   const bool collective = name.starts_with("_c10d_functional::");
   if (schema.is_mutable() || op.hasTag(at::Tag::nondeterministic_seeded) || raises || collective) {

@@ -25,6 +25,9 @@ namespace torch_ort::ops {
 // for the few operators named "unsafe", as it does not say.
 bool gives_view(const c10::FunctionSchema& schema);
 
+// Whether an operator checks numbers, or gives one to the host: it is not moved or left out.
+bool raises_or_reads_back(const std::string& name);
+
 // Facts of the schema that passes need and that the node must carry, for it is not in the registry
 // by itself: whether it has effects, whether it gives a view. A node may have more effects.
 void add_facts(const c10::OperatorHandle& op, ir::Attrs& attrs);

@@ -231,7 +231,7 @@ std::optional<std::pair<std::string, std::set<std::string>>> out_form(const std:
   if (form->any_strides) words.insert("strides");
   if (form->over_operands) words.insert("over");
   if (form->over_rows) words.insert("rows");
-  if (run::writes_gaps(form->op)) words.insert("parts");
+  if (form->with_gaps) words.insert("parts");
   return std::pair(toString(form->op.operator_name()), std::move(words));
 }
 

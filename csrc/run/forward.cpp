@@ -111,22 +111,6 @@ class ScratchLease {
   Buffer memory_;
 };
 
-// Whether two elements may have one place: in order of the strides, a step that lands on elements
-// which smaller steps have reached.
-bool overlaps(const TensorSpec& spec) {
-  std::vector<std::pair<int64_t, int64_t>> dims;  // stride and size
-  for (size_t i = 0; i < spec.sizes.size(); ++i) {
-    if (spec.sizes[i] > 1) dims.emplace_back(spec.strides[i], spec.sizes[i]);
-  }
-  std::sort(dims.begin(), dims.end());
-  int64_t last = 0;
-  for (const auto& [stride, size] : dims) {
-    if (stride <= last) return true;
-    last += stride * (size - 1);
-  }
-  return false;
-}
-
 // Strides that AOTAutograd promised to whoever reads the result.
 at::Tensor with_promised_strides(const at::Tensor& tensor, const TensorSpec& spec) {
   if (!spec.known || !tensor.defined()) return tensor;
@@ -134,7 +118,7 @@ at::Tensor with_promised_strides(const at::Tensor& tensor, const TensorSpec& spe
   const bool same = tensor.sizes() == c10::IntArrayRef(spec.sizes) &&
                     same_strides(spec.sizes, tensor.strides(), spec.strides);
   if (same) return tensor;
-  if (overlaps(spec)) {
+  if (may_overlap(spec)) {
     throw UserError(concat("run: a result of sizes ", c10::IntArrayRef(spec.sizes),
                            " with strides ", tensor.strides(), ": got the type's strides ",
                            c10::IntArrayRef(spec.strides), ", want a place for each element"));

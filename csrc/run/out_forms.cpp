@@ -273,14 +273,10 @@ std::optional<OutForm> find_out_form(const c10::OperatorHandle& functional, bool
     return OutForm{.op = *op,
                    .any_strides = words->contains("strides"),
                    .over_operands = words->contains("over"),
-                   .over_rows = words->contains("rows")};
+                   .over_rows = words->contains("rows"),
+                   .with_gaps = words->contains("parts")};
   }
   return std::nullopt;
-}
-
-bool writes_gaps(const c10::OperatorHandle& out) {
-  const std::set<std::string>* words = proved(out, true);
-  return words != nullptr && words->contains("parts");
 }
 
 const OverwriteForm* find_overwrite_form(const ops::Call& call) {

@@ -21,13 +21,11 @@ struct OutForm {
   bool any_strides;    // in any order of dims
   bool over_operands;  // where an operand of the same layout does
   bool over_rows;      // so too, if the kernel gathers along the last dim
+  bool with_gaps;      // with gaps between the elements
 };
 
 // Nothing where no such overload is proved for this torch and device.
 std::optional<OutForm> find_out_form(const c10::OperatorHandle& functional, bool on_cpu);
-
-// Whether an out overload is proved to write results that have gaps between their elements.
-bool writes_gaps(const c10::OperatorHandle& out);
 
 // Out-first forms: an in-place operator that overwrites its first argument whole, whatever it held.
 struct OverwriteForm {

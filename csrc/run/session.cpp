@@ -89,17 +89,6 @@ bool makes_alias(const Step& step) {
   return step.form == Form::kView || step.form == Form::kReshape;
 }
 
-// Whether a kernel that takes the strides of a result for its own would be given others, because a
-// file says so.
-bool fills_odd_layout(const ops::Call& call, const Step& step) {
-  if (step.form != Form::kOut || step.writes_strided_memory()) return false;
-  if (!find_op(call.op, call.overload)) return false;
-  return std::any_of(call.outputs.begin(), call.outputs.end(), [](const ir::Value* value) {
-    return value != nullptr && value->type.strides && value->type.shape &&
-           !(*value->type.strides == ir::contiguous_strides(*value->type.shape));
-  });
-}
-
 // The argument that result `index` of a mutation is; -1 if the result is memory of its own.
 int mutated_slot(const Step& step, size_t index) {
   const auto& returns = step.op->schema().returns();
@@ -371,9 +360,6 @@ void Session::resolve_steps(const std::unordered_map<std::string, at::Tensor>& c
     Step step = is_control_flow ? resolver.bind_control_flow(call)
                 : late          ? resolver.resolve_functional(call)
                                 : resolver.resolve(call);
-    if (options_.is_from_file && fills_odd_layout(call, step)) {
-      step = resolver.resolve_functional(call);
-    }
     if (is_control_flow) {
       step.control_flow = std::make_shared<const ControlFlow>(*node, constants, options_);
     }

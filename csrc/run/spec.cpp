@@ -22,6 +22,16 @@ std::vector<int64_t> row_major_strides(const std::vector<int64_t>& sizes, bool& 
   return strides;
 }
 
+// Strides and sizes of the dims of several elements, the smallest stride first.
+std::vector<std::pair<int64_t, int64_t>> dims_by_stride(const TensorSpec& spec) {
+  std::vector<std::pair<int64_t, int64_t>> dims;
+  for (size_t i = 0; i < spec.sizes.size(); ++i) {
+    if (spec.sizes[i] > 1) dims.emplace_back(spec.strides[i], spec.sizes[i]);
+  }
+  std::sort(dims.begin(), dims.end());
+  return dims;
+}
+
 // Whether number of elements and span can be counted in bytes. Elements of the largest types have
 // 16 bytes, and plans round up.
 bool fits_in_memory(const TensorSpec& spec) {
@@ -80,18 +90,22 @@ TensorSpec spec_of(const at::Tensor& tensor) {
 }
 
 bool is_dense(const TensorSpec& spec) {
-  std::vector<std::pair<int64_t, int64_t>> dims;  // stride and size
-  for (size_t i = 0; i < spec.sizes.size(); ++i) {
-    if (spec.sizes[i] == 0) return true;
-    if (spec.sizes[i] != 1) dims.emplace_back(spec.strides[i], spec.sizes[i]);
-  }
-  std::sort(dims.begin(), dims.end());
+  if (std::find(spec.sizes.begin(), spec.sizes.end(), 0) != spec.sizes.end()) return true;
   int64_t filled = 1;
-  for (const auto& [stride, size] : dims) {
+  for (const auto& [stride, size] : dims_by_stride(spec)) {
     if (stride != filled) return false;
     filled *= size;
   }
   return true;
+}
+
+bool may_overlap(const TensorSpec& spec) {
+  int64_t last = 0;
+  for (const auto& [stride, size] : dims_by_stride(spec)) {
+    if (stride <= last) return true;
+    last += stride * (size - 1);
+  }
+  return false;
 }
 
 bool is_row_major(const TensorSpec& spec) {

@@ -32,6 +32,9 @@ TensorSpec spec_of(const ir::Value& value, const ir::SymbolLookup& lookup);
 bool equals(const TensorSpec& spec, const at::Tensor& tensor);
 // Whether the elements fill one block of memory, each place once, in some order of the dims.
 bool is_dense(const TensorSpec& spec);
+// Whether two elements may have one place: in order of the strides, a step lands on elements which
+// smaller steps have reached.
+bool may_overlap(const TensorSpec& spec);
 bool is_row_major(const TensorSpec& spec);
 // Whether they say the same: the stride of a dim of one element, or of none, says nothing.
 bool same_strides(c10::IntArrayRef sizes, c10::IntArrayRef a, c10::IntArrayRef b);

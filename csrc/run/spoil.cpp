@@ -14,11 +14,7 @@ struct Bytes {
 
 Bytes bytes_of(const at::Tensor& tensor) {
   const auto* begin = static_cast<const char*>(tensor.const_data_ptr());
-  return {begin, begin + span_bytes(spec_of(tensor))};
-}
-
-bool has_gaps(const at::Tensor& tensor) {
-  return static_cast<size_t>(span_bytes(spec_of(tensor))) != tensor.nbytes();
+  return {begin, begin + spec_of(tensor).bytes};
 }
 
 bool overlap(const Bytes& a, const Bytes& b) { return a.begin < b.end && b.begin < a.end; }
@@ -35,7 +31,8 @@ void spoil_results(const Context& context, const Step& step) {
   for (int slot : step.outputs) {
     if (slot < 0) continue;
     const at::Tensor& result = context.slots[slot];
-    if (!result.device().is_cpu() || result.numel() == 0 || has_gaps(result)) continue;
+    if (!result.device().is_cpu() || result.numel() == 0) continue;
+    if (!is_dense(spec_of(result))) continue;
     const Bytes bytes = bytes_of(result);
     const bool is_read = std::any_of(operands.begin(), operands.end(),
                                      [&](const Bytes& other) { return overlap(bytes, other); });

@@ -122,13 +122,6 @@ bool works_along_rows(const ops::Call& call) {
   return dim != nullptr && rank > 0 && (*dim == ir::Dim(-1) || *dim == ir::Dim(rank - 1));
 }
 
-bool may_write_over_operands(const ops::Call& call, bool on_cpu) {
-  if (const OverwriteForm* form = find_overwrite_form(call)) return form->over_operands;
-  const auto functional = find_op(call.op, call.overload);
-  const auto out = functional ? find_out_form(*functional, on_cpu) : std::nullopt;
-  return out && (out->over_operands || (on_cpu && out->over_rows && works_along_rows(call)));
-}
-
 bool are_row_major(const std::vector<ir::Value*>& values) {
   return std::none_of(values.begin(), values.end(), [](const ir::Value* value) {
     return value != nullptr && value->type.strides.has_value();
@@ -137,11 +130,6 @@ bool are_row_major(const std::vector<ir::Value*>& values) {
 
 bool is_random(const c10::OperatorHandle& op) {
   return op.hasTag(at::Tag::nondeterministic_seeded);
-}
-
-bool raises_or_reads_back(const std::string& name) {
-  return name.starts_with("aten::_assert") || name.starts_with("aten::sym_constrain") ||
-         name == "aten::_local_scalar_dense";
 }
 
 }  // namespace
@@ -161,7 +149,7 @@ at::Tensor wrapped_number(const c10::Scalar& number) {
 
 bool Step::writes_strided_memory() const {
   if (form == Form::kRegion) return region->op.name != "EmbeddingGrad";
-  return form == Form::kOut && writes_gaps(*op);
+  return form == Form::kOut && writes_gaps;
 }
 
 std::vector<int> Step::reads() const {
@@ -273,7 +261,7 @@ Step Resolver::bind(const c10::OperatorHandle& op, const ops::ArgList& args,
   for (const ir::Value* value : call.outputs) {
     step.outputs.push_back(value == nullptr ? -1 : slot(value));
   }
-  step.effect = schema.is_mutable() || is_random(op) || raises_or_reads_back(call.op);
+  step.effect = schema.is_mutable() || is_random(op) || ops::raises_or_reads_back(call.op);
   return step;
 }
 
@@ -296,6 +284,7 @@ bool Resolver::use_out_form(const ops::Call& call, Step& step) const {
     overwrite.args[0] = output(0);
     overwrite.form = Form::kOut;
     overwrite.effect = is_random(*op);
+    if (form->over_operands) overwrite.in_place = operands_like_result(call);
     step = std::move(overwrite);
     return true;
   }
@@ -308,6 +297,10 @@ bool Resolver::use_out_form(const ops::Call& call, Step& step) const {
   step.op = out->op;
   for (size_t i = 0; i < step.outputs.size(); ++i) step.args.push_back(output(static_cast<int>(i)));
   step.form = Form::kOut;
+  step.writes_gaps = out->with_gaps;
+  if (out->over_operands || (on_cpu_ && out->over_rows && works_along_rows(call))) {
+    step.in_place = operands_like_result(call);
+  }
   return true;
 }
 
@@ -357,10 +350,10 @@ Step Resolver::bind_control_flow(const ops::Call& call) const {
 Step Resolver::resolve(const ops::Call& call) const {
   if (call.op == "torch_ort::region") return bind_region(call);
   Step step;
-  if (!find_op(call.op, call.overload) && use_out_form(call, step)) return finish(call, step);
+  if (!find_op(call.op, call.overload) && use_out_form(call, step)) return step;
   step = resolve_functional(call);
   if (step.form == Form::kFunctional && !use_out_form(call, step)) place_results(call, step);
-  return finish(call, step);
+  return step;
 }
 
 Step Resolver::resolve_functional(const ops::Call& call) const {
@@ -396,20 +389,17 @@ Step Resolver::resolve_functional(const ops::Call& call) const {
   return step;
 }
 
-// Operands of the type of the result, where the kernel may write over them.
-Step Resolver::finish(const ops::Call& call, Step& step) const {
-  if (step.form != Form::kOut || step.outputs.size() != 1) return std::move(step);
-  if (!may_write_over_operands(call, on_cpu_)) return std::move(step);
-  const ir::Type& type = call.outputs[0]->type;
+// Slots of the operands that have the type of the only result.
+std::vector<int> Resolver::operands_like_result(const ops::Call& call) const {
+  std::vector<int> slots;
+  if (call.outputs.size() != 1) return slots;
   for (const ops::Arg& arg : call.args) {
     auto* value = std::get_if<ir::Value*>(&arg.value);
-    if (value == nullptr || (*value)->type != type) continue;
+    if (value == nullptr || (*value)->type != call.outputs[0]->type) continue;
     const int candidate = slot(*value);
-    if (std::find(step.in_place.begin(), step.in_place.end(), candidate) == step.in_place.end()) {
-      step.in_place.push_back(candidate);
-    }
+    if (std::find(slots.begin(), slots.end(), candidate) == slots.end()) slots.push_back(candidate);
   }
-  return std::move(step);
+  return slots;
 }
 
 std::string Step::op_name() const {

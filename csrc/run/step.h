@@ -62,10 +62,10 @@ struct Step {
   // The operator is made of others: a result may be an argument, or look at one, though its schema
   // does not say so.
   bool may_give_argument = false;
-  std::vector<int>
-      in_place;              // input slots over which outputs[0] may be written, element by element
-  std::string binds_symbol;  // the result is no tensor but the value of this symbol
-  const ir::Node* region = nullptr;                 // of form kRegion, which has no `op`
+  std::vector<int> in_place;         // input slots over which outputs[0] may be written
+  bool writes_gaps = false;          // of form kOut: the kernel writes results that have gaps
+  std::string binds_symbol;          // the result is no tensor but the value of this symbol
+  const ir::Node* region = nullptr;  // of form kRegion, which has no `op`
   std::shared_ptr<const ControlFlow> control_flow;  // of form kControlFlow, which has none either
   std::string name;                                 // of the node, for profilers and messages
   std::string origin;
@@ -100,7 +100,7 @@ class Resolver {
   ArgSource bind_arg(const c10::Argument& schema, const ops::Arg& arg) const;
   bool use_out_form(const ops::Call& call, Step& step) const;
   bool place_results(const ops::Call& call, Step& step) const;
-  Step finish(const ops::Call& call, Step& step) const;
+  std::vector<int> operands_like_result(const ops::Call& call) const;
   int slot(const ir::Value* value) const;
 
   const Slots& slots_;
