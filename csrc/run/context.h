@@ -3,6 +3,7 @@
 
 #include "cpu/region.h"
 #include "run/delivery.h"
+#include "run/partial_backward.h"
 #include "run/placement.h"
 #include "run/session.h"
 #include "run/spec.h"
@@ -82,7 +83,10 @@ struct Binding : std::enable_shared_from_this<Binding> {
 struct Context {
   explicit Context(std::shared_ptr<Binding> binding);
 
-  std::shared_ptr<Session> session;  // set while the context is in use
+  // While the context is in use: the session whose plan it follows, and the one that was called.
+  std::shared_ptr<Session> session;
+  std::shared_ptr<const Session> called;
+  std::shared_ptr<const ExpectedBackward> expected;  // that of `session`, where they differ
   std::shared_ptr<Binding> binding;
   std::vector<at::Tensor> slots;
   std::vector<at::Tensor> views;  // by slot: the tensor objects of moving views

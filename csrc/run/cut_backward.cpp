@@ -83,6 +83,11 @@ class Copier {
   Copier(const Graph& from, Graph& to) : initializers_(initializers_of(from)), to_(to) {}
 
   const std::vector<CutBackward::Input>& inputs() const { return inputs_; }
+  const std::unordered_map<const Value*, Value*>& copies() const { return copies_; }
+
+  void add_graph_input(const Value* value) {
+    keep(value, ir::add_input(to_, value->name, value->type));
+  }
 
   Value* copy_of(const Value* value) {
     if (value == nullptr) return nullptr;
@@ -259,28 +264,66 @@ class Cutter {
     for (const Node* node : nodes_) pass(*node);
   }
 
-  CutBackward run() {
+  CutBackward backward() const {
     CutBackward cut;
     cut.graph = std::make_unique<Graph>();
     cut.graph->name = whole_.name + "_part";
     Copier copier(whole_, *cut.graph);
-    const std::unordered_set<const Node*> needed = needed_nodes();
-    for (const Node* node : nodes_) {
-      if (needed.contains(node)) copy(*node, copier);
-    }
-    for (const Value* gradient : whole_.outputs) {
-      if (states_.is_undefined(gradient)) {
-        cut.gradients.push_back(-1);
-        continue;
-      }
-      cut.gradients.push_back(static_cast<int>(cut.graph->outputs.size()));
-      ir::add_output(*cut.graph, *copier.copy_of(states_.left_of(gradient)));
-    }
+    cut.gradients = copy_backward(copier, *cut.graph);
     cut.inputs = copier.inputs();
     return cut;
   }
 
+  std::optional<CutTraining> training() const {
+    CutTraining cut;
+    cut.graph = std::make_unique<Graph>();
+    cut.graph->name = whole_.name;
+    cut.graph->symbol_inputs = whole_.symbol_inputs;
+    Copier copier(whole_, *cut.graph);
+    for (const Value* input : whole_.inputs) copier.add_graph_input(input);
+    copy_forward(copier);
+    cut.gradients = copy_backward(copier, *cut.graph);
+    if (!copier.inputs().empty() || cut.graph->outputs.empty()) return std::nullopt;
+    cut.copies.insert(copier.copies().begin(), copier.copies().end());
+    return cut;
+  }
+
  private:
+  // With the YieldOp, less the gradients that do not come.
+  void copy_forward(Copier& copier) const {
+    for (const Node& node : whole_.nodes) {
+      if (node.is_erased()) continue;
+      std::vector<Value*> inputs, outputs = node.outputs;
+      for (const Value* input : node.inputs) inputs.push_back(copier.copy_of(input));
+      const bool is_border = ir::is(&node, "YieldOp", ir::kMicrosoftDomain);
+      if (is_border) {
+        std::replace_if(
+            outputs.begin(), outputs.end(), [this](Value* v) { return states_.is_undefined(v); },
+            nullptr);
+      }
+      copier.add(node, std::move(inputs), outputs, node.attrs);
+      if (is_border) return;
+    }
+  }
+
+  // Gives by gradient of the whole which output of `graph` it is.
+  std::vector<int> copy_backward(Copier& copier, Graph& graph) const {
+    const std::unordered_set<const Node*> needed = needed_nodes();
+    for (const Node* node : nodes_) {
+      if (needed.contains(node)) copy(*node, copier);
+    }
+    std::vector<int> positions;
+    for (const Value* gradient : whole_.outputs) {
+      if (states_.is_undefined(gradient)) {
+        positions.push_back(-1);
+        continue;
+      }
+      positions.push_back(static_cast<int>(graph.outputs.size()));
+      ir::add_output(graph, *copier.copy_of(states_.left_of(gradient)));
+    }
+    return positions;
+  }
+
   void note_gradients(const Node& yield, const std::vector<bool>& defined) {
     size_t next = 0;
     for (const Value* gradient : yield.outputs) {
@@ -356,7 +399,11 @@ class Cutter {
 }  // namespace
 
 CutBackward cut_backward(const Graph& whole, const std::vector<bool>& defined) {
-  return Cutter(whole, defined).run();
+  return Cutter(whole, defined).backward();
+}
+
+std::optional<CutTraining> cut_training(const Graph& whole, const std::vector<bool>& defined) {
+  return Cutter(whole, defined).training();
 }
 
 }  // namespace torch_ort::run

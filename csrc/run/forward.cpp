@@ -38,7 +38,9 @@ ContextTable& context_table() {
 void retire(std::unique_ptr<Context> context) noexcept {
   context->clear();
   if (context->failed) return;
-  std::shared_ptr<Session> session = std::move(context->session);
+  const std::shared_ptr<Session> session = std::move(context->session);
+  const std::shared_ptr<const Session> called = std::move(context->called);
+  const std::shared_ptr<const ExpectedBackward> expected = std::move(context->expected);
   // Idle contexts do not hold the binding that holds them.
   std::shared_ptr<Binding> binding = std::move(context->binding);
   std::lock_guard lock(binding->mutex);
@@ -157,6 +159,16 @@ int64_t aligned(int64_t bytes) {
   return (bytes + kCarryAlignment - 1) / kCarryAlignment * kCarryAlignment;
 }
 
+std::vector<bool> which_are_defined(const Session::Tensors& tensors) {
+  std::vector<bool> defined;
+  for (const at::Tensor& tensor : tensors) defined.push_back(tensor.defined());
+  return defined;
+}
+
+bool are_all_true(const std::vector<bool>& flags) {
+  return std::find(flags.begin(), flags.end(), false) == flags.end();
+}
+
 // Names the session in profiles: graphs may have equal names of steps.
 class RunEvent {
  public:
@@ -195,6 +207,10 @@ void Session::free_idle_contexts() {
   }
   for (const Step& step : steps_) {
     if (step.control_flow) step.control_flow->free_idle_contexts();
+  }
+  for (const auto& [defined, partial] : partial_backwards_) partial->free_idle_contexts();
+  for (const auto& [defined, expected] : expected_backwards_) {
+    if (expected != nullptr) expected->session->free_idle_contexts();
   }
 }
 
@@ -280,9 +296,14 @@ Session::Tensors Session::forward(const Tensors& inputs, const std::vector<int64
   RunGuard guard(device_);
   const std::optional<Tensors> numbers = computed(inputs);
   if (numbers) refuse_writing_into_copies(inputs);
-  std::shared_ptr<Context> context = begin_forward(numbers ? *numbers : inputs, symbols);
+  // A carrying token names one session and its plan.
+  const auto expected = carry ? nullptr : expected_backward();
+  Session& session = expected ? *expected->session : *this;
+  std::shared_ptr<Context> context = session.begin_forward(numbers ? *numbers : inputs, symbols);
+  context->called = shared_from_this();
+  context->expected = expected;
   const std::shared_ptr<Binding> binding = context->binding;
-  Tensors results = run_forward_half(*context);
+  Tensors results = session.run_forward_half(*context);
   for (int index : mutated_inputs_) {
     if (!inputs[index].is_inference()) inputs[index].unsafeGetTensorImpl()->bump_version();
   }
@@ -315,14 +336,14 @@ Session::Tensors Session::backward(const at::Tensor& token, const Tensors& saved
   TORCH_CHECK(
       !context->spent, "Trying to backward through the graph a second time: torch_ort has ",
       "overwritten the saved values. Specify retain_graph=True in the first backward call.");
-  const Session& session = *context->session;
-  const RunEvent event(session);
+  const Session &session = *context->session, &called = *context->called;
+  const RunEvent event(called);
   const Binding& binding = *context->binding;
   ORT_CHECK(saved.size() == session.saved_inputs_.size() + session.saved_outputs_.size() &&
-                tangents.size() == session.tangent_slots_.size(),
+                tangents.size() == called.tangent_slots_.size(),
             "run_backward: got ", saved.size(), " saved tensors and ", tangents.size(),
             " gradients, want ", session.saved_inputs_.size() + session.saved_outputs_.size(),
-            " and ", session.tangent_slots_.size());
+            " and ", called.tangent_slots_.size());
   RunGuard guard(session.device_);
 
   const std::optional<Tensors> saved_numbers = computed(saved), numbers = computed(tangents);
@@ -332,17 +353,19 @@ Session::Tensors Session::backward(const at::Tensor& token, const Tensors& saved
     context->slots[session.input_slots_[index]] = read[next++];
   for (int index : session.saved_outputs_)
     context->slots[session.output_slots_[index]] = read[next++];
-  for (size_t i = 0; i < tangents.size(); ++i)
-    context->slots[session.tangent_slots_[i]] = numbers ? (*numbers)[i] : tangents[i];
+  const Tensors& given = numbers ? *numbers : tangents;
 
   std::vector<at::Tensor> kept;
   if (keep) {
     for (int slot : binding.kept) kept.push_back(context->slots[slot]);
   }
-  const bool is_whole = std::all_of(tangents.begin(), tangents.end(),
-                                    [](const at::Tensor& tangent) { return tangent.defined(); });
-  Tensors gradients = is_whole ? session.run_whole_backward(*context, keep)
-                               : session.partial_backward(tangents, *context)->run(*context);
+  const std::vector<bool> defined = which_are_defined(given);
+  const bool is_expected =
+      context->expected ? defined == context->expected->defined : are_all_true(defined);
+  Tensors gradients = is_expected
+                          ? called.run_expected_backward(*context, given, keep)
+                          : called.partial_backward(defined, *context)->run(*context, given);
+  called.expect(defined);
   counters().backward_runs.fetch_add(1);
   if (keep) {
     context->let_go_of_views();
@@ -384,11 +407,48 @@ Session::Tensors Session::run_whole_backward(Context& context, bool keep) const 
   return gradients;
 }
 
-std::shared_ptr<const PartialBackward> Session::partial_backward(const Tensors& tangents,
-                                                                 const Context& context) const {
-  std::vector<bool> defined;
-  for (const at::Tensor& tangent : tangents) defined.push_back(tangent.defined());
+// The gradients that come in are those for which the context is planned.
+Session::Tensors Session::run_expected_backward(Context& context, const Tensors& tangents,
+                                                bool keep) const {
+  const Session& session = *context.session;
+  size_t next = 0;
+  for (const at::Tensor& tangent : tangents) {
+    if (tangent.defined()) context.slots[session.tangent_slots_[next++]] = tangent;
+  }
+  Tensors made = session.run_whole_backward(context, keep);
+  if (context.expected == nullptr) return made;
+  Tensors gradients(gradient_slots_.size());
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    const int position = context.expected->gradients[i];
+    if (position >= 0) gradients[i] = made[position];
+  }
+  return gradients;
+}
+
+void Session::expect(const std::vector<bool>& defined) const {
   std::lock_guard lock(mutex_);
+  last_defined_ = are_all_true(defined) ? std::vector<bool>() : defined;
+}
+
+std::shared_ptr<const ExpectedBackward> Session::expected_backward() const {
+  std::lock_guard lock(mutex_);
+  if (last_defined_.empty()) return nullptr;
+  if (expected_backwards_.size() > options_.max_bindings) expected_backwards_.clear();
+  const auto [found, is_new] = expected_backwards_.try_emplace(last_defined_);
+  if (is_new) found->second = make_expected_backward();
+  return found->second;
+}
+
+std::shared_ptr<const Session> Session::expected_session() const {
+  std::lock_guard lock(mutex_);
+  const auto found = expected_backwards_.find(last_defined_);
+  return found == expected_backwards_.end() || !found->second ? nullptr : found->second->session;
+}
+
+std::shared_ptr<const PartialBackward> Session::partial_backward(const std::vector<bool>& defined,
+                                                                 const Context& context) const {
+  std::lock_guard lock(mutex_);
+  if (partial_backwards_.size() > options_.max_bindings) partial_backwards_.clear();
   auto& found = partial_backwards_[defined];
   if (found == nullptr) found = std::make_shared<PartialBackward>(*this, defined, context);
   return found;
@@ -454,6 +514,7 @@ std::unique_ptr<Context> Session::unpack_carrying_token(const at::Tensor& token)
   const int64_t num_late = header[next++], num_kept = header[next++];
   std::unique_ptr<Context> context = binding->take_context();
   context->session = session;
+  context->called = session;
   for (int64_t i = 0; i < num_late; ++i) {
     std::string name;
     for (int64_t length = header[next++]; length > 0; --length)

@@ -2,6 +2,8 @@
 
 #include "base/error.h"
 #include "ir/verify.h"
+#include "run/arena.h"
+#include "run/context.h"
 #include "run/spec.h"
 
 #include <algorithm>
@@ -20,29 +22,65 @@ std::vector<std::string> known_symbols(const Context& context) {
 
 }  // namespace
 
+std::shared_ptr<const ExpectedBackward> Session::make_expected_backward() const {
+  std::optional<CutTraining> cut = cut_training(*graph_, last_defined_);
+  if (!cut) return nullptr;
+  SessionOptions options = options_;
+  options.parameter_gradients.clear();
+  for (int index : options_.parameter_gradients) {
+    const int position = cut->gradients.at(index);
+    if (position >= 0) options.parameter_gradients.push_back(position);
+  }
+  std::vector<const ir::Value*> read;
+  for (const SlotFacts& facts : facts_) {
+    if (facts.crosses) read.push_back(facts.value);
+  }
+  for (const ir::Value* value : read) options.keep.push_back(cut->copies.at(value)->name);
+  if (options.verify) ir::verify(*cut->graph, "cut_training");
+
+  auto expected = std::make_shared<ExpectedBackward>();
+  expected->defined = last_defined_;
+  expected->gradients = std::move(cut->gradients);
+  expected->session = compile_body(std::move(cut->graph), constants_by_name(), options);
+  const Session& session = *expected->session;
+  for (const ir::Value* value : read) {
+    expected->slots[value] = session.slots_.at(cut->copies.at(value));
+  }
+  ORT_CHECK(session.saved_inputs_ == saved_inputs_ && session.saved_outputs_ == saved_outputs_,
+            "expected backward: other inputs or outputs are saved than by the whole");
+  // What the other plan and the partial backward ran in would stay beside the memory of this one.
+  free_idle_buffers();
+  return expected;
+}
+
+std::unordered_map<std::string, at::Tensor> Session::constants_by_name() const {
+  std::unordered_map<std::string, at::Tensor> constants;
+  for (const auto& [slot, tensor] : constants_) {
+    constants.emplace(facts_[slot].value->name, tensor);
+  }
+  return constants;
+}
+
 PartialBackward::PartialBackward(const Session& whole, const std::vector<bool>& defined,
                                  const Context& context)
     : whole_(whole), cut_(cut_backward(whole.graph(), defined)), symbols_(known_symbols(context)) {
   if (cut_.graph->outputs.empty()) return;
-  std::unordered_map<std::string, at::Tensor> constants;
-  for (const auto& [slot, tensor] : whole.constants()) {
-    constants.emplace(whole.slot_value(slot)->name, tensor);
-  }
   SessionOptions options = whole.options_;
   options.parameter_gradients.clear();
   cut_.graph->symbol_inputs = symbols_;
   if (options.verify) ir::verify(*cut_.graph, "cut_backward");
-  session_ = Session::compile_body(std::move(cut_.graph), constants, options);
+  session_ = Session::compile_body(std::move(cut_.graph), whole.constants_by_name(), options);
 }
 
-Session::Tensors PartialBackward::run(const Context& context) const {
+Session::Tensors PartialBackward::run(const Context& context,
+                                      const Session::Tensors& tangents) const {
   Session::Tensors gradients(cut_.gradients.size());
   if (session_ == nullptr) return gradients;
   const auto lookup = [&](const std::string& name) { return context.symbol(name); };
   Session::Tensors inputs;
   for (const auto& [value, is_zeros] : cut_.inputs) {
     inputs.push_back(is_zeros ? make_tensor(spec_of(*value, lookup)).zero_()
-                              : context.slots[whole_.slots_.at(value)]);
+                              : read(value, context, tangents));
     ORT_CHECK(inputs.back().defined(), "partial backward: '", value->name, "' is gone");
   }
   std::vector<int64_t> symbols;
@@ -56,6 +94,19 @@ Session::Tensors PartialBackward::run(const Context& context) const {
     if (cut_.gradients[i] >= 0) gradients[i] = own(made[cut_.gradients[i]], inputs);
   }
   return gradients;
+}
+
+at::Tensor PartialBackward::read(const ir::Value* value, const Context& context,
+                                 const Session::Tensors& tangents) const {
+  const int slot = whole_.slots_.at(value);
+  const std::vector<int>& given = whole_.tangent_slots_;
+  const auto tangent = std::find(given.begin(), given.end(), slot);
+  if (tangent != given.end()) return tangents[tangent - given.begin()];
+  return context.slots[context.expected ? context.expected->slots.at(value) : slot];
+}
+
+void PartialBackward::free_idle_contexts() const {
+  if (session_ != nullptr) session_->free_idle_contexts();
 }
 
 // What looks at memory of the engine, or of the caller, must not leave.

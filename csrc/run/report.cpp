@@ -6,6 +6,7 @@
 namespace torch_ort::run {
 
 std::optional<Session::PlanReport> Session::plan_report() const {
+  if (const auto expected = expected_session()) return expected->plan_report();
   std::lock_guard lock(mutex_);
   if (bindings_.empty()) return std::nullopt;
   const Binding& binding = *bindings_.front();
@@ -35,6 +36,7 @@ std::optional<Session::PlanReport> Session::plan_report() const {
 }
 
 std::vector<std::pair<std::string, std::string>> Session::programs_report() const {
+  if (const auto expected = expected_session()) return expected->programs_report();
   std::lock_guard lock(mutex_);
   std::vector<std::pair<std::string, std::string>> report;
   if (bindings_.empty()) return report;
@@ -56,6 +58,7 @@ std::vector<Session::StepReport> Session::steps_report() const {
 }
 
 std::vector<Session::TensorReport> Session::plan_table() const {
+  if (const auto expected = expected_session()) return expected->plan_table();
   static constexpr const char* kKinds[] = {"input", "constant", "planned", "output", "adopted"};
   static constexpr const char* kAreas[] = {"none", "context", "scratch"};
   std::lock_guard lock(mutex_);

@@ -372,6 +372,7 @@ void run_step(Context& context, const BoundStep& bound, StepCounts& counts) {
       copy_rest(context, bound);
       ++counts.out;
       break;
+    case Form::kKeep: break;
     case Form::kPython: {
       // Python code finds the dispatch state in which eager PyTorch would call it, but for
       // gradients.

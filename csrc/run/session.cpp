@@ -27,6 +27,9 @@ namespace torch_ort::run {
 
 namespace {
 
+// The call that keeps what a backward half might have read.
+constexpr const char* kKeep = "torch_ort::keep";
+
 struct SessionTable {
   std::mutex mutex;
   int64_t next_id = 1;
@@ -124,6 +127,7 @@ std::shared_ptr<Session> Session::compile_body(
   session->bound_symbols_ = bound_symbols(*session->graph_);
   may_fail("lower");
   session->lower_graph();
+  session->keep_for_backward();
   session->copy_views_that_leave();
   session->assign_slots();
   for (const ir::Value* value : session->graph_->initializers) {
@@ -223,6 +227,21 @@ void Session::lower_graph() {
   } else {
     outputs_ = graph_->outputs;
   }
+}
+
+void Session::keep_for_backward() {
+  if (options_.keep.empty()) return;
+  const std::set<std::string> names(options_.keep.begin(), options_.keep.end());
+  std::vector<ir::Value*> values;
+  for (ir::Value& value : graph_->values) {
+    if (names.contains(value.name)) values.push_back(&value);
+  }
+  ORT_CHECK(values.size() == names.size(), "run: got ", values.size(), " values to keep, want ",
+            names.size());
+  ops::Call call{kKeep, "", {}, {}};
+  for (ir::Value* value : values) call.args.emplace_back(value);
+  calls_.calls.insert(calls_.calls.begin() + static_cast<std::ptrdiff_t>(num_forward_),
+                      std::move(call));
 }
 
 // Autograd gives an output that looks at a saved value a version counter of its own, so that an
@@ -357,9 +376,10 @@ void Session::resolve_steps(const std::unordered_map<std::string, at::Tensor>& c
                     [&](const ir::Value* v) { return v != nullptr && facts_[slots_.at(v)].late; });
     const ir::Node* node = call.node;
     const bool is_control_flow = node != nullptr && ops::is_closed(*node);
-    Step step = is_control_flow ? resolver.bind_control_flow(call)
-                : late          ? resolver.resolve_functional(call)
-                                : resolver.resolve(call);
+    Step step = is_control_flow    ? resolver.bind_control_flow(call)
+                : call.op == kKeep ? resolver.bind_keep(call)
+                : late             ? resolver.resolve_functional(call)
+                                   : resolver.resolve(call);
     if (is_control_flow) {
       step.control_flow = std::make_shared<const ControlFlow>(*node, constants, options_);
     }

@@ -36,13 +36,17 @@ struct SessionOptions {
   bool spoil = false;   // fill memory with garbage before results are written into it
   // Nothing that the types and attributes of the graph say is believed; wants `verify` as well.
   bool is_from_file = false;
-  size_t max_bindings = 64;
+  // Values of the forward half that are there when backward begins, whether it reads them or not;
+  // by name.
+  std::vector<std::string> keep;
+  size_t max_bindings = 64;  // sizes, and sets of outputs with gradients, that are remembered
   cpu::CompileOptions regions;
 };
 
 struct Binding;
 struct Context;
 struct Delivery;
+struct ExpectedBackward;
 class PartialBackward;
 class SharedBuffer;
 
@@ -108,7 +112,8 @@ class Session : public std::enable_shared_from_this<Session> {
   // Makes the plan for the sizes that another session has run with last, without running; raises as
   // forward would, and UserError if the other has not run.
   void prepare_like(const Session& other);
-  // One report of the plan used last, for explain(); nothing before the first.
+  // One report of the plan used last, for explain(); nothing before the first. So too of one that
+  // is made for the outputs which got gradients last.
   struct PlanReport {
     int64_t steps_forward, steps_backward, steps_out, steps_functional, steps_view, in_place;
     int64_t context_bytes, scratch_bytes, saved_bytes, peak_bytes;
@@ -144,6 +149,7 @@ class Session : public std::enable_shared_from_this<Session> {
   // Size known only when its step has run, or memory on another device than the session's.
   bool is_late(const ir::Value& value) const;
   void lower_graph();
+  void keep_for_backward();
   void copy_views_that_leave();
   void assign_slots();
   void resolve_steps(const std::unordered_map<std::string, at::Tensor>& constants);
@@ -152,8 +158,15 @@ class Session : public std::enable_shared_from_this<Session> {
   std::shared_ptr<Binding> binding_of_serial(int64_t serial) const;
   std::shared_ptr<SharedBuffer> lend_context_memory(const Binding& binding) const;
   Tensors run_whole_backward(Context& context, bool keep) const;
-  std::shared_ptr<const PartialBackward> partial_backward(const Tensors& tangents,
+  Tensors run_expected_backward(Context& context, const Tensors& tangents, bool keep) const;
+  std::shared_ptr<const PartialBackward> partial_backward(const std::vector<bool>& defined,
                                                           const Context& context) const;
+  void expect(const std::vector<bool>& defined) const;
+  // Nothing where all outputs are expected to get gradients.
+  std::shared_ptr<const ExpectedBackward> expected_backward() const;
+  std::shared_ptr<const ExpectedBackward> make_expected_backward() const;
+  std::unordered_map<std::string, at::Tensor> constants_by_name() const;
+  std::shared_ptr<const Session> expected_session() const;
   std::shared_ptr<Context> begin_forward(const Tensors& inputs,
                                          const std::vector<int64_t>& symbols);
   Tensors run_forward_half(Context& context) const;
@@ -186,8 +199,10 @@ class Session : public std::enable_shared_from_this<Session> {
 
   mutable std::mutex mutex_;                      // of what follows
   std::list<std::shared_ptr<Binding>> bindings_;  // most recently used first
-  // By which tangents are defined.
+  // By which tangents are defined, as many as there may be bindings.
   mutable std::map<std::vector<bool>, std::shared_ptr<const PartialBackward>> partial_backwards_;
+  mutable std::map<std::vector<bool>, std::shared_ptr<const ExpectedBackward>> expected_backwards_;
+  mutable std::vector<bool> last_defined_;  // those of the last backward; empty: all
 };
 
 // Contexts whose token is alive, by its value.

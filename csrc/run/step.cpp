@@ -137,7 +137,7 @@ bool is_random(const c10::OperatorHandle& op) {
 const char* name(Form form) {
   static constexpr const char* kNames[] = {"out",      "functional",   "view",      "reshape",
                                            "mutation", "python",       "python_op", "region",
-                                           "placed",   "control_flow", "parts"};
+                                           "placed",   "control_flow", "parts",     "keep"};
   return kNames[static_cast<size_t>(form)];
 }
 
@@ -331,8 +331,14 @@ Step Resolver::bind_region(const ops::Call& call) const {
 }
 
 Step Resolver::bind_control_flow(const ops::Call& call) const {
+  return bind_slots(call, Form::kControlFlow);
+}
+
+Step Resolver::bind_keep(const ops::Call& call) const { return bind_slots(call, Form::kKeep); }
+
+Step Resolver::bind_slots(const ops::Call& call, Form form) const {
   Step step;
-  step.form = Form::kControlFlow;
+  step.form = form;
   for (const ops::Arg& arg : call.args) {
     ArgSource source = constant(IValue());
     if (!arg.is_none()) {

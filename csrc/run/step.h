@@ -31,6 +31,7 @@ enum class Form : uint8_t {
   kPlaced,      // the kernel makes the result, in memory given to it (placement.h)
   kControlFlow,  // If or Loop, whose bodies make the results (control_flow.h)
   kParts,        // a concatenation whose parts are made in it; what comes from elsewhere is copied
+  kKeep,         // does nothing: what it reads is there until it has run
 };
 
 const char* name(Form form);  // "out", "control_flow"
@@ -91,12 +92,15 @@ class Resolver {
   Step resolve(const ops::Call& call) const;
   // Slots alone: what the step runs, the session gives it.
   Step bind_control_flow(const ops::Call& call) const;
+  // What the call reads stays until then, and nothing runs.
+  Step bind_keep(const ops::Call& call) const;
   // The form whose kernel makes its results, whatever their sizes.
   Step resolve_functional(const ops::Call& call) const;
 
  private:
   Step bind(const c10::OperatorHandle& op, const ops::ArgList& args, const ops::Call& call) const;
   Step bind_region(const ops::Call& call) const;
+  Step bind_slots(const ops::Call& call, Form form) const;
   ArgSource bind_arg(const c10::Argument& schema, const ops::Arg& arg) const;
   bool use_out_form(const ops::Call& call, Step& step) const;
   bool place_results(const ops::Call& call, Step& step) const;

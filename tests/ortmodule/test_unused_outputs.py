@@ -208,3 +208,130 @@ def test_outputs_of_two_calls_at_once():
         {name: p.grad for name, p in ours.named_parameters()},
         {name: p.grad for name, p in eager.named_parameters()},
     )
+
+
+class Classifier(nn.Module):
+    """A loss beside what it is of, and more: with dropout, and with a batch norm's buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 16), nn.Linear(16, 5)
+        self.norm = nn.BatchNorm1d(16)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        hidden = F.dropout(self.norm(self.first(x)), 0.2, self.training).relu()
+        logits = self.second(hidden)
+        labels = torch.arange(len(x)) % 5
+        return F.cross_entropy(logits, labels), logits, hidden
+
+
+def losses(call: Any, module: nn.Module, used: Sequence[Sequence[int]]) -> list[float]:
+    """Train with the sum of the outputs that each step names."""
+    torch.manual_seed(3)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, weight_decay=0.1)
+    found = []
+    for step, outputs in enumerate(used):
+        optimizer.zero_grad()
+        results = call(torch.linspace(-1, 1, 4 * (3 + step % 2)).reshape(-1, 4))
+        loss = sum(results[i].mean() for i in outputs)
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.parametrize(
+    "used",
+    [[(0,)] * 6, [(0,)] * 3 + [(1, 2)] * 3 + [(0, 1, 2)] * 2 + [(0,)] * 2, [(0,), (2,)] * 4],
+    ids=["the loss", "in stretches", "in turns"],
+)
+@pytest.mark.parametrize("road", ["module", "compile"])
+def test_outputs_of_the_last_step_are_those_of_the_next(used, road, monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_CHECK", "2")
+    torch.manual_seed(0)
+    eager = Classifier()
+    ours = copy.deepcopy(eager)
+    call = ORTModule(ours) if road == "module" else torch.compile(ours, backend="ort", dynamic=True)
+    assert losses(call, ours, used) == pytest.approx(losses(eager, eager, used), rel=1e-5)
+    torch.testing.assert_close(ours.state_dict(), eager.state_dict(), rtol=1e-5, atol=1e-6)
+    counters = torch_ort.counters()
+    assert counters["fallbacks"] == counters["contexts_live"] == 0
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_each_output_step_after_step(name, monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_CHECK", "2")
+    eager, ours, wrapped = pair(FUNCTIONS[name], "module")
+    for used in patterns(len(eager(torch.zeros(3, 4)))):
+        want = gradients(eager, eager, used)
+        for _ in range(3):
+            assert_same(gradients(wrapped, ours, used), want, used)
+    assert torch_ort.counters()["fallbacks"] == 0
+
+
+class LossAlone(Classifier):
+    def forward(self, x):
+        return super().forward(x)[0]
+
+
+def costs(module: nn.Module) -> dict[str, int]:
+    """Give what a steady step counts."""
+    module.norm = nn.Identity()
+    wrapped = ORTModule(module)
+    names = ("steps_out", "steps_region", "steps_functional", "gradients_delivered")
+    found = {}
+    for _ in range(4):
+        module.zero_grad()
+        before = torch_ort.counters()
+        results = wrapped(torch.ones(64, 4))
+        (results if torch.is_tensor(results) else results[0]).backward()
+        after = torch_ort.counters()
+        found = {name: after[name] - before[name] for name in (*names, "plans")}
+    return found
+
+
+def test_a_step_with_unused_outputs_costs_what_one_without_them_does():
+    """As many kernels run, and all gradients are delivered."""
+    with_logits, alone = costs(Classifier()), costs(LossAlone())
+    assert with_logits == alone
+    assert alone["gradients_delivered"] == 4
+
+
+def test_graphs_that_are_kept_step_after_step():
+    eager, ours, wrapped = pair(joined, "module")
+    for used in ((3,), (3,), (3,), (0, 1, 2, 3), (3,)):
+        want = gradients(eager, eager, used, retain_graph=True)
+        assert_same(gradients(wrapped, ours, used, retain_graph=True), want)
+
+
+def test_a_second_backward_of_other_outputs():
+    """One call, two backwards, neither of which is the expected one."""
+    eager, ours, wrapped = pair(joined, "module")
+    gradients(wrapped, ours, (3,))
+    for module, call in ((eager, eager), (ours, wrapped)):
+        module.zero_grad()
+        outputs = call(torch.ones(3, 4))
+        outputs[0].sum().backward(retain_graph=True)
+        outputs[1].square().sum().backward()
+    assert_same(
+        {name: p.grad for name, p in ours.named_parameters()},
+        {name: p.grad for name, p in eager.named_parameters()},
+    )
+
+
+def test_hooks_that_move_what_is_saved_step_after_step():
+    eager, ours, wrapped = pair(joined, "module")
+    for _ in range(2):
+        assert_same(gradients(wrapped, ours, (3,)), gradients(eager, eager, (3,)))
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), lambda x: x):
+            assert_same(gradients(wrapped, ours, (3,)), gradients(eager, eager, (3,)))
+
+
+def test_a_saved_input_that_is_edited_is_noticed():
+    _, ours, wrapped = pair(joined, "module")
+    gradients(wrapped, ours, (3,))
+    x = torch.ones(3, 4)
+    outputs = wrapped(x)
+    x.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        outputs[3].sum().backward()
