@@ -41,8 +41,8 @@ def is_users(path: str) -> bool:
 
 def innermost(lines: Iterable[tuple[str, int]]) -> Line | None:
     """Give the last of some lines that is the user's."""
-    users = [Line(path, number) for path, number in lines if is_users(path)]
-    return users[-1] if users else None
+    users = (Line(path, number) for path, number in reversed(list(lines)) if is_users(path))
+    return next(users, None)
 
 
 def calling_line() -> Line:

@@ -7,8 +7,8 @@ inputs, so
 
 from __future__ import annotations
 
+import functools
 import operator
-import os
 import re
 import time
 from collections.abc import Callable, Iterable
@@ -23,7 +23,7 @@ from torch_ort.capture import bodies, higher_order
 from torch_ort.capture.aot_compat import HigherOrderOperator, OpOverload, recompute_policy, schema
 from torch_ort.capture.symbols import Symbolic, size, size_hint, symbol_name
 from torch_ort.functions import describe as functions
-from torch_ort.user_code import Line, blaming
+from torch_ort.user_code import Line, blaming, innermost
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _MEMORY_FORMATS = {
@@ -32,7 +32,6 @@ _MEMORY_FORMATS = {
     torch.channels_last: "channels_last",
     torch.channels_last_3d: "channels_last_3d",
 }
-_TORCH_FOLDER = os.path.dirname(torch.__file__)
 
 
 def type_of(value: torch.Tensor) -> tuple | None:
@@ -56,9 +55,12 @@ def line_of(node: fx.Node) -> Line | None:
     """Give the user's line that a node came from."""
     if "line" in node.meta:
         return node.meta["line"]
-    entries = _ENTRY.findall(node.meta.get("stack_trace") or "")
-    lines = [Line(path, int(number)) for path, number in entries if _TORCH_FOLDER not in path]
-    return lines[-1] if lines else None
+    return _line_of_trace(node.meta.get("stack_trace") or "")
+
+
+@functools.lru_cache(maxsize=1024)  # nodes of one line have one trace
+def _line_of_trace(trace: str) -> Line | None:
+    return innermost((path, int(number)) for path, number in _ENTRY.findall(trace))
 
 
 def name_of(node: fx.Node) -> str:
