@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace torch_ort::capture {
 namespace {
@@ -67,11 +68,117 @@ Dim substitute(const Dim& dim, const std::unordered_map<std::string, Dim>& value
   return Dim::make(dim.op(), substitute(dim.lhs(), values), substitute(dim.rhs(), values));
 }
 
+// Whether a quotient is the same for all sizes as it is for those of the recorded call.
+bool is_constant_quotient(const Dim& a, const Dim& b, int64_t value_a, int64_t value_b) {
+  constexpr int64_t kLargest = 1 << 20;  // products of it and of factors stay inside of 64 bits
+  const int64_t common = std::gcd(value_a, value_b);
+  const int64_t over = value_a / common, under = value_b / common;
+  if (std::max(std::abs(over), std::abs(under)) > kLargest) return false;
+  return Dim::make(DimOp::kMul, a, under) == Dim::make(DimOp::kMul, b, over);
+}
+
 enum Kind { kInteger, kCondition, kFloat };
 
 constexpr double kLargestFloat = 9007199254740992;  // doubles up to 2^53 are exact
 
-// One SymInt or SymBool; or a SymFloat, which is an integer here: factors of an upsampling.
+std::optional<int64_t> integer_in(double value) {
+  if (value != std::floor(value) || std::abs(value) > kLargestFloat) return std::nullopt;
+  return static_cast<int64_t>(value);
+}
+
+double apply(DimOp op, double a, double b) {
+  switch (op) {
+    case DimOp::kAdd: return a + b;
+    case DimOp::kSub: return a - b;
+    case DimOp::kMul: return a * b;
+    case DimOp::kPow: return std::pow(a, b);
+    case DimOp::kMin: return std::min(a, b);
+    case DimOp::kMax: return std::max(a, b);
+    case DimOp::kEq: return a == b;
+    case DimOp::kNe: return a != b;
+    case DimOp::kLt: return a < b;
+    case DimOp::kLe: return a <= b;
+    case DimOp::kGt: return a > b;
+    case DimOp::kGe: return a >= b;
+    default: throw Unsupported("sizes: got a fraction, want an integer");
+  }
+}
+
+// What operations make of two floats one of which is a Fraction.
+using Sizes = c10::intrusive_ptr<SizeSymbols>;
+SymNode combine(const Sizes& sizes, DimOp op, const SymNode& a, const SymNode& b);
+SymNode divide(const Sizes& sizes, const SymNode& a, const SymNode& b);
+SymNode compare(const Sizes& sizes, DimOp op, const SymNode& a, const SymNode& b);
+SymNode make_float(const Sizes& sizes, std::optional<double> number);
+SymNode make_integer(const Sizes& sizes, int64_t number);
+
+double known(const std::optional<double>& number) {
+  if (number) return *number;
+  throw Unsupported("sizes: got a float that depends on sizes, want an integer");
+}
+
+// A SymFloat that is not an integer for all sizes: a quotient of some, or a number like 0.5. Where
+// it depends on sizes nobody knows it: PyTorch may compute with it while it is asked for forms
+// alone, which it has no part in, but who decides by it gets Unsupported.
+class Fraction : public c10::SymNodeImpl {
+ public:
+  Fraction(Sizes sizes, std::optional<double> number) : sizes_(std::move(sizes)), number_(number) {}
+
+  std::optional<double> number() const { return number_; }
+
+  bool is_int() override { return false; }
+  bool is_bool() override { return false; }
+  bool is_float() override { return true; }
+
+  SymNode add(const SymNode& other) override { return combine(sizes_, DimOp::kAdd, self(), other); }
+  SymNode sub(const SymNode& other) override { return combine(sizes_, DimOp::kSub, self(), other); }
+  SymNode mul(const SymNode& other) override { return combine(sizes_, DimOp::kMul, self(), other); }
+  SymNode pow(const SymNode& other) override { return combine(sizes_, DimOp::kPow, self(), other); }
+  SymNode sym_min(const SymNode& other) override {
+    return combine(sizes_, DimOp::kMin, self(), other);
+  }
+  SymNode sym_max(const SymNode& other) override {
+    return combine(sizes_, DimOp::kMax, self(), other);
+  }
+  SymNode truediv(const SymNode& other) override { return divide(sizes_, self(), other); }
+  SymNode eq(const SymNode& other) override { return compare(sizes_, DimOp::kEq, self(), other); }
+  SymNode ne(const SymNode& other) override { return compare(sizes_, DimOp::kNe, self(), other); }
+  SymNode lt(const SymNode& other) override { return compare(sizes_, DimOp::kLt, self(), other); }
+  SymNode le(const SymNode& other) override { return compare(sizes_, DimOp::kLe, self(), other); }
+  SymNode gt(const SymNode& other) override { return compare(sizes_, DimOp::kGt, self(), other); }
+  SymNode ge(const SymNode& other) override { return compare(sizes_, DimOp::kGe, self(), other); }
+  SymNode neg() override {
+    return make_float(sizes_, number_ ? std::optional(-*number_) : std::nullopt);
+  }
+  SymNode floor() override { return rounded(std::floor(known(number_))); }
+  SymNode ceil() override { return rounded(std::ceil(known(number_))); }
+  SymNode sym_float() override { return self(); }
+  SymNode clone() override { return self(); }
+  SymNode wrap_int(int64_t value) override { return make_integer(sizes_, value); }
+  SymNode wrap_float(double value) override { return make_float(sizes_, value); }
+
+  double guard_float(const char*, int64_t) override { return known(number_); }
+  bool bool_() override { return known(number_) != 0; }
+  bool has_hint() override { return number_.has_value(); }
+  bool is_constant() override { return false; }  // PyTorch takes no constant that is a SymFloat
+  bool is_symbolic() override { return true; }
+  std::string str() override { return number_ ? concat(*number_) : "a quotient of sizes"; }
+
+ private:
+  SymNode self() { return c10::intrusive_ptr<Fraction>::reclaim_copy(this); }
+  SymNode rounded(double value) const {
+    const std::optional<int64_t> integer = integer_in(value);
+    if (!integer) throw Unsupported(concat("sizes: got ", value, ", want an integer"));
+    return make_integer(sizes_, *integer);
+  }
+
+  Sizes sizes_;
+  const std::optional<double> number_;  // never an integer
+};
+
+bool is_fraction(const SymNode& node) { return dynamic_cast<Fraction*>(node.get()) != nullptr; }
+
+// One SymInt or SymBool; or a SymFloat that is an integer: factors of an upsampling.
 class Node : public c10::SymNodeImpl {
  public:
   Node(c10::intrusive_ptr<SizeSymbols> sizes, Dim dim, Kind kind)
@@ -79,6 +186,11 @@ class Node : public c10::SymNodeImpl {
 
   Dim dim() const { return sizes_->simplified(dim_); }
   const c10::intrusive_ptr<SizeSymbols>& sizes() const { return sizes_; }
+
+  std::optional<double> number() const {
+    const Dim now = dim();
+    return now.is_constant() ? std::optional(static_cast<double>(now.constant())) : std::nullopt;
+  }
 
   c10::SymInt with(Dim dim) const {
     if (dim.is_constant()) return dim.constant();
@@ -93,8 +205,9 @@ class Node : public c10::SymNodeImpl {
   SymNode sub(const SymNode& other) override { return binary(DimOp::kSub, other); }
   SymNode mul(const SymNode& other) override { return binary(DimOp::kMul, other); }
   SymNode floordiv(const SymNode& other) override { return binary(DimOp::kFloorDiv, other); }
-  SymNode truediv(const SymNode&) override {
-    throw Unsupported("sizes: got a quotient that is a float, want integers");
+  SymNode truediv(const SymNode& other) override {
+    if (is_fraction(other)) return divide(sizes_, self(), other);
+    return make_float(sizes_, quotient(operand(other)));
   }
   SymNode mod(const SymNode& other) override { return binary(DimOp::kMod, other); }
   SymNode pow(const SymNode& other) override { return binary(DimOp::kPow, other); }
@@ -114,12 +227,7 @@ class Node : public c10::SymNodeImpl {
   SymNode floor() override { return make(dim_, kInteger); }
   SymNode clone() override { return make(dim_, kind_); }
   SymNode wrap_int(int64_t value) override { return make(value, kInteger); }
-  SymNode wrap_float(double value) override {
-    if (value != std::floor(value) || std::abs(value) > kLargestFloat) {
-      throw Unsupported(concat("sizes: got ", value, ", want a float that is an integer"));
-    }
-    return make(static_cast<int64_t>(value), kFloat);
-  }
+  SymNode wrap_float(double value) override { return make_float(sizes_, value); }
   SymNode wrap_bool(bool value) override { return make(value, kCondition); }
 
   SymNode sym_float() override { return make(dim_, kFloat); }
@@ -139,8 +247,9 @@ class Node : public c10::SymNodeImpl {
 
   bool has_hint() override { return true; }
   std::string str() override { return dim().str(); }
-  bool is_constant() override { return dim().is_constant(); }
-  bool is_symbolic() override { return !is_constant(); }
+  // PyTorch takes no constant that is a SymFloat.
+  bool is_constant() override { return kind_ != kFloat && dim().is_constant(); }
+  bool is_symbolic() override { return !dim().is_constant(); }
   std::optional<int64_t> constant_int() override { return maybe_as_int(); }
   std::optional<bool> constant_bool() override {
     const Dim now = dim();
@@ -182,15 +291,28 @@ class Node : public c10::SymNodeImpl {
   }
 
  private:
+  SymNode self() { return c10::intrusive_ptr<Node>::reclaim_copy(this); }
   SymNode make(Dim dim, Kind kind) const {
     return c10::make_intrusive<Node>(sizes_, std::move(dim), kind);
   }
-  SymNode binary(DimOp op, const SymNode& other) const {
+  SymNode binary(DimOp op, const SymNode& other) {
     const bool is_float = kind_ == kFloat || other->is_float();
+    if (is_float && is_fraction(other)) return combine(sizes_, op, self(), other);
     return make(Dim::make(op, dim(), operand(other)), is_float ? kFloat : kInteger);
   }
-  SymNode relation(DimOp op, const SymNode& other) const {
+  SymNode relation(DimOp op, const SymNode& other) {
+    if (is_fraction(other)) return compare(sizes_, op, self(), other);
     return make(Dim::make(op, dim(), operand(other)), kCondition);
+  }
+  // Nothing where it depends on sizes, or where Python raises: a quotient of 0.
+  std::optional<double> quotient(const Dim& divisor) const {
+    const Dim now = dim();
+    const int64_t over = sizes_->value(now), under = sizes_->value(divisor);
+    if (under == 0 || !is_constant_quotient(now, divisor, over, under)) return std::nullopt;
+    std::vector<Dim> factors;
+    collect_factors(divisor, factors);
+    for (const Dim& each : factors) sizes_->decide(Dim::make(DimOp::kNe, each, 0), Asker::kUser);
+    return static_cast<double>(over) / static_cast<double>(under);
   }
 
   Dim operand(const SymNode& other) const {
@@ -226,6 +348,38 @@ class Node : public c10::SymNodeImpl {
 };
 
 Node* node_in(const SymNode& node) { return dynamic_cast<Node*>(node.get()); }
+
+// The number that a float is for all sizes; nothing if it depends on them.
+std::optional<double> number_in(const SymNode& node) {
+  if (const auto* fraction = dynamic_cast<const Fraction*>(node.get())) return fraction->number();
+  const Node* held = node_in(node);
+  return held ? held->number() : std::nullopt;
+}
+
+SymNode make_float(const Sizes& sizes, std::optional<double> number) {
+  const std::optional<int64_t> integer = number ? integer_in(*number) : std::nullopt;
+  if (integer) return c10::make_intrusive<Node>(sizes, *integer, kFloat);
+  return c10::make_intrusive<Fraction>(sizes, number);
+}
+
+SymNode make_integer(const Sizes& sizes, int64_t number) {
+  return c10::make_intrusive<Node>(sizes, number, kInteger);
+}
+
+SymNode combine(const Sizes& sizes, DimOp op, const SymNode& a, const SymNode& b) {
+  const std::optional<double> x = number_in(a), y = number_in(b);
+  return make_float(sizes, x && y ? std::optional(apply(op, *x, *y)) : std::nullopt);
+}
+
+SymNode divide(const Sizes& sizes, const SymNode& a, const SymNode& b) {
+  const std::optional<double> x = number_in(a), y = number_in(b);
+  return make_float(sizes, x && y && *y != 0 ? std::optional(*x / *y) : std::nullopt);
+}
+
+SymNode compare(const Sizes& sizes, DimOp op, const SymNode& a, const SymNode& b) {
+  const bool holds = apply(op, known(number_in(a)), known(number_in(b))) != 0;
+  return c10::make_intrusive<Node>(sizes, static_cast<int64_t>(holds), kCondition);
+}
 
 }  // namespace
 
@@ -589,6 +743,8 @@ std::optional<bool> known_without_guard(const c10::SymBool& condition) {
   if (Node* node = node_in(held)) return node->known();
   return std::nullopt;
 }
+
+std::optional<double> known_float(const SymNode& number) { return number_in(number); }
 
 std::optional<int64_t> value_of(const c10::SymInt& size) {
   if (!size.is_heap_allocated()) return size.as_int_unchecked();

@@ -90,6 +90,8 @@ std::optional<ir::Dim> dim_of(const c10::SymInt& size);
 std::optional<ir::Dim> condition_of(const c10::SymBool& condition);
 // Whether a condition is known without a guard; nothing for one of another tracer, or if not.
 std::optional<bool> known_without_guard(const c10::SymBool& condition);
+// The number that a float of a recording is for all sizes; nothing if it depends on them.
+std::optional<double> known_float(const c10::SymNode& number);
 // The value in the recorded call; nothing for a size of another tracer.
 std::optional<int64_t> value_of(const c10::SymInt& size);
 

@@ -161,6 +161,15 @@ void bind_capture(py::module_& module) {
         return function();
       },
       "function"_a, "Call something as if no kernel and no trace stood around it.");
+  module.def(
+      "known_float",
+      [](const py::object& number) -> std::optional<double> {
+        const py::object node = number.attr("node");
+        if (!py::isinstance<c10::SymNodeImpl>(node)) return std::nullopt;
+        return capture::known_float(node.cast<c10::SymNode>());
+      },
+      "number"_a,
+      "The number that a SymFloat of a recording is for all sizes; None if it depends.");
   module.def("size_value", &capture::value_of, "size"_a,
              "The value in the recorded call; None for other tracers' sizes.");
 }

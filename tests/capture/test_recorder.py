@@ -1,6 +1,7 @@
 """The recorder: a recorded graph run node by node is the function and its gradients."""
 
 import ctypes
+import math
 import operator
 
 import numpy as np
@@ -132,6 +133,17 @@ class Layouts(nn.Module):
         return (parts.unsqueeze(1) * parts[:, :5].unsqueeze(2)).amax(2).logsumexp(1)
 
 
+class Distance(nn.Module):
+    """A loss whose backward divides by the count of elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return nn.functional.mse_loss(self.linear(x), x)
+
+
 class Writes(nn.Module):
     """Writes into what it has made, and into a buffer."""
 
@@ -177,6 +189,11 @@ CASES = {
     "language model with loss": (Llm, torch.arange(20).reshape(4, 5) % 11),
     "upsampling": (lambda: nn.Sequential(nn.Conv2d(3, 2, 1), nn.Upsample(scale_factor=2)),
                    numbers(2, 3, 4, 4)),
+    "norms of images with channels last": (
+        lambda: nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)),
+        numbers(2, 3, 6, 5).to(memory_format=torch.channels_last),
+    ),
+    "the gradient of a mean of squares": (Distance, numbers(5, 4)),
     "depthwise": (lambda: nn.Conv2d(4, 4, 3, groups=4), numbers(2, 4, 6, 6)),
     "transposed": (lambda: nn.ConvTranspose2d(3, 4, 3, stride=2), numbers(2, 3, 5, 5)),
     "norms": (
@@ -192,17 +209,12 @@ CASES = {
 }  # fmt: skip
 
 
-# Their sizes are quotients of floats.
-ONLY_KNOWN_SIZES = {"upsampling"}
-
-
 @pytest.mark.parametrize(
     ("name", "is_symbolic"),
     [
         pytest.param(name, is_symbolic, id=f"{name}, {'symbols' if is_symbolic else 'known sizes'}")
         for name in CASES
         for is_symbolic in (False, True)
-        if not (is_symbolic and name in ONLY_KNOWN_SIZES)
     ],
 )
 def test_a_recording_is_the_function(name, is_symbolic):
@@ -319,22 +331,44 @@ def test_numbers_are_not_made_up(ask, made):
         record_module(Wrong(function), (numbers(3, 4),), False)
 
 
-def test_quotients_of_sizes_hand_over():
-    make, x = CASES["upsampling"]
-    words = "sizes: got a quotient that is a float, want integers"
-    with pytest.raises(RuntimeError, match=words) as raised:
-        record_module(make(), (x,), True)
+FRACTION = "sizes: got a float that depends on sizes, want an integer"
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda w, x: w * x * (1.0 / x.shape[0]),
+        lambda w, x: w * x * (x.shape[0] / x.shape[1]),
+        lambda w, x: w * x / x.shape[0] ** 0.5,
+        lambda w, x: (w * x)[: int(x.shape[0] * 0.5)],
+        lambda w, x: w * x if x.shape[0] / 2 > 1.25 else x,
+    ],
+    ids=["inverse", "quotient", "root", "index", "branch"],
+)
+def test_floats_that_depend_on_sizes_hand_over(function):
+    with pytest.raises(RuntimeError, match=FRACTION) as raised:
+        record_module(Wrong(function), (numbers(3, 4),), True)
     assert is_reason_to_hand_over(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("ask", "words"),
+    ("factor", "want"),
     [
-        (lambda size: size * 2.5, "sizes: got 2.5, want a float that is an integer"),
-        (lambda size: size / 3, "sizes: got a quotient that is a float, want integers"),
+        (lambda rows: rows / (2 * rows), 0.5),
+        (lambda rows: 3 * rows / (rows * 2) - 1.25, 0.25),
+        (lambda rows: 1 / (rows / (8 * rows)), 8.0),
     ],
 )
-def test_a_rule_that_asks_for_a_fraction_of_a_size_leaves_it_to_pytorch(ask, words, monkeypatch):
+def test_floats_that_are_the_same_for_all_sizes_are_numbers(factor, want):
+    function = Wrong(lambda w, x: w * x * factor(x.shape[0]))
+    recording, _, _, table = record_module(function, (numbers(3, 4),), True)
+    multiplied = recording.module.graph.find_nodes(op="call_function", target=aten.mul.Tensor)
+    assert want in [node.args[1] for node in multiplied]
+    assert "(s0 != 0)" in table.guards()
+
+
+@pytest.mark.parametrize("ask", [lambda size: int(size * 2.5), lambda size: math.ceil(size / 3)])
+def test_a_rule_that_asks_for_a_fraction_of_a_size_leaves_it_to_pytorch(ask, monkeypatch):
     def rule(a, b):
         asked.append(max(a.sizes, b.sizes, key=len)[0])
         return ask(asked[-1])
@@ -345,7 +379,7 @@ def test_a_rule_that_asks_for_a_fraction_of_a_size_leaves_it_to_pytorch(ask, wor
     )
     recording, *_ = record_module(Wrong(lambda w, x: w * x), (numbers(3, 4),), True)
     assert recording.module.graph.find_nodes(op="call_function", target=aten.mul.Tensor)
-    with pytest.raises(RuntimeError, match=words) as raised:
+    with pytest.raises(RuntimeError, match=FRACTION) as raised:
         ask(asked[0])
     assert is_beyond_sizes(raised.value)
 

@@ -192,15 +192,59 @@ def test_tables_do_not_mix():
         bool(a == b)
 
 
-def test_floats_of_sizes_are_whole_numbers():
+def test_floats_of_sizes_that_are_whole_numbers():
     table, a = symbols(a=3)
     assert text(math.floor(torch.sym_float(a) * 2.0)) == "2*a"
     assert text(math.ceil(torch.sym_float(a) + 1.0)) == "a + 1"
     assert table.guards() == []
-    with pytest.raises(RuntimeError, match=r"sizes: got 1.5, want a float that is an integer"):
-        torch.sym_float(a) * 1.5
     assert float(a) == 3.0
     assert text(a) == 3
+
+
+@pytest.mark.parametrize(
+    ("make", "want"),
+    [
+        (lambda a, b: a / (2 * a), 0.5),
+        (lambda a, b: (a * b * 3) / (b * a), 3.0),
+        (lambda a, b: ((a + 1) // 2 + b) / (2 * ((a + 1) // 2 + b)), 0.5),
+        (lambda a, b: a / a * 0.5, 0.5),
+        (lambda a, b: -(a / (4 * a)) + 1.5, 1.25),
+        (lambda a, b: 2.0 ** (a / (2 * a)), 2.0**0.5),
+        (lambda a, b: torch.sym_max(a / (2 * a), 0.75), 0.75),
+        (lambda a, b: a / (2 * a) / 0.25, 2.0),
+        (lambda a, b: a / b, None),
+        (lambda a, b: torch.sym_float(a) * 1.5, None),
+        (lambda a, b: 1 / a, None),
+        (lambda a, b: (a + 1) / a, None),
+        (lambda a, b: (a / b) * (b / a), None),
+    ],
+)
+def test_floats_that_are_no_whole_numbers(make, want):
+    table, a, b = symbols(a=3, b=5)
+    number = make(a, b)
+    assert _C.known_float(number) == want
+    if want is not None:
+        assert (float(number), int(number)) == (want, int(want))
+        assert number > want - 1
+        assert not number > want
+        assert all("!= 0" in guard for guard in table.guards())
+        return
+    for ask in (float, int, math.floor, math.ceil, bool, lambda x: x > 2, lambda x: x == 2):
+        with pytest.raises(RuntimeError, match="got a float that depends on sizes, want an int"):
+            ask(number)
+    assert table.guards() == []
+
+
+def test_fractions_are_rounded_as_pythons_are():
+    _, a = symbols(a=3)
+    half = -(a / (2 * a))
+    assert (math.floor(half), math.ceil(half), int(half)) == (-1, 0, 0)
+
+
+def test_a_quotient_of_nothing_is_not_known():
+    table, a = symbols(a=0)
+    assert _C.known_float(a / (2 * a)) is None
+    assert table.guards() == []
 
 
 def test_the_text_of_an_integer_is_itself():

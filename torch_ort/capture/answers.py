@@ -66,6 +66,8 @@ class Answers(TorchDispatchMode):
             raise HandOver(f"{func} gives a shape that depends on numbers")
         if schema(func).is_mutable:
             raise HandOver(f"{func} writes into its arguments")
+        if any(type(arg) is torch.SymFloat for arg in args):
+            args = tuple(map(_with_known_number, args))
         result = _leaves(self.form(func, args, kwargs))
         self.note(func, args, kwargs, result)
         return result
@@ -125,6 +127,12 @@ def _has_plain_indices(func: Any, args: tuple) -> bool:
         isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
         for index in args[1]
     )
+
+
+def _with_known_number(arg: Any) -> Any:
+    """Give the number that a quotient of sizes is, where it is the same for all of them."""
+    number = _C.known_float(arg) if type(arg) is torch.SymFloat else None
+    return arg if number is None else number
 
 
 def _specs(value: Any) -> Any:

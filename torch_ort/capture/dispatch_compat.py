@@ -335,4 +335,5 @@ def _sym_sum(node: Any, others: Sequence[Any]) -> Any:
 
 
 def _trunc(node: Any) -> Any:
-    return node.floor()  # of a float that is an integer
+    number = _C.known_float(torch.SymFloat(node))
+    return node.floor() if number is None else node.wrap_int(int(number))
