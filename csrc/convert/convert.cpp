@@ -61,6 +61,11 @@ std::vector<std::byte> scalar_bytes(double value, ir::DType dtype) {
   }
 }
 
+int64_t known(const ir::Dim& dim) {
+  if (!dim.is_constant()) throw AskedForSymbol();
+  return dim.constant();
+}
+
 }  // namespace
 
 const ops::Arg& AtenCall::arg(std::string_view name) const {
@@ -132,10 +137,18 @@ std::vector<ir::Value*> convert_to_aten(Builder& builder, const AtenCall& call) 
                       std::move(attrs));
 }
 
+std::vector<ir::Value*> apply(const Row& row, Builder& builder, const AtenCall& call) {
+  try {
+    return row(builder, call);
+  } catch (const AskedForSymbol&) {
+    return {};
+  }
+}
+
 std::vector<ir::Value*> convert(Builder& builder, const AtenCall& call) {
   const Builder::Scope scope(builder, call);
   if (const Row* row = table().find(call.key())) {
-    std::vector<ir::Value*> values = (*row)(builder, call);
+    std::vector<ir::Value*> values = apply(*row, builder, call);
     if (!values.empty()) {
       ORT_CHECK(values.size() == call.types.size(), "convert ", call.key(), ": got ", values.size(),
                 " values, want ", call.types.size());
@@ -156,7 +169,7 @@ bool is_number(const ops::Arg& arg) {
 }
 
 double number(const ops::Arg& arg) {
-  if (auto* dim = std::get_if<ir::Dim>(&arg.value)) return static_cast<double>(dim->constant());
+  if (auto* dim = std::get_if<ir::Dim>(&arg.value)) return static_cast<double>(known(*dim));
   if (auto* flag = std::get_if<bool>(&arg.value)) return *flag ? 1.0 : 0.0;
   if (auto* real = std::get_if<double>(&arg.value)) return *real;
   throw InternalError("convert: the argument is no number");
@@ -172,10 +185,10 @@ ir::Shape dims(const ops::Arg& arg) {
   return shape;
 }
 
-int64_t integer(const ops::Arg& arg) { return std::get<ir::Dim>(arg.value).constant(); }
+int64_t integer(const ops::Arg& arg) { return known(std::get<ir::Dim>(arg.value)); }
 
 bool boolean(const ops::Arg& arg) {
-  if (auto* dim = std::get_if<ir::Dim>(&arg.value)) return dim->constant() != 0;
+  if (auto* dim = std::get_if<ir::Dim>(&arg.value)) return known(*dim) != 0;
   return std::get<bool>(arg.value);
 }
 

@@ -86,6 +86,12 @@ class Builder {
 // this form of the call has no standard node: it then becomes an ATen node.
 using Row = std::function<std::vector<ir::Value*>(Builder&, const AtenCall&)>;
 
+// What the readers below throw where a row asks for the number of a symbol.
+struct AskedForSymbol {};
+
+// What a row gives; an empty vector as well where it asks for the number of a symbol.
+std::vector<ir::Value*> apply(const Row& row, Builder& builder, const AtenCall& call);
+
 class Table {
  public:
   // `key`: "aten::add.Tensor". InternalError if the key stands already.
@@ -106,7 +112,7 @@ std::vector<ir::Value*> convert(Builder& builder, const AtenCall& call);
 // name.
 std::vector<ir::Value*> convert_to_aten(Builder& builder, const AtenCall& call);
 
-// Readers of arguments, for rows.
+// Readers of arguments, for rows. Those of numbers throw AskedForSymbol.
 ir::Value* tensor(const ops::Arg& arg);  // nullptr if None or no tensor
 bool is_number(const ops::Arg& arg);     // an integer, double or bool that is known now
 double number(const ops::Arg& arg);

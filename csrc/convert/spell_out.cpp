@@ -282,7 +282,7 @@ Values by_row(Builder& builder, const AtenCall& call, const c10::FunctionSchema&
     changed.args[i] = f.cast(x, dtype);
     is_changed = true;
   }
-  return is_changed ? (*row)(builder, changed) : Values();
+  return is_changed ? apply(*row, builder, changed) : Values();
 }
 
 // Whether some elements are not 0, or all: none makes the first false and the second true.
@@ -369,7 +369,7 @@ bool spell_out(ir::Graph& graph, ir::Node& node, Builder& builder) {
   const Builder::Scope scope(builder, call, &node);
   const Row* formula = formulas().find(call.key());
   const Values values =
-      formula != nullptr ? (*formula)(builder, call) : by_row(builder, call, schema);
+      formula != nullptr ? apply(*formula, builder, call) : by_row(builder, call, schema);
   if (values.empty()) return false;
   for (size_t i = 0; i < values.size(); ++i) {
     if (values[i] == nullptr || node.outputs[i] == nullptr) continue;

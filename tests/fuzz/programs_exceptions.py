@@ -17,20 +17,11 @@ TABLE = (
     ("node sym_float|a float that depends on data or sizes", "a float is made of a size"),
     ("argument of type complex", "an operator has a complex number as an argument"),
     ("Dynamo failed to run FX node with fake tensors", "Dynamo refuses it for all backends"),
-    ("axis out of range", "reductions of one number over its dim 0 or -1"),
-    ("name 'torch' is not defined", "guards that need names of torch's"),
-    (
-        "Trying to resize storage|returned a result with an exception set",
-        "kernels of losses that resize the memory which they are given",
-    ),
 )
 
 # Seeds of programs whose failures have no words of their own.
 SEEDS = {
-    12: "a convolution has as many groups as a size says, which the converter takes as known",
     31: "bilinear interpolation reads what it weighs with 0, which may be NaN",
-    43: "mse_loss resizes the memory that it is given",
-    52: "mse_loss resizes the memory that it is given",
 }
 
 
