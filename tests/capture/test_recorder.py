@@ -306,6 +306,12 @@ def test_hands_over(function, words):
         record_module(Wrong(function), (numbers(3, 4),), False)
 
 
+@pytest.mark.parametrize("function", [lambda w, x: torch.kron(w, x), lambda w, x: (w * x).sgn()])
+def test_a_kernel_that_knows_no_symbols_is_told_the_sizes_of_the_call(function):
+    _, _, _, table = record_module(Wrong(function), (numbers(3, 4),), True)
+    assert {"(s0 == 3)", "(s1 == 4)"} <= set(table.guards())
+
+
 @pytest.mark.parametrize(
     "ask",
     [

@@ -19,11 +19,6 @@ TABLE = (
     ("Dynamo failed to run FX node with fake tensors", "Dynamo refuses it for all backends"),
 )
 
-# Seeds of programs whose failures have no words of their own.
-SEEDS = {
-    31: "bilinear interpolation reads what it weighs with 0, which may be NaN",
-}
-
 
 def reason_for(words: str) -> str:
     """Say why a failure is expected; empty where it is not."""

@@ -1,7 +1,6 @@
 # Random programs with fixed seeds on both roads; `make fuzz` tries new ones.
 from __future__ import annotations
 
-import programs_exceptions
 import pytest
 import torch
 from programs import try_seed
@@ -18,8 +17,7 @@ GROUP = 20
     [(road, first) for road, seeds in SEEDS.items() for first in seeds[::GROUP]],
 )
 def test_programs_are_as_in_eager(road: str, first: int):
-    seeds = set(range(first, first + GROUP)) - programs_exceptions.SEEDS.keys()
-    outcomes = {seed: try_seed(seed, road) for seed in sorted(seeds)}
+    outcomes = {seed: try_seed(seed, road) for seed in range(first, first + GROUP)}
     assert {seed: words for seed, (_, words) in outcomes.items() if words} == {}
     assert sum(outcome == "right" for outcome, _ in outcomes.values()) > GROUP // 2
 

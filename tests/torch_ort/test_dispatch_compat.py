@@ -77,6 +77,27 @@ def test_a_dropout_that_does_nothing_gives_its_argument():
     assert before
 
 
+def test_an_interpolation_is_one_operator():
+    operators = [
+        getattr(getattr(torch.ops.aten, name), overload)
+        for name in dispatch_compat.INTERPOLATIONS
+        for overload in ("default", "vec")
+    ]
+    before = [dict(operator.py_kernels) for operator in operators]
+    x = dispatch_compat.functionalized(leaf(2, 3, 4, 5)).requires_grad_()
+    with (
+        dispatch_compat.functionalization(),
+        dispatch_compat.enable_python_dispatcher(),
+        dispatch_compat.interpolations_stay_whole(),
+        Notes() as notes,
+    ):
+        torch.nn.functional.interpolate(x, scale_factor=2, mode="bilinear")
+        torch.nn.functional.interpolate(x, (8, 7))
+    assert notes.seen == ["aten.upsample_bilinear2d.default", "aten.upsample_nearest2d.default"]
+    assert [operator.py_kernels for operator in operators] == before
+    assert all(before)
+
+
 def test_captures_are_made_outside_of_inference_mode():
     for mode in (torch.inference_mode, torch.no_grad):
         with mode():

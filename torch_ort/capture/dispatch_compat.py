@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._C import DispatchKey
+from torch._decomp.decompositions import upsample_compute_output_size
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental import _config as shape_config
@@ -21,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch_ort import _C
 
 __all__ = [
+    "INTERPOLATIONS",
     "Leaf",
     "WithoutNumbers",
     "dropout_passes_through",
@@ -29,6 +32,7 @@ __all__ = [
     "functionalization",
     "functionalized",
     "has_gradient",
+    "interpolations_stay_whole",
     "is_base",
     "is_differentiable_view",
     "is_functionalized",
@@ -42,6 +46,12 @@ __all__ = [
     "viewed_again",
     "without_saved_tensor_hooks",
 ]
+
+INTERPOLATIONS = (
+    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
+    "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_linear1d",
+    "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
+)  # fmt: skip
 
 
 class Leaf(torch.Tensor):
@@ -118,6 +128,47 @@ def _passing_through(theirs: Callable[..., torch.Tensor]) -> Callable[..., torch
         return theirs(tensor, p, train) if train and p != 0 else tensor
 
     return dropout
+
+
+@contextmanager
+def interpolations_stay_whole() -> Iterator[None]:
+    """Let an interpolation be one operator, as in eager PyTorch.
+
+    PyTorch's own traces make indexing and arithmetic of it: slower, and what weighs nothing is read
+    too, so that a NaN or an infinity spoils its neighbours.
+    """
+    operators = [
+        getattr(getattr(torch.ops.aten, name), overload)
+        for name in INTERPOLATIONS
+        for overload in ("default", "vec")
+    ]
+    kernels = [dict(operator.py_kernels) for operator in operators]
+    for whole, by_factors in zip(operators[::2], operators[1::2], strict=True):
+        for key in (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd):
+            whole.py_kernels.pop(key, None)
+            by_factors.py_kernels[key] = _calling(whole)
+    try:
+        for operator in operators:
+            operator._dispatch_cache.clear()
+        yield
+    finally:
+        for operator, theirs in zip(operators, kernels, strict=True):
+            operator.py_kernels.clear()
+            operator.py_kernels.update(theirs)
+            operator._dispatch_cache.clear()
+
+
+def _calling(whole: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Make the form of an interpolation that takes factors in place of sizes."""
+
+    def interpolation(
+        tensor: torch.Tensor, sizes: Sequence[Any] | None, *how: Any
+    ) -> torch.Tensor:  # `how`: for some whether corners are aligned; factors
+        *corners, factors = how
+        sizes = upsample_compute_output_size(tensor.shape, sizes, factors)
+        return whole(tensor, sizes, *corners, *(factors or ()))
+
+    return interpolation
 
 
 @contextmanager

@@ -40,6 +40,7 @@ from torch_ort.capture.dispatch_compat import (
     dropout_passes_through,
     functionalized,
     has_gradient,
+    interpolations_stay_whole,
     is_functionalized,
     nothing_compiled,
     shape_questions_answered,
@@ -256,6 +257,7 @@ class _Recorder:
             shape_questions_answered(),
             nothing_compiled(),
             dropout_passes_through(),
+            interpolations_stay_whole(),
             answering(self._mode),
         ):
             with recording_branches(self._branches):

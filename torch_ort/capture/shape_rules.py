@@ -15,6 +15,7 @@ import torch
 
 from torch_ort import _C
 from torch_ort.capture.aot_compat import schema
+from torch_ort.capture.dispatch_compat import INTERPOLATIONS
 
 Size = int | torch.SymInt
 aten = torch.ops.aten
@@ -807,6 +808,15 @@ def _nll_loss_backward(
     return rows(x.sizes, x) if is_contiguous(x) else _no_rule()
 
 
+@rule_of(
+    aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default,
+    aten.huber_loss_backward.default,
+)  # fmt: skip
+def _distance_backward(gradient: Spec, x: Spec, target: Spec, *how: Any) -> Spec:
+    fits = _is_cpu(x) and x.dtype == target.dtype and len(x.sizes) == len(target.sizes)
+    return rows(x.sizes, x) if fits and all(map(equal, x.sizes, target.sizes)) else _no_rule()
+
+
 @rule_of(aten._native_batch_norm_legit_functional.default)
 def _batch_norm(
     x: Spec, weight: Spec | None, bias: Spec | None, mean: Spec, variance: Spec, training: bool,
@@ -904,6 +914,30 @@ def _convolution_backward(
         like(weight) if mask[1] else None,
         rows([gradient.sizes[1]], gradient) if mask[2] else None,
     )
+
+
+# Interpolation.
+
+
+@rule_of(*(getattr(aten, name).default for name in INTERPOLATIONS))
+def _interpolation(x: Spec, sizes: Sequence[Size], *how: Any) -> Spec:
+    if not _is_cpu(x) or len(x.sizes) != len(sizes) + 2:
+        raise NoRule
+    return _of_images([*x.sizes[:2], *sizes], x)
+
+
+@rule_of(*(getattr(aten, f"{name}_backward").default for name in INTERPOLATIONS))
+def _interpolation_backward(
+    gradient: Spec, sizes: Sequence[Size], input_sizes: Sequence[Size], *how: Any
+) -> Spec:
+    return _of_images(input_sizes, gradient) if _is_cpu(gradient) else _no_rule()
+
+
+def _of_images(sizes: Sequence[Size], like: Spec) -> Spec:
+    memory_format = torch.contiguous_format
+    if _is_channels_last(like):
+        memory_format = torch.channels_last if len(sizes) == 4 else torch.channels_last_3d
+    return Spec(list(sizes), format_strides(sizes, memory_format), like.dtype, like.device)
 
 
 # Attention of the CPU.
