@@ -11,8 +11,6 @@ import pytest
 from comparison import Options, Run, assert_same_runs, build, train
 
 OURS = ("ort", "ortmodule")
-# Whose tests say where the recorder leaves something to AOTAutograd.
-FOLDERS_RECORDED = {"capture", "convergence", "functions"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -100,10 +98,8 @@ def nothing_handed_over(request: pytest.FixtureRequest, fresh_state: None) -> It
     yield
     if "torch_ort" not in sys.modules or request.node.get_closest_marker("hands_over"):
         return
-    if request.path.parent.name not in FOLDERS_RECORDED:
-        return
     count = sys.modules["torch_ort"].counters()["recordings_handed_over"]
-    assert count == 0, f"{count} captures were left to AOTAutograd (logger torch_ort.recorder)"
+    assert count == 0, f"{count} captures were left to AOTAutograd: --log-level=INFO says why"
 
 
 @pytest.fixture

@@ -330,6 +330,7 @@ def test_trains_as_in_eager(name):
     assert counters["fallbacks"] == 0
 
 
+@pytest.mark.hands_over("forward branches on data")
 class TestDataDependentControlFlow:
     """DeBERTa's attention asks whether a position that it has computed is positive."""
 

@@ -210,6 +210,7 @@ def test_closures():
     assert_noticed(Net(lambda net, x: x * len(parts)), lambda: parts.append(3))
 
 
+@pytest.mark.hands_over("nothing can capture what is written there")
 def test_what_forward_writes_there_is_left_to_pytorch(monkeypatch):
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")
 
@@ -227,6 +228,7 @@ def test_what_forward_writes_there_is_left_to_pytorch(monkeypatch):
     assert net.config.other == 3
 
 
+@pytest.mark.hands_over("nothing can capture what is written there")
 def test_a_global_that_counts_is_left_to_pytorch(monkeypatch):
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")
     monkeypatch.setitem(globals(), "SCALE", 1)

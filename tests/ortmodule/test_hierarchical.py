@@ -13,7 +13,7 @@ import torch_ort
 from torch_ort import ORTModule
 from torch_ort.ortmodule import HierarchicalORTModule
 
-pytestmark = pytest.mark.ort_only
+pytestmark = [pytest.mark.ort_only, pytest.mark.hands_over("modules branch on data")]
 
 
 def rows(step: int = 0) -> torch.Tensor:

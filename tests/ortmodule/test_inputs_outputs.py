@@ -241,6 +241,7 @@ def test_several_floats_vary(graphs_captured):
     assert graphs_captured() <= 5
 
 
+@pytest.mark.hands_over("the float is tried as a number of the graph first")
 def test_floats_that_only_a_constant_can_be(graphs_captured):
     both = wrapped(lambda linear, x, p: linear(x) + 1 if p > 0.5 else nn.functional.elu(x, p))
     for p in (0.25, 0.75, 0.125, 0.25, 0.75):
@@ -646,6 +647,7 @@ def test_masks_that_broadcast_have_one_graph_for_all_sizes(graphs_captured):
     assert graphs_captured() <= 2
 
 
+@pytest.mark.hands_over("PyTorch words the error")
 def test_sizes_that_must_be_equal_are_checked_at_every_call(monkeypatch):
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")
     both = wrapped(lambda linear, x, y: linear(x) + y)
@@ -697,6 +699,7 @@ def test_inputs_changed_in_place(graphs_captured):
     assert graphs_captured() == 1
 
 
+@pytest.mark.hands_over("eager PyTorch refuses to write into a leaf")
 def test_inputs_changed_in_place_outside_the_graph_of_autograd():
     both = wrapped(lambda linear, x: linear(x.add_(1)))
     want, got = rows().requires_grad_(), rows().requires_grad_()
@@ -922,6 +925,7 @@ def test_objects_without_tensors_come_back_as_they_are():
     assert both.ours(rows())[1:] == (thing, {1, 2})
 
 
+@pytest.mark.hands_over("numbers read from tensors")
 @pytest.mark.parametrize(
     "read",
     [
@@ -937,12 +941,14 @@ def test_numbers_read_from_tensors_come_back_as_numbers(read, monkeypatch):
         assert_same(both.ours(x), both.eager(x), "output")
 
 
+@pytest.mark.hands_over("numbers read from tensors")
 def test_numbers_that_forward_computes_with():
     both = wrapped(lambda linear, x: linear(x) * x.sum().item() + x.argmax().item())
     for x in (rows(), -rows(), rows(seed=1)):
         both(x)
 
 
+@pytest.mark.hands_over("numbers read from tensors")
 def test_numbers_that_forward_turns_into_python_fall_back_clearly(monkeypatch):
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")
     both = wrapped(lambda linear, x: (linear(x), float(x.sum())))
@@ -951,6 +957,7 @@ def test_numbers_that_forward_turns_into_python_fall_back_clearly(monkeypatch):
     assert_same(got, both.eager(rows()), "output")
 
 
+@pytest.mark.hands_over("forward branches on data")
 def test_branches_on_numbers_raise_in_strict_mode():
     with pytest.raises(ORTModuleONNXModelException, match="data-dependent"):
         wrapped(lambda linear, x: linear(x) if x.sum() > 0 else x).ours(rows())

@@ -279,6 +279,7 @@ def test_a_later_file_adds_to_an_earlier_one(load, write):
     assert options.config == {"opset": 15, "skipcheck_policy": ["SKIP_CHECK_DEVICE"]}
 
 
+@pytest.mark.hands_over("forward branches on data")
 @pytest.mark.parametrize("policy", ["FALLBACK_DISABLE", ["FALLBACK_DISABLE"]])
 def test_a_policy_that_raises(policy, load, monkeypatch):
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")
@@ -287,6 +288,7 @@ def test_a_policy_that_raises(policy, load, monkeypatch):
         module(X)
 
 
+@pytest.mark.hands_over("forward branches on data")
 def test_a_policy_that_falls_back(load, monkeypatch):
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
@@ -338,6 +340,7 @@ def test_what_was_captured_is_captured_again(write, graphs_captured):
     assert graphs_captured() == 2
 
 
+@pytest.mark.hands_over("forward branches on data")
 def test_a_module_in_plain_pytorch_gets_another_chance(write, monkeypatch):
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")
     module = ORTModule(Branches(4, 3))

@@ -138,6 +138,7 @@ class TestLevel:
         assert len(again) == (1 if VALUES[level] <= 2 else 0)
         assert all("args[0]: another dtype, device, layout or num" in reason for reason in again)
 
+    @pytest.mark.hands_over("forward branches on data")
     @pytest.mark.filterwarnings("ignore::torch_ort.fallback.FallbackWarning")
     def test_traceback_of_a_fallback(self, level, said, monkeypatch):
         monkeypatch.setenv("TORCH_ORT_STRICT", "0")
@@ -190,6 +191,7 @@ class TestIntroduction:
         run(Scaled(), "INFO")
         assert len(introductions(said())) == 1
 
+    @pytest.mark.hands_over("forward branches on data")
     @pytest.mark.filterwarnings("ignore::torch_ort.fallback.FallbackWarning")
     def test_is_not_there_if_nothing_was_captured(self, said, monkeypatch):
         """It would say of a module that it runs in the engine, which runs in PyTorch."""
@@ -241,6 +243,7 @@ class TestReasonOfRecapture:
         assert not [m for m in said() if m.startswith("captured again")]
 
 
+@pytest.mark.hands_over("forward branches on data")
 def test_a_fallback_is_a_warning_at_every_level(monkeypatch):
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")
     for level in LEVELS:

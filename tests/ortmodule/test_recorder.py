@@ -53,6 +53,7 @@ def test_a_plain_module_is_recorded_once():
     assert counters["recordings_handed_over"] == 0
 
 
+@pytest.mark.hands_over("the test is about it")
 @pytest.mark.parametrize(
     ("function", "words"),
     [
@@ -72,6 +73,7 @@ def test_what_is_handed_over_trains_as_well(function, words, caplog):
     assert any(re.search(words, record.getMessage()) for record in caplog.records)
 
 
+@pytest.mark.hands_over("an input that autograd watches is written into")
 @pytest.mark.parametrize(
     "write",
     [
@@ -141,6 +143,7 @@ class Cut(torch.autograd.Function):
         return None
 
 
+@pytest.mark.hands_over("no input gets the gradient")
 def test_an_output_that_wants_a_gradient_which_no_input_gets():
     wrapped = ORTModule(Net(lambda y, x: Cut.apply(y)))
     result = wrapped(torch.ones(3, 4))
@@ -158,6 +161,7 @@ def test_the_recorder_can_be_switched_off(monkeypatch):
     assert counters["recordings_handed_over"] == 0
 
 
+@pytest.mark.hands_over("a rule is made wrong")
 def test_a_rule_that_is_wrong_is_found_by_the_first_run(monkeypatch):
     """The engine checks what kernels give: AOTAutograd captures what a rule has spoilt."""
 

@@ -165,6 +165,7 @@ def test_an_output_goes_back_in_another_thread():
         torch.testing.assert_close(got.grad, want.grad)
 
 
+@pytest.mark.hands_over("PyTorch words the error")
 def test_an_error_in_one_thread_is_not_anothers():
     eager = mlp()
     module = ORTModule(copy.deepcopy(eager))

@@ -396,6 +396,7 @@ def test_custom_functions_keep_their_backward():
     step_both(*pair(Net()), rows())
 
 
+@pytest.mark.hands_over("a checkpoint")
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize("is_asked", [False, True], ids=["no_gradient_asked", "gradient_asked"])
 def test_checkpointed_parts(compare, use_reentrant, is_asked):
@@ -772,6 +773,7 @@ def test_recapture_shows_what_is_not_watched(graphs_captured):
     assert graphs_captured() == 2
 
 
+@pytest.mark.hands_over("nothing can capture the model")
 def test_recapture_leaves_plain_pytorch(monkeypatch):
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")
     eager, ours = pair(Impossible(by_random))
@@ -838,6 +840,7 @@ def by_numpy(module):
     return float(np.random.rand())
 
 
+@pytest.mark.hands_over("nothing can capture the model")
 @pytest.mark.parametrize(
     ("what", "words"),
     [
@@ -888,6 +891,7 @@ def test_a_flag_that_the_first_call_sets_is_allowed(graphs_captured):
     assert graphs_captured() == 1
 
 
+@pytest.mark.hands_over("numbers read from tensors")
 def test_branches_on_numbers_fall_back(monkeypatch):
     class Branches(nn.Module):
         def __init__(self):
@@ -904,6 +908,7 @@ def test_branches_on_numbers_fall_back(monkeypatch):
     step_both(eager, ours, -torch.ones(2, 8))
 
 
+@pytest.mark.hands_over("nothing can capture it")
 def test_a_retried_fallback_warns_at_each_call(monkeypatch):
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")
     monkeypatch.setenv("ORTMODULE_FALLBACK_RETRY", "1")

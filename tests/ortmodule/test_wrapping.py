@@ -435,6 +435,7 @@ def test_calling_forward_runs_in_the_engine(pair):
     assert torch_ort.counters()["forward_runs"] == 1
 
 
+@pytest.mark.hands_over("PyTorch words the error")
 def test_errors_of_forward_are_those_of_pytorch(pair, monkeypatch):
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")
     eager, _ = pair
@@ -450,6 +451,7 @@ def test_errors_of_forward_are_those_of_pytorch(pair, monkeypatch):
     assert torch_ort.counters()["forward_runs"] > 0
 
 
+@pytest.mark.hands_over("forward words the error")
 def test_missing_arguments_are_the_type_error_of_pytorch(pair, monkeypatch):
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")
     ours = ORTModule(copy.deepcopy(pair[0]))

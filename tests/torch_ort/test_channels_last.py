@@ -334,7 +334,12 @@ def test_many_sizes_through_one_graph(name: str, dtype: torch.dtype, monkeypatch
     assert counters["forward_runs"] == counters["backward_runs"] == len(sizes)
 
 
-@pytest.mark.parametrize("name", MODELS)
+FACTORS = pytest.mark.hands_over("factors to a given size depend on the size")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[FACTORS] * (name == "upsample")) for name in MODELS]
+)
 def test_symbols_give_the_graph_of_known_sizes(name: str) -> None:
     model, x = body(name), torch.randn(4, 3, 12, 12)
     known = program_of(torch.compile(model, backend="ort"), x)
@@ -347,6 +352,7 @@ def test_symbols_give_the_graph_of_known_sizes(name: str) -> None:
     assert kinds[1]["Identity"] == kinds[0]["Identity"]
 
 
+@pytest.mark.hands_over("Dynamo gives the norm's momentum as a tensor")
 def test_a_dynamic_graph_of_dynamo() -> None:
     model = body("residual")
     sizes = [(4, 3, 12, 11), (2, 3, 9, 17), (5, 3, 10, 8)]
@@ -392,6 +398,7 @@ def test_weights_weigh_as_in_the_captured_call() -> None:
         assert (moved(graph) > 0) == is_moved
 
 
+@pytest.mark.hands_over("sizes that data tells")
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
 @pytest.mark.compile_only("the recorder takes no sizes from data")
 def test_sizes_that_data_tells_stay_plain() -> None:

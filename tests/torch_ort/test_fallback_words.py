@@ -78,6 +78,7 @@ def no_gelu(monkeypatch) -> None:
     monkeypatch.setattr(FxReader, "_add_call", refuse)
 
 
+@pytest.mark.hands_over("captures are made to fail")
 @pytest.mark.parametrize("switched_off", ["", "recorder"])
 def test_compile(switched_off, no_gelu):
     options = {"disable": switched_off} if switched_off else None
@@ -91,6 +92,7 @@ def test_compile(switched_off, no_gelu):
     )
 
 
+@pytest.mark.hands_over("captures are made to fail")
 def test_ortmodule(no_gelu):
     wrapped = torch_ort.ORTModule(Model())
     warning = the_warning(lambda: wrapped(torch.randn(5, 6)))
@@ -100,6 +102,7 @@ def test_ortmodule(no_gelu):
     )
 
 
+@pytest.mark.hands_over("PyTorch words the error")
 def test_an_operator_that_cannot_be_traced():
     wrapped = torch_ort.ORTModule(Nests())
     message = str(the_warning(lambda: wrapped(torch.randn(2, 6))).message)
@@ -107,6 +110,7 @@ def test_an_operator_that_cannot_be_traced():
     assert f"(test_fallback_words.py:{line_of(Nests)})" in message
 
 
+@pytest.mark.hands_over("numbers read from tensors")
 def test_a_number_that_is_asked_for():
     class Branches(nn.Module):
         def forward(self, x):
@@ -135,6 +139,7 @@ def test_a_nested_tensor():
         torch.testing.assert_close(got, (part * 2).relu())
 
 
+@pytest.mark.hands_over("captures are made to fail")
 def test_where_no_operator_is_known_the_function_is_named(monkeypatch):
     fail = Mock(side_effect=_C.InternalError("injected by a test"))
     monkeypatch.setattr(_C, "run_pipeline", fail)

@@ -462,6 +462,7 @@ def test_trains_a_compiled_model() -> None:
     assert torch_ort.counters()["optimizer_parameters_by_torch"] == 0
 
 
+@pytest.mark.hands_over("the function writes into parameters")
 def test_a_step_inside_of_a_compiled_function() -> None:
     torch.compiler.reset()
     params = make_parameters([(40,)], torch.float32)

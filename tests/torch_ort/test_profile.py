@@ -223,6 +223,7 @@ class TestTheModelIsUntouched:
         profile(model, x)
         assert torch.equal(random, torch.get_rng_state())
 
+    @pytest.mark.hands_over("an input of the caller's is written into")
     def test_a_buffer_that_forward_replaces_and_an_input_that_it_writes(self):
         class Counts(nn.Module):
             def __init__(self) -> None:
@@ -413,6 +414,7 @@ def no_tangents(self: FxReader, nodes: list) -> None:
 add_nodes = FxReader.add_nodes
 
 
+@pytest.mark.hands_over("graphs are made to fail")
 class TestFallback:
     @pytest.fixture(autouse=True)
     def some_graphs_fall_back(self, monkeypatch):

@@ -142,6 +142,7 @@ def test_draws_are_those_of_the_published_generator(place):
     assert not is_kept(KNOWN_WORDS[place])
 
 
+@pytest.mark.hands_over("a checkpoint")
 def test_checkpointed_block_sees_one_mask():
     model = Dropouts()
 

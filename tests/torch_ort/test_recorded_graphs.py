@@ -38,6 +38,7 @@ def train(call, module, shapes) -> list:
     return found
 
 
+@pytest.mark.hands_over("a rule is made wrong")
 @pytest.mark.parametrize("strict", ["0", "1"])
 def test_aotautograd_captures_what_a_rule_has_spoilt(wrong_rule, monkeypatch, strict):
     monkeypatch.setenv("TORCH_ORT_STRICT", strict)
@@ -54,6 +55,7 @@ def test_aotautograd_captures_what_a_rule_has_spoilt(wrong_rule, monkeypatch, st
     assert counters["backward_runs"] == 3
 
 
+@pytest.mark.hands_over("a rule is made wrong")
 def test_with_symbolic_sizes_eager_runs(wrong_rule, monkeypatch):
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")
     module = Net()

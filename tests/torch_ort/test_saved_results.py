@@ -106,6 +106,7 @@ def results_and_gradient(call: Callable, dtype: torch.dtype) -> list[torch.Tenso
     return [each.detach().resolve_conj() for each in results] + list(torch.autograd.grad(loss, x))
 
 
+@pytest.mark.hands_over("floats that depend on sizes")
 @pytest.mark.parametrize(("function", "dtype"), CASES)
 def test_results_that_backward_reads_leave_the_graph(road, function, dtype):
     call = road(function)

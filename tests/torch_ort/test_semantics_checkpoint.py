@@ -14,6 +14,8 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+pytestmark = pytest.mark.hands_over("a checkpoint is an operator that takes graphs")
+
 
 class Block(nn.Module):
     def __init__(self, width: int, dropout: float = 0.0) -> None:

@@ -159,6 +159,7 @@ class TestCustomOps:
             steps=4,
         )
 
+    @pytest.mark.hands_over("sizes that data tells")
     @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
     def test_output_sized_by_data(self, compare_training):
         compare_training(lambda: lambda x: (positive(x.detach()) * 2, x.exp()), rows)
@@ -179,6 +180,7 @@ class TestCustomOps:
 
 
 class TestMutatingOps:
+    @pytest.mark.hands_over("a custom operator that writes into its arguments")
     def test_on_a_buffer(self, compare_training):
         class Counting(nn.Module):
             def __init__(self):
@@ -193,6 +195,7 @@ class TestMutatingOps:
 
         compare_training(Counting, rows)
 
+    @pytest.mark.hands_over("a custom operator that writes into its arguments")
     def test_on_an_input(self, compare_training):
         def function(total, x):
             accumulate(total, x)
@@ -200,6 +203,7 @@ class TestMutatingOps:
 
         compare_training(lambda: function, lambda step: (torch.zeros(6), torch.randn(4, 6)))
 
+    @pytest.mark.hands_over("a custom operator that writes into its arguments")
     def test_on_an_intermediate(self, compare_training):
         def function(x):
             total = torch.zeros(6, device=x.device)
@@ -210,6 +214,7 @@ class TestMutatingOps:
 
         compare_training(lambda: function, rows)
 
+    @pytest.mark.hands_over("a custom operator that writes into its arguments")
     def test_on_views_of_one_buffer(self, compare_training):
         def function(buffer, x):
             accumulate(buffer[0], x)
@@ -218,6 +223,7 @@ class TestMutatingOps:
 
         compare_training(lambda: function, lambda step: (torch.zeros(3, 6), torch.randn(4, 6)))
 
+    @pytest.mark.hands_over("a custom operator that writes into its arguments")
     def test_two_arguments_and_a_result(self, compare_training):
         def function(a, x, b):
             y = fill_both(a, x, b)
@@ -228,6 +234,7 @@ class TestMutatingOps:
             lambda step: (torch.zeros(4, 6), torch.randn(4, 6), torch.zeros(3)),
         )
 
+    @pytest.mark.hands_over("a custom operator that writes into its arguments")
     def test_runs_once_per_forward(self, compiled):
         def function(total, x):
             accumulate(total, x)
@@ -287,6 +294,7 @@ class Stashing(torch.autograd.Function):
 
 
 class TestAutogradFunctions:
+    @pytest.mark.hands_over("Dynamo gives an operator that takes graphs")
     @pytest.mark.parametrize(
         "function",
         [
@@ -300,6 +308,7 @@ class TestAutogradFunctions:
     def test_custom_gradient(self, compare_training, function):
         compare_training(lambda: function, rows)
 
+    @pytest.mark.hands_over("Dynamo gives an operator that takes graphs")
     def test_inside_a_module(self, compare_training):
         class Model(nn.Module):
             def __init__(self):
@@ -316,6 +325,7 @@ class TestAutogradFunctions:
 
 
 class TestHigherOrderOps:
+    @pytest.mark.hands_over("Dynamo gives an operator that takes graphs")
     @pytest.mark.parametrize("sign", [1.0, -1.0])
     def test_cond(self, compare_training, sign):
         def function(x, offset):
@@ -326,6 +336,7 @@ class TestHigherOrderOps:
             lambda step: (rows(step), torch.full((2,), sign * (1 - 2 * (step % 2)))),
         )
 
+    @pytest.mark.hands_over("Dynamo gives an operator that takes graphs")
     def test_cond_in_a_module(self, compare_training):
         class Switch(nn.Module):
             def __init__(self):
@@ -338,6 +349,7 @@ class TestHigherOrderOps:
 
         compare_training(Switch, rows, steps=4)
 
+    @pytest.mark.hands_over("Dynamo gives an operator that takes graphs")
     def test_while_loop(self, compare_training):
         def function(x, count):
             def more(i, value):
@@ -350,6 +362,7 @@ class TestHigherOrderOps:
 
         compare_training(lambda: function, lambda step: (torch.randn(3), torch.tensor(2 + step)))
 
+    @pytest.mark.hands_over("Dynamo gives an operator that takes graphs")
     def test_nested_compile_region(self, compare_training):
         @torch.compiler.nested_compile_region
         def layer(x, weight):
@@ -367,6 +380,7 @@ class TestHigherOrderOps:
 
         compare_training(Repeated, rows)
 
+    @pytest.mark.hands_over("Dynamo gives an operator that takes graphs")
     def test_flex_attention_without_gradients(self, compare_training):
         def function(q, k, v):
             return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s - (i - j).abs() * 0.1)
@@ -379,6 +393,7 @@ class TestHigherOrderOps:
             atol=1e-5,
         )
 
+    @pytest.mark.hands_over("Dynamo gives an operator that takes graphs")
     def test_flex_attention_with_a_block_mask(self, compare_training, device):
         mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, 128, 128, device=device)
         compare_training(
@@ -406,6 +421,7 @@ class TestHigherOrderOps:
 
 
 class TestSubclassesAndEffects:
+    @pytest.mark.hands_over("the recorder takes no such inputs")
     @pytest.mark.compile_only("subclasses run in PyTorch")
     def test_wrapper_subclass(self, device, compiled):
         from torch.testing._internal.two_tensor import TwoTensor
@@ -423,6 +439,7 @@ class TestSubclassesAndEffects:
             got.append((pair.grad.a, pair.grad.b))
         torch.testing.assert_close(got[1], got[0])
 
+    @pytest.mark.hands_over("the recorder takes no such inputs")
     def test_parameter_subclass(self, compare_training):
         class Marked(nn.Parameter):
             pass
@@ -437,6 +454,7 @@ class TestSubclassesAndEffects:
 
         compare_training(Model, rows)
 
+    @pytest.mark.hands_over("Dynamo gives an operator that takes graphs")
     def test_print_inside_a_graph(self, capfd, compiled):
         def function(x):
             torch._higher_order_ops.print("total {total}", total=x.sum())

@@ -102,6 +102,7 @@ def test_sizes_zero_and_one(compare_training):
     compare_training(mlp, lambda step: torch.randn(sizes[step], 6), steps=len(sizes))
 
 
+@pytest.mark.hands_over("numbers read from tensors")
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_dynamic_setting_of_compile(compare_training, dynamic):
     compare_training(
@@ -177,6 +178,7 @@ def test_two_inputs_share_a_size(compare_training):
     )
 
 
+@pytest.mark.hands_over("numbers read from tensors")
 def test_python_numbers_change_between_calls(compare_training):
     compare_training(
         lambda: lambda x, scale, shift: x * scale + shift,
@@ -194,6 +196,7 @@ def test_running_statistics_with_a_dynamic_batch(compare_training):
 
 
 class TestSizesFromData:
+    @pytest.mark.hands_over("sizes that data tells")
     @pytest.mark.parametrize(
         "function",
         [
@@ -211,6 +214,7 @@ class TestSizesFromData:
             lambda: function, lambda step: torch.randn(4, 6, requires_grad=True), steps=4
         )
 
+    @pytest.mark.hands_over("sizes that data tells")
     @captures_data_dependent_sizes
     def test_nothing_and_everything_selected(self, compare_training):
         def inputs(step):
@@ -219,6 +223,7 @@ class TestSizesFromData:
 
         compare_training(lambda: lambda x: x[x > 0].exp(), inputs, steps=4)
 
+    @pytest.mark.hands_over("sizes that data tells")
     @captures_data_dependent_sizes
     def test_selected_rows_through_layers(self, compare_training):
         class Selected(nn.Module):
@@ -233,6 +238,7 @@ class TestSizesFromData:
 
         compare_training(Selected, lambda step: (torch.randn(6, 6), torch.rand(6) > 0.4), steps=4)
 
+    @pytest.mark.hands_over("numbers read from tensors")
     @captures_data_dependent_sizes
     def test_number_read_from_a_tensor(self, compare_training):
         compare_training(
@@ -240,6 +246,7 @@ class TestSizesFromData:
             lambda step: (torch.randn(4, requires_grad=True), torch.tensor(step + 2)),
         )
 
+    @pytest.mark.hands_over("numbers read from tensors")
     @captures_data_dependent_sizes
     def test_size_read_from_a_tensor(self, compare_training):
         def function(x, n):
@@ -253,6 +260,7 @@ class TestSizesFromData:
             lambda step: (torch.randn(8, 3, requires_grad=True), torch.tensor(step + 2)),
         )
 
+    @pytest.mark.hands_over("sizes that data tells")
     @captures_data_dependent_sizes
     def test_repeats_read_from_a_tensor(self, compare_training):
         compare_training(
@@ -260,6 +268,7 @@ class TestSizesFromData:
             lambda step: (torch.randn(4, 3, requires_grad=True), torch.randint(0, 4, (4,))),
         )
 
+    @pytest.mark.hands_over("sizes that data tells")
     @captures_data_dependent_sizes
     def test_with_a_dynamic_batch(self, compare_training):
         compare_training(
@@ -268,6 +277,7 @@ class TestSizesFromData:
             steps=5,
         )
 
+    @pytest.mark.hands_over("numbers read from tensors")
     @captures_data_dependent_sizes
     @pytest.mark.compile_only("needs fullgraph")
     def test_failing_check_is_an_error_in_its_own_words(self, device, backend):

@@ -54,6 +54,7 @@ class TestInputs:
         call(rows()).sum().backward()
         assert_engine_ran(backward=True)
 
+    @pytest.mark.hands_over("PyTorch words the error")
     def test_wrong_dtype(self, compiled):
         call = compiled(network())
         with pytest.raises(Exception, match=r"(?s)dtype|Float|Double"):
@@ -134,6 +135,7 @@ class TestAutograd:
         with pytest.raises(Exception, match="leaf Variable that requires grad"):
             call(rows())
 
+    @pytest.mark.hands_over("PyTorch words the error")
     def test_inference_tensor_in_training(self, compiled):
         with torch.inference_mode():
             x = torch.ones(4, 6)
@@ -182,6 +184,7 @@ class TestNumbers:
         ):
             (call(x) * 0).backward()
 
+    @pytest.mark.hands_over("numbers read from tensors")
     def test_anomaly_mode_with_good_numbers(self, compiled):
         model = network()
         call = compiled(model)

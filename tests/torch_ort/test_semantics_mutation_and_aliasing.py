@@ -18,6 +18,7 @@ def rows_with_gradient(step: int) -> torch.Tensor:
 
 
 class TestMutatedInputs:
+    @pytest.mark.hands_over("an input that is written into")
     def test_input_without_gradient(self, compare_training):
         def add_one(x, w):
             x.add_(1)
@@ -39,6 +40,7 @@ class TestMutatedInputs:
             results.append((x.detach(), y.detach(), leaf.grad, w.grad))
         torch.testing.assert_close(results[1], results[0])
 
+    @pytest.mark.hands_over("an input that is written into")
     @pytest.mark.parametrize(
         "change",
         [
@@ -57,6 +59,7 @@ class TestMutatedInputs:
 
         self.check_with_gradient(both, device, function)
 
+    @pytest.mark.hands_over("an input that is written into")
     @pytest.mark.aot_eager_fails("it saves the input itself, then copies the new value into it")
     def test_input_whose_old_value_backward_reads(self, both, device):
         def function(x, w):
@@ -65,6 +68,7 @@ class TestMutatedInputs:
 
         self.check_with_gradient(both, device, function)
 
+    @pytest.mark.hands_over("an input that is written into")
     def test_slice_of_an_input(self, compare_training):
         def fill_row(cache, row, w):
             cache[1] = row
@@ -122,6 +126,7 @@ class TestMutatedInputs:
             Cache, lambda step: (torch.randn(2, 6), torch.tensor([2 * step, 2 * step + 1]))
         )
 
+    @pytest.mark.hands_over("an input that is written into")
     def test_parameter_changed_under_no_grad(self, compare_training):
         class Clamped(nn.Module):
             def __init__(self):
@@ -135,6 +140,7 @@ class TestMutatedInputs:
 
         compare_training(Clamped, rows)
 
+    @pytest.mark.hands_over("an input that is written into")
     @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
     def test_inference(self, compare_training, mode):
         def add_one(x):
@@ -164,6 +170,7 @@ class TestMutatedInputs:
             results.append((call(x), x, x.stride()))
         torch.testing.assert_close(results[1], results[0])
 
+    @pytest.mark.hands_over("an input that is written into")
     def test_version_counter_moves(self, device, both):
         def change(x):
             x.add_(1)
@@ -175,6 +182,7 @@ class TestMutatedInputs:
             call(x)
             assert x._version > before
 
+    @pytest.mark.hands_over("PyTorch words the error")
     def test_edit_by_the_module_of_what_backward_reads(self, device, both):
         class Counter(nn.Module):
             def __init__(self):
@@ -215,6 +223,7 @@ class TestAliasingInputs:
 
         compare_training(lambda: lambda a, b, base: (a[:3] * b[:3], base.exp()), inputs)
 
+    @pytest.mark.hands_over("an input that is written into")
     @pytest.mark.compile_only("runs in PyTorch")
     def test_overlapping_views_one_of_them_changed(self, device, both):
         def change(a, b):
@@ -227,6 +236,7 @@ class TestAliasingInputs:
             results.append((call(base[:4], base[2:]), base))
         torch.testing.assert_close(results[1], results[0])
 
+    @pytest.mark.hands_over("an input that is written into")
     @pytest.mark.compile_only("runs in PyTorch")
     def test_overlapping_views_changed_with_gradient(self, device, both):
         def change(a, b):
@@ -242,6 +252,7 @@ class TestAliasingInputs:
             results.append((y.detach(), base.detach(), leaf.grad))
         torch.testing.assert_close(results[1], results[0])
 
+    @pytest.mark.hands_over("an input that is written into")
     @pytest.mark.compile_only("runs in PyTorch")
     def test_disjoint_views_one_of_them_changed(self, device, both):
         def change(a, b):

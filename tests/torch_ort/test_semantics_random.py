@@ -130,6 +130,7 @@ def test_attention_with_dropout(compare_training):
     compare_training(Attention, lambda step: torch.randn(2, 3, 16))
 
 
+@pytest.mark.hands_over("Dynamo gives an operator that takes graphs")
 def test_random_numbers_of_a_custom_backward(compare_training):
     class Noisy(torch.autograd.Function):
         @staticmethod
@@ -146,6 +147,7 @@ def test_random_numbers_of_a_custom_backward(compare_training):
     compare_training(lambda: function, rows, **EXACT)
 
 
+@pytest.mark.hands_over("Dynamo gives an operator that takes graphs")
 def test_random_numbers_of_a_custom_backward_that_reads_no_gradient(compare_training):
     class Noisy(torch.autograd.Function):
         @staticmethod
@@ -211,6 +213,7 @@ def test_dropout_in_eval_is_the_identity(compare_training):
     compare_training(lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(16, 4)).eval(), rows, steps=2)
 
 
+@pytest.mark.hands_over("numbers read from tensors")
 def test_rate_changed_between_steps(compare_training):
     def change(model, step):
         model[0].p = 0.2 * step

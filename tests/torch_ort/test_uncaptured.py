@@ -384,6 +384,7 @@ class TestTorchsOwnModules:
         self.check(run, model)
 
 
+@pytest.mark.hands_over("the graph has a backward inside")
 def test_a_backward_inside_of_a_compiled_step(capfd):
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     expected = copy.deepcopy(model)

@@ -176,6 +176,7 @@ class ByData(Net):
         return y
 
 
+@pytest.mark.hands_over("numbers read from tensors")
 def test_conditions_on_data_are_refused_by_name_and_line():
     _, ours = pair(ByData)
     words = r"aten::Bool depends on the numbers in a tensor.*test_control_flow\.py:\d+: bool"
@@ -183,6 +184,7 @@ def test_conditions_on_data_are_refused_by_name_and_line():
         ours(rows(0))
 
 
+@pytest.mark.hands_over("numbers read from tensors")
 def test_conditions_on_data_run_in_pytorch(monkeypatch):
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")
     eager, ours = pair(ByData)
@@ -283,6 +285,7 @@ class Plain(Net):
         return y + total
 
 
+@pytest.mark.hands_over("floats that depend on sizes")
 def test_numbers_strings_and_containers(compare):
     compare(Plain, rows)
 
@@ -376,6 +379,7 @@ def reshaped(layer: nn.Module, x: Tensor) -> Tensor:
     return y.expand(2, columns, rows) - torch.arange(rows, device=x.device)
 
 
+@pytest.mark.hands_over("floats that depend on sizes")
 def test_sizes_of_a_traced_module_stay_open():
     module = traced(reshaped, rows(0))
     ours = ORTModule(module)

@@ -20,6 +20,7 @@ class Checks(nn.Module):
         return self.layer(x)
 
 
+@pytest.mark.hands_over("nothing can capture it")
 def test_errors_of_a_script_reach_the_user(monkeypatch):
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")
     ours = ORTModule(torch.jit.script(Checks()))
@@ -34,6 +35,7 @@ def test_errors_of_a_script_reach_the_user(monkeypatch):
     assert torch_ort.counters()["graphs_captured"] == 1
 
 
+@pytest.mark.hands_over("nothing can capture it")
 def test_strict_mode_says_what_the_script_raises():
     ours = ORTModule(torch.jit.script(Checks()))
     words = r"TorchScript raises builtins.ValueError: got 9 rows, want at most 8 \(.*errors.py:\d+"
@@ -64,6 +66,7 @@ class Unwraps(nn.Module):
         return x + torch.jit._unwrap_optional(y)
 
 
+@pytest.mark.hands_over("nothing can capture it")
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
@@ -78,6 +81,7 @@ def test_what_is_refused(kind, words):
         ORTModule(torch.jit.script(kind()))(torch.ones(2, 2))
 
 
+@pytest.mark.hands_over("nothing can capture it")
 def test_an_object_as_result_is_refused():
     class Gives(nn.Module):
         def __init__(self) -> None:
@@ -110,12 +114,14 @@ class RaisesWithoutGrad(nn.Module):
         return x * self.scale
 
 
+@pytest.mark.hands_over("numbers read from tensors")
 def test_an_error_leaves_grad_mode_as_it_was():
     with pytest.raises(ORTModuleONNXModelException, match="depends on the numbers"):
         ORTModule(torch.jit.script(RaisesWithoutGrad()))(torch.ones(2, 2))
     assert torch.is_grad_enabled()
 
 
+@pytest.mark.hands_over("PyTorch words the error")
 def test_errors_of_kernels_are_pytorchs(monkeypatch):
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")
     ours = ORTModule(torch.jit.script(nn.Linear(4, 4)))

@@ -191,6 +191,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.hands_over("nothing can capture it")
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_a_graph_cannot_assign(kind, monkeypatch):
     scripted = torch.jit.script(kind())
@@ -226,6 +227,7 @@ def test_tensors_in_a_list_attribute():
     assert_same(ours, scripted, 3)
 
 
+@pytest.mark.hands_over("nothing can capture it")
 def test_a_list_of_tensors_that_grows_is_refused():
     scripted = torch.jit.script(Keeps(grows=True))
     with pytest.raises(ORTModuleONNXModelException, match="forward changes 'kept' of the module"):
@@ -234,6 +236,7 @@ def test_a_list_of_tensors_that_grows_is_refused():
     assert scripted.kept[1] is scripted.layer.bias
 
 
+@pytest.mark.hands_over("nothing can capture it")
 def test_tensors_in_a_dict_attribute_are_refused():
     words = r"attribute 'table' of the module holds tensors in a dict.*test_guards\.py:\d+"
     with pytest.raises(ORTModuleONNXModelException, match=words):
@@ -285,6 +288,7 @@ class IgnoresTable(KeepsTable):
         return self.in_python(x)
 
 
+@pytest.mark.hands_over("nothing can capture it")
 def test_a_table_of_tensors_that_python_may_read_is_refused():
     words = "attribute 'table' of the module holds tensors in a dict"
     with pytest.raises(ORTModuleONNXModelException, match=words):

@@ -316,6 +316,7 @@ def test_autocast_around_a_script():
     assert torch_ort.counters()["fallbacks"] == 0
 
 
+@pytest.mark.hands_over("numbers read from tensors")
 def test_parts_run_in_the_engine_where_the_whole_cannot(monkeypatch):
     class ByData(nn.Module):
         def __init__(self) -> None:
