@@ -8,7 +8,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <optional>
 #include <set>
+#include <string_view>
 
 namespace torch_ort::ops {
 
@@ -21,6 +23,26 @@ bool holds_tensors(const ArgList& list) {
   return false;
 }
 
+std::string complex_text(std::complex<double> number) {
+  const std::string imaginary = ir::decimal_text(number.imag());
+  return concat("(", ir::decimal_text(number.real()), imaginary.starts_with('-') ? "" : "+",
+                imaginary, "j)");
+}
+
+// Reads what `complex_text` writes; nothing for other text.
+std::optional<std::complex<double>> complex_of_text(std::string_view text) {
+  if (!text.starts_with('(') || !text.ends_with("j)")) return std::nullopt;
+  const std::string_view parts = text.substr(1, text.size() - 3);
+  double real = 0, imaginary = 0;
+  const char* end = parts.data() + parts.size();
+  const auto first = std::from_chars(parts.data(), end, real);
+  if (first.ec != std::errc() || first.ptr == end) return std::nullopt;
+  const char* rest = *first.ptr == '+' ? first.ptr + 1 : first.ptr;
+  const auto second = std::from_chars(rest, end, imaginary);
+  if (second.ec != std::errc() || second.ptr != end) return std::nullopt;
+  return std::complex<double>(real, imaginary);
+}
+
 // Text of one list element, for lists that are neither all integers nor all doubles.
 std::string element_text(const Arg& item) {
   if (auto* dim = std::get_if<ir::Dim>(&item.value)) return dim->str();
@@ -30,6 +52,7 @@ std::string element_text(const Arg& item) {
     auto end = std::to_chars(buffer, buffer + sizeof buffer, *real).ptr;
     return {buffer, end};
   }
+  if (auto* pair = std::get_if<std::complex<double>>(&item.value)) return complex_text(*pair);
   if (auto* text = std::get_if<std::string>(&item.value)) return *text;
   throw InternalError("ATen node: a list element is neither number nor text");
 }
@@ -69,7 +92,7 @@ bool is_number_type(c10::TypeKind kind) {
          kind == c10::TypeKind::TensorType;
 }
 
-// Text to an argument of the given type: "true", "0.1", "2*N", "contiguous_format".
+// Text to an argument of the given type: "true", "0.1", "(1+2j)", "2*N", "contiguous_format".
 Arg arg_of_text(const std::string& text, const c10::Argument& schema, const c10::TypePtr& type) {
   if (type->kind() == c10::TypeKind::BoolType) return text == "true";
   const auto real_kind = plain(schema.real_type())->kind();
@@ -78,6 +101,7 @@ Arg arg_of_text(const std::string& text, const c10::Argument& schema, const c10:
                            real_kind == c10::TypeKind::MemoryFormatType;
   if (enumeration || !is_number_type(type->kind())) return text;
   if (text == "true" || text == "false") return text == "true";
+  if (const auto pair = complex_of_text(text)) return *pair;
   double real = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), real);
   const bool is_real = error == std::errc() && end == text.data() + text.size();
@@ -211,6 +235,8 @@ void encode_aten(const std::string& op, const std::string& overload,
       attrs[name] = *dim;
     } else if (auto* real = std::get_if<double>(&arg.value)) {
       attrs[name] = *real;
+    } else if (auto* pair = std::get_if<std::complex<double>>(&arg.value)) {
+      attrs[name] = complex_text(*pair);
     } else if (auto* text = std::get_if<std::string>(&arg.value)) {
       attrs[name] = *text;
     } else if (schema && i < schema->schema().arguments().size()) {

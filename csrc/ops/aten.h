@@ -5,7 +5,8 @@
 //
 // Tensors are inputs, in the order of the schema; `tensor_args` tells which arguments they fill:
 // "grad_output" one tensor, "tensors:3" a list of three. Every other argument is an attribute. What
-// is left out has its default; `none_args` names those that are None against their default.
+// is left out has its default; `none_args` names those that are None against their default. Complex
+// numbers stand as text: "(1.5+2j)".
 #pragma once
 
 #include "ir/graph.h"

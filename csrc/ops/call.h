@@ -4,6 +4,7 @@
 
 #include "ir/graph.h"
 
+#include <complex>
 #include <cstdint>
 #include <deque>
 #include <string>
@@ -19,7 +20,9 @@ using ArgList = std::vector<Arg>;
 // Enumerations (dtype, layout, device, memory format) are given by PyTorch's names ("float32",
 // "strided", "cuda:0", "contiguous_format"); the schema tells which of them a string is.
 struct Arg {
-  std::variant<std::monostate, ir::Value*, bool, double, ir::Dim, std::string, ArgList> value;
+  std::variant<std::monostate, ir::Value*, bool, double, std::complex<double>, ir::Dim, std::string,
+               ArgList>
+      value;
 
   Arg() = default;
   Arg(ir::Value* v) {
@@ -27,6 +30,7 @@ struct Arg {
   }  // NOLINT: a missing value is None
   Arg(bool v) : value(v) {}                      // NOLINT
   Arg(double v) : value(v) {}                    // NOLINT
+  Arg(std::complex<double> v) : value(v) {}      // NOLINT
   Arg(int v) : value(ir::Dim(v)) {}              // NOLINT
   Arg(int64_t v) : value(ir::Dim(v)) {}          // NOLINT
   Arg(ir::Dim v) : value(std::move(v)) {}        // NOLINT

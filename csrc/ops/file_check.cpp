@@ -54,6 +54,8 @@ bool is_number(const Arg& arg) {
          std::holds_alternative<ir::Dim>(arg.value);
 }
 
+bool is_complex(const Arg& arg) { return std::holds_alternative<std::complex<double>>(arg.value); }
+
 bool is_text(const Arg& arg, bool (*is_good)(const std::string&)) {
   const auto* text = std::get_if<std::string>(&arg.value);
   return text != nullptr && is_good(*text);
@@ -87,12 +89,13 @@ bool fits(const Arg& arg, const c10::TypePtr& type, const c10::TypePtr& real) {
       }
       const bool holds_tensors = innermost(element)->kind() == TypeKind::TensorType;
       return std::all_of(list->begin(), list->end(), [&](const Arg& item) {
-        return !(holds_tensors && is_number(item)) && fits(item, element, real_element);
+        return !(holds_tensors && (is_number(item) || is_complex(item))) &&
+               fits(item, element, real_element);
       });
     }
     case TypeKind::TensorType:
-      return std::holds_alternative<ir::Value*>(arg.value) || is_number(arg);
-    case TypeKind::NumberType: return is_number(arg);
+      return std::holds_alternative<ir::Value*>(arg.value) || is_number(arg) || is_complex(arg);
+    case TypeKind::NumberType: return is_number(arg) || is_complex(arg);
     case TypeKind::FloatType:
       return is_constant && is_number(arg) && !std::holds_alternative<bool>(arg.value);
     case TypeKind::IntType:

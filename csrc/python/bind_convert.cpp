@@ -3,6 +3,7 @@
 #include "convert/reader.h"
 #include "python/bind.h"
 
+#include <pybind11/complex.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -49,6 +50,7 @@ ops::Arg arg_of(convert::Reader& reader, const py::handle& item) {
   if (py::isinstance<py::bool_>(item)) return item.cast<bool>();
   if (py::isinstance<py::int_>(item)) return item.cast<int64_t>();
   if (py::isinstance<py::float_>(item)) return item.cast<double>();
+  if (PyComplex_Check(item.ptr())) return item.cast<std::complex<double>>();
   if (py::isinstance<py::str>(item)) return item.cast<std::string>();
   if (py::isinstance<py::tuple>(item)) {
     const auto pair = item.cast<py::tuple>();

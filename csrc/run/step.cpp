@@ -91,6 +91,10 @@ IValue number_list(const c10::Argument& schema, const ops::ArgList& items) {
       values.push_back(IValue(*flag));
     else if (const auto* real = std::get_if<double>(&item.value))
       values.push_back(IValue(*real));
+    else if (const auto* pair = std::get_if<std::complex<double>>(&item.value))
+      values.push_back(IValue(c10::complex<double>(*pair)));
+    else if (const auto* dim = std::get_if<ir::Dim>(&item.value))
+      values.push_back(IValue(dim->constant()));
     else if (const auto* text = std::get_if<std::string>(&item.value))
       values.push_back(IValue(*text));
     else
@@ -186,6 +190,10 @@ ArgSource Resolver::bind_arg(const c10::Argument& schema, const ops::Arg& arg) c
   }
   if (auto* real = std::get_if<double>(&arg.value)) {
     return wraps ? constant(wrapped_number(*real)) : constant(*real);
+  }
+  if (auto* pair = std::get_if<std::complex<double>>(&arg.value)) {
+    const c10::complex<double> number(*pair);
+    return wraps ? constant(wrapped_number(number)) : constant(number);
   }
   if (auto* text = std::get_if<std::string>(&arg.value))
     return constant(string_value(schema, *text));

@@ -70,6 +70,10 @@ class Answers(TorchDispatchMode):
             return [int(size) for size in _PLAIN[func](args[0].spec)]
         if any(type(arg) is torch.SymFloat for arg in args):
             args = tuple(map(_with_known_number, args))
+        if func is torch.ops.aten._conj.default and isinstance(args[0], complex):
+            # A number where the operator takes a tensor.
+            func, args = torch.ops.aten.scalar_tensor.default, (args[0].conjugate(),)
+            kwargs = {"dtype": torch.complex128}
         result = _leaves(self.form(func, args, kwargs))
         self.note(func, args, kwargs, result)
         return result

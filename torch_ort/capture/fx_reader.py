@@ -352,7 +352,7 @@ class FxReader:
             return str(value).removeprefix("torch.")
         if isinstance(value, torch.memory_format):
             return _MEMORY_FORMATS[value]
-        if value is None or isinstance(value, bool | int | float | str):
+        if value is None or isinstance(value, bool | int | float | complex | str):
             return value
         raise Unsupported(f"argument of type {type(value).__name__}")
 
