@@ -240,9 +240,10 @@ def capture_module(
     or InternalError for what cannot be captured, an error of the module itself included.
     """
     call = _Call(module, run or module, args, kwargs, floats, functions or Policy())
-    if sizes is Sizes.OPEN:
+    if sizes is not Sizes.GUARDED:
+        given = RecordedInputs(are_fixed=sizes is Sizes.FIXED)
         capture = record_or_hand_over(
-            lambda: _trace(call, options, state, RecordedInputs(), recorded_reads), state
+            lambda: _trace(call, options, state, given, recorded_reads), state
         )
         if capture is not None:
             return capture

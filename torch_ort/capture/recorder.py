@@ -168,9 +168,13 @@ _recording = threading.RLock()  # answers to PyTorch's questions are given for t
 
 
 class RecordedInputs:
-    """Inputs for `record` that stand for those of a call: sizes and integers are symbols."""
+    """Inputs for `record` that stand for those of a call.
 
-    def __init__(self) -> None:
+    Sizes and integers are symbols, or, for a graph that serves no other ones, those of the call.
+    """
+
+    def __init__(self, are_fixed: bool = False) -> None:
+        self._are_fixed = are_fixed
         self._sizes = _C.SizeSymbols()
         self._count = 0
 
@@ -190,8 +194,8 @@ class RecordedInputs:
         strides = format_strides(sizes, _FORMATS[dense_format(tensor)])
         return input_like(tensor, Spec(sizes, strides, tensor.dtype, tensor.device))
 
-    def integer(self, value: int, name: str) -> torch.SymInt:
-        """Give a symbol for an integer that every call brings anew."""
+    def integer(self, value: int, name: str) -> int | torch.SymInt:
+        """Give what stands for an integer that every call brings."""
         return self._symbol(value, is_size=False)
 
     def told_size(self, value: int) -> torch.SymInt:
@@ -199,7 +203,9 @@ class RecordedInputs:
         self._count += 1
         return self._sizes.told(f"t{self._count - 1}", value)
 
-    def _symbol(self, value: int, is_size: bool) -> torch.SymInt:
+    def _symbol(self, value: int, is_size: bool) -> int | torch.SymInt:
+        if self._are_fixed:
+            return value
         self._count += 1
         return self._sizes.symbol(f"s{self._count - 1}", value, is_size)
 

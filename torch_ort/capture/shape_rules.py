@@ -357,6 +357,11 @@ def _dropout(x: Spec, p: float, train: bool | None) -> tuple[Spec, Spec]:
     return result, result._replace(dtype=torch.bool)
 
 
+@rule_of(aten.native_dropout_backward.default)
+def _dropout_backward(gradient: Spec, mask: Spec, scale: float) -> Spec:
+    return _pointwise(aten.mul.Tensor, gradient, mask)
+
+
 # Views.
 
 
@@ -759,6 +764,20 @@ def _cross_entropy_with_logits(
     if reduction == 0 or not all(map(equal, x.sizes, target.sizes)):
         raise NoRule
     return rows([], x)
+
+
+@rule_of(
+    aten.mse_loss_backward.default, aten.huber_loss_backward.default,
+    aten.smooth_l1_loss_backward.default,
+)  # fmt: skip
+def _loss_of_differences_backward(
+    gradient: Spec, x: Spec, target: Spec, reduction: int, threshold: float | None = None
+) -> Spec:
+    if target.dtype != x.dtype:
+        raise NoRule
+    if not _C.same_sizes(broadcast_sizes(x.sizes, target.sizes), x.sizes):
+        raise NoRule
+    return rows(x.sizes, x)
 
 
 @rule_of(aten.native_group_norm.default)
