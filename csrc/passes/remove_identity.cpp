@@ -1,10 +1,12 @@
 // y = Identity(x) -> x.
 // An Identity is a copy, so it stays where the copy can be told from x: by its strides, by a write
-// into either, or by a caller who holds one of the two.
+// into either, by what counts in its memory, or by a caller who holds one of the two.
 
 #include "ir/edit.h"
 #include "passes/memory.h"
 #include "passes/pass.h"
+
+#include <algorithm>
 
 namespace torch_ort::passes {
 
@@ -18,9 +20,19 @@ bool is_part_of_larger(const ir::Value& value) {
   return !(ir::numel(*root->type.shape) == ir::numel(*value.type.shape));
 }
 
+// What names strides and an offset counts from the beginning of a tensor's memory. A copy begins
+// there; a tensor of the caller's may be a part.
+bool names_strides(const ir::Graph& graph) {
+  return std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const ir::Node& node) {
+    return ir::is(&node, "ATen", ir::kAtenDomain) &&
+           ir::string_attr(node.attrs, "operator", "") == "aten::as_strided";
+  });
+}
+
 // Stops where what is known of memory no longer holds.
 int remove_some(ir::Graph& graph) {
   const SharedMemory memory(graph);
+  const bool keeps_copies_of_callers = names_strides(graph);
   int rewrites = 0;
   for (ir::Node& node : graph.nodes) {
     if (!ir::is(&node, "Identity") || node.outputs[0] == nullptr) continue;
@@ -29,6 +41,7 @@ int remove_some(ir::Graph& graph) {
     if (is_part_of_larger(x)) continue;
     if (memory.is_written(&x) || memory.is_written(&y)) continue;
     if (memory.leaves(&x)) continue;
+    if (memory.is_callers(&x) && keeps_copies_of_callers) continue;
     // The caller may write into its own tensor between the two halves.
     if (memory.is_callers(&x) && memory.has_yield()) continue;
     // What leaves must be memory of its own.

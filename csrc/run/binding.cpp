@@ -275,7 +275,9 @@ class Binder {
   }
 
   // Whether the results stay inside: an object that is pointed elsewhere must be the engine's own.
+  // as_strided counts from the beginning of the memory that a caller's tensor may be a part of.
   bool may_move(const Step& step) const {
+    if (step.op->schema().name() == "aten::as_strided") return false;
     const auto stays = [this](int slot) {
       const auto is_in = [slot](const std::vector<int>& slots) {
         return std::find(slots.begin(), slots.end(), slot) != slots.end();

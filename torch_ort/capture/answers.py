@@ -21,7 +21,7 @@ from torch_ort.capture.dispatch_compat import (
     unwrapped,
     without_saved_tensor_hooks,
 )
-from torch_ort.capture.shape_rules import NoRule, Spec, find, spec_of
+from torch_ort.capture.shape_rules import NoRule, Spec, find, is_contiguous, spec_of, value
 from torch_ort.capture.symbols import is_beyond_sizes
 from torch_ort.user_code import Line, blame
 
@@ -70,6 +70,11 @@ class Answers(TorchDispatchMode):
             return [int(size) for size in _PLAIN[func](args[0].spec)]
         if any(type(arg) is torch.SymFloat for arg in args):
             args = tuple(map(_with_known_number, args))
+        if func is torch.ops.aten.resize.default and _keeps_strides(*args):
+            raise NoCapture(
+                "resize_: to the sizes that a tensor has, which is not row-major: it stays as it "
+                "is, which PyTorch's functionalization does not know"
+            )
         if func is torch.ops.aten._conj.default and isinstance(args[0], complex):
             # A number where the operator takes a tensor.
             func, args = torch.ops.aten.scalar_tensor.default, (args[0].conjugate(),)
@@ -146,6 +151,11 @@ def _with_known_number(arg: Any) -> Any:
     """Give the number that a quotient of sizes is, where it is the same for all of them."""
     number = _C.known_float(arg) if type(arg) is torch.SymFloat else None
     return arg if number is None else number
+
+
+def _keeps_strides(tensor: torch.Tensor, sizes: Any) -> bool:
+    spec = _specs(tensor)
+    return [*map(value, spec.sizes)] == [*map(value, sizes)] and not is_contiguous(spec)
 
 
 def _specs(value: Any) -> Any:

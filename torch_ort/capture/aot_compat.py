@@ -356,6 +356,40 @@ def written_placeholders(graph: fx.Graph) -> set[fx.Node]:
     return {leaf for leaf in leaves if isinstance(leaf, fx.Node) and leaf.op == "placeholder"}
 
 
+def seen_as_memory(graph: fx.Graph) -> set[fx.Node]:
+    """Give the inputs whose place in memory a graph's numbers depend on, by strides that it names.
+
+    Those of a tensor that lies as an input does are the input's.
+    """
+    pending = [node.args[0] for node in graph.nodes if node.target in _NAME_STRIDES]
+    seen = set()
+    while pending:
+        node = pending.pop()
+        if node not in seen and node.op == "call_function" and _lies_like_arguments(node):
+            pending += node.all_input_nodes
+        seen.add(node)
+    return {node for node in seen if node.op == "placeholder"}
+
+
+_NAME_STRIDES = (
+    torch.ops.aten.as_strided.default,
+    torch.ops.aten.as_strided_copy.default,
+    torch.ops.aten.as_strided_scatter.default,
+)
+_COPY = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
+
+
+def _lies_like_arguments(node: fx.Node) -> bool:
+    """Tell whether a node gives a view, one of several, or a tensor in its arguments' layout."""
+    if node.target is operator.getitem or node.target in _COPY:
+        return True
+    if not isinstance(node.target, OpOverload):
+        return False
+    returns = schema(node.target).returns
+    is_view = bool(returns) and returns[0].alias_info is not None
+    return is_view or torch.Tag.pointwise in node.target.tags
+
+
 def recompute_policy(node: fx.Node) -> tuple[str, int]:
     """Give what torch.utils.checkpoint says of a node: its policy, and which region it is in."""
     policy, region = node.meta.get("recompute"), node.meta.get("ac_graph_id")

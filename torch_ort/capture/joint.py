@@ -82,6 +82,7 @@ class Capture:
         self.options = options
         self.state = state
         self.has_higher_order = False  # whether an operator has graphs as arguments
+        self.seen_as_memory: set[int] = set()  # inputs in whose memory the function names strides
         self._parameters = parameters
         self.recording: Recording | None = None
         self._forward: ForwardRunner | None = None
@@ -143,8 +144,13 @@ class Capture:
             else:
                 runner = self.compile_inference(recording.module, inputs)
                 step = RecordedRun(recording, runner)
+        self.seen_as_memory |= recording.results.seen_as_memory
         counting.count("graphs_recorded")
         return step
+
+    def _note_memory(self, graph: fx.Graph) -> None:
+        found = {aot_compat.input_position(node) for node in aot_compat.seen_as_memory(graph)}
+        self.seen_as_memory |= found - {None}
 
     @contextmanager
     def _capturing(
@@ -196,6 +202,7 @@ class Capture:
         self, joint: torch.nn.Module, num_outputs: int, parameters: Sequence[int] | None = None
     ) -> JointLayout:
         self.has_higher_order = aot_compat.has_higher_order(joint.graph)
+        self._note_memory(joint.graph)
         with stage("convert"):
             layout = JointLayout(joint, num_outputs)
             program = read_joint(layout, self.options)
@@ -223,6 +230,7 @@ class Capture:
     def compile_inference(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         """Compile a graph without gradients."""
         self.has_higher_order = aot_compat.has_higher_order(module.graph)
+        self._note_memory(module.graph)
         with stage("convert"):
             program, outputs = read_inference(module, self.options)
         placeholders = module.graph.find_nodes(op="placeholder")

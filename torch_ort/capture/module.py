@@ -131,7 +131,8 @@ class ModuleCapture:
 
     def __init__(
         self, trace: _Trace, guard: _C.CallGuard, run: Callable[..., Sequence[Any]],
-        conditions: Sequence[str], written: dict[int, bool], unseen: Sequence[str],
+        conditions: Sequence[str], written: dict[int, bool], seen_as_memory: set[int],
+        unseen: Sequence[str],
     ) -> None:  # fmt: skip
         self.run = run
         self.unseen = unseen  # what forward reads and no call is compared by
@@ -146,6 +147,7 @@ class ModuleCapture:
         self._assigned = trace.assigned
         self._constants = trace.watch.constants
         self._written = written
+        self._seen_as_memory = seen_as_memory
         self._words = " and ".join(conditions)
         self._holds = _condition(trace.symbols, self._words) if conditions else None
 
@@ -155,6 +157,8 @@ class ModuleCapture:
         if flat is None or (self._holds and not self._holds(*flat[: self._num_integers])):
             return None
         if self._written and refused_write(args, kwargs, flat, self._written):
+            return None
+        if self._seen_as_memory and refused_strides(args, kwargs, flat, self._seen_as_memory):
             return None
         return flat
 
@@ -166,7 +170,9 @@ class ModuleCapture:
         flat = self._guard.match(args, kwargs)
         if self._holds and not self._holds(*flat[: self._num_integers]):
             return f"sizes: want {self._words}"
-        return refused_write(args, kwargs, flat, self._written)
+        return refused_write(args, kwargs, flat, self._written) or refused_strides(
+            args, kwargs, flat, self._seen_as_memory
+        )
 
     def call(self, flat: list[Any], args: tuple, kwargs: dict) -> Any:
         """Run the graph with what `match` gave for a call; give the module's result."""
@@ -218,6 +224,17 @@ def refused_write(args: tuple, kwargs: dict, flat: Sequence[Any], written: dict[
         if storage and storages.count(storage) > 1:
             return "forward writes into an argument that shares its memory with another tensor"
     return ""
+
+
+def refused_strides(args: tuple, kwargs: dict, flat: Sequence[Any], seen: set[int]) -> str:
+    """Say what makes the strides meaningless that forward names itself; empty if nothing does.
+
+    `seen` has the positions of tensors in whose memory forward names them.
+    """
+    given = {id(leaf) for leaf in Structure((args, kwargs), "").leaves}
+    if all(id(flat[position]) in given for position in seen):
+        return ""
+    return "forward names strides (as_strided) in an argument that is not dense"
 
 
 def capture_module(
@@ -312,8 +329,9 @@ def _trace(
             raise Unsupported(f"forward writes into '{held.names[i - first]}', which requires grad")
     offset = len(trace.integers) - first
     written = {i + offset: watched for i, watched in written.items() if i not in parameters}
+    seen = {i + offset for i in capture.seen_as_memory - parameters}
     trace.forget()
-    return ModuleCapture(trace, guard, run, trace.conditions(fakes), written, reads.unseen)
+    return ModuleCapture(trace, guard, run, trace.conditions(fakes), written, seen, reads.unseen)
 
 
 HOOKS_RUN = "which may do more than compute: a captured graph would not run it at every call"
