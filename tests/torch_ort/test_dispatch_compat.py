@@ -77,23 +77,28 @@ def test_a_dropout_that_does_nothing_gives_its_argument():
     assert before
 
 
-def test_an_interpolation_is_one_operator():
+def test_operators_stay_whole():
+    aten = torch.ops.aten
     operators = [
-        getattr(getattr(torch.ops.aten, name), overload)
+        getattr(getattr(aten, name), overload)
         for name in dispatch_compat.INTERPOLATIONS
         for overload in ("default", "vec")
     ]
+    operators += [aten.softshrink.default, aten.hardshrink.default]
     before = [dict(operator.py_kernels) for operator in operators]
     x = dispatch_compat.functionalized(leaf(2, 3, 4, 5)).requires_grad_()
     with (
         dispatch_compat.functionalization(),
         dispatch_compat.enable_python_dispatcher(),
-        dispatch_compat.interpolations_stay_whole(),
+        dispatch_compat.operators_stay_whole(),
         Notes() as notes,
     ):
         torch.nn.functional.interpolate(x, scale_factor=2, mode="bilinear")
         torch.nn.functional.interpolate(x, (8, 7))
-    assert notes.seen == ["aten.upsample_bilinear2d.default", "aten.upsample_nearest2d.default"]
+        torch.nn.functional.softshrink(x)
+        torch.nn.functional.hardshrink(x)
+    names = ["upsample_bilinear2d", "upsample_nearest2d", "softshrink", "hardshrink"]
+    assert notes.seen == [f"aten.{name}.default" for name in names]
     assert [operator.py_kernels for operator in operators] == before
     assert all(before)
 

@@ -32,12 +32,12 @@ __all__ = [
     "functionalization",
     "functionalized",
     "has_gradient",
-    "interpolations_stay_whole",
     "is_base",
     "is_differentiable_view",
     "is_functionalized",
     "is_one_of_several_views",
     "nothing_compiled",
+    "operators_stay_whole",
     "outside_inference_mode",
     "shape_questions_answered",
     "storage_key",
@@ -131,25 +131,25 @@ def _passing_through(theirs: Callable[..., torch.Tensor]) -> Callable[..., torch
 
 
 @contextmanager
-def interpolations_stay_whole() -> Iterator[None]:
-    """Let an interpolation be one operator, as in eager PyTorch.
+def operators_stay_whole() -> Iterator[None]:
+    """Let interpolations and shrinking be one operator, as in eager PyTorch.
 
-    PyTorch's own traces make indexing and arithmetic of it: slower, and what weighs nothing is read
-    too, so that a NaN or an infinity spoils its neighbours.
+    PyTorch's own traces make indexing and arithmetic of them: slower, and what weighs nothing is
+    read and multiplied by 0, so that a NaN or an infinity comes where eager PyTorch has none.
     """
-    operators = [
-        getattr(getattr(torch.ops.aten, name), overload)
-        for name in INTERPOLATIONS
-        for overload in ("default", "vec")
-    ]
+    aten = torch.ops.aten
+    kept = [getattr(aten, name).default for name in INTERPOLATIONS]
+    by_factors = [getattr(aten, name).vec for name in INTERPOLATIONS]
+    operators = [*kept, *by_factors, aten.softshrink.default, aten.hardshrink.default]
     kernels = [dict(operator.py_kernels) for operator in operators]
-    for whole, by_factors in zip(operators[::2], operators[1::2], strict=True):
-        for key in (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd):
-            whole.py_kernels.pop(key, None)
-            by_factors.py_kernels[key] = _calling(whole)
-    try:
+    for key in (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd):
         for operator in operators:
-            operator._dispatch_cache.clear()
+            operator.py_kernels.pop(key, None)
+        for whole, operator in zip(kept, by_factors, strict=True):
+            operator.py_kernels[key] = _calling(whole)
+    for operator in operators:
+        operator._dispatch_cache.clear()
+    try:
         yield
     finally:
         for operator, theirs in zip(operators, kernels, strict=True):

@@ -40,9 +40,9 @@ from torch_ort.capture.dispatch_compat import (
     dropout_passes_through,
     functionalized,
     has_gradient,
-    interpolations_stay_whole,
     is_functionalized,
     nothing_compiled,
+    operators_stay_whole,
     shape_questions_answered,
     unwrapped,
     without_saved_tensor_hooks,
@@ -263,7 +263,7 @@ class _Recorder:
             shape_questions_answered(),
             nothing_compiled(),
             dropout_passes_through(),
-            interpolations_stay_whole(),
+            operators_stay_whole(),
             answering(self._mode),
         ):
             with recording_branches(self._branches):

@@ -283,6 +283,11 @@ def _pointwise(operator: Any, *args: Any, **kwargs: Any) -> Spec:
     return Spec(sizes, in_order(sizes, _order_of(sizes, operands)), dtype, device)
 
 
+# Not told as what they are by their tags.
+for _operator in (aten.softshrink_backward.default, aten.hardshrink_backward.default):
+    RULES[_operator] = functools.partial(_pointwise, _operator)
+
+
 def _row_major_pointwise(operator: Any, *args: Any, **kwargs: Any) -> Spec:
     spec = _pointwise(operator, *args, **kwargs)
     return spec._replace(strides=_C.contiguous_strides(spec.sizes))
@@ -834,6 +839,18 @@ def _nll_loss_backward(
 def _distance_backward(gradient: Spec, x: Spec, target: Spec, *how: Any) -> Spec:
     fits = _is_cpu(x) and x.dtype == target.dtype and len(x.sizes) == len(target.sizes)
     return rows(x.sizes, x) if fits and all(map(equal, x.sizes, target.sizes)) else _no_rule()
+
+
+@rule_of(aten.log_sigmoid_forward.default)
+def _log_sigmoid(x: Spec) -> tuple[Spec, Spec]:
+    return (rows(x.sizes, x), rows(x.sizes, x)) if _is_cpu(x) else _no_rule()
+
+
+@rule_of(aten.log_sigmoid_backward.default)
+def _log_sigmoid_backward(gradient: Spec, x: Spec, buffer: Spec) -> Spec:
+    if not _is_cpu(x) or not all(map(equal, gradient.sizes, x.sizes)):
+        raise NoRule
+    return gradient._replace(strides=kept_strides(gradient))
 
 
 @rule_of(aten._native_batch_norm_legit_functional.default)
