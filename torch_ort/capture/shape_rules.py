@@ -778,7 +778,7 @@ def _cross_entropy_with_logits(
 def _loss_of_differences_backward(
     gradient: Spec, x: Spec, target: Spec, reduction: int, threshold: float | None = None
 ) -> Spec:
-    if target.dtype != x.dtype:
+    if target.dtype != x.dtype or not _is_cpu(x):
         raise NoRule
     if not _C.same_sizes(broadcast_sizes(x.sizes, target.sizes), x.sizes):
         raise NoRule
@@ -830,15 +830,6 @@ def _nll_loss_backward(
     total: Spec,
 ) -> Spec:  # fmt: skip
     return rows(x.sizes, x) if is_contiguous(x) else _no_rule()
-
-
-@rule_of(
-    aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default,
-    aten.huber_loss_backward.default,
-)  # fmt: skip
-def _distance_backward(gradient: Spec, x: Spec, target: Spec, *how: Any) -> Spec:
-    fits = _is_cpu(x) and x.dtype == target.dtype and len(x.sizes) == len(target.sizes)
-    return rows(x.sizes, x) if fits and all(map(equal, x.sizes, target.sizes)) else _no_rule()
 
 
 @rule_of(aten.log_sigmoid_forward.default)
