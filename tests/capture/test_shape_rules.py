@@ -63,6 +63,11 @@ CASES: list[tuple[Any, tuple, dict]] = [
     (aten._to_copy.default, (t(2, 3),), {"dtype": torch.bfloat16}),
     (aten.zeros_like.default, (t(3, 2).t(),), {}),
     (aten.full_like.default, (t(2, 3), 2.0), {"dtype": torch.int64}),
+    (aten.resize_as.default, (t(3, 2).t(), t(2, 3)), {}),
+    (aten.normal.Tensor_Tensor, (t(3, 2).t(), t(3, 2).t()), {}),
+    (aten.normal.Tensor_float, (t(3, 2).t(), 0.5), {}),
+    (aten.normal.float_Tensor, (1.0, t(3, 2).t()), {}),
+    (aten.bernoulli.p, (t(3, 2).t(), 0.5), {}),
     (aten.bernoulli.p, (t(2, 3), 0.5), {}),
     (aten.native_dropout.default, (t(2, 3), 0.5, True), {}),
     (aten.native_dropout_backward.default, (t(2, 3), t(2, 3) > 0, 2.0), {}),
@@ -169,6 +174,11 @@ CASES: list[tuple[Any, tuple, dict]] = [
     (aten.upsample_trilinear3d.default, (t(2, 3, 2, 4, 5), [3, 8, 6], True), {}),
     (aten._upsample_nearest_exact3d.default, (t(2, 3, 2, 4, 5), [3, 8, 6]), {}),
     (aten.binary_cross_entropy_with_logits.default, (t(2, 3), t(2, 3), None, None, 1), {}),
+    (
+        aten._native_batch_norm_legit_functional.default,
+        (t(2, 4, 3).transpose(1, 2), t(3), t(3), t(3), t(3), True, 0.1, 1e-5),
+        {},
+    ),
     (
         aten._native_batch_norm_legit_functional.default,
         (t(2, 3, 4, 5), t(3), t(3), t(3), t(3), True, 0.1, 1e-5),

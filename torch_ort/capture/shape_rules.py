@@ -351,9 +351,26 @@ def _like(
     return _to_copy(x, dtype=dtype, device=device, memory_format=memory_format)
 
 
+@rule_of(aten.resize_as.default)
+def _resize_as(x: Spec, like: Spec, *, memory_format: torch.memory_format | None = None) -> Spec:
+    if memory_format is not None or len(x.sizes) != len(like.sizes):
+        raise NoRule
+    if not all(map(equal, x.sizes, like.sizes)):
+        raise NoRule
+    return x._replace(strides=kept_strides(x))
+
+
 @rule_of(aten.bernoulli.p)
 def _bernoulli(x: Spec, p: float, generator: Any = None) -> Spec:
-    return Spec(x.sizes, kept_strides(x), x.dtype, x.device)
+    return rows(x.sizes, x)
+
+
+@rule_of(aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor)
+def _normal(mean: Spec | float, std: Spec | float = 1.0, *, generator: Any = None) -> Spec:
+    given = [x for x in (mean, std) if isinstance(x, Spec)]
+    if not all(x.dtype.is_floating_point for x in given):
+        raise NoRule
+    return rows(broadcast_sizes(*(x.sizes for x in given)), given[0])
 
 
 @rule_of(aten.native_dropout.default)
@@ -850,7 +867,9 @@ def _batch_norm(
     momentum: float, eps: float,
 ) -> tuple[Spec, ...]:  # fmt: skip
     others = [spec for spec in (weight, bias, mean, variance) if spec is not None]
-    if not training or not _is_cpu(x) or not is_contiguous(x):
+    # Images in channels-last order stay so; all else becomes row-major.
+    may_keep_order = not is_contiguous(x) and len(x.sizes) in (4, 5)
+    if not training or not _is_cpu(x) or may_keep_order:
         raise NoRule
     if x.dtype not in _FULL or any(spec.dtype != x.dtype for spec in others):
         raise NoRule
