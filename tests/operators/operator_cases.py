@@ -53,7 +53,9 @@ def _copy(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if tensor.layout != torch.strided or torch._debug_has_internal_overlap(values) == 1:
         copied = values.clone().to(dtype)
     else:
-        copied = torch.empty_strided(values.size(), values.stride(), dtype=dtype).copy_(values)
+        copied = torch.empty_strided(values.size(), values.stride(), dtype=dtype)
+        copied.untyped_storage().fill_(0)  # as_strided may read what lies between
+        copied.copy_(values)
     return copied.requires_grad_(tensor.requires_grad)
 
 

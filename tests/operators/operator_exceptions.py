@@ -1,10 +1,15 @@
-"""The one table of what does not run in the engine, or not with eager's numbers, and why."""
+"""The one table of what does not run in the engine, or not with eager's numbers, and why.
+
+A row that a case does not need is a failure as well.
+"""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from operator_cases import LAYOUTS, Case
 
 ROADS = ("ortmodule", "graph", "compile")
@@ -28,15 +33,48 @@ class Row:
     names: str
     roads: tuple[str, ...] = ROADS
     layouts: tuple[str, ...] = LAYOUTS
+    only: Callable[[Case], bool] = lambda case: True
 
     def holds_for(self, case: Case, road: str) -> bool:
         """Tell whether a case on a road is meant."""
         named = not self.names or case.operator.formatted_name in self.names.split()
-        return named and road in self.roads and case.layout in self.layouts
+        return named and road in self.roads and case.layout in self.layouts and self.only(case)
 
 
 _READ = "a number is read from data, by Python or by PyTorch itself"
 _NOT_DENSE = "an ORTModule's graph writes into dense arguments only"
+_NEVER_BROKEN = ("ortmodule", "graph")  # Dynamo breaks a graph where data is read
+
+
+def _has_tensors(count: int) -> Callable[[Case], bool]:
+    return lambda case: len(case.tensors) >= count
+
+
+def _draws(case: Case) -> bool:
+    results = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        results.append(case.function(*case.fresh()))
+    return not torch.equal(*results)
+
+
+def _splits_by_tensor(case: Case) -> bool:
+    return len(case.tensors) > 1 and case.tensors[1].numel() > 0
+
+
+def _has_dims(count: int) -> Callable[[Case], bool]:
+    return lambda case: case.tensors[0].dim() >= count
+
+
+def _writes(case: Case) -> bool:
+    tensors = case.fresh()
+    case.function(*tensors)
+    return not all(map(torch.equal, tensors, case.tensors))
+
+
+def _has_mask(case: Case) -> bool:
+    return any(tensor.dtype == torch.bool for tensor in case.tensors[1:])
+
 
 TABLE = (
     Row(
@@ -52,26 +90,92 @@ TABLE = (
         Kind.UNDEFINED, "gives memory as it is",
         "empty empty_like empty_strided empty_permuted new_empty new_empty_strided",
     ),
+    Row(
+        Kind.UNDEFINED, "eager's mean over no sample is memory as it is",
+        "nn_functional_multilabel_margin_loss", layouts=("empty",),
+    ),
+    Row(Kind.UNDEFINED, "new elements are memory as it is", "resize_", layouts=("empty",)),
     Row(Kind.FALLS_BACK, _READ, "item equal allclose cov corrcoef"),
+    Row(Kind.FALLS_BACK, _READ, "nn_functional_ctc_loss", roads=_NEVER_BROKEN),
+    Row(
+        Kind.FALLS_BACK, "a branch asks for the signs of variances",
+        "nn_functional_gaussian_nll_loss",
+    ),
+    Row(
+        Kind.FALLS_BACK, "where to begin is read from a tensor", "narrow", roads=_NEVER_BROKEN,
+        only=_has_tensors(2),
+    ),
+    Row(
+        Kind.FALLS_BACK, "where to split is read from a tensor", "tensor_split", roads=("graph",),
+        only=_splits_by_tensor,
+    ),
+    Row(
+        Kind.FALLS_BACK, "into how many parts, or where in a later dim, is read from a tensor",
+        "tensor_split", roads=("ortmodule",),
+        only=lambda case: _splits_by_tensor(case) and case.sample > 0,
+    ),
+    Row(
+        Kind.FALLS_BACK, "PyTorch asks whether a size is 1 that data tells", "argwhere",
+        roads=("ortmodule",), layouts=("as given", "transposed", "strided"), only=_has_dims(2),
+    ),
     Row(
         Kind.FALLS_BACK, "data tells the size of the result, which Dynamo leaves to eager",
         "masked_select combinations nonzero unique unique_consecutive argwhere",
         roads=("graph",),
     ),
-    Row(Kind.FALLS_BACK, "takes sparse tensors", "sparse_sampled_addmm sparse_mm_reduce"),
     Row(
-        Kind.WRONG, "kernels for preallocated results are wrong for batch norms of what is strided",
-        "native_batch_norm _native_batch_norm_legit _batch_norm_with_update",
-        roads=("graph",), layouts=("transposed", "strided"),
+        Kind.FALLS_BACK, "a mask tells how many elements are written, which Dynamo leaves to eager",
+        "index_put", roads=("graph",), only=_has_mask,
+    ),
+    Row(Kind.FALLS_BACK, "takes sparse tensors", "sparse_sampled_addmm sparse_mm_reduce"),
+    Row(Kind.FALLS_BACK, "gives sparse tensors", "to_sparse"),
+    Row(
+        Kind.FALLS_BACK, "AOTAutograd writes into the tensor as it was before it lost dims",
+        "squeeze_multiple", roads=("ortmodule",), layouts=("written",),
+        only=lambda case: case.tensors[0].numel() > 1,
+    ),
+    Row(
+        Kind.FALLS_BACK, "PyTorch's functionalization has no form of polygamma_ without writes",
+        "polygamma_polygamma_n_0 polygamma_polygamma_n_1 polygamma_polygamma_n_2 "
+        "polygamma_polygamma_n_3 polygamma_polygamma_n_4",
+        layouts=("written", "copy written"),
+    ),
+    Row(
+        Kind.FALLS_BACK, "counts in the memory of what an ORTModule has a dense copy of",
+        "as_strided as_strided_copy as_strided_partial_views as_strided_scatter resize_",
+        roads=("ortmodule",), layouts=("transposed", "strided"),
+        only=lambda case: not case.tensors[0].is_contiguous(),
     ),
     Row(
         Kind.WRONG, "in eager, what has gaps draws other numbers than a copy without",
         "normal_in_place", roads=("graph",), layouts=("strided",),
     ),
     Row(
+        Kind.WRONG, "eager draws in the order of memory, which an ORTModule's copy has not",
+        "rand_like randn_like randint_like multinomial",
+        roads=("ortmodule",), layouts=("transposed",),
+    ),
+    Row(
+        Kind.WRONG, "bernoulli_ draws in the order of memory, its form without writes row by row",
+        "nn_functional_alpha_dropout", roads=("ortmodule", "graph"), layouts=("transposed",),
+        only=_draws,
+    ),
+    Row(
+        Kind.WRONG, "AOTAutograd's captures have the layout that PyTorch's meta kernel tells",
+        "nn_functional_batch_norm native_batch_norm _native_batch_norm_legit "
+        "_batch_norm_with_update",
+        roads=("graph",), layouts=("transposed",), only=_has_tensors(4),
+    ),
+    Row(
         Kind.FALLS_BACK, _NOT_DENSE,
-        "cauchy exponential geometric log_normal normal_in_place uniform native_batch_norm",
+        "cauchy exponential geometric log_normal normal_in_place uniform",
         roads=("ortmodule",), layouts=("transposed", "strided"),
+    ),
+    Row(
+        Kind.FALLS_BACK, _NOT_DENSE,  # here, into running statistics
+        "native_batch_norm _native_batch_norm_legit _batch_norm_with_update "
+        "nn_functional_batch_norm nn_functional_instance_norm",
+        roads=("ortmodule",), layouts=("strided",), only=_writes,
     ),
 )  # fmt: skip
 

@@ -21,12 +21,14 @@ def assert_right(part: int, extent: Extent) -> int:
     return calls
 
 
-def test_tenth_of_all_operators():
-    extent = Extent(
-        dtypes=(torch.float32,), layouts=("as given", "transposed", "empty"), max_samples=2,
-        roads=("ortmodule", "graph"),
-    )  # fmt: skip
-    assert assert_right(0, extent) > 200
+# An ORTModule copies what is not dense: layouts are the graph's to get right.
+@pytest.mark.parametrize(
+    ("road", "layouts"),
+    [("ortmodule", ("as given", "empty")), ("graph", ("as given", "transposed", "empty"))],
+)
+def test_tenth_of_all_operators(road, layouts):
+    extent = Extent((torch.float32,), layouts, max_samples=2, roads=(road,))
+    assert assert_right(0, extent) > 100
 
 
 @pytest.mark.slow
