@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._dynamo.exc import RestartAnalysis
 
 import torch_ort
 from tests.roads import Applies
 from torch_ort import ORTModule
+from torch_ort.capture.joint import Capture
 
 pytestmark = [
     pytest.mark.ort_only,
@@ -43,3 +45,20 @@ def test_a_condition_that_has_no_value_for_a_size_does_not_hold(monkeypatch):
     wrapped(torch.randn(3, 4))
     with pytest.raises(ZeroDivisionError):
         wrapped(torch.randn(3, 0))
+
+
+def test_what_pytorch_says_to_dynamo_is_answered_by_another_capture(monkeypatch):
+    compiled, said = Capture.compile, []
+
+    def compile_later(self, *args):
+        if not said:
+            said.append(RestartAnalysis())
+            raise said[0]
+        return compiled(self, *args)
+
+    monkeypatch.setattr(Capture, "compile", compile_later)
+    module = Applies(FUNCTIONS["scale by a quotient"])
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(ORTModule(module)(x), module(x))
+    assert said
+    assert torch_ort.counters()["fallbacks"] == 0

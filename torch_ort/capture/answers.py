@@ -175,6 +175,8 @@ def _leaves(spec: Any) -> Any:
         return None
     if isinstance(spec, Spec):
         return leaf_of(spec)
+    if not isinstance(spec, tuple | list):
+        raise HandOver(f"an operator is called with {spec} in place of a tensor")
     return type(spec)(map(_leaves, spec))
 
 

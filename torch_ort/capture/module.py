@@ -20,6 +20,7 @@ from torch_ort.capture.aot_compat import (
     FakeInputs,
     Sizes,
     is_refused_by_dynamo,
+    passes_through,
 )
 from torch_ort.capture.dispatch_compat import outside_inference_mode
 from torch_ort.capture.hooks import hook_with_effects, tensor_hooks_refused
@@ -311,7 +312,7 @@ def _trace(
             run = capture.record(trace, trace.flat, trace.sources, lambda: not watch.has_assigned())
             written = dict.fromkeys(capture.recording.written, False)
         else:
-            run = capture.compile(trace, trace.flat, trace.sources)
+            run = _traced_by_pytorch(capture, trace)
             written = fakes.written()
     for program in state.programs:
         for name, constant in program.constants.items():
@@ -332,6 +333,16 @@ def _trace(
     seen = {i + offset for i in capture.seen_as_memory - parameters}
     trace.forget()
     return ModuleCapture(trace, guard, run, trace.conditions(fakes), written, seen, reads.unseen)
+
+
+def _traced_by_pytorch(capture: Capture, trace: _Trace) -> Callable[..., Sequence[Any]]:
+    try:
+        return capture.compile(trace, trace.flat, trace.sources)
+    except Exception as error:
+        if not passes_through(error):
+            raise
+        words = "AOTAutograd: asks Dynamo to trace again, which a module's capture does without"
+        raise Unsupported(f"{words}: {type(error).__name__}") from error
 
 
 HOOKS_RUN = "which may do more than compute: a captured graph would not run it at every call"
