@@ -7,7 +7,7 @@ import re
 # Words of a failure as a pattern, and the reason.
 TABLE = (
     (
-        "writes into an argument that (shares its memory|is not dense)",
+        "writes into an argument that (shares its memory|is not dense)|writes into a leaf Variable",
         "such a call of an ORTModule runs in eager PyTorch",
     ),
     (

@@ -4,7 +4,8 @@ Holes: {f} a float tensor, {g} one that broadcasts with the first value of the l
 such; {a} any tensor, {b} any that broadcasts with the first; {i} integers, {m} bools that
 broadcast; {d}, {e} two dims of the first value; {n} a number, {k} a small size, {t} a dtype;
 {s} the sizes of the first value as an expression; {w:...} a new parameter with these sizes, where
-`last`, `second` are sizes of the first value; {u:...} the same for a buffer.
+`last`, `second` are sizes of the first value; {u:...} the same for a buffer. Holes that differ, if
+only by a space, are filled with different buffers.
 An expression that gives several tensors gives several values.
 """
 
@@ -156,7 +157,7 @@ LAYERS = [
     "F.layer_norm({f}, ({f}.shape[-1],))", "F.layer_norm({f}, {f}.shape[-2:])",
     "F.rms_norm({f}, ({f}.shape[-1],), {w:last})", "F.group_norm({f}, 1)",
     "F.group_norm({f}, 2, {w:second}, {w:second})", "F.instance_norm({f})",
-    "F.batch_norm({f}, {u:second}, {u:second}.abs_(), {w:second}, {w:second}, self.training)",
+    "F.batch_norm({f}, {u:second}, {u: second}, {w:second}, {w:second}, self.training)",
     "F.batch_norm({f}, None, None, training=True)", "F.local_response_norm({f}, 2)",
     "F.conv1d({f}, {w:3, second, 2})", "F.conv1d({f}, {w:4, second, 3}, {w:4}, padding=1)",
     "F.conv2d({f}, {w:3, second, 2, 2}, padding=1)",

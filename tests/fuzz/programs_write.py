@@ -295,6 +295,8 @@ class Writer:
                     else ("b", self.program.buffers, buffers)
                 )
                 same = [name for name, other in known if other == sizes]
+                if kind == "u":  # an operator writes one after the other
+                    same = [name for name in same if f"self.{name}" not in found.values()]
                 if same and self.random.random() < 0.5:
                     name = self.random.choice(same)
                 else:
