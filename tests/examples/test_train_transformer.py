@@ -18,7 +18,7 @@ def largest_relative_difference(got: list[float], want: list[float]) -> float:
     return max(abs(a - b) / abs(b) for a, b in zip(got, want, strict=True))
 
 
-def test_first_50_losses_are_those_of_eager(
+def test_first_losses_are_those_of_eager(
     run_transformer: Callable,
     load_example: Callable,
     engine: str,
@@ -28,17 +28,17 @@ def test_first_50_losses_are_those_of_eager(
     # The default model on the default training text; a part of the other plays is enough to judge.
     program = load_example("train_transformer.py")
     plays = program.read_splits(program.PLAYS)
-    parts = plays._replace(valid=plays.valid[:20_000], test=plays.test[:20_000])
+    parts = plays._replace(valid=plays.valid[:5_000], test=plays.test[:5_000])
     monkeypatch.setattr(program, "read_splits", lambda _: parts)
-    want = run_transformer("--backend", "eager", "--max-steps", 50)
-    assert len(want["losses"]) == 50
-    got = run_transformer("--backend", engine, "--max-steps", 50)
+    want = run_transformer("--backend", "eager", "--max-steps", 20)
+    assert len(want["losses"]) == 20
+    got = run_transformer("--backend", engine, "--max-steps", 10)
     # At the tutorial's learning rate the loss jumps at first, and a difference in the last bit
     # grows tenfold every few steps. Regions round in another order than eager; the rest must not.
-    assert largest_relative_difference(got["losses"][:10], want["losses"][:10]) < 1e-4
+    assert largest_relative_difference(got["losses"], want["losses"][:10]) < 1e-4
     monkeypatch.setenv("TORCH_ORT_DISABLE", "expand_composites,fuse_attention,fuse_regions")
     torch.compiler.reset()
-    got = run_transformer("--backend", engine, "--max-steps", 50)
+    got = run_transformer("--backend", engine, "--max-steps", 20)
     assert largest_relative_difference(got["losses"], want["losses"]) < 1e-4
     assert got["perplexity"] == pytest.approx(want["perplexity"], rel=0.005)
     if engine == "ort":

@@ -110,7 +110,10 @@ def test_models_are_standard_at_every_opset(name: str, pin: int, save) -> None:
         assert_agrees(path, model, x)
 
 
-@pytest.mark.parametrize("pin", PINS)
+@pytest.mark.parametrize(
+    "pin",
+    [12, *(pytest.param(pin, marks=pytest.mark.slow) for pin in PINS[1:-1]), NEWEST_OPSET],
+)
 @pytest.mark.parametrize("name", MODELS)
 def test_one_file_serves_all_sizes(name: str, pin: int, save) -> None:
     model, x = make(name)
@@ -256,8 +259,15 @@ def test_files_that_cannot_be_written(tmp_path) -> None:
 
 
 @pytest.mark.hf
-@pytest.mark.parametrize("pin", [12, NEWEST_OPSET])
-@pytest.mark.parametrize("name", ["GPT2", "Llama"])
+@pytest.mark.parametrize(
+    ("name", "pin"),
+    [
+        ("GPT2", 12),
+        ("Llama", NEWEST_OPSET),
+        pytest.param("GPT2", NEWEST_OPSET, marks=pytest.mark.slow),
+        pytest.param("Llama", 12, marks=pytest.mark.slow),
+    ],
+)
 def test_language_models_of_transformers(name: str, pin: int, save) -> None:
     import transformers
 
@@ -295,6 +305,7 @@ class Scaled(nn.Module):
         return self.last(x.view(2 * x.shape[0], 4))
 
 
+@pytest.mark.hands_over("numbers read from tensors")
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_training_graph_runs_again_from_its_file(dynamic: bool, tmp_path) -> None:
     model, x = Scaled(), torch.randn(5, 6, requires_grad=True)
