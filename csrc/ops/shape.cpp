@@ -88,6 +88,13 @@ Shape reshape_target(const Node& node) {
   return target;
 }
 
+// Nothing if it has more than 64 bits: strides from a file may be any numbers.
+std::optional<int64_t> product(int64_t a, int64_t b) {
+  int64_t result = 0;
+  if (__builtin_mul_overflow(a, b, &result)) return std::nullopt;
+  return result;
+}
+
 // Strides of a strided tensor seen in another shape, all sizes known; nothing if it takes a copy.
 // Works from the back: a run of old dims that lie one in the other is divided among new dims.
 std::optional<Shape> viewed_strides(const Shape& from, const Shape& strides, const Shape& to) {
@@ -98,10 +105,12 @@ std::optional<Shape> viewed_strides(const Shape& from, const Shape& strides, con
   for (size_t i = from.size(); i-- > 0;) {
     run *= from[i].constant();
     const bool ends_run =
-        i == 0 || (from[i - 1].constant() != 1 && strides[i - 1].constant() != run * step);
+        i == 0 || (from[i - 1].constant() != 1 && strides[i - 1].constant() != product(run, step));
     if (!ends_run) continue;
     while (next >= 0 && (wanted < run || to[next] == Dim(1))) {
-      result[next] = wanted * step;
+      const std::optional<int64_t> stride = product(wanted, step);
+      if (!stride) return std::nullopt;
+      result[next] = *stride;
       wanted *= to[next].constant();
       --next;
     }
