@@ -271,3 +271,53 @@ def test_mismatches_are_named(caplog):
 def test_modules_of_python_are_not_compared():
     net = Net(lambda net, x: x * len(sys.argv[:1]))
     assert_noticed(net, lambda: None, is_noticed=False)
+
+
+class KeepsTensors(nn.Module):
+    """Reads tensors of an object, which no graph takes as inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.state = types.SimpleNamespace(h=torch.zeros(3, 4), parts=[torch.ones(4)])
+
+    def forward(self, x):
+        return self.linear(x) * self.state.parts[0] + self.state.h
+
+
+def test_a_tensor_of_an_object_that_is_replaced():
+    eager = KeepsTensors()
+    module = copy.deepcopy(eager)
+    ours = torch_ort.ORTModule(module)
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(ours(x), eager(x))
+    for each in (eager, module):
+        each.state.h = torch.full((3, 4), 2.0)
+    torch.testing.assert_close(ours(x), eager(x))
+    for each in (eager, module):
+        each.state.parts[0] = torch.full((4,), 3.0)
+    torch.testing.assert_close(ours(x), eager(x))
+    for each in (eager, module):
+        each.state.h.add_(1)
+    torch.testing.assert_close(ours(x), eager(x))
+    counters = torch_ort.counters()
+    assert (counters["fallbacks"], counters["graphs_recorded"]) == (0, 3)
+
+
+def test_a_tensor_that_forward_keeps_in_an_object(monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+
+    class Recurs(KeepsTensors):
+        def forward(self, x):
+            self.state.h = super().forward(x).detach()
+            return self.state.h * 2
+
+    eager = Recurs()
+    module = copy.deepcopy(eager)
+    ours = torch_ort.ORTModule(module)
+    x = torch.randn(3, 4)
+    words = "forward assigns field 'h' of attribute 'state' of the module"
+    with pytest.warns(FallbackWarning, match=words):
+        torch.testing.assert_close(ours(x), eager(x))
+    torch.testing.assert_close(ours(x), eager(x))
+    torch.testing.assert_close(module.state.h, eager.state.h)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_ort._C import Unsupported
+from torch_ort.capture.answers import NoCapture
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, range)
 _CONTAINERS = (list, tuple, set, frozenset, dict)
@@ -81,6 +81,18 @@ def rows_of_value(own: Any, name: Any, value: Any, words: str) -> list[Row]:
     return rows
 
 
+def _rows_of_constant(own: Any, name: Any, value: Any, words: str) -> list[Row]:
+    """Give what compares a value outside of the modules, where tensors are no inputs of a graph."""
+    if isinstance(value, torch.Tensor):
+        return [(own, name, "is", value, words)]
+    rows = rows_of_value(own, name, value, words)
+    if type(value) in (list, dict) and not is_plain(value):
+        for key, part in value.items() if type(value) is dict else enumerate(value):
+            if isinstance(part, torch.Tensor) or type(part) in (list, dict):
+                rows += _rows_of_constant(value, key, part, f"item {key!r} of {words}")
+    return rows
+
+
 @dataclass
 class _Object:
     """An object that forward has got hold of."""
@@ -102,7 +114,8 @@ class _Object:
         # A class may look for a field under another name.
         is_whole = self.is_read_whole or any(self._is_made(name) for name in hidden)
         for name in sorted(fields) if is_whole else sorted(self.read & fields.keys()):
-            rows += rows_of_value(fields, name, fields[name], f"field {name!r} of {self.words}")
+            words = f"field {name!r} of {self.words}"
+            rows += _rows_of_constant(fields, name, fields[name], words)
         rows += [
             (fields, name, "absent", None, f"field {name!r} of {self.words}")
             for name in sorted(hidden)
@@ -329,10 +342,7 @@ class CodeReads:
             value = place.get()
             if value is _MISSING or isinstance(value, types.ModuleType | type):
                 continue
-            if isinstance(value, torch.Tensor):
-                rows.append((place.container, place.key, "is", value, place.words))
-            else:
-                rows += rows_of_value(place.container, place.key, value, place.words)
+            rows += _rows_of_constant(place.container, place.key, value, place.words)
         return rows
 
     def note_values(self) -> None:
@@ -404,21 +414,25 @@ def not_watched() -> Iterator[None]:
 def watched_outside(modules: list[torch.nn.Module]) -> Iterator[tuple[ObjectReads, CodeReads]]:
     """Watch what the forwards of modules read outside of them.
 
-    Raises Unsupported if they assign there what later calls would have to assign again.
+    Raises NoCapture if they assign there what later calls would have to assign again.
     """
     objects = ObjectReads()
     code = CodeReads(objects)
     changed: list[str] = []
+    failure: Exception | None = None
     _thread.watch = (objects, code)
     try:
         for module in modules:
             code.add_module(module)
         yield objects, code
+    except Exception as error:
+        failure = error
     finally:
         _thread.watch = None
         objects.unpatch()
         changed = objects.changed() + code.changed()
-    if changed:
-        raise Unsupported(
-            f"forward assigns {', '.join(sorted(changed))}, which a captured graph cannot do"
-        )
+    if changed:  # which may be why it has failed
+        names = ", ".join(sorted(changed))
+        raise NoCapture(f"forward assigns {names}, which a captured graph cannot do") from failure
+    if failure is not None:
+        raise failure
