@@ -17,14 +17,16 @@ class TorchGenerators:
     """The states of PyTorch's default generators, as they were when this was made."""
 
     def __init__(self) -> None:
-        self._cpu = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        with _not_watched():
+            self._cpu = torch.get_rng_state()
+            self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
     def restore(self) -> None:
         """Put the states back."""
-        torch.set_rng_state(self._cpu)
-        if self._cuda:
-            torch.cuda.set_rng_state_all(self._cuda)
+        with _not_watched():
+            torch.set_rng_state(self._cpu)
+            if self._cuda:
+                torch.cuda.set_rng_state_all(self._cuda)
 
 
 class PythonGenerators:
@@ -53,58 +55,118 @@ class PythonGenerators:
         return ""
 
 
-_thread = threading.local()  # `draws`: of the capture that runs in this thread
-
-
-class Draws:
+class Seeding:
     """Tells whether code sets PyTorch's default generators, besides drawing from them.
 
-    Nothing is drawn in a capture, so each draw seeds them anew: what they are seeded with
-    otherwise, or put back to, stands out at the next draw, and at the end.
+    Nothing is drawn in a capture. So a state that is put back undoes draws if any were noted since
+    it was taken.
     """
 
     def __init__(self) -> None:
-        cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
-        self._generators = [torch.default_generator, *cuda]
-        self._seed = 0x6F727400  # any that no program takes
-        self.are_set = False
-        self._seed_all()
+        self._initial = torch.initial_seed()
+        self._is_noted = False  # by a function of torch's
+        self._is_fresh = False  # nothing was drawn since a state was taken
+        self.is_elsewhere = False  # another thread has set a generator
 
-    def note(self) -> None:
+    def note_draw(self) -> None:
         """Tell that something is drawn here."""
-        self.check()
-        self._seed += 1
-        self._seed_all()
+        self._is_fresh = False
 
-    def check(self) -> None:
-        """Look whether somebody has set a generator."""
-        seeds = {generator.initial_seed() for generator in self._generators}
-        self.are_set = self.are_set or seeds != {self._seed}
+    def note(self, generator: torch.Generator, name: str, args: tuple) -> Any:
+        """Take note of what is done to a generator, instead of doing it."""
+        if name == "get_state":
+            self._is_fresh = True
+            return generator.get_state()
+        puts_back = name == "set_state" and self._is_fresh
+        if not puts_back or not torch.equal(args[0], generator.get_state()):
+            self._is_noted = True
+        return generator.initial_seed() if name == "seed" else generator
 
-    def _seed_all(self) -> None:
-        for generator in self._generators:
-            generator.manual_seed(self._seed)
+    @property
+    def is_found(self) -> bool:
+        """Tell whether somebody has set one, or seeded that of the CPU by its own methods."""
+        is_seeded = torch.initial_seed() != self._initial and not self.is_elsewhere
+        return self._is_noted or is_seeded
+
+
+_SETTERS = ("manual_seed", "seed", "set_state", "graphsafe_set_state", "set_offset")
+_thread = threading.local()  # `seeding`: of the capture that runs in this thread
+_seedings: list[Seeding] = []  # of all threads
+
+
+class _Watched:
+    """Stands for a default generator; what sets it in a thread that captures is only noted.
+
+    Other threads draw on undisturbed, and set what they want.
+    """
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def __getattr__(self, name: str) -> Any:
+        seeding = getattr(_thread, "seeding", None)
+        if seeding is not None and name in ("get_state", *_SETTERS):
+            return lambda *args: seeding.note(self._generator, name, args)
+        if name in _SETTERS:
+            for each in list(_seedings):
+                each.is_elsewhere = True
+        return getattr(self._generator, name)
+
+
+_watching = threading.Lock()
+_num_watching = 0
+_torchs: tuple[Any, Any] = (None, None)  # the generators themselves, while they are watched
 
 
 @contextmanager
-def watched_draws() -> Iterator[Draws]:
-    """Watch what code in here does to PyTorch's default generators, which are put back."""
-    before = TorchGenerators()
-    outer = getattr(_thread, "draws", None)
-    _thread.draws = draws = Draws()
+def _generators_watched() -> Iterator[None]:
+    """Let torch's functions find generators that are watched."""
+    global _num_watching, _torchs
+    with _watching:
+        if _num_watching == 0:
+            _torchs = torch.random.default_generator, torch.cuda.default_generators
+            torch.random.default_generator = _Watched(torch.random.default_generator)
+            torch.cuda.default_generators = tuple(map(_Watched, torch.cuda.default_generators))
+        _num_watching += 1
     try:
-        yield draws
-        draws.check()
+        yield
     finally:
-        _thread.draws = outer
-        before.restore()
+        with _watching:
+            _num_watching -= 1
+            if _num_watching == 0:
+                torch.random.default_generator, torch.cuda.default_generators = _torchs
+
+
+@contextmanager
+def watched_seeding() -> Iterator[Seeding]:
+    """Find out whether code in here sets PyTorch's default generators, which stay as they are."""
+    outer = getattr(_thread, "seeding", None)
+    _thread.seeding = seeding = Seeding()
+    _seedings.append(seeding)
+    try:
+        with _generators_watched():
+            yield seeding
+    finally:
+        _seedings.remove(seeding)
+        _thread.seeding = outer
+
+
+@contextmanager
+def _not_watched() -> Iterator[None]:
+    """Let ourselves set generators in a capture."""
+    outer = getattr(_thread, "seeding", None)
+    _thread.seeding = None
+    try:
+        yield
+    finally:
+        _thread.seeding = outer
 
 
 def note_draw() -> None:
     """Tell the capture that runs in this thread, if one does, that something is drawn here."""
-    draws = getattr(_thread, "draws", None)
-    if draws is not None:
-        draws.note()
+    seeding = getattr(_thread, "seeding", None)
+    if seeding is not None:
+        seeding.note_draw()
 
 
 class DrawsNoted(TorchFunctionMode):

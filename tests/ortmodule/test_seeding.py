@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -122,3 +123,35 @@ def test_a_generator_of_its_own_is_left_to_eager(monkeypatch):
 
     with pytest.warns(FallbackWarning):
         assert_same_runs(draws)
+
+
+def test_another_thread_draws_undisturbed_by_a_capture():
+    """What a capture looks at is the generator of all threads."""
+    inside, drawn = threading.Event(), threading.Event()
+
+    def waits(x: torch.Tensor) -> torch.Tensor:
+        y = F.dropout(x)
+        inside.set()
+        assert drawn.wait(60)
+        return y + torch.rand(x.shape)
+
+    numbers = []
+    ours = ORTModule(Net(waits))
+
+    def draw() -> None:
+        assert inside.wait(60)
+        numbers.append(torch.rand(3))
+        torch.manual_seed(7)
+        numbers.append(torch.rand(3))
+        drawn.set()
+
+    torch.manual_seed(5)
+    want = [torch.rand(3), torch.manual_seed(7) and torch.rand(3)]
+    torch.manual_seed(5)
+    other = threading.Thread(target=draw)
+    other.start()
+    ours(torch.ones(3, 4))
+    other.join()
+    assert torch_ort.counters()["fallbacks"] == 0
+    for got, expected in zip(numbers, want, strict=True):
+        assert torch.equal(got, expected)

@@ -39,7 +39,7 @@ from torch_ort.capture.watch import (
 )
 from torch_ort.functions.capturing import Policy, kept_whole
 from torch_ort.functions.recurrent import recurrent_layers_whole
-from torch_ort.generators import DrawsNoted, watched_draws
+from torch_ort.generators import DrawsNoted, watched_seeding
 from torch_ort.options import Options
 
 
@@ -451,9 +451,9 @@ class _Trace(torch.nn.Module):
         args, kwargs = self.inputs.rebuild(
             tensors[i] if is_tensor else integers[i] for is_tensor, i in self._leaves
         )
-        with watched_draws() as draws, nullcontext() if self.is_recorded else DrawsNoted():
+        with watched_seeding() as seeding, nullcontext() if self.is_recorded else DrawsNoted():
             result = self.held.call_with(held, lambda: self._call_module(args, kwargs))
-        if draws.are_set:
+        if seeding.is_found:
             raise NoCapture(
                 "forward seeds PyTorch's random generator, or puts its state back "
                 "(torch.manual_seed, fork_rng), which a captured graph would do at capture alone"
