@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from torch_ort import _C
 from torch_ort.capture import shape_rules
+from torch_ort.capture.dispatch_compat import RESIZING
 from torch_ort.capture.shape_rules import NoRule, Spec, in_order, spec_of
 
 aten = torch.ops.aten
@@ -26,8 +27,12 @@ def ints(*shape: int) -> torch.Tensor:
 
 
 def last(*shape: int) -> torch.Tensor:
-    return torch.ones(shape).to(memory_format=torch.channels_last)
+    kept = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+    return torch.ones(shape).to(memory_format=kept)
 
+
+# By name: how many dims an image has, and what stands between its sizes and factors.
+RESIZED = [(name, int(name[-2]), () if "nearest" in name else (False,)) for name in RESIZING]
 
 # Each with the operator's arguments; the ids are those of the operators.
 CASES: list[tuple[Any, tuple, dict]] = [
@@ -228,6 +233,40 @@ CASES: list[tuple[Any, tuple, dict]] = [
         )
         for x in (t(2, 3, 8, 9), last(2, 3, 8, 9))
         for w in (t(4, 3, 3, 3), last(4, 3, 3, 3))
+    ),
+    (aten.hardshrink_backward.default, (t(3, 2).t(), t(3, 2).t(), 0.5), {}),
+    (aten.softshrink_backward.default, (t(2, 3), t(2, 3), 0.5), {}),
+    *(
+        case
+        for reduction, loss in ((0, t(5)), (1, t()), (2, t()))
+        for case in (
+            (aten.multi_margin_loss.default, (t(5, 4), ints(5), 1, 1.0, None, reduction), {}),
+            (
+                aten.multi_margin_loss_backward.default,
+                (loss, t(5, 4), ints(5), 1, 1.0, t(4), reduction),
+                {},
+            ),
+            (aten.multilabel_margin_loss_forward.default, (t(5, 4), ints(5, 4), reduction), {}),
+            (
+                aten.multilabel_margin_loss_backward.default,
+                (loss, t(5, 4), ints(5, 4), reduction, t(5, 4)),
+                {},
+            ),
+        )
+    ),
+    *(
+        (getattr(aten, name).default, (make(2, 3, *[4] * n), [7] * n, *corners), {})
+        for name, n, corners in RESIZED
+        for make in ((t, last) if n > 1 else (t,))
+    ),
+    *(
+        (
+            getattr(aten, f"{name}_backward").default,
+            (make(2, 3, *[7] * n), [7] * n, [2, 3, *[4] * n], *corners),
+            {},
+        )
+        for name, n, corners in RESIZED
+        for make in ((t, last) if n > 1 else (t,))
     ),
     *(
         (

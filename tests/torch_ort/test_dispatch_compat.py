@@ -81,7 +81,7 @@ def test_operators_stay_whole():
     aten = torch.ops.aten
     operators = [
         getattr(getattr(aten, name), overload)
-        for name in dispatch_compat.INTERPOLATIONS
+        for name in dispatch_compat.RESIZING
         for overload in ("default", "vec")
     ]
     operators += [aten.softshrink.default, aten.hardshrink.default]
@@ -90,7 +90,7 @@ def test_operators_stay_whole():
     with (
         dispatch_compat.functionalization(),
         dispatch_compat.enable_python_dispatcher(),
-        dispatch_compat.operators_stay_whole(),
+        dispatch_compat.operators_whole(),
         Notes() as notes,
     ):
         torch.nn.functional.interpolate(x, scale_factor=2, mode="bilinear")

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._C import DispatchKey
-from torch._decomp.decompositions import upsample_compute_output_size
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental import _config as shape_config
@@ -23,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch_ort import _C
 
 __all__ = [
-    "INTERPOLATIONS",
+    "RESIZING",
     "Leaf",
     "WithoutNumbers",
     "dropout_passes_through",
@@ -37,7 +36,7 @@ __all__ = [
     "is_functionalized",
     "is_one_of_several_views",
     "nothing_compiled",
-    "operators_stay_whole",
+    "operators_whole",
     "outside_inference_mode",
     "shape_questions_answered",
     "storage_key",
@@ -46,12 +45,6 @@ __all__ = [
     "viewed_again",
     "without_saved_tensor_hooks",
 ]
-
-INTERPOLATIONS = (
-    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
-    "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_linear1d",
-    "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
-)  # fmt: skip
 
 
 class Leaf(torch.Tensor):
@@ -111,16 +104,10 @@ def dropout_passes_through() -> Iterator[None]:
 
     PyTorch's own traces make a copy, so that what is written into the one is not in the other.
     """
-    operator = torch.ops.aten.dropout.default
-    kernels = dict(operator.py_kernels)
-    for key, theirs in kernels.items():
-        operator.py_kernels[key] = _passing_through(theirs)
-    operator._dispatch_cache.clear()
-    try:
+    dropout = torch.ops.aten.dropout.default
+    ours = {key: _passing_through(theirs) for key, theirs in _kernels(dropout).items()}
+    with _python_kernels({dropout: ours}):
         yield
-    finally:
-        operator.py_kernels.update(kernels)
-        operator._dispatch_cache.clear()
 
 
 def _passing_through(theirs: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -131,44 +118,99 @@ def _passing_through(theirs: Callable[..., torch.Tensor]) -> Callable[..., torch
 
 
 @contextmanager
-def operators_stay_whole() -> Iterator[None]:
-    """Let interpolations and shrinking be one operator, as in eager PyTorch.
+def operators_whole() -> Iterator[None]:
+    """Let operators be called, forward and backward, that PyTorch's traces compute in Python.
 
-    PyTorch's own traces make indexing and arithmetic of them: slower, and what weighs nothing is
-    read and multiplied by 0, so that a NaN or an infinity comes where eager PyTorch has none.
+    What they make of them reads memory many times where a kernel does once, and gives NaN where
+    an infinity meets a weight of zero.
     """
     aten = torch.ops.aten
-    kept = [getattr(aten, name).default for name in INTERPOLATIONS]
-    by_factors = [getattr(aten, name).vec for name in INTERPOLATIONS]
-    operators = [*kept, *by_factors, aten.softshrink.default, aten.hardshrink.default]
-    kernels = [dict(operator.py_kernels) for operator in operators]
-    for key in (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd):
-        for operator in operators:
-            operator.py_kernels.pop(key, None)
-        for whole, operator in zip(kept, by_factors, strict=True):
-            operator.py_kernels[key] = _calling(whole)
-    for operator in operators:
-        operator._dispatch_cache.clear()
+    ours: dict[Any, dict] = {operator: {} for operator in _WITH_KERNELS}
+    for name in RESIZING:
+        whole, sized = getattr(aten, name).default, getattr(aten, name).vec
+        ours[whole] = {}
+        ours[sized] = {key: _with_sizes(whole, theirs) for key, theirs in _kernels(sized).items()}
+    with _python_kernels(ours):
+        yield
+
+
+_WITH_KERNELS = (
+    torch.ops.aten.hardshrink.default,
+    torch.ops.aten.softshrink.default,
+    torch.ops.aten.multi_margin_loss.default,
+    torch.ops.aten.multilabel_margin_loss_forward.default,
+)
+RESIZING = (
+    *(f"upsample_nearest{n}d" for n in (1, 2, 3)),
+    *(f"_upsample_nearest_exact{n}d" for n in (1, 2, 3)),
+    "upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d",
+)  # fmt: skip
+
+
+def _with_sizes(whole: Any, theirs: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Give an operator that takes sizes or factors; what C++ has for it knows no symbolic sizes."""
+
+    def resize(
+        image: torch.Tensor, sizes: Sequence[Any] | None, *rest: Any
+    ) -> torch.Tensor:  # fmt: skip
+        *corners, factors = rest
+        given = image.shape[2:]
+        if (sizes is None) == (factors is None) or len(sizes or factors) != len(given):
+            return theirs(image, sizes, *rest)  # which raises
+        if sizes is None:
+            sizes = [_times(n, factor) for n, factor in zip(given, factors, strict=True)]
+        return whole(image, sizes, *corners, *(factors or [None] * len(given)))
+
+    return resize
+
+
+def _times(size: Any, factor: float) -> Any:
+    """Give a size times a factor, as an integer; exact where the factor is a fraction of bits."""
+    numerator, denominator = float(factor).as_integer_ratio()
+    if denominator <= _MOST_PARTS:
+        return size * numerator // denominator
+    return torch.sym_int(size * factor)
+
+
+_MOST_PARTS = 1024  # so that no product of theirs is rounded in floating point
+
+
+_patching = threading.Lock()
+_theirs: dict[Any, dict] = {}  # by operator, for as long as ours stand there
+_users: Counter = Counter()
+
+
+@contextmanager
+def _python_kernels(ours: dict[Any, dict]) -> Iterator[None]:
+    """Let PyTorch's Python dispatcher call other functions for some operators, or their kernels.
+
+    Several threads may be in here, with the same.
+    """
+    with _patching:
+        for operator, kernels in ours.items():
+            if not _users[operator]:
+                _theirs[operator] = dict(operator.py_kernels)
+                _set_kernels(operator, kernels)
+            _users[operator] += 1
     try:
         yield
     finally:
-        for operator, theirs in zip(operators, kernels, strict=True):
-            operator.py_kernels.clear()
-            operator.py_kernels.update(theirs)
-            operator._dispatch_cache.clear()
+        with _patching:
+            for operator in ours:
+                _users[operator] -= 1
+                if not _users[operator]:
+                    _set_kernels(operator, _theirs.pop(operator))
 
 
-def _calling(whole: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Make the form of an interpolation that takes factors in place of sizes."""
+def _kernels(operator: Any) -> dict:
+    """Give PyTorch's own functions for an operator."""
+    return _theirs.get(operator) or operator.py_kernels
 
-    def interpolation(
-        tensor: torch.Tensor, sizes: Sequence[Any] | None, *how: Any
-    ) -> torch.Tensor:  # `how`: for some whether corners are aligned; factors
-        *corners, factors = how
-        sizes = upsample_compute_output_size(tensor.shape, sizes, factors)
-        return whole(tensor, sizes, *corners, *(factors or ()))
 
-    return interpolation
+def _set_kernels(operator: Any, kernels: dict) -> None:
+    operator.py_kernels.clear()
+    operator.py_kernels.update(kernels)
+    operator._dispatch_cache.clear()
 
 
 @contextmanager

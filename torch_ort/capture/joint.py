@@ -19,7 +19,7 @@ from torch_ort import _C, compiler, counting, onnx_files
 from torch_ort._C import Unsupported
 from torch_ort.capture import aot_compat
 from torch_ort.capture.answers import HandOver, NoCapture
-from torch_ort.capture.dispatch_compat import outside_inference_mode
+from torch_ort.capture.dispatch_compat import operators_whole, outside_inference_mode
 from torch_ort.capture.dynamo_inputs import DynamoInputs
 from torch_ort.capture.fx_reader import FxReader, line_of
 from torch_ort.capture.recorded_step import RecordedRun, RecordedStep
@@ -112,7 +112,8 @@ class Capture:
         )
         with self._capturing("aot", sources):
             try:
-                compiled = backend(module, inputs)
+                with operators_whole():
+                    compiled = backend(module, inputs)
             except _C.Error:
                 raise
             except Exception as error:

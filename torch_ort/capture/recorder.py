@@ -42,7 +42,7 @@ from torch_ort.capture.dispatch_compat import (
     has_gradient,
     is_functionalized,
     nothing_compiled,
-    operators_stay_whole,
+    operators_whole,
     shape_questions_answered,
     unwrapped,
     without_saved_tensor_hooks,
@@ -263,7 +263,7 @@ class _Recorder:
             shape_questions_answered(),
             nothing_compiled(),
             dropout_passes_through(),
-            operators_stay_whole(),
+            operators_whole(),
             answering(self._mode),
         ):
             with recording_branches(self._branches):

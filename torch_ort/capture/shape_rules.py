@@ -15,7 +15,7 @@ import torch
 
 from torch_ort import _C
 from torch_ort.capture.aot_compat import schema
-from torch_ort.capture.dispatch_compat import INTERPOLATIONS
+from torch_ort.capture.dispatch_compat import RESIZING
 
 Size = int | torch.SymInt
 aten = torch.ops.aten
@@ -283,11 +283,6 @@ def _pointwise(operator: Any, *args: Any, **kwargs: Any) -> Spec:
     return Spec(sizes, in_order(sizes, _order_of(sizes, operands)), dtype, device)
 
 
-# Not told as what they are by their tags.
-for _operator in (aten.softshrink_backward.default, aten.hardshrink_backward.default):
-    RULES[_operator] = functools.partial(_pointwise, _operator)
-
-
 def _row_major_pointwise(operator: Any, *args: Any, **kwargs: Any) -> Spec:
     spec = _pointwise(operator, *args, **kwargs)
     return spec._replace(strides=_C.contiguous_strides(spec.sizes))
@@ -298,6 +293,11 @@ for _operator in (
     aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.pow.Scalar, aten.mvlgamma.default,
 ):  # fmt: skip
     RULES[_operator] = functools.partial(_row_major_pointwise, _operator)
+
+
+# Not tagged as what they are.
+for _operator in (aten.hardshrink_backward.default, aten.softshrink_backward.default):
+    RULES[_operator] = functools.partial(_pointwise, _operator)
 
 
 def _common_device(specs: Sequence[Spec]) -> torch.device:
@@ -861,6 +861,32 @@ def _log_sigmoid_backward(gradient: Spec, x: Spec, buffer: Spec) -> Spec:
     return gradient._replace(strides=kept_strides(gradient))
 
 
+@rule_of(aten.multi_margin_loss.default)
+def _multi_margin_loss(
+    x: Spec, target: Spec, p: Any = 1, margin: Any = 1, weight: Spec | None = None,
+    reduction: int = 1,
+) -> Spec:  # fmt: skip
+    return _margin_loss(x, reduction)
+
+
+@rule_of(aten.multilabel_margin_loss_forward.default)
+def _multilabel_margin_loss(x: Spec, target: Spec, reduction: int) -> tuple[Spec, Spec]:
+    return _margin_loss(x, reduction), rows(target.sizes, x)
+
+
+def _margin_loss(x: Spec, reduction: int) -> Spec:
+    if not _is_cpu(x) or not is_contiguous(x) or len(x.sizes) != 2:
+        raise NoRule
+    return rows(x.sizes[:1] if reduction == 0 else [], x)
+
+
+@rule_of(
+    aten.multi_margin_loss_backward.default, aten.multilabel_margin_loss_backward.default
+)  # fmt: skip
+def _margin_loss_backward(gradient: Spec, x: Spec, *others: Any) -> Spec:
+    return rows(x.sizes, x) if _is_cpu(x) and is_contiguous(x) else _no_rule()
+
+
 @rule_of(aten._native_batch_norm_legit_functional.default)
 def _batch_norm(
     x: Spec, weight: Spec | None, bias: Spec | None, mean: Spec, variance: Spec, training: bool,
@@ -962,28 +988,53 @@ def _convolution_backward(
     )
 
 
-# Interpolation.
+# Images of other sizes.
 
 
-@rule_of(*(getattr(aten, name).default for name in INTERPOLATIONS))
-def _interpolation(x: Spec, sizes: Sequence[Size], *how: Any) -> Spec:
-    if not _is_cpu(x) or len(x.sizes) != len(sizes) + 2:
+@rule_of(*(getattr(aten, name).default for name in RESIZING))
+def _resize(x: Spec, sizes: Sequence[Size], *others: Any) -> Spec:
+    return _image([*x.sizes[:2], *sizes], x, _image_format(x))
+
+
+# Their kernels give channels that stand last again.
+_KEEPING_ORDER = [
+    getattr(aten, f"{name}_backward").default
+    for name in RESIZING
+    if "nearest3d" not in name and "nearest_exact3d" not in name and "bicubic" not in name
+]
+
+
+@rule_of(*_KEEPING_ORDER)
+def _resize_backward(
+    gradient: Spec, sizes: Sequence[Size], given: Sequence[Size], *others: Any
+) -> Spec:  # fmt: skip
+    return _image(given, gradient, _image_format(gradient))
+
+
+@rule_of(
+    aten.upsample_nearest3d_backward.default, aten._upsample_nearest_exact3d_backward.default,
+    aten.upsample_bicubic2d_backward.default,
+)  # fmt: skip
+def _resize_backward_to_rows(
+    gradient: Spec, sizes: Sequence[Size], given: Sequence[Size], *others: Any
+) -> Spec:  # fmt: skip
+    return _image(given, gradient, torch.contiguous_format)
+
+
+def _image(sizes: Sequence[Size], like: Spec, memory_format: torch.memory_format) -> Spec:
+    are_sizes = all(type(size) is not int or size > 0 for size in sizes[2:])
+    if not _is_cpu(like) or len(sizes) != len(like.sizes) or not are_sizes:
         raise NoRule
-    return _of_images([*x.sizes[:2], *sizes], x)
+    return like._replace(sizes=list(sizes), strides=format_strides(sizes, memory_format))
 
 
-@rule_of(*(getattr(aten, f"{name}_backward").default for name in INTERPOLATIONS))
-def _interpolation_backward(
-    gradient: Spec, sizes: Sequence[Size], input_sizes: Sequence[Size], *how: Any
-) -> Spec:
-    return _of_images(input_sizes, gradient) if _is_cpu(gradient) else _no_rule()
-
-
-def _of_images(sizes: Sequence[Size], like: Spec) -> Spec:
-    memory_format = torch.contiguous_format
-    if _is_channels_last(like):
-        memory_format = torch.channels_last if len(sizes) == 4 else torch.channels_last_3d
-    return Spec(list(sizes), format_strides(sizes, memory_format), like.dtype, like.device)
+def _image_format(x: Spec) -> torch.memory_format:
+    if is_contiguous(x):
+        return torch.contiguous_format
+    order = dense_order(x)
+    if order == [0, 2, 3, 1]:
+        return torch.channels_last
+    return torch.channels_last_3d if order == [0, 2, 3, 4, 1] else _no_rule()
 
 
 # Attention of the CPU.
