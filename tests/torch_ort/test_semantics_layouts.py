@@ -129,3 +129,23 @@ class TestZeroSizes:
         compare_training(
             lambda: lambda x: (x * 2, x.exp()), lambda step: torch.randn((), requires_grad=True)
         )
+
+
+class TestPlacesInMemory:
+    @pytest.mark.parametrize("start", [0, 3])
+    @pytest.mark.parametrize(
+        "function",
+        [
+            lambda x: x.as_strided((2, 2), (1, 1), 1).exp(),
+            lambda x: x[1:].as_strided((2, 2), (1, 1), 1).exp(),
+            lambda x: x[1:].as_strided((2, 2), (1, 1)).exp(),
+            lambda x: (x * 2)[1:].as_strided((2, 2), (1, 1), 1).exp(),
+        ],
+        ids=["input", "view", "view-without-offset", "intermediate"],
+    )
+    def test_as_strided_counts_from_where_memory_begins(self, compiled, function, start):
+        """Not from where the caller's tensor lies in it."""
+        call = compiled(function)
+        for shape in ((4, 6), (3, 8)):
+            x = torch.arange(30.0)[start : start + 24].view(shape)
+            torch.testing.assert_close(call(x), function(x))
