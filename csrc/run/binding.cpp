@@ -291,8 +291,6 @@ class Binder {
 
   // Runs the view over a tensor without memory and notes what comes out.
   void describe_views(const Step& step, int base, BoundStep& bound) {
-    // It counts from where memory begins, not from where the caller's tensor lies in it.
-    if (step.op->operator_name().name == "aten::as_strided") return;
     const TensorSpec& spec = binding_.specs[base];
     torch::jit::Stack stack;
     for (const BoundArg& arg : bound.args) {

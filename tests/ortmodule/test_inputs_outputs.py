@@ -967,3 +967,53 @@ def test_a_softmax_over_no_numbers_after_one_over_some():
     both = wrapped(lambda linear, x: linear(x).flatten().softmax(0))
     for count in (3, 0, 2, 0):
         both(torch.ones(count, 4))
+
+
+class Applies(nn.Module):
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+AS_IT_LIES = {
+    "read": lambda x: x.as_strided((3, 2), (1, 2)) * 2,
+    "given-back": lambda x: x.as_strided((3, 2), (1, 2)),
+    "of-a-view": lambda x: x[1:].as_strided((2, 2), (1, 1), 1).exp(),
+    "dropout": lambda x: nn.functional.dropout(x.exp(), 0.5),
+    "like": lambda x: torch.rand_like(x) + x,
+}
+
+
+@pytest.mark.parametrize("name", sorted(AS_IT_LIES))
+def test_an_argument_whose_order_in_memory_matters(name, monkeypatch):
+    """Where it is dense the engine runs, and where a copy would stand for it, PyTorch."""
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    module = Applies(AS_IT_LIES[name])
+    ours = ORTModule(module)
+    x = torch.linspace(-1, 1, 24).reshape(4, 6)
+    why = "draws numbers as an argument lies" if name in ("dropout", "like") else "as_strided"
+    for given, warns in ((x, None), (x.t(), FallbackWarning), (x[:, ::2], None)):
+        results = []
+        for call in (module, ours):
+            torch.manual_seed(3)
+            if warns is not None and call is ours:
+                with pytest.warns(warns, match=why):
+                    results.append(call(given))
+            else:
+                results.append(call(given))
+        torch.testing.assert_close(results[1], results[0])
+    assert torch_ort.counters()["forward_runs"] == 1
+
+
+def test_a_copy_may_stand_for_what_is_drawn_in_another_order():
+    module = Applies(lambda x: nn.functional.dropout(x @ x.new_ones(4, 3), 0.5))
+    ours = ORTModule(module)
+    x = torch.linspace(-1, 1, 24).reshape(4, 6).t()
+    torch.manual_seed(3)
+    want = module(x)
+    torch.manual_seed(3)
+    torch.testing.assert_close(ours(x), want)
+    assert torch_ort.counters()["fallbacks"] == 0

@@ -356,38 +356,53 @@ def written_placeholders(graph: fx.Graph) -> set[fx.Node]:
     return {leaf for leaf in leaves if isinstance(leaf, fx.Node) and leaf.op == "placeholder"}
 
 
-def seen_as_memory(graph: fx.Graph) -> set[fx.Node]:
-    """Give the inputs whose place in memory a graph's numbers depend on, by strides that it names.
-
-    Those of a tensor that lies as an input does are the input's.
-    """
-    pending = [node.args[0] for node in graph.nodes if node.target in _NAME_STRIDES]
-    seen = set()
-    while pending:
-        node = pending.pop()
-        if node not in seen and node.op == "call_function" and _lies_like_arguments(node):
-            pending += node.all_input_nodes
-        seen.add(node)
-    return {node for node in seen if node.op == "placeholder"}
+def addressed_inputs(graph: fx.Graph) -> set[int]:
+    """Give the positions of inputs whose order in memory decides what `as_strided` reads."""
+    nodes = [node for node in graph.nodes if node.target in _NAMING_STRIDES]
+    return _inputs_in_order_of([node.args[0] for node in nodes])
 
 
-_NAME_STRIDES = (
+def inputs_that_order_draws(graph: fx.Graph) -> set[int]:
+    """Give the positions of inputs that a graph draws numbers for in the order of their memory."""
+    drawn = [
+        source
+        for node in graph.nodes
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        for source in node.all_input_nodes
+    ]
+    return _inputs_in_order_of(drawn)
+
+
+def _keeps_order(target: OpOverload) -> bool:
+    return target.is_view or torch.Tag.pointwise in target.tags or target in _COPIES
+
+
+_COPIES = (
+    torch.ops.aten.clone.default,
+    torch.ops.aten._to_copy.default,
+    torch.ops.aten.native_dropout.default,
+)
+_NAMING_STRIDES = (
     torch.ops.aten.as_strided.default,
     torch.ops.aten.as_strided_copy.default,
     torch.ops.aten.as_strided_scatter.default,
 )
-_COPY = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
 
 
-def _lies_like_arguments(node: fx.Node) -> bool:
-    """Tell whether a node gives a view, one of several, or a tensor in its arguments' layout."""
-    if node.target is operator.getitem or node.target in _COPY:
-        return True
-    if not isinstance(node.target, OpOverload):
-        return False
-    returns = schema(node.target).returns
-    is_view = bool(returns) and returns[0].alias_info is not None
-    return is_view or torch.Tag.pointwise in node.target.tags
+def _inputs_in_order_of(nodes: list[fx.Node]) -> set[int]:
+    """Give the positions of inputs from which some values have the order of their memory."""
+    nodes, seen, found = list(nodes), set(nodes), set()
+    while nodes:
+        node = nodes.pop()
+        if node.op == "placeholder":
+            found.add(input_position(node))
+        elif node.target is operator.getitem or (
+            isinstance(node.target, OpOverload) and _keeps_order(node.target)
+        ):
+            new = [source for source in node.all_input_nodes if source not in seen]
+            seen.update(new)
+            nodes += new
+    return found - {None}
 
 
 def recompute_policy(node: fx.Node) -> tuple[str, int]:

@@ -68,6 +68,9 @@ _DATA_IS_ASKED = (
     "captured graph does not know"
 )
 
+_READS_MEMORY = "forward reads the memory of an argument that is not dense (as_strided)"
+_DRAWS_IN_ORDER = "forward draws numbers as an argument lies in memory that is not dense"
+
 
 class Capture:
     """One graph to be captured: holds what partition_fn leaves for the compilers.
@@ -82,7 +85,8 @@ class Capture:
         self.options = options
         self.state = state
         self.has_higher_order = False  # whether an operator has graphs as arguments
-        self.seen_as_memory: set[int] = set()  # inputs in whose memory the function names strides
+        # Inputs that no copy may stand for which lies otherwise in memory, and why.
+        self.lying: dict[int, str] = {}
         self._parameters = parameters
         self.recording: Recording | None = None
         self._forward: ForwardRunner | None = None
@@ -139,19 +143,15 @@ class Capture:
         """
         with self._capturing("record", sources):
             recording = self.recording = record(function, inputs, is_settled, self._writes_files)
+            self._note_lying(recording.results.addressed, _READS_MEMORY)
             if recording.is_training:
                 layout = self._compile_joint(recording.module, recording.num_outputs)
                 step = RecordedStep(recording, layout, self._forward)
             else:
                 runner = self.compile_inference(recording.module, inputs)
                 step = RecordedRun(recording, runner)
-        self.seen_as_memory |= recording.results.seen_as_memory
         counting.count("graphs_recorded")
         return step
-
-    def _note_memory(self, graph: fx.Graph) -> None:
-        found = {aot_compat.input_position(node) for node in aot_compat.seen_as_memory(graph)}
-        self.seen_as_memory |= found - {None}
 
     @contextmanager
     def _capturing(
@@ -202,8 +202,7 @@ class Capture:
     def _compile_joint(
         self, joint: torch.nn.Module, num_outputs: int, parameters: Sequence[int] | None = None
     ) -> JointLayout:
-        self.has_higher_order = aot_compat.has_higher_order(joint.graph)
-        self._note_memory(joint.graph)
+        self._note_graph(joint.graph)
         with stage("convert"):
             layout = JointLayout(joint, num_outputs)
             program = read_joint(layout, self.options)
@@ -220,6 +219,15 @@ class Capture:
         self._forward = ForwardRunner(layout, session, self.options, self.state)
         return layout
 
+    def _note_graph(self, graph: fx.Graph) -> None:
+        self.has_higher_order = aot_compat.has_higher_order(graph)
+        if self.options.exact_random:
+            self._note_lying(aot_compat.inputs_that_order_draws(graph), _DRAWS_IN_ORDER)
+        self._note_lying(aot_compat.addressed_inputs(graph), _READS_MEMORY)
+
+    def _note_lying(self, positions: set[int], why: str) -> None:
+        self.lying.update(dict.fromkeys(positions, why))
+
     def compile_forward(self, stub: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         """Give what runs instead of the forward stub."""
         return self._forward
@@ -230,8 +238,7 @@ class Capture:
 
     def compile_inference(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         """Compile a graph without gradients."""
-        self.has_higher_order = aot_compat.has_higher_order(module.graph)
-        self._note_memory(module.graph)
+        self._note_graph(module.graph)
         with stage("convert"):
             program, outputs = read_inference(module, self.options)
         placeholders = module.graph.find_nodes(op="placeholder")

@@ -132,7 +132,7 @@ class ModuleCapture:
 
     def __init__(
         self, trace: _Trace, guard: _C.CallGuard, run: Callable[..., Sequence[Any]],
-        conditions: Sequence[str], written: dict[int, bool], seen_as_memory: set[int],
+        conditions: Sequence[str], written: dict[int, bool], lying: dict[int, str],
         unseen: Sequence[str],
     ) -> None:  # fmt: skip
         self.run = run
@@ -148,7 +148,7 @@ class ModuleCapture:
         self._assigned = trace.assigned
         self._constants = trace.watch.constants
         self._written = written
-        self._seen_as_memory = seen_as_memory
+        self._lying = lying
         self._words = " and ".join(conditions)
         self._holds = _condition(trace.symbols, self._words) if conditions else None
 
@@ -157,9 +157,7 @@ class ModuleCapture:
         flat = self._guard.match(args, kwargs)
         if flat is None or (self._holds and not self._holds(*flat[: self._num_integers])):
             return None
-        if self._written and refused_write(args, kwargs, flat, self._written):
-            return None
-        if self._seen_as_memory and refused_strides(args, kwargs, flat, self._seen_as_memory):
+        if (self._written or self._lying) and self._refused(args, kwargs, flat):
             return None
         return flat
 
@@ -171,9 +169,14 @@ class ModuleCapture:
         flat = self._guard.match(args, kwargs)
         if self._holds and not self._holds(*flat[: self._num_integers]):
             return f"sizes: want {self._words}"
-        return refused_write(args, kwargs, flat, self._written) or refused_strides(
-            args, kwargs, flat, self._seen_as_memory
-        )
+        return self._refused(args, kwargs, flat)
+
+    def _refused(self, args: tuple, kwargs: dict, flat: Sequence[Any]) -> str:
+        given = {id(leaf) for leaf in Structure((args, kwargs), "").leaves}
+        for position, why in self._lying.items():
+            if id(flat[position]) not in given:
+                return why
+        return refused_write(given, flat, self._written)
 
     def call(self, flat: list[Any], args: tuple, kwargs: dict) -> Any:
         """Run the graph with what `match` gave for a call; give the module's result."""
@@ -206,14 +209,14 @@ class ModuleCapture:
         return self._outputs.rebuild(results)
 
 
-def refused_write(args: tuple, kwargs: dict, flat: Sequence[Any], written: dict[int, bool]) -> str:
+def refused_write(given: set[int], flat: Sequence[Any], written: dict[int, bool]) -> str:
     """Say what makes writing into arguments impossible; empty if nothing does.
 
-    A graph was captured with tensors that share no memory, and writes into what it is given, which
-    is a copy where a tensor is not dense. `written` tells by position whether autograd watches.
+    A graph was captured with tensors that share no memory, and writes into what it takes, which
+    is a copy where a tensor is not dense. `given` are the ids of the call's own tensors, `written`
+    tells by position whether autograd watches.
     """
     tensors = [value for value in flat if isinstance(value, torch.Tensor)]
-    given = {id(leaf) for leaf in Structure((args, kwargs), "").leaves}
     storages = [tensor.untyped_storage().data_ptr() for tensor in tensors]
     for position, is_watched in written.items():
         tensor = flat[position]
@@ -225,17 +228,6 @@ def refused_write(args: tuple, kwargs: dict, flat: Sequence[Any], written: dict[
         if storage and storages.count(storage) > 1:
             return "forward writes into an argument that shares its memory with another tensor"
     return ""
-
-
-def refused_strides(args: tuple, kwargs: dict, flat: Sequence[Any], seen: set[int]) -> str:
-    """Say what makes the strides meaningless that forward names itself; empty if nothing does.
-
-    `seen` has the positions of tensors in whose memory forward names them.
-    """
-    given = {id(leaf) for leaf in Structure((args, kwargs), "").leaves}
-    if all(id(flat[position]) in given for position in seen):
-        return ""
-    return "forward names strides (as_strided) in an argument that is not dense"
 
 
 def capture_module(
@@ -330,9 +322,10 @@ def _trace(
             raise Unsupported(f"forward writes into '{held.names[i - first]}', which requires grad")
     offset = len(trace.integers) - first
     written = {i + offset: watched for i, watched in written.items() if i not in parameters}
-    seen = {i + offset for i in capture.seen_as_memory - parameters}
+    lying = {i + offset: why for i, why in capture.lying.items() if i not in parameters}
     trace.forget()
-    return ModuleCapture(trace, guard, run, trace.conditions(fakes), written, seen, reads.unseen)
+    conditions = trace.conditions(fakes)
+    return ModuleCapture(trace, guard, run, conditions, written, lying, reads.unseen)
 
 
 def _traced_by_pytorch(capture: Capture, trace: _Trace) -> Callable[..., Sequence[Any]]:

@@ -58,8 +58,8 @@ class View:
     is_differentiable: bool
 
     @property
-    def names_strides(self) -> bool:
-        """Tell whether the view is made by strides that the function names."""
+    def is_address(self) -> bool:
+        """Tell whether the view names places in memory."""
         return any(step.function is torch.ops.aten.as_strided.default for step in self.steps)
 
     def of(self, tensor: torch.Tensor, symbols: dict[str, int]) -> torch.Tensor:
@@ -73,7 +73,7 @@ class View:
         self, source: torch.Tensor, copy: torch.Tensor, symbols: dict[str, int]
     ) -> torch.Tensor:
         """Make the view of a tensor, or of its dense copy where a reshape has to copy."""
-        if source is copy or any(step.function is _OF_THE_COPY for step in self.steps):
+        if source is copy or any(step.function in _OF_STRIDES for step in self.steps):
             return self.of(copy, symbols)
         try:
             return self.of(source, symbols)
@@ -81,8 +81,8 @@ class View:
             return self.of(copy, symbols)
 
 
-# It names strides, which PyTorch has made from those of the copy.
-_OF_THE_COPY = torch.ops.aten._reshape_alias.default
+# They name strides, which are those of the copy.
+_OF_STRIDES = (torch.ops.aten.as_strided.default, torch.ops.aten._reshape_alias.default)
 
 
 @dataclass(frozen=True)
@@ -108,12 +108,8 @@ class Results:
         self._are_outputs = not any(r.is_input or r.view for r in results)
         # The inputs that results are made of.
         self.inputs = frozenset(result.index for result in results if result.is_input)
-        # The inputs in whose memory the function names strides for a result.
-        self.seen_as_memory = frozenset(
-            result.index
-            for result in results
-            if result.is_input and result.view is not None and result.view.names_strides
-        )
+        # Those of which they are parts of the memory, as it lies.
+        self.addressed = {r.index for r in results if r.is_input and r.view and r.view.is_address}
 
     def of(
         self, inputs: Sequence[Any], outputs: Sequence[Any], given: Sequence[Any] | None = None

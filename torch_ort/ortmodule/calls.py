@@ -275,9 +275,7 @@ class Calls:
         captured = self._capture_with_fewer_symbols(args, kwargs, floats, _has_empty(call), device)
         flat = captured.capture.match(args, kwargs)
         if flat is None:
-            raise ORTModuleONNXModelException(
-                f"a graph does not fit its own call: {captured.capture.mismatch(args, kwargs)}"
-            )
+            raise ORTModuleONNXModelException(captured.capture.mismatch(args, kwargs))
         self._captured.insert(0, captured)
         self._say_captured(captured, time.perf_counter() - start)
         return captured, flat
