@@ -4,6 +4,7 @@
 // token ends the engine's context with the node. Everything else that backward wants is data in the
 // node, so that a trace of backward (compiled autograd) can hold it.
 #include "python/bind.h"
+#include "python/call_inputs.h"
 #include "python/torch_errors.h"
 #include "run/session.h"
 
@@ -40,6 +41,8 @@ constexpr const char* kIsDeterministic = "is_deterministic";
 constexpr const char* kOrders = "orders";
 constexpr const char* kOrigins = "origins";
 constexpr const char* kFirstBackward = "first_backward";
+constexpr const char* kKey = "key";
+constexpr const char* kSavedPositions = "saved_positions";
 
 // What runs backward until the engine's has succeeded once: `function(token, saved, tangents)`.
 struct FirstBackwards {
@@ -61,10 +64,36 @@ py::object find_first_backward(int64_t key) {
   return found == table.functions.end() ? py::object() : found->second;
 }
 
+// What makes gradients that can be differentiated: `function(key of the step, inputs of the call,
+// tangents, compute)`.
+py::object& differentiable_gradients() {
+  static py::object* function = new py::object;  // outlives what Python frees at its end
+  return *function;
+}
+
+// An undefined tensor is None.
+py::list to_python(const Tensors& tensors) {
+  py::list items;
+  for (const at::Tensor& tensor : tensors) {
+    items.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor)));
+  }
+  return items;
+}
+
+Tensors from_python(const py::object& items) {
+  Tensors tensors;
+  for (py::handle item : items) {
+    tensors.push_back(item.is_none() ? at::Tensor() : item.cast<at::Tensor>());
+  }
+  return tensors;
+}
+
 struct Backward {
   int64_t watched;  // key of what runs instead of the engine; 0: nobody watches
+  int64_t key;      // of the step
   at::Tensor token;
   Tensors saved;
+  c10::List<int64_t> saved_positions;  // among the flat inputs, of the first in `saved`
   Tensors tangents;
 
   Tensors run() const {
@@ -73,16 +102,34 @@ struct Backward {
     return gradients ? *std::move(gradients) : run_engine();
   }
 
+  // Gradients that have a history.
+  Tensors run_differentiable() const {
+    const py::gil_scoped_acquire gil;
+    const auto compute = py::cpp_function([this] {
+      return to_python(with_torch_errors([this] {
+        const py::gil_scoped_release release;
+        return run();
+      }));
+    });
+    return from_python(
+        differentiable_gradients()(key, take_inputs(), to_python(tangents), compute));
+  }
+
  private:
+  // The flat inputs of the call; None where they are not at hand.
+  py::object take_inputs() const {
+    const auto companion = std::static_pointer_cast<CallInputs>(run::kept_beside(token));
+    if (companion == nullptr) return py::none();
+    std::unordered_map<size_t, at::Tensor> by_position;
+    for (size_t i = 0; i < saved_positions.size(); ++i) by_position[saved_positions[i]] = saved[i];
+    return companion->take(by_position);
+  }
+
   std::optional<Tensors> run_watched() const {
     const py::gil_scoped_acquire gil;
     const py::object function = find_first_backward(watched);
     if (!function) return std::nullopt;
-    Tensors gradients;
-    for (py::handle gradient : function(token, saved, tangents)) {
-      gradients.push_back(gradient.is_none() ? at::Tensor() : gradient.cast<at::Tensor>());
-    }
-    return gradients;
+    return from_python(function(token, saved, tangents));
   }
 
   Tensors run_engine() const {
@@ -92,26 +139,6 @@ struct Backward {
       const bool keep = torch::autograd::get_current_graph_task_keep_graph();
       return Session::backward(token, saved, tangents, keep);
     });
-  }
-};
-
-// Gradients that cannot be differentiated again, and say so.
-struct Once : torch::autograd::Function<Once> {
-  // Gives the gradients that there are; `is_there` tells which.
-  static variable_list forward(AutogradContext* /*context*/, const Backward* backward,
-                               std::vector<bool>* is_there, at::TensorList /*given*/) {
-    variable_list gradients;
-    for (at::Tensor& gradient : backward->run()) {
-      is_there->push_back(gradient.defined());
-      if (gradient.defined()) gradients.push_back(std::move(gradient));
-    }
-    return gradients;
-  }
-
-  static variable_list backward(AutogradContext* /*context*/, const variable_list& /*gradients*/) {
-    TORCH_CHECK(false,
-                "torch_ort does not currently support double backward: a graph holds one backward "
-                "(create_graph=True works as long as nothing differentiates the gradients)");
   }
 };
 
@@ -142,6 +169,8 @@ struct Call {
   const std::vector<int>& differentiable;
   const c10::List<c10::List<int64_t>>& orders;
   const c10::List<c10::List<int64_t>>& origins;
+  const c10::List<int64_t>& saved_positions;
+  int64_t key = 0;             // of the step
   int64_t first_backward = 0;  // a key; 0: nobody watches
   Tensors results;
 };
@@ -159,6 +188,8 @@ struct Step : torch::autograd::Function<Step> {
     context->saved_data[kOrders] = call->orders;
     context->saved_data[kOrigins] = call->origins;
     context->saved_data[kFirstBackward] = call->first_backward;
+    context->saved_data[kKey] = call->key;
+    context->saved_data[kSavedPositions] = call->saved_positions;
     variable_list outputs;
     for (int index : call->differentiable) outputs.push_back(call->results[index]);
     return outputs;
@@ -166,7 +197,9 @@ struct Step : torch::autograd::Function<Step> {
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     variable_list results{at::Tensor()};  // of the call
-    for (at::Tensor& gradient : run(take_apart(context, gradients))) {
+    const Backward call = take_apart(context, gradients);
+    const bool has_history = at::GradMode::is_enabled();  // create_graph=True
+    for (at::Tensor& gradient : has_history ? call.run_differentiable() : call.run()) {
       results.push_back(std::move(gradient));
     }
     const auto is_defined = [](const at::Tensor& gradient) { return gradient.defined(); };
@@ -210,22 +243,12 @@ struct Step : torch::autograd::Function<Step> {
       const c10::IValue order = orders.get(i);
       tangents.push_back(in_order(gradients[i], order.toIntList()));
     }
-    return {context->saved_data[kFirstBackward].toInt(), saved.front(),
-            Tensors(saved.begin() + 1, saved.end()), std::move(tangents)};
-  }
-
-  static Tensors run(const Backward& backward) {
-    if (!at::GradMode::is_enabled()) return backward.run();
-    Tensors given = backward.saved;  // create_graph=True
-    std::copy_if(backward.tangents.begin(), backward.tangents.end(), std::back_inserter(given),
-                 [](const at::Tensor& tangent) { return tangent.defined(); });
-    std::vector<bool> is_there;
-    variable_list made = Once::apply(&backward, &is_there, at::TensorList(given));
-    Tensors gradients(is_there.size());
-    for (size_t i = 0, next = 0; i < is_there.size(); ++i) {
-      if (is_there[i]) gradients[i] = std::move(made[next++]);
-    }
-    return gradients;
+    return {.watched = context->saved_data[kFirstBackward].toInt(),
+            .key = context->saved_data[kKey].toInt(),
+            .token = saved.front(),
+            .saved = Tensors(saved.begin() + 1, saved.end()),
+            .saved_positions = context->saved_data[kSavedPositions].toIntList(),
+            .tangents = std::move(tangents)};
   }
 };
 
@@ -235,14 +258,16 @@ class RecordedStep {
   RecordedStep(std::shared_ptr<Session> session, std::vector<int> tensor_inputs,
                std::vector<int> symbol_inputs, std::vector<int> with_gradient,
                std::vector<int> differentiable, const std::vector<Order>& orders,
-               const std::vector<std::vector<int64_t>>& origins)
+               const std::vector<std::vector<int64_t>>& origins, int64_t key)
       : session_(std::move(session)),
         tensor_inputs_(std::move(tensor_inputs)),
         symbol_inputs_(std::move(symbol_inputs)),
         with_gradient_(std::move(with_gradient)),
-        differentiable_(std::move(differentiable)) {
+        differentiable_(std::move(differentiable)),
+        key_(key) {
     for (const Order& order : orders) orders_.push_back(c10::List<int64_t>(order));
     for (const auto& outputs : origins) origins_.push_back(c10::List<int64_t>(outputs));
+    for (int index : session_->saved_inputs()) saved_positions_.push_back(tensor_inputs_[index]);
   }
   RecordedStep(const RecordedStep&) = delete;
   RecordedStep& operator=(const RecordedStep&) = delete;
@@ -274,6 +299,8 @@ class RecordedStep {
               .differentiable = differentiable_,
               .orders = orders_,
               .origins = origins_,
+              .saved_positions = saved_positions_,
+              .key = key_,
               .first_backward = first_backward_};
     for (int i : tensor_inputs_) call.inputs.push_back(tensor_at(flat, i));
     for (int i : symbol_inputs_) call.symbols.push_back(py::cast<int64_t>(flat[i]));
@@ -285,11 +312,8 @@ class RecordedStep {
         RECORD_FUNCTION("torch_ort::run_forward", c10::ArrayRef<const c10::IValue>{});
         apply(&call, with_gradient);
       }
-      py::list results;
-      for (const at::Tensor& result : call.results) {
-        results.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(result)));
-      }
-      return results;
+      run::keep_beside(call.results.back(), std::make_shared<CallInputs>(flat));
+      return to_python(call.results);
     });
   }
 
@@ -323,6 +347,8 @@ class RecordedStep {
   std::vector<int> differentiable_;                                 // outputs
   c10::List<c10::List<int64_t>> orders_;                            // of their gradients
   c10::List<c10::List<int64_t>> origins_;  // by gradient: the positions of the outputs it is of
+  c10::List<int64_t> saved_positions_;     // of the inputs that backward reads
+  int64_t key_;
   int64_t first_backward_ = 0;
 };
 
@@ -332,14 +358,19 @@ void bind_step(py::module_& module) {
   py::class_<RecordedStep>(module, "RecordedStep")
       .def(py::init<std::shared_ptr<Session>, std::vector<int>, std::vector<int>, std::vector<int>,
                     std::vector<int>, const std::vector<Order>&,
-                    const std::vector<std::vector<int64_t>>&>(),
+                    const std::vector<std::vector<int64_t>>&, int64_t>(),
            py::arg("session"), py::arg("tensor_inputs"), py::arg("symbol_inputs"),
            py::arg("with_gradient"), py::arg("differentiable"), py::arg("orders"),
-           py::arg("origins"))
+           py::arg("origins"), py::arg("key"))
       .def("watch_first_backward", &RecordedStep::watch_first_backward)
       .def("forget_first_backward", &RecordedStep::forget_first_backward)
       .def("__call__", &RecordedStep::run,
            "Run forward on a tuple of flat inputs; give the session's outputs and the token.");
+  module.def(
+      "set_differentiable_gradients",
+      [](py::object function) { differentiable_gradients() = std::move(function); },
+      "Set what makes gradients that can be differentiated: a function of a step's key, the flat "
+      "inputs of a call (None if they are gone), its tangents, and what computes the gradients.");
 }
 
 }  // namespace torch_ort::python

@@ -1,6 +1,7 @@
 // One training step as autograd sees it: a forward call, a token, a backward call.
 #include "base/error.h"
 #include "base/failpoint.h"
+#include "run/companion.h"
 #include "run/context.h"
 #include "run/control_flow.h"
 #include "run/counters.h"
@@ -22,10 +23,16 @@ namespace torch_ort::run {
 
 namespace {
 
-// Contexts by the value of their token.
+// A forward call that waits for its backward.
+struct LiveCall {
+  std::shared_ptr<Context> context;
+  std::shared_ptr<Companion> companion;
+};
+
+// By the value of the token.
 struct ContextTable {
   std::mutex mutex;
-  std::unordered_map<int64_t, std::shared_ptr<Context>> contexts;
+  std::unordered_map<int64_t, LiveCall> calls;
   std::atomic<int64_t> next_token{1};
 };
 
@@ -55,14 +62,14 @@ std::shared_ptr<Context> borrow(std::shared_ptr<Session> session, Binding& bindi
 }
 
 void end_context(int64_t token) noexcept {
-  std::shared_ptr<Context> context;
+  LiveCall call;
   ContextTable& table = context_table();
   {
     std::lock_guard lock(table.mutex);
-    auto found = table.contexts.find(token);
-    if (found == table.contexts.end()) return;
-    context = std::move(found->second);
-    table.contexts.erase(found);
+    auto found = table.calls.find(token);
+    if (found == table.calls.end()) return;
+    call = std::move(found->second);
+    table.calls.erase(found);
   }
   counters().contexts_live.fetch_sub(1);
 }
@@ -72,7 +79,7 @@ at::Tensor make_token(std::shared_ptr<Context> context) {
   const int64_t id = table.next_token.fetch_add(1);
   {
     std::lock_guard lock(table.mutex);
-    table.contexts[id] = std::move(context);
+    table.calls[id].context = std::move(context);
   }
   counters().contexts_live.fetch_add(1);
   auto* value = new int64_t(id);
@@ -86,17 +93,26 @@ at::Tensor make_token(std::shared_ptr<Context> context) {
       at::TensorOptions().dtype(at::kLong));
 }
 
-std::shared_ptr<Context> context_of(const at::Tensor& token) {
+// Looks at the call of a token under the table's lock.
+template <typename Function>
+auto with_call(const at::Tensor& token, Function&& function) {
   const int64_t id = *token.const_data_ptr<int64_t>();
   ContextTable& table = context_table();
   std::lock_guard lock(table.mutex);
-  auto found = table.contexts.find(id);
+  auto found = table.calls.find(id);
   TORCH_CHECK(
-      found != table.contexts.end(), "torch_ort: the saved state of forward call ", id,
+      found != table.calls.end(), "torch_ort: the saved state of forward call ", id,
       " is gone: its token was copied by a hook that was not active during the forward call, ",
       "or its graph was freed");
-  return found->second;
+  return function(found->second);
 }
+
+std::shared_ptr<Context> context_of(const at::Tensor& token) {
+  return with_call(token, [](LiveCall& call) { return call.context; });
+}
+
+// Whether a token holds all bytes that backward needs; it names no context then.
+bool is_carrying(const at::Tensor& token) { return token.scalar_type() == at::kByte; }
 
 // Lent to one half while it runs.
 class ScratchLease {
@@ -185,13 +201,23 @@ class RunEvent {
 int64_t num_live_contexts() {
   ContextTable& table = context_table();
   std::lock_guard lock(table.mutex);
-  return static_cast<int64_t>(table.contexts.size());
+  return static_cast<int64_t>(table.calls.size());
 }
 
 bool is_live(int64_t token) {
   ContextTable& table = context_table();
   std::lock_guard lock(table.mutex);
-  return table.contexts.count(token) > 0;
+  return table.calls.count(token) > 0;
+}
+
+void keep_beside(const at::Tensor& token, std::shared_ptr<Companion> companion) {
+  if (is_carrying(token)) return;
+  with_call(token, [&](LiveCall& call) { call.companion = std::move(companion); });
+}
+
+std::shared_ptr<Companion> kept_beside(const at::Tensor& token) {
+  if (is_carrying(token)) return nullptr;
+  return with_call(token, [](LiveCall& call) { return call.companion; });
 }
 
 bool Session::is_saved_output(int slot) const {
@@ -323,7 +349,7 @@ Session::Tensors Session::forward(const Tensors& inputs, const std::vector<int64
 
 Session::Tensors Session::backward(const at::Tensor& token, const Tensors& saved,
                                    const Tensors& tangents, bool keep) {
-  const bool carried = token.scalar_type() == at::kByte;
+  const bool carried = is_carrying(token);
   std::shared_ptr<Context> context;
   if (carried) {
     std::unique_ptr<Context> unpacked = unpack_carrying_token(token);

@@ -108,17 +108,6 @@ def test_a_later_shape_that_cannot_be_planned(monkeypatch):
     torch.testing.assert_close(result, model(inputs[1]))
 
 
-def test_a_watched_first_backward_refuses_double_backward_too(monkeypatch):
-    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
-    model = network().eval()
-    x = torch.randn(4, 6, requires_grad=True)
-    result = torch.compile(model, backend="ort")(x).square().sum()
-    (gradient,) = torch.autograd.grad(result, x, create_graph=True)
-    torch.testing.assert_close(gradient, torch.autograd.grad(model(x).square().sum(), x)[0])
-    with pytest.raises(RuntimeError, match="does not currently support double backward"):
-        gradient.sum().backward()
-
-
 def test_an_error_of_the_program_is_raised_as_eager_raises_it(monkeypatch):
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")
     table = nn.Embedding(4, 3)

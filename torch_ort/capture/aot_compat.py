@@ -199,6 +199,14 @@ def after_backward(call: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
+def node_of_graph(results: Sequence[Any]) -> torch.autograd.graph.Node | None:
+    """Give autograd's node of a graph of AOTAutograd's, of which there are results and views."""
+    node = next((x.grad_fn for x in results if isinstance(x, torch.Tensor) and x.grad_fn), None)
+    while node is not None and type(node).__name__ != "CompiledFunctionBackward":
+        node = node.next_functions[0][0] if node.next_functions else None
+    return node
+
+
 def fake_token(placeholders: Sequence[fx.Node]) -> torch.Tensor:
     """Describe the token to AOTAutograd.
 

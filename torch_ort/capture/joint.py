@@ -20,6 +20,7 @@ from torch_ort._C import Unsupported
 from torch_ort.capture import aot_compat
 from torch_ort.capture.answers import HandOver, NoCapture
 from torch_ort.capture.dispatch_compat import operators_whole, outside_inference_mode
+from torch_ort.capture.double_backward import DoubleBackward, RefusingStep
 from torch_ort.capture.dynamo_inputs import DynamoInputs
 from torch_ort.capture.fx_reader import FxReader, line_of
 from torch_ort.capture.recorded_step import RecordedRun, RecordedStep
@@ -47,6 +48,7 @@ class GraphState:
     files: Any = None  # of an ORTModule: writes graphs and plans
     rewrite: Callable[[_C.Graph], _C.Graph] | None = None  # of an ORTModule: the user's passes
     failed: bool = False  # a backward failed: eager from now on
+    is_differentiated_twice: bool = False  # which is how it has failed
     is_repeatable: bool = False  # running again changes nothing: no writes, no random numbers
     programs: list[compiler.Program] = field(default_factory=list)
     # What a first run writes into, with copies from before; None once such a run has succeeded.
@@ -127,17 +129,19 @@ class Capture:
                     raise Unsupported(_DATA_IS_ASKED) from error
                 blame(error, *aot_compat.node_that_raised(error))
                 raise Unsupported(f"AOTAutograd: {type(error).__name__}: {error}") from error
-        return compiled
+        return compiled if self._forward is None else RefusingStep(compiled, self.state)
 
     def record(
         self,
         function: Callable[..., Sequence[Any]],
         inputs: Sequence[Any],
         sources: Callable[[], Sequence[onnx_files.Source | None]],
+        plain: Callable[..., Sequence[Any]],
         is_settled: Callable[[], bool] = lambda: True,
     ) -> Callable[..., Sequence[Any]]:
         """Give a callable for a function of flat inputs, by the recorder.
 
+        `plain` is the same function as eager PyTorch runs it, on real inputs.
         Raises what the function raises, HandOver for what only AOTAutograd can do, Unsupported or
         InternalError for what the engine cannot.
         """
@@ -146,7 +150,8 @@ class Capture:
             self._note_lying(recording.results.addressed, _READS_MEMORY)
             if recording.is_training:
                 layout = self._compile_joint(recording.module, recording.num_outputs)
-                step = RecordedStep(recording, layout, self._forward)
+                twice = DoubleBackward(plain, recording, layout.differentiated, self.state)
+                step = RecordedStep(recording, layout, self._forward, twice)
             else:
                 runner = self.compile_inference(recording.module, inputs)
                 step = RecordedRun(recording, runner)
@@ -326,7 +331,7 @@ def record_dynamo_graph(
     capture = Capture(state.options, state, kept)
     with outside_inference_mode():
         given = DynamoInputs(aot_compat.symbolic_inputs(module.graph, inputs))
-        step = capture.record(_Lines(module).run, given.inputs, sources)
+        step = capture.record(_Lines(module).run, given.inputs, sources, module.forward)
     written = set(capture.recording.written) - kept
     if written:  # later calls may bring tensors that share memory
         raise HandOver(f"input {min(written)}, which the caller brings, is written into")

@@ -7,6 +7,7 @@ way (attributes read, modes of PyTorch, conditions on sizes) is guarded.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
@@ -41,6 +42,9 @@ from torch_ort.functions.capturing import Policy, kept_whole
 from torch_ort.functions.recurrent import recurrent_layers_whole
 from torch_ort.generators import DrawsNoted, watched_seeding
 from torch_ort.options import Options
+
+# While other tensors hang in a module, no thread may find them there.
+hanging_others = threading.RLock()
 
 
 class ModuleState:
@@ -297,11 +301,14 @@ def _trace(
         tensor_hooks_refused(),
     ):
         trace = _Trace(call.run, held, inputs, fakes, watch, replay)
+        plain = _PlainCall(trace)
         first = len(trace.open_integers)
         parameters = frozenset(range(first, first + len(held.tensors)))
         capture = Capture(options, state, parameters)
         if isinstance(fakes, RecordedInputs):
-            run = capture.record(trace, trace.flat, trace.sources, lambda: not watch.has_assigned())
+            run = capture.record(
+                trace, trace.flat, trace.sources, plain, lambda: not watch.has_assigned()
+            )
             written = dict.fromkeys(capture.recording.written, False)
         else:
             run = _traced_by_pytorch(capture, trace)
@@ -324,6 +331,7 @@ def _trace(
     written = {i + offset: watched for i, watched in written.items() if i not in parameters}
     lying = {i + offset: why for i, why in capture.lying.items() if i not in parameters}
     trace.forget()
+    plain.settle(trace, guard)
     conditions = trace.conditions(fakes)
     return ModuleCapture(trace, guard, run, conditions, written, lying, reads.unseen)
 
@@ -407,12 +415,12 @@ class _Trace(torch.nn.Module):
         self.integers: list[int | torch.SymInt] = []
         self.outputs: Structure
         self.assigned: list[tuple[dict, str]] = []  # where forward hangs tensors
-        self._leaves: list[tuple[bool, int]] = []  # whether a tensor, and which one
+        self.leaves: list[tuple[bool, int]] = []  # whether a tensor, and which one
         tensors = []
         storages = {tensor.untyped_storage()._cdata for tensor in held.tensors}
         for leaf, name in zip(inputs.leaves, inputs.names, strict=True):
             if isinstance(leaf, int):
-                self._leaves.append((False, len(self.integers)))
+                self.leaves.append((False, len(self.integers)))
                 self.integers.append(fakes.integer(leaf, name))
                 continue
             is_number = isinstance(leaf, float)
@@ -423,7 +431,7 @@ class _Trace(torch.nn.Module):
             if storage in storages or not is_dense(tensor):
                 tensor = _stand_in(tensor)
             storages.add(storage)
-            self._leaves.append((True, len(tensors)))
+            self.leaves.append((True, len(tensors)))
             tensors.append(fakes.tensor(tensor, name))
             self.integers += tensors[-1].shape
         # Now, as a symbol found equal to another is read as that one from then on.
@@ -442,7 +450,7 @@ class _Trace(torch.nn.Module):
         held = flat[first : first + len(self.held.tensors)]
         tensors = flat[first + len(held) :]
         args, kwargs = self.inputs.rebuild(
-            tensors[i] if is_tensor else integers[i] for is_tensor, i in self._leaves
+            tensors[i] if is_tensor else integers[i] for is_tensor, i in self.leaves
         )
         with watched_seeding() as seeding, nullcontext() if self.is_recorded else DrawsNoted():
             result = self.held.call_with(held, lambda: self._call_module(args, kwargs))
@@ -483,7 +491,7 @@ class _Trace(torch.nn.Module):
         """Name the flat inputs for files."""
         given = [
             onnx_files.Source(name)
-            for name, (is_tensor, _) in zip(self.inputs.names, self._leaves, strict=True)
+            for name, (is_tensor, _) in zip(self.inputs.names, self.leaves, strict=True)
             if is_tensor
         ]
         held = [
@@ -491,6 +499,67 @@ class _Trace(torch.nn.Module):
             for name, tensor in zip(self.held.names, self.held.tensors, strict=True)
         ]
         return [*[None] * len(self.open_integers), *held, *given]
+
+
+class _PlainCall:
+    """Calls the captured module as it is, with a graph's flat inputs."""
+
+    def __init__(self, trace: _Trace) -> None:
+        self._call = trace.run
+        self._held = trace.held
+        self._rebuild = trace.inputs.rebuild
+        self._leaves = trace.leaves
+
+    def settle(self, trace: _Trace, guard: _C.CallGuard) -> None:
+        """Take note of how the capture has ended."""
+        self._guard = guard
+        self._open = trace.open_integers
+        is_open = set(self._open)
+        self._integers = [None if i in is_open else n for i, n in enumerate(trace.integers)]
+        # Where forward hangs tensors, and what else hung there before; tensors are inputs.
+        self._assigned = trace.assigned
+        self._before = _entries(trace.assigned)
+
+    def __call__(self, *flat: Any) -> list[Any]:
+        """Give the results; what forward assigns is put back.
+
+        Raises Unsupported where the module is not what it was when it was captured.
+        """
+        first, count = len(self._open), len(self._held.names)
+        integers = list(self._integers)
+        for i, value in zip(self._open, flat, strict=False):
+            integers[i] = value
+        held, tensors = flat[first : first + count], flat[first + count :]
+        args, kwargs = self._rebuild(
+            tensors[i] if is_tensor else integers[i] for is_tensor, i in self._leaves
+        )
+        with hanging_others:
+            now = _entries(self._assigned)
+            _put_entries(self._assigned, self._before)
+            try:
+                why = self._guard.mismatch(args, kwargs)
+                if why:
+                    raise Unsupported(f"the module was changed after its call: {why}")
+                result = self._held.call_with(held, lambda: self._call(*args, **kwargs))
+                assigned = _entries(self._assigned)
+            finally:
+                _put_entries(self._assigned, now)
+        return [*Structure(result, "output", keeps_others=True).leaves, *assigned]
+
+
+def _entries(places: Sequence[tuple[dict, str]]) -> list[Any]:
+    return [entries.get(name, _MISSING) for entries, name in places]
+
+
+def _put_entries(places: Sequence[tuple[dict, str]], values: Sequence[Any]) -> None:
+    for (entries, name), value in zip(places, values, strict=True):
+        if value is not _MISSING:
+            entries[name] = value
+        elif name in entries:
+            del entries[name]
+
+
+_MISSING = object()
 
 
 def _stand_in(tensor: torch.Tensor) -> torch.Tensor:

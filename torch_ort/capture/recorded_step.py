@@ -14,6 +14,7 @@ from torch_ort.capture.recorder import Recording
 from torch_ort.capture.shape_rules import Spec, dense_order, is_contiguous
 
 if TYPE_CHECKING:
+    from torch_ort.capture.double_backward import DoubleBackward
     from torch_ort.capture.joint import ForwardRunner, InferenceRunner, JointLayout
 
 
@@ -37,8 +38,12 @@ class RecordedRun:
 class RecordedStep:
     """Runs a recorded training graph: forward now, backward when autograd comes to its node."""
 
-    def __init__(self, recording: Recording, layout: JointLayout, forward: ForwardRunner) -> None:
+    def __init__(
+        self, recording: Recording, layout: JointLayout, forward: ForwardRunner,
+        double_backward: DoubleBackward,
+    ) -> None:  # fmt: skip
         self.results = recording.results
+        self._double_backward = double_backward
         self._forward = forward
         self._outputs = layout.outputs
         self._step = _C.RecordedStep(
@@ -49,6 +54,7 @@ class RecordedStep:
             [layout.outputs.engine_index(i) for i in recording.tangents],
             [_order_of(node.meta["val"].spec) for node in layout.tangents],
             _origins(layout),
+            double_backward.key,
         )
         self._is_watched = forward.first_backward is not None
         if self._is_watched:

@@ -126,6 +126,15 @@ class Results:
             made.append(source if view is None else view.of_either(source, value, symbols))
         return made
 
+    def outputs_in(self, results: Sequence[Any], outputs: Sequence[int]) -> list[torch.Tensor]:
+        """Find some of the graph's outputs among the results of the function itself."""
+        first: dict[int, tuple[Any, View | None]] = {}
+        for made, result in zip(results, self._results, strict=True):
+            if not result.is_input:
+                first.setdefault(result.index, (made, result.view))
+        found = [first[index] for index in outputs]
+        return [made if view is None else viewed(made) for made, view in found]
+
 
 class OutputsTaken:
     """A function's results taken apart while it is recorded.

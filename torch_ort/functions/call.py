@@ -196,11 +196,14 @@ def _with_autocast(
     return apply
 
 
+AUTOCAST_DEVICES = ("cpu", "cuda")
+
+
 def autocast_now() -> tuple[tuple[str, torch.dtype], ...]:
     """Give the kinds of devices under autocast, each with its dtype."""
     return tuple(
         (device, torch.get_autocast_dtype(device))
-        for device in ("cpu", "cuda")
+        for device in AUTOCAST_DEVICES
         if torch.is_autocast_enabled(device)
     )
 

@@ -29,6 +29,7 @@ from torch_ort.capture.module import (
     ModuleState,
     capture_module,
     describe_call,
+    hanging_others,
 )
 from torch_ort.capture.structure import Structure, UnknownType
 from torch_ort.functions.capturing import policy_of
@@ -47,7 +48,6 @@ from torch_ort.user_code import calling_line, warn_at
 
 # Captures of one module; more than a real program needs, fewer than would go unnoticed.
 MAX_CAPTURES = 32
-_capturing = threading.RLock()
 _captures: list[Calls] = []  # those at work, in any thread
 _thread = threading.local()  # `is_capturing`: a module inside another's capture is traced through
 
@@ -120,8 +120,7 @@ class Calls:
         return self._run(captured, flat, args, kwargs)
 
     def _find_or_capture(self, args: tuple, kwargs: dict) -> tuple[_Captured, list[Any]]:
-        # Capture hangs other tensors into the module: one at a time.
-        with _capturing:
+        with hanging_others:
             captured, flat = self._find(args, kwargs)
             return self._capture(args, kwargs) if captured is None else (captured, flat)
 
@@ -195,6 +194,8 @@ class Calls:
         return self._run_in_pytorch(failure, args, kwargs)
 
     def _after_failed_backward(self, captured: _Captured, args: tuple, kwargs: dict) -> Any:
+        if captured.state.is_differentiated_twice:  # calls of its kind; there may be others
+            return self._run_plain(*args, **kwargs)
         self._captured.remove(captured)
         if self.settings.fallback_retry:
             return self(args, kwargs)

@@ -1,0 +1,68 @@
+#include "python/call_inputs.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <optional>
+
+namespace py = pybind11;
+
+namespace torch_ort::python {
+
+namespace {
+
+// How often a tensor was written into; those of inference mode do not count.
+int64_t version_of(const at::Tensor& tensor) {
+  return tensor.is_inference() ? 0
+                               : tensor.unsafeGetTensorImpl()->version_counter().current_version();
+}
+
+// Nothing for what is neither a number nor None.
+std::optional<c10::IValue> plain_value(py::handle item) {
+  if (item.is_none()) return c10::IValue();
+  if (PyLong_Check(item.ptr())) return c10::IValue(py::cast<int64_t>(item));
+  if (PyFloat_Check(item.ptr())) return c10::IValue(PyFloat_AS_DOUBLE(item.ptr()));
+  return std::nullopt;
+}
+
+py::object to_python(const c10::IValue& value) {
+  if (value.isInt()) return py::int_(value.toInt());
+  if (value.isDouble()) return py::float_(value.toDouble());
+  return py::none();
+}
+
+}  // namespace
+
+CallInputs::CallInputs(const py::tuple& flat) {
+  inputs_.reserve(flat.size());
+  for (py::handle item : flat) {
+    if (THPVariable_Check(item.ptr())) {
+      const at::Tensor& tensor = THPVariable_Unpack(item.ptr());
+      if (tensor.dim() == 0 && !tensor.requires_grad()) held_.push_back(tensor);
+      inputs_.push_back({c10::WeakIValue(tensor), version_of(tensor)});
+    } else if (const auto value = plain_value(item)) {
+      inputs_.push_back({c10::WeakIValue(*value)});
+    } else {
+      is_complete_ = false;
+    }
+  }
+}
+
+py::object CallInputs::take(const std::unordered_map<size_t, at::Tensor>& saved) const {
+  if (!is_complete_) return py::none();
+  py::tuple flat(inputs_.size());
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    const c10::IValue value = inputs_[i].value.lock();
+    if (inputs_[i].version < 0) {
+      flat[i] = to_python(value);
+      continue;
+    }
+    const auto found = saved.find(i);
+    if (!value.isTensor() && found == saved.end()) return py::none();
+    const at::Tensor tensor = value.isTensor() ? value.toTensor() : found->second;
+    if (value.isTensor() && version_of(tensor) != inputs_[i].version) return py::none();
+    flat[i] = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+  }
+  return flat;
+}
+
+}  // namespace torch_ort::python
