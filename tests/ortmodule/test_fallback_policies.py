@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -368,10 +368,23 @@ def test_a_failing_backward_may_raise(policy, environment, choose, monkeypatch):
     assert all(parameter.grad is None for parameter in module.parameters())
 
 
-OVERLAPS = [(name, retry) for name in CAUSES for retry in (False, True)]
+def with_retries(names: Iterable[str]) -> list:
+    """Give parameters of (cause, retry); slow are those that capture at every call, several times.
+
+    TestFallsBack has them in training.
+    """
+    captured_anew = {"assigned attribute", "capture", "convert", "pass", "plan"}
+    return [
+        pytest.param(
+            name, retry, id=f"{name}-{'every call' if retry else 'for good'}",
+            marks=[pytest.mark.slow] if retry and name in captured_anew else [],
+        )
+        for name in names
+        for retry in (False, True)
+    ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "retry"), OVERLAPS)
+@pytest.mark.parametrize(("name", "retry"), with_retries(CAUSES))
 def test_gradients_accumulate_over_calls_that_overlap(name, retry, choose, monkeypatch):
     def two_calls(module, call, extra):
         torch.manual_seed(1)
@@ -383,8 +396,9 @@ def test_gradients_accumulate_over_calls_that_overlap(name, retry, choose, monke
     assert train_both(CAUSES[name], monkeypatch, two_calls)
 
 
-@pytest.mark.parametrize("retry", [False, True], ids=["for good", "every call"])
-@pytest.mark.parametrize("name", [n for n in CAUSES if n not in ("backward", "torch model")])
+@pytest.mark.parametrize(
+    ("name", "retry"), with_retries(n for n in CAUSES if n not in ("backward", "torch model"))
+)
 def test_inference_falls_back_too(name, retry, choose, monkeypatch):
     def evaluate(module, call, extra):
         module.eval()
