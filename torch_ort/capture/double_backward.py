@@ -192,9 +192,9 @@ def _is_training_norm(node: fx.Node) -> bool:
 
 
 class RefusingStep:
-    """Runs a training graph that AOTAutograd has captured, whose inputs are not all the call's.
+    """Runs a training graph that AOTAutograd has captured, whose node knows no inputs of the call.
 
-    If its gradients are differentiated it says so, and is to run in eager PyTorch from then on.
+    Where its gradients are differentiated this raises, and it runs in eager PyTorch from then on.
     """
 
     def __init__(self, compiled: Callable[..., Any], state: GraphState) -> None:
