@@ -96,7 +96,10 @@ TABLE = (
     ),
     Row(Kind.UNDEFINED, "new elements are memory as it is", "resize_", layouts=("empty",)),
     Row(Kind.FALLS_BACK, _READ, "item equal allclose cov corrcoef"),
-    Row(Kind.FALLS_BACK, _READ, "nn_functional_ctc_loss", roads=_NEVER_BROKEN),
+    Row(
+        Kind.FALLS_BACK, _READ,
+        "nn_functional_ctc_loss linalg_lstsq linalg_lstsq_grad_oriented", roads=_NEVER_BROKEN,
+    ),
     Row(
         Kind.FALLS_BACK, "a branch asks for the signs of variances",
         "nn_functional_gaussian_nll_loss",
