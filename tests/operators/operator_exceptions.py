@@ -132,6 +132,7 @@ TABLE = (
     ),
     Row(Kind.FALLS_BACK, "takes sparse tensors", "sparse_sampled_addmm sparse_mm_reduce"),
     Row(Kind.FALLS_BACK, "gives sparse tensors", "to_sparse"),
+    Row(Kind.FALLS_BACK, "ONNX has no complex numbers of halves", "chalf"),
     Row(
         Kind.FALLS_BACK, "AOTAutograd writes into the tensor as it was before it lost dims",
         "squeeze_multiple", roads=("ortmodule",), layouts=("written",),
