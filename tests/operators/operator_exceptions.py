@@ -165,6 +165,10 @@ TABLE = (
         only=_draws,
     ),
     Row(
+        Kind.WRONG, "captures make it row-major, as PyTorch's formula in Python does",
+        "native_dropout_backward", roads=("graph",), layouts=("transposed",),
+    ),
+    Row(
         Kind.WRONG, "AOTAutograd's captures have the layout that PyTorch's meta kernel tells",
         "nn_functional_batch_norm native_batch_norm _native_batch_norm_legit "
         "_batch_norm_with_update",
