@@ -6,6 +6,8 @@ import pytest
 import torch
 from operators import Extent, check_operators, database
 
+pytestmark = pytest.mark.hands_over("of some operators data tells the results")
+
 PARTS = 10
 
 pytest.importorskip("expecttest", reason="torch.testing's samples need it")
