@@ -18,7 +18,7 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 WORKER = HERE / "files_worker.py"
-BATCH = 2000
+BATCH = 20_000
 # Of files that are minimized; the step that leaves a node out, as files_worker.py has it.
 MOST_NODES, WITHOUT_NODE = 40, -2
 

@@ -8,8 +8,8 @@ from programs_run import Wrong, check, judge, run_eager
 from programs_shrink import failure, script, shrink
 from programs_write import Call, Input, Program, Writer
 
-SEEDS = {"ortmodule": range(60), "compile": range(20, 40)}
-GROUP = 20
+SEEDS = {"ortmodule": range(24), "compile": range(24, 32)}
+GROUP = 8
 
 
 @pytest.mark.hands_over("some programs write into inputs, and have sizes that data tells")
