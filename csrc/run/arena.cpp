@@ -6,6 +6,12 @@
 #include <c10/util/Exception.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(data, bytes) ((void)(data), (void)(bytes))
+#define ASAN_UNPOISON_MEMORY_REGION(data, bytes) ((void)(data), (void)(bytes))
+#endif
 
 #include <algorithm>
 #include <map>
@@ -63,7 +69,14 @@ void* map_memory(int64_t bytes, int64_t capacity) {
   return data;
 }
 
+// Under the address sanitizer, whoever touches more of a buffer than is lent is found.
+void lend_first(int64_t bytes, void* data, int64_t capacity) {
+  ASAN_UNPOISON_MEMORY_REGION(data, bytes);
+  ASAN_POISON_MEMORY_REGION(static_cast<char*>(data) + bytes, capacity - bytes);
+}
+
 void unmap_memory(void* data, int64_t capacity) {
+  lend_first(capacity, data, capacity);  // the addresses may be given to anyone
   munmap(data, capacity);
   note_bytes(-capacity);
 }
@@ -112,7 +125,10 @@ Buffer lend(c10::Device device, int64_t bytes) {
     return buffer;
   }
   std::tie(buffer.data_, buffer.capacity_) = take_idle(bytes);
-  if (buffer.data_ != nullptr) return buffer;
+  if (buffer.data_ != nullptr) {
+    lend_first(bytes, buffer.data_, buffer.capacity_);
+    return buffer;
+  }
 
   const int64_t capacity = round_up(bytes, bytes >= kHugePage ? kHugePage : kPage);
   buffer.data_ = map_memory(bytes, capacity);
@@ -123,6 +139,7 @@ Buffer lend(c10::Device device, int64_t bytes) {
                    "DefaultCPUAllocator: can't allocate memory: you tried to allocate ", bytes,
                    " bytes.");
   buffer.capacity_ = capacity;
+  lend_first(bytes, buffer.data_, capacity);
   return buffer;
 }
 
@@ -130,6 +147,7 @@ void Buffer::give_back() noexcept {
   if (data_ != nullptr && device_.is_cpu()) {
     IdleBuffers& idle = idle_buffers();
     std::lock_guard lock(idle.mutex);
+    lend_first(0, data_, capacity_);
     idle.by_capacity.emplace(capacity_, data_);
   }
   forget();
