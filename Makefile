@@ -7,6 +7,7 @@
 #   CMAKE_PREFIX_PATH  where to look for protobuf if it is not installed in the system
 #   TRAIN_ARGS, PYTEST_ARGS, BENCH_ARGS, SOAK_ARGS  passed on to train, test, bench and soak
 #   FUZZ            the tools of tests/fuzz that fuzz runs, each with FUZZ_ARGS (--seconds, --count)
+#   ASAN_TESTS      what asan runs
 #   PYTEST_WORKERS  processes that run the tests (default 2; 0 for none but pytest itself)
 
 TORCH_SPEC ?= torch==2.13.0
@@ -18,6 +19,9 @@ PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
 BENCH_ARGS ?=
 SOAK_ARGS ?=
+# Graphs, plans, regions, what runs them, and files that others have written.
+ASAN_TESTS ?= tests/ir tests/passes tests/plan tests/cpu tests/run tests/fuzz/test_files.py \
+  tests/torch_ort/test_given_memory.py
 # What is tried with random input, and for how long each: --seconds or --count.
 FUZZ ?= files programs
 FUZZ_ARGS ?= --seconds 600
@@ -56,7 +60,7 @@ help:
 	@echo 'make soak        train for 20,000 steps on either road, and see that memory stays flat'
 	@echo 'make style       ruff, clang-format and the style tests'
 	@echo 'make format      write what make style asks for'
-	@echo 'make asan        IR, pass and plan tests under the address and undefined sanitizers'
+	@echo 'make asan        tests of memory under the address and undefined sanitizers (ASAN_TESTS)'
 	@echo 'make clean       remove what was built'
 
 train: build $(ENV)/.torch_ort-examples
@@ -103,21 +107,22 @@ wheel: $(TOOLS) $(ENV)/.torch_ort-dev
 wheel-test: wheel $(ENV)/.torch_ort-test
 	$(PYTHON) -m pytest tests/torch_ort/test_wheel.py -m slow
 
-# Only our rooms are instrumented: Python and torch come without, hence the preloaded runtime, no
-# leak check (Python keeps its own memory) and no container check (half of each container's users
-# are not instrumented). The build stands in an environment of its own, which sees the packages of
-# the other one but not its editable torch_ort.
+# All rooms are instrumented, Python and torch are not: hence the preloaded runtime, no leak check
+# (Python keeps its own memory) and no container check (half of each container's users are not
+# instrumented). The build stands in an environment of its own, which sees the packages of the other
+# one but not its editable torch_ort; nor does it see the working folder (PYTHONSAFEPATH). The first
+# report ends its process, and only sys.stderr is captured, so that it comes to the terminal.
 ASAN_ENV := $(CURDIR)/build/asan-env
 asan: $(TOOLS) $(ENV)/.torch_ort-test
 	$(PYTHON) -m venv --without-pip $(ASAN_ENV)
 	site=$$($(ASAN_ENV)/bin/python -c 'import sysconfig as s; print(s.get_path("purelib"))') && \
 	$(PYTHON) -c 'import sysconfig as s; print(s.get_path("purelib"))' > $$site/packages.pth && \
 	$(PIP) install --no-build-isolation --no-deps --upgrade --target $$site \
-	  -C build-dir=build/asan -C cmake.define.TORCH_ORT_SANITIZE=ON .
+	  -C build-dir=build/asan -C install.strip=false -C cmake.define.TORCH_ORT_SANITIZE=address .
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" \
-	ASAN_OPTIONS=detect_leaks=0:detect_container_overflow=0:detect_odr_violation=0 \
-	UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc \
-	  $(ASAN_ENV)/bin/python $(ENV)/bin/pytest --capture=sys tests/ir tests/passes tests/plan \
+	ASAN_OPTIONS=abort_on_error=1:detect_leaks=0:detect_container_overflow=0:detect_odr_violation=0 \
+	UBSAN_OPTIONS=abort_on_error=1:print_stacktrace=1 PYTHONMALLOC=malloc PYTHONSAFEPATH=1 \
+	  $(ASAN_ENV)/bin/python $(ENV)/bin/pytest --capture=sys -n $(PYTEST_WORKERS) $(ASAN_TESTS) \
 	  $(PYTEST_ARGS)
 
 clean:
