@@ -299,7 +299,6 @@ class Wrong(nn.Module):
         (lambda w, x: x[x > 0] * 2, "gives a shape that depends on numbers"),
         (lambda w, x: torch.set_grad_enabled(False) and w * x, "grad mode is switched inside"),
         (lambda w, x: w * x * LOOSE, "a constant requires grad"),
-        (lambda w, x: torch.view_as_real(w * x * 1j), "called with 1j in place of a tensor"),
     ],
 )
 def test_hands_over(function, words):

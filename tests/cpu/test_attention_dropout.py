@@ -454,6 +454,7 @@ def test_two_calls_alive_at_once_and_a_kept_graph():
     gradient_matches(zeros, second, results[1])
 
 
+@pytest.mark.hands_over("Dynamo's operators that take graphs")
 def test_a_checkpointed_block_draws_once():
     def block(zeros, values):
         return checkpoint(lambda v: call(zeros, zeros, v * 1.0), values, use_reentrant=False)
@@ -462,6 +463,7 @@ def test_a_checkpointed_block_draws_once():
     gradient_matches(zeros, values, compiled(block)(zeros, values))
 
 
+@pytest.mark.hands_over("Dynamo gives a probability as a tensor (dynamic=True)")
 @pytest.mark.parametrize("attend", [call, filled_mask], ids=lambda f: f.__name__)
 def test_lengths_that_change(attend):
     def train(layer: nn.Module, length: int) -> list[Tensor]:

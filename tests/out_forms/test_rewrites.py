@@ -85,6 +85,7 @@ def assert_same_bits(got: Tensor, want: Tensor, name: str) -> None:
         assert torch.equal(got.signbit() & ~got.isnan(), want.signbit() & ~want.isnan()), name
 
 
+@pytest.mark.hands_over("inputs with a conjugate or negative bit")
 @pytest.mark.parametrize(
     ("dtype", "change"),
     [

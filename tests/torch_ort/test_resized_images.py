@@ -64,6 +64,7 @@ def resizing(dims: int, form: dict, **sizes) -> Applies:
     return Applies(lambda x: F.interpolate(x, **form))
 
 
+@pytest.mark.hands_over("floats that depend on sizes, by a factor that no few bits tell")
 @pytest.mark.parametrize("sizes", sorted(SIZES))
 @pytest.mark.parametrize(("dims", "form"), FORMS, ids=IDS)
 def test_resized_as_in_eager(road, dims, form, sizes):
@@ -71,6 +72,7 @@ def test_resized_as_in_eager(road, dims, form, sizes):
     assert_as_eager(road(module), module, image(dims))
 
 
+@pytest.mark.hands_over("floats that depend on sizes, by a factor that no few bits tell")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "sizes", [{"scale_factor": 2}, {"scale_factor": 1.7, "recompute_scale_factor": True}]

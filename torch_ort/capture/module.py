@@ -547,8 +547,9 @@ class _PlainCall:
         return [*Structure(result, "output", keeps_others=True).leaves, *assigned]
 
 
-def _entries(places: Sequence[tuple[dict, str]]) -> list[Any]:
-    return [entries.get(name, _MISSING) for entries, name in places]
+def _entries(places: Sequence[tuple[dict | _C.ScriptObject, str]]) -> list[Any]:
+    # The attributes of a script have no get().
+    return [entries[name] if name in entries else _MISSING for entries, name in places]  # noqa: SIM401
 
 
 def _put_entries(places: Sequence[tuple[dict, str]], values: Sequence[Any]) -> None:

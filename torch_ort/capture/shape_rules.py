@@ -1032,9 +1032,10 @@ def _image_format(x: Spec) -> torch.memory_format:
     if is_contiguous(x):
         return torch.contiguous_format
     order = dense_order(x)
-    if order == [0, 2, 3, 1]:
-        return torch.channels_last
-    return torch.channels_last_3d if order == [0, 2, 3, 4, 1] else _no_rule()
+    if order is None:
+        raise NoRule
+    formats = {(0, 2, 3, 1): torch.channels_last, (0, 2, 3, 4, 1): torch.channels_last_3d}
+    return formats.get(tuple(order), torch.contiguous_format)
 
 
 # Attention of the CPU.
