@@ -82,6 +82,7 @@ __all__ = [
     "ScriptMethod",
     "Sizes",
     "TorchDispatchMode",
+    "addressed_inputs",
     "after_backward",
     "aot_autograd",
     "auto_functionalize",
@@ -89,6 +90,7 @@ __all__ = [
     "data_is_asked",
     "default_partition",
     "differentiated",
+    "draws",
     "dynamo_seconds",
     "dynamo_symbols",
     "fake_token",
@@ -101,6 +103,7 @@ __all__ = [
     "in_function_transform",
     "input_description",
     "input_position",
+    "inputs_that_order_draws",
     "is_jit_tracing",
     "is_known",
     "is_refused_by_dynamo",
@@ -109,6 +112,7 @@ __all__ = [
     "meta_errors_unsaid",
     "needs_no_version_check",
     "never_compile",
+    "node_of_graph",
     "node_that_raised",
     "output_descriptions",
     "passes_through",
@@ -318,7 +322,7 @@ def is_repeatable(graph: fx.Graph) -> bool:
         isinstance(node.target, OpOverload)
         and node.target.namespace in ("aten", "prims")
         and not schema(node.target).is_mutable
-        and torch.Tag.nondeterministic_seeded not in node.target.tags
+        and not draws(node)
         for node in graph.nodes
         if node.op == "call_function" and node.target not in _PURE_FUNCTIONS
     )
@@ -372,13 +376,13 @@ def addressed_inputs(graph: fx.Graph) -> set[int]:
 
 def inputs_that_order_draws(graph: fx.Graph) -> set[int]:
     """Give the positions of inputs that a graph draws numbers for in the order of their memory."""
-    drawn = [
-        source
-        for node in graph.nodes
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        for source in node.all_input_nodes
-    ]
+    drawn = [source for node in graph.nodes if draws(node) for source in node.all_input_nodes]
     return _inputs_in_order_of(drawn)
+
+
+def draws(node: fx.Node) -> bool:
+    """Tell whether a node draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _keeps_order(target: OpOverload) -> bool:

@@ -18,7 +18,7 @@ from torch import fx
 
 from torch_ort import _C
 from torch_ort._C import Unsupported
-from torch_ort.capture.aot_compat import node_of_graph, schema, written_placeholders
+from torch_ort.capture.aot_compat import draws, node_of_graph, schema, written_placeholders
 from torch_ort.fallback import Failure, warn
 from torch_ort.functions.call import AUTOCAST_DEVICES, autocast_now
 
@@ -146,15 +146,11 @@ def _autocast(kinds: Sequence[tuple[str, torch.dtype]]) -> Iterator[None]:
 
 def _obstacle(graph: fx.Graph) -> str:
     """Say why a call of a graph cannot be run again; empty if it can."""
-    if any(_draws(node) for node in graph.nodes):
+    if any(map(draws, graph.nodes)):
         return "it draws random numbers, which would be others"
     if _reads_what_it_writes(graph):
         return "it reads what it writes into"
     return ""
-
-
-def _draws(node: fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _reads_what_it_writes(graph: fx.Graph) -> bool:

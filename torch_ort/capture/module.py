@@ -552,7 +552,9 @@ def _entries(places: Sequence[tuple[dict | _C.ScriptObject, str]]) -> list[Any]:
     return [entries[name] if name in entries else _MISSING for entries, name in places]  # noqa: SIM401
 
 
-def _put_entries(places: Sequence[tuple[dict, str]], values: Sequence[Any]) -> None:
+def _put_entries(
+    places: Sequence[tuple[dict | _C.ScriptObject, str]], values: Sequence[Any]
+) -> None:  # fmt: skip
     for (entries, name), value in zip(places, values, strict=True):
         if value is not _MISSING:
             entries[name] = value
