@@ -10,7 +10,9 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <algorithm>
+#include <optional>
 #include <string_view>
+#include <unordered_set>
 
 namespace torch_ort::ops {
 
@@ -222,6 +224,17 @@ void check_region(const Node& node) {
   if (body.outputs.empty()) raise(node, "outputs", 0, "one or more");
 }
 
+// PyTorch's operator that a node calls, if it calls one and PyTorch has it.
+std::optional<c10::OperatorHandle> operator_of(const Node& node) {
+  if (!ir::is(&node, "ATen", ir::kAtenDomain)) return std::nullopt;
+  return c10::Dispatcher::singleton().findSchema(
+      {ir::string_attr(node.attrs, "operator", ""),
+       ir::string_attr(node.attrs, "overload_name", "")});
+}
+
+constexpr std::string_view kWrittenInPlace =
+    "which the forward half writes in place, want a value that the backward half may keep";
+
 class FileChecker {
  public:
   explicit FileChecker(const std::vector<std::string>& allow) : allow_(allow) {}
@@ -235,6 +248,7 @@ class FileChecker {
           concat("file: device of value '", value.name, "': got ", kind, ", want cpu or cuda"));
     }
     const Node* yield = nullptr;
+    std::unordered_set<const Value*> written;
     for (Node& node : graph.nodes) {
       if (ir::is(&node, "YieldOp", ir::kMicrosoftDomain)) {
         if (yield != nullptr) {
@@ -245,10 +259,40 @@ class FileChecker {
       }
       check_node(node, opset, is_body);
       for (const auto& body : ir::bodies(node)) check(*body, opset, true);
+      if (yield == nullptr) {
+        add_written(node, written);
+      } else {
+        check_not_written(node, written);
+      }
+    }
+    for (const Value* output : graph.outputs) {
+      if (yield == nullptr || !written.contains(output)) continue;
+      throw UserError(
+          concat("file: output of the graph: got '", output->name, "', ", kWrittenInPlace));
     }
   }
 
  private:
+  // The caller holds what an operator of the forward half has written into, and autograd keeps no
+  // version of it: the backward half cannot know whether it is still so.
+  static void add_written(const Node& node, std::unordered_set<const Value*>& written) {
+    if (node.inputs.empty()) return;
+    const auto op = operator_of(node);
+    const bool is_view_of_one = written.contains(node.inputs[0]) && ops::is_view(node);
+    if (!is_view_of_one && !(op && op->schema().is_mutable())) return;
+    for (const Value* output : node.outputs) {
+      if (output != nullptr) written.insert(output);
+    }
+  }
+
+  static void check_not_written(const Node& node, const std::unordered_set<const Value*>& written) {
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      if (!written.contains(node.inputs[i])) continue;
+      throw UserError(concat(node.op.str(), ": input ", i, " of node '", node.name, "': got '",
+                             node.inputs[i]->name, "', ", kWrittenInPlace));
+    }
+  }
+
   // What has no kernel raises where it is lowered, naming it.
   void check_node(Node& node, int64_t opset, bool is_body) const {
     if (ir::is(&node, "ATen", ir::kAtenDomain)) {
@@ -274,8 +318,7 @@ class FileChecker {
       raise(node, concat("attribute '", name, "'"), "one of another kind", "a string");
     }
     const std::string name = ir::string_attr(node.attrs, "operator", "");
-    const auto op = c10::Dispatcher::singleton().findSchema(
-        {name, ir::string_attr(node.attrs, "overload_name", "")});
+    const auto op = operator_of(node);
     if (!op) return;
     const std::string reason = reason_to_refuse(*op);
     const bool is_refused = !reason.empty() && (is_body || !gives_to_input(node, name));

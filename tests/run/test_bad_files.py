@@ -17,7 +17,8 @@ from torch_ort import _C
 
 pytestmark = pytest.mark.ort_only
 
-HEAD = '<ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1, "torch_ort" : 1]>'
+HEAD = '<ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1, "torch_ort" : 1, '
+HEAD += '"org.pytorch.aten" : 1]>'
 # Without `t`, the reshape is no view: it copies what a kernel has written before.
 VIEW = """
     g (float[2,3] x) => (float[6] y) <int64[1] six = {6}, float[2,3] e, float[3,2] t, float[6] r>
@@ -375,6 +376,34 @@ def test_two_borders() -> None:
         }
     """
     with pytest.raises(torch_ort.UserError, match="YieldOp: got nodes 'd' and 'e', want at most"):
+        read(text)
+
+
+COPY = (
+    'org.pytorch.aten.ATen <operator="aten::copy_", overload_name="", tensor_args=["self", "src"]>'
+)
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ("d = com.microsoft.YieldOp (a)  y = Mul (d, c)", "Mul: input 1 of node 'y': got 'c'"),
+        (
+            "v = Transpose (c)  w = Transpose (v)  d = com.microsoft.YieldOp (a)  y = Mul (w, d)",
+            "Mul: input 0 of node 'y': got 'w'",
+        ),
+        ("y = Transpose (c)  d = com.microsoft.YieldOp (a)", "output of the graph: got 'y'"),
+    ],
+    ids=["value", "view", "output"],
+)
+def test_backward_reads_nothing_that_is_written_in_place(steps: str, words: str) -> None:
+    text = f"""
+        g (float[2,2] x, float[2,2] b) => (float[2,2] y)
+        {{ a = Exp (x)  c = {COPY} (b, a)  {steps} }}
+    """
+    with pytest.raises(
+        torch_ort.UserError, match=words + ", which the forward half writes in place"
+    ):
         read(text)
 
 
