@@ -1,7 +1,12 @@
-"""What `--against` asks: whether this build is slower or larger than the other one."""
+"""What `--against` asks: whether this build is slower or larger than the other one.
+
+The speed of a shared machine changes by a third from one second to the next, and a process may be
+slow for all its life. So times are compared in pairs: each turn, and each first step, with the one
+of the other build that was taken right before or after it.
+"""
 
 from dataclasses import dataclass
-from statistics import geometric_mean
+from statistics import geometric_mean, median, quantiles
 
 import targets
 from record import Record, Records
@@ -16,8 +21,24 @@ class Pair:
 
     def ratio(self, figure: str) -> float | None:
         """Return this build's figure over the other's; None where either was not measured."""
-        ours, theirs = self.this.figures()[figure], self.other.figures()[figure]
-        return ours / theirs if ours is not None and theirs else None
+        if figure == "peak":
+            ours, theirs = (record.figures()["step_peak"] for record in (self.this, self.other))
+            return ours / theirs if ours is not None and theirs else None
+        ratios = self.pairs(figure)
+        return median(ratios) if ratios else None
+
+    def quartiles(self, figure: str) -> tuple[float, float] | None:
+        """Return the first and third quartile of what a time's ratio is the median of."""
+        ratios = [] if figure == "peak" else self.pairs(figure)
+        if len(ratios) < 2:
+            return None
+        low, _, high = quantiles(ratios, method="inclusive")
+        return low, high
+
+    def pairs(self, figure: str) -> list[float]:
+        """Return this build's times over the other's that were taken beside them."""
+        ours, theirs = (_times(record, figure) for record in (self.this, self.other))
+        return [our / their for our, their in zip(ours, theirs, strict=False)]
 
     def kernel_calls(self) -> tuple[float | None, float | None]:
         """Return the kernel calls a step of both builds."""
@@ -44,6 +65,13 @@ class Pair:
         if fallbacks != 0:
             words.append(f"fallbacks {fallbacks}")
         return words
+
+
+def _times(record: Record, figure: str) -> list[float]:
+    """Return the median step of each turn, or the first steps."""
+    if figure == "step":
+        return list(map(median, record.steps))
+    return [first["first_step_s"] for first in record.first_cold]
 
 
 def _arena_bytes(record: Record) -> int | None:

@@ -35,9 +35,9 @@ class Record:
     # Whether that step drew random numbers.
     is_random: bool | None = None
     memory: list[dict[str, Any]] = field(default_factory=list)
-    # What the steadily stepping worker counted in all, and during its timed steps alone.
-    counters: Counters = field(default_factory=dict)
-    package: str | None = None  # the folder that this process took torch_ort from
+    # What each steadily stepping worker counted in all, and what all did in timed steps alone.
+    steady_counters: list[Counters] = field(default_factory=list)
+    package: str | None = None  # the folder that these processes took torch_ort from
     counted_in_runs: dict[str, int] = field(default_factory=dict)
     error: str | None = None
 
@@ -46,10 +46,15 @@ class Record:
         """Name the backend, and whose build it is where that is not this checkout's."""
         return f"{self.backend} of the other build" if self.is_other_build else self.backend
 
+    @property
+    def counters(self) -> Counters:
+        """Return what the first steadily stepping worker counted."""
+        return self.steady_counters[0] if self.steady_counters else {}
+
     def counters_of(self, kind: str) -> list[Counters]:
         """Return the counters of every process behind one kind of figure."""
         if kind == STEADY:
-            return [self.counters]
+            return self.steady_counters
         answers = self.first_cold if kind == FIRST else self.memory
         return [answer["counters"] for answer in answers]
 

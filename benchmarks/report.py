@@ -188,7 +188,7 @@ def print_builds(console: Console, pairs: list[Pair]) -> None:
     table = Table(title="This build / the other one", title_justify="left")
     for column in ("model", "backend", "threads"):
         table.add_column(column, no_wrap=True)
-    for column in ("step min", "median", "first step", "peak", "kernel calls", "arena MiB"):
+    for column in (*targets.AGAINST_OTHER_BUILD, "kernel calls", "arena MiB"):
         table.add_column(column, justify="right")
     table.add_column("not as before")
     for pair in pairs:
@@ -196,17 +196,23 @@ def print_builds(console: Console, pairs: list[Pair]) -> None:
             pair.this.model,
             pair.this.backend,
             str(pair.this.threads),
-            *[thousandths(pair.ratio(figure)) for figure in targets.AGAINST_OTHER_BUILD],
+            *[ratio_text(pair, figure) for figure in targets.AGAINST_OTHER_BUILD],
             " / ".join(MISSING if value is None else f"{value:g}" for value in pair.kernel_calls()),
             " / ".join(mebibytes(value) for value in pair.arena_bytes()),
             "\n".join(pair.differences()),
         )
     console.print(table)
-    for figure in ("min_step", "median_step"):
-        mean, limit = mean_ratio(pairs, figure), targets.AGAINST_OTHER_BUILD_MEAN
-        if mean is not None:
-            state = "met" if mean <= limit else "missed"
-            console.print(f"{figure}, geometric mean: {mean:.3f} ({state}, want ≤ {limit:g})")
+    mean, limit = mean_ratio(pairs, "step"), targets.AGAINST_OTHER_BUILD_MEAN
+    if mean is not None:
+        state = "met" if mean <= limit else "missed"
+        console.print(f"step, geometric mean: {mean:.3f} ({state}, want ≤ {limit:g})")
+
+
+def ratio_text(pair: Pair, figure: str) -> str:
+    """Write a ratio, with the quartiles of the pairs of times that it is the median of."""
+    quartiles = pair.quartiles(figure)
+    spread = f" ({quartiles[0]:.2f}–{quartiles[1]:.2f})" if quartiles else ""
+    return thousandths(pair.ratio(figure)) + spread
 
 
 def print_remarks(console: Console, records: Records) -> None:

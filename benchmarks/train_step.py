@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ SETTLE_S = 0.25
 class Protocol:
     """How often everything is measured."""
 
+    processes: int
     rounds: int
     steps: int
     first_runs: int
@@ -46,9 +47,14 @@ class Protocol:
     memory_steps: int
 
 
-FULL = Protocol(rounds=8, steps=30, first_runs=3, memory_runs=3, memory_steps=10)
+FULL = Protocol(processes=1, rounds=8, steps=30, first_runs=3, memory_runs=3, memory_steps=10)
+# Two builds differ by less than two processes of one build do, which get other pages of memory and
+# other neighbours on the machine. So there are many turns, and short ones, in several processes.
+AGAINST = replace(FULL, processes=6, rounds=8, steps=10, first_runs=8)
 # Enough to see that everything runs; too short to quote.
-QUICK = Protocol(rounds=2, steps=5, first_runs=1, memory_runs=1, memory_steps=3)
+QUICK = Protocol(processes=1, rounds=2, steps=5, first_runs=1, memory_runs=1, memory_steps=3)
+# Fields of the protocol that options of the same names set.
+COUNTS = ("processes", "rounds", "steps")
 
 
 class Bench:
@@ -80,7 +86,8 @@ class Bench:
             for run in range(self.protocol.first_runs):
                 for row in going(rows):
                     self._measure_first(row, run)
-        self._measure_steady(rows)
+        for process in range(self.protocol.processes):
+            self._measure_steady(rows, process)
         if not steady_only:
             for run in range(self.protocol.memory_runs):
                 for row in going(rows):
@@ -91,11 +98,14 @@ class Bench:
         with drop_on_error(row), self._start(row, self._cache(row, run)) as worker:
             row.first_cold.append(worker.ask("first"))
 
-    def _measure_steady(self, rows: list[Record]) -> None:
+    def _measure_steady(self, rows: list[Record], process: int) -> None:
+        of_processes = f" of process {process + 1}" if self.protocol.processes > 1 else ""
         with contextlib.ExitStack() as stack:
             workers: list[tuple[Record, WorkerProcess]] = []
             for row in going(rows):
-                self._say(row, "first step with the caches of the run before, warm-up")
+                self._say(
+                    row, "first step with the caches of the run before, warm-up" + of_processes
+                )
                 with drop_on_error(row):
                     worker = stack.enter_context(self._start(row, self._cache(row, 0)))
                     self.machine |= worker.ask("machine")
@@ -103,23 +113,24 @@ class Bench:
                     row.loss, row.is_random = first["loss"], first["is_random"]
                     row.package = first["package"]
                     # Without a run before it, this step had no caches to find.
-                    row.first_warm = first if row.first_cold else None
+                    if process == 0 and row.first_cold:
+                        row.first_warm = first
                     worker.ask("run", steps=1, lead_in=WARM_UP_STEPS)
                     workers.append((row, worker))
             for turn in range(self.protocol.rounds):
                 # Nobody has the same predecessor, or the first place, in every round.
-                shift = turn % max(len(workers), 1)
+                shift = (process + turn) % max(len(workers), 1)
                 for row, worker in workers[shift:] + workers[:shift]:
                     if row.error:
                         continue
-                    self._say(row, f"round {turn + 1} of {self.protocol.rounds}")
+                    self._say(row, f"round {turn + 1} of {self.protocol.rounds}{of_processes}")
                     with drop_on_error(row):
                         self._take_turn(row, worker)
             for row, worker in workers:
                 if row.error:
                     continue
                 with drop_on_error(row):
-                    row.counters = worker.ask("counters")
+                    row.steady_counters.append(worker.ask("counters"))
 
     def _take_turn(self, row: Record, worker: WorkerProcess) -> None:
         time.sleep(SETTLE_S)
@@ -205,13 +216,27 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="see that it runs, in little time")
     parser.add_argument("--steady-only", action="store_true", help="no first steps, no peaks")
-    parser.add_argument("--rounds", type=int, help=f"turns of each backend ({FULL.rounds})")
-    parser.add_argument("--steps", type=int, help=f"timed steps a turn ({FULL.steps})")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        help="processes of each backend, one after the other, that take steady steps "
+        f"({FULL.processes}; {AGAINST.processes} with --against)",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        help=f"turns of each process ({FULL.rounds}; {AGAINST.rounds} with --against)",
+    )
+    parser.add_argument(
+        "--steps",
+        type=int,
+        help=f"timed steps a turn ({FULL.steps}; {AGAINST.steps} with --against)",
+    )
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds for one answer")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements")
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the figures")
     options = parser.parse_args(arguments)
-    for name in ("rounds", "steps"):
+    for name in COUNTS:
         if getattr(options, name) is not None and getattr(options, name) < 1:
             parser.error(f"--{name}: got {getattr(options, name)}, want 1 or more")
     if options.backends is None:
@@ -229,14 +254,18 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
+def full_protocol(options: argparse.Namespace) -> Protocol:
+    """Return the protocol whose figures may be quoted."""
+    return FULL if options.against is None else AGAINST
+
+
 def choose_protocol(options: argparse.Namespace) -> Protocol:
-    base = QUICK if options.quick else FULL
-    return Protocol(
+    base = QUICK if options.quick else full_protocol(options)
+    return replace(
+        base,
+        processes=options.processes or base.processes,
         rounds=options.rounds or base.rounds,
         steps=options.steps or base.steps,
-        first_runs=base.first_runs,
-        memory_runs=base.memory_runs,
-        memory_steps=base.memory_steps,
     )
 
 
@@ -259,7 +288,8 @@ def main(arguments: list[str]) -> int:
                 steady_only = options.steady_only or number != max(threads)
                 bench.measure(model, list(dict.fromkeys(options.backends)), number, steady_only)
     print_report(console, bench.records)
-    if protocol.steps < FULL.steps or protocol.rounds < FULL.rounds:
+    full = full_protocol(options)
+    if any(getattr(protocol, name) < getattr(full, name) for name in COUNTS):
         console.print("[yellow]Shorter than the protocol: figures are not for quoting.[/yellow]")
     settings = {
         "arguments": arguments,
