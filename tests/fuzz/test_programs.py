@@ -1,9 +1,12 @@
 # Random programs with fixed seeds on both roads; `make fuzz` tries new ones.
 from __future__ import annotations
 
+import os
+from concurrent.futures.process import BrokenProcessPool
+
 import pytest
 import torch
-from programs import try_seed
+from programs import Aside, try_seed
 from programs_run import Wrong, check, judge, run_eager
 from programs_shrink import failure, script, shrink
 from programs_write import Call, Input, Program, Writer
@@ -69,6 +72,13 @@ def test_what_rounding_decides_is_no_difference():
     other = run_eager(program("v1 = (x0 / 3 * 3 > x0) * 1.0", "v2 = x0 * v1", results="(v1, v2)"))
     got.tensors["call 0, result 0"] = other.tensors["call 0, result 0"]
     judge(one, got, want, True)
+
+
+def test_a_program_may_end_its_process():
+    with Aside() as aside:
+        with pytest.raises(BrokenProcessPool):
+            aside.call(os.abort)
+        assert aside.call(abs, -1) == 1
 
 
 def test_a_failing_program_is_made_small(monkeypatch, tmp_path):
