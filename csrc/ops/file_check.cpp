@@ -89,9 +89,11 @@ bool fits(const Arg& arg, const c10::TypePtr& type, const c10::TypePtr& real) {
       if (list == nullptr) {
         return element->kind() == TypeKind::IntType && std::holds_alternative<ir::Dim>(arg.value);
       }
+      const bool holds_flags = element->kind() == TypeKind::BoolType;
       const bool holds_tensors = innermost(element)->kind() == TypeKind::TensorType;
       return std::all_of(list->begin(), list->end(), [&](const Arg& item) {
         return !(holds_tensors && (is_number(item) || is_complex(item))) &&
+               !(holds_flags && !std::holds_alternative<bool>(item.value)) &&
                fits(item, element, real_element);
       });
     }

@@ -71,6 +71,8 @@ void infer_types(ir::Node& node);
 void infer_types(const ir::Graph& graph, ir::Node& node);
 // For all nodes in order; used on graphs read from text.
 void infer_types(ir::Graph& graph);
+// UserError if an output is declared as something else than its op gives. Lowerings count on it.
+void check_types(const ir::Graph& graph);
 // The lowest opset that holds every standard node of the graph (at least 12).
 int required_opset(const ir::Graph& graph);
 // Calls for all nodes of the graph, in order. Raises Unsupported naming the node that has none.

@@ -29,6 +29,26 @@ void fill_in(ir::Type& type, const ir::Type& inferred) {
   }
 }
 
+bool contradict(const ir::Type& one, const ir::Type& other) {
+  if (one.is_known() && other.is_known() && one.dtype != other.dtype) return true;
+  if (!one.shape || !other.shape) return false;
+  if (one.shape->size() != other.shape->size()) return true;
+  return !std::equal(one.shape->begin(), one.shape->end(), other.shape->begin(),
+                     [](const ir::Dim& a, const ir::Dim& b) {
+                       return !a.is_constant() || !b.is_constant() || a == b;
+                     });
+}
+
+void check_types(const ir::Node& node, const std::vector<ir::Type>& types) {
+  for (size_t i = 0; i < std::min(types.size(), node.outputs.size()); ++i) {
+    const ir::Value* output = node.outputs[i];
+    if (output == nullptr || !contradict(output->type, types[i])) continue;
+    throw UserError(concat(node.op.str(), ": type of output '", output->name, "' of node '",
+                           node.name, "': got ", ir::to_string(output->type), ", want ",
+                           ir::to_string(types[i])));
+  }
+}
+
 }  // namespace
 
 void Registry::add(Op op) {
@@ -88,6 +108,21 @@ void infer_types(const ir::Graph& graph, ir::Node& node) {
 
 void infer_types(ir::Graph& graph) {
   for (ir::Node& node : graph.nodes) infer_types(graph, node);
+}
+
+void check_types(const ir::Graph& graph) {
+  for (const ir::Node& node : graph.nodes) {
+    const Op* op = node.is_erased() ? nullptr : registry().find(node.op);
+    const bool is_older = graph.opset > 0 && first_opset(node) > graph.opset;
+    if (op == nullptr || op->infer == nullptr || is_older) continue;
+    std::vector<ir::Type> types;
+    try {
+      types = op->infer(node);
+    } catch (const Unsupported&) {
+      continue;  // The rule asks for what the graph does not tell, so the declared type stands.
+    }
+    check_types(node, types);
+  }
 }
 
 int required_opset(const ir::Graph& graph) {

@@ -107,7 +107,9 @@ py::dict run_by_name(Session& session, const std::unordered_map<std::string, at:
     if (ir::is(&node, "YieldOp", ir::kMicrosoftDomain)) yield = &node;
   }
   if (yield != nullptr) {
-    for (const ir::Value* value : yield->outputs) tangents.push_back(take(value));
+    for (const ir::Value* value : yield->outputs) {
+      if (value != nullptr) tangents.push_back(take(value));
+    }
   }
   Session::Tensors outputs, gradients;
   {
@@ -138,6 +140,7 @@ std::shared_ptr<Session> compile_foreign(std::unique_ptr<ir::Graph> graph,
   options.verify = options.is_from_file = true;
   passes::run_needed(*graph);
   ops::infer_types(*graph);
+  ops::check_types(*graph);
   return Session::compile(std::move(graph), {}, options);
 }
 

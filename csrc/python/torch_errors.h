@@ -9,6 +9,7 @@
 #include <torch/csrc/Exceptions.h>
 
 #include <exception>
+#include <new>
 
 namespace torch_ort::python {
 
@@ -19,6 +20,9 @@ auto with_torch_errors(Function&& function) {
     return function();
   } catch (const Error&) {
     throw;
+  } catch (const std::bad_alloc&) {
+    PyErr_SetString(PyExc_MemoryError, "out of memory");
+    throw pybind11::error_already_set();
   } catch (...) {
     torch::translate_exception_to_python(std::current_exception());
     throw pybind11::error_already_set();

@@ -102,6 +102,11 @@ void check_batch_norm_backward(const Call& call) {
   for (const char* name : {"weight", "running_mean", "running_var", "save_mean", "save_invstd"}) {
     call.want_elements(name, input.size(1));
   }
+  const bool is_training = call.argument("train").toBool();
+  for (const char* name :
+       {is_training ? "save_mean" : "running_mean", is_training ? "save_invstd" : "running_var"}) {
+    call.check(call.tensor(name).defined(), name, "none", "a tensor");
+  }
 }
 
 void check_max_pool_backward(const Call& call) {

@@ -19,6 +19,8 @@ pytestmark = pytest.mark.ort_only
 
 HEAD = '<ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1, "torch_ort" : 1, '
 HEAD += '"org.pytorch.aten" : 1]>'
+# No rule tells what an operator of PyTorch gives, so what a file says of it stands.
+EXP = 'org.pytorch.aten.ATen <operator="aten::exp", overload_name="", tensor_args=["self"]>'
 # Without `t`, the reshape is no view: it copies what a kernel has written before.
 VIEW = """
     g (float[2,3] x) => (float[6] y) <int64[1] six = {6}, float[2,3] e, float[3,2] t, float[6] r>
@@ -119,7 +121,7 @@ def test_sizes_that_fit_in_no_memory(size: int) -> None:
     text = VIEW.replace("float[2,3] e", f"float[{size},{size}] e")
     with pytest.raises(torch_ort.UserError, match=f"dim: overflow: got {size} . {size}, want"):
         run(text)
-    text = "g (float[2] x) => (float[2] y) <float[N] e> { e = Exp (x)  y = Exp (e) }"
+    text = f"g (float[2] x) => (float[2] y) <float[N] e> {{ e = {EXP} (x)  y = {EXP} (e) }}"
     words = (
         rf"run: value 'e': got Float\[{size}\] with strides \[1\], want sizes and strides from 0"
     )
@@ -130,7 +132,7 @@ def test_sizes_that_fit_in_no_memory(size: int) -> None:
 def test_a_result_of_another_size_than_its_type_says() -> None:
     words = r"aten::exp.out \(y\): result 0: got \[2, 3\] .*, want \[2, 4\] "
     with pytest.raises(torch_ort.UserError, match=words):
-        run("g (float[2,3] x) => (float[2,4] y) { y = Exp (x) }")
+        run(f"g (float[2,3] x) => (float[2,4] y) {{ y = {EXP} (x) }}")
 
 
 def test_inputs_of_sizes_that_one_symbol_cannot_have() -> None:
@@ -221,7 +223,7 @@ def test_attributes_and_inputs_that_name_nothing() -> None:
 @pytest.mark.parametrize(("length", "works"), [(900, True), (20_000, False)])
 def test_a_long_way_to_a_size(length: int, works: bool) -> None:
     model = onnx.parser.parse_model(
-        HEAD + "g (float[N,2] x) => (float[A] y) { s0 = Shape (x)  y = Expand (x, s0) }"
+        HEAD + "g (float[N,2] x) => (float[A,B] y) { s0 = Shape (x)  y = Expand (x, s0) }"
     )
     steps = [onnx.helper.make_node("Identity", [f"s{i}"], [f"s{i + 1}"]) for i in range(length)]
     model.graph.node[1].input[1] = f"s{length}"
@@ -376,6 +378,44 @@ def test_two_borders() -> None:
         }
     """
     with pytest.raises(torch_ort.UserError, match="YieldOp: got nodes 'd' and 'e', want at most"):
+        read(text)
+
+
+def test_a_gradient_that_nobody_reads() -> None:
+    text = """
+        g (float[2] x) => (float[2] y)
+        { a = Exp (x)  "" = com.microsoft.YieldOp (a)  y = Neg (x) }
+    """
+    results = _C.run(read(text), {"x": torch.ones(2)})
+    torch.testing.assert_close(results["a"], torch.ones(2).exp())
+    torch.testing.assert_close(results["y"], -torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("node", "declared", "words"),
+    [
+        ("Exp (x)", "float[3]", r"Exp: type of output 'y' .* got float32\[3\], want float32\[1,3,"),
+        ("Exp (x)", "double[1,3,8,8]", r"got float64\[1,3,8,8\], want float32\[1,3,8,8\]"),
+        ("Exp (x)", "float[1,3,N,7]", r"got float32\[1,3,N,7\], want float32\[1,3,8,8\]"),
+        # Lowered into several calls, which count on the rank.
+        ("AveragePool <kernel_shape = [3, 3], pads = [2, 2, 2, 2]> (x)", "float[3]",
+         r"got float32\[3\], want float32\[1,3,10,10\]"),
+    ],
+)  # fmt: skip
+def test_outputs_are_declared_as_they_are(node: str, declared: str, words: str) -> None:
+    text = f"g (float[1,3,8,8] x) => ({declared} y) {{ y = {node} }}"
+    with pytest.raises(torch_ort.UserError, match=words):
+        _C.run(read(text), {"x": torch.ones(1, 3, 8, 8)})
+
+
+def test_flags_are_no_numbers() -> None:
+    node = (
+        'org.pytorch.aten.ATen <operator="aten::native_layer_norm_backward", overload_name="", '
+        'tensor_args=["grad_out", "input", "mean", "rstd"], normalized_shape=[4], '
+        "output_mask=[1, 1, 1]> (x, x, m, m)"
+    )
+    text = f"g (float[2,4] x, float[2] m) => (float[2,4] y) {{ y = {node} }}"
+    with pytest.raises(torch_ort.UserError, match=r"argument 'output_mask' of .*, want bool\[\]"):
         read(text)
 
 

@@ -252,6 +252,18 @@ def test_fewer_outputs_than_the_operator_gives() -> None:
             "argument 'normalized_shape': got .*, want the last sizes of 'input'",
         ),
         (
+            "aten::native_batch_norm_backward",
+            {"grad_out": "float[4,5]", "input": "float[4,5]", "save_mean": "float[5]"},
+            ', train = "true", eps = 0.5, output_mask = ["true", "true", "true"]',
+            "argument 'save_invstd': got none, want a tensor",
+        ),
+        (
+            "aten::native_batch_norm_backward",
+            {"grad_out": "float[4,5]", "input": "float[4,5]", "running_mean": "float[5]"},
+            ', train = "false", eps = 0.5, output_mask = ["true", "true", "true"]',
+            "argument 'running_var': got none, want a tensor",
+        ),
+        (
             "aten::max_pool2d_with_indices_backward",
             {
                 "grad_output": "float[1,1,1,1]",
