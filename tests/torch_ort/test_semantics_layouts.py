@@ -51,8 +51,9 @@ class TestStrides:
             lambda x: x.exp().rsqrt(),
             lambda x: x / x.shape[0],
             lambda x: x * x.shape[1],
+            lambda x: x // torch.tensor(0.3, device=x.device),
         ],
-        ids=["clamp", "square", "rsqrt", "quotient", "product"],
+        ids=["clamp", "square", "rsqrt", "quotient", "product", "floor_divide"],
     )
     def test_elements_stay_where_their_operand_has_them(self, compiled, device, function):
         x = torch.randn(3, 4, 5, 6, device=device).to(memory_format=torch.channels_last)

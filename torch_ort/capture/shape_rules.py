@@ -296,7 +296,9 @@ for _operator in (
 
 
 # Not tagged as what they are.
-for _operator in (aten.hardshrink_backward.default, aten.softshrink_backward.default):
+for _operator in (
+    aten.hardshrink_backward.default, aten.softshrink_backward.default, aten.floor_divide.default,
+):  # fmt: skip
     RULES[_operator] = functools.partial(_pointwise, _operator)
 
 
