@@ -7,7 +7,7 @@
 #   CMAKE_PREFIX_PATH  where to look for protobuf if it is not installed in the system
 #   TRAIN_ARGS, PYTEST_ARGS, BENCH_ARGS, SOAK_ARGS  passed on to train, test, bench and soak
 #   FUZZ            the tools of tests/fuzz that fuzz runs, each with FUZZ_ARGS (--seconds, --count)
-#   ASAN_TESTS      what asan runs
+#   ASAN_TESTS, TSAN_TESTS  what asan and tsan run
 #   PYTEST_WORKERS  processes that run the tests (default 2; 0 for none but pytest itself)
 
 TORCH_SPEC ?= torch==2.13.0
@@ -22,6 +22,11 @@ SOAK_ARGS ?=
 # Graphs, plans, regions, what runs them, and files that others have written.
 ASAN_TESTS ?= tests/ir tests/passes tests/plan tests/cpu tests/run tests/fuzz/test_files.py \
   tests/torch_ort/test_given_memory.py
+# All that starts threads.
+TSAN_TESTS ?= tests/ortmodule/test_threads.py tests/ortmodule/test_call_guard.py \
+  tests/functions/test_contexts.py tests/torch_ort/test_placed_results.py \
+  tests/torch_ort/test_delivered_gradients.py::test_dropped_in_other_threads \
+  tests/torch_ort/test_semantics_contexts.py
 # What is tried with random input, and for how long each: --seconds or --count.
 FUZZ ?= files programs
 FUZZ_ARGS ?= --seconds 600
@@ -47,7 +52,7 @@ TORCH_LIBRARIES := libc10.so libc10_cuda.so libtorch.so libtorch_cpu.so libtorch
   libtorch_python.so libgomp.so.1
 
 .DELETE_ON_ERROR:
-.PHONY: help train test build wheel wheel-test bench fuzz soak style format asan clean FORCE
+.PHONY: help train test build wheel wheel-test bench fuzz soak style format asan tsan clean FORCE
 
 help:
 	@echo 'make train       train the example transformer through the engine'
@@ -61,6 +66,7 @@ help:
 	@echo 'make style       ruff, clang-format and the style tests'
 	@echo 'make format      write what make style asks for'
 	@echo 'make asan        tests of memory under the address and undefined sanitizers (ASAN_TESTS)'
+	@echo 'make tsan        tests of threads under the thread sanitizer (TSAN_TESTS)'
 	@echo 'make clean       remove what was built'
 
 train: build $(ENV)/.torch_ort-examples
@@ -107,23 +113,39 @@ wheel: $(TOOLS) $(ENV)/.torch_ort-dev
 wheel-test: wheel $(ENV)/.torch_ort-test
 	$(PYTHON) -m pytest tests/torch_ort/test_wheel.py -m slow
 
-# All rooms are instrumented, Python and torch are not: hence the preloaded runtime, no leak check
-# (Python keeps its own memory) and no container check (half of each container's users are not
-# instrumented). The build stands in an environment of its own, which sees the packages of the other
-# one but not its editable torch_ort; nor does it see the working folder (PYTHONSAFEPATH). The first
-# report ends its process, and only sys.stderr is captured, so that it comes to the terminal.
-ASAN_ENV := $(CURDIR)/build/asan-env
-asan: $(TOOLS) $(ENV)/.torch_ort-test
-	$(PYTHON) -m venv --without-pip $(ASAN_ENV)
-	site=$$($(ASAN_ENV)/bin/python -c 'import sysconfig as s; print(s.get_path("purelib"))') && \
+# Builds with a sanitizer stand in environments of their own, which see the packages of the other
+# one but not its editable torch_ort; nor do they see the working folder (PYTHONSAFEPATH). All rooms
+# are instrumented, Python and torch are not: hence the preloaded runtimes. The first report ends
+# its process, and only sys.stderr is captured, so that it comes to the terminal.
+SANITIZED_ENV = $(CURDIR)/build/$@-env
+define sanitized_build
+	$(PYTHON) -m venv --without-pip $(SANITIZED_ENV)
+	site=$$($(SANITIZED_ENV)/bin/python -c 'import sysconfig as s; print(s.get_path("purelib"))') && \
 	$(PYTHON) -c 'import sysconfig as s; print(s.get_path("purelib"))' > $$site/packages.pth && \
 	$(PIP) install --no-build-isolation --no-deps --upgrade --target $$site \
-	  -C build-dir=build/asan -C install.strip=false -C cmake.define.TORCH_ORT_SANITIZE=address .
+	  -C build-dir=build/$@ -C install.strip=false -C cmake.define.TORCH_ORT_SANITIZE=$(1) .
+endef
+SANITIZED_PYTEST = PYTHONSAFEPATH=1 $(SANITIZED_ENV)/bin/python $(ENV)/bin/pytest --capture=sys \
+  -n $(PYTEST_WORKERS)
+
+# There is no leak check (Python keeps its own memory) and no container check (half of each
+# container's users are not instrumented).
+asan: $(TOOLS) $(ENV)/.torch_ort-test
+	$(call sanitized_build,address)
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" \
 	ASAN_OPTIONS=abort_on_error=1:detect_leaks=0:detect_container_overflow=0:detect_odr_violation=0 \
-	UBSAN_OPTIONS=abort_on_error=1:print_stacktrace=1 PYTHONMALLOC=malloc PYTHONSAFEPATH=1 \
-	  $(ASAN_ENV)/bin/python $(ENV)/bin/pytest --capture=sys -n $(PYTEST_WORKERS) $(ASAN_TESTS) \
-	  $(PYTEST_ARGS)
+	UBSAN_OPTIONS=abort_on_error=1:print_stacktrace=1 PYTHONMALLOC=malloc \
+	  $(SANITIZED_PYTEST) $(ASAN_TESTS) $(PYTEST_ARGS)
+
+TSAN_KNOWN := $(CURDIR)/tests/tsan.supp
+# OpenMP's barriers are futexes of a runtime that is not instrumented, so there is one OpenMP thread
+# and the threads are those of Python and of autograd. The runtime wants addresses that are not
+# randomized (setarch -R).
+tsan: $(TOOLS) $(ENV)/.torch_ort-test
+	$(call sanitized_build,thread)
+	setarch -R env LD_PRELOAD="$$(c++ -print-file-name=libtsan.so)" OMP_NUM_THREADS=1 \
+	TSAN_OPTIONS=halt_on_error=1:abort_on_error=1:ignore_noninstrumented_modules=1:suppressions=$(TSAN_KNOWN) \
+	  $(SANITIZED_PYTEST) $(TSAN_TESTS) $(PYTEST_ARGS)
 
 clean:
 	rm -rf build dist torch_ort/_C.* torch_ort/_build_info.py
