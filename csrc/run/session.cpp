@@ -41,6 +41,15 @@ SessionTable& session_table() {
   return *table;
 }
 
+// Whether several elements may have one place in memory, as those of an expanded tensor have.
+bool repeats_elements(const ir::Type& type) {
+  if (!type.strides) return false;
+  for (size_t i = 0; i < type.strides->size(); ++i) {
+    if ((*type.strides)[i] == ir::Dim(0) && (*type.shape)[i] != ir::Dim(1)) return true;
+  }
+  return false;
+}
+
 at::Tensor tensor_of(const ir::TensorData& data) {
   at::Tensor tensor =
       at::empty(data.shape, at::TensorOptions().dtype(scalar_type(data.dtype)).device(at::kCPU));
@@ -254,11 +263,12 @@ void Session::copy_views_that_leave() {
     auto found = base.find(value);
     return found == base.end() ? value : found->second;
   };
-  const auto first_tensor = [](const ops::Call& call) -> const ir::Value* {
-    for (const ops::Arg& arg : call.args) {
-      if (auto* value = std::get_if<ir::Value*>(&arg.value)) return *value;
-    }
-    return nullptr;
+  const auto is_tensor = [](const ops::Arg& arg) {
+    return std::holds_alternative<ir::Value*>(arg.value);
+  };
+  const auto first_tensor = [&](const ops::Call& call) {
+    const auto found = std::find_if(call.args.begin(), call.args.end(), is_tensor);
+    return found == call.args.end() ? nullptr : std::get<ir::Value*>(found->value);
   };
   for (size_t i = 0; i < calls_.calls.size(); ++i) {
     const ops::Call& call = calls_.calls[i];
@@ -286,11 +296,38 @@ void Session::copy_views_that_leave() {
   }
   const std::set<const ir::Value*> given(outputs_.begin(), outputs_.end());
 
-  const auto copy = [&](ir::Value* value) {
-    ir::Value* copied = calls_.temporary(value->type);
-    copied->name = value->name + "_copy";
-    ops::Call call{"aten::clone", "", {value, ops::Arg()}, {copied}, value->producer};
-    return std::pair(copied, call);
+  const auto temporary = [&](const ir::Value& like) {
+    ir::Value* made = calls_.temporary(like.type);
+    made->name = like.name + "_copy";
+    return made;
+  };
+  const auto clone = [&](ir::Value* value, std::vector<ops::Call>& added) {
+    ir::Value* copied = temporary(*value);
+    // What is written has a place of its own for each element.
+    if (repeats_elements(copied->type)) copied->type.strides = std::nullopt;
+    added.push_back({"aten::clone", "", {value, ops::Arg()}, {copied}, value->producer});
+    return copied;
+  };
+  // A view that repeats elements goes on doing so: what it looks at is copied, and looked at again.
+  const auto copy = [&](ir::Value* value, std::vector<ops::Call>& added) {
+    std::vector<const ir::Value*> views;
+    if (repeats_elements(value->type) && !repeats_elements(root_of(value)->type)) {
+      for (; root_of(value) != value; value = first_tensor(calls_.calls[made_by.at(value)])) {
+        views.push_back(value);
+      }
+    }
+    ir::Value* copied = clone(value, added);
+    for (auto view = views.rbegin(); view != views.rend(); ++view) {
+      ops::Call again = calls_.calls[made_by.at(*view)];
+      *std::find_if(again.args.begin(), again.args.end(), is_tensor) = copied;
+      for (ir::Value*& output : again.outputs) {
+        ir::Value* made = output != nullptr ? temporary(*output) : nullptr;
+        if (output == *view) copied = made;
+        output = made;
+      }
+      added.push_back(std::move(again));
+    }
+    return copied;
   };
   std::vector<ops::Call> forward_copies, backward_copies;
   if (yield_ != nullptr) {
@@ -298,9 +335,7 @@ void Session::copy_views_that_leave() {
       const ir::Value* root = root_of(value);
       if (root == value || made_by.count(root) == 0) continue;
       if (read_later.count(root) == 0 || given.count(root) > 0) continue;
-      auto [copied, call] = copy(value);
-      forward_copies.push_back(std::move(call));
-      value = copied;
+      value = copy(value, forward_copies);
     }
   }
   // Made before the border, or an input of the user: a gradient must be nobody else's memory.
@@ -311,9 +346,7 @@ void Session::copy_views_that_leave() {
   };
   for (ir::Value*& value : gradients_) {
     if (!is_forward_memory(root_of(value))) continue;
-    auto [copied, call] = copy(value);
-    backward_copies.push_back(std::move(call));
-    value = copied;
+    value = copy(value, backward_copies);
   }
   auto& calls = calls_.calls;
   calls.insert(calls.end(), backward_copies.begin(), backward_copies.end());

@@ -4,6 +4,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 
 class TestStrides:
@@ -60,6 +61,25 @@ class TestStrides:
         want, got = function(x), compiled(function)(x)
         assert got.stride() == want.stride()
         torch.testing.assert_close(got, want)
+
+    @pytest.mark.parametrize(
+        "function",
+        [
+            lambda x: x.amax(-1).unsqueeze(1).expand(-1, 3),
+            lambda x: x.exp().split(2, 0)[0].unsqueeze(1).expand(-1, 3, -1),
+            lambda x: (x.exp()[:, :1].expand(-1, 5).t(), x.tanh()),
+        ],
+    )
+    def test_outputs_that_repeat_what_backward_reads(self, compiled, device, function):
+        found = []
+        for call in (function, compiled(function)):
+            x = torch.linspace(-1, 1, 12, device=device).view(4, 3).requires_grad_()
+            results = tree_leaves(call(x))
+            sum(result.square().sum() for result in results).backward()
+            found.append([*results, x.grad])
+            strides = [result.stride() for result in results]
+        torch.testing.assert_close(found[1], found[0])
+        assert strides == [result.stride() for result in found[0][:-1]]
 
     @pytest.mark.parametrize("weights", [torch.contiguous_format, torch.channels_last])
     @pytest.mark.parametrize("inputs", [torch.contiguous_format, torch.channels_last])
