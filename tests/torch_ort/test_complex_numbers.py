@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx.parser
 import pytest
 import torch
+import torch.nn.functional as F
 
 import torch_ort
 from tests.roads import ROADS, Applies
@@ -37,6 +38,21 @@ def test_arguments_of_operators(name, road):
     if want.requires_grad:
         gradients = [torch.autograd.grad(y, x, tangent)[0] for y in (got, want)]
         torch.testing.assert_close(*gradients, equal_nan=True)
+    assert torch_ort.counters()["fallbacks"] == 0
+
+
+@pytest.mark.hands_over("of attention with a mask of its own, AOTAutograd alone knows the parts")
+def test_gradients_in_captures_of_aotautograd():
+    def scaled(x):
+        mixed = F.scaled_dot_product_attention(x, x, x, is_causal=True)
+        return torch.view_as_real(torch.complex(x, mixed) * 1j)
+
+    found = []
+    for call in (scaled, torch_ort.ORTModule(Applies(scaled))):
+        x = torch.linspace(-1, 1, 16).view(4, 4).requires_grad_()
+        call(x).square().sum().backward()
+        found.append(x.grad)
+    torch.testing.assert_close(found[1], found[0])
     assert torch_ort.counters()["fallbacks"] == 0
 
 

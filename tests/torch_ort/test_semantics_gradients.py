@@ -74,6 +74,19 @@ class TestWhichInputsGetGradients:
             lambda step: torch.randn(3, 4, requires_grad=True),
         )
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+    def test_zeros_for_which_pytorch_makes_no_memory(self, device, compiled, dtype):
+        def function(x):
+            return x.unbind(-1)[4].sgn()
+
+        x = torch.randn(3, 5, 6, dtype=dtype, device=device)
+        found = []
+        for call in (function, compiled(function)):
+            given = x.clone().requires_grad_()
+            call(given).real.sum().backward()
+            found.append(given.grad)
+        torch.testing.assert_close(found[1], found[0])
+
     def test_output_that_does_not_reach_any_leaf(self, compare_training):
         compare_training(
             lambda: lambda a, b: (a * 2, b * 2),

@@ -260,9 +260,13 @@ class FxReader:
             functions.add_node(self, node)
             return
         names, types = self.results_of(node, value)
-        self._emit(
-            node.target, self._bound_arguments(node), names, types, node.name, origin_of(node), node
-        )
+        target, arguments = _WITH_MEMORY.get(node.target, node.target), self._bound_arguments(node)
+        if node.target is torch.ops.aten._conj.default and isinstance(node.args[0], complex):
+            # A number where the operator takes a tensor.
+            target = torch.ops.aten.scalar_tensor.default
+            form = (value.dtype, None, value.device, None)
+            arguments = [node.args[0].conjugate(), *map(self._argument, form)]
+        self._emit(target, arguments, names, types, node.name, origin_of(node), node)
 
     def _add_control_flow(self, node: fx.Node) -> None:
         inputs, parts = node.args
@@ -367,6 +371,10 @@ class FxReader:
             form.name, overload, [argument.name for argument in form.arguments], arguments,
             names, types, name, origin, policy, region, binds_symbol,
         )  # fmt: skip
+
+
+# Zeros for which PyTorch makes no memory; the kernels that the engine calls would read it.
+_WITH_MEMORY = {torch.ops.aten._efficientzerotensor.default: torch.ops.aten.zeros.default}
 
 
 def _path(node: fx.Node) -> str:
