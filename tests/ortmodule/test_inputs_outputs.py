@@ -542,6 +542,43 @@ def test_layouts_of_inputs(change, graphs_captured):
     assert graphs_captured() == 2
 
 
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x.contiguous(), lambda x: torch.ravel(input=x), lambda x: x[:2].contiguous()[0]],
+)
+def test_row_major_results_are_copies_of_what_lies_otherwise(function, monkeypatch):
+    class Gives(nn.Module):
+        def forward(self, x):
+            return function(x)
+
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    module = ORTModule(Gives())
+    dense, gaps = rows(4, 6), rows(4, 12)[:, ::2]
+    assert module(dense).untyped_storage().data_ptr() == dense.untyped_storage().data_ptr()
+    with pytest.warns(FallbackWarning, match="gives an argument back in row-major order"):
+        result = module(gaps)
+    want = function(gaps)
+    torch.testing.assert_close(result, want, rtol=0, atol=0)
+    assert result.stride() == want.stride()
+    assert result.untyped_storage().data_ptr() != gaps.untyped_storage().data_ptr()
+
+
+def test_writes_into_what_is_a_copy_only_of_what_lies_otherwise(monkeypatch):
+    class Writes(nn.Module):
+        def forward(self, x):
+            y = x.double()
+            y.flatten().cos_()
+            return y
+
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    module = ORTModule(Writes())
+    torch.testing.assert_close(module(rows(4, 4)), Writes()(rows(4, 4)))
+    assert torch_ort.counters()["fallbacks"] == 0
+    with pytest.warns(FallbackWarning, match="forward writes into what may be a copy or not"):
+        got = module(rows(4, 4).t())
+    torch.testing.assert_close(got, Writes()(rows(4, 4).t()))
+
+
 def test_gradients_flow_through_inputs_that_are_not_dense():
     both = wrapped(lambda linear, x: linear(x).tanh())
     grads = []

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import torch_ort
-from tests.roads import Applies
+from tests.roads import ROADS, Applies
 from torch_ort.fallback import FallbackWarning
 
 pytestmark = pytest.mark.ort_only
@@ -66,3 +66,18 @@ def test_resize_to_its_own_sizes_keeps_what_is_not_row_major(monkeypatch):
     with pytest.warns(FallbackWarning, match="resize_: to the sizes that a tensor has"):
         got = torch_ort.ORTModule(Applies(resized))(x)
     torch.testing.assert_close(got, resized(x))
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_windows_that_are_written_into(road, monkeypatch):
+    def written(x):
+        y = x * 2
+        y.unfold(0, 1, 2).neg_()  # every second row
+        return y
+
+    x = torch.arange(20.0).view(5, 4)
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    module = ROADS[road](Applies(written))
+    with pytest.warns(FallbackWarning, match="forward writes into what unfold gave"):
+        got = module(x)
+    torch.testing.assert_close(got, written(x))

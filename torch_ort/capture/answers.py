@@ -117,10 +117,10 @@ _PLAIN = {
 
 
 @contextlib.contextmanager
-def answering(answers: Answers) -> Iterator[None]:
+def answering(answers: Answers) -> Iterator[WithoutNumbers]:
     """Run code on functionalized tensors without numbers; what arrives below is answered."""
-    with functionalization(), enable_python_dispatcher(), answers, WithoutNumbers():
-        yield
+    with functionalization(), enable_python_dispatcher(), answers, WithoutNumbers() as tensors:
+        yield tensors
 
 
 @contextlib.contextmanager

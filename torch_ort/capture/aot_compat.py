@@ -380,6 +380,18 @@ def inputs_that_order_draws(graph: fx.Graph) -> set[int]:
     return _inputs_in_order_of(drawn)
 
 
+def writes_into_windows(graph: fx.Graph) -> bool:
+    """Tell whether the forward half of a graph writes into what `unfold` gave.
+
+    Functionalization takes the gradient of `unfold` for that, in which elements of no window are 0.
+    """
+    return any(
+        node.target is torch.ops.aten.unfold_backward.default
+        and "backward" not in node.meta.get("partitioner_tag", "")
+        for node in graph.nodes
+    )
+
+
 def draws(node: fx.Node) -> bool:
     """Tell whether a node draws random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())

@@ -35,6 +35,7 @@ __all__ = [
     "is_differentiable_view",
     "is_functionalized",
     "is_one_of_several_views",
+    "is_written",
     "nothing_compiled",
     "operators_whole",
     "outside_inference_mode",
@@ -249,6 +250,11 @@ def nothing_compiled() -> Iterator[None]:
         torch.compile = before
 
 
+def is_written(tensor: torch.Tensor) -> bool:
+    """Tell whether the memory of a wrapped tensor has been written into."""
+    return torch._functionalize_has_data_mutation(tensor)
+
+
 def functionalized(leaf: torch.Tensor, is_parameter: bool = False) -> torch.Tensor:
     """Wrap a tensor, so that writing into it becomes an operator."""
     wrapped = torch._to_functional_tensor(leaf)
@@ -261,8 +267,14 @@ def functionalized(leaf: torch.Tensor, is_parameter: bool = False) -> torch.Tens
 class WithoutNumbers(TorchFunctionMode):
     """Refuses what asks wrapped tensors for numbers, in Python and in foreign C++.
 
-    Operators never do: the recorder answers them.
+    Operators never do: the recorder answers them. `packed` and `reshaped` have what came of tensors
+    without a copy because of how these lie in memory: as they are, or in another shape.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.packed: list[torch.Tensor] = []
+        self.reshaped: list[torch.Tensor] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -274,6 +286,10 @@ class WithoutNumbers(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if is_functionalized(result):
             _C.forbid_numbers(result)
+            if func in _PACK or func in _RESHAPE:
+                (given,) = args[:1] or (kwargs["input"],)
+                if storage_key(result) == storage_key(given):
+                    (self.packed if func in _PACK else self.reshaped).append(result)
         elif type(result) in (tuple, list):
             for item in result:
                 if is_functionalized(item):
@@ -288,6 +304,12 @@ _GIVE_NUMBERS = {
     torch.Tensor.__dlpack__,
     torch.Tensor.tolist,
 }
+
+_PACK = {torch.Tensor.contiguous, torch.Tensor.ravel, torch.ravel}
+_RESHAPE = {
+    torch.Tensor.reshape, torch.Tensor.reshape_as, torch.Tensor.flatten,
+    torch.reshape, torch.flatten,
+}  # fmt: skip
 
 
 def is_functionalized(value: Any) -> bool:

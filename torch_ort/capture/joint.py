@@ -148,6 +148,7 @@ class Capture:
         with self._capturing("record", sources):
             recording = self.recording = record(function, inputs, is_settled, self._writes_files)
             self._note_lying(recording.results.addressed, _READS_MEMORY)
+            self.lying.update(recording.lying)
             if recording.is_training:
                 layout = self._compile_joint(recording.module, recording.num_outputs)
                 twice = DoubleBackward(plain, recording, layout.differentiated, self.state)
@@ -225,6 +226,11 @@ class Capture:
         return layout
 
     def _note_graph(self, graph: fx.Graph) -> None:
+        if aot_compat.writes_into_windows(graph):
+            raise NoCapture(
+                "forward writes into what unfold gave, for which PyTorch's functionalization "
+                "zeroes what the windows leave out"
+            )
         self.has_higher_order = aot_compat.has_higher_order(graph)
         if self.options.exact_random:
             self._note_lying(aot_compat.inputs_that_order_draws(graph), _DRAWS_IN_ORDER)

@@ -37,13 +37,16 @@ from torch_ort.capture.aot_compat import (
 from torch_ort.capture.bodies import Body, recording_branches
 from torch_ort.capture.dispatch_compat import (
     Leaf,
+    WithoutNumbers,
     dropout_passes_through,
     functionalized,
     has_gradient,
     is_functionalized,
+    is_written,
     nothing_compiled,
     operators_whole,
     shape_questions_answered,
+    storage_key,
     unwrapped,
     without_saved_tensor_hooks,
 )
@@ -131,6 +134,12 @@ class RecordedGraph(torch.nn.Module):
         self.graph = graph
 
 
+_GIVES_ROW_MAJOR = "forward gives an argument back in row-major order, which is a copy if not dense"
+_WRITES_RESHAPED = (
+    "forward writes into what may be a copy or not, by how an argument lies that is not dense"
+)
+
+
 @dataclass
 class Recording:
     """A recorded function: `graph` has inputs as `primals_i`, and `tangents_i` if it trains."""
@@ -140,6 +149,7 @@ class Recording:
     results: Results  # of the function
     tangents: list[int]  # outputs that a gradient comes back for
     written: list[int]  # inputs that the graph writes into, none of which autograd watches
+    lying: dict[int, str]  # inputs of which no dense copy may stand for another, and why
 
     @property
     def is_training(self) -> bool:
@@ -264,7 +274,7 @@ class _Recorder:
             nothing_compiled(),
             dropout_passes_through(),
             operators_whole(),
-            answering(self._mode),
+            answering(self._mode) as asked,
         ):
             with recording_branches(self._branches):
                 results = list(function(*self._wrap_inputs()))
@@ -289,7 +299,17 @@ class _Recorder:
                     raise HandOver("outputs require grad, and no input gets one")
         self._finish(values, tangents, gradients, written, is_training)
         made = Results(taken.results, self._inputs)
-        return Recording(self._module, len(outputs), made, needing, written)
+        lying = self._lying(asked, made)
+        return Recording(self._module, len(outputs), made, needing, written, lying)
+
+    def _lying(self, asked: WithoutNumbers, made: Results) -> dict[int, str]:
+        """Give inputs of which no dense copy may stand for what lies otherwise, and why."""
+        packed = [*asked.packed, *asked.reshaped]
+        if any(map(is_written, packed)):
+            return dict.fromkeys(self._wrapped, _WRITES_RESHAPED)
+        memory = set(map(storage_key, asked.packed))
+        lying = {i for i in made.inputs if storage_key(self._wrapped[i]) in memory}
+        return dict.fromkeys(lying, _GIVES_ROW_MAJOR)
 
     def _placeholder(self, position: int, value: Any) -> fx.Node:
         node = self._graph.placeholder(f"primals_{position + 1}")
