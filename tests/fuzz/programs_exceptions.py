@@ -11,6 +11,12 @@ TABLE = (
         "such a call of an ORTModule runs in eager PyTorch",
     ),
     (
+        "forward (draws numbers as|reads the memory of|gives) an argument.* not dense",
+        "an ORTModule runs such a call in eager PyTorch",
+    ),
+    ("AOTAutograd: [A-Za-z]*Error: ", "PyTorch's tracing refuses it, so it runs in eager PyTorch"),
+    ("unfold gave, for which PyTorch's functionalization", "refused, so it runs in eager PyTorch"),
+    (
         "DataDependentOutputException|data-dependent: Python asks for a number in a tensor",
         "PyTorch itself reads a number from data",
     ),
