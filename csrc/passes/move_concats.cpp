@@ -269,7 +269,8 @@ class Mover {
     return true;
   }
 
-  // All readers, if they are slices along one axis that have no element in common.
+  // All readers, if they are slices along one axis that have no element in common. None may be
+  // empty: operands of size 1 are not cut, whether they are broadcast or as large as the result.
   std::vector<std::pair<Part, Value*>> slices_of(const Node& node) const {
     std::vector<std::pair<Part, Value*>> slices;
     for (const ir::Use& use : node.outputs[0]->uses) {
@@ -303,7 +304,7 @@ class Mover {
       const Dim size = slice == nullptr ? Dim(0) : dim_at(*slice, *axis);
       if (slice == nullptr || !size.is_constant()) return false;
       if (!slice->uses.empty()) {
-        if (!is_read_by_regions(*slice, reader)) return false;
+        if (size == Dim(0) || !is_read_by_regions(*slice, reader)) return false;
         slices.emplace_back(Part{*axis, *begin, size.constant()}, slice);
       }
       *begin += size.constant();

@@ -108,3 +108,18 @@ def test_no_copies_are_left(name: str) -> None:
 def test_nothing_is_copied_to_join_it(name: str) -> None:
     copies = copies_of(MODELS[name](), torch.randn(2, 16, WIDTH, requires_grad=True))
     assert all("copy_" in op for op in copies), copies
+
+
+def test_an_empty_part_of_what_has_one_row() -> None:
+    def cut(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        product = x * weight
+        return product[1:] * 2, product[:1] * 3
+
+    found = []
+    for call in (cut, torch.compile(cut, backend="ort")):
+        x, weight = torch.linspace(-1, 1, 4).view(1, 4), torch.ones(1, 4).requires_grad_()
+        results = call(x, weight)
+        (results[0].sum() + results[1].sum()).backward()
+        found.append([*results, weight.grad])
+    torch.testing.assert_close(found[1], found[0])
+    assert torch_ort.counters()["fallbacks"] == 0
