@@ -302,6 +302,13 @@ for _operator in (
     RULES[_operator] = functools.partial(_pointwise, _operator)
 
 
+@rule_of(aten.angle.default)
+def _angle(x: Spec) -> Spec:
+    if x.dtype.is_complex:
+        return rows(x.sizes, x, x.dtype.to_real())
+    return _pointwise(aten.angle.default, x)
+
+
 def _common_device(specs: Sequence[Spec]) -> torch.device:
     """Give the device of a result: numbers on the CPU may be of another."""
     for spec in specs:
