@@ -47,6 +47,21 @@ def test_a_condition_that_has_no_value_for_a_size_does_not_hold(monkeypatch):
         wrapped(torch.randn(3, 0))
 
 
+def test_one_of_several_conditions_may_have_alternatives():
+    weight = torch.randn(4, 3)
+
+    def forward(x):
+        steps = torch.linspace(0, 1, x.shape[1])[:, None]  # a graph for this size alone
+        mixed = torch.einsum("...i,ij->...j", x + steps, weight)  # asks for one size or another
+        return mixed * (1.0 / x.shape[0]) ** 0.5
+
+    wrapped = ORTModule(Applies(forward))
+    for shape in ((3, 5, 4), (4, 6, 4)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(wrapped(x), forward(x))
+    assert torch_ort.counters()["fallbacks"] == 0
+
+
 def test_what_pytorch_says_to_dynamo_is_answered_by_another_capture(monkeypatch):
     compiled, said = Capture.compile, []
 

@@ -823,7 +823,7 @@ class FakeInputs:
             lower = self._sizes.var_to_range[symbol].lower
             if self._kind is Sizes.GUARDED and lower.is_finite and lower > 0:
                 conditions.append(sympy.Ge(symbol, lower, evaluate=False))
-        return list(map(python_text, conditions))
+        return [f"({python_text(condition)})" for condition in conditions]  # one may have an `or`
 
 
 @contextmanager
