@@ -27,6 +27,8 @@ from programs_run import ROADS, check, run_eager
 from programs_shrink import failure, kind_of, script, shrink
 from programs_write import Program, Writer
 
+import torch_ort
+
 SECONDS_OF_A_LINE = 30
 SCRIPTS_OF_A_KIND = 2
 CALLS_OF_A_PROCESS = 300  # its caches of compiled code grow
@@ -142,18 +144,18 @@ def try_seed(seed: int, road: str) -> tuple[str, str]:
         check(program, road)
     except Exception as error:
         words = f"{type(error).__name__}: {error}"
-        reason = reason_for(words) or _reason_in_pytorch(program, road, words)
+        is_by_pytorch = road == "compile" or torch_ort.counters()["recordings_handed_over"]
+        reason = reason_for(words)
+        if not reason and is_by_pytorch and _fails_in_pytorch(program, words):
+            reason = "aot_eager goes wrong there as well"
         return (f"known: {reason}", "") if reason else ("failed", words)
     return "right", ""
 
 
-def _reason_in_pytorch(program: Program, road: str, words: str) -> str:
-    """Say that PyTorch's capture is wrong in the same way, with eager kernels behind it."""
-    if road != "compile":
-        return ""
+def _fails_in_pytorch(program: Program, words: str) -> bool:
+    """Tell whether PyTorch's capture fails in the same way, with eager kernels behind it."""
     found = failure(program, "aot_eager")
-    is_same = found is not None and kind_of(found) == kind_of(words)
-    return "aot_eager goes wrong there as well" if is_same else ""
+    return found is not None and kind_of(found) == kind_of(words)
 
 
 def _write_script(seed: int, road: str, words: str, results: Path) -> None:

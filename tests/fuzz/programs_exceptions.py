@@ -7,7 +7,8 @@ import re
 # Words of a failure as a pattern, and the reason.
 TABLE = (
     (
-        "writes into an argument that (shares its memory|is not dense)|writes into a leaf Variable",
+        "writes into (an argument that (shares its memory|is not dense)|what may be a copy or not"
+        "|a leaf Variable)",
         "such a call of an ORTModule runs in eager PyTorch",
     ),
     (
@@ -22,6 +23,7 @@ TABLE = (
     ),
     ("node sym_float|a float that depends on data or sizes", "a float is made of a size"),
     ("argument of type complex", "an operator has a complex number as an argument"),
+    ("AOTAutograd has left out draws", "AOTAutograd leaves out draws that nothing reads"),
     ("Dynamo failed to run FX node with fake tensors", "Dynamo refuses it for all backends"),
 )
 

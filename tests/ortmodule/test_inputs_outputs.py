@@ -563,6 +563,28 @@ def test_row_major_results_are_copies_of_what_lies_otherwise(function, monkeypat
     assert result.untyped_storage().data_ptr() != gaps.untyped_storage().data_ptr()
 
 
+@pytest.mark.hands_over("floats of sizes are arguments of operators")
+@pytest.mark.parametrize("function", [lambda x: x, lambda x: x[1:]])
+def test_what_is_given_back_of_what_is_not_dense_shares_its_memory(function, monkeypatch):
+    class Gives(nn.Module):
+        def forward(self, x):
+            return x * (1.0 / x.shape[0]) ** 0.5, function(x)
+
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    module = ORTModule(Gives())
+    dense, gaps = rows(4, 6), rows(4, 12)[:, ::2]
+    for x in (dense, gaps):
+        if x is gaps:
+            with pytest.warns(FallbackWarning, match="gives an argument back, or a view of it"):
+                scaled, given = module(x)
+        else:
+            scaled, given = module(x)
+            assert torch_ort.counters()["fallbacks"] == 0
+        torch.testing.assert_close(scaled, x / 2)
+        given.fill_(7)
+        assert (function(x) == 7).all()
+
+
 def test_writes_into_what_is_a_copy_only_of_what_lies_otherwise(monkeypatch):
     class Writes(nn.Module):
         def forward(self, x):

@@ -39,6 +39,7 @@ from torch._dynamo.source import LocalSource
 from torch._dynamo.types import FrameAction, FrameExecStrategy
 from torch._dynamo.utils import get_metrics_context, graph_break_reasons
 from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput, PlainAOTOutput
+from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch.partitioners import default_partition
 from torch._guards import CompileContext, TracingContext, detect_fake_mode, tracing
 from torch._higher_order_ops import auto_functionalize
@@ -815,6 +816,12 @@ class FakeInputs:
             for i, info in enumerate(infos)
             if info.mutates_data or info.mutates_metadata
         }
+
+    def given_back(self) -> set[int]:
+        """Give the inputs that the traced function's results are, or are views of."""
+        kinds = (OutputType.is_input, OutputType.alias_of_input)
+        infos = self._context.fw_metadata.output_info
+        return {info.base_idx for info in infos if info.output_type in kinds}
 
     def guards(self) -> list[str]:
         """Give the conditions on symbols, as Python, under which the same would be traced."""

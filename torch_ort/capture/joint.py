@@ -71,6 +71,7 @@ _DATA_IS_ASKED = (
 )
 
 _READS_MEMORY = "forward reads the memory of an argument that is not dense (as_strided)"
+_GIVES_BACK = "forward gives an argument back, or a view of it, that is not dense"
 _DRAWS_IN_ORDER = "forward draws numbers as an argument lies in memory that is not dense"
 
 
@@ -235,6 +236,10 @@ class Capture:
         if self.options.exact_random:
             self._note_lying(aot_compat.inputs_that_order_draws(graph), _DRAWS_IN_ORDER)
         self._note_lying(aot_compat.addressed_inputs(graph), _READS_MEMORY)
+
+    def note_given_back(self, positions: set[int]) -> None:
+        """Note the inputs that results are, or are views of, where AOTAutograd makes them."""
+        self._note_lying(positions, _GIVES_BACK)
 
     def _note_lying(self, positions: set[int], why: str) -> None:
         self.lying.update(dict.fromkeys(positions, why))

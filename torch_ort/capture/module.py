@@ -313,6 +313,7 @@ def _trace(
         else:
             run = _traced_by_pytorch(capture, trace)
             written = fakes.written()
+            capture.note_given_back(fakes.given_back())
     for program in state.programs:
         for name, constant in program.constants.items():
             if constant.requires_grad:
