@@ -119,6 +119,9 @@ CASES: list[tuple[Any, tuple, dict]] = [
     (aten.slice_backward.default, (t(3, 3), [6, 3], 0, 1, 4, 1), {}),
     (aten.select_backward.default, (t(2, 4), [2, 3, 4], 1, 0), {}),
     (aten.gather.default, (t(2, 3), 1, ints(2, 2)), {}),
+    (aten.index.Tensor, (t(2, 3, 4), [ints(5, 6)]), {}),
+    (aten.index.Tensor, (t(2, 3, 4), [None, ints(6, 5).t()]), {}),
+    (aten.index.Tensor, (t(2, 3, 4), [ints(5, 1), None, ints(6)]), {}),
     (aten.mm.default, (t(2, 3), t(4, 3).t()), {}),
     (aten.mm.default, (t(3, 2).t(), t(3, 4)), {}),
     (aten.bmm.default, (t(5, 2, 3), t(5, 4, 3).transpose(1, 2)), {}),
@@ -376,11 +379,11 @@ def test_with_symbolic_sizes(func, args, kwargs):
         assert_is(spec, real)
 
 
-def layouts(draw: Callable, shape: list[int]) -> torch.Tensor:
+def layouts(draw: Callable, shape: list[int], dtype: torch.dtype | None = None) -> torch.Tensor:
     """Draw a tensor of a shape: dims in any order in memory, some expanded, some with gaps."""
     order = draw(st.permutations(range(len(shape))))
     stored = [shape[d] * draw(st.sampled_from([1, 1, 2])) for d in order]
-    tensor = torch.ones(stored)
+    tensor = torch.ones(stored, dtype=dtype)
     for position, d in enumerate(order):
         tensor = tensor.narrow(position, 0, shape[d])
     tensor = tensor.permute([order.index(d) for d in range(len(shape))])
@@ -413,6 +416,28 @@ def test_one_operand_of_any_layout(pair):
     for tensor in pair:
         assert_is(answer(aten.relu.default, (spec_of(tensor),), {})[0], torch.relu(tensor))
         assert_is(answer(aten.clone.default, (spec_of(tensor),), {})[0], tensor.clone())
+
+
+@st.composite
+def indexings(draw: Callable) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+    x = layouts(draw, draw(st.lists(st.integers(2, 4), min_size=1, max_size=4)))
+    shape = draw(st.lists(st.integers(1, 4), min_size=0, max_size=3))
+    indices: list[torch.Tensor | None] = []
+    for _ in range(draw(st.integers(1, x.dim()))):
+        kept = draw(st.integers(0, len(shape)))
+        own = [1 if draw(st.integers(0, 4)) == 0 else n for n in shape[kept:]]
+        is_left_out = draw(st.booleans())
+        indices.append(None if is_left_out else layouts(draw, own, torch.int64))
+    hypothesis.assume(any(index is not None for index in indices))
+    return x, indices
+
+
+@hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.given(indexings())
+def test_indexing_of_any_layouts(drawn):
+    x, indices = drawn
+    (got,) = answer(aten.index.Tensor, (spec_of(x), specs(indices)), {})
+    assert_is(got, aten.index.Tensor(x, indices))
 
 
 def test_a_size_that_is_1_by_chance_is_guarded():

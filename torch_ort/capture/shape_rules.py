@@ -655,6 +655,31 @@ def _gather(x: Spec, dim: int, index: Spec, *, sparse_grad: bool = False) -> Spe
     return rows(index.sizes, x) if is_contiguous(index) else _no_rule()
 
 
+@rule_of(aten.index.Tensor)
+def _index(x: Spec, indices: Sequence[Spec | None]) -> Spec:
+    """Order the result's dims as the kernel's TensorIterator does: by the rows and the indices."""
+    given = {d: index for d, index in enumerate(indices) if index is not None}
+    if not given or any(index.dtype in (torch.bool, torch.uint8) for index in given.values()):
+        raise NoRule
+    first, last = min(given), max(given)
+    if len(given) <= last - first:  # what several indices give stands in front if they are apart
+        first = 0
+    others = [d for d in range(len(x.sizes)) if d not in given]
+    before, after = others[:first], others[first:]
+    chosen = broadcast_sizes(*(index.sizes for index in given.values()))
+    sizes = [*(x.sizes[d] for d in before), *chosen, *(x.sizes[d] for d in after)]
+    strides = [*(x.strides[d] for d in before), *[0] * len(chosen), *(x.strides[d] for d in after)]
+    operands = [x._replace(sizes=sizes, strides=strides)]
+    full = [1] * len(before) + [value(size) for size in chosen] + [1] * len(after)
+    for index in given.values():
+        laid = empty(index._replace(
+            sizes=[*map(value, index.sizes)], strides=[*map(value, index.strides)],
+            device=torch.device("meta"),
+        )).expand([*map(value, chosen)]).reshape(full)  # fmt: skip
+        operands.append(spec_of(laid))
+    return x._replace(sizes=sizes, strides=in_order(sizes, _order_of(sizes, operands)))
+
+
 def _no_rule() -> Any:
     raise NoRule
 
