@@ -23,6 +23,10 @@ TABLE = (
     ),
     ("node sym_float|a float that depends on data or sizes", "a float is made of a size"),
     ("argument of type complex", "an operator has a complex number as an argument"),
+    (
+        "Inference tensors cannot be saved for backward",
+        "gradients are turned on in inference mode, so it runs in eager PyTorch",
+    ),
     ("AOTAutograd has left out draws", "AOTAutograd leaves out draws that nothing reads"),
     ("Dynamo failed to run FX node with fake tensors", "Dynamo refuses it for all backends"),
 )
