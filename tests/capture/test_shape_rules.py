@@ -78,6 +78,13 @@ CASES: list[tuple[Any, tuple, dict]] = [
     (aten.native_dropout_backward.default, (t(2, 3), t(2, 3) > 0, 2.0), {}),
     (aten.native_dropout_backward.default, (t(3, 2).t(), t(3, 2).t() > 0, 2.0), {}),
     (aten.mse_loss_backward.default, (t(), t(3, 2).t(), t(2, 3), 1), {}),
+    *(
+        (loss.default, (x, target, reduction), {})
+        for loss in (aten.mse_loss, aten.smooth_l1_loss, aten.huber_loss, aten.soft_margin_loss)
+        for x in (t(3, 2).t(), t(4, 6)[:, ::2][:2], t(2, 3).bfloat16())
+        for target in (t(2, 3), t(3, 2).t().double())
+        for reduction in (0, 1, 2)
+    ),
     (aten.huber_loss_backward.default, (t(3), t(2, 3), t(2, 1), 0, 0.5), {}),
     (aten.smooth_l1_loss_backward.default, (t(), t(0, 3), t(0, 3), 1, 0.5), {}),
     (aten.detach.default, (t(2, 3),), {}),

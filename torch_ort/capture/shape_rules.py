@@ -822,6 +822,21 @@ def _cross_entropy_with_logits(
     return rows([], x)
 
 
+@rule_of(aten.mse_loss.default, aten.smooth_l1_loss.default)
+def _loss_of_differences(
+    x: Spec, target: Spec, reduction: int = 1, threshold: float | None = None
+) -> Spec:
+    each = _pointwise(aten.sub.Tensor, x, target)
+    return rows([], each) if reduction else each
+
+
+@rule_of(aten.huber_loss.default, aten.soft_margin_loss.default)
+def _loss_like_its_input(x: Spec, target: Spec, reduction: int = 1, delta: float = 1.0) -> Spec:
+    if not _C.same_sizes(broadcast_sizes(x.sizes, target.sizes), x.sizes):
+        raise NoRule
+    return rows([], x) if reduction else x._replace(strides=kept_strides(x))
+
+
 @rule_of(
     aten.mse_loss_backward.default, aten.huber_loss_backward.default,
     aten.smooth_l1_loss_backward.default,
