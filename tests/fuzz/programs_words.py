@@ -238,7 +238,7 @@ WRITES = [
     "F.leaky_relu_({f}, 0.1)", "{i}.add_(1)", "{i}[0] = 0", "{m}.logical_not_()",
     "{f}[torch.tensor([0])] += 1", "{f}.chunk(2, {d})[0].mul_({n})",
     "F.dropout({f}, 0.3, self.training, inplace=True)", "torch.mul({f}, 2, out={f})",
-    "{f}.uniform_()", "{f}.bernoulli_(0.5)", "{f}.normal_()",
+    "{f}.uniform_()", "{f}.exponential_()", "{f}.normal_()",
 ]  # fmt: skip
 STATE = [
     "{u:4}.add_(1)", "{u:3}.mul_(0.9).add_({f}.detach().mean(), alpha=0.1)",

@@ -644,6 +644,19 @@ def test_unused_inputs_may_be_anything_and_get_no_gradient(graphs_captured):
     assert graphs_captured() == 2
 
 
+def test_parts_of_what_a_product_of_sizes_tells_the_number_of(graphs_captured):
+    class Unbound(nn.Module):
+        def forward(self, x):
+            return torch.stack([x, x]).reshape(-1).unbind()[1], x.flatten().unbind()[0]
+
+    module = ORTModule(Unbound())
+    for x in (rows(2, 4), rows(4, 4), rows(2, 4)):
+        for got, want in zip(module(x), Unbound()(x), strict=True):
+            assert got.shape == ()
+            torch.testing.assert_close(got, want)
+    assert graphs_captured() == 2
+
+
 def test_sizes_vary_without_a_new_graph(graphs_captured):
     class Attention(nn.Module):
         def __init__(self) -> None:

@@ -567,9 +567,9 @@ def _split(x: Spec, size: Size, dim: int = 0) -> list[Spec]:
 @rule_of(aten.unbind.int)
 def _unbind(x: Spec, dim: int = 0) -> list[Spec]:
     at = _at(dim, len(x.sizes))
-    if type(x.sizes[at]) is not int:
-        raise NoRule
-    return [_select(x, at, 0)] * x.sizes[at]
+    count = value(x.sizes[at])
+    equal(x.sizes[at], count)  # a graph has so many results
+    return [_select(x, at, 0)] * count
 
 
 # Joining and taking apart.
@@ -678,6 +678,13 @@ def _index(x: Spec, indices: Sequence[Spec | None]) -> Spec:
         )).expand([*map(value, chosen)]).reshape(full)  # fmt: skip
         operands.append(spec_of(laid))
     return x._replace(sizes=sizes, strides=in_order(sizes, _order_of(sizes, operands)))
+
+
+@rule_of(aten.index_put.default)
+def _index_put(
+    x: Spec, indices: Sequence[Spec | None], values: Spec, accumulate: bool = False
+) -> Spec:
+    return x._replace(strides=kept_strides(x))  # a copy that is written into
 
 
 def _no_rule() -> Any:
