@@ -89,6 +89,7 @@ def reset() -> None:
     compiler.release_sessions()
     higher_order.release_callables()
     release_fakes()
+    aot_compat.forget_sizes()
     fallback.forget_frames()
     uncaptured.forget()
     compiler._C.empty_cache()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch._dynamo.exc import RestartAnalysis
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import torch_ort
 from tests.roads import Applies
@@ -60,6 +63,20 @@ def test_one_of_several_conditions_may_have_alternatives():
         x = torch.randn(shape)
         torch.testing.assert_close(wrapped(x), forward(x))
     assert torch_ort.counters()["fallbacks"] == 0
+
+
+def test_captures_let_go_of_their_symbols():
+    def alive():
+        gc.collect()
+        return sum(isinstance(one, ShapeEnv) for one in gc.get_objects())
+
+    wrapped = ORTModule(Applies(FUNCTIONS["scale by a root"]))
+    counts = []
+    for _ in range(4):
+        wrapped(torch.randn(3, 4))
+        wrapped.recapture()
+        counts.append(alive())
+    assert len({*counts[1:]}) == 1
 
 
 def test_what_pytorch_says_to_dynamo_is_answered_by_another_capture(monkeypatch):

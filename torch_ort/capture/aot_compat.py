@@ -96,6 +96,7 @@ __all__ = [
     "dynamo_symbols",
     "fake_token",
     "fixes_a_size",
+    "forget_sizes",
     "forward_and_backward_nodes",
     "frame_in_capture",
     "has_higher_order",
@@ -775,7 +776,10 @@ class FakeInputs:
             _open_sizes() if is_open else nullcontext(),
             tracing(self._context),
         ):
-            yield
+            try:
+                yield
+            finally:
+                forget_sizes()
 
     def held(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """Give a fake of a tensor whose sizes never change."""
@@ -831,6 +835,16 @@ class FakeInputs:
             if self._kind is Sizes.GUARDED and lower.is_finite and lower > 0:
                 conditions.append(sympy.Ge(symbol, lower, evaluate=False))
         return [f"({python_text(condition)})" for condition in conditions]  # one may have an `or`
+
+
+def forget_sizes() -> None:
+    """Let go of symbols that PyTorch has looked at.
+
+    Caches of the methods of ShapeEnv hold it, and all fakes of its capture, for good.
+    """
+    for method in vars(ShapeEnv).values():
+        if hasattr(method, "cache_clear"):
+            method.cache_clear()
 
 
 @contextmanager
