@@ -1,6 +1,7 @@
 """Every rule beside the real operator: sizes, strides and dtype, with known and symbolic sizes."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import hypothesis
@@ -247,6 +248,9 @@ CASES: list[tuple[Any, tuple, dict]] = [
         for w in (t(4, 3, 3, 3), last(4, 3, 3, 3))
     ),
     (aten.hardshrink_backward.default, (t(3, 2).t(), t(3, 2).t(), 0.5), {}),
+    (aten.threshold_backward.default, (t(3, 2).t(), t(2, 3), 0.5), {}),
+    (aten.threshold_backward.default, (t(2, 3), t(3, 2).t(), 0.5), {}),
+    (aten.isin.Tensor_Tensor, (ints(3, 2).t(), ints(4)), {"invert": True}),
     (aten.softshrink_backward.default, (t(2, 3), t(2, 3), 0.5), {}),
     *(
         case
@@ -425,6 +429,66 @@ def test_one_operand_of_any_layout(pair):
     for tensor in pair:
         assert_is(answer(aten.relu.default, (spec_of(tensor),), {})[0], torch.relu(tensor))
         assert_is(answer(aten.clone.default, (spec_of(tensor),), {})[0], tensor.clone())
+
+
+def pointwise_operators() -> list[Any]:
+    """Give those that a recording may meet: composites reach it as what they are made of."""
+    packets = [getattr(aten, name) for name in sorted(dir(aten))]
+    operators = [
+        getattr(packet, name)
+        for packet in packets if hasattr(packet, "overloads")
+        for name in packet.overloads()
+    ]  # fmt: skip
+    return [
+        operator
+        for operator in operators
+        if torch.Tag.pointwise in operator.tags
+        and not operator._schema.is_mutable
+        and shape_rules.find(operator)
+        and not operator._can_decompose()
+    ]
+
+
+def call_of(operator: Any, tensors: Sequence[torch.Tensor]) -> tuple[list, dict] | None:
+    """Make up arguments: the tensors one after the other, a number for what else is needed."""
+    numbers = {"number": 2, "int": 1, "float": 0.5, "bool": False, "str": "none"}
+    given, args, kwargs = iter(tensors), [], {}
+    for argument in operator._schema.arguments:
+        kind = str(argument.type)
+        if kind != "Tensor" and (argument.has_default_value() or kind not in numbers):
+            if argument.has_default_value():
+                continue
+            return None
+        value = next(given) if kind == "Tensor" else numbers[kind]
+        if argument.kwarg_only:
+            kwargs[argument.name] = value
+        else:
+            args.append(value)
+    return args, kwargs
+
+
+@pytest.mark.parametrize("which", ["all transposed", "the first", "the second"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_pointwise_operators_lie_as_their_kernels_say(dtype, which):
+    rows = (torch.rand(2, 3, 4) * 0.5 + 0.25) * (1 if dtype.is_floating_point else 8)
+    rows = rows.to(dtype)
+    other = rows.movedim(-1, 0).contiguous().movedim(0, -1)
+    places = {"all transposed": range(4), "the first": [0], "the second": [1]}[which]
+    tensors = [other if i in places else rows for i in range(4)]
+    tried = 0
+    for operator in pointwise_operators():
+        call = call_of(operator, tensors)
+        if call is None or ("backward" in str(operator) and not dtype.is_floating_point):
+            continue
+        try:
+            want = operator(*call[0], **call[1])
+        except (RuntimeError, TypeError, IndexError):  # not for this dtype
+            continue
+        with contextlib.suppress(NoRule):
+            (got,) = answer(operator, specs(call[0]), specs(call[1]))
+            assert_is(got, want)
+            tried += 1
+    assert tried > 60
 
 
 @st.composite

@@ -302,6 +302,16 @@ for _operator in (
     RULES[_operator] = functools.partial(_pointwise, _operator)
 
 
+@rule_of(aten.threshold_backward.default)
+def _threshold_backward(gradient: Spec, x: Spec, threshold: float) -> Spec:
+    return _pointwise(aten.mul.Tensor, x, gradient)  # its kernel takes them in this order
+
+
+@rule_of(aten.isin.Tensor_Tensor)
+def _isin(x: Spec, tested: Spec, **options: bool) -> Spec:
+    return rows(x.sizes, x, torch.bool)
+
+
 @rule_of(aten.angle.default)
 def _angle(x: Spec) -> Spec:
     if x.dtype.is_complex:
