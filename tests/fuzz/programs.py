@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import json
 import multiprocessing
+import re
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -146,8 +147,8 @@ def try_seed(seed: int, road: str) -> tuple[str, str]:
         words = f"{type(error).__name__}: {error}"
         is_traced = bool(torch_ort.counters()["recordings_handed_over"])
         reason = reason_for(words)
-        if not reason and is_traced and "strides of result" in words:
-            reason = "PyTorch's fake tensors have other strides than its kernels give"
+        if not reason and is_traced and re.search(r"strides of result|got torch\.\w+ ", words):
+            reason = "PyTorch's fake tensors have other strides and dtypes than its kernels give"
         if not reason and (is_traced or road == "compile") and failure(program, "aot_eager"):
             reason = "aot_eager goes wrong there as well"
         return (f"known: {reason}", "") if reason else ("failed", words)

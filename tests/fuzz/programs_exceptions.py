@@ -22,6 +22,7 @@ TABLE = (
         "PyTorch itself reads a number from data",
     ),
     ("node sym_float|a float that depends on data or sizes", "a float is made of a size"),
+    ("dtype: got 'complex32'", "ONNX has no complex numbers of two halves"),
     ("argument of type complex", "an operator has a complex number as an argument"),
     (
         "Inference tensors cannot be saved for backward",
