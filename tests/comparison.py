@@ -134,8 +134,10 @@ def _record_state(record: dict, model: torch.nn.Module) -> None:
 
 def _record(record: dict, name: str, value: Any) -> None:
     if isinstance(value, torch.Tensor):
-        # Kept apart because clone() densifies values that overlap themselves (expand).
-        record[f"strides of {name}"] = tuple(value.stride())
+        # Kept apart because clone() densifies values that overlap themselves (expand). Strides of
+        # dims of one element are read by nothing, and PyTorch's differ by the number of threads.
+        strides = zip(value.shape, value.stride(), strict=True)
+        record[f"strides of {name}"] = tuple(stride for size, stride in strides if size != 1)
         value = value.detach().clone()
     record[name] = value
 
