@@ -198,12 +198,6 @@ class RunEvent {
 
 }  // namespace
 
-int64_t num_live_contexts() {
-  ContextTable& table = context_table();
-  std::lock_guard lock(table.mutex);
-  return static_cast<int64_t>(table.calls.size());
-}
-
 bool is_live(int64_t token) {
   ContextTable& table = context_table();
   std::lock_guard lock(table.mutex);

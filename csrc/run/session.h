@@ -205,8 +205,7 @@ class Session : public std::enable_shared_from_this<Session> {
   mutable std::vector<bool> last_defined_;  // those of the last backward; empty: all
 };
 
-// Contexts whose token is alive, by its value.
-int64_t num_live_contexts();
+// Whether a context's token, by its value, is alive.
 bool is_live(int64_t token);
 
 // Frees idle contexts of all sessions, and idle memory; gives the bytes that went back.
