@@ -15,7 +15,10 @@ TABLE = (
         "forward (draws numbers as|reads the memory of|gives) an argument.* not dense",
         "an ORTModule runs such a call in eager PyTorch",
     ),
-    ("AOTAutograd: [A-Za-z]*Error: ", "PyTorch's tracing refuses it, so it runs in eager PyTorch"),
+    (
+        "AOTAutograd: [A-Za-z]*(Error|Exception): ",
+        "PyTorch's tracing refuses it, so it runs in eager PyTorch",
+    ),
     ("unfold gave, for which PyTorch's functionalization", "refused, so it runs in eager PyTorch"),
     (
         "DataDependentOutputException|data-dependent: Python asks for a number in a tensor",
