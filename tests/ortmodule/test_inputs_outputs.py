@@ -1035,6 +1035,25 @@ def test_branches_on_numbers_raise_in_strict_mode():
         wrapped(lambda linear, x: linear(x) if x.sum() > 0 else x).ours(rows())
 
 
+@pytest.mark.hands_over("forward branches on data")
+@pytest.mark.parametrize("value", [-0.1, 0.2])
+def test_a_single_flag_that_indexes_is_data(value, monkeypatch):
+    """PyTorch's own C++ reads the flag, as an index is a branch on it there."""
+
+    def flagged(linear, x):
+        y = linear(x).exp()
+        y[(x > value).all()] = value
+        return y
+
+    with pytest.raises(ORTModuleONNXModelException, match="data-dependent"):
+        wrapped(flagged).ours(rows())
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    both = wrapped(flagged)
+    with pytest.warns(FallbackWarning, match="data-dependent"):
+        got = both.ours(rows())
+    assert_same(got, both.eager(rows()), "output")
+
+
 def test_a_softmax_over_no_numbers_after_one_over_some():
     both = wrapped(lambda linear, x: linear(x).flatten().softmax(0))
     for count in (3, 0, 2, 0):

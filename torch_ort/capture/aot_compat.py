@@ -901,7 +901,8 @@ class _ShapeEnv(ShapeEnv):
     Composite operators of C++ look at sizes and strides to choose among ways to the same numbers
     (a product of rows or of batches, a view or a copy), and compare them with constants. What they
     ask about 0 is no such choice: batch norm does something else without rows. Which library a
-    convolution would call is no part of a graph at all.
+    convolution would call is no part of a graph at all. A number that a tensor holds is data, no
+    layout, and nothing is decided for it.
     """
 
     def _evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
@@ -911,6 +912,7 @@ class _ShapeEnv(ShapeEnv):
             and any(side.is_number and side != 0 for side in orig_expr.args)
             and any(not side.is_number for side in orig_expr.args)
             and self._maybe_evaluate_static(orig_expr) is None
+            and not symbolic_shapes.free_unbacked_symbols(orig_expr)
         ):
             call = _call_that_asks(sys._getframe(1))
             if call and isinstance(orig_expr, sympy.Eq | sympy.Ne):
