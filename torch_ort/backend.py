@@ -40,6 +40,7 @@ def ort(
     chosen = resolve(options, mode)
     fallback.remember_frame(chosen.strict)
     uncaptured.note_graph()
+    aot_compat.remember_dynamo_sizes()
     state = GraphState(chosen)
 
     def sources() -> Sequence[Any]:
@@ -89,7 +90,7 @@ def reset() -> None:
     compiler.release_sessions()
     higher_order.release_callables()
     release_fakes()
-    aot_compat.forget_sizes()
+    aot_compat.forget_dynamo_sizes()
     fallback.forget_frames()
     uncaptured.forget()
     compiler._C.empty_cache()

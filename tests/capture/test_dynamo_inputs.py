@@ -1,5 +1,7 @@
 """Sizes of Dynamo's graphs as symbols of a recording, and what it is told of them in turn."""
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -193,3 +195,18 @@ def test_a_size_that_leaves_the_graph():
         assert (y.shape, size) == ((n,), 3 * n + 1)
     counters = torch_ort.counters()
     assert (counters["graphs_captured"], counters["graphs_recorded"]) == (1, 1)
+
+
+def test_a_reset_lets_go_of_symbols():
+    def alive():
+        gc.collect()
+        return sum(isinstance(one, ShapeEnv) for one in gc.get_objects())
+
+    model, left = nn.Linear(4, 2), []
+    for _ in range(4):
+        compiled = torch.compile(model, backend="ort", dynamic=True)
+        for rows in (5, 7):
+            compiled(torch.randn(rows, 4)).sum().backward()
+        torch.compiler.reset()
+        left.append(alive())
+    assert len({*left[1:]}) == 1

@@ -16,6 +16,7 @@ import re
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from types import CodeType, FrameType, MethodType
@@ -96,6 +97,7 @@ __all__ = [
     "dynamo_symbols",
     "fake_token",
     "fixes_a_size",
+    "forget_dynamo_sizes",
     "forget_sizes",
     "forward_and_backward_nodes",
     "frame_in_capture",
@@ -122,6 +124,7 @@ __all__ = [
     "pytree",
     "real_tensors",
     "recompute_policy",
+    "remember_dynamo_sizes",
     "said_to_be_compiling",
     "saved_tensor_hooks_copy",
     "schema",
@@ -835,6 +838,28 @@ class FakeInputs:
             if self._kind is Sizes.GUARDED and lower.is_finite and lower > 0:
                 conditions.append(sympy.Ge(symbol, lower, evaluate=False))
         return [f"({python_text(condition)})" for condition in conditions]  # one may have an `or`
+
+
+_dynamo_sizes: weakref.WeakSet[ShapeEnv] = weakref.WeakSet()
+
+
+def remember_dynamo_sizes() -> None:
+    """Note the symbols of the graph that Dynamo compiles in this thread."""
+    context = TracingContext.try_get()
+    if context and context.fake_mode and context.fake_mode.shape_env:
+        _dynamo_sizes.add(context.fake_mode.shape_env)
+
+
+def forget_dynamo_sizes() -> None:
+    """Let go of the symbols of graphs whose code Dynamo has dropped.
+
+    A ShapeEnv lists the fakes of its capture. These hold its symbols, and so the ShapeEnv, from
+    C++, where the garbage collector does not see it.
+    """
+    for sizes in _dynamo_sizes:
+        sizes.tracked_fakes = None
+    _dynamo_sizes.clear()
+    forget_sizes()
 
 
 def forget_sizes() -> None:
