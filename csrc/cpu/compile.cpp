@@ -22,6 +22,9 @@ using ir::DType;
 using ir::Node;
 using ir::Value;
 using ops::FusedForm;
+using region::Schedule;
+using Axes = Schedule::Axes;
+using Step = Schedule::Step;
 
 // Rows up to this length stay in registers as a whole; longer ones are taken in chunks.
 constexpr int64_t kLongestWholeRow = 2;  // times the numbers of a tile
@@ -31,20 +34,6 @@ constexpr int64_t kWorkPerBlock = 1 << 15;  // numbers of a block times instruct
 
 int64_t product(const std::vector<int64_t>& sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
-}
-
-Space space_from_name(const std::string& name) {
-  if (name == "scalar") return Space::kScalar;
-  if (name == "column") return Space::kColumn;
-  if (name == "row") return Space::kRow;
-  ORT_CHECK(name == "full", "Region: attribute 'spaces': got '", name,
-            "', want scalar, column, row or full");
-  return Space::kFull;
-}
-
-Space join(Space a, Space b) {
-  if (a == b || b == Space::kScalar) return a;
-  return a == Space::kScalar ? b : Space::kFull;
 }
 
 // Merges dims that lie one after the other in memory.
@@ -117,39 +106,40 @@ Layout expand(const Layout& layout, const std::vector<int64_t>& shape) {
 }
 
 // Columns that a float does not count one by one ask for doubles too.
-bool wants_double(const ir::Graph& body, int64_t num_columns) {
+bool wants_double(const Schedule& schedule, int64_t num_columns) {
   constexpr int64_t kFloatCounts = int64_t{1} << 24;
-  return std::any_of(body.nodes.begin(), body.nodes.end(), [num_columns](const Node& node) {
-    const FusedForm form = ops::fused_form(node);
-    return ops::wants_double(node, form) || (form.has_label() && num_columns >= kFloatCounts);
+  const auto& steps = schedule.steps;
+  return std::any_of(steps.begin(), steps.end(), [num_columns](const Step& step) {
+    return ops::wants_double(*step.node, step.form) ||
+           (step.form.has_label() && num_columns >= kFloatCounts);
   });
 }
 
 class Compiler {
  public:
-  Compiler(const Node& region, const ir::SymbolLookup& lookup, const std::vector<Layout>& inputs,
-           const std::vector<Layout>& outputs, const CompileOptions& options)
-      : body_(ops::region_body(region)),
+  Compiler(const Schedule& schedule, const ir::SymbolLookup& lookup,
+           const std::vector<Layout>& inputs, const std::vector<Layout>& outputs,
+           const CompileOptions& options)
+      : schedule_(schedule),
+        body_(*schedule.spec.body),
         lookup_(lookup),
         input_layouts_(inputs),
         output_layouts_(outputs),
         options_(options) {
     program_.isa = options.isa;
-    spaces_ = ir::strings_attr(region.attrs, "spaces", {});
-    ORT_CHECK(spaces_.size() == body_.inputs.size() && inputs.size() == body_.inputs.size() &&
-                  outputs.size() == body_.outputs.size(),
-              "Region: the node does not fit its body");
-    for (const Node& node : body_.nodes) ops::check_inputs(node);
-    program_.num_columns = evaluate(ir::dim_attr(region.attrs, "columns", 1));
-    program_.num_rows = evaluate(ir::dim_attr(region.attrs, "rows", 1));
+    ORT_CHECK(inputs.size() == body_.inputs.size() && outputs.size() == body_.outputs.size(),
+              "Region: the operands do not fit the body");
+    program_.num_columns = evaluate(schedule.spec.columns);
+    program_.num_rows = evaluate(schedule.spec.rows);
   }
 
   Program run() {
     choose_tile();
     add_inputs();
-    for (const Node& node : body_.nodes) add_node(node);
+    for (const Step& step : schedule_.steps) add_step(step);
     add_outputs();
     place_values();
+    check_overwrites();
     choose_blocks();
     return std::move(program_);
   }
@@ -157,11 +147,12 @@ class Compiler {
  private:
   struct Info {
     Space space = Space::kFull;
-    int phase = 0;         // that makes it
-    int input = -1;        // full input, or table, that is loaded where it is read
-    int ids = -1;          // input that names the rows of the table
-    int output = -1;       // that it is made in
-    bool is_wide = false;  // read in a later phase than it was made, chunk by chunk
+    int phase = 0;           // that makes it
+    int input = -1;          // full input, or table, that is loaded where it is read
+    int ids = -1;            // input that names the rows of the table
+    int output = -1;         // that it is made in
+    bool is_wide = false;    // read in a later phase than it was made, chunk by chunk
+    bool is_remade = false;  // by each phase that reads it, where chunks do not hold whole rows
     Opcode op = Opcode::kCopy;
     std::vector<int> made_of = {};  // operands of `op`, where that makes it
   };
@@ -177,16 +168,18 @@ class Compiler {
            static_cast<double>(evaluate(ratio.denominator));
   }
 
-  std::vector<int64_t> sizes_of(const Value& value) const {
+  std::vector<int64_t> evaluate(const ir::Shape& shape) const {
     std::vector<int64_t> sizes;
-    for (const ir::Dim& dim : *value.type.shape) sizes.push_back(evaluate(dim));
+    for (const ir::Dim& dim : shape) sizes.push_back(evaluate(dim));
     return sizes;
   }
+
+  Space space_of_input(size_t input) const { return schedule_.spec.spaces[input]; }
 
   // ---- the shape of the work
 
   void choose_tile() {
-    program_.is_double = wants_double(body_, program_.num_columns);
+    program_.is_double = wants_double(schedule_, program_.num_columns);
     if (is_flat()) {
       program_.num_columns *= program_.num_rows;
       program_.num_rows = 1;
@@ -202,18 +195,15 @@ class Compiler {
 
   // Whether rows and columns make no difference: every operand is one run of memory or one number.
   bool is_flat() const {
-    for (const Node& node : body_.nodes) {
-      const FusedForm form = ops::fused_form(node);
-      if (form.is_reduction() || form.has_label()) return false;
-      if (form.kind == FusedForm::Kind::kRandom && !is_full_size(sizes_of(*node.outputs[0]))) {
-        return false;
-      }
+    for (const Step& step : schedule_.steps) {
+      if (step.form.is_reduction() || step.form.has_label()) return false;
+      if (step.form.kind == FusedForm::Kind::kRandom && step.space != Space::kFull) return false;
     }
     for (const std::vector<Layout>* layouts : {&input_layouts_, &output_layouts_}) {
       for (size_t i = 0; i < layouts->size(); ++i) {
         const bool is_input = layouts == &input_layouts_;
-        if (is_input && spaces_[i] == "scalar") continue;
-        if (is_input && spaces_[i] != "full") return false;
+        if (is_input && space_of_input(i) == Space::kScalar) continue;
+        if (is_input && space_of_input(i) != Space::kFull) return false;
         const Layout& layout = (*layouts)[i];
         if (!is_full_size(layout.sizes)) return false;
         std::vector<Access::Axis> axes;
@@ -268,18 +258,14 @@ class Compiler {
     phase(0);
     for (size_t i = 0; i < body_.inputs.size(); ++i) {
       const Value& input = *body_.inputs[i];
-      if (spaces_[i] == "table" || spaces_[i] == "ids") {
-        program_.inputs.push_back(lookup_access(spaces_[i] == "table", input_layouts_[i]));
+      const Space space = space_of_input(i);
+      if (space == Space::kTable || space == Space::kIds) {
+        program_.inputs.push_back(lookup_access(space == Space::kTable, input_layouts_[i]));
         continue;
-      }
-      const Space space = space_from_name(spaces_[i]);
-      Layout layout = input_layouts_[i];
-      if (space == Space::kFull || space == Space::kRow) {
-        layout = stretch(input, layout, space);
       }
       const int value = add_value(space, 0);
       values_[&input] = value;
-      program_.inputs.push_back(checked_access(layout, space));
+      program_.inputs.push_back(checked_access(stretched(i), space));
       if (is_in_place(program_.inputs.back(), space)) {
         infos_[value].input = static_cast<int>(i);
         direct_inputs_.push_back(value);
@@ -296,6 +282,10 @@ class Compiler {
       if (const std::optional<double> number = ops::known_double(initializer)) {
         values_[initializer] = constant(*number);
       }
+    }
+    for (const Node& node : body_.nodes) {
+      if (!ir::is(&node, "SizeRatio", ir::kTorchOrtDomain) || node.is_erased()) continue;
+      values_[node.outputs[0]] = constant(evaluate(ops::size_ratio(node)));
     }
   }
 
@@ -329,26 +319,16 @@ class Compiler {
     return access_of(layout, space, program_.num_columns);
   }
 
-  // An input against the shape of a node that stretches it; all such readers see the same elements.
-  Layout stretch(const Value& input, const Layout& layout, Space space) const {
-    if (space == Space::kRow && product(layout.sizes) == program_.num_rows) return layout;
-    for (const ir::Use& use : input.uses) {
-      if (use.node == nullptr) continue;
-      if (ops::fused_form(*use.node).kind != FusedForm::Kind::kPointwise) continue;
-      const std::vector<int64_t> shape = sizes_of(*use.node->outputs[0]);
-      if (space != Space::kRow || product(shape) == program_.num_rows) return expand(layout, shape);
-      if (is_full_size(shape)) return without_columns(expand(layout, shape));
-    }
-    return layout;
-  }
-
-  Layout without_columns(Layout layout) const {
-    for (int64_t columns = 1; columns != program_.num_columns && !layout.sizes.empty();) {
-      columns *= layout.sizes.back();
+  // An input as its readers see it.
+  Layout stretched(size_t input) const {
+    const Schedule::Stretch& stretch = schedule_.stretched[input];
+    Layout layout = input_layouts_[input];
+    if (stretch.shape.empty()) return layout;
+    for (int i = 0; i < stretch.num_column_dims && !layout.sizes.empty(); ++i) {
       layout.sizes.pop_back();
       layout.strides.pop_back();
     }
-    return layout;
+    return expand(layout, evaluate(stretch.shape));
   }
 
   // Whether instructions can read or write the operand where it lies.
@@ -367,6 +347,18 @@ class Compiler {
     return std::find(direct_inputs_.begin(), direct_inputs_.end(), value) != direct_inputs_.end();
   }
 
+  // The value as a full one.
+  int full_operand(int value, int in_phase) {
+    if (infos_[value].space == Space::kRow) return expand_row(value, in_phase);
+    ORT_CHECK(infos_[value].space == Space::kFull, "Region: want a full value or one of rows");
+    bool is_scalar = false;
+    return operand(value, Space::kFull, in_phase, is_scalar);
+  }
+
+  int expand_row(int value, int in_phase) {
+    return copy_in_phase(value, in_phase, {.kind = Kind::kExpandRow, .a = value});
+  }
+
   // The value as an instruction of `in_phase` that makes a `space` value can read it.
   // `is_scalar`: it is one number there.
   int operand(int value, Space space, int in_phase, bool& is_scalar) {
@@ -378,7 +370,7 @@ class Compiler {
         is_scalar = true;
         return value;
       }
-      return copy_in_phase(value, in_phase, {.kind = Kind::kExpandRow, .a = value});
+      return expand_row(value, in_phase);
     }
     if (info.input >= 0 && !is_direct(value) && info.space == Space::kFull) {
       const Kind kind = info.ids >= 0 ? Kind::kGather : Kind::kLoad;
@@ -386,23 +378,10 @@ class Compiler {
     }
     const bool is_made_earlier = info.space == Space::kFull && info.phase < in_phase;
     if (is_made_earlier && !holds_whole_rows() && info.input < 0) {
-      if (is_made_of_one_input(info)) return make_again(value, in_phase);
+      if (info.is_remade) return make_again(value, in_phase);
       info.is_wide = true;
     }
     return value;
-  }
-
-  // One sum or product of an input and of numbers that belong to rows or columns: to make it again
-  // takes less than to write a long row and to read it.
-  bool is_made_of_one_input(const Info& info) const {
-    if (info.op != Opcode::kAdd && info.op != Opcode::kSub && info.op != Opcode::kMul) return false;
-    int num_full = 0;
-    for (int operand : info.made_of) {
-      if (infos_[operand].space != Space::kFull) continue;
-      ++num_full;
-      if (infos_[operand].input < 0 || infos_[operand].ids >= 0) return false;
-    }
-    return num_full == 1;
   }
 
   int make_again(int value, int in_phase) {
@@ -410,7 +389,7 @@ class Compiler {
       if (made_in == in_phase) return copy;
     }
     const Info info = infos_[value];  // a copy: more values are added below
-    const int copy = pointwise(info.op, info.made_of, in_phase);
+    const int copy = pointwise(info.op, info.made_of, Space::kFull, in_phase);
     copies_[value].emplace_back(in_phase, copy);
     return copy;
   }
@@ -429,28 +408,23 @@ class Compiler {
 
   // ---- nodes
 
-  void add_node(const Node& node) {
-    if (node.is_erased() || ir::is(&node, "Dims", ir::kTorchOrtDomain)) return;
-    if (ir::is(&node, "SizeRatio", ir::kTorchOrtDomain)) {
-      values_[node.outputs[0]] = constant(evaluate(ops::size_ratio(node)));
-      return;
-    }
-    const FusedForm form = ops::fused_form(node);
-    switch (form.kind) {
+  void add_step(const Step& step) {
+    const Node& node = *step.node;
+    switch (step.form.kind) {
       case FusedForm::Kind::kNone:
-        throw Unsupported(concat("Region: no instruction for ", node.op.str()));
+        throw InternalError(concat("Region: no instruction for ", node.op.str()));
       case FusedForm::Kind::kPass:
         values_[node.outputs[0]] = node.op.name == "Cast" ? rounded(node, value_of(node.inputs[0]))
                                                           : value_of(node.inputs[0]);
         return;
-      case FusedForm::Kind::kPointwise: add_pointwise(node, form); return;
-      case FusedForm::Kind::kPick: add_pick(node); return;
-      case FusedForm::Kind::kScatter: add_scatter(node); return;
-      case FusedForm::Kind::kValid: add_valid(node); return;
-      case FusedForm::Kind::kRandom: add_random(node); return;
+      case FusedForm::Kind::kPointwise: add_pointwise(step); return;
+      case FusedForm::Kind::kPick: add_pick(step); return;
+      case FusedForm::Kind::kScatter: add_scatter(step); return;
+      case FusedForm::Kind::kValid: add_valid(step); return;
+      case FusedForm::Kind::kRandom: add_random(step); return;
       case FusedForm::Kind::kConcat: return;  // goes to an output, part by part
-      case FusedForm::Kind::kGather: add_gather(node); return;
-      default: add_reduction(node, form); return;
+      case FusedForm::Kind::kGather: add_gather(step); return;
+      default: add_reduction(step); return;
     }
   }
 
@@ -461,72 +435,51 @@ class Compiler {
     return found->second;
   }
 
-  void add_pointwise(const Node& node, const FusedForm& form) {
+  void add_pointwise(const Step& step) {
     std::vector<int> operands;
-    for (const Value* input : node.inputs) operands.push_back(value_of(input));
-    for (double number : form.constants) operands.push_back(constant(number));
-    values_[node.outputs[0]] = rounded(node, pointwise(form.op, operands));
+    for (const Value* input : step.node->inputs) operands.push_back(value_of(input));
+    for (double number : step.form.constants) operands.push_back(constant(number));
+    const int value = pointwise(step.form.op, operands, step.space, step.phase);
+    infos_[value].is_remade = step.is_remade;
+    values_[step.node->outputs[0]] = rounded(*step.node, value);
   }
 
   // The result of a node as its dtype holds it, where that is asked for.
   int rounded(const Node& node, int value) {
     const DType dtype = node.outputs[0]->type.dtype;
     if (!options_.round_short_floats) return value;
-    if (dtype == DType::kBFloat16) return pointwise(Opcode::kToBFloat16, {value});
-    return dtype == DType::kHalf ? pointwise(Opcode::kToHalf, {value}) : value;
+    if (dtype != DType::kBFloat16 && dtype != DType::kHalf) return value;
+    const Opcode op = dtype == DType::kHalf ? Opcode::kToHalf : Opcode::kToBFloat16;
+    return pointwise(op, {value}, infos_[value].space, infos_[value].phase);
   }
 
-  // In the phase of the last operand, or in a later one.
-  int pointwise(Opcode op, const std::vector<int>& operands, int made_in = 0) {
-    Space space = Space::kScalar;
-    for (int value : operands) {
-      space = join(space, infos_[value].space);
-      made_in = std::max(made_in, infos_[value].phase);
-    }
+  int pointwise(Opcode op, const std::vector<int>& operands, Space space, int in_phase) {
     Instruction each{.space = space, .op = op};
     int* const slots[] = {&each.a, &each.b, &each.c};
     for (size_t i = 0; i < operands.size(); ++i) {
       bool is_scalar = false;
-      *slots[i] = operand(operands[i], space, made_in, is_scalar);
+      *slots[i] = operand(operands[i], space, in_phase, is_scalar);
       if (is_scalar) each.scalars |= static_cast<uint8_t>(1 << i);
     }
-    each.d = add_value(space, made_in);
+    each.d = add_value(space, in_phase);
     infos_[each.d].op = op;
     infos_[each.d].made_of = operands;
-    emit(each, made_in);
+    emit(each, in_phase);
     return each.d;
   }
 
-  // Which dims a reduction takes: all of them, the last ones (the columns), or the first ones.
-  enum class Axes { kAll, kColumns, kRows };
-  Axes axes_of(const Node& node) const {
-    const std::vector<int64_t> sizes = sizes_of(*node.inputs[0]);
-    const std::vector<int64_t> axes = *ops::reduction_axes(node);
-    const auto rank = static_cast<int64_t>(sizes.size());
-    if (static_cast<int64_t>(axes.size()) == rank) return Axes::kAll;
-    const bool is_first = axes.back() == static_cast<int64_t>(axes.size()) - 1;
-    const bool is_last = axes.front() == rank - static_cast<int64_t>(axes.size());
-    ORT_CHECK(is_first || is_last, "Region: ", node.op.str(), ": want the first or the last axes");
-    return is_last ? Axes::kColumns : Axes::kRows;
-  }
-
-  void add_reduction(const Node& node, const FusedForm& form) {
-    const int value = value_of(node.inputs[0]);
-    const Axes axes = axes_of(node);
-    if (axes == Axes::kColumns) {
-      values_[node.outputs[0]] = rounded(node, reduce_rows(value, form.kind));
-      return;
+  void add_reduction(const Step& step) {
+    const int value = value_of(step.node->inputs[0]);
+    const Value* result = step.node->outputs[0];
+    if (step.axes == Axes::kColumns) {
+      values_[result] = rounded(*step.node, reduce_rows(value, step.form.kind, step.phase));
+    } else {
+      sums_[result] = {value, &step};  // goes to an output
     }
-    ORT_CHECK(form.kind == FusedForm::Kind::kSum, "Region: ", node.op.str(),
-              ": want the last axes");
-    sums_[node.outputs[0]] = {value, axes};  // goes to an output
   }
 
-  int reduce_rows(int value, FusedForm::Kind kind) {
-    const int in_phase = infos_[value].phase;
-    bool is_scalar = false;
-    int full = operand(value, Space::kFull, in_phase, is_scalar);
-    ORT_CHECK(infos_[value].space == Space::kFull, "Region: a reduction of no full value");
+  int reduce_rows(int value, FusedForm::Kind kind, int in_phase) {
+    const int full = full_operand(value, in_phase);
     const bool adds = kind == FusedForm::Kind::kSum || kind == FusedForm::Kind::kMean;
     const double infinity = std::numeric_limits<double>::infinity();
     const Kind each = adds                            ? Kind::kSumRows
@@ -536,7 +489,8 @@ class Compiler {
     const int result = start_row_result(start, in_phase);
     phase(in_phase).full.push_back({.kind = each, .d = result, .a = full});
     if (kind != FusedForm::Kind::kMean) return result;
-    return pointwise(Opcode::kDiv, {result, constant(static_cast<double>(program_.num_columns))});
+    return pointwise(Opcode::kDiv, {result, constant(static_cast<double>(program_.num_columns))},
+                     Space::kRow, in_phase + 1);
   }
 
   // A row value that the chunks of a phase add to; later phases read it.
@@ -554,67 +508,65 @@ class Compiler {
     return each;
   }
 
-  void add_pick(const Node& node) {
-    const int value = value_of(node.inputs[0]), label = value_of(node.inputs[1]);
-    const int in_phase = std::max(infos_[value].phase, infos_[label].phase);
+  void add_pick(const Step& step) {
+    const Node& node = *step.node;
     Instruction each = label_instruction(node, Kind::kPick);
-    bool is_scalar = false;
-    each.a = operand(value, Space::kFull, in_phase, is_scalar);
-    each.b = label;
-    each.d = start_row_result(0, in_phase);
-    phase(in_phase).full.push_back(each);
+    each.a = full_operand(value_of(node.inputs[0]), step.phase);
+    each.b = value_of(node.inputs[1]);
+    each.d = start_row_result(0, step.phase);
+    phase(step.phase).full.push_back(each);
     values_[node.outputs[0]] = each.d;
   }
 
-  void add_scatter(const Node& node) {
-    const int label = value_of(node.inputs[0]), number = value_of(node.inputs[1]);
-    const int in_phase = std::max(infos_[label].phase, infos_[number].phase);
+  void add_scatter(const Step& step) {
+    const Node& node = *step.node;
     Instruction each = label_instruction(node, Kind::kScatter);
-    each.a = label;
-    each.b = number;
-    if (infos_[number].space == Space::kScalar) each.scalars = 2;
-    each.d = add_value(Space::kFull, in_phase);
-    emit(each, in_phase);
+    each.a = value_of(node.inputs[0]);
+    each.b = value_of(node.inputs[1]);
+    if (infos_[each.b].space == Space::kScalar) each.scalars = 2;
+    each.d = add_value(Space::kFull, step.phase);
+    emit(each, step.phase);
     values_[node.outputs[0]] = each.d;
   }
 
-  void add_valid(const Node& node) {
+  void add_valid(const Step& step) {
+    const Node& node = *step.node;
     const int label = value_of(node.inputs[0]);
+    int& valid = values_[node.outputs[0]];
     if (!ir::has_attr(node.attrs, "ignore_index")) {
-      values_[node.outputs[0]] = pointwise(Opcode::kEqual, {label, label});
+      valid = pointwise(Opcode::kEqual, {label, label}, step.space, step.phase);
       return;
     }
     const auto ignored = static_cast<double>(ir::int_attr(node.attrs, "ignore_index", 0));
-    const int is_ignored = pointwise(Opcode::kEqual, {label, constant(ignored)});
-    values_[node.outputs[0]] = pointwise(Opcode::kNot, {is_ignored});
+    const int is_ignored =
+        pointwise(Opcode::kEqual, {label, constant(ignored)}, step.space, step.phase);
+    valid = pointwise(Opcode::kNot, {is_ignored}, step.space, step.phase);
   }
 
   // Rows are loaded where they are read.
-  void add_gather(const Node& node) {
-    const int value = add_value(Space::kFull, 0);
-    infos_[value].input = input_index(node, 0, "table");
-    infos_[value].ids = input_index(node, 1, "ids");
-    values_[node.outputs[0]] = value;
+  void add_gather(const Step& step) {
+    const int value = add_value(Space::kFull, step.phase);
+    infos_[value].input = input_index(*step.node, 0);
+    infos_[value].ids = input_index(*step.node, 1);
+    values_[step.node->outputs[0]] = value;
   }
 
-  int input_index(const Node& node, size_t slot, std::string_view space) const {
+  int input_index(const Node& node, size_t slot) const {
     const auto found = std::find(body_.inputs.begin(), body_.inputs.end(), node.inputs[slot]);
-    ORT_CHECK(found != body_.inputs.end() && spaces_[found - body_.inputs.begin()] == space,
-              "Region: operand ", slot, " of '", node.name, "' is no input of the space ", space);
+    ORT_CHECK(found != body_.inputs.end(), "Region: operand ", slot, " of '", node.name,
+              "' is no input");
     return static_cast<int>(found - body_.inputs.begin());
   }
 
   // The seed is read as the integer that it is, where it lies.
-  void add_random(const Node& node) {
-    const bool is_full = is_full_size(sizes_of(*node.outputs[0]));
-    Instruction each{.kind = Kind::kRandom, .space = is_full ? Space::kFull : Space::kRow};
-    const auto seed = std::find(body_.inputs.begin(), body_.inputs.end(), node.inputs[0]);
-    ORT_CHECK(seed != body_.inputs.end(), "Region: the seed of '", node.name, "' is no input");
-    each.index = static_cast<int>(seed - body_.inputs.begin());
+  void add_random(const Step& step) {
+    const Node& node = *step.node;
+    Instruction each{.kind = Kind::kRandom, .space = step.space};
+    each.index = input_index(node, 0);
     each.stream = ir::int_attr(node.attrs, "stream", 0);
     each.keep = ir::float_attr(node.attrs, "keep", 1);
-    each.d = add_value(each.space, 0);
-    emit(each, 0);
+    each.d = add_value(each.space, step.phase);
+    emit(each, step.phase);
     values_[node.outputs[0]] = each.d;
   }
 
@@ -626,7 +578,7 @@ class Compiler {
       const Value& output = *body_.outputs[i];
       const auto sum = sums_.find(&output);
       if (sum != sums_.end()) {
-        add_sum_output(result, sum->second.first, sum->second.second);
+        add_sum_output(result, sum->second.first, *sum->second.second);
       } else if (is_concat(output.producer)) {
         add_parts(result, *output.producer);
       } else {
@@ -663,7 +615,8 @@ class Compiler {
     return static_cast<int>(program_.outputs.size()) - 1;
   }
 
-  void add_sum_output(int result, int value, Axes axes) {
+  void add_sum_output(int result, int value, const Step& step) {
+    const Axes axes = step.axes;
     const Space space = axes == Axes::kAll ? Space::kScalar : Space::kColumn;
     const int output = add_output(checked_access(output_layouts_[result], space), result);
     Accumulator accumulator{.output = output, .offset = program_.accumulators_size};
@@ -671,14 +624,13 @@ class Compiler {
     program_.accumulators_size += accumulator.size;
     Instruction each{.kind = Kind::kAddColumns};
     if (axes == Axes::kAll) {
-      if (infos_[value].space == Space::kFull) value = reduce_rows(value, FusedForm::Kind::kSum);
-      ORT_CHECK(infos_[value].space == Space::kRow, "Region: a sum of no row value");
+      if (step.reduced == Space::kFull) {
+        value = reduce_rows(value, FusedForm::Kind::kSum, infos_[value].phase);
+      }
       each = {.kind = Kind::kAddAll, .space = Space::kRow};
       each.a = value;
     } else {
-      bool is_scalar = false;
-      each.a = operand(value, Space::kFull, infos_[value].phase, is_scalar);
-      ORT_CHECK(infos_[value].space == Space::kFull, "Region: a sum over rows of no full value");
+      each.a = full_operand(value, infos_[value].phase);
     }
     each.index = static_cast<int>(program_.accumulators.size());
     program_.accumulators.push_back(accumulator);
@@ -782,6 +734,39 @@ class Compiler {
     }
   }
 
+  // No instruction reads an operand that the planner may have given to the first output after this
+  // is written: the schedule has said so, and wrong numbers come of it where that is not true.
+  void check_overwrites() const {
+    for (int input : schedule_.overwritable) {
+      bool is_written = false;
+      for (const Phase& phase : program_.phases) {
+        for (const auto* list : {&phase.row, &phase.full}) {
+          for (const Instruction& each : *list) {
+            ORT_CHECK(!is_written || !reads_input(each, input), "Region: input ", input,
+                      " is read after the first output is written over it");
+            is_written = is_written || writes_output(each, 0);
+          }
+        }
+      }
+    }
+  }
+
+  bool reads_input(const Instruction& each, int input) const {
+    if (each.kind == Kind::kLoad) return each.index == input;
+    const auto is_there = [&](int value) {
+      return value >= 0 && program_.places[value].kind == Place::Kind::kInput &&
+             program_.places[value].index == input;
+    };
+    return is_there(each.a) || is_there(each.b) || is_there(each.c);
+  }
+
+  bool writes_output(const Instruction& each, int result) const {
+    if (each.kind == Kind::kStore) return program_.outputs[each.index].result == result;
+    if (each.d < 0) return false;
+    const Place& place = program_.places[each.d];
+    return place.kind == Place::Kind::kOutput && program_.outputs[place.index].result == result;
+  }
+
   void choose_blocks() {
     if (program_.accumulators.empty()) return;
     const int64_t work = program_.num_rows * program_.num_columns *
@@ -795,41 +780,20 @@ class Compiler {
         std::clamp<int64_t>(std::min({work / kWorkPerBlock, tiles, most}), 1, kMaxBlocks);
   }
 
+  const Schedule& schedule_;
   const ir::Graph& body_;
   const ir::SymbolLookup& lookup_;
   const std::vector<Layout>&input_layouts_, &output_layouts_;
   const CompileOptions& options_;
-  std::vector<std::string> spaces_;
   Program program_;
   std::vector<Info> infos_;  // by value
   std::unordered_map<const Value*, int> values_;
-  std::unordered_map<const Value*, std::pair<int, Axes>> sums_;
+  std::unordered_map<const Value*, std::pair<int, const Step*>> sums_;
   std::map<uint64_t, int> constants_;  // by bits: zeros have signs, and NaN equals nothing
   std::vector<int> direct_inputs_;
   std::unordered_map<int, std::vector<std::pair<int, int>>> copies_;  // phase, value
   std::vector<int> last_use_;
 };
-
-// Whether the result is known only once all columns have been seen.
-bool ends_phase(const FusedForm& form) {
-  return form.is_reduction() || form.kind == FusedForm::Kind::kPick;
-}
-
-// In which phase each value of a body is made, as the compiler counts them.
-std::unordered_map<const Value*, int> find_phases(const ir::Graph& body) {
-  std::unordered_map<const Value*, int> phases;
-  for (const Node& node : body.nodes) {
-    int phase = 0;
-    for (const Value* input : node.inputs) {
-      if (const auto found = phases.find(input); found != phases.end()) {
-        phase = std::max(phase, found->second);
-      }
-    }
-    const FusedForm form = ops::fused_form(node);
-    for (const Value* output : node.outputs) phases[output] = phase + (ends_phase(form) ? 1 : 0);
-  }
-  return phases;
-}
 
 std::string operand_text(int value) { return value < 0 ? "" : concat(" %", value); }
 
@@ -867,66 +831,22 @@ std::string Program::str() const {
   return lines;
 }
 
-std::vector<int> overwritable_inputs(const Node& region) {
-  if (!ir::is(&region, "Region", ir::kTorchOrtDomain)) return {};
-  const ir::Graph& body = ops::region_body(region);
-  const std::vector<std::string> spaces = ir::strings_attr(region.attrs, "spaces", {});
-  const auto phases = find_phases(body);
-  std::unordered_map<const Node*, int> places;
-  for (const Node& node : body.nodes) places[&node] = static_cast<int>(places.size());
-
-  // The instruction that writes the first output.
-  const Value* made = body.outputs.at(0);
-  while (made->producer != nullptr &&
-         ops::fused_form(*made->producer).kind == FusedForm::Kind::kPass) {
-    made = made->producer->inputs[0];
-  }
-  std::vector<int> found;
-  if (made->producer == nullptr ||
-      ops::fused_form(*made->producer).kind == FusedForm::Kind::kConcat) {
-    return found;
-  }
-  const int phase = phases.at(made), place = places.at(made->producer);
-
-  // Of what reads a value in phases after `from`. Readers through Reshape and casts read the memory
-  // too, and so do those for which the compiler makes a value again. Sums and copies that leave
-  // come last in their phase.
-  const std::function<bool(const Value*, int)> is_read_before = [&](const Value* value, int from) {
-    return std::all_of(value->uses.begin(), value->uses.end(), [&](const ir::Use& use) {
-      if (use.node == nullptr) return from >= 0;
-      const FusedForm form = ops::fused_form(*use.node);
-      const Value* result = use.node->outputs[0];
-      if (form.kind == FusedForm::Kind::kPass) return is_read_before(result, from);
-      const int read_in = phases.at(result) - (ends_phase(form) ? 1 : 0);
-      if (read_in <= from) return true;
-      if (form.is_reduction() || form.kind == FusedForm::Kind::kConcat) return read_in < phase;
-      if (read_in > phase || (read_in == phase && places.at(use.node) > place)) return false;
-      return from >= 0 || form.kind != FusedForm::Kind::kPointwise ||
-             is_read_before(result, read_in);
-    });
-  };
-  for (size_t i = 0; i < body.inputs.size(); ++i) {
-    if (spaces.at(i) == "full" && is_read_before(body.inputs[i], -1)) {
-      found.push_back(static_cast<int>(i));
-    }
-  }
-  return found;
-}
-
-std::unique_ptr<const TileProgram> compile(const Node& region, const ir::SymbolLookup& lookup,
+std::unique_ptr<const TileProgram> compile(const Schedule& schedule, const ir::SymbolLookup& lookup,
                                            const std::vector<Layout>& inputs,
                                            const std::vector<Layout>& outputs,
                                            const CompileOptions& options) {
-  if (ir::is(&region, "EmbeddingGrad", ir::kTorchOrtDomain)) {
-    return make_embedding_grad(region, inputs, outputs);
-  }
-  if (ir::is(&region, "Attention", ir::kTorchOrtDomain) ||
-      ir::is(&region, "AttentionGrad", ir::kTorchOrtDomain)) {
-    return make_attention(region, inputs, outputs, options);
-  }
-  Program program = Compiler(region, lookup, inputs, outputs, options).run();
+  Program program = Compiler(schedule, lookup, inputs, outputs, options).run();
   return program.is_double ? make_runner<double>(std::move(program))
                            : make_runner<float>(std::move(program));
+}
+
+std::unique_ptr<const TileProgram> compile(const Node& node, const std::vector<Layout>& inputs,
+                                           const std::vector<Layout>& outputs,
+                                           const CompileOptions& options) {
+  if (ir::is(&node, "EmbeddingGrad", ir::kTorchOrtDomain)) {
+    return make_embedding_grad(node, inputs, outputs);
+  }
+  return make_attention(node, inputs, outputs, options);
 }
 
 }  // namespace torch_ort::cpu

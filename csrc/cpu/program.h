@@ -3,12 +3,14 @@
 
 #include "cpu/region.h"
 
+#include "region/contract.h"
+
 #include <string>
 #include <vector>
 
 namespace torch_ort::cpu {
 
-enum class Space : uint8_t { kScalar, kColumn, kRow, kFull };
+using region::Space;  // the first four, of values that instructions work on
 
 // How the elements of an operand are found from row and column. Dims that lie one after the other
 // in memory are merged.

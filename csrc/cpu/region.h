@@ -9,6 +9,8 @@
 #include "cpu/kernels.h"
 #include "ir/graph.h"
 
+#include "region/schedule.h"
+
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -40,16 +42,18 @@ struct CompileOptions {
   bool round_short_floats = false;
 };
 
-// `region`: a node of the domain torch_ort that this room runs: Region (ops/fusion.h),
-// EmbeddingGrad, Attention or AttentionGrad. Raises Unsupported on a node of a body that has no
-// instruction, InternalError on layouts that do not fit.
-std::unique_ptr<const TileProgram> compile(const ir::Node& region, const ir::SymbolLookup& lookup,
+// InternalError on layouts that do not fit the schedule, Unsupported on an operand of a dtype that
+// tile programs do not read.
+std::unique_ptr<const TileProgram> compile(const region::Schedule& schedule,
+                                           const ir::SymbolLookup& lookup,
                                            const std::vector<Layout>& inputs,
                                            const std::vector<Layout>& outputs,
                                            const CompileOptions& options);
 
-// Inputs whose memory the first output may be written over, if it has the same layout: all that
-// reads them has happened when the output is written, element by element.
-std::vector<int> overwritable_inputs(const ir::Node& region);
+// The ops of the domain torch_ort that are kernels of this room as they are: EmbeddingGrad,
+// Attention, AttentionGrad. InternalError on layouts that do not fit.
+std::unique_ptr<const TileProgram> compile(const ir::Node& node, const std::vector<Layout>& inputs,
+                                           const std::vector<Layout>& outputs,
+                                           const CompileOptions& options);
 
 }  // namespace torch_ort::cpu

@@ -31,10 +31,10 @@
 #include "ops/op.h"
 #include "ops/shapes.h"
 #include "passes/integers.h"
+#include "passes/known_sizes.h"
 #include "passes/memory.h"
 #include "passes/min_cut.h"
 #include "passes/pass.h"
-#include "passes/region_spaces.h"
 
 #include <algorithm>
 #include <map>

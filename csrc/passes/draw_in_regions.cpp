@@ -7,9 +7,9 @@
 #include "ir/edit.h"
 #include "ops/op.h"
 #include "passes/halves.h"
+#include "passes/known_sizes.h"
 #include "passes/memory.h"
 #include "passes/pass.h"
-#include "passes/region_spaces.h"
 
 #include <algorithm>
 

@@ -10,8 +10,8 @@
 #include "ops/op.h"
 #include "ops/shapes.h"
 #include "passes/integers.h"
+#include "passes/known_sizes.h"
 #include "passes/pass.h"
-#include "passes/region_spaces.h"
 
 #include <algorithm>
 #include <iterator>

@@ -3,16 +3,19 @@
 // processor's first cache.
 //
 // Nodes are joined along the values that they share, as long as they agree on rows and columns
-// (region_spaces.h), stand in the same half, and no path leaves the group and comes back.
+// (region/spaces.h), stand in the same half, and no path leaves the group and comes back.
 
 #include "base/error.h"
 #include "ir/edit.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
+#include "passes/known_sizes.h"
 #include "passes/memory.h"
 #include "passes/pass.h"
 #include "passes/region_groups.h"
-#include "passes/region_spaces.h"
+
+#include "region/contract.h"
+#include "region/spaces.h"
 
 #include <algorithm>
 #include <functional>
@@ -28,6 +31,8 @@ using ir::Graph;
 using ir::Node;
 using ir::Value;
 using Kind = ops::FusedForm::Kind;
+using region::Member;
+using region::Space;
 
 // The graph as the grouping sees it: nodes by position, and what must come before what.
 struct Order {
@@ -104,8 +109,8 @@ class Grouping {
   const Order& order() const { return order_; }
   const std::vector<Group>& groups() const { return groups_; }
 
-  std::vector<FusibleNode> nodes_of(const std::vector<int>& members) const {
-    std::vector<FusibleNode> nodes;
+  std::vector<Member> nodes_of(const std::vector<int>& members) const {
+    std::vector<Member> nodes;
     for (int at : members) nodes.push_back({order_.nodes[at], forms_[at]});
     return nodes;
   }
@@ -126,8 +131,8 @@ class Grouping {
       }
       forms_[at] = ops::fused_form(node);
       if (forms_[at].kind == Kind::kNone || !is_in_reach(node)) continue;
-      const FusibleNode each{order_.nodes[at], forms_[at]};
-      Group group{{at}, num_elements(each), possible_columns(each)};
+      const Member each{order_.nodes[at], forms_[at]};
+      Group group{{at}, region::num_elements(each), region::possible_columns(each)};
       if (group.elements == Dim(0)) continue;  // nothing tells rows from columns
       keep_fitting(group);
       if (group.columns.empty()) continue;
@@ -148,14 +153,16 @@ class Grouping {
 
   // Keeps the numbers of columns under which all members fit together.
   void keep_fitting(Group& group) const {
-    const std::vector<FusibleNode> nodes = nodes_of(group.members);
+    const std::vector<Member> nodes = nodes_of(group.members);
     std::vector<std::pair<int, Dim>> fitting;
     for (const Dim& columns : group.columns) {
-      const std::optional<RegionSpaces> spaces = find_spaces(nodes, group.elements, columns);
-      if (!spaces || spaces->inputs.size() > kMaxInputs) continue;
+      const std::optional<region::Spaces> spaces =
+          region::find_spaces(nodes, group.elements, columns);
+      if (!spaces || spaces->operands.size() > kMaxInputs) continue;
       // Operands that must be stretched element by element are the slowest to read.
       int stretched = 0;
-      for (const RegionInput& input : spaces->inputs) stretched += input.shape.empty() ? 0 : 1;
+      for (const region::Operand& input : spaces->operands)
+        stretched += input.shape.empty() ? 0 : 1;
       fitting.emplace_back(stretched, columns);
     }
     // Of the others the longest rows first: what belongs to a row is then read least often.
@@ -328,16 +335,16 @@ class RegionMaker {
   RegionMaker(Graph& graph, const Grouping& grouping, const Group& group)
       : graph_(graph),
         nodes_(grouping.nodes_of(group.members)),
-        spaces_(*find_spaces(nodes_, group.elements, group.columns.front())),
+        spaces_(*region::find_spaces(nodes_, group.elements, group.columns.front())),
         body_(std::make_shared<Graph>()) {
-    for (const FusibleNode& each : nodes_) members_.insert(each.node);
+    for (const Member& each : nodes_) members_.insert(each.node);
   }
 
   // The new node stands before the last member; views of what it makes follow it.
   std::vector<Node*> run() {
     body_->name = graph_.name + "_region";
     add_inputs();
-    for (const FusibleNode& each : nodes_) copy_node(each);
+    for (const Member& each : nodes_) copy_node(each);
     find_outputs();
     return replace();
   }
@@ -350,7 +357,7 @@ class RegionMaker {
   }
 
   void add_inputs() {
-    for (const RegionInput& input : spaces_.inputs) {
+    for (const region::Operand& input : spaces_.operands) {
       Value* value = input.value;
       if (ops::known_double(value) && input.space == Space::kScalar) {
         inputs_.push_back(&ir::add_initializer(*body_, inner_name(*value), value->type,
@@ -363,16 +370,16 @@ class RegionMaker {
       }
       inputs_.push_back(&ir::add_input(*body_, inner_name(*value), value->type));
       outer_inputs_.push_back(value);
-      outer_spaces_.push_back(name(input.space));
+      outer_spaces_.push_back(input.space);
     }
   }
 
-  void copy_node(const FusibleNode& each) {
+  void copy_node(const Member& each) {
     const Node& node = *each.node;
     const size_t index = static_cast<size_t>(&each - nodes_.data());
     std::vector<Value*> inputs;
     for (size_t i = 0; i < node.inputs.size(); ++i) {
-      const int input = spaces_.operands[index][i];
+      const int input = spaces_.operand_of[index][i];
       if (input >= 0) {
         inputs.push_back(inputs_[input]);
       } else {
@@ -404,7 +411,7 @@ class RegionMaker {
 
   // Values that others read. Views of them are made outside again.
   void find_outputs() {
-    for (const FusibleNode& each : nodes_) {
+    for (const Member& each : nodes_) {
       Value* value = each.node->outputs[0];
       const bool is_read = std::any_of(value->uses.begin(), value->uses.end(), [&](ir::Use use) {
         return use.node == nullptr || !members_.contains(use.node);
@@ -424,7 +431,7 @@ class RegionMaker {
     for (Value* value : outputs_) ir::add_output(*body_, *copies_.at(value));
   }
 
-  static bool is_view(const FusibleNode& each) {
+  static bool is_view(const Member& each) {
     return each.form.kind == Kind::kPass && ops::is_view(*each.node);
   }
 
@@ -436,7 +443,7 @@ class RegionMaker {
 
   void need_viewed(const Node& view) {
     Value* base = view.inputs[0];
-    for (const FusibleNode& each : nodes_) {
+    for (const Member& each : nodes_) {
       if (each.node != base->producer) continue;
       if (!is_view(each)) return need(base);
       if (std::find(views_.begin(), views_.end(), each.node) == views_.end()) {
@@ -452,10 +459,7 @@ class RegionMaker {
     std::vector<ir::Type> types;
     for (const Value* value : outputs_) types.push_back(value->type);
     ir::Attrs attrs;
-    attrs["body"] = body_;
-    attrs["columns"] = spaces_.columns;
-    attrs["rows"] = spaces_.rows;
-    attrs["spaces"] = outer_spaces_;
+    region::write({body_, spaces_.rows, spaces_.columns, outer_spaces_}, attrs);
     Node& region = ir::insert_before(graph_, last, {ir::kTorchOrtDomain, "Region"}, outer_inputs_,
                                      types, std::move(attrs), region_name());
     std::vector<Node*> made = {&region};
@@ -485,13 +489,13 @@ class RegionMaker {
   }
 
   Graph& graph_;
-  std::vector<FusibleNode> nodes_;
-  RegionSpaces spaces_;
+  std::vector<Member> nodes_;
+  region::Spaces spaces_;
   std::shared_ptr<Graph> body_;
   std::unordered_set<const Node*> members_;
-  std::vector<Value*> inputs_;        // in the body, by RegionSpaces::inputs
+  std::vector<Value*> inputs_;        // in the body, by Spaces::operands
   std::vector<Value*> outer_inputs_;  // of the node
-  std::vector<std::string> outer_spaces_;
+  std::vector<Space> outer_spaces_;
   std::unordered_map<const Value*, Value*> copies_;
   std::vector<Value*> outputs_;
   std::vector<Node*> views_;

@@ -14,9 +14,9 @@
 #include "ops/shapes.h"
 #include "passes/halves.h"
 #include "passes/integers.h"
+#include "passes/known_sizes.h"
 #include "passes/memory.h"
 #include "passes/pass.h"
-#include "passes/region_spaces.h"
 
 #include <algorithm>
 #include <map>

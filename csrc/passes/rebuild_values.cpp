@@ -12,10 +12,13 @@
 #include "ops/op.h"
 #include "passes/halves.h"
 #include "passes/integers.h"
+#include "passes/known_sizes.h"
 #include "passes/memory.h"
 #include "passes/min_cut.h"
 #include "passes/pass.h"
 #include "passes/region_groups.h"
+
+#include "region/spaces.h"
 
 #include <algorithm>
 #include <map>
@@ -30,6 +33,7 @@ using ir::Node;
 using ir::Value;
 using Kind = ops::FusedForm::Kind;
 using ops::Pointwise;
+using region::Member;
 
 // Costs, in tenths of a byte moved to or from memory.
 constexpr int64_t kMove = 10;
@@ -74,14 +78,13 @@ struct Host {
 };
 
 bool is_wide(const RegionGroup& group) {
-  return std::any_of(group.nodes.begin(), group.nodes.end(), [](const FusibleNode& each) {
-    return ops::wants_double(*each.node, each.form);
-  });
+  return std::any_of(group.nodes.begin(), group.nodes.end(),
+                     [](const Member& each) { return ops::wants_double(*each.node, each.form); });
 }
 
 // A result of the forward half that a region of the backward half could make.
 struct Candidate {
-  FusibleNode maker;
+  Member maker;
   std::set<int> readers;  // hosts that read it
   int store = -1;         // the host that writes it to memory, for readers that are in none
   // In which it would be made, those of its readers, and of theirs; and how many others are made
@@ -182,14 +185,14 @@ class Candidates {
     for (RegionGroup& group : region_groups(graph_)) {
       const bool wide = is_wide(group);
       if (!backward_.contains(group.nodes.front().node)) {
-        for (const FusibleNode& each : group.nodes) is_wide_[each.node] = wide;
-        for (const FusibleNode& each : group.nodes) group_of_[each.node] = num_forward_;
+        for (const Member& each : group.nodes) is_wide_[each.node] = wide;
+        for (const Member& each : group.nodes) group_of_[each.node] = num_forward_;
         ++num_forward_;
         continue;
       }
       Host host{.group = std::move(group), .is_wide = wide};
       const int number = static_cast<int>(hosts_.size());
-      for (const FusibleNode& each : host.group.nodes) {
+      for (const Member& each : host.group.nodes) {
         host_of_[each.node] = number;
         for (const Value* value : each.node->inputs) {
           if (value == nullptr) continue;
@@ -311,7 +314,8 @@ class Candidates {
   bool fits(const Candidate& candidate, const Host& host) const {
     const auto wide = is_wide_.find(candidate.maker.node);
     if (wide != is_wide_.end() && wide->second != host.is_wide) return false;
-    return find_spaces({candidate.maker}, host.group.elements, host.group.columns).has_value();
+    return region::find_spaces({candidate.maker}, host.group.elements, host.group.columns)
+        .has_value();
   }
 
   void note_crossing(const Value& value) {
@@ -425,7 +429,7 @@ class Rebuilder {
   }
 
  private:
-  using Makers = std::map<int, FusibleNode>;  // by place in the graph
+  using Makers = std::map<int, Member>;  // by place in the graph
   struct Chain {
     Makers makers;
     std::vector<ir::Use> uses;  // by the nodes of the group, or by others through memory
@@ -433,7 +437,7 @@ class Rebuilder {
 
   // Whether there was room for what the value is made of.
   bool add_to_chain(const Value* value, Makers& makers) const {
-    const FusibleNode& maker = candidates_.find(value)->maker;
+    const Member& maker = candidates_.find(value)->maker;
     if (!makers.emplace(candidates_.place(maker.node), maker).second) return true;
     if (makers.size() > kMaxNodes) return false;
     return std::all_of(
@@ -458,12 +462,12 @@ class Rebuilder {
       const RegionGroup& group = candidates_.hosts()[host].group;
       Makers makers = chains_[host].makers;
       if (!add_to_chain(&value, makers)) return false;
-      std::vector<FusibleNode> nodes;
+      std::vector<Member> nodes;
       for (const auto& [place, maker] : makers) nodes.push_back(maker);
       nodes.insert(nodes.end(), group.nodes.begin(), group.nodes.end());
       if (nodes.size() > kMaxNodes) return false;
-      const auto spaces = find_spaces(nodes, group.elements, group.columns);
-      return spaces.has_value() && spaces->inputs.size() <= kMaxInputs;
+      const auto spaces = region::find_spaces(nodes, group.elements, group.columns);
+      return spaces.has_value() && spaces->operands.size() <= kMaxInputs;
     });
   }
 

@@ -1,7 +1,7 @@
 // What fuse_regions would make a region of, for passes that weigh what a region costs.
 #pragma once
 
-#include "passes/region_spaces.h"
+#include "region/spaces.h"
 
 #include <cstddef>
 #include <vector>
@@ -13,7 +13,7 @@ constexpr size_t kMaxNodes = 96;
 constexpr size_t kMaxInputs = 32;
 
 struct RegionGroup {
-  std::vector<FusibleNode> nodes;  // in order
+  std::vector<region::Member> nodes;  // in order
   ir::Dim elements, columns;
 };
 

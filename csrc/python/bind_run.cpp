@@ -12,6 +12,7 @@
 #include "run/out_forms.h"
 #include "run/session.h"
 
+#include "region/schedule.h"
 #include <ATen/Parallel.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/zeros.h>
@@ -141,6 +142,7 @@ std::shared_ptr<Session> compile_foreign(std::unique_ptr<ir::Graph> graph,
   passes::run_needed(*graph);
   ops::infer_types(*graph);
   ops::check_types(*graph);
+  region::check_file(*graph);
   return Session::compile(std::move(graph), {}, options);
 }
 

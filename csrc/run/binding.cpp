@@ -251,7 +251,9 @@ class Binder {
     std::vector<cpu::Layout> inputs, outputs;
     for (const ArgSource& arg : step.args) inputs.push_back(layout_of(arg.slots[0]));
     for (int slot : step.outputs) outputs.push_back(layout_of(slot));
-    return cpu::compile(*step.region, lookup_, inputs, outputs, session_.options_.regions);
+    const cpu::CompileOptions& options = session_.options_.regions;
+    return step.schedule ? cpu::compile(*step.schedule, lookup_, inputs, outputs, options)
+                         : cpu::compile(*step.region, inputs, outputs, options);
   }
 
   // Regions of the engine's own fit their operands, those of a file need not.

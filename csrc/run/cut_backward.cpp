@@ -6,6 +6,8 @@
 #include "ops/op.h"
 #include "ops/shapes.h"
 
+#include "region/contract.h"
+
 #include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
@@ -150,7 +152,8 @@ class Copier {
 // A region less what no gradient comes to.
 class CutRegion {
  public:
-  CutRegion(const Node& node, const States& outer) : node_(node), body_(ops::region_body(node)) {
+  CutRegion(const Node& node, const States& outer)
+      : node_(node), spec_(region::read(node)), body_(*spec_.body) {
     for (size_t i = 0; i < body_.inputs.size(); ++i) {
       states_.set(body_.inputs[i], outer.of(node.inputs[i]));
     }
@@ -183,9 +186,11 @@ class CutRegion {
       if (states_.is_undefined(output)) continue;
       ir::add_output(*cut, own_result(*cut, *copier.copy_of(states_.left_of(output))));
     }
+    region::RegionSpec spec{std::move(cut), spec_.rows, spec_.columns};
+    std::vector<Value*> outer = outer_inputs(copier, spec);
     attrs = node_.attrs;
-    attrs["body"] = cut;
-    return outer_inputs(copier, attrs);
+    region::write(spec, attrs);
+    return outer;
   }
 
  private:
@@ -232,20 +237,18 @@ class CutRegion {
   }
 
   // Those without a gradient among them: zeros come in their place.
-  std::vector<Value*> outer_inputs(const Copier& copier, ir::Attrs& attrs) const {
-    const auto& spaces = std::get<std::vector<std::string>>(node_.attrs.at("spaces"));
-    std::vector<std::string> left;
+  std::vector<Value*> outer_inputs(const Copier& copier, region::RegionSpec& spec) const {
     std::vector<Value*> outer;
     for (const CutBackward::Input& input : copier.inputs()) {
       const auto position = static_cast<size_t>(input.value->index);
-      left.push_back(spaces.at(position));
+      spec.spaces.push_back(spec_.spaces.at(position));
       outer.push_back(node_.inputs[position]);
     }
-    attrs["spaces"] = left;
     return outer;
   }
 
   const Node& node_;
+  const region::RegionSpec spec_;
   const Graph& body_;
   States states_;
 };

@@ -1,7 +1,6 @@
 #include "run/step.h"
 
 #include "base/error.h"
-#include "cpu/region.h"
 #include "ops/aten.h"
 #include "run/control_flow.h"
 #include "run/dtype.h"
@@ -332,7 +331,9 @@ Step Resolver::bind_region(const ops::Call& call) const {
     step.args.push_back(std::move(source));
   }
   for (const ir::Value* value : call.outputs) step.outputs.push_back(slot(value));
-  for (int input : cpu::overwritable_inputs(*call.node)) {
+  if (!ir::is(call.node, "Region", ir::kTorchOrtDomain)) return step;
+  step.schedule = std::make_shared<region::Schedule>(region::make_schedule(*call.node));
+  for (int input : step.schedule->overwritable) {
     step.in_place.push_back(step.args[input].slots[0]);
   }
   return step;

@@ -4,6 +4,7 @@
 
 #include "ops/call.h"
 
+#include "region/schedule.h"
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 
@@ -67,8 +68,9 @@ struct Step {
   bool writes_gaps = false;          // of form kOut: the kernel writes results that have gaps
   std::string binds_symbol;          // the result is no tensor but the value of this symbol
   const ir::Node* region = nullptr;  // of form kRegion, which has no `op`
-  std::shared_ptr<const ControlFlow> control_flow;  // of form kControlFlow, which has none either
-  std::string name;                                 // of the node, for profilers and messages
+  std::shared_ptr<const region::Schedule> schedule;  // of `region`, if that has a body
+  std::shared_ptr<const ControlFlow> control_flow;   // of form kControlFlow, which has none either
+  std::string name;                                  // of the node, for profilers and messages
   std::string origin;
 
   std::string op_name() const;

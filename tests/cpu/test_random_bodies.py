@@ -134,15 +134,26 @@ class Body:
         total = self.add("ReduceSum", a, self.axes(range(count)), shape=reduced)
         self.add(self.choose(BOUNDED), self.add("Mul", total, "small", shape=reduced))
 
-    def graph(self, dtype: torch.dtype) -> _C.Graph:
+    def graph(self, dtype: torch.dtype, is_copied: bool = False) -> _C.Graph:
+        """Write the graph; `is_copied`: of copies of its inputs, over which regions may write."""
         types = {name: regions.type_text(dtype, shape) for name, shape in self.inputs.items()}
         for number in range(self.lookups):
             types[f"table{number}"] = regions.type_text(dtype, (TABLE_ROWS, "C"))
             types[f"ids{number}"] = "int64[A,B]"
         nodes = [f"small = Cast <to = {ONNX[dtype]}> (part)", *self.nodes]
-        return regions.read(
-            types, nodes, self.outputs, [*self.constants, "float part = {0.00390625}"]
-        )
+        known = {}
+        if is_copied:
+            known = {name: types.pop(name) for name in self.inputs}
+            types |= {f"given_{name}": text for name, text in known.items()}
+            copies = (
+                regions.aten("aten::clone", f"given_{name}", names=["self"]) for name in known
+            )
+            nodes = [
+                *(f"{name} = {copy}" for name, copy in zip(known, copies, strict=True)),
+                *nodes,
+            ]
+        constants = [*self.constants, "float part = {0.00390625}"]
+        return regions.read(types, nodes, self.outputs, constants, known)
 
     def data(self, sizes: dict[str, int], dtype: torch.dtype) -> dict[str, torch.Tensor]:
         generator = torch.Generator().manual_seed(1)
@@ -170,6 +181,18 @@ def run(graph: _C.Graph, inputs: dict[str, torch.Tensor], isa: str, threads: int
     return regions.run(graph, inputs, isa)
 
 
+def assert_near(got: list, want: list, dtype: torch.dtype) -> None:
+    near = TOLERANCE[dtype]
+    for ours, exact in zip(got, want, strict=True):
+        assert ours.dtype == dtype
+        largest = max([1.0, exact.abs().max().item()] if exact.numel() else [1.0])
+        torch.testing.assert_close(ours.double(), exact, rtol=near, atol=near * largest)
+
+
+def wide(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: x.double() if x.is_floating_point() else x for name, x in inputs.items()}
+
+
 @settings(
     max_examples=300,
     deadline=None,
@@ -181,13 +204,23 @@ def test_fused_graphs_give_the_same_numbers(body: Body, dtype: torch.dtype, isa:
     plain, fused = body.graph(torch.float64), regions.fuse(body.graph(dtype))
     for sizes in SIZES:
         inputs = body.data(sizes, dtype)
-        wide = {name: x.double() if x.is_floating_point() else x for name, x in inputs.items()}
-        want = run(plain, wide, "", 1)
         got = run(fused, inputs, isa, 1)
-        for ours, exact in zip(got, want, strict=True):
-            assert ours.dtype == dtype
-            near = TOLERANCE[dtype]
-            largest = max([1.0, exact.abs().max().item()] if exact.numel() else [1.0])
-            torch.testing.assert_close(ours.double(), exact, rtol=near, atol=near * largest)
+        assert_near(got, run(plain, wide(inputs), "", 1), dtype)
         for ours, again in zip(got, run(fused, inputs, isa, 2), strict=True):
             assert torch.equal(ours, again)
+
+
+@settings(
+    max_examples=200,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(body=bodies(), dtype=st.sampled_from(list(TOLERANCE)))
+def test_results_written_over_operands_are_the_same(body: Body, dtype: torch.dtype) -> None:
+    plain = body.graph(torch.float64)
+    fused = _C.Session.compile(regions.fuse(body.graph(dtype, is_copied=True)), {})
+    for sizes in SIZES:
+        inputs = body.data(sizes, dtype)
+        given = {f"given_{name}" if name in body.inputs else name: x for name, x in inputs.items()}
+        assert_near(list(fused.run(given).values()), run(plain, wide(inputs), "", 1), dtype)

@@ -152,12 +152,14 @@ def test_inputs_of_sizes_that_one_symbol_cannot_have() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("rows = 2", "rows = 1000", r"operand of sizes \[2,3\], want 1000 rows of 3 columns"),
-        ("rows = 2", "rows = -2", r"operand of sizes \[2,3\], want -2 rows of 3 columns"),
-        ('["full"]', '["scalar"]', r"operand of sizes \[2,3\], want 1 rows of 1 columns"),
+        ("rows = 2", "rows = 1000", "want it and its operands to stand in 1000 rows of 3 columns"),
+        ("rows = 2", "rows = -2", "want it and its operands to stand in -2 rows of 3 columns"),
+        ('["full"]', '["scalar"]', "space of 'a': got scalar, want full as it is read"),
         ("Exp (a)", 'Exp ("")', "Exp: input 0 is missing"),
         ("Exp (a)", "Add (a)", "Add: inputs of node 'b': got 1, want at least 2"),
         ("(float[2,3] y)", "(uint16[2,3] y)", "Region: got an operand of uint16"),
+        ("(float[2,3] a)", "(double[2,3] a)", r"body: got float64\[2,3\], want float32\[2,3\] as"),
+        ("(float[2,3] a)", "(float[3,2] a)", r"want it and its operands to stand in 2 rows of 3"),
         ("> (x)", '> ("")', "torch_ort.Region: input 0 is missing"),
     ],
 )
@@ -171,16 +173,12 @@ def test_regions_that_do_not_fit_their_operands(old: str, new: str, words: str) 
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('["table", "ids"]', '["column", "ids"]', r"sizes \[2,3\], want 1 rows of 3 columns"),
-        ('["table", "ids"]', '["table", "row"]', "operand 1 of 'b' is no input of the space ids"),
-        ('["table", "ids"]', '["ids", "table"]', "got ids of float32, want int64 or int32"),
-        ("Gather (a, i)", "Exp (a)", "value 'a' comes from nowhere"),
-        ("rows = 4", "rows = 5", r"operand of sizes \[4\], want 5 rows of 1 columns"),
-        (
-            "columns = 3",
-            "columns = 2",
-            "want 4 rows of 2 columns",
-        ),
+        ('["table", "ids"]', '["column", "ids"]', "space of 'a': got column, want table as it is read"),
+        ('["table", "ids"]', '["table", "row"]', "space of 'i': got row, want ids as it is read"),
+        ('["table", "ids"]', '["ids", "table"]', "space of 'a': got ids, want table as it is read"),
+        ("Gather (a, i)", "Exp (a)", r"node 'b': got a result of \[4,3\], want it and its operands"),
+        ("rows = 4", "rows = 5", "want it and its operands to stand in 5 rows of 3 columns"),
+        ("columns = 3", "columns = 2", "to stand in 4 rows of 2 columns"),
     ],
 )
 def test_lookups_that_do_not_fit_their_operands(old: str, new: str, words: str) -> None:

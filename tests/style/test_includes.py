@@ -13,14 +13,15 @@ MAY_INCLUDE = {
     "ir": {"base"},
     "ops": {"base", "ir"},
     "convert": {"base", "ir", "ops"},
-    "passes": {"base", "ir", "ops"},
+    "region": {"base", "ir", "ops"},
+    "passes": {"base", "ir", "ops", "region"},
     "plan": {"base", "ir", "ops"},
-    "cpu": {"base", "ir", "ops"},
-    "run": {"base", "ir", "ops", "plan", "cpu"},
+    "cpu": {"base", "ir", "ops", "region"},
+    "run": {"base", "ir", "ops", "region", "plan", "cpu"},
     "optim": {"base", "ir", "ops", "cpu", "run"},
     "capture": {"base", "ir"},
     "python": {
-        "base", "ir", "ops", "convert", "passes", "plan", "cpu", "run", "optim", "capture",
+        "base", "ir", "ops", "region", "convert", "passes", "plan", "cpu", "run", "optim", "capture",
     },
 }  # fmt: skip
 SEES_TORCH = {"ops", "convert", "cpu", "run", "optim", "capture", "python"}

@@ -1,11 +1,12 @@
-#include "passes/region_spaces.h"
+#include "region/spaces.h"
 
+#include "base/error.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
 
 #include <algorithm>
 
-namespace torch_ort::passes {
+namespace torch_ort::region {
 
 namespace {
 
@@ -15,7 +16,7 @@ using ir::Shape;
 using ir::Value;
 using Kind = ops::FusedForm::Kind;
 
-const Shape& worked_shape(const FusibleNode& each) {
+const Shape& worked_shape(const Member& each) {
   const bool by_input =
       each.form.is_reduction() || each.form.kind == Kind::kPick || each.form.kind == Kind::kConcat;
   return *(by_input ? each.node->inputs[0] : each.node->outputs[0])->type.shape;
@@ -76,36 +77,44 @@ Dim columns_of_table(const Node& gather) {
 
 class Finder {
  public:
-  Finder(const std::vector<FusibleNode>& nodes, const Dim& elements, const Dim& columns)
-      : nodes_(nodes), elements_(elements) {
+  // `rows`: nothing where they are to be found.
+  Finder(const std::vector<Member>& members, const Dim& elements, const Dim& columns,
+         std::optional<Dim> rows)
+      : members_(members), elements_(elements), rows_(std::move(rows)) {
     spaces_.columns = columns;
   }
 
-  std::optional<RegionSpaces> run() {
+  std::optional<Spaces> run() {
     if (!find_rows()) return std::nullopt;
-    for (const FusibleNode& each : nodes_) {
-      spaces_.operands.emplace_back(each.node->inputs.size(), -1);
+    for (const Member& each : members_) {
+      spaces_.operand_of.emplace_back(each.node->inputs.size(), -1);
       const std::optional<Space> space = result_of(each);
-      if (!space) return std::nullopt;
+      if (!space) {
+        misfit_ = each.node;
+        return std::nullopt;
+      }
       spaces_.made[each.node->outputs[0]] = *space;
     }
     return std::move(spaces_);
   }
 
+  const Node* misfit() const { return misfit_; }
+
  private:
   // A product of dims and no quotient, which would have no value where there are no columns.
   bool find_rows() {
-    for (const FusibleNode& each : nodes_) {
+    for (const Member& each : members_) {
+      if (rows_) break;
       const Shape& shape = worked_shape(each);
       const int num_columns = num_column_dims(shape, spaces_.columns);
       if (num_columns < 0 || !(ir::numel(shape) == elements_)) continue;
-      spaces_.rows = ir::numel(Shape(shape.begin(), shape.end() - num_columns));
-      return true;
+      rows_ = ir::numel(Shape(shape.begin(), shape.end() - num_columns));
     }
-    return false;
+    if (rows_) spaces_.rows = *rows_;
+    return rows_.has_value();
   }
 
-  std::optional<Space> result_of(const FusibleNode& each) {
+  std::optional<Space> result_of(const Member& each) {
     const Node& node = *each.node;
     switch (each.form.kind) {
       case Kind::kNone: return std::nullopt;
@@ -155,11 +164,13 @@ class Finder {
     return found == spaces_.made.end() ? nullptr : &found->second;
   }
 
-  void take_input(const Node& node, size_t operand, Space space, Shape shape = {}) {
-    RegionInput input{node.inputs[operand], space, std::move(shape)};
-    auto found = std::find(spaces_.inputs.begin(), spaces_.inputs.end(), input);
-    if (found == spaces_.inputs.end()) found = spaces_.inputs.insert(found, std::move(input));
-    spaces_.operands.back()[operand] = static_cast<int>(found - spaces_.inputs.begin());
+  void take_input(const Node& node, size_t operand, Space space, Shape shape = {},
+                  int num_column_dims = 0) {
+    Operand input{node.inputs[operand], space, std::move(shape), num_column_dims};
+    std::vector<Operand>& taken = spaces_.operands;
+    auto found = std::find(taken.begin(), taken.end(), input);
+    if (found == taken.end()) found = taken.insert(found, std::move(input));
+    spaces_.operand_of.back()[operand] = static_cast<int>(found - taken.begin());
   }
 
   // An operand that is read as it is, with nothing stretched.
@@ -224,7 +235,9 @@ class Finder {
     } else if (at.rows_equal && at.columns_one) {
       take_input(node, operand, Space::kRow);
     } else if (at.columns_one) {
-      take_input(node, operand, Space::kRow, Shape(shape.begin(), shape.end() - num_columns));
+      const auto rank = static_cast<int>(value->type.shape->size());
+      take_input(node, operand, Space::kRow, Shape(shape.begin(), shape.end() - num_columns),
+                 std::min(rank, num_columns));
     } else {
       take_input(node, operand, Space::kFull, shape);
     }
@@ -240,7 +253,7 @@ class Finder {
     return true;
   }
 
-  std::optional<Space> reduction(const FusibleNode& each) {
+  std::optional<Space> reduction(const Member& each) {
     const Node& node = *each.node;
     const Shape& shape = *node.inputs[0]->type.shape;
     const std::vector<int64_t> axes = *ops::reduction_axes(node);
@@ -286,47 +299,16 @@ class Finder {
     return true;
   }
 
-  const std::vector<FusibleNode>& nodes_;
-  const Dim& elements_;
-  RegionSpaces spaces_;
+  const std::vector<Member>& members_;
+  const Dim elements_;
+  std::optional<Dim> rows_;
+  Spaces spaces_;
+  const Node* misfit_ = nullptr;
 };
 
 }  // namespace
 
-KnownSizes::KnownSizes(const ir::Graph& graph)
-    : symbols_(graph.symbol_inputs.begin(), graph.symbol_inputs.end()) {
-  for (const Value* input : graph.inputs) {
-    if (!input->type.shape) continue;
-    for (const Dim& dim : *input->type.shape) {
-      if (dim.is_symbol()) symbols_.insert(dim.name());
-    }
-  }
-}
-
-bool KnownSizes::are_known(const Value& value) const {
-  const Shape& shape = *value.type.shape;
-  return std::all_of(shape.begin(), shape.end(), [this](const Dim& dim) { return is_known(dim); });
-}
-
-bool KnownSizes::is_known(const Dim& dim) const {
-  std::vector<std::string> symbols;
-  dim.collect_symbols(symbols);
-  return std::all_of(symbols.begin(), symbols.end(),
-                     [this](const std::string& name) { return symbols_.contains(name); });
-}
-
-const char* name(Space space) {
-  static constexpr const char* kNames[] = {"scalar", "column", "row", "full",
-                                           "total",  "table",  "ids"};
-  return kNames[static_cast<size_t>(space)];
-}
-
-bool is_real(const Value* value) {
-  return value != nullptr && value->type.is_known() && value->type.device.kind == "cpu" &&
-         ir::is_float(value->type.dtype);
-}
-
-std::vector<Dim> possible_columns(const FusibleNode& each) {
+std::vector<Dim> possible_columns(const Member& each) {
   const Shape& shape = worked_shape(each);
   std::vector<Dim> columns = last_products(shape);
   if (each.form.kind == Kind::kPick || each.form.kind == Kind::kScatter) {
@@ -350,11 +332,44 @@ std::vector<Dim> possible_columns(const FusibleNode& each) {
   return {product};
 }
 
-Dim num_elements(const FusibleNode& each) { return ir::numel(worked_shape(each)); }
+Dim num_elements(const Member& each) { return ir::numel(worked_shape(each)); }
 
-std::optional<RegionSpaces> find_spaces(const std::vector<FusibleNode>& nodes, const Dim& elements,
-                                        const Dim& columns) {
-  return Finder(nodes, elements, columns).run();
+std::optional<Spaces> find_spaces(const std::vector<Member>& members, const Dim& elements,
+                                  const Dim& columns) {
+  return Finder(members, elements, columns, std::nullopt).run();
 }
 
-}  // namespace torch_ort::passes
+std::vector<Member> members_of(const RegionSpec& spec) {
+  std::vector<Member> members;
+  for (Node& node : spec.body->nodes) {
+    // Sizes, as integers and as numbers.
+    const bool is_size = ir::is(&node, "Dims", ir::kTorchOrtDomain) ||
+                         ir::is(&node, "SizeRatio", ir::kTorchOrtDomain);
+    if (node.is_erased() || is_size) continue;
+    members.push_back({&node, ops::fused_form(node)});
+    if (members.back().form.kind == Kind::kNone) {
+      throw Unsupported(concat("Region: no instruction for ", node.op.str()));
+    }
+  }
+  return members;
+}
+
+Spaces find_spaces(const RegionSpec& spec, const std::vector<Member>& members) {
+  Finder finder(members, ops::times(spec.rows, spec.columns), spec.columns, spec.rows);
+  std::optional<Spaces> spaces = finder.run();
+  ORT_CHECK(spaces.has_value(), "Region: node '", finder.misfit()->name, "': got a result of ",
+            ir::to_string(*finder.misfit()->outputs[0]->type.shape),
+            ", want it and its operands to stand in ", spec.rows.str(), " rows of ",
+            spec.columns.str(), " columns");
+  const std::vector<Value*>& inputs = spec.body->inputs;
+  for (const Operand& operand : spaces->operands) {
+    const auto found = std::find(inputs.begin(), inputs.end(), operand.value);
+    const bool is_input = found != inputs.end();
+    const Space said = is_input ? spec.spaces.at(found - inputs.begin()) : Space::kScalar;
+    ORT_CHECK(operand.space == said, "Region: space of '", operand.value->name, "': got ",
+              name(said), ", want ", name(operand.space), " as it is read");
+  }
+  return std::move(*spaces);
+}
+
+}  // namespace torch_ort::region

@@ -1,0 +1,38 @@
+#include "passes/known_sizes.h"
+
+#include <algorithm>
+
+namespace torch_ort::passes {
+
+using ir::Dim;
+using ir::Shape;
+using ir::Value;
+
+KnownSizes::KnownSizes(const ir::Graph& graph)
+    : symbols_(graph.symbol_inputs.begin(), graph.symbol_inputs.end()) {
+  for (const Value* input : graph.inputs) {
+    if (!input->type.shape) continue;
+    for (const Dim& dim : *input->type.shape) {
+      if (dim.is_symbol()) symbols_.insert(dim.name());
+    }
+  }
+}
+
+bool KnownSizes::are_known(const Value& value) const {
+  const Shape& shape = *value.type.shape;
+  return std::all_of(shape.begin(), shape.end(), [this](const Dim& dim) { return is_known(dim); });
+}
+
+bool KnownSizes::is_known(const Dim& dim) const {
+  std::vector<std::string> symbols;
+  dim.collect_symbols(symbols);
+  return std::all_of(symbols.begin(), symbols.end(),
+                     [this](const std::string& name) { return symbols_.contains(name); });
+}
+
+bool is_real(const Value* value) {
+  return value != nullptr && value->type.is_known() && value->type.device.kind == "cpu" &&
+         ir::is_float(value->type.dtype);
+}
+
+}  // namespace torch_ort::passes

@@ -1,0 +1,41 @@
+// What a torch_ort.Region node says: which rows and columns its elements stand in, and as what its
+// body sees each operand. Whoever makes, reads or changes a region does it through here.
+#pragma once
+
+#include "ir/graph.h"
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace torch_ort::region {
+
+// The elements of a region stand in rows and columns. A value is one number, has one for each
+// column or for each row, or one for each row and column.
+enum class Space : uint8_t {
+  kScalar,
+  kColumn,
+  kRow,
+  kFull,
+  kTotal,  // a sum over rows or over everything, or parts side by side; it leaves the region
+  kTable,  // an operand of which rows are looked up
+  kIds,    // an operand that names one of them for each row
+};
+
+const char* name(Space space);  // "row", as attributes hold it
+
+struct RegionSpec {
+  std::shared_ptr<ir::Graph> body;  // of the language that ops/fusion.h tells
+  ir::Dim rows = 1, columns = 1;
+  std::vector<Space> spaces;  // by input
+};
+
+// InternalError if the node is no region.
+RegionSpec read(const ir::Node& region);
+void write(const RegionSpec& spec, ir::Attrs& attrs);
+
+// InternalError where node and body do not fit, or where the body would not be run as `spaces`
+// says.
+void verify(const ir::Node& region);
+
+}  // namespace torch_ort::region
