@@ -803,8 +803,8 @@ std::string text(const Instruction& each) {
                                            "Random",  "AddColumns", "AddAll"};
   static constexpr const char* kSpaces[] = {"scalar", "column", "row", "full"};
   std::string line = each.d < 0 ? std::string() : concat("%", each.d, " = ");
-  line +=
-      each.kind == Kind::kElementwise ? ops::name(each.op) : kKinds[static_cast<size_t>(each.kind)];
+  line += each.kind == Kind::kElementwise ? ops::word(each.op).name
+                                          : kKinds[static_cast<size_t>(each.kind)];
   if (each.index >= 0) line += concat(" #", each.index);
   line += operand_text(each.a) + operand_text(each.b) + operand_text(each.c);
   return concat(line, "  ", kSpaces[static_cast<size_t>(each.space)], "\n");

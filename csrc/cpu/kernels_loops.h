@@ -528,27 +528,24 @@ template <typename T>
 struct TableMaker {
   Kernels<T> table;
 
-  template <template <typename> class F>
-  void one_operand(Opcode op) {
-    table.elementwise[static_cast<size_t>(op)][0] = unary<T, F<T>>;
-  }
-  template <template <typename> class F>
-  void two_operands(Opcode op) {
+  template <template <typename> class F, int kOperands>
+  void word(Opcode op) {
     auto& row = table.elementwise[static_cast<size_t>(op)];
-    row[0] = binary<T, F<T>, 0>;
-    row[1] = binary<T, F<T>, 1>;
-    row[2] = binary<T, F<T>, 2>;
-  }
-  template <template <typename> class F>
-  void three_operands(Opcode op) {
-    auto& row = table.elementwise[static_cast<size_t>(op)];
-    row[0] = ternary<T, F<T>, 0>;
-    row[1] = ternary<T, F<T>, 1>;
-    row[2] = ternary<T, F<T>, 2>;
-    row[3] = ternary<T, F<T>, 3>;
-    row[4] = ternary<T, F<T>, 4>;
-    row[5] = ternary<T, F<T>, 5>;
-    row[6] = ternary<T, F<T>, 6>;
+    if constexpr (kOperands == 1) {
+      row[0] = unary<T, F<T>>;
+    } else if constexpr (kOperands == 2) {
+      row[0] = binary<T, F<T>, 0>;
+      row[1] = binary<T, F<T>, 1>;
+      row[2] = binary<T, F<T>, 2>;
+    } else {
+      row[0] = ternary<T, F<T>, 0>;
+      row[1] = ternary<T, F<T>, 1>;
+      row[2] = ternary<T, F<T>, 2>;
+      row[3] = ternary<T, F<T>, 3>;
+      row[4] = ternary<T, F<T>, 4>;
+      row[5] = ternary<T, F<T>, 5>;
+      row[6] = ternary<T, F<T>, 6>;
+    }
   }
   template <typename Memory>
   void memory(ir::DType dtype) {
@@ -557,55 +554,9 @@ struct TableMaker {
   }
 
   TableMaker() {
-    one_operand<Copy>(Opcode::kCopy);
-    one_operand<Neg>(Opcode::kNeg);
-    one_operand<Abs>(Opcode::kAbs);
-    one_operand<Exp>(Opcode::kExp);
-    one_operand<Log>(Opcode::kLog);
-    one_operand<Sqrt>(Opcode::kSqrt);
-    one_operand<Reciprocal>(Opcode::kReciprocal);
-    one_operand<Tanh>(Opcode::kTanh);
-    one_operand<Erf>(Opcode::kErf);
-    one_operand<Sigmoid>(Opcode::kSigmoid);
-    one_operand<Relu>(Opcode::kRelu);
-    one_operand<Floor>(Opcode::kFloor);
-    one_operand<Ceil>(Opcode::kCeil);
-    one_operand<Round>(Opcode::kRound);
-    one_operand<Trunc>(Opcode::kTrunc);
-    one_operand<Sign>(Opcode::kSign);
-    one_operand<Sin>(Opcode::kSin);
-    one_operand<Cos>(Opcode::kCos);
-    one_operand<Not>(Opcode::kNot);
-    one_operand<IsNan>(Opcode::kIsNan);
-    one_operand<ToBool>(Opcode::kToBool);
-    one_operand<ToBFloat16>(Opcode::kToBFloat16);
-    one_operand<ToHalf>(Opcode::kToHalf);
-    one_operand<Gelu>(Opcode::kGelu);
-    one_operand<GeluTanh>(Opcode::kGeluTanh);
-    one_operand<Silu>(Opcode::kSilu);
-    two_operands<Add>(Opcode::kAdd);
-    two_operands<Sub>(Opcode::kSub);
-    two_operands<Mul>(Opcode::kMul);
-    two_operands<Div>(Opcode::kDiv);
-    two_operands<Pow>(Opcode::kPow);
-    two_operands<Max>(Opcode::kMax);
-    two_operands<Min>(Opcode::kMin);
-    two_operands<Equal>(Opcode::kEqual);
-    two_operands<Less>(Opcode::kLess);
-    two_operands<LessOrEqual>(Opcode::kLessOrEqual);
-    two_operands<Greater>(Opcode::kGreater);
-    two_operands<GreaterOrEqual>(Opcode::kGreaterOrEqual);
-    two_operands<And>(Opcode::kAnd);
-    two_operands<Or>(Opcode::kOr);
-    two_operands<Xor>(Opcode::kXor);
-    two_operands<GeluGrad>(Opcode::kGeluGrad);
-    two_operands<GeluTanhGrad>(Opcode::kGeluTanhGrad);
-    two_operands<SiluGrad>(Opcode::kSiluGrad);
-    two_operands<TanhGrad>(Opcode::kTanhGrad);
-    two_operands<SigmoidGrad>(Opcode::kSigmoidGrad);
-    three_operands<ThresholdGrad>(Opcode::kThresholdGrad);
-    three_operands<Where>(Opcode::kWhere);
-    three_operands<MulAdd>(Opcode::kMulAdd);
+#define TORCH_ORT_WORD(name, operands, cost, on_integers) word<name, operands>(Opcode::k##name);
+    TORCH_ORT_POINTWISE_WORDS(TORCH_ORT_WORD)
+#undef TORCH_ORT_WORD
     table.sum_rows = sum_rows<T>;
     table.max_rows = max_rows<T>;
     table.min_rows = min_rows<T>;

@@ -6,7 +6,6 @@
 #include "ops/shapes.h"
 
 #include <algorithm>
-#include <array>
 #include <string_view>
 
 namespace torch_ort::ops {
@@ -20,30 +19,29 @@ using Kind = FusedForm::Kind;
 struct PointwiseRow {
   const char* name;  // of a standard op, or of an ATen operator
   Pointwise op;
-  bool on_integers = false;  // also on those that a double holds; products and sums wrap around
 };
 
 constexpr PointwiseRow kPointwise[] = {
     {"Abs", Pointwise::kAbs},
     {"Add", Pointwise::kAdd},
-    {"And", Pointwise::kAnd, true},
+    {"And", Pointwise::kAnd},
     {"Ceil", Pointwise::kCeil},
     {"Cos", Pointwise::kCos},
     {"Div", Pointwise::kDiv},
-    {"Equal", Pointwise::kEqual, true},
+    {"Equal", Pointwise::kEqual},
     {"Erf", Pointwise::kErf},
     {"Exp", Pointwise::kExp},
     {"Floor", Pointwise::kFloor},
-    {"Greater", Pointwise::kGreater, true},
-    {"GreaterOrEqual", Pointwise::kGreaterOrEqual, true},
+    {"Greater", Pointwise::kGreater},
+    {"GreaterOrEqual", Pointwise::kGreaterOrEqual},
     {"IsNaN", Pointwise::kIsNan},
-    {"Less", Pointwise::kLess, true},
-    {"LessOrEqual", Pointwise::kLessOrEqual, true},
+    {"Less", Pointwise::kLess},
+    {"LessOrEqual", Pointwise::kLessOrEqual},
     {"Log", Pointwise::kLog},
     {"Mul", Pointwise::kMul},
     {"Neg", Pointwise::kNeg},
-    {"Not", Pointwise::kNot, true},
-    {"Or", Pointwise::kOr, true},
+    {"Not", Pointwise::kNot},
+    {"Or", Pointwise::kOr},
     {"Pow", Pointwise::kPow},
     {"Reciprocal", Pointwise::kReciprocal},
     {"Relu", Pointwise::kRelu},
@@ -55,8 +53,8 @@ constexpr PointwiseRow kPointwise[] = {
     {"Sub", Pointwise::kSub},
     {"Swish", Pointwise::kSilu},
     {"Tanh", Pointwise::kTanh},
-    {"Where", Pointwise::kWhere, true},
-    {"Xor", Pointwise::kXor, true},
+    {"Where", Pointwise::kWhere},
+    {"Xor", Pointwise::kXor},
     {"aten::sigmoid_backward", Pointwise::kSigmoidGrad},
     {"aten::silu", Pointwise::kSilu},
     {"aten::silu_backward", Pointwise::kSiluGrad},
@@ -191,9 +189,9 @@ FusedForm fused_form(const Node& node) {
   const auto* row = std::find_if(std::begin(kPointwise), std::end(kPointwise),
                                  [&](const PointwiseRow& each) { return key == each.name; });
   if (row == std::end(kPointwise)) return {};
-  if (row->on_integers ? !holds_integers(node, row->op) : !all_inputs(node, ir::is_float))
+  if (word(row->op).on_integers ? !holds_integers(node, row->op) : !all_inputs(node, ir::is_float))
     return {};
-  if (static_cast<int>(node.inputs.size()) != num_operands(row->op)) return {};
+  if (static_cast<int>(node.inputs.size()) != word(row->op).num_operands) return {};
   if (key == "Swish" && ir::float_attr(node.attrs, "alpha", 1) != 1) return {};
   return pointwise(row->op);
 }
@@ -255,49 +253,6 @@ const ir::Graph& region_body(const Node& region) {
                          : std::get_if<std::shared_ptr<ir::Graph>>(&found->second);
   ORT_CHECK(body != nullptr && *body != nullptr, "Region: the node has no body");
   return **body;
-}
-
-bool is_costly(Pointwise op) {
-  switch (op) {
-    case Pointwise::kErf:
-    case Pointwise::kGelu:
-    case Pointwise::kGeluTanh:
-    case Pointwise::kGeluGrad:
-    case Pointwise::kGeluTanhGrad:
-    case Pointwise::kSilu:
-    case Pointwise::kSiluGrad: return true;
-    default: return false;
-  }
-}
-
-const char* name(Pointwise op) {
-  static constexpr std::array<const char*, static_cast<size_t>(Pointwise::kCount)> kNames = {
-      "Copy",          "Neg",
-      "Abs",           "Exp",
-      "Log",           "Sqrt",
-      "Reciprocal",    "Tanh",
-      "Erf",           "Sigmoid",
-      "Relu",          "Floor",
-      "Ceil",          "Round",
-      "Trunc",         "Sign",
-      "Sin",           "Cos",
-      "Not",           "IsNan",
-      "ToBool",        "ToBFloat16",
-      "ToHalf",        "Gelu",
-      "GeluTanh",      "Silu",
-      "Add",           "Sub",
-      "Mul",           "Div",
-      "Pow",           "Max",
-      "Min",           "Equal",
-      "Less",          "LessOrEqual",
-      "Greater",       "GreaterOrEqual",
-      "And",           "Or",
-      "Xor",           "GeluGrad",
-      "GeluTanhGrad",  "SiluGrad",
-      "TanhGrad",      "SigmoidGrad",
-      "ThresholdGrad", "Where",
-      "MulAdd"};
-  return kNames[static_cast<size_t>(op)];
 }
 
 }  // namespace torch_ort::ops

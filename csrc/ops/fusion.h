@@ -1,81 +1,16 @@
 // What a node does in a fused region. The language that the code generators (cpu/, cuda/) speak is
-// small: point-wise operations, reductions, labels that name a column, rows of a table, and random
-// masks. Other nodes take part once passes/expand.cpp has written them in this language.
+// small: point-wise words (ops/words.h), reductions, labels that name a column, rows of a table,
+// and random masks. Other nodes take part once passes/expand.cpp has written them in this language.
 #pragma once
 
 #include "ir/graph.h"
+#include "ops/words.h"
 
 #include <cstdint>
 #include <optional>
 #include <vector>
 
 namespace torch_ort::ops {
-
-enum class Pointwise : uint8_t {
-  // one operand
-  kCopy,
-  kNeg,
-  kAbs,
-  kExp,
-  kLog,
-  kSqrt,
-  kReciprocal,
-  kTanh,
-  kErf,
-  kSigmoid,
-  kRelu,
-  kFloor,
-  kCeil,
-  kRound,
-  kTrunc,
-  kSign,
-  kSin,
-  kCos,
-  kNot,
-  kIsNan,
-  kToBool,
-  kToBFloat16,  // rounded, and still a wide number
-  kToHalf,
-  kGelu,
-  kGeluTanh,
-  kSilu,
-  // two operands
-  kAdd,
-  kSub,
-  kMul,
-  kDiv,
-  kPow,
-  kMax,
-  kMin,
-  kEqual,
-  kLess,
-  kLessOrEqual,
-  kGreater,
-  kGreaterOrEqual,
-  kAnd,
-  kOr,
-  kXor,
-  kGeluGrad,      // gradient, input
-  kGeluTanhGrad,  // gradient, input
-  kSiluGrad,      // gradient, input
-  kTanhGrad,      // gradient, result
-  kSigmoidGrad,   // gradient, result
-  // three operands
-  kThresholdGrad,  // gradient, input, threshold
-  kWhere,          // condition, x, y
-  kMulAdd,         // a * b + c
-  kCount,
-};
-
-constexpr int num_operands(Pointwise op) {
-  if (op < Pointwise::kAdd) return 1;
-  return op < Pointwise::kThresholdGrad ? 2 : 3;
-}
-
-// Whether it costs so much that a region is faster than PyTorch's kernel even for it alone.
-bool is_costly(Pointwise op);
-
-const char* name(Pointwise op);  // "Add", as dumps of programs show it
 
 struct FusedForm {
   enum class Kind : uint8_t {

@@ -313,7 +313,7 @@ class Grouping {
     const auto is_enough = [this](int at) {
       const ops::FusedForm& form = forms_[at];
       return form.kind == Kind::kRandom ||
-             (form.kind == Kind::kPointwise && ops::is_costly(form.op));
+             (form.kind == Kind::kPointwise && ops::word(form.op).cost == ops::Cost::kCostly);
     };
     if (std::any_of(group.members.begin(), group.members.end(), is_enough)) return true;
     const auto works = [this](int at) { return forms_[at].kind != Kind::kPass; };

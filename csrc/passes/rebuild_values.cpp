@@ -32,7 +32,6 @@ using ir::Graph;
 using ir::Node;
 using ir::Value;
 using Kind = ops::FusedForm::Kind;
-using ops::Pointwise;
 using region::Member;
 
 // Costs, in tenths of a byte moved to or from memory.
@@ -46,20 +45,13 @@ constexpr int64_t kPlainWork = 4, kSlowWork = 25, kSlowestWork = 60;
 
 int64_t work(const ops::FusedForm& form) {
   if (form.kind == Kind::kPass) return 0;
-  if (form.kind == Kind::kRandom || ops::is_costly(form.op)) return kSlowestWork;
-  switch (form.op) {
-    case Pointwise::kExp:
-    case Pointwise::kLog:
-    case Pointwise::kSqrt:
-    case Pointwise::kReciprocal:
-    case Pointwise::kTanh:
-    case Pointwise::kSigmoid:
-    case Pointwise::kSin:
-    case Pointwise::kCos:
-    case Pointwise::kDiv:
-    case Pointwise::kPow: return kSlowWork;
-    default: return kPlainWork;
+  if (form.kind == Kind::kRandom) return kSlowestWork;
+  switch (ops::word(form.op).cost) {
+    case ops::Cost::kPlain: return kPlainWork;
+    case ops::Cost::kSlow: return kSlowWork;
+    case ops::Cost::kCostly: return kSlowestWork;
   }
+  return kSlowestWork;
 }
 
 // Known without a tensor: numbers, sizes and what they make. Either half may read it.
