@@ -21,7 +21,14 @@ if TYPE_CHECKING:
     from torch_ort.options import Options
 
 # What `options.disable` may name besides passes: parts of the memory plan, and the recorder.
-OTHER_SWITCHES = ("reorder", "in_place", "place_parts", "deliver_gradients", "recorder")
+OTHER_SWITCHES = (
+    "reorder",
+    "in_place",
+    "place_parts",
+    "deliver_gradients",
+    "region_kernels",
+    "recorder",
+)
 
 _sessions: dict[str, _C.Session] = {}
 _numbers = itertools.count()
@@ -103,6 +110,12 @@ def _disabled_passes(options: Options) -> list[str]:
     return names
 
 
+def _region_mode(options: Options) -> str:
+    if "region_kernels" in options.disable:
+        return "nodes"
+    return "checked" if options.check >= 3 else "kernel"
+
+
 def _compile_session(program: Program, options: Options) -> _C.Session:
     return _C.Session.compile(
         program.graph,
@@ -114,6 +127,7 @@ def _compile_session(program: Program, options: Options) -> _C.Session:
         isa=options.isa,
         parameter_gradients=program.parameter_gradients,
         emulate_eager_casts=options.emulate_eager_casts,
+        region_mode=_region_mode(options),
     )
 
 

@@ -133,7 +133,8 @@ TABLE: tuple[Row, ...] = (
          "Folder of the dumps; made when the first file is written.", str, _check_str),
     Row("disable", "TORCH_ORT_DISABLE", (), "names",
          "Passes to leave out by name; also, of the memory plan, `reorder`, `in_place`, "
-         "`place_parts` and `deliver_gradients`; and `recorder`, after which AOTAutograd captures.",
+         "`place_parts` and `deliver_gradients`; `region_kernels`, after which the nodes of fused "
+         "regions run one by one; and `recorder`, after which AOTAutograd captures.",
          _parse_names, _check_names(_pass_names)),
     Row("isa", "TORCH_ORT_ISA", "", "name",
          "Instruction set of fused regions: portable, avx2 or avx512; empty: the widest that the "
@@ -142,8 +143,9 @@ TABLE: tuple[Row, ...] = (
          "Only the first n rewrites happen; -1: all.", int, _check_int(-1, 2**31 - 1)),
     Row("check", "TORCH_ORT_CHECK", 0, "int",
          "0: none; 1: verify graphs at the ends and every plan, and spoil memory before results "
-         "are written into it; 2: graphs after each pass too.",
-         int, _check_int(0, 2)),
+         "are written into it; 2: graphs after each pass too; 3: the nodes of each fused region "
+         "run beside its kernel, and the first that differs raises. It is slow.",
+         int, _check_int(0, 3)),
 )  # fmt: skip
 
 

@@ -94,7 +94,7 @@ struct Panels {
 };
 
 template <typename T>
-class Attention : public TileProgram {
+class Attention : public Kernel {
  protected:
   // `query`: which input it is; key and value stand behind it. `optional`: where the mask stands,
   // if there is one; what tells of a dropout comes last.
@@ -709,9 +709,9 @@ class Backward final : public Attention<T> {
 };
 
 template <template <typename> class Program>
-std::unique_ptr<const TileProgram> make(const ir::Node& node, const std::vector<Layout>& inputs,
-                                        const std::vector<Layout>& outputs,
-                                        const CompileOptions& options) {
+std::unique_ptr<const Kernel> make(const ir::Node& node, const std::vector<Layout>& inputs,
+                                   const std::vector<Layout>& outputs,
+                                   const CompileOptions& options) {
   if (inputs.at(0).dtype == ir::DType::kDouble) {
     return std::make_unique<const Program<double>>(node, inputs, outputs, options);
   }
@@ -720,10 +720,10 @@ std::unique_ptr<const TileProgram> make(const ir::Node& node, const std::vector<
 
 }  // namespace
 
-std::unique_ptr<const TileProgram> make_attention(const ir::Node& node,
-                                                  const std::vector<Layout>& inputs,
-                                                  const std::vector<Layout>& outputs,
-                                                  const CompileOptions& options) {
+std::unique_ptr<const Kernel> make_attention(const ir::Node& node,
+                                             const std::vector<Layout>& inputs,
+                                             const std::vector<Layout>& outputs,
+                                             const CompileOptions& options) {
   if (ir::is(&node, "AttentionGrad", ir::kTorchOrtDomain)) {
     return make<Backward>(node, inputs, outputs, options);
   }

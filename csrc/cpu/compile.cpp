@@ -314,8 +314,8 @@ class Compiler {
     ORT_CHECK(rows >= 0 && columns >= 0 && product(layout.sizes) == rows * columns,
               "Region: got an operand of sizes ", text(layout.sizes), ", want ", rows, " rows of ",
               columns, " columns");
-    const bool is_known = kernels<float>(options_.isa).load[static_cast<size_t>(layout.dtype)];
-    if (!is_known) throw Unsupported(concat("Region: got an operand of ", ir::name(layout.dtype)));
+    if (!can_load(layout.dtype))
+      throw Unsupported(concat("Region: got an operand of ", ir::name(layout.dtype)));
     return access_of(layout, space, program_.num_columns);
   }
 
@@ -831,18 +831,22 @@ std::string Program::str() const {
   return lines;
 }
 
-std::unique_ptr<const TileProgram> compile(const Schedule& schedule, const ir::SymbolLookup& lookup,
-                                           const std::vector<Layout>& inputs,
-                                           const std::vector<Layout>& outputs,
-                                           const CompileOptions& options) {
+bool can_load(DType dtype) {
+  return kernels<float>(Isa::kPortable).load[static_cast<size_t>(dtype)] != nullptr;
+}
+
+std::unique_ptr<const Kernel> compile(const Schedule& schedule, const ir::SymbolLookup& lookup,
+                                      const std::vector<Layout>& inputs,
+                                      const std::vector<Layout>& outputs,
+                                      const CompileOptions& options) {
   Program program = Compiler(schedule, lookup, inputs, outputs, options).run();
   return program.is_double ? make_runner<double>(std::move(program))
                            : make_runner<float>(std::move(program));
 }
 
-std::unique_ptr<const TileProgram> compile(const Node& node, const std::vector<Layout>& inputs,
-                                           const std::vector<Layout>& outputs,
-                                           const CompileOptions& options) {
+std::unique_ptr<const Kernel> compile(const Node& node, const std::vector<Layout>& inputs,
+                                      const std::vector<Layout>& outputs,
+                                      const CompileOptions& options) {
   if (ir::is(&node, "EmbeddingGrad", ir::kTorchOrtDomain)) {
     return make_embedding_grad(node, inputs, outputs);
   }

@@ -16,7 +16,7 @@ constexpr int64_t kWorkPerThread = 1 << 15;  // elements
 // Each thread takes a range of the table and looks for its ids, so that the sums of a row are in
 // the order of the ids whatever the number of threads.
 template <typename T>
-class EmbeddingGrad final : public TileProgram {
+class EmbeddingGrad final : public Kernel {
  public:
   EmbeddingGrad(const Layout& grad, const Layout& ids, const Layout& table, int64_t padding)
       : num_rows_(table.sizes.at(0)),
@@ -82,9 +82,9 @@ class EmbeddingGrad final : public TileProgram {
 
 }  // namespace
 
-std::unique_ptr<const TileProgram> make_embedding_grad(const ir::Node& node,
-                                                       const std::vector<Layout>& inputs,
-                                                       const std::vector<Layout>& outputs) {
+std::unique_ptr<const Kernel> make_embedding_grad(const ir::Node& node,
+                                                  const std::vector<Layout>& inputs,
+                                                  const std::vector<Layout>& outputs) {
   const Layout &grad = inputs.at(0), &ids = inputs.at(1), &table = outputs.at(0);
   ORT_CHECK(table.sizes.size() == 2, "EmbeddingGrad: got a table of ", table.sizes.size(),
             " dims, want 2");

@@ -111,15 +111,15 @@ struct Program {
 };
 
 template <typename T>
-std::unique_ptr<const TileProgram> make_runner(Program program);
+std::unique_ptr<const Kernel> make_runner(Program program);
 
-std::unique_ptr<const TileProgram> make_embedding_grad(const ir::Node& node,
-                                                       const std::vector<Layout>& inputs,
-                                                       const std::vector<Layout>& outputs);
-// Attention and AttentionGrad.
-std::unique_ptr<const TileProgram> make_attention(const ir::Node& node,
+std::unique_ptr<const Kernel> make_embedding_grad(const ir::Node& node,
                                                   const std::vector<Layout>& inputs,
-                                                  const std::vector<Layout>& outputs,
-                                                  const CompileOptions& options);
+                                                  const std::vector<Layout>& outputs);
+// Attention and AttentionGrad.
+std::unique_ptr<const Kernel> make_attention(const ir::Node& node,
+                                             const std::vector<Layout>& inputs,
+                                             const std::vector<Layout>& outputs,
+                                             const CompileOptions& options);
 
 }  // namespace torch_ort::cpu

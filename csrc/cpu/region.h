@@ -9,7 +9,7 @@
 #include "cpu/kernels.h"
 #include "ir/graph.h"
 
-#include "region/schedule.h"
+#include "region/codegen.h"
 
 #include <cstdint>
 #include <memory>
@@ -18,42 +18,29 @@
 
 namespace torch_ort::cpu {
 
-// A tensor as it lies in memory. Strides in elements.
-struct Layout {
-  ir::DType dtype = ir::DType::kUndefined;
-  std::vector<int64_t> sizes, strides;
-};
-
-class TileProgram {
- public:
-  virtual ~TileProgram() = default;
-  // Addresses of the first element of each input and output, in the order of the node. Raises
-  // IndexError for a class label that is no column. Thread safe; runs on the threads of ATen.
-  virtual void run(const void* const* inputs, void* const* outputs) const = 0;
-  // One instruction a line, for dumps and tests.
-  virtual std::string str() const = 0;
-};
+using region::Kernel;
+using region::Layout;
 
 struct CompileOptions {
   Isa isa = best_isa();
-  int64_t tile_bytes = 4096;  // of one value in a tile, unless a single row is longer
-  // Rounds each bfloat16 and float16 value of a body, as operators do that run one by one. Else
-  // only what leaves is rounded.
-  bool round_short_floats = false;
+  int64_t tile_bytes = 4096;        // of one value in a tile, unless a single row is longer
+  bool round_short_floats = false;  // see region::CodegenOptions
 };
 
-// InternalError on layouts that do not fit the schedule, Unsupported on an operand of a dtype that
-// tile programs do not read.
-std::unique_ptr<const TileProgram> compile(const region::Schedule& schedule,
-                                           const ir::SymbolLookup& lookup,
-                                           const std::vector<Layout>& inputs,
-                                           const std::vector<Layout>& outputs,
-                                           const CompileOptions& options);
+// Whether tile programs read operands of this dtype.
+bool can_load(ir::DType dtype);
 
-// The ops of the domain torch_ort that are kernels of this room as they are: EmbeddingGrad,
-// Attention, AttentionGrad. InternalError on layouts that do not fit.
-std::unique_ptr<const TileProgram> compile(const ir::Node& node, const std::vector<Layout>& inputs,
-                                           const std::vector<Layout>& outputs,
-                                           const CompileOptions& options);
+// As region::Codegen says of each.
+std::unique_ptr<const Kernel> compile(const region::Schedule& schedule,
+                                      const ir::SymbolLookup& lookup,
+                                      const std::vector<Layout>& inputs,
+                                      const std::vector<Layout>& outputs,
+                                      const CompileOptions& options);
+std::unique_ptr<const Kernel> compile(const ir::Node& node, const std::vector<Layout>& inputs,
+                                      const std::vector<Layout>& outputs,
+                                      const CompileOptions& options);
+
+// The generator of this room: targets are the names of instruction sets (kernels.h).
+const region::Codegen& codegen();
 
 }  // namespace torch_ort::cpu

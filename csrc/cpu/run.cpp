@@ -57,7 +57,7 @@ void for_each_run(const std::vector<Access::Axis>& axes, int64_t begin, int64_t 
 }
 
 template <typename T>
-class Runner final : public TileProgram {
+class Runner final : public Kernel {
  public:
   explicit Runner(Program program)
       : program_(std::move(program)), kernels_(kernels<T>(program_.isa)) {
@@ -435,11 +435,11 @@ int64_t Access::row_offset(int64_t row) const {
 }
 
 template <typename T>
-std::unique_ptr<const TileProgram> make_runner(Program program) {
+std::unique_ptr<const Kernel> make_runner(Program program) {
   return std::make_unique<const Runner<T>>(std::move(program));
 }
 
-template std::unique_ptr<const TileProgram> make_runner<float>(Program);
-template std::unique_ptr<const TileProgram> make_runner<double>(Program);
+template std::unique_ptr<const Kernel> make_runner<float>(Program);
+template std::unique_ptr<const Kernel> make_runner<double>(Program);
 
 }  // namespace torch_ort::cpu

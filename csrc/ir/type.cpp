@@ -57,6 +57,8 @@ DType dtype_from_name(std::string_view name) {
   return static_cast<DType>(found - std::begin(kDTypes));
 }
 
+bool is_host(const Device& device) { return device.kind == "cpu"; }
+
 std::string to_string(const Device& device) {
   return device.index < 0 ? device.kind : concat(device.kind, ":", device.index);
 }

@@ -46,6 +46,8 @@ struct Device {
   bool operator==(const Device&) const = default;
 };
 
+// Where the data of initializers stands.
+bool is_host(const Device& device);
 std::string to_string(const Device& device);     // "cuda:0", "cpu"
 Device device_from_text(std::string_view text);  // UserError on text of another form
 

@@ -113,6 +113,8 @@ bool has_channels_last(const ir::Type& type) {
          *type.strides == channels_last_strides(*type.shape);
 }
 
+bool prefers_channels_last(const ir::Device& device) { return device.kind == "cpu"; }
+
 bool is_either_layout(const Shape& shape) {
   const bool one_channel = shape.at(1) == Dim(1);
   return one_channel || (shape.at(2) == Dim(1) && shape.at(3) == Dim(1));

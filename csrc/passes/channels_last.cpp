@@ -103,10 +103,11 @@ class Candidates {
   }
 
  private:
-  // On the CPU, of sizes that a call tells, and nobody writes there.
+  // Where channels last are faster, of sizes that a call tells, and nobody writes there.
   bool is_sized(const Value* value) const {
-    return value != nullptr && value->type.is_known() && value->type.device.kind == "cpu" &&
-           sizes_.are_known(*value) && !memory_.is_written(value);
+    return value != nullptr && value->type.is_known() &&
+           ops::prefers_channels_last(value->type.device) && sizes_.are_known(*value) &&
+           !memory_.is_written(value);
   }
 
   bool is_plain(const Value* value) const { return is_sized(value) && !value->type.strides; }

@@ -11,6 +11,8 @@
 #include "passes/memory.h"
 #include "passes/pass.h"
 
+#include "region/codegen.h"
+
 #include <algorithm>
 
 namespace torch_ort::passes {
@@ -25,10 +27,8 @@ using ir::Value;
 bool can_draw(const Node& node, const KnownSizes& sizes, const SharedMemory& memory) {
   if (!ir::is(&node, "BernoulliMask", ir::kTorchOrtDomain)) return false;
   const Value* mask = node.outputs.at(0);
-  if (mask == nullptr || mask->uses.empty() || !mask->type.is_known()) return false;
-  if (mask->type.device.kind != "cpu" || !sizes.are_known(*mask) || memory.is_written(mask)) {
-    return false;
-  }
+  if (!region::takes(mask) || mask->uses.empty()) return false;
+  if (!sizes.are_known(*mask) || memory.is_written(mask)) return false;
   const ir::Dim count = ir::numel(*mask->type.shape);
   return !(count == ir::Dim(0)) && !(count == ir::Dim(1));
 }

@@ -19,7 +19,7 @@ constexpr int64_t kLargest = 16;  // elements
 // Number of elements if the result is small, known, and on the CPU; -1 otherwise.
 int64_t small_size(const ir::Value& value) {
   const ir::Type& type = value.type;
-  if (!type.is_known() || type.device.kind != "cpu" || !ir::is_constant(*type.shape)) return -1;
+  if (!type.is_known() || !ir::is_host(type.device) || !ir::is_constant(*type.shape)) return -1;
   const int64_t size = ir::numel(*type.shape).constant();
   return size <= kLargest ? size : -1;
 }

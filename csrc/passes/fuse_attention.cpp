@@ -22,6 +22,8 @@
 #include "passes/memory.h"
 #include "passes/pass.h"
 
+#include "region/codegen.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -355,7 +357,7 @@ class AttentionFusion {
     for (size_t i = 1; i <= shape.size(); ++i) {
       if (!(last(shape, i) == Dim(1)) && !(last(shape, i) == last(match.shape, i))) return false;
     }
-    if (mask->type.device.kind != "cpu") return false;
+    if (!region::takes_attention(mask)) return false;
     if (scores.filled) return mask->type.dtype == DType::kBool;
     const bool is_double = match.query.value->type.dtype == DType::kDouble;
     return is_real(mask) && (mask->type.dtype == DType::kDouble) == is_double;

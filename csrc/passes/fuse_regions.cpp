@@ -14,6 +14,7 @@
 #include "passes/pass.h"
 #include "passes/region_groups.h"
 
+#include "region/codegen.h"
 #include "region/contract.h"
 #include "region/spaces.h"
 
@@ -141,11 +142,11 @@ class Grouping {
     }
   }
 
-  // Known sizes, on the CPU, and nobody else writes there.
+  // A generator takes them, their sizes are known, and nobody else writes there.
   bool is_in_reach(const Node& node) const {
     const auto holds = [this](const Value* value) {
-      return value == nullptr || (value->type.device.kind == "cpu" && sizes_.are_known(*value) &&
-                                  !memory_.is_written(value));
+      return value == nullptr ||
+             (region::takes(value) && sizes_.are_known(*value) && !memory_.is_written(value));
     };
     return std::all_of(node.inputs.begin(), node.inputs.end(), holds) &&
            std::all_of(node.outputs.begin(), node.outputs.end(), holds);

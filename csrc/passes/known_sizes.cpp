@@ -1,5 +1,7 @@
 #include "passes/known_sizes.h"
 
+#include "region/codegen.h"
+
 #include <algorithm>
 
 namespace torch_ort::passes {
@@ -31,8 +33,7 @@ bool KnownSizes::is_known(const Dim& dim) const {
 }
 
 bool is_real(const Value* value) {
-  return value != nullptr && value->type.is_known() && value->type.device.kind == "cpu" &&
-         ir::is_float(value->type.dtype);
+  return region::takes_attention(value) && ir::is_float(value->type.dtype);
 }
 
 }  // namespace torch_ort::passes

@@ -19,7 +19,7 @@ class KnownSizes {
   std::unordered_set<std::string> symbols_;
 };
 
-// Floating-point numbers on the CPU, of a shape that is known: what kernels of ours work on.
+// Floating-point numbers of a shape that is known, where kernels of ours work on them.
 bool is_real(const ir::Value* value);
 
 }  // namespace torch_ort::passes

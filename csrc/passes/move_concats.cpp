@@ -18,6 +18,8 @@
 #include "passes/memory.h"
 #include "passes/pass.h"
 
+#include "region/codegen.h"
+
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -110,8 +112,7 @@ class Mover {
   // ---- parts of values
 
   bool is_in_reach(const Value& value) const {
-    return value.type.is_known() && value.type.device.kind == "cpu" && sizes_.are_known(value) &&
-           !memory_.is_written(&value);
+    return region::takes(&value) && sizes_.are_known(value) && !memory_.is_written(&value);
   }
 
   bool is_same_half(const Node& a, const Node& b) const {

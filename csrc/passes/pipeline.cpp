@@ -8,6 +8,8 @@
 #include "ops/control_flow.h"
 #include "passes/pass.h"
 
+#include "region/schedule.h"
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -52,6 +54,11 @@ int run_one(const Pass& pass, ir::Graph& graph) {
   } catch (const InternalError& error) {
     throw InternalError(context(error));
   }
+}
+
+void verify_all(const ir::Graph& graph, std::string_view stage) {
+  ir::verify(graph, stage);
+  region::verify(graph, stage);
 }
 
 std::string numbered(size_t number, const char* name) {
@@ -104,7 +111,7 @@ const std::vector<Pass>& pipeline() {
 std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& options) {
   using Clock = std::chrono::steady_clock;
   const RewriteLimit limit(options.bisect);
-  if (options.check >= 1) ir::verify(graph, "capture");
+  if (options.check >= 1) verify_all(graph, "capture");
   std::vector<PassReport> reports;
   for (const Pass& pass : pipeline()) {
     const auto& disabled = options.disabled;
@@ -113,11 +120,11 @@ std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& op
     const int rewrites = run_one(pass, graph);
     const std::chrono::duration<double, std::milli> time = Clock::now() - start;
     reports.push_back({pass.name, rewrites, time.count()});
-    if (options.check >= 2) ir::verify(graph, pass.name);
+    if (options.check >= 2) verify_all(graph, pass.name);
     if (rewrites > 0 && options.dump)
       options.dump(numbered(reports.size(), pass.name).c_str(), graph);
   }
-  if (options.check == 1) ir::verify(graph, "passes");
+  if (options.check == 1) verify_all(graph, "passes");
   return reports;
 }
 

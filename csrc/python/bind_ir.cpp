@@ -6,6 +6,7 @@
 #include "ops/file_check.h"
 #include "python/bind.h"
 
+#include "region/schedule.h"
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -316,7 +317,11 @@ void bind_ir(py::module_& module) {
           "Write a binary ONNX model into a file; more bytes of initializers than the limit go "
           "into `<path>.data`.")
       .def(
-          "verify", [](const Graph& graph, const std::string& stage) { ir::verify(graph, stage); },
+          "verify",
+          [](const Graph& graph, const std::string& stage) {
+            ir::verify(graph, stage);
+            region::verify(graph, stage);
+          },
           py::arg("stage") = "graph")
       .def("clone", [](const Graph& graph) { return std::shared_ptr<Graph>(ir::clone(graph)); })
       .def("nodes", &nodes_of)

@@ -1,6 +1,7 @@
 // Sessions, counters and memory.
 #include "base/error.h"
 #include "base/failpoint.h"
+#include "cpu/kernels.h"
 #include "ir/edit.h"
 #include "ir/onnx_proto.h"
 #include "ops/file_check.h"
@@ -32,8 +33,17 @@ namespace {
 
 using run::Session;
 
-cpu::CompileOptions region_options(const std::string& isa, bool emulate_eager_casts) {
-  return {.isa = cpu::isa_or_best(isa), .round_short_floats = emulate_eager_casts};
+region::CodegenOptions region_options(const std::string& isa, bool emulate_eager_casts) {
+  cpu::isa_or_best(isa);  // raises where this processor does not run it
+  return {.target = isa, .round_short_floats = emulate_eager_casts};
+}
+
+run::SessionOptions::RegionMode region_mode_from_name(const std::string& name) {
+  using Mode = run::SessionOptions::RegionMode;
+  if (name == "kernel") return Mode::kKernel;
+  if (name == "checked") return Mode::kChecked;
+  if (name == "nodes") return Mode::kNodes;
+  throw UserError(concat("region_mode: got '", name, "', want one of kernel, checked, nodes"));
 }
 
 std::shared_ptr<Session> compile(const ir::Graph& graph,
@@ -41,7 +51,7 @@ std::shared_ptr<Session> compile(const ir::Graph& graph,
                                  bool reorder, bool in_place, bool place_parts, bool verify,
                                  const std::string& isa,
                                  const std::vector<int>& parameter_gradients,
-                                 bool emulate_eager_casts) {
+                                 bool emulate_eager_casts, const std::string& region_mode) {
   run::SessionOptions options;
   options.parameter_gradients = parameter_gradients;
   options.reorder = reorder;
@@ -49,6 +59,7 @@ std::shared_ptr<Session> compile(const ir::Graph& graph,
   options.place_parts = place_parts;
   options.verify = options.spoil = verify;
   options.regions = region_options(isa, emulate_eager_casts);
+  options.region_mode = region_mode_from_name(region_mode);
   auto copy = ir::clone(graph);
   py::gil_scoped_release release;
   return Session::compile(std::move(copy), constants, options);
@@ -248,7 +259,7 @@ void bind_run(py::module_& module) {
                   py::arg("reorder") = true, py::arg("in_place") = true,
                   py::arg("place_parts") = true, py::arg("verify") = false, py::arg("isa") = "",
                   py::arg("parameter_gradients") = std::vector<int>(),
-                  py::arg("emulate_eager_casts") = false)
+                  py::arg("emulate_eager_casts") = false, py::arg("region_mode") = "kernel")
       .def_static("from_onnx", &session_from_onnx, py::arg("bytes"),
                   py::arg("allow") = std::vector<std::string>())
       .def_property_readonly("id", &Session::id)

@@ -34,8 +34,4 @@ struct RegionSpec {
 RegionSpec read(const ir::Node& region);
 void write(const RegionSpec& spec, ir::Attrs& attrs);
 
-// InternalError where node and body do not fit, or where the body would not be run as `spaces`
-// says.
-void verify(const ir::Node& region);
-
 }  // namespace torch_ort::region

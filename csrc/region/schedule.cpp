@@ -195,32 +195,46 @@ class Scheduler {
 };
 
 // A body works on what its node reads.
-void check_type(const Node& region, const Value& inner, size_t input) {
-  const ir::Type &got = inner.type, &want = ops::input(region, input).type;
-  if (got.dtype == want.dtype && got.shape == want.shape) return;
+void check_operands(const Node& region, const ir::Graph& body) {
   const auto text = [](const ir::Type& type) {
     return concat(ir::name(type.dtype), type.shape ? ir::to_string(*type.shape) : " of no rank");
   };
-  throw UserError(concat("file: node '", region.name, "': input ", input, " of its body: got ",
-                         text(got), ", want ", text(want), " as the node reads"));
+  for (size_t i = 0; i < body.inputs.size(); ++i) {
+    const ir::Type &got = body.inputs[i]->type, &want = ops::input(region, i).type;
+    ORT_CHECK(got.dtype == want.dtype && got.shape == want.shape, "input ", i, " of its body: got ",
+              text(got), ", want ", text(want), " as the node reads");
+  }
+}
+
+// Calls `report` with what is wrong with a region.
+template <typename Report>
+void for_each_fault(const ir::Graph& graph, const Report& report) {
+  for (const Node& node : graph.nodes) {
+    if (node.is_erased()) continue;
+    if (!ir::is(&node, "Region", ir::kTorchOrtDomain)) {
+      for (const auto& body : ir::bodies(node)) for_each_fault(*body, report);
+      continue;
+    }
+    try {
+      check_operands(node, *make_schedule(node).spec.body);
+    } catch (const InternalError& error) {
+      report(concat("node '", node.name, "': ", error.what()));
+    }
+  }
 }
 
 }  // namespace
 
 Schedule make_schedule(const Node& region) { return Scheduler(region).run(); }
 
+void verify(const ir::Graph& graph, std::string_view stage) {
+  for_each_fault(graph, [&](const std::string& fault) {
+    throw InternalError(concat("verify ", stage, ": ", fault));
+  });
+}
+
 void check_file(const ir::Graph& graph) {
-  for (const Node& node : graph.nodes) {
-    for (const auto& body : ir::bodies(node)) check_file(*body);
-    if (!ir::is(&node, "Region", ir::kTorchOrtDomain)) continue;
-    try {
-      make_schedule(node);
-    } catch (const InternalError& error) {
-      throw UserError(concat("file: node '", node.name, "': ", error.what()));
-    }
-    const ir::Graph& body = *read(node).body;
-    for (size_t i = 0; i < body.inputs.size(); ++i) check_type(node, *body.inputs[i], i);
-  }
+  for_each_fault(graph, [](const std::string& fault) { throw UserError(concat("file: ", fault)); });
 }
 
 }  // namespace torch_ort::region

@@ -6,6 +6,7 @@
 
 #include "region/contract.h"
 
+#include <string_view>
 #include <vector>
 
 namespace torch_ort::region {
@@ -45,8 +46,11 @@ struct Schedule {
 // columns and spaces that the node says. Unsupported for a node that is not of the language.
 Schedule make_schedule(const ir::Node& region);
 
-// UserError for a region in a graph from a file, or in a body in it, that has no schedule, or whose
-// body is for operands of other types. The types of all values are known.
+// InternalError for a region in the graph, or in a body in it, that has no schedule, or whose body
+// is for operands of other types. The types of all values are known. `stage` goes into the message,
+// as that of ir::verify.
+void verify(const ir::Graph& graph, std::string_view stage);
+// The same for a graph from a file: UserError, and "file: " in front.
 void check_file(const ir::Graph& graph);
 
 }  // namespace torch_ort::region

@@ -6,7 +6,9 @@
 #include "run/describe.h"
 #include "run/dtype.h"
 #include "run/guard.h"
+#include "run/lowered_region.h"
 
+#include "region/lower.h"
 #include <c10/core/TensorImpl.h>
 
 #include <algorithm>
@@ -169,7 +171,7 @@ class Binder {
       bound.form = described_.forms[index];
       bound.takes_over = described_.taken_over[index];
       if (step.form == Form::kRegion) {
-        bound.program =
+        bound.kernel =
             session_.options_.is_from_file ? compile_region_of_file(step) : compile_region(step);
       }
       if (step.form == Form::kPlaced) bound.numbers.emplace(step.outputs.size());
@@ -241,23 +243,38 @@ class Binder {
     return made;
   }
 
-  std::shared_ptr<const cpu::TileProgram> compile_region(const Step& step) const {
+  std::shared_ptr<const region::Kernel> compile_region(const Step& step) const {
     const auto layout_of = [this](int slot) {
       const TensorSpec& spec = binding_.specs[slot];
       ORT_CHECK(spec.known, "run: region: the size of '", session_.slot_value(slot)->name,
                 "' is not known");
-      return cpu::Layout{run::dtype(spec.dtype), spec.sizes, spec.strides};
+      return region::Layout{run::dtype(spec.dtype), spec.sizes, spec.strides};
     };
-    std::vector<cpu::Layout> inputs, outputs;
+    std::vector<region::Layout> inputs, outputs;
     for (const ArgSource& arg : step.args) inputs.push_back(layout_of(arg.slots[0]));
     for (int slot : step.outputs) outputs.push_back(layout_of(slot));
-    const cpu::CompileOptions& options = session_.options_.regions;
-    return step.schedule ? cpu::compile(*step.schedule, lookup_, inputs, outputs, options)
-                         : cpu::compile(*step.region, inputs, outputs, options);
+    const region::CodegenOptions& options = session_.options_.regions;
+    const ir::Device& device = step.region->inputs[0]->type.device;
+    const region::Codegen* codegen = region::codegen_for(device);
+    const bool has_nodes = step.schedule != nullptr && !region::is_mask(*step.region);
+    if (codegen == nullptr && !has_nodes) {
+      throw Unsupported(concat(step.region->op.str(), " '", step.name, "': no kernel for device '",
+                               ir::to_string(device), "'"));
+    }
+    if (step.schedule == nullptr) {
+      return codegen->compile(*step.region, inputs, outputs, options);
+    }
+    const BoundRegion region{*step.region, lookup_, inputs, outputs, options};
+    using Mode = SessionOptions::RegionMode;
+    const Mode mode = session_.options_.region_mode;
+    if (codegen == nullptr || mode == Mode::kNodes) return make_lowered(region);
+    std::shared_ptr<const region::Kernel> kernel =
+        codegen->compile(*step.schedule, lookup_, inputs, outputs, options);
+    return mode == Mode::kChecked ? make_checked(std::move(kernel), region) : kernel;
   }
 
   // Regions of the engine's own fit their operands, those of a file need not.
-  std::shared_ptr<const cpu::TileProgram> compile_region_of_file(const Step& step) const {
+  std::shared_ptr<const region::Kernel> compile_region_of_file(const Step& step) const {
     try {
       return compile_region(step);
     } catch (const InternalError& error) {

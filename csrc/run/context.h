@@ -1,13 +1,13 @@
 // Bindings and contexts; internal to run/.
 #pragma once
 
-#include "cpu/region.h"
 #include "run/delivery.h"
 #include "run/partial_backward.h"
 #include "run/placement.h"
 #include "run/session.h"
 #include "run/spec.h"
 
+#include "region/codegen.h"
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
 
@@ -46,9 +46,9 @@ struct BoundStep {
   int viewed = -1;              // the slot that these look at
   std::vector<PartSpec> parts;  // its results in tensors of the caller
   std::vector<ViewSpec> rest;   // of form kParts: which slots are copied to where in the whole
-  std::shared_ptr<const cpu::TileProgram> program;  // of a region
-  std::optional<AllocationNumbers> numbers;         // of form kPlaced
-  std::vector<plan::Workspace> workspaces;          // of the same
+  std::shared_ptr<const region::Kernel> kernel;  // of a region
+  std::optional<AllocationNumbers> numbers;      // of form kPlaced
+  std::vector<plan::Workspace> workspaces;       // of the same
 };
 
 struct Binding : std::enable_shared_from_this<Binding> {

@@ -42,7 +42,7 @@ std::vector<std::pair<std::string, std::string>> Session::programs_report() cons
   if (bindings_.empty()) return report;
   for (const auto* half : {&bindings_.front()->forward, &bindings_.front()->backward}) {
     for (const BoundStep& bound : *half) {
-      if (bound.program) report.emplace_back(bound.step->name, bound.program->str());
+      if (bound.kernel) report.emplace_back(bound.step->name, bound.kernel->str());
     }
   }
   return report;

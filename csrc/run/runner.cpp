@@ -181,7 +181,7 @@ void run_region(const Context& context, const BoundStep& bound) {
     }
   }
   for (int slot : step.outputs) outputs.push_back(context.slots[slot].mutable_data_ptr());
-  bound.program->run(inputs.data(), outputs.data());
+  bound.kernel->run(inputs.data(), outputs.data());
 }
 
 // Results that are parts of what the caller gets.

@@ -6,12 +6,12 @@
 // its token.
 #pragma once
 
-#include "cpu/region.h"
 #include "ir/graph.h"
 #include "ops/op.h"
 #include "plan/plan.h"
 #include "run/step.h"
 
+#include "region/codegen.h"
 #include <ATen/core/Tensor.h>
 
 #include <list>
@@ -40,7 +40,9 @@ struct SessionOptions {
   // by name.
   std::vector<std::string> keep;
   size_t max_bindings = 64;  // sizes, and sets of outputs with gradients, that are remembered
-  cpu::CompileOptions regions;
+  region::CodegenOptions regions;
+  // What runs a region: its kernel, that and the nodes of its body to compare with, or these alone.
+  enum class RegionMode : uint8_t { kKernel, kChecked, kNodes } region_mode = RegionMode::kKernel;
 };
 
 struct Binding;
@@ -133,7 +135,7 @@ class Session : public std::enable_shared_from_this<Session> {
     std::string shares, in_place_of;  // names; empty: no other tensor
   };
   std::vector<TensorReport> plan_table() const;
-  // The tile programs of the plan used last: name of the node, instructions.
+  // The kernels of regions in the plan used last: name of the node, instructions.
   std::vector<std::pair<std::string, std::string>> programs_report() const;
   void free_idle_contexts();
 

@@ -28,7 +28,7 @@ enum class Form : uint8_t {
   kMutation,    // changes an argument; its results, if any, are that argument
   kPython,      // a Python callable, for operators without a schema
   kPythonOp,    // a torch.autograd.Function (python_op.h), whose results are checked
-  kRegion,      // a fused region: a program of cpu/, writes into memory given to it
+  kRegion,      // a fused region: a kernel of region/codegen.h, writes into memory given to it
   kPlaced,      // the kernel makes the result, in memory given to it (placement.h)
   kControlFlow,  // If or Loop, whose bodies make the results (control_flow.h)
   kParts,        // a concatenation whose parts are made in it; what comes from elsewhere is copied

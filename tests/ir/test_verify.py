@@ -89,3 +89,19 @@ def test_a_subgraph_reads_only_what_stands_before_its_node() -> None:
     words = "value 'a' is used by node 'p' but no node produces it"
     with pytest.raises(_C.InternalError, match=words):
         graph.verify()
+
+
+@pytest.mark.parametrize("sizes", ["rows = 3, columns = 4", "rows = 2, columns = 2"])
+def test_regions_stand_in_their_rows_and_columns(sizes: str) -> None:
+    text = """
+        g (float[2,4] x) => (float[2,4] y)
+        {
+           [y] y = torch_ort.Region <rows = 2, columns = 4, spaces = ["full"],
+              body = b (float[2,4] a) => (float[2,4] c)
+                 <float[2,4] t> { t = Exp (a) c = Mul (t, a) }> (x)
+        }
+        """
+    read_body(text).verify()
+    broken = read_body(text.replace("rows = 2, columns = 4", sizes))
+    with pytest.raises(_C.InternalError, match=r"^verify after fuse_regions: node 'y': Region: "):
+        broken.verify("after fuse_regions")

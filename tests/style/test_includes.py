@@ -17,11 +17,12 @@ MAY_INCLUDE = {
     "passes": {"base", "ir", "ops", "region"},
     "plan": {"base", "ir", "ops"},
     "cpu": {"base", "ir", "ops", "region"},
-    "run": {"base", "ir", "ops", "region", "plan", "cpu"},
+    "run": {"base", "ir", "ops", "region", "plan"},
     "optim": {"base", "ir", "ops", "cpu", "run"},
     "capture": {"base", "ir"},
     "python": {
-        "base", "ir", "ops", "region", "convert", "passes", "plan", "cpu", "run", "optim", "capture",
+        "base", "ir", "ops", "region", "convert", "passes", "plan", "cpu", "run", "optim",
+        "capture",
     },
 }  # fmt: skip
 SEES_TORCH = {"ops", "convert", "cpu", "run", "optim", "capture", "python"}

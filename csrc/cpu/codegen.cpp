@@ -1,0 +1,40 @@
+// The code generator of the CPU, as passes and run/ see it.
+#include "cpu/region.h"
+
+namespace torch_ort::cpu {
+
+namespace {
+
+class Codegen final : public region::Codegen {
+ public:
+  bool takes(const ir::Type& type) const override { return can_load(type.dtype); }
+  bool has_attention() const override { return true; }
+
+  std::unique_ptr<const Kernel> compile(const region::Schedule& schedule,
+                                        const ir::SymbolLookup& lookup,
+                                        const std::vector<Layout>& inputs,
+                                        const std::vector<Layout>& outputs,
+                                        const region::CodegenOptions& options) const override {
+    return cpu::compile(schedule, lookup, inputs, outputs, options_from(options));
+  }
+
+  std::unique_ptr<const Kernel> compile(const ir::Node& node, const std::vector<Layout>& inputs,
+                                        const std::vector<Layout>& outputs,
+                                        const region::CodegenOptions& options) const override {
+    return cpu::compile(node, inputs, outputs, options_from(options));
+  }
+
+ private:
+  static CompileOptions options_from(const region::CodegenOptions& options) {
+    return {.isa = isa_or_best(options.target), .round_short_floats = options.round_short_floats};
+  }
+};
+
+}  // namespace
+
+const region::Codegen& codegen() {
+  static const Codegen one;
+  return one;
+}
+
+}  // namespace torch_ort::cpu

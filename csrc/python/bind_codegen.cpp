@@ -1,0 +1,93 @@
+// The code generators of fused regions, and one that tests plant.
+#include "base/error.h"
+#include "cpu/region.h"
+#include "python/bind.h"
+
+#include "region/codegen.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace py = pybind11;
+
+namespace torch_ort::python {
+
+namespace {
+
+using region::Kernel;
+using region::Layout;
+
+// Gives a number between 32 and 128, or one that is far larger, for the first of the floating-point
+// numbers in the first result.
+class WrongKernel final : public Kernel {
+ public:
+  WrongKernel(std::unique_ptr<const Kernel> right, const Layout& output)
+      : right_(std::move(right)), num_bytes_(ir::size_bytes(output.dtype)) {
+    const bool is_empty =
+        std::find(output.sizes.begin(), output.sizes.end(), 0) != output.sizes.end();
+    is_wrong_ = !is_empty && ir::is_float(output.dtype);
+  }
+
+  void run(const void* const* inputs, void* const* outputs) const override {
+    right_->run(inputs, outputs);
+    // The byte that holds the sign and most of the exponent.
+    if (is_wrong_) static_cast<char*>(outputs[0])[num_bytes_ - 1] = 0x42;
+  }
+  std::string str() const override { return right_->str(); }
+
+ private:
+  std::unique_ptr<const Kernel> right_;
+  int64_t num_bytes_;
+  bool is_wrong_ = false;
+};
+
+// The generator of the CPU, but for regions in which a node has one name.
+class WrongCodegen final : public region::Codegen {
+ public:
+  explicit WrongCodegen(std::string node) : node_(std::move(node)) {}
+
+  bool takes(const ir::Type& type) const override { return cpu::codegen().takes(type); }
+  bool has_attention() const override { return cpu::codegen().has_attention(); }
+
+  std::unique_ptr<const Kernel> compile(const region::Schedule& schedule,
+                                        const ir::SymbolLookup& lookup,
+                                        const std::vector<Layout>& inputs,
+                                        const std::vector<Layout>& outputs,
+                                        const region::CodegenOptions& options) const override {
+    auto kernel = cpu::codegen().compile(schedule, lookup, inputs, outputs, options);
+    for (const region::Schedule::Step& step : schedule.steps) {
+      if (step.node->name != node_) continue;
+      return std::make_unique<WrongKernel>(std::move(kernel), outputs.at(0));
+    }
+    return kernel;
+  }
+
+  std::unique_ptr<const Kernel> compile(const ir::Node& node, const std::vector<Layout>& inputs,
+                                        const std::vector<Layout>& outputs,
+                                        const region::CodegenOptions& options) const override {
+    return cpu::codegen().compile(node, inputs, outputs, options);
+  }
+
+ private:
+  std::string node_;
+};
+
+// A planted one is kept for good: kernels that it made may live as long as any session.
+void plant_codegen(const std::string& kind, const std::string& node) {
+  if (kind == "own") return region::set_codegen("cpu", &cpu::codegen());
+  if (kind == "none") return region::set_codegen("cpu", nullptr);
+  if (kind == "wrong") return region::set_codegen("cpu", new WrongCodegen(node));
+  throw UserError(concat("testing: got '", kind, "', want one of own, none, wrong"));
+}
+
+}  // namespace
+
+void bind_codegen(py::module_& module) {
+  plant_codegen("own", "");
+  module.attr("testing").attr("plant_codegen") = py::cpp_function(
+      &plant_codegen, py::arg("kind"), py::arg("node") = "",
+      "From now on the CPU has the code generator that it should have (own), none, or one whose "
+      "kernels give a wrong number for regions that hold the node of this name (wrong).");
+}
+
+}  // namespace torch_ort::python

@@ -1,0 +1,74 @@
+// Who makes code of regions: one generator for each kind of device that has one. Passes ask it what
+// may stand in a region; run/ has it make kernels and runs these, and knows no generator by name.
+#pragma once
+
+#include "region/schedule.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace torch_ort::region {
+
+// A tensor as it lies in memory. Strides in elements.
+struct Layout {
+  ir::DType dtype = ir::DType::kUndefined;
+  std::vector<int64_t> sizes, strides;
+};
+
+// A node over one set of sizes, ready to run.
+class Kernel {
+ public:
+  virtual ~Kernel() = default;
+  // Addresses of the first element of each input and output, in the order of the node. Raises
+  // IndexError for a class label that is no column. Thread safe.
+  virtual void run(const void* const* inputs, void* const* outputs) const = 0;
+  // What it does, one instruction a line, for dumps and tests.
+  virtual std::string str() const = 0;
+};
+
+struct CodegenOptions {
+  std::string target;  // an instruction set or architecture by name; empty: the best there is
+  // Rounds each bfloat16 and float16 value of a body, as operators do that run one by one. Else
+  // only what leaves is rounded.
+  bool round_short_floats = false;
+};
+
+class Codegen {
+ public:
+  virtual ~Codegen() = default;
+
+  // Whether a region may read or make values of this type, which is known.
+  virtual bool takes(const ir::Type& type) const = 0;
+  // Whether Attention and AttentionGrad have a kernel.
+  virtual bool has_attention() const = 0;
+
+  // InternalError on layouts that do not fit the schedule, Unsupported on an operand of a dtype
+  // that kernels do not read.
+  virtual std::unique_ptr<const Kernel> compile(const Schedule& schedule,
+                                                const ir::SymbolLookup& lookup,
+                                                const std::vector<Layout>& inputs,
+                                                const std::vector<Layout>& outputs,
+                                                const CodegenOptions& options) const = 0;
+  // The ops of the domain torch_ort that are kernels as they are: EmbeddingGrad, Attention,
+  // AttentionGrad. InternalError on layouts that do not fit.
+  virtual std::unique_ptr<const Kernel> compile(const ir::Node& node,
+                                                const std::vector<Layout>& inputs,
+                                                const std::vector<Layout>& outputs,
+                                                const CodegenOptions& options) const = 0;
+};
+
+// Called when the module is loaded, and by tests while nothing is compiled. The generator stays for
+// good; nullptr: there is none any more.
+void set_codegen(const std::string& device_kind, const Codegen* codegen);
+// nullptr: this kind of device has none, and nothing is fused there.
+const Codegen* codegen_for(const ir::Device& device);
+
+// Whether the value stands on a device with a generator that takes it; false if its type is not
+// known, or if there is no value.
+bool takes(const ir::Value* value);
+// The same, where attention has a kernel too.
+bool takes_attention(const ir::Value* value);
+
+}  // namespace torch_ort::region

@@ -1,0 +1,108 @@
+#include "region/lower.h"
+
+#include "ir/edit.h"
+#include "ops/control_flow.h"
+
+#include "region/contract.h"
+
+#include <algorithm>
+
+namespace torch_ort::region {
+
+namespace {
+
+using ir::DType;
+using ir::Graph;
+using ir::Node;
+using ir::Value;
+
+bool is_draw(const Node& node) { return ir::is(&node, "PhiloxMask", ir::kTorchOrtDomain); }
+
+// A node PhiloxMask becomes a region that makes its mask and nothing else.
+void draw_alone(Graph& graph, const RegionSpec& spec, Node& mask) {
+  auto body = std::make_shared<Graph>();
+  body->name = graph.name + "_" + mask.name;
+  const Value& seed = *mask.inputs.at(0);
+  Value& inner = ir::add_input(*body, "seed", seed.type);
+  const Node& drawn = ir::append(*body, mask.op, {&inner}, {mask.outputs.at(0)->type}, mask.attrs);
+  ir::add_output(*body, *drawn.outputs[0]);
+  ir::Attrs attrs;
+  write({std::move(body), spec.rows, spec.columns, {Space::kScalar}}, attrs);
+  const Node& alone =
+      ir::insert_before(graph, mask, {ir::kTorchOrtDomain, "Region"}, {mask.inputs[0]},
+                        {mask.outputs[0]->type}, std::move(attrs), mask.name);
+  ir::replace_uses(*mask.outputs[0], *alone.outputs[0], graph);
+  ir::erase(graph, mask);
+}
+
+class Widener {
+ public:
+  Widener(Graph& graph, DType precision) : graph_(graph), precision_(precision) {}
+
+  void run() {
+    Node& first = graph_.nodes.front();
+    for (Node& node : graph_.nodes) {
+      if (!node.is_erased()) widen(node);
+    }
+    for (Value* value : graph_.inputs) convert(*value, first);
+    for (Value* value : graph_.initializers) convert(*value, first);
+  }
+
+ private:
+  bool is_narrow(DType dtype) const {
+    return ir::is_float(dtype) && ir::size_bytes(dtype) < ir::size_bytes(precision_);
+  }
+
+  void widen(Node& node) const {
+    for (Value* value : node.outputs) {
+      if (value != nullptr && is_narrow(value->type.dtype)) value->type.dtype = precision_;
+    }
+    if (ir::is(&node, "Cast") && node.outputs.at(0)->type.dtype == precision_) {
+      node.attrs["to"] = ir::Dim(static_cast<int64_t>(precision_));
+    }
+  }
+
+  // Whoever reads what comes from outside reads it in the wider dtype.
+  void convert(Value& value, Node& first) {
+    if (!is_narrow(value.type.dtype)) return;
+    const std::vector<ir::Use> uses = value.uses;
+    ir::Type type = value.type;
+    type.dtype = precision_;
+    const Node& cast =
+        ir::insert_before(graph_, first, {"", "Cast"}, {&value}, {type},
+                          {{"to", ir::Dim(static_cast<int64_t>(precision_))}}, value.name);
+    for (const ir::Use& use : uses) {
+      if (use.node != nullptr) {
+        ir::set_input(*use.node, use.index, cast.outputs[0]);
+      } else {
+        ir::set_output(graph_, use.index, *cast.outputs[0]);
+      }
+    }
+  }
+
+  Graph& graph_;
+  const DType precision_;
+};
+
+}  // namespace
+
+bool is_mask(const Node& region) {
+  const Graph& body = *read(region).body;
+  return body.nodes.size() == 1 && is_draw(body.nodes.front());
+}
+
+std::unique_ptr<Graph> lower(const Node& region, DType precision) {
+  const RegionSpec spec = read(region);
+  std::unique_ptr<Graph> graph = ir::clone(*spec.body);
+  for (Node& node : graph->nodes) {
+    if (is_draw(node)) draw_alone(*graph, spec, node);
+  }
+  ir::sweep(*graph);
+  if (precision != DType::kUndefined) Widener(*graph, precision).run();
+  const auto symbols = ops::symbols_of(*graph);
+  graph->symbol_inputs.assign(symbols.begin(), symbols.end());
+  std::sort(graph->symbol_inputs.begin(), graph->symbol_inputs.end());
+  return graph;
+}
+
+}  // namespace torch_ort::region
