@@ -101,12 +101,9 @@ def compile_program(
 
 def _disabled_passes(options: Options) -> list[str]:
     names = [name for name in options.disable if name not in OTHER_SWITCHES]
-    # Masks of our own run in regions alone.
-    if options.exact_random or "fuse_regions" in names:
-        names.append("draw_in_regions")
-    # Its kernel rounds nothing but results.
-    if options.emulate_eager_casts:
-        names.append("fuse_attention")
+    for each in _C.passes():
+        if each.not_with is not None and getattr(options, each.not_with):
+            names.append(each.name)
     return names
 
 

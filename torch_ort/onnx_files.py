@@ -25,12 +25,6 @@ if TYPE_CHECKING:
 # Bytes of initializers beyond which they go into a file of their own: a model of 2 GiB is no file.
 EXTERNAL_LIMIT = 2**30
 
-# These write what only the engine's own kernels read, or choose layouts for them.
-ENGINE_PASSES = (
-    "close_bodies", "fuse_attention", "channels_last", "expand_composites", "move_concats",
-    "draw_in_regions", "fuse_regions",
-)  # fmt: skip
-
 # Tensors with their elements in one block of memory, as subclasses need not have.
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -82,11 +76,15 @@ def write(program: Program, options: Options, sources: dict[str, Source]) -> Non
     `sources` are those of the inputs and symbols, by the names that they have in the graph.
     """
     optimized = program.captured.clone()
-    disabled = [*options.disable, *ENGINE_PASSES]
-    _C.run_pipeline(optimized, disabled, options.bisect)
+    _C.run_pipeline(optimized, disabled_passes(options), options.bisect)
     for kind, graph in (("captured", program.captured.clone()), ("optimized", optimized)):
         path = f"{options.onnx_prefix}_{program.number}_{kind}.onnx"
         save(graph, path, program, options, sources)
+
+
+def disabled_passes(options: Options) -> list[str]:
+    """List the passes that a graph does not see which other programs read."""
+    return [*options.disable, *(each.name for each in _C.passes() if each.writes_engine_ops)]
 
 
 def save(

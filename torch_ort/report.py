@@ -24,9 +24,6 @@ from torch_ort.roofline import Roofline, best_seconds, measure
 # Dynamo until it calls the backend, recording or AOTAutograd's tracing, reading of the graph, and
 # so on. Missing is what an equal graph, or an earlier one of the same capture, has done already.
 COMPILE_STAGES = ("dynamo", "record", "aot", "read", "passes", "plan")
-REGION_PASSES = {
-    "expand_composites", "move_concats", "draw_in_regions", "rebuild_values", "fuse_regions",
-}  # fmt: skip
 VIEW_FORMS = ("view", "reshape")  # of steps that may be views
 
 # Not every torch that we run with has it.
@@ -209,8 +206,9 @@ def _roofline_text(roofline: Roofline) -> str:
 def _note_bytes(report: GraphReport, program: Program) -> None:
     """Plan the graph once more without regions; what only one of both has is compared."""
     graph = program.captured.clone()
-    left_out = set(_C.pass_names()) - {name for name, _, _ in program.passes}
-    _C.run_pipeline(graph, sorted(left_out | REGION_PASSES))
+    have_run = {name for name, _, _ in program.passes}
+    left_out = [each.name for each in _C.passes() if each.for_regions or each.name not in have_run]
+    _C.run_pipeline(graph, left_out)
     session = _C.Session.compile(
         graph, program.constants, parameter_gradients=program.parameter_gradients
     )

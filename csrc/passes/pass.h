@@ -18,6 +18,14 @@ struct Pass {
   const char* name;
   int (*run)(ir::Graph& graph);
   bool is_needed = false;  // the engine runs no graph that has not seen it
+  // It writes what only the engine's own kernels read, or chooses layouts for them.
+  bool writes_engine_ops = false;
+  bool moves_border = false;  // it changes what crosses from the forward half to the backward one
+  // It makes regions, or writes in their language: without it operators run as PyTorch has them.
+  bool for_regions = false;
+  // A pass without which its work would be in vain: it does not run where that one does not.
+  const char* only_with = nullptr;
+  const char* not_with = nullptr;  // an option of torch_ort/options.py under which it does not run
 };
 
 int close_bodies(ir::Graph& graph);

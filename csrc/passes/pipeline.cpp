@@ -61,6 +61,13 @@ void verify_all(const ir::Graph& graph, std::string_view stage) {
   region::verify(graph, stage);
 }
 
+// By name: of the pass, or of the one that it works for.
+bool is_disabled(const Pass& pass, const std::vector<std::string>& disabled) {
+  return std::any_of(disabled.begin(), disabled.end(), [&](const std::string& name) {
+    return name == pass.name || (pass.only_with != nullptr && name == pass.only_with);
+  });
+}
+
 std::string numbered(size_t number, const char* name) {
   char digits[8];
   std::snprintf(digits, sizeof digits, "%02d_", static_cast<int>(number));
@@ -78,32 +85,46 @@ bool may_rewrite() {
 const std::vector<Pass>& pipeline() {
   static const std::vector<Pass> passes = {
       // before all others: they run on closed bodies as on any graph
-      {"close_bodies", close_bodies, true},
-      {"read_sizes", read_sizes, true},
-      {"remove_identity", remove_identity},
-      {"fold_constants", fold_constants},
+      {.name = "close_bodies", .run = close_bodies, .is_needed = true, .writes_engine_ops = true},
+      {.name = "read_sizes", .run = read_sizes, .is_needed = true},
+      {.name = "remove_identity", .run = remove_identity},
+      {.name = "fold_constants", .run = fold_constants},
       // after fold_constants and remove_identity: both make inputs of equal nodes the same value
-      {"merge_equal", merge_equal},
+      {.name = "merge_equal", .run = merge_equal},
       // after merge_equal; before recompute_tagged and replay_views: both make anew in the backward
-      // half what it looks for in the forward one
-      {"fuse_attention", fuse_attention},
-      {"recompute_tagged", recompute_tagged},
+      // half what it looks for in the forward one; its kernel rounds nothing but results
+      {.name = "fuse_attention",
+       .run = fuse_attention,
+       .writes_engine_ops = true,
+       .not_with = "emulate_eager_casts"},
+      {.name = "recompute_tagged", .run = recompute_tagged, .moves_border = true},
       // after recompute_tagged: what it computes again has tags of single nodes; before
       // replay_views: it makes views that both halves read
-      {"channels_last", channels_last},
+      {.name = "channels_last", .run = channels_last, .writes_engine_ops = true},
       // after recompute_tagged: what it computes again needs no replay
-      {"replay_views", replay_views, true},
+      {.name = "replay_views", .run = replay_views, .is_needed = true, .moves_border = true},
       // after all that make or remove single nodes
-      {"expand_composites", expand_composites},
+      {.name = "expand_composites",
+       .run = expand_composites,
+       .writes_engine_ops = true,
+       .for_regions = true},
       // after expand_composites: gated activations and dropout are point-wise nodes then
-      {"move_concats", move_concats},
-      {"draw_in_regions", draw_in_regions},
+      {.name = "move_concats", .run = move_concats, .writes_engine_ops = true, .for_regions = true},
+      // masks of our own are drawn in regions alone
+      {.name = "draw_in_regions",
+       .run = draw_in_regions,
+       .writes_engine_ops = true,
+       .only_with = "fuse_regions",
+       .not_with = "exact_random"},
       // the others leave nodes behind that nobody reads, which would be computed in a region
-      {"remove_dead", remove_dead},
+      {.name = "remove_dead", .run = remove_dead},
       // after remove_dead: only who lives is a reader; just before fuse_regions: it weighs the
       // regions that this one makes
-      {"rebuild_values", rebuild_values},
-      {"fuse_regions", fuse_regions},
+      {.name = "rebuild_values",
+       .run = rebuild_values,
+       .moves_border = true,
+       .only_with = "fuse_regions"},
+      {.name = "fuse_regions", .run = fuse_regions, .writes_engine_ops = true, .for_regions = true},
   };
   return passes;
 }
@@ -114,8 +135,7 @@ std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& op
   if (options.check >= 1) verify_all(graph, "capture");
   std::vector<PassReport> reports;
   for (const Pass& pass : pipeline()) {
-    const auto& disabled = options.disabled;
-    if (std::find(disabled.begin(), disabled.end(), pass.name) != disabled.end()) continue;
+    if (is_disabled(pass, options.disabled)) continue;
     const Clock::time_point start = Clock::now();
     const int rewrites = run_one(pass, graph);
     const std::chrono::duration<double, std::milli> time = Clock::now() - start;

@@ -69,6 +69,15 @@ py::list op_facts() {
 }  // namespace
 
 void bind_passes(py::module_& module) {
+  py::class_<passes::Pass>(module, "Pass", "What is known of a pass (csrc/passes/pass.h).")
+      .def_readonly("name", &passes::Pass::name)
+      .def_readonly("is_needed", &passes::Pass::is_needed)
+      .def_readonly("writes_engine_ops", &passes::Pass::writes_engine_ops)
+      .def_readonly("moves_border", &passes::Pass::moves_border)
+      .def_readonly("for_regions", &passes::Pass::for_regions)
+      .def_readonly("only_with", &passes::Pass::only_with)
+      .def_readonly("not_with", &passes::Pass::not_with);
+  module.def("passes", &passes::pipeline, "The passes in their order.");
   module.def("run_pass", &passes::run_pass, py::arg("name"), py::arg("graph"),
              "Run one pass on a graph; give the number of rewrites.");
   module.def("run_pipeline", &run_pipeline, py::arg("graph"),

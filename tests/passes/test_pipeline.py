@@ -9,6 +9,7 @@ from test_cases import graph_text, read_graph
 
 import torch_ort
 from torch_ort import _C
+from torch_ort.options import TABLE
 
 TEXT = """
 <ir_version: 10, opset_import: ["" : 20]>
@@ -19,6 +20,25 @@ graph (float[N,4] x) => (float[N,4] y)
    c = Exp (x)
    d = Tanh (c)
    y = Mul (b, a)
+}
+"""
+
+# What backward reads of forward can be made of `gate`, which crosses anyway.
+TRAINING = """
+<ir_version: 10, opset_import: ["" : 24, "com.microsoft" : 1, "org.pytorch.aten" : 1]>
+gated (float[N,4] x, float[4,8] w, float[4,8] v, float[8,8] u) => (float[N,8] gup, float[N,8] ggate)
+<float[N,8] gy>
+{
+   gate = MatMul (x, w)
+   up = MatMul (x, v)
+   active = Swish (gate)
+   product = Mul (active, up)
+   y = MatMul (product, u)
+   gy = com.microsoft.YieldOp (y)
+   gup = Mul (gy, active)
+   gactive = Mul (gy, up)
+   ggate = org.pytorch.aten.ATen <operator = "aten::silu_backward", overload_name = "",
+     tensor_args = ["grad_output", "self"]> (gactive, gate)
 }
 """
 
@@ -44,6 +64,27 @@ def test_disabled_passes_do_not_run() -> None:
     report = _C.run_pipeline(graph, disabled=["remove_identity", "fuse_regions", "a feature"])
     assert {"remove_identity", "fuse_regions"}.isdisjoint(name for name, _, _ in report)
     assert "Identity" in [node["op"] for node in graph.nodes()]
+
+
+def test_values_are_rebuilt_where_regions_are_made() -> None:
+    def names_after(*disabled: str) -> set[str]:
+        graph = read_graph(TRAINING)
+        _C.run_pipeline(graph, disabled=list(disabled), check=2)
+        bodies = [node["attrs"]["body"] for node in graph.nodes() if node["op"] == "Region"]
+        return {out for each in (graph, *bodies) for node in each.nodes() for out in node["outputs"]}
+
+    assert any("_again" in name for name in names_after())
+    assert not any("_again" in name for name in names_after("fuse_regions"))
+
+
+def test_facts_name_passes_and_options() -> None:
+    names = _C.pass_names()
+    facts = _C.passes()
+    assert [each.name for each in facts] == names
+    assert all(each.only_with is None or each.only_with in names for each in facts)
+    options = {row.name for row in TABLE}
+    assert all(each.not_with is None or each.not_with in options for each in facts)
+    assert {each.name for each in facts if each.not_with} == {"draw_in_regions", "fuse_attention"}
 
 
 def test_bisect_stops_after_that_many_rewrites() -> None:

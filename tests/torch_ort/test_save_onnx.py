@@ -68,6 +68,15 @@ def assert_standard(path: pathlib.Path, pin: int = NEWEST_OPSET) -> onnx.ModelPr
     return model
 
 
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+
+
 def run_in_onnxruntime(path: pathlib.Path, *inputs: torch.Tensor) -> list[torch.Tensor]:
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 3
@@ -336,3 +345,10 @@ def assert_trains_again(path: pathlib.Path, model: nn.Module, size: int) -> None
     by_input = sorted(zip(order, gradients, strict=True), key=lambda pair: pair[0])
     for name, (_, gradient) in zip(graph.output_names, by_input, strict=True):
         torch.testing.assert_close(results[name], gradient)
+
+
+def test_a_training_file_computes_nothing_twice(tmp_path: pathlib.Path) -> None:
+    options = {"save_onnx": True, "onnx_prefix": str(tmp_path / "m"), "strict": True}
+    torch.compile(Gated(), backend="ort", options=options)(torch.randn(3, 8)).sum().backward()
+    model = onnx.load(kinds_of(tmp_path)["optimized"])
+    assert [node.op_type for node in model.graph.node].count("Swish") == 1

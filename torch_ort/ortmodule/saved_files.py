@@ -11,10 +11,6 @@ from torch_ort import _C, onnx_files
 from torch_ort.compiler import Program
 from torch_ort.options import Options
 
-# Passes that move what crosses the border between forward and backward, or write what only the
-# engine's own kernels read.
-_BORDER_PASSES = ("recompute_tagged", "replay_views")
-
 Sources = Mapping[str, onnx_files.Source]
 
 
@@ -31,12 +27,13 @@ class SavedFiles:
 
         `prepared` is the captured graph after passes of the user's own.
         """
-        engine_only = [*options.disable, *onnx_files.ENGINE_PASSES]
+        engine_only = onnx_files.disabled_passes(options)
+        moves_border = [each.name for each in _C.passes() if each.moves_border]
         exported, spelled_out = program.captured.clone(), prepared.clone()
         _C.spell_out(spelled_out, options.opset)
         graphs = {"torch_exported": exported, "post_processed": spelled_out}
         for kind, disabled in (
-            ("optimized_pre_grad", [*engine_only, *_BORDER_PASSES]),
+            ("optimized_pre_grad", [*engine_only, *moves_border]),
             ("optimized", engine_only),
         ):
             graphs[kind] = prepared.clone()
