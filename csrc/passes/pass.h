@@ -1,4 +1,4 @@
-// Rewrites of a graph. A pass is a free function; pipeline.cpp lists them in order.
+// Rewrites of a graph. A pass is a free function; pipeline.cpp declares and lists them in order.
 // After a pass the graph computes the same values, and its inputs and outputs are the same ones.
 #pragma once
 
@@ -27,22 +27,6 @@ struct Pass {
   const char* only_with = nullptr;
   const char* not_with = nullptr;  // an option of torch_ort/options.py under which it does not run
 };
-
-int close_bodies(ir::Graph& graph);
-int read_sizes(ir::Graph& graph);
-int remove_identity(ir::Graph& graph);
-int fold_constants(ir::Graph& graph);
-int merge_equal(ir::Graph& graph);
-int fuse_attention(ir::Graph& graph);
-int recompute_tagged(ir::Graph& graph);
-int channels_last(ir::Graph& graph);
-int replay_views(ir::Graph& graph);
-int remove_dead(ir::Graph& graph);
-int expand_composites(ir::Graph& graph);
-int move_concats(ir::Graph& graph);
-int draw_in_regions(ir::Graph& graph);
-int rebuild_values(ir::Graph& graph);
-int fuse_regions(ir::Graph& graph);
 
 struct PipelineOptions {
   std::vector<std::string> disabled;  // names of passes; other names are not ours

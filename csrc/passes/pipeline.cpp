@@ -17,6 +17,23 @@
 
 namespace torch_ort::passes {
 
+// Each stands in a file of its name.
+int close_bodies(ir::Graph& graph);
+int read_sizes(ir::Graph& graph);
+int remove_identity(ir::Graph& graph);
+int fold_constants(ir::Graph& graph);
+int merge_equal(ir::Graph& graph);
+int fuse_attention(ir::Graph& graph);
+int recompute_tagged(ir::Graph& graph);
+int channels_last(ir::Graph& graph);
+int replay_views(ir::Graph& graph);
+int remove_dead(ir::Graph& graph);
+int expand_composites(ir::Graph& graph);
+int move_concats(ir::Graph& graph);
+int draw_in_regions(ir::Graph& graph);
+int rebuild_values(ir::Graph& graph);
+int fuse_regions(ir::Graph& graph);
+
 namespace {
 
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
