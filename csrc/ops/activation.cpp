@@ -12,6 +12,7 @@ namespace {
 using ir::Node;
 using ir::Type;
 using ir::Value;
+using enum AttrKind;
 
 // The constants of SELU, as PyTorch has them.
 constexpr double kSeluAlpha = 1.6732632423543772848170429916717;
@@ -100,33 +101,73 @@ void lower_prelu(const Node& node, CallList& calls) {
   calls.add("aten::_prelu_kernel", "", {node.inputs[0], &input(node, 1)}, {node.outputs[0]});
 }
 
-Op activation(std::string name, int since, int bfloat16_since, Lowering lower) {
+FusedForm fused_gelu(const Node& node) {
+  const bool is_tanh = ir::string_attr(node.attrs, "approximate", "none") == "tanh";
+  return pointwise_form(node, is_tanh ? Pointwise::kGeluTanh : Pointwise::kGelu);
+}
+
+FusedForm fused_gelu_grad(const Node& node) {
+  const bool is_tanh = ir::string_attr(node.attrs, "approximate", "none") == "tanh";
+  return pointwise_form(node, is_tanh ? Pointwise::kGeluTanhGrad : Pointwise::kGeluGrad);
+}
+
+FusedForm fused_swish(const Node& node) {
+  if (ir::float_attr(node.attrs, "alpha", 1) != 1) return {};
+  return pointwise_form(node, Pointwise::kSilu);
+}
+
+FusedForm fused_threshold_grad(const Node& node) {
+  // Python's numbers arrive as integers or as real ones.
+  const auto found = node.attrs.find("threshold");
+  const auto* integer = found == node.attrs.end() ? nullptr : std::get_if<ir::Dim>(&found->second);
+  const double threshold = integer != nullptr ? static_cast<double>(integer->constant())
+                                              : ir::float_attr(node.attrs, "threshold", 0);
+  return pointwise_form(node, Pointwise::kThresholdGrad, {threshold});
+}
+
+Op activation(std::string name, int since, int bfloat16_since, Lowering lower,
+              std::vector<AttrRule> attributes = {}, FusedRule fused = {}) {
   Op op;
   op.name = std::move(name);
+  op.attributes = std::move(attributes);
   op.since = since;
   op.bfloat16_since = bfloat16_since;
   op.infer = infer_activation;
   op.lower = lower;
-  op.elementwise = true;
+  op.work = {.elementwise = true, .fused = fused};
   return op;
 }
 
 }  // namespace
 
 void register_activation(Registry& ops) {
-  ops.add(activation("Elu", 6, 22, lower_elu));
-  ops.add(activation("Gelu", 20, 20, lower_gelu));
-  ops.add(activation("HardSigmoid", 6, 22, lower_hard_sigmoid));
+  const AttrRule alpha = {"alpha", kFloat}, beta = {"beta", kFloat}, gamma = {"gamma", kFloat};
+  ops.add(activation("Elu", 6, 22, lower_elu, {alpha}));
+  ops.add(activation("Gelu", 20, 20, lower_gelu, {{"approximate", kString}}, fused_gelu));
+  ops.add(activation("HardSigmoid", 6, 22, lower_hard_sigmoid, {alpha, beta}));
   ops.add(activation("HardSwish", 14, 22, lower_hard_swish));
-  ops.add(activation("LeakyRelu", 6, 16, lower_leaky_relu));
+  ops.add(activation("LeakyRelu", 6, 16, lower_leaky_relu, {alpha}));
   ops.add(activation("Mish", 18, 22, lower_mish));
   Op prelu = activation("PRelu", 9, 16, lower_prelu);
   prelu.min_inputs = prelu.max_inputs = 2;
   prelu.infer = infer_prelu;
   ops.add(prelu);
-  ops.add(activation("Selu", 6, 22, lower_selu));
+  ops.add(activation("Selu", 6, 22, lower_selu, {alpha, gamma}));
   ops.add(activation("Softplus", 1, 22, lower_softplus));
-  ops.add(activation("Swish", 24, 24, lower_swish));
+  ops.add(activation("Swish", 24, 24, lower_swish, {alpha}, fused_swish));
+
+  ops.add(Operator{.name = "aten::gelu_backward", .work = {.fused = fused_gelu_grad}});
+  ops.add(Operator{.name = "aten::sigmoid_backward", .work = {.fused = Pointwise::kSigmoidGrad}});
+  ops.add(Operator{.name = "aten::silu", .work = {.fused = Pointwise::kSilu}});
+  ops.add(Operator{.name = "aten::silu_backward", .work = {.fused = Pointwise::kSiluGrad}});
+  ops.add(Operator{.name = "aten::tanh_backward", .work = {.fused = Pointwise::kTanhGrad}});
+  ops.add(Operator{.name = "aten::threshold_backward", .work = {.fused = fused_threshold_grad}});
+  for (const char* name :
+       {"aten::elu_backward", "aten::hardsigmoid_backward", "aten::hardswish_backward",
+        "aten::hardtanh_backward", "aten::leaky_relu_backward", "aten::mish_backward",
+        "aten::softplus_backward"}) {
+    ops.add(Operator{.name = name, .work = {.elementwise = true}});
+  }
 }
 
 }  // namespace torch_ort::ops

@@ -319,6 +319,7 @@ void register_aten(Registry& ops) {
       .min_inputs = 0,
       .max_inputs = -1,
       .max_outputs = -1,
+      .any_attributes = true,
       .lower = lower_aten,
   });
 }

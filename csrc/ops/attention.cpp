@@ -13,6 +13,7 @@ using ir::Node;
 using ir::Shape;
 using ir::Type;
 using ir::Value;
+using enum AttrKind;
 
 // Inputs of rank 4: (batch, heads, length, features).
 std::vector<Type> infer_attention(const Node& node) {
@@ -122,6 +123,15 @@ void register_attention(Registry& ops) {
   attention.name = "Attention";
   attention.min_inputs = 3;
   attention.max_inputs = 7;
+  attention.attributes = {{"is_causal", kInt},
+                          {"kv_num_heads", kInt},
+                          {"left_window_size", kInt},
+                          {"q_num_heads", kInt},
+                          {"qk_matmul_output_mode", kInt},
+                          {"right_window_size", kInt},
+                          {"scale", kFloat},
+                          {"softcap", kFloat},
+                          {"softmax_precision", kInt}};
   attention.since = 23;
   attention.since_of = attention_since;
   attention.infer = infer_attention;

@@ -1,4 +1,4 @@
-// The attributes that registered ops have: what a node of a file is held to.
+// What a row of an op says of its attributes.
 #pragma once
 
 #include "ir/graph.h"
@@ -26,9 +26,6 @@ struct AttrRule {
   AttrKind kind;
   bool is_required = false;
 };
-
-// Those of one op, from the first opset on that the engine runs; nullptr if it may have any.
-const std::vector<AttrRule>* attribute_rules(const ir::OpId& op);
 
 // What an attribute of the kind holds, as messages say it: "a list of integers".
 const char* text_of(AttrKind kind);

@@ -1,7 +1,5 @@
 #include "ops/channels_last.h"
 
-#include "ops/aten.h"
-#include "ops/fusion.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
 
@@ -17,52 +15,6 @@ using ir::Node;
 using ir::Shape;
 using Kind = ImageForm::Kind;
 
-// Kernels that follow the layout of their images, on the CPU of PyTorch.
-struct KernelRow {
-  const char* name;                // of a standard op, or of an ATen operator
-  std::vector<const char*> reads;  // arguments that are images; of a standard op: the first input
-  int num_images = 1;              // the first outputs
-  bool is_convolution = false;
-};
-
-const KernelRow kKernels[] = {
-    {"AveragePool", {}},
-    {"BatchNormalization", {}},
-    {"Conv", {}, 1, true},
-    {"ConvTranspose", {}, 1, true},
-    {"MaxPool", {}},
-    {"aten::_adaptive_avg_pool2d", {"self"}},
-    {"aten::_adaptive_avg_pool2d_backward", {"grad_output", "self"}},
-    {"aten::_native_batch_norm_legit_functional", {"input"}},
-    {"aten::_native_batch_norm_legit_no_training", {"input"}},
-    {"aten::avg_pool2d", {"self"}},
-    {"aten::avg_pool2d_backward", {"grad_output", "self"}},
-    {"aten::convolution", {"input"}, 1, true},
-    {"aten::convolution_backward", {"grad_output", "input"}, 1, true},
-    {"aten::max_pool2d_with_indices", {"self"}, 2},
-    {"aten::max_pool2d_with_indices_backward", {"grad_output", "self", "indices"}},
-    {"aten::native_batch_norm_backward", {"grad_out", "input"}},
-};
-
-// Operators that no region speaks, but which go element by element.
-constexpr std::string_view kElementwise[] = {
-    "Elu",
-    "HardSigmoid",
-    "HardSwish",
-    "LeakyRelu",
-    "Mish",
-    "Softplus",
-    "aten::div",  // by a size
-    "aten::elu_backward",
-    "aten::hardsigmoid_backward",
-    "aten::hardswish_backward",
-    "aten::hardtanh_backward",
-    "aten::leaky_relu_backward",
-    "aten::mish_backward",
-    "aten::mul",
-    "aten::softplus_backward",
-};
-
 bool is_aten(const Node& node) { return ir::is(&node, "ATen", ir::kAtenDomain); }
 
 // The input that fills an argument of an ATen node; -1 if none does.
@@ -72,25 +24,21 @@ int input_of(const Node& node, std::string_view argument) {
   return found == filled.end() ? -1 : static_cast<int>(found - filled.begin());
 }
 
-ImageForm kernel_form(const Node& node, const KernelRow& row) {
+ImageForm kernel_form(const Node& node, const ImageRule& rule) {
   ImageForm form{.kind = Kind::kKernel};
-  if (row.reads.empty()) form.inputs = {0};
-  for (const char* argument : row.reads) form.inputs.push_back(input_of(node, argument));
-  for (int i = 0; i < row.num_images; ++i) form.outputs.push_back(i);
+  if (rule.reads.empty()) form.inputs = {0};
+  for (const char* argument : rule.reads) form.inputs.push_back(input_of(node, argument));
+  for (int i = 0; i < rule.num_images; ++i) form.outputs.push_back(i);
   if (std::find(form.inputs.begin(), form.inputs.end(), -1) != form.inputs.end()) return {};
-  if (!row.is_convolution) return form;
+  if (!rule.is_convolution) return form;
   form.weight = is_aten(node) ? input_of(node, "weight") : 1;
   if (form.inputs.size() > 1) form.weight_gradient = 1;
   return form.weight < 0 ? ImageForm() : form;
 }
 
-bool is_elementwise(const Node& node, std::string_view name) {
-  if (std::find(std::begin(kElementwise), std::end(kElementwise), name) != std::end(kElementwise)) {
-    return true;
-  }
-  const Op* op = node.op.domain.empty() ? registry().find(node.op) : nullptr;
-  if (name == "Identity" || (op != nullptr && op->elementwise)) return true;
-  return fused_form(node).kind == FusedForm::Kind::kPointwise;
+bool is_reduction(const FusedRule& rule) {
+  const auto* kind = std::get_if<FusedForm::Kind>(&rule);
+  return kind != nullptr && FusedForm{*kind}.is_reduction();
 }
 
 }  // namespace
@@ -121,17 +69,15 @@ bool is_either_layout(const Shape& shape) {
 }
 
 ImageForm image_form(const Node& node) {
-  const std::string name = key_of(node);
-  if (name.empty() || node.inputs.empty() || node.outputs.empty() || !is_pure(node)) return {};
-  const auto* row = std::find_if(std::begin(kKernels), std::end(kKernels),
-                                 [&](const KernelRow& each) { return name == each.name; });
-  if (row != std::end(kKernels)) return kernel_form(node, *row);
+  if (node.inputs.empty() || node.outputs.empty() || !is_pure(node)) return {};
+  const Work& work = work_of(node);
+  if (work.image.kind == Kind::kKernel) return kernel_form(node, work.image);
   if (node.outputs.size() != 1) return {};
-  if (name == "Expand") return {.kind = Kind::kExpand};
-  if (name == "ReduceMean" || name == "ReduceSum" || name == "ReduceMax" || name == "ReduceMin") {
-    return {.kind = Kind::kReduction};
-  }
-  return is_elementwise(node, name) ? ImageForm{.kind = Kind::kPointwise} : ImageForm();
+  if (work.image.kind != Kind::kNone) return {.kind = work.image.kind};
+  if (is_reduction(work.fused)) return {.kind = Kind::kReduction};
+  const bool is_pointwise =
+      work.elementwise || fused_form(node).kind == FusedForm::Kind::kPointwise;
+  return is_pointwise ? ImageForm{.kind = Kind::kPointwise} : ImageForm();
 }
 
 }  // namespace torch_ort::ops

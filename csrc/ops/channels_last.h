@@ -43,6 +43,15 @@ struct ImageForm {
   int weight_gradient = -1;
 };
 
+// What a row says of it. Element-wise work and reductions along axes need nothing here.
+struct ImageRule {
+  ImageForm::Kind kind = ImageForm::Kind::kNone;
+  // Of a kernel: the arguments of an operator that are images; of an op it is the first input.
+  std::vector<const char*> reads;
+  int num_images = 1;  // the first outputs
+  bool is_convolution = false;
+};
+
 // By op and attributes; nothing is said about shapes.
 ImageForm image_form(const ir::Node& node);
 

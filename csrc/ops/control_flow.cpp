@@ -237,10 +237,14 @@ Type common_type(const Node& node, const std::string& name, const Type& a, const
 
 void register_control_flow(Registry& ops) {
   Op branch = control_flow("If", 1, infer_if), loop = control_flow("Loop", 2, infer_loop);
+  branch.attributes = {{"then_branch", AttrKind::kGraph, true},
+                       {"else_branch", AttrKind::kGraph, true}};
+  loop.attributes = {{"body", AttrKind::kGraph, true}};
   loop.max_inputs = -1;
   ops.add(branch);
   ops.add(loop);
   ops.add(closed(branch));
+  loop.attributes.push_back({"carried", AttrKind::kInt});
   ops.add(closed(loop));
 }
 

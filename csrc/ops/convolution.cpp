@@ -18,6 +18,9 @@ using ir::Node;
 using ir::Shape;
 using ir::Type;
 using ir::Value;
+using enum AttrKind;
+
+constexpr auto kKernel = ImageForm::Kind::kKernel;
 
 // The window of one node, one number per spatial dim.
 struct Window {
@@ -425,6 +428,15 @@ int resize_since(const Node& node) {
   return ir::has_attr(node.attrs, "antialias") || ir::has_attr(node.attrs, "axes") ? 18 : 13;
 }
 
+std::vector<AttrRule> window_with(std::vector<AttrRule> more) {
+  more.insert(more.end(), {{"auto_pad", kString},
+                           {"dilations", kInts},
+                           {"kernel_shape", kInts},
+                           {"pads", kInts},
+                           {"strides", kInts}});
+  return more;
+}
+
 Op windowed(std::string name, InferRule infer, Lowering lower) {
   Op op;
   op.name = std::move(name);
@@ -441,23 +453,68 @@ void register_convolution(Registry& ops) {
   Op conv = windowed("Conv", infer_conv, lower_conv);
   conv.min_inputs = 2;
   conv.max_inputs = 3;
+  conv.attributes = window_with({{"group", kInt}});
+  conv.work.image = {.kind = kKernel, .is_convolution = true};
   ops.add(conv);
   Op transposed = windowed("ConvTranspose", infer_conv_transpose, lower_conv_transpose);
   transposed.min_inputs = 2;
   transposed.max_inputs = 3;
+  transposed.attributes =
+      window_with({{"group", kInt}, {"output_padding", kInts}, {"output_shape", kInts}});
+  transposed.work.image = {.kind = kKernel, .is_convolution = true};
   ops.add(transposed);
+  ops.add(Operator{
+      .name = "aten::convolution",
+      .work = {.image = {.kind = kKernel, .reads = {"input"}, .is_convolution = true}},
+  });
+  ops.add(Operator{
+      .name = "aten::convolution_backward",
+      .work = {.image = {.kind = kKernel,
+                         .reads = {"grad_output", "input"},
+                         .is_convolution = true}},
+  });
 
   Op max_pool = windowed("MaxPool", infer_pool, lower_max_pool);
   max_pool.max_outputs = 2;
+  max_pool.attributes = window_with({{"ceil_mode", kInt}, {"storage_order", kInt}});
+  max_pool.work.image.kind = kKernel;
   ops.add(max_pool);
   Op average_pool = windowed("AveragePool", infer_pool, lower_average_pool);
+  average_pool.attributes = window_with({{"ceil_mode", kInt}, {"count_include_pad", kInt}});
   average_pool.since_of = average_pool_since;
+  average_pool.work.image.kind = kKernel;
   ops.add(average_pool);
   ops.add(windowed("GlobalAveragePool", infer_global_pool, lower_global_average_pool));
   ops.add(windowed("GlobalMaxPool", infer_global_pool, lower_global_max_pool));
+  for (const char* name : {"aten::_adaptive_avg_pool2d", "aten::avg_pool2d"}) {
+    ops.add(Operator{.name = name, .work = {.image = {.kind = kKernel, .reads = {"self"}}}});
+  }
+  for (const char* name : {"aten::_adaptive_avg_pool2d_backward", "aten::avg_pool2d_backward"}) {
+    ops.add(Operator{
+        .name = name,
+        .work = {.image = {.kind = kKernel, .reads = {"grad_output", "self"}}},
+    });
+  }
+  ops.add(Operator{
+      .name = "aten::max_pool2d_with_indices",
+      .work = {.image = {.kind = kKernel, .reads = {"self"}, .num_images = 2}},
+  });
+  ops.add(Operator{
+      .name = "aten::max_pool2d_with_indices_backward",
+      .work = {.image = {.kind = kKernel, .reads = {"grad_output", "self", "indices"}}},
+  });
 
   Op resize = windowed("Resize", infer_resize, lower_resize);
   resize.max_inputs = 4;
+  resize.attributes = {{"antialias", kInt},
+                       {"axes", kInts},
+                       {"coordinate_transformation_mode", kString},
+                       {"cubic_coeff_a", kFloat},
+                       {"exclude_outside", kInt},
+                       {"extrapolation_value", kFloat},
+                       {"keep_aspect_ratio_policy", kString},
+                       {"mode", kString},
+                       {"nearest_mode", kString}};
   resize.since = 13;  // until then, factors had to stand beside sizes
   resize.since_of = resize_since;
   resize.bfloat16_since = 13;

@@ -16,6 +16,7 @@ using ir::DType;
 using ir::Node;
 using ir::Shape;
 using ir::Type;
+using enum AttrKind;
 
 Type cpu_type(DType dtype, std::optional<Shape> shape) {
   Type type;
@@ -139,6 +140,10 @@ void register_creation(Registry& ops) {
   Op constant;
   constant.name = "Constant";
   constant.min_inputs = constant.max_inputs = 0;
+  constant.attributes = {{"value", kTensor},         {"value_float", kFloat},
+                         {"value_floats", kFloats},  {"value_int", kInt},
+                         {"value_ints", kInts},      {"value_string", kString},
+                         {"value_strings", kStrings}};
   constant.since = 12;
   constant.infer = infer_constant;
   constant.lower = lower_constant;
@@ -146,6 +151,7 @@ void register_creation(Registry& ops) {
 
   Op filled;
   filled.name = "ConstantOfShape";
+  filled.attributes = {{"value", kTensor}};
   filled.since = 9;
   filled.infer = infer_constant_of_shape;
   filled.lower = lower_constant_of_shape;
@@ -156,6 +162,7 @@ void register_creation(Registry& ops) {
   Op range;
   range.name = "Range";
   range.min_inputs = range.max_inputs = 3;
+  range.attributes = {{"stash_type", kInt}};
   range.since = 11;
   range.infer = infer_range;
   range.lower = lower_range;

@@ -16,6 +16,7 @@ using ir::DType;
 using ir::Node;
 using ir::Type;
 using ir::Value;
+using enum AttrKind;
 
 bool is_small_integer(DType dtype) {
   return dtype == DType::kInt8 || dtype == DType::kUInt8 || dtype == DType::kInt16;
@@ -46,11 +47,12 @@ struct Unary {
   const char* aten;
   int since;
   int bfloat16_since;
+  FusedRule fused = {};
   bool gives_bool = false;
 };
 
 constexpr Unary kUnary[] = {
-    {"Abs", "aten::abs", 6, 13},
+    {"Abs", "aten::abs", 6, 13, Pointwise::kAbs},
     {"Acos", "aten::acos", 7, 22},
     {"Acosh", "aten::acosh", 9, 22},
     {"Asin", "aten::asin", 7, 22},
@@ -58,27 +60,27 @@ constexpr Unary kUnary[] = {
     {"Atan", "aten::atan", 7, 22},
     {"Atanh", "aten::atanh", 9, 22},
     {"BitwiseNot", "aten::bitwise_not", 18, 18},
-    {"Ceil", "aten::ceil", 6, 13},
-    {"Cos", "aten::cos", 7, 22},
+    {"Ceil", "aten::ceil", 6, 13, Pointwise::kCeil},
+    {"Cos", "aten::cos", 7, 22, Pointwise::kCos},
     {"Cosh", "aten::cosh", 9, 22},
-    {"Erf", "aten::erf", 9, 13},
-    {"Exp", "aten::exp", 6, 13},
-    {"Floor", "aten::floor", 6, 13},
-    {"IsInf", "aten::isinf", 10, 20, true},
-    {"IsNaN", "aten::isnan", 9, 13, true},
-    {"Log", "aten::log", 6, 13},
-    {"Neg", "aten::neg", 6, 13},
-    {"Not", "aten::logical_not", 1, 1, true},
-    {"Reciprocal", "aten::reciprocal", 6, 13},
-    {"Relu", "aten::relu", 6, 13},
-    {"Round", "aten::round", 11, 22},
-    {"Sigmoid", "aten::sigmoid", 6, 13},
-    {"Sign", "aten::sign", 9, 13},
-    {"Sin", "aten::sin", 7, 22},
+    {"Erf", "aten::erf", 9, 13, Pointwise::kErf},
+    {"Exp", "aten::exp", 6, 13, Pointwise::kExp},
+    {"Floor", "aten::floor", 6, 13, Pointwise::kFloor},
+    {"IsInf", "aten::isinf", 10, 20, {}, true},
+    {"IsNaN", "aten::isnan", 9, 13, Pointwise::kIsNan, true},
+    {"Log", "aten::log", 6, 13, Pointwise::kLog},
+    {"Neg", "aten::neg", 6, 13, Pointwise::kNeg},
+    {"Not", "aten::logical_not", 1, 1, Pointwise::kNot, true},
+    {"Reciprocal", "aten::reciprocal", 6, 13, Pointwise::kReciprocal},
+    {"Relu", "aten::relu", 6, 13, Pointwise::kRelu},
+    {"Round", "aten::round", 11, 22, Pointwise::kRound},
+    {"Sigmoid", "aten::sigmoid", 6, 13, Pointwise::kSigmoid},
+    {"Sign", "aten::sign", 9, 13, Pointwise::kSign},
+    {"Sin", "aten::sin", 7, 22, Pointwise::kSin},
     {"Sinh", "aten::sinh", 9, 22},
-    {"Sqrt", "aten::sqrt", 6, 13},
+    {"Sqrt", "aten::sqrt", 6, 13, Pointwise::kSqrt},
     {"Tan", "aten::tan", 7, 22},
-    {"Tanh", "aten::tanh", 6, 13},
+    {"Tanh", "aten::tanh", 6, 13, Pointwise::kTanh},
 };
 
 std::vector<Type> infer_unary(const Node& node) {
@@ -114,26 +116,28 @@ struct Binary {
   int bfloat16_since;
   Numbers numbers;
   bool commutes;
+  FusedRule fused = {};
   bool gives_bool = false;
 };
 
 constexpr Binary kBinary[] = {
-    {"Add", "aten::add", 7, 13, Numbers::kScalarAndAlpha, true},
-    {"And", "aten::logical_and", 7, 7, Numbers::kNone, true, true},
+    {"Add", "aten::add", 7, 13, Numbers::kScalarAndAlpha, true, Pointwise::kAdd},
+    {"And", "aten::logical_and", 7, 7, Numbers::kNone, true, Pointwise::kAnd, true},
     {"BitwiseAnd", "aten::bitwise_and", 18, 18, Numbers::kScalar, true},
     {"BitwiseOr", "aten::bitwise_or", 18, 18, Numbers::kScalar, true},
     {"BitwiseXor", "aten::bitwise_xor", 18, 18, Numbers::kScalar, true},
-    {"Div", "aten::div", 7, 13, Numbers::kScalar, false},
-    {"Equal", "aten::eq", 11, 13, Numbers::kScalar, true, true},
-    {"Greater", "aten::gt", 9, 13, Numbers::kScalar, false, true},
-    {"GreaterOrEqual", "aten::ge", 12, 16, Numbers::kScalar, false, true},
-    {"Less", "aten::lt", 9, 13, Numbers::kScalar, false, true},
-    {"LessOrEqual", "aten::le", 12, 16, Numbers::kScalar, false, true},
+    {"Div", "aten::div", 7, 13, Numbers::kScalar, false, Pointwise::kDiv},
+    {"Equal", "aten::eq", 11, 13, Numbers::kScalar, true, Pointwise::kEqual, true},
+    {"Greater", "aten::gt", 9, 13, Numbers::kScalar, false, Pointwise::kGreater, true},
+    {"GreaterOrEqual", "aten::ge", 12, 16, Numbers::kScalar, false, Pointwise::kGreaterOrEqual,
+     true},
+    {"Less", "aten::lt", 9, 13, Numbers::kScalar, false, Pointwise::kLess, true},
+    {"LessOrEqual", "aten::le", 12, 16, Numbers::kScalar, false, Pointwise::kLessOrEqual, true},
     {"Mod", "aten::remainder", 10, 13, Numbers::kScalar, false},
-    {"Mul", "aten::mul", 7, 13, Numbers::kScalar, true},
-    {"Or", "aten::logical_or", 7, 7, Numbers::kNone, true, true},
-    {"Sub", "aten::sub", 7, 13, Numbers::kScalarAndAlpha, false},
-    {"Xor", "aten::logical_xor", 7, 7, Numbers::kNone, true, true},
+    {"Mul", "aten::mul", 7, 13, Numbers::kScalar, true, Pointwise::kMul},
+    {"Or", "aten::logical_or", 7, 7, Numbers::kNone, true, Pointwise::kOr, true},
+    {"Sub", "aten::sub", 7, 13, Numbers::kScalarAndAlpha, false, Pointwise::kSub},
+    {"Xor", "aten::logical_xor", 7, 7, Numbers::kNone, true, Pointwise::kXor, true},
 };
 
 std::vector<Type> infer_binary(const Node& node) {
@@ -296,6 +300,18 @@ int cast_since(const Node& node) {
   return ir::has_attr(node.attrs, "saturate") ? 19 : 9;
 }
 
+FusedForm fused_cast(const Node& node) {
+  const auto is_number = [](DType dtype) {
+    return ir::is_float(dtype) || is_integer(dtype) || dtype == DType::kBool;
+  };
+  const DType from = node.inputs[0]->type.dtype, to = node.outputs[0]->type.dtype;
+  if (!is_number(from) || !is_number(to)) return {};
+  if (to == DType::kBool) return {FusedForm::Kind::kPointwise, Pointwise::kToBool, {}};
+  if (ir::is_float(to) || from == DType::kBool || from == to) return {FusedForm::Kind::kPass};
+  // Casts between integers wrap around; those of NaN and infinity differ between processors.
+  return {};
+}
+
 Op op(std::string name, int inputs, int since, int bfloat16_since, InferRule infer,
       Lowering lower) {
   Op op;
@@ -306,7 +322,7 @@ Op op(std::string name, int inputs, int since, int bfloat16_since, InferRule inf
   op.bfloat16_since = bfloat16_since;
   op.infer = infer;
   op.lower = lower;
-  op.elementwise = true;
+  op.work.elementwise = true;
   return op;
 }
 
@@ -316,26 +332,44 @@ void register_elementwise(Registry& ops) {
   for (const Unary& row : kUnary) {
     Op unary = op(row.name, 1, row.since, row.bfloat16_since, infer_unary, lower_unary);
     unary.since_of = unary_since;
+    unary.work.fused = row.fused;
+    if (unary.name == "IsInf") {
+      unary.attributes = {{"detect_negative", kInt}, {"detect_positive", kInt}};
+    }
     ops.add(unary);
   }
   for (const Binary& row : kBinary) {
     Op binary = op(row.name, 2, row.since, row.bfloat16_since, infer_binary, lower_binary);
     binary.since_of = binary_since;
+    binary.work.fused = row.fused;
+    if (binary.name == "Mod") binary.attributes = {{"fmod", kInt}};
     ops.add(binary);
   }
-  ops.add(op("Pow", 2, 12, 15, infer_pow, lower_pow));
+  Op pow = op("Pow", 2, 12, 15, infer_pow, lower_pow);
+  pow.work.fused = Pointwise::kPow;
+  ops.add(pow);
   for (const char* name : {"Min", "Max"}) {
     Op extremum = op(name, 1, 12, 13, infer_extremum, lower_extremum);
     extremum.max_inputs = -1;
+    extremum.work.fused = extremum.name == "Min" ? Pointwise::kMin : Pointwise::kMax;
     ops.add(extremum);
   }
-  ops.add(op("Where", 3, 9, 16, infer_where, lower_where));
+  Op where = op("Where", 3, 9, 16, infer_where, lower_where);
+  where.work.fused = Pointwise::kWhere;
+  ops.add(where);
   Op clip = op("Clip", 1, 12, 13, infer_like_first, lower_clip);
   clip.max_inputs = 3;
   ops.add(clip);
   Op cast = op("Cast", 1, 9, 13, infer_cast, lower_cast);
+  cast.attributes = {{"to", kInt, true}, {"round_mode", kString}, {"saturate", kInt}};
   cast.since_of = cast_since;
+  cast.work.fused = fused_cast;
   ops.add(cast);
+
+  // Nodes of these two have a size in place of the second tensor.
+  ops.add(Operator{.name = "aten::div", .work = {.elementwise = true}});
+  ops.add(Operator{.name = "aten::mul", .work = {.elementwise = true}});
+  ops.add(Operator{.name = "aten::trunc", .work = {.fused = Pointwise::kTrunc}});
 }
 
 }  // namespace torch_ort::ops

@@ -13,6 +13,7 @@ using ir::Node;
 using ir::Shape;
 using ir::Type;
 using ir::Value;
+using enum AttrKind;
 
 int64_t axis_of(const Node& node) {
   const Shape& shape = known_shape(node, input(node, 0));
@@ -84,6 +85,16 @@ void lower_gather(const Node& node, CallList& calls) {
 
 bool is_gather_view(const Node& node) { return known_position(node).has_value(); }
 
+// Rows, for which memory is read where they lie. One known row is a view.
+FusedForm fused_gather(const Node& node) {
+  const Type &table = node.inputs[0]->type, &ids = input(node, 1).type;
+  const bool names_rows = ids.dtype == ir::DType::kInt64 || ids.dtype == ir::DType::kInt32;
+  if (!ir::is_float(table.dtype) || !names_rows || ids.shape->empty()) return {};
+  const auto rank = static_cast<int64_t>(table.shape->size());
+  if (rank < 2 || wrap_axis(node, ir::int_attr(node.attrs, "axis", 0), rank) != 0) return {};
+  return {FusedForm::Kind::kGather};
+}
+
 // ---- GatherElements, ScatterElements
 
 std::vector<Type> infer_gather_elements(const Node& node) {
@@ -144,27 +155,34 @@ void register_embedding(Registry& ops) {
   Op gather;
   gather.name = "Gather";
   gather.min_inputs = gather.max_inputs = 2;
+  gather.attributes = {{"axis", kInt}};
   gather.since = 11;
   gather.infer = infer_gather;
   gather.lower = lower_gather;
   gather.view_of = is_gather_view;
+  gather.indexes = true;
+  gather.work.fused = fused_gather;
   ops.add(gather);
 
   Op gather_elements;
   gather_elements.name = "GatherElements";
   gather_elements.min_inputs = gather_elements.max_inputs = 2;
+  gather_elements.attributes = {{"axis", kInt}};
   gather_elements.since = 11;
   gather_elements.infer = infer_gather_elements;
   gather_elements.lower = lower_gather_elements;
+  gather_elements.indexes = true;
   ops.add(gather_elements);
 
   Op scatter_elements;
   scatter_elements.name = "ScatterElements";
   scatter_elements.min_inputs = scatter_elements.max_inputs = 3;
+  scatter_elements.attributes = {{"axis", kInt}, {"reduction", kString}};
   scatter_elements.since = 11;
   scatter_elements.infer = infer_scatter_elements;
   scatter_elements.lower = lower_scatter_elements;
   scatter_elements.since_of = scatter_elements_since;
+  scatter_elements.indexes = true;
   ops.add(scatter_elements);
 }
 

@@ -36,6 +36,15 @@ bool is_view(const ir::Node& node) {
   return op->view_of != nullptr ? op->view_of(node) : op->view;
 }
 
+const Work& work_of(const ir::Node& node) {
+  static const Work none;
+  if (is_aten(node)) {
+    return registry().operator_row(ir::string_attr(node.attrs, "operator", "")).work;
+  }
+  const Op* op = registry().find(node.op);
+  return op == nullptr ? none : op->work;
+}
+
 int first_opset(const ir::Node& node) {
   if (!node.op.domain.empty()) return 1;
   const Op* op = registry().find(node.op);

@@ -189,25 +189,25 @@ void check_slots(const Node& node, const Op& op) {
 }
 
 // An op of an older opset may have others.
-void check_attributes(const Node& node, bool is_older) {
-  const std::vector<AttrRule>* rules = attribute_rules(node.op);
-  if (rules == nullptr) return;
+void check_attributes(const Node& node, const Op& op, bool is_older) {
+  if (op.any_attributes) return;
   const bool is_own = node.op.domain == ir::kTorchOrtDomain;
   for (const auto& [name, attr] : node.attrs) {
     const auto rule =
-        std::find_if(rules->begin(), rules->end(),
+        std::find_if(op.attributes.begin(), op.attributes.end(),
                      [&, &name = name](const auto& each) { return name == each.name; });
-    if (rule == rules->end()) {
+    if (rule == op.attributes.end()) {
       if (is_older) continue;
       std::string names;
-      for (const AttrRule& each : *rules) names += concat(names.empty() ? "" : ", ", each.name);
+      for (const AttrRule& each : op.attributes)
+        names += concat(names.empty() ? "" : ", ", each.name);
       raise(node, "attributes", concat("'", name, "'"), names.empty() ? "none" : names);
     }
     if (!is_of_kind(attr, rule->kind, is_own)) {
       raise(node, concat("attribute '", name, "'"), "one of another kind", text_of(rule->kind));
     }
   }
-  for (const AttrRule& rule : *rules) {
+  for (const AttrRule& rule : op.attributes) {
     if (rule.is_required && !is_older && !ir::has_attr(node.attrs, rule.name)) {
       raise(node, "attributes", "too few", concat("'", rule.name, "'"));
     }
@@ -309,7 +309,7 @@ class FileChecker {
       refuse(node, node.op.str(), "which runs Python code");
     const bool is_older = node.op.domain.empty() && opset > 0 && op->since > opset;
     if (!is_older) check_slots(node, *op);
-    check_attributes(node, is_older);
+    check_attributes(node, *op, is_older);
     if (ir::is(&node, "Region", ir::kTorchOrtDomain)) check_region(node);
   }
 

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <variant>
 #include <vector>
 
 namespace torch_ort::ops {
@@ -35,8 +36,17 @@ struct FusedForm {
   bool has_label() const { return kind >= Kind::kPick && kind <= Kind::kValid; }
 };
 
+// What a row says of it: a word over all inputs, a kind, or a function that tells the form of a
+// node with one output whose types are known.
+using FusedFunction = FusedForm (*)(const ir::Node& node);
+using FusedRule = std::variant<std::monostate, Pointwise, FusedForm::Kind, FusedFunction>;
+
 // By op, dtypes and attributes of a node whose types are known; nothing is said about shapes.
 FusedForm fused_form(const ir::Node& node);
+
+// For functions of rows: a word over all inputs and `constants`, if it takes so many, and such
+// dtypes.
+FusedForm pointwise_form(const ir::Node& node, Pointwise op, std::vector<double> constants = {});
 
 // Whether a region with this node computes in float64: it reads or makes numbers that a float does
 // not hold.

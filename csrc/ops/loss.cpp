@@ -56,6 +56,7 @@ void register_loss(Registry& ops) {
   nll.name = "NegativeLogLikelihoodLoss";
   nll.min_inputs = 2;
   nll.max_inputs = 3;
+  nll.attributes = {{"ignore_index", AttrKind::kInt}, {"reduction", AttrKind::kString}};
   nll.since = 12;
   nll.bfloat16_since = 22;
   nll.infer = infer_nll;

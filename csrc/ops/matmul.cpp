@@ -162,6 +162,10 @@ void register_matmul(Registry& ops) {
   gemm.name = "Gemm";
   gemm.min_inputs = 2;
   gemm.max_inputs = 3;
+  gemm.attributes = {{"alpha", AttrKind::kFloat},
+                     {"beta", AttrKind::kFloat},
+                     {"transA", AttrKind::kInt},
+                     {"transB", AttrKind::kInt}};
   gemm.since = 11;
   gemm.infer = infer_gemm;
   gemm.lower = lower_gemm;

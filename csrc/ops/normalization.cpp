@@ -14,6 +14,9 @@ using ir::Node;
 using ir::Shape;
 using ir::Type;
 using ir::Value;
+using enum AttrKind;
+
+constexpr auto kKernel = ImageForm::Kind::kKernel;
 
 double epsilon(const Node& node) { return ir::float_attr(node.attrs, "epsilon", 1e-5); }
 
@@ -188,18 +191,34 @@ Op op(std::string name, int inputs, int since, InferRule infer, Lowering lower) 
 void register_normalization(Registry& ops) {
   Op batch_norm = op("BatchNormalization", 5, 9, infer_batch_norm, lower_batch_norm);
   batch_norm.max_outputs = 3;
+  batch_norm.attributes = {{"epsilon", kFloat}, {"momentum", kFloat}, {"training_mode", kInt}};
   batch_norm.bfloat16_since = 14;
   batch_norm.since_of = batch_norm_since;
+  batch_norm.work.image.kind = kKernel;
   ops.add(batch_norm);
+  for (const char* name : {"aten::_native_batch_norm_legit_functional",
+                           "aten::_native_batch_norm_legit_no_training"}) {
+    ops.add(Operator{.name = name, .work = {.image = {.kind = kKernel, .reads = {"input"}}}});
+  }
+  ops.add(Operator{
+      .name = "aten::native_batch_norm_backward",
+      .work = {.image = {.kind = kKernel, .reads = {"grad_out", "input"}}},
+  });
 
-  ops.add(op("GroupNormalization", 3, 21, infer_like_first, lower_group_norm));
+  Op group_norm = op("GroupNormalization", 3, 21, infer_like_first, lower_group_norm);
+  group_norm.attributes = {{"num_groups", kInt, true}, {"epsilon", kFloat}, {"stash_type", kInt}};
+  ops.add(group_norm);
 
+  const std::vector<AttrRule> of_rows = {{"axis", kInt}, {"epsilon", kFloat}, {"stash_type", kInt}};
   Op layer_norm = op("LayerNormalization", 3, 17, infer_layer_norm, lower_layer_norm);
   layer_norm.min_inputs = 2;
   layer_norm.max_outputs = 3;
+  layer_norm.attributes = of_rows;
   ops.add(layer_norm);
 
-  ops.add(op("RMSNormalization", 2, 23, infer_like_first, lower_rms_norm));
+  Op rms_norm = op("RMSNormalization", 2, 23, infer_like_first, lower_rms_norm);
+  rms_norm.attributes = of_rows;
+  ops.add(rms_norm);
 }
 
 }  // namespace torch_ort::ops

@@ -1,9 +1,13 @@
-// Facts about ops. Each family has one file that registers its ops; all.cpp lists the families.
-// A pass asks the op for a fact; no list of op names stands anywhere else.
+// Facts about ops, and about PyTorch's operators. Each family has one file that registers its own;
+// all.cpp lists the families. Other rooms ask the row for a fact: no list of names stands
+// elsewhere.
 #pragma once
 
 #include "ir/graph.h"
+#include "ops/attributes.h"
 #include "ops/call.h"
+#include "ops/channels_last.h"
+#include "ops/fusion.h"
 
 #include <string>
 #include <string_view>
@@ -21,34 +25,55 @@ using InferRule = std::vector<ir::Type> (*)(const ir::Node& node);
 // Raises Unsupported on a form that it has no call for.
 using Lowering = void (*)(const ir::Node& node, CallList& calls);
 
+// What passes look for in a node, whether of a standard op or an ATen node of an operator.
+struct Work {
+  bool elementwise = false;  // each element of the result comes from those in its place
+  FusedRule fused;           // in a region
+  ImageRule image;           // on images whose channels may stand last
+};
+
 struct Op {
   std::string name;
   std::string domain;  // "" standard ONNX
   int min_inputs = 1;
-  int max_inputs = 1;         // -1: any number
-  int max_outputs = 1;        // -1: any number
-  int since = 1;              // first opset whose definition says what `lower` does
-  InferRule infer = nullptr;  // nullptr: types come with the node
-  Lowering lower = nullptr;   // nullptr: never runs by itself (YieldOp)
-  bool pure = true;           // same inputs give the same outputs, and nothing else happens
-  bool elementwise = false;
+  int max_inputs = 1;   // -1: any number
+  int max_outputs = 1;  // -1: any number
+  // From the first opset on that the engine runs; what a node of a file is held to.
+  std::vector<AttrRule> attributes;
+  bool any_attributes = false;  // it may have others as well
+  int since = 1;                // first opset whose definition says what `lower` does
+  InferRule infer = nullptr;    // nullptr: types come with the node
+  Lowering lower = nullptr;     // nullptr: never runs by itself (YieldOp)
+  bool pure = true;             // same inputs give the same outputs, and nothing else happens
   bool view = false;            // an output may share the memory of the first input
   int bfloat16_since = 13;      // first opset that takes bfloat16
   std::vector<int> int_inputs;  // inputs read through known_ints alone, never as tensors
+  bool indexes = false;         // the second input holds places along `axis`
+  Work work;
   // Where a fact depends on the form of the node.
   int (*since_of)(const ir::Node& node) = nullptr;
   bool (*pure_of)(const ir::Node& node) = nullptr;
   bool (*view_of)(const ir::Node& node) = nullptr;
 };
 
+// What is known of an operator of PyTorch besides its schema. Most have no row, and run all the
+// same.
+struct Operator {
+  std::string name;  // "aten::silu_backward", for all overloads
+  Work work;
+};
+
 class Registry {
  public:
   void add(Op op);
-  const Op* find(const ir::OpId& id) const;  // nullptr if there is none
-  std::vector<const Op*> all() const;        // sorted by domain and name
+  void add(Operator op);
+  const Op* find(const ir::OpId& id) const;                     // nullptr if there is none
+  const Operator& operator_row(const std::string& name) const;  // an empty one if there is none
+  std::vector<const Op*> all() const;                           // sorted by domain and name
 
  private:
   std::unordered_map<std::string, Op> ops_;
+  std::unordered_map<std::string, Operator> operators_;
 };
 
 // The one registry, filled by all.cpp on first use.
@@ -58,6 +83,7 @@ const Registry& registry();
 // `effects` (writes, random, raises) and `view` (a result shares the memory of an argument).
 bool is_pure(const ir::Node& node);
 bool is_view(const ir::Node& node);
+const Work& work_of(const ir::Node& node);
 // The first opset that holds this form of the node; 1 outside the standard domain.
 int first_opset(const ir::Node& node);
 // Whether anything wants the elements of `value`, and not only the integers that they say.

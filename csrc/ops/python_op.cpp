@@ -29,6 +29,7 @@ Op python_op(const char* name, int min_inputs, Lowering lower) {
   op.min_inputs = min_inputs;
   op.max_inputs = -1;
   op.max_outputs = -1;
+  op.any_attributes = true;
   op.lower = lower;
   op.pure = false;
   return op;

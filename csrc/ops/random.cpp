@@ -8,6 +8,8 @@ namespace torch_ort::ops {
 
 namespace {
 
+using enum AttrKind;
+
 std::vector<ir::Type> infer_dropout(const ir::Node& node) {
   const ir::Type& type = input(node, 0).type;
   ir::Type mask = with_shape(type, type.shape);
@@ -84,15 +86,21 @@ void register_random(Registry& ops) {
   dropout.name = "Dropout";
   dropout.max_inputs = 3;
   dropout.max_outputs = 2;
+  dropout.attributes = {{"seed", kInt}};
   dropout.since = 12;
   dropout.infer = infer_dropout;
   dropout.lower = lower_dropout;
   dropout.pure = false;
   ops.add(dropout);
-  ops.add(own("BernoulliMask", 0, lower_bernoulli_mask, false));
+  Op bernoulli = own("BernoulliMask", 0, lower_bernoulli_mask, false);
+  bernoulli.attributes = {{"keep", kFloat}};
+  ops.add(bernoulli);
   ops.add(own("RandomSeed", 0, lower_random_seed, false));
   // A function of the seed and the place of the element; runs in regions alone.
-  ops.add(own("PhiloxMask", 1, nullptr, true));
+  Op philox = own("PhiloxMask", 1, nullptr, true);
+  philox.attributes = {{"keep", kFloat}, {"stream", kInt}};
+  philox.work.fused = FusedForm::Kind::kRandom;
+  ops.add(philox);
 }
 
 }  // namespace torch_ort::ops

@@ -17,6 +17,7 @@ using ir::Node;
 using ir::Shape;
 using ir::Type;
 using ir::Value;
+using enum AttrKind;
 
 bool keeps_dims(const Node& node) { return ir::int_attr(node.attrs, "keepdims", 1) != 0; }
 
@@ -40,6 +41,7 @@ struct Reduction {
   int axes_since;  // first opset that takes axes as an input; without axes all are reduced, ever
                    // since
   void (*lower)(const Node& node, ArgList axes, CallList& calls);
+  FusedRule fused = {};
 };
 
 // Axes are an attribute in older opsets.
@@ -149,11 +151,11 @@ constexpr Reduction kReductions[] = {
     {"ReduceL1", 18, lower_l1},
     {"ReduceL2", 18, lower_l2},
     {"ReduceLogSumExp", 18, lower_log_sum_exp},
-    {"ReduceMax", 18, lower_max},
-    {"ReduceMean", 18, lower_mean},
-    {"ReduceMin", 18, lower_min},
+    {"ReduceMax", 18, lower_max, FusedForm::Kind::kMax},
+    {"ReduceMean", 18, lower_mean, FusedForm::Kind::kMean},
+    {"ReduceMin", 18, lower_min, FusedForm::Kind::kMin},
     {"ReduceProd", 18, lower_prod},
-    {"ReduceSum", 13, lower_sum},
+    {"ReduceSum", 13, lower_sum, FusedForm::Kind::kSum},
 };
 
 const Reduction& reduction_of(const Node& node) {
@@ -235,6 +237,7 @@ void register_reduction(Registry& ops) {
   for (const char* name : {"ArgMax", "ArgMin"}) {
     Op op;
     op.name = name;
+    op.attributes = {{"axis", kInt}, {"keepdims", kInt}, {"select_last_index", kInt}};
     op.since = 12;
     op.infer = infer_arg;
     op.lower = lower_arg;
@@ -244,6 +247,7 @@ void register_reduction(Registry& ops) {
   Op cumsum;
   cumsum.name = "CumSum";
   cumsum.min_inputs = cumsum.max_inputs = 2;
+  cumsum.attributes = {{"exclusive", kInt}, {"reverse", kInt}};
   cumsum.since = 11;
   cumsum.bfloat16_since = 14;
   cumsum.since_of = cumsum_since;
@@ -256,11 +260,13 @@ void register_reduction(Registry& ops) {
     Op op;
     op.name = row.name;
     op.max_inputs = 2;
+    op.attributes = {{"axes", kInts}, {"keepdims", kInt}, {"noop_with_empty_axes", kInt}};
     op.since = 12;
     op.since_of = reduction_since;
     op.infer = infer_reduction;
     op.lower = lower_reduction;
     op.int_inputs = {1};
+    op.work.fused = row.fused;
     ops.add(op);
   }
 }

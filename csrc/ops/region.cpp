@@ -14,6 +14,8 @@ using ir::DType;
 using ir::Node;
 using ir::Type;
 using ir::Value;
+using enum AttrKind;
+using Kind = FusedForm::Kind;
 
 // One call: run/ makes it a program of cpu/.
 void lower_region(const Node& node, CallList& calls) {
@@ -128,45 +130,55 @@ void lower_size_ratio(const Node& node, CallList& calls) {
   }
 }
 
-Op own(std::string name, int inputs, Lowering lower) {
+Op own(std::string name, int inputs, Lowering lower, std::vector<AttrRule> attributes,
+       FusedRule fused = {}) {
   Op op;
   op.name = std::move(name);
   op.domain = ir::kTorchOrtDomain;
   op.min_inputs = op.max_inputs = inputs;
+  op.attributes = std::move(attributes);
   op.lower = lower;
+  op.work.fused = fused;
   return op;
 }
 
 }  // namespace
 
 void register_region(Registry& ops) {
-  Op region = own("Region", 1, lower_region);
+  Op region =
+      own("Region", 1, lower_region,
+          {{"body", kGraph, true}, {"columns", kDim}, {"rows", kDim}, {"spaces", kStrings, true}});
   region.max_inputs = region.max_outputs = -1;
   ops.add(region);
-  ops.add(own("RowPick", 2, lower_pick));
-  ops.add(own("RowScatter", 2, lower_scatter));
-  ops.add(own("RowValid", 1, lower_valid));
+  const AttrRule ignored = {"ignore_index", kInt};
+  ops.add(own("RowPick", 2, lower_pick, {ignored}, Kind::kPick));
+  ops.add(own("RowScatter", 2, lower_scatter, {ignored}, Kind::kScatter));
+  ops.add(own("RowValid", 1, lower_valid, {ignored}, Kind::kValid));
   // a * b + c, rounded once in regions
-  Op mul_add = own("MulAdd", 3, lower_mul_add);
-  mul_add.elementwise = true;
+  Op mul_add = own("MulAdd", 3, lower_mul_add, {}, Pointwise::kMulAdd);
+  mul_add.work.elementwise = true;
   ops.add(mul_add);
   // factor * numerator / denominator, a number without dims
-  ops.add(own("SizeRatio", 0, lower_size_ratio));
+  ops.add(own("SizeRatio", 0, lower_size_ratio,
+              {{"denominator", kDim}, {"factor", kFloat}, {"numerator", kDim}}));
   // gradient [..., D] and ids [...] -> gradient of the table [V, D]
-  ops.add(own("EmbeddingGrad", 2, lower_region));
+  ops.add(own("EmbeddingGrad", 2, lower_region, {{"padding_idx", kInt}}));
   // query, key, value, [mask], [what a dropout keeps] -> result, logarithms of the denominators
   // Scores times `scale`, and then either a mask of numbers that is added, or `fill` where a mask
   // of truth values says so. `is_causal`: a query sees no later key. `unseen_is_nan`: what comes of
   // one that sees no key at all, else zeros. A dropout has an attribute `keep`, its probability;
   // what it keeps is a tensor of truth values, or with an attribute `stream` a seed, as PhiloxMask
   // has it.
-  Op attention = own("Attention", 3, lower_region);
+  const std::vector<AttrRule> of_attention = {{"scale", kFloat},   {"fill", kFloat},
+                                              {"is_causal", kInt}, {"unseen_is_nan", kInt},
+                                              {"keep", kFloat},    {"stream", kInt}};
+  Op attention = own("Attention", 3, lower_region, of_attention);
   attention.max_inputs = 5;
   attention.max_outputs = 2;
   ops.add(attention);
   // gradient, query, key, value, logarithms, [mask], [what a dropout keeps] -> gradients of query,
   // key, value
-  Op attention_grad = own("AttentionGrad", 5, lower_region);
+  Op attention_grad = own("AttentionGrad", 5, lower_region, of_attention);
   attention_grad.max_inputs = 7;
   attention_grad.max_outputs = 3;
   ops.add(attention_grad);

@@ -56,6 +56,18 @@ void Registry::add(Op op) {
   ORT_CHECK(ops_.emplace(key, std::move(op)).second, "registry: two ops are called ", key);
 }
 
+void Registry::add(Operator op) {
+  const std::string key = op.name;
+  ORT_CHECK(operators_.emplace(key, std::move(op)).second, "registry: two operators are called ",
+            key);
+}
+
+const Operator& Registry::operator_row(const std::string& name) const {
+  static const Operator none;
+  const auto found = operators_.find(name);
+  return found == operators_.end() ? none : found->second;
+}
+
 const Op* Registry::find(const ir::OpId& id) const {
   auto found = ops_.find(id.domain.empty() ? id.name : id.str());
   return found == ops_.end() ? nullptr : &found->second;

@@ -18,6 +18,8 @@ using ir::Node;
 using ir::Shape;
 using ir::Type;
 using ir::Value;
+using enum AttrKind;
+using Kind = FusedForm::Kind;
 
 // Slices of ONNX say "to the end" by the largest integer, or by anything near it.
 constexpr int64_t kFarEnd = int64_t{1} << 40;
@@ -706,6 +708,19 @@ Op op(std::string name, int inputs, int since, InferRule infer, Lowering lower) 
   return op;
 }
 
+// Parts of equal sizes, so that all of them have the rows and columns of one region.
+FusedForm fused_concat(const Node& node) {
+  const Type& first = node.inputs[0]->type;
+  const bool are_equal =
+      std::all_of(node.inputs.begin(), node.inputs.end(), [&](const Value* value) {
+        return value != nullptr && value->type.dtype == first.dtype &&
+               *value->type.shape == *first.shape;
+      });
+  if (!are_equal || node.inputs.size() < 2) return {};
+  const bool is_known = ir::is_float(first.dtype) || first.dtype == ir::DType::kBool;
+  return is_known ? FusedForm{Kind::kConcat} : FusedForm();
+}
+
 Op view(std::string name, int inputs, int since, InferRule infer, Lowering lower) {
   Op result = op(std::move(name), inputs, since, infer, lower);
   result.view = true;
@@ -728,54 +743,74 @@ Shape part_of_shape(const Node& node) {
 
 void register_shape(Registry& ops) {
   Op reshape = view("Reshape", 2, 5, infer_reshape, lower_reshape);
+  reshape.attributes = {{"allowzero", kInt}};
   reshape.since_of = reshape_since;
+  reshape.work.fused = Kind::kPass;
   ops.add(reshape);
-  ops.add(view("Flatten", 1, 11, infer_flatten, lower_flatten));
-  ops.add(view("Transpose", 1, 1, infer_transpose, lower_transpose));
-  ops.add(view("Expand", 2, 8, infer_expand, lower_expand));
+  Op flatten = view("Flatten", 1, 11, infer_flatten, lower_flatten);
+  flatten.attributes = {{"axis", kInt}};
+  ops.add(flatten);
+  Op transpose = view("Transpose", 1, 1, infer_transpose, lower_transpose);
+  transpose.attributes = {{"perm", kInts}};
+  ops.add(transpose);
+  Op expand = view("Expand", 2, 8, infer_expand, lower_expand);
+  expand.work.image.kind = ImageForm::Kind::kExpand;
+  ops.add(expand);
 
   Op slice = view("Slice", 3, 10, infer_slice, lower_slice);
   slice.max_inputs = 5;
   slice.int_inputs = {1, 2, 3, 4};
   ops.add(slice);
 
-  ops.add(view("Unsqueeze", 2, 13, infer_unsqueeze, lower_unsqueeze));
+  Op unsqueeze = view("Unsqueeze", 2, 13, infer_unsqueeze, lower_unsqueeze);
+  unsqueeze.work.fused = Kind::kPass;
+  ops.add(unsqueeze);
   Op squeeze = view("Squeeze", 2, 13, infer_squeeze, lower_squeeze);
   squeeze.min_inputs = 1;
+  squeeze.work.fused = Kind::kPass;
   ops.add(squeeze);
 
   Op split = view("Split", 2, 13, infer_split, lower_split);
   split.min_inputs = 1;
   split.max_outputs = -1;
+  split.attributes = {{"axis", kInt}, {"num_outputs", kInt}};
   split.since_of = split_since;
   ops.add(split);
 
   Op cat = op("Concat", 1, 11, infer_concat, lower_concat);
   cat.max_inputs = -1;
+  cat.attributes = {{"axis", kInt, true}};
+  cat.work.fused = fused_concat;
   ops.add(cat);
 
   Op tile = op("Tile", 2, 6, infer_tile, lower_tile);
   tile.int_inputs = {1};
   ops.add(tile);
-  ops.add(op("Identity", 1, 1, infer_same, lower_identity));
+  Op identity = op("Identity", 1, 1, infer_same, lower_identity);
+  identity.work = {.elementwise = true, .fused = Kind::kPass};
+  ops.add(identity);
 
   Op pad = op("Pad", 2, 11, infer_pad, lower_pad);
   pad.max_inputs = 4;
+  pad.attributes = {{"mode", kString}};
   pad.int_inputs = {1, 3};
   pad.since_of = pad_since;
   ops.add(pad);
 
   Op trilu = op("Trilu", 1, 14, infer_same, lower_trilu);
   trilu.max_inputs = 2;
+  trilu.attributes = {{"upper", kInt}};
   trilu.bfloat16_since = 14;
   ops.add(trilu);
 
   Op shape = op("Shape", 1, 1, infer_shape, lower_shape);
+  shape.attributes = {{"end", kInt}, {"start", kInt}};
   shape.since_of = shape_since;
   ops.add(shape);
 
   Op dims = op("Dims", 0, 1, infer_dims, lower_dims);
   dims.domain = ir::kTorchOrtDomain;
+  dims.attributes = {{"dims", kDims}};
   ops.add(dims);
 }
 

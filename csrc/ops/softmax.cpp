@@ -25,6 +25,7 @@ void register_softmax(Registry& ops) {
   for (const char* name : {"LogSoftmax", "Softmax"}) {
     Op op;
     op.name = name;
+    op.attributes = {{"axis", AttrKind::kInt}};
     op.since = 13;
     op.infer = infer_softmax;
     op.lower = lower_softmax;

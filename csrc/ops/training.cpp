@@ -32,6 +32,8 @@ void register_training(Registry& ops) {
   yield.min_inputs = 0;
   yield.max_inputs = -1;
   yield.max_outputs = -1;
+  yield.attributes = {{"full_shape_outputs", AttrKind::kInts},
+                      {"non_differentiable_outputs", AttrKind::kInts}};
   yield.infer = infer_yield;
   yield.pure = false;
   ops.add(yield);

@@ -24,8 +24,8 @@ using ir::Value;
 constexpr int kIndex = 1;  // the slot of the indices
 
 bool reads_indices(const Node& node) {
-  return ir::is(&node, "Gather") || ir::is(&node, "GatherElements") ||
-         ir::is(&node, "ScatterElements");
+  const ops::Op* op = ops::registry().find(node.op);
+  return op != nullptr && op->indexes;
 }
 
 bool may_be_negative(const Value& index) {

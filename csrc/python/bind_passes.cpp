@@ -38,12 +38,11 @@ std::vector<Report> run_pipeline(ir::Graph& graph, std::vector<std::string> disa
   return reports;
 }
 
-// (name, kind, whether it must be there); None if there are no rules.
+// (name, kind, whether it must be there); None if it may have any.
 py::object attributes_of(const ops::Op& op) {
-  const std::vector<ops::AttrRule>* rules = ops::attribute_rules({op.domain, op.name});
-  if (rules == nullptr) return py::none();
+  if (op.any_attributes) return py::none();
   py::list found;
-  for (const ops::AttrRule& rule : *rules) {
+  for (const ops::AttrRule& rule : op.attributes) {
     found.append(py::make_tuple(rule.name, ops::text_of(rule.kind), rule.is_required));
   }
   return found;
