@@ -2,7 +2,6 @@
 
 #include "convert/families.h"
 #include "convert/rows.h"
-#include "ops/op.h"
 
 #include <algorithm>
 #include <limits>
@@ -242,10 +241,7 @@ Values stack(Builder& builder, const AtenCall& call) {
     if (x == nullptr || x->type.dtype != type.dtype || !x->type.shape) return {};
     inputs.push_back(x);
   }
-  for (Value*& x : inputs) {
-    x = builder.node1("Unsqueeze", {x, builder.ints({at})}, Type());
-    ops::infer_types(*x->producer);
-  }
+  for (Value*& x : inputs) x = builder.make("Unsqueeze", {x, builder.ints({at})});
   return builder.node("Concat", inputs, call.types, {{"axis", Dim(at)}});
 }
 

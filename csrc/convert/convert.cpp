@@ -82,15 +82,20 @@ std::vector<ir::Value*> Builder::node(std::string_view op, std::vector<ir::Value
 
 std::vector<ir::Value*> Builder::node(ir::OpId op, std::vector<ir::Value*> inputs,
                                       const std::vector<ir::Type>& types, ir::Attrs attrs) {
-  ir::Node& added = ir::append(graph_, std::move(op), std::move(inputs), types, std::move(attrs),
-                               call_ != nullptr ? call_->name : "");
-  if (before_ != nullptr) ir::move_before(graph_, added, *before_);
-  if (call_ != nullptr) {
-    added.origin = call_->origin;
-    added.recompute = call_->recompute;
-    added.region = call_->region;
+  return add(std::move(op), std::move(inputs), types, std::move(attrs)).outputs;
+}
+
+ir::Node& Builder::add(ir::OpId op, std::vector<ir::Value*> inputs,
+                       const std::vector<ir::Type>& types, ir::Attrs attrs) {
+  if (call_ == nullptr) {
+    return Writer::add(std::move(op), std::move(inputs), types, std::move(attrs));
   }
-  return added.outputs;
+  ir::Node& added =
+      add_named(call_->name, std::move(op), std::move(inputs), types, std::move(attrs));
+  added.origin = call_->origin;
+  added.recompute = call_->recompute;
+  added.region = call_->region;
+  return added;
 }
 
 ir::Value* Builder::scalar(double value, ir::DType dtype) {
@@ -100,26 +105,17 @@ ir::Value* Builder::scalar(double value, ir::DType dtype) {
   key.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   ir::Value*& constant = constants_[key];
   if (constant == nullptr) {
-    constant = &ir::add_initializer(graph_, "constant", {.dtype = dtype, .shape = ir::Shape{}},
+    constant = &ir::add_initializer(graph(), "constant", {.dtype = dtype, .shape = ir::Shape{}},
                                     ir::make_tensor_data(dtype, {}, std::move(bytes)));
   }
   return constant;
 }
 
 ir::Value* Builder::ints(const ir::Shape& dims) {
-  const ir::Type type{.dtype = ir::DType::kInt64,
-                      .shape = ir::Shape{static_cast<int64_t>(dims.size())}};
-  std::string key = "ints:" + ir::to_string(dims);
   // A Dims node is made where it is read: one made earlier for backward would cross the border.
-  if (!ir::is_constant(dims)) {
-    return node(ir::OpId{ir::kTorchOrtDomain, "Dims"}, {}, {type}, {{"dims", dims}})[0];
-  }
-  ir::Value*& constant = constants_[key];
-  if (constant == nullptr) {
-    std::vector<int64_t> values;
-    for (const ir::Dim& dim : dims) values.push_back(dim.constant());
-    constant = &ir::add_initializer(graph_, "ints", type, ir::make_int64_data(values));
-  }
+  if (!ir::is_constant(dims)) return Writer::ints(dims);
+  ir::Value*& constant = constants_["ints:" + ir::to_string(dims)];
+  if (constant == nullptr) constant = Writer::ints(dims);
   return constant;
 }
 

@@ -5,6 +5,7 @@
 
 #include "ir/graph.h"
 #include "ops/call.h"
+#include "ops/writer.h"
 
 #include <functional>
 #include <string>
@@ -33,12 +34,14 @@ struct AtenCall {
 };
 
 // Builds nodes for one call; keeps name, origin and tags of the call on each of them.
-class Builder {
+class Builder : public ops::Writer {
  public:
-  Builder(ir::Graph& graph, int max_opset) : graph_(graph), max_opset_(max_opset) {}
+  Builder(ir::Graph& graph, int max_opset) : Writer(graph, nullptr), max_opset_(max_opset) {}
 
-  ir::Graph& graph() { return graph_; }
   int max_opset() const { return max_opset_; }
+  // Named after the call.
+  ir::Node& add(ir::OpId op, std::vector<ir::Value*> inputs, const std::vector<ir::Type>& types,
+                ir::Attrs attrs = {}) override;
   // Adds a standard node; returns its outputs.
   std::vector<ir::Value*> node(std::string_view op, std::vector<ir::Value*> inputs,
                                const std::vector<ir::Type>& types, ir::Attrs attrs = {});
@@ -51,10 +54,10 @@ class Builder {
   // A 0-d initializer. Nothing (nullptr) if `dtype` cannot hold the number exactly as PyTorch would
   // compute with it: float32 and float64 take any double, half types only what they represent,
   // integer types only integers.
-  ir::Value* scalar(double value, ir::DType dtype);
+  ir::Value* scalar(double value, ir::DType dtype) override;
   // One-dimensional int64 values: an initializer, or a `torch_ort.Dims` node where they are
   // symbolic.
-  ir::Value* ints(const ir::Shape& dims);
+  ir::Value* ints(const ir::Shape& dims) override;
   bool allows(int since) const { return since <= max_opset_; }
 
   // While it lives, new nodes take the name, the origin and the tags of a call, and stand before
@@ -63,11 +66,11 @@ class Builder {
    public:
     Scope(Builder& builder, const AtenCall& call, ir::Node* before = nullptr) : builder_(builder) {
       builder_.call_ = &call;
-      builder_.before_ = before;
+      builder_.stand_before(before);
     }
     ~Scope() {
       builder_.call_ = nullptr;
-      builder_.before_ = nullptr;
+      builder_.stand_before(nullptr);
     }
 
    private:
@@ -75,10 +78,8 @@ class Builder {
   };
 
  private:
-  ir::Graph& graph_;
   int max_opset_;
   const AtenCall* call_ = nullptr;
-  ir::Node* before_ = nullptr;
   std::unordered_map<std::string, ir::Value*> constants_;
 };
 

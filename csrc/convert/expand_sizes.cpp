@@ -2,7 +2,7 @@
 // read first, from the shape of the first tensor that has it.
 #include "convert/portable.h"
 #include "ir/edit.h"
-#include "ops/op.h"
+#include "ops/writer.h"
 
 #include <algorithm>
 
@@ -110,24 +110,20 @@ class SizeWriter {
            (outer_ != nullptr && outer_->can_write(name));
   }
 
+  // Named for those who read the file.
   Value* make(const char* op, std::vector<Value*> inputs, ir::Attrs attrs = {},
-              std::string_view hint = "size") {
-    Node& node = ir::insert_before(graph_, *at_, {"", op}, std::move(inputs), {Type()},
-                                   std::move(attrs), hint);
-    ops::infer_types(node);
-    return node.outputs[0];
+              std::string_view name = "size") {
+    return ops::Writer(graph_, at_)
+        .add_named(name, {"", op}, std::move(inputs), {Type()}, std::move(attrs))
+        .outputs[0];
   }
 
-  Value* ints(const std::vector<int64_t>& values) {
-    const Type type{.dtype = ir::DType::kInt64,
-                    .shape = ir::Shape{static_cast<int64_t>(values.size())}};
-    return &ir::add_initializer(graph_, "ints", type, ir::make_int64_data(values));
-  }
+  Value* ints(int64_t number) { return ops::Writer(graph_, at_).ints({number}); }
 
   Value* size(const Dim& dim) {
     const std::string text = dim.str();
     if (const auto known = sizes_.find(text); known != sizes_.end()) return known->second;
-    Value* value = dim.is_constant() ? ints({dim.constant()})
+    Value* value = dim.is_constant() ? ints(dim.constant())
                    : dim.is_symbol() ? symbol(dim.name())
                                      : expression(dim);
     sizes_[text] = value;
@@ -146,7 +142,7 @@ class SizeWriter {
       const auto& [input, axis] = source->second;
       Value*& shape = shapes_[input];
       if (shape == nullptr) shape = make("Shape", {input}, {}, input->name + "_shape");
-      return make("Gather", {shape, ints({static_cast<int64_t>(axis)})}, {}, name);
+      return make("Gather", {shape, ints(static_cast<int64_t>(axis))}, {}, name);
     }
     if (outer_ != nullptr) {
       outer_->at_ = node_;
@@ -154,7 +150,7 @@ class SizeWriter {
     }
     std::erase(graph_.symbol_inputs, name);
     Value& given = ir::add_input(graph_, name, {.dtype = ir::DType::kInt64, .shape = ir::Shape{}});
-    return make("Reshape", {&given, ints({1})});
+    return make("Reshape", {&given, ints(1)});
   }
 
   Graph& graph_;

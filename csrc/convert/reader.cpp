@@ -99,7 +99,7 @@ void Reader::add_yield(const std::vector<std::string>& outputs,
   std::vector<ir::Type> types;
   for (const auto& [name, type] : tangents) types.push_back(type);
   ir::Node& yield =
-      ir::append(*graph_, {ir::kMicrosoftDomain, "YieldOp"}, inputs, types, {}, "yield");
+      builder_.add_named("yield", {ir::kMicrosoftDomain, "YieldOp"}, std::move(inputs), types);
   for (size_t i = 0; i < tangents.size(); ++i) {
     ir::rename(*graph_, *yield.outputs[i], tangents[i].first);
     values_[tangents[i].first] = yield.outputs[i];

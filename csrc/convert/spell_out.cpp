@@ -3,7 +3,6 @@
 #include "convert/rows.h"
 #include "ir/edit.h"
 #include "ops/aten.h"
-#include "ops/op.h"
 #include "ops/shapes.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -25,21 +24,17 @@ using ir::Type;
 using ir::Value;
 using Values = std::vector<Value*>;
 
-// Writes small formulas; types follow from the operands.
+// What formulas are made of; types follow from the operands.
 class Formula {
  public:
   explicit Formula(Builder& builder, DType dtype = DType::kFloat)
       : builder_(builder), dtype_(dtype == DType::kDouble ? dtype : DType::kFloat) {}
 
   Value* make(std::string_view op, Values inputs, ir::Attrs attrs = {}) {
-    Value* value = builder_.node1(op, std::move(inputs), Type(), std::move(attrs));
-    ops::infer_types(*value->producer);
-    return value;
+    return builder_.make(op, std::move(inputs), std::move(attrs));
   }
   Value* reduce(std::string_view op, Value* x, const Shape& axes) {
-    Value* value = convert::reduce(builder_, op, x, axes, true, {Type()})[0];
-    ops::infer_types(*value->producer);
-    return value;
+    return convert::reduce(builder_, op, x, axes, true, {Type()})[0];
   }
   Value* constant(double number) { return builder_.scalar(number, dtype_); }
   Value* add(Value* a, Value* b) { return make("Add", {a, b}); }
@@ -48,18 +43,13 @@ class Formula {
   Value* scaled(Value* x, double factor) { return mul(x, constant(factor)); }
   // A value in the dtype that is computed in: half types are too short for sums.
   Value* wide(Value* x) { return cast(x, dtype_); }
-  Value* cast(Value* x, DType dtype) {
-    if (x->type.dtype == dtype) return x;
-    return make("Cast", {x}, {{"to", Dim(static_cast<int64_t>(dtype))}});
-  }
+  Value* cast(Value* x, DType dtype) { return builder_.cast(x, dtype); }
   // A size as a tensor without dims.
   Value* size(const Dim& dim) {
     if (!dim.is_constant()) return reshape(builder_.ints({dim}), {});
     return builder_.scalar(static_cast<double>(dim.constant()), DType::kInt64);
   }
-  Value* reshape(Value* x, const Shape& shape) {
-    return make("Reshape", {x, builder_.ints(shape)});
-  }
+  Value* reshape(Value* x, const Shape& shape) { return builder_.reshape(x, shape); }
 
  private:
   Builder& builder_;
@@ -187,7 +177,7 @@ Values attention(Builder& builder, const AtenCall& call) {
   const auto features = static_cast<double>(of_query[3].constant());
   const double factor = scale.is_none() ? 1 / std::sqrt(features) : number(scale);
   Value* q = f.scaled(f.wide(tensor(call.arg("query"))), factor);
-  Value* k = f.make("Transpose", {f.wide(tensor(call.arg("key")))}, {{"perm", Shape{0, 1, 3, 2}}});
+  Value* k = builder.transpose(f.wide(tensor(call.arg("key"))), {0, 1, 3, 2});
   Value* scores = f.make("MatMul", {q, k});
   if (Value* mask = tensor(call.arg("attn_mask"))) scores = f.add(scores, f.wide(mask));
   if (boolean(call.arg("is_causal"))) scores = causal(f, scores, of_query[2], of_key[2]);

@@ -122,11 +122,11 @@ void redirect(Graph& graph, Use use, const Value& old, Value& with) {
   with.uses.push_back(use);
 }
 
-void swap_names(Graph& graph, Value& a, Value& b) {
-  const std::string name_a = a.name, name_b = b.name;
-  rename(graph, a, unused_name(graph, name_a));
-  rename(graph, b, name_a);
-  rename(graph, a, name_b);
+// The other one gets a name like it.
+void give_name(Graph& graph, Value& from, Value& to) {
+  const std::string name = from.name;
+  rename(graph, from, unused_name(graph, name));
+  rename(graph, to, name);
 }
 
 bool is_output(const Value& value) {
@@ -223,7 +223,7 @@ void replace_uses(Value& old, Value& with, Graph& graph) {
   if (&old == &with) return;
   const bool keeps_name = is_output(old) && with.producer && !is_output(with);
   for (const Use& use : std::exchange(old.uses, {})) redirect(graph, use, old, with);
-  if (keeps_name) swap_names(graph, old, with);
+  if (keeps_name) give_name(graph, old, with);
 }
 
 void set_input(Node& node, int index, Value* value) {
@@ -277,8 +277,11 @@ void rename(Graph& graph, Value& value, std::string_view name) {
 
 void take_name(Graph& graph, Value& value, std::string_view name) {
   if (value.name == name) return;
-  if (Value* other = find_value(graph, name)) rename(graph, *other, unused_name(graph, name));
-  rename(graph, value, name);
+  if (Value* other = find_value(graph, name)) {
+    give_name(graph, *other, value);
+  } else {
+    rename(graph, value, name);
+  }
 }
 
 Value& capture(Node& node, Graph& body, Value& outer) {

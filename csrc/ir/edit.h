@@ -29,7 +29,8 @@ Node& insert_before(Graph& graph, Node& before, OpId op, std::vector<Value*> inp
                     const std::vector<Type>& types, Attrs attrs = {}, std::string_view hint = "");
 
 // Reads `with` wherever `old` was read, graph outputs and subgraphs included. Where `old` was a
-// graph output and `with` is the result of a node, they swap names: callers know outputs by name.
+// graph output and `with` is the result of a node, `with` takes its name, by which callers know
+// the output, and `old` gets one like it.
 void replace_uses(Value& old, Value& with, Graph& graph);
 // Grows the list of inputs if `index` is beyond its end.
 void set_input(Node& node, int index, Value* value);

@@ -30,7 +30,7 @@
 #include "ops/fusion.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
-#include "passes/integers.h"
+#include "ops/writer.h"
 #include "passes/known_sizes.h"
 #include "passes/memory.h"
 #include "passes/min_cut.h"
@@ -376,30 +376,23 @@ class Mover {
     return own == Form::kView ? view : copy(*view, before);
   }
 
-  Value* add(const char* op, std::vector<Value*> inputs, const Type& type, ir::Attrs attrs,
-             Node* before, const std::string& hint) {
-    Node& made = before == nullptr ? ir::append(graph_, {"", op}, std::move(inputs), {type},
-                                                std::move(attrs), hint)
-                                   : ir::insert_before(graph_, *before, {"", op}, std::move(inputs),
-                                                       {type}, std::move(attrs), hint);
-    if (type.dtype == DType::kUndefined) ops::infer_types(made);
-    return made.outputs[0];
-  }
+  ops::Writer write(Node* before) { return ops::Writer(graph_, before); }
 
   Value* transpose(Value& value, const int64_t (&order)[ops::kImageRank], Node* before) {
-    const Shape perm(std::begin(order), std::end(order));
-    return add("Transpose", {&value}, Type(), {{"perm", perm}}, before, value.name);
+    return write(before).transpose(&value, Shape(std::begin(order), std::end(order)));
   }
 
+  // Row-major.
   Value* copy(Value& value, Node* before) {
-    return add("Identity", {&value}, ops::with_shape(value.type, value.type.shape), {}, before,
-               value.name);
+    const Type type = ops::with_shape(value.type, value.type.shape);
+    return write(before).add({"", "Identity"}, {&value}, {type}).outputs[0];
   }
 
   Value* reshape(Value& value, const Shape& shape, Node* before) {
-    Value* sizes = make_ints(graph_, shape, before);
-    return add("Reshape", {&value, sizes}, ops::with_shape(value.type, shape), {}, before,
-               value.name);
+    return write(before)
+        .add({"", "Reshape"}, {&value, write(before).ints(shape)},
+             {ops::with_shape(value.type, shape)})
+        .outputs[0];
   }
 
   // ---- nodes
@@ -443,8 +436,7 @@ class Mover {
 
   // A node that does the same on channels last; the old one goes once nobody reads it.
   void replace(Node& node, std::vector<Value*> inputs, const Type& type) {
-    Node& made =
-        ir::insert_before(graph_, node, node.op, std::move(inputs), {type}, node.attrs, node.name);
+    Node& made = write(&node).copy(node, std::move(inputs), {type});
     replaced_.push_back(&node);
     if (type.shape->size() == ops::kImageRank) {
       moved_[node.outputs[0]] = made.outputs[0];
@@ -484,7 +476,7 @@ class Mover {
         const bool is_reduced = std::find(old.begin(), old.end(), ops::kToLast[i]) != old.end();
         if (is_reduced) axes.push_back(static_cast<int64_t>(i));
       }
-      inputs.push_back(make_ints(graph_, axes, &node));
+      inputs.push_back(write(&node).ints(axes));
     }
     const Value& result = *node.outputs[0];
     replace(node, std::move(inputs),
@@ -494,7 +486,7 @@ class Mover {
   void move_expand(Node& node) {
     Value* x = get(*node.inputs[0], Form::kLast, &node);
     const Shape shape = ops::channels_last_shape(*node.outputs[0]->type.shape);
-    replace(node, {x, make_ints(graph_, shape, &node)}, ops::expanded_type(x->type, shape));
+    replace(node, {x, write(&node).ints(shape)}, ops::expanded_type(x->type, shape));
   }
 
   // Callers know what leaves by its name.

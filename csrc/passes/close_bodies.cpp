@@ -6,6 +6,7 @@
 #include "ir/edit.h"
 #include "ops/control_flow.h"
 #include "ops/shapes.h"
+#include "ops/writer.h"
 #include "passes/pass.h"
 
 #include <algorithm>
@@ -111,8 +112,9 @@ class Closer {
   void replace(std::vector<Value*> inputs) {
     std::vector<ir::Type> types;
     for (const Value* output : node_.outputs) types.push_back(output ? output->type : ir::Type());
-    Node& made = ir::insert_before(graph_, node_, {ir::kTorchOrtDomain, node_.op.name},
-                                   std::move(inputs), types, std::move(attrs_), node_.name);
+    Node& made = ops::Writer(graph_, &node_)
+                     .add_named(node_.name, {ir::kTorchOrtDomain, node_.op.name}, std::move(inputs),
+                                types, std::move(attrs_));
     for (size_t i = 0; i < node_.outputs.size(); ++i) {
       if (node_.outputs[i] != nullptr)
         ir::replace_uses(*node_.outputs[i], *made.outputs[i], graph_);

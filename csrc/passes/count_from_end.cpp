@@ -7,6 +7,7 @@
 #include "ir/edit.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
+#include "ops/writer.h"
 #include "passes/pass.h"
 
 namespace torch_ort::passes {
@@ -43,7 +44,7 @@ bool may_be_negative(const Value& index) {
 class Counter {
  public:
   Counter(Graph& graph, Node& reader)
-      : graph_(graph), reader_(reader), index_(*reader.inputs[kIndex]) {}
+      : graph_(graph), reader_(reader), index_(*reader.inputs[kIndex]), write_(graph, &reader) {}
 
   void run(const Dim& size) {
     const Type& type = index_.type;
@@ -59,10 +60,8 @@ class Counter {
   }
 
  private:
-  Value& add(const char* op, std::vector<Value*> inputs, const Type& type, ir::Attrs attrs = {}) {
-    return *ir::insert_before(graph_, reader_, {"", op}, std::move(inputs), {type},
-                              std::move(attrs), "from_end")
-                .outputs[0];
+  Value& add(const char* op, std::vector<Value*> inputs, const Type& type) {
+    return *write_.add({"", op}, std::move(inputs), {type}).outputs[0];
   }
 
   Type scalar_type(DType dtype) const {
@@ -73,27 +72,20 @@ class Counter {
 
   Value& number(int64_t value) {
     const DType dtype = index_.type.dtype;
-    return ir::add_initializer(graph_, "from_end", scalar_type(dtype),
+    return ir::add_initializer(graph_, "constant", scalar_type(dtype),
                                ops::scalar_data(ops::Arg(value), dtype));
   }
 
   Value& computed(const Dim& size) {
-    Type vector = scalar_type(DType::kInt64);
-    vector.shape = Shape{1};
-    Value& sizes = *ir::insert_before(graph_, reader_, {ir::kTorchOrtDomain, "Dims"}, {}, {vector},
-                                      {{"dims", Shape{size}}}, "from_end")
-                        .outputs[0];
-    Value& first = ir::add_initializer(graph_, "from_end", scalar_type(DType::kInt64),
-                                       ops::scalar_data(ops::Arg(0), DType::kInt64));
-    Value& length = add("Gather", {&sizes, &first}, scalar_type(DType::kInt64));
-    if (index_.type.dtype == DType::kInt64) return length;
-    return add("Cast", {&length}, scalar_type(index_.type.dtype),
-               {{"to", Dim(static_cast<int64_t>(index_.type.dtype))}});
+    Value* sizes = write_.ints({size});
+    Value* first = write_.scalar(0, DType::kInt64);
+    return *write_.cast(write_.make("Gather", {sizes, first}), index_.type.dtype);
   }
 
   Graph& graph_;
   Node& reader_;
   Value& index_;
+  ops::Writer write_;
 };
 
 }  // namespace

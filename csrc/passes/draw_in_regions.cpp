@@ -6,6 +6,7 @@
 
 #include "ir/edit.h"
 #include "ops/op.h"
+#include "ops/writer.h"
 #include "passes/halves.h"
 #include "passes/known_sizes.h"
 #include "passes/memory.h"
@@ -33,11 +34,11 @@ bool can_draw(const Node& node, const KnownSizes& sizes, const SharedMemory& mem
   return !(count == ir::Dim(0)) && !(count == ir::Dim(1));
 }
 
-Node& insert_mask(Graph& graph, Node& before, Value& seed, const Node& drawn, int64_t stream) {
-  return ir::insert_before(
-      graph, before, {ir::kTorchOrtDomain, "PhiloxMask"}, {&seed}, {drawn.outputs[0]->type},
-      {{"keep", ir::float_attr(drawn.attrs, "keep", 0.5)}, {"stream", ir::Dim(stream)}},
-      drawn.name);
+Value& insert_mask(Graph& graph, Node& before, Value& seed, const Node& drawn, int64_t stream) {
+  return *ops::Writer(graph, &before)
+              .make_ours("PhiloxMask", {&seed}, drawn.outputs[0]->type,
+                         {{"keep", ir::float_attr(drawn.attrs, "keep", 0.5)},
+                          {"stream", ir::Dim(stream)}});
 }
 
 void draw_in_attention(Value& drawn, Value& seed, int64_t stream) {
@@ -69,8 +70,8 @@ void draw_again(Graph& graph, const std::unordered_set<const Node*>& backward, V
       break;
     }
   }
-  Node& again = insert_mask(graph, *first, seed, drawn, stream);
-  for (const ir::Use& use : readers) ir::set_input(*use.node, use.index, again.outputs[0]);
+  Value& again = insert_mask(graph, *first, seed, drawn, stream);
+  for (const ir::Use& use : readers) ir::set_input(*use.node, use.index, &again);
 }
 
 }  // namespace
@@ -86,16 +87,14 @@ int draw_in_regions(Graph& graph) {
     if (!may_rewrite()) return rewrites;
     if (seed == nullptr) {
       const ir::Type type{.dtype = ir::DType::kInt64, .shape = ir::Shape{1}};
-      seed = ir::insert_before(graph, node, {ir::kTorchOrtDomain, "RandomSeed"}, {}, {type}, {},
-                               "random_seed")
-                 .outputs[0];
+      seed = ops::Writer(graph, &node).make_ours("RandomSeed", {}, type);
     }
     const int64_t stream = rewrites++;
     draw_in_attention(*node.outputs[0], *seed, stream);
     if (!backward.contains(&node)) draw_again(graph, backward, *seed, node, stream);
     if (!node.outputs[0]->uses.empty()) {
-      Node& mask = insert_mask(graph, node, *seed, node, stream);
-      ir::replace_uses(*node.outputs[0], *mask.outputs[0], graph);
+      Value& mask = insert_mask(graph, node, *seed, node, stream);
+      ir::replace_uses(*node.outputs[0], mask, graph);
     }
     ir::erase(graph, node);
   }

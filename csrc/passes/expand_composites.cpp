@@ -9,13 +9,12 @@
 #include "ops/fusion.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
-#include "passes/integers.h"
+#include "ops/writer.h"
 #include "passes/known_sizes.h"
 #include "passes/pass.h"
 
 #include <algorithm>
 #include <iterator>
-#include <numeric>
 
 namespace torch_ort::passes {
 
@@ -46,37 +45,18 @@ bool undoes(const Node& second, const Node& first) {
   return true;
 }
 
-// Writes nodes in front of the one that they replace. They compute in float32, or float64.
-class Writer {
+// Writes what replaces a node, in front of it. Computes in float32, or float64.
+class Expander : public ops::Writer {
  public:
-  Writer(Graph& graph, Node& node, const Value& like)
-      : graph_(graph),
+  Expander(Graph& graph, Node& node, const Value& like)
+      : Writer(graph, &node, node.name),
         node_(node),
         dtype_(like.type.dtype == DType::kDouble ? DType::kDouble : DType::kFloat) {}
-
-  Value* make(const char* op, std::vector<Value*> inputs, ir::Attrs attrs = {}) {
-    return make({"", op}, std::move(inputs), Type(), std::move(attrs));
-  }
-
-  Value* make(ir::OpId op, std::vector<Value*> inputs, const Type& type, ir::Attrs attrs) {
-    Node& made = ir::insert_before(graph_, node_, std::move(op), std::move(inputs), {type},
-                                   std::move(attrs), node_.name);
-    ops::infer_types(made);
-    return made.outputs[0];
-  }
 
   // A value of the graph as numbers to compute with.
   Value* number(Value* value) { return cast(value, dtype_); }
 
-  Value* cast(Value* value, DType dtype) {
-    if (value->type.dtype == dtype) return value;
-    return make("Cast", {value}, {{"to", ir::Dim(static_cast<int64_t>(dtype))}});
-  }
-
-  Value* constant(double number) {
-    return &ir::add_initializer(graph_, "constant", Type{.dtype = dtype_, .shape = Shape{}},
-                                ops::scalar_data(number, dtype_));
-  }
+  Value* constant(double number) { return scalar(number, dtype_); }
 
   // factor * numerator / denominator
   Value* ratio(double factor, const Dim& numerator, const Dim& denominator) {
@@ -84,21 +64,13 @@ class Writer {
       return constant(factor * static_cast<double>(numerator.constant()) /
                       static_cast<double>(denominator.constant()));
     }
-    return make({ir::kTorchOrtDomain, "SizeRatio"}, {}, {.dtype = dtype_, .shape = Shape{}},
-                {{"denominator", denominator}, {"factor", factor}, {"numerator", numerator}});
+    return make_ours("SizeRatio", {}, {.dtype = dtype_, .shape = Shape{}},
+                     {{"denominator", denominator}, {"factor", factor}, {"numerator", numerator}});
   }
 
   // x * factor + offset, of the shape of `x`.
   Value* mul_add(Value* x, Value* factor, Value* offset) {
-    return make({ir::kTorchOrtDomain, "MulAdd"}, {x, factor, offset}, typed(*x->type.shape, *x),
-                {});
-  }
-
-  Value* ints(const Shape& dims) { return make_ints(graph_, dims, &node_); }
-
-  Value* reduce(const char* op, Value* value, const std::vector<int64_t>& axes, bool keeps_dims) {
-    return make(op, {value, ints(Shape(axes.begin(), axes.end()))},
-                {{"keepdims", ir::Dim(keeps_dims ? 1 : 0)}});
+    return make_ours("MulAdd", {x, factor, offset}, typed(*x->type.shape, *x));
   }
 
   Value* sum_all(Value* value) { return make("ReduceSum", {value}, {{"keepdims", ir::Dim(0)}}); }
@@ -107,7 +79,7 @@ class Writer {
   void replace(size_t output, Value* value) {
     if (!is_read(node_, output)) return;
     ir::replace_uses(*node_.outputs[output], *cast(value, node_.outputs[output]->type.dtype),
-                     graph_);
+                     graph());
   }
 
   // As replace(), for what was just made element by element: it stands in memory as the old one
@@ -117,7 +89,7 @@ class Writer {
     Value& old = *node_.outputs[output];
     Value* made = cast(value, old.type.dtype);
     if (made->type.shape == old.type.shape) made->type.strides = old.type.strides;
-    ir::replace_uses(old, *made, graph_);
+    ir::replace_uses(old, *made, graph());
   }
 
   // As replace(), for a result of which `view` makes the output, a transposed view. Who undoes that
@@ -127,12 +99,12 @@ class Writer {
     if (!is_read(node_, output)) return;
     Value& old = *node_.outputs[output];
     Value* made = view(cast(value, old.type.dtype));
-    ir::replace_uses(old, *made, graph_);
+    ir::replace_uses(old, *made, graph());
     const Node& maker = *made->producer;
     const std::vector<ir::Use> uses = made->uses;
     for (const ir::Use& use : uses) {
       if (use.node == nullptr || !undoes(*use.node, maker)) continue;
-      ir::replace_uses(*use.node->outputs[0], *maker.inputs[0], graph_);
+      ir::replace_uses(*use.node->outputs[0], *maker.inputs[0], graph());
     }
   }
 
@@ -143,7 +115,7 @@ class Writer {
     const bool leaves = std::any_of(old.uses.begin(), old.uses.end(), [](const ir::Use& use) {
       return use.node == nullptr || ir::is(use.node, "YieldOp", ir::kMicrosoftDomain);
     });
-    ir::replace_uses(old, leaves ? *cast(value, old.type.dtype) : *value, graph_);
+    ir::replace_uses(old, leaves ? *cast(value, old.type.dtype) : *value, graph());
   }
 
   // A type of the dtype that is computed in.
@@ -152,14 +124,14 @@ class Writer {
   }
 
  private:
-  Graph& graph_;
   Node& node_;
   DType dtype_;
 };
 
-std::vector<int64_t> range(int64_t begin, int64_t end) {
-  std::vector<int64_t> axes(static_cast<size_t>(std::max<int64_t>(end - begin, 0)));
-  std::iota(axes.begin(), axes.end(), begin);
+// The axes from `begin` to before `end`.
+Shape range(int64_t begin, int64_t end) {
+  Shape axes;
+  for (int64_t axis = begin; axis < end; ++axis) axes.push_back(axis);
   return axes;
 }
 
@@ -191,13 +163,14 @@ int64_t num_normalized(const ops::Arg& shape) {
 
 struct LayerNorm {
   Value *x, *weight, *bias;
-  std::vector<int64_t> columns;
+  Shape columns;
   double epsilon;
 };
 
 bool write_layer_norm(Graph& graph, Node& node, const LayerNorm& norm) {
-  if (!is_real(norm.x) || norm.columns.empty() || norm.columns.front() <= 0) return false;
-  Writer write(graph, node, *norm.x);
+  if (!is_real(norm.x) || norm.columns.empty() || norm.columns.front().constant() <= 0)
+    return false;
+  Expander write(graph, node, *norm.x);
   Value* x = write.number(norm.x);
   Value* mean = write.reduce("ReduceMean", x, norm.columns, true);
   Value* centered = write.make("Sub", {x, mean});
@@ -246,10 +219,10 @@ bool expand_layer_norm_backward(Graph& graph, Node& node) {
   const int64_t rank = rank_of(*x);
   const int64_t normalized = num_normalized(call.args.at(2));
   if (normalized >= rank) return false;
-  const std::vector<int64_t> columns = range(rank - normalized, rank);
-  const std::vector<int64_t> rows = range(0, rank - normalized);
+  const Shape columns = range(rank - normalized, rank);
+  const Shape rows = range(0, rank - normalized);
 
-  Writer write(graph, node, *x);
+  Expander write(graph, node, *x);
   grad = write.number(grad);
   rstd = write.number(rstd);
   Value* centered = write.make("Sub", {write.number(x), write.number(mean)});
@@ -276,7 +249,7 @@ bool expand_layer_norm_backward(Graph& graph, Node& node) {
 struct Channels {
   Dim batch, channels, inner;
   bool is_last = false;
-  std::vector<int64_t> axes;  // of the inner dims
+  Shape axes;  // of the inner dims
 
   Dim count() const { return ops::times(batch, inner); }
 };
@@ -303,7 +276,7 @@ bool is_like(const Node& node, size_t output, const Channels& channels) {
 // Works on channels as rows of each image, or, where they stand last, as columns of all pixels.
 class ChannelWriter {
  public:
-  ChannelWriter(Writer& write, const Channels& channels) : write_(write), channels_(channels) {}
+  ChannelWriter(Expander& write, const Channels& channels) : write_(write), channels_(channels) {}
 
   // An operand as it is worked on: (N, C, H, W), or (N, H, W, C) where channels stand last.
   Value* image(Value* x) {
@@ -321,8 +294,8 @@ class ChannelWriter {
   }
   // x -> (N, C): sums over the inner dims.
   Value* sum_inner(Value* x) {
-    return reshape(write_.reduce("ReduceSum", x, channels_.axes, true),
-                   {channels_.batch, channels_.channels});
+    return write_.reshape(write_.reduce("ReduceSum", x, channels_.axes, true),
+                          {channels_.batch, channels_.channels});
   }
   // (N, C) -> (C)
   Value* sum_batch(Value* x) { return write_.reduce("ReduceSum", x, {0}, false); }
@@ -332,7 +305,7 @@ class ChannelWriter {
     Shape shape(channels_.axes.size(), Dim(1));
     shape.insert(shape.begin(), channels_.channels);
     if (numbers->type.shape->size() == 2) shape.insert(shape.begin(), channels_.batch);
-    return reshape(numbers, shape);
+    return write_.reshape(numbers, shape);
   }
   Value* scale(Value* x, Value* factor) { return write_.make("Mul", {x, factor}); }
   // The first images of the batch, where channels stand last.
@@ -340,24 +313,21 @@ class ChannelWriter {
     if (count == channels_.batch) return x;
     Shape shape = *x->type.shape;
     shape[0] = count;
-    return write_.make({"", "Slice"}, {x, write_.ints({0}), write_.ints({count}), write_.ints({0})},
-                       ops::with_shape(x->type, std::move(shape)), {});
+    return write_
+        .add({"", "Slice"}, {x, write_.ints({0}), write_.ints({count}), write_.ints({0})},
+             {ops::with_shape(x->type, std::move(shape))})
+        .outputs[0];
   }
 
  private:
   // Two that undo each other are none.
   Value* transpose(Value* x, const int64_t (&order)[ops::kImageRank]) {
-    Value* made =
-        write_.make("Transpose", {x}, {{"perm", Shape(std::begin(order), std::end(order))}});
+    Value* made = write_.transpose(x, Shape(std::begin(order), std::end(order)));
     const Node* maker = x->producer;
     return maker != nullptr && undoes(*made->producer, *maker) ? maker->inputs[0] : made;
   }
 
-  Value* reshape(Value* x, const Shape& shape) {
-    return write_.make("Reshape", {x, write_.ints(shape)});
-  }
-
-  Writer& write_;
+  Expander& write_;
   const Channels& channels_;
 };
 
@@ -367,7 +337,7 @@ struct Moments {
 
 // From those of each image (Chan et al., "Updating formulae and a pairwise algorithm for computing
 // sample variances", 1979): one pass over the batch.
-Moments moments_of_rows(Writer& write, ChannelWriter& by, const Channels& channels, Value* x) {
+Moments moments_of_rows(Expander& write, ChannelWriter& by, const Channels& channels, Value* x) {
   Value* image_mean = by.scale(by.sum_inner(x), write.ratio(1, 1, channels.inner));
   Value* centered = write.make("Sub", {x, by.spread(image_mean)});
   Value* image_squares = by.sum_inner(write.make("Mul", {centered, centered}));
@@ -381,7 +351,7 @@ Moments moments_of_rows(Writer& write, ChannelWriter& by, const Channels& channe
 // From distances to the mean of a part of the batch, one n-th of it: whatever the numbers are, that
 // mean is no farther from the mean of all than the square root of n standard deviations, so that at
 // most a factor of n + 1 of precision is lost. One pass over the batch and that part.
-Moments moments_of_columns(Writer& write, ChannelWriter& by, const Channels& channels, Value* x) {
+Moments moments_of_columns(Expander& write, ChannelWriter& by, const Channels& channels, Value* x) {
   constexpr int64_t kPart = 16;
   Value* part = by.first_images(x, ops::ceil_div(channels.batch, kPart));
   Value* near = write.reduce("ReduceMean", part, {0, 1, 2}, false);
@@ -406,7 +376,7 @@ bool expand_batch_norm(Graph& graph, Node& node) {
       node.outputs[0] == nullptr || !is_like(node, 0, *channels)) {
     return false;
   }
-  Writer write(graph, node, *x);
+  Expander write(graph, node, *x);
   ChannelWriter by(write, *channels);
   Value* numbers = by.image(x);
   const auto [mean, squares] = channels->is_last ? moments_of_columns(write, by, *channels, numbers)
@@ -444,7 +414,7 @@ bool expand_batch_norm_backward(Graph& graph, Node& node) {
   const bool is_plain = channels && of_grad && channels->is_last == of_grad->is_last &&
                         is_real(mean) && is_real(rstd) && training != nullptr && *training;
   if (!is_plain || !is_like(node, 0, *channels)) return false;
-  Writer write(graph, node, *x);
+  Expander write(graph, node, *x);
   ChannelWriter by(write, *channels);
   grad = by.image(grad);
   mean = write.number(mean);
@@ -475,12 +445,12 @@ bool expand_batch_norm_backward(Graph& graph, Node& node) {
 ir::Attrs ignored(const ops::Arg& index) { return {{"ignore_index", ir::Dim(integer(index))}}; }
 
 // For each label 1, but 0 for the ignored one.
-Value* find_valid(Writer& write, Value* label, const Type& row, const ir::Attrs& attrs) {
-  return write.make({ir::kTorchOrtDomain, "RowValid"}, {label}, row, attrs);
+Value* find_valid(Expander& write, Value* label, const Type& row, const ir::Attrs& attrs) {
+  return write.make_ours("RowValid", {label}, row, attrs);
 }
 
 // Numbers of rows, one a row or one for all, but 0 where the label is ignored.
-Value* keep_valid(Writer& write, Value* numbers, Value* valid) {
+Value* keep_valid(Expander& write, Value* numbers, Value* valid) {
   return write.make("Where", {write.cast(valid, DType::kBool), numbers, write.constant(0)});
 }
 
@@ -497,12 +467,12 @@ const Node* subtracts_from_rows(const Value& x) {
 
 // The number of each row of a matrix that the label names; anything for the ignored label. What is
 // taken from rows is taken from these numbers alone, so that nobody has to make the whole rows.
-Value* pick(Writer& write, Value* x, Value* label, const Type& row, const ir::Attrs& attrs) {
+Value* pick(Expander& write, Value* x, Value* label, const Type& row, const ir::Attrs& attrs) {
   const Node* node = subtracts_from_rows(*x);
   if (node == nullptr) {
-    return write.make({ir::kTorchOrtDomain, "RowPick"}, {write.number(x), label}, row, attrs);
+    return write.make_ours("RowPick", {write.number(x), label}, row, attrs);
   }
-  Value* numbers = write.make("Reshape", {node->inputs[1], write.ints(*row.shape)});
+  Value* numbers = write.reshape(node->inputs[1], *row.shape);
   return write.make("Sub", {pick(write, node->inputs[0], label, row, attrs), numbers});
 }
 
@@ -512,9 +482,9 @@ bool expand_softmax(Graph& graph, Node& node) {
   Value* x = node.inputs[0];
   if (!is_real(x) || !is_last_axis(ir::int_attr(node.attrs, "axis", -1), *x)) return false;
   const bool is_log = node.op.name == "LogSoftmax";
-  const std::vector<int64_t> axes = {rank_of(*x) - 1};
+  const Shape axes = {rank_of(*x) - 1};
 
-  Writer write(graph, node, *x);
+  Expander write(graph, node, *x);
   x = write.number(x);
   Value* distance = write.make("Sub", {x, write.reduce("ReduceMax", x, axes, true)});
   Value* power = write.make("Exp", {distance});
@@ -530,7 +500,7 @@ bool expand_softmax(Graph& graph, Node& node) {
 
 // (..., columns) -> (..., 1). In the gradient of a loss each row has one number, which says its
 // sum.
-Value* sum_of_rows(Writer& write, Value* grad) {
+Value* sum_of_rows(Expander& write, Value* grad) {
   const Node* maker = grad->producer;
   if (!ir::is(maker, "RowScatter", ir::kTorchOrtDomain)) {
     return write.reduce("ReduceSum", grad, {rank_of(*grad) - 1}, true);
@@ -539,7 +509,7 @@ Value* sum_of_rows(Writer& write, Value* grad) {
   const Dim& rows = label->type.shape->at(0);
   const Type row = write.typed(*label->type.shape, *grad);
   Value* sum = keep_valid(write, numbers, find_valid(write, label, row, maker->attrs));
-  return write.make("Reshape", {sum, write.ints({rows, Dim(1)})});
+  return write.reshape(sum, {rows, Dim(1)});
 }
 
 bool expand_softmax_backward(Graph& graph, Node& node) {
@@ -547,9 +517,9 @@ bool expand_softmax_backward(Graph& graph, Node& node) {
   Value *grad = tensor(call.args.at(0)), *result = tensor(call.args.at(1));
   if (!is_real(grad) || !is_real(result)) return false;
   if (!is_last_axis(integer(call.args.at(2)), *result)) return false;
-  const std::vector<int64_t> axes = {rank_of(*result) - 1};
+  const Shape axes = {rank_of(*result) - 1};
 
-  Writer write(graph, node, *result);
+  Expander write(graph, node, *result);
   grad = write.number(grad);
   result = write.number(result);
   if (call.op == "aten::_log_softmax_backward_data") {
@@ -581,7 +551,7 @@ bool expand_nll(Graph& graph, Node& node) {
   const int64_t reduction = integer(call.args.at(3));
   if (reduction == kNone) return false;
 
-  Writer write(graph, node, *x);
+  Expander write(graph, node, *x);
   const ir::Attrs attrs = ignored(call.args.at(4));
   const Type row = write.typed(*target->type.shape, *x);
   Value* picked = pick(write, x, target, row, attrs);
@@ -601,18 +571,17 @@ bool expand_nll_backward(Graph& graph, Node& node) {
   if (!is_plain_nll(x, target, tensor(call.args.at(3))) || !is_real(grad)) return false;
   const int64_t reduction = integer(call.args.at(4));
 
-  Writer write(graph, node, *x);
+  Expander write(graph, node, *x);
   grad = write.number(grad);
   if (reduction == kMean) grad = write.make("Div", {grad, write.number(count)});
-  write.replace(0,
-                write.make({ir::kTorchOrtDomain, "RowScatter"}, {target, write.make("Neg", {grad})},
-                           write.typed(*x->type.shape, *x), ignored(call.args.at(5))));
+  write.replace(0, write.make_ours("RowScatter", {target, write.make("Neg", {grad})},
+                                   write.typed(*x->type.shape, *x), ignored(call.args.at(5))));
   return true;
 }
 
 // ---- dropout
 
-Value* scale_kept(Writer& write, Value* x, Value* mask, double scale) {
+Value* scale_kept(Expander& write, Value* x, Value* mask, double scale) {
   Value* kept = write.make("Mul", {write.number(x), write.number(mask)});
   return write.make("Mul", {kept, write.constant(scale)});
 }
@@ -625,12 +594,11 @@ bool expand_dropout(Graph& graph, Node& node) {
   if (!ratio || *ratio <= 0 || *ratio >= 1 || training != 1.0) return false;
 
   if (node.outputs.empty() || node.outputs[0] == nullptr) return false;
-  Writer write(graph, node, *x);
+  Expander write(graph, node, *x);
   // The draws go through memory in order, so the mask has the strides of the result.
   Type type = node.outputs[0]->type;
   type.dtype = DType::kBool;
-  Value* mask =
-      write.make({ir::kTorchOrtDomain, "BernoulliMask"}, {}, type, {{"keep", 1 - *ratio}});
+  Value* mask = write.make_ours("BernoulliMask", {}, type, {{"keep", 1 - *ratio}});
   write.replace(0, scale_kept(write, x, mask, 1 / (1 - *ratio)));
   write.replace(1, mask);
   return true;
@@ -641,7 +609,7 @@ bool expand_dropout_backward(Graph& graph, Node& node) {
   Value *grad = tensor(call.args.at(0)), *mask = tensor(call.args.at(1));
   const auto* scale = std::get_if<double>(&call.args.at(2).value);
   if (!is_real(grad) || mask == nullptr || !mask->type.is_known() || scale == nullptr) return false;
-  Writer write(graph, node, *grad);
+  Expander write(graph, node, *grad);
   write.replace(0, scale_kept(write, grad, mask, *scale));
   return true;
 }
@@ -663,11 +631,12 @@ bool expand_embedding_backward(Graph& graph, Node& node) {
                         ids->type.dtype == DType::kInt64 && !result->type.strides &&
                         KnownSizes(graph).are_known(*grad);
   if (!is_plain) return false;
-  Writer write(graph, node, *grad);
-  write.replace(0, write.make({ir::kTorchOrtDomain, "EmbeddingGrad"}, {grad, ids}, result->type,
-                              {{"padding_idx", call.args.at(3).value.index() == 0
-                                                   ? ir::Dim(-1)
-                                                   : std::get<ir::Dim>(call.args.at(3).value)}}));
+  Expander write(graph, node, *grad);
+  write.replace(0,
+                write.make_ours("EmbeddingGrad", {grad, ids}, result->type,
+                                {{"padding_idx", call.args.at(3).value.index() == 0
+                                                     ? ir::Dim(-1)
+                                                     : std::get<ir::Dim>(call.args.at(3).value)}}));
   return true;
 }
 
@@ -729,8 +698,8 @@ bool expand_attention(Graph& graph, Node& node, const char* op, size_t num_tenso
   }
   if (types.size() != (is_backward ? 3 : 2)) return false;
   if (!is_backward && types[1].dtype != computed_dtype(inputs[0]->type.dtype)) return false;
-  Node& made = ir::insert_before(graph, node, {ir::kTorchOrtDomain, op}, std::move(inputs), types,
-                                 std::move(attrs), node.name);
+  Node& made = ops::Writer(graph, &node)
+                   .add({ir::kTorchOrtDomain, op}, std::move(inputs), types, std::move(attrs));
   for (size_t i = 0; i < types.size(); ++i) {
     ir::replace_uses(*node.outputs[i], *made.outputs[i], graph);
   }
@@ -756,7 +725,7 @@ bool expand_by_size(Graph& graph, Node& node) {
   if (!is_plain || !is_real(x) || size == nullptr || !KnownSizes(graph).is_known(*size)) {
     return false;
   }
-  Writer write(graph, node, *x);
+  Expander write(graph, node, *x);
   const char* op = call.op == "aten::div" ? "Div" : "Mul";
   write.replace_elements(0, write.make(op, {write.number(x), write.ratio(1, *size, 1)}));
   return true;
@@ -768,7 +737,7 @@ bool expand_pow(Graph& graph, Node& node) {
   Value* x = node.inputs[0];
   const std::optional<double> exponent = ops::known_double(node.inputs[1]);
   if (!is_real(x) || !exponent) return false;
-  Writer write(graph, node, *x);
+  Expander write(graph, node, *x);
   const auto square = [&] { return write.make("Mul", {write.number(x), write.number(x)}); };
   if (*exponent == 1) {  // as in the gradient of a square
     write.replace_elements(0, write.make("Mul", {write.number(x), write.constant(1)}));
@@ -793,7 +762,7 @@ bool expand_pow(Graph& graph, Node& node) {
 bool expand_rsqrt(Graph& graph, Node& node) {
   Value* x = node.inputs[0];
   if (!is_real(x)) return false;
-  Writer write(graph, node, *x);
+  Expander write(graph, node, *x);
   write.replace_elements(0, write.make("Reciprocal", {write.make("Sqrt", {write.number(x)})}));
   return true;
 }
@@ -808,7 +777,7 @@ bool expand_clip(Graph& graph, Node& node) {
     if (!bounds[i]) return false;
   }
   if (!bounds[0] && !bounds[1]) return false;
-  Writer write(graph, node, *x);
+  Expander write(graph, node, *x);
   x = write.number(x);
   if (bounds[0]) x = write.make("Max", {x, write.constant(*bounds[0])});
   if (bounds[1]) x = write.make("Min", {x, write.constant(*bounds[1])});

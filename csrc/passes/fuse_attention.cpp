@@ -16,8 +16,8 @@
 #include "ops/fusion.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
+#include "ops/writer.h"
 #include "passes/halves.h"
-#include "passes/integers.h"
 #include "passes/known_sizes.h"
 #include "passes/memory.h"
 #include "passes/pass.h"
@@ -625,9 +625,9 @@ class AttentionFusion {
     sums.pop_back();
     Type logarithm = ops::with_shape(query.type, sums);
     if (logarithm.dtype != DType::kDouble) logarithm.dtype = DType::kFloat;
-    Node& attention = ir::insert_before(graph_, before, {ir::kTorchOrtDomain, "Attention"}, forward,
-                                        {ops::with_shape(query.type, shape_of(query)), logarithm},
-                                        attrs, match.softmax->name);
+    Node& attention =
+        write(before).add({ir::kTorchOrtDomain, "Attention"}, forward,
+                          {ops::with_shape(query.type, shape_of(query)), logarithm}, attrs);
     Value* result = match.weights.product->outputs[0];
     const bool leaves = memory_.leaves(result) || memory_.is_written(result);
     hand_over(result, attention.outputs[0], of_queries, before);
@@ -641,9 +641,9 @@ class AttentionFusion {
     Value* value = operand.value;
     const Shape wanted =
         operand.is_transposed ? with_matrix(shape, last(shape, 1), last(shape, 2)) : shape;
-    if (!(shape_of(*value) == wanted)) value = reshape(*value, wanted, before);
-    if (operand.is_transposed) value = transpose(*value, before);
-    return shape.size() == 4 ? value : make("Unsqueeze", {value, ints({0}, before)}, before);
+    if (!(shape_of(*value) == wanted)) value = write(before).reshape(value, wanted);
+    if (operand.is_transposed) value = swap(*value, before);
+    return shape.size() == 4 ? value : unsqueeze(value, before);
   }
 
   std::vector<Value*> rules_of(Match& match, ir::Attrs& attrs, Node& before) {
@@ -651,7 +651,7 @@ class AttentionFusion {
     const Scores& scores = match.scores;
     if (scores.filled) {
       Value* condition = scores.filled->condition;
-      if (!scores.filled->where_true) condition = make("Not", {condition}, before);
+      if (!scores.filled->where_true) condition = write(before).make("Not", {condition});
       rules.push_back(condition);
       attrs["fill"] = scores.filled->number;
     } else if (scores.added != nullptr) {
@@ -666,9 +666,8 @@ class AttentionFusion {
       Type type = dropout->outputs[0]->type;
       type.dtype = DType::kBool;
       attrs["keep"] = match.weights.keep;
-      Node& drawn = ir::insert_before(graph_, *dropout, {ir::kTorchOrtDomain, "BernoulliMask"}, {},
-                                      {type}, {{"keep", match.weights.keep}}, dropout->name);
-      rules.push_back(drawn.outputs[0]);
+      rules.push_back(
+          write(*dropout).make_ours("BernoulliMask", {}, type, {{"keep", match.weights.keep}}));
     }
     return rules;
   }
@@ -697,8 +696,7 @@ class AttentionFusion {
     for (const Value* input : inputs) {
       types.push_back(ops::with_shape(input->type, shape_of(*input)));
     }
-    Node& made = ir::insert_before(graph_, *before, {ir::kTorchOrtDomain, "AttentionGrad"}, reads,
-                                   types, attrs, before->name);
+    Node& made = write(*before).add({ir::kTorchOrtDomain, "AttentionGrad"}, reads, types, attrs);
     hand_over(match.query, made.outputs[0], of_queries, *before);
     hand_over(match.key, made.outputs[1], of_keys, *before);
     hand_over(match.value, made.outputs[2], of_keys, *before);
@@ -707,9 +705,9 @@ class AttentionFusion {
   void hand_over(const Operand& operand, Value* made, const Shape& shape, Node& before) {
     if (operand.gradient == nullptr) return;
     if (operand.is_transposed) {
-      if (shape.size() == 3) made = make("Squeeze", {made, ints({0}, before)}, before);
+      if (shape.size() == 3) made = squeeze(made, before);
       // Views of the product count on its strides.
-      made = make("Identity", {transpose(*made, before)}, before);
+      made = write(before).make("Identity", {swap(*made, before)});
       replace(*operand.gradient, *made, before);
     } else {
       hand_over(operand.gradient, made, shape, before);
@@ -719,7 +717,7 @@ class AttentionFusion {
   // `made`, heads of the given shape, takes the place of `old`, which may have its batch and heads
   // in one dim.
   void hand_over(Value* old, Value* made, const Shape& shape, Node& before) {
-    if (shape.size() == 3) made = make("Squeeze", {made, ints({0}, before)}, before);
+    if (shape.size() == 3) made = squeeze(made, before);
     bypass_reshapes(*old, *made);
     if (!old->uses.empty()) replace(*old, *made, before);
     bypass_reshapes(*made, *made);
@@ -741,10 +739,8 @@ class AttentionFusion {
 
   void replace(Value& old, Value& made, Node& before) {
     Value* like = &made;
-    if (!(shape_of(old) == shape_of(made))) like = reshape(made, shape_of(old), before);
-    if (old.type.dtype != like->type.dtype) {
-      like = make("Cast", {like}, before, {{"to", Dim(static_cast<int64_t>(old.type.dtype))}});
-    }
+    if (!(shape_of(old) == shape_of(made))) like = write(before).reshape(&made, shape_of(old));
+    like = write(before).cast(like, old.type.dtype);
     const bool moves = old.type.strides != like->type.strides;
     ir::replace_uses(old, *like, graph_);
     if (moves) lay_out_readers(*like);
@@ -810,21 +806,18 @@ class AttentionFusion {
     }
   }
 
-  Value* reshape(Value& value, const Shape& shape, Node& before) {
-    return make("Reshape", {&value, ints(shape, before)}, before);
+  ops::Writer write(Node& before) { return ops::Writer(graph_, &before); }
+
+  Value* squeeze(Value* value, Node& before) {
+    return write(before).make("Squeeze", {value, write(before).ints({0})});
   }
 
-  Value* transpose(Value& value, Node& before) {
-    return make("Transpose", {&value}, before, {{"perm", swapped_order(shape_of(value).size())}});
+  Value* unsqueeze(Value* value, Node& before) {
+    return write(before).make("Unsqueeze", {value, write(before).ints({0})});
   }
 
-  Value* ints(const Shape& dims, Node& before) { return make_ints(graph_, dims, &before); }
-
-  Value* make(const char* op, std::vector<Value*> inputs, Node& before, ir::Attrs attrs = {}) {
-    Node& made = ir::insert_before(graph_, before, {"", op}, std::move(inputs), {Type()},
-                                   std::move(attrs), before.name);
-    ops::infer_types(made);
-    return made.outputs[0];
+  Value* swap(Value& value, Node& before) {
+    return write(before).transpose(&value, swapped_order(shape_of(value).size()));
   }
 
   // Those that nothing reads any more; a node goes after its readers.

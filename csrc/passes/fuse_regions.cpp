@@ -9,6 +9,7 @@
 #include "ir/edit.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
+#include "ops/writer.h"
 #include "passes/known_sizes.h"
 #include "passes/memory.h"
 #include "passes/pass.h"
@@ -461,17 +462,16 @@ class RegionMaker {
     for (const Value* value : outputs_) types.push_back(value->type);
     ir::Attrs attrs;
     region::write({body_, spaces_.rows, spaces_.columns, outer_spaces_}, attrs);
-    Node& region = ir::insert_before(graph_, last, {ir::kTorchOrtDomain, "Region"}, outer_inputs_,
-                                     types, std::move(attrs), region_name());
+    ops::Writer write(graph_, &last);
+    Node& region = write.add_named(region_name(), {ir::kTorchOrtDomain, "Region"}, outer_inputs_,
+                                   types, std::move(attrs));
     std::vector<Node*> made = {&region};
     std::unordered_map<const Value*, Value*> now;
     for (size_t i = 0; i < outputs_.size(); ++i) now[outputs_[i]] = region.outputs[i];
     for (Node* view : views_) {
       std::vector<Value*> inputs = view->inputs;
       if (const auto found = now.find(inputs[0]); found != now.end()) inputs[0] = found->second;
-      Node& again = ir::insert_before(graph_, last, view->op, inputs, {view->outputs[0]->type},
-                                      view->attrs, view->name);
-      again.origin = view->origin;
+      Node& again = write.copy(*view, std::move(inputs), {view->outputs[0]->type});
       now[view->outputs[0]] = again.outputs[0];
       made.push_back(&again);
     }

@@ -32,6 +32,13 @@ bool KnownSizes::is_known(const Dim& dim) const {
                      [this](const std::string& name) { return symbols_.contains(name); });
 }
 
+std::optional<int64_t> hinted_size(const ir::Graph& graph, const Dim& dim) {
+  return dim.evaluate([&graph](const std::string& symbol) -> std::optional<int64_t> {
+    const auto found = graph.size_hints.find(symbol);
+    return found == graph.size_hints.end() ? std::nullopt : std::optional(found->second);
+  });
+}
+
 bool is_real(const Value* value) {
   return region::takes_attention(value) && ir::is_float(value->type.dtype);
 }

@@ -1,8 +1,9 @@
-// What kernels of ours need to know of a value before a call begins.
+// What is known of sizes before a call begins, and what kernels of ours need to know of values.
 #pragma once
 
 #include "ir/graph.h"
 
+#include <optional>
 #include <string>
 #include <unordered_set>
 
@@ -18,6 +19,9 @@ class KnownSizes {
  private:
   std::unordered_set<std::string> symbols_;
 };
+
+// A size in the call that was captured; nothing if no hint of the graph tells.
+std::optional<int64_t> hinted_size(const ir::Graph& graph, const ir::Dim& dim);
 
 // Floating-point numbers of a shape that is known, where kernels of ours work on them.
 bool is_real(const ir::Value* value);

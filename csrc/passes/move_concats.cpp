@@ -12,8 +12,8 @@
 #include "ops/fusion.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
+#include "ops/writer.h"
 #include "passes/halves.h"
-#include "passes/integers.h"
 #include "passes/known_sizes.h"
 #include "passes/memory.h"
 #include "passes/pass.h"
@@ -149,8 +149,7 @@ class Mover {
     }
     const std::vector<Value*> inputs = {&value, ints(part.begin), ints(part.begin + part.size),
                                         ints(rank_of(value) + part.axis)};
-    Node& slice = insert(before, {"", "Slice"}, inputs, Type(), {}, value.name);
-    ops::infer_types(slice);
+    Node& slice = note(write(before).add({"", "Slice"}, inputs, {Type()}), before);
     return cuts_[{&value, part}] = slice.outputs[0];
   }
 
@@ -175,23 +174,21 @@ class Mover {
     Shape shape = *node.outputs[0]->type.shape;
     shape[rank_of(*node.outputs[0]) + part.axis] = part.size;
     const Type type = ops::with_shape(node.outputs[0]->type, shape);
-    Node& copy = insert(before, node.op, inputs, type, node.attrs, node.name);
-    copy.origin = node.origin;
-    return copy.outputs[0];
+    return note(write(before).copy(node, inputs, {type}), before).outputs[0];
   }
 
   Value* ints(int64_t number) {
     Value*& made = ints_[number];
-    if (made == nullptr) made = make_ints(graph_, {Dim(number)}, nullptr);
+    if (made == nullptr) made = ops::Writer(graph_, nullptr).ints({Dim(number)});
     return made;
   }
 
-  Node& insert(Node& before, ir::OpId op, std::vector<Value*> inputs, const Type& type,
-               ir::Attrs attrs, const std::string& name) {
-    Node& node = ir::insert_before(graph_, before, std::move(op), std::move(inputs), {type},
-                                   std::move(attrs), name);
-    if (backward_.contains(&before)) backward_.insert(&node);
-    return node;
+  ops::Writer write(Node& before) { return ops::Writer(graph_, &before); }
+
+  // A new node stands in the half of that which it was written in front of.
+  Node& note(Node& made, const Node& before) {
+    if (backward_.contains(&before)) backward_.insert(&made);
+    return made;
   }
 
   // Erases a node that nobody reads, and what it alone has read.
@@ -244,8 +241,7 @@ class Mover {
     const Type type = node.outputs[0]->type;
     const int64_t rank = rank_of(*node.outputs[0]);
     Node& concat =
-        insert(node, {"", "Concat"}, pieces, type, {{"axis", Dim(rank + axis)}}, node.name);
-    concat.origin = node.origin;
+        note(write(node).add({"", "Concat"}, pieces, {type}, {{"axis", Dim(rank + axis)}}), node);
     ir::replace_uses(*node.outputs[0], *concat.outputs[0], graph_);
     erase_unread(node);
   }
@@ -424,13 +420,10 @@ class Mover {
       pieces.push_back(std::get<Value*>(ops::decode_aten(*value->producer).args.at(0).value));
     }
     const Dim axis = rank_of(*sum.outputs[0]) + gradients[0].first.axis;
-    Node& concat = insert(sum, {"", "Concat"}, pieces, type, {{"axis", axis}}, sum.name);
-    concat.origin = sum.origin;
-    Value* result = concat.outputs[0];
+    Value* result =
+        note(write(sum).add({"", "Concat"}, pieces, {type}, {{"axis", axis}}), sum).outputs[0];
     for (Value* other : others) {
-      Node& add = insert(sum, {"", "Add"}, {other, result}, type, {}, sum.name);
-      add.origin = sum.origin;
-      result = add.outputs[0];
+      result = note(write(sum).add({"", "Add"}, {other, result}, {type}), sum).outputs[0];
     }
     ir::replace_uses(*sum.outputs[0], *result, graph_);
     erase_unread(sum);
@@ -454,13 +447,11 @@ class Mover {
     Shape strides(order.size());
     for (size_t i = 0; i < order.size(); ++i) strides[order[i].constant()] = of_copy[i];
     const Type type = ops::view_type(whole.type, *whole.type.shape, strides);
-    const Node& old = *whole.producer;
-    Node& concat = insert(*whole.producer, old.op, old.inputs, type, old.attrs, old.name);
-    concat.origin = old.origin;
-    Node& again = insert(node, transpose->op, {concat.outputs[0]}, node.outputs[0]->type,
-                         transpose->attrs, transpose->name);
-    again.origin = transpose->origin;
-    ir::replace_uses(*node.outputs[0], *again.outputs[0], graph_);
+    Node& old = *whole.producer;
+    Node& concat = note(write(old).copy(old, old.inputs, {type}), old);
+    Node& view =
+        note(write(node).copy(*transpose, {concat.outputs[0]}, {node.outputs[0]->type}), node);
+    ir::replace_uses(*node.outputs[0], *view.outputs[0], graph_);
     erase_unread(node);
     return true;
   }

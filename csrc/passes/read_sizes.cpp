@@ -10,6 +10,7 @@
 #include "ops/control_flow.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
+#include "ops/writer.h"
 #include "passes/memory.h"
 #include "passes/pass.h"
 
@@ -90,7 +91,7 @@ class SizeReader {
       if (!ops::has_input(node, slot) || ops::has_known_ints(node.inputs[slot])) continue;
       const Value* value = node.inputs[slot];
       if (const Sizes sizes = read(value, 0)) {
-        ir::set_input(node, slot, dims(*value, *sizes, node));
+        ir::set_input(node, slot, dims(value, *sizes, node));
         ++rewrites;
       }
     }
@@ -169,13 +170,11 @@ class SizeReader {
     return known;
   }
 
-  Value* dims(const Value& of, const Shape& sizes, Node& before) {
-    Value*& made = made_[&of];
+  Value* dims(const Value* of, const Shape& sizes, Node& before) {
+    Value*& made = made_[of];
     if (made != nullptr) return made;
-    ir::Type type{.dtype = ir::DType::kInt64, .shape = Shape{static_cast<int64_t>(sizes.size())}};
-    Node& node = ir::insert_before(graph_, before, {ir::kTorchOrtDomain, "Dims"}, {}, {type},
-                                   {{"dims", sizes}}, of.name + "_dims");
-    return made = node.outputs[0];
+    const Type type{.dtype = ir::DType::kInt64, .shape = Shape{static_cast<int64_t>(sizes.size())}};
+    return made = ops::Writer(graph_, &before).make_ours("Dims", {}, type, {{"dims", sizes}});
   }
 
   Sizes read(const Value* value, int depth) {

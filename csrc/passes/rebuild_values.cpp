@@ -10,8 +10,8 @@
 
 #include "ir/edit.h"
 #include "ops/op.h"
+#include "ops/writer.h"
 #include "passes/halves.h"
-#include "passes/integers.h"
 #include "passes/known_sizes.h"
 #include "passes/memory.h"
 #include "passes/min_cut.h"
@@ -469,6 +469,7 @@ class Rebuilder {
         chain.uses.begin(), chain.uses.end(), [this](const auto& a, const auto& b) {
           return candidates_.place(a.node) < candidates_.place(b.node);
         });
+    ops::Writer write(graph_, first.node);
     std::unordered_map<const Value*, Value*> again;
     for (const auto& [place, maker] : chain.makers) {
       const Node& node = *maker.node;
@@ -476,12 +477,7 @@ class Rebuilder {
       for (Value*& input : inputs) {
         if (const auto found = again.find(input); found != again.end()) input = found->second;
       }
-      Node& copy = ir::insert_before(graph_, *first.node, node.op, std::move(inputs),
-                                     {node.outputs[0]->type}, node.attrs, node.name + "_again");
-      copy.origin = node.origin;
-      copy.recompute.clear();
-      copy.region = -1;
-      again[node.outputs[0]] = copy.outputs[0];
+      again[node.outputs[0]] = write.again(node, std::move(inputs)).outputs[0];
     }
     for (const ir::Use& use : chain.uses) {
       ir::set_input(*use.node, use.index, again.at(use.node->inputs[use.index]));

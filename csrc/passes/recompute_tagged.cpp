@@ -6,6 +6,7 @@
 #include "ir/edit.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
+#include "ops/writer.h"
 #include "passes/pass.h"
 
 #include <map>
@@ -119,7 +120,7 @@ class Recomputation {
       auto found = again.find(value);
       return found == again.end() ? value : found->second;
     };
-    Node* copy = nullptr;
+    ops::Writer write(graph_, &before);
     if (const auto ratio = dropout_ratio(node)) {
       const ir::Attrs attrs = {
           {"operator", std::string("aten::native_dropout_backward")},
@@ -127,25 +128,22 @@ class Recomputation {
           {"scale", 1.0 / (1.0 - *ratio)},
           {"tensor_args", std::vector<std::string>{"grad_output", "mask"}},
       };
-      copy = &ir::insert_before(graph_, before, {ir::kAtenDomain, "ATen"},
-                                {current(node.inputs[0]), node.outputs[1]}, {node.outputs[0]->type},
-                                attrs, node.name + "_again");
-      again[node.outputs[0]] = copy->outputs[0];
+      Node& made = write.add_named(node.name + "_again", {ir::kAtenDomain, "ATen"},
+                                   {current(node.inputs[0]), node.outputs[1]},
+                                   {node.outputs[0]->type}, attrs);
+      made.origin = node.origin;
+      made.recompute.clear();
+      made.region = -1;
+      again[node.outputs[0]] = made.outputs[0];
     } else {
       std::vector<Value*> inputs;
       for (Value* value : node.inputs)
         inputs.push_back(value == nullptr ? nullptr : current(value));
-      std::vector<ir::Type> types;
-      for (const Value* output : node.outputs) types.push_back(output ? output->type : ir::Type());
-      copy = &ir::insert_before(graph_, before, node.op, inputs, types, node.attrs,
-                                node.name + "_again");
+      const Node& copy = write.again(node, std::move(inputs));
       for (size_t i = 0; i < node.outputs.size(); ++i) {
-        if (node.outputs[i] != nullptr) again[node.outputs[i]] = copy->outputs[i];
+        if (node.outputs[i] != nullptr) again[node.outputs[i]] = copy.outputs[i];
       }
     }
-    copy->origin = node.origin;
-    copy->recompute.clear();
-    copy->region = -1;
   }
 
   Graph& graph_;

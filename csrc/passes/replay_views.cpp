@@ -4,6 +4,7 @@
 
 #include "ir/edit.h"
 #include "ops/op.h"
+#include "ops/writer.h"
 #include "passes/pass.h"
 
 #include <unordered_map>
@@ -67,6 +68,7 @@ int replay_views(Graph& graph) {
     }
   }
 
+  ops::Writer write(graph, first_backward);
   std::unordered_map<const Value*, Value*> replayed;
   for (Node* view : views) {
     if (!needed.contains(view)) continue;
@@ -74,11 +76,7 @@ int replay_views(Graph& graph) {
     for (Value*& input : inputs) {
       if (auto found = replayed.find(input); found != replayed.end()) input = found->second;
     }
-    std::vector<ir::Type> types;
-    for (const Value* output : view->outputs) types.push_back(output ? output->type : ir::Type());
-    Node& again = ir::insert_before(graph, *first_backward, view->op, inputs, types, view->attrs,
-                                    view->name + "_again");
-    again.origin = view->origin;
+    const Node& again = write.again(*view, std::move(inputs));
     for (size_t i = 0; i < view->outputs.size(); ++i) {
       if (view->outputs[i] != nullptr) replayed[view->outputs[i]] = again.outputs[i];
     }

@@ -4,6 +4,7 @@
 #include "ir/onnx_proto.h"
 #include "ir/verify.h"
 #include "ops/file_check.h"
+#include "ops/writer.h"
 #include "python/bind.h"
 
 #include "region/schedule.h"
@@ -145,6 +146,61 @@ std::vector<std::string> insert_before(Graph& graph, const std::string& before,
   return outputs;
 }
 
+// ops::Writer, with values and nodes by name.
+class NamedWriter {
+ public:
+  NamedWriter(Graph& graph, const std::optional<std::string>& before, const std::string& composite)
+      : graph_(graph), writer_(graph, before ? &node_named(graph, *before) : nullptr, composite) {}
+
+  std::string make(const std::string& op, const std::vector<std::string>& inputs) {
+    return writer_.make(op, values(inputs))->name;
+  }
+  std::string make_ours(const std::string& op, const std::vector<std::string>& inputs,
+                        const std::string& like) {
+    return writer_.make_ours(op, values(inputs), value_named(graph_, like).type)->name;
+  }
+  std::string add_named(const std::string& name, const std::string& op,
+                        const std::vector<std::string>& inputs) {
+    return writer_.add_named(name, {"", op}, values(inputs), {ir::Type()}).outputs[0]->name;
+  }
+  std::string copy(const std::string& node, const std::vector<std::string>& inputs,
+                   const std::string& like) {
+    const ir::Type& type = value_named(graph_, like).type;
+    return writer_.copy(node_named(graph_, node), values(inputs), {type}).name;
+  }
+  std::string again(const std::string& node, const std::vector<std::string>& inputs) {
+    return writer_.again(node_named(graph_, node), values(inputs)).name;
+  }
+  std::string ints(const std::string& dims) { return writer_.ints(ir::parse_shape(dims))->name; }
+  std::optional<std::string> scalar(double number, const std::string& dtype) {
+    const Value* made = writer_.scalar(number, ir::dtype_from_name(dtype));
+    return made == nullptr ? std::nullopt : std::optional(made->name);
+  }
+  std::string cast(const std::string& x, const std::string& dtype) {
+    return writer_.cast(&value_named(graph_, x), ir::dtype_from_name(dtype))->name;
+  }
+  std::string reshape(const std::string& x, const std::string& shape) {
+    return writer_.reshape(&value_named(graph_, x), ir::parse_shape(shape))->name;
+  }
+  std::string transpose(const std::string& x, const std::string& order) {
+    return writer_.transpose(&value_named(graph_, x), ir::parse_shape(order))->name;
+  }
+  std::string reduce(const std::string& op, const std::string& x, const std::string& axes,
+                     bool keeps_dims) {
+    return writer_.reduce(op, &value_named(graph_, x), ir::parse_shape(axes), keeps_dims)->name;
+  }
+
+ private:
+  std::vector<Value*> values(const std::vector<std::string>& names) {
+    std::vector<Value*> found;
+    for (const std::string& name : names) found.push_back(&value_named(graph_, name));
+    return found;
+  }
+
+  Graph& graph_;
+  ops::Writer writer_;
+};
+
 // Breaks what the verifier looks after, in one way; `name` is that of a value.
 void corrupt(Graph& graph, const std::string& how, const std::string& name) {
   Value& value = value_named(graph, name);
@@ -226,6 +282,22 @@ void bind_testing(py::module_& testing) {
   testing.def("insert_before", &insert_before, py::arg("graph"), py::arg("before"), py::arg("op"),
               py::arg("inputs"), py::arg("types_like"), py::arg("domain") = "",
               py::arg("hint") = "");
+  py::class_<NamedWriter>(testing, "Writer")
+      .def(py::init<Graph&, const std::optional<std::string>&, const std::string&>(),
+           py::arg("graph"), py::arg("before") = py::none(), py::arg("composite") = "",
+           py::keep_alive<1, 2>())
+      .def("make", &NamedWriter::make)
+      .def("make_ours", &NamedWriter::make_ours, py::arg("op"), py::arg("inputs"), py::arg("like"))
+      .def("add_named", &NamedWriter::add_named)
+      .def("copy", &NamedWriter::copy, py::arg("node"), py::arg("inputs"), py::arg("like"))
+      .def("again", &NamedWriter::again)
+      .def("ints", &NamedWriter::ints)
+      .def("scalar", &NamedWriter::scalar)
+      .def("cast", &NamedWriter::cast)
+      .def("reshape", &NamedWriter::reshape)
+      .def("transpose", &NamedWriter::transpose)
+      .def("reduce", &NamedWriter::reduce, py::arg("op"), py::arg("x"), py::arg("axes"),
+           py::arg("keeps_dims"));
   testing.def("set_input", [](Graph& graph, const std::string& node, int index,
                               const std::optional<std::string>& value) {
     ir::set_input(node_named(graph, node), index, optional_value(graph, value));

@@ -2,6 +2,7 @@
 
 #include "ir/edit.h"
 #include "ops/control_flow.h"
+#include "ops/writer.h"
 
 #include "region/contract.h"
 
@@ -24,13 +25,14 @@ void draw_alone(Graph& graph, const RegionSpec& spec, Node& mask) {
   body->name = graph.name + "_" + mask.name;
   const Value& seed = *mask.inputs.at(0);
   Value& inner = ir::add_input(*body, "seed", seed.type);
-  const Node& drawn = ir::append(*body, mask.op, {&inner}, {mask.outputs.at(0)->type}, mask.attrs);
+  const Node& drawn =
+      ops::Writer(*body, nullptr).add(mask.op, {&inner}, {mask.outputs.at(0)->type}, mask.attrs);
   ir::add_output(*body, *drawn.outputs[0]);
   ir::Attrs attrs;
   write({std::move(body), spec.rows, spec.columns, {Space::kScalar}}, attrs);
-  const Node& alone =
-      ir::insert_before(graph, mask, {ir::kTorchOrtDomain, "Region"}, {mask.inputs[0]},
-                        {mask.outputs[0]->type}, std::move(attrs), mask.name);
+  const Node& alone = ops::Writer(graph, &mask)
+                          .add_named(mask.name, {ir::kTorchOrtDomain, "Region"}, {mask.inputs[0]},
+                                     {mask.outputs[0]->type}, std::move(attrs));
   ir::replace_uses(*mask.outputs[0], *alone.outputs[0], graph);
   ir::erase(graph, mask);
 }
@@ -66,16 +68,12 @@ class Widener {
   void convert(Value& value, Node& first) {
     if (!is_narrow(value.type.dtype)) return;
     const std::vector<ir::Use> uses = value.uses;
-    ir::Type type = value.type;
-    type.dtype = precision_;
-    const Node& cast =
-        ir::insert_before(graph_, first, {"", "Cast"}, {&value}, {type},
-                          {{"to", ir::Dim(static_cast<int64_t>(precision_))}}, value.name);
+    Value* wide = ops::Writer(graph_, &first).cast(&value, precision_);
     for (const ir::Use& use : uses) {
       if (use.node != nullptr) {
-        ir::set_input(*use.node, use.index, cast.outputs[0]);
+        ir::set_input(*use.node, use.index, wide);
       } else {
-        ir::set_output(graph_, use.index, *cast.outputs[0]);
+        ir::set_output(graph_, use.index, *wide);
       }
     }
   }

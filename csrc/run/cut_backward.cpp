@@ -5,6 +5,7 @@
 #include "ops/fusion.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
+#include "ops/writer.h"
 
 #include "region/contract.h"
 
@@ -233,7 +234,7 @@ class CutRegion {
     const bool is_taken =
         std::find(cut.outputs.begin(), cut.outputs.end(), &value) != cut.outputs.end();
     if (value.producer != nullptr && !is_taken) return value;
-    return *ir::append(cut, {"", "Identity"}, {&value}, {value.type}).outputs[0];
+    return *ops::Writer(cut, nullptr).add({"", "Identity"}, {&value}, {value.type}).outputs[0];
   }
 
   // Those without a gradient among them: zeros come in their place.
