@@ -835,7 +835,10 @@ int expand_composites(Graph& graph) {
     const Expansion* expansion = find_expansion(*node);
     if (expansion == nullptr) continue;
     if (!may_rewrite()) return rewrites;
-    if (!expansion->expand(graph, *node)) continue;
+    if (!expansion->expand(graph, *node)) {
+      did_not_rewrite();
+      continue;
+    }
     ir::erase(graph, *node);
     ++rewrites;
   }

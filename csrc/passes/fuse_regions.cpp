@@ -99,9 +99,8 @@ struct Group {
 
 class Grouping {
  public:
-  // `may_join` is asked before two groups become one.
-  Grouping(Graph& graph, const SharedMemory& memory, bool (*may_join)())
-      : memory_(memory), order_(graph, memory), sizes_(graph), may_join_(may_join) {
+  Grouping(Graph& graph, const SharedMemory& memory)
+      : memory_(memory), order_(graph, memory), sizes_(graph) {
     find_fusible();
     join();
     for (Group& group : groups_) trim(group);
@@ -213,7 +212,6 @@ class Grouping {
     if (first.members.size() + second.members.size() > kMaxNodes) return;
     std::optional<Group> joined = fit(first, second);
     if (!joined || has_path_outside(group_of_[a], group_of_[b])) return;
-    if (!may_join_()) return;
     const int kept = group_of_[a], gone = group_of_[b];
     for (int at : groups_[gone].members) group_of_[at] = kept;
     groups_[gone] = {};
@@ -325,7 +323,6 @@ class Grouping {
   const SharedMemory& memory_;
   Order order_;
   KnownSizes sizes_;
-  bool (*may_join_)();
   std::vector<ops::FusedForm> forms_;  // by position
   std::vector<int> group_of_;          // by position
   std::vector<Group> groups_;
@@ -540,7 +537,7 @@ std::vector<int> sorted_units(const Order& order, const std::vector<Group>& grou
 
 std::vector<RegionGroup> region_groups(Graph& graph) {
   const SharedMemory memory(graph);
-  const Grouping grouping(graph, memory, [] { return true; });
+  const Grouping grouping(graph, memory);
   std::vector<RegionGroup> groups;
   for (const Group& group : grouping.groups()) {
     groups.push_back({grouping.nodes_of(group.members), group.elements, group.columns.front()});
@@ -550,8 +547,12 @@ std::vector<RegionGroup> region_groups(Graph& graph) {
 
 int fuse_regions(Graph& graph) {
   const SharedMemory memory(graph);
-  const Grouping grouping(graph, memory, may_rewrite);
-  const std::vector<Group>& groups = grouping.groups();
+  const Grouping grouping(graph, memory);
+  std::vector<Group> groups;
+  for (const Group& group : grouping.groups()) {
+    if (!may_rewrite()) break;
+    groups.push_back(group);
+  }
   if (groups.empty()) return 0;
 
   const Order& order = grouping.order();

@@ -99,6 +99,10 @@ bool may_rewrite() {
   return true;
 }
 
+void did_not_rewrite() {
+  if (rewrites_left != kNoLimit) ++rewrites_left;
+}
+
 const std::vector<Pass>& pipeline() {
   static const std::vector<Pass> passes = {
       // before all others: they run on closed bodies as on any graph

@@ -101,6 +101,20 @@ def test_bisect_stops_after_that_many_rewrites() -> None:
     assert _C.run_pass("remove_identity", unchanged) == 1
 
 
+def test_bisect_counts_what_happened() -> None:
+    # A dropout out of training is looked at and left as it is.
+    text = TRAINING.replace("gate = MatMul (x, w)", "kept = Dropout (x) gate = MatMul (kept, w)")
+    optional = {each.name for each in _C.passes() if not each.is_needed}
+
+    def count(bisect: int) -> int:
+        report = _C.run_pipeline(read_graph(text), bisect=bisect, check=2)
+        return sum(rewrites for name, rewrites, _ in report if name in optional)
+
+    total = count(-1)
+    assert total > 2
+    assert [count(bisect) for bisect in range(total + 2)] == [*range(total + 1), total]
+
+
 def test_dump_is_called_after_passes_that_changed_something() -> None:
     names: list[str] = []
     _C.run_pipeline(read_graph(TEXT), dump=names.append)
