@@ -105,5 +105,6 @@ def _is_ours(backend: Any) -> bool:
 
 # Here, and not where the package begins: who compiles for other backends alone pays nothing.
 aot_compat.never_compile(["torch_ort.capture.joint", "torch_ort.functions.call"])
+aot_compat.watch_recompile_limit(fallback.recompile_limit_reached)
 aot_compat.watch_frames(_is_ours, uncaptured.left_out)
 aot_compat.watch_contexts(_is_ours, uncaptured.begin_call)

@@ -225,9 +225,6 @@ def recompile_limit_reached(frame_id: int, limit: str) -> None:
     )
 
 
-aot_compat.watch_recompile_limit(recompile_limit_reached)
-
-
 class FirstRun:
     """Calls a compiled graph; runs it in eager PyTorch from then on if the engine fails.
 

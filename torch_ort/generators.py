@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from torch_ort.pytorch import patches
+
 
 class TorchGenerators:
     """The states of PyTorch's default generators, as they were when this was made."""
@@ -113,28 +115,8 @@ class _Watched:
         return getattr(self._generator, name)
 
 
-_watching = threading.Lock()
-_num_watching = 0
-_torchs: tuple[Any, Any] = (None, None)  # the generators themselves, while they are watched
-
-
-@contextmanager
-def _generators_watched() -> Iterator[None]:
-    """Let torch's functions find generators that are watched."""
-    global _num_watching, _torchs
-    with _watching:
-        if _num_watching == 0:
-            _torchs = torch.random.default_generator, torch.cuda.default_generators
-            torch.random.default_generator = _Watched(torch.random.default_generator)
-            torch.cuda.default_generators = tuple(map(_Watched, torch.cuda.default_generators))
-        _num_watching += 1
-    try:
-        yield
-    finally:
-        with _watching:
-            _num_watching -= 1
-            if _num_watching == 0:
-                torch.random.default_generator, torch.cuda.default_generators = _torchs
+def _all_watched(generators: tuple) -> tuple:
+    return tuple(map(_Watched, generators))
 
 
 @contextmanager
@@ -144,7 +126,7 @@ def watched_seeding() -> Iterator[Seeding]:
     _thread.seeding = seeding = Seeding()
     _seedings.append(seeding)
     try:
-        with _generators_watched():
+        with patches.GENERATOR.by(_Watched), patches.CUDA_GENERATORS.by(_all_watched):
             yield seeding
     finally:
         _seedings.remove(seeding)

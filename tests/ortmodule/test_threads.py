@@ -270,9 +270,6 @@ class TestWhileAnotherThreadCaptures:
         meeting.result()
         assert torch_ort.counters()["forward_runs"] == 2
 
-    @pytest.mark.xfail(
-        strict=True, reason="torch's flag is one for the process, as under torch.compile"
-    )
     def test_is_compiling_is_not_true_elsewhere(self):
         module = ORTModule(Meets())
         meeting.call = torch.compiler.is_compiling

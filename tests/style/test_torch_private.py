@@ -1,4 +1,4 @@
-"""Private names of torch stand in two files: one for AOTAutograd, one for recordings."""
+"""Private names of torch stand in three files: AOTAutograd's, those of recordings, and patches."""
 
 import ast
 from pathlib import Path
@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-COMPAT = {ROOT / "torch_ort" / "capture" / name for name in ("aot_compat.py", "dispatch_compat.py")}
+COMPAT = {
+    ROOT / "torch_ort" / name
+    for name in ("capture/aot_compat.py", "capture/dispatch_compat.py", "pytorch/patching.py")
+}
 FILES = sorted(path for path in (ROOT / "torch_ort").rglob("*.py") if path not in COMPAT)
 # Private attributes of torch's objects, which stand behind no name of a module.
 ATTRIBUTES = {"_schema", "_version"}

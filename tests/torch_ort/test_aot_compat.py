@@ -14,6 +14,9 @@ import pytest
 import sympy
 import torch
 from torch import fx
+from torch._dynamo import convert_frame
+from torch._subclasses import fake_impls
+from torch.fx.experimental import _config as shape_config
 from torch.fx.experimental import symbolic_shapes
 
 from torch_ort import ORTModule
@@ -218,17 +221,17 @@ class TestFrame:
         assert aot_compat.dynamo_seconds() is None
 
     def test_dynamo_asks_the_check_that_is_watched(self):
-        check = inspect.unwrap(aot_compat.convert_frame.exceeds_recompile_limit)
+        check = inspect.unwrap(convert_frame.exceeds_recompile_limit)
         assert list(inspect.signature(check).parameters) == ["cache_size", "compile_id"]
-        assert "exceeds_recompile_limit(" in inspect.getsource(aot_compat.convert_frame._compile)
+        assert "exceeds_recompile_limit(" in inspect.getsource(convert_frame._compile)
 
     def test_dynamo_looks_at_functions_where_that_is_watched(self):
-        convert = inspect.unwrap(aot_compat.convert_frame.ConvertFrameAssert.__call__)
+        convert = inspect.unwrap(convert_frame.ConvertFrameAssert.__call__)
         assert list(inspect.signature(convert).parameters)[:2] == ["self", "frame"]
-        made = inspect.getsource(aot_compat.convert_frame.ConvertFrameAssert.__init__)
+        made = inspect.getsource(convert_frame.ConvertFrameAssert.__init__)
         assert "self._one_graph = " in made
         assert "self._box = " in made
-        assert hasattr(aot_compat.convert_frame.ConvertFrameBox(), "error_on_graph_break")
+        assert hasattr(convert_frame.ConvertFrameBox(), "error_on_graph_break")
         reasons = inspect.getsource(torch._dynamo.output_graph.GraphCompileReason)
         assert "graph_break_reasons.append(self)" in reasons
         assert "user_stack" in reasons
@@ -419,19 +422,19 @@ class TestFakeInputs:
 
     @pytest.mark.parametrize("error", [None, ZeroDivisionError])
     def test_tracing_leaves_nothing_behind(self, error):
-        before = aot_compat.fake_impls.infer_size
-        config = aot_compat.shape_config.backed_size_oblivious
+        before = fake_impls.infer_size
+        config = shape_config.backed_size_oblivious
         try:
             with FakeInputs(Sizes.OPEN).tracing():
                 assert torch.compiler.is_compiling()
-                assert aot_compat.shape_config.backed_size_oblivious
+                assert shape_config.backed_size_oblivious
                 if error:
                     raise error
         except ZeroDivisionError:
             pass
         assert not torch.compiler.is_compiling()
-        assert aot_compat.fake_impls.infer_size is before
-        assert aot_compat.shape_config.backed_size_oblivious == config
+        assert fake_impls.infer_size is before
+        assert shape_config.backed_size_oblivious == config
 
     def test_writes_and_who_watches_them(self):
         class Writes(torch.nn.Module):

@@ -14,11 +14,10 @@ import operator
 import os
 import re
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import CodeType, FrameType, MethodType
 from typing import Any, NamedTuple
 
@@ -27,7 +26,6 @@ import torch
 from torch import fx
 from torch._dynamo import config as dynamo_config
 from torch._dynamo import (
-    convert_frame,
     eval_frame,
     exc,
     external_utils,
@@ -45,7 +43,6 @@ from torch._functorch.partitioners import default_partition
 from torch._guards import CompileContext, TracingContext, detect_fake_mode, tracing
 from torch._higher_order_ops import auto_functionalize
 from torch._ops import HigherOrderOperator, OpOverload
-from torch._subclasses import fake_impls, fake_tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     FakeTensor,
@@ -54,7 +51,6 @@ from torch._subclasses.fake_tensor import (
 )
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
-from torch.autograd.function import _SingleLevelFunction
 from torch.fx.experimental import _config as shape_config
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import (
@@ -71,6 +67,7 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from torch_ort import _C
 from torch_ort.capture.dispatch_compat import Leaf, dropout_passes_through, is_functionalized
+from torch_ort.pytorch import patches
 from torch_ort.user_code import Line, innermost
 
 __all__ = [
@@ -483,17 +480,15 @@ def watch_recompile_limit(told: Callable[[int, str], None]) -> None:
 
     Dynamo's check is wrapped: what it says itself is a line of its log and the text of a counter.
     """
-    check = convert_frame.exceeds_recompile_limit
 
-    @functools.wraps(check)
-    def watched(cache_size: Any, compile_id: Any) -> tuple[bool, str]:
+    def watched(check: Callable, cache_size: Any, compile_id: Any) -> tuple[bool, str]:
         is_exceeded, limit = check(cache_size, compile_id)
         if is_exceeded:
             value = getattr(dynamo_config, limit)
             told(compile_id.frame_id, f"torch._dynamo.config.{limit} = {value}")
         return is_exceeded, limit
 
-    convert_frame.exceeds_recompile_limit = watched
+    patches.RECOMPILE_LIMIT.stay(watched)
 
 
 class LeftOut(NamedTuple):
@@ -512,10 +507,8 @@ def watch_frames(
 
     Only for backends that are ours, and not where a graph break is an error.
     """
-    convert = convert_frame.ConvertFrameAssert.__call__
 
-    @functools.wraps(convert)
-    def watched(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
+    def watched(convert: Callable, self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
         backend = _innermost_backend(self)
         if self._one_graph or not is_ours(backend):
             return convert(self, frame, *args, **kwargs)
@@ -533,7 +526,7 @@ def watch_frames(
         told(backend, breaks)
         return result
 
-    convert_frame.ConvertFrameAssert.__call__ = watched
+    patches.FRAMES.stay(watched)
 
 
 def _is_swallowed(converter: Any, error: Exception) -> bool:
@@ -580,10 +573,8 @@ def watch_contexts(
     calls are watched no more. `kept` is one list for all calls of a function. What Dynamo would not
     look at, as it is torch's own code, gets a frame that it looks at.
     """
-    compile_function = eval_frame.OptimizeContext.__call__
 
-    @functools.wraps(compile_function)
-    def watched(self: Any, function: Any) -> Any:
+    def watched(compile_function: Callable, self: Any, function: Any) -> Any:
         backend = _innermost_backend(self.callback)
         if not is_ours(backend):
             return compile_function(self, function)
@@ -593,13 +584,12 @@ def watch_contexts(
             _watch_calls(self.enter_exit_hooks, functools.partial(begin, backend, []))
         return compile_function(self, function)
 
-    eval_frame.OptimizeContext.__call__ = watched
+    patches.COMPILED_CALLS.stay(watched)
 
 
 def never_compile(modules: Sequence[str]) -> None:
     """Let Dynamo leave the functions of some modules alone, which autograd and kernels call."""
-    for name in modules:
-        trace_rules.add(name)
+    patches.LEFT_ALONE.add(modules)
 
 
 def _watch_calls(hooks: list[Callable[[], Any]], begin: Callable[[], Callable[[], bool]]) -> None:
@@ -664,15 +654,9 @@ def dynamo_seconds() -> float | None:
     return (time.time_ns() - metrics._start_time_ns) / 1e9
 
 
-@contextmanager
-def said_to_be_compiling() -> Iterator[None]:
-    """Let `torch.compiler.is_compiling()` be true in here."""
-    before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag = before
+def said_to_be_compiling() -> AbstractContextManager[None]:
+    """Let `torch.compiler.is_compiling()` be true in here, for this thread."""
+    return patches.IS_COMPILING.by(lambda theirs: True)
 
 
 def symbolic_inputs(graph: fx.Graph, inputs: Sequence[Any]) -> list[Any]:
@@ -775,7 +759,7 @@ class FakeInputs:
         with (
             said_to_be_compiling(),
             dropout_passes_through(),
-            shape_config.patch(backed_size_oblivious=is_open),
+            patches.UNSEEN_SIZES.by(is_open),
             _open_sizes() if is_open else nullcontext(),
             tracing(self._context),
         ):
@@ -875,13 +859,11 @@ def forget_sizes() -> None:
 @contextmanager
 def _open_sizes() -> Iterator[None]:
     """Mend what torch decides of open sizes without looking at them."""
-    infer_size, decide = fake_impls.infer_size, symbolic_shapes._static_eval_sym_bool
-    fake_impls.infer_size = functools.partial(_broadcast_size, infer_size)
-    symbolic_shapes._static_eval_sym_bool = functools.partial(_decide_squeeze, decide)
-    try:
+    with (
+        patches.BROADCAST.by(_broadcast_size),
+        patches.KNOWN_CONDITION.by(_decide_squeeze),
+    ):
         yield
-    finally:
-        fake_impls.infer_size, symbolic_shapes._static_eval_sym_bool = infer_size, decide
 
 
 def _decide_squeeze(decide: Callable, asked: torch.SymBool) -> bool | None:
@@ -1022,77 +1004,33 @@ def has_tangents(values: Sequence[Any]) -> bool:
     )
 
 
-@contextmanager
-def meta_errors_unsaid() -> Iterator[None]:
-    """Keep this thread's failing operators on tensors without numbers out of torch's log.
+def meta_errors_unsaid() -> AbstractContextManager[None]:
+    """Keep this thread's failing operators on tensors without numbers out of torch's log."""
+    return patches.FAKE_TENSOR_LOG.by(_hear_no_errors)
 
-    What is wrong with them is raised, by eager PyTorch if it is the user's.
-    """
-    thread = threading.get_ident()
 
-    def is_heard(record: logging.LogRecord) -> bool:
-        return record.thread != thread or record.exc_info is None
-
-    fake_tensor.log.addFilter(is_heard)
-    try:
-        yield
-    finally:
-        fake_tensor.log.removeFilter(is_heard)
+def _hear_no_errors(theirs: Callable, record: logging.LogRecord) -> Any:
+    return record.exc_info is None and theirs(record)
 
 
 # Calls of torch.autograd.Function.
 
 
-class _Replacing(threading.local):
-    """What happens to calls of Functions in a thread."""
+def functions_replaced(
+    replace: Callable[[type, tuple, Callable], Any],
+) -> AbstractContextManager[None]:
+    """Call `replace(class, arguments, apply)` in place of Functions' own `apply` in this thread."""
 
-    is_paused = False
+    def apply(theirs: Callable[..., Any], cls: type, *args: Any, **kwargs: Any) -> Any:
+        own = functools.partial(patches.FUNCTION_APPLY.theirs, cls)
+        return own(*args, **kwargs) if kwargs else replace(cls, args, own)
 
-
-_replacing = _Replacing()
-_replacements: list[tuple[int, Callable[..., Any]]] = []  # threads, and what is called there
-_replacing_lock = threading.Lock()
-
-
-def _apply_or_replace(cls: type, *args: Any, **kwargs: Any) -> Any:
-    original = super(_SingleLevelFunction, cls).apply
-    if _replacements and not kwargs and not _replacing.is_paused:
-        thread, replace = _replacements[-1]
-        # A backward of a trace runs in threads of autograd's.
-        if thread == threading.get_ident() or any(map(is_traced, args)):
-            return replace(cls, args, original)
-    return original(*args, **kwargs)
+    return patches.FUNCTION_APPLY.by(apply)
 
 
-@contextmanager
-def functions_replaced(replace: Callable[[type, tuple, Callable], Any]) -> Iterator[None]:
-    """Call `replace(class, arguments, apply)` in place of Functions' own `apply`.
-
-    In this thread, and in others where an argument is a tensor of a trace. All ways to `apply` come
-    through the class that is patched here, names that a program has bound earlier included.
-    """
-    entry = (threading.get_ident(), replace)
-    with _replacing_lock:
-        if not _replacements:
-            _SingleLevelFunction.apply = classmethod(_apply_or_replace)
-        _replacements.append(entry)
-    try:
-        yield
-    finally:
-        with _replacing_lock:
-            _replacements.remove(entry)
-            if not _replacements:
-                del _SingleLevelFunction.apply
-
-
-@contextmanager
-def functions_as_they_are() -> Iterator[None]:
+def functions_as_they_are() -> AbstractContextManager[None]:
     """Let Functions run in this thread whatever replaces them."""
-    before, _replacing.is_paused = _replacing.is_paused, True
-    try:
-        yield
-    finally:
-        _replacing.is_paused = before
+    return patches.FUNCTION_APPLY.as_torch_has_it()
 
 
 def below_autograd() -> Any:

@@ -6,20 +6,17 @@ Each has a test in tests/torch_ort/test_dispatch_compat.py, which fails when tor
 from __future__ import annotations
 
 import functools
-import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental import _config as shape_config
-from torch.fx.experimental import symbolic_shapes
 from torch.overrides import TorchFunctionMode
 
 from torch_ort import _C
+from torch_ort.pytorch import patches
 
 __all__ = [
     "RESIZING",
@@ -106,8 +103,9 @@ def dropout_passes_through() -> Iterator[None]:
     PyTorch's own traces make a copy, so that what is written into the one is not in the other.
     """
     dropout = torch.ops.aten.dropout.default
-    ours = {key: _passing_through(theirs) for key, theirs in _kernels(dropout).items()}
-    with _python_kernels({dropout: ours}):
+    theirs = patches.KERNELS.of(dropout)
+    ours = {key: _passing_through(kernel) for key, kernel in theirs.items()}
+    with patches.KERNELS.by({dropout: ours}):
         yield
 
 
@@ -130,8 +128,9 @@ def operators_whole() -> Iterator[None]:
     for name in RESIZING:
         whole, sized = getattr(aten, name).default, getattr(aten, name).vec
         ours[whole] = {}
-        ours[sized] = {key: _with_sizes(whole, theirs) for key, theirs in _kernels(sized).items()}
-    with _python_kernels(ours):
+        theirs = patches.KERNELS.of(sized)
+        ours[sized] = {key: _with_sizes(whole, kernel) for key, kernel in theirs.items()}
+    with patches.KERNELS.by(ours):
         yield
 
 
@@ -176,44 +175,6 @@ def _times(size: Any, factor: float) -> Any:
 _MOST_PARTS = 1024  # so that no product of theirs is rounded in floating point
 
 
-_patching = threading.Lock()
-_theirs: dict[Any, dict] = {}  # by operator, for as long as ours stand there
-_users: Counter = Counter()
-
-
-@contextmanager
-def _python_kernels(ours: dict[Any, dict]) -> Iterator[None]:
-    """Let PyTorch's Python dispatcher call other functions for some operators, or their kernels.
-
-    Several threads may be in here, with the same.
-    """
-    with _patching:
-        for operator, kernels in ours.items():
-            if not _users[operator]:
-                _theirs[operator] = dict(operator.py_kernels)
-                _set_kernels(operator, kernels)
-            _users[operator] += 1
-    try:
-        yield
-    finally:
-        with _patching:
-            for operator in ours:
-                _users[operator] -= 1
-                if not _users[operator]:
-                    _set_kernels(operator, _theirs.pop(operator))
-
-
-def _kernels(operator: Any) -> dict:
-    """Give PyTorch's own functions for an operator."""
-    return _theirs.get(operator) or operator.py_kernels
-
-
-def _set_kernels(operator: Any, kernels: dict) -> None:
-    operator.py_kernels.clear()
-    operator.py_kernels.update(kernels)
-    operator._dispatch_cache.clear()
-
-
 @contextmanager
 def without_saved_tensor_hooks() -> Iterator[None]:
     """Let autograd save as it does without the hooks that are active now."""
@@ -229,25 +190,13 @@ def without_saved_tensor_hooks() -> Iterator[None]:
             hooks._push_saved_tensors_default_hooks(*pair)
 
 
-@contextmanager
-def nothing_compiled() -> Iterator[None]:
-    """Refuse `torch.compile` in this thread.
+def nothing_compiled() -> AbstractContextManager[None]:
+    """Refuse `torch.compile` in this thread."""
+    return patches.COMPILE.by(_refuse_to_compile)
 
-    Operators that take graphs call it, and what Dynamo has once failed on, it never compiles again.
-    """
-    before, thread = torch.compile, threading.get_ident()
 
-    @functools.wraps(before)
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == thread:
-            raise _C.Unsupported("torch.compile: called while recording")
-        return before(*args, **kwargs)
-
-    torch.compile = refuse
-    try:
-        yield
-    finally:
-        torch.compile = before
+def _refuse_to_compile(theirs: Any, *args: Any, **kwargs: Any) -> Any:
+    raise _C.Unsupported("torch.compile: called while recording")
 
 
 def is_written(tensor: torch.Tensor) -> bool:
@@ -390,65 +339,50 @@ def fakes() -> Iterator[Callable[..., torch.Tensor]]:
 @contextmanager
 def shape_questions_answered() -> Iterator[None]:
     """Answer what PyTorch's Python asks about sizes that are ours."""
-    names = {
-        "_static_eval_sym_bool": _C.known_condition,
-        "_sym_node_hint_disproves": _never_disproves,
-        "guarding_hint_or_throw": _C.size_value,
-        "has_guarding_hint": _has_hint,
-    }
-    before = {name: getattr(symbolic_shapes, name, None) for name in names}
-    for name, ours in names.items():
-        setattr(symbolic_shapes, name, _for_our_sizes(ours, before[name]))
-    before["free_unbacked_symbols"] = symbolic_shapes.free_unbacked_symbols
-    symbolic_shapes.free_unbacked_symbols = _no_symbols
-    _add_to_nodes()
-    try:
-        with shape_config.patch(backed_size_oblivious=True):
-            yield
-    finally:
-        for name, function in before.items():
-            if function is None:
-                delattr(symbolic_shapes, name)
-            else:
-                setattr(symbolic_shapes, name, function)
+    with ExitStack() as stack:
+        for question, answer in _ANSWERS.items():
+            stack.enter_context(question.by(functools.partial(_for_our_sizes, answer)))
+        stack.enter_context(patches.SYMBOLS_OF_DATA.by(_no_symbols))
+        stack.enter_context(patches.SYM_SUM.by(_sym_sum))
+        stack.enter_context(patches.TRUNC.by(_trunc))
+        stack.enter_context(patches.UNSEEN_SIZES.by(True))
+        yield
 
 
-def _for_our_sizes(ours: Any, theirs: Any) -> Any:
-    def answer(asked: Any, *args: Any, **kwargs: Any) -> Any:
-        node = getattr(asked, "node", asked)
-        if theirs is None or isinstance(node, torch._C._SymNode):
-            return ours(asked)
-        return theirs(asked, *args, **kwargs)
-
-    return answer
+def _for_our_sizes(ours: Any, theirs: Any, asked: Any, *args: Any, **kwargs: Any) -> Any:
+    node = getattr(asked, "node", asked)
+    if isinstance(node, torch._C._SymNode):
+        return ours(asked)
+    return theirs(asked, *args, **kwargs)
 
 
 def _never_disproves(asked: Any) -> bool:
     return False
 
 
-def _no_symbols(asked: Any) -> frozenset:
-    return frozenset()  # a recording knows the value of every size
-
-
 def _has_hint(asked: Any) -> bool:
     return True
 
 
-def _add_to_nodes() -> None:
-    """Give C++ nodes of sizes the methods that Python's have and theirs lack."""
-    for name, method in (("sym_sum", _sym_sum), ("trunc", _trunc)):
-        if not hasattr(torch._C._SymNode, name):
-            setattr(torch._C._SymNode, name, method)
+_ANSWERS = {
+    patches.KNOWN_CONDITION: _C.known_condition,
+    patches.HINT_DISPROVES: _never_disproves,
+    patches.HINT_OF_GUARD: _C.size_value,
+    patches.HAS_HINT: _has_hint,
+}
 
 
-def _sym_sum(node: Any, others: Sequence[Any]) -> Any:
+def _no_symbols(theirs: Any, asked: Any) -> frozenset:
+    return frozenset()  # a recording knows the value of every size
+
+
+def _sym_sum(theirs: Any, node: Any, others: Sequence[Any]) -> Any:
     total = others[0]
     for other in others[1:]:
         total = total.add(other)
     return total
 
 
-def _trunc(node: Any) -> Any:
+def _trunc(theirs: Any, node: Any) -> Any:
     number = _C.known_float(torch.SymFloat(node))
     return node.floor() if number is None else node.wrap_int(int(number))

@@ -63,6 +63,7 @@ from torch_ort.capture.symbols import Symbolic, is_beyond_sizes
 from torch_ort.functions.call import form_of_call
 from torch_ort.functions.describe import is_python_op
 from torch_ort.generators import note_draw
+from torch_ort.pytorch import patching
 from torch_ort.user_code import Line
 
 _logger = logging.getLogger("torch_ort.recorder")
@@ -73,6 +74,7 @@ _BETWEEN = (
     aot_compat.__file__,
     dispatch_compat.__file__,
     answers.__file__,
+    patching.__file__,
     os.path.join(_OUR_FOLDER, "capture", "hooks.py"),
     os.path.join(_OUR_FOLDER, "functions", ""),
 )
@@ -169,12 +171,8 @@ def record(
     graph gives what results are made of; if it is to be complete, for files, every result.
     Raises HandOver where it cannot; whatever the function raises comes through.
     """
-    with _recording:
-        recording = _Recorder(inputs).run(function, is_complete)
-        return recording if is_settled() else _Recorder(inputs).run(function, is_complete)
-
-
-_recording = threading.RLock()  # answers to PyTorch's questions are given for the process
+    recording = _Recorder(inputs).run(function, is_complete)
+    return recording if is_settled() else _Recorder(inputs).run(function, is_complete)
 
 
 class RecordedInputs:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import inspect
 import keyword
-import threading
 import types
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,6 @@ import torch
 from torch_ort import _C
 from torch_ort._C import Unsupported
 from torch_ort.capture.aot_compat import (
-    ScriptMethod,
     data_is_asked,
     schema,
     script_forward,
@@ -40,6 +38,7 @@ from torch_ort.capture.script_control_flow import REFUSED, record_if, record_loo
 from torch_ort.capture.script_program import Block, Step, read_block
 from torch_ort.capture.symbols import symbol_name
 from torch_ort.capture.told import Told, like_number, selected
+from torch_ort.pytorch import patches
 
 if TYPE_CHECKING:
     from torch_ort.capture.aot_compat import FakeInputs
@@ -47,8 +46,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Replay", "is_script", "replayed", "script_object", "signature_of"]
 
-_thread = threading.local()  # `replay`: the one at work
-_patching = threading.Lock()
 _REQUIRED = inspect.Parameter.empty
 
 
@@ -553,26 +550,11 @@ _ON_VALUES = frozenset(
 @contextmanager
 def replayed(module: torch.nn.Module, inputs: FakeInputs | RecordedInputs) -> Iterator[Replay]:
     """Let calls of scripted functions and methods in this thread run in a replay."""
-    kinds = (ScriptMethod, torch.jit.ScriptFunction)
-    before = getattr(_thread, "replay", None)
     owners = {script_object(part): path for path, part in module.named_modules() if is_script(part)}
     replay = Replay(owners, inputs)
-    with _patching:
-        own = [kind.__call__ for kind in kinds]
-        for kind, call in zip(kinds, own, strict=True):
-            kind.__call__ = _replaying(call)
-        _thread.replay = replay
-        try:
-            yield replay
-        finally:
-            _thread.replay = before
-            for kind, call in zip(kinds, own, strict=True):
-                kind.__call__ = call
 
+    def call(theirs: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        return replay.call(self, args, kwargs)
 
-def _replaying(own: Callable[..., Any]) -> Callable[..., Any]:
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        replay = getattr(_thread, "replay", None)
-        return own(self, *args, **kwargs) if replay is None else replay.call(self, args, kwargs)
-
-    return call
+    with patches.SCRIPT_METHOD.by(call), patches.SCRIPT_FUNCTION.by(call):
+        yield replay

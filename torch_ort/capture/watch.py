@@ -28,6 +28,7 @@ from torch_ort.capture.outside_reads import (
 )
 from torch_ort.capture.torchscript import guard_row, is_script, script_object
 from torch_ort.generators import PythonGenerators
+from torch_ort.pytorch import patches
 
 # Registries of a module; their entries are compared, as sub-modules and hooks may come and go.
 REGISTRIES = ("_parameters", "_buffers", "_modules")
@@ -127,7 +128,7 @@ def _called(path: str) -> str:
     return f"module {path!r}" if path else "the module"
 
 
-_patching = threading.Lock()
+_watching = threading.Lock()  # the classes of the user's objects are patched for all threads
 
 
 @contextmanager
@@ -135,29 +136,24 @@ def recorded_reads(module: torch.nn.Module) -> Iterator[Reads]:
     """Record which attributes of a tree of modules are read."""
     reads = _no_reads(module)
     modules, found = reads.modules, reads.found
-    base = torch.nn.Module
     parts = [part for part in module.modules() if not is_script(part)]
 
-    # Other threads may read as well: more is guarded than need be.
-    def recorder(self: torch.nn.Module, name: str) -> Any:
+    def recorder(theirs: Any, self: torch.nn.Module, name: str) -> Any:
         known = modules.get(id(self))
         if known is None:
-            return object.__getattribute__(self, name)
+            return theirs(self, name)
         found.add((id(self), name))
-        value = object.__getattribute__(self, name)
+        value = theirs(self, name)
         if type(value) not in PLAIN and not name.startswith("_"):
             own = object.__getattribute__(self, "__dict__")
             if name in own:
                 objects.see(value, f"attribute {name!r} of {_called(known[0])}")
         return value
 
-    with _patching, watched_outside(parts) as (objects, code):
+    with _watching, watched_outside(parts) as (objects, code):
         reads.outside = (objects, code)
-        base.__getattribute__ = recorder
-        try:
+        with patches.MODULE_READS.by(recorder):
             yield reads
-        finally:
-            del base.__getattribute__
     reads.found = {
         (key, name)
         for key, name in reads.found

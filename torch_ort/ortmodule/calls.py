@@ -48,7 +48,6 @@ from torch_ort.user_code import calling_line, warn_at
 
 # Captures of one module; more than a real program needs, fewer than would go unnoticed.
 MAX_CAPTURES = 32
-_captures: list[Calls] = []  # those at work, in any thread
 _thread = threading.local()  # `is_capturing`: a module inside another's capture is traced through
 
 
@@ -304,7 +303,6 @@ class Calls:
             state = GraphState(self._options, self._files, rewrite)
             random = TorchGenerators()
             _thread.is_capturing = True
-            _captures.append(self)
             try:
                 capture = capture_module(
                     self._module, args, kwargs, self._options, state, floats=names, sizes=sizes,
@@ -318,7 +316,6 @@ class Calls:
                 continue
             finally:
                 _thread.is_capturing = False
-                _captures.remove(self)
             if not names:
                 self._constant_floats |= self._floats
                 self._floats.clear()
@@ -345,10 +342,10 @@ class Calls:
 
 def is_traced() -> bool:
     """Tell whether a call belongs to somebody's trace, or transform, in this thread."""
-    if getattr(_thread, "is_capturing", False) or in_function_transform() or is_jit_tracing():
-        return True
-    # A capture of ours in another thread has the flag set for the process.
-    return torch.compiler.is_compiling() and not _captures
+    is_capturing = getattr(_thread, "is_capturing", False)
+    return (
+        is_capturing or in_function_transform() or is_jit_tracing() or torch.compiler.is_compiling()
+    )
 
 
 def _onnx_error(error: Exception) -> ORTModuleFallbackException:

@@ -1,0 +1,1 @@
+"""What the package stands on in PyTorch that is not public."""

@@ -1,0 +1,144 @@
+"""The one door to PyTorch's insides: all that the package replaces in torch, or adds to it.
+
+`TABLE` has a row for each: where, why, in which versions of torch, for whom, and why it stays where
+it does. Nothing else assigns to objects of torch's (tests/style/test_patches.py). How rows are put
+in place and undone, so that a thread that compiles with another backend meanwhile gets what it
+would get without us, is patching.py.
+"""
+
+from __future__ import annotations
+
+from torch_ort.pytorch.patching import (
+    Addition,
+    Answer,
+    ClassMethod,
+    Elsewhere,
+    Function,
+    Names,
+    OperatorKernels,
+    Patch,
+    Scope,
+    Setting,
+    UnseenMethod,
+    Value,
+)
+
+COMPILE = Function(
+    "torch:compile",
+    "Operators that take graphs call it, and what Dynamo has once failed on it never compiles "
+    "again; a recording has no tensors that it could look at.",
+)
+KNOWN_CONDITION = Function(
+    "torch.fx.experimental.symbolic_shapes:_static_eval_sym_bool",
+    "PyTorch's Python asks what is known of sizes; those of a recording are C++'s.",
+)
+HINT_DISPROVES = Function(
+    "torch.fx.experimental.symbolic_shapes:_sym_node_hint_disproves",
+    "As above: whether the value in this call rules a condition out.",
+    versions="those that have it",
+)
+HINT_OF_GUARD = Function(
+    "torch.fx.experimental.symbolic_shapes:guarding_hint_or_throw",
+    "As above: the value in this call.",
+    versions="those that have it",
+)
+HAS_HINT = Function(
+    "torch.fx.experimental.symbolic_shapes:has_guarding_hint",
+    "As above: whether there is one.",
+    versions="those that have it",
+)
+SYMBOLS_OF_DATA = Function(
+    "torch.fx.experimental.symbolic_shapes:free_unbacked_symbols",
+    "As above: which sizes only data tells; a recording has the value of each.",
+)
+SYM_SUM = Addition(
+    "torch._C:_SymNode.sym_sum",
+    "PyTorch's Python calls it on the nodes of sizes, and those of C++ lack it.",
+    versions="those that lack it",
+)
+TRUNC = Addition("torch._C:_SymNode.trunc", "As above.", versions="those that lack it")
+UNSEEN_SIZES = Setting(
+    "torch.fx.experimental._config:backed_size_oblivious",
+    "PyTorch is to decide about sizes as for any, 0 and 1 among them.",
+    scope=Scope.CONTEXT,
+)
+BROADCAST = Function(
+    "torch._subclasses.fake_impls:infer_size",
+    "A size that can only be 1 for two tensors to fit is 1 from then on.",
+)
+KERNELS = OperatorKernels(
+    "torch.ops:aten.*.py_kernels",
+    "PyTorch's traces compute some operators in Python that we want whole, and copy what a dropout "
+    "that does nothing was given.",
+)
+MODULE_READS = UnseenMethod(
+    "torch.nn:Module.__getattribute__",
+    "What forward reads of its modules is baked into a capture, and compared by later calls.",
+)
+SCRIPT_METHOD = Function(
+    "torch._C:ScriptMethod.__call__",
+    "TorchScript's interpreter knows no symbols for sizes: scripts are replayed call by call.",
+)
+SCRIPT_FUNCTION = Function("torch._C:ScriptFunction.__call__", "As above.")
+FUNCTION_APPLY = ClassMethod(
+    "torch.autograd.function:_SingleLevelFunction.apply",
+    "Calls of torch.autograd.Functions become nodes of a capture. All ways to `apply` come through "
+    "this class, names that a program has bound earlier included.",
+)
+
+
+def _ask_is_compiling() -> bool:
+    from torch_ort.pytorch import patches
+
+    return patches.IS_COMPILING.answer()
+
+
+IS_COMPILING = Answer(
+    "torch.compiler:is_compiling.__code__",
+    "Modules that ask leave out what looks at numbers. The flag that it gives is the process's.",
+    _ask_is_compiling,
+)
+GENERATOR = Value(
+    "torch.random:default_generator",
+    "Who sets it in a capture is noted, and it stays as it is.",
+)
+CUDA_GENERATORS = Value("torch.cuda:default_generators", "As above.")
+FAKE_TENSOR_LOG = Function(
+    "torch._subclasses.fake_tensor:log.filter",
+    "What is wrong with a call in a capture is raised, by eager PyTorch if it is the user's.",
+)
+RECOMPILE_LIMIT = Function(
+    "torch._dynamo.convert_frame:exceeds_recompile_limit",
+    "Tells when Dynamo gives up compiling a function of ours again.",
+    scope=Scope.PROCESS,
+    stays="It is asked in calls of compiled functions, of which there may be one at any time; it "
+    "comes with our backend, which a program that compiles for others does not import.",
+)
+FRAMES = Function(
+    "torch._dynamo.convert_frame:ConvertFrameAssert.__call__",
+    "Tells what Dynamo leaves to eager PyTorch of functions that are compiled for our backend.",
+    scope=Scope.PROCESS,
+    stays="As above.",
+)
+COMPILED_CALLS = Function(
+    "torch._dynamo.eval_frame:OptimizeContext.__call__",
+    "Watches calls of functions that are compiled for our backend.",
+    scope=Scope.PROCESS,
+    stays="As above.",
+)
+LEFT_ALONE = Names(
+    "torch._dynamo.trace_rules:add",
+    "Dynamo is not to compile functions of ours, which autograd and kernels call.",
+    scope=Scope.PROCESS,
+    stays="Code of ours is never compiled.",
+)
+ALLOCATOR = Elsewhere(
+    "c10:SetCPUAllocator",
+    "Results of kernels that allocate them are made in their place of the plan "
+    "(csrc/run/placement.cpp). Threads that run no such kernel get torch's own memory.",
+    scope=Scope.PROCESS,
+    stays="It serves tensors that may outlive everything else; it comes with the first plan that "
+    "places such a result.",
+)
+
+TABLE: tuple[Patch, ...] = tuple(row for row in list(globals().values()) if isinstance(row, Patch))

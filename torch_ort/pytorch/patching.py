@@ -1,0 +1,379 @@
+"""How attributes of torch's are replaced for the time of a capture, and put back.
+
+The first thread that needs one puts ours in place, the last one puts back what was there. What
+stands there asks whether the thread that has come is one of those (or works for one, as autograd's
+own threads do), and calls torch's own if not. The table of them is patches.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import functools
+import importlib
+import threading
+import types
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch._dynamo.types import FrameAction, FrameExecStrategy
+
+
+class Scope(enum.Enum):
+    """Who finds something else in torch."""
+
+    THREAD = "threads that are inside, and autograd's own that work for them"
+    CONTEXT = "a context of Python's, as torch's settings are"
+    PROCESS = "everybody; what does not concern us goes on to torch's own"
+
+
+class _Here(threading.local):
+    ours: Mapping[Patch, Any] | None = None
+
+
+_here = _Here()
+_lock = threading.RLock()
+_KEY = "torch_ort_patches"
+_NOTHING: Mapping[Patch, Any] = types.MappingProxyType({})
+_ABSENT = object()
+
+
+def _not_for_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let Dynamo leave a function's own frame alone, where code that it compiles runs into ours."""
+    strategy = FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT)
+    torch._C._dynamo.eval_frame.set_code_exec_strategy(function.__code__, strategy)
+    return function
+
+
+@_not_for_dynamo
+def _ours() -> Mapping[Patch, Any]:
+    """Give what this thread finds instead of torch's own."""
+    if _here.ours is not None:
+        return _here.ours
+    # PyTorch hands this on to the threads of a backward.
+    return torch._C._get_obj_in_tls(_KEY) if torch._C._is_key_in_tls(_KEY) else _NOTHING
+
+
+@contextmanager
+def _with(patch: Patch, ours: Any) -> Iterator[None]:
+    """Let this thread be inside of a patch; `ours` is what it finds there."""
+    outer, around = _here.ours, _ours()
+    _here.ours = {**around, patch: ours}
+    torch._C._stash_obj_in_tls(_KEY, _here.ours)
+    try:
+        yield
+    finally:
+        _here.ours = outer
+        torch._C._stash_obj_in_tls(_KEY, around)
+
+
+class Patch:
+    """A row: one attribute of an object of torch's, written as `module:object.attribute`.
+
+    `stays` says why it is not undone; empty: it is, by the last thread that leaves.
+    """
+
+    def __init__(
+        self, target: str, why: str, *, versions: str = "all", scope: Scope = Scope.THREAD,
+        stays: str = "",
+    ) -> None:  # fmt: skip
+        self.target = target
+        self.why = why
+        self.versions = versions
+        self.scope = scope
+        self.stays = stays
+        self._num_inside = 0
+        self._theirs: Any = None  # torch's own, as it is called
+        self._before: Any = None  # what the owner itself had
+        self._standing: Any = None  # what we have put there
+
+    def __repr__(self) -> str:
+        return f"Patch({self.target!r})"
+
+    @functools.cached_property
+    def place(self) -> tuple[Any, str]:
+        """Give the object of torch's, and the name of its attribute."""
+        module, _, path = self.target.partition(":")
+        *parts, name = path.split(".")
+        return functools.reduce(getattr, parts, importlib.import_module(module)), name
+
+    @property
+    def exists(self) -> bool:
+        """Tell whether the attribute is there now."""
+        return hasattr(*self.place)
+
+    def _own(self) -> Any:
+        owner, name = self.place
+        return vars(owner).get(name, _ABSENT)
+
+    @contextmanager
+    def _in_place(self, make: Callable[[Any], Any]) -> Iterator[None]:
+        """Let something stand there that asks who has come: what `make` gives of torch's own."""
+        with _lock:
+            if self._num_inside == 0:
+                self._put(make)
+            self._num_inside += 1
+        try:
+            yield
+        finally:
+            with _lock:
+                self._num_inside -= 1
+                if self._num_inside == 0:
+                    self._take_back()
+
+    def _put(self, make: Callable[[Any], Any]) -> None:
+        owner, name = self.place
+        if self._standing is not None and self._own() is not self._before:
+            return  # it stands there still, below what somebody has put on top
+        self._before = self._own()
+        self._theirs = getattr(owner, name, self._missing)
+        self._standing = make(self._theirs)
+        setattr(owner, name, self._standing)
+
+    def _take_back(self) -> None:
+        owner, name = self.place
+        if self._own() is not self._standing:
+            return  # what somebody has put on top calls on through ours
+        if self._before is _ABSENT:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, self._before)
+        self._standing = None
+
+    def _missing(self, *args: Any, **kwargs: Any) -> Any:
+        raise AttributeError(f"{self.target}: this version of torch does not have it")
+
+
+class Function(Patch):
+    """A function or a method."""
+
+    def by(self, ours: Callable[..., Any]) -> AbstractContextManager[None]:
+        """Call `ours(theirs, ...)` in this thread, where `theirs` is what it would call otherwise.
+
+        Does nothing where this version of torch lacks the function.
+        """
+        return self._by(ours) if self._takes_part() else _nothing()
+
+    @contextmanager
+    def _by(self, ours: Callable[..., Any]) -> Iterator[None]:
+        with self._in_place(self._asking):
+            theirs = _ours().get(self, self._theirs)
+            with _with(self, functools.partial(ours, theirs)):
+                yield
+
+    def as_torch_has_it(self) -> AbstractContextManager[None]:
+        """Call torch's own in this thread, whatever is called around."""
+        return _with(self, self.theirs)
+
+    def theirs(self, *args: Any, **kwargs: Any) -> Any:
+        """Call torch's own."""
+        return self._theirs(*args, **kwargs)
+
+    def stay(self, ours: Callable[..., Any]) -> None:
+        """Call `ours(theirs, ...)` in all threads, for as long as the process lives."""
+        with _lock:
+            if self._standing is None:
+                self._put(lambda theirs: functools.wraps(theirs)(_passing(ours, theirs)))
+
+    def _takes_part(self) -> bool:
+        return self.exists
+
+    def _asking(self, theirs: Callable[..., Any]) -> Any:
+        @functools.wraps(theirs)
+        @_not_for_dynamo
+        def asking(*args: Any, **kwargs: Any) -> Any:
+            return _ours().get(self, theirs)(*args, **kwargs)
+
+        return asking
+
+
+def _passing(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
+    def passing(*args: Any, **kwargs: Any) -> Any:
+        return ours(theirs, *args, **kwargs)
+
+    return passing
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+class Addition(Function):
+    """A method that a class of torch's lacks; where a version of torch has it, that is called."""
+
+    def _takes_part(self) -> bool:
+        return not self.exists or self._num_inside > 0
+
+
+class UnseenMethod(Function):
+    """A method of which Dynamo in another thread must not see that Python's code stands there."""
+
+    def _asking(self, theirs: Callable[..., Any]) -> Any:
+        return method_of_c(super()._asking(theirs))
+
+
+class ClassMethod(Function):
+    """A method of a class, of which subclasses have their own."""
+
+    def _asking(self, theirs: Callable[..., Any]) -> Any:
+        owner, name = self.place
+
+        @_not_for_dynamo
+        def inherited(cls: type, *args: Any, **kwargs: Any) -> Any:
+            return getattr(super(owner, cls), name)(*args, **kwargs)
+
+        self._theirs = inherited
+        return classmethod(super()._asking(inherited))
+
+
+class Answer(Function):
+    """The code of a function without arguments: the function itself is what others hold.
+
+    Dynamo knows it by its identity.
+    """
+
+    def _own(self) -> Any:
+        return getattr(*self.place)
+
+    def _asking(self, theirs: types.CodeType) -> Any:
+        owner, _ = self.place
+        self._theirs = types.FunctionType(theirs, owner.__globals__, owner.__name__)
+        return self._ask.__code__
+
+    def __init__(self, target: str, why: str, ask: Callable[[], Any]) -> None:
+        super().__init__(target, why)
+        self._ask = ask  # calls `answer`; it runs with the globals of torch's function
+
+    def answer(self) -> Any:
+        """Give what the function answers in this thread."""
+        return _ours().get(self, self._theirs)()
+
+
+class Value(Patch):
+    """An object that asks by itself which thread has come."""
+
+    def by(self, make: Callable[[Any], Any]) -> AbstractContextManager[None]:
+        """Put there what `make` gives of torch's own; all that are inside make the same."""
+        return self._in_place(make)
+
+
+class Setting(Patch):
+    """A setting of torch's."""
+
+    def by(self, value: Any) -> AbstractContextManager[None]:
+        """Let it have another value in here."""
+        owner, name = self.place
+        return owner.patch(**{name: value})
+
+
+class Names(Patch):
+    """A list of torch's that takes names of ours."""
+
+    def add(self, names: Sequence[str]) -> None:
+        """Add some."""
+        owner, name = self.place
+        for each in names:
+            getattr(owner, name)(each)
+
+
+class Elsewhere(Patch):
+    """What C++ of ours replaces; `target` is torch's function that does it."""
+
+
+def method_of_c(function: Callable[..., Any]) -> Any:
+    """Give a method that runs a function, and that looks like one of C's to who looks at it."""
+    make = ctypes.pythonapi.PyInstanceMethod_New
+    make.restype, make.argtypes = ctypes.py_object, [ctypes.py_object]
+    return make(function)
+
+
+class KernelsByThread(MutableMapping):
+    """The Python kernels of an operator: ours for threads that are inside."""
+
+    def __init__(self, patch: OperatorKernels, operator: Any, ours: Mapping) -> None:
+        self._patch = patch
+        self._operator = operator
+        self._theirs = operator.py_kernels
+        self._ours = ours
+
+    def _now(self) -> Any:
+        is_ours = self._operator in _ours().get(self._patch, ())
+        return self._ours if is_ours else self._theirs
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._now()[key]
+
+    def __setitem__(self, key: Any, kernel: Any) -> None:
+        self._theirs[key] = kernel
+
+    def __delitem__(self, key: Any) -> None:
+        del self._theirs[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._now())
+
+    def __len__(self) -> int:
+        return len(self._now())
+
+    def copy(self) -> dict:
+        """Give those that the thread finds."""
+        return dict(self._now())
+
+
+class _Forgetful(dict):
+    """A cache that keeps nothing: what it would keep is right for one thread alone."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+
+class OperatorKernels(Patch):
+    """What PyTorch's Python dispatcher calls for operators, and what it remembers of it.
+
+    `*` in `target` is any operator.
+    """
+
+    def __init__(self, target: str, why: str) -> None:
+        super().__init__(target, why)
+        # By operator: how many are inside, torch's kernels, torch's cache.
+        self._operators: dict[Any, tuple[int, dict, dict]] = {}
+
+    def of(self, operator: Any) -> dict:
+        """Give torch's own kernels of an operator."""
+        found = self._operators.get(operator)
+        return operator.py_kernels if found is None else found[1]
+
+    @contextmanager
+    def by(self, ours: Mapping[Any, Mapping]) -> Iterator[None]:
+        """Let operators have other kernels in this thread; all that are inside give the same."""
+        with _lock:
+            for operator, kernels in ours.items():
+                self._enter(operator, kernels)
+        try:
+            with _with(self, _ours().get(self, frozenset()) | ours.keys()):
+                yield
+        finally:
+            with _lock:
+                for operator in ours:
+                    self._leave(operator)
+
+    def _enter(self, operator: Any, kernels: Mapping) -> None:
+        if operator not in self._operators:
+            self._operators[operator] = (0, operator.py_kernels, operator._dispatch_cache)
+            operator.py_kernels = KernelsByThread(self, operator, kernels)
+            operator._dispatch_cache = _Forgetful()
+        num_inside, *theirs = self._operators[operator]
+        self._operators[operator] = (num_inside + 1, *theirs)
+
+    def _leave(self, operator: Any) -> None:
+        num_inside, kernels, cache = self._operators[operator]
+        if num_inside > 1:
+            self._operators[operator] = (num_inside - 1, kernels, cache)
+            return
+        del self._operators[operator]
+        operator.py_kernels = kernels
+        cache.clear()  # somebody may have registered a kernel meanwhile
+        operator._dispatch_cache = cache
