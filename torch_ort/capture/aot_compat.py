@@ -5,20 +5,16 @@ Each has a test in tests/torch_ort/test_aot_compat.py, which fails when torch ch
 
 from __future__ import annotations
 
-import enum
 import functools
-import itertools
-import linecache
 import logging
 import operator
 import os
 import re
-import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import CodeType, FrameType, MethodType
+from types import CodeType, MethodType
 from typing import Any, NamedTuple
 
 import sympy
@@ -51,7 +47,6 @@ from torch._subclasses.fake_tensor import (
 )
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
-from torch.fx.experimental import _config as shape_config
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -79,7 +74,6 @@ __all__ = [
     "LeftOut",
     "OpOverload",
     "ScriptMethod",
-    "Sizes",
     "TorchDispatchMode",
     "addressed_inputs",
     "after_backward",
@@ -727,22 +721,15 @@ def fixes_a_size(condition: torch.SymBool) -> bool:
 _REMAINDERS = (sympy_functions.Mod, sympy_functions.PythonMod)
 
 
-class Sizes(enum.Enum):
-    """How much of the sizes and integers of a call a capture leaves open."""
-
-    OPEN = "open"  # all are symbols, 0 and 1 are values like others
-    GUARDED = "guarded"  # symbols, but for 0 and 1
-    FIXED = "fixed"
-
-
 class FakeInputs:
     """Tensors without numbers to trace a function with.
 
-    What is decided of sizes on the way stands in `guards`.
+    Sizes and integers of a call are symbols, but for sizes of 0 and 1, or all are fixed. What is
+    decided of sizes on the way stands in `guards`.
     """
 
-    def __init__(self, sizes: Sizes) -> None:
-        self._kind = sizes
+    def __init__(self, are_fixed: bool = False) -> None:
+        self._are_fixed = are_fixed
         self._sizes = _ShapeEnv(duck_shape=False)
         self._mode = FakeTensorMode(shape_env=self._sizes, allow_non_fake_inputs=True)
         self._context = TracingContext(self._mode)
@@ -755,12 +742,10 @@ class FakeInputs:
         `torch.compiler.is_compiling()` is true meanwhile: modules that ask leave out what looks at
         numbers.
         """
-        is_open = self._kind is Sizes.OPEN
         with (
             said_to_be_compiling(),
             dropout_passes_through(),
-            patches.UNSEEN_SIZES.by(is_open),
-            _open_sizes() if is_open else nullcontext(),
+            patches.UNSEEN_SIZES.by(False),
             tracing(self._context),
         ):
             try:
@@ -774,7 +759,7 @@ class FakeInputs:
 
     def tensor(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """Give a fake of a tensor that every call brings anew."""
-        if self._kind is Sizes.FIXED:
+        if self._are_fixed:
             return self.held(tensor, name)
         if tensor.is_leaf and tensor.grad is not None:
             # A gradient would get symbols of its own, which no call brings.
@@ -790,7 +775,7 @@ class FakeInputs:
 
     def integer(self, value: int, name: str) -> int | torch.SymInt:
         """Give a symbol for an integer that every call brings anew."""
-        if self._kind is Sizes.FIXED:
+        if self._are_fixed:
             return value
         source = LocalSource(name)
         symbol = self._sizes.create_symbol(
@@ -819,7 +804,7 @@ class FakeInputs:
         conditions = [guard.expr for guard in self._sizes.guards]
         for symbol in self._symbols:
             lower = self._sizes.var_to_range[symbol].lower
-            if self._kind is Sizes.GUARDED and lower.is_finite and lower > 0:
+            if lower.is_finite and lower > 0:
                 conditions.append(sympy.Ge(symbol, lower, evaluate=False))
         return [f"({python_text(condition)})" for condition in conditions]  # one may have an `or`
 
@@ -856,77 +841,10 @@ def forget_sizes() -> None:
             method.cache_clear()
 
 
-@contextmanager
-def _open_sizes() -> Iterator[None]:
-    """Mend what torch decides of open sizes without looking at them."""
-    with (
-        patches.BROADCAST.by(_broadcast_size),
-        patches.KNOWN_CONDITION.by(_decide_squeeze),
-    ):
-        yield
-
-
-def _decide_squeeze(decide: Callable, asked: torch.SymBool) -> bool | None:
-    """Decide a condition on sizes if it always holds or never, or if a squeeze asks."""
-    known = decide(asked)
-    if known is None and _is_in_squeeze(sys._getframe(1)):
-        return bool(asked.node.evaluate())
-    return known
-
-
-def _is_in_squeeze(frame: FrameType | None) -> bool:
-    while frame is not None:
-        # The names first: they are at hand, the source is not.
-        if _names_squeeze(frame.f_code) and _SQUEEZE.search(_running_text(frame)):
-            return True
-        frame = frame.f_back
-    return False
-
-
-_SQUEEZE = re.compile(r"(?<!un)squeeze")
-
-
-@functools.lru_cache(maxsize=4096)
-def _names_squeeze(code: CodeType) -> bool:
-    return any(name.startswith("squeeze") for name in code.co_names)
-
-
-def _broadcast_size(infer_size: Callable, a: Sequence[Any], b: Sequence[Any]) -> tuple:
-    """Broadcast as torch does; a size that can only be 1 for this is 1 from then on."""
-    for size_a, size_b in zip(reversed(a), reversed(b), strict=False):
-        hints = [
-            size.node.hint if isinstance(size, torch.SymInt) else size for size in (size_a, size_b)
-        ]
-        if None not in hints and hints[0] != hints[1] and 1 in hints:
-            torch._check((size_a if hints[0] == 1 else size_b) == 1)
-    return infer_size(a, b)
-
-
 class _ShapeEnv(ShapeEnv):
-    """Decides choices of layout as for any size, and asks no later size for it.
-
-    Composite operators of C++ look at sizes and strides to choose among ways to the same numbers
-    (a product of rows or of batches, a view or a copy), and compare them with constants. What they
-    ask about 0 is no such choice: batch norm does something else without rows. Which library a
-    convolution would call is no part of a graph at all. A number that a tensor holds is data, no
-    layout, and nothing is decided for it.
-    """
+    """Takes equal products of sizes for what they nearly always are: products of equal sizes."""
 
     def _evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
-        if (
-            shape_config.backed_size_oblivious
-            and isinstance(orig_expr, sympy.core.relational.Relational)
-            and any(side.is_number and side != 0 for side in orig_expr.args)
-            and any(not side.is_number for side in orig_expr.args)
-            and self._maybe_evaluate_static(orig_expr) is None
-            and not symbolic_shapes.free_unbacked_symbols(orig_expr)
-        ):
-            call = _call_that_asks(sys._getframe(1))
-            if call and isinstance(orig_expr, sympy.Eq | sympy.Ne):
-                return sympy.true if isinstance(orig_expr, sympy.Ne) else sympy.false
-            if "conv" in call:
-                with self.suppress_guards():
-                    return super()._evaluate_expr(orig_expr, *args, **kwargs)
         for pair in self._equal_factors(orig_expr):
             super()._evaluate_expr(pair)
         return super()._evaluate_expr(orig_expr, *args, **kwargs)
@@ -950,35 +868,6 @@ class _ShapeEnv(ShapeEnv):
         if [values[f] for f in left] != [values[f] for f in right]:
             return []
         return [sympy.Eq(a, b) for a, b in zip(left, right, strict=True) if a != b]
-
-
-_SYMBOL_FILES = ("symbolic_shapes.py", "sym_node.py", "recording.py")
-
-
-def _call_that_asks(frame: FrameType | None) -> str:
-    """Give the source of the call in which C++ asks about a size.
-
-    Empty if Python asks, or a squeeze, of whose result a size of 1 changes the rank.
-    """
-    asked_by = ""
-    while frame is not None and os.path.basename(frame.f_code.co_filename) in _SYMBOL_FILES:
-        asked_by = frame.f_code.co_name
-        frame = frame.f_back
-    is_asked_by_python = frame is not None and frame.f_code.co_name in ("__bool__", "sym_not")
-    if asked_by != "guard_bool" or is_asked_by_python or _is_in_squeeze(frame):
-        return ""
-    return _running_text(frame)
-
-
-def _running_text(frame: FrameType) -> str:
-    """Give the source of the call that a frame is at; all names it uses where there is none."""
-    code = frame.f_code
-    first = last = frame.f_lineno
-    if hasattr(code, "co_positions"):  # Python 3.11 knows calls of several lines
-        first, last, *_ = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None))
-    numbers = range(first or 1, (last or 0) + 1)
-    lines = [linecache.getline(code.co_filename, number) for number in numbers]
-    return "".join(lines) or " ".join(code.co_names)
 
 
 def in_function_transform() -> bool:

@@ -19,7 +19,6 @@ from torch_ort._C import Unsupported
 from torch_ort.capture.answers import NoCapture
 from torch_ort.capture.aot_compat import (
     FakeInputs,
-    Sizes,
     is_refused_by_dynamo,
     passes_through,
 )
@@ -242,31 +241,31 @@ def capture_module(
     state: GraphState,
     *,
     floats: frozenset[str] = frozenset(),
-    sizes: Sizes = Sizes.OPEN,
+    are_fixed: bool = False,
     run: Callable[..., Any] | None = None,
     functions: Policy | None = None,
 ) -> ModuleCapture:
-    """Capture a module for calls like the given one, as far as `sizes` leaves sizes open.
+    """Capture a module for calls like the given one, of any sizes unless these `are_fixed`.
 
+    Where the recorder hands over to AOTAutograd, sizes of 0 and 1 are fixed in any case.
     `floats` names the arguments that are numbers of the graph instead of constants; `run` is called
     instead of the module; `functions` says which torch.autograd.Functions become PythonOps.
     Raises UnknownType for arguments that are no tensors, numbers or containers of them; Unsupported
     or InternalError for what cannot be captured, an error of the module itself included.
     """
     call = _Call(module, run or module, args, kwargs, floats, functions or Policy())
-    if sizes is not Sizes.GUARDED:
-        given = RecordedInputs(are_fixed=sizes is Sizes.FIXED)
-        capture = record_or_hand_over(
-            lambda: _trace(call, options, state, given, recorded_reads), state
-        )
-        if capture is not None:
-            return capture
+    given = RecordedInputs(are_fixed)
+    capture = record_or_hand_over(
+        lambda: _trace(call, options, state, given, recorded_reads), state
+    )
+    if capture is not None:
+        return capture
     try:
-        return _trace(call, options, state, FakeInputs(sizes), recorded_reads)
+        return _trace(call, options, state, FakeInputs(are_fixed), recorded_reads)
     except Exception as error:
         if not is_refused_by_dynamo(error):  # it cannot see through the recorder of reads
             raise
-    return _trace(call, options, state, FakeInputs(sizes), all_reads)
+    return _trace(call, options, state, FakeInputs(are_fixed), all_reads)
 
 
 class _Call(NamedTuple):

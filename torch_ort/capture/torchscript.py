@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import keyword
 import types
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
@@ -345,7 +344,7 @@ def _run_operator(step: Step, inputs: list[Any]) -> Sequence[Any]:
         operator = _operator(step.kind, _WITH_TENSORS[step.overload])
     named = _keyword_names(operator)
     split = len(inputs) - len(named)
-    call = _at_line(operator, step.kind.split("::")[1], step)
+    call = _at_line(operator, step)
     keywords = dict(zip(named, inputs[split:], strict=True))
     return _results(step, _asked(step, lambda: call(inputs[:split], keywords)))
 
@@ -387,20 +386,13 @@ def _keyword_names(operator: Any) -> tuple[str, ...]:
     return tuple(a.name for a in schema(operator).arguments if a.kwarg_only)
 
 
-def _at_line(call: Callable[..., Any], name: str, step: Step) -> Callable[..., Any]:
-    """Give a caller whose frame is at the user's line, for tracebacks.
-
-    It names what it calls, as the user's code would: capture looks for that (see `_ShapeEnv`).
-    """
-    name = f"{name}_" if keyword.iskeyword(name) or not name.isidentifier() else name
-    code = _caller(name)
-    code = code.replace(co_filename=step.file or "<torchscript>", co_firstlineno=step.line or 1)
-    return types.FunctionType(code, {name: call})
+def _at_line(call: Callable[..., Any], step: Step) -> Callable[..., Any]:
+    """Give a caller whose frame is at the user's line, for tracebacks."""
+    code = _CALLER.replace(co_filename=step.file or "<torchscript>", co_firstlineno=step.line or 1)
+    return types.FunctionType(code, {"call": call})
 
 
-@functools.lru_cache(maxsize=4096)
-def _caller(name: str) -> types.CodeType:
-    return eval(f"lambda args, kwargs: {name}(*args, **kwargs)").__code__
+_CALLER = compile("lambda args, kwargs: call(*args, **kwargs)", "", "eval").co_consts[0]
 
 
 # The other nodes.
@@ -421,12 +413,12 @@ def _run_set(replay: Replay, step: Step, inputs: list, values: dict) -> Sequence
 
 def _run_call(replay: Replay, step: Step, inputs: list, values: dict) -> Sequence[Any]:
     function, *args = inputs
-    return [_at_line(replay._run, "call", step)((function, args), {})]
+    return [_at_line(replay._run, step)((function, args), {})]
 
 
 def _run_method(replay: Replay, step: Step, inputs: list, values: dict) -> Sequence[Any]:
     method = inputs[0].method(step.name)
-    return [_at_line(replay._run, "call", step)((method, inputs), {})]
+    return [_at_line(replay._run, step)((method, inputs), {})]
 
 
 def _run_enter(replay: Replay, step: Step, inputs: list, values: dict) -> Sequence[Any]:

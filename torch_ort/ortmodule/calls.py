@@ -14,7 +14,6 @@ import torch
 
 from torch_ort import _C, counting, fallback, report
 from torch_ort.capture.aot_compat import (
-    Sizes,
     has_tangents,
     in_forward_mode,
     in_function_transform,
@@ -292,21 +291,21 @@ class Calls:
     ) -> _Captured:  # fmt: skip
         """Capture with as much left open as the module's forward allows."""
         none: frozenset[str] = frozenset()
-        attempts = [(none, Sizes.OPEN), (none, Sizes.GUARDED), (none, Sizes.FIXED)]
+        attempts = [(none, False), (none, True)]
         if self._floats:
-            attempts.insert(0, (frozenset(self._floats), Sizes.OPEN))
+            attempts.insert(0, (frozenset(self._floats), False))
         if is_empty:  # no symbol stands for a size of 0 while tracing
             attempts = attempts[-1:]
         first_error: Exception | None = None
-        for names, sizes in attempts:
+        for names, are_fixed in attempts:
             rewrite = rewrite_for(self._module, device, self._options.opset)
             state = GraphState(self._options, self._files, rewrite)
             random = TorchGenerators()
             _thread.is_capturing = True
             try:
                 capture = capture_module(
-                    self._module, args, kwargs, self._options, state, floats=names, sizes=sizes,
-                    run=self._run_plain, functions=policy_of(self.settings),
+                    self._module, args, kwargs, self._options, state, floats=names,
+                    are_fixed=are_fixed, run=self._run_plain, functions=policy_of(self.settings),
                 )  # fmt: skip
             except Exception as error:
                 if self._strict and not isinstance(error, _C.Unsupported):

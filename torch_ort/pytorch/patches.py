@@ -59,12 +59,8 @@ SYM_SUM = Addition(
 TRUNC = Addition("torch._C:_SymNode.trunc", "As above.", versions="those that lack it")
 UNSEEN_SIZES = Setting(
     "torch.fx.experimental._config:backed_size_oblivious",
-    "PyTorch is to decide about sizes as for any, 0 and 1 among them.",
+    "A recording is one for all sizes, 0 and 1 among them; a trace of AOTAutograd's is not.",
     scope=Scope.CONTEXT,
-)
-BROADCAST = Function(
-    "torch._subclasses.fake_impls:infer_size",
-    "A size that can only be 1 for two tensors to fit is 1 from then on.",
 )
 KERNELS = OperatorKernels(
     "torch.ops:aten.*.py_kernels",
