@@ -8,21 +8,19 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_ort import compiler, fallback, report, uncaptured
 from torch_ort._C import Unsupported
-from torch_ort.capture import aot_compat, higher_order
-from torch_ort.capture.fx_reader import line_of, name_of
-from torch_ort.capture.joint import (
-    Capture,
-    GraphState,
-    hand_over,
-    record_dynamo_graph,
-    record_or_hand_over,
-    release_fakes,
-)
-from torch_ort.onnx_files import sources_of
+from torch_ort.capture.joint import Capture, hand_over, record_or_hand_over
+from torch_ort.core.user_code import blaming
+from torch_ort.dynamo import first_run, recompile_limit, uncaptured
+from torch_ort.dynamo.graph import record_dynamo_graph
+from torch_ort.engine import compiler, watchers
+from torch_ort.engine.onnx_files import sources_of
 from torch_ort.options import resolve
-from torch_ort.user_code import blaming
+from torch_ort.pytorch import dynamo_compat, size_compat
+from torch_ort.read import higher_order
+from torch_ort.read.descriptions import line_of, name_of
+from torch_ort.steps.state import GraphState
+from torch_ort.steps.stubs import release_fakes
 
 
 def ort(
@@ -38,29 +36,29 @@ def ort(
     after one FallbackWarning; with TORCH_ORT_STRICT=1 it is raised.
     """
     chosen = resolve(options, mode)
-    fallback.remember_frame(chosen.strict)
+    recompile_limit.remember_frame(chosen.strict)
     uncaptured.note_graph()
-    aot_compat.remember_dynamo_sizes()
+    size_compat.remember_dynamo_sizes()
     state = GraphState(chosen)
 
     def sources() -> Sequence[Any]:
         return sources_of(module.graph.find_nodes(op="placeholder"))
 
-    def compile_graph() -> tuple[Callable[..., Any], fallback.CompileAgain | None]:
+    def compile_graph() -> tuple[Callable[..., Any], first_run.CompileAgain | None]:
         refuse_nested(module.graph, inputs)
         compiled = record_or_hand_over(
             lambda: record_dynamo_graph(module, inputs, sources, state), state
         )
         if compiled is None:
             return trace(inputs), None
-        report.note(state.programs)
+        watchers.note(state.programs)
         # Dynamo guards nothing any more when a graph runs: sizes have to be known.
         has_symbols = any(isinstance(value, torch.SymInt) for value in inputs)
         return compiled, None if has_symbols else trace_again
 
     def trace(inputs: Sequence[Any]) -> Callable[..., Any]:
         compiled = Capture(chosen, state).compile(module, inputs, sources)
-        report.note(state.programs)
+        watchers.note(state.programs)
         return compiled
 
     def trace_again(error: Exception, inputs: tuple) -> Callable[..., Any]:
@@ -68,7 +66,7 @@ def ort(
         state.programs.clear()
         return trace(inputs)
 
-    return fallback.compile_or_eager(compile_graph, module.forward, chosen.strict, state)
+    return first_run.compile_or_eager(compile_graph, module.forward, chosen.strict, state)
 
 
 def refuse_nested(graph: fx.Graph, inputs: Sequence[Any]) -> None:
@@ -90,8 +88,8 @@ def reset() -> None:
     compiler.release_sessions()
     higher_order.release_callables()
     release_fakes()
-    aot_compat.forget_dynamo_sizes()
-    fallback.forget_frames()
+    size_compat.forget_dynamo_sizes()
+    recompile_limit.forget_frames()
     uncaptured.forget()
     compiler._C.empty_cache()
 
@@ -104,7 +102,9 @@ def _is_ours(backend: Any) -> bool:
 
 
 # Here, and not where the package begins: who compiles for other backends alone pays nothing.
-aot_compat.never_compile(["torch_ort.capture.joint", "torch_ort.functions.call"])
-aot_compat.watch_recompile_limit(fallback.recompile_limit_reached)
-aot_compat.watch_frames(_is_ours, uncaptured.left_out)
-aot_compat.watch_contexts(_is_ours, uncaptured.begin_call)
+dynamo_compat.never_compile(
+    ["torch_ort.steps.runners", "torch_ort.steps.first_backward", "torch_ort.functions.call"]
+)
+dynamo_compat.watch_recompile_limit(recompile_limit.recompile_limit_reached)
+dynamo_compat.watch_frames(_is_ours, uncaptured.left_out)
+dynamo_compat.watch_contexts(_is_ours, uncaptured.begin_call)

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from torch_ort import counting
 from torch_ort._C import Error, InternalError, Unsupported, UserError
-from torch_ort.capture import aot_compat
-from torch_ort.generators import TorchGenerators
-from torch_ort.user_code import blamed, calling_line, warn_at
+from torch_ort.core import counting
+from torch_ort.core.user_code import blamed, calling_line, warn_at
+from torch_ort.pytorch import dynamo_compat
+from torch_ort.pytorch.generators import TorchGenerators
 
 FORWARD_MODE = "forward-mode AD: an input has a tangent, which a captured graph would lose"
 
@@ -93,7 +93,9 @@ def failure_of(error: Exception, stage_name: str) -> Failure:
     Raises the error again where it is a message to Dynamo, or comes from a torch.autograd.Function
     of the user's, or from what the user has asked for.
     """
-    is_message = aot_compat.passes_through(error) and aot_compat.frame_in_capture() is not None
+    is_message = (
+        dynamo_compat.passes_through(error) and dynamo_compat.frame_in_capture() is not None
+    )
     if is_message or comes_from_function(error) or hasattr(error, "torch_ort_asked_for"):
         raise error
     if hasattr(error, "torch_ort_nothing_ran"):
@@ -112,34 +114,6 @@ def failure_of_later_run(error: Exception, is_repeatable: bool) -> Failure:
     if has_begun and not (is_repeatable and isinstance(error, Error)):
         raise error
     return failure_of(error, "forward")
-
-
-# Compiles a graph again, another way, after an error of its first run with some arguments.
-CompileAgain = Callable[[Exception, tuple], Callable[..., Any]]
-
-
-def compile_or_eager(
-    compile_graph: Callable[[], tuple[Callable, CompileAgain | None]], eager: Callable,
-    strict: bool, state: Any,
-) -> Callable[..., Any]:  # fmt: skip
-    """Compile a graph; where that fails give a callable that runs it in eager PyTorch.
-
-    Where `compile_graph` tells how to compile again, that is done instead if the first run fails.
-    When `strict`, every error is raised. `state.failed` tells later that a backward failed, after
-    which eager is right as well.
-    """
-
-    def instead(failure: Failure) -> Callable[..., Any]:
-        if strict:
-            raise failure.error
-        warn(failure)
-        return eager
-
-    def compiled() -> Callable[..., Any]:
-        run, again = compile_graph()
-        return FirstRun(run, eager, strict, state, again)
-
-    return within_boundary(compiled, instead, "capture")
 
 
 def reason_of(error: BaseException) -> str:
@@ -177,7 +151,7 @@ def warn(failure: Failure) -> None:
     """Count a fallback and say so once."""
     counting.count(f"fallbacks_{failure.stage}")
     reason, (_, line) = reason_of(failure.error), blamed(failure.error)
-    frame = aot_compat.frame_in_capture() if line is None else None
+    frame = dynamo_compat.frame_in_capture() if line is None else None
     if frame is not None:
         reason += f", in {frame.where}"
     warn_at(
@@ -186,127 +160,6 @@ def warn(failure: Failure) -> None:
         "(TORCH_ORT_STRICT=1 raises instead)",
         FallbackWarning,
     )
-
-
-_frames: dict[int, tuple[aot_compat.Frame, bool]] = {}
-
-
-def remember_frame(strict: bool) -> None:
-    """Remember that what Dynamo compiles right now is ours, and whether it may run in eager."""
-    frame = aot_compat.frame_in_capture()
-    if frame is not None:
-        _frames[frame.id] = frame, strict
-
-
-def forget_frames() -> None:
-    """Forget all frames; called when compiled code is reset."""
-    _frames.clear()
-
-
-def recompile_limit_reached(frame_id: int, limit: str) -> None:
-    """Count, and say, that torch compiles a function of ours no more.
-
-    Raises Unsupported where nothing may run in eager. Under `fullgraph=True` torch raises.
-    """
-    if frame_id not in _frames:
-        return
-    frame, strict = _frames[frame_id]
-    counting.count("captures_refused")
-    if frame.raises_at_limit:
-        return
-    message = f"capture: {frame.where}: compiled too often: got {limit}"
-    if strict:
-        raise Unsupported(message)
-    warn_at(
-        calling_line(),
-        f"torch_ort: {message}; calls that need a new graph run in eager PyTorch "
-        "(TORCH_LOGS=recompiles says what differs, TORCH_ORT_STRICT=1 raises instead)",
-        FallbackWarning,
-    )
-
-
-class FirstRun:
-    """Calls a compiled graph; runs it in eager PyTorch from then on if the engine fails.
-
-    A kernel's own error is raised as it is once the graph has run: eager would raise it too.
-    """
-
-    def __init__(
-        self, compiled: Callable, eager: Callable, strict: bool, graph: Any,
-        again: CompileAgain | None,
-    ) -> None:  # fmt: skip
-        self._graph = graph
-        self._again = again
-        self._run = compiled
-        self._eager = eager
-        self._strict = strict
-        self._refuses_tangents = strict
-        self._has_met_tangents = False  # and has said so
-        self._proven = False
-        # What Dynamo asks of a compiled function.
-        self.__name__ = "torch_ort_graph"
-
-    def __call__(self, *args: Any) -> Any:
-        """Run the graph, or eager PyTorch if it has failed."""
-        if self._graph.failed:
-            return self._eager(*args)
-        if aot_compat.in_forward_mode() and aot_compat.has_tangents(args):
-            return self._run_forward_mode(args)
-        if not self._proven:
-            return self._first_call(args)
-        try:
-            return self._run(*args)
-        except Exception as error:
-            if self._strict:
-                raise
-            failure = failure_of_later_run(error, self._graph.is_repeatable)
-        return self._in_eager(failure, args)
-
-    def _run_forward_mode(self, args: tuple) -> Any:
-        """Run a call in eager PyTorch that brings tangents; others go on running in the engine."""
-        error = Unsupported(FORWARD_MODE)
-        if self._refuses_tangents:
-            raise error
-        if not self._has_met_tangents:
-            self._has_met_tangents = True
-            warn(Failure(error, "forward"))
-        return self._eager(*args)
-
-    def _first_call(self, args: tuple) -> Any:
-        if self._strict and self._again is None:
-            result = self._run(*args)
-        else:
-            result = within_boundary(
-                lambda: self._run(*args), lambda failure: self._instead(failure, args), "forward",
-                self._graph,
-            )  # fmt: skip
-        if not self._proven:  # nor given up
-            self._proven = True
-            self._again = None
-            self._graph.note_first_run()
-        return result
-
-    def _instead(self, failure: Failure, args: tuple) -> Any:
-        if self._again is not None and may_come_from_a_rule(failure.error):
-            failed = self._compile_again(failure.error, args)
-            return self._in_eager(failed, args) if failed else self._first_call(args)
-        return self._in_eager(failure, args)
-
-    def _compile_again(self, error: Exception, args: tuple) -> Failure | None:
-        again, self._again = self._again, None
-
-        def compiled() -> None:
-            self._run = again(error, args)
-
-        return within_boundary(compiled, lambda failure: failure, "capture")
-
-    def _in_eager(self, failure: Failure, args: tuple) -> Any:
-        if self._strict:
-            raise failure.error
-        result = self._eager(*args)  # an error of the user's program comes again from here
-        warn(failure)
-        self._run, self._proven, self._strict = self._eager, True, True
-        return result
 
 
 def put_back(written: list[tuple[torch.Tensor, torch.Tensor]]) -> None:

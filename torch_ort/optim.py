@@ -18,7 +18,7 @@ from torch.optim import adam as torch_adam
 from torch.optim import sgd as torch_sgd
 
 from torch_ort import _C
-from torch_ort.counting import count
+from torch_ort.core.counting import count
 
 __all__ = ["SGD", "Adam", "AdamW"]
 

@@ -13,7 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, make_dataclass
 from typing import Any
 
+from torch_ort import _C
 from torch_ort._C import UserError
+from torch_ort.core.log_level import LogLevel
+from torch_ort.core.policy import DEFAULT_POLICY, FallbackPolicy
+from torch_ort.core.switches import OTHER_SWITCHES
 
 NEWEST_OPSET = 28
 OLDEST_OPSET = 12
@@ -91,15 +95,10 @@ def _check_names(allowed: Callable[[], tuple[str, ...]]) -> Callable[[Any], tupl
 
 
 def _pass_names() -> tuple[str, ...]:
-    from torch_ort import _C
-    from torch_ort.compiler import OTHER_SWITCHES
-
     return (*_C.pass_names(), *OTHER_SWITCHES)
 
 
 def _check_isa(value: Any) -> str:
-    from torch_ort import _C
-
     names = _C.isa_names()
     if value not in ("", *names):
         raise ValueError(f"want one of {', '.join(names)}, or nothing")
@@ -160,8 +159,6 @@ def _parse_truth(text: str) -> bool:
 
 def _check_policy(value: Any) -> Any:
     """Take a FallbackPolicy, the name of one, or a list of names."""
-    from torch_ort.ortmodule.policy import FallbackPolicy
-
     if isinstance(value, FallbackPolicy):
         return value
     names = [value] if isinstance(value, str) else list(value)
@@ -172,20 +169,14 @@ def _check_policy(value: Any) -> Any:
 
 
 def _default_policy() -> Any:
-    from torch_ort.ortmodule.policy import DEFAULT_POLICY
-
     return DEFAULT_POLICY
 
 
 def _check_level(value: Any) -> Any:
-    from torch_ort.ortmodule.debug_options import LogLevel
-
     return value if isinstance(value, LogLevel) else _member(LogLevel, value)
 
 
 def _default_level() -> Any:
-    from torch_ort.ortmodule.debug_options import LogLevel
-
     return LogLevel.WARNING
 
 

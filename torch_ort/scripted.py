@@ -10,7 +10,7 @@ import torch
 
 from torch_ort import options as tables
 from torch_ort._C import UserError
-from torch_ort.capture.torchscript import is_script
+from torch_ort.guards.scripts import is_script
 from torch_ort.ortmodule import DebugOptions, ORTModule
 
 

@@ -1,4 +1,4 @@
-// The reader, for torch_ort/capture: programs are told in plain Python values.
+// The reader, for torch_ort/read: programs are told in plain Python values.
 #include "base/error.h"
 #include "convert/reader.h"
 #include "python/bind.h"

@@ -1,4 +1,4 @@
-// What prepares a graph for a file (torch_ort/onnx_files.py). Writing itself is Graph.save.
+// What prepares a graph for a file (torch_ort/engine/onnx_files.py). Writing itself is Graph.save.
 #include "base/error.h"
 #include "convert/portable.h"
 #include "ir/edit.h"

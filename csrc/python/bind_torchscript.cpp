@@ -1,4 +1,4 @@
-// TorchScript for torch_ort/capture/torchscript.py: objects, and functions as programs.
+// TorchScript for torch_ort/script: objects, and functions as programs.
 #include "base/error.h"
 #include "convert/torchscript.h"
 #include "python/bind.h"

@@ -59,7 +59,7 @@ struct Expected {
 
 class CallGuard {
  public:
-  // `inputs` describes (args, kwargs) as torch_ort.capture.structure does. `state` lists
+  // `inputs` describes (args, kwargs) as torch_ort.guards.structure does. `state` lists
   // (dict or list, key, position): where each tensor of the module hangs, and which of the graph's
   // it is. `reads` lists (dict, key, how, value, words): what was read, how it is compared ("is",
   // "equals", "absent", "items", or "size": of the container itself) and what it is called.

@@ -1,5 +1,5 @@
 // The operators that stand for the two halves in graphs which trace them: stubs, compiled autograd.
-// Their fake kernels are in torch_ort/capture/joint.py.
+// Their fake kernels are in torch_ort/steps/stubs.py.
 #include "run/session.h"
 
 #include <ATen/core/stack.h>

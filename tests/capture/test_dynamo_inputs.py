@@ -14,8 +14,8 @@ from torch.fx.experimental.symbolic_shapes import (
 
 import torch_ort
 from torch_ort import _C
-from torch_ort.capture.answers import HandOver
-from torch_ort.capture.dynamo_inputs import DynamoInputs
+from torch_ort.core.refusals import HandOver
+from torch_ort.dynamo.inputs import DynamoInputs
 
 
 def dynamo_tensor(env: ShapeEnv, *shape: int) -> torch.Tensor:

@@ -12,16 +12,11 @@ from torch.nn import functional as F
 
 from tests.models import MODELS, EncoderBlock
 from torch_ort import _C
-from torch_ort.capture import answers
-from torch_ort.capture.answers import HandOver
-from torch_ort.capture.dynamo_inputs import DynamoInputs
-from torch_ort.capture.recorder import (
-    RecordedInputs,
-    Recording,
-    is_reason_to_hand_over,
-    record,
-)
-from torch_ort.capture.symbols import Symbolic, is_beyond_sizes
+from torch_ort.core.refusals import HandOver
+from torch_ort.dynamo.inputs import DynamoInputs
+from torch_ort.record.recorder import RecordedInputs, Recording, is_reason_to_hand_over, record
+from torch_ort.rules import answers
+from torch_ort.rules.symbols import Symbolic, is_beyond_sizes
 
 aten = torch.ops.aten
 

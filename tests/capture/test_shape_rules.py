@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
 from torch_ort import _C
-from torch_ort.capture import shape_rules
-from torch_ort.capture.dispatch_compat import RESIZING
-from torch_ort.capture.shape_rules import NoRule, Spec, in_order, spec_of
+from torch_ort.pytorch.dispatch_compat import RESIZING
+from torch_ort.rules import shape_rules
+from torch_ort.rules.shape_rules import NoRule, Spec, in_order, spec_of
 
 aten = torch.ops.aten
 

@@ -19,7 +19,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_ort import _C
-from torch_ort.capture.fx_reader import FxReader
+from torch_ort.read.fx_reader import FxReader
 
 NEWEST = onnx.defs.onnx_opset_version()
 PINS = (12, 14, 17, 20, NEWEST)

@@ -10,7 +10,7 @@ from regions import ISAS
 from torch import nn
 
 import torch_ort
-from torch_ort import report
+from torch_ort.engine import watchers
 
 pytestmark = pytest.mark.ort_only
 
@@ -234,7 +234,7 @@ def test_many_sizes_through_one_graph(rank, layout, dtype):
 def test_symbols_leave_nothing_to_pytorch(layout):
     x = torch.randn(2, 3, 4, 4).to(memory_format=layout).requires_grad_()
     model = Layer(make_norm(4, 3))
-    with report.watching() as programs:
+    with watchers.watching() as programs:
         torch_ort.ORTModule(model)(x).sum().backward()
     (program,) = programs
     operators = {node["attrs"].get("operator", "") for node in program.graph.nodes()}

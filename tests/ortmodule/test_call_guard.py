@@ -18,7 +18,7 @@ import torch
 from torch_ort._C import CallGuard, InternalError
 
 from torch_ort import ORTModule
-from torch_ort.capture.structure import Structure
+from torch_ort.guards.structure import Structure
 
 pytestmark = pytest.mark.ort_only
 

@@ -15,9 +15,9 @@ from torch import nn
 
 import torch_ort
 from tests.injection import at_place, into_backward, into_forward
-from torch_ort import _C, DebugOptions, ORTModule, compiler
+from torch_ort import _C, DebugOptions, ORTModule
 from torch_ort.capture import joint
-from torch_ort.capture.fx_reader import FxReader
+from torch_ort.engine import compiler
 from torch_ort.fallback import FallbackWarning
 from torch_ort.ortmodule import (
     FallbackPolicy,
@@ -27,6 +27,7 @@ from torch_ort.ortmodule import (
     ORTModuleONNXModelException,
     ORTModuleTorchModelException,
 )
+from torch_ort.read.fx_reader import FxReader
 
 pytestmark = [pytest.mark.ort_only, pytest.mark.hands_over("captures are made to fail")]
 

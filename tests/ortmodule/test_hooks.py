@@ -15,8 +15,8 @@ from torch.nn import functional
 
 import torch_ort
 from torch_ort import ORTModule
-from torch_ort.capture.hooks import only_computes
 from torch_ort.fallback import FallbackWarning
+from torch_ort.guards.hooks import only_computes
 
 pytestmark = pytest.mark.ort_only
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import torch_ort
 from torch_ort import ORTModule
-from torch_ort.capture import shape_rules
+from torch_ort.rules import shape_rules
 
 
 class Net(nn.Module):

@@ -10,8 +10,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 
 import torch_ort
 from torch_ort import ORTModule
-from torch_ort.capture.aot_compat import pytree
-from torch_ort.ortmodule.policy import ORTModuleFallbackException
+from torch_ort.core.policy import ORTModuleFallbackException
+from torch_ort.pytorch.module_compat import pytree
 
 
 class Net(nn.Module):

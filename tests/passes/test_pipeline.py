@@ -71,7 +71,9 @@ def test_values_are_rebuilt_where_regions_are_made() -> None:
         graph = read_graph(TRAINING)
         _C.run_pipeline(graph, disabled=list(disabled), check=2)
         bodies = [node["attrs"]["body"] for node in graph.nodes() if node["op"] == "Region"]
-        return {out for each in (graph, *bodies) for node in each.nodes() for out in node["outputs"]}
+        return {
+            out for each in (graph, *bodies) for node in each.nodes() for out in node["outputs"]
+        }
 
     assert any("_again" in name for name in names_after())
     assert not any("_again" in name for name in names_after("fuse_regions"))

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import torch_ort
-from torch_ort.capture.recorder import RecordedInputs, record
 from torch_ort.pytorch import patches, patching
+from torch_ort.record.recorder import RecordedInputs, record
 
 FUNCTIONS = [
     row

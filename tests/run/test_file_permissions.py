@@ -11,7 +11,7 @@ import torch
 
 import torch_ort
 from torch_ort import _C
-from torch_ort.capture import higher_order  # noqa: F401  (registers call_python)
+from torch_ort.read import higher_order  # noqa: F401  (registers call_python)
 
 pytestmark = pytest.mark.ort_only
 

@@ -1,4 +1,4 @@
-"""Private names of torch stand in three files: AOTAutograd's, those of recordings, and patches."""
+"""Private names of torch stand in one room: torch_ort/pytorch."""
 
 import ast
 from pathlib import Path
@@ -6,11 +6,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-COMPAT = {
-    ROOT / "torch_ort" / name
-    for name in ("capture/aot_compat.py", "capture/dispatch_compat.py", "pytorch/patching.py")
-}
-FILES = sorted(path for path in (ROOT / "torch_ort").rglob("*.py") if path not in COMPAT)
+COMPAT = ROOT / "torch_ort" / "pytorch"
+FILES = sorted(path for path in (ROOT / "torch_ort").rglob("*.py") if COMPAT not in path.parents)
 # Private attributes of torch's objects, which stand behind no name of a module.
 ATTRIBUTES = {"_schema", "_version"}
 
@@ -47,7 +44,7 @@ def private_names(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_private_names_of_torch_stand_in_the_compat_files(path):
+def test_private_names_of_torch_stand_in_their_room(path):
     assert private_names(path.read_text()) == []
 
 

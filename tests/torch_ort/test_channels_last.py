@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 import torch_ort
 from tests.comparison import counters_of_a_steady_step
-from torch_ort import _C, compiler, report
+from torch_ort import _C
+from torch_ort.engine import program, watchers
 
 pytestmark = pytest.mark.ort_only
 
@@ -169,9 +170,9 @@ def test_with_pytorchs_kernels(name: str, disabled: str, monkeypatch) -> None:
     check(make(name, size), [torch.randn(size) for _ in range(2)], 1e-4)
 
 
-def program_of(call: Callable, x: Tensor) -> compiler.Program:
+def program_of(call: Callable, x: Tensor) -> program.Program:
     """Give what is captured of a training step."""
-    with report.watching() as programs:
+    with watchers.watching() as programs:
         call(x).sum().backward()
     (program,) = programs
     return program

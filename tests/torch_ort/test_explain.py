@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import torch_ort
-from torch_ort.report import COMPILE_STAGES
+from torch_ort.reports.report import COMPILE_STAGES
 
 pytestmark = pytest.mark.ort_only
 

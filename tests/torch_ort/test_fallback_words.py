@@ -15,9 +15,9 @@ from torch import fx, nn
 import torch_ort
 from tests.injection import into_backward
 from torch_ort import _C
-from torch_ort.capture import aot_compat
-from torch_ort.capture.fx_reader import FxReader
 from torch_ort.fallback import FallbackWarning, reason_of
+from torch_ort.pytorch import graph_compat
+from torch_ort.read.fx_reader import FxReader
 
 pytestmark = pytest.mark.ort_only
 
@@ -179,6 +179,6 @@ def test_a_node_that_could_not_be_traced():
     graph.output(node)
     with pytest.raises(RuntimeError) as caught:
         fx.Interpreter(fx.GraphModule({}, graph)).run(torch.ones(2, 3))
-    operator, line = aot_compat.node_that_raised(caught.value)
+    operator, line = graph_compat.node_that_raised(caught.value)
     assert operator == "torch.ops.aten.mm.default"
     assert (line.path, line.number) == (__file__, 7)

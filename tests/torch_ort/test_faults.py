@@ -18,10 +18,12 @@ from torch import nn
 import torch_ort
 from tests.injection import at_place
 from tests.roads import ROADS
-from torch_ort import _C, compiler
-from torch_ort.capture import joint, module, recorder
-from torch_ort.capture.fx_reader import FxReader
+from torch_ort import _C
+from torch_ort.capture import joint, module
+from torch_ort.engine import compiler
 from torch_ort.fallback import FallbackWarning
+from torch_ort.read.fx_reader import FxReader
+from torch_ort.record import recorder
 
 pytestmark = [pytest.mark.ort_only, pytest.mark.hands_over("captures are made to fail")]
 

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import torch_ort
-from torch_ort.capture.fx_reader import FxReader
 from torch_ort.fallback import FallbackWarning
+from torch_ort.read.fx_reader import FxReader
 
 pytestmark = pytest.mark.ort_only
 

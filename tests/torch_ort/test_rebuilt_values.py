@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import torch_ort
+from torch_ort.reports.report import GraphReport
 
 pytestmark = pytest.mark.ort_only
 WIDTH, INNER, WORDS = 32, 64, 80
@@ -73,12 +74,12 @@ def compile_with(model: nn.Module, rebuilds: bool = True, **kwargs) -> Callable:
     return torch.compile(model, backend="ort", options=options, **kwargs)
 
 
-def report_of(model: nn.Module, x: Tensor, rebuilds: bool = True) -> torch_ort.report.GraphReport:
+def report_of(model: nn.Module, x: Tensor, rebuilds: bool = True) -> GraphReport:
     options = {} if rebuilds else {"disable": "rebuild_values"}
     return torch_ort.explain(model, x, options=options).graphs[0]
 
 
-def rewrites(report: torch_ort.report.GraphReport) -> int:
+def rewrites(report: GraphReport) -> int:
     return {name: count for name, count, _ in report.passes}.get("rebuild_values", 0)
 
 

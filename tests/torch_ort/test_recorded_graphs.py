@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import torch_ort
-from torch_ort.capture import shape_rules
 from torch_ort.fallback import FallbackWarning
+from torch_ort.rules import shape_rules
 
 
 class Net(nn.Module):

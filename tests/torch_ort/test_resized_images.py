@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from roads import ROADS, Applies
 
 import torch_ort
-from torch_ort import report
+from torch_ort.engine import watchers
 
 SMOOTH = {1: "linear", 2: "bilinear", 3: "trilinear"}
 FORMS = [
@@ -110,7 +110,7 @@ def test_losses_and_activations_as_in_eager(road, name):
 def test_the_kernel_is_one_node(road):
     module = resizing(2, {"mode": "bilinear", "align_corners": True}, scale_factor=2)
     call = road(module)
-    with report.watching() as programs:
+    with watchers.watching() as programs:
         step(call, image(2))
     ops = [name for name, *_ in programs[0].session.steps()]
     assert len(ops) == 2, ops  # forward and backward

@@ -14,7 +14,8 @@ import torch
 from models import MODELS
 from torch import nn
 
-from torch_ort import _C, onnx_files
+from torch_ort import _C
+from torch_ort.engine import onnx_files
 from torch_ort.options import NEWEST_OPSET
 
 pytestmark = pytest.mark.ort_only

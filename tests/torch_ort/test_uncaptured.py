@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_ort
-from torch_ort import fallback
+from torch_ort.dynamo import first_run
 from torch_ort.fallback import FallbackWarning
 
 pytestmark = pytest.mark.ort_only
@@ -310,7 +310,7 @@ def test_a_first_call_that_raises_is_not_the_last_word(lenient):
 
 def test_errors_that_the_user_has_dynamo_suppress(lenient, monkeypatch):
     fails = Mock(side_effect=KeyError("injected by a test"))
-    monkeypatch.setattr(fallback, "compile_or_eager", fails)
+    monkeypatch.setattr(first_run, "compile_or_eager", fails)
     with torch._dynamo.config.patch(suppress_errors=True):
         (warning,) = told(lambda: compiled(Finds())(X))
     assert "Dynamo leaves to eager PyTorch: all of 'forward'" in str(warning.message)

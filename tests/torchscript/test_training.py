@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import torch_ort
 from torch_ort import ORTModule
-from torch_ort.capture import recorder
+from torch_ort.record import recorder
 
 
 def rows(step: int) -> Tensor:

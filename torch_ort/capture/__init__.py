@@ -1,1 +1,1 @@
-"""Makers of graphs: from PyTorch programs to `_C.Graph`."""
+"""Captures: Dynamo's graphs and ORTModules, by the recorder or by AOTAutograd."""

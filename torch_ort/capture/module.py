@@ -14,33 +14,33 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_ort import _C, onnx_files
+from torch_ort import _C
 from torch_ort._C import Unsupported
-from torch_ort.capture.answers import NoCapture
-from torch_ort.capture.aot_compat import (
-    FakeInputs,
-    is_refused_by_dynamo,
-    passes_through,
-)
-from torch_ort.capture.dispatch_compat import outside_inference_mode
-from torch_ort.capture.hooks import hook_with_effects, tensor_hooks_refused
-from torch_ort.capture.joint import Capture, GraphState, record_or_hand_over
-from torch_ort.capture.recorded_step import RecordedRun, RecordedStep
-from torch_ort.capture.recorder import RecordedInputs, enters_program
-from torch_ort.capture.structure import Structure, is_dense, plain_parameter
-from torch_ort.capture.symbols import symbol_name
-from torch_ort.capture.torchscript import Replay, is_script, replayed, script_object, signature_of
-from torch_ort.capture.watch import (
+from torch_ort.capture.joint import Capture, record_or_hand_over
+from torch_ort.core.refusals import NoCapture
+from torch_ort.engine import onnx_files
+from torch_ort.functions.capturing import Policy, kept_whole
+from torch_ort.functions.recurrent import recurrent_layers_whole
+from torch_ort.guards.hooks import hook_with_effects, tensor_hooks_refused
+from torch_ort.guards.scripts import is_script, script_object, signature_of
+from torch_ort.guards.structure import Structure, is_dense, plain_parameter
+from torch_ort.guards.watch import (
     Watch,
     all_reads,
     containers_in,
     recorded_reads,
     unchanged_attributes,
 )
-from torch_ort.functions.capturing import Policy, kept_whole
-from torch_ort.functions.recurrent import recurrent_layers_whole
-from torch_ort.generators import DrawsNoted, watched_seeding
 from torch_ort.options import Options
+from torch_ort.pytorch.dispatch_compat import outside_inference_mode
+from torch_ort.pytorch.dynamo_compat import is_refused_by_dynamo, passes_through
+from torch_ort.pytorch.generators import DrawsNoted, watched_seeding
+from torch_ort.pytorch.trace_compat import FakeInputs
+from torch_ort.record.recorder import RecordedInputs, enters_program
+from torch_ort.rules.symbols import symbol_name
+from torch_ort.script.replay import Replay, replayed
+from torch_ort.steps.recorded import RecordedRun, RecordedStep
+from torch_ort.steps.state import GraphState
 
 # While other tensors hang in a module, no thread may find them there.
 hanging_others = threading.RLock()

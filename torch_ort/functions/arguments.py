@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch_ort.capture.aot_compat import pytree
+from torch_ort.pytorch.module_compat import pytree
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from torch_ort import _C
-from torch_ort.capture import aot_compat
-from torch_ort.capture.shape_rules import Spec, empty, spec_of
 from torch_ort.functions import arguments as _arguments
 from torch_ort.functions.arguments import Arguments, full_name
 from torch_ort.functions.learn import Learner, Learnt
+from torch_ort.pytorch import autograd_compat, trace_compat
+from torch_ort.rules.shape_rules import Spec, empty, spec_of
 
 _logger = logging.getLogger("torch_ort")
 # By the keys that the operators are called with. Graphs hold their calls; what nobody holds is
@@ -61,7 +61,7 @@ class FunctionCall:
 
     def learn(self, tensors: list[torch.Tensor], sizes: list[Any]) -> list[Spec]:
         """Give the forms of what forward gives for tensors of a trace."""
-        form = aot_compat.form_key([*tensors, *sizes])
+        form = trace_compat.form_key([*tensors, *sizes])
         if form != self._form:
             learnt = self._learner.forward(tensors, sizes)
             self._note(learnt)
@@ -167,7 +167,7 @@ class BackwardCall:
 
     def learn(self, given: Sequence[torch.Tensor | None]) -> list[Spec]:
         """Give the forms of the gradients, without the missing ones, for gradients of a trace."""
-        form = aot_compat.form_key(list(given))
+        form = trace_compat.form_key(list(given))
         if self.gradients is None or form != self._form:
             self.gradients = self.forward.learn_gradients(given)
             self.positions = [i for i, form in enumerate(self.gradients) if form is not None]
@@ -231,7 +231,7 @@ class Calls:
         )
         form = (
             function, arguments.key(), requires_grad, grad_mode, autocast,
-            aot_compat.form_key([*arguments.tensors, *arguments.sizes]),
+            trace_compat.form_key([*arguments.tensors, *arguments.sizes]),
         )  # fmt: skip
         with self._lock:
             call = self._by_form.get(form)
@@ -291,7 +291,7 @@ class _Tracked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, key: int, sizes: list[Any], *tensors: torch.Tensor) -> tuple:
         ctx.set_materialize_grads(False)
-        with aot_compat.below_autograd():
+        with autograd_compat.below_autograd():
             context, outputs = torch.ops.torch_ort.python_op(list(tensors), sizes, key)
         call = call_of(key)
         ctx.call, ctx.num_sizes = call, len(tensors)
@@ -319,7 +319,7 @@ def _python_op(tensors: list[torch.Tensor], sizes: list[Any], function: int) -> 
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         context, *outputs = _Tracked.apply(function, sizes, *tensors)
         return context, outputs
-    with aot_compat.below_autograd():
+    with autograd_compat.below_autograd():
         return torch.ops.torch_ort.python_op(tensors, sizes, function)
 
 

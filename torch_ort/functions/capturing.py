@@ -13,9 +13,9 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from torch_ort._C import Unsupported
-from torch_ort.capture import aot_compat
 from torch_ort.functions.arguments import full_name
 from torch_ort.functions.call import Calls, is_called_by_graph
+from torch_ort.pytorch import autograd_compat, trace_compat
 
 # Packages whose Functions are part of what PyTorch, or we, do with tensors: a checkpoint calls the
 # user's code again, a collective is an operator. They are traced through.
@@ -97,7 +97,7 @@ def kept_whole(policy: Policy) -> Iterator[None]:
         return calls.put(function, args) if policy.keeps(function) else apply(*args)
 
     try:
-        with aot_compat.functions_replaced(replace):
+        with autograd_compat.functions_replaced(replace):
             yield
     finally:
         calls.forget()
@@ -110,11 +110,11 @@ def functions_seen() -> Iterator[Counter[str]]:
     policy = Policy()
 
     def note(function: type, args: tuple, apply: Callable[..., Any]) -> Any:
-        is_traced = any(map(aot_compat.is_traced, args))
+        is_traced = any(map(trace_compat.is_traced, args))
         if policy.keeps(function) and not is_traced and not is_called_by_graph(sys._getframe(2)):
             seen[full_name(function)] += 1
-        with aot_compat.functions_as_they_are():  # those inside are part of this one
+        with autograd_compat.functions_as_they_are():  # those inside are part of this one
             return apply(*args)
 
-    with aot_compat.functions_replaced(note):
+    with autograd_compat.functions_replaced(note):
         yield seen

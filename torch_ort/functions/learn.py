@@ -15,13 +15,14 @@ import torch
 
 from torch_ort import _C
 from torch_ort._C import Unsupported
-from torch_ort.capture import aot_compat
-from torch_ort.capture.answers import form_of, rehearsal
-from torch_ort.capture.dispatch_compat import Leaf
-from torch_ort.capture.outside_reads import not_watched
-from torch_ort.capture.shape_rules import Spec, in_order, numel, rows, spec_of
 from torch_ort.functions.arguments import full_name
-from torch_ort.generators import PythonGenerators, TorchGenerators
+from torch_ort.functions.dtypes import dtype_number, torch_dtype
+from torch_ort.guards.outside_reads import not_watched
+from torch_ort.pytorch import autograd_compat, size_compat, trace_compat
+from torch_ort.pytorch.dispatch_compat import Leaf
+from torch_ort.pytorch.generators import PythonGenerators, TorchGenerators
+from torch_ort.rules.answers import form_of, rehearsal
+from torch_ort.rules.shape_rules import Spec, in_order, numel, rows, spec_of
 
 
 @dataclass
@@ -66,7 +67,7 @@ class Learner:
 
     def forward(self, tensors: list[torch.Tensor], sizes: list[Any]) -> Learnt:
         """Learn what forward gives. Raises Unsupported if it runs on nothing that can be made."""
-        with aot_compat.functions_as_they_are(), _generators_kept(), not_watched():
+        with autograd_compat.functions_as_they_are(), _generators_kept(), not_watched():
             try:
                 self._try_without_symbols(tensors, sizes)
                 return self._forward_on_fakes(tensors, sizes)
@@ -83,7 +84,7 @@ class Learner:
         if learnt.gradients is not None:
             return learnt.gradients
         wanted = [gradient is not None for gradient in given]
-        with aot_compat.functions_as_they_are(), _generators_kept(), not_watched():
+        with autograd_compat.functions_as_they_are(), _generators_kept(), not_watched():
             try:
                 with _without_numbers(given) as made:
                     return self._backward_on_fakes(learnt, tensors, made)
@@ -97,7 +98,7 @@ class Learner:
     def _try_without_symbols(self, tensors: list[torch.Tensor], sizes: list[Any]) -> None:
         """Raise what a Function raises that needs numbers, before it decides anything of sizes."""
         forms = [spec_of(tensor) for tensor in tensors]
-        settings = aot_compat.Settings([*(n for form in forms for n in form.sizes), *sizes])
+        settings = size_compat.Settings([*(n for form in forms for n in form.sizes), *sizes])
         if not settings.open_sizes:
             return
         if any(isinstance(tensor, Leaf) for tensor in tensors):
@@ -107,9 +108,9 @@ class Learner:
                     [settings.at(n, 0) for n in sizes],
                 )
             return
-        with aot_compat.fakes_apart():
+        with trace_compat.fakes_apart():
             made = [_real(None, form, settings, 0, torch.empty) for form in forms]
-            with aot_compat.without_numbers(made):
+            with trace_compat.without_numbers(made):
                 self._call(made, [settings.at(n, 0) for n in sizes])
 
     def _forward_on_fakes(self, tensors: list[torch.Tensor], sizes: list[Any]) -> Learnt:
@@ -117,7 +118,7 @@ class Learner:
             inputs, results = self._call(made, sizes)
             tuple_of = results if isinstance(results, tuple) else (results,)
             outputs = [item for item in tuple_of if isinstance(item, torch.Tensor)]
-            if aot_compat.sizes_of_data(outputs) - aot_compat.sizes_of_data(tensors):
+            if size_compat.sizes_of_data(outputs) - size_compat.sizes_of_data(tensors):
                 raise Unsupported("sizes that depend on data")
             forms = [form_of(output) for output in outputs]
         made = next((output for output in outputs if output.requires_grad), None)
@@ -161,7 +162,7 @@ class Learner:
         self, tensors: list[torch.Tensor], sizes: list[Any], why: Exception
     ) -> Learnt:
         forms = [spec_of(tensor) for tensor in tensors]
-        settings = aot_compat.Settings([*(n for form in forms for n in form.sizes), *sizes])
+        settings = size_compat.Settings([*(n for form in forms for n in form.sizes), *sizes])
         first, learnt, gradients = self._run_real(tensors, forms, sizes, settings, 0, why)
         seen = [(0, first)]
         for number in range(1, settings.count):
@@ -191,7 +192,7 @@ class Learner:
     def _backward_on_real(
         self, tensors: list[Spec], sizes: list[Any], wanted: list[bool], why: Exception
     ) -> list[Spec | None]:
-        settings = aot_compat.Settings([*(n for form in tensors for n in form.sizes), *sizes])
+        settings = size_compat.Settings([*(n for form in tensors for n in form.sizes), *sizes])
         _, _, gradients = self._run_real(None, tensors, sizes, settings, 0, why, wanted)
         return [
             None if gradient is None else _dense_form(gradient, tensors[i].sizes)
@@ -204,7 +205,7 @@ class Learner:
     ) -> tuple[list[torch.Tensor], Learnt, list[torch.Tensor | None] | None]:  # fmt: skip
         """Run forward, and for the first setting backward, on made-up numbers."""
         error: Exception = why
-        with aot_compat.real_tensors():
+        with trace_compat.real_tensors():
             for fill in (_between_0_and_1, torch.ones, torch.zeros):
                 made = [
                     _real(tensors[i] if tensors else None, form, settings, number, fill)
@@ -246,8 +247,6 @@ class Learner:
 
     def _told(self, tensors: list[torch.Tensor]) -> Learnt:
         """Ask the class's infer_shape, as ONNX Runtime Training does."""
-        from torch_ort.functions.describe import dtype_number, torch_dtype
-
         name = full_name(self._function)
         shapes, dtypes = self._function.infer_shape(
             _Node(name),
@@ -315,7 +314,7 @@ def _without_numbers(
         with rehearsal() as make:
             yield [make(tensor.spec) if isinstance(tensor, Leaf) else tensor for tensor in tensors]
     else:
-        with aot_compat.without_numbers(tensors):
+        with trace_compat.without_numbers(tensors):
             yield list(tensors)
 
 
@@ -380,7 +379,7 @@ def _between_0_and_1(*sizes: Any, dtype: torch.dtype, device: torch.device) -> t
 def _real(
     given: torch.Tensor | None, form: Spec, settings: Any, number: int, fill: Callable[..., Any]
 ) -> torch.Tensor:
-    if given is not None and not aot_compat.is_traced(given):
+    if given is not None and not trace_compat.is_traced(given):
         return given.detach().clone()
     sizes = [settings.at(n, number) for n in form.sizes]
     if not (form.dtype.is_floating_point or form.dtype.is_complex):
@@ -392,11 +391,11 @@ def _real(
 def _generators_kept() -> Iterator[None]:
     """Put random generators back: what is drawn in learning is drawn again in earnest."""
     of_python = PythonGenerators()
-    with aot_compat.real_tensors():
+    with trace_compat.real_tensors():
         of_torch = TorchGenerators()
     try:
         yield
     finally:
-        with aot_compat.real_tensors():
+        with trace_compat.real_tensors():
             of_torch.restore()
         of_python.restore()

@@ -15,8 +15,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from torch_ort._C import Unsupported
-from torch_ort.capture.aot_compat import RECURRENT_LAYERS, is_traced, pack_padded_sequence
 from torch_ort.functions.call import Calls
+from torch_ort.pytorch.module_compat import RECURRENT_LAYERS, pack_padded_sequence
+from torch_ort.pytorch.trace_compat import is_traced
 
 
 class RecurrentLayer(torch.autograd.Function):

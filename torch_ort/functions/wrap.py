@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from torch_ort._C import UserError
-from torch_ort.capture.aot_compat import is_traced, pytree
 from torch_ort.functions.arguments import full_name
 from torch_ort.functions.call import Calls, keep_for_traces
+from torch_ort.pytorch.module_compat import pytree
+from torch_ort.pytorch.trace_compat import is_traced
 
 # Graphs that Dynamo made know them by number, and may run for as long as the process.
 _wrapped: dict[int, PythonOp] = {}

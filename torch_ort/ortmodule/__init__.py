@@ -1,15 +1,7 @@
 """ORTModule, the successor of ONNX Runtime Training's: one line puts a module into the engine."""
 
-from torch_ort.ortmodule.debug_options import DebugOptions, LogLevel
-from torch_ort.ortmodule.graph_optimizers import (
-    register_graph_optimizer,
-    unregister_graph_optimizer,
-)
-from torch_ort.ortmodule.hierarchical import HierarchicalORTModule
-from torch_ort.ortmodule.json_config import load_from_json
-from torch_ort.ortmodule.module import ORTModule
-from torch_ort.ortmodule.module_with_loss import ModuleWithLoss
-from torch_ort.ortmodule.policy import (
+from torch_ort.core.log_level import LogLevel
+from torch_ort.core.policy import (
     FallbackPolicy,
     ORTModuleDeviceException,
     ORTModuleFallbackException,
@@ -18,6 +10,15 @@ from torch_ort.ortmodule.policy import (
     ORTModuleONNXModelException,
     ORTModuleTorchModelException,
 )
+from torch_ort.ortmodule.debug_options import DebugOptions
+from torch_ort.ortmodule.graph_optimizers import (
+    register_graph_optimizer,
+    unregister_graph_optimizer,
+)
+from torch_ort.ortmodule.hierarchical import HierarchicalORTModule
+from torch_ort.ortmodule.json_config import load_from_json
+from torch_ort.ortmodule.module import ORTModule
+from torch_ort.ortmodule.module_with_loss import ModuleWithLoss
 
 __all__ = [
     "DebugOptions",

@@ -12,16 +12,8 @@ from typing import Any
 
 import torch
 
-from torch_ort import _C, counting, fallback, report
-from torch_ort.capture.aot_compat import (
-    has_tangents,
-    in_forward_mode,
-    in_function_transform,
-    is_jit_tracing,
-    pytree,
-)
-from torch_ort.capture.hooks import hook_with_effects
-from torch_ort.capture.joint import GraphState, hand_over
+from torch_ort import _C, fallback
+from torch_ort.capture.joint import hand_over
 from torch_ort.capture.module import (
     HOOKS_RUN,
     ModuleCapture,
@@ -30,20 +22,31 @@ from torch_ort.capture.module import (
     describe_call,
     hanging_others,
 )
-from torch_ort.capture.structure import Structure, UnknownType
-from torch_ort.functions.capturing import policy_of
-from torch_ort.generators import TorchGenerators
-from torch_ort.options import Options, ORTModuleOptions
-from torch_ort.ortmodule import logs
-from torch_ort.ortmodule.graph_optimizers import rewrite_for
-from torch_ort.ortmodule.policy import (
+from torch_ort.core import counting
+from torch_ort.core.policy import (
     ORTModuleDeviceException,
     ORTModuleFallbackException,
     ORTModuleIOError,
     ORTModuleONNXModelException,
 )
+from torch_ort.core.user_code import calling_line, warn_at
+from torch_ort.engine import watchers
+from torch_ort.functions.capturing import policy_of
+from torch_ort.guards.hooks import hook_with_effects
+from torch_ort.guards.structure import Structure, UnknownType
+from torch_ort.options import Options, ORTModuleOptions
+from torch_ort.ortmodule import logs
+from torch_ort.ortmodule.graph_optimizers import rewrite_for
 from torch_ort.ortmodule.saved_files import SavedFiles
-from torch_ort.user_code import calling_line, warn_at
+from torch_ort.pytorch.generators import TorchGenerators
+from torch_ort.pytorch.module_compat import pytree
+from torch_ort.pytorch.trace_compat import (
+    has_tangents,
+    in_forward_mode,
+    in_function_transform,
+    is_jit_tracing,
+)
+from torch_ort.steps.state import GraphState
 
 # Captures of one module; more than a real program needs, fewer than would go unnoticed.
 MAX_CAPTURES = 32
@@ -318,7 +321,7 @@ class Calls:
             if not names:
                 self._constant_floats |= self._floats
                 self._floats.clear()
-            report.note(state.programs)
+            watchers.note(state.programs)
             baked = {name: value for name, value in floats.items() if name not in names}
             return _Captured(capture, state, baked)
         raise first_error

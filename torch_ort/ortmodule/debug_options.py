@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 import os
 from collections.abc import Mapping
 from typing import Any
 
-
-class LogLevel(enum.IntEnum):
-    """How much an ORTModule says: users need WARNING, developers INFO and below."""
-
-    VERBOSE = 0
-    DEVINFO = 1
-    INFO = 2
-    WARNING = 3
-    ERROR = 4
-    FATAL = 5
+from torch_ort.core.log_level import LogLevel
 
 
 class DebugOptions:

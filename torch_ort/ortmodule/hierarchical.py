@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torch_ort.capture.torchscript import is_script
+from torch_ort.guards.scripts import is_script
 from torch_ort.ortmodule.calls import Calls, is_traced
 from torch_ort.ortmodule.debug_options import DebugOptions
 from torch_ort.ortmodule.module import ORTModule, make_calls

@@ -8,8 +8,8 @@ import sys
 import torch
 
 from torch_ort import options
+from torch_ort.core.log_level import LogLevel
 from torch_ort.functions.capturing import policy_of
-from torch_ort.ortmodule.debug_options import LogLevel
 
 # How much the logger lets through, by level.
 PYTHON_LEVELS = {

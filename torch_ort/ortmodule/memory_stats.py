@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from torch_ort import counting
-from torch_ort.capture.aot_compat import after_backward, pytree
+from torch_ort.core import counting
 from torch_ort.ortmodule.logs import rank_and_world
+from torch_ort.pytorch.autograd_compat import after_backward
+from torch_ort.pytorch.module_compat import pytree
 
 _MIB = 2**20
 

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from torch_ort import options
-from torch_ort.capture.torchscript import is_script, signature_of
-from torch_ort.capture.watch import REGISTRIES
+from torch_ort.core.policy import ORTModuleTorchModelException
+from torch_ort.guards.scripts import is_script, signature_of
+from torch_ort.guards.watch import REGISTRIES
 from torch_ort.ortmodule import logs
 from torch_ort.ortmodule.calls import Calls
 from torch_ort.ortmodule.debug_options import DebugOptions
 from torch_ort.ortmodule.memory_stats import MemoryStats
-from torch_ort.ortmodule.policy import ORTModuleTorchModelException
 from torch_ort.ortmodule.saved_files import SavedFiles
 
 _DATA_PARALLEL = (

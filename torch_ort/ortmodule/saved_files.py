@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 import onnx
 
-from torch_ort import _C, onnx_files
-from torch_ort.compiler import Program
+from torch_ort import _C
+from torch_ort.engine import onnx_files
+from torch_ort.engine.program import Program
 from torch_ort.options import Options
 
 Sources = Mapping[str, onnx_files.Source]

@@ -1,0 +1,94 @@
+"""Inputs of a graph of Dynamo's as a recording takes them: their symbols are made ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_ort import _C
+from torch_ort.core.refusals import HandOver
+from torch_ort.guards.structure import has_plain_layout
+from torch_ort.pytorch import size_compat, trace_compat
+from torch_ort.record.recorder import input_like
+from torch_ort.rules.shape_rules import Spec
+from torch_ort.rules.symbols import expression_text
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, trace_compat.FakeTensor)
+_WORDS = {"min": torch.sym_min, "max": torch.sym_max}
+
+
+class DynamoInputs:
+    """Inputs for `record` that stand for those of one graph.
+
+    Conditions that a recording makes of sizes are asked of Dynamo, which guards what it does not
+    know.
+    """
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._sizes = _C.SizeSymbols()
+        self._theirs: dict[str, torch.SymInt] = {}  # by name
+        lengths = [
+            size
+            for value in values
+            if isinstance(value, torch.Tensor)
+            for size in value.shape
+            if isinstance(size, torch.SymInt)
+        ]
+        self._lengths = {name for size in lengths for name in size_compat.dynamo_symbols(size)}
+        self._given: set[int | str] = set()  # integers that are inputs
+        self.inputs = [self._input(i, value) for i, value in enumerate(values)]
+        missing = self._theirs.keys() - self._given
+        if missing:
+            raise HandOver(f"size {min(missing)} is no input of the graph")
+
+    def _input(self, position: int, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if type(value) not in _PLAIN or not has_plain_layout(value):
+                kind = type(value).__name__
+                raise HandOver(f"input {position} is a {kind} of layout {value.layout}")
+            sizes, strides = map(self._integers, (value.shape, value.stride()))
+            return input_like(value, Spec(sizes, strides, value.dtype, value.device))
+        if isinstance(value, torch.SymInt):
+            ours = self._integer(value)
+            self._given.add(_C.size_text(ours))
+            return ours
+        if isinstance(value, int | float | None):
+            return value
+        raise HandOver(f"input {position} is a {type(value).__name__}")
+
+    def _integers(self, sizes: Sequence[int | torch.SymInt]) -> list[int | torch.SymInt]:
+        return [self._integer(n) if isinstance(n, torch.SymInt) else n for n in sizes]
+
+    def _integer(self, size: torch.SymInt) -> int | torch.SymInt:
+        for name, symbol in size_compat.dynamo_symbols(size).items():
+            if name not in self._theirs:
+                if symbol.value is None:
+                    raise HandOver(f"size {name} is known from data alone")
+                self._theirs[name] = symbol.integer
+                is_size = name in self._lengths
+                self._sizes.symbol(name, symbol.value, is_size, symbol.low, symbol.high)
+        return self._sizes.expression(expression_text(size.node.expr))
+
+    def tell_guards(self) -> None:
+        """Let Dynamo guard the conditions under which the same would be recorded.
+
+        Raises HandOver, before it guards anything, where a size would be a constant from then on:
+        whether it has to be, AOTAutograd knows.
+        """
+        open_ones = [text for text in self._sizes.guards() if not self._is_known(text)]
+        fixing = [text for text in open_ones if size_compat.fixes_a_size(self._asked(text))]
+        if fixing:
+            raise HandOver(f"a size has to be constant: {fixing[0]}")
+        for text in open_ones:
+            if not self._asked(text):
+                raise HandOver(f"a condition does not hold: {text}")
+
+    def _is_known(self, text: str) -> bool:
+        return size_compat.is_known(self._asked(text))
+
+    def _asked(self, text: str) -> bool | torch.SymBool:
+        # Not Python's own words, which would ask for the answer.
+        text = text.replace(" and ", " & ").replace(" or ", " | ")
+        return eval(text, _WORDS | self._theirs)

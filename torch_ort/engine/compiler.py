@@ -1,0 +1,167 @@
+"""From a captured graph to a session: passes, plan, dumps; equal graphs share one session."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_ort import _C
+from torch_ort.core.switches import OTHER_SWITCHES
+from torch_ort.engine import onnx_files
+from torch_ort.engine.program import Program
+from torch_ort.fallback import asked_for, stage
+from torch_ort.pytorch.autograd_compat import version
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch_ort.options import Options
+
+
+_sessions: dict[str, _C.Session] = {}
+_numbers = itertools.count()
+
+
+def compile_program(
+    program: Program,
+    options: Options,
+    sources: dict[str, onnx_files.Source],
+    files: Any = None,
+    rewrite: Callable[[_C.Graph], _C.Graph] | None = None,
+) -> _C.Session:
+    """Compile a captured graph, or give the session of an equal one.
+
+    `sources` tell the files of `save_onnx` what the inputs are. Of an ORTModule, `files` writes
+    others, and `rewrite` is what the user does to the captured graph.
+    Raises Unsupported or InternalError with the stage it comes from (`pass`, `plan`).
+    """
+    program.number = next(_numbers)
+    program.captured = program.graph.clone()
+    if rewrite is not None:
+        with stage("pass"), asked_for():
+            program.graph = rewrite(program.graph)
+        program.graph.size_hints = program.captured.size_hints  # no file holds them
+    prepared = program.graph.clone() if files is not None else None
+    key = _key(program, options)
+    start = time.perf_counter()
+    with stage("pass"):
+        program.passes = _C.run_pipeline(
+            program.graph, _disabled_passes(options), options.bisect, options.check
+        )
+    program.seconds["passes"] = time.perf_counter() - start
+    with asked_for():
+        if options.save_onnx:
+            onnx_files.write(program, options, sources)
+        if files is not None:
+            files.write_compiled(program, prepared, options, sources)
+        _write_dumps(program, options)
+    if key in _sessions:
+        _C.count_sharing()
+    else:
+        start = time.perf_counter()
+        with stage("plan"):
+            _sessions[key] = _compile_session(program, options)
+        program.seconds["plan"] = time.perf_counter() - start
+    program.session = _sessions[key]
+    if "steps" in options.dump:
+        with asked_for():
+            _write_text(options, f"{program.number:02}_steps.txt", _steps_text(program.session))
+    return program.session
+
+
+def _disabled_passes(options: Options) -> list[str]:
+    names = [name for name in options.disable if name not in OTHER_SWITCHES]
+    for each in _C.passes():
+        if each.not_with is not None and getattr(options, each.not_with):
+            names.append(each.name)
+    return names
+
+
+def _region_mode(options: Options) -> str:
+    if "region_kernels" in options.disable:
+        return "nodes"
+    return "checked" if options.check >= 3 else "kernel"
+
+
+def _compile_session(program: Program, options: Options) -> _C.Session:
+    return _C.Session.compile(
+        program.graph,
+        program.constants,
+        reorder="reorder" not in options.disable,
+        in_place="in_place" not in options.disable,
+        place_parts="place_parts" not in options.disable,
+        verify=options.check > 0,
+        isa=options.isa,
+        parameter_gradients=program.parameter_gradients,
+        emulate_eager_casts=options.emulate_eager_casts,
+        region_mode=_region_mode(options),
+    )
+
+
+def release_sessions() -> None:
+    """Forget all sessions; those that a compiled function still holds live on with it."""
+    _sessions.clear()
+
+
+def _key(program: Program, options: Options) -> str:
+    """Equal text means equal work: the graph, what it holds, and how it is compiled."""
+    digest = hashlib.sha256(program.graph.to_onnx(_C.required_opset(program.graph)))
+    settings = (options, torch.are_deterministic_algorithms_enabled(), program.parameter_gradients)
+    digest.update(repr(settings).encode())
+    for name, tensor in program.constants.items():
+        digest.update(f"{name}:{id(tensor)}:{version(tensor)}".encode())
+    return digest.hexdigest()
+
+
+def _write_dumps(program: Program, options: Options) -> None:
+    if options.dump:
+        os.makedirs(options.dump_dir, exist_ok=True)
+    if "ir" in options.dump:
+        _write_text(options, f"{program.number:02}_captured.onnxtxt", onnx_text(program.captured))
+    if "passes" in options.dump:
+        _write_text(options, f"{program.number:02}_optimized.onnxtxt", onnx_text(program.graph))
+
+
+def onnx_text(graph: _C.Graph) -> str:
+    """Give a graph in ONNX's textual syntax."""
+    import onnx
+
+    return onnx.printer.to_text(onnx.load_from_string(graph.to_onnx(_C.required_opset(graph))))
+
+
+def _steps_text(session: _C.Session) -> str:
+    """One line per kernel call, in the order of the graph."""
+    lines = [
+        f"{'backward' if backward else 'forward ':8} {form:10} {op:44} {name:32} {origin}".rstrip()
+        for name, op, form, backward, origin in session.steps()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_plan(program: Program, options: Options) -> None:
+    """Write where each tensor of the plan used last lies, as the dump `plan`."""
+    _write_text(options, f"{program.number:02}_plan.txt", _plan_text(program.session))
+
+
+def _plan_text(session: _C.Session) -> str:
+    """One line per tensor, in the order of their first steps; steps are counted as they run."""
+    line = "{:40} {:9} {:7} {:>12} {:>12} {:>5} {:>5}  {}".format
+    lines = [line("name", "kind", "area", "offset", "bytes", "first", "last", "memory of")]
+    used = [row for row in session.plan_table() if row["first_step"] is not None]
+    for row in sorted(used, key=lambda row: (row["first_step"], row["last_step"])):
+        has_place = row["area"] != "none"
+        place = (row["area"], row["offset"]) if has_place else ("-", "-")
+        memory = f"in place of {row['in_place_of']}" if row["in_place_of"] else row["shares"] or ""
+        steps = (row["first_step"], row["last_step"])
+        lines.append(line(row["name"], row["kind"], *place, row["bytes"], *steps, memory).rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def _write_text(options: Options, name: str, text: Any) -> None:
+    with open(os.path.join(options.dump_dir, name), "w", encoding="utf-8") as file:
+        file.write(text)

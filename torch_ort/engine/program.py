@@ -1,0 +1,28 @@
+"""A captured graph on its way through the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torch_ort import _C
+
+
+@dataclass
+class Program:
+    """A captured graph on its way: what reports and dumps show of it."""
+
+    graph: _C.Graph
+    constants: dict[str, torch.Tensor]
+    is_training: bool
+    tensor_inputs: list[int] = field(default_factory=list)
+    symbol_inputs: list[int] = field(default_factory=list)
+    parameter_gradients: list[int] = field(default_factory=list)  # positions among the outputs
+    captured: _C.Graph | None = None  # as it was before the passes; kept where something shows it
+    session: _C.Session | None = None
+    number: int = 0
+    passes: list[tuple[str, int, float]] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    functions: list[Any] = field(default_factory=list)  # what its PythonOps call

@@ -1,0 +1,1 @@
+"""What a call is compared with, and what keeps it from being captured."""

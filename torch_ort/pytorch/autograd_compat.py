@@ -1,0 +1,65 @@
+"""Private names of torch for autograd: nodes, hooks, versions, Functions.
+
+Each has a test in tests/pytorch/test_compat.py, which fails when torch changes it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from torch_ort.pytorch import patches
+
+
+def after_backward(call: Callable[[], None]) -> None:
+    """Call something at the end of the backward that is running."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+def node_of_graph(results: Sequence[Any]) -> torch.autograd.graph.Node | None:
+    """Give autograd's node of a graph of AOTAutograd's, of which there are results and views."""
+    node = next((x.grad_fn for x in results if isinstance(x, torch.Tensor) and x.grad_fn), None)
+    while node is not None and type(node).__name__ != "CompiledFunctionBackward":
+        node = node.next_functions[0][0] if node.next_functions else None
+    return node
+
+
+def version(tensor: torch.Tensor) -> int:
+    """Give how often a tensor was written into; 0 for one of inference mode, which counts none."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def saved_tensor_hooks_copy() -> bool:
+    """Tell whether hooks are active that may copy or move what autograd saves."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    if hooks is None:
+        return False
+    # torch.utils.checkpoint keeps nothing of what it packs: it runs the forward again.
+    name = getattr(hooks[0], "__qualname__", "")
+    return not name.startswith(("_checkpoint_hook", "_recomputation_hook"))
+
+
+def functions_replaced(
+    replace: Callable[[type, tuple, Callable], Any],
+) -> AbstractContextManager[None]:
+    """Call `replace(class, arguments, apply)` in place of Functions' own `apply` in this thread."""
+
+    def apply(theirs: Callable[..., Any], cls: type, *args: Any, **kwargs: Any) -> Any:
+        own = functools.partial(patches.FUNCTION_APPLY.theirs, cls)
+        return own(*args, **kwargs) if kwargs else replace(cls, args, own)
+
+    return patches.FUNCTION_APPLY.by(apply)
+
+
+def functions_as_they_are() -> AbstractContextManager[None]:
+    """Let Functions run in this thread whatever replaces them."""
+    return patches.FUNCTION_APPLY.as_torch_has_it()
+
+
+def below_autograd() -> Any:
+    """Give a context in which operators are called without their autograd rules."""
+    return torch._C._AutoDispatchBelowAutograd()

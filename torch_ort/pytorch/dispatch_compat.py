@@ -1,0 +1,388 @@
+"""What of torch's private names a recording stands on: functionalization, wrappers, symbolic sizes.
+
+Each has a test in tests/pytorch/test_dispatch_compat.py, which fails when torch changes it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
+
+from torch_ort import _C
+from torch_ort.pytorch import patches
+
+__all__ = [
+    "RESIZING",
+    "Leaf",
+    "WithoutNumbers",
+    "dropout_passes_through",
+    "enable_python_dispatcher",
+    "fakes",
+    "functionalization",
+    "functionalized",
+    "has_gradient",
+    "is_base",
+    "is_differentiable_view",
+    "is_functionalized",
+    "is_one_of_several_views",
+    "is_written",
+    "nothing_compiled",
+    "operators_whole",
+    "outside_inference_mode",
+    "shape_questions_answered",
+    "storage_key",
+    "unwrapped",
+    "viewed",
+    "viewed_again",
+    "without_saved_tensor_hooks",
+]
+
+
+class Leaf(torch.Tensor):
+    """A tensor of a recording: sizes, strides, dtype and device, but no numbers.
+
+    Operators never see one: they are answered by the recorder's mode.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(
+        cls, sizes: Sequence[Any], strides: Sequence[Any], dtype: torch.dtype, device: torch.device
+    ) -> Leaf:  # fmt: skip
+        """Make one."""
+        return torch.Tensor._make_wrapper_subclass(
+            cls, sizes, strides=strides, dtype=dtype, device=device
+        )
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:  # fmt: skip
+        """Refuse what is called outside of the recording."""
+        raise _C.Unsupported(f"{func}: called with a tensor of a recording, which has no numbers")
+
+
+@contextmanager
+def functionalization() -> Iterator[None]:
+    """Run what writes into tensors as operators that give new ones; views stay views."""
+    before = torch._C._functionalization_reapply_views_tls()
+    torch._enable_functionalization(reapply_views=True)
+    try:
+        yield
+    finally:
+        torch._disable_functionalization()
+        torch._functionalize_enable_reapply_views(before)  # of a recording around this one
+
+
+@contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """Capture in here what runs in inference mode as what runs without gradients.
+
+    Inference mode leaves out what takes operators apart that are made of others. Whole, they may
+    give what they were given, as dropout does in eval mode, which their schemas do not say.
+    """
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+@contextmanager
+def dropout_passes_through() -> Iterator[None]:
+    """Let a dropout that does nothing give its argument, as in eager PyTorch.
+
+    PyTorch's own traces make a copy, so that what is written into the one is not in the other.
+    """
+    dropout = torch.ops.aten.dropout.default
+    theirs = patches.KERNELS.of(dropout)
+    ours = {key: _passing_through(kernel) for key, kernel in theirs.items()}
+    with patches.KERNELS.by({dropout: ours}):
+        yield
+
+
+def _passing_through(theirs: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def dropout(tensor: torch.Tensor, p: float, train: bool | None) -> torch.Tensor:
+        return theirs(tensor, p, train) if train and p != 0 else tensor
+
+    return dropout
+
+
+@contextmanager
+def operators_whole() -> Iterator[None]:
+    """Let operators be called, forward and backward, that PyTorch's traces compute in Python.
+
+    What they make of them reads memory many times where a kernel does once, and gives NaN where
+    an infinity meets a weight of zero.
+    """
+    aten = torch.ops.aten
+    ours: dict[Any, dict] = {operator: {} for operator in _WITH_KERNELS}
+    for name in RESIZING:
+        whole, sized = getattr(aten, name).default, getattr(aten, name).vec
+        ours[whole] = {}
+        theirs = patches.KERNELS.of(sized)
+        ours[sized] = {key: _with_sizes(whole, kernel) for key, kernel in theirs.items()}
+    with patches.KERNELS.by(ours):
+        yield
+
+
+_WITH_KERNELS = (
+    torch.ops.aten.hardshrink.default,
+    torch.ops.aten.softshrink.default,
+    torch.ops.aten.multi_margin_loss.default,
+    torch.ops.aten.multilabel_margin_loss_forward.default,
+)
+RESIZING = (
+    *(f"upsample_nearest{n}d" for n in (1, 2, 3)),
+    *(f"_upsample_nearest_exact{n}d" for n in (1, 2, 3)),
+    "upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d",
+)  # fmt: skip
+
+
+def _with_sizes(whole: Any, theirs: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Give an operator that takes sizes or factors; what C++ has for it knows no symbolic sizes."""
+
+    def resize(
+        image: torch.Tensor, sizes: Sequence[Any] | None, *rest: Any
+    ) -> torch.Tensor:  # fmt: skip
+        *corners, factors = rest
+        given = image.shape[2:]
+        if (sizes is None) == (factors is None) or len(sizes or factors) != len(given):
+            return theirs(image, sizes, *rest)  # which raises
+        if sizes is None:
+            sizes = [_times(n, factor) for n, factor in zip(given, factors, strict=True)]
+        return whole(image, sizes, *corners, *(factors or [None] * len(given)))
+
+    return resize
+
+
+def _times(size: Any, factor: float) -> Any:
+    """Give a size times a factor, as an integer; exact where the factor is a fraction of bits."""
+    numerator, denominator = float(factor).as_integer_ratio()
+    if denominator <= _MOST_PARTS:
+        return size * numerator // denominator
+    return torch.sym_int(size * factor)
+
+
+_MOST_PARTS = 1024  # so that no product of theirs is rounded in floating point
+
+
+@contextmanager
+def without_saved_tensor_hooks() -> Iterator[None]:
+    """Let autograd save as it does without the hooks that are active now."""
+    hooks = torch._C._autograd
+    taken = []
+    while (pair := hooks._top_saved_tensors_default_hooks(True)) is not None:
+        taken.append(pair)
+        hooks._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pair in reversed(taken):
+            hooks._push_saved_tensors_default_hooks(*pair)
+
+
+def nothing_compiled() -> AbstractContextManager[None]:
+    """Refuse `torch.compile` in this thread."""
+    return patches.COMPILE.by(_refuse_to_compile)
+
+
+def _refuse_to_compile(theirs: Any, *args: Any, **kwargs: Any) -> Any:
+    raise _C.Unsupported("torch.compile: called while recording")
+
+
+def is_written(tensor: torch.Tensor) -> bool:
+    """Tell whether the memory of a wrapped tensor has been written into."""
+    return torch._functionalize_has_data_mutation(tensor)
+
+
+def functionalized(leaf: torch.Tensor, is_parameter: bool = False) -> torch.Tensor:
+    """Wrap a tensor, so that writing into it becomes an operator."""
+    wrapped = torch._to_functional_tensor(leaf)
+    _C.forbid_numbers(wrapped)
+    if is_parameter:
+        wrapped._is_param = True  # isinstance() believes it
+    return wrapped
+
+
+class WithoutNumbers(TorchFunctionMode):
+    """Refuses what asks wrapped tensors for numbers, in Python and in foreign C++.
+
+    Operators never do: the recorder answers them. `packed` and `reshaped` have what came of tensors
+    without a copy because of how these lie in memory: as they are, or in another shape.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.packed: list[torch.Tensor] = []
+        self.reshaped: list[torch.Tensor] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:  # fmt: skip
+        """Call a function of torch's."""
+        if func in _GIVE_NUMBERS and is_functionalized(args[0]):
+            name = getattr(func, "__name__", str(func))
+            raise _C.Unsupported(f"Tensor.{name}: called while recording, without numbers")
+        result = func(*args, **(kwargs or {}))
+        if is_functionalized(result):
+            _C.forbid_numbers(result)
+            if func in _PACK or func in _RESHAPE:
+                (given,) = args[:1] or (kwargs["input"],)
+                if storage_key(result) == storage_key(given):
+                    (self.packed if func in _PACK else self.reshaped).append(result)
+        elif type(result) in (tuple, list):
+            for item in result:
+                if is_functionalized(item):
+                    _C.forbid_numbers(item)
+        return result
+
+
+_GIVE_NUMBERS = {
+    torch.Tensor.numpy,
+    torch.Tensor.data_ptr,
+    torch.Tensor.__array__,
+    torch.Tensor.__dlpack__,
+    torch.Tensor.tolist,
+}
+
+_PACK = {torch.Tensor.contiguous, torch.Tensor.ravel, torch.ravel}
+_RESHAPE = {
+    torch.Tensor.reshape, torch.Tensor.reshape_as, torch.Tensor.flatten,
+    torch.reshape, torch.flatten,
+}  # fmt: skip
+
+
+def is_functionalized(value: Any) -> bool:
+    """Tell whether a value is a wrapped tensor."""
+    return isinstance(value, torch.Tensor) and torch._is_functional_tensor(value)
+
+
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """Give what a wrapped tensor is after all that was written into it."""
+    torch._sync(tensor)
+    return torch._from_functional_tensor(tensor)
+
+
+def is_base(tensor: torch.Tensor) -> bool:
+    """Tell whether a wrapped tensor is no view of another."""
+    return not torch._C._functionalization.get_view_meta_sequence(tensor)
+
+
+def viewed(tensor: torch.Tensor) -> torch.Tensor:
+    """Give what a tensor is a view of to autograd, or itself."""
+    return tensor if tensor._base is None else tensor._base
+
+
+def is_one_of_several_views(tensor: torch.Tensor) -> bool:
+    """Tell whether an operator gave a wrapped tensor and others: autograd lets nobody edit it."""
+    return torch._functionalize_is_multi_output_view(tensor)
+
+
+def viewed_again(tensor: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    """Make the view that a wrapped tensor is of its base, of another base."""
+    functions = torch._C._functionalization
+    with torch.no_grad():
+        return functions.apply_view_meta_sequence(base, functions.get_view_meta_sequence(tensor))
+
+
+def has_gradient(tensor: torch.Tensor) -> bool:
+    """Tell whether autograd watches a tensor; a view made without it says so, but has no node."""
+    return tensor.requires_grad and (tensor._base is None or tensor.grad_fn is not None)
+
+
+def is_differentiable_view(tensor: torch.Tensor, base: torch.Tensor) -> bool:
+    """Tell whether all that autograd does between a base and its view is to view."""
+    if tensor._base is not base or tensor._backward_hooks:
+        return False
+    node = tensor.grad_fn
+    while node is not None and node is not base.grad_fn:
+        if getattr(node, "variable", None) is base:  # a leaf's
+            return True
+        is_custom = isinstance(node, torch.autograd.function.BackwardCFunction)
+        if is_custom or type(node).__name__ == "CppFunction" or not node.next_functions:
+            return False
+        node = node.next_functions[0][0]
+    return node is not None
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Tell the memory of tensors apart."""
+    return tensor.untyped_storage()._cdata
+
+
+@contextmanager
+def fakes() -> Iterator[Callable[..., torch.Tensor]]:
+    """Run operators on PyTorch's fakes in here; gives what makes one.
+
+    It takes sizes, strides, dtype and device.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode.cache_enabled = False  # it asks of sizes what ours do not know
+
+    def make(sizes: Any, strides: Any, dtype: torch.dtype, device: torch.device) -> FakeTensor:
+        meta = torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
+        return FakeTensor(mode, meta, device)
+
+    with mode:
+        yield make
+
+
+@contextmanager
+def shape_questions_answered() -> Iterator[None]:
+    """Answer what PyTorch's Python asks about sizes that are ours."""
+    with ExitStack() as stack:
+        for question, answer in _ANSWERS.items():
+            stack.enter_context(question.by(functools.partial(_for_our_sizes, answer)))
+        stack.enter_context(patches.SYMBOLS_OF_DATA.by(_no_symbols))
+        stack.enter_context(patches.SYM_SUM.by(_sym_sum))
+        stack.enter_context(patches.TRUNC.by(_trunc))
+        stack.enter_context(patches.UNSEEN_SIZES.by(True))
+        yield
+
+
+def _for_our_sizes(ours: Any, theirs: Any, asked: Any, *args: Any, **kwargs: Any) -> Any:
+    node = getattr(asked, "node", asked)
+    if isinstance(node, torch._C._SymNode):
+        return ours(asked)
+    return theirs(asked, *args, **kwargs)
+
+
+def _never_disproves(asked: Any) -> bool:
+    return False
+
+
+def _has_hint(asked: Any) -> bool:
+    return True
+
+
+_ANSWERS = {
+    patches.KNOWN_CONDITION: _C.known_condition,
+    patches.HINT_DISPROVES: _never_disproves,
+    patches.HINT_OF_GUARD: _C.size_value,
+    patches.HAS_HINT: _has_hint,
+}
+
+
+def _no_symbols(theirs: Any, asked: Any) -> frozenset:
+    return frozenset()  # a recording knows the value of every size
+
+
+def _sym_sum(theirs: Any, node: Any, others: Sequence[Any]) -> Any:
+    total = others[0]
+    for other in others[1:]:
+        total = total.add(other)
+    return total
+
+
+def _trunc(theirs: Any, node: Any) -> Any:
+    number = _C.known_float(torch.SymFloat(node))
+    return node.floor() if number is None else node.wrap_int(int(number))

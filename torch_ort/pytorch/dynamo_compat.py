@@ -1,0 +1,299 @@
+"""Private names of torch for Dynamo: what it compiles, gives up, and leaves to eager PyTorch.
+
+Each has a test in tests/pytorch/test_compat.py, which fails when torch changes it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Sequence
+from types import CodeType, MethodType
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+from torch._dynamo import config as dynamo_config
+from torch._dynamo import (
+    eval_frame,
+    exc,
+    external_utils,
+    symbolic_convert,
+    trace_rules,
+)
+from torch._dynamo.backends.distributed import DDPOptimizer
+from torch._dynamo.types import FrameAction, FrameExecStrategy
+from torch._dynamo.utils import get_metrics_context, graph_break_reasons
+from torch._guards import CompileContext
+from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import (
+    UnsupportedFakeTensorException,
+)
+
+from torch_ort import _C
+from torch_ort.pytorch import patches
+
+# Exceptions that Dynamo itself acts upon.
+_DYNAMO_SIGNALS = (
+    exc.RestartAnalysis,
+    exc.ShortenTraceback,
+    exc.SkipFrame,
+    UnsupportedFakeTensorException,
+)
+
+
+def passes_through(error: BaseException) -> bool:
+    """Tell whether an exception is a message to Dynamo and no failure."""
+    return isinstance(error, _DYNAMO_SIGNALS)
+
+
+def is_refused_by_dynamo(error: BaseException | None) -> bool:
+    """Tell whether Dynamo, which operators with graphs as arguments call, has refused a graph."""
+    while error is not None:
+        if isinstance(error, exc.UncapturedHigherOrderOpError):
+            return True
+        error = error.__cause__
+    return False
+
+
+def kept_inputs(graph: fx.Graph) -> frozenset[int]:
+    """Give the positions of the inputs of Dynamo's graph that a module keeps between calls."""
+    nodes = graph.find_nodes(op="placeholder")
+    return frozenset(
+        i
+        for i, node in enumerate(nodes)
+        if "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {})
+    )
+
+
+def calls_transforms(graph: fx.Graph) -> bool:
+    """Tell whether a graph of Dynamo's enters transforms of torch.func, or calls other graphs."""
+    targets = [node.target for node in graph.nodes if node.op == "call_function"]
+    return any(
+        isinstance(target, HigherOrderOperator)
+        or "functorch" in (getattr(target, "__module__", None) or "")
+        for target in targets
+    )
+
+
+class Frame(NamedTuple):
+    """A function that Dynamo compiles. It is compiled again where its guards fail."""
+
+    id: int
+    where: str
+    raises_at_limit: bool  # instead of running in eager PyTorch
+
+
+def frame_in_capture() -> Frame | None:
+    """Tell what Dynamo is compiling right now; None outside of it."""
+    compile_id = CompileContext.current_compile_id()
+    translator = getattr(symbolic_convert.tls, "current_tx", None)
+    if compile_id is None or compile_id.frame_id is None or translator is None:
+        return None
+    code = translator.f_code
+    return Frame(
+        compile_id.frame_id,
+        f"'{code.co_name}' ({os.path.basename(code.co_filename)}:{code.co_firstlineno})",
+        translator.one_graph or dynamo_config.fail_on_recompile_limit_hit,
+    )
+
+
+def watch_recompile_limit(told: Callable[[int, str], None]) -> None:
+    """Call `told(frame id, limit)` whenever Dynamo gives up compiling a frame again.
+
+    Dynamo's check is wrapped: what it says itself is a line of its log and the text of a counter.
+    """
+
+    def watched(check: Callable, cache_size: Any, compile_id: Any) -> tuple[bool, str]:
+        is_exceeded, limit = check(cache_size, compile_id)
+        if is_exceeded:
+            value = getattr(dynamo_config, limit)
+            told(compile_id.frame_id, f"torch._dynamo.config.{limit} = {value}")
+        return is_exceeded, limit
+
+    patches.RECOMPILE_LIMIT.stay(watched)
+
+
+class LeftOut(NamedTuple):
+    """Code that Dynamo leaves to eager PyTorch: a whole function, or what stands between graphs."""
+
+    code: CodeType  # of the function
+    is_whole: bool
+    reason: str  # Dynamo's words
+    lines: list[tuple[str, int]]  # from the function's own to where it happens: file, line
+
+
+def watch_frames(
+    is_ours: Callable[[Any], bool], told: Callable[[Any, list[LeftOut]], None]
+) -> None:
+    """Call `told(backend, what is left out)` when Dynamo has looked at a function for a backend.
+
+    Only for backends that are ours, and not where a graph break is an error.
+    """
+
+    def watched(convert: Callable, self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
+        backend = _innermost_backend(self)
+        if self._one_graph or not is_ours(backend):
+            return convert(self, frame, *args, **kwargs)
+        code, first = frame.f_code, len(graph_break_reasons)
+        try:
+            result = convert(self, frame, *args, **kwargs)
+        except Exception as error:
+            if _is_swallowed(self, error):
+                told(backend, [_left_out(code, error)])
+            raise
+        breaks = [
+            LeftOut(code, False, why.reason, [(s.filename, s.lineno) for s in why.user_stack])
+            for why in graph_break_reasons[first:]
+        ]
+        told(backend, breaks)
+        return result
+
+    patches.FRAMES.stay(watched)
+
+
+def _is_swallowed(converter: Any, error: Exception) -> bool:
+    """Tell whether Dynamo goes on in eager PyTorch after an error.
+
+    One with a strategy is that of the recompile limit, which is told by itself.
+    """
+    if converter._box.error_on_graph_break or getattr(error, "frame_exec_strategy", None):
+        return False
+    return isinstance(error, exc.Unsupported | exc.UserError) or dynamo_config.suppress_errors
+
+
+def _left_out(code: CodeType, error: Exception) -> LeftOut:
+    while isinstance(error.__cause__, exc.Unsupported):
+        error = error.__cause__
+    stack = getattr(error, "real_stack", None) or []
+    lines = [(code.co_filename, code.co_firstlineno)] + [(s.filename, s.lineno) for s in stack]
+    return LeftOut(code, True, str(getattr(error, "msg", error)), lines)
+
+
+def _innermost_backend(callback: Any) -> Any:
+    """Give the function and the options behind a callback of Dynamo's, as functools.partial has."""
+    keywords: dict[str, Any] = {}
+    while True:
+        callback = eval_frame.innermost_backend(callback)
+        if isinstance(callback, functools.partial):
+            keywords = callback.keywords | keywords
+            callback = callback.func
+        elif isinstance(callback, torch._TorchCompileWrapper):
+            keywords = callback.kwargs | keywords
+            callback = callback.compiler_fn
+        elif isinstance(getattr(callback, "__self__", None), DDPOptimizer):
+            callback = callback.__self__.backend_compile_fn
+        else:
+            return functools.partial(callback, **keywords)
+
+
+def watch_contexts(
+    is_ours: Callable[[Any], bool], begin: Callable[[Any, list], Callable[[], bool]]
+) -> None:
+    """Watch calls of functions compiled for backends that are ours.
+
+    `begin(backend, kept)` is called before a call, what it gives after it; once that gives True,
+    calls are watched no more. `kept` is one list for all calls of a function. What Dynamo would not
+    look at, as it is torch's own code, gets a frame that it looks at.
+    """
+
+    def watched(compile_function: Callable, self: Any, function: Any) -> Any:
+        backend = _innermost_backend(self.callback)
+        if not is_ours(backend):
+            return compile_function(self, function)
+        function = _with_a_frame(function)
+        _ask_again(function)
+        if not (self.fullgraph or isinstance(function, torch.nn.Module | type)):
+            _watch_calls(self.enter_exit_hooks, functools.partial(begin, backend, []))
+        return compile_function(self, function)
+
+    patches.COMPILED_CALLS.stay(watched)
+
+
+def never_compile(modules: Sequence[str]) -> None:
+    """Let Dynamo leave the functions of some modules alone, which autograd and kernels call."""
+    patches.LEFT_ALONE.add(modules)
+
+
+def _watch_calls(hooks: list[Callable[[], Any]], begin: Callable[[], Callable[[], bool]]) -> None:
+    def enter() -> Callable[[], None]:
+        end = begin()
+
+        def leave() -> None:
+            # Other threads may be going through the list: the last one leaves without a trace.
+            if end() and hooks[-1] is enter:
+                hooks.pop()
+
+        return leave
+
+    hooks.append(enter)
+
+
+def _with_a_frame(function: Any) -> Any:
+    """Give a function that Dynamo captures where the given one is a module's of torch.nn."""
+    module = function if isinstance(function, torch.nn.Module) else _module_called(function)
+    if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+        inner = module.module
+        if inner._compiled_call_impl is None and _is_torchs_own(inner):
+            # As Module.compile does; no copy and no file of the module holds it.
+            inner._compiled_call_impl = _framed(inner._call_impl)
+    elif module is not function and module is not None and _is_torchs_own(module):
+        return _framed(function)
+    return function
+
+
+def _module_called(function: Any) -> torch.nn.Module | None:
+    module = getattr(function, "__self__", None)
+    is_call = getattr(function, "__name__", "") in ("_call_impl", "_wrapped_call_impl")
+    return module if is_call and isinstance(module, torch.nn.Module) else None
+
+
+def _is_torchs_own(module: torch.nn.Module) -> bool:
+    is_method = isinstance(module.forward, MethodType)
+    return is_method and trace_rules.check(module.forward)
+
+
+def _framed(function: Callable[..., Any]) -> Callable[..., Any]:
+    inner = external_utils.wrap_inline(function)
+    # Graphs are kept, and counted, by code: it is not shared with others.
+    inner.__code__ = inner.__code__.replace(co_name="forward")
+    return inner
+
+
+def _ask_again(function: Any) -> None:
+    """Let Dynamo look at a function that it has left to eager PyTorch before."""
+    forward = function.forward if isinstance(function, torch.nn.Module) else function
+    code = getattr(eval_frame.innermost_fn(forward), "__code__", None)
+    if code is not None:
+        default = FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT)
+        torch._C._dynamo.eval_frame.set_code_exec_strategy(code, default)
+
+
+def dynamo_seconds() -> float | None:
+    """Tell how long Dynamo has been compiling the frame it is at; None outside of it."""
+    metrics = get_metrics_context()
+    if not metrics.in_progress():
+        return None
+    return (time.time_ns() - metrics._start_time_ns) / 1e9
+
+
+def symbolic_inputs(graph: fx.Graph, inputs: Sequence[Any]) -> list[Any]:
+    """Give the inputs of Dynamo's graph with its symbols in place of the sizes of one call.
+
+    Raises Unsupported where nothing tells them.
+    """
+    nodes = graph.find_nodes(op="placeholder")
+    fakes = [node.meta.get("example_value") for node in nodes]
+    if any(isinstance(value, torch.SymInt) for value in inputs):
+        for i, fake in enumerate(fakes):
+            if fake is None:
+                raise _C.Unsupported(f"input {i}: the graph does not tell its sizes")
+    return [
+        fake if isinstance(fake, torch.Tensor) and _has_symbols(fake) else value
+        for fake, value in zip(fakes, inputs, strict=True)
+    ]
+
+
+def _has_symbols(tensor: torch.Tensor) -> bool:
+    return any(isinstance(n, torch.SymInt) for n in (*tensor.shape, *tensor.stride()))

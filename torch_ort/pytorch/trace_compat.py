@@ -1,0 +1,242 @@
+"""Private names of torch that traces stand on: fakes, modes, transforms, how they are logged.
+
+Each has a test in tests/pytorch/test_compat.py, which fails when torch changes it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import sympy
+import torch
+from torch._dynamo.source import LocalSource
+from torch._functorch._aot_autograd.schemas import OutputType
+from torch._guards import TracingContext, detect_fake_mode, tracing
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+)
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd import forward_ad
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes as real_tensors
+
+from torch_ort.pytorch import patches
+from torch_ort.pytorch.dispatch_compat import Leaf, dropout_passes_through, is_functionalized
+from torch_ort.pytorch.size_compat import forget_sizes, python_text, values_in
+
+
+def data_is_asked(error: BaseException) -> bool:
+    """Tell whether code asked for what only the numbers in a tensor can tell."""
+    return isinstance(error, GuardOnDataDependentSymNode | DataDependentOutputException)
+
+
+def said_to_be_compiling() -> AbstractContextManager[None]:
+    """Let `torch.compiler.is_compiling()` be true in here, for this thread."""
+    return patches.IS_COMPILING.by(lambda theirs: True)
+
+
+class FakeInputs:
+    """Tensors without numbers to trace a function with.
+
+    Sizes and integers of a call are symbols, but for sizes of 0 and 1, or all are fixed. What is
+    decided of sizes on the way stands in `guards`.
+    """
+
+    def __init__(self, are_fixed: bool = False) -> None:
+        self._are_fixed = are_fixed
+        self._sizes = _ShapeEnv(duck_shape=False)
+        self._mode = FakeTensorMode(shape_env=self._sizes, allow_non_fake_inputs=True)
+        self._context = TracingContext(self._mode)
+        self._symbols: list[sympy.Basic] = []  # as made: one found equal to another is read as that
+
+    @contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Make fakes and trace in here.
+
+        `torch.compiler.is_compiling()` is true meanwhile: modules that ask leave out what looks at
+        numbers.
+        """
+        with (
+            said_to_be_compiling(),
+            dropout_passes_through(),
+            patches.UNSEEN_SIZES.by(False),
+            tracing(self._context),
+        ):
+            try:
+                yield
+            finally:
+                forget_sizes()
+
+    def held(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """Give a fake of a tensor whose sizes never change."""
+        return self._mode.from_tensor(tensor, static_shapes=True, source=LocalSource(name))
+
+    def tensor(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """Give a fake of a tensor that every call brings anew."""
+        if self._are_fixed:
+            return self.held(tensor, name)
+        if tensor.is_leaf and tensor.grad is not None:
+            # A gradient would get symbols of its own, which no call brings.
+            tensor = tensor.detach().requires_grad_(tensor.requires_grad)
+        context = StatelessSymbolicContext(
+            dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.dim(),
+            constraint_sizes=[None] * tensor.dim(),
+        )
+        fake = self._mode.from_tensor(tensor, symbolic_context=context, source=LocalSource(name))
+        fake.item_memo = None  # what a number on the CPU happens to be is no condition
+        self._symbols += [n.node.expr for n in fake.shape if isinstance(n, torch.SymInt)]
+        return fake
+
+    def integer(self, value: int, name: str) -> int | torch.SymInt:
+        """Give a symbol for an integer that every call brings anew."""
+        if self._are_fixed:
+            return value
+        source = LocalSource(name)
+        symbol = self._sizes.create_symbol(
+            value, source, DimDynamic.DYNAMIC, None, positive=None, do_not_specialize_zero_one=True
+        )
+        self._symbols.append(symbol)
+        return self._sizes.create_symintnode(symbol, hint=value, source=source)
+
+    def written(self) -> dict[int, bool]:
+        """Tell of each input that the traced function writes into whether autograd watches it."""
+        infos = self._context.fw_metadata.input_info
+        return {
+            i: not info.mutations_under_no_grad_or_inference_mode
+            for i, info in enumerate(infos)
+            if info.mutates_data or info.mutates_metadata
+        }
+
+    def given_back(self) -> set[int]:
+        """Give the inputs that the traced function's results are, or are views of."""
+        kinds = (OutputType.is_input, OutputType.alias_of_input)
+        infos = self._context.fw_metadata.output_info
+        return {info.base_idx for info in infos if info.output_type in kinds}
+
+    def guards(self) -> list[str]:
+        """Give the conditions on symbols, as Python, under which the same would be traced."""
+        conditions = [guard.expr for guard in self._sizes.guards]
+        for symbol in self._symbols:
+            lower = self._sizes.var_to_range[symbol].lower
+            if lower.is_finite and lower > 0:
+                conditions.append(sympy.Ge(symbol, lower, evaluate=False))
+        return [f"({python_text(condition)})" for condition in conditions]  # one may have an `or`
+
+
+class _ShapeEnv(ShapeEnv):
+    """Takes equal products of sizes for what they nearly always are: products of equal sizes."""
+
+    def _evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
+        for pair in self._equal_factors(orig_expr):
+            super()._evaluate_expr(pair)
+        return super()._evaluate_expr(orig_expr, *args, **kwargs)
+
+    def _equal_factors(self, expr: sympy.Basic) -> list[sympy.Eq]:
+        """Give equations of sizes from one of products: rows of tokens and rows of their labels.
+
+        What the products' numbers alone do not tell, the engine needs to fuse across them; a call
+        where only the products are equal is captured anew.
+        """
+        if not (isinstance(expr, sympy.Eq) and all(side.is_Mul for side in expr.args)):
+            return []
+        values = values_in(self)
+        made = list(values)  # in the order of the inputs
+        left, right = ([f for f in side.args if f in values] for side in expr.args)
+        if len(left) < 2 or [len(side.args) for side in expr.args] != [len(left), len(right)]:
+            return []
+        left, right = (
+            sorted(side, key=lambda f: (values[f], made.index(f))) for side in (left, right)
+        )
+        if [values[f] for f in left] != [values[f] for f in right]:
+            return []
+        return [sympy.Eq(a, b) for a, b in zip(left, right, strict=True) if a != b]
+
+
+def in_function_transform() -> bool:
+    """Tell whether a transform of torch.func is at work, which wraps tensors."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+is_jit_tracing = torch._C._is_tracing  # whether torch.jit.trace is at work in this thread
+
+
+def in_forward_mode() -> bool:
+    """Tell whether a level of forward-mode AD is open, in which tensors may have tangents."""
+    return forward_ad._current_level >= 0
+
+
+def has_tangents(values: Sequence[Any]) -> bool:
+    """Tell whether one of some values is a tensor with a tangent of forward-mode AD."""
+    return any(
+        isinstance(value, torch.Tensor)
+        and (value.is_floating_point() or value.is_complex())
+        and forward_ad.unpack_dual(value).tangent is not None
+        for value in values
+    )
+
+
+def meta_errors_unsaid() -> AbstractContextManager[None]:
+    """Keep this thread's failing operators on tensors without numbers out of torch's log."""
+    return patches.FAKE_TENSOR_LOG.by(_hear_no_errors)
+
+
+def _hear_no_errors(theirs: Callable, record: logging.LogRecord) -> Any:
+    return record.exc_info is None and theirs(record)
+
+
+def is_traced(value: Any) -> bool:
+    """Tell whether something is a tensor of a trace."""
+    return isinstance(value, FakeTensor | FunctionalTensor | Leaf) or is_functionalized(value)
+
+
+def form_key(values: Sequence[Any]) -> tuple:
+    """Give a value that is equal for tensors and sizes of equal form in one trace."""
+    return tuple(map(_form_key, values))
+
+
+def _form_key(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return str(value)
+    sizes = tuple(map(str, value.shape)), tuple(map(str, value.stride()))
+    symbols = [size for size in value.shape if isinstance(size, torch.SymInt)]
+    env = id(getattr(symbols[0].node, "shape_env", None)) if symbols else 0
+    # Tensors with numbers are themselves: what is learnt of a Function may depend on them.
+    return *sizes, value.dtype, str(value.device), env, is_traced(value)
+
+
+@contextmanager
+def fakes_apart() -> Iterator[None]:
+    """Make and use tensors without numbers that no trace knows of."""
+    with real_tensors(), FakeTensorMode(allow_non_fake_inputs=True):
+        yield
+
+
+@contextmanager
+def without_numbers(tensors: Sequence[Any]) -> Iterator[None]:
+    """Run code on fake tensors whose numbers it may want: then it fails, and leaves no trace."""
+    mode = detect_fake_mode([tensor for tensor in tensors if isinstance(tensor, FakeTensor)])
+    if mode is None:
+        raise UnsupportedFakeTensorException("the tensors are not fake ones")
+    for tensor in tensors:
+        if isinstance(tensor, FakeTensor):
+            # Compiled code would read at address 0 otherwise.
+            torch._C._set_throw_on_mutable_data_ptr(tensor)
+    before, mode._allow_unsafe_data_ptr_access = mode._allow_unsafe_data_ptr_access, False
+    env = mode.shape_env
+    try:
+        with env.ignore_fresh_unbacked_symbols() if env is not None else nullcontext():
+            yield
+    finally:
+        mode._allow_unsafe_data_ptr_access = before

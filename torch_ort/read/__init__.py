@@ -1,0 +1,1 @@
+"""FX graphs of ATen calls into `_C.Graph`: nodes, layouts of outputs, programs."""

@@ -1,0 +1,118 @@
+"""Where outputs, gradients and inputs stand in an FX graph, and in the engine's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_ort import _C
+from torch_ort._C import Unsupported
+from torch_ort.pytorch import (
+    graph_compat,
+)
+from torch_ort.read.fx_reader import FxReader
+
+
+class OutputLayout:
+    """Which outputs are tensors, which sizes (0-d tensors in the engine) and which constants."""
+
+    def __init__(self, outputs: Sequence[Any]) -> None:
+        self.names: list[str] = []  # of the engine's outputs
+        self.sizes: list[tuple[str, fx.Node]] = []  # to be made in the graph
+        self.tensors: list[fx.Node] = []
+        self._kinds: list[tuple[str, Any]] = []
+        for i, output in enumerate(outputs):
+            value = output.meta.get("val") if isinstance(output, fx.Node) else output
+            if isinstance(value, torch.Tensor):
+                self._kinds.append(("tensor", len(self.names)))
+                self.names.append(output)
+                self.tensors.append(output)
+            elif isinstance(value, torch.SymInt):
+                name = f"size_output_{i}"
+                self._kinds.append(("size", len(self.names)))
+                self.names.append(name)
+                self.sizes.append((name, output))
+            elif value is None or isinstance(value, int | float | bool):
+                self._kinds.append(("constant", value))
+            else:
+                raise Unsupported(
+                    f"output {i}: got {type(value).__name__}, want a tensor or an integer"
+                )
+
+        self.are_tensors = all(kind == "tensor" for kind, _ in self._kinds)
+
+    def engine_index(self, position: int) -> int | None:
+        """Position among the engine's outputs; None for a constant."""
+        kind, what = self._kinds[position]
+        return None if kind == "constant" else what
+
+    def resolve(self, reader: FxReader) -> list[str]:
+        """Make the sizes in the graph; give the engine's names of all its outputs."""
+        for name, node in self.sizes:
+            reader.add_size_as_tensor(name, node)
+        return [
+            reader.value_name(item) if isinstance(item, fx.Node) else item for item in self.names
+        ]
+
+    def assemble(self, results: Sequence[torch.Tensor]) -> list[Any]:
+        """Put the engine's outputs where AOTAutograd expects them."""
+        outputs: list[Any] = []
+        for kind, what in self._kinds:
+            if kind == "tensor":
+                outputs.append(results[what])
+            else:
+                outputs.append(results[what].item() if kind == "size" else what)
+        return outputs
+
+
+class JointLayout:
+    """Where everything stands in a joint graph, and in the argument lists of its stubs."""
+
+    def __init__(self, joint: fx.GraphModule, num_forward_outputs: int) -> None:
+        self.joint = joint
+        self.primals, self.tangents = graph_compat.split_placeholders(joint)
+        output = next(node for node in joint.graph.nodes if node.op == "output")
+        self.forward_outputs = list(output.args[0][:num_forward_outputs])
+        self.gradients = list(output.args[0][num_forward_outputs:])
+        self.outputs = OutputLayout(self.forward_outputs)
+        self.gradient_layout = OutputLayout(self.gradients)
+        # Which inputs the engine's gradients are of.
+        self.differentiated = [
+            i
+            for i in range(len(self.gradients))
+            if self.gradient_layout.engine_index(i) is not None
+        ]
+        if self.gradient_layout.sizes:
+            raise Unsupported("gradients: got a size, want tensors")
+        for tangent in self.tangents:
+            if not isinstance(tangent.meta.get("val"), torch.Tensor):
+                raise Unsupported(f"gradient {tangent.name}: got no tensor")
+        self.saved: list[fx.Node] = []
+        self.order: list[int] = []  # position of the engine's saved tensors among `saved`
+        self.tensor_inputs: list[int] = []
+        self.symbol_inputs: list[int] = []
+        written = graph_compat.written_placeholders(joint.graph)
+        self.written = [i for i, node in enumerate(self.primals) if node in written]
+
+    def gradients_of(self, primals: Sequence[int]) -> list[int]:
+        """Give the positions, among the engine's gradients, of those of some primals."""
+        wanted = {self.primals[i] for i in primals}
+        differentiated = graph_compat.differentiated(self.joint, len(self.forward_outputs))
+        found = [
+            self.gradient_layout.engine_index(i)
+            for i, primal in enumerate(differentiated)
+            if primal in wanted
+        ]
+        return [index for index in found if index is not None]
+
+    def note_saved(self, session: _C.Session) -> None:
+        """Order what autograd saves: values that it need not watch go last."""
+        inputs = [self.primals[self.tensor_inputs[i]] for i in session.saved_inputs]
+        outputs = [self.outputs.names[i] for i in session.saved_outputs]
+        engine_order = inputs + outputs
+        self.saved = sorted(engine_order, key=graph_compat.needs_no_version_check)
+        self.order = [self.saved.index(node) for node in engine_order]
+        self.to_saved = [engine_order.index(node) for node in self.saved]

@@ -1,0 +1,591 @@
+"""The recorder: forward and backward of a function as one graph of ATen calls, by running it once.
+
+The function runs on tensors without numbers. PyTorch's own C++ does the rest: autograd, the
+operators that are made of others, and functionalization, which turns writes into new tensors. What
+arrives below them is written down, and answered by a rule (shape_rules.py).
+
+It takes a fraction of AOTAutograd's time, and does less: `HandOver` says what is left to that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import operator
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_ort import _C
+from torch_ort.core.refusals import HandOver, NoCapture
+from torch_ort.core.user_code import Line
+from torch_ort.functions.call import form_of_call
+from torch_ort.functions.describe import is_python_op
+from torch_ort.guards.structure import dense_format
+from torch_ort.pytorch.dispatch_compat import (
+    Leaf,
+    WithoutNumbers,
+    dropout_passes_through,
+    functionalized,
+    has_gradient,
+    is_functionalized,
+    is_written,
+    nothing_compiled,
+    operators_whole,
+    shape_questions_answered,
+    storage_key,
+    unwrapped,
+    without_saved_tensor_hooks,
+)
+from torch_ort.pytorch.generators import note_draw
+from torch_ort.pytorch.graph_compat import (
+    OpOverload,
+    input_description,
+    output_descriptions,
+    schema,
+)
+from torch_ort.pytorch.trace_compat import said_to_be_compiling
+from torch_ort.record.bodies import Body, ControlFlowRecorder, recording_branches
+from torch_ort.record.results import OutputsTaken, Results
+from torch_ort.rules import answers
+from torch_ort.rules.answers import Answers, answering, leaf_of
+from torch_ort.rules.shape_rules import Spec, dense_order, format_strides, is_contiguous, spec_of
+from torch_ort.rules.symbols import Symbolic, is_beyond_sizes
+
+_logger = logging.getLogger("torch_ort.recorder")
+_TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
+_OUR_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
+# Of ours, what stands between the user's line and the operator.
+_BETWEEN = (
+    answers.__file__,
+    os.path.join(_OUR_FOLDER, "guards", "hooks.py"),
+    os.path.join(_OUR_FOLDER, "functions", ""),
+    os.path.join(_OUR_FOLDER, "pytorch", ""),
+)
+
+
+def log_hand_over(error: Exception, is_bug: bool) -> None:
+    """Log why a capture is left to AOTAutograd; once at WARNING where it is a bug of ours."""
+    words = f"{type(error).__name__}: {error}"
+    if is_bug and words not in _bugs_told:
+        _bugs_told.add(words)
+        _logger.warning(
+            "recorder: a bug of torch_ort, for which AOTAutograd captures instead: %s "
+            "(TORCH_ORT_STRICT=1 raises it)", words, exc_info=error,
+        )  # fmt: skip
+    else:
+        _logger.info("recorder: %s", words, exc_info=error)
+
+
+_bugs_told: set[str] = set()
+_entries: set[CodeType] = set()
+
+
+def enters_program(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a function that calls the recorded program: errors from there may be the program's."""
+    _entries.add(function.__code__)
+    return function
+
+
+def is_reason_to_hand_over(error: Exception) -> bool:
+    """Tell whether a recording is meant to end with this error; if not, it is a bug of ours.
+
+    Meant are what says so by its type, what sizes cannot express, and errors of the recorded
+    program, which has them in eager PyTorch as well.
+    """
+    if isinstance(error, HandOver | _C.Unsupported) or is_beyond_sizes(error):
+        return True
+    return not isinstance(error, _C.Error) and _is_raised_by_program(error)
+
+
+def _is_raised_by_program(error: Exception) -> bool:
+    """Tell whether the user's code raises an error, or PyTorch as that code calls it."""
+    is_torchs = False
+    for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)]):
+        code = frame.f_code
+        if code.co_filename.startswith(_TORCH_FOLDER) or code.co_name == "__torch_function__":
+            is_torchs = True  # a mode of ours only passes calls on
+        elif code.co_filename.startswith(_OUR_FOLDER):
+            return is_torchs and code in _entries
+        else:
+            return True
+    return True
+
+
+class RecordedGraph(torch.nn.Module):
+    """A graph and the constants that it names, without the code of an fx.GraphModule."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        super().__init__()
+        self.graph = graph
+
+
+_GIVES_ROW_MAJOR = "forward gives an argument back in row-major order, which is a copy if not dense"
+_WRITES_RESHAPED = (
+    "forward writes into what may be a copy or not, by how an argument lies that is not dense"
+)
+
+
+@dataclass
+class Recording:
+    """A recorded function: `graph` has inputs as `primals_i`, and `tangents_i` if it trains."""
+
+    module: RecordedGraph
+    num_outputs: int  # of the graph's results, those that are no gradients
+    results: Results  # of the function
+    tangents: list[int]  # outputs that a gradient comes back for
+    written: list[int]  # inputs that the graph writes into, none of which autograd watches
+    lying: dict[int, str]  # inputs of which no dense copy may stand for another, and why
+
+    @property
+    def is_training(self) -> bool:
+        """Tell whether the graph has a backward half."""
+        return bool(self.tangents)
+
+
+def record(
+    function: Callable[..., Sequence[Any]],
+    inputs: Sequence[Any],
+    is_settled: Callable[[], bool] = lambda: True,
+    is_complete: bool = False,
+) -> Recording:
+    """Record a function of flat inputs, `Leaf`s and integers.
+
+    A function that is not settled after its first run is run again: what it does then counts. The
+    graph gives what results are made of; if it is to be complete, for files, every result.
+    Raises HandOver where it cannot; whatever the function raises comes through.
+    """
+    recording = _Recorder(inputs).run(function, is_complete)
+    return recording if is_settled() else _Recorder(inputs).run(function, is_complete)
+
+
+class RecordedInputs:
+    """Inputs for `record` that stand for those of a call.
+
+    Sizes and integers are symbols, or, for a graph that serves no other ones, those of the call.
+    """
+
+    def __init__(self, are_fixed: bool = False) -> None:
+        self._are_fixed = are_fixed
+        self._sizes = _C.SizeSymbols()
+        self._count = 0
+
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Make inputs and record in here; `torch.compiler.is_compiling()` is true meanwhile."""
+        with said_to_be_compiling():
+            yield
+
+    def held(self, tensor: torch.Tensor, name: str) -> Leaf:
+        """Give an input for a tensor whose sizes never change."""
+        return input_like(tensor, spec_of(tensor))
+
+    def tensor(self, tensor: torch.Tensor, name: str) -> Leaf:
+        """Give an input for a tensor that every call brings anew."""
+        sizes = [self._symbol(size, is_size=True) for size in tensor.shape]
+        strides = format_strides(sizes, _FORMATS[dense_format(tensor)])
+        return input_like(tensor, Spec(sizes, strides, tensor.dtype, tensor.device))
+
+    def integer(self, value: int, name: str) -> int | torch.SymInt:
+        """Give what stands for an integer that every call brings."""
+        return self._symbol(value, is_size=False)
+
+    def told_size(self, value: int) -> torch.SymInt:
+        """Give a symbol for a size that only data tells; `value` is one that it might have."""
+        self._count += 1
+        return self._sizes.told(f"t{self._count - 1}", value)
+
+    def _symbol(self, value: int, is_size: bool) -> int | torch.SymInt:
+        if self._are_fixed:
+            return value
+        self._count += 1
+        return self._sizes.symbol(f"s{self._count - 1}", value, is_size)
+
+    def guards(self) -> list[str]:
+        """Give the conditions on symbols, as Python, under which the same would be recorded."""
+        return self._sizes.guards()
+
+
+_FORMATS = {
+    "contiguous": torch.contiguous_format,
+    "channels_last": torch.channels_last,
+    "channels_last_3d": torch.channels_last_3d,
+}
+
+
+def input_like(tensor: torch.Tensor, spec: Spec) -> Leaf:
+    """Give an input that stands for a tensor, in a form of its own."""
+    leaf = leaf_of(spec)
+    leaf.wants_gradient = tensor.requires_grad
+    leaf.is_parameter = isinstance(tensor, torch.nn.Parameter)
+    return leaf
+
+
+class _Recorder:
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        self._inputs = list(inputs)
+        self._graph = fx.Graph()
+        self._module = RecordedGraph(self._graph)
+        self._mode = _Mode(self._graph, self._module)
+        self._primals = [self._placeholder(i, value) for i, value in enumerate(inputs)]
+        self._wrapped: dict[int, torch.Tensor] = {}  # by position
+        self._with_grad = torch.is_grad_enabled()
+        trains = self._with_grad and any(
+            isinstance(value, Leaf) and value.wants_gradient for value in inputs
+        )
+        self._branches = None if trains else ControlFlowRecorder(self._mode, self._wrapped)
+
+    def run(self, function: Callable[..., Sequence[Any]], is_complete: bool) -> Recording:
+        try:
+            return self._run(function, is_complete)
+        except NoCapture:
+            raise
+        except Exception as error:
+            # AOTAutograd knows no branches on data.
+            if self._branches is None or not self._branches.first_line:
+                raise
+            raise NoCapture(
+                f"a graph with a branch or a loop on data ({self._branches.first_line}): {error}"
+            ) from error
+
+    @enters_program
+    def _run(self, function: Callable[..., Sequence[Any]], is_complete: bool) -> Recording:
+        with (
+            _tracing_state(),
+            shape_questions_answered(),
+            nothing_compiled(),
+            dropout_passes_through(),
+            operators_whole(),
+            answering(self._mode) as asked,
+        ):
+            with recording_branches(self._branches):
+                results = list(function(*self._wrap_inputs()))
+            taken = OutputsTaken(self._wrapped, results, is_complete)
+            outputs = taken.outputs
+            needing = [
+                i
+                for i in taken.read()
+                if isinstance(outputs[i], torch.Tensor) and has_gradient(outputs[i])
+            ]
+            is_training = bool(needing)
+            if torch.is_grad_enabled() != self._with_grad or (is_training and not self._with_grad):
+                raise HandOver("grad mode is switched inside, and not back or for an output")
+            written = self._write_back()
+            values = [self._node_of(output) for output in outputs]
+            tangents: list[fx.Node] = []
+            gradients: list[Any] = []
+            if is_training:
+                self._mode.tag = "is_backward"
+                tangents, gradients = self._record_backward([outputs[i] for i in needing])
+                if all(gradient is None for gradient in gradients):
+                    raise HandOver("outputs require grad, and no input gets one")
+        self._finish(values, tangents, gradients, written, is_training)
+        made = Results(taken.results, self._inputs)
+        lying = self._lying(asked, made)
+        return Recording(self._module, len(outputs), made, needing, written, lying)
+
+    def _lying(self, asked: WithoutNumbers, made: Results) -> dict[int, str]:
+        """Give inputs of which no dense copy may stand for what lies otherwise, and why."""
+        packed = [*asked.packed, *asked.reshaped]
+        if any(map(is_written, packed)):
+            return dict.fromkeys(self._wrapped, _WRITES_RESHAPED)
+        memory = set(map(storage_key, asked.packed))
+        lying = {i for i in made.inputs if storage_key(self._wrapped[i]) in memory}
+        return dict.fromkeys(lying, _GIVES_ROW_MAJOR)
+
+    def _placeholder(self, position: int, value: Any) -> fx.Node:
+        node = self._graph.placeholder(f"primals_{position + 1}")
+        node.meta = {"val": value, "desc": input_description(position)}
+        return node
+
+    def _wrap_inputs(self) -> list[Any]:
+        arguments = []
+        for position, (value, node) in enumerate(zip(self._inputs, self._primals, strict=True)):
+            if not isinstance(value, Leaf):
+                arguments.append(value)
+                continue
+            value.node = node
+            wrapped = functionalized(value, value.is_parameter)
+            if value.wants_gradient:
+                wrapped.requires_grad_(True)
+            self._wrapped[position] = wrapped
+            arguments.append(wrapped)
+        return arguments
+
+    def _write_back(self) -> list[int]:
+        """Let the graph write into inputs what the function wrote; give their positions."""
+        written = []
+        for position, wrapped in self._wrapped.items():
+            leaf = self._inputs[position]
+            now = unwrapped(wrapped)
+            changed = _C.same_sizes(list(wrapped.shape), leaf.spec.sizes) and _C.same_sizes(
+                list(wrapped.stride()), leaf.spec.strides
+            )
+            if not changed:
+                raise HandOver(f"input {position} gets another shape")
+            if now is leaf:
+                continue
+            if leaf.wants_gradient or wrapped.requires_grad:
+                raise HandOver(f"input {position}, which autograd watches, is written into")
+            written.append(position)
+        for position in written:
+            wrapped, leaf = self._wrapped[position], self._inputs[position]
+            self._mode.write(leaf, unwrapped(wrapped))
+        return written
+
+    def _node_of(self, output: Any) -> Any:
+        if not isinstance(output, torch.Tensor):
+            return self._mode.symbol_node(output) if isinstance(output, torch.SymInt) else output
+        return self._mode.node_of(unwrapped(output))
+
+    @enters_program
+    def _record_backward(self, outputs: list[torch.Tensor]) -> tuple[list[fx.Node], list[Any]]:
+        tangents, wrapped = [], []
+        for i, output in enumerate(outputs):
+            node = self._graph.placeholder(f"tangents_{i + 1}")
+            spec = unwrapped(output).spec
+            tangent = leaf_of(spec if _is_dense(spec) else _as_rows(spec))
+            tangent.node = node
+            node.meta = {"val": tangent}
+            tangents.append(node)
+            wrapped.append(functionalized(tangent))
+        wanted = [p for p, value in self._wrapped.items() if value.requires_grad]
+        with torch.autograd.set_multithreading_enabled(False):
+            found = torch.autograd.grad(
+                outputs, [self._wrapped[p] for p in wanted], wrapped, allow_unused=True
+            )
+        gradients: list[Any] = [None] * len(self._inputs)
+        for position, gradient in zip(wanted, found, strict=True):
+            if gradient is not None:
+                if not is_functionalized(gradient):
+                    raise HandOver(f"the gradient of input {position} is a constant")
+                gradients[position] = self._mode.node_of(unwrapped(gradient))
+        return tangents, gradients
+
+    def _finish(
+        self, values: list[Any], tangents: list[fx.Node], gradients: list[Any],
+        written: list[int], is_training: bool,
+    ) -> None:  # fmt: skip
+        graph = self._graph
+        if is_training:
+            for node in reversed(tangents):  # placeholders stand together
+                self._primals[-1].append(node)
+            output = graph.output((*values, *gradients))
+            of = [p if gradient is not None else None for p, gradient in enumerate(gradients)]
+            output.meta["desc"] = output_descriptions(len(values), of)
+        else:
+            graph.output(tuple(values))
+
+
+def _is_dense(spec: Spec) -> bool:
+    return is_contiguous(spec) or dense_order(spec) is not None
+
+
+def _as_rows(spec: Spec) -> Spec:
+    return spec._replace(strides=_C.contiguous_strides(spec.sizes))
+
+
+@contextlib.contextmanager
+def _tracing_state() -> Iterator[None]:
+    """Leave alone what is kept outside of a recording."""
+    cached = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)  # it would keep tensors without numbers
+    try:
+        # Hooks around the call are for what the graph saves when it runs.
+        with without_saved_tensor_hooks(), torch.set_grad_enabled(torch.is_grad_enabled()):
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(cached)
+
+
+class _Mode(Answers):
+    """Writes down every operator, and answers it with tensors without numbers."""
+
+    def __init__(self, graph: fx.Graph, module: RecordedGraph) -> None:
+        super().__init__()
+        self.tag = "is_forward"
+        self._root = self._graph = graph
+        self._prefix = ""  # of the names of nodes
+        self._module = module
+        self._constants: dict[int, tuple[torch.Tensor, fx.Node]] = {}  # by identity
+
+    def form(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Give the forms of what an operator gives; Functions tell theirs when they are run."""
+        if is_python_op(func):
+            return _C.call_plainly(lambda: form_of_call(func, *args, **kwargs))
+        return super().form(func, args, kwargs)
+
+    def line(self) -> Line | None:
+        """Give the user's line that runs."""
+        return _line(sys._getframe(2))  # past who asks, who is of this package
+
+    def note(self, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
+        """Record one call."""
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            note_draw()
+        if any(type(arg) is torch.SymFloat for arg in args):
+            args = _with_integers(func, args, result)
+        node = self._graph.create_node(
+            "call_function", func, self._arguments(args), self._arguments(kwargs),
+            name=self._prefix + schema(func).name.partition("::")[2],
+        )  # fmt: skip
+        node.meta = {"val": result, "partitioner_tag": self.tag}
+        line = self.line() if self.tag == "is_forward" else None
+        if line is not None:
+            node.meta["line"] = line
+        if isinstance(result, Leaf):
+            result.node = node
+        else:
+            self._note_items(node, result)
+
+    def _note_items(self, node: fx.Node, items: Any) -> None:
+        for i, item in enumerate(items or ()):
+            if isinstance(item, Leaf):
+                item.source = (node, i)
+            elif item is not None:
+                self._note_items(self._item(node, i, item), item)
+
+    def _item(self, parent: fx.Node, index: int, value: Any) -> fx.Node:
+        with parent.graph.inserting_after(parent):
+            node = parent.graph.create_node("call_function", operator.getitem, (parent, index))
+        node.meta = {"val": value, "partitioner_tag": parent.meta["partitioner_tag"]}
+        return node
+
+    def node_of(self, tensor: torch.Tensor) -> fx.Node:
+        """Give the node that makes a tensor."""
+        if not isinstance(tensor, Leaf):
+            return self._constant(tensor)
+        if tensor.node is None:
+            tensor.node = self._item(*tensor.source, tensor)
+        return tensor.node
+
+    def symbol_node(self, size: torch.SymInt) -> fx.Node:
+        """Give a node for an integer that leaves the graph."""
+        node = self._graph.create_node("call_function", torch.sym_int, (Symbolic(size),))
+        node.meta = {"val": size, "partitioner_tag": self.tag}
+        return node
+
+    @contextlib.contextmanager
+    def writing_to(self, body: Body) -> Iterator[None]:
+        """Record in a body."""
+        before = self._graph, self._prefix
+        self._graph, self._prefix = body.graph, body.prefix
+        try:
+            yield
+        finally:
+            self._graph, self._prefix = before
+
+    def add(self, target: Any, args: tuple, value: Any, origin: str = "") -> fx.Node:
+        """Record a call that is no operator's."""
+        name = self._prefix + target.__name__
+        node = self._graph.create_node("call_function", target, args, name=name)
+        node.meta = {"val": value, "partitioner_tag": self.tag, "origin": origin}
+        return node
+
+    def add_input(self, leaf: Leaf) -> None:
+        """Record an input of the body that is written to."""
+        name = f"{self._prefix}input"
+        leaf.node = self._graph.create_node("placeholder", name, name=name)
+        leaf.node.meta = {"val": leaf}
+
+    def set_outputs(self, outputs: list[fx.Node]) -> None:
+        """Say what the body that is written to gives; let go of what it does not need for that."""
+        graph = self._graph
+        graph.output(tuple(outputs))
+        for node in reversed(graph.nodes):
+            if node.op == "call_function" and not node.users and _is_pure(node.target):
+                graph.erase_node(node)
+
+    def write(self, target: Leaf, source: torch.Tensor) -> None:
+        """Record that the graph writes into an input."""
+        node = self._graph.create_node(
+            "call_function", torch.ops.aten.copy_.default,
+            (self.node_of(target), self.node_of(source)),
+        )  # fmt: skip
+        node.meta = {"val": target, "partitioner_tag": self.tag}
+
+    def _constant(self, tensor: torch.Tensor) -> fx.Node:
+        if id(tensor) not in self._constants:
+            if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+                raise HandOver(f"a {type(tensor).__name__} is a constant")
+            if tensor.requires_grad:
+                raise HandOver("a constant requires grad")
+            name = f"tensor_constant{len(self._constants)}"
+            self._module.register_buffer(name, tensor)
+            node = self._root.get_attr(name)  # a body may be the first to read it
+            node.meta = {"val": tensor, "partitioner_tag": self.tag}
+            self._constants[id(tensor)] = (tensor, node)
+        return self._constants[id(tensor)][1]
+
+    def _arguments(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self.node_of(value)
+        if isinstance(value, tuple | list):
+            return type(value)(map(self._arguments, value))
+        if isinstance(value, dict):
+            return {name: self._arguments(item) for name, item in value.items()}
+        if isinstance(value, torch.SymInt):
+            return Symbolic(value)
+        if isinstance(value, torch.SymFloat | torch.SymBool):
+            raise HandOver(f"argument {value} depends on sizes and is no integer")
+        return value
+
+
+def _is_pure(target: Any) -> bool:
+    if target is operator.getitem:
+        return True
+    is_operator = isinstance(target, OpOverload) and bool(schema(target).returns)
+    return is_operator and torch.Tag.nondeterministic_seeded not in target.tags
+
+
+def _with_integers(func: Any, args: tuple, result: Any) -> tuple:
+    """Put integers in place of floats that are integers (sizes) where that changes nothing."""
+    operands = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    is_same = (
+        torch.Tag.pointwise in func.tags
+        and isinstance(result, Leaf)
+        and all(operand.is_floating_point() for operand in operands)
+    )
+    if not is_same:
+        raise HandOver(f"{func} has an argument that depends on sizes and is no integer")
+    return tuple(torch.sym_int(arg) if type(arg) is torch.SymFloat else arg for arg in args)
+
+
+_told = threading.local()  # `line`: of a graph that has replaced the user's code
+
+
+@contextlib.contextmanager
+def at_line(line: Line | None) -> Iterator[None]:
+    """Say which line of the user's runs in here, where no frame tells."""
+    before = getattr(_told, "line", _UNTOLD)
+    _told.line = line
+    try:
+        yield
+    finally:
+        _told.line = before
+
+
+_UNTOLD = object()
+
+
+def _line(frame: FrameType | None) -> Line | None:
+    """Give the user's line that runs; None where only torch's own run."""
+    told = getattr(_told, "line", _UNTOLD)
+    if told is not _UNTOLD:
+        return told
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(_OUR_FOLDER) and not name.startswith(_BETWEEN):
+            break  # who called us
+        if not name.startswith((_TORCH_FOLDER, _OUR_FOLDER, "<")):
+            return Line(name, frame.f_lineno)
+        frame = frame.f_back
+    return None

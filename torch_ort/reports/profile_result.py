@@ -1,0 +1,145 @@
+"""What `torch_ort.profile` gives: tables, a Chrome trace, a page."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from torch_ort._C import UserError
+from torch_ort.reports import profile_page
+from torch_ort.reports.profile_rows import (
+    KINDS,
+    Bar,
+    Cell,
+    GraphProfile,
+    StepTimes,
+    Table,
+)
+from torch_ort.reports.report import bytes_text
+
+ROWS_IN_TEXT = 40
+
+
+@dataclass
+class Profile:
+    """Everything that `profile` measured; prints as a table."""
+
+    graphs: list[GraphProfile]
+    steps: list[StepTimes]
+    wall: list[float]  # microseconds of each measured step
+    outside: dict[str, float]  # microseconds outside the engine's steps, all measured steps
+    bars: list[Bar]  # of the measured step that stands in the middle
+    bars_of: int  # which step that is
+    fallbacks: list[str]  # why parts of the model ran in eager PyTorch
+    events: torch.profiler.profile
+
+    @property
+    def kinds(self) -> dict[str, float]:
+        """Microseconds of the engine's steps by kind, all measured steps."""
+        totals = dict.fromkeys(KINDS, 0.0)
+        for step in self.steps:
+            totals[step.kind] += step.total
+        return totals
+
+    def share(self, microseconds: float) -> float:
+        """Give the part of the measured time that this is."""
+        return microseconds / sum(self.wall)
+
+    def per_step(self, microseconds: float) -> float:
+        """Give the microseconds that fall on one measured step."""
+        return microseconds / len(self.wall)
+
+    def __str__(self) -> str:
+        ranked = sorted(self.steps, key=lambda step: -step.total)
+        rest = ranked[ROWS_IN_TEXT:]
+        lines = [self.summary(), *(f"fell back: {reason}" for reason in self.fallbacks), ""]
+        lines += _columns(self.step_table(ranked[:ROWS_IN_TEXT]))
+        if rest:
+            spent = sum(step.total for step in rest)
+            each, share = self.per_step(spent), self.share(spent)
+            lines.append(f"and {len(rest)} more steps: {each:.1f} us per step, {share:.1%}")
+        for head, sums in (("kind", self.kinds), ("outside the steps", self.outside)):
+            lines += ["", *_columns(self.sum_table(head, sums))]
+        return "\n".join(lines)
+
+    def summary(self) -> str:
+        """Say it in one line."""
+        inside = self.share(sum(self.kinds.values()))
+        return (
+            f"torch_ort: {len(self.graphs)} graph(s), {len(self.wall)} measured step(s), "
+            f"median {statistics.median(self.wall):.1f} us, min {min(self.wall):.1f} us, "
+            f"{inside:.1%} in the engine's steps"
+        )
+
+    def step_table(self, steps: Sequence[StepTimes]) -> Table:
+        """Give a row for each step."""
+        heads = (
+            "graph", "half", "step", "kind", "where", "op", "count", "min us", "median us",
+            "share", "read", "written", "rate", "origin",
+        )  # fmt: skip
+        return heads, [self._step_row(step) for step in steps]
+
+    def _step_row(self, step: StepTimes) -> tuple[Cell, ...]:
+        count, share, (rate, unit) = len(step.microseconds), self.share(step.total), step.rate
+        return (
+            (step.graph, str(step.graph)), step.half, step.name, step.kind, step.where, step.op,
+            (count, str(count)), (step.min, f"{step.min:.1f}"), (step.median, f"{step.median:.1f}"),
+            (share, f"{share:.1%}"), (step.read_bytes, bytes_text(step.read_bytes)),
+            (step.written_bytes, bytes_text(step.written_bytes)),
+            (rate, f"{rate:.1f} {unit}" if rate else ""), step.origin,
+        )  # fmt: skip
+
+    def sum_table(self, head: str, sums: dict[str, float]) -> Table:
+        """Give a row for each sum of microseconds."""
+        rows = []
+        for name, total in sums.items():
+            each, share = self.per_step(total), self.share(total)
+            rows.append((name, (each, f"{each:.1f}"), (share, f"{share:.1%}")))
+        return (head, "us per step", "share"), rows
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write torch.profiler's Chrome trace. Raises UserError where it cannot be written."""
+        _write(path, self._trace)
+
+    def save_html(self, path: str | os.PathLike[str]) -> None:
+        """Write one page that needs nothing else. Raises UserError where it cannot be written."""
+        _write(path, profile_page.render(self).encode("utf-8", "backslashreplace"))
+
+    @cached_property
+    def _trace(self) -> bytes:
+        # The profiler writes its trace once, and does not say so where it cannot.
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "trace.json")
+            self.events.export_chrome_trace(path)
+            with open(path, "rb") as file:
+                return file.read()
+
+
+def _columns(table: Table) -> list[str]:
+    """Set rows below their heads; cells with a number stand on the right."""
+    heads, rows = table
+    texts = [[cell[1] if isinstance(cell, tuple) else cell for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(heads, *texts, strict=True)]
+    numbers = [isinstance(cell, tuple) for cell in rows[0]]
+    return [
+        "  ".join(
+            cell.rjust(width) if is_number else cell.ljust(width)
+            for cell, width, is_number in zip(row, widths, numbers, strict=True)
+        ).rstrip()
+        for row in (heads, *texts)
+    ]
+
+
+def _write(path: str | os.PathLike[str], content: bytes) -> None:
+    try:
+        with open(path, "wb") as file:
+            file.write(content)
+    except OSError as error:
+        name = os.fspath(path)
+        raise UserError(f"profile: cannot write {name!r}: {error.strerror}") from None

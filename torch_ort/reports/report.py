@@ -1,0 +1,311 @@
+"""What the compiler did with a model: `torch_ort.explain`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torch_ort import _C
+from torch_ort.core import counting
+from torch_ort.dynamo import uncaptured
+from torch_ort.engine import watchers
+from torch_ort.engine.program import Program
+from torch_ort.fallback import put_back
+from torch_ort.functions.capturing import functions_seen
+from torch_ort.pytorch.generators import TorchGenerators
+from torch_ort.pytorch.module_compat import pytree
+from torch_ort.reports.roofline import Roofline, best_seconds, measure
+
+# Dynamo until it calls the backend, recording or AOTAutograd's tracing, reading of the graph, and
+# so on. Missing is what an equal graph, or an earlier one of the same capture, has done already.
+COMPILE_STAGES = ("dynamo", "record", "aot", "read", "passes", "plan")
+VIEW_FORMS = ("view", "reshape")  # of steps that may be views
+
+# Not every torch that we run with has it.
+_HAS_ISOLATION = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+_ISOLATED = {"isolate_recompiles": True} if _HAS_ISOLATION else {}
+
+
+@dataclass
+class GraphReport:
+    """One graph: its nodes, its steps, its plan."""
+
+    is_training: bool
+    nodes: Counter[str]  # by "domain.Op"
+    aten: Counter[str]  # operators that run through an ATen node
+    fused: Counter[str]  # in the bodies of regions, ATen operators by their own name
+    steps: Counter[str]  # by form: out, functional, view, ...
+    functional: Counter[str]  # operators whose kernels make their own results
+    plan: dict[str, Any]
+    passes: list[tuple[str, int, float]]
+    seconds: dict[str, float]  # by COMPILE_STAGES
+    # Read and written by the operators that regions replace, and by what stands in their place.
+    bytes_before: int = 0
+    bytes_after: int = 0
+
+
+@dataclass
+class Report:
+    """Everything that `explain` found; prints as a table."""
+
+    graphs: list[GraphReport] = field(default_factory=list)
+    counters: dict[str, int] = field(default_factory=dict)
+    first_step_seconds: float = 0.0
+    roofline: Roofline | None = None  # if it was asked for
+    # torch.autograd.Functions that ran outside of the graphs: how often, by full name.
+    functions_outside: Counter[str] = field(default_factory=Counter)
+    # What Dynamo left to eager PyTorch, and why.
+    breaks: list[uncaptured.Break] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines = [
+            f"torch_ort: {len(self.graphs)} graph(s), first step {self.first_step_seconds:.2f} s, "
+            f"fallbacks {self.counters.get('fallbacks', 0)}"
+        ]
+        if self.roofline is not None:
+            lines.append(_roofline_text(self.roofline))
+        if self.functions_outside:
+            lines += [
+                f"custom functions outside of the graphs: {_counts(self.functions_outside)}",
+                "  torch.compile cannot trace them, and broke the graph there; wrap each, as in",
+                "  `call = torch_ort.python_op(TheFunction)`, and write `call(x)` for "
+                "`TheFunction.apply(x)`",
+            ]
+        if self.breaks:
+            lines.append("left to eager PyTorch by Dynamo:")
+            lines += [f"  {each}" for each in dict.fromkeys(self.breaks)]
+        for number, graph in enumerate(self.graphs):
+            lines += ["", f"graph {number} ({'training' if graph.is_training else 'inference'})"]
+            by_domain: defaultdict[str, int] = defaultdict(int)
+            for op, count in graph.nodes.items():
+                by_domain[op.rpartition(".")[0] or "standard ONNX"] += count
+            lines.append("  nodes: " + _counts(Counter(by_domain)))
+            lines.append("  ops: " + _counts(graph.nodes))
+            lines.append(
+                "  through ATen, no standard op says the same: " + (_counts(graph.aten) or "none")
+            )
+            lines.append(
+                f"  regions: {graph.nodes['torch_ort.Region']} with {graph.fused.total()} nodes: "
+                + (_counts(graph.fused) or "none")
+            )
+            if graph.bytes_before:
+                lines.append(
+                    f"  bytes moved: {bytes_text(graph.bytes_before)} by the operators that the "
+                    f"regions replace, {bytes_text(graph.bytes_after)} by the regions"
+                )
+            lines.append("  steps: " + _counts(graph.steps))
+            lines.append("  results made by the kernel: " + (_counts(graph.functional) or "none"))
+            plan = graph.plan
+            if plan:
+                lines.append(
+                    f"  memory: peak {bytes_text(plan['peak_bytes'])} "
+                    f"(context {bytes_text(plan['context_bytes'])}, "
+                    f"scratch {bytes_text(plan['scratch_bytes'])}), "
+                    f"saved for backward {bytes_text(plan['saved_bytes'])}, "
+                    f"in place {plan['in_place']}, planned in {plan['plan_ms']:.2f} ms"
+                )
+            rewrites = ", ".join(f"{name} {count}" for name, count, _ in graph.passes if count)
+            lines.append(f"  rewrites: {rewrites or 'none'}")
+            times = [
+                f"{name} {1000 * graph.seconds[name]:.1f} ms"
+                for name in COMPILE_STAGES if name in graph.seconds
+            ]  # fmt: skip
+            lines.append(f"  compile time: {', '.join(times)}")
+        return "\n".join(lines)
+
+
+def explain(
+    model: Any,
+    *inputs: Any,
+    options: dict[str, Any] | None = None,
+    roofline: bool = False,
+    **kwargs: Any,
+) -> Report:
+    """Compile `model` for `inputs`, run one step, and report.
+
+    Backward runs if an output asks for it. With `roofline` more steps are run, also in eager
+    PyTorch, to say how far from the least possible time the engine is; these leave no trace.
+    The model's gradients are left as they were; buffers such as running statistics are updated as a
+    step updates them. Raises what the model raises, and engine errors when TORCH_ORT_STRICT=1; what
+    Dynamo leaves to eager PyTorch is listed then too, and not raised.
+    """
+    before = counting.counters()
+    start = time.perf_counter()
+    with (
+        watchers.watching() as watched,
+        functions_seen() as outside,
+        uncaptured.watching() as breaks,
+    ):
+        compiled = compile_afresh(model, options)
+        run_backward(model, compiled(*inputs, **kwargs), (inputs, kwargs))
+    spent = time.perf_counter() - start
+    after = counting.counters()
+    changes = {name: after[name] - before.get(name, 0) for name in after}
+    graphs = [_describe(program) for program in watched]
+    for graph, program in zip(graphs, watched, strict=True):
+        if graph.nodes["torch_ort.Region"] and program.session.plan_report() is not None:
+            _note_bytes(graph, program)
+    users = [each for each in breaks if each.is_users or not graphs]
+    report = Report(graphs, changes, spent, functions_outside=outside, breaks=users)
+    if roofline:
+        report.roofline = _measure_roofline(model, compiled, (inputs, kwargs), graphs)
+    return report
+
+
+def _measure_roofline(
+    model: Any, compiled: Any, given: tuple[Any, Any], graphs: list[GraphReport]
+) -> Roofline:
+    inputs, kwargs = given
+    parameters = list(getattr(model, "parameters", list)())
+    gradients = [parameter for parameter in parameters if parameter.requires_grad]
+    tensors = [*tensors_of(given), *parameters, *(gradients if torch.is_grad_enabled() else [])]
+    crossing = sum(graph.plan.get("saved_bytes", 0) for graph in graphs)
+    num_bytes = crossing + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    device = tensors[0].device if tensors else torch.device("cpu")
+
+    def step(function: Any) -> None:
+        run_backward(model, function(*inputs, **kwargs), given)
+
+    with kept(model, given):
+        step(compiled)  # the first run may do more than later ones
+        seconds = best_seconds(lambda: step(compiled), device, at_least=1.0)
+        return measure(lambda: step(model), num_bytes, seconds, device)
+
+
+def _roofline_text(roofline: Roofline) -> str:
+    return (
+        f"roofline: a step took {1000 * roofline.step_seconds:.2f} ms, {roofline.ratio:.2f} of the "
+        f"least: {1000 * roofline.product_seconds:.2f} ms for products "
+        f"({roofline.flops / 1e9:.2f} GFLOP, attention of the CPU not counted) and "
+        f"{1000 * roofline.memory_seconds:.2f} ms for {bytes_text(roofline.memory_bytes)} at "
+        f"{roofline.bytes_per_second / 1e9:.1f} GB/s"
+    )
+
+
+def _note_bytes(report: GraphReport, program: Program) -> None:
+    """Plan the graph once more without regions; what only one of both has is compared."""
+    graph = program.captured.clone()
+    have_run = {name for name, _, _ in program.passes}
+    left_out = [each.name for each in _C.passes() if each.for_regions or each.name not in have_run]
+    _C.run_pipeline(graph, left_out)
+    session = _C.Session.compile(
+        graph, program.constants, parameter_gradients=program.parameter_gradients
+    )
+    session.prepare_like(program.session)
+    before = moved_bytes(graph, session)
+    after = moved_bytes(program.graph, program.session)
+    report.bytes_before = sum(sum(before[name]) for name in before.keys() - after.keys())
+    report.bytes_after = sum(sum(after[name]) for name in after.keys() - before.keys())
+
+
+def moved_bytes(graph: _C.Graph, session: _C.Session) -> dict[str, tuple[int, int]]:
+    """Give the bytes that nodes read and write by the plan used last; views are left out."""
+    rows = {row["name"]: row for row in session.plan_table() if row["first_step"] is not None}
+    works = {name for name, _, form, _, _ in session.steps() if form not in VIEW_FORMS}
+
+    def total(names: list[str]) -> int:
+        return sum(rows[name]["bytes"] for name in set(names) if name in rows)
+
+    def is_view(node: dict[str, Any]) -> bool:
+        made = [rows[name] for name in node["outputs"] if name in rows]
+        return node["name"] not in works and all(row["shares"] for row in made)
+
+    return {
+        node["name"]: (total(node["inputs"]), total(node["outputs"]))
+        for node in graph.nodes() if node["op"] != "YieldOp" and not is_view(node)
+    }  # fmt: skip
+
+
+def compile_afresh(model: Any, options: dict[str, Any] | None) -> Any:
+    """Compile with a backend object of its own: Dynamo gives nothing that it has compiled before.
+
+    What it compiles counts for no other recompile limit. Raises UserError on a bad option.
+    """
+    from torch_ort.backend import ort
+    from torch_ort.options import resolve
+
+    resolve(options)
+    backend = functools.partial(ort, options=options)
+    backend.reset = ort.reset
+    return torch.compile(model, backend=backend, **_ISOLATED)
+
+
+@contextmanager
+def kept(model: Any, inputs: Any) -> Iterator[None]:
+    """Put parameters, buffers, inputs and random generators back as they were."""
+    random = TorchGenerators()
+    tables = [
+        (table, dict(table))
+        for module in getattr(model, "modules", list)()
+        for table in (module._parameters, module._buffers)
+    ]
+    tensors = [tensor for _, table in tables for tensor in table.values() if tensor is not None]
+    copies = [(tensor, tensor.detach().clone()) for tensor in [*tensors, *tensors_of(inputs)]]
+    try:
+        yield
+    finally:
+        random.restore()
+        for table, before in tables:
+            table.update(before)
+        put_back(copies)
+
+
+def run_backward(model: Any, result: Any, inputs: Any) -> None:
+    """Run backward if an output asks for it; no tensor's `.grad` changes."""
+    outputs = [
+        leaf for leaf in tensors_of(result) if leaf.requires_grad and leaf.is_floating_point()
+    ]
+    wanted = [*getattr(model, "parameters", list)(), *tensors_of(inputs)]
+    wanted = [tensor for tensor in wanted if tensor.requires_grad]
+    if outputs and wanted:
+        total = sum(output.float().sum() for output in outputs)
+        torch.autograd.grad(total, wanted, allow_unused=True)
+
+
+def tensors_of(tree: Any) -> list[torch.Tensor]:
+    """Give the tensors in nested lists, dicts and other containers."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _describe(program: Program) -> GraphReport:
+    nodes: Counter[str] = Counter()
+    aten: Counter[str] = Counter()
+    fused: Counter[str] = Counter()
+    for node in program.graph.nodes():
+        nodes[f"{node['domain']}.{node['op']}" if node["domain"] else node["op"]] += 1
+        if node["op"] == "ATen":
+            aten[node["attrs"]["operator"]] += 1
+        elif node["op"] == "Region":
+            for inner in node["attrs"]["body"].nodes():
+                fused[inner["attrs"].get("operator", inner["op"])] += 1
+    steps: Counter[str] = Counter()
+    functional: Counter[str] = Counter()
+    for _, op, form, _, _ in program.session.steps():
+        steps[form] += 1
+        if form == "functional":
+            functional[op] += 1
+    return GraphReport(
+        program.is_training, nodes, aten, fused, steps, functional,
+        program.session.plan_report() or {}, program.passes, program.seconds,
+    )  # fmt: skip
+
+
+def _counts(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.most_common())
+
+
+def bytes_text(count: float) -> str:
+    """Give a number of bytes in its unit."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"

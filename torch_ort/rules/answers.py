@@ -1,0 +1,205 @@
+"""Operators answered without running them: with tensors that have a form and no numbers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from torch_ort import _C
+from torch_ort.core.refusals import HandOver, NoCapture, Refused
+from torch_ort.core.user_code import Line, blame
+from torch_ort.pytorch.dispatch_compat import (
+    Leaf,
+    WithoutNumbers,
+    enable_python_dispatcher,
+    fakes,
+    functionalization,
+    functionalized,
+    is_functionalized,
+    unwrapped,
+    without_saved_tensor_hooks,
+)
+from torch_ort.pytorch.graph_compat import schema
+from torch_ort.pytorch.module_compat import pytree
+from torch_ort.pytorch.trace_compat import TorchDispatchMode, real_tensors
+from torch_ort.rules.shape_rules import NoRule, Spec, find, is_contiguous, spec_of, value
+from torch_ort.rules.symbols import is_beyond_sizes
+
+
+def leaf_of(spec: Spec) -> Leaf:
+    """Make a tensor without numbers."""
+    leaf = Leaf(spec.sizes, spec.strides, spec.dtype, spec.device)
+    leaf.spec = spec
+    leaf.node = None
+    return leaf
+
+
+class Answers(TorchDispatchMode):
+    """Answers every operator with tensors without numbers."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:  # fmt: skip
+        """Answer one call. Raises HandOver where what it gives depends on numbers."""
+        try:
+            return self._answer(func, args, kwargs or {})
+        except Exception as error:
+            blame(error, str(func), self.line())
+            raise
+
+    def _answer(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        if torch.Tag.data_dependent_output in func.tags:
+            raise HandOver(f"{func} depends on numbers")
+        if torch.Tag.dynamic_output_shape in func.tags and not _has_plain_indices(func, args):
+            raise HandOver(f"{func} gives a shape that depends on numbers")
+        if schema(func).is_mutable:
+            raise HandOver(f"{func} writes into its arguments")
+        if func in _PLAIN:
+            return [int(size) for size in _PLAIN[func](args[0].spec)]
+        if any(type(arg) is torch.SymFloat for arg in args):
+            args = tuple(map(_with_known_number, args))
+        if func is torch.ops.aten.resize.default and _keeps_strides(*args):
+            raise NoCapture(
+                "resize_: to the sizes that a tensor has, which is not row-major: it stays as it "
+                "is, which PyTorch's functionalization does not know"
+            )
+        if func is torch.ops.aten._conj.default and isinstance(args[0], complex):
+            # A number where the operator takes a tensor.
+            func, args = torch.ops.aten.scalar_tensor.default, (args[0].conjugate(),)
+            kwargs = {"dtype": torch.complex128}
+        result = _leaves(self.form(func, args, kwargs))
+        self.note(func, args, kwargs, result)
+        return result
+
+    def line(self) -> Line | None:
+        """Give the user's line that runs, where it is known."""
+        return None
+
+    def form(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Give the forms of what an operator gives."""
+        rule = find(func)
+        if rule is None:
+            return _ask_pytorch(func, args, kwargs)
+        try:
+            return rule(*_specs(args), **_specs(kwargs))
+        except NoRule:
+            return _ask_pytorch(func, args, kwargs)
+        except Exception as error:
+            asked = _ask_pytorch(func, args, kwargs)  # raises where the arguments are wrong
+            if is_beyond_sizes(error):
+                return asked
+            raise _C.InternalError(
+                f"{func}: its rule raises {type(error).__name__}: {error}, where PyTorch gives a "
+                "result"
+            ) from error
+
+    def note(self, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
+        """Take note of a call and of what it was answered with."""
+
+
+# What C++ asks that knows no symbols: the graph is one for the numbers of this call.
+_PLAIN = {
+    torch.ops.aten.size.default: lambda spec: spec.sizes,
+    torch.ops.aten.stride.default: lambda spec: spec.strides,
+}
+
+
+@contextlib.contextmanager
+def answering(answers: Answers) -> Iterator[WithoutNumbers]:
+    """Run code on functionalized tensors without numbers; what arrives below is answered."""
+    with functionalization(), enable_python_dispatcher(), answers, WithoutNumbers() as tensors:
+        yield tensors
+
+
+@contextlib.contextmanager
+def rehearsal() -> Iterator[Callable[[Spec], torch.Tensor]]:
+    """Run code that neither a recording nor a checkpoint may see; gives what makes its tensors."""
+    with real_tensors(), without_saved_tensor_hooks(), answering(Answers()):
+        yield lambda spec: functionalized(leaf_of(spec))
+
+
+def form_of(tensor: torch.Tensor) -> Spec:
+    """Give the form of a tensor, functionalized or not, as the operator that made it gave it."""
+    if is_functionalized(tensor):
+        tensor = unwrapped(tensor)
+    return _specs(tensor)
+
+
+def _has_plain_indices(func: Any, args: tuple) -> bool:
+    """Tell whether an operator is an indexing without masks, whose shape is known."""
+    if func is not torch.ops.aten.index.Tensor:
+        return False
+    return not any(
+        isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+        for index in args[1]
+    )
+
+
+def _with_known_number(arg: Any) -> Any:
+    """Give the number that a quotient of sizes is, where it is the same for all of them."""
+    number = _C.known_float(arg) if type(arg) is torch.SymFloat else None
+    return arg if number is None else number
+
+
+def _keeps_strides(tensor: torch.Tensor, sizes: Any) -> bool:
+    spec = _specs(tensor)
+    return [*map(value, spec.sizes)] == [*map(value, sizes)] and not is_contiguous(spec)
+
+
+def _specs(value: Any) -> Any:
+    if isinstance(value, Leaf):
+        return value.spec
+    if isinstance(value, torch.Tensor):
+        return spec_of(value)
+    if isinstance(value, tuple | list):
+        return type(value)(map(_specs, value))
+    if isinstance(value, dict):
+        return {name: _specs(item) for name, item in value.items()}
+    return value
+
+
+def _leaves(spec: Any) -> Any:
+    if spec is None:
+        return None
+    if isinstance(spec, Spec):
+        return leaf_of(spec)
+    if not isinstance(spec, tuple | list):
+        raise HandOver(f"an operator is called with {spec} in place of a tensor")
+    return type(spec)(map(_leaves, spec))
+
+
+def _ask_pytorch(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Run an operator on PyTorch's own fakes."""
+    leaves = pytree.tree_leaves((args, kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    form = schema(func)
+    if not tensors and not any(argument.name == "device" for argument in form.arguments):
+        # Its kernel would run for good.
+        if form.returns:
+            raise HandOver(f"{func} makes tensors from none")
+        return None
+    with torch.no_grad(), fakes() as make:
+        args, kwargs = pytree.tree_map_only(
+            torch.Tensor, lambda x: make(*_specs(x)), (args, kwargs)
+        )
+        try:
+            result = func(*args, **kwargs)
+        except Exception as error:
+            raise Refused(f"{func}: {type(error).__name__}: {error}") from error
+        return _spec_of_result(func, result)
+
+
+def _spec_of_result(func: Any, value: Any) -> Any:
+    if value is None:
+        return None
+    if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided:
+            raise HandOver(f"{func} gives a tensor of layout {value.layout}")
+        spec = spec_of(value)
+        return spec._replace(strides=_C.plain_strides(spec.strides))
+    if isinstance(value, tuple | list):
+        return tuple(_spec_of_result(func, item) for item in value)
+    raise HandOver(f"{func} gives a {type(value).__name__}")

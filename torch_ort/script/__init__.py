@@ -1,0 +1,1 @@
+"""TorchScript under a trace: scripts are read in C++ and replayed call by call."""

@@ -1,0 +1,123 @@
+"""What runs instead of AOTAutograd's halves, and instead of a graph without gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_ort import _C
+from torch_ort.engine.program import Program
+from torch_ort.options import Options
+from torch_ort.pytorch import (
+    autograd_compat,
+)
+from torch_ort.read.layouts import JointLayout, OutputLayout
+from torch_ort.steps.first_backward import FirstBackward, Kept
+from torch_ort.steps.state import GraphState
+
+
+class ForwardRunner:
+    """Runs instead of the forward stub; `backward` runs instead of the other one."""
+
+    def __init__(
+        self, layout: JointLayout, session: _C.Session, options: Options, state: GraphState
+    ) -> None:
+        self._boxed_call = True  # of the instance: AOTAutograd copies it from there
+        self._layout = layout
+        self.session = session
+        self._state = state
+        self._saved_inputs = session.saved_inputs
+        self._saved_outputs = session.saved_outputs
+        self.first_backward = None if options.strict else FirstBackward(layout, state)
+        self.backward = BackwardRunner(self)
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        """Run the forward half; clears `args`."""
+        layout = self._layout
+        tensors = [args[i] for i in layout.tensor_inputs]
+        symbols = [args[i] for i in layout.symbol_inputs]
+        kept = self.note_call(args)
+        args.clear()
+        results = _C.run_forward(
+            self.session.id, tensors, symbols, autograd_compat.saved_tensor_hooks_copy()
+        )
+        token = results.pop()
+        saved = [tensors[i] for i in self._saved_inputs]
+        saved += [results[i] for i in self._saved_outputs]
+        if kept is not None:
+            self.first_backward.after_forward(token, kept)
+        return [*layout.outputs.assemble(results), token, *(saved[i] for i in layout.to_saved)]
+
+    def note_call(self, args: Sequence[Any]) -> Kept | None:
+        """Remember what a first run writes into, and what running a call again would need.
+
+        None once the latter is not needed.
+        """
+        guard = self.first_backward
+        kept = guard.before_forward(args) if guard else None
+        if self._state.written is not None:
+            self._state.written += [
+                (args[i], kept.inputs[i] if kept is not None else args[i].detach().clone())
+                for i in self._layout.written
+            ]
+        return kept
+
+
+class BackwardRunner:
+    """Runs instead of the backward stub: token, saved tensors, gradients of the outputs."""
+
+    def __init__(self, forward: ForwardRunner) -> None:
+        self._boxed_call = True
+        self._forward = forward
+
+    def __deepcopy__(self, memo: dict) -> BackwardRunner:
+        return self
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        """Run the backward half; clears `args`."""
+        layout = self._forward._layout
+        guard = self._forward.first_backward
+        token, count = args[0], len(layout.saved)
+        given, tangents = args[1 : 1 + count], args[1 + count :]
+        args.clear()
+        saved = [given[i] for i in layout.order]
+        if torch.compiler.is_compiling():  # compiled autograd: one opaque operator
+            gradients = torch.ops.torch_ort.run_backward(
+                self._forward.session.id, token, saved, tangents
+            )
+        elif guard is None or guard.proven:
+            gradients = _C.run_backward(token, saved, tangents)
+        else:
+            gradients = guard.run_backward(token, saved, tangents)
+        return layout.gradient_layout.assemble(gradients)
+
+
+class InferenceRunner:
+    """Runs a graph without gradients."""
+
+    def __init__(
+        self,
+        program: Program,
+        session: _C.Session,
+        outputs: OutputLayout,
+        written: list[int],
+        state: GraphState,
+    ) -> None:
+        self._boxed_call = True
+        self._program = program
+        self.session = session
+        self._outputs = outputs
+        self._written = written  # positions of the inputs that the graph writes into
+        self._state = state
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        """Run the graph; clears `args`."""
+        if self._state.written is not None:
+            self._state.written += [(args[i], args[i].detach().clone()) for i in self._written]
+        tensors = [args[i] for i in self._program.tensor_inputs]
+        symbols = [args[i] for i in self._program.symbol_inputs]
+        args.clear()
+        results = _C.run_forward(self.session.id, tensors, symbols, False)
+        return self._outputs.assemble(results)
