@@ -45,6 +45,7 @@ COMPILER = {
         "core", "pytorch", "engine", "read", "steps", "capture", "dynamo",
     },
     "optim": {"core"},
+    "debug": {"core", "pytorch", "engine"},
     "reports": {"core", "pytorch", "engine", "functions", "dynamo", "backend"},
 }  # fmt: skip
 # For users of ONNX Runtime Training; the compiler knows none of it.

@@ -51,7 +51,7 @@ def compile_program(
     start = time.perf_counter()
     with stage("pass"):
         program.passes = _C.run_pipeline(
-            program.graph, _disabled_passes(options), options.bisect, options.check
+            program.graph, disabled_passes(options), options.bisect, options.check
         )
     program.seconds["passes"] = time.perf_counter() - start
     with asked_for():
@@ -74,7 +74,8 @@ def compile_program(
     return program.session
 
 
-def _disabled_passes(options: Options) -> list[str]:
+def disabled_passes(options: Options) -> list[str]:
+    """List the passes that options switch off, by name or because they do not go with one."""
     names = [name for name in options.disable if name not in OTHER_SWITCHES]
     for each in _C.passes():
         if each.not_with is not None and getattr(options, each.not_with):

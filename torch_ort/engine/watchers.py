@@ -1,13 +1,18 @@
-"""Who is told which graphs were compiled: reports, profiles."""
+"""Who is told which graphs were compiled, and called: reports, profiles, checks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
+from torch_ort import _C
 from torch_ort.engine.program import Program
 
 _watchers: list[list[Program]] = []
+# Called with the session, the tensors and the symbols of each call before it runs.
+CallWatcher = Callable[[_C.Session, Sequence[Any], Sequence[Any]], None]
+call_watchers: list[CallWatcher] = []
 
 
 def note(programs: list[Program]) -> None:
@@ -26,3 +31,19 @@ def watching() -> Iterator[list[Program]]:
     finally:
         # By identity: two empty lists are equal.
         _watchers[:] = [watcher for watcher in _watchers if watcher is not watched]
+
+
+def note_call(session: _C.Session, tensors: Sequence[Any], symbols: Sequence[Any]) -> None:
+    """Tell whoever is watching that a graph is about to run."""
+    for watcher in list(call_watchers):
+        watcher(session, tensors, symbols)
+
+
+@contextmanager
+def watching_calls(watcher: CallWatcher) -> Iterator[None]:
+    """Have a function called before each run of a graph, with its inputs."""
+    call_watchers.append(watcher)
+    try:
+        yield
+    finally:
+        call_watchers.remove(watcher)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torch_ort import _C
+from torch_ort.engine import watchers
 from torch_ort.engine.program import Program
 from torch_ort.options import Options
 from torch_ort.pytorch import (
@@ -55,6 +56,10 @@ class ForwardRunner:
 
         None once the latter is not needed.
         """
+        if watchers.call_watchers:
+            tensors = [args[i] for i in self._layout.tensor_inputs]
+            symbols = [args[i] for i in self._layout.symbol_inputs]
+            watchers.note_call(self.session, tensors, symbols)
         guard = self.first_backward
         kept = guard.before_forward(args) if guard else None
         if self._state.written is not None:
@@ -119,5 +124,7 @@ class InferenceRunner:
         tensors = [args[i] for i in self._program.tensor_inputs]
         symbols = [args[i] for i in self._program.symbol_inputs]
         args.clear()
+        if watchers.call_watchers:
+            watchers.note_call(self.session, tensors, symbols)
         results = _C.run_forward(self.session.id, tensors, symbols, False)
         return self._outputs.assemble(results)

@@ -1,0 +1,6 @@
+"""Where numbers go wrong: `torch_ort.debug.compare`, and `python -m torch_ort.debug script.py`."""
+
+from torch_ort.debug.bisect import Finding, again
+from torch_ort.debug.watch import Difference, checking, compare
+
+__all__ = ["Difference", "Finding", "again", "checking", "compare"]

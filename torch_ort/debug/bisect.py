@@ -1,0 +1,258 @@
+"""From a graph that gives wrong numbers to the rewrite, kernel or plan that makes them wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torch_ort import _C
+from torch_ort.core.switches import OTHER_SWITCHES
+from torch_ort.debug.numbers import Difference, Results, differences, names_of, with_noise
+from torch_ort.engine import compiler
+from torch_ort.engine.program import Program
+from torch_ort.options import Options, resolve
+from torch_ort.pytorch.generators import TorchGenerators
+
+_PLAN_SWITCHES = ("reorder", "in_place", "place_parts")
+_SEED = 20
+
+
+@dataclass
+class Finding:
+    """The first thing that makes numbers wrong, of a graph and the inputs of one call."""
+
+    graph: int  # number of the program, as dumps have it; -1: no single one
+    cause: str  # "pass", "kernel", "plan" or "capture"
+    name: str  # of the pass, of the region, or of the switch without which numbers are right
+    differences: list[Difference]
+    rewrite: int = 0  # of a pass: which of `num_rewrites`; TORCH_ORT_BISECT counts the same way
+    num_rewrites: int = 0
+    nodes: list[str] = field(default_factory=list)  # that the rewrite wrote, with their lines
+    value: str = ""  # the first that differs, of those that graphs before and after both have
+    message: str = ""  # of TORCH_ORT_CHECK=3, of a kernel
+    folder: str = ""
+
+    def __str__(self) -> str:
+        if self.cause == "capture":
+            return (
+                f"torch_ort: results differ from eager PyTorch's:\n{names_of(self.differences)}\n"
+                "each graph gives what its nodes give: the capture is at fault, or a conversion."
+            )
+        lines = [f"torch_ort: graph {self.graph} gives wrong numbers:", names_of(self.differences)]
+        if self.cause == "pass":
+            lines.append(
+                f"rewrite {self.rewrite} of {self.num_rewrites} makes them wrong, of pass "
+                f"{self.name} (TORCH_ORT_BISECT={self.rewrite - 1} leaves it out). It wrote:"
+            )
+        elif self.cause == "kernel":
+            lines.append(f"the kernel of region '{self.name}' makes them wrong: {self.message}")
+            lines.append("TORCH_ORT_DISABLE=region_kernels leaves all such kernels out.")
+        else:
+            lines.append(f"TORCH_ORT_DISABLE={self.name} makes them right: the plan is at fault.")
+        lines += [f"  {node}" for node in self.nodes]
+        if self.value:
+            lines.append(f"the first value that differs: '{self.value}'")
+        if self.folder:
+            lines.append(f"to see it again: python -m torch_ort.debug --again {self.folder}")
+        return "\n".join(lines)
+
+
+@dataclass
+class Case:
+    """A captured graph with the inputs of one call, which can be run in many ways."""
+
+    program: Program
+    options: Options
+    inputs: dict[str, torch.Tensor]  # symbols among them, and the gradients of outputs
+
+    def disabled(self, *more: str) -> list[str]:
+        """List the passes that do not run. Masks are drawn as PyTorch draws them, in each run."""
+        options = dataclasses.replace(self.options, exact_random=True)
+        names = [name for name in more if name not in OTHER_SWITCHES]
+        return [*compiler.disabled_passes(options), *names]
+
+    def rewritten(self, count: int) -> tuple[_C.Graph, list[tuple[str, int]]]:
+        """Give the graph after so many rewrites (-1: all), and how many each pass made."""
+        graph = self.program.captured.clone()
+        reports = _C.run_pipeline(graph, self.disabled(), count)
+        optional = {each.name for each in _C.passes() if not each.is_needed}
+        return graph, [(name, made) for name, made, _ in reports if name in optional]
+
+    def run(
+        self, graph: _C.Graph, *, inputs: Mapping[str, torch.Tensor] | None = None,
+        disable: tuple[str, ...] = (), region_mode: str = "kernel",
+    ) -> Results:  # fmt: skip
+        """Run a graph; give its results, gradients among them, by name."""
+        off = {*self.options.disable, *disable}
+        session = _C.Session.compile(
+            graph,
+            self.program.constants,
+            **{name: name not in off for name in _PLAN_SWITCHES},
+            isa=self.options.isa,
+            emulate_eager_casts=self.options.emulate_eager_casts,
+            region_mode="nodes" if "region_kernels" in off else region_mode,
+        )
+        given = {name: x.detach().clone() for name, x in (inputs or self.inputs).items()}
+        state = TorchGenerators()
+        try:
+            torch.manual_seed(_SEED)
+            return session.run(given)
+        finally:
+            state.restore()
+
+    def run_nodes(self, inputs: Mapping[str, torch.Tensor] | None = None) -> Results:
+        """Run each node of the captured graph by PyTorch's own kernels, nothing in place."""
+        graph, _ = self.rewritten(0)
+        return self.run(graph, inputs=inputs, disable=_PLAN_SWITCHES)
+
+
+def find(case: Case) -> Finding | None:
+    """Give what makes the numbers of a case wrong; None if they are right."""
+    want = case.run_nodes()
+    noisy = case.run_nodes(with_noise(case.inputs))
+
+    def wrong(graph: _C.Graph, **how: Any) -> list[Difference]:
+        return differences(case.run(graph, **how), want, noisy)
+
+    def right_without(graph: _C.Graph) -> str:
+        for switches in (*((name,) for name in _PLAN_SWITCHES), _PLAN_SWITCHES):
+            if not wrong(graph, disable=switches):
+                return ",".join(switches)
+        return ""
+
+    whole, counts = case.rewritten(-1)
+    found = wrong(whole)
+    if not found:
+        return None
+    number = case.program.number
+    total = sum(made for _, made in counts)
+    bare, _ = case.rewritten(0)
+    at_fault = _kernel_at_fault(case, whole, Finding(number, "kernel", "", found))
+    if at_fault is not None:
+        return at_fault
+    for graph in (bare, whole):
+        if (graph is whole or wrong(graph)) and (switch := right_without(graph)):
+            return Finding(number, "plan", switch, found)
+    count = _first(total, lambda n: bool(wrong(case.rewritten(n)[0])))
+    before, after = case.rewritten(count - 1)[0], case.rewritten(count)[0]
+    return Finding(
+        number, "pass", _pass_of(count, counts), found, count, total, _written(before, after),
+        _first_value(case, before, after),
+    )  # fmt: skip
+
+
+def _first(total: int, is_wrong: Callable[[int], bool]) -> int:
+    """Give the least count of rewrites with wrong numbers; none are right, all are wrong."""
+    right, wrong = 0, total
+    while wrong - right > 1:
+        middle = (right + wrong) // 2
+        if is_wrong(middle):
+            wrong = middle
+        else:
+            right = middle
+    return wrong
+
+
+def _pass_of(count: int, counts: list[tuple[str, int]]) -> str:
+    for name, made in counts:
+        if count <= made:
+            return name
+        count -= made
+    raise AssertionError("a rewrite is one of a pass")
+
+
+def _written(before: _C.Graph, after: _C.Graph) -> list[str]:
+    """List the nodes that only the second graph has."""
+    old = {_node_key(node) for node in before.nodes()}
+    lines = []
+    for node in after.nodes():
+        if _node_key(node) not in old:
+            origin = f" ({node['origin']})" if node["origin"] else ""
+            op = f"{node['domain']}.{node['op']}".lstrip(".")
+            lines.append(f"{node['name']} = {op}({', '.join(node['inputs'])}){origin}")
+    return lines
+
+
+def _node_key(node: dict[str, Any]) -> tuple[Any, ...]:
+    return (node["name"], node["op"], tuple(node["inputs"]), tuple(node["outputs"]))
+
+
+def _kernel_at_fault(case: Case, graph: _C.Graph, finding: Finding) -> Finding | None:
+    """Name the first region whose kernel differs from its nodes; None where none does."""
+    try:
+        case.run(graph, region_mode="checked")
+    except _C.InternalError as error:
+        return dataclasses.replace(finding, message=str(error), name=str(error).split("'")[1])
+    return None
+
+
+def _first_value(case: Case, before: _C.Graph, after: _C.Graph) -> str:
+    """Name the first value, in the order of the second graph, that the graphs disagree on."""
+    known = {name for node in before.nodes() for name in node["outputs"]}
+    shared = [name for node in after.nodes() for name in node["outputs"] if name in known]
+    one, other = before.clone(), after.clone()
+    outputs = set(before.output_names)
+    for name in shared:
+        if name and name not in outputs:
+            _C.testing.add_output(one, name)
+            _C.testing.add_output(other, name)
+    want = case.run(one)
+    noisy = case.run(one, inputs=with_noise(case.inputs))
+    got = case.run(other)
+    wrong = {each.name for each in differences(got, want, noisy)}
+    return next((name for name in shared if name in wrong), "")
+
+
+# A folder that shows it again.
+
+
+def write(case: Case, finding: Finding, folder: str) -> None:
+    """Write the graphs on both sides of a finding, the inputs, and what was found."""
+    os.makedirs(folder, exist_ok=True)
+    if finding.cause == "pass":
+        before, after = (case.rewritten(finding.rewrite - i)[0] for i in (1, 0))
+    else:
+        before, after = (case.rewritten(count)[0] for count in (0, -1))
+    for name, graph in (("before", before), ("after", after)):
+        with open(os.path.join(folder, f"{name}.onnx"), "wb") as file:
+            file.write(graph.to_onnx(_C.required_opset(graph)))
+        with open(os.path.join(folder, f"{name}.onnxtxt"), "w", encoding="utf-8") as file:
+            file.write(compiler.onnx_text(graph))
+    torch.save(
+        {"inputs": case.inputs, "constants": dict(case.program.constants)},
+        os.path.join(folder, "inputs.pt"),
+    )
+    finding.folder = folder
+    with open(os.path.join(folder, "README.md"), "w", encoding="utf-8") as file:
+        file.write(_PAGE.format(finding=finding))
+
+
+_PAGE = """\
+# Numbers that differ
+
+```
+{finding}
+```
+
+`before.onnx` gives the right numbers, `after.onnx` the wrong ones; `.onnxtxt` are the same as text.
+`inputs.pt` holds the inputs of the call by name (`torch.load(path, weights_only=True)`).
+"""
+
+
+def again(folder: str, region_mode: str = "kernel") -> list[Difference]:
+    """Run both graphs of a folder; list what differs. Raises FileNotFoundError without a folder."""
+    held = torch.load(os.path.join(folder, "inputs.pt"), weights_only=True)
+    program = Program(graph=None, constants=held["constants"], is_training=True)
+    case = Case(program, resolve(), held["inputs"])
+    graphs = []
+    for name in ("before", "after"):
+        with open(os.path.join(folder, f"{name}.onnx"), "rb") as file:
+            graphs.append(_C.Graph.from_onnx(file.read()))
+    want = case.run(graphs[0], disable=_PLAN_SWITCHES)
+    noisy = case.run(graphs[0], inputs=with_noise(case.inputs), disable=_PLAN_SWITCHES)
+    return differences(case.run(graphs[1], region_mode=region_mode), want, noisy)
