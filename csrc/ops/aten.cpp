@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <charconv>
 #include <optional>
-#include <set>
 #include <string_view>
 
 namespace torch_ort::ops {
@@ -179,32 +178,30 @@ void lower_aten(const ir::Node& node, CallList& calls) {
 
 }  // namespace
 
+bool is_pytorchs(std::string_view op) { return op.starts_with("aten::"); }
+
 bool gives_view(const c10::FunctionSchema& schema) {
-  static const std::set<std::string> unsafe = {"aten::_unsafe_view", "aten::unsafe_chunk",
-                                               "aten::unsafe_split",
-                                               "aten::unsafe_split_with_sizes"};
   if (schema.is_mutable() || schema.returns().empty()) return false;
-  if (unsafe.contains(schema.name())) return !schema.overload_name().ends_with("out");
+  if (registry().operator_row(schema.name()).gives_view) {
+    return !schema.overload_name().ends_with("out");
+  }
   return schema.returns()[0].alias_info() != nullptr;
 }
 
-bool raises_or_reads_back(const std::string& name) {
-  return name.starts_with("aten::_assert") || name.starts_with("aten::sym_constrain") ||
-         name == "aten::_local_scalar_dense";
+bool has_effects(const c10::OperatorHandle& op) {
+  const c10::FunctionSchema& schema = op.schema();
+  // What gives nothing is there for what it does: it raises.
+  const bool raises =
+      schema.returns().empty() || registry().operator_row(schema.name()).raises_or_reads_back;
+  // Collectives must run on every rank, in one order.
+  const bool collective = schema.name().starts_with("_c10d_functional::");
+  return schema.is_mutable() || op.hasTag(at::Tag::nondeterministic_seeded) || raises || collective;
 }
 
 void add_facts(const c10::OperatorHandle& op, ir::Attrs& attrs) {
-  const c10::FunctionSchema& schema = op.schema();
-  const std::string& name = schema.name();
-  // What gives nothing is there for what it does: it raises.
-  const bool raises = schema.returns().empty() || raises_or_reads_back(name);
-  // Collectives must run on every rank, in one order.
-  const bool collective = name.starts_with("_c10d_functional::");
-  if (schema.is_mutable() || op.hasTag(at::Tag::nondeterministic_seeded) || raises || collective) {
-    attrs["effects"] = ir::Dim(1);
-  }
+  if (has_effects(op)) attrs["effects"] = ir::Dim(1);
   attrs.erase("view");
-  if (gives_view(schema)) attrs["view"] = ir::Dim(1);
+  if (gives_view(op.schema())) attrs["view"] = ir::Dim(1);
 }
 
 void encode_aten(const std::string& op, const std::string& overload,
@@ -322,6 +319,18 @@ void register_aten(Registry& ops) {
       .any_attributes = true,
       .lower = lower_aten,
   });
+  // Operators of no family.
+  for (const char* name : {"aten::_assert_async", "aten::_assert_scalar",
+                           "aten::_assert_tensor_metadata", "aten::_local_scalar_dense",
+                           "aten::sym_constrain_range", "aten::sym_constrain_range_for_size"}) {
+    ops.add(Operator{.name = name, .raises_or_reads_back = true});
+  }
+  ops.add(Operator{.name = "aten::_cdist_backward", .check = check_distance_backward});
+  for (const char* name : {"aten::_fft_c2c", "aten::_fft_c2r", "aten::_fft_r2c"}) {
+    ops.add(Operator{.name = name, .check = check_transform});
+  }
+  ops.add(Operator{.name = "aten::_pdist_backward", .check = check_pairwise_distance_backward});
+  ops.add(Operator{.name = "aten::_pdist_forward", .check = check_pairwise_distance});
 }
 
 }  // namespace torch_ort::ops

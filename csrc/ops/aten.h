@@ -13,6 +13,7 @@
 #include "ops/call.h"
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace c10 {
@@ -26,8 +27,12 @@ namespace torch_ort::ops {
 // for the few operators named "unsafe", as it does not say.
 bool gives_view(const c10::FunctionSchema& schema);
 
-// Whether an operator checks numbers, or gives one to the host: it is not moved or left out.
-bool raises_or_reads_back(const std::string& name);
+// Whether a call does more than to give results: it writes, draws random numbers, raises, gives a
+// number to the host, or meets other processes.
+bool has_effects(const c10::OperatorHandle& op);
+
+// Whether an operator of that name is one that PyTorch itself brings.
+bool is_pytorchs(std::string_view op);
 
 // Facts of the schema that passes need and that the node must carry, for it is not in the registry
 // by itself: whether it has effects, whether it gives a view. A node may have more effects.

@@ -1,6 +1,7 @@
 // Scaled dot-product attention over heads.
 
 #include "base/error.h"
+#include "ops/aten_names.h"
 #include "ops/broadcast.h"
 #include "ops/families.h"
 #include "ops/shapes.h"
@@ -137,6 +138,7 @@ void register_attention(Registry& ops) {
   attention.infer = infer_attention;
   attention.lower = lower_attention;
   ops.add(attention);
+  ops.add(Operator{.name = aten::kFlashAttentionBackward, .check = check_attention_backward});
 }
 
 }  // namespace torch_ort::ops

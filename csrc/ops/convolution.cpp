@@ -466,12 +466,14 @@ void register_convolution(Registry& ops) {
   ops.add(Operator{
       .name = "aten::convolution",
       .work = {.image = {.kind = kKernel, .reads = {"input"}, .is_convolution = true}},
+      .is_placeable = true,
   });
   ops.add(Operator{
       .name = "aten::convolution_backward",
       .work = {.image = {.kind = kKernel,
                          .reads = {"grad_output", "input"},
                          .is_convolution = true}},
+      .is_placeable = true,
   });
 
   Op max_pool = windowed("MaxPool", infer_pool, lower_max_pool);
@@ -502,6 +504,11 @@ void register_convolution(Registry& ops) {
   ops.add(Operator{
       .name = "aten::max_pool2d_with_indices_backward",
       .work = {.image = {.kind = kKernel, .reads = {"grad_output", "self", "indices"}}},
+      .check = check_max_pool_backward,
+  });
+  ops.add(Operator{
+      .name = "aten::max_pool3d_with_indices_backward",
+      .check = check_max_pool_backward,
   });
 
   Op resize = windowed("Resize", infer_resize, lower_resize);

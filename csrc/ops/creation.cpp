@@ -134,6 +134,11 @@ void lower_constant(const Node& node, CallList& calls) {
   calls.add("aten::clone", "", {data, "contiguous_format"}, {node.outputs[0]});
 }
 
+ArgList nothing(const ArgList&) { return {}; }
+ArgList ones(const ArgList&) { return {1}; }
+ArgList second(const ArgList& args) { return {args.at(1)}; }
+ArgList third(const ArgList& args) { return {args.at(2)}; }
+
 }  // namespace
 
 void register_creation(Registry& ops) {
@@ -169,6 +174,18 @@ void register_creation(Registry& ops) {
   range.bfloat16_since = 27;
   range.int_inputs = {0, 1, 2};  // other numbers are constants
   ops.add(range);
+
+  for (const char* name : {"aten::new_zeros", "aten::zeros", "aten::zeros_like"}) {
+    ops.add(Operator{.name = name, .overwrite = {.op = "aten::zero_", .args = nothing}});
+  }
+  const auto filled_with = [](ArgList (*args)(const ArgList&)) {
+    return OverwriteForm{.op = "aten::fill_", .overload = "Scalar", .args = args};
+  };
+  ops.add(Operator{.name = "aten::full", .overwrite = filled_with(second)});
+  ops.add(Operator{.name = "aten::full_like", .overwrite = filled_with(second)});
+  ops.add(Operator{.name = "aten::new_full", .overwrite = filled_with(third)});
+  ops.add(Operator{.name = "aten::ones", .overwrite = filled_with(ones)});
+  ops.add(Operator{.name = "aten::ones_like", .overwrite = filled_with(ones)});
 }
 
 }  // namespace torch_ort::ops

@@ -1,6 +1,7 @@
 // Ops that compute each element of the result from the elements in the same place.
 
 #include "base/error.h"
+#include "ops/aten_names.h"
 #include "ops/broadcast.h"
 #include "ops/families.h"
 #include "ops/shapes.h"
@@ -312,6 +313,20 @@ FusedForm fused_cast(const Node& node) {
   return {};
 }
 
+// The kernel for a number wraps it into a tensor and calls the other one, which has an `out=`.
+bool take_number_as_tensor(const Call& call, bool, CallList& calls) {
+  if (call.overload != "Scalar" || call.args.size() < 2) return false;
+  calls.add(call.op, "Tensor", call.args, call.outputs);
+  return true;
+}
+
+bool take_relu_as_clamp(const Call& call, bool, CallList& calls) {
+  calls.add("aten::clamp_min", "", {call.args.at(0), 0}, call.outputs);
+  return true;
+}
+
+ArgList copied(const ArgList& args) { return {args.at(0), false}; }
+
 Op op(std::string name, int inputs, int since, int bfloat16_since, InferRule infer,
       Lowering lower) {
   Op op;
@@ -363,12 +378,30 @@ void register_elementwise(Registry& ops) {
   Op cast = op("Cast", 1, 9, 13, infer_cast, lower_cast);
   cast.attributes = {{"to", kInt, true}, {"round_mode", kString}, {"saturate", kInt}};
   cast.since_of = cast_since;
+  cast.work.keeps_elements = true;
   cast.work.fused = fused_cast;
   ops.add(cast);
 
+  for (const char* name : {"aten::add", "aten::sub"}) {
+    ops.add(Operator{.name = name, .out_rewrite = take_number_as_tensor});
+  }
   // Nodes of these two have a size in place of the second tensor.
-  ops.add(Operator{.name = "aten::div", .work = {.elementwise = true}});
-  ops.add(Operator{.name = "aten::mul", .work = {.elementwise = true}});
+  for (const char* name : {aten::kDiv, aten::kMul}) {
+    ops.add(Operator{
+        .name = name,
+        .work = {.elementwise = true},
+        .out_rewrite = take_number_as_tensor,
+    });
+  }
+  ops.add(Operator{.name = "aten::relu", .out_rewrite = take_relu_as_clamp});
+  ops.add(Operator{
+      .name = aten::kClone,
+      .overwrite = {.op = "aten::copy_", .args = copied, .over_operands = true},
+  });
+  ops.add(Operator{
+      .name = "aten::_to_copy",
+      .overwrite = {.op = "aten::copy_", .args = copied},
+  });
   ops.add(Operator{.name = "aten::trunc", .work = {.fused = Pointwise::kTrunc}});
 }
 

@@ -149,6 +149,26 @@ int scatter_elements_since(const Node& node) {
   return kind == "add" || kind == "mul" ? 16 : 18;
 }
 
+// As the functional kernel does it: rows by number, then the shape.
+bool take_embedding_as_select(const Call& call, bool, CallList& calls) {
+  auto* table = std::get<Value*>(call.args.at(0).value);
+  auto* ids = std::get<Value*>(call.args.at(1).value);
+  Value* result = call.outputs.at(0);
+  if (result == nullptr || !ids->type.is_known() || !table->type.is_known()) return false;
+  if (table->type.shape->size() != 2) return false;
+  if (ids->type.shape->size() == 1) {
+    calls.add("aten::index_select", "", {table, 0, ids}, call.outputs);
+    return true;
+  }
+  const ir::Dim count = ir::numel(*ids->type.shape);
+  Value* flat = calls.temporary(with_shape(ids->type, Shape{count}));
+  Value* rows = calls.temporary(with_shape(result->type, Shape{count, table->type.shape->at(1)}));
+  calls.add("aten::reshape", "", {ids, Arg::list(Shape{-1})}, {flat});
+  calls.add("aten::index_select", "", {table, 0, flat}, {rows});
+  calls.add("aten::view", "", {rows, Arg::list(*result->type.shape)}, {result});
+  return true;
+}
+
 }  // namespace
 
 void register_embedding(Registry& ops) {
@@ -184,6 +204,8 @@ void register_embedding(Registry& ops) {
   scatter_elements.since_of = scatter_elements_since;
   scatter_elements.indexes = true;
   ops.add(scatter_elements);
+
+  ops.add(Operator{.name = "aten::embedding", .out_rewrite = take_embedding_as_select});
 }
 
 }  // namespace torch_ort::ops

@@ -1,6 +1,7 @@
 // Ops that shift and scale by statistics: of rows, groups of channels, or whole batches.
 
 #include "base/error.h"
+#include "ops/aten_names.h"
 #include "ops/families.h"
 #include "ops/shapes.h"
 
@@ -196,13 +197,13 @@ void register_normalization(Registry& ops) {
   batch_norm.since_of = batch_norm_since;
   batch_norm.work.image.kind = kKernel;
   ops.add(batch_norm);
-  for (const char* name : {"aten::_native_batch_norm_legit_functional",
-                           "aten::_native_batch_norm_legit_no_training"}) {
+  for (const char* name : {aten::kBatchNorm, "aten::_native_batch_norm_legit_no_training"}) {
     ops.add(Operator{.name = name, .work = {.image = {.kind = kKernel, .reads = {"input"}}}});
   }
   ops.add(Operator{
-      .name = "aten::native_batch_norm_backward",
+      .name = aten::kBatchNormBackward,
       .work = {.image = {.kind = kKernel, .reads = {"grad_out", "input"}}},
+      .check = check_batch_norm_backward,
   });
 
   Op group_norm = op("GroupNormalization", 3, 21, infer_like_first, lower_group_norm);
@@ -219,6 +220,16 @@ void register_normalization(Registry& ops) {
   Op rms_norm = op("RMSNormalization", 2, 23, infer_like_first, lower_rms_norm);
   rms_norm.attributes = of_rows;
   ops.add(rms_norm);
+
+  for (const char* name : {"aten::native_group_norm", "aten::native_group_norm_backward"}) {
+    ops.add(Operator{.name = name, .check = check_group_norm});
+  }
+  ops.add(Operator{.name = aten::kLayerNormBackward, .check = check_layer_norm_backward});
+  ops.add(Operator{.name = "aten::_weight_norm_interface", .check = check_weight_norm});
+  ops.add(Operator{
+      .name = "aten::_weight_norm_interface_backward",
+      .check = check_weight_norm_backward,
+  });
 }
 
 }  // namespace torch_ort::ops

@@ -8,6 +8,8 @@
 #include "ops/call.h"
 #include "ops/channels_last.h"
 #include "ops/fusion.h"
+#include "ops/kernel_checks.h"
+#include "ops/out_form.h"
 
 #include <string>
 #include <string_view>
@@ -27,9 +29,10 @@ using Lowering = void (*)(const ir::Node& node, CallList& calls);
 
 // What passes look for in a node, whether of a standard op or an ATen node of an operator.
 struct Work {
-  bool elementwise = false;  // each element of the result comes from those in its place
-  FusedRule fused;           // in a region
-  ImageRule image;           // on images whose channels may stand last
+  bool elementwise = false;     // each element of the result comes from those in its place
+  bool keeps_elements = false;  // the result has those of the first input, in their order
+  FusedRule fused;              // in a region
+  ImageRule image;              // on images whose channels may stand last
 };
 
 struct Op {
@@ -61,6 +64,17 @@ struct Op {
 struct Operator {
   std::string name;  // "aten::silu_backward", for all overloads
   Work work;
+  bool raises_or_reads_back = false;  // it is not moved or left out
+  bool gives_view = false;            // though the schema does not say that a result shares memory
+  bool view_or_copy = false;          // as the strides of the argument allow
+  bool names_strides = false;  // and an offset, from the beginning of the memory of an argument
+  OverwriteForm overwrite;     // of the overload without a name
+  OutRewrite out_rewrite = nullptr;
+  bool is_placeable = false;  // by the allocations of its kernel (run/placement.h)
+  // The argument that names a dim along which the kernel gathers: it finishes what it gathers of a
+  // row before it writes the elements of the row.
+  int row_argument = -1;
+  KernelCheck check = nullptr;  // of arguments that a file gives it
 };
 
 class Registry {
@@ -70,6 +84,7 @@ class Registry {
   const Op* find(const ir::OpId& id) const;                     // nullptr if there is none
   const Operator& operator_row(const std::string& name) const;  // an empty one if there is none
   std::vector<const Op*> all() const;                           // sorted by domain and name
+  std::vector<std::string> operator_names() const;              // sorted
 
  private:
   std::unordered_map<std::string, Op> ops_;

@@ -1,6 +1,8 @@
 #include "ops/permission.h"
 
 #include "base/error.h"
+#include "ops/aten.h"
+#include "ops/op.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
@@ -13,8 +15,6 @@ namespace torch_ort::ops {
 namespace {
 
 using c10::TypeKind;
-
-constexpr std::string_view kNamespace = "aten::";
 
 // What a schema does not say. A pattern is a whole name, or a part of names between asterisks.
 struct NameRule {
@@ -93,13 +93,6 @@ constexpr std::string_view kInternal[] = {
     "_weight_norm_interface*",
 };
 
-// These are read for what they do, not for tensors that they give.
-constexpr std::string_view kChecks[] = {
-    "aten::_assert_async",       "aten::_assert_scalar",
-    "aten::_local_scalar_dense", "aten::_assert_tensor_metadata",
-    "aten::sym_constrain_range", "aten::sym_constrain_range_for_size",
-};
-
 bool matches(std::string_view name, std::string_view pattern) {
   const bool is_open_before = pattern.starts_with('*'), is_open_after = pattern.ends_with('*');
   if (is_open_before) pattern.remove_prefix(1);
@@ -141,9 +134,8 @@ std::string reason_of_schema(const c10::FunctionSchema& schema) {
   for (const c10::Argument& argument : schema.arguments()) {
     if (!is_plain(argument)) return concat("which takes a ", argument.type()->str());
   }
-  if (std::find(std::begin(kChecks), std::end(kChecks), schema.name()) != std::end(kChecks)) {
-    return "";
-  }
+  // These are read for what they do, not for tensors that they give.
+  if (registry().operator_row(schema.name()).raises_or_reads_back) return "";
   if (schema.returns().empty()) return "which gives nothing";
   for (const c10::Argument& result : schema.returns()) {
     if (innermost(result.type())->kind() != TypeKind::TensorType) {
@@ -157,8 +149,8 @@ std::string reason_of_schema(const c10::FunctionSchema& schema) {
 
 std::string reason_to_refuse(const c10::OperatorHandle& op) {
   std::string_view name = op.schema().name();
-  if (!name.starts_with(kNamespace)) return "which is none of PyTorch's own";
-  name.remove_prefix(kNamespace.size());
+  if (!is_pytorchs(name)) return "which is none of PyTorch's own";
+  name.remove_prefix(name.find(':') + 2);
   for (const NameRule& rule : kNameRules) {
     for (std::string_view pattern : rule.patterns) {
       if (matches(name, pattern)) return rule.reason;

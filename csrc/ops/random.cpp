@@ -1,14 +1,21 @@
 // Ops that draw random numbers.
 
 #include "base/error.h"
+#include "ops/aten_names.h"
 #include "ops/families.h"
 #include "ops/shapes.h"
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
 
 namespace torch_ort::ops {
 
 namespace {
 
 using enum AttrKind;
+
+constexpr const char* kBernoulliMask = "torch_ort::bernoulli_mask";
+constexpr const char* kRandomSeed = "torch_ort::random_seed";
 
 std::vector<ir::Type> infer_dropout(const ir::Node& node) {
   const ir::Type& type = input(node, 0).type;
@@ -60,14 +67,65 @@ void lower_dropout(const ir::Node& node, CallList& calls) {
 
 // Which elements are kept: the draws that PyTorch's own dropout makes on the CPU.
 void lower_bernoulli_mask(const ir::Node& node, CallList& calls) {
-  calls.add("torch_ort::bernoulli_mask", "", {Arg(), ir::float_attr(node.attrs, "keep", 0.5)},
+  calls.add(kBernoulliMask, "", {Arg(), ir::float_attr(node.attrs, "keep", 0.5)},
             {node.outputs[0]});
 }
 
 // One number from the generator of the device, from which a run draws all its masks.
 void lower_random_seed(const ir::Node& node, CallList& calls) {
-  calls.add("torch_ort::random_seed", "", {}, {node.outputs[0]});
+  calls.add(kRandomSeed, "", {}, {node.outputs[0]});
 }
+
+// Some kernels keep a number in the dtype of the elements that they multiply it by.
+double rounded_to(double number, ir::DType dtype) {
+  const auto narrow = static_cast<float>(number);
+  if (dtype == ir::DType::kBFloat16) return static_cast<float>(c10::BFloat16(narrow));
+  if (dtype == ir::DType::kHalf) return static_cast<float>(c10::Half(narrow));
+  return number;
+}
+
+// The steps of the CPU kernel, with memory of ours; the draws and the roundings are the same.
+bool take_dropout_apart(const Call& call, bool on_cpu, CallList& calls) {
+  if (!on_cpu || call.args.size() != 3) return false;
+  const auto* p = std::get_if<double>(&call.args[1].value);
+  const auto* train = std::get_if<bool>(&call.args[2].value);
+  auto* x = std::get<ir::Value*>(call.args[0].value);
+  if (p == nullptr || train == nullptr || !*train || *p <= 0.0) return false;
+  ir::Value* result = call.outputs[0];
+  ir::Value* mask = call.outputs.size() > 1 ? call.outputs[1] : nullptr;
+  if (*p >= 1.0) {
+    // `dropout`, which this call stands for, draws nothing here.
+    if (result != nullptr) calls.add("aten::mul", "Tensor", {x, 0.0}, {result});
+    if (mask != nullptr) calls.add("aten::zeros_like", "", {x, "bool"}, {mask});
+    return true;
+  }
+  if (result == nullptr || !result->type.is_known()) return false;
+  if (mask == nullptr) {
+    ir::Type type = result->type;
+    type.dtype = ir::DType::kBool;
+    mask = calls.temporary(type);
+  }
+  ir::Value* kept = calls.temporary(result->type);
+  calls.add(kBernoulliMask, "", {x, 1.0 - *p}, {mask});
+  calls.add("aten::mul", "Tensor", {x, mask}, {kept});
+  const double scale = rounded_to(1.0 / (1.0 - *p), result->type.dtype);
+  calls.add("aten::mul", "Tensor", {kept, scale}, {result});
+  return true;
+}
+
+bool take_dropout_backward_apart(const Call& call, bool on_cpu, CallList& calls) {
+  ir::Value* result = call.outputs.at(0);
+  if (!on_cpu || result == nullptr) return false;
+  auto* grad = std::get<ir::Value*>(call.args.at(0).value);
+  if (!result->type.is_known() || grad->type.dtype != result->type.dtype) return false;
+  ir::Value* kept = calls.temporary(result->type);
+  calls.add("aten::mul", "Tensor", {grad, call.args.at(1)}, {kept});
+  calls.add("aten::mul", "Tensor", {kept, call.args.at(2)}, {result});
+  return true;
+}
+
+ArgList for_random(const ArgList&) { return {Arg()}; }
+ArgList for_bernoulli(const ArgList& args) { return {args.at(1), Arg()}; }
 
 Op own(std::string name, int inputs, Lowering lower, bool pure) {
   Op op;
@@ -101,6 +159,18 @@ void register_random(Registry& ops) {
   philox.attributes = {{"keep", kFloat}, {"stream", kInt}};
   philox.work.fused = FusedForm::Kind::kRandom;
   ops.add(philox);
+
+  ops.add(Operator{.name = "aten::native_dropout", .out_rewrite = take_dropout_apart});
+  ops.add(Operator{.name = aten::kDropoutBackward, .out_rewrite = take_dropout_backward_apart});
+  // These two are names for the forms below, and nothing else.
+  ops.add(Operator{
+      .name = kBernoulliMask,
+      .overwrite = {.op = "aten::bernoulli_", .overload = "float", .args = for_bernoulli},
+  });
+  ops.add(Operator{
+      .name = kRandomSeed,
+      .overwrite = {.op = "aten::random_", .args = for_random},
+  });
 }
 
 }  // namespace torch_ort::ops

@@ -180,6 +180,14 @@ void lower_reduction(const Node& node, CallList& calls) {
   reduction_of(node).lower(node, std::move(list), calls);
 }
 
+// Without axes it has no `out=`.
+bool take_sum_along_all(const Call& call, bool, CallList& calls) {
+  if (!call.overload.empty()) return false;
+  const Arg dtype = call.args.size() > 1 ? call.args[1] : Arg();
+  calls.add("aten::sum", "dim_IntList", {call.args.at(0), ArgList{}, false, dtype}, call.outputs);
+  return true;
+}
+
 int reduction_since(const Node& node) {
   const bool is_extreme = node.op.name == "ReduceMax" || node.op.name == "ReduceMin";
   if (is_extreme && input(node, 0).type.dtype == DType::kBool) return 20;
@@ -269,6 +277,7 @@ void register_reduction(Registry& ops) {
     op.work.fused = row.fused;
     ops.add(op);
   }
+  ops.add(Operator{.name = "aten::sum", .out_rewrite = take_sum_along_all});
 }
 
 }  // namespace torch_ort::ops

@@ -83,6 +83,14 @@ std::vector<const Op*> Registry::all() const {
   return all;
 }
 
+std::vector<std::string> Registry::operator_names() const {
+  std::vector<std::string> names;
+  names.reserve(operators_.size());
+  for (const auto& [name, row] : operators_) names.push_back(name);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 void check_inputs(const ir::Node& node) {
   const Op* op = registry().find(node.op);
   if (op == nullptr) return;

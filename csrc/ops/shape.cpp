@@ -1,6 +1,7 @@
 // Ops that move or view elements without computing: reshapes, slices, joins, padding, triangles.
 
 #include "base/error.h"
+#include "ops/aten_names.h"
 #include "ops/families.h"
 #include "ops/shapes.h"
 
@@ -745,10 +746,11 @@ void register_shape(Registry& ops) {
   Op reshape = view("Reshape", 2, 5, infer_reshape, lower_reshape);
   reshape.attributes = {{"allowzero", kInt}};
   reshape.since_of = reshape_since;
-  reshape.work.fused = Kind::kPass;
+  reshape.work = {.keeps_elements = true, .fused = Kind::kPass};
   ops.add(reshape);
   Op flatten = view("Flatten", 1, 11, infer_flatten, lower_flatten);
   flatten.attributes = {{"axis", kInt}};
+  flatten.work.keeps_elements = true;
   ops.add(flatten);
   Op transpose = view("Transpose", 1, 1, infer_transpose, lower_transpose);
   transpose.attributes = {{"perm", kInts}};
@@ -763,11 +765,11 @@ void register_shape(Registry& ops) {
   ops.add(slice);
 
   Op unsqueeze = view("Unsqueeze", 2, 13, infer_unsqueeze, lower_unsqueeze);
-  unsqueeze.work.fused = Kind::kPass;
+  unsqueeze.work = {.keeps_elements = true, .fused = Kind::kPass};
   ops.add(unsqueeze);
   Op squeeze = view("Squeeze", 2, 13, infer_squeeze, lower_squeeze);
   squeeze.min_inputs = 1;
-  squeeze.work.fused = Kind::kPass;
+  squeeze.work = {.keeps_elements = true, .fused = Kind::kPass};
   ops.add(squeeze);
 
   Op split = view("Split", 2, 13, infer_split, lower_split);
@@ -787,7 +789,7 @@ void register_shape(Registry& ops) {
   tile.int_inputs = {1};
   ops.add(tile);
   Op identity = op("Identity", 1, 1, infer_same, lower_identity);
-  identity.work = {.elementwise = true, .fused = Kind::kPass};
+  identity.work = {.elementwise = true, .keeps_elements = true, .fused = Kind::kPass};
   ops.add(identity);
 
   Op pad = op("Pad", 2, 11, infer_pad, lower_pad);
@@ -812,6 +814,16 @@ void register_shape(Registry& ops) {
   dims.domain = ir::kTorchOrtDomain;
   dims.attributes = {{"dims", kDims}};
   ops.add(dims);
+
+  for (const char* name : {"aten::_unsafe_view", "aten::unsafe_chunk", "aten::unsafe_split",
+                           "aten::unsafe_split_with_sizes"}) {
+    ops.add(Operator{.name = name, .gives_view = true});
+  }
+  ops.add(Operator{.name = "aten::as_strided", .names_strides = true});
+  ops.add(Operator{.name = "aten::reshape", .view_or_copy = true});
+  for (const char* name : {"aten::select_backward", aten::kSliceBackward}) {
+    ops.add(Operator{.name = name, .is_placeable = true});
+  }
 }
 
 }  // namespace torch_ort::ops

@@ -1,5 +1,6 @@
 // Ops that turn rows of numbers into distributions.
 
+#include "ops/aten_names.h"
 #include "ops/families.h"
 #include "ops/shapes.h"
 
@@ -30,6 +31,12 @@ void register_softmax(Registry& ops) {
     op.infer = infer_softmax;
     op.lower = lower_softmax;
     ops.add(op);
+  }
+  for (const char* name : {"aten::_log_softmax", "aten::_softmax"}) {
+    ops.add(Operator{.name = name, .row_argument = 1});
+  }
+  for (const char* name : {aten::kLogSoftmaxBackward, aten::kSoftmaxBackward}) {
+    ops.add(Operator{.name = name, .row_argument = 2, .check = check_softmax_backward});
   }
 }
 

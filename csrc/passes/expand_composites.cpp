@@ -5,6 +5,7 @@
 
 #include "ir/edit.h"
 #include "ops/aten.h"
+#include "ops/aten_names.h"
 #include "ops/channels_last.h"
 #include "ops/fusion.h"
 #include "ops/op.h"
@@ -522,7 +523,7 @@ bool expand_softmax_backward(Graph& graph, Node& node) {
   Expander write(graph, node, *result);
   grad = write.number(grad);
   result = write.number(result);
-  if (call.op == "aten::_log_softmax_backward_data") {
+  if (call.op == ops::aten::kLogSoftmaxBackward) {
     Value* sum = sum_of_rows(write, grad);
     Value* share = write.make("Mul", {write.make("Exp", {result}), sum});
     write.replace(0, write.make("Sub", {grad, share}));
@@ -726,7 +727,7 @@ bool expand_by_size(Graph& graph, Node& node) {
     return false;
   }
   Expander write(graph, node, *x);
-  const char* op = call.op == "aten::div" ? "Div" : "Mul";
+  const char* op = call.op == ops::aten::kDiv ? "Div" : "Mul";
   write.replace_elements(0, write.make(op, {write.number(x), write.ratio(1, *size, 1)}));
   return true;
 }
@@ -797,21 +798,21 @@ constexpr Expansion kExpansions[] = {
     {"LogSoftmax", expand_softmax},
     {"Pow", expand_pow},
     {"Softmax", expand_softmax},
-    {"aten::_log_softmax_backward_data", expand_softmax_backward},
-    {"aten::_native_batch_norm_legit_functional", expand_batch_norm},
-    {"aten::_scaled_dot_product_flash_attention_for_cpu", expand_flash_attention},
-    {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", expand_flash_attention_backward},
-    {"aten::_softmax_backward_data", expand_softmax_backward},
-    {"aten::div", expand_by_size},
-    {"aten::embedding_dense_backward", expand_embedding_backward},
-    {"aten::mul", expand_by_size},
-    {"aten::native_batch_norm_backward", expand_batch_norm_backward},
-    {"aten::native_dropout_backward", expand_dropout_backward},
-    {"aten::native_layer_norm", expand_native_layer_norm},
-    {"aten::native_layer_norm_backward", expand_layer_norm_backward},
-    {"aten::nll_loss_backward", expand_nll_backward},
-    {"aten::nll_loss_forward", expand_nll},
-    {"aten::rsqrt", expand_rsqrt},
+    {ops::aten::kLogSoftmaxBackward, expand_softmax_backward},
+    {ops::aten::kBatchNorm, expand_batch_norm},
+    {ops::aten::kFlashAttention, expand_flash_attention},
+    {ops::aten::kFlashAttentionBackward, expand_flash_attention_backward},
+    {ops::aten::kSoftmaxBackward, expand_softmax_backward},
+    {ops::aten::kDiv, expand_by_size},
+    {ops::aten::kEmbeddingBackward, expand_embedding_backward},
+    {ops::aten::kMul, expand_by_size},
+    {ops::aten::kBatchNormBackward, expand_batch_norm_backward},
+    {ops::aten::kDropoutBackward, expand_dropout_backward},
+    {ops::aten::kLayerNorm, expand_native_layer_norm},
+    {ops::aten::kLayerNormBackward, expand_layer_norm_backward},
+    {ops::aten::kNllLossBackward, expand_nll_backward},
+    {ops::aten::kNllLoss, expand_nll},
+    {ops::aten::kRsqrt, expand_rsqrt},
 };
 
 const Expansion* find_expansion(const Node& node) {

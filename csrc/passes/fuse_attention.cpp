@@ -13,6 +13,7 @@
 
 #include "ir/edit.h"
 #include "ops/aten.h"
+#include "ops/aten_names.h"
 #include "ops/fusion.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
@@ -60,10 +61,8 @@ Shape leading(const Shape& shape) { return Shape(shape.begin(), shape.end() - 2)
 bool keeps_elements(const Node& node) {
   if (!node.op.domain.empty() || node.inputs.empty() || !is_real(node.inputs[0])) return false;
   if (!is_real(node.outputs.at(0))) return false;
-  const std::string& op = node.op.name;
-  if (op == "Expand") return shape_of(*node.inputs[0]) == shape_of(*node.outputs[0]);
-  return op == "Reshape" || op == "Squeeze" || op == "Unsqueeze" || op == "Identity" ||
-         op == "Cast";
+  if (ir::is(&node, "Expand")) return shape_of(*node.inputs[0]) == shape_of(*node.outputs[0]);
+  return ops::work_of(node).keeps_elements;
 }
 
 // The order of dims in which the last two have changed places.
@@ -230,7 +229,7 @@ class AttentionFusion {
   // A softmax over the last dim; whether it gives zeros where all scores are -inf.
   static std::optional<bool> softmax_kind(const Node& node) {
     const bool is_standard = ir::is(&node, "Softmax");
-    const bool is_safe = ops::key_of(node) == "aten::_safe_softmax";
+    const bool is_safe = ops::key_of(node) == ops::aten::kSafeSoftmax;
     if ((!is_standard && !is_safe) || !node.inputs[0] || !node.inputs[0]->type.shape) return {};
     const auto rank = static_cast<int64_t>(node.inputs[0]->type.shape->size());
     const int64_t axis = ir::int_attr(node.attrs, is_standard ? "axis" : "dim", -1);
@@ -372,7 +371,7 @@ class AttentionFusion {
     for (Value* value : match.weights.values) {
       for (const ir::Use& use : value->uses) {
         if (use.node == nullptr || !backward_.contains(use.node)) continue;
-        if (ops::key_of(*use.node) == "aten::_softmax_backward_data" && softmax == nullptr &&
+        if (ops::key_of(*use.node) == ops::aten::kSoftmaxBackward && softmax == nullptr &&
             value == match.softmax->outputs[0] && use.index == 1) {
           softmax = use.node;
         } else if (swaps_last_dims(use.node) && product == nullptr) {
@@ -421,7 +420,7 @@ class AttentionFusion {
         return has_dropout && is_real(found.gradient) &&
                found.gradient->type.dtype == match.value.value->type.dtype;
       }
-      if (ops::key_of(node) == "aten::native_dropout_backward" && !has_dropout) {
+      if (ops::key_of(node) == ops::aten::kDropoutBackward && !has_dropout) {
         const ops::Call undo = ops::decode_aten(node);
         const auto* scale = std::get_if<double>(&undo.args.at(2).value);
         if (node.inputs[1] != match.weights.dropout->outputs[1] || scale == nullptr ||

@@ -9,6 +9,7 @@
 
 #include "ir/edit.h"
 #include "ops/aten.h"
+#include "ops/aten_names.h"
 #include "ops/fusion.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
@@ -379,7 +380,7 @@ class Mover {
   // Where in `term` the gradient of a slice lies, which only the sum reads.
   std::optional<Part> part_of_gradient(const Value& term, const Node& sum) const {
     const Node* node = term.producer;
-    if (node == nullptr || ops::key_of(*node) != "aten::slice_backward" || !is_only_use(term) ||
+    if (node == nullptr || ops::key_of(*node) != ops::aten::kSliceBackward || !is_only_use(term) ||
         !is_in_reach(term) || !is_same_half(*node, sum) ||
         !(*term.type.shape == *sum.outputs[0]->type.shape)) {
       return std::nullopt;

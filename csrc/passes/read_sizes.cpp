@@ -223,10 +223,7 @@ class SizeReader {
     if (op == "Concat") return joined(node, depth);
     if (op == "Gather") return gathered(node, depth);
     if (op == "Slice") return sliced(node, depth);
-    if (op == "Cast" || op == "Identity" || op == "Reshape" || op == "Squeeze" ||
-        op == "Unsqueeze") {
-      return read(node.inputs[0], depth);
-    }
+    if (ops::work_of(node).keeps_elements) return read(node.inputs[0], depth);
     const auto arithmetic = kArithmetic.find(op);
     if (arithmetic == kArithmetic.end() || node.inputs.size() != 2) return std::nullopt;
     return calculated(node, arithmetic->second, depth);

@@ -4,6 +4,7 @@
 // dropout crosses as its mask: its result is the same product again.
 
 #include "ir/edit.h"
+#include "ops/aten_names.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
 #include "ops/writer.h"
@@ -123,7 +124,7 @@ class Recomputation {
     ops::Writer write(graph_, &before);
     if (const auto ratio = dropout_ratio(node)) {
       const ir::Attrs attrs = {
-          {"operator", std::string("aten::native_dropout_backward")},
+          {"operator", std::string(ops::aten::kDropoutBackward)},
           {"overload_name", std::string()},
           {"scale", 1.0 / (1.0 - *ratio)},
           {"tensor_args", std::vector<std::string>{"grad_output", "mask"}},

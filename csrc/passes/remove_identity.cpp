@@ -3,6 +3,8 @@
 // into either, by what counts in its memory, or by a caller who holds one of the two.
 
 #include "ir/edit.h"
+#include "ops/aten.h"
+#include "ops/op.h"
 #include "passes/memory.h"
 #include "passes/pass.h"
 
@@ -24,8 +26,7 @@ bool is_part_of_larger(const ir::Value& value) {
 // there; a tensor of the caller's may be a part.
 bool names_strides(const ir::Graph& graph) {
   return std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const ir::Node& node) {
-    return ir::is(&node, "ATen", ir::kAtenDomain) &&
-           ir::string_attr(node.attrs, "operator", "") == "aten::as_strided";
+    return ops::registry().operator_row(ops::key_of(node)).names_strides;
   });
 }
 

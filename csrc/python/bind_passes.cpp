@@ -88,6 +88,8 @@ void bind_passes(py::module_& module) {
     return names;
   });
   module.attr("testing").attr("op_facts") = py::cpp_function(&op_facts);
+  module.attr("testing").attr("operator_names") =
+      py::cpp_function([] { return ops::registry().operator_names(); });
 }
 
 }  // namespace torch_ort::python

@@ -1,6 +1,7 @@
 // One set of sizes: binds its symbols, asks plan/ for places, binds the arguments.
 #include "base/error.h"
 #include "base/failpoint.h"
+#include "ops/op.h"
 #include "run/context.h"
 #include "run/counters.h"
 #include "run/describe.h"
@@ -294,9 +295,10 @@ class Binder {
   }
 
   // Whether the results stay inside: an object that is pointed elsewhere must be the engine's own.
-  // as_strided counts from the beginning of the memory that a caller's tensor may be a part of.
+  // Strides that are named count from the beginning of memory that a caller's tensor may be a part
+  // of.
   bool may_move(const Step& step) const {
-    if (step.op->schema().name() == "aten::as_strided") return false;
+    if (ops::registry().operator_row(step.op->schema().name()).names_strides) return false;
     const auto stays = [this](int slot) {
       const auto is_in = [slot](const std::vector<int>& slots) {
         return std::find(slots.begin(), slots.end(), slot) != slots.end();

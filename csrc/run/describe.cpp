@@ -3,6 +3,7 @@
 #include "run/describe.h"
 
 #include "base/error.h"
+#include "ops/aten.h"
 #include "run/parts.h"
 
 #include <ATen/TensorUtils.h>
@@ -161,7 +162,7 @@ class Describer {
     const size_t border = session_.num_forward_;
     const bool same_half = (static_cast<size_t>(facts.producer) < border) == (step < border);
     // A third party's kernel may keep what it gives.
-    const bool is_torchs = producer.op && producer.op->operator_name().name.starts_with("aten::");
+    const bool is_torchs = producer.op && ops::is_pytorchs(producer.op->operator_name().name);
     const TensorSpec& spec = result_.specs[slot];
     const auto numel =
         std::accumulate(spec.sizes.begin(), spec.sizes.end(), int64_t{1}, std::multiplies<>());

@@ -1,11 +1,10 @@
 #include "run/out_forms.h"
 
 #include "build_info.h"
+#include "ops/op.h"
 #include "run/proved_out_forms.h"
 
 #include <ATen/core/jit_type.h>
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
 
 #include <algorithm>
 #include <iterator>
@@ -13,7 +12,6 @@
 #include <set>
 #include <sstream>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 namespace torch_ort::run {
@@ -126,134 +124,6 @@ bool is_out_of(const FunctionSchema& functional, const FunctionSchema& out) {
   return true;
 }
 
-ops::Arg first(const ops::ArgList& args) { return args.at(0); }
-
-const OverwriteForm kOverwriteForms[] = {
-    {"aten::clone", "", "aten::copy_", "",
-     [](const ops::ArgList& a) -> ops::ArgList { return {first(a), false}; }, true},
-    {"aten::_to_copy", "", "aten::copy_", "",
-     [](const ops::ArgList& a) -> ops::ArgList { return {first(a), false}; }},
-    {"aten::zeros_like", "", "aten::zero_", "",
-     [](const ops::ArgList&) -> ops::ArgList { return {}; }},
-    {"aten::ones_like", "", "aten::fill_", "Scalar",
-     [](const ops::ArgList&) -> ops::ArgList { return {1}; }},
-    {"aten::full_like", "", "aten::fill_", "Scalar",
-     [](const ops::ArgList& a) -> ops::ArgList { return {a.at(1)}; }},
-    {"aten::full", "", "aten::fill_", "Scalar",
-     [](const ops::ArgList& a) -> ops::ArgList { return {a.at(1)}; }},
-    {"aten::zeros", "", "aten::zero_", "", [](const ops::ArgList&) -> ops::ArgList { return {}; }},
-    {"aten::ones", "", "aten::fill_", "Scalar",
-     [](const ops::ArgList&) -> ops::ArgList { return {1}; }},
-    {"aten::new_zeros", "", "aten::zero_", "",
-     [](const ops::ArgList&) -> ops::ArgList { return {}; }},
-    {"aten::new_full", "", "aten::fill_", "Scalar",
-     [](const ops::ArgList& a) -> ops::ArgList { return {a.at(2)}; }},
-    {"torch_ort::random_seed", "", "aten::random_", "",
-     [](const ops::ArgList&) -> ops::ArgList { return {ops::Arg()}; }},
-    {"torch_ort::bernoulli_mask", "", "aten::bernoulli_", "float",
-     [](const ops::ArgList& a) -> ops::ArgList { return {a.at(1), ops::Arg()}; }},
-};
-
-// Their `.Scalar` overload wraps the number into a tensor and calls the other one, which has an
-// out= kernel.
-const std::unordered_set<std::string> kWrapsNumbers = {"aten::add", "aten::sub", "aten::mul",
-                                                       "aten::div"};
-
-// Some kernels keep a number in the dtype of the elements that they multiply it by.
-double rounded_to(double number, ir::DType dtype) {
-  const auto narrow = static_cast<float>(number);
-  if (dtype == ir::DType::kBFloat16) return static_cast<float>(c10::BFloat16(narrow));
-  if (dtype == ir::DType::kHalf) return static_cast<float>(c10::Half(narrow));
-  return number;
-}
-
-// Whether `call` was replaced by calls with real out= forms, appended to `out`.
-bool expand_to_out_forms(ops::CallList& calls, const ops::Call& call, bool on_cpu,
-                         std::vector<ops::Call>& out) {
-  const auto push = [&](std::string op, std::string overload, ops::ArgList args,
-                        std::vector<ir::Value*> outputs) {
-    out.push_back(
-        {std::move(op), std::move(overload), std::move(args), std::move(outputs), call.node});
-  };
-  const auto input = [&](size_t index) { return std::get<ir::Value*>(call.args.at(index).value); };
-
-  if (call.overload == "Scalar" && kWrapsNumbers.contains(call.op) && call.args.size() >= 2) {
-    push(call.op, "Tensor", call.args, call.outputs);
-    return true;
-  }
-  if (call.op == "aten::relu") {
-    push("aten::clamp_min", "", {input(0), 0}, call.outputs);
-    return true;
-  }
-  if (call.op == "aten::sum" && call.overload.empty()) {
-    push("aten::sum", "dim_IntList",
-         {input(0), ops::Arg(ops::ArgList{}), false,
-          call.args.size() > 1 ? call.args[1] : ops::Arg()},
-         call.outputs);
-    return true;
-  }
-  if (call.op == "aten::embedding") {
-    // As the functional kernel does it: rows by number, then the shape.
-    ir::Value *weight = input(0), *ids = input(1), *result = call.outputs.at(0);
-    if (result == nullptr || !ids->type.is_known() || !weight->type.is_known()) return false;
-    if (weight->type.shape->size() != 2) return false;
-    if (ids->type.shape->size() == 1) {
-      push("aten::index_select", "", {weight, 0, ids}, call.outputs);
-      return true;
-    }
-    const ir::Dim count = ir::numel(*ids->type.shape);
-    ir::Type flat_ids = ids->type;
-    flat_ids.shape = ir::Shape{count};
-    flat_ids.strides.reset();
-    ir::Type rows = result->type;
-    rows.shape = ir::Shape{count, weight->type.shape->at(1)};
-    rows.strides.reset();
-    ir::Value* flat = calls.temporary(flat_ids);
-    ir::Value* selected = calls.temporary(rows);
-    push("aten::reshape", "", {ids, ops::Arg::list(ir::Shape{-1})}, {flat});
-    push("aten::index_select", "", {weight, 0, flat}, {selected});
-    push("aten::view", "", {selected, ops::Arg::list(*result->type.shape)}, {result});
-    return true;
-  }
-  if (on_cpu && call.op == "aten::native_dropout" && call.args.size() == 3) {
-    // The steps of the CPU kernel, with memory of ours; the draws and the roundings are the same.
-    const auto* p = std::get_if<double>(&call.args[1].value);
-    const auto* train = std::get_if<bool>(&call.args[2].value);
-    ir::Value* x = input(0);
-    if (p == nullptr || train == nullptr || !*train || *p <= 0.0) return false;
-    if (*p >= 1.0) {
-      // `dropout`, which this call stands for, draws nothing here.
-      if (call.outputs[0] != nullptr) push("aten::mul", "Tensor", {x, 0.0}, {call.outputs[0]});
-      if (call.outputs.size() > 1 && call.outputs[1] != nullptr) {
-        push("aten::zeros_like", "", {x, "bool"}, {call.outputs[1]});
-      }
-      return true;
-    }
-    if (call.outputs[0] == nullptr || !call.outputs[0]->type.is_known()) return false;
-    ir::Value* mask = call.outputs.size() > 1 ? call.outputs[1] : nullptr;
-    if (mask == nullptr) {
-      ir::Type type = call.outputs[0]->type;
-      type.dtype = ir::DType::kBool;
-      mask = calls.temporary(type);
-    }
-    ir::Value* kept = calls.temporary(call.outputs[0]->type);
-    push("torch_ort::bernoulli_mask", "", {x, 1.0 - *p}, {mask});
-    push("aten::mul", "Tensor", {x, mask}, {kept});
-    const double scale = rounded_to(1.0 / (1.0 - *p), call.outputs[0]->type.dtype);
-    push("aten::mul", "Tensor", {kept, scale}, {call.outputs[0]});
-    return true;
-  }
-  if (on_cpu && call.op == "aten::native_dropout_backward" && call.outputs.at(0) != nullptr) {
-    const ir::Type& type = call.outputs[0]->type;
-    if (!type.is_known() || input(0)->type.dtype != type.dtype) return false;
-    ir::Value* kept = calls.temporary(type);
-    push("aten::mul", "Tensor", {input(0), input(1)}, {kept});
-    push("aten::mul", "Tensor", {kept, call.args.at(2)}, {call.outputs[0]});
-    return true;
-  }
-  return false;
-}
-
 }  // namespace
 
 std::optional<c10::OperatorHandle> find_op(const std::string& op, const std::string& overload) {
@@ -279,27 +149,32 @@ std::optional<OutForm> find_out_form(const c10::OperatorHandle& functional, bool
   return std::nullopt;
 }
 
-const OverwriteForm* find_overwrite_form(const ops::Call& call) {
-  for (const OverwriteForm& form : kOverwriteForms) {
-    if (call.op == form.functional && call.overload == form.overload) return &form;
-  }
-  return nullptr;
+const ops::OverwriteForm* find_overwrite_form(const ops::Call& call) {
+  const ops::OverwriteForm& form = ops::registry().operator_row(call.op).overwrite;
+  return form.op != nullptr && call.overload.empty() ? &form : nullptr;
 }
 
 void prefer_out_forms(ops::CallList& calls, bool on_cpu, size_t& yield_position,
                       const std::function<bool(const ir::Value*)>& is_late) {
-  std::vector<ops::Call> rewritten;
-  rewritten.reserve(calls.calls.size());
+  ops::CallList rewritten;
+  rewritten.temporaries = std::move(calls.temporaries);  // each stays where it is
   size_t new_position = yield_position;
   for (size_t i = 0; i < calls.calls.size(); ++i) {
-    if (i == yield_position) new_position = rewritten.size();
-    ops::Call& call = calls.calls[i];
+    const size_t begin = rewritten.calls.size();
+    if (i == yield_position) new_position = begin;
+    const ops::Call& call = calls.calls[i];
     const bool late = std::any_of(call.outputs.begin(), call.outputs.end(),
                                   [&](const ir::Value* v) { return v != nullptr && is_late(v); });
-    if (late || !expand_to_out_forms(calls, call, on_cpu, rewritten)) rewritten.push_back(call);
+    const ops::OutRewrite rewrite = ops::registry().operator_row(call.op).out_rewrite;
+    if (late || rewrite == nullptr || !rewrite(call, on_cpu, rewritten)) {
+      rewritten.calls.push_back(call);
+    }
+    for (size_t made = begin; made < rewritten.calls.size(); ++made) {
+      rewritten.calls[made].node = call.node;
+    }
   }
-  if (yield_position == calls.calls.size()) new_position = rewritten.size();
-  calls.calls = std::move(rewritten);
+  if (yield_position == calls.calls.size()) new_position = rewritten.calls.size();
+  calls = std::move(rewritten);
   yield_position = new_position;
 }
 

@@ -1,7 +1,7 @@
 // Which calls can write their results into memory that they are given; internal to run/.
 #pragma once
 
-#include "ops/call.h"
+#include "ops/out_form.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
@@ -27,21 +27,12 @@ struct OutForm {
 // Nothing where no such overload is proved for this torch and device.
 std::optional<OutForm> find_out_form(const c10::OperatorHandle& functional, bool on_cpu);
 
-// Out-first forms: an in-place operator that overwrites its first argument whole, whatever it held.
-struct OverwriteForm {
-  const char* functional;  // "aten::clone"
-  const char* overload;
-  const char* in_place;  // "aten::copy_"
-  const char* in_place_overload;
-  ops::ArgList (*args)(const ops::ArgList& functional_args);  // after the overwritten one
-  bool over_operands = false;  // the result may lie where an operand of its layout does
-};
-
-const OverwriteForm* find_overwrite_form(const ops::Call& call);  // nullptr: there is none
+// By the row of its operator; nullptr if there is none.
+const ops::OverwriteForm* find_overwrite_form(const ops::Call& call);
 
 // Replaces calls whose functional kernel allocates by equal calls that have a real `out=` form
-// (embedding by index_select, dropout by bernoulli and products, ...). Bits of the results stay.
-// Calls with a late result stay as they are.
+// (embedding by index_select, dropout by bernoulli and products, ...), as the rows of their
+// operators say. Bits of the results stay. Calls with a late result stay as they are.
 void prefer_out_forms(ops::CallList& calls, bool on_cpu, size_t& yield_position,
                       const std::function<bool(const ir::Value*)>& is_late);
 

@@ -1,5 +1,7 @@
 #include "run/parts.h"
 
+#include "ops/aten_names.h"
+
 #include <ATen/TensorUtils.h>
 
 #include <algorithm>
@@ -74,7 +76,7 @@ void PartPlacer::run() {
 }
 
 bool PartPlacer::is_concat(const Step& step) const {
-  return step.form == Form::kOut && step.op->operator_name().name == "aten::cat" &&
+  return step.form == Form::kOut && step.op->operator_name().name == ops::aten::kCat &&
          step.args.size() == 3 && step.args[0].kind == ArgSource::Kind::kSlotList &&
          step.args[1].kind == ArgSource::Kind::kConstant && step.args[1].constant.isInt();
 }

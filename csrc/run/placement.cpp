@@ -1,5 +1,7 @@
 #include "run/placement.h"
 
+#include "ops/op.h"
+
 #include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
@@ -62,11 +64,7 @@ static void install() {
   (void)done;
 }
 
-bool is_placeable(const std::string& op) {
-  static const char* const known[] = {"aten::convolution", "aten::convolution_backward",
-                                      "aten::select_backward", "aten::slice_backward"};
-  return std::find(std::begin(known), std::end(known), op) != std::end(known);
-}
+bool is_placeable(const std::string& op) { return ops::registry().operator_row(op).is_placeable; }
 
 AllocationNumbers::AllocationNumbers(size_t num_results)
     : numbers_(std::make_unique<std::atomic<int>[]>(num_results)) {

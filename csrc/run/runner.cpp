@@ -2,11 +2,11 @@
 // step.
 #include "base/error.h"
 #include "base/failpoint.h"
+#include "ops/kernel_checks.h"
 #include "run/call_watch.h"
 #include "run/context.h"
 #include "run/control_flow.h"
 #include "run/counters.h"
-#include "run/kernel_checks.h"
 #include "run/spoil.h"
 
 #include <ATen/core/List.h>
@@ -120,7 +120,7 @@ void call_op(Context& context, const Step& step, const std::vector<BoundArg>& ar
   Stack& stack = context.stack;
   stack.clear();
   for (const BoundArg& arg : args) push_arg(context, arg, stack);
-  if (context.binding->session->is_from_file()) check_kernel_arguments(*step.op, stack);
+  if (context.binding->session->is_from_file()) ops::check_kernel_arguments(*step.op, stack);
   step.op->callBoxed(&stack);
 }
 

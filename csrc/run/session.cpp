@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "base/failpoint.h"
 #include "ops/aten.h"
+#include "ops/aten_names.h"
 #include "ops/control_flow.h"
 #include "run/arena.h"
 #include "run/context.h"
@@ -305,7 +306,7 @@ void Session::copy_views_that_leave() {
     ir::Value* copied = temporary(*value);
     // What is written has a place of its own for each element.
     if (repeats_elements(copied->type)) copied->type.strides = std::nullopt;
-    added.push_back({"aten::clone", "", {value, ops::Arg()}, {copied}, value->producer});
+    added.push_back({ops::aten::kClone, "", {value, ops::Arg()}, {copied}, value->producer});
     return copied;
   };
   // A view that repeats elements goes on doing so: what it looks at is copied, and looked at again.

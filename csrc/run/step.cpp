@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "ops/aten.h"
+#include "ops/op.h"
 #include "run/control_flow.h"
 #include "run/dtype.h"
 #include "run/out_forms.h"
@@ -109,18 +110,11 @@ ArgSource constant(IValue value) {
   return source;
 }
 
-// Whether the kernel gathers along the last dim: it finishes what it gathers of a row before it
-// writes the elements of the row.
+// Whether the kernel gathers along the last dim (row_argument in ops/op.h).
 bool works_along_rows(const ops::Call& call) {
-  static const std::unordered_map<std::string, size_t> dim_argument = {
-      {"aten::_softmax", 1},
-      {"aten::_log_softmax", 1},
-      {"aten::_softmax_backward_data", 2},
-      {"aten::_log_softmax_backward_data", 2},
-  };
-  auto found = dim_argument.find(call.op);
-  if (found == dim_argument.end() || !call.outputs[0]->type.shape) return false;
-  const auto* dim = std::get_if<ir::Dim>(&call.args.at(found->second).value);
+  const int argument = ops::registry().operator_row(call.op).row_argument;
+  if (argument < 0 || !call.outputs[0]->type.shape) return false;
+  const auto* dim = std::get_if<ir::Dim>(&call.args.at(argument).value);
   const auto rank = static_cast<int64_t>(call.outputs[0]->type.shape->size());
   return dim != nullptr && rank > 0 && (*dim == ir::Dim(-1) || *dim == ir::Dim(rank - 1));
 }
@@ -268,7 +262,7 @@ Step Resolver::bind(const c10::OperatorHandle& op, const ops::ArgList& args,
   for (const ir::Value* value : call.outputs) {
     step.outputs.push_back(value == nullptr ? -1 : slot(value));
   }
-  step.effect = schema.is_mutable() || is_random(op) || ops::raises_or_reads_back(call.op);
+  step.effect = ops::has_effects(op);
   return step;
 }
 
@@ -282,9 +276,9 @@ bool Resolver::use_out_form(const ops::Call& call, Step& step) const {
     source.slots = {index};
     return source;
   };
-  if (const OverwriteForm* form = find_overwrite_form(call); form && call.outputs.at(0)) {
-    auto op = find_op(form->in_place, form->in_place_overload);
-    ORT_CHECK(op.has_value(), "operator ", form->in_place, " is not registered");
+  if (const ops::OverwriteForm* form = find_overwrite_form(call); form && call.outputs.at(0)) {
+    auto op = find_op(form->op, form->overload);
+    ORT_CHECK(op.has_value(), "operator ", form->op, " is not registered");
     ops::ArgList args = form->args(call.args);
     args.insert(args.begin(), ops::Arg());
     Step overwrite = bind(*op, args, call);
@@ -383,7 +377,7 @@ Step Resolver::resolve_functional(const ops::Call& call) const {
     step.form = Form::kPython;
   } else if (call.op.starts_with("torch_ort::python_op")) {
     step.form = Form::kPythonOp;
-  } else if (call.op == "aten::reshape") {
+  } else if (ops::registry().operator_row(call.op).view_or_copy) {
     step.form = Form::kReshape;
   } else if (schema.is_mutable()) {
     step.form = Form::kMutation;

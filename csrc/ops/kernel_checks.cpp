@@ -1,25 +1,24 @@
-#include "run/kernel_checks.h"
+#include "ops/kernel_checks.h"
 
 #include "base/error.h"
+#include "ops/op.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/aminmax.h>
 #include <c10/util/accumulate.h>
 
 #include <string>
 #include <string_view>
-#include <unordered_map>
 
-namespace torch_ort::run {
+namespace torch_ort::ops {
 
-namespace {
+using Stack = std::vector<c10::IValue>;
 
-using torch::jit::Stack;
-
-// The arguments of one call by their names.
-class Call {
+class KernelCall {
  public:
-  Call(const c10::FunctionSchema& schema, const Stack& stack) : schema_(schema), stack_(stack) {}
+  KernelCall(const c10::FunctionSchema& schema, const Stack& stack)
+      : schema_(schema), stack_(stack) {}
 
   const c10::IValue& argument(std::string_view name) const {
     const auto& arguments = schema_.arguments();
@@ -70,9 +69,11 @@ class Call {
   const Stack& stack_;
 };
 
-void check_softmax_backward(const Call& call) { call.want_same_sizes("grad_output", "output"); }
+void check_softmax_backward(const KernelCall& call) {
+  call.want_same_sizes("grad_output", "output");
+}
 
-void check_layer_norm_backward(const Call& call) {
+void check_layer_norm_backward(const KernelCall& call) {
   call.want_same_sizes("grad_out", "input");
   const at::Tensor input = call.tensor("input");
   const std::vector<int64_t> normalized = call.argument("normalized_shape").toIntVector();
@@ -89,12 +90,12 @@ void check_layer_norm_backward(const Call& call) {
   for (const char* name : {"weight", "bias"}) call.want_elements(name, columns);
 }
 
-void check_group_norm(const Call& call) {
+void check_group_norm(const KernelCall& call) {
   call.check(call.argument("group").toInt() > 0, "group", call.argument("group").toInt(),
              "1 or more");
 }
 
-void check_batch_norm_backward(const Call& call) {
+void check_batch_norm_backward(const KernelCall& call) {
   call.want_same_sizes("grad_out", "input");
   const at::Tensor input = call.tensor("input");
   call.check(input.dim() >= 2 && input.numel() > 0, "input", input.sizes(),
@@ -109,7 +110,7 @@ void check_batch_norm_backward(const Call& call) {
   }
 }
 
-void check_max_pool_backward(const Call& call) {
+void check_max_pool_backward(const KernelCall& call) {
   const at::Tensor input = call.tensor("self"), grad = call.tensor("grad_output");
   const at::Tensor indices = call.tensor("indices");
   call.check(indices.sizes() == grad.sizes(), "indices", indices.sizes(), grad.sizes());
@@ -119,7 +120,7 @@ void check_max_pool_backward(const Call& call) {
   call.want_places("indices", c10::multiply_integers(input.sizes().slice(input.dim() - spatial)));
 }
 
-void check_attention_backward(const Call& call) {
+void check_attention_backward(const KernelCall& call) {
   const at::Tensor query = call.tensor("query"), key = call.tensor("key");
   for (const char* name : {"grad_out", "out"}) call.want_same_sizes(name, "query");
   call.want_same_sizes("value", "key");
@@ -131,12 +132,12 @@ void check_attention_backward(const Call& call) {
   call.want_elements("logsumexp", query.size(0) * query.size(1) * query.size(2));
 }
 
-void check_pairwise_distance(const Call& call) {
+void check_pairwise_distance(const KernelCall& call) {
   const at::Tensor points = call.tensor("self");
   call.check(points.dim() == 2, "self", points.sizes(), "2 dims");
 }
 
-void check_pairwise_distance_backward(const Call& call) {
+void check_pairwise_distance_backward(const KernelCall& call) {
   check_pairwise_distance(call);
   const int64_t num_points = call.tensor("self").size(0);
   for (const char* name : {"grad", "pdist"}) {
@@ -144,7 +145,7 @@ void check_pairwise_distance_backward(const Call& call) {
   }
 }
 
-void check_weight_norm(const Call& call, const char* weight, const char* norms) {
+static void check_weight_norm(const KernelCall& call, const char* weight, const char* norms) {
   const at::Tensor v = call.tensor(weight);
   const int64_t dim = call.argument("dim").toInt();
   call.check(dim == 0 || dim == v.dim() - 1, "dim", dim, concat("0 or ", v.dim() - 1));
@@ -152,15 +153,15 @@ void check_weight_norm(const Call& call, const char* weight, const char* norms) 
   call.want_elements(norms, v.size(dim));
 }
 
-void check_weight_norm_forward(const Call& call) { check_weight_norm(call, "v", "g"); }
+void check_weight_norm(const KernelCall& call) { check_weight_norm(call, "v", "g"); }
 
-void check_weight_norm_backward(const Call& call) {
+void check_weight_norm_backward(const KernelCall& call) {
   check_weight_norm(call, "saved_v", "saved_g");
   call.want_same_sizes("grad_w", "saved_v");
   call.want_elements("saved_norms", call.tensor("saved_g").numel());
 }
 
-void check_distance_backward(const Call& call) {
+void check_distance_backward(const KernelCall& call) {
   const at::Tensor x1 = call.tensor("x1"), x2 = call.tensor("x2");
   const int64_t rank = x1.dim();
   const bool fits = rank >= 2 && x2.dim() == rank && x1.size(-1) == x2.size(-1) &&
@@ -174,7 +175,7 @@ void check_distance_backward(const Call& call) {
   }
 }
 
-void check_transform(const Call& call) {
+void check_transform(const KernelCall& call) {
   const int64_t rank = call.tensor("self").dim();
   const std::vector<int64_t> dims = call.argument("dim").toIntVector();
   std::vector<bool> is_named(rank, false);
@@ -188,33 +189,9 @@ void check_transform(const Call& call) {
   call.check(normalization >= 0 && normalization <= 2, "normalization", normalization, "0 to 2");
 }
 
-using Check = void (*)(const Call& call);
-
-const std::unordered_map<std::string_view, Check> kChecks = {
-    {"aten::_cdist_backward", check_distance_backward},
-    {"aten::_fft_c2c", check_transform},
-    {"aten::_fft_c2r", check_transform},
-    {"aten::_fft_r2c", check_transform},
-    {"aten::_log_softmax_backward_data", check_softmax_backward},
-    {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", check_attention_backward},
-    {"aten::_pdist_backward", check_pairwise_distance_backward},
-    {"aten::_pdist_forward", check_pairwise_distance},
-    {"aten::_softmax_backward_data", check_softmax_backward},
-    {"aten::_weight_norm_interface", check_weight_norm_forward},
-    {"aten::_weight_norm_interface_backward", check_weight_norm_backward},
-    {"aten::max_pool2d_with_indices_backward", check_max_pool_backward},
-    {"aten::max_pool3d_with_indices_backward", check_max_pool_backward},
-    {"aten::native_batch_norm_backward", check_batch_norm_backward},
-    {"aten::native_group_norm", check_group_norm},
-    {"aten::native_group_norm_backward", check_group_norm},
-    {"aten::native_layer_norm_backward", check_layer_norm_backward},
-};
-
-}  // namespace
-
 void check_kernel_arguments(const c10::OperatorHandle& op, const Stack& stack) {
-  const auto found = kChecks.find(op.schema().name());
-  if (found != kChecks.end()) found->second(Call(op.schema(), stack));
+  const KernelCheck check = registry().operator_row(op.schema().name()).check;
+  if (check != nullptr) check(KernelCall(op.schema(), stack));
 }
 
-}  // namespace torch_ort::run
+}  // namespace torch_ort::ops

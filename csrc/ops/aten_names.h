@@ -1,0 +1,28 @@
+// Names of PyTorch's operators that other rooms look for or call. What is known of an operator
+// stands in its row (op.h).
+#pragma once
+
+namespace torch_ort::ops::aten {
+
+inline constexpr const char* kBatchNorm = "aten::_native_batch_norm_legit_functional";
+inline constexpr const char* kBatchNormBackward = "aten::native_batch_norm_backward";
+inline constexpr const char* kCat = "aten::cat";
+inline constexpr const char* kClone = "aten::clone";
+inline constexpr const char* kDiv = "aten::div";
+inline constexpr const char* kDropoutBackward = "aten::native_dropout_backward";
+inline constexpr const char* kEmbeddingBackward = "aten::embedding_dense_backward";
+inline constexpr const char* kFlashAttention = "aten::_scaled_dot_product_flash_attention_for_cpu";
+inline constexpr const char* kFlashAttentionBackward =
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward";
+inline constexpr const char* kLayerNorm = "aten::native_layer_norm";
+inline constexpr const char* kLayerNormBackward = "aten::native_layer_norm_backward";
+inline constexpr const char* kLogSoftmaxBackward = "aten::_log_softmax_backward_data";
+inline constexpr const char* kMul = "aten::mul";
+inline constexpr const char* kNllLoss = "aten::nll_loss_forward";
+inline constexpr const char* kNllLossBackward = "aten::nll_loss_backward";
+inline constexpr const char* kRsqrt = "aten::rsqrt";
+inline constexpr const char* kSafeSoftmax = "aten::_safe_softmax";
+inline constexpr const char* kSliceBackward = "aten::slice_backward";
+inline constexpr const char* kSoftmaxBackward = "aten::_softmax_backward_data";
+
+}  // namespace torch_ort::ops::aten
