@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_ort.pytorch.graph_compat import schema
 from torch_ort.rules import shape_rules
-from torch_ort.rules.shape_rules import NoRule, Spec, spec_of
+from torch_ort.rules.forms import NoRule, Spec, spec_of
 
 pytestmark = pytest.mark.slow
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)

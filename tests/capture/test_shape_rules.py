@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from torch_ort import _C
 from torch_ort.pytorch.dispatch_compat import RESIZING
 from torch_ort.rules import shape_rules
-from torch_ort.rules.shape_rules import NoRule, Spec, in_order, spec_of
+from torch_ort.rules.forms import NoRule, Spec, in_order, spec_of
 
 aten = torch.ops.aten
 

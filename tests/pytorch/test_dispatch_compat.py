@@ -12,7 +12,7 @@ from torch_ort.pytorch import dispatch_compat
 from torch_ort.pytorch.dispatch_compat import Leaf
 from torch_ort.pytorch.trace_compat import TorchDispatchMode
 from torch_ort.rules.answers import form_of, rehearsal
-from torch_ort.rules.shape_rules import spec_of
+from torch_ort.rules.forms import spec_of
 
 
 def leaf(*sizes: int, device: str = "cpu") -> Leaf:

@@ -12,7 +12,7 @@ from torch_ort.core.refusals import HandOver
 from torch_ort.guards.structure import has_plain_layout
 from torch_ort.pytorch import size_compat, trace_compat
 from torch_ort.record.recorder import input_like
-from torch_ort.rules.shape_rules import Spec
+from torch_ort.rules.forms import Spec
 from torch_ort.rules.symbols import expression_text
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, trace_compat.FakeTensor)

@@ -16,8 +16,8 @@ from torch_ort import _C
 from torch_ort.functions import arguments as _arguments
 from torch_ort.functions.arguments import Arguments, full_name
 from torch_ort.functions.learn import Learner, Learnt
-from torch_ort.pytorch import autograd_compat, trace_compat
-from torch_ort.rules.shape_rules import Spec, empty, spec_of
+from torch_ort.pytorch import autograd_compat, patching, trace_compat
+from torch_ort.rules.forms import Spec, empty, spec_of
 
 _logger = logging.getLogger("torch_ort")
 # By the keys that the operators are called with. Graphs hold their calls; what nobody holds is
@@ -26,7 +26,8 @@ _calls: weakref.WeakValueDictionary[int, FunctionCall | BackwardCall] = (
     weakref.WeakValueDictionary()
 )
 _named: set[str] = set()
-_TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
+# Between a call of a Function and what stands there.
+_BETWEEN = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(patching.__file__) + os.sep)
 
 
 def call_of(key: int) -> Any:
@@ -183,7 +184,7 @@ class BackwardCall:
 
 def is_called_by_graph(frame: FrameType | None) -> bool:
     """Tell whether a frame, in which a Function is called, is that of a graph's step."""
-    while frame is not None and frame.f_code.co_filename.startswith(_TORCH_FOLDER):
+    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
         frame = frame.f_back
     return frame is not None and frame.f_code.co_filename in (__file__, _arguments.__file__)
 

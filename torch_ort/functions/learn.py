@@ -22,7 +22,7 @@ from torch_ort.pytorch import autograd_compat, size_compat, trace_compat
 from torch_ort.pytorch.dispatch_compat import Leaf
 from torch_ort.pytorch.generators import PythonGenerators, TorchGenerators
 from torch_ort.rules.answers import form_of, rehearsal
-from torch_ort.rules.shape_rules import Spec, in_order, numel, rows, spec_of
+from torch_ort.rules.forms import Spec, in_order, numel, rows, spec_of
 
 
 @dataclass

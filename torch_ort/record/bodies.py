@@ -17,7 +17,7 @@ from torch_ort.pytorch.dispatch_compat import (
     unwrapped,
 )
 from torch_ort.rules.answers import leaf_of
-from torch_ort.rules.shape_rules import Spec
+from torch_ort.rules.forms import Spec
 
 _thread = threading.local()  # `recording`: what records in this thread, where it may branch
 

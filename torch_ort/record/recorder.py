@@ -57,7 +57,7 @@ from torch_ort.record.bodies import Body, ControlFlowRecorder, recording_branche
 from torch_ort.record.results import OutputsTaken, Results
 from torch_ort.rules import answers
 from torch_ort.rules.answers import Answers, answering, leaf_of
-from torch_ort.rules.shape_rules import Spec, dense_order, format_strides, is_contiguous, spec_of
+from torch_ort.rules.forms import Spec, dense_order, format_strides, is_contiguous, spec_of
 from torch_ort.rules.symbols import Symbolic, is_beyond_sizes
 
 _logger = logging.getLogger("torch_ort.recorder")

@@ -25,7 +25,8 @@ from torch_ort.pytorch.dispatch_compat import (
 from torch_ort.pytorch.graph_compat import schema
 from torch_ort.pytorch.module_compat import pytree
 from torch_ort.pytorch.trace_compat import TorchDispatchMode, real_tensors
-from torch_ort.rules.shape_rules import NoRule, Spec, find, is_contiguous, spec_of, value
+from torch_ort.rules.forms import NoRule, Spec, is_contiguous, spec_of, value
+from torch_ort.rules.shape_rules import find
 from torch_ort.rules.symbols import is_beyond_sizes
 
 

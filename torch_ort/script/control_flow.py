@@ -18,7 +18,7 @@ from torch_ort.core.refusals import NoCapture
 from torch_ort.pytorch.dispatch_compat import is_functionalized, unwrapped
 from torch_ort.record.bodies import Body, recording, run_if, run_loop
 from torch_ort.rules.answers import form_of
-from torch_ort.rules.shape_rules import Spec, same, value
+from torch_ort.rules.forms import Spec, same, value
 from torch_ort.script.builtins import UNINITIALIZED, Number
 from torch_ort.script.program import Block, Step
 from torch_ort.script.told import Told, number_tensor

@@ -12,7 +12,7 @@ from torch_ort import _C
 from torch_ort.pytorch.autograd_compat import saved_tensor_hooks_copy
 from torch_ort.read.layouts import JointLayout
 from torch_ort.record.recorder import Recording
-from torch_ort.rules.shape_rules import Spec, dense_order, is_contiguous
+from torch_ort.rules.forms import Spec, dense_order, is_contiguous
 from torch_ort.steps.double_backward import DoubleBackward
 from torch_ort.steps.runners import ForwardRunner, InferenceRunner
 

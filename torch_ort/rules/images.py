@@ -1,0 +1,137 @@
+"""Rules of convolutions, and of images of other sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_ort.pytorch.dispatch_compat import RESIZING
+from torch_ort.rules.forms import (
+    NoRule,
+    Size,
+    Spec,
+    dense_order,
+    format_strides,
+    is_contiguous,
+    is_cpu,
+    joins,
+    rows,
+)
+from torch_ort.rules.table import rule_of
+
+aten = torch.ops.aten
+
+
+@rule_of(aten.convolution.default)
+def _convolution(
+    x: Spec, weight: Spec, bias: Spec | None, stride: Sequence[Size], padding: Sequence[Size],
+    dilation: Sequence[Size], transposed: bool, output_padding: Sequence[Size], groups: Size,
+) -> Spec:  # fmt: skip
+    rank = len(weight.sizes) - 2
+    if not is_cpu(x) or len(x.sizes) != rank + 2 or x.dtype != weight.dtype:
+        raise NoRule
+    memory_format = _convolution_format(x, weight)
+    in_channels = weight.sizes[0] if transposed else weight.sizes[1] * groups
+    joins(x.sizes[1], in_channels)
+    out_channels = weight.sizes[1] * groups if transposed else weight.sizes[0]
+
+    def per_dim(values: Sequence[Size], d: int) -> Size:
+        return values[d] if len(values) > 1 else values[0]
+
+    sizes: list[Size] = [x.sizes[0], out_channels]
+    for d in range(rank):
+        reach = per_dim(dilation, d) * (weight.sizes[d + 2] - 1)
+        step, pad, size = per_dim(stride, d), per_dim(padding, d), x.sizes[d + 2]
+        if transposed:
+            extra = per_dim(output_padding, d) if output_padding else 0
+            sizes.append((size - 1) * step - 2 * pad + reach + extra + 1)
+            continue
+        covered = size + 2 * pad - reach - 1
+        if not (type(covered) is int and covered >= 0) and not bool(covered >= 0):
+            raise NoRule
+        sizes.append(covered // step + 1)
+    return Spec(sizes, format_strides(sizes, memory_format), x.dtype, x.device)
+
+
+def _convolution_format(x: Spec, weight: Spec) -> torch.memory_format:
+    """Give the layout of all that a convolution of the CPU gives: channels last if one operand."""
+    last = 0
+    for spec in (x, weight):
+        if is_contiguous(spec):
+            continue
+        if len(spec.sizes) != 4 or dense_order(spec) != [0, 2, 3, 1]:
+            raise NoRule
+        last += 1
+    return torch.channels_last if last else torch.contiguous_format
+
+
+@rule_of(aten.convolution_backward.default)
+def _convolution_backward(
+    gradient: Spec, x: Spec, weight: Spec, bias_sizes: Sequence[Size] | None,
+    stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any, groups: Size,
+    mask: Sequence[bool],
+) -> tuple[Spec | None, ...]:  # fmt: skip
+    if not is_cpu(x):
+        raise NoRule
+    memory_format = _convolution_format(x, weight)
+
+    def like(spec: Spec) -> Spec:
+        return spec._replace(strides=format_strides(spec.sizes, memory_format))
+
+    return (
+        like(x) if mask[0] else None,
+        like(weight) if mask[1] else None,
+        rows([gradient.sizes[1]], gradient) if mask[2] else None,
+    )
+
+
+# Images of other sizes.
+
+
+@rule_of(*(getattr(aten, name).default for name in RESIZING))
+def _resize(x: Spec, sizes: Sequence[Size], *others: Any) -> Spec:
+    return _image([*x.sizes[:2], *sizes], x, _image_format(x))
+
+
+# Their kernels give channels that stand last again.
+_KEEPING_ORDER = [
+    getattr(aten, f"{name}_backward").default
+    for name in RESIZING
+    if "nearest3d" not in name and "nearest_exact3d" not in name and "bicubic" not in name
+]
+
+
+@rule_of(*_KEEPING_ORDER)
+def _resize_backward(
+    gradient: Spec, sizes: Sequence[Size], given: Sequence[Size], *others: Any
+) -> Spec:  # fmt: skip
+    return _image(given, gradient, _image_format(gradient))
+
+
+@rule_of(
+    aten.upsample_nearest3d_backward.default, aten._upsample_nearest_exact3d_backward.default,
+    aten.upsample_bicubic2d_backward.default,
+)  # fmt: skip
+def _resize_backward_to_rows(
+    gradient: Spec, sizes: Sequence[Size], given: Sequence[Size], *others: Any
+) -> Spec:  # fmt: skip
+    return _image(given, gradient, torch.contiguous_format)
+
+
+def _image(sizes: Sequence[Size], like: Spec, memory_format: torch.memory_format) -> Spec:
+    are_sizes = all(type(size) is not int or size > 0 for size in sizes[2:])
+    if not is_cpu(like) or len(sizes) != len(like.sizes) or not are_sizes:
+        raise NoRule
+    return like._replace(sizes=list(sizes), strides=format_strides(sizes, memory_format))
+
+
+def _image_format(x: Spec) -> torch.memory_format:
+    if is_contiguous(x):
+        return torch.contiguous_format
+    order = dense_order(x)
+    if order is None:
+        raise NoRule
+    formats = {(0, 2, 3, 1): torch.channels_last, (0, 2, 3, 4, 1): torch.channels_last_3d}
+    return formats.get(tuple(order), torch.contiguous_format)
