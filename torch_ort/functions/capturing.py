@@ -16,6 +16,7 @@ from torch_ort._C import Unsupported
 from torch_ort.functions.arguments import full_name
 from torch_ort.functions.call import Calls, is_called_by_graph
 from torch_ort.pytorch import autograd_compat, trace_compat
+from torch_ort.pytorch.patching import not_for_dynamo
 
 # Packages whose Functions are part of what PyTorch, or we, do with tensors: a checkpoint calls the
 # user's code again, a collective is an operator. They are traced through.
@@ -109,9 +110,10 @@ def functions_seen() -> Iterator[Counter[str]]:
     seen: Counter[str] = Counter()
     policy = Policy()
 
+    @not_for_dynamo
     def note(function: type, args: tuple, apply: Callable[..., Any]) -> Any:
         is_traced = any(map(trace_compat.is_traced, args))
-        if policy.keeps(function) and not is_traced and not is_called_by_graph(sys._getframe(2)):
+        if policy.keeps(function) and not is_traced and not is_called_by_graph(sys._getframe(1)):
             seen[full_name(function)] += 1
         with autograd_compat.functions_as_they_are():  # those inside are part of this one
             return apply(*args)

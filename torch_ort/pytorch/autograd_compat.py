@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torch_ort.pytorch import patches
+from torch_ort.pytorch.patching import not_for_dynamo
 
 
 def after_backward(call: Callable[[], None]) -> None:
@@ -48,6 +49,7 @@ def functions_replaced(
 ) -> AbstractContextManager[None]:
     """Call `replace(class, arguments, apply)` in place of Functions' own `apply` in this thread."""
 
+    @not_for_dynamo
     def apply(theirs: Callable[..., Any], cls: type, *args: Any, **kwargs: Any) -> Any:
         own = functools.partial(patches.FUNCTION_APPLY.theirs, cls)
         return own(*args, **kwargs) if kwargs else replace(cls, args, own)

@@ -40,14 +40,14 @@ _NOTHING: Mapping[Patch, Any] = types.MappingProxyType({})
 _ABSENT = object()
 
 
-def _not_for_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
+def not_for_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
     """Let Dynamo leave a function's own frame alone, where code that it compiles runs into ours."""
     strategy = FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT)
     torch._C._dynamo.eval_frame.set_code_exec_strategy(function.__code__, strategy)
     return function
 
 
-@_not_for_dynamo
+@not_for_dynamo
 def _ours() -> Mapping[Patch, Any]:
     """Give what this thread finds instead of torch's own."""
     if _here.ours is not None:
@@ -167,6 +167,7 @@ class Function(Patch):
         """Call torch's own in this thread, whatever is called around."""
         return _with(self, self.theirs)
 
+    @not_for_dynamo
     def theirs(self, *args: Any, **kwargs: Any) -> Any:
         """Call torch's own."""
         return self._theirs(*args, **kwargs)
@@ -182,7 +183,7 @@ class Function(Patch):
 
     def _asking(self, theirs: Callable[..., Any]) -> Any:
         @functools.wraps(theirs)
-        @_not_for_dynamo
+        @not_for_dynamo
         def asking(*args: Any, **kwargs: Any) -> Any:
             return _ours().get(self, theirs)(*args, **kwargs)
 
@@ -221,7 +222,7 @@ class ClassMethod(Function):
     def _asking(self, theirs: Callable[..., Any]) -> Any:
         owner, name = self.place
 
-        @_not_for_dynamo
+        @not_for_dynamo
         def inherited(cls: type, *args: Any, **kwargs: Any) -> Any:
             return getattr(super(owner, cls), name)(*args, **kwargs)
 
@@ -247,6 +248,7 @@ class Answer(Function):
         super().__init__(target, why)
         self._ask = ask  # calls `answer`; it runs with the globals of torch's function
 
+    @not_for_dynamo
     def answer(self) -> Any:
         """Give what the function answers in this thread."""
         return _ours().get(self, self._theirs)()
