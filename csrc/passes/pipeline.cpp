@@ -6,6 +6,7 @@
 #include "ir/edit.h"
 #include "ir/verify.h"
 #include "ops/control_flow.h"
+#include "passes/layouts.h"
 #include "passes/pass.h"
 
 #include "region/schedule.h"
@@ -14,6 +15,7 @@
 #include <chrono>
 #include <cstdio>
 #include <limits>
+#include <optional>
 
 namespace torch_ort::passes {
 
@@ -157,11 +159,15 @@ std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& op
   std::vector<PassReport> reports;
   for (const Pass& pass : pipeline()) {
     if (is_disabled(pass, options.disabled)) continue;
+    std::optional<CountedStrides> strides;
+    // A file knows no strides: read_sizes tells them.
+    if (options.check >= 2 && pass.run != read_sizes) strides.emplace(graph);
     const Clock::time_point start = Clock::now();
     const int rewrites = run_one(pass, graph);
     const std::chrono::duration<double, std::milli> time = Clock::now() - start;
     reports.push_back({pass.name, rewrites, time.count()});
     if (options.check >= 2) verify_all(graph, pass.name);
+    if (strides) strides->verify(graph, pass.name);
     if (rewrites > 0 && options.dump)
       options.dump(numbered(reports.size(), pass.name).c_str(), graph);
   }

@@ -1,6 +1,8 @@
 // The pipeline of rewrites, and single passes for tests.
+#include "ir/edit.h"
 #include "ops/attributes.h"
 #include "ops/op.h"
+#include "passes/layouts.h"
 #include "passes/pass.h"
 #include "python/bind.h"
 
@@ -87,9 +89,15 @@ void bind_passes(py::module_& module) {
     for (const passes::Pass& pass : passes::pipeline()) names.emplace_back(pass.name);
     return names;
   });
-  module.attr("testing").attr("op_facts") = py::cpp_function(&op_facts);
-  module.attr("testing").attr("operator_names") =
-      py::cpp_function([] { return ops::registry().operator_names(); });
+  py::module_ testing = module.attr("testing");
+  testing.def("op_facts", &op_facts);
+  testing.def("operator_names", [] { return ops::registry().operator_names(); });
+  testing.def("takes_any_layout", [](ir::Graph& graph, const std::string& value) {
+    return passes::takes_any_layout(*ir::find_value(graph, value));
+  });
+  py::class_<passes::CountedStrides>(testing, "CountedStrides")
+      .def(py::init<const ir::Graph&>())
+      .def("verify", &passes::CountedStrides::verify, py::arg("graph"), py::arg("pass_name"));
 }
 
 }  // namespace torch_ort::python

@@ -1,0 +1,132 @@
+#include "passes/layouts.h"
+
+#include "base/error.h"
+#include "ops/channels_last.h"
+#include "ops/fusion.h"
+#include "ops/op.h"
+#include "ops/shapes.h"
+
+#include <algorithm>
+
+namespace torch_ort::passes {
+
+namespace {
+
+using ir::Dim;
+using ir::Node;
+using ir::Shape;
+using ir::Type;
+using ir::Value;
+
+// Results whose elements lie in the order of those of an operand.
+bool follows(const Node& node) { return ops::is_view(node) || ir::is(&node, "Concat"); }
+
+// A result that is written in the order which its type says.
+bool has_own_layout(const Node& node, const Value& output) {
+  if (ops::is_view(node)) return false;
+  return !output.type.strides || ops::fused_form(node).kind == ops::FusedForm::Kind::kPointwise;
+}
+
+bool counts_on_strides(const ir::Use& use) {
+  if (use.node == nullptr || use.index == ir::kCaptured) return true;
+  const std::string& domain = use.node->op.domain;
+  return !domain.empty() && domain != ir::kTorchOrtDomain;
+}
+
+bool is_image_of_kernel(const ir::Use& use) {
+  if (use.node == nullptr) return false;
+  const ops::ImageForm form = ops::image_form(*use.node);
+  return form.kind == ops::ImageForm::Kind::kKernel &&
+         std::find(form.inputs.begin(), form.inputs.end(), use.index) != form.inputs.end();
+}
+
+// Whether both types say where each element lies in one way, as far as they say it.
+bool have_same_order(const Type& a, const Type& b) {
+  if (!a.is_known() || !b.is_known() || !(*a.shape == *b.shape)) return true;
+  const Shape &shape = *a.shape, of_a = ops::strides_of(a), of_b = ops::strides_of(b);
+  for (size_t i = 0; i < shape.size(); ++i) {
+    if (!(shape[i] == Dim(1)) && !(of_a[i] == of_b[i])) return false;
+  }
+  return true;
+}
+
+std::string reader_of(const ir::Use& use) {
+  return use.node == nullptr ? concat("output ", use.index) : concat("node '", use.node->name, "'");
+}
+
+// The types that the op of a node gives; none if it has no rule, or data tells them.
+std::vector<Type> inferred_types(const ir::Graph& graph, const Node& node) {
+  const ops::Op* op = ops::registry().find(node.op);
+  const bool is_older = graph.opset > 0 && ops::first_opset(node) > graph.opset;
+  if (op == nullptr || op->infer == nullptr || is_older) return {};
+  try {
+    return op->infer(node);
+  } catch (const Unsupported&) {
+    return {};
+  }
+}
+
+std::string strides_text(const Type& type) { return ir::to_string(ops::strides_of(type)); }
+
+void verify_view(const ir::Graph& graph, const Node& node, std::string_view pass) {
+  const std::vector<Type> types = inferred_types(graph, node);
+  for (size_t i = 0; i < std::min(types.size(), node.outputs.size()); ++i) {
+    const Value* view = node.outputs[i];
+    if (view == nullptr) continue;
+    ORT_CHECK(have_same_order(types[i], view->type), "verify after ", pass, ": view '", view->name,
+              "': got strides ", strides_text(view->type), ", want ", strides_text(types[i]));
+  }
+}
+
+}  // namespace
+
+bool takes_any_layout(const Value& value) {
+  return std::all_of(value.uses.begin(), value.uses.end(), [](const ir::Use& use) {
+    if (counts_on_strides(use)) return false;
+    const Node& node = *use.node;
+    return std::all_of(node.outputs.begin(), node.outputs.end(), [&](const Value* output) {
+      if (output == nullptr || has_own_layout(node, *output)) return true;
+      return follows(node) && takes_any_layout(*output);
+    });
+  });
+}
+
+void follow_layout(Value& value) {
+  for (const ir::Use& use : value.uses) {
+    for (Value* output : use.node->outputs) {
+      if (output == nullptr || has_own_layout(*use.node, *output)) continue;
+      output->type.strides.reset();
+      ops::infer_types(*use.node);
+      follow_layout(*output);
+    }
+  }
+}
+
+CountedStrides::CountedStrides(const ir::Graph& graph) {
+  for (const Value& value : graph.values) note(value);
+}
+
+void CountedStrides::note(const Value& value) {
+  for (const ir::Use& use : value.uses) {
+    if (!counts_on_strides(use) || is_image_of_kernel(use)) continue;
+    seen_[{use.node, use.index}] = {reader_of(use), value.type};
+  }
+}
+
+void CountedStrides::verify(const ir::Graph& graph, std::string_view pass) const {
+  for (const Node& node : graph.nodes) {
+    if (!node.is_erased() && ops::is_view(node)) verify_view(graph, node, pass);
+  }
+  for (const Value& value : graph.values) {
+    for (const ir::Use& use : value.uses) {
+      const auto seen = seen_.find({use.node, use.index});
+      if (seen == seen_.end() || seen->second.reader != reader_of(use)) continue;
+      const Type& before = seen->second.type;
+      ORT_CHECK(have_same_order(before, value.type), "verify after ", pass, ": ", reader_of(use),
+                " counts on the strides of '", value.name, "': got ", strides_text(value.type),
+                ", want ", strides_text(before));
+    }
+  }
+}
+
+}  // namespace torch_ort::passes
