@@ -85,7 +85,20 @@ def graph_text(graph: _C.Graph) -> str:
         node.ClearField("name")
     text = onnx.printer.to_text(model)
     lines = text[text.index(">\n") + 2 :].strip().split("\n")
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(line.rstrip() if line[:4] != "   <" else wrapped(line) for line in lines)
+
+
+def wrapped(types: str, width: int = 100) -> str:
+    """Break a list of types into lines, none wider than `width` if a type fits into one."""
+    lines = [""]
+    for item in types.rstrip().split(", "):
+        line = f"{lines[-1]}, {item}".removeprefix(", ")
+        if lines[-1] and len(line) >= width:
+            lines[-1] += ","
+            line = f"    {item}"
+            lines.append("")
+        lines[-1] = line
+    return "\n".join(lines)
 
 
 def random_tensor(dtype: str, shape: list[int | str]) -> torch.Tensor:
