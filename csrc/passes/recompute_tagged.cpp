@@ -10,6 +10,7 @@
 #include "ops/writer.h"
 #include "passes/pass.h"
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <unordered_map>
@@ -70,33 +71,36 @@ class Recomputation {
   void find_needed() {
     for (const Node* node : backward_) {
       for (const Value* value : node->inputs) {
-        if (value != nullptr) need(value->producer);
+        if (is_rebuilt(value)) need(value->producer);
       }
     }
   }
 
+  // Whether a node of a region makes the value, and it does not cross.
+  bool is_rebuilt(const Value* value) const {
+    if (value == nullptr || !tagged_.contains(value->producer)) return false;
+    const Node& maker = *value->producer;
+    if (dropout_ratio(maker) && value == maker.outputs[1]) return false;
+    return std::none_of(value->uses.begin(), value->uses.end(), [&](const ir::Use& use) {
+      return tagged_.contains(use.node) && use.node->region != maker.region;
+    });
+  }
+
   void need(Node* node) {
-    if (node == nullptr || !tagged_.contains(node)) return;
     const bool random = !ops::is_pure(*node);
     if (random && !dropout_ratio(*node)) return;
     if (!needed_[node->region].emplace(order_.at(node), node).second) return;
     for (const Value* value : node->inputs) {
-      if (value != nullptr && is_inside(value->producer, *node)) need(value->producer);
+      if (is_rebuilt(value) && value->producer->region == node->region) need(value->producer);
     }
-  }
-
-  // Computed in the same region; otherwise the value enters the region, and is saved.
-  bool is_inside(const Node* producer, const Node& reader) const {
-    return producer != nullptr && tagged_.contains(producer) && producer->region == reader.region;
   }
 
   int rebuild(const std::map<int, Node*>& nodes) {
     Node* first_reader = nullptr;
     for (Node* node : backward_) {
       for (const Value* value : node->inputs) {
-        if (value == nullptr || value->producer == nullptr || first_reader != nullptr) continue;
-        auto order = order_.find(value->producer);
-        if (order != order_.end() && nodes.contains(order->second)) first_reader = node;
+        if (first_reader != nullptr || !is_rebuilt(value)) continue;
+        if (nodes.contains(order_.at(value->producer))) first_reader = node;
       }
     }
     if (first_reader == nullptr) return 0;

@@ -89,7 +89,10 @@ int replay_views(Graph& graph) {
   }
   for (size_t i = 0; i < graph.outputs.size(); ++i) {
     auto found = replayed.find(graph.outputs[i]);
-    if (found != replayed.end()) ir::set_output(graph, static_cast<int>(i), *found->second);
+    if (found == replayed.end()) continue;
+    const std::string name = graph.outputs[i]->name;
+    ir::set_output(graph, static_cast<int>(i), *found->second);
+    ir::take_name(graph, *found->second, name);
   }
   return static_cast<int>(needed.size());
 }
