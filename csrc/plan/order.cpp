@@ -119,7 +119,6 @@ struct Memory {
     }
     for (size_t tensor = 0; tensor < program.tensors.size(); ++tensor) {
       Root& root = roots[root_of(program, static_cast<int>(tensor))];
-      if (program.tensors[tensor].saved && root.dies == 0) root.dies = kNever;
       if (program.tensors[tensor].delivered) root.dies = kNever;
     }
     for (int tensor : program.outputs) roots[root_of(program, tensor)].dies = kNever;

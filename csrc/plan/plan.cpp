@@ -77,9 +77,6 @@ class Planner {
         }
       }
     }
-    for (int tensor = 0; tensor < num_tensors_; ++tensor) {
-      if (program_.tensors[tensor].saved) keep_until(tensor, border_);
-    }
     // A gradient that a forward step makes waits for the backward call.
     int last = time_at(static_cast<int>(plan_.order.size()));
     for (int tensor : program_.gradients) keep_until(tensor, last);
@@ -209,8 +206,7 @@ class Planner {
     for (int tensor = 0; tensor < num_tensors_; ++tensor) {
       if (kind_of(program_, tensor) != Kind::kAdopted || leaves[tensor]) continue;
       const Life& life = root(tensor) == tensor ? lives_[tensor] : tensor_lives_[tensor];
-      // Saved and not read again: it goes with the context.
-      if (life.begin < 0 || life.end == border_) continue;
+      if (life.begin < 0) continue;
       int position = position_at(life.end);
       // A gradient's memory is kept to the end of the call, and so needs no release.
       if (position >= static_cast<int>(plan_.order.size())) continue;

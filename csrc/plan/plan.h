@@ -24,9 +24,8 @@ enum class Kind : uint8_t {
 // One tensor. An alias shares the memory of its root, which is no alias itself.
 struct Tensor {
   Kind kind = Kind::kPlanned;
-  int64_t bytes = 0;   // of the memory it needs from its own first byte on; ignored for an alias
-  int root = -1;       // -1: itself
-  bool saved = false;  // must outlive the forward half even if no backward step reads it
+  int64_t bytes = 0;  // of the memory it needs from its own first byte on; ignored for an alias
+  int root = -1;      // -1: itself
   // Planned, and leaves with the backward call where it lies: nothing may overwrite it any more.
   bool delivered = false;
 };

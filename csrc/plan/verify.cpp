@@ -195,9 +195,6 @@ class MemoryCheck {
         }
       }
     }
-    for (int tensor = 0; tensor < num_tensors_; ++tensor) {
-      if (program_.tensors[tensor].saved) waits_[tensor] = waits_[root(tensor)] = 1;
-    }
     for (int tensor : program_.gradients) waits_[tensor] = waits_[root(tensor)] = 1;
     for (int tensor : program_.outputs) leaves_[tensor] = 1;
     for (int tensor : program_.gradients) leaves_[tensor] = 1;
@@ -322,7 +319,6 @@ class MemoryCheck {
     }
     if (uses_[owner].first == position) refuse("the step itself makes it");
     if (program_.tensors[owner].delivered) refuse("it is delivered");
-    if (in_forward(position) && waits_[owner]) refuse("it is saved for the backward half");
     for (int other : step.reads) {
       if (root(other) == owner && !lists(step.in_place, other)) {
         refuse("the step reads the same memory as tensor ", other);

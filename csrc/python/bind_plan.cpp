@@ -36,13 +36,12 @@ void check_keys(const py::dict& fields, const std::vector<std::string>& known, c
 }
 
 plan::Tensor to_tensor(const py::dict& fields) {
-  check_keys(fields, {"kind", "bytes", "root", "saved", "delivered"}, "field of a tensor");
+  check_keys(fields, {"kind", "bytes", "root", "delivered"}, "field of a tensor");
   std::string kind = get<std::string>(fields, "kind", "planned");
   return {
       .kind = static_cast<plan::Kind>(index_in(kKinds, kind, "kind of a tensor")),
       .bytes = get<int64_t>(fields, "bytes", 0),
       .root = get<int>(fields, "root", -1),
-      .saved = get<bool>(fields, "saved", false),
       .delivered = get<bool>(fields, "delivered", false),
   };
 }

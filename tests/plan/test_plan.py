@@ -14,7 +14,7 @@ BORDER = "--"
 def program(tensors: dict[str, str], *steps: str, outputs: str = "", gradients: str = "") -> dict:
     """Read a program from text.
 
-    A tensor is `"kind bytes"` or `"alias root"`, with `saved` or `delivered` at the end. A step is
+    A tensor is `"kind bytes"` or `"alias root"`, with `delivered` at the end. A step is
     `"writes = reads"`, with `| candidates` for in place at the end, `!` in front for an effect and
     `*` for a workspace, or `*64:` for one of which so many bytes are wanted; `--` stands between
     the halves.
@@ -26,7 +26,7 @@ def program(tensors: dict[str, str], *steps: str, outputs: str = "", gradients: 
 
     def tensor(text: str) -> dict[str, Any]:
         kind, size, *rest = text.split()
-        more = {"saved": rest == ["saved"], "delivered": rest == ["delivered"]}
+        more = {"delivered": rest == ["delivered"]}
         if kind == "alias":
             return {"root": index[size], **more}
         return {"kind": kind, "bytes": int(size), **more}
@@ -116,7 +116,7 @@ def test_an_alias_is_where_its_root_is_and_keeps_it() -> None:
 
 
 def test_no_bytes_take_no_space() -> None:
-    tensors = {"a": "planned 0", "s": "planned 0 saved", "b": "planned 64", "c": "planned 0"}
+    tensors = {"a": "planned 0", "s": "planned 0", "b": "planned 64", "c": "planned 0"}
     plan = Planned(tensors, "a =", "b = a", "s = b", "c = b, a | a", BORDER, "= s")
     assert plan.place("a") == plan.place("c") == ("scratch", 0)
     assert plan.place("s") == ("context", 0)
@@ -132,8 +132,8 @@ def test_an_unused_tensor_has_no_place() -> None:
 
 
 def test_what_crosses_lies_in_the_context() -> None:
-    tensors = {"s": "planned 100", "t": "planned 10 saved", "a": "planned 64", "b": "planned 64"}
-    plan = Planned(tensors, "s =", "t =", "a = s", BORDER, "b = s")
+    tensors = {"s": "planned 100", "t": "planned 10", "a": "planned 64", "b": "planned 64"}
+    plan = Planned(tensors, "s =", "t =", "a = s", BORDER, "b = s, t")
     assert plan.context_bytes == 128 + 64
     assert plan.crossing == [0, 1]
     assert plan.saved_bytes == 110
@@ -180,16 +180,9 @@ def test_each_half_has_a_scratch_layout_of_its_own() -> None:
     assert plan.peak_bytes == 256
 
 
-def test_saved_and_never_read_lives_to_the_border() -> None:
-    tensors = {"s": "planned 64 saved", "a": "planned 64", "b": "planned 64"}
-    plan = Planned(tensors, "s =", "a =", BORDER, "b =")
-    assert plan.place("a") == ("scratch", 0)
-    assert plan.place("b") == plan.place("s")
-
-
 def test_an_alias_carries_its_root_across() -> None:
-    tensors = {"s": "planned 64", "v": "alias s saved", "t": "planned 64", "w": "alias t"}
-    plan = Planned(tensors, "s =", "v = s", "t =", "w = t", BORDER, "= w")
+    tensors = {"s": "planned 64", "v": "alias s", "t": "planned 64", "w": "alias t"}
+    plan = Planned(tensors, "s =", "v = s", "t =", "w = t", BORDER, "= w, v")
     assert plan.crossing == [0, 2]
 
 
@@ -252,7 +245,6 @@ def test_in_place_is_taken(steps: tuple[str, ...], want: str) -> None:
         pytest.param(("a =", "v, c = a | a"), id="second-write"),
         pytest.param(("a =", "c, v = a | a"), id="alias-made-beside"),
         pytest.param(("a =", "c =", "c = a, c | a"), id="written-before"),
-        pytest.param(("s =", "c = s | s"), id="saved"),
         pytest.param(("a =", "v = a", "vs = a", "c = v | v", BORDER, "= vs"), id="crossing"),
     ],
 )
@@ -267,7 +259,6 @@ def test_in_place_is_declined(steps: tuple[str, ...]) -> None:
         "a": "planned 64",
         "v": "alias a",
         "vs": "alias a",
-        "s": "planned 64 saved",
         "c": "planned 64",
     }
     assert Planned(tensors, *steps).in_place_of("c") is None
@@ -285,7 +276,7 @@ def test_only_planned_memory_is_written_in_place() -> None:
 
 
 def test_the_last_backward_reader_overwrites_what_crosses() -> None:
-    tensors = {"s": "planned 64 saved", "g": "planned 64", "h": "planned 64"}
+    tensors = {"s": "planned 64", "g": "planned 64", "h": "planned 64"}
     plan = Planned(tensors, "s =", BORDER, "= s", "g = s | s", "h = g | g")
     assert plan.in_place_of("g") == "s"
     assert plan.place("h") == plan.place("s") == ("context", 0)
@@ -302,7 +293,7 @@ def test_a_crossing_write_takes_a_forward_block_into_the_context() -> None:
 
 # --- adopted tensors ------------------------------------------------------------------------------
 
-ADOPTED = {"a": "adopted 8", "v": "alias a", "b": "adopted 8", "s": "adopted 8 saved"}
+ADOPTED = {"a": "adopted 8", "v": "alias a", "b": "adopted 8"}
 
 
 @pytest.mark.parametrize(
@@ -319,9 +310,7 @@ ADOPTED = {"a": "adopted 8", "v": "alias a", "b": "adopted 8", "s": "adopted 8 s
             ("a =", BORDER, "="), {"gradients": "a"}, ["", ""], id="gradient-made-forward"
         ),
         pytest.param(("a =", "= a", BORDER, "= a", "="), {}, ["", "", "a", ""], id="crossing"),
-        pytest.param(("s =", "=", BORDER, "="), {}, ["", "", ""], id="saved-and-not-read"),
-        pytest.param(("s =", "=", BORDER, "= s", "="), {}, ["", "", "s", ""], id="saved-and-read"),
-        pytest.param((BORDER, "s =", "= s", "="), {}, ["", "s", ""], id="made-backward"),
+        pytest.param((BORDER, "a =", "= a", "="), {}, ["", "a", ""], id="made-backward"),
     ],
 )
 def test_release(steps: tuple[str, ...], leaving: dict[str, str], want: list[str]) -> None:
@@ -355,16 +344,24 @@ def test_order_of_both_halves() -> None:
 
 
 @pytest.mark.parametrize(
-    "steps",
+    ("steps", "chain"),
     [
-        pytest.param(("!a =", "!b =", "!c = a", "!d = b"), id="effects"),
-        pytest.param(("a =", "b =", "!x = b", "c = x, a", "d = b"), id="write-then-read-of-input"),
-        pytest.param(("a =", "b = x, a", "! = x", "c = a", "d = b"), id="effect-reads-input"),
-        pytest.param(("a =", "= a", "a = a", "b =", "c = a", "d = b"), id="written-twice"),
-        pytest.param(("a =", "v = a", "b =", "v = v", "c = a", "d = b"), id="through-a-view"),
+        pytest.param(("!a =", "!b =", "!c = a", "!d = b"), [0, 1, 2, 3], id="effects"),
+        pytest.param(
+            ("a =", "b =", "!x = b", "c = x, a", "d = b"), [1, 2, 3], id="write-then-read-of-input"
+        ),
+        pytest.param(
+            ("a =", "b = x, a", "! = x", "c = a", "d = b"), [0, 1, 2], id="effect-reads-input"
+        ),
+        pytest.param(
+            ("a =", "= a", "a = a", "b =", "c = a", "d = b"), [0, 1, 2, 4], id="written-twice"
+        ),
+        pytest.param(
+            ("a =", "v = a", "b =", "v = v", "c = a", "d = b"), [0, 1, 3, 4], id="through-a-view"
+        ),
     ],
 )
-def test_order_keeps_what_must_stay(steps: tuple[str, ...]) -> None:
+def test_order_keeps_what_must_stay(steps: tuple[str, ...], chain: list[int]) -> None:
     tensors = {
         "x": "input 8",
         "a": "planned 1000",
@@ -373,7 +370,8 @@ def test_order_keeps_what_must_stay(steps: tuple[str, ...]) -> None:
         "d": "planned 8",
         "v": "alias a",
     }
-    Planned(tensors, *steps, reorder=True)
+    plan = Planned(tensors, *steps, reorder=True)
+    assert [step for step in plan.order if step in chain] == chain
 
 
 # --- delivered gradients --------------------------------------------------------------------------
@@ -573,7 +571,8 @@ TRAINING = {
     "h": "planned 64",
     "w": "output 64",
     "va": "alias a",
-    "fs": "adopted 64 saved",
+    "early": "adopted 64",
+    "ve": "alias early",
 }
 TRAINING_STEPS = (
     "a = x",
@@ -581,7 +580,7 @@ TRAINING_STEPS = (
     "!b = a | a",
     "f = b, va",
     "!vf = f",
-    "s, fs = vf",
+    "s, early, ve = vf",
     "!o = s, a | a",
     BORDER,
     "g = x",
@@ -635,7 +634,7 @@ def release(plan: dict, name: str, position: int | None) -> None:
         (lambda p: swap(p, 2, 4), "effect change places: step 4 comes before step 2"),
         (lambda p: swap(p, 2, 3), "step 3 reads tensor 2: got it as left by steps -1"),
         # places
-        (lambda p: p["placements"].pop(), "placements: got 11, want 12"),
+        (lambda p: p["placements"].pop(), "placements: got 12, want 13"),
         (lambda p: change(p, "va", offset=64 * 7), "alias 10 is not where its root 1 is"),
         (lambda p: change(p, "x", area="scratch"), "tensor 0 has a place and needs none"),
         (lambda p: change(p, "f", area="scratch"), "tensor 4 has a place and needs none"),
@@ -695,13 +694,13 @@ def release(plan: dict, name: str, position: int | None) -> None:
         (lambda p: p["release"].pop(), "release lists: got 9, want 10"),
         (lambda p: release(p, "f", 4), "tensor 4 is released after position 4, too early: step 5"),
         (lambda p: release(p, "f", None), "adopted tensor 4 is never released"),
-        (lambda p: release(p, "fs", 5), "released in the forward half, too early: it is saved"),
+        (lambda p: release(p, "early", 5), "released in the forward half, too early: it is saved"),
         (lambda p: p["release"][9].append(index("f")), "want each tensor once at most"),
         (lambda p: release(p, "b", 9), "tensor 2 is released but not adopted"),
     ],
 )
 def test_verify_plan_refuses(tamper: Any, words: str) -> None:
-    plan = Planned(TRAINING, *TRAINING_STEPS, outputs="o", gradients="w")
+    plan = Planned(TRAINING, *TRAINING_STEPS, outputs="o", gradients="w, ve")
     tampered = copy.deepcopy(plan.plan)
     tamper(tampered)
     with pytest.raises(_C.InternalError, match=f"verify_plan: .*({words})"):
@@ -715,10 +714,9 @@ def test_verify_plan_refuses(tamper: Any, words: str) -> None:
         (("c = k | k",), "it is an input or a constant"),
         (("o =", "c = o | o"), "it leaves as an output"),
         (("ad =", "c = ad | ad"), "its memory is adopted"),
-        (("s =", "c = s | s"), "it is saved for the backward half"),
         (("big =", "c = big | big"), "got 64 bytes, want 128"),
-        (("a =", "v = a", "c = a, v | a"), "reads the same memory as tensor 7"),
-        (("a =", "c, v = a | a"), "writes the same memory as tensor 7"),
+        (("a =", "v = a", "c = a, v | a"), "reads the same memory as tensor 6"),
+        (("a =", "c, v = a | a"), "writes the same memory as tensor 6"),
         (("a =", "c, e = a | a"), "it is not the first write"),
     ],
 )
@@ -729,7 +727,6 @@ def test_verify_plan_refuses_in_place(steps: tuple[str, ...], words: str) -> Non
         "ad": "adopted 64",
         "o": "output 64",
         "big": "planned 128",
-        "s": "planned 64 saved",
         "a": "planned 64",
         "v": "alias a",
         "c": "planned 64",

@@ -37,14 +37,12 @@ class Builder:
         return self.tensors[self.root(tensor)]["kind"]
 
     def add(self, kind: str, size: int) -> int:
-        saved = kind in ("planned", "adopted") and self.choose.random() < 0.1
         delivered = kind == "planned" and self.choose.random() < 0.1
-        self.tensors.append({"kind": kind, "bytes": size, "saved": saved, "delivered": delivered})
+        self.tensors.append({"kind": kind, "bytes": size, "delivered": delivered})
         return len(self.tensors) - 1
 
     def add_alias(self, tensor: int) -> int:
-        saved = self.kind(tensor) in ("planned", "adopted") and self.choose.random() < 0.1
-        self.tensors.append({"root": self.root(tensor), "saved": saved})
+        self.tensors.append({"root": self.root(tensor)})
         return len(self.tensors) - 1
 
     def pick(self) -> int:
@@ -204,19 +202,8 @@ class PlannedMemory(OwnMemory):
 
     def pass_border(self) -> None:
         self.scratch = [POISON] * self.plan["backward_scratch_bytes"]
-        for tensor, it in enumerate(self.program["tensors"]):
-            if it["saved"] and self.first_written(tensor) < self.program["num_forward"]:
-                assert tensor not in self.gone
         for tensor in self.program["outputs"]:
             assert tensor not in self.gone
-
-    def first_written(self, tensor: int) -> int:
-        root = root_of(self.program, tensor)
-        for position, step in enumerate(self.plan["order"]):
-            writes = self.program["steps"][step]["writes"]
-            if any(root_of(self.program, write) == root for write in writes):
-                return position
-        return len(self.plan["order"])
 
     def use_workspaces(self, position: int) -> None:
         for at, area, offset, size in self.plan["workspaces"]:
@@ -232,15 +219,12 @@ class PlannedMemory(OwnMemory):
 
 
 def run_steps(program: dict, order: list[int], memory: OwnMemory) -> dict[Any, Any]:
-    """Return what each read finds, and what is left of saved tensors and inputs at the end."""
+    """Return what each read finds, and what is left of inputs and of what leaves at the end."""
     found = {}
     changed = changes(program)
     for position, index in enumerate([*order, None]):
         if position == program["num_forward"]:
             memory.pass_border()
-            for tensor, it in enumerate(program["tensors"]):
-                if it["saved"] and program_writes(program, tensor):
-                    found["border", tensor] = memory.content(tensor)
         if index is None:
             break
         step = program["steps"][index]
@@ -263,13 +247,6 @@ def delivered(program: dict) -> list[int]:
     written = {root_of(program, write) for step in program["steps"] for write in step["writes"]}
     tensors = program["tensors"]
     return [tensor for tensor in sorted(written) if tensors[tensor].get("delivered")]
-
-
-def program_writes(program: dict, tensor: int) -> bool:
-    """Whether a forward step writes the memory of the tensor."""
-    root = root_of(program, tensor)
-    steps = program["steps"][: program["num_forward"]]
-    return any(root_of(program, write) == root for step in steps for write in step["writes"])
 
 
 def changes(program: dict) -> list[list[int]]:
@@ -306,17 +283,12 @@ def check_by_model(program: dict, plan: dict) -> None:
 
 
 def lives(program: dict, order: list[int]) -> dict[int, list[float]]:
-    """Return the first and last time of each root; the border is half a step before backward."""
-    border = program["num_forward"] - 0.5
+    """Return the first and last time of each root."""
     found: dict[int, list[float]] = {}
     for position, index in enumerate(order):
         step = program["steps"][index]
         for tensor in step["reads"] + step["writes"]:
             found.setdefault(root_of(program, tensor), [position, position])[1] = position
-    for tensor, it in enumerate(program["tensors"]):
-        life = found.get(root_of(program, tensor))
-        if life and it["saved"] and life[0] < border:
-            life[1] = max(life[1], border)
     for tensor in delivered(program):
         found[tensor][1] = len(order)
     return found
@@ -459,7 +431,7 @@ def training_program(num_layers: int, width: int) -> dict:
     steps: list[dict] = []
 
     def add(kind: str, size: int) -> int:
-        tensors.append({"kind": kind, "bytes": size, "saved": False})
+        tensors.append({"kind": kind, "bytes": size})
         return len(tensors) - 1
 
     def call(reads: list[int], size: int, in_place: bool = False, kind: str = "planned") -> int:
