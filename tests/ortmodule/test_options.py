@@ -338,7 +338,8 @@ class TestDebugOptions:
             DebugOptions(save_onnx=True, onnx_prefix="net")
 
     def test_a_folder_without_saving_need_not_exist(self):
-        DebugOptions(save_path="/nowhere/at/all")
+        debug = DebugOptions(save_path="/nowhere/at/all")
+        assert not debug.save_onnx
 
     def test_files_are_written(self, tmp_path):
         debug = DebugOptions(save_onnx=True, onnx_prefix="net", save_path=str(tmp_path))
@@ -403,7 +404,8 @@ class TestByName:
         config = {"fallback_retry": True}
         debug = DebugOptions(config=config)
         config["nonsense"] = 1
-        ORTModule(nn.Linear(2, 2), debug)
+        wrapped = ORTModule(nn.Linear(2, 2), debug)
+        assert wrapped(torch.ones(1, 2)).shape == (1, 2)
 
 
 class TestNotAvailableYet:
