@@ -74,6 +74,16 @@ void lower_mish(const Node& node, CallList& calls) {
   calls.add("aten::mish", "", {node.inputs[0]}, {node.outputs[0]});
 }
 
+// x / (1 + |x|)
+void lower_softsign(const Node& node, CallList& calls) {
+  Value* x = node.inputs[0];
+  Value* size = calls.temporary(with_shape(x->type, x->type.shape));
+  Value* divisor = calls.temporary(with_shape(x->type, x->type.shape));
+  calls.add("aten::abs", "", {x}, {size});
+  calls.add("aten::add", "Scalar", {size, 1, 1}, {divisor});
+  calls.add("aten::div", "Tensor", {x, divisor}, {node.outputs[0]});
+}
+
 // max(0, min(1, alpha * x + beta))
 void lower_hard_sigmoid(const Node& node, CallList& calls) {
   Value* x = node.inputs[0];
@@ -154,6 +164,7 @@ void register_activation(Registry& ops) {
   ops.add(prelu);
   ops.add(activation("Selu", 6, 22, lower_selu, {alpha, gamma}));
   ops.add(activation("Softplus", 1, 22, lower_softplus));
+  ops.add(activation("Softsign", 1, 22, lower_softsign));
   ops.add(activation("Swish", 24, 24, lower_swish, {alpha}, fused_swish));
 
   ops.add(Operator{.name = "aten::gelu_backward", .work = {.fused = fused_gelu_grad}});

@@ -23,6 +23,7 @@ CASES = [
     Case("Elu", [X], lambda x: F.elu(x, 0.5), {"alpha": 0.5}),
     Case("Selu", [X], F.selu),
     Case("Softplus", [X], F.softplus, reference=False),
+    Case("Softsign", [X], F.softsign, dims={0: ["N", 5]}),
     Case("HardSwish", [X], F.hardswish),
     Case("HardSigmoid", [X], F.hardsigmoid, {"alpha": 1 / 6, "beta": 0.5}),
     Case("HardSigmoid", [X], lambda x: (x * 0.25 + 0.5).clamp(0, 1), {"alpha": 0.25}),
