@@ -28,6 +28,9 @@ TSAN_TESTS ?= tests/ortmodule/test_threads.py tests/ortmodule/test_call_guard.py
   tests/torch_ort/test_delivered_gradients.py::test_dropped_in_other_threads \
   tests/torch_ort/test_semantics_contexts.py
 # What is tried with random input, and for how long each: --seconds or --count.
+# What differs from this commit is read by clang-tidy, in the rooms that are built without torch.
+TIDY_AGAINST ?= HEAD
+TIDY_FILES := $(foreach room,base ir region passes plan,'csrc/$(room)/*.cpp')
 FUZZ ?= files programs
 FUZZ_ARGS ?= --seconds 600
 
@@ -63,7 +66,7 @@ help:
 	@echo 'make bench       time training steps against other backends (BENCH_ARGS=--quick)'
 	@echo 'make fuzz        try new random files and programs; adds up in build/fuzz (FUZZ_ARGS="--seconds 60")'
 	@echo 'make soak        train for 20,000 steps on either road, and see that memory stays flat'
-	@echo 'make style       ruff, clang-format and the style tests'
+	@echo 'make style       ruff, clang-format, clang-tidy on changed files (TIDY_AGAINST), and the style tests'
 	@echo 'make format      write what make style asks for'
 	@echo 'make asan        tests of memory under the address and undefined sanitizers (ASAN_TESTS)'
 	@echo 'make tsan        tests of threads under the thread sanitizer (TSAN_TESTS)'
@@ -98,6 +101,9 @@ style: build $(ENV)/.torch_ort-dev
 	$(ENV)/bin/ruff check .
 	$(ENV)/bin/ruff format --check .
 	$(ENV)/bin/clang-format --dry-run -Werror $$(find csrc -name '*.h' -o -name '*.cpp')
+	{ git diff --name-only --diff-filter=d $(TIDY_AGAINST) -- $(TIDY_FILES); \
+	  git ls-files --others --exclude-standard -- $(TIDY_FILES); } | \
+	  xargs -r -n 2 -P 2 $(ENV)/bin/clang-tidy -p $(BUILD_DIR) --quiet
 	$(PYTHON) -m pytest tests/style
 
 format: $(ENV)/.torch_ort-dev

@@ -129,8 +129,8 @@ std::string decimal_text(double value) { return shortest_text(value); }
 
 double double_from_text(std::string_view text) {
   double value = 0;
-  const char* end = text.data() + text.size();
-  auto [stop, error] = std::from_chars(text.data(), end, value);
+  const char *begin = text.data(), *end = begin + text.size();
+  auto [stop, error] = std::from_chars(begin, end, value);
   if (error != std::errc() || stop != end) {
     throw UserError(concat("number: got '", text, "', want a decimal number"));
   }

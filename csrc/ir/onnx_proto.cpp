@@ -63,8 +63,8 @@ void add_metadata(Message& message, const char* key, std::string value) {
 
 // The shortest decimal of the largest float lies above it as a double.
 bool fits_in_float(double value) {
-  static const double kLargest = widen(std::numeric_limits<float>::max());
-  return !std::isfinite(value) || std::abs(value) <= kLargest;
+  static const double largest = widen(std::numeric_limits<float>::max());
+  return !std::isfinite(value) || std::abs(value) <= largest;
 }
 
 float narrow(double value) {
@@ -328,7 +328,7 @@ bool is_utf8(std::string_view text) {
 
 const std::string& checked_name(const std::string& name, const char* what) {
   if (!is_utf8(name)) raise(what, concat("'", name, "'"), "UTF-8 text");
-  return name;
+  return name;  // NOLINT(bugprone-return-const-ref-from-parameter): nobody gives it a temporary
 }
 
 int64_t integer_from(const std::string& text, const std::string& what) {

@@ -351,7 +351,7 @@ class RegionMaker {
  private:
   std::string inner_name(const Value& value) const {
     std::string name = value.name + "_in";
-    while (graph_.names.contains(name) || body_->names.contains(name)) name += "_";
+    while (graph_.names.contains(name) || body_->names.contains(name)) name += '_';
     return name;
   }
 
@@ -472,8 +472,10 @@ class RegionMaker {
       now[view->outputs[0]] = again.outputs[0];
       made.push_back(&again);
     }
-    for (const auto& [old, with] : now) {
-      ir::replace_uses(*const_cast<Value*>(old), *with, graph_);
+    for (Value* old : outputs_) ir::replace_uses(*old, *now.at(old), graph_);
+    for (const Node* view : views_) {
+      Value* old = view->outputs[0];
+      ir::replace_uses(*old, *now.at(old), graph_);
     }
     for (auto each = nodes_.rbegin(); each != nodes_.rend(); ++each) {
       ir::erase(graph_, *each->node);

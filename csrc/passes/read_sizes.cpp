@@ -199,10 +199,10 @@ class SizeReader {
     const size_t place = static_cast<size_t>(found - graph_.inputs.begin()) + node_->inputs.size() -
                          graph_.inputs.size();
     if (place < ops::num_own_inputs(*node_)) return std::nullopt;
-    const Sizes sizes = outer_->read(node_->inputs[place], depth);
+    Sizes sizes = outer_->read(node_->inputs[place], depth);
     if (!sizes) return std::nullopt;
     std::unordered_set<std::string> symbols;
-    ops::collect_symbols(Type{.shape = *sizes}, symbols);
+    ops::collect_symbols(Type{.shape = sizes}, symbols);
     add_symbols(graph_, symbols);
     return sizes;
   }

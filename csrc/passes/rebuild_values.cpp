@@ -236,7 +236,7 @@ class Candidates {
 
   // The first group that reads what the value is made of, and waits for none of its readers.
   int find_store(const Candidate& candidate, const std::vector<const Node*>& readers) const {
-    std::unordered_set<const Value*> origins;
+    std::vector<const Value*> origins;
     collect_origins(*candidate.maker.node, origins);
     std::set<int> found;
     for (const Value* origin : origins) {
@@ -252,7 +252,7 @@ class Candidates {
     return -1;
   }
 
-  void collect_origins(const Node& node, std::unordered_set<const Value*>& origins) const {
+  void collect_origins(const Node& node, std::vector<const Value*>& origins) const {
     const auto group = group_of_.find(&node);
     for (const Value* input : node.inputs) {
       if (input == nullptr) continue;
@@ -260,7 +260,9 @@ class Candidates {
       const auto maker = group_of_.find(whole->producer);
       const bool is_inside =
           group != group_of_.end() && maker != group_of_.end() && maker->second == group->second;
-      if (origins.insert(whole).second && is_inside) collect_origins(*whole->producer, origins);
+      if (std::find(origins.begin(), origins.end(), whole) != origins.end()) continue;
+      origins.push_back(whole);
+      if (is_inside) collect_origins(*whole->producer, origins);
     }
   }
 
@@ -363,7 +365,7 @@ std::unordered_set<const Value*> choose(const Candidates& candidates) {
   // Two nodes for each value: if the first stands with the sink the value is made again; if only
   // the second does, it crosses.
   std::unordered_map<const Value*, std::pair<int, int>> nodes;
-  std::vector<const Value*> open;
+  std::vector<const Value*> open, entered;
   const auto enter = [&](const Value* value) {
     const auto [found, is_new] = nodes.try_emplace(value);
     if (is_new) {
@@ -371,6 +373,7 @@ std::unordered_set<const Value*> choose(const Candidates& candidates) {
       found->second = {made, crossed};
       cut.add_arc(made, crossed, candidates.cost_to_cross(*value));
       open.push_back(value);
+      entered.push_back(value);
     }
     return found->second;
   };
@@ -392,8 +395,8 @@ std::unordered_set<const Value*> choose(const Candidates& candidates) {
   }
   const std::vector<bool> is_made = cut.sink_side();
   std::unordered_set<const Value*> chosen;
-  for (const auto& [value, pair] : nodes) {
-    if (is_made[pair.first]) chosen.insert(value);
+  for (const Value* value : entered) {
+    if (is_made[nodes.at(value).first]) chosen.insert(value);
   }
   return chosen;
 }
