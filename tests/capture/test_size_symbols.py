@@ -6,6 +6,13 @@ import pytest
 import torch
 
 from torch_ort import _C
+from torch_ort.pytorch.dispatch_compat import shape_questions_answered
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_recording():
+    with shape_questions_answered():
+        yield
 
 
 def symbols(**values: int) -> tuple:

@@ -186,10 +186,10 @@ class TestJointGraph:
         def fill(x, y):
             x.copy_(y)
 
-        with torch.library._scoped_library("aot_compat_test", "DEF") as library:
+        with torch.library._scoped_library("compat_test", "DEF") as library:
             library.define("fill_(Tensor(a!) x, Tensor y) -> ()")
             library.impl("fill_", fill, "CompositeExplicitAutograd")
-            op = torch.ops.aot_compat_test.fill_.default
+            op = torch.ops.compat_test.fill_.default
             assert graph_compat.auto_functionalize.get_mutable_args(op)[0] == ["x"]
 
             def call(x):

@@ -14,7 +14,6 @@ from torch.utils import _pytree
 pytree = _pytree
 OPERATORS = torch._C._VariableFunctions  # as functions of `torch`
 
-
 # Of hooks that all modules call.
 GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
     torch.nn.modules.module._global_forward_pre_hooks,
@@ -22,7 +21,6 @@ GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
     torch.nn.modules.module._global_backward_pre_hooks,
     torch.nn.modules.module._global_backward_hooks,
 )
-
 
 ScriptMethod = torch._C.ScriptMethod
 
@@ -40,8 +38,6 @@ def script_forward(module: torch.nn.Module) -> ScriptMethod:
 RECURRENT_LAYERS: dict[str, Callable[..., Any]] = {
     kind: getattr(torch._VF, kind) for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")
 }
-
-
 pack_padded_sequence = torch._VF._pack_padded_sequence
 
 

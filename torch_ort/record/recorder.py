@@ -2,7 +2,7 @@
 
 The function runs on tensors without numbers. PyTorch's own C++ does the rest: autograd, the
 operators that are made of others, and functionalization, which turns writes into new tensors. What
-arrives below them is written down, and answered by a rule (shape_rules.py).
+arrives below them is written down, and answered by a rule (torch_ort/rules).
 
 It takes a fraction of AOTAutograd's time, and does less: `HandOver` says what is left to that.
 """
