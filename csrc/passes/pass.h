@@ -56,9 +56,9 @@ int count_from_end(ir::Graph& graph);
 // One pass by its name. UserError if there is none.
 int run_pass(std::string_view name, ir::Graph& graph);
 
-// Asked by a pass before each rewrite: false once `bisect` of them have happened. What a pass counts
-// as its rewrites are those for which it has asked, so that their sum over the passes that are not
-// needed is where `bisect` ends.
+// Asked by a pass before each rewrite: false once `bisect` of them have happened. What a pass
+// counts as its rewrites are those for which it has asked, so that their sum over the passes that
+// are not needed is where `bisect` ends.
 bool may_rewrite();
 // Said by a pass that has asked and then found that it has nothing to rewrite.
 void did_not_rewrite();
