@@ -191,12 +191,13 @@ $(PYTHON): | build/.system
 	echo "making $(ENV)"; python3 -m venv $$flags $(ENV)
 
 # pip must never replace the torch that the extension is built against. The file changes only when
-# the installed torch does, and then everything below is made again.
+# the installed torch does, and then everything below is made again. Two makes at once each write a
+# file of their own first.
 $(CONSTRAINT): FORCE | $(PYTHON)
 	@$(PYTHON) -c 'import importlib.metadata as m; m.version("torch")' 2>/dev/null \
 	  || { echo "installing $(TORCH_SPEC)"; $(PIP) install "$(TORCH_SPEC)" numpy; }
-	@$(PYTHON) -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' > $@.new
-	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+	@$(PYTHON) -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' > $@.$$PPID
+	@if cmp -s $@.$$PPID $@; then rm $@.$$PPID; else mv $@.$$PPID $@; fi
 
 $(TOOLS): $(CONSTRAINT) | build/.system
 	@echo 'installing the build tools'
