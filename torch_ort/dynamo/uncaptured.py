@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch_ort._C import Unsupported
 from torch_ort.core import counting
+from torch_ort.core.scopes import listening
 from torch_ort.core.user_code import Line, calling_line, innermost, warn_at
 from torch_ort.fallback import FallbackWarning
 from torch_ort.pytorch.dynamo_compat import LeftOut
@@ -89,15 +90,9 @@ def forget() -> None:
     _told.clear()
 
 
-@contextmanager
-def watching() -> Iterator[list[Break]]:
+def watching() -> AbstractContextManager[list[Break]]:
     """Give a list that everything left out meanwhile is added to; nothing is told or raised."""
-    watched: list[Break] = []
-    _watchers.append(watched)
-    try:
-        yield watched
-    finally:
-        _watchers[:] = [watcher for watcher in _watchers if watcher is not watched]
+    return listening(_watchers)
 
 
 def left_out(backend: Any, found: list[LeftOut]) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch_ort import _C
+from torch_ort.core.scopes import listening
 from torch_ort.engine.program import Program
 
 _watchers: list[list[Program]] = []
@@ -21,16 +22,9 @@ def note(programs: list[Program]) -> None:
         watcher.extend(programs)
 
 
-@contextmanager
-def watching() -> Iterator[list[Program]]:
+def watching() -> AbstractContextManager[list[Program]]:
     """Give a list that the graphs compiled meanwhile are added to."""
-    watched: list[Program] = []
-    _watchers.append(watched)
-    try:
-        yield watched
-    finally:
-        # By identity: two empty lists are equal.
-        _watchers[:] = [watcher for watcher in _watchers if watcher is not watched]
+    return listening(_watchers)
 
 
 def note_call(session: _C.Session, tensors: Sequence[Any], symbols: Sequence[Any]) -> None:

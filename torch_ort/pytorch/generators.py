@@ -6,12 +6,13 @@ import random
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from torch_ort.core.scopes import set_here
 from torch_ort.pytorch import patches
 
 
@@ -122,26 +123,22 @@ def _all_watched(generators: tuple) -> tuple:
 @contextmanager
 def watched_seeding() -> Iterator[Seeding]:
     """Find out whether code in here sets PyTorch's default generators, which stay as they are."""
-    outer = getattr(_thread, "seeding", None)
-    _thread.seeding = seeding = Seeding()
+    seeding = Seeding()
     _seedings.append(seeding)
     try:
-        with patches.GENERATOR.by(_Watched), patches.CUDA_GENERATORS.by(_all_watched):
+        with (
+            set_here(_thread, "seeding", seeding),
+            patches.GENERATOR.by(_Watched),
+            patches.CUDA_GENERATORS.by(_all_watched),
+        ):
             yield seeding
     finally:
         _seedings.remove(seeding)
-        _thread.seeding = outer
 
 
-@contextmanager
-def _not_watched() -> Iterator[None]:
+def _not_watched() -> AbstractContextManager[None]:
     """Let ourselves set generators in a capture."""
-    outer = getattr(_thread, "seeding", None)
-    _thread.seeding = None
-    try:
-        yield
-    finally:
-        _thread.seeding = outer
+    return set_here(_thread, "seeding", None)
 
 
 def note_draw() -> None:

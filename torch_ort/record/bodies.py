@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
+from torch_ort.core.scopes import set_here
 from torch_ort.pytorch.dispatch_compat import (
     functionalized,
     is_functionalized,
@@ -47,15 +48,11 @@ def run_loop(inputs: Sequence[Any], bodies: dict[str, Body]) -> None:
 OPS = {run_if: "If", run_loop: "Loop"}
 
 
-@contextmanager
-def recording_branches(recording: ControlFlowRecorder | None) -> Iterator[None]:
+def recording_branches(
+    recording: ControlFlowRecorder | None,
+) -> AbstractContextManager[None]:
     """Let `recording()` give this in here: None where what is recorded trains."""
-    before = getattr(_thread, "recording", None)
-    _thread.recording = recording
-    try:
-        yield
-    finally:
-        _thread.recording = before
+    return set_here(_thread, "recording", recording)
 
 
 def recording() -> ControlFlowRecorder | None:

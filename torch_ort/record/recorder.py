@@ -26,6 +26,7 @@ from torch import fx
 
 from torch_ort import _C
 from torch_ort.core.refusals import HandOver, NoCapture
+from torch_ort.core.scopes import set_here
 from torch_ort.core.user_code import Line
 from torch_ort.functions.call import form_of_call
 from torch_ort.functions.describe import is_python_op
@@ -562,15 +563,9 @@ def _with_integers(func: Any, args: tuple, result: Any) -> tuple:
 _told = threading.local()  # `line`: of a graph that has replaced the user's code
 
 
-@contextlib.contextmanager
-def at_line(line: Line | None) -> Iterator[None]:
+def at_line(line: Line | None) -> contextlib.AbstractContextManager[None]:
     """Say which line of the user's runs in here, where no frame tells."""
-    before = getattr(_told, "line", _UNTOLD)
-    _told.line = line
-    try:
-        yield
-    finally:
-        _told.line = before
+    return set_here(_told, "line", line)
 
 
 _UNTOLD = object()
