@@ -209,8 +209,8 @@ def test_a_wrong_plan_is_named(monkeypatch):
 
     run = bisect.Case.run
 
-    def wrong_in_place(self, graph, *, inputs=None, disable=(), region_mode="kernel"):
-        results = run(self, graph, inputs=inputs, disable=disable, region_mode=region_mode)
+    def wrong_in_place(self, graph, *, inputs=None, disable=(), check=0):
+        results = run(self, graph, inputs=inputs, disable=disable, check=check)
         wrong = "in_place" not in disable
         return {name: x + 1 if wrong else x for name, x in results.items()}
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from torch_ort import _C
-from torch_ort.core.switches import OTHER_SWITCHES
 from torch_ort.debug.numbers import Difference, Results, differences, names_of, with_noise
 from torch_ort.engine import compiler
 from torch_ort.engine.program import Program
@@ -70,33 +70,26 @@ class Case:
     options: Options
     inputs: dict[str, torch.Tensor]  # symbols among them, and the gradients of outputs
 
-    def disabled(self, *more: str) -> list[str]:
-        """List the passes that do not run. Masks are drawn as PyTorch draws them, in each run."""
-        options = dataclasses.replace(self.options, exact_random=True)
-        names = [name for name in more if name not in OTHER_SWITCHES]
-        return [*compiler.disabled_passes(options), *names]
-
     def rewritten(self, count: int) -> tuple[_C.Graph, list[tuple[str, int]]]:
-        """Give the graph after so many rewrites (-1: all), and how many each pass made."""
+        """Give the graph after so many rewrites (-1: all), and how many each pass made.
+
+        Masks are drawn as PyTorch draws them, so that all graphs draw the same.
+        """
         graph = self.program.captured.clone()
-        reports = _C.run_pipeline(graph, self.disabled(), count)
+        options = dataclasses.replace(self.options, exact_random=True)
+        reports = _C.run_pipeline(graph, compiler.disabled_passes(options), count)
         optional = {each.name for each in _C.passes() if not each.is_needed}
         return graph, [(name, made) for name, made, _ in reports if name in optional]
 
     def run(
         self, graph: _C.Graph, *, inputs: Mapping[str, torch.Tensor] | None = None,
-        disable: tuple[str, ...] = (), region_mode: str = "kernel",
+        disable: tuple[str, ...] = (), check: int = 0,
     ) -> Results:  # fmt: skip
         """Run a graph; give its results, gradients among them, by name."""
-        off = {*self.options.disable, *disable}
-        session = _C.Session.compile(
-            graph,
-            self.program.constants,
-            **{name: name not in off for name in _PLAN_SWITCHES},
-            isa=self.options.isa,
-            emulate_eager_casts=self.options.emulate_eager_casts,
-            region_mode="nodes" if "region_kernels" in off else region_mode,
-        )
+        program = dataclasses.replace(self.program, graph=graph, parameter_gradients=[])
+        switched_off = (*self.options.disable, *disable)
+        options = dataclasses.replace(self.options, disable=switched_off, check=check)
+        session = compiler.compile_session(program, options)
         given = {name: x.detach().clone() for name, x in (inputs or self.inputs).items()}
         state = TorchGenerators()
         try:
@@ -138,24 +131,15 @@ def find(case: Case) -> Finding | None:
     for graph in (bare, whole):
         if (graph is whole or wrong(graph)) and (switch := right_without(graph)):
             return Finding(number, "plan", switch, found)
-    count = _first(total, lambda n: bool(wrong(case.rewritten(n)[0])))
+    # No rewrites are right, all of them are wrong.
+    count = bisect_left(
+        range(total), True, min(1, total), key=lambda n: bool(wrong(case.rewritten(n)[0]))
+    )
     before, after = case.rewritten(count - 1)[0], case.rewritten(count)[0]
     return Finding(
         number, "pass", _pass_of(count, counts), found, count, total, _written(before, after),
         _first_value(case, before, after),
     )  # fmt: skip
-
-
-def _first(total: int, is_wrong: Callable[[int], bool]) -> int:
-    """Give the least count of rewrites with wrong numbers; none are right, all are wrong."""
-    right, wrong = 0, total
-    while wrong - right > 1:
-        middle = (right + wrong) // 2
-        if is_wrong(middle):
-            wrong = middle
-        else:
-            right = middle
-    return wrong
 
 
 def _pass_of(count: int, counts: list[tuple[str, int]]) -> str:
@@ -185,7 +169,7 @@ def _node_key(node: dict[str, Any]) -> tuple[Any, ...]:
 def _kernel_at_fault(case: Case, graph: _C.Graph, finding: Finding) -> Finding | None:
     """Name the first region whose kernel differs from its nodes; None where none does."""
     try:
-        case.run(graph, region_mode="checked")
+        case.run(graph, check=3)
     except _C.InternalError as error:
         return dataclasses.replace(finding, message=str(error), name=str(error).split("'")[1])
     return None
@@ -244,7 +228,7 @@ _PAGE = """\
 """
 
 
-def again(folder: str, region_mode: str = "kernel") -> list[Difference]:
+def again(folder: str) -> list[Difference]:
     """Run both graphs of a folder; list what differs. Raises FileNotFoundError without a folder."""
     held = torch.load(os.path.join(folder, "inputs.pt"), weights_only=True)
     program = Program(graph=None, constants=held["constants"], is_training=True)
@@ -255,4 +239,4 @@ def again(folder: str, region_mode: str = "kernel") -> list[Difference]:
             graphs.append(_C.Graph.from_onnx(file.read()))
     want = case.run(graphs[0], disable=_PLAN_SWITCHES)
     noisy = case.run(graphs[0], inputs=with_noise(case.inputs), disable=_PLAN_SWITCHES)
-    return differences(case.run(graphs[1], region_mode=region_mode), want, noisy)
+    return differences(case.run(graphs[1]), want, noisy)

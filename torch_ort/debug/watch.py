@@ -27,13 +27,13 @@ __all__ = ["Checks", "Difference", "checking", "compare"]
 class Checks:
     """What was checked, what was found, and what could not be checked, with the reason."""
 
-    def __init__(self, folder: str | None, options: Options) -> None:
+    def __init__(self, programs: Sequence[Program], folder: str | None, options: Options) -> None:
         self.checked: list[int] = []  # numbers of programs
         self.findings: list[Finding] = []
         self.left_out: list[str] = []
         self._folder = folder
         self._options = options
-        self._programs: list[Program] = []
+        self._programs = programs  # the list that compiled graphs are added to
         self._seen: set[int] = set()  # ids of sessions
 
     def check(self, session: _C.Session, tensors: Sequence[Any], symbols: Sequence[Any]) -> None:
@@ -79,10 +79,10 @@ def checking(folder: str | None = None, options: dict[str, Any] | None = None) -
     that is given. Gradients of outputs are random numbers. The program goes on with the numbers
     that it would have had. Takes as much memory as the graph needs several times over.
     """
-    checks = Checks(folder, resolve(options))
-    with watchers.watching() as programs, watchers.watching_calls(checks.check):
-        checks._programs = programs
-        yield checks
+    with watchers.watching() as programs:
+        checks = Checks(programs, folder, resolve(options))
+        with watchers.watching_calls(checks.check):
+            yield checks
 
 
 def compare(

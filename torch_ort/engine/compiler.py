@@ -65,7 +65,7 @@ def compile_program(
     else:
         start = time.perf_counter()
         with stage("plan"):
-            _sessions[key] = _compile_session(program, options)
+            _sessions[key] = compile_session(program, options)
         program.seconds["plan"] = time.perf_counter() - start
     program.session = _sessions[key]
     if "steps" in options.dump:
@@ -89,7 +89,8 @@ def _region_mode(options: Options) -> str:
     return "checked" if options.check >= 3 else "kernel"
 
 
-def _compile_session(program: Program, options: Options) -> _C.Session:
+def compile_session(program: Program, options: Options) -> _C.Session:
+    """Compile the graph of a program as it is: no passes run."""
     return _C.Session.compile(
         program.graph,
         program.constants,
