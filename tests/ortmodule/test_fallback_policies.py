@@ -96,7 +96,7 @@ def unsupported(*_args, **_kwargs):
 
 def fail_to_plan(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compiler, "_sessions", {})  # an equal graph of another test would be shared
-    patch.setattr(compiler, "_compile_session", fail)
+    patch.setattr(compiler, "compile_session", fail)
 
 
 def fail_to_plan_later(patch: pytest.MonkeyPatch) -> None:

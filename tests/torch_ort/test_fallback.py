@@ -50,7 +50,7 @@ INJECTIONS = {
     "capture": lambda patch: patch.setattr(joint.Capture, "_compile_joint", unsupported),
     "convert": lambda patch: patch.setattr(FxReader, "add_nodes", unsupported),
     "pass": lambda patch: patch.setattr(compiler._C, "run_pipeline", fail),
-    "plan": lambda patch: patch.setattr(compiler, "_compile_session", fail),
+    "plan": lambda patch: patch.setattr(compiler, "compile_session", fail),
     "forward": lambda patch: into_forward(patch, fails_once),
     "backward": lambda patch: into_backward(patch, fails_once),
 }

@@ -82,7 +82,7 @@ PYTHON_PLACES = {
     "convert": method(FxReader, "add_nodes"),
     "passes": method(compiler._C, "run_pipeline"),
     "key": method(compiler, "_key"),
-    "session": method(compiler, "_compile_session"),
+    "session": method(compiler, "compile_session"),
     "layout": method(joint, "JointLayout"),
 }
 # Tests draw eager's random numbers, for which one pass is left out.
