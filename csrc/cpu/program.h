@@ -2,7 +2,6 @@
 #pragma once
 
 #include "cpu/region.h"
-
 #include "region/contract.h"
 
 #include <string>

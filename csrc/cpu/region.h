@@ -8,7 +8,6 @@
 
 #include "cpu/kernels.h"
 #include "ir/graph.h"
-
 #include "region/codegen.h"
 
 #include <cstdint>

@@ -4,7 +4,6 @@
 #include "ops/aten_names.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
-
 #include "region/codegen.h"
 
 #include <algorithm>

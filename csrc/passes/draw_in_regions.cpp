@@ -11,7 +11,6 @@
 #include "passes/known_sizes.h"
 #include "passes/memory.h"
 #include "passes/pass.h"
-
 #include "region/codegen.h"
 
 #include <algorithm>

@@ -14,7 +14,6 @@
 #include "passes/memory.h"
 #include "passes/pass.h"
 #include "passes/region_groups.h"
-
 #include "region/codegen.h"
 #include "region/contract.h"
 #include "region/spaces.h"

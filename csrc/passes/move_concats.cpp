@@ -18,7 +18,6 @@
 #include "passes/known_sizes.h"
 #include "passes/memory.h"
 #include "passes/pass.h"
-
 #include "region/codegen.h"
 
 #include <algorithm>

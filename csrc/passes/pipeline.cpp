@@ -8,7 +8,6 @@
 #include "ops/control_flow.h"
 #include "passes/layouts.h"
 #include "passes/pass.h"
-
 #include "region/schedule.h"
 
 #include <algorithm>

@@ -17,7 +17,6 @@
 #include "passes/min_cut.h"
 #include "passes/pass.h"
 #include "passes/region_groups.h"
-
 #include "region/spaces.h"
 
 #include <algorithm>

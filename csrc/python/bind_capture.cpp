@@ -1,8 +1,8 @@
 // Sizes as symbols, for recordings of a module.
 #include "base/error.h"
+#include "capture/size_symbols.h"
 #include "python/bind.h"
 
-#include "capture/size_symbols.h"
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>

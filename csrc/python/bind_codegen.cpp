@@ -2,7 +2,6 @@
 #include "base/error.h"
 #include "cpu/region.h"
 #include "python/bind.h"
-
 #include "region/codegen.h"
 
 #include <algorithm>

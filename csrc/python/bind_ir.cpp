@@ -6,8 +6,8 @@
 #include "ops/file_check.h"
 #include "ops/writer.h"
 #include "python/bind.h"
-
 #include "region/schedule.h"
+
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

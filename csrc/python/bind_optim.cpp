@@ -1,7 +1,7 @@
 // Optimizer steps.
+#include "optim/optimizer.h"
 #include "python/bind.h"
 
-#include "optim/optimizer.h"
 #include <torch/csrc/utils/pybind.h>
 
 namespace py = pybind11;

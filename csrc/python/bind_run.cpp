@@ -9,11 +9,11 @@
 #include "passes/pass.h"
 #include "python/bind.h"
 #include "python/torch_errors.h"
+#include "region/schedule.h"
 #include "run/counters.h"
 #include "run/out_forms.h"
 #include "run/session.h"
 
-#include "region/schedule.h"
 #include <ATen/Parallel.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/zeros.h>

@@ -2,7 +2,6 @@
 
 #include "base/error.h"
 #include "ops/fusion.h"
-
 #include "region/spaces.h"
 
 #include <algorithm>

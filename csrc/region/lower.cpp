@@ -3,7 +3,6 @@
 #include "ir/edit.h"
 #include "ops/control_flow.h"
 #include "ops/writer.h"
-
 #include "region/contract.h"
 
 #include <algorithm>

@@ -3,7 +3,6 @@
 #include "base/error.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
-
 #include "region/spaces.h"
 
 #include <algorithm>

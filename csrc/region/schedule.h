@@ -3,7 +3,6 @@
 #pragma once
 
 #include "ops/fusion.h"
-
 #include "region/contract.h"
 
 #include <string_view>

@@ -4,7 +4,6 @@
 
 #include "ir/graph.h"
 #include "ops/fusion.h"
-
 #include "region/contract.h"
 
 #include <optional>

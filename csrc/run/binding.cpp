@@ -2,6 +2,7 @@
 #include "base/error.h"
 #include "base/failpoint.h"
 #include "ops/op.h"
+#include "region/lower.h"
 #include "run/context.h"
 #include "run/counters.h"
 #include "run/describe.h"
@@ -9,7 +10,6 @@
 #include "run/guard.h"
 #include "run/lowered_region.h"
 
-#include "region/lower.h"
 #include <c10/core/TensorImpl.h>
 
 #include <algorithm>

@@ -1,13 +1,13 @@
 // Bindings and contexts; internal to run/.
 #pragma once
 
+#include "region/codegen.h"
 #include "run/delivery.h"
 #include "run/partial_backward.h"
 #include "run/placement.h"
 #include "run/session.h"
 #include "run/spec.h"
 
-#include "region/codegen.h"
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
 

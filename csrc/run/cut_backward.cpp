@@ -6,7 +6,6 @@
 #include "ops/op.h"
 #include "ops/shapes.h"
 #include "ops/writer.h"
-
 #include "region/contract.h"
 
 #include <algorithm>

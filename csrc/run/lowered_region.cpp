@@ -1,10 +1,10 @@
 #include "run/lowered_region.h"
 
 #include "base/error.h"
+#include "region/lower.h"
 #include "run/dtype.h"
 #include "run/session.h"
 
-#include "region/lower.h"
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
 

@@ -9,9 +9,9 @@
 #include "ir/graph.h"
 #include "ops/op.h"
 #include "plan/plan.h"
+#include "region/codegen.h"
 #include "run/step.h"
 
-#include "region/codegen.h"
 #include <ATen/core/Tensor.h>
 
 #include <list>

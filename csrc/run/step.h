@@ -3,8 +3,8 @@
 #pragma once
 
 #include "ops/call.h"
-
 #include "region/schedule.h"
+
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 
