@@ -257,8 +257,7 @@ class Binder {
     const region::CodegenOptions& options = session_.options_.regions;
     const ir::Device& device = step.region->inputs[0]->type.device;
     const region::Codegen* codegen = region::codegen_for(device);
-    const bool has_nodes = step.schedule != nullptr && !region::is_mask(*step.region);
-    if (codegen == nullptr && !has_nodes) {
+    if (codegen == nullptr && (step.schedule == nullptr || region::is_mask(*step.region))) {
       throw Unsupported(concat(step.region->op.str(), " '", step.name, "': no kernel for device '",
                                ir::to_string(device), "'"));
     }
