@@ -1,4 +1,5 @@
-// If and Loop, as ONNX has them and with closed bodies. run/control_flow.h runs the latter.
+// If and Loop, as ONNX has them and with closed bodies. run/steps/control_flow.cpp runs the
+// latter.
 #include "ops/control_flow.h"
 
 #include "base/error.h"

@@ -56,4 +56,16 @@ Counters& counters() {
   return instance;
 }
 
+StepCounts::~StepCounts() {
+  const auto add = [](std::atomic<int64_t>& counter, int64_t count) {
+    counter.fetch_add(count, std::memory_order_relaxed);
+  };
+  add(counters().steps_run, out + functional + view + python + region);
+  add(counters().steps_out, out);
+  add(counters().steps_functional, functional);
+  add(counters().steps_view, view);
+  add(counters().steps_python, python);
+  add(counters().steps_region, region);
+}
+
 }  // namespace torch_ort::run

@@ -42,4 +42,11 @@ struct Counters {
 
 Counters& counters();
 
+// What one half of a call does; added to the counters once, at its end.
+struct StepCounts {
+  int64_t out = 0, functional = 0, view = 0, python = 0, region = 0;
+
+  ~StepCounts();
+};
+
 }  // namespace torch_ort::run

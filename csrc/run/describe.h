@@ -1,8 +1,8 @@
-// A program with all its sizes filled in, as plan/ wants it; internal to run/.
+// A compiled graph with all its sizes filled in, as plan/ wants it; internal to run/.
 #pragma once
 
 #include "plan/plan.h"
-#include "run/session.h"
+#include "run/compiled_graph.h"
 #include "run/spec.h"
 
 #include <unordered_map>
@@ -20,16 +20,16 @@ struct Part {
 struct Description {
   std::vector<TensorSpec> specs;  // by slot
   std::vector<int> roots;         // by slot: whose memory it shares, for these sizes
-  std::vector<Form> forms;        // by step; kReshape is decided: kView or kFunctional
   std::vector<int> taken_over;    // by step: the adopted slot that its result is written into; -1
   std::vector<Part> parts;        // by slot
-  std::unordered_map<size_t, std::vector<ViewSpec>> rests;  // by step of form kParts
+  // By concatenation that has parts: the step, and what is copied to where in the whole.
+  std::unordered_map<int, std::vector<ViewSpec>> rests;
   plan::Program program;
   std::vector<int> delivered;  // by gradient: the root slot that leaves in engine memory; -1
 };
 
 // `inputs`: of the graph, in order. `deliver`: gradients may leave in engine memory.
-Description describe(const Session& session, const std::vector<TensorSpec>& inputs,
+Description describe(const CompiledGraph& graph, const std::vector<TensorSpec>& inputs,
                      const ir::SymbolLookup& lookup, bool deliver);
 
 }  // namespace torch_ort::run

@@ -3,7 +3,6 @@
 #include "base/failpoint.h"
 #include "run/companion.h"
 #include "run/context.h"
-#include "run/control_flow.h"
 #include "run/counters.h"
 #include "run/guard.h"
 #include "run/partial_backward.h"
@@ -119,7 +118,7 @@ class ScratchLease {
  public:
   ScratchLease(Context& context, int64_t bytes) : context_(context) {
     if (bytes == 0) return;
-    memory_ = lend(context.binding->session->device(), bytes);
+    memory_ = lend(context.graph().device, bytes);
     context_.attach_scratch(memory_.data());
   }
   ~ScratchLease() { context_.attach_scratch(nullptr); }
@@ -155,7 +154,7 @@ at::Tensor deliver(const at::Tensor& gradient, const Binding& binding, int root,
       c10::StorageImpl::use_byte_size_t(), bytes, memory.hand_out(offset, bytes),
       c10::GetAllocator(gradient.device().type()), true));
   ORT_CHECK(storage.data() == gradient.storage().data(), "run: gradient '",
-            binding.session->slot_value(root)->name, "' is not where it was planned");
+            binding.graph->value(root).name, "' is not where it was planned");
   at::Tensor delivered = at::detail::make_tensor<c10::TensorImpl>(
       std::move(storage), gradient.key_set(), gradient.dtype());
   delivered.unsafeGetTensorImpl()->set_sizes_and_strides(gradient.sizes(), gradient.strides(),
@@ -214,24 +213,35 @@ std::shared_ptr<Companion> kept_beside(const at::Tensor& token) {
   return with_call(token, [](LiveCall& call) { return call.companion; });
 }
 
-bool Session::is_saved_output(int slot) const {
-  return std::any_of(saved_outputs_.begin(), saved_outputs_.end(),
-                     [&](int index) { return output_slots_[index] == slot; });
-}
-
 void Session::free_idle_contexts() {
   std::lock_guard lock(mutex_);
   for (auto& binding : bindings_) {
     std::lock_guard binding_lock(binding->mutex);
     binding->idle.clear();
   }
-  for (const Step& step : steps_) {
-    if (step.control_flow) step.control_flow->free_idle_contexts();
-  }
+  for (const auto& step : compiled_->steps) step->free_idle_contexts();
   for (const auto& [defined, partial] : partial_backwards_) partial->free_idle_contexts();
   for (const auto& [defined, expected] : expected_backwards_) {
     if (expected != nullptr) expected->session->free_idle_contexts();
   }
+}
+
+std::shared_ptr<Binding> Session::binding_for(const Tensors& inputs,
+                                              const std::vector<int64_t>& symbols) {
+  const bool deliver = delivery_->is_on;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto found = bindings_.begin(); found != bindings_.end(); ++found) {
+      if (!(*found)->matches(inputs, symbols, deliver)) continue;
+      bindings_.splice(bindings_.begin(), bindings_, found);
+      return bindings_.front();
+    }
+  }
+  std::shared_ptr<Binding> binding = make_binding(compiled_, inputs, symbols, deliver);
+  std::lock_guard lock(mutex_);
+  bindings_.push_front(binding);
+  if (bindings_.size() > compiled_->options.max_bindings) bindings_.pop_back();
+  return binding;
 }
 
 std::shared_ptr<Binding> Session::binding_of_serial(int64_t serial) const {
@@ -239,7 +249,7 @@ std::shared_ptr<Binding> Session::binding_of_serial(int64_t serial) const {
   for (const auto& binding : bindings_) {
     if (binding->serial == serial) return binding;
   }
-  throw UserError(concat("saved-tensor hooks: more than ", options_.max_bindings,
+  throw UserError(concat("saved-tensor hooks: more than ", compiled_->options.max_bindings,
                          " sizes of one graph wait for their backward"));
 }
 
@@ -262,18 +272,19 @@ void Session::prepare_like(const Session& other) {
 std::shared_ptr<SharedBuffer> Session::lend_context_memory(const Binding& binding) const {
   may_fail("memory");
   release_dead_memory(true);
-  return std::make_shared<SharedBuffer>(lend(device_, binding.plan.context_bytes),
+  return std::make_shared<SharedBuffer>(lend(device(), binding.plan.context_bytes),
                                         binding.delivers ? delivery_ : nullptr);
 }
 
 Session::Tensors Session::collect_outputs(Context& context) const {
   may_fail("results");
   Tensors results;
-  results.reserve(output_slots_.size() + 1);
-  for (int slot : output_slots_) {
+  results.reserve(compiled_->outputs.size() + 1);
+  for (int slot : compiled_->outputs) {
     at::Tensor tensor = with_promised_strides(context.slots[slot], context.binding->specs[slot]);
     // An input that leaves as an output is another tensor object to autograd.
-    if (facts_[slot].is_input || facts_[slot].is_constant) tensor = at::alias(tensor);
+    if (compiled_->facts[slot].is_input || compiled_->facts[slot].is_constant)
+      tensor = at::alias(tensor);
     results.push_back(std::move(tensor));
   }
   return results;
@@ -287,7 +298,7 @@ std::shared_ptr<Context> Session::begin_forward(const Tensors& inputs,
     context->context_memory = lend_context_memory(*binding);
     context->attach_context_memory(context->context_memory->data());
   }
-  for (size_t i = 0; i < inputs.size(); ++i) context->slots[input_slots_[i]] = inputs[i];
+  for (size_t i = 0; i < inputs.size(); ++i) context->slots[compiled_->inputs[i]] = inputs[i];
   return context;
 }
 
@@ -298,9 +309,9 @@ Session::Tensors Session::run_forward_half(Context& context) const {
 }
 
 void Session::refuse_writing_into_copies(const Tensors& inputs) const {
-  for (int index : mutated_inputs_) {
+  for (int index : compiled_->mutated_inputs) {
     if (!is_computed_by_reader(inputs[index])) continue;
-    throw Unsupported(concat("run: input '", slot_value(input_slots_[index])->name,
+    throw Unsupported(concat("run: input '", compiled_->value(compiled_->inputs[index]).name,
                              "' is a conjugate or negative view, and is written into"));
   }
 }
@@ -313,7 +324,7 @@ Session::Tensors Session::forward(const Tensors& inputs, const std::vector<int64
                                   bool carry) {
   const RunEvent event(*this);
   release_dead_memory(is_training());
-  RunGuard guard(device_);
+  RunGuard guard(device());
   const std::optional<Tensors> numbers = computed(inputs);
   if (numbers) refuse_writing_into_copies(inputs);
   // A carrying token names one session and its plan.
@@ -324,7 +335,7 @@ Session::Tensors Session::forward(const Tensors& inputs, const std::vector<int64
   context->expected = expected;
   const std::shared_ptr<Binding> binding = context->binding;
   Tensors results = session.run_forward_half(*context);
-  for (int index : mutated_inputs_) {
+  for (int index : compiled_->mutated_inputs) {
     if (!inputs[index].is_inference()) inputs[index].unsafeGetTensorImpl()->bump_version();
   }
   counters().forward_runs.fetch_add(1);
@@ -359,20 +370,20 @@ Session::Tensors Session::backward(const at::Tensor& token, const Tensors& saved
   const Session &session = *context->session, &called = *context->called;
   const RunEvent event(called);
   const Binding& binding = *context->binding;
-  ORT_CHECK(saved.size() == session.saved_inputs_.size() + session.saved_outputs_.size() &&
-                tangents.size() == called.tangent_slots_.size(),
+  ORT_CHECK(saved.size() == session.saved_inputs().size() + session.saved_outputs().size() &&
+                tangents.size() == called.compiled_->tangents.size(),
             "run_backward: got ", saved.size(), " saved tensors and ", tangents.size(),
-            " gradients, want ", session.saved_inputs_.size() + session.saved_outputs_.size(),
-            " and ", called.tangent_slots_.size());
-  RunGuard guard(session.device_);
+            " gradients, want ", session.saved_inputs().size() + session.saved_outputs().size(),
+            " and ", called.compiled_->tangents.size());
+  RunGuard guard(session.device());
 
   const std::optional<Tensors> saved_numbers = computed(saved), numbers = computed(tangents);
   const Tensors& read = saved_numbers ? *saved_numbers : saved;
   size_t next = 0;
-  for (int index : session.saved_inputs_)
-    context->slots[session.input_slots_[index]] = read[next++];
-  for (int index : session.saved_outputs_)
-    context->slots[session.output_slots_[index]] = read[next++];
+  for (int index : session.saved_inputs())
+    context->slots[session.compiled_->inputs[index]] = read[next++];
+  for (int index : session.saved_outputs())
+    context->slots[session.compiled_->outputs[index]] = read[next++];
   const Tensors& given = numbers ? *numbers : tangents;
 
   std::vector<at::Tensor> kept;
@@ -406,16 +417,16 @@ Session::Tensors Session::run_whole_backward(Context& context, bool keep) const 
   if (is_copied) {
     memory = lend_context_memory(binding);
     const int64_t bytes = binding.plan.crossing_bytes;
-    bytes_over(memory->data(), bytes, device_)
-        .copy_(bytes_over(context.context_memory->data(), bytes, device_));
+    bytes_over(memory->data(), bytes, device())
+        .copy_(bytes_over(context.context_memory->data(), bytes, device()));
     context.attach_context_memory(memory->data());
   }
   Tensors gradients;
   ScratchLease scratch(context, binding.plan.backward_scratch_bytes);
   run_steps(context, binding.backward);
   may_fail("gradients");
-  for (size_t i = 0; i < gradient_slots_.size(); ++i) {
-    const int slot = gradient_slots_[i], root = binding.delivered[i];
+  for (size_t i = 0; i < compiled_->gradients.size(); ++i) {
+    const int slot = compiled_->gradients[i], root = binding.delivered[i];
     const at::Tensor gradient =
         root < 0 ? context.slots[slot] : deliver(context.slots[slot], binding, root, *memory);
     gradients.push_back(with_promised_strides(gradient, binding.specs[slot]));
@@ -433,11 +444,11 @@ Session::Tensors Session::run_expected_backward(Context& context, const Tensors&
   const Session& session = *context.session;
   size_t next = 0;
   for (const at::Tensor& tangent : tangents) {
-    if (tangent.defined()) context.slots[session.tangent_slots_[next++]] = tangent;
+    if (tangent.defined()) context.slots[session.compiled_->tangents[next++]] = tangent;
   }
   Tensors made = session.run_whole_backward(context, keep);
   if (context.expected == nullptr) return made;
-  Tensors gradients(gradient_slots_.size());
+  Tensors gradients(compiled_->gradients.size());
   for (size_t i = 0; i < gradients.size(); ++i) {
     const int position = context.expected->gradients[i];
     if (position >= 0) gradients[i] = made[position];
@@ -453,9 +464,9 @@ void Session::expect(const std::vector<bool>& defined) const {
 std::shared_ptr<const ExpectedBackward> Session::expected_backward() const {
   std::lock_guard lock(mutex_);
   if (last_defined_.empty()) return nullptr;
-  if (expected_backwards_.size() > options_.max_bindings) expected_backwards_.clear();
+  if (expected_backwards_.size() > compiled_->options.max_bindings) expected_backwards_.clear();
   const auto [found, is_new] = expected_backwards_.try_emplace(last_defined_);
-  if (is_new) found->second = make_expected_backward();
+  if (is_new) found->second = make_expected_backward(*compiled_, last_defined_);
   return found->second;
 }
 
@@ -468,9 +479,9 @@ std::shared_ptr<const Session> Session::expected_session() const {
 std::shared_ptr<const PartialBackward> Session::partial_backward(const std::vector<bool>& defined,
                                                                  const Context& context) const {
   std::lock_guard lock(mutex_);
-  if (partial_backwards_.size() > options_.max_bindings) partial_backwards_.clear();
+  if (partial_backwards_.size() > compiled_->options.max_bindings) partial_backwards_.clear();
   auto& found = partial_backwards_[defined];
-  if (found == nullptr) found = std::make_shared<PartialBackward>(*this, defined, context);
+  if (found == nullptr) found = std::make_shared<PartialBackward>(compiled_, defined, context);
   return found;
 }
 
@@ -501,14 +512,14 @@ at::Tensor Session::make_carrying_token(const Context& context) const {
   const int64_t context_bytes = binding.plan.crossing_bytes;
   int64_t total = header_bytes + aligned(context_bytes);
   for (const at::Tensor& tensor : kept) total += aligned(static_cast<int64_t>(tensor.nbytes()));
-  at::Tensor token = at::empty({total}, at::TensorOptions().dtype(at::kByte).device(device_));
+  at::Tensor token = at::empty({total}, at::TensorOptions().dtype(at::kByte).device(device()));
   const auto write = [&token](int64_t offset, const void* data, int64_t size, c10::Device device) {
     if (size == 0) return;
     token.narrow(0, offset, size).copy_(bytes_over(const_cast<void*>(data), size, device));
   };
   write(0, header.data(), static_cast<int64_t>(header.size() * sizeof(int64_t)), c10::kCPU);
   if (context_bytes > 0) {
-    write(header_bytes, context.context_memory->data(), context_bytes, device_);
+    write(header_bytes, context.context_memory->data(), context_bytes, device());
   }
   int64_t offset = header_bytes + aligned(context_bytes);
   for (const at::Tensor& tensor : kept) {
@@ -542,12 +553,12 @@ std::unique_ptr<Context> Session::unpack_carrying_token(const at::Tensor& token)
     context->late_symbols.emplace_back(std::move(name), header[next++]);
   }
   int64_t offset = aligned(static_cast<int64_t>(header.size() * sizeof(int64_t)));
-  RunGuard guard(session->device_);
+  RunGuard guard(session->device());
   const int64_t context_bytes = binding->plan.crossing_bytes;
   if (binding->plan.context_bytes > 0) {
     context->context_memory = session->lend_context_memory(*binding);
     context->attach_context_memory(context->context_memory->data());
-    bytes_over(context->context_memory->data(), context_bytes, session->device_)
+    bytes_over(context->context_memory->data(), context_bytes, session->device())
         .copy_(token.narrow(0, offset, context_bytes));
   }
   offset += aligned(context_bytes);
@@ -556,7 +567,8 @@ std::unique_ptr<Context> Session::unpack_carrying_token(const at::Tensor& token)
     const auto dtype = static_cast<c10::ScalarType>(header[next++]);
     std::vector<int64_t> sizes(static_cast<size_t>(header[next++]));
     for (int64_t& size : sizes) size = header[next++];
-    at::Tensor tensor = at::empty(sizes, at::TensorOptions().dtype(dtype).device(session->device_));
+    at::Tensor tensor =
+        at::empty(sizes, at::TensorOptions().dtype(dtype).device(session->device()));
     if (tensor.numel() > 0) {
       bytes_over(tensor.mutable_data_ptr(), static_cast<int64_t>(tensor.nbytes()), tensor.device())
           .copy_(token.narrow(0, offset, static_cast<int64_t>(tensor.nbytes())));

@@ -22,54 +22,51 @@ std::vector<std::string> known_symbols(const Context& context) {
 
 }  // namespace
 
-std::shared_ptr<const ExpectedBackward> Session::make_expected_backward() const {
-  std::optional<CutTraining> cut = cut_training(*graph_, last_defined_);
+std::shared_ptr<const ExpectedBackward> make_expected_backward(const CompiledGraph& whole,
+                                                               const std::vector<bool>& defined) {
+  std::optional<CutTraining> cut = cut_training(*whole.graph, defined);
   if (!cut) return nullptr;
-  SessionOptions options = options_;
+  SessionOptions options = whole.options;
   options.parameter_gradients.clear();
-  for (int index : options_.parameter_gradients) {
+  for (int index : whole.options.parameter_gradients) {
     const int position = cut->gradients.at(index);
     if (position >= 0) options.parameter_gradients.push_back(position);
   }
   std::vector<const ir::Value*> read;
-  for (const SlotFacts& facts : facts_) {
+  for (const SlotFacts& facts : whole.facts) {
     if (facts.crosses) read.push_back(facts.value);
   }
   for (const ir::Value* value : read) options.keep.push_back(cut->copies.at(value)->name);
   if (options.verify) ir::verify(*cut->graph, "cut_training");
 
   auto expected = std::make_shared<ExpectedBackward>();
-  expected->defined = last_defined_;
+  expected->defined = defined;
   expected->gradients = std::move(cut->gradients);
-  expected->session = compile_body(std::move(cut->graph), constants_by_name(), options);
-  const Session& session = *expected->session;
+  expected->session =
+      Session::compile_body(std::move(cut->graph), whole.constants_by_name(), options);
+  const CompiledGraph& compiled = expected->session->compiled();
   for (const ir::Value* value : read) {
-    expected->slots[value] = session.slots_.at(cut->copies.at(value));
+    expected->slots[value] = compiled.slot_of.at(cut->copies.at(value));
   }
-  ORT_CHECK(session.saved_inputs_ == saved_inputs_ && session.saved_outputs_ == saved_outputs_,
-            "expected backward: other inputs or outputs are saved than by the whole");
+  ORT_CHECK(
+      compiled.saved_inputs == whole.saved_inputs && compiled.saved_outputs == whole.saved_outputs,
+      "expected backward: other inputs or outputs are saved than by the whole");
   // What the other plan and the partial backward ran in would stay beside the memory of this one.
   free_idle_buffers();
   return expected;
 }
 
-std::unordered_map<std::string, at::Tensor> Session::constants_by_name() const {
-  std::unordered_map<std::string, at::Tensor> constants;
-  for (const auto& [slot, tensor] : constants_) {
-    constants.emplace(facts_[slot].value->name, tensor);
-  }
-  return constants;
-}
-
-PartialBackward::PartialBackward(const Session& whole, const std::vector<bool>& defined,
-                                 const Context& context)
-    : whole_(whole), cut_(cut_backward(whole.graph(), defined)), symbols_(known_symbols(context)) {
+PartialBackward::PartialBackward(std::shared_ptr<const CompiledGraph> whole,
+                                 const std::vector<bool>& defined, const Context& context)
+    : whole_(std::move(whole)),
+      cut_(cut_backward(*whole_->graph, defined)),
+      symbols_(known_symbols(context)) {
   if (cut_.graph->outputs.empty()) return;
-  SessionOptions options = whole.options_;
+  SessionOptions options = whole_->options;
   options.parameter_gradients.clear();
   cut_.graph->symbol_inputs = symbols_;
   if (options.verify) ir::verify(*cut_.graph, "cut_backward");
-  session_ = Session::compile_body(std::move(cut_.graph), whole.constants_by_name(), options);
+  session_ = Session::compile_body(std::move(cut_.graph), whole_->constants_by_name(), options);
 }
 
 Session::Tensors PartialBackward::run(const Context& context,
@@ -98,8 +95,8 @@ Session::Tensors PartialBackward::run(const Context& context,
 
 at::Tensor PartialBackward::read(const ir::Value* value, const Context& context,
                                  const Session::Tensors& tangents) const {
-  const int slot = whole_.slots_.at(value);
-  const std::vector<int>& given = whole_.tangent_slots_;
+  const int slot = whole_->slot_of.at(value);
+  const std::vector<int>& given = whole_->tangents;
   const auto tangent = std::find(given.begin(), given.end(), slot);
   if (tangent != given.end()) return tangents[tangent - given.begin()];
   return context.slots[context.expected ? context.expected->slots.at(value) : slot];

@@ -30,10 +30,15 @@ struct ExpectedBackward {
   std::unordered_map<const ir::Value*, int> slots;  // of what the whole backward half reads
 };
 
+// Nothing where zeros would have to stand for a gradient that is missing, or no gradient is left.
+std::shared_ptr<const ExpectedBackward> make_expected_backward(const CompiledGraph& whole,
+                                                               const std::vector<bool>& defined);
+
 class PartialBackward {
  public:
   // `defined`: by gradient that comes in. `context`: of any call.
-  PartialBackward(const Session& whole, const std::vector<bool>& defined, const Context& context);
+  PartialBackward(std::shared_ptr<const CompiledGraph> whole, const std::vector<bool>& defined,
+                  const Context& context);
 
   // With the saved tensors of `context` in their slots; `tangents`: the gradients that come in.
   // Gives the gradients of the whole session, undefined where none comes to them.
@@ -45,7 +50,7 @@ class PartialBackward {
                   const Session::Tensors& tangents) const;
   at::Tensor own(const at::Tensor& gradient, const Session::Tensors& inputs) const;
 
-  const Session& whole_;
+  std::shared_ptr<const CompiledGraph> whole_;
   CutBackward cut_;
   std::vector<std::string> symbols_;
   std::shared_ptr<Session> session_;  // none where nothing is left

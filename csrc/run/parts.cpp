@@ -1,7 +1,5 @@
 #include "run/parts.h"
 
-#include "ops/aten_names.h"
-
 #include <ATen/TensorUtils.h>
 
 #include <algorithm>
@@ -55,34 +53,28 @@ bool contains(const std::vector<int>& list, int item) {
 
 }  // namespace
 
-PartPlacer::PartPlacer(const Session& session, Description& description)
-    : session_(session),
+PartPlacer::PartPlacer(const CompiledGraph& graph, Description& description)
+    : graph_(graph),
       result_(description),
-      readers_(session.facts_.size()),
-      sharers_(session.facts_.size()) {
-  result_.parts.resize(session_.facts_.size());
-  for (size_t i = 0; i < session_.steps_.size(); ++i) {
-    for (int slot : session_.steps_[i].reads()) readers_[result_.roots[slot]].push_back(i);
+      readers_(graph.facts.size()),
+      sharers_(graph.facts.size()) {
+  result_.parts.resize(graph_.facts.size());
+  for (size_t i = 0; i < graph_.steps.size(); ++i) {
+    for (int slot : graph_.steps[i]->reads()) readers_[result_.roots[slot]].push_back(i);
   }
-  for (size_t slot = 0; slot < session_.facts_.size(); ++slot) {
+  for (size_t slot = 0; slot < graph_.facts.size(); ++slot) {
     sharers_[result_.roots[slot]].push_back(static_cast<int>(slot));
   }
 }
 
 void PartPlacer::run() {
-  for (size_t i = 0; i < session_.steps_.size(); ++i) {
-    if (is_concat(session_.steps_[i])) place_parts_of(i);
+  for (size_t i = 0; i < graph_.steps.size(); ++i) {
+    const auto* concat = dynamic_cast<const ConcatStep*>(graph_.steps[i].get());
+    if (concat != nullptr) place_parts_of(*concat, i);
   }
 }
 
-bool PartPlacer::is_concat(const Step& step) const {
-  return step.form == Form::kOut && step.op->operator_name().name == ops::aten::kCat &&
-         step.args.size() == 3 && step.args[0].kind == ArgSource::Kind::kSlotList &&
-         step.args[1].kind == ArgSource::Kind::kConstant && step.args[1].constant.isInt();
-}
-
-void PartPlacer::place_parts_of(size_t step) {
-  const Step& concat = session_.steps_[step];
+void PartPlacer::place_parts_of(const ConcatStep& concat, size_t step) {
   const int whole = concat.outputs.at(0);
   if (whole < 0 || !can_hold_parts(whole)) return;
   std::vector<ViewSpec> rest;
@@ -91,32 +83,32 @@ void PartPlacer::place_parts_of(size_t step) {
     if (!place(piece, whole, step)) rest.push_back(piece);
   }
   if (rest.size() == pieces.size()) return;
-  result_.forms[step] = Form::kParts;
-  result_.rests[step] = std::move(rest);
+  result_.rests[static_cast<int>(step)] = std::move(rest);
 }
 
 bool PartPlacer::can_hold_parts(int whole) const {
   const TensorSpec& spec = result_.specs[whole];
-  if (!spec.known || session_.facts_[whole].late || spec.bytes == 0) return false;
+  if (!spec.known || graph_.facts[whole].late || spec.bytes == 0) return false;
   if (result_.roots[whole] != whole) return false;
   // Who reads a part later would find what was written over it.
-  return std::none_of(session_.steps_.begin(), session_.steps_.end(), [&](const Step& step) {
-    return std::any_of(step.mutates.begin(), step.mutates.end(),
+  return std::none_of(graph_.steps.begin(), graph_.steps.end(), [&](const auto& step) {
+    const std::vector<int> written = step->mutates();
+    return std::any_of(written.begin(), written.end(),
                        [&](int slot) { return result_.roots[slot] == whole; });
   });
 }
 
 // The operands that have elements, and where these lie. Nothing if sizes are not known, or do not
 // make those of the whole: the types of a file may say anything.
-std::vector<ViewSpec> PartPlacer::pieces_of(const Step& concat) const {
+std::vector<ViewSpec> PartPlacer::pieces_of(const ConcatStep& concat) const {
   const TensorSpec& whole = result_.specs[concat.outputs[0]];
   const auto rank = static_cast<int64_t>(whole.sizes.size());
-  int64_t axis = concat.args[1].constant.toInt();
+  int64_t axis = concat.axis();
   if (axis < 0) axis += rank;
   if (axis < 0 || axis >= rank) return {};
   std::vector<ViewSpec> pieces;
   int64_t begin = 0;
-  for (int slot : concat.args[0].slots) {
+  for (int slot : concat.operands()) {
     const TensorSpec& part = result_.specs[slot];
     if (!part.known || part.sizes.size() != whole.sizes.size()) return {};
     std::vector<int64_t> sizes = whole.sizes;
@@ -155,11 +147,11 @@ bool PartPlacer::place(const ViewSpec& piece, int whole, size_t concat) {
 }
 
 bool PartPlacer::can_be_made_elsewhere(int root, int whole, size_t concat) const {
-  const SlotFacts& facts = session_.facts_[root];
+  const SlotFacts& facts = graph_.facts[root];
   // A part that has its place already, twice an operand perhaps, has the whole for its root.
   if (facts.producer < 0 || facts.late || !result_.specs[root].known || leaves(root)) return false;
   const size_t producer = facts.producer;
-  const Step& maker = session_.steps_[producer];
+  const Step& maker = *graph_.steps[producer];
   if (!maker.writes_strided_memory() || !contains(maker.outputs, root) ||
       result_.taken_over[producer] == root || is_in_forward(producer) != is_in_forward(concat)) {
     return false;
@@ -169,25 +161,19 @@ bool PartPlacer::can_be_made_elsewhere(int root, int whole, size_t concat) const
   if (to.dtype != result_.specs[root].dtype || to.device != result_.specs[root].device)
     return false;
   return std::all_of(readers_[root].begin(), readers_[root].end(),
-                     [this](size_t step) { return may_read_parts(step); });
+                     [this](size_t step) { return graph_.steps[step]->reads_gaps(result_); });
 }
 
-// Whether it reads memory with gaps as fast as any other.
-bool PartPlacer::may_read_parts(size_t step) const {
-  const Form form = result_.forms[step];
-  return form == Form::kView || form == Form::kRegion || is_concat(session_.steps_[step]);
-}
-
-bool PartPlacer::is_in_forward(size_t step) const { return step < session_.num_forward_; }
+bool PartPlacer::is_in_forward(size_t step) const { return step < graph_.num_forward; }
 
 bool PartPlacer::crosses(int root) const {
   return std::any_of(sharers_[root].begin(), sharers_[root].end(),
-                     [this](int slot) { return session_.facts_[slot].crosses; });
+                     [this](int slot) { return graph_.facts[slot].crosses; });
 }
 
 bool PartPlacer::leaves(int root) const {
   return std::any_of(sharers_[root].begin(), sharers_[root].end(), [this](int slot) {
-    return contains(session_.output_slots_, slot) || contains(session_.gradient_slots_, slot);
+    return contains(graph_.outputs, slot) || contains(graph_.gradients, slot);
   });
 }
 

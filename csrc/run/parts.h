@@ -2,6 +2,7 @@
 #pragma once
 
 #include "run/describe.h"
+#include "run/steps/concat.h"
 
 namespace torch_ort::run {
 
@@ -10,23 +11,21 @@ namespace torch_ort::run {
 // dense memory reads a part, or where a part would keep the whole alive for longer.
 class PartPlacer {
  public:
-  // After forms and roots are decided.
-  PartPlacer(const Session& session, Description& description);
+  // After roots are decided.
+  PartPlacer(const CompiledGraph& graph, Description& description);
   void run();
 
  private:
-  void place_parts_of(size_t step);
-  bool is_concat(const Step& step) const;
+  void place_parts_of(const ConcatStep& concat, size_t step);
   bool can_hold_parts(int whole) const;
-  std::vector<ViewSpec> pieces_of(const Step& concat) const;
+  std::vector<ViewSpec> pieces_of(const ConcatStep& concat) const;
   bool place(const ViewSpec& piece, int whole, size_t concat);
   bool can_be_made_elsewhere(int root, int whole, size_t concat) const;
-  bool may_read_parts(size_t step) const;
   bool is_in_forward(size_t step) const;
   bool crosses(int root) const;
   bool leaves(int root) const;
 
-  const Session& session_;
+  const CompiledGraph& graph_;
   Description& result_;
   std::vector<std::vector<size_t>> readers_;  // by root: steps
   std::vector<std::vector<int>> sharers_;     // by root: slots, itself among them

@@ -1,5 +1,7 @@
 // What explain(), dumps and tests see of a session.
-#include "run/context.h"
+#include "run/binding.h"
+#include "run/partial_backward.h"
+#include "run/session.h"
 
 #include <algorithm>
 
@@ -11,13 +13,13 @@ std::optional<Session::PlanReport> Session::plan_report() const {
   if (bindings_.empty()) return std::nullopt;
   const Binding& binding = *bindings_.front();
   PlanReport report{};
-  for (const auto* half : {&binding.forward, &binding.backward}) {
-    for (const BoundStep& step : *half) {
-      if (step.is_done) continue;
+  for (const BoundSteps* half : {&binding.forward, &binding.backward}) {
+    for (const auto& bound : *half) {
+      if (bound->is_done) continue;
       ++(half == &binding.forward ? report.steps_forward : report.steps_backward);
-      if (step.step->writes_given_memory())
+      if (bound->step.writes_given_memory())
         ++report.steps_out;
-      else if (step.form == Form::kView)
+      else if (bound->is_view())
         ++report.steps_view;
       else
         ++report.steps_functional;
@@ -40,9 +42,10 @@ std::vector<std::pair<std::string, std::string>> Session::programs_report() cons
   std::lock_guard lock(mutex_);
   std::vector<std::pair<std::string, std::string>> report;
   if (bindings_.empty()) return report;
-  for (const auto* half : {&bindings_.front()->forward, &bindings_.front()->backward}) {
-    for (const BoundStep& bound : *half) {
-      if (bound.kernel) report.emplace_back(bound.step->name, bound.kernel->str());
+  for (const BoundSteps* half : {&bindings_.front()->forward, &bindings_.front()->backward}) {
+    for (const auto& bound : *half) {
+      std::string program = bound->program();
+      if (!program.empty()) report.emplace_back(bound->step.name, std::move(program));
     }
   }
   return report;
@@ -50,9 +53,10 @@ std::vector<std::pair<std::string, std::string>> Session::programs_report() cons
 
 std::vector<Session::StepReport> Session::steps_report() const {
   std::vector<StepReport> report;
-  for (size_t i = 0; i < steps_.size(); ++i) {
-    const Step& step = steps_[i];
-    report.push_back({step.name, step.op_name(), name(step.form), step.origin, i >= num_forward_});
+  for (size_t i = 0; i < compiled_->steps.size(); ++i) {
+    const Step& step = *compiled_->steps[i];
+    const bool is_backward = i >= compiled_->num_forward;
+    report.push_back({step.name, step.op_name(), step.form(), step.origin, is_backward});
   }
   return report;
 }
@@ -66,9 +70,9 @@ std::vector<Session::TensorReport> Session::plan_table() const {
   if (bindings_.empty()) return table;
   const Binding& binding = *bindings_.front();
   const auto name_of = [this](int slot) {
-    return slot < 0 ? std::string() : facts_[slot].value->name;
+    return slot < 0 ? std::string() : compiled_->value(slot).name;
   };
-  for (size_t slot = 0; slot < facts_.size(); ++slot) {
+  for (size_t slot = 0; slot < compiled_->facts.size(); ++slot) {
     const plan::Tensor& tensor = binding.program.tensors[slot];
     const plan::Placement& place = binding.plan.placements[slot];
     table.push_back({name_of(static_cast<int>(slot)),

@@ -1,16 +1,14 @@
 // A compiled graph, ready to run.
 //
-// Session  what does not depend on sizes: calls, steps, which tensors cross from forward to
-// backward. Binding  one set of sizes: the plan, and every argument that sizes decide. Cached,
-// least recently used. Context  one forward call and its backward: the tensors. Pooled; ended by
-// its token.
+// CompiledGraph  what does not depend on sizes: steps, and which tensors cross from forward to
+//                backward.
+// Binding        one set of sizes: the plan, and every argument that sizes decide. Cached, least
+//                recently used.
+// Context        one forward call and its backward: the tensors. Pooled; ended by its token.
+// Session        a compiled graph with its bindings, and the calls of it.
 #pragma once
 
-#include "ir/graph.h"
-#include "ops/op.h"
-#include "plan/plan.h"
-#include "region/codegen.h"
-#include "run/step.h"
+#include "run/compiled_graph.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -19,31 +17,11 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 namespace torch_ort::run {
-
-struct SessionOptions {
-  bool reorder = true;
-  bool in_place = true;
-  bool place_parts = true;  // of concatenations
-  // Graph outputs that are gradients of leaf parameters: these may leave in engine memory.
-  std::vector<int> parameter_gradients;
-  bool verify = false;  // check every plan, the sizes of inputs, and those of every result
-  bool spoil = false;   // fill memory with garbage before results are written into it
-  // Nothing that the types and attributes of the graph say is believed; wants `verify` as well.
-  bool is_from_file = false;
-  // Values of the forward half that are there when backward begins, whether it reads them or not;
-  // by name.
-  std::vector<std::string> keep;
-  size_t max_bindings = 64;  // sizes, and sets of outputs with gradients, that are remembered
-  region::CodegenOptions regions;
-  // What runs a region: its kernel, that and the nodes of its body to compare with, or these alone.
-  enum class RegionMode : uint8_t { kKernel, kChecked, kNodes } region_mode = RegionMode::kKernel;
-};
 
 struct Binding;
 struct Context;
@@ -52,53 +30,29 @@ struct ExpectedBackward;
 class PartialBackward;
 class SharedBuffer;
 
-// What a slot is, whatever the sizes.
-struct SlotFacts {
-  const ir::Value* value = nullptr;
-  int root = -1;      // the slot whose memory it shares; itself if none
-  int producer = -1;  // step
-  bool late =
-      false;  // size known only when its step has run, or on another device than the session's
-  bool leaves = false;    // its memory is given to the caller
-  bool is_input = false;  // graph input, or gradient of an output
-  bool is_constant = false;
-  bool crosses = false;  // written or given in forward, read in backward
-};
-
 class Session : public std::enable_shared_from_this<Session> {
  public:
   using Tensors = std::vector<at::Tensor>;  // undefined: None
 
-  // Takes the graph. `constants`: tensors of initializers that hold no data of their own, by name.
-  // Raises Unsupported if an operator is missing.
-  static std::shared_ptr<Session> compile(
-      std::unique_ptr<ir::Graph> graph,
-      const std::unordered_map<std::string, at::Tensor>& constants, const SessionOptions& options);
+  // Takes the graph, as compile_graph does.
+  static std::shared_ptr<Session> compile(std::unique_ptr<ir::Graph> graph,
+                                          const Constants& constants,
+                                          const SessionOptions& options);
   // The body of an If or a Loop, which no counter and no id tells.
-  static std::shared_ptr<Session> compile_body(
-      std::unique_ptr<ir::Graph> graph,
-      const std::unordered_map<std::string, at::Tensor>& constants, const SessionOptions& options);
+  static std::shared_ptr<Session> compile_body(std::unique_ptr<ir::Graph> graph,
+                                               const Constants& constants,
+                                               const SessionOptions& options);
   ~Session();
 
   int64_t id() const { return id_; }
-  const ir::Graph& graph() const { return *graph_; }
-  bool is_training() const { return yield_ != nullptr; }
+  const CompiledGraph& compiled() const { return *compiled_; }
+  const ir::Graph& graph() const { return *compiled_->graph; }
+  c10::Device device() const { return compiled_->device; }
+  bool is_training() const { return compiled_->yield != nullptr; }
   // Inputs, and forward outputs, that backward reads: autograd saves them, not the engine.
-  const std::vector<int>& saved_inputs() const { return saved_inputs_; }
-  const std::vector<int>& saved_outputs() const { return saved_outputs_; }
-  const std::vector<std::pair<int, at::Tensor>>& constants() const { return constants_; }
-  const Step& step(int index) const { return steps_[index]; }
-  bool writes_inputs() const { return !mutated_inputs_.empty(); }
-  bool is_saved_output(int slot) const;
-  const ir::Value* slot_value(int slot) const { return facts_[slot].value; }
-  bool is_late_slot(int slot) const { return facts_[slot].late; }
-  size_t num_outputs() const { return output_slots_.size(); }
-  size_t num_gradients() const { return gradient_slots_.size(); }
-  size_t num_tangents() const { return tangent_slots_.size(); }
-  c10::Device device() const { return device_; }
-  bool verifies() const { return options_.verify; }
-  bool spoils() const { return options_.spoil; }
-  bool is_from_file() const { return options_.is_from_file; }
+  const std::vector<int>& saved_inputs() const { return compiled_->saved_inputs; }
+  const std::vector<int>& saved_outputs() const { return compiled_->saved_outputs; }
+  size_t num_outputs() const { return compiled_->outputs.size(); }
 
   // Without a YieldOp: outputs. With one: outputs, then the token.
   // `symbols`: values of graph().symbol_inputs. `carry`: the token holds all bytes that backward
@@ -140,23 +94,8 @@ class Session : public std::enable_shared_from_this<Session> {
   void free_idle_contexts();
 
  private:
-  friend struct Binding;
-  friend struct Context;
-  friend class Binder;
-  friend class Describer;
-  friend class PartialBackward;
-  friend class PartPlacer;
-  Session() = default;
+  explicit Session(std::shared_ptr<const CompiledGraph> graph);
 
-  // Size known only when its step has run, or memory on another device than the session's.
-  bool is_late(const ir::Value& value) const;
-  void lower_graph();
-  void keep_for_backward();
-  void copy_views_that_leave();
-  void assign_slots();
-  void resolve_steps(const std::unordered_map<std::string, at::Tensor>& constants);
-  void check_symbols() const;
-  void find_lifetimes();
   std::shared_ptr<Binding> binding_of_serial(int64_t serial) const;
   std::shared_ptr<SharedBuffer> lend_context_memory(const Binding& binding) const;
   Tensors run_whole_backward(Context& context, bool keep) const;
@@ -166,8 +105,6 @@ class Session : public std::enable_shared_from_this<Session> {
   void expect(const std::vector<bool>& defined) const;
   // Nothing where all outputs are expected to get gradients.
   std::shared_ptr<const ExpectedBackward> expected_backward() const;
-  std::shared_ptr<const ExpectedBackward> make_expected_backward() const;
-  std::unordered_map<std::string, at::Tensor> constants_by_name() const;
   std::shared_ptr<const Session> expected_session() const;
   std::shared_ptr<Context> begin_forward(const Tensors& inputs,
                                          const std::vector<int64_t>& symbols);
@@ -177,26 +114,9 @@ class Session : public std::enable_shared_from_this<Session> {
   at::Tensor make_carrying_token(const Context& context) const;
   static std::unique_ptr<Context> unpack_carrying_token(const at::Tensor& token);
   std::shared_ptr<Binding> binding_for(const Tensors& inputs, const std::vector<int64_t>& symbols);
-  std::shared_ptr<Binding> make_binding(const Tensors& inputs, const std::vector<int64_t>& symbols);
 
   int64_t id_ = 0;
-  std::unique_ptr<ir::Graph> graph_;
-  const ir::Node* yield_ = nullptr;
-  SessionOptions options_;
-  c10::Device device_{c10::kCPU};
-
-  ops::CallList calls_;
-  size_t num_forward_ = 0;
-  std::vector<ir::Value*> outputs_, gradients_;  // copies of views that leave stand in their place
-  Slots slots_;
-  std::vector<SlotFacts> facts_;
-  std::vector<Step> steps_;
-  std::vector<int> input_slots_, tangent_slots_, output_slots_, gradient_slots_;
-  std::vector<int> mutated_inputs_;  // their version counters are bumped
-  std::vector<std::pair<int, at::Tensor>> constants_;
-  std::vector<int> saved_inputs_, saved_outputs_;
-  std::set<std::string> bound_symbols_;  // known when a call begins
-  bool has_late_values_ = false;
+  std::shared_ptr<const CompiledGraph> compiled_;
   std::shared_ptr<Delivery> delivery_;
 
   mutable std::mutex mutex_;                      // of what follows

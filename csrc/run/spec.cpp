@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "run/dtype.h"
 
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/TensorImpl.h>
 
@@ -173,6 +174,12 @@ void check_learnt(const std::string& what, const TensorSpec& spec, const at::Ten
 
 void check_layout(const ir::Value& value, const TensorSpec& spec, const at::Tensor& tensor) {
   if (!tensor.defined() || !has_layout(tensor, spec)) raise_unlike(value, spec, tensor);
+}
+
+at::Tensor as_promised(const ir::Value& value, const TensorSpec& spec, const at::Tensor& tensor) {
+  check_sizes(value, spec, tensor);
+  at::Tensor copy = at::empty_strided(spec.sizes, spec.strides, tensor.options().dtype(spec.dtype));
+  return copy.copy_(tensor);
 }
 
 bool equals(const TensorSpec& spec, const at::Tensor& tensor) {

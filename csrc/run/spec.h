@@ -47,6 +47,10 @@ void check_learnt(const std::string& what, const TensorSpec& spec, const at::Ten
 // Nor its dtype and strides.
 void check_layout(const ir::Value& value, const TensorSpec& spec, const at::Tensor& tensor);
 
+// A copy with the strides and the dtype that the type of `value` says: a kernel may give its result
+// others than its shape rule promised. UserError if the sizes are others too.
+at::Tensor as_promised(const ir::Value& value, const TensorSpec& spec, const at::Tensor& tensor);
+
 std::vector<int64_t> eval_dims(const ir::Shape& dims, const ir::SymbolLookup& lookup);
 
 at::Tensor make_tensor(const TensorSpec& spec);  // with memory of its own

@@ -1,10 +1,15 @@
-#include "run/control_flow.h"
+// If and Loop: each body is a session of its own, and their step runs these, without the GIL. The
+// results are opaque to the plan, as those of a kernel that makes them.
+#include "ops/control_flow.h"
 
 #include "base/error.h"
 #include "ir/edit.h"
-#include "ops/control_flow.h"
+#include "run/binder.h"
+#include "run/context.h"
+#include "run/counters.h"
 #include "run/dtype.h"
-#include "run/spec.h"
+#include "run/session.h"
+#include "run/steps/forms.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -37,10 +42,50 @@ bool shares_memory(const at::Tensor& a, const at::Tensor& b) {
   return a.defined() && b.defined() && a.has_storage() && b.has_storage() && a.is_alias_of(b);
 }
 
-}  // namespace
+// The bodies of a node, and what happens between their runs.
+class ControlFlow {
+ public:
+  using Tensors = Session::Tensors;
+  // The value of a symbol of the graph that the node stands in; nothing if it has none yet.
+  using Lookup = ir::SymbolLookup;
 
-ControlFlow::ControlFlow(const ir::Node& node,
-                         const std::unordered_map<std::string, at::Tensor>& constants,
+  // A node with closed bodies (ops/control_flow.h).
+  ControlFlow(const ir::Node& node, const Constants& constants, const SessionOptions& options);
+
+  // One tensor per output of the node, none of them in memory of an input or of the session.
+  // Undefined inputs are left out.
+  Tensors run(const Tensors& inputs, const Lookup& lookup) const;
+
+  void free_idle_contexts() const;
+  std::string op_name() const { return is_loop_ ? "Loop" : "If"; }
+
+ private:
+  // Where a body finds the value of a symbol: outside, or in an input that is an integer.
+  struct Symbol {
+    std::string name;
+    int input;  // of the body; -1: outside
+  };
+  struct Body {
+    std::shared_ptr<Session> session;
+    std::vector<Symbol> symbols;
+  };
+
+  void add_body(const ir::Node& node, const char* name, const Constants& constants,
+                const SessionOptions& options);
+  Tensors run_body(const Body& body, const Tensors& inputs, const Lookup& lookup) const;
+  Tensors run_loop(const Tensors& inputs, const Lookup& lookup) const;
+  at::Tensor stacked(const Tensors& rounds, size_t output, const Lookup& lookup) const;
+  // Copies what lies in memory that is not the result's own.
+  void own(Tensors& results, const Tensors& inputs) const;
+
+  std::string name_;
+  bool is_loop_ = false;
+  size_t num_carried_ = 0;
+  c10::Device device_{c10::kCPU};
+  std::vector<Body> bodies_;  // of an If: taken where the condition holds, where it does not
+};
+
+ControlFlow::ControlFlow(const ir::Node& node, const Constants& constants,
                          const SessionOptions& options)
     : name_(node.name), is_loop_(node.op.name == "Loop"), num_carried_(ops::num_carried(node)) {
   ops::check_bodies(node);
@@ -52,14 +97,14 @@ ControlFlow::ControlFlow(const ir::Node& node,
   }
 }
 
-void ControlFlow::add_body(const ir::Node& node, const char* name,
-                           const std::unordered_map<std::string, at::Tensor>& constants,
+void ControlFlow::add_body(const ir::Node& node, const char* name, const Constants& constants,
                            const SessionOptions& options) {
   const auto& graph = std::get<std::shared_ptr<ir::Graph>>(node.attrs.at(name));
   SessionOptions of_body = options;
   of_body.parameter_gradients.clear();
   Body body{.session = Session::compile_body(ir::clone(*graph), constants, of_body), .symbols = {}};
-  if (body.session->is_training() || body.session->writes_inputs()) {
+  const bool writes_inputs = !body.session->compiled().mutated_inputs.empty();
+  if (body.session->is_training() || writes_inputs) {
     throw Unsupported(concat(
         node.op.str(), " '", node.name, "': ", name, " ",
         body.session->is_training() ? "has a backward half" : "writes into a value from outside"));
@@ -149,7 +194,7 @@ void ControlFlow::own(Tensors& results, const Tensors& inputs) const {
     const auto shares = [&](const at::Tensor& other) { return shares_memory(result, other); };
     if (std::any_of(inputs.begin(), inputs.end(), shares)) return true;
     return std::any_of(bodies_.begin(), bodies_.end(), [&](const Body& body) {
-      const auto& constants = body.session->constants();
+      const auto& constants = body.session->compiled().constants;
       return std::any_of(constants.begin(), constants.end(),
                          [&](const auto& constant) { return shares(constant.second); });
     });
@@ -157,6 +202,60 @@ void ControlFlow::own(Tensors& results, const Tensors& inputs) const {
   for (at::Tensor& result : results) {
     if (is_foreign(result)) result = result.clone();
   }
+}
+
+struct ControlFlowStep : Step {
+  std::vector<int> operands;  // slots; -1: left out
+  ControlFlow control_flow;
+
+  explicit ControlFlowStep(const CallSite& site)
+      : control_flow(*site.call.node, site.constants, site.options) {
+    for (const ops::Arg& arg : site.call.args) {
+      operands.push_back(arg.is_none() ? -1 : site.slot(std::get<ir::Value*>(arg.value)));
+    }
+    outputs = site.output_slots();
+  }
+
+  const char* form() const override { return "control_flow"; }
+  std::string op_name() const override { return control_flow.op_name(); }
+  std::vector<int> reads() const override { return without_repeats(operands); }
+  void free_idle_contexts() const override { control_flow.free_idle_contexts(); }
+  std::unique_ptr<BoundStep> bind(Binder& binder) const override;
+};
+
+struct BoundControlFlow : BoundStep {
+  const ControlFlowStep& of;
+
+  explicit BoundControlFlow(const ControlFlowStep& called) : BoundStep(called), of(called) {}
+
+  void run(Context& context, StepCounts& counts) const override {
+    Session::Tensors inputs;
+    for (int slot : of.operands) inputs.push_back(slot < 0 ? at::Tensor() : context.slots[slot]);
+    Session::Tensors results = of.control_flow.run(
+        inputs, [&context](const std::string& name) { return context.symbol(name); });
+    for (size_t i = 0; i < of.outputs.size(); ++i) {
+      const int slot = of.outputs[i];
+      if (slot < 0) continue;
+      const TensorSpec& spec = context.spec(slot);
+      // Two ways to a value may give it two layouts.
+      if (spec.known && !has_layout(results[i], spec)) {
+        results[i] = as_promised(context.graph().value(slot), spec, results[i]);
+      }
+      context.store(slot, std::move(results[i]));
+    }
+    ++counts.functional;
+  }
+};
+
+std::unique_ptr<BoundStep> ControlFlowStep::bind(Binder& /*binder*/) const {
+  return std::make_unique<BoundControlFlow>(*this);
+}
+
+}  // namespace
+
+std::unique_ptr<Step> make_control_flow(const CallSite& site) {
+  if (site.call.node == nullptr || !ops::is_closed(*site.call.node)) return nullptr;
+  return std::make_unique<ControlFlowStep>(site);
 }
 
 }  // namespace torch_ort::run

@@ -1,0 +1,116 @@
+#include "run/context.h"
+
+#include "run/guard.h"
+#include "run/steps/view.h"
+
+#include <c10/core/TensorImpl.h>
+
+#include <algorithm>
+
+namespace torch_ort::run {
+
+Context::Context(std::shared_ptr<Binding> of) : binding(std::move(of)) {
+  const c10::Device device = binding->graph->device;
+  const plan::Plan& plan = binding->plan;
+  empty_storage = storage_without_memory(0, device);
+  slots.resize(binding->specs.size());
+  for (int slot : binding->owned) {
+    const plan::Placement& place = plan.placements[slot];
+    const TensorSpec& spec = binding->specs[slot];
+    c10::Storage storage = storage_without_memory(spec.bytes, device);
+    slots[slot] = tensor_over(storage, spec, 0);
+    auto& parts = place.area == plan::Area::kContext ? context_parts : scratch_parts;
+    parts.push_back({std::move(storage), place.offset});
+  }
+  for (const auto& [place, whole] : binding->parts) {
+    const TensorSpec& spec = binding->specs[place.slot];
+    const int64_t bytes = place.offset * static_cast<int64_t>(c10::elementSize(spec.dtype));
+    slots[place.slot] = tensor_over(slots[whole].storage(), spec, bytes);
+  }
+  for (const auto& [slot, tensor] : binding->graph->constants) slots[slot] = tensor;
+  views.resize(slots.size());
+  for (const ViewSpec* view : binding->moving_views) {
+    TensorSpec spec = binding->specs[view->slot];
+    spec.sizes = view->sizes;
+    spec.strides = view->strides;
+    views[view->slot] = tensor_over(empty_storage, spec, 0);
+  }
+  RunGuard guard(device);
+  for (const auto& [step, view] : binding->static_views) view->make_static(*this);
+}
+
+void Context::attach(std::vector<Part>& parts, void* data) {
+  const c10::Device device = binding->graph->device;
+  for (Part& part : parts) {
+    void* address = data == nullptr ? nullptr : static_cast<char*>(data) + part.offset;
+    part.storage.set_data_ptr_noswap(c10::DataPtr(address, device));
+  }
+}
+
+void Context::attach_context_memory(void* data) {
+  context_data = static_cast<char*>(data);
+  attach(context_parts, data);
+}
+
+void Context::attach_scratch(void* data) {
+  scratch_data = static_cast<char*>(data);
+  attach(scratch_parts, data);
+}
+
+void Context::store(int slot, at::Tensor tensor) {
+  if (slot < 0) return;
+  if (is_computed_by_reader(tensor)) [[unlikely]]
+    tensor = computed(tensor);
+  slots[slot] = std::move(tensor);
+  if (graph().facts[slot].late) bind_late_symbols(slot);
+}
+
+void Context::bind_late_symbols(int slot) {
+  const ir::Type& type = graph().value(slot).type;
+  if (!type.shape) return;
+  const at::Tensor& tensor = slots[slot];
+  const size_t dims = std::min<size_t>(type.shape->size(), tensor.dim());
+  for (size_t i = 0; i < dims; ++i) {
+    const ir::Dim& dim = (*type.shape)[i];
+    if (!dim.is_symbol() || symbol(dim.name())) continue;
+    late_symbols.emplace_back(dim.name(), tensor.size(static_cast<int64_t>(i)));
+  }
+}
+
+void Context::point(const ViewSpec& view, const c10::Storage& storage, int64_t offset) {
+  const at::Tensor& object = views[view.slot];
+  object.unsafeGetTensorImpl()->set_storage_keep_dtype(storage);
+  object.unsafeGetTensorImpl()->set_storage_offset(offset);
+  slots[view.slot] = object;
+}
+
+std::optional<int64_t> Context::symbol(const std::string& name) const {
+  for (const auto& [symbol, value] : binding->symbols) {
+    if (symbol == name) return value;
+  }
+  for (const auto& [symbol, value] : late_symbols) {
+    if (symbol == name) return value;
+  }
+  return std::nullopt;
+}
+
+// The objects are the engine's, what they look at is not.
+void Context::let_go_of_views() {
+  for (const ViewSpec* view : binding->moving_views) {
+    views[view->slot].unsafeGetTensorImpl()->set_storage_keep_dtype(empty_storage);
+  }
+}
+
+void Context::clear() {
+  let_go_of_views();
+  for (int slot : binding->transient) slots[slot].reset();
+  late_symbols.clear();
+  stack.clear();
+  attach_context_memory(nullptr);
+  attach_scratch(nullptr);
+  if (context_memory) context_memory->end_context();
+  context_memory.reset();
+  spent = false;
+}
+
+}  // namespace torch_ort::run

@@ -1,0 +1,31 @@
+// How a graph is compiled, planned and run.
+#pragma once
+
+#include "region/codegen.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace torch_ort::run {
+
+struct SessionOptions {
+  bool reorder = true;
+  bool in_place = true;
+  bool place_parts = true;  // of concatenations
+  // Graph outputs that are gradients of leaf parameters: these may leave in engine memory.
+  std::vector<int> parameter_gradients;
+  bool verify = false;  // check every plan, the sizes of inputs, and those of every result
+  bool spoil = false;   // fill memory with garbage before results are written into it
+  // Nothing that the types and attributes of the graph say is believed; wants `verify` as well.
+  bool is_from_file = false;
+  // Values of the forward half that are there when backward begins, whether it reads them or not;
+  // by name.
+  std::vector<std::string> keep;
+  size_t max_bindings = 64;  // sizes, and sets of outputs with gradients, that are remembered
+  region::CodegenOptions regions;
+  // What runs a region: its kernel, that and the nodes of its body to compare with, or these alone.
+  enum class RegionMode : uint8_t { kKernel, kChecked, kNodes } region_mode = RegionMode::kKernel;
+};
+
+}  // namespace torch_ort::run

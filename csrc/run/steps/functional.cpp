@@ -1,0 +1,85 @@
+// The kernel makes the results, and the engine adopts them.
+#include "base/error.h"
+#include "ops/aten.h"
+#include "run/context.h"
+#include "run/counters.h"
+#include "run/steps/operator.h"
+
+#include <ATen/core/List.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <algorithm>
+
+namespace torch_ort::run {
+
+namespace {
+
+struct FunctionalStep : OperatorStep {
+  // The operator is made of others: a result may be an argument, or look at one, though its schema
+  // does not say so.
+  bool may_give_argument;
+
+  FunctionalStep(const CallSite& site, const c10::OperatorHandle& op)
+      : OperatorStep(site, op, site.call.args),
+        may_give_argument(op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
+  }
+
+  const char* form() const override { return "functional"; }
+  // A third party's kernel may keep what it gives.
+  bool gives_up_results() const override { return ops::is_pytorchs(op.operator_name().name); }
+  std::unique_ptr<BoundStep> bind(Binder& binder) const override;
+};
+
+struct BoundFunctional : BoundStep {
+  const FunctionalStep& of;
+  std::vector<BoundArg> args;
+
+  BoundFunctional(const FunctionalStep& called, Binder& binder)
+      : BoundStep(called), of(called), args(called.bind_args(binder)) {}
+
+  void run(Context& context, StepCounts& counts) const override {
+    of.call(context, args);
+    if (of.may_give_argument) own_results(context);
+    of.store_results(context);
+    ++counts.functional;
+  }
+
+ private:
+  // What the plan takes for memory of its own, and is not: the next step may write into it.
+  void own_results(Context& context) const {
+    const std::vector<int> given = of.reads();
+    const auto owned = [&](const at::Tensor& result) {
+      const bool is_given = std::any_of(given.begin(), given.end(), [&](int slot) {
+        const at::Tensor& argument = context.slots[slot];
+        return argument.defined() && result.defined() && result.is_alias_of(argument);
+      });
+      return is_given ? result.clone() : result;
+    };
+    for (c10::IValue& result : context.stack) {
+      if (result.isTensor()) {
+        result = owned(result.toTensor());
+      } else if (result.isTensorList()) {
+        c10::List<at::Tensor> list;
+        for (const at::Tensor& element : result.toTensorVector()) list.push_back(owned(element));
+        result = list;
+      }
+    }
+  }
+};
+
+std::unique_ptr<BoundStep> FunctionalStep::bind(Binder& binder) const {
+  return std::make_unique<BoundFunctional>(*this, binder);
+}
+
+}  // namespace
+
+std::unique_ptr<Step> make_functional(const CallSite& site) {
+  const auto op = operator_of(site);
+  if (!op) {
+    throw Unsupported(concat("operator ", site.call.op, site.call.overload.empty() ? "" : ".",
+                             site.call.overload, ": no such operator is registered"));
+  }
+  return std::make_unique<FunctionalStep>(site, *op);
+}
+
+}  // namespace torch_ort::run

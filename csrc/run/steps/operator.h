@@ -1,0 +1,63 @@
+// Steps that call an operator of the dispatcher, and the arguments of such calls.
+#pragma once
+
+#include "run/steps/forms.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace torch_ort::run {
+
+// Where one argument comes from.
+struct ArgSource {
+  enum class Kind : uint8_t { kConstant, kSlot, kSlotList, kDim, kDimList, kOutput } kind;
+  c10::IValue constant;    // kConstant
+  std::vector<int> slots;  // kSlot: one; kSlotList: several, -1 for None; kOutput: which result
+  bool optional_elements = false;  // kSlotList: Tensor?[]
+  ir::Shape dims;                  // kDim: one; kDimList: several
+  bool as_tensor = false;          // kDim: the operator takes a tensor, which stands for the number
+
+  static ArgSource of_constant(c10::IValue value);
+  static ArgSource of_output(int index);
+};
+
+// An argument with all sizes filled in.
+struct BoundArg {
+  enum class Kind : uint8_t { kConstant, kSlot, kTensorList, kLateDim, kLateDimList } kind;
+  int slot = -1;
+  c10::IValue constant;
+  const ArgSource* source = nullptr;  // of lists, and of dims that are known only in the run
+
+  bool is_late() const { return kind == Kind::kLateDim || kind == Kind::kLateDimList; }
+};
+
+struct OperatorStep : Step {
+  c10::OperatorHandle op;       // what is called: the out= overload where results are given memory
+  std::vector<ArgSource> args;  // of `op`, in the order of its schema
+
+  // Binds the arguments and results of a call to the schema of `op`, which the call need not name.
+  OperatorStep(const CallSite& site, const c10::OperatorHandle& op, const ops::ArgList& args);
+
+  std::string op_name() const override;
+  std::vector<int> reads() const override;
+  std::vector<ir::Dim> dims() const override;
+
+  std::vector<BoundArg> bind_args(const Binder& binder) const;
+  // Calls the operator; its results stay on the context's stack.
+  void call(Context& context, const std::vector<BoundArg>& args) const;
+  // Puts what is on the stack into the slots of the results.
+  void store_results(Context& context) const;
+};
+
+// The operator that a call names; nothing if none is registered.
+std::optional<c10::OperatorHandle> operator_of(const CallSite& site);
+
+// Slots of the operands that have the type of the only result.
+std::vector<int> operands_like_result(const CallSite& site);
+
+}  // namespace torch_ort::run

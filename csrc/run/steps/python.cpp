@@ -1,0 +1,97 @@
+// Steps that enter the interpreter: Python callables, and calls of torch.autograd.Function.
+#include "base/error.h"
+#include "run/context.h"
+#include "run/counters.h"
+#include "run/steps/operator.h"
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+namespace torch_ort::run {
+
+namespace {
+
+// A Python callable, for operators without a schema.
+struct PythonStep : OperatorStep {
+  using OperatorStep::OperatorStep;
+
+  const char* form() const override { return "python"; }
+  std::unique_ptr<BoundStep> bind(Binder& binder) const override;
+};
+
+struct BoundPython : BoundStep {
+  const PythonStep& of;
+  std::vector<BoundArg> args;
+
+  BoundPython(const PythonStep& called, Binder& binder)
+      : BoundStep(called), of(called), args(called.bind_args(binder)) {}
+
+  // The code finds the dispatch state in which eager PyTorch would call it, but for gradients.
+  void run(Context& context, StepCounts& counts) const override {
+    const c10::impl::ForceDispatchKeyGuard plain(
+        c10::impl::LocalDispatchKeySet(c10::impl::PODLocalDispatchKeySet{}));
+    of.call(context, args);
+    of.store_results(context);
+    ++counts.python;
+  }
+};
+
+std::unique_ptr<BoundStep> PythonStep::bind(Binder& binder) const {
+  return std::make_unique<BoundPython>(*this, binder);
+}
+
+// A call of a torch.autograd.Function, forward or backward (python_op.h).
+struct PythonOpStep : OperatorStep {
+  using OperatorStep::OperatorStep;
+
+  const char* form() const override { return "python_op"; }
+  std::unique_ptr<BoundStep> bind(Binder& binder) const override;
+};
+
+struct BoundPythonOp : BoundStep {
+  const PythonOpStep& of;
+  std::vector<BoundArg> args;
+
+  BoundPythonOp(const PythonOpStep& called, Binder& binder)
+      : BoundStep(called), of(called), args(called.bind_args(binder)) {}
+
+  void run(Context& context, StepCounts& counts) const override {
+    of.call(context, args);
+    of.store_results(context);
+    check_results(context);
+    ++counts.python;
+  }
+
+ private:
+  // What capture has learnt of a Function, every call of it must keep to. Strides are put right.
+  void check_results(Context& context) const {
+    for (size_t i = 0; i < of.outputs.size(); ++i) {
+      const int slot = of.outputs[i];
+      if (slot < 0 || !context.spec(slot).known) continue;
+      at::Tensor& tensor = context.slots[slot];
+      check_learnt(concat(place_of(of), ": result ", i), context.spec(slot), tensor);
+      if (!has_layout(tensor, context.spec(slot))) {
+        tensor = as_promised(context.graph().value(slot), context.spec(slot), tensor);
+      }
+    }
+  }
+};
+
+std::unique_ptr<BoundStep> PythonOpStep::bind(Binder& binder) const {
+  return std::make_unique<BoundPythonOp>(*this, binder);
+}
+
+}  // namespace
+
+std::unique_ptr<Step> make_python(const CallSite& site) {
+  const auto op = operator_of(site);
+  if (!op || site.call.op != "torch_ort::call_python") return nullptr;
+  return std::make_unique<PythonStep>(site, *op, site.call.args);
+}
+
+std::unique_ptr<Step> make_python_op(const CallSite& site) {
+  const auto op = operator_of(site);
+  if (!op || !site.call.op.starts_with("torch_ort::python_op")) return nullptr;
+  return std::make_unique<PythonOpStep>(site, *op, site.call.args);
+}
+
+}  // namespace torch_ort::run

@@ -1,0 +1,152 @@
+// A fused region, or one of the ops that are kernels as they are: a kernel of region/codegen.h,
+// which writes into memory that it is given.
+#include "base/error.h"
+#include "region/lower.h"
+#include "region/schedule.h"
+#include "run/binder.h"
+#include "run/context.h"
+#include "run/counters.h"
+#include "run/dtype.h"
+#include "run/lowered_region.h"
+#include "run/steps/forms.h"
+#include "run/steps/writer.h"
+
+#include <c10/util/SmallVector.h>
+
+#include <stdexcept>
+
+namespace torch_ort::run {
+
+namespace {
+
+struct RegionStep : Step {
+  const ir::Node& node;
+  std::vector<int> operands;                         // slots
+  std::shared_ptr<const region::Schedule> schedule;  // nullptr if the node has no body
+
+  explicit RegionStep(const CallSite& site) : node(*site.call.node) {
+    for (const ops::Arg& arg : site.call.args) {
+      operands.push_back(site.slot(std::get<ir::Value*>(arg.value)));
+    }
+    outputs = site.output_slots();
+    if (ir::is(&node, "Region", ir::kTorchOrtDomain)) {
+      schedule = std::make_shared<region::Schedule>(region::make_schedule(node));
+    }
+  }
+
+  const char* form() const override { return "region"; }
+  std::string op_name() const override { return node.op.str(); }
+  std::vector<int> reads() const override { return without_repeats(operands); }
+  bool writes_given_memory() const override { return true; }
+  bool writes_strided_memory() const override { return node.op.name != "EmbeddingGrad"; }
+  bool reads_gaps(const Description& /*description*/) const override { return true; }
+
+  std::vector<int> in_place() const override {
+    std::vector<int> slots;
+    if (schedule == nullptr) return slots;
+    for (int input : schedule->overwritable) slots.push_back(operands[input]);
+    return slots;
+  }
+
+  std::unique_ptr<BoundStep> bind(Binder& binder) const override;
+};
+
+// Makes the kernel of a region for one set of sizes.
+class KernelMaker {
+ public:
+  KernelMaker(const RegionStep& step, const Binder& binder)
+      : step_(step), lookup_(binder.lookup()), options_(binder.graph().options) {
+    for (int slot : step.operands) inputs_.push_back(layout_of(slot, binder));
+    for (int slot : step.outputs) outputs_.push_back(layout_of(slot, binder));
+  }
+
+  std::shared_ptr<const region::Kernel> make() const {
+    return options_.is_from_file ? make_of_file() : make_trusted();
+  }
+
+ private:
+  static region::Layout layout_of(int slot, const Binder& binder) {
+    const TensorSpec& spec = binder.spec(slot);
+    ORT_CHECK(spec.known, "run: region: the size of '", binder.graph().value(slot).name,
+              "' is not known");
+    return {run::dtype(spec.dtype), spec.sizes, spec.strides};
+  }
+
+  std::shared_ptr<const region::Kernel> make_trusted() const {
+    const ir::Device& device = step_.node.inputs[0]->type.device;
+    const region::Codegen* codegen = region::codegen_for(device);
+    if (codegen == nullptr && (step_.schedule == nullptr || region::is_mask(step_.node))) {
+      throw Unsupported(concat(step_.node.op.str(), " '", step_.name, "': no kernel for device '",
+                               ir::to_string(device), "'"));
+    }
+    if (step_.schedule == nullptr) {
+      return codegen->compile(step_.node, inputs_, outputs_, options_.regions);
+    }
+    const BoundRegion region{step_.node, lookup_, inputs_, outputs_, options_.regions};
+    using Mode = SessionOptions::RegionMode;
+    if (codegen == nullptr || options_.region_mode == Mode::kNodes) return make_lowered(region);
+    std::shared_ptr<const region::Kernel> kernel =
+        codegen->compile(*step_.schedule, lookup_, inputs_, outputs_, options_.regions);
+    if (options_.region_mode == Mode::kChecked) return make_checked(std::move(kernel), region);
+    return kernel;
+  }
+
+  // Regions of the engine's own fit their operands, those of a file need not.
+  std::shared_ptr<const region::Kernel> make_of_file() const {
+    try {
+      return make_trusted();
+    } catch (const InternalError& error) {
+      throw UserError(concat("file: node '", step_.name, "': ", error.what()));
+    } catch (const std::out_of_range&) {
+      throw UserError(concat("file: node '", step_.name, "': got attributes or a body for another ",
+                             "number of operands, want those of its ", step_.operands.size()));
+    }
+  }
+
+  const RegionStep& step_;
+  const ir::SymbolLookup& lookup_;
+  const SessionOptions& options_;
+  std::vector<region::Layout> inputs_, outputs_;
+};
+
+struct BoundRegionStep : BoundWriter {
+  const RegionStep& of;
+  std::shared_ptr<const region::Kernel> kernel;
+
+  BoundRegionStep(const RegionStep& called, Binder& binder)
+      : BoundWriter(called, binder), of(called), kernel(KernelMaker(called, binder).make()) {}
+
+  std::string program() const override { return kernel->str(); }
+
+  void write(Context& context, StepCounts& counts) const override {
+    c10::SmallVector<const void*, 32> inputs;
+    c10::SmallVector<void*, 8> outputs;
+    c10::SmallVector<at::Tensor, 2> copies;
+    for (int slot : of.operands) {
+      const at::Tensor& tensor = context.slots[slot];
+      const TensorSpec& spec = context.spec(slot);
+      if (has_layout(tensor, spec)) {
+        inputs.push_back(tensor.const_data_ptr());
+      } else {
+        copies.push_back(as_promised(context.graph().value(slot), spec, tensor));
+        inputs.push_back(copies.back().const_data_ptr());
+      }
+    }
+    for (int slot : of.outputs) outputs.push_back(context.slots[slot].mutable_data_ptr());
+    kernel->run(inputs.data(), outputs.data());
+    ++counts.region;
+  }
+};
+
+std::unique_ptr<BoundStep> RegionStep::bind(Binder& binder) const {
+  return std::make_unique<BoundRegionStep>(*this, binder);
+}
+
+}  // namespace
+
+std::unique_ptr<Step> make_region(const CallSite& site) {
+  if (site.is_late || site.call.op != "torch_ort::region") return nullptr;
+  return std::make_unique<RegionStep>(site);
+}
+
+}  // namespace torch_ort::run
