@@ -1,5 +1,6 @@
 // Where PythonOp steps enter the interpreter.
 #include "python/bind.h"
+#include "python/shared_object.h"
 #include "python/torch_errors.h"
 #include "run/python_op.h"
 
@@ -29,15 +30,6 @@ constexpr const char* kMark = "torch_ort_function";
   py::error_already_set error;
   if (PyObject_SetAttrString(error.value().ptr(), kMark, py::str(name).ptr()) != 0) PyErr_Clear();
   throw error;
-}
-
-// A Python object that may be let go of by any thread, without the GIL.
-std::shared_ptr<py::object> shared_object(py::object object) {
-  return {new py::object(std::move(object)), [](py::object* held) {
-            if (Py_IsInitialized() == 0) return;  // leaked: the interpreter is gone
-            const py::gil_scoped_acquire gil;
-            delete held;
-          }};
 }
 
 at::Tensor tensor_or_none(PyObject* object) {

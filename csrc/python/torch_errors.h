@@ -42,16 +42,4 @@ auto with_errors_of_calls(Function&& function) {
   }
 }
 
-// Runs what may throw errors of ours under autograd, which would make RuntimeErrors of them.
-template <typename Function>
-auto with_our_errors(Function&& function) {
-  try {
-    return function();
-  } catch (const Error&) {
-    const pybind11::gil_scoped_acquire gil;
-    set_error_of_ours(std::current_exception());
-    throw pybind11::error_already_set();
-  }
-}
-
 }  // namespace torch_ort::python

@@ -1,0 +1,250 @@
+#include "run/recorded_step.h"
+
+#include "base/error.h"
+
+#include <ATen/Context.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+namespace torch_ort::run {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using Tensors = RecordedStep::Tensors;
+using FirstBackward = RecordedStep::FirstBackward;
+
+constexpr const char* kIsDeterministic = "is_deterministic";
+constexpr const char* kOrders = "orders";
+constexpr const char* kOrigins = "origins";
+constexpr const char* kFirstBackward = "first_backward";
+constexpr const char* kKey = "key";
+constexpr const char* kSavedPositions = "saved_positions";
+
+DifferentiableGradients differentiable_gradients = nullptr;
+AsPythonError as_python_error = nullptr;
+
+// What runs backward until the engine's has succeeded once.
+struct FirstBackwards {
+  std::mutex mutex;
+  std::unordered_map<int64_t, std::shared_ptr<const FirstBackward>> functions;
+  int64_t next_key = 1;
+};
+
+FirstBackwards& first_backwards() {
+  static FirstBackwards* table = new FirstBackwards;  // outlives what Python frees at its end
+  return *table;
+}
+
+// Nothing once its step is gone, or proven.
+std::shared_ptr<const FirstBackward> find_first_backward(int64_t key) {
+  FirstBackwards& table = first_backwards();
+  std::lock_guard lock(table.mutex);
+  auto found = table.functions.find(key);
+  return found == table.functions.end() ? nullptr : found->second;
+}
+
+struct BackwardCall {
+  int64_t watched;  // key of what runs instead of the engine; 0: nobody watches
+  int64_t key;      // of the step
+  at::Tensor token;
+  Tensors saved;
+  c10::List<int64_t> saved_positions;  // among the flat inputs, of the first in `saved`
+  Tensors tangents;
+
+  Tensors run() const {
+    const auto watching = watched == 0 ? nullptr : find_first_backward(watched);
+    return watching == nullptr ? run_engine() : (*watching)(token, saved, tangents);
+  }
+
+  // Gradients that have a history.
+  Tensors run_differentiable() const {
+    const auto compute = [this] { return run(); };
+    DifferentiableCall call{
+        .key = key, .companion = kept_beside(token), .tangents = tangents, .compute = compute};
+    for (size_t i = 0; i < saved_positions.size(); ++i) call.saved[saved_positions[i]] = saved[i];
+    return differentiable_gradients(call);
+  }
+
+ private:
+  Tensors run_engine() const {
+    RECORD_FUNCTION("torch_ort::run_backward", c10::ArrayRef<const c10::IValue>{});
+    try {
+      // Outside a backward pass autograd says "keep", the safe answer.
+      const bool keep = torch::autograd::get_current_graph_task_keep_graph();
+      return Session::backward(token, saved, tangents, keep);
+    } catch (const Error&) {
+      std::rethrow_exception(as_python_error(std::current_exception()));
+    }
+  }
+};
+
+// A gradient that comes back, in the layout that the graph was recorded for.
+at::Tensor in_order(const at::Tensor& gradient, const c10::List<int64_t>& order) {
+  if (!gradient.defined()) return gradient;
+  if (order.empty()) return gradient.contiguous();
+  const RecordedStep::Order dims = order.vec();
+  const at::Tensor rows = gradient.permute(dims);
+  if (rows.is_contiguous()) return gradient;
+  RecordedStep::Order inverse(dims.size());
+  for (size_t i = 0; i < dims.size(); ++i) inverse[dims[i]] = static_cast<int64_t>(i);
+  return rows.contiguous().permute(inverse);
+}
+
+// Whether anybody waits for a gradient, and would be called with none.
+bool has_hooks(torch::autograd::Node& node) {
+  return !node.tensor_pre_hooks().empty() || !node.pre_hooks().empty() ||
+         !node.post_hooks().empty() || node.tensor_post_acc_grad_hooks() != nullptr;
+}
+
+// As autograd does, which comes to no tensor from an output that nobody has used: no gradient,
+// which is not zeros. Only where a hook waits, it has to be zeros.
+void leave_out(const c10::List<c10::IValue>& origins, const variable_list& gradients,
+               variable_list& results) {
+  const auto node = torch::autograd::get_current_node();
+  for (size_t i = 0; i < origins.size(); ++i) {
+    const c10::IValue of_one = origins.get(i);
+    const c10::List<int64_t> outputs = of_one.toIntList();
+    at::Tensor& result = results[i + 1];
+    if (std::none_of(outputs.begin(), outputs.end(),
+                     [&](int64_t output) { return gradients[output].defined(); })) {
+      result.reset();
+    }
+    const torch::autograd::Edge& edge = node->next_edge(i);
+    if (!result.defined() && edge.is_valid() && has_hooks(*edge.function)) {
+      result = edge.function->input_metadata(edge.input_nr).zeros_like();
+    }
+  }
+}
+
+BackwardCall take_apart(AutogradContext* context, const variable_list& gradients) {
+  // A checkpoint around the step computes forward again in here.
+  variable_list saved = context->get_saved_variables();
+  TORCH_CHECK(!at::globalContext().deterministicAlgorithms() ||
+                  context->saved_data[kIsDeterministic].toBool(),
+              "torch_ort: torch.use_deterministic_algorithms was switched on after forward has "
+              "run: the backward of that forward may not be deterministic");
+  const c10::List<c10::IValue> orders = context->saved_data[kOrders].toList();
+  Tensors tangents;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    const c10::IValue order = orders.get(i);
+    tangents.push_back(in_order(gradients[i], order.toIntList()));
+  }
+  return {.watched = context->saved_data[kFirstBackward].toInt(),
+          .key = context->saved_data[kKey].toInt(),
+          .token = saved.front(),
+          .saved = Tensors(saved.begin() + 1, saved.end()),
+          .saved_positions = context->saved_data[kSavedPositions].toIntList(),
+          .tangents = std::move(tangents)};
+}
+
+}  // namespace
+
+// One forward call, besides the inputs that get gradients.
+struct RecordedStep::Call {
+  const RecordedStep& step;
+  const Tensors& inputs;
+  const std::vector<int64_t>& symbols;
+  bool carry;
+  Tensors results;
+};
+
+struct RecordedStep::Node : torch::autograd::Function<RecordedStep::Node> {
+  static variable_list forward(AutogradContext* context, Call* call, at::TensorList /*given*/) {
+    const RecordedStep& step = call->step;
+    call->results = step.session_->forward(call->inputs, call->symbols, call->carry);
+    const Session& session = *step.session_;
+    variable_list saved{call->results[session.num_outputs()]};
+    for (int index : session.saved_inputs()) saved.push_back(call->inputs[index]);
+    for (int index : session.saved_outputs()) saved.push_back(call->results[index]);
+    context->save_for_backward(std::move(saved));
+    context->set_materialize_grads(false);
+    context->saved_data[kIsDeterministic] = at::globalContext().deterministicAlgorithms();
+    context->saved_data[kOrders] = step.orders_;
+    context->saved_data[kOrigins] = step.origins_;
+    context->saved_data[kFirstBackward] = step.first_backward_.load(std::memory_order_relaxed);
+    context->saved_data[kKey] = step.key_;
+    context->saved_data[kSavedPositions] = step.saved_positions_;
+    variable_list outputs;
+    for (int index : step.differentiable_) outputs.push_back(call->results[index]);
+    return outputs;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    variable_list results{at::Tensor()};  // of the call
+    const BackwardCall call = take_apart(context, gradients);
+    const bool has_history = at::GradMode::is_enabled();  // create_graph=True
+    for (at::Tensor& gradient : has_history ? call.run_differentiable() : call.run()) {
+      results.push_back(std::move(gradient));
+    }
+    const auto is_defined = [](const at::Tensor& gradient) { return gradient.defined(); };
+    if (!std::all_of(gradients.begin(), gradients.end(), is_defined)) {
+      leave_out(context->saved_data[kOrigins].toList(), gradients, results);
+    }
+    return results;
+  }
+};
+
+RecordedStep::RecordedStep(std::shared_ptr<Session> session, const Form& form, int64_t key)
+    : session_(std::move(session)),
+      differentiable_(form.differentiable),
+      saved_positions_(form.saved_positions),
+      key_(key) {
+  for (const Order& order : form.orders) orders_.push_back(c10::List<int64_t>(order));
+  for (const auto& outputs : form.origins) origins_.push_back(c10::List<int64_t>(outputs));
+}
+
+RecordedStep::~RecordedStep() { forget_first_backward(); }
+
+void RecordedStep::watch_first_backward(FirstBackward function) {
+  forget_first_backward();
+  FirstBackwards& table = first_backwards();
+  std::lock_guard lock(table.mutex);
+  first_backward_ = table.next_key++;
+  table.functions[first_backward_] = std::make_shared<const FirstBackward>(std::move(function));
+}
+
+void RecordedStep::forget_first_backward() {
+  std::shared_ptr<const FirstBackward> forgotten;  // freed when nothing is locked any more
+  FirstBackwards& table = first_backwards();
+  std::lock_guard lock(table.mutex);
+  auto found = table.functions.find(first_backward_);
+  if (found != table.functions.end()) {
+    forgotten = std::move(found->second);
+    table.functions.erase(found);
+  }
+  first_backward_ = 0;
+}
+
+Tensors RecordedStep::run(const Tensors& inputs, const std::vector<int64_t>& symbols,
+                          const Tensors& with_gradient, bool carry) const {
+  RECORD_FUNCTION("torch_ort::run_forward", c10::ArrayRef<const c10::IValue>{});
+  Call call{.step = *this, .inputs = inputs, .symbols = symbols, .carry = carry};
+  try {
+    variable_list made = Node::apply(&call, at::TensorList(with_gradient));
+    for (size_t i = 0; i < made.size(); ++i) {
+      call.results[differentiable_[i]] = std::move(made[i]);
+    }
+  } catch (...) {
+    // A hook has refused what was to be saved: the node holds outputs, which hold the node.
+    for (at::Tensor& result : call.results) {
+      if (result.defined() && result.grad_fn()) result.detach_();
+    }
+    throw;
+  }
+  return std::move(call.results);
+}
+
+void set_differentiable_gradients(DifferentiableGradients function) {
+  differentiable_gradients = function;
+}
+
+void set_as_python_error(AsPythonError function) { as_python_error = function; }
+
+}  // namespace torch_ort::run
