@@ -1,6 +1,7 @@
 // Activation functions with a shape of their own; relu, tanh and sigmoid are in elementwise.cpp.
 
 #include "base/error.h"
+#include "ops/aten.h"
 #include "ops/broadcast.h"
 #include "ops/families.h"
 #include "ops/shapes.h"
@@ -126,13 +127,19 @@ FusedForm fused_swish(const Node& node) {
   return pointwise_form(node, Pointwise::kSilu);
 }
 
+// An argument of an operator that is a Python number. Nothing for a size that only a run knows.
+std::optional<double> number_argument(const Node& node, size_t index) {
+  const Arg argument = decode_aten(node).args.at(index);
+  if (const auto* real = std::get_if<double>(&argument.value)) return *real;
+  if (const auto* truth = std::get_if<bool>(&argument.value)) return *truth ? 1.0 : 0.0;
+  const auto* integer = std::get_if<ir::Dim>(&argument.value);
+  if (integer == nullptr || !integer->is_constant()) return std::nullopt;
+  return static_cast<double>(integer->constant());
+}
+
 FusedForm fused_threshold_grad(const Node& node) {
-  // Python's numbers arrive as integers or as real ones.
-  const auto found = node.attrs.find("threshold");
-  const auto* integer = found == node.attrs.end() ? nullptr : std::get_if<ir::Dim>(&found->second);
-  const double threshold = integer != nullptr ? static_cast<double>(integer->constant())
-                                              : ir::float_attr(node.attrs, "threshold", 0);
-  return pointwise_form(node, Pointwise::kThresholdGrad, {threshold});
+  const std::optional<double> threshold = number_argument(node, 2);
+  return threshold ? pointwise_form(node, Pointwise::kThresholdGrad, {*threshold}) : FusedForm();
 }
 
 Op activation(std::string name, int since, int bfloat16_since, Lowering lower,

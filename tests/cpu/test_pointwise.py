@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from regions import ISAS, REAL, assert_near
 
+import torch_ort
 from torch_ort import _C, UserError
 
 backward = torch.ops.aten
@@ -457,6 +458,28 @@ def test_what_leaves_is_rounded_once(wide: torch.dtype) -> None:
         y, z = regions.run(graph, {"x": x}, isa)
         assert torch.equal(y, (-x).bfloat16())
         assert torch.equal(z, x.abs())
+
+
+ARGUMENTS = {
+    "a size": lambda x: F.threshold(x, x.shape[0], 0.5),
+    "a truth value": lambda x: F.threshold(x, True, 0.5),
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_numbers_of_calls_that_are_sizes_or_truth_values(name: str) -> None:
+    """Gradients read the number as well, and beside another operation they would be fused."""
+    torch.compiler.reset()
+    torch_ort.reset_counters()
+    function = torch.compile(
+        lambda x: ARGUMENTS[name](x).exp(), backend="ort", dynamic=True, options={"strict": True}
+    )
+    for rows in (2, 3):
+        x = torch.linspace(-4, 4, 7 * rows).view(rows, 7).requires_grad_()
+        (got,) = torch.autograd.grad(function(x).sum(), x)
+        (want,) = torch.autograd.grad(ARGUMENTS[name](x).exp().sum(), x)
+        torch.testing.assert_close(got, want)
+    assert torch_ort.counters()["fallbacks"] == 0
 
 
 # ---- threads and instruction sets
