@@ -218,6 +218,14 @@ struct SiluGrad {
 TORCH_ORT_BINARY(TanhGrad, (x * (one<T>() - y * y)))
 TORCH_ORT_BINARY(SigmoidGrad, (x * (one<T>() - y) * y))
 
+// x times 1 or the slope, as PyTorch's kernels do: NaN is no number above 0.
+template <typename T>
+inline Vec<T> leaky(const Vec<T>& x, const Vec<T>& input, const Vec<T>& slope) {
+  return x * Vec<T>::blendv(slope, one<T>(), input > Vec<T>(T(0)));
+}
+TORCH_ORT_BINARY(LeakyRelu, leaky(x, x, y))
+TORCH_ORT_TERNARY(LeakyReluGrad, leaky(x, y, z))
+
 TORCH_ORT_TERNARY(Where, Vec<T>::blendv(z, y, mask(x)))
 TORCH_ORT_TERNARY(MulAdd, at::vec::fmadd(x, y, z))
 // NaN in the input lets the gradient through, as PyTorch does.

@@ -137,9 +137,24 @@ std::optional<double> number_argument(const Node& node, size_t index) {
   return static_cast<double>(integer->constant());
 }
 
+// Of a gradient and an input, with a number behind them.
+FusedForm fused_grad_by_number(const Node& node, Pointwise op) {
+  const std::optional<double> number = number_argument(node, 2);
+  return number ? pointwise_form(node, op, {*number}) : FusedForm();
+}
+
 FusedForm fused_threshold_grad(const Node& node) {
-  const std::optional<double> threshold = number_argument(node, 2);
-  return threshold ? pointwise_form(node, Pointwise::kThresholdGrad, {*threshold}) : FusedForm();
+  return fused_grad_by_number(node, Pointwise::kThresholdGrad);
+}
+
+FusedForm fused_leaky_relu(const Node& node) {
+  return pointwise_form(node, Pointwise::kLeakyRelu, {ir::float_attr(node.attrs, "alpha", 0.01)});
+}
+
+// Of a slope that is not negative, which PyTorch asks for, the result has the sign of the input: it
+// may stand in its place.
+FusedForm fused_leaky_relu_grad(const Node& node) {
+  return fused_grad_by_number(node, Pointwise::kLeakyReluGrad);
 }
 
 Op activation(std::string name, int since, int bfloat16_since, Lowering lower,
@@ -163,7 +178,7 @@ void register_activation(Registry& ops) {
   ops.add(activation("Gelu", 20, 20, lower_gelu, {{"approximate", kString}}, fused_gelu));
   ops.add(activation("HardSigmoid", 6, 22, lower_hard_sigmoid, {alpha, beta}));
   ops.add(activation("HardSwish", 14, 22, lower_hard_swish));
-  ops.add(activation("LeakyRelu", 6, 16, lower_leaky_relu, {alpha}));
+  ops.add(activation("LeakyRelu", 6, 16, lower_leaky_relu, {alpha}, fused_leaky_relu));
   ops.add(activation("Mish", 18, 22, lower_mish));
   Op prelu = activation("PRelu", 9, 16, lower_prelu);
   prelu.min_inputs = prelu.max_inputs = 2;
@@ -175,6 +190,10 @@ void register_activation(Registry& ops) {
   ops.add(activation("Swish", 24, 24, lower_swish, {alpha}, fused_swish));
 
   ops.add(Operator{.name = "aten::gelu_backward", .work = {.fused = fused_gelu_grad}});
+  ops.add(Operator{
+      .name = "aten::leaky_relu_backward",
+      .work = {.elementwise = true, .fused = fused_leaky_relu_grad},
+  });
   ops.add(Operator{.name = "aten::sigmoid_backward", .work = {.fused = Pointwise::kSigmoidGrad}});
   ops.add(Operator{.name = "aten::silu", .work = {.fused = Pointwise::kSilu}});
   ops.add(Operator{.name = "aten::silu_backward", .work = {.fused = Pointwise::kSiluGrad}});
@@ -182,8 +201,7 @@ void register_activation(Registry& ops) {
   ops.add(Operator{.name = "aten::threshold_backward", .work = {.fused = fused_threshold_grad}});
   for (const char* name :
        {"aten::elu_backward", "aten::hardsigmoid_backward", "aten::hardswish_backward",
-        "aten::hardtanh_backward", "aten::leaky_relu_backward", "aten::mish_backward",
-        "aten::softplus_backward"}) {
+        "aten::hardtanh_backward", "aten::mish_backward", "aten::softplus_backward"}) {
     ops.add(Operator{.name = name, .work = {.elementwise = true}});
   }
 }

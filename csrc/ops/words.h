@@ -51,6 +51,7 @@ enum class Cost : uint8_t {
   WORD(Pow, 2, kSlow, false)                                                \
   WORD(Max, 2, kPlain, false)                                               \
   WORD(Min, 2, kPlain, false)                                               \
+  WORD(LeakyRelu, 2, kPlain, false) /* input, slope */                      \
   WORD(Equal, 2, kPlain, true)                                              \
   WORD(Less, 2, kPlain, true)                                               \
   WORD(LessOrEqual, 2, kPlain, true)                                        \
@@ -65,6 +66,7 @@ enum class Cost : uint8_t {
   WORD(TanhGrad, 2, kPlain, false)      /* gradient, result */              \
   WORD(SigmoidGrad, 2, kPlain, false)   /* gradient, result */              \
   WORD(ThresholdGrad, 3, kPlain, false) /* gradient, input, threshold */    \
+  WORD(LeakyReluGrad, 3, kPlain, false) /* gradient, input, slope */        \
   WORD(Where, 3, kPlain, true)          /* condition, x, y */               \
   WORD(MulAdd, 3, kPlain, false)        /* a * b + c */
 

@@ -74,6 +74,8 @@ OPERATIONS = [
               lambda x: F.gelu(x, approximate="tanh"), error=2),
     plain("Swish", F.silu),
     Operation("silu", regions.aten("aten::silu", "{0}", names=["self"]), F.silu),
+    Operation("LeakyRelu", "LeakyRelu <alpha = 0.25> ({0})", lambda x: F.leaky_relu(x, 0.25)),
+    Operation("LeakyRelu 0", "LeakyRelu <alpha = 0.0> ({0})", lambda x: F.leaky_relu(x, 0)),
     plain("Add", torch.add, 2),
     plain("Sub", torch.sub, 2),
     plain("Mul", torch.mul, 2),
@@ -100,6 +102,12 @@ OPERATIONS = [
              lambda g, x: backward.threshold_backward(g, x, 0.25), "threshold = 0.25"),
     gradient("threshold_backward", FROM_INPUT,
              lambda g, x: backward.threshold_backward(g, x, 0), "threshold = 0"),
+    gradient("leaky_relu_backward", FROM_INPUT,
+             lambda g, x: backward.leaky_relu_backward(g, x, 0.25, False),
+             'negative_slope = 0.25, self_is_result = "false"'),
+    gradient("leaky_relu_backward", FROM_INPUT,
+             lambda g, x: backward.leaky_relu_backward(g, x, 2, True),
+             'negative_slope = 2, self_is_result = "true"'),
     plain("Where", torch.where, 3, takes="where"),
 ]  # fmt: skip
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)
@@ -463,6 +471,7 @@ def test_what_leaves_is_rounded_once(wide: torch.dtype) -> None:
 ARGUMENTS = {
     "a size": lambda x: F.threshold(x, x.shape[0], 0.5),
     "a truth value": lambda x: F.threshold(x, True, 0.5),
+    "a slope that is a size": lambda x: F.leaky_relu(x, x.shape[0]),
 }
 
 
