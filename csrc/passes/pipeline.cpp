@@ -32,6 +32,7 @@ int remove_dead(ir::Graph& graph);
 int expand_composites(ir::Graph& graph);
 int move_concats(ir::Graph& graph);
 int draw_in_regions(ir::Graph& graph);
+int join_views(ir::Graph& graph);
 int rebuild_values(ir::Graph& graph);
 int fuse_regions(ir::Graph& graph);
 
@@ -138,6 +139,8 @@ const std::vector<Pass>& pipeline() {
        .writes_engine_ops = true,
        .only_with = "fuse_regions",
        .not_with = "exact_random"},
+      // after all that write views; before remove_dead: the first of two may have lost its reader
+      {.name = "join_views", .run = join_views},
       // the others leave nodes behind that nobody reads, which would be computed in a region
       {.name = "remove_dead", .run = remove_dead},
       // after remove_dead: only who lives is a reader; just before fuse_regions: it weighs the

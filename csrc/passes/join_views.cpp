@@ -1,0 +1,139 @@
+// A view of a view -> one view of what the first looks at, or that itself where the second undoes
+// the first:
+//
+//   Transpose(Transpose(x)) -> x         a weight in backward, and the gradient of one
+//   Reshape(Reshape(x)) -> Reshape(x)    rows of a product that become rows of a loss
+//
+// No element is read or written for it: transposes are views, and so are reshapes of what is
+// row-major. Declines where memory is written, and where the two stand in different halves: what
+// the first looks at would cross the border.
+
+#include "ir/edit.h"
+#include "ops/op.h"
+#include "ops/shapes.h"
+#include "ops/writer.h"
+#include "passes/halves.h"
+#include "passes/memory.h"
+#include "passes/pass.h"
+
+#include <algorithm>
+
+namespace torch_ort::passes {
+
+namespace {
+
+using ir::Dim;
+using ir::Graph;
+using ir::Node;
+using ir::Shape;
+using ir::Value;
+
+enum class Kind { kOther, kReshape, kTranspose };
+
+bool is_row_major(const Value& value) { return value.type.is_known() && !value.type.strides; }
+
+Kind kind_of(const Node* node) {
+  if (node == nullptr || node->outputs.size() != 1 || node->outputs[0] == nullptr ||
+      !ops::is_view(*node)) {
+    return Kind::kOther;
+  }
+  const Value &x = *node->inputs[0], &y = *node->outputs[0];
+  if (ir::is(node, "Transpose")) {
+    return ir::has_attr(node->attrs, "perm") && x.type.is_known() ? Kind::kTranspose : Kind::kOther;
+  }
+  if (!ops::work_of(*node).keeps_elements || !is_row_major(x) || !is_row_major(y)) {
+    return Kind::kOther;
+  }
+  // In a Reshape, 0 stands for a size of what it looks at.
+  const Shape& shape = *y.type.shape;
+  const bool has_zero = std::find(shape.begin(), shape.end(), Dim(0)) != shape.end();
+  return has_zero ? Kind::kOther : Kind::kReshape;
+}
+
+// By axis of the result, the axis of what the first of two transposes looks at.
+Shape joined_order(const Node& first, const Node& second) {
+  const auto order_of = [](const Node& node) {
+    const auto rank = static_cast<int64_t>(node.outputs[0]->type.shape->size());
+    return ops::wrap_axes(node, ir::ints_attr(node.attrs, "perm", {}), rank);
+  };
+  const std::vector<int64_t> before = order_of(first);
+  Shape order;
+  for (int64_t axis : order_of(second)) order.push_back(before[axis]);
+  return order;
+}
+
+bool is_unchanged(const Shape& order) {
+  for (size_t i = 0; i < order.size(); ++i) {
+    if (!(order[i] == Dim(static_cast<int64_t>(i)))) return false;
+  }
+  return true;
+}
+
+bool leaves(const Value& value) {
+  return std::any_of(value.uses.begin(), value.uses.end(), [](const ir::Use& use) {
+    return use.node == nullptr || ir::is(use.node, "YieldOp", ir::kMicrosoftDomain);
+  });
+}
+
+class Joiner {
+ public:
+  explicit Joiner(Graph& graph) : graph_(graph), memory_(graph), backward_(backward_nodes(graph)) {}
+
+  int run() {
+    int rewrites = 0;
+    // What a node looks at has had its turn before.
+    for (Node& node : graph_.nodes) {
+      if (node.is_erased()) continue;
+      const Kind kind = kind_of(&node);
+      if (kind == Kind::kOther || kind_of(node.inputs[0]->producer) != kind) continue;
+      const Node& first = *node.inputs[0]->producer;
+      if (!may_join(first, node)) continue;
+      Value &x = *first.inputs[0], &y = *node.outputs[0];
+      const Shape order = kind == Kind::kTranspose ? joined_order(first, node) : Shape();
+      const bool is_undone =
+          kind == Kind::kTranspose ? is_unchanged(order) : x.type.shape == y.type.shape;
+      if (is_undone && !can_stand_for(x, y)) continue;
+      if (!may_rewrite()) return rewrites;
+
+      ir::replace_uses(y, is_undone ? x : view(node, x, order), graph_);
+      ir::erase(graph_, node);
+      ++rewrites;
+    }
+    return rewrites;
+  }
+
+ private:
+  // Recomputation treats regions one by one.
+  bool may_join(const Node& first, const Node& second) const {
+    return backward_.contains(&first) == backward_.contains(&second) &&
+           first.recompute == second.recompute && first.region == second.region &&
+           !memory_.is_written(second.outputs[0]);
+  }
+
+  // What leaves is a tensor of its own, even if it shares memory with others.
+  bool can_stand_for(const Value& x, const Value& y) const {
+    return x.type == y.type && (!leaves(y) || (!leaves(x) && !memory_.is_callers(&x)));
+  }
+
+  // What `node` gives, as a view of `x`; `order` is that of a transpose.
+  Value& view(Node& node, Value& x, const Shape& order) {
+    ops::Writer write(graph_, &node);
+    const ir::Type type = node.outputs[0]->type;
+    Node& made =
+        order.empty()
+            ? write.add_named(node.name, {"", "Reshape"}, {&x, write.ints(*type.shape)}, {type})
+            : write.add_named(node.name, node.op, {&x}, {type}, {{"perm", order}});
+    if (backward_.contains(&node)) backward_.insert(&made);
+    return *made.outputs[0];
+  }
+
+  Graph& graph_;
+  const SharedMemory memory_;
+  std::unordered_set<const Node*> backward_;
+};
+
+}  // namespace
+
+int join_views(Graph& graph) { return Joiner(graph).run(); }
+
+}  // namespace torch_ort::passes
