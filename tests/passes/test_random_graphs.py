@@ -22,13 +22,18 @@ def node_lines(draw: st.DrawFn, names: list[str], prefix: str, count: int) -> li
     lines = []
     for number in range(count):
         name, earlier = f"{prefix}{number}", st.sampled_from(names)
-        kind = draw(st.sampled_from(("unary", "unary", "binary", "dropout", "constant", "write")))
+        kind = draw(
+            st.sampled_from(("unary", "unary", "binary", "dropout", "constant", "reshape", "write"))
+        )
         if kind == "unary":
             line = f"{draw(st.sampled_from(UNARY))} ({draw(earlier)})"
         elif kind == "binary":
             line = f"{draw(st.sampled_from(BINARY))} ({draw(earlier)}, {draw(earlier)})"
         elif kind == "dropout":
             line = f"Dropout ({draw(earlier)}, ratio, training)"
+        elif kind == "reshape":
+            lines.append(f"flat_{name} = Reshape ({draw(earlier)}, flat)")
+            line = f"Reshape (flat_{name}, size)"
         elif kind == "constant":
             line = "ConstantOfShape <value = float[1] {0.5}> (size)"
         else:
@@ -64,7 +69,8 @@ def programs(draw: st.DrawFn) -> str:
     return f"""
         <ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1, "org.pytorch.aten" : 1]>
         random ({matrix} x, {matrix} w) => ({results})
-        <float ratio = {{0.5}}, bool training = {{1}}, int64[2] size = {{{SIZE}, {SIZE}}}{types}>
+        <float ratio = {{0.5}}, bool training = {{1}}, int64[1] flat = {{-1}},
+         int64[2] size = {{{SIZE}, {SIZE}}}{types}>
         {{ {body} }}
     """
 
