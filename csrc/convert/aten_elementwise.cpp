@@ -1,5 +1,6 @@
 // Element-wise arithmetic, comparisons, choices and casts.
-// ONNX wants operands of one dtype; calls that mix dtypes stay as they are.
+// ONNX wants operands of one dtype. Where PyTorch widens one to the dtype of the other, a Cast does
+// so; calls that mix dtypes in other ways stay as they are.
 
 #include "convert/families.h"
 #include "convert/rows.h"
@@ -51,16 +52,38 @@ Row unary(std::string op, Accepts accepts) {
 
 // ---- two operands
 
-// Both operands as tensors of one dtype, that of the tensor among them. Empty if that cannot be.
+// Whether PyTorch casts `x` to the dtype of `other` for both, and the cast changes no number.
+bool is_widened(const Value& x, const Value& other) {
+  const DType from = x.type.dtype, to = other.type.dtype;
+  if (to != DType::kFloat && to != DType::kDouble) return false;
+  if (is_bool(from)) return true;
+  // Of floats those with dims decide.
+  const bool decides =
+      other.type.shape && (!other.type.shape->empty() || (x.type.shape && x.type.shape->empty()));
+  return decides && is_float(from) && ir::size_bytes(from) < ir::size_bytes(to);
+}
+
+// The dtype of both operands, or of the wider one. Nothing for others.
+std::optional<DType> common_dtype(const Value& x, const Value& y) {
+  if (x.type.dtype == y.type.dtype) return x.type.dtype;
+  // Kernels of other devices cast as they read.
+  if (!ir::is_host(x.type.device) || !ir::is_host(y.type.device)) return std::nullopt;
+  if (is_widened(x, y)) return y.type.dtype;
+  return is_widened(y, x) ? std::optional(x.type.dtype) : std::nullopt;
+}
+
+// Both operands as tensors of one dtype. Empty if that cannot be.
 Values operands(Builder& builder, const ops::Arg& a, const ops::Arg& b, Accepts accepts) {
   Value *x = tensor(a), *y = tensor(b);
   if (x == nullptr && y == nullptr) return {};
-  const DType dtype = (x != nullptr ? x : y)->type.dtype;
-  if (!accepts(dtype)) return {};
-  if (x == nullptr && is_number(a)) x = builder.scalar(number(a), dtype);
-  if (y == nullptr && is_number(b)) y = builder.scalar(number(b), dtype);
-  if (x == nullptr || y == nullptr || x->type.dtype != y->type.dtype) return {};
-  return {x, y};
+  const std::optional<DType> dtype = x != nullptr && y != nullptr
+                                         ? common_dtype(*x, *y)
+                                         : std::optional((x != nullptr ? x : y)->type.dtype);
+  if (!dtype || !accepts(*dtype)) return {};
+  if (x == nullptr && is_number(a)) x = builder.scalar(number(a), *dtype);
+  if (y == nullptr && is_number(b)) y = builder.scalar(number(b), *dtype);
+  if (x == nullptr || y == nullptr) return {};
+  return {builder.cast(x, *dtype), builder.cast(y, *dtype)};
 }
 
 bool is_one(const ops::Arg& arg) { return is_number(arg) && number(arg) == 1.0; }
@@ -149,6 +172,8 @@ Values where(Builder& builder, const AtenCall& call) {
 Values masked_fill(Builder& builder, const AtenCall& call) {
   Value *x = tensor(call.arg("self")), *mask = tensor(call.arg("mask"));
   if (x == nullptr || mask == nullptr || !is_bool(mask->type.dtype)) return {};
+  const Value* filling = tensor(call.arg("value"));
+  if (filling != nullptr && common_dtype(*filling, *x) != x->type.dtype) return {};
   Values inputs = operands(builder, call.arg("value"), call.arg("self"), is_real);
   if (inputs.empty()) return {};
   // A value on another device than the tensor is read back before the kernel runs.

@@ -101,8 +101,37 @@ def test_numbers_that_the_dtype_does_not_hold_stay_numbers() -> None:
     check(lambda x: x > 0.5, COUNTS, ops=["aten::gt"], pins=(20,))
 
 
-def test_mixed_dtypes_stay_as_they_are() -> None:
+WIDENED = [
+    (lambda x, y: x + y, X.bfloat16(), ["Cast", "Add"]),
+    (lambda x, y: y - x, X.half(), ["Cast", "Sub"]),
+    (lambda x, y: x * y, X.double(), ["Cast", "Mul"]),
+    (lambda x, y: x / y, X > 0, ["Cast", "Div"]),
+    (lambda x, y: x**y, X > 0, ["Cast", "Pow"]),
+    (torch.maximum, X[0, 0].bfloat16(), ["Cast", "Max"]),
+    (lambda x, y: x < y, X.bfloat16(), ["Cast", "Less"]),
+    (lambda x, y: x != y, X > 0, ["Cast", "Equal", "Not"]),
+    (lambda x, y: torch.where(x > 0, x, y), X.bfloat16(), ["Greater", "Cast", "Where"]),
+    (lambda x, y: x.masked_fill(x > 0, y), X[0, 0].half(), ["Greater", "Cast", "Where"]),
+]
+
+
+@pytest.mark.parametrize(("function", "other", "ops"), WIDENED, ids=range(len(WIDENED)))
+def test_a_narrow_operand_is_cast(function: Callable, other: torch.Tensor, ops: list[str]) -> None:
+    check(function, X, other, ops=ops, pins=(20,))
+
+
+def test_other_mixed_dtypes_stay_as_they_are() -> None:
     check(lambda x, y: x + y, X, COUNTS, ops=["aten::add"], pins=(20,))
+    check(lambda x, y: x + y, X.half(), X.bfloat16(), ops=["aten::add"], pins=(20,))
+    # Without dims, the wider one does not decide.
+    half, number = X.bfloat16(), X[0, 0].clone()
+    check(lambda x, y: x * y, half, number, ops=["aten::mul"], pins=(20,))
+    check(lambda x, y: x > y, half, number, ops=["aten::gt"], pins=(20,))
+    fill = ["aten::masked_fill"]
+    check(lambda x, y: x.masked_fill(x == x, y), half, number, ops=["Equal", *fill], pins=(20,))
+    check(
+        lambda x, y: x.masked_fill(x == x, y), half[0, 0], number, ops=["Equal", *fill], pins=(20,)
+    )
     check(lambda x: x / 2, COUNTS, ops=["aten::div"], pins=(20,))
     check(lambda x: x * 2.5, COUNTS, ops=["aten::mul"], pins=(20,))
     check(lambda x: torch.exp(x), COUNTS, ops=["aten::exp"], pins=(20,))

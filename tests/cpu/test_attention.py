@@ -266,6 +266,25 @@ def test_short_floats_run_in_the_engines_kernels(dtype):
     assert not any("attention" in name for name in graph.aten)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_wide_mask_over_short_scores(dtype):
+    def attend(query, key, value, mask):
+        scores = query @ key.transpose(-1, -2) / 4 + mask
+        return scores.softmax(-1).to(dtype) @ value
+
+    heads = make_heads(20, 33, 16, dtype=dtype)
+    mask = torch.randn(2, 1, 20, 33)
+    graph = torch_ort.explain(attend, *(head.requires_grad_() for head in heads), mask).graphs[0]
+    assert graph.nodes["torch_ort.Attention"] == graph.nodes["torch_ort.AttentionGrad"] == 1
+    eager = run(attend, heads, mask=mask)
+    got = run(torch.compile(attend, backend="ort"), heads, mask=mask)
+    exact = run(plain_attention, tuple(head.double() for head in heads), mask=mask.double())
+    for mine, theirs, truth in zip(got, eager, exact, strict=True):
+        unit = torch.finfo(dtype).eps * truth.abs().max()
+        error = (theirs.double() - truth).abs().max()
+        assert (mine.double() - truth).abs().max() <= error + unit
+
+
 def test_saved_graphs_hold_pytorchs_operators(tmp_path):
     options = {"save_onnx": True, "onnx_prefix": str(tmp_path / "step")}
     run(torch.compile(attention, backend="ort", options=options), make_heads(6, 6, 8))

@@ -491,6 +491,44 @@ def test_numbers_of_calls_that_are_sizes_or_truth_values(name: str) -> None:
     assert torch_ort.counters()["fallbacks"] == 0
 
 
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(
+    ("wide", "narrow"),
+    [
+        (torch.float32, torch.bfloat16),
+        (torch.float32, torch.float16),
+        (torch.float64, torch.float32),
+        (torch.float32, torch.bool),
+    ],
+    ids=str,
+)
+def test_operands_of_two_dtypes_are_fused(
+    wide: torch.dtype, narrow: torch.dtype, turned: bool
+) -> None:
+    """Forward and backward, where PyTorch's kernels would cast; `turned`: columns lie in a row."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x * y + y).sigmoid()
+
+    def results(call: Callable[..., torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> list:
+        operands = [z.detach().requires_grad_() for z in (x, y) if z.is_floating_point()]
+        result = call(*operands, *(z for z in (x, y) if not z.is_floating_point()))
+        return [result, *torch.autograd.grad(result.sum(), operands)]
+
+    torch.compiler.reset()
+    torch_ort.reset_counters()
+    compiled = torch.compile(function, backend="ort", dynamic=True, options={"strict": True})
+    for rows in (4, 5):
+        x, y = (torch.randn(rows, 7, generator=torch.Generator().manual_seed(i)) for i in (0, 1))
+        x, y = x.to(wide), y > 0 if narrow is torch.bool else y.to(narrow)
+        if turned:
+            x = x.t().contiguous().t()
+        want = results(function, x.double(), y if narrow is torch.bool else y.double())
+        for got, exact in zip(results(compiled, x, y), want, strict=True):
+            assert_near(got, exact, 4 * regions.TOLERANCE[got.dtype])
+    assert torch_ort.counters()["steps_out"] == torch_ort.counters()["fallbacks"] == 0
+
+
 # ---- threads and instruction sets
 
 
