@@ -8,8 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from torch_ort.reports.profile_rows import Bar, Cell, GraphProfile, Table
-from torch_ort.reports.report import bytes_text
+from torch_ort.reports.profile_rows import Bar, GraphProfile
+from torch_ort.reports.tables import Cell, Table, bytes_text
 
 _TEMPLATE = Path(__file__).with_suffix(".html")
 _LANE = 30  # height of a row of bars

@@ -13,15 +13,8 @@ import torch
 
 from torch_ort._C import UserError
 from torch_ort.reports import profile_page
-from torch_ort.reports.profile_rows import (
-    KINDS,
-    Bar,
-    Cell,
-    GraphProfile,
-    StepTimes,
-    Table,
-)
-from torch_ort.reports.report import bytes_text
+from torch_ort.reports.profile_rows import KINDS, Bar, GraphProfile, StepTimes
+from torch_ort.reports.tables import Cell, Table, bytes_text, columns
 
 ROWS_IN_TEXT = 40
 
@@ -59,13 +52,13 @@ class Profile:
         ranked = sorted(self.steps, key=lambda step: -step.total)
         rest = ranked[ROWS_IN_TEXT:]
         lines = [self.summary(), *(f"fell back: {reason}" for reason in self.fallbacks), ""]
-        lines += _columns(self.step_table(ranked[:ROWS_IN_TEXT]))
+        lines += columns(self.step_table(ranked[:ROWS_IN_TEXT]))
         if rest:
             spent = sum(step.total for step in rest)
             each, share = self.per_step(spent), self.share(spent)
             lines.append(f"and {len(rest)} more steps: {each:.1f} us per step, {share:.1%}")
         for head, sums in (("kind", self.kinds), ("outside the steps", self.outside)):
-            lines += ["", *_columns(self.sum_table(head, sums))]
+            lines += ["", *columns(self.sum_table(head, sums))]
         return "\n".join(lines)
 
     def summary(self) -> str:
@@ -119,21 +112,6 @@ class Profile:
             self.events.export_chrome_trace(path)
             with open(path, "rb") as file:
                 return file.read()
-
-
-def _columns(table: Table) -> list[str]:
-    """Set rows below their heads; cells with a number stand on the right."""
-    heads, rows = table
-    texts = [[cell[1] if isinstance(cell, tuple) else cell for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(heads, *texts, strict=True)]
-    numbers = [isinstance(cell, tuple) for cell in rows[0]]
-    return [
-        "  ".join(
-            cell.rjust(width) if is_number else cell.ljust(width)
-            for cell, width, is_number in zip(row, widths, numbers, strict=True)
-        ).rstrip()
-        for row in (heads, *texts)
-    ]
 
 
 def _write(path: str | os.PathLike[str], content: bytes) -> None:

@@ -1,19 +1,12 @@
-"""What a profile is made of: times of steps, bars of a timeline, graphs, tables."""
+"""What a profile is made of: times of steps, bars of a timeline, graphs."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 KINDS = ("products", "attention", "regions", "views", "other")
-
-
-Cell = str | tuple[float, str]  # a text, or a number with the text that shows it
-
-
-Table = tuple[Sequence[str], Sequence[Sequence[Cell]]]  # heads, rows
 
 
 @dataclass

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,20 +14,15 @@ from torch_ort.core import counting
 from torch_ort.dynamo import uncaptured
 from torch_ort.engine import watchers
 from torch_ort.engine.program import Program
-from torch_ort.fallback import put_back
 from torch_ort.functions.capturing import functions_seen
-from torch_ort.pytorch.generators import TorchGenerators
-from torch_ort.pytorch.module_compat import pytree
+from torch_ort.reports.moved import moved_bytes
 from torch_ort.reports.roofline import Roofline, best_seconds, measure
+from torch_ort.reports.runs import compile_afresh, kept, run_backward, tensors_of
+from torch_ort.reports.tables import bytes_text
 
 # Dynamo until it calls the backend, recording or AOTAutograd's tracing, reading of the graph, and
 # so on. Missing is what an equal graph, or an earlier one of the same capture, has done already.
 COMPILE_STAGES = ("dynamo", "record", "aot", "read", "passes", "plan")
-VIEW_FORMS = ("view", "reshape")  # of steps that may be views
-
-# Not every torch that we run with has it.
-_HAS_ISOLATION = "isolate_recompiles" in inspect.signature(torch.compile).parameters
-_ISOLATED = {"isolate_recompiles": True} if _HAS_ISOLATION else {}
 
 
 @dataclass
@@ -206,75 +197,6 @@ def _note_bytes(report: GraphReport, program: Program) -> None:
     report.bytes_after = sum(sum(after[name]) for name in after.keys() - before.keys())
 
 
-def moved_bytes(graph: _C.Graph, session: _C.Session) -> dict[str, tuple[int, int]]:
-    """Give the bytes that nodes read and write by the plan used last; views are left out."""
-    rows = {row["name"]: row for row in session.plan_table() if row["first_step"] is not None}
-    works = {name for name, _, form, _, _ in session.steps() if form not in VIEW_FORMS}
-
-    def total(names: list[str]) -> int:
-        return sum(rows[name]["bytes"] for name in set(names) if name in rows)
-
-    def is_view(node: dict[str, Any]) -> bool:
-        made = [rows[name] for name in node["outputs"] if name in rows]
-        return node["name"] not in works and all(row["shares"] for row in made)
-
-    return {
-        node["name"]: (total(node["inputs"]), total(node["outputs"]))
-        for node in graph.nodes() if node["op"] != "YieldOp" and not is_view(node)
-    }  # fmt: skip
-
-
-def compile_afresh(model: Any, options: dict[str, Any] | None) -> Any:
-    """Compile with a backend object of its own: Dynamo gives nothing that it has compiled before.
-
-    What it compiles counts for no other recompile limit. Raises UserError on a bad option.
-    """
-    from torch_ort.backend import ort
-    from torch_ort.options import resolve
-
-    resolve(options)
-    backend = functools.partial(ort, options=options)
-    backend.reset = ort.reset
-    return torch.compile(model, backend=backend, **_ISOLATED)
-
-
-@contextmanager
-def kept(model: Any, inputs: Any) -> Iterator[None]:
-    """Put parameters, buffers, inputs and random generators back as they were."""
-    random = TorchGenerators()
-    tables = [
-        (table, dict(table))
-        for module in getattr(model, "modules", list)()
-        for table in (module._parameters, module._buffers)
-    ]
-    tensors = [tensor for _, table in tables for tensor in table.values() if tensor is not None]
-    copies = [(tensor, tensor.detach().clone()) for tensor in [*tensors, *tensors_of(inputs)]]
-    try:
-        yield
-    finally:
-        random.restore()
-        for table, before in tables:
-            table.update(before)
-        put_back(copies)
-
-
-def run_backward(model: Any, result: Any, inputs: Any) -> None:
-    """Run backward if an output asks for it; no tensor's `.grad` changes."""
-    outputs = [
-        leaf for leaf in tensors_of(result) if leaf.requires_grad and leaf.is_floating_point()
-    ]
-    wanted = [*getattr(model, "parameters", list)(), *tensors_of(inputs)]
-    wanted = [tensor for tensor in wanted if tensor.requires_grad]
-    if outputs and wanted:
-        total = sum(output.float().sum() for output in outputs)
-        torch.autograd.grad(total, wanted, allow_unused=True)
-
-
-def tensors_of(tree: Any) -> list[torch.Tensor]:
-    """Give the tensors in nested lists, dicts and other containers."""
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
 def _describe(program: Program) -> GraphReport:
     nodes: Counter[str] = Counter()
     aten: Counter[str] = Counter()
@@ -300,12 +222,3 @@ def _describe(program: Program) -> GraphReport:
 
 def _counts(counts: Counter[str]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.most_common())
-
-
-def bytes_text(count: float) -> str:
-    """Give a number of bytes in its unit."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.2f} GiB"

@@ -1,0 +1,217 @@
+"""Times of the engine's steps, out of the events of torch.profiler."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from torch_ort import _C
+from torch_ort.engine.program import Program
+from torch_ort.reports.moved import VIEW_FORMS, moved_bytes
+from torch_ort.reports.profile_result import Profile
+from torch_ort.reports.profile_rows import Bar, GraphProfile, RegionProfile, StepTimes
+
+REGION = "torch_ort.Region"
+
+_PRODUCTS = {str(op).removeprefix("aten.") for op in flop_registry} | {"addmv", "addr", "dot", "mv"}
+_RUN = "torch_ort::session "  # an event of the engine, with the number of the session that runs
+_HALVES = {"torch_ort::run_forward": False, "torch_ort::run_backward": True}
+# Who spends the time outside the steps, by the start of the event's name.
+_OUTSIDE = (
+    ("TorchDynamo Cache Lookup", "Dynamo's guards"),
+    ("Torch-Compiled Region", "Dynamo's code"),
+    ("Pregraph bytecode", "Dynamo's code"),
+    ("AOTDispatcher", "AOTAutograd's wrappers"),
+    ("CompiledFunction", "AOTAutograd's wrappers"),
+    ("aten::", "eager operators"),
+    (_RUN, "engine, between steps"),
+)
+
+
+def time_steps(
+    run: Callable[[], None], steps: int, programs: Sequence[Program], fallbacks: list[str]
+) -> Profile:
+    """Time the steps of `programs` while `run` runs a training step, `steps` times and one more."""
+    timed = _record(run, steps)
+    # Apart from the timed steps: to count operations the profiler notes shapes, slowly.
+    counted = _record(run, 1, with_flops=True)
+    return _Reader(programs).read(timed, counted, fallbacks)
+
+
+def _record(run: Callable[[], None], steps: int, **settings: Any) -> torch.profiler.profile:
+    # The profiler's own first step is slow.
+    schedule = torch.profiler.schedule(wait=0, warmup=1, active=steps, repeat=1)
+    with torch.profiler.profile(schedule=schedule, **settings) as events:
+        for _ in range(1 + steps):
+            run()
+            events.step()
+    return events
+
+
+class _Reader:
+    """Reads the profiler's events into a Profile."""
+
+    def __init__(self, programs: Sequence[Program]) -> None:
+        # Equal graphs share a session.
+        self._programs = list({program.session.id: program for program in programs}.values())
+        self._graphs = {program.session.id: i for i, program in enumerate(self._programs)}
+        self._steps: dict[tuple[int, bool, str], StepTimes] = {}
+        for number, program in enumerate(self._programs):
+            for step in _steps_of(number, program):
+                known = self._steps.setdefault((number, step.backward, step.name), step)
+                known.join(step)
+        self._outside: Counter[str] = Counter()
+
+    def read(
+        self, timed: torch.profiler.profile, counted: torch.profiler.profile, fallbacks: list[str]
+    ) -> Profile:
+        """Give the times by step; what is in no event of a measured step is Python's."""
+        for _, events in _measured(counted):
+            for event, _, step in self._walk(events):
+                if step is not None:
+                    step.flops = _flops(event)
+        wall, bars = [], []
+        for marker, events in _measured(timed):
+            wall.append(marker.time_range.elapsed_us())
+            bars.append(self._read_step(marker.time_range.start, events))
+        steps = list(self._steps.values())
+        known = sum(step.total for step in steps) + self._outside.total()
+        self._outside["autograd and Python"] += sum(wall) - known
+        middle = wall.index(statistics.median_low(wall))
+        return Profile(
+            [_describe(program) for program in self._programs], steps, wall,
+            dict(self._outside.most_common()), bars[middle], middle, fallbacks, timed,
+        )  # fmt: skip
+
+    def _read_step(self, start: float, events: Sequence[Any]) -> list[Bar]:
+        bars = []
+        for event, backward, step in self._walk(events):
+            length = event.time_range.elapsed_us()
+            if step is not None:
+                step.microseconds.append(length)
+            else:
+                inside = "engine, between steps" if backward is not None else None
+                self._outside[inside or _outside_name(event.name)] += event.self_cpu_time_total
+            if step is not None or event.name in _HALVES:
+                bars.append(Bar(event.name, event.time_range.start - start, length, step))
+        return bars
+
+    def _walk(
+        self, events: Sequence[Any], graph: int | None = None, backward: bool | None = None
+    ) -> Iterator[tuple[Any, bool | None, StepTimes | None]]:
+        """Give the events, with the half of a graph and the step they are; not what steps call."""
+        for event in events:
+            owner, half = graph, _HALVES.get(event.name, backward)
+            if event.name.startswith(_RUN):
+                owner = self._graphs.get(int(event.name.removeprefix(_RUN)))
+            step = self._steps.get((owner, half, event.name))
+            yield event, half, step
+            if step is None:
+                yield from self._walk(event.cpu_children, owner, half)
+
+
+def _outside_name(event: str) -> str:
+    for start, name in _OUTSIDE:
+        if event.startswith(start):
+            return name
+    return "autograd and Python"
+
+
+def _measured(profiler: torch.profiler.profile) -> Iterator[tuple[Any, list[Any]]]:
+    """Give each measured step, and the events that begin in it and in no other event."""
+    events = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CPU]
+    for marker in sorted(
+        (e for e in events if e.name.startswith("ProfilerStep")), key=lambda e: e.time_range.start
+    ):
+        # Backward runs in a thread of its own for some devices.
+        elsewhere = [
+            event for event in events
+            if event.cpu_parent is None and event.thread != marker.thread
+            and marker.time_range.start <= event.time_range.start < marker.time_range.end
+        ]  # fmt: skip
+        yield marker, [*marker.cpu_children, *elsewhere]
+
+
+def _flops(event: Any) -> int:
+    return event.flops + sum(map(_flops, event.cpu_children))
+
+
+def _steps_of(graph: int, program: Program) -> Iterator[StepTimes]:
+    moved = moved_bytes(program.graph, program.session)
+    for name, op, form, backward, origin in program.session.steps():
+        is_view = form in VIEW_FORMS and name not in moved
+        yield StepTimes(
+            graph, name, op, "views" if is_view else _kind(op), _where(op, form), backward, origin,
+            *moved.get(name, (0, 0)),
+        )  # fmt: skip
+
+
+def _kind(op: str) -> str:
+    if op == REGION:
+        return "regions"
+    name = op.removeprefix("torch_ort.").rpartition("::")[2].partition(".")[0].rstrip("_")
+    if "attention" in name.lower():
+        return "attention"
+    return "products" if name in _PRODUCTS else "other"
+
+
+def _where(op: str, form: str) -> str:
+    if form == "python":
+        return "Python"
+    if form != "region":
+        return "ATen"
+    return "region" if op == REGION else "native"
+
+
+def _describe(program: Program) -> GraphProfile:
+    texts = dict(program.session.programs())
+    regions = [
+        RegionProfile(
+            node["name"], node["attrs"]["body"].num_nodes, _body(node["attrs"]["body"]),
+            texts.get(node["name"], ""),
+        ) for node in program.graph.nodes() if node["op"] == "Region"
+    ]  # fmt: skip
+    plan = program.session.plan_report() or {}
+    memory = _planned(program.session)
+    return GraphProfile(program.is_training, plan, memory, _in_use(program, memory), regions)
+
+
+def _planned(session: _C.Session) -> list[dict[str, Any]]:
+    """Give the rows of tensors with a place of their own; views keep alive what they look at."""
+    rows = [row for row in session.plan_table() if row["first_step"] is not None]
+    ends: Counter[str] = Counter()
+    for row in rows:
+        owner = row["shares"] or row["name"]
+        ends[owner] = max(ends[owner], row["last_step"])
+    return [
+        {**row, "last_step": ends[row["name"]]}
+        for row in rows if row["area"] != "none" and not row["shares"]
+    ]  # fmt: skip
+
+
+def _body(body: _C.Graph) -> str:
+    return "\n".join(
+        f"{', '.join(node['outputs'])} = {node['attrs'].get('operator', node['op'])}"
+        f"({', '.join(node['inputs'])})"
+        for node in body.nodes()
+    )
+
+
+def _in_use(program: Program, memory: list[dict[str, Any]]) -> dict[str, int]:
+    """Give the bytes of planned areas that hold live tensors while each step runs."""
+    begins = {row["name"]: row["first_step"] for row in program.session.plan_table()}
+    in_use = {}
+    for node in program.graph.nodes():
+        made = [begins[name] for name in node["outputs"] if begins.get(name) is not None]
+        if made and node["op"] != "YieldOp":
+            # A result in place of an operand counts when the operand is dead.
+            in_use[node["name"]] = sum(
+                row["bytes"] for row in memory
+                if row["first_step"] + bool(row["in_place_of"]) <= min(made) <= row["last_step"]
+            )  # fmt: skip
+    return in_use
