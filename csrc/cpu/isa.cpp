@@ -54,6 +54,14 @@ const char* name(Isa isa) {
   return isa == Isa::kAvx512 ? "avx512" : isa == Isa::kAvx2 ? "avx2" : "portable";
 }
 
+bool has_bfloat16_products(Isa isa) {
+#if defined(__x86_64__)
+  return isa == Isa::kAvx512 && __builtin_cpu_supports("avx512bf16");
+#else
+  return false;
+#endif
+}
+
 Isa isa_from_name(std::string_view text) {
   for (Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512}) {
     if (text != name(isa)) continue;

@@ -36,6 +36,13 @@ struct PanelProduct {
   bool add;
 };
 
+// Sums of products of numbers that stay in registers, so many at once that only the number of
+// multiplying units limits them: as fast as any product can be.
+struct RegisterLoop {
+  double (*run)(int64_t rounds) = nullptr;  // gives the sum of the sums
+  int64_t operations = 0;                   // multiplications and additions of a round
+};
+
 // What one step of an optimizer does to a parameter; the formulas are those of torch.optim.
 struct SgdRule {
   double lr = 0, momentum = 0, dampening = 0, weight_decay = 0;
@@ -78,6 +85,9 @@ struct Kernels {
   T (*exp_row)(T* d, const T* a, T shift, int64_t n) = nullptr;
   void (*multiply)(const PanelProduct<T>& product) = nullptr;
   int64_t panel_width = 0;
+  RegisterLoop peak;
+  // Products of pairs of bfloat16, summed in float32; only where has_bfloat16_products.
+  RegisterLoop bfloat16_peak;
   Rows expand_rows = nullptr;  // d: rows of n numbers, row r full of a[r]
   // d[i] = 1 with the probability `keep`, else 0: a function of the other arguments and of the
   // place `begin` + i alone. Philox 4x32 with 10 rounds (Salmon et al., "Parallel random numbers:
@@ -102,6 +112,8 @@ Isa isa_from_name(std::string_view name);
 Isa isa_or_best(std::string_view name);  // the widest if none is named
 std::vector<Isa> available_isas();       // that this processor runs, the widest last
 const char* name(Isa isa);
+// Whether the instruction set, and this processor, multiply numbers of bfloat16.
+bool has_bfloat16_products(Isa isa);
 
 template <typename T>
 const Kernels<T>& kernels(Isa isa);  // float and double

@@ -440,6 +440,65 @@ void multiply(const PanelProduct<T>& it) {
   }
 }
 
+// ATen's portable vectors are arrays, which compilers keep in memory: so these are of the language.
+template <typename T>
+struct Register {
+#if defined(CPU_CAPABILITY_AVX512)
+  static constexpr int kBytes = 64;
+#elif defined(CPU_CAPABILITY_AVX2)
+  static constexpr int kBytes = 32;
+#else
+  static constexpr int kBytes = 16;
+#endif
+  using Type [[gnu::vector_size(kBytes)]] = T;
+  static constexpr int kWidth = kBytes / sizeof(T);
+};
+
+// Two registers are left for the factors, where there are 16 or 32.
+constexpr int kRegisterSums = Register<float>::kBytes == 64 ? 24 : 12;
+
+// The sums come to 2. They begin with different numbers, none of them 2: compilers see what stays
+// as it is, and what is there twice.
+template <typename T>
+double multiply_and_add(int64_t rounds) {
+  using Vector = typename Register<T>::Type;
+  const Vector half = Vector{} + T(0.5), one = Vector{} + T(1);
+  Vector sums[kRegisterSums];
+#pragma GCC unroll 24
+  for (int i = 0; i < kRegisterSums; ++i) sums[i] = Vector{} + static_cast<T>(i + 3);
+  for (; rounds > 0; --rounds) {
+#pragma GCC unroll 24
+    for (int i = 0; i < kRegisterSums; ++i) sums[i] = sums[i] * half + one;
+  }
+  Vector all = sums[0];
+#pragma GCC unroll 24
+  for (int i = 1; i < kRegisterSums; ++i) all += sums[i];
+  double total = 0;
+  for (int i = 0; i < Register<T>::kWidth; ++i) total += static_cast<double>(all[i]);
+  return total;
+}
+
+template <typename T>
+constexpr RegisterLoop kPeak = {multiply_and_add<T>, 2 * kRegisterSums * Register<T>::kWidth};
+
+#if defined(CPU_CAPABILITY_AVX512)
+// Adds 1 * 1 and -1 * 1 to each number.
+[[gnu::target("avx512bf16")]] double multiply_and_add_bfloat16(int64_t rounds) {
+  const auto ones = (__m512bh)_mm512_set1_epi32(0x3F803F80);
+  const auto signs = (__m512bh)_mm512_set1_epi32(static_cast<int>(0xBF803F80));
+  __m512 sums[kRegisterSums];
+#pragma GCC unroll 24
+  for (int i = 0; i < kRegisterSums; ++i) sums[i] = _mm512_set1_ps(static_cast<float>(i));
+  for (; rounds > 0; --rounds) {
+#pragma GCC unroll 24
+    for (int i = 0; i < kRegisterSums; ++i) sums[i] = _mm512_dpbf16_ps(sums[i], ones, signs);
+  }
+  float total = 0;
+  for (const __m512& each : sums) total += _mm512_reduce_add_ps(each);
+  return total;
+}
+#endif
+
 // Short runs are copied here: a call of memcpy costs more than they do.
 template <typename T>
 inline void copy_run(T* to, const T* from, int64_t n) {
@@ -573,6 +632,10 @@ struct TableMaker {
     table.exp_row = exp_row<T>;
     table.multiply = multiply<T>;
     table.panel_width = 2 * Vec<T>::size();
+    table.peak = kPeak<T>;
+#if defined(CPU_CAPABILITY_AVX512)
+    table.bfloat16_peak = {multiply_and_add_bfloat16, 2 * table.peak.operations};
+#endif
     table.random_mask = random_mask<T>;
     table.sgd = sgd<T>;
     table.adam = adam<T>;

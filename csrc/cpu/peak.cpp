@@ -1,0 +1,133 @@
+#include "cpu/peak.h"
+
+#include "base/error.h"
+
+#include <ATen/Parallel.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <memory>
+
+namespace torch_ort::cpu {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using ir::DType;
+
+constexpr double kRunSeconds = 2e-3;   // of one run, beside which the start of threads is little
+constexpr double kAllSeconds = 20e-3;  // of the runs that the fastest is taken of
+constexpr int64_t kHugePage = int64_t{2} << 20;
+
+template <typename Work>
+void on_threads(int threads, const Work& work) {
+  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t thread = begin; thread < end; ++thread) work(thread);
+  });
+}
+
+template <typename Run>
+double seconds_of(const Run& run) {
+  const Clock::time_point begin = Clock::now();
+  run();
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// Seconds of a round that each thread does, in the fastest run. `work` takes a thread and how many
+// rounds it does; how many a run needs is tried on this thread alone, which warms the processor up.
+template <typename Work>
+double seconds_of_round(int threads, const Work& work) {
+  int64_t rounds = 1;
+  while (seconds_of([&] { work(0, rounds); }) < kRunSeconds) rounds *= 2;
+  double best = std::numeric_limits<double>::infinity();
+  for (double spent = 0; spent < kAllSeconds;) {
+    const double seconds =
+        seconds_of([&] { on_threads(threads, [&](int64_t thread) { work(thread, rounds); }); });
+    best = std::min(best, seconds);
+    spent += seconds;
+  }
+  return best / static_cast<double>(rounds);
+}
+
+int threads_or_all(int threads) {
+  const int all = at::get_num_threads();
+  if (threads >= 0 && threads <= all) return threads == 0 ? all : threads;
+  throw UserError(concat("peak: threads: got ", threads, ", want 1 to ", all, ", or 0 for all"));
+}
+
+const RegisterLoop& loop_of(DType dtype, Isa isa) {
+  if (dtype == DType::kDouble) return kernels<double>(isa).peak;
+  if (dtype == DType::kBFloat16 && has_bfloat16_products(isa)) {
+    return kernels<float>(isa).bfloat16_peak;
+  }
+  if (ir::is_float(dtype)) return kernels<float>(isa).peak;
+  throw UserError(concat("peak: dtype: got ", ir::name(dtype),
+                         ", want one of float32, float64, bfloat16, float16"));
+}
+
+struct Free {
+  void operator()(char* memory) const { std::free(memory); }
+};
+using Memory = std::unique_ptr<char, Free>;
+
+// In huge pages where the system has them, as the memory of runs.
+Memory allocate(int64_t num_bytes) {
+  const int64_t size = (num_bytes + kHugePage - 1) / kHugePage * kHugePage;
+  Memory memory(static_cast<char*>(std::aligned_alloc(kHugePage, size)));
+  if (memory == nullptr) throw UserError(concat("peak: no memory for arrays of ", size, " bytes"));
+  madvise(memory.get(), size, MADV_HUGEPAGE);
+  return memory;
+}
+
+// Of the last cache that this processor's cores share; sysconf adds up all that AMD's packages
+// have.
+int64_t last_cache_bytes() {
+  constexpr int64_t kCommon = 32;
+  int64_t kilobytes = 0;
+  std::ifstream("/sys/devices/system/cpu/cpu0/cache/index3/size") >> kilobytes;
+  return kilobytes > 0 ? kilobytes << 10 : kCommon << 20;
+}
+
+// More than the caches of all threads hold: some have a last cache of their own.
+int64_t past_caches(int threads) {
+  constexpr int64_t kOfThread = int64_t{32} << 20;
+  return std::max(4 * last_cache_bytes(), threads * kOfThread);
+}
+
+}  // namespace
+
+double peak_flops(DType dtype, Isa isa, int threads) {
+  const RegisterLoop& loop = loop_of(dtype, isa);
+  threads = threads_or_all(threads);
+  const double seconds =
+      seconds_of_round(threads, [&](int64_t, int64_t rounds) { loop.run(rounds); });
+  return static_cast<double>(threads * loop.operations) / seconds;
+}
+
+double copy_speed(int64_t num_bytes, int threads) {
+  if (num_bytes < 1) throw UserError(concat("peak: bytes: got ", num_bytes, ", want 1 or more"));
+  threads = threads_or_all(threads);
+  constexpr int64_t kLine = 64;
+  const int64_t copied = std::min(num_bytes, past_caches(threads)) / 2 / threads;
+  const int64_t part = std::max(copied / kLine * kLine, kLine);
+  const Memory from = allocate(part * threads), to = allocate(part * threads);
+  // First touched by the threads that use it.
+  on_threads(threads, [&](int64_t thread) {
+    std::memset(from.get() + thread * part, 1, part);
+    std::memset(to.get() + thread * part, 2, part);
+  });
+  const double seconds = seconds_of_round(threads, [&](int64_t thread, int64_t rounds) {
+    for (int64_t round = 0; round < rounds; ++round) {
+      std::memcpy(to.get() + thread * part, from.get() + thread * part, part);
+      asm volatile("" ::: "memory");  // or one copy would do for all rounds
+    }
+  });
+  return static_cast<double>(2 * part * threads) / seconds;
+}
+
+}  // namespace torch_ort::cpu
