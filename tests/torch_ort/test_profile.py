@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import torch_ort
+from torch_ort import _C
 from torch_ort.fallback import FallbackWarning
 from torch_ort.read.fx_reader import FxReader
 
@@ -119,8 +120,44 @@ class TestTable:
         head = next(line for line in str(result).splitlines() if line.startswith("graph"))
         assert re.split(r"\s{2,}", head) == [
             "graph", "half", "step", "kind", "where", "op", "count", "min us", "median us",
-            "share", "read", "written", "rate", "origin",
+            "share", "read", "written", "rate", "of peak", "product", "origin",
         ]  # fmt: skip
+
+    def test_products_are_held_against_the_peak(self, monkeypatch):
+        monkeypatch.setattr(_C, "measure_peak", lambda dtype, isa: 1e9)
+        result = profile(mlp(), torch.randn(4, 6))
+        product = step_named(result, "addmm")
+        assert product.sizes == "4×6×8"
+        assert product.of_peak == pytest.approx(product.flops / 1e9 / (product.median / 1e6))
+        judged = [step for step in result.steps if step.of_peak is not None]
+        assert {step.kind for step in judged} == {"products"}
+        least = sum(step.flops for step in judged) / 1e9
+        assert result.of_peak == pytest.approx(least / sum(step.median / 1e6 for step in judged))
+        line = str(result).splitlines()[1]
+        assert re.fullmatch(
+            r"products at [\d.]+% of the peak: 1\.0 GFLOP/s of float32 \(\w+, \d threads?\)", line
+        )
+        (row,) = [line for line in str(result).splitlines() if " addmm " in line]
+        assert f"{product.of_peak:.1%}  4×6×8" in row
+
+    def test_open_sizes_are_those_of_the_run(self):
+        x = torch.randn(4, 6)
+        torch._dynamo.mark_dynamic(x, 0)
+        assert step_named(profile(mlp(), x), "addmm").sizes == "4×6×8"
+
+    def test_convolutions_are_products(self):
+        model = nn.Conv2d(4, 8, 3, padding=1, bias=False)
+        result = profile(model, torch.randn(3, 4, 8, 8, requires_grad=True))
+        one = 2 * 3 * 8 * 8 * 9 * 4 * 8
+        assert step_named(result, "convolution").flops == one
+        assert step_named(result, "convolution_backward").flops == 2 * one
+        assert step_named(result, "convolution_backward").sizes == "2 of 192×36×8"
+
+    def test_without_products_no_peak_is_measured(self, monkeypatch):
+        monkeypatch.delattr(_C, "measure_peak")
+        result = profile(nn.Tanh(), torch.randn(4))
+        assert result.of_peak is None
+        assert "of the peak" not in str(result)
 
     def test_a_copy_moves_bytes_and_a_view_none(self):
         result = profile(lambda x: x.t().reshape(24) + 1, torch.randn(4, 6))
@@ -317,7 +354,8 @@ class TestPage:
         page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
         text = "\n".join(page.text)
         assert all(f"\n{step.name}\n" in text for step in result.steps)
-        for words in ("Timeline: step", "context, ", "Body", "Tile program", "phase 0"):
+        shown = ("Timeline: step", "context, ", "Body", "Tile program", "phase 0")
+        for words in (*shown, "of the peak: "):
             assert words in text
         tips = [value for name, value in page.attributes if name == "data-tip"]
         timed = [step.name for step in result.steps if step.microseconds]

@@ -20,6 +20,7 @@ def render(profile: Any) -> str:
     number = profile.bars_of
     return string.Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
         summary=escape(profile.summary()),
+        peak=f"<p>{escape(text)}</p>" if (text := profile.peak_text()) else "",
         fallbacks="".join(f"<p class=bad>Fell back: {escape(r)}</p>" for r in profile.fallbacks),
         chosen=f"step {number + 1} of {len(profile.wall)}, {profile.wall[number]:.1f} us",
         timeline=_timeline(profile),

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import flop_registry
 from torch_ort import _C
 from torch_ort.engine.program import Program
 from torch_ort.reports.moved import VIEW_FORMS, moved_bytes
+from torch_ort.reports.products import Product, product
 from torch_ort.reports.profile_result import Profile
 from torch_ort.reports.profile_rows import Bar, GraphProfile, RegionProfile, StepTimes
 
@@ -38,8 +39,8 @@ def time_steps(
 ) -> Profile:
     """Time the steps of `programs` while `run` runs a training step, `steps` times and one more."""
     timed = _record(run, steps)
-    # Apart from the timed steps: to count operations the profiler notes shapes, slowly.
-    counted = _record(run, 1, with_flops=True)
+    # Apart from the timed steps: products are read off the sizes, which the profiler notes slowly.
+    counted = _record(run, 1, record_shapes=True)
     return _Reader(programs).read(timed, counted, fallbacks)
 
 
@@ -74,7 +75,8 @@ class _Reader:
         for _, events in _measured(counted):
             for event, _, step in self._walk(events):
                 if step is not None:
-                    step.flops = _flops(event)
+                    step.calls += 1
+                    step.products += _products(event)
         wall, bars = [], []
         for marker, events in _measured(timed):
             wall.append(marker.time_range.elapsed_us())
@@ -137,18 +139,36 @@ def _measured(profiler: torch.profiler.profile) -> Iterator[tuple[Any, list[Any]
         yield marker, [*marker.cpu_children, *elsewhere]
 
 
-def _flops(event: Any) -> int:
-    return event.flops + sum(map(_flops, event.cpu_children))
+def _products(event: Any) -> Iterator[Product]:
+    """Give the products that run within an event; not those that make up a larger one."""
+    if event.name.startswith("aten::"):
+        pairs = zip(event.input_shapes, event.concrete_inputs, strict=True)
+        args = [shape if value is None else value for shape, value in pairs]
+        if (found := product(event.name.removeprefix("aten::"), args)) is not None:
+            yield found
+            return
+    for child in event.cpu_children:
+        yield from _products(child)
 
 
 def _steps_of(graph: int, program: Program) -> Iterator[StepTimes]:
-    moved = moved_bytes(program.graph, program.session)
+    moved, dtypes = moved_bytes(program.graph, program.session), _dtypes(program.graph)
     for name, op, form, backward, origin in program.session.steps():
         is_view = form in VIEW_FORMS and name not in moved
         yield StepTimes(
             graph, name, op, "views" if is_view else _kind(op), _where(op, form), backward, origin,
-            *moved.get(name, (0, 0)),
+            *moved.get(name, (0, 0)), dtypes.get(name, ""),
         )  # fmt: skip
+
+
+def _dtypes(graph: _C.Graph) -> dict[str, str]:
+    """Give the dtype of the first result of each node that has one."""
+    types = graph.types()
+    return {
+        node["name"]: types[made[0]][0]
+        for node in graph.nodes()
+        if (made := [name for name in node["outputs"] if name and types[name][0]])
+    }
 
 
 def _kind(op: str) -> str:

@@ -13,6 +13,7 @@ import torch
 
 from torch_ort._C import UserError
 from torch_ort.reports import profile_page
+from torch_ort.reports.peaks import DTYPES, Peaks
 from torch_ort.reports.profile_rows import KINDS, Bar, GraphProfile, StepTimes
 from torch_ort.reports.tables import Cell, Table, bytes_text, columns
 
@@ -31,6 +32,27 @@ class Profile:
     bars_of: int  # which step that is
     fallbacks: list[str]  # why parts of the model ran in eager PyTorch
     events: torch.profiler.profile
+    peaks: Peaks | None = None  # none were measured: nothing has products, or not on the CPU
+
+    @property
+    def product_dtypes(self) -> list[str]:
+        """Dtypes that the machine has a peak of and that products of the steps compute."""
+        return [each for each in DTYPES if any(s.flops and s.dtype == each for s in self.steps)]
+
+    def hold_against(self, peaks: Peaks) -> None:
+        """Judge the steps with products by what these can come to at most."""
+        self.peaks = peaks
+        for step in self.steps:
+            step.peak = peaks.flops.get(step.dtype, 0.0)
+
+    @property
+    def of_peak(self) -> float | None:
+        """Part of their peaks that all products together run at; None where nothing is known."""
+        judged = [step for step in self.steps if step.of_peak is not None]
+        if not judged:
+            return None
+        least = sum(step.flops / step.peak * 1e6 for step in judged)
+        return least / sum(step.per_run for step in judged)
 
     @property
     def kinds(self) -> dict[str, float]:
@@ -51,7 +73,8 @@ class Profile:
     def __str__(self) -> str:
         ranked = sorted(self.steps, key=lambda step: -step.total)
         rest = ranked[ROWS_IN_TEXT:]
-        lines = [self.summary(), *(f"fell back: {reason}" for reason in self.fallbacks), ""]
+        lines = [self.summary(), *filter(None, [self.peak_text()])]
+        lines += [*(f"fell back: {reason}" for reason in self.fallbacks), ""]
         lines += columns(self.step_table(ranked[:ROWS_IN_TEXT]))
         if rest:
             spent = sum(step.total for step in rest)
@@ -70,11 +93,17 @@ class Profile:
             f"{inside:.1%} in the engine's steps"
         )
 
+    def peak_text(self) -> str:
+        """Say how far products are from the machine's peak; nothing where that is not known."""
+        if self.peaks is None or self.of_peak is None:
+            return ""
+        return f"products at {self.of_peak:.1%} of the peak: {self.peaks}"
+
     def step_table(self, steps: Sequence[StepTimes]) -> Table:
         """Give a row for each step."""
         heads = (
             "graph", "half", "step", "kind", "where", "op", "count", "min us", "median us",
-            "share", "read", "written", "rate", "origin",
+            "share", "read", "written", "rate", "of peak", "product", "origin",
         )  # fmt: skip
         return heads, [self._step_row(step) for step in steps]
 
@@ -85,7 +114,9 @@ class Profile:
             (count, str(count)), (step.min, f"{step.min:.1f}"), (step.median, f"{step.median:.1f}"),
             (share, f"{share:.1%}"), (step.read_bytes, bytes_text(step.read_bytes)),
             (step.written_bytes, bytes_text(step.written_bytes)),
-            (rate, f"{rate:.1f} {unit}" if rate else ""), step.origin,
+            (rate, f"{rate:.1f} {unit}" if rate else ""),
+            (step.of_peak or 0.0, "" if step.of_peak is None else f"{step.of_peak:.1%}"),
+            step.sizes, step.origin,
         )  # fmt: skip
 
     def sum_table(self, head: str, sums: dict[str, float]) -> Table:

@@ -6,6 +6,8 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch_ort.reports.products import Product
+
 KINDS = ("products", "attention", "regions", "views", "other")
 
 
@@ -22,7 +24,10 @@ class StepTimes:
     origin: str  # the user's line
     read_bytes: int
     written_bytes: int
-    flops: int = 0  # of one call; 0: unknown
+    dtype: str  # of its first result
+    products: list[Product] = field(default_factory=list)  # of a run
+    calls: int = 0  # in a run
+    peak: float = 0.0  # operations a second that its products can come to; 0: unknown
     microseconds: list[float] = field(default_factory=list)  # none: done once, with the plan
 
     def join(self, other: StepTimes) -> None:
@@ -53,12 +58,42 @@ class StepTimes:
         return min(self.microseconds, default=0.0)
 
     @property
+    def flops(self) -> int:
+        """Operations of a run's products; 0 where it has none."""
+        return sum(product.flops for product in self.products)
+
+    @property
+    def sizes(self) -> str:
+        """What its products multiply, `128×64×256` and the like."""
+        return ", ".join(dict.fromkeys(product.sizes for product in self.products))
+
+    @property
+    def per_run(self) -> float:
+        """Microseconds of all its calls in a run, of the run that stands in the middle."""
+        each = max(self.calls, 1)
+        starts = range(0, len(self.microseconds), each)
+        return statistics.median([sum(self.microseconds[i : i + each]) for i in starts] or [0.0])
+
+    @property
+    def lost(self) -> float:
+        """Microseconds of a run above those that its products take at the peak."""
+        return self.per_run - self.flops / self.peak * 1e6
+
+    @property
+    def of_peak(self) -> float | None:
+        """Part of the peak that its products run at; None where either is unknown."""
+        if not (self.flops and self.peak and self.per_run):
+            return None
+        return self.flops / self.per_run * 1e6 / self.peak
+
+    @property
     def rate(self) -> tuple[float, str]:
-        """Billions a second in the median, and of what: GFLOP/s where known, else GB/s."""
-        amount, unit = self.flops, "GFLOP/s"
-        if not amount:
-            amount, unit = self.read_bytes + self.written_bytes, "GB/s"
-        return amount / self.median / 1e3 if self.median else 0.0, unit
+        """Billions a second, and of what: GFLOP/s of a run's products, else GB/s of the median."""
+        if self.flops:
+            amount, spent, unit = self.flops, self.per_run, "GFLOP/s"
+        else:
+            amount, spent, unit = self.read_bytes + self.written_bytes, self.median, "GB/s"
+        return amount / spent / 1e3 if spent else 0.0, unit
 
 
 @dataclass

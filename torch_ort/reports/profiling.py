@@ -12,6 +12,7 @@ from torch_ort._C import Unsupported, UserError
 from torch_ort.engine import watchers
 from torch_ort.fallback import FallbackWarning
 from torch_ort.reports import runs
+from torch_ort.reports.peaks import product_peaks
 from torch_ort.reports.profile_reader import time_steps
 from torch_ort.reports.profile_result import Profile
 
@@ -48,6 +49,11 @@ def profile(
         for _ in range(WARM_STEPS):
             run()
         result = time_steps(run, steps, programs, fallbacks)
+    device = runs.device_of(model, (inputs, kwargs))
+    dtypes = result.product_dtypes
+    if dtypes and device.type == "cpu":
+        # Elsewhere a step's time is that of its start.
+        result.hold_against(product_peaks(dtypes, device, runs.isa_of(options)))
     if not any(step.microseconds for step in result.steps):
         raise _nothing_ran(fallbacks)
     if path is not None:

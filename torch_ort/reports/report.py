@@ -7,8 +7,6 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from torch_ort import _C
 from torch_ort.core import counting
 from torch_ort.dynamo import uncaptured
@@ -16,8 +14,8 @@ from torch_ort.engine import watchers
 from torch_ort.engine.program import Program
 from torch_ort.functions.capturing import functions_seen
 from torch_ort.reports.moved import moved_bytes
-from torch_ort.reports.roofline import Roofline, best_seconds, measure
-from torch_ort.reports.runs import compile_afresh, kept, run_backward, tensors_of
+from torch_ort.reports.roofline import Roofline, measure
+from torch_ort.reports.runs import compile_afresh, isa_of, run_backward
 from torch_ort.reports.tables import bytes_text
 
 # Dynamo until it calls the backend, recording or AOTAutograd's tracing, reading of the graph, and
@@ -62,7 +60,7 @@ class Report:
             f"fallbacks {self.counters.get('fallbacks', 0)}"
         ]
         if self.roofline is not None:
-            lines.append(_roofline_text(self.roofline))
+            lines.append(str(self.roofline))
         if self.functions_outside:
             lines += [
                 f"custom functions outside of the graphs: {_counts(self.functions_outside)}",
@@ -123,7 +121,8 @@ def explain(
     """Compile `model` for `inputs`, run one step, and report.
 
     Backward runs if an output asks for it. With `roofline` more steps are run, also in eager
-    PyTorch, to say how far from the least possible time the engine is; these leave no trace.
+    PyTorch, to say how far from the least possible time the engine is, and its products from the
+    machine's peak, which is measured; these steps leave no trace.
     The model's gradients are left as they were; buffers such as running statistics are updated as a
     step updates them. Raises what the model raises, and engine errors when TORCH_ORT_STRICT=1; what
     Dynamo leaves to eager PyTorch is listed then too, and not raised.
@@ -147,38 +146,8 @@ def explain(
     users = [each for each in breaks if each.is_users or not graphs]
     report = Report(graphs, changes, spent, functions_outside=outside, breaks=users)
     if roofline:
-        report.roofline = _measure_roofline(model, compiled, (inputs, kwargs), graphs)
+        report.roofline = measure(model, compiled, (inputs, kwargs), watched, isa_of(options))
     return report
-
-
-def _measure_roofline(
-    model: Any, compiled: Any, given: tuple[Any, Any], graphs: list[GraphReport]
-) -> Roofline:
-    inputs, kwargs = given
-    parameters = list(getattr(model, "parameters", list)())
-    gradients = [parameter for parameter in parameters if parameter.requires_grad]
-    tensors = [*tensors_of(given), *parameters, *(gradients if torch.is_grad_enabled() else [])]
-    crossing = sum(graph.plan.get("saved_bytes", 0) for graph in graphs)
-    num_bytes = crossing + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    device = tensors[0].device if tensors else torch.device("cpu")
-
-    def step(function: Any) -> None:
-        run_backward(model, function(*inputs, **kwargs), given)
-
-    with kept(model, given):
-        step(compiled)  # the first run may do more than later ones
-        seconds = best_seconds(lambda: step(compiled), device, at_least=1.0)
-        return measure(lambda: step(model), num_bytes, seconds, device)
-
-
-def _roofline_text(roofline: Roofline) -> str:
-    return (
-        f"roofline: a step took {1000 * roofline.step_seconds:.2f} ms, {roofline.ratio:.2f} of the "
-        f"least: {1000 * roofline.product_seconds:.2f} ms for products "
-        f"({roofline.flops / 1e9:.2f} GFLOP, attention of the CPU not counted) and "
-        f"{1000 * roofline.memory_seconds:.2f} ms for {bytes_text(roofline.memory_bytes)} at "
-        f"{roofline.bytes_per_second / 1e9:.1f} GB/s"
-    )
 
 
 def _note_bytes(report: GraphReport, program: Program) -> None:

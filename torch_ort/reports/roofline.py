@@ -1,37 +1,48 @@
-"""The least time that a training step can take on this machine.
+"""The least time that a training step can take on this machine, and where products lose more.
 
-That is its matrix products, convolutions and attention, each as fast as PyTorch's own kernel has
-been for its shapes, and all memory that a step cannot avoid, touched once at the speed of a copy:
-inputs, parameters, gradients, and what backward needs of forward.
+The least is its products, convolutions and attention at the machine's peak, and all memory that a
+step cannot avoid, touched once at the speed of a copy: inputs, parameters, gradients, and what
+backward needs of forward.
 """
 
 from __future__ import annotations
 
-import time
+import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry
 
-from torch_ort.pytorch.module_compat import pytree
+from torch_ort.engine.program import Program
 from torch_ort.pytorch.trace_compat import TorchDispatchMode
+from torch_ort.reports.peaks import DTYPES, Peaks, best_seconds, copy_speed, product_peaks
+from torch_ort.reports.products import product
+from torch_ort.reports.profile_reader import time_steps
+from torch_ort.reports.profile_rows import StepTimes
+from torch_ort.reports.runs import device_of, kept, run_backward, tensors_of
+from torch_ort.reports.tables import Cell, bytes_text, columns
 
-_MIN_REPETITIONS = 3
-_SECONDS_PER_SHAPE = 0.05
-_COPIED_BYTES = 64 << 20  # larger than caches
+PROFILED_STEPS = 5
+ROWS_IN_TEXT = 10
 
 
 @dataclass(frozen=True)
 class Roofline:
     """What a step needs at least, and what it took."""
 
-    flops: int  # of products; attention of the CPU counts none
-    product_seconds: float
+    flops: dict[str, int]  # of products as the program has them, by dtype
+    peaks: Peaks  # of these dtypes
     memory_bytes: int
     bytes_per_second: float
     step_seconds: float  # as measured
+    products: list[StepTimes]  # of the engine, with a peak; who loses most against it first
+
+    @property
+    def product_seconds(self) -> float:
+        """Seconds that the products take at the peak of their dtypes."""
+        return sum(flops / self.peaks.flops[dtype] for dtype, flops in self.flops.items())
 
     @property
     def memory_seconds(self) -> float:
@@ -46,73 +57,96 @@ class Roofline:
     @property
     def ratio(self) -> float:
         """How many times the least time a step took."""
-        return self.step_seconds / self.seconds
+        return self.step_seconds / self.seconds if self.seconds else math.inf
+
+    def __str__(self) -> str:
+        lines = [
+            f"roofline: a step took {1000 * self.step_seconds:.2f} ms, {self.ratio:.2f} of the "
+            f"least: {1000 * self.product_seconds:.2f} ms for products "
+            f"({sum(self.flops.values()) / 1e9:.2f} GFLOP) and "
+            f"{1000 * self.memory_seconds:.2f} ms for {bytes_text(self.memory_bytes)} at "
+            f"{self.bytes_per_second / 1e9:.1f} GB/s"
+        ]
+        if self.flops:
+            lines.append(f"  peak of products: {self.peaks}")
+        if self.products:
+            rows = [_row(step) for step in self.products[:ROWS_IN_TEXT]]
+            heads = ("step", "op", "product", "us", "GFLOP/s", "of peak", "us lost", "origin")
+            lines.append("  products that lose most against it:")
+            lines += [f"    {line}" for line in columns((heads, rows))]
+        return "\n".join(lines)
+
+
+def _row(step: StepTimes) -> tuple[Cell, ...]:
+    return (
+        step.name, step.op, step.sizes, (step.per_run, f"{step.per_run:.1f}"),
+        (step.rate[0], f"{step.rate[0]:.1f}"), (step.of_peak or 0.0, f"{step.of_peak:.1%}"),
+        (step.lost, f"{step.lost:.1f}"), step.origin,
+    )  # fmt: skip
 
 
 def measure(
-    eager_step: Callable[[], None], memory_bytes: int, step_seconds: float, device: torch.device
+    model: Any, compiled: Any, given: tuple[Any, Any], programs: list[Program], isa: str
 ) -> Roofline:
-    """Run a step in eager PyTorch, its products several times, and give the roofline."""
-    with _Products(device) as products:
-        eager_step()
-    speed = _copy_speed(device)
-    return Roofline(products.flops, products.seconds, memory_bytes, speed, step_seconds)
+    """Time steps of a compiled model, and measure what the machine can do.
+
+    `given`: arguments and keyword arguments. The model, its inputs and random generators come out
+    as they went in.
+    """
+    inputs, kwargs = given
+    device = device_of(model, given)
+
+    def step(function: Any) -> None:
+        run_backward(model, function(*inputs, **kwargs), given)
+
+    with kept(model, given):
+        step(compiled)  # the first run may do more than later ones
+        seconds = best_seconds(lambda: step(compiled), device, at_least=1.0)
+        profile = time_steps(lambda: step(compiled), PROFILED_STEPS, programs, [])
+        flops = count_flops(lambda: step(model))
+    asked = [dtype for dtype in DTYPES if dtype in flops or dtype in profile.product_dtypes]
+    peaks = product_peaks(asked, device, isa)
+    if device.type == "cpu":
+        # Elsewhere a step's time is that of its start.
+        profile.hold_against(peaks)
+    judged = [each for each in profile.steps if each.of_peak is not None]
+    num_bytes = _unavoidable_bytes(model, given, programs)
+    speed = copy_speed(max(num_bytes, 1), device)
+    judged.sort(key=lambda each: -each.lost)
+    return Roofline(flops, peaks, num_bytes, speed, seconds, judged)
 
 
-def best_seconds(run: Callable[[], Any], device: torch.device, at_least: float) -> float:
-    """Give the shortest of a few runs, three at least and for `at_least` seconds in all."""
-    best, spent, runs = float("inf"), 0.0, 0
-    while runs < _MIN_REPETITIONS or spent < at_least:
-        _synchronize(device)
-        begin = time.perf_counter()
+def _unavoidable_bytes(model: Any, given: tuple[Any, Any], programs: list[Program]) -> int:
+    """Give the bytes of inputs, parameters, gradients, and of what backward reads of forward."""
+    parameters = list(getattr(model, "parameters", list)())
+    gradients = [parameter for parameter in parameters if parameter.requires_grad]
+    tensors = [*tensors_of(given), *parameters, *(gradients if torch.is_grad_enabled() else [])]
+    plans = [program.session.plan_report() or {} for program in programs]
+    crossing = sum(plan.get("saved_bytes", 0) for plan in plans)
+    return crossing + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def count_flops(run: Callable[[], None]) -> dict[str, int]:
+    """Run something in eager PyTorch and give the operations of its products, by DTYPES."""
+    with _Products() as products:
         run()
-        _synchronize(device)
-        seconds = time.perf_counter() - begin
-        best, spent, runs = min(best, seconds), spent + seconds, runs + 1
-    return best
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _copy_speed(device: torch.device) -> float:
-    source = torch.ones(_COPIED_BYTES, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return 2 * _COPIED_BYTES / best_seconds(lambda: target.copy_(source), device, 0.2)
+    return dict(products.flops)
 
 
 class _Products(TorchDispatchMode):
-    """Times each product that runs, once for each set of shapes."""
+    """Counts the operations of products that run."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.flops = 0
-        self.seconds = 0.0
-        self._device = device
-        self._best: dict[Any, float] = {}
+        self.flops: Counter[str] = Counter()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        packet = func._overloadpacket
-        if packet not in flop_registry and "attention" not in packet.__name__:
-            return result
-        key = func, tuple(map(_form, pytree.tree_leaves((args, kwargs))))
-        if key not in self._best:
-            self._best[key] = best_seconds(
-                lambda: func(*args, **kwargs), self._device, _SECONDS_PER_SHAPE
-            )
-        self.seconds += self._best[key]
-        if packet in flop_registry:
-            self.flops += flop_registry[packet](*args, **kwargs, out_val=result)
-        return result
-
-
-def _form(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.dtype, tuple(value.shape), value.stride()
-    return repr(value)
+        shapes = [arg.shape if isinstance(arg, torch.Tensor) else arg for arg in args]
+        found = product(func._overloadpacket.__name__, shapes)
+        if found is not None:
+            dtype = str(args[0].dtype).removeprefix("torch.")
+            if dtype in DTYPES:
+                self.flops[dtype] += found.flops
+        return func(*args, **(kwargs or {}))

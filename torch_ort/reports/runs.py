@@ -68,3 +68,16 @@ def run_backward(model: Any, result: Any, inputs: Any) -> None:
 def tensors_of(tree: Any) -> list[torch.Tensor]:
     """Give the tensors in nested lists, dicts and other containers."""
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def isa_of(options: dict[str, Any] | None) -> str:
+    """Give the instruction set that options, or the environment, ask for; empty: the widest."""
+    from torch_ort.options import resolve
+
+    return resolve(options).isa
+
+
+def device_of(model: Any, given: Any) -> torch.device:
+    """Give the device of the first input or parameter; the CPU if there is none."""
+    tensors = [*tensors_of(given), *getattr(model, "parameters", list)()]
+    return tensors[0].device if tensors else torch.device("cpu")

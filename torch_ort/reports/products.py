@@ -1,0 +1,101 @@
+"""What products of matrices, convolutions and attention compute: their sizes and operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+# Where the first of both factors stands among the arguments. A product with a vector is none of
+# these: it reads each number of the matrix once, and is as fast as memory.
+_MATRICES = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
+# Where the query stands, and whether each may see those before it alone.
+_ATTENTION = {
+    "_scaled_dot_product_flash_attention_for_cpu": (0, 4),
+    "_scaled_dot_product_flash_attention": (0, 4),
+    "_scaled_dot_product_efficient_attention": (0, 6),
+    "_scaled_dot_product_cudnn_attention": (0, 6),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": (1, 7),
+    "_scaled_dot_product_flash_attention_backward": (1, 11),
+    "_scaled_dot_product_efficient_attention_backward": (1, 11),
+    "_scaled_dot_product_cudnn_attention_backward": (1, 14),
+}
+
+
+@dataclass(frozen=True)
+class Product:
+    """Some products of equal sizes, m×k by k×n."""
+
+    count: int
+    m: int
+    k: int
+    n: int
+    flops: int  # a multiplication and an addition are two
+
+    @property
+    def sizes(self) -> str:
+        """`8 of 128×64×128`; one stands without its count."""
+        one = f"{self.m}×{self.k}×{self.n}"
+        return one if self.count == 1 else f"{self.count} of {one}"
+
+
+def product(op: str, args: Sequence[Any]) -> Product | None:
+    """Say what an operator of ATen computes, if it is a product.
+
+    `args` are those of its schema by position; a tensor is given by its shape.
+    """
+    if op in _MATRICES:
+        left, right = args[_MATRICES[op] :][:2]
+        return _product(prod(left[:-2]), left[-2], left[-1], right[-1])
+    if op == "convolution":
+        x, weight, _, stride, padding, dilation, transposed, _, groups = args[:9]
+        out = x if transposed else [x[0], 0, *_windows(x, weight, stride, padding, dilation)]
+        return _convolution(out, weight, transposed, groups)
+    if op == "convolution_backward":
+        gradient, x, weight, _, _, _, _, transposed, _, groups, wanted = args[:11]
+        count = sum(wanted[:2])  # the gradient of the bias is no product
+        return _convolution(x if transposed else gradient, weight, transposed, groups, count)
+    if op in _ATTENTION:
+        return _attention(op, args)
+    return None
+
+
+def _product(count: int, m: int, k: int, n: int) -> Product:
+    return Product(count, m, k, n, 2 * count * m * k * n)
+
+
+def _windows(
+    x: Sequence[int], weight: Sequence[int], stride: Any, padding: Any, dilation: Any
+) -> list[int]:
+    """Give how often the kernel fits into an image, by dimension."""
+    dims = len(x) - 2
+    stride, padding, dilation = (
+        each * dims if len(each) == 1 else each for each in (stride, padding, dilation)
+    )
+    return [
+        (x[2 + i] + 2 * padding[i] - dilation[i] * (weight[2 + i] - 1) - 1) // stride[i] + 1
+        for i in range(dims)
+    ]
+
+
+def _convolution(
+    places: Sequence[int], weight: Sequence[int], transposed: bool, groups: int, count: int = 1
+) -> Product:
+    """Give convolutions as products: the kernel meets each of the places, (N, any, H, W)."""
+    kernel, rows = prod(weight[2:]), places[0] * prod(places[2:])
+    if transposed:
+        return _product(count * groups, rows, weight[0] // groups, weight[1] * kernel)
+    return _product(count * groups, rows, weight[1] * kernel, weight[0] // groups)
+
+
+def _attention(op: str, args: Sequence[Any]) -> Product:
+    """Give what attention cannot do without: two products forward, four backward."""
+    first, causal = _ATTENTION[op]
+    query, key, value = args[first : first + 3]
+    count = (4 if op.endswith("_backward") else 2) * prod(query[:-2])
+    rows, depth, columns = query[-2], query[-1], key[-2]
+    # Products of queries with keys, and of what comes of it with values.
+    flops = count * rows * columns * (depth + value[-1])
+    is_causal = len(args) > causal and args[causal]
+    return Product(count, rows, depth, columns, flops // 2 if is_causal else flops)
