@@ -37,6 +37,8 @@ class Record:
     memory: list[dict[str, Any]] = field(default_factory=list)
     # What each steadily stepping worker counted in all, and what all did in timed steps alone.
     steady_counters: list[Counters] = field(default_factory=list)
+    # What the machine can do, and what forward and backward take at least on it.
+    roofline: dict[str, Any] | None = None
     package: str | None = None  # the folder that these processes took torch_ort from
     counted_in_runs: dict[str, int] = field(default_factory=dict)
     error: str | None = None
@@ -116,6 +118,13 @@ class Records:
         peer = self.peer(record, backend)
         ours, theirs = record.figures()[figure], peer.figures()[figure] if peer else None
         return ours / theirs if ours is not None and theirs else None
+
+    def of_least(self, record: Record) -> float | None:
+        """Return forward and backward, at their fastest, over the least possible time."""
+        ours, spent = self.peer(record, "ort"), record.figures()["min_fwd_bwd"]
+        if ours is None or ours.roofline is None or spent is None:
+            return None
+        return spent / ours.roofline["least_s"]
 
     def mean_ratio(self, threads: int, backend: str, figure: str) -> float | None:
         """Return the geometric mean over all models of ort's figure over another backend's."""

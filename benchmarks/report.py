@@ -25,6 +25,8 @@ def print_report(console: Console, records: Records) -> None:
         rows = [record for record in records.all if record.threads == threads]
         console.print(steady_table(records, rows, threads))
         print_means(console, records, threads)
+        if any(record.roofline for record in rows):
+            console.print(least_table(rows, threads))
         if any(record.first_cold or record.first_warm for record in rows):
             console.print(first_step_table(records, rows, threads))
         if any(record.memory for record in rows):
@@ -37,7 +39,10 @@ def print_report(console: Console, records: Records) -> None:
 def steady_table(records: Records, rows: list[Record], threads: int) -> Table:
     table = make_table(
         f"Steady step, {threads} thread(s), ms",
-        ["min", "median", "fwd+bwd min", "median", "min / eager", "median / eager", "others' CPU"],
+        [
+            *("min", "median", "fwd+bwd min", "median", "/ least", "min / eager", "median / eager"),
+            "others' CPU",
+        ],
     )
     for record in rows:
         measured = record.figures()
@@ -46,11 +51,37 @@ def steady_table(records: Records, rows: list[Record], threads: int) -> Table:
             milliseconds(measured["median_step"]),
             milliseconds(measured["min_fwd_bwd"]),
             milliseconds(measured["median_fwd_bwd"]),
+            times(records.of_least(record)),
             times(records.ratio(record, "eager", "min_step")),
             times(records.ratio(record, "eager", "median_step")),
             percent(max(record.foreign_cpu, default=None)),
         ]
         add_row(table, records, record, figures, STEADY)
+    return table
+
+
+def least_table(rows: list[Record], threads: int) -> Table:
+    """Give what forward and backward need at least, and what the machine was measured to do."""
+    title = f"The least possible forward and backward, {threads} thread(s)"
+    table = Table(title=title, title_justify="left")
+    table.add_column("model", no_wrap=True)
+    for head in ("GFLOP", "peak GFLOP/s", "MiB", "GB/s", "least ms", "ort's products"):
+        table.add_column(head, justify="right")
+    for record in rows:
+        if record.roofline is None:
+            continue
+        found = record.roofline
+        peaks = [f"{peak / 1e9:.1f} {dtype}" for dtype, peak in found["peak_flops"].items()]
+        share = found["products_of_peak"]
+        table.add_row(
+            record.model,
+            f"{sum(found['flops'].values()) / 1e9:.2f}",
+            ", ".join(peaks) + f" ({found['where']})",
+            mebibytes(found["memory_bytes"]),
+            f"{found['bytes_per_second'] / 1e9:.1f}",
+            milliseconds(found["least_s"]),
+            MISSING if share is None else f"{share:.0%} of the peak",
+        )
     return table
 
 

@@ -179,6 +179,26 @@ class Trainer:
             "counters": self.counters(),
         }
 
+    def roofline(self) -> dict[str, Any]:
+        """Measure the machine, and say what forward and backward take at least on it.
+
+        `products_of_peak` is where the engine's products stand, None without any.
+        """
+        import torch_ort
+
+        found = torch_ort.explain(self.module, *self.batches[0], roofline=True).roofline
+        least = sum(step.flops / step.peak for step in found.products)
+        spent = sum(step.per_run for step in found.products) / 1e6
+        return {
+            "flops": found.flops,
+            "peak_flops": found.peaks.flops,
+            "where": found.peaks.where,
+            "memory_bytes": found.memory_bytes,
+            "bytes_per_second": found.bytes_per_second,
+            "least_s": found.seconds,
+            "products_of_peak": least / spent if spent else None,
+        }
+
     def counters(self) -> dict[str, dict[str, int]]:
         """Return what torch_ort counted so far, and what Dynamo captured and broke."""
         counted: dict[str, dict[str, int]] = {"ort": {}, "dynamo": {}}
@@ -267,6 +287,7 @@ def serve(trainer: Trainer, requests: TextIO, answers: TextIO) -> None:
         "first": trainer.first,
         "run": trainer.run,
         "memory": trainer.memory,
+        "roofline": trainer.roofline,
         "counters": trainer.counters,
     }
     for line in requests:

@@ -48,6 +48,27 @@ def test_quick_measures_everything(tmp_path: Path) -> None:
     check_memory(record["memory"][0])
 
 
+def test_steps_are_compared_with_the_least_possible_time(tmp_path: Path) -> None:
+    result_file = tmp_path / "result.json"
+    done = run_benchmark(
+        *("--quick", "--steady-only", "--models", "lm_d64", "--backends", "eager", "ort"),
+        *("--threads", "1", "--rounds", "1", "--json", str(result_file)),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "The least possible forward and backward, 1 thread(s)" in done.stdout
+    eager, ort = json.loads(result_file.read_text())["records"]
+    assert eager["roofline"] is None
+    found = ort["roofline"]
+    assert found["where"].endswith(", 1 thread")
+    memory_s = found["memory_bytes"] / found["bytes_per_second"]
+    products_s = found["flops"]["float32"] / found["peak_flops"]["float32"]
+    assert abs(found["least_s"] - products_s - memory_s) < 1e-9
+    assert found["products_of_peak"] > 0
+    for record in (eager, ort):
+        ratio = record["figures"]["min_fwd_bwd"] / found["least_s"]
+        assert f"{ratio:.2f}×" in done.stdout
+
+
 def test_two_builds_are_measured_side_by_side(tmp_path: Path) -> None:
     """The other checkout here is this one's own copy, so that all but times are equal."""
     checkout, result_file = tmp_path / "other", tmp_path / "result.json"
