@@ -16,7 +16,7 @@ double peak_flops(ir::DType dtype, Isa isa, int threads);
 
 // Bytes a second, read and written, of copies from array to array that are `num_bytes` together,
 // each thread its part. What fits into the caches is copied there; far more than these hold is not
-// allocated, whatever `num_bytes` is. UserError as above. Takes some 0.05 s.
+// allocated, whatever `num_bytes` is. UserError as above. Takes some 0.07 s.
 double copy_speed(int64_t num_bytes, int threads);
 
 }  // namespace torch_ort::cpu
