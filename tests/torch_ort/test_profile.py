@@ -186,6 +186,12 @@ class TestTable:
         assert {step.half for step in attention} == {"forward", "backward"}
         assert {step.where for step in attention} <= {"native", "ATen"}
         assert all(step.written_bytes > 0 for step in attention)
+        # Two products of 5 by 5 by 8 for each of four heads, and four backward; half is masked.
+        one = 2 * 4 * 5 * 5 * 8
+        assert {step.half: step.flops for step in attention} == {
+            "forward": 2 * one // 2, "backward": 4 * one // 2
+        }  # fmt: skip
+        assert step_named(result, "attention").sizes == "8 of 5×8×5"
 
     def test_inference(self):
         with torch.no_grad():

@@ -57,8 +57,25 @@ def product(op: str, args: Sequence[Any]) -> Product | None:
         count = sum(wanted[:2])  # the gradient of the bias is no product
         return _convolution(x if transposed else gradient, weight, transposed, groups, count)
     if op in _ATTENTION:
-        return _attention(op, args)
+        first, causal = _ATTENTION[op]
+        is_causal = len(args) > causal and args[causal]
+        return attention(*args[first : first + 3], is_causal, op.endswith("_backward"))
     return None
+
+
+def attention(
+    query: Sequence[int], key: Sequence[int], value: Sequence[int], is_causal: bool, backward: bool
+) -> Product:
+    """Say what attention cannot do without: two products forward, four backward; half if causal.
+
+    Operands are given by their shapes, (..., length, depth).
+    """
+    count, rows, depth, columns = prod(query[:-2]), query[-2], query[-1], key[-2]
+    # As many of queries with keys as with values.
+    flops = (2 if backward else 1) * 2 * count * rows * columns * (depth + value[-1])
+    if is_causal:
+        flops //= 2
+    return Product((4 if backward else 2) * count, rows, depth, columns, flops)
 
 
 def _product(count: int, m: int, k: int, n: int) -> Product:
@@ -87,15 +104,3 @@ def _convolution(
     if transposed:
         return _product(count * groups, rows, weight[0] // groups, weight[1] * kernel)
     return _product(count * groups, rows, weight[1] * kernel, weight[0] // groups)
-
-
-def _attention(op: str, args: Sequence[Any]) -> Product:
-    """Give what attention cannot do without: two products forward, four backward."""
-    first, causal = _ATTENTION[op]
-    query, key, value = args[first : first + 3]
-    count = (4 if op.endswith("_backward") else 2) * prod(query[:-2])
-    rows, depth, columns = query[-2], query[-1], key[-2]
-    # Products of queries with keys, and of what comes of it with values.
-    flops = count * rows * columns * (depth + value[-1])
-    is_causal = len(args) > causal and args[causal]
-    return Product(count, rows, depth, columns, flops // 2 if is_causal else flops)

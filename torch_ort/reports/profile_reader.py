@@ -13,7 +13,7 @@ from torch.utils.flop_counter import flop_registry
 from torch_ort import _C
 from torch_ort.engine.program import Program
 from torch_ort.reports.moved import VIEW_FORMS, moved_bytes
-from torch_ort.reports.products import Product, product
+from torch_ort.reports.products import Product, attention, product
 from torch_ort.reports.profile_result import Profile
 from torch_ort.reports.profile_rows import Bar, GraphProfile, RegionProfile, StepTimes
 
@@ -66,6 +66,12 @@ class _Reader:
             for step in _steps_of(number, program):
                 known = self._steps.setdefault((number, step.backward, step.name), step)
                 known.join(step)
+        # Kernels of ours call no operator whose sizes the profiler could note.
+        self._attention = {
+            (number, name): [found]
+            for number, program in enumerate(self._programs)
+            for name, found in _attention(program.graph)
+        }
         self._outside: Counter[str] = Counter()
 
     def read(
@@ -77,6 +83,7 @@ class _Reader:
                 if step is not None:
                     step.calls += 1
                     step.products += _products(event)
+                    step.products += self._attention.get((step.graph, step.name), ())
         wall, bars = [], []
         for marker, events in _measured(timed):
             wall.append(marker.time_range.elapsed_us())
@@ -149,6 +156,19 @@ def _products(event: Any) -> Iterator[Product]:
             return
     for child in event.cpu_children:
         yield from _products(child)
+
+
+def _attention(graph: _C.Graph) -> Iterator[tuple[str, Product]]:
+    """Give the products of attention in kernels of ours, by node; not where a size is open."""
+    types = graph.types()
+    for node in graph.nodes():
+        if node["domain"] != "torch_ort" or node["op"] not in ("Attention", "AttentionGrad"):
+            continue
+        backward = node["op"] == "AttentionGrad"  # whose first input is the gradient
+        operands = node["inputs"][1:4] if backward else node["inputs"][:3]
+        shapes = [types[name][1] for name in operands]
+        if all(shape and all(isinstance(size, int) for size in shape) for shape in shapes):
+            yield node["name"], attention(*shapes, bool(node["attrs"].get("is_causal")), backward)
 
 
 def _steps_of(graph: int, program: Program) -> Iterator[StepTimes]:
