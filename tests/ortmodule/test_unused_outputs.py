@@ -110,7 +110,7 @@ def patterns(count: int) -> list[tuple[int, ...]]:
     ("name", "road"),
     [*((name, "module") for name in FUNCTIONS), ("joined", "compile"), ("views", "compile")],
 )
-def test_each_output_alone_and_in_turns(name, road, monkeypatch):
+def test_each_output_alone_and_in_turns(name, road, live_contexts, monkeypatch):
     monkeypatch.setenv("TORCH_ORT_CHECK", "2")
     eager, ours, wrapped = pair(FUNCTIONS[name], road)
     count = len(eager(torch.zeros(3, 4)))
@@ -120,7 +120,7 @@ def test_each_output_alone_and_in_turns(name, road, monkeypatch):
     counters = torch_ort.counters()
     assert counters["fallbacks"] == 0
     assert counters["graphs_captured"] == counters["graphs_recorded"] == 1
-    assert counters["contexts_live"] == 0
+    assert live_contexts() == 0
 
 
 @pytest.mark.parametrize("used", [(0,), (1, 2), (3,)])
@@ -247,7 +247,7 @@ def losses(call: Any, module: nn.Module, used: Sequence[Sequence[int]]) -> list[
     ids=["the loss", "in stretches", "in turns"],
 )
 @pytest.mark.parametrize("road", ["module", "compile"])
-def test_outputs_of_the_last_step_are_those_of_the_next(used, road, monkeypatch):
+def test_outputs_of_the_last_step_are_those_of_the_next(used, road, live_contexts, monkeypatch):
     monkeypatch.setenv("TORCH_ORT_CHECK", "2")
     torch.manual_seed(0)
     eager = Classifier()
@@ -255,8 +255,7 @@ def test_outputs_of_the_last_step_are_those_of_the_next(used, road, monkeypatch)
     call = ORTModule(ours) if road == "module" else torch.compile(ours, backend="ort", dynamic=True)
     assert losses(call, ours, used) == pytest.approx(losses(eager, eager, used), rel=1e-5)
     torch.testing.assert_close(ours.state_dict(), eager.state_dict(), rtol=1e-5, atol=1e-6)
-    counters = torch_ort.counters()
-    assert counters["fallbacks"] == counters["contexts_live"] == 0
+    assert torch_ort.counters()["fallbacks"] == live_contexts() == 0
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
