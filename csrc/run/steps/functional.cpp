@@ -30,12 +30,8 @@ struct FunctionalStep : OperatorStep {
   std::unique_ptr<BoundStep> bind(Binder& binder) const override;
 };
 
-struct BoundFunctional : BoundStep {
-  const FunctionalStep& of;
-  std::vector<BoundArg> args;
-
-  BoundFunctional(const FunctionalStep& called, Binder& binder)
-      : BoundStep(called), of(called), args(called.bind_args(binder)) {}
+struct BoundFunctional : BoundCall<FunctionalStep> {
+  using BoundCall::BoundCall;
 
   void run(Context& context, StepCounts& counts) const override {
     of.call(context, args);

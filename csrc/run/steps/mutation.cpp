@@ -39,12 +39,8 @@ struct MutationStep : OperatorStep {
   std::unique_ptr<BoundStep> bind(Binder& binder) const override;
 };
 
-struct BoundMutation : BoundStep {
-  const MutationStep& of;
-  std::vector<BoundArg> args;
-
-  BoundMutation(const MutationStep& called, Binder& binder)
-      : BoundStep(called), of(called), args(called.bind_args(binder)) {}
+struct BoundMutation : BoundCall<MutationStep> {
+  using BoundCall::BoundCall;
 
   void run(Context& context, StepCounts& counts) const override {
     of.call(context, args);

@@ -54,6 +54,16 @@ struct OperatorStep : Step {
   void store_results(Context& context) const;
 };
 
+// A call with its arguments. What happens before and after it is the form's.
+template <typename Form>
+struct BoundCall : BoundStep {
+  const Form& of;
+  std::vector<BoundArg> args;
+
+  BoundCall(const Form& called, Binder& binder)
+      : BoundStep(called), of(called), args(called.bind_args(binder)) {}
+};
+
 // The operator that a call names; nothing if none is registered.
 std::optional<c10::OperatorHandle> operator_of(const CallSite& site);
 

@@ -18,12 +18,8 @@ struct PythonStep : OperatorStep {
   std::unique_ptr<BoundStep> bind(Binder& binder) const override;
 };
 
-struct BoundPython : BoundStep {
-  const PythonStep& of;
-  std::vector<BoundArg> args;
-
-  BoundPython(const PythonStep& called, Binder& binder)
-      : BoundStep(called), of(called), args(called.bind_args(binder)) {}
+struct BoundPython : BoundCall<PythonStep> {
+  using BoundCall::BoundCall;
 
   // The code finds the dispatch state in which eager PyTorch would call it, but for gradients.
   void run(Context& context, StepCounts& counts) const override {
@@ -47,12 +43,8 @@ struct PythonOpStep : OperatorStep {
   std::unique_ptr<BoundStep> bind(Binder& binder) const override;
 };
 
-struct BoundPythonOp : BoundStep {
-  const PythonOpStep& of;
-  std::vector<BoundArg> args;
-
-  BoundPythonOp(const PythonOpStep& called, Binder& binder)
-      : BoundStep(called), of(called), args(called.bind_args(binder)) {}
+struct BoundPythonOp : BoundCall<PythonOpStep> {
+  using BoundCall::BoundCall;
 
   void run(Context& context, StepCounts& counts) const override {
     of.call(context, args);

@@ -70,12 +70,8 @@ struct ReshapeStep : OperatorStep {
   std::unique_ptr<BoundStep> bind(Binder& binder) const override;
 };
 
-struct BoundReshapeCopy : BoundStep {
-  const ReshapeStep& of;
-  std::vector<BoundArg> args;
-
-  BoundReshapeCopy(const ReshapeStep& called, Binder& binder)
-      : BoundStep(called), of(called), args(called.bind_args(binder)) {}
+struct BoundReshapeCopy : BoundCall<ReshapeStep> {
+  using BoundCall::BoundCall;
 
   const char* form() const override { return "functional"; }
 
