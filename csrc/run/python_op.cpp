@@ -1,6 +1,7 @@
 #include "run/python_op.h"
 
 #include "base/error.h"
+#include "run/key_table.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
@@ -31,26 +32,18 @@ using torch::autograd::Node;
 // Of the kind that this torch has.
 using NodePtr = std::decay_t<decltype(std::declval<const at::Tensor&>().grad_fn())>;
 
-struct FunctionTable {
-  std::mutex mutex;
-  std::unordered_map<int64_t, std::shared_ptr<const PythonFunction>> functions;
-  int64_t next_key = 1;
-};
-
-FunctionTable& function_table() {
-  static FunctionTable* table = new FunctionTable;  // outlives what Python frees at its end
+KeyTable<PythonFunction>& function_table() {
+  static auto* table = new KeyTable<PythonFunction>;  // outlives what Python frees at its end
   return *table;
 }
 
 std::shared_ptr<const PythonFunction> find_function(int64_t key) {
-  FunctionTable& table = function_table();
-  std::lock_guard lock(table.mutex);
-  auto found = table.functions.find(key);
-  if (found == table.functions.end()) {
+  auto found = function_table().find(key);
+  if (found == nullptr) {
     throw UserError(concat("PythonOp: no Function has the key ", key,
                            " in this process: its graph was captured in another one, or freed"));
   }
-  return found->second;
+  return found;
 }
 
 // Runs keep what they have found.
@@ -58,9 +51,7 @@ template <typename Change>
 void change_function(int64_t key, Change change) {
   auto changed = std::make_shared<PythonFunction>(*find_function(key));
   change(*changed);
-  FunctionTable& table = function_table();
-  std::lock_guard lock(table.mutex);
-  table.functions[key] = std::move(changed);
+  function_table().set(key, std::move(changed));
 }
 
 // The number stands where the tensor's data is, and this is what its storage owns.
@@ -375,22 +366,10 @@ void python_op_grad(const c10::OperatorHandle&, torch::jit::Stack* stack) {
 }  // namespace
 
 int64_t add_python_function(PythonFunction function) {
-  FunctionTable& table = function_table();
-  std::lock_guard lock(table.mutex);
-  const int64_t key = table.next_key++;
-  table.functions[key] = std::make_shared<const PythonFunction>(std::move(function));
-  return key;
+  return function_table().add(std::move(function));
 }
 
-void remove_python_function(int64_t key) {
-  std::shared_ptr<const PythonFunction> removed;  // let go of outside the lock: that runs Python
-  FunctionTable& table = function_table();
-  std::lock_guard lock(table.mutex);
-  auto found = table.functions.find(key);
-  if (found == table.functions.end()) return;
-  removed = std::move(found->second);
-  table.functions.erase(found);
-}
+void remove_python_function(int64_t key) { function_table().remove(key); }
 
 void set_form(int64_t key, std::vector<bool> written, std::vector<int> outputs,
               size_t num_results) {

@@ -1,6 +1,7 @@
 #include "run/recorded_step.h"
 
 #include "base/error.h"
+#include "run/key_table.h"
 
 #include <ATen/Context.h>
 #include <ATen/record_function.h>
@@ -8,7 +9,6 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
-#include <mutex>
 #include <utility>
 
 namespace torch_ort::run {
@@ -30,24 +30,11 @@ constexpr const char* kSavedPositions = "saved_positions";
 DifferentiableGradients differentiable_gradients = nullptr;
 AsPythonError as_python_error = nullptr;
 
-// What runs backward until the engine's has succeeded once.
-struct FirstBackwards {
-  std::mutex mutex;
-  std::unordered_map<int64_t, std::shared_ptr<const FirstBackward>> functions;
-  int64_t next_key = 1;
-};
-
-FirstBackwards& first_backwards() {
-  static FirstBackwards* table = new FirstBackwards;  // outlives what Python frees at its end
+// What runs backward until the engine's has succeeded once; nothing once its step is gone, or
+// proven.
+KeyTable<FirstBackward>& first_backwards() {
+  static auto* table = new KeyTable<FirstBackward>;  // outlives what Python frees at its end
   return *table;
-}
-
-// Nothing once its step is gone, or proven.
-std::shared_ptr<const FirstBackward> find_first_backward(int64_t key) {
-  FirstBackwards& table = first_backwards();
-  std::lock_guard lock(table.mutex);
-  auto found = table.functions.find(key);
-  return found == table.functions.end() ? nullptr : found->second;
 }
 
 struct BackwardCall {
@@ -59,7 +46,7 @@ struct BackwardCall {
   Tensors tangents;
 
   Tensors run() const {
-    const auto watching = watched == 0 ? nullptr : find_first_backward(watched);
+    const auto watching = watched == 0 ? nullptr : first_backwards().find(watched);
     return watching == nullptr ? run_engine() : (*watching)(token, saved, tangents);
   }
 
@@ -204,22 +191,11 @@ RecordedStep::~RecordedStep() { forget_first_backward(); }
 
 void RecordedStep::watch_first_backward(FirstBackward function) {
   forget_first_backward();
-  FirstBackwards& table = first_backwards();
-  std::lock_guard lock(table.mutex);
-  first_backward_ = table.next_key++;
-  table.functions[first_backward_] = std::make_shared<const FirstBackward>(std::move(function));
+  first_backward_ = first_backwards().add(std::move(function));
 }
 
 void RecordedStep::forget_first_backward() {
-  std::shared_ptr<const FirstBackward> forgotten;  // freed when nothing is locked any more
-  FirstBackwards& table = first_backwards();
-  std::lock_guard lock(table.mutex);
-  auto found = table.functions.find(first_backward_);
-  if (found != table.functions.end()) {
-    forgotten = std::move(found->second);
-    table.functions.erase(found);
-  }
-  first_backward_ = 0;
+  first_backwards().remove(first_backward_.exchange(0));
 }
 
 Tensors RecordedStep::run(const Tensors& inputs, const std::vector<int64_t>& symbols,

@@ -1,0 +1,55 @@
+// Values that numbers stand for, where data cannot hold them; internal to run/.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+namespace torch_ort::run {
+
+// Who has found a value keeps it, whatever becomes of its key. Values end outside the lock: that
+// may run Python.
+template <typename T>
+class KeyTable {
+ public:
+  using Pointer = std::shared_ptr<const T>;
+
+  // Gives the key, which is never 0.
+  int64_t add(T value) {
+    auto added = std::make_shared<const T>(std::move(value));
+    std::lock_guard lock(mutex_);
+    const int64_t key = next_key_++;
+    values_[key] = std::move(added);
+    return key;
+  }
+
+  void set(int64_t key, Pointer value) {
+    std::lock_guard lock(mutex_);
+    values_[key].swap(value);
+  }
+
+  // nullptr if there is none.
+  Pointer find(int64_t key) const {
+    std::lock_guard lock(mutex_);
+    const auto found = values_.find(key);
+    return found == values_.end() ? nullptr : found->second;
+  }
+
+  void remove(int64_t key) {
+    Pointer removed;
+    std::lock_guard lock(mutex_);
+    const auto found = values_.find(key);
+    if (found == values_.end()) return;
+    removed = std::move(found->second);
+    values_.erase(found);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::unordered_map<int64_t, Pointer> values_;
+  int64_t next_key_ = 1;
+};
+
+}  // namespace torch_ort::run
