@@ -229,6 +229,7 @@ void GraphCompiler::make_steps() {
           return value != nullptr && made_.facts[made_.slot_of.at(value)].late;
         });
     std::unique_ptr<Step> step = make_step({.call = call,
+                                            .op = find_op(call.op, call.overload),
                                             .slots = made_.slot_of,
                                             .constants = constants_,
                                             .options = made_.options,

@@ -2,8 +2,7 @@
 
 #include "ops/aten.h"
 #include "ops/aten_names.h"
-
-#include <ATen/core/dispatch/Dispatcher.h>
+#include "run/out_forms.h"
 
 #include <algorithm>
 #include <functional>
@@ -46,7 +45,7 @@ void copy_views_that_leave(ops::CallList& list, size_t& num_forward, bool is_tra
     for (const ir::Value* value : call.outputs) {
       if (value != nullptr) made_by[value] = i;
     }
-    auto op = c10::Dispatcher::singleton().findSchema({call.op, call.overload});
+    const auto op = find_op(call.op, call.overload);
     if (!op) continue;
     if (!ops::gives_view(op->schema())) continue;
     const ir::Value* viewed = first_tensor(call);

@@ -2,6 +2,8 @@
 
 #include "base/error.h"
 
+#include <algorithm>
+
 namespace torch_ort::run {
 
 int CallSite::slot(const ir::Value* value) const {

@@ -6,14 +6,18 @@
 #include "run/compiled_graph.h"
 #include "run/step.h"
 
+#include <ATen/core/dispatch/Dispatcher.h>
+
 #include <array>
 #include <memory>
+#include <optional>
 
 namespace torch_ort::run {
 
 // What a form sees of a call.
 struct CallSite {
   const ops::Call& call;
+  std::optional<c10::OperatorHandle> op;  // that the call names; nothing if none is registered
   const Slots& slots;
   const Constants& constants;
   const SessionOptions& options;

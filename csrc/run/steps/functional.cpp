@@ -70,12 +70,11 @@ std::unique_ptr<BoundStep> FunctionalStep::bind(Binder& binder) const {
 }  // namespace
 
 std::unique_ptr<Step> make_functional(const CallSite& site) {
-  const auto op = operator_of(site);
-  if (!op) {
+  if (!site.op) {
     throw Unsupported(concat("operator ", site.call.op, site.call.overload.empty() ? "" : ".",
                              site.call.overload, ": no such operator is registered"));
   }
-  return std::make_unique<FunctionalStep>(site, *op);
+  return std::make_unique<FunctionalStep>(site, *site.op);
 }
 
 }  // namespace torch_ort::run

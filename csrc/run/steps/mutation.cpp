@@ -61,9 +61,8 @@ std::unique_ptr<BoundStep> MutationStep::bind(Binder& binder) const {
 }  // namespace
 
 std::unique_ptr<Step> make_mutation(const CallSite& site) {
-  const auto op = operator_of(site);
-  if (!op || !op->schema().is_mutable()) return nullptr;
-  return std::make_unique<MutationStep>(site, *op);
+  if (!site.op || !site.op->schema().is_mutable()) return nullptr;
+  return std::make_unique<MutationStep>(site, *site.op);
 }
 
 }  // namespace torch_ort::run

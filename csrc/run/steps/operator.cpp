@@ -6,7 +6,6 @@
 #include "run/binder.h"
 #include "run/context.h"
 #include "run/dtype.h"
-#include "run/out_forms.h"
 
 #include <ATen/core/List.h>
 #include <ATen/core/jit_type.h>
@@ -343,10 +342,6 @@ void OperatorStep::store_results(Context& context) const {
       ++next;  // None, or a number
     }
   }
-}
-
-std::optional<c10::OperatorHandle> operator_of(const CallSite& site) {
-  return find_op(site.call.op, site.call.overload);
 }
 
 std::vector<int> operands_like_result(const CallSite& site) {

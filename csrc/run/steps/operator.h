@@ -3,11 +3,9 @@
 
 #include "run/steps/forms.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -63,9 +61,6 @@ struct BoundCall : BoundStep {
   BoundCall(const Form& called, Binder& binder)
       : BoundStep(called), of(called), args(called.bind_args(binder)) {}
 };
-
-// The operator that a call names; nothing if none is registered.
-std::optional<c10::OperatorHandle> operator_of(const CallSite& site);
 
 // Slots of the operands that have the type of the only result.
 std::vector<int> operands_like_result(const CallSite& site);

@@ -93,11 +93,10 @@ struct BoundOut : BoundWriter {
 std::optional<OutStep> find_out_step(const CallSite& site) {
   if (site.is_late || !site.has_known_results()) return std::nullopt;
   if (std::optional<OutStep> step = find_overwriting(site)) return step;
-  const auto op = operator_of(site);
-  if (!op) return std::nullopt;
-  const auto out = find_out_form(*op, site.on_cpu);
+  if (!site.op) return std::nullopt;
+  const auto out = find_out_form(*site.op, site.on_cpu);
   if (!out || !(out->any_strides || are_row_major(site.call.outputs))) return std::nullopt;
-  OutStep step(site, *op, site.call.args);
+  OutStep step(site, *site.op, site.call.args);
   // Results that nobody reads still need memory to be written to: the kernel makes it.
   if (std::any_of(step.outputs.begin(), step.outputs.end(), [](int slot) { return slot < 0; })) {
     return std::nullopt;

@@ -102,8 +102,7 @@ std::unique_ptr<Step> make_placed(const CallSite& site) {
   if (site.is_late || !site.on_cpu || !is_placeable(site.call.op) || !site.has_known_results()) {
     return nullptr;
   }
-  const auto op = operator_of(site);
-  return op ? std::make_unique<PlacedStep>(site, *op, site.call.args) : nullptr;
+  return site.op ? std::make_unique<PlacedStep>(site, *site.op, site.call.args) : nullptr;
 }
 
 }  // namespace torch_ort::run

@@ -75,15 +75,13 @@ std::unique_ptr<BoundStep> PythonOpStep::bind(Binder& binder) const {
 }  // namespace
 
 std::unique_ptr<Step> make_python(const CallSite& site) {
-  const auto op = operator_of(site);
-  if (!op || site.call.op != "torch_ort::call_python") return nullptr;
-  return std::make_unique<PythonStep>(site, *op, site.call.args);
+  if (!site.op || site.call.op != "torch_ort::call_python") return nullptr;
+  return std::make_unique<PythonStep>(site, *site.op, site.call.args);
 }
 
 std::unique_ptr<Step> make_python_op(const CallSite& site) {
-  const auto op = operator_of(site);
-  if (!op || !site.call.op.starts_with("torch_ort::python_op")) return nullptr;
-  return std::make_unique<PythonOpStep>(site, *op, site.call.args);
+  if (!site.op || !site.call.op.starts_with("torch_ort::python_op")) return nullptr;
+  return std::make_unique<PythonOpStep>(site, *site.op, site.call.args);
 }
 
 }  // namespace torch_ort::run

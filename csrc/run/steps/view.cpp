@@ -216,15 +216,13 @@ void BoundView::make_static(Context& context) const {
 }
 
 std::unique_ptr<Step> make_view(const CallSite& site) {
-  const auto op = operator_of(site);
-  if (!op || !ops::gives_view(op->schema())) return nullptr;
-  return std::make_unique<ViewStep>(site, *op);
+  if (!site.op || !ops::gives_view(site.op->schema())) return nullptr;
+  return std::make_unique<ViewStep>(site, *site.op);
 }
 
 std::unique_ptr<Step> make_reshape(const CallSite& site) {
-  const auto op = operator_of(site);
-  if (!op || !ops::registry().operator_row(site.call.op).view_or_copy) return nullptr;
-  return std::make_unique<ReshapeStep>(site, *op);
+  if (!site.op || !ops::registry().operator_row(site.call.op).view_or_copy) return nullptr;
+  return std::make_unique<ReshapeStep>(site, *site.op);
 }
 
 }  // namespace torch_ort::run
