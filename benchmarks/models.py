@@ -345,6 +345,40 @@ class Llama(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+class Recommender(nn.Module):
+    """Predicts clicks from numbers and categories by pairwise products, in the manner of DLRM."""
+
+    def __init__(self, numbers: int, table_rows: list[int], width: int) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(rows, width) for rows in table_rows)
+        # Rows of this size keep the products of pairs near the scale of the numbers.
+        for table in self.tables:
+            nn.init.normal_(table.weight, std=width**-0.5)
+        self.bottom = nn.Sequential(
+            nn.Linear(numbers, 128), nn.ReLU(), nn.Linear(128, width), nn.ReLU()
+        )
+        features = len(table_rows) + 1
+        pairs = torch.tril_indices(features, features, offset=-1)
+        self.register_buffer("pairs", pairs[0] * features + pairs[1], persistent=False)
+        self.top = nn.Sequential(
+            nn.Linear(width + pairs.shape[1], 256), nn.ReLU(),
+            nn.Linear(256, 128), nn.ReLU(),
+            nn.Linear(128, 1),
+        )  # fmt: skip
+
+    def forward(self, numbers: Tensor, categories: Tensor, clicks: Tensor) -> Tensor:
+        """Return the loss of predicting clicks [batch].
+
+        numbers is float [batch, numbers]; categories, int64 [batch, tables], name a row of each.
+        """
+        dense = self.bottom(numbers)
+        looked_up = [table(categories[:, i]) for i, table in enumerate(self.tables)]
+        features = torch.stack([dense, *looked_up], 1)
+        products = torch.bmm(features, features.transpose(1, 2)).flatten(1)
+        logits = self.top(torch.cat([dense, products[:, self.pairs]], 1))
+        return functional.binary_cross_entropy_with_logits(logits.squeeze(1), clicks)
+
+
 def make_mlp() -> Workload:
     return Workload(Mlp(), [(torch.randn(64, 512), torch.randint(10, (64,))) for _ in batches()])
 
@@ -395,6 +429,20 @@ def make_llama() -> Workload:
     return Workload(Llama(4000, width=256, depth=4, length=128), text_batches(4000, 128, 4))
 
 
+def make_recommender() -> Workload:
+    # A few tables hold most of the rows, as in logs of clicks.
+    table_rows = [4 + int(60_000 / (1 + place) ** 1.5) for place in range(26)]
+    batch = 1024
+
+    def clicks_batch() -> Batch:
+        # Few rows of a table are asked for often, and most hardly ever.
+        places = torch.rand(batch, len(table_rows)) ** 3 * torch.tensor(table_rows)
+        return torch.randn(batch, 13), places.long(), torch.randint(2, (batch,)).float()
+
+    model = Recommender(numbers=13, table_rows=table_rows, width=16)
+    return Workload(model, [clicks_batch() for _ in batches()])
+
+
 def make_gpt2() -> Workload:
     model = LanguageModel(50257, width=768, heads=12, depth=12, length=256)
     return Workload(model, text_batches(50257, 256, 2))
@@ -427,6 +475,7 @@ MODELS: dict[str, Callable[[], Workload]] = {
     "vit": make_vit,
     "resnet18": make_resnet18,
     "llama": make_llama,
+    "recommender": make_recommender,
     "gpt2": make_gpt2,
 }
 # A step of these takes seconds: they are measured when asked for.
