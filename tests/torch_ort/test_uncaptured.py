@@ -259,6 +259,14 @@ def test_what_is_meant_is_counted_and_listed_only(function):
     assert torch_ort.explain(function, X).breaks
 
 
+def test_how_recurrent_layers_are_captured_is_said(lenient):
+    (warning,) = told(lambda: compiled(Recurrent())(X))
+    assert "torch._dynamo.config.allow_rnn = True captures it" in str(warning.message)
+    assert hasattr(torch._dynamo.config, "allow_rnn")
+    (warning,) = told(lambda: compiled(Sparse())(X))
+    assert "allow_rnn" not in str(warning.message)
+
+
 @pytest.mark.parametrize("function", [lambda x: x, lambda x: None, lambda x: (x, 3)])
 def test_nothing_to_do_is_nothing_left_out(function):
     assert told(lambda: compiled(function)(X)) == []

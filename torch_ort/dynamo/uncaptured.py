@@ -57,6 +57,8 @@ _BETWEEN_GRAPHS = re.compile(
     r"generic_jump|Data-dependent branching|Unsupported Tensor\.item"
     r"|.*(builtin operator `print`|`aten\._local_scalar_dense)|logging\.Logger"
 )
+# What one option of Dynamo's captures.
+_RECURRENT = "Attempted to wrap RNN, GRU, or LSTM"
 
 
 @dataclass
@@ -165,6 +167,8 @@ def _tell(breaks: list[Break], nothing_else: bool = False) -> None:
     line = new[0].line if new[0].is_users else calling_line()
     graphs = "no graph was captured: " if nothing_else else ""
     hints = "torch_ort.explain lists all"
+    if new[0].reason.startswith(_RECURRENT):
+        hints += ", torch._dynamo.config.allow_rnn = True captures it for each length"
     if any(each.is_whole for each in new):
         hints += ", TORCH_ORT_STRICT=1 raises instead"
     message = (
