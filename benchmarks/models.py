@@ -239,6 +239,53 @@ class ResNet(nn.Module):
         return functional.cross_entropy(self.layers(images), labels)
 
 
+class NormedBlock(nn.Module):
+    """Two convolutions, each after a norm of groups of channels, with a way past them."""
+
+    GROUPS = 8
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.norm_first = nn.GroupNorm(self.GROUPS, inputs)
+        self.first = nn.Conv2d(inputs, outputs, 3, padding=1)
+        self.norm_second = nn.GroupNorm(self.GROUPS, outputs)
+        self.second = nn.Conv2d(outputs, outputs, 3, padding=1)
+        self.past = nn.Identity() if inputs == outputs else nn.Conv2d(inputs, outputs, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map [batch, inputs, H, W] to [batch, outputs, H, W]."""
+        hidden = self.first(functional.silu(self.norm_first(images)))
+        return self.second(functional.silu(self.norm_second(hidden))) + self.past(images)
+
+
+class UNet(nn.Module):
+    """Maps images to images: down to smaller ones, and up again beside what was there before."""
+
+    def __init__(self, widths: tuple[int, ...]) -> None:
+        super().__init__()
+        narrow, wide = widths[:-1], widths[1:]
+        self.stem = nn.Conv2d(3, widths[0], 3, padding=1)
+        self.first = NormedBlock(widths[0], widths[0])
+        self.down = nn.ModuleList(NormedBlock(*pair) for pair in zip(narrow, wide, strict=True))
+        self.up = nn.ModuleList(
+            NormedBlock(above + below, above) for above, below in zip(narrow, wide, strict=True)
+        )
+        self.norm = nn.GroupNorm(NormedBlock.GROUPS, widths[0])
+        self.last = nn.Conv2d(widths[0], 3, 3, padding=1)
+
+    def forward(self, images: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of images [batch, 3, H, W] against targets of the same shape."""
+        skips = [self.first(self.stem(images))]
+        for block in self.down:
+            skips.append(block(functional.avg_pool2d(skips[-1], 2)))
+        hidden = skips.pop()
+        for block, mode in zip(reversed(self.up), ("nearest", "bilinear"), strict=True):
+            larger = functional.interpolate(hidden, scale_factor=2, mode=mode)
+            hidden = block(torch.cat([larger, skips.pop()], 1))
+        made = self.last(functional.silu(self.norm(hidden)))
+        return functional.mse_loss(made, targets)
+
+
 class VisionBlock(PreNormBlock):
     """A bidirectional block with its norms before the sublayers, as ViT has it."""
 
@@ -425,6 +472,14 @@ def make_resnet18() -> Workload:
     return Workload(ResNet(), image_batches(32, 16))
 
 
+def make_unet() -> Workload:
+    def noisy_batch() -> Batch:
+        targets = torch.randn(8, 3, 64, 64)
+        return targets + torch.randn(8, 3, 64, 64), targets
+
+    return Workload(UNet((32, 64, 128)), [noisy_batch() for _ in batches()])
+
+
 def make_llama() -> Workload:
     return Workload(Llama(4000, width=256, depth=4, length=128), text_batches(4000, 128, 4))
 
@@ -474,6 +529,7 @@ MODELS: dict[str, Callable[[], Workload]] = {
     "bert": make_bert,
     "vit": make_vit,
     "resnet18": make_resnet18,
+    "unet": make_unet,
     "llama": make_llama,
     "recommender": make_recommender,
     "gpt2": make_gpt2,
