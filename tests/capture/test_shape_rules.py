@@ -190,6 +190,14 @@ CASES: list[tuple[Any, tuple, dict]] = [
     ),
     (aten.upsample_bicubic2d.default, (t(2, 4, 3, 5).transpose(1, 2), [8, 6], True), {}),
     (aten.upsample_trilinear3d.default, (t(2, 3, 2, 4, 5), [3, 8, 6], True), {}),
+    (aten.upsample_bilinear2d.default, (t(2, 7, 4, 5)[:, 2:5], [8, 6], True), {}),
+    (aten.upsample_bilinear2d.default, (last(2, 7, 4, 5)[:, 2:5], [8, 6], True), {}),
+    (aten.upsample_nearest3d.default, (last(2, 7, 2, 4, 5)[:, 2:5], [3, 8, 6]), {}),
+    *(
+        (aten.upsample_bilinear2d_backward.default, (g, [8, 6], [2, 3, 4, 5], True), {})
+        for g in (t(2, 7, 8, 6)[:, 2:5], last(2, 7, 8, 6)[:, 2:5], t(3, 1, 1).expand(2, 3, 8, 6),
+                  t(2, 3, 9, 6)[:, :, 1:], last(2, 3, 9, 7)[..., 1:, :-1])
+    ),
     (aten._upsample_nearest_exact3d.default, (t(2, 3, 2, 4, 5), [3, 8, 6]), {}),
     (aten.binary_cross_entropy_with_logits.default, (t(2, 3), t(2, 3), None, None, 1), {}),
     (

@@ -18,6 +18,7 @@ from torch_ort.rules.forms import (
     is_cpu,
     joins,
     rows,
+    value,
 )
 from torch_ort.rules.table import rule_of
 
@@ -128,10 +129,22 @@ def _image(sizes: Sequence[Size], like: Spec, memory_format: torch.memory_format
 
 
 def _image_format(x: Spec) -> torch.memory_format:
-    if is_contiguous(x):
+    if is_contiguous(x) or 0 in x.strides:
         return torch.contiguous_format
     order = dense_order(x)
     if order is None:
-        raise NoRule
+        order = _order_with_gaps(x)
     formats = {(0, 2, 3, 1): torch.channels_last, (0, 2, 3, 4, 1): torch.channels_last_3d}
     return formats.get(tuple(order), torch.contiguous_format)
+
+
+def _order_with_gaps(x: Spec) -> list[int]:
+    """Give the order of the dims of a part of an image, outermost first."""
+    strides = [value(stride) for stride in x.strides]
+    order = sorted(range(len(strides)), key=lambda d: -strides[d])
+    reach = 1
+    for d in reversed(order):
+        if strides[d] < reach:
+            raise NoRule  # elements lie in one place
+        reach = strides[d] * max(value(x.sizes[d]), 1)
+    return order
