@@ -17,7 +17,7 @@ from torch_ort import _C
 from torch_ort._C import UserError
 from torch_ort.core.log_level import LogLevel
 from torch_ort.core.policy import DEFAULT_POLICY, FallbackPolicy
-from torch_ort.core.switches import OTHER_SWITCHES
+from torch_ort.core.switches import OTHER_SWITCHES, with_own_kernels
 
 NEWEST_OPSET = 28
 OLDEST_OPSET = 12
@@ -98,6 +98,10 @@ def _pass_names() -> tuple[str, ...]:
     return (*_C.pass_names(), *OTHER_SWITCHES)
 
 
+def _check_disabled(value: Any) -> tuple[str, ...]:
+    return with_own_kernels(_check_names(_pass_names)(value))
+
+
 def _check_isa(value: Any) -> str:
     names = _C.isa_names()
     if value not in ("", *names):
@@ -133,8 +137,11 @@ TABLE: tuple[Row, ...] = (
     Row("disable", "TORCH_ORT_DISABLE", (), "names",
          "Passes to leave out by name; also, of the memory plan, `reorder`, `in_place`, "
          "`place_parts` and `deliver_gradients`; `region_kernels`, after which the nodes of fused "
-         "regions run one by one; and `recorder`, after which AOTAutograd captures.",
-         _parse_names, _check_names(_pass_names)),
+         "regions run one by one; `products`, after which PyTorch's kernels multiply matrices; "
+         "`own_kernels`, all that rounds elsewhere than eager does (`expand_composites`, "
+         "`fuse_attention`, `fuse_regions` and `products`); and `recorder`, after which "
+         "AOTAutograd captures.",
+         _parse_names, _check_disabled),
     Row("isa", "TORCH_ORT_ISA", "", "name",
          "Instruction set of fused regions: portable, avx2 or avx512; empty: the widest that the "
          "processor runs.", str, _check_isa),

@@ -277,30 +277,25 @@ class Attention : public Kernel {
   // A right factor whose rows are those of the matrix.
   void pack(T* to, const Panels& panels, const T* from, int64_t row, int64_t column,
             int64_t num_rows) const {
-    for (int64_t first = 0; first < panels.columns(); first += panels.width) {
-      const int64_t count = std::clamp<int64_t>(features_ - first, 0, panels.width);
-      for (int64_t i = 0; i < num_rows; ++i, to += panels.width) {
-        const T* numbers = from + i * row + first * column;
-        if (column == 1) {
-          std::copy_n(numbers, count, to);
-        } else {
-          for (int64_t j = 0; j < count; ++j) to[j] = numbers[j * column];
-        }
-        std::fill(to + count, to + panels.width, T(0));
-      }
-    }
+    pack_panels(to, panels, from, column, features_, row, num_rows);
   }
 
   // A right factor whose columns are the rows of the matrix, keys.
   void pack_transposed(T* to, const Numbers<T>& from) const {
-    const Panels& panels = score_panels_;
+    pack_panels(to, score_panels_, from.data, from.row, keys_, from.column, features_);
+  }
+
+  // Panels of `columns` numbers `across` apart, in each of `steps` steps `along` apart.
+  void pack_panels(T* to, const Panels& panels, const T* from, int64_t across, int64_t columns,
+                   int64_t along, int64_t steps) const {
     for (int64_t first = 0; first < panels.columns(); first += panels.width) {
-      const int64_t count = std::clamp<int64_t>(keys_ - first, 0, panels.width);
-      for (int64_t i = 0; i < features_; ++i, to += panels.width) {
-        const T* numbers = from.data + first * from.row + i * from.column;
-        for (int64_t j = 0; j < count; ++j) to[j] = numbers[j * from.row];
-        std::fill(to + count, to + panels.width, T(0));
-      }
+      kernels_.pack({.to = to + first * steps,
+                     .width = panels.width,
+                     .steps = steps,
+                     .from = from + first * across,
+                     .across = across,
+                     .along = along,
+                     .count = std::clamp<int64_t>(columns - first, 0, panels.width)});
     }
   }
 
@@ -316,9 +311,9 @@ class Attention : public Kernel {
                        .b_panel = features_ * score_panels_.width,
                        .width = score_panels_.width,
                        .num_panels = num,
+                       .columns = num * score_panels_.width,
                        .m = block.count,
-                       .k = features_,
-                       .add = false});
+                       .k = features_});
   }
 
   // to: block.count x features <- a * b, with `a` scores and `b` packed features of all keys.
@@ -332,15 +327,17 @@ class Attention : public Kernel {
                        .b_panel = keys_ * feature_panels_.width,
                        .width = feature_panels_.width,
                        .num_panels = feature_panels_.num,
+                       .columns = feature_panels_.columns(),
                        .m = block.count,
-                       .k = block.keys,
-                       .add = false});
+                       .k = block.keys});
   }
 
   // to: keys x features += a^T * b, with `a` scores and `b` packed features of the block.
   void add_transposed_product(T* to, const T* a, const T* b, const Block& block) const {
     kernels_.multiply({.c = to,
                        .c_row = feature_panels_.columns(),
+                       .start = to,
+                       .start_row = feature_panels_.columns(),
                        .a = a,
                        .a_row = 1,
                        .a_column = score_panels_.columns(),
@@ -348,9 +345,9 @@ class Attention : public Kernel {
                        .b_panel = block.count * feature_panels_.width,
                        .width = feature_panels_.width,
                        .num_panels = feature_panels_.num,
+                       .columns = feature_panels_.columns(),
                        .m = block.keys,
-                       .k = block.count,
-                       .add = true});
+                       .k = block.count});
   }
 
   // What rules over the scores of one head of queries.

@@ -1,4 +1,5 @@
 // The code generator of the CPU, as passes and run/ see it.
+#include "cpu/product.h"
 #include "cpu/region.h"
 
 namespace torch_ort::cpu {
@@ -22,6 +23,12 @@ class Codegen final : public region::Codegen {
                                         const std::vector<Layout>& outputs,
                                         const region::CodegenOptions& options) const override {
     return cpu::compile(node, inputs, outputs, options_from(options));
+  }
+
+  std::unique_ptr<const Kernel> compile(const region::Product& product,
+                                        const region::CodegenOptions& options) const override {
+    const Isa isa = isa_or_best(options.target);
+    return is_preferred(product, isa) ? make_product(product, isa) : nullptr;
   }
 
  private:

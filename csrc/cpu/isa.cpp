@@ -13,6 +13,7 @@ const Kernels<float>& float_kernels_avx2();
 const Kernels<double>& double_kernels_avx2();
 const Kernels<float>& float_kernels_avx512();
 const Kernels<double>& double_kernels_avx512();
+const PairKernels& pair_kernels_avx512();
 #endif
 
 namespace {
@@ -54,12 +55,11 @@ const char* name(Isa isa) {
   return isa == Isa::kAvx512 ? "avx512" : isa == Isa::kAvx2 ? "avx2" : "portable";
 }
 
-bool has_bfloat16_products(Isa isa) {
+const PairKernels* pair_kernels(Isa isa) {
 #if defined(__x86_64__)
-  return isa == Isa::kAvx512 && __builtin_cpu_supports("avx512bf16");
-#else
-  return false;
+  if (isa == Isa::kAvx512 && __builtin_cpu_supports("avx512bf16")) return &pair_kernels_avx512();
 #endif
+  return nullptr;
 }
 
 Isa isa_from_name(std::string_view text) {

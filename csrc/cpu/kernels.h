@@ -22,18 +22,41 @@ constexpr size_t kNumOpcodes = static_cast<size_t>(Opcode::kCount);
 constexpr size_t kNumVariants = 8;
 constexpr size_t kNumDTypes = 17;  // the numbers of ir::DType
 
-// c (+)= a * b, with a: m x k, element (i, p) at a[i * a_row + p * a_column]; b: panels of `width`
-// columns and k rows, b_panel apart; c: rows of num_panels * width numbers, c_row apart.
+// c <- start + a * b. a: m x k, element (i, p) at a[i * a_row + p * a_column], or packed: panels of
+// Kernels::product_rows rows. b: panels of `width` columns and k rows, b_panel apart. c: m rows of
+// `columns` numbers; the last panel may be wider than what is left of them.
 // `width` is Kernels::panel_width or half of it.
 template <typename T>
 struct PanelProduct {
   T* c;
   int64_t c_row;
+  const T* start = nullptr;  // rows of numbers as those of c, which it may be; nullptr: zeros
+  int64_t start_row = 0;
   const T* a;
-  int64_t a_row, a_column;
+  int64_t a_row = 0, a_column = 0;
+  bool a_is_packed = false;
   const T* b;
-  int64_t b_panel, width, num_panels, m, k;
-  bool add;
+  int64_t b_panel, width, num_panels, columns, m, k;
+};
+
+// A panel of a factor: for each of `steps` steps of the sum `width` numbers side by side, of which
+// number j of step p comes from from[j * across + p * along]. Those from `count` on are zeros.
+// `width` is Kernels::product_rows, Kernels::panel_width or half of it.
+template <typename T>
+struct Packing {
+  T* to;
+  int64_t width, steps;
+  const T* from;
+  int64_t across, along, count;
+};
+
+// The same for pairs of bfloat16 (as bits): step p has numbers 2 * p and 2 * p + 1, of `numbers`.
+// What is missing to the last pair is zero.
+struct PairPacking {
+  float* to;
+  int64_t width, numbers;
+  const uint16_t* from;
+  int64_t across, along, count;
 };
 
 // Sums of products of numbers that stay in registers, so many at once that only the number of
@@ -84,10 +107,9 @@ struct Kernels {
   // d = exp(a - shift), within two units in the last place; returns the sum.
   T (*exp_row)(T* d, const T* a, T shift, int64_t n) = nullptr;
   void (*multiply)(const PanelProduct<T>& product) = nullptr;
-  int64_t panel_width = 0;
+  void (*pack)(const Packing<T>& packing) = nullptr;
+  int64_t panel_width = 0, product_rows = 0;
   RegisterLoop peak;
-  // Products of pairs of bfloat16, summed in float32; only where has_bfloat16_products.
-  RegisterLoop bfloat16_peak;
   Rows expand_rows = nullptr;  // d: rows of n numbers, row r full of a[r]
   // d[i] = 1 with the probability `keep`, else 0: a function of the other arguments and of the
   // place `begin` + i alone. Philox 4x32 with 10 rounds (Salmon et al., "Parallel random numbers:
@@ -103,6 +125,14 @@ struct Kernels {
   std::array<Store, kNumDTypes> store{};
 };
 
+// Products of bfloat16, summed in float32: a step of the sums takes two numbers of each factor, a
+// pair in the place of one number of float32.
+struct PairKernels {
+  void (*multiply)(const PanelProduct<float>& product) = nullptr;
+  void (*pack)(const PairPacking& packing) = nullptr;
+  RegisterLoop peak;
+};
+
 enum class Isa : uint8_t { kPortable, kAvx2, kAvx512 };
 
 // The widest that this processor runs.
@@ -112,8 +142,8 @@ Isa isa_from_name(std::string_view name);
 Isa isa_or_best(std::string_view name);  // the widest if none is named
 std::vector<Isa> available_isas();       // that this processor runs, the widest last
 const char* name(Isa isa);
-// Whether the instruction set, and this processor, multiply numbers of bfloat16.
-bool has_bfloat16_products(Isa isa);
+// nullptr where the instruction set, or this processor, does not multiply numbers of bfloat16.
+const PairKernels* pair_kernels(Isa isa);
 
 template <typename T>
 const Kernels<T>& kernels(Isa isa);  // float and double

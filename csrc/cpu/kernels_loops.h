@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cpu/kernels.h"
+#include "cpu/product_loops.h"
 
 #include <ATen/cpu/vec/functional.h>
 #include <ATen/cpu/vec/vec.h>
@@ -379,98 +380,19 @@ void adam(T* parameter, const T* gradient, T* mean, T* square, T* largest, int64
   });
 }
 
-// As many rows as keep their sums in registers, two vectors wide.
-template <typename T>
-constexpr int kProductRows = Vec<T>::size() * sizeof(T) == 64 ? 12 : 6;
-
-template <typename T, int kVectors, int kRows>
-void multiply_tile(const PanelProduct<T>& it, int64_t row, int64_t panel) {
-  constexpr int64_t width = Vec<T>::size();
-  const T* a = it.a + row * it.a_row;
-  const T* b = it.b + panel * it.b_panel;
-  T* c = it.c + row * it.c_row + panel * kVectors * width;
-  Vec<T> sums[kRows][kVectors];
-#pragma GCC unroll 12
-  for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) {
-      sums[i][v] = it.add ? Vec<T>::loadu(c + i * it.c_row + v * width) : Vec<T>(T(0));
-    }
-  }
-  for (int64_t p = 0; p < it.k; ++p) {
-    Vec<T> right[kVectors];
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) right[v] = Vec<T>::loadu(b + v * width);
-#pragma GCC unroll 12
-    for (int i = 0; i < kRows; ++i) {
-      const Vec<T> left(a[i * it.a_row]);
-#pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) sums[i][v] = at::vec::fmadd(left, right[v], sums[i][v]);
-    }
-    a += it.a_column;
-    b += kVectors * width;
-  }
-#pragma GCC unroll 12
-  for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) sums[i][v].store(c + i * it.c_row + v * width);
-  }
-}
-
-template <typename T, int kVectors, int... kRows>
-void multiply_rows(const PanelProduct<T>& it, int64_t row, int64_t panel,
-                   std::integer_sequence<int, kRows...>) {
-  using Tile = void (*)(const PanelProduct<T>&, int64_t, int64_t);
-  static constexpr Tile kTiles[] = {multiply_tile<T, kVectors, kRows + 1>...};
-  kTiles[std::min<int64_t>(it.m - row, sizeof...(kRows)) - 1](it, row, panel);
-}
-
-template <typename T>
-void multiply(const PanelProduct<T>& it) {
-  constexpr int kRows = kProductRows<T>;
-  constexpr auto rows = std::make_integer_sequence<int, kRows>();
-  for (int64_t panel = 0; panel < it.num_panels; ++panel) {
-    for (int64_t row = 0; row < it.m; row += kRows) {
-      if (it.width == Vec<T>::size()) {
-        multiply_rows<T, 1>(it, row, panel, rows);
-      } else {
-        multiply_rows<T, 2>(it, row, panel, rows);
-      }
-    }
-  }
-}
-
-// ATen's portable vectors are arrays, which compilers keep in memory: so these are of the language.
-template <typename T>
-struct Register {
-#if defined(CPU_CAPABILITY_AVX512)
-  static constexpr int kBytes = 64;
-#elif defined(CPU_CAPABILITY_AVX2)
-  static constexpr int kBytes = 32;
-#else
-  static constexpr int kBytes = 16;
-#endif
-  using Type [[gnu::vector_size(kBytes)]] = T;
-  static constexpr int kWidth = kBytes / sizeof(T);
-};
-
-// Two registers are left for the factors, where there are 16 or 32.
-constexpr int kRegisterSums = Register<float>::kBytes == 64 ? 24 : 12;
-
 // The sums come to 2. They begin with different numbers, none of them 2: compilers see what stays
 // as it is, and what is there twice.
 template <typename T>
 double multiply_and_add(int64_t rounds) {
-  using Vector = typename Register<T>::Type;
-  const Vector half = Vector{} + T(0.5), one = Vector{} + T(1);
-  Vector sums[kRegisterSums];
+  const Vector<T> half = Vector<T>{} + T(0.5), one = Vector<T>{} + T(1);
+  Vector<T> sums[kRegisterSums];
 #pragma GCC unroll 24
-  for (int i = 0; i < kRegisterSums; ++i) sums[i] = Vector{} + static_cast<T>(i + 3);
+  for (int i = 0; i < kRegisterSums; ++i) sums[i] = Vector<T>{} + static_cast<T>(i + 3);
   for (; rounds > 0; --rounds) {
 #pragma GCC unroll 24
     for (int i = 0; i < kRegisterSums; ++i) sums[i] = sums[i] * half + one;
   }
-  Vector all = sums[0];
+  Vector<T> all = sums[0];
 #pragma GCC unroll 24
   for (int i = 1; i < kRegisterSums; ++i) all += sums[i];
   double total = 0;
@@ -480,24 +402,6 @@ double multiply_and_add(int64_t rounds) {
 
 template <typename T>
 constexpr RegisterLoop kPeak = {multiply_and_add<T>, 2 * kRegisterSums * Register<T>::kWidth};
-
-#if defined(CPU_CAPABILITY_AVX512)
-// Adds 1 * 1 and -1 * 1 to each number.
-[[gnu::target("avx512bf16")]] double multiply_and_add_bfloat16(int64_t rounds) {
-  const auto ones = (__m512bh)_mm512_set1_epi32(0x3F803F80);
-  const auto signs = (__m512bh)_mm512_set1_epi32(static_cast<int>(0xBF803F80));
-  __m512 sums[kRegisterSums];
-#pragma GCC unroll 24
-  for (int i = 0; i < kRegisterSums; ++i) sums[i] = _mm512_set1_ps(static_cast<float>(i));
-  for (; rounds > 0; --rounds) {
-#pragma GCC unroll 24
-    for (int i = 0; i < kRegisterSums; ++i) sums[i] = _mm512_dpbf16_ps(sums[i], ones, signs);
-  }
-  float total = 0;
-  for (const __m512& each : sums) total += _mm512_reduce_add_ps(each);
-  return total;
-}
-#endif
 
 // Short runs are copied here: a call of memcpy costs more than they do.
 template <typename T>
@@ -631,11 +535,10 @@ struct TableMaker {
     table.expand_rows = expand_rows<T>;
     table.exp_row = exp_row<T>;
     table.multiply = multiply<T>;
-    table.panel_width = 2 * Vec<T>::size();
+    table.pack = pack<T>;
+    table.panel_width = 2 * kLanesOf<T>;
+    table.product_rows = kProductRows<T>;
     table.peak = kPeak<T>;
-#if defined(CPU_CAPABILITY_AVX512)
-    table.bfloat16_peak = {multiply_and_add_bfloat16, 2 * table.peak.operations};
-#endif
     table.random_mask = random_mask<T>;
     table.sgd = sgd<T>;
     table.adam = adam<T>;

@@ -68,9 +68,7 @@ int threads_or_all(int threads) {
 
 const RegisterLoop& loop_of(DType dtype, Isa isa) {
   if (dtype == DType::kDouble) return kernels<double>(isa).peak;
-  if (dtype == DType::kBFloat16 && has_bfloat16_products(isa)) {
-    return kernels<float>(isa).bfloat16_peak;
-  }
+  if (dtype == DType::kBFloat16 && pair_kernels(isa) != nullptr) return pair_kernels(isa)->peak;
   if (ir::is_float(dtype)) return kernels<float>(isa).peak;
   throw UserError(concat("peak: dtype: got ", ir::name(dtype),
                          ", want one of float32, float64, bfloat16, float16"));

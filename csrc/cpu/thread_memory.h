@@ -7,7 +7,7 @@
 namespace torch_ort::cpu {
 
 // Pieces that are in use at the same time.
-enum class Use { kRegisters, kParts, kSums, kHead };
+enum class Use { kRegisters, kParts, kSums, kHead, kLeft, kRight, kConverted, kProduct };
 
 // Begins on a cache line. What an earlier program left in it is not cleared.
 template <typename T, Use kUse>

@@ -3,7 +3,10 @@
 #include "base/error.h"
 #include "ops/broadcast.h"
 #include "ops/families.h"
+#include "ops/product.h"
 #include "ops/shapes.h"
+
+#include <algorithm>
 
 namespace torch_ort::ops {
 
@@ -147,7 +150,27 @@ void lower_gemm(const Node& node, CallList& calls) {
   }
 }
 
+bool is_one(const Arg& arg) {
+  if (const auto* number = std::get_if<double>(&arg.value)) return *number == 1;
+  const auto* dim = std::get_if<Dim>(&arg.value);
+  return dim != nullptr && dim->is_constant() && dim->constant() == 1;
+}
+
 }  // namespace
+
+std::optional<ProductArgs> find_product(const Call& call) {
+  const bool is_plain = call.op == "aten::mm" || call.op == "aten::bmm";
+  const bool is_added_to = call.op == "aten::addmm" || call.op == "aten::baddbmm";
+  const size_t num_operands = is_added_to ? 3 : 2;
+  if (!(is_plain || is_added_to) || !call.overload.empty() || call.outputs.size() != 1 ||
+      call.outputs[0] == nullptr || call.args.size() < num_operands ||
+      !std::all_of(call.args.begin() + num_operands, call.args.end(), is_one)) {
+    return std::nullopt;
+  }
+  const auto operand = [&](size_t i) { return std::get<Value*>(call.args[i].value); };
+  if (is_plain) return ProductArgs{operand(0), operand(1)};
+  return ProductArgs{operand(1), operand(2), operand(0)};
+}
 
 void register_matmul(Registry& ops) {
   Op matmul;

@@ -40,7 +40,7 @@ class WrongKernel final : public Kernel {
   bool is_wrong_ = false;
 };
 
-// The generator of the CPU, but for regions in which a node has one name.
+// The generator of the CPU, but for regions in which a node has one name, or for all products.
 class WrongCodegen final : public region::Codegen {
  public:
   explicit WrongCodegen(std::string node) : node_(std::move(node)) {}
@@ -67,6 +67,13 @@ class WrongCodegen final : public region::Codegen {
     return cpu::codegen().compile(node, inputs, outputs, options);
   }
 
+  std::unique_ptr<const Kernel> compile(const region::Product& product,
+                                        const region::CodegenOptions& options) const override {
+    auto kernel = cpu::codegen().compile(product, options);
+    if (kernel == nullptr || node_ != "product") return kernel;
+    return std::make_unique<WrongKernel>(std::move(kernel), product.result);
+  }
+
  private:
   std::string node_;
 };
@@ -86,7 +93,8 @@ void bind_codegen(py::module_& module) {
   module.attr("testing").attr("plant_codegen") = py::cpp_function(
       &plant_codegen, py::arg("kind"), py::arg("node") = "",
       "From now on the CPU has the code generator that it should have (own), none, or one whose "
-      "kernels give a wrong number for regions that hold the node of this name (wrong).");
+      "kernels give a wrong number for regions that hold the node of this name, or for products if "
+      "it is 'product' (wrong).");
 }
 
 }  // namespace torch_ort::python

@@ -51,7 +51,8 @@ std::shared_ptr<Session> compile(const ir::Graph& graph,
                                  bool reorder, bool in_place, bool place_parts, bool verify,
                                  const std::string& isa,
                                  const std::vector<int>& parameter_gradients,
-                                 bool emulate_eager_casts, const std::string& region_mode) {
+                                 bool emulate_eager_casts, const std::string& region_mode,
+                                 bool products) {
   run::SessionOptions options;
   options.parameter_gradients = parameter_gradients;
   options.reorder = reorder;
@@ -60,6 +61,7 @@ std::shared_ptr<Session> compile(const ir::Graph& graph,
   options.verify = options.spoil = verify;
   options.regions = region_options(isa, emulate_eager_casts);
   options.region_mode = region_mode_from_name(region_mode);
+  options.products = products;
   auto copy = ir::clone(graph);
   py::gil_scoped_release release;
   return Session::compile(std::move(copy), constants, options);
@@ -259,7 +261,8 @@ void bind_run(py::module_& module) {
                   py::arg("reorder") = true, py::arg("in_place") = true,
                   py::arg("place_parts") = true, py::arg("verify") = false, py::arg("isa") = "",
                   py::arg("parameter_gradients") = std::vector<int>(),
-                  py::arg("emulate_eager_casts") = false, py::arg("region_mode") = "kernel")
+                  py::arg("emulate_eager_casts") = false, py::arg("region_mode") = "kernel",
+                  py::arg("products") = true)
       .def_static("from_onnx", &session_from_onnx, py::arg("bytes"),
                   py::arg("allow") = std::vector<std::string>())
       .def_property_readonly("id", &Session::id)
@@ -288,16 +291,17 @@ void bind_run(py::module_& module) {
   module.def(
       "run",
       [](const ir::Graph& graph, const std::unordered_map<std::string, at::Tensor>& inputs,
-         const std::string& isa, bool emulate_eager_casts) {
+         const std::string& isa, bool emulate_eager_casts, bool products) {
         return with_torch_errors([&] {
           run::SessionOptions options;
           options.spoil = true;
+          options.products = products;
           options.regions = region_options(isa, emulate_eager_casts);
           return run_by_name(*compile_foreign(ir::clone(graph), options), inputs);
         });
       },
       py::arg("graph"), py::arg("inputs"), py::arg("isa") = "",
-      py::arg("emulate_eager_casts") = false,
+      py::arg("emulate_eager_casts") = false, py::arg("products") = true,
       "Compile a graph, run it once, and give its outputs by name.");
   module.def(
       "isa_names",

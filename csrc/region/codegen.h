@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,14 @@ namespace torch_ort::region {
 struct Layout {
   ir::DType dtype = ir::DType::kUndefined;
   std::vector<int64_t> sizes, strides;
+};
+
+// result <- start + a * b: matrices in the last two dims, m x n, m x k and k x n; the dims before
+// these are a batch's, all of the same sizes, and stand still where a stride is 0. So may those of
+// the start.
+struct Product {
+  Layout result, a, b;
+  std::optional<Layout> start;
 };
 
 // A node over one set of sizes, ready to run.
@@ -56,6 +65,9 @@ class Codegen {
   virtual std::unique_ptr<const Kernel> compile(const ir::Node& node,
                                                 const std::vector<Layout>& inputs,
                                                 const std::vector<Layout>& outputs,
+                                                const CodegenOptions& options) const = 0;
+  // Inputs are a, b and the start if there is one. nullptr: the device's own library is not slower.
+  virtual std::unique_ptr<const Kernel> compile(const Product& product,
                                                 const CodegenOptions& options) const = 0;
 };
 

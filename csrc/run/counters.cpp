@@ -23,6 +23,7 @@ constexpr Entry kEntries[] = {
     {"steps_view", &Counters::steps_view, false},
     {"steps_python", &Counters::steps_python, false},
     {"steps_region", &Counters::steps_region, false},
+    {"steps_product", &Counters::steps_product, false},
     {"nodes", &Counters::nodes, false},
     {"nodes_aten", &Counters::nodes_aten, false},
     {"contexts_created", &Counters::contexts_created, false},
@@ -60,12 +61,13 @@ StepCounts::~StepCounts() {
   const auto add = [](std::atomic<int64_t>& counter, int64_t count) {
     counter.fetch_add(count, std::memory_order_relaxed);
   };
-  add(counters().steps_run, out + functional + view + python + region);
+  add(counters().steps_run, out + functional + view + python + region + product);
   add(counters().steps_out, out);
   add(counters().steps_functional, functional);
   add(counters().steps_view, view);
   add(counters().steps_python, python);
   add(counters().steps_region, region);
+  add(counters().steps_product, product);
 }
 
 }  // namespace torch_ort::run

@@ -22,6 +22,7 @@ struct Counters {
   std::atomic<int64_t> steps_view{0};        // views made anew in a run
   std::atomic<int64_t> steps_python{0};      // called back into Python
   std::atomic<int64_t> steps_region{0};      // fused regions
+  std::atomic<int64_t> steps_product{0};     // products by kernels of the engine
   std::atomic<int64_t> nodes{0};
   std::atomic<int64_t> nodes_aten{0};
   std::atomic<int64_t> contexts_created{0};
@@ -44,7 +45,7 @@ Counters& counters();
 
 // What one half of a call does; added to the counters once, at its end.
 struct StepCounts {
-  int64_t out = 0, functional = 0, view = 0, python = 0, region = 0;
+  int64_t out = 0, functional = 0, view = 0, python = 0, region = 0, product = 0;
 
   ~StepCounts();
 };

@@ -13,6 +13,7 @@ struct SessionOptions {
   bool reorder = true;
   bool in_place = true;
   bool place_parts = true;  // of concatenations
+  bool products = true;     // of matrices by kernels of the engine, where these are faster
   // Graph outputs that are gradients of leaf parameters: these may leave in engine memory.
   std::vector<int> parameter_gradients;
   bool verify = false;  // check every plan, the sizes of inputs, and those of every result

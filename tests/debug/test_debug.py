@@ -155,6 +155,16 @@ def test_a_wrong_kernel_is_named(plant_codegen, capsys):
     assert "TORCH_ORT_DISABLE=region_kernels leaves all such kernels out." in text
 
 
+def test_wrong_products_are_named(plant_codegen, capsys):
+    x, weight = torch.randn(6, 5, requires_grad=True), torch.randn(5, 7, requires_grad=True)
+    plant_codegen("wrong", "product")
+    checks = checked(lambda x, weight: x @ weight, x, weight)
+    (finding,) = checks.findings
+    assert (finding.cause, finding.name) == ("kernel", "products")
+    text = capsys.readouterr().err
+    assert "TORCH_ORT_DISABLE=products makes them right: the products are at fault." in text
+
+
 def test_a_wrong_rewrite_is_named(plant_rewrite, tmp_path, capsys):
     def function(x):
         y = torch.softmax(x.exp() @ x.exp(), -1)

@@ -115,11 +115,7 @@ def test_stages_that_divide_no_parameters(run, stage, dtype):
     )
     """
     # In bfloat16 PyTorch's own kernels run, whose results are eager's to the bit.
-    kernels = (
-        {"TORCH_ORT_DISABLE": "expand_composites,fuse_attention,fuse_regions"}
-        if dtype == "bfloat16"
-        else {}
-    )
+    kernels = {"TORCH_ORT_DISABLE": "own_kernels"} if dtype == "bfloat16" else {}
     reports = run(script, stage, dtype, **kernels)
     assert_run_by_the_engine(reports, backward_runs=6)
     for report in reports:

@@ -72,11 +72,7 @@ def test_training_is_that_of_eager(tmp_path, setting):
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     # In bfloat16 PyTorch's own kernels run, whose results are eager's to the bit.
-    kernels = (
-        {"TORCH_ORT_DISABLE": "expand_composites,fuse_attention,fuse_regions"}
-        if setting == "bf16"
-        else {}
-    )
+    kernels = {"TORCH_ORT_DISABLE": "own_kernels"} if setting == "bf16" else {}
     (report,) = run_script(SCRIPT, tmp_path, setting, **kernels)
     eager, ours, counters = report["eager"], report["ours"], report["counters"]
     assert len(eager["losses"]) == 4

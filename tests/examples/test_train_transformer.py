@@ -36,7 +36,7 @@ def test_first_losses_are_those_of_eager(
     # At the tutorial's learning rate the loss jumps at first, and a difference in the last bit
     # grows tenfold every few steps. Regions round in another order than eager; the rest must not.
     assert largest_relative_difference(got["losses"], want["losses"][:10]) < 1e-4
-    monkeypatch.setenv("TORCH_ORT_DISABLE", "expand_composites,fuse_attention,fuse_regions")
+    monkeypatch.setenv("TORCH_ORT_DISABLE", "own_kernels")
     torch.compiler.reset()
     got = run_transformer("--backend", engine, "--max-steps", 20)
     assert largest_relative_difference(got["losses"], want["losses"]) < 1e-4
@@ -55,7 +55,7 @@ def test_final_perplexity_is_that_of_eager(
     got = run_transformer("--backend", engine)
     assert got["perplexity"] == pytest.approx(want["perplexity"], rel=0.04)
     # Only eager's own kernels can be asked for eager's own way.
-    monkeypatch.setenv("TORCH_ORT_DISABLE", "expand_composites,fuse_attention,fuse_regions")
+    monkeypatch.setenv("TORCH_ORT_DISABLE", "own_kernels")
     torch.compiler.reset()
     got = run_transformer("--backend", engine)
     assert got["perplexity"] == pytest.approx(want["perplexity"], rel=0.005)

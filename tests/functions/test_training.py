@@ -52,7 +52,7 @@ CASES = {
     "expanded argument": lambda x: F.Squared.apply(x[:1].expand(4, -1)),
     "sliced argument": lambda x: F.Stashing.apply(x[1:3, ::2]),
     "empty argument": lambda x: F.Squared.apply(x[:0]).sum() + x,
-    "zero dims": lambda x: F.Squared.apply(x.sum()) + x,
+    "zero dims": lambda x: F.Squared.apply(x.mean()) + x,
     "size as argument": lambda x: F.Scaled.apply(x, x.shape[0]) / 100,
     "rows chosen by data": lambda x: F.Squared.apply(x[x.detach().sum(1) > 0]).sum(0) + x,
     "rows chosen by data, numpy": lambda x: F.NumpyTanh.apply(x[x.detach()[:, 0] > 0]).sum(0) + x,
@@ -137,7 +137,7 @@ def test_under_no_grad_and_eval(assert_python_steps):
     ours = torch_ort.ORTModule(copy.deepcopy(eager))
     x = torch.randn(4, 6)
     with torch.no_grad():
-        assert torch.equal(ours(x), eager(x))
+        torch.testing.assert_close(ours(x), eager(x))
     assert_python_steps(1)
     assert _C.num_python_contexts() == 0
     loss, want = ours(x).sum(), eager(x).sum()

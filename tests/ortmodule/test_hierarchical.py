@@ -160,7 +160,7 @@ def pair(kind: Callable[[], nn.Module]) -> tuple[nn.Module, HierarchicalORTModul
 
 def train(module: nn.Module, steps: int) -> list[torch.Tensor]:
     """Train a module; give its outputs and gradients."""
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9)
     seen = []
     for step in range(steps):
         optimizer.zero_grad()

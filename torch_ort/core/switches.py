@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-# What `options.disable` may name besides passes: parts of the memory plan, and the recorder.
+# What rounds elsewhere than eager's kernels do. Without these, and with `exact_random`, results
+# have eager's own bits. `options.disable` calls them `own_kernels` together.
+OWN_KERNELS = ("expand_composites", "fuse_attention", "fuse_regions", "products")
+
+# What `options.disable` may name besides passes: parts of the memory plan, kernels, and the
+# recorder.
 OTHER_SWITCHES = (
     "reorder",
     "in_place",
     "place_parts",
     "deliver_gradients",
     "region_kernels",
+    "products",
+    "own_kernels",
     "recorder",
 )
+
+
+def with_own_kernels(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Put what `own_kernels` stands for in its place."""
+    if "own_kernels" not in names:
+        return names
+    return tuple(dict.fromkeys((*(name for name in names if name != "own_kernels"), *OWN_KERNELS)))

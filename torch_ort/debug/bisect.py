@@ -19,6 +19,7 @@ from torch_ort.options import Options, resolve
 from torch_ort.pytorch.generators import TorchGenerators
 
 _PLAN_SWITCHES = ("reorder", "in_place", "place_parts")
+_PLAINEST = (*_PLAN_SWITCHES, "products")
 _SEED = 20
 
 
@@ -49,6 +50,8 @@ class Finding:
                 f"rewrite {self.rewrite} of {self.num_rewrites} makes them wrong, of pass "
                 f"{self.name} (TORCH_ORT_BISECT={self.rewrite - 1} leaves it out). It wrote:"
             )
+        elif self.cause == "kernel" and self.name == "products":
+            lines.append("TORCH_ORT_DISABLE=products makes them right: the products are at fault.")
         elif self.cause == "kernel":
             lines.append(f"the kernel of region '{self.name}' makes them wrong: {self.message}")
             lines.append("TORCH_ORT_DISABLE=region_kernels leaves all such kernels out.")
@@ -101,7 +104,7 @@ class Case:
     def run_nodes(self, inputs: Mapping[str, torch.Tensor] | None = None) -> Results:
         """Run each node of the captured graph by PyTorch's own kernels, nothing in place."""
         graph, _ = self.rewritten(0)
-        return self.run(graph, inputs=inputs, disable=_PLAN_SWITCHES)
+        return self.run(graph, inputs=inputs, disable=_PLAINEST)
 
 
 def find(case: Case) -> Finding | None:
@@ -128,6 +131,8 @@ def find(case: Case) -> Finding | None:
     at_fault = _kernel_at_fault(case, whole, Finding(number, "kernel", "", found))
     if at_fault is not None:
         return at_fault
+    if not wrong(whole, disable=("products",)):
+        return Finding(number, "kernel", "products", found)
     for graph in (bare, whole):
         if (graph is whole or wrong(graph)) and (switch := right_without(graph)):
             return Finding(number, "plan", switch, found)
@@ -237,6 +242,6 @@ def again(folder: str) -> list[Difference]:
     for name in ("before", "after"):
         with open(os.path.join(folder, f"{name}.onnx"), "rb") as file:
             graphs.append(_C.Graph.from_onnx(file.read()))
-    want = case.run(graphs[0], disable=_PLAN_SWITCHES)
-    noisy = case.run(graphs[0], inputs=with_noise(case.inputs), disable=_PLAN_SWITCHES)
+    want = case.run(graphs[0], disable=_PLAINEST)
+    noisy = case.run(graphs[0], inputs=with_noise(case.inputs), disable=_PLAINEST)
     return differences(case.run(graphs[1]), want, noisy)

@@ -102,6 +102,7 @@ def compile_session(program: Program, options: Options) -> _C.Session:
         parameter_gradients=program.parameter_gradients,
         emulate_eager_casts=options.emulate_eager_casts,
         region_mode=_region_mode(options),
+        products="products" not in options.disable,
     )
 
 

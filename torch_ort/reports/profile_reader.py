@@ -173,10 +173,12 @@ def _attention(graph: _C.Graph) -> Iterator[tuple[str, Product]]:
 
 def _steps_of(graph: int, program: Program) -> Iterator[StepTimes]:
     moved, dtypes = moved_bytes(program.graph, program.session), _dtypes(program.graph)
+    kernels = dict(program.session.programs())  # of ours, for the sizes of the latest run
     for name, op, form, backward, origin in program.session.steps():
         is_view = form in VIEW_FORMS and name not in moved
         yield StepTimes(
-            graph, name, op, "views" if is_view else _kind(op), _where(op, form), backward, origin,
+            graph, name, op, "views" if is_view else _kind(op),
+            _where(op, form, name in kernels), backward, origin,
             *moved.get(name, (0, 0)), dtypes.get(name, ""),
         )  # fmt: skip
 
@@ -200,12 +202,12 @@ def _kind(op: str) -> str:
     return "products" if name in _PRODUCTS else "other"
 
 
-def _where(op: str, form: str) -> str:
+def _where(op: str, form: str, has_kernel: bool) -> str:
     if form == "python":
         return "Python"
-    if form != "region":
-        return "ATen"
-    return "region" if op == REGION else "native"
+    if op == REGION:
+        return "region"
+    return "native" if has_kernel else "ATen"
 
 
 def _describe(program: Program) -> GraphProfile:

@@ -39,6 +39,7 @@ std::unique_ptr<Step> make_reshape(const CallSite& site);
 std::unique_ptr<Step> make_mutation(const CallSite& site);
 std::unique_ptr<Step> make_view(const CallSite& site);
 std::unique_ptr<Step> make_concat(const CallSite& site);
+std::unique_ptr<Step> make_product(const CallSite& site);
 std::unique_ptr<Step> make_out(const CallSite& site);
 std::unique_ptr<Step> make_placed(const CallSite& site);
 std::unique_ptr<Step> make_functional(const CallSite& site);
@@ -54,6 +55,7 @@ inline constexpr std::array kForms = {
     make_mutation,      // changes an argument; its results, if any, are that argument
     make_view,          // metadata only: the result shares the memory of its first tensor argument
     make_concat,        // `out=` of a concatenation, whose parts may be made in it (parts.h)
+    make_product,       // a product of matrices, by a kernel of region/codegen.h or by `out=`
     make_out,           // `out=` kernel, or an in-place one on fresh memory
     make_placed,        // the kernel makes the result, in memory given to it (placement.h)
     make_functional,    // the kernel makes the result; takes every call that is left

@@ -4,14 +4,10 @@
 #include "region/lower.h"
 #include "region/schedule.h"
 #include "run/binder.h"
-#include "run/context.h"
 #include "run/counters.h"
-#include "run/dtype.h"
 #include "run/lowered_region.h"
 #include "run/steps/forms.h"
-#include "run/steps/writer.h"
-
-#include <c10/util/SmallVector.h>
+#include "run/steps/kernel.h"
 
 #include <stdexcept>
 
@@ -65,13 +61,6 @@ class KernelMaker {
   }
 
  private:
-  static region::Layout layout_of(int slot, const Binder& binder) {
-    const TensorSpec& spec = binder.spec(slot);
-    ORT_CHECK(spec.known, "run: region: the size of '", binder.graph().value(slot).name,
-              "' is not known");
-    return {run::dtype(spec.dtype), spec.sizes, spec.strides};
-  }
-
   std::shared_ptr<const region::Kernel> make_trusted() const {
     const ir::Device& device = step_.node.inputs[0]->type.device;
     const region::Codegen* codegen = region::codegen_for(device);
@@ -109,37 +98,9 @@ class KernelMaker {
   std::vector<region::Layout> inputs_, outputs_;
 };
 
-struct BoundRegionStep : BoundWriter {
-  const RegionStep& of;
-  std::shared_ptr<const region::Kernel> kernel;
-
-  BoundRegionStep(const RegionStep& called, Binder& binder)
-      : BoundWriter(called, binder), of(called), kernel(KernelMaker(called, binder).make()) {}
-
-  std::string program() const override { return kernel->str(); }
-
-  void write(Context& context, StepCounts& counts) const override {
-    c10::SmallVector<const void*, 32> inputs;
-    c10::SmallVector<void*, 8> outputs;
-    c10::SmallVector<at::Tensor, 2> copies;
-    for (int slot : of.operands) {
-      const at::Tensor& tensor = context.slots[slot];
-      const TensorSpec& spec = context.spec(slot);
-      if (has_layout(tensor, spec)) {
-        inputs.push_back(tensor.const_data_ptr());
-      } else {
-        copies.push_back(as_promised(context.graph().value(slot), spec, tensor));
-        inputs.push_back(copies.back().const_data_ptr());
-      }
-    }
-    for (int slot : of.outputs) outputs.push_back(context.slots[slot].mutable_data_ptr());
-    kernel->run(inputs.data(), outputs.data());
-    ++counts.region;
-  }
-};
-
 std::unique_ptr<BoundStep> RegionStep::bind(Binder& binder) const {
-  return std::make_unique<BoundRegionStep>(*this, binder);
+  return std::make_unique<BoundKernel>(*this, binder, operands, KernelMaker(*this, binder).make(),
+                                       &StepCounts::region);
 }
 
 }  // namespace

@@ -1,0 +1,26 @@
+// Products of matrices and of batches of them, and what is added to them.
+//
+// Blocks of both factors are packed into panels, which the register kernel of product_loops.h
+// multiplies (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", 2008).
+// Threads share the rows and the columns of the result. Each packs for itself, into memory that it
+// keeps and whose size does not depend on that of the product: a product of new sizes costs
+// nothing more than one of old sizes. A number of the result is summed in one order, whatever the
+// number of threads.
+#pragma once
+
+#include "cpu/region.h"
+#include "region/codegen.h"
+
+#include <memory>
+
+namespace torch_ort::cpu {
+
+// Whether the product is one for which the kernel here is faster than that of torch, as far as
+// types and sizes tell.
+bool is_preferred(const region::Product& product, Isa isa);
+
+// InternalError on sizes that do not fit each other, Unsupported on dtypes that are no floats or
+// not all one.
+std::unique_ptr<const Kernel> make_product(const region::Product& product, Isa isa);
+
+}  // namespace torch_ort::cpu

@@ -1,0 +1,254 @@
+// Products of packed matrices, a tile of the result in registers at a time. A part of
+// kernels_loops.h: everything here has internal linkage for the reason given there.
+#pragma once
+
+#include "cpu/kernels.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace torch_ort::cpu {
+namespace {
+
+// ATen's portable vectors are arrays, which compilers keep in memory: so these are of the language.
+template <typename T>
+struct Register {
+#if defined(CPU_CAPABILITY_AVX512)
+  static constexpr int kBytes = 64;
+#elif defined(CPU_CAPABILITY_AVX2)
+  static constexpr int kBytes = 32;
+#else
+  static constexpr int kBytes = 16;
+#endif
+  using Type [[gnu::vector_size(kBytes)]] = T;
+  static constexpr int kWidth = kBytes / sizeof(T);
+};
+template <typename T>
+using Vector = typename Register<T>::Type;
+template <typename T>
+constexpr int kLanesOf = Register<T>::kWidth;
+
+template <typename T>
+inline Vector<T> load_vector(const T* from) {
+  Vector<T> vector;
+  std::memcpy(&vector, from, sizeof(vector));
+  return vector;
+}
+
+template <typename T>
+inline void store_vector(T* to, const Vector<T>& vector) {
+  std::memcpy(to, &vector, sizeof(vector));
+}
+
+// Two registers are left for the factors, where there are 16 or 32.
+constexpr int kRegisterSums = Register<float>::kBytes == 64 ? 24 : 12;
+
+// As many rows as keep their sums in registers, two vectors wide.
+template <typename T>
+constexpr int kProductRows = Register<T>::kBytes == 64 ? 12 : 6;
+
+// ---- packing
+
+template <typename T, int kDistance, bool kUpper, int... kLane>
+inline Vector<T> exchanged(const Vector<T>& a, const Vector<T>& b,
+                           std::integer_sequence<int, kLane...> /*lanes*/) {
+  constexpr int width = sizeof...(kLane);
+  if constexpr (kUpper) {
+    return __builtin_shufflevector(a, b,
+                                   (kLane & kDistance ? width + kLane : kLane + kDistance)...);
+  } else {
+    return __builtin_shufflevector(a, b,
+                                   (kLane & kDistance ? width + kLane - kDistance : kLane)...);
+  }
+}
+
+// Rows become columns: blocks of 1, 2, 4... numbers change places with those across the diagonal.
+template <typename T, int kDistance = 1>
+inline void transpose(Vector<T>* rows) {
+  constexpr int width = kLanesOf<T>;
+  constexpr auto lanes = std::make_integer_sequence<int, width>();
+  if constexpr (kDistance < width) {
+#pragma GCC unroll 16
+    for (int i = 0; i < width; ++i) {
+      if ((i & kDistance) != 0) continue;
+      const Vector<T> a = rows[i], b = rows[i + kDistance];
+      rows[i] = exchanged<T, kDistance, false>(a, b, lanes);
+      rows[i + kDistance] = exchanged<T, kDistance, true>(a, b, lanes);
+    }
+    transpose<T, 2 * kDistance>(rows);
+  }
+}
+
+// Steps [begin, begin + steps) of a panel whose numbers lie one after the other along the steps.
+template <typename T, int kPanelWidth, bool kWhole>
+inline void pack_along(const Packing<T>& it, int64_t begin, int64_t steps) {
+  constexpr int width = kLanesOf<T>;
+#pragma GCC unroll 8
+  for (int first = 0; first < kPanelWidth; first += width) {
+    constexpr auto least = [](int a, int b) { return a < b ? a : b; };
+    const int wanted = least(width, kPanelWidth - first);
+    Vector<T> rows[width];
+#pragma GCC unroll 16
+    for (int j = 0; j < width; ++j) {
+      rows[j] = Vector<T>{};
+      if (j >= wanted || (!kWhole && first + j >= it.count)) continue;
+      const T* from = it.from + (first + j) * it.across + begin;
+      if (steps == width) {
+        rows[j] = load_vector(from);
+      } else {
+        std::memcpy(&rows[j], from, static_cast<size_t>(steps) * sizeof(T));
+      }
+    }
+    transpose<T>(rows);
+    T* to = it.to + begin * kPanelWidth + first;
+    if (steps == width) {
+#pragma GCC unroll 16
+      for (int p = 0; p < width; ++p) {
+        std::memcpy(to + p * kPanelWidth, &rows[p], static_cast<size_t>(wanted) * sizeof(T));
+      }
+    } else {
+      for (int p = 0; p < steps; ++p) {
+        std::memcpy(to + p * kPanelWidth, &rows[p], static_cast<size_t>(wanted) * sizeof(T));
+      }
+    }
+  }
+}
+
+template <typename T, int kPanelWidth>
+void pack_panel(const Packing<T>& it) {
+  constexpr int width = kLanesOf<T>;
+  const bool is_whole = it.count == kPanelWidth;
+  if (it.along == 1) {
+    for (int64_t p = 0; p < it.steps; p += width) {
+      const int64_t steps = std::min<int64_t>(width, it.steps - p);
+      if (is_whole && steps == width) {
+        pack_along<T, kPanelWidth, true>(it, p, width);
+      } else {
+        pack_along<T, kPanelWidth, false>(it, p, steps);
+      }
+    }
+    return;
+  }
+  for (int64_t p = 0; p < it.steps; ++p) {
+    const T* from = it.from + p * it.along;
+    T* to = it.to + p * kPanelWidth;
+    if (is_whole && it.across == 1) {
+      std::memcpy(to, from, kPanelWidth * sizeof(T));
+      continue;
+    }
+    for (int64_t j = 0; j < it.count; ++j) to[j] = from[j * it.across];
+    std::fill(to + it.count, to + kPanelWidth, T(0));
+  }
+}
+
+template <typename T>
+void pack(const Packing<T>& it) {
+  constexpr int wide = 2 * kLanesOf<T>;
+  if (it.width == wide) return pack_panel<T, wide>(it);
+  if (it.width == wide / 2) return pack_panel<T, wide / 2>(it);
+  return pack_panel<T, kProductRows<T>>(it);
+}
+
+// ---- products
+
+// What a step of the sums adds: a number of the left factor, times a vector of the right one.
+template <typename T>
+struct Numbers {
+  static Vector<T> add_product(const Vector<T>& sums, const T* left, const Vector<T>& right) {
+    return sums + (*left - Vector<T>{}) * right;  // 0 + left would be an addition: 0 + -0 is 0
+  }
+};
+
+// One tile of a PanelProduct. `kPackedRows`: how many rows the panels of the left factor have, or 0
+// where it is not packed.
+template <typename T, typename Step, int kVectors, int kRows, int kPackedRows>
+void multiply_tile(const PanelProduct<T>& it, int64_t row, int64_t panel) {
+  constexpr int width = kLanesOf<T>;
+  const int64_t a_row = kPackedRows > 0 ? 1 : it.a_row;
+  const int64_t a_column = kPackedRows > 0 ? kPackedRows : it.a_column;
+  const T* a = it.a + row * (kPackedRows > 0 ? it.k : it.a_row);
+  const T* b = it.b + panel * it.b_panel;
+  const int64_t first = panel * kVectors * width;
+  T* c = it.c + row * it.c_row + first;
+  const T* start = it.start == nullptr ? nullptr : it.start + row * it.start_row + first;
+  const T* touched = start == nullptr ? c : start;
+  const int64_t touched_row = start == nullptr ? it.c_row : it.start_row;
+#pragma GCC unroll 12
+  for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) __builtin_prefetch(touched + i * touched_row + v * width, 1);
+  }
+  Vector<T> sums[kRows][kVectors];
+#pragma GCC unroll 12
+  for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) sums[i][v] = Vector<T>{};
+  }
+  for (int64_t p = 0; p < it.k; ++p) {
+    Vector<T> right[kVectors];
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) right[v] = load_vector(b + v * width);
+#pragma GCC unroll 12
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) {
+        sums[i][v] = Step::add_product(sums[i][v], a + i * a_row, right[v]);
+      }
+    }
+    a += a_column;
+    b += kVectors * width;
+  }
+  const int64_t columns = std::min<int64_t>(it.columns - first, kVectors * width);
+  if (columns == kVectors * width) {
+#pragma GCC unroll 12
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) {
+        if (start != nullptr) sums[i][v] += load_vector(start + i * it.start_row + v * width);
+        store_vector(c + i * it.c_row + v * width, sums[i][v]);
+      }
+    }
+    return;
+  }
+  for (int i = 0; i < kRows; ++i) {
+    T numbers[kVectors * width];
+    std::memcpy(numbers, sums[i], sizeof(numbers));
+    for (int64_t j = 0; j < columns; ++j) {
+      c[i * it.c_row + j] =
+          start == nullptr ? numbers[j] : start[i * it.start_row + j] + numbers[j];
+    }
+  }
+}
+
+template <typename T, typename Step, int kVectors, int kPackedRows, int... kRows>
+void multiply_rows(const PanelProduct<T>& it, int64_t row, int64_t panel,
+                   std::integer_sequence<int, kRows...> /*rows*/) {
+  using Tile = void (*)(const PanelProduct<T>&, int64_t, int64_t);
+  static constexpr Tile kTiles[] = {multiply_tile<T, Step, kVectors, kRows + 1, kPackedRows>...};
+  kTiles[std::min<int64_t>(it.m - row, sizeof...(kRows)) - 1](it, row, panel);
+}
+
+template <typename T, typename Step, int kVectors, int kPackedRows>
+void multiply_panels(const PanelProduct<T>& it) {
+  constexpr int rows = kProductRows<T>;
+  for (int64_t panel = 0; panel < it.num_panels; ++panel) {
+    for (int64_t row = 0; row < it.m; row += rows) {
+      multiply_rows<T, Step, kVectors, kPackedRows>(it, row, panel,
+                                                    std::make_integer_sequence<int, rows>());
+    }
+  }
+}
+
+template <typename T, typename Step = Numbers<T>>
+void multiply(const PanelProduct<T>& it) {
+  constexpr int rows = kProductRows<T>;
+  const bool is_wide = it.width != kLanesOf<T>;
+  if (it.a_is_packed) {
+    return is_wide ? multiply_panels<T, Step, 2, rows>(it) : multiply_panels<T, Step, 1, rows>(it);
+  }
+  return is_wide ? multiply_panels<T, Step, 2, 0>(it) : multiply_panels<T, Step, 1, 0>(it);
+}
+
+}  // namespace
+}  // namespace torch_ort::cpu

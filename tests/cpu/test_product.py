@@ -1,0 +1,261 @@
+"""Products of matrices by the engine's kernel, against float64."""
+
+from __future__ import annotations
+
+import math
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torch_ort import _C
+
+FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+ISAS = _C.isa_names()
+# Rows, sums and columns: one number, less than a tile, tiles with and without a rest, and more than
+# the 960 x 384 numbers and the 256 steps that are worked on at once.
+SIZES = [
+    (1, 1, 1), (1, 7, 1), (3, 5, 2), (12, 16, 32), (13, 17, 33), (12, 1, 48), (25, 300, 16),
+    (64, 64, 64), (65, 257, 70), (970, 20, 40), (20, 520, 400), (1000, 30, 390),
+]  # fmt: skip
+FORMS = ["NN", "NT", "TN", "TT"]
+
+
+def matrix(rows: int, columns: int, dtype: torch.dtype, form: str = "N") -> torch.Tensor:
+    if form == "T":
+        return torch.randn(columns, rows, dtype=torch.float64).to(dtype).t()
+    return torch.randn(rows, columns, dtype=torch.float64).to(dtype)
+
+
+def product(a, b, start=None, isa="", result=None):
+    if result is None:
+        sizes = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        result = torch.full((*sizes, a.shape[-2], b.shape[-1]), math.nan, dtype=a.dtype)
+    _C.Product(result, a, b, start, isa).run()
+    return result
+
+
+def exact(a, b, start=None):
+    total = a.double() @ b.double()
+    return total if start is None else start.double() + total
+
+
+def assert_near(result, a, b, start=None):
+    """No number is further off than sums of so many products may be, in any order."""
+    want = exact(a, b, start)
+    size = exact(a.abs(), b.abs(), None if start is None else start.abs())
+    of_sums = torch.finfo(torch.float64 if a.dtype == torch.float64 else torch.float32).eps
+    of_result = torch.finfo(a.dtype).eps
+    allowed = of_sums * (a.shape[-1] + 4) * size + of_result * want.abs()
+    assert result.dtype == a.dtype
+    wrong = ~((result.double() - want).abs() <= allowed + torch.finfo(a.dtype).tiny)
+    assert not wrong.any(), (result[wrong][:5], want[wrong][:5])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_and_sizes(form, dtype, isa):
+    torch.manual_seed(0)
+    for m, k, n in SIZES:
+        a, b = matrix(m, k, dtype, form[0]), matrix(k, n, dtype, form[1])
+        assert_near(product(a, b, isa=isa), a, b)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@settings(max_examples=60, deadline=None)
+@given(
+    m=st.integers(0, 70), k=st.integers(0, 600), n=st.integers(0, 70), form=st.sampled_from(FORMS),
+    dtype=st.sampled_from(FLOATS), starts=st.booleans(), turned=st.booleans(),
+)  # fmt: skip
+def test_any_sizes(isa, m, k, n, form, dtype, starts, turned):
+    a, b = matrix(m, k, dtype, form[0]), matrix(k, n, dtype, form[1])
+    start = matrix(m, n, dtype) if starts else None
+    result = matrix(m, n, dtype, "T" if turned else "N").fill_(math.nan)
+    assert_near(product(a, b, start, isa, result), a, b, start)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_errors_are_those_of_other_kernels(dtype):
+    torch.manual_seed(0)
+    for m, k, n in [(64, 512, 64), (40, 2000, 40)]:
+        a, b = matrix(m, k, dtype), matrix(k, n, dtype)
+        want = exact(a, b)
+        ours = (product(a, b).double() - want).abs().mean()
+        theirs = ((a @ b).double() - want).abs().mean()
+        assert ours <= 1.5 * theirs
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("k", [0, 3, 300])
+def test_what_the_sums_begin_with(k, dtype):
+    torch.manual_seed(1)
+    m, n = 30, 45
+    a, b = matrix(m, k, dtype), matrix(k, n, dtype)
+    starts = {
+        "matrix": matrix(m, n, dtype),
+        "turned": matrix(m, n, dtype, "T"),
+        "parts": matrix(m, 2 * n, dtype)[:, ::2],
+        "row": matrix(1, n, dtype),
+        "column": matrix(m, 1, dtype),
+        "number": matrix(1, 1, dtype),
+        "expanded row": matrix(1, n, dtype).expand(m, n),
+    }
+    for name, start in starts.items():
+        for turned in "NT":
+            result = matrix(m, n, dtype, turned).fill_(math.nan)
+            assert_near(product(a, b, start, result=result), a, b, start), name
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_adds_to_the_result(dtype):
+    torch.manual_seed(1)
+    a, b, result = matrix(30, 300, dtype), matrix(300, 45, dtype), matrix(30, 45, dtype)
+    before = result.clone()
+    assert_near(product(a, b, result, result=result), a, b, before)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_layouts(dtype):
+    """Rows that are far apart, columns that are, none side by side, expanded and overlapping."""
+    torch.manual_seed(2)
+    m, k, n = 29, 37, 35
+    wide = matrix(4 * m, 4 * max(k, n), dtype)
+    lefts = [
+        wide[:m, :k], wide[: 2 * m : 2, :k], wide[:m, : 3 * k : 3], wide[::4, 1 : 1 + 2 * k : 2],
+        wide[:1, :k].expand(m, k), wide[:m, :1].expand(m, k),
+        wide.flatten().as_strided((m, k), (1, 1)),
+    ]  # fmt: skip
+    rights = [wide[:k, :n], wide[:k, : 2 * n : 2], wide.t()[: 2 * k : 2, : 3 * n : 3]]
+    for a in lefts:
+        for b in rights:
+            assert_near(product(a, b), a, b)
+            for step in ((1, 1), (2, 1), (1, 3), (2, 2)):
+                room = torch.full((2 * m, 3 * n), 7.0, dtype=dtype)
+                kept = torch.ones_like(room, dtype=torch.bool)
+                part = (slice(0, step[0] * m, step[0]), slice(0, step[1] * n, step[1]))
+                kept[part] = False
+                assert_near(product(a, b, result=room[part]), a, b)
+                assert (room[kept] == 7).all()  # nothing beside the result is written
+
+
+BATCHES = [
+    ((5,), (5,)), ((5,), (1,)), ((1,), (5,)), ((2, 3), (2, 3)), ((2, 1), (1, 3)), ((0,), (0,)),
+    ((40,), (40,)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_batches(dtype):
+    torch.manual_seed(3)
+    for left, right in BATCHES:
+        a = torch.randn(*left, 14, 20, dtype=torch.float64).to(dtype)
+        b = torch.randn(*right, 20, 33, dtype=torch.float64).to(dtype)
+        start = torch.randn(33, dtype=torch.float64).to(dtype)
+        assert_near(product(a, b), a, b)
+        of_batch = start.expand(*([1] * len(left)), 1, 33)
+        assert_near(product(a, b, of_batch), a, b, start)
+        turned = b.transpose(-1, -2).contiguous().transpose(-1, -2)
+        assert_near(product(a, turned), a, turned)
+    a = torch.randn(6, 14, 20, dtype=torch.float64).to(dtype)
+    b = torch.randn(20, 33, dtype=torch.float64).to(dtype).expand(6, 20, 33)
+    assert_near(product(a, b), a, b)
+    heads = torch.randn(4, 14, 6, 20, dtype=torch.float64).to(dtype).transpose(1, 2)
+    assert_near(product(heads, heads.transpose(-1, -2)), heads, heads.transpose(-1, -2))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("sizes", [(0, 5, 7), (5, 0, 7), (5, 7, 0), (0, 0, 0)])
+def test_nothing(sizes, dtype):
+    m, k, n = sizes
+    a, b = matrix(m, k, dtype), matrix(k, n, dtype)
+    assert torch.equal(product(a, b), torch.zeros(m, n, dtype=dtype))
+    start = matrix(m, n, dtype)
+    assert torch.equal(product(a, b, start), start)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_infinities_and_nan_stay_where_they_belong(dtype):
+    torch.manual_seed(4)
+    a, b = matrix(27, 40, dtype), matrix(40, 37, dtype)
+    a[3, 5], a[8, 1], a[20] = math.inf, math.nan, 0
+    b[7, 4], b[9] = -math.inf, 0
+    a[:, 7].clamp_(min=0.5)
+    result, want = product(a, b), exact(a, b)
+    assert torch.equal(result.isnan(), want.isnan())
+    assert torch.equal(result.isinf(), want.isinf())
+    assert torch.equal(result[result.isinf()].sign(), want[want.isinf()].sign().to(dtype))
+    large = matrix(27, 40, dtype) + 1000
+    assert_near(product(large, b.nan_to_num(0, 0, 0)), large, b.nan_to_num(0, 0, 0))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(1000, 300, 400), (64, 513, 1000), (13, 4000, 37), (2000, 64, 5)]
+)
+def test_the_number_of_threads_changes_no_bit(sizes, dtype):
+    torch.manual_seed(5)
+    m, k, n = sizes
+    for form in FORMS:
+        a, b = matrix(m, k, dtype, form[0]), matrix(k, n, dtype, form[1])
+        results = []
+        for threads in (1, 2, 3, 4, 7):
+            torch.set_num_threads(threads)
+            results.append(product(a, b))
+        assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_two_threads_of_python_at_once():
+    torch.manual_seed(6)
+    work = [
+        (matrix(200, 300, torch.float32), matrix(300, 100 + i, torch.float32)) for i in range(8)
+    ]
+    alone = [product(a, b) for a, b in work]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            for result, want in zip(pool.map(lambda ab: product(*ab), work), alone, strict=True):
+                assert torch.equal(result, want)
+
+
+def test_in_a_forked_process():
+    a, b = matrix(200, 300, torch.float32), matrix(300, 100, torch.float32)
+    torch.set_num_threads(1)  # a runtime of threads does not survive a fork, with any kernel
+    want = product(a, b)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if torch.equal(product(a, b), want) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_says_what_it_does():
+    a, b = torch.randn(3, 4, 5), torch.randn(3, 5, 6)
+    it = _C.Product(torch.empty(3, 4, 6), a, b, torch.randn(1, 1, 6))
+    assert str(it) == "product, 3 times 4 x 5 x 6 of float32, added to\n"
+    turned = torch.empty(6, 4, dtype=torch.float64).t()
+    it = _C.Product(turned, a[0].double(), b[0].double())
+    assert str(it) == "product, 6 x 5 x 4 of float64, turned\n"
+
+
+class TestErrors:
+    def test_sizes(self):
+        with pytest.raises(_C.InternalError, match="got 2 x 3 times 4 x 5 for 2 x 5"):
+            _C.Product(torch.empty(2, 5), torch.empty(2, 3), torch.empty(4, 5))
+        with pytest.raises(_C.InternalError, match="got an operand of 1 dims, want 2 or more"):
+            _C.Product(torch.empty(5), torch.empty(5), torch.empty(5))
+        with pytest.raises(_C.InternalError, match="dim 0: got 3, want 4"):
+            _C.Product(torch.empty(4, 2, 2), torch.empty(3, 2, 2), torch.empty(4, 2, 2))
+        with pytest.raises(_C.InternalError, match="got 3 x 2 to begin with, want 2 x 2"):
+            _C.Product(*(torch.empty(2, 2) for _ in range(3)), torch.empty(3, 2))
+
+    def test_dtypes(self):
+        with pytest.raises(_C.Unsupported, match="got float32 and float64 for float32"):
+            _C.Product(torch.empty(2, 2), torch.empty(2, 2), torch.empty(2, 2, dtype=torch.float64))
+        with pytest.raises(_C.Unsupported, match="want one dtype of floats"):
+            _C.Product(*(torch.empty(2, 2, dtype=torch.int64) for _ in range(3)))
+
+    def test_instruction_set(self):
+        with pytest.raises(_C.UserError, match="isa: got 'sse', want one of portable"):
+            _C.Product(*(torch.empty(2, 2) for _ in range(3)), isa="sse")
