@@ -1,0 +1,218 @@
+"""Products of matrices: the engine's kernel beside PyTorch's, against the peak of the machine.
+
+    python benchmarks/products.py                        # float32, all forms of the listed shapes
+    python benchmarks/products.py --models bert llama    # and what training steps of these multiply
+    python benchmarks/products.py --dtype bfloat16 --threads 1 --isa avx2
+
+Both write the same result from the same factors, in one process, in turns. The forms are those of a
+linear layer: NT is its forward product, NN the gradient of its input, TN that of its weight.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import geometric_mean, median
+from typing import Any
+
+import models
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torch_ort import _C
+
+FORMS = ("NT", "NN", "TN")
+# m, k, n of a result of m rows and n columns, summed over k.
+SHAPES = (
+    (2048, 2048, 2048), (1024, 256, 8000), (1024, 256, 1024), (768, 256, 16000), (512, 768, 3072),
+    (64, 512, 1024), (128, 64, 256), (32, 64, 64), (64, 512, 10), (16, 1024, 1024),
+)  # fmt: skip
+# Of the issue's targets, by operations of a product: its part of the peak, or what it is to be of
+# PyTorch's speed.
+LARGE, SMALL = 100e6, 4e6
+# Where the first of both factors stands among the arguments of an operator.
+FIRST_FACTOR = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
+TURN_SECONDS = 2e-3  # of the repetitions of one side, so that a clock is exact
+
+
+@dataclass(frozen=True)
+class Row:
+    """Seconds of one product, of each turn, and the machine's best."""
+
+    batch: int
+    m: int
+    k: int
+    n: int
+    form: str
+    ours: list[float]
+    pytorch: list[float]
+    is_preferred: bool
+    peak: float  # operations a second
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions."""
+        return 2 * self.batch * self.m * self.k * self.n
+
+    def of_peak(self, seconds: list[float]) -> float:
+        """Part of the peak that the fastest turn came to."""
+        return self.flops / min(seconds) / self.peak
+
+    @property
+    def speed(self) -> float:
+        """How many times PyTorch's speed, by the fastest turns."""
+        return min(self.pytorch) / min(self.ours)
+
+
+class Recorder(TorchDispatchMode):
+    """Notes batch, sizes and form of each product that PyTorch is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[tuple[int, int, int, int, str]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        first = FIRST_FACTOR.get(func.overloadpacket.__name__)
+        if first is not None:
+            a, b = args[first : first + 2]
+            form = "".join("T" if x.stride(-1) != 1 and x.stride(-2) == 1 else "N" for x in (a, b))
+            batch = a.shape[0] if a.ndim == 3 else 1
+            self.seen.add((batch, a.shape[-2], a.shape[-1], b.shape[-1], form))
+        return func(*args, **(kwargs or {}))
+
+
+def products_of(names: Iterable[str]) -> list[tuple[int, int, int, int, str]]:
+    """List the products of a training step of some benchmark models, in eager PyTorch."""
+    recorder = Recorder()
+    for name in names:
+        workload = models.build(name, "cpu")
+        with recorder:
+            workload.model(*workload.batches[0]).backward()
+    return sorted(recorder.seen, key=lambda each: -math.prod(each[:4]))
+
+
+def matrix(batch: int, rows: int, columns: int, form: str, dtype: torch.dtype) -> torch.Tensor:
+    sizes = (columns, rows) if form == "T" else (rows, columns)
+    numbers = torch.randn(batch, *sizes).to(dtype)
+    numbers = numbers.transpose(1, 2) if form == "T" else numbers
+    return numbers if batch > 1 else numbers[0]
+
+
+def measure(
+    shape: tuple[int, int, int, int], form: str, dtype: torch.dtype, isa: str, turns: int,
+    peak: float,
+) -> Row:  # fmt: skip
+    batch, m, k, n = shape
+    a, b = matrix(batch, m, k, form[0], dtype), matrix(batch, k, n, form[1], dtype)
+    ours, theirs = (torch.empty((*a.shape[:-1], n), dtype=dtype) for _ in range(2))
+    product = _C.Product(ours, a, b, isa=isa)
+    multiply = torch.bmm if batch > 1 else torch.mm
+    sides: list[tuple[Callable[[], Any], list[float]]] = [
+        (product.run, []), (lambda: multiply(a, b, out=theirs), [])
+    ]  # fmt: skip
+    repetitions = []
+    for run, _ in sides:
+        run()
+        start = time.perf_counter()
+        run()
+        once = max(time.perf_counter() - start, 1e-7)
+        repetitions.append(max(1, int(TURN_SECONDS / once)))
+    torch.testing.assert_close(ours.double(), theirs.double(), rtol=0.02, atol=0.02 * math.sqrt(k))
+    for turn in range(turns):
+        for i in (0, 1) if turn % 2 == 0 else (1, 0):
+            run, seconds = sides[i]
+            start = time.perf_counter()
+            for _ in range(repetitions[i]):
+                run()
+            seconds.append((time.perf_counter() - start) / repetitions[i])
+    return Row(*shape, form, sides[0][1], sides[1][1], product.is_preferred, peak)
+
+
+def table(rows: list[Row], title: str) -> Table:
+    result = Table(title=title)
+    for head in ("product", "form", "MFLOP", "runs in", "us", "of peak", "PyTorch", "times",
+                 "median"):  # fmt: skip
+        result.add_column(head, justify="left" if head in ("product", "form") else "right")
+    for row in rows:
+        sizes = f"{row.m}×{row.k}×{row.n}"
+        result.add_row(
+            sizes if row.batch == 1 else f"{row.batch} of {sizes}", row.form,
+            f"{row.flops / 1e6:.2f}", "engine" if row.is_preferred else "PyTorch",
+            f"{min(row.ours) * 1e6:.1f}", f"{row.of_peak(row.ours):.2f}",
+            f"{row.of_peak(row.pytorch):.2f}", f"{row.speed:.2f}",
+            f"{median(row.pytorch) / median(row.ours):.2f}",
+        )  # fmt: skip
+    return result
+
+
+def means(rows: list[Row]) -> list[str]:
+    """Say what the targets ask of the products of each size."""
+    lines = []
+    groups = (
+        ("100 MFLOP and more", [row for row in rows if row.flops >= LARGE]),
+        ("4 to 100 MFLOP", [row for row in rows if SMALL <= row.flops < LARGE]),
+        ("below", [row for row in rows if row.flops < SMALL]),
+    )
+    for name, group in groups:
+        if group:
+            peak = geometric_mean(row.of_peak(row.ours) for row in group)
+            speed = geometric_mean(row.speed for row in group)
+            least = min(row.speed for row in group)
+            lines.append(
+                f"{name}: {peak:.2f} of the peak, {speed:.2f} times PyTorch's speed, "
+                f"{least:.2f} at least ({len(group)} products)"
+            )
+    return lines
+
+
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--dtype", default="float32",
+                        choices=["float32", "float64", "bfloat16", "float16"])  # fmt: skip
+    parser.add_argument("--isa", default="", choices=["", *_C.isa_names()],
+                        help="instruction set (default: the widest)")  # fmt: skip
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--models", nargs="*", default=[], choices=sorted(models.MODELS),
+                        help="whose products are measured too")  # fmt: skip
+    parser.add_argument("--turns", type=int, default=20, help="of each side, and each product")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parse_arguments(arguments)
+    console = Console(width=110)
+    torch.manual_seed(0)
+    wanted = [(1, *shape, form) for shape in SHAPES for form in FORMS]
+    wanted += [each for each in products_of(options.models) if each not in wanted]
+    dtype, measured = getattr(torch, options.dtype), {}
+    for threads in options.threads:
+        torch.set_num_threads(threads)
+        peak = _C.measure_peak(options.dtype, options.isa)
+        rows = [
+            measure(shape, form, dtype, options.isa, options.turns, peak) for *shape, form in wanted
+        ]
+        isa = options.isa or _C.isa_names()[-1]
+        title = f"{options.dtype}, {isa}, threads: {threads}; peak {peak / 1e9:.0f} GFLOP/s"
+        console.print(table(rows, title))
+        for line in means(rows):
+            console.print(line, highlight=False)
+        measured[threads] = [asdict(row) for row in rows]
+    if options.json:
+        settings = {name: str(value) for name, value in vars(options).items()}
+        options.json.write_text(json.dumps({"settings": settings, "rows": measured}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,41 @@
+"""The table of products."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def products(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import products
+
+    yield products
+    for name in ("products", "models"):
+        sys.modules.pop(name, None)
+
+
+def test_products_of_a_model_are_listed(products):
+    listed = products.products_of(["mlp"])
+    assert (1, 64, 512, 1024, "NT") in listed  # the first layer
+    assert (1, 1024, 64, 512, "TN") in listed  # the gradient of its weight
+
+
+def test_a_table(products, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(products, "SHAPES", ((32, 64, 64), (8, 16, 24)))
+    file = tmp_path / "products.json"
+    assert products.main(["--threads", "1", "--turns", "2", "--json", str(file)]) == 0
+    rows = json.loads(file.read_text())["rows"]["1"]
+    assert [(row["m"], row["form"]) for row in rows] == [
+        (m, form) for m in (32, 8) for form in ("NT", "NN", "TN")
+    ]
+    assert all(len(row["ours"]) == len(row["pytorch"]) == 2 for row in rows)
+    text = capsys.readouterr().out
+    assert "32×64×64" in text
+    assert "times PyTorch's speed" in text
