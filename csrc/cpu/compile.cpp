@@ -850,6 +850,10 @@ std::unique_ptr<const Kernel> compile(const Node& node, const std::vector<Layout
   if (ir::is(&node, "EmbeddingGrad", ir::kTorchOrtDomain)) {
     return make_embedding_grad(node, inputs, outputs);
   }
+  if (ir::is(&node, "Take", ir::kTorchOrtDomain)) return make_take(node, inputs, outputs);
+  if (ir::is(&node, "TakeGrad", ir::kTorchOrtDomain)) {
+    return make_take_grad(node, inputs, outputs, options);
+  }
   return make_attention(node, inputs, outputs, options);
 }
 

@@ -115,6 +115,12 @@ std::unique_ptr<const Kernel> make_runner(Program program);
 std::unique_ptr<const Kernel> make_embedding_grad(const ir::Node& node,
                                                   const std::vector<Layout>& inputs,
                                                   const std::vector<Layout>& outputs);
+std::unique_ptr<const Kernel> make_take(const ir::Node& node, const std::vector<Layout>& inputs,
+                                        const std::vector<Layout>& outputs);
+std::unique_ptr<const Kernel> make_take_grad(const ir::Node& node,
+                                             const std::vector<Layout>& inputs,
+                                             const std::vector<Layout>& outputs,
+                                             const CompileOptions& options);
 // Attention and AttentionGrad.
 std::unique_ptr<const Kernel> make_attention(const ir::Node& node,
                                              const std::vector<Layout>& inputs,

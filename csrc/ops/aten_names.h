@@ -14,6 +14,9 @@ inline constexpr const char* kEmbeddingBackward = "aten::embedding_dense_backwar
 inline constexpr const char* kFlashAttention = "aten::_scaled_dot_product_flash_attention_for_cpu";
 inline constexpr const char* kFlashAttentionBackward =
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward";
+inline constexpr const char* kIndex = "aten::index";
+inline constexpr const char* kIndexAdd = "aten::index_add";
+inline constexpr const char* kIndexPut = "aten::index_put";
 inline constexpr const char* kLayerNorm = "aten::native_layer_norm";
 inline constexpr const char* kLayerNormBackward = "aten::native_layer_norm_backward";
 inline constexpr const char* kLogSoftmaxBackward = "aten::_log_softmax_backward_data";

@@ -163,6 +163,12 @@ void register_region(Registry& ops) {
               {{"denominator", kDim}, {"factor", kFloat}, {"numerator", kDim}}));
   // gradient [..., D] and ids [...] -> gradient of the table [V, D]
   ops.add(own("EmbeddingGrad", 2, lower_region, {{"padding_idx", kInt}}));
+  // x and places along `axis` -> what lies there, as x[:, places]. `from_end`: negative places
+  // count from there, as in an index, and errors are those of an index; else of index_select.
+  const std::vector<AttrRule> of_places = {{"axis", kInt}, {"from_end", kInt}};
+  ops.add(own("Take", 2, lower_region, of_places));
+  // gradient of that, places -> gradient of x
+  ops.add(own("TakeGrad", 2, lower_region, of_places));
   // query, key, value, [mask], [what a dropout keeps] -> result, logarithms of the denominators
   // Scores times `scale`, and then either a mask of numbers that is added, or `fill` where a mask
   // of truth values says so. `is_causal`: a query sees no later key. `unseen_is_nan`: what comes of

@@ -30,6 +30,7 @@ int channels_last(ir::Graph& graph);
 int replay_views(ir::Graph& graph);
 int remove_dead(ir::Graph& graph);
 int expand_composites(ir::Graph& graph);
+int take_places(ir::Graph& graph);
 int move_concats(ir::Graph& graph);
 int draw_in_regions(ir::Graph& graph);
 int join_views(ir::Graph& graph);
@@ -131,6 +132,13 @@ const std::vector<Pass>& pipeline() {
        .run = expand_composites,
        .writes_engine_ops = true,
        .for_regions = true},
+      // its kernels add bfloat16 and float16 in float32
+      {.name = "take_places",
+       .run = take_places,
+       .writes_engine_ops = true,
+       .for_regions = true,
+       .only_with = "expand_composites",
+       .not_with = "emulate_eager_casts"},
       // after expand_composites: gated activations and dropout are point-wise nodes then
       {.name = "move_concats", .run = move_concats, .writes_engine_ops = true, .for_regions = true},
       // masks of our own are drawn in regions alone

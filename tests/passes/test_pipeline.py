@@ -86,7 +86,9 @@ def test_facts_name_passes_and_options() -> None:
     assert all(each.only_with is None or each.only_with in names for each in facts)
     options = {row.name for row in TABLE}
     assert all(each.not_with is None or each.not_with in options for each in facts)
-    assert {each.name for each in facts if each.not_with} == {"draw_in_regions", "fuse_attention"}
+    assert {each.name for each in facts if each.not_with} == {
+        "draw_in_regions", "fuse_attention", "take_places"
+    }  # fmt: skip
 
 
 def test_bisect_stops_after_that_many_rewrites() -> None:

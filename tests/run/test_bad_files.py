@@ -211,6 +211,46 @@ def test_a_table_of_embeddings_that_is_not_row_major() -> None:
             run(changed, strides, **given)
 
 
+TAKE = """
+    g (float[2,3] x, int64[4] z) => (float[2,4] y) { y = torch_ort.Take <axis = 1> (x, z) }
+"""
+TAKE_GRAD = """
+    g (float[2,4] x, int64[4] z) => (float[2,3] y) { y = torch_ort.TakeGrad <axis = 1> (x, z) }
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("axis = 1", "axis = 2", "got axis 2 of 2 dims"),
+        ("axis = 1", "axis = -1", "got axis -1 of 2 dims"),
+        ("axis = 1", "axis = 0", "the operands do not fit together"),
+        ("float[2,3]", "float[2,2,3]", "the operands do not fit together"),
+        ("float[2,4]", "float[2,5]", "the operands do not fit together"),
+        ("float[2,3]", "double[2,3]", "the operands do not fit together"),
+        ("int64[4] z", "double[4] z", "dtype of the places: got float64, want int64 or int32"),
+    ],
+)
+@pytest.mark.parametrize("op", ["Take", "TakeGrad"])
+def test_places_that_do_not_fit_their_operands(op: str, old: str, new: str, words: str) -> None:
+    text, z = {"Take": TAKE, "TakeGrad": TAKE_GRAD}[op], torch.tensor([0, 1, 2, 0])
+    graph = read(text.replace(old, new))
+    dtype, sizes = graph.types()["x"][:2]
+    x = torch.zeros([int(size) for size in sizes], dtype=getattr(torch, dtype))
+    z = z.to(getattr(torch, graph.types()["z"][0]))
+    with pytest.raises(torch_ort.UserError, match=f"file: node 'y': {op}: {words}"):
+        _C.run(graph, {"x": x, "z": z})
+
+
+@pytest.mark.parametrize("place", [3, -1, 2**62])
+def test_places_that_do_not_exist(place: int) -> None:
+    z = torch.tensor([0, place, 2, 0])
+    with pytest.raises(RuntimeError, match=f"out of DATA bounds, id={place} axis_dim=3"):
+        run(TAKE, x=torch.randn(2, 3), z=z)
+    with pytest.raises(RuntimeError, match=f"index {place} is out of bounds for dimension 1"):
+        run(TAKE_GRAD, x=torch.randn(2, 4), z=z)
+
+
 def test_attributes_and_inputs_that_name_nothing() -> None:
     x = torch.randn(4)
     text = "g (float[4] x) => (float[2] y) { y, z = Split <num_outputs = 1099511627776> (x) }"

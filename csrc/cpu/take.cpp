@@ -1,0 +1,479 @@
+// Places along one dim: what lies there is taken out of a tensor, or added up in zeros of its
+// sizes.
+#include "base/error.h"
+#include "cpu/program.h"
+#include "cpu/thread_memory.h"
+
+#include <ATen/Parallel.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Exception.h>
+#include <c10/util/Half.h>
+
+#include <algorithm>
+#include <type_traits>
+
+namespace torch_ort::cpu {
+
+namespace {
+
+using ir::DType;
+
+constexpr int64_t kWorkPerThread = 1 << 15;  // elements
+constexpr int64_t kBlock = 512;              // places
+constexpr int64_t kSums = 1 << 16;           // that stay in the second cache
+constexpr int64_t kLine = 16;                // numbers of a cache line
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// A dim with its strides in two tensors.
+struct Axis {
+  int64_t size, a, b;
+};
+
+// Dims that lie one after the other in both tensors become one; those of one element go.
+std::vector<Axis> merge(const std::vector<Axis>& axes) {
+  std::vector<Axis> merged;
+  for (const Axis& axis : axes) {
+    if (axis.size == 1) continue;
+    if (!merged.empty() && merged.back().a == axis.size * axis.a &&
+        merged.back().b == axis.size * axis.b) {
+      merged.back() = {merged.back().size * axis.size, axis.a, axis.b};
+    } else {
+      merged.push_back(axis);
+    }
+  }
+  return merged;
+}
+
+struct Offsets {
+  int64_t a = 0, b = 0;
+};
+
+// Of an element, counted over all dims, the last one fastest.
+Offsets offsets_of(const std::vector<Axis>& axes, int64_t element) {
+  Offsets offsets;
+  for (size_t i = axes.size(); i-- > 0;) {
+    const int64_t at = i == 0 ? element : element % axes[i].size;
+    offsets.a += at * axes[i].a;
+    offsets.b += at * axes[i].b;
+    element /= axes[i].size;
+  }
+  return offsets;
+}
+
+// A few places one after the other: distances in elements along the dim, and to their parts.
+struct Block {
+  int64_t first = -1, count = 0;
+  int64_t along[kBlock], part[kBlock];
+};
+
+// How elements are found: `whole` has the dim, `parts` what lies at places of it.
+class Taking {
+ public:
+  // `written` of the two says which dims stand outside.
+  Taking(const ir::Node& node, const Layout& whole, const Layout& places, const Layout& parts,
+         const Layout& written)
+      : counts_from_end_(ir::int_attr(node.attrs, "from_end", 0) != 0),
+        is_gradient_(&written == &whole),
+        dim_(ir::int_attr(node.attrs, "axis", 0)),
+        rank_(static_cast<int64_t>(whole.sizes.size())) {
+    const std::string& op = node.op.name;
+    ORT_CHECK(dim_ >= 0 && dim_ < rank_, op, ": got axis ", dim_, " of ", rank_, " dims");
+    const int64_t behind = dim_ + static_cast<int64_t>(places.sizes.size());
+    std::vector<int64_t> sizes = whole.sizes;
+    sizes.erase(sizes.begin() + dim_);
+    sizes.insert(sizes.begin() + dim_, places.sizes.begin(), places.sizes.end());
+    ORT_CHECK(parts.sizes == sizes && parts.dtype == whole.dtype, op,
+              ": the operands do not fit together");
+    ORT_CHECK(places.dtype == DType::kInt64 || places.dtype == DType::kInt32, op,
+              ": dtype of the places: got ", ir::name(places.dtype), ", want int64 or int32");
+    is_short_ = places.dtype == DType::kInt32;
+    size = whole.sizes[dim_];
+    stride = whole.strides[dim_];
+
+    std::vector<Axis> of_places, others;
+    for (int64_t i = dim_; i < behind; ++i) {
+      of_places.push_back({parts.sizes[i], places.strides[i - dim_], parts.strides[i]});
+      num_places *= parts.sizes[i];
+    }
+    places_ = merge(of_places);
+    for (int64_t i = 0; i < rank_; ++i) {
+      const int64_t of_parts = i < dim_ ? i : i - dim_ - 1 + behind;
+      if (i != dim_) others.push_back({whole.sizes[i], whole.strides[i], parts.strides[of_parts]});
+    }
+    const auto is_further_out = [this](const Axis& x, const Axis& y) {
+      return is_gradient_ ? x.a > y.a : x.b > y.b;
+    };
+    std::stable_sort(others.begin(), others.end(), is_further_out);
+    outer_ = merge(others);
+    const Axis along = {size, stride, places_.empty() ? 0 : places_.back().b};
+    if (!outer_.empty() && (places_.empty() || is_further_out(along, outer_.back()))) {
+      inner = outer_.back();
+      outer_.pop_back();
+    }
+    for (const Axis& axis : outer_) num_outer *= axis.size;
+  }
+
+  int64_t size = 0, stride = 0;  // of the dim
+  int64_t num_places = 1, num_outer = 1;
+  Axis inner{1, 1, 1};  // the last one in what is written
+
+  Offsets outer(int64_t number) const { return offsets_of(outer_, number); }
+
+  // Of parts that lie one behind the other at equal distances, else -1.
+  int64_t part_stride() const {
+    if (places_.size() > 1) return -1;
+    return places_.empty() ? 1 : places_[0].b;
+  }
+
+  // Places count from the front, as multiples of `unit`.
+  void load(const void* places, int64_t first, int64_t count, int64_t unit, Block& block) const {
+    if (block.first == first && block.count == count) return;
+    block.first = first;
+    block.count = count;
+    if (is_short_) {
+      load_as<int32_t>(places, unit, block);
+    } else {
+      load_as<int64_t>(places, unit, block);
+    }
+  }
+
+  // Raises what eager PyTorch raises for the first place that does not exist.
+  void check(const void* places) const {
+    if (num_places == 0) return;
+    const bool is_empty = num_outer * inner.size == 0;
+    if (counts_from_end_ || is_gradient_) {
+      TORCH_CHECK_INDEX(size > 0, "index is out of bounds for dimension with size 0");
+      if (is_empty) return;
+    } else if (rank_ > 1) {
+      TORCH_CHECK(size > 0, "index_select(): self indexing axis dim should be positive");
+    }
+    if (is_short_) {
+      check_as<int32_t>(places, is_empty);
+    } else {
+      check_as<int64_t>(places, is_empty);
+    }
+  }
+
+  std::string str() const {
+    return concat(num_places, " places of ", size, ", ", num_outer, " times ", inner.size, "\n");
+  }
+
+ private:
+  // Visits each place, and where its part begins.
+  template <typename Id, typename Visit>
+  void for_each(const void* places, int64_t first, int64_t count, Visit visit) const {
+    const auto* ids = static_cast<const Id*>(places);
+    if (places_.size() == 1) {
+      const auto [unused, stride, part_stride] = places_[0];
+      for (int64_t i = first; i < first + count; ++i) visit(ids[i * stride], i * part_stride);
+      return;
+    }
+    for (int64_t i = first; i < first + count; ++i) {
+      const Offsets at = offsets_of(places_, i);
+      visit(ids[at.a], at.b);
+    }
+  }
+
+  template <typename Id>
+  void load_as(const void* places, int64_t unit, Block& block) const {
+    int64_t i = 0;
+    for_each<Id>(places, block.first, block.count, [&](int64_t id, int64_t part) {
+      block.along[i] = (id < 0 ? id + size : id) * unit;
+      block.part[i++] = part;
+    });
+  }
+
+  template <typename Id>
+  void check_as(const void* places, bool is_empty) const {
+    const int64_t least = counts_from_end_ ? -size : 0;
+    for_each<Id>(places, 0, num_places, [&](int64_t id, int64_t) {
+      if (id < least || id >= size) refuse(id, is_empty);
+    });
+  }
+
+  [[noreturn]] void refuse(int64_t id, bool is_empty) const {
+    TORCH_CHECK_INDEX(!counts_from_end_, "index ", id,
+                      " is out of bounds for dimension 0 with size ", size);
+    TORCH_CHECK(!is_gradient_, "index ", id, " is out of bounds for dimension ", dim_,
+                " with size ", size);
+    // PyTorch's kernel has a way of its own for the second dim, and for no elements.
+    TORCH_CHECK_INDEX(rank_ > 1 && (dim_ == 1 || is_empty), "index out of range in self");
+    TORCH_CHECK(false, "INDICES element is out of DATA bounds, id=", id, " axis_dim=", size);
+  }
+
+  bool counts_from_end_, is_gradient_, is_short_ = false;
+  int64_t dim_, rank_;
+  std::vector<Axis> outer_;   // a: of the whole, b: of the parts
+  std::vector<Axis> places_;  // a: of the places, b: of the parts
+};
+
+// `T` stands for all types of its size.
+template <typename T>
+class Take final : public Kernel {
+ public:
+  explicit Take(Taking taking) : taking_(std::move(taking)) {}
+
+  void run(const void* const* inputs, void* const* outputs) const override {
+    const auto* whole = static_cast<const T*>(inputs[0]);
+    const void* places = inputs[1];
+    auto* parts = static_cast<T*>(outputs[0]);
+    taking_.check(places);
+    const int64_t width = taking_.inner.size, count = taking_.num_places;
+    if (width * count * taking_.num_outer == 0) return;
+    const int64_t step = std::clamp<int64_t>(kWorkPerThread / width, 1, std::min(kBlock, count));
+    const int64_t grain = std::max<int64_t>(1, kWorkPerThread / (step * width));
+    const int64_t num_outer = taking_.num_outer;
+    at::parallel_for(0, ceil_div(count, step) * num_outer, grain, [&](int64_t begin, int64_t end) {
+      Block block;
+      while (begin < end) {
+        const int64_t first = begin / num_outer * step, outer = begin % num_outer;
+        const int64_t last = std::min(num_outer, outer + end - begin);
+        taking_.load(places, first, std::min(step, count - first), taking_.stride, block);
+        for (int64_t i = outer; i < last; ++i) {
+          const Offsets at = taking_.outer(i);
+          copy(whole + at.a, parts + at.b, block);
+        }
+        begin += last - outer;
+      }
+    });
+  }
+
+  std::string str() const override { return concat("take ", taking_.str()); }
+
+ private:
+  void copy(const T* whole, T* parts, const Block& block) const {
+    const auto [width, from, to] = taking_.inner;
+    if (width == 1 && taking_.part_stride() == 1) {
+      T* target = parts + block.first;
+      for (int64_t i = 0; i < block.count; ++i) target[i] = whole[block.along[i]];
+      return;
+    }
+    for (int64_t i = 0; i < block.count; ++i) {
+      const T* source = whole + block.along[i];
+      T* target = parts + block.part[i];
+      if (width == 1) {
+        *target = *source;
+      } else if (from == 1 && to == 1) {
+        std::copy_n(source, width, target);
+      } else {
+        for (int64_t j = 0; j < width; ++j) target[j * to] = source[j * from];
+      }
+    }
+  }
+
+  const Taking taking_;
+};
+
+// Sums of each element are made in the order of the places, whatever the number of threads. Those
+// of short floats are made in float32.
+template <typename T>
+class TakeGrad final : public Kernel {
+  static constexpr bool kIsShort = sizeof(T) == 2;
+  using Sum = std::conditional_t<kIsShort, float, T>;
+
+  // Of the dim, and of the one within.
+  struct Piece {
+    int64_t begin, size, first_column, width;
+  };
+  struct Sums {
+    Sum* data;
+    int64_t stride, column_stride;
+  };
+
+ public:
+  TakeGrad(Taking taking, DType dtype, Isa isa)
+      : taking_(std::move(taking)),
+        kernels_(kernels<Sum>(isa)),
+        load_(kernels_.load[static_cast<size_t>(dtype)]),
+        store_(kernels_.store[static_cast<size_t>(dtype)]) {}
+
+  void run(const void* const* inputs, void* const* outputs) const override {
+    const auto* parts = static_cast<const T*>(inputs[0]);
+    const void* places = inputs[1];
+    auto* whole = static_cast<T*>(outputs[0]);
+    taking_.check(places);
+    const int64_t columns = taking_.inner.size, size = taking_.size;
+    if (size * columns * taking_.num_outer == 0) return;
+    const int64_t work = (taking_.num_places + size) * columns;
+    const auto [width, height] = split(work * taking_.num_outer);
+    const int64_t across = ceil_div(columns, width), pieces = across * ceil_div(size, height);
+    const int64_t grain = std::max<int64_t>(1, kWorkPerThread / ceil_div(work, pieces));
+    at::parallel_for(0, taking_.num_outer * pieces, grain, [&](int64_t begin, int64_t end) {
+      Block block;
+      Piece piece{0, size, 0, columns};
+      int64_t outer = begin / pieces, number = begin % pieces;
+      for (int64_t unit = begin; unit < end; ++unit) {
+        if (pieces > 1) {
+          piece.begin = number / across * height;
+          piece.size = std::min(height, size - piece.begin);
+          piece.first_column = number % across * width;
+          piece.width = std::min(width, columns - piece.first_column);
+        }
+        const Offsets at = taking_.outer(outer);
+        const T* from = parts + at.b + piece.first_column * taking_.inner.b;
+        T* to = whole + at.a + piece.begin * taking_.stride + piece.first_column * taking_.inner.a;
+        make(from, places, piece, to, block);
+        if (++number == pieces) {
+          number = 0;
+          ++outer;
+        }
+      }
+    });
+  }
+
+  std::string str() const override { return concat("take, gradient, ", taking_.str()); }
+
+ private:
+  // Of one piece of the work: columns, and elements of the dim. Who has a part of the dim looks at
+  // all places.
+  std::pair<int64_t, int64_t> split(int64_t work) const {
+    const int64_t columns = taking_.inner.size, size = taking_.size;
+    int64_t width = columns, height = size;
+    const int64_t threads = work < kWorkPerThread ? 1 : at::get_num_threads();
+    if (const int64_t wanted = ceil_div(threads, taking_.num_outer); wanted > 1) {
+      if (columns >= wanted * kLine) {
+        width = ceil_div(columns, wanted);
+      } else {
+        height = ceil_div(size, wanted);
+      }
+    }
+    if (kIsShort) {  // whose sums have memory of their own
+      const int64_t eighth = size * columns * taking_.num_outer / 8;
+      const int64_t most = std::max(kSums, std::min(eighth, taking_.num_places));
+      width = std::min(width, std::max(kLine, most / height));
+      height = std::min(height, most / width);
+    }
+    return {width, height};
+  }
+
+  void make(const T* from, const void* places, const Piece& piece, T* to, Block& block) const {
+    const int64_t stride = taking_.stride, column_stride = taking_.inner.a;
+    if constexpr (kIsShort) {
+      float* sums = thread_memory<float, Use::kSums>(piece.size * piece.width);
+      add_up(from, places, piece, {sums, piece.width, 1}, block);
+      if (piece.width == 1) {
+        store_(to, sums, {piece.size, stride});
+      } else {
+        store_(to, sums, {piece.width, column_stride, piece.size, stride});
+      }
+    } else {
+      add_up(from, places, piece, {to, stride, column_stride}, block);
+    }
+  }
+
+  void add_up(const T* from, const void* places, const Piece& piece, const Sums& sums,
+              Block& block) const {
+    clear(piece, sums);
+    const int64_t count = taking_.num_places;
+    const int64_t step =
+        kIsShort ? std::clamp<int64_t>(kSums / 16 / piece.width, 1, kBlock) : kBlock;
+    for (int64_t first = 0; first < count; first += step) {
+      taking_.load(places, first, std::min(step, count - first), 1, block);
+      if constexpr (kIsShort) {
+        add_block(widened(from, piece, block), piece.width, 1, piece, sums, block);
+      } else {
+        const int64_t distance = taking_.part_stride();
+        add_block(from + (distance < 0 ? 0 : block.part[0]), distance, taking_.inner.b, piece, sums,
+                  block);
+      }
+    }
+  }
+
+  // The parts of a block as float32, one behind the other.
+  const float* widened(const T* from, const Piece& piece, const Block& block) const {
+    float* numbers = thread_memory<float, Use::kParts>(block.count * piece.width);
+    const int64_t part_stride = taking_.part_stride();
+    if (part_stride >= 0 && piece.width == 1) {
+      load_(numbers, from + block.part[0], {block.count, part_stride});
+    } else if (part_stride >= 0) {
+      load_(numbers, from + block.part[0],
+            {piece.width, taking_.inner.b, block.count, part_stride});
+    } else {
+      for (int64_t i = 0; i < block.count; ++i) {
+        load_(numbers + i * piece.width, from + block.part[i], {piece.width, taking_.inner.b});
+      }
+    }
+    return numbers;
+  }
+
+  static void clear(const Piece& piece, const Sums& sums) {
+    const bool is_one_run = (piece.width == 1 || sums.column_stride == 1) &&
+                            (piece.size == 1 || sums.stride == piece.width);
+    if (is_one_run) {
+      std::fill_n(sums.data, piece.size * piece.width, Sum(0));
+      return;
+    }
+    for (int64_t i = 0; i < piece.size; ++i) {
+      Sum* row = sums.data + i * sums.stride;
+      for (int64_t j = 0; j < piece.width; ++j) row[j * sums.column_stride] = 0;
+    }
+  }
+
+  // `distance`: from part to part; -1: as the block says.
+  void add_block(const Sum* from, int64_t distance, int64_t from_stride, const Piece& piece,
+                 const Sums& sums, const Block& block) const {
+    if (piece.width == 1 && piece.size == taking_.size && distance >= 0) {
+      for (int64_t i = 0; i < block.count; ++i) {
+        sums.data[block.along[i] * sums.stride] += from[i * distance];
+      }
+      return;
+    }
+    for (int64_t i = 0; i < block.count; ++i) {
+      const int64_t place = block.along[i] - piece.begin;
+      if (place < 0 || place >= piece.size) continue;
+      const Sum* source = from + (distance < 0 ? block.part[i] : i * distance);
+      Sum* target = sums.data + place * sums.stride;
+      if (piece.width == 1) {
+        *target += *source;
+      } else if (from_stride == 1 && sums.column_stride == 1) {
+        kernels_.add_rows(target, source, 1, piece.width);
+      } else {
+        for (int64_t j = 0; j < piece.width; ++j) {
+          target[j * sums.column_stride] += source[j * from_stride];
+        }
+      }
+    }
+  }
+
+  const Taking taking_;
+  const Kernels<Sum>& kernels_;
+  typename Kernels<Sum>::Load load_;
+  typename Kernels<Sum>::Store store_;
+};
+
+}  // namespace
+
+std::unique_ptr<const Kernel> make_take(const ir::Node& node, const std::vector<Layout>& inputs,
+                                        const std::vector<Layout>& outputs) {
+  const Layout &whole = inputs.at(0), &parts = outputs.at(0);
+  Taking taking(node, whole, inputs.at(1), parts, parts);
+  switch (ir::size_bytes(whole.dtype)) {
+    case 1: return std::make_unique<const Take<uint8_t>>(std::move(taking));
+    case 2: return std::make_unique<const Take<uint16_t>>(std::move(taking));
+    case 4: return std::make_unique<const Take<uint32_t>>(std::move(taking));
+    case 8: return std::make_unique<const Take<uint64_t>>(std::move(taking));
+    default: throw InternalError(concat("Take: got ", ir::name(whole.dtype)));
+  }
+}
+
+std::unique_ptr<const Kernel> make_take_grad(const ir::Node& node,
+                                             const std::vector<Layout>& inputs,
+                                             const std::vector<Layout>& outputs,
+                                             const CompileOptions& options) {
+  const Layout &parts = inputs.at(0), &whole = outputs.at(0);
+  Taking taking(node, whole, inputs.at(1), parts, whole);
+  const auto make = [&]<typename T>() -> std::unique_ptr<const Kernel> {
+    return std::make_unique<const TakeGrad<T>>(std::move(taking), whole.dtype, options.isa);
+  };
+  switch (whole.dtype) {
+    case DType::kFloat: return make.operator()<float>();
+    case DType::kDouble: return make.operator()<double>();
+    case DType::kHalf: return make.operator()<c10::Half>();
+    case DType::kBFloat16: return make.operator()<c10::BFloat16>();
+    default:
+      throw InternalError(concat("TakeGrad: got ", ir::name(whole.dtype), ", want a real dtype"));
+  }
+}
+
+}  // namespace torch_ort::cpu

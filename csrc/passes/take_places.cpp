@@ -1,0 +1,202 @@
+// x[:, places]       -> torch_ort.Take(x, places)
+// its gradient, parts added up in zeros -> torch_ort.TakeGrad(gradient, places)
+// Declines where several dims have places, where sizes come from data, and where PyTorch's kernels
+// are as fast.
+
+#include "ir/edit.h"
+#include "ops/aten.h"
+#include "ops/aten_names.h"
+#include "ops/op.h"
+#include "ops/shapes.h"
+#include "ops/writer.h"
+#include "passes/halves.h"
+#include "passes/known_sizes.h"
+#include "passes/pass.h"
+#include "region/codegen.h"
+
+#include <algorithm>
+#include <optional>
+
+namespace torch_ort::passes {
+
+namespace {
+
+using ir::Dim;
+using ir::DType;
+using ir::Graph;
+using ir::Node;
+using ir::Shape;
+using ir::Value;
+
+// Parts of `x` at places along one dim, or a gradient of such parts, which goes into zeros.
+struct Taken {
+  Value* x;  // that is taken from, or the gradient
+  Value* places;
+  int64_t axis;
+  bool from_end;  // negative places count from there
+  bool is_gradient;
+};
+
+Value* tensor(const ops::Arg& arg) {
+  Value* const* value = std::get_if<Value*>(&arg.value);
+  return value == nullptr ? nullptr : *value;
+}
+
+// All bytes are 0: a ConstantOfShape, or what has become of it.
+bool is_zeros(const Value& value) {
+  std::shared_ptr<const ir::TensorData> data;
+  if (ir::is(value.producer, "ConstantOfShape")) {
+    const auto fill = value.producer->attrs.find("value");
+    if (fill == value.producer->attrs.end()) return true;
+    data = std::get<std::shared_ptr<const ir::TensorData>>(fill->second);
+  } else if (value.producer == nullptr) {
+    data = value.data;
+  }
+  if (data == nullptr || data->bytes == nullptr) return false;
+  return std::all_of(data->bytes, data->bytes + data->num_bytes,
+                     [](std::byte each) { return each == std::byte(0); });
+}
+
+// The only tensor of places, and its dim.
+std::optional<std::pair<Value*, int64_t>> only_places(const ops::Arg& indices) {
+  const auto& list = std::get<ops::ArgList>(indices.value);
+  std::optional<std::pair<Value*, int64_t>> found;
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (list[i].is_none()) continue;
+    if (found || tensor(list[i]) == nullptr) return std::nullopt;
+    found.emplace(tensor(list[i]), static_cast<int64_t>(i));
+  }
+  return found;
+}
+
+std::optional<Taken> index(const Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  if (call.overload != "Tensor") return std::nullopt;
+  const auto found = only_places(call.args.at(1));
+  if (!found) return std::nullopt;
+  return Taken{tensor(call.args.at(0)), found->first, found->second, true, false};
+}
+
+std::optional<Taken> index_put(const Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  const auto* adds = std::get_if<bool>(&call.args.at(3).value);
+  if (!call.overload.empty() || adds == nullptr || !*adds) return std::nullopt;
+  const auto found = only_places(call.args.at(1));
+  const Value* base = tensor(call.args.at(0));
+  if (!found || base == nullptr || !is_zeros(*base)) return std::nullopt;
+  return Taken{tensor(call.args.at(2)), found->first, found->second, true, true};
+}
+
+// What index_select has become.
+std::optional<Taken> gather(const Node& node) {
+  const Value &x = ops::input(node, 0), &places = ops::input(node, 1);
+  const bool is_view = !places.type.shape || places.type.shape->empty();
+  if (is_view || !x.type.shape) return std::nullopt;
+  const auto rank = static_cast<int64_t>(x.type.shape->size());
+  const int64_t axis = ops::wrap_axis(node, ir::int_attr(node.attrs, "axis", 0), rank);
+  // Regions read rows where they lie. Of the second dim, PyTorch takes runs of memory, and single
+  // elements of four bytes or more.
+  const bool is_slow = axis > 1 || (axis == 1 && rank == 2 && ir::size_bytes(x.type.dtype) < 4);
+  if (!is_slow) return std::nullopt;
+  return Taken{node.inputs[0], node.inputs[1], axis, false, false};
+}
+
+std::optional<Taken> index_add(const Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  const Value *base = tensor(call.args.at(0)), *places = tensor(call.args.at(2));
+  const auto* axis = std::get_if<Dim>(&call.args.at(1).value);
+  const auto* alpha = std::get_if<Dim>(&call.args.at(4).value);
+  const bool is_plain = call.overload.empty() && base != nullptr && places != nullptr &&
+                        axis != nullptr && axis->is_constant() && alpha != nullptr &&
+                        *alpha == Dim(1);
+  if (!is_plain || !base->type.shape || base->type.shape->empty() || !is_zeros(*base)) return {};
+  if (!places->type.shape || places->type.shape->size() != 1) return std::nullopt;
+  const auto rank = static_cast<int64_t>(base->type.shape->size());
+  const int64_t at = ops::wrap_axis(node, axis->constant(), rank);
+  if (at == rank - 1) return std::nullopt;  // for which PyTorch has a kernel for single elements
+  return Taken{tensor(call.args.at(3)), tensor(call.args.at(2)), at, false, true};
+}
+
+struct Form {
+  const char* op;  // a standard op, or the operator of an ATen node
+  std::optional<Taken> (*read)(const Node& node);
+  // Its kernel raises other errors than ours for places that do not exist. In the backward half
+  // these have been looked up before.
+  bool only_backward = false;
+};
+
+constexpr Form kForms[] = {
+    {"Gather", gather},
+    {ops::aten::kIndex, index},
+    {ops::aten::kIndexAdd, index_add, true},
+    {ops::aten::kIndexPut, index_put},
+};
+
+const Form* find_form(const Node& node) {
+  if (node.is_erased()) return nullptr;
+  const std::string key = ops::key_of(node);
+  const auto* found = std::find_if(std::begin(kForms), std::end(kForms),
+                                   [&](const Form& form) { return key == form.op; });
+  return found == std::end(kForms) ? nullptr : found;
+}
+
+std::optional<int64_t> hinted_count(const Graph& graph, const Value& value) {
+  return hinted_size(graph, ir::numel(*value.type.shape));
+}
+
+// Sums of short floats are made in float32, beside the result: much slower than PyTorch's kernel,
+// which adds in the result, where most of that stays zero, or where few of them fit beside it.
+bool is_slow(const Graph& graph, const Taken& taken, const Value& result) {
+  if (!taken.is_gradient || ir::size_bytes(result.type.dtype) >= 4) return false;
+  if (result.type.shape->size() == 1) return true;
+  const std::optional<int64_t> whole = hinted_count(graph, result);
+  const std::optional<int64_t> parts = hinted_count(graph, *taken.x);
+  return taken.axis == 0 && (!whole || !parts || *whole > 8 * *parts);
+}
+
+bool can_take(const Taken& taken, const Node& node, const KnownSizes& sizes) {
+  const Value* result = node.outputs.at(0);
+  for (const Value* value : {static_cast<const Value*>(taken.x), result}) {
+    if (!region::takes(value) || !sizes.are_known(*value)) return false;
+  }
+  if (taken.is_gradient && !ir::is_float(result->type.dtype)) return false;
+  if (taken.places == nullptr || !taken.places->type.is_known()) return false;
+  const ir::Type& places = taken.places->type;
+  if (places.dtype != DType::kInt64 && places.dtype != DType::kInt32) return false;
+  if (!sizes.are_known(*taken.places) || !(places.device == result->type.device)) return false;
+  // Values that index_put broadcasts have other sizes.
+  const Value &whole = taken.is_gradient ? *result : *taken.x,
+              &parts = taken.is_gradient ? *taken.x : *result;
+  Shape shape = *whole.type.shape;
+  if (taken.axis >= static_cast<int64_t>(shape.size())) return false;
+  shape.erase(shape.begin() + taken.axis);
+  shape.insert(shape.begin() + taken.axis, places.shape->begin(), places.shape->end());
+  return shape == *parts.type.shape && parts.type.dtype == whole.type.dtype;
+}
+
+}  // namespace
+
+int take_places(Graph& graph) {
+  int rewrites = 0;
+  const KnownSizes sizes(graph);
+  const std::unordered_set<const Node*> backward = backward_nodes(graph);
+  for (Node& node : graph.nodes) {
+    const Form* form = find_form(node);
+    if (form == nullptr || (form->only_backward && !backward.contains(&node))) continue;
+    const std::optional<Taken> taken = form->read(node);
+    if (!taken || !can_take(*taken, node, sizes)) continue;
+    if (is_slow(graph, *taken, *node.outputs[0])) continue;
+    if (!may_rewrite()) return rewrites;
+    Value& old = *node.outputs[0];
+    Value* made =
+        ops::Writer(graph, &node)
+            .make_ours(taken->is_gradient ? "TakeGrad" : "Take", {taken->x, taken->places},
+                       old.type, {{"axis", Dim(taken->axis)}, {"from_end", Dim(taken->from_end)}});
+    ir::replace_uses(old, *made, graph);
+    ir::erase(graph, node);
+    ++rewrites;
+  }
+  return rewrites;
+}
+
+}  // namespace torch_ort::passes
