@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
+import gc
 import logging
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -18,6 +20,7 @@ from transformers import GPT2Config, GPT2Model, PretrainedConfig
 
 import torch_ort
 from torch_ort import ORTModule
+from torch_ort.engine import compiler
 from torch_ort.fallback import FallbackWarning
 
 SCALE = 2.0
@@ -321,3 +324,30 @@ def test_a_tensor_that_forward_keeps_in_an_object(monkeypatch):
         torch.testing.assert_close(ours(x), eager(x))
     torch.testing.assert_close(ours(x), eager(x))
     torch.testing.assert_close(module.state.h, eager.state.h)
+
+
+class Columns(nn.Module):
+    def __init__(self, places: list[int]) -> None:
+        super().__init__()
+        self.places = places
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, self.places]
+
+
+def test_constants_live_as_long_as_the_session_that_equal_graphs_share(monkeypatch) -> None:
+    # Another tensor at the address of a dead one would be taken for it.
+    monkeypatch.setattr(compiler, "_sessions", {})
+    constants: list[weakref.ref] = []
+    compile_session = compiler.compile_session
+
+    def note(program: Any, options: Any) -> Any:
+        constants.extend(map(weakref.ref, program.constants.values()))
+        return compile_session(program, options)
+
+    monkeypatch.setattr(compiler, "compile_session", note)
+    x = torch.randn(3, 5)
+    for places in ([0, 3], [1, 2], [4, 4]):
+        assert torch.equal(ORTModule(Columns(places))(x), x[:, torch.tensor(places)])
+    gc.collect()
+    assert [each().tolist() for each in constants] == [[0, 3], [1, 2], [4, 4]]

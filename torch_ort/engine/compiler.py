@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from torch_ort.options import Options
 
 
-_sessions: dict[str, _C.Session] = {}
+# With the constants that a key names: while they live, no other tensor gets the id of one.
+_sessions: dict[str, tuple[_C.Session, list[torch.Tensor]]] = {}
 _numbers = itertools.count()
 
 
@@ -65,9 +66,10 @@ def compile_program(
     else:
         start = time.perf_counter()
         with stage("plan"):
-            _sessions[key] = compile_session(program, options)
+            session = compile_session(program, options)
+        _sessions[key] = session, list(program.constants.values())
         program.seconds["plan"] = time.perf_counter() - start
-    program.session = _sessions[key]
+    program.session, _ = _sessions[key]
     if "steps" in options.dump:
         with asked_for():
             _write_text(options, f"{program.number:02}_steps.txt", _steps_text(program.session))
