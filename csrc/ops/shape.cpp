@@ -92,46 +92,51 @@ Shape reshape_target(const Node& node) {
 }
 
 // Nothing if it has more than 64 bits: strides from a file may be any numbers.
-std::optional<int64_t> product(int64_t a, int64_t b) {
+std::optional<Dim> product(const Dim& a, const Dim& b) {
+  if (!a.is_constant() || !b.is_constant()) return times(a, b);
   int64_t result = 0;
-  if (__builtin_mul_overflow(a, b, &result)) return std::nullopt;
-  return result;
+  if (__builtin_mul_overflow(a.constant(), b.constant(), &result)) return std::nullopt;
+  return Dim(result);
 }
 
-// Strides of a strided tensor seen in another shape, all sizes known; nothing if it takes a copy.
-// Works from the back: a run of old dims that lie one in the other is divided among new dims.
+// Strides of a strided tensor seen in another shape; nothing if it takes a copy for some sizes.
+// Outer dims that are equal keep their strides. The rest works from the back: a run of old dims
+// that lie one in the other is divided among new dims. All that is left belongs to the last run.
 std::optional<Shape> viewed_strides(const Shape& from, const Shape& strides, const Shape& to) {
   Shape result(to.size(), Dim(1));
-  auto next = static_cast<int64_t>(to.size()) - 1;
-  int64_t run = 1, wanted = 1;
-  int64_t step = from.empty() ? 1 : strides.back().constant();
-  for (size_t i = from.size(); i-- > 0;) {
-    run *= from[i].constant();
-    const bool ends_run =
-        i == 0 || (from[i - 1].constant() != 1 && strides[i - 1].constant() != product(run, step));
+  size_t equal = 0;
+  while (equal + 1 < from.size() && equal < to.size() && from[equal] == to[equal] &&
+         !(from[equal] == Dim(1))) {
+    result[equal] = strides[equal];
+    ++equal;
+  }
+  size_t rest = to.size();
+  Dim run = 1, wanted = 1;
+  Dim step = from.empty() ? Dim(1) : strides.back();
+  for (size_t i = from.size(); i-- > equal;) {
+    const bool is_last = i == equal;
+    run = times(run, from[i]);
+    const bool ends_run = is_last || (!(from[i - 1] == Dim(1)) &&
+                                      product(run, step) != std::optional(strides[i - 1]));
     if (!ends_run) continue;
-    while (next >= 0 && (wanted < run || to[next] == Dim(1))) {
-      const std::optional<int64_t> stride = product(wanted, step);
+    while (rest > equal && (is_last || !(wanted == run) || to[rest - 1] == Dim(1))) {
+      const std::optional<Dim> stride = product(wanted, step);
       if (!stride) return std::nullopt;
-      result[next] = *stride;
-      wanted *= to[next].constant();
-      --next;
+      result[--rest] = *stride;
+      wanted = times(wanted, to[rest]);
     }
-    if (wanted != run) return std::nullopt;
-    if (i == 0) break;
-    step = strides[i - 1].constant();
+    if (is_last) break;
+    if (!(wanted == run)) return std::nullopt;
+    step = strides[i - 1];
     run = wanted = 1;
   }
-  return next < 0 ? std::optional(result) : std::nullopt;
+  return rest == equal ? std::optional(result) : std::nullopt;
 }
 
 // A view where the strides allow it, else a row-major copy.
 Type reshaped_type(const Type& type, Shape target) {
   const bool is_plain = !type.strides || !type.shape;
-  if (is_plain || !ir::is_constant(*type.shape) || !ir::is_constant(*type.strides) ||
-      !ir::is_constant(target) || ir::numel(target) == Dim(0)) {
-    return with_shape(type, std::move(target));
-  }
+  if (is_plain || ir::numel(target) == Dim(0)) return with_shape(type, std::move(target));
   const std::optional<Shape> strides = viewed_strides(*type.shape, *type.strides, target);
   return strides ? view_type(type, std::move(target), *strides)
                  : with_shape(type, std::move(target));

@@ -1,0 +1,69 @@
+"""Parts of tensors seen in another shape, with open sizes: strides of the view, or a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torch_ort
+
+pytestmark = pytest.mark.ort_only
+
+SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
+    "every_second_channel": lambda x: x[:, ::2].flatten(2),
+    "channels": lambda x: x[:, 1:].flatten(2),
+    "all_but_the_first_dim": lambda x: x[:, 1:].flatten(1),
+    "one_channel": lambda x: x[:, 0].flatten(1),
+    "inner_rows": lambda x: x[:, :, 1:-1].flatten(2),
+    "every_second_row": lambda x: x[:, :, ::2].flatten(2),  # takes a copy
+    "every_second_column": lambda x: x[..., ::2].flatten(0, 2),
+    "permuted": lambda x: x.permute(0, 2, 3, 1).flatten(1, 2),
+    "permuted_apart": lambda x: x.permute(0, 2, 1, 3).flatten(1, 2),  # takes a copy
+    "expanded": lambda x: x.sum(1, keepdim=True).expand(-1, 3, -1, -1).flatten(2),
+    "divided": lambda x: x[:, 1:].flatten(2).unflatten(2, (x.shape[2], -1)),
+    "multiplied": lambda x: x[:, 1:].flatten(2) @ x[:, :-1].flatten(2).transpose(1, 2),
+}
+
+
+class Scaled(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.function = function
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        seen = self.function(x * self.scale)
+        return seen, seen.sin() + 1
+
+
+ROADS: dict[str, Callable[[nn.Module], Callable]] = {
+    "compile": lambda model: torch.compile(model, backend="ort", dynamic=True),
+    "module": torch_ort.ORTModule,
+}
+
+
+@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("name", SHAPES)
+def test_open_sizes(name: str, road: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_ORT_CHECK", "2")
+    torch.compiler.reset()
+    torch_ort.reset_counters()
+    torch.manual_seed(0)
+    model = Scaled(SHAPES[name])
+    call = ROADS[road](model)
+    for size in [(2, 5, 6, 8), (3, 5, 4, 10), (2, 5, 6, 8)]:
+        x = torch.randn(size, requires_grad=True)
+        y = x.detach().clone().requires_grad_()
+        want, got = model(x), call(y)
+        torch.testing.assert_close(got, want)
+        assert [each.stride() for each in got] == [each.stride() for each in want]
+        sum(each.square().sum() for each in want).backward()
+        want_of_scale, model.scale.grad = model.scale.grad, None
+        sum(each.square().sum() for each in got).backward()
+        torch.testing.assert_close([y.grad, model.scale.grad], [x.grad, want_of_scale])
+        model.scale.grad = None
+    counters = torch_ort.counters()
+    assert (counters["fallbacks"], counters["graphs_captured"]) == (0, 1)
