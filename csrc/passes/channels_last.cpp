@@ -452,12 +452,13 @@ class Mover {
   void move_pointwise(Node& node) {
     std::vector<Value*> inputs;
     for (Value* input : node.inputs) {
-      inputs.push_back(input == nullptr || is_one(*input) ? input : operand(*input, node));
+      inputs.push_back(input == nullptr ? nullptr : operand(*input, node));
     }
     replace(node, std::move(inputs), last_type(*node.outputs[0]));
   }
 
   Value* operand(Value& value, Node& reader) {
+    if (is_one(value)) return is_moved(&value) ? get(value, Form::kPlain, &reader) : &value;
     Shape shape = *value.type.shape;
     if (shape.size() == ops::kImageRank) return get(value, Form::kLast, &reader);
     shape.insert(shape.begin(), ops::kImageRank - shape.size(), Dim(1));

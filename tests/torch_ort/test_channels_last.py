@@ -47,6 +47,13 @@ class Gated(nn.Module):
         return x * torch.sigmoid(self.gate(x.mean((2, 3), keepdim=True)))
 
 
+class ByTheMean(nn.Module):
+    """An image scaled by one number that is made of it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x.mean((1, 2, 3), keepdim=True)
+
+
 def chain(*layers: nn.Module) -> nn.Module:
     """Layers between two convolutions, in the middle of plain images."""
     return nn.Sequential(
@@ -78,6 +85,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "upsample": lambda: chain(nn.Upsample(scale_factor=2), nn.Upsample(size=(9, 7))),
     "shuffle": lambda: chain(nn.PixelShuffle(2)),
     "padding": lambda: chain(nn.ZeroPad2d((1, 2, 0, 1)), nn.ReflectionPad2d(1)),
+    "by_the_mean": lambda: chain(ByTheMean()),
     "frozen_norm": lambda: chain(nn.BatchNorm2d(16).eval(), nn.Softplus()),
 }
 
@@ -308,7 +316,7 @@ SIZES_OF_ONE_GRAPH = [(4, 3, 12, 12), (1, 3, 13, 10), (2, 3, 9, 17), (5, 3, 10, 
 THIN = [(4, 3, 1, 1), (3, 3, 1, 5), (2, 3, 6, 1)]
 TAKES_THIN_IMAGES = {
     "norm", "residual", "gate", "max_pool", "average_pool", "adaptive_pool", "depthwise",
-    "pointwise", "activations", "frozen_norm",
+    "pointwise", "activations", "frozen_norm", "by_the_mean",
 }  # fmt: skip
 
 
