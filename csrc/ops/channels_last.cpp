@@ -25,7 +25,7 @@ int input_of(const Node& node, std::string_view argument) {
 }
 
 ImageForm kernel_form(const Node& node, const ImageRule& rule) {
-  ImageForm form{.kind = Kind::kKernel};
+  ImageForm form{.kind = Kind::kKernel, .only_float = rule.only_float};
   if (rule.reads.empty()) form.inputs = {0};
   for (const char* argument : rule.reads) form.inputs.push_back(input_of(node, argument));
   for (int i = 0; i < rule.num_images; ++i) form.outputs.push_back(i);
@@ -56,6 +56,10 @@ Shape channels_last_strides(const Shape& shape) {
   return strides;
 }
 
+int64_t channels_last_axis(const Node& node, int64_t axis) {
+  return kToFirst[wrap_axis(node, axis, static_cast<int64_t>(kImageRank))];
+}
+
 bool has_channels_last(const ir::Type& type) {
   return type.shape && type.shape->size() == kImageRank && type.strides &&
          *type.strides == channels_last_strides(*type.shape);
@@ -72,6 +76,7 @@ ImageForm image_form(const Node& node) {
   if (node.inputs.empty() || node.outputs.empty() || !is_pure(node)) return {};
   const Work& work = work_of(node);
   if (work.image.kind == Kind::kKernel) return kernel_form(node, work.image);
+  if (work.image.kind == Kind::kAxes) return {.kind = Kind::kAxes};
   if (node.outputs.size() != 1) return {};
   if (work.image.kind != Kind::kNone) return {.kind = work.image.kind};
   if (is_reduction(work.fused)) return {.kind = Kind::kReduction};

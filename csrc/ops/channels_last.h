@@ -4,6 +4,8 @@
 
 #include "ir/graph.h"
 
+#include <map>
+#include <optional>
 #include <vector>
 
 namespace torch_ort::ops {
@@ -34,6 +36,7 @@ struct ImageForm {
     kPointwise,  // element by element; numbers for channels, images or all may be stretched
     kReduction,  // along known axes
     kExpand,
+    kAxes,  // moves elements along axes that it names (ImageRule::rename_axes)
   } kind = Kind::kNone;
   // Of a kernel: which inputs and outputs are images.
   std::vector<int> inputs, outputs;
@@ -41,7 +44,17 @@ struct ImageForm {
   int weight = -1;
   // The output that is the gradient of the weight: its layout follows that of the images.
   int weight_gradient = -1;
+  bool only_float = false;  // of a kernel: on other dtypes it is slower with channels last
 };
+
+// What a node that names axes says of images (N, H, W, C).
+struct RenamedAxes {
+  ir::Attrs attrs;
+  std::map<int, ir::Shape> ints;  // by slot: integers that it reads in place of others
+};
+
+// Where an axis of (N, C, H, W) stands in (N, H, W, C).
+int64_t channels_last_axis(const ir::Node& node, int64_t axis);
 
 // What a row says of it. Element-wise work and reductions along axes need nothing here.
 struct ImageRule {
@@ -50,6 +63,10 @@ struct ImageRule {
   std::vector<const char*> reads;
   int num_images = 1;  // the first outputs
   bool is_convolution = false;
+  bool only_float = false;
+  // Of one that names axes: what it says of (N, H, W, C); nothing where data tells the axes, or
+  // sizes of the results. All its inputs and results of the rank of images are images.
+  std::optional<RenamedAxes> (*rename_axes)(const ir::Node& node) = nullptr;
 };
 
 // By op and attributes; nothing is said about shapes.

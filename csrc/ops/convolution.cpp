@@ -526,7 +526,25 @@ void register_convolution(Registry& ops) {
   resize.since_of = resize_since;
   resize.bfloat16_since = 13;
   resize.int_inputs = {3};
+  resize.work.image.kind = kKernel;
   ops.add(resize);
+  for (const char* name : {"aten::upsample_nearest2d", "aten::_upsample_nearest_exact2d",
+                           "aten::upsample_bilinear2d"}) {
+    ops.add(Operator{
+        .name = name,
+        .work = {.image = {.kind = kKernel, .reads = {"self"}}},
+        .is_placeable = true,
+    });
+  }
+  for (const char* name :
+       {"aten::upsample_nearest2d_backward", "aten::_upsample_nearest_exact2d_backward",
+        "aten::upsample_bilinear2d_backward"}) {
+    ops.add(Operator{
+        .name = name,
+        .work = {.image = {.kind = kKernel, .reads = {"grad_output"}}},
+        .is_placeable = true,
+    });
+  }
 }
 
 }  // namespace torch_ort::ops

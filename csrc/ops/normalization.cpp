@@ -208,6 +208,7 @@ void register_normalization(Registry& ops) {
 
   Op group_norm = op("GroupNormalization", 3, 21, infer_like_first, lower_group_norm);
   group_norm.attributes = {{"num_groups", kInt, true}, {"epsilon", kFloat}, {"stash_type", kInt}};
+  group_norm.work.image = {.kind = kKernel, .only_float = true};
   ops.add(group_norm);
 
   const std::vector<AttrRule> of_rows = {{"axis", kInt}, {"epsilon", kFloat}, {"stash_type", kInt}};
@@ -221,9 +222,18 @@ void register_normalization(Registry& ops) {
   rms_norm.attributes = of_rows;
   ops.add(rms_norm);
 
-  for (const char* name : {"aten::native_group_norm", "aten::native_group_norm_backward"}) {
-    ops.add(Operator{.name = name, .check = check_group_norm});
-  }
+  ops.add(Operator{
+      .name = "aten::native_group_norm",
+      .work = {.image = {.kind = kKernel, .reads = {"input"}, .only_float = true}},
+      .is_placeable = true,
+      .check = check_group_norm,
+  });
+  ops.add(Operator{
+      .name = "aten::native_group_norm_backward",
+      .work = {.image = {.kind = kKernel, .reads = {"grad_out", "input"}, .only_float = true}},
+      .is_placeable = true,
+      .check = check_group_norm,
+  });
   ops.add(Operator{.name = aten::kLayerNormBackward, .check = check_layer_norm_backward});
   ops.add(Operator{.name = "aten::_weight_norm_interface", .check = check_weight_norm});
   ops.add(Operator{

@@ -250,6 +250,21 @@ void lower_expand(const Node& node, CallList& calls) {
   calls.add("aten::expand", "", {node.inputs[0], Arg::list(sizes), false}, {node.outputs[0]});
 }
 
+// ---- Axes of images whose channels stand last
+
+Shape channels_last_axes(const Node& node, const Shape& axes) {
+  Shape renamed;
+  for (const Dim& axis : axes) renamed.push_back(channels_last_axis(node, axis.constant()));
+  return renamed;
+}
+
+std::optional<RenamedAxes> rename_axis(const Node& node) {
+  RenamedAxes renamed{.attrs = node.attrs};
+  const int64_t axis = ir::int_attr(node.attrs, "axis", 0);
+  renamed.attrs.insert_or_assign("axis", Dim(channels_last_axis(node, axis)));
+  return renamed;
+}
+
 // ---- Slice
 
 struct SliceOfAxis {
@@ -382,6 +397,24 @@ void lower_slice(const Node& node, CallList& calls) {
     }
     x = result;
   }
+}
+
+std::optional<RenamedAxes> rename_axes_of_slice(const Node& node) {
+  if (!infer_slice(node)[0].shape) return std::nullopt;
+  Shape axes;
+  for (const SliceOfAxis& slice : slices(node)) axes.push_back(slice.axis);
+  return RenamedAxes{.attrs = node.attrs, .ints = {{3, channels_last_axes(node, axes)}}};
+}
+
+// What is said of the gradient of a slice of one axis.
+std::optional<RenamedAxes> rename_axes_of_slice_backward(const Node& node) {
+  RenamedAxes renamed{.attrs = node.attrs};
+  const int64_t axis = ir::int_attr(node.attrs, "dim", 0);
+  const Shape sizes = ir::ints_attr(node.attrs, "input_sizes", {});
+  if (sizes.size() != kImageRank) return std::nullopt;
+  renamed.attrs.insert_or_assign("dim", Dim(channels_last_axis(node, axis)));
+  renamed.attrs.insert_or_assign("input_sizes", channels_last_shape(sizes));
+  return renamed;
 }
 
 // ---- Unsqueeze, Squeeze
@@ -520,6 +553,10 @@ void lower_split(const Node& node, CallList& calls) {
             outputs);
 }
 
+std::optional<RenamedAxes> rename_axis_of_split(const Node& node) {
+  return infer_split(node)[0].shape ? rename_axis(node) : std::nullopt;
+}
+
 std::vector<Type> infer_concat(const Node& node) {
   if (!ir::has_attr(node.attrs, "axis")) throw UserError("Concat: axis is missing");
   const Type& first = input(node, 0).type;
@@ -632,6 +669,20 @@ void lower_pad(const Node& node, CallList& calls) {
   }
   calls.add("aten::constant_pad_nd", "", {node.inputs[0], Arg::list(pads), value},
             {node.outputs[0]});
+}
+
+std::optional<RenamedAxes> rename_axes_of_pad(const Node& node) {
+  if (!infer_pad(node)[0].shape) return std::nullopt;
+  const std::vector<Padding> all = paddings(node);
+  Shape pads, after;
+  for (int64_t axis : kToLast) {
+    pads.push_back(all[axis].before);
+    after.push_back(all[axis].after);
+  }
+  pads.insert(pads.end(), after.begin(), after.end());
+  RenamedAxes renamed{.attrs = node.attrs, .ints = {{1, pads}}};
+  if (has_input(node, 3)) renamed.ints[3] = {0, 1, 2, 3};
+  return renamed;
 }
 
 void lower_trilu(const Node& node, CallList& calls) {
@@ -767,6 +818,7 @@ void register_shape(Registry& ops) {
   Op slice = view("Slice", 3, 10, infer_slice, lower_slice);
   slice.max_inputs = 5;
   slice.int_inputs = {1, 2, 3, 4};
+  slice.work.image = {.kind = ImageForm::Kind::kAxes, .rename_axes = rename_axes_of_slice};
   ops.add(slice);
 
   Op unsqueeze = view("Unsqueeze", 2, 13, infer_unsqueeze, lower_unsqueeze);
@@ -782,12 +834,14 @@ void register_shape(Registry& ops) {
   split.max_outputs = -1;
   split.attributes = {{"axis", kInt}, {"num_outputs", kInt}};
   split.since_of = split_since;
+  split.work.image = {.kind = ImageForm::Kind::kAxes, .rename_axes = rename_axis_of_split};
   ops.add(split);
 
   Op cat = op("Concat", 1, 11, infer_concat, lower_concat);
   cat.max_inputs = -1;
   cat.attributes = {{"axis", kInt, true}};
   cat.work.fused = fused_concat;
+  cat.work.image = {.kind = ImageForm::Kind::kAxes, .rename_axes = rename_axis};
   ops.add(cat);
 
   Op tile = op("Tile", 2, 6, infer_tile, lower_tile);
@@ -802,6 +856,7 @@ void register_shape(Registry& ops) {
   pad.attributes = {{"mode", kString}};
   pad.int_inputs = {1, 3};
   pad.since_of = pad_since;
+  pad.work.image = {.kind = ImageForm::Kind::kAxes, .rename_axes = rename_axes_of_pad};
   ops.add(pad);
 
   Op trilu = op("Trilu", 1, 14, infer_same, lower_trilu);
@@ -826,9 +881,13 @@ void register_shape(Registry& ops) {
   }
   ops.add(Operator{.name = "aten::as_strided", .names_strides = true});
   ops.add(Operator{.name = "aten::reshape", .view_or_copy = true});
-  for (const char* name : {"aten::select_backward", aten::kSliceBackward}) {
-    ops.add(Operator{.name = name, .is_placeable = true});
-  }
+  ops.add(Operator{.name = "aten::select_backward", .is_placeable = true});
+  ops.add(Operator{
+      .name = aten::kSliceBackward,
+      .work = {.image = {.kind = ImageForm::Kind::kAxes,
+                         .rename_axes = rename_axes_of_slice_backward}},
+      .is_placeable = true,
+  });
 }
 
 }  // namespace torch_ort::ops

@@ -16,9 +16,10 @@
 //
 // Kernels that follow the layout of their images keep their place and get images (N, C, H, W) with
 // the strides of (N, H, W, C). All other nodes are written anew on row-major tensors (N, H, W, C),
-// so that fused regions see channels as columns. Transposes between the two are views. Weights stay
-// as they are; their gradients come with channels last and are copied, as the caller wants them
-// plain.
+// so that fused regions see channels as columns; concatenations and parts name other axes then.
+// Transposes between the two are views. A part is copied where such a kernel reads it: most take
+// images without gaps alone, or are slow on others. Weights stay as they are; their gradients come
+// with channels last and are copied, as the caller wants them plain.
 //
 // Declines nothing that it has begun: whatever nodes are moved, copies at the borders keep the rest
 // as it was. So what is made is right for all sizes; images that may be either, as those of one
@@ -58,6 +59,12 @@ using Kind = ops::ImageForm::Kind;
 constexpr int64_t kReordersPerCopy = 3;
 
 bool is_expanded(const Value& value) { return ir::is(value.producer, "Expand"); }
+
+// A view of some elements of an image, with its strides.
+bool is_part(const Value& value) {
+  return value.producer != nullptr && value.type.strides && ops::is_view(*value.producer) &&
+         ops::image_form(*value.producer).kind == Kind::kAxes;
+}
 
 bool is_one(const Value& value) { return ir::numel(*value.type.shape) == Dim(1); }
 
@@ -112,8 +119,14 @@ class Candidates {
 
   bool is_plain(const Value* value) const { return is_sized(value) && !value->type.strides; }
 
+  // A part of a plain image.
+  bool is_part_of_image(const Value& value) const {
+    return is_part(value) && is_image(value.producer->inputs[0]);
+  }
+
   bool is_image(const Value* value) const {
-    if (!is_sized(value) || (value->type.strides && !is_expanded(*value))) return false;
+    if (!is_sized(value)) return false;
+    if (value->type.strides && !is_expanded(*value) && !is_part_of_image(*value)) return false;
     return value->type.shape->size() == ops::kImageRank && scales_.count(*value) > 0 &&
            std::none_of(value->uses.begin(), value->uses.end(),
                         [](const ir::Use& use) { return use.index == ir::kCaptured; });
@@ -128,6 +141,7 @@ class Candidates {
       case Kind::kPointwise: fits = fits_pointwise(node, found); break;
       case Kind::kReduction: fits = fits_reduction(node, found); break;
       case Kind::kExpand: fits = fits_expand(node, found); break;
+      case Kind::kAxes: fits = fits_axes(node, found); break;
     }
     return fits ? std::optional(std::move(found)) : std::nullopt;
   }
@@ -145,9 +159,10 @@ class Candidates {
       if (!is_image(image)) return false;
       found.makes.push_back(image);
     }
+    const DType dtype = found.reads[0]->type.dtype;
+    if (found.form.only_float && dtype != DType::kFloat) return false;
     if (found.form.weight < 0) return true;
     // Only oneDNN's kernels gain, and these only know numbers up to 32 bits.
-    const DType dtype = found.reads[0]->type.dtype;
     return (dtype == DType::kFloat || dtype == DType::kBFloat16) &&
            is_plain(node.inputs.at(found.form.weight));
   }
@@ -204,6 +219,21 @@ class Candidates {
     found.reads.push_back(node.inputs[0]);
     found.makes.push_back(node.outputs[0]);
     return true;
+  }
+
+  bool fits_axes(const Node& node, Candidate& found) const {
+    for (const auto& [values, images] :
+         {std::pair(&node.inputs, &found.reads), std::pair(&node.outputs, &found.makes)}) {
+      for (Value* value : *values) {
+        if (value == nullptr || (value->producer == &node && value->uses.empty())) continue;
+        if (!value->type.shape) return false;
+        if (value->type.shape->size() != ops::kImageRank) continue;  // integers, or a number
+        if (!is_image(value)) return false;
+        images->push_back(value);
+      }
+    }
+    return !found.reads.empty() && !found.makes.empty() &&
+           ops::work_of(node).image.rename_axes(node).has_value();
   }
 
   SharedMemory memory_;
@@ -280,7 +310,7 @@ class Chooser {
     for (const ir::Use& use : value.uses) readers.push_back(place_of(use.node, value, true));
     const auto is_plain = [](int place) { return place == MinCut::kSource; };
     if (std::all_of(readers.begin(), readers.end(), is_plain) && is_plain(maker)) return;
-    if (ops::is_either_layout(*value.type.shape)) return;
+    if (ops::is_either_layout(*value.type.shape) && !is_part(value)) return;
     const int64_t cost = kReordersPerCopy * scales_.num_bytes(value);
     const int to_last = cut_.add_node(), to_first = cut_.add_node();
     cut_.add_arc(maker, to_last, cost);
@@ -361,7 +391,8 @@ class Mover {
   Value* make(Value& value, Form form, Node* before) {
     const Form own = own_form(value);
     const Shape& shape = *value.type.shape;
-    if (ops::is_either_layout(shape) && form != Form::kView) {
+    if (is_part(value) && form == Form::kPlain) return part_of_plain(value, before);
+    if (ops::is_either_layout(shape) && form != Form::kView && !is_part(value)) {
       const bool to_last = form == Form::kLast;
       Value* from = own == Form::kLast ? moved_.at(&value) : &value;
       return reshape(*from, to_last ? ops::channels_last_shape(shape) : shape, before);
@@ -369,11 +400,26 @@ class Mover {
     switch (form) {
       case Form::kPlain:
         return copy(*(own == Form::kView ? &value : get(value, Form::kView, before)), before);
-      case Form::kView: return transpose(*get(value, Form::kLast, before), ops::kToFirst, before);
+      case Form::kView: {
+        // Kernels take dense images as they are, and others not, or slowly.
+        Value* last = get(value, Form::kLast, before);
+        if (is_part(*last)) last = copy(*last, before);
+        return transpose(*last, ops::kToFirst, before);
+      }
       case Form::kLast: break;
     }
     Value* view = transpose(value, ops::kToLast, before);
     return own == Form::kView ? view : copy(*view, before);
+  }
+
+  // With the strides of a part, which readers may count on.
+  Value* part_of_plain(Value& value, Node* before) {
+    const Node& part = *value.producer;
+    std::vector<Value*> inputs = part.inputs;
+    inputs[0] = get(*inputs[0], Form::kPlain, before);
+    Node& again = write(before).again(part, std::move(inputs));
+    const auto slot = std::find(part.outputs.begin(), part.outputs.end(), &value);
+    return again.outputs.at(slot - part.outputs.begin());
   }
 
   ops::Writer write(Node* before) { return ops::Writer(graph_, before); }
@@ -404,6 +450,7 @@ class Mover {
       case Kind::kPointwise: return move_pointwise(node);
       case Kind::kReduction: return move_reduction(node);
       case Kind::kExpand: return move_expand(node);
+      case Kind::kAxes: return move_axes(node, candidate);
     }
   }
 
@@ -488,6 +535,32 @@ class Mover {
     Value* x = get(*node.inputs[0], Form::kLast, &node);
     const Shape shape = ops::channels_last_shape(*node.outputs[0]->type.shape);
     replace(node, {x, write(&node).ints(shape)}, ops::expanded_type(x->type, shape));
+  }
+
+  void move_axes(Node& node, const Candidate& candidate) {
+    const auto is_image = [](const std::vector<Value*>& images, const Value* value) {
+      return std::find(images.begin(), images.end(), value) != images.end();
+    };
+    ops::RenamedAxes renamed = *ops::work_of(node).image.rename_axes(node);
+    std::vector<Value*> inputs = node.inputs;
+    for (Value*& input : inputs) {
+      if (is_image(candidate.reads, input)) input = get(*input, Form::kLast, &node);
+    }
+    for (const auto& [slot, ints] : renamed.ints) {
+      if (slot >= static_cast<int>(inputs.size())) inputs.resize(slot + 1);
+      inputs[slot] = write(&node).ints(ints);
+    }
+    std::vector<Type> types;
+    for (const Value* output : node.outputs) {
+      types.push_back(is_image(candidate.makes, output) ? last_type(*output) : Type());
+    }
+    Node& made = write(&node).copy(node, std::move(inputs), types);
+    made.attrs = std::move(renamed.attrs);
+    ops::infer_types(made);  // strides of views
+    replaced_.push_back(&node);
+    for (size_t i = 0; i < node.outputs.size(); ++i) {
+      if (is_image(candidate.makes, node.outputs[i])) moved_[node.outputs[i]] = made.outputs[i];
+    }
   }
 
   // Callers know what leaves by its name.

@@ -1,4 +1,7 @@
-"""Results of kernels without an `out=` form in planned memory: convolutions, slice gradients."""
+"""Results of kernels without an `out=` form in planned memory.
+
+Convolutions, norms of groups, images of other sizes, gradients of slices.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,22 @@ MODULES: dict[str, Callable[[], tuple[nn.Module, tuple[int, ...]]]] = {
 }
 
 
+NORMS_AND_RESIZED: dict[str, Callable[[], tuple[nn.Module, tuple[int, ...]]]] = {
+    "group_norm": lambda: (nn.GroupNorm(2, 8), (4, 8, 9, 9)),
+    "group_norm_one_group": lambda: (nn.GroupNorm(1, 6), (1, 6, 5, 7)),
+    "group_norm_plain": lambda: (nn.GroupNorm(3, 6, affine=False), (2, 6, 5, 7)),
+    "group_norm_1d": lambda: (nn.GroupNorm(2, 6), (3, 6, 40)),
+    "bilinear": lambda: (nn.Upsample(scale_factor=2, mode="bilinear"), (2, 6, 5, 7)),
+    "bilinear_corners": lambda: (
+        nn.Upsample((9, 4), mode="bilinear", align_corners=True),
+        (2, 6, 5, 7),
+    ),
+    "bilinear_one_channel": lambda: (nn.Upsample(scale_factor=2, mode="bilinear"), (1, 1, 5, 7)),
+    "nearest": lambda: (nn.Upsample(scale_factor=3), (2, 6, 5, 7)),
+    "nearest_exact": lambda: (nn.Upsample(scale_factor=1.5, mode="nearest-exact"), (2, 6, 5, 7)),
+}
+
+
 class Around(nn.Module):
     """A convolution with something on both sides, so that its input asks for a gradient."""
 
@@ -42,6 +61,13 @@ class Around(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.tanh(self.inner(x * self.scale)).square().sum()
+
+
+class AroundNorm(Around):
+    """A norm takes out of its input what one scale puts in."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.inner(torch.sin(x * self.scale))).square().sum()
 
 
 def step(call: Callable, model: nn.Module, x: Tensor) -> list[Tensor]:
@@ -80,6 +106,27 @@ def test_convolutions(name: str, dtype: torch.dtype, layout: torch.memory_format
     # The first call tells where the kernel makes its results. Without images its gradients of
     # weights come in another layout than with them.
     assert copied() == before or size[0] == 0
+    assert torch_ort.counters()["steps_functional"] == 0
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", NORMS_AND_RESIZED)
+def test_norms_and_resized_images(
+    name: str, dtype: torch.dtype, layout: torch.memory_format
+) -> None:
+    inner, size = NORMS_AND_RESIZED[name]()
+    if layout == torch.channels_last and len(size) != 4:
+        pytest.skip("images only")
+    model = AroundNorm(inner).to(dtype)
+    compiled = torch.compile(model, backend="ort", options={"emulate_eager_casts": True})
+    for number in range(4):
+        x = torch.randn(size).to(dtype).to(memory_format=layout)
+        if number == 2:
+            before = copied()
+        got, want = step(compiled, model, x), step(model, model, x)
+        torch.testing.assert_close(got, want)
+    assert copied() == before
     assert torch_ort.counters()["steps_functional"] == 0
 
 
