@@ -44,6 +44,7 @@ bool is_image_of_kernel(const ir::Use& use) {
 bool have_same_order(const Type& a, const Type& b) {
   if (!a.is_known() || !b.is_known() || !(*a.shape == *b.shape)) return true;
   const Shape &shape = *a.shape, of_a = ops::strides_of(a), of_b = ops::strides_of(b);
+  if (ir::numel(shape) == Dim(0)) return true;
   for (size_t i = 0; i < shape.size(); ++i) {
     if (!(shape[i] == Dim(1)) && !(of_a[i] == of_b[i])) return false;
   }

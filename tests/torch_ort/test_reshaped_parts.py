@@ -67,3 +67,13 @@ def test_open_sizes(name: str, road: str, monkeypatch: pytest.MonkeyPatch) -> No
         model.scale.grad = None
     counters = torch_ort.counters()
     assert (counters["fallbacks"], counters["graphs_captured"]) == (0, 1)
+
+
+def test_no_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_ORT_CHECK", "2")
+    torch.compiler.reset()
+    torch_ort.reset_counters()
+    model = Scaled(SHAPES["multiplied"])
+    x = torch.randn(0, 5, 6, 8, requires_grad=True)
+    torch.testing.assert_close(torch.compile(model, backend="ort", dynamic=True)(x), model(x))
+    assert torch_ort.counters()["fallbacks"] == 0
