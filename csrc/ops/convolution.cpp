@@ -528,19 +528,15 @@ void register_convolution(Registry& ops) {
   resize.int_inputs = {3};
   resize.work.image.kind = kKernel;
   ops.add(resize);
-  for (const char* name : {"aten::upsample_nearest2d", "aten::_upsample_nearest_exact2d",
-                           "aten::upsample_bilinear2d"}) {
+  for (const std::string name : {"aten::upsample_nearest2d", "aten::_upsample_nearest_exact2d",
+                                 "aten::upsample_bilinear2d"}) {
     ops.add(Operator{
         .name = name,
         .work = {.image = {.kind = kKernel, .reads = {"self"}}},
         .is_placeable = true,
     });
-  }
-  for (const char* name :
-       {"aten::upsample_nearest2d_backward", "aten::_upsample_nearest_exact2d_backward",
-        "aten::upsample_bilinear2d_backward"}) {
     ops.add(Operator{
-        .name = name,
+        .name = name + "_backward",
         .work = {.image = {.kind = kKernel, .reads = {"grad_output"}}},
         .is_placeable = true,
     });

@@ -250,13 +250,7 @@ void lower_expand(const Node& node, CallList& calls) {
   calls.add("aten::expand", "", {node.inputs[0], Arg::list(sizes), false}, {node.outputs[0]});
 }
 
-// ---- Axes of images whose channels stand last
-
-Shape channels_last_axes(const Node& node, const Shape& axes) {
-  Shape renamed;
-  for (const Dim& axis : axes) renamed.push_back(channels_last_axis(node, axis.constant()));
-  return renamed;
-}
+// ---- Axes of images whose channels stand last (ImageRule::rename_axes)
 
 std::optional<RenamedAxes> rename_axis(const Node& node) {
   RenamedAxes renamed{.attrs = node.attrs};
@@ -402,11 +396,12 @@ void lower_slice(const Node& node, CallList& calls) {
 std::optional<RenamedAxes> rename_axes_of_slice(const Node& node) {
   if (!infer_slice(node)[0].shape) return std::nullopt;
   Shape axes;
-  for (const SliceOfAxis& slice : slices(node)) axes.push_back(slice.axis);
-  return RenamedAxes{.attrs = node.attrs, .ints = {{3, channels_last_axes(node, axes)}}};
+  for (const SliceOfAxis& slice : slices(node)) {
+    axes.push_back(channels_last_axis(node, slice.axis));
+  }
+  return RenamedAxes{.attrs = node.attrs, .ints = {{3, axes}}};
 }
 
-// What is said of the gradient of a slice of one axis.
 std::optional<RenamedAxes> rename_axes_of_slice_backward(const Node& node) {
   RenamedAxes renamed{.attrs = node.attrs};
   const int64_t axis = ir::int_attr(node.attrs, "dim", 0);
@@ -681,6 +676,7 @@ std::optional<RenamedAxes> rename_axes_of_pad(const Node& node) {
   }
   pads.insert(pads.end(), after.begin(), after.end());
   RenamedAxes renamed{.attrs = node.attrs, .ints = {{1, pads}}};
+  // All axes are named now: the node may have named a few of them.
   if (has_input(node, 3)) renamed.ints[3] = {0, 1, 2, 3};
   return renamed;
 }

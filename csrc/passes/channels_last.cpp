@@ -66,6 +66,11 @@ bool is_part(const Value& value) {
          ops::image_form(*value.producer).kind == Kind::kAxes;
 }
 
+// Whether it lies in memory in one way in either layout.
+bool is_either_layout(const Value& value) {
+  return !is_part(value) && ops::is_either_layout(*value.type.shape);
+}
+
 bool is_one(const Value& value) { return ir::numel(*value.type.shape) == Dim(1); }
 
 // A node that may have either layout.
@@ -73,6 +78,10 @@ struct Candidate {
   ImageForm form;
   std::vector<Value*> reads, makes;  // images
 };
+
+bool contains(const std::vector<Value*>& images, const Value* value) {
+  return std::find(images.begin(), images.end(), value) != images.end();
+}
 
 bool keeps_dims(const Node& node) { return ir::int_attr(node.attrs, "keepdims", 1) != 0; }
 
@@ -225,7 +234,7 @@ class Candidates {
     for (const auto& [values, images] :
          {std::pair(&node.inputs, &found.reads), std::pair(&node.outputs, &found.makes)}) {
       for (Value* value : *values) {
-        if (value == nullptr || (value->producer == &node && value->uses.empty())) continue;
+        if (value == nullptr || value->uses.empty()) continue;  // a part that is not asked for
         if (!value->type.shape) return false;
         if (value->type.shape->size() != ops::kImageRank) continue;  // integers, or a number
         if (!is_image(value)) return false;
@@ -298,23 +307,29 @@ class Chooser {
   int place_of(const Node* node, const Value& value, bool reads) const {
     const Candidate* candidate = node == nullptr ? nullptr : candidates_.of(node);
     if (candidate == nullptr) return MinCut::kSource;
-    const std::vector<Value*>& images = reads ? candidate->reads : candidate->makes;
-    const bool is_there = std::find(images.begin(), images.end(), &value) != images.end();
+    const bool is_there = contains(reads ? candidate->reads : candidate->makes, &value);
     return is_there ? places_.at(node) : MinCut::kSource;
   }
 
-  // One copy serves all readers on the other side.
+  // One copy serves all readers on the other side. A part that is read plain is cut out of a plain
+  // image, which then is what costs.
   void add_borders(const Value& value) {
     const int maker = place_of(value.producer, value, false);
     std::vector<int> readers;
     for (const ir::Use& use : value.uses) readers.push_back(place_of(use.node, value, true));
     const auto is_plain = [](int place) { return place == MinCut::kSource; };
     if (std::all_of(readers.begin(), readers.end(), is_plain) && is_plain(maker)) return;
-    if (ops::is_either_layout(*value.type.shape) && !is_part(value)) return;
+    if (is_either_layout(value)) return;
     const int64_t cost = kReordersPerCopy * scales_.num_bytes(value);
     const int to_last = cut_.add_node(), to_first = cut_.add_node();
+    to_first_[&value] = to_first;
     cut_.add_arc(maker, to_last, cost);
-    if (!is_plain(maker)) cut_.add_arc(to_first, maker, cost);
+    if (is_part(value)) {
+      const auto image = to_first_.find(value.producer->inputs[0]);
+      if (image != to_first_.end()) cut_.add_arc(to_first, image->second, MinCut::kInfinite);
+    } else if (!is_plain(maker)) {
+      cut_.add_arc(to_first, maker, cost);
+    }
     for (int reader : readers) {
       if (!is_plain(reader)) cut_.add_arc(to_last, reader, MinCut::kInfinite);
       cut_.add_arc(reader, to_first, MinCut::kInfinite);
@@ -326,6 +341,7 @@ class Chooser {
   const Scales& scales_;
   MinCut cut_;
   std::unordered_map<const Node*, int> places_;
+  std::unordered_map<const Value*, int> to_first_;  // places of the plain copies
   bool has_gain_ = false;
 };
 
@@ -392,7 +408,7 @@ class Mover {
     const Form own = own_form(value);
     const Shape& shape = *value.type.shape;
     if (is_part(value) && form == Form::kPlain) return part_of_plain(value, before);
-    if (ops::is_either_layout(shape) && form != Form::kView && !is_part(value)) {
+    if (is_either_layout(value) && form != Form::kView) {
       const bool to_last = form == Form::kLast;
       Value* from = own == Form::kLast ? moved_.at(&value) : &value;
       return reshape(*from, to_last ? ops::channels_last_shape(shape) : shape, before);
@@ -412,14 +428,16 @@ class Mover {
     return own == Form::kView ? view : copy(*view, before);
   }
 
-  // With the strides of a part, which readers may count on.
+  // Cut out of the plain image once more: readers may count on the strides of a part.
   Value* part_of_plain(Value& value, Node* before) {
     const Node& part = *value.producer;
     std::vector<Value*> inputs = part.inputs;
     inputs[0] = get(*inputs[0], Form::kPlain, before);
     Node& again = write(before).again(part, std::move(inputs));
-    const auto slot = std::find(part.outputs.begin(), part.outputs.end(), &value);
-    return again.outputs.at(slot - part.outputs.begin());
+    for (size_t i = 0; i < part.outputs.size(); ++i) {
+      if (part.outputs[i]) copies_[{part.outputs[i], Form::kPlain}] = again.outputs[i];
+    }
+    return again.outputs.at(value.index);
   }
 
   ops::Writer write(Node* before) { return ops::Writer(graph_, before); }
@@ -538,13 +556,10 @@ class Mover {
   }
 
   void move_axes(Node& node, const Candidate& candidate) {
-    const auto is_image = [](const std::vector<Value*>& images, const Value* value) {
-      return std::find(images.begin(), images.end(), value) != images.end();
-    };
     ops::RenamedAxes renamed = *ops::work_of(node).image.rename_axes(node);
     std::vector<Value*> inputs = node.inputs;
     for (Value*& input : inputs) {
-      if (is_image(candidate.reads, input)) input = get(*input, Form::kLast, &node);
+      if (contains(candidate.reads, input)) input = get(*input, Form::kLast, &node);
     }
     for (const auto& [slot, ints] : renamed.ints) {
       if (slot >= static_cast<int>(inputs.size())) inputs.resize(slot + 1);
@@ -552,14 +567,14 @@ class Mover {
     }
     std::vector<Type> types;
     for (const Value* output : node.outputs) {
-      types.push_back(is_image(candidate.makes, output) ? last_type(*output) : Type());
+      types.push_back(contains(candidate.makes, output) ? last_type(*output) : Type());
     }
     Node& made = write(&node).copy(node, std::move(inputs), types);
     made.attrs = std::move(renamed.attrs);
     ops::infer_types(made);  // strides of views
     replaced_.push_back(&node);
     for (size_t i = 0; i < node.outputs.size(); ++i) {
-      if (is_image(candidate.makes, node.outputs[i])) moved_[node.outputs[i]] = made.outputs[i];
+      if (contains(candidate.makes, node.outputs[i])) moved_[node.outputs[i]] = made.outputs[i];
     }
   }
 

@@ -132,6 +132,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "upsample": lambda: chain(nn.Upsample(scale_factor=2), nn.Upsample(size=(9, 7))),
     "shuffle": lambda: chain(nn.PixelShuffle(2)),
     "padding": lambda: chain(nn.ZeroPad2d((1, 2, 0, 1)), nn.ReflectionPad2d(1)),
+    "constant_pad": lambda: chain(nn.ConstantPad2d((1, -1, 0, 2), 0.5), nn.Tanh()),
     "skip_nearest": lambda: chain(Skip(16, "nearest")),
     "skip_exact": lambda: chain(Skip(16, "nearest-exact")),
     "skip_bilinear": lambda: chain(Skip(16, "bilinear")),

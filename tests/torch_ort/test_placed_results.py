@@ -88,25 +88,34 @@ def clean() -> None:
     torch.manual_seed(0)
 
 
+def batches(size: tuple, dtype: torch.dtype, layout: torch.memory_format) -> list[Tensor]:
+    if layout == torch.channels_last and len(size) != 4:
+        pytest.skip("images only")
+    return [torch.randn(size).to(dtype).to(memory_format=layout) for _ in range(4)]
+
+
+def copied_in_later_steps(compiled: Callable, model: nn.Module, inputs: list[Tensor]) -> int:
+    """Train steps as in eager; the first call tells where a kernel makes its results."""
+    counts = []
+    for x in inputs:
+        got, want = step(compiled, model, x), step(model, model, x)
+        torch.testing.assert_close(got, want)
+        counts.append(copied())
+    assert torch_ort.counters()["steps_functional"] == 0
+    return counts[-1] - counts[1]
+
+
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("name", MODULES)
 def test_convolutions(name: str, dtype: torch.dtype, layout: torch.memory_format) -> None:
     inner, size = MODULES[name]()
-    if layout == torch.channels_last and len(size) != 4:
-        pytest.skip("images only")
+    inputs = batches(size, dtype, layout)
     model = Around(inner).to(dtype).to(memory_format=layout)
     compiled = torch.compile(model, backend="ort")
-    for number in range(4):
-        x = torch.randn(size).to(dtype).to(memory_format=layout)
-        if number == 2:
-            before = copied()
-        got, want = step(compiled, model, x), step(model, model, x)
-        torch.testing.assert_close(got, want)
-    # The first call tells where the kernel makes its results. Without images its gradients of
-    # weights come in another layout than with them.
-    assert copied() == before or size[0] == 0
-    assert torch_ort.counters()["steps_functional"] == 0
+    count = copied_in_later_steps(compiled, model, inputs)
+    # Without images the gradients of weights come in another layout than with them.
+    assert count == 0 or size[0] == 0
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -116,18 +125,10 @@ def test_norms_and_resized_images(
     name: str, dtype: torch.dtype, layout: torch.memory_format
 ) -> None:
     inner, size = NORMS_AND_RESIZED[name]()
-    if layout == torch.channels_last and len(size) != 4:
-        pytest.skip("images only")
+    inputs = batches(size, dtype, layout)
     model = AroundNorm(inner).to(dtype)
     compiled = torch.compile(model, backend="ort", options={"emulate_eager_casts": True})
-    for number in range(4):
-        x = torch.randn(size).to(dtype).to(memory_format=layout)
-        if number == 2:
-            before = copied()
-        got, want = step(compiled, model, x), step(model, model, x)
-        torch.testing.assert_close(got, want)
-    assert copied() == before
-    assert torch_ort.counters()["steps_functional"] == 0
+    assert copied_in_later_steps(compiled, model, inputs) == 0
 
 
 def test_results_that_leave_keep_their_memory() -> None:
