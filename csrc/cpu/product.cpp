@@ -125,6 +125,7 @@ class ProductKernel final : public Kernel {
       c_ = c_.turned();
       start_ = start_.turned();
     }
+    b_turned_ = b_.turned();
     m_ = c_.rows;
     n_ = c_.columns;
     k_ = a_.columns;
@@ -236,96 +237,99 @@ class ProductKernel final : public Kernel {
       start_row = c_row;
     }
     const int64_t wide = kernels_.panel_width;
-    const int64_t width = block.columns <= wide / 2 ? wide / 2 : wide;
-    const int64_t num_panels = divide_up(block.columns, width);
     const int64_t at_once = pairs_ != nullptr ? 2 : 1;  // numbers of a factor in a step
     for (int64_t p = 0; p == 0 || p < k_; p += at_once * kDepth) {
       const int64_t depth = std::min(at_once * kDepth, k_ - p);
       const int64_t steps = divide_up(depth, at_once);
-      T* right = thread_memory<T, Use::kRight>(num_panels * width * steps);
-      pack(right, at.b, b_.turned(), block.column, block.columns, p, depth, width);
       const T* left = nullptr;
       if (packs_left_) {
         const int64_t rows = kernels_.product_rows;
         T* packed = thread_memory<T, Use::kLeft>(round_up(block.rows, rows) * steps);
-        pack(packed, at.a, a_, block.row, block.rows, p, depth, rows);
+        for (int64_t i = 0; i < block.rows; i += rows) {
+          pack(packed + i * steps, at.a, a_, block.row + i, std::min(rows, block.rows - i), p,
+               depth, rows);
+        }
         left = packed;
       } else {
         left = reinterpret_cast<const T*>(at.a + a_.offset(block.row, p));
       }
-      multiply_panels({.c = c,
-                       .c_row = c_row,
-                       .start = start,
-                       .start_row = start_row,
-                       .a = left,
-                       .a_row = a_.row / at_once,
-                       .a_column = a_.column,
-                       .a_is_packed = packs_left_,
-                       .b = right,
-                       .b_panel = width * steps,
-                       .width = width,
-                       .num_panels = num_panels,
-                       .columns = block.columns,
-                       .m = block.rows,
-                       .k = steps});
+      // Each panel of the right factor is packed into the same memory, which stays in the first
+      // cache, just before the rows of the left one need it.
+      T* right = thread_memory<T, Use::kRight>(wide * steps);
+      for (int64_t j = 0; j < block.columns; j += wide) {
+        const int64_t columns = std::min(wide, block.columns - j);
+        const int64_t width = columns <= wide / 2 ? wide / 2 : wide;
+        pack(right, at.b, b_turned_, block.column + j, columns, p, depth, width);
+        multiply_panel({.c = c + j,
+                        .c_row = c_row,
+                        .start = start == nullptr ? nullptr : start + j,
+                        .start_row = start_row,
+                        .a = left,
+                        .a_row = a_.row / at_once,
+                        .a_column = a_.column,
+                        .a_is_packed = packs_left_,
+                        .b = right,
+                        .b_panel = width * steps,
+                        .width = width,
+                        .num_panels = 1,
+                        .columns = columns,
+                        .m = block.rows,
+                        .k = steps});
+      }
       start = c;
       start_row = c_row;
     }
   }
 
-  void multiply_panels(const PanelProduct<T>& product) const {
+  void multiply_panel(const PanelProduct<T>& product) const {
     if constexpr (std::is_same_v<T, float>) {
       if (pairs_ != nullptr) return pairs_->multiply(product);
     }
     kernels_.multiply(product);
   }
 
-  // Panels of `width` rows of a factor, and of its columns [p, p + depth).
-  void pack(T* to, const char* base, const Matrices& factor, int64_t row, int64_t rows, int64_t p,
+  // A panel of `count` rows of a factor, and of its columns [p, p + depth).
+  void pack(T* to, const char* base, const Matrices& factor, int64_t row, int64_t count, int64_t p,
             int64_t depth, int64_t width) const {
-    const int64_t steps = pairs_ != nullptr ? divide_up(depth, 2) : depth;
-    for (int64_t i = 0; i < rows; i += width, to += width * steps) {
-      const int64_t count = std::min(width, rows - i);
-      const char* from = base + factor.offset(row + i, p);
-      if constexpr (std::is_same_v<T, float>) {
-        if (pairs_ != nullptr) {
-          pairs_->pack({.to = to,
-                        .width = width,
-                        .numbers = depth,
-                        .from = reinterpret_cast<const uint16_t*>(from),
-                        .across = factor.row,
-                        .along = factor.column,
-                        .count = count});
-          continue;
-        }
+    const char* from = base + factor.offset(row, p);
+    if constexpr (std::is_same_v<T, float>) {
+      if (pairs_ != nullptr) {
+        pairs_->pack({.to = to,
+                      .width = width,
+                      .numbers = depth,
+                      .from = reinterpret_cast<const uint16_t*>(from),
+                      .across = factor.row,
+                      .along = factor.column,
+                      .count = count});
+        return;
       }
-      Packing<T> packing{.to = to,
-                         .width = width,
-                         .steps = depth,
-                         .from = reinterpret_cast<const T*>(from),
-                         .across = factor.row,
-                         .along = factor.column,
-                         .count = count};
-      if (factor.dtype != kDType) {
-        const bool is_along = factor.column == 1;
-        T* numbers = thread_memory<T, Use::kConverted>(count * depth);
-        kernels_.load[static_cast<size_t>(factor.dtype)](
-            numbers, from,
-            {.n = is_along ? depth : count,
-             .stride = is_along ? 1 : factor.row,
-             .count = is_along ? count : depth,
-             .distance = is_along ? factor.row : factor.column});
-        packing.from = numbers;
-        packing.across = is_along ? depth : 1;
-        packing.along = is_along ? 1 : count;
-      }
-      kernels_.pack(packing);
     }
+    Packing<T> packing{.to = to,
+                       .width = width,
+                       .steps = depth,
+                       .from = reinterpret_cast<const T*>(from),
+                       .across = factor.row,
+                       .along = factor.column,
+                       .count = count};
+    if (factor.dtype != kDType) {
+      const bool is_along = factor.column == 1;
+      T* numbers = thread_memory<T, Use::kConverted>(count * depth);
+      kernels_.load[static_cast<size_t>(factor.dtype)](
+          numbers, from,
+          {.n = is_along ? depth : count,
+           .stride = is_along ? 1 : factor.row,
+           .count = is_along ? count : depth,
+           .distance = is_along ? factor.row : factor.column});
+      packing.from = numbers;
+      packing.across = is_along ? depth : 1;
+      packing.along = is_along ? 1 : count;
+    }
+    kernels_.pack(packing);
   }
 
   const Kernels<T>& kernels_;
   const PairKernels* pairs_;  // nullptr: numbers of bfloat16 are multiplied as those of float32
-  Matrices c_, a_, b_, start_;
+  Matrices c_, a_, b_, b_turned_, start_;
   std::vector<int64_t> sizes_;  // of the batch
   int64_t num_batches_ = 1, m_ = 0, n_ = 0, k_ = 0;
   bool has_start_ = false;
