@@ -187,7 +187,8 @@ def test_one_module_used_twice(compare):
         def forward(self, x):
             return self.norm(self.linear(self.norm(self.linear(x))).relu())
 
-    compare(Twice, rows)
+    # What two norms leave of a gradient is a difference of numbers thousands of times as large.
+    compare(Twice, rows, rtol=1e-4, atol=1e-3)
 
 
 # Which parameters are trained.

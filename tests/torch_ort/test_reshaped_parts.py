@@ -24,7 +24,7 @@ SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
     "permuted_apart": lambda x: x.permute(0, 2, 1, 3).flatten(1, 2),  # takes a copy
     "expanded": lambda x: x.sum(1, keepdim=True).expand(-1, 3, -1, -1).flatten(2),
     "divided": lambda x: x[:, 1:].flatten(2).unflatten(2, (x.shape[2], -1)),
-    "multiplied": lambda x: x[:, 1:].flatten(2) @ x[:, :-1].flatten(2).transpose(1, 2),
+    "multiplied": lambda x: x[:, 1:].flatten(2) @ x[:, :-1].flatten(2).transpose(1, 2) * 0.05,
 }
 
 
@@ -58,7 +58,7 @@ def test_open_sizes(name: str, road: str, monkeypatch: pytest.MonkeyPatch) -> No
         x = torch.randn(size, requires_grad=True)
         y = x.detach().clone().requires_grad_()
         want, got = model(x), call(y)
-        torch.testing.assert_close(got, want)
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=5e-5)  # products among them
         assert [each.stride() for each in got] == [each.stride() for each in want]
         sum(each.square().sum() for each in want).backward()
         want_of_scale, model.scale.grad = model.scale.grad, None
