@@ -6,7 +6,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 #include <utility>
+
+#if defined(CPU_CAPABILITY_AVX512) || defined(CPU_CAPABILITY_AVX2)
+#include <immintrin.h>
+#endif
 
 namespace torch_ort::cpu {
 namespace {
@@ -43,6 +48,44 @@ inline void store_vector(T* to, const Vector<T>& vector) {
 
 // Two registers are left for the factors, where there are 16 or 32.
 constexpr int kRegisterSums = Register<float>::kBytes == 64 ? 24 : 12;
+
+// The first `count` numbers alone; the others are zero.
+template <typename T>
+inline Vector<T> load_part(const T* from, int64_t count) {
+#if defined(CPU_CAPABILITY_AVX512)
+  if constexpr (std::is_same_v<T, float>) {
+    return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1U << count) - 1), from);
+  } else {
+    return _mm512_maskz_loadu_pd(static_cast<__mmask8>((1U << count) - 1), from);
+  }
+#else
+  Vector<T> vector{};
+  for (int64_t i = 0; i < count; ++i) vector[i] = from[i];
+  return vector;
+#endif
+}
+
+template <typename T>
+inline void store_part(T* to, const Vector<T>& vector, int64_t count) {
+#if defined(CPU_CAPABILITY_AVX512)
+  if constexpr (std::is_same_v<T, float>) {
+    _mm512_mask_storeu_ps(to, static_cast<__mmask16>((1U << count) - 1), vector);
+  } else {
+    _mm512_mask_storeu_pd(to, static_cast<__mmask8>((1U << count) - 1), vector);
+  }
+#elif defined(CPU_CAPABILITY_AVX2)
+  if constexpr (std::is_same_v<T, float>) {
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    _mm256_maskstore_ps(to, _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), lanes),
+                        vector);
+  } else {
+    const __m256i lanes = _mm256_setr_epi64x(0, 1, 2, 3);
+    _mm256_maskstore_pd(to, _mm256_cmpgt_epi64(_mm256_set1_epi64x(count), lanes), vector);
+  }
+#else
+  for (int64_t i = 0; i < count; ++i) to[i] = vector[i];
+#endif
+}
 
 // As many rows as keep their sums in registers, two vectors wide.
 template <typename T>
@@ -160,6 +203,8 @@ struct Numbers {
   }
 };
 
+constexpr int64_t kLongSum = 64;  // steps in which memory for the result can come nearer
+
 // One tile of a PanelProduct. `kPackedRows`: how many rows the panels of the left factor have, or 0
 // where it is not packed.
 template <typename T, typename Step, int kVectors, int kRows, int kPackedRows>
@@ -174,10 +219,14 @@ void multiply_tile(const PanelProduct<T>& it, int64_t row, int64_t panel) {
   const T* start = it.start == nullptr ? nullptr : it.start + row * it.start_row + first;
   const T* touched = start == nullptr ? c : start;
   const int64_t touched_row = start == nullptr ? it.c_row : it.start_row;
+  if (it.k >= kLongSum) {
 #pragma GCC unroll 12
-  for (int i = 0; i < kRows; ++i) {
+    for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) __builtin_prefetch(touched + i * touched_row + v * width, 1);
+      for (int v = 0; v < kVectors; ++v) {
+        __builtin_prefetch(touched + i * touched_row + v * width, 1);
+      }
+    }
   }
   Vector<T> sums[kRows][kVectors];
 #pragma GCC unroll 12
@@ -211,12 +260,13 @@ void multiply_tile(const PanelProduct<T>& it, int64_t row, int64_t panel) {
     }
     return;
   }
+#pragma GCC unroll 12
   for (int i = 0; i < kRows; ++i) {
-    T numbers[kVectors * width];
-    std::memcpy(numbers, sums[i], sizeof(numbers));
-    for (int64_t j = 0; j < columns; ++j) {
-      c[i * it.c_row + j] =
-          start == nullptr ? numbers[j] : start[i * it.start_row + j] + numbers[j];
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      const int64_t count = std::clamp<int64_t>(columns - v * width, 0, width);
+      if (start != nullptr) sums[i][v] += load_part(start + i * it.start_row + v * width, count);
+      store_part(c + i * it.c_row + v * width, sums[i][v], count);
     }
   }
 }
