@@ -23,7 +23,8 @@ constexpr size_t kNumVariants = 8;
 constexpr size_t kNumDTypes = 17;  // the numbers of ir::DType
 
 // c <- start + a * b. a: m x k, element (i, p) at a[i * a_row + p * a_column], or packed: panels of
-// Kernels::product_rows rows. b: panels of `width` columns and k rows, b_panel apart. c: m rows of
+// Kernels::product_rows rows. b: panels of `width` columns and k rows, b_panel apart, whose rows are
+// b_row apart. c: m rows of
 // `columns` numbers; the last panel may be wider than what is left of them.
 // `width` is Kernels::panel_width or half of it.
 template <typename T>
@@ -36,7 +37,7 @@ struct PanelProduct {
   int64_t a_row = 0, a_column = 0;
   bool a_is_packed = false;
   const T* b;
-  int64_t b_panel, width, num_panels, columns, m, k;
+  int64_t b_row, b_panel, width, num_panels, columns, m, k;
 };
 
 // A panel of a factor: for each of `steps` steps of the sum `width` numbers side by side, of which

@@ -20,6 +20,8 @@ constexpr int64_t kDepth = 256;
 constexpr int64_t kBlockRows = 960;
 constexpr int64_t kBlockColumns = 384;
 
+constexpr int64_t kFewRows = 96;  // that packing a panel of the right factor does not pay for
+
 constexpr int64_t kWorkPerThread = 1 << 17;  // multiplications
 constexpr int64_t kMostOfPairs = 1 << 25;    // the same
 
@@ -131,6 +133,7 @@ class ProductKernel final : public Kernel {
     k_ = a_.columns;
     writes_directly_ = c_.dtype == kDType && (c_.column == 1 || n_ == 1);
     reads_start_ = has_start_ && start_.column == 1 && writes_directly_;
+    reads_right_ = b_.dtype == kDType && b_.column == 1;
     packs_left_ = pairs_ != nullptr ? a_.column != 1 || a_.row % 2 != 0 || k_ % 2 != 0
                                     : a_.dtype != kDType || (a_.column != 1 && a_.row != 1);
   }
@@ -259,7 +262,9 @@ class ProductKernel final : public Kernel {
       for (int64_t j = 0; j < block.columns; j += wide) {
         const int64_t columns = std::min(wide, block.columns - j);
         const int64_t width = columns <= wide / 2 ? wide / 2 : wide;
-        pack(right, at.b, b_turned_, block.column + j, columns, p, depth, width);
+        const bool packs = columns != width || !reads_right_ || block.rows > kFewRows;
+        if (packs) pack(right, at.b, b_turned_, block.column + j, columns, p, depth, width);
+        const char* there = at.b + b_.offset(p, block.column + j);
         multiply_panel({.c = c + j,
                         .c_row = c_row,
                         .start = start == nullptr ? nullptr : start + j,
@@ -268,7 +273,8 @@ class ProductKernel final : public Kernel {
                         .a_row = a_.row / at_once,
                         .a_column = a_.column,
                         .a_is_packed = packs_left_,
-                        .b = right,
+                        .b = packs ? right : reinterpret_cast<const T*>(there),
+                        .b_row = packs ? width : b_.row,
                         .b_panel = width * steps,
                         .width = width,
                         .num_panels = 1,
@@ -336,6 +342,7 @@ class ProductKernel final : public Kernel {
   bool is_turned_ = false;        // a and b stand for each other
   bool writes_directly_ = false;  // c is what the register kernel writes
   bool reads_start_ = false;      // and the start what it reads
+  bool reads_right_ = false;      // the register kernel can read b where it lies
   bool packs_left_ = false;       // the register kernel reads it where it lies otherwise
 };
 

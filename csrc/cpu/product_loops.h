@@ -246,7 +246,7 @@ void multiply_tile(const PanelProduct<T>& it, int64_t row, int64_t panel) {
       }
     }
     a += a_column;
-    b += kVectors * width;
+    b += it.b_row;
   }
   const int64_t columns = std::min<int64_t>(it.columns - first, kVectors * width);
   if (columns == kVectors * width) {
