@@ -23,10 +23,9 @@ constexpr size_t kNumVariants = 8;
 constexpr size_t kNumDTypes = 17;  // the numbers of ir::DType
 
 // c <- start + a * b. a: m x k, element (i, p) at a[i * a_row + p * a_column], or packed: panels of
-// Kernels::product_rows rows. b: panels of `width` columns and k rows, b_panel apart, whose rows are
-// b_row apart. c: m rows of
-// `columns` numbers; the last panel may be wider than what is left of them.
-// `width` is Kernels::panel_width or half of it.
+// Kernels::product_rows rows. b: panels of `width` columns and k rows, b_panel apart, whose rows
+// are b_row apart. c: m rows of `columns` numbers; the last panel may be wider than what is left of
+// them. `width` is Kernels::panel_width or half of it.
 template <typename T>
 struct PanelProduct {
   T* c;

@@ -1,9 +1,10 @@
 // Products of matrices and of batches of them, and what is added to them.
 //
-// Blocks of both factors are packed into panels, which the register kernel of product_loops.h
-// multiplies (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", 2008).
-// Threads share the rows and the columns of the result. Each packs for itself, into memory that it
-// keeps and whose size does not depend on that of the product: a product of new sizes costs
+// Panels of the right factor are packed, and multiplied with the rows of the left one by the
+// register kernel of product_loops.h (Goto and van de Geijn, "Anatomy of high-performance matrix
+// multiplication", 2008). A factor that the kernel can read where it lies is packed only where
+// that pays. Threads share the rows and the columns of the result. Each packs for itself, into
+// memory that it keeps and whose size does not grow with the product: a product of new sizes costs
 // nothing more than one of old sizes. A number of the result is summed in one order, whatever the
 // number of threads.
 #pragma once
