@@ -10,6 +10,7 @@
 // needed: from a seed and the place of the score, so that both halves draw the same.
 #include "base/error.h"
 #include "cpu/program.h"
+#include "cpu/rounding.h"
 #include "cpu/thread_memory.h"
 
 #include <ATen/Parallel.h>
@@ -24,8 +25,6 @@ namespace torch_ort::cpu {
 namespace {
 
 constexpr int64_t kWorkPerThread = 1 << 17;  // multiplications
-
-int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
 // Where the matrix of each head begins, and how it lies. A mask may have fewer dims, and
 // broadcasts.

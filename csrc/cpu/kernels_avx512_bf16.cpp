@@ -42,20 +42,17 @@ void pack_rows(const PairPacking& it) {
 
 void pack_pairs(const PairPacking& it) {
   constexpr int wide = 2 * kLanesOf<float>;
-  const bool is_along = it.along == 1 && it.across % 2 == 0;
-  if (is_along) {
+  PairPacking rest = it;
+  if (it.along == 1 && it.across % 2 == 0) {
     // Pairs lie in memory as they are packed.
+    const int64_t done = it.numbers / 2;
     pack<float>({.to = it.to,
                  .width = it.width,
-                 .steps = it.numbers / 2,
+                 .steps = done,
                  .from = reinterpret_cast<const float*>(it.from),
                  .across = it.across / 2,
                  .along = 1,
                  .count = it.count});
-  }
-  PairPacking rest = it;
-  if (is_along) {
-    const int64_t done = it.numbers / 2;
     rest.to += done * it.width;
     rest.from += 2 * done;
     rest.numbers -= 2 * done;

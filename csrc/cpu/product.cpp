@@ -1,12 +1,12 @@
 #include "cpu/product.h"
 
 #include "base/error.h"
+#include "cpu/rounding.h"
 #include "cpu/thread_memory.h"
 
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <array>
 #include <type_traits>
 
 namespace torch_ort::cpu {
@@ -24,9 +24,6 @@ constexpr int64_t kFewRows = 96;  // that packing a panel of the right factor do
 
 constexpr int64_t kWorkPerThread = 1 << 17;  // multiplications
 constexpr int64_t kMostOfPairs = 1 << 25;    // the same
-
-int64_t divide_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }
-int64_t round_up(int64_t n, int64_t unit) { return divide_up(n, unit) * unit; }
 
 // The matrices of an operand.
 struct Matrices {
@@ -76,8 +73,8 @@ struct Grid {
   Grid(int64_t m, int64_t n, int64_t threads, int64_t tile_rows, int64_t tile_columns) {
     int64_t least = -1;
     for (int64_t parts = 1; parts <= threads; ++parts) {
-      const int64_t height = round_up(divide_up(m, parts), tile_rows);
-      const int64_t width = round_up(divide_up(n, threads / parts), tile_columns);
+      const int64_t height = round_up(ceil_div(m, parts), tile_rows);
+      const int64_t width = round_up(ceil_div(n, threads / parts), tile_columns);
       // What a thread multiplies for each number of a row, and then what it packs.
       const int64_t cost = height * width * 64 + (height + width);
       if (least >= 0 && cost >= least) continue;
@@ -85,8 +82,8 @@ struct Grid {
       part_rows = height;
       part_columns = width;
     }
-    rows = divide_up(m, part_rows);
-    columns = divide_up(n, part_columns);
+    rows = ceil_div(m, part_rows);
+    columns = ceil_div(n, part_columns);
   }
 };
 
@@ -149,10 +146,10 @@ class ProductKernel final : public Kernel {
     const int64_t work = m_ * n_ * std::max<int64_t>(k_, 1);
     const int64_t wanted =
         std::clamp<int64_t>(work * num_batches_ / kWorkPerThread, 1, at::get_num_threads());
-    const Grid grid(m_, n_, divide_up(wanted, num_batches_), kernels_.product_rows,
+    const Grid grid(m_, n_, ceil_div(wanted, num_batches_), kernels_.product_rows,
                     kernels_.panel_width);
     const int64_t parts = grid.rows * grid.columns, all = parts * num_batches_;
-    at::parallel_for(0, all, divide_up(all, wanted), [&](int64_t begin, int64_t end) {
+    at::parallel_for(0, all, ceil_div(all, wanted), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t part = i % parts;
         const int64_t row = part / grid.columns * grid.part_rows;
@@ -243,7 +240,7 @@ class ProductKernel final : public Kernel {
     const int64_t at_once = pairs_ != nullptr ? 2 : 1;  // numbers of a factor in a step
     for (int64_t p = 0; p == 0 || p < k_; p += at_once * kDepth) {
       const int64_t depth = std::min(at_once * kDepth, k_ - p);
-      const int64_t steps = divide_up(depth, at_once);
+      const int64_t steps = ceil_div(depth, at_once);
       const T* left = nullptr;
       if (packs_left_) {
         const int64_t rows = kernels_.product_rows;

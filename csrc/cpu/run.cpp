@@ -1,5 +1,6 @@
 // The interpreter of tile programs.
 #include "cpu/program.h"
+#include "cpu/rounding.h"
 #include "cpu/thread_memory.h"
 
 #include <ATen/Parallel.h>
@@ -130,8 +131,6 @@ class Runner final : public Kernel {
     int64_t tiles_per_part;
     int count = 1;
   };
-
-  static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
   static bool makes_row_result(const Instruction& each) {
     return each.kind == Kind::kSumRows || each.kind == Kind::kMaxRows ||

@@ -2,6 +2,7 @@
 // sizes.
 #include "base/error.h"
 #include "cpu/program.h"
+#include "cpu/rounding.h"
 #include "cpu/thread_memory.h"
 
 #include <ATen/Parallel.h>
@@ -22,8 +23,6 @@ constexpr int64_t kWorkPerThread = 1 << 15;  // elements
 constexpr int64_t kBlock = 512;              // places
 constexpr int64_t kSums = 1 << 16;           // that stay in the second cache
 constexpr int64_t kLine = 16;                // numbers of a cache line
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // A dim with its strides in two tensors.
 struct Axis {

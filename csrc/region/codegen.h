@@ -19,8 +19,8 @@ struct Layout {
 };
 
 // result <- start + a * b: matrices in the last two dims, m x n, m x k and k x n; the dims before
-// these are a batch's, all of the same sizes, and stand still where a stride is 0. So may those of
-// the start.
+// these are a batch's. There a and b may have one element where the result has more; so may the
+// start in any dim.
 struct Product {
   Layout result, a, b;
   std::optional<Layout> start;

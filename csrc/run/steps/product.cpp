@@ -71,14 +71,11 @@ bool broadcasts(const region::Layout& from, const region::Layout& to) {
   return true;
 }
 
-// With as many dims as `like`; dims that broadcast have the stride 0.
+// With as many dims as `like`.
 region::Layout expanded(region::Layout layout, const region::Layout& like) {
   const size_t missing = like.sizes.size() - layout.sizes.size();
   layout.sizes.insert(layout.sizes.begin(), missing, 1);
   layout.strides.insert(layout.strides.begin(), missing, 0);
-  for (size_t i = 0; i < layout.sizes.size(); ++i) {
-    if (layout.sizes[i] == 1) layout.strides[i] = 0;
-  }
   return layout;
 }
 
