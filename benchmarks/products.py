@@ -30,6 +30,7 @@ from rich.table import Table
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_ort import _C
+from torch_ort.reports.products import FIRST_FACTOR
 
 FORMS = ("NT", "NN", "TN")
 # m, k, n of a result of m rows and n columns, summed over k.
@@ -37,11 +38,9 @@ SHAPES = (
     (2048, 2048, 2048), (1024, 256, 8000), (1024, 256, 1024), (768, 256, 16000), (512, 768, 3072),
     (64, 512, 1024), (128, 64, 256), (32, 64, 64), (64, 512, 10), (16, 1024, 1024),
 )  # fmt: skip
-# Of the targets, by operations of a product: its part of the peak, or what it is to be of
-# PyTorch's speed.
+# Operations of products that are judged together: large ones by their part of the peak, small ones
+# by PyTorch's speed.
 LARGE, SMALL = 100e6, 4e6
-# Where the first of both factors stands among the arguments of an operator.
-FIRST_FACTOR = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
 TURN_SECONDS = 2e-3  # of the repetitions of one side, so that a clock is exact
 
 

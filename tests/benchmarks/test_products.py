@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def products(monkeypatch):
-    """Load the script with the module of models beside it; other tests have one of that name."""
-    loaded = None
-    for name in ("models", "products"):
-        spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-        loaded = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, name, loaded)  # dataclasses and imports look there
-        spec.loader.exec_module(loaded)
-    return loaded
+def products(load_script):
+    load_script("models")  # which it imports
+    return load_script("products")
 
 
 def test_products_of_a_model_are_listed(products):

@@ -143,6 +143,11 @@ def make_twice(make):
     return first, copy.deepcopy(first)
 
 
+def assert_near(got, want, key):
+    near = {"rtol": 1e-5, "atol": 1e-4} if want.dtype == torch.float32 else {}
+    torch.testing.assert_close(got, want, **near, msg=lambda text: f"{key}: {text}")
+
+
 def assert_same_rows(want, got, in_order=True):
     order = (
         (lambda rows: rows) if in_order else (lambda rows: sorted(rows, key=lambda r: r.key[:3]))
@@ -150,16 +155,12 @@ def assert_same_rows(want, got, in_order=True):
     want, got = order(want.rows), order(got.rows)
     assert [row.key for row in got] == [row.key for row in want]
     for a, b in zip(want, got, strict=True):
-        near = {"rtol": 1e-5, "atol": 1e-4} if a.tensor.dtype == torch.float32 else {}
-        torch.testing.assert_close(
-            b.tensor, a.tensor, **near, msg=lambda text, a=a: f"{a.key}: {text}"
-        )
+        assert_near(b.tensor, a.tensor, a.key)
 
 
 def assert_same_state(want, got):
     for (key, a), b in zip(want.state_dict().items(), got.state_dict().values(), strict=True):
-        near = {"rtol": 1e-5, "atol": 1e-4} if a.dtype == torch.float32 else {}
-        torch.testing.assert_close(b, a, **near, msg=lambda text, key=key: f"{key}: {text}")
+        assert_near(b, a, key)
 
 
 MODELS = {

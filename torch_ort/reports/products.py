@@ -9,7 +9,7 @@ from typing import Any
 
 # Where the first of both factors stands among the arguments. A product with a vector is none of
 # these: it reads each number of the matrix once, and is as fast as memory.
-_MATRICES = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
+FIRST_FACTOR = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
 # Where the query stands, and whether each may see those before it alone.
 _ATTENTION = {
     "_scaled_dot_product_flash_attention_for_cpu": (0, 4),
@@ -45,8 +45,8 @@ def product(op: str, args: Sequence[Any]) -> Product | None:
 
     `args` are those of its schema by position; a tensor is given by its shape.
     """
-    if op in _MATRICES:
-        left, right = args[_MATRICES[op] :][:2]
+    if op in FIRST_FACTOR:
+        left, right = args[FIRST_FACTOR[op] :][:2]
         return _product(prod(left[:-2]), left[-2], left[-1], right[-1])
     if op == "convolution":
         x, weight, _, stride, padding, dilation, transposed, _, groups = args[:9]
