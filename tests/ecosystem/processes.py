@@ -20,7 +20,7 @@ def run_script(
     started = [
         subprocess.Popen(
             [sys.executable, path, str(rank), str(folder), *args],
-            env={**os.environ, **environment},
+            env={"OMP_NUM_THREADS": "1", **os.environ, **environment},
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,

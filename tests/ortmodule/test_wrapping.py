@@ -727,3 +727,59 @@ def test_another_class_is_the_wrappers():
     assert type(ours.module) is Modes
     assert ours.of_shards() == 7
     assert ours.eval()(rows()).shape == ours.module(rows()).shape
+
+
+@pytest.fixture
+def library_model():
+    """A model of transformers', made from a configuration."""
+    hf = pytest.importorskip("transformers")
+    return hf.GPT2LMHeadModel(
+        hf.GPT2Config(
+            n_layer=1, n_head=2, n_embd=16, n_positions=16, vocab_size=32, bos_token_id=0,
+            eos_token_id=0,
+        )
+    )  # fmt: skip
+
+
+def test_a_wrapper_of_a_librarys_model_passes_for_it(library_model, tmp_path):
+    hf = pytest.importorskip("transformers")
+    ours = ORTModule(library_model)
+    assert isinstance(ours, hf.PreTrainedModel)
+    assert isinstance(ours, ORTModule)
+    assert type(ours) is ORTModule
+    assert ours.__class__ is hf.GPT2LMHeadModel
+    assert isinstance(ORTModule(Modes()), Modes) is False
+    assert ORTModule(Modes()).__class__ is ORTModule
+    ours.save_pretrained(tmp_path)
+    loaded = hf.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(loaded) is hf.GPT2LMHeadModel
+    torch.testing.assert_close(loaded.state_dict(), library_model.state_dict(), rtol=0, atol=0)
+
+
+def test_a_librarys_own_methods_run_on_the_wrapped_model(library_model):
+    ids = torch.arange(1, 6).reshape(1, -1)
+    expected = library_model.eval().generate(ids, max_new_tokens=3, do_sample=False)
+    ours = ORTModule(library_model)
+    torch.testing.assert_close(ours.generate(ids, max_new_tokens=3, do_sample=False), expected)
+    assert ours.resize_token_embeddings(40) is library_model.get_input_embeddings()
+    assert library_model.config.vocab_size == 40
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, by_pickle])
+def test_copies_of_a_wrapper_of_a_librarys_model_are_wrappers(library_model, duplicate):
+    copied = duplicate(ORTModule(library_model))
+    assert type(copied) is ORTModule
+    assert type(copied.module) is type(library_model)
+    torch.testing.assert_close(copied.state_dict(), library_model.state_dict())
+
+
+def test_a_class_derived_of_a_librarys_model_is_derived_of_the_wrapper(library_model):
+    """`fully_shard` derives one of `__class__`, and sets it."""
+    ours = ORTModule(library_model)
+    kind = ours.__class__
+    ours.__class__ = type("Sharded", (kind,), {"of_shards": lambda self: 7})
+    assert isinstance(ours, ORTModule)
+    assert not issubclass(type(ours), kind)
+    assert ours.of_shards() == 7
+    assert ours.__class__ is type(ours)
+    assert ours.module is library_model

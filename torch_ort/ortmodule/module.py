@@ -19,6 +19,7 @@ from torch_ort.guards.watch import REGISTRIES
 from torch_ort.ortmodule import logs
 from torch_ort.ortmodule.calls import Calls
 from torch_ort.ortmodule.debug_options import DebugOptions
+from torch_ort.ortmodule.library_models import is_library_model, methods_of_library
 from torch_ort.ortmodule.memory_stats import MemoryStats
 from torch_ort.ortmodule.saved_files import SavedFiles
 
@@ -114,11 +115,15 @@ class ORTModule(torch.nn.Module):
         """Bind the user's methods to this object, so that `self(...)` in them comes here.
 
         Those that call `super()` stay the wrapped module's own: Python refuses them another self.
+        So do those of libraries that ask for their own class (library_models.py).
         """
         if is_script(self._original):  # its methods are compiled, and torch's class is no user's
             return {}
         kind = type(self._original)
-        functions = {name: inspect.getattr_static(kind, name) for name in _own_names(kind)}
+        names = _own_names(kind)
+        if is_library_model(self._original):
+            names -= {*methods_of_library(kind)}
+        functions = {name: inspect.getattr_static(kind, name) for name in names}
         return {
             name: types.MethodType(function, self)
             for name, function in functions.items()
@@ -200,6 +205,28 @@ class ORTModule(torch.nn.Module):
         return getattr(original, name)
 
     @property
+    def __class__(self) -> type:
+        """The wrapped module's class where libraries ask for it, as of a proxy; else the own one.
+
+        `isinstance(module, ORTModule)` holds in both cases: Python asks for the type first.
+        """
+        original = self.__dict__.get("_original")
+        is_own = original is None or self._is_reclassed or not is_library_model(original)
+        return type(self) if is_own else type(original)
+
+    @__class__.setter
+    def __class__(self, kind: type) -> None:
+        # Who derives a class from the one that we claim to have, as `fully_shard` does, gets the
+        # same derivation of ours.
+        claimed = self.__class__
+        if claimed is not type(self) and issubclass(kind, claimed):
+            bases = tuple(type(self) if base is claimed else base for base in kind.__bases__)
+            inherited = ("__dict__", "__weakref__")
+            members = {name: it for name, it in vars(kind).items() if name not in inherited}
+            kind = type(kind.__name__, bases, members)
+        object.__dict__["__class__"].__set__(self, kind)
+
+    @property
     def _is_reclassed(self) -> bool:
         return type(self) is not self.__dict__["_made_as"]
 
@@ -224,6 +251,10 @@ class ORTModule(torch.nn.Module):
         return f"{type(self).__name__}(\n  (module): {inner}\n)"
 
     # Copies: graphs and bound methods are made anew.
+
+    def __reduce_ex__(self, protocol: Any) -> tuple:
+        # Not the default, which takes `__class__` for the type.
+        return _without_state, (type(self),), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
         dropped = {"_calls", "_stats", "_bound", "_overrides", "forward", *_OF_OTHERS}
@@ -364,6 +395,10 @@ def make_calls(
             raise pending
     files = SavedFiles(debug.save_path, debug.onnx_prefix) if debug.save_onnx else None
     return Calls(module, chosen, settings, logger, run or module, files, pending)
+
+
+def _without_state(kind: type[ORTModule]) -> ORTModule:
+    return kind.__new__(kind)
 
 
 def _own_names(kind: type) -> set[str]:
