@@ -14,9 +14,12 @@ _torch_version.check(_build_info.TORCH_VERSION, _torch.__version__)
 from torch_ort import optim  # noqa: E402
 from torch_ort._C import Error, InternalError, Unsupported, UserError  # noqa: E402
 from torch_ort.core.counting import counters, empty_cache, reset_counters  # noqa: E402
+from torch_ort.integrations import names as _names  # noqa: E402
 from torch_ort.reports.profile_result import Profile  # noqa: E402
 from torch_ort.reports.profiling import profile  # noqa: E402
 from torch_ort.reports.report import Report, explain  # noqa: E402
+
+_names.register()
 
 __version__ = _build_info.VERSION
 __all__ = [

@@ -56,6 +56,7 @@ TRAINING = {
     "convergence": {"ortmodule"},
     "compat": {"core", "functions"},
     "training": {"core", "guards", "ortmodule"},
+    "integrations": {"core", "optim", "ortmodule"},
 }  # fmt: skip
 MAY_IMPORT = COMPILER | TRAINING | {"public": {*COMPILER, *TRAINING}}
 

@@ -1,0 +1,138 @@
+# The trainers that optimum had, and the callback.
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import families
+import pytest
+import torch
+from processes import run_script
+
+pytestmark = pytest.mark.hf
+
+SCRIPT = """
+    import os
+    import sys
+
+    import torch
+    import transformers
+
+    import torch_ort
+    from torch_ort.integrations import transformers as ours
+
+    _, _, folder, tests, family, setting = sys.argv
+    sys.path.insert(0, tests)
+    import families
+
+    def weighted_loss(outputs, labels, num_items_in_batch=None):
+        logits = outputs["logits"][:, :-1]
+        losses = torch.nn.functional.cross_entropy(
+            logits.transpose(1, 2), labels[:, 1:], reduction="none", ignore_index=-100
+        )
+        return losses.sum() / num_items_in_batch
+
+
+    def train(name, trainer_class, arguments_class, **own):
+        settings, extra = dict(own), {}
+        if setting == "smoothing":
+            settings["label_smoothing_factor"] = 0.1
+        elif setting == "own_loss":
+            extra["compute_loss_func"] = weighted_loss
+        elif setting == "generation":
+            settings |= {"predict_with_generate": True, "generation_max_length": 6}
+        callback = ours.ORTCallback()
+        make = lambda: families.make_model(family)
+        model = {"model_init": make} if setting == "model_init" else {"model": make()}
+        trainer = trainer_class(
+            **model,
+            args=arguments_class(
+                output_dir=f"{folder}/{name}", max_steps=6, logging_steps=1, report_to=[],
+                use_cpu=True, save_strategy="no", disable_tqdm=True, seed=3,
+                gradient_accumulation_steps=2, per_device_train_batch_size=4, learning_rate=1e-2,
+                **settings,
+            ),
+            train_dataset=families.make_rows(family),
+            eval_dataset=families.make_rows(family, 8),
+            data_collator=families.collate,
+            callbacks=[callback],
+            **extra,
+        )
+        trainer.train()
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        done = callback.done
+        evaluated = trainer.evaluate()["eval_loss"]
+        predicted = trainer.predict(families.make_rows(family, 4)).predictions
+        trainer.save_model(f"{folder}/{name}/saved")
+        loaded = type(families.make_model(family)).from_pretrained(f"{folder}/{name}/saved")
+        inner = getattr(trainer.model, "module", trainer.model)
+        for key, value in inner.state_dict().items():
+            torch.testing.assert_close(loaded.state_dict()[key], value, rtol=0, atol=0)
+        return {
+            "losses": losses, "eval": evaluated, "done": done,
+            "predicted": torch.as_tensor(predicted[0] if family == "t5" and
+                isinstance(predicted, tuple) else predicted),
+            "class": type(trainer.model).__name__,
+            "is_model": isinstance(trainer.model, transformers.PreTrainedModel),
+            "files": sorted(it for it in os.listdir(f"{folder}/{name}") if it.endswith(".onnx")),
+        }
+
+    sequence = setting == "generation"
+    report = {
+        "eager": train(
+            "eager",
+            transformers.Seq2SeqTrainer if sequence else transformers.Trainer,
+            transformers.Seq2SeqTrainingArguments if sequence else transformers.TrainingArguments,
+        )
+    }
+    trainer = ours.ORTSeq2SeqTrainer if sequence else ours.ORTTrainer
+    arguments = ours.ORTSeq2SeqTrainingArguments if sequence else ours.ORTTrainingArguments
+    report["ours"] = train("ours", trainer, arguments)
+    report["with_loss"] = train("with_loss", trainer, arguments, use_module_with_loss=True)
+    report["plain_arguments"] = train(
+        "plain", ours.ORTTrainer, transformers.TrainingArguments
+    ) if not sequence else report["ours"]
+    if setting == "smoothing":
+        report["saved"] = train("onnx", trainer, arguments, save_onnx=True, onnx_prefix="gpt")
+    torch.save(report, f"{folder}/rank_0.pt")
+"""
+CASES = [("gpt2", "smoothing"), ("gpt2", "own_loss"), ("t5", "generation"), ("bert", "model_init")]
+
+
+@pytest.mark.parametrize(("family", "setting"), CASES)
+def test_training_is_that_of_transformers(tmp_path, family, setting):
+    tests = str(Path(families.__file__).parent)
+    (report,) = run_script(SCRIPT, tmp_path, tests, family, setting)
+    eager = report.pop("eager")
+    assert eager["done"]["forward_runs"] == 0
+    for name, ours in report.items():
+        for part in ("losses", "eval", "predicted"):
+            torch.testing.assert_close(ours[part], eager[part], rtol=1e-4, atol=1e-5)
+        assert ours["done"]["fallbacks"] == 0, name
+        assert ours["done"]["graphs_captured"] == 1, name
+        assert ours["done"]["backward_runs"] == 12, name
+        assert ours["is_model"], name
+        assert bool(ours["files"]) == (name == "saved")
+    if "saved" in report:
+        assert "gpt_optimized_training.onnx" in report["saved"]["files"]
+
+
+def test_wrong_arguments_are_refused(tmp_path):
+    hf = pytest.importorskip("torch_ort.integrations.transformers")
+    loud = hf.ORTTrainingArguments(output_dir=str(tmp_path), onnx_log_level="LOUD")
+    with pytest.raises(ValueError, match="onnx_log_level: got 'LOUD', want one of VERBOSE"):
+        loud.debug_options()
+    nameless = hf.ORTTrainingArguments(output_dir=str(tmp_path), save_onnx=True)
+    with pytest.raises(ValueError, match="onnx_prefix: got nothing"):
+        nameless.debug_options()
+
+
+def test_the_import_says_what_is_missing():
+    script = (
+        "import sys\nsys.modules['accelerate'] = None\n"
+        "try:\n    import torch_ort.integrations.transformers\n"
+        "except ImportError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "needs transformers 5 and accelerate 1: pip install" in done.stdout, done.stderr
