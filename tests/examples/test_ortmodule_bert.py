@@ -1,4 +1,4 @@
-# The BERT example: its losses against eager's, with a BERT of random weights.
+# The BERT example: its losses against eager's, with a BERT of a folder and with one of its own.
 from __future__ import annotations
 
 import re
@@ -28,11 +28,14 @@ def tiny_bert(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("has_folder", [True, False])
 def test_learns_as_eager_does(
-    load_example: Callable, tiny_bert: Path, capsys: pytest.CaptureFixture
+    load_example: Callable, tiny_bert: Path, capsys: pytest.CaptureFixture, has_folder: bool
 ) -> None:
     program = load_example("ortmodule_bert.py")
-    arguments = ("--steps", 5, "--batch-size", 8, "--test-lines", 64, "--model", tiny_bert)
+    arguments = ["--steps", 5, "--batch-size", 8, "--test-lines", 64, "--lr", 1e-4]
+    if has_folder:
+        arguments += ["--model", tiny_bert]
     assert program.main([*map(str, arguments)]) == 0
     out = capsys.readouterr().out
     losses = [float(text) for text in re.findall(r"loss ([\d.]+) to", out)]
