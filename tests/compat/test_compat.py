@@ -38,6 +38,10 @@ BUILT = {
     "onnxruntime.training.ortmodule.graph_optimizers": "register_graph_optimizer",
     "onnxruntime.training.ortmodule.experimental.hierarchical_ortmodule": "HierarchicalORTModule",
     "onnxruntime.training.ortmodule.experimental.json_config": "load_from_json",
+    "onnxruntime.training.utils.data": "LoadBalancingDistributedSampler "
+    "LoadBalancingDistributedBatchSampler TokenBudgetPacker TokenBudgetBatchSampler",
+    "onnxruntime.training.utils.data.sampler": "LoadBalancingDistributedSampler "
+    "LoadBalancingDistributedBatchSampler",
 }
 # Built or not: whichever it is, the import answers so.
 KNOWN = {
@@ -47,8 +51,6 @@ KNOWN = {
     "onnxruntime.training.optim": "FusedAdam FP16_Optimizer AdamWMode AdamConfig LambConfig",
     "onnxruntime.training.optim.fp16_optimizer": "FP16_Optimizer",
     "onnxruntime.training.optim.fused_adam": "FusedAdam AdamWMode",
-    "onnxruntime.training.utils.data": "LoadBalancingDistributedSampler "
-    "LoadBalancingDistributedBatchSampler",
     "onnxruntime.training.utils.hooks": "GlobalSubscriberManager StatisticsSubscriber "
     "inspect_activation",
     "onnxruntime.training.pytorch": "trainer",

@@ -54,6 +54,7 @@ TRAINING = {
         "core", "pytorch", "engine", "guards", "functions", "steps", "capture",
     },
     "convergence": {"ortmodule"},
+    "utils": set(),
     "compat": {"core", "functions"},
     "training": {"core", "guards", "ortmodule"},
     "integrations": {"core", "optim", "ortmodule"},

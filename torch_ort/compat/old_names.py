@@ -122,7 +122,10 @@ MODULES: dict[str, tuple[Names, ...]] = {
     "ortmodule.torch_cpp_extensions.install": (),
     "pytorch": (Names("trainer", instead=_LOOP),),
     "utils": (),
-    "utils.data": (_SAMPLERS,),
+    "utils.data": (
+        _SAMPLERS,
+        Names("TokenBudgetPacker TokenBudgetBatchSampler", "torch_ort.utils.data"),
+    ),
     "utils.data.sampler": (_SAMPLERS,),
     "utils.hooks": (
         Names(

@@ -1,0 +1,14 @@
+"""Samplers that give all ranks equally much work at each step (docs/samplers.md)."""
+
+from torch_ort.utils.data.sampler import (
+    LoadBalancingDistributedBatchSampler,
+    LoadBalancingDistributedSampler,
+)
+from torch_ort.utils.data.token_budget import TokenBudgetBatchSampler, TokenBudgetPacker
+
+__all__ = [
+    "LoadBalancingDistributedBatchSampler",
+    "LoadBalancingDistributedSampler",
+    "TokenBudgetBatchSampler",
+    "TokenBudgetPacker",
+]

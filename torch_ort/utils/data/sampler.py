@@ -1,0 +1,236 @@
+"""Samplers that show all ranks samples of about the same complexity at each step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, IterableDataset, Sampler
+
+from torch_ort.utils.data.ranks import (
+    checked_ranks,
+    cut_into_chunks,
+    drop_remainder,
+    generator_of,
+)
+
+BatchFn = Callable[[list[int]], Sequence[Sequence[int]]]
+
+
+class LoadBalancingDistributedSampler(Sampler[int]):
+    """Gives each rank its part of a dataset; at each step the parts are about equally complex.
+
+    The dataset is sorted by complexity, ties in the order of the dataset, and cut into chunks of
+    `world_size` neighbours: rank r takes the r-th of each chunk. The last chunk goes on with the
+    start of the sorted list. All of it depends on `seed` and the epoch alone, see `set_epoch`.
+
+    Args:
+        dataset: Has `__getitem__` and `__len__`.
+        complexity_fn: Gives a number for a sample, called once for each of the dataset when the
+            order is asked for the first time.
+        world_size: Number of ranks; that of torch.distributed if None.
+        rank: This rank; that of torch.distributed if None.
+        shuffle: Permute the chunks, which stay what they are; with `group_size` the groups.
+        group_size: Sort within groups of so many samples that follow each other in the dataset,
+            instead of all. Where it is no multiple of `world_size`, some chunks lie in two groups.
+        seed: Of the permutation, together with the epoch: the same on all ranks.
+        drop_last: Leave out the samples that make no whole chunk, others in each epoch if
+            `shuffle`, instead of repeating some.
+        random_level: How much noise complexities get before they are sorted, anew in each epoch:
+            whole numbers from 0 to this part of their range. 0 balances best, 1 hardly.
+
+    Raises ValueError for a rank, group size or level out of range, and for a complexity that is
+    not a number; TypeError for a dataset without places; RuntimeError where the defaults of
+    `world_size` and `rank` are asked and torch.distributed is not initialized.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        complexity_fn: Callable[[Any], int],
+        world_size: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        group_size: int | None = None,
+        seed: int = 0,
+        drop_last: bool = False,
+        random_level: float = 0,
+    ) -> None:
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+            raise TypeError(
+                f"dataset: got {type(dataset).__name__}, want one with __getitem__ and __len__"
+            )
+        self.world_size, self.rank = checked_ranks(world_size, rank)
+        if group_size is not None and group_size < 1:
+            raise ValueError(f"group_size: got {group_size}, want None or at least 1")
+        if not 0 <= random_level <= 1:
+            raise ValueError(f"random_level: got {random_level}, want 0 to 1")
+        self.dataset = dataset
+        self.complexity_fn = complexity_fn
+        self.shuffle = shuffle
+        self.group_size = group_size
+        self.seed = seed
+        self.drop_last = drop_last
+        self.random_level = random_level
+        self.epoch = 0
+        count = len(dataset)
+        self.num_samples = count // self.world_size if drop_last else -(-count // self.world_size)
+        self.total_size = self.num_samples * self.world_size
+        self._complexities: torch.Tensor | None = None
+        self._order: torch.Tensor | None = None  # without noise it stays
+
+    @property
+    def complexities(self) -> list[int | float]:
+        """The complexity of each sample, by its place in the dataset."""
+        return self._known_complexities().tolist()
+
+    def chunks(self) -> list[list[int]]:
+        """Give the samples of this epoch step by step: for each step one place for each rank."""
+        generator = generator_of(self.seed, self.epoch)
+        order = self._sorted_places(generator)
+        if self.shuffle and self.group_size is not None:
+            groups = order.split(self.group_size)
+            shuffled = torch.randperm(len(groups), generator=generator).tolist()
+            order = torch.cat([groups[i] for i in shuffled]) if groups else order
+        places = order.tolist()
+        if self.drop_last:
+            source = generator if self.shuffle else None
+            places = drop_remainder(places, self.world_size, source)
+        chunks = cut_into_chunks(places, self.world_size)
+        if self.shuffle and self.group_size is None:
+            shuffled = torch.randperm(len(chunks), generator=generator).tolist()
+            chunks = [chunks[i] for i in shuffled]
+        return chunks
+
+    def _sorted_places(self, generator: torch.Generator) -> torch.Tensor:
+        """Sort within the groups, with noise from the generator if there is any."""
+        complexities = self._known_complexities()
+        if not len(complexities):
+            return torch.empty(0, dtype=torch.int64)
+        spread = complexities.max() - complexities.min()
+        noise = int(spread.item() * self.random_level + 1)
+        if noise > 1:
+            noisy = complexities + torch.randint(noise, complexities.shape, generator=generator)
+            return _sort_in_groups(noisy, self.group_size)
+        if self._order is None:
+            self._order = _sort_in_groups(complexities, self.group_size)
+        return self._order
+
+    def _known_complexities(self) -> torch.Tensor:
+        if self._complexities is None:
+            numbers = [
+                _number(self.complexity_fn(self.dataset[place]), place)
+                for place in range(len(self.dataset))
+            ]
+            is_whole = all(isinstance(number, int) for number in numbers)
+            kind = torch.int64 if is_whole else torch.float64
+            self._complexities = torch.tensor(numbers, dtype=kind)
+        return self._complexities
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([chunk[self.rank] for chunk in self.chunks()])
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the permutation: to be called on all ranks before each epoch."""
+        self.epoch = epoch
+
+
+class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
+    """Cuts what a load balancing sampler gives into batches, for all ranks equally many.
+
+    `batch_fn` gets the places of one rank in their order and gives its batches; each process calls
+    it for all ranks, so it must not depend on anything that differs between processes. A
+    `TokenBudgetPacker` is one.
+
+    Args:
+        sampler: With `drop_last=False`.
+        batch_fn: From places to batches of places.
+        drop_last: Every rank has as many batches as the one with the fewest, instead of repeating
+            its first ones to have as many as the one with the most.
+
+    Raises ValueError for another kind of sampler, for one that drops samples itself, and where
+    `batch_fn` gives one rank no batch to repeat.
+    """
+
+    def __init__(
+        self,
+        sampler: LoadBalancingDistributedSampler,
+        batch_fn: BatchFn,
+        drop_last: bool = False,
+    ) -> None:
+        if not isinstance(sampler, LoadBalancingDistributedSampler):
+            raise ValueError(
+                f"sampler: got {type(sampler).__name__}, want a LoadBalancingDistributedSampler"
+            )
+        if sampler.drop_last:
+            raise ValueError(
+                "sampler: got one with drop_last=True, want False; pass drop_last=True here instead"
+            )
+        self.sampler = sampler
+        self.batch_fn = batch_fn
+        self.drop_last = drop_last
+        self.world_size = sampler.world_size
+        self.rank = sampler.rank
+        self.generate_batches()
+
+    def generate_batches(self) -> None:
+        """Ask `batch_fn` for the batches of the sampler's epoch."""
+        chunks = self.sampler.chunks()
+        ranks = [
+            [list(batch) for batch in self.batch_fn([chunk[rank] for chunk in chunks])]
+            for rank in range(self.world_size)
+        ]
+        counts = [len(batches) for batches in ranks]
+        self.total_batch = min(counts) if self.drop_last else max(counts)
+        if self.total_batch and 0 in counts:
+            raise ValueError(
+                f"batch_fn: got no batch for rank {counts.index(0)} and {self.total_batch} for "
+                "another, want at least one for each; drop_last=True drops those of the others"
+            )
+        # All ranks', as a process can only tell how many it has from all of them.
+        self.padded_batches = [
+            [batches[i % len(batches)] for i in range(self.total_batch)] for batches in ranks
+        ]
+        self._epoch = self.sampler.epoch
+
+    def _refresh(self) -> None:
+        # Trainers set the epoch of the sampler within.
+        if self._epoch != self.sampler.epoch:
+            self.generate_batches()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self._refresh()
+        return iter([list(batch) for batch in self.padded_batches[self.rank]])
+
+    def __len__(self) -> int:
+        self._refresh()
+        return self.total_batch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the permutation: to be called on all ranks before each epoch."""
+        self.sampler.set_epoch(epoch)
+        self.generate_batches()
+
+
+def _sort_in_groups(complexities: torch.Tensor, group_size: int | None) -> torch.Tensor:
+    """Give places in ascending order of complexity, within groups of places if asked."""
+    order = complexities.argsort(stable=True)
+    if group_size is None:
+        return order
+    return order[(order // group_size).argsort(stable=True)]
+
+
+def _number(value: Any, place: int) -> int | float:
+    try:
+        number = value.item() if isinstance(value, torch.Tensor) else value
+        whole = math.floor(number)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise ValueError(
+            f"complexity_fn: got {value!r} for sample {place}, want a finite number"
+        ) from None
+    return whole if whole == number else float(number)
