@@ -109,6 +109,27 @@ def test_values_are_those_of_the_type(tmp_path):
     assert write(torch.tensor([1 + 2j]), tmp_path / "b").values == ["(1+2j)"]
 
 
+def order_of(step):
+    return (step / "order.txt").read_text(encoding="utf-8").splitlines()
+
+
+def test_a_step_lists_its_files_in_their_order(tmp_path):
+    folder = tmp_path / "run"
+    subscriber = StatisticsSubscriber(folder)
+    subscriber.forward_activation("a/b", torch.ones(2), 0, 1)
+    subscriber.forward_activation("c\nd", torch.ones(2), 0, 1)
+    subscriber.backward_gradient("c\nd", torch.ones(2), 0, 1)
+    subscriber.forward_activation("a/b", torch.ones(2), 1, 1)
+    subscriber.backward_gradient("a/b", torch.ones(2), 0, 1)
+    assert order_of(folder / "step_0") == [
+        "a%2Fb_forward", "c%0Ad_forward", "c%0Ad_backward", "a%2Fb_backward",
+    ]  # fmt: skip
+    assert order_of(folder / "step_1") == ["a%2Fb_forward"]
+    replaced = StatisticsSubscriber(folder, override_output_dir=True)
+    replaced.forward_activation("x", torch.ones(2), 0, 1)
+    assert order_of(folder / "step_0") == ["x_forward"]
+
+
 @pytest.mark.parametrize("run_on_cpu", [False, True])
 def test_run_on_cpu_writes_the_same(run_on_cpu, tmp_path):
     record = write(torch.ones(3), tmp_path / "run", run_on_cpu=run_on_cpu)
@@ -199,6 +220,8 @@ def test_files_of_a_run(way, ways, tmp_path):
     for step, records in got.items():
         assert records.keys() == FILES
         assert sorted(record.order for record in records.values()) == list(range(len(FILES)))
+        by_order = sorted(records, key=lambda file, of=records: of[file].order)
+        assert order_of(tmp_path / "run" / f"step_{step}") == by_order
         for file, record in records.items():
             assert_close(record, want[step][file])
 

@@ -17,6 +17,7 @@ import torch
 from torch_ort.convergence.subscription import SubscriberBase
 
 NUM_VALUES = 128  # written out of each tensor
+ORDER = "order.txt"
 _MAX_FILE_NAME = 200  # file systems take 255
 _NAN = math.nan
 
@@ -72,6 +73,7 @@ def _extreme(choose: type[min] | type[max], numbers: tuple[float, ...]) -> float
 class StatisticsSubscriber(SubscriberBase):
     """Writes `step_N/<name>_forward` and `step_N/<name>_backward` with statistics of each tensor.
 
+    `step_N/order.txt` lists the names of these files in the order in which they were written.
     Raises FileExistsError if `output_dir` exists, unless `override_output_dir` allows to remove the
     steps in it. Tensors are copied to the CPU first with `run_on_cpu`; `bucket_size` is how many
     numbers are worked on at once.
@@ -126,7 +128,10 @@ class StatisticsSubscriber(SubscriberBase):
         folder = self._folder / f"step_{step}"
         folder.mkdir(parents=True, exist_ok=True)
         text = "\n".join(lines) + "\n"
-        (folder / f"{file_name(name)}_{direction}").write_text(text, encoding="utf-8")
+        file = folder / f"{file_name(name)}_{direction}"
+        file.write_text(text, encoding="utf-8")
+        with (folder / ORDER).open("a", encoding="utf-8") as order:
+            order.write(f"{file.name}\n")
 
 
 def _lines_of(tensor: torch.Tensor, bucket_size: int) -> Iterator[str]:
