@@ -18,6 +18,7 @@ from torch_ort.integrations import names as _names  # noqa: E402
 from torch_ort.reports.profile_result import Profile  # noqa: E402
 from torch_ort.reports.profiling import profile  # noqa: E402
 from torch_ort.reports.report import Report, explain  # noqa: E402
+from torch_ort.seeding import set_seed  # noqa: E402
 
 _names.register()
 
@@ -42,7 +43,14 @@ __all__ = [
     "profile",
     "python_op",
     "reset_counters",
+    "set_seed",
 ]
+
+# Of packages that stood beside ONNX Runtime Training's torch_ort, with what takes their place.
+_ELSEWHERE = {
+    "ORTInferenceModule": "ORTModule under torch.no_grad()",
+    "OpenVINOProviderOptions": "ORTModule under torch.no_grad(), which needs no provider",
+}
 
 
 def __getattr__(name: str) -> object:
@@ -59,4 +67,9 @@ def __getattr__(name: str) -> object:
         from torch_ort import scripted
 
         return scripted.compile
+    if name in _ELSEWHERE:
+        raise ImportError(
+            f"torch_ort.{name}: was in the package torch-ort-infer; use {_ELSEWHERE[name]}",
+            name="torch_ort",
+        )
     raise AttributeError(f"module 'torch_ort' has no attribute {name!r}")

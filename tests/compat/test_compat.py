@@ -38,6 +38,11 @@ BUILT = {
     "onnxruntime.training.ortmodule.graph_optimizers": "register_graph_optimizer",
     "onnxruntime.training.ortmodule.experimental.hierarchical_ortmodule": "HierarchicalORTModule",
     "onnxruntime.training.ortmodule.experimental.json_config": "load_from_json",
+    "onnxruntime.training.ortmodule.options": "DebugOptions LogLevel",
+    "onnxruntime.training.ortmodule._logger": "LogLevel",
+    "onnxruntime.training.ortmodule.ortmodule": "ORTModule",
+    "onnxruntime.training.ortmodule.graph_optimizer_registry": "register_graph_optimizer",
+    "onnxruntime.training.ortmodule.torch_cpp_extensions": "is_installed",
     "onnxruntime.training.utils.data": "LoadBalancingDistributedSampler "
     "LoadBalancingDistributedBatchSampler TokenBudgetPacker TokenBudgetBatchSampler",
     "onnxruntime.training.utils.data.sampler": "LoadBalancingDistributedSampler "
@@ -54,6 +59,15 @@ KNOWN = {
     "onnxruntime.training.utils.hooks": "GlobalSubscriberManager StatisticsSubscriber "
     "inspect_activation",
     "onnxruntime.training.pytorch": "trainer",
+    "onnxruntime.training.artifacts": "generate_artifacts",
+    "onnxruntime.training.experimental": "export_gradient_graph",
+    "onnxruntime.training.onnxblock": "TrainingBlock",
+    "onnxruntime.training.onnxblock.loss": "CrossEntropyLoss",
+    "onnxruntime.training.onnxblock.optim": "AdamW ClipGradNorm",
+    "onnxruntime.training.ort_triton": "register_triton_kernel",
+    "onnxruntime.training.ortmodule._custom_gradient_registry": "register_gradient",
+    "onnxruntime.training.ortmodule._custom_op_symbolic_registry": "CustomOpSymbolicRegistry",
+    "onnxruntime.training.torchdynamo.register_backend": "aot_ort ort make_aot_ort",
 }
 
 IMPORT_ALL = """
@@ -280,6 +294,15 @@ def test_the_texts_of_missing_paths(facts):
     assert facts[
         "from onnxruntime.training import amp, checkpoint, optim, model_desc_validation"
     ] == ("onnxruntime.training.amp: not built yet in torch_ort; use torch.amp.GradScaler")
+    assert facts[
+        "onnxruntime.training.ortmodule._custom_gradient_registry.register_gradient"
+    ].endswith("not built yet in torch_ort; use torch.autograd.Function or torch.library")
+    assert facts["onnxruntime.training.ortmodule.experimental.pipe.ORTPipelineModule"].endswith(
+        "not built yet in torch_ort; use ORTModule around each layer of the pipeline"
+    )
+    assert facts["onnxruntime.training.torchdynamo.register_backend.aot_ort"].endswith(
+        'not built yet in torch_ort; use torch.compile(model, backend="ort")'
+    )
     # Names that nobody has heard of get Python's own words.
     unheard = facts["from onnxruntime.training.ortmodule import Unheard"]
     assert "cannot import name 'Unheard' from 'onnxruntime.training.ortmodule'" in unheard
@@ -291,7 +314,10 @@ def test_onnxruntime_itself_stays_as_it_is(facts, placed_site):
     assert not facts["torch_with_onnxruntime"], "inference does not pay for an import of torch"
     assert "CPUExecutionProvider" in facts["providers"]
     assert facts["file"] == str(placed_site / "onnxruntime" / "training" / "__init__.py")
-    assert facts["star"] == ["DebugOptions", "LogLevel", "ORTModule", "register_graph_optimizer"]
+    assert facts["star"] == [
+        "DebugOptions", "LogLevel", "ORTMODULE_TORCH_CPP_DIR", "ORTModule",
+        "register_graph_optimizer",
+    ]  # fmt: skip
 
 
 @needs_onnxruntime
@@ -328,6 +354,20 @@ def test_configure_says_that_nothing_has_to_be_configured(capsys):
     assert "nothing has to be configured" in capsys.readouterr().out
 
 
+@needs_onnxruntime
+def test_old_questions_about_extensions_are_answered(placed_site):
+    code = """
+        from pathlib import Path
+        import torch_ort
+        from onnxruntime.training.ortmodule import ORTMODULE_TORCH_CPP_DIR
+        from onnxruntime.training.ortmodule.torch_cpp_extensions import is_installed
+        assert is_installed(ORTMODULE_TORCH_CPP_DIR) and is_installed()
+        assert Path(torch_ort._C.__file__).parent == Path(ORTMODULE_TORCH_CPP_DIR)
+    """
+    result = run_python(placed_site, "-c", textwrap.dedent(code))
+    assert result.returncode == 0, result.stderr
+
+
 def test_an_onnxruntime_that_asks_while_it_is_imported(site):
     assert main(["install"]) == 0
     code = textwrap.dedent("""
@@ -344,7 +384,8 @@ def test_an_onnxruntime_that_asks_while_it_is_imported(site):
 
 def test_install_and_uninstall_twice(site, capsys):
     before = contents(site)
-    words = ("placed 3", "in place already", "removed", "not there, nothing to remove")
+    placed = f"placed {len(old_names.MODULES)} modules"
+    words = (placed, "in place already", "removed", "not there, nothing to remove")
     for command, text in zip(("install", "install", "uninstall", "uninstall"), words, strict=True):
         assert main([command]) == 0
         assert text in capsys.readouterr().out

@@ -22,6 +22,7 @@ LOOSE = {
     "backend": "backend",
     "configure": "training",
     "scripted": "training",
+    "seeding": "training",
 }
 COMPILER = {
     "core": set(),
@@ -54,6 +55,7 @@ TRAINING = {
         "core", "pytorch", "engine", "guards", "functions", "steps", "capture",
     },
     "convergence": {"ortmodule"},
+    "experimental": {"core", "ortmodule"},
     "utils": set(),
     "compat": {"core", "functions"},
     "training": {"core", "guards", "ortmodule"},

@@ -49,6 +49,35 @@ _SAMPLERS = Names(
     "torch_ort.utils.data",
     "torch.utils.data.DistributedSampler",
 )
+_LEVELS = Names("DebugOptions LogLevel", "torch_ort.ortmodule")
+_EXTENSIONS = Names("ORTMODULE_TORCH_CPP_DIR", "torch_ort.compat.extensions")
+_OPTIMIZER_PASSES = Names("register_graph_optimizer", "torch_ort.ortmodule")
+_TRAINER_OPTIONS = Names("ORTTrainerOptions", instead=_LOOP)
+_NATIVE_BLOCKS = Names(
+    "Block TrainingBlock ForwardBlock Model empty_base base load_checkpoint_to_model "
+    "save_checkpoint",
+    instead=_LOOP,
+)
+_NATIVE_LOSSES = Names(
+    "MSELoss CrossEntropyLoss BCEWithLogitsLoss L1Loss",
+    instead="the losses of torch.nn, in a ModuleWithLoss",
+)
+_NATIVE_OPTIMIZERS = Names(
+    "AdamW SGD ClipGradNorm AdamWOptimizer SGDOptimizer",
+    instead="torch_ort.optim and torch.nn.utils.clip_grad_norm_",
+)
+_DYNAMO = Names(
+    "register_backend aot_ort ort make_aot_ort OrtBackend",
+    instead='torch.compile(model, backend="ort")',
+)
+_GRADIENT_GRAPH = Names(
+    "export_gradient_graph export_as_ort_gradient_graph",
+    instead="ORTModule with DebugOptions(save_onnx=True), whose files hold forward and backward",
+)
+_SYMBOLICS = Names(
+    "CustomOpSymbolicRegistry custom_symbolic register_custom_op_symbolic",
+    instead="no symbolic function: each operator that PyTorch knows runs as it is",
+)
 _EXCEPTIONS = Names(
     "ORTModuleFallbackException ORTModuleInitException ORTModuleDeviceException ORTModuleIOError "
     "ORTModuleTorchModelException ORTModuleONNXModelException",
@@ -60,6 +89,8 @@ MODULES: dict[str, tuple[Names, ...]] = {
     "": (
         Names("ORTModule", "torch_ort.ortmodule"),
         Names("ORTTrainer ORTTrainerOptions TrainStepInfo", instead=_LOOP),
+        Names("TrainingSession TrainingParameters", instead=_LOOP),
+        Names("PropagateCastOpsStrategy", "torch_ort.experimental.graph_config"),
     ),
     "amp": (Names("LossScaler DynamicLossScaler", instead="torch.amp.GradScaler"),),
     "api": (Names("CheckpointState Module Optimizer LRScheduler", instead=_LOOP),),
@@ -71,7 +102,14 @@ MODULES: dict[str, tuple[Names, ...]] = {
             instead="torch.save and torch.load with state_dict()",
         ),
     ),
+    "experimental": (_GRADIENT_GRAPH,),
+    "experimental.exporter": (_GRADIENT_GRAPH,),
+    "experimental.gradient_graph": (_GRADIENT_GRAPH,),
     "model_desc_validation": (Names("", instead=_LOOP),),
+    "onnxblock": (_NATIVE_BLOCKS,),
+    "onnxblock.blocks": (_NATIVE_BLOCKS,),
+    "onnxblock.loss": (_NATIVE_LOSSES,),
+    "onnxblock.optim": (_NATIVE_OPTIMIZERS,),
     "optim": (
         _FUSED_ADAM,
         _FP16_OPTIMIZER,
@@ -94,8 +132,13 @@ MODULES: dict[str, tuple[Names, ...]] = {
             instead=_LOOP,
         ),
     ),
+    "ort_trainer_options": (_TRAINER_OPTIONS,),
+    "ort_triton": (Names("register_triton_kernel", instead="torch.library.triton_op"),),
+    "orttrainer": (Names("ORTTrainer TrainStepInfo", instead=_LOOP),),
+    "orttrainer_options": (_TRAINER_OPTIONS,),
     "ortmodule": (
         Names("ORTModule DebugOptions LogLevel register_graph_optimizer", "torch_ort.ortmodule"),
+        _EXTENSIONS,
     ),
     "ortmodule._custom_autograd_function": (
         Names("enable_custom_autograd_support", "torch_ort.compat.custom_autograd"),
@@ -103,12 +146,14 @@ MODULES: dict[str, tuple[Names, ...]] = {
     "ortmodule._custom_gradient_registry": (
         Names("register_gradient", instead="torch.autograd.Function or torch.library"),
     ),
+    "ortmodule._custom_op_symbolic_registry": (_SYMBOLICS,),
     "ortmodule._fallback": (
         _EXCEPTIONS,
         Names("_FallbackPolicy=FallbackPolicy", "torch_ort.ortmodule"),
     ),
     "ortmodule._fallback_exceptions": (_EXCEPTIONS,),
-    "ortmodule.debug_options": (Names("DebugOptions LogLevel", "torch_ort.ortmodule"),),
+    "ortmodule._logger": (_LEVELS,),
+    "ortmodule.debug_options": (_LEVELS,),
     "ortmodule.experimental": (),
     "ortmodule.experimental.hierarchical_ortmodule": (
         Names("HierarchicalORTModule", "torch_ort.ortmodule"),
@@ -117,10 +162,24 @@ MODULES: dict[str, tuple[Names, ...]] = {
     "ortmodule.experimental.pipe": (
         Names("ORTPipelineModule", instead="ORTModule around each layer of the pipeline"),
     ),
-    "ortmodule.graph_optimizers": (Names("register_graph_optimizer", "torch_ort.ortmodule"),),
-    "ortmodule.torch_cpp_extensions": (),
+    "ortmodule.graph_optimizer_registry": (_OPTIMIZER_PASSES,),
+    "ortmodule.graph_optimizers": (_OPTIMIZER_PASSES,),
+    "ortmodule.graph_transformer_registry": (
+        Names(
+            "register_graph_transformer",
+            instead="torch_ort.ortmodule.register_graph_optimizer, which gets forward and backward",
+        ),
+    ),
+    "ortmodule.options": (_LEVELS,),
+    "ortmodule.ortmodule": (Names("ORTModule", "torch_ort.ortmodule"),),
+    "ortmodule.torch_cpp_extensions": (
+        Names("is_installed ORTMODULE_TORCH_CPP_DIR", "torch_ort.compat.extensions"),
+    ),
     "ortmodule.torch_cpp_extensions.install": (),
     "pytorch": (Names("trainer", instead=_LOOP),),
+    "torchdynamo": (_DYNAMO,),
+    "torchdynamo.ort_backend": (_DYNAMO,),
+    "torchdynamo.register_backend": (_DYNAMO,),
     "utils": (),
     "utils.data": (
         _SAMPLERS,
@@ -131,6 +190,10 @@ MODULES: dict[str, tuple[Names, ...]] = {
         Names(
             "GlobalSubscriberManager StatisticsSubscriber SubscriberBase inspect_activation",
             "torch_ort.convergence",
+        ),
+        Names(
+            "ZeROOffloadSubscriber configure_ort_compatible_zero_stage3",
+            instead="ORTModule around the blocks of the model, as docs/ortmodule.md says",
         ),
     ),
     "utils.hooks.merge_activation_summary": (),

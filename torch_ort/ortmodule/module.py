@@ -194,6 +194,10 @@ class ORTModule(torch.nn.Module):
         if original is not None:
             original.training = mode
 
+    def _is_training(self) -> bool:
+        """Tell whether a call now is one of training: in training mode, with gradients."""
+        return self.training and torch.is_grad_enabled()
+
     def __getattr__(self, name: str) -> Any:
         # Only called for what is found nowhere else.
         bound = self.__dict__.get("_bound")
