@@ -86,6 +86,7 @@ for module, names in json.loads(sys.argv[1]).items():
             facts[f"{module}.{name}"] = f"ImportError: {error}"
 for statement in (
     "import onnxruntime.training.pytorch as ort",
+    "import onnxruntime.training.api",
     "from onnxruntime.training import amp, checkpoint, optim, model_desc_validation",
     "from onnxruntime.training.ortmodule import Unheard",
     "from onnxruntime.training.unheard import ORTModule",
@@ -283,8 +284,9 @@ def test_each_name_of_the_table_is_what_its_source_has_or_says_what_to_use(facts
 
 @needs_onnxruntime
 def test_the_texts_of_missing_paths(facts):
-    assert facts["import onnxruntime.training.pytorch as ort"] == (
-        "onnxruntime.training.pytorch: not built yet in torch_ort; "
+    assert facts["import onnxruntime.training.pytorch as ort"] == "imported"
+    assert facts["import onnxruntime.training.api"] == (
+        "onnxruntime.training.api: not built yet in torch_ort; "
         "use ORTModule in a training loop of PyTorch"
     )
     assert facts["onnxruntime.training.ORTTrainer"] == (
@@ -329,6 +331,42 @@ def test_an_old_script_trains(placed_site, tmp_path):
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("trained ['model_name_")
     assert "each torch.autograd.Function is traced through" in result.stderr
+
+
+TRAINER = """
+import torch
+import onnxruntime.training.pytorch as ort
+
+class Net(torch.nn.Module):
+    def __init__(self, D_in, H, D_out):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(D_in, H), torch.nn.Linear(H, D_out)
+
+    def forward(self, x):
+        return self.second(self.first(x).clamp(min=0))
+
+torch.manual_seed(0)
+x, y = torch.randn(64, 100), torch.randn(64, 10)
+model = Net(100, 30, 10)
+criterion = torch.nn.MSELoss()
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-1)
+trainer = ort.trainer(model, criterion, optimizer)
+losses = []
+for t in range(50):
+    loss, y_pred = trainer.step(x, y)
+    losses.append(loss.item())
+assert y_pred.shape == y.shape and losses[-1] < 0.8 * losses[0], losses
+
+import torch_ort
+counters = torch_ort.counters()
+assert counters["fallbacks"] == 0 and counters["backward_runs"] == 50, counters
+"""
+
+
+@needs_onnxruntime
+def test_the_trainer_of_the_first_scripts_trains(placed_site):
+    result = run_python(placed_site, "-c", TRAINER)
+    assert result.returncode == 0, result.stderr
 
 
 @needs_onnxruntime

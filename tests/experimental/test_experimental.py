@@ -193,7 +193,9 @@ def test_settings_from_a_file(model, tmp_path):
         load_from_json(model, path)
 
 
-def test_a_seed_repeats_dropout_in_the_engine():
+@pytest.mark.parametrize("exact_random", ["0", "1"])
+def test_a_seed_repeats_dropout_in_the_engine(exact_random, monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_EXACT_RANDOM", exact_random)
     model = ORTModule(nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5)))
     model(X)
     drawn = []

@@ -56,6 +56,7 @@ TRAINING = {
     },
     "convergence": {"ortmodule"},
     "experimental": {"core", "ortmodule"},
+    "trainers": {"pytorch", "ortmodule"},
     "utils": set(),
     "compat": {"core", "functions"},
     "training": {"core", "guards", "ortmodule"},

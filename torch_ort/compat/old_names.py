@@ -176,7 +176,7 @@ MODULES: dict[str, tuple[Names, ...]] = {
         Names("is_installed ORTMODULE_TORCH_CPP_DIR", "torch_ort.compat.extensions"),
     ),
     "ortmodule.torch_cpp_extensions.install": (),
-    "pytorch": (Names("trainer", instead=_LOOP),),
+    "pytorch": (Names("trainer", "torch_ort.trainers"),),
     "torchdynamo": (_DYNAMO,),
     "torchdynamo.ort_backend": (_DYNAMO,),
     "torchdynamo.register_backend": (_DYNAMO,),
