@@ -24,6 +24,7 @@ from torch_ort.compat.custom_autograd import enable_custom_autograd_support
 from torch_ort.functions import capturing
 
 REAL = PathFinder.find_spec("onnxruntime")
+COUNT = len(old_names.MODULES) + len(old_names.BESIDE)
 needs_onnxruntime = pytest.mark.skipif(REAL is None, reason="onnxruntime is not installed")
 
 # What seeds of the specification and its tables write.
@@ -209,12 +210,15 @@ def placed_site(real_site):
     result = run_python(real_site, "-m", "torch_ort.compat", "install")
     assert result.returncode == 0, result.stderr
     folder = real_site / "onnxruntime" / "training"
-    count = len(old_names.MODULES)
-    assert result.stdout == f"{folder}: placed {count} modules for the old import paths\n"
+    assert result.stdout == (
+        f"{folder}: placed {COUNT} modules for the old import paths, "
+        "onnxruntime/capi/ort_trainer.py among them\n"
+    )
     after = contents(real_site)
     assert before.items() <= after.items()
     assert {name for name in after if name not in before} == {
-        f"onnxruntime/training/{name}" for name in (*placing.files(), placing.MARKER)
+        os.path.normpath(f"onnxruntime/training/{name}")
+        for name in (*placing.files(), placing.MARKER)
     }
     yield real_site
     result = run_python(real_site, "-m", "torch_ort.compat", "uninstall")
@@ -422,7 +426,7 @@ def test_an_onnxruntime_that_asks_while_it_is_imported(site):
 
 def test_install_and_uninstall_twice(site, capsys):
     before = contents(site)
-    placed = f"placed {len(old_names.MODULES)} modules"
+    placed = f"placed {COUNT} modules"
     words = (placed, "in place already", "removed", "not there, nothing to remove")
     for command, text in zip(("install", "install", "uninstall", "uninstall"), words, strict=True):
         assert main([command]) == 0
@@ -439,11 +443,10 @@ def test_status_tells_each_state(site, capsys, monkeypatch):
     assert f"onnxruntime: {site}\n" in status()
     assert "not there; `python -m torch_ort.compat install` places it" in status()
     main(["install"])
-    count = len(old_names.MODULES)
-    assert f"onnxruntime.training: placed by torch_ort, {count} modules\n" in status()
+    assert f"onnxruntime.training: placed by torch_ort, {COUNT} modules\n" in status()
     (site / "training" / "pytorch.py").write_text("changed")
     (site / "training" / "amp.py").unlink()
-    assert f"{count} modules; changed: pytorch.py; gone: amp.py" in status()
+    assert f"{COUNT} modules; changed: pytorch.py; gone: amp.py" in status()
     monkeypatch.setitem(old_names.MODULES, "newer", ())
     assert f"not those of torch_ort {torch_ort.__version__}, run install again" in status()
     (site / "__init__.py").unlink()
@@ -545,7 +548,7 @@ def test_what_others_changed_or_added_is_left(site, capsys):
 def test_bytecode_of_what_was_placed_goes_with_it(site):
     main(["install"])
     for name in placing.files():
-        path = site / "training" / name
+        path = (site / "training" / name).resolve()
         cache = path.parent / "__pycache__"
         cache.mkdir(exist_ok=True)
         (cache / f"{path.stem}.cpython-311.pyc").write_bytes(b"")
@@ -561,7 +564,8 @@ def test_install_again_brings_the_files_up_to_date(site, capsys, monkeypatch):
     assert (site / "training" / "older.py").exists()
     assert main(["install"]) == 0
     assert "placed anew" in capsys.readouterr().out
-    assert contents(site / "training").keys() == {*placing.files(), placing.MARKER}
+    inside = {name for name in placing.files() if not name.startswith("../")}
+    assert contents(site / "training").keys() == {*inside, placing.MARKER}
 
 
 def test_an_interrupted_install_is_taken_up_again(site, capsys):
@@ -577,11 +581,51 @@ def test_an_interrupted_install_is_taken_up_again(site, capsys):
 def test_what_pip_left_behind_can_be_removed(site, capsys):
     main(["install"])
     (site / "__init__.py").unlink()
-    (site / "capi").rmdir()
     assert main(["install"]) == 1
     assert "no onnxruntime is installed here" in capsys.readouterr().err
     assert main(["uninstall"]) == 0
+    assert [path.name for path in site.iterdir()] == ["capi"]
+    assert not list((site / "capi").iterdir())
+
+
+def test_the_oldest_path_of_a_trainer_is_placed_beside_the_folder(site, capsys):
+    path = site / "capi" / "ort_trainer.py"
+    path.write_text("theirs")
+    before = contents(site)
+    assert main(["install"]) == 1
+    words = "onnxruntime/capi/ort_trainer.py: not placed by torch_ort, left alone"
+    assert words in capsys.readouterr().err
+    assert contents(site) == before
+    path.unlink()
+    assert main(["install"]) == 0
+    # Ours from before, where somebody has removed the folder.
+    shutil.rmtree(site / "training")
+    assert main(["install"]) == 0
+    path.write_text("changed")
+    assert main(["install"]) == 1
+    assert "changed since they were placed: ../capi/ort_trainer.py" in capsys.readouterr().err
+    assert main(["uninstall"]) == 0
+    assert "left what is not ours: ../capi/ort_trainer.py" in capsys.readouterr().out
+    assert path.read_text() == "changed"
     assert not (site / "training").exists()
+
+
+def test_the_oldest_path_of_a_trainer_answers(site):
+    assert main(["install"]) == 0
+    code = textwrap.dedent("""
+        try:
+            from onnxruntime.capi.ort_trainer import IODescription, ModelDescription, ORTTrainer
+        except ModuleNotFoundError:
+            raise
+        except ImportError as error:
+            print(error)
+    """)
+    result = run_python(site.parent, "-c", code)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == (
+        "onnxruntime.training.ort_trainer: not built yet in torch_ort; "
+        "use ORTModule in a training loop of PyTorch\n"
+    )
 
 
 def test_a_folder_that_cannot_be_written(site, capsys, monkeypatch):

@@ -199,6 +199,9 @@ MODULES: dict[str, tuple[Names, ...]] = {
     "utils.hooks.merge_activation_summary": (),
 }
 
+# Files that stand beside the folder of ROOT in the package onnxruntime: which modules they give.
+BESIDE = {"capi/ort_trainer.py": "ort_trainer"}
+
 # Modules that `python -m` runs, with those that run in their place.
 COMMANDS = {
     "ortmodule.torch_cpp_extensions.install": "torch_ort.configure",
@@ -206,13 +209,15 @@ COMMANDS = {
 }
 
 
-def open_module(namespace: dict[str, Any]) -> None:
+def open_module(namespace: dict[str, Any], path: str | None = None) -> None:
     """Fill the namespace of a placed module with what torch_ort has of it.
 
-    Raises ImportError if it has names, none is built, and no module stands below it.
+    `path` is that of the table for a module that stands elsewhere. Raises ImportError if it has
+    names, none is built, and no module stands below it.
     """
-    # `python -m` calls the module __main__, its spec does not.
-    path = namespace["__spec__"].name.removeprefix(ROOT).lstrip(".")
+    if path is None:
+        # `python -m` calls the module __main__, its spec does not.
+        path = namespace["__spec__"].name.removeprefix(ROOT).lstrip(".")
     rows = MODULES.get(path, ())
     built, missing = _look_up(path, rows)
     if rows and not built and not is_package(path):

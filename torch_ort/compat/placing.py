@@ -1,7 +1,7 @@
 """Writes the sub-package `training` into an installed onnxruntime, and takes it away again.
 
-Nothing outside that folder is written. A marker inside lists the files with their hashes, so that
-what others put there or changed is never removed or written over.
+Outside that folder only `BESIDE` is written. A marker inside lists the files with their hashes, so
+that what others put there or changed is never removed or written over.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import importlib
 import importlib.metadata
 import json
 import re
+from collections.abc import Iterable
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 from torch_ort import _build_info
 from torch_ort._C import UserError
-from torch_ort.compat.old_names import MODULES, is_package
+from torch_ort.compat.old_names import BESIDE, MODULES, is_package
 
 FOLDER = "training"
 MARKER = "torch_ort_compat.json"
@@ -39,6 +40,13 @@ from torch_ort.compat.old_names import open_module
 
 open_module(globals())
 """
+_BODY_BESIDE = """\
+from torch_ort.compat.old_names import open_module
+
+open_module(globals(), {path!r})
+"""
+# As the marker and the folder know them.
+_OUTSIDE = {f"../{name}": path for name, path in BESIDE.items()}
 
 Hashes = dict[str, str]
 
@@ -50,6 +58,8 @@ def files() -> dict[str, str]:
         parts = module.split(".") if module else []
         path = [*parts, "__init__"] if is_package(module) else parts
         texts["/".join(path) + ".py"] = _HEAD + (_BODY if module else _GUARD + _BODY)
+    for name, path in _OUTSIDE.items():
+        texts[name] = _HEAD + _BODY_BESIDE.format(path=path)
     return texts
 
 
@@ -78,13 +88,19 @@ def install() -> str:
             f"{folder}: changed since they were placed: {', '.join(changed)}; "
             "run `python -m torch_ort.compat uninstall`, which leaves them, and move them away"
         )
+    foreign = [name for name in _OUTSIDE if name not in placed and _is_foreign(package, name)]
+    if foreign:
+        raise UserError(f"{_shown(package, foreign)}: not placed by torch_ort, left alone")
     wanted = _hashes(files())
     if placed == wanted and not _absent(folder, placed):
         return f"{folder}: in place already"
     _remove(folder, placed)
     _place(folder, wanted)
     verb = "placed anew" if placed else "placed"
-    return f"{folder}: {verb} {len(wanted)} modules for the old import paths"
+    return (
+        f"{folder}: {verb} {len(wanted)} modules for the old import paths, "
+        f"{_shown(package, _OUTSIDE)} among them"
+    )
 
 
 def uninstall() -> str:
@@ -99,9 +115,10 @@ def uninstall() -> str:
     placed = _read_marker(folder)
     if not placed:
         return f"{folder}: not there, nothing to remove"
+    left = [name for name in _changed(folder, placed) if name in _OUTSIDE]
     _remove(folder, placed)
-    if folder.exists():
-        left = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    left += sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    if left:
         return f"{folder}: removed what was placed; left what is not ours: {', '.join(left)}"
     return f"{folder}: removed"
 
@@ -183,8 +200,19 @@ def _read_marker(folder: Path) -> Hashes:
     raise UserError(f"{marker}: cannot be read; remove {folder} by hand")
 
 
+def _is_foreign(package: Path, name: str) -> bool:
+    """Tell whether a file beside the folder is there and is not what would be placed."""
+    path = package / name.removeprefix("../")
+    return path.exists() and path.read_bytes() != files()[name].encode()
+
+
+def _shown(package: Path, names: Iterable[str]) -> str:
+    """Name files outside of the folder by where they lie in onnxruntime."""
+    return ", ".join(f"{package.name}/{name.removeprefix('../')}" for name in names)
+
+
 def _is_inside(folder: Path, name: str) -> bool:
-    return (folder / name).resolve().is_relative_to(folder.resolve())
+    return name in _OUTSIDE or (folder / name).resolve().is_relative_to(folder.resolve())
 
 
 def _place(folder: Path, hashes: Hashes) -> None:
@@ -208,14 +236,21 @@ def _remove(folder: Path, placed: Hashes) -> None:
         path.unlink(missing_ok=True)
         for bytecode in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
             bytecode.unlink()
+    for name in placed.keys() & _OUTSIDE.keys():
+        _remove_if_empty((folder / name).parent / "__pycache__")
     # The marker goes last of the files, so that an interrupted removal can be taken up again.
     (folder / MARKER).unlink()
-    parents = {parent for name in placed for parent in (folder / name).parents}
+    inside = placed.keys() - _OUTSIDE.keys()
+    parents = {parent for name in inside for parent in (folder / name).parents}
     ours = {it for it in parents if it == folder or folder in it.parents}
     for parent in sorted(ours, key=lambda it: len(it.parts), reverse=True):
         for directory in (parent / "__pycache__", parent):
-            if directory.is_dir() and not any(directory.iterdir()):
-                directory.rmdir()
+            _remove_if_empty(directory)
+
+
+def _remove_if_empty(directory: Path) -> None:
+    if directory.is_dir() and not any(directory.iterdir()):
+        directory.rmdir()
 
 
 def _changed(folder: Path, placed: Hashes) -> list[str]:
