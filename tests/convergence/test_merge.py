@@ -239,6 +239,24 @@ def test_damaged_files_are_refused(change, words, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_merge_is_overwritten_where_that_is_asked(tmp_path, capsys):
+    for side, value in (("pt", 1.0), ("ort", 1.0), ("other", 2.0)):
+        write(tmp_path / side, torch.full((1,), value))
+    out = tmp_path / "out"
+    arguments = ["--pt_dir", f"{tmp_path}/pt", "--output_dir", f"{out}", "--overwrite"]
+    assert main([*arguments, "--ort_dir", f"{tmp_path}/ort"]) == 0
+    (out / "step_0" / "old_forward").touch()
+    assert main([*arguments, "--ort_dir", f"{tmp_path}/other"]) == 0
+    assert [path.name for path in (out / "step_0").iterdir()] == ["x_forward"]
+    assert "2.0" in (out / "step_0" / "x_forward").read_text()
+    (out / "summary.txt").unlink()
+    with pytest.raises(SystemExit, match="2"):
+        main([*arguments, "--ort_dir", f"{tmp_path}/ort"])
+    words = f"--output_dir: '{out}' has no summary.txt, so it is not overwritten"
+    assert words in capsys.readouterr().err
+    assert (out / "step_0").is_dir()
+
+
 COMMAND = [sys.executable, "-m", "torch_ort.convergence.merge_activation_summary"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,13 +189,19 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--pt_dir", type=Path, required=True, help="folder of the PyTorch run")
     parser.add_argument("--ort_dir", type=Path, required=True, help="folder of the engine's run")
     parser.add_argument("--output_dir", type=Path, required=True, help="folder to be made")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="remove an --output_dir that this command wrote"
+    )
     arguments = parser.parse_args(argv)
     for name in ("pt_dir", "ort_dir"):
         folder = getattr(arguments, name)
         if not folder.is_dir():
             parser.error(f"--{name}: got '{folder}', which is no folder")
-    if arguments.output_dir.exists():
-        parser.error(f"--output_dir: '{arguments.output_dir}' exists; name one that does not")
+    output = arguments.output_dir
+    if output.exists() and not arguments.overwrite:
+        parser.error(f"--output_dir: '{output}' exists; name one that does not, or --overwrite")
+    if output.exists() and not (output / SUMMARY).is_file():
+        parser.error(f"--output_dir: '{output}' has no {SUMMARY}, so it is not overwritten")
     return arguments
 
 
@@ -210,6 +217,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise BadFile(f"--{name}: got no folder 'step_N' in '{folder}'")
     except (BadFile, UnicodeDecodeError) as error:
         raise SystemExit(f"error: {error}") from error
+    if arguments.output_dir.exists():
+        shutil.rmtree(arguments.output_dir)
     merge_runs(*runs, arguments.output_dir)
     print(f"wrote {arguments.output_dir / SUMMARY}")
     return 0
