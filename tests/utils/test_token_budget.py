@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 from torch_ort.utils.data import (
     LoadBalancingDistributedBatchSampler,
@@ -245,6 +245,36 @@ def test_as_a_batch_fn_all_ranks_get_equally_many(lengths, make, world, epoch, d
     assert len(counts) == 1
     if not drop_last:
         assert seen == set(range(len(lengths)))
+
+
+def cut_by_32(places):
+    places = list(places)
+    return [places[start : start + 32] for start in range(0, len(places), 32)]
+
+
+def test_how_much_is_padded_and_waited_for():
+    # The table in docs/samplers.md: lengths as those of sentences, eight ranks.
+    numbers = torch.empty(20_000).log_normal_(4.3, 0.7, generator=torch.Generator().manual_seed(0))
+    lengths = numbers.int().clamp(4, 512).tolist()
+    packer, world = TokenBudgetPacker(lengths, 4096), 8
+    plain = [DistributedSampler(lengths, world, rank) for rank in range(world)]
+    balanced = [LoadBalancingDistributedSampler(lengths, int, world, r) for r in range(world)]
+    shares = {
+        "plain": [cut_by_32(sampler) for sampler in plain],
+        "balanced": [LoadBalancingDistributedBatchSampler(it, cut_by_32) for it in balanced],
+        "balanced, packed": [LoadBalancingDistributedBatchSampler(it, packer) for it in balanced],
+        "packed": [TokenBudgetBatchSampler(packer, world, rank) for rank in range(world)],
+    }
+    table = {}
+    for name, ranks in shares.items():
+        steps = [[packer.padded_tokens(batch) for batch in it] for it in zip(*ranks, strict=True)]
+        tokens = sum(map(sum, steps))
+        used = sum(lengths[place] for rank in ranks for batch in rank for place in batch)
+        slowest = sum(map(max, steps)) * world
+        table[name] = [round(100 * (1 - part)) for part in (used / tokens, tokens / slowest)]
+    assert table == {
+        "plain": [71, 31], "balanced": [72, 0], "balanced, packed": [3, 1], "packed": [0, 1],
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("workers", [0, 2])
