@@ -192,6 +192,12 @@ def test_more_noise_balances_less():
     assert with_noise[0] != with_noise[1]
 
 
+def test_noise_is_a_part_of_the_widest_range():
+    numbers = [2**62, -(2**62), *range(50)]  # the difference of the first two is no int64
+    noisy = steps_of(numbers, 1, shuffle=False, random_level=0.1)
+    assert noisy != steps_of(numbers, 1, shuffle=False)
+
+
 def test_each_sample_is_read_once_and_not_before_it_is_needed():
     dataset = Numbers([3, 1, 2])
     sampler = LoadBalancingDistributedSampler(dataset, itself, 1, 0, random_level=1)

@@ -109,8 +109,8 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         complexities = self._known_complexities()
         if not len(complexities):
             return torch.empty(0, dtype=torch.int64)
-        spread = complexities.max() - complexities.min()
-        noise = int(spread.item() * self.random_level + 1)
+        spread = complexities.max().item() - complexities.min().item()
+        noise = int(spread * self.random_level + 1)
         if noise > 1:
             noisy = complexities + torch.randint(noise, complexities.shape, generator=generator)
             return _sort_in_groups(noisy, self.group_size)
