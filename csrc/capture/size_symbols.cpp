@@ -558,6 +558,9 @@ void SizeSymbols::learn(const Dim& condition) {
 
 void SizeSymbols::learn_equal(const Dim& a, const Dim& b) {
   for (const auto& [x, y] : equal_factors(a, b)) guard(Dim::make(DimOp::kEq, x, y));
+  if (const auto rest = without_common_factors(a, b)) {
+    guard(Dim::make(DimOp::kEq, rest->first, rest->second));
+  }
   const Dim left = simplified_locked(a), right = simplified_locked(b);
   if (left == right) return;
   auto position = [&](const Dim& dim) { return symbols_.at(dim.name()).position; };
@@ -632,6 +635,27 @@ std::vector<std::pair<Dim, Dim>> SizeSymbols::equal_factors(const Dim& a, const 
     if (left[i] != right[i]) pairs.emplace_back(left[i], right[i]);
   }
   return pairs;
+}
+
+// N * C == N * 4 is C == 4, as long as N is not 0. Nothing if there is nothing to leave out.
+std::optional<std::pair<Dim, Dim>> SizeSymbols::without_common_factors(const Dim& a,
+                                                                       const Dim& b) const {
+  std::vector<Dim> left, right;
+  collect_factors(a, left);
+  collect_factors(b, right);
+  const size_t all = left.size();
+  std::erase_if(left, [&](const Dim& factor) {
+    const auto found = std::find(right.begin(), right.end(), factor);
+    if (factor.is_constant() || found == right.end()) return false;
+    right.erase(found);
+    return true;
+  });
+  if (left.size() == all) return std::nullopt;
+  const std::pair<Dim, Dim> rest = {ir::numel(left), ir::numel(right)};
+  if (rest.first == rest.second || value_locked(rest.first) != value_locked(rest.second)) {
+    return std::nullopt;
+  }
+  return rest;
 }
 
 SizeSymbols::Bounds SizeSymbols::bounds(const Dim& dim) const {
@@ -721,6 +745,16 @@ std::vector<c10::SymInt> plain_strides(const std::vector<c10::SymInt>& strides) 
     plain.push_back(node ? node->with(without_max(node->dim())) : stride);
   }
   return plain;
+}
+
+c10::SymInt size_over(const Dim& dim, const std::vector<c10::SymInt>& sizes) {
+  if (dim.is_constant()) return dim.constant();
+  for (const c10::SymInt& size : sizes) {
+    if (!size.is_heap_allocated()) continue;
+    const SymNode held = size.toSymNode();
+    if (const Node* node = node_in(held)) return node->sizes()->expression(dim);
+  }
+  throw InternalError(concat("sizes: ", dim.str(), " is over symbols that no size is made of"));
 }
 
 std::optional<Dim> dim_of(const c10::SymInt& size) {

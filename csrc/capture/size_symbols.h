@@ -77,6 +77,8 @@ class SizeSymbols : public c10::intrusive_ptr_target {
   void learn_bound(ir::DimOp op, const ir::Dim& a, const ir::Dim& b);
   void guard(const ir::Dim& condition);
   std::vector<std::pair<ir::Dim, ir::Dim>> equal_factors(const ir::Dim& a, const ir::Dim& b) const;
+  std::optional<std::pair<ir::Dim, ir::Dim>> without_common_factors(const ir::Dim& a,
+                                                                    const ir::Dim& b) const;
 
   std::mutex mutex_;
   std::unordered_map<std::string, Symbol> symbols_;
@@ -85,6 +87,9 @@ class SizeSymbols : public c10::intrusive_ptr_target {
   std::vector<ir::Dim> guards_;
 };
 
+// What a dim over the symbols of `sizes` is as a size. InternalError where none of them is of a
+// recording.
+c10::SymInt size_over(const ir::Dim& dim, const std::vector<c10::SymInt>& sizes);
 // The expression of a size; nothing for one of another tracer.
 std::optional<ir::Dim> dim_of(const c10::SymInt& size);
 std::optional<ir::Dim> condition_of(const c10::SymBool& condition);

@@ -4,6 +4,7 @@
 #include "ops/aten_names.h"
 #include "ops/families.h"
 #include "ops/shapes.h"
+#include "ops/viewed_strides.h"
 
 #include <algorithm>
 #include <limits>
@@ -99,7 +100,8 @@ std::optional<Dim> product(const Dim& a, const Dim& b) {
   return Dim(result);
 }
 
-// Strides of a strided tensor seen in another shape; nothing if it takes a copy for some sizes.
+}  // namespace
+
 // Outer dims that are equal keep their strides. The rest works from the back: a run of old dims
 // that lie one in the other is divided among new dims. All that is left belongs to the last run.
 std::optional<Shape> viewed_strides(const Shape& from, const Shape& strides, const Shape& to) {
@@ -132,6 +134,8 @@ std::optional<Shape> viewed_strides(const Shape& from, const Shape& strides, con
   }
   return rest == equal ? std::optional(result) : std::nullopt;
 }
+
+namespace {
 
 // A view where the strides allow it, else a row-major copy.
 Type reshaped_type(const Type& type, Shape target) {

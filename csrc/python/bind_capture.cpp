@@ -1,6 +1,7 @@
 // Sizes as symbols, for recordings of a module.
 #include "base/error.h"
 #include "capture/size_symbols.h"
+#include "ops/viewed_strides.h"
 #include "python/bind.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -19,6 +20,16 @@ using ir::DimOp;
 py::object integer_or_text(const Dim& dim) {
   if (dim.is_constant()) return py::int_(dim.constant());
   return py::str(dim.str());
+}
+
+ir::Shape dims_of(const std::vector<c10::SymInt>& sizes) {
+  ir::Shape dims;
+  for (const c10::SymInt& size : sizes) {
+    const std::optional<Dim> dim = capture::dim_of(size);
+    if (!dim) throw Unsupported("sizes: got a symbol of another trace, want one of this recording");
+    dims.push_back(*dim);
+  }
+  return dims;
 }
 
 // torch's own conversion takes every SymBool for one of Python's.
@@ -106,6 +117,20 @@ void bind_capture(py::module_& module) {
         return strides;
       },
       "sizes"_a, "Row-major strides.");
+  module.def(
+      "viewed_strides",
+      [](const std::vector<c10::SymInt>& sizes, const std::vector<c10::SymInt>& strides,
+         const std::vector<c10::SymInt>& to) -> std::optional<std::vector<c10::SymInt>> {
+        const auto seen = ops::viewed_strides(dims_of(sizes), dims_of(strides), dims_of(to));
+        if (!seen) return std::nullopt;
+        std::vector<c10::SymInt> all = sizes, result;
+        for (const auto* more : {&strides, &to}) all.insert(all.end(), more->begin(), more->end());
+        for (const Dim& stride : *seen) result.push_back(capture::size_over(stride, all));
+        return result;
+      },
+      "sizes"_a, "strides"_a, "to"_a,
+      "Strides of a recording's tensor seen in another shape of as many elements; None if it takes "
+      "a copy for some sizes.");
   module.def("plain_strides", &capture::plain_strides, "strides"_a,
              "Strides as of tensors without a size of 0: max(N, 1) is N.");
   module.def(

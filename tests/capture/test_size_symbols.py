@@ -151,6 +151,21 @@ def test_equal_products_are_equal_factors():
     assert table.guards() == ["((a * b) == (c * d))", "(a == c)", "(b == d)"]
 
 
+def test_a_factor_of_both_products_says_nothing():
+    table, a, b = symbols(a=4, b=6)
+    assert a * b == a * 6
+    assert text(b) == 6
+    assert text(a) == "a"
+    assert table.guards() == ["((a * b) == (6 * a))", "(b == 6)"]
+
+
+def test_factors_of_products_without_elements_stay():
+    table, a, b = symbols(a=0, b=6)
+    assert a * b == a * 7
+    assert text(b) == "b"
+    assert len(table.guards()) == 1
+
+
 def test_equal_products_of_other_factors_stay():
     _, a, b, c, d = symbols(a=2, b=8, c=4, d=4)
     assert a * b == c * d

@@ -24,6 +24,9 @@ SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
     "permuted_apart": lambda x: x.permute(0, 2, 1, 3).flatten(1, 2),  # takes a copy
     "expanded": lambda x: x.sum(1, keepdim=True).expand(-1, 3, -1, -1).flatten(2),
     "divided": lambda x: x[:, 1:].flatten(2).unflatten(2, (x.shape[2], -1)),
+    "divided_channels": lambda x: x[:, 1:].flatten(2).unflatten(1, (2, -1)),
+    "channels_divided_by_all_sizes": lambda x: x[:, 1:].flatten(2).unflatten(1, (-1, 2)),
+    "permuted_and_divided": lambda x: x.permute(2, 3, 0, 1)[..., 1:].unflatten(3, (2, -1)),
     "multiplied": lambda x: x[:, 1:].flatten(2) @ x[:, :-1].flatten(2).transpose(1, 2) * 0.05,
 }
 
@@ -67,6 +70,42 @@ def test_open_sizes(name: str, road: str, monkeypatch: pytest.MonkeyPatch) -> No
         model.scale.grad = None
     counters = torch_ort.counters()
     assert (counters["fallbacks"], counters["graphs_captured"]) == (0, 1)
+    assert counters["recordings_handed_over"] == 0
+
+
+ONE = {
+    "regrouped": lambda x: x[..., 0].reshape(x.shape[0], -1, 1, 4).transpose(2, 3),
+    "permuted": lambda x: x.permute(1, 0, 2, 3).reshape(x.shape[1], -1),
+    "permuted_and_sliced": lambda x: x.permute(1, 0, 2, 3)[:, :, 1:].reshape(x.shape[1], -1),
+    "a_dim_between": lambda x: x[..., 0].permute(1, 0, 2).reshape(x.shape[1], 1, *x.shape[0:3:2]),
+    "the_last_size_as_a_number": lambda x: x[..., 1].reshape(x.shape[0], 1, x.shape[1], 4),
+    "the_batch_and_the_rest": lambda x: x.permute(1, 0, 2, 3).reshape(x.shape[0] * x.shape[1], -1),
+    "divided": lambda x: x.permute(0, 2, 1, 3).unflatten(1, (2, -1)),
+}
+
+
+@pytest.mark.parametrize("first", [(4, 1), (1, 5), (1, 1), (2, 3)], ids=str)
+@pytest.mark.parametrize("name", ONE)
+def test_captured_with_sizes_of_one(
+    name: str, first: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_ORT_CHECK", "2")
+    torch_ort.reset_counters()
+    torch.manual_seed(0)
+    model = Scaled(ONE[name])
+    call = torch_ort.ORTModule(model)
+    for sizes in [first, (2, 3), (1, 1), (3, 2), first]:
+        x = torch.randn(*sizes, 4, 6, requires_grad=True)
+        y = x.detach().clone().requires_grad_()
+        want, got = model(x), call(y)
+        torch.testing.assert_close(got, want)
+        sum(each.square().sum() for each in want).backward()
+        want_of_scale, model.scale.grad = model.scale.grad, None
+        sum(each.square().sum() for each in got).backward()
+        torch.testing.assert_close([y.grad, model.scale.grad], [x.grad, want_of_scale])
+        model.scale.grad = None
+    counters = torch_ort.counters()
+    assert (counters["fallbacks"], counters["recordings_handed_over"]) == (0, 0)
 
 
 def test_no_elements(monkeypatch: pytest.MonkeyPatch) -> None:

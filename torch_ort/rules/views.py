@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from torch_ort import _C
 from torch_ort.rules.forms import (
     NoRule,
     Size,
@@ -58,8 +59,6 @@ def _permute(x: Spec, dims: Sequence[int]) -> Spec:
 
 @rule_of(aten.view.default, aten._unsafe_view.default)
 def _view(x: Spec, sizes: Sequence[Size]) -> Spec:
-    if not is_contiguous(x):
-        raise NoRule
     sizes = list(sizes)
     total = numel(x.sizes)
     unknown = [i for i, size in enumerate(sizes) if type(size) is int and size == -1]
@@ -70,7 +69,12 @@ def _view(x: Spec, sizes: Sequence[Size]) -> Spec:
         sizes[unknown[0]] = total // known
     elif not equal(total, numel(sizes)):
         raise NoRule
-    return rows(sizes, x)
+    if is_contiguous(x):
+        return rows(sizes, x)
+    strides = None if value(total) == 0 else _C.viewed_strides(x.sizes, x.strides, sizes)
+    if strides is None:
+        raise NoRule
+    return Spec(sizes, strides, x.dtype, x.device)
 
 
 @rule_of(aten.expand.default)
