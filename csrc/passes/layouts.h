@@ -5,7 +5,8 @@
 //   - the caller, who was promised them: an output of the graph, what leaves at the border, a body
 //     of If or Loop;
 //   - an operator of PyTorch's or of users (an ATen node, a Function), which may walk through
-//     memory, or give results in the order of its arguments.
+//     memory, or give results in the order of its arguments. Point-wise ones do the latter alone:
+//     they count on the order of the dims, not on gaps between elements.
 // Standard ops and ours find elements by their indices. Of these, views and concatenations follow:
 // their results lie in the order of an operand, and have readers of their own. All others write
 // results in the order that the type of the result says.

@@ -328,10 +328,13 @@ class Mover {
             std::clamp<int64_t>(start < 0 ? start + size.constant() : start, 0, size.constant())};
   }
 
+  // Parts are made row-major, in which order operators of PyTorch's give results then.
   bool is_read_by_regions(const Value& slice, const Node& reader) const {
+    const bool is_permuted = reader.inputs[0]->type.strides.has_value();
     return std::all_of(slice.uses.begin(), slice.uses.end(), [&](const ir::Use& use) {
       return use.node != nullptr && use.index >= 0 && is_same_half(*use.node, reader) &&
-             (is_pointwise(use.node) || is_fusible_concat(use.node));
+             (is_pointwise(use.node) || is_fusible_concat(use.node)) &&
+             !(is_permuted && use.node->op.domain == ir::kAtenDomain);
     });
   }
 

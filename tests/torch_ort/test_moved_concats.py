@@ -110,6 +110,40 @@ def test_nothing_is_copied_to_join_it(name: str) -> None:
     assert all("copy_" in op for op in copies), copies
 
 
+class Doubled(nn.Module):
+    """What is joined is scaled, so that the gradients of both parts are cut from one product."""
+
+    def __init__(self, dim: int, images: bool) -> None:
+        super().__init__()
+        self.dim, self.scale = dim, nn.Parameter(torch.tensor(1.5))
+        width = 16 if dim == 1 else 8
+        around = (nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(width, 8, 3, padding=1))
+        self.before, self.after = around if images else (nn.Identity(), nn.Identity())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.before(x)
+        return self.after(torch.cat([x, x.tanh()], self.dim) * self.scale)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "open"])
+@pytest.mark.parametrize("images", [False, True], ids=["alone", "between_convolutions"])
+@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize("size", [(2, 8, 6, 4), (2, 8, 6, 1), (2, 8, 1, 4)], ids=str)
+def test_gradients_of_parts_that_operators_read(
+    size: tuple[int, ...], dim: int, images: bool, dynamic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_ORT_CHECK", "2")
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    model = Doubled(dim, images)
+    x = torch.randn(size, requires_grad=True)
+    compiled = torch.compile(copy.deepcopy(model), backend="ort", dynamic=dynamic)
+    assert_as_exact_as_eager(model, compiled, x)
+    y = x.detach().requires_grad_()
+    assert compiled(y).stride() == model(x).stride()
+    assert torch_ort.counters()["fallbacks"] == 0
+
+
 def test_an_empty_part_of_what_has_one_row() -> None:
     def cut(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         product = x * weight
