@@ -1113,3 +1113,19 @@ def test_a_copy_may_stand_for_what_is_drawn_in_another_order():
     torch.manual_seed(3)
     torch.testing.assert_close(ours(x), want)
     assert torch_ort.counters()["fallbacks"] == 0
+
+
+@pytest.mark.parametrize("disabled", ["", "recorder"], ids=["recorder", "AOTAutograd"])
+def test_sizes_of_views_do_not_lie_in_memory(disabled, monkeypatch):
+    """They are inputs of the graph, as what is drawn for is, and no copy stands for them."""
+    monkeypatch.setenv("TORCH_ORT_DISABLE", disabled)
+    module = Applies(lambda x: nn.functional.dropout(x.exp().view(x.shape[0], 3, -1), 0.5))
+    ours = ORTModule(module)
+    for rows in (4, 5):
+        x = torch.linspace(-1, 1, 6 * rows).reshape(rows, 6)
+        torch.manual_seed(3)
+        want = module(x)
+        torch.manual_seed(3)
+        torch.testing.assert_close(ours(x), want)
+    counters = torch_ort.counters()
+    assert (counters["fallbacks"], counters["graphs_captured"]) == (0, 1)

@@ -220,7 +220,8 @@ def _inputs_in_order_of(nodes: list[fx.Node]) -> set[int]:
     while nodes:
         node = nodes.pop()
         if node.op == "placeholder":
-            found.add(input_position(node))
+            if isinstance(node.meta["val"], torch.Tensor):  # sizes of views are inputs as well
+                found.add(input_position(node))
         elif node.target is operator.getitem or (
             isinstance(node.target, OpOverload) and _keeps_order(node.target)
         ):
