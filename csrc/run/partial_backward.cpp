@@ -4,6 +4,7 @@
 #include "ir/verify.h"
 #include "run/arena.h"
 #include "run/context.h"
+#include "run/owned.h"
 #include "run/spec.h"
 
 #include <algorithm>
@@ -88,7 +89,8 @@ Session::Tensors PartialBackward::run(const Context& context,
   }
   const Session::Tensors made = session_->run_body(inputs, symbols);
   for (size_t i = 0; i < gradients.size(); ++i) {
-    if (cut_.gradients[i] >= 0) gradients[i] = own(made[cut_.gradients[i]], inputs);
+    // What looks at memory of the engine, or of the caller, must not leave.
+    if (cut_.gradients[i] >= 0) gradients[i] = owned(made[cut_.gradients[i]], inputs);
   }
   return gradients;
 }
@@ -104,14 +106,6 @@ at::Tensor PartialBackward::read(const ir::Value* value, const Context& context,
 
 void PartialBackward::free_idle_contexts() const {
   if (session_ != nullptr) session_->free_idle_contexts();
-}
-
-// What looks at memory of the engine, or of the caller, must not leave.
-at::Tensor PartialBackward::own(const at::Tensor& gradient, const Session::Tensors& inputs) const {
-  const bool is_given = std::any_of(inputs.begin(), inputs.end(), [&](const at::Tensor& input) {
-    return gradient.is_alias_of(input);
-  });
-  return is_given ? gradient.clone() : gradient;
 }
 
 }  // namespace torch_ort::run

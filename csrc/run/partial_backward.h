@@ -48,7 +48,6 @@ class PartialBackward {
  private:
   at::Tensor read(const ir::Value* value, const Context& context,
                   const Session::Tensors& tangents) const;
-  at::Tensor own(const at::Tensor& gradient, const Session::Tensors& inputs) const;
 
   std::shared_ptr<const CompiledGraph> whole_;
   CutBackward cut_;

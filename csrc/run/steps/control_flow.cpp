@@ -8,6 +8,7 @@
 #include "run/context.h"
 #include "run/counters.h"
 #include "run/dtype.h"
+#include "run/owned.h"
 #include "run/session.h"
 #include "run/steps/forms.h"
 
@@ -36,10 +37,6 @@ bool holds(const at::Tensor& condition, const std::string& node) {
 
 int64_t integer(const at::Tensor& tensor, const std::string& node, const char* what) {
   return single(tensor, node, what).item().toLong();
-}
-
-bool shares_memory(const at::Tensor& a, const at::Tensor& b) {
-  return a.defined() && b.defined() && a.has_storage() && b.has_storage() && a.is_alias_of(b);
 }
 
 // The bodies of a node, and what happens between their runs.
@@ -190,18 +187,13 @@ at::Tensor ControlFlow::stacked(const Tensors& rounds, size_t output, const Look
 }
 
 void ControlFlow::own(Tensors& results, const Tensors& inputs) const {
-  const auto is_foreign = [&](const at::Tensor& result) {
-    const auto shares = [&](const at::Tensor& other) { return shares_memory(result, other); };
-    if (std::any_of(inputs.begin(), inputs.end(), shares)) return true;
-    return std::any_of(bodies_.begin(), bodies_.end(), [&](const Body& body) {
-      const auto& constants = body.session->compiled().constants;
-      return std::any_of(constants.begin(), constants.end(),
-                         [&](const auto& constant) { return shares(constant.second); });
-    });
-  };
-  for (at::Tensor& result : results) {
-    if (is_foreign(result)) result = result.clone();
+  Tensors others = inputs;
+  for (const Body& body : bodies_) {
+    for (const auto& [slot, constant] : body.session->compiled().constants) {
+      others.push_back(constant);
+    }
   }
+  for (at::Tensor& result : results) result = owned(result, others);
 }
 
 struct ControlFlowStep : Step {

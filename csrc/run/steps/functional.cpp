@@ -3,12 +3,11 @@
 #include "ops/aten.h"
 #include "run/context.h"
 #include "run/counters.h"
+#include "run/owned.h"
 #include "run/steps/operator.h"
 
 #include <ATen/core/List.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-
-#include <algorithm>
 
 namespace torch_ort::run {
 
@@ -43,20 +42,16 @@ struct BoundFunctional : BoundCall<FunctionalStep> {
  private:
   // What the plan takes for memory of its own, and is not: the next step may write into it.
   void own_results(Context& context) const {
-    const std::vector<int> given = of.reads();
-    const auto owned = [&](const at::Tensor& result) {
-      const bool is_given = std::any_of(given.begin(), given.end(), [&](int slot) {
-        const at::Tensor& argument = context.slots[slot];
-        return argument.defined() && result.defined() && result.is_alias_of(argument);
-      });
-      return is_given ? result.clone() : result;
-    };
+    std::vector<at::Tensor> given;
+    for (int slot : of.reads()) given.push_back(context.slots[slot]);
     for (c10::IValue& result : context.stack) {
       if (result.isTensor()) {
-        result = owned(result.toTensor());
+        result = owned(result.toTensor(), given);
       } else if (result.isTensorList()) {
         c10::List<at::Tensor> list;
-        for (const at::Tensor& element : result.toTensorVector()) list.push_back(owned(element));
+        for (const at::Tensor& element : result.toTensorVector()) {
+          list.push_back(owned(element, given));
+        }
         result = list;
       }
     }
