@@ -145,6 +145,21 @@ TABLE: tuple[Row, ...] = (
     Row("isa", "TORCH_ORT_ISA", "", "name",
          "Instruction set of fused regions: portable, avx2 or avx512; empty: the widest that the "
          "processor runs.", str, _check_isa),
+    Row("enable_tuning", "ORTMODULE_ENABLE_TUNING", False, "bool",
+         "Time PyTorch's kernel and the engine's on each kind of product that comes, on the CPU, "
+         "and take the faster one from then on, in the whole process. False: sizes, dtype and "
+         "processor tell who multiplies, so that runs repeat bit for bit.",
+         _parse_bool, _check_bool),
+    Row("max_tuning_duration_ms", "ORTMODULE_MAX_TUNING_DURATION_MS", 0, "int",
+         "Milliseconds that a kind of product may be timed for, though each kernel runs once; 0: "
+         "until the fastest times of both stay, some 30 or, of long products, six runs of each.",
+         int, _check_int(0, 2**31 - 1)),
+    Row("tuning_results_path", "ORTMODULE_TUNING_RESULTS_PATH", "", "path",
+         "Folder of `tuning_results_training.json` and `tuning_results_inference.json`: what was "
+         "chosen on the same processor, with the same versions and as many threads, is read from "
+         "both, with tuning on or off; with tuning on, all choices of the process are added, after "
+         "the first run of a graph and at the end, to the file of its kind. Empty: no files.",
+         str, _check_str),
     Row("bisect", "TORCH_ORT_BISECT", -1, "int",
          "Only the first n rewrites happen; -1: all.", int, _check_int(-1, 2**31 - 1)),
     Row("check", "TORCH_ORT_CHECK", 0, "int",
@@ -285,10 +300,6 @@ ORTMODULE_TABLE: tuple[Row, ...] = (
     _text("triton_config_file", "Which operators Triton takes."),
     _flag("triton_debug", False, "Keep what Triton wrote."),
     _flag("use_flash_attention", False, "Use Triton's flash attention."),
-    _flag("enable_tuning", False, "Measure and choose among kernels."),
-    Row("max_tuning_duration_ms", "ORTMODULE_MAX_TUNING_DURATION_MS", 0, "int",
-         "Longest time for choosing a kernel; 0: no limit.", int, _check_int(0, 2**31 - 1), False),
-    _text("tuning_results_path", "Where choices of kernels are kept."),
     _text("conv_algo_search", "How cuDNN looks for algorithms: HEURISTIC or EXHAUSTIVE.",
           default="HEURISTIC"),
 )  # fmt: skip

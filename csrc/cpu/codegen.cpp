@@ -27,8 +27,14 @@ class Codegen final : public region::Codegen {
 
   std::unique_ptr<const Kernel> compile(const region::Product& product,
                                         const region::CodegenOptions& options) const override {
-    const Isa isa = isa_or_best(options.target);
-    return is_preferred(product, isa) ? make_product(product, isa) : nullptr;
+    return is_of_floats(product) ? make_product(product, isa_or_best(options.target)) : nullptr;
+  }
+  bool prefers(const region::Product& product,
+               const region::CodegenOptions& options) const override {
+    return is_preferred(product, isa_or_best(options.target));
+  }
+  std::string target(const region::CodegenOptions& options) const override {
+    return name(isa_or_best(options.target));
   }
 
  private:

@@ -343,7 +343,8 @@ class ProductKernel final : public Kernel {
   bool packs_left_ = false;       // the register kernel reads it where it lies otherwise
 };
 
-// Whether the kernel takes it: all operands are of one dtype of floats.
+}  // namespace
+
 bool is_of_floats(const region::Product& product) {
   const ir::DType dtype = product.result.dtype;
   return (dtype == ir::DType::kFloat || dtype == ir::DType::kDouble ||
@@ -351,8 +352,6 @@ bool is_of_floats(const region::Product& product) {
          product.a.dtype == dtype && product.b.dtype == dtype &&
          (!product.start || product.start->dtype == dtype);
 }
-
-}  // namespace
 
 bool is_preferred(const region::Product& product, Isa isa) {
   if (!is_of_floats(product)) return false;

@@ -16,6 +16,9 @@
 
 namespace torch_ort::cpu {
 
+// Whether there is a kernel for it: all operands are of one dtype of floats.
+bool is_of_floats(const region::Product& product);
+
 // Whether the product is one for which the kernel here is faster than that of torch, as far as
 // types and sizes tell.
 bool is_preferred(const region::Product& product, Isa isa);

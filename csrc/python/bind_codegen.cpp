@@ -73,6 +73,13 @@ class WrongCodegen final : public region::Codegen {
     if (kernel == nullptr || node_ != "product") return kernel;
     return std::make_unique<WrongKernel>(std::move(kernel), product.result);
   }
+  bool prefers(const region::Product& product,
+               const region::CodegenOptions& options) const override {
+    return cpu::codegen().prefers(product, options);
+  }
+  std::string target(const region::CodegenOptions& options) const override {
+    return cpu::codegen().target(options);
+  }
 
  private:
   std::string node_;

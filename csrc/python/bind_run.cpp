@@ -52,7 +52,7 @@ std::shared_ptr<Session> compile(const ir::Graph& graph,
                                  const std::string& isa,
                                  const std::vector<int>& parameter_gradients,
                                  bool emulate_eager_casts, const std::string& region_mode,
-                                 bool products) {
+                                 bool products, bool tune, double most_tuning_ms) {
   run::SessionOptions options;
   options.parameter_gradients = parameter_gradients;
   options.reorder = reorder;
@@ -62,6 +62,7 @@ std::shared_ptr<Session> compile(const ir::Graph& graph,
   options.regions = region_options(isa, emulate_eager_casts);
   options.region_mode = region_mode_from_name(region_mode);
   options.products = products;
+  options.tuning = {.is_on = tune, .most_ms = most_tuning_ms};
   auto copy = ir::clone(graph);
   py::gil_scoped_release release;
   return Session::compile(std::move(copy), constants, options);
@@ -257,12 +258,12 @@ std::optional<std::pair<std::string, std::set<std::string>>> out_form(const std:
 
 void bind_run(py::module_& module) {
   py::class_<Session, std::shared_ptr<Session>>(module, "Session")
-      .def_static("compile", &compile, py::arg("graph"), py::arg("constants"),
-                  py::arg("reorder") = true, py::arg("in_place") = true,
-                  py::arg("place_parts") = true, py::arg("verify") = false, py::arg("isa") = "",
-                  py::arg("parameter_gradients") = std::vector<int>(),
-                  py::arg("emulate_eager_casts") = false, py::arg("region_mode") = "kernel",
-                  py::arg("products") = true)
+      .def_static(
+          "compile", &compile, py::arg("graph"), py::arg("constants"), py::arg("reorder") = true,
+          py::arg("in_place") = true, py::arg("place_parts") = true, py::arg("verify") = false,
+          py::arg("isa") = "", py::arg("parameter_gradients") = std::vector<int>(),
+          py::arg("emulate_eager_casts") = false, py::arg("region_mode") = "kernel",
+          py::arg("products") = true, py::arg("tune") = false, py::arg("most_tuning_ms") = 0.0)
       .def_static("from_onnx", &session_from_onnx, py::arg("bytes"),
                   py::arg("allow") = std::vector<std::string>())
       .def_property_readonly("id", &Session::id)

@@ -15,6 +15,7 @@ PYBIND11_MODULE(_C, module) {
   torch_ort::python::bind_optim(module);
   torch_ort::python::bind_peak(module);
   torch_ort::python::bind_product(module);
+  torch_ort::python::bind_tuning(module);
   torch_ort::python::bind_capture(module);
   torch_ort::python::bind_guard(module);
   torch_ort::python::bind_torchscript(module);

@@ -1,5 +1,7 @@
 #include "region/codegen.h"
 
+#include "base/error.h"
+
 #include <map>
 
 namespace torch_ort::region {
@@ -16,7 +18,63 @@ const Codegen* codegen_of(const ir::Value* value) {
   return is_known ? codegen_for(value->type.device) : nullptr;
 }
 
+// Of the layout with its elements one behind the other, the two last dims in the given order.
+std::vector<int64_t> dense_strides(const std::vector<int64_t>& sizes, bool by_columns) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t stride = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    const bool is_turned = by_columns && i + 2 >= sizes.size();
+    const size_t dim = is_turned ? 2 * sizes.size() - 3 - i : i;
+    strides[dim] = stride;
+    stride *= sizes[dim];
+  }
+  return strides;
+}
+
+// The strides of dims with one element say nothing.
+bool same_strides(const Layout& layout, const std::vector<int64_t>& strides) {
+  for (size_t i = 0; i < strides.size(); ++i) {
+    if (layout.sizes[i] != 1 && layout.strides[i] != strides[i]) return false;
+  }
+  return true;
+}
+
+std::string text_of(const Layout& layout) {
+  if (same_strides(layout, dense_strides(layout.sizes, false))) return "N";
+  if (same_strides(layout, dense_strides(layout.sizes, true))) return "T";
+  std::string text;
+  for (size_t i = 0; i < layout.strides.size(); ++i) {
+    text += concat(i == 0 ? "(" : ",", layout.sizes[i] == 1 ? 0 : layout.strides[i]);
+  }
+  return text + ")";
+}
+
+// With the sizes of the result: a stride of 0 is where it has fewer.
+Layout broadcast(Layout layout, const std::vector<int64_t>& sizes) {
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (layout.sizes[i] == 1) layout.strides[i] = 0;
+  }
+  layout.sizes = sizes;
+  return layout;
+}
+
 }  // namespace
+
+std::string text_of(const Product& product) {
+  const auto& [result, a, b, start] = product;
+  const size_t rank = result.sizes.size();
+  ORT_CHECK(rank >= 2 && a.sizes.size() == rank && b.sizes.size() == rank &&
+                (!start || start->sizes.size() == rank),
+            "product: want operands of 2 or more dims, and all of as many");
+  std::string batch;
+  std::vector<int64_t> of_a = result.sizes, of_b = result.sizes;
+  for (size_t i = 0; i + 2 < rank; ++i) batch += concat(result.sizes[i], "*");
+  of_a[rank - 1] = of_b[rank - 2] = a.sizes[rank - 1];
+  return concat(ir::name(result.dtype), " ", batch, of_a[rank - 2], "x", of_a[rank - 1], "x",
+                of_b[rank - 1], " ", text_of(broadcast(a, of_a)), text_of(broadcast(b, of_b)),
+                start ? concat(" + ", text_of(broadcast(*start, result.sizes))) : "",
+                text_of(result) == "N" ? "" : concat(" -> ", text_of(result)));
+}
 
 void set_codegen(const std::string& device_kind, const Codegen* codegen) {
   codegens()[device_kind] = codegen;

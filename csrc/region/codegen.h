@@ -26,6 +26,13 @@ struct Product {
   std::optional<Layout> start;
 };
 
+// How it is multiplied, in words: equal for products that a kernel takes the same time for.
+// "float32 2*128x64x256 NT + N": two of 128 x 64 by 64 x 256, what is added as large as the result.
+// N says that rows lie one behind the other, T that columns do; else strides in elements stand
+// there, from the outermost dim on, as "(0,1)" of a row that is added to each. "-> T" is of a
+// result that does not lie by rows.
+std::string text_of(const Product& product);
+
 // A node over one set of sizes, ready to run.
 class Kernel {
  public:
@@ -66,9 +73,14 @@ class Codegen {
                                                 const std::vector<Layout>& inputs,
                                                 const std::vector<Layout>& outputs,
                                                 const CodegenOptions& options) const = 0;
-  // Inputs are a, b and the start if there is one. nullptr: the device's own library is not slower.
+  // Inputs are a, b and the start if there is one. nullptr: there is no kernel for these dtypes.
   virtual std::unique_ptr<const Kernel> compile(const Product& product,
                                                 const CodegenOptions& options) const = 0;
+  // Whether that kernel is taken to be faster than the device's own library: a function of the
+  // product and of the device.
+  virtual bool prefers(const Product& product, const CodegenOptions& options) const = 0;
+  // What kernels are compiled for: the target of the options, or the one that stands for none.
+  virtual std::string target(const CodegenOptions& options) const = 0;
 };
 
 // Called when the module is loaded, and by tests while nothing is compiled. The generator stays for

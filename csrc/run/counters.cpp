@@ -24,6 +24,8 @@ constexpr Entry kEntries[] = {
     {"steps_python", &Counters::steps_python, false},
     {"steps_region", &Counters::steps_region, false},
     {"steps_product", &Counters::steps_product, false},
+    {"products_tuned", &Counters::products_tuned, false},
+    {"products_loaded", &Counters::products_loaded, false},
     {"nodes", &Counters::nodes, false},
     {"nodes_aten", &Counters::nodes_aten, false},
     {"contexts_created", &Counters::contexts_created, false},

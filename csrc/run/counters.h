@@ -23,6 +23,8 @@ struct Counters {
   std::atomic<int64_t> steps_python{0};      // called back into Python
   std::atomic<int64_t> steps_region{0};      // fused regions
   std::atomic<int64_t> steps_product{0};     // products by kernels of the engine
+  std::atomic<int64_t> products_tuned{0};    // kinds of products whose kernels have been timed
+  std::atomic<int64_t> products_loaded{0};   // kinds whose kernel a file has told
   std::atomic<int64_t> nodes{0};
   std::atomic<int64_t> nodes_aten{0};
   std::atomic<int64_t> contexts_created{0};

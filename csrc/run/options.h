@@ -9,11 +9,18 @@
 
 namespace torch_ort::run {
 
+// Whether kernels are chosen by measuring, and for how long.
+struct Tuning {
+  bool is_on = false;
+  double most_ms = 0;  // that a choice may take; 0: as long as it needs
+};
+
 struct SessionOptions {
   bool reorder = true;
   bool in_place = true;
   bool place_parts = true;  // of concatenations
   bool products = true;     // of matrices by kernels of the engine, where these are faster
+  Tuning tuning;            // of products
   // Graph outputs that are gradients of leaf parameters: these may leave in engine memory.
   std::vector<int> parameter_gradients;
   bool verify = false;  // check every plan, the sizes of inputs, and those of every result

@@ -26,7 +26,9 @@ def counters() -> dict[str, int]:
     `graph_breaks` the places where it breaks a graph for what eager PyTorch does in between: the
     engine has run all of a step where these, `captures_refused` and `fallbacks` are 0.
     `captures_refused` is how often torch reached its recompile limit for a function of ours, whose
-    other calls then run in eager. `optimizer_parameters` counts updates of `torch_ort.optim`, and
+    other calls then run in eager. `products_tuned` counts the kinds of products whose kernels were
+    timed (`enable_tuning`), and `products_loaded` those whose kernel a file has told.
+    `optimizer_parameters` counts updates of `torch_ort.optim`, and
     `optimizer_parameters_by_torch` those that its optimizers leave to PyTorch.
     """
     values = {

@@ -12,13 +12,13 @@ import torch
 
 from torch_ort import _C
 from torch_ort.core.switches import OTHER_SWITCHES
-from torch_ort.engine import onnx_files
+from torch_ort.engine import onnx_files, tuning
 from torch_ort.engine.program import Program
 from torch_ort.fallback import asked_for, stage
 from torch_ort.pytorch.autograd_compat import version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from torch_ort.options import Options
 
@@ -61,6 +61,8 @@ def compile_program(
         if files is not None:
             files.write_compiled(program, prepared, options, sources)
         _write_dumps(program, options)
+        if options.tuning_results_path and "products" not in options.disable:
+            tuning.read(options.tuning_results_path)
     if key in _sessions:
         _C.count_sharing()
     else:
@@ -105,6 +107,8 @@ def compile_session(program: Program, options: Options) -> _C.Session:
         emulate_eager_casts=options.emulate_eager_casts,
         region_mode=_region_mode(options),
         products="products" not in options.disable,
+        tune=options.enable_tuning,
+        most_tuning_ms=options.max_tuning_duration_ms,
     )
 
 
@@ -146,6 +150,13 @@ def _steps_text(session: _C.Session) -> str:
         for name, op, form, backward, origin in session.steps()
     ]
     return "\n".join(lines) + "\n"
+
+
+def write_choices(programs: Iterable[Program], options: Options) -> None:
+    """Write which kernels have been chosen by measuring, if the options say so and where."""
+    if options.enable_tuning and options.tuning_results_path:
+        for is_training in {program.is_training for program in programs}:
+            tuning.write(options.tuning_results_path, is_training)
 
 
 def write_plan(program: Program, options: Options) -> None:

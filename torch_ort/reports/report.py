@@ -59,6 +59,9 @@ class Report:
             f"torch_ort: {len(self.graphs)} graph(s), first step {self.first_step_seconds:.2f} s, "
             f"fallbacks {self.counters.get('fallbacks', 0)}"
         ]
+        tuned, loaded = (self.counters.get(f"products_{how}", 0) for how in ("tuned", "loaded"))
+        if tuned or loaded:
+            lines.append(f"kinds of products: {tuned} timed, {loaded} chosen for by files")
         if self.roofline is not None:
             lines.append(str(self.roofline))
         if self.functions_outside:

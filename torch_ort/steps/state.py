@@ -32,6 +32,7 @@ class GraphState:
     def note_first_run(self) -> None:
         """Write what only a run can tell; called when a first run has succeeded."""
         with asked_for():
+            compiler.write_choices(self.programs, self.options)
             if "plan" in self.options.dump:
                 for program in self.programs:
                     compiler.write_plan(program, self.options)

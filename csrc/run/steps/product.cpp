@@ -2,16 +2,24 @@
 // for these sizes, else by the operator's out= kernel.
 #include "ops/product.h"
 
+#include "base/error.h"
 #include "region/codegen.h"
 #include "run/binder.h"
 #include "run/context.h"
 #include "run/counters.h"
+#include "run/guard.h"
 #include "run/steps/kernel.h"
 #include "run/steps/out.h"
+#include "run/tuning.h"
 
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/record_function.h>
 
 #include <algorithm>
+#include <map>
 
 namespace torch_ort::run {
 
@@ -35,6 +43,12 @@ struct ProductStep : OutStep {
   // Nothing where the operator has to be asked: sizes of a file need not fit each other, and the
   // error is the operator's own.
   std::optional<region::Product> product(const Binder& binder) const;
+  // nullptr: the operator's own is to run.
+  std::unique_ptr<const region::Kernel> kernel_for(const region::Product& product,
+                                                   const Binder& binder) const;
+  // Times both on memory that nothing else reads.
+  KernelChoice measure(const std::string& text, const region::Kernel& own, bool prefers_own,
+                       const Binder& binder) const;
 };
 
 struct BoundProduct : BoundKernel {
@@ -103,10 +117,89 @@ std::optional<region::Product> ProductStep::product(const Binder& binder) const 
   return product;
 }
 
+bool is_empty(const region::Product& product) {
+  const auto has_zero = [](const region::Layout& layout) {
+    return std::find(layout.sizes.begin(), layout.sizes.end(), 0) != layout.sizes.end();
+  };
+  return has_zero(product.result) || has_zero(product.a);
+}
+
+// What the time of a product depends on, as files name it.
+std::string words_for(const region::Product& product, const region::Codegen& codegen,
+                      const region::CodegenOptions& options) {
+  const int threads = at::get_num_threads();
+  return concat(region::text_of(product), ", ", codegen.target(options), ", ", threads,
+                threads == 1 ? " thread" : " threads");
+}
+
+// A tensor of numbers between -1 and 1, which repeat: to draw each would take longer than to
+// multiply them. The user's random stream goes on as if nothing had been drawn.
+at::Tensor numbers_like(const TensorSpec& spec) {
+  constexpr int64_t kDrawn = 4099;
+  const at::TensorOptions options = at::TensorOptions().dtype(spec.dtype).device(spec.device);
+  const at::Generator generator = at::detail::createCPUGenerator(0);
+  const at::Tensor drawn = at::empty({kDrawn}, options).uniform_(-1, 1, generator);
+  at::Tensor tensor = make_tensor(spec);
+  const int64_t count = spec.bytes / static_cast<int64_t>(tensor.element_size());
+  const at::Tensor flat = at::from_blob(tensor.mutable_data_ptr(), {count}, options);
+  const int64_t whole = count / kDrawn * kDrawn;
+  flat.narrow(0, 0, whole)
+      .view({whole / kDrawn, kDrawn})
+      .copy_(drawn.expand({whole / kDrawn, kDrawn}));
+  flat.narrow(0, whole, count - whole).copy_(drawn.narrow(0, 0, count - whole));
+  return tensor;
+}
+
+std::unique_ptr<const region::Kernel> ProductStep::kernel_for(const region::Product& product,
+                                                              const Binder& binder) const {
+  const SessionOptions& options = binder.graph().options;
+  bool is_own = codegen.prefers(product, options.regions);
+  const bool may_be_other = options.tuning.is_on || has_choices();
+  if (!is_own && !may_be_other) return nullptr;
+  std::unique_ptr<const region::Kernel> kernel = codegen.compile(product, options.regions);
+  if (may_be_other && kernel != nullptr && !is_empty(product)) {
+    const std::string text = words_for(product, codegen, options.regions);
+    std::optional<KernelChoice> choice = find_choice(text);
+    if (!choice && options.tuning.is_on) choice = measure(text, *kernel, is_own, binder);
+    if (choice) is_own = choice->is_own;
+  }
+  return is_own ? std::move(kernel) : nullptr;
+}
+
+KernelChoice ProductStep::measure(const std::string& text, const region::Kernel& own,
+                                  bool prefers_own, const Binder& binder) const {
+  const RunGuard guard(binder.graph().device);
+  const at::RecordFunctionGuard unseen(false);  // a profiler looks at the steps
+  std::map<int, at::Tensor> tensors;            // by slot
+  const auto tensor = [&](int slot) -> const at::Tensor& {
+    at::Tensor& made = tensors[slot];
+    if (!made.defined()) made = numbers_like(binder.spec(slot));
+    return made;
+  };
+  std::vector<const void*> inputs = {tensor(a).const_data_ptr(), tensor(b).const_data_ptr()};
+  if (start >= 0) inputs.push_back(tensor(start).const_data_ptr());
+  void* const output = tensor(outputs[0]).mutable_data_ptr();
+  torch::jit::Stack given;
+  for (const BoundArg& arg : bind_args(binder)) {
+    ORT_CHECK(arg.kind == BoundArg::Kind::kConstant || arg.kind == BoundArg::Kind::kSlot,
+              "run: ", op_name(), ": an argument beside the operands is no constant");
+    given.push_back(arg.kind == BoundArg::Kind::kSlot ? c10::IValue(tensor(arg.slot))
+                                                      : arg.constant);
+  }
+  torch::jit::Stack stack;
+  return find_or_measure(
+      text, [&] { own.run(inputs.data(), &output); },
+      [&] {
+        stack = given;
+        op.callBoxed(&stack);
+      },
+      prefers_own, binder.graph().options.tuning);
+}
+
 std::unique_ptr<BoundStep> ProductStep::bind(Binder& binder) const {
   const std::optional<region::Product> wanted = product(binder);
   std::shared_ptr<const region::Kernel> kernel;
-  if (wanted) kernel = codegen.compile(*wanted, binder.graph().options.regions);
+  if (wanted) kernel = kernel_for(*wanted, binder);
   if (kernel == nullptr) return OutStep::bind(binder);
   std::vector<int> operands = {a, b};
   if (start >= 0) operands.push_back(start);
