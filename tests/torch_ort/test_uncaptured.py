@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.fsdp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -91,6 +92,12 @@ def compiled(model: Any) -> Any:
 
 def sequence() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3))
+
+
+def shard(module: nn.Module) -> nn.Module:
+    """Shard a module over the one process that there is."""
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    return torch.distributed.fsdp.fully_shard(module, mesh=mesh)
 
 
 def line_of(kind: type) -> int:
@@ -390,6 +397,49 @@ class TestTorchsOwnModules:
         else:
             run = compiled(parallel)
         self.check(run, model)
+
+    @pytest.mark.parametrize("order", ["compiled_first", "compiled_later", "wrapped_later"])
+    def test_sharded(self, order, process_group):
+        """The hooks of fully_shard, which Dynamo does not enter, stand around forward."""
+        model, expected = sequence(), sequence()
+        expected.load_state_dict(model.state_dict())
+        if order == "compiled_first":
+            model.compile(backend="ort")
+        shard(model)
+        if order == "compiled_later":
+            model.compile(backend="ort")
+        run = compiled(model) if order == "wrapped_later" else model
+        for _ in range(2):
+            run(X).square().sum().backward()
+            expected(X).square().sum().backward()
+        for ours, wanted in zip(model.parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad.full_tensor(), wanted.grad)
+        counters = torch_ort.counters()
+        assert (counters["forward_runs"], counters["backward_runs"]) == (2, 2)
+        assert counters["fallbacks"] == counters["frames_left_to_eager"] == 0
+
+    def test_sharded_after_a_call(self, process_group):
+        model = sequence()
+        model.compile(backend="ort")
+        model(X)
+        shard(model)
+        for _ in range(2):
+            model(X)
+        assert torch_ort.counters()["forward_runs"] == 3
+
+    def test_what_it_calls_is_sharded(self, process_group, lenient):
+        model = Around(shard(nn.Linear(6, 6)))
+        run = compiled(shard(model))
+        (warning,) = told(lambda: [run(X), run(X)])
+        message = str(warning.message)
+        assert "fully_shard gathers parameters in hooks that Dynamo does not capture" in message
+        assert "compile by itself each part that fully_shard takes" in message
+
+    def test_what_an_ortmodule_calls_is_sharded(self, process_group, lenient):
+        model = torch_ort.ORTModule(Around(shard(nn.Linear(6, 6))))
+        (warning,) = told(lambda: [model(X), model(X)])
+        words = "module 'inner' has a forward hook, '_pre_forward' of fully_shard, which takes an"
+        assert words in str(warning.message)
 
 
 @pytest.mark.hands_over("the graph has a backward inside")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import threading
@@ -57,6 +58,9 @@ _BETWEEN_GRAPHS = re.compile(
     r"generic_jump|Data-dependent branching|Unsupported Tensor\.item"
     r"|.*(builtin operator `print`|`aten\._local_scalar_dense)|logging\.Logger"
 )
+# Where the hooks of fully_shard are, which ask not to be captured.
+_SHARDING = os.path.join("torch", "distributed", "fsdp", "")
+_HOOKS_OF_SHARDS = "fully_shard gathers parameters in hooks that Dynamo does not capture"
 # What one option of Dynamo's captures.
 _RECURRENT = "Attempted to wrap RNN, GRU, or LSTM"
 
@@ -169,6 +173,8 @@ def _tell(breaks: list[Break], nothing_else: bool = False) -> None:
     hints = "torch_ort.explain lists all"
     if new[0].reason.startswith(_RECURRENT):
         hints += ", torch._dynamo.config.allow_rnn = True captures it for each length"
+    if new[0].reason == _HOOKS_OF_SHARDS:
+        hints += ", compile by itself each part that fully_shard takes"
     if any(each.is_whole for each in new):
         hints += ", TORCH_ORT_STRICT=1 raises instead"
     message = (
@@ -182,7 +188,8 @@ def _break_of(found: LeftOut) -> Break:
     called = re.sub(r"^torch_dynamo_resume_in_(.+)_at_\d+$", r"\1", found.code.co_name)
     users = innermost(found.lines)
     line = users or Line(*found.lines[-1]) if found.lines else own
-    reason = _reason_of(found.reason)
+    is_of_shards = bool(found.lines) and _SHARDING in found.lines[-1][0]
+    reason = _HOOKS_OF_SHARDS if is_of_shards else _reason_of(found.reason)
     return Break(f"'{called}' ({own})", found.is_whole, reason, line, users is not None)
 
 

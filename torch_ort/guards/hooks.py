@@ -27,6 +27,7 @@ from torch_ort.pytorch.trace_compat import is_traced
 # Hooks of classes and functions from here compute, or are made for captures, or hand what they keep
 # to the forward around them, which gives it back.
 _KNOWN = ("torch.nn.utils.", "torch_ort.", "transformers.utils.output_capturing.")
+_SHARDING = "torch.distributed.fsdp."
 _PURE_BUILTINS = {
     getattr(builtins, name)
     for name in (
@@ -130,6 +131,8 @@ _MISSING = object()
 
 def _named(hook: Any) -> str:
     code = getattr(hook, "__code__", None)
+    if f"{hook.__module__}.".startswith(_SHARDING):
+        return f"'{hook.__name__}' of fully_shard, which takes an ORTModule and no part of one"
     if code is None:
         return f"a {type(hook).__qualname__}"
     return f"'{hook.__name__}' ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"

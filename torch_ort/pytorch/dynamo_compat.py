@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from types import CodeType, MethodType
 from typing import Any, NamedTuple
@@ -202,7 +204,7 @@ def watch_contexts(
         backend = _innermost_backend(self.callback)
         if not is_ours(backend):
             return compile_function(self, function)
-        function = _with_a_frame(function)
+        function = _with_a_frame(function, self.enter_exit_hooks)
         _ask_again(function)
         if not (self.fullgraph or isinstance(function, torch.nn.Module | type)):
             _watch_calls(self.enter_exit_hooks, functools.partial(begin, backend, []))
@@ -230,17 +232,48 @@ def _watch_calls(hooks: list[Callable[[], Any]], begin: Callable[[], Callable[[]
     hooks.append(enter)
 
 
-def _with_a_frame(function: Any) -> Any:
-    """Give a function that Dynamo captures where the given one is a module's of torch.nn."""
+def _with_a_frame(function: Any, hooks: list[Callable[[], Any]]) -> Any:
+    """Give a function that Dynamo captures where the given one is a module's of torch.nn.
+
+    `hooks` are called before each call.
+    """
     module = function if isinstance(function, torch.nn.Module) else _module_called(function)
+    if module is not None:
+        _frame_forward_of_shards(module)
     if isinstance(module, torch.nn.parallel.DistributedDataParallel):
         inner = module.module
         if inner._compiled_call_impl is None and _is_torchs_own(inner):
             # As Module.compile does; no copy and no file of the module holds it.
             inner._compiled_call_impl = _framed(inner._call_impl)
     elif module is not function and module is not None and _is_torchs_own(module):
+        hooks.insert(0, functools.partial(_before_call, weakref.ref(module)))
         return _framed(function)
     return function
+
+
+def _before_call(module: weakref.ref[torch.nn.Module]) -> Callable[[], None]:
+    _frame_forward_of_shards(module())  # fully_shard may have come after Module.compile
+    return _nothing
+
+
+def _nothing() -> None:
+    pass
+
+
+def _frame_forward_of_shards(module: torch.nn.Module) -> None:
+    """Give a module of torch.nn that `fully_shard` has taken a forward that Dynamo captures.
+
+    Dynamo leaves what gathers the parameters to eager PyTorch, and with it the call around. Such a
+    module is neither copied nor pickled, so that its own attribute may call it.
+    """
+    if _is_sharded(module) and _is_torchs_own(module):
+        module.__dict__["forward"] = _framed(module.forward)
+
+
+def _is_sharded(module: torch.nn.Module) -> bool:
+    """Tell whether `fully_shard` has taken a module."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # whoever shards has imported it
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
 def _module_called(function: Any) -> torch.nn.Module | None:
