@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,13 +10,14 @@ import torch
 from torch import fx
 
 from torch_ort._C import Unsupported
+from torch_ort.capture import logs
 from torch_ort.capture.joint import Capture, hand_over, record_or_hand_over
 from torch_ort.core.user_code import blaming
 from torch_ort.dynamo import first_run, recompile_limit, uncaptured
 from torch_ort.dynamo.graph import record_dynamo_graph
 from torch_ort.engine import compiler, watchers
 from torch_ort.engine.onnx_files import sources_of
-from torch_ort.options import resolve
+from torch_ort.options import resolve_compiled
 from torch_ort.pytorch import dynamo_compat, size_compat
 from torch_ort.read import higher_order
 from torch_ort.read.descriptions import line_of, name_of
@@ -33,9 +35,12 @@ def ort(
     """Compile a Dynamo graph; found by `torch.compile(backend="ort")` through its entry point.
 
     Raises UserError on a bad option or mode. Whatever the engine cannot do runs in eager PyTorch
-    after one FallbackWarning; with TORCH_ORT_STRICT=1 it is raised.
+    after one FallbackWarning; with TORCH_ORT_STRICT=1, or by the fallback policy, it is raised.
     """
-    chosen = resolve(options, mode)
+    chosen, settings = resolve_compiled(options, mode)
+    logger = logs.make_logger(settings.log_level)
+    logs.say_mode(logger, mode)
+    logs.say_ignored(logger, settings, by_torch_compile=True)
     recompile_limit.remember_frame(chosen.strict)
     uncaptured.note_graph()
     size_compat.remember_dynamo_sizes()
@@ -46,27 +51,36 @@ def ort(
 
     def compile_graph() -> tuple[Callable[..., Any], first_run.CompileAgain | None]:
         refuse_nested(module.graph, inputs)
+        start = time.perf_counter()
         compiled = record_or_hand_over(
             lambda: record_dynamo_graph(module, inputs, sources, state), state
         )
         if compiled is None:
             return trace(inputs), None
-        watchers.note(state.programs)
+        note_programs(start)
         # Dynamo guards nothing any more when a graph runs: sizes have to be known.
         has_symbols = any(isinstance(value, torch.SymInt) for value in inputs)
         return compiled, None if has_symbols else trace_again
 
     def trace(inputs: Sequence[Any]) -> Callable[..., Any]:
+        start = time.perf_counter()
         compiled = Capture(chosen, state).compile(module, inputs, sources)
-        watchers.note(state.programs)
+        note_programs(start)
         return compiled
+
+    def note_programs(start: float) -> None:
+        watchers.note(state.programs)
+        logs.introduce(logger, settings, road="torch.compile")
+        logs.say_captured(logger, state.programs, time.perf_counter() - start)
 
     def trace_again(error: Exception, inputs: tuple) -> Callable[..., Any]:
         hand_over(error)
         state.programs.clear()
         return trace(inputs)
 
-    return first_run.compile_or_eager(compile_graph, module.forward, chosen.strict, state)
+    return first_run.compile_or_eager(
+        compile_graph, module.forward, chosen.strict, state, settings.fallback_retry
+    )
 
 
 def refuse_nested(graph: fx.Graph, inputs: Sequence[Any]) -> None:

@@ -10,26 +10,38 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, make_dataclass, replace
 from typing import Any
 
 from torch_ort import _C
 from torch_ort._C import UserError
 from torch_ort.core.log_level import LogLevel
-from torch_ort.core.policy import DEFAULT_POLICY, FallbackPolicy
+from torch_ort.core.policy import (
+    DEFAULT_POLICY,
+    FallbackPolicy,
+    ORTModuleONNXModelException,
+)
 from torch_ort.core.switches import OTHER_SWITCHES, with_own_kernels
 
 NEWEST_OPSET = 28
 OLDEST_OPSET = 12
 DUMP_KINDS = ("ir", "passes", "plan", "steps")
-MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+# The modes of torch.compile, with the reason why one changes nothing.
+_NOT_MEASURED = "no kernel is chosen by measuring"
+MODES = {
+    "default": "",
+    "reduce-overhead": "no Python runs between the kernels of a graph in any mode",
+    "max-autotune": _NOT_MEASURED,
+    "max-autotune-no-cudagraphs": _NOT_MEASURED,
+}
 
 
 @dataclass(frozen=True)
 class Row:
     """One option. `parse` reads text, `check` takes any value; both raise ValueError or KeyError.
 
-    An option of which `is_built` is False is accepted and ignored, which is said once.
+    An option of which `is_built` or `is_needed` is False is accepted and ignored, and one of which
+    `is_for_both` is False is ignored by `torch.compile`; whoever sets one is told so once.
     """
 
     name: str
@@ -40,6 +52,8 @@ class Row:
     parse: Callable[[str], Any]
     check: Callable[[Any], Any]
     is_built: bool = True
+    is_needed: bool = True
+    is_for_both: bool = True
 
 
 class UnknownName(UserError, KeyError):
@@ -222,14 +236,14 @@ def _check_skip_checks(value: Any) -> tuple[str, ...]:
     return names
 
 
-def _flag(name: str, default: bool, doc: str, is_built: bool = False) -> Row:
+def _flag(name: str, default: bool, doc: str, is_built: bool = False, **others: bool) -> Row:
     variable = f"ORTMODULE_{name.upper()}"
-    return Row(name, variable, default, "flag", doc, _parse_flag, _check_bool, is_built)
+    return Row(name, variable, default, "flag", doc, _parse_flag, _check_bool, is_built, **others)
 
 
-def _text(name: str, doc: str, is_built: bool = False, default: str = "") -> Row:
+def _text(name: str, doc: str, is_built: bool = False, default: str = "", **others: bool) -> Row:
     variable = f"ORTMODULE_{name.upper()}"
-    return Row(name, variable, default, "text", doc, str, _check_str, is_built)
+    return Row(name, variable, default, "text", doc, str, _check_str, is_built, **others)
 
 
 ORTMODULE_TABLE: tuple[Row, ...] = (
@@ -240,29 +254,31 @@ ORTMODULE_TABLE: tuple[Row, ...] = (
          "FALLBACK_BAD_INITIALIZATION; the default are the four UNSUPPORTED ones.",
          str, _check_policy),
     Row("fallback_retry", "ORTMODULE_FALLBACK_RETRY", False, "bool",
-         "Try again at every call after a failure, instead of staying with PyTorch.",
+         "Try again at every call after a failure, instead of staying with PyTorch. Of "
+         "torch.compile the runs alone: what it could not capture stays in PyTorch.",
          _parse_truth, _check_bool),
     Row("log_level", "ORTMODULE_LOG_LEVEL", _default_level, "name",
          "VERBOSE, DEVINFO, INFO, WARNING, ERROR or FATAL; wins over DebugOptions.",
          str, _check_level),
     Row("save_onnx_path", "ORTMODULE_SAVE_ONNX_PATH", "", "path",
-         "Folder of the files of DebugOptions(save_onnx=True), over its save_path; empty: the "
-         "current one.", str, _check_str),
+         "Folder of the files of DebugOptions(save_onnx=True), over its save_path, and of the "
+         "files of ORTMODULE_SAVE_ONNX; empty: the current one.", str, _check_str),
     Row("json_config_path", "ORTMODULE_JSON_CONFIG_PATH", "", "path",
          "File that `load_from_json` reads.", str, _check_str),
     Row("skipcheck_policy", "ORTMODULE_SKIPCHECK_POLICY", SKIP_CHECKS[1:], "names",
          "Checks that may be left out after the first step. Never needed: all checks of a call "
          "take microseconds and none is left out, so that no change goes unnoticed.",
-         str, _check_skip_checks),
+         str, _check_skip_checks, is_needed=False),
     _flag("deepcopy_before_model_export", True,
           "Copy the module before export. Never needed: capture changes nothing of the module.",
-          is_built=True),
+          is_built=True, is_needed=False),
     _flag("allow_autograd_checkpoint", False,
           "Permit torch.utils.checkpoint in the module. Never needed: it is captured, and obeyed.",
-          is_built=True),
+          is_built=True, is_needed=False),
     _flag("enable_custom_autograd", True,
           "Make each torch.autograd.Function a PythonOp, which calls it. If off, Functions are "
-          "traced through, with their own backward.", is_built=True),
+          "traced through, with their own backward; under torch.compile Dynamo does so always, but "
+          "for those that torch_ort.python_op wraps.", is_built=True),
     _flag("disable_custom_autograd_support", False,
           "Older name for the opposite of enable_custom_autograd.", is_built=True),
     _text("skipped_autograd_functions",
@@ -274,11 +290,11 @@ ORTMODULE_TABLE: tuple[Row, ...] = (
     _flag("enable_embedding_sparse_optimizer", False, "Compute only rows without padding."),
     _flag("print_input_density", False, "Print how many labels and tokens count."),
     _flag("print_memory_stats", False,
-          "Print the memory of each phase of a step: steps 0 to 9, then powers of two.",
-          is_built=True),
+          "Print the memory of each phase of a step: steps 0 to 9, then powers of two. Of "
+          "ORTModule alone.", is_built=True, is_for_both=False),
     _text("cache_dir",
           "Keep captured graphs between runs. Never needed: a capture takes tenths of a second, "
-          "and is always of the code as it is now.", is_built=True),
+          "and is always of the code as it is now.", is_built=True, is_needed=False),
     Row("memory_opt_level", "ORTMODULE_MEMORY_OPT_LEVEL", 0, "int",
          "Recompute: 0 as told, 1 by layers, 2 by layers and more.", int, _check_int(0, 2), False),
     _text("memory_opt_config", "What to recompute."),
@@ -289,13 +305,13 @@ ORTMODULE_TABLE: tuple[Row, ...] = (
     _flag("enable_mem_efficient_grad_mgmt", False, "Deliver each gradient as soon as it is there."),
     _flag("enable_zero_stage3", False,
           "Work under DeepSpeed ZeRO stage 3. Never needed: parts whose parameters it gathers as a "
-          "whole run in the engine anyway, others cannot.", is_built=True),
+          "whole run in the engine anyway, others cannot.", is_built=True, is_needed=False),
     _flag("use_efficient_attention", False,
           "Use memory-efficient attention. Never needed: attention runs in fused kernels anyway.",
-          is_built=True),
+          is_built=True, is_needed=False),
     _text("aten_sdpa_fallback",
           "Export attention as an ATen operator. Never needed: it is one node anyway.",
-          is_built=True),
+          is_built=True, is_needed=False),
     _flag("use_triton", False, "Write kernels in Triton."),
     _text("triton_config_file", "Which operators Triton takes."),
     _flag("triton_debug", False, "Keep what Triton wrote."),
@@ -324,8 +340,9 @@ def resolve(given: Mapping[str, Any] | None = None, mode: str | None = None) -> 
     Raises UserError on an unknown option or mode (naming near matches), and on a value of the
     wrong kind.
     """
-    if mode is not None and mode not in MODES:
-        raise UserError(f"mode: got {mode!r}, want one of {', '.join(MODES)}{near(mode, MODES)}")
+    if mode is not None and mode not in [*MODES]:  # whatever it is
+        names = ", ".join(MODES)
+        raise UserError(f"mode: got {mode!r}, want one of {names}{near(mode, [*MODES])}")
     values = _from_environment(TABLE)
     for name, value in (given or {}).items():
         if name not in _BY_NAME:
@@ -378,13 +395,48 @@ def split(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     )
 
 
-def asked_in_vain(options: Any) -> list[str]:
-    """Name the variables of an ORTModule's options that differ from the default and do nothing."""
-    return [
-        row.variable
-        for row in ORTMODULE_TABLE
-        if not row.is_built and getattr(options, row.name) != row.default
-    ]
+def resolve_compiled(
+    given: Mapping[str, Any] | None = None, mode: str | None = None
+) -> tuple[Options, Any]:
+    """Give the options of `torch.compile` in force, and the switches of the environment.
+
+    What is given wins over the switches: nothing may run in eager PyTorch if the fallback policy
+    does not let a graph do so, and files go into the folder that a switch names.
+    Raises UserError as `resolve` and `resolve_ortmodule`.
+    """
+    chosen, settings = resolve(given, mode), resolve_ortmodule()
+    if "strict" not in (given or {}) and not _may_run_in_eager(settings):
+        chosen = replace(chosen, strict=True)
+    return in_save_path(chosen, given, settings), settings
+
+
+def _may_run_in_eager(settings: Any) -> bool:
+    return settings.fallback_policy.allows(ORTModuleONNXModelException)
+
+
+def in_save_path(options: Any, given: Mapping[str, Any] | None, settings: Any) -> Options:
+    """Put the files of `save_onnx` into the folder of the switches, if no prefix is given."""
+    if "onnx_prefix" in (given or {}):
+        return options
+    prefix = os.path.join(settings.save_onnx_path, options.onnx_prefix)
+    return replace(options, onnx_prefix=prefix)
+
+
+def asked_in_vain(settings: Any, by_torch_compile: bool = False) -> list[tuple[str, str]]:
+    """Name the switches that differ from the default and do nothing, with the reason."""
+    found = []
+    for row in ORTMODULE_TABLE:
+        default = row.default() if callable(row.default) else row.default
+        if getattr(settings, row.name) == default:
+            continue
+        if not row.is_built:
+            found.append((row.variable, "not available yet, ignored"))
+        elif not row.is_needed:
+            reason = row.doc.partition("Never needed: ")[2].rstrip(".")
+            found.append((row.variable, f"never needed, ignored: {reason}"))
+        elif by_torch_compile and not row.is_for_both:
+            found.append((row.variable, "acts on ORTModule alone, ignored by torch.compile"))
+    return found
 
 
 def _from_environment(table: tuple[Row, ...]) -> dict[str, Any]:
@@ -431,12 +483,13 @@ with commas between them. Unknown options and values of the wrong kind are error
 | --- | --- | --- | --- | --- |"""
 
 _ORTMODULE_HEAD = """
-## Of ORTModule
+## Switches of ORTModule
 
 The switches of ONNX Runtime Training. They are read when an ORTModule is made; `DebugOptions` takes
-the options of both tables by name as `config`. A flag is on if it is `1` and off if it is any other
-integer; anything else is an error. What is not available yet is accepted and ignored, which the log
-says once.
+the options of both tables by name as `config`. `torch.compile(backend="ort")` reads them too, from
+the environment, whenever it compiles a graph: of a policy that does not let a graph run in PyTorch
+it makes `strict`. A flag is on if it is `1` and off if it is any other integer; anything else is an
+error. What is not available yet, or never needed, is accepted and ignored, which the log says once.
 
 | variable | default | kind | what it does here |
 | --- | --- | --- | --- |"""

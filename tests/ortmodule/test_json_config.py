@@ -17,8 +17,9 @@ from torch import nn
 
 import torch_ort
 from torch_ort import DebugOptions, LogLevel, ORTModule, UserError
+from torch_ort.capture import logs
 from torch_ort.fallback import FallbackWarning
-from torch_ort.ortmodule import ORTModuleONNXModelException, load_from_json, logs
+from torch_ort.ortmodule import ORTModuleONNXModelException, load_from_json
 
 pytestmark = pytest.mark.ort_only
 
@@ -316,11 +317,14 @@ def test_all_keys_at_once(load):
     assert torch_ort.counters()["backward_runs"] == 1
 
 
+CHECKED = ["SKIP_CHECK_DEVICE", "SKIP_CHECK_BUILD_GRADIENT", "SKIP_CHECK_EXECUTION_AGENT"]
+
+
 @pytest.mark.parametrize("key", KEYS)
 def test_what_is_not_there_yet_is_said_once(key, load, caplog):
     values = {
-        "DebugOptions": {}, "FallbackPolicy": [], "OnnxOpsetVersion": 17, "SkipCheck": [],
-        "PropagateCastOps": {"Level": 1},
+        "DebugOptions": {}, "FallbackPolicy": [], "OnnxOpsetVersion": 17,
+        "SkipCheck": CHECKED, "PropagateCastOps": {"Level": 1},
     }  # fmt: skip
     for _ in range(2):
         load({key: values.get(key, True)})
@@ -330,6 +334,21 @@ def test_what_is_not_there_yet_is_said_once(key, load, caplog):
         "UseMemoryEfficientGradient",
     )  # fmt: skip
     assert said == [f"{key}: not available yet, ignored"] * (key in awaited)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("SkipCheck", [], "all checks of a call take microseconds"),
+        ("UseExternalGPUAllocator", False, "PyTorch's allocator gives all memory"),
+        ("RunSymbolicShapeInference", False, "a capture knows all sizes as symbols"),
+    ],
+)
+def test_what_is_never_needed_is_said_once(key, value, why, load, caplog):
+    for _ in range(2):
+        load({key: value})
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "orttraining"]
+    assert f": never needed, ignored: {why}" in said
 
 
 def test_what_was_captured_is_captured_again(write, graphs_captured):

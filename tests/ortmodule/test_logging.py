@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from torch_ort import DebugOptions, LogLevel, ORTModule
-from torch_ort.ortmodule import logs
+from torch_ort.capture import logs
 
 pytestmark = pytest.mark.ort_only
 

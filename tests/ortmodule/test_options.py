@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from torch_ort import DebugOptions, LogLevel, ORTModule, UserError, options
+from torch_ort.capture import logs
 from torch_ort.options import ORTMODULE_TABLE, resolve_ortmodule, split
-from torch_ort.ortmodule import FallbackPolicy, logs
+from torch_ort.ortmodule import FallbackPolicy
 
 FLAGS = {
     "ORTMODULE_DEEPCOPY_BEFORE_MODEL_EXPORT": True,

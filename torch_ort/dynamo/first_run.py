@@ -22,13 +22,14 @@ CompileAgain = Callable[[Exception, tuple], Callable[..., Any]]
 
 def compile_or_eager(
     compile_graph: Callable[[], tuple[Callable, CompileAgain | None]], eager: Callable,
-    strict: bool, state: Any,
+    strict: bool, state: Any, retries: bool = False,
 ) -> Callable[..., Any]:  # fmt: skip
     """Compile a graph; where that fails give a callable that runs it in eager PyTorch.
 
     Where `compile_graph` tells how to compile again, that is done instead if the first run fails.
-    When `strict`, every error is raised. `state.failed` tells later that a backward failed, after
-    which eager is right as well.
+    When `strict`, every error is raised. If it `retries`, a graph whose run has failed is tried
+    again at the next call. `state.failed` tells later that a backward failed, after which eager is
+    right as well.
     """
 
     def instead(failure: Failure) -> Callable[..., Any]:
@@ -39,29 +40,31 @@ def compile_or_eager(
 
     def compiled() -> Callable[..., Any]:
         run, again = compile_graph()
-        return FirstRun(run, eager, strict, state, again)
+        return FirstRun(run, eager, strict, state, again, retries)
 
     return within_boundary(compiled, instead, "capture")
 
 
 class FirstRun:
-    """Calls a compiled graph; runs it in eager PyTorch from then on if the engine fails.
+    """Calls a compiled graph; if the engine fails, eager PyTorch runs the call, and later ones.
 
     A kernel's own error is raised as it is once the graph has run: eager would raise it too.
     """
 
     def __init__(
         self, compiled: Callable, eager: Callable, strict: bool, graph: Any,
-        again: CompileAgain | None,
+        again: CompileAgain | None, retries: bool = False,
     ) -> None:  # fmt: skip
         self._graph = graph
         self._again = again
         self._run = compiled
         self._eager = eager
         self._strict = strict
+        self._retries = retries
         self._refuses_tangents = strict
         self._has_met_tangents = False  # and has said so
         self._proven = False
+        self._is_to_retry = False  # the call at hand has failed
         # What Dynamo asks of a compiled function.
         self.__name__ = "torch_ort_graph"
 
@@ -99,7 +102,8 @@ class FirstRun:
                 lambda: self._run(*args), lambda failure: self._instead(failure, args), "forward",
                 self._graph,
             )  # fmt: skip
-        if not self._proven:  # nor given up
+        is_to_retry, self._is_to_retry = self._is_to_retry, False
+        if not self._proven and not is_to_retry:  # nor given up
             self._proven = True
             self._again = None
             self._graph.note_first_run()
@@ -124,5 +128,8 @@ class FirstRun:
             raise failure.error
         result = self._eager(*args)  # an error of the user's program comes again from here
         warn(failure)
-        self._run, self._proven, self._strict = self._eager, True, True
+        if self._retries:
+            self._is_to_retry = True
+        else:
+            self._run, self._proven, self._strict = self._eager, True, True
         return result

@@ -206,7 +206,8 @@ def _is_strict(backend: Any) -> bool:
     from torch_ort import options  # a program as well, which the package's import leaves alone
 
     given = backend.keywords
-    return options.resolve(given.get("options"), given.get("mode")).strict
+    chosen, _ = options.resolve_compiled(given.get("options"), given.get("mode"))
+    return chosen.strict
 
 
 def _runs() -> int:

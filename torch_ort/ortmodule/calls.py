@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torch_ort import _C, fallback
+from torch_ort.capture import logs
 from torch_ort.capture.joint import hand_over
 from torch_ort.capture.module import (
     HOOKS_RUN,
@@ -35,7 +36,6 @@ from torch_ort.functions.capturing import policy_of
 from torch_ort.guards.hooks import hook_with_effects
 from torch_ort.guards.structure import Structure, UnknownType
 from torch_ort.options import Options, ORTModuleOptions
-from torch_ort.ortmodule import logs
 from torch_ort.ortmodule.graph_optimizers import rewrite_for
 from torch_ort.ortmodule.saved_files import SavedFiles
 from torch_ort.pytorch.generators import TorchGenerators
@@ -336,10 +336,7 @@ class Calls:
         if captured.capture.unseen:
             names = ", ".join(captured.capture.unseen)
             self._logger.info("what forward reads is constant until recapture(): %s", names)
-        for program in captured.state.programs:
-            spent = ", ".join(f"{name} {1000 * s:.0f} ms" for name, s in program.seconds.items())
-            kind = "training" if program.is_training else "inference"
-            self._logger.info("captured a %s graph in %.2fs: %s", kind, seconds, spent)
+        logs.say_captured(self._logger, captured.state.programs, seconds)
 
 
 def is_traced() -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch_ort import options
 from torch_ort._C import UserError
-from torch_ort.ortmodule import logs
+from torch_ort.capture import logs
 from torch_ort.ortmodule.debug_options import DebugOptions
 from torch_ort.ortmodule.module import ORTModule
 
@@ -20,8 +20,11 @@ _OPTIONS = {
     "OnnxOpsetVersion": "opset",
     "SkipCheck": "skipcheck_policy",
 }
-# Keys that stand for what there is no choice of, or what is not there yet.
-_NOT_NEEDED = ("UseExternalGPUAllocator", "RunSymbolicShapeInference")
+# Keys that stand for what there is no choice of, with the reason, or what is not there yet.
+_NOT_NEEDED = {
+    "UseExternalGPUAllocator": "PyTorch's allocator gives all memory",
+    "RunSymbolicShapeInference": "a capture knows all sizes as symbols",
+}
 _NOT_AVAILABLE = (
     "PropagateCastOps", "EnableGradAccOptimization", "UseStaticShape",
     "UseMemoryEfficientGradient",
@@ -68,6 +71,9 @@ def load_from_json(ortmodule: ORTModule, path: str | Path | None = None) -> None
     logger = logs.make_logger(debug.log_level)
     for key in config.keys() & set(_NOT_AVAILABLE):
         logs.say_once(logger, f"{key}: not available yet, ignored")
+    for key, why in _NOT_NEEDED.items():
+        if not config.get(key, True):
+            logs.say_once(logger, f"{key}: never needed, ignored: {why}")
 
 
 def _debug_options(config: Any, current: DebugOptions, options_asked: dict) -> DebugOptions:

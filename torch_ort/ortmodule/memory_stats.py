@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from torch_ort.capture.logs import rank_and_world
 from torch_ort.core import counting
-from torch_ort.ortmodule.logs import rank_and_world
 from torch_ort.pytorch.autograd_compat import after_backward
 from torch_ort.pytorch.module_compat import pytree
 

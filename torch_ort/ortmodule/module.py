@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from torch_ort import options
+from torch_ort.capture import logs
 from torch_ort.core.policy import ORTModuleTorchModelException
 from torch_ort.guards.scripts import is_script, signature_of
 from torch_ort.guards.watch import REGISTRIES
-from torch_ort.ortmodule import logs
 from torch_ort.ortmodule.calls import Calls
 from torch_ort.ortmodule.debug_options import DebugOptions
 from torch_ort.ortmodule.library_models import is_library_model, methods_of_library
@@ -387,8 +387,8 @@ def make_calls(
     Raises ORTModuleTorchModelException for a DataParallel that may not run in plain PyTorch.
     """
     compile_config, own_config = options.split(debug.config)
-    chosen = options.resolve(compile_config)
     settings = options.resolve_ortmodule(own_config | {"log_level": debug.log_level})
+    chosen = options.in_save_path(options.resolve(compile_config), compile_config, settings)
     logger = logs.make_logger(settings.log_level)
     logs.say_ignored(logger, settings)
     pending = None

@@ -44,10 +44,11 @@ class SavedFiles:
             path = self._path(kind, program)
             onnx_files.save(graph, path, program, options, sources, standard=is_standard)
 
-    def write_run(self, program: Program) -> None:
+    def write_run(self, program: Program, options: Options) -> None:
         """Write the graph that runs, with the place in memory of each value as its doc string."""
         graph = program.graph
         model = onnx.load_from_string(graph.to_onnx(_C.required_opset(graph)))
+        _lower_axes(model, options.opset)
         rows = {row["name"]: row for row in program.session.plan_table()}
         for info in (*model.graph.input, *model.graph.value_info, *model.graph.output):
             if info.name in rows:
@@ -62,6 +63,41 @@ class SavedFiles:
     def _path(self, kind: str, program: Program) -> str:
         mode = "training" if program.is_training else "inference"
         return f"{self._start}_{kind}_{mode}.onnx"
+
+
+# The standard opset in which axes of an operator have become an input.
+_AXES_ARE_AN_INPUT_SINCE = {
+    **dict.fromkeys(("ReduceSum", "Squeeze", "Unsqueeze"), 13),
+    **dict.fromkeys(
+        ("ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin",
+         "ReduceProd"), 18,
+    ),
+}  # fmt: skip
+
+
+def _lower_axes(model: onnx.ModelProto, opset: int) -> None:
+    """Let a model stay within an opset: inside of regions, passes write axes as inputs."""
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                _lower_axes_of(attribute.g, opset)
+    lowered = _C.Graph.from_onnx(model.SerializeToString())
+    for imported in model.opset_import:
+        if imported.domain == "":
+            imported.version = _C.required_opset(lowered)
+
+
+def _lower_axes_of(region: onnx.GraphProto, opset: int) -> None:
+    constants = {constant.name: constant for constant in region.initializer}
+    for node in region.node:
+        is_newer = _AXES_ARE_AN_INPUT_SINCE.get(node.op_type, 0) > opset and node.domain == ""
+        if is_newer and len(node.input) == 2 and node.input[1] in constants:
+            axes = onnx.numpy_helper.to_array(constants[node.input[1]])
+            node.attribute.append(onnx.helper.make_attribute("axes", axes.ravel().tolist()))
+            del node.input[1]
+    read = {name for node in region.node for name in node.input}
+    for name in constants.keys() - read:
+        region.initializer.remove(constants[name])
 
 
 def _place(row: Mapping[str, object]) -> str:

@@ -38,4 +38,4 @@ class GraphState:
                     compiler.write_plan(program, self.options)
             if self.files is not None:
                 for program in self.programs:
-                    self.files.write_run(program)
+                    self.files.write_run(program, self.options)

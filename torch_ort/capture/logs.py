@@ -1,14 +1,16 @@
-"""What an ORTModule says: one logger by rank, one introduction in a process."""
+"""What is said of captures: one logger by rank, one introduction in a process and road."""
 
 from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Sequence
 
 import torch
 
 from torch_ort import options
 from torch_ort.core.log_level import LogLevel
+from torch_ort.engine.program import Program
 from torch_ort.functions.capturing import policy_of
 
 # How much the logger lets through, by level.
@@ -69,22 +71,40 @@ def say_once(logger: logging.Logger, text: str) -> None:
         logger.warning(text)
 
 
-def say_ignored(logger: logging.Logger, settings: options.ORTModuleOptions) -> None:
-    """Warn of switches that are set and do nothing yet."""
-    for variable in options.asked_in_vain(settings):
-        say_once(logger, f"{variable}: not available yet, ignored")
+def say_ignored(
+    logger: logging.Logger, settings: options.ORTModuleOptions, by_torch_compile: bool = False
+) -> None:
+    """Warn of switches that are set and do nothing, on the road that asks."""
+    for variable, why in options.asked_in_vain(settings, by_torch_compile):
+        say_once(logger, f"{variable}: {why}")
 
 
-def introduce(logger: logging.Logger, settings: options.ORTModuleOptions) -> None:
-    """Say, once in a process and at INFO, that modules run in the engine, and by which rules."""
+def say_mode(logger: logging.Logger, mode: str | None) -> None:
+    """Warn of a mode of torch.compile, which changes nothing."""
+    if mode is not None and options.MODES[mode]:
+        say_once(logger, f"mode {mode!r}: the same as 'default': {options.MODES[mode]}")
+
+
+def introduce(
+    logger: logging.Logger, settings: options.ORTModuleOptions, road: str = "ORTModule"
+) -> None:
+    """Say, once in a process and at INFO, that a road runs in the engine, and by which rules."""
     is_heard = rank_and_world()[0] == 0 and logger.isEnabledFor(logging.INFO)
-    if "introduction" in _said or not is_heard:
+    if f"introduction of {road}" in _said or not is_heard:
         return
-    _said.add("introduction")
+    _said.add(f"introduction of {road}")
     policy = settings.fallback_policy
     states = {
         "ORTMODULE_ENABLE_CUSTOM_AUTOGRAD": policy_of(settings).is_enabled,
         "ORTMODULE_FALLBACK_POLICY": not policy & type(policy).FALLBACK_DISABLE,
     }
     words = ", ".join(f"{name} {'ON' if is_on else 'OFF'}" for name, is_on in states.items())
-    logger.info("ORTModule: forward and backward run as one graph in the engine (%s)", words)
+    logger.info("%s: forward and backward run as one graph in the engine (%s)", road, words)
+
+
+def say_captured(logger: logging.Logger, programs: Sequence[Program], seconds: float) -> None:
+    """Say, at INFO, what a capture has given, and the time of its parts."""
+    for program in programs:
+        spent = ", ".join(f"{name} {1000 * s:.0f} ms" for name, s in program.seconds.items())
+        kind = "training" if program.is_training else "inference"
+        logger.info("captured a %s graph in %.2fs: %s", kind, seconds, spent)
