@@ -66,19 +66,31 @@ struct RegisterLoop {
   int64_t operations = 0;                   // multiplications and additions of a round
 };
 
-// What one step of an optimizer does to a parameter; the formulas are those of torch.optim.
+// What one step of an optimizer does to a parameter p with the gradient g, the running mean m of
+// the gradient, and v of its square. SGD is that of torch.optim.
 struct SgdRule {
   double lr = 0, momentum = 0, dampening = 0, weight_decay = 0;
   bool nesterov = false, maximize = false;
   bool is_first = false;  // the gradient becomes the momentum buffer, whatever that holds
 };
+// g <- gradient_factor g + weight_decay p;  m <- beta1 m + (1 - beta1) g;
+// v <- beta2 v + (1 - beta2) g^2;  p <- keep p - step_size m / (sqrt(v) inverse_correction + eps)
 struct AdamRule {
-  double step_size = 0;           // lr / (1 - beta1^t)
-  double inverse_correction = 1;  // 1 / sqrt(1 - beta2^t)
+  double step_size = 0, inverse_correction = 1;
   double beta1 = 0, beta2 = 0, eps = 0;
-  double weight_decay = 0;  // joins the gradient
-  double keep = 1;          // what the parameter is multiplied by: decoupled weight decay
-  bool maximize = false;
+  double weight_decay = 0, keep = 1;
+  double gradient_factor = 1;  // takes back a scale, clips; below 0 it maximizes
+};
+// LAMB (You et al., "Large batch optimization for deep learning", 2020). m and v as above, then
+// r = mean_correction m / (sqrt(v) inverse_correction + eps) + weight_decay p;
+// p <- p - lr |p| / |r| r, where the ratio of norms stays within its limits, and is 1 if one of
+// them is 0.
+struct LambRule {
+  double lr = 0, mean_correction = 1, inverse_correction = 1;
+  double beta1 = 0, beta2 = 0, eps = 0;
+  double weight_decay = 0;
+  double ratio_min = 0, ratio_max = 0;
+  double gradient_factor = 1;
 };
 
 // Numbers of a tensor in memory: `count` runs of `n`, with strides in elements. Registers hold them
@@ -120,6 +132,11 @@ struct Kernels {
   void (*sgd)(T* parameter, const T* gradient, T* buffer, int64_t n, const SgdRule& rule) = nullptr;
   void (*adam)(T* parameter, const T* gradient, T* mean, T* square, T* largest, int64_t n,
                const AdamRule& rule) = nullptr;
+  // Computes r of LAMB; without a gradient from the means as they are.
+  void (*lamb)(T* direction, const T* parameter, const T* gradient, T* mean, T* square, int64_t n,
+               const LambRule& rule) = nullptr;
+  // In float64: of float32 it is finite exactly if all numbers are, and the same on all processors.
+  double (*sum_squares)(const T* a, int64_t n) = nullptr;
   // By ir::DType, which memory holds; nullptr where it is no number.
   std::array<Load, kNumDTypes> load{};
   std::array<Store, kNumDTypes> store{};

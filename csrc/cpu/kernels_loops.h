@@ -353,31 +353,124 @@ void sgd(T* parameter, const T* gradient, T* buffer, int64_t n, const SgdRule& r
   });
 }
 
+// A factor as the sum of two numbers with its sign. Where x changes little in each of many steps,
+// as running means and decayed parameters do, rounding the factor would add up: x * 0.999f is x *
+// 0.99900001. The first number is smaller than the factor, so that an infinite x stays infinite.
+template <typename T>
+struct Factor {
+  explicit Factor(double value) {
+    T rounded = static_cast<T>(value);
+    if (std::abs(static_cast<double>(rounded)) >= std::abs(value)) {
+      rounded = std::nextafter(rounded, T(0));
+    }
+    high = Vec<T>(rounded);
+    low = Vec<T>(static_cast<T>(value - static_cast<double>(rounded)));
+  }
+  // x * value + y
+  Vec<T> multiply_add(const Vec<T>& x, const Vec<T>& y) const {
+    return at::vec::fmadd(x, high, at::vec::fmadd(x, low, y));
+  }
+  Vec<T> high, low;
+};
+
+// The running means of a gradient and of its square.
+template <typename T>
+struct Means {
+  Means(double beta1, double beta2)
+      : beta1_rest(static_cast<T>(1 - beta1)),
+        beta2_rest(static_cast<T>(1 - beta2)),
+        beta2(beta2) {}
+  Vec<T> mean(const Vec<T>& old, const Vec<T>& g) const {
+    return at::vec::fmadd(beta1_rest, g - old, old);
+  }
+  Vec<T> square(const Vec<T>& old, const Vec<T>& g) const {
+    return beta2.multiply_add(old, beta2_rest * g * g);
+  }
+  Vec<T> beta1_rest, beta2_rest;
+  Factor<T> beta2;
+};
+
+// Asks for memory that an optimizer's step comes to soon: four streams or more are too many for the
+// processor to foresee at each border of a page. Half a page ahead is best: 0.9 of the time
+// without.
+template <typename T, typename... Arrays>
+inline void fetch_ahead(int64_t i, const Arrays*... arrays) {
+  constexpr int64_t kAhead = 2048 / sizeof(T);
+  (__builtin_prefetch(arrays + i + kAhead), ...);
+}
+
 template <typename T>
 void adam(T* parameter, const T* gradient, T* mean, T* square, T* largest, int64_t n,
           const AdamRule& rule) {
-  const Vec<T> sign(rule.maximize ? T(-1) : T(1)), decay(static_cast<T>(rule.weight_decay));
-  const Vec<T> keep(static_cast<T>(rule.keep)), eps(static_cast<T>(rule.eps));
-  const Vec<T> beta1_rest(static_cast<T>(1 - rule.beta1)), beta2(static_cast<T>(rule.beta2));
-  const Vec<T> beta2_rest(static_cast<T>(1 - rule.beta2));
+  const Vec<T> gradient_factor(static_cast<T>(rule.gradient_factor));
+  const Vec<T> decay(static_cast<T>(rule.weight_decay)), eps(static_cast<T>(rule.eps));
   const Vec<T> minus_step_size(static_cast<T>(-rule.step_size));
+  const Means<T> means(rule.beta1, rule.beta2);
+  const Factor<T> keep(rule.keep);
   const Vec<T> inverse_correction(static_cast<T>(rule.inverse_correction));
   for_each_vector<T>(n, [&](int64_t i, int64_t count) {
-    Vec<T> x = get(parameter, i, count), g = get(gradient, i, count) * sign;
+    fetch_ahead<T>(i, parameter, gradient, mean, square);
+    const Vec<T> x = get(parameter, i, count);
+    Vec<T> g = get(gradient, i, count) * gradient_factor;
     if (rule.weight_decay != 0) g = at::vec::fmadd(decay, x, g);
-    if (rule.keep != 1) x = x * keep;
-    const Vec<T> old_mean = get(mean, i, count);
-    const Vec<T> new_mean = at::vec::fmadd(beta1_rest, g - old_mean, old_mean);
+    const Vec<T> new_mean = means.mean(get(mean, i, count), g);
     put(mean, i, count, new_mean);
-    Vec<T> squares = at::vec::fmadd(beta2_rest * g, g, get(square, i, count) * beta2);
+    Vec<T> squares = means.square(get(square, i, count), g);
     put(square, i, count, squares);
     if (largest != nullptr) {
       squares = at::vec::maximum(get(largest, i, count), squares);
       put(largest, i, count, squares);
     }
     const Vec<T> divisor = at::vec::fmadd(squares.sqrt(), inverse_correction, eps);
-    put(parameter, i, count, at::vec::fmadd(minus_step_size, new_mean / divisor, x));
+    const Vec<T> step = new_mean / divisor;
+    put(parameter, i, count,
+        rule.keep == 1 ? at::vec::fmadd(minus_step_size, step, x)
+                       : keep.multiply_add(x, minus_step_size * step));
   });
+}
+
+template <typename T>
+void lamb(T* direction, const T* parameter, const T* gradient, T* mean, T* square, int64_t n,
+          const LambRule& rule) {
+  const Vec<T> gradient_factor(static_cast<T>(rule.gradient_factor));
+  const Vec<T> decay(static_cast<T>(rule.weight_decay)), eps(static_cast<T>(rule.eps));
+  const Vec<T> mean_correction(static_cast<T>(rule.mean_correction));
+  const Vec<T> inverse_correction(static_cast<T>(rule.inverse_correction));
+  const Means<T> means(rule.beta1, rule.beta2);
+  for_each_vector<T>(n, [&](int64_t i, int64_t count) {
+    fetch_ahead<T>(i, parameter, mean, square);
+    Vec<T> m = get(mean, i, count), squares = get(square, i, count);
+    if (gradient != nullptr) {
+      const Vec<T> g = get(gradient, i, count) * gradient_factor;
+      m = means.mean(m, g);
+      squares = means.square(squares, g);
+      put(mean, i, count, m);
+      put(square, i, count, squares);
+    }
+    Vec<T> r = m * mean_correction / at::vec::fmadd(squares.sqrt(), inverse_correction, eps);
+    if (rule.weight_decay != 0) r = at::vec::fmadd(decay, get(parameter, i, count), r);
+    put(direction, i, count, r);
+  });
+}
+
+template <typename T>
+double sum_squares(const T* a, int64_t n) {
+  constexpr int64_t kSums = 32;
+  double sums[kSums] = {};
+  int64_t i = 0;
+  for (; i + kSums <= n; i += kSums) {
+    for (int64_t j = 0; j < kSums; ++j) {
+      const double x = static_cast<double>(a[i + j]);
+      sums[j] += x * x;
+    }
+  }
+  for (int64_t j = 0; i < n; ++i, ++j) {
+    const double x = static_cast<double>(a[i]);
+    sums[j] += x * x;
+  }
+  double sum = 0;
+  for (const double each : sums) sum += each;
+  return sum;
 }
 
 // The sums come to 2. They begin with different numbers, none of them 2: compilers see what stays
@@ -542,6 +635,8 @@ struct TableMaker {
     table.random_mask = random_mask<T>;
     table.sgd = sgd<T>;
     table.adam = adam<T>;
+    table.lamb = lamb<T>;
+    table.sum_squares = sum_squares<T>;
     memory<float>(ir::DType::kFloat);
     memory<double>(ir::DType::kDouble);
     memory<c10::BFloat16>(ir::DType::kBFloat16);

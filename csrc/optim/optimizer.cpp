@@ -67,6 +67,34 @@ double count_step(const at::Tensor& steps) {
   return *steps.mutable_data_ptr<float>() += 1;
 }
 
+template <typename Rule>
+std::vector<int64_t> update_by(const RuledTensors& tensors, const std::vector<Rule>& rules,
+                               cpu::Isa isa) {
+  const size_t count = tensors.parameters.size();
+  check_length("gradients", tensors.gradients.size(), count);
+  check_length("means", tensors.means.size(), count);
+  check_length("means of squares", tensors.squares.size(), count);
+  check_length("numbers of rules", tensors.rule_of.size(), count);
+  std::vector<cpu::Update<Rule>> updates;
+  std::vector<int64_t> left;
+  for (size_t i = 0; i < count; ++i) {
+    const auto rule = static_cast<size_t>(tensors.rule_of[i]);
+    if (rule >= rules.size()) {
+      throw UserError(concat("optimizer step: number of a rule: got ", tensors.rule_of[i],
+                             ", want one of ", rules.size()));
+    }
+    const Tensors operands = {tensors.parameters[i], tensors.gradients[i], tensors.means[i],
+                              tensors.squares[i]};
+    if (have_one_layout(operands)) {
+      updates.push_back(make_update(operands, rules[rule]));
+    } else {
+      left.push_back(static_cast<int64_t>(i));
+    }
+  }
+  cpu::run(updates, isa);
+  return left;
+}
+
 }  // namespace
 
 std::vector<int64_t> sgd_step(const Tensors& parameters, const Tensors& gradients,
@@ -104,7 +132,7 @@ std::vector<int64_t> adam_step(const AdamTensors& tensors, const AdamOptions& op
   check_length("largest means of squares", tensors.largest.size(), options.amsgrad ? count : 0);
   check_length("step counts", tensors.steps.size(), count);
   cpu::AdamRule rule{.beta1 = options.beta1, .beta2 = options.beta2, .eps = options.eps};
-  rule.maximize = options.maximize;
+  rule.gradient_factor = options.maximize ? -1 : 1;
   if (options.decoupled_weight_decay) {
     rule.keep = 1 - options.lr * options.weight_decay;
   } else {
@@ -131,6 +159,32 @@ std::vector<int64_t> adam_step(const AdamTensors& tensors, const AdamOptions& op
   }
   cpu::run(updates, isa);
   return left;
+}
+
+std::vector<int64_t> adam_update(const RuledTensors& tensors,
+                                 const std::vector<cpu::AdamRule>& rules, cpu::Isa isa) {
+  return update_by(tensors, rules, isa);
+}
+
+std::vector<int64_t> lamb_update(const RuledTensors& tensors,
+                                 const std::vector<cpu::LambRule>& rules, cpu::Isa isa) {
+  return update_by(tensors, rules, isa);
+}
+
+SumOfSquares sum_squares(const Tensors& tensors, cpu::Isa isa) {
+  SumOfSquares result;
+  std::vector<cpu::Numbers> all;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const at::Tensor& each = tensors[i];
+    if (!have_one_layout({each})) {
+      result.left.push_back(static_cast<int64_t>(i));
+      continue;
+    }
+    void* const data = const_cast<void*>(each.const_data_ptr());  // nothing writes into it
+    all.push_back({{data, run::dtype(each.scalar_type())}, each.numel()});
+  }
+  result.sum = cpu::sum_squares(all, isa);
+  return result;
 }
 
 }  // namespace torch_ort::optim

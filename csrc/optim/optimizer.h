@@ -36,4 +36,23 @@ struct AdamOptions {
 std::vector<int64_t> adam_step(const AdamTensors& tensors, const AdamOptions& options,
                                cpu::Isa isa);
 
+// Steps whose rules the caller has worked out: parameter i follows rules[rule_of[i]], and nothing
+// is counted.
+struct RuledTensors {
+  Tensors parameters, gradients, means, squares;
+  std::vector<int64_t> rule_of;
+};
+
+std::vector<int64_t> adam_update(const RuledTensors& tensors,
+                                 const std::vector<cpu::AdamRule>& rules, cpu::Isa isa);
+std::vector<int64_t> lamb_update(const RuledTensors& tensors,
+                                 const std::vector<cpu::LambRule>& rules, cpu::Isa isa);
+
+struct SumOfSquares {
+  double sum = 0;             // not finite if a number is not; of float64 also where it overflows
+  std::vector<int64_t> left;  // indices of the tensors that it leaves out
+};
+
+SumOfSquares sum_squares(const Tensors& tensors, cpu::Isa isa);
+
 }  // namespace torch_ort::optim

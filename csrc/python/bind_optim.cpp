@@ -8,8 +8,89 @@ namespace py = pybind11;
 
 namespace torch_ort::python {
 
+namespace {
+
+// Gives Python a rule with its fields as keywords.
+template <typename Rule>
+class RuleClass {
+ public:
+  RuleClass(py::module_& module, const char* name, const char* doc) : class_(module, name, doc) {
+    class_.def(py::init([](const py::kwargs& fields) {
+      py::object rule = py::cast(Rule{});
+      for (const auto& [field, value] : fields) py::setattr(rule, field, value);
+      return py::cast<Rule>(rule);
+    }));
+  }
+  RuleClass& field(const char* name, double Rule::* member) {
+    class_.def_readwrite(name, member);
+    return *this;
+  }
+
+ private:
+  py::class_<Rule> class_;
+};
+
+void bind_rules(py::module_& module) {
+  RuleClass<cpu::AdamRule>(module, "AdamRule", "What a step of Adam does; see cpu/kernels.h.")
+      .field("step_size", &cpu::AdamRule::step_size)
+      .field("inverse_correction", &cpu::AdamRule::inverse_correction)
+      .field("beta1", &cpu::AdamRule::beta1)
+      .field("beta2", &cpu::AdamRule::beta2)
+      .field("eps", &cpu::AdamRule::eps)
+      .field("weight_decay", &cpu::AdamRule::weight_decay)
+      .field("keep", &cpu::AdamRule::keep)
+      .field("gradient_factor", &cpu::AdamRule::gradient_factor);
+  RuleClass<cpu::LambRule>(module, "LambRule", "What a step of LAMB does; see cpu/kernels.h.")
+      .field("lr", &cpu::LambRule::lr)
+      .field("mean_correction", &cpu::LambRule::mean_correction)
+      .field("inverse_correction", &cpu::LambRule::inverse_correction)
+      .field("beta1", &cpu::LambRule::beta1)
+      .field("beta2", &cpu::LambRule::beta2)
+      .field("eps", &cpu::LambRule::eps)
+      .field("weight_decay", &cpu::LambRule::weight_decay)
+      .field("ratio_min", &cpu::LambRule::ratio_min)
+      .field("ratio_max", &cpu::LambRule::ratio_max)
+      .field("gradient_factor", &cpu::LambRule::gradient_factor);
+}
+
+template <typename Rule>
+using UpdateByRules = std::vector<int64_t> (*)(const optim::RuledTensors&, const std::vector<Rule>&,
+                                               cpu::Isa);
+
+template <typename Rule>
+void bind_update(py::module_& module, const char* name, UpdateByRules<Rule> update) {
+  using namespace py::literals;
+  module.def(
+      name,
+      [update](const optim::Tensors& parameters, const optim::Tensors& gradients,
+               const optim::Tensors& means, const optim::Tensors& squares,
+               const std::vector<int64_t>& rule_of, const std::vector<Rule>& rules,
+               const std::string& isa) {
+        const cpu::Isa chosen = cpu::isa_or_best(isa);
+        py::gil_scoped_release release;
+        return update({parameters, gradients, means, squares, rule_of}, rules, chosen);
+      },
+      "parameters"_a, "gradients"_a, "means"_a, "squares"_a, "rule_of"_a, "rules"_a, py::kw_only(),
+      "isa"_a, "Indices of the parameters that no kernel takes.");
+}
+
+}  // namespace
+
 void bind_optim(py::module_& module) {
   using namespace py::literals;
+  bind_rules(module);
+  bind_update<cpu::AdamRule>(module, "adam_update", &optim::adam_update);
+  bind_update<cpu::LambRule>(module, "lamb_update", &optim::lamb_update);
+  module.def(
+      "sum_squares",
+      [](const optim::Tensors& tensors, const std::string& isa) {
+        const cpu::Isa chosen = cpu::isa_or_best(isa);
+        py::gil_scoped_release release;
+        optim::SumOfSquares result = optim::sum_squares(tensors, chosen);
+        return std::make_pair(result.sum, std::move(result.left));
+      },
+      "tensors"_a, py::kw_only(), "isa"_a,
+      "The sum of the squares of all numbers, and indices of the tensors that no kernel takes.");
   module.def(
       "sgd_step",
       [](const optim::Tensors& parameters, const optim::Tensors& gradients,
