@@ -17,7 +17,6 @@ LOOSE = {
     "_build_info": "core",
     "_torch_version": "core",
     "options": "core",
-    "optim": "optim",
     "fallback": "engine",
     "backend": "backend",
     "configure": "training",

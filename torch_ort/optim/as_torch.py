@@ -1,4 +1,4 @@
-"""Optimizers whose step reads and writes memory once: `torch.optim.SGD`, `Adam` and `AdamW` again.
+"""`torch.optim.SGD`, `Adam` and `AdamW` again, in steps that read and write memory once.
 
 They take the arguments of those classes but the ones that choose between implementations, keep the
 same state under the same names, and load each other's `state_dict`. One call updates all
@@ -19,8 +19,7 @@ from torch.optim import sgd as torch_sgd
 
 from torch_ort import _C
 from torch_ort.core.counting import count
-
-__all__ = ["SGD", "Adam", "AdamW"]
+from torch_ort.optim.gradients import isa_in_force
 
 Params = Iterable[Any]
 Group = dict[str, Any]
@@ -31,11 +30,11 @@ class _FusedStep(torch.optim.Optimizer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._isa = _isa_in_force()
+        self._isa = isa_in_force()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._isa = _isa_in_force()
+        self._isa = isa_in_force()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -184,13 +183,6 @@ class AdamW(Adam):
         super().__setstate__(state)
         for group in self.param_groups:  # saved by a torch that had no such entry
             group["decoupled_weight_decay"] = True
-
-
-def _isa_in_force() -> str:
-    # `python -m torch_ort.options` must be the first to import the module.
-    from torch_ort.options import resolve
-
-    return resolve().isa
 
 
 def _pick(group: Group, *names: str) -> Group:

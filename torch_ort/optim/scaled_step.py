@@ -1,0 +1,277 @@
+"""A step over all groups at once, from gradients that may be scaled, and may be clipped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_ort.core.counting import count
+from torch_ort.optim.gradients import isa_in_force, norm
+
+Params = Iterable[Any]
+Group = dict[str, Any]
+MOMENTS = ("exp_avg", "exp_avg_sq")
+# As torch.nn.utils.clip_grad_norm_ has it.
+NORM_EPS = 1e-6
+
+
+@dataclass
+class Operands:
+    """What a step reads and writes, parameter by parameter."""
+
+    params: list[Tensor] = field(default_factory=list)
+    grads: list[Tensor] = field(default_factory=list)
+    means: list[Tensor] = field(default_factory=list)
+    squares: list[Tensor] = field(default_factory=list)
+    rule_of: list[int] = field(default_factory=list)
+
+    def lists(self) -> tuple[list[Any], ...]:
+        """Give them in the order in which the engine takes them."""
+        return self.params, self.grads, self.means, self.squares, self.rule_of
+
+
+class ScaledStep(torch.optim.Optimizer):
+    """Optimizers with the running means of the gradient and of its square as state.
+
+    The means of bfloat16 and float16 parameters are float32, others have the dtype of the
+    parameter. `group["step"]` counts the updates of a group, for all of its parameters.
+    """
+
+    # torch.amp.GradScaler leaves the scale to the step then: no pass over the gradients to unscale.
+    _step_supports_amp_scaling = True
+    _max_norm: float | None = None  # of steps that name none
+
+    def __init__(self, params: Params, defaults: Group) -> None:
+        super().__init__(params, defaults)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._isa = isa_in_force()
+        self.grad_norm: float | None = None
+        self.step_skipped = False
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:  # saved by another optimizer
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+        self._begin()
+
+    @torch.no_grad()
+    def step(
+        self,
+        closure: Callable[[], Any] | None = None,
+        *,
+        grad_scale: float | Tensor | None = None,
+        found_inf: float | Tensor | None = None,
+        max_norm: float | None = None,
+    ) -> Any:
+        """Update all parameters that have a gradient; gives what `closure` returns.
+
+        Args:
+            closure: computes the loss and the gradients.
+            grad_scale: what the loss was multiplied by. The update divides by it; the gradients
+                stay as they are.
+            found_inf: not 0 if the gradients are known to be infinite or NaN somewhere; nothing is
+                updated or counted then. With None the step looks itself if it has to scale or clip.
+            max_norm: limit of the norm of all gradients as one vector, after unscaling. The update
+                follows gradients made smaller as `torch.nn.utils.clip_grad_norm_` does it.
+
+        Afterwards `step_skipped` tells whether nothing was updated, and `grad_norm` the norm before
+        clipping, None where it was not asked for.
+
+        Raises:
+            RuntimeError: a gradient is sparse. Nothing is updated.
+            ValueError: `grad_scale` is not above 0, or `max_norm` below 0.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        # GradScaler sets attributes.
+        grad_scale = getattr(self, "grad_scale", None) if grad_scale is None else grad_scale
+        found_inf = getattr(self, "found_inf", None) if found_inf is None else found_inf
+        max_norm = self._max_norm if max_norm is None else max_norm
+        with_grads = [self._with_grads(group) for group in self.param_groups]
+        grads = [_numbers(param.grad) for params in with_grads for param in params]
+        factor = self._gradient_factor(grads, grad_scale, found_inf, max_norm)
+        self.step_skipped = factor is None
+        if factor is not None:
+            self._update(with_grads, grads, factor)
+        return loss
+
+    def _with_grads(self, group: Group) -> list[Tensor]:
+        params = [param for param in group["params"] if param.grad is not None]
+        for param in params:
+            if param.grad.layout != torch.strided:
+                name = type(self).__name__
+                raise RuntimeError(
+                    f"{name}: gradients: got a sparse one, want dense ones; "
+                    "torch.optim.SparseAdam takes sparse gradients"
+                )
+        return params
+
+    def _gradient_factor(
+        self,
+        grads: list[Tensor],
+        grad_scale: float | Tensor | None,
+        found_inf: float | Tensor | None,
+        max_norm: float | None,
+    ) -> float | None:
+        """Give what gradients are multiplied by; None if nothing may be updated."""
+        name = type(self).__name__
+        self.grad_norm = None
+        scale = 1.0 if grad_scale is None else float(grad_scale)
+        if not scale > 0:
+            raise ValueError(f"{name}: grad_scale: got {scale}, want more than 0")
+        if max_norm is not None and not max_norm >= 0:
+            raise ValueError(f"{name}: max_norm: got {max_norm}, want 0 or more")
+        if found_inf is not None and float(found_inf) != 0:
+            return None
+        factor = 1 / scale
+        if max_norm is None and (grad_scale is None or found_inf is not None):
+            return factor
+        total = norm(grads, self._isa) / scale
+        if max_norm is not None:
+            self.grad_norm = total
+            factor *= min(1.0, max_norm / (total + NORM_EPS))
+        return factor if math.isfinite(total) else None
+
+    def _update(self, with_grads: list[list[Tensor]], grads: list[Tensor], factor: float) -> None:
+        operands = Operands(grads=grads)
+        rules = []
+        for group, params in zip(self.param_groups, with_grads, strict=True):
+            group["step"] = group.get("step", 0) + 1
+            rules.append(self._rule(group, factor))
+            for param in params:
+                state = self.state[param]
+                if not state:
+                    self._init_state(param, state)
+                operands.params.append(_numbers(param))
+                operands.means.append(_numbers(state["exp_avg"]))
+                operands.squares.append(_numbers(state["exp_avg_sq"]))
+            operands.rule_of += [len(rules) - 1] * len(params)
+        left = self._step_of_engine(operands, rules)
+        for i in left:
+            self._step_of_torch(
+                operands.params[i], operands.grads[i], operands.means[i], operands.squares[i],
+                rules[operands.rule_of[i]],
+            )  # fmt: skip
+        count("optimizer_parameters", len(grads) - len(left))
+        count("optimizer_parameters_by_torch", len(left))
+
+    def _rule(self, group: Group, factor: float) -> Any:
+        """Give what the step does to the parameters of a group."""
+        raise NotImplementedError
+
+    def _step_of_engine(self, operands: Operands, rules: list[Any]) -> list[int]:
+        """Update what the engine takes; gives the indices of the others."""
+        raise NotImplementedError
+
+    def _step_of_torch(
+        self, param: Tensor, grad: Tensor, mean: Tensor, square: Tensor, rule: Any
+    ) -> None:
+        """Do the same to a parameter on another device or of another layout."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _init_state(param: Tensor, state: dict[str, Any]) -> None:
+        dtype = torch.promote_types(param.dtype, torch.float32)
+        for name in MOMENTS:
+            state[name] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the state under the names of `torch.optim.AdamW`, which can load it.
+
+        Each parameter gets its group's number of steps as `step`.
+        """
+        added = self.register_state_dict_post_hook(_add_steps, prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            added.remove()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, of this class or of `torch.optim.AdamW`.
+
+        Means that were saved in float32 stay what they were. The parameters of a group share one
+        number of steps: the largest of theirs where the saved group has none.
+
+        Raises:
+            ValueError: the state has amsgrad or maximize, or does not fit the groups.
+        """
+        read: list[dict[str, Any]] = []
+        before = self.register_load_state_dict_pre_hook(lambda _, given: read.append(given))
+        after = self.register_load_state_dict_post_hook(
+            lambda _: self._take_over(read[0]), prepend=True
+        )
+        try:
+            self._check_loaded(state_dict)
+            super().load_state_dict(state_dict)
+        finally:
+            before.remove()
+            after.remove()
+
+    def _check_loaded(self, state_dict: dict[str, Any]) -> None:
+        for group in state_dict["param_groups"]:
+            for name in ("amsgrad", "maximize"):
+                if group.get(name):
+                    raise ValueError(
+                        f"{type(self).__name__}: state_dict: got one of an optimizer with "
+                        f"{name}=True, which this one does not know"
+                    )
+
+    def _take_over(self, saved: dict[str, Any]) -> None:
+        # PyTorch has made the means what the parameters are.
+        for group, saved_group in zip(self.param_groups, saved["param_groups"], strict=True):
+            steps = [0]
+            for param, number in zip(group["params"], saved_group["params"], strict=True):
+                state = self.state.get(param, {})
+                if "step" in state:
+                    steps.append(int(state.pop("step")))
+                dtype = torch.promote_types(param.dtype, torch.float32)
+                for name in MOMENTS:
+                    if name in state:
+                        mean = saved["state"][number][name]
+                        state[name] = mean.to(device=param.device, dtype=dtype)
+            if "step" not in saved_group:
+                group["step"] = max(steps)
+
+
+def _add_steps(_: torch.optim.Optimizer, packed: dict[str, Any]) -> None:
+    for group in packed["param_groups"]:
+        for number in group["params"]:
+            state = packed["state"].get(number)
+            if state:
+                # A tensor for each: PyTorch's optimizers count in place.
+                steps = torch.tensor(float(group.get("step", 0)))
+                packed["state"][number] = {"step": steps, **state}
+
+
+def _numbers(tensor: Tensor) -> Tensor:
+    """Give a tensor of which real numbers are the elements; it shares memory."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def checked(name: str, group: Group) -> Group:
+    """Give the defaults of an optimizer of this class as they are.
+
+    Raises ValueError where a number is out of its range.
+    """
+    beta1, beta2 = group["betas"]
+    for what, value, below in (
+        ("lr", float(group["lr"]), math.inf),
+        ("betas[0]", beta1, 1.0),
+        ("betas[1]", beta2, 1.0),
+        ("eps", group["eps"], math.inf),
+        ("weight_decay", group["weight_decay"], math.inf),
+    ):
+        if not 0 <= value < below:
+            limit = "0 or more" if below == math.inf else f"0 or more and less than {below:g}"
+            raise ValueError(f"{name}: {what}: got {value}, want {limit}")
+    return group
