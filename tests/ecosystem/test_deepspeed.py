@@ -167,3 +167,69 @@ def test_a_module_in_which_stage_3_gathers_parameters_runs_in_pytorch(run):
         (words,) = report["words"]
         assert "DeepSpeed's ZeRO stage 3 gathers the parameters of module '0' around" in words
         assert "set_z3_leaf_modules" in words
+
+
+@pytest.mark.parametrize("stage", ["1", "2"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_checks_in_one_pass_find_what_those_of_deepspeed_find(tmp_path, stage, dtype):
+    pytest.importorskip("deepspeed")
+    script = """
+    import warnings
+
+    from torch_ort.optim import FP16_Optimizer, FusedAdam
+
+    stage, dtype = int(sys.argv[3]), getattr(torch, sys.argv[4])
+    short = dtype is torch.bfloat16
+
+    def train(wrap):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 64), Block(), nn.Linear(64, 4))
+        config = {
+            "train_micro_batch_size_per_gpu": 4,
+            "gradient_clipping": 0.5,
+            "bf16": {"enabled": short, "check_grad_overflow": True},
+            "zero_optimization": {"stage": stage},
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+        }
+        optimizer = FusedAdam(model.parameters(), lr=1e-3)
+        engine, optimizer, _, _ = deepspeed.initialize(
+            model=model, optimizer=optimizer, config=config
+        )
+        assert wrap(optimizer) is optimizer
+        numbers = torch.Generator().manual_seed(rank)
+        losses, norms, skipped = [], [], []
+        for step in range(5):
+            # Gradients of one rank alone are not finite.
+            factor = float("inf") if short and step == 2 and rank == 1 else 1.0
+            x = torch.randn(4, 16, generator=numbers).to(dtype)
+            loss = engine(x).float().pow(2).mean() * factor
+            engine.backward(loss)
+            engine.step()
+            losses.append(loss.item())
+            norms.append(float(engine.get_global_grad_norm() or 0))
+            skipped.append(bool(optimizer.overflow))
+        infinite = nn.Parameter(torch.ones(3))
+        found = []
+        for value in (1.0, float("inf"), float("nan")):
+            infinite.grad = torch.tensor([0.0, value, 1.0])
+            found.append(bool(optimizer.has_overflow_serial([nn.Parameter(x[0]), infinite])))
+        parameters = [p.detach().clone() for p in engine.module.parameters()]
+        return {"losses": losses, "norms": norms, "skipped": skipped, "found": found,
+                "parameters": parameters}
+
+    theirs = train(lambda optimizer: optimizer)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        ours = train(FP16_Optimizer)
+    words = [str(w.message) for w in seen if str(w.message).startswith("FP16_Optimizer")]
+    report(eager=theirs, ours=ours, words=words)
+    """
+    for report in run_script(SETUP + script, tmp_path, stage, dtype, ranks=2):
+        ours, theirs = report["ours"], report["eager"]
+        assert_same(ours, theirs, 1e-5)
+        assert ours["skipped"] == [False, False, dtype == "bfloat16", False, False]
+        assert ours["found"] == [False, True, True]
+        (words,) = report["words"]
+        assert "has_overflow_serial, get_grad_norm_direct, has_overflow_partitioned_grads" in words
+        assert "DeepSpeedZeroOptimizer are replaced" in words
