@@ -48,15 +48,16 @@ BUILT = {
     "LoadBalancingDistributedBatchSampler TokenBudgetPacker TokenBudgetBatchSampler",
     "onnxruntime.training.utils.data.sampler": "LoadBalancingDistributedSampler "
     "LoadBalancingDistributedBatchSampler",
+    "onnxruntime.training.optim": "FusedAdam FP16_Optimizer AdamWMode LambConfig",
+    "onnxruntime.training.optim.fp16_optimizer": "FP16_Optimizer",
+    "onnxruntime.training.optim.fused_adam": "FusedAdam AdamWMode",
 }
 # Built or not: whichever it is, the import answers so.
 KNOWN = {
     "onnxruntime.training": "ORTTrainer ORTTrainerOptions TrainStepInfo",
     "onnxruntime.training.ort_trainer": "ORTTrainer IODescription ModelDescription",
     "onnxruntime.training.ortmodule.experimental.pipe": "ORTPipelineModule",
-    "onnxruntime.training.optim": "FusedAdam FP16_Optimizer AdamWMode AdamConfig LambConfig",
-    "onnxruntime.training.optim.fp16_optimizer": "FP16_Optimizer",
-    "onnxruntime.training.optim.fused_adam": "FusedAdam AdamWMode",
+    "onnxruntime.training.optim": "AdamConfig SGDConfig",
     "onnxruntime.training.utils.hooks": "GlobalSubscriberManager StatisticsSubscriber "
     "inspect_activation",
     "onnxruntime.training.pytorch": "trainer",

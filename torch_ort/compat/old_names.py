@@ -38,12 +38,8 @@ class Names:
 
 
 _LOOP = "ORTModule in a training loop of PyTorch"
-_FUSED_ADAM = Names(
-    "FusedAdam AdamWMode",
-    "torch_ort.optim",
-    "torch_ort.optim.AdamW, whose defaults are those of torch.optim.AdamW",
-)
-_FP16_OPTIMIZER = Names("FP16_Optimizer", "torch_ort.optim", "the optimizer without this wrapper")
+_FUSED_ADAM = Names("FusedAdam AdamWMode", "torch_ort.optim")
+_FP16_OPTIMIZER = Names("FP16_Optimizer", "torch_ort.optim")
 _SAMPLERS = Names(
     "LoadBalancingDistributedSampler LoadBalancingDistributedBatchSampler",
     "torch_ort.utils.data",
@@ -115,7 +111,7 @@ MODULES: dict[str, tuple[Names, ...]] = {
         _FP16_OPTIMIZER,
         Names("SGDConfig", instead="torch_ort.optim.SGD"),
         Names("AdamConfig", instead="torch_ort.optim.Adam or torch_ort.optim.AdamW"),
-        Names("LambConfig", instead="torch_ort.optim.AdamW or an optimizer of PyTorch"),
+        Names("LambConfig", "torch_ort.optim"),
     ),
     "optim.fp16_optimizer": (_FP16_OPTIMIZER,),
     "optim.fused_adam": (_FUSED_ADAM,),
