@@ -13,6 +13,10 @@ PEAK_VS_EAGER = 1.0
 ORTMODULE_VS_ORT = 1.02
 ORTMODULE_FIRST_VS_ORT = 1.0
 STEP_OVERHEAD_US = 1.0
+# A step of FusedAdam: its time over PyTorch's fused one, its speed over that of a copy of as many
+# bytes.
+FUSED_ADAM_VS_TORCH = 1.0
+FUSED_ADAM_OF_COPY = 0.9
 # This build's figure over that of another checkout (--against).
 AGAINST_OTHER_BUILD = {"step": 1.03, "first step": 1.05, "peak": 1.01}
 AGAINST_OTHER_BUILD_MEAN = 1.01
