@@ -47,6 +47,17 @@ bool is_double(const Update<Rule>& update) {
 
 bool is_double(const Numbers& numbers) { return is_double(std::vector<Array>{numbers.array}); }
 
+template <typename Rule>
+bool needs_no_registers(const Update<Rule>& update) {
+  const DType computed = is_double(update) ? DType::kDouble : DType::kFloat;
+  return std::all_of(update.arrays.begin(), update.arrays.end(),
+                     [&](const Array& each) { return each.dtype == computed; });
+}
+
+bool needs_no_registers(const Numbers& numbers) {
+  return numbers.array.dtype == (is_double(numbers) ? DType::kDouble : DType::kFloat);
+}
+
 template <typename T>
 using Pointers = std::array<T*, kMaxArrays>;
 
@@ -86,26 +97,31 @@ Pointers<T> load_all(const Kernels<T>& kernels, const std::vector<Array>& arrays
 }
 
 // Tiles of all parameters stand one behind the other, so that many small parameters share the
-// threads as a large one does. Calls run(kernels, each, tile, first element, number of elements).
+// threads as a large one does. Calls run(kernels, each, tile, first element, number of elements),
+// if `joins_tiles` once for all tiles in a row that are computed where they lie.
 template <typename Each, typename F>
 void for_each_tile(const std::vector<Each>& all, const std::vector<int64_t>& ends, Isa isa,
-                   const F& run) {
-  std::vector<uint8_t> doubles;
-  for (const Each& each : all) doubles.push_back(is_double(each) ? 1 : 0);
-  at::parallel_for(0, ends.empty() ? 0 : ends.back(), kTilesPerThread,
-                   [&](int64_t begin, int64_t end) {
-                     size_t i = std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin();
-                     for (int64_t tile = begin; tile < end; ++tile) {
-                       while (ends[i] <= tile) ++i;
-                       const int64_t element = (tile - (i == 0 ? 0 : ends[i - 1])) * kTile;
-                       const int64_t n = std::min(kTile, all[i].count - element);
-                       if (doubles[i] != 0) {
-                         run(kernels<double>(isa), all[i], tile, element, n);
-                       } else {
-                         run(kernels<float>(isa), all[i], tile, element, n);
-                       }
-                     }
-                   });
+                   const F& run, bool joins_tiles = false) {
+  std::vector<uint8_t> doubles, joined;
+  for (const Each& each : all) {
+    doubles.push_back(is_double(each) ? 1 : 0);
+    joined.push_back(joins_tiles && needs_no_registers(each) ? 1 : 0);
+  }
+  const auto run_tiles = [&](int64_t begin, int64_t end) {
+    size_t i = std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin();
+    for (int64_t tile = begin, next = begin; tile < end; tile = next) {
+      while (ends[i] <= tile) ++i;
+      next = joined[i] != 0 ? std::min(end, ends[i]) : tile + 1;
+      const int64_t element = (tile - (i == 0 ? 0 : ends[i - 1])) * kTile;
+      const int64_t n = std::min((next - tile) * kTile, all[i].count - element);
+      if (doubles[i] != 0) {
+        run(kernels<double>(isa), all[i], tile, element, n);
+      } else {
+        run(kernels<float>(isa), all[i], tile, element, n);
+      }
+    }
+  };
+  at::parallel_for(0, ends.empty() ? 0 : ends.back(), kTilesPerThread, run_tiles);
 }
 
 // After the last tile of each.
@@ -131,15 +147,15 @@ void apply(const Kernels<T>& kernels, const Pointers<T>& at, int64_t n, const Ad
 
 template <typename Rule>
 void run_all(const std::vector<Update<Rule>>& updates, Isa isa) {
-  for_each_tile(updates, tile_ends(updates), isa,
-                [](const auto& kernels, const auto& update, int64_t, int64_t begin, int64_t n) {
-                  const std::vector<Array>& arrays = update.arrays;
-                  const auto at = load_all(kernels, arrays, begin, n);
-                  apply(kernels, at, n, update.rule);
-                  for (size_t i = 0; i < arrays.size(); ++i) {
-                    if (i != 1) store(kernels, arrays[i], begin, n, at[i]);
-                  }
-                });
+  const auto run = [](const auto& kernels, const auto& update, int64_t, int64_t begin, int64_t n) {
+    const std::vector<Array>& arrays = update.arrays;
+    const auto at = load_all(kernels, arrays, begin, n);
+    apply(kernels, at, n, update.rule);
+    for (size_t i = 0; i < arrays.size(); ++i) {
+      if (i != 1) store(kernels, arrays[i], begin, n, at[i]);
+    }
+  };
+  for_each_tile(updates, tile_ends(updates), isa, run, /*joins_tiles=*/true);
 }
 
 template <typename T>
