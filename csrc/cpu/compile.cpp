@@ -131,6 +131,7 @@ class Compiler {
               "Region: the operands do not fit the body");
     program_.num_columns = evaluate(schedule.spec.columns);
     program_.num_rows = evaluate(schedule.spec.rows);
+    program_.num_groups = evaluate(schedule.groups);
   }
 
   Program run() {
@@ -151,6 +152,7 @@ class Compiler {
     int input = -1;          // full input, or table, that is loaded where it is read
     int ids = -1;            // input that names the rows of the table
     int output = -1;         // that it is made in
+    bool stays = false;      // in its register, from one tile to the next
     bool is_wide = false;    // read in a later phase than it was made, chunk by chunk
     bool is_remade = false;  // by each phase that reads it, where chunks do not hold whole rows
     Opcode op = Opcode::kCopy;
@@ -190,7 +192,11 @@ class Compiler {
     const bool whole_rows = columns <= kLongestWholeRow * numbers;
     program_.chunk = whole_rows ? columns : numbers;
     program_.tile_rows = whole_rows ? std::clamp<int64_t>(numbers / columns, 1, kMaxTileRows) : 1;
-    program_.tile_rows = std::max<int64_t>(1, std::min(program_.tile_rows, program_.num_rows));
+    program_.tile_rows = std::clamp<int64_t>(rows_of_group(), 1, program_.tile_rows);
+  }
+
+  int64_t rows_of_group() const {
+    return program_.num_rows / std::max<int64_t>(1, program_.num_groups);
   }
 
   // Whether rows and columns make no difference: every operand is one run of memory or one number.
@@ -401,6 +407,9 @@ class Compiler {
     }
     each.space = Space::kFull;
     each.d = add_value(Space::kFull, in_phase);
+    each.stays = each.kind == Kind::kLoad && holds_whole_rows() &&
+                 program_.inputs[each.index].repeats_rows();
+    infos_[each.d].stays = each.stays;
     copies_[value].emplace_back(in_phase, each.d);
     emit(each, in_phase);
     return each.d;
@@ -617,10 +626,16 @@ class Compiler {
 
   void add_sum_output(int result, int value, const Step& step) {
     const Axes axes = step.axes;
-    const Space space = axes == Axes::kAll ? Space::kScalar : Space::kColumn;
-    const int output = add_output(checked_access(output_layouts_[result], space), result);
-    Accumulator accumulator{.output = output, .offset = program_.accumulators_size};
+    Accumulator accumulator{.offset = program_.accumulators_size};
     accumulator.size = axes == Axes::kAll ? 1 : program_.num_columns;
+    const Layout& layout = output_layouts_[result];
+    ORT_CHECK(product(layout.sizes) == program_.num_groups * accumulator.size,
+              "Region: got sums of sizes ", text(layout.sizes), ", want ", program_.num_groups,
+              " groups of ", accumulator.size);
+    if (!can_load(layout.dtype)) {
+      throw Unsupported(concat("Region: got sums of ", ir::name(layout.dtype)));
+    }
+    accumulator.output = add_output(full_access(layout, accumulator.size), result);
     program_.accumulators_size += accumulator.size;
     Instruction each{.kind = Kind::kAddColumns};
     if (axes == Axes::kAll) {
@@ -686,6 +701,8 @@ class Compiler {
     } else if (info.space == Space::kRow || info.space == Space::kScalar) {
       place = {Place::Kind::kRegister,
                allocate(info.space == Space::kRow ? program_.tile_rows : 1)};
+    } else if (info.stays) {
+      place = {Place::Kind::kRegister, allocate(program_.tile_rows * program_.num_columns)};
     } else if (info.space == Space::kColumn || info.is_wide) {
       place = {Place::Kind::kWide, allocate(program_.tile_rows * program_.num_columns)};
     }
@@ -718,7 +735,8 @@ class Compiler {
 
   bool is_passing(int value) const {
     const Info& info = infos_[value];
-    return info.space == Space::kFull && info.output < 0 && !is_direct(value) && !info.is_wide;
+    return info.space == Space::kFull && info.output < 0 && !is_direct(value) && !info.is_wide &&
+           !info.stays;
   }
 
   void find_last_uses() {
@@ -769,15 +787,17 @@ class Compiler {
 
   void choose_blocks() {
     if (program_.accumulators.empty()) return;
-    const int64_t work = program_.num_rows * program_.num_columns *
-                         static_cast<int64_t>(program_.num_instructions());
-    const int64_t tiles = (program_.num_rows + program_.tile_rows - 1) / program_.tile_rows;
+    const int64_t rows = rows_of_group();
+    const int64_t work =
+        rows * program_.num_columns * static_cast<int64_t>(program_.num_instructions());
+    const int64_t tiles = (rows + program_.tile_rows - 1) / program_.tile_rows;
     // Sums are written and read once more for each block: a small part of what the block reads.
     const int64_t rows_per_block =
         2 * program_.accumulators_size / std::max<int64_t>(1, program_.num_columns);
-    const int64_t most = program_.num_rows / std::max<int64_t>(1, rows_per_block);
+    const int64_t most = rows / std::max<int64_t>(1, rows_per_block);
+    const int64_t limit = kMaxBlocks / std::clamp<int64_t>(program_.num_groups, 1, kMaxBlocks);
     program_.num_blocks =
-        std::clamp<int64_t>(std::min({work / kWorkPerBlock, tiles, most}), 1, kMaxBlocks);
+        std::clamp<int64_t>(std::min({work / kWorkPerBlock, tiles, most}), 1, limit);
   }
 
   const Schedule& schedule_;
@@ -821,7 +841,8 @@ size_t Program::num_instructions() const {
 std::string Program::str() const {
   std::string lines =
       concat(is_double ? "double " : "float ", name(isa), ", ", num_rows, " rows, ", num_columns,
-             " columns, tile ", tile_rows, " x ", chunk, ", ", num_blocks, " blocks\n");
+             " columns, tile ", tile_rows, " x ", chunk, ", ", num_blocks, " blocks");
+  lines += num_groups == 1 ? "\n" : concat(" of each of ", num_groups, " groups\n");
   for (const Instruction& each : prologue) lines += "  once: " + text(each);
   for (size_t i = 0; i < phases.size(); ++i) {
     lines += concat("phase ", i, "\n");

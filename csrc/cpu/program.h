@@ -25,6 +25,10 @@ struct Access {
   int64_t row_offset(int64_t row) const;  // in elements, from the first one of the operand
   bool is_grid() const { return rows.size() == 1 && columns.size() == 1; }
   bool is_one_run() const { return columns.size() == 1 && columns[0].stride == 1; }
+  // Whether groups of rows, which lie one after the other, have the same columns.
+  bool repeats_rows() const {
+    return rows.size() > 1 && rows.back().stride == 0 && columns.size() == 1;
+  }
 };
 
 // InternalError if no dims of a full operand make the columns.
@@ -55,6 +59,7 @@ struct Instruction {
   int d = -1, a = -1, b = -1, c = -1;
   int index = -1;       // of the input, output or accumulator
   int ids = -1;         // of kGather: of another input
+  bool stays = false;   // of kLoad: d keeps what it has while rows have the same columns
   int64_t ignored = 0;  // of kPick and kScatter
   bool has_ignored = false;
   int64_t stream = 0;  // of kRandom: masks of one seed differ by it
@@ -102,7 +107,9 @@ struct Program {
   std::vector<Phase> phases;
   std::vector<Accumulator> accumulators;
   int64_t worker_size = 0, accumulators_size = 0;  // in numbers
-  int64_t num_blocks = 1;  // of rows, each with accumulators of its own; from the sizes alone
+  int64_t num_groups = 1;                          // of rows, each with sums of its own
+  // Of the rows of a group, each with accumulators of its own; from the sizes alone.
+  int64_t num_blocks = 1;
 
   bool is_double = false;
   size_t num_instructions() const;

@@ -142,16 +142,18 @@ class Runner final : public Kernel {
         1, kWorkPerThread / std::max<int64_t>(1, numbers_per_item * std::max<int64_t>(work_, 1)));
   }
 
-  // A fixed number of blocks of rows, whose sums are added in order: the result is the same for any
-  // number of threads.
+  // Each group has a fixed number of blocks of rows, whose sums are added in order: the result is
+  // the same for any number of threads.
   void run_blocks(const Operands& operands) const {
     const int64_t size = program_.accumulators_size, blocks = program_.num_blocks;
-    const int64_t tiles = ceil_div(program_.num_rows, program_.tile_rows);
+    const int64_t groups = program_.num_groups;
+    const int64_t rows = program_.num_rows / std::max<int64_t>(1, groups);
+    const int64_t tiles = ceil_div(rows, program_.tile_rows);
     const int64_t tiles_per_block = ceil_div(tiles, blocks);
     const Levels levels(tiles_per_block, ceil_div(kRowsPerPart, program_.tile_rows));
-    T* sums = thread_memory<T, Use::kSums>(size * blocks);
+    T* sums = thread_memory<T, Use::kSums>(size * blocks * groups);
     const int64_t numbers = tiles_per_block * program_.tile_rows * program_.num_columns;
-    at::parallel_for(0, blocks, grain(numbers), [&](int64_t begin, int64_t end) {
+    at::parallel_for(0, blocks * groups, grain(numbers), [&](int64_t begin, int64_t end) {
       T* parts = thread_memory<T, Use::kParts>((levels.count - 1) * size);
       for (int64_t block = begin; block < end; ++block) {
         T* level[kMaxLevels];
@@ -159,13 +161,14 @@ class Runner final : public Kernel {
           level[i] = i + 1 == levels.count ? sums + block * size : parts + i * size;
           std::fill_n(level[i], size, T(0));
         }
-        const int64_t first = block * tiles_per_block;
+        const int64_t first = block % blocks * tiles_per_block;
         const int64_t last = std::min(tiles, first + tiles_per_block);
+        const int64_t first_row = block / blocks * rows;
         if (first >= last) continue;  // no row, and so none that operands could be pointed at
         Worker worker(*this, operands, level[0]);
         for (int64_t tile = first; tile < last; ++tile) {
           const int64_t row = tile * program_.tile_rows;
-          worker.run_tile(row, std::min(program_.tile_rows, program_.num_rows - row), 0,
+          worker.run_tile(first_row + row, std::min(program_.tile_rows, rows - row), 0,
                           program_.num_columns);
           const int num_full =
               tile + 1 < last ? levels.num_full(tile + 1 - first) : levels.count - 1;
@@ -176,11 +179,13 @@ class Runner final : public Kernel {
         }
       }
     });
-    kernels_.add_rows(sums, sums + size, blocks - 1, size);
-    for (const Accumulator& each : program_.accumulators) {
-      const Access& access = program_.outputs[each.output];
-      store_run(access.dtype, access.columns, operands.outputs[access.result], sums + each.offset,
-                0, each.size);
+    for (int64_t group = 0; group < groups; ++group, sums += blocks * size) {
+      kernels_.add_rows(sums, sums + size, blocks - 1, size);
+      for (const Accumulator& each : program_.accumulators) {
+        const Access& access = program_.outputs[each.output];
+        void* to = element(operands.outputs[access.result], access.row_offset(group), access.dtype);
+        store_run(access.dtype, access.columns, to, sums + each.offset, 0, each.size);
+      }
     }
   }
 
@@ -211,7 +216,10 @@ class Runner final : public Kernel {
           operands_(operands),
           sums_(sums),
           memory_(thread_memory<T, Use::kRegisters>(program_.worker_size)),
-          at_(thread_memory<T*, Use::kRegisters>(static_cast<int64_t>(program_.places.size()))) {
+          at_(thread_memory<T*, Use::kRegisters>(static_cast<int64_t>(program_.places.size()))),
+          group_of_(thread_memory<int64_t, Use::kRegisters>(
+              static_cast<int64_t>(program_.places.size()))) {
+      std::fill_n(group_of_, program_.places.size(), int64_t{-1});
       for (size_t value = 0; value < program_.places.size(); ++value) {
         at_[value] = memory_ + program_.places[value].offset;
       }
@@ -325,11 +333,42 @@ class Runner final : public Kernel {
             {.n = columns, .stride = inner.stride, .count = num_rows_, .distance = row.stride});
         return;
       }
+      if (each.stays) return load_group(each, access, base, to);
+      if (access.columns.size() == 1) return load_rows(access, base, to, column, columns);
       for (int64_t r = 0; r < num_rows_; ++r) {
         runner_.load_run(access.dtype, access.columns,
                          element(base, access.row_offset(row_ + r), access.dtype), to + r * columns,
                          column, columns);
       }
+    }
+
+    // Once for all tiles of the same group of rows: whole ones, as the first may have fewer rows.
+    void load_group(const Instruction& each, const Access& access, const void* base, T* to) {
+      const int64_t size = access.rows.back().size, group = row_ / size;
+      if ((row_ + num_rows_ - 1) / size != group) {
+        group_of_[each.d] = -1;
+        return load_rows(access, base, to, 0, program_.num_columns);
+      }
+      if (group_of_[each.d] == group) return;
+      group_of_[each.d] = group;
+      kernels_.load[static_cast<size_t>(access.dtype)](
+          to, element(base, access.row_offset(row_), access.dtype),
+          {.n = program_.num_columns,
+           .stride = access.columns[0].stride,
+           .count = program_.tile_rows});
+    }
+
+    // As numbers for each group of rows lie, which are the same for all rows of one.
+    void load_rows(const Access& access, const void* base, T* to, int64_t column, int64_t columns) {
+      const auto load = kernels_.load[static_cast<size_t>(access.dtype)];
+      const int64_t stride = access.columns[0].stride;
+      for_each_run(access.rows, row_, num_rows_, [&](int64_t offset, int64_t at, const Runs& runs) {
+        for (int64_t i = 0; i < runs.count; ++i) {
+          const int64_t from = offset + i * runs.distance + column * stride;
+          load(to + (at + i * runs.n) * columns, element(base, from, access.dtype),
+               {.n = columns, .stride = stride, .count = runs.n, .distance = runs.stride});
+        }
+      });
     }
 
     void gather(const Instruction& each, int64_t column, int64_t columns) {
@@ -411,6 +450,7 @@ class Runner final : public Kernel {
     T* sums_;
     T* memory_;
     T** at_;
+    int64_t* group_of_;  // rows, by value: whose columns a register holds
     int64_t row_ = 0, num_rows_ = 0;
   };
 

@@ -17,7 +17,8 @@ enum class Space : uint8_t {
   kColumn,
   kRow,
   kFull,
-  kTotal,  // a sum over rows or over everything, or parts side by side; it leaves the region
+  kTotal,  // sums over rows, of each group of them, or over everything, or parts side by side; it
+           // leaves the region
   kTable,  // an operand of which rows are looked up
   kIds,    // an operand that names one of them for each row
 };

@@ -43,6 +43,7 @@ class Scheduler {
     const std::vector<Member> members = members_of(schedule_.spec);
     for (const Member& member : members) check_operands(member);
     spaces_ = find_spaces(schedule_.spec, members);
+    schedule_.groups = spaces_.groups;
     note_inputs();
     for (const Member& member : members) add_step(member);
   }

@@ -34,6 +34,7 @@ struct Schedule {
   };
 
   RegionSpec spec;
+  ir::Dim groups = 1;              // of rows, each with sums over rows of its own
   std::vector<Stretch> stretched;  // by input
   std::vector<Step> steps;         // in the order of the body
   // Inputs that lie under no other read once the first output is written, element by element: their

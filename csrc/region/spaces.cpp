@@ -259,7 +259,7 @@ class Finder {
     const std::vector<int64_t> axes = *ops::reduction_axes(node);
     const bool sums = each.form.kind == Kind::kSum;
     if (axes.size() == shape.size()) {
-      const bool fits = sums && (is_full(node, 0) || is_row(node, 0));
+      const bool fits = sums && adds_up_in(Dim(1)) && (is_full(node, 0) || is_row(node, 0));
       return fits ? std::optional(Space::kTotal) : std::nullopt;
     }
     if (!is_full(node, 0)) return std::nullopt;
@@ -267,11 +267,19 @@ class Finder {
     if (num_columns < 0) return std::nullopt;
     const auto count = static_cast<int>(axes.size());
     const bool is_last = axes.front() == static_cast<int64_t>(shape.size()) - count;
-    const bool is_first = axes.back() == count - 1;
     if (is_last && equals_but_ones(shape, num_columns, count)) return Space::kRow;
-    const int num_rows = static_cast<int>(shape.size()) - num_columns;
-    if (is_first && sums && count == num_rows) return Space::kTotal;
-    return std::nullopt;
+    const bool touch = axes.back() - axes.front() == count - 1;
+    const bool is_of_rows =
+        touch && ir::numel(Shape(shape.begin() + axes.back() + 1, shape.end())) == spaces_.columns;
+    const Dim groups = ir::numel(Shape(shape.begin(), shape.begin() + axes.front()));
+    return sums && is_of_rows && adds_up_in(groups) ? std::optional(Space::kTotal) : std::nullopt;
+  }
+
+  // All sums over rows are over the same groups of them.
+  bool adds_up_in(const Dim& groups) {
+    if (!groups_) groups_ = groups;
+    spaces_.groups = *groups_;
+    return *groups_ == groups;
   }
 
   std::optional<Space> concat(const Node& node) {
@@ -301,7 +309,7 @@ class Finder {
 
   const std::vector<Member>& members_;
   const Dim elements_;
-  std::optional<Dim> rows_;
+  std::optional<Dim> rows_, groups_;
   Spaces spaces_;
   const Node* misfit_ = nullptr;
 };
@@ -324,10 +332,12 @@ std::vector<Dim> possible_columns(const Member& each) {
   const std::vector<int64_t> axes = *ops::reduction_axes(*each.node);
   if (axes.size() == shape.size()) return columns;
   Dim product = 1;
-  if (axes.back() == static_cast<int64_t>(axes.size()) - 1) {
-    for (size_t i = axes.size(); i < shape.size(); ++i) product = ops::times(product, shape[i]);
-  } else {
+  if (axes.back() == static_cast<int64_t>(shape.size()) - 1) {
     for (int64_t axis : axes) product = ops::times(product, shape[axis]);
+  } else {
+    for (size_t i = axes.back() + 1; i < shape.size(); ++i) {
+      product = ops::times(product, shape[i]);
+    }
   }
   return {product};
 }

@@ -30,6 +30,8 @@ struct Operand {
 // How the elements of a group of nodes fall into rows and columns.
 struct Spaces {
   ir::Dim rows, columns;
+  // Sums over rows are taken for each of so many groups of rows, which lie one after the other.
+  ir::Dim groups = 1;
   std::unordered_map<const ir::Value*, Space> made;  // by members
   std::vector<Operand> operands;                     // each once
   // For each member and each of its inputs: which operand it is; -1: a member made it, or it is

@@ -136,6 +136,60 @@ def test_several_first_axes(axes: list[int], keepdims: int) -> None:
         assert_near(y, (-x.double()).sum(axes, keepdim=bool(keepdims)), of_sum(x, x.numel()))
 
 
+MIDDLE_AXES = [
+    ([2, 3, 5], [1]), ([2, 3, 4, 5], [1]), ([2, 3, 4, 5], [2]), ([2, 3, 4, 5], [1, 2]),
+    ([6, 70, 33], [1]), ([3, 5000, 2], [1]), ([100, 4, 7], [1]), ([1, 9, 4], [1]), ([5, 1, 4], [1]),
+    ([2, 3, 1], [1]), ([7, 40, 2000], [1]), ([0, 3, 4], [1]), ([3, 0, 4], [1]), ([3, 4, 0], [1]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("keepdims", [0, 1])
+@pytest.mark.parametrize(("shape", "axes"), MIDDLE_AXES, ids=str)
+def test_axes_between_others(
+    shape: list[int], axes: list[int], keepdims: int, dtype: torch.dtype
+) -> None:
+    """Rows are added up in groups of them, beside numbers that belong to a group."""
+    text = ", ".join(map(str, axes))
+    dims = [*"ABCD"][: len(shape)]
+    small = [1 if i in axes else dim for i, dim in enumerate(dims)]
+    graph = regions.fused(
+        regions.read(
+            {"x": regions.type_text(dtype, dims), "z": regions.type_text(dtype, small)},
+            [
+                "a = Mul (x, z)",
+                f"y = ReduceSum <keepdims = {keepdims}> (a, axes)",
+                "b = Tanh (a)",
+                "t = ReduceSum <keepdims = 0> (b, axes)",
+            ],
+            ["y", "b", "t"],
+            [f"int64[{len(axes)}] axes = {{{text}}}"],
+        )
+    )
+    x = numbers(*shape, dtype=dtype)
+    z = numbers(*(1 if i in axes else size for i, size in enumerate(shape)), dtype=dtype)
+    for isa in ISAS:
+        y, b, t = regions.run(graph, {"x": x, "z": z}, isa)
+        a = x.double() * z.double()
+        near = of_sum(x, x.numel())
+        assert_near(y, a.sum(axes, keepdim=bool(keepdims)), near, 4 * near)
+        assert_near(b, a.tanh(), atol=2e-6)
+        assert_near(t, a.tanh().sum(axes), near, 4 * near)
+
+
+def test_sums_over_other_groups_are_regions_of_their_own() -> None:
+    graph = regions.read(
+        {"x": "float[A,B,C]"},
+        ["a = Tanh (x)", "y = ReduceSum (a, rows)", "z = ReduceSum (a, all)"],
+        ["y", "z"],
+        ["int64[1] rows = {1}", "int64[2] all = {0, 1}"],
+    )
+    x = numbers(3, 40, 7)
+    y, z = regions.run(regions.fuse(graph), {"x": x})
+    assert_near(y, x.double().tanh().sum(1, keepdim=True), 1e-5)
+    assert_near(z, x.double().tanh().sum((0, 1), keepdim=True), 1e-5)
+
+
 @pytest.mark.parametrize("layout", ["transposed", "every other", "expanded"])
 def test_reductions_of_what_does_not_lie_in_rows(layout: str) -> None:
     x = numbers(30, 50)
