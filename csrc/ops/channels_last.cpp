@@ -25,7 +25,7 @@ int input_of(const Node& node, std::string_view argument) {
 }
 
 ImageForm kernel_form(const Node& node, const ImageRule& rule) {
-  ImageForm form{.kind = Kind::kKernel, .only_float = rule.only_float};
+  ImageForm form{.kind = Kind::kKernel};
   if (rule.reads.empty()) form.inputs = {0};
   for (const char* argument : rule.reads) form.inputs.push_back(input_of(node, argument));
   for (int i = 0; i < rule.num_images; ++i) form.outputs.push_back(i);

@@ -44,7 +44,6 @@ struct ImageForm {
   int weight = -1;
   // The output that is the gradient of the weight: its layout follows that of the images.
   int weight_gradient = -1;
-  bool only_float = false;  // of a kernel: on other dtypes it is slower with channels last
 };
 
 // What a node that names axes says of images (N, H, W, C).
@@ -63,7 +62,6 @@ struct ImageRule {
   std::vector<const char*> reads;
   int num_images = 1;  // the first outputs
   bool is_convolution = false;
-  bool only_float = false;
   // Of one that names axes: what it says of (N, H, W, C); nothing where data tells the axes, or
   // sizes of the results. All its inputs and results of the rank of images are images.
   std::optional<RenamedAxes> (*rename_axes)(const ir::Node& node) = nullptr;

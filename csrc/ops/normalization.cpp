@@ -144,7 +144,7 @@ void lower_group_norm(const Node& node, CallList& calls) {
         concat("GroupNormalization: input: got ", ir::to_string(shape), ", want rank 2 or more"));
   }
   const Dim area = ir::numel(Shape(shape.begin() + 2, shape.end()));
-  calls.add("aten::native_group_norm", "",
+  calls.add(aten::kGroupNorm, "",
             {node.inputs[0], &input(node, 1), &input(node, 2), shape[0], shape[1], area,
              ir::int_attr(node.attrs, "num_groups", 1), epsilon(node)},
             {node.outputs[0], nullptr, nullptr});
@@ -208,7 +208,7 @@ void register_normalization(Registry& ops) {
 
   Op group_norm = op("GroupNormalization", 3, 21, infer_like_first, lower_group_norm);
   group_norm.attributes = {{"num_groups", kInt, true}, {"epsilon", kFloat}, {"stash_type", kInt}};
-  group_norm.work.image = {.kind = kKernel, .only_float = true};
+  group_norm.work.image.kind = kKernel;
   ops.add(group_norm);
 
   const std::vector<AttrRule> of_rows = {{"axis", kInt}, {"epsilon", kFloat}, {"stash_type", kInt}};
@@ -223,14 +223,14 @@ void register_normalization(Registry& ops) {
   ops.add(rms_norm);
 
   ops.add(Operator{
-      .name = "aten::native_group_norm",
-      .work = {.image = {.kind = kKernel, .reads = {"input"}, .only_float = true}},
+      .name = aten::kGroupNorm,
+      .work = {.image = {.kind = kKernel, .reads = {"input"}}},
       .is_placeable = true,
       .check = check_group_norm,
   });
   ops.add(Operator{
-      .name = "aten::native_group_norm_backward",
-      .work = {.image = {.kind = kKernel, .reads = {"grad_out", "input"}, .only_float = true}},
+      .name = aten::kGroupNormBackward,
+      .work = {.image = {.kind = kKernel, .reads = {"grad_out", "input"}}},
       .is_placeable = true,
       .check = check_group_norm,
   });

@@ -168,9 +168,8 @@ class Candidates {
       if (!is_image(image)) return false;
       found.makes.push_back(image);
     }
-    const DType dtype = found.reads[0]->type.dtype;
-    if (found.form.only_float && dtype != DType::kFloat) return false;
     if (found.form.weight < 0) return true;
+    const DType dtype = found.reads[0]->type.dtype;
     // Only oneDNN's kernels gain, and these only know numbers up to 32 bits.
     return (dtype == DType::kFloat || dtype == DType::kBFloat16) &&
            is_plain(node.inputs.at(found.form.weight));

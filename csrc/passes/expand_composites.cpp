@@ -59,6 +59,19 @@ class Expander : public ops::Writer {
 
   Value* constant(double number) { return scalar(number, dtype_); }
 
+  Value* ones(const Shape& shape) {
+    const int64_t count = ir::numel(shape).constant();
+    std::vector<std::byte> bytes;
+    const auto one = ops::scalar_data(1.0, dtype_);
+    for (int64_t i = 0; i < count; ++i) {
+      bytes.insert(bytes.end(), one->bytes, one->bytes + one->num_bytes);
+    }
+    std::vector<int64_t> sizes;
+    for (const Dim& dim : shape) sizes.push_back(dim.constant());
+    return &ir::add_initializer(graph(), "ones", {.dtype = dtype_, .shape = shape},
+                                ir::make_tensor_data(dtype_, sizes, std::move(bytes)));
+  }
+
   // factor * numerator / denominator
   Value* ratio(double factor, const Dim& numerator, const Dim& denominator) {
     if (numerator.is_constant() && denominator.is_constant()) {
@@ -295,6 +308,7 @@ class ChannelWriter {
   }
   // x -> (N, C): sums over the inner dims.
   Value* sum_inner(Value* x) {
+    if (channels_.is_last) return write_.reduce("ReduceSum", x, {1, 2}, false);
     return write_.reshape(write_.reduce("ReduceSum", x, channels_.axes, true),
                           {channels_.batch, channels_.channels});
   }
@@ -302,21 +316,29 @@ class ChannelWriter {
   Value* sum_batch(Value* x) { return write_.reduce("ReduceSum", x, {0}, false); }
   // (C) or (N, C) -> as it stands against x
   Value* spread(Value* numbers) {
-    if (channels_.is_last) return numbers;
+    const bool has_batch = numbers->type.shape->size() == 2;
+    if (channels_.is_last && !has_batch) return numbers;
     Shape shape(channels_.axes.size(), Dim(1));
-    shape.insert(shape.begin(), channels_.channels);
-    if (numbers->type.shape->size() == 2) shape.insert(shape.begin(), channels_.batch);
+    shape.insert(channels_.is_last ? shape.end() : shape.begin(), channels_.channels);
+    if (has_batch) shape.insert(shape.begin(), channels_.batch);
     return write_.reshape(numbers, shape);
   }
   Value* scale(Value* x, Value* factor) { return write_.make("Mul", {x, factor}); }
-  // The first images of the batch, where channels stand last.
-  Value* first_images(Value* x, const Dim& count) {
-    if (count == channels_.batch) return x;
+  // The first images of the batch, or rows of pixels of each image, where channels stand last: one
+  // n-th of them. Whatever the numbers are, their mean is no farther from that of all than the
+  // square root of n standard deviations, so that sums of squares of the distances from it lose at
+  // most a factor of n + 1 of precision.
+  Value* first_part(Value* x, int64_t axis) {
+    constexpr int64_t kPart = 16;
+    const Dim size = x->type.shape->at(axis), count = ops::ceil_div(size, kPart);
+    if (count == size) return x;
+    // What a cast makes stays in registers where no part of it is cut out.
+    if (ir::is(x->producer, "Cast")) return write_.number(first_part(x->producer->inputs[0], axis));
     Shape shape = *x->type.shape;
-    shape[0] = count;
+    shape[axis] = count;
     return write_
-        .add({"", "Slice"}, {x, write_.ints({0}), write_.ints({count}), write_.ints({0})},
-             {ops::with_shape(x->type, std::move(shape))})
+        .add({"", "Slice"}, {x, write_.ints({0}), write_.ints({count}), write_.ints({axis})},
+             {ops::view_type(x->type, shape, ops::strides_of(x->type))})
         .outputs[0];
   }
 
@@ -333,11 +355,24 @@ class ChannelWriter {
 };
 
 struct Moments {
-  Value *mean, *squares;  // of each channel; squares: the sum of those of the distances to the mean
+  Value *mean, *squares;  // squares: the sum of those of the distances to the mean
 };
 
-// From those of each image (Chan et al., "Updating formulae and a pairwise algorithm for computing
-// sample variances", 1979): one pass over the batch.
+// Of each image and channel, where channels stand last: from distances to the mean of a part.
+Moments moments_of_images(Expander& write, ChannelWriter& by, const Channels& channels, Value* x) {
+  Value* part = by.first_part(x, 1);
+  const Dim pixels = ops::times(part->type.shape->at(1), part->type.shape->at(2));
+  Value* near = by.scale(by.sum_inner(part), write.ratio(1, 1, pixels));
+  Value* distance = write.make("Sub", {x, by.spread(near)});
+  Value* sum = by.sum_inner(distance);
+  Value* squares = by.sum_inner(write.make("Mul", {distance, distance}));
+  Value* shift = by.scale(sum, write.ratio(1, 1, channels.inner));
+  squares = write.make("Sub", {squares, write.make("Mul", {sum, shift})});
+  return {write.make("Add", {near, shift}), write.make("Max", {squares, write.constant(0)})};
+}
+
+// Of each channel, from those of each image (Chan et al., "Updating formulae and a pairwise
+// algorithm for computing sample variances", 1979): one pass over the batch.
 Moments moments_of_rows(Expander& write, ChannelWriter& by, const Channels& channels, Value* x) {
   Value* image_mean = by.scale(by.sum_inner(x), write.ratio(1, 1, channels.inner));
   Value* centered = write.make("Sub", {x, by.spread(image_mean)});
@@ -349,13 +384,10 @@ Moments moments_of_rows(Expander& write, ChannelWriter& by, const Channels& chan
   return {mean, by.sum_batch(write.make("Add", {image_squares, shift_squares}))};
 }
 
-// From distances to the mean of a part of the batch, one n-th of it: whatever the numbers are, that
-// mean is no farther from the mean of all than the square root of n standard deviations, so that at
-// most a factor of n + 1 of precision is lost. One pass over the batch and that part.
+// Of each channel, from distances to the mean of a part of the batch: one pass over the batch and
+// that part.
 Moments moments_of_columns(Expander& write, ChannelWriter& by, const Channels& channels, Value* x) {
-  constexpr int64_t kPart = 16;
-  Value* part = by.first_images(x, ops::ceil_div(channels.batch, kPart));
-  Value* near = write.reduce("ReduceMean", part, {0, 1, 2}, false);
+  Value* near = write.reduce("ReduceMean", by.first_part(x, 0), {0, 1, 2}, false);
   Value* distance = write.make("Sub", {x, near});
   Value* sum = by.sum(distance);
   Value* squares = by.sum(write.make("Mul", {distance, distance}));
@@ -438,6 +470,176 @@ bool expand_batch_norm_backward(Graph& graph, Node& node) {
   }
   write.replace(1, write.make("Mul", {sum_along, rstd}));
   write.replace(2, sum);
+  return true;
+}
+
+// ---- group norm
+
+// Images (N, C, H, W) whose channels stand in groups, C = G * D, and last in memory.
+struct Groups {
+  Channels channels;
+  int64_t count = 1, size = 1;  // G, D
+
+  Shape shape() const { return {channels.batch, count, size}; }
+  Dim num_numbers() const { return ops::times(channels.inner, size); }
+};
+
+// Nothing where PyTorch's kernels are as fast: on plain tensors, and on numbers of four bytes and
+// more. Of shorter ones with channels last their gradient takes many times longer.
+std::optional<Groups> groups_of(const Graph& graph, const Value* x, int64_t count) {
+  std::optional<Channels> channels = channels_of(graph, x);
+  if (!channels || !channels->is_last || ir::size_bytes(x->type.dtype) >= 4) return std::nullopt;
+  if (!channels->channels.is_constant() || count <= 0) return std::nullopt;
+  const int64_t size = channels->channels.constant() / count;
+  if (size == 0 || size * count != channels->channels.constant()) return std::nullopt;
+  return Groups{std::move(*channels), count, size};
+}
+
+// Small numbers, those of each image and channel as (N, G, D) and those of each group as (N, G, 1),
+// between the few passes over images.
+class GroupWriter {
+ public:
+  GroupWriter(Expander& write, const Groups& groups) : write_(write), groups_(groups) {}
+
+  // (N, C) -> (N, G, D)
+  Value* split(Value* numbers) { return write_.reshape(numbers, groups_.shape()); }
+  // (N, G, D) -> (N, C)
+  Value* join(Value* numbers) {
+    return write_.reshape(numbers, {groups_.channels.batch, groups_.channels.channels});
+  }
+  // (N, G) -> (N, G, 1), and back
+  Value* of_group(Value* numbers) {
+    return write_.reshape(write_.number(numbers), {groups_.channels.batch, groups_.count, 1});
+  }
+  Value* statistic(Value* numbers) {
+    return write_.reshape(numbers, {groups_.channels.batch, groups_.count});
+  }
+  // (C) -> (1, G, D); ones where there are no numbers.
+  Value* of_channel(Value* numbers) {
+    const Shape shape = {1, groups_.count, groups_.size};
+    return numbers == nullptr ? ones() : write_.reshape(write_.number(numbers), shape);
+  }
+  // (N, G, 1) -> (N, G, D). As a product it is computed with what is around it; an Expand would be
+  // a copy by itself.
+  Value* repeat(Value* numbers) { return write_.make("Mul", {numbers, ones()}); }
+  // (N, G, D) -> (N, G, 1)
+  Value* sum(Value* numbers) { return write_.reduce("ReduceSum", numbers, {2}, true); }
+  Value* mean(Value* numbers) { return write_.reduce("ReduceMean", numbers, {2}, true); }
+
+ private:
+  Value* ones() {
+    if (ones_ == nullptr) ones_ = write_.ones(Shape{1, 1, groups_.size});
+    return ones_;
+  }
+
+  Expander& write_;
+  const Groups& groups_;
+  Value* ones_ = nullptr;
+};
+
+// From the moments of each image and channel (Chan et al., as above).
+Moments moments_of_groups(Expander& write, ChannelWriter& by, GroupWriter& small,
+                          const Groups& groups, Value* x) {
+  const Moments of_channels = moments_of_images(write, by, groups.channels, x);
+  Value* channel_mean = small.split(of_channels.mean);
+  Value* mean = small.mean(channel_mean);
+  Value* shift = write.make("Sub", {channel_mean, mean});
+  Value* shift_squares = write.make("Mul", {shift, shift});
+  Value* scaled = by.scale(shift_squares, write.ratio(1, groups.channels.inner, 1));
+  return {mean, small.sum(write.make("Add", {small.split(of_channels.squares), scaled}))};
+}
+
+struct GroupNorm {
+  Value *x, *weight, *bias;
+  int64_t num_groups;
+  double epsilon;
+};
+
+bool write_group_norm(Graph& graph, Node& node, const GroupNorm& norm) {
+  const std::optional<Groups> groups = groups_of(graph, norm.x, norm.num_groups);
+  if (!groups || node.outputs[0] == nullptr || !is_like(node, 0, groups->channels)) return false;
+  Expander write(graph, node, *norm.x);
+  ChannelWriter by(write, groups->channels);
+  GroupWriter small(write, *groups);
+  Value* numbers = by.image(norm.x);
+  const auto [mean, squares] = moments_of_groups(write, by, small, *groups, numbers);
+  Value* variance = by.scale(squares, write.ratio(1, 1, groups->num_numbers()));
+  Value* deviation =
+      write.make("Sqrt", {write.make("Add", {variance, write.constant(norm.epsilon)})});
+  Value* rstd = write.make("Reciprocal", {deviation});
+
+  Value* factor = write.make("Mul", {rstd, small.of_channel(norm.weight)});
+  Value* offset = write.make("Neg", {write.make("Mul", {mean, factor})});
+  if (norm.bias != nullptr) offset = write.make("Add", {offset, small.of_channel(norm.bias)});
+  by.replace(0,
+             write.mul_add(numbers, by.spread(small.join(factor)), by.spread(small.join(offset))));
+  write.replace_statistic(1, small.statistic(mean));
+  write.replace_statistic(2, small.statistic(rstd));
+  return true;
+}
+
+bool expand_group_norm(Graph& graph, Node& node) {
+  if (node.inputs.size() != 3) return false;
+  return write_group_norm(
+      graph, node,
+      {node.inputs[0], node.inputs[1], node.inputs[2], ir::int_attr(node.attrs, "num_groups", 1),
+       ir::float_attr(node.attrs, "epsilon", 1e-5)});
+}
+
+// A norm whose statistics are read, or that has no weight.
+bool expand_native_group_norm(Graph& graph, Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  const auto* epsilon = std::get_if<double>(&call.args.at(7).value);
+  if (epsilon == nullptr) return false;
+  return write_group_norm(graph, node,
+                          {tensor(call.args.at(0)), tensor(call.args.at(1)),
+                           tensor(call.args.at(2)), integer(call.args.at(6)), *epsilon});
+}
+
+bool expand_group_norm_backward(Graph& graph, Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  Value *grad = tensor(call.args.at(0)), *x = tensor(call.args.at(1));
+  Value *mean = tensor(call.args.at(2)), *rstd = tensor(call.args.at(3));
+  Value* weight = tensor(call.args.at(4));
+  const int64_t num_groups = integer(call.args.at(8));
+  const std::optional<Groups> groups = groups_of(graph, x, num_groups);
+  const std::optional<Groups> of_grad = groups_of(graph, grad, num_groups);
+  const bool fits = groups && of_grad && is_real(mean) && is_real(rstd);
+  if (!fits || !is_like(node, 0, groups->channels)) return false;
+  Expander write(graph, node, *x);
+  ChannelWriter by(write, groups->channels);
+  GroupWriter small(write, *groups);
+  mean = small.of_group(mean);
+  rstd = small.of_group(rstd);
+  grad = by.image(grad);
+  Value* numbers = by.image(x);
+  const auto spread = [&](Value* of_channels) { return by.spread(small.join(of_channels)); };
+  // Written twice, so that what comes before the sums and what comes after them share no node, and
+  // no numbers of the size of images go from one to the other.
+  const auto center = [&] { return write.make("Sub", {numbers, spread(small.repeat(mean))}); };
+  Value* centered = center();
+  Value* sum = by.sum_inner(grad);
+  Value* along = small.split(by.sum_inner(write.make("Mul", {grad, centered})));
+  if (is_read(node, 0)) {
+    // As for a batch norm, with what groups have in common.
+    Value* scale = small.of_channel(weight);
+    Value* share = write.ratio(1, 1, groups->num_numbers());
+    const auto mean_of_group = [&](Value* sums) {
+      return by.scale(small.sum(write.make("Mul", {sums, scale})), share);
+    };
+    Value* cube = write.make("Mul", {write.make("Mul", {rstd, rstd}), rstd});
+    Value* of_centered = write.make("Neg", {write.make("Mul", {mean_of_group(along), cube})});
+    Value* rest = write.make("Neg", {write.make("Mul", {mean_of_group(small.split(sum)), rstd})});
+    Value* from_x =
+        write.mul_add(center(), spread(small.repeat(of_centered)), spread(small.repeat(rest)));
+    Value* factor = write.make("Mul", {rstd, scale});
+    by.replace(0, write.mul_add(grad, spread(factor), from_x));
+  }
+  if (is_read(node, 1)) {
+    Value* of_images = small.join(write.make("Mul", {along, rstd}));
+    write.replace(1, by.sum_batch(of_images));
+  }
+  if (is_read(node, 2)) write.replace(2, by.sum_batch(sum));
   return true;
 }
 
@@ -794,6 +996,7 @@ struct Expansion {
 constexpr Expansion kExpansions[] = {
     {"Clip", expand_clip},
     {"Dropout", expand_dropout},
+    {"GroupNormalization", expand_group_norm},
     {"LayerNormalization", expand_layer_norm},
     {"LogSoftmax", expand_softmax},
     {"Pow", expand_pow},
@@ -808,6 +1011,8 @@ constexpr Expansion kExpansions[] = {
     {ops::aten::kMul, expand_by_size},
     {ops::aten::kBatchNormBackward, expand_batch_norm_backward},
     {ops::aten::kDropoutBackward, expand_dropout_backward},
+    {ops::aten::kGroupNorm, expand_native_group_norm},
+    {ops::aten::kGroupNormBackward, expand_group_norm_backward},
     {ops::aten::kLayerNorm, expand_native_layer_norm},
     {ops::aten::kLayerNormBackward, expand_layer_norm_backward},
     {ops::aten::kNllLossBackward, expand_nll_backward},

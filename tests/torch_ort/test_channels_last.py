@@ -527,7 +527,7 @@ LAYERS: dict[str, Callable[[int], nn.Module]] = {
     "tanh": lambda c: nn.Tanh(),
     "silu": lambda c: nn.SiLU(),
     "average": lambda c: nn.AvgPool2d(3, 1, padding=1),
-    "plain": lambda c: nn.GroupNorm(1, c),  # stays in its layout
+    "group_norm": lambda c: nn.GroupNorm(1, c),
 }
 
 
