@@ -171,6 +171,16 @@ def test_threads_of_autograds_that_work_for_one_that_is_inside_are_inside():
     assert run()[1] is False
 
 
+def test_nothing_is_handed_on_after_a_capture():
+    """The end of a thread that PyTorch has handed something to waits for Python's lock."""
+    if not patching._CAN_TAKE_BACK:
+        pytest.skip("this torch cannot take back what it hands on")
+    model = torch.nn.Linear(4, 4)
+    for module in (torch.compile(model, backend="ort"), torch_ort.ORTModule(model)):
+        module(torch.ones(2, 4)).sum().backward()
+        assert not torch._C._is_key_in_tls(patching._KEY)
+
+
 def test_what_somebody_puts_on_top_stays(monkeypatch):
     own = torch.compile
     with patches.COMPILE.by(lambda theirs, *args: "ours"):

@@ -36,6 +36,10 @@ class _Here(threading.local):
 _here = _Here()
 _lock = threading.RLock()
 _KEY = "torch_ort_patches"
+# Nothing of ours may stay with a thread after a capture: PyTorch hands it on to threads of its own,
+# whose end waits for Python's lock to let go of it, while whoever destroys a process group holds
+# that lock and waits for such a thread. Before torch 2.12 it cannot be taken back.
+_CAN_TAKE_BACK = hasattr(torch._C, "_remove_obj_from_tls")
 _NOTHING: Mapping[Patch, Any] = types.MappingProxyType({})
 _ABSENT = object()
 
@@ -60,13 +64,17 @@ def _ours() -> Mapping[Patch, Any]:
 def _with(patch: Patch, ours: Any) -> Iterator[None]:
     """Let this thread be inside of a patch; `ours` is what it finds there."""
     outer, around = _here.ours, _ours()
+    was_handed_on = torch._C._is_key_in_tls(_KEY)
     _here.ours = {**around, patch: ours}
     torch._C._stash_obj_in_tls(_KEY, _here.ours)
     try:
         yield
     finally:
         _here.ours = outer
-        torch._C._stash_obj_in_tls(_KEY, around)
+        if was_handed_on or not _CAN_TAKE_BACK:
+            torch._C._stash_obj_in_tls(_KEY, around)
+        else:
+            torch._C._remove_obj_from_tls(_KEY)
 
 
 class Patch:
