@@ -29,6 +29,8 @@ ImageForm kernel_form(const Node& node, const ImageRule& rule) {
   if (rule.reads.empty()) form.inputs = {0};
   for (const char* argument : rule.reads) form.inputs.push_back(input_of(node, argument));
   for (int i = 0; i < rule.num_images; ++i) form.outputs.push_back(i);
+  const ir::Value* first = node.outputs[0];
+  if (rule.wants_first_image && (first == nullptr || !first->type.is_known())) return {};
   if (std::find(form.inputs.begin(), form.inputs.end(), -1) != form.inputs.end()) return {};
   if (!rule.is_convolution) return form;
   form.weight = is_aten(node) ? input_of(node, "weight") : 1;

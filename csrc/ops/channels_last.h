@@ -62,6 +62,8 @@ struct ImageRule {
   std::vector<const char*> reads;
   int num_images = 1;  // the first outputs
   bool is_convolution = false;
+  // Of a kernel that PyTorch has right only where its first image is asked for.
+  bool wants_first_image = false;
   // Of one that names axes: what it says of (N, H, W, C); nothing where data tells the axes, or
   // sizes of the results. All its inputs and results of the rank of images are images.
   std::optional<RenamedAxes> (*rename_axes)(const ir::Node& node) = nullptr;

@@ -230,7 +230,10 @@ void register_normalization(Registry& ops) {
   });
   ops.add(Operator{
       .name = aten::kGroupNormBackward,
-      .work = {.image = {.kind = kKernel, .reads = {"grad_out", "input"}}},
+      // With channels last it writes the gradient of the input without asking whether it is wanted.
+      .work = {.image = {.kind = kKernel,
+                         .reads = {"grad_out", "input"},
+                         .wants_first_image = true}},
       .is_placeable = true,
       .check = check_group_norm,
   });

@@ -12,6 +12,7 @@ from torch import nn
 
 import torch_ort
 from torch_ort import DebugOptions, ORTModule, UserError, set_seed
+from torch_ort.capture import logs
 from torch_ort.experimental import (
     LogLevel,
     PropagateCastLevel,
@@ -21,7 +22,6 @@ from torch_ort.experimental import (
     set_log_level,
     set_propagate_cast_ops_optimization,
 )
-from torch_ort.ortmodule import logs
 
 pytestmark = pytest.mark.ort_only
 

@@ -500,7 +500,10 @@ def test_modes_alternate(mode, graphs_captured):
         assert got.requires_grad
         want.sum().backward()
         got.sum().backward()
-        torch.testing.assert_close(ours.linear.weight.grad, eager.linear.weight.grad)
+        # Products add up in another order, and a norm's gradients cancel out.
+        torch.testing.assert_close(
+            ours.linear.weight.grad, eager.linear.weight.grad, rtol=1e-5, atol=1e-4
+        )
         for model in (eager, ours):
             assert model.eval() is model
             assert not model.training

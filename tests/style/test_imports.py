@@ -54,7 +54,7 @@ TRAINING = {
         "core", "pytorch", "engine", "guards", "functions", "steps", "capture",
     },
     "convergence": {"ortmodule"},
-    "experimental": {"core", "ortmodule"},
+    "experimental": {"core", "capture", "ortmodule"},
     "trainers": {"pytorch", "ortmodule"},
     "utils": set(),
     "compat": {"core", "functions"},

@@ -619,3 +619,25 @@ def test_random_networks_through_one_graph(plan, channels, sizes) -> None:
     # One channel of one pixel: PyTorch's own norms ask whether there is more than one number.
     assert torch_ort.counters()["graphs_captured"] <= (2 if channels == 1 else 1)
     assert torch_ort.counters()["fallbacks"] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_group_norm_of_a_frozen_convolution_keeps_its_layout(dtype):
+    """PyTorch's gradient with channels last crashes where that of the input is not asked for."""
+    torch.manual_seed(0)
+    model = chain(nn.GroupNorm(4, 16), nn.SiLU(), nn.Conv2d(16, 16, 3), nn.GroupNorm(4, 16))
+    x = torch.randn(4, 3, 12, 12)
+    model(x)  # lazy layers get their sizes
+    model = model.to(dtype)
+    model[0].requires_grad_(False)
+    eager = copy.deepcopy(model)
+    eager(x.to(dtype)).float().pow(2).mean().backward()
+    torch.compile(model, backend="ort")(x.to(dtype)).float().pow(2).mean().backward()
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+    for (name, ours), theirs in zip(model.named_parameters(), eager.parameters(), strict=True):
+        if theirs.grad is None:
+            assert ours.grad is None, name
+            continue
+        torch.testing.assert_close(
+            ours.grad, theirs.grad, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: n + m
+        )

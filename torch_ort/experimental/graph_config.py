@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from enum import Enum
 
+from torch_ort.capture import logs
 from torch_ort.experimental.arguments import check_kind, check_model
-from torch_ort.ortmodule import ORTModule, logs
+from torch_ort.ortmodule import ORTModule
 
 
 class PropagateCastOpsStrategy(Enum):

@@ -81,7 +81,7 @@ def _lower_axes(model: onnx.ModelProto, opset: int) -> None:
         for attribute in node.attribute:
             if attribute.HasField("g"):
                 _lower_axes_of(attribute.g, opset)
-    lowered = _C.Graph.from_onnx(model.SerializeToString())
+    lowered = _C.Graph.from_onnx(model.SerializeToString(), allow=["*"])
     for imported in model.opset_import:
         if imported.domain == "":
             imported.version = _C.required_opset(lowered)
