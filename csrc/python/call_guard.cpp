@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 namespace py = pybind11;
 
@@ -439,6 +440,33 @@ std::string CallGuard::mismatch(const py::tuple& args, const py::dict& kwargs) c
   std::string why;
   all_holds(args, kwargs, call, &why);
   return why;
+}
+
+int CallGuard::visit_objects(visitproc visit, void* argument) const {
+  const auto walk = [&](const py::object& object) {
+    return object ? visit(object.ptr(), argument) : 0;
+  };
+  const auto walk_place = [&](const Place& place) {
+    const int stop = walk(place.container);
+    return stop != 0 ? stop : walk(place.key);
+  };
+  for (const Slot& slot : slots_) {
+    if (const int stop = walk_place(slot.place); stop != 0) return stop;
+  }
+  for (const Read& read : reads_) {
+    if (const int stop = walk_place(read.place); stop != 0) return stop;
+    if (const int stop = walk(read.value); stop != 0) return stop;
+    for (const py::object& item : read.items) {
+      if (const int stop = walk(item); stop != 0) return stop;
+    }
+  }
+  return 0;
+}
+
+void CallGuard::clear() {
+  // Letting go of an object may run code of Python's, which must not find half of a guard.
+  const std::vector<Slot> slots = std::exchange(slots_, {});
+  const std::vector<Read> reads = std::exchange(reads_, {});
 }
 
 }  // namespace torch_ort::python

@@ -75,6 +75,11 @@ class CallGuard {
   // What keeps the graph from serving a call, in words; empty if nothing does.
   std::string mismatch(const pybind11::tuple& args, const pybind11::dict& kwargs) const;
 
+  // For Python's collector of cycles: what is read hangs at modules, which may hold the graph. What
+  // it calls returns 0, or stops the walk.
+  int visit_objects(visitproc visit, void* argument) const;
+  void clear();
+
  private:
   // Where a value hangs: in a dict, a list, a cell of a closure, or an object of TorchScript.
   struct Place {

@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -418,3 +420,14 @@ def test_repr_and_moves(graphs_captured):
     assert got.dtype == torch.float64
     torch.testing.assert_close(got, eager.double()(rows().double()))
     assert graphs_captured() == RUNS[Uncapturable]
+
+
+def test_a_module_that_was_taken_apart_can_be_freed():
+    """Its parts hold their graphs, and the guards of these what hangs at the parts."""
+    _, module = pair(Uncapturable)
+    take_apart(module)
+    train(module, 2)
+    alive = [weakref.ref(part) for part in module.module.modules()]
+    del module
+    gc.collect()
+    assert [part for part in alive if part() is not None] == []
