@@ -36,8 +36,7 @@ except ImportError as error:
 
 from torch_ort.core.counting import counters
 from torch_ort.ortmodule import DebugOptions, LogLevel, ORTModule
-from torch_ort.ortmodule.calls import Calls
-from torch_ort.ortmodule.module import make_calls
+from torch_ort.ortmodule.calls import Calls, make_calls
 
 __all__ = [
     "ORTCallback",

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torch_ort import _C, fallback
+from torch_ort import _C, fallback, options
 from torch_ort.capture import logs
 from torch_ort.capture.joint import hand_over
 from torch_ort.capture.module import (
@@ -29,6 +29,7 @@ from torch_ort.core.policy import (
     ORTModuleFallbackException,
     ORTModuleIOError,
     ORTModuleONNXModelException,
+    ORTModuleTorchModelException,
 )
 from torch_ort.core.user_code import calling_line, warn_at
 from torch_ort.engine import watchers
@@ -36,6 +37,7 @@ from torch_ort.functions.capturing import policy_of
 from torch_ort.guards.hooks import hook_with_effects
 from torch_ort.guards.structure import Structure, UnknownType
 from torch_ort.options import Options, ORTModuleOptions
+from torch_ort.ortmodule.debug_options import DebugOptions
 from torch_ort.ortmodule.graph_optimizers import rewrite_for
 from torch_ort.ortmodule.saved_files import SavedFiles
 from torch_ort.pytorch.generators import TorchGenerators
@@ -47,6 +49,11 @@ from torch_ort.pytorch.trace_compat import (
     is_jit_tracing,
 )
 from torch_ort.steps.state import GraphState
+
+DATA_PARALLEL = (
+    "ORTModule is not compatible with torch.nn.DataParallel; "
+    "please use torch.nn.parallel.DistributedDataParallel instead"
+)
 
 # Captures of one module; more than a real program needs, fewer than would go unnoticed.
 MAX_CAPTURES = 32
@@ -87,7 +94,9 @@ class Calls:
         self._in_pytorch = False
         self._said: set[str] = set()  # why some calls run in PyTorch
         # What to do instead of saying that the module stays in PyTorch.
-        self.instead_of_pytorch: Callable[[], None] | None = None
+        self.instead_of_pytorch: Callable[[], object] | None = None
+        # Where it does, brings parts of it into the engine; gives whether there are any.
+        self.take_apart: Callable[[], bool] | None = None
         if pending is not None:
             self._fall_back(pending, "capture")
             self._in_pytorch = True
@@ -244,6 +253,11 @@ class Calls:
         retries = self.settings.fallback_retry
         self._in_pytorch = not retries
         until = "this call runs" if retries else "the module runs from now on"
+        may_have_parts = self._in_pytorch and stage == "capture" and self.take_apart is not None
+        if may_have_parts and self.take_apart():
+            until = (
+                "what the engine captures of its parts runs there from now on, the module itself"
+            )
         self._say_fallback(error, stage, until)
         self._logger.info("%s", "".join(traceback.format_exception(error)))
 
@@ -377,3 +391,25 @@ def _device_of(held: ModuleState, call: Structure) -> str:
             "a device must be specified in the module or its inputs, got no tensor in either"
         )
     return (devices.pop() if devices else tensors[0].device).type
+
+
+def make_calls(
+    module: torch.nn.Module, debug: DebugOptions, run: Callable[..., Any] | None = None
+) -> Calls:
+    """Make what runs a module's calls by its options; `run` is the module's forward if not itself.
+
+    Raises ORTModuleTorchModelException for a DataParallel that may not run in plain PyTorch.
+    """
+    compile_config, own_config = options.split(debug.config)
+    settings = options.resolve_ortmodule(own_config | {"log_level": debug.log_level})
+    chosen = options.in_save_path(options.resolve(compile_config), compile_config, settings)
+    logger = logs.make_logger(settings.log_level)
+    logs.say_ignored(logger, settings)
+    pending = None
+    if isinstance(module, torch.nn.DataParallel):
+        pending = ORTModuleTorchModelException(DATA_PARALLEL)
+        may_fall_back = settings.fallback_policy.allows(ORTModuleTorchModelException)
+        if chosen.strict or not may_fall_back:
+            raise pending
+    files = SavedFiles(debug.save_path, debug.onnx_prefix) if debug.save_onnx else None
+    return Calls(module, chosen, settings, logger, run or module, files, pending)

@@ -12,21 +12,14 @@ from typing import Any
 
 import torch
 
-from torch_ort import options
-from torch_ort.capture import logs
 from torch_ort.core.policy import ORTModuleTorchModelException
 from torch_ort.guards.scripts import is_script, signature_of
 from torch_ort.guards.watch import REGISTRIES
-from torch_ort.ortmodule.calls import Calls
+from torch_ort.ortmodule.calls import DATA_PARALLEL, Calls, make_calls
 from torch_ort.ortmodule.debug_options import DebugOptions
 from torch_ort.ortmodule.library_models import is_library_model, methods_of_library
 from torch_ort.ortmodule.memory_stats import MemoryStats
-from torch_ort.ortmodule.saved_files import SavedFiles
-
-_DATA_PARALLEL = (
-    "ORTModule is not compatible with torch.nn.DataParallel; "
-    "please use torch.nn.parallel.DistributedDataParallel instead"
-)
+from torch_ort.ortmodule.parts import take_apart
 
 # What stands in an ORTModule's own __dict__; all else belongs to the wrapped module.
 _OWN = (
@@ -47,6 +40,10 @@ class ORTModule(torch.nn.Module):
     whenever a call differs in more than sizes and numbers: structure, dtype or device of arguments,
     bools and strings among them, attributes of the module that its forward reads, fields of objects
     that hang there, globals, closures, modes of PyTorch. `recapture()` is for all else.
+
+    Where the whole cannot be captured, one warning says why, and from the next call on the largest
+    sub-modules that can be run in the engine by themselves. Their `forward` is then an attribute of
+    theirs.
 
     Raises ORTModuleTorchModelException for what is no module, and for a DataParallel where the
     fallback policy does not allow plain PyTorch.
@@ -78,8 +75,10 @@ class ORTModule(torch.nn.Module):
         self.__dict__.update(overrides)
         self.__dict__["forward"] = self._make_forward()
 
-    def _make_calls(self, *arguments: Any) -> Calls:
-        return make_calls(*arguments)
+    def _make_calls(self, module: torch.nn.Module, debug: DebugOptions) -> Calls:
+        calls = make_calls(module, debug)
+        calls.take_apart = lambda: take_apart(module, debug, ORTModule, only_composed=True)
+        return calls
 
     def _configure(self, debug_options: DebugOptions) -> None:
         """Start again with other options; if they are wrong, the old ones stay."""
@@ -288,7 +287,7 @@ class ORTModule(torch.nn.Module):
         self._calls.log("compile(): the module runs as one graph already, ignored")
 
     def _replicate_for_data_parallel(self) -> Any:
-        raise ORTModuleTorchModelException(_DATA_PARALLEL) from NotImplementedError(
+        raise ORTModuleTorchModelException(DATA_PARALLEL) from NotImplementedError(
             "_replicate_for_data_parallel"
         )
 
@@ -377,28 +376,6 @@ class ORTModule(torch.nn.Module):
         """
         for name, module in self._original.named_modules(*args, **kwargs):
             yield name, self if module is self._original and self._is_reclassed else module
-
-
-def make_calls(
-    module: torch.nn.Module, debug: DebugOptions, run: Callable[..., Any] | None = None
-) -> Calls:
-    """Make what runs a module's calls by its options; `run` is the module's forward if not itself.
-
-    Raises ORTModuleTorchModelException for a DataParallel that may not run in plain PyTorch.
-    """
-    compile_config, own_config = options.split(debug.config)
-    settings = options.resolve_ortmodule(own_config | {"log_level": debug.log_level})
-    chosen = options.in_save_path(options.resolve(compile_config), compile_config, settings)
-    logger = logs.make_logger(settings.log_level)
-    logs.say_ignored(logger, settings)
-    pending = None
-    if isinstance(module, torch.nn.DataParallel):
-        pending = ORTModuleTorchModelException(_DATA_PARALLEL)
-        may_fall_back = settings.fallback_policy.allows(ORTModuleTorchModelException)
-        if chosen.strict or not may_fall_back:
-            raise pending
-    files = SavedFiles(debug.save_path, debug.onnx_prefix) if debug.save_onnx else None
-    return Calls(module, chosen, settings, logger, run or module, files, pending)
 
 
 def _without_state(kind: type[ORTModule]) -> ORTModule:
