@@ -343,9 +343,10 @@ class TestDataDependentControlFlow:
         assert len(said) == 1
         assert "ORTModuleONNXModelException" in said[0]
         assert "data-dependent: Python asks for a number in a tensor" in said[0]
-        assert "the module runs from now on in plain PyTorch" in said[0]
+        assert "parts of the module that can be captured run in the engine, the rest" in said[0]
         assert torch_ort.counters()["fallbacks"] == 1
-        assert torch_ort.counters()["forward_runs"] == 0
+        assert torch_ort.counters()["forward_runs"] > 0
+        assert torch_ort.counters()["backward_runs"] > 0
 
     def test_strict_raises(self):
         model = DEBERTA.make()

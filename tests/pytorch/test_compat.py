@@ -303,6 +303,18 @@ class TestTensors:
         torch.utils.checkpoint.checkpoint(look, x, use_reentrant=False).sum().backward()
         assert seen == [False, True, False, False]
 
+    def test_saved_tensor_hooks_of_any_kind(self):
+        seen = []
+
+        def look(x):
+            seen.append(autograd_compat.saved_tensor_hooks_active())
+            return x.sin()
+
+        x = torch.ones(2, requires_grad=True)
+        look(x)
+        torch.utils.checkpoint.checkpoint(look, x, use_reentrant=False).sum().backward()
+        assert seen == [False, True, True]
+
 
 class TestOperators:
     def test_a_schema_tells_all_that_is_asked_of_it(self):

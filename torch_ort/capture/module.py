@@ -17,7 +17,7 @@ import torch
 from torch_ort import _C
 from torch_ort._C import Unsupported
 from torch_ort.capture.joint import Capture, record_or_hand_over
-from torch_ort.core.refusals import NoCapture
+from torch_ort.core.refusals import NoCapture, blamed_on_forward
 from torch_ort.engine import onnx_files
 from torch_ort.functions.capturing import Policy, kept_whole
 from torch_ort.functions.recurrent import recurrent_layers_whole
@@ -289,6 +289,7 @@ def _trace(
     held.check()
     inputs = describe_call(module, call.args, call.kwargs, held, call.floats)
     with (
+        blamed_on_forward(),
         outside_inference_mode(),
         held.without_gradients(),
         fakes.tracing(),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from torch_ort import _C
 
 
@@ -15,3 +18,21 @@ class Refused(HandOver):
 
 class NoCapture(_C.Unsupported):
     """What AOTAutograd cannot do either."""
+
+
+@contextmanager
+def blamed_on_forward() -> Iterator[None]:
+    """Mark what cannot be captured because of what forward does; a part of it may do without.
+
+    What a stage of the engine refuses, which names itself, is no such thing.
+    """
+    try:
+        yield
+    except _C.Unsupported as error:
+        error.torch_ort_due_to_forward = not hasattr(error, "stage")
+        raise
+
+
+def is_due_to_forward(error: Exception) -> bool:
+    """Tell whether an error is one that `blamed_on_forward` has marked."""
+    return getattr(error, "torch_ort_due_to_forward", False)

@@ -23,8 +23,9 @@ from torch_ort.capture.module import (
     describe_call,
     hanging_others,
 )
-from torch_ort.core import counting
+from torch_ort.core import counting, refusals
 from torch_ort.core.policy import (
+    FallbackPolicy,
     ORTModuleDeviceException,
     ORTModuleFallbackException,
     ORTModuleIOError,
@@ -54,6 +55,8 @@ DATA_PARALLEL = (
     "ORTModule is not compatible with torch.nn.DataParallel; "
     "please use torch.nn.parallel.DistributedDataParallel instead"
 )
+
+Watcher = Callable[[Any], None]  # is told what a call has given
 
 # Captures of one module; more than a real program needs, fewer than would go unnoticed.
 MAX_CAPTURES = 32
@@ -93,10 +96,12 @@ class Calls:
         self._constant_floats: set[str] = set()  # those that only a constant can be
         self._in_pytorch = False
         self._said: set[str] = set()  # why some calls run in PyTorch
-        # What to do instead of saying that the module stays in PyTorch.
-        self.instead_of_pytorch: Callable[[], object] | None = None
-        # Where it does, brings parts of it into the engine; gives whether there are any.
-        self.take_apart: Callable[[], bool] | None = None
+        # Brings parts of the module into the engine, if there are any; they see what it gives in
+        # PyTorch. The first is done instead of saying that it stays there, the other where it does.
+        self.instead_of_pytorch: Callable[[], Watcher | None] | None = None
+        self.take_apart: Callable[[], Watcher | None] | None = None
+        self._watch_result: Watcher | None = None
+        self.subject = "the module"  # in messages
         if pending is not None:
             self._fall_back(pending, "capture")
             self._in_pytorch = True
@@ -107,8 +112,12 @@ class Calls:
         Raises what the module raises, and an ORTModuleFallbackException where the engine fails and
         the policy does not allow PyTorch.
         """
-        if self._in_pytorch or is_traced():
+        if is_traced():
             return self._run_plain(*args, **kwargs)
+        if self._in_pytorch:
+            result = self._run_plain(*args, **kwargs)
+            self._watch(result)
+            return result
         if in_forward_mode() and self._has_tangents(args, kwargs):
             why, which = fallback.FORWARD_MODE, "calls with tangents run"
             return self._run_this_in_pytorch(why, "forward", which, args, kwargs)
@@ -152,6 +161,7 @@ class Calls:
         """Forget all captured graphs, and that the module runs in PyTorch."""
         self._captured.clear()
         self._in_pytorch = False
+        self._watch_result = None
 
     # Running.
 
@@ -237,13 +247,19 @@ class Calls:
             result = self._run_plain(*args, **kwargs)
             self._logger.info("taken apart, because %s", error)
             self._in_pytorch = True
-            self.instead_of_pytorch()
+            self._watch_result = self.instead_of_pytorch()
+            self._watch(result)
             return result
         if not self._may_fall_back(error):
             raise error
         result = self._run_plain(*args, **kwargs)  # an error of the user's own comes from here
         self._fall_back(error, failure.stage)
+        self._watch(result)
         return result
+
+    def _watch(self, result: Any) -> None:
+        if self._watch_result is not None:
+            self._watch_result(result)
 
     def _may_fall_back(self, error: ORTModuleFallbackException) -> bool:
         return not self._strict and self.settings.fallback_policy.allows(type(error))
@@ -252,14 +268,23 @@ class Calls:
         """Run in PyTorch from now on, or for this call; count it, and say so."""
         retries = self.settings.fallback_retry
         self._in_pytorch = not retries
-        until = "this call runs" if retries else "the module runs from now on"
-        may_have_parts = self._in_pytorch and stage == "capture" and self.take_apart is not None
-        if may_have_parts and self.take_apart():
-            until = (
-                "what the engine captures of its parts runs there from now on, the module itself"
-            )
+        until = "this call runs" if retries else f"{self.subject} runs from now on"
+        if self._in_pytorch and self._may_do_in_parts(error):
+            self._watch_result = self.take_apart()
+        if self._watch_result is not None:
+            until = "those parts of the module that can be captured run in the engine, the rest"
         self._say_fallback(error, stage, until)
         self._logger.info("%s", "".join(traceback.format_exception(error)))
+
+    def _may_do_in_parts(self, error: ORTModuleFallbackException) -> bool:
+        forced = (
+            FallbackPolicy.FALLBACK_FORCE_TORCH_FORWARD
+            | FallbackPolicy.FALLBACK_FORCE_TORCH_BACKWARD
+        )
+        cause = error.__cause__
+        is_due_to_forward = isinstance(cause, Exception) and refusals.is_due_to_forward(cause)
+        is_forced = bool(self.settings.fallback_policy & forced)
+        return self.take_apart is not None and is_due_to_forward and not is_forced
 
     def _say_fallback(self, error: ORTModuleFallbackException, stage: str, until: str) -> None:
         counting.count(f"fallbacks_{stage}")

@@ -7,7 +7,7 @@ import torch
 from torch_ort.ortmodule.calls import Calls
 from torch_ort.ortmodule.debug_options import DebugOptions
 from torch_ort.ortmodule.module import ORTModule
-from torch_ort.ortmodule.parts import take_apart
+from torch_ort.ortmodule.parts import Parts
 
 
 class HierarchicalORTModule(ORTModule):
@@ -23,5 +23,5 @@ class HierarchicalORTModule(ORTModule):
 
     def _make_calls(self, module: torch.nn.Module, debug: DebugOptions) -> Calls:
         calls = super()._make_calls(module, debug)
-        calls.instead_of_pytorch = lambda: take_apart(module, debug, ORTModule)
+        calls.instead_of_pytorch = lambda: Parts(module, ORTModule).take(debug)
         return calls

@@ -19,7 +19,7 @@ from torch_ort.ortmodule.calls import DATA_PARALLEL, Calls, make_calls
 from torch_ort.ortmodule.debug_options import DebugOptions
 from torch_ort.ortmodule.library_models import is_library_model, methods_of_library
 from torch_ort.ortmodule.memory_stats import MemoryStats
-from torch_ort.ortmodule.parts import take_apart
+from torch_ort.ortmodule.parts import Parts, put_together
 
 # What stands in an ORTModule's own __dict__; all else belongs to the wrapped module.
 _OWN = (
@@ -41,9 +41,10 @@ class ORTModule(torch.nn.Module):
     bools and strings among them, attributes of the module that its forward reads, fields of objects
     that hang there, globals, closures, modes of PyTorch. `recapture()` is for all else.
 
-    Where the whole cannot be captured, one warning says why, and from the next call on the largest
-    sub-modules that can be run in the engine by themselves. Their `forward` is then an attribute of
-    theirs.
+    Where the whole cannot be captured because of what its forward does, one warning says why, and
+    the largest sub-modules that can be run in the engine by themselves: from the next call on, and
+    where gradients are recorded once a backward has run that gave no gradients to differentiate
+    again. Their `forward` is then an attribute of theirs.
 
     Raises ORTModuleTorchModelException for what is no module, and for a DataParallel where the
     fallback policy does not allow plain PyTorch.
@@ -77,7 +78,7 @@ class ORTModule(torch.nn.Module):
 
     def _make_calls(self, module: torch.nn.Module, debug: DebugOptions) -> Calls:
         calls = make_calls(module, debug)
-        calls.take_apart = lambda: take_apart(module, debug, ORTModule, only_composed=True)
+        calls.take_apart = lambda: Parts(module, ORTModule, is_cautious=True).take(debug)
         return calls
 
     def _configure(self, debug_options: DebugOptions) -> None:
@@ -181,6 +182,7 @@ class ORTModule(torch.nn.Module):
     def recapture(self) -> None:
         """Forget what was captured, so that the next call captures anew."""
         self._calls.recapture()
+        put_together(self._original, ORTModule)
 
     @property
     def training(self) -> bool:

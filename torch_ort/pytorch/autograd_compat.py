@@ -44,6 +44,11 @@ def saved_tensor_hooks_copy() -> bool:
     return not name.startswith(("_checkpoint_hook", "_recomputation_hook"))
 
 
+def saved_tensor_hooks_active() -> bool:
+    """Tell whether hooks are called for what autograd saves: those of a checkpoint among others."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 def functions_replaced(
     replace: Callable[[type, tuple, Callable], Any],
 ) -> AbstractContextManager[None]:
