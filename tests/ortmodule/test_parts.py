@@ -326,7 +326,6 @@ def test_small_and_foreign_failures_stay_whole(make):
     assert all("forward" not in vars(part) for part in module.module.modules())
 
 
-@pytest.mark.xfail(strict=True, reason="what a part's captured graph holds is not known yet")
 def test_a_module_in_parts_can_be_freed():
     _, module = in_parts()
     alive = weakref.ref(module.module)
