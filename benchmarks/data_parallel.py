@@ -86,6 +86,7 @@ def main() -> None:
             seconds[name].append(step(model, workload.model, batch))
     if dist.get_rank() == 0:
         print_table(seconds, graphs, f"{options.model}, buckets of {options.bucket_mb} MB")
+    dist.barrier()  # see finish() in examples/ranks.py
     dist.destroy_process_group()
 
 

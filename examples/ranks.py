@@ -118,4 +118,7 @@ def finish(losses: list[float], options: Namespace) -> None:
         print_counters("eager" if options.backend == "eager" else "ort")
         if options.losses:
             options.losses.write_text(json.dumps(losses))
+    # A process that ends right after a backward may be aborted by gloo's threads (PyTorch 2.13,
+    # without a compiler as well): they still let go of what the backward gave to them.
+    dist.barrier()
     dist.destroy_process_group()

@@ -296,6 +296,8 @@ RANKS = """
             "log": err.getvalue(), "disabled": logger.disabled, "level": logger.level,
             "names": [n for n in logging.root.manager.loggerDict if n.startswith("orttraining")],
         }
+    dist.barrier()  # gloo's threads may abort a process that ends right after a backward
+    ddp = model = None
     dist.destroy_process_group()
     with open(report, "w") as file:
         json.dump(seen, file)
