@@ -182,6 +182,7 @@ class Runner final : public Kernel {
     for (int64_t group = 0; group < groups; ++group, sums += blocks * size) {
       kernels_.add_rows(sums, sums + size, blocks - 1, size);
       for (const Accumulator& each : program_.accumulators) {
+        if (each.size == 0) continue;  // sums of rows without columns
         const Access& access = program_.outputs[each.output];
         void* to = element(operands.outputs[access.result], access.row_offset(group), access.dtype);
         store_run(access.dtype, access.columns, to, sums + each.offset, 0, each.size);
