@@ -84,7 +84,7 @@ def page(rows: dict[str, dict[str, Row]]) -> str:
     lines = [
         "# Integrations",
         "",
-        "Written by `python -m tests.ecosystem.report --write` from the tests in that folder,",
+        "Written by `python -m tests.ecosystem.report --write` from what its tests gave,",
         f"on CPU with {versions(('torch',))} and Python {python}. A case that was not run is slow",
         "(`--run-slow` runs it) or lacks its package. Installing torch_ort installs none of them.",
         "",
