@@ -26,7 +26,10 @@ TOLERANCES = {"bf16": {"rtol": 1e-2, "atol": 1e-3}}
 def test_training_is_that_of_eager(tmp_path, family, setting):
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
-    (report,) = run_script(SCRIPT, tmp_path, family, setting, *families.ROADS)
+    # Dynamo leaves T5's forward to eager for what transformers logs in it, and captures its parts.
+    logs = (family, setting) == ("t5", "checkpointing")
+    strict = {"TORCH_ORT_STRICT": "0"} if logs else {}
+    (report,) = run_script(SCRIPT, tmp_path, family, setting, *families.ROADS, **strict)
     eager = report["eager"]
     assert len(eager["losses"]) == families.STEPS
     tolerances = TOLERANCES.get(setting, {"rtol": 1e-4, "atol": 1e-5})
