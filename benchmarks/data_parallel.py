@@ -4,7 +4,9 @@ Start it with torchrun --nproc-per-node 2 benchmarks/data_parallel.py
 """
 
 import argparse
+import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from itertools import islice
@@ -86,7 +88,7 @@ def main() -> None:
             seconds[name].append(step(model, workload.model, batch))
     if dist.get_rank() == 0:
         print_table(seconds, graphs, f"{options.model}, buckets of {options.bucket_mb} MB")
-    dist.barrier()  # see finish() in examples/ranks.py
+    dist.barrier()
     dist.destroy_process_group()
 
 
@@ -109,3 +111,6 @@ def figures(times: list[tuple[float, float]]) -> list[float]:
 
 if __name__ == "__main__":
     main()
+    # See leave() in examples/ranks.py.
+    sys.stdout.flush()
+    os._exit(0)

@@ -3,7 +3,6 @@
 Start it with torchrun --nproc-per-node 2 --max-restarts 3 examples/ddp.py
 """
 
-import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,7 +55,7 @@ def work(options: Namespace, parser: Parser) -> None:
             state = {"settings": settings, "steps": step + 1, "model": model.state_dict()}
             checkpoint.save(options.checkpoint, state | {"optimizer": optimizer.state_dict()})
 
-    losses = ranks.train(parallel, optimizer, text, iter(range(done, options.steps)), after)
+    losses = ranks.train(parallel, optimizer, text, range(done, options.steps), after)
     ranks.finish(losses, options)
 
 
@@ -70,4 +69,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ranks.leave(main())

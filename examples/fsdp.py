@@ -3,7 +3,6 @@
 Start it with torchrun --nproc-per-node 2 examples/fsdp.py
 """
 
-import sys
 import warnings
 from argparse import Namespace
 from collections.abc import Sequence
@@ -47,7 +46,7 @@ def work(options: Namespace, parser: Parser) -> None:
     model = ranks.make_model(text, options)
     shard(model, options.backend)
     optimizer = torch.optim.SGD(model.parameters(), lr=ranks.LEARNING_RATE)
-    losses = ranks.train(model, optimizer, text, iter(range(options.steps)))
+    losses = ranks.train(model, optimizer, text, range(options.steps))
     if options.save:
         state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
         if dist.get_rank() == 0:  # the others get an empty dict
@@ -64,4 +63,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ranks.leave(main())

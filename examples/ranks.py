@@ -1,12 +1,13 @@
 """What ddp.py and fsdp.py share: the processes, their parts of each batch, the loop of steps."""
 
+import atexit
 import json
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -96,7 +97,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, text: Text, s
 
 
 def train(
-    model: nn.Module, optimizer: torch.optim.Optimizer, text: Text, steps: Iterator[int],
+    model: nn.Module, optimizer: torch.optim.Optimizer, text: Text, steps: Iterable[int],
     after: Callable[[int, float], None] = lambda step, loss: None,
 ) -> list[float]:  # fmt: skip
     """Train for some steps, with a line for every tenth; `after` is called after each."""
@@ -118,7 +119,17 @@ def finish(losses: list[float], options: Namespace) -> None:
         print_counters("eager" if options.backend == "eager" else "ort")
         if options.losses:
             options.losses.write_text(json.dumps(losses))
-    # A process that ends right after a backward may be aborted by gloo's threads (PyTorch 2.13,
-    # without a compiler as well): they still let go of what the backward gave to them.
     dist.barrier()
     dist.destroy_process_group()
+
+
+def leave(status: int) -> NoReturn:
+    """End this process as sys.exit does, but for Python's taking itself apart.
+
+    Threads of gloo outlive the process group wherever PyTorch keeps a reference to it (PyTorch 2.13
+    does, with any backend). One that lets go of a tensor while Python ends aborts the process.
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

@@ -277,7 +277,7 @@ def main(rank: int, folder: Path, ranks: int, kind: str, names: list[str]) -> No
     chosen = {name: wraps[name] for name in ("eager", *names)}
     results = {name: results_of(case, chosen) for name, case in cases.items()}
     torch.save(results, folder / f"rank_{rank}.pt")
-    dist.barrier()  # gloo's threads may abort a process that ends right after a backward
+    dist.barrier()
     dist.destroy_process_group()
 
 

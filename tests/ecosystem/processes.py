@@ -10,13 +10,20 @@ from typing import Any
 
 import torch
 
+# The last lines of a script of several ranks. Where PyTorch keeps a process group, its threads of
+# gloo outlive it, and one that lets go of a tensor while Python ends aborts the process.
+LEAVE = """
+import os
+os._exit(0)
+"""
+
 
 def run_script(
     script: str, folder: Path, *args: str, ranks: int = 1, timeout: int = 300, **environment: str
 ) -> list[Any]:
     """Run a script with its rank, a folder and `args`; give what each rank saved as rank_<n>.pt."""
     path = folder / "script.py"
-    path.write_text(textwrap.dedent(script))
+    path.write_text(textwrap.dedent(script) + (LEAVE if ranks > 1 else ""))
     started = [
         subprocess.Popen(
             [sys.executable, path, str(rank), str(folder), *args],

@@ -92,6 +92,27 @@ def test_without_torchrun(
     assert "start it with torchrun --nproc-per-node 2" in capsys.readouterr().err
 
 
+LEAVES = """
+    import atexit, sys
+    sys.path.insert(0, {examples!r})
+    import ranks
+
+    class Last:
+        def __del__(self):
+            print("taken apart")
+
+    last = Last()
+    atexit.register(print, "at exit")
+    ranks.leave(3)
+"""
+
+
+def test_leaving_runs_what_is_registered_and_takes_nothing_apart() -> None:
+    script = textwrap.dedent(LEAVES).format(examples=str(EXAMPLES))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "at exit\n", "")
+
+
 # Its second process dies in the midst of the eighth step, in the first life of the run.
 KILLED = """
     import os, signal, sys
@@ -109,7 +130,7 @@ KILLED = """
         return train_step(model, optimizer, text, step)
 
     ranks.train_step = dies
-    sys.exit(ddp.main())
+    ranks.leave(ddp.main())
 """
 
 

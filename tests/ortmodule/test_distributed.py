@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from processes import LEAVE
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")
 
@@ -52,7 +53,7 @@ WORKER = """
 def assert_trains_as_in_eager(folder: Path, program: str) -> None:
     """Train two ranks, each in eager and then as an ORTModule; compare the parameters."""
     script = folder / "worker.py"
-    script.write_text(textwrap.dedent(program))
+    script.write_text(textwrap.dedent(program) + LEAVE)
     results = [folder / f"{rank}.pt" for rank in range(2)]
     started = [
         subprocess.Popen(

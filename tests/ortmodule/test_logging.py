@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import LEAVE
 from torch import nn
 
 from torch_ort import DebugOptions, LogLevel, ORTModule
@@ -296,8 +297,7 @@ RANKS = """
             "log": err.getvalue(), "disabled": logger.disabled, "level": logger.level,
             "names": [n for n in logging.root.manager.loggerDict if n.startswith("orttraining")],
         }
-    dist.barrier()  # gloo's threads may abort a process that ends right after a backward
-    ddp = model = None
+    dist.barrier()
     dist.destroy_process_group()
     with open(report, "w") as file:
         json.dump(seen, file)
@@ -310,7 +310,7 @@ def ranks(tmp_path_factory) -> list[dict]:
     folder = tmp_path_factory.mktemp("ranks")
     reports = [folder / f"report_{rank}" for rank in range(2)]
     started = [
-        python(RANKS, str(rank), str(folder / "store"), str(report))
+        python(textwrap.dedent(RANKS) + LEAVE, str(rank), str(folder / "store"), str(report))
         for rank, report in enumerate(reports)
     ]
     try:
