@@ -27,7 +27,7 @@ NEWEST_OPSET = 28
 OLDEST_OPSET = 12
 DUMP_KINDS = ("ir", "passes", "plan", "steps")
 # The modes of torch.compile, with the reason why one changes nothing.
-_NOT_MEASURED = "no kernel is chosen by measuring"
+_NOT_MEASURED = "kernels are chosen by measuring where ORTMODULE_ENABLE_TUNING=1 asks for it"
 MODES = {
     "default": "",
     "reduce-overhead": "no Python runs between the kernels of a graph in any mode",
@@ -40,8 +40,9 @@ MODES = {
 class Row:
     """One option. `parse` reads text, `check` takes any value; both raise ValueError or KeyError.
 
-    An option of which `is_built` or `is_needed` is False is accepted and ignored, and one of which
-    `is_for_both` is False is ignored by `torch.compile`; whoever sets one is told so once.
+    An option of which `is_built` is False, or that is `never_needed` for a reason, is accepted and
+    ignored, and one of which `is_for_both` is False is ignored by `torch.compile`; whoever sets one
+    is told so once.
     """
 
     name: str
@@ -52,7 +53,7 @@ class Row:
     parse: Callable[[str], Any]
     check: Callable[[Any], Any]
     is_built: bool = True
-    is_needed: bool = True
+    never_needed: str = ""
     is_for_both: bool = True
 
 
@@ -236,12 +237,12 @@ def _check_skip_checks(value: Any) -> tuple[str, ...]:
     return names
 
 
-def _flag(name: str, default: bool, doc: str, is_built: bool = False, **others: bool) -> Row:
+def _flag(name: str, default: bool, doc: str, is_built: bool = False, **others: Any) -> Row:
     variable = f"ORTMODULE_{name.upper()}"
     return Row(name, variable, default, "flag", doc, _parse_flag, _check_bool, is_built, **others)
 
 
-def _text(name: str, doc: str, is_built: bool = False, default: str = "", **others: bool) -> Row:
+def _text(name: str, doc: str, is_built: bool = False, default: str = "", **others: Any) -> Row:
     variable = f"ORTMODULE_{name.upper()}"
     return Row(name, variable, default, "text", doc, str, _check_str, is_built, **others)
 
@@ -264,26 +265,28 @@ ORTMODULE_TABLE: tuple[Row, ...] = (
          "Folder of the files of DebugOptions(save_onnx=True), over its save_path, and of the "
          "files of ORTMODULE_SAVE_ONNX; empty: the current one.", str, _check_str),
     Row("json_config_path", "ORTMODULE_JSON_CONFIG_PATH", "", "path",
-         "File that `load_from_json` reads.", str, _check_str),
+         "File that `load_from_json` reads. Of ORTModule alone.", str, _check_str,
+         is_for_both=False),
     Row("skipcheck_policy", "ORTMODULE_SKIPCHECK_POLICY", SKIP_CHECKS[1:], "names",
-         "Checks that may be left out after the first step. Never needed: all checks of a call "
-         "take microseconds and none is left out, so that no change goes unnoticed.",
-         str, _check_skip_checks, is_needed=False),
+         "Checks that may be left out after the first step.", str, _check_skip_checks,
+         never_needed="all checks of a call take microseconds and none is left out, so that no "
+         "change goes unnoticed"),
     _flag("deepcopy_before_model_export", True,
-          "Copy the module before export. Never needed: capture changes nothing of the module.",
-          is_built=True, is_needed=False),
+          "Copy the module before export.", is_built=True,
+          never_needed="capture changes nothing of the module"),
     _flag("allow_autograd_checkpoint", False,
-          "Permit torch.utils.checkpoint in the module. Never needed: it is captured, and obeyed.",
-          is_built=True, is_needed=False),
+          "Permit torch.utils.checkpoint in the module.", is_built=True,
+          never_needed="it is captured, and obeyed"),
     _flag("enable_custom_autograd", True,
           "Make each torch.autograd.Function a PythonOp, which calls it. If off, Functions are "
           "traced through, with their own backward; under torch.compile Dynamo does so always, but "
-          "for those that torch_ort.python_op wraps.", is_built=True),
+          "for those that torch_ort.python_op wraps.", is_built=True, is_for_both=False),
     _flag("disable_custom_autograd_support", False,
-          "Older name for the opposite of enable_custom_autograd.", is_built=True),
+          "Older name for the opposite of enable_custom_autograd.", is_built=True,
+          is_for_both=False),
     _text("skipped_autograd_functions",
           "Functions that become no PythonOps and are traced through: full names, with commas "
-          "between them.", is_built=True),
+          "between them.", is_built=True, is_for_both=False),
     _flag("enable_compute_optimizer", True, "Move gathers and reshapes up the graph."),
     _flag("enable_sparse_optimizer", True, "Compute only rows with labels and without padding."),
     _flag("enable_label_sparse_optimizer", True, "Compute only rows with labels."),
@@ -293,8 +296,9 @@ ORTMODULE_TABLE: tuple[Row, ...] = (
           "Print the memory of each phase of a step: steps 0 to 9, then powers of two. Of "
           "ORTModule alone.", is_built=True, is_for_both=False),
     _text("cache_dir",
-          "Keep captured graphs between runs. Never needed: a capture takes tenths of a second, "
-          "and is always of the code as it is now.", is_built=True, is_needed=False),
+          "Keep captured graphs between runs.", is_built=True,
+          never_needed="a capture takes tenths of a second, and is always of the code as it is "
+          "now"),
     Row("memory_opt_level", "ORTMODULE_MEMORY_OPT_LEVEL", 0, "int",
          "Recompute: 0 as told, 1 by layers, 2 by layers and more.", int, _check_int(0, 2), False),
     _text("memory_opt_config", "What to recompute."),
@@ -304,14 +308,15 @@ ORTMODULE_TABLE: tuple[Row, ...] = (
           default="1:0"),
     _flag("enable_mem_efficient_grad_mgmt", False, "Deliver each gradient as soon as it is there."),
     _flag("enable_zero_stage3", False,
-          "Work under DeepSpeed ZeRO stage 3. Never needed: parts whose parameters it gathers as a "
-          "whole run in the engine anyway, others cannot.", is_built=True, is_needed=False),
+          "Work under DeepSpeed ZeRO stage 3.", is_built=True,
+          never_needed="parts whose parameters it gathers as a whole run in the engine anyway, "
+          "others cannot"),
     _flag("use_efficient_attention", False,
-          "Use memory-efficient attention. Never needed: attention runs in fused kernels anyway.",
-          is_built=True, is_needed=False),
+          "Use memory-efficient attention.", is_built=True,
+          never_needed="attention runs in fused kernels anyway"),
     _text("aten_sdpa_fallback",
-          "Export attention as an ATen operator. Never needed: it is one node anyway.",
-          is_built=True, is_needed=False),
+          "Export attention as an ATen operator.", is_built=True,
+          never_needed="it is one node anyway"),
     _flag("use_triton", False, "Write kernels in Triton."),
     _text("triton_config_file", "Which operators Triton takes."),
     _flag("triton_debug", False, "Keep what Triton wrote."),
@@ -329,8 +334,9 @@ Options = make_dataclass(
 )  # fmt: skip
 
 ORTModuleOptions = make_dataclass(
-    "ORTModuleOptions", [(row.name, Any) for row in ORTMODULE_TABLE], frozen=True,
-    namespace={"__doc__": "One value for each row of ORTMODULE_TABLE."},
+    "ORTModuleOptions", [*((row.name, Any) for row in ORTMODULE_TABLE), ("given", frozenset)],
+    frozen=True,
+    namespace={"__doc__": "One value for each row of ORTMODULE_TABLE; which somebody has `given`."},
 )  # fmt: skip
 
 
@@ -372,7 +378,7 @@ def resolve_ortmodule(
         values[name] = _checked(_ORTMODULE_BY_NAME[name], name, value)
     if environment_wins:
         values |= read
-    return ORTModuleOptions(**values)
+    return ORTModuleOptions(**values, given=frozenset({*read, *(given or {})}))
 
 
 def log_level(name: str) -> Any:
@@ -423,17 +429,21 @@ def in_save_path(options: Any, given: Mapping[str, Any] | None, settings: Any) -
 
 
 def asked_in_vain(settings: Any, by_torch_compile: bool = False) -> list[tuple[str, str]]:
-    """Name the switches that differ from the default and do nothing, with the reason."""
+    """Name the switches that somebody has set and that do nothing, with the reason.
+
+    What is off anyway, and set to be so, does what it is asked for.
+    """
     found = []
     for row in ORTMODULE_TABLE:
-        default = row.default() if callable(row.default) else row.default
-        if getattr(settings, row.name) == default:
+        value = getattr(settings, row.name)
+        if row.name not in settings.given or value == "":
             continue
-        if not row.is_built:
+        if row.never_needed:
+            found.append((row.variable, f"never needed, ignored: {row.never_needed}"))
+        elif value is False:
+            continue
+        elif not row.is_built:
             found.append((row.variable, "not available yet, ignored"))
-        elif not row.is_needed:
-            reason = row.doc.partition("Never needed: ")[2].rstrip(".")
-            found.append((row.variable, f"never needed, ignored: {reason}"))
         elif by_torch_compile and not row.is_for_both:
             found.append((row.variable, "acts on ORTModule alone, ignored by torch.compile"))
     return found
@@ -506,6 +516,7 @@ def _ortmodule_line(row: Row) -> str:
     escaped = str(int(text) if isinstance(text, bool) else text).replace("|", "\\|")
     default = f"`{escaped}`" if escaped else "none"
     doc = row.doc if row.is_built else f"Not available yet, ignored. {row.doc}"
+    doc += f" Never needed: {row.never_needed}." if row.never_needed else ""
     return f"| `{row.variable}` | {default} | {row.kind} | {doc} |"
 
 

@@ -116,6 +116,11 @@ def another_value(variable: str) -> str:
     return "1" if variable in INTEGERS else "something"
 
 
+def asking_value(variable: str) -> str:
+    """Give text for a value that asks for something, which may be the default."""
+    return "1" if variable in FLAGS else another_value(variable)
+
+
 def test_the_table_holds_these_variables():
     assert sorted(row.variable for row in ORTMODULE_TABLE) == sorted(DEFAULTS)
 
@@ -412,17 +417,20 @@ class TestNotAvailableYet:
 
     @pytest.mark.parametrize("variable", AWAITED)
     def test_is_said_once(self, variable, monkeypatch, caplog):
-        monkeypatch.setenv(variable, another_value(variable))
+        monkeypatch.setenv(variable, asking_value(variable))
         for _ in range(2):
             ORTModule(nn.Linear(2, 2))
         assert self.said(caplog) == [f"{variable}: not available yet, ignored"]
         assert caplog.records[0].levelno == logging.WARNING
         assert caplog.records[0].name == "orttraining"
 
-    @pytest.mark.parametrize("variable", AWAITED)
-    def test_the_default_is_not_mentioned(self, variable, monkeypatch, caplog):
-        value = DEFAULTS[variable]
-        monkeypatch.setenv(variable, value if isinstance(value, str) else str(int(value)))
+    def test_what_nobody_has_set_is_not_mentioned(self, caplog):
+        ORTModule(nn.Linear(2, 2))
+        assert self.said(caplog) == []
+
+    @pytest.mark.parametrize("variable", sorted({*AWAITED} & {*FLAGS}))
+    def test_what_is_off_may_be_set_to_be_off(self, variable, monkeypatch, caplog):
+        monkeypatch.setenv(variable, "0")
         ORTModule(nn.Linear(2, 2))
         assert self.said(caplog) == []
 
@@ -442,7 +450,7 @@ class TestNotAvailableYet:
 
     def test_the_module_works_all_the_same(self, monkeypatch):
         for variable in AWAITED:
-            monkeypatch.setenv(variable, another_value(variable))
+            monkeypatch.setenv(variable, asking_value(variable))
         module = nn.Linear(2, 2)
         torch.testing.assert_close(ORTModule(module)(torch.ones(1, 2)), module(torch.ones(1, 2)))
 

@@ -31,6 +31,19 @@ NEVER_NEEDED = {
     "ORTMODULE_USE_EFFICIENT_ATTENTION": "1",
     "ORTMODULE_ATEN_SDPA_FALLBACK": "1",
 }
+# What asks for something, where "1" does not.
+ASKING = {
+    "ORTMODULE_FALLBACK_POLICY": "FALLBACK_DISABLE",
+    "ORTMODULE_LOG_LEVEL": "ERROR",
+    "ORTMODULE_SKIPCHECK_POLICY": "SKIP_CHECK_DISABLED",
+}
+OF_ORTMODULE = {
+    "ORTMODULE_PRINT_MEMORY_STATS": "1",
+    "ORTMODULE_ENABLE_CUSTOM_AUTOGRAD": "1",
+    "ORTMODULE_DISABLE_CUSTOM_AUTOGRAD_SUPPORT": "1",
+    "ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS": "package.Function",
+    "ORTMODULE_JSON_CONFIG_PATH": "config.json",
+}
 ROADS = {"compile": lambda module: torch.compile(module, backend="ort"), "ortmodule": ORTModule}
 
 
@@ -207,12 +220,18 @@ class TestWhatDoesNothing:
         assert len(line) > len(f"{variable}: never needed, ignored: ") + 10
 
     def test_the_table_has_no_others(self):
-        rows = [row for row in options.ORTMODULE_TABLE if not row.is_needed]
+        rows = [row for row in options.ORTMODULE_TABLE if row.never_needed]
         assert sorted(row.variable for row in rows) == sorted(NEVER_NEEDED)
-        assert all("Never needed: " in row.doc for row in rows)
-        assert not any(
-            "Never needed" in row.doc for row in options.ORTMODULE_TABLE if row not in rows
-        )
+
+    @pytest.mark.parametrize("row", options.ORTMODULE_TABLE, ids=lambda row: row.name)
+    def test_each_row_has_an_effect_or_a_reason(self, row, monkeypatch, said):
+        """Whatever is set, to its default as well, acts or is named, on either road."""
+        monkeypatch.setenv(row.variable, ASKING.get(row.variable, "1"))
+        acts = row.is_built and not row.never_needed
+        named = {True: acts and row.is_for_both, False: acts}
+        for by_torch_compile, is_silent in named.items():
+            found = options.asked_in_vain(options.resolve_ortmodule(), by_torch_compile)
+            assert [variable for variable, _ in found] == ([] if is_silent else [row.variable])
 
     def test_not_available_is_said_once(self, monkeypatch, said):
         monkeypatch.setenv("ORTMODULE_USE_TRITON", "1")
@@ -220,13 +239,12 @@ class TestWhatDoesNothing:
             compiled(Norm())(X)
         assert said() == ["ORTMODULE_USE_TRITON: not available yet, ignored"]
 
-    def test_of_ortmodule_alone(self, monkeypatch, said, capsys):
-        monkeypatch.setenv("ORTMODULE_PRINT_MEMORY_STATS", "1")
+    @pytest.mark.parametrize("variable", OF_ORTMODULE)
+    def test_of_ortmodule_alone(self, variable, monkeypatch, said, capsys):
+        monkeypatch.setenv(variable, OF_ORTMODULE[variable])
         for _ in range(2):
             compiled(Norm())(X)
-        assert said() == [
-            "ORTMODULE_PRINT_MEMORY_STATS: acts on ORTModule alone, ignored by torch.compile"
-        ]
+        assert said() == [f"{variable}: acts on ORTModule alone, ignored by torch.compile"]
         ORTModule(Norm())(X)
         assert len(said()) == 1
 
@@ -236,6 +254,8 @@ class TestWhatDoesNothing:
             compiled(Norm(), mode=mode)(X)
         (line,) = said()
         assert line == f"mode '{mode}': the same as 'default': {options.MODES[mode]}"
+        is_of_tuning = mode.startswith("max-autotune")
+        assert ("where ORTMODULE_ENABLE_TUNING=1 asks for it" in line) == is_of_tuning
 
     def test_the_default_mode(self, said):
         compiled(Norm(), mode="default")(X)
