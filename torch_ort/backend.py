@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -44,7 +45,7 @@ def ort(
     recompile_limit.remember_frame(chosen.strict)
     uncaptured.note_graph()
     size_compat.remember_dynamo_sizes()
-    state = GraphState(chosen)
+    state = GraphState(chosen, say_run=functools.partial(logs.say_run, logger))
 
     def sources() -> Sequence[Any]:
         return sources_of(module.graph.find_nodes(op="placeholder"))
@@ -70,7 +71,7 @@ def ort(
 
     def note_programs(start: float) -> None:
         watchers.note(state.programs)
-        logs.introduce(logger, settings, road="torch.compile")
+        logs.introduce(logger, settings, chosen, state.programs, road="torch.compile")
         logs.say_captured(logger, state.programs, time.perf_counter() - start)
 
     def trace_again(error: Exception, inputs: tuple) -> Callable[..., Any]:

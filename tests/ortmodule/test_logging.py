@@ -12,14 +12,17 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 from processes import LEAVE
 from torch import nn
 
-from torch_ort import DebugOptions, LogLevel, ORTModule
+import torch_ort
+from torch_ort import DebugOptions, LogLevel, ORTModule, options
 from torch_ort.capture import logs
 
 pytestmark = pytest.mark.ort_only
@@ -35,6 +38,9 @@ SPEAKS = {
     "ERROR": logging.ERROR,
     "FATAL": logging.CRITICAL,
 }
+# The least that the engine's own log lets through, and whether the traced graph is written.
+ENGINE_SPEAKS = {**SPEAKS, "INFO": logging.WARNING}
+TRACED = ("VERBOSE", "DEVINFO", "INFO")
 SILENT_ELSEWHERE = ("INFO", "WARNING", "ERROR", "FATAL")  # on other ranks than 0
 X = torch.ones(2, 4)
 TITLE = "ORTModule: forward and backward run as one graph in the engine"
@@ -47,9 +53,12 @@ def logger(monkeypatch) -> Iterator[logging.Logger]:
     monkeypatch.delenv("ORTMODULE_FALLBACK_POLICY", raising=False)
     monkeypatch.setattr(logs, "_said", set())
     log = logging.getLogger("orttraining")
-    level, disabled = log.level, log.disabled
+    touched = (log, log.getChild("engine"), logging.getLogger("torch_ort"))
+    before = [(each.level, each.disabled) for each in touched]
     yield log
-    log.level, log.disabled = level, disabled
+    for each, (level, disabled) in zip(touched, before, strict=True):
+        each.setLevel(level)
+        each.disabled = disabled
 
 
 @pytest.fixture
@@ -61,6 +70,22 @@ def said(caplog):
         return [r.getMessage() for r in ours if level in (None, r.levelno)]
 
     return messages
+
+
+@pytest.fixture
+def said_by_engine(caplog):
+    """Return a function that gives the messages of the engine at a level."""
+
+    def messages(level: int) -> list[str]:
+        ours = [r for r in caplog.records if r.name == "orttraining.engine"]
+        return [r.getMessage() for r in ours if r.levelno == level]
+
+    return messages
+
+
+class Counts(nn.Linear):
+    def forward(self, x):
+        return super().forward(x)[x.sum(1).nonzero()[:, 0]]
 
 
 class Scaled(nn.Module):
@@ -132,6 +157,45 @@ class TestLevel:
         assert all(re.fullmatch(pattern, line) for line in lines)
         assert all(f"{part} " in line for line in lines for part in ("read", "passes", "record"))
 
+    def test_traced_graph(self, level, said):
+        run(Scaled(), level)
+        graphs = [m for m in said(logging.INFO) if m.startswith("traced graph ")]
+        assert len(graphs) == (1 if level in TRACED else 0)
+        for graph in graphs:
+            onnx.parser.parse_model(graph.partition("\n")[2])
+            assert "Gemm" in graph
+            assert "com.microsoft.YieldOp" in graph
+
+    def test_engine(self, level, said_by_engine):
+        """Developers are told what passes did, and how much memory a step takes."""
+        wrapped = run(nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)), level, times=2)
+        spoken = said_by_engine(logging.INFO)
+        if ENGINE_SPEAKS[level] > logging.INFO:
+            assert spoken == said_by_engine(logging.DEBUG) == []
+            return
+        assert any(re.fullmatch(r"pass fuse_regions: \d+ rewrites in .* ms", m) for m in spoken)
+        (steps,) = [m for m in spoken if re.fullmatch(r"steps of graph \d+: .*", m)]
+        assert "2 region" in steps
+        (plan,) = [m for m in spoken if m.startswith("plan of graph")]
+        report = wrapped._calls._captured[0].state.programs[0].session.plan_report()
+        assert f": {report['steps_forward']} forward and {report['steps_backward']} back" in plan
+        assert plan.endswith(f", {report['peak_bytes'] / 1024:.1f} KiB at the peak")
+
+    def test_engine_step_by_step(self, level, said_by_engine):
+        run(nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)), level, times=2)
+        spoken = said_by_engine(logging.DEBUG)
+        assert len(spoken) == (2 if level == "VERBOSE" else 0)
+        for text, words in zip(spoken, ("torch_ort.Region", "primals_3"), strict=False):
+            assert re.match(r"(steps|plan) of graph \d+:\n", text)
+            assert words in text
+
+    @pytest.mark.hands_over("sizes that data tells")
+    def test_why_a_recording_was_left_to_aotautograd(self, level, caplog):
+        run(Counts(4, 3), level)
+        told = [r for r in caplog.records if r.name == "torch_ort.recorder"]
+        assert len(told) == (1 if VALUES[level] <= LogLevel.DEVINFO else 0)
+        assert all("recorder: " in record.getMessage() for record in told)
+
     def test_reason_of_a_recapture(self, level, said):
         wrapped = run(Scaled(), level)
         wrapped(torch.ones(2, 4, dtype=torch.float64))
@@ -160,14 +224,51 @@ class TestLevel:
 class TestIntroduction:
     RULES = "ORTMODULE_ENABLE_CUSTOM_AUTOGRAD ON, ORTMODULE_FALLBACK_POLICY {}"
 
+    KERNELS = "kernels of its own for {}, else PyTorch's"
+
     def test_words(self, said):
         run(Scaled(), "INFO")
-        assert said()[0] == f"{TITLE} ({self.RULES.format('ON')})"
+        isa = options.resolve().isa or torch_ort._C.isa_names()[-1]
+        kernels = self.KERNELS.format(f"fused regions ({isa}), attention and products of matrices")
+        assert said()[0] == f"{TITLE}, on cpu with {kernels} ({self.RULES.format('ON')})"
 
     def test_no_fallback(self, said, monkeypatch):
         monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
         run(Scaled(), "INFO")
-        assert said()[0] == f"{TITLE} ({self.RULES.format('OFF')})"
+        assert said()[0].endswith(f" ({self.RULES.format('OFF')})")
+
+    @pytest.mark.parametrize(
+        ("disabled", "words"),
+        [
+            ("products", KERNELS.format("fused regions (portable) and attention")),
+            ("region_kernels", KERNELS.format("attention and products of matrices")),
+            ("fuse_regions,products", KERNELS.format("attention")),
+            ("own_kernels", "PyTorch's kernels"),
+        ],
+    )
+    def test_kernels_that_are_switched_off(self, disabled, words, said):
+        config = {"disable": disabled, "isa": "portable"}
+        ORTModule(Scaled(), at("INFO", config=config))(X)
+        assert said()[0].startswith(f"{TITLE}, on cpu with {words} (")
+
+    def test_is_one_for_each_device(self, said):
+        """A graph of a device whose kernels are PyTorch's says so."""
+        wrapped = run(Scaled(), "INFO")
+        (program,) = wrapped._calls._captured[0].state.programs
+        types = program.graph.types()
+        assert {device for *_, device in types.values()} == {"cpu"}
+
+        class OnGpu:
+            def types(self) -> dict:
+                return {"x": ("float", [2], [1], "cuda:0"), "seed": ("int64", [], [], "cpu")}
+
+        settings, chosen = options.resolve_ortmodule(), options.resolve()
+        on_gpu = replace(program, graph=OnGpu())
+        for _ in range(2):
+            logs.introduce(wrapped._calls._logger, settings, chosen, [on_gpu, program])
+        titles = introductions(said())
+        assert len(titles) == 2
+        assert titles[1].startswith(f"{TITLE}, on cuda with PyTorch's kernels (")
 
     def test_is_for_those_who_ask(self, said):
         run(Scaled())

@@ -143,10 +143,19 @@ class TestLogLevel:
         model = compiled(Norm())
         for _ in range(2):
             model(X).sum().backward()
-        title, line = said()
+        title, line, graph = said()
         assert title.startswith("torch.compile: forward and backward run as one graph in the")
-        assert "ORTMODULE_FALLBACK_POLICY ON" in title
+        assert title.endswith("(ORTMODULE_FALLBACK_POLICY ON)")
+        assert graph.startswith("traced graph ")
         assert line.startswith("captured a training graph in ")
+
+    @pytest.mark.parametrize(("level", "is_heard"), [("INFO", False), ("DEVINFO", True)])
+    def test_the_engine_speaks_to_developers(self, level, is_heard, monkeypatch, caplog):
+        monkeypatch.setenv("ORTMODULE_LOG_LEVEL", level)
+        compiled(Norm())(X).sum().backward()
+        said = [r.getMessage() for r in caplog.records if r.name == "orttraining.engine"]
+        assert any(text.startswith("pass fuse_regions: ") for text in said) == is_heard
+        assert any(text.startswith("plan of graph ") for text in said) == is_heard
 
     def test_each_road_is_introduced(self, monkeypatch, said):
         monkeypatch.setenv("ORTMODULE_LOG_LEVEL", "INFO")

@@ -1,15 +1,17 @@
-"""What is said of captures: one logger by rank, one introduction in a process and road."""
+"""What is said of captures: one logger by rank, one introduction for each road and device."""
 
 from __future__ import annotations
 
 import logging
 import sys
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
 
-from torch_ort import options
+from torch_ort import _C, options
 from torch_ort.core.log_level import LogLevel
+from torch_ort.engine import compiler
 from torch_ort.engine.program import Program
 from torch_ort.functions.capturing import policy_of
 
@@ -22,6 +24,9 @@ PYTHON_LEVELS = {
     LogLevel.ERROR: logging.ERROR,
     LogLevel.FATAL: logging.CRITICAL,
 }
+
+# The engine speaks to developers alone: of passes, steps and memory.
+ENGINE_LEVELS = {**PYTHON_LEVELS, LogLevel.INFO: logging.WARNING}
 
 _said: set[str] = set()
 
@@ -43,14 +48,28 @@ def make_logger(level: LogLevel) -> logging.Logger:
     logger = logging.getLogger(f"orttraining.rank-{rank}" if world > 1 else "orttraining")
     logger.setLevel(PYTHON_LEVELS[level])
     logger.disabled = rank != 0 and level >= LogLevel.INFO
-    root = logging.getLogger("orttraining")
-    if not root.hasHandlers():
+    engine_logger(logger).setLevel(ENGINE_LEVELS[level])
+    _let_speak(logging.getLogger("orttraining"))
+    if level <= LogLevel.DEVINFO:
+        # Why recordings were left to AOTAutograd is said there, to whoever asks for that logger.
+        of_package = logging.getLogger("torch_ort")
+        of_package.setLevel(PYTHON_LEVELS[level])
+        _let_speak(of_package)
+    return logger
+
+
+def engine_logger(logger: logging.Logger) -> logging.Logger:
+    """Give the logger of what the engine does, beside one that `make_logger` has made."""
+    return logger.getChild("engine")
+
+
+def _let_speak(logger: logging.Logger) -> None:
+    if not logger.hasHandlers():
         handler = _StderrHandler()
         handler.setFormatter(
             logging.Formatter("%(asctime)s %(name)s [%(levelname)s] - %(message)s")
         )
-        root.addHandler(handler)
-    return logger
+        logger.addHandler(handler)
 
 
 class _StderrHandler(logging.StreamHandler):
@@ -86,25 +105,98 @@ def say_mode(logger: logging.Logger, mode: str | None) -> None:
 
 
 def introduce(
-    logger: logging.Logger, settings: options.ORTModuleOptions, road: str = "ORTModule"
+    logger: logging.Logger,
+    settings: options.ORTModuleOptions,
+    chosen: options.Options,
+    programs: Sequence[Program],
+    road: str = "ORTModule",
 ) -> None:
-    """Say, once in a process and at INFO, that a road runs in the engine, and by which rules."""
-    is_heard = rank_and_world()[0] == 0 and logger.isEnabledFor(logging.INFO)
-    if f"introduction of {road}" in _said or not is_heard:
+    """Say at INFO that a road runs in the engine, whose kernels do so, and by which rules.
+
+    Once in a process for each road and type of device.
+    """
+    if rank_and_world()[0] != 0 or not logger.isEnabledFor(logging.INFO):
         return
-    _said.add(f"introduction of {road}")
-    policy = settings.fallback_policy
-    states = {
-        "ORTMODULE_ENABLE_CUSTOM_AUTOGRAD": policy_of(settings).is_enabled,
-        "ORTMODULE_FALLBACK_POLICY": not policy & type(policy).FALLBACK_DISABLE,
+    for device in sorted({_device_of(program) for program in programs}):
+        introduction = f"introduction of {road} on {device}"
+        if introduction not in _said:
+            _said.add(introduction)
+            logger.info(
+                "%s: forward and backward run as one graph in the engine, on %s with %s (%s)",
+                road, device, _kernels_on(device, chosen), _rules(settings, road),
+            )  # fmt: skip
+
+
+def _device_of(program: Program) -> str:
+    """Name the type of device that a graph runs on; some of its numbers lie on the CPU always."""
+    types = {device.partition(":")[0] for *_, device in program.graph.types().values()}
+    return min(types - {"cpu"}, default="cpu")
+
+
+def _kernels_on(device: str, chosen: options.Options) -> str:
+    """Say whose kernels run a graph."""
+    if device != "cpu":
+        return "PyTorch's kernels"
+    disabled = {*chosen.disable}
+    switches = {
+        f"fused regions ({chosen.isa or _C.isa_names()[-1]})": {"fuse_regions", "region_kernels"},
+        "attention": {"fuse_attention"},
+        "products of matrices": {"products"},
     }
-    words = ", ".join(f"{name} {'ON' if is_on else 'OFF'}" for name, is_on in states.items())
-    logger.info("%s: forward and backward run as one graph in the engine (%s)", road, words)
+    ours = [name for name, switched_off in switches.items() if not disabled & switched_off]
+    if not ours:
+        return "PyTorch's kernels"
+    words = " and ".join([", ".join(ours[:-1]), ours[-1]] if len(ours) > 1 else ours)
+    return f"kernels of its own for {words}, else PyTorch's"
+
+
+def _rules(settings: options.ORTModuleOptions, road: str) -> str:
+    policy = settings.fallback_policy
+    states = {"ORTMODULE_FALLBACK_POLICY": not policy & type(policy).FALLBACK_DISABLE}
+    if road == "ORTModule":  # what Functions become under torch.compile is Dynamo's choice
+        is_enabled = policy_of(settings).is_enabled
+        states = {"ORTMODULE_ENABLE_CUSTOM_AUTOGRAD": is_enabled, **states}
+    return ", ".join(f"{name} {'ON' if is_on else 'OFF'}" for name, is_on in states.items())
 
 
 def say_captured(logger: logging.Logger, programs: Sequence[Program], seconds: float) -> None:
-    """Say, at INFO, what a capture has given, and the time of its parts."""
+    """Say what a capture has given, and the time of its parts.
+
+    At INFO the graph as it was traced; at DEVINFO what passes did and how many steps of each form
+    there are, at VERBOSE each step.
+    """
+    engine = engine_logger(logger)
     for program in programs:
         spent = ", ".join(f"{name} {1000 * s:.0f} ms" for name, s in program.seconds.items())
         kind = "training" if program.is_training else "inference"
         logger.info("captured a %s graph in %.2fs: %s", kind, seconds, spent)
+        if logger.isEnabledFor(logging.INFO):
+            logger.info(
+                "traced graph %d:\n%s", program.number, compiler.onnx_text(program.captured)
+            )
+        if engine.isEnabledFor(logging.INFO):
+            for name, rewrites, milliseconds in program.passes:
+                if rewrites:
+                    engine.info("pass %s: %d rewrites in %.2f ms", name, rewrites, milliseconds)
+            forms = Counter(form for _, _, form, _, _ in program.session.steps())
+            counts = ", ".join(f"{count} {form}" for form, count in forms.most_common())
+            engine.info("steps of graph %d: %s", program.number, counts)
+        if engine.isEnabledFor(logging.DEBUG):
+            steps = compiler.steps_text(program.session)
+            engine.debug("steps of graph %d:\n%s", program.number, steps)
+
+
+def say_run(logger: logging.Logger, program: Program) -> None:
+    """Say what only a run can tell: the memory plan, at VERBOSE with the place of each tensor."""
+    engine = engine_logger(logger)
+    if not engine.isEnabledFor(logging.INFO):
+        return
+    plan = program.session.plan_report()
+    if plan is not None:
+        engine.info(
+            "plan of graph %d: %d forward and %d backward steps, %d in place, %.1f KiB for what "
+            "crosses to backward, %.1f KiB at the peak",
+            program.number, plan["steps_forward"], plan["steps_backward"], plan["in_place"],
+            plan["saved_bytes"] / 1024, plan["peak_bytes"] / 1024,
+        )  # fmt: skip
+        engine.debug("plan of graph %d:\n%s", program.number, compiler.plan_text(program.session))

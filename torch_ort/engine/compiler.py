@@ -74,7 +74,7 @@ def compile_program(
     program.session, _ = _sessions[key]
     if "steps" in options.dump:
         with asked_for():
-            _write_text(options, f"{program.number:02}_steps.txt", _steps_text(program.session))
+            _write_text(options, f"{program.number:02}_steps.txt", steps_text(program.session))
     return program.session
 
 
@@ -143,7 +143,7 @@ def onnx_text(graph: _C.Graph) -> str:
     return onnx.printer.to_text(onnx.load_from_string(graph.to_onnx(_C.required_opset(graph))))
 
 
-def _steps_text(session: _C.Session) -> str:
+def steps_text(session: _C.Session) -> str:
     """One line per kernel call, in the order of the graph."""
     lines = [
         f"{'backward' if backward else 'forward ':8} {form:10} {op:44} {name:32} {origin}".rstrip()
@@ -161,10 +161,10 @@ def write_choices(programs: Iterable[Program], options: Options) -> None:
 
 def write_plan(program: Program, options: Options) -> None:
     """Write where each tensor of the plan used last lies, as the dump `plan`."""
-    _write_text(options, f"{program.number:02}_plan.txt", _plan_text(program.session))
+    _write_text(options, f"{program.number:02}_plan.txt", plan_text(program.session))
 
 
-def _plan_text(session: _C.Session) -> str:
+def plan_text(session: _C.Session) -> str:
     """One line per tensor, in the order of their first steps; steps are counted as they run."""
     line = "{:40} {:9} {:7} {:>12} {:>12} {:>5} {:>5}  {}".format
     lines = [line("name", "kind", "area", "offset", "bytes", "first", "last", "memory of")]

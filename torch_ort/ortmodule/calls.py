@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -341,7 +342,8 @@ class Calls:
         first_error: Exception | None = None
         for names, are_fixed in attempts:
             rewrite = rewrite_for(self._module, device, self._options.opset)
-            state = GraphState(self._options, self._files, rewrite)
+            say_run = functools.partial(logs.say_run, self._logger)
+            state = GraphState(self._options, self._files, rewrite, say_run)
             random = TorchGenerators()
             _thread.is_capturing = True
             try:
@@ -371,11 +373,12 @@ class Calls:
             self._logger.info("captured again, because %s", why)
 
     def _say_captured(self, captured: _Captured, seconds: float) -> None:
-        logs.introduce(self._logger, self.settings)
+        programs = captured.state.programs
+        logs.introduce(self._logger, self.settings, self._options, programs)
         if captured.capture.unseen:
             names = ", ".join(captured.capture.unseen)
             self._logger.info("what forward reads is constant until recapture(): %s", names)
-        logs.say_captured(self._logger, captured.state.programs, seconds)
+        logs.say_captured(self._logger, programs, seconds)
 
 
 def is_traced() -> bool:

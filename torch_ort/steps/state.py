@@ -22,6 +22,7 @@ class GraphState:
     options: Options
     files: Any = None  # of an ORTModule: writes graphs and plans
     rewrite: Callable[[_C.Graph], _C.Graph] | None = None  # of an ORTModule: the user's passes
+    say_run: Callable[[Program], None] = lambda program: None  # what only a run can tell
     failed: bool = False  # a backward failed: eager from now on
     is_differentiated_twice: bool = False  # which is how it has failed
     is_repeatable: bool = False  # running again changes nothing: no writes, no random numbers
@@ -30,7 +31,9 @@ class GraphState:
     written: list[tuple[torch.Tensor, torch.Tensor]] | None = None
 
     def note_first_run(self) -> None:
-        """Write what only a run can tell; called when a first run has succeeded."""
+        """Say and write what only a run can tell; called when a first run has succeeded."""
+        for program in self.programs:
+            self.say_run(program)
         with asked_for():
             compiler.write_choices(self.programs, self.options)
             if "plan" in self.options.dump:
