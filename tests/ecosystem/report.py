@@ -23,6 +23,7 @@ PAGE = FOLDER.parents[1] / "docs" / "integrations.md"
 # What stands behind each file of tests: a title, and the packages whose versions matter.
 INTEGRATIONS = {
     "test_trainer": ("Hugging Face Trainer", ("transformers", "accelerate")),
+    "test_sharded_trainer": ("Trainer with FSDP2", ("transformers", "accelerate")),
     "test_ort_trainer": ("ORTTrainer, as optimum had it", ("transformers", "accelerate")),
     "test_names": ("Names in Accelerate and Transformers", ("transformers", "accelerate")),
     "test_accelerate": ("Accelerate", ("accelerate",)),

@@ -294,6 +294,51 @@ def test_hooks_of_parts_are_called():
     torch.testing.assert_close(seen[module.module], seen[eager])
 
 
+@pytest.fixture
+def sharding_hook():
+    """Return a hook that counts, and passes for one of fully_shard's."""
+
+    def gather(part, args):
+        gather.calls += 1
+
+    gather.calls = 0
+    gather.__module__ = "torch.distributed.fsdp._fully_shard._fsdp_state"
+    return gather
+
+
+@pytest.mark.parametrize("kind", [ORTModule, HierarchicalORTModule])
+def test_parts_that_are_sharded_run_in_the_engine(kind, sharding_hook):
+    """Their hooks run around them at each call."""
+    eager, module = pair(lambda: nn.Sequential(Branches().first, Branches().last), kind)
+    module.module[1].register_forward_pre_hook(sharding_hook)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        got = train(module)
+    torch.testing.assert_close(got, train(eager))
+    assert sharding_hook.calls == 4
+    said = [str(w.message) for w in caught if w.category is FallbackWarning]
+    assert len(said) == (1 if kind is ORTModule else 0)
+    for words in said:
+        assert "module '1' has a forward hook, 'gather' of fully_shard, which takes an" in words
+        assert "; those parts of the module that can be captured run in the engine" in words
+    assert torch_ort.counters()["forward_runs"] == 2 * 3
+
+
+def test_hooks_of_others_are_told_of_before_those_of_shards(sharding_hook):
+    """They may be taken off again; until then calls run in PyTorch as a whole."""
+    _, module = pair(lambda: nn.Sequential(Branches().first, Branches().last))
+    module.module[0].register_forward_pre_hook(sharding_hook)
+    seen = []
+    handle = module.module[1].register_forward_hook(lambda part, args, y: seen.append(y.detach()))
+    with pytest.warns(FallbackWarning, match="module '1' has a forward hook, '<lambda>'.*calls w"):
+        train(module, range(2))
+    assert len(seen) == 2
+    handle.remove()
+    with pytest.warns(FallbackWarning, match="'gather' of fully_shard.*those parts of the module"):
+        train(module, range(2))
+    assert torch_ort.counters()["forward_runs"] == 2
+
+
 def test_parts_that_are_ortmodules_take_themselves_apart():
     torch.manual_seed(0)
     eager = Outer()

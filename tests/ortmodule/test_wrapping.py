@@ -777,12 +777,15 @@ def test_copies_of_a_wrapper_of_a_librarys_model_are_wrappers(library_model, dup
 
 
 def test_a_class_derived_of_a_librarys_model_is_derived_of_the_wrapper(library_model):
-    """`fully_shard` derives one of `__class__`, and sets it."""
+    """`fully_shard` derives one of `__class__`, and sets it; the library still finds its own."""
     ours = ORTModule(library_model)
-    kind = ours.__class__
-    ours.__class__ = type("Sharded", (kind,), {"of_shards": lambda self: 7})
-    assert isinstance(ours, ORTModule)
-    assert not issubclass(type(ours), kind)
-    assert ours.of_shards() == 7
-    assert ours.__class__ is type(ours)
-    assert ours.module is library_model
+    for name in ("Sharded", "ShardedTwice"):
+        kind = ours.__class__
+        ours.__class__ = derived = type(name, (kind,), {name: lambda self: 7})
+        assert isinstance(ours, ORTModule)
+        assert not issubclass(type(ours), kind)
+        assert getattr(ours, name)() == 7
+        assert type(ours).__name__ == name
+        assert ours.__class__ is derived
+        assert isinstance(ours, type(library_model))
+        assert ours.module is library_model

@@ -244,15 +244,18 @@ def capture_module(
     are_fixed: bool = False,
     run: Callable[..., Any] | None = None,
     functions: Policy | None = None,
+    is_inside: bool = False,
 ) -> ModuleCapture:
     """Capture a module for calls like the given one, of any sizes unless these `are_fixed`.
 
     Where the recorder hands over to AOTAutograd, sizes of 0 and 1 are fixed in any case.
     `floats` names the arguments that are numbers of the graph instead of constants; `run` is called
-    instead of the module; `functions` says which torch.autograd.Functions become PythonOps.
+    instead of the module, inside of the hooks that fully_shard has put onto it if it `is_inside`;
+    `functions` says which torch.autograd.Functions become PythonOps.
     Raises UnknownType for arguments that are no tensors, numbers or containers of them; Unsupported
     or InternalError for what cannot be captured, an error of the module itself included.
     """
+    check_kind(module, is_inside)
     call = _Call(module, run or module, args, kwargs, floats, functions or Policy())
     given = RecordedInputs(are_fixed)
     capture = record_or_hand_over(
@@ -284,7 +287,6 @@ def _trace(
     reading: Callable[..., Any],
 ) -> ModuleCapture:  # fmt: skip
     module = call.module
-    check_kind(module)
     held = ModuleState(module)
     held.check()
     inputs = describe_call(module, call.args, call.kwargs, held, call.floats)
@@ -350,7 +352,7 @@ def _traced_by_pytorch(capture: Capture, trace: _Trace) -> Callable[..., Sequenc
 HOOKS_RUN = "which may do more than compute: a captured graph would not run it at every call"
 
 
-def check_kind(module: torch.nn.Module) -> None:
+def check_kind(module: torch.nn.Module, is_inside: bool) -> None:
     """Raise Unsupported for what does more in backward, or around forward, than a graph can."""
     for path, part in module.named_modules():
         name = f"module '{path}'" if path else "the module"
@@ -368,9 +370,11 @@ def check_kind(module: torch.nn.Module) -> None:
             )
         if part._backward_hooks or part._backward_pre_hooks:
             raise Unsupported(f"{name} has backward hooks, which a captured graph would not call")
-    hook = hook_with_effects(module)
-    if hook:
-        raise Unsupported(f"{hook}, {HOOKS_RUN}")
+    hook = hook_with_effects(module, of_parts_alone=is_inside)
+    if hook is not None:
+        # Parts can do without: those of fully_shard run around their calls.
+        with blamed_on_forward() if hook.is_of_shards else nullcontext():
+            raise Unsupported(f"{hook.words}, {HOOKS_RUN}")
 
 
 def describe_call(

@@ -14,7 +14,7 @@ import os
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -55,21 +55,37 @@ _OF_TENSORS = (
 )
 
 
-def hook_with_effects(module: torch.nn.Module) -> str:
-    """Name a forward hook in a tree of modules that may do more than compute; empty: there is none.
+class HookWithEffects(NamedTuple):
+    """A forward hook that may do more than compute: which one, and whether it is fully_shard's."""
 
-    Those of scripts are compiled into them.
+    words: str
+    is_of_shards: bool = False
+
+
+def hook_with_effects(
+    module: torch.nn.Module, *, of_parts_alone: bool = False
+) -> HookWithEffects | None:
+    """Find a forward hook in a tree of modules that may do more than compute.
+
+    Those of scripts are compiled into them. `of_parts_alone` leaves out those that fully_shard has
+    put onto the module itself, for a call of what is inside of them. Those of its parts come last:
+    they stay for good, while others may be taken off again.
     """
     if any(GLOBAL_HOOKS):
-        return "a hook for all modules is registered (torch.nn.modules.module)"
+        return HookWithEffects("a hook for all modules is registered (torch.nn.modules.module)")
+    of_shards = None
     for path, part in module.named_modules():
         if is_script(part):
             continue
         for hook in (*part._forward_pre_hooks.values(), *part._forward_hooks.values()):
-            if not only_computes(hook, part):
-                name = f"module '{path}'" if path else "the module"
-                return f"{name} has a forward hook, {_named(hook)}"
-    return ""
+            name = f"module '{path}'" if path else "the module"
+            if f"{hook.__module__}.".startswith(_SHARDING):
+                if path or not of_parts_alone:
+                    words = f"{name} has a forward hook, {_named(hook)}"
+                    of_shards = of_shards or HookWithEffects(words, is_of_shards=True)
+            elif not only_computes(hook, part):
+                return HookWithEffects(f"{name} has a forward hook, {_named(hook)}")
+    return of_shards
 
 
 def only_computes(hook: Callable[..., Any], module: torch.nn.Module | None = None) -> bool:

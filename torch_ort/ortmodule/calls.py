@@ -103,6 +103,7 @@ class Calls:
         self.take_apart: Callable[[], Watcher | None] | None = None
         self._watch_result: Watcher | None = None
         self.subject = "the module"  # in messages
+        self.is_inside = False  # what runs is forward alone: hooks of the module run around it
         if pending is not None:
             self._fall_back(pending, "capture")
             self._in_pytorch = True
@@ -127,9 +128,9 @@ class Calls:
         except Exception as error:
             return self._run_in_pytorch(fallback.failure_of(error, "capture"), args, kwargs)
         if captured is None:
-            hook = hook_with_effects(self._module) if self.instead_of_pytorch is None else ""
-            if hook:
-                why = f"{hook}, {HOOKS_RUN}"
+            hook = hook_with_effects(self._module) if self.instead_of_pytorch is None else None
+            if hook is not None and not hook.is_of_shards:  # it may be taken off again
+                why = f"{hook.words}, {HOOKS_RUN}"
                 return self._run_this_in_pytorch(why, "capture", "calls with it run", args, kwargs)
             found = fallback.within_boundary(
                 lambda: self._find_or_capture(args, kwargs), lambda failure: failure, "capture"
@@ -350,6 +351,7 @@ class Calls:
                 capture = capture_module(
                     self._module, args, kwargs, self._options, state, floats=names,
                     are_fixed=are_fixed, run=self._run_plain, functions=policy_of(self.settings),
+                    is_inside=self.is_inside,
                 )  # fmt: skip
             except Exception as error:
                 if self._strict and not isinstance(error, _C.Unsupported):

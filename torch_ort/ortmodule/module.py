@@ -23,8 +23,8 @@ from torch_ort.ortmodule.parts import Parts, put_together
 
 # What stands in an ORTModule's own __dict__; all else belongs to the wrapped module.
 _OWN = (
-    "_original", "_made_as", "_calls", "_stats", "_debug_options", "_bound", "_overrides",
-    "forward",
+    "_original", "_made_as", "_claimed", "_calls", "_stats", "_debug_options", "_bound",
+    "_overrides", "forward",
 )  # fmt: skip
 
 # What others keep in the __dict__ of the module that they got, and look for there: Accelerate the
@@ -215,6 +215,8 @@ class ORTModule(torch.nn.Module):
 
         `isinstance(module, ORTModule)` holds in both cases: Python asks for the type first.
         """
+        if "_claimed" in self.__dict__:
+            return self._claimed
         original = self.__dict__.get("_original")
         is_own = original is None or self._is_reclassed or not is_library_model(original)
         return type(self) if is_own else type(original)
@@ -222,9 +224,10 @@ class ORTModule(torch.nn.Module):
     @__class__.setter
     def __class__(self, kind: type) -> None:
         # Who derives a class from the one that we claim to have, as `fully_shard` does, gets the
-        # same derivation of ours.
+        # same derivation of ours; we claim theirs.
         claimed = self.__class__
         if claimed is not type(self) and issubclass(kind, claimed):
+            self.__dict__["_claimed"] = kind
             bases = tuple(type(self) if base is claimed else base for base in kind.__bases__)
             inherited = ("__dict__", "__weakref__")
             members = {name: it for name, it in vars(kind).items() if name not in inherited}

@@ -150,6 +150,7 @@ class _PartForward:
     def _make_calls(self) -> Calls:
         calls = make_calls(self._module, self._debug, run=self.own)
         calls.instead_of_pytorch = lambda: None
+        calls.is_inside = True
         calls.subject = f"a part of the module, {type(self._module).__name__},"
         return calls
 
