@@ -1,6 +1,7 @@
 # The trainers that optimum had, and the callback.
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ import families
 import pytest
 import torch
 from processes import run_script
+
+import torch_ort
 
 pytestmark = pytest.mark.hf
 
@@ -116,6 +119,60 @@ def test_training_is_that_of_transformers(tmp_path, family, setting):
         assert bool(ours["files"]) == (name == "saved")
     if "saved" in report:
         assert "gpt_optimized_training.onnx" in report["saved"]["files"]
+
+
+class Scores(torch.nn.Module):
+    """Branches on what its first layers give, if it is told to."""
+
+    def __init__(self, branches: bool) -> None:
+        super().__init__()
+        self.branches = branches
+        self.body = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh())
+        self.head = torch.nn.Sequential(torch.nn.GELU(), torch.nn.Linear(8, 3))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = self.body(x)
+        if self.branches and y.sum() > 0:
+            y = -y
+        return {"logits": self.head(y)}
+
+
+def loss_with_branch(outputs, labels, count):
+    loss = torch.nn.functional.cross_entropy(outputs["logits"], labels, reduction="sum") / count
+    return loss * 2 if loss > 1 else loss
+
+
+# Graphs that run in each of the calls after the first one, which runs in PyTorch.
+@pytest.mark.parametrize(("branches", "graphs"), [(False, 1), (True, 2)])
+@pytest.mark.hands_over("branches on data")
+def test_what_is_not_captured_with_its_loss_runs_in_parts(branches, graphs, monkeypatch):
+    hf = pytest.importorskip("torch_ort.integrations.transformers")
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    torch.manual_seed(0)
+    eager = Scores(branches)
+    ours = hf._WithLoss(copy.deepcopy(eager), torch_ort.DebugOptions(), loss_with_branch)
+
+    def losses(call, parameters) -> list[torch.Tensor]:
+        found = []
+        for step in range(4):
+            x = torch.randn(5, 6, generator=torch.Generator().manual_seed(step))
+            loss = call(x, torch.arange(5) % 3)
+            found += [loss.detach(), *torch.autograd.grad(loss, parameters)]
+        return found
+
+    names = {"labels_of_trainer": None, "num_items_in_batch": 5}
+    with pytest.warns(UserWarning, match="those parts of the module that can be captured run in"):
+        got = losses(
+            lambda x, y: ours(x=x, **{**names, "labels_of_trainer": y})["loss"],
+            list(ours.module.parameters()),
+        )
+    want = losses(lambda x, y: loss_with_branch(eager(x), y, 5), list(eager.parameters()))
+    torch.testing.assert_close(got, want)
+    counters = torch_ort.counters()
+    assert counters["fallbacks"] == 1
+    assert counters["forward_runs"] == counters["backward_runs"] == 3 * graphs
+    ours.recapture()
+    assert all("forward" not in vars(part) for part in ours.module.modules())
 
 
 def test_wrong_arguments_are_refused(tmp_path):

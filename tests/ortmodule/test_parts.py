@@ -281,6 +281,17 @@ def test_recapture_puts_the_module_together_again():
     assert torch_ort.counters()["forward_runs"] == 6
 
 
+@pytest.mark.filterwarnings("ignore::torch_ort.fallback.FallbackWarning")
+def test_scripts_need_the_modules_own_forward():
+    eager, module = in_parts()
+    words = "forward of Sequential is one that runs it in the engine.*recapture.* puts the module's"
+    with pytest.raises(AttributeError, match=words):
+        torch.jit.script(module.module.first)
+    module.recapture()
+    scripted = torch.jit.script(module.module.first)
+    torch.testing.assert_close(scripted(rows()), eager.first(rows()))
+
+
 def test_hooks_of_parts_are_called():
     eager, module = in_parts()
     seen: dict[nn.Module, list[torch.Tensor]] = {}

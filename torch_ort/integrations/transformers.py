@@ -36,7 +36,6 @@ except ImportError as error:
 
 from torch_ort.core.counting import counters
 from torch_ort.ortmodule import DebugOptions, LogLevel, ORTModule
-from torch_ort.ortmodule.calls import Calls, make_calls
 
 __all__ = [
     "ORTCallback",
@@ -110,9 +109,8 @@ class _WithLoss(ORTModule):
         self.__dict__["_loss_of_trainer"] = loss
         super().__init__(module, debug)
 
-    def _make_calls(self, module: torch.nn.Module, debug: DebugOptions) -> Calls:
-        run = functools.partial(_run_with_loss, module, self._loss_of_trainer)
-        return make_calls(module, debug, run)
+    def _around(self, module: torch.nn.Module) -> Callable[..., Any]:
+        return functools.partial(_run_with_loss, module, self._loss_of_trainer)
 
 
 def _run_with_loss(module: torch.nn.Module, loss: Loss, /, **inputs: Any) -> Any:

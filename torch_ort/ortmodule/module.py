@@ -77,9 +77,15 @@ class ORTModule(torch.nn.Module):
         self.__dict__["forward"] = self._make_forward()
 
     def _make_calls(self, module: torch.nn.Module, debug: DebugOptions) -> Calls:
-        calls = make_calls(module, debug)
-        calls.take_apart = lambda: Parts(module, ORTModule, is_cautious=True).take(debug)
+        around = self._around(module)
+        calls = make_calls(module, debug, around)
+        parts = {"is_cautious": True, "takes_whole": around is not None}
+        calls.take_apart = lambda: Parts(module, ORTModule, **parts).take(debug)
         return calls
+
+    def _around(self, module: torch.nn.Module) -> Callable[..., Any] | None:
+        """Give what calls of this object do in place of the wrapped module, which it calls."""
+        return None
 
     def _configure(self, debug_options: DebugOptions) -> None:
         """Start again with other options; if they are wrong, the old ones stay."""

@@ -27,6 +27,8 @@ class Parts:
     Of those that lie in one another the outermost that can be captured runs in the engine; what is
     a `wrapper` does so by itself.
 
+    `takes_whole`: the module is one of its own parts, of what calls it.
+
     Calls that record gradients stay out while a backward of a call that has run in PyTorch is to
     come: there, batch norms save the running statistics that the engine would write.
 
@@ -37,11 +39,13 @@ class Parts:
     """
 
     def __init__(
-        self, module: torch.nn.Module, wrapper: type, *, is_cautious: bool = False
+        self, module: torch.nn.Module, wrapper: type, *, is_cautious: bool = False,
+        takes_whole: bool = False,
     ) -> None:  # fmt: skip
         self._module = module
         self._wrapper = wrapper
         self._is_cautious = is_cautious
+        self._takes_whole = takes_whole
         self._may_train: bool | None = None if is_cautious else True  # None: not known yet
         self._may_have_run = False
         self._plain_calls: weakref.WeakSet[_PlainCall] = weakref.WeakSet()
@@ -58,7 +62,8 @@ class Parts:
     def take(self, debug: DebugOptions) -> Callable[[Any], None] | None:
         """Let each part try the engine from now on; gives `watch` if there are any."""
         found = False
-        for name, part in _inside(self._module, self._wrapper):
+        whole = [("model", self._module)] if self._takes_whole else []
+        for name, part in (*whole, *_inside(self._module, self._wrapper)):
             static = inspect.getattr_static(type(part), "forward")
             is_small = self._is_cautious and next(part.children(), None) is None
             if static is torch.nn.Module.forward or is_small:
@@ -101,7 +106,7 @@ class _PlainCall:
 
 def put_together(module: torch.nn.Module, wrapper: type) -> None:
     """Undo what `Parts.take` does."""
-    for _, part in _inside(module, wrapper):
+    for part in (module, *(part for _, part in _inside(module, wrapper))):
         forward = vars(part).get("forward")
         if isinstance(forward, _PartForward):
             forward.leave()
@@ -164,6 +169,12 @@ class _PartForward:
     def __getattr__(self, name: str) -> Any:
         if name in _OF_METHODS:
             return getattr(self._method, name)
+        if name == "__globals__":  # torch.jit.script asks, before it looks for the source
+            raise AttributeError(
+                f"'{name}': forward of {type(self._module).__name__} is one that runs it in the "
+                "engine, as a part of an ORTModule, which no script can call: recapture() of that "
+                "ORTModule puts the module's own back"
+            )
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     def __reduce__(self) -> tuple:
