@@ -17,6 +17,8 @@ STEP_OVERHEAD_US = 1.0
 # bytes.
 FUSED_ADAM_VS_TORCH = 1.0
 FUSED_ADAM_OF_COPY = 0.9
+# Samples a second of Hugging Face's Trainer over those of the same loop without it.
+TRAINER_VS_LOOP = 0.97
 # This build's figure over that of another checkout (--against).
 AGAINST_OTHER_BUILD = {"step": 1.03, "first step": 1.05, "peak": 1.01}
 AGAINST_OTHER_BUILD_MEAN = 1.01
