@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from torch_ort import _C
-from torch_ort.optim.scaled_step import Group, Operands, Params, ScaledStep, checked
+from torch_ort.optim.scaled_step import Group, Operands, Params, ScaledStep, checked, update_moments
 
 
 class AdamWMode(IntEnum):
@@ -111,7 +111,6 @@ class FusedAdam(ScaledStep):
         old, g = param.to(mean.dtype), grad.to(mean.dtype) * rule.gradient_factor
         if rule.weight_decay != 0:
             g = g.add(old, alpha=rule.weight_decay)
-        mean.lerp_(g, 1 - rule.beta1)
-        square.mul_(rule.beta2).addcmul_(g, g, value=1 - rule.beta2)
+        update_moments(mean, square, g, rule)
         divisor = square.sqrt().mul_(rule.inverse_correction).add_(rule.eps)
         param.copy_((old * rule.keep).addcdiv_(mean, divisor, value=-rule.step_size))

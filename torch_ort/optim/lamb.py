@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torch_ort import _C
 from torch_ort.optim.gradients import norm_by_torch
-from torch_ort.optim.scaled_step import Group, Operands, Params, ScaledStep, checked
+from torch_ort.optim.scaled_step import Group, Operands, Params, ScaledStep, checked, update_moments
 
 
 class Lamb(ScaledStep):
@@ -89,8 +89,7 @@ class Lamb(ScaledStep):
         self, param: Tensor, grad: Tensor, mean: Tensor, square: Tensor, rule: Any
     ) -> None:
         old, g = param.to(mean.dtype), grad.to(mean.dtype) * rule.gradient_factor
-        mean.lerp_(g, 1 - rule.beta1)
-        square.mul_(rule.beta2).addcmul_(g, g, value=1 - rule.beta2)
+        update_moments(mean, square, g, rule)
         r = mean * rule.mean_correction / (square.sqrt() * rule.inverse_correction + rule.eps)
         r += rule.weight_decay * old
         norms = [norm_by_torch(x).item() for x in (old, r)]

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from torch_ort.optim import replacing
-from torch_ort.optim.gradients import isa_in_force, norm, sum_squares
+from torch_ort.optim.gradients import isa_in_force, sum_squares
 from torch_ort.optim.scaled_step import NORM_EPS
 
 _CLASS = "megatron.fp16.fp16.FP16_Optimizer"
@@ -63,7 +63,7 @@ def replace(
         is_first = get_horizontal_model_parallel_rank() == 0
         # Each rank has the parameters that are not divided; they count once.
         counted = [p.grad for p in params if is_first or getattr(p, "model_parallel", False)]
-        total = torch.tensor(norm(counted, isa) ** 2, dtype=torch.float64)
+        total = torch.tensor(sum_squares(counted, isa), dtype=torch.float64)
         if params:
             total = total.to(params[0].grad.device)
         dist.all_reduce(total, group=get_horizontal_model_parallel_group())

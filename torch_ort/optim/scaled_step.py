@@ -253,6 +253,12 @@ def _add_steps(_: torch.optim.Optimizer, packed: dict[str, Any]) -> None:
                 packed["state"][number] = {"step": steps, **state}
 
 
+def update_moments(mean: Tensor, square: Tensor, grad: Tensor, rule: Any) -> None:
+    """Let the running means of the gradient and of its square follow a gradient, by PyTorch."""
+    mean.lerp_(grad, 1 - rule.beta1)
+    square.mul_(rule.beta2).addcmul_(grad, grad, value=1 - rule.beta2)
+
+
 def _numbers(tensor: Tensor) -> Tensor:
     """Give a tensor of which real numbers are the elements; it shares memory."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
