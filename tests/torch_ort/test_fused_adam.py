@@ -7,20 +7,19 @@ import io
 import itertools
 import math
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from optimizer_steps import SIZES, error, give, gradients, make_parameters, train, train_reference
 from torch import Tensor, nn
 
 import torch_ort
 from torch_ort import _C, UserError
 from torch_ort.optim import AdamWMode, FusedAdam
 
-# Around the length of a tile; no element, and no dim.
-SIZES = [(), (0,), (1,), (3,), (2047,), (2048,), (2049,), (33, 100), (2, 3, 4, 5)]
 ARGUMENTS = [
     {},
     {"lr": 0.01, "weight_decay": 0.1},
@@ -28,11 +27,6 @@ ARGUMENTS = [
     {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.01},
 ]
 EACH_MODE = pytest.mark.parametrize("mode", AdamWMode, ids=lambda mode: mode.name)
-
-
-@pytest.fixture(autouse=True)
-def clean_counters() -> None:
-    torch_ort.reset_counters()
 
 
 class Reference:
@@ -79,54 +73,10 @@ class Reference:
             self.params[i] = p
 
 
-def make_parameters(dtype: torch.dtype = torch.float32, sizes=SIZES) -> list[nn.Parameter]:
-    torch.manual_seed(0)
-    return [nn.Parameter(torch.randn(size, dtype=torch.float64).to(dtype)) for size in sizes]
-
-
-def gradients(params: list[nn.Parameter], seed: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        torch.randn(param.shape, dtype=torch.float64, generator=generator).to(param.dtype)
-        for param in params
-    ]
-
-
-def give(params: list[nn.Parameter], grads: list[Tensor | None]) -> None:
-    for param, grad in zip(params, grads, strict=True):
-        # In the layout of the parameter, as autograd accumulates.
-        param.grad = None if grad is None else torch.empty_like(param).copy_(grad)
-
-
-def train(optimizer: torch.optim.Optimizer, count: int = 5, first: int = 0, **arguments) -> None:
-    """Take steps with gradients that depend on nothing but their number."""
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    for seed in range(first, first + count):
-        give(params, gradients(params, seed))
-        optimizer.step(**arguments)
-
-
-def train_reference(reference: Reference, params: list[nn.Parameter], count: int = 5) -> None:
-    for seed in range(count):
-        reference.step(gradients(params, seed))
-
-
-def error(got: list[nn.Parameter], want: list[Tensor]) -> float:
-    """Give the largest error, relative to 1 + the size of the number."""
-    pairs = [(a.detach().double(), b.detach().double()) for a, b in zip(got, want, strict=True)]
-    return max(((a - b).abs() / (1 + b.abs())).max().item() for a, b in pairs if a.numel())
-
-
 def assert_all_by_the_engine(count: int) -> None:
     counters = torch_ort.counters()
     assert counters["optimizer_parameters"] == count
     assert counters["optimizer_parameters_by_torch"] == 0
-
-
-@pytest.fixture(params=_C.isa_names())
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setenv("TORCH_ORT_ISA", request.param)
-    return request.param
 
 
 @EACH_MODE

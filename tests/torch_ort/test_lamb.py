@@ -5,17 +5,15 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-from collections.abc import Iterator
 
 import pytest
 import torch
+from optimizer_steps import SIZES, error, gradients, make_parameters, train, train_reference
 from torch import Tensor, nn
 
 import torch_ort
-from torch_ort import _C
 from torch_ort.optim import Lamb, LambConfig
 
-SIZES = [(), (0,), (1,), (3,), (2047,), (2048,), (2049,), (33, 300), (2, 3, 4, 5)]
 ARGUMENTS = [
     {},
     {"lr": 0.01, "weight_decay": 0.1},
@@ -24,11 +22,6 @@ ARGUMENTS = [
     {"lr": 0.02, "ratio_max": 1e-3},
     {"lr": 1e-4, "ratio_min": 20.0, "ratio_max": 30.0},
 ]
-
-
-@pytest.fixture(autouse=True)
-def clean_counters() -> None:
-    torch_ort.reset_counters()
 
 
 class Reference:
@@ -65,43 +58,6 @@ class Reference:
             ratio = of_p / of_r if of_p != 0 and of_r != 0 else 1.0
             ratio = max(self.limits[0], min(self.limits[1], ratio))
             self.params[i] = p - self.lr * ratio * r
-
-
-def make_parameters(dtype: torch.dtype = torch.float32, sizes=SIZES) -> list[nn.Parameter]:
-    torch.manual_seed(0)
-    return [nn.Parameter(torch.randn(size, dtype=torch.float64).to(dtype)) for size in sizes]
-
-
-def gradients(params: list[nn.Parameter], seed: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        torch.randn(param.shape, dtype=torch.float64, generator=generator).to(param.dtype)
-        for param in params
-    ]
-
-
-def train(optimizer: torch.optim.Optimizer, count: int = 5, first: int = 0, **arguments) -> None:
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    for seed in range(first, first + count):
-        for param, grad in zip(params, gradients(params, seed), strict=True):
-            param.grad = torch.empty_like(param).copy_(grad)
-        optimizer.step(**arguments)
-
-
-def train_reference(reference: Reference, params: list[nn.Parameter], count: int = 5) -> None:
-    for seed in range(count):
-        reference.step(gradients(params, seed))
-
-
-def error(got: list[nn.Parameter], want: list[Tensor]) -> float:
-    pairs = [(a.detach().double(), b.double()) for a, b in zip(got, want, strict=True)]
-    return max(((a - b).abs() / (1 + b.abs())).max().item() for a, b in pairs if a.numel())
-
-
-@pytest.fixture(params=_C.isa_names())
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setenv("TORCH_ORT_ISA", request.param)
-    return request.param
 
 
 @pytest.mark.parametrize("arguments", ARGUMENTS, ids=lambda it: ",".join(it) or "defaults")

@@ -6,12 +6,13 @@ import copy
 import io
 import itertools
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from optimizer_steps import error, errors, give, gradients, make_parameters, train
 from torch import Tensor, nn
 
 import torch_ort
@@ -52,48 +53,8 @@ EACH_CLASS = pytest.mark.parametrize(
 SIZES = [(), (0,), (1,), (3,), (1023,), (1024,), (1025,), (7, 5), (33, 100), (2, 3, 4, 5)]
 
 
-@pytest.fixture(autouse=True)
-def clean_counters() -> None:
-    torch_ort.reset_counters()
-
-
-def make_parameters(sizes: list[tuple[int, ...]], dtype: torch.dtype) -> list[nn.Parameter]:
-    return [nn.Parameter(torch.randn(size, dtype=torch.float64).to(dtype)) for size in sizes]
-
-
-def gradients(
-    params: list[nn.Parameter], seed: int, rounded_to: torch.dtype | None = None
-) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        torch.randn(param.shape, dtype=torch.float64, generator=generator)
-        .to(rounded_to or param.dtype)
-        .to(param.dtype)
-        for param in params
-    ]
-
-
-def give(params: list[nn.Parameter], grads: list[Tensor]) -> None:
-    for param, grad in zip(params, grads, strict=True):
-        # In the layout of the parameter, as autograd accumulates.
-        param.grad = torch.empty_like(param).copy_(grad)
-
-
 def like(params: list[nn.Parameter], dtype: torch.dtype | None = None) -> list[nn.Parameter]:
     return [nn.Parameter(param.detach().clone().to(dtype or param.dtype)) for param in params]
-
-
-def steps(
-    optimizer: torch.optim.Optimizer,
-    count: int = 5,
-    first: int = 0,
-    rounded_to: torch.dtype | None = None,
-) -> None:
-    """Take steps with gradients that depend on nothing but their number."""
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    for seed in range(first, first + count):
-        give(params, gradients(params, seed, rounded_to))
-        optimizer.step()
 
 
 def ours(name: str, params: list[nn.Parameter], **arguments) -> torch.optim.Optimizer:
@@ -104,40 +65,23 @@ def theirs(name: str, params: list[nn.Parameter], **arguments) -> torch.optim.Op
     return getattr(torch.optim, name)(params, foreach=False, **arguments)
 
 
-def errors(got: list[nn.Parameter], want: list[nn.Parameter]) -> Tensor:
-    """Give the errors of all elements, relative to 1 + their size."""
-    pairs = [(a.detach().double(), b.detach().double()) for a, b in zip(got, want, strict=True)]
-    return torch.cat([((a - b).abs() / (1 + b.abs())).flatten() for a, b in pairs])
-
-
-def error(got: list[nn.Parameter], want: list[nn.Parameter]) -> float:
-    return errors(got, want).max().item()
-
-
 def assert_all_ours(params: list[nn.Parameter], count: int) -> None:
     counters = torch_ort.counters()
     assert counters["optimizer_parameters"] == count * len(params)
     assert counters["optimizer_parameters_by_torch"] == 0
 
 
-@pytest.fixture(params=_C.isa_names())
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setenv("TORCH_ORT_ISA", request.param)
-    return request.param
-
-
 @EACH_VARIANT
 def test_formulas(name: str, arguments: dict, isa: str) -> None:
-    torch.manual_seed(0)
-    want = make_parameters(SIZES, torch.float64)
+    want = make_parameters(torch.float64, SIZES)
     with torch.no_grad():
         for param in want:
             param.copy_(param.float())
     exact, eager, got = like(want), like(want, torch.float32), like(want, torch.float32)
-    steps(theirs(name, want, **arguments), rounded_to=torch.float32)
-    steps(ours(name, exact, **arguments), rounded_to=torch.float32)
-    steps(theirs(name, eager, **arguments))
-    steps(ours(name, got, **arguments))
+    train(theirs(name, want, **arguments), rounded_to=torch.float32)
+    train(ours(name, exact, **arguments), rounded_to=torch.float32)
+    train(theirs(name, eager, **arguments))
+    train(ours(name, got, **arguments))
     assert error(exact, want) < 1e-14
     assert error(got, want) < max(1.5 * error(eager, want), 1e-7)
     assert errors(got, want).mean() < 1.1 * errors(eager, want).mean()
@@ -152,27 +96,26 @@ def test_short_floats_are_rounded_once_a_step(
     torch.manual_seed(0)
     if name != "SGD":  # the defaults are below what these types resolve
         arguments = {**arguments, "lr": 0.1, "eps": 1e-4}
-    got = make_parameters(SIZES, dtype)
+    got = make_parameters(dtype, SIZES)
     want, eager = like(got, torch.float64), like(got)
-    steps(theirs(name, want, **arguments), rounded_to=dtype)
-    steps(theirs(name, eager, **arguments))
-    steps(ours(name, got, **arguments))
+    train(theirs(name, want, **arguments), rounded_to=dtype)
+    train(theirs(name, eager, **arguments))
+    train(ours(name, got, **arguments))
     assert errors(got, want).mean() <= errors(eager, want).mean()
     assert_all_ours(got, 5)
 
 
 @EACH_CLASS
 def test_state_of_float32_with_parameters_of_bfloat16(name: str, arguments: dict) -> None:
-    torch.manual_seed(0)
-    got = make_parameters(SIZES, torch.bfloat16)
+    got = make_parameters(torch.bfloat16, SIZES)
     want = like(got, torch.float64)
     optimizer = ours(name, got, **arguments)
-    steps(optimizer, 1)
+    train(optimizer, 1)
     for state in optimizer.state.values():
         for key in state:
             state[key] = state[key].float()
-    steps(optimizer, 4, first=1)
-    steps(theirs(name, want, **arguments))
+    train(optimizer, 4, first=1)
+    train(theirs(name, want, **arguments))
     assert error(got, want) < 0.02
     assert_all_ours(got, 5)
 
@@ -194,8 +137,8 @@ def test_layouts(name: str, arguments: dict, layout: str) -> None:
     got = [nn.Parameter(layouts()[layout]())]
     want = [nn.Parameter(got[0].detach().contiguous().double())]
     strides = got[0].stride()
-    steps(ours(name, got, **arguments))
-    steps(theirs(name, want, **arguments))
+    train(ours(name, got, **arguments))
+    train(theirs(name, want, **arguments))
     assert error(got, want) < 1e-6
     assert got[0].stride() == strides
     assert_all_ours(got, 5)
@@ -205,7 +148,7 @@ def test_memory_around_a_parameter_stays() -> None:
     memory = torch.randn(3000)
     before = memory.clone()
     param = nn.Parameter(memory[700:2100])
-    steps(ours("AdamW", [param]))
+    train(ours("AdamW", [param]))
     assert torch.equal(memory[:700], before[:700])
     assert torch.equal(memory[2100:], before[2100:])
     assert not torch.equal(memory[700:2100], before[700:2100])
@@ -253,12 +196,11 @@ def test_what_is_left_to_torch(name: str, arguments: dict, case: str) -> None:
 
 @EACH_CLASS
 def test_a_tensor_as_learning_rate_is_left_to_torch(name: str, arguments: dict) -> None:
-    torch.manual_seed(0)
-    got = make_parameters(SIZES, torch.float32)
+    got = make_parameters(torch.float32, SIZES)
     want = like(got)
     arguments = {**arguments, "lr": torch.tensor(0.05)}
-    steps(ours(name, got, **arguments))
-    steps(theirs(name, want, **arguments))
+    train(ours(name, got, **arguments))
+    train(theirs(name, want, **arguments))
     assert all(map(torch.equal, got, want))
     assert torch_ort.counters()["optimizer_parameters"] == 0
 
@@ -278,8 +220,7 @@ def test_sparse_gradients() -> None:
 
 @EACH_CLASS
 def test_gradients_that_come_and_go(name: str, arguments: dict) -> None:
-    torch.manual_seed(0)
-    got = make_parameters([(50,)] * 3, torch.float32)
+    got = make_parameters(torch.float32, [(50,)] * 3)
     want = like(got, torch.float64)
     optimizers = ours(name, got, **arguments), theirs(name, want, **arguments)
     for optimizer, params in zip(optimizers, (got, want), strict=True):
@@ -294,19 +235,18 @@ def test_gradients_that_come_and_go(name: str, arguments: dict) -> None:
 
 @EACH_CLASS
 def test_state_dicts_pass_between_torch_and_us(name: str, arguments: dict) -> None:
-    torch.manual_seed(0)
-    got = make_parameters(SIZES, torch.float32)
+    got = make_parameters(torch.float32, SIZES)
     want = like(got)
     first = ours(name, got, **arguments)
-    steps(first, 3)
+    train(first, 3)
     second = theirs(name, got, **arguments)
     second.load_state_dict(first.state_dict())
-    steps(second, 3, first=3)
+    train(second, 3, first=3)
     third = ours(name, got, **arguments)
     third.load_state_dict(second.state_dict())
-    steps(third, 3, first=6)
+    train(third, 3, first=6)
     reference = theirs(name, want, **arguments)
-    steps(reference, 9)
+    train(reference, 9)
     assert error(got, [param.double() for param in want]) < 1e-6
     for mine, other in zip(third.state.values(), reference.state.values(), strict=True):
         assert mine.keys() == other.keys()
@@ -316,10 +256,9 @@ def test_state_dicts_pass_between_torch_and_us(name: str, arguments: dict) -> No
 
 @EACH_CLASS
 def test_copies_go_on_like_the_original(name: str, arguments: dict) -> None:
-    torch.manual_seed(0)
-    params = make_parameters(SIZES, torch.float32)
+    params = make_parameters(torch.float32, SIZES)
     optimizer = ours(name, params, **arguments)
-    steps(optimizer, 3)
+    train(optimizer, 3)
     pair = copy.deepcopy((params, optimizer))
     buffer = io.BytesIO()
     pickle.dump((params, optimizer), buffer)
@@ -327,7 +266,7 @@ def test_copies_go_on_like_the_original(name: str, arguments: dict) -> None:
     read = pickle.load(buffer)
     for some, its_optimizer in ((params, optimizer), pair, read):
         assert its_optimizer.param_groups[0]["params"][0] is some[0]
-        steps(its_optimizer, 3, first=3)
+        train(its_optimizer, 3, first=3)
     assert all(map(torch.equal, params, pair[0]))
     assert all(map(torch.equal, params, read[0]))
 
@@ -398,14 +337,13 @@ def test_special_values(name: str, arguments: dict) -> None:
 
 @EACH_CLASS
 def test_results_are_the_same_for_any_number_of_threads(name: str, arguments: dict) -> None:
-    torch.manual_seed(0)
-    first = make_parameters([*SIZES, (300, 1000)], torch.float32)
+    first = make_parameters(torch.float32, [*SIZES, (300, 1000)])
     second = like(first)
     threads = torch.get_num_threads()
     try:
         for params, count in ((first, 1), (second, 2)):
             torch.set_num_threads(count)
-            steps(ours(name, params, **arguments))
+            train(ours(name, params, **arguments))
     finally:
         torch.set_num_threads(threads)
     assert all(map(torch.equal, first, second))
@@ -465,7 +403,7 @@ def test_trains_a_compiled_model() -> None:
 @pytest.mark.hands_over("the function writes into parameters")
 def test_a_step_inside_of_a_compiled_function() -> None:
     torch.compiler.reset()
-    params = make_parameters([(40,)], torch.float32)
+    params = make_parameters(torch.float32, [(40,)])
     want = like(params)
     optimizer = ours("AdamW", params)
 
@@ -495,10 +433,9 @@ def test_a_step_inside_of_a_compiled_function() -> None:
 )
 def test_any_sizes(variant: tuple, sizes: list[list[int]], count: int, seed: int) -> None:
     name, arguments = variant
-    torch.manual_seed(seed)
-    want = make_parameters([tuple(size) for size in sizes], torch.float64)
+    want = make_parameters(torch.float64, [tuple(size) for size in sizes], seed)
     got = like(want)
-    steps(theirs(name, want, **arguments), count)
-    steps(ours(name, got, **arguments), count)
+    train(theirs(name, want, **arguments), count)
+    train(ours(name, got, **arguments), count)
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
