@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -33,14 +32,9 @@ INTEGRATIONS = {
     "test_data_parallel": ("DistributedDataParallel and FSDP2", ("torch",)),
     "test_optimizers": ("Optimizers over several processes", ("torch",)),
 }
+# Cases of a test, by what came of them.
+Cases = dict[str, list[str]]
 WORDS = {"passed": "passed", "skipped": "not run", "failed": "**failed**"}
-
-
-@dataclass
-class Row:
-    """A test and its cases, by what came of them."""
-
-    cases: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
 
 def run_tests(arguments: list[str]) -> Path:
@@ -53,9 +47,9 @@ def run_tests(arguments: list[str]) -> Path:
     return report
 
 
-def read_report(path: Path) -> dict[str, dict[str, Row]]:
-    """Give rows by file and test, in the order in which they ran."""
-    rows: dict[str, dict[str, Row]] = defaultdict(lambda: defaultdict(Row))
+def read_report(path: Path) -> dict[str, dict[str, Cases]]:
+    """Give cases by file and test, in the order in which they ran."""
+    rows: dict[str, dict[str, Cases]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     for case in ElementTree.parse(path).getroot().iter("testcase"):
         name, _, rest = case.get("name", "").partition("[")
         file = case.get("classname", "").split(".")[2]
@@ -64,7 +58,7 @@ def read_report(path: Path) -> dict[str, dict[str, Row]]:
             outcome = "failed"
         elif case.find("skipped") is not None:
             outcome = "skipped"
-        rows[file][name].cases[outcome].append(rest.rstrip("]"))
+        rows[file][name][outcome].append(rest.rstrip("]"))
     return rows
 
 
@@ -79,7 +73,7 @@ def versions(packages: tuple[str, ...]) -> str:
     return ", ".join(found)
 
 
-def page(rows: dict[str, dict[str, Row]]) -> str:
+def page(rows: dict[str, dict[str, Cases]]) -> str:
     """Give the page as Markdown."""
     python = ".".join(map(str, sys.version_info[:2]))
     lines = [
@@ -93,9 +87,9 @@ def page(rows: dict[str, dict[str, Row]]) -> str:
     for file, (title, packages) in INTEGRATIONS.items():
         lines += [f"## {title}", "", f"With {versions(packages)}.", ""]
         lines += ["| tested | result | cases |", "| --- | --- | --- |"]
-        for test, row in rows.get(file, {}).items():
+        for test, by_outcome in rows.get(file, {}).items():
             words = test.removeprefix("test_").replace("_", " ")
-            for outcome, cases in row.cases.items():
+            for outcome, cases in by_outcome.items():
                 names = ", ".join(case for case in cases if case)
                 count = f"{len(cases)} " if len(cases) > 1 else ""
                 lines.append(f"| {words} | {count}{WORDS[outcome]} | {names} |")
@@ -115,7 +109,7 @@ def main() -> int:
         PAGE.write_text(text)
     else:
         print(text)
-    return int(any(row.cases.get("failed") for file in rows.values() for row in file.values()))
+    return int(any("failed" in cases for tests in rows.values() for cases in tests.values()))
 
 
 if __name__ == "__main__":
