@@ -875,6 +875,9 @@ std::unique_ptr<const Kernel> compile(const Node& node, const std::vector<Layout
   if (ir::is(&node, "TakeGrad", ir::kTorchOrtDomain)) {
     return make_take_grad(node, inputs, outputs, options);
   }
+  if (ir::is(&node, "LinearCrossEntropy", ir::kTorchOrtDomain)) {
+    return make_linear_loss(node, inputs, outputs, options);
+  }
   return make_attention(node, inputs, outputs, options);
 }
 

@@ -92,7 +92,9 @@ class ProductKernel final : public Kernel {
  public:
   ProductKernel(const region::Product& product, Isa isa)
       : kernels_(kernels<T>(isa)),
-        pairs_(product.a.dtype == ir::DType::kBFloat16 ? pair_kernels(isa) : nullptr),
+        pairs_(product.a.dtype == ir::DType::kBFloat16 && product.b.dtype == product.a.dtype
+                   ? pair_kernels(isa)
+                   : nullptr),
         c_(product.result),
         a_(product.a),
         b_(product.b),
@@ -129,7 +131,7 @@ class ProductKernel final : public Kernel {
     n_ = c_.columns;
     k_ = a_.columns;
     writes_directly_ = c_.dtype == kDType && (c_.column == 1 || n_ == 1);
-    reads_start_ = has_start_ && start_.column == 1 && writes_directly_;
+    reads_start_ = has_start_ && start_.dtype == kDType && start_.column == 1 && writes_directly_;
     reads_right_ = b_.dtype == kDType && b_.column == 1;
     packs_left_ = pairs_ != nullptr ? a_.column != 1 || a_.row % 2 != 0 || k_ % 2 != 0
                                     : a_.dtype != kDType || (a_.column != 1 && a_.row != 1);
@@ -345,12 +347,19 @@ class ProductKernel final : public Kernel {
 
 }  // namespace
 
+namespace {
+
+// bfloat16 and float16 are multiplied in float32.
+bool is_short_or_float32(ir::DType dtype) {
+  return dtype == ir::DType::kFloat || dtype == ir::DType::kBFloat16 || dtype == ir::DType::kHalf;
+}
+
+}  // namespace
+
 bool is_of_floats(const region::Product& product) {
   const ir::DType dtype = product.result.dtype;
-  return (dtype == ir::DType::kFloat || dtype == ir::DType::kDouble ||
-          dtype == ir::DType::kBFloat16 || dtype == ir::DType::kHalf) &&
-         product.a.dtype == dtype && product.b.dtype == dtype &&
-         (!product.start || product.start->dtype == dtype);
+  return (dtype == ir::DType::kDouble || is_short_or_float32(dtype)) && product.a.dtype == dtype &&
+         product.b.dtype == dtype && (!product.start || product.start->dtype == dtype);
 }
 
 bool is_preferred(const region::Product& product, Isa isa) {
@@ -368,7 +377,10 @@ bool is_preferred(const region::Product& product, Isa isa) {
 
 std::unique_ptr<const Kernel> make_product(const region::Product& product, Isa isa) {
   const ir::DType dtype = product.result.dtype;
-  if (!is_of_floats(product)) {
+  const bool is_mixed = is_short_or_float32(dtype) && is_short_or_float32(product.a.dtype) &&
+                        is_short_or_float32(product.b.dtype) &&
+                        (!product.start || is_short_or_float32(product.start->dtype));
+  if (!is_of_floats(product) && !is_mixed) {
     throw Unsupported(concat("product: got ", ir::name(product.a.dtype), " and ",
                              ir::name(product.b.dtype), " for ", ir::name(dtype),
                              ", want one dtype of floats"));

@@ -23,8 +23,8 @@ bool is_of_floats(const region::Product& product);
 // types and sizes tell.
 bool is_preferred(const region::Product& product, Isa isa);
 
-// InternalError on sizes that do not fit each other, Unsupported on dtypes that are no floats or
-// not all one.
+// The operands may also be any of float32, bfloat16 and float16, each its own.
+// InternalError on sizes that do not fit each other, Unsupported on other dtypes.
 std::unique_ptr<const Kernel> make_product(const region::Product& product, Isa isa);
 
 }  // namespace torch_ort::cpu

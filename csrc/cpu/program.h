@@ -134,4 +134,9 @@ std::unique_ptr<const Kernel> make_attention(const ir::Node& node,
                                              const std::vector<Layout>& outputs,
                                              const CompileOptions& options);
 
+std::unique_ptr<const Kernel> make_linear_loss(const ir::Node& node,
+                                               const std::vector<Layout>& inputs,
+                                               const std::vector<Layout>& outputs,
+                                               const CompileOptions& options);
+
 }  // namespace torch_ort::cpu

@@ -188,6 +188,21 @@ void register_region(Registry& ops) {
   attention_grad.max_inputs = 7;
   attention_grad.max_outputs = 3;
   ops.add(attention_grad);
+  // see ops/linear_loss.h
+  Op loss = own("LinearCrossEntropy", 3, lower_region,
+                {{"has_bias", kInt},
+                 {"has_class_weight", kInt},
+                 {"ignore_index", kInt},
+                 {"makes_bias_grad", kInt},
+                 {"makes_hidden_grad", kInt},
+                 {"makes_logits", kInt},
+                 {"makes_weight_grad", kInt},
+                 {"reduction", kString},
+                 {"rows", kInt, true},
+                 {"groups", kInt, true}});
+  loss.max_inputs = 5;
+  loss.max_outputs = 6;
+  ops.add(loss);
 }
 
 }  // namespace torch_ort::ops

@@ -25,6 +25,7 @@ int remove_identity(ir::Graph& graph);
 int fold_constants(ir::Graph& graph);
 int merge_equal(ir::Graph& graph);
 int fuse_attention(ir::Graph& graph);
+int chunk_losses(ir::Graph& graph);
 int recompute_tagged(ir::Graph& graph);
 int channels_last(ir::Graph& graph);
 int replay_views(ir::Graph& graph);
@@ -119,6 +120,11 @@ const std::vector<Pass>& pipeline() {
       // half what it looks for in the forward one; its kernel rounds nothing but results
       {.name = "fuse_attention",
        .run = fuse_attention,
+       .writes_engine_ops = true,
+       .not_with = "emulate_eager_casts"},
+      // as fuse_attention; before expand_composites, which writes out the losses that stay
+      {.name = "chunk_losses",
+       .run = chunk_losses,
        .writes_engine_ops = true,
        .not_with = "emulate_eager_casts"},
       {.name = "recompute_tagged", .run = recompute_tagged, .moves_border = true},

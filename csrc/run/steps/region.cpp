@@ -34,7 +34,9 @@ struct RegionStep : Step {
   std::string op_name() const override { return node.op.str(); }
   std::vector<int> reads() const override { return without_repeats(operands); }
   bool writes_given_memory() const override { return true; }
-  bool writes_strided_memory() const override { return node.op.name != "EmbeddingGrad"; }
+  bool writes_strided_memory() const override {
+    return node.op.name != "EmbeddingGrad" && node.op.name != "LinearCrossEntropy";
+  }
   bool reads_gaps(const Description& /*description*/) const override { return true; }
 
   std::vector<int> in_place() const override {

@@ -1,0 +1,460 @@
+// The cross-entropy of a linear layer, with its gradients, in chunks of rows (ops/linear_loss.h).
+//
+// Blocks of classes are shared by the threads. The first pass over a chunk makes its logits, and of
+// each row the largest one and the sum of exp(logit - largest), block by block (Milakov and
+// Gimelshein, "Online normalizer calculation for softmax", 2018). The second one turns a block into
+// its gradient while it is in the cache, and multiplies that with the weights and with the rows:
+//
+//   d logit[c] = factor * (exp(logit[c] - largest) / sum - (c is the label)),
+//
+// where the factor of a row is the weight of its class, for a mean over the sum of all of them.
+#include "ops/linear_loss.h"
+
+#include "base/error.h"
+#include "cpu/product.h"
+#include "cpu/program.h"
+#include "cpu/rounding.h"
+#include "cpu/thread_memory.h"
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <type_traits>
+
+namespace torch_ort::cpu {
+
+namespace {
+
+constexpr int64_t kBlock = 512;  // classes
+
+// The inputs and outputs by name; nullptr where there is none.
+template <typename Each>
+struct Operands {
+  Each hidden{}, weight{}, labels{}, bias{}, class_weight{};
+};
+template <typename Each>
+struct Results {
+  Each loss{}, workspace{}, logits{}, hidden_grad{}, weight_grad{}, bias_grad{};
+};
+
+template <typename Each, typename At>
+Operands<Each> operands(const ops::LinearLoss& form, At at) {
+  int next = 3;
+  Operands<Each> found{at(0), at(1), at(2)};
+  if (form.has_bias) found.bias = at(next++);
+  if (form.has_class_weight) found.class_weight = at(next++);
+  return found;
+}
+
+template <typename Each, typename At>
+Results<Each> results(const ops::LinearLoss& form, At at) {
+  int next = 2;
+  Results<Each> found{at(0), at(1)};
+  if (form.has_logits) found.logits = at(next++);
+  if (form.has_hidden_grad) found.hidden_grad = at(next++);
+  if (form.has_weight_grad) found.weight_grad = at(next++);
+  if (form.has_bias_grad) found.bias_grad = at(next++);
+  return found;
+}
+
+bool lies_by_rows(const Layout& layout) {
+  int64_t stride = 1;
+  for (size_t i = layout.sizes.size(); i-- > 0; stride *= layout.sizes[i]) {
+    if (layout.sizes[i] > 1 && layout.strides[i] != stride) return false;
+  }
+  return true;
+}
+
+template <typename T>
+class LinearCrossEntropy final : public Kernel {
+ public:
+  LinearCrossEntropy(const ir::Node& node, const std::vector<Layout>& inputs,
+                     const std::vector<Layout>& outputs, Isa isa)
+      : form_(ops::linear_loss(node)),
+        isa_(isa),
+        kernels_(kernels<T>(isa)),
+        in_(operands<Layout>(form_, [&](int i) { return inputs.at(i); })),
+        out_(results<Layout>(form_, [&](int i) { return outputs.at(i); })) {
+    check();
+    rows_ = in_.hidden.sizes[0];
+    width_ = in_.hidden.sizes[1];
+    classes_ = in_.weight.sizes[0];
+    pairs_ = in_.hidden.dtype == ir::DType::kBFloat16 && pair_kernels(isa) != nullptr;
+    // Without gradients a block is done when the next one begins.
+    row_ = form_.has_grad() ? classes_ : kBlock;
+    const int64_t blocks = ceil_div(classes_, kBlock);
+    blocks_of_group_ = std::max<int64_t>(ceil_div(blocks, form_.groups), 1);
+    groups_ = ceil_div(blocks, blocks_of_group_);
+    for (int64_t rows : {form_.rows, rows_ % form_.rows}) {
+      for (int64_t columns : {kBlock, classes_ % kBlock}) {
+        if (rows > 0 && columns > 0 && rows <= rows_ && columns <= classes_) add(rows, columns);
+      }
+    }
+  }
+
+  std::string str() const override {
+    return concat("linear cross-entropy, ", rows_, " x ", width_, ", ", classes_, " classes, ",
+                  form_.rows, " rows at a time, ", groups_, " groups\n");
+  }
+
+  void run(const void* const* inputs, void* const* outputs) const override {
+    Call call{
+        operands<const char*>(form_, [&](int i) { return static_cast<const char*>(inputs[i]); }),
+        results<char*>(form_, [&](int i) { return static_cast<char*>(outputs[i]); })};
+    const double total = sum_weights(call);
+    call.factor = form_.is_mean ? 1 / total : 1;
+    lay_out(call);
+    if (rows_ == 0 || classes_ == 0) clear_sums(call);
+    double loss = 0;
+    for (int64_t row = 0; row < rows_; row += form_.rows) {
+      call.row = row;
+      call.rows = std::min(form_.rows, rows_ - row);
+      loss += run_chunk(call);
+    }
+    *reinterpret_cast<T*>(call.out.loss) = static_cast<T>(form_.is_mean ? loss / total : loss);
+  }
+
+ private:
+  static constexpr ir::DType kDType =
+      std::is_same_v<T, double> ? ir::DType::kDouble : ir::DType::kFloat;
+
+  // For so many rows and classes.
+  struct Products {
+    std::unique_ptr<const Kernel> logits, hidden_grad, weight_grad, more_weight_grad;
+  };
+
+  struct Call {
+    Operands<const char*> in;
+    Results<char*> out;
+    double factor = 1;
+    int64_t row = 0, rows = 0;  // of the chunk
+    // In the workspace. By group and row of the chunk: the largest logit, the sum.
+    T *logits = nullptr, *largest = nullptr, *sums = nullptr, *hidden_grads = nullptr;
+    // By row of the chunk: the largest of all, the factor over the sum, the logit of the label.
+    T *row_largest = nullptr, *row_scale = nullptr, *picked = nullptr;
+  };
+
+  void check() const {
+    const auto fits = [](const Layout& layout, const std::vector<int64_t>& sizes) {
+      return layout.sizes == sizes;
+    };
+    ORT_CHECK(in_.hidden.sizes.size() == 2 && in_.weight.sizes.size() == 2,
+              "LinearCrossEntropy: want two matrices");
+    const int64_t rows = in_.hidden.sizes[0], width = in_.hidden.sizes[1];
+    const int64_t classes = in_.weight.sizes[0];
+    // A file may say any sizes of what is expanded.
+    const double of_row = 2.0 * form_.groups + 3 + classes + 1.0 * form_.groups * width;
+    ORT_CHECK(form_.rows * of_row < 1e18,
+              "LinearCrossEntropy: got chunks of more numbers than "
+              "there can be");
+    ORT_CHECK(in_.weight.sizes[1] == width && fits(in_.labels, {rows}) &&
+                  in_.labels.dtype == ir::DType::kInt64 && in_.weight.dtype == in_.hidden.dtype &&
+                  (!form_.has_bias || fits(in_.bias, {classes})) &&
+                  (!form_.has_class_weight || fits(in_.class_weight, {classes})) &&
+                  fits(out_.loss, {}) &&
+                  (!form_.has_logits || fits(out_.logits, {rows, classes})) &&
+                  (!form_.has_hidden_grad || fits(out_.hidden_grad, {rows, width})) &&
+                  (!form_.has_weight_grad || fits(out_.weight_grad, {classes, width})) &&
+                  (!form_.has_bias_grad || fits(out_.bias_grad, {classes})) &&
+                  fits(out_.workspace, {ops::workspace_size(form_, classes, width)}),
+              "LinearCrossEntropy: the operands do not fit together");
+    for (const Layout* each :
+         {&out_.loss, &out_.workspace, &out_.hidden_grad, &out_.weight_grad, &out_.bias_grad}) {
+      if (each->dtype == ir::DType::kUndefined) continue;
+      ORT_CHECK(each->dtype == kDType && lies_by_rows(*each),
+                "LinearCrossEntropy: want results of ", ir::name(kDType), " that lie by rows");
+    }
+  }
+
+  void add(int64_t rows, int64_t columns) {
+    const Layout logits{kDType, {rows, columns}, {row_, 1}};
+    Layout rows_of_hidden = in_.hidden, weights = in_.weight;
+    rows_of_hidden.sizes[0] = rows;
+    weights.sizes[0] = columns;
+    Products& made = products_[{rows, columns}];
+    region::Product product{logits, rows_of_hidden, turned(weights), std::nullopt};
+    if (form_.has_bias) {
+      product.start = Layout{in_.bias.dtype, {1, columns}, {0, in_.bias.strides[0]}};
+    }
+    made.logits = make_product(product, isa_);
+    const Layout grads =
+        pairs_ ? Layout{ir::DType::kBFloat16, {rows, columns}, {kBlock, 1}} : logits;
+    if (form_.has_hidden_grad) {
+      const Layout sums{kDType, {rows, width_}, {width_, 1}};
+      made.hidden_grad = make_product({sums, grads, weights, sums}, isa_);
+    }
+    if (form_.has_weight_grad) {
+      const Layout sums{kDType, {columns, width_}, {width_, 1}};
+      made.weight_grad = make_product({sums, turned(grads), rows_of_hidden, std::nullopt}, isa_);
+      made.more_weight_grad = make_product({sums, turned(grads), rows_of_hidden, sums}, isa_);
+    }
+  }
+
+  static Layout turned(Layout layout) {
+    std::swap(layout.sizes[0], layout.sizes[1]);
+    std::swap(layout.strides[0], layout.strides[1]);
+    return layout;
+  }
+
+  T load(const char* base, const Layout& layout, int64_t i) const {
+    T number;
+    kernels_.load[static_cast<size_t>(layout.dtype)](
+        &number, base + i * layout.strides[0] * ir::size_bytes(layout.dtype), {.n = 1});
+    return number;
+  }
+
+  // -1: the row does not count.
+  int64_t label(const Call& call, int64_t row) const {
+    const int64_t at =
+        reinterpret_cast<const int64_t*>(call.in.labels)[row * in_.labels.strides[0]];
+    return at == form_.ignore_index ? -1 : at;
+  }
+
+  T weight_of(const Call& call, int64_t label) const {
+    return form_.has_class_weight ? load(call.in.class_weight, in_.class_weight, label) : T(1);
+  }
+
+  // Of all rows that count. Raises for a label that is no class.
+  double sum_weights(const Call& call) const {
+    double total = 0;
+    for (int64_t row = 0; row < rows_; ++row) {
+      const int64_t at =
+          reinterpret_cast<const int64_t*>(call.in.labels)[row * in_.labels.strides[0]];
+      if (at == form_.ignore_index) continue;
+      TORCH_CHECK_INDEX(at >= 0 && at < classes_, "Target ", at, " is out of bounds.");
+      total += weight_of(call, at);
+    }
+    return total;
+  }
+
+  void lay_out(Call& call) const {
+    T* next = reinterpret_cast<T*>(call.out.workspace);
+    const auto take = [&](int64_t of_row) {
+      T* taken = next;
+      next += form_.rows * of_row;
+      return taken;
+    };
+    call.largest = take(form_.groups);
+    call.sums = take(form_.groups);
+    call.row_largest = take(1);
+    call.row_scale = take(1);
+    call.picked = take(1);
+    if (form_.has_grad()) call.logits = take(classes_);
+    if (form_.has_hidden_grad) call.hidden_grads = take(form_.groups * width_);
+  }
+
+  // No chunk writes what is a sum of nothing.
+  void clear_sums(const Call& call) const {
+    if (form_.has_hidden_grad) {
+      std::fill_n(reinterpret_cast<T*>(call.out.hidden_grad), rows_ * width_, T(0));
+    }
+    if (form_.has_weight_grad) {
+      std::fill_n(reinterpret_cast<T*>(call.out.weight_grad), classes_ * width_, T(0));
+    }
+    if (form_.has_bias_grad) {
+      std::fill_n(reinterpret_cast<T*>(call.out.bias_grad), classes_, T(0));
+    }
+  }
+
+  // Gives the sum of its losses.
+  double run_chunk(Call& call) const {
+    at::parallel_for(0, groups_, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t group = begin; group < end; ++group) make_logits(call, group);
+    });
+    const double loss = finish_rows(call);
+    if (!form_.has_grad()) return loss;
+    at::parallel_for(0, groups_, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t group = begin; group < end; ++group) make_gradients(call, group);
+    });
+    if (form_.has_hidden_grad) add_groups(call);
+    return loss;
+  }
+
+  // Calls `each` with the first class of a block and how many it has.
+  template <typename Each>
+  void for_blocks(int64_t group, Each each) const {
+    for (int64_t block = group * blocks_of_group_; block < (group + 1) * blocks_of_group_;
+         ++block) {
+      const int64_t begin = block * kBlock;
+      if (begin < classes_) each(begin, std::min(kBlock, classes_ - begin));
+    }
+  }
+
+  static const char* at(const char* base, const Layout& layout, int64_t i) {
+    return base + i * layout.strides[0] * ir::size_bytes(layout.dtype);
+  }
+
+  void make_logits(const Call& call, int64_t group) const {
+    T* const largest = call.largest + group * form_.rows;
+    T* const sums = call.sums + group * form_.rows;
+    std::fill_n(largest, call.rows, -std::numeric_limits<T>::infinity());
+    std::fill_n(sums, call.rows, T(0));
+    const char* hidden = at(call.in.hidden, in_.hidden, call.row);
+    for_blocks(group, [&](int64_t begin, int64_t columns) {
+      T* const block = call.logits != nullptr ? call.logits + begin
+                                              : thread_memory<T, Use::kHead>(form_.rows * kBlock);
+      const std::array<const void*, 3> factors = {
+          hidden, at(call.in.weight, in_.weight, begin),
+          form_.has_bias ? at(call.in.bias, in_.bias, begin) : nullptr};
+      void* result = block;
+      products_.at({call.rows, columns}).logits->run(factors.data(), &result);
+      for (int64_t r = 0; r < call.rows; ++r) {
+        const T* row = block + r * row_;
+        const int64_t named = label(call, call.row + r) - begin;
+        if (named >= 0 && named < columns) call.picked[r] = row[named];
+        if (form_.has_logits) store_logits(call, call.row + r, begin, columns, row);
+        add_row(largest[r], sums[r], row, columns);
+      }
+    });
+  }
+
+  void store_logits(const Call& call, int64_t row, int64_t begin, int64_t columns,
+                    const T* from) const {
+    const Layout& to = out_.logits;
+    const int64_t offset = row * to.strides[0] + begin * to.strides[1];
+    kernels_.store[static_cast<size_t>(to.dtype)](
+        call.out.logits + offset * ir::size_bytes(to.dtype), from,
+        {.n = columns, .stride = to.strides[1]});
+  }
+
+  // A part of a row joins the largest number and the sum of those before it.
+  void add_row(T& largest, T& sum, const T* row, int64_t columns) const {
+    T* const powers = thread_memory<T, Use::kSums>(kBlock);
+    T here = -std::numeric_limits<T>::infinity();
+    kernels_.max_rows(&here, row, 1, columns);
+    const T added = is_lowest(here) ? T(0) : kernels_.exp_row(powers, row, here, columns);
+    join(largest, sum, here, added);
+  }
+
+  static bool is_lowest(T number) { return number == -std::numeric_limits<T>::infinity(); }
+
+  // A NaN becomes the largest number, and with it the sum.
+  static void join(T& largest, T& sum, T other, T added) {
+    if (is_lowest(other)) return;
+    if (other > largest || std::isnan(other)) {
+      sum = is_lowest(largest) ? added : sum * std::exp(largest - other) + added;
+      largest = other;
+    } else {
+      sum += added * std::exp(other - largest);
+    }
+  }
+
+  double finish_rows(const Call& call) const {
+    double loss = 0;
+    for (int64_t r = 0; r < call.rows; ++r) {
+      T largest = -std::numeric_limits<T>::infinity(), sum = 0;
+      for (int64_t group = 0; group < groups_; ++group) {
+        const int64_t i = group * form_.rows + r;
+        join(largest, sum, call.largest[i], call.sums[i]);
+      }
+      const int64_t named = label(call, call.row + r);
+      const T weight = named < 0 ? T(0) : weight_of(call, named);
+      call.row_largest[r] = largest;
+      call.row_scale[r] = static_cast<T>(weight * call.factor) / sum;
+      if (named < 0) continue;
+      loss += static_cast<double>(weight) *
+              static_cast<double>((largest - call.picked[r]) + std::log(sum));
+    }
+    return loss;
+  }
+
+  void make_gradients(const Call& call, int64_t group) const {
+    T* const sums =
+        call.hidden_grads == nullptr ? nullptr : call.hidden_grads + group * form_.rows * width_;
+    if (sums != nullptr) std::fill_n(sums, call.rows * width_, T(0));
+    for_blocks(group, [&](int64_t begin, int64_t columns) {
+      const Products& products = products_.at({call.rows, columns});
+      const void* grads = make_block(call, begin, columns);
+      if (sums != nullptr) {
+        const std::array<const void*, 3> factors = {grads, at(call.in.weight, in_.weight, begin),
+                                                    sums};
+        void* result = sums;
+        products.hidden_grad->run(factors.data(), &result);
+      }
+      if (form_.has_weight_grad) {
+        T* const there = reinterpret_cast<T*>(call.out.weight_grad) + begin * width_;
+        const std::array<const void*, 3> factors = {grads, at(call.in.hidden, in_.hidden, call.row),
+                                                    there};
+        void* result = there;
+        (call.row == 0 ? products.weight_grad : products.more_weight_grad)
+            ->run(factors.data(), &result);
+      }
+    });
+  }
+
+  // Turns logits into their gradients, as the products take them.
+  const void* make_block(const Call& call, int64_t begin, int64_t columns) const {
+    T* const block = call.logits + begin;
+    uint16_t* const pairs =
+        pairs_ ? thread_memory<uint16_t, Use::kParts>(form_.rows * kBlock) : nullptr;
+    T* const bias_grad =
+        form_.has_bias_grad ? reinterpret_cast<T*>(call.out.bias_grad) + begin : nullptr;
+    if (bias_grad != nullptr && call.row == 0) std::fill_n(bias_grad, columns, T(0));
+    for (int64_t r = 0; r < call.rows; ++r) {
+      T* const row = block + r * row_;
+      const int64_t named = label(call, call.row + r);
+      const bool is_finite = std::isfinite(call.row_largest[r]);
+      if (named < 0) {
+        // As a product of zero with what is no number.
+        std::fill_n(row, columns, is_finite ? T(0) : std::numeric_limits<T>::quiet_NaN());
+      } else {
+        kernels_.exp_row(row, row, call.row_largest[r], columns);
+        kernels_.elementwise[static_cast<size_t>(Opcode::kMul)][2](row, row, call.row_scale + r,
+                                                                   nullptr, columns);
+        if (named >= begin && named < begin + columns) {
+          row[named - begin] -= static_cast<T>(weight_of(call, named) * call.factor);
+        }
+      }
+      if (bias_grad != nullptr && (named >= 0 || !is_finite)) {
+        kernels_.add_rows(bias_grad, row, 1, columns);
+      }
+      if (pairs_) {
+        kernels_.store[static_cast<size_t>(ir::DType::kBFloat16)](pairs + r * kBlock, row,
+                                                                  {.n = columns});
+      }
+    }
+    return pairs_ ? static_cast<const void*>(pairs) : block;
+  }
+
+  void add_groups(const Call& call) const {
+    T* const result = reinterpret_cast<T*>(call.out.hidden_grad) + call.row * width_;
+    const int64_t size = call.rows * width_;
+    at::parallel_for(0, size, 1 << 15, [&](int64_t begin, int64_t end) {
+      std::copy(call.hidden_grads + begin, call.hidden_grads + end, result + begin);
+      for (int64_t group = 1; group < groups_; ++group) {
+        kernels_.add_rows(result + begin, call.hidden_grads + group * form_.rows * width_ + begin,
+                          1, end - begin);
+      }
+    });
+  }
+
+  const ops::LinearLoss form_;
+  const Isa isa_;
+  const Kernels<T>& kernels_;
+  const Operands<Layout> in_;
+  const Results<Layout> out_;
+  int64_t rows_ = 0, width_ = 0, classes_ = 0;
+  int64_t row_ = 0;  // from a row of logits to the next
+  int64_t groups_ = 0, blocks_of_group_ = 0;
+  bool pairs_ = false;  // products of bfloat16 are summed in float32
+  std::map<std::pair<int64_t, int64_t>, Products> products_;
+};
+
+}  // namespace
+
+std::unique_ptr<const Kernel> make_linear_loss(const ir::Node& node,
+                                               const std::vector<Layout>& inputs,
+                                               const std::vector<Layout>& outputs,
+                                               const CompileOptions& options) {
+  if (inputs.at(0).dtype == ir::DType::kDouble) {
+    return std::make_unique<const LinearCrossEntropy<double>>(node, inputs, outputs, options.isa);
+  }
+  return std::make_unique<const LinearCrossEntropy<float>>(node, inputs, outputs, options.isa);
+}
+
+}  // namespace torch_ort::cpu

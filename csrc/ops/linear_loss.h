@@ -1,0 +1,44 @@
+// What a node LinearCrossEntropy of the domain torch_ort is told to do:
+//
+//   loss, workspace, [logits], [hidden_grad], [weight_grad], [bias_grad]
+//     = LinearCrossEntropy (hidden, weight, labels, [bias], [class_weight])
+//
+// The cross-entropy of hidden * weight^T + bias (N x D, V x D, V) against one label for each row,
+// its mean or sum over rows whose label is not `ignore_index`, each with the weight of its class.
+// Logits are made some rows at a time, and are gone when these rows are done. The loss and its
+// gradients, those where the loss itself has the gradient 1, are of the type that sums have:
+// float64 for doubles, else float32. `workspace` is memory of the kernel's own, which nobody reads.
+#pragma once
+
+#include "ir/graph.h"
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+namespace torch_ort::ops {
+
+struct LinearLoss {
+  bool has_bias = false, has_class_weight = false;
+  // Which results there are besides the loss and the workspace.
+  bool has_logits = false, has_hidden_grad = false, has_weight_grad = false, has_bias_grad = false;
+  bool is_mean = true;  // else the sum
+  int64_t ignore_index = -100;
+  int64_t rows = 0;  // whose logits there are at a time
+  // How many groups the classes stand in. Each group has sums of its own, which are added up in one
+  // order, whatever the number of threads.
+  int64_t groups = 0;
+
+  bool has_grad() const { return has_hidden_grad || has_weight_grad || has_bias_grad; }
+};
+
+// UserError where an attribute says what there is not.
+LinearLoss linear_loss(const ir::Node& node);
+void write(const LinearLoss& loss, ir::Attrs& attrs);
+
+// Rows and groups for so many classes and numbers of a hidden row.
+void choose_chunks(LinearLoss& loss, int64_t classes, int64_t width, int64_t bytes_of_number);
+// How many numbers the workspace holds.
+int64_t workspace_size(const LinearLoss& loss, int64_t classes, int64_t width);
+
+}  // namespace torch_ort::ops

@@ -1,0 +1,533 @@
+// The cross-entropy of a linear layer -> torch_ort.LinearCrossEntropy (ops/linear_loss.h), which
+// makes the logits some rows at a time:
+//
+//   NllLoss(LogSoftmax(views and casts of MatMul(hidden, weight^T) + bias), labels)
+//
+// In backward the loss has one number as its gradient. So the kernel makes the gradients of hidden
+// rows, weight and bias in the forward half, where logits are at hand, and backward multiplies them
+// with that number: nothing of rows x classes crosses the border. Logits that something else of the
+// forward half reads are written once. Where these have a gradient of their own, that goes the old
+// way, and both are added up: it is cut off where none comes.
+//
+// Declines where losses of single rows are wanted, where logits are read in backward, and where
+// that saves little memory.
+
+#include "ir/edit.h"
+#include "ops/aten.h"
+#include "ops/aten_names.h"
+#include "ops/fusion.h"
+#include "ops/linear_loss.h"
+#include "ops/op.h"
+#include "ops/shapes.h"
+#include "ops/writer.h"
+#include "passes/attention_words.h"
+#include "passes/halves.h"
+#include "passes/known_sizes.h"
+#include "passes/memory.h"
+#include "passes/pass.h"
+
+#include <algorithm>
+#include <optional>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace torch_ort::passes {
+
+namespace {
+
+using attention::keeps_elements;
+using attention::shape_of;
+using attention::swaps_last_dims;
+using ir::Dim;
+using ir::DType;
+using ir::Graph;
+using ir::Node;
+using ir::Shape;
+using ir::Type;
+using ir::Value;
+
+// What logits take, less what the gradient of the weight takes, which stands from the forward half
+// on. Below it both ways take equally long, and there is little to save.
+constexpr int64_t kLeastSaving = 32 << 20;
+
+Value* tensor(const ops::Arg& arg) {
+  Value* const* value = std::get_if<Value*>(&arg.value);
+  return value == nullptr ? nullptr : *value;
+}
+
+int64_t integer(const ops::Arg& arg) { return std::get<Dim>(arg.value).constant(); }
+
+bool is_short(DType dtype) { return dtype == DType::kBFloat16 || dtype == DType::kHalf; }
+
+// A short float in float32 or the other way: regions do not round in between either.
+bool is_cast(const Node& node) {
+  if (!ir::is(&node, "Cast") || !is_real(node.inputs[0]) || !is_real(node.outputs[0])) return false;
+  const DType from = node.inputs[0]->type.dtype, to = node.outputs[0]->type.dtype;
+  return (is_short(from) || is_short(to)) && from != DType::kDouble && to != DType::kDouble;
+}
+
+bool is_last_kept(const Node& node) {
+  const Shape &from = shape_of(*node.inputs[0]), &to = shape_of(*node.outputs[0]);
+  return !from.empty() && !to.empty() && from.back() == to.back();
+}
+
+// Whether rows go through it as they are.
+bool keeps_rows(const Node& node) {
+  return is_cast(node) || (keeps_elements(node) && is_last_kept(node));
+}
+
+bool lies_by_rows(const Value& value) {
+  return !value.type.strides || *value.type.strides == ir::contiguous_strides(shape_of(value));
+}
+
+// What the rows of a matrix were before they were viewed as such.
+const Value* rows_of(const Value* value) {
+  while (value->producer != nullptr && keeps_elements(*value->producer) &&
+         is_last_kept(*value->producer)) {
+    value = value->producer->inputs[0];
+  }
+  return value;
+}
+
+// The same matrix, turned over twice or not at all.
+const Value* matrix_of(const Value* value) {
+  while (swaps_last_dims(value->producer) &&
+         swaps_last_dims(value->producer->inputs[0]->producer)) {
+    value = value->producer->inputs[0]->producer->inputs[0];
+  }
+  return value;
+}
+
+bool is_turned(const Value* value, const Value* other) {
+  const auto turns = [](const Value* made, const Value* from) {
+    return swaps_last_dims(made->producer) && matrix_of(made->producer->inputs[0]) == from;
+  };
+  value = matrix_of(value);
+  other = matrix_of(other);
+  return turns(value, other) || turns(other, value);
+}
+
+// Gradients as the old nodes make them.
+struct Backward {
+  Value* gradient = nullptr;  // of the loss
+  std::vector<Node*> hidden, weight, bias;
+  Node* added = nullptr;  // the sum with a gradient that logits have from elsewhere
+  Value* elsewhere = nullptr;
+  std::vector<Node*> nodes;
+
+  bool has_any() const { return !hidden.empty() || !weight.empty() || !bias.empty(); }
+};
+
+struct Match {
+  Node *softmax, *loss, *product;
+  std::vector<Node*> chain;  // from the softmax up to the product, that one not included
+  Value *hidden, *weight, *bias = nullptr, *labels, *class_weight;
+  ops::LinearLoss form;
+  std::optional<Backward> backward;
+};
+
+class Matcher {
+ public:
+  explicit Matcher(const Graph& graph)
+      : graph_(graph), sizes_(graph), memory_(graph), backward_(backward_nodes(graph)) {
+    int position = 0;
+    for (const Node& node : graph.nodes) positions_[&node] = position++;
+  }
+
+  std::optional<Match> find(Node& softmax) const {
+    if (!ir::is(&softmax, "LogSoftmax") || backward_.contains(&softmax)) return std::nullopt;
+    if (!is_real(softmax.inputs[0]) || !is_real(softmax.outputs[0])) return std::nullopt;
+    const Value& logits = *softmax.inputs[0];
+    const int64_t axis = ir::int_attr(softmax.attrs, "axis", -1);
+    if (shape_of(logits).size() != 2 || (axis != 1 && axis != -1)) return std::nullopt;
+    if (!sizes_.are_known(logits) || !shape_of(logits)[1].is_constant()) return std::nullopt;
+    Match match{.softmax = &softmax};
+    const bool is_found = find_loss(match) && find_product(match) && find_backward(match) &&
+                          find_other_readers(match) && has_no_tags(match) && pays(match);
+    return is_found ? std::optional(std::move(match)) : std::nullopt;
+  }
+
+ private:
+  bool is_backward(const Node* node) const { return backward_.contains(node); }
+
+  static bool is_plain(const ir::Use& use) { return use.node != nullptr && use.index >= 0; }
+
+  // ---- the loss
+
+  bool find_loss(Match& match) const {
+    match.loss = nullptr;
+    for (const ir::Use& use : match.softmax->outputs[0]->uses) {
+      if (!is_plain(use)) return false;
+      if (is_backward(use.node)) continue;
+      if (match.loss != nullptr || ops::key_of(*use.node) != ops::aten::kNllLoss) return false;
+      match.loss = use.node;
+    }
+    if (match.loss == nullptr) return false;
+    const ops::Call call = ops::decode_aten(*match.loss);
+    match.labels = tensor(call.args.at(1));
+    match.class_weight = tensor(call.args.at(2));
+    const int64_t reduction = integer(call.args.at(3));  // 0: none, 1: mean, 2: sum
+    if (tensor(call.args.at(0)) != match.softmax->outputs[0] || reduction == 0) return false;
+    const Value* weight = match.class_weight;
+    if (weight != nullptr && (!is_real(weight) || shape_of(*weight).size() != 1)) return false;
+    const Type& labels = match.labels->type;
+    if (!labels.is_known() || labels.dtype != DType::kInt64 || labels.shape->size() != 1) {
+      return false;
+    }
+    match.form.has_class_weight = weight != nullptr;
+    match.form.is_mean = reduction == 1;
+    match.form.ignore_index = integer(call.args.at(4));
+    return true;
+  }
+
+  // ---- the product
+
+  bool find_product(Match& match) const {
+    Value* value = match.softmax->inputs[0];
+    while (value->producer != nullptr && keeps_rows(*value->producer) &&
+           !is_backward(value->producer)) {
+      match.chain.push_back(value->producer);
+      value = value->producer->inputs[0];
+    }
+    Node* product = match.product = value->producer;
+    const bool is_gemm = ir::is(product, "Gemm");
+    if (product == nullptr || (!is_gemm && !ir::is(product, "MatMul"))) return false;
+    for (const char* name : {"alpha", "beta"}) {
+      if (ir::float_attr(product->attrs, name, 1) != 1) return false;
+    }
+    for (const char* name : {"transA", "transB"}) {
+      if (ir::int_attr(product->attrs, name, 0) != 0) return false;
+    }
+    match.hidden = product->inputs[0];
+    match.weight = product->inputs[1];
+    if (!is_real(match.hidden) || !is_real(match.weight) || !is_real(value)) return false;
+    const Shape &rows = shape_of(*match.hidden), &weight = shape_of(*match.weight);
+    if (rows.size() < 2 || weight.size() != 2 || !weight[0].is_constant()) return false;
+    if (match.hidden->type.dtype != match.weight->type.dtype || !sizes_.are_known(*match.hidden)) {
+      return false;
+    }
+    const bool is_double = match.hidden->type.dtype == DType::kDouble;
+    if (is_double != (match.softmax->outputs[0]->type.dtype == DType::kDouble)) return false;
+    if (is_gemm && ops::has_input(*product, 2)) {
+      match.bias = product->inputs[2];
+      if (!is_real(match.bias) || !(shape_of(*match.bias) == Shape{weight[1]})) return false;
+      match.form.has_bias = true;
+    }
+    for (const Value* each : {match.hidden, match.weight, match.bias, match.labels,
+                              match.class_weight, product->outputs[0]}) {
+      if (each != nullptr && memory_.is_written(each)) return false;
+    }
+    return true;
+  }
+
+  // ---- the backward half
+
+  bool find_backward(Match& match) const {
+    Node *of_loss = nullptr, *of_softmax = nullptr;
+    for (const ir::Use& use : match.softmax->outputs[0]->uses) {
+      if (!is_backward(use.node)) continue;
+      const std::string key = ops::key_of(*use.node);
+      Node** found = key == ops::aten::kNllLossBackward      ? &of_loss
+                     : key == ops::aten::kLogSoftmaxBackward ? &of_softmax
+                                                             : nullptr;
+      if (found == nullptr || *found != nullptr) return false;
+      *found = use.node;
+    }
+    if (!is_read_only_by(match.loss->outputs.at(1), of_loss)) return false;
+    if (of_loss == nullptr && of_softmax == nullptr) return true;
+    if (of_loss == nullptr || of_softmax == nullptr) return false;
+    const ops::Call call = ops::decode_aten(*of_loss), next = ops::decode_aten(*of_softmax);
+    Backward found;
+    found.gradient = tensor(call.args.at(0));
+    const bool fits = tensor(call.args.at(1)) == match.softmax->outputs[0] &&
+                      tensor(call.args.at(3)) == match.class_weight &&
+                      tensor(call.args.at(6)) == match.loss->outputs[1] &&
+                      tensor(next.args.at(0)) == of_loss->outputs[0] &&
+                      is_read_only_by(of_loss->outputs[0], of_softmax) && is_real(found.gradient) &&
+                      shape_of(*found.gradient).empty();
+    if (!fits) return false;
+    found.nodes = {of_loss, of_softmax};
+    if (!follow(match, *of_softmax->outputs[0], false, found)) return false;
+    match.form.has_hidden_grad = !found.hidden.empty();
+    match.form.has_weight_grad = !found.weight.empty();
+    match.form.has_bias_grad = !found.bias.empty();
+    match.backward = std::move(found);
+    return match.form.has_grad();
+  }
+
+  static bool is_read_only_by(const Value* value, const Node* reader) {
+    return value == nullptr ||
+           std::all_of(value->uses.begin(), value->uses.end(),
+                       [reader](const ir::Use& use) { return use.node == reader; });
+  }
+
+  // From the gradient of logits to all that is made of it. Nodes behind a sum with a gradient from
+  // elsewhere stay for that one.
+  bool follow(const Match& match, Value& gradient, bool is_sum, Backward& found) const {
+    if (!is_real(&gradient) || memory_.is_written(&gradient)) return false;
+    for (const ir::Use& use : gradient.uses) {
+      if (!is_plain(use) || !is_backward(use.node)) return false;
+      Node& node = *use.node;
+      if (node.outputs.empty() || !is_real(node.outputs[0])) return false;
+      if (keeps_rows(node)) {
+        if (!is_sum) found.nodes.push_back(&node);
+        if (!follow(match, *node.outputs[0], is_sum, found)) return false;
+      } else if (ir::is(&node, "Add")) {
+        // The sum is all that is read of the gradient.
+        if (gradient.uses.size() != 1 || !find_elsewhere(node, use.index, found) ||
+            !follow(match, *node.outputs[0], true, found)) {
+          return false;
+        }
+      } else if (!find_gradients(match, node, use.index, is_sum, found)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  bool find_elsewhere(Node& node, int index, Backward& found) const {
+    Value* other = node.inputs[1 - index];
+    if (found.added != nullptr || found.has_any() || !(other->type == node.outputs[0]->type))
+      return false;
+    if (!ir::is(SharedMemory::root(other)->producer, "YieldOp", ir::kMicrosoftDomain)) return false;
+    found.added = &node;
+    found.elsewhere = other;
+    return true;
+  }
+
+  bool find_gradients(const Match& match, Node& node, int index, bool is_sum,
+                      Backward& found) const {
+    if (is_sum != (found.added != nullptr)) return false;
+    const auto is_product_with = [&](const Node& product, const Value* factor) {
+      return ir::is(&product, "MatMul") && product.inputs[1] == factor &&
+             lies_by_rows(*product.outputs[0]) && is_real(product.outputs[0]);
+    };
+    if (ir::is(&node, "MatMul")) {
+      if (index != 0 || !is_turned(node.inputs[1], match.weight)) return false;
+      if (!is_product_with(node, node.inputs[1])) return false;
+      found.hidden.push_back(&node);
+      return true;
+    }
+    if (swaps_last_dims(&node) && shape_of(*node.outputs[0]).size() == 2) {
+      for (const ir::Use& use : node.outputs[0]->uses) {
+        if (!is_plain(use) || use.index != 0 || !is_backward(use.node)) return false;
+        Node& product = *use.node;
+        if (!ir::is(&product, "MatMul") || rows_of(product.inputs[1]) != rows_of(match.hidden) ||
+            !is_product_with(product, product.inputs[1])) {
+          return false;
+        }
+        found.weight.push_back(&product);
+      }
+      if (!is_sum) found.nodes.push_back(&node);
+      return true;
+    }
+    if (!ir::is(&node, "ReduceSum") || !match.form.has_bias || !lies_by_rows(*node.outputs[0])) {
+      return false;
+    }
+    const auto axes = ops::reduction_axes(node);
+    const size_t rank = shape_of(*node.inputs[0]).size();
+    if (!axes || axes->size() + 1 != rank || axes->back() == static_cast<int64_t>(rank) - 1) {
+      return false;
+    }
+    found.bias.push_back(&node);
+    return true;
+  }
+
+  // ---- all of it
+
+  // Other readers of logits come after the loss, where logits are then, and none in backward.
+  bool find_other_readers(Match& match) const {
+    const int position = positions_.at(match.loss);
+    const Node* next = match.softmax;
+    std::vector<Node*> made = match.chain;
+    made.push_back(match.product);
+    for (const Node* node : made) {
+      for (const ir::Use& use : node->outputs[0]->uses) {
+        if (use.node == next) continue;
+        const bool is_output = use.node == nullptr;
+        if (!is_output &&
+            (is_backward(use.node) || use.index < 0 || positions_.at(use.node) < position)) {
+          return false;
+        }
+        match.form.has_logits = true;
+      }
+      next = node;
+    }
+    return true;
+  }
+
+  static bool has_no_tags(const Match& match) {
+    const auto is_tagged = [](const Node* node) { return !node->recompute.empty(); };
+    return !is_tagged(match.softmax) && !is_tagged(match.loss) && !is_tagged(match.product) &&
+           std::none_of(match.chain.begin(), match.chain.end(), is_tagged);
+  }
+
+  bool pays(Match& match) const {
+    const Value& logits = *match.softmax->inputs[0];
+    const std::optional<int64_t> rows = hinted_size(graph_, shape_of(logits)[0]);
+    if (!rows) return false;
+    const int64_t classes = shape_of(logits)[1].constant();
+    const int64_t width = shape_of(*match.weight)[0].constant();
+    const int64_t bytes = logits.type.dtype == DType::kDouble ? 8 : 4;
+    ops::choose_chunks(match.form, classes, width, bytes);
+    const int64_t of_logits = *rows * classes * ir::size_bytes(logits.type.dtype);
+    const int64_t of_gradient = match.form.has_weight_grad ? classes * width * bytes : 0;
+    return of_logits - of_gradient >= kLeastSaving;
+  }
+
+  const Graph& graph_;
+  const KnownSizes sizes_;
+  const SharedMemory memory_;
+  const std::unordered_set<const Node*> backward_;
+  std::unordered_map<const Node*, int> positions_;
+};
+
+class Rewriter {
+ public:
+  Rewriter(Graph& graph, Match& match)
+      : graph_(graph),
+        match_(match),
+        form_(match.form),
+        classes_(shape_of(*match.weight)[1]),
+        width_(shape_of(*match.weight)[0]),
+        sums_(match.hidden->type.dtype == DType::kDouble ? DType::kDouble : DType::kFloat) {}
+
+  void run() {
+    Node& made = write_loss();
+    size_t next = 2;
+    Value* logits = form_.has_logits ? made.outputs[next++] : nullptr;
+    ops::Writer write(graph_, match_.loss);
+    Value* loss = match_.loss->outputs[0];
+    ir::replace_uses(*loss, *write.cast(made.outputs[0], loss->type.dtype), graph_);
+    std::vector<Node*> gone = {match_.loss, match_.softmax};
+    if (match_.backward) {
+      Backward& backward = *match_.backward;
+      gone.insert(gone.end(), backward.nodes.begin(), backward.nodes.end());
+      if (backward.added != nullptr) {
+        ir::replace_uses(*backward.added->outputs[0], *backward.elsewhere, graph_);
+        gone.push_back(backward.added);
+      }
+      for (const auto* nodes : {&backward.hidden, &backward.weight, &backward.bias}) {
+        if (nodes->empty()) continue;
+        Value* gradient = made.outputs[next++];
+        for (Node* node : *nodes) {
+          hand_over(*gradient, *node);
+          gone.push_back(node);
+        }
+      }
+    }
+    hand_over_logits(logits, gone);
+    erase_unread(gone);
+  }
+
+ private:
+  Node& write_loss() {
+    ops::Writer write(graph_, match_.loss);
+    const Dim rows = shape_of(*match_.softmax->inputs[0])[0];
+    Value* hidden = match_.hidden;
+    if (shape_of(*hidden).size() != 2) hidden = write.reshape(hidden, {rows, width_});
+    Value* weight = swaps_last_dims(match_.weight->producer)
+                        ? match_.weight->producer->inputs[0]
+                        : write.transpose(match_.weight, {1, 0});
+    std::vector<Value*> inputs = {hidden, weight, match_.labels};
+    if (form_.has_bias) inputs.push_back(match_.bias);
+    if (form_.has_class_weight) inputs.push_back(match_.class_weight);
+    std::vector<Type> types = {
+        sums_of({}), sums_of({ops::workspace_size(form_, classes_.constant(), width_.constant())})};
+    if (form_.has_logits) {
+      types.push_back(ops::with_shape(match_.product->outputs[0]->type, Shape{rows, classes_}));
+    }
+    if (form_.has_hidden_grad) types.push_back(sums_of({rows, width_}));
+    if (form_.has_weight_grad) types.push_back(sums_of({classes_, width_}));
+    if (form_.has_bias_grad) types.push_back(sums_of({classes_}));
+    ir::Attrs attrs;
+    ops::write(form_, attrs);
+    return write.add({ir::kTorchOrtDomain, "LinearCrossEntropy"}, inputs, types, attrs);
+  }
+
+  Type sums_of(Shape shape) const {
+    Type type = ops::with_shape(match_.hidden->type, std::move(shape));
+    type.dtype = sums_;
+    return type;
+  }
+
+  // What the node has made of the gradient of logits, or of a gradient that these have from
+  // elsewhere, which the node makes from now on: then it stays, and both are added up.
+  void hand_over(Value& gradient, Node& node) {
+    Value& old = *node.outputs[0];
+    const bool stays = match_.backward->added != nullptr;
+    auto after = std::next(node.position);
+    ops::Writer write(graph_, after == graph_.nodes.end() ? nullptr : &*after);
+    Value* factor = write.cast(match_.backward->gradient, sums_);
+    Value* made = write.cast(write.make("Mul", {&gradient, factor}), old.type.dtype);
+    if (!(shape_of(*made) == shape_of(old))) made = write.reshape(made, shape_of(old));
+    if (stays) made = write.make("Add", {made, &old});
+    ir::replace_uses(old, *made, graph_);
+    if (stays) ir::set_input(*made->producer, 1, &old);
+  }
+
+  // Those who read logits, or what was made of them on the way to the loss, read what is made of
+  // the logits of the node in the same way.
+  void hand_over_logits(Value* logits, const std::vector<Node*>& gone) {
+    if (logits == nullptr) return;
+    ops::Writer write(graph_, match_.loss);
+    Value& old = *match_.product->outputs[0];
+    if (!(shape_of(*logits) == shape_of(old))) logits = write.reshape(logits, shape_of(old));
+    std::vector<Node*> made(match_.chain.rbegin(), match_.chain.rend());
+    std::vector<Value*> values = {logits};
+    for (const Node* node : made) {
+      std::vector<Value*> inputs = node->inputs;
+      inputs[0] = values.back();
+      values.push_back(write.again(*node, inputs).outputs[0]);
+    }
+    erase_unread(gone);
+    for (size_t i = made.size(); i-- > 0;) {
+      if (made[i]->is_erased()) continue;
+      ir::replace_uses(*made[i]->outputs[0], *values[i + 1], graph_);
+      ir::erase(graph_, *made[i]);
+    }
+    ir::replace_uses(old, *values[0], graph_);
+    ir::erase(graph_, *match_.product);
+  }
+
+  void erase_unread(std::vector<Node*> nodes) {
+    nodes.insert(nodes.end(), match_.chain.begin(), match_.chain.end());
+    nodes.push_back(match_.product);
+    const auto is_unread = [](const Node* node) {
+      return std::all_of(node->outputs.begin(), node->outputs.end(), [](const Value* value) {
+        return value == nullptr || value->uses.empty();
+      });
+    };
+    for (bool found = true; found;) {
+      found = false;
+      for (Node* node : nodes) {
+        if (node->is_erased() || !is_unread(node)) continue;
+        ir::erase(graph_, *node);
+        found = true;
+      }
+    }
+  }
+
+  Graph& graph_;
+  Match& match_;
+  const ops::LinearLoss& form_;
+  const Dim classes_, width_;
+  const DType sums_;
+};
+
+}  // namespace
+
+int chunk_losses(Graph& graph) {
+  int rewrites = 0;
+  for (Node& node : graph.nodes) {
+    if (node.is_erased() || !ir::is(&node, "LogSoftmax")) continue;
+    std::optional<Match> match = Matcher(graph).find(node);
+    if (!match) continue;
+    if (!may_rewrite()) break;
+    Rewriter(graph, *match).run();
+    ++rewrites;
+  }
+  return rewrites;
+}
+
+}  // namespace torch_ort::passes

@@ -1,0 +1,252 @@
+"""The cross-entropy of a linear layer in chunks of rows, against eager PyTorch in float64."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.cpu.regions import ISAS, read, run, type_text
+from torch_ort import _C
+
+IGNORED = -100
+NEAR = {torch.float32: 3e-6, torch.float64: 1e-13, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """One form of the node; `rows` and `groups` are its chunks."""
+
+    rows: int = 5
+    groups: int = 3
+    reduction: str = "mean"
+    bias: bool = False
+    class_weight: bool = False
+    gradients: bool = True
+    logits: bool = False
+
+    def workspace(self, classes: int, width: int) -> int:
+        of_row = 2 * self.groups + 3
+        if self.gradients:
+            of_row += classes + self.groups * width
+        return self.rows * of_row
+
+
+def operands(loss: Loss, rows: int, width: int, classes: int, dtype: torch.dtype) -> list[Tensor]:
+    """Give hidden [rows, width], weight [classes, width], labels, and bias and class weights."""
+    labels = torch.randint(0, max(classes, 1), (rows,))
+    labels[torch.rand(rows) < 0.3] = IGNORED
+    made = [torch.randn(rows, width, dtype=dtype), torch.randn(classes, width, dtype=dtype), labels]
+    if loss.bias:
+        made.append(torch.randn(classes, dtype=dtype))
+    if loss.class_weight:
+        made.append(torch.rand(classes, dtype=dtype))
+    return made
+
+
+def computed(
+    loss: Loss,
+    given: list[Tensor],
+    isa: str = "",
+    strides: dict | None = None,
+    workspace: int | None = None,
+):
+    """Run the node; give the loss, then gradients of hidden, weight and bias, then logits."""
+    if workspace is None:
+        workspace = loss.workspace(len(given[1]), given[1].shape[1])
+    hidden, weight, *_ = given
+    rows, classes, width, dtype = len(hidden), len(weight), weight.shape[1], hidden.dtype
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    names = ["hidden", "weight", "labels"]
+    names += ["bias"] * loss.bias + ["class_weight"] * loss.class_weight
+    types = {"loss": (wide, ()), "workspace": (wide, (workspace,))}
+    attrs = [f"rows = {loss.rows}", f"groups = {loss.groups}", f'reduction = "{loss.reduction}"']
+    attrs += ["has_bias = 1"] * loss.bias + ["has_class_weight = 1"] * loss.class_weight
+    if loss.logits:
+        types["logits"] = (dtype, (rows, classes))
+        attrs.append("makes_logits = 1")
+    if loss.gradients:
+        types["hidden_grad"] = (wide, (rows, width))
+        types["weight_grad"] = (wide, (classes, width))
+        attrs += ["makes_hidden_grad = 1", "makes_weight_grad = 1"]
+        if loss.bias:
+            types["bias_grad"] = (wide, (classes,))
+            attrs.append("makes_bias_grad = 1")
+    node = f"{', '.join(types)} = torch_ort.LinearCrossEntropy <{', '.join(attrs)}>"
+    graph = read(
+        {name: type_text(x.dtype, x.shape) for name, x in zip(names, given, strict=True)},
+        [f"{node} ({', '.join(names)})"],
+        [name for name in types if name != "workspace"],
+        types={name: type_text(*each) for name, each in types.items()},
+        strides=strides,
+    )
+    results = run(graph, dict(zip(names, given, strict=True)), isa)
+    logits = [results.pop(1)] if loss.logits else []
+    return [*results, *logits]
+
+
+def wanted(loss: Loss, given: list[Tensor]) -> list[Tensor]:
+    """The same by eager PyTorch in float64."""
+    hidden, weight, labels, *rest = (x if x.dtype == torch.int64 else x.double() for x in given)
+    leaves = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
+    bias = rest.pop(0).clone().requires_grad_() if loss.bias else None
+    logits = F.linear(*leaves, bias)
+    made = F.cross_entropy(
+        logits, labels, rest[0] if rest else None, ignore_index=IGNORED, reduction=loss.reduction
+    )
+    results = [made.detach()]
+    if loss.gradients:
+        results += torch.autograd.grad(made, leaves + ([bias] if loss.bias else []))
+    return results + [logits.detach()] * loss.logits
+
+
+def compare(loss: Loss, given: list[Tensor], isa: str = "") -> None:
+    near = NEAR[given[0].dtype]
+    for got, want in zip(computed(loss, given, isa), wanted(loss, given), strict=True):
+        scale = want.abs().max().item() if want.numel() and want.isfinite().all() else 1.0
+        torch.testing.assert_close(got.double(), want, rtol=near, atol=near * max(scale, 1e-30),
+                                   equal_nan=True)  # fmt: skip
+
+
+FORMS = {
+    "mean": Loss(),
+    "sum": Loss(reduction="sum"),
+    "bias": Loss(bias=True),
+    "class weights": Loss(class_weight=True),
+    "all": Loss(bias=True, class_weight=True, logits=True),
+    "no gradients": Loss(bias=True, class_weight=True, gradients=False),
+    "logits alone": Loss(gradients=False, logits=True),
+}
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", NEAR, ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_against_float64(form, dtype, isa):
+    torch.manual_seed(0)
+    compare(FORMS[form], operands(FORMS[form], 13, 7, 1100, dtype), isa)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    loss=st.builds(
+        Loss,
+        rows=st.integers(1, 9),
+        groups=st.integers(1, 5),
+        reduction=st.sampled_from(["mean", "sum"]),
+        bias=st.booleans(),
+        class_weight=st.booleans(),
+        gradients=st.booleans(),
+        logits=st.booleans(),
+    ),
+    rows=st.integers(0, 30),
+    width=st.integers(1, 20),
+    classes=st.sampled_from([1, 2, 37, 511, 512, 513, 1024, 1700]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    seed=st.integers(0, 1000),
+)
+def test_any_form_and_size(loss, rows, width, classes, dtype, seed):
+    torch.manual_seed(seed)
+    compare(loss, operands(loss, rows, width, classes, dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_rows_without_a_label(dtype):
+    """The mean of nothing is NaN, its gradients are zeros."""
+    given = operands(Loss(), 8, 4, 600, dtype)
+    given[2].fill_(IGNORED)
+    loss, hidden_grad, weight_grad = computed(Loss(), given)
+    assert loss.isnan()
+    assert not hidden_grad.any()
+    assert not weight_grad.any()
+    compare(Loss(reduction="sum"), given)
+
+
+@pytest.mark.parametrize("label", [600, -1, -101])
+def test_labels_that_are_no_class(label):
+    given = operands(Loss(), 8, 4, 600, torch.float32)
+    given[2][3] = label
+    with pytest.raises(IndexError, match=f"Target {label} is out of bounds."):
+        computed(Loss(), given)
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan"), 1e30])
+def test_logits_that_are_no_numbers(number):
+    """What is not finite spoils its row, and the loss, as in eager PyTorch."""
+    loss = Loss(bias=True, logits=True, reduction="sum")
+    given = operands(loss, 8, 4, 1200, torch.float64)
+    given[3][700] = number
+    compare(loss, given)
+
+
+def test_classes_that_cannot_be():
+    """A bias of -inf leaves a class out, and a block of classes all of which are left out."""
+    loss = Loss(bias=True, reduction="sum")
+    given = operands(loss, 8, 4, 1200, torch.float64)
+    given[3][400:1100] = -float("inf")
+    given[2] %= 400
+    compare(loss, given)
+
+
+def test_far_from_zero():
+    """Logits near 1000 cost no digits but their own."""
+    given = operands(Loss(), 12, 8, 700, torch.float32)
+    given[0] *= 100
+    near = computed(Loss(), given)
+    for got, want in zip(near, wanted(Loss(), given), strict=True):
+        assert (got - want).norm() <= 3e-5 * want.norm()
+
+
+def test_operands_of_any_layout():
+    given = operands(Loss(bias=True), 12, 8, 700, torch.float32)
+    given[0] = given[0].T.contiguous().T
+    given[1] = given[1].T.contiguous().T
+    got = computed(Loss(bias=True), given, strides={"hidden": "1,12", "weight": "1,700"})
+    for a, b in zip(got, wanted(Loss(bias=True), given), strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
+
+
+def test_any_number_of_threads_gives_the_same_bits():
+    loss = Loss(bias=True, rows=8)
+    given = operands(loss, 40, 16, 2000, torch.float32)
+    before = torch.get_num_threads()
+    seen = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            seen.append(computed(loss, given))
+    finally:
+        torch.set_num_threads(before)
+    for other in seen[1:]:
+        for a, b in zip(seen[0], other, strict=True):
+            assert torch.equal(a, b)
+
+
+def test_operands_that_do_not_fit():
+    """The workspace has to be that of the chunks, however large these are."""
+    loss = Loss(gradients=False)
+    given = operands(loss, 6, 4, 20, torch.float32)
+    given[2] = given[2][:5]
+    with pytest.raises(_C.UserError, match="the operands do not fit together"):
+        computed(loss, given)
+    huge = Loss(rows=2**62)
+    assert huge.workspace(19, 4) % 2**64 == 0  # as a sum of 64 bits has it
+    with pytest.raises(_C.UserError, match="more numbers than there can be"):
+        computed(huge, operands(huge, 6, 4, 19, torch.float32), workspace=0)
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (Loss(rows=0), "got 0 rows at a time and 3 groups, want 1 or more"),
+        (Loss(reduction="none"), "reduction: got 'none', want mean or sum"),
+    ],
+)
+def test_forms_that_there_are_not(loss, words):
+    with pytest.raises(_C.UserError, match=words):
+        computed(loss, operands(loss, 6, 4, 20, torch.float32))

@@ -1,0 +1,276 @@
+"""Losses of linear layers over many classes: chunks of rows, against eager PyTorch in float64."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import torch_ort
+
+# Just enough logits for the pass: 40 MB of bfloat16.
+ROWS, WIDTH, CLASSES, IGNORED = 4000, 8, 5000, -100
+# The layer before the head rounds as well.
+NEAR = {torch.float32: 2e-6, torch.float64: 1e-13, torch.bfloat16: 1.5e-2, torch.float16: 5e-3}
+
+
+class Head(nn.Module):
+    """Two linear layers; `make` gives the loss, or a tuple of what leaves, from both and labels."""
+
+    def __init__(self, make, bias: bool = False, classes: int = CLASSES):
+        super().__init__()
+        self.make = make
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, classes, bias=bias)
+        self.register_buffer("class_weight", torch.rand(classes))
+
+    def forward(self, x: Tensor, labels: Tensor):
+        return self.make(self, self.layer(x), labels)
+
+
+def mean(model, hidden, labels):
+    return F.cross_entropy(model.head(hidden), labels)
+
+
+def summed(model, hidden, labels):
+    logits = model.head(hidden)
+    return F.cross_entropy(logits, labels.clamp(min=3), reduction="sum", ignore_index=3)
+
+
+def weighted(model, hidden, labels):
+    return F.cross_entropy(model.head(hidden), labels, weight=model.class_weight)
+
+
+def flattened(model, hidden, labels):
+    logits = model.head(hidden.view(4, -1, WIDTH))
+    return F.cross_entropy(logits.flatten(0, 1), labels.view(4, -1).flatten()) * 3 + 1
+
+
+def shifted_labels(model, hidden, labels):
+    """The loss of Hugging Face's causal language models, beside the logits."""
+    logits = model.head(hidden.view(4, -1, WIDTH))
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    next_labels = F.pad(labels.view(4, -1), (0, 1), value=IGNORED)[..., 1:].contiguous()
+    return F.cross_entropy(wide.view(-1, CLASSES), next_labels.view(-1)), logits
+
+
+def tied(model, hidden, labels):
+    """The weight of the head is the table of what goes in as well."""
+    return F.cross_entropy(F.linear(hidden + model.head.weight[:ROWS], model.head.weight), labels)
+
+
+def chosen(model, hidden, labels):
+    """Gives the best classes too, which have no gradient."""
+    logits = model.head(hidden)
+    return F.cross_entropy(logits, labels), logits.argmax(-1)
+
+
+def frozen(model, hidden, labels):
+    return F.cross_entropy(F.linear(hidden, model.head.weight.detach()), labels)
+
+
+MODELS = {
+    "mean": (mean, False),
+    "bias": (mean, True),
+    "sum": (summed, True),
+    "weighted": (weighted, True),
+    "flattened": (flattened, True),
+    "shifted": (shifted_labels, True),
+    "tied": (tied, False),
+    "chosen": (chosen, False),
+    "frozen": (frozen, False),
+}
+
+
+def batch(dtype: torch.dtype, rows: int = ROWS) -> tuple[Tensor, Tensor]:
+    labels = torch.randint(0, CLASSES, (rows,))
+    labels[torch.rand(rows) < 0.3] = IGNORED
+    return torch.randn(rows, WIDTH, dtype=dtype), labels
+
+
+def compiled(model: nn.Module, **options):
+    torch.compiler.reset()
+    return torch.compile(model, backend="ort", options={"strict": True, **options})
+
+
+def left(call, model: nn.Module, x: Tensor, labels: Tensor) -> list[Tensor | None]:
+    """Give what leaves, and the gradients of the loss, which comes first."""
+    x = x.clone().requires_grad_()
+    model.zero_grad()
+    made = call(x, labels)
+    made = made if isinstance(made, tuple) else (made,)
+    (made[0] * 2).backward()
+    return [*(each.detach() for each in made), x.grad, *(p.grad for p in model.parameters())]
+
+
+def is_near(got: Tensor | None, want: Tensor | None, near: float) -> bool:
+    if got is None or want is None:
+        return got is want
+    if not want.is_floating_point():
+        return (got == want).double().mean().item() > 0.9
+    return (got.double() - want).norm().item() <= near * want.norm().item()
+
+
+def chunked_nodes(model, *inputs) -> int:
+    graphs = torch_ort.explain(model, *inputs).graphs
+    return sum(graph.nodes.get("torch_ort.LinearCrossEntropy", 0) for graph in graphs)
+
+
+@pytest.mark.parametrize("dtype", NEAR, ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_against_float64(name, dtype):
+    torch.manual_seed(0)
+    make, bias = MODELS[name]
+    model = Head(make, bias).to(dtype)
+    exact = copy.deepcopy(model).double()
+    x, labels = batch(dtype)
+    got = left(compiled(model), model, x, labels)
+    want = left(exact, exact, x.double(), labels)
+    assert all(is_near(*pair, NEAR[dtype]) for pair in zip(got, want, strict=True))
+    assert torch_ort.counters()["fallbacks"] == 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_is_the_engines_kernel(name):
+    make, bias = MODELS[name]
+    assert chunked_nodes(Head(make, bias), *batch(torch.float32)) == 1
+
+
+def test_gradients_of_logits_from_elsewhere():
+    """Logits that leave may have a gradient too: in one step, and none in the next."""
+    torch.manual_seed(0)
+    model = Head(shifted_labels, True)
+    exact = copy.deepcopy(model).double()
+    call = compiled(model)
+    x, labels = batch(torch.float32)
+    for step in range(4):
+        gradients = []
+        for each, run, rows in ((model, call, x), (exact, exact, x.double())):
+            each.zero_grad()
+            loss, logits = run(rows, labels)
+            total = loss if step % 2 == 0 else loss + logits.square().mean()
+            (total if step < 3 else logits.square().mean()).backward()
+            gradients.append([p.grad for p in each.parameters()])
+        assert all(is_near(*pair, 3e-6) for pair in zip(*gradients, strict=True)), step
+    assert torch_ort.counters()["fallbacks"] == 0
+
+
+def test_no_label_counts():
+    model = Head(mean, True)
+    x, labels = batch(torch.float32)
+    got = left(compiled(model), model, x, torch.full_like(labels, IGNORED))
+    assert got[0].isnan()
+    assert not any(gradient.any() for gradient in got[1:])
+
+
+@pytest.mark.parametrize("label", [CLASSES, -1])
+def test_labels_out_of_range_raise_eagers_error(label):
+    model = Head(mean)
+    x, labels = batch(torch.float32)
+    call = compiled(model)
+    left(call, model, x, labels)
+    labels[7] = label
+    with pytest.raises(IndexError, match=f"Target {label} is out of bounds."):
+        call(x, labels)
+
+
+def test_dynamic_sizes():
+    """One graph for all sizes, those too for which it would not have been chosen."""
+    torch.manual_seed(0)
+    model = Head(mean, True)
+    exact = copy.deepcopy(model).double()
+    torch.compiler.reset()
+    call = torch.compile(model, backend="ort", dynamic=True, options={"strict": True})
+    for rows in (ROWS, 2000, 17, 1, 3000):
+        x, labels = batch(torch.float32, rows)
+        labels[0] = 5
+        got, want = left(call, model, x, labels), left(exact, exact, x.double(), labels)
+        assert all(is_near(*pair, 3e-6) for pair in zip(got, want, strict=True)), rows
+    assert torch_ort.counters()["fallbacks"] == 0
+
+
+def test_two_calls_at_once_and_a_graph_that_is_kept():
+    torch.manual_seed(0)
+    model = Head(mean, True)
+    exact = copy.deepcopy(model).double()
+    call = compiled(model)
+    batches = [batch(torch.float32) for _ in range(2)]
+    for each, run, dtype in ((model, call, torch.float32), (exact, exact, torch.float64)):
+        losses = [run(x.to(dtype), labels) for x, labels in batches]
+        losses[1].backward(retain_graph=True)
+        losses[0].backward()
+        losses[1].backward()
+        assert each.head.weight.grad is not None
+    got, want = ([p.grad for p in each.parameters()] for each in (model, exact))
+    assert all(is_near(*pair, 3e-6) for pair in zip(got, want, strict=True))
+    assert torch_ort.counters()["fallbacks"] == 0
+
+
+def test_inference():
+    torch.manual_seed(0)
+    model = Head(mean, True)
+    x, labels = batch(torch.float32)
+    with torch.no_grad():
+        got = compiled(model)(x, labels)
+        want = model.double()(x.double(), labels)
+    torch.testing.assert_close(got.double(), want, rtol=1e-6, atol=0)
+
+
+def test_autocast():
+    torch.manual_seed(0)
+    model = Head(mean, True)
+    exact = copy.deepcopy(model).double()
+    x, labels = batch(torch.float32)
+
+    def in_bfloat16(*args):
+        with torch.autocast("cpu", torch.bfloat16):
+            return call(*args)
+
+    call = compiled(model)
+    got = left(in_bfloat16, model, x, labels)
+    want = left(exact, exact, x.double(), labels)
+    assert all(is_near(*pair, 1e-2) for pair in zip(got, want, strict=True))
+
+
+def test_memory():
+    """Neither logits nor their gradients cross to the backward half, or stand there."""
+    model = Head(mean)
+    logits = 4 * ROWS * CLASSES
+    plan = torch_ort.explain(model, *batch(torch.float32)).graphs[0].plan
+    assert plan["saved_bytes"] < logits / 20
+    assert plan["peak_bytes"] < logits / 2
+
+
+# ---- what stays as it is
+
+
+def none(model, hidden, labels):
+    return (F.cross_entropy(model.head(hidden), labels, reduction="none") * hidden[:, 0]).sum()
+
+
+def with_z_loss(model, hidden, labels):
+    logits = model.head(hidden)
+    return F.cross_entropy(logits, labels) + 1e-4 * logits.logsumexp(-1).square().mean()
+
+
+@pytest.mark.parametrize("make", [none, with_z_loss])
+def test_other_uses_of_logits_stay(make):
+    torch.manual_seed(0)
+    model = Head(make)
+    x, labels = batch(torch.float32)
+    assert chunked_nodes(model, x, labels) == 0
+
+
+def test_small_losses_stay():
+    model = Head(mean)
+    x, labels = batch(torch.float32, 100)
+    assert chunked_nodes(model, x, labels) == 0
+
+
+@pytest.mark.parametrize("disable", ["chunk_losses", "own_kernels"])
+def test_it_can_be_switched_off(disable, monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_DISABLE", disable)
+    assert chunked_nodes(Head(mean), *batch(torch.float32)) == 0
