@@ -440,6 +440,11 @@ def make_lm_d256() -> Workload:
     return Workload(model, text_batches(8000, 128, 8))
 
 
+def make_lm_128k() -> Workload:
+    model = LanguageModel(128_000, width=256, heads=4, depth=2, length=128)
+    return Workload(model, text_batches(128_000, 128, 16))
+
+
 def make_cnn() -> Workload:
     return Workload(Cnn(), image_batches(32, 16))
 
@@ -533,9 +538,10 @@ MODELS: dict[str, Callable[[], Workload]] = {
     "llama": make_llama,
     "recommender": make_recommender,
     "gpt2": make_gpt2,
+    "lm_128k": make_lm_128k,
 }
 # A step of these takes seconds: they are measured when asked for.
-LARGE = ("gpt2",)
+LARGE = ("gpt2", "lm_128k")
 
 
 def build(name: str, device: str, seed: int = 0) -> Workload:
