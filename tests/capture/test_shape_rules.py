@@ -215,6 +215,24 @@ CASES: list[tuple[Any, tuple, dict]] = [
         (t(2, 3, 4), t(2, 3, 4), t(3), t(3), t(3), t(3), t(3), True, 1e-5, [True] * 3),
         {},
     ),
+    # Under autocast the parameters and statistics stay in float32.
+    *(
+        row
+        for dtype in (torch.float16, torch.bfloat16)
+        for x in (t(2, 3, 4).to(dtype),)
+        for row in (
+            (
+                aten._native_batch_norm_legit_functional.default,
+                (x, t(3), t(3), t(3), t(3), True, 0.1, 1e-5),
+                {},
+            ),
+            (
+                aten.native_batch_norm_backward.default,
+                (x, x, t(3), t(3), t(3), t(3), t(3), True, 1e-5, [True] * 3),
+                {},
+            ),
+        )
+    ),
     (
         aten.convolution.default,
         (t(2, 3, 8, 9), t(4, 3, 3, 3), t(4), [2], [1], [1], False, [0], 1),

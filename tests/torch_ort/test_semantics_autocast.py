@@ -41,6 +41,30 @@ def test_forward_inside_backward_outside(compare_training, device):
     assert want.records[0]["gradient of first.weight"].dtype == torch.float32
 
 
+class Normed(nn.Module):
+    """Gives two results; the statistics of its norm are float32 under autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(16, 8), nn.BatchNorm1d(8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.norm(self.linear(x))
+        return F.cross_entropy(hidden, x.argmax(1) % 8), hidden
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_batch_norm_of_which_one_result_is_used(compiled, device, dtype):
+    model = Normed().to(device)
+    x = rows(0).to(device)
+    results = []
+    for run in (model, compiled(model)):
+        with torch.autocast(device, dtype):
+            loss, _ = run(x)
+        results.append((loss, torch.autograd.grad(loss, list(model.parameters()))))
+    torch.testing.assert_close(results[1], results[0], **CLOSE)
+
+
 def test_forward_and_backward_inside(compare_training, device):
     compare_training(
         Network, rows, forward_context=autocast(device), backward_context=autocast(device), **CLOSE

@@ -208,11 +208,19 @@ def _batch_norm(
     may_keep_order = not is_contiguous(x) and len(x.sizes) in (4, 5)
     if not training or not is_cpu(x) or may_keep_order:
         raise NoRule
-    if x.dtype not in _FULL or any(spec.dtype != x.dtype for spec in others):
+    if not _counts_in(mean, x) or any(spec.dtype != mean.dtype for spec in others):
         raise NoRule
     bool(numel(x.sizes) != 0)  # without rows a batch norm leaves its statistics alone
-    statistics = rows([x.sizes[1]], x)
-    return rows(x.sizes, x), statistics, statistics, rows(mean.sizes, x), rows(variance.sizes, x)
+    statistics = rows([x.sizes[1]], mean)
+    running = rows(mean.sizes, mean), rows(variance.sizes, variance)
+    return rows(x.sizes, x), statistics, statistics, *running
+
+
+def _counts_in(statistics: Spec, x: Spec) -> bool:
+    """Tell whether a batch norm of x may keep these statistics: of its dtype, or under autocast."""
+    if x.dtype in (torch.float16, torch.bfloat16):
+        return statistics.dtype == torch.float32
+    return x.dtype in _FULL and statistics.dtype == x.dtype
 
 
 @rule_of(aten.native_batch_norm_backward.default)
@@ -221,11 +229,11 @@ def _batch_norm_backward(
     saved_mean: Spec | None, saved_rstd: Spec | None, training: bool, eps: float,
     mask: Sequence[bool],
 ) -> tuple[Spec | None, ...]:  # fmt: skip
-    if not is_cpu(x) or x.dtype not in _FULL:
+    if not is_cpu(x) or saved_mean is None or not _counts_in(saved_mean, x):
         raise NoRule
-    if not is_contiguous(x) or (weight is not None and weight.dtype != x.dtype):
+    if not is_contiguous(x) or (weight is not None and weight.dtype != saved_mean.dtype):
         raise NoRule
-    channels = rows([x.sizes[1]], x)
+    channels = rows([x.sizes[1]], saved_mean)
     return (
         rows(x.sizes, x) if mask[0] else None,
         channels if mask[1] else None,
