@@ -66,10 +66,7 @@ class Lamb(ScaledStep):
             "ratio_max": ratio_max,
         }
         super().__init__(params, checked("Lamb", defaults))
-        self._max_norm = max_norm
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_max_norm": self._max_norm}
+        self.limit_norm(max_norm)
 
     def _rule(self, group: Group, factor: float) -> Any:
         beta1, beta2 = group["betas"]

@@ -50,10 +50,17 @@ class ScaledStep(torch.optim.Optimizer):
         super().__init__(params, defaults)
         self._begin()
 
+    def limit_norm(self, max_norm: float | None) -> None:
+        """Clip in steps that name no `max_norm`: by the norm of all gradients as one vector."""
+        self._max_norm = max_norm
+
     def _begin(self) -> None:
         self._isa = isa_in_force()
         self.grad_norm: float | None = None
         self.step_skipped = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_max_norm": self._max_norm}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
