@@ -449,6 +449,45 @@ def asked_in_vain(settings: Any, by_torch_compile: bool = False) -> list[tuple[s
     return found
 
 
+@dataclass(frozen=True)
+class Launched:
+    """What a launcher of several ranks, torchrun or mpirun, has put into the environment.
+
+    `num_local` is the number of ranks on this machine, `has_address` tells whether it says where
+    ranks meet. Without a launcher there is one rank.
+    """
+
+    rank: int
+    world_size: int
+    num_local: int
+    has_address: bool
+
+
+# Of torchrun, Open MPI, and MPICH or Intel MPI.
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
+)
+
+
+def launched() -> Launched:
+    """Tell what a launcher of several ranks says; raises UserError for what is no number."""
+    has_address = {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+    for rank, world_size, num_local in _LAUNCHERS:
+        if {rank, world_size} <= os.environ.keys():
+            numbers = (_rank_number(name) for name in (rank, world_size, num_local))
+            return Launched(*numbers, has_address)
+    return Launched(0, 1, 1, has_address)
+
+
+def _rank_number(variable: str) -> int:
+    text = os.environ.get(variable, "0")
+    if not text.isdecimal():
+        raise UserError(f"environment: {variable}: got {text!r}, want a whole number")
+    return int(text)
+
+
 def _from_environment(table: tuple[Row, ...]) -> dict[str, Any]:
     values = {}
     for row in table:

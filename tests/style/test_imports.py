@@ -55,7 +55,7 @@ TRAINING = {
     },
     "convergence": {"ortmodule"},
     "experimental": {"core", "capture", "ortmodule"},
-    "trainers": {"pytorch", "ortmodule"},
+    "trainers": {"core", "pytorch", "optim", "ortmodule"},
     "utils": set(),
     "compat": {"core", "functions"},
     "training": {"core", "guards", "ortmodule"},

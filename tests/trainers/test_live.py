@@ -84,7 +84,7 @@ def test_the_criterion_is_in_the_graph():
     torch_ort.reset_counters()
     run.step(*batches(1)[0])
     assert torch_ort.counters()["graphs_captured"] == 1
-    assert type(run._ortmodule.module).__name__ == "ModuleWithLoss"
+    assert type(run.core.engine.module).__name__ == "ModuleWithLoss"
 
 
 def test_several_inputs_and_results():
@@ -173,7 +173,7 @@ def test_an_ortmodule_keeps_its_options():
     model = ORTModule(net(), DebugOptions(LogLevel.ERROR))
     run = make(model)
     assert run.model is model.module
-    assert run._ortmodule._debug_options.log_level == LogLevel.ERROR
+    assert run.core.engine._debug_options.log_level == LogLevel.ERROR
     run.step(*batches(1)[0])
     assert trainer is Trainer
 

@@ -1,4 +1,8 @@
-"""Objects that train a model step by step, as ONNX Runtime Training had them."""
+"""Objects that train a model step by step, as ONNX Runtime Training had them.
+
+`trainer` takes an optimizer that the caller has made. `v0` and `v1` have the two generations of
+`ORTTrainer`. All of them run on core.py.
+"""
 
 from torch_ort.trainers.live import Trainer, trainer
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from torch_ort.ortmodule import DebugOptions, ModuleWithLoss, ORTModule
 from torch_ort.pytorch.module_compat import pytree
+from torch_ort.trainers.core import Core
+from torch_ort.trainers.descriptions import check_model
 
 
 class Trainer:
@@ -42,19 +42,7 @@ class Trainer:
         max_grad_norm: float | None = None,
         debug_options: DebugOptions | None = None,
     ) -> None:
-        if not isinstance(model, torch.nn.Module):
-            raise TypeError(f"model: got {type(model).__name__}, want a torch.nn.Module")
-        if isinstance(model, torch.nn.DataParallel | DistributedDataParallel):
-            raise TypeError(
-                f"model: got {type(model).__name__}, want the module inside; "
-                "ranks of torch.distributed train together without it"
-            )
-        if gradient_accumulation_steps < 1:
-            raise ValueError(
-                f"gradient_accumulation_steps: got {gradient_accumulation_steps}, want at least 1"
-            )
-        if max_grad_norm is not None and not max_grad_norm > 0:
-            raise ValueError(f"max_grad_norm: got {max_grad_norm}, want None or more than 0")
+        check_model(model, None)
         if isinstance(model, ORTModule):
             debug_options = debug_options or model._debug_options
             model = model.module
@@ -64,49 +52,41 @@ class Trainer:
         self.model = model
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
-        self.gradient_accumulation_steps = gradient_accumulation_steps
-        self.max_grad_norm = max_grad_norm
-        self.num_calls = 0
-        self.num_updates = 0
-        self._held = held
-        self._ortmodule = ORTModule(ModuleWithLoss(model, criterion), debug_options)
-        self._runs = _spread(self._ortmodule)
+        self.core = Core(
+            ModuleWithLoss(model, criterion), optimizer, accumulation=gradient_accumulation_steps,
+            max_norm=max_grad_norm, debug_options=debug_options,
+        )  # fmt: skip
+
+    @property
+    def num_calls(self) -> int:
+        """How many calls of `step` there were."""
+        return self.core.num_calls
+
+    @property
+    def num_updates(self) -> int:
+        """How many updates there were."""
+        return self.core.num_updates
 
     def step(self, *batch: Any) -> tuple[torch.Tensor, Any]:
         """Train on a batch, whose last part are the labels; give its loss and the prediction.
 
         Both are without a history. The model's mode is that which it is in.
         """
-        calls_before = self.num_calls % self.gradient_accumulation_steps
-        is_last = calls_before == self.gradient_accumulation_steps - 1
-        if calls_before == 0:
-            self.optimizer.zero_grad()
-        with self._synchronized(is_last):
-            loss, prediction = self._runs(*batch)
-            (loss / self.gradient_accumulation_steps).backward()
-        self.num_calls += 1
-        if is_last:
-            self._update()
+        (loss, prediction), has_updated = self.core.step(batch)
+        if has_updated and self.lr_scheduler is not None:
+            self.lr_scheduler.step()
         return loss.detach(), _without_history(prediction)
 
     def eval_step(self, *batch: Any) -> tuple[torch.Tensor, Any]:
         """Give the loss and the prediction of a batch in evaluation mode, and train nothing."""
-        modes = [(module, module.training) for module in self._ortmodule.module.modules()]
-        self._ortmodule.eval()
-        try:
-            with torch.no_grad():
-                return self._ortmodule(*batch)
-        finally:
-            for module, mode in modes:
-                module.training = mode
+        return self.core.evaluate(batch)
 
     def state_dict(self) -> dict[str, Any]:
         """Give all that training goes on from, for `torch.save`; the model's keys are its own.
 
         Between two updates it holds the gradients that are there already.
         """
-        is_between = self.num_calls % self.gradient_accumulation_steps
-        scheduler = self.lr_scheduler
+        scheduler, pending = self.lr_scheduler, self.core.pending_gradients()
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -114,9 +94,9 @@ class Trainer:
             "num_calls": self.num_calls,
             "num_updates": self.num_updates,
             "gradients": {
-                name: parameter.grad
+                name: pending[id(parameter)]
                 for name, parameter in self.model.named_parameters()
-                if is_between and parameter.grad is not None
+                if id(parameter) in pending
             },
         }
 
@@ -133,37 +113,15 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         if self.lr_scheduler is not None:
             self.lr_scheduler.load_state_dict(saved)
-        self.num_calls, self.num_updates = state["num_calls"], state["num_updates"]
+        self.core.num_calls, self.core.num_updates = state["num_calls"], state["num_updates"]
         self.optimizer.zero_grad()
         for name, parameter in self.model.named_parameters():
             if name in state["gradients"]:
                 parameter.grad = state["gradients"][name].to(parameter.device, copy=True)
 
-    def _update(self) -> None:
-        if self.max_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._held, self.max_grad_norm)
-        self.optimizer.step()
-        if self.lr_scheduler is not None:
-            self.lr_scheduler.step()
-        self.num_updates += 1
-
-    def _synchronized(self, is_last: bool) -> contextlib.AbstractContextManager:
-        """Let ranks exchange gradients at the last call before an update only."""
-        if is_last or not isinstance(self._runs, DistributedDataParallel):
-            return contextlib.nullcontext()
-        return self._runs.no_sync()
-
 
 # As it was written: `trainer = ort.trainer(model, criterion, optimizer)`.
 trainer = Trainer
-
-
-def _spread(module: ORTModule) -> torch.nn.Module:
-    """Put DistributedDataParallel around a module where there are several ranks."""
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized():
-        return module
-    return DistributedDataParallel(module) if distributed.get_world_size() > 1 else module
 
 
 def _without_history(prediction: Any) -> Any:

@@ -1,0 +1,94 @@
+"""A described model as an ONNX file, with the names of its description."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+
+from torch_ort.core.log_level import LogLevel
+from torch_ort.ortmodule import DebugOptions, ORTModule
+
+# What an ORTModule calls the tensors of its first argument, here the tuple of inputs.
+_GIVEN = re.compile(r"^\[0\]\[(\d+)\](.*)$")
+_OF_MODEL = "model."
+# Bytes of a model beyond which its weights go into a file of their own: 2 GiB is no file.
+_EXTERNAL_LIMIT = 2**30
+
+
+def write(
+    path: str | os.PathLike[str],
+    module: torch.nn.Module,
+    run: Callable[[ORTModule], Any],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    opset: int,
+) -> None:
+    """Write the graph that `run(ORTModule(module))` captures.
+
+    An input that the graph does not read is not in the file. Raises RuntimeError where the module
+    cannot be captured.
+    """
+    path = Path(path)
+    with tempfile.TemporaryDirectory() as folder:
+        prefix = uuid.uuid4().hex
+        options = DebugOptions(LogLevel.ERROR, True, prefix, folder, config={"opset": opset})
+        try:
+            run(ORTModule(module, options))
+            found = Path(options.save_path) / f"{prefix}_optimized_inference.onnx"
+            if not found.exists():
+                raise RuntimeError(
+                    "save_as_onnx: the model runs in eager PyTorch, want one that can be captured"
+                )
+            model = onnx.load(found)
+        finally:  # the environment may have chosen another folder
+            for file in Path(options.save_path).glob(f"{prefix}_*"):
+                file.unlink()
+    _name(model.graph, inputs, outputs)
+    is_large = model.ByteSize() > _EXTERNAL_LIMIT
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save_model(
+        model,
+        path,
+        save_as_external_data=is_large,
+        location=f"{path.name}.data" if is_large else None,
+    )
+
+
+def _name(graph: onnx.GraphProto, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Name inputs and outputs as described, and weights as the model does."""
+    wanted = {}
+    for value in graph.input:
+        match = _GIVEN.match(value.name)
+        if match is not None:
+            wanted[value.name] = inputs[int(match[1])] + re.sub(r"\W+", "_", match[2]).rstrip("_")
+    for value in graph.initializer:
+        if value.name.startswith(_OF_MODEL):
+            wanted[value.name] = value.name.removeprefix(_OF_MODEL)
+    taken = {*wanted.values(), *outputs}
+    inner = (name for node in graph.node for name in node.output)
+    wanted |= {name: f"{name}_" for name in inner if name in taken}
+    _rename(graph, wanted)
+    # Not by other names for values: two outputs may be one value, and an input may be an output.
+    for value, name in zip(graph.output, outputs, strict=True):
+        graph.node.add(op_type="Identity", input=[value.name], output=[name])
+        value.name = name
+
+
+def _rename(graph: onnx.GraphProto, wanted: dict[str, str]) -> None:
+    values = (graph.input, graph.output, graph.value_info, graph.initializer)
+    for value in (value for kind in values for value in kind):
+        value.name = wanted.get(value.name, value.name)
+    for node in graph.node:
+        node.input[:] = [wanted.get(name, name) for name in node.input]
+        node.output[:] = [wanted.get(name, name) for name in node.output]
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                _rename(attribute.g, wanted)
