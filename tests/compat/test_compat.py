@@ -29,7 +29,19 @@ needs_onnxruntime = pytest.mark.skipif(REAL is None, reason="onnxruntime is not 
 
 # What seeds of the specification and its tables write.
 BUILT = {
-    "onnxruntime.training": "ORTModule",
+    "onnxruntime.training": "ORTModule ORTTrainer ORTTrainerOptions TrainStepInfo",
+    "onnxruntime.training.amp": "LossScaler DynamicLossScaler",
+    "onnxruntime.training.amp.loss_scaler": "LossScaler DynamicLossScaler",
+    "onnxruntime.training.checkpoint": "aggregate_checkpoints experimental_save_checkpoint "
+    "experimental_load_checkpoint experimental_state_dict experimental_load_state_dict",
+    "onnxruntime.training.orttrainer": "ORTTrainer TrainStepInfo",
+    "onnxruntime.training.orttrainer_options": "ORTTrainerOptions",
+    "onnxruntime.training.ort_trainer": "ORTTrainer IODescription ModelDescription LossScaler "
+    "save_checkpoint load_checkpoint",
+    "onnxruntime.capi.ort_trainer": "ORTTrainer IODescription ModelDescription LossScaler",
+    "onnxruntime.training.optim.config": "AdamConfig LambConfig SGDConfig",
+    "onnxruntime.training.optim.lr_scheduler": "ConstantWarmupLRScheduler "
+    "CosineWarmupLRScheduler LinearWarmupLRScheduler PolyWarmupLRScheduler",
     "onnxruntime.training.ortmodule": "ORTModule DebugOptions LogLevel register_graph_optimizer",
     "onnxruntime.training.ortmodule._fallback": "ORTModuleIOError ORTModuleInitException",
     "onnxruntime.training.ortmodule._fallback_exceptions": "ORTModuleFallbackException "
@@ -48,16 +60,15 @@ BUILT = {
     "LoadBalancingDistributedBatchSampler TokenBudgetPacker TokenBudgetBatchSampler",
     "onnxruntime.training.utils.data.sampler": "LoadBalancingDistributedSampler "
     "LoadBalancingDistributedBatchSampler",
-    "onnxruntime.training.optim": "FusedAdam FP16_Optimizer AdamWMode LambConfig",
+    "onnxruntime.training.optim": "FusedAdam FP16_Optimizer AdamWMode LambConfig "
+    "AdamConfig SGDConfig",
     "onnxruntime.training.optim.fp16_optimizer": "FP16_Optimizer",
     "onnxruntime.training.optim.fused_adam": "FusedAdam AdamWMode",
 }
 # Built or not: whichever it is, the import answers so.
 KNOWN = {
-    "onnxruntime.training": "ORTTrainer ORTTrainerOptions TrainStepInfo",
-    "onnxruntime.training.ort_trainer": "ORTTrainer IODescription ModelDescription",
+    "onnxruntime.training": "TrainingSession TrainingParameters",
     "onnxruntime.training.ortmodule.experimental.pipe": "ORTPipelineModule",
-    "onnxruntime.training.optim": "AdamConfig SGDConfig",
     "onnxruntime.training.utils.hooks": "GlobalSubscriberManager StatisticsSubscriber "
     "inspect_activation",
     "onnxruntime.training.pytorch": "trainer",
@@ -294,13 +305,13 @@ def test_the_texts_of_missing_paths(facts):
         "onnxruntime.training.api: not built yet in torch_ort; "
         "use ORTModule in a training loop of PyTorch"
     )
-    assert facts["onnxruntime.training.ORTTrainer"] == (
-        "ImportError: onnxruntime.training.ORTTrainer: not built yet in torch_ort; "
+    assert facts["onnxruntime.training.TrainingSession"] == (
+        "ImportError: onnxruntime.training.TrainingSession: not built yet in torch_ort; "
         "use ORTModule in a training loop of PyTorch"
     )
     assert facts[
         "from onnxruntime.training import amp, checkpoint, optim, model_desc_validation"
-    ] == ("onnxruntime.training.amp: not built yet in torch_ort; use torch.amp.GradScaler")
+    ] == ("imported")
     assert facts[
         "onnxruntime.training.ortmodule._custom_gradient_registry.register_gradient"
     ].endswith("not built yet in torch_ort; use torch.autograd.Function or torch.library")
@@ -371,6 +382,45 @@ assert counters["fallbacks"] == 0 and counters["backward_runs"] == 50, counters
 @needs_onnxruntime
 def test_the_trainer_of_the_first_scripts_trains(placed_site):
     result = run_python(placed_site, "-c", TRAINER)
+    assert result.returncode == 0, result.stderr
+
+
+# What the guidelines export, apart from paths.
+SWITCHES = {
+    "ORTMODULE_ONNX_OPSET_VERSION": "14",
+    "ORTMODULE_FALLBACK_POLICY": "FALLBACK_DISABLE",
+    "ORTMODULE_LOG_LEVEL": "WARNING",
+    "ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT": "1",
+    "ORTMODULE_ENABLE_CUSTOM_AUTOGRAD": "1",
+    "ORTMODULE_ENABLE_COMPUTE_OPTIMIZER": "1",
+    "ORTMODULE_ENABLE_SPARSE_OPTIMIZER": "1",
+    "ORTMODULE_PRINT_INPUT_DENSITY": "1",
+    "ORTMODULE_PRINT_MEMORY_STATS": "1",
+    "ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER": "1",
+    "ORTMODULE_USE_EFFICIENT_ATTENTION": "1",
+    "ORTMODULE_DEEPCOPY_BEFORE_MODEL_EXPORT": "1",
+    "ORTMODULE_MEMORY_OPT_LEVEL": "0",
+    "ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT": "1",
+    "ORTMODULE_USE_TRITON": "1",
+    "ORTMODULE_USE_FLASH_ATTENTION": "1",
+    "ORTMODULE_TRITON_DEBUG": "1",
+}
+SAMPLES = sorted((Path(__file__).parent / "samples").glob("*.py"))
+
+
+@needs_onnxruntime
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
+def test_the_calls_of_a_guide_run(placed_site, tmp_path, path):
+    result = run_python(placed_site, str(path), cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+
+
+@needs_onnxruntime
+def test_the_calls_of_the_guidelines_run_with_their_switches(placed_site, tmp_path, monkeypatch):
+    for name, value in SWITCHES.items():
+        monkeypatch.setenv(name, value)
+    (path,) = (path for path in SAMPLES if path.stem == "guidelines")
+    result = run_python(placed_site, str(path), cwd=tmp_path)
     assert result.returncode == 0, result.stderr
 
 
@@ -446,8 +496,8 @@ def test_status_tells_each_state(site, capsys, monkeypatch):
     main(["install"])
     assert f"onnxruntime.training: placed by torch_ort, {COUNT} modules\n" in status()
     (site / "training" / "pytorch.py").write_text("changed")
-    (site / "training" / "amp.py").unlink()
-    assert f"{COUNT} modules; changed: pytorch.py; gone: amp.py" in status()
+    (site / "training" / "api.py").unlink()
+    assert f"{COUNT} modules; changed: pytorch.py; gone: api.py" in status()
     monkeypatch.setitem(old_names.MODULES, "newer", ())
     assert f"not those of torch_ort {torch_ort.__version__}, run install again" in status()
     (site / "__init__.py").unlink()
@@ -614,19 +664,18 @@ def test_the_oldest_path_of_a_trainer_is_placed_beside_the_folder(site, capsys):
 def test_the_oldest_path_of_a_trainer_answers(site):
     assert main(["install"]) == 0
     code = textwrap.dedent("""
+        from onnxruntime.capi.ort_trainer import IODescription, ModelDescription, ORTTrainer
+        print(ORTTrainer.__module__)
         try:
-            from onnxruntime.capi.ort_trainer import IODescription, ModelDescription, ORTTrainer
-        except ModuleNotFoundError:
-            raise
+            from onnxruntime.capi.ort_trainer import Other
         except ImportError as error:
             print(error)
     """)
     result = run_python(site.parent, "-c", code)
     assert result.returncode == 0, result.stderr
-    assert result.stdout == (
-        "onnxruntime.training.ort_trainer: not built yet in torch_ort; "
-        "use ORTModule in a training loop of PyTorch\n"
-    )
+    module, error = result.stdout.splitlines()
+    assert module == "torch_ort.trainers.v0"
+    assert error.startswith("cannot import name 'Other' from 'onnxruntime.capi.ort_trainer'")
 
 
 def test_a_folder_that_cannot_be_written(site, capsys, monkeypatch):

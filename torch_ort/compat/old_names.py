@@ -48,7 +48,12 @@ _SAMPLERS = Names(
 _LEVELS = Names("DebugOptions LogLevel", "torch_ort.ortmodule")
 _EXTENSIONS = Names("ORTMODULE_TORCH_CPP_DIR", "torch_ort.compat.extensions")
 _OPTIMIZER_PASSES = Names("register_graph_optimizer", "torch_ort.ortmodule")
-_TRAINER_OPTIONS = Names("ORTTrainerOptions", instead=_LOOP)
+_LOSS_SCALERS = Names("LossScaler DynamicLossScaler", "torch_ort.trainers.loss_scaler")
+_OPTIMIZER_CONFIGS = Names(
+    "AdamConfig LambConfig SGDConfig _OptimizerConfig=OptimizerConfig", "torch_ort.optim"
+)
+_TRAINER = Names("ORTTrainer TrainStepInfo", "torch_ort.trainers.v1")
+_TRAINER_OPTIONS = Names("ORTTrainerOptions", "torch_ort.trainers.v1")
 _NATIVE_BLOCKS = Names(
     "Block TrainingBlock ForwardBlock Model empty_base base load_checkpoint_to_model "
     "save_checkpoint",
@@ -84,24 +89,28 @@ _EXCEPTIONS = Names(
 MODULES: dict[str, tuple[Names, ...]] = {
     "": (
         Names("ORTModule", "torch_ort.ortmodule"),
-        Names("ORTTrainer ORTTrainerOptions TrainStepInfo", instead=_LOOP),
+        _TRAINER,
+        _TRAINER_OPTIONS,
         Names("TrainingSession TrainingParameters", instead=_LOOP),
         Names("PropagateCastOpsStrategy", "torch_ort.experimental.graph_config"),
     ),
-    "amp": (Names("LossScaler DynamicLossScaler", instead="torch.amp.GradScaler"),),
+    "amp": (_LOSS_SCALERS,),
+    "amp.loss_scaler": (_LOSS_SCALERS,),
     "api": (Names("CheckpointState Module Optimizer LRScheduler", instead=_LOOP),),
     "artifacts": (Names("generate_artifacts", instead=_LOOP),),
     "checkpoint": (
         Names(
             "aggregate_checkpoints experimental_save_checkpoint experimental_load_checkpoint "
             "experimental_state_dict experimental_load_state_dict",
-            instead="torch.save and torch.load with state_dict()",
+            "torch_ort.trainers.v1.checkpoint",
         ),
     ),
     "experimental": (_GRADIENT_GRAPH,),
     "experimental.exporter": (_GRADIENT_GRAPH,),
     "experimental.gradient_graph": (_GRADIENT_GRAPH,),
-    "model_desc_validation": (Names("", instead=_LOOP),),
+    "model_desc_validation": (
+        Names("_ORTTrainerModelDesc=ModelDescription", "torch_ort.trainers.v1.model_desc"),
+    ),
     "onnxblock": (_NATIVE_BLOCKS,),
     "onnxblock.blocks": (_NATIVE_BLOCKS,),
     "onnxblock.loss": (_NATIVE_LOSSES,),
@@ -109,28 +118,27 @@ MODULES: dict[str, tuple[Names, ...]] = {
     "optim": (
         _FUSED_ADAM,
         _FP16_OPTIMIZER,
-        Names("SGDConfig", instead="torch_ort.optim.SGD"),
-        Names("AdamConfig", instead="torch_ort.optim.Adam or torch_ort.optim.AdamW"),
-        Names("LambConfig", "torch_ort.optim"),
+        _OPTIMIZER_CONFIGS,
     ),
+    "optim.config": (_OPTIMIZER_CONFIGS,),
     "optim.fp16_optimizer": (_FP16_OPTIMIZER,),
     "optim.fused_adam": (_FUSED_ADAM,),
     "optim.lr_scheduler": (
         Names(
             "ConstantWarmupLRScheduler CosineWarmupLRScheduler LinearWarmupLRScheduler "
-            "PolyWarmupLRScheduler",
-            instead="torch.optim.lr_scheduler",
+            "PolyWarmupLRScheduler _LRScheduler=LRScheduler",
+            "torch_ort.optim.lr_scheduler",
         ),
     ),
     "ort_trainer": (
         Names(
             "ORTTrainer IODescription ModelDescription LossScaler save_checkpoint load_checkpoint",
-            instead=_LOOP,
+            "torch_ort.trainers.v0",
         ),
     ),
     "ort_trainer_options": (_TRAINER_OPTIONS,),
     "ort_triton": (Names("register_triton_kernel", instead="torch.library.triton_op"),),
-    "orttrainer": (Names("ORTTrainer TrainStepInfo", instead=_LOOP),),
+    "orttrainer": (_TRAINER,),
     "orttrainer_options": (_TRAINER_OPTIONS,),
     "ortmodule": (
         Names("ORTModule DebugOptions LogLevel register_graph_optimizer", "torch_ort.ortmodule"),
