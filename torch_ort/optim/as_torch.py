@@ -9,6 +9,7 @@ dense, or with a tensor as learning rate) are updated by PyTorch's functions;
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -28,13 +29,29 @@ Group = dict[str, Any]
 class _FusedStep(torch.optim.Optimizer):
     """The step of an optimizer whose groups are updated one by one."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, *args: Any, in_backward: bool = False, **kwargs: Any) -> None:
+        self._in_backward = in_backward
         self._isa = isa_in_force()
+        super().__init__(*args, **kwargs)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self._in_backward = False
         self._isa = isa_in_force()
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add a group of parameters, as `torch.optim.Optimizer` does."""
+        super().add_param_group(param_group)
+        if self._in_backward:
+            group = self.param_groups[-1]
+            step = functools.partial(self._step_one, group)
+            for parameter in group["params"]:
+                parameter.register_post_accumulate_grad_hook(step)
+
+    @torch.no_grad()
+    def _step_one(self, group: Group, parameter: Tensor) -> None:
+        self._step_group({**group, "params": [parameter]})
+        parameter.grad = None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -75,6 +92,11 @@ class SGD(_FusedStep, torch.optim.SGD):
     """Stochastic gradient descent, with momentum and Nesterov momentum if asked for.
 
     Arguments, defaults, formulas, state and errors are those of `torch.optim.SGD`.
+
+    With `in_backward` each parameter is updated in backward, as soon as its gradient is there, and
+    its gradient is dropped: `step` has nothing left to do. For one backward a step, without a
+    scaler, clipping of all gradients, or DistributedDataParallel, whose gradients are summed later.
+    The hooks that do so live as long as the parameters; a copy of the optimizer has none.
     """
 
     def __init__(
@@ -87,8 +109,12 @@ class SGD(_FusedStep, torch.optim.SGD):
         nesterov: bool = False,
         *,
         maximize: bool = False,
+        in_backward: bool = False,
     ) -> None:
-        super().__init__(params, lr, momentum, dampening, weight_decay, nesterov, maximize=maximize)
+        super().__init__(
+            params, lr, momentum, dampening, weight_decay, nesterov, maximize=maximize,
+            in_backward=in_backward,
+        )  # fmt: skip
 
     def _step_group(self, group: Group) -> None:
         params: list[Tensor] = []
@@ -117,6 +143,11 @@ class Adam(_FusedStep, torch.optim.Adam):
     """Adam: steps by the running mean of the gradient over the root of that of its square.
 
     Arguments, defaults, formulas, state and errors are those of `torch.optim.Adam`.
+
+    With `in_backward` each parameter is updated in backward, as soon as its gradient is there, and
+    its gradient is dropped: `step` has nothing left to do. For one backward a step, without a
+    scaler, clipping of all gradients, or DistributedDataParallel, whose gradients are summed later.
+    The hooks that do so live as long as the parameters; a copy of the optimizer has none.
     """
 
     def __init__(
@@ -130,10 +161,11 @@ class Adam(_FusedStep, torch.optim.Adam):
         *,
         maximize: bool = False,
         decoupled_weight_decay: bool = False,
+        in_backward: bool = False,
     ) -> None:
         super().__init__(
             params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize,
-            decoupled_weight_decay=decoupled_weight_decay,
+            decoupled_weight_decay=decoupled_weight_decay, in_backward=in_backward,
         )  # fmt: skip
 
     def _step_group(self, group: Group) -> None:
@@ -161,6 +193,11 @@ class AdamW(Adam):
     """Adam whose weight decay leaves the running means alone (Loshchilov and Hutter, 2019).
 
     Arguments, defaults, formulas, state and errors are those of `torch.optim.AdamW`.
+
+    With `in_backward` each parameter is updated in backward, as soon as its gradient is there, and
+    its gradient is dropped: `step` has nothing left to do. For one backward a step, without a
+    scaler, clipping of all gradients, or DistributedDataParallel, whose gradients are summed later.
+    The hooks that do so live as long as the parameters; a copy of the optimizer has none.
     """
 
     def __init__(
@@ -173,10 +210,11 @@ class AdamW(Adam):
         amsgrad: bool = False,
         *,
         maximize: bool = False,
+        in_backward: bool = False,
     ) -> None:
         super().__init__(
             params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize,
-            decoupled_weight_decay=True,
+            decoupled_weight_decay=True, in_backward=in_backward,
         )  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
