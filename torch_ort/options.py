@@ -175,6 +175,15 @@ TABLE: tuple[Row, ...] = (
          "both, with tuning on or off; with tuning on, all choices of the process are added, after "
          "the first run of a graph and at the end, to the file of its kind. Empty: no files.",
          str, _check_str),
+    Row("early_gradients", "TORCH_ORT_EARLY_GRADIENTS", False, "bool",
+         "Let gradients leave while backward goes on, as soon as `gradient_segment_bytes` of them "
+         "are ready. False: where a parameter has a hook (of DistributedDataParallel, of an "
+         "optimizer that steps in backward), and at the end of backward elsewhere.",
+         _parse_bool, _check_bool),
+    Row("gradient_segment_bytes", "TORCH_ORT_GRADIENT_SEGMENT_BYTES", 25 << 20, "int",
+         "Bytes of gradients that leave together where they leave early; the first ones are at "
+         "most 1 MiB, as the buckets of DistributedDataParallel. 0: all leave at the end.",
+         int, _check_int(0, 2**62)),
     Row("bisect", "TORCH_ORT_BISECT", -1, "int",
          "Only the first n rewrites happen; -1: all.", int, _check_int(-1, 2**31 - 1)),
     Row("check", "TORCH_ORT_CHECK", 0, "int",
@@ -306,7 +315,9 @@ ORTMODULE_TABLE: tuple[Row, ...] = (
           default="1"),
     _text("memory_opt_probe_config", "Newer name of memory_opt_probe_recompute_level.",
           default="1:0"),
-    _flag("enable_mem_efficient_grad_mgmt", False, "Deliver each gradient as soon as it is there."),
+    _flag("enable_mem_efficient_grad_mgmt", False,
+          "Let gradients leave while backward goes on, whether anybody waits for them or not: the "
+          "option `early_gradients`.", is_built=True),
     _flag("enable_zero_stage3", False,
           "Work under DeepSpeed ZeRO stage 3.", is_built=True,
           never_needed="parts whose parameters it gathers as a whole run in the engine anyway, "
@@ -413,7 +424,14 @@ def resolve_compiled(
     chosen, settings = resolve(given, mode), resolve_ortmodule()
     if "strict" not in (given or {}) and not _may_run_in_eager(settings):
         chosen = replace(chosen, strict=True)
-    return in_save_path(chosen, given, settings), settings
+    return in_force(chosen, given, settings), settings
+
+
+def in_force(options: Any, given: Mapping[str, Any] | None, settings: Any) -> Options:
+    """Let the switches say what options do not that are given."""
+    if settings.enable_mem_efficient_grad_mgmt and "early_gradients" not in (given or {}):
+        options = replace(options, early_gradients=True)
+    return in_save_path(options, given, settings)
 
 
 def _may_run_in_eager(settings: Any) -> bool:

@@ -122,7 +122,11 @@ struct Memory {
       if (program.tensors[tensor].delivered) root.dies = kNever;
     }
     for (int tensor : program.outputs) roots[root_of(program, tensor)].dies = kNever;
-    for (int tensor : program.gradients) roots[root_of(program, tensor)].dies = kNever;
+    for (int tensor : program.gradients) {
+      Root& root = roots[root_of(program, tensor)];
+      root.dies = kNever;
+      if (program.gradients_leave_early && root.born == 1) root = {};
+    }
   }
 
  private:

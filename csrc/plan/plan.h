@@ -48,6 +48,9 @@ struct Program {
   int num_forward = 0;         // steps before the border
   std::vector<int> outputs;    // tensors that leave with the forward call, inputs among them
   std::vector<int> gradients;  // tensors that leave with the backward call
+  // They leave as soon as they are ready. Their memory is the caller's from then on, and no reason
+  // to make them late.
+  bool gradients_leave_early = false;
 };
 
 enum class Area : uint8_t { kNone, kContext, kScratch };

@@ -61,7 +61,8 @@ plan::Step to_step(const py::dict& fields) {
 
 // `num_forward` is the number of steps if it is not given.
 plan::Program to_program(const py::dict& fields) {
-  check_keys(fields, {"tensors", "steps", "num_forward", "outputs", "gradients"},
+  check_keys(fields,
+             {"tensors", "steps", "num_forward", "outputs", "gradients", "gradients_leave_early"},
              "field of a program");
   plan::Program program;
   for (auto tensor : fields["tensors"]) {
@@ -71,6 +72,7 @@ plan::Program to_program(const py::dict& fields) {
   program.num_forward = get<int>(fields, "num_forward", static_cast<int>(program.steps.size()));
   program.outputs = get<std::vector<int>>(fields, "outputs", {});
   program.gradients = get<std::vector<int>>(fields, "gradients", {});
+  program.gradients_leave_early = get<bool>(fields, "gradients_leave_early", false);
   return program;
 }
 

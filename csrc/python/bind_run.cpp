@@ -11,6 +11,7 @@
 #include "python/torch_errors.h"
 #include "region/schedule.h"
 #include "run/counters.h"
+#include "run/early_gradients.h"
 #include "run/out_forms.h"
 #include "run/session.h"
 
@@ -18,7 +19,6 @@
 #include <ATen/ops/add.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
-#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <chrono>
@@ -51,10 +51,13 @@ std::shared_ptr<Session> compile(const ir::Graph& graph,
                                  bool reorder, bool in_place, bool place_parts, bool verify,
                                  const std::string& isa,
                                  const std::vector<int>& parameter_gradients,
+                                 const std::vector<int>& gradient_inputs, int64_t segment_bytes,
                                  bool emulate_eager_casts, const std::string& region_mode,
                                  bool products, bool tune, double most_tuning_ms) {
   run::SessionOptions options;
   options.parameter_gradients = parameter_gradients;
+  options.gradient_inputs = gradient_inputs;
+  options.segment_bytes = segment_bytes;
   options.reorder = reorder;
   options.in_place = in_place;
   options.place_parts = place_parts;
@@ -79,25 +82,41 @@ Session::Tensors defined_or_empty(const OptionalTensors& tensors) {
 }
 
 Session::Tensors run_forward(int64_t session, const OptionalTensors& given,
-                             const std::vector<int64_t>& symbols, bool carry) {
+                             const std::vector<int64_t>& symbols, bool carry, bool always_early) {
   const Session::Tensors inputs = defined_or_empty(given);
   return with_errors_of_calls([&] {
     py::gil_scoped_release release;
     RECORD_FUNCTION("torch_ort::run_forward", c10::ArrayRef<const c10::IValue>{});
-    return run::find_session(session)->forward(inputs, symbols, carry);
+    const std::shared_ptr<Session> found = run::find_session(session);
+    const bool may_cut = found->is_training() && found->compiled().options.segment_bytes > 0;
+    const bool early = may_cut && (always_early || run::are_waited_for(inputs));
+    return found->forward(inputs, symbols, carry, early);
   });
 }
 
+// `early`: gradients may leave with the nodes behind that of the graph.
 Session::Tensors run_backward(const at::Tensor& token, const Session::Tensors& saved,
-                              const OptionalTensors& given) {
+                              const OptionalTensors& given, bool early) {
   const Session::Tensors tangents = defined_or_empty(given);
   return with_torch_errors([&] {
     py::gil_scoped_release release;
     RECORD_FUNCTION("torch_ort::run_backward", c10::ArrayRef<const c10::IValue>{});
-    // Outside a backward pass autograd says "keep", the safe answer.
-    const bool keep = torch::autograd::get_current_graph_task_keep_graph();
-    return Session::backward(token, saved, tangents, keep);
+    run::NoGradient without;  // AOTAutograd gives zeros for them
+    return run::run_backward_of_node(token, saved, tangents, early ? &without : nullptr);
   });
+}
+
+// Behind the node of autograd that AOTAutograd has made: the results are its own, or views of them.
+// `edges`: by gradient, among the tensors that the node is a function of.
+void let_leave_early(const at::Tensor& result, const std::vector<int>& segments,
+                     const std::vector<int>& edges, size_t num_edges) {
+  torch::autograd::Node* node = result.grad_fn().get();
+  while (node != nullptr && node->name() != "CompiledFunctionBackward") {
+    node = node->num_outputs() > 0 ? node->next_edge(0).function.get() : nullptr;
+  }
+  // Where subclasses of tensors are taken apart, the node knows fewer tensors than the graph.
+  if (node == nullptr || node->num_outputs() != num_edges) return;
+  run::let_leave_early(*node, segments, edges);
 }
 
 // A graph without capture: inputs by name, outputs by name. A training graph gets the gradients of
@@ -213,6 +232,7 @@ py::object plan_report(const Session& session) {
   fields["scratch_bytes"] = report->scratch_bytes;
   fields["saved_bytes"] = report->saved_bytes;
   fields["peak_bytes"] = report->peak_bytes;
+  fields["segments"] = report->segments;
   fields["plan_ms"] = report->plan_ms;
   return fields;
 }
@@ -262,6 +282,7 @@ void bind_run(py::module_& module) {
           "compile", &compile, py::arg("graph"), py::arg("constants"), py::arg("reorder") = true,
           py::arg("in_place") = true, py::arg("place_parts") = true, py::arg("verify") = false,
           py::arg("isa") = "", py::arg("parameter_gradients") = std::vector<int>(),
+          py::arg("gradient_inputs") = std::vector<int>(), py::arg("segment_bytes") = 0,
           py::arg("emulate_eager_casts") = false, py::arg("region_mode") = "kernel",
           py::arg("products") = true, py::arg("tune") = false, py::arg("most_tuning_ms") = 0.0)
       .def_static("from_onnx", &session_from_onnx, py::arg("bytes"),
@@ -287,8 +308,15 @@ void bind_run(py::module_& module) {
              return steps;
            })
       .def("programs", &run::Session::programs_report);
-  module.def("run_forward", &run_forward);
-  module.def("run_backward", &run_backward);
+  module.def("run_forward", &run_forward, py::arg("session"), py::arg("inputs"), py::arg("symbols"),
+             py::arg("carry"), py::arg("always_early") = false);
+  module.def("run_backward", &run_backward, py::arg("token"), py::arg("saved"), py::arg("tangents"),
+             py::arg("early") = false);
+  module.def("segments", &Session::segments, py::arg("token"),
+             "By gradient: in which segment of the backward half it becomes ready. Empty: all are "
+             "ready together.");
+  module.def("let_leave_early", &let_leave_early, py::arg("result"), py::arg("segments"),
+             py::arg("edges"), py::arg("num_edges"));
   module.def(
       "run",
       [](const ir::Graph& graph, const std::unordered_map<std::string, at::Tensor>& inputs,

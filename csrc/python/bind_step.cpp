@@ -4,6 +4,7 @@
 #include "python/call_inputs.h"
 #include "python/shared_object.h"
 #include "python/torch_errors.h"
+#include "run/autograd_errors.h"
 #include "run/recorded_step.h"
 
 #include <pybind11/stl.h>
@@ -87,11 +88,12 @@ class FlatStep {
   FlatStep(const std::shared_ptr<Session>& session, std::vector<int> tensor_inputs,
            std::vector<int> symbol_inputs, std::vector<int> with_gradient,
            std::vector<int> differentiable, std::vector<Order> orders,
-           std::vector<std::vector<int64_t>> origins, int64_t key)
+           std::vector<std::vector<int64_t>> origins, int64_t key, bool always_early)
       : step_(session,
               {.differentiable = std::move(differentiable),
                .orders = std::move(orders),
                .origins = std::move(origins),
+               .always_early = always_early,
                .saved_positions = saved_positions(*session, tensor_inputs)},
               key),
         tensor_inputs_(std::move(tensor_inputs)),
@@ -152,14 +154,14 @@ class FlatStep {
 
 void bind_step(py::module_& module) {
   run::set_differentiable_gradients(&call_differentiable_gradients);
-  run::set_as_python_error(&as_python_error);
+  run::as_python_error = &as_python_error;
   py::class_<FlatStep>(module, "RecordedStep")
       .def(py::init<const std::shared_ptr<Session>&, std::vector<int>, std::vector<int>,
                     std::vector<int>, std::vector<int>, std::vector<Order>,
-                    std::vector<std::vector<int64_t>>, int64_t>(),
+                    std::vector<std::vector<int64_t>>, int64_t, bool>(),
            py::arg("session"), py::arg("tensor_inputs"), py::arg("symbol_inputs"),
            py::arg("with_gradient"), py::arg("differentiable"), py::arg("orders"),
-           py::arg("origins"), py::arg("key"))
+           py::arg("origins"), py::arg("key"), py::arg("always_early") = false)
       .def("watch_first_backward", &FlatStep::watch_first_backward)
       .def("forget_first_backward", &FlatStep::forget_first_backward)
       .def("__call__", &FlatStep::call,

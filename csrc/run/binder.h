@@ -42,6 +42,8 @@ class Binder {
   plan::PlanOptions plan_options() const;
   void bind_steps();
   void list_slots();
+  void find_early_gradients();
+  void cut_into_segments();
   std::vector<PartSpec> parts_made_by(const Step& step, plan::Kind kind) const;
 
   const CompiledGraph& graph_;

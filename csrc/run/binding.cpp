@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <numeric>
 
 namespace torch_ort::run {
 
@@ -96,8 +97,8 @@ std::vector<Part> at_position(const std::vector<Part>& parts, size_t position) {
 Binding::~Binding() = default;
 
 bool Binding::matches(const Tensors& tensors, const std::vector<int64_t>& symbol_values,
-                      bool may_deliver) const {
-  if (delivers != may_deliver) return false;
+                      Leaving as) const {
+  if (leaving != as) return false;
   if (symbol_inputs != symbol_values || tensors.size() != inputs.size()) return false;
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!equals(inputs[i], tensors[i])) return false;
@@ -132,7 +133,7 @@ Binder::Binder(const CompiledGraph& graph, Binding& binding)
 void Binder::run(const Tensors& inputs) {
   if (graph_.options.verify) check_dims(*graph_.graph, inputs, lookup_);
   may_fail("plan");
-  described_ = describe(graph_, binding_.inputs, lookup_, binding_.delivers);
+  described_ = describe(graph_, binding_.inputs, lookup_, binding_.leaving);
   binding_.specs = std::move(described_.specs);
   binding_.program = std::move(described_.program);
   binding_.delivered = std::move(described_.delivered);
@@ -141,6 +142,7 @@ void Binder::run(const Tensors& inputs) {
   may_fail("bind");
   bind_steps();
   list_slots();
+  find_early_gradients();
 }
 
 plan::PlanOptions Binder::plan_options() const {
@@ -239,14 +241,64 @@ void Binder::list_slots() {
   }
 }
 
+// What leaves together: those of a few bytes first, as DistributedDataParallel cuts its buckets,
+// so that whoever waits begins soon.
+constexpr int64_t kFirstSegmentBytes = 1 << 20;
+
+void Binder::find_early_gradients() {
+  const auto& roots = described_.roots;
+  std::vector<int> last_use(graph_.facts.size(), 0);  // by root
+  for (size_t i = 0; i < binding_.backward.size(); ++i) {
+    const plan::Step& step = binding_.program.steps[binding_.plan.order[graph_.num_forward + i]];
+    for (const std::vector<int>* slots : {&step.reads, &step.writes}) {
+      for (int slot : *slots) last_use[roots[slot]] = static_cast<int>(i) + 1;
+    }
+  }
+  for (int root : roots) binding_.last_use.push_back(last_use[root]);
+  const std::vector<int>& inputs = graph_.options.gradient_inputs;
+  for (size_t i = 0; i < graph_.gradients.size(); ++i) {
+    const int slot = graph_.gradients[i], input = i < inputs.size() ? inputs[i] : -1;
+    EarlyGradient early{.ready = static_cast<int>(binding_.backward.size())};
+    if (input >= 0) {
+      early.ready = std::max(last_use[roots[slot]], last_use[roots[graph_.inputs.at(input)]]);
+    }
+    for (int other : binding_.transient) {
+      if (roots[other] == roots[slot]) early.slots.push_back(other);
+    }
+    binding_.early.push_back(std::move(early));
+  }
+  if (binding_.leaving.early) cut_into_segments();
+}
+
+void Binder::cut_into_segments() {
+  std::vector<EarlyGradient>& early = binding_.early;
+  std::vector<size_t> order(early.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return early[a].ready < early[b].ready; });
+  const int64_t most = graph_.options.segment_bytes;
+  int64_t bytes = 0, enough = std::min(most, kFirstSegmentBytes);
+  for (size_t i = 0; i < order.size(); ++i) {
+    const bool is_next = i > 0 && early[order[i]].ready > early[order[i - 1]].ready;
+    if (is_next && bytes >= enough) {
+      ++binding_.num_segments;
+      bytes = 0;
+      enough = most;
+    }
+    early[order[i]].segment = binding_.num_segments - 1;
+    bytes += binding_.specs[graph_.gradients[order[i]]].bytes;
+    binding_.largest_segment_bytes = std::max(binding_.largest_segment_bytes, bytes);
+  }
+}
+
 std::shared_ptr<Binding> make_binding(std::shared_ptr<const CompiledGraph> graph,
                                       const Tensors& inputs, const std::vector<int64_t>& symbols,
-                                      bool deliver) {
+                                      Leaving leaving) {
   const auto start = std::chrono::steady_clock::now();
   check_inputs(*graph->graph, inputs);
   auto binding = std::make_shared<Binding>();
   binding->graph = std::move(graph);
-  binding->delivers = deliver;
+  binding->leaving = leaving;
   static std::atomic<int64_t> next_serial{1};
   binding->serial = next_serial.fetch_add(1);
   binding->symbol_inputs = symbols;

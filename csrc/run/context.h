@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -67,7 +68,7 @@ struct Context {
   void attach(std::vector<Part>& parts, void* data);
 };
 
-// Runs the steps of one half. `stack` discipline, releases and late symbols are its business.
-void run_steps(Context& context, const BoundSteps& steps);
+// Runs steps of one half. `stack` discipline, releases and late symbols are its business.
+void run_steps(Context& context, std::span<const BoundSteps::value_type> steps);
 
 }  // namespace torch_ort::run

@@ -24,6 +24,9 @@ namespace torch_ort::run {
 struct Delivery {
   std::atomic<bool> is_on{true};
   std::atomic<int64_t> num_contexts{0};  // that use a buffer
+  // Whether those of each segment of the last backward were dropped before the next one ran: so
+  // they need the memory of one segment, wherever it is.
+  std::atomic<bool> is_dropped_early{false};
 };
 
 class SharedBuffer : public std::enable_shared_from_this<SharedBuffer> {

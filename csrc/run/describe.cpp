@@ -16,8 +16,8 @@ namespace torch_ort::run {
 
 class Describer {
  public:
-  Describer(const CompiledGraph& graph, const ir::SymbolLookup& lookup, bool deliver)
-      : graph_(graph), lookup_(lookup), deliver_(deliver) {}
+  Describer(const CompiledGraph& graph, const ir::SymbolLookup& lookup, Leaving leaving)
+      : graph_(graph), lookup_(lookup), leaving_(leaving) {}
 
   Description run(const std::vector<TensorSpec>& inputs) {
     evaluate_types(inputs);
@@ -132,7 +132,7 @@ class Describer {
     const std::vector<int>& gradients = graph_.gradients;
     result_.delivered.assign(gradients.size(), -1);
     is_delivered_.assign(graph_.facts.size(), false);
-    if (!deliver_ || !graph_.device.is_cpu()) return;
+    if (!leaving_.deliver || !graph_.device.is_cpu()) return;
     std::vector<int> num_leaving(graph_.facts.size(), 0);
     for (int slot : graph_.outputs) ++num_leaving[result_.roots[slot]];
     for (int slot : gradients) ++num_leaving[result_.roots[slot]];
@@ -197,6 +197,7 @@ class Describer {
     result_.program.num_forward = static_cast<int>(graph_.num_forward);
     result_.program.outputs = graph_.outputs;
     result_.program.gradients = graph_.gradients;
+    result_.program.gradients_leave_early = leaving_.early;
   }
 
   // A convolution of images whose channels stand last copies its weights alone, to their layout and
@@ -237,14 +238,14 @@ class Describer {
 
   const CompiledGraph& graph_;
   const ir::SymbolLookup& lookup_;
-  bool deliver_;
+  Leaving leaving_;
   std::vector<bool> leaves_, is_delivered_;  // by slot
   Description result_;
 };
 
 Description describe(const CompiledGraph& graph, const std::vector<TensorSpec>& inputs,
-                     const ir::SymbolLookup& lookup, bool deliver) {
-  return Describer(graph, lookup, deliver).run(inputs);
+                     const ir::SymbolLookup& lookup, Leaving leaving) {
+  return Describer(graph, lookup, leaving).run(inputs);
 }
 
 }  // namespace torch_ort::run

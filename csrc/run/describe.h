@@ -2,7 +2,7 @@
 #pragma once
 
 #include "plan/plan.h"
-#include "run/compiled_graph.h"
+#include "run/binding.h"
 #include "run/spec.h"
 
 #include <unordered_map>
@@ -28,8 +28,8 @@ struct Description {
   std::vector<int> delivered;  // by gradient: the root slot that leaves in engine memory; -1
 };
 
-// `inputs`: of the graph, in order. `deliver`: gradients may leave in engine memory.
+// `inputs`: of the graph, in order.
 Description describe(const CompiledGraph& graph, const std::vector<TensorSpec>& inputs,
-                     const ir::SymbolLookup& lookup, bool deliver);
+                     const ir::SymbolLookup& lookup, Leaving leaving);
 
 }  // namespace torch_ort::run

@@ -1,8 +1,8 @@
-// One training step as autograd sees it: a forward call, a token, a backward call.
+// The forward call of a session, and the token that stands for its state until backward has run.
 #include "base/error.h"
 #include "base/failpoint.h"
+#include "run/calls.h"
 #include "run/companion.h"
-#include "run/context.h"
 #include "run/counters.h"
 #include "run/guard.h"
 #include "run/partial_backward.h"
@@ -53,13 +53,6 @@ void retire(std::unique_ptr<Context> context) noexcept {
   binding->idle.push_back(std::move(context));
 }
 
-// A context in use; retired at the end of its scope or with its token.
-std::shared_ptr<Context> borrow(std::shared_ptr<Session> session, Binding& binding) {
-  std::unique_ptr<Context> context = binding.take_context();
-  context->session = std::move(session);
-  return {context.release(), [](Context* used) { retire(std::unique_ptr<Context>(used)); }};
-}
-
 void end_context(int64_t token) noexcept {
   LiveCall call;
   ContextTable& table = context_table();
@@ -106,13 +99,6 @@ auto with_call(const at::Tensor& token, Function&& function) {
   return function(found->second);
 }
 
-std::shared_ptr<Context> context_of(const at::Tensor& token) {
-  return with_call(token, [](LiveCall& call) { return call.context; });
-}
-
-// Whether a token holds all bytes that backward needs; it names no context then.
-bool is_carrying(const at::Tensor& token) { return token.scalar_type() == at::kByte; }
-
 // Lent to one half while it runs.
 class ScratchLease {
  public:
@@ -128,7 +114,23 @@ class ScratchLease {
   Buffer memory_;
 };
 
-// Strides that AOTAutograd promised to whoever reads the result.
+constexpr int64_t kCarryMagic = 0x746f727463617272;  // "tortcarr"
+constexpr int64_t kCarryAlignment = 64;
+
+int64_t aligned(int64_t bytes) {
+  return (bytes + kCarryAlignment - 1) / kCarryAlignment * kCarryAlignment;
+}
+
+}  // namespace
+
+std::shared_ptr<Context> shared_context(std::unique_ptr<Context> context) {
+  return {context.release(), [](Context* used) { retire(std::unique_ptr<Context>(used)); }};
+}
+
+std::shared_ptr<Context> context_of(const at::Tensor& token) {
+  return with_call(token, [](LiveCall& call) { return call.context; });
+}
+
 at::Tensor with_promised_strides(const at::Tensor& tensor, const TensorSpec& spec) {
   if (!spec.known || !tensor.defined()) return tensor;
   if (tensor.strides() == c10::IntArrayRef(spec.strides) || tensor.numel() == 0) return tensor;
@@ -145,57 +147,13 @@ at::Tensor with_promised_strides(const at::Tensor& tensor, const TensorSpec& spe
   return copy;
 }
 
-// A gradient that lies in `memory` as a tensor of its own, alone in a storage that keeps the
-// memory.
-at::Tensor deliver(const at::Tensor& gradient, const Binding& binding, int root,
-                   SharedBuffer& memory) {
-  const int64_t offset = binding.plan.placements[root].offset, bytes = binding.specs[root].bytes;
-  c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), bytes, memory.hand_out(offset, bytes),
-      c10::GetAllocator(gradient.device().type()), true));
-  ORT_CHECK(storage.data() == gradient.storage().data(), "run: gradient '",
-            binding.graph->value(root).name, "' is not where it was planned");
-  at::Tensor delivered = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), gradient.key_set(), gradient.dtype());
-  delivered.unsafeGetTensorImpl()->set_sizes_and_strides(gradient.sizes(), gradient.strides(),
-                                                         gradient.storage_offset());
-  counters().gradients_delivered.fetch_add(1, std::memory_order_relaxed);
-  return delivered;
-}
-
 at::Tensor bytes_over(void* data, int64_t size, c10::Device device) {
   return at::from_blob(data, {size}, at::TensorOptions().dtype(at::kByte).device(device));
 }
 
-constexpr int64_t kCarryMagic = 0x746f727463617272;  // "tortcarr"
-constexpr int64_t kCarryAlignment = 64;
-
-int64_t aligned(int64_t bytes) {
-  return (bytes + kCarryAlignment - 1) / kCarryAlignment * kCarryAlignment;
+RunEvent::RunEvent(const Session& session) {
+  if (event_.isActive()) event_.before("torch_ort::session " + std::to_string(session.id()));
 }
-
-std::vector<bool> which_are_defined(const Session::Tensors& tensors) {
-  std::vector<bool> defined;
-  for (const at::Tensor& tensor : tensors) defined.push_back(tensor.defined());
-  return defined;
-}
-
-bool are_all_true(const std::vector<bool>& flags) {
-  return std::find(flags.begin(), flags.end(), false) == flags.end();
-}
-
-// Names the session in profiles: graphs may have equal names of steps.
-class RunEvent {
- public:
-  explicit RunEvent(const Session& session) {
-    if (event_.isActive()) event_.before("torch_ort::session " + std::to_string(session.id()));
-  }
-
- private:
-  at::RecordFunction event_{at::RecordScope::FUNCTION};
-};
-
-}  // namespace
 
 bool is_live(int64_t token) {
   ContextTable& table = context_table();
@@ -227,17 +185,37 @@ void Session::free_idle_contexts() {
 }
 
 std::shared_ptr<Binding> Session::binding_for(const Tensors& inputs,
-                                              const std::vector<int64_t>& symbols) {
-  const bool deliver = delivery_->is_on;
+                                              const std::vector<int64_t>& symbols, bool early) {
+  if (early) {
+    std::shared_ptr<Binding> binding = find_binding(inputs, symbols, {delivery_->is_on, true});
+    if (binding->num_segments > 1) return or_without_delivery(std::move(binding), inputs, symbols);
+  }
+  return find_binding(inputs, symbols, {delivery_->is_on, false});
+}
+
+// Delivered gradients lie there until the end of backward. Where nobody holds them for so long,
+// memory of their own may be less.
+std::shared_ptr<Binding> Session::or_without_delivery(std::shared_ptr<Binding> delivering,
+                                                      const Tensors& inputs,
+                                                      const std::vector<int64_t>& symbols) {
+  if (!delivering->leaving.deliver || !delivery_->is_dropped_early) return delivering;
+  std::shared_ptr<Binding> other = find_binding(inputs, symbols, {false, true});
+  const int64_t bytes = other->plan.peak_bytes + other->largest_segment_bytes;
+  return bytes < delivering->plan.peak_bytes ? other : delivering;
+}
+
+std::shared_ptr<Binding> Session::find_binding(const Tensors& inputs,
+                                               const std::vector<int64_t>& symbols,
+                                               Leaving leaving) {
   {
     std::lock_guard lock(mutex_);
     for (auto found = bindings_.begin(); found != bindings_.end(); ++found) {
-      if (!(*found)->matches(inputs, symbols, deliver)) continue;
+      if (!(*found)->matches(inputs, symbols, leaving)) continue;
       bindings_.splice(bindings_.begin(), bindings_, found);
       return bindings_.front();
     }
   }
-  std::shared_ptr<Binding> binding = make_binding(compiled_, inputs, symbols, deliver);
+  std::shared_ptr<Binding> binding = make_binding(compiled_, inputs, symbols, leaving);
   std::lock_guard lock(mutex_);
   bindings_.push_front(binding);
   if (bindings_.size() > compiled_->options.max_bindings) bindings_.pop_back();
@@ -266,14 +244,14 @@ void Session::prepare_like(const Session& other) {
                          ? tensor_over(storage_without_memory(spec.bytes, spec.device), spec, 0)
                          : at::Tensor());
   }
-  binding_for(inputs, used->symbol_inputs);
+  binding_for(inputs, used->symbol_inputs, used->leaving.early);
 }
 
 std::shared_ptr<SharedBuffer> Session::lend_context_memory(const Binding& binding) const {
   may_fail("memory");
   release_dead_memory(true);
   return std::make_shared<SharedBuffer>(lend(device(), binding.plan.context_bytes),
-                                        binding.delivers ? delivery_ : nullptr);
+                                        binding.leaving.deliver ? delivery_ : nullptr);
 }
 
 Session::Tensors Session::collect_outputs(Context& context) const {
@@ -291,9 +269,10 @@ Session::Tensors Session::collect_outputs(Context& context) const {
 }
 
 std::shared_ptr<Context> Session::begin_forward(const Tensors& inputs,
-                                                const std::vector<int64_t>& symbols) {
-  std::shared_ptr<Binding> binding = binding_for(inputs, symbols);
-  std::shared_ptr<Context> context = borrow(shared_from_this(), *binding);
+                                                const std::vector<int64_t>& symbols, bool early) {
+  std::shared_ptr<Binding> binding = binding_for(inputs, symbols, early);
+  std::shared_ptr<Context> context = shared_context(binding->take_context());
+  context->session = shared_from_this();
   if (binding->plan.context_bytes > 0) {
     context->context_memory = lend_context_memory(*binding);
     context->attach_context_memory(context->context_memory->data());
@@ -317,11 +296,11 @@ void Session::refuse_writing_into_copies(const Tensors& inputs) const {
 }
 
 Session::Tensors Session::run_body(const Tensors& inputs, const std::vector<int64_t>& symbols) {
-  return run_forward_half(*begin_forward(inputs, symbols));
+  return run_forward_half(*begin_forward(inputs, symbols, false));
 }
 
 Session::Tensors Session::forward(const Tensors& inputs, const std::vector<int64_t>& symbols,
-                                  bool carry) {
+                                  bool carry, bool early) {
   const RunEvent event(*this);
   release_dead_memory(is_training());
   RunGuard guard(device());
@@ -330,7 +309,8 @@ Session::Tensors Session::forward(const Tensors& inputs, const std::vector<int64
   // A carrying token names one session and its plan.
   const auto expected = carry ? nullptr : expected_backward();
   Session& session = expected ? *expected->session : *this;
-  std::shared_ptr<Context> context = session.begin_forward(numbers ? *numbers : inputs, symbols);
+  std::shared_ptr<Context> context =
+      session.begin_forward(numbers ? *numbers : inputs, symbols, early && !carry && is_training());
   context->called = shared_from_this();
   context->expected = expected;
   const std::shared_ptr<Binding> binding = context->binding;
@@ -350,139 +330,6 @@ Session::Tensors Session::forward(const Tensors& inputs, const std::vector<int64
   context->let_go_of_views();
   results.push_back(carry ? make_carrying_token(*context) : make_token(std::move(context)));
   return results;
-}
-
-Session::Tensors Session::backward(const at::Tensor& token, const Tensors& saved,
-                                   const Tensors& tangents, bool keep) {
-  const bool carried = is_carrying(token);
-  std::shared_ptr<Context> context;
-  if (carried) {
-    std::unique_ptr<Context> unpacked = unpack_carrying_token(token);
-    context = {unpacked.release(), [](Context* used) { retire(std::unique_ptr<Context>(used)); }};
-    keep = false;  // the token still has the bytes; this context is a copy
-  } else {
-    context = context_of(token);
-  }
-  std::lock_guard lock(context->mutex);
-  TORCH_CHECK(
-      !context->spent, "Trying to backward through the graph a second time: torch_ort has ",
-      "overwritten the saved values. Specify retain_graph=True in the first backward call.");
-  const Session &session = *context->session, &called = *context->called;
-  const RunEvent event(called);
-  const Binding& binding = *context->binding;
-  ORT_CHECK(saved.size() == session.saved_inputs().size() + session.saved_outputs().size() &&
-                tangents.size() == called.compiled_->tangents.size(),
-            "run_backward: got ", saved.size(), " saved tensors and ", tangents.size(),
-            " gradients, want ", session.saved_inputs().size() + session.saved_outputs().size(),
-            " and ", called.compiled_->tangents.size());
-  RunGuard guard(session.device());
-
-  const std::optional<Tensors> saved_numbers = computed(saved), numbers = computed(tangents);
-  const Tensors& read = saved_numbers ? *saved_numbers : saved;
-  size_t next = 0;
-  for (int index : session.saved_inputs())
-    context->slots[session.compiled_->inputs[index]] = read[next++];
-  for (int index : session.saved_outputs())
-    context->slots[session.compiled_->outputs[index]] = read[next++];
-  const Tensors& given = numbers ? *numbers : tangents;
-
-  std::vector<at::Tensor> kept;
-  if (keep) {
-    for (int slot : binding.kept) kept.push_back(context->slots[slot]);
-  }
-  const std::vector<bool> defined = which_are_defined(given);
-  const bool is_expected =
-      context->expected ? defined == context->expected->defined : are_all_true(defined);
-  Tensors gradients = is_expected
-                          ? called.run_expected_backward(*context, given, keep)
-                          : called.partial_backward(defined, *context)->run(*context, given);
-  called.expect(defined);
-  counters().backward_runs.fetch_add(1);
-  if (keep) {
-    context->let_go_of_views();
-    for (int slot : binding.transient) context->slots[slot].reset();
-    for (size_t i = 0; i < kept.size(); ++i) context->slots[binding.kept[i]] = kept[i];
-  } else {
-    context->clear();  // its memory serves the next call, though the token may live on for a while
-    context->spent = true;
-  }
-  return gradients;
-}
-
-// When the graph is kept, backward works on a copy of the memory that it may overwrite.
-Session::Tensors Session::run_whole_backward(Context& context, bool keep) const {
-  const Binding& binding = *context.binding;
-  std::shared_ptr<SharedBuffer> memory = context.context_memory;
-  const bool is_copied = keep && memory;
-  if (is_copied) {
-    memory = lend_context_memory(binding);
-    const int64_t bytes = binding.plan.crossing_bytes;
-    bytes_over(memory->data(), bytes, device())
-        .copy_(bytes_over(context.context_memory->data(), bytes, device()));
-    context.attach_context_memory(memory->data());
-  }
-  Tensors gradients;
-  ScratchLease scratch(context, binding.plan.backward_scratch_bytes);
-  run_steps(context, binding.backward);
-  may_fail("gradients");
-  for (size_t i = 0; i < compiled_->gradients.size(); ++i) {
-    const int slot = compiled_->gradients[i], root = binding.delivered[i];
-    const at::Tensor gradient =
-        root < 0 ? context.slots[slot] : deliver(context.slots[slot], binding, root, *memory);
-    gradients.push_back(with_promised_strides(gradient, binding.specs[slot]));
-  }
-  if (is_copied) {
-    context.attach_context_memory(context.context_memory->data());
-    memory->end_context();
-  }
-  return gradients;
-}
-
-// The gradients that come in are those for which the context is planned.
-Session::Tensors Session::run_expected_backward(Context& context, const Tensors& tangents,
-                                                bool keep) const {
-  const Session& session = *context.session;
-  size_t next = 0;
-  for (const at::Tensor& tangent : tangents) {
-    if (tangent.defined()) context.slots[session.compiled_->tangents[next++]] = tangent;
-  }
-  Tensors made = session.run_whole_backward(context, keep);
-  if (context.expected == nullptr) return made;
-  Tensors gradients(compiled_->gradients.size());
-  for (size_t i = 0; i < gradients.size(); ++i) {
-    const int position = context.expected->gradients[i];
-    if (position >= 0) gradients[i] = made[position];
-  }
-  return gradients;
-}
-
-void Session::expect(const std::vector<bool>& defined) const {
-  std::lock_guard lock(mutex_);
-  last_defined_ = are_all_true(defined) ? std::vector<bool>() : defined;
-}
-
-std::shared_ptr<const ExpectedBackward> Session::expected_backward() const {
-  std::lock_guard lock(mutex_);
-  if (last_defined_.empty()) return nullptr;
-  if (expected_backwards_.size() > compiled_->options.max_bindings) expected_backwards_.clear();
-  const auto [found, is_new] = expected_backwards_.try_emplace(last_defined_);
-  if (is_new) found->second = make_expected_backward(*compiled_, last_defined_);
-  return found->second;
-}
-
-std::shared_ptr<const Session> Session::expected_session() const {
-  std::lock_guard lock(mutex_);
-  const auto found = expected_backwards_.find(last_defined_);
-  return found == expected_backwards_.end() || !found->second ? nullptr : found->second->session;
-}
-
-std::shared_ptr<const PartialBackward> Session::partial_backward(const std::vector<bool>& defined,
-                                                                 const Context& context) const {
-  std::lock_guard lock(mutex_);
-  if (partial_backwards_.size() > compiled_->options.max_bindings) partial_backwards_.clear();
-  auto& found = partial_backwards_[defined];
-  if (found == nullptr) found = std::make_shared<PartialBackward>(compiled_, defined, context);
-  return found;
 }
 
 // Header: magic, session, binding, number of late symbols, number of kept tensors; then the late

@@ -23,6 +23,11 @@ struct SessionOptions {
   Tuning tuning;            // of products
   // Graph outputs that are gradients of leaf parameters: these may leave in engine memory.
   std::vector<int> parameter_gradients;
+  // By graph output that is a gradient: the graph input it is of; -1: not known. Beyond the end:
+  // so.
+  std::vector<int> gradient_inputs;
+  // Of gradients that leave together where they leave early (early_gradients.h); 0: all.
+  int64_t segment_bytes = 0;
   bool verify = false;  // check every plan, the sizes of inputs, and those of every result
   bool spoil = false;   // fill memory with garbage before results are written into it
   // Nothing that the types and attributes of the graph say is believed; wants `verify` as well.

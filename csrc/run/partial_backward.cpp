@@ -33,6 +33,13 @@ std::shared_ptr<const ExpectedBackward> make_expected_backward(const CompiledGra
     const int position = cut->gradients.at(index);
     if (position >= 0) options.parameter_gradients.push_back(position);
   }
+  options.gradient_inputs.clear();
+  for (size_t i = 0; i < cut->gradients.size() && i < whole.options.gradient_inputs.size(); ++i) {
+    // They stand in the order of the whole, less those that are left out.
+    if (cut->gradients[i] >= 0) {
+      options.gradient_inputs.push_back(whole.options.gradient_inputs[i]);
+    }
+  }
   std::vector<const ir::Value*> read;
   for (const SlotFacts& facts : whole.facts) {
     if (facts.crosses) read.push_back(facts.value);

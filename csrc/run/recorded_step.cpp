@@ -1,14 +1,17 @@
 #include "run/recorded_step.h"
 
 #include "base/error.h"
+#include "run/autograd_errors.h"
+#include "run/early_gradients.h"
 #include "run/key_table.h"
 
 #include <ATen/Context.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <iterator>
+#include <numeric>
 #include <utility>
 
 namespace torch_ort::run {
@@ -28,7 +31,6 @@ constexpr const char* kKey = "key";
 constexpr const char* kSavedPositions = "saved_positions";
 
 DifferentiableGradients differentiable_gradients = nullptr;
-AsPythonError as_python_error = nullptr;
 
 // What runs backward until the engine's has succeeded once; nothing once its step is gone, or
 // proven.
@@ -45,14 +47,15 @@ struct BackwardCall {
   c10::List<int64_t> saved_positions;  // among the flat inputs, of the first in `saved`
   Tensors tangents;
 
-  Tensors run() const {
+  // `early`: what the nodes behind this one are told, where gradients may leave with them.
+  Tensors run(NoGradient* early) const {
     const auto watching = watched == 0 ? nullptr : first_backwards().find(watched);
-    return watching == nullptr ? run_engine() : (*watching)(token, saved, tangents);
+    return watching == nullptr ? run_engine(early) : (*watching)(token, saved, tangents);
   }
 
   // Gradients that have a history.
   Tensors run_differentiable() const {
-    const auto compute = [this] { return run(); };
+    const auto compute = [this] { return run(nullptr); };
     DifferentiableCall call{
         .key = key, .companion = kept_beside(token), .tangents = tangents, .compute = compute};
     for (size_t i = 0; i < saved_positions.size(); ++i) call.saved[saved_positions[i]] = saved[i];
@@ -60,15 +63,9 @@ struct BackwardCall {
   }
 
  private:
-  Tensors run_engine() const {
+  Tensors run_engine(NoGradient* early) const {
     RECORD_FUNCTION("torch_ort::run_backward", c10::ArrayRef<const c10::IValue>{});
-    try {
-      // Outside a backward pass autograd says "keep", the safe answer.
-      const bool keep = torch::autograd::get_current_graph_task_keep_graph();
-      return Session::backward(token, saved, tangents, keep);
-    } catch (const Error&) {
-      std::rethrow_exception(as_python_error(std::current_exception()));
-    }
+    return with_python_errors([&] { return run_backward_of_node(token, saved, tangents, early); });
   }
 };
 
@@ -84,30 +81,19 @@ at::Tensor in_order(const at::Tensor& gradient, const c10::List<int64_t>& order)
   return rows.contiguous().permute(inverse);
 }
 
-// Whether anybody waits for a gradient, and would be called with none.
-bool has_hooks(torch::autograd::Node& node) {
-  return !node.tensor_pre_hooks().empty() || !node.pre_hooks().empty() ||
-         !node.post_hooks().empty() || node.tensor_post_acc_grad_hooks() != nullptr;
-}
-
 // As autograd does, which comes to no tensor from an output that nobody has used: no gradient,
-// which is not zeros. Only where a hook waits, it has to be zeros.
-void leave_out(const c10::List<c10::IValue>& origins, const variable_list& gradients,
-               variable_list& results) {
-  const auto node = torch::autograd::get_current_node();
+// which is not zeros. By gradient; empty: all outputs have been used.
+NoGradient without_gradient(const c10::List<c10::IValue>& origins, const variable_list& gradients) {
+  NoGradient without;
+  const auto is_defined = [](const at::Tensor& gradient) { return gradient.defined(); };
+  if (std::all_of(gradients.begin(), gradients.end(), is_defined)) return without;
   for (size_t i = 0; i < origins.size(); ++i) {
     const c10::IValue of_one = origins.get(i);
     const c10::List<int64_t> outputs = of_one.toIntList();
-    at::Tensor& result = results[i + 1];
-    if (std::none_of(outputs.begin(), outputs.end(),
-                     [&](int64_t output) { return gradients[output].defined(); })) {
-      result.reset();
-    }
-    const torch::autograd::Edge& edge = node->next_edge(i);
-    if (!result.defined() && edge.is_valid() && has_hooks(*edge.function)) {
-      result = edge.function->input_metadata(edge.input_nr).zeros_like();
-    }
+    without.push_back(std::none_of(outputs.begin(), outputs.end(),
+                                   [&](int64_t output) { return gradients[output].defined(); }));
   }
+  return without;
 }
 
 BackwardCall take_apart(AutogradContext* context, const variable_list& gradients) {
@@ -138,14 +124,14 @@ struct RecordedStep::Call {
   const RecordedStep& step;
   const Tensors& inputs;
   const std::vector<int64_t>& symbols;
-  bool carry;
+  bool carry, early;
   Tensors results;
 };
 
 struct RecordedStep::Node : torch::autograd::Function<RecordedStep::Node> {
   static variable_list forward(AutogradContext* context, Call* call, at::TensorList /*given*/) {
     const RecordedStep& step = call->step;
-    call->results = step.session_->forward(call->inputs, call->symbols, call->carry);
+    call->results = step.session_->forward(call->inputs, call->symbols, call->carry, call->early);
     const Session& session = *step.session_;
     variable_list saved{call->results[session.num_outputs()]};
     for (int index : session.saved_inputs()) saved.push_back(call->inputs[index]);
@@ -164,16 +150,13 @@ struct RecordedStep::Node : torch::autograd::Function<RecordedStep::Node> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    variable_list results{at::Tensor()};  // of the call
     const BackwardCall call = take_apart(context, gradients);
+    NoGradient without = without_gradient(context->saved_data[kOrigins].toList(), gradients);
     const bool has_history = at::GradMode::is_enabled();  // create_graph=True
-    for (at::Tensor& gradient : has_history ? call.run_differentiable() : call.run()) {
-      results.push_back(std::move(gradient));
-    }
-    const auto is_defined = [](const at::Tensor& gradient) { return gradient.defined(); };
-    if (!std::all_of(gradients.begin(), gradients.end(), is_defined)) {
-      leave_out(context->saved_data[kOrigins].toList(), gradients, results);
-    }
+    Tensors made = has_history ? call.run_differentiable() : call.run(&without);
+    leave_out(without, made);
+    variable_list results{at::Tensor()};  // of the call
+    std::move(made.begin(), made.end(), std::back_inserter(results));
     return results;
   }
 };
@@ -182,7 +165,8 @@ RecordedStep::RecordedStep(std::shared_ptr<Session> session, const Form& form, i
     : session_(std::move(session)),
       differentiable_(form.differentiable),
       saved_positions_(form.saved_positions),
-      key_(key) {
+      key_(key),
+      always_early_(form.always_early) {
   for (const Order& order : form.orders) orders_.push_back(c10::List<int64_t>(order));
   for (const auto& outputs : form.origins) origins_.push_back(c10::List<int64_t>(outputs));
 }
@@ -201,9 +185,15 @@ void RecordedStep::forget_first_backward() {
 Tensors RecordedStep::run(const Tensors& inputs, const std::vector<int64_t>& symbols,
                           const Tensors& with_gradient, bool carry) const {
   RECORD_FUNCTION("torch_ort::run_forward", c10::ArrayRef<const c10::IValue>{});
-  Call call{.step = *this, .inputs = inputs, .symbols = symbols, .carry = carry};
+  const bool may_cut = session_->compiled().options.segment_bytes > 0;
+  Call call{.step = *this,
+            .inputs = inputs,
+            .symbols = symbols,
+            .carry = carry,
+            .early = may_cut && (always_early_ || are_waited_for(with_gradient))};
   try {
     variable_list made = Node::apply(&call, at::TensorList(with_gradient));
+    if (call.early) leave_early(made, call.results.back());
     for (size_t i = 0; i < made.size(); ++i) {
       call.results[differentiable_[i]] = std::move(made[i]);
     }
@@ -217,10 +207,19 @@ Tensors RecordedStep::run(const Tensors& inputs, const std::vector<int64_t>& sym
   return std::move(call.results);
 }
 
+void RecordedStep::leave_early(const Tensors& made, const at::Tensor& token) const {
+  const auto found = std::find_if(made.begin(), made.end(), [](const at::Tensor& each) {
+    return each.defined() && each.grad_fn();
+  });
+  if (found == made.end()) return;
+  torch::autograd::Node& node = *found->grad_fn();
+  std::vector<int> edges(node.num_outputs());
+  std::iota(edges.begin(), edges.end(), 0);
+  let_leave_early(node, Session::segments(token), edges);
+}
+
 void set_differentiable_gradients(DifferentiableGradients function) {
   differentiable_gradients = function;
 }
-
-void set_as_python_error(AsPythonError function) { as_python_error = function; }
 
 }  // namespace torch_ort::run

@@ -15,7 +15,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <unordered_map>
@@ -36,6 +35,8 @@ class RecordedStep {
     std::vector<Order> orders;        // of their gradients
     // By input with a gradient: the positions in `differentiable` of the outputs it is of.
     std::vector<std::vector<int64_t>> origins;
+    // Whether gradients leave early where nobody waits for them, too.
+    bool always_early = false;
     // Of the session's saved inputs, among the flat inputs that a call's companion knows.
     std::vector<int64_t> saved_positions;
   };
@@ -59,11 +60,14 @@ class RecordedStep {
   struct Call;
   struct Node;
 
+  void leave_early(const Tensors& made, const at::Tensor& token) const;
+
   std::shared_ptr<Session> session_;
   std::vector<int> differentiable_;
   c10::List<c10::List<int64_t>> orders_, origins_;
   c10::List<int64_t> saved_positions_;
   int64_t key_;
+  bool always_early_;
   std::atomic<int64_t> first_backward_{0};  // the key of what watches; 0: nothing does
 };
 
@@ -79,10 +83,5 @@ struct DifferentiableCall {
 // Gives the gradients of a call with a history. Set when the module is loaded.
 using DifferentiableGradients = RecordedStep::Tensors (*)(const DifferentiableCall& call);
 void set_differentiable_gradients(DifferentiableGradients function);
-
-// Gives an error of ours as one of Python's: autograd makes a RuntimeError of any other. Set when
-// the module is loaded.
-using AsPythonError = std::exception_ptr (*)(std::exception_ptr ours);
-void set_as_python_error(AsPythonError function);
 
 }  // namespace torch_ort::run

@@ -33,6 +33,7 @@ std::optional<Session::PlanReport> Session::plan_report() const {
       std::max(binding.plan.forward_scratch_bytes, binding.plan.backward_scratch_bytes);
   report.saved_bytes = binding.plan.saved_bytes;
   report.peak_bytes = binding.plan.peak_bytes;
+  report.segments = binding.num_segments;
   report.plan_ms = binding.plan_ms;
   return report;
 }

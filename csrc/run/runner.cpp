@@ -29,7 +29,7 @@ void run_step(Context& context, const BoundStep& bound, StepCounts& counts) {
 
 }  // namespace
 
-void run_steps(Context& context, const BoundSteps& steps) {
+void run_steps(Context& context, std::span<const BoundSteps::value_type> steps) {
   CallWatch::begin();
   const bool is_tested = failpoint.load(std::memory_order_relaxed) != nullptr;
   StepCounts counts;

@@ -27,6 +27,7 @@ struct Binding;
 struct Context;
 struct Delivery;
 struct ExpectedBackward;
+struct Leaving;
 class PartialBackward;
 class SharedBuffer;
 
@@ -57,7 +58,13 @@ class Session : public std::enable_shared_from_this<Session> {
   // Without a YieldOp: outputs. With one: outputs, then the token.
   // `symbols`: values of graph().symbol_inputs. `carry`: the token holds all bytes that backward
   // needs, so that saved-tensor hooks may copy and move it.
-  Tensors forward(const Tensors& inputs, const std::vector<int64_t>& symbols, bool carry);
+  // `early`: who waits for gradients gets them as they become ready, by BackwardRun. Where these
+  // are few bytes, and where the token carries, they are ready together.
+  Tensors forward(const Tensors& inputs, const std::vector<int64_t>& symbols, bool carry,
+                  bool early = false);
+  // By gradient: in which segment of the backward half the one of a token's call becomes ready,
+  // counted from 0. Empty: all are ready together.
+  static std::vector<int> segments(const at::Tensor& token);
   // As part of a call of another session, whose thread state it runs in.
   Tensors run_body(const Tensors& inputs, const std::vector<int64_t>& symbols);
   // `saved`: the saved inputs, then the saved outputs. `keep`: the token may be used again. Where a
@@ -73,6 +80,7 @@ class Session : public std::enable_shared_from_this<Session> {
   struct PlanReport {
     int64_t steps_forward, steps_backward, steps_out, steps_functional, steps_view, in_place;
     int64_t context_bytes, scratch_bytes, saved_bytes, peak_bytes;
+    int64_t segments;  // of the backward half, where gradients leave early; else 1
     double plan_ms;
   };
   std::optional<PlanReport> plan_report() const;
@@ -94,26 +102,32 @@ class Session : public std::enable_shared_from_this<Session> {
   void free_idle_contexts();
 
  private:
+  friend class BackwardRun;
+
   explicit Session(std::shared_ptr<const CompiledGraph> graph);
 
   std::shared_ptr<Binding> binding_of_serial(int64_t serial) const;
   std::shared_ptr<SharedBuffer> lend_context_memory(const Binding& binding) const;
-  Tensors run_whole_backward(Context& context, bool keep) const;
-  Tensors run_expected_backward(Context& context, const Tensors& tangents, bool keep) const;
   std::shared_ptr<const PartialBackward> partial_backward(const std::vector<bool>& defined,
                                                           const Context& context) const;
   void expect(const std::vector<bool>& defined) const;
   // Nothing where all outputs are expected to get gradients.
   std::shared_ptr<const ExpectedBackward> expected_backward() const;
   std::shared_ptr<const Session> expected_session() const;
-  std::shared_ptr<Context> begin_forward(const Tensors& inputs,
-                                         const std::vector<int64_t>& symbols);
+  std::shared_ptr<Context> begin_forward(const Tensors& inputs, const std::vector<int64_t>& symbols,
+                                         bool early);
   Tensors run_forward_half(Context& context) const;
   Tensors collect_outputs(Context& context) const;
   void refuse_writing_into_copies(const Tensors& inputs) const;
   at::Tensor make_carrying_token(const Context& context) const;
   static std::unique_ptr<Context> unpack_carrying_token(const at::Tensor& token);
-  std::shared_ptr<Binding> binding_for(const Tensors& inputs, const std::vector<int64_t>& symbols);
+  std::shared_ptr<Binding> binding_for(const Tensors& inputs, const std::vector<int64_t>& symbols,
+                                       bool early);
+  std::shared_ptr<Binding> or_without_delivery(std::shared_ptr<Binding> delivering,
+                                               const Tensors& inputs,
+                                               const std::vector<int64_t>& symbols);
+  std::shared_ptr<Binding> find_binding(const Tensors& inputs, const std::vector<int64_t>& symbols,
+                                        Leaving leaving);
 
   int64_t id_ = 0;
   std::shared_ptr<const CompiledGraph> compiled_;

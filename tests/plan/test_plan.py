@@ -57,7 +57,8 @@ class Planned:
 
     def __init__(self, tensors: dict[str, str], *steps: str, reorder: bool = False, **more: Any):
         leaving = {key: more.pop(key) for key in ("outputs", "gradients") if key in more}
-        self.program = program(tensors, *steps, **leaving)
+        early = more.pop("gradients_leave_early", False)
+        self.program = program(tensors, *steps, **leaving) | {"gradients_leave_early": early}
         self.options = {"reorder": reorder, **more}
         self.names = list(tensors)
         self.plan = _C.plan(self.program, self.options)
@@ -331,6 +332,18 @@ def test_order_lowers_the_peak() -> None:
 def test_order_stays_if_nothing_is_gained() -> None:
     tensors = dict.fromkeys("abcd", "planned 64")
     assert Planned(tensors, "a =", "b = a", "c =", "d = c", reorder=True).order == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("is_early", "want"), [(False, [0, 1, 2, 3, 4]), (True, [0, 1, 4, 2, 3])], ids=["late", "early"]
+)
+def test_gradients_that_leave_early_are_made_early(is_early: bool, want: list[int]) -> None:
+    # The step of the gradient `w` frees what has crossed, `s`, and takes more memory for itself.
+    tensors = {"s": "planned 64", "t": "input 8", "g": "planned 1000", "h": "planned 10"}
+    tensors |= {"i": "output 10", "w": "output 900"}
+    steps = ("s =", BORDER, "g = t", "h = g", "i = h", "w = g, s")
+    leaving = {"gradients": "i, w", "gradients_leave_early": is_early}
+    assert Planned(tensors, *steps, reorder=True, **leaving).order == want
 
 
 def test_order_of_both_halves() -> None:

@@ -108,7 +108,9 @@ class Capture:
                     raise Unsupported(_DATA_IS_ASKED) from error
                 blame(error, *graph_compat.node_that_raised(error))
                 raise Unsupported(f"AOTAutograd: {type(error).__name__}: {error}") from error
-        return compiled if self._forward is None else RefusingStep(compiled, self.state)
+        return (
+            compiled if self._forward is None else RefusingStep(compiled, self.state, self._forward)
+        )
 
     def record(
         self,
@@ -191,6 +193,7 @@ class Capture:
         with stage("convert"):
             layout = JointLayout(joint, num_outputs)
             program = read_joint(layout, self.options)
+        program.gradient_inputs = layout.gradient_inputs()
         if "deliver_gradients" not in self.options.disable:
             program.parameter_gradients = layout.gradients_of(
                 parameters or self._parameter_positions(layout.primals)

@@ -104,6 +104,8 @@ def compile_session(program: Program, options: Options) -> _C.Session:
         verify=options.check > 0,
         isa=options.isa,
         parameter_gradients=program.parameter_gradients,
+        gradient_inputs=program.gradient_inputs,
+        segment_bytes=options.gradient_segment_bytes,
         emulate_eager_casts=options.emulate_eager_casts,
         region_mode=_region_mode(options),
         products="products" not in options.disable,

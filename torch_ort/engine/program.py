@@ -20,6 +20,7 @@ class Program:
     tensor_inputs: list[int] = field(default_factory=list)
     symbol_inputs: list[int] = field(default_factory=list)
     parameter_gradients: list[int] = field(default_factory=list)  # positions among the outputs
+    gradient_inputs: list[int] = field(default_factory=list)  # by gradient: the engine's input
     captured: _C.Graph | None = None  # as it was before the passes; kept where something shows it
     session: _C.Session | None = None
     number: int = 0

@@ -432,7 +432,7 @@ def make_calls(
     """
     compile_config, own_config = options.split(debug.config)
     settings = options.resolve_ortmodule(own_config | {"log_level": debug.log_level})
-    chosen = options.in_save_path(options.resolve(compile_config), compile_config, settings)
+    chosen = options.in_force(options.resolve(compile_config), compile_config, settings)
     logger = logs.make_logger(settings.log_level)
     logs.say_ignored(logger, settings)
     pending = None

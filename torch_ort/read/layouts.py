@@ -97,6 +97,20 @@ class JointLayout:
         written = graph_compat.written_placeholders(joint.graph)
         self.written = [i for i, node in enumerate(self.primals) if node in written]
 
+    def gradient_inputs(self) -> list[int]:
+        """Give, by gradient of the engine, the position of the engine's input that it is of.
+
+        -1 where that is not known.
+        """
+        positions = {self.primals[primal]: i for i, primal in enumerate(self.tensor_inputs)}
+        inputs = [-1] * len(self.gradient_layout.names)
+        differentiated = graph_compat.differentiated(self.joint, len(self.forward_outputs))
+        for i, primal in enumerate(differentiated):
+            index = self.gradient_layout.engine_index(i)
+            if index is not None:
+                inputs[index] = positions.get(primal, -1)
+        return inputs
+
     def gradients_of(self, primals: Sequence[int]) -> list[int]:
         """Give the positions, among the engine's gradients, of those of some primals."""
         wanted = {self.primals[i] for i in primals}

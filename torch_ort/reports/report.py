@@ -104,6 +104,8 @@ class Report:
                     f"saved for backward {bytes_text(plan['saved_bytes'])}, "
                     f"in place {plan['in_place']}, planned in {plan['plan_ms']:.2f} ms"
                 )
+                if plan["segments"] > 1:
+                    lines.append(f"  gradients leave early, in {plan['segments']} segments")
             rewrites = ", ".join(f"{name} {count}" for name, count, _ in graph.passes if count)
             lines.append(f"  rewrites: {rewrites or 'none'}")
             times = [

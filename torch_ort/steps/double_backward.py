@@ -23,6 +23,7 @@ from torch_ort.functions.call import AUTOCAST_DEVICES, autocast_now
 from torch_ort.pytorch.autograd_compat import node_of_graph
 from torch_ort.pytorch.graph_compat import draws, schema, written_placeholders
 from torch_ort.record.recorder import Recording
+from torch_ort.steps.runners import ForwardRunner
 from torch_ort.steps.state import GraphState
 
 _REASON = "gradients are differentiated again, which a captured graph cannot do (create_graph=True)"
@@ -192,9 +193,12 @@ class RefusingStep:
     Where its gradients are differentiated this raises, and it runs in eager PyTorch from then on.
     """
 
-    def __init__(self, compiled: Callable[..., Any], state: GraphState) -> None:
+    def __init__(
+        self, compiled: Callable[..., Any], state: GraphState, forward: ForwardRunner
+    ) -> None:
         self._compiled = compiled
         self._state = state
+        self._forward = forward
 
     def __call__(self, *inputs: Any) -> Any:
         """Run forward."""
@@ -202,6 +206,7 @@ class RefusingStep:
         node = node_of_graph(results)
         if node is not None:
             node.register_hook(self._watch)
+            self._forward.let_leave_early(results)
         return results
 
     def _watch(self, gradients: _Tensors, tangents: _Tensors) -> None:

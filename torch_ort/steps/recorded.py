@@ -54,6 +54,7 @@ class RecordedStep:
             [_order_of(node.meta["val"].spec) for node in layout.tangents],
             _origins(layout),
             double_backward.key,
+            forward.options.early_gradients,
         )
         self._is_watched = forward.first_backward is not None
         if self._is_watched:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,11 +29,14 @@ class ForwardRunner:
         self._boxed_call = True  # of the instance: AOTAutograd copies it from there
         self._layout = layout
         self.session = session
+        self.options = options
         self._state = state
         self._saved_inputs = session.saved_inputs
         self._saved_outputs = session.saved_outputs
         self.first_backward = None if options.strict else FirstBackward(layout, state)
         self.backward = BackwardRunner(self)
+        self._edges = layout.gradient_inputs()
+        self._last = threading.local()  # segments of the newest call of each thread
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """Run the forward half; clears `args`."""
@@ -42,14 +46,24 @@ class ForwardRunner:
         kept = self.note_call(args)
         args.clear()
         results = _C.run_forward(
-            self.session.id, tensors, symbols, autograd_compat.saved_tensor_hooks_copy()
-        )
+            self.session.id, tensors, symbols, autograd_compat.saved_tensor_hooks_copy(),
+            self.options.early_gradients,
+        )  # fmt: skip
         token = results.pop()
+        self._last.segments = _C.segments(token)
         saved = [tensors[i] for i in self._saved_inputs]
         saved += [results[i] for i in self._saved_outputs]
         if kept is not None:
             self.first_backward.after_forward(token, kept)
         return [*layout.outputs.assemble(results), token, *(saved[i] for i in layout.to_saved)]
+
+    def let_leave_early(self, results: Sequence[Any]) -> None:
+        """Let gradients of the newest call leave early; `results` are AOTAutograd's."""
+        segments = self._last.segments
+        result = next((x for x in results if isinstance(x, torch.Tensor) and x.grad_fn), None)
+        if segments and result is not None and -1 not in self._edges:
+            num_edges = len(self._layout.tensor_inputs)
+            _C.let_leave_early(result, segments, self._edges, num_edges)
 
     def note_call(self, args: Sequence[Any]) -> Kept | None:
         """Remember what a first run writes into, and what running a call again would need.
@@ -93,7 +107,7 @@ class BackwardRunner:
                 self._forward.session.id, token, saved, tangents
             )
         elif guard is None or guard.proven:
-            gradients = _C.run_backward(token, saved, tangents)
+            gradients = _C.run_backward(token, saved, tangents, early=True)
         else:
             gradients = guard.run_backward(token, saved, tangents)
         return layout.gradient_layout.assemble(gradients)

@@ -1,0 +1,323 @@
+#include "run/backward_run.h"
+
+#include "base/error.h"
+#include "base/failpoint.h"
+#include "run/calls.h"
+#include "run/counters.h"
+#include "run/guard.h"
+#include "run/partial_backward.h"
+
+#include <c10/core/Allocator.h>
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <span>
+#include <utility>
+
+namespace torch_ort::run {
+
+namespace {
+
+// A gradient that lies in `memory` as a tensor of its own, alone in a storage that keeps the
+// memory.
+at::Tensor deliver(const at::Tensor& gradient, const Binding& binding, int root,
+                   SharedBuffer& memory) {
+  const int64_t offset = binding.plan.placements[root].offset, bytes = binding.specs[root].bytes;
+  c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), bytes, memory.hand_out(offset, bytes),
+      c10::GetAllocator(gradient.device().type()), true));
+  ORT_CHECK(storage.data() == gradient.storage().data(), "run: gradient '",
+            binding.graph->value(root).name, "' is not where it was planned");
+  at::Tensor delivered = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), gradient.key_set(), gradient.dtype());
+  delivered.unsafeGetTensorImpl()->set_sizes_and_strides(gradient.sizes(), gradient.strides(),
+                                                         gradient.storage_offset());
+  counters().gradients_delivered.fetch_add(1, std::memory_order_relaxed);
+  return delivered;
+}
+
+std::vector<bool> which_are_defined(const Session::Tensors& tensors) {
+  std::vector<bool> defined;
+  for (const at::Tensor& tensor : tensors) defined.push_back(tensor.defined());
+  return defined;
+}
+
+bool are_all_true(const std::vector<bool>& flags) {
+  return std::find(flags.begin(), flags.end(), false) == flags.end();
+}
+
+int64_t version_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->version_counter().current_version();
+}
+
+}  // namespace
+
+Session::Tensors Session::backward(const at::Tensor& token, const Tensors& saved,
+                                   const Tensors& tangents, bool keep) {
+  return BackwardRun(token, saved, tangents, keep).take_all();
+}
+
+std::vector<int> Session::segments(const at::Tensor& token) {
+  if (is_carrying(token)) return {};
+  const std::shared_ptr<Context> context = context_of(token);
+  const Binding& binding = *context->binding;
+  if (binding.num_segments == 1) return {};
+  std::vector<int> segments(context->called->compiled_->gradients.size(), 0);
+  for (size_t i = 0; i < segments.size(); ++i) {
+    const int position = context->expected ? context->expected->gradients[i] : static_cast<int>(i);
+    if (position >= 0) segments[i] = binding.early[position].segment;
+  }
+  return segments;
+}
+
+BackwardRun::BackwardRun(const at::Tensor& token, const Tensors& saved, const Tensors& tangents,
+                         bool keep)
+    : keep_(keep), defined_(which_are_defined(tangents)) {
+  std::shared_ptr<Context> context;
+  if (is_carrying(token)) {
+    context = shared_context(Session::unpack_carrying_token(token));
+    keep_ = false;  // the token still has the bytes; this context is a copy
+  } else {
+    context = context_of(token);
+  }
+  std::lock_guard lock(context->mutex);
+  TORCH_CHECK(
+      !context->spent, "Trying to backward through the graph a second time: torch_ort has ",
+      "overwritten the saved values. Specify retain_graph=True in the first backward call.");
+  called_ = context->called;
+  const Session& session = *context->session;
+  ORT_CHECK(saved.size() == session.saved_inputs().size() + session.saved_outputs().size() &&
+                tangents.size() == called_->compiled_->tangents.size(),
+            "run_backward: got ", saved.size(), " saved tensors and ", tangents.size(),
+            " gradients, want ", session.saved_inputs().size() + session.saved_outputs().size(),
+            " and ", called_->compiled_->tangents.size());
+  gradients_.resize(called_->compiled_->gradients.size());
+  is_made_.assign(gradients_.size(), false);
+
+  const RunGuard guard(session.device());
+  const bool is_expected =
+      context->expected ? defined_ == context->expected->defined : are_all_true(defined_);
+  context_ = keep_ && is_expected ? copy_of(*context) : context;
+  give(saved, is_expected ? tangents : Tensors());
+  if (!is_expected) run_unexpected(*context, tangents);
+}
+
+BackwardRun::~BackwardRun() { end(); }
+
+// What a run reads of the caller's, in the slots of its context.
+void BackwardRun::give(const Tensors& saved, const Tensors& tangents) {
+  const std::optional<Tensors> saved_numbers = computed(saved), numbers = computed(tangents);
+  const Tensors& read = saved_numbers ? *saved_numbers : saved;
+  const Tensors& given = numbers ? *numbers : tangents;
+  const CompiledGraph& graph = context_->graph();
+  std::vector<int> slots;
+  for (int index : graph.saved_inputs) slots.push_back(graph.inputs[index]);
+  for (int index : graph.saved_outputs) slots.push_back(graph.outputs[index]);
+  for (size_t i = 0; i < slots.size(); ++i) context_->slots[slots[i]] = read[i];
+  Tensors watched = saved;
+  for (size_t i = 0; i < given.size(); ++i) {
+    if (!given[i].defined()) continue;
+    slots.push_back(graph.tangents.at(watched.size() - saved.size()));
+    context_->slots[slots.back()] = given[i];
+    watched.push_back(tangents[i]);
+  }
+  if (context_->binding->num_segments == 1) return;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    if (!watched[i].defined() || watched[i].is_inference()) continue;
+    watched_.push_back({watched[i], version_of(watched[i]), context_->binding->last_use[slots[i]]});
+  }
+}
+
+// The memory that steps of the run overwrite is a copy; what the caller and the kernels own is not
+// written into.
+std::shared_ptr<Context> BackwardRun::copy_of(const Context& context) const {
+  const Binding& binding = *context.binding;
+  std::shared_ptr<Context> copy = shared_context(context.binding->take_context());
+  copy->session = context.session;
+  copy->called = context.called;
+  copy->expected = context.expected;
+  copy->late_symbols = context.late_symbols;
+  for (int slot : binding.kept) copy->slots[slot] = context.slots[slot];
+  if (context.context_memory) {
+    copy->context_memory = context.session->lend_context_memory(binding);
+    copy->attach_context_memory(copy->context_memory->data());
+    const int64_t bytes = binding.plan.crossing_bytes;
+    const c10::Device device = context.graph().device;
+    bytes_over(copy->context_memory->data(), bytes, device)
+        .copy_(bytes_over(context.context_memory->data(), bytes, device));
+  }
+  return copy;
+}
+
+// Reads what the context keeps, and writes elsewhere.
+void BackwardRun::run_unexpected(Context& context, const Tensors& tangents) {
+  const RunEvent event(*called_);
+  const std::optional<Tensors> numbers = computed(tangents);
+  const auto partial = called_->partial_backward(defined_, context);
+  gradients_ = partial->run(context, numbers ? *numbers : tangents);
+  is_made_.assign(gradients_.size(), true);
+  called_->expect(defined_);
+  counters().backward_runs.fetch_add(1);
+  has_run_ = true;
+  if (!keep_) return end();
+  std::vector<bool> is_kept(context.slots.size(), false);
+  for (int slot : context.binding->kept) is_kept[slot] = true;
+  context.let_go_of_views();
+  for (int slot : context.binding->transient) {
+    if (!is_kept[slot]) context.slots[slot].reset();
+  }
+  context_.reset();
+}
+
+Session::Tensors BackwardRun::take(const std::vector<int>& gradients) {
+  int num_steps = 0;
+  for (int gradient : gradients) {
+    const int position = context_ ? position_of(gradient) : -1;
+    if (position >= 0) {
+      num_steps = std::max(num_steps, context_->binding->early[position].ready);
+    }
+  }
+  return take_after(gradients, num_steps);
+}
+
+Session::Tensors BackwardRun::take_last(const std::vector<int>& gradients) {
+  return take_after(gradients, context_ ? static_cast<int>(context_->binding->backward.size()) : 0);
+}
+
+Session::Tensors BackwardRun::take_all() {
+  std::vector<int> all(gradients_.size());
+  std::iota(all.begin(), all.end(), 0);
+  return take_last(all);
+}
+
+Session::Tensors BackwardRun::take_after(const std::vector<int>& gradients, int num_steps) {
+  if (context_ && (!has_run_ || num_steps > num_done_)) advance(num_steps);
+  Tensors taken;
+  for (int gradient : gradients) taken.push_back(std::move(gradients_.at(gradient)));
+  return taken;
+}
+
+void BackwardRun::advance(int num_steps) {
+  const std::shared_ptr<Context> context = context_;
+  const std::shared_ptr<const Session> called = called_;
+  std::lock_guard lock(context->mutex);
+  const RunEvent event(*called);
+  const RunGuard guard(context->graph().device);
+  const Binding& binding = *context->binding;
+  if (has_run_) {
+    check_versions();
+    look_at_what_has_left();
+  }
+  if (!has_run_ && binding.plan.backward_scratch_bytes > 0) {
+    scratch_ = lend(context->graph().device, binding.plan.backward_scratch_bytes);
+    context->attach_scratch(scratch_.data());
+  }
+  context->spent = true;
+  const auto steps = std::span(binding.backward).subspan(num_done_, num_steps - num_done_);
+  run_steps(*context, steps);
+  may_fail("gradients");
+  num_done_ = num_steps;
+  collect();
+  if (!std::exchange(has_run_, true)) {
+    called->expect(defined_);
+    counters().backward_runs.fetch_add(1);
+  }
+  if (num_done_ < static_cast<int>(binding.backward.size())) return;
+  if (num_looks_ > 0) context->session->delivery_->is_dropped_early = are_dropped_early_;
+  end();
+}
+
+// As autograd says it of what a node has saved.
+void BackwardRun::check_versions() const {
+  for (const Watched& each : watched_) {
+    const int64_t version = version_of(each.tensor);
+    TORCH_CHECK(each.last_use <= num_done_ || version == each.version,
+                "one of the variables needed for gradient computation has been modified by an "
+                "inplace operation while backward was running: [",
+                each.tensor.toString(), " ", each.tensor.sizes(), "] is at version ", version,
+                "; expected version ", each.version, " instead. A hook may write into a parameter ",
+                "once the gradient of that parameter has come");
+  }
+}
+
+// Whether those of the segments before are there still.
+void BackwardRun::look_at_what_has_left() {
+  const bool are_gone = std::all_of(left_.begin(), left_.end(),
+                                    [](const auto& storage) { return storage.expired(); });
+  are_dropped_early_ = are_gone && (num_looks_++ == 0 || are_dropped_early_);
+  left_.clear();
+}
+
+// The gradients that are ready. Where one leaves, nothing else holds it.
+void BackwardRun::collect() {
+  const Binding& binding = *context_->binding;
+  const CompiledGraph& graph = context_->graph();
+  std::vector<int> left;
+  for (size_t i = 0; i < gradients_.size(); ++i) {
+    const int position = position_of(i);
+    if (position < 0 || is_made_[i] || binding.early[position].ready > num_done_) continue;
+    const int slot = graph.gradients[position], root = binding.delivered[position];
+    const at::Tensor gradient =
+        root < 0 ? context_->slots[slot]
+                 : deliver(context_->slots[slot], binding, root, *context_->context_memory);
+    gradients_[i] = with_promised_strides(gradient, binding.specs[slot]);
+    is_made_[i] = true;
+    left.push_back(position);
+    if (binding.num_segments > 1 && gradients_[i].defined()) {
+      left_.emplace_back(gradients_[i].storage().getWeakStorageImpl());
+    }
+  }
+  for (int position : left) {
+    for (int slot : binding.early[position].slots) context_->slots[slot].reset();
+  }
+}
+
+// Its memory serves the next call, though the token may live on for a while.
+void BackwardRun::end() noexcept {
+  if (!context_) return;
+  watched_.clear();
+  context_->attach_scratch(nullptr);
+  scratch_.give_back();
+  if (!keep_ && (has_run_ || context_->spent)) {
+    context_->clear();
+    context_->spent = true;
+  }
+  context_.reset();
+}
+
+int BackwardRun::position_of(size_t gradient) const {
+  const auto& expected = context_->expected;
+  return expected ? expected->gradients[gradient] : static_cast<int>(gradient);
+}
+
+void Session::expect(const std::vector<bool>& defined) const {
+  std::lock_guard lock(mutex_);
+  last_defined_ = are_all_true(defined) ? std::vector<bool>() : defined;
+}
+
+std::shared_ptr<const ExpectedBackward> Session::expected_backward() const {
+  std::lock_guard lock(mutex_);
+  if (last_defined_.empty()) return nullptr;
+  if (expected_backwards_.size() > compiled_->options.max_bindings) expected_backwards_.clear();
+  const auto [found, is_new] = expected_backwards_.try_emplace(last_defined_);
+  if (is_new) found->second = make_expected_backward(*compiled_, last_defined_);
+  return found->second;
+}
+
+std::shared_ptr<const Session> Session::expected_session() const {
+  std::lock_guard lock(mutex_);
+  const auto found = expected_backwards_.find(last_defined_);
+  return found == expected_backwards_.end() || !found->second ? nullptr : found->second->session;
+}
+
+std::shared_ptr<const PartialBackward> Session::partial_backward(const std::vector<bool>& defined,
+                                                                 const Context& context) const {
+  std::lock_guard lock(mutex_);
+  if (partial_backwards_.size() > compiled_->options.max_bindings) partial_backwards_.clear();
+  auto& found = partial_backwards_[defined];
+  if (found == nullptr) found = std::make_shared<PartialBackward>(compiled_, defined, context);
+  return found;
+}
+
+}  // namespace torch_ort::run
