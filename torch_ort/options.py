@@ -117,6 +117,17 @@ def _check_disabled(value: Any) -> tuple[str, ...]:
     return with_own_kernels(_check_names(_pass_names)(value))
 
 
+def _parse_budget(text: str) -> int | float:
+    return int(text) if text.strip().isdigit() else float(text)
+
+
+def _check_budget(value: Any) -> int | float:
+    is_bytes = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    if is_bytes or (isinstance(value, float) and 0 < value <= 1):
+        return value
+    raise ValueError("want bytes as an integer, or a fraction above 0.0 and up to 1.0")
+
+
 def _check_isa(value: Any) -> str:
     names = _C.isa_names()
     if value not in ("", *names):
@@ -160,6 +171,13 @@ TABLE: tuple[Row, ...] = (
     Row("isa", "TORCH_ORT_ISA", "", "name",
          "Instruction set of fused regions: portable, avx2 or avx512; empty: the widest that the "
          "processor runs.", str, _check_isa),
+    Row("memory_budget", "TORCH_ORT_MEMORY_BUDGET", 0, "bytes or fraction",
+         "The most that a training graph may hold at one time of what forward has made, from the "
+         "end of forward to the end of backward: bytes (an integer), or a fraction (a float up to "
+         "1.0) of what it holds otherwise. What is cheapest is made again in backward, with the "
+         "same numbers. Too little is an error that names the least. 0: no budget. "
+         "See [memory.md](memory.md).",
+         _parse_budget, _check_budget),
     Row("enable_tuning", "ORTMODULE_ENABLE_TUNING", False, "bool",
          "Time PyTorch's kernel and the engine's on each kind of product that comes, on the CPU, "
          "and take the faster one from then on, in the whole process. False: sizes, dtype and "

@@ -94,6 +94,9 @@ struct Group {
   std::vector<int> members;  // positions, sorted
   Dim elements;
   std::vector<Dim> columns;  // that all members allow; the first is preferred
+  // Of nodes that a budget has run again: their Node::region. They stay among themselves, so that
+  // the other regions are what they are without them, and so are their numbers.
+  int again = kNoRegion;
 };
 
 class Grouping {
@@ -136,6 +139,7 @@ class Grouping {
       if (group.elements == Dim(0)) continue;  // nothing tells rows from columns
       keep_fitting(group);
       if (group.columns.empty()) continue;
+      group.again = std::min(node.region, kNoRegion);
       group_of_[at] = static_cast<int>(groups_.size());
       groups_.push_back(std::move(group));
     }
@@ -209,6 +213,7 @@ class Grouping {
     if ((a < order_.border) != (b < order_.border)) return;
     const Group &first = groups_[group_of_[a]], &second = groups_[group_of_[b]];
     if (first.members.size() + second.members.size() > kMaxNodes) return;
+    if (first.again != second.again) return;
     std::optional<Group> joined = fit(first, second);
     if (!joined || has_path_outside(group_of_[a], group_of_[b])) return;
     const int kept = group_of_[a], gone = group_of_[b];
@@ -219,6 +224,7 @@ class Grouping {
 
   std::optional<Group> fit(const Group& a, const Group& b) const {
     Group joined;
+    joined.again = a.again;
     std::merge(a.members.begin(), a.members.end(), b.members.begin(), b.members.end(),
                std::back_inserter(joined.members));
     if (a.elements == b.elements) {

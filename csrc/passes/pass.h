@@ -3,9 +3,11 @@
 #pragma once
 
 #include "ir/graph.h"
+#include "passes/budget.h"
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,6 +34,8 @@ struct PipelineOptions {
   std::vector<std::string> disabled;  // names of passes; other names are not ours
   int64_t bisect = -1;                // only that many rewrites happen; -1: all
   int check = 0;                      // 1: verify at the ends; 2: after each pass
+  std::optional<Budget> budget;       // what recompute_to_budget keeps to; none: it does nothing
+  BudgetReport* budget_report = nullptr;  // filled in by it
   // Called after each pass that changed something, with "03_remove_dead".
   std::function<void(const char* name, const ir::Graph& graph)> dump;
 };

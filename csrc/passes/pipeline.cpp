@@ -36,6 +36,7 @@ int move_concats(ir::Graph& graph);
 int draw_in_regions(ir::Graph& graph);
 int join_views(ir::Graph& graph);
 int rebuild_values(ir::Graph& graph);
+int recompute_to_budget(ir::Graph& graph);
 int fuse_regions(ir::Graph& graph);
 
 namespace {
@@ -157,12 +158,14 @@ const std::vector<Pass>& pipeline() {
       {.name = "join_views", .run = join_views},
       // the others leave nodes behind that nobody reads, which would be computed in a region
       {.name = "remove_dead", .run = remove_dead},
-      // after remove_dead: only who lives is a reader; just before fuse_regions: it weighs the
+      // after remove_dead: only who lives is a reader; before fuse_regions: it weighs the
       // regions that this one makes
       {.name = "rebuild_values",
        .run = rebuild_values,
        .moves_border = true,
        .only_with = "fuse_regions"},
+      // after rebuild_values: what costs nothing crosses no more
+      {.name = "recompute_to_budget", .run = recompute_to_budget, .moves_border = true},
       {.name = "fuse_regions", .run = fuse_regions, .writes_engine_ops = true, .for_regions = true},
   };
   return passes;
@@ -171,6 +174,7 @@ const std::vector<Pass>& pipeline() {
 std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& options) {
   using Clock = std::chrono::steady_clock;
   const RewriteLimit limit(options.bisect);
+  const BudgetInForce budget(options.budget ? &*options.budget : nullptr, options.budget_report);
   if (options.check >= 1) verify_all(graph, "capture");
   std::vector<PassReport> reports;
   for (const Pass& pass : pipeline()) {

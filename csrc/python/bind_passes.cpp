@@ -9,6 +9,8 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
+#include <map>
+
 namespace py = pybind11;
 
 namespace torch_ort::python {
@@ -20,11 +22,15 @@ using Report = std::tuple<std::string, int, double>;
 
 std::vector<Report> run_pipeline(ir::Graph& graph, std::vector<std::string> disabled,
                                  int64_t bisect, int check,
-                                 std::optional<std::function<void(std::string)>> dump) {
+                                 std::optional<std::function<void(std::string)>> dump,
+                                 std::optional<passes::Budget> budget,
+                                 passes::BudgetReport* budget_report) {
   passes::PipelineOptions options;
   options.disabled = std::move(disabled);
   options.bisect = bisect;
   options.check = check;
+  options.budget = budget;
+  options.budget_report = budget_report;
   // Python holds the graph already, so the name is enough.
   if (dump) {
     options.dump = [&](const char* name, const ir::Graph&) {
@@ -38,6 +44,43 @@ std::vector<Report> run_pipeline(ir::Graph& graph, std::vector<std::string> disa
     reports.emplace_back(report.name, report.rewrites, report.ms);
   }
   return reports;
+}
+
+void bind_budget(py::module_& module) {
+  using passes::Budget, passes::BudgetReport;
+  py::class_<Budget>(module, "Budget")
+      .def(py::init([](double amount, bool is_fraction, std::map<std::string, double> flops,
+                       double bytes) {
+             Budget budget{.amount = amount, .is_fraction = is_fraction};
+             budget.speeds = {.flops_of_float = flops.at("float32"),
+                              .flops_of_double = flops.at("float64"),
+                              .flops_of_short = flops.at("bfloat16"),
+                              .bytes = bytes};
+             return budget;
+           }),
+           py::arg("amount"), py::arg("is_fraction"), py::arg("flops_per_second"),
+           py::arg("bytes_per_second"),
+           "What a step may hold of forward's results: bytes, or a fraction of what it holds "
+           "without recomputation; and what the machine does a second, flops by dtype: float32, "
+           "float64, bfloat16.");
+  py::class_<BudgetReport>(module, "BudgetReport")
+      .def(py::init<>())
+      .def_readonly("dense_bytes", &BudgetReport::dense_bytes)
+      .def_readonly("allowed_bytes", &BudgetReport::allowed_bytes)
+      .def_readonly("peak_bytes", &BudgetReport::peak_bytes)
+      .def_readonly("held_bytes", &BudgetReport::held_bytes)
+      .def_readonly("again_us", &BudgetReport::again_us)
+      .def_readonly("plan_ms", &BudgetReport::plan_ms)
+      .def_property_readonly(
+          "made",
+          [](const BudgetReport& report) {
+            std::vector<std::tuple<std::string, std::string, std::string, int64_t, double>> rows;
+            for (const auto& each : report.made) {
+              rows.emplace_back(each.name, each.op, each.origin, each.bytes, each.us);
+            }
+            return rows;
+          },
+          "(name, op, origin, bytes that cross no more, microseconds) of what is made again.");
 }
 
 // (name, kind, whether it must be there); None if it may have any.
@@ -81,9 +124,11 @@ void bind_passes(py::module_& module) {
   module.def("passes", &passes::pipeline, "The passes in their order.");
   module.def("run_pass", &passes::run_pass, py::arg("name"), py::arg("graph"),
              "Run one pass on a graph; give the number of rewrites.");
+  bind_budget(module);
   module.def("run_pipeline", &run_pipeline, py::arg("graph"),
              py::arg("disabled") = std::vector<std::string>(), py::arg("bisect") = -1,
-             py::arg("check") = 0, py::arg("dump") = py::none());
+             py::arg("check") = 0, py::arg("dump") = py::none(), py::arg("budget") = py::none(),
+             py::arg("budget_report") = py::none());
   module.def("pass_names", [] {
     std::vector<std::string> names;
     for (const passes::Pass& pass : passes::pipeline()) names.emplace_back(pass.name);

@@ -204,7 +204,9 @@ class Capture:
         )
         self.state.programs.append(program)
         self.state.is_repeatable = graph_compat.is_repeatable(joint.graph)
-        self._forward = ForwardRunner(layout, session, self.options, self.state)
+        self._forward = ForwardRunner(
+            layout, session, self.options, self.state, program.recomputation
+        )
         return layout
 
     def _note_graph(self, graph: fx.Graph) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from torch_ort import _C
 from torch_ort.core.switches import OTHER_SWITCHES
-from torch_ort.engine import onnx_files, tuning
+from torch_ort.engine import budget, onnx_files, tuning
 from torch_ort.engine.program import Program
 from torch_ort.fallback import asked_for, stage
 from torch_ort.pytorch.autograd_compat import version
@@ -51,9 +51,7 @@ def compile_program(
     key = _key(program, options)
     start = time.perf_counter()
     with stage("pass"):
-        program.passes = _C.run_pipeline(
-            program.graph, disabled_passes(options), options.bisect, options.check
-        )
+        _run_passes(program, options)
     program.seconds["passes"] = time.perf_counter() - start
     with asked_for():
         if options.save_onnx:
@@ -76,6 +74,18 @@ def compile_program(
         with asked_for():
             _write_text(options, f"{program.number:02}_steps.txt", steps_text(program.session))
     return program.session
+
+
+def _run_passes(program: Program, options: Options) -> None:
+    given = (program.graph, disabled_passes(options), options.bisect, options.check)
+    allowed = budget.of_options(options) if program.is_training else None
+    if allowed is None:
+        program.passes = _C.run_pipeline(*given)
+        return
+    planned = _C.BudgetReport()
+    with asked_for():  # a budget that cannot be kept is told, whatever else may run in eager
+        program.passes = _C.run_pipeline(*given, budget=allowed, budget_report=planned)
+    program.recomputation = budget.Recomputation(planned)
 
 
 def disabled_passes(options: Options) -> list[str]:

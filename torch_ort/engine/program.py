@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torch_ort import _C
+from torch_ort.engine.budget import Recomputation
 
 
 @dataclass
@@ -26,4 +27,5 @@ class Program:
     number: int = 0
     passes: list[tuple[str, int, float]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    recomputation: Recomputation | None = None  # of a budget
     functions: list[Any] = field(default_factory=list)  # what its PythonOps call

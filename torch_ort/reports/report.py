@@ -11,6 +11,7 @@ from torch_ort import _C
 from torch_ort.core import counting
 from torch_ort.dynamo import uncaptured
 from torch_ort.engine import watchers
+from torch_ort.engine.budget import Recomputation
 from torch_ort.engine.program import Program
 from torch_ort.functions.capturing import functions_seen
 from torch_ort.reports.moved import moved_bytes
@@ -36,6 +37,7 @@ class GraphReport:
     plan: dict[str, Any]
     passes: list[tuple[str, int, float]]
     seconds: dict[str, float]  # by COMPILE_STAGES
+    recomputation: Recomputation | None = None  # of a memory budget
     # Read and written by the operators that regions replace, and by what stands in their place.
     bytes_before: int = 0
     bytes_after: int = 0
@@ -106,6 +108,8 @@ class Report:
                 )
                 if plan["segments"] > 1:
                     lines.append(f"  gradients leave early, in {plan['segments']} segments")
+            if graph.recomputation is not None:
+                lines += _recomputation_lines(graph.recomputation, plan)
             rewrites = ", ".join(f"{name} {count}" for name, count, _ in graph.passes if count)
             lines.append(f"  rewrites: {rewrites or 'none'}")
             times = [
@@ -191,7 +195,30 @@ def _describe(program: Program) -> GraphReport:
     return GraphReport(
         program.is_training, nodes, aten, fused, steps, functional,
         program.session.plan_report() or {}, program.passes, program.seconds,
+        program.recomputation,
     )  # fmt: skip
+
+
+def _recomputation_lines(recomputation: Recomputation, plan: dict[str, Any]) -> list[str]:
+    planned = recomputation.planned
+    saved = sum(num_bytes for *_, num_bytes, _ in planned.made)
+    lines = [
+        f"  memory budget: {bytes_text(planned.allowed_bytes)} of "
+        f"{bytes_text(planned.dense_bytes)} without recomputation; planned "
+        f"{bytes_text(planned.peak_bytes)} at most, {bytes_text(planned.held_bytes)} at the "
+        f"border, in {planned.plan_ms:.1f} ms",
+        f"  made again: {len(planned.made)} nodes, {bytes_text(saved)} that cross no more, some "
+        f"{planned.again_us / 1000:.2f} ms of a step: "
+        + (_counts(Counter(op for _, op, *_ in planned.made)) or "none"),
+    ]
+    if plan:
+        off = plan["saved_bytes"] - planned.held_bytes
+        sign = "-" if off < 0 else "+"
+        lines.append(
+            f"  held at the border: {bytes_text(plan['saved_bytes'])}, {sign}"
+            f"{bytes_text(abs(off))} of what was planned"
+        )
+    return lines
 
 
 def _counts(counts: Counter[str]) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from torch_ort import _C
 from torch_ort.engine import watchers
+from torch_ort.engine.budget import Recomputation
 from torch_ort.engine.program import Program
 from torch_ort.options import Options
 from torch_ort.pytorch import (
@@ -24,8 +25,9 @@ class ForwardRunner:
     """Runs instead of the forward stub; `backward` runs instead of the other one."""
 
     def __init__(
-        self, layout: JointLayout, session: _C.Session, options: Options, state: GraphState
-    ) -> None:
+        self, layout: JointLayout, session: _C.Session, options: Options, state: GraphState,
+        recomputation: Recomputation | None = None,
+    ) -> None:  # fmt: skip
         self._boxed_call = True  # of the instance: AOTAutograd copies it from there
         self._layout = layout
         self.session = session
@@ -37,6 +39,7 @@ class ForwardRunner:
         self.backward = BackwardRunner(self)
         self._edges = layout.gradient_inputs()
         self._last = threading.local()  # segments of the newest call of each thread
+        self._recomputation = recomputation
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """Run the forward half; clears `args`."""
@@ -70,6 +73,8 @@ class ForwardRunner:
 
         None once the latter is not needed.
         """
+        if self._recomputation is not None:  # its first step is done where there is a plan
+            self._recomputation.check(self.session)
         if watchers.call_watchers:
             tensors = [args[i] for i in self._layout.tensor_inputs]
             symbols = [args[i] for i in self._layout.symbol_inputs]

@@ -1,0 +1,547 @@
+#include "passes/recompute_plan.h"
+
+#include "base/error.h"
+#include "ops/op.h"
+#include "passes/halves.h"
+#include "passes/known_sizes.h"
+#include "passes/memory.h"
+#include "passes/min_cut.h"
+#include "passes/node_costs.h"
+#include "passes/region_groups.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <set>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace torch_ort::passes {
+
+namespace {
+
+using ir::Graph;
+using ir::Node;
+using ir::Value;
+using Kind = ops::FusedForm::Kind;
+
+constexpr int kNone = -1;
+// Capacities are nanoseconds; prices are nanoseconds of a byte.
+constexpr double kNanos = 1e3;
+constexpr double kLowestPrice = 1e-4, kHighestPrice = 1e3;
+// Prices differ by this from the end of the forward half to its beginning, so that equal layers
+// are not all taken at one price. What is early goes first: it is made again when most of what was
+// held is gone.
+constexpr double kSlope = 0.1;
+constexpr int kMostSegments = 32;
+// Each halves the logarithm of the range of prices: first to 1.7 times the lowest of it, and for
+// the best ways of parting to 1.004 times.
+constexpr int kFirstSteps = 5, kLastSteps = 7;
+constexpr size_t kRefined = 2;
+
+// How a value comes to the backward half.
+enum class Crossing {
+  kFree,   // the caller holds it anyway, or it crosses whatever is chosen
+  kHeld,   // the engine holds it: its bytes count
+  kNever,  // it must not
+};
+
+struct Tensor {  // a value of the forward half, or of the caller's
+  const Value* value = nullptr;
+  int producer = kNone;  // among the nodes
+  int root = kNone;      // whose memory it looks at; itself if it is no view
+  int64_t bytes = 0;     // of memory of its own
+  Crossing crossing = Crossing::kHeld;
+  int first_read = kNone, last_read = kNone;  // in the backward half; the last one by views too
+  double price = 1;                           // of its bytes
+};
+
+struct Step {  // a node of the forward half
+  Node* node = nullptr;
+  std::vector<int> inputs, outputs;  // tensors
+  double micros = 0;
+  bool is_view = false;
+  bool is_repeatable = false;
+  int group = kNone;  // the region that it will be in
+};
+
+// What a choice comes to.
+struct Outcome {
+  std::vector<bool> is_made;  // by step
+  std::vector<int> place;     // by step: in the backward half
+  int64_t peak_bytes = 0, held_bytes = 0;
+  double micros = 0;
+};
+
+class Joint {
+ public:
+  explicit Joint(Graph& graph, const Speeds& speeds)
+      : graph_(graph), memory_(graph), sizes_(graph), backward_nodes_(backward_nodes(graph)) {
+    find_groups();
+    for (Node& node : graph.nodes) {
+      if (node.is_erased()) continue;
+      if (backward_nodes_.contains(&node)) {
+        position_.emplace(&node, static_cast<int>(backward_.size()));
+        backward_.push_back(&node);
+      } else if (!ir::is(&node, "YieldOp", ir::kMicrosoftDomain)) {
+        add_step(node, speeds);
+      }
+    }
+    for (Tensor& tensor : tensors_) find_reads(tensor);
+    for (size_t i = tensors_.size(); i-- > 0;) {
+      Tensor& root = tensors_[tensors_[i].root];
+      root.last_read = std::max(root.last_read, tensors_[i].last_read);
+    }
+    for (Tensor& tensor : tensors_) find_crossing(tensor);
+  }
+
+  const std::vector<Step>& steps() const { return steps_; }
+  const std::vector<Tensor>& tensors() const { return tensors_; }
+  Node* backward_node(int position) const { return backward_[position]; }
+
+  // What lives in the backward half if these steps run again there.
+  Outcome follow(std::vector<bool> is_made) const {
+    Outcome outcome;
+    outcome.is_made = std::move(is_made);
+    outcome.place.assign(steps_.size(), kNone);
+    std::vector<int> first(tensors_.size()), last(tensors_.size());
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      first[i] = tensors_[i].first_read;
+      last[i] = tensors_[i].last_read;
+    }
+    std::vector<bool> leaves_group(tensors_.size(), false);
+    for (size_t i = 0; i < tensors_.size(); ++i) leaves_group[i] = first[i] != kNone;
+    for (size_t index = steps_.size(); index-- > 0;) {
+      const Step& step = steps_[index];
+      if (!outcome.is_made[index]) continue;
+      int place = kNone, end = kNone;
+      for (int output : step.outputs) {
+        place = earlier(place, first[output]);
+        end = std::max(end, last[output]);
+      }
+      if (place == kNone) {  // nobody reads it after all
+        outcome.is_made[index] = false;
+        continue;
+      }
+      outcome.place[index] = place;
+      outcome.micros += step.micros;
+      for (int input : step.inputs) {
+        first[input] = earlier(first[input], place);
+        last[input] = std::max(last[input], step.is_view ? end : place);
+        const int producer = tensors_[input].producer;
+        if (producer == kNone || step.group == kNone || steps_[producer].group != step.group) {
+          leaves_group[input] = true;
+        }
+      }
+    }
+    std::vector<int64_t> change(backward_.size() + 1, 0);
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      const Tensor& tensor = tensors_[i];
+      if (last[i] == kNone || tensor.bytes == 0) continue;
+      const bool is_made_again = tensor.producer != kNone && outcome.is_made[tensor.producer];
+      if (is_made_again && !leaves_group[i]) continue;
+      if (!is_made_again && !counts(tensor)) continue;
+      if (!is_made_again) outcome.held_bytes += tensor.bytes;
+      change[is_made_again ? outcome.place[tensor.producer] : 0] += tensor.bytes;
+      change[last[i] + 1] -= tensor.bytes;
+    }
+    int64_t live = 0;
+    for (int64_t bytes : change) {
+      live += bytes;
+      outcome.peak_bytes = std::max(outcome.peak_bytes, live);
+    }
+    return outcome;
+  }
+
+  // Which steps to run again where a byte that is held costs `price` nanoseconds. `segments`: by
+  // step; what is read in a later segment than the one that makes it is not made again.
+  std::vector<bool> cut(double price, const std::vector<int>& segments) const {
+    const std::vector<bool> is_pinned = find_pinned(segments);
+    MinCut cut;
+    // Two nodes as in rebuild_values: if that of the step stands with the sink it runs again; if
+    // only that of the tensor does, the tensor crosses.
+    std::vector<int> made(steps_.size(), kNone), crossed(tensors_.size(), kNone);
+    std::vector<int> open;
+    const auto enter_step = [&](int index) {
+      if (made[index] != kNone) return made[index];
+      made[index] = cut.add_node();
+      const bool can_run = steps_[index].is_repeatable && !is_pinned[index];
+      cut.add_arc(MinCut::kSource, made[index],
+                  can_run ? std::llround(kNanos * steps_[index].micros) + 1 : MinCut::kInfinite);
+      if (can_run) open.push_back(index);
+      return made[index];
+    };
+    const auto enter = [&](int index) {
+      if (crossed[index] != kNone) return crossed[index];
+      const Tensor& tensor = tensors_[index];
+      crossed[index] = cut.add_node();
+      const int from = tensor.producer == kNone ? MinCut::kSource : enter_step(tensor.producer);
+      cut.add_arc(from, crossed[index], capacity(tensor, price));
+      return crossed[index];
+    };
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      const Tensor& tensor = tensors_[i];
+      if (tensor.first_read == kNone || tensor.producer == kNone) continue;
+      cut.add_arc(enter(static_cast<int>(i)), MinCut::kSink, MinCut::kInfinite);
+    }
+    while (!open.empty()) {
+      const int index = open.back();
+      open.pop_back();
+      for (int input : steps_[index].inputs) {
+        cut.add_arc(enter(input), made[index], MinCut::kInfinite);
+      }
+    }
+    const std::vector<bool> is_with_sink = cut.sink_side();
+    std::vector<bool> chosen(steps_.size(), false);
+    for (size_t i = 0; i < steps_.size(); ++i) {
+      chosen[i] = made[i] != kNone && is_with_sink[made[i]];
+    }
+    return chosen;
+  }
+
+  // Places between steps at which the forward half is parted into about `count` segments that hold
+  // equally much, each where little crosses.
+  std::vector<int> segments(int count) const {
+    const int num_steps = static_cast<int>(steps_.size());
+    std::vector<int> numbers(num_steps, 0);
+    const int64_t all = held_until_.empty() ? 0 : held_until_.back();
+    int number = 0, begin = 0;
+    for (int part = 1; part < count; ++part) {
+      const auto place_of = [&](double share) {
+        const auto wanted = static_cast<int64_t>(share * static_cast<double>(all));
+        return static_cast<int>(std::lower_bound(held_until_.begin(), held_until_.end(), wanted) -
+                                held_until_.begin());
+      };
+      const int from = std::max(begin + 1, place_of((part - 0.5) / count));
+      const int to = std::min(num_steps - 1, place_of((part + 0.5) / count));
+      int best = kNone;
+      for (int place = from; place <= to; ++place) {
+        if (best == kNone || width_[place] < width_[best]) best = place;
+      }
+      if (best == kNone) continue;
+      ++number;
+      for (int step = best + 1; step < num_steps; ++step) numbers[step] = number;
+      begin = best;
+    }
+    return numbers;
+  }
+
+  // By step, what is alive between it and the next one, and what has been made to be held.
+  void find_widths() {
+    width_.assign(steps_.size(), 0);
+    held_until_.assign(steps_.size(), 0);
+    std::vector<int64_t> change(steps_.size() + 1, 0);
+    std::vector<int> last(tensors_.size(), kNone);
+    for (size_t index = steps_.size(); index-- > 0;) {
+      for (int input : steps_[index].inputs) {
+        const int root = tensors_[input].root;
+        last[root] = std::max(last[root], static_cast<int>(index));
+      }
+    }
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      const Tensor& tensor = tensors_[i];
+      if (tensor.producer == kNone || tensor.root != static_cast<int>(i)) continue;
+      if (counts(tensor) && tensor.last_read != kNone) held_until_[tensor.producer] += tensor.bytes;
+      if (last[i] <= tensor.producer) continue;
+      change[tensor.producer] += tensor.bytes;
+      change[last[i]] -= tensor.bytes;
+    }
+    int64_t live = 0, held = 0;
+    for (size_t step = 0; step < steps_.size(); ++step) {
+      width_[step] = live += change[step];
+      held_until_[step] = held += held_until_[step];
+    }
+  }
+
+ private:
+  static int earlier(int a, int b) {
+    if (a == kNone || b == kNone) return std::max(a, b);
+    return std::min(a, b);
+  }
+
+  // Its bytes are memory of the engine that lives through the border.
+  bool counts(const Tensor& tensor) const {
+    const Value& value = *tensor.value;
+    return tensor.producer != kNone && !memory_.leaves(&value);
+  }
+
+  void find_groups() {
+    int number = 0;
+    for (const RegionGroup& group : region_groups(graph_)) {
+      for (const region::Member& each : group.nodes) group_of_[each.node] = number;
+      ++number;
+    }
+  }
+
+  int add_tensor(const Value& value, int producer) {
+    const auto [found, is_new] = index_of_.try_emplace(&value, static_cast<int>(tensors_.size()));
+    if (!is_new) return found->second;
+    const int index = found->second;
+    tensors_.push_back({.value = &value, .producer = producer, .root = index});
+    if (producer != kNone && steps_[producer].is_view) {
+      tensors_[index].root = tensors_[steps_[producer].inputs.front()].root;
+    } else if (value.type.is_known()) {
+      tensors_[index].bytes = hinted_size(graph_, ir::numel(*value.type.shape)).value_or(0) *
+                              ir::size_bytes(value.type.dtype);
+    }
+    return index;
+  }
+
+  void add_step(Node& node, const Speeds& speeds) {
+    const int index = static_cast<int>(steps_.size());
+    const auto group = group_of_.find(&node);
+    steps_.emplace_back();
+    Step step;
+    step.node = &node;
+    for (const Value* input : node.inputs) {
+      if (input != nullptr && !is_constant(*input)) {
+        step.inputs.push_back(add_tensor(*input, kNone));
+      }
+    }
+    step.group = group == group_of_.end() ? kNone : group->second;
+    step.is_view = ops::is_view(node) && !step.inputs.empty() && node.inputs[0] != nullptr &&
+                   !is_constant(*node.inputs[0]);
+    step.micros = micros_of(graph_, node, is_inside(node, step.group), speeds);
+    step.is_repeatable = is_repeatable(node);
+    steps_[index] = step;
+    for (const Value* output : node.outputs) {
+      if (output != nullptr) steps_[index].outputs.push_back(add_tensor(*output, index));
+    }
+  }
+
+  // Only its region reads what it makes.
+  bool is_inside(const Node& node, int group) const {
+    if (group == kNone || node.outputs.size() != 1 || node.outputs[0] == nullptr) return false;
+    const auto& uses = node.outputs[0]->uses;
+    return std::all_of(uses.begin(), uses.end(), [&](const ir::Use& use) {
+      const auto found = group_of_.find(use.node);
+      return found != group_of_.end() && found->second == group;
+    });
+  }
+
+  // Known without a tensor. Either half may read it.
+  static bool is_constant(const Value& value) {
+    if (value.producer == nullptr) return value.data != nullptr;
+    return value.producer->inputs.empty() &&
+           (ir::is(value.producer, "Dims", ir::kTorchOrtDomain) ||
+            ir::is(value.producer, "SizeRatio", ir::kTorchOrtDomain));
+  }
+
+  // Its kernel gives the same bits again. What a region sums is left out: it may sum in another
+  // order beside other nodes; and it is small.
+  bool is_repeatable(const Node& node) const {
+    if (!ops::is_pure(node) || !ir::bodies(node).empty()) return false;
+    if (node.recompute == "must_save" || node.recompute == "prefer_save") return false;
+    const bool is_in_region = group_of_.contains(&node);
+    const ops::FusedForm form = ops::fused_form(node);
+    const bool is_apart = form.kind == Kind::kPointwise || form.kind == Kind::kPass ||
+                          form.kind == Kind::kRandom || form.kind == Kind::kGather ||
+                          form.kind == Kind::kConcat;
+    if (is_in_region && !is_apart) return false;
+    const auto is_in_reach = [this](const Value* value) {
+      return value == nullptr ||
+             (value->type.is_known() && sizes_.are_known(*value) && !memory_.is_written(value));
+    };
+    return std::all_of(node.outputs.begin(), node.outputs.end(), is_in_reach) &&
+           std::all_of(node.inputs.begin(), node.inputs.end(), is_in_reach);
+  }
+
+  void find_reads(Tensor& tensor) {
+    for (const ir::Use& use : tensor.value->uses) {
+      if (use.node == nullptr) {
+        tensor.last_read = static_cast<int>(backward_.size()) - 1;  // it leaves with the gradients
+        continue;
+      }
+      const auto found = position_.find(use.node);
+      if (found == position_.end()) continue;
+      tensor.first_read = earlier(tensor.first_read, found->second);
+      tensor.last_read = std::max({tensor.last_read, found->second, last_read_of_views(*use.node)});
+    }
+    if (tensor.last_read != kNone && tensor.first_read == kNone) {
+      tensor.first_read = tensor.last_read;
+    }
+  }
+
+  // Of views that a node of the backward half makes; -1 if it makes none.
+  int last_read_of_views(const Node& node) const {
+    if (!ops::is_view(node)) return kNone;
+    int last = kNone;
+    for (const Value* view : node.outputs) {
+      if (view == nullptr) continue;
+      for (const ir::Use& use : view->uses) {
+        if (use.node == nullptr) return static_cast<int>(backward_.size()) - 1;
+        last = std::max({last, position_.at(use.node), last_read_of_views(*use.node)});
+      }
+    }
+    return last;
+  }
+
+  void find_crossing(Tensor& tensor) {
+    const Tensor& root = tensors_[tensor.root];
+    const bool crosses_anyway = root.last_read != kNone;
+    const bool is_view = &root != &tensor;
+    const int producer = tensor.producer;
+    const auto index = static_cast<size_t>(&tensor - tensors_.data());
+    tensor.price =
+        1 + kSlope * (1 - static_cast<double>(index) / static_cast<double>(tensors_.size()));
+    if (memory_.is_written(tensor.value)) {
+      tensor.crossing = crosses_anyway ? Crossing::kFree : Crossing::kNever;
+    } else if (is_view && steps_[producer].is_repeatable) {
+      tensor.crossing = Crossing::kNever;  // it is made of what it looks at, and costs nothing
+    } else if (producer == kNone) {
+      tensor.crossing = crosses_anyway ? Crossing::kFree : Crossing::kHeld;
+    } else if (memory_.leaves(tensor.value)) {
+      tensor.crossing = crosses_anyway ? Crossing::kFree : Crossing::kNever;
+    } else if (!steps_[producer].is_repeatable && crosses_anyway) {
+      tensor.crossing = Crossing::kFree;
+    } else {
+      tensor.crossing = Crossing::kHeld;
+    }
+  }
+
+  static int64_t capacity(const Tensor& tensor, double price) {
+    switch (tensor.crossing) {
+      case Crossing::kFree: return 0;
+      case Crossing::kNever: return MinCut::kInfinite;
+      case Crossing::kHeld:
+        return std::llround(price * tensor.price * static_cast<double>(tensor.bytes));
+    }
+    return MinCut::kInfinite;
+  }
+
+  // Steps with a result that another segment reads. Views are not: what they look at is.
+  std::vector<bool> find_pinned(const std::vector<int>& segments) const {
+    std::vector<int> last_segment(tensors_.size(), kNone);
+    for (size_t step = 0; step < steps_.size(); ++step) {
+      if (steps_[step].is_view) continue;
+      for (int input : steps_[step].inputs) {
+        const int root = tensors_[input].root;
+        last_segment[root] = std::max(last_segment[root], segments[step]);
+      }
+    }
+    std::vector<bool> is_pinned(steps_.size(), false);
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      const int producer = tensors_[i].producer;
+      if (producer == kNone || tensors_[i].root != static_cast<int>(i)) continue;
+      if (last_segment[i] > segments[producer]) is_pinned[producer] = true;
+    }
+    return is_pinned;
+  }
+
+  Graph& graph_;
+  const SharedMemory memory_;
+  const KnownSizes sizes_;
+  const std::unordered_set<const Node*> backward_nodes_;
+  std::unordered_map<const Node*, int> group_of_;
+  std::unordered_map<const Node*, int> position_;  // in the backward half
+  std::vector<Node*> backward_;
+  std::unordered_map<const Value*, int> index_of_;
+  std::vector<Tensor> tensors_;
+  std::vector<Step> steps_;
+  std::vector<int64_t> width_, held_until_;  // by step
+};
+
+// One way of parting, and the cheapest choice that is known to keep to the budget.
+struct Search {
+  std::vector<int> segments;
+  Outcome best;
+  double low = std::log(kLowestPrice), high = std::log(kHighestPrice);  // of the price
+
+  void run(const Joint& joint, int64_t allowed, int steps) {
+    for (int step = 0; step < steps; ++step) {
+      const double middle = (low + high) / 2;
+      Outcome outcome = joint.follow(joint.cut(std::exp(middle), segments));
+      const bool is_enough = outcome.peak_bytes <= allowed;
+      (is_enough ? high : low) = middle;
+      if (is_enough && outcome.micros <= best.micros) best = std::move(outcome);
+    }
+  }
+};
+
+std::string with_commas(int64_t number) {
+  const std::string digits = std::to_string(number);
+  std::string text;
+  for (size_t i = 0; i < digits.size(); ++i) {
+    if (i > 0 && (digits.size() - i) % 3 == 0) text += ',';
+    text += digits[i];
+  }
+  return text;
+}
+
+[[noreturn]] void refuse(const Budget& budget, int64_t dense, int64_t least) {
+  const std::string asked = budget.is_fraction
+                                ? concat(budget.amount, " of ", with_commas(dense), " bytes")
+                                : concat(with_commas(budget.bytes(dense)), " bytes");
+  // Rounded up, so that who writes it gets it.
+  const double share =
+      std::ceil(1000.0 * static_cast<double>(least) / static_cast<double>(dense)) / 1000.0;
+  throw UserError(concat("memory_budget: too small for this graph: got ", asked, ", want at least ",
+                         with_commas(least), " bytes, which is ", share,
+                         " of what is held without recomputation"));
+}
+
+}  // namespace
+
+RecomputePlan plan_recompute(Graph& graph, const Budget& budget) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point start = Clock::now();
+  Joint joint(graph, budget.speeds);
+  joint.find_widths();
+  const size_t num_steps = joint.steps().size();
+  Outcome best = joint.follow(std::vector<bool>(num_steps, false));
+  RecomputePlan plan;
+  BudgetReport& report = plan.report;
+  report.dense_bytes = best.peak_bytes;
+  report.allowed_bytes = budget.bytes(report.dense_bytes);
+  std::vector<int> segments(num_steps, 0);
+
+  if (best.peak_bytes > report.allowed_bytes) {
+    int64_t least = best.peak_bytes;
+    std::vector<Search> searches;
+    std::set<std::vector<int>> tried;
+    for (int count = 1; count <= kMostSegments; count *= 2) {
+      for (int parts : {count, count + count / 2}) {
+        std::vector<int> parted = joint.segments(parts);
+        if (!tried.insert(parted).second) continue;
+        Outcome most = joint.follow(joint.cut(kHighestPrice, parted));
+        least = std::min(least, most.peak_bytes);
+        if (most.peak_bytes > report.allowed_bytes) continue;
+        searches.push_back({std::move(parted), std::move(most)});
+        searches.back().run(joint, report.allowed_bytes, kFirstSteps);
+      }
+    }
+    if (searches.empty()) refuse(budget, report.dense_bytes, least);
+    const auto is_cheaper = [](const Search& a, const Search& b) {
+      return a.best.micros < b.best.micros;
+    };
+    std::sort(searches.begin(), searches.end(), is_cheaper);
+    if (searches.size() > kRefined) searches.resize(kRefined);
+    for (Search& search : searches) search.run(joint, report.allowed_bytes, kLastSteps);
+    const Search& cheapest = *std::min_element(searches.begin(), searches.end(), is_cheaper);
+    best = cheapest.best;
+    segments = cheapest.segments;
+  }
+
+  report.peak_bytes = best.peak_bytes;
+  report.held_bytes = best.held_bytes;
+  report.again_us = best.micros;
+  for (size_t i = 0; i < num_steps; ++i) {
+    if (!best.is_made[i]) continue;
+    const Step& step = joint.steps()[i];
+    plan.again.push_back({step.node, joint.backward_node(best.place[i]), segments[i]});
+    int64_t bytes = 0;
+    for (int output : step.outputs) {
+      const Tensor& tensor = joint.tensors()[output];
+      if (tensor.last_read != kNone) bytes += tensor.bytes;
+    }
+    if (bytes == 0 && step.group != kNone) continue;
+    if (step.is_view) continue;
+    report.made.push_back(
+        {step.node->name, step.node->op.str(), step.node->origin, bytes, step.micros});
+  }
+  report.plan_ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+  return plan;
+}
+
+}  // namespace torch_ort::passes
