@@ -63,7 +63,7 @@ help:
 	@echo 'make build       build the extension, or what changed of it'
 	@echo 'make wheel       build dist/*.whl, which carries libprotobuf'
 	@echo 'make wheel-test  try that wheel in an empty virtual environment'
-	@echo 'make bench       time products, optimizers, and training steps against other backends (BENCH_ARGS=--quick)'
+	@echo 'make bench       time products, optimizers, memory budgets, and training steps against other backends (BENCH_ARGS=--quick)'
 	@echo 'make fuzz        try new random files and programs; adds up in build/fuzz (FUZZ_ARGS="--seconds 60")'
 	@echo 'make soak        train for 20,000 steps on either road, and see that memory stays flat'
 	@echo 'make style       ruff, clang-format, clang-tidy on changed files (TIDY_AGAINST), and the style tests'
@@ -81,6 +81,7 @@ test: build $(ENV)/.torch_ort-test
 bench: build $(ENV)/.torch_ort-bench
 	$(PYTHON) benchmarks/products.py
 	$(PYTHON) benchmarks/optimizers.py
+	$(PYTHON) benchmarks/recompute.py
 	$(PYTHON) benchmarks/train_step.py $(BENCH_ARGS)
 
 # Each tool goes on where its results file stopped.

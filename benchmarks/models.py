@@ -508,6 +508,11 @@ def make_gpt2() -> Workload:
     return Workload(model, text_batches(50257, 256, 2))
 
 
+def make_deep_recompute() -> Workload:
+    model = LanguageModel(1000, width=256, heads=4, depth=12, length=128)
+    return Workload(model, text_batches(1000, 128, 8))
+
+
 def text_batches(vocabulary: int, length: int, batch: int) -> list[Batch]:
     def next_token_batch() -> Batch:
         text = torch.randint(vocabulary, (batch, length + 1))
@@ -539,9 +544,10 @@ MODELS: dict[str, Callable[[], Workload]] = {
     "recommender": make_recommender,
     "gpt2": make_gpt2,
     "lm_128k": make_lm_128k,
+    "deep_recompute": make_deep_recompute,
 }
-# A step of these takes seconds: they are measured when asked for.
-LARGE = ("gpt2", "lm_128k")
+# A step of these takes long: they are measured when asked for.
+LARGE = ("gpt2", "lm_128k", "deep_recompute")
 
 
 def build(name: str, device: str, seed: int = 0) -> Workload:
