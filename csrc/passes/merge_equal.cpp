@@ -51,6 +51,17 @@ void add_attr(std::string& key, const ir::Attr& attr) {
   }
 }
 
+// A few numbers are known by what they are: each call of an operator brings constants of its own.
+void add_input(std::string& key, const ir::Value* input) {
+  constexpr size_t kFewBytes = 64;
+  const bool is_small = input != nullptr && input->producer == nullptr && input->data != nullptr &&
+                        input->data->bytes != nullptr && input->data->num_bytes <= kFewBytes;
+  if (!is_small) return add_raw(key, input);
+  add_text(key, ir::to_string(input->type));
+  add_text(key, ir::to_string(input->type.device));
+  add_attr(key, ir::Attr(input->data));
+}
+
 // Equal nodes have equal keys, others do not.
 std::string key_of(const ir::Node& node) {
   std::string key;
@@ -60,7 +71,7 @@ std::string key_of(const ir::Node& node) {
   add_text(key, node.recompute);
   add_raw(key, node.region);
   add_raw(key, node.inputs.size());
-  for (const ir::Value* input : node.inputs) add_raw(key, input);
+  for (const ir::Value* input : node.inputs) add_input(key, input);
   for (const auto& [name, attr] : node.attrs) {
     add_text(key, name);
     add_attr(key, attr);
