@@ -132,8 +132,8 @@ class EncoderBlock(nn.Module):
         return self.norm_feed(hidden + self.dropout(self.feed(hidden)))
 
 
-class MaskedLanguageModel(nn.Module):
-    """An encoder with padding, segment embeddings and a tied decoder, in the manner of BERT."""
+class Encoder(nn.Module):
+    """Blocks over tokens with padding and segments, in the manner of BERT."""
 
     def __init__(self, vocabulary: int, width: int, heads: int, depth: int, length: int) -> None:
         super().__init__()
@@ -143,25 +143,52 @@ class MaskedLanguageModel(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.dropout = nn.Dropout(DROPOUT)
         self.blocks = nn.ModuleList(EncoderBlock(width, heads) for _ in range(depth))
-        self.head = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width))
-        self.decoder = nn.Linear(width, vocabulary)
-        # Embeddings start at the scale that suits the tied decoder.
-        nn.init.normal_(self.tokens.weight, std=0.02)
-        self.decoder.weight = self.tokens.weight
         self.register_buffer("position_ids", torch.arange(length), persistent=False)
 
-    def forward(self, tokens: Tensor, segments: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss over labelled tokens; all three are int64 [batch, length].
-
-        Token 0 is padding; a label of IGNORED asks for no prediction.
-        """
+    def forward(self, tokens: Tensor, segments: Tensor) -> Tensor:
+        """Return [batch, length, width] of int64 [batch, length]; token 0 is padding."""
         mask = (tokens != 0)[:, None, None, :]
         places = self.positions(self.position_ids[: tokens.shape[1]])
         hidden = self.tokens(tokens) + places + self.segments(segments)
         hidden = self.dropout(self.norm(hidden))
         for block in self.blocks:
             hidden = block(hidden, mask)
-        logits = self.decoder(self.head(hidden))
+        return hidden
+
+
+class Classifier(nn.Module):
+    """A classifier of padded texts by their first token, as BERT is tuned on GLUE."""
+
+    def __init__(self, encoder: Encoder, width: int, classes: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.pooler = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Dropout(DROPOUT))
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, tokens: Tensor, segments: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of texts, int64 [batch, length], against labels [batch]."""
+        first = self.encoder(tokens, segments)[:, 0]
+        return functional.cross_entropy(self.head(self.pooler(first)), labels)
+
+
+class MaskedLanguageModel(nn.Module):
+    """An encoder with padding, segment embeddings and a tied decoder, in the manner of BERT."""
+
+    def __init__(self, vocabulary: int, width: int, heads: int, depth: int, length: int) -> None:
+        super().__init__()
+        self.encoder = Encoder(vocabulary, width, heads, depth, length)
+        self.head = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width))
+        self.decoder = nn.Linear(width, vocabulary)
+        # Embeddings start at the scale that suits the tied decoder.
+        nn.init.normal_(self.encoder.tokens.weight, std=0.02)
+        self.decoder.weight = self.encoder.tokens.weight
+
+    def forward(self, tokens: Tensor, segments: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss over labelled tokens; all three are int64 [batch, length].
+
+        Token 0 is padding; a label of IGNORED asks for no prediction.
+        """
+        logits = self.decoder(self.head(self.encoder(tokens, segments)))
         return functional.cross_entropy(
             logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED
         )
@@ -468,6 +495,40 @@ def make_bert() -> Workload:
     return Workload(model, [masked_batch() for _ in batches()])
 
 
+def padded_texts(vocabulary: int, length: int, batch: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return tokens, segments and where padding is, [batch, length]; 27 to 35% are tokens."""
+    tokens = torch.randint(1, vocabulary, (batch, length))
+    # Most texts are short, and a few fill their row.
+    ends = (4 + (length - 4) * torch.rand(batch, 1) ** 2.6).long()
+    padding = torch.arange(length) >= ends
+    tokens[padding] = 0
+    return tokens, (torch.arange(length) >= ends // 2).long(), padding
+
+
+def make_glue_like() -> Workload:
+    vocabulary, length, width = 30522, 128, 256
+    model = Classifier(Encoder(vocabulary, width, heads=4, depth=4, length=length), width, 2)
+
+    def labelled_batch() -> Batch:
+        tokens, segments, _ = padded_texts(vocabulary, length, 32)
+        return tokens, segments, torch.randint(2, (32,))
+
+    return Workload(model, [labelled_batch() for _ in batches()])
+
+
+def make_mlm_like() -> Workload:
+    vocabulary, length = 30522, 128
+    model = MaskedLanguageModel(vocabulary, width=256, heads=4, depth=4, length=length)
+
+    def masked_batch() -> Batch:
+        tokens, segments, padding = padded_texts(vocabulary, length, 32)
+        asked = (torch.rand(tokens.shape) < 0.15) & ~padding
+        asked[:, 0] = True
+        return tokens, segments, torch.where(asked, tokens, IGNORED)
+
+    return Workload(model, [masked_batch() for _ in batches()])
+
+
 def make_vit() -> Workload:
     model = VisionTransformer(size=64, patch=8, width=192, heads=3, depth=6)
     return Workload(model, image_batches(64, 16))
@@ -537,6 +598,8 @@ MODELS: dict[str, Callable[[], Workload]] = {
     "lm_d256": make_lm_d256,
     "cnn": make_cnn,
     "bert": make_bert,
+    "glue_like": make_glue_like,
+    "mlm_like": make_mlm_like,
     "vit": make_vit,
     "resnet18": make_resnet18,
     "unet": make_unet,
