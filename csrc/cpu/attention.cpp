@@ -8,12 +8,17 @@
 //
 // Which probabilities a dropout keeps is read from a tensor of truth values, or drawn where it is
 // needed: from a seed and the place of the score, so that both halves draw the same.
+//
+// Lists of rows may say where the queries and the keys of each sequence end. What stands behind is
+// neither read nor written, and no other number or place depends on it.
 #include "base/error.h"
 #include "cpu/program.h"
 #include "cpu/rounding.h"
+#include "cpu/rows.h"
 #include "cpu/thread_memory.h"
 
 #include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cmath>
@@ -96,7 +101,7 @@ template <typename T>
 class Attention : public Kernel {
  protected:
   // `query`: which input it is; key and value stand behind it. `optional`: where the mask stands,
-  // if there is one; what tells of a dropout comes last.
+  // if there is one. What tells of a dropout stands behind it, and lists of rows come last.
   Attention(const ir::Node& node, const std::vector<Layout>& inputs, int query, int optional,
             const CompileOptions& options)
       : kernels_(kernels<T>(options.isa)),
@@ -111,6 +116,7 @@ class Attention : public Kernel {
         is_causal_(ir::int_attr(node.attrs, "is_causal", 0) != 0),
         unseen_is_nan_(ir::int_attr(node.attrs, "unseen_is_nan", 0) != 0),
         fill_(static_cast<T>(ir::float_attr(node.attrs, "fill", 0))),
+        has_rows_(ir::int_attr(node.attrs, "has_rows", 0) != 0),
         drops_(ir::has_attr(node.attrs, "keep")),
         draws_(ir::has_attr(node.attrs, "stream")),
         keep_(ir::float_attr(node.attrs, "keep", 1)),
@@ -120,28 +126,36 @@ class Attention : public Kernel {
         block_(keys_ < 1024 ? 48 : 24) {
     ORT_CHECK(key_heads_ > 0 ? heads_ % key_heads_ == 0 : heads_ == 0, "Attention: got ", heads_,
               " heads of queries, want a multiple of the ", key_heads_, " of keys");
-    const int count = static_cast<int>(inputs.size()), last = count - (drops_ ? 1 : 0);
+    const int all = static_cast<int>(inputs.size()), count = all - (has_rows_ ? 2 : 0);
+    const int last = count - (drops_ ? 1 : 0);
     if (last > optional) mask_input_ = optional;
     if (drops_) kept_input_ = last;
-    ORT_CHECK(last - optional == (mask_input_ < 0 ? 0 : 1), "Attention: got ", count, " inputs");
+    ORT_CHECK(last - optional == (mask_input_ < 0 ? 0 : 1), "Attention: got ", all, " inputs");
+    if (has_rows_) {
+      rows_input_ = count;
+      check_row_list(inputs[count], batches_ * queries_);
+      check_row_list(inputs[count + 1], batches_ * keys_);
+    }
     if (mask_input_ >= 0) mask_ = truths_or_numbers(inputs[mask_input_]);
     hides_ = has_mask() && (!fills() || fill_ == -std::numeric_limits<T>::infinity());
     if (draws_) {
-      const Layout& seed = inputs.back();
+      const Layout& seed = inputs[kept_input_];
       ORT_CHECK(drops_ && seed.dtype == ir::DType::kInt64 && seed.sizes == std::vector<int64_t>{1},
                 "Attention: seed: got ", seed.sizes.size(), " dims of ", ir::name(seed.dtype),
                 ", want one int64");
     } else if (drops_) {
-      ORT_CHECK(inputs.back().dtype == ir::DType::kBool, "Attention: dtype of what is kept: got ",
-                ir::name(inputs.back().dtype), ", want bool");
-      kept_ = truths_or_numbers(inputs.back());
+      const Layout& kept = inputs[kept_input_];
+      ORT_CHECK(kept.dtype == ir::DType::kBool, "Attention: dtype of what is kept: got ",
+                ir::name(kept.dtype), ", want bool");
+      kept_ = truths_or_numbers(kept);
     }
   }
 
   std::string form() const {
     return concat(batches_ * heads_, " heads, ", queries_, " x ", keys_, " scores of ", features_,
                   " features", is_causal_ ? ", causal" : "", has_mask() ? ", masked" : "",
-                  drops_ ? concat(", keeps ", keep_) : "", "\n");
+                  drops_ ? concat(", keeps ", keep_) : "", has_rows_ ? ", of listed rows" : "",
+                  "\n");
   }
 
   bool has_mask() const { return mask_input_ >= 0; }
@@ -177,15 +191,23 @@ class Attention : public Kernel {
     return key.dtype() == kDType && value.dtype() == kDType ? 0 : keys_ * features_;
   }
 
-  // Calls visit(batch, head, memory) for each head of keys, with `size` numbers of memory for it
-  // alone.
+  // How many queries and keys of a sequence take part.
+  struct Lengths {
+    int64_t queries, keys;
+  };
+
+  // Calls visit(batch, head, lengths, memory) for each head of keys, with `size` numbers of memory
+  // for it alone.
   template <typename Visit>
-  void for_each_key_head(int64_t size, Visit visit) const {
+  void for_each_key_head(const void* const* inputs, int64_t size, Visit visit) const {
     const int64_t work = queries_ * keys_ * features_ * num_sharing();
     const int64_t grain = std::max<int64_t>(1, kWorkPerThread / std::max<int64_t>(work, 1));
     at::parallel_for(0, batches_ * key_heads_, grain, [&](int64_t begin, int64_t end) {
       T* memory = thread_memory<T, Use::kHead>(size);
-      for (int64_t i = begin; i < end; ++i) visit(i / key_heads_, i % key_heads_, memory);
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t batch = i / key_heads_;
+        visit(batch, i % key_heads_, lengths_of(inputs, batch), memory);
+      }
     });
   }
 
@@ -206,10 +228,11 @@ class Attention : public Kernel {
   };
   // `memory`: for one row of the mask.
   template <typename Visit>
-  void for_each_block(const Matrix<const void>& mask, T* memory, Visit visit) const {
-    for (int64_t begin = 0; begin < queries_; begin += block_) {
-      const int64_t count = std::min(block_, queries_ - begin);
-      visit(Block{begin, count, num_seen(mask, begin, count, memory)});
+  void for_each_block(const Matrix<const void>& mask, const Lengths& lengths, T* memory,
+                      Visit visit) const {
+    for (int64_t begin = 0; begin < lengths.queries; begin += block_) {
+      const int64_t count = std::min(block_, lengths.queries - begin);
+      visit(Block{begin, count, num_seen(mask, begin, count, lengths.keys, memory)});
     }
   }
 
@@ -219,14 +242,16 @@ class Attention : public Kernel {
   }
 
   // Up to the last key that a query of the block sees; at the end of a sequence a mask may hide
-  // many: those of later tokens, or of padding. A few that are hidden may be among them.
-  int64_t num_seen(const Matrix<const void>& mask, int64_t begin, int64_t count, T* memory) const {
-    const int64_t all = num_keys(begin + count - 1);
+  // many: those of later tokens, or of padding. A few that are hidden may be among them. `keys`:
+  // how many there are.
+  int64_t num_seen(const Matrix<const void>& mask, int64_t begin, int64_t count, int64_t keys,
+                   T* memory) const {
+    const int64_t all = std::min(keys, num_keys(begin + count - 1));
     if (!hides_) return all;
     constexpr int64_t kStep = 32;
     int64_t seen = 0;
     for (int64_t i = count; i-- > 0 && seen < all;) {
-      int64_t end = num_keys(begin + i);
+      int64_t end = std::min(keys, num_keys(begin + i));
       const T* row = mask_row(mask, begin + i, end, memory);
       while (end > seen && hides_all(row, std::max(seen, end - kStep), end)) {
         end = std::max(seen, end - kStep);
@@ -273,28 +298,30 @@ class Attention : public Kernel {
                                                   {.n = features_, .stride = to.column});
   }
 
-  // A right factor whose rows are those of the matrix.
+  // A right factor whose rows are those of the matrix, with room for `room` of them.
   void pack(T* to, const Panels& panels, const T* from, int64_t row, int64_t column,
-            int64_t num_rows) const {
-    pack_panels(to, panels, from, column, features_, row, num_rows);
+            int64_t num_rows, int64_t room) const {
+    pack_panels(to, panels, from, column, features_, row, num_rows, room);
   }
 
-  // A right factor whose columns are the rows of the matrix, keys.
-  void pack_transposed(T* to, const Numbers<T>& from) const {
-    pack_panels(to, score_panels_, from.data, from.row, keys_, from.column, features_);
+  // A right factor whose columns are the first rows of the matrix, keys.
+  void pack_transposed(T* to, const Numbers<T>& from, int64_t num_keys) const {
+    pack_panels(to, score_panels_, from.data, from.row, num_keys, from.column, features_,
+                features_);
   }
 
-  // Panels of `columns` numbers `across` apart, in each of `steps` steps `along` apart.
+  // Panels of `columns` numbers `across` apart, in each of `steps` steps `along` apart, with room
+  // for `room` steps.
   void pack_panels(T* to, const Panels& panels, const T* from, int64_t across, int64_t columns,
-                   int64_t along, int64_t steps) const {
-    for (int64_t first = 0; first < panels.columns(); first += panels.width) {
-      kernels_.pack({.to = to + first * steps,
+                   int64_t along, int64_t steps, int64_t room) const {
+    for (int64_t first = 0; first < columns; first += panels.width) {
+      kernels_.pack({.to = to + first * room,
                      .width = panels.width,
                      .steps = steps,
                      .from = from + first * across,
                      .across = across,
                      .along = along,
-                     .count = std::clamp<int64_t>(columns - first, 0, panels.width)});
+                     .count = std::min(columns - first, panels.width)});
     }
   }
 
@@ -409,16 +436,35 @@ class Attention : public Kernel {
   bool is_causal_;
   bool unseen_is_nan_;  // what comes of a query that sees no key; else zeros
   T fill_;
-  bool drops_, draws_;
+  bool has_rows_, drops_, draws_;
   double keep_;
   uint64_t stream_;
-  int mask_input_ = -1, kept_input_ = -1;
+  int mask_input_ = -1, kept_input_ = -1, rows_input_ = -1;
   bool hides_ = false;  // the mask may, by scores of -inf
   Heads mask_, kept_;
   Panels score_panels_, feature_panels_;
   int64_t block_;  // queries at a time; a multiple of the rows that the product takes at once
 
  private:
+  Lengths lengths_of(const void* const* inputs, int64_t batch) const {
+    if (!has_rows_) return {queries_, keys_};
+    const auto length = [&](int input, int64_t longest) {
+      return listed_length(static_cast<const int64_t*>(inputs[input]), batch, longest);
+    };
+    return {length(rows_input_, queries_), length(rows_input_ + 1, keys_)};
+  }
+
+  // Up to the last row of the sequence that is listed. Rows increase; whatever they are, no length
+  // is longer than `longest`.
+  int64_t listed_length(const int64_t* list, int64_t batch, int64_t longest) const {
+    TORCH_CHECK_INDEX(list[0] >= 0 && list[0] <= batches_ * longest,
+                      "Attention: list of rows: got ", list[0], " of them, want 0 to ",
+                      batches_ * longest);
+    const int64_t *rows = list + 1, first = batch * longest;
+    const int64_t* end = std::lower_bound(rows, rows + list[0], first + longest);
+    return end == rows ? 0 : std::max(end[-1] + 1, first) - first;
+  }
+
   Heads heads_of(const Layout& layout, int64_t rows, int64_t columns, int64_t heads) const {
     const bool is_short = layout.dtype == ir::DType::kBFloat16 || layout.dtype == ir::DType::kHalf;
     ORT_CHECK(layout.dtype == kDType || (kDType == ir::DType::kFloat && is_short),
@@ -437,12 +483,13 @@ class Attention : public Kernel {
   }
 };
 
-// query, key, value, [mask], [kept, or a seed] -> result, logarithms of the sums [batch, heads,
-// queries]
+// query, key, value, [mask], [kept, or a seed], [rows of queries, of keys] -> result, logarithms of
+// the sums [batch, heads, queries]
 template <typename T>
 class Forward final : public Attention<T> {
   using Base = Attention<T>;
   using typename Base::Block;
+  using typename Base::Lengths;
   using typename Base::Rules;
 
  public:
@@ -471,22 +518,24 @@ class Forward final : public Attention<T> {
   void run(const void* const* inputs, void* const* outputs) const override {
     const auto in = [&](int i) { return inputs[i]; };
     const auto out = [&](int i) { return outputs[i]; };
-    this->for_each_key_head(size_, [&](int64_t batch, int64_t key_head, T* memory) {
+    const auto visit = [&](int64_t batch, int64_t key_head, const Lengths& lengths, T* memory) {
+      const int64_t keys = lengths.keys;
       T* copied = memory + copied_;
       this->pack_transposed(memory + packed_keys_,
-                            this->numbers({in(1), key_, batch, key_head}, this->keys_, copied));
-      const Numbers<T> value = this->numbers({in(2), value_, batch, key_head}, this->keys_, copied);
+                            this->numbers({in(1), key_, batch, key_head}, keys, copied), keys);
+      const Numbers<T> value = this->numbers({in(2), value_, batch, key_head}, keys, copied);
       this->pack(memory + packed_values_, this->feature_panels_, value.data, value.row,
-                 value.column, this->keys_);
+                 value.column, keys, this->keys_);
       this->for_each_sharing(key_head, [&](int64_t head) {
         const Head each{{in(0), query_, batch, head},
                         this->rules(inputs, batch, head),
                         {out(0), result_, batch, head},
                         {out(1), logarithm_, batch, head}};
-        this->for_each_block(each.rules.mask, memory + mask_row_,
+        this->for_each_block(each.rules.mask, lengths, memory + mask_row_,
                              [&](const Block& block) { run_block(each, memory, block); });
       });
-    });
+    };
+    this->for_each_key_head(inputs, size_, visit);
   }
 
  private:
@@ -550,12 +599,13 @@ class Forward final : public Attention<T> {
       size_;
 };
 
-// gradient, query, key, value, logarithms, [mask], [kept, or a seed] -> gradients of query, key,
-// value
+// gradient, query, key, value, logarithms, [mask], [kept, or a seed], [rows of queries, of keys] ->
+// gradients of query, key, value
 template <typename T>
 class Backward final : public Attention<T> {
   using Base = Attention<T>;
   using typename Base::Block;
+  using typename Base::Lengths;
   using typename Base::Rules;
 
  public:
@@ -598,31 +648,31 @@ class Backward final : public Attention<T> {
   void run(const void* const* inputs, void* const* outputs) const override {
     const auto in = [&](int i) { return inputs[i]; };
     const auto out = [&](int i) { return outputs[i]; };
-    this->for_each_key_head(size_, [&](int64_t batch, int64_t key_head, T* memory) {
+    const auto visit = [&](int64_t batch, int64_t key_head, const Lengths& lengths, T* memory) {
+      const int64_t keys = lengths.keys;
       T* copied = memory + copied_;
       this->pack_transposed(memory + values_by_feature_,
-                            this->numbers({in(3), value_, batch, key_head}, this->keys_, copied));
-      const Numbers<T> key = this->numbers({in(2), key_, batch, key_head}, this->keys_, copied);
-      this->pack_transposed(memory + keys_by_feature_, key);
-      this->pack(memory + packed_keys_, this->feature_panels_, key.data, key.row, key.column,
+                            this->numbers({in(3), value_, batch, key_head}, keys, copied), keys);
+      const Numbers<T> key = this->numbers({in(2), key_, batch, key_head}, keys, copied);
+      this->pack_transposed(memory + keys_by_feature_, key, keys);
+      this->pack(memory + packed_keys_, this->feature_panels_, key.data, key.row, key.column, keys,
                  this->keys_);
       const int64_t wide = this->feature_panels_.columns();
-      std::fill_n(memory + key_sums_, this->keys_ * wide, T(0));
-      std::fill_n(memory + value_sums_, this->keys_ * wide, T(0));
+      std::fill_n(memory + key_sums_, keys * wide, T(0));
+      std::fill_n(memory + value_sums_, keys * wide, T(0));
       this->for_each_sharing(key_head, [&](int64_t head) {
         const Head each{{in(0), grad_, batch, head},
                         {in(1), query_, batch, head},
                         {in(4), logarithm_, batch, head},
                         this->rules(inputs, batch, head),
                         {out(0), query_grad_, batch, head}};
-        this->for_each_block(each.rules.mask, memory + mask_row_,
+        this->for_each_block(each.rules.mask, lengths, memory + mask_row_,
                              [&](const Block& block) { run_block(each, memory, block); });
       });
-      this->write_rows({out(1), key_grad_, batch, key_head}, 0, this->keys_, memory + key_sums_,
-                       T(1));
-      this->write_rows({out(2), value_grad_, batch, key_head}, 0, this->keys_, memory + value_sums_,
-                       T(1));
-    });
+      this->write_rows({out(1), key_grad_, batch, key_head}, 0, keys, memory + key_sums_, T(1));
+      this->write_rows({out(2), value_grad_, batch, key_head}, 0, keys, memory + value_sums_, T(1));
+    };
+    this->for_each_key_head(inputs, size_, visit);
   }
 
  private:
@@ -656,9 +706,9 @@ class Backward final : public Attention<T> {
       std::fill(row_grad + n, row_grad + block.keys, T(0));
     }
     T* packed = memory + packed_;
-    this->pack(packed, this->feature_panels_, grads, features, 1, block.count);
+    this->pack(packed, this->feature_panels_, grads, features, 1, block.count, block.count);
     this->add_transposed_product(memory + value_sums_, scores, packed, block);
-    this->pack(packed, this->feature_panels_, queries, features, 1, block.count);
+    this->pack(packed, this->feature_panels_, queries, features, 1, block.count, block.count);
     this->add_transposed_product(memory + key_sums_, score_grads, packed, block);
     this->multiply_scores(sums, score_grads, memory + packed_keys_, block);
     this->write_rows(head.query_grad, block.begin, block.count, sums, this->scale_);

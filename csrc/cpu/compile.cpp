@@ -2,6 +2,7 @@
 // made, and where it stands.
 #include "base/error.h"
 #include "cpu/program.h"
+#include "cpu/rows.h"
 #include "ops/fusion.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
@@ -127,11 +128,15 @@ class Compiler {
         output_layouts_(outputs),
         options_(options) {
     program_.isa = options.isa;
-    ORT_CHECK(inputs.size() == body_.inputs.size() && outputs.size() == body_.outputs.size(),
+    const size_t num_inputs = body_.inputs.size() + (schedule.spec.has_row_list ? 1 : 0);
+    ORT_CHECK(inputs.size() == num_inputs && outputs.size() == body_.outputs.size(),
               "Region: the operands do not fit the body");
     program_.num_columns = evaluate(schedule.spec.columns);
     program_.num_rows = evaluate(schedule.spec.rows);
     program_.num_groups = evaluate(schedule.groups);
+    program_.has_row_list = schedule.spec.has_row_list;
+    ORT_CHECK(!program_.has_row_list || program_.num_groups == 1, "Region: got a list of rows for ",
+              program_.num_groups, " groups, want one");
   }
 
   Program run() {
@@ -201,6 +206,7 @@ class Compiler {
 
   // Whether rows and columns make no difference: every operand is one run of memory or one number.
   bool is_flat() const {
+    if (program_.has_row_list) return false;
     for (const Step& step : schedule_.steps) {
       if (step.form.is_reduction() || step.form.has_label()) return false;
       if (step.form.kind == FusedForm::Kind::kRandom && step.space != Space::kFull) return false;
@@ -871,12 +877,17 @@ std::unique_ptr<const Kernel> compile(const Node& node, const std::vector<Layout
   if (ir::is(&node, "EmbeddingGrad", ir::kTorchOrtDomain)) {
     return make_embedding_grad(node, inputs, outputs);
   }
+  if (ir::is(&node, "Rows", ir::kTorchOrtDomain)) return make_rows(node, inputs, outputs);
+  if (ir::is(&node, "ZeroRows", ir::kTorchOrtDomain)) return make_zero_rows(inputs, outputs);
   if (ir::is(&node, "Take", ir::kTorchOrtDomain)) return make_take(node, inputs, outputs);
   if (ir::is(&node, "TakeGrad", ir::kTorchOrtDomain)) {
     return make_take_grad(node, inputs, outputs, options);
   }
   if (ir::is(&node, "LinearCrossEntropy", ir::kTorchOrtDomain)) {
     return make_linear_loss(node, inputs, outputs, options);
+  }
+  if (ir::is(&node, "RowsProduct", ir::kTorchOrtDomain)) {
+    return make_rows_product(node, inputs, outputs, options);
   }
   return make_attention(node, inputs, outputs, options);
 }

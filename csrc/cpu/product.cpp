@@ -1,12 +1,16 @@
 #include "cpu/product.h"
 
 #include "base/error.h"
+#include "cpu/program.h"
 #include "cpu/rounding.h"
+#include "cpu/rows.h"
 #include "cpu/thread_memory.h"
 
 #include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cstring>
 #include <type_traits>
 
 namespace torch_ort::cpu {
@@ -59,6 +63,81 @@ struct Matrices {
   }
 };
 
+// One matrix, from an element on.
+struct Matrix {
+  const char* data;
+  ir::DType dtype;
+  int64_t row, column;  // strides, in elements
+
+  Matrix(const char* base, const Matrices& all, int64_t i, int64_t j)
+      : Matrix(base + all.offset(i, j), all.dtype, all.row, all.column) {}
+  Matrix(const char* first, ir::DType type, int64_t row_stride, int64_t column_stride)
+      : data(first), dtype(type), row(row_stride), column(column_stride) {}
+
+  Matrix turned() const { return {data, dtype, column, row}; }
+  Matrix from(int64_t i, int64_t j) const {
+    return {data + (i * row + j * column) * ir::size_bytes(dtype), dtype, row, column};
+  }
+};
+
+// What takes part in a product: rows and columns of the result and numbers of its sums, from given
+// ones on or as they are listed.
+struct Part {
+  int64_t m, n, k;
+  int64_t row = 0, column = 0, step = 0;  // the first ones
+  const int64_t* rows = nullptr;          // m rows of the left factor, the start and the result
+  const int64_t* steps = nullptr;         // k columns of the left factor, rows of the right one
+
+  Part turned() const {
+    return {.m = n, .n = m, .k = k, .row = column, .column = row, .step = step, .steps = steps};
+  }
+};
+
+// Copies the listed rows of a matrix, `n` numbers of kSize bytes each. `side_by_side`: equal
+// columns come to lie one behind the other.
+template <int64_t kSize>
+void copy_rows(char* to, const Matrix& from, const int64_t* rows, int64_t count, int64_t n,
+               bool side_by_side) {
+  const int64_t row = from.row * kSize, column = from.column * kSize;
+  if (side_by_side) {
+    for (int64_t j = 0; j < n; ++j) {
+      for (int64_t i = 0; i < count; ++i, to += kSize) {
+        std::memcpy(to, from.data + rows[i] * row + j * column, kSize);
+      }
+    }
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const char* numbers = from.data + rows[i] * row;
+    if (from.column == 1) {
+      std::memcpy(to, numbers, static_cast<size_t>(n * kSize));
+      to += n * kSize;
+      continue;
+    }
+    for (int64_t j = 0; j < n; ++j, to += kSize) std::memcpy(to, numbers + j * column, kSize);
+  }
+}
+
+// A copy of the listed rows in memory of the thread.
+template <Use kUse>
+Matrix gathered(const Matrix& from, const int64_t* rows, int64_t count, int64_t n) {
+  const int64_t size = ir::size_bytes(from.dtype);
+  const bool side_by_side = from.column != 1 && from.row < from.column;
+  char* to = thread_memory<char, kUse>(count * n * size);
+  const auto copy = size == 2 ? copy_rows<2> : size == 4 ? copy_rows<4> : copy_rows<8>;
+  copy(to, from, rows, count, n, side_by_side);
+  return {to, from.dtype, side_by_side ? 1 : n, side_by_side ? count : 1};
+}
+
+// Rows of kBytes that lie one behind the other go to where they are listed.
+template <size_t kBytes>
+void scatter_rows(char* to, int64_t row_bytes, const int64_t* rows, int64_t count,
+                  const char* from) {
+  for (int64_t i = 0; i < count; ++i, from += kBytes) {
+    std::memcpy(to + rows[i] * row_bytes, from, kBytes);
+  }
+}
+
 // Rows and columns of the result.
 struct Rectangle {
   int64_t row, rows, column, columns;
@@ -90,7 +169,8 @@ struct Grid {
 template <typename T>
 class ProductKernel final : public Kernel {
  public:
-  ProductKernel(const region::Product& product, Isa isa)
+  // `may_turn`: its parts have no list of rows.
+  ProductKernel(const region::Product& product, Isa isa, bool may_turn = true)
       : kernels_(kernels<T>(isa)),
         pairs_(product.a.dtype == ir::DType::kBFloat16 && product.b.dtype == product.a.dtype
                    ? pair_kernels(isa)
@@ -118,7 +198,7 @@ class ProductKernel final : public Kernel {
     }
     for (int64_t size : sizes_) num_batches_ *= size;
     // The register kernel writes rows: a result by columns is that of the factors turned over.
-    if (c_.column != 1 && c_.row == 1) {
+    if (may_turn && c_.column != 1 && c_.row == 1) {
       is_turned_ = true;
       const Matrices a = a_.turned();
       a_ = b_.turned();
@@ -126,15 +206,10 @@ class ProductKernel final : public Kernel {
       c_ = c_.turned();
       start_ = start_.turned();
     }
-    b_turned_ = b_.turned();
     m_ = c_.rows;
     n_ = c_.columns;
     k_ = a_.columns;
     writes_directly_ = c_.dtype == kDType && (c_.column == 1 || n_ == 1);
-    reads_start_ = has_start_ && start_.dtype == kDType && start_.column == 1 && writes_directly_;
-    reads_right_ = b_.dtype == kDType && b_.column == 1;
-    packs_left_ = pairs_ != nullptr ? a_.column != 1 || a_.row % 2 != 0 || k_ % 2 != 0
-                                    : a_.dtype != kDType || (a_.column != 1 && a_.row != 1);
   }
 
   std::string str() const override {
@@ -144,24 +219,14 @@ class ProductKernel final : public Kernel {
   }
 
   void run(const void* const* inputs, void* const* outputs) const override {
-    if (num_batches_ == 0 || m_ == 0 || n_ == 0) return;
-    const int64_t work = m_ * n_ * std::max<int64_t>(k_, 1);
-    const int64_t wanted =
-        std::clamp<int64_t>(work * num_batches_ / kWorkPerThread, 1, at::get_num_threads());
-    const Grid grid(m_, n_, ceil_div(wanted, num_batches_), kernels_.product_rows,
-                    kernels_.panel_width);
-    const int64_t parts = grid.rows * grid.columns, all = parts * num_batches_;
-    at::parallel_for(0, all, ceil_div(all, wanted), [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const int64_t part = i % parts;
-        const int64_t row = part / grid.columns * grid.part_rows;
-        const int64_t column = part % grid.columns * grid.part_columns;
-        multiply(matrices_of(i / parts, inputs, outputs),
-                 {row, std::min(grid.part_rows, m_ - row), column,
-                  std::min(grid.part_columns, n_ - column)});
-      }
-    });
+    run_part(inputs, outputs, is_turned_ ? whole().turned() : whole());
   }
+  // `part`: of the product as it was given.
+  void run(const void* const* inputs, void* const* outputs, const Part& part) const {
+    run_part(inputs, outputs, is_turned_ ? part.turned() : part);
+  }
+  // All that the product has.
+  Part whole() const { return {.m = is_turned_ ? n_ : m_, .n = is_turned_ ? m_ : n_, .k = k_}; }
 
  private:
   static constexpr ir::DType kDType =
@@ -173,6 +238,26 @@ class ProductKernel final : public Kernel {
     char* c;
   };
 
+  void run_part(const void* const* inputs, void* const* outputs, const Part& part) const {
+    if (num_batches_ == 0 || part.m == 0 || part.n == 0) return;
+    const int64_t work = part.m * part.n * std::max<int64_t>(part.k, 1);
+    const int64_t wanted =
+        std::clamp<int64_t>(work * num_batches_ / kWorkPerThread, 1, at::get_num_threads());
+    const Grid grid(part.m, part.n, ceil_div(wanted, num_batches_), kernels_.product_rows,
+                    kernels_.panel_width);
+    const int64_t parts = grid.rows * grid.columns, all = parts * num_batches_;
+    at::parallel_for(0, all, ceil_div(all, wanted), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t place = i % parts;
+        const int64_t row = place / grid.columns * grid.part_rows;
+        const int64_t column = place % grid.columns * grid.part_columns;
+        multiply(matrices_of(i / parts, inputs, outputs, part), part,
+                 {row, std::min(grid.part_rows, part.m - row), column,
+                  std::min(grid.part_columns, part.n - column)});
+      }
+    });
+  }
+
   void check_batches(const Layout& layout) const {
     ORT_CHECK(layout.sizes.size() == sizes_.size() + 2, "product: got an operand of ",
               layout.sizes.size(), " dims, want ", sizes_.size() + 2);
@@ -182,104 +267,220 @@ class ProductKernel final : public Kernel {
     }
   }
 
-  Addresses matrices_of(int64_t batch, const void* const* inputs, void* const* outputs) const {
-    const auto offset = [&](const Matrices& matrices) {
-      int64_t elements = 0, rest = batch;
+  // From the first row, column and step of the part on.
+  Addresses matrices_of(int64_t batch, const void* const* inputs, void* const* outputs,
+                        const Part& part) const {
+    const auto offset = [&](const Matrices& matrices, int64_t row, int64_t column) {
+      int64_t elements = row * matrices.row + column * matrices.column, rest = batch;
       for (size_t i = sizes_.size(); i-- > 0; rest /= sizes_[i]) {
         elements += rest % sizes_[i] * matrices.batches[i];
       }
       return elements * ir::size_bytes(matrices.dtype);
     };
-    const auto input = [&](int i, const Matrices& matrices) {
-      return static_cast<const char*>(inputs[i]) + offset(matrices);
+    const auto input = [&](int i, const Matrices& matrices, int64_t row, int64_t column) {
+      return static_cast<const char*>(inputs[i]) + offset(matrices, row, column);
     };
-    return {.a = input(is_turned_ ? 1 : 0, a_),
-            .b = input(is_turned_ ? 0 : 1, b_),
-            .start = has_start_ ? input(2, start_) : nullptr,
-            .c = static_cast<char*>(outputs[0]) + offset(c_)};
+    return {.a = input(is_turned_ ? 1 : 0, a_, part.row, part.step),
+            .b = input(is_turned_ ? 0 : 1, b_, part.step, part.column),
+            .start = has_start_ ? input(2, start_, part.row, part.column) : nullptr,
+            .c = static_cast<char*>(outputs[0]) + offset(c_, part.row, part.column)};
   }
 
   // The result there.
-  void multiply(const Addresses& at, const Rectangle& all) const {
+  void multiply(const Addresses& at, const Part& part, const Rectangle& all) const {
+    if (part.rows != nullptr && part.k <= most_at_once()) {
+      // Listed rows are copied once for all columns.
+      for (int64_t i = 0; i < all.rows; i += kBlockRows) {
+        const Matrix left = left_of(at, part, block_of(all, i, 0), 0, part.k);
+        for (int64_t j = 0; j < all.columns; j += kBlockColumns) {
+          multiply_block(at, part, block_of(all, i, j), &left);
+        }
+      }
+      return;
+    }
     for (int64_t j = 0; j < all.columns; j += kBlockColumns) {
       for (int64_t i = 0; i < all.rows; i += kBlockRows) {
-        const Rectangle block{all.row + i, std::min(kBlockRows, all.rows - i), all.column + j,
-                              std::min(kBlockColumns, all.columns - j)};
-        if (writes_directly_) {
-          multiply_block(at, block, reinterpret_cast<T*>(at.c + c_.offset(block.row, block.column)),
-                         c_.row);
-        } else {
-          T* sums = thread_memory<T, Use::kProduct>(block.rows * block.columns);
-          multiply_block(at, block, sums, block.columns);
-          store(at, block, sums);
+        multiply_block(at, part, block_of(all, i, j), nullptr);
+      }
+    }
+  }
+
+  static Rectangle block_of(const Rectangle& all, int64_t i, int64_t j) {
+    return {all.row + i, std::min(kBlockRows, all.rows - i), all.column + j,
+            std::min(kBlockColumns, all.columns - j)};
+  }
+
+  // Numbers of a factor in a step, and how many of a sum are worked on at once.
+  int64_t at_once() const { return pairs_ != nullptr ? 2 : 1; }
+  int64_t most_at_once() const { return at_once() * kDepth; }
+
+  // `left`: what it needs of the left factor, if that has been copied.
+  void multiply_block(const Addresses& at, const Part& part, const Rectangle& block,
+                      const Matrix* left) const {
+    if (writes_directly_ && part.rows == nullptr) {
+      T* c = reinterpret_cast<T*>(at.c + c_.offset(block.row, block.column));
+      return multiply_block(at, part, block, left, c, c_.row);
+    }
+    T* sums = thread_memory<T, Use::kProduct>(block.rows * block.columns);
+    multiply_block(at, part, block, left, sums, block.columns);
+    if (!scatters(part)) store(at, part, block, sums);
+  }
+
+  void store(const Addresses& at, const Part& part, const Rectangle& block, const T* sums) const {
+    const auto store_rows = kernels_.store[static_cast<size_t>(c_.dtype)];
+    int64_t count = 0;  // rows that lie one after the other
+    for (int64_t i = 0; i < block.rows; i += count) {
+      count = block.rows;
+      int64_t row = block.row;
+      if (part.rows != nullptr) {
+        const int64_t* rows = part.rows + block.row + i;
+        row = rows[0];
+        for (count = 1; i + count < block.rows && rows[count] == row + count;) ++count;
+      }
+      store_rows(at.c + c_.offset(row, block.column), sums + i * block.columns,
+                 {.n = block.columns, .stride = c_.column, .count = count, .distance = c_.row});
+    }
+  }
+
+  // Whether listed rows go straight to the result.
+  bool scatters(const Part& part) const { return part.rows != nullptr && writes_directly_; }
+
+  // The columns of a panel from `column` on, a tile at a time: memory for its rows comes nearer
+  // while it is multiplied.
+  void scatter_panel(const Addresses& at, const Part& part, int64_t row, int64_t column,
+                     PanelProduct<T> product) const {
+    const int64_t size = int64_t{sizeof(T)}, bytes = product.columns * size;
+    const int64_t row_bytes = c_.row * size, num_rows = product.m;
+    const int64_t a_row = product.a_is_packed ? product.k : product.a_row;
+    char* to = at.c + c_.offset(0, column);
+    const int64_t tile_rows = kernels_.product_rows;
+    T* sums = thread_memory<T, Use::kPanel>(tile_rows * product.width);
+    product.c = sums;
+    product.c_row = product.width;
+    const T *a = product.a, *start = product.start;
+    for (int64_t i = 0; i < num_rows; i += tile_rows) {
+      const int64_t* rows = part.rows + row + i;
+      product.m = std::min(tile_rows, num_rows - i);
+      for (int64_t j = 0; j < product.m; ++j) {
+        char* there = to + rows[j] * row_bytes;
+        __builtin_prefetch(there, 1);
+        __builtin_prefetch(there + bytes - 1, 1);
+      }
+      product.a = a + i * a_row;
+      if (start != nullptr) product.start = start + i * product.start_row;
+      multiply_panel(product);
+      const char* from = reinterpret_cast<const char*>(sums);
+      if (product.columns == product.width && bytes == 128) {
+        scatter_rows<128>(to, row_bytes, rows, product.m, from);
+      } else if (product.columns == product.width && bytes == 64) {
+        scatter_rows<64>(to, row_bytes, rows, product.m, from);
+      } else {
+        for (int64_t j = 0; j < product.m; ++j) {
+          std::memcpy(to + rows[j] * row_bytes, from + j * product.width * size,
+                      static_cast<size_t>(bytes));
         }
       }
     }
   }
 
-  void store(const Addresses& at, const Rectangle& block, const T* sums) const {
-    kernels_.store[static_cast<size_t>(c_.dtype)](
-        at.c + c_.offset(block.row, block.column), sums,
-        {.n = block.columns, .stride = c_.column, .count = block.rows, .distance = c_.row});
+  // Whether the register kernel can read the start where it lies.
+  bool reads_start(const Part& part) const {
+    if (!has_start_ || start_.dtype != kDType || start_.column != 1) return false;
+    return part.rows == nullptr ? writes_directly_ : c_.dtype == kDType && start_.row == 0;
   }
 
-  void multiply_block(const Addresses& at, const Rectangle& block, T* c, int64_t c_row) const {
+  // What a block needs of the left factor in the steps from `p` on.
+  Matrix left_of(const Addresses& at, const Part& part, const Rectangle& block, int64_t p,
+                 int64_t depth) const {
+    if (part.rows != nullptr) {
+      return gathered<Use::kLeftRows>({at.a, a_, 0, p}, part.rows + block.row, block.rows, depth);
+    }
+    if (part.steps != nullptr) {
+      const Matrix columns = Matrix(at.a, a_, block.row, 0).turned();
+      return gathered<Use::kLeftRows>(columns, part.steps + p, depth, block.rows).turned();
+    }
+    return {at.a, a_, block.row, p};
+  }
+
+  // And of the right one.
+  Matrix right_of(const Addresses& at, const Part& part, const Rectangle& block, int64_t p,
+                  int64_t depth) const {
+    if (part.steps == nullptr) return {at.b, b_, p, block.column};
+    return gathered<Use::kRightRows>({at.b, b_, 0, block.column}, part.steps + p, depth,
+                                     block.columns);
+  }
+
+  // Whether the register kernel cannot read a left factor where it lies.
+  bool needs_packing(const Matrix& left, int64_t k) const {
+    if (pairs_ != nullptr) return left.column != 1 || left.row % 2 != 0 || k % 2 != 0;
+    return left.dtype != kDType || (left.column != 1 && left.row != 1);
+  }
+
+  void multiply_block(const Addresses& at, const Part& part, const Rectangle& block,
+                      const Matrix* copied, T* c, int64_t c_row) const {
     const T* start = nullptr;
     int64_t start_row = 0;
-    if (reads_start_) {
+    if (reads_start(part)) {
       start = reinterpret_cast<const T*>(at.start + start_.offset(block.row, block.column));
       start_row = start_.row;
     } else if (has_start_) {
       for (int64_t i = 0; i < block.rows; ++i) {
+        const int64_t row = part.rows == nullptr ? block.row + i : part.rows[block.row + i];
         kernels_.load[static_cast<size_t>(start_.dtype)](
-            c + i * c_row, at.start + start_.offset(block.row + i, block.column),
+            c + i * c_row, at.start + start_.offset(row, block.column),
             {.n = block.columns, .stride = start_.column});
       }
       start = c;
       start_row = c_row;
     }
     const int64_t wide = kernels_.panel_width;
-    const int64_t at_once = pairs_ != nullptr ? 2 : 1;  // numbers of a factor in a step
-    for (int64_t p = 0; p == 0 || p < k_; p += at_once * kDepth) {
-      const int64_t depth = std::min(at_once * kDepth, k_ - p);
-      const int64_t steps = ceil_div(depth, at_once);
-      const T* left = nullptr;
-      if (packs_left_) {
+    for (int64_t p = 0; p == 0 || p < part.k; p += most_at_once()) {
+      const int64_t depth = std::min(most_at_once(), part.k - p);
+      const int64_t steps = ceil_div(depth, at_once());
+      const Matrix a = copied != nullptr ? *copied : left_of(at, part, block, p, depth);
+      const Matrix b = right_of(at, part, block, p, depth);
+      const bool packs_left = needs_packing(a, part.k);
+      const T* left = reinterpret_cast<const T*>(a.data);
+      if (packs_left) {
         const int64_t rows = kernels_.product_rows;
         T* packed = thread_memory<T, Use::kLeft>(round_up(block.rows, rows) * steps);
         for (int64_t i = 0; i < block.rows; i += rows) {
-          pack(packed + i * steps, at.a, a_, block.row + i, std::min(rows, block.rows - i), p,
-               depth, rows);
+          pack(packed + i * steps, a.from(i, 0), std::min(rows, block.rows - i), depth, rows);
         }
         left = packed;
-      } else {
-        left = reinterpret_cast<const T*>(at.a + a_.offset(block.row, p));
       }
+      const bool leaves = scatters(part) && p + depth == part.k;
+      const bool reads_right = b.dtype == kDType && b.column == 1;  // the register kernel can
       // Each panel of the right factor is packed into the same memory, which stays in the first
       // cache, just before the rows of the left one need it.
       T* right = thread_memory<T, Use::kRight>(wide * steps);
       for (int64_t j = 0; j < block.columns; j += wide) {
         const int64_t columns = std::min(wide, block.columns - j);
         const int64_t width = columns <= wide / 2 ? wide / 2 : wide;
-        const bool packs = columns != width || !reads_right_ || block.rows > kFewRows;
-        if (packs) pack(right, at.b, b_turned_, block.column + j, columns, p, depth, width);
-        const char* there = at.b + b_.offset(p, block.column + j);
-        multiply_panel({.c = c + j,
-                        .c_row = c_row,
-                        .start = start == nullptr ? nullptr : start + j,
-                        .start_row = start_row,
-                        .a = left,
-                        .a_row = a_.row / at_once,
-                        .a_column = a_.column,
-                        .a_is_packed = packs_left_,
-                        .b = packs ? right : reinterpret_cast<const T*>(there),
-                        .b_row = packs ? width : b_.row,
-                        .b_panel = width * steps,
-                        .width = width,
-                        .num_panels = 1,
-                        .columns = columns,
-                        .m = block.rows,
-                        .k = steps});
+        const bool packs = columns != width || !reads_right || block.rows > kFewRows;
+        const Matrix panel = b.from(0, j);
+        if (packs) pack(right, panel.turned(), columns, depth, width);
+        const PanelProduct<T> product{.c = c + j,
+                                      .c_row = c_row,
+                                      .start = start == nullptr ? nullptr : start + j,
+                                      .start_row = start_row,
+                                      .a = left,
+                                      .a_row = a.row / at_once(),
+                                      .a_column = a.column,
+                                      .a_is_packed = packs_left,
+                                      .b = packs ? right : reinterpret_cast<const T*>(panel.data),
+                                      .b_row = packs ? width : b.row,
+                                      .b_panel = width * steps,
+                                      .width = width,
+                                      .num_panels = 1,
+                                      .columns = columns,
+                                      .m = block.rows,
+                                      .k = steps};
+        if (leaves) {
+          scatter_panel(at, part, block.row, block.column + j, product);
+        } else {
+          multiply_panel(product);
+        }
       }
       start = c;
       start_row = c_row;
@@ -293,16 +494,14 @@ class ProductKernel final : public Kernel {
     kernels_.multiply(product);
   }
 
-  // A panel of `count` rows of a factor, and of its columns [p, p + depth).
-  void pack(T* to, const char* base, const Matrices& factor, int64_t row, int64_t count, int64_t p,
-            int64_t depth, int64_t width) const {
-    const char* from = base + factor.offset(row, p);
+  // A panel of the first `count` rows of a factor, and of its first `depth` columns.
+  void pack(T* to, const Matrix& factor, int64_t count, int64_t depth, int64_t width) const {
     if constexpr (std::is_same_v<T, float>) {
       if (pairs_ != nullptr) {
         pairs_->pack({.to = to,
                       .width = width,
                       .numbers = depth,
-                      .from = reinterpret_cast<const uint16_t*>(from),
+                      .from = reinterpret_cast<const uint16_t*>(factor.data),
                       .across = factor.row,
                       .along = factor.column,
                       .count = count});
@@ -312,7 +511,7 @@ class ProductKernel final : public Kernel {
     Packing<T> packing{.to = to,
                        .width = width,
                        .steps = depth,
-                       .from = reinterpret_cast<const T*>(from),
+                       .from = reinterpret_cast<const T*>(factor.data),
                        .across = factor.row,
                        .along = factor.column,
                        .count = count};
@@ -320,7 +519,7 @@ class ProductKernel final : public Kernel {
       const bool is_along = factor.column == 1;
       T* numbers = thread_memory<T, Use::kConverted>(count * depth);
       kernels_.load[static_cast<size_t>(factor.dtype)](
-          numbers, from,
+          numbers, factor.data,
           {.n = is_along ? depth : count,
            .stride = is_along ? 1 : factor.row,
            .count = is_along ? count : depth,
@@ -334,24 +533,69 @@ class ProductKernel final : public Kernel {
 
   const Kernels<T>& kernels_;
   const PairKernels* pairs_;  // nullptr: numbers of bfloat16 are multiplied as those of float32
-  Matrices c_, a_, b_, b_turned_, start_;
+  Matrices c_, a_, b_, start_;
   std::vector<int64_t> sizes_;  // of the batch
   int64_t num_batches_ = 1, m_ = 0, n_ = 0, k_ = 0;
   bool has_start_ = false;
   bool is_turned_ = false;        // a and b stand for each other
   bool writes_directly_ = false;  // c is what the register kernel writes
-  bool reads_start_ = false;      // and the start what it reads
-  bool reads_right_ = false;      // the register kernel can read b where it lies
-  bool packs_left_ = false;       // the register kernel reads it where it lies otherwise
 };
 
-}  // namespace
+// Rows that lie one after the other are those of a smaller product. Others are copied, as many as a
+// block needs at once, and multiplied from there.
+template <typename T>
+class RowsProductKernel final : public Kernel {
+ public:
+  RowsProductKernel(const region::Product& product, bool sums, Isa isa)
+      : of_runs_(product, isa),
+        of_lists_(product, isa, sums),
+        sums_(sums),
+        rows_input_(product.start ? 3 : 2) {}
 
-namespace {
+  std::string str() const override {
+    return concat(sums_ ? "sums over listed rows, " : "listed rows, ", of_runs_.str());
+  }
+
+  void run(const void* const* inputs, void* const* outputs) const override {
+    Part part = of_runs_.whole();
+    const RowList list(inputs[rows_input_], sums_ ? part.k : part.m);
+    (sums_ ? part.k : part.m) = list.count();
+    if (!list.is_run()) {
+      (sums_ ? part.steps : part.rows) = list.rows();
+      return of_lists_.run(inputs, outputs, part);
+    }
+    if (list.count() > 0) (sums_ ? part.step : part.row) = list.rows()[0];
+    of_runs_.run(inputs, outputs, part);
+  }
+
+ private:
+  ProductKernel<T> of_runs_, of_lists_;
+  bool sums_;
+  int rows_input_;
+};
 
 // bfloat16 and float16 are multiplied in float32.
 bool is_short_or_float32(ir::DType dtype) {
   return dtype == ir::DType::kFloat || dtype == ir::DType::kBFloat16 || dtype == ir::DType::kHalf;
+}
+
+void refuse_dtypes(const region::Product& product) {
+  throw Unsupported(concat("product: got ", ir::name(product.a.dtype), " and ",
+                           ir::name(product.b.dtype), " for ", ir::name(product.result.dtype),
+                           ", want one dtype of floats"));
+}
+
+void check_dtypes(const region::Product& product) {
+  if (!is_of_floats(product)) refuse_dtypes(product);
+}
+
+// Floats that are all worked on in float32 may differ.
+void check_mixed(const region::Product& product) {
+  const bool is_mixed = is_short_or_float32(product.result.dtype) &&
+                        is_short_or_float32(product.a.dtype) &&
+                        is_short_or_float32(product.b.dtype) &&
+                        (!product.start || is_short_or_float32(product.start->dtype));
+  if (!is_of_floats(product) && !is_mixed) refuse_dtypes(product);
 }
 
 }  // namespace
@@ -376,19 +620,41 @@ bool is_preferred(const region::Product& product, Isa isa) {
 }
 
 std::unique_ptr<const Kernel> make_product(const region::Product& product, Isa isa) {
-  const ir::DType dtype = product.result.dtype;
-  const bool is_mixed = is_short_or_float32(dtype) && is_short_or_float32(product.a.dtype) &&
-                        is_short_or_float32(product.b.dtype) &&
-                        (!product.start || is_short_or_float32(product.start->dtype));
-  if (!is_of_floats(product) && !is_mixed) {
-    throw Unsupported(concat("product: got ", ir::name(product.a.dtype), " and ",
-                             ir::name(product.b.dtype), " for ", ir::name(dtype),
-                             ", want one dtype of floats"));
-  }
-  if (dtype == ir::DType::kDouble) {
+  check_mixed(product);
+  if (product.result.dtype == ir::DType::kDouble) {
     return std::make_unique<const ProductKernel<double>>(product, isa);
   }
   return std::make_unique<const ProductKernel<float>>(product, isa);
+}
+
+std::unique_ptr<const Kernel> make_rows_product(const region::Product& product, const Layout& rows,
+                                                bool sums, Isa isa) {
+  check_dtypes(product);
+  ORT_CHECK(product.result.sizes.size() == 2, "RowsProduct: got a result of ",
+            product.result.sizes.size(), " dims, want 2");
+  const int64_t num_rows = product.a.sizes.at(sums ? 1 : 0);
+  check_row_list(rows, num_rows);
+  if (product.result.dtype == ir::DType::kDouble) {
+    return std::make_unique<const RowsProductKernel<double>>(product, sums, isa);
+  }
+  return std::make_unique<const RowsProductKernel<float>>(product, sums, isa);
+}
+
+std::unique_ptr<const Kernel> make_rows_product(const ir::Node& node,
+                                                const std::vector<Layout>& inputs,
+                                                const std::vector<Layout>& outputs,
+                                                const CompileOptions& options) {
+  region::Product product{outputs.at(0), inputs.at(0), inputs.at(1), std::nullopt};
+  if (inputs.size() == 4) {
+    product.start = inputs[2];
+    ORT_CHECK(product.start->sizes.size() <= 2, "RowsProduct: got a start of ",
+              product.start->sizes.size(), " dims, want 2 or less");
+    const size_t missing = 2 - product.start->sizes.size();
+    product.start->sizes.insert(product.start->sizes.begin(), missing, 1);
+    product.start->strides.insert(product.start->strides.begin(), missing, 0);
+  }
+  return make_rows_product(product, inputs.back(), ir::int_attr(node.attrs, "sums", 0) != 0,
+                           options.isa);
 }
 
 }  // namespace torch_ort::cpu

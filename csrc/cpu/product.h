@@ -7,6 +7,8 @@
 // memory that it keeps and whose size does not grow with the product: a product of new sizes costs
 // nothing more than one of old sizes. A number of the result is summed in one order, whatever the
 // number of threads.
+//
+// RowsProduct takes part of the rows alone, which a list names when it runs.
 #pragma once
 
 #include "cpu/region.h"
@@ -26,5 +28,13 @@ bool is_preferred(const region::Product& product, Isa isa);
 // The operands may also be any of float32, bfloat16 and float16, each its own.
 // InternalError on sizes that do not fit each other, Unsupported on other dtypes.
 std::unique_ptr<const Kernel> make_product(const region::Product& product, Isa isa);
+
+// The same of listed rows, for matrices alone. `rows` is the last input: how many rows are listed,
+// and then their numbers, which increase; what stands behind these is not read. They are rows of a,
+// of the start if it has as many, and of the result, whose other rows are left as they are; with
+// `sums` columns of a and rows of b, of which no others are summed over. IndexError when it runs
+// with a list that does not increase or names rows that there are not.
+std::unique_ptr<const Kernel> make_rows_product(const region::Product& product, const Layout& rows,
+                                                bool sums, Isa isa);
 
 }  // namespace torch_ort::cpu

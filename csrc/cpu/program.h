@@ -108,6 +108,8 @@ struct Program {
   std::vector<Accumulator> accumulators;
   int64_t worker_size = 0, accumulators_size = 0;  // in numbers
   int64_t num_groups = 1;                          // of rows, each with sums of its own
+  // Behind the inputs stands a list of rows (cpu/rows.h): others are left alone.
+  bool has_row_list = false;
   // Of the rows of a group, each with accumulators of its own; from the sizes alone.
   int64_t num_blocks = 1;
 
@@ -128,6 +130,10 @@ std::unique_ptr<const Kernel> make_take_grad(const ir::Node& node,
                                              const std::vector<Layout>& inputs,
                                              const std::vector<Layout>& outputs,
                                              const CompileOptions& options);
+std::unique_ptr<const Kernel> make_rows_product(const ir::Node& node,
+                                                const std::vector<Layout>& inputs,
+                                                const std::vector<Layout>& outputs,
+                                                const CompileOptions& options);
 // Attention and AttentionGrad.
 std::unique_ptr<const Kernel> make_attention(const ir::Node& node,
                                              const std::vector<Layout>& inputs,

@@ -1,6 +1,7 @@
 // The interpreter of tile programs.
 #include "cpu/program.h"
 #include "cpu/rounding.h"
+#include "cpu/rows.h"
 #include "cpu/thread_memory.h"
 
 #include <ATen/Parallel.h>
@@ -79,26 +80,14 @@ class Runner final : public Kernel {
 
   void run(const void* const* inputs, void* const* outputs) const override {
     const Operands operands{inputs, outputs};
-    if (!program_.accumulators.empty()) return run_blocks(operands);
-    // Without a reduction the chunks of a row are independent.
-    const bool by_chunk = !has_row_results_ && program_.tile_rows == 1;
-    const int64_t chunks = by_chunk ? ceil_div(program_.num_columns, program_.chunk) : 1;
-    const int64_t items = ceil_div(program_.num_rows, program_.tile_rows) * chunks;
-    const int64_t numbers = by_chunk ? program_.chunk : program_.tile_rows * program_.num_columns;
-    at::parallel_for(0, items, grain(numbers), [&](int64_t begin, int64_t end) {
-      Worker worker(*this, operands, nullptr);
-      for (int64_t item = begin; item < end; ++item) {
-        if (by_chunk) {
-          const int64_t column = item % chunks * program_.chunk;
-          worker.run_tile(item / chunks, 1, column,
-                          std::min(program_.chunk, program_.num_columns - column));
-        } else {
-          const int64_t row = item * program_.tile_rows;
-          worker.run_tile(row, std::min(program_.tile_rows, program_.num_rows - row), 0,
-                          program_.num_columns);
-        }
+    if (program_.has_row_list) {
+      const RowList list(inputs[program_.inputs.size()], program_.num_rows);
+      if (list.count() < program_.num_rows) {
+        check_ids(operands);
+        return run_rows(operands, &list);
       }
-    });
+    }
+    run_rows(operands, nullptr);
   }
 
  private:
@@ -132,6 +121,53 @@ class Runner final : public Kernel {
     int count = 1;
   };
 
+  // Operators of PyTorch raise for an id in any row.
+  void check_ids(const Operands& operands) const {
+    for (const Phase& phase : program_.phases) {
+      for (const Instruction& each : phase.full) {
+        if (each.kind != Kind::kGather) continue;
+        const int64_t size = program_.inputs[each.index].rows[0].size;
+        for (int64_t row = 0; row < program_.num_rows; ++row) {
+          check_id(integer(operands.inputs[each.ids], program_.inputs[each.ids], row), size);
+        }
+      }
+    }
+  }
+
+  static void check_id(int64_t id, int64_t size) {
+    TORCH_CHECK_INDEX(id >= 0 && id < size, "index out of range in self");
+  }
+
+  static int64_t integer(const void* base, const Access& access, int64_t row) {
+    const int64_t at = access.row_offset(row);
+    return access.dtype == ir::DType::kInt32 ? static_cast<const int32_t*>(base)[at]
+                                             : static_cast<const int64_t*>(base)[at];
+  }
+
+  // All rows where there is no list.
+  void run_rows(const Operands& operands, const RowList* list) const {
+    if (!program_.accumulators.empty()) return run_blocks(operands, list);
+    const int64_t rows = list == nullptr ? program_.num_rows : list->count();
+    // Without a reduction the chunks of a row are independent.
+    const bool by_chunk = !has_row_results_ && program_.tile_rows == 1;
+    const int64_t chunks = by_chunk ? ceil_div(program_.num_columns, program_.chunk) : 1;
+    const int64_t items = ceil_div(rows, program_.tile_rows) * chunks;
+    const int64_t numbers = by_chunk ? program_.chunk : program_.tile_rows * program_.num_columns;
+    at::parallel_for(0, items, grain(numbers), [&](int64_t begin, int64_t end) {
+      Worker worker(*this, operands, nullptr);
+      for (int64_t item = begin; item < end; ++item) {
+        if (by_chunk) {
+          const int64_t at = item / chunks, column = item % chunks * program_.chunk;
+          worker.run_tile(list == nullptr ? at : list->rows()[at], 1, column,
+                          std::min(program_.chunk, program_.num_columns - column));
+        } else {
+          const int64_t row = item * program_.tile_rows;
+          worker.run_rows(list, row, std::min(program_.tile_rows, rows - row));
+        }
+      }
+    });
+  }
+
   static bool makes_row_result(const Instruction& each) {
     return each.kind == Kind::kSumRows || each.kind == Kind::kMaxRows ||
            each.kind == Kind::kMinRows || each.kind == Kind::kPick;
@@ -144,10 +180,11 @@ class Runner final : public Kernel {
 
   // Each group has a fixed number of blocks of rows, whose sums are added in order: the result is
   // the same for any number of threads.
-  void run_blocks(const Operands& operands) const {
+  void run_blocks(const Operands& operands, const RowList* list) const {
     const int64_t size = program_.accumulators_size, blocks = program_.num_blocks;
     const int64_t groups = program_.num_groups;
-    const int64_t rows = program_.num_rows / std::max<int64_t>(1, groups);
+    const int64_t rows =
+        list == nullptr ? program_.num_rows / std::max<int64_t>(1, groups) : list->count();
     const int64_t tiles = ceil_div(rows, program_.tile_rows);
     const int64_t tiles_per_block = ceil_div(tiles, blocks);
     const Levels levels(tiles_per_block, ceil_div(kRowsPerPart, program_.tile_rows));
@@ -168,8 +205,7 @@ class Runner final : public Kernel {
         Worker worker(*this, operands, level[0]);
         for (int64_t tile = first; tile < last; ++tile) {
           const int64_t row = tile * program_.tile_rows;
-          worker.run_tile(first_row + row, std::min(program_.tile_rows, rows - row), 0,
-                          program_.num_columns);
+          worker.run_rows(list, first_row + row, std::min(program_.tile_rows, rows - row));
           const int num_full =
               tile + 1 < last ? levels.num_full(tile + 1 - first) : levels.count - 1;
           for (int i = 0; i < num_full; ++i) {
@@ -227,6 +263,14 @@ class Runner final : public Kernel {
       for (const auto& [value, number] : program_.constants) *at_[value] = static_cast<T>(number);
       move_to(0);
       for (const Instruction& each : program_.prologue) execute(each, 0, program_.num_columns);
+    }
+
+    // Whole rows, `count` from `row` on, or those at these places of the list.
+    void run_rows(const RowList* list, int64_t row, int64_t count) {
+      if (list == nullptr) return run_tile(row, count, 0, program_.num_columns);
+      list->for_each_run(row, row + count, count, [this](int64_t first, int64_t length) {
+        run_tile(first, length, 0, program_.num_columns);
+      });
     }
 
     void run_tile(int64_t row, int64_t num_rows, int64_t column, int64_t num_columns) {
@@ -378,16 +422,10 @@ class Runner final : public Kernel {
       const int64_t size = table.rows[0].size, stride = table.rows[0].stride;
       for (int64_t r = 0; r < num_rows_; ++r) {
         const int64_t id = integer(operands_.inputs[each.ids], ids, row_ + r);
-        TORCH_CHECK_INDEX(id >= 0 && id < size, "index out of range in self");
+        check_id(id, size);
         runner_.load_run(table.dtype, table.columns, element(base, id * stride, table.dtype),
                          at_[each.d] + r * columns, column, columns);
       }
-    }
-
-    static int64_t integer(const void* base, const Access& access, int64_t row) {
-      const int64_t at = access.row_offset(row);
-      return access.dtype == ir::DType::kInt32 ? static_cast<const int32_t*>(base)[at]
-                                               : static_cast<const int64_t*>(base)[at];
     }
 
     void store(const Instruction& each, int64_t column, int64_t columns) {

@@ -7,7 +7,19 @@
 namespace torch_ort::cpu {
 
 // Pieces that are in use at the same time.
-enum class Use { kRegisters, kParts, kSums, kHead, kLeft, kRight, kConverted, kProduct };
+enum class Use {
+  kRegisters,
+  kParts,
+  kSums,
+  kHead,
+  kLeft,
+  kRight,
+  kLeftRows,
+  kRightRows,
+  kConverted,
+  kPanel,
+  kProduct
+};
 
 // Begins on a cache line. What an earlier program left in it is not cleared.
 template <typename T, Use kUse>

@@ -27,6 +27,7 @@ inline constexpr const char* kNllLoss = "aten::nll_loss_forward";
 inline constexpr const char* kNllLossBackward = "aten::nll_loss_backward";
 inline constexpr const char* kRsqrt = "aten::rsqrt";
 inline constexpr const char* kSafeSoftmax = "aten::_safe_softmax";
+inline constexpr const char* kSelectBackward = "aten::select_backward";
 inline constexpr const char* kSliceBackward = "aten::slice_backward";
 inline constexpr const char* kSoftmaxBackward = "aten::_softmax_backward_data";
 

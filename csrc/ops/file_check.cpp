@@ -221,7 +221,8 @@ void check_region(const Node& node) {
     if (got != want) raise(node, what, got, concat(want, ", as many as its body has"));
   };
   check("spaces", ir::strings_attr(node.attrs, "spaces", {}).size(), body.inputs.size());
-  check("inputs", node.inputs.size(), body.inputs.size());
+  const bool has_row_list = ir::int_attr(node.attrs, "has_row_list", 0) != 0;
+  check("inputs", node.inputs.size(), body.inputs.size() + (has_row_list ? 1 : 0));
   check("outputs", node.outputs.size(), body.outputs.size());
   if (body.outputs.empty()) raise(node, "outputs", 0, "one or more");
 }

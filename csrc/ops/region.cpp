@@ -24,6 +24,15 @@ void lower_region(const Node& node, CallList& calls) {
   calls.add("torch_ort::region", "", std::move(args), node.outputs);
 }
 
+// Which may do without what the sums begin with.
+void lower_rows_product(const Node& node, CallList& calls) {
+  ArgList args;
+  for (size_t i = 0; i < 4; ++i) {
+    if (i != 2 || has_input(node, i)) args.emplace_back(&input(node, i));
+  }
+  calls.add("torch_ort::region", "", std::move(args), node.outputs);
+}
+
 Value* typed(CallList& calls, const Value& like, DType dtype) {
   Type type = with_shape(like.type, like.type.shape);
   type.dtype = dtype;
@@ -145,9 +154,12 @@ Op own(std::string name, int inputs, Lowering lower, std::vector<AttrRule> attri
 }  // namespace
 
 void register_region(Registry& ops) {
-  Op region =
-      own("Region", 1, lower_region,
-          {{"body", kGraph, true}, {"columns", kDim}, {"rows", kDim}, {"spaces", kStrings, true}});
+  Op region = own("Region", 1, lower_region,
+                  {{"body", kGraph, true},
+                   {"columns", kDim},
+                   {"has_row_list", kInt},
+                   {"rows", kDim},
+                   {"spaces", kStrings, true}});
   region.max_inputs = region.max_outputs = -1;
   ops.add(region);
   const AttrRule ignored = {"ignore_index", kInt};
@@ -169,23 +181,48 @@ void register_region(Registry& ops) {
   ops.add(own("Take", 2, lower_region, of_places));
   // gradient of that, places -> gradient of x
   ops.add(own("TakeGrad", 2, lower_region, of_places));
-  // query, key, value, [mask], [what a dropout keeps] -> result, logarithms of the denominators
+  // labels, masks of attention -> the rows of sequences that count, int64 [sequences, length + 1]:
+  // how many there are, and then their numbers, increasing. `kinds` tells what each input is,
+  // "labels", of which those `ignored` do not count, or "mask", of which the keys do that it shows,
+  // of an attention that may be causal. The `places` of each sequence count too, with
+  // `is_all` every row, and with `is_closed` all rows of a sequence before its last one that does.
+  Op rows = own("Rows", 0, lower_region,
+                {{"ignored", kInts},
+                 {"is_causal", kInts},
+                 {"is_all", kInt},
+                 {"is_closed", kInt},
+                 {"kinds", kStrings},
+                 {"places", kInts}});
+  rows.max_inputs = -1;
+  ops.add(rows);
+  // x, rows -> x with zeros in all other rows
+  ops.add(own("ZeroRows", 2, lower_region, {}));
+  // a, b, [start], rows -> start + a b, of listed rows alone. They are rows of a [N, k] and of the
+  // result [N, n], whose other rows hold anything; with `sums` they are columns of a [m, N] and
+  // rows of b [N, n], of which no others are summed over.
+  Op rows_product = own("RowsProduct", 2, lower_rows_product, {{"sums", kInt}});
+  rows_product.max_inputs = 4;
+  ops.add(rows_product);
+  // query, key, value, [mask], [what a dropout keeps], [query_rows, key_rows] -> result, logarithms
+  // of the denominators
   // Scores times `scale`, and then either a mask of numbers that is added, or `fill` where a mask
   // of truth values says so. `is_causal`: a query sees no later key. `unseen_is_nan`: what comes of
   // one that sees no key at all, else zeros. A dropout has an attribute `keep`, its probability;
   // what it keeps is a tensor of truth values, or with an attribute `stream` a seed, as PhiloxMask
-  // has it.
-  const std::vector<AttrRule> of_attention = {{"scale", kFloat},   {"fill", kFloat},
-                                              {"is_causal", kInt}, {"unseen_is_nan", kInt},
-                                              {"keep", kFloat},    {"stream", kInt}};
+  // has it. With `has_rows` the last two inputs list rows, as above, of batch x length of queries
+  // and of keys: of each sequence those up to the last one that is listed take part. Results of
+  // others hold anything.
+  const std::vector<AttrRule> of_attention = {
+      {"scale", kFloat}, {"fill", kFloat}, {"is_causal", kInt}, {"unseen_is_nan", kInt},
+      {"keep", kFloat},  {"stream", kInt}, {"has_rows", kInt}};
   Op attention = own("Attention", 3, lower_region, of_attention);
-  attention.max_inputs = 5;
+  attention.max_inputs = 7;
   attention.max_outputs = 2;
   ops.add(attention);
-  // gradient, query, key, value, logarithms, [mask], [what a dropout keeps] -> gradients of query,
-  // key, value
+  // gradient, query, key, value, logarithms, [mask], [what a dropout keeps], [query_rows, key_rows]
+  // -> gradients of query, key, value
   Op attention_grad = own("AttentionGrad", 5, lower_region, of_attention);
-  attention_grad.max_inputs = 7;
+  attention_grad.max_inputs = 9;
   attention_grad.max_outputs = 3;
   ops.add(attention_grad);
   // see ops/linear_loss.h

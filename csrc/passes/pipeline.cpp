@@ -38,6 +38,7 @@ int join_views(ir::Graph& graph);
 int rebuild_values(ir::Graph& graph);
 int recompute_to_budget(ir::Graph& graph);
 int fuse_regions(ir::Graph& graph);
+int row_sparsity(ir::Graph& graph);
 
 namespace {
 
@@ -167,6 +168,13 @@ const std::vector<Pass>& pipeline() {
       // after rebuild_values: what costs nothing crosses no more
       {.name = "recompute_to_budget", .run = recompute_to_budget, .moves_border = true},
       {.name = "fuse_regions", .run = fuse_regions, .writes_engine_ops = true, .for_regions = true},
+      // it tells regions, products and attention as they stand which rows to leave out
+      {.name = "row_sparsity",
+       .run = row_sparsity,
+       .writes_engine_ops = true,
+       .for_regions = true,
+       .only_with = "fuse_regions",
+       .not_with = "emulate_eager_casts"},
   };
   return passes;
 }

@@ -22,7 +22,8 @@ region::Layout layout_of(const at::Tensor& tensor) {
 class BoundProduct {
  public:
   BoundProduct(const at::Tensor& result, const at::Tensor& a, const at::Tensor& b,
-               const std::optional<at::Tensor>& start, const std::string& isa)
+               const std::optional<at::Tensor>& start, const std::string& isa,
+               const std::optional<at::Tensor>& rows, bool sums)
       : tensors_{result, a, b} {
     region::Product product{layout_of(result), layout_of(a), layout_of(b), std::nullopt};
     if (start) {
@@ -31,7 +32,12 @@ class BoundProduct {
     }
     const cpu::Isa chosen = cpu::isa_or_best(isa);
     is_preferred_ = cpu::is_preferred(product, chosen);
-    kernel_ = cpu::make_product(product, chosen);
+    if (!rows) {
+      kernel_ = cpu::make_product(product, chosen);
+      return;
+    }
+    kernel_ = cpu::make_rows_product(product, layout_of(*rows), sums, chosen);
+    tensors_.push_back(*rows);
   }
 
   void run() const {
@@ -56,10 +62,17 @@ void bind_product(py::module_& module) {
   py::class_<BoundProduct>(module, "Product",
                            "result <- start + a @ b, by the engine's own kernel, of tensors of one "
                            "floating-point dtype on the CPU. All dims but the last two are a "
-                           "batch's, and a and b broadcast there; so does the start, everywhere.")
+                           "batch's, and a and b broadcast there; so does the start, everywhere. "
+                           "`rows`: an int64 of one more than there are rows, how many are listed "
+                           "and their numbers, which increase: only these rows of a and of the "
+                           "result take part, or with `sums` columns of a and rows of b. "
+                           "InternalError where sizes do not fit; IndexError of run() on a list "
+                           "that does not increase.")
       .def(py::init<const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                    const std::optional<at::Tensor>&, const std::string&>(),
-           "result"_a, "a"_a, "b"_a, "start"_a = py::none(), "isa"_a = "")
+                    const std::optional<at::Tensor>&, const std::string&,
+                    const std::optional<at::Tensor>&, bool>(),
+           "result"_a, "a"_a, "b"_a, "start"_a = py::none(), "isa"_a = "", "rows"_a = py::none(),
+           "sums"_a = false)
       .def("run", &BoundProduct::run, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("is_preferred", &BoundProduct::is_preferred,
                              "Whether the engine runs such a product itself.")

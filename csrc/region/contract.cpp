@@ -36,9 +36,10 @@ RegionSpec read(const ir::Node& region) {
   for (const std::string& text : ir::strings_attr(region.attrs, "spaces", {})) {
     spec.spaces.push_back(space_of(text));
   }
+  spec.has_row_list = ir::int_attr(region.attrs, "has_row_list", 0) != 0;
   const ir::Graph& body = *spec.body;
   ORT_CHECK(spec.spaces.size() == body.inputs.size() &&
-                region.inputs.size() == body.inputs.size() &&
+                region.inputs.size() == body.inputs.size() + (spec.has_row_list ? 1 : 0) &&
                 region.outputs.size() == body.outputs.size(),
             "Region: the node does not fit its body");
   return spec;
@@ -49,6 +50,7 @@ void write(const RegionSpec& spec, ir::Attrs& attrs) {
   for (Space space : spec.spaces) spaces.emplace_back(name(space));
   attrs["body"] = spec.body;
   attrs["columns"] = spec.columns;
+  if (spec.has_row_list) attrs["has_row_list"] = int64_t{1};
   attrs["rows"] = spec.rows;
   attrs["spaces"] = std::move(spaces);
 }

@@ -28,7 +28,10 @@ const char* name(Space space);  // "row", as attributes hold it
 struct RegionSpec {
   std::shared_ptr<ir::Graph> body;  // of the language that ops/fusion.h tells
   ir::Dim rows = 1, columns = 1;
-  std::vector<Space> spaces;  // by input
+  std::vector<Space> spaces;  // by input of the body
+  // The node has one more input, behind those of its body: the rows that count (ops/rows.h). What
+  // other rows of its results hold is not said, and sums over rows leave them out.
+  bool has_row_list = false;
 };
 
 // InternalError if the node is no region.

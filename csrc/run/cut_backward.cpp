@@ -187,7 +187,9 @@ class CutRegion {
       ir::add_output(*cut, own_result(*cut, *copier.copy_of(states_.left_of(output))));
     }
     region::RegionSpec spec{std::move(cut), spec_.rows, spec_.columns};
+    spec.has_row_list = spec_.has_row_list;
     std::vector<Value*> outer = outer_inputs(copier, spec);
+    if (spec.has_row_list) outer.push_back(node_.inputs.back());
     attrs = node_.attrs;
     region::write(spec, attrs);
     return outer;

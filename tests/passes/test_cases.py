@@ -30,7 +30,7 @@ SIZES = {"N": 3, "M": 5}
 # These compute the same numbers in another way; all others change no bit.
 ROUNDS = {
     "channels_last": 1e-5, "chunk_losses": 1e-4, "expand_composites": 1e-5,
-    "fuse_attention": 1e-5, "fuse_regions": 1e-5,
+    "fuse_attention": 1e-5, "fuse_regions": 1e-5, "row_sparsity": 1e-5,
 }  # fmt: skip
 # This one draws other random numbers.
 DRAWS = "draw_in_regions"
@@ -175,4 +175,6 @@ def test_every_pass_is_idempotent_and_right_on_every_case(case: Case) -> None:
 
 
 def test_every_pass_has_cases() -> None:
-    assert {case.pass_name for case in all_cases()} == set(_C.pass_names())
+    # What a memory budget asks for stands in test_random_budgets.py: without one nothing happens.
+    want = set(_C.pass_names()) - {"recompute_to_budget"}
+    assert {case.pass_name for case in all_cases()} == want

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 # What rounds elsewhere than eager's kernels do. Without these, and with `exact_random`, results
 # have eager's own bits. `options.disable` calls them `own_kernels` together.
-OWN_KERNELS = ("chunk_losses", "expand_composites", "fuse_attention", "fuse_regions", "products")
+OWN_KERNELS = (
+    "chunk_losses",
+    "expand_composites",
+    "fuse_attention",
+    "fuse_regions",
+    "products",
+    "row_sparsity",
+)
 
 # What `options.disable` may name besides passes: parts of the memory plan, kernels, and the
 # recorder.

@@ -94,6 +94,9 @@ def disabled_passes(options: Options) -> list[str]:
     for each in _C.passes():
         if each.not_with is not None and getattr(options, each.not_with):
             names.append(each.name)
+    # Only kernels of the engine's own leave rows out.
+    if "products" in options.disable or _region_mode(options) != "kernel":
+        names.append("row_sparsity")
     return names
 
 

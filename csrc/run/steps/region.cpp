@@ -35,12 +35,14 @@ struct RegionStep : Step {
   std::vector<int> reads() const override { return without_repeats(operands); }
   bool writes_given_memory() const override { return true; }
   bool writes_strided_memory() const override {
-    return node.op.name != "EmbeddingGrad" && node.op.name != "LinearCrossEntropy";
+    return node.op.name != "EmbeddingGrad" && node.op.name != "LinearCrossEntropy" &&
+           node.op.name != "Rows";
   }
   bool reads_gaps(const Description& /*description*/) const override { return true; }
 
   std::vector<int> in_place() const override {
     std::vector<int> slots;
+    if (ir::is(&node, "ZeroRows", ir::kTorchOrtDomain)) return {operands[0]};
     if (schedule == nullptr) return slots;
     for (int input : schedule->overwritable) slots.push_back(operands[input]);
     return slots;
@@ -64,7 +66,7 @@ class KernelMaker {
 
  private:
   std::shared_ptr<const region::Kernel> make_trusted() const {
-    const ir::Device& device = step_.node.inputs[0]->type.device;
+    const ir::Device& device = step_.node.outputs[0]->type.device;
     const region::Codegen* codegen = region::codegen_for(device);
     if (codegen == nullptr && (step_.schedule == nullptr || region::is_mask(step_.node))) {
       throw Unsupported(concat(step_.node.op.str(), " '", step_.name, "': no kernel for device '",

@@ -1,0 +1,916 @@
+#include "passes/row_sparsity.h"
+
+#include "base/error.h"
+#include "ir/edit.h"
+#include "ops/aten_names.h"
+#include "ops/fusion.h"
+#include "ops/linear_loss.h"
+#include "ops/op.h"
+#include "ops/shapes.h"
+#include "ops/writer.h"
+#include "passes/pass.h"
+#include "region/codegen.h"
+#include "region/contract.h"
+#include "region/schedule.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <optional>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+namespace torch_ort::passes {
+
+bool RowSet::contains(const RowSet& other) const {
+  if (is_all_ || other.is_none()) return true;
+  return !other.is_all_ && (other.atoms_ & ~atoms_) == 0 && (is_closed_ || !other.is_closed_);
+}
+
+RowSet unite(const RowSet& a, const RowSet& b) {
+  if (a.is_all_ || b.is_all_) return RowSet::all();
+  return RowSet(false, a.atoms_ | b.atoms_, a.is_closed_ || b.is_closed_);
+}
+
+RowSet intersect(const RowSet& a, const RowSet& b) { return b.contains(a) ? a : b; }
+
+namespace {
+
+using ir::Dim;
+using ir::Graph;
+using ir::Node;
+using ir::Shape;
+using ir::Value;
+using ops::Pointwise;
+using Kind = ops::FusedForm::Kind;
+using region::Space;
+
+// Sequences of places; a value has a row for each.
+struct RowSpace {
+  Dim sequences = 1, length = 1;
+  Dim num_rows() const { return ops::times(sequences, length); }
+};
+
+// Where the rows are among the dims of a value: one dim that tells sequence and place, or two.
+struct Form {
+  int sequence = -1, place = -1;  // -1: it has no rows
+  bool is_there() const { return sequence >= 0; }
+  bool is_joint() const { return sequence == place; }
+  // Rows are made by the first dims.
+  bool is_leading() const { return sequence == 0 && (place == 0 || place == 1); }
+  bool operator==(const Form& other) const = default;
+};
+
+struct Facts {
+  Form form;
+  RowSet nonzero = RowSet::all(), needed = RowSet::none();
+};
+
+// What tells rows: labels but the ignored one, keys that a mask shows, or a place.
+struct Atom {
+  enum class Kind : uint8_t { kLabels, kMask, kPlace } kind = Kind::kPlace;
+  Value* source = nullptr;
+  int64_t ignored = 0, place = 0;
+  bool is_causal = false;
+  bool operator==(const Atom& other) const = default;
+};
+
+constexpr size_t kMostAtoms = 64;
+
+bool is_ours(const Node& node, std::string_view name) {
+  return ir::is(&node, name, ir::kTorchOrtDomain);
+}
+
+// The value whose elements it has, in their order.
+Value* root_of(Value* value) {
+  while (value->producer != nullptr && !value->producer->inputs.empty() &&
+         (ir::is(value->producer, "Reshape") || ir::is(value->producer, "Identity") ||
+          ir::is(value->producer, "Unsqueeze") || ir::is(value->producer, "Squeeze"))) {
+    value = value->producer->inputs[0];
+  }
+  return value;
+}
+
+std::optional<int64_t> constant_int(const Dim& dim) {
+  return dim.is_constant() ? std::optional(dim.constant()) : std::nullopt;
+}
+
+// ---- words
+
+// Whether the result is zero where the first operand is, whatever the others are.
+bool is_zero_where_first_is(Pointwise op) {
+  switch (op) {
+    case Pointwise::kCopy:
+    case Pointwise::kNeg:
+    case Pointwise::kAbs:
+    case Pointwise::kSqrt:
+    case Pointwise::kTanh:
+    case Pointwise::kErf:
+    case Pointwise::kRelu:
+    case Pointwise::kFloor:
+    case Pointwise::kCeil:
+    case Pointwise::kRound:
+    case Pointwise::kTrunc:
+    case Pointwise::kSign:
+    case Pointwise::kSin:
+    case Pointwise::kToBool:
+    case Pointwise::kToBFloat16:
+    case Pointwise::kToHalf:
+    case Pointwise::kGelu:
+    case Pointwise::kGeluTanh:
+    case Pointwise::kSilu:
+    case Pointwise::kDiv:
+    case Pointwise::kGeluGrad:
+    case Pointwise::kGeluTanhGrad:
+    case Pointwise::kSiluGrad:
+    case Pointwise::kTanhGrad:
+    case Pointwise::kSigmoidGrad:
+    case Pointwise::kThresholdGrad:
+    case Pointwise::kLeakyReluGrad: return true;
+    default: return false;
+  }
+}
+
+// Of a word over operands with these nonzero rows; numbers of the word itself are never zero.
+RowSet nonzero_of(Pointwise op, const std::vector<RowSet>& operands, bool has_constants) {
+  const auto operand = [&](size_t i) { return i < operands.size() ? operands[i] : RowSet::all(); };
+  if (is_zero_where_first_is(op)) return operand(0);
+  switch (op) {
+    case Pointwise::kMul:
+    case Pointwise::kAnd: return intersect(operand(0), operand(1));
+    case Pointwise::kAdd:
+    case Pointwise::kSub:
+    case Pointwise::kOr: return has_constants ? RowSet::all() : unite(operand(0), operand(1));
+    case Pointwise::kMulAdd:
+      return has_constants ? RowSet::all() : unite(intersect(operand(0), operand(1)), operand(2));
+    case Pointwise::kWhere:
+      return has_constants ? RowSet::all() : unite(intersect(operand(0), operand(1)), operand(2));
+    default: return RowSet::all();
+  }
+}
+
+// ---- the analysis
+
+class Analysis {
+ public:
+  Analysis(Graph& graph, RowSpace space) : graph_(graph), space_(std::move(space)) {}
+
+  void run() {
+    bool is_backward = false;
+    for (Node& node : graph_.nodes) {
+      if (node.is_erased()) continue;
+      nodes_.push_back(&node);
+      is_backward = is_backward || ir::is(&node, "YieldOp", ir::kMicrosoftDomain);
+      if (is_backward) backward_.insert(&node);
+    }
+    for (Node* node : nodes_) find_nonzero(*node);
+    if (atoms_.empty()) return;
+    if (!find_early()) {
+      atoms_.clear();
+      return;
+    }
+    for (Value* output : graph_.outputs) need(output, RowSet::all());
+    for (auto node = nodes_.rbegin(); node != nodes_.rend(); ++node) find_needed(**node);
+  }
+
+  bool has_atoms() const { return !atoms_.empty(); }
+  const std::vector<Atom>& atoms() const { return atoms_; }
+  const RowSpace& space() const { return space_; }
+  const std::vector<Node*>& nodes() const { return nodes_; }
+  bool is_early(const Node* node) const { return early_.contains(node); }
+  const Facts& facts(const Value* value) { return facts_[value]; }
+
+  // What a node computes: rows of queries, or of a region or product; and of keys.
+  struct Work {
+    RowSet rows = RowSet::all(), keys = RowSet::all();
+    bool sums = false;  // a product over the rows
+  };
+  // nullptr: all that it has.
+  const Work* work(const Node* node) const {
+    const auto found = work_.find(node);
+    return found == work_.end() ? nullptr : &found->second;
+  }
+  // Whether readers of the value look at rows that are zeros and that nobody computes.
+  bool is_zeroed(const Value* value) const { return zeroed_.contains(value); }
+
+ private:
+  // ---- forms
+
+  Form leading(const Value* value) const {
+    if (!value->type.shape) return {};
+    const Shape& shape = *value->type.shape;
+    if (shape.size() >= 2 && shape[0] == space_.sequences && shape[1] == space_.length) {
+      return {0, 1};
+    }
+    if (!shape.empty() && shape[0] == space_.num_rows()) return {0, 0};
+    return {};
+  }
+
+  // The value has a row for each and nothing else, in order.
+  bool is_all_rows(const Value* value) const {
+    return value->type.shape && ir::numel(*value->type.shape) == space_.num_rows();
+  }
+
+  Facts& of(const Value* value) {
+    const auto [found, is_new] = facts_.try_emplace(value);
+    if (is_new && value->producer == nullptr) found->second.form = leading(value);
+    return found->second;
+  }
+
+  void set(const Value* value, Form form, RowSet nonzero) {
+    if (value == nullptr) return;
+    Facts& facts = of(value);
+    facts.form = form;
+    facts.nonzero = nonzero;
+  }
+
+  void need(const Value* value, const RowSet& rows) {
+    if (value == nullptr) return;
+    Facts& facts = of(value);
+    if (!facts.form.is_there()) return;
+    // A reader that looks at more than the rows which are not zero gets zeros for the others.
+    const bool wants_zeros = facts.form.is_leading() && !facts.nonzero.contains(rows) &&
+                             value->producer != nullptr && !is_early(value->producer);
+    if (wants_zeros) zeroed_.insert(value);
+    facts.needed = unite(facts.needed, wants_zeros ? facts.nonzero : rows);
+  }
+
+  RowSet atom(const Atom& atom) {
+    auto found = std::find(atoms_.begin(), atoms_.end(), atom);
+    if (found == atoms_.end()) {
+      if (atoms_.size() == kMostAtoms) return RowSet::all();
+      if (atom.source != nullptr && backward_.contains(atom.source->producer)) {
+        return RowSet::all();
+      }
+      found = atoms_.insert(found, atom);
+    }
+    return RowSet::atom(static_cast<int>(found - atoms_.begin()));
+  }
+
+  // ---- rows that are not zero, forward
+
+  void find_nonzero(Node& node) {
+    if (is_ours(node, "Region")) return nonzero_of_region(node);
+    if (is_ours(node, "Attention")) return nonzero_of_attention(node);
+    if (is_ours(node, "AttentionGrad")) return nonzero_of_attention_grad(node);
+    if (is_product(node)) return nonzero_of_product(node);
+    if (is_ours(node, "LinearCrossEntropy")) return nonzero_of_linear_loss(node);
+    if (ir::is(&node, "ATen", ir::kAtenDomain)) return nonzero_of_select_backward(node);
+    if (const std::optional<Form> form = form_of_view(node)) {
+      RowSet nonzero = RowSet::none();
+      for (size_t i = 0; i < num_viewed(node); ++i) {
+        nonzero = unite(nonzero, of(node.inputs[i]).nonzero);
+      }
+      set(node.outputs[0], *form, nonzero);
+    }
+  }
+
+  static size_t num_viewed(const Node& node) {
+    return ir::is(&node, "Concat") ? node.inputs.size() : 1;
+  }
+
+  // Of the result of a node that moves no row away from the others; nothing for other nodes.
+  std::optional<Form> form_of_view(const Node& node) {
+    if (node.inputs.empty() || node.inputs[0] == nullptr || node.outputs.size() != 1) return {};
+    const Value *x = node.inputs[0], *result = node.outputs[0];
+    const Form form = of(x).form;
+    if (!form.is_there() || !x->type.shape || !result->type.shape) return {};
+    const auto rank = static_cast<int64_t>(x->type.shape->size());
+    if (ir::is(&node, "Identity")) return form;
+    if (ir::is(&node, "Reshape")) {
+      const Form made = leading(result);
+      return form.is_leading() && made.is_there() ? std::optional(made) : std::nullopt;
+    }
+    if (ir::is(&node, "Transpose")) {
+      const Shape order = ir::ints_attr(node.attrs, "perm", {});
+      if (static_cast<int64_t>(order.size()) != rank) return {};
+      Form made;
+      for (size_t i = 0; i < order.size(); ++i) {
+        if (order[i].constant() == form.sequence) made.sequence = static_cast<int>(i);
+        if (order[i].constant() == form.place) made.place = static_cast<int>(i);
+      }
+      return made;
+    }
+    if (ir::is(&node, "Gather")) {
+      const int64_t axis = axis_of(node, rank);
+      if (!node.inputs[1]->type.shape || !node.inputs[1]->type.shape->empty() ||
+          is_row_dim(form, axis)) {
+        return {};
+      }
+      return without(form, axis);
+    }
+    if (ir::is(&node, "Unsqueeze") || ir::is(&node, "Squeeze")) return form_with_ones(node, form);
+    if (ir::is(&node, "Concat")) {
+      if (is_row_dim(form, axis_of(node, rank))) return {};
+      for (const Value* part : node.inputs) {
+        if (!(of(part).form == form)) return {};
+      }
+      return form;
+    }
+    return {};
+  }
+
+  static int64_t axis_of(const Node& node, int64_t rank) {
+    const int64_t axis = ir::int_attr(node.attrs, "axis", 0);
+    return axis < 0 ? axis + rank : axis;
+  }
+  static bool is_row_dim(const Form& form, int64_t axis) {
+    return axis == form.sequence || axis == form.place;
+  }
+  static Form without(Form form, int64_t axis) {
+    return {form.sequence - (axis < form.sequence ? 1 : 0),
+            form.place - (axis < form.place ? 1 : 0)};
+  }
+
+  std::optional<Form> form_with_ones(const Node& node, Form form) {
+    if (node.inputs.size() != 2 || !ops::has_known_ints(node.inputs[1])) return {};
+    const bool removes = ir::is(&node, "Squeeze");
+    const auto rank =
+        static_cast<int64_t>((removes ? node.inputs[0] : node.outputs[0])->type.shape->size());
+    std::vector<int64_t> axes;
+    for (const Dim& axis : ops::known_ints(node.inputs[1])) {
+      axes.push_back(axis.constant() < 0 ? axis.constant() + rank : axis.constant());
+    }
+    std::sort(axes.begin(), axes.end());
+    if (removes) std::reverse(axes.begin(), axes.end());
+    for (int64_t axis : axes) {
+      if (removes && is_row_dim(form, axis)) return {};
+      if (removes) {
+        form = without(form, axis);
+      } else {
+        form.sequence += axis <= form.sequence ? 1 : 0;
+        form.place += axis <= form.place ? 1 : 0;
+      }
+    }
+    return form;
+  }
+
+  // ---- regions
+
+  struct Region {
+    region::Schedule schedule;
+    bool takes_list = false;
+    std::vector<bool> is_total;         // by output: it adds up rows
+    RowSet of_totals = RowSet::none();  // the rows that these add up
+  };
+
+  void nonzero_of_region(Node& node) {
+    Region found{region::make_schedule(node)};
+    const region::RegionSpec& spec = found.schedule.spec;
+    const bool fits = spec.rows == space_.num_rows() && found.schedule.groups == Dim(1) &&
+                      !spec.has_row_list && region::codegen_for(node.outputs[0]->type.device);
+    std::unordered_map<const Value*, RowSet> inner;
+    std::unordered_set<const Value*> totals;
+    if (fits) {
+      found.takes_list = true;
+      for (size_t i = 0; i < spec.body->inputs.size(); ++i) {
+        inner.emplace(spec.body->inputs[i], nonzero_of_operand(node, found.schedule, i));
+      }
+      for (const region::Schedule::Step& step : found.schedule.steps) {
+        if (step.form.kind == Kind::kConcat) found.takes_list = false;
+        inner.emplace(step.node->outputs[0], nonzero_of_step(node, found.schedule, step, inner));
+        if (step.axes == region::Schedule::Axes::kAll ||
+            step.axes == region::Schedule::Axes::kRows) {
+          totals.insert(step.node->outputs[0]);
+          const auto added = inner.find(step.node->inputs[0]);
+          found.of_totals =
+              unite(found.of_totals, added == inner.end() ? RowSet::all() : added->second);
+        }
+      }
+    }
+    for (size_t i = 0; i < node.outputs.size(); ++i) {
+      const auto nonzero = inner.find(spec.body->outputs[i]);
+      const bool is_total = totals.contains(passed_on(spec.body->outputs[i]));
+      const bool has_rows = found.takes_list && !is_total;
+      found.is_total.push_back(is_total);
+      set(node.outputs[i], has_rows ? leading(node.outputs[i]) : Form(),
+          nonzero == inner.end() || !has_rows ? RowSet::all() : nonzero->second);
+    }
+    regions_.emplace(&node, std::move(found));
+  }
+
+  // A value of a body, seen through nodes that only pass it on.
+  static Value* passed_on(Value* value) {
+    while (value->producer != nullptr && ops::fused_form(*value->producer).kind == Kind::kPass) {
+      value = value->producer->inputs[0];
+    }
+    return value;
+  }
+
+  // Of an operand as the rows of the region have it.
+  RowSet nonzero_of_operand(const Node& node, const region::Schedule& schedule, size_t i) {
+    const Space space = schedule.spec.spaces[i];
+    const bool has_rows = space == Space::kFull || space == Space::kRow;
+    const Facts& facts = of(node.inputs[i]);
+    if (!has_rows || !schedule.stretched[i].shape.empty() || !facts.form.is_leading()) {
+      return RowSet::all();
+    }
+    return facts.nonzero;
+  }
+
+  RowSet nonzero_of_step(const Node& node, const region::Schedule& schedule,
+                         const region::Schedule::Step& step,
+                         const std::unordered_map<const Value*, RowSet>& inner) {
+    std::vector<RowSet> operands;
+    for (const Value* value : step.node->inputs) {
+      const auto found = inner.find(value);
+      if (found != inner.end()) {
+        operands.push_back(found->second);
+      } else {
+        const bool is_zero = value != nullptr && ops::known_double(value) == 0.0;
+        operands.push_back(is_zero ? RowSet::none() : RowSet::all());
+      }
+    }
+    switch (step.form.kind) {
+      case Kind::kPass:
+      case Kind::kSum:
+      case Kind::kMean:
+      case Kind::kMax:
+      case Kind::kMin: return operands[0];
+      case Kind::kPointwise:
+        return nonzero_of(step.form.op, operands, !step.form.constants.empty());
+      case Kind::kConcat: {
+        RowSet all = RowSet::none();
+        for (const RowSet& operand : operands) all = unite(all, operand);
+        return all;
+      }
+      case Kind::kPick: return intersect(labels(node, schedule, *step.node, 1), operands[0]);
+      case Kind::kScatter: return intersect(labels(node, schedule, *step.node, 0), operands[1]);
+      case Kind::kValid: return labels(node, schedule, *step.node, 0);
+      default: return RowSet::all();
+    }
+  }
+
+  // Rows whose label, which a node of a body reads, is not ignored.
+  RowSet labels(const Node& node, const region::Schedule& schedule, const Node& reader,
+                size_t slot) {
+    if (!ir::has_attr(reader.attrs, "ignore_index")) return RowSet::all();
+    const auto& inputs = schedule.spec.body->inputs;
+    const auto found = std::find(inputs.begin(), inputs.end(), passed_on(reader.inputs[slot]));
+    if (found == inputs.end()) return RowSet::all();
+    Value* labels = root_of(node.inputs[found - inputs.begin()]);
+    const ir::DType dtype = labels->type.dtype;
+    if ((dtype != ir::DType::kInt64 && dtype != ir::DType::kInt32) || !is_all_rows(labels)) {
+      return RowSet::all();
+    }
+    return atom({.kind = Atom::Kind::kLabels,
+                 .source = labels,
+                 .ignored = ir::int_attr(reader.attrs, "ignore_index", 0)});
+  }
+
+  void needed_of_region(Node& node) {
+    const Region& region = regions_.at(&node);
+    RowSet rows = region.takes_list ? region.of_totals : RowSet::all();
+    for (size_t i = 0; i < node.outputs.size(); ++i) {
+      if (node.outputs[i]->uses.empty() || region.is_total[i]) continue;
+      const Facts& facts = of(node.outputs[i]);
+      rows = unite(rows,
+                   facts.form.is_there() ? intersect(facts.needed, facts.nonzero) : RowSet::all());
+    }
+    const bool is_partial = region.takes_list && !rows.is_all() && !is_early(&node);
+    if (!is_partial) rows = RowSet::all();
+    if (is_partial) work_[&node] = {.rows = rows};
+    const region::RegionSpec& spec = region.schedule.spec;
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      const Space space = spec.spaces[i];
+      const bool has_rows = region.schedule.stretched[i].shape.empty() &&
+                            (space == Space::kFull || space == Space::kRow) &&
+                            of(node.inputs[i]).form.is_leading();
+      // All ids are looked at: eager PyTorch raises for one in any row.
+      need(node.inputs[i], has_rows ? rows : RowSet::all());
+    }
+  }
+
+  // ---- products
+
+  static bool is_product(const Node& node) {
+    const bool is_gemm = ir::is(&node, "Gemm");
+    if (!is_gemm && !ir::is(&node, "MatMul")) return false;
+    for (size_t i : {0, 1}) {
+      const Value* factor = node.inputs.at(i);
+      if (!factor->type.shape || factor->type.shape->size() != 2) return false;
+    }
+    for (const char* name : {"transA", "transB"}) {
+      if (ir::int_attr(node.attrs, name, 0) != 0) return false;
+    }
+    for (const char* name : {"alpha", "beta"}) {
+      if (ir::float_attr(node.attrs, name, 1) != 1) return false;
+    }
+    const ir::DType dtype = node.outputs[0]->type.dtype;
+    const bool is_float = dtype == ir::DType::kFloat || dtype == ir::DType::kDouble ||
+                          dtype == ir::DType::kBFloat16 || dtype == ir::DType::kHalf;
+    return is_float && region::takes(node.outputs[0]) && dtype == node.inputs[0]->type.dtype &&
+           dtype == node.inputs[1]->type.dtype;
+  }
+
+  static const Value* start_of(const Node& node) {
+    return node.inputs.size() > 2 ? node.inputs[2] : nullptr;
+  }
+  // What the product is added to has a row for each of its rows.
+  bool has_start_rows(const Node& node) {
+    const Value* start = start_of(node);
+    return start != nullptr && start->type.shape && start->type.shape->size() == 2 &&
+           of(start).form == Form{0, 0};
+  }
+
+  void nonzero_of_product(Node& node) {
+    if (!(of(node.inputs[0]).form == Form{0, 0})) return;
+    RowSet nonzero = of(node.inputs[0]).nonzero;
+    if (start_of(node) != nullptr) {
+      nonzero = has_start_rows(node) ? unite(nonzero, of(start_of(node)).nonzero) : RowSet::all();
+    }
+    set(node.outputs[0], {0, 0}, nonzero);
+  }
+
+  void needed_of_product(Node& node) {
+    const Value *a = node.inputs[0], *b = node.inputs[1];
+    if (of(a).form == Form{1, 1} && of(b).form == Form{0, 0}) {
+      RowSet rows = intersect(of(a).nonzero, of(b).nonzero);
+      if (is_early(&node)) rows = RowSet::all();
+      if (!rows.is_all()) work_[&node] = {.rows = rows, .sums = true};
+      need(a, rows);
+      need(b, rows);
+      need(start_of(node), RowSet::all());
+      return;
+    }
+    const bool has_rows = of(a).form == Form{0, 0};
+    const Facts& result = of(node.outputs[0]);
+    RowSet rows = has_rows ? intersect(result.needed, result.nonzero) : RowSet::all();
+    if (is_early(&node)) rows = RowSet::all();
+    if (!rows.is_all()) work_[&node] = {.rows = rows};
+    need(a, rows);
+    need(b, RowSet::all());
+    need(start_of(node), has_start_rows(node) ? rows : RowSet::all());
+  }
+
+  // ---- attention
+
+  static constexpr Form kHeads = {0, 2};
+
+  // Queries and keys stand at the places of the space.
+  bool is_self_attention(const Node& node, size_t query) {
+    for (size_t i = query; i < query + 3; ++i) {
+      if (!(of(node.inputs[i]).form == kHeads)) return false;
+    }
+    return true;
+  }
+
+  // Keys that some query sees, of queries in `rows`.
+  RowSet keys_of(const Node& node, size_t optional, const RowSet& queries) {
+    const bool is_causal = ir::int_attr(node.attrs, "is_causal", 0) != 0;
+    const bool drops = ir::has_attr(node.attrs, "keep");
+    const size_t last = node.inputs.size() - (drops ? 1 : 0);
+    RowSet keys = is_causal ? queries : RowSet::all();
+    if (last <= optional || node.inputs[optional] == nullptr) return keys;
+    Value* mask = node.inputs[optional];
+    if (!mask->type.shape || mask->type.shape->empty() || mask->type.shape->size() > 4) return keys;
+    const Shape& shape = *mask->type.shape;
+    const bool is_wide = shape.back() == space_.length;
+    const bool is_each = shape.size() == 4 && shape[0] == space_.sequences;
+    const bool is_shared = shape.size() < 4 || shape[0] == Dim(1);
+    if (!is_wide || (!is_each && !is_shared)) return keys;
+    if (mask->type.dtype == ir::DType::kBool) {
+      const double fill = ir::float_attr(node.attrs, "fill", 0);
+      if (fill > std::numeric_limits<float>::lowest() / 2) return keys;
+    }
+    const RowSet shown =
+        atom({.kind = Atom::Kind::kMask, .source = mask, .is_causal = is_causal}).closed();
+    return intersect(shown, keys);
+  }
+
+  void nonzero_of_attention(Node& node) {
+    if (!is_self_attention(node, 0)) return;
+    keys_of(node, 3, RowSet::all());  // notes what the mask tells
+    for (const Value* output : node.outputs) set(output, kHeads, RowSet::all());
+  }
+
+  void nonzero_of_attention_grad(Node& node) {
+    if (!is_self_attention(node, 1) || !(of(node.inputs[0]).form == kHeads)) return;
+    const RowSet queries = of(node.inputs[0]).nonzero.closed();
+    const RowSet keys = keys_of(node, 5, queries);
+    set(node.outputs[0], kHeads, queries);
+    set(node.outputs.at(1), kHeads, keys);
+    set(node.outputs.at(2), kHeads, keys);
+  }
+
+  void needed_of_attention(Node& node) {
+    const bool is_gradient = is_ours(node, "AttentionGrad");
+    const size_t query = is_gradient ? 1 : 0;
+    RowSet queries = RowSet::all(), keys = RowSet::all();
+    const bool fits = is_self_attention(node, query) && !is_early(&node) &&
+                      (!is_gradient || of(node.inputs[0]).form == kHeads);
+    if (fits) {
+      if (is_gradient) {
+        queries = of(node.inputs[0]).nonzero.closed();
+      } else {
+        queries = RowSet::none();
+        for (const Value* output : node.outputs) {
+          if (output != nullptr) queries = unite(queries, of(output).needed);
+        }
+        queries = queries.closed();
+      }
+      keys = keys_of(node, is_gradient ? 5 : 3, queries);
+      // Zeros are written only where the first dims make the rows.
+      if (is_gradient) {
+        queries = unite(queries, of(node.outputs[0]).needed).closed();
+        for (size_t i : {1, 2}) keys = unite(keys, of(node.outputs[i]).needed).closed();
+      }
+    }
+    const bool is_partial = !queries.is_all() || !keys.is_all();
+    if (is_partial) work_[&node] = {.rows = queries, .keys = keys};
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      if (i == query + 1 || i == query + 2) {
+        need(node.inputs[i], keys);
+      } else {
+        need(node.inputs[i], i < query + 3 || (is_gradient && i == 4) ? queries : RowSet::all());
+      }
+    }
+  }
+
+  // ---- other nodes
+
+  // The gradient of what goes into a loss that makes its logits itself.
+  void nonzero_of_linear_loss(Node& node) {
+    const ops::LinearLoss loss = ops::linear_loss(node);
+    Value* labels = root_of(node.inputs.at(2));
+    if (!loss.has_hidden_grad || labels->type.dtype != ir::DType::kInt64 || !is_all_rows(labels)) {
+      return;
+    }
+    const Value* gradient = node.outputs.at(loss.has_logits ? 3 : 2);
+    set(gradient, leading(gradient),
+        atom({.kind = Atom::Kind::kLabels, .source = labels, .ignored = loss.ignore_index}));
+  }
+
+  // The gradient of x[:, place].
+  void nonzero_of_select_backward(Node& node) {
+    if (ir::string_attr(node.attrs, "operator", "") != ops::aten::kSelectBackward) return;
+    const Value* result = node.outputs[0];
+    const Form form = leading(result);
+    const auto dim = constant_int(ir::dim_attr(node.attrs, "dim", 0));
+    const auto index = constant_int(ir::dim_attr(node.attrs, "index", 0));
+    if (form == Form{0, 1} && dim == 1 && index) {
+      set(result, form, atom({.kind = Atom::Kind::kPlace, .place = *index}));
+    }
+  }
+
+  // x[:, place], of which one place of each sequence is read.
+  std::optional<RowSet> place_of_gather(const Node& node) {
+    if (!ir::is(&node, "Gather")) return std::nullopt;
+    const Value *x = node.inputs[0], *index = node.inputs[1];
+    const Form form = of(x).form;
+    if (!form.is_there() || form.is_joint() || !x->type.shape || !index->type.shape ||
+        !index->type.shape->empty() || !ops::has_known_ints(index) ||
+        axis_of(node, static_cast<int64_t>(x->type.shape->size())) != form.place) {
+      return std::nullopt;
+    }
+    const auto place = constant_int(ops::known_ints(index).at(0));
+    if (!place) return std::nullopt;
+    return atom({.kind = Atom::Kind::kPlace, .place = *place});
+  }
+
+  // Of all rows, for each column of float numbers.
+  bool is_sum_of_rows(const Node& node) {
+    if (!ir::is(&node, "ReduceSum") || node.inputs.size() != 2 || !region::takes(node.inputs[0]) ||
+        !region::takes(node.outputs[0])) {
+      return false;
+    }
+    const Form form = of(node.inputs[0]).form;
+    const auto axes = ops::reduction_axes(node);
+    if (!form.is_leading() || !axes || !node.outputs[0]->type.shape) return false;
+    return *axes == (form.is_joint() ? std::vector<int64_t>{0} : std::vector<int64_t>{0, 1}) &&
+           ops::fused_form(node).kind == Kind::kSum;
+  }
+
+  void needed_of_sum(Node& node) {
+    const RowSet rows = is_early(&node) ? RowSet::all() : of(node.inputs[0]).nonzero;
+    if (!rows.is_all()) work_[&node] = {.rows = rows, .sums = true};
+    need(node.inputs[0], rows);
+    need(node.inputs[1], RowSet::all());
+  }
+
+  void find_needed(Node& node) {
+    if (is_sum_of_rows(node)) return needed_of_sum(node);
+    if (is_ours(node, "Region")) return needed_of_region(node);
+    if (is_ours(node, "Attention") || is_ours(node, "AttentionGrad")) {
+      return needed_of_attention(node);
+    }
+    if (is_product(node)) return needed_of_product(node);
+    const std::optional<RowSet> place = place_of_gather(node);
+    const bool is_view = !is_early(&node) && form_of_view(node).has_value();
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      RowSet rows = RowSet::all();
+      if (is_view && i < num_viewed(node)) rows = of(node.outputs[0]).needed;
+      if (place && i == 0) rows = *place;
+      need(node.inputs[i], rows);
+    }
+  }
+
+  // What tells rows comes before all that is told by it. False where that cannot be.
+  bool find_early() {
+    std::vector<const Value*> open;
+    for (const Atom& each : atoms_) {
+      if (each.source != nullptr) open.push_back(each.source);
+    }
+    while (!open.empty()) {
+      const Node* node = open.back()->producer;
+      open.pop_back();
+      if (node == nullptr || !early_.insert(node).second) continue;
+      if (!ops::is_pure(*node) || backward_.contains(node)) return false;
+      for (const Value* input : node->inputs) {
+        if (input != nullptr) open.push_back(input);
+      }
+    }
+    return true;
+  }
+
+  Graph& graph_;
+  RowSpace space_;
+  std::vector<Node*> nodes_;
+  std::unordered_set<const Node*> backward_, early_;
+  std::vector<Atom> atoms_;
+  std::unordered_map<const Value*, Facts> facts_;
+  std::unordered_map<const Node*, Region> regions_;
+  std::unordered_map<const Node*, Work> work_;
+  std::unordered_set<const Value*> zeroed_;
+};
+
+// ---- the rewrite
+
+class Rewriter {
+ public:
+  Rewriter(Graph& graph, Analysis& analysis) : graph_(graph), analysis_(analysis) {}
+
+  int run() {
+    const std::vector<Node*>& nodes = analysis_.nodes();
+    const auto has_work = [this](const Node* node) { return analysis_.work(node) != nullptr; };
+    // One rewrite: what one node leaves out, all its readers leave out.
+    if (std::none_of(nodes.begin(), nodes.end(), has_work) || !may_rewrite()) return 0;
+    move_early();
+    for (Node* node : nodes) {
+      for (Value* output : node->outputs) {
+        if (output != nullptr && analysis_.is_zeroed(output)) write_zeros(*node, *output);
+      }
+    }
+    for (Node* node : nodes) {
+      if (has_work(node)) rewrite(*node, *analysis_.work(node));
+    }
+    return 1;
+  }
+
+ private:
+  // Nodes that tell rows, to the front, and a place behind them for the lists.
+  void move_early() {
+    std::vector<Node*> order;
+    for (Node* node : analysis_.nodes()) {
+      if (analysis_.is_early(node)) order.push_back(node);
+    }
+    for (Node* node : analysis_.nodes()) {
+      if (analysis_.is_early(node)) continue;
+      if (first_ == nullptr) first_ = node;
+      order.push_back(node);
+    }
+    ir::reorder(graph_, order);
+  }
+
+  // For all readers: those that know which rows are zeros do not mind.
+  void write_zeros(Node& node, Value& value) {
+    ops::Writer write(graph_, &*std::next(node.position));
+    Value* zeroed =
+        write.make_ours("ZeroRows", {&value, list(analysis_.facts(&value).nonzero)}, value.type);
+    ir::replace_uses(value, *zeroed, graph_);
+    ir::set_input(*zeroed->producer, 0, &value);
+  }
+
+  void rewrite(Node& node, const Analysis::Work& work) {
+    if (is_ours(node, "Region")) {
+      region::RegionSpec spec = region::read(node);
+      spec.has_row_list = true;
+      region::write(spec, node.attrs);
+      ir::set_input(node, static_cast<int>(node.inputs.size()), list(work.rows));
+    } else if (is_ours(node, "Attention") || is_ours(node, "AttentionGrad")) {
+      const int count = static_cast<int>(node.inputs.size());
+      ir::set_input(node, count, list(work.rows));
+      ir::set_input(node, count + 1, list(work.keys));
+      node.attrs["has_rows"] = int64_t{1};
+    } else if (ir::is(&node, "ReduceSum")) {
+      rewrite_sum(node, work);
+    } else {
+      rewrite_product(node, work);
+    }
+  }
+
+  void rewrite_product(Node& node, const Analysis::Work& work) {
+    ops::Writer write(graph_, &node);
+    Value* start = node.inputs.size() > 2 ? node.inputs[2] : nullptr;
+    ir::Attrs attrs;
+    attrs["sums"] = int64_t{work.sums ? 1 : 0};
+    Value* result = node.outputs[0];
+    Node& product = write.add_named(node.name, {ir::kTorchOrtDomain, "RowsProduct"},
+                                    {node.inputs[0], node.inputs[1], start, list(work.rows)},
+                                    {result->type}, std::move(attrs));
+    ir::replace_uses(*result, *product.outputs[0], graph_);
+    ir::erase(graph_, node);
+  }
+
+  // A sum over rows is a region of its own.
+  void rewrite_sum(Node& node, const Analysis::Work& work) {
+    Value *x = node.inputs[0], *result = node.outputs[0];
+    region::RegionSpec spec;
+    spec.body = std::make_shared<Graph>();
+    Value& operand = ir::add_input(*spec.body, x->name + "_in", x->type);
+    ops::Writer inner(*spec.body, nullptr);
+    Node& sum = inner.add(node.op, {&operand, inner.ints(ops::known_ints(node.inputs[1]))},
+                          {result->type}, node.attrs);
+    ir::add_output(*spec.body, *sum.outputs[0]);
+    spec.rows = analysis_.space().num_rows();
+    spec.columns = ir::numel(*result->type.shape);
+    spec.spaces = {Space::kFull};
+    spec.has_row_list = true;
+    ir::Attrs attrs;
+    region::write(spec, attrs);
+    ops::Writer write(graph_, &node);
+    Node& region = write.add_named(node.name, {ir::kTorchOrtDomain, "Region"}, {x, list(work.rows)},
+                                   {result->type}, std::move(attrs));
+    ir::replace_uses(*result, *region.outputs[0], graph_);
+    ir::erase(graph_, node);
+  }
+
+  Value* list(const RowSet& rows) {
+    const auto [found, is_new] = lists_.try_emplace(rows, nullptr);
+    if (is_new) found->second = make_list(rows);
+    return found->second;
+  }
+
+  Value* make_list(const RowSet& rows) {
+    std::vector<Value*> sources;
+    Shape ignored, causal, places;
+    std::vector<std::string> kinds;
+    for (size_t i = 0; i < analysis_.atoms().size(); ++i) {
+      if ((rows.atoms() >> i & 1) == 0) continue;
+      const Atom& atom = analysis_.atoms()[i];
+      if (atom.kind == Atom::Kind::kPlace) {
+        places.emplace_back(atom.place);
+        continue;
+      }
+      sources.push_back(atom.source);
+      kinds.emplace_back(atom.kind == Atom::Kind::kLabels ? "labels" : "mask");
+      ignored.emplace_back(atom.ignored);
+      causal.emplace_back(int64_t{atom.is_causal ? 1 : 0});
+    }
+    ir::Attrs attrs;
+    if (rows.is_closed()) attrs["is_closed"] = int64_t{1};
+    if (rows.is_all()) attrs["is_all"] = int64_t{1};
+    if (!places.empty()) attrs["places"] = places;
+    if (!kinds.empty()) {
+      attrs["kinds"] = kinds;
+      attrs["ignored"] = ignored;
+      attrs["is_causal"] = causal;
+    }
+    const ir::Type type{
+        .dtype = ir::DType::kInt64,
+        .shape = Shape{analysis_.space().sequences, ops::plus(analysis_.space().length, 1)},
+        .device = first_->outputs[0]->type.device};
+    ops::Writer write(graph_, first_);
+    return write.make_ours("Rows", std::move(sources), type, std::move(attrs));
+  }
+
+  Graph& graph_;
+  Analysis& analysis_;
+  Node* first_ = nullptr;
+  std::map<RowSet, Value*> lists_;
+};
+
+// Of the first attention of sequences, or of the labels of a loss.
+std::optional<RowSpace> find_space(const Graph& graph) {
+  for (const Node& node : graph.nodes) {
+    if (node.is_erased() || !is_ours(node, "Attention")) continue;
+    const auto &query = node.inputs[0]->type.shape, &key = node.inputs[1]->type.shape;
+    if (query && key && query->size() == 4 && (*query)[2] == (*key)[2]) {
+      return RowSpace{(*query)[0], (*query)[2]};
+    }
+  }
+  for (const Node& node : graph.nodes) {
+    if (node.is_erased() || !is_ours(node, "Region")) continue;
+    for (const Node& inner : ops::region_body(node).nodes) {
+      if (is_ours(inner, "RowPick") && inner.inputs[1]->type.shape) {
+        return RowSpace{1, ir::numel(*inner.inputs[1]->type.shape)};
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+int row_sparsity(Graph& graph) {
+  const auto is_done = [](const Node& node) { return is_ours(node, "Rows"); };
+  if (std::any_of(graph.nodes.begin(), graph.nodes.end(), is_done)) return 0;
+  const std::optional<RowSpace> space = find_space(graph);
+  if (!space) return 0;
+  Analysis analysis(graph, *space);
+  analysis.run();
+  return analysis.has_atoms() ? Rewriter(graph, analysis).run() : 0;
+}
+
+}  // namespace torch_ort::passes

@@ -1,0 +1,347 @@
+"""Rows that nobody reads are not computed: losses and gradients against eager PyTorch in float64.
+
+Memory is spoilt before results are written into it (`check=1`), so that a row which is read and was
+not computed shows as NaN.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import torch_ort
+
+BATCH, LENGTH, WIDTH, WORDS, IGNORED = 4, 9, 8, 11, -100
+CHECKED = {"check": 1}
+
+
+class Block(nn.Module):
+    """A block of an encoder, with its norms behind the sublayers."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.pack = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+        self.feed = nn.Sequential(
+            nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)
+        )
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+        batch, length, _ = x.shape
+        packed = self.pack(x).view(batch, length, 3, 2, WIDTH // 2)
+        query, key, value = packed.permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = F.scaled_dot_product_attention(query, key, value, mask, is_causal=is_causal)
+        x = self.norms[0](x + self.dropout(self.out(mixed.transpose(1, 2).flatten(2))))
+        return self.norms[1](x + self.dropout(self.feed(x)))
+
+
+class Encoder(nn.Module):
+    """`head` gives the loss, or what leaves, from the model, its last states and the labels."""
+
+    def __init__(self, mask: Callable, head: Callable, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.make_mask, self.head = mask, head
+        self.words = nn.Embedding(WORDS, WIDTH, padding_idx=0)
+        self.places = nn.Embedding(LENGTH, WIDTH)
+        self.blocks = nn.ModuleList(Block(dropout) for _ in range(2))
+        self.classes = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, words: Tensor, labels: Tensor) -> Any:
+        x = self.words(words) + self.places(torch.arange(words.shape[1]))
+        mask = self.make_mask(words != 0, x.dtype)
+        for block in self.blocks:
+            x = block(x, None if isinstance(mask, str) else mask, mask == "causal")
+        return self.head(self, x, labels)
+
+
+def of_truth(is_word: Tensor, dtype: torch.dtype) -> Tensor:
+    return is_word[:, None, None]
+
+
+def of_infinity(is_word: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(is_word.shape, dtype=dtype).masked_fill(~is_word, -torch.inf)[:, None, None]
+
+
+def of_lowest(is_word: Tensor, dtype: torch.dtype) -> Tensor:
+    return (~is_word)[:, None, None].to(dtype) * torch.finfo(dtype).min
+
+
+def for_each_query(is_word: Tensor, dtype: torch.dtype) -> Tensor:
+    shown = is_word[:, None, None] & torch.ones(2 * is_word.shape[-1:], dtype=torch.bool).tril()
+    return torch.zeros(shown.shape, dtype=dtype).masked_fill(~shown, torch.finfo(dtype).min)
+
+
+def soft(is_word: Tensor, dtype: torch.dtype) -> Tensor:
+    return (~is_word)[:, None, None].to(dtype) * -4
+
+
+def causal(is_word: Tensor, dtype: torch.dtype) -> str:
+    return "causal"
+
+
+def nothing(is_word: Tensor, dtype: torch.dtype) -> str:
+    return "none"
+
+
+MASKS = {
+    each.__name__: each
+    for each in (of_truth, of_infinity, of_lowest, for_each_query, soft, causal, nothing)
+}
+
+
+def first(model: Encoder, x: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(model.classes(x[:, 0]), labels[:, 0].clamp(min=0))
+
+
+def last(model: Encoder, x: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(model.classes(x[:, -1]), labels[:, 0].clamp(min=0), reduction="sum")
+
+
+def labelled(model: Encoder, x: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(model.classes(x).flatten(0, 1), labels.flatten())
+
+
+def with_logits(model: Encoder, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    logits = model.classes(x)
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED), logits
+
+
+def all_rows(model: Encoder, x: Tensor, labels: Tensor) -> Tensor:
+    return (model.classes(x) * labels.clamp(min=0)[..., None]).square().mean()
+
+
+HEADS = {each.__name__: each for each in (first, last, labelled, with_logits, all_rows)}
+
+
+def words_of(lengths: list[int], left: bool = False) -> Tensor:
+    words = torch.randint(1, WORDS, (len(lengths), LENGTH))
+    for row, length in zip(words, lengths, strict=True):
+        row[: LENGTH - length] = 0 if left else row[: LENGTH - length]
+        row[length:] = row[length:] if left else 0
+    return words
+
+
+def labels_of(words: Tensor, part: float) -> Tensor:
+    return torch.where(torch.rand(words.shape) < part, words, IGNORED)
+
+
+def loss_of(result: Any) -> Tensor:
+    return result[0] if isinstance(result, tuple) else result
+
+
+def gradients(model: nn.Module, run: Callable, *inputs: Tensor) -> list[Tensor]:
+    model.zero_grad()
+    loss = loss_of(run(*inputs))
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+def assert_near(got: list[Tensor], want: list[Tensor], tolerance: float = 1e-5) -> None:
+    assert len(got) == len(want)
+    scale = max(w.nan_to_num().abs().max().item() for w in want[1:])
+    for ours, exact in zip(got, want, strict=True):
+        assert torch.equal(ours.isnan(), exact.isnan())
+        error = (ours.double() - exact).nan_to_num().norm()
+        assert error <= tolerance * (exact.nan_to_num().norm() + scale)
+
+
+class Exact(nn.Module):
+    """A model in float64, in eager PyTorch.
+
+    Where a finite mask hides all keys, gradients of PyTorch's fused kernel are wrong by the number
+    of keys (2.13): the logarithm of the sum is lost in the mask.
+    """
+
+    def __init__(self, model: Encoder) -> None:
+        super().__init__()
+        self.model = model.double()
+
+    def forward(self, *inputs: Tensor) -> Any:
+        is_finite = self.model.make_mask in (of_lowest, for_each_query)
+        with sdpa_kernel(SDPBackend.MATH) if is_finite else contextlib.nullcontext():
+            return self.model(*inputs)
+
+
+def both(model: Encoder) -> tuple[nn.Module, Callable, nn.Module]:
+    ours = copy.deepcopy(model)
+    return ours, torch.compile(ours, backend="ort", options=CHECKED), Exact(model)
+
+
+def rewrites(model: nn.Module, *inputs: Tensor) -> int:
+    report = torch_ort.explain(copy.deepcopy(model), *inputs)
+    return sum(count for name, count, _ in report.graphs[0].passes if name == "row_sparsity")
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("mask", MASKS)
+def test_against_eager(mask: str, head: str) -> None:
+    torch.manual_seed(0)
+    ours, compiled, exact = both(Encoder(MASKS[mask], HEADS[head]))
+    for lengths, part in (
+        ([9, 3, 1, 5], 0.3), ([1, 1, 1, 1], 0.5), ([9] * 4, 1.0), ([2, 9, 9, 1], 0.1),
+    ):  # fmt: skip
+        words = words_of(lengths)
+        labels = labels_of(words, part)
+        want = gradients(exact, exact, words, labels)
+        assert_near(gradients(ours, compiled, words, labels), want)
+    assert torch_ort.counters()["fallbacks"] == 0
+
+
+@pytest.mark.parametrize("mask", ["of_truth", "of_infinity", "of_lowest", "for_each_query"])
+def test_padding_on_the_left_and_sequences_without_a_word(mask: str) -> None:
+    torch.manual_seed(1)
+    ours, compiled, exact = both(Encoder(MASKS[mask], labelled))
+    for words in (words_of([9, 3, 1, 5], left=True), words_of([4, 0, 9, 0]), words_of([0] * 4)):
+        labels = labels_of(words, 0.5)
+        want = gradients(exact, exact, words, labels)
+        assert_near(gradients(ours, compiled, words, labels), want)
+
+
+def test_nothing_labelled() -> None:
+    ours, compiled, exact = both(Encoder(of_truth, labelled))
+    words = words_of([9, 3, 1, 5])
+    labels = torch.full_like(words, IGNORED)
+    want = gradients(exact, exact, words, labels)
+    assert want[0].isnan()
+    assert_near(gradients(ours, compiled, words, labels), want)
+
+
+@pytest.mark.parametrize("head", ["first", "labelled"])
+def test_dropout_draws_by_the_place_of_a_row(head: str) -> None:
+    torch.manual_seed(2)
+    model = Encoder(of_truth, HEADS[head], dropout=0.3)
+    words = words_of([9, 3, 1, 5])
+    labels = labels_of(words, 0.4)
+    found = []
+    for options in ({**CHECKED, "disable": ("row_sparsity",)}, CHECKED):
+        each = copy.deepcopy(model)
+        run = torch.compile(each, backend="ort", options=options)
+        torch.manual_seed(3)
+        found.append(gradients(each, run, words, labels))
+    assert_near(found[1], [each.double() for each in found[0]])
+
+
+@pytest.mark.parametrize(
+    ("mask", "head", "wanted"),
+    [
+        (of_truth, first, 1),
+        (of_lowest, labelled, 1),
+        (causal, first, 1),
+        (nothing, labelled, 1),
+        (of_truth, all_rows, 1),
+        (soft, all_rows, 1),  # whether it hides is told by each call
+        (nothing, all_rows, 0),
+        (causal, all_rows, 0),
+    ],
+)
+def test_where_rows_are_left_out(mask: Callable, head: Callable, wanted: int) -> None:
+    words = words_of([9, 3, 1, 5])
+    assert rewrites(Encoder(mask, head), words, labels_of(words, 0.4)) == wanted
+
+
+def test_labels_out_of_range_raise_beside_rows_that_are_left_out() -> None:
+    _, compiled, exact = both(Encoder(of_truth, labelled))
+    words = words_of([9, 3, 1, 5])
+    labels = torch.full_like(words, IGNORED)
+    labels[1, 1] = WORDS
+    with pytest.raises(IndexError, match="Target 11 is out of bounds"):
+        exact(words, labels)
+    with pytest.raises(IndexError, match="Target 11 is out of bounds"):
+        compiled(words, labels)
+
+
+def test_ids_out_of_range_raise_in_rows_that_are_left_out() -> None:
+    class Model(Encoder):
+        def forward(self, words: Tensor, labels: Tensor) -> Tensor:
+            x = self.words(words) + self.places.weight[: words.shape[1]]
+            for block in self.blocks:
+                x = block(x, (labels != 0)[:, None, None], False)
+            return first(self, x, labels)
+
+    _, compiled, _ = both(Model(of_truth, first))
+    words, labels = words_of([9, 3, 1, 5]), words_of([9, 3, 1, 5])
+    compiled(words, labels)
+    words[2, 8] = WORDS
+    with pytest.raises(IndexError, match="index out of range in self"):
+        compiled(words, labels)
+
+
+def test_two_calls_at_once_and_sizes_that_change() -> None:
+    torch.manual_seed(4)
+    ours, compiled, exact = both(Encoder(of_truth, labelled))
+    batches = []
+    for lengths in ([9, 3, 1, 5], [2, 2, 9], [7, 1, 1, 1, 4]):
+        words = words_of(lengths)
+        batches.append((words, labels_of(words, 0.5)))
+    for earlier, later in itertools.pairwise(batches):
+        for model, run in ((ours, compiled), (exact, exact)):
+            model.zero_grad()
+            losses = [run(*earlier), run(*later)]
+            losses[0].backward()
+            losses[1].backward()
+        got, want = ([p.grad for p in model.parameters()] for model in (ours, exact))
+        assert_near(got, want)
+    with torch.no_grad():
+        assert torch.allclose(compiled(*batches[0]).double(), exact(*batches[0]), rtol=1e-5)
+
+
+def test_backward_twice_and_of_logits_alone() -> None:
+    ours, compiled, exact = both(Encoder(of_truth, with_logits))
+    words = words_of([9, 3, 1, 5])
+    labels = labels_of(words, 0.4)
+    for backward in (
+        lambda loss, logits: [loss.backward(retain_graph=True), loss.backward()],
+        lambda loss, logits: logits.square().mean().backward(),
+        lambda loss, logits: (loss + logits.square().mean()).backward(),
+    ):
+        for model, run in ((ours, compiled), (exact, exact)):
+            model.zero_grad()
+            backward(*run(words, labels))
+        got, want = ([p.grad for p in model.parameters()] for model in (ours, exact))
+        assert_near(got, want)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, LENGTH), min_size=BATCH, max_size=BATCH),
+    part=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    mask=st.sampled_from([of_truth, of_lowest, for_each_query]),
+    head=st.sampled_from([first, labelled]),
+    seed=st.integers(0, 1000),
+)
+def test_random_lengths_and_labels(
+    lengths: list[int], part: float, mask: Callable, head: Callable, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    ours, compiled, exact = both(Encoder(mask, head))
+    words = words_of(lengths)
+    labels = labels_of(words, part)
+    want = gradients(exact, exact, words, labels)
+    assert_near(gradients(ours, compiled, words, labels), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_short_floats(dtype: torch.dtype) -> None:
+    torch.manual_seed(5)
+    model = Encoder(of_truth, labelled)
+    ours, _, exact = both(model)
+    ours = ours.to(dtype)
+    exact.model.load_state_dict(ours.state_dict())
+    compiled = torch.compile(ours, backend="ort", options=CHECKED)
+    words = words_of([9, 3, 1, 5])
+    labels = labels_of(words, 0.5)
+    want = gradients(exact, exact, words, labels)
+    assert_near(gradients(ours, compiled, words, labels), want, 0.05)
