@@ -165,8 +165,8 @@ TABLE: tuple[Row, ...] = (
          "`place_parts` and `deliver_gradients`; `region_kernels`, after which the nodes of fused "
          "regions run one by one; `products`, after which PyTorch's kernels multiply matrices; "
          "`own_kernels`, all that rounds elsewhere than eager does (`chunk_losses`, "
-         "`expand_composites`, `fuse_attention`, `fuse_regions`, `products` and `row_sparsity`); and "
-         "`recorder`, after which AOTAutograd captures.",
+         "`expand_composites`, `fuse_attention`, `fuse_regions`, `products` and `row_sparsity`); "
+         "and `recorder`, after which AOTAutograd captures.",
          _parse_names, _check_disabled),
     Row("isa", "TORCH_ORT_ISA", "", "name",
          "Instruction set of fused regions: portable, avx2 or avx512; empty: the widest that the "

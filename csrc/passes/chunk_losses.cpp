@@ -25,6 +25,7 @@
 #include "passes/known_sizes.h"
 #include "passes/memory.h"
 #include "passes/pass.h"
+#include "passes/unread.h"
 
 #include <algorithm>
 #include <optional>
@@ -417,7 +418,7 @@ class Rewriter {
       }
     }
     hand_over_logits(logits, gone);
-    erase_unread(gone);
+    erase_left(gone);
   }
 
  private:
@@ -480,7 +481,7 @@ class Rewriter {
       inputs[0] = values.back();
       values.push_back(write.again(*node, inputs).outputs[0]);
     }
-    erase_unread(gone);
+    erase_left(gone);
     for (size_t i = made.size(); i-- > 0;) {
       if (made[i]->is_erased()) continue;
       ir::replace_uses(*made[i]->outputs[0], *values[i + 1], graph_);
@@ -490,22 +491,10 @@ class Rewriter {
     ir::erase(graph_, *match_.product);
   }
 
-  void erase_unread(std::vector<Node*> nodes) {
+  void erase_left(std::vector<Node*> nodes) {
     nodes.insert(nodes.end(), match_.chain.begin(), match_.chain.end());
     nodes.push_back(match_.product);
-    const auto is_unread = [](const Node* node) {
-      return std::all_of(node->outputs.begin(), node->outputs.end(), [](const Value* value) {
-        return value == nullptr || value->uses.empty();
-      });
-    };
-    for (bool found = true; found;) {
-      found = false;
-      for (Node* node : nodes) {
-        if (node->is_erased() || !is_unread(node)) continue;
-        ir::erase(graph_, *node);
-        found = true;
-      }
-    }
+    erase_unread(graph_, nodes);
   }
 
   Graph& graph_;

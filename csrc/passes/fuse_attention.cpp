@@ -17,6 +17,7 @@
 #include "passes/layouts.h"
 #include "passes/memory.h"
 #include "passes/pass.h"
+#include "passes/unread.h"
 
 #include <algorithm>
 #include <optional>
@@ -97,7 +98,7 @@ class AttentionFusion {
     const bool leaves = memory_.leaves(result) || memory_.is_written(result);
     hand_over(result, made.outputs[0], of_queries, before);
     if (match.backward) write_backward(match, inputs, *made.outputs[1], rules, attrs);
-    erase_all(gone);
+    erase_unread(graph_, gone);
     if (leaves) memory_ = SharedMemory(graph_);
   }
 
@@ -247,23 +248,6 @@ class AttentionFusion {
 
   Value* swap(Value& value, Node& before) {
     return write(before).transpose(&value, attention::swapped_order(shape_of(value).size()));
-  }
-
-  // Those that nothing reads any more; a node goes after its readers.
-  void erase_all(const Nodes& nodes) {
-    const auto is_unread = [](const Node* node) {
-      return std::all_of(node->outputs.begin(), node->outputs.end(), [](const Value* value) {
-        return value == nullptr || value->uses.empty();
-      });
-    };
-    for (bool found = true; found;) {
-      found = false;
-      for (Node* node : nodes) {
-        if (node->is_erased() || !is_unread(node)) continue;
-        ir::erase(graph_, *node);
-        found = true;
-      }
-    }
   }
 
   Graph& graph_;

@@ -68,8 +68,8 @@ class Codegen {
                                                 const std::vector<Layout>& outputs,
                                                 const CodegenOptions& options) const = 0;
   // The ops of the domain torch_ort that are kernels as they are: EmbeddingGrad, Take, TakeGrad,
-  // Attention, AttentionGrad, LinearCrossEntropy, Rows, RowsProduct, ZeroRows. Inputs are those that
-  // there are. InternalError on layouts that do not fit.
+  // Attention, AttentionGrad, LinearCrossEntropy, Rows, RowsProduct, ZeroRows. Inputs are those
+  // that there are. InternalError on layouts that do not fit.
   virtual std::unique_ptr<const Kernel> compile(const ir::Node& node,
                                                 const std::vector<Layout>& inputs,
                                                 const std::vector<Layout>& outputs,
