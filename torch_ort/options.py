@@ -337,9 +337,9 @@ ORTMODULE_TABLE: tuple[Row, ...] = (
           "Let gradients leave while backward goes on, whether anybody waits for them or not: the "
           "option `early_gradients`.", is_built=True),
     _flag("enable_zero_stage3", False,
-          "Work under DeepSpeed ZeRO stage 3.", is_built=True,
-          never_needed="parts whose parameters it gathers as a whole run in the engine anyway, "
-          "others cannot"),
+          "Let DeepSpeed's ZeRO stage 3 gather each block of the module as a whole, so that "
+          "it runs as one graph; else each of its modules does. Of ORTModule alone.",
+          is_built=True, is_for_both=False),
     _flag("use_efficient_attention", False,
           "Use memory-efficient attention.", is_built=True,
           never_needed="attention runs in fused kernels anyway"),

@@ -301,6 +301,23 @@ def test_hooks_of_parts_are_called():
         torch.testing.assert_close(module(rows(step)), eager(rows(step)))
 
 
+def test_parts_run_in_the_engine_within_hooks_of_their_own():
+    eager, module = pair(Uncapturable)
+    seen: dict[nn.Module, list[torch.Tensor]] = {}
+    for each in (eager, module.module):
+        seen[each] = kept = []
+        each.last.register_forward_pre_hook(lambda part, args, kept=kept: kept.append(args[0]))
+        each.last.register_full_backward_hook(lambda part, gi, go, kept=kept: kept.append(gi[0]))
+    for step in range(3):
+        for each in (eager, module):
+            each(rows(step)).square().mean().backward()
+    torch.testing.assert_close(seen[module.module], seen[eager])
+    assert len(seen[eager]) == 6
+    # But for the first call, of which it is not known yet that there are parts.
+    counters = torch_ort.counters()
+    assert (counters["forward_runs"], counters["fallbacks"]) == (4, 0)
+
+
 class Indexed(nn.Module):
     """Reads a Sequential as the list that it is too."""
 

@@ -265,7 +265,7 @@ class TestIntroduction:
         settings, chosen = options.resolve_ortmodule(), options.resolve()
         on_gpu = replace(program, graph=OnGpu())
         for _ in range(2):
-            logs.introduce(wrapped._calls._logger, settings, chosen, [on_gpu, program])
+            logs.introduce(wrapped._calls.logger, settings, chosen, [on_gpu, program])
         titles = introductions(said())
         assert len(titles) == 2
         assert titles[1].startswith(f"{TITLE}, on cuda with PyTorch's kernels (")

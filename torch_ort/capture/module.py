@@ -17,11 +17,11 @@ import torch
 from torch_ort import _C
 from torch_ort._C import Unsupported
 from torch_ort.capture.joint import Capture, record_or_hand_over
-from torch_ort.core.refusals import NoCapture, blamed_on_forward
+from torch_ort.core.refusals import GatheredInside, NoCapture, blamed_on_forward
 from torch_ort.engine import onnx_files
 from torch_ort.functions.capturing import Policy, kept_whole
 from torch_ort.functions.recurrent import recurrent_layers_whole
-from torch_ort.guards.hooks import hook_with_effects, tensor_hooks_refused
+from torch_ort.guards.hooks import gathered_part, hook_with_effects, tensor_hooks_refused
 from torch_ort.guards.scripts import is_script, script_object, signature_of
 from torch_ort.guards.structure import Structure, is_dense, plain_parameter
 from torch_ort.guards.watch import (
@@ -250,8 +250,8 @@ def capture_module(
 
     Where the recorder hands over to AOTAutograd, sizes of 0 and 1 are fixed in any case.
     `floats` names the arguments that are numbers of the graph instead of constants; `run` is called
-    instead of the module, inside of the hooks that fully_shard has put onto it if it `is_inside`;
-    `functions` says which torch.autograd.Functions become PythonOps.
+    instead of the module, inside of its own hooks if it `is_inside`; `functions` says which
+    torch.autograd.Functions become PythonOps.
     Raises UnknownType for arguments that are no tensors, numbers or containers of them; Unsupported
     or InternalError for what cannot be captured, an error of the module itself included.
     """
@@ -353,7 +353,16 @@ HOOKS_RUN = "which may do more than compute: a captured graph would not run it a
 
 
 def check_kind(module: torch.nn.Module, is_inside: bool) -> None:
-    """Raise Unsupported for what does more in backward, or around forward, than a graph can."""
+    """Raise Unsupported for what does more in backward, or around forward, than a graph can.
+
+    What stands around the module's own forward does not count if what is captured `is_inside`.
+    """
+    gathered = gathered_part(module)
+    if gathered:
+        raise GatheredInside(
+            f"DeepSpeed's ZeRO stage 3 gathers the parameters of module '{gathered}' around its "
+            "own calls, which a captured graph does not make"
+        )
     for path, part in module.named_modules():
         name = f"module '{path}'" if path else "the module"
         if isinstance(part, torch.nn.parallel.DistributedDataParallel):
@@ -361,14 +370,8 @@ def check_kind(module: torch.nn.Module, is_inside: bool) -> None:
                 f"{name} is a DistributedDataParallel: wrap its inner module first, and then that "
                 "in a DistributedDataParallel"
             )
-        # What gathers the parameters of the module itself runs around the captured call.
-        if part is not module and "ds_id" in vars(part):
-            raise Unsupported(
-                f"DeepSpeed's ZeRO stage 3 gathers the parameters of {name} around its own calls, "
-                "which a captured graph does not make: wrap the parts that are to be gathered as a "
-                "whole, and name them in deepspeed.utils.set_z3_leaf_modules"
-            )
-        if part._backward_hooks or part._backward_pre_hooks:
+        is_around = part is module and is_inside
+        if not is_around and (part._backward_hooks or part._backward_pre_hooks):
             raise Unsupported(f"{name} has backward hooks, which a captured graph would not call")
     hook = hook_with_effects(module, of_parts_alone=is_inside)
     if hook is not None:

@@ -197,7 +197,7 @@ MODULES: dict[str, tuple[Names, ...]] = {
         ),
         Names(
             "ZeROOffloadSubscriber configure_ort_compatible_zero_stage3",
-            instead="ORTModule around the blocks of the model, as docs/ortmodule.md says",
+            instead="ORTMODULE_ENABLE_ZERO_STAGE3=1, as docs/distributed.md says",
         ),
     ),
     "utils.hooks.merge_activation_summary": (),

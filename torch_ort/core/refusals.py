@@ -20,6 +20,10 @@ class NoCapture(_C.Unsupported):
     """What AOTAutograd cannot do either."""
 
 
+class GatheredInside(NoCapture):
+    """Parameters of a module are gathered around calls of its parts, which no graph makes."""
+
+
 @contextmanager
 def blamed_on_forward() -> Iterator[None]:
     """Mark what cannot be captured because of what forward does; a part of it may do without.

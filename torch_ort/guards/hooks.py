@@ -67,25 +67,31 @@ def hook_with_effects(
 ) -> HookWithEffects | None:
     """Find a forward hook in a tree of modules that may do more than compute.
 
-    Those of scripts are compiled into them. `of_parts_alone` leaves out those that fully_shard has
-    put onto the module itself, for a call of what is inside of them. Those of its parts come last:
-    they stay for good, while others may be taken off again.
+    Those of scripts are compiled into them. `of_parts_alone` leaves out those of the module itself,
+    for a call of what is inside of them. Those of fully_shard come last: they stay for good, while
+    others may be taken off again.
     """
     if any(GLOBAL_HOOKS):
         return HookWithEffects("a hook for all modules is registered (torch.nn.modules.module)")
     of_shards = None
     for path, part in module.named_modules():
-        if is_script(part):
+        if is_script(part) or (part is module and of_parts_alone):
             continue
         for hook in (*part._forward_pre_hooks.values(), *part._forward_hooks.values()):
             name = f"module '{path}'" if path else "the module"
             if f"{hook.__module__}.".startswith(_SHARDING):
-                if path or not of_parts_alone:
-                    words = f"{name} has a forward hook, {_named(hook)}"
-                    of_shards = of_shards or HookWithEffects(words, is_of_shards=True)
+                words = f"{name} has a forward hook, {_named(hook)}"
+                of_shards = of_shards or HookWithEffects(words, is_of_shards=True)
             elif not only_computes(hook, part):
                 return HookWithEffects(f"{name} has a forward hook, {_named(hook)}")
     return of_shards
+
+
+def gathered_part(module: torch.nn.Module) -> str:
+    """Name a part around whose calls DeepSpeed's ZeRO stage 3 gathers parameters; empty: none."""
+    # What it does so for the module itself runs around the module's own call.
+    parts = ((path, part) for path, part in module.named_modules() if part is not module)
+    return next((path for path, part in parts if "ds_id" in vars(part)), "")
 
 
 def only_computes(hook: Callable[..., Any], module: torch.nn.Module | None = None) -> bool:

@@ -36,7 +36,7 @@ from torch_ort.core.policy import (
 from torch_ort.core.user_code import calling_line, warn_at
 from torch_ort.engine import watchers
 from torch_ort.functions.capturing import policy_of
-from torch_ort.guards.hooks import hook_with_effects
+from torch_ort.guards.hooks import gathered_part, hook_with_effects
 from torch_ort.guards.structure import Structure, UnknownType
 from torch_ort.options import Options, ORTModuleOptions
 from torch_ort.ortmodule.debug_options import DebugOptions
@@ -91,7 +91,7 @@ class Calls:
         # Whether the engine's own guards may run in eager what fails.
         self._options = replace(options, strict=options.strict or not may_fall_back)
         self._strict = options.strict
-        self._logger = logger
+        self.logger = logger
         self._captured: list[_Captured] = []
         self._floats: set[str] = set()  # arguments that change from call to call
         self._constant_floats: set[str] = set()  # those that only a constant can be
@@ -101,6 +101,8 @@ class Calls:
         # PyTorch. The first is done instead of saying that it stays there, the other where it does.
         self.instead_of_pytorch: Callable[[], Watcher | None] | None = None
         self.take_apart: Callable[[], Watcher | None] | None = None
+        # Brings those parts into the engine between which parameters are gathered.
+        self.take_between_gathers: Callable[[], None] | None = None
         self._watch_result: Watcher | None = None
         self.subject = "the module"  # in messages
         self.is_inside = False  # what runs is forward alone: hooks of the module run around it
@@ -128,7 +130,8 @@ class Calls:
         except Exception as error:
             return self._run_in_pytorch(fallback.failure_of(error, "capture"), args, kwargs)
         if captured is None:
-            hook = hook_with_effects(self._module) if self.instead_of_pytorch is None else None
+            in_parts = self.instead_of_pytorch is not None or gathered_part(self._module)
+            hook = None if in_parts else hook_with_effects(self._module)
             if hook is not None and not hook.is_of_shards:  # it may be taken off again
                 why = f"{hook.words}, {HOOKS_RUN}"
                 return self._run_this_in_pytorch(why, "capture", "calls with it run", args, kwargs)
@@ -157,7 +160,7 @@ class Calls:
 
     def log(self, text: str) -> None:
         """Warn of something, once in a process."""
-        logs.say_once(self._logger, text)
+        logs.say_once(self.logger, text)
 
     def recapture(self) -> None:
         """Forget all captured graphs, and that the module runs in PyTorch."""
@@ -244,10 +247,15 @@ class Calls:
         return result
 
     def _run_in_pytorch(self, failure: fallback.Failure, args: tuple, kwargs: dict) -> Any:
+        is_gathered = isinstance(failure.error, refusals.GatheredInside)
+        if is_gathered and self.take_between_gathers is not None:
+            self._in_pytorch = True  # but for the parts, from this call on
+            self.take_between_gathers()
+            return self._run_plain(*args, **kwargs)
         error = _onnx_error(failure.error)
         if failure.stage == "capture" and self.instead_of_pytorch is not None:
             result = self._run_plain(*args, **kwargs)
-            self._logger.info("taken apart, because %s", error)
+            self.logger.info("taken apart, because %s", error)
             self._in_pytorch = True
             self._watch_result = self.instead_of_pytorch()
             self._watch(result)
@@ -276,7 +284,7 @@ class Calls:
         if self._watch_result is not None:
             until = "those parts of the module that can be captured run in the engine, the rest"
         self._say_fallback(error, stage, until)
-        self._logger.info("%s", "".join(traceback.format_exception(error)))
+        self.logger.info("%s", "".join(traceback.format_exception(error)))
 
     def _may_do_in_parts(self, error: ORTModuleFallbackException) -> bool:
         forced = (
@@ -343,7 +351,7 @@ class Calls:
         first_error: Exception | None = None
         for names, are_fixed in attempts:
             rewrite = rewrite_for(self._module, device, self._options.opset)
-            say_run = functools.partial(logs.say_run, self._logger)
+            say_run = functools.partial(logs.say_run, self.logger)
             state = GraphState(self._options, self._files, rewrite, say_run)
             random = TorchGenerators()
             _thread.is_capturing = True
@@ -370,17 +378,17 @@ class Calls:
         raise first_error
 
     def _say_why(self, args: tuple, kwargs: dict) -> None:
-        if self._captured and self._logger.isEnabledFor(logging.INFO):
+        if self._captured and self.logger.isEnabledFor(logging.INFO):
             why = self._captured[0].capture.mismatch(args, kwargs)
-            self._logger.info("captured again, because %s", why)
+            self.logger.info("captured again, because %s", why)
 
     def _say_captured(self, captured: _Captured, seconds: float) -> None:
         programs = captured.state.programs
-        logs.introduce(self._logger, self.settings, self._options, programs)
+        logs.introduce(self.logger, self.settings, self._options, programs)
         if captured.capture.unseen:
             names = ", ".join(captured.capture.unseen)
-            self._logger.info("what forward reads is constant until recapture(): %s", names)
-        logs.say_captured(self._logger, programs, seconds)
+            self.logger.info("what forward reads is constant until recapture(): %s", names)
+        logs.say_captured(self.logger, programs, seconds)
 
 
 def is_traced() -> bool:

@@ -20,6 +20,7 @@ from torch_ort.ortmodule.debug_options import DebugOptions
 from torch_ort.ortmodule.library_models import is_library_model, methods_of_library
 from torch_ort.ortmodule.memory_stats import MemoryStats
 from torch_ort.ortmodule.parts import Parts, put_together
+from torch_ort.ortmodule.zero_stage3 import mark_blocks, run_between_gathers
 
 # What stands in an ORTModule's own __dict__; all else belongs to the wrapped module.
 _OWN = (
@@ -61,6 +62,8 @@ class ORTModule(torch.nn.Module):
         self.__dict__["_debug_options"] = debug_options or DebugOptions()
         self._start()
         self._warn_of_collisions()
+        if self._calls.settings.enable_zero_stage3:
+            mark_blocks(module, ORTModule, self._calls.logger)
 
     def _start(self) -> None:
         """Make what is not copied: captured graphs, and methods bound to this object."""
@@ -81,6 +84,9 @@ class ORTModule(torch.nn.Module):
         calls = make_calls(module, debug, around)
         parts = {"is_cautious": True, "takes_whole": around is not None}
         calls.take_apart = lambda: Parts(module, ORTModule, **parts).take(debug)
+        calls.take_between_gathers = lambda: run_between_gathers(
+            module, ORTModule, debug, calls.logger
+        )
         return calls
 
     def _around(self, module: torch.nn.Module) -> Callable[..., Any] | None:
