@@ -1,11 +1,119 @@
-# DeepSpeed's ZeRO stages around ORTModules, in two processes.
+# DeepSpeed's ZeRO stages on two processes: losses and parameters are those of eager DeepSpeed, the
+# engine has run the products of every step, and what was written is gone on from.
 from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import zero
 from processes import run_script
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.deepspeed,
+    pytest.mark.ort_only,
+    # Not imported here, which takes seconds.
+    pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed"),
+]
+
+Results = list[dict[str, dict[str, dict[str, Any]]]]  # of each rank, by case and who ran it
+
+
+@pytest.fixture(scope="module")
+def results_of(tmp_path_factory) -> Callable[[str], Results]:
+    """Return a function that gives what each rank has seen; processes are started once a group."""
+
+    @functools.cache
+    def run(names: Iterable[str]) -> Results:
+        script = Path(zero.__file__).read_text()
+        paths = [str(Path(zero.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return run_script(
+            script, tmp_path_factory.mktemp("zero"), *names, ranks=2, timeout=540,
+            TORCH_ORT_STRICT="0", TORCH_ORT_EXACT_RANDOM="1",
+            PYTHONPATH=os.pathsep.join(paths),
+        )  # fmt: skip
+
+    groups = [tuple(group) for group in (zero.CASES, zero.SLOW_CASES, zero.FAMILY_CASES)]
+    return lambda case: run(next(group for group in groups if case in group))
+
+
+def cases(*groups: dict[str, zero.Case]) -> list:
+    """Give the names of cases; those of later groups are slow."""
+    first, *rest = groups
+    slow = [name for group in rest for name in group]
+    return [*first, *(pytest.param(name, marks=pytest.mark.slow) for name in slow)]
+
+
+def assert_same(ours: Any, eager: Any, tolerance: float) -> None:
+    torch.testing.assert_close(ours, eager, rtol=tolerance, atol=tolerance / 10)
+
+
+@pytest.mark.parametrize("name", cases(zero.CASES, zero.SLOW_CASES, zero.FAMILY_CASES))
+class TestTraining:
+    def test_is_that_of_eager(self, name: str, results_of: Callable) -> None:
+        results = results_of(name)
+        for of_rank in results:
+            ours, eager = of_rank[name]["ours"], of_rank[name]["eager"]
+            assert_same(ours["losses"], eager["losses"], 1e-5)
+            assert_same(ours["parameters"], eager["parameters"], 1e-3)
+        first, second = [of_rank[name]["ours"]["parameters"] for of_rank in results]
+        assert_same(first, second, 0)
+
+    def test_goes_on_from_a_checkpoint(self, name: str, results_of: Callable) -> None:
+        case = ALL_CASES[name]
+        for of_rank in results_of(name):
+            ours = of_rank[name]["ours"]
+            assert ("again" in ours) == case.checkpoint
+            if case.checkpoint:
+                assert ours["again"]["losses"] == ours["losses"]
+                assert_same(ours["again"]["parameters"], ours["parameters"], 0)
+
+    def test_runs_in_the_engine(self, name: str, results_of: Callable) -> None:
+        case = ALL_CASES[name]
+        runs = zero.STEPS * case.accumulation * case.calls
+        for of_rank in results_of(name):
+            counters = of_rank[name]["ours"]["counters"]
+            assert counters["fallbacks"] == counters["captures_refused"] == 0
+            assert counters["backward_runs"] >= runs
+            if case.family:
+                whole = of_rank[f"stage 2, {case.family}"]["ours"]["counters"]
+                assert counters["steps_product"] >= 0.9 * whole["steps_product"] > 0
+            elif case.dtype is torch.float32 and case.road != "leaves":
+                assert counters["steps_product"] == zero.PRODUCTS * runs
+
+    def test_says_what_it_replaced_alone(self, name: str, results_of: Callable) -> None:
+        case = ALL_CASES[name]
+        is_replaced = case.optimizer == "fused" and case.stage in (1, 2)
+        for of_rank in results_of(name):
+            words = of_rank[name]["ours"]["warnings"]
+            if case.road == "compile" and case.stage == 3:  # what Dynamo cannot trace of DeepSpeed
+                assert all("partitioned_param_coordinator.py" in it for it in words)
+            else:
+                assert ["FP16_Optimizer" in it for it in words] == [True] * is_replaced
+
+
+ALL_CASES = zero.CASES | zero.SLOW_CASES | zero.FAMILY_CASES
+
+
+@pytest.mark.parametrize(
+    ("name", "graphs"),
+    [
+        ("stage 1", 1),
+        ("stage 2, compiled", 1),
+        # Two layers and two blocks, or the three modules of each.
+        ("stage 3", 4),
+        ("stage 3, by modules", 8),
+    ],
+)
+def test_a_graph_for_what_is_gathered_at_once(name, graphs, results_of) -> None:
+    for of_rank in results_of(name):
+        assert of_rank[name]["ours"]["counters"]["graphs_captured"] == graphs
+
 
 SETUP = """
     import os, sys
@@ -37,142 +145,16 @@ SETUP = """
         def forward(self, x):
             return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
 
-    def start(stage, wrap_block, wrap_all, dtype=torch.float32):
-        torch.manual_seed(0)
-        blocks = [wrap_block(Block()) for _ in range(2)]
-        model = wrap_all(nn.Sequential(nn.Linear(16, 64), *blocks, nn.Linear(64, 4)))
-        config = {
-            "train_micro_batch_size_per_gpu": 4,
-            "gradient_accumulation_steps": 2,
-            "gradient_clipping": 1.0,
-            "bf16": {"enabled": dtype is torch.bfloat16},
-            # 0: also parameters as small as these are divided among the ranks.
-            "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
-            "zero_allow_untested_optimizer": True,
-            "zero_force_ds_cpu_optimizer": False,
-        }
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        engine, _, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
-        return engine
-
-    def train(engine, calls=1, dtype=torch.float32):
-        numbers = torch.Generator().manual_seed(rank)
-        losses = []
-        for step in range(6):
-            x = torch.randn(4, 16, generator=numbers).to(dtype)
-            results = [engine(x + i) for i in range(calls)]
-            loss = sum(result.float().pow(2).mean() for result in results)
-            engine.backward(loss)
-            engine.step()
-            losses.append(loss.item())
-        parameters = list(engine.module.parameters())
-        with deepspeed.zero.GatheredParameters(parameters):
-            return {"losses": losses, "parameters": [p.detach().clone() for p in parameters]}
-
-    def plain(module):
-        return module
-
     def report(**values):
         torch.save({**values, "counters": torch_ort.counters()}, f"{folder}/rank_{rank}.pt")
         dist.destroy_process_group()
 """
 
 
-@pytest.fixture
-def run(tmp_path):
-    """Return a function that runs a script in two ranks and checks that their parameters agree."""
-    pytest.importorskip("deepspeed")
-
-    def run_ranks(script, *args, **environment):
-        reports = run_script(SETUP + script, tmp_path, *args, ranks=2, **environment)
-        assert_same(reports[0]["ours"]["parameters"], reports[1]["ours"]["parameters"], 0)
-        for report in reports:
-            assert_same(report["ours"], report["eager"], 1e-3)
-        return reports
-
-    return run_ranks
-
-
-def assert_same(ours, eager, tolerance):
-    torch.testing.assert_close(ours, eager, rtol=tolerance, atol=tolerance / 10)
-
-
-def assert_run_by_the_engine(reports, backward_runs):
-    for report in reports:
-        counters = report["counters"]
-        assert counters["fallbacks"] == 0, counters
-        assert counters["backward_runs"] == backward_runs, counters
-
-
-@pytest.mark.parametrize("stage", ["0", "1", "2"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_stages_that_divide_no_parameters(run, stage, dtype):
-    script = """
-    stage, dtype = int(sys.argv[3]), getattr(torch, sys.argv[4])
-    report(
-        eager=train(start(stage, plain, plain, dtype), dtype=dtype),
-        ours=train(start(stage, plain, torch_ort.ORTModule, dtype), dtype=dtype),
-    )
-    """
-    # In bfloat16 PyTorch's own kernels run, whose results are eager's to the bit.
-    kernels = {"TORCH_ORT_DISABLE": "own_kernels"} if dtype == "bfloat16" else {}
-    reports = run(script, stage, dtype, **kernels)
-    assert_run_by_the_engine(reports, backward_runs=6)
-    for report in reports:
-        assert report["counters"]["graphs_captured"] == 1, report["counters"]
-
-
-def test_parts_whose_parameters_stage_3_gathers_around_them(run):
-    script = """
-    def leaves(wrap):
-        engine = start(3, wrap, lambda model: deepspeed.utils.set_z3_leaf_modules(model, [Block])
-                       and model)
-        return train(engine)
-
-    report(eager=leaves(plain), ours=leaves(torch_ort.ORTModule))
-    """
-    assert_run_by_the_engine(run(script), backward_runs=12)
-
-
-def test_stage_3_with_several_calls_before_a_backward(run):
-    script = """
-    def twice(wrap):
-        def wrap_last(model):
-            model[3] = wrap(model[3])  # its parameters are its own: there is nothing to name
-            return model
-
-        return train(start(3, plain, wrap_last), calls=2)
-
-    report(eager=twice(plain), ours=twice(torch_ort.ORTModule))
-    """
-    assert_run_by_the_engine(run(script), backward_runs=12)
-
-
-def test_a_module_in_which_stage_3_gathers_parameters_runs_in_pytorch(run):
-    script = """
-    import warnings
-
-    from torch_ort.fallback import FallbackWarning
-
-    eager = train(start(3, plain, plain))
-    engine = start(3, plain, torch_ort.ORTModule)
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        ours = train(engine)
-    words = [str(w.message) for w in seen if w.category is FallbackWarning]
-    report(eager=eager, ours=ours, words=words)
-    """
-    for report in run(script, TORCH_ORT_STRICT="0"):
-        assert report["counters"]["fallbacks"] == 1
-        (words,) = report["words"]
-        assert "DeepSpeed's ZeRO stage 3 gathers the parameters of module '0' around" in words
-        assert "set_z3_leaf_modules" in words
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["1", "2"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_checks_in_one_pass_find_what_those_of_deepspeed_find(tmp_path, stage, dtype):
-    pytest.importorskip("deepspeed")
     script = """
     import warnings
 
