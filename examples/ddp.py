@@ -55,7 +55,11 @@ def work(options: Namespace, parser: Parser) -> None:
             state = {"settings": settings, "steps": step + 1, "model": model.state_dict()}
             checkpoint.save(options.checkpoint, state | {"optimizer": optimizer.state_dict()})
 
-    losses = ranks.train(parallel, optimizer, text, range(done, options.steps), after)
+    losses = ranks.train(
+        lambda step: ranks.train_step(parallel, optimizer, text, step),
+        range(done, options.steps),
+        after=after,
+    )
     ranks.finish(losses, options)
 
 

@@ -46,7 +46,9 @@ def work(options: Namespace, parser: Parser) -> None:
     model = ranks.make_model(text, options)
     shard(model, options.backend)
     optimizer = torch.optim.SGD(model.parameters(), lr=ranks.LEARNING_RATE)
-    losses = ranks.train(model, optimizer, text, range(options.steps))
+    losses = ranks.train(
+        lambda step: ranks.train_step(model, optimizer, text, step), range(options.steps)
+    )
     if options.save:
         state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
         if dist.get_rank() == 0:  # the others get an empty dict

@@ -1,4 +1,4 @@
-"""What ddp.py and fsdp.py share: the processes, their parts of each batch, the loop of steps."""
+"""What the scripts of several processes share: how they start, their parts of a batch, the loop."""
 
 import atexit
 import json
@@ -22,6 +22,7 @@ from text import Vocabulary, columns, read_splits, tokenize
 
 LENGTH = 35
 LEARNING_RATE = 1.0
+MAX_NORM = 0.5
 
 
 class Text(NamedTuple):
@@ -32,7 +33,7 @@ class Text(NamedTuple):
 
 
 def make_parser(description: str | None, backends: tuple[str, ...]) -> Parser:
-    """Return a parser with the options of both scripts."""
+    """Return a parser with the options of all scripts."""
     parser = Parser(description)
     parser.add_argument("--backend", choices=backends, default=backends[0], help="who runs it")
     parser.add_argument("--steps", type=whole(1), default=200, help="steps of training in all")
@@ -81,31 +82,43 @@ def batch_of(text: Text, step: int) -> tuple[Tensor, Tensor]:
     return part[:-1], part[1:].reshape(-1)
 
 
-def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, text: Text, step: int) -> float:
-    """Train on one batch; return its loss, the mean over all ranks."""
+def loss_of(model: nn.Module, text: Text, step: int) -> Tensor:
+    """Run the model on this rank's part of a step's batch; return the loss there, float32 []."""
     # Dropout of a step does not depend on the steps before, so that a run can go on anywhere.
     torch.manual_seed(step * dist.get_world_size() + dist.get_rank())
     words, targets = batch_of(text, step)
-    optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(model(words).flatten(0, 1), targets)
-    loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-    optimizer.step()
+    return nn.functional.cross_entropy(model(words).flatten(0, 1).float(), targets)
+
+
+def mean_over_ranks(loss: Tensor) -> float:
+    """Return the mean of the losses of all ranks."""
     total = loss.detach().clone()
     dist.all_reduce(total)
     return total.item() / dist.get_world_size()
 
 
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, text: Text, step: int) -> float:
+    """Train on one batch; return its loss, the mean over all ranks."""
+    optimizer.zero_grad()
+    loss = loss_of(model, text, step)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+    optimizer.step()
+    return mean_over_ranks(loss)
+
+
 def train(
-    model: nn.Module, optimizer: torch.optim.Optimizer, text: Text, steps: Iterable[int],
+    one_step: Callable[[int], float], steps: Iterable[int], learning_rate: float = LEARNING_RATE,
     after: Callable[[int, float], None] = lambda step, loss: None,
 ) -> list[float]:  # fmt: skip
-    """Train for some steps, with a line for every tenth; `after` is called after each."""
-    model.train()
+    """Train for some steps, with a line for every tenth; `after` is called after each.
+
+    `one_step` trains on a step's batch, and gives its loss.
+    """
     losses = []
     for step in steps:
-        loss = train_step(model, optimizer, text, step)
-        check_loss(loss, step + 1, LEARNING_RATE)
+        loss = one_step(step)
+        check_loss(loss, step + 1, learning_rate)
         losses.append(loss)
         after(step, loss)
         if (step + 1) % 10 == 0 and dist.get_rank() == 0:

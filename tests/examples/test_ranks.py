@@ -1,6 +1,7 @@
 # The examples of several processes: eager's losses, and steps that a killed process does not lose.
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -19,6 +20,14 @@ pytestmark = [
     pytest.mark.skipif(not dist.is_available(), reason="torch without distributed"),
 ]
 
+# Tests that need it do not import it here, which takes seconds.
+needs_deepspeed = [
+    pytest.mark.deepspeed,
+    pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed"),
+]
+# Graphs that run at each step. Of fsdp.py each of two layers is one; under ZeRO stage 3 they are
+# the layers, the embedding, the positions and the decoder.
+GRAPHS = {"ddp.py": 1, "fsdp.py": 2, "deepspeed_zero.py": 5}
 SMALL = ("--width", "32", "--words", "20000", "--batch-size", "4")
 
 
@@ -52,6 +61,7 @@ def losses_of(path: Path) -> list[float]:
     [
         ("ddp.py", "ort"),
         ("fsdp.py", "ort"),
+        pytest.param("deepspeed_zero.py", "ortmodule", marks=needs_deepspeed),
         pytest.param("ddp.py", "ortmodule", marks=pytest.mark.slow),
         pytest.param("fsdp.py", "ortmodule", marks=pytest.mark.slow),
     ],
@@ -64,9 +74,8 @@ def test_losses_of_eager(script: str, backend: str, torchrun: Callable, tmp_path
     want = losses_of(tmp_path / "eager.json")
     assert len(want) == 6
     assert losses_of(tmp_path / f"{backend}.json") == pytest.approx(want, rel=1e-4)
-    # Of fsdp.py each layer is a call, of which there are two.
-    calls = {"ddp.py": 6, "fsdp.py": 12}[script]
-    assert re.search("engine: fallbacks 0, .*graphs_captured [12],", printed[backend])
+    calls = 6 * GRAPHS[script]
+    assert re.search("engine: fallbacks 0, .*graphs_captured [125],", printed[backend])
     assert f"backward_runs {calls}, " in printed[backend]
     assert f"forward_runs {calls}, " in printed[backend]
     assert "engine:" not in printed["eager"]
@@ -81,7 +90,26 @@ def test_the_saved_model_is_whole(torchrun: Callable, tmp_path: Path) -> None:
     assert all(type(value) is torch.Tensor for value in state.values())
 
 
-@pytest.mark.parametrize("script", ["ddp.py", "fsdp.py"])
+@pytest.mark.slow
+@pytest.mark.deepspeed
+@pytest.mark.parametrize(("stage", "backend"), [(1, "ort"), (3, "ortmodule")])
+def test_deepspeed_goes_on_from_a_checkpoint(
+    stage: int, backend: str, torchrun: Callable, tmp_path: Path
+) -> None:
+    pytest.importorskip("deepspeed")
+
+    def run(steps: int, folder: str) -> str:
+        arguments = (*SMALL, "--backend", backend, "--stage", stage, "--steps", steps)
+        files = ("--checkpoint", folder, "--every", 3, "--losses", f"{folder}.json")
+        return torchrun(EXAMPLES / "deepspeed_zero.py", *arguments, *files)
+
+    run(6, "whole")
+    run(3, "parted")
+    assert "goes on after step 3" in run(6, "parted")
+    assert losses_of(tmp_path / "parted.json") == losses_of(tmp_path / "whole.json")[3:]
+
+
+@pytest.mark.parametrize("script", ["ddp.py", "fsdp.py", "deepspeed_zero.py"])
 def test_without_torchrun(
     script: str, load_example: Callable, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
