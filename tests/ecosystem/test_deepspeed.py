@@ -42,72 +42,96 @@ def results_of(tmp_path_factory) -> Callable[[str], Results]:
     return lambda case: run(next(group for group in groups if case in group))
 
 
-def cases(*groups: dict[str, zero.Case]) -> list:
-    """Give the names of cases; those of later groups are slow."""
-    first, *rest = groups
-    slow = [name for group in rest for name in group]
-    return [*first, *(pytest.param(name, marks=pytest.mark.slow) for name in slow)]
+ALL_CASES = zero.CASES | zero.SLOW_CASES | zero.FAMILY_CASES
+
+
+def cases(holds: Callable[[zero.Case], bool] = lambda case: True) -> list:
+    """Give the names of cases of which something holds; most are slow."""
+    found = [name for name, case in ALL_CASES.items() if holds(case)]
+    slow = pytest.mark.slow
+    return [pytest.param(name, marks=() if name in zero.CASES else slow) for name in found]
 
 
 def assert_same(ours: Any, eager: Any, tolerance: float) -> None:
     torch.testing.assert_close(ours, eager, rtol=tolerance, atol=tolerance / 10)
 
 
-@pytest.mark.parametrize("name", cases(zero.CASES, zero.SLOW_CASES, zero.FAMILY_CASES))
-class TestTraining:
-    def test_is_that_of_eager(self, name: str, results_of: Callable) -> None:
-        results = results_of(name)
-        for of_rank in results:
-            ours, eager = of_rank[name]["ours"], of_rank[name]["eager"]
-            assert_same(ours["losses"], eager["losses"], 1e-5)
-            assert_same(ours["parameters"], eager["parameters"], 1e-3)
-        first, second = [of_rank[name]["ours"]["parameters"] for of_rank in results]
-        assert_same(first, second, 0)
-
-    def test_goes_on_from_a_checkpoint(self, name: str, results_of: Callable) -> None:
-        case = ALL_CASES[name]
-        for of_rank in results_of(name):
-            ours = of_rank[name]["ours"]
-            assert ("again" in ours) == case.checkpoint
-            if case.checkpoint:
-                assert ours["again"]["losses"] == ours["losses"]
-                assert_same(ours["again"]["parameters"], ours["parameters"], 0)
-
-    def test_runs_in_the_engine(self, name: str, results_of: Callable) -> None:
-        case = ALL_CASES[name]
-        runs = zero.STEPS * case.accumulation * case.calls
-        for of_rank in results_of(name):
-            counters = of_rank[name]["ours"]["counters"]
-            assert counters["fallbacks"] == counters["captures_refused"] == 0
-            assert counters["backward_runs"] >= runs
-            if case.family:
-                whole = of_rank[f"stage 2, {case.family}"]["ours"]["counters"]
-                assert counters["steps_product"] >= 0.9 * whole["steps_product"] > 0
-            elif case.dtype is torch.float32 and case.road != "leaves":
-                assert counters["steps_product"] == zero.PRODUCTS * runs
-
-    def test_says_what_it_replaced_alone(self, name: str, results_of: Callable) -> None:
-        case = ALL_CASES[name]
-        is_replaced = case.optimizer == "fused" and case.stage in (1, 2)
-        for of_rank in results_of(name):
-            words = of_rank[name]["ours"]["warnings"]
-            if case.road == "compile" and case.stage == 3:  # what Dynamo cannot trace of DeepSpeed
-                assert all("partitioned_param_coordinator.py" in it for it in words)
-            else:
-                assert ["FP16_Optimizer" in it for it in words] == [True] * is_replaced
+@pytest.mark.parametrize("name", cases())
+def test_training_is_that_of_eager(name: str, results_of: Callable) -> None:
+    results = results_of(name)
+    for of_rank in results:
+        ours, eager = of_rank[name]["ours"], of_rank[name]["eager"]
+        assert_same(ours["losses"], eager["losses"], 1e-5)
+        assert_same(ours["parameters"], eager["parameters"], 1e-3)
+    first, second = [of_rank[name]["ours"]["parameters"] for of_rank in results]
+    assert_same(first, second, 0)
 
 
-ALL_CASES = zero.CASES | zero.SLOW_CASES | zero.FAMILY_CASES
+@pytest.mark.parametrize("name", cases(lambda case: case.checkpoint))
+def test_a_checkpoint_is_gone_on_from_to_the_bit(name: str, results_of: Callable) -> None:
+    for of_rank in results_of(name):
+        ours = of_rank[name]["ours"]
+        assert ours["again"]["losses"] == ours["losses"]
+        assert_same(ours["again"]["parameters"], ours["parameters"], 0)
+
+
+@pytest.mark.parametrize("name", cases())
+def test_the_engine_runs_without_a_fallback(name: str, results_of: Callable) -> None:
+    case = ALL_CASES[name]
+    for of_rank in results_of(name):
+        counters = of_rank[name]["ours"]["counters"]
+        assert counters["fallbacks"] == counters["captures_refused"] == 0
+        assert counters["backward_runs"] >= zero.STEPS * case.accumulation * case.calls
+
+
+def has_counted_products(case: zero.Case) -> bool:
+    """Tell whether the engine's own kernels multiply, and what is outside of it does not."""
+    return case.dtype is torch.float32 and case.road != "leaves" and not case.family
+
+
+@pytest.mark.parametrize("name", cases(has_counted_products))
+def test_the_engine_runs_all_products(name: str, results_of: Callable) -> None:
+    case = ALL_CASES[name]
+    runs = zero.STEPS * case.accumulation * case.calls
+    for of_rank in results_of(name):
+        counters = of_rank[name]["ours"]["counters"]
+        assert counters["steps_product"] == zero.PRODUCTS * runs
+
+
+@pytest.mark.parametrize("name", cases(lambda case: case.family and case.stage == 3))
+def test_the_engine_runs_nine_in_ten_products_of_a_whole_graph(
+    name: str, results_of: Callable
+) -> None:
+    whole = f"stage 2 {ALL_CASES[name].family}"
+    for of_rank in results_of(name):
+        want = of_rank[whole]["ours"]["counters"]
+        assert want["graphs_captured"] < of_rank[name]["ours"]["counters"]["graphs_captured"]
+        # Blocks of T5's decoder get a cache, with which no graph is captured: there each of their
+        # layers is a graph, and the products between these are PyTorch's.
+        got = of_rank[name]["ours"]["counters"]["steps_product"]
+        assert got >= (0.9 if name.endswith("t5") else 1) * want["steps_product"] > 0
+
+
+@pytest.mark.parametrize("name", cases())
+def test_warnings_name_what_is_replaced(name: str, results_of: Callable) -> None:
+    case = ALL_CASES[name]
+    is_replaced = case.optimizer == "fused" and case.stage in (1, 2)
+    for of_rank in results_of(name):
+        words = of_rank[name]["ours"]["warnings"]
+        if case.road == "compile" and case.stage == 3:  # what Dynamo cannot trace of DeepSpeed
+            assert all("partitioned_param_coordinator.py" in it for it in words)
+        else:
+            assert ["FP16_Optimizer" in it for it in words] == [True] * is_replaced
 
 
 @pytest.mark.parametrize(
     ("name", "graphs"),
     [
         ("stage 1", 1),
-        ("stage 2, compiled", 1),
+        ("stage 2 compiled", 1),
         # Two layers and two blocks, or the three modules of each.
         ("stage 3", 4),
-        ("stage 3, by modules", 8),
+        ("stage 3 by modules", 8),
     ],
 )
 def test_a_graph_for_what_is_gathered_at_once(name, graphs, results_of) -> None:

@@ -43,33 +43,31 @@ CASES = {
     "stage 1": Case(1),
     "stage 2": Case(2, checkpoint=True),
     "stage 3": Case(3, checkpoint=True),
-    "stage 1, bf16": Case(1, torch.bfloat16, "fused"),
-    "stage 2, bf16": Case(2, torch.bfloat16, "fused"),
-    "stage 3, bf16": Case(3, torch.bfloat16, "fused"),
-    "stage 3, by modules": Case(3, road="modules"),
-    "stage 2, compiled": Case(2, road="compile"),
+    "stage 1 bf16": Case(1, torch.bfloat16, "fused"),
+    "stage 2 bf16": Case(2, torch.bfloat16, "fused"),
+    "stage 3 bf16": Case(3, torch.bfloat16, "fused"),
+    "stage 3 by modules": Case(3, road="modules"),
+    "stage 2 compiled": Case(2, road="compile"),
 }
 SLOW_CASES = {
     "stage 0": Case(0, accumulation=2),
-    "stage 0, bf16": Case(0, torch.bfloat16, "torch", checkpoint=True),
-    "stage 1, own optimizer": Case(1, torch.float32, "fused", checkpoint=True),
-    "stage 2, own optimizer": Case(2, torch.float32, "fused", accumulation=2),
-    "stage 3, own optimizer": Case(3, torch.float32, "fused", accumulation=2),
-    "stage 1, bf16, checkpoint": Case(1, torch.bfloat16, checkpoint=True),
-    "stage 2, bf16, checkpoint": Case(2, torch.bfloat16, checkpoint=True),
-    "stage 3, bf16, checkpoint": Case(3, torch.bfloat16, checkpoint=True),
-    "stage 3, by modules, accumulated": Case(3, road="modules", accumulation=2),
-    "stage 3, by modules, called twice": Case(3, road="modules", calls=2),
-    "stage 3, leaves wrapped by hand": Case(3, road="leaves"),
-    "stage 1, compiled": Case(1, road="compile", checkpoint=True),
-    "stage 2, bf16, compiled": Case(2, torch.bfloat16, road="compile"),
-    "stage 3, compiled": Case(3, road="compile", checkpoint=True),
+    "stage 0 bf16": Case(0, torch.bfloat16, "torch", checkpoint=True),
+    "stage 1 own optimizer": Case(1, torch.float32, "fused", checkpoint=True),
+    "stage 2 own optimizer": Case(2, torch.float32, "fused", accumulation=2),
+    "stage 3 own optimizer": Case(3, torch.float32, "fused", accumulation=2),
+    "stage 1 bf16 checkpoint": Case(1, torch.bfloat16, checkpoint=True),
+    "stage 2 bf16 checkpoint": Case(2, torch.bfloat16, checkpoint=True),
+    "stage 3 bf16 checkpoint": Case(3, torch.bfloat16, checkpoint=True),
+    "stage 3 by modules accumulated": Case(3, road="modules", accumulation=2),
+    "stage 3 by modules called twice": Case(3, road="modules", calls=2),
+    "stage 3 leaves wrapped by hand": Case(3, road="leaves"),
+    "stage 1 compiled": Case(1, road="compile", checkpoint=True),
+    "stage 2 bf16 compiled": Case(2, torch.bfloat16, road="compile"),
+    "stage 3 compiled": Case(3, road="compile", checkpoint=True),
 }
 FAMILIES = ("bert", "gpt2", "t5", "llama", "vit")
 FAMILY_CASES = {
-    f"stage {stage}, {family}": Case(stage, family=family)
-    for family in FAMILIES
-    for stage in (2, 3)
+    f"stage {stage} {family}": Case(stage, family=family) for family in FAMILIES for stage in (2, 3)
 }
 
 
