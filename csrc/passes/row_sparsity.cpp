@@ -746,6 +746,7 @@ class Rewriter {
     const auto has_work = [this](const Node* node) { return analysis_.work(node) != nullptr; };
     // One rewrite: what one node leaves out, all its readers leave out.
     if (std::none_of(nodes.begin(), nodes.end(), has_work) || !may_rewrite()) return 0;
+    device_ = (*std::find_if(nodes.begin(), nodes.end(), has_work))->outputs[0]->type.device;
     move_early();
     for (Node* node : nodes) {
       for (Value* output : node->outputs) {
@@ -775,7 +776,8 @@ class Rewriter {
 
   // For all readers: those that know which rows are zeros do not mind.
   void write_zeros(Node& node, Value& value) {
-    ops::Writer write(graph_, &*std::next(node.position));
+    const auto next = std::next(node.position);
+    ops::Writer write(graph_, next == graph_.nodes.end() ? nullptr : &*next);
     Value* zeroed =
         write.make_ours("ZeroRows", {&value, list(analysis_.facts(&value).nonzero)}, value.type);
     ir::replace_uses(value, *zeroed, graph_);
@@ -870,7 +872,7 @@ class Rewriter {
     const ir::Type type{
         .dtype = ir::DType::kInt64,
         .shape = Shape{analysis_.space().sequences, ops::plus(analysis_.space().length, 1)},
-        .device = first_->outputs[0]->type.device};
+        .device = device_};
     ops::Writer write(graph_, first_);
     return write.make_ours("Rows", std::move(sources), type, std::move(attrs));
   }
@@ -878,6 +880,7 @@ class Rewriter {
   Graph& graph_;
   Analysis& analysis_;
   Node* first_ = nullptr;
+  ir::Device device_;
   std::map<RowSet, Value*> lists_;
 };
 
