@@ -85,7 +85,8 @@ def report_of(fraction: float | int, **options) -> torch_ort.Report:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_gradients_are_the_same_bits(dtype, fraction):
     """With dropout: what is drawn again is what was drawn."""
-    options = {"emulate_eager_casts": dtype.itemsize == 2}
+    # Under a budget all rows are computed, and sums have them all.
+    options = {"emulate_eager_casts": dtype.itemsize == 2, "disable": ("row_sparsity",)}
     for got, want in zip(
         compiled(options | {"memory_budget": fraction}, dtype), compiled(options, dtype),
         strict=True,

@@ -97,6 +97,9 @@ def disabled_passes(options: Options) -> list[str]:
     # Only kernels of the engine's own leave rows out.
     if "products" in options.disable or _region_mode(options) != "kernel":
         names.append("row_sparsity")
+    # A budget counts what crosses to the last byte, and knows no lists of rows.
+    elif budget.of_options(options) is not None:
+        names.append("row_sparsity")
     return names
 
 
