@@ -94,11 +94,10 @@ def disabled_passes(options: Options) -> list[str]:
     for each in _C.passes():
         if each.not_with is not None and getattr(options, each.not_with):
             names.append(each.name)
-    # Only kernels of the engine's own leave rows out.
-    if "products" in options.disable or _region_mode(options) != "kernel":
-        names.append("row_sparsity")
-    # A budget counts what crosses to the last byte, and knows no lists of rows.
-    elif budget.of_options(options) is not None:
+    # Only kernels of the engine leave rows out. A budget counts what crosses to the last byte,
+    # and knows no lists of rows.
+    runs_own_kernels = "products" not in options.disable and _region_mode(options) == "kernel"
+    if not runs_own_kernels or budget.of_options(options) is not None:
         names.append("row_sparsity")
     return names
 
