@@ -77,6 +77,14 @@ static Access full_access(const Layout& layout, int64_t num_columns) {
   return access;
 }
 
+bool lies_by_rows(const Layout& layout) {
+  int64_t stride = 1;
+  for (size_t i = layout.sizes.size(); i-- > 0; stride *= layout.sizes[i]) {
+    if (layout.sizes[i] > 1 && layout.strides[i] != stride) return false;
+  }
+  return true;
+}
+
 Access access_of(const Layout& layout, Space space, int64_t num_columns) {
   if (space == Space::kFull) return full_access(layout, num_columns);
   std::vector<Access::Axis> axes;

@@ -62,14 +62,6 @@ Results<Each> results(const ops::LinearLoss& form, At at) {
   return found;
 }
 
-bool lies_by_rows(const Layout& layout) {
-  int64_t stride = 1;
-  for (size_t i = layout.sizes.size(); i-- > 0; stride *= layout.sizes[i]) {
-    if (layout.sizes[i] > 1 && layout.strides[i] != stride) return false;
-  }
-  return true;
-}
-
 template <typename T>
 class LinearCrossEntropy final : public Kernel {
  public:

@@ -31,6 +31,8 @@ struct Access {
   }
 };
 
+// Whether the elements lie one after the other, the last dim first.
+bool lies_by_rows(const Layout& layout);
 // InternalError if no dims of a full operand make the columns.
 Access access_of(const Layout& layout, Space space, int64_t num_columns);
 

@@ -26,14 +26,6 @@ int64_t product(const std::vector<int64_t>& sizes) {
   return count;
 }
 
-bool is_row_major(const Layout& layout) {
-  int64_t stride = 1;
-  for (size_t i = layout.sizes.size(); i-- > 0; stride *= layout.sizes[i]) {
-    if (layout.sizes[i] != 1 && layout.strides[i] != stride) return false;
-  }
-  return true;
-}
-
 // ---- Rows
 
 // Marks rows of sequences: `marks` has one byte for each, [sequences, length].
@@ -156,7 +148,7 @@ class Rows final : public Kernel {
   Rows(const ir::Node& node, const std::vector<Layout>& inputs, const Layout& list)
       : is_all_(ir::int_attr(node.attrs, "is_all", 0) != 0),
         is_closed_(ir::int_attr(node.attrs, "is_closed", 0) != 0) {
-    ORT_CHECK(list.dtype == ir::DType::kInt64 && list.sizes.size() == 2 && is_row_major(list),
+    ORT_CHECK(list.dtype == ir::DType::kInt64 && list.sizes.size() == 2 && lies_by_rows(list),
               "Rows: got ", list.sizes.size(), " dims of ", ir::name(list.dtype),
               " for the list, want 2 of int64 in one run");
     num_sequences_ = list.sizes[0];
@@ -190,8 +182,7 @@ class Rows final : public Kernel {
 
   void run(const void* const* inputs, void* const* outputs) const override {
     thread_local std::vector<uint8_t> marks;
-    marks.assign(static_cast<size_t>(num_rows()), 0);
-    if (is_all_) std::fill(marks.begin(), marks.end(), uint8_t{1});
+    marks.assign(static_cast<size_t>(num_rows()), is_all_ ? 1 : 0);
     for (size_t i = 0; i < sources_.size(); ++i) sources_[i]->mark(inputs[i], marks.data());
     for (int64_t sequence = 0; sequence < num_sequences_; ++sequence) {
       uint8_t* of_sequence = marks.data() + sequence * length_;
@@ -304,7 +295,7 @@ RowList::RowList(const void* list, int64_t num_rows)
 }
 
 void check_row_list(const Layout& list, int64_t num_rows) {
-  ORT_CHECK(list.dtype == ir::DType::kInt64 && is_row_major(list) && product(list.sizes) > num_rows,
+  ORT_CHECK(list.dtype == ir::DType::kInt64 && lies_by_rows(list) && product(list.sizes) > num_rows,
             "rows: got ", product(list.sizes), " ", ir::name(list.dtype), ", want ", num_rows + 1,
             " int64 one after the other");
 }
