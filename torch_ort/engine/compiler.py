@@ -97,7 +97,7 @@ def disabled_passes(options: Options) -> list[str]:
     # Only kernels of the engine leave rows out. A budget counts what crosses to the last byte,
     # and knows no lists of rows.
     runs_own_kernels = "products" not in options.disable and _region_mode(options) == "kernel"
-    if not runs_own_kernels or budget.of_options(options) is not None:
+    if not runs_own_kernels or options.memory_budget:
         names.append("row_sparsity")
     return names
 
