@@ -84,6 +84,14 @@ def eager_gradients(model: nn.Module, *inputs: torch.Tensor) -> list[torch.Tenso
     return [parameter.grad for parameter in copied.parameters()]
 
 
+def watched(road: Callable) -> tuple[nn.Module, list[torch.Tensor], Callable]:
+    """Give a model with hooks, the gradients of a batch in eager PyTorch, and the call."""
+    model = make_model()
+    wanted = eager_gradients(model, batch())
+    add_hooks(model, [])
+    return model, wanted, road(model)
+
+
 def check(model: nn.Module, wanted: list[torch.Tensor]) -> None:
     torch.testing.assert_close([parameter.grad for parameter in model.parameters()], wanted)
 
@@ -294,10 +302,7 @@ def test_a_hook_that_writes_what_is_still_read_raises():
 
 @ROADS
 def test_retained_graphs(road):
-    model = make_model()
-    wanted = eager_gradients(model, batch())
-    add_hooks(model, [])
-    call = road(model)
+    model, wanted, call = watched(road)
     for _ in range(2):
         model.zero_grad()
         loss = loss_of(call, batch())
@@ -349,10 +354,7 @@ def test_backward_inside_of_a_hook(road):
 
 @ROADS
 def test_gradients_of_some_inputs(road):
-    model = make_model()
-    wanted = eager_gradients(model, batch())
-    add_hooks(model, [])
-    call = road(model)
+    model, wanted, call = watched(road)
     backward(call, model, batch())
     parameters = list(model.parameters())
     for positions in ([-1], [0], [3, 8], list(range(len(parameters)))):
@@ -449,10 +451,7 @@ def test_outputs_without_a_gradient(road):
 
 @ROADS
 def test_under_a_checkpoint(road):
-    model = make_model()
-    wanted = eager_gradients(model, batch())
-    add_hooks(model, [])
-    call = road(model)
+    model, wanted, call = watched(road)
     for _ in range(3):
         backward(lambda x: checkpoint(call, x, use_reentrant=False), model, batch())
         check(model, wanted)
@@ -485,10 +484,7 @@ def test_a_hook_that_raises(road):
 
 @ROADS
 def test_backward_in_other_threads(road):
-    model = make_model()
-    wanted = eager_gradients(model, batch())
-    add_hooks(model, [])
-    call = road(model)
+    model, wanted, call = watched(road)
     backward(call, model, batch())
     parameters = list(model.parameters())
     found: list[list[torch.Tensor]] = []
@@ -520,10 +516,7 @@ def test_sizes_that_change(road):
 
 
 def test_saved_tensor_hooks_and_accumulation():
-    model = make_model()
-    wanted = eager_gradients(model, batch())
-    add_hooks(model, [])
-    call = by_recorder(model)
+    model, wanted, call = watched(by_recorder)
     backward(call, model, batch())
     with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda tensor: tensor):
         loss = loss_of(call, batch())
