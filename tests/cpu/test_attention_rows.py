@@ -304,11 +304,11 @@ class TestErrors:
             case.call("Attention", heads | lists, [case.query], True)
 
     def test_layouts_of_lists(self):
-        words = "file: node 'y0': Attention: list of rows: got 1 dims of int64, want 5 int64"
+        words = "file: node 'y0': rows: got 4 int64, want 5 int64"
         self.run(lambda lists: lists.update(qr=torch.zeros(4, dtype=torch.int64)), words)
-        words = "list of rows: got 1 dims of int32, want 6 int64"
+        words = "rows: got 6 int32, want 6 int64"
         self.run(lambda lists: lists.update(kr=torch.zeros(6, dtype=torch.int32)), words)
-        words = "list of rows: got 4 dims of float32, want 6 int64"
+        words = "rows: got 6 float32, want 6 int64"
         self.run(lambda lists: lists.update(kr=torch.zeros(1, 1, 1, 6)), words)
         self.run(lambda lists: lists.pop("kr"), "Attention: got 4 inputs")
 

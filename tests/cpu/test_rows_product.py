@@ -257,10 +257,9 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("rows", "sums", "words"),
         [
-            (torch.zeros(3, dtype=torch.int64), False, "got 1 dims of int64, want 4 int64"),
-            (torch.zeros(4, dtype=torch.int64), True, "got 1 dims of int64, want 5 int64"),
-            (torch.zeros(4, dtype=torch.int32), False, "got 1 dims of int32, want 4 int64"),
-            (torch.zeros(4, 1, dtype=torch.int64), False, "got 2 dims of int64, want 4 int64"),
+            (torch.zeros(3, dtype=torch.int64), False, "got 3 int64, want 4 int64"),
+            (torch.zeros(4, dtype=torch.int64), True, "got 4 int64, want 5 int64"),
+            (torch.zeros(4, dtype=torch.int32), False, "got 4 int32, want 4 int64"),
             (torch.zeros(8, dtype=torch.int64)[::2], False, "want 4 int64 one after the other"),
         ],
     )
@@ -290,5 +289,5 @@ class TestErrors:
     def test_files(self):
         case = Case((3, 4, 5), torch.tensor([1]), False, torch.float32)
         case.list = case.list[:3]
-        with pytest.raises(torch_ort.UserError, match="file: node 'y': RowsProduct: rows: got 1"):
+        with pytest.raises(torch_ort.UserError, match="file: node 'y': rows: got 3 int64, want 4"):
             run_graph(case)
