@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -70,6 +71,10 @@ def _reset() -> None:
     if "torch_ort" in sys.modules:
         sys.modules["torch_ort"].reset_counters()
         sys.modules["torch_ort"]._C.set_failpoint(None)
+    # A record that pytest keeps for a loud logger keeps alive what the test wants freed.
+    for name in ("orttraining", "orttraining.engine", "torch_ort"):
+        logging.getLogger(name).setLevel(logging.NOTSET)
+        logging.getLogger(name).disabled = False
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -81,7 +86,7 @@ def small_heap() -> None:
 
 @pytest.fixture(autouse=True)
 def fresh_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Give each test strict mode, a seed, eager's numbers, no compiled code, counters at 0."""
+    """Give each test strict mode, a seed, eager's numbers, and nothing of the test before it."""
     monkeypatch.setenv("TORCH_ORT_STRICT", "1")
     monkeypatch.setenv("TORCH_ORT_EXACT_RANDOM", "1")
     _reset()

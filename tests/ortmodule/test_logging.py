@@ -11,7 +11,6 @@ import subprocess
 import sys
 import textwrap
 import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,18 +46,12 @@ TITLE = "ORTModule: forward and backward run as one graph in the engine"
 
 
 @pytest.fixture(autouse=True)
-def logger(monkeypatch) -> Iterator[logging.Logger]:
-    """Give the log, and put its level back afterwards."""
+def logger(monkeypatch) -> logging.Logger:
+    """Give the log, of which the environment asks nothing."""
     monkeypatch.delenv("ORTMODULE_LOG_LEVEL", raising=False)
     monkeypatch.delenv("ORTMODULE_FALLBACK_POLICY", raising=False)
     monkeypatch.setattr(logs, "_said", set())
-    log = logging.getLogger("orttraining")
-    touched = (log, log.getChild("engine"), logging.getLogger("torch_ort"))
-    before = [(each.level, each.disabled) for each in touched]
-    yield log
-    for each, (level, disabled) in zip(touched, before, strict=True):
-        each.setLevel(level)
-        each.disabled = disabled
+    return logging.getLogger("orttraining")
 
 
 @pytest.fixture
