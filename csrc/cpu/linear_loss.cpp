@@ -8,12 +8,15 @@
 //   d logit[c] = factor * (exp(logit[c] - largest) / sum - (c is the label)),
 //
 // where the factor of a row is the weight of its class, for a mean over the sum of all of them.
+//
+// Listed rows that do not follow each other are copied, as many as a chunk has.
 #include "ops/linear_loss.h"
 
 #include "base/error.h"
 #include "cpu/product.h"
 #include "cpu/program.h"
 #include "cpu/rounding.h"
+#include "cpu/rows.h"
 #include "cpu/thread_memory.h"
 
 #include <ATen/Parallel.h>
@@ -22,9 +25,12 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <type_traits>
+#include <vector>
 
 namespace torch_ort::cpu {
 
@@ -35,7 +41,7 @@ constexpr int64_t kBlock = 512;  // classes
 // The inputs and outputs by name; nullptr where there is none.
 template <typename Each>
 struct Operands {
-  Each hidden{}, weight{}, labels{}, bias{}, class_weight{};
+  Each hidden{}, weight{}, labels{}, bias{}, class_weight{}, list{};
 };
 template <typename Each>
 struct Results {
@@ -48,6 +54,7 @@ Operands<Each> operands(const ops::LinearLoss& form, At at) {
   Operands<Each> found{at(0), at(1), at(2)};
   if (form.has_bias) found.bias = at(next++);
   if (form.has_class_weight) found.class_weight = at(next++);
+  if (form.has_row_list) found.list = at(next++);
   return found;
 }
 
@@ -82,16 +89,15 @@ class LinearCrossEntropy final : public Kernel {
     const int64_t blocks = ceil_div(classes_, kBlock);
     blocks_of_group_ = std::max<int64_t>(ceil_div(blocks, form_.groups), 1);
     groups_ = ceil_div(blocks, blocks_of_group_);
-    for (int64_t rows : {form_.rows, rows_ % form_.rows}) {
-      for (int64_t columns : {kBlock, classes_ % kBlock}) {
-        if (rows > 0 && columns > 0 && rows <= rows_ && columns <= classes_) add(rows, columns);
-      }
+    for (int64_t columns : {kBlock, classes_ % kBlock}) {
+      if (columns > 0 && columns <= classes_) add(columns);
     }
   }
 
   std::string str() const override {
     return concat("linear cross-entropy, ", rows_, " x ", width_, ", ", classes_, " classes, ",
-                  form_.rows, " rows at a time, ", groups_, " groups\n");
+                  form_.rows, " rows at a time, ", groups_, " groups",
+                  form_.has_row_list ? ", of listed rows" : "", "\n");
   }
 
   void run(const void* const* inputs, void* const* outputs) const override {
@@ -101,11 +107,26 @@ class LinearCrossEntropy final : public Kernel {
     const double total = sum_weights(call);
     call.factor = form_.is_mean ? 1 / total : 1;
     lay_out(call);
-    if (rows_ == 0 || classes_ == 0) clear_sums(call);
+    int64_t count = rows_;
+    if (form_.has_row_list) {
+      const RowList list(call.in.list, rows_);
+      count = list.count();
+      if (list.is_run()) {
+        call.offset = count == 0 ? 0 : list.rows()[0];
+      } else {
+        call.listed = list.rows();
+      }
+    }
+    if (count == 0 || classes_ == 0) clear_sums(call);
+    // The rows of a chunk, for its products.
+    thread_local std::vector<int64_t> first_rows;
+    first_rows.resize(static_cast<size_t>(form_.rows) + 1);
+    std::iota(first_rows.begin() + 1, first_rows.end(), 0);
+    call.first_rows = first_rows.data();
     double loss = 0;
-    for (int64_t row = 0; row < rows_; row += form_.rows) {
+    for (int64_t row = 0; row < count; row += form_.rows) {
       call.row = row;
-      call.rows = std::min(form_.rows, rows_ - row);
+      call.rows = first_rows[0] = std::min(form_.rows, count - row);
       loss += run_chunk(call);
     }
     *reinterpret_cast<T*>(call.out.loss) = static_cast<T>(form_.is_mean ? loss / total : loss);
@@ -115,7 +136,7 @@ class LinearCrossEntropy final : public Kernel {
   static constexpr ir::DType kDType =
       std::is_same_v<T, double> ? ir::DType::kDouble : ir::DType::kFloat;
 
-  // For so many rows and classes.
+  // For so many classes.
   struct Products {
     std::unique_ptr<const Kernel> logits, hidden_grad, weight_grad, more_weight_grad;
   };
@@ -124,9 +145,19 @@ class LinearCrossEntropy final : public Kernel {
     Operands<const char*> in;
     Results<char*> out;
     double factor = 1;
-    int64_t row = 0, rows = 0;  // of the chunk
+    // The rows to compute: those listed, or all from `offset` on.
+    const int64_t* listed = nullptr;
+    int64_t offset = 0;
+    int64_t row = 0, rows = 0;            // of the chunk, among them
+    const int64_t* first_rows = nullptr;  // how many rows the chunk has, and 0, 1, ...
+    const char* hidden = nullptr;         // of the chunk, one row after the other
+
+    int64_t number(int64_t r) const {
+      return listed == nullptr ? offset + row + r : listed[row + r];
+    }
     // In the workspace. By group and row of the chunk: the largest logit, the sum.
     T *logits = nullptr, *largest = nullptr, *sums = nullptr, *hidden_grads = nullptr;
+    T* copied = nullptr;  // rows of hidden
     // By row of the chunk: the largest of all, the factor over the sum, the logit of the label.
     T *row_largest = nullptr, *row_scale = nullptr, *picked = nullptr;
   };
@@ -140,10 +171,11 @@ class LinearCrossEntropy final : public Kernel {
     const int64_t rows = in_.hidden.sizes[0], width = in_.hidden.sizes[1];
     const int64_t classes = in_.weight.sizes[0];
     // A file may say any sizes of what is expanded.
-    const double of_row = 2.0 * form_.groups + 3 + classes + 1.0 * form_.groups * width;
+    const double of_row = 2.0 * form_.groups + 3 + classes + (form_.groups + 1.0) * width;
     ORT_CHECK(form_.rows * of_row < 1e18,
               "LinearCrossEntropy: got chunks of more numbers than "
               "there can be");
+    if (form_.has_row_list) check_row_list(in_.list, rows);
     ORT_CHECK(in_.weight.sizes[1] == width && fits(in_.labels, {rows}) &&
                   in_.labels.dtype == ir::DType::kInt64 && in_.weight.dtype == in_.hidden.dtype &&
                   (!form_.has_bias || fits(in_.bias, {classes})) &&
@@ -163,27 +195,36 @@ class LinearCrossEntropy final : public Kernel {
     }
   }
 
-  void add(int64_t rows, int64_t columns) {
+  void add(int64_t columns) {
+    const int64_t rows = form_.rows;
     const Layout logits{kDType, {rows, columns}, {row_, 1}};
+    const Layout list{ir::DType::kInt64, {rows + 1}, {1}};
     Layout rows_of_hidden = in_.hidden, weights = in_.weight;
     rows_of_hidden.sizes[0] = rows;
+    if (form_.has_row_list) rows_of_hidden.strides = {width_, 1};
     weights.sizes[0] = columns;
-    Products& made = products_[{rows, columns}];
+    const auto of_rows = [&](const region::Product& product) {
+      return make_rows_product(product, list, false, isa_);
+    };
+    const auto over_rows = [&](const region::Product& product) {
+      return make_rows_product(product, list, true, isa_);
+    };
+    Products& made = products_[columns];
     region::Product product{logits, rows_of_hidden, turned(weights), std::nullopt};
     if (form_.has_bias) {
       product.start = Layout{in_.bias.dtype, {1, columns}, {0, in_.bias.strides[0]}};
     }
-    made.logits = make_product(product, isa_);
+    made.logits = of_rows(product);
     const Layout grads =
         pairs_ ? Layout{ir::DType::kBFloat16, {rows, columns}, {kBlock, 1}} : logits;
     if (form_.has_hidden_grad) {
       const Layout sums{kDType, {rows, width_}, {width_, 1}};
-      made.hidden_grad = make_product({sums, grads, weights, sums}, isa_);
+      made.hidden_grad = of_rows({sums, grads, weights, sums});
     }
     if (form_.has_weight_grad) {
       const Layout sums{kDType, {columns, width_}, {width_, 1}};
-      made.weight_grad = make_product({sums, turned(grads), rows_of_hidden, std::nullopt}, isa_);
-      made.more_weight_grad = make_product({sums, turned(grads), rows_of_hidden, sums}, isa_);
+      made.weight_grad = over_rows({sums, turned(grads), rows_of_hidden, std::nullopt});
+      made.more_weight_grad = over_rows({sums, turned(grads), rows_of_hidden, sums});
     }
   }
 
@@ -238,11 +279,12 @@ class LinearCrossEntropy final : public Kernel {
     call.picked = take(1);
     if (form_.has_grad()) call.logits = take(classes_);
     if (form_.has_hidden_grad) call.hidden_grads = take(form_.groups * width_);
+    if (form_.has_row_list) call.copied = take(width_);
   }
 
   // No chunk writes what is a sum of nothing.
   void clear_sums(const Call& call) const {
-    if (form_.has_hidden_grad) {
+    if (form_.has_hidden_grad && !form_.has_row_list) {
       std::fill_n(reinterpret_cast<T*>(call.out.hidden_grad), rows_ * width_, T(0));
     }
     if (form_.has_weight_grad) {
@@ -255,6 +297,7 @@ class LinearCrossEntropy final : public Kernel {
 
   // Gives the sum of its losses.
   double run_chunk(Call& call) const {
+    call.hidden = hidden_rows(call);
     at::parallel_for(0, groups_, 1, [&](int64_t begin, int64_t end) {
       for (int64_t group = begin; group < end; ++group) make_logits(call, group);
     });
@@ -281,25 +324,51 @@ class LinearCrossEntropy final : public Kernel {
     return base + i * layout.strides[0] * ir::size_bytes(layout.dtype);
   }
 
+  const char* hidden_rows(const Call& call) const {
+    const bool lies = in_.hidden.strides[0] == width_ && in_.hidden.strides[1] == 1;
+    if (!form_.has_row_list || (call.listed == nullptr && lies)) {
+      return at(call.in.hidden, in_.hidden, call.number(0));
+    }
+    const int64_t size = ir::size_bytes(in_.hidden.dtype);
+    char* const copied = reinterpret_cast<char*>(call.copied);
+    at::parallel_for(0, call.rows, 64, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const char* from = at(call.in.hidden, in_.hidden, call.number(r));
+        char* const to = copied + r * width_ * size;
+        if (in_.hidden.strides[1] == 1) {
+          std::memcpy(to, from, static_cast<size_t>(width_ * size));
+          continue;
+        }
+        for (int64_t i = 0; i < width_; ++i) {
+          std::memcpy(to + i * size, from + i * in_.hidden.strides[1] * size,
+                      static_cast<size_t>(size));
+        }
+      }
+    });
+    return copied;
+  }
+
   void make_logits(const Call& call, int64_t group) const {
     T* const largest = call.largest + group * form_.rows;
     T* const sums = call.sums + group * form_.rows;
     std::fill_n(largest, call.rows, -std::numeric_limits<T>::infinity());
     std::fill_n(sums, call.rows, T(0));
-    const char* hidden = at(call.in.hidden, in_.hidden, call.row);
     for_blocks(group, [&](int64_t begin, int64_t columns) {
       T* const block = call.logits != nullptr ? call.logits + begin
                                               : thread_memory<T, Use::kHead>(form_.rows * kBlock);
-      const std::array<const void*, 3> factors = {
-          hidden, at(call.in.weight, in_.weight, begin),
-          form_.has_bias ? at(call.in.bias, in_.bias, begin) : nullptr};
+      std::array<const void*, 4> factors = {call.hidden, at(call.in.weight, in_.weight, begin),
+                                            call.first_rows};
+      if (form_.has_bias) {
+        factors[2] = at(call.in.bias, in_.bias, begin);
+        factors[3] = call.first_rows;
+      }
       void* result = block;
-      products_.at({call.rows, columns}).logits->run(factors.data(), &result);
+      products_.at(columns).logits->run(factors.data(), &result);
       for (int64_t r = 0; r < call.rows; ++r) {
         const T* row = block + r * row_;
-        const int64_t named = label(call, call.row + r) - begin;
+        const int64_t named = label(call, call.number(r)) - begin;
         if (named >= 0 && named < columns) call.picked[r] = row[named];
-        if (form_.has_logits) store_logits(call, call.row + r, begin, columns, row);
+        if (form_.has_logits) store_logits(call, call.number(r), begin, columns, row);
         add_row(largest[r], sums[r], row, columns);
       }
     });
@@ -344,7 +413,7 @@ class LinearCrossEntropy final : public Kernel {
         const int64_t i = group * form_.rows + r;
         join(largest, sum, call.largest[i], call.sums[i]);
       }
-      const int64_t named = label(call, call.row + r);
+      const int64_t named = label(call, call.number(r));
       const T weight = named < 0 ? T(0) : weight_of(call, named);
       call.row_largest[r] = largest;
       call.row_scale[r] = static_cast<T>(weight * call.factor) / sum;
@@ -360,21 +429,22 @@ class LinearCrossEntropy final : public Kernel {
         call.hidden_grads == nullptr ? nullptr : call.hidden_grads + group * form_.rows * width_;
     if (sums != nullptr) std::fill_n(sums, call.rows * width_, T(0));
     for_blocks(group, [&](int64_t begin, int64_t columns) {
-      const Products& products = products_.at({call.rows, columns});
+      const Products& products = products_.at(columns);
       const void* grads = make_block(call, begin, columns);
       if (sums != nullptr) {
-        const std::array<const void*, 3> factors = {grads, at(call.in.weight, in_.weight, begin),
-                                                    sums};
+        const std::array<const void*, 4> factors = {grads, at(call.in.weight, in_.weight, begin),
+                                                    sums, call.first_rows};
         void* result = sums;
         products.hidden_grad->run(factors.data(), &result);
       }
       if (form_.has_weight_grad) {
         T* const there = reinterpret_cast<T*>(call.out.weight_grad) + begin * width_;
-        const std::array<const void*, 3> factors = {grads, at(call.in.hidden, in_.hidden, call.row),
-                                                    there};
+        const bool is_first = call.row == 0;
+        const std::array<const void*, 4> factors = {
+            grads, call.hidden, is_first ? static_cast<const void*>(call.first_rows) : there,
+            call.first_rows};
         void* result = there;
-        (call.row == 0 ? products.weight_grad : products.more_weight_grad)
-            ->run(factors.data(), &result);
+        (is_first ? products.weight_grad : products.more_weight_grad)->run(factors.data(), &result);
       }
     });
   }
@@ -389,7 +459,7 @@ class LinearCrossEntropy final : public Kernel {
     if (bias_grad != nullptr && call.row == 0) std::fill_n(bias_grad, columns, T(0));
     for (int64_t r = 0; r < call.rows; ++r) {
       T* const row = block + r * row_;
-      const int64_t named = label(call, call.row + r);
+      const int64_t named = label(call, call.number(r));
       const bool is_finite = std::isfinite(call.row_largest[r]);
       if (named < 0) {
         // As a product of zero with what is no number.
@@ -414,13 +484,16 @@ class LinearCrossEntropy final : public Kernel {
   }
 
   void add_groups(const Call& call) const {
-    T* const result = reinterpret_cast<T*>(call.out.hidden_grad) + call.row * width_;
-    const int64_t size = call.rows * width_;
-    at::parallel_for(0, size, 1 << 15, [&](int64_t begin, int64_t end) {
-      std::copy(call.hidden_grads + begin, call.hidden_grads + end, result + begin);
-      for (int64_t group = 1; group < groups_; ++group) {
-        kernels_.add_rows(result + begin, call.hidden_grads + group * form_.rows * width_ + begin,
-                          1, end - begin);
+    T* const result = reinterpret_cast<T*>(call.out.hidden_grad);
+    const int64_t grain = std::max<int64_t>((1 << 15) / std::max<int64_t>(width_, 1), 1);
+    at::parallel_for(0, call.rows, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        T* const row = result + call.number(r) * width_;
+        const T* from = call.hidden_grads + r * width_;
+        std::copy(from, from + width_, row);
+        for (int64_t group = 1; group < groups_; ++group) {
+          kernels_.add_rows(row, from + group * form_.rows * width_, 1, width_);
+        }
       }
     });
   }
@@ -434,7 +507,7 @@ class LinearCrossEntropy final : public Kernel {
   int64_t row_ = 0;  // from a row of logits to the next
   int64_t groups_ = 0, blocks_of_group_ = 0;
   bool pairs_ = false;  // products of bfloat16 are summed in float32
-  std::map<std::pair<int64_t, int64_t>, Products> products_;
+  std::map<int64_t, Products> products_;
 };
 
 }  // namespace

@@ -629,7 +629,7 @@ std::unique_ptr<const Kernel> make_product(const region::Product& product, Isa i
 
 std::unique_ptr<const Kernel> make_rows_product(const region::Product& product, const Layout& rows,
                                                 bool sums, Isa isa) {
-  check_dtypes(product);
+  check_mixed(product);
   ORT_CHECK(product.result.sizes.size() == 2, "RowsProduct: got a result of ",
             product.result.sizes.size(), " dims, want 2");
   const int64_t num_rows = product.a.sizes.at(sums ? 1 : 0);
@@ -653,6 +653,7 @@ std::unique_ptr<const Kernel> make_rows_product(const ir::Node& node,
     product.start->sizes.insert(product.start->sizes.begin(), missing, 1);
     product.start->strides.insert(product.start->strides.begin(), missing, 0);
   }
+  check_dtypes(product);
   return make_rows_product(product, inputs.back(), ir::int_attr(node.attrs, "sums", 0) != 0,
                            options.isa);
 }

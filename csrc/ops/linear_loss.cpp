@@ -32,6 +32,7 @@ LinearLoss linear_loss(const ir::Node& node) {
   LinearLoss loss;
   loss.has_bias = ir::int_attr(node.attrs, "has_bias", 0) != 0;
   loss.has_class_weight = ir::int_attr(node.attrs, "has_class_weight", 0) != 0;
+  loss.has_row_list = ir::int_attr(node.attrs, "has_row_list", 0) != 0;
   for (const Result& result : kResults) {
     loss.*result.is_made = ir::int_attr(node.attrs, concat("makes_", result.name).c_str(), 0) != 0;
   }
@@ -54,6 +55,7 @@ LinearLoss linear_loss(const ir::Node& node) {
 void write(const LinearLoss& loss, ir::Attrs& attrs) {
   if (loss.has_bias) attrs["has_bias"] = ir::Dim(1);
   if (loss.has_class_weight) attrs["has_class_weight"] = ir::Dim(1);
+  if (loss.has_row_list) attrs["has_row_list"] = ir::Dim(1);
   for (const Result& result : kResults) {
     if (loss.*result.is_made) attrs[concat("makes_", result.name)] = ir::Dim(1);
   }
@@ -75,6 +77,7 @@ int64_t workspace_size(const LinearLoss& loss, int64_t classes, int64_t width) {
   int64_t of_row = 2 * loss.groups + 3;  // the largest logit and the sum, by group; that of all
   if (loss.has_grad()) of_row += classes;
   if (loss.has_hidden_grad) of_row += loss.groups * width;
+  if (loss.has_row_list) of_row += width;
   return loss.rows * of_row;
 }
 

@@ -1,13 +1,16 @@
 // What a node LinearCrossEntropy of the domain torch_ort is told to do:
 //
 //   loss, workspace, [logits], [hidden_grad], [weight_grad], [bias_grad]
-//     = LinearCrossEntropy (hidden, weight, labels, [bias], [class_weight])
+//     = LinearCrossEntropy (hidden, weight, labels, [bias], [class_weight], [list])
 //
 // The cross-entropy of hidden * weight^T + bias (N x D, V x D, V) against one label for each row,
 // its mean or sum over rows whose label is not `ignore_index`, each with the weight of its class.
 // Logits are made some rows at a time, and are gone when these rows are done. The loss and its
 // gradients, those where the loss itself has the gradient 1, are of the type that sums have:
 // float64 for doubles, else float32. `workspace` is memory of the kernel's own, which nobody reads.
+//
+// A list of rows (torch_ort.Rows) has all rows whose label counts. No other rows are computed: what
+// logits and hidden_grad have of these is left as it is in memory.
 #pragma once
 
 #include "ir/graph.h"
@@ -19,7 +22,7 @@
 namespace torch_ort::ops {
 
 struct LinearLoss {
-  bool has_bias = false, has_class_weight = false;
+  bool has_bias = false, has_class_weight = false, has_row_list = false;
   // Which results there are besides the loss and the workspace.
   bool has_logits = false, has_hidden_grad = false, has_weight_grad = false, has_bias_grad = false;
   bool is_mean = true;  // else the sum

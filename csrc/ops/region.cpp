@@ -229,6 +229,7 @@ void register_region(Registry& ops) {
   Op loss = own("LinearCrossEntropy", 3, lower_region,
                 {{"has_bias", kInt},
                  {"has_class_weight", kInt},
+                 {"has_row_list", kInt},
                  {"ignore_index", kInt},
                  {"makes_bias_grad", kInt},
                  {"makes_hidden_grad", kInt},
@@ -237,7 +238,7 @@ void register_region(Registry& ops) {
                  {"reduction", kString},
                  {"rows", kInt, true},
                  {"groups", kInt, true}});
-  loss.max_inputs = 5;
+  loss.max_inputs = 6;
   loss.max_outputs = 6;
   ops.add(loss);
 }

@@ -630,16 +630,31 @@ class Analysis {
 
   // ---- other nodes
 
-  // The gradient of what goes into a loss that makes its logits itself.
+  // Rows whose label counts, in a loss that makes its logits itself.
+  RowSet rows_of_linear_loss(const Node& node, const ops::LinearLoss& loss) {
+    Value* labels = root_of(node.inputs.at(2));
+    if (labels->type.dtype != ir::DType::kInt64 || !is_all_rows(labels)) return RowSet::all();
+    return atom({.kind = Atom::Kind::kLabels, .source = labels, .ignored = loss.ignore_index});
+  }
+
   void nonzero_of_linear_loss(Node& node) {
     const ops::LinearLoss loss = ops::linear_loss(node);
-    Value* labels = root_of(node.inputs.at(2));
-    if (!loss.has_hidden_grad || labels->type.dtype != ir::DType::kInt64 || !is_all_rows(labels)) {
-      return;
-    }
+    const RowSet rows = rows_of_linear_loss(node, loss);
+    if (!loss.has_hidden_grad) return;
     const Value* gradient = node.outputs.at(loss.has_logits ? 3 : 2);
-    set(gradient, leading(gradient),
-        atom({.kind = Atom::Kind::kLabels, .source = labels, .ignored = loss.ignore_index}));
+    set(gradient, leading(gradient), rows);
+  }
+
+  void needed_of_linear_loss(Node& node) {
+    const ops::LinearLoss loss = ops::linear_loss(node);
+    RowSet rows = RowSet::all();
+    if (!loss.has_logits && leading(node.inputs[0]).is_joint() && !is_early(&node)) {
+      rows = rows_of_linear_loss(node, loss);
+      if (loss.has_hidden_grad) rows = unite(rows, of(node.outputs.at(2)).needed);
+    }
+    if (!rows.is_all()) work_[&node] = {.rows = rows};
+    need(node.inputs[0], rows);
+    for (size_t i = 1; i < node.inputs.size(); ++i) need(node.inputs[i], RowSet::all());
   }
 
   // The gradient of x[:, place].
@@ -696,6 +711,7 @@ class Analysis {
       return needed_of_attention(node);
     }
     if (is_product(node)) return needed_of_product(node);
+    if (is_ours(node, "LinearCrossEntropy")) return needed_of_linear_loss(node);
     const std::optional<RowSet> place = place_of_gather(node);
     const bool is_view = !is_early(&node) && form_of_view(node).has_value();
     for (size_t i = 0; i < node.inputs.size(); ++i) {
@@ -795,11 +811,23 @@ class Rewriter {
       ir::set_input(node, count, list(work.rows));
       ir::set_input(node, count + 1, list(work.keys));
       node.attrs["has_rows"] = int64_t{1};
+    } else if (is_ours(node, "LinearCrossEntropy")) {
+      rewrite_linear_loss(node, work);
     } else if (ir::is(&node, "ReduceSum")) {
       rewrite_sum(node, work);
     } else {
       rewrite_product(node, work);
     }
+  }
+
+  void rewrite_linear_loss(Node& node, const Analysis::Work& work) {
+    ops::LinearLoss loss = ops::linear_loss(node);
+    loss.has_row_list = true;
+    ops::write(loss, node.attrs);
+    ir::set_input(node, static_cast<int>(node.inputs.size()), list(work.rows));
+    const Shape& weight = *node.inputs[1]->type.shape;
+    node.outputs[1]->type.shape =
+        Shape{ops::workspace_size(loss, weight[0].constant(), weight[1].constant())};
   }
 
   void rewrite_product(Node& node, const Analysis::Work& work) {

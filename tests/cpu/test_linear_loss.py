@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -29,11 +30,14 @@ class Loss:
     class_weight: bool = False
     gradients: bool = True
     logits: bool = False
+    listed: tuple[int, ...] | None = None  # rows to compute
 
     def workspace(self, classes: int, width: int) -> int:
         of_row = 2 * self.groups + 3
         if self.gradients:
             of_row += classes + self.groups * width
+        if self.listed is not None:
+            of_row += width
         return self.rows * of_row
 
 
@@ -46,7 +50,18 @@ def operands(loss: Loss, rows: int, width: int, classes: int, dtype: torch.dtype
         made.append(torch.randn(classes, dtype=dtype))
     if loss.class_weight:
         made.append(torch.rand(classes, dtype=dtype))
+    if loss.listed is not None:
+        made.append(list_of(loss.listed, rows))
+        others = torch.ones(rows, dtype=torch.bool)
+        others[list(loss.listed)] = False
+        made[0][others] = math.nan
+        labels[others] = IGNORED
     return made
+
+
+def list_of(listed: tuple[int, ...], rows: int) -> Tensor:
+    """Give how many, their numbers, and what nobody reads, [rows + 1]."""
+    return torch.tensor([len(listed), *listed] + [-7] * (rows - len(listed)))
 
 
 def computed(
@@ -56,7 +71,10 @@ def computed(
     strides: dict | None = None,
     workspace: int | None = None,
 ):
-    """Run the node; give the loss, then gradients of hidden, weight and bias, then logits."""
+    """Run the node; give the loss, then gradients of hidden, weight and bias, then logits.
+
+    What is left out of rows that are not listed is zero in what is given.
+    """
     if workspace is None:
         workspace = loss.workspace(len(given[1]), given[1].shape[1])
     hidden, weight, *_ = given
@@ -64,9 +82,11 @@ def computed(
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     names = ["hidden", "weight", "labels"]
     names += ["bias"] * loss.bias + ["class_weight"] * loss.class_weight
+    names += ["list"] * (loss.listed is not None)
     types = {"loss": (wide, ()), "workspace": (wide, (workspace,))}
     attrs = [f"rows = {loss.rows}", f"groups = {loss.groups}", f'reduction = "{loss.reduction}"']
     attrs += ["has_bias = 1"] * loss.bias + ["has_class_weight = 1"] * loss.class_weight
+    attrs += ["has_row_list = 1"] * (loss.listed is not None)
     if loss.logits:
         types["logits"] = (dtype, (rows, classes))
         attrs.append("makes_logits = 1")
@@ -85,13 +105,23 @@ def computed(
         types={name: type_text(*each) for name, each in types.items()},
         strides=strides,
     )
-    results = run(graph, dict(zip(names, given, strict=True)), isa)
-    logits = [results.pop(1)] if loss.logits else []
-    return [*results, *logits]
+    results = dict(
+        zip([n for n in types if n != "workspace"],
+            run(graph, dict(zip(names, given, strict=True)), isa), strict=True)
+    )  # fmt: skip
+    if loss.listed is not None:
+        for name in results.keys() & {"hidden_grad", "logits"}:
+            whole = torch.zeros_like(results[name])
+            whole[list(loss.listed)] = results[name][list(loss.listed)]
+            results[name] = whole
+    logits = [results.pop("logits")] if loss.logits else []
+    return [*results.values(), *logits]
 
 
 def wanted(loss: Loss, given: list[Tensor]) -> list[Tensor]:
     """The same by eager PyTorch in float64."""
+    if loss.listed is not None:
+        given = [given[0].nan_to_num(0), *given[1:-1]]
     hidden, weight, labels, *rest = (x if x.dtype == torch.int64 else x.double() for x in given)
     leaves = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
     bias = rest.pop(0).clone().requires_grad_() if loss.bias else None
@@ -102,7 +132,10 @@ def wanted(loss: Loss, given: list[Tensor]) -> list[Tensor]:
     results = [made.detach()]
     if loss.gradients:
         results += torch.autograd.grad(made, leaves + ([bias] if loss.bias else []))
-    return results + [logits.detach()] * loss.logits
+    logits = logits.detach()
+    if loss.listed is not None:
+        logits[[row for row in range(len(logits)) if row not in loss.listed]] = 0
+    return results + [logits] * loss.logits
 
 
 def compare(loss: Loss, given: list[Tensor], isa: str = "") -> None:
@@ -153,6 +186,59 @@ def test_against_float64(form, dtype, isa):
 def test_any_form_and_size(loss, rows, width, classes, dtype, seed):
     torch.manual_seed(seed)
     compare(loss, operands(loss, rows, width, classes, dtype))
+
+
+LISTS = {
+    "none": (), "one": (7,), "run": tuple(range(4, 15)), "all": tuple(range(23)),
+    "scattered": (0, 1, 4, 8, 9, 10, 13, 16, 17, 20, 21, 22),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", NEAR, ids=str)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("listed", LISTS)
+def test_listed_rows(listed, form, dtype, isa):
+    """What stands in other rows is not read, and left as it is."""
+    torch.manual_seed(1)
+    loss = dataclasses.replace(FORMS[form], listed=LISTS[listed])
+    if not loss.listed:
+        loss = dataclasses.replace(loss, reduction="sum")
+    compare(loss, operands(loss, 23, 7, 1100, dtype), isa)
+
+
+def test_listed_rows_of_any_layout():
+    loss = Loss(listed=(1, 2, 5, 9, 10, 11))
+    given = operands(loss, 12, 8, 700, torch.float32)
+    given[0] = given[0].T.contiguous().T
+    for listed in (loss.listed, (4, 5, 6, 7)):
+        given[0].nan_to_num_(0)
+        given[2].fill_(IGNORED)[list(listed)] = 3
+        given[3] = list_of(listed, 12)
+        each = dataclasses.replace(loss, listed=listed)
+        got = computed(each, given, strides={"hidden": "1,12"})
+        for a, b in zip(got, wanted(each, given), strict=True):
+            torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
+
+
+def test_lists_that_name_no_rows():
+    loss = Loss(listed=(1, 2, 5))
+    given = operands(loss, 12, 8, 700, torch.float32)
+    given[3][3] = 12
+    with pytest.raises(IndexError, match="rows: got 12 at 2, want 3 or more, and less than 12"):
+        computed(loss, given)
+    given[3] = given[3][:12].clone()
+    with pytest.raises(_C.UserError, match="rows: got 12 int64, want 13"):
+        computed(loss, given)
+
+
+@pytest.mark.parametrize("label", [600, -1, -101])
+def test_labels_of_rows_that_are_not_listed(label):
+    loss = Loss(listed=(1, 2, 5))
+    given = operands(loss, 8, 4, 600, torch.float32)
+    given[2][3] = label
+    with pytest.raises(IndexError, match=f"Target {label} is out of bounds."):
+        computed(loss, given)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

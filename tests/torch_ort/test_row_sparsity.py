@@ -51,13 +51,15 @@ class Block(nn.Module):
 class Encoder(nn.Module):
     """`head` gives the loss, or what leaves, from the model, its last states and the labels."""
 
-    def __init__(self, mask: Callable, head: Callable, dropout: float = 0.0) -> None:
+    def __init__(
+        self, mask: Callable, head: Callable, dropout: float = 0.0, classes: int = WORDS
+    ) -> None:
         super().__init__()
         self.make_mask, self.head = mask, head
         self.words = nn.Embedding(WORDS, WIDTH, padding_idx=0)
         self.places = nn.Embedding(LENGTH, WIDTH)
         self.blocks = nn.ModuleList(Block(dropout) for _ in range(2))
-        self.classes = nn.Linear(WIDTH, WORDS)
+        self.classes = nn.Linear(WIDTH, classes)
 
     def forward(self, words: Tensor, labels: Tensor) -> Any:
         x = self.words(words) + self.places(torch.arange(words.shape[1]))
@@ -208,6 +210,22 @@ def test_padding_on_the_left_and_sequences_without_a_word(mask: str) -> None:
         labels = labels_of(words, 0.5)
         want = gradients(exact, exact, words, labels)
         assert_near(gradients(ours, compiled, words, labels), want)
+
+
+@pytest.mark.parametrize("mask", [of_truth, causal, nothing])
+def test_losses_that_make_their_logits_themselves(mask: Callable) -> None:
+    """So many classes that logits are made in chunks; of rows with a label alone."""
+    torch.manual_seed(0)
+    ours, compiled, exact = both(Encoder(mask, labelled, classes=300_000))
+    for lengths, part in (([9, 3, 1, 5], 0.3), ([9] * 4, 1.0), ([9] * 4, 0.0)):
+        words = words_of(lengths)
+        labels = labels_of(words, part)
+        want = gradients(exact, exact, words, labels)
+        assert_near(gradients(ours, compiled, words, labels), want)
+    (graph,) = torch_ort.explain(copy.deepcopy(ours), words, labels).graphs
+    assert graph.nodes["torch_ort.LinearCrossEntropy"] == 1
+    if mask is nothing:
+        assert graph.nodes["torch_ort.Rows"] == 1
 
 
 def test_nothing_labelled() -> None:
