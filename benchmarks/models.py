@@ -529,6 +529,22 @@ def make_mlm_like() -> Workload:
     return Workload(model, [masked_batch() for _ in batches()])
 
 
+def make_sft_like() -> Workload:
+    vocabulary, length = 30522, 128
+    model = LanguageModel(vocabulary, width=256, heads=4, depth=4, length=length)
+
+    def answered_batch() -> Batch:
+        tokens = torch.randint(1, vocabulary, (32, length))
+        ends = torch.randint(length // 4, length, (32, 1))
+        places = torch.arange(length)
+        tokens[places >= ends] = 0
+        # The last third of a text is the answer; each place is asked for the token behind it.
+        is_asked = (places >= ends * 2 // 3) & (places < ends - 1)
+        return tokens, torch.where(is_asked, tokens.roll(-1, 1), IGNORED)
+
+    return Workload(model, [answered_batch() for _ in batches()])
+
+
 def make_vit() -> Workload:
     model = VisionTransformer(size=64, patch=8, width=192, heads=3, depth=6)
     return Workload(model, image_batches(64, 16))
@@ -600,6 +616,7 @@ MODELS: dict[str, Callable[[], Workload]] = {
     "bert": make_bert,
     "glue_like": make_glue_like,
     "mlm_like": make_mlm_like,
+    "sft_like": make_sft_like,
     "vit": make_vit,
     "resnet18": make_resnet18,
     "unet": make_unet,
