@@ -279,6 +279,7 @@ class Analysis {
     const auto rank = static_cast<int64_t>(x->type.shape->size());
     if (ir::is(&node, "Identity")) return form;
     if (ir::is(&node, "Reshape")) {
+      if (*x->type.shape == *result->type.shape) return form;
       const Form made = leading(result);
       return form.is_leading() && made.is_there() ? std::optional(made) : std::nullopt;
     }

@@ -43,7 +43,9 @@ class Block(nn.Module):
         batch, length, _ = x.shape
         packed = self.pack(x).view(batch, length, 3, 2, WIDTH // 2)
         query, key, value = packed.permute(2, 0, 3, 1, 4).unbind(0)
-        mixed = F.scaled_dot_product_attention(query, key, value, mask, is_causal=is_causal)
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, mask, dropout_p=self.dropout.p, is_causal=is_causal
+        )
         x = self.norms[0](x + self.dropout(self.out(mixed.transpose(1, 2).flatten(2))))
         return self.norms[1](x + self.dropout(self.feed(x)))
 
@@ -268,6 +270,19 @@ def test_dropout_draws_by_the_place_of_a_row(head: str) -> None:
 def test_where_rows_are_left_out(mask: Callable, head: Callable, wanted: int) -> None:
     words = words_of([9, 3, 1, 5])
     assert rewrites(Encoder(mask, head), words, labels_of(words, 0.4)) == wanted
+
+
+@pytest.mark.parametrize("head", [first, labelled])
+def test_a_dropout_of_attention_leaves_as_many_rows_out(head: Callable, monkeypatch) -> None:
+    monkeypatch.setenv("TORCH_ORT_EXACT_RANDOM", "0")
+    words = words_of([9, 3, 1, 5])
+    products = []
+    for dropout in (0.0, 0.3):
+        torch.compiler.reset()  # else Dynamo makes an input of the probability
+        model = Encoder(of_truth, head, dropout)
+        (graph,) = torch_ort.explain(model, words, labels_of(words, 0.4)).graphs
+        products.append(graph.nodes["torch_ort.RowsProduct"])
+    assert products[0] == products[1] > 20
 
 
 def test_labels_out_of_range_raise_beside_rows_that_are_left_out() -> None:
