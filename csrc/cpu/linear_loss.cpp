@@ -124,10 +124,19 @@ class LinearCrossEntropy final : public Kernel {
     std::iota(first_rows.begin() + 1, first_rows.end(), 0);
     call.first_rows = first_rows.data();
     double loss = 0;
-    for (int64_t row = 0; row < count; row += form_.rows) {
-      call.row = row;
-      call.rows = first_rows[0] = std::min(form_.rows, count - row);
-      loss += run_chunk(call);
+    const auto for_chunks = [&](int64_t num_rows, const auto& each) {
+      for (call.row = 0; call.row < num_rows; call.row += form_.rows) {
+        call.rows = first_rows[0] = std::min(form_.rows, num_rows - call.row);
+        call.hidden = hidden_rows(call);
+        each();
+      }
+    };
+    for_chunks(count, [&] { loss += run_chunk(call); });
+    if (form_.has_logits && count < rows_) {
+      const std::vector<int64_t> others = rows_beside(call, count);
+      call.listed = others.data();
+      call.has_loss = false;
+      for_chunks(rows_ - count, [&] { make_logits(call); });
     }
     *reinterpret_cast<T*>(call.out.loss) = static_cast<T>(form_.is_mean ? loss / total : loss);
   }
@@ -148,6 +157,7 @@ class LinearCrossEntropy final : public Kernel {
     // The rows to compute: those listed, or all from `offset` on.
     const int64_t* listed = nullptr;
     int64_t offset = 0;
+    bool has_loss = true;                 // else logits alone
     int64_t row = 0, rows = 0;            // of the chunk, among them
     const int64_t* first_rows = nullptr;  // how many rows the chunk has, and 0, 1, ...
     const char* hidden = nullptr;         // of the chunk, one row after the other
@@ -296,11 +306,8 @@ class LinearCrossEntropy final : public Kernel {
   }
 
   // Gives the sum of its losses.
-  double run_chunk(Call& call) const {
-    call.hidden = hidden_rows(call);
-    at::parallel_for(0, groups_, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t group = begin; group < end; ++group) make_logits(call, group);
-    });
+  double run_chunk(const Call& call) const {
+    make_logits(call);
     const double loss = finish_rows(call);
     if (!form_.has_grad()) return loss;
     at::parallel_for(0, groups_, 1, [&](int64_t begin, int64_t end) {
@@ -322,6 +329,21 @@ class LinearCrossEntropy final : public Kernel {
 
   static const char* at(const char* base, const Layout& layout, int64_t i) {
     return base + i * layout.strides[0] * ir::size_bytes(layout.dtype);
+  }
+
+  // Those that are not among the `count` rows to compute.
+  std::vector<int64_t> rows_beside(const Call& call, int64_t count) const {
+    std::vector<int64_t> others;
+    for (int64_t row = 0, at = 0; row < rows_; ++row) {
+      const bool is_listed =
+          at < count && row == (call.listed == nullptr ? call.offset + at : call.listed[at]);
+      if (is_listed) {
+        ++at;
+      } else {
+        others.push_back(row);
+      }
+    }
+    return others;
   }
 
   const char* hidden_rows(const Call& call) const {
@@ -348,6 +370,12 @@ class LinearCrossEntropy final : public Kernel {
     return copied;
   }
 
+  void make_logits(const Call& call) const {
+    at::parallel_for(0, groups_, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t group = begin; group < end; ++group) make_logits(call, group);
+    });
+  }
+
   void make_logits(const Call& call, int64_t group) const {
     T* const largest = call.largest + group * form_.rows;
     T* const sums = call.sums + group * form_.rows;
@@ -366,9 +394,10 @@ class LinearCrossEntropy final : public Kernel {
       products_.at(columns).logits->run(factors.data(), &result);
       for (int64_t r = 0; r < call.rows; ++r) {
         const T* row = block + r * row_;
+        if (form_.has_logits) store_logits(call, call.number(r), begin, columns, row);
+        if (!call.has_loss) continue;
         const int64_t named = label(call, call.number(r)) - begin;
         if (named >= 0 && named < columns) call.picked[r] = row[named];
-        if (form_.has_logits) store_logits(call, call.number(r), begin, columns, row);
         add_row(largest[r], sums[r], row, columns);
       }
     });

@@ -9,8 +9,8 @@
 // gradients, those where the loss itself has the gradient 1, are of the type that sums have:
 // float64 for doubles, else float32. `workspace` is memory of the kernel's own, which nobody reads.
 //
-// A list of rows (torch_ort.Rows) has all rows whose label counts. No other rows are computed: what
-// logits and hidden_grad have of these is left as it is in memory.
+// A list of rows (torch_ort.Rows) has all rows whose label counts. Of other rows logits alone are
+// computed, where these are wanted: what hidden_grad has of them is left as it is in memory.
 #pragma once
 
 #include "ir/graph.h"

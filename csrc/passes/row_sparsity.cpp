@@ -82,6 +82,21 @@ bool is_ours(const Node& node, std::string_view name) {
   return ir::is(&node, name, ir::kTorchOrtDomain);
 }
 
+// Which inputs of a node are lists of rows; of an attention those of queries and of keys.
+std::vector<int> list_slots(const Node& node) {
+  const int count = static_cast<int>(node.inputs.size());
+  const auto says = [&](const char* name) { return ir::int_attr(node.attrs, name, 0) != 0; };
+  if (is_ours(node, "RowsProduct")) return {3};
+  if (is_ours(node, "ZeroRows")) return {1};
+  if (is_ours(node, "Attention") || is_ours(node, "AttentionGrad")) {
+    return says("has_rows") ? std::vector<int>{count - 2, count - 1} : std::vector<int>();
+  }
+  if (is_ours(node, "Region") || is_ours(node, "LinearCrossEntropy")) {
+    return says("has_row_list") ? std::vector<int>{count - 1} : std::vector<int>();
+  }
+  return {};
+}
+
 // The value whose elements it has, in their order.
 Value* root_of(Value* value) {
   while (value->producer != nullptr && !value->producer->inputs.empty() &&
@@ -179,6 +194,7 @@ class Analysis {
   const RowSpace& space() const { return space_; }
   const std::vector<Node*>& nodes() const { return nodes_; }
   bool is_early(const Node* node) const { return early_.contains(node); }
+  bool is_backward(const Node* node) const { return backward_.contains(node); }
   const Facts& facts(const Value* value) { return facts_[value]; }
 
   // What a node computes: rows of queries, or of a region or product; and of keys.
@@ -193,6 +209,25 @@ class Analysis {
   }
   // Whether readers of the value look at rows that are zeros and that nobody computes.
   bool is_zeroed(const Value* value) const { return zeroed_.contains(value); }
+
+  // What a node Rows lists.
+  RowSet set_of(const Node& rows) {
+    if (ir::int_attr(rows.attrs, "is_all", 0) != 0) return RowSet::all();
+    RowSet set = RowSet::none();
+    for (const Dim& place : ir::ints_attr(rows.attrs, "places", {})) {
+      set = unite(set, atom({.kind = Atom::Kind::kPlace, .place = place.constant()}));
+    }
+    const auto kinds = ir::strings_attr(rows.attrs, "kinds", {});
+    const Shape ignored = ir::ints_attr(rows.attrs, "ignored", {});
+    const Shape causal = ir::ints_attr(rows.attrs, "is_causal", {});
+    for (size_t i = 0; i < kinds.size(); ++i) {
+      set = unite(set, atom({.kind = kinds[i] == "mask" ? Atom::Kind::kMask : Atom::Kind::kLabels,
+                             .source = rows.inputs.at(i),
+                             .ignored = ignored.at(i).constant(),
+                             .is_causal = causal.at(i).constant() != 0}));
+    }
+    return ir::int_attr(rows.attrs, "is_closed", 0) != 0 ? set.closed() : set;
+  }
 
  private:
   // ---- forms
@@ -277,7 +312,7 @@ class Analysis {
     const Form form = of(x).form;
     if (!form.is_there() || !x->type.shape || !result->type.shape) return {};
     const auto rank = static_cast<int64_t>(x->type.shape->size());
-    if (ir::is(&node, "Identity")) return form;
+    if (ir::is(&node, "Identity") || is_ours(node, "ZeroRows")) return form;
     if (ir::is(&node, "Reshape")) {
       if (*x->type.shape == *result->type.shape) return form;
       const Form made = leading(result);
@@ -473,7 +508,7 @@ class Analysis {
     if (!is_partial) rows = RowSet::all();
     if (is_partial) work_[&node] = {.rows = rows};
     const region::RegionSpec& spec = region.schedule.spec;
-    for (size_t i = 0; i < node.inputs.size(); ++i) {
+    for (size_t i = 0; i < spec.spaces.size(); ++i) {
       const Space space = spec.spaces[i];
       const bool has_rows = region.schedule.stretched[i].shape.empty() &&
                             (space == Space::kFull || space == Space::kRow) &&
@@ -486,8 +521,9 @@ class Analysis {
   // ---- products
 
   static bool is_product(const Node& node) {
-    const bool is_gemm = ir::is(&node, "Gemm");
-    if (!is_gemm && !ir::is(&node, "MatMul")) return false;
+    if (!ir::is(&node, "Gemm") && !ir::is(&node, "MatMul") && !is_ours(node, "RowsProduct")) {
+      return false;
+    }
     for (size_t i : {0, 1}) {
       const Value* factor = node.inputs.at(i);
       if (!factor->type.shape || factor->type.shape->size() != 2) return false;
@@ -561,7 +597,7 @@ class Analysis {
   RowSet keys_of(const Node& node, size_t optional, const RowSet& queries) {
     const bool is_causal = ir::int_attr(node.attrs, "is_causal", 0) != 0;
     const bool drops = ir::has_attr(node.attrs, "keep");
-    const size_t last = node.inputs.size() - (drops ? 1 : 0);
+    const size_t last = node.inputs.size() - (drops ? 1 : 0) - list_slots(node).size();
     RowSet keys = is_causal ? queries : RowSet::all();
     if (last <= optional || node.inputs[optional] == nullptr) return keys;
     Value* mask = node.inputs[optional];
@@ -649,12 +685,14 @@ class Analysis {
   void needed_of_linear_loss(Node& node) {
     const ops::LinearLoss loss = ops::linear_loss(node);
     RowSet rows = RowSet::all();
-    if (!loss.has_logits && leading(node.inputs[0]).is_joint() && !is_early(&node)) {
+    if (leading(node.inputs[0]).is_joint() && !is_early(&node)) {
       rows = rows_of_linear_loss(node, loss);
-      if (loss.has_hidden_grad) rows = unite(rows, of(node.outputs.at(2)).needed);
+      if (loss.has_hidden_grad) {
+        rows = unite(rows, of(node.outputs.at(loss.has_logits ? 3 : 2)).needed);
+      }
     }
     if (!rows.is_all()) work_[&node] = {.rows = rows};
-    need(node.inputs[0], rows);
+    need(node.inputs[0], loss.has_logits ? RowSet::all() : rows);
     for (size_t i = 1; i < node.inputs.size(); ++i) need(node.inputs[i], RowSet::all());
   }
 
@@ -776,7 +814,61 @@ class Rewriter {
     return 1;
   }
 
+  // Nodes of the forward half keep the lists that they have, or compute all rows.
+  bool run_again() {
+    const std::vector<Node*>& nodes = analysis_.nodes();
+    const auto is_free = [this](const Node* node) { return analysis_.is_backward(node); };
+    const auto suffices = [&](const Node* node) { return is_free(node) || has_enough(*node); };
+    if (!std::all_of(nodes.begin(), nodes.end(), suffices)) return false;
+    device_ = nodes.front()->outputs[0]->type.device;
+    move_early();
+    for (Node* node : nodes) {
+      if (!is_ours(*node, "Rows")) continue;
+      lists_.try_emplace(analysis_.set_of(*node), node->outputs[0]);
+    }
+    for (Node* node : nodes) {
+      if (!is_free(node) && list_slots(*node).empty()) continue;
+      for (Value* output : node->outputs) {
+        if (output == nullptr || !analysis_.is_zeroed(output)) continue;
+        if (!is_ours(*node, "ZeroRows")) {
+          write_zeros(*node, *output);
+        } else if (is_free(node)) {
+          ir::set_input(*node, 1, list(analysis_.facts(output).nonzero));
+        }
+      }
+    }
+    for (Node* node : nodes) {
+      if (!is_free(node) || is_ours(*node, "ZeroRows")) continue;
+      const std::vector<int> slots = list_slots(*node);
+      const Analysis::Work* work = analysis_.work(node);
+      const Analysis::Work all;
+      if (!slots.empty()) {
+        ir::set_input(*node, slots[0], list((work == nullptr ? all : *work).rows));
+        if (slots.size() > 1) {
+          ir::set_input(*node, slots[1], list((work == nullptr ? all : *work).keys));
+        }
+      } else if (work != nullptr) {
+        rewrite(*node, *work);
+      }
+    }
+    for (const auto& [rows, value] : lists_) {
+      if (value->uses.empty()) ir::erase(graph_, *value->producer);
+    }
+    return true;
+  }
+
  private:
+  // Whether the rows that it computes are all that readers want of it.
+  bool has_enough(const Node& node) {
+    const std::vector<int> slots = list_slots(node);
+    if (slots.empty() || is_ours(node, "ZeroRows")) return true;
+    const Analysis::Work all, *work = analysis_.work(&node);
+    if (work == nullptr) work = &all;
+    const auto lists = [&](int slot) { return analysis_.set_of(*node.inputs[slot]->producer); };
+    return lists(slots[0]).contains(work->rows) &&
+           (slots.size() < 2 || lists(slots[1]).contains(work->keys));
+  }
+
   // Nodes that tell rows, to the front, and a place behind them for the lists.
   void move_early() {
     std::vector<Node*> order;
@@ -923,7 +1015,11 @@ std::optional<RowSpace> find_space(const Graph& graph) {
     }
   }
   for (const Node& node : graph.nodes) {
-    if (node.is_erased() || !is_ours(node, "Region")) continue;
+    if (node.is_erased()) continue;
+    if (is_ours(node, "LinearCrossEntropy") && node.inputs[2]->type.shape) {
+      return RowSpace{1, ir::numel(*node.inputs[2]->type.shape)};
+    }
+    if (!is_ours(node, "Region")) continue;
     for (const Node& inner : ops::region_body(node).nodes) {
       if (is_ours(inner, "RowPick") && inner.inputs[1]->type.shape) {
         return RowSpace{1, ir::numel(*inner.inputs[1]->type.shape)};
@@ -934,6 +1030,14 @@ std::optional<RowSpace> find_space(const Graph& graph) {
 }
 
 }  // namespace
+
+bool row_sparsity_again(Graph& graph) {
+  const std::optional<RowSpace> space = find_space(graph);
+  if (!space) return false;
+  Analysis analysis(graph, *space);
+  analysis.run();
+  return analysis.has_atoms() && Rewriter(graph, analysis).run_again();
+}
 
 int row_sparsity(Graph& graph) {
   const auto is_done = [](const Node& node) { return is_ours(node, "Rows"); };

@@ -61,4 +61,10 @@ class RowSet {
   uint64_t atoms_ = 0;
 };
 
+// For a graph that has been through the pass, and whose backward half has since been cut down to
+// what the gradients of some outputs reach: fewer rows of that half may count now. Where logits
+// leave a model beside its loss and get no gradient, those without a label do not. Values of the
+// forward half stay the same ones. False if it has changed nothing.
+bool row_sparsity_again(ir::Graph& graph);
+
 }  // namespace torch_ort::passes

@@ -7,6 +7,7 @@
 #include "ops/file_check.h"
 #include "ops/op.h"
 #include "passes/pass.h"
+#include "passes/row_sparsity.h"
 #include "python/bind.h"
 #include "python/torch_errors.h"
 #include "region/schedule.h"
@@ -46,15 +47,14 @@ run::SessionOptions::RegionMode region_mode_from_name(const std::string& name) {
   throw UserError(concat("region_mode: got '", name, "', want one of kernel, checked, nodes"));
 }
 
-std::shared_ptr<Session> compile(const ir::Graph& graph,
-                                 const std::unordered_map<std::string, at::Tensor>& constants,
-                                 bool reorder, bool in_place, bool place_parts, bool verify,
-                                 const std::string& isa,
-                                 const std::vector<int>& parameter_gradients,
-                                 const std::vector<int>& gradient_inputs, int64_t segment_bytes,
-                                 bool emulate_eager_casts, const std::string& region_mode,
-                                 bool products, bool tune, double most_tuning_ms) {
+std::shared_ptr<Session> compile(
+    const ir::Graph& graph, const std::unordered_map<std::string, at::Tensor>& constants,
+    bool reorder, bool in_place, bool place_parts, bool verify, const std::string& isa,
+    const std::vector<int>& parameter_gradients, const std::vector<int>& gradient_inputs,
+    int64_t segment_bytes, bool emulate_eager_casts, const std::string& region_mode, bool products,
+    bool tune, double most_tuning_ms, bool row_sparsity) {
   run::SessionOptions options;
+  if (row_sparsity) options.after_cut = [](ir::Graph& cut) { passes::row_sparsity_again(cut); };
   options.parameter_gradients = parameter_gradients;
   options.gradient_inputs = gradient_inputs;
   options.segment_bytes = segment_bytes;
@@ -278,13 +278,14 @@ std::optional<std::pair<std::string, std::set<std::string>>> out_form(const std:
 
 void bind_run(py::module_& module) {
   py::class_<Session, std::shared_ptr<Session>>(module, "Session")
-      .def_static(
-          "compile", &compile, py::arg("graph"), py::arg("constants"), py::arg("reorder") = true,
-          py::arg("in_place") = true, py::arg("place_parts") = true, py::arg("verify") = false,
-          py::arg("isa") = "", py::arg("parameter_gradients") = std::vector<int>(),
-          py::arg("gradient_inputs") = std::vector<int>(), py::arg("segment_bytes") = 0,
-          py::arg("emulate_eager_casts") = false, py::arg("region_mode") = "kernel",
-          py::arg("products") = true, py::arg("tune") = false, py::arg("most_tuning_ms") = 0.0)
+      .def_static("compile", &compile, py::arg("graph"), py::arg("constants"),
+                  py::arg("reorder") = true, py::arg("in_place") = true,
+                  py::arg("place_parts") = true, py::arg("verify") = false, py::arg("isa") = "",
+                  py::arg("parameter_gradients") = std::vector<int>(),
+                  py::arg("gradient_inputs") = std::vector<int>(), py::arg("segment_bytes") = 0,
+                  py::arg("emulate_eager_casts") = false, py::arg("region_mode") = "kernel",
+                  py::arg("products") = true, py::arg("tune") = false,
+                  py::arg("most_tuning_ms") = 0.0, py::arg("row_sparsity") = false)
       .def_static("from_onnx", &session_from_onnx, py::arg("bytes"),
                   py::arg("allow") = std::vector<std::string>())
       .def_property_readonly("id", &Session::id)

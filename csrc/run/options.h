@@ -1,9 +1,11 @@
 // How a graph is compiled, planned and run.
 #pragma once
 
+#include "ir/graph.h"
 #include "region/codegen.h"
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -35,6 +37,9 @@ struct SessionOptions {
   // Values of the forward half that are there when backward begins, whether it reads them or not;
   // by name.
   std::vector<std::string> keep;
+  // What a training graph goes through when its backward half has been cut down, before it is
+  // compiled (partial_backward.h). It leaves values of the forward half alone. May be empty.
+  std::function<void(ir::Graph&)> after_cut;
   size_t max_bindings = 64;  // sizes, and sets of outputs with gradients, that are remembered
   region::CodegenOptions regions;
   // What runs a region: its kernel, that and the nodes of its body to compare with, or these alone.

@@ -1,6 +1,7 @@
 #include "run/partial_backward.h"
 
 #include "base/error.h"
+#include "ir/edit.h"
 #include "ir/verify.h"
 #include "run/arena.h"
 #include "run/context.h"
@@ -46,6 +47,11 @@ std::shared_ptr<const ExpectedBackward> make_expected_backward(const CompiledGra
   }
   for (const ir::Value* value : read) options.keep.push_back(cut->copies.at(value)->name);
   if (options.verify) ir::verify(*cut->graph, "cut_training");
+  if (options.after_cut) {
+    options.after_cut(*cut->graph);
+    ir::sweep(*cut->graph);
+    if (options.verify) ir::verify(*cut->graph, "after_cut");
+  }
 
   auto expected = std::make_shared<ExpectedBackward>();
   expected->defined = defined;

@@ -54,7 +54,8 @@ def operands(loss: Loss, rows: int, width: int, classes: int, dtype: torch.dtype
         made.append(list_of(loss.listed, rows))
         others = torch.ones(rows, dtype=torch.bool)
         others[list(loss.listed)] = False
-        made[0][others] = math.nan
+        if not loss.logits:
+            made[0][others] = math.nan
         labels[others] = IGNORED
     return made
 
@@ -73,7 +74,7 @@ def computed(
 ):
     """Run the node; give the loss, then gradients of hidden, weight and bias, then logits.
 
-    What is left out of rows that are not listed is zero in what is given.
+    Gradients of rows that are not listed, which nobody has written, are given as zeros.
     """
     if workspace is None:
         workspace = loss.workspace(len(given[1]), given[1].shape[1])
@@ -109,11 +110,10 @@ def computed(
         zip([n for n in types if n != "workspace"],
             run(graph, dict(zip(names, given, strict=True)), isa), strict=True)
     )  # fmt: skip
-    if loss.listed is not None:
-        for name in results.keys() & {"hidden_grad", "logits"}:
-            whole = torch.zeros_like(results[name])
-            whole[list(loss.listed)] = results[name][list(loss.listed)]
-            results[name] = whole
+    if loss.listed is not None and loss.gradients:
+        whole = torch.zeros_like(results["hidden_grad"])
+        whole[list(loss.listed)] = results["hidden_grad"][list(loss.listed)]
+        results["hidden_grad"] = whole
     logits = [results.pop("logits")] if loss.logits else []
     return [*results.values(), *logits]
 
@@ -132,10 +132,7 @@ def wanted(loss: Loss, given: list[Tensor]) -> list[Tensor]:
     results = [made.detach()]
     if loss.gradients:
         results += torch.autograd.grad(made, leaves + ([bias] if loss.bias else []))
-    logits = logits.detach()
-    if loss.listed is not None:
-        logits[[row for row in range(len(logits)) if row not in loss.listed]] = 0
-    return results + [logits] * loss.logits
+    return results + [logits.detach()] * loss.logits
 
 
 def compare(loss: Loss, given: list[Tensor], isa: str = "") -> None:
@@ -199,7 +196,7 @@ LISTS = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("listed", LISTS)
 def test_listed_rows(listed, form, dtype, isa):
-    """What stands in other rows is not read, and left as it is."""
+    """Other rows are not read but for their logits, and their gradients are left as they are."""
     torch.manual_seed(1)
     loss = dataclasses.replace(FORMS[form], listed=LISTS[listed])
     if not loss.listed:

@@ -272,6 +272,29 @@ def test_where_rows_are_left_out(mask: Callable, head: Callable, wanted: int) ->
     assert rewrites(Encoder(mask, head), words, labels_of(words, 0.4)) == wanted
 
 
+def test_rows_of_logits_that_get_no_gradient() -> None:
+    """From the second step on it is known that these get none, and the backward half is planned so.
+
+    Rows that count in no loss are NaN here, so that a product over all rows shows.
+    """
+    torch.manual_seed(0)
+    model = Encoder(nothing, with_logits)
+    with torch.no_grad():
+        model.words.weight[WORDS - 1] = torch.nan
+    compiled = torch.compile(model, backend="ort")
+    words = torch.randint(1, WORDS - 1, (BATCH, LENGTH))
+    words[1] = WORDS - 1
+    labels = words.clone()
+    labels[1] = IGNORED
+    for step in range(3):
+        loss, *found = gradients(model, compiled, words, labels)
+        assert loss.isfinite()
+        assert found[-2].isfinite().all() == (step > 0)  # of the weight of the head
+    assert compiled(words, labels)[1][1].isnan().all()
+    (report,) = torch_ort.explain(model, words, labels).graphs
+    assert "torch_ort.RowsProduct" not in report.nodes
+
+
 @pytest.mark.parametrize("head", [first, labelled])
 def test_a_dropout_of_attention_leaves_as_many_rows_out(head: Callable, monkeypatch) -> None:
     monkeypatch.setenv("TORCH_ORT_EXACT_RANDOM", "0")

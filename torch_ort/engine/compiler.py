@@ -126,6 +126,7 @@ def compile_session(program: Program, options: Options) -> _C.Session:
         products="products" not in options.disable,
         tune=options.enable_tuning,
         most_tuning_ms=options.max_tuning_duration_ms,
+        row_sparsity="row_sparsity" not in disabled_passes(options),
     )
 
 
