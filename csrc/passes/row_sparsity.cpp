@@ -297,8 +297,38 @@ class Analysis {
       for (size_t i = 0; i < num_viewed(node); ++i) {
         nonzero = unite(nonzero, of(node.inputs[i]).nonzero);
       }
-      set(node.outputs[0], *form, nonzero);
+      for (const Value* output : node.outputs) set(output, *form, nonzero);
+      return;
     }
+    if (const Form form = form_of_pointwise(node); form.is_there()) {
+      const ops::FusedForm fused = ops::fused_form(node);
+      std::vector<RowSet> operands;
+      for (const Value* input : node.inputs) {
+        operands.push_back(has_all_of(input, node.outputs[0], form) ? of(input).nonzero
+                                                                    : RowSet::all());
+      }
+      set(node.outputs[0], form, nonzero_of(fused.op, operands, !fused.constants.empty()));
+    }
+  }
+
+  // An operand has as many elements as the result, and rows where this has them.
+  bool has_all_of(const Value* operand, const Value* result, Form form) {
+    return operand != nullptr && operand->type.shape == result->type.shape &&
+           of(operand).form == form;
+  }
+
+  // Of the result of one word over elements; none where no operand has rows.
+  Form form_of_pointwise(const Node& node) {
+    if (node.outputs.size() != 1 || node.outputs[0] == nullptr || !node.outputs[0]->type.shape ||
+        ops::fused_form(node).kind != Kind::kPointwise) {
+      return {};
+    }
+    for (const Value* input : node.inputs) {
+      if (input == nullptr) continue;
+      const Form form = of(input).form;
+      if (form.is_there() && has_all_of(input, node.outputs[0], form)) return form;
+    }
+    return {};
   }
 
   static size_t num_viewed(const Node& node) {
@@ -307,7 +337,8 @@ class Analysis {
 
   // Of the result of a node that moves no row away from the others; nothing for other nodes.
   std::optional<Form> form_of_view(const Node& node) {
-    if (node.inputs.empty() || node.inputs[0] == nullptr || node.outputs.size() != 1) return {};
+    if (node.inputs.empty() || node.inputs[0] == nullptr) return {};
+    if (node.outputs.size() != 1 && !ir::is(&node, "Split")) return {};
     const Value *x = node.inputs[0], *result = node.outputs[0];
     const Form form = of(x).form;
     if (!form.is_there() || !x->type.shape || !result->type.shape) return {};
@@ -316,8 +347,13 @@ class Analysis {
     if (ir::is(&node, "Reshape")) {
       if (*x->type.shape == *result->type.shape) return form;
       const Form made = leading(result);
-      return form.is_leading() && made.is_there() ? std::optional(made) : std::nullopt;
+      if (form.is_leading() && made.is_there()) return made;
+      return form_in(*x->type.shape, form, *result->type.shape);
     }
+    if (ir::is(&node, "Expand") || ir::is(&node, "Slice") || ir::is(&node, "Split")) {
+      return keeps_row_dims(node, form) ? std::optional(form) : std::nullopt;
+    }
+    if (ir::is(&node, "ReduceSum")) return form_of_sum(node, form);
     if (ir::is(&node, "Transpose")) {
       const Shape order = ir::ints_attr(node.attrs, "perm", {});
       if (static_cast<int64_t>(order.size()) != rank) return {};
@@ -345,6 +381,57 @@ class Analysis {
       return form;
     }
     return {};
+  }
+
+  // Where the dims of rows stand in another shape of as many elements.
+  static std::optional<Form> form_in(const Shape& shape, Form form, const Shape& other) {
+    const auto find = [&](int dim) {
+      Dim before = 1;
+      for (int i = 0; i < dim; ++i) before = ops::times(before, shape[static_cast<size_t>(i)]);
+      Dim here = 1;
+      for (size_t i = 0; i < other.size(); here = ops::times(here, other[i++])) {
+        if (here == before && other[i] == shape[static_cast<size_t>(dim)])
+          return static_cast<int>(i);
+      }
+      return -1;
+    };
+    const Form made{find(form.sequence), find(form.place)};
+    const bool is_found = made.sequence >= 0 && made.place >= 0;
+    return is_found && made.is_joint() == form.is_joint() ? std::optional(made) : std::nullopt;
+  }
+
+  // Of nodes that take parts along some dims, or repeat what there is once.
+  bool keeps_row_dims(const Node& node, Form form) {
+    const Shape &from = *node.inputs[0]->type.shape, &to = *node.outputs[0]->type.shape;
+    if (from.size() != to.size()) return false;
+    const auto rank = static_cast<int64_t>(from.size());
+    if (ir::is(&node, "Split") && is_row_dim(form, axis_of(node, rank))) return false;
+    if (ir::is(&node, "Slice")) {
+      if (node.inputs.size() < 4 || node.inputs[3] == nullptr ||
+          !ops::has_known_ints(node.inputs[3])) {
+        return false;
+      }
+      for (const Dim& axis : ops::known_ints(node.inputs[3])) {
+        const int64_t dim = axis.constant();
+        if (is_row_dim(form, dim < 0 ? dim + rank : dim)) return false;
+      }
+    }
+    const auto same = [&](int dim) {
+      return from[static_cast<size_t>(dim)] == to[static_cast<size_t>(dim)];
+    };
+    return same(form.sequence) && same(form.place);
+  }
+
+  // Of a sum over other dims than those of rows.
+  static std::optional<Form> form_of_sum(const Node& node, Form form) {
+    const auto axes = ops::reduction_axes(node);
+    if (!axes || ops::fused_form(node).kind != Kind::kSum) return std::nullopt;
+    const bool keeps = ir::int_attr(node.attrs, "keepdims", 1) != 0;
+    for (auto axis = axes->rbegin(); axis != axes->rend(); ++axis) {
+      if (is_row_dim(form, *axis)) return std::nullopt;
+      if (!keeps) form = without(form, *axis);
+    }
+    return form;
   }
 
   static int64_t axis_of(const Node& node, int64_t rank) {
@@ -387,6 +474,10 @@ class Analysis {
   struct Region {
     region::Schedule schedule;
     bool takes_list = false;
+    // Whether a row of the results is made of the same row of what has rows, whatever the rows of
+    // the region are: those of each head, after a transpose.
+    bool follows = false;
+    std::vector<bool> has_rows;         // by operand
     std::vector<bool> is_total;         // by output: it adds up rows
     RowSet of_totals = RowSet::none();  // the rows that these add up
   };
@@ -394,20 +485,27 @@ class Analysis {
   void nonzero_of_region(Node& node) {
     Region found{region::make_schedule(node)};
     const region::RegionSpec& spec = found.schedule.spec;
-    const bool fits = spec.rows == space_.num_rows() && found.schedule.groups == Dim(1) &&
-                      !spec.has_row_list && region::codegen_for(node.outputs[0]->type.device);
+    found.takes_list = spec.rows == space_.num_rows() && found.schedule.groups == Dim(1) &&
+                       region::codegen_for(node.outputs[0]->type.device) != nullptr;
+    Form form;
+    if (!found.takes_list) form = followed_form(node, found.schedule);
+    found.follows = form.is_there();
+    for (size_t i = 0; i < spec.spaces.size(); ++i) {
+      const Form& of_operand = of(node.inputs[i]).form;
+      const bool lies = found.takes_list ? of_operand.is_leading() : of_operand == form;
+      found.has_rows.push_back(lies && is_by_rows(found.schedule, i) && of_operand.is_there());
+    }
     std::unordered_map<const Value*, RowSet> inner;
     std::unordered_set<const Value*> totals;
-    if (fits) {
-      found.takes_list = true;
+    if (found.takes_list || found.follows) {
       for (size_t i = 0; i < spec.body->inputs.size(); ++i) {
-        inner.emplace(spec.body->inputs[i], nonzero_of_operand(node, found.schedule, i));
+        inner.emplace(spec.body->inputs[i],
+                      found.has_rows[i] ? of(node.inputs[i]).nonzero : RowSet::all());
       }
       for (const region::Schedule::Step& step : found.schedule.steps) {
         if (step.form.kind == Kind::kConcat) found.takes_list = false;
         inner.emplace(step.node->outputs[0], nonzero_of_step(node, found.schedule, step, inner));
-        if (step.axes == region::Schedule::Axes::kAll ||
-            step.axes == region::Schedule::Axes::kRows) {
+        if (adds_rows(step)) {
           totals.insert(step.node->outputs[0]);
           const auto added = inner.find(step.node->inputs[0]);
           found.of_totals =
@@ -418,12 +516,55 @@ class Analysis {
     for (size_t i = 0; i < node.outputs.size(); ++i) {
       const auto nonzero = inner.find(spec.body->outputs[i]);
       const bool is_total = totals.contains(passed_on(spec.body->outputs[i]));
-      const bool has_rows = found.takes_list && !is_total;
+      const bool has_rows = (found.takes_list || found.follows) && !is_total;
       found.is_total.push_back(is_total);
-      set(node.outputs[i], has_rows ? leading(node.outputs[i]) : Form(),
+      set(node.outputs[i],
+          !has_rows          ? Form()
+          : found.takes_list ? leading(node.outputs[i])
+                             : form,
           nonzero == inner.end() || !has_rows ? RowSet::all() : nonzero->second);
     }
     regions_.emplace(&node, std::move(found));
+  }
+
+  static bool adds_rows(const region::Schedule::Step& step) {
+    return step.axes == region::Schedule::Axes::kAll || step.axes == region::Schedule::Axes::kRows;
+  }
+
+  // Whether a region reads row by row what lies there.
+  static bool is_by_rows(const region::Schedule& schedule, size_t operand) {
+    const Space space = schedule.spec.spaces[operand];
+    return schedule.stretched[operand].shape.empty() &&
+           (space == Space::kFull || space == Space::kRow);
+  }
+
+  // The form that the results of a region have with those of its operands that have one.
+  Form followed_form(const Node& node, const region::Schedule& schedule) {
+    for (const region::Schedule::Step& step : schedule.steps) {
+      if (adds_rows(step) || step.form.has_label()) return {};
+    }
+    for (size_t i = 0; i < schedule.spec.spaces.size(); ++i) {
+      const Value* operand = node.inputs[i];
+      const Form form = of(operand).form;
+      if (!form.is_there() || !is_by_rows(schedule, i)) continue;
+      const Shape& shape = *operand->type.shape;
+      const auto least = static_cast<size_t>(std::max(form.sequence, form.place)) + 1;
+      for (size_t count = least; count <= shape.size(); ++count) {
+        const Shape rows(shape.begin(), shape.begin() + static_cast<std::ptrdiff_t>(count));
+        if (!(ir::numel(rows) == schedule.spec.rows)) continue;
+        const auto begins = [&](const Value* value) {
+          const Shape& other = *value->type.shape;
+          return other.size() >= count && std::equal(rows.begin(), rows.end(), other.begin());
+        };
+        const auto fits = [&](const Value* value) {
+          return !(of(value).form == form) || begins(value);
+        };
+        const bool is_form = std::all_of(node.outputs.begin(), node.outputs.end(), begins) &&
+                             std::all_of(node.inputs.begin(), node.inputs.end(), fits);
+        return is_form ? form : Form();
+      }
+    }
+    return {};
   }
 
   // A value of a body, seen through nodes that only pass it on.
@@ -432,17 +573,6 @@ class Analysis {
       value = value->producer->inputs[0];
     }
     return value;
-  }
-
-  // Of an operand as the rows of the region have it.
-  RowSet nonzero_of_operand(const Node& node, const region::Schedule& schedule, size_t i) {
-    const Space space = schedule.spec.spaces[i];
-    const bool has_rows = space == Space::kFull || space == Space::kRow;
-    const Facts& facts = of(node.inputs[i]);
-    if (!has_rows || !schedule.stretched[i].shape.empty() || !facts.form.is_leading()) {
-      return RowSet::all();
-    }
-    return facts.nonzero;
   }
 
   RowSet nonzero_of_step(const Node& node, const region::Schedule& schedule,
@@ -497,24 +627,20 @@ class Analysis {
 
   void needed_of_region(Node& node) {
     const Region& region = regions_.at(&node);
-    RowSet rows = region.takes_list ? region.of_totals : RowSet::all();
+    RowSet rows = region.takes_list ? region.of_totals : RowSet::none();
     for (size_t i = 0; i < node.outputs.size(); ++i) {
       if (node.outputs[i]->uses.empty() || region.is_total[i]) continue;
       const Facts& facts = of(node.outputs[i]);
-      rows = unite(rows,
-                   facts.form.is_there() ? intersect(facts.needed, facts.nonzero) : RowSet::all());
+      // Zeros are made by those who have a list, or from the operands' own.
+      const RowSet wanted =
+          region.takes_list ? intersect(facts.needed, facts.nonzero) : facts.needed;
+      rows = unite(rows, facts.form.is_there() ? wanted : RowSet::all());
     }
-    const bool is_partial = region.takes_list && !rows.is_all() && !is_early(&node);
-    if (!is_partial) rows = RowSet::all();
-    if (is_partial) work_[&node] = {.rows = rows};
-    const region::RegionSpec& spec = region.schedule.spec;
-    for (size_t i = 0; i < spec.spaces.size(); ++i) {
-      const Space space = spec.spaces[i];
-      const bool has_rows = region.schedule.stretched[i].shape.empty() &&
-                            (space == Space::kFull || space == Space::kRow) &&
-                            of(node.inputs[i]).form.is_leading();
+    if (is_early(&node) || !(region.takes_list || region.follows)) rows = RowSet::all();
+    if (region.takes_list && !rows.is_all()) work_[&node] = {.rows = rows};
+    for (size_t i = 0; i < region.has_rows.size(); ++i) {
       // All ids are looked at: eager PyTorch raises for one in any row.
-      need(node.inputs[i], has_rows ? rows : RowSet::all());
+      need(node.inputs[i], region.has_rows[i] ? rows : RowSet::all());
     }
   }
 
@@ -753,9 +879,15 @@ class Analysis {
     if (is_ours(node, "LinearCrossEntropy")) return needed_of_linear_loss(node);
     const std::optional<RowSet> place = place_of_gather(node);
     const bool is_view = !is_early(&node) && form_of_view(node).has_value();
+    const Form form = is_view || is_early(&node) ? Form() : form_of_pointwise(node);
+    RowSet read = RowSet::none();
+    for (const Value* output : node.outputs) {
+      if (output != nullptr) read = unite(read, of(output).needed);
+    }
     for (size_t i = 0; i < node.inputs.size(); ++i) {
       RowSet rows = RowSet::all();
-      if (is_view && i < num_viewed(node)) rows = of(node.outputs[0]).needed;
+      if (is_view && i < num_viewed(node)) rows = read;
+      if (form.is_there() && has_all_of(node.inputs[i], node.outputs[0], form)) rows = read;
       if (place && i == 0) rows = *place;
       need(node.inputs[i], rows);
     }
