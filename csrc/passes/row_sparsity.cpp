@@ -540,29 +540,33 @@ class Analysis {
 
   // The form that the results of a region have with those of its operands that have one.
   Form followed_form(const Node& node, const region::Schedule& schedule) {
+    bool joins = false, reduces = false;
     for (const region::Schedule::Step& step : schedule.steps) {
       if (adds_rows(step) || step.form.has_label()) return {};
+      joins = joins || step.form.kind == Kind::kConcat;
+      reduces = reduces || step.form.is_reduction() || step.form.kind == Kind::kGather;
     }
     for (size_t i = 0; i < schedule.spec.spaces.size(); ++i) {
       const Value* operand = node.inputs[i];
       const Form form = of(operand).form;
       if (!form.is_there() || !is_by_rows(schedule, i)) continue;
       const Shape& shape = *operand->type.shape;
-      const auto least = static_cast<size_t>(std::max(form.sequence, form.place)) + 1;
-      for (size_t count = least; count <= shape.size(); ++count) {
-        const Shape rows(shape.begin(), shape.begin() + static_cast<std::ptrdiff_t>(count));
-        if (!(ir::numel(rows) == schedule.spec.rows)) continue;
-        const auto begins = [&](const Value* value) {
-          const Shape& other = *value->type.shape;
-          return other.size() >= count && std::equal(rows.begin(), rows.end(), other.begin());
-        };
-        const auto fits = [&](const Value* value) {
-          return !(of(value).form == form) || begins(value);
-        };
-        const bool is_form = std::all_of(node.outputs.begin(), node.outputs.end(), begins) &&
-                             std::all_of(node.inputs.begin(), node.inputs.end(), fits);
-        return is_form ? form : Form();
-      }
+      const size_t rows = reduces ? leading_dims(shape, schedule.spec.rows) : shape.size();
+      if (rows <= static_cast<size_t>(std::max(form.sequence, form.place))) return {};
+      const auto fits = [&](const Value* value) {
+        const Shape& other = *value->type.shape;
+        if (reduces ? other.size() < rows : other.size() != rows) return false;
+        for (size_t dim = 0; dim < rows; ++dim) {
+          const bool may_differ = joins && !reduces && !is_row_dim(form, static_cast<int64_t>(dim));
+          if (!may_differ && !(other[dim] == shape[dim])) return false;
+        }
+        return true;
+      };
+      const auto is_other = [&](const Value* value) { return !(of(value).form == form); };
+      const bool is_form = std::all_of(node.outputs.begin(), node.outputs.end(), fits) &&
+                           std::all_of(node.inputs.begin(), node.inputs.end(),
+                                       [&](auto* value) { return is_other(value) || fits(value); });
+      return is_form ? form : Form();
     }
     return {};
   }
@@ -573,6 +577,16 @@ class Analysis {
       value = value->producer->inputs[0];
     }
     return value;
+  }
+
+  // How many dims from the first on make so many rows; 0: none do.
+  static size_t leading_dims(const Shape& shape, const Dim& rows) {
+    Dim product = 1;
+    for (size_t count = 0; count < shape.size();) {
+      product = ops::times(product, shape[count++]);
+      if (product == rows) return count;
+    }
+    return 0;
   }
 
   RowSet nonzero_of_step(const Node& node, const region::Schedule& schedule,
