@@ -117,10 +117,12 @@ bool take_dropout_backward_apart(const Call& call, bool on_cpu, CallList& calls)
   ir::Value* result = call.outputs.at(0);
   if (!on_cpu || result == nullptr) return false;
   auto* grad = std::get<ir::Value*>(call.args.at(0).value);
+  const auto* scale = std::get_if<double>(&call.args.at(2).value);
+  if (scale == nullptr) return false;
   if (!result->type.is_known() || grad->type.dtype != result->type.dtype) return false;
   ir::Value* kept = calls.temporary(result->type);
   calls.add("aten::mul", "Tensor", {grad, call.args.at(1)}, {kept});
-  calls.add("aten::mul", "Tensor", {kept, call.args.at(2)}, {result});
+  calls.add("aten::mul", "Tensor", {kept, rounded_to(*scale, result->type.dtype)}, {result});
   return true;
 }
 

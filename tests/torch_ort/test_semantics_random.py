@@ -29,6 +29,23 @@ def test_dropout_draws_the_stream_of_eager(compare_training, p):
     compare_training(lambda: nn.Sequential(nn.Dropout(p), nn.ReLU()), rows, **EXACT)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_gradients_of_dropout_round_as_in_eager(compiled, dtype, monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_DISABLE", "own_kernels")
+
+    def dropout(x):
+        return F.dropout(x, 0.3)
+
+    x, gradient = (torch.randn(6, 16).to(dtype) for _ in range(2))
+    found = []
+    for run in (dropout, compiled(dropout)):
+        given = x.clone().requires_grad_()
+        torch.manual_seed(1)
+        run(given).backward(gradient)
+        found.append(given.grad)
+    torch.testing.assert_close(*found, **EXACT)
+
+
 def test_dropout_in_a_network(compare_training):
     def model():
         return nn.Sequential(
