@@ -9,6 +9,7 @@
 #include <c10/util/Half.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <limits>
 #include <numeric>
@@ -204,6 +205,13 @@ class Rows final : public Kernel {
       std::iota(list + 1, list + 1 + count, int64_t{0});
     }
     list[0] = count;
+    last_count_.store(count, std::memory_order_relaxed);
+  }
+
+  std::optional<region::ListedRows> listed() const override {
+    const int64_t count = last_count_.load(std::memory_order_relaxed);
+    if (count < 0) return std::nullopt;
+    return region::ListedRows{.count = count, .num_rows = num_rows()};
   }
 
  private:
@@ -213,6 +221,7 @@ class Rows final : public Kernel {
   bool is_all_, is_closed_;
   std::vector<std::unique_ptr<const Source>> sources_;
   std::vector<int64_t> places_;
+  mutable std::atomic<int64_t> last_count_ = -1;  // of any thread
 };
 
 // ---- ZeroRows

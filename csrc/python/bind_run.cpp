@@ -308,7 +308,18 @@ void bind_run(py::module_& module) {
              }
              return steps;
            })
-      .def("programs", &run::Session::programs_report);
+      .def("programs", &run::Session::programs_report)
+      .def(
+          "row_lists",
+          [](const Session& session) {
+            std::vector<std::tuple<std::string, int64_t, int64_t>> lists;
+            for (const auto& [name, count, num_rows] : session.row_lists()) {
+              lists.emplace_back(name, count, num_rows);
+            }
+            return lists;
+          },
+          "(name, rows in it, rows in all) of each list of rows that count, as the plan used last "
+          "has made it last.");
   module.def("run_forward", &run_forward, py::arg("session"), py::arg("inputs"), py::arg("symbols"),
              py::arg("carry"), py::arg("always_early") = false);
   module.def("run_backward", &run_backward, py::arg("token"), py::arg("saved"), py::arg("tangents"),

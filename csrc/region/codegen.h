@@ -33,6 +33,11 @@ struct Product {
 // result that does not lie by rows.
 std::string text_of(const Product& product);
 
+// How many rows a list has, and of how many.
+struct ListedRows {
+  int64_t count = 0, num_rows = 0;
+};
+
 // A node over one set of sizes, ready to run.
 class Kernel {
  public:
@@ -42,6 +47,8 @@ class Kernel {
   virtual void run(const void* const* inputs, void* const* outputs) const = 0;
   // What it does, one instruction a line, for dumps and tests.
   virtual std::string str() const = 0;
+  // The list of rows that it made last; nothing if it makes none, or has not run.
+  virtual std::optional<ListedRows> listed() const { return std::nullopt; }
 };
 
 struct CodegenOptions {

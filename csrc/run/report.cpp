@@ -52,6 +52,20 @@ std::vector<std::pair<std::string, std::string>> Session::programs_report() cons
   return report;
 }
 
+std::vector<Session::RowListReport> Session::row_lists() const {
+  if (const auto expected = expected_session()) return expected->row_lists();
+  std::lock_guard lock(mutex_);
+  std::vector<RowListReport> report;
+  if (bindings_.empty()) return report;
+  for (const BoundSteps* half : {&bindings_.front()->forward, &bindings_.front()->backward}) {
+    for (const auto& bound : *half) {
+      const auto listed = bound->listed();
+      if (listed) report.push_back({bound->step.name, listed->count, listed->num_rows});
+    }
+  }
+  return report;
+}
+
 std::vector<Session::StepReport> Session::steps_report() const {
   std::vector<StepReport> report;
   for (size_t i = 0; i < compiled_->steps.size(); ++i) {

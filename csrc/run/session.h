@@ -99,6 +99,13 @@ class Session : public std::enable_shared_from_this<Session> {
   std::vector<TensorReport> plan_table() const;
   // The kernels of regions in the plan used last: name of the node, instructions.
   std::vector<std::pair<std::string, std::string>> programs_report() const;
+  // The lists of rows that count, which the plan used last has made last: name of the node, how
+  // many are in it, and of how many.
+  struct RowListReport {
+    std::string name;
+    int64_t count, num_rows;
+  };
+  std::vector<RowListReport> row_lists() const;
   void free_idle_contexts();
 
  private:

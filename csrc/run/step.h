@@ -6,9 +6,11 @@
 
 #include "ir/graph.h"
 #include "plan/plan.h"
+#include "region/codegen.h"
 #include "run/spec.h"
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -93,6 +95,8 @@ struct BoundStep {
   virtual std::vector<const ViewSpec*> moving_views() const { return {}; }
   // The kernel of a region, one instruction a line; empty: it is none.
   virtual std::string program() const { return {}; }
+  // The list of rows that it made last; nothing if it makes none, or has not run.
+  virtual std::optional<region::ListedRows> listed() const { return std::nullopt; }
 };
 
 }  // namespace torch_ort::run

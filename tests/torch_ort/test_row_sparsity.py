@@ -308,6 +308,35 @@ def test_a_dropout_of_attention_leaves_as_many_rows_out(head: Callable, monkeypa
     assert products[0] == products[1] > 20
 
 
+def test_the_report_tells_rows_and_density() -> None:
+    words = words_of([9, 3, 1, 5])
+    labels = torch.full_like(words, IGNORED)
+    labels[0, 2] = labels[1, :2] = labels[3, 4] = 1
+    report = torch_ort.explain(Encoder(of_truth, labelled), words, labels)
+    (graph,) = report.graphs
+    counts = {(each.count, each.num_rows) for each in graph.row_lists}
+    # Labelled places alone; words; of the last block queries up to the last label of a sequence.
+    assert {(4, 36), (18, 36)} <= counts
+    alone = next(each for each in graph.row_lists if each.count == 4)
+    assert alone.density == 4 / 36
+    assert alone.told_by[0].startswith("the labels ")
+    assert alone.told_by[0].endswith(" that are not -100")
+    assert alone.readers["torch_ort.RowsProduct"] > 0
+    assert any(origin.startswith("test_row_sparsity.py:") for origin in alone.origins)
+    text = str(report)
+    assert graph.rows_text() in text
+    assert "  rows computed: 4 of 36 (11.11%), told by the labels " in text
+    assert "  rows computed: 18 of 36 (50.00%), told by the keys that the mask of " in text
+
+
+def test_the_report_of_a_graph_that_computes_all_rows() -> None:
+    words = words_of([9, 3, 1, 5])
+    report = torch_ort.explain(Encoder(nothing, all_rows), words, labels_of(words, 0.4))
+    assert report.graphs[0].row_lists == []
+    assert report.graphs[0].rows_text() == ""
+    assert "rows computed" not in str(report)
+
+
 def test_labels_out_of_range_raise_beside_rows_that_are_left_out() -> None:
     _, compiled, exact = both(Encoder(of_truth, labelled))
     words = words_of([9, 3, 1, 5])

@@ -16,6 +16,7 @@ from torch_ort.engine.program import Program
 from torch_ort.functions.capturing import functions_seen
 from torch_ort.reports.moved import moved_bytes
 from torch_ort.reports.roofline import Roofline, measure
+from torch_ort.reports.row_lists import RowList, lines_of, row_lists
 from torch_ort.reports.runs import compile_afresh, isa_of, run_backward
 from torch_ort.reports.tables import bytes_text
 
@@ -38,9 +39,14 @@ class GraphReport:
     passes: list[tuple[str, int, float]]
     seconds: dict[str, float]  # by COMPILE_STAGES
     recomputation: Recomputation | None = None  # of a memory budget
+    row_lists: list[RowList] = field(default_factory=list)  # rows beside which others are left out
     # Read and written by the operators that regions replace, and by what stands in their place.
     bytes_before: int = 0
     bytes_after: int = 0
+
+    def rows_text(self) -> str:
+        """Give what the report says of rows that are left out; empty if none are."""
+        return "\n".join(lines_of(self.row_lists))
 
 
 @dataclass
@@ -95,6 +101,7 @@ class Report:
                     f"  bytes moved: {bytes_text(graph.bytes_before)} by the operators that the "
                     f"regions replace, {bytes_text(graph.bytes_after)} by the regions"
                 )
+            lines += lines_of(graph.row_lists)
             lines.append("  steps: " + _counts(graph.steps))
             lines.append("  results made by the kernel: " + (_counts(graph.functional) or "none"))
             plan = graph.plan
@@ -195,7 +202,7 @@ def _describe(program: Program) -> GraphReport:
     return GraphReport(
         program.is_training, nodes, aten, fused, steps, functional,
         program.session.plan_report() or {}, program.passes, program.seconds,
-        program.recomputation,
+        program.recomputation, row_lists(program),
     )  # fmt: skip
 
 

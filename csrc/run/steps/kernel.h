@@ -22,6 +22,7 @@ struct BoundKernel : BoundWriter {
               std::shared_ptr<const region::Kernel> made, int64_t StepCounts::* counted);
 
   std::string program() const override { return kernel->str(); }
+  std::optional<region::ListedRows> listed() const override { return kernel->listed(); }
 
  protected:
   void write(Context& context, StepCounts& counts) const override;
