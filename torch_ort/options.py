@@ -21,7 +21,7 @@ from torch_ort.core.policy import (
     FallbackPolicy,
     ORTModuleONNXModelException,
 )
-from torch_ort.core.switches import OTHER_SWITCHES, with_own_kernels
+from torch_ort.core.switches import OTHER_SWITCHES, OWN_KERNELS, with_own_kernels
 
 NEWEST_OPSET = 28
 OLDEST_OPSET = 12
@@ -117,6 +117,11 @@ def _check_disabled(value: Any) -> tuple[str, ...]:
     return with_own_kernels(_check_names(_pass_names)(value))
 
 
+def _names(names: tuple[str, ...]) -> str:
+    quoted = [f"`{name}`" for name in names]
+    return f"{', '.join(quoted[:-1])} and {quoted[-1]}"
+
+
 def _parse_budget(text: str) -> int | float:
     return int(text) if text.strip().isdigit() else float(text)
 
@@ -133,6 +138,16 @@ def _check_isa(value: Any) -> str:
     if value not in ("", *names):
         raise ValueError(f"want one of {', '.join(names)}, or nothing")
     return value
+
+
+def _parse_flag(text: str) -> bool:
+    """Read a flag as ONNX Runtime Training does: 1 is on, any other integer off."""
+    return int(text) == 1
+
+
+def _flag(name: str, default: bool, doc: str, is_built: bool = False, **others: Any) -> Row:
+    variable = f"ORTMODULE_{name.upper()}"
+    return Row(name, variable, default, "flag", doc, _parse_flag, _check_bool, is_built, **others)
 
 
 TABLE: tuple[Row, ...] = (
@@ -164,8 +179,7 @@ TABLE: tuple[Row, ...] = (
          "Passes to leave out by name; also, of the memory plan, `reorder`, `in_place`, "
          "`place_parts` and `deliver_gradients`; `region_kernels`, after which the nodes of fused "
          "regions run one by one; `products`, after which PyTorch's kernels multiply matrices; "
-         "`own_kernels`, all that rounds elsewhere than eager does (`chunk_losses`, "
-         "`expand_composites`, `fuse_attention`, `fuse_regions`, `products` and `row_sparsity`); "
+         f"`own_kernels`, all that rounds elsewhere than eager does ({_names(OWN_KERNELS)}); "
          "and `recorder`, after which AOTAutograd captures.",
          _parse_names, _check_disabled),
     Row("isa", "TORCH_ORT_ISA", "", "name",
@@ -178,6 +192,19 @@ TABLE: tuple[Row, ...] = (
          "same numbers. Too little is an error that names the least. 0: no budget. "
          "See [memory.md](memory.md).",
          _parse_budget, _check_budget),
+    _flag("enable_compute_optimizer", True,
+          "If off, graphs compute what eager PyTorch computes, bit for bit: as with `own_kernels` "
+          "among `disable`, `exact_random` and `emulate_eager_casts`, whatever these say.",
+          is_built=True),
+    _flag("enable_sparse_optimizer", True,
+          "Leave out rows that nobody reads: `row_sparsity` ([rows.md](rows.md)). If off, the two "
+          "that follow are too.", is_built=True),
+    _flag("enable_label_sparse_optimizer", True,
+          "Let labels tell rows that nobody reads: those that a loss ignores.", is_built=True),
+    _flag("enable_embedding_sparse_optimizer", True,
+          "Let padding tell rows that nobody reads: keys that attention's mask hides. In ONNX "
+          "Runtime Training it was off at first; there whoever switched it on had to know that "
+          "nothing reads a padded place, which is proved here.", is_built=True),
     Row("enable_tuning", "ORTMODULE_ENABLE_TUNING", False, "bool",
          "Time PyTorch's kernel and the engine's on each kind of product that comes, on the CPU, "
          "and take the faster one from then on, in the whole process. False: sizes, dtype and "
@@ -210,11 +237,6 @@ TABLE: tuple[Row, ...] = (
          "run beside its kernel, and the first that differs raises. It is slow.",
          int, _check_int(0, 3)),
 )  # fmt: skip
-
-
-def _parse_flag(text: str) -> bool:
-    """Read a flag as ONNX Runtime Training does: 1 is on, any other integer off."""
-    return int(text) == 1
 
 
 def _parse_truth(text: str) -> bool:
@@ -264,11 +286,6 @@ def _check_skip_checks(value: Any) -> tuple[str, ...]:
     return names
 
 
-def _flag(name: str, default: bool, doc: str, is_built: bool = False, **others: Any) -> Row:
-    variable = f"ORTMODULE_{name.upper()}"
-    return Row(name, variable, default, "flag", doc, _parse_flag, _check_bool, is_built, **others)
-
-
 def _text(name: str, doc: str, is_built: bool = False, default: str = "", **others: Any) -> Row:
     variable = f"ORTMODULE_{name.upper()}"
     return Row(name, variable, default, "text", doc, str, _check_str, is_built, **others)
@@ -314,10 +331,6 @@ ORTMODULE_TABLE: tuple[Row, ...] = (
     _text("skipped_autograd_functions",
           "Functions that become no PythonOps and are traced through: full names, with commas "
           "between them.", is_built=True, is_for_both=False),
-    _flag("enable_compute_optimizer", True, "Move gathers and reshapes up the graph."),
-    _flag("enable_sparse_optimizer", True, "Compute only rows with labels and without padding."),
-    _flag("enable_label_sparse_optimizer", True, "Compute only rows with labels."),
-    _flag("enable_embedding_sparse_optimizer", False, "Compute only rows without padding."),
     _flag("print_input_density", False, "Print how many labels and tokens count."),
     _flag("print_memory_stats", False,
           "Print the memory of each phase of a step: steps 0 to 9, then powers of two. Of "
@@ -387,7 +400,15 @@ def resolve(given: Mapping[str, Any] | None = None, mode: str | None = None) -> 
                 f"{near(name, names)}"
             )
         values[name] = _checked(_BY_NAME[name], name, value)
-    return Options(**values)
+    return _as_eager(Options(**values))
+
+
+def _as_eager(options: Options) -> Options:
+    """Switch off all that has other bits than eager PyTorch, if nothing is to be optimized."""
+    if options.enable_compute_optimizer:
+        return options
+    disabled = with_own_kernels((*options.disable, "own_kernels"))
+    return replace(options, disable=disabled, exact_random=True, emulate_eager_casts=True)
 
 
 def resolve_ortmodule(
@@ -559,8 +580,9 @@ _HEAD = """\
 # Options
 
 Printed by `python -m torch_ort.options`. `options={...}` of `torch.compile` wins over the
-environment, which wins over the default. In the environment a bool is `0` or `1`, and names stand
-with commas between them. Unknown options and values of the wrong kind are errors.
+environment, which wins over the default. In the environment a bool is `0` or `1`, a flag is on if
+it is `1` and off if it is any other integer, and names stand with commas between them. Unknown
+options and values of the wrong kind are errors.
 
 ## Of compiled graphs
 

@@ -4,6 +4,7 @@
 
 #include "ir/graph.h"
 #include "passes/budget.h"
+#include "passes/row_sparsity.h"
 
 #include <cstdint>
 #include <functional>
@@ -36,6 +37,7 @@ struct PipelineOptions {
   int check = 0;                      // 1: verify at the ends; 2: after each pass
   std::optional<Budget> budget;       // what recompute_to_budget keeps to; none: it does nothing
   BudgetReport* budget_report = nullptr;  // filled in by it
+  RowSources row_sources;                 // what row_sparsity goes by
   // Called after each pass that changed something, with "03_remove_dead".
   std::function<void(const char* name, const ir::Graph& graph)> dump;
 };

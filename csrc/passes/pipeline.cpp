@@ -183,6 +183,7 @@ std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& op
   using Clock = std::chrono::steady_clock;
   const RewriteLimit limit(options.bisect);
   const BudgetInForce budget(options.budget ? &*options.budget : nullptr, options.budget_report);
+  const RowSourcesInForce row_sources(options.row_sources);
   if (options.check >= 1) verify_all(graph, "capture");
   std::vector<PassReport> reports;
   for (const Pass& pass : pipeline()) {

@@ -23,6 +23,21 @@
 
 namespace torch_ort::passes {
 
+namespace {
+
+// Graphs are compiled on several threads.
+thread_local RowSources sources_in_force;
+
+}  // namespace
+
+RowSourcesInForce::RowSourcesInForce(RowSources sources) : before_(sources_in_force) {
+  sources_in_force = sources;
+}
+
+RowSourcesInForce::~RowSourcesInForce() { sources_in_force = before_; }
+
+RowSources RowSourcesInForce::sources() { return sources_in_force; }
+
 bool RowSet::contains(const RowSet& other) const {
   if (is_all_ || other.is_none()) return true;
   return !other.is_all_ && (other.atoms_ & ~atoms_) == 0 && (is_closed_ || !other.is_closed_);
@@ -271,7 +286,17 @@ class Analysis {
     facts.needed = unite(facts.needed, wants_zeros ? facts.nonzero : rows);
   }
 
+  static bool may_tell(Atom::Kind kind) {
+    switch (kind) {
+      case Atom::Kind::kLabels: return RowSourcesInForce::sources().labels;
+      case Atom::Kind::kMask: return RowSourcesInForce::sources().padding;
+      case Atom::Kind::kPlace: break;
+    }
+    return true;
+  }
+
   RowSet atom(const Atom& atom) {
+    if (!may_tell(atom.kind)) return RowSet::all();
     auto found = std::find(atoms_.begin(), atoms_.end(), atom);
     if (found == atoms_.end()) {
       if (atoms_.size() == kMostAtoms) return RowSet::all();

@@ -30,6 +30,26 @@
 
 namespace torch_ort::passes {
 
+// What may tell rows; places, as of x[:, 0], always may.
+struct RowSources {
+  bool labels = true;   // those of losses that ignore one
+  bool padding = true;  // keys that masks hide
+};
+
+// In force on this thread while it lives.
+class RowSourcesInForce {
+ public:
+  explicit RowSourcesInForce(RowSources sources);
+  ~RowSourcesInForce();
+  RowSourcesInForce(const RowSourcesInForce&) = delete;
+  RowSourcesInForce& operator=(const RowSourcesInForce&) = delete;
+
+  static RowSources sources();  // all of them where none are in force
+
+ private:
+  RowSources before_;
+};
+
 class RowSet {
  public:
   static RowSet none() { return {}; }

@@ -24,13 +24,15 @@ std::vector<Report> run_pipeline(ir::Graph& graph, std::vector<std::string> disa
                                  int64_t bisect, int check,
                                  std::optional<std::function<void(std::string)>> dump,
                                  std::optional<passes::Budget> budget,
-                                 passes::BudgetReport* budget_report) {
+                                 passes::BudgetReport* budget_report, bool label_rows,
+                                 bool padding_rows) {
   passes::PipelineOptions options;
   options.disabled = std::move(disabled);
   options.bisect = bisect;
   options.check = check;
   options.budget = budget;
   options.budget_report = budget_report;
+  options.row_sources = {.labels = label_rows, .padding = padding_rows};
   // Python holds the graph already, so the name is enough.
   if (dump) {
     options.dump = [&](const char* name, const ir::Graph&) {
@@ -128,7 +130,8 @@ void bind_passes(py::module_& module) {
   module.def("run_pipeline", &run_pipeline, py::arg("graph"),
              py::arg("disabled") = std::vector<std::string>(), py::arg("bisect") = -1,
              py::arg("check") = 0, py::arg("dump") = py::none(), py::arg("budget") = py::none(),
-             py::arg("budget_report") = py::none());
+             py::arg("budget_report") = py::none(), py::arg("label_rows") = true,
+             py::arg("padding_rows") = true);
   module.def("pass_names", [] {
     std::vector<std::string> names;
     for (const passes::Pass& pass : passes::pipeline()) names.emplace_back(pass.name);

@@ -58,8 +58,8 @@ def plant_rewrite(monkeypatch):
     """Let the rewrite of a number give wrong numbers, in the pipelines that the search runs."""
 
     def plant(number: int, node: str, attribute: str, value: Any) -> None:
-        def run_pipeline(graph, disabled, count, *more):
-            reports = _C.run_pipeline(graph, disabled, count, *more)
+        def run_pipeline(graph, disabled, count, **more):
+            reports = _C.run_pipeline(graph, disabled, count, **more)
             if count < 0 or count >= number:
                 _C.testing.set_attr(graph, node, attribute, value)
             return reports

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from torch_ort import UserError
+from torch_ort.core.switches import OWN_KERNELS
 from torch_ort.options import NEWEST_OPSET, TABLE, resolve
 
 
@@ -49,6 +50,30 @@ def test_bad_environment(monkeypatch):
     monkeypatch.setenv("TORCH_ORT_CHECK", "often")
     with pytest.raises(UserError, match="TORCH_ORT_CHECK: got 'often'"):
         resolve()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1", True), (" 1 ", True), ("0", False), ("2", False)]
+)
+def test_flags_are_read_as_onnx_runtime_training_reads_them(text, value, monkeypatch):
+    flags = [row for row in TABLE if row.kind == "flag"]
+    assert len(flags) == 4
+    for row in flags:
+        monkeypatch.setenv(row.variable, text)
+        assert getattr(resolve(), row.name) is value
+        monkeypatch.setenv(row.variable, "true")
+        with pytest.raises(UserError, match=f"{row.variable}: got 'true', invalid literal for int"):
+            resolve()
+        monkeypatch.delenv(row.variable)
+
+
+def test_without_the_compute_optimizer_options_are_eagers():
+    given = {"exact_random": False, "emulate_eager_casts": False, "disable": ("reorder",)}
+    options = resolve({**given, "enable_compute_optimizer": False})
+    assert options.disable == ("reorder", *OWN_KERNELS)
+    assert options.exact_random
+    assert options.emulate_eager_casts
+    assert resolve({**given, "enable_compute_optimizer": True}).disable == ("reorder",)
 
 
 def test_modes():

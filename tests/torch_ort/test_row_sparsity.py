@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torch_ort
+from torch_ort.engine import watchers
 
 BATCH, LENGTH, WIDTH, WORDS, IGNORED = 4, 9, 8, 11, -100
 CHECKED = {"check": 1}
@@ -306,6 +307,69 @@ def test_a_dropout_of_attention_leaves_as_many_rows_out(head: Callable, monkeypa
         (graph,) = torch_ort.explain(model, words, labels_of(words, 0.4)).graphs
         products.append(graph.nodes["torch_ort.RowsProduct"])
     assert products[0] == products[1] > 20
+
+
+def sources(options: dict[str, Any], head: Callable = labelled) -> set[str]:
+    """Give the kinds of what tells rows."""
+    words = words_of([9, 3, 1, 5])
+    report = torch_ort.explain(
+        Encoder(of_truth, head), words, labels_of(words, 0.4), options=options
+    )
+    told = " ".join(word for each in report.graphs[0].row_lists for word in each.told_by)
+    return {kind for kind in ("labels", "mask", "place 0") if kind in told}
+
+
+LABELS, PADDING = "enable_label_sparse_optimizer", "enable_embedding_sparse_optimizer"
+
+
+@pytest.mark.parametrize(
+    ("off", "of_labels", "of_places"),
+    [
+        ((), {"labels", "mask"}, {"mask", "place 0"}),
+        ((LABELS,), {"mask"}, {"mask", "place 0"}),
+        ((PADDING,), {"labels"}, {"place 0"}),
+        ((LABELS, PADDING), set(), {"place 0"}),
+        (("enable_sparse_optimizer",), set(), set()),
+        (("enable_compute_optimizer",), set(), set()),
+    ],
+)
+def test_switches_choose_what_tells_rows(
+    off: tuple[str, ...], of_labels: set[str], of_places: set[str], monkeypatch
+) -> None:
+    options = dict.fromkeys(off, False)
+    assert sources(options) == of_labels
+    assert sources(options, first) == of_places
+    for name in off:
+        monkeypatch.setenv(f"ORTMODULE_{name.upper()}", "0")
+    assert sources({}) == of_labels
+    assert sources(dict.fromkeys(off, True)) == {"labels", "mask"}
+
+
+@pytest.mark.parametrize("switch", [LABELS, PADDING])
+@pytest.mark.parametrize("head", ["first", "labelled", "with_logits"])
+def test_numbers_under_a_switch(head: str, switch: str) -> None:
+    torch.manual_seed(6)
+    model = Encoder(of_truth, HEADS[head])
+    ours, _, exact = both(model)
+    compiled = torch.compile(ours, backend="ort", options={**CHECKED, switch: False})
+    words = words_of([9, 3, 1, 5])
+    labels = labels_of(words, 0.3)
+    want = gradients(exact, exact, words, labels)
+    assert_near(gradients(ours, compiled, words, labels), want)
+
+
+@pytest.mark.parametrize("switch", ["enable_sparse_optimizer", LABELS])
+def test_switches_of_an_ortmodule(switch: str) -> None:
+    words = words_of([9, 3, 1, 5])
+    labels = labels_of(words, 0.4)
+    kinds = []
+    for options in ({}, {switch: False}):
+        debug = torch_ort.DebugOptions(config=options)
+        with watchers.watching() as programs:
+            torch_ort.ORTModule(Encoder(nothing, labelled), debug)(words, labels)
+        nodes = programs[0].graph.nodes()
+        kinds.append({tuple(n["attrs"].get("kinds", [])) for n in nodes if n["op"] == "Rows"})
+    assert kinds == [{("labels",)}, set()]
 
 
 def test_the_report_tells_rows_and_density() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-# What rounds elsewhere than eager's kernels do. Without these, and with `exact_random`, results
-# have eager's own bits. `options.disable` calls them `own_kernels` together.
+# What rounds elsewhere than eager's kernels do, or has these add up in another order. Without it,
+# and with `exact_random`, results have eager's own bits. `options.disable` calls it `own_kernels`.
 OWN_KERNELS = (
+    "channels_last",
     "chunk_losses",
     "expand_composites",
     "fuse_attention",

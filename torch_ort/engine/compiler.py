@@ -78,13 +78,14 @@ def compile_program(
 
 def _run_passes(program: Program, options: Options) -> None:
     given = (program.graph, disabled_passes(options), options.bisect, options.check)
+    sources = row_sources(options)
     allowed = budget.of_options(options) if program.is_training else None
     if allowed is None:
-        program.passes = _C.run_pipeline(*given)
+        program.passes = _C.run_pipeline(*given, **sources)
         return
     planned = _C.BudgetReport()
     with asked_for():  # a budget that cannot be kept is told, whatever else may run in eager
-        program.passes = _C.run_pipeline(*given, budget=allowed, budget_report=planned)
+        program.passes = _C.run_pipeline(*given, budget=allowed, budget_report=planned, **sources)
     program.recomputation = budget.Recomputation(planned)
 
 
@@ -97,9 +98,17 @@ def disabled_passes(options: Options) -> list[str]:
     # Only kernels of the engine leave rows out. A budget counts what crosses to the last byte,
     # and knows no lists of rows.
     runs_own_kernels = "products" not in options.disable and _region_mode(options) == "kernel"
-    if not runs_own_kernels or options.memory_budget:
+    if not runs_own_kernels or options.memory_budget or not options.enable_sparse_optimizer:
         names.append("row_sparsity")
     return names
+
+
+def row_sources(options: Options) -> dict[str, bool]:
+    """Tell the pipeline what the pass `row_sparsity` may go by."""
+    return {
+        "label_rows": options.enable_label_sparse_optimizer,
+        "padding_rows": options.enable_embedding_sparse_optimizer,
+    }
 
 
 def _region_mode(options: Options) -> str:
