@@ -205,6 +205,9 @@ TABLE: tuple[Row, ...] = (
           "Let padding tell rows that nobody reads: keys that attention's mask hides. In ONNX "
           "Runtime Training it was off at first; there whoever switched it on had to know that "
           "nothing reads a padded place, which is proved here.", is_built=True),
+    _flag("print_input_density", False,
+          "Print how many tokens are no padding and how many labels are not ignored, in a table "
+          "for each ten inputs ([rows.md](rows.md)).", is_built=True),
     Row("enable_tuning", "ORTMODULE_ENABLE_TUNING", False, "bool",
          "Time PyTorch's kernel and the engine's on each kind of product that comes, on the CPU, "
          "and take the faster one from then on, in the whole process. False: sizes, dtype and "
@@ -331,7 +334,6 @@ ORTMODULE_TABLE: tuple[Row, ...] = (
     _text("skipped_autograd_functions",
           "Functions that become no PythonOps and are traced through: full names, with commas "
           "between them.", is_built=True, is_for_both=False),
-    _flag("print_input_density", False, "Print how many labels and tokens count."),
     _flag("print_memory_stats", False,
           "Print the memory of each phase of a step: steps 0 to 9, then powers of two. Of "
           "ORTModule alone.", is_built=True, is_for_both=False),

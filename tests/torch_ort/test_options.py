@@ -57,7 +57,7 @@ def test_bad_environment(monkeypatch):
 )
 def test_flags_are_read_as_onnx_runtime_training_reads_them(text, value, monkeypatch):
     flags = [row for row in TABLE if row.kind == "flag"]
-    assert len(flags) == 4
+    assert len(flags) == 5
     for row in flags:
         monkeypatch.setenv(row.variable, text)
         assert getattr(resolve(), row.name) is value

@@ -15,6 +15,7 @@ from torch import fx
 
 from torch_ort import _C
 from torch_ort._C import Unsupported
+from torch_ort.capture.input_density import input_density
 from torch_ort.core import counting
 from torch_ort.core.refusals import NoCapture
 from torch_ort.core.user_code import blame
@@ -76,6 +77,10 @@ class Capture:
     @property
     def _writes_files(self) -> bool:
         return self.options.save_onnx or self.state.files is not None
+
+    @property
+    def _asks_for_names(self) -> bool:
+        return self._writes_files or self.options.print_input_density
 
     def compile(
         self,
@@ -146,7 +151,7 @@ class Capture:
     ) -> Iterator[None]:
         """Capture in here: count and time it, and let go of what only files and traces need."""
         dynamo, start = dynamo_compat.dynamo_seconds(), time.perf_counter()
-        if self._writes_files:
+        if self._asks_for_names:
             self._sources = sources()
         try:
             with trace_compat.meta_errors_unsaid():
@@ -205,8 +210,10 @@ class Capture:
         self.state.programs.append(program)
         self.state.is_repeatable = graph_compat.is_repeatable(joint.graph)
         self._forward = ForwardRunner(
-            layout, session, self.options, self.state, program.recomputation
-        )
+            layout, session, self.options, self.state, program.recomputation,
+            input_density(joint.graph, layout.primals, sources)
+            if self.options.print_input_density else None,
+        )  # fmt: skip
         return layout
 
     def _note_graph(self, graph: fx.Graph) -> None:

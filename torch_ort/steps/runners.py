@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ class ForwardRunner:
     def __init__(
         self, layout: JointLayout, session: _C.Session, options: Options, state: GraphState,
         recomputation: Recomputation | None = None,
+        inspect: Callable[[Sequence[Any]], None] | None = None,
     ) -> None:  # fmt: skip
         self._boxed_call = True  # of the instance: AOTAutograd copies it from there
         self._layout = layout
@@ -40,6 +41,7 @@ class ForwardRunner:
         self._edges = layout.gradient_inputs()
         self._last = threading.local()  # segments of the newest call of each thread
         self._recomputation = recomputation
+        self._inspect = inspect  # is shown the inputs of each call
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """Run the forward half; clears `args`."""
@@ -75,6 +77,8 @@ class ForwardRunner:
         """
         if self._recomputation is not None:  # its first step is done where there is a plan
             self._recomputation.check(self.session)
+        if self._inspect is not None:
+            self._inspect(args)
         if watchers.call_watchers:
             tensors = [args[i] for i in self._layout.tensor_inputs]
             symbols = [args[i] for i in self._layout.symbol_inputs]
