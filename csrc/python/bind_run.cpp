@@ -285,7 +285,8 @@ void bind_run(py::module_& module) {
                   py::arg("gradient_inputs") = std::vector<int>(), py::arg("segment_bytes") = 0,
                   py::arg("emulate_eager_casts") = false, py::arg("region_mode") = "kernel",
                   py::arg("products") = true, py::arg("tune") = false,
-                  py::arg("most_tuning_ms") = 0.0, py::arg("row_sparsity") = false)
+                  py::arg("most_tuning_ms") = 0.0, py::arg("row_sparsity") = false,
+                  py::arg("label_rows") = true, py::arg("padding_rows") = true)
       .def_static("from_onnx", &session_from_onnx, py::arg("bytes"),
                   py::arg("allow") = std::vector<std::string>())
       .def_property_readonly("id", &Session::id)

@@ -23,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import torch_ort
 from torch_ort.engine import watchers
 
+LABELS, PADDING = "enable_label_sparse_optimizer", "enable_embedding_sparse_optimizer"
 BATCH, LENGTH, WIDTH, WORDS, IGNORED = 4, 9, 8, 11, -100
 CHECKED = {"check": 1}
 
@@ -273,7 +274,8 @@ def test_where_rows_are_left_out(mask: Callable, head: Callable, wanted: int) ->
     assert rewrites(Encoder(mask, head), words, labels_of(words, 0.4)) == wanted
 
 
-def test_rows_of_logits_that_get_no_gradient() -> None:
+@pytest.mark.parametrize("label_rows", [True, False])
+def test_rows_of_logits_that_get_no_gradient(label_rows: bool) -> None:
     """From the second step on it is known that these get none, and the backward half is planned so.
 
     Rows that count in no loss are NaN here, so that a product over all rows shows.
@@ -282,7 +284,7 @@ def test_rows_of_logits_that_get_no_gradient() -> None:
     model = Encoder(nothing, with_logits)
     with torch.no_grad():
         model.words.weight[WORDS - 1] = torch.nan
-    compiled = torch.compile(model, backend="ort")
+    compiled = torch.compile(model, backend="ort", options={LABELS: label_rows})
     words = torch.randint(1, WORDS - 1, (BATCH, LENGTH))
     words[1] = WORDS - 1
     labels = words.clone()
@@ -290,7 +292,7 @@ def test_rows_of_logits_that_get_no_gradient() -> None:
     for step in range(3):
         loss, *found = gradients(model, compiled, words, labels)
         assert loss.isfinite()
-        assert found[-2].isfinite().all() == (step > 0)  # of the weight of the head
+        assert found[-2].isfinite().all() == (label_rows and step > 0)  # of the weight of the head
     assert compiled(words, labels)[1][1].isnan().all()
     (report,) = torch_ort.explain(model, words, labels).graphs
     assert "torch_ort.RowsProduct" not in report.nodes
@@ -317,9 +319,6 @@ def sources(options: dict[str, Any], head: Callable = labelled) -> set[str]:
     )
     told = " ".join(word for each in report.graphs[0].row_lists for word in each.told_by)
     return {kind for kind in ("labels", "mask", "place 0") if kind in told}
-
-
-LABELS, PADDING = "enable_label_sparse_optimizer", "enable_embedding_sparse_optimizer"
 
 
 @pytest.mark.parametrize(

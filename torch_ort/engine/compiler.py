@@ -104,7 +104,7 @@ def disabled_passes(options: Options) -> list[str]:
 
 
 def row_sources(options: Options) -> dict[str, bool]:
-    """Tell the pipeline what the pass `row_sparsity` may go by."""
+    """Tell what the pass `row_sparsity` may go by."""
     return {
         "label_rows": options.enable_label_sparse_optimizer,
         "padding_rows": options.enable_embedding_sparse_optimizer,
@@ -136,6 +136,7 @@ def compile_session(program: Program, options: Options) -> _C.Session:
         tune=options.enable_tuning,
         most_tuning_ms=options.max_tuning_duration_ms,
         row_sparsity="row_sparsity" not in disabled_passes(options),
+        **row_sources(options),
     )
 
 
