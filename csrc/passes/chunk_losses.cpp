@@ -7,7 +7,8 @@
 // rows, weight and bias in the forward half, where logits are at hand, and backward multiplies them
 // with that number: nothing of rows x classes crosses the border. Logits that something else of the
 // forward half reads are written once. Where these have a gradient of their own, that goes the old
-// way, and both are added up: it is cut off where none comes.
+// way, and both are added up: it is cut off where none comes. Rows of logits that a slice cuts off
+// before the loss are rows whose label does not count.
 //
 // Declines where losses of single rows are wanted, where logits are read in backward, and where
 // that saves little memory.
@@ -77,6 +78,54 @@ bool keeps_rows(const Node& node) {
   return is_cast(node) || (keeps_elements(node) && is_last_kept(node));
 }
 
+// What a slice cuts off an axis that is not the last one.
+struct Cut {
+  size_t axis;
+  int64_t before, after;
+};
+
+std::optional<Cut> cut_of(const Node& node) {
+  if (!ir::is(&node, "Slice") || !is_real(node.inputs[0]) || !is_real(node.outputs[0])) {
+    return std::nullopt;
+  }
+  Dim numbers[] = {0, 0, 0, 1};  // start, end, axis, step
+  for (size_t slot = 1; slot <= 4; ++slot) {
+    if (!ops::has_input(node, slot)) continue;
+    if (!ops::has_known_ints(node.inputs[slot])) return std::nullopt;
+    const Shape given = ops::known_ints(node.inputs[slot]);
+    if (given.size() != 1) return std::nullopt;
+    numbers[slot - 1] = given[0];
+  }
+  const auto& [start, end, axis, step] = numbers;
+  if (!start.is_constant() || !axis.is_constant() || !(step == Dim(1))) return std::nullopt;
+  const Shape &from = shape_of(*node.inputs[0]), &to = shape_of(*node.outputs[0]);
+  const auto at =
+      static_cast<size_t>(ops::wrap_axis(node, axis.constant(), static_cast<int64_t>(from.size())));
+  if (at + 1 == from.size()) return std::nullopt;
+  const Dim before = start.constant() < 0 ? ops::plus(from[at], start) : start;
+  const Dim after = ops::minus(ops::minus(from[at], to[at]), before);
+  if (!before.is_constant() || !after.is_constant()) return std::nullopt;
+  if (before.constant() < 0 || after.constant() < 0) return std::nullopt;
+  return Cut{at, before.constant(), after.constant()};
+}
+
+// The gradient of what `slice` cuts: zeros where nothing has come through.
+bool is_gradient_of_cut(const Node& node, const Node& slice) {
+  const std::optional<Cut> cut = cut_of(slice);
+  if (!cut || ops::key_of(node) != ops::aten::kSliceBackward) return false;
+  const ops::Call call = ops::decode_aten(node);
+  const auto number = [&](size_t i) { return std::get_if<Dim>(&call.args.at(i).value); };
+  const Dim *axis = number(2), *start = number(3), *step = number(5);
+  if (axis == nullptr || start == nullptr || step == nullptr) return false;
+  const Shape &from = shape_of(*node.inputs[0]), &to = shape_of(*node.outputs[0]);
+  if (!(from == shape_of(*slice.outputs[0])) || !(to == shape_of(*slice.inputs[0]))) return false;
+  const int64_t at = ops::wrap_axis(node, axis->constant(), static_cast<int64_t>(to.size()));
+  const Dim before = start->is_constant() && start->constant() < 0
+                         ? ops::plus(to[static_cast<size_t>(at)], *start)
+                         : *start;
+  return at == static_cast<int64_t>(cut->axis) && before == Dim(cut->before) && *step == Dim(1);
+}
+
 bool lies_by_rows(const Value& value) {
   return !value.type.strides || *value.type.strides == ir::contiguous_strides(shape_of(value));
 }
@@ -126,6 +175,13 @@ struct Match {
   ops::LinearLoss form;
   std::optional<Backward> backward;
 };
+
+// How many rows the logits have.
+Dim rows_of_product(const Match& match) {
+  Shape rows = shape_of(*match.product->outputs[0]);
+  rows.pop_back();
+  return ir::numel(rows);
+}
 
 class Matcher {
  public:
@@ -185,8 +241,8 @@ class Matcher {
 
   bool find_product(Match& match) const {
     Value* value = match.softmax->inputs[0];
-    while (value->producer != nullptr && keeps_rows(*value->producer) &&
-           !is_backward(value->producer)) {
+    while (value->producer != nullptr && !is_backward(value->producer) &&
+           (keeps_rows(*value->producer) || cut_of(*value->producer))) {
       match.chain.push_back(value->producer);
       value = value->producer->inputs[0];
     }
@@ -270,7 +326,10 @@ class Matcher {
       if (!is_plain(use) || !is_backward(use.node)) return false;
       Node& node = *use.node;
       if (node.outputs.empty() || !is_real(node.outputs[0])) return false;
-      if (keeps_rows(node)) {
+      const bool is_uncut =
+          std::any_of(match.chain.begin(), match.chain.end(),
+                      [&](const Node* made) { return is_gradient_of_cut(node, *made); });
+      if (is_uncut || keeps_rows(node)) {
         if (!is_sum) found.nodes.push_back(&node);
         if (!follow(match, *node.outputs[0], is_sum, found)) return false;
       } else if (ir::is(&node, "Add")) {
@@ -365,7 +424,7 @@ class Matcher {
 
   bool pays(Match& match) const {
     const Value& logits = *match.softmax->inputs[0];
-    const std::optional<int64_t> rows = hinted_size(graph_, shape_of(logits)[0]);
+    const std::optional<int64_t> rows = hinted_size(graph_, rows_of_product(match));
     if (!rows) return false;
     const int64_t classes = shape_of(logits)[1].constant();
     const int64_t width = shape_of(*match.weight)[0].constant();
@@ -424,13 +483,13 @@ class Rewriter {
  private:
   Node& write_loss() {
     ops::Writer write(graph_, match_.loss);
-    const Dim rows = shape_of(*match_.softmax->inputs[0])[0];
+    const Dim rows = rows_of_product(match_);
     Value* hidden = match_.hidden;
     if (shape_of(*hidden).size() != 2) hidden = write.reshape(hidden, {rows, width_});
     Value* weight = swaps_last_dims(match_.weight->producer)
                         ? match_.weight->producer->inputs[0]
                         : write.transpose(match_.weight, {1, 0});
-    std::vector<Value*> inputs = {hidden, weight, match_.labels};
+    std::vector<Value*> inputs = {hidden, weight, write_labels(write, rows)};
     if (form_.has_bias) inputs.push_back(match_.bias);
     if (form_.has_class_weight) inputs.push_back(match_.class_weight);
     std::vector<Type> types = {
@@ -444,6 +503,26 @@ class Rewriter {
     ir::Attrs attrs;
     ops::write(form_, attrs);
     return write.add({ir::kTorchOrtDomain, "LinearCrossEntropy"}, inputs, types, attrs);
+  }
+
+  // Of all rows of logits. Those that are cut off do not count.
+  Value* write_labels(ops::Writer& write, const Dim& rows) const {
+    Value* labels = match_.labels;
+    for (const Node* node : match_.chain) {
+      const std::optional<Cut> cut = cut_of(*node);
+      if (!cut) continue;
+      Shape shape = shape_of(*node->outputs[0]);
+      shape.pop_back();
+      if (!(shape_of(*labels) == shape)) labels = write.reshape(labels, shape);
+      Shape pads(2 * shape.size(), Dim(0));
+      pads[cut->axis] = cut->before;
+      pads[shape.size() + cut->axis] = cut->after;
+      Value& ignored =
+          ir::add_initializer(graph_, "ignored", Type{.dtype = DType::kInt64, .shape = Shape{}},
+                              ops::scalar_data(form_.ignore_index, DType::kInt64));
+      labels = write.make("Pad", {labels, write.ints(pads), &ignored});
+    }
+    return shape_of(*labels).size() == 1 ? labels : write.reshape(labels, {rows});
   }
 
   Type sums_of(Shape shape) const {

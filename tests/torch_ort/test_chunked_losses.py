@@ -57,6 +57,29 @@ def shifted_labels(model, hidden, labels):
     return F.cross_entropy(wide.view(-1, CLASSES), next_labels.view(-1)), logits
 
 
+def shifted_logits(model, hidden, labels):
+    """The older loss of Hugging Face's causal language models."""
+    logits = model.head(hidden.view(4, -1, WIDTH))
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    shifted = wide[..., :-1, :].contiguous()
+    next_labels = labels.view(4, -1)[..., 1:].contiguous()
+    return F.cross_entropy(shifted.view(-1, CLASSES), next_labels.view(-1))
+
+
+def shifted_and_left(model, hidden, labels):
+    """As above, of logits that leave, and without copies."""
+    logits = model.head(hidden.view(4, -1, WIDTH))
+    next_labels = labels.clamp(min=7).view(4, -1)[:, 1:]
+    loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), next_labels.flatten(), ignore_index=7)
+    return loss, logits
+
+
+def last_ones(model, hidden, labels):
+    """The last places of some sequences."""
+    logits = model.head(hidden.view(4, -1, WIDTH))
+    return F.cross_entropy(logits[1:, -990:].reshape(-1, CLASSES), labels[-2970:].clamp(min=0))
+
+
 def tied(model, hidden, labels):
     """The weight of the head is the table of what goes in as well."""
     return F.cross_entropy(F.linear(hidden + model.head.weight[:ROWS], model.head.weight), labels)
@@ -79,6 +102,9 @@ MODELS = {
     "weighted": (weighted, True),
     "flattened": (flattened, True),
     "shifted": (shifted_labels, True),
+    "shifted logits": (shifted_logits, True),
+    "shifted and left": (shifted_and_left, True),
+    "last ones": (last_ones, False),
     "tied": (tied, False),
     "chosen": (chosen, False),
     "frozen": (frozen, False),
@@ -177,14 +203,15 @@ def test_labels_out_of_range_raise_eagers_error(label):
         call(x, labels)
 
 
-def test_dynamic_sizes():
+@pytest.mark.parametrize("make", [mean, shifted_and_left])
+def test_dynamic_sizes(make):
     """One graph for all sizes, those too for which it would not have been chosen."""
     torch.manual_seed(0)
-    model = Head(mean, True)
+    model = Head(make, True)
     exact = copy.deepcopy(model).double()
     torch.compiler.reset()
     call = torch.compile(model, backend="ort", dynamic=True, options={"strict": True})
-    for rows in (ROWS, 2000, 17, 1, 3000):
+    for rows in (ROWS, 2000, 8, 3000) if make is shifted_and_left else (ROWS, 2000, 17, 1, 3000):
         x, labels = batch(torch.float32, rows)
         labels[0] = 5
         got, want = left(call, model, x, labels), left(exact, exact, x.double(), labels)
