@@ -5,9 +5,11 @@
 // Gimelshein, "Online normalizer calculation for softmax", 2018). The second one turns a block into
 // its gradient while it is in the cache, and multiplies that with the weights and with the rows:
 //
-//   d logit[c] = factor * (exp(logit[c] - largest) / sum - (c is the label)),
+//   d logit[c] = scale * exp(logit[c] - largest) / sum + s * weight[c] - p * (c is the label),
+//   scale = p - s * (sum of weights) + q * logsumexp,
 //
-// where the factor of a row is the weight of its class, for a mean over the sum of all of them.
+// where p, s and q are the gradients of the loss, of the sum of logarithms, and of half the square.
+// The first has in it the weight of the class, and for a mean one over the sum of all of them.
 //
 // Listed rows that do not follow each other are copied, as many as a chunk has.
 #include "ops/linear_loss.h"
@@ -41,11 +43,13 @@ constexpr int64_t kBlock = 512;  // classes
 // The inputs and outputs by name; nullptr where there is none.
 template <typename Each>
 struct Operands {
-  Each hidden{}, weight{}, labels{}, bias{}, class_weight{}, list{};
+  Each hidden{}, weight{}, labels{}, bias{}, class_weight{}, loss_grad{}, sums_grad{},
+      square_grad{}, list{};
 };
 template <typename Each>
 struct Results {
-  Each loss{}, workspace{}, logits{}, hidden_grad{}, weight_grad{}, bias_grad{};
+  Each loss{}, workspace{}, logits{}, hidden_grad{}, weight_grad{}, bias_grad{}, sums{},
+      logsumexp{};
 };
 
 template <typename Each, typename At>
@@ -54,6 +58,9 @@ Operands<Each> operands(const ops::LinearLoss& form, At at) {
   Operands<Each> found{at(0), at(1), at(2)};
   if (form.has_bias) found.bias = at(next++);
   if (form.has_class_weight) found.class_weight = at(next++);
+  if (form.has_loss_grad) found.loss_grad = at(next++);
+  if (form.has_sums_grad) found.sums_grad = at(next++);
+  if (form.has_square_grad) found.square_grad = at(next++);
   if (form.has_row_list) found.list = at(next++);
   return found;
 }
@@ -66,6 +73,8 @@ Results<Each> results(const ops::LinearLoss& form, At at) {
   if (form.has_hidden_grad) found.hidden_grad = at(next++);
   if (form.has_weight_grad) found.weight_grad = at(next++);
   if (form.has_bias_grad) found.bias_grad = at(next++);
+  if (form.has_sums) found.sums = at(next++);
+  if (form.has_logsumexp) found.logsumexp = at(next++);
   return found;
 }
 
@@ -105,7 +114,8 @@ class LinearCrossEntropy final : public Kernel {
         operands<const char*>(form_, [&](int i) { return static_cast<const char*>(inputs[i]); }),
         results<char*>(form_, [&](int i) { return static_cast<char*>(outputs[i]); })};
     const double total = sum_weights(call);
-    call.factor = form_.is_mean ? 1 / total : 1;
+    call.factor = form_.is_mean() ? 1 / total : 1;
+    call.class_sum = sum_class_weights(call);
     lay_out(call);
     int64_t count = rows_;
     if (form_.has_row_list) {
@@ -123,6 +133,9 @@ class LinearCrossEntropy final : public Kernel {
     first_rows.resize(static_cast<size_t>(form_.rows) + 1);
     std::iota(first_rows.begin() + 1, first_rows.end(), 0);
     call.first_rows = first_rows.data();
+    T* const result = reinterpret_cast<T*>(call.out.loss);
+    const bool is_by_row = form_.reduction == ops::Reduction::kNone;
+    if (is_by_row && form_.has_row_list) std::fill_n(result, rows_, T(0));
     double loss = 0;
     const auto for_chunks = [&](int64_t num_rows, const auto& each) {
       for (call.row = 0; call.row < num_rows; call.row += form_.rows) {
@@ -138,7 +151,7 @@ class LinearCrossEntropy final : public Kernel {
       call.has_loss = false;
       for_chunks(rows_ - count, [&] { make_logits(call); });
     }
-    *reinterpret_cast<T*>(call.out.loss) = static_cast<T>(form_.is_mean ? loss / total : loss);
+    if (!is_by_row) *result = static_cast<T>(form_.is_mean() ? loss / total : loss);
   }
 
  private:
@@ -153,7 +166,7 @@ class LinearCrossEntropy final : public Kernel {
   struct Call {
     Operands<const char*> in;
     Results<char*> out;
-    double factor = 1;
+    double factor = 1, class_sum = 0;
     // The rows to compute: those listed, or all from `offset` on.
     const int64_t* listed = nullptr;
     int64_t offset = 0;
@@ -167,9 +180,11 @@ class LinearCrossEntropy final : public Kernel {
     }
     // In the workspace. By group and row of the chunk: the largest logit, the sum.
     T *logits = nullptr, *largest = nullptr, *sums = nullptr, *hidden_grads = nullptr;
-    T* copied = nullptr;  // rows of hidden
-    // By row of the chunk: the largest of all, the factor over the sum, the logit of the label.
-    T *row_largest = nullptr, *row_scale = nullptr, *picked = nullptr;
+    double* log_sums = nullptr;  // of logits times weights of classes
+    T* copied = nullptr;         // rows of hidden
+    // By row of the chunk: the largest of all, the scale over the sum, the logit of the label and
+    // then its gradient, that of the sum of logarithms.
+    T *row_largest = nullptr, *row_scale = nullptr, *picked = nullptr, *row_sums_grad = nullptr;
   };
 
   void check() const {
@@ -181,7 +196,10 @@ class LinearCrossEntropy final : public Kernel {
     const int64_t rows = in_.hidden.sizes[0], width = in_.hidden.sizes[1];
     const int64_t classes = in_.weight.sizes[0];
     // A file may say any sizes of what is expanded.
-    const double of_row = 2.0 * form_.groups + 3 + classes + (form_.groups + 1.0) * width;
+    const double of_row = 4.0 * form_.groups + 4 + classes + (form_.groups + 1.0) * width;
+    const std::vector<int64_t> of_loss = form_.reduction == ops::Reduction::kNone
+                                             ? std::vector<int64_t>{rows}
+                                             : std::vector<int64_t>{};
     ORT_CHECK(form_.rows * of_row < 1e18,
               "LinearCrossEntropy: got chunks of more numbers than "
               "there can be");
@@ -190,15 +208,21 @@ class LinearCrossEntropy final : public Kernel {
                   in_.labels.dtype == ir::DType::kInt64 && in_.weight.dtype == in_.hidden.dtype &&
                   (!form_.has_bias || fits(in_.bias, {classes})) &&
                   (!form_.has_class_weight || fits(in_.class_weight, {classes})) &&
-                  fits(out_.loss, {}) &&
+                  (!form_.has_loss_grad || fits(in_.loss_grad, of_loss)) &&
+                  (!form_.has_sums_grad || fits(in_.sums_grad, {rows})) &&
+                  (!form_.has_square_grad || fits(in_.square_grad, {rows})) &&
+                  fits(out_.loss, of_loss) && (!form_.has_sums || fits(out_.sums, {rows})) &&
+                  (!form_.has_logsumexp || fits(out_.logsumexp, {rows})) &&
                   (!form_.has_logits || fits(out_.logits, {rows, classes})) &&
                   (!form_.has_hidden_grad || fits(out_.hidden_grad, {rows, width})) &&
                   (!form_.has_weight_grad || fits(out_.weight_grad, {classes, width})) &&
                   (!form_.has_bias_grad || fits(out_.bias_grad, {classes})) &&
                   fits(out_.workspace, {ops::workspace_size(form_, classes, width)}),
               "LinearCrossEntropy: the operands do not fit together");
-    for (const Layout* each :
-         {&out_.loss, &out_.workspace, &out_.hidden_grad, &out_.weight_grad, &out_.bias_grad}) {
+    ORT_CHECK(!form_.has_row_list || !form_.has_all_rows(),
+              "LinearCrossEntropy: a list leaves out rows of which something is made");
+    for (const Layout* each : {&out_.loss, &out_.workspace, &out_.hidden_grad, &out_.weight_grad,
+                               &out_.bias_grad, &out_.sums, &out_.logsumexp}) {
       if (each->dtype == ir::DType::kUndefined) continue;
       ORT_CHECK(each->dtype == kDType && lies_by_rows(*each),
                 "LinearCrossEntropy: want results of ", ir::name(kDType), " that lie by rows");
@@ -244,10 +268,12 @@ class LinearCrossEntropy final : public Kernel {
     return layout;
   }
 
+  // A number of a tensor with one dim, or of one with none.
   T load(const char* base, const Layout& layout, int64_t i) const {
     T number;
+    const int64_t offset = layout.strides.empty() ? 0 : i * layout.strides[0];
     kernels_.load[static_cast<size_t>(layout.dtype)](
-        &number, base + i * layout.strides[0] * ir::size_bytes(layout.dtype), {.n = 1});
+        &number, base + offset * ir::size_bytes(layout.dtype), {.n = 1});
     return number;
   }
 
@@ -275,6 +301,29 @@ class LinearCrossEntropy final : public Kernel {
     return total;
   }
 
+  // The weights of a block of classes; nullptr if all are 1.
+  const T* class_weights(const Call& call, int64_t begin, int64_t columns) const {
+    if (!form_.has_class_weight) return nullptr;
+    T* const weights = thread_memory<T, Use::kConverted>(kBlock);
+    const Layout& layout = in_.class_weight;
+    kernels_.load[static_cast<size_t>(layout.dtype)](weights,
+                                                     at(call.in.class_weight, layout, begin),
+                                                     {.n = columns, .stride = layout.strides[0]});
+    return weights;
+  }
+
+  double sum_class_weights(const Call& call) const {
+    double sum = static_cast<double>(classes_);
+    if (!form_.has_class_weight || !form_.has_all_rows()) return sum;
+    sum = 0;
+    for (int64_t begin = 0; begin < classes_; begin += kBlock) {
+      const int64_t columns = std::min(kBlock, classes_ - begin);
+      const T* weights = class_weights(call, begin, columns);
+      sum = std::accumulate(weights, weights + columns, sum);
+    }
+    return sum;
+  }
+
   void lay_out(Call& call) const {
     T* next = reinterpret_cast<T*>(call.out.workspace);
     const auto take = [&](int64_t of_row) {
@@ -282,6 +331,8 @@ class LinearCrossEntropy final : public Kernel {
       next += form_.rows * of_row;
       return taken;
     };
+    // first, for its alignment
+    if (form_.has_sums) call.log_sums = reinterpret_cast<double*>(take(2 * form_.groups));
     call.largest = take(form_.groups);
     call.sums = take(form_.groups);
     call.row_largest = take(1);
@@ -290,6 +341,7 @@ class LinearCrossEntropy final : public Kernel {
     if (form_.has_grad()) call.logits = take(classes_);
     if (form_.has_hidden_grad) call.hidden_grads = take(form_.groups * width_);
     if (form_.has_row_list) call.copied = take(width_);
+    if (form_.has_sums_grad) call.row_sums_grad = take(1);
   }
 
   // No chunk writes what is a sum of nothing.
@@ -381,6 +433,8 @@ class LinearCrossEntropy final : public Kernel {
     T* const sums = call.sums + group * form_.rows;
     std::fill_n(largest, call.rows, -std::numeric_limits<T>::infinity());
     std::fill_n(sums, call.rows, T(0));
+    double* const log_sums = form_.has_sums ? call.log_sums + group * form_.rows : nullptr;
+    if (form_.has_sums) std::fill_n(log_sums, call.rows, 0.0);
     for_blocks(group, [&](int64_t begin, int64_t columns) {
       T* const block = call.logits != nullptr ? call.logits + begin
                                               : thread_memory<T, Use::kHead>(form_.rows * kBlock);
@@ -392,13 +446,19 @@ class LinearCrossEntropy final : public Kernel {
       }
       void* result = block;
       products_.at(columns).logits->run(factors.data(), &result);
+      const T* weights = form_.has_sums ? class_weights(call, begin, columns) : nullptr;
+      const double weight_sum = weights == nullptr
+                                    ? static_cast<double>(columns)
+                                    : std::accumulate(weights, weights + columns, 0.0);
       for (int64_t r = 0; r < call.rows; ++r) {
-        const T* row = block + r * row_;
+        T* const row = block + r * row_;
+        if (form_.soft_cap != 0) cap(row, columns);
         if (form_.has_logits) store_logits(call, call.number(r), begin, columns, row);
         if (!call.has_loss) continue;
         const int64_t named = label(call, call.number(r)) - begin;
         if (named >= 0 && named < columns) call.picked[r] = row[named];
-        add_row(largest[r], sums[r], row, columns);
+        const T here = add_row(largest[r], sums[r], row, columns);
+        if (form_.has_sums) log_sums[r] += sum_row(row, here, weights, weight_sum, columns);
       }
     });
   }
@@ -412,13 +472,38 @@ class LinearCrossEntropy final : public Kernel {
         {.n = columns, .stride = to.strides[1]});
   }
 
-  // A part of a row joins the largest number and the sum of those before it.
-  void add_row(T& largest, T& sum, const T* row, int64_t columns) const {
+  void apply(Opcode op, T* row, T number, int64_t columns) const {
+    kernels_.elementwise[static_cast<size_t>(op)][2](row, row, &number, nullptr, columns);
+  }
+
+  void cap(T* row, int64_t columns) const {
+    apply(Opcode::kMul, row, static_cast<T>(1 / form_.soft_cap), columns);
+    kernels_.elementwise[static_cast<size_t>(Opcode::kTanh)][0](row, row, nullptr, nullptr,
+                                                                columns);
+    apply(Opcode::kMul, row, static_cast<T>(form_.soft_cap), columns);
+  }
+
+  // Of logits times weights. Distances from one of them, and float64 for that one, so that large
+  // logits cost no digits.
+  double sum_row(const T* row, T one, const T* weights, double weight_sum, int64_t columns) const {
+    if (!std::isfinite(one)) one = T(0);
+    T* const distances = thread_memory<T, Use::kSums>(kBlock);
+    const auto of = [&](Opcode op) { return kernels_.elementwise[static_cast<size_t>(op)]; };
+    of(Opcode::kSub)[2](distances, row, &one, nullptr, columns);
+    if (weights != nullptr) of(Opcode::kMul)[0](distances, distances, weights, nullptr, columns);
+    T sum = 0;
+    kernels_.sum_rows(&sum, distances, 1, columns);
+    return static_cast<double>(sum) + static_cast<double>(one) * weight_sum;
+  }
+
+  // A part of a row joins the largest number and the sum of those before it. Gives its largest one.
+  T add_row(T& largest, T& sum, const T* row, int64_t columns) const {
     T* const powers = thread_memory<T, Use::kSums>(kBlock);
     T here = -std::numeric_limits<T>::infinity();
     kernels_.max_rows(&here, row, 1, columns);
     const T added = is_lowest(here) ? T(0) : kernels_.exp_row(powers, row, here, columns);
     join(largest, sum, here, added);
+    return here;
   }
 
   static bool is_lowest(T number) { return number == -std::numeric_limits<T>::infinity(); }
@@ -442,15 +527,53 @@ class LinearCrossEntropy final : public Kernel {
         const int64_t i = group * form_.rows + r;
         join(largest, sum, call.largest[i], call.sums[i]);
       }
-      const int64_t named = label(call, call.number(r));
+      const int64_t row = call.number(r), named = label(call, row);
       const T weight = named < 0 ? T(0) : weight_of(call, named);
+      double of_row = 0;
+      if (named >= 0) {
+        of_row = static_cast<double>(weight) *
+                 static_cast<double>((largest - call.picked[r]) + std::log(sum));
+      }
+      loss += of_row;
+      if (form_.reduction == ops::Reduction::kNone) {
+        reinterpret_cast<T*>(call.out.loss)[row] = static_cast<T>(of_row);
+      }
+      const double logsumexp = static_cast<double>(largest) + std::log(static_cast<double>(sum));
+      if (form_.has_all_rows()) write_sums(call, r, logsumexp);
+      scale_row(call, r, named < 0 ? 0 : weight * call.factor, logsumexp);
       call.row_largest[r] = largest;
-      call.row_scale[r] = static_cast<T>(weight * call.factor) / sum;
-      if (named < 0) continue;
-      loss += static_cast<double>(weight) *
-              static_cast<double>((largest - call.picked[r]) + std::log(sum));
+      call.row_scale[r] /= sum;
     }
     return loss;
+  }
+
+  void write_sums(const Call& call, int64_t r, double logsumexp) const {
+    const int64_t row = call.number(r);
+    if (form_.has_logsumexp) {
+      reinterpret_cast<T*>(call.out.logsumexp)[row] = static_cast<T>(logsumexp);
+    }
+    if (!form_.has_sums) return;
+    double sum = -call.class_sum * logsumexp;
+    for (int64_t group = 0; group < groups_; ++group) sum += call.log_sums[group * form_.rows + r];
+    reinterpret_cast<T*>(call.out.sums)[row] = static_cast<T>(sum);
+  }
+
+  // By which the probabilities of a row are multiplied, and what is taken from that of its label.
+  void scale_row(const Call& call, int64_t r, double factor, double logsumexp) const {
+    const int64_t row = call.number(r);
+    // What does not count is no part of an infinity either.
+    if (form_.has_loss_grad && factor != 0) {
+      factor *= load(call.in.loss_grad, in_.loss_grad, row);
+    }
+    call.picked[r] = static_cast<T>(factor);
+    if (form_.has_sums_grad) {
+      call.row_sums_grad[r] = load(call.in.sums_grad, in_.sums_grad, row);
+      factor -= call.row_sums_grad[r] * call.class_sum;
+    }
+    if (form_.has_square_grad) {
+      factor += load(call.in.square_grad, in_.square_grad, row) * logsumexp;
+    }
+    call.row_scale[r] = static_cast<T>(factor);
   }
 
   void make_gradients(const Call& call, int64_t group) const {
@@ -486,22 +609,20 @@ class LinearCrossEntropy final : public Kernel {
     T* const bias_grad =
         form_.has_bias_grad ? reinterpret_cast<T*>(call.out.bias_grad) + begin : nullptr;
     if (bias_grad != nullptr && call.row == 0) std::fill_n(bias_grad, columns, T(0));
+    const T* weights = form_.has_sums_grad ? class_weights(call, begin, columns) : nullptr;
     for (int64_t r = 0; r < call.rows; ++r) {
       T* const row = block + r * row_;
+      const T sums_grad = form_.has_sums_grad ? call.row_sums_grad[r] : T(0);
       const int64_t named = label(call, call.number(r));
       const bool is_finite = std::isfinite(call.row_largest[r]);
-      if (named < 0) {
+      const bool is_idle = named < 0 && sums_grad == T(0) && !form_.has_square_grad;
+      if (is_idle) {
         // As a product of zero with what is no number.
         std::fill_n(row, columns, is_finite ? T(0) : std::numeric_limits<T>::quiet_NaN());
       } else {
-        kernels_.exp_row(row, row, call.row_largest[r], columns);
-        kernels_.elementwise[static_cast<size_t>(Opcode::kMul)][2](row, row, call.row_scale + r,
-                                                                   nullptr, columns);
-        if (named >= begin && named < begin + columns) {
-          row[named - begin] -= static_cast<T>(weight_of(call, named) * call.factor);
-        }
+        make_row(call, r, row, named - begin, sums_grad, weights, columns);
       }
-      if (bias_grad != nullptr && (named >= 0 || !is_finite)) {
+      if (bias_grad != nullptr && (!is_idle || !is_finite)) {
         kernels_.add_rows(bias_grad, row, 1, columns);
       }
       if (pairs_) {
@@ -510,6 +631,25 @@ class LinearCrossEntropy final : public Kernel {
       }
     }
     return pairs_ ? static_cast<const void*>(pairs) : block;
+  }
+
+  // The gradient of a row, of which class `named` is the label.
+  void make_row(const Call& call, int64_t r, T* row, int64_t named, T sums_grad, const T* weights,
+                int64_t columns) const {
+    const auto of = [&](Opcode op) { return kernels_.elementwise[static_cast<size_t>(op)]; };
+    T* const capped = thread_memory<T, Use::kSums>(kBlock);
+    if (form_.soft_cap != 0) {
+      const T inverse = static_cast<T>(1 / form_.soft_cap);
+      of(Opcode::kMul)[2](capped, row, &inverse, nullptr, columns);
+    }
+    kernels_.exp_row(row, row, call.row_largest[r], columns);
+    apply(Opcode::kMul, row, call.row_scale[r], columns);
+    if (sums_grad != T(0) && weights == nullptr) apply(Opcode::kAdd, row, sums_grad, columns);
+    if (sums_grad != T(0) && weights != nullptr) {
+      of(Opcode::kMulAdd)[2](row, weights, &sums_grad, row, columns);
+    }
+    if (named >= 0 && named < columns) row[named] -= call.picked[r];
+    if (form_.soft_cap != 0) of(Opcode::kTanhGrad)[0](row, row, capped, nullptr, columns);
   }
 
   void add_groups(const Call& call) const {

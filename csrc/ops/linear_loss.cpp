@@ -3,6 +3,7 @@
 #include "base/error.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 
 namespace torch_ort::ops {
@@ -16,32 +17,41 @@ constexpr int64_t kRowUnit = 48, kMostRows = 528;
 constexpr int64_t kSumBytes = 8 << 20;
 constexpr int64_t kMostGroups = 64, kLeastGroups = 4;
 
-struct Result {
-  const char* name;
-  bool LinearLoss::* is_made;
+struct Part {
+  const char* attr;
+  bool LinearLoss::* is_there;
 };
 
-constexpr Result kResults[] = {{"logits", &LinearLoss::has_logits},
-                               {"hidden_grad", &LinearLoss::has_hidden_grad},
-                               {"weight_grad", &LinearLoss::has_weight_grad},
-                               {"bias_grad", &LinearLoss::has_bias_grad}};
+constexpr Part kParts[] = {{"has_bias", &LinearLoss::has_bias},
+                           {"has_class_weight", &LinearLoss::has_class_weight},
+                           {"has_loss_grad", &LinearLoss::has_loss_grad},
+                           {"has_sums_grad", &LinearLoss::has_sums_grad},
+                           {"has_square_grad", &LinearLoss::has_square_grad},
+                           {"has_row_list", &LinearLoss::has_row_list},
+                           {"makes_logits", &LinearLoss::has_logits},
+                           {"makes_hidden_grad", &LinearLoss::has_hidden_grad},
+                           {"makes_weight_grad", &LinearLoss::has_weight_grad},
+                           {"makes_bias_grad", &LinearLoss::has_bias_grad},
+                           {"makes_sums", &LinearLoss::has_sums},
+                           {"makes_logsumexp", &LinearLoss::has_logsumexp}};
+
+constexpr const char* kReductions[] = {"none", "mean", "sum"};
 
 }  // namespace
 
 LinearLoss linear_loss(const ir::Node& node) {
   LinearLoss loss;
-  loss.has_bias = ir::int_attr(node.attrs, "has_bias", 0) != 0;
-  loss.has_class_weight = ir::int_attr(node.attrs, "has_class_weight", 0) != 0;
-  loss.has_row_list = ir::int_attr(node.attrs, "has_row_list", 0) != 0;
-  for (const Result& result : kResults) {
-    loss.*result.is_made = ir::int_attr(node.attrs, concat("makes_", result.name).c_str(), 0) != 0;
+  for (const Part& part : kParts) {
+    loss.*part.is_there = ir::int_attr(node.attrs, part.attr, 0) != 0;
   }
   const std::string reduction = ir::string_attr(node.attrs, "reduction", "mean");
-  if (reduction != "mean" && reduction != "sum") {
+  const auto found = std::find(std::begin(kReductions), std::end(kReductions), reduction);
+  if (found == std::end(kReductions)) {
     throw UserError(
-        concat("LinearCrossEntropy: reduction: got '", reduction, "', want mean or sum"));
+        concat("LinearCrossEntropy: reduction: got '", reduction, "', want none, mean or sum"));
   }
-  loss.is_mean = reduction == "mean";
+  loss.reduction = static_cast<Reduction>(found - std::begin(kReductions));
+  loss.soft_cap = ir::float_attr(node.attrs, "soft_cap", 0);
   loss.ignore_index = ir::int_attr(node.attrs, "ignore_index", -100);
   loss.rows = ir::int_attr(node.attrs, "rows", 0);
   loss.groups = ir::int_attr(node.attrs, "groups", 0);
@@ -53,13 +63,11 @@ LinearLoss linear_loss(const ir::Node& node) {
 }
 
 void write(const LinearLoss& loss, ir::Attrs& attrs) {
-  if (loss.has_bias) attrs["has_bias"] = ir::Dim(1);
-  if (loss.has_class_weight) attrs["has_class_weight"] = ir::Dim(1);
-  if (loss.has_row_list) attrs["has_row_list"] = ir::Dim(1);
-  for (const Result& result : kResults) {
-    if (loss.*result.is_made) attrs[concat("makes_", result.name)] = ir::Dim(1);
+  for (const Part& part : kParts) {
+    if (loss.*part.is_there) attrs[part.attr] = ir::Dim(1);
   }
-  attrs["reduction"] = std::string(loss.is_mean ? "mean" : "sum");
+  attrs["reduction"] = std::string(kReductions[static_cast<size_t>(loss.reduction)]);
+  if (loss.soft_cap != 0) attrs["soft_cap"] = loss.soft_cap;
   attrs["ignore_index"] = ir::Dim(loss.ignore_index);
   attrs["rows"] = ir::Dim(loss.rows);
   attrs["groups"] = ir::Dim(loss.groups);
@@ -78,6 +86,8 @@ int64_t workspace_size(const LinearLoss& loss, int64_t classes, int64_t width) {
   if (loss.has_grad()) of_row += classes;
   if (loss.has_hidden_grad) of_row += loss.groups * width;
   if (loss.has_row_list) of_row += width;
+  if (loss.has_sums) of_row += 2 * loss.groups;  // by group, in float64
+  if (loss.has_sums_grad) of_row += 1;
   return loss.rows * of_row;
 }
 

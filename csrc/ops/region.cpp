@@ -229,17 +229,23 @@ void register_region(Registry& ops) {
   Op loss = own("LinearCrossEntropy", 3, lower_region,
                 {{"has_bias", kInt},
                  {"has_class_weight", kInt},
+                 {"has_loss_grad", kInt},
                  {"has_row_list", kInt},
+                 {"has_square_grad", kInt},
+                 {"has_sums_grad", kInt},
                  {"ignore_index", kInt},
                  {"makes_bias_grad", kInt},
                  {"makes_hidden_grad", kInt},
                  {"makes_logits", kInt},
+                 {"makes_logsumexp", kInt},
+                 {"makes_sums", kInt},
                  {"makes_weight_grad", kInt},
                  {"reduction", kString},
                  {"rows", kInt, true},
-                 {"groups", kInt, true}});
-  loss.max_inputs = 6;
-  loss.max_outputs = 6;
+                 {"groups", kInt, true},
+                 {"soft_cap", kFloat}});
+  loss.max_inputs = 9;
+  loss.max_outputs = 8;
   ops.add(loss);
 }
 

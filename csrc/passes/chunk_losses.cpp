@@ -7,10 +7,17 @@
 // rows, weight and bias in the forward half, where logits are at hand, and backward multiplies them
 // with that number: nothing of rows x classes crosses the border. Logits that something else of the
 // forward half reads are written once. Where these have a gradient of their own, that goes the old
-// way, and both are added up: it is cut off where none comes. Rows of logits that a slice cuts off
+// way, and both are added up: it is cut off where none comes.
+//
+// Of the logits there may be read besides, and have gradients, the sum of the logarithms of all
+// probabilities of a row (label smoothing), and the logarithm of the sum of all powers, squared in
+// the end (a z-loss). And the losses may be those of single rows. Then each row has gradients of
+// its own. These are known in the forward half but for one number, if all of them are multiples of
+// the same one (passes/multiples.h), as they are where means and sums of rows are made, with any
+// weights. Rows of logits that a slice cuts off
 // before the loss are rows whose label does not count.
 //
-// Declines where losses of single rows are wanted, where logits are read in backward, and where
+// Declines where gradients of rows are other ones, where logits are read in backward, and where
 // that saves little memory.
 
 #include "ir/edit.h"
@@ -25,6 +32,7 @@
 #include "passes/halves.h"
 #include "passes/known_sizes.h"
 #include "passes/memory.h"
+#include "passes/multiples.h"
 #include "passes/pass.h"
 #include "passes/unread.h"
 
@@ -159,10 +167,13 @@ bool is_turned(const Value* value, const Value* other) {
 
 // Gradients as the old nodes make them.
 struct Backward {
-  Value* gradient = nullptr;  // of the loss
+  Value* gradient = nullptr;  // of the loss; or what that and those of rows are multiples of
+  Value *of_loss = nullptr, *of_sums = nullptr, *of_logsumexp = nullptr;
   std::vector<Node*> hidden, weight, bias;
   Node* added = nullptr;  // the sum with a gradient that logits have from elsewhere
   Value* elsewhere = nullptr;
+  Node* square = nullptr;  // the sum with what comes from the logarithm of the sum of powers
+  int square_index = 0;    // where it has the other gradient
   std::vector<Node*> nodes;
 
   bool has_any() const { return !hidden.empty() || !weight.empty() || !bias.empty(); }
@@ -170,17 +181,62 @@ struct Backward {
 
 struct Match {
   Node *softmax, *loss, *product;
+  Node* sums = nullptr;       // of logarithms
+  Node* weighting = nullptr;  // by weights of classes, before they are summed
+  Node* logsumexp = nullptr;
+  Node* first = nullptr;     // of the nodes that are replaced and read logits
   std::vector<Node*> chain;  // from the softmax up to the product, that one not included
   Value *hidden, *weight, *bias = nullptr, *labels, *class_weight;
   ops::LinearLoss form;
   std::optional<Backward> backward;
+  std::optional<Multiples> multiples;  // where rows have numbers of their own
 };
+
+Multiples::Factors factors_of(const Match& match, const Value* number) {
+  return {number, match.logsumexp == nullptr ? nullptr : match.logsumexp->outputs[0]};
+}
+
+// What the new node and those beside it read.
+std::vector<Value*> read_first(const Match& match) {
+  std::vector<Value*> read = {match.labels};
+  if (match.class_weight != nullptr) read.push_back(match.class_weight);
+  for (const Node* node : match.chain) {
+    for (size_t i = 1; i < node->inputs.size(); ++i) {
+      if (node->inputs[i] != nullptr) read.push_back(node->inputs[i]);
+    }
+  }
+  if (!match.backward) return read;
+  const Backward& backward = *match.backward;
+  for (const Value* gradient : {backward.of_loss, backward.of_sums, backward.of_logsumexp}) {
+    if (gradient == nullptr) continue;
+    const auto early =
+        match.multiples->parts_of(gradient, factors_of(match, backward.gradient)).early;
+    read.insert(read.end(), early.begin(), early.end());
+  }
+  return read;
+}
 
 // How many rows the logits have.
 Dim rows_of_product(const Match& match) {
   Shape rows = shape_of(*match.product->outputs[0]);
   rows.pop_back();
   return ir::numel(rows);
+}
+
+bool has_cut(const Match& match) {
+  return std::any_of(match.chain.begin(), match.chain.end(),
+                     [](const Node* node) { return cut_of(*node).has_value(); });
+}
+
+// Weights of classes as they stand beside rows of logits.
+bool is_row_of(const Value* value, const Value* weights) {
+  const Dim classes = shape_of(*weights)[0];
+  if (value->producer != nullptr && keeps_elements(*value->producer)) {
+    const Shape& shape = shape_of(*value);
+    if (shape.empty() || !(shape.back() == classes) || !(ir::numel(shape) == classes)) return false;
+    value = value->producer->inputs[0];
+  }
+  return value == weights;
 }
 
 class Matcher {
@@ -199,7 +255,8 @@ class Matcher {
     if (shape_of(logits).size() != 2 || (axis != 1 && axis != -1)) return std::nullopt;
     if (!sizes_.are_known(logits) || !shape_of(logits)[1].is_constant()) return std::nullopt;
     Match match{.softmax = &softmax};
-    const bool is_found = find_loss(match) && find_product(match) && find_backward(match) &&
+    const bool is_found = find_loss(match) && find_product(match) && find_logsumexp(match) &&
+                          find_backward(match) && find_gradients_of_rows(match) &&
                           find_other_readers(match) && has_no_tags(match) && pays(match);
     return is_found ? std::optional(std::move(match)) : std::nullopt;
   }
@@ -216,24 +273,82 @@ class Matcher {
     for (const ir::Use& use : match.softmax->outputs[0]->uses) {
       if (!is_plain(use)) return false;
       if (is_backward(use.node)) continue;
-      if (match.loss != nullptr || ops::key_of(*use.node) != ops::aten::kNllLoss) return false;
-      match.loss = use.node;
+      const bool is_loss = ops::key_of(*use.node) == ops::aten::kNllLoss;
+      if ((is_loss ? match.loss : match.sums) != nullptr) return false;
+      if (is_loss) {
+        match.loss = use.node;
+      } else if (!find_sums(match, *use.node)) {
+        return false;
+      }
     }
     if (match.loss == nullptr) return false;
     const ops::Call call = ops::decode_aten(*match.loss);
     match.labels = tensor(call.args.at(1));
     match.class_weight = tensor(call.args.at(2));
     const int64_t reduction = integer(call.args.at(3));  // 0: none, 1: mean, 2: sum
-    if (tensor(call.args.at(0)) != match.softmax->outputs[0] || reduction == 0) return false;
+    if (tensor(call.args.at(0)) != match.softmax->outputs[0]) return false;
     const Value* weight = match.class_weight;
     if (weight != nullptr && (!is_real(weight) || shape_of(*weight).size() != 1)) return false;
+    if (match.sums != nullptr) {
+      const bool fits = weight == nullptr
+                            ? match.weighting == nullptr
+                            : match.weighting != nullptr && is_row_of(factor_of(match), weight);
+      if (!fits) return false;
+      match.form.has_sums = true;
+    }
     const Type& labels = match.labels->type;
     if (!labels.is_known() || labels.dtype != DType::kInt64 || labels.shape->size() != 1) {
       return false;
     }
     match.form.has_class_weight = weight != nullptr;
-    match.form.is_mean = reduction == 1;
+    match.form.reduction = static_cast<ops::Reduction>(reduction);
     match.form.ignore_index = integer(call.args.at(4));
+    return true;
+  }
+
+  // Of the logarithms, or of these times weights of classes.
+  static bool find_sums(Match& match, Node& reader) {
+    Node* node = &reader;
+    if (ir::is(node, "Mul") && node->inputs[0] != node->inputs[1]) {
+      match.weighting = node;
+      const auto& uses = node->outputs[0]->uses;
+      if (uses.size() != 1 || !is_plain(uses[0])) return false;
+      node = uses[0].node;
+    }
+    if (!ir::is(node, "ReduceSum") || !sums_classes(*node)) return false;
+    match.sums = node;
+    return true;
+  }
+
+  static bool sums_classes(const Node& node) {
+    if (!is_real(node.inputs[0]) || !is_real(node.outputs[0])) return false;
+    const auto last = static_cast<int64_t>(shape_of(*node.inputs[0]).size()) - 1;
+    return ops::reduction_axes(node) == std::vector<int64_t>{last};
+  }
+
+  static Value* factor_of(const Match& match) {
+    const auto& inputs = match.weighting->inputs;
+    return inputs[inputs[0] == match.softmax->outputs[0] ? 1 : 0];
+  }
+
+  // Of what goes into the softmax, or of what that is made of, but for rows that are cut off.
+  bool find_logsumexp(Match& match) const {
+    std::vector<Node*> made = match.chain;
+    made.push_back(match.product);
+    for (auto node = made.rbegin(); node != made.rend() && !cut_of(**node); ++node) {
+      for (const ir::Use& use : (*node)->outputs[0]->uses) {
+        if (!is_plain(use) || is_backward(use.node) || !ir::is(use.node, "ReduceLogSumExp")) {
+          continue;
+        }
+        if (match.logsumexp != nullptr || !sums_classes(*use.node)) return false;
+        match.logsumexp = use.node;
+        match.form.has_logsumexp = true;
+      }
+    }
+    match.first = match.loss;
+    for (Node* node : {match.sums, match.logsumexp}) {
+      if (node != nullptr && positions_.at(node) < positions_.at(match.first)) match.first = node;
+    }
     return true;
   }
 
@@ -295,21 +410,127 @@ class Matcher {
     if (of_loss == nullptr || of_softmax == nullptr) return false;
     const ops::Call call = ops::decode_aten(*of_loss), next = ops::decode_aten(*of_softmax);
     Backward found;
-    found.gradient = tensor(call.args.at(0));
+    found.gradient = found.of_loss = tensor(call.args.at(0));
+    Value* of_logarithms = tensor(next.args.at(0));
+    if (match.form.has_sums && of_logarithms != of_loss->outputs[0]) {
+      if (!find_gradient_of_sums(match, *of_logarithms, *of_loss, found)) return false;
+      of_logarithms = of_loss->outputs[0];
+    }
     const bool fits = tensor(call.args.at(1)) == match.softmax->outputs[0] &&
                       tensor(call.args.at(3)) == match.class_weight &&
                       tensor(call.args.at(6)) == match.loss->outputs[1] &&
-                      tensor(next.args.at(0)) == of_loss->outputs[0] &&
-                      is_read_only_by(of_loss->outputs[0], of_softmax) && is_real(found.gradient) &&
-                      shape_of(*found.gradient).empty();
+                      of_logarithms == of_loss->outputs[0] &&
+                      of_loss->outputs[0]->uses.size() == 1 && is_real(found.gradient) &&
+                      shape_of(*found.gradient).size() == shape_of(*match.loss->outputs[0]).size();
     if (!fits) return false;
-    found.nodes = {of_loss, of_softmax};
+    found.nodes.insert(found.nodes.end(), {of_loss, of_softmax});
     if (!follow(match, *of_softmax->outputs[0], false, found)) return false;
     match.form.has_hidden_grad = !found.hidden.empty();
     match.form.has_weight_grad = !found.weight.empty();
     match.form.has_bias_grad = !found.bias.empty();
     match.backward = std::move(found);
     return match.form.has_grad();
+  }
+
+  // The sum of the gradients of labelled and of all logarithms; the latter is the same number in
+  // all places of a row, or that times weights of classes.
+  bool find_gradient_of_sums(const Match& match, Value& sum, const Node& of_loss,
+                             Backward& found) const {
+    Node* add = sum.producer;
+    if (!ir::is(add, "Add") || sum.uses.size() != 1) return false;
+    found.nodes.push_back(add);
+    Value* value = add->inputs[add->inputs[0] == of_loss.outputs[0] ? 1 : 0];
+    if (match.weighting != nullptr) {
+      Node* product = value->producer;
+      if (!ir::is(product, "Mul") || value->uses.size() != 1) return false;
+      const bool is_second = product->inputs[1] == factor_of(match);
+      if (!is_second && product->inputs[0] != factor_of(match)) return false;
+      found.nodes.push_back(product);
+      value = product->inputs[is_second ? 0 : 1];
+    }
+    Node* expand = value->producer;
+    if (!ir::is(expand, "Expand") || !is_real(expand->inputs[0])) return false;
+    if (!(shape_of(*value) == shape_of(*match.softmax->outputs[0]))) return false;
+    const Shape& rows = shape_of(*expand->inputs[0]);
+    if (rows.size() != 2 || !(rows[1] == Dim(1)) || !(rows[0] == shape_of(*value)[0])) return false;
+    found.nodes.push_back(expand);
+    found.of_sums = expand->inputs[0];
+    return true;
+  }
+
+  // What comes of the logarithm of the sum of powers: its gradient times probabilities.
+  bool find_gradient_of_logsumexp(const Match& match, Value* value, Backward& found) const {
+    if (match.logsumexp == nullptr || found.of_logsumexp != nullptr) return false;
+    const auto producer_of = [&](const Value* made, const char* op) {
+      const bool is_one = ir::is(made->producer, op) && made->uses.size() == 1;
+      if (is_one) found.nodes.push_back(made->producer);
+      return is_one ? made->producer : nullptr;
+    };
+    while (value->producer != nullptr && is_backward(value->producer) &&
+           keeps_rows(*value->producer) && value->uses.size() == 1) {
+      found.nodes.push_back(value->producer);
+      value = value->producer->inputs[0];
+    }
+    const Node* product = producer_of(value, "Mul");
+    if (product == nullptr) return false;
+    const size_t side = ir::is(product->inputs[0]->producer, "Exp") ? 0 : 1;
+    const Node* powers = producer_of(product->inputs[side], "Exp");
+    const Node* distances = powers == nullptr ? nullptr : producer_of(powers->inputs[0], "Sub");
+    if (distances == nullptr || distances->inputs[0] != match.logsumexp->inputs[0]) return false;
+    const Value* subtracted = distances->inputs[1];
+    while (subtracted->producer != nullptr && keeps_elements(*subtracted->producer)) {
+      found.nodes.push_back(subtracted->producer);
+      subtracted = subtracted->producer->inputs[0];
+    }
+    Value* gradient = product->inputs[1 - side];
+    if (subtracted != match.logsumexp->outputs[0] || !is_real(gradient)) return false;
+    Shape rows = shape_of(*distances->outputs[0]);
+    rows.back() = Dim(1);
+    if (!(shape_of(*gradient) == rows)) return false;
+    found.of_logsumexp = gradient;
+    return true;
+  }
+
+  // One number that the gradients of rows are multiples of, and what they are multiplied by.
+  bool find_gradients_of_rows(Match& match) const {
+    const bool has_rows =
+        match.form.reduction == ops::Reduction::kNone || match.form.has_all_rows();
+    if (match.form.reduction == ops::Reduction::kNone || match.form.has_sums) {
+      if (has_cut(match)) return false;
+    }
+    if (!has_rows) return true;
+    match.multiples.emplace(graph_, memory_, *match.product);
+    if (!match.backward) return can_stand_first(match);
+    Backward& backward = *match.backward;
+    for (const Value* number = backward.of_loss; number != nullptr;
+         number = match.multiples->late_factor(number)) {
+      if (!shape_of(*number).empty() || !are_multiples_of(match, number)) continue;
+      backward.gradient = const_cast<Value*>(number);
+      match.form.has_loss_grad = number != backward.of_loss;
+      match.form.has_sums_grad = backward.of_sums != nullptr;
+      match.form.has_square_grad = backward.of_logsumexp != nullptr;
+      return can_stand_first(match);
+    }
+    return false;
+  }
+
+  static bool are_multiples_of(const Match& match, const Value* number) {
+    using Degrees = Multiples::Degrees;
+    const Backward& backward = *match.backward;
+    const auto is_multiple = [&](const Value* value, const Degrees& degrees) {
+      return value == nullptr ||
+             match.multiples->degrees(value, factors_of(match, number)) == degrees;
+    };
+    return is_multiple(backward.of_loss, {1, 0}) && is_multiple(backward.of_sums, {1, 0}) &&
+           is_multiple(backward.of_logsumexp, {1, 1});
+  }
+
+  // What goes into the node can be computed before the first of those that it replaces.
+  static bool can_stand_first(const Match& match) {
+    const std::vector<Value*> read = read_first(match);
+    return std::all_of(read.begin(), read.end(), [&](const Value* value) {
+      return match.multiples->can_stand_before(value, *match.first);
+    });
   }
 
   static bool is_read_only_by(const Value* value, const Node* reader) {
@@ -334,8 +555,14 @@ class Matcher {
         if (!follow(match, *node.outputs[0], is_sum, found)) return false;
       } else if (ir::is(&node, "Add")) {
         // The sum is all that is read of the gradient.
-        if (gradient.uses.size() != 1 || !find_elsewhere(node, use.index, found) ||
-            !follow(match, *node.outputs[0], true, found)) {
+        if (gradient.uses.size() != 1) return false;
+        if (find_gradient_of_logsumexp(match, node.inputs[1 - use.index], found)) {
+          found.square = &node;
+          found.square_index = use.index;
+          if (!is_sum) found.nodes.push_back(&node);
+          if (!follow(match, *node.outputs[0], is_sum, found)) return false;
+        } else if (!find_elsewhere(node, use.index, found) ||
+                   !follow(match, *node.outputs[0], true, found)) {
           return false;
         }
       } else if (!find_gradients(match, node, use.index, is_sum, found)) {
@@ -397,13 +624,15 @@ class Matcher {
 
   // Other readers of logits come after the loss, where logits are then, and none in backward.
   bool find_other_readers(Match& match) const {
-    const int position = positions_.at(match.loss);
+    const int position = positions_.at(match.first);
+    std::unordered_set<const Node*> gone = {match.logsumexp};
+    if (match.backward) gone.insert(match.backward->nodes.begin(), match.backward->nodes.end());
     const Node* next = match.softmax;
     std::vector<Node*> made = match.chain;
     made.push_back(match.product);
     for (const Node* node : made) {
       for (const ir::Use& use : node->outputs[0]->uses) {
-        if (use.node == next) continue;
+        if (use.node == next || (use.node != nullptr && gone.contains(use.node))) continue;
         const bool is_output = use.node == nullptr;
         if (!is_output &&
             (is_backward(use.node) || use.index < 0 || positions_.at(use.node) < position)) {
@@ -417,8 +646,11 @@ class Matcher {
   }
 
   static bool has_no_tags(const Match& match) {
-    const auto is_tagged = [](const Node* node) { return !node->recompute.empty(); };
+    const auto is_tagged = [](const Node* node) {
+      return node != nullptr && !node->recompute.empty();
+    };
     return !is_tagged(match.softmax) && !is_tagged(match.loss) && !is_tagged(match.product) &&
+           !is_tagged(match.sums) && !is_tagged(match.weighting) && !is_tagged(match.logsumexp) &&
            std::none_of(match.chain.begin(), match.chain.end(), is_tagged);
   }
 
@@ -456,16 +688,21 @@ class Rewriter {
     Node& made = write_loss();
     size_t next = 2;
     Value* logits = form_.has_logits ? made.outputs[next++] : nullptr;
-    ops::Writer write(graph_, match_.loss);
-    Value* loss = match_.loss->outputs[0];
-    ir::replace_uses(*loss, *write.cast(made.outputs[0], loss->type.dtype), graph_);
+    hand_over_rows(*made.outputs[0], *match_.loss);
     std::vector<Node*> gone = {match_.loss, match_.softmax};
     if (match_.backward) {
       Backward& backward = *match_.backward;
+      note_rows_of_gradients(gone);
       gone.insert(gone.end(), backward.nodes.begin(), backward.nodes.end());
       if (backward.added != nullptr) {
         ir::replace_uses(*backward.added->outputs[0], *backward.elsewhere, graph_);
         gone.push_back(backward.added);
+      }
+      if (backward.square != nullptr && backward.added != nullptr) {
+        ir::replace_uses(*backward.square->outputs[0],
+                         *backward.square->inputs[static_cast<size_t>(backward.square_index)],
+                         graph_);
+        gone.push_back(backward.square);
       }
       for (const auto* nodes : {&backward.hidden, &backward.weight, &backward.bias}) {
         if (nodes->empty()) continue;
@@ -476,13 +713,24 @@ class Rewriter {
         }
       }
     }
+    for (Node* node : {match_.sums, match_.logsumexp}) {
+      if (node == nullptr) continue;
+      hand_over_rows(*made.outputs[next++], *node);
+      gone.push_back(node);
+    }
+    if (match_.weighting != nullptr) gone.push_back(match_.weighting);
     hand_over_logits(logits, gone);
     erase_left(gone);
   }
 
  private:
   Node& write_loss() {
-    ops::Writer write(graph_, match_.loss);
+    if (match_.multiples) {
+      for (const Value* value : read_first(match_)) {
+        match_.multiples->move_before(graph_, value, *match_.first);
+      }
+    }
+    ops::Writer write(graph_, match_.first);
     const Dim rows = rows_of_product(match_);
     Value* hidden = match_.hidden;
     if (shape_of(*hidden).size() != 2) hidden = write.reshape(hidden, {rows, width_});
@@ -492,17 +740,49 @@ class Rewriter {
     std::vector<Value*> inputs = {hidden, weight, write_labels(write, rows)};
     if (form_.has_bias) inputs.push_back(match_.bias);
     if (form_.has_class_weight) inputs.push_back(match_.class_weight);
+    if (match_.backward) {
+      const Backward& backward = *match_.backward;
+      const Shape of_loss = shape_of(*match_.loss->outputs[0]);
+      if (form_.has_loss_grad) inputs.push_back(write_multiple(write, backward.of_loss, of_loss));
+      if (form_.has_sums_grad) inputs.push_back(write_multiple(write, backward.of_sums, {rows}));
+      if (form_.has_square_grad) {
+        inputs.push_back(write_multiple(write, backward.of_logsumexp, {rows}));
+      }
+    }
     std::vector<Type> types = {
-        sums_of({}), sums_of({ops::workspace_size(form_, classes_.constant(), width_.constant())})};
+        sums_of(shape_of(*match_.loss->outputs[0])),
+        sums_of({ops::workspace_size(form_, classes_.constant(), width_.constant())})};
     if (form_.has_logits) {
       types.push_back(ops::with_shape(match_.product->outputs[0]->type, Shape{rows, classes_}));
     }
     if (form_.has_hidden_grad) types.push_back(sums_of({rows, width_}));
     if (form_.has_weight_grad) types.push_back(sums_of({classes_, width_}));
     if (form_.has_bias_grad) types.push_back(sums_of({classes_}));
+    for (bool is_made : {form_.has_sums, form_.has_logsumexp}) {
+      if (is_made) types.push_back(sums_of({rows}));
+    }
     ir::Attrs attrs;
     ops::write(form_, attrs);
     return write.add({ir::kTorchOrtDomain, "LinearCrossEntropy"}, inputs, types, attrs);
+  }
+
+  // What a gradient is where the number that it is a multiple of is 1.
+  Value* write_multiple(ops::Writer& write, const Value* gradient, const Shape& shape) const {
+    const Value* number = match_.backward->gradient;
+    Value* made = match_.multiples->write(write, gradient, factors_of(match_, number), sums_);
+    return shape_of(*made) == shape ? made : write.reshape(made, shape);
+  }
+
+  // Nodes that nobody reads any more, once the gradients of rows are made without them.
+  void note_rows_of_gradients(std::vector<Node*>& gone) const {
+    if (!match_.multiples) return;
+    const Backward& backward = *match_.backward;
+    for (const Value* gradient : {backward.of_loss, backward.of_sums, backward.of_logsumexp}) {
+      if (gradient == nullptr) continue;
+      const auto parts =
+          match_.multiples->parts_of(gradient, factors_of(match_, backward.gradient));
+      gone.insert(gone.end(), parts.nodes.begin(), parts.nodes.end());
+    }
   }
 
   // Of all rows of logits. Those that are cut off do not count.
@@ -531,6 +811,15 @@ class Rewriter {
     return type;
   }
 
+  // Numbers of rows, or one, in the place of those that `node` makes.
+  void hand_over_rows(Value& numbers, Node& node) {
+    ops::Writer write(graph_, match_.first);
+    Value& old = *node.outputs[0];
+    Value* made = write.cast(&numbers, old.type.dtype);
+    if (!(shape_of(*made) == shape_of(old))) made = write.reshape(made, shape_of(old));
+    ir::replace_uses(old, *made, graph_);
+  }
+
   // What the node has made of the gradient of logits, or of a gradient that these have from
   // elsewhere, which the node makes from now on: then it stays, and both are added up.
   void hand_over(Value& gradient, Node& node) {
@@ -550,7 +839,7 @@ class Rewriter {
   // the logits of the node in the same way.
   void hand_over_logits(Value* logits, const std::vector<Node*>& gone) {
     if (logits == nullptr) return;
-    ops::Writer write(graph_, match_.loss);
+    ops::Writer write(graph_, match_.first);
     Value& old = *match_.product->outputs[0];
     if (!(shape_of(*logits) == shape_of(old))) logits = write.reshape(logits, shape_of(old));
     std::vector<Node*> made(match_.chain.rbegin(), match_.chain.rend());

@@ -835,7 +835,8 @@ class Analysis {
   // Rows whose label counts, in a loss that makes its logits itself.
   RowSet rows_of_linear_loss(const Node& node, const ops::LinearLoss& loss) {
     Value* labels = root_of(node.inputs.at(2));
-    if (labels->type.dtype != ir::DType::kInt64 || !is_all_rows(labels)) return RowSet::all();
+    const bool is_known = labels->type.dtype == ir::DType::kInt64 && is_all_rows(labels);
+    if (!is_known || loss.has_all_rows()) return RowSet::all();
     return atom({.kind = Atom::Kind::kLabels, .source = labels, .ignored = loss.ignore_index});
   }
 

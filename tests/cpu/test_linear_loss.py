@@ -31,6 +31,11 @@ class Loss:
     gradients: bool = True
     logits: bool = False
     listed: tuple[int, ...] | None = None  # rows to compute
+    soft_cap: float = 0.0
+    loss_grad: bool = False
+    sums_grad: bool = False
+    square_grad: bool = False
+    of_rows: bool = False  # gives sums and logsumexp
 
     def workspace(self, classes: int, width: int) -> int:
         of_row = 2 * self.groups + 3
@@ -38,7 +43,7 @@ class Loss:
             of_row += classes + self.groups * width
         if self.listed is not None:
             of_row += width
-        return self.rows * of_row
+        return self.rows * (of_row + 2 * self.groups * self.of_rows + self.sums_grad)
 
 
 def operands(loss: Loss, rows: int, width: int, classes: int, dtype: torch.dtype) -> list[Tensor]:
@@ -50,6 +55,10 @@ def operands(loss: Loss, rows: int, width: int, classes: int, dtype: torch.dtype
         made.append(torch.randn(classes, dtype=dtype))
     if loss.class_weight:
         made.append(torch.rand(classes, dtype=dtype))
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    if loss.loss_grad:
+        made.append(torch.randn((rows,) if loss.reduction == "none" else (), dtype=wide))
+    made += [torch.randn(rows, dtype=wide) for _ in range(loss.sums_grad + loss.square_grad)]
     if loss.listed is not None:
         made.append(list_of(loss.listed, rows))
         others = torch.ones(rows, dtype=torch.bool)
@@ -83,11 +92,16 @@ def computed(
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     names = ["hidden", "weight", "labels"]
     names += ["bias"] * loss.bias + ["class_weight"] * loss.class_weight
-    names += ["list"] * (loss.listed is not None)
-    types = {"loss": (wide, ()), "workspace": (wide, (workspace,))}
+    extras = ["loss_grad"] * loss.loss_grad + ["sums_grad"] * loss.sums_grad
+    extras += ["square_grad"] * loss.square_grad
+    names += extras + ["list"] * (loss.listed is not None)
+    of_loss = (rows,) if loss.reduction == "none" else ()
+    types = {"loss": (wide, of_loss), "workspace": (wide, (workspace,))}
     attrs = [f"rows = {loss.rows}", f"groups = {loss.groups}", f'reduction = "{loss.reduction}"']
     attrs += ["has_bias = 1"] * loss.bias + ["has_class_weight = 1"] * loss.class_weight
     attrs += ["has_row_list = 1"] * (loss.listed is not None)
+    attrs += [f"has_{name} = 1" for name in extras]
+    attrs += [f"soft_cap = {loss.soft_cap}"] * (loss.soft_cap != 0)
     if loss.logits:
         types["logits"] = (dtype, (rows, classes))
         attrs.append("makes_logits = 1")
@@ -98,6 +112,9 @@ def computed(
         if loss.bias:
             types["bias_grad"] = (wide, (classes,))
             attrs.append("makes_bias_grad = 1")
+    if loss.of_rows:
+        types["sums"] = types["logsumexp"] = (wide, (rows,))
+        attrs += ["makes_sums = 1", "makes_logsumexp = 1"]
     node = f"{', '.join(types)} = torch_ort.LinearCrossEntropy <{', '.join(attrs)}>"
     graph = read(
         {name: type_text(x.dtype, x.shape) for name, x in zip(names, given, strict=True)},
@@ -125,13 +142,26 @@ def wanted(loss: Loss, given: list[Tensor]) -> list[Tensor]:
     hidden, weight, labels, *rest = (x if x.dtype == torch.int64 else x.double() for x in given)
     leaves = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
     bias = rest.pop(0).clone().requires_grad_() if loss.bias else None
+    class_weight = rest.pop(0) if loss.class_weight else None
     logits = F.linear(*leaves, bias)
+    if loss.soft_cap:
+        logits = loss.soft_cap * torch.tanh(logits / loss.soft_cap)
     made = F.cross_entropy(
-        logits, labels, rest[0] if rest else None, ignore_index=IGNORED, reduction=loss.reduction
+        logits, labels, class_weight, ignore_index=IGNORED, reduction=loss.reduction
     )
+    logsumexp = logits.logsumexp(-1)
+    logarithms = logits.log_softmax(-1)
+    sums = (logarithms if class_weight is None else logarithms * class_weight).sum(-1)
+    total = (made * rest.pop(0) if loss.loss_grad else made).sum()
+    if loss.sums_grad:
+        total = total + (sums * rest.pop(0)).sum()
+    if loss.square_grad:
+        total = total + (logsumexp.square() * rest.pop(0)).sum() / 2
     results = [made.detach()]
     if loss.gradients:
-        results += torch.autograd.grad(made, leaves + ([bias] if loss.bias else []))
+        results += torch.autograd.grad(total, leaves + ([bias] if loss.bias else []))
+    if loss.of_rows:
+        results += [sums.detach(), logsumexp.detach()]
     return results + [logits.detach()] * loss.logits
 
 
@@ -151,15 +181,35 @@ FORMS = {
     "all": Loss(bias=True, class_weight=True, logits=True),
     "no gradients": Loss(bias=True, class_weight=True, gradients=False),
     "logits alone": Loss(gradients=False, logits=True),
+    "none": Loss(reduction="none", class_weight=True, loss_grad=True),
+    "scaled": Loss(loss_grad=True),
+    "soft cap": Loss(bias=True, soft_cap=2.5, logits=True),
+}
+OF_ROWS = {
+    "sums": Loss(sums_grad=True, of_rows=True, reduction="none"),
+    "weighted sums": Loss(sums_grad=True, of_rows=True, class_weight=True, bias=True),
+    "squares": Loss(square_grad=True, of_rows=True, bias=True),
+    "numbers of rows alone": Loss(of_rows=True, class_weight=True, gradients=False),
+    "everything": Loss(
+        sums_grad=True,
+        square_grad=True,
+        of_rows=True,
+        class_weight=True,
+        bias=True,
+        logits=True,
+        loss_grad=True,
+        soft_cap=3.0,
+    ),
 }
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", NEAR, ids=str)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FORMS | OF_ROWS)
 def test_against_float64(form, dtype, isa):
     torch.manual_seed(0)
-    compare(FORMS[form], operands(FORMS[form], 13, 7, 1100, dtype), isa)
+    loss = (FORMS | OF_ROWS)[form]
+    compare(loss, operands(loss, 13, 7, 1100, dtype), isa)
 
 
 @settings(max_examples=60, deadline=None)
@@ -168,7 +218,12 @@ def test_against_float64(form, dtype, isa):
         Loss,
         rows=st.integers(1, 9),
         groups=st.integers(1, 5),
-        reduction=st.sampled_from(["mean", "sum"]),
+        reduction=st.sampled_from(["none", "mean", "sum"]),
+        soft_cap=st.sampled_from([0.0, 4.0]),
+        loss_grad=st.booleans(),
+        sums_grad=st.booleans(),
+        square_grad=st.booleans(),
+        of_rows=st.booleans(),
         bias=st.booleans(),
         class_weight=st.booleans(),
         gradients=st.booleans(),
@@ -276,13 +331,22 @@ def test_classes_that_cannot_be():
     compare(loss, given)
 
 
-def test_far_from_zero():
+@pytest.mark.parametrize("loss", [Loss(), OF_ROWS["weighted sums"], OF_ROWS["squares"]])
+def test_far_from_zero(loss):
     """Logits near 1000 cost no digits but their own."""
-    given = operands(Loss(), 12, 8, 700, torch.float32)
+    given = operands(loss, 12, 8, 700, torch.float32)
     given[0] *= 100
-    near = computed(Loss(), given)
-    for got, want in zip(near, wanted(Loss(), given), strict=True):
+    near = computed(loss, given)
+    for got, want in zip(near, wanted(loss, given), strict=True):
         assert (got - want).norm() <= 3e-5 * want.norm()
+
+
+def test_rows_that_do_not_count_have_no_part_in_a_mean_of_nothing():
+    """Their squares have gradients."""
+    loss = Loss(square_grad=True, sums_grad=True, of_rows=True)
+    given = operands(loss, 8, 4, 600, torch.float32)
+    given[2].fill_(IGNORED)
+    compare(loss, given)
 
 
 def test_operands_of_any_layout():
@@ -327,7 +391,8 @@ def test_operands_that_do_not_fit():
     ("loss", "words"),
     [
         (Loss(rows=0), "got 0 rows at a time and 3 groups, want 1 or more"),
-        (Loss(reduction="none"), "reduction: got 'none', want mean or sum"),
+        (Loss(reduction="most"), "reduction: got 'most', want none, mean or sum"),
+        (Loss(of_rows=True, listed=(1, 2)), "a list leaves out rows of which something is made"),
     ],
 )
 def test_forms_that_there_are_not(loss, words):

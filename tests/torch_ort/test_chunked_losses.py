@@ -95,6 +95,77 @@ def frozen(model, hidden, labels):
     return F.cross_entropy(F.linear(hidden, model.head.weight.detach()), labels)
 
 
+def logits_of(model, hidden):
+    """Sums of all logarithms of a row are too large for float16."""
+    logits = model.head(hidden)
+    return logits.float() if logits.dtype == torch.float16 else logits
+
+
+def smoothed(model, hidden, labels):
+    return F.cross_entropy(logits_of(model, hidden), labels, label_smoothing=0.1)
+
+
+def smoothed_sum(model, hidden, labels):
+    logits = logits_of(model, hidden)
+    return F.cross_entropy(logits, labels, reduction="sum", label_smoothing=0.3) / 7
+
+
+def smoothed_and_weighted(model, hidden, labels):
+    logits = logits_of(model, hidden)
+    weight = model.class_weight.to(logits.dtype)
+    return F.cross_entropy(logits, labels, weight, label_smoothing=0.2)
+
+
+def with_z_loss(model, hidden, labels):
+    """That of PaLM, over all rows."""
+    logits = model.head(hidden)
+    return F.cross_entropy(logits, labels) + 1e-2 * logits.logsumexp(-1).square().mean()
+
+
+def with_masked_z_loss(model, hidden, labels):
+    """Over rows whose label counts, before the other loss is made; in steps of an accumulation."""
+    logits = model.head(hidden.view(4, -1, WIDTH))
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    counts = (labels != IGNORED).view(4, -1).to(logits.dtype)
+    z_loss = (torch.logsumexp(logits, -1, keepdim=True).squeeze(-1) ** 2 * counts).sum()
+    z_loss = z_loss / counts.sum()
+    loss = F.cross_entropy(logits.view(-1, CLASSES), labels)
+    return (0.5 * loss + z_loss * 0.01) / 4, logits, z_loss.detach()
+
+
+def everything(model, hidden, labels):
+    logits = logits_of(model, hidden)
+    weight = model.class_weight.to(logits.dtype)
+    loss = F.cross_entropy(logits, labels, weight, label_smoothing=0.2)
+    return loss + 1e-2 * logits.logsumexp(-1).square().mean()
+
+
+def masked_mean(model, hidden, labels):
+    """Losses of rows, of which a mask chooses some."""
+    losses = F.cross_entropy(model.head(hidden), labels.clamp(min=0), reduction="none")
+    counts = (labels != IGNORED).to(losses.dtype)
+    return (losses * counts).sum() / counts.sum()
+
+
+def mean_of_means(model, hidden, labels):
+    """Each sequence counts as much as any other one."""
+    losses = F.cross_entropy(model.head(hidden), labels, reduction="none").view(4, -1)
+    counts = (labels != IGNORED).view(4, -1).sum(-1)
+    return (losses.sum(-1) / counts).mean(), losses.detach()
+
+
+def weighted_by_what_is_learned(model, hidden, labels):
+    losses = F.cross_entropy(model.head(hidden), labels, reduction="none")
+    return (losses * hidden[:, 0]).sum()
+
+
+def weighted_rows(model, hidden, labels):
+    losses = F.cross_entropy(
+        model.head(hidden), labels, model.class_weight, reduction="none", label_smoothing=0.1
+    )
+    return (losses * torch.linspace(0.5, 1, len(labels), dtype=losses.dtype)).mean()
+
+
 MODELS = {
     "mean": (mean, False),
     "bias": (mean, True),
@@ -105,6 +176,16 @@ MODELS = {
     "shifted logits": (shifted_logits, True),
     "shifted and left": (shifted_and_left, True),
     "last ones": (last_ones, False),
+    "smoothed": (smoothed, True),
+    "smoothed sum": (smoothed_sum, False),
+    "smoothed and weighted": (smoothed_and_weighted, True),
+    "z-loss": (with_z_loss, True),
+    "masked z-loss": (with_masked_z_loss, False),
+    "everything": (everything, True),
+    "masked mean": (masked_mean, True),
+    "mean of means": (mean_of_means, False),
+    "weighted by what is learned": (weighted_by_what_is_learned, False),
+    "weighted rows": (weighted_rows, True),
     "tied": (tied, False),
     "chosen": (chosen, False),
     "frozen": (frozen, False),
@@ -184,12 +265,38 @@ def test_gradients_of_logits_from_elsewhere():
     assert torch_ort.counters()["fallbacks"] == 0
 
 
-def test_no_label_counts():
-    model = Head(mean, True)
+@pytest.mark.parametrize("make", [mean, shifted_logits, smoothed])
+def test_no_label_counts(make):
+    model = Head(make, True)
     x, labels = batch(torch.float32)
     got = left(compiled(model), model, x, torch.full_like(labels, IGNORED))
     assert got[0].isnan()
     assert not any(gradient.any() for gradient in got[1:])
+
+
+@pytest.mark.parametrize("make", [smoothed_sum, weighted_by_what_is_learned, with_z_loss])
+def test_no_label_counts_and_something_else_does(make):
+    torch.manual_seed(0)
+    model = Head(make, True)
+    exact = copy.deepcopy(model).double()
+    x, labels = batch(torch.float32)
+    labels.fill_(IGNORED)
+    got, want = left(compiled(model), model, x, labels), left(exact, exact, x.double(), labels)
+    assert torch.equal(got[0].isnan(), want[0].isnan())
+    assert all(is_near(*pair, 3e-6) for pair in zip(got[1:], want[1:], strict=True))
+
+
+@pytest.mark.parametrize("make", [smoothed, with_z_loss, masked_mean])
+def test_far_from_zero(make):
+    """A bias that all classes have moves all logits, and no loss but the z-loss."""
+    torch.manual_seed(0)
+    model = Head(make, True)
+    with torch.no_grad():
+        model.head.bias += 1000
+    exact = copy.deepcopy(model).double()
+    x, labels = batch(torch.float32)
+    got, want = left(compiled(model), model, x, labels), left(exact, exact, x.double(), labels)
+    assert all(is_near(*pair, 1e-4) for pair in zip(got, want, strict=True))
 
 
 @pytest.mark.parametrize("label", [CLASSES, -1])
@@ -203,7 +310,7 @@ def test_labels_out_of_range_raise_eagers_error(label):
         call(x, labels)
 
 
-@pytest.mark.parametrize("make", [mean, shifted_and_left])
+@pytest.mark.parametrize("make", [mean, shifted_and_left, everything, mean_of_means])
 def test_dynamic_sizes(make):
     """One graph for all sizes, those too for which it would not have been chosen."""
     torch.manual_seed(0)
@@ -211,7 +318,8 @@ def test_dynamic_sizes(make):
     exact = copy.deepcopy(model).double()
     torch.compiler.reset()
     call = torch.compile(model, backend="ort", dynamic=True, options={"strict": True})
-    for rows in (ROWS, 2000, 8, 3000) if make is shifted_and_left else (ROWS, 2000, 17, 1, 3000):
+    sizes = (ROWS, 2000, 17, 1, 3000) if make in (mean, everything) else (ROWS, 2000, 8, 3000)
+    for rows in sizes:
         x, labels = batch(torch.float32, rows)
         labels[0] = 5
         got, want = left(call, model, x, labels), left(exact, exact, x.double(), labels)
@@ -274,16 +382,29 @@ def test_memory():
 # ---- what stays as it is
 
 
+def focal(model, hidden, labels):
+    """Gradients of rows depend on losses of rows."""
+    losses = F.cross_entropy(model.head(hidden), labels, reduction="none")
+    return ((1 - torch.exp(-losses)) ** 2 * losses).mean()
+
+
 def none(model, hidden, labels):
-    return (F.cross_entropy(model.head(hidden), labels, reduction="none") * hidden[:, 0]).sum()
+    return F.cross_entropy(model.head(hidden), labels, reduction="none")
 
 
-def with_z_loss(model, hidden, labels):
+def apart(model, hidden, labels):
+    """Two losses of which each may have a gradient of its own."""
     logits = model.head(hidden)
-    return F.cross_entropy(logits, labels) + 1e-4 * logits.logsumexp(-1).square().mean()
+    return F.cross_entropy(logits, labels), logits.logsumexp(-1).square().mean()
 
 
-@pytest.mark.parametrize("make", [none, with_z_loss])
+def entropy(model, hidden, labels):
+    """Logits are differentiated in another way too."""
+    logits = model.head(hidden)
+    return F.cross_entropy(logits, labels) - logits.softmax(-1).square().sum(-1).mean()
+
+
+@pytest.mark.parametrize("make", [focal, none, apart, entropy])
 def test_other_uses_of_logits_stay(make):
     torch.manual_seed(0)
     model = Head(make)
