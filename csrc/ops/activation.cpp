@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "ops/aten.h"
+#include "ops/aten_names.h"
 #include "ops/broadcast.h"
 #include "ops/families.h"
 #include "ops/shapes.h"
@@ -197,7 +198,7 @@ void register_activation(Registry& ops) {
   ops.add(Operator{.name = "aten::sigmoid_backward", .work = {.fused = Pointwise::kSigmoidGrad}});
   ops.add(Operator{.name = "aten::silu", .work = {.fused = Pointwise::kSilu}});
   ops.add(Operator{.name = "aten::silu_backward", .work = {.fused = Pointwise::kSiluGrad}});
-  ops.add(Operator{.name = "aten::tanh_backward", .work = {.fused = Pointwise::kTanhGrad}});
+  ops.add(Operator{.name = aten::kTanhBackward, .work = {.fused = Pointwise::kTanhGrad}});
   ops.add(Operator{.name = "aten::threshold_backward", .work = {.fused = fused_threshold_grad}});
   for (const char* name :
        {"aten::elu_backward", "aten::hardsigmoid_backward", "aten::hardswish_backward",

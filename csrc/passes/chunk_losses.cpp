@@ -14,8 +14,8 @@
 // the end (a z-loss). And the losses may be those of single rows. Then each row has gradients of
 // its own. These are known in the forward half but for one number, if all of them are multiples of
 // the same one (passes/multiples.h), as they are where means and sums of rows are made, with any
-// weights. Rows of logits that a slice cuts off
-// before the loss are rows whose label does not count.
+// weights. The logits may have a soft cap, cap * tanh(product / cap). Rows of logits that a slice
+// cuts off before the loss are rows whose label does not count.
 //
 // Declines where gradients of rows are other ones, where logits are read in backward, and where
 // that saves little memory.
@@ -134,6 +134,26 @@ bool is_gradient_of_cut(const Node& node, const Node& slice) {
   return at == static_cast<int64_t>(cut->axis) && before == Dim(cut->before) && *step == Dim(1);
 }
 
+// A product with a number that is known, of any type.
+std::optional<attention::Multiple> scaled(const Node& node) {
+  if (node.op.domain != ir::kAtenDomain) return attention::multiple(node);
+  const std::string key = ops::key_of(node);
+  if ((key != ops::aten::kMul && key != ops::aten::kDiv) || node.inputs.size() != 1) {
+    return std::nullopt;
+  }
+  const ops::Call call = ops::decode_aten(node);
+  const auto* factor = call.args.size() == 2 ? std::get_if<double>(&call.args[1].value) : nullptr;
+  if (factor == nullptr || *factor == 0 || !is_real(node.inputs[0]) || !is_real(node.outputs[0])) {
+    return std::nullopt;
+  }
+  return attention::Multiple{node.inputs[0], key == ops::aten::kDiv ? 1 / *factor : *factor};
+}
+
+// Where a node of the chain reads them.
+size_t slot_of_logits(const Node& node) {
+  return ir::is(&node, "Mul") && ops::known_double(node.inputs[0]) ? 1 : 0;
+}
+
 bool lies_by_rows(const Value& value) {
   return !value.type.strides || *value.type.strides == ir::contiguous_strides(shape_of(value));
 }
@@ -172,8 +192,9 @@ struct Backward {
   std::vector<Node*> hidden, weight, bias;
   Node* added = nullptr;  // the sum with a gradient that logits have from elsewhere
   Value* elsewhere = nullptr;
-  Node* square = nullptr;  // the sum with what comes from the logarithm of the sum of powers
-  int square_index = 0;    // where it has the other gradient
+  Node* of_tanh = nullptr;  // where it goes through a soft cap
+  Node* square = nullptr;   // the sum with what comes from the logarithm of the sum of powers
+  int square_index = 0;     // where it has the other gradient
   std::vector<Node*> nodes;
 
   bool has_any() const { return !hidden.empty() || !weight.empty() || !bias.empty(); }
@@ -184,6 +205,8 @@ struct Match {
   Node* sums = nullptr;       // of logarithms
   Node* weighting = nullptr;  // by weights of classes, before they are summed
   Node* logsumexp = nullptr;
+  // Of a soft cap, the last of which makes the logits; all three stand in the chain.
+  Node *inner = nullptr, *tanh = nullptr, *outer = nullptr;
   Node* first = nullptr;     // of the nodes that are replaced and read logits
   std::vector<Node*> chain;  // from the softmax up to the product, that one not included
   Value *hidden, *weight, *bias = nullptr, *labels, *class_weight;
@@ -335,7 +358,10 @@ class Matcher {
   bool find_logsumexp(Match& match) const {
     std::vector<Node*> made = match.chain;
     made.push_back(match.product);
+    bool is_capped = match.outer == nullptr;
     for (auto node = made.rbegin(); node != made.rend() && !cut_of(**node); ++node) {
+      is_capped |= *node == match.outer;
+      if (!is_capped) continue;
       for (const ir::Use& use : (*node)->outputs[0]->uses) {
         if (!is_plain(use) || is_backward(use.node) || !ir::is(use.node, "ReduceLogSumExp")) {
           continue;
@@ -356,10 +382,14 @@ class Matcher {
 
   bool find_product(Match& match) const {
     Value* value = match.softmax->inputs[0];
-    while (value->producer != nullptr && !is_backward(value->producer) &&
-           (keeps_rows(*value->producer) || cut_of(*value->producer))) {
-      match.chain.push_back(value->producer);
-      value = value->producer->inputs[0];
+    while (value->producer != nullptr && !is_backward(value->producer)) {
+      Node& node = *value->producer;
+      if (keeps_rows(node) || cut_of(node)) {
+        match.chain.push_back(&node);
+        value = node.inputs[0];
+      } else if (match.outer != nullptr || !find_cap(match, node, value)) {
+        break;
+      }
     }
     Node* product = match.product = value->producer;
     const bool is_gemm = ir::is(product, "Gemm");
@@ -390,6 +420,47 @@ class Matcher {
       if (each != nullptr && memory_.is_written(each)) return false;
     }
     return true;
+  }
+
+  // factor * tanh(logits / factor), with casts in between.
+  bool find_cap(Match& match, Node& outer, Value*& value) const {
+    std::vector<Node*> found = {&outer};
+    const std::optional<attention::Multiple> outside = scaled(outer);
+    if (!outside) return false;
+    const auto next = [&](Value* made) {
+      while (made->producer != nullptr && is_cast(*made->producer)) {
+        found.push_back(made->producer);
+        made = made->producer->inputs[0];
+      }
+      found.push_back(made->producer);
+      return made->producer;
+    };
+    Node* tanh = next(outside->of);
+    if (!ir::is(tanh, "Tanh")) return false;
+    Node* inner = next(tanh->inputs[0]);
+    const std::optional<attention::Multiple> inside =
+        inner == nullptr ? std::nullopt : scaled(*inner);
+    if (!inside || outside->factor <= 0) return false;
+    if (!attention::are_close(inside->factor * outside->factor, 1)) return false;
+    match.inner = inner;
+    match.tanh = tanh;
+    match.outer = &outer;
+    match.form.soft_cap = outside->factor;
+    match.chain.insert(match.chain.end(), found.begin(), found.end());
+    value = inside->of;
+    return true;
+  }
+
+  // The next step of a gradient through a soft cap, of which `stage` are done.
+  static bool is_uncapped(const Match& match, const Node& node, int stage) {
+    if (match.outer == nullptr || stage > 2) return false;
+    if (stage == 1) {
+      if (ops::key_of(node) != ops::aten::kTanhBackward) return false;
+      return node.inputs.size() == 2 && node.inputs[1] == match.tanh->outputs[0];
+    }
+    const std::optional<attention::Multiple> multiple = scaled(node);
+    const double cap = match.form.soft_cap;
+    return multiple && attention::are_close(multiple->factor, stage == 0 ? cap : 1 / cap);
   }
 
   // ---- the backward half
@@ -424,7 +495,7 @@ class Matcher {
                       shape_of(*found.gradient).size() == shape_of(*match.loss->outputs[0]).size();
     if (!fits) return false;
     found.nodes.insert(found.nodes.end(), {of_loss, of_softmax});
-    if (!follow(match, *of_softmax->outputs[0], false, found)) return false;
+    if (!follow(match, *of_softmax->outputs[0], false, 0, found)) return false;
     match.form.has_hidden_grad = !found.hidden.empty();
     match.form.has_weight_grad = !found.weight.empty();
     match.form.has_bias_grad = !found.bias.empty();
@@ -541,7 +612,7 @@ class Matcher {
 
   // From the gradient of logits to all that is made of it. Nodes behind a sum with a gradient from
   // elsewhere stay for that one.
-  bool follow(const Match& match, Value& gradient, bool is_sum, Backward& found) const {
+  bool follow(const Match& match, Value& gradient, bool is_sum, int stage, Backward& found) const {
     if (!is_real(&gradient) || memory_.is_written(&gradient)) return false;
     for (const ir::Use& use : gradient.uses) {
       if (!is_plain(use) || !is_backward(use.node)) return false;
@@ -552,20 +623,26 @@ class Matcher {
                       [&](const Node* made) { return is_gradient_of_cut(node, *made); });
       if (is_uncut || keeps_rows(node)) {
         if (!is_sum) found.nodes.push_back(&node);
-        if (!follow(match, *node.outputs[0], is_sum, found)) return false;
+        if (!follow(match, *node.outputs[0], is_sum, stage, found)) return false;
+      } else if (use.index == 0 && is_uncapped(match, node, stage)) {
+        if (stage == 1 && found.of_tanh != nullptr) return false;
+        if (stage == 1) found.of_tanh = &node;
+        if (!is_sum) found.nodes.push_back(&node);
+        if (!follow(match, *node.outputs[0], is_sum, stage + 1, found)) return false;
       } else if (ir::is(&node, "Add")) {
-        // The sum is all that is read of the gradient.
-        if (gradient.uses.size() != 1) return false;
+        // The sum is all that is read of the gradient; it is that of logits with their cap.
+        if (gradient.uses.size() != 1 || stage != 0) return false;
         if (find_gradient_of_logsumexp(match, node.inputs[1 - use.index], found)) {
           found.square = &node;
           found.square_index = use.index;
           if (!is_sum) found.nodes.push_back(&node);
-          if (!follow(match, *node.outputs[0], is_sum, found)) return false;
+          if (!follow(match, *node.outputs[0], is_sum, stage, found)) return false;
         } else if (!find_elsewhere(node, use.index, found) ||
-                   !follow(match, *node.outputs[0], true, found)) {
+                   !follow(match, *node.outputs[0], true, stage, found)) {
           return false;
         }
-      } else if (!find_gradients(match, node, use.index, is_sum, found)) {
+      } else if ((match.outer != nullptr && stage != 3) ||
+                 !find_gradients(match, node, use.index, is_sum, found)) {
         return false;
       }
     }
@@ -628,8 +705,10 @@ class Matcher {
     std::unordered_set<const Node*> gone = {match.logsumexp};
     if (match.backward) gone.insert(match.backward->nodes.begin(), match.backward->nodes.end());
     const Node* next = match.softmax;
+    if (match.backward && match.backward->of_tanh) gone.insert(match.backward->of_tanh);
     std::vector<Node*> made = match.chain;
     made.push_back(match.product);
+    bool is_capped = true;
     for (const Node* node : made) {
       for (const ir::Use& use : node->outputs[0]->uses) {
         if (use.node == next || (use.node != nullptr && gone.contains(use.node))) continue;
@@ -638,8 +717,10 @@ class Matcher {
             (is_backward(use.node) || use.index < 0 || positions_.at(use.node) < position)) {
           return false;
         }
+        if (!is_capped) return false;
         match.form.has_logits = true;
       }
+      if (node == match.outer) is_capped = false;
       next = node;
     }
     return true;
@@ -694,6 +775,7 @@ class Rewriter {
       Backward& backward = *match_.backward;
       note_rows_of_gradients(gone);
       gone.insert(gone.end(), backward.nodes.begin(), backward.nodes.end());
+      if (backward.added != nullptr && match_.tanh != nullptr) write_tanh(*backward.of_tanh);
       if (backward.added != nullptr) {
         ir::replace_uses(*backward.added->outputs[0], *backward.elsewhere, graph_);
         gone.push_back(backward.added);
@@ -753,7 +835,8 @@ class Rewriter {
         sums_of(shape_of(*match_.loss->outputs[0])),
         sums_of({ops::workspace_size(form_, classes_.constant(), width_.constant())})};
     if (form_.has_logits) {
-      types.push_back(ops::with_shape(match_.product->outputs[0]->type, Shape{rows, classes_}));
+      const Node* made = match_.outer == nullptr ? match_.product : match_.outer;
+      types.push_back(ops::with_shape(made->outputs[0]->type, Shape{rows, classes_}));
     }
     if (form_.has_hidden_grad) types.push_back(sums_of({rows, width_}));
     if (form_.has_weight_grad) types.push_back(sums_of({classes_, width_}));
@@ -811,6 +894,19 @@ class Rewriter {
     return type;
   }
 
+  // For a gradient that logits have from elsewhere, which goes through the cap the old way.
+  void write_tanh(Node& of_tanh) {
+    ops::Writer write(graph_, &of_tanh);
+    Value* made = write.again(*match_.product, match_.product->inputs).outputs[0];
+    for (auto node = match_.chain.rbegin(); node != match_.chain.rend(); ++node) {
+      std::vector<Value*> inputs = (*node)->inputs;
+      inputs[slot_of_logits(**node)] = made;
+      made = write.again(**node, inputs).outputs[0];
+      if (*node == match_.tanh) break;
+    }
+    ir::set_input(of_tanh, 1, made);
+  }
+
   // Numbers of rows, or one, in the place of those that `node` makes.
   void hand_over_rows(Value& numbers, Node& node) {
     ops::Writer write(graph_, match_.first);
@@ -844,10 +940,14 @@ class Rewriter {
     if (!(shape_of(*logits) == shape_of(old))) logits = write.reshape(logits, shape_of(old));
     std::vector<Node*> made(match_.chain.rbegin(), match_.chain.rend());
     std::vector<Value*> values = {logits};
+    bool has_cap = match_.outer == nullptr;
     for (const Node* node : made) {
+      const bool is_in_logits = !has_cap && (is_cast(*node) || node == match_.inner ||
+                                             node == match_.tanh || node == match_.outer);
+      has_cap |= node == match_.outer;
       std::vector<Value*> inputs = node->inputs;
       inputs[0] = values.back();
-      values.push_back(write.again(*node, inputs).outputs[0]);
+      values.push_back(is_in_logits ? values.back() : write.again(*node, inputs).outputs[0]);
     }
     erase_left(gone);
     for (size_t i = made.size(); i-- > 0;) {

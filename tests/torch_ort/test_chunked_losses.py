@@ -122,6 +122,11 @@ def with_z_loss(model, hidden, labels):
     return F.cross_entropy(logits, labels) + 1e-2 * logits.logsumexp(-1).square().mean()
 
 
+def with_z_loss_and_left(model, hidden, labels):
+    logits = model.head(hidden)
+    return F.cross_entropy(logits, labels) + 1e-2 * (logits.logsumexp(-1) ** 2).mean(), logits
+
+
 def with_masked_z_loss(model, hidden, labels):
     """Over rows whose label counts, before the other loss is made; in steps of an accumulation."""
     logits = model.head(hidden.view(4, -1, WIDTH))
@@ -166,6 +171,27 @@ def weighted_rows(model, hidden, labels):
     return (losses * torch.linspace(0.5, 1, len(labels), dtype=losses.dtype)).mean()
 
 
+def capped(model, hidden, labels):
+    """The logits of Gemma."""
+    logits = model.head(hidden) / 3
+    return F.cross_entropy((torch.tanh(logits) * 3), labels)
+
+
+def capped_and_left(model, hidden, labels):
+    logits = 2.3 * torch.tanh(model.head(hidden.view(4, -1, WIDTH)) / 2.3)
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    loss = F.cross_entropy(wide[:, :-1].flatten(0, 1), labels.view(4, -1)[:, 1:].flatten())
+    return loss, wide
+
+
+def capped_in_float(model, hidden, labels):
+    logits = model.head(hidden)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    logits = torch.tanh(logits * (1 / 3)) * 3
+    loss = F.cross_entropy(logits, labels, model.class_weight.to(logits.dtype), label_smoothing=0.2)
+    return loss + 1e-2 * logits.logsumexp(-1).square().mean(), logits.argmax(-1)
+
+
 MODELS = {
     "mean": (mean, False),
     "bias": (mean, True),
@@ -186,6 +212,9 @@ MODELS = {
     "mean of means": (mean_of_means, False),
     "weighted by what is learned": (weighted_by_what_is_learned, False),
     "weighted rows": (weighted_rows, True),
+    "capped": (capped, True),
+    "capped and left": (capped_and_left, False),
+    "capped in float": (capped_in_float, True),
     "tied": (tied, False),
     "chosen": (chosen, False),
     "frozen": (frozen, False),
@@ -246,10 +275,11 @@ def test_it_is_the_engines_kernel(name):
     assert chunked_nodes(Head(make, bias), *batch(torch.float32)) == 1
 
 
-def test_gradients_of_logits_from_elsewhere():
+@pytest.mark.parametrize("make", [shifted_labels, capped_and_left, with_z_loss_and_left])
+def test_gradients_of_logits_from_elsewhere(make):
     """Logits that leave may have a gradient too: in one step, and none in the next."""
     torch.manual_seed(0)
-    model = Head(shifted_labels, True)
+    model = Head(make, True)
     exact = copy.deepcopy(model).double()
     call = compiled(model)
     x, labels = batch(torch.float32)
@@ -398,13 +428,29 @@ def apart(model, hidden, labels):
     return F.cross_entropy(logits, labels), logits.logsumexp(-1).square().mean()
 
 
+def capped_twice(model, hidden, labels):
+    logits = torch.tanh(torch.tanh(model.head(hidden) / 4) * 4 / 3) * 3
+    return F.cross_entropy(logits, labels)
+
+
+def scaled(model, hidden, labels):
+    return F.cross_entropy(torch.tanh(model.head(hidden)) * 3, labels)
+
+
+def capped_elsewhere(model, hidden, labels):
+    logits = model.head(hidden)
+    return F.cross_entropy(torch.tanh(logits / 3) * 3, labels), logits
+
+
 def entropy(model, hidden, labels):
     """Logits are differentiated in another way too."""
     logits = model.head(hidden)
     return F.cross_entropy(logits, labels) - logits.softmax(-1).square().sum(-1).mean()
 
 
-@pytest.mark.parametrize("make", [focal, none, apart, entropy])
+@pytest.mark.parametrize(
+    "make", [focal, none, apart, entropy, capped_twice, scaled, capped_elsewhere]
+)
 def test_other_uses_of_logits_stay(make):
     torch.manual_seed(0)
     model = Head(make)
