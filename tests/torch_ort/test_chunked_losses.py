@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import torch_ort
+from torch_ort.fallback import FallbackWarning
 
 # Just enough logits for the pass: 40 MB of bfloat16.
 ROWS, WIDTH, CLASSES, IGNORED = 4000, 8, 5000, -100
@@ -372,6 +373,32 @@ def test_two_calls_at_once_and_a_graph_that_is_kept():
     got, want = ([p.grad for p in each.parameters()] for each in (model, exact))
     assert all(is_near(*pair, 3e-6) for pair in zip(got, want, strict=True))
     assert torch_ort.counters()["fallbacks"] == 0
+
+
+@pytest.mark.parametrize("make", [mean, smoothed, with_z_loss, capped, masked_mean])
+def test_gradients_that_are_differentiated(make, monkeypatch):
+    """The engine gives the first ones, and eager PyTorch makes them again for the second ones."""
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    torch.manual_seed(0)
+    model = Head(make, True)
+    exact = copy.deepcopy(model).double()
+    x, labels = batch(torch.float32)
+    assert chunked_nodes(model, x, labels) == 1
+    torch.compiler.reset()
+    call = torch.compile(model, backend="ort")
+
+    def second(run, module, rows):
+        rows = rows.clone().requires_grad_()
+        module.zero_grad()
+        loss = run(rows, labels)
+        (of_rows,) = torch.autograd.grad(loss, rows, create_graph=True)
+        (loss + of_rows.square().sum() * 1e3).backward()
+        return [of_rows.detach(), rows.grad, *(p.grad for p in module.parameters())]
+
+    with pytest.warns(FallbackWarning, match="gradients are differentiated again"):
+        got = second(call, model, x)
+    want = second(exact, exact, x.double())
+    assert all(is_near(*pair, 1e-5) for pair in zip(got, want, strict=True))
 
 
 def test_inference():
