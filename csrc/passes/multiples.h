@@ -76,7 +76,7 @@ class Multiples {
                         std::unordered_set<const ir::Node*>& seen) const;
   bool is_behind(const ir::Node* producer, const ir::Node& node) const;
 
-  const SharedMemory& memory_;
+  const SharedMemory memory_;
   std::unordered_set<const ir::Node*> late_;
   std::unordered_map<const ir::Node*, int> positions_;
 };
