@@ -52,9 +52,14 @@ std::shared_ptr<Session> compile(
     bool reorder, bool in_place, bool place_parts, bool verify, const std::string& isa,
     const std::vector<int>& parameter_gradients, const std::vector<int>& gradient_inputs,
     int64_t segment_bytes, bool emulate_eager_casts, const std::string& region_mode, bool products,
-    bool tune, double most_tuning_ms, bool row_sparsity) {
+    bool tune, double most_tuning_ms, bool row_sparsity, bool label_rows, bool padding_rows) {
   run::SessionOptions options;
-  if (row_sparsity) options.after_cut = [](ir::Graph& cut) { passes::row_sparsity_again(cut); };
+  if (row_sparsity) {
+    options.after_cut = [label_rows, padding_rows](ir::Graph& cut) {
+      const passes::RowSourcesInForce sources({.labels = label_rows, .padding = padding_rows});
+      passes::row_sparsity_again(cut);
+    };
+  }
   options.parameter_gradients = parameter_gradients;
   options.gradient_inputs = gradient_inputs;
   options.segment_bytes = segment_bytes;
