@@ -278,7 +278,10 @@ class Analysis {
   void need(const Value* value, const RowSet& rows) {
     if (value == nullptr) return;
     Facts& facts = of(value);
-    if (!facts.form.is_there()) return;
+    if (!facts.form.is_there()) {
+      facts.needed = RowSet::all();
+      return;
+    }
     // A reader that looks at more than the rows which are not zero gets zeros for the others.
     const bool wants_zeros = facts.form.is_leading() && !facts.nonzero.contains(rows) &&
                              value->producer != nullptr && !is_early(value->producer);
@@ -316,7 +319,7 @@ class Analysis {
     if (is_ours(node, "AttentionGrad")) return nonzero_of_attention_grad(node);
     if (is_product(node)) return nonzero_of_product(node);
     if (is_ours(node, "LinearCrossEntropy")) return nonzero_of_linear_loss(node);
-    if (ir::is(&node, "ATen", ir::kAtenDomain)) return nonzero_of_select_backward(node);
+    if (is_select_backward(node)) return nonzero_of_select_backward(node);
     if (const std::optional<Form> form = form_of_view(node)) {
       RowSet nonzero = RowSet::none();
       for (size_t i = 0; i < num_viewed(node); ++i) {
@@ -863,8 +866,12 @@ class Analysis {
   }
 
   // The gradient of x[:, place].
+  static bool is_select_backward(const Node& node) {
+    return ir::is(&node, "ATen", ir::kAtenDomain) &&
+           ir::string_attr(node.attrs, "operator", "") == ops::aten::kSelectBackward;
+  }
+
   void nonzero_of_select_backward(Node& node) {
-    if (ir::string_attr(node.attrs, "operator", "") != ops::aten::kSelectBackward) return;
     const Value* result = node.outputs[0];
     const Form form = leading(result);
     const auto dim = constant_int(ir::dim_attr(node.attrs, "dim", 0));

@@ -232,6 +232,22 @@ def test_losses_that_make_their_logits_themselves(mask: Callable) -> None:
         assert graph.nodes["torch_ort.Rows"] == 1
 
 
+@pytest.mark.parametrize("head", [first, labelled, all_rows])
+def test_operators_that_no_region_takes_stand_between_products(head: Callable) -> None:
+    """The gradient of a ReLU between two products without bias is a node by itself."""
+    model = Encoder(of_truth, head)
+    for block in model.blocks:
+        block.feed = nn.Sequential(
+            nn.Linear(WIDTH, 2 * WIDTH, bias=False),
+            nn.ReLU(),
+            nn.Linear(2 * WIDTH, WIDTH, bias=False),
+        )
+    words = words_of([9, 3, 5, 1])
+    ours, compiled, exact = both(model)
+    inputs = words, labels_of(words, 0.5)
+    assert_near(gradients(ours, compiled, *inputs), gradients(exact, exact, *inputs))
+
+
 def test_nothing_labelled() -> None:
     ours, compiled, exact = both(Encoder(of_truth, labelled))
     words = words_of([9, 3, 1, 5])
