@@ -45,7 +45,11 @@ def ort(
     recompile_limit.remember_frame(chosen.strict)
     uncaptured.note_graph()
     size_compat.remember_dynamo_sizes()
-    state = GraphState(chosen, say_run=functools.partial(logs.say_run, logger))
+    state = GraphState(
+        chosen,
+        say_run=functools.partial(logs.say_run, logger),
+        names_inputs=logs.says_captured(logger),
+    )
 
     def sources() -> Sequence[Any]:
         return sources_of(module.graph.find_nodes(op="placeholder"))
@@ -72,7 +76,7 @@ def ort(
     def note_programs(start: float) -> None:
         watchers.note(state.programs)
         logs.introduce(logger, settings, chosen, state.programs, road="torch.compile")
-        logs.say_captured(logger, state.programs, time.perf_counter() - start)
+        logs.say_captured(logger, state.programs, time.perf_counter() - start, chosen)
 
     def trace_again(error: Exception, inputs: tuple) -> Callable[..., Any]:
         hand_over(error)

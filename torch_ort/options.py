@@ -15,6 +15,7 @@ from typing import Any
 
 from torch_ort import _C
 from torch_ort._C import UserError
+from torch_ort.core.clusters import check_clusters, check_probe_config, check_probe_level
 from torch_ort.core.log_level import LogLevel
 from torch_ort.core.policy import (
     DEFAULT_POLICY,
@@ -208,6 +209,28 @@ TABLE: tuple[Row, ...] = (
     _flag("print_input_density", False,
           "Print how many tokens are no padding and how many labels are not ignored, in a table "
           "for each ten inputs ([rows.md](rows.md)).", is_built=True),
+    Row("memory_opt_level", "ORTMODULE_MEMORY_OPT_LEVEL", 0, "int",
+         "What is made again in backward whatever it saves, with the same numbers: 0: what "
+         "`memory_opt_config` lists; 1: of each layer of a transformer all that backward reads, "
+         "from what enters the layer; 2: also what takes a smaller part of the layer to be held. "
+         "Not together with `memory_budget`. See [memory.md](memory.md).",
+         int, _check_int(0, 2)),
+    Row("memory_opt_config", "ORTMODULE_MEMORY_OPT_CONFIG", (), "clusters",
+         "What level 0 makes again: entries `<Op+Op+>:<type>:<count>` with commas between them, or "
+         "the path of a JSON file with a list of them. Which there are, and what they save, is "
+         "said in the log at INFO. Type 0: not; 1: made again; 2: also where that takes a smaller "
+         "part to be held. Count: of the first ones; -1: of all. Of entries for one cluster the "
+         "last one counts, and those that match nothing do nothing.",
+         str, check_clusters),
+    Row("memory_opt_probe_recompute_level", "ORTMODULE_MEMORY_OPT_PROBE_RECOMPUTE_LEVEL", "1",
+         "name",
+         "What clusters may hold: 0: views, draws and point-wise operations; 1: also products, "
+         "norms, softmax and attention.",
+         str, check_probe_level),
+    Row("memory_opt_probe_config", "ORTMODULE_MEMORY_OPT_PROBE_CONFIG", "1:0", "name",
+         "`<level>:<layers>`: the same, and 1 if what enters a layer is held under level 0 too. It "
+         "wins over `memory_opt_probe_recompute_level` unless it is `1:0`.",
+         str, check_probe_config),
     Row("enable_tuning", "ORTMODULE_ENABLE_TUNING", False, "bool",
          "Time PyTorch's kernel and the engine's on each kind of product that comes, on the CPU, "
          "and take the faster one from then on, in the whole process. False: sizes, dtype and "
@@ -341,13 +364,6 @@ ORTMODULE_TABLE: tuple[Row, ...] = (
           "Keep captured graphs between runs.", is_built=True,
           never_needed="a capture takes tenths of a second, and is always of the code as it is "
           "now"),
-    Row("memory_opt_level", "ORTMODULE_MEMORY_OPT_LEVEL", 0, "int",
-         "Recompute: 0 as told, 1 by layers, 2 by layers and more.", int, _check_int(0, 2), False),
-    _text("memory_opt_config", "What to recompute."),
-    _text("memory_opt_probe_recompute_level", "How deep to look for what to recompute.",
-          default="1"),
-    _text("memory_opt_probe_config", "Newer name of memory_opt_probe_recompute_level.",
-          default="1:0"),
     _flag("enable_mem_efficient_grad_mgmt", False,
           "Let gradients leave while backward goes on, whether anybody waits for them or not: the "
           "option `early_gradients`.", is_built=True),
@@ -387,8 +403,8 @@ ORTModuleOptions = make_dataclass(
 def resolve(given: Mapping[str, Any] | None = None, mode: str | None = None) -> Options:
     """Give the options in force.
 
-    Raises UserError on an unknown option or mode (naming near matches), and on a value of the
-    wrong kind.
+    Raises UserError on an unknown option or mode (naming near matches), on a value of the
+    wrong kind, and on options that do not go together.
     """
     if mode is not None and mode not in [*MODES]:  # whatever it is
         names = ", ".join(MODES)
@@ -402,6 +418,11 @@ def resolve(given: Mapping[str, Any] | None = None, mode: str | None = None) -> 
                 f"{near(name, names)}"
             )
         values[name] = _checked(_BY_NAME[name], name, value)
+    if values.get("memory_budget") and recomputes_by_name(values):
+        raise UserError(
+            "options: memory_budget: got a budget and memory_opt_level or memory_opt_config, want "
+            "one of them: a budget chooses by itself what is made again"
+        )
     return _as_eager(Options(**values))
 
 
@@ -411,6 +432,11 @@ def _as_eager(options: Options) -> Options:
         return options
     disabled = with_own_kernels((*options.disable, "own_kernels"))
     return replace(options, disable=disabled, exact_random=True, emulate_eager_casts=True)
+
+
+def recomputes_by_name(values: Mapping[str, Any]) -> bool:
+    """Tell whether options ask for layers or clusters to be made again."""
+    return values.get("memory_opt_level", 0) > 0 or bool(values.get("memory_opt_config"))
 
 
 def resolve_ortmodule(

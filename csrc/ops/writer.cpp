@@ -70,6 +70,7 @@ Node& Writer::copy(const Node& node, std::vector<Value*> inputs, const std::vect
   made.origin = node.origin;
   made.recompute = node.recompute;
   made.region = node.region;
+  made.captured = node.captured;
   return made;
 }
 
@@ -81,6 +82,7 @@ Node& Writer::again(const Node& node, std::vector<Value*> inputs) {
   made.origin = node.origin;
   made.recompute.clear();
   made.region = -1;
+  made.captured = node.captured;
   return made;
 }
 

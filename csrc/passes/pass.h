@@ -32,10 +32,11 @@ struct Pass {
 };
 
 struct PipelineOptions {
-  std::vector<std::string> disabled;  // names of passes; other names are not ours
-  int64_t bisect = -1;                // only that many rewrites happen; -1: all
-  int check = 0;                      // 1: verify at the ends; 2: after each pass
-  std::optional<Budget> budget;       // what recompute_to_budget keeps to; none: it does nothing
+  std::vector<std::string> disabled;   // names of passes; other names are not ours
+  int64_t bisect = -1;                 // only that many rewrites happen; -1: all
+  int check = 0;                       // 1: verify at the ends; 2: after each pass
+  std::optional<Budget> budget;        // what recompute_to_budget keeps to; none: it does nothing
+  std::optional<Selection> selection;  // what it makes again by name; not beside a budget
   BudgetReport* budget_report = nullptr;  // filled in by it
   RowSources row_sources;                 // what row_sparsity goes by
   // Called after each pass that changed something, with "03_remove_dead".

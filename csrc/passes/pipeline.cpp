@@ -24,6 +24,7 @@ int read_sizes(ir::Graph& graph);
 int remove_identity(ir::Graph& graph);
 int fold_constants(ir::Graph& graph);
 int merge_equal(ir::Graph& graph);
+int find_clusters(ir::Graph& graph);
 int fuse_attention(ir::Graph& graph);
 int chunk_losses(ir::Graph& graph);
 int recompute_tagged(ir::Graph& graph);
@@ -118,6 +119,8 @@ const std::vector<Pass>& pipeline() {
       {.name = "fold_constants", .run = fold_constants},
       // after fold_constants and remove_identity: both make inputs of equal nodes the same value
       {.name = "merge_equal", .run = merge_equal},
+      // before all that write other ops than those that were captured
+      {.name = "find_clusters", .run = find_clusters},
       // after merge_equal; before recompute_tagged and replay_views: both make anew in the backward
       // half what it looks for in the forward one; its kernel rounds nothing but results
       {.name = "fuse_attention",
@@ -182,7 +185,9 @@ const std::vector<Pass>& pipeline() {
 std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& options) {
   using Clock = std::chrono::steady_clock;
   const RewriteLimit limit(options.bisect);
-  const BudgetInForce budget(options.budget ? &*options.budget : nullptr, options.budget_report);
+  const BudgetInForce budget(options.budget ? &*options.budget : nullptr,
+                             options.selection ? &*options.selection : nullptr,
+                             options.budget_report);
   const RowSourcesInForce row_sources(options.row_sources);
   if (options.check >= 1) verify_all(graph, "capture");
   std::vector<PassReport> reports;

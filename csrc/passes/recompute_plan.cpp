@@ -21,6 +21,7 @@ namespace torch_ort::passes {
 
 namespace {
 
+using ir::Dim;
 using ir::Graph;
 using ir::Node;
 using ir::Value;
@@ -63,13 +64,15 @@ struct Step {  // a node of the forward half
   double micros = 0;
   bool is_view = false;
   bool is_repeatable = false;
-  int group = kNone;  // the region that it will be in
+  bool is_sum = false;  // of a region: small beside what it sums
+  int group = kNone;    // the region that it will be in
 };
 
 // What a choice comes to.
 struct Outcome {
   std::vector<bool> is_made;  // by step
   std::vector<int> place;     // by step: in the backward half
+  std::vector<bool> is_held;  // by tensor: it crosses, and its bytes count
   int64_t peak_bytes = 0, held_bytes = 0;
   double micros = 0;
 };
@@ -136,12 +139,14 @@ class Joint {
       }
     }
     std::vector<int64_t> change(backward_.size() + 1, 0);
+    outcome.is_held.assign(tensors_.size(), false);
     for (size_t i = 0; i < tensors_.size(); ++i) {
       const Tensor& tensor = tensors_[i];
       if (last[i] == kNone || tensor.bytes == 0) continue;
       const bool is_made_again = tensor.producer != kNone && outcome.is_made[tensor.producer];
       if (is_made_again && !leaves_group[i]) continue;
       if (!is_made_again && !counts(tensor)) continue;
+      outcome.is_held[i] = !is_made_again;
       if (!is_made_again) outcome.held_bytes += tensor.bytes;
       change[is_made_again ? outcome.place[tensor.producer] : 0] += tensor.bytes;
       change[last[i] + 1] -= tensor.bytes;
@@ -154,9 +159,52 @@ class Joint {
     return outcome;
   }
 
+  // Those of the steps that can run again with what is held anyway, what enters their segment, and
+  // each other. Views always can.
+  std::vector<bool> repeatable_among(const std::vector<bool>& wanted,
+                                     const std::vector<int>& segments) const {
+    const std::vector<bool> is_pinned = find_pinned(segments);
+    std::vector<bool> can_run(steps_.size(), false);
+    const auto is_there = [&](int input, size_t reader) {
+      const Tensor& tensor = tensors_[input];
+      const int producer = tensor.producer;
+      if (producer != kNone && can_run[producer]) return true;
+      if (tensor.crossing != Crossing::kHeld) return tensor.crossing == Crossing::kFree;
+      return producer == kNone || tensors_[tensor.root].last_read != kNone || is_pinned[producer] ||
+             segments[producer] != segments[reader] || steps_[producer].is_sum;
+    };
+    for (size_t index = 0; index < steps_.size(); ++index) {
+      const Step& step = steps_[index];
+      if (!step.is_repeatable) continue;
+      if (!step.is_view && (!wanted[index] || is_pinned[index])) continue;
+      const bool is_held_anyway =
+          std::all_of(step.outputs.begin(), step.outputs.end(),
+                      [this](int output) { return tensors_[output].crossing == Crossing::kFree; });
+      can_run[index] =
+          !is_held_anyway && std::all_of(step.inputs.begin(), step.inputs.end(),
+                                         [&](int input) { return is_there(input, index); });
+    }
+    return can_run;
+  }
+
+  // What is held in symbols.
+  Dim held_size(const Outcome& outcome) const {
+    Dim size = 0;
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      const ir::Type& type = tensors_[i].value->type;
+      if (!outcome.is_held[i] || !type.is_known()) continue;
+      const Dim bytes =
+          Dim::make(ir::DimOp::kMul, ir::numel(*type.shape), ir::size_bytes(type.dtype));
+      size = Dim::make(ir::DimOp::kAdd, size, bytes);
+    }
+    return size;
+  }
+
   // Which steps to run again where a byte that is held costs `price` nanoseconds. `segments`: by
-  // step; what is read in a later segment than the one that makes it is not made again.
-  std::vector<bool> cut(double price, const std::vector<int>& segments) const {
+  // step; what is read in a later segment than the one that makes it is not made again. `wanted`:
+  // others run once; views always may run again.
+  std::vector<bool> cut(double price, const std::vector<int>& segments,
+                        const std::vector<bool>* wanted = nullptr) const {
     const std::vector<bool> is_pinned = find_pinned(segments);
     MinCut cut;
     // Two nodes as in rebuild_values: if that of the step stands with the sink it runs again; if
@@ -166,7 +214,8 @@ class Joint {
     const auto enter_step = [&](int index) {
       if (made[index] != kNone) return made[index];
       made[index] = cut.add_node();
-      const bool can_run = steps_[index].is_repeatable && !is_pinned[index];
+      const bool is_wanted = wanted == nullptr || steps_[index].is_view || (*wanted)[index];
+      const bool can_run = steps_[index].is_repeatable && !is_pinned[index] && is_wanted;
       cut.add_arc(MinCut::kSource, made[index],
                   can_run ? std::llround(kNanos * steps_[index].micros) + 1 : MinCut::kInfinite);
       if (can_run) open.push_back(index);
@@ -177,7 +226,7 @@ class Joint {
       const Tensor& tensor = tensors_[index];
       crossed[index] = cut.add_node();
       const int from = tensor.producer == kNone ? MinCut::kSource : enter_step(tensor.producer);
-      cut.add_arc(from, crossed[index], capacity(tensor, price));
+      cut.add_arc(from, crossed[index], capacity(tensor, price, wanted == nullptr));
       return crossed[index];
     };
     for (size_t i = 0; i < tensors_.size(); ++i) {
@@ -304,6 +353,7 @@ class Joint {
                    !is_constant(*node.inputs[0]);
     step.micros = micros_of(graph_, node, is_inside(node, step.group), speeds);
     step.is_repeatable = is_repeatable(node);
+    step.is_sum = step.group != kNone && ops::fused_form(node).is_reduction();
     steps_[index] = step;
     for (const Value* output : node.outputs) {
       if (output != nullptr) steps_[index].outputs.push_back(add_tensor(*output, index));
@@ -400,12 +450,14 @@ class Joint {
     }
   }
 
-  static int64_t capacity(const Tensor& tensor, double price) {
+  // `is_sloped`: by the tensor's own price.
+  static int64_t capacity(const Tensor& tensor, double price, bool is_sloped) {
     switch (tensor.crossing) {
       case Crossing::kFree: return 0;
       case Crossing::kNever: return MinCut::kInfinite;
       case Crossing::kHeld:
-        return std::llround(price * tensor.price * static_cast<double>(tensor.bytes));
+        return std::llround(price * (is_sloped ? tensor.price : 1) *
+                            static_cast<double>(tensor.bytes));
     }
     return MinCut::kInfinite;
   }
@@ -481,7 +533,200 @@ std::string with_commas(int64_t number) {
                          " of what is held without recomputation"));
 }
 
+void write_down(const Joint& joint, const Outcome& best, const std::vector<int>& segments,
+                RecomputePlan& plan) {
+  BudgetReport& report = plan.report;
+  report.peak_bytes = best.peak_bytes;
+  report.held_bytes = best.held_bytes;
+  report.again_us = best.micros;
+  for (size_t i = 0; i < joint.steps().size(); ++i) {
+    if (!best.is_made[i]) continue;
+    const Step& step = joint.steps()[i];
+    plan.again.push_back({step.node, joint.backward_node(best.place[i]), segments[i]});
+    int64_t bytes = 0;
+    for (int output : step.outputs) {
+      const Tensor& tensor = joint.tensors()[output];
+      if (tensor.last_read != kNone) bytes += tensor.bytes;
+    }
+    if (bytes == 0 && step.group != kNone) continue;
+    if (step.is_view) continue;
+    report.made.push_back(
+        {step.node->name, step.node->op.str(), step.node->origin, bytes, step.micros});
+  }
+}
+
+// Choices by name.
+class Chooser {
+ public:
+  Chooser(const Joint& joint, const Selection& selection, const Clusters& clusters)
+      : joint_(joint), selection_(selection), clusters_(clusters) {
+    whole_.assign(joint.steps().size(), 0);
+    parted_ = whole_;
+    int before = 0;
+    for (size_t i = 0; i < parted_.size(); ++i) {
+      const Node& node = *joint.steps()[i].node;
+      layers_.push_back(clusters.layer(node));
+      parted_[i] = before = segment_of(node, before);
+    }
+    const auto names_layers = [this](const Selection::Chosen& chosen) {
+      const Cluster* cluster = find(chosen.name);
+      return cluster != nullptr && cluster->is_layer && chosen.type != 0;
+    };
+    parts_ = selection.level != Selection::Level::kChosen || selection.ends_at_layers ||
+             std::any_of(selection.chosen.begin(), selection.chosen.end(), names_layers);
+    dense_ = joint.follow(nothing());
+  }
+
+  const Outcome& dense() const { return dense_; }
+  const std::vector<int>& segments() const { return parts_ ? parted_ : whole_; }
+
+  // All that is on.
+  Outcome choose() const {
+    std::vector<bool> wanted = nothing(), wanted_in_part = nothing();
+    if (selection_.level != Selection::Level::kChosen) {
+      std::vector<bool>& list =
+          selection_.level == Selection::Level::kLayers ? wanted : wanted_in_part;
+      for (size_t i = 0; i < list.size(); ++i) list[i] = layers_[i] != Clusters::kNoLayer;
+    }
+    for (const Selection::Chosen& chosen : selection_.chosen) {
+      const Cluster* cluster = find(chosen.name);
+      if (cluster == nullptr || chosen.type == 0) continue;
+      add(*cluster, chosen.count, chosen.type == 1 ? wanted : wanted_in_part);
+    }
+    return follow(wanted, wanted_in_part, segments());
+  }
+
+  std::vector<ClusterReport> report() const {
+    std::vector<ClusterReport> reports;
+    for (const Cluster& cluster : clusters_.all) report(cluster, reports);
+    for (const Selection::Chosen& chosen : selection_.chosen) {
+      if (find(chosen.name) != nullptr) continue;
+      reports.push_back({.name = chosen.name,
+                         .type = chosen.type,
+                         .count = chosen.count,
+                         .saved_expression = "0"});
+    }
+    const auto saves_more = [](const ClusterReport& a, const ClusterReport& b) {
+      return a.saved_bytes > b.saved_bytes;
+    };
+    std::stable_sort(reports.begin(), reports.end(), saves_more);
+    return reports;
+  }
+
+ private:
+  std::vector<bool> nothing() const { return std::vector<bool>(joint_.steps().size(), false); }
+
+  // Layers count from 1; what stands in front of them is 0, and what stands behind has a number of
+  // its own. Nodes that nobody has captured are where those before them are.
+  int segment_of(const Node& node, int before) const {
+    if (node.captured < 0) return before;
+    const int layer = clusters_.layer(node);
+    if (layer != Clusters::kNoLayer) return layer + 1;
+    return node.captured < clusters_.first ? 0 : clusters_.num_layers + 1;
+  }
+
+  const Cluster* find(const std::string& name) const {
+    const auto found = std::find_if(clusters_.all.begin(), clusters_.all.end(),
+                                    [&](const Cluster& each) { return each.name == name; });
+    return found == clusters_.all.end() ? nullptr : &*found;
+  }
+
+  // The steps that the first `count` occurrences have become.
+  void add(const Cluster& cluster, int64_t count, std::vector<bool>& wanted) const {
+    std::unordered_set<int> numbers;
+    for (size_t i = 0; i < cluster.occurrences.size(); ++i) {
+      if (count >= 0 && static_cast<int64_t>(i) >= count) break;
+      numbers.insert(cluster.occurrences[i].begin(), cluster.occurrences[i].end());
+    }
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      if (numbers.contains(joint_.steps()[i].node->captured)) wanted[i] = true;
+    }
+  }
+
+  Outcome follow(const std::vector<bool>& wanted, const std::vector<bool>& wanted_in_part,
+                 const std::vector<int>& segments) const {
+    std::vector<bool> made = joint_.repeatable_among(wanted, segments);
+    if (std::find(wanted_in_part.begin(), wanted_in_part.end(), true) == wanted_in_part.end()) {
+      return joint_.follow(std::move(made));
+    }
+    // The cut weighs times too, if little; the smaller one is never more than without compromise.
+    const std::vector<bool> in_part = joint_.cut(kHighestPrice, segments, &wanted_in_part);
+    const std::vector<bool> as_whole = joint_.repeatable_among(wanted_in_part, segments);
+    Outcome with_part = joint_.follow(either(made, in_part));
+    Outcome without = joint_.follow(either(made, as_whole));
+    return with_part.held_bytes <= without.held_bytes ? with_part : without;
+  }
+
+  static std::vector<bool> either(const std::vector<bool>& a, const std::vector<bool>& b) {
+    std::vector<bool> both(a.size());
+    for (size_t i = 0; i < a.size(); ++i) both[i] = a[i] || b[i];
+    return both;
+  }
+
+  void report(const Cluster& cluster, std::vector<ClusterReport>& reports) const {
+    using Level = Selection::Level;
+    const auto is_it = [&](const Selection::Chosen& each) { return each.name == cluster.name; };
+    const auto chosen = std::find_if(selection_.chosen.begin(), selection_.chosen.end(), is_it);
+    int type = chosen == selection_.chosen.end() ? 0 : chosen->type;
+    if (selection_.level != Level::kChosen) type = 0;
+    if (cluster.is_layer && selection_.level == Level::kLayers) type = 1;
+    if (cluster.is_layer && selection_.level == Level::kCompromise) type = 2;
+    int64_t least = 0;
+    for (int each : {1, 2}) {
+      const bool is_on = each == type;
+      if (!is_on && !selection_.lists_all) continue;
+      ClusterReport row = saved_by(cluster, each);
+      const bool is_worth_it = row.saved_bytes > least;
+      least = std::max(least, row.saved_bytes);
+      if (!is_on && !is_worth_it) continue;
+      row.is_on = is_on;
+      if (is_on && chosen != selection_.chosen.end()) row.count = chosen->count;
+      reports.push_back(std::move(row));
+    }
+  }
+
+  ClusterReport saved_by(const Cluster& cluster, int type) const {
+    std::vector<bool> wanted = nothing();
+    add(cluster, -1, wanted);
+    const bool parts = cluster.is_layer || selection_.ends_at_layers;
+    const std::vector<int>& segments = parts ? parted_ : whole_;
+    const Outcome outcome =
+        type == 1 ? follow(wanted, nothing(), segments) : follow(nothing(), wanted, segments);
+    const Dim saved =
+        Dim::make(ir::DimOp::kSub, joint_.held_size(dense_), joint_.held_size(outcome));
+    return {.name = cluster.name,
+            .type = type,
+            .frequency = static_cast<int64_t>(cluster.occurrences.size()),
+            .saved_bytes = dense_.held_bytes - outcome.held_bytes,
+            .saved_expression = saved.str()};
+  }
+
+  const Joint& joint_;
+  const Selection& selection_;
+  const Clusters& clusters_;
+  std::vector<int> layers_;          // by step
+  std::vector<int> whole_, parted_;  // segments: one for all steps, one for each layer
+  bool parts_ = false;               // by layers
+  Outcome dense_;
+};
+
 }  // namespace
+
+RecomputePlan plan_recompute(Graph& graph, const Selection& selection, const Clusters& clusters) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point start = Clock::now();
+  const Joint joint(graph, selection.speeds);
+  const Chooser chooser(joint, selection, clusters);
+  RecomputePlan plan;
+  plan.report.dense_bytes = plan.report.allowed_bytes = chooser.dense().peak_bytes;
+  plan.report.dense_held_bytes = chooser.dense().held_bytes;
+  plan.report.num_layers = clusters.num_layers;
+  plan.report.clusters = chooser.report();
+  write_down(joint, selection.is_empty() ? chooser.dense() : chooser.choose(), chooser.segments(),
+             plan);
+  plan.report.plan_ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+  return plan;
+}
 
 RecomputePlan plan_recompute(Graph& graph, const Budget& budget) {
   using Clock = std::chrono::steady_clock;
@@ -523,23 +768,7 @@ RecomputePlan plan_recompute(Graph& graph, const Budget& budget) {
     segments = cheapest.segments;
   }
 
-  report.peak_bytes = best.peak_bytes;
-  report.held_bytes = best.held_bytes;
-  report.again_us = best.micros;
-  for (size_t i = 0; i < num_steps; ++i) {
-    if (!best.is_made[i]) continue;
-    const Step& step = joint.steps()[i];
-    plan.again.push_back({step.node, joint.backward_node(best.place[i]), segments[i]});
-    int64_t bytes = 0;
-    for (int output : step.outputs) {
-      const Tensor& tensor = joint.tensors()[output];
-      if (tensor.last_read != kNone) bytes += tensor.bytes;
-    }
-    if (bytes == 0 && step.group != kNone) continue;
-    if (step.is_view) continue;
-    report.made.push_back(
-        {step.node->name, step.node->op.str(), step.node->origin, bytes, step.micros});
-  }
+  write_down(joint, best, segments, plan);
   report.plan_ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
   return plan;
 }

@@ -13,6 +13,7 @@
 
 #include "ir/graph.h"
 #include "passes/budget.h"
+#include "passes/clusters.h"
 
 #include <vector>
 
@@ -32,5 +33,9 @@ struct RecomputePlan {
 
 // Changes nothing. UserError with the least possible bytes if no choice keeps to the budget.
 RecomputePlan plan_recompute(ir::Graph& graph, const Budget& budget);
+
+// By name, whatever it saves. What cannot run again, or needs what nobody holds, is made once.
+RecomputePlan plan_recompute(ir::Graph& graph, const Selection& selection,
+                             const Clusters& clusters);
 
 }  // namespace torch_ort::passes

@@ -1,8 +1,8 @@
-// Keeps what crosses the border within a budget, if one is in force (passes/budget.h): what
-// recompute_plan.h chooses is made again in the backward half, just before it is read. Products,
-// attention and operators of PyTorch's run again as they are, and so give the same bits; draws
-// count from their places, and come out the same. Nodes of regions are written out again, and
-// fuse_regions makes regions of them.
+// Keeps what crosses the border within a budget, or makes of it again what somebody has chosen, if
+// either is in force (passes/budget.h): what recompute_plan.h chooses is made again in the backward
+// half, just before it is read. Products, attention and operators of PyTorch's run again as they
+// are, and so give the same bits; draws count from their places, and come out the same. Nodes of
+// regions are written out again, and fuse_regions makes regions of them.
 
 #include "ir/edit.h"
 #include "ops/fusion.h"
@@ -221,9 +221,12 @@ class Sinker {
 
 int recompute_to_budget(Graph& graph) {
   const Budget* budget = BudgetInForce::budget();
-  if (budget == nullptr || backward_nodes(graph).empty()) return 0;
+  const Selection* selection = BudgetInForce::selection();
+  if ((budget == nullptr && selection == nullptr) || backward_nodes(graph).empty()) return 0;
   Sinker(graph).run();
-  const RecomputePlan plan = plan_recompute(graph, *budget);
+  const RecomputePlan plan = budget != nullptr
+                                 ? plan_recompute(graph, *budget)
+                                 : plan_recompute(graph, *selection, *BudgetInForce::clusters());
   if (BudgetReport* report = BudgetInForce::report()) *report = plan.report;
   return Recomputation(graph).run(plan.again);
 }

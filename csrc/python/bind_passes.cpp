@@ -24,6 +24,7 @@ std::vector<Report> run_pipeline(ir::Graph& graph, std::vector<std::string> disa
                                  int64_t bisect, int check,
                                  std::optional<std::function<void(std::string)>> dump,
                                  std::optional<passes::Budget> budget,
+                                 std::optional<passes::Selection> selection,
                                  passes::BudgetReport* budget_report, bool label_rows,
                                  bool padding_rows) {
   passes::PipelineOptions options;
@@ -31,6 +32,7 @@ std::vector<Report> run_pipeline(ir::Graph& graph, std::vector<std::string> disa
   options.bisect = bisect;
   options.check = check;
   options.budget = budget;
+  options.selection = std::move(selection);
   options.budget_report = budget_report;
   options.row_sources = {.labels = label_rows, .padding = padding_rows};
   // Python holds the graph already, so the name is enough.
@@ -48,16 +50,47 @@ std::vector<Report> run_pipeline(ir::Graph& graph, std::vector<std::string> disa
   return reports;
 }
 
+passes::Speeds speeds_of(const std::map<std::string, double>& flops, double bytes) {
+  return {.flops_of_float = flops.at("float32"),
+          .flops_of_double = flops.at("float64"),
+          .flops_of_short = flops.at("bfloat16"),
+          .bytes = bytes};
+}
+
+void bind_selection(py::module_& module) {
+  using passes::Selection;
+  using Chosen = std::tuple<std::string, int, int64_t>;
+  py::class_<Selection>(module, "Selection")
+      .def(py::init([](int level, const std::vector<Chosen>& chosen, bool is_extended,
+                       bool ends_at_layers, bool lists_all) {
+             Selection selection{.level = static_cast<Selection::Level>(level),
+                                 .is_extended = is_extended,
+                                 .ends_at_layers = ends_at_layers,
+                                 .lists_all = lists_all};
+             for (const auto& [name, type, count] : chosen) {
+               selection.chosen.push_back({name, type, count});
+             }
+             return selection;
+           }),
+           py::arg("level"), py::arg("chosen"), py::arg("is_extended"), py::arg("ends_at_layers"),
+           py::arg("lists_all"),
+           "What is to be made again: level 0 what is chosen by (name, type, count), 1 and 2 the "
+           "layers of a transformer.")
+      .def(
+          "set_speeds",
+          [](Selection& selection, const std::map<std::string, double>& flops, double bytes) {
+            selection.speeds = speeds_of(flops, bytes);
+          },
+          py::arg("flops_per_second"), py::arg("bytes_per_second"));
+}
+
 void bind_budget(py::module_& module) {
   using passes::Budget, passes::BudgetReport;
   py::class_<Budget>(module, "Budget")
       .def(py::init([](double amount, bool is_fraction, std::map<std::string, double> flops,
                        double bytes) {
              Budget budget{.amount = amount, .is_fraction = is_fraction};
-             budget.speeds = {.flops_of_float = flops.at("float32"),
-                              .flops_of_double = flops.at("float64"),
-                              .flops_of_short = flops.at("bfloat16"),
-                              .bytes = bytes};
+             budget.speeds = speeds_of(flops, bytes);
              return budget;
            }),
            py::arg("amount"), py::arg("is_fraction"), py::arg("flops_per_second"),
@@ -73,6 +106,26 @@ void bind_budget(py::module_& module) {
       .def_readonly("held_bytes", &BudgetReport::held_bytes)
       .def_readonly("again_us", &BudgetReport::again_us)
       .def_readonly("plan_ms", &BudgetReport::plan_ms)
+      .def_readonly("dense_held_bytes", &BudgetReport::dense_held_bytes)
+      .def_readonly("num_layers", &BudgetReport::num_layers)
+      .def_property_readonly(
+          "clusters",
+          [](const BudgetReport& report) {
+            py::list rows;
+            for (const passes::ClusterReport& each : report.clusters) {
+              py::dict row;
+              row["name"] = each.name;
+              row["type"] = each.type;
+              row["count"] = each.count;
+              row["frequency"] = each.frequency;
+              row["saved_bytes"] = each.saved_bytes;
+              row["saved_expression"] = each.saved_expression;
+              row["is_on"] = each.is_on;
+              rows.append(row);
+            }
+            return rows;
+          },
+          "Of a Selection, what could be made again by name, most bytes first.")
       .def_property_readonly(
           "made",
           [](const BudgetReport& report) {
@@ -126,12 +179,13 @@ void bind_passes(py::module_& module) {
   module.def("passes", &passes::pipeline, "The passes in their order.");
   module.def("run_pass", &passes::run_pass, py::arg("name"), py::arg("graph"),
              "Run one pass on a graph; give the number of rewrites.");
+  bind_selection(module);
   bind_budget(module);
   module.def("run_pipeline", &run_pipeline, py::arg("graph"),
              py::arg("disabled") = std::vector<std::string>(), py::arg("bisect") = -1,
              py::arg("check") = 0, py::arg("dump") = py::none(), py::arg("budget") = py::none(),
-             py::arg("budget_report") = py::none(), py::arg("label_rows") = true,
-             py::arg("padding_rows") = true);
+             py::arg("selection") = py::none(), py::arg("budget_report") = py::none(),
+             py::arg("label_rows") = true, py::arg("padding_rows") = true);
   module.def("pass_names", [] {
     std::vector<std::string> names;
     for (const passes::Pass& pass : passes::pipeline()) names.emplace_back(pass.name);

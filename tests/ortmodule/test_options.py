@@ -34,16 +34,10 @@ TEXTS = (
     "ORTMODULE_JSON_CONFIG_PATH",
     "ORTMODULE_SKIPPED_AUTOGRAD_FUNCTIONS",
     "ORTMODULE_CACHE_DIR",
-    "ORTMODULE_MEMORY_OPT_CONFIG",
-    "ORTMODULE_MEMORY_OPT_PROBE_RECOMPUTE_LEVEL",
-    "ORTMODULE_MEMORY_OPT_PROBE_CONFIG",
     "ORTMODULE_ATEN_SDPA_FALLBACK",
     "ORTMODULE_TRITON_CONFIG_FILE",
     "ORTMODULE_CONV_ALGO_SEARCH",
 )
-INTEGERS = {
-    "ORTMODULE_MEMORY_OPT_LEVEL": (0, 2),
-}
 DEFAULT_POLICY = (
     FallbackPolicy.FALLBACK_UNSUPPORTED_DEVICE
     | FallbackPolicy.FALLBACK_UNSUPPORTED_DATA
@@ -58,10 +52,7 @@ DEFAULTS = {
     "ORTMODULE_SKIPCHECK_POLICY": CHECKS,
     **FLAGS,
     **dict.fromkeys(TEXTS, ""),
-    "ORTMODULE_MEMORY_OPT_PROBE_RECOMPUTE_LEVEL": "1",
-    "ORTMODULE_MEMORY_OPT_PROBE_CONFIG": "1:0",
     "ORTMODULE_CONV_ALGO_SEARCH": "HEURISTIC",
-    **dict.fromkeys(INTEGERS, 0),
 }
 # What the engine does anyway, or needs no more: setting these says nothing.
 SILENT = {
@@ -109,7 +100,7 @@ def another_value(variable: str) -> str:
     """Give text for a value that is not the default."""
     if variable in FLAGS:
         return str(int(not FLAGS[variable]))
-    return "1" if variable in INTEGERS else "something"
+    return "something"
 
 
 def asking_value(variable: str) -> str:
@@ -167,12 +158,6 @@ class TestAcceptedValues:
         monkeypatch.setenv(variable, text)
         assert value_of(variable) == text
 
-    @pytest.mark.parametrize("variable", INTEGERS)
-    def test_integer(self, variable, monkeypatch):
-        for value in (*INTEGERS[variable], 1):
-            monkeypatch.setenv(variable, str(value))
-            assert value_of(variable) == value
-
 
 class TestWrongValues:
     """A value that cannot be read is an error when the ORTModule is made."""
@@ -219,16 +204,6 @@ class TestWrongValues:
     def test_one_wrong_skip_check_among_right_ones(self, monkeypatch):
         monkeypatch.setenv("ORTMODULE_SKIPCHECK_POLICY", "SKIP_CHECK_DEVICE|SKIP_CHECK_ALL")
         self.check(KeyError, "want one of SKIP_CHECK_DISABLED")
-
-    @pytest.mark.parametrize("variable", INTEGERS)
-    def test_integer(self, variable, monkeypatch):
-        low, high = INTEGERS[variable]
-        for text in ("-1", str(high + 1)):
-            monkeypatch.setenv(variable, text)
-            words = f"{variable}: got '{text}', want an integer from {low} to {high}"
-            self.check(ValueError, words)
-        monkeypatch.setenv(variable, "many")
-        self.check(ValueError, f"{variable}: got 'many', invalid literal for int")
 
     def test_an_unknown_name_is_printed_as_a_sentence(self, monkeypatch):
         """A KeyError prints its words in quotes, which ours must not."""
@@ -437,10 +412,10 @@ class TestNotAvailableYet:
         assert self.said(caplog) == []
 
     def test_given_by_name(self, caplog):
-        config = {"use_triton": True, "memory_opt_level": 1}
+        config = {"use_triton": True, "triton_debug": True}
         ORTModule(nn.Linear(2, 2), DebugOptions(config=config))
         assert sorted(self.said(caplog)) == [
-            "ORTMODULE_MEMORY_OPT_LEVEL: not available yet, ignored",
+            "ORTMODULE_TRITON_DEBUG: not available yet, ignored",
             "ORTMODULE_USE_TRITON: not available yet, ignored",
         ]
 

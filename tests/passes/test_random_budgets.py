@@ -56,6 +56,39 @@ def test_same_bits_within_the_budget(dtype: str, data: st.DataObject) -> None:
     assert held(budgeted) <= report.held_bytes
 
 
+def run_selected(
+    graph: _C.Graph, chosen: list[tuple[str, int, int]], lists_all: bool = False
+) -> _C.BudgetReport:
+    report = _C.BudgetReport()
+    selection = _C.Selection(0, chosen, True, False, lists_all)
+    _C.run_pipeline(graph, check=2, selection=selection, budget_report=report)
+    return report
+
+
+@pytest.mark.parametrize("dtype", ["float", "double", "bfloat16"])
+@settings(max_examples=120, deadline=None)
+@given(data=st.data())
+def test_same_bits_with_clusters_made_again(dtype: str, data: st.DataObject) -> None:
+    """Any of those that are listed, together; alone each saves what is said."""
+    graph = read(data.draw(programs(dtype)))
+    emulate = dtype == "bfloat16"
+    kept = graph.clone()
+    _C.run_pipeline(kept, check=2)
+    listed = run_selected(graph.clone(), [], lists_all=True)
+    assert listed.dense_held_bytes == held(kept)
+    rows = [row for row in listed.clusters if data.draw(st.booleans())]
+    chosen = {row["name"]: (row["name"], row["type"], -1) for row in rows}
+    together = graph.clone()
+    report = run_selected(together, list(chosen.values()))
+    assert held(together) <= report.held_bytes <= report.peak_bytes
+    for got, want in zip(run(together, emulate), run(kept, emulate), strict=True):
+        assert torch.equal(got.isnan(), want.isnan())
+        assert torch.equal(got.nan_to_num(), want.nan_to_num())
+    for row in rows:
+        alone = run_selected(graph.clone(), [(row["name"], row["type"], -1)])
+        assert alone.held_bytes == listed.dense_held_bytes - row["saved_bytes"]
+
+
 @pytest.mark.parametrize("limit", range(6))
 def test_any_part_of_the_rewrites_is_right(limit: int) -> None:
     """What `bisect` cuts off is held after all."""

@@ -143,7 +143,8 @@ class TestLogLevel:
         model = compiled(Norm())
         for _ in range(2):
             model(X).sum().backward()
-        title, line, graph = said()
+        title, table, line, graph = said()
+        assert table.startswith("Memory Optimizer : OFF : ")
         assert title.startswith("torch.compile: forward and backward run as one graph in the")
         assert title.endswith("(ORTMODULE_FALLBACK_POLICY ON)")
         assert graph.startswith("traced graph ")

@@ -72,7 +72,7 @@ class Capture:
         self._parameters = parameters
         self.recording: Recording | None = None
         self._forward: ForwardRunner | None = None
-        self._sources: Sequence[onnx_files.Source | None] = []  # of the inputs, for files
+        self._sources: Sequence[onnx_files.Source | None] = []  # of the inputs
 
     @property
     def _writes_files(self) -> bool:
@@ -80,7 +80,11 @@ class Capture:
 
     @property
     def _asks_for_names(self) -> bool:
-        return self._writes_files or self.options.print_input_density
+        return (
+            self._writes_files
+            or self.state.names_inputs
+            or self.options.print_input_density
+        )
 
     def compile(
         self,

@@ -11,7 +11,7 @@ import torch
 
 from torch_ort import _C, options
 from torch_ort.core.log_level import LogLevel
-from torch_ort.engine import compiler
+from torch_ort.engine import compiler, recomputable
 from torch_ort.engine.program import Program
 from torch_ort.functions.capturing import policy_of
 
@@ -159,13 +159,24 @@ def _rules(settings: options.ORTModuleOptions, road: str) -> str:
     return ", ".join(f"{name} {'ON' if is_on else 'OFF'}" for name, is_on in states.items())
 
 
-def say_captured(logger: logging.Logger, programs: Sequence[Program], seconds: float) -> None:
+def says_captured(logger: logging.Logger) -> bool:
+    """Tell whether `say_captured` says what could be made again, which names inputs."""
+    return rank_and_world()[0] == 0 and logger.isEnabledFor(logging.INFO)
+
+
+def say_captured(
+    logger: logging.Logger,
+    programs: Sequence[Program],
+    seconds: float,
+    chosen: options.Options,
+) -> None:
     """Say what a capture has given, and the time of its parts.
 
-    At INFO the graph as it was traced; at DEVINFO what passes did and how many steps of each form
-    there are, at VERBOSE each step.
+    At INFO the graph as it was traced, and what of it could be made again in backward; at DEVINFO
+    what passes did and how many steps of each form there are, at VERBOSE each step.
     """
     engine = engine_logger(logger)
+    say_recomputable(logger, programs, chosen)
     for program in programs:
         spent = ", ".join(f"{name} {1000 * s:.0f} ms" for name, s in program.seconds.items())
         kind = "training" if program.is_training else "inference"
@@ -184,6 +195,34 @@ def say_captured(logger: logging.Logger, programs: Sequence[Program], seconds: f
         if engine.isEnabledFor(logging.DEBUG):
             steps = compiler.steps_text(program.session)
             engine.debug("steps of graph %d:\n%s", program.number, steps)
+
+
+def say_recomputable(
+    logger: logging.Logger, programs: Sequence[Program], chosen: options.Options
+) -> None:
+    """Say at INFO what could be made again by name, once; warn where a level finds no layers."""
+    training = [program for program in programs if program.is_training]
+    layers = [
+        program.recomputation.planned.num_layers
+        for program in training
+        if program.recomputation is not None and program.parameter_gradients
+    ]  # of a graph that trains no parameter, a loss by itself, nobody expects any
+    if chosen.memory_opt_level and layers and not any(layers):
+        say_once(
+            logger,
+            f"ORTMODULE_MEMORY_OPT_LEVEL={chosen.memory_opt_level}: no layer of a transformer was "
+            "recognized (a norm, attention, and a sum of what they make with what enters them), so "
+            "nothing is made again; memory_budget, or ORTMODULE_MEMORY_OPT_CONFIG with plans of "
+            "the list that is said at INFO, need none",
+        )
+    if not says_captured(logger) or chosen.memory_budget:
+        return
+    for program in training:
+        listed = compiler.recomputable(program, chosen)
+        text = recomputable.table(program, listed, chosen.memory_opt_level)
+        if text not in _said:
+            _said.add(text)
+            logger.info(text)
 
 
 def say_run(logger: logging.Logger, program: Program) -> None:

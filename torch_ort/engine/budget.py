@@ -1,7 +1,8 @@
-"""What a step may hold of forward's results: the budget of a graph, and whether its plan keeps it.
+"""What a step may hold of forward's results, or makes of them again, and whether its plan does.
 
-`options={"memory_budget": ...}`. C++ chooses what is made again (`csrc/passes/recompute_plan.h`),
-by times that follow from what this machine can do at most, measured once in a process.
+`options={"memory_budget": ...}`, and `memory_opt_level` with `memory_opt_config`. C++ chooses
+what is made again (`csrc/passes/recompute_plan.h`), by times that follow from what this machine can
+do at most, measured once in a process.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from torch_ort import _C
+from torch_ort.core.clusters import parse_cluster
 
 if TYPE_CHECKING:
     from torch_ort.options import Options
@@ -32,9 +34,12 @@ class Recomputation:
     made again, `allowed_bytes` the budget, `peak_bytes` the same as `dense_bytes` for the plan,
     `held_bytes` what of that stands at the border; `again_us` the microseconds that it should take,
     and `made` what is made again: (name, op, origin, bytes that cross no more, microseconds).
+    `level` is that of `memory_opt_level` where no budget is in force: `planned` then says how many
+    layers there are, and what is on of `clusters`.
     """
 
     planned: _C.BudgetReport
+    level: int | None = None
     is_checked: bool = False
 
     def check(self, session: _C.Session) -> None:
@@ -47,11 +52,16 @@ class Recomputation:
             return
         self.is_checked = True
         held, allowed = plan["saved_bytes"], self.planned.allowed_bytes
+        if self.level is None:
+            option, of_what = "memory_budget", f"budget {allowed:,} bytes"
+        else:
+            option = "memory_opt_level" if self.level else "memory_opt_config"
+            of_what = f"{self.planned.dense_held_bytes:,} bytes without recomputation"
         text = (
-            f"memory_budget: {held:,} bytes are held for backward, "
-            f"{held - self.planned.held_bytes:+,} of what was planned, budget {allowed:,} bytes"
+            f"{option}: {held:,} bytes are held for backward, "
+            f"{held - self.planned.held_bytes:+,} of what was planned, {of_what}"
         )
-        if held > allowed:
+        if self.level is None and held > allowed:
             _logger.warning("%s: it is missed by %s bytes", text, f"{held - allowed:,}")
         else:
             _logger.info(text)
@@ -64,6 +74,28 @@ def of_options(options: Options) -> _C.Budget | None:
         return None
     flops, num_bytes = _speeds(options.isa, torch.get_num_threads())
     return _C.Budget(float(amount), isinstance(amount, float), dict(flops), num_bytes)
+
+
+def selection_of_options(options: Options, lists_all: bool = False) -> _C.Selection | None:
+    """Give what the options ask to be made again by name; None for nothing.
+
+    With `lists_all` it is for a list of what could be, and there is always one.
+    """
+    is_on = options.memory_opt_level > 0 or bool(options.memory_opt_config)
+    if not is_on and not lists_all:
+        return None
+    config = options.memory_opt_probe_config
+    if config == "1:0":
+        config = options.memory_opt_probe_recompute_level
+    search, _, ends_at_layers = config.partition(":")
+    chosen = [] if options.memory_opt_level else map(parse_cluster, options.memory_opt_config)
+    selection = _C.Selection(
+        options.memory_opt_level, list(chosen), search == "1", ends_at_layers == "1", lists_all
+    )
+    if is_on:  # else nobody reads times
+        flops, num_bytes = _speeds(options.isa, torch.get_num_threads())
+        selection.set_speeds(dict(flops), num_bytes)
+    return selection
 
 
 @functools.cache

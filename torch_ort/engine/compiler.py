@@ -42,6 +42,7 @@ def compile_program(
     Raises Unsupported or InternalError with the stage it comes from (`pass`, `plan`).
     """
     program.number = next(_numbers)
+    program.input_names = {name: source.name for name, source in sources.items()}
     program.captured = program.graph.clone()
     if rewrite is not None:
         with stage("pass"), asked_for():
@@ -80,13 +81,28 @@ def _run_passes(program: Program, options: Options) -> None:
     given = (program.graph, disabled_passes(options), options.bisect, options.check)
     sources = row_sources(options)
     allowed = budget.of_options(options) if program.is_training else None
-    if allowed is None:
+    selection = budget.selection_of_options(options) if program.is_training else None
+    if allowed is None and selection is None:
         program.passes = _C.run_pipeline(*given, **sources)
         return
     planned = _C.BudgetReport()
     with asked_for():  # a budget that cannot be kept is told, whatever else may run in eager
-        program.passes = _C.run_pipeline(*given, budget=allowed, budget_report=planned, **sources)
-    program.recomputation = budget.Recomputation(planned)
+        program.passes = _C.run_pipeline(
+            *given, budget=allowed, selection=selection, budget_report=planned, **sources
+        )
+    level = None if selection is None else options.memory_opt_level
+    program.recomputation = budget.Recomputation(planned, level)
+
+
+def recomputable(program: Program, options: Options) -> _C.BudgetReport:
+    """List what of a captured training graph could be made again by name, and what is."""
+    listed = _C.BudgetReport()
+    _C.run_pipeline(
+        program.captured.clone(), disabled_passes(options), options.bisect,
+        selection=budget.selection_of_options(options, lists_all=True), budget_report=listed,
+        **row_sources(options),
+    )  # fmt: skip
+    return listed
 
 
 def disabled_passes(options: Options) -> list[str]:
@@ -95,10 +111,11 @@ def disabled_passes(options: Options) -> list[str]:
     for each in _C.passes():
         if each.not_with is not None and getattr(options, each.not_with):
             names.append(each.name)
-    # Only kernels of the engine leave rows out. A budget counts what crosses to the last byte,
-    # and knows no lists of rows.
+    # Only kernels of the engine leave rows out. Who plans what is made again counts what crosses to
+    # the last byte, and knows no lists of rows.
     runs_own_kernels = "products" not in options.disable and _region_mode(options) == "kernel"
-    if not runs_own_kernels or options.memory_budget or not options.enable_sparse_optimizer:
+    makes_again = options.memory_budget or options.memory_opt_level or options.memory_opt_config
+    if not runs_own_kernels or makes_again or not options.enable_sparse_optimizer:
         names.append("row_sparsity")
     return names
 

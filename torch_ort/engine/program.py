@@ -25,7 +25,8 @@ class Program:
     captured: _C.Graph | None = None  # as it was before the passes; kept where something shows it
     session: _C.Session | None = None
     number: int = 0
+    input_names: dict[str, str] = field(default_factory=dict)  # the user's, by those in the graph
     passes: list[tuple[str, int, float]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
-    recomputation: Recomputation | None = None  # of a budget
+    recomputation: Recomputation | None = None  # of a budget, or of what is chosen by name
     functions: list[Any] = field(default_factory=list)  # what its PythonOps call

@@ -352,7 +352,8 @@ class Calls:
         for names, are_fixed in attempts:
             rewrite = rewrite_for(self._module, device, self._options.opset)
             say_run = functools.partial(logs.say_run, self.logger)
-            state = GraphState(self._options, self._files, rewrite, say_run)
+            says = logs.says_captured(self.logger)
+            state = GraphState(self._options, self._files, rewrite, say_run, names_inputs=says)
             random = TorchGenerators()
             _thread.is_capturing = True
             try:
@@ -388,7 +389,7 @@ class Calls:
         if captured.capture.unseen:
             names = ", ".join(captured.capture.unseen)
             self.logger.info("what forward reads is constant until recapture(): %s", names)
-        logs.say_captured(self.logger, programs, seconds)
+        logs.say_captured(self.logger, programs, seconds, self._options)
 
 
 def is_traced() -> bool:

@@ -38,7 +38,7 @@ class GraphReport:
     plan: dict[str, Any]
     passes: list[tuple[str, int, float]]
     seconds: dict[str, float]  # by COMPILE_STAGES
-    recomputation: Recomputation | None = None  # of a memory budget
+    recomputation: Recomputation | None = None  # of a memory budget or level
     row_lists: list[RowList] = field(default_factory=list)  # rows beside which others are left out
     # Read and written by the operators that regions replace, and by what stands in their place.
     bytes_before: int = 0
@@ -209,14 +209,33 @@ def _describe(program: Program) -> GraphReport:
 def _recomputation_lines(recomputation: Recomputation, plan: dict[str, Any]) -> list[str]:
     planned = recomputation.planned
     saved = sum(num_bytes for *_, num_bytes, _ in planned.made)
+    if recomputation.level is not None:
+        asked = f"memory_opt_level {recomputation.level}"
+        if recomputation.level:
+            asked += f", {planned.num_layers} layer(s)"
+        first = (
+            f"  {asked}: {bytes_text(planned.dense_held_bytes)} at the border without "
+            f"recomputation; planned {bytes_text(planned.held_bytes)} there, "
+            f"{bytes_text(planned.peak_bytes)} at most, in {planned.plan_ms:.1f} ms"
+        )
+    else:
+        first = (
+            f"  memory budget: {bytes_text(planned.allowed_bytes)} of "
+            f"{bytes_text(planned.dense_bytes)} without recomputation; planned "
+            f"{bytes_text(planned.peak_bytes)} at most, {bytes_text(planned.held_bytes)} at the "
+            f"border, in {planned.plan_ms:.1f} ms"
+        )
     lines = [
-        f"  memory budget: {bytes_text(planned.allowed_bytes)} of "
-        f"{bytes_text(planned.dense_bytes)} without recomputation; planned "
-        f"{bytes_text(planned.peak_bytes)} at most, {bytes_text(planned.held_bytes)} at the "
-        f"border, in {planned.plan_ms:.1f} ms",
+        first,
         f"  made again: {len(planned.made)} nodes, {bytes_text(saved)} that cross no more, some "
         f"{planned.again_us / 1000:.2f} ms of a step: "
         + (_counts(Counter(op for _, op, *_ in planned.made)) or "none"),
+    ]
+    lines += [
+        f"  by name: {row['name']}:{row['type']}:{row['count']}, {row['frequency']} of them, "
+        f"{bytes_text(row['saved_bytes'])}"
+        for row in planned.clusters
+        if row["is_on"]
     ]
     if plan:
         off = plan["saved_bytes"] - planned.held_bytes
