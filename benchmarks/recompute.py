@@ -1,10 +1,11 @@
 """What a memory budget costs in time and saves in memory, beside PyTorch's own checkpoint.
 
     python benchmarks/recompute.py
-    python benchmarks/recompute.py --fractions 0.7 0.5 0.3 --rounds 20
+    python benchmarks/recompute.py --fractions 0.7 0.5 0.3 --levels 1 --rounds 20
 
-Trains `deep_recompute` of models.py with eager PyTorch, with `torch.utils.checkpoint` around each
-block, with the engine, and with the engine under budgets. All stand in one process and take turns
+Trains `deep_recompute` of models.py with eager PyTorch and with the engine, both also with
+`torch.utils.checkpoint` around each block, and with the engine under budgets and by layers
+(`memory_opt_level`). All stand in one process and take turns
 of a forward and backward each, so that a slow minute falls on all; ratios are within a round.
 """
 
@@ -34,7 +35,7 @@ class Side:
     name: str
     workload: Workload
     call: Callable[..., torch.Tensor]
-    fraction: float | None = None  # of the budget, if it is the engine
+    options: dict | None = None  # of the engine, if it is that
     seconds: list[float] = field(default_factory=list)
     peak_bytes: int = 0
     loss: float = 0.0
@@ -66,7 +67,7 @@ class Side:
         self.seconds.append(time.perf_counter() - begin)
 
 
-def checkpointed() -> Side:
+def checkpointed() -> Workload:
     """Make the model with a checkpoint around each block."""
     workload = build("deep_recompute", "cpu")
     for block in workload.model.blocks:
@@ -74,25 +75,31 @@ def checkpointed() -> Side:
         block.forward = lambda hidden, forward=forward: checkpoint(
             forward, hidden, use_reentrant=False
         )
-    return Side("eager, checkpoint of each block", workload, workload.model)
+    return workload
 
 
-def budgeted(fraction: float) -> Side:
-    """Make the model in the engine, with a budget."""
-    workload = build("deep_recompute", "cpu")
-    options = {"memory_budget": fraction}
+def in_engine(name: str, workload: Workload, **options: float) -> Side:
+    """Take a model into the engine."""
     call = torch.compile(workload.model, backend="ort", options=options)
-    return Side(f"ort, budget {fraction:g}", workload, call, fraction)
+    return Side(name, workload, call, options)
 
 
-def sides(fractions: list[float]) -> list[Side]:
+def sides(fractions: list[float], levels: list[int]) -> list[Side]:
     """List all of them; the engine without a budget is the third."""
-    eager, plain = build("deep_recompute", "cpu"), build("deep_recompute", "cpu")
+    eager, kept = build("deep_recompute", "cpu"), checkpointed()
     return [
         Side("eager", eager, eager.model),
-        checkpointed(),
-        Side("ort", plain, torch.compile(plain.model, backend="ort")),
-        *map(budgeted, fractions),
+        Side("eager, checkpoint of each block", kept, kept.model),
+        in_engine("ort", build("deep_recompute", "cpu")),
+        in_engine("ort, checkpoint of each block", checkpointed()),
+        *(
+            in_engine(f"ort, budget {each:g}", build("deep_recompute", "cpu"), memory_budget=each)
+            for each in fractions
+        ),
+        *(
+            in_engine(f"ort, level {each}", build("deep_recompute", "cpu"), memory_opt_level=each)
+            for each in levels
+        ),
     ]
 
 
@@ -106,11 +113,10 @@ def row(side: Side, dense: Side) -> list[str]:
         f"{statistics.median(ratios):.3f}",
         f"{side.peak_bytes / MIB:.1f}",
     ]
-    if side.fraction is None and side is not dense:
+    if side.options is None:
         return [*cells, "", "", ""]
-    options = {} if side.fraction is None else {"memory_budget": side.fraction}
     inputs = side.workload.batches[0]
-    (graph,) = torch_ort.explain(side.workload.model, *inputs, options=options).graphs
+    (graph,) = torch_ort.explain(side.workload.model, *inputs, options=side.options).graphs
     planned = "" if graph.recomputation is None else f"{graph.recomputation.planned.plan_ms:.1f}"
     plan = graph.plan
     return [
@@ -127,11 +133,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--fractions", type=float, nargs="+", default=[0.75, 0.5, 0.3])
+    parser.add_argument("--levels", type=int, nargs="*", default=[1])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    all_sides = sides(given.fractions)
+    all_sides = sides(given.fractions, given.levels)
     for side in all_sides:
         torch.manual_seed(1)
         side.measure_peak()
