@@ -29,6 +29,7 @@ struct Speeds {
 struct Budget {
   double amount = 0;
   bool is_fraction = false;  // of what the step holds that makes nothing again; else bytes
+  int64_t list_bytes = 0;    // kept free for lists of rows (row_sparsity.h), made after the plan
   Speeds speeds;
 
   int64_t bytes(int64_t dense_bytes) const;
@@ -79,6 +80,8 @@ struct BudgetReport {
   int64_t held_bytes = 0;     // of that, at the border
   double again_us = 0;        // what is made again takes, by the speeds
   double plan_ms = 0;
+  // Of lists of rows at the border, with or without recomputation: in all of the above.
+  int64_t list_bytes = 0;
   struct Made {
     std::string name, op, origin;
     int64_t bytes;  // that do not cross on its account

@@ -738,10 +738,12 @@ RecomputePlan plan_recompute(Graph& graph, const Budget& budget) {
   RecomputePlan plan;
   BudgetReport& report = plan.report;
   report.dense_bytes = best.peak_bytes;
-  report.allowed_bytes = budget.bytes(report.dense_bytes);
+  const int64_t dense_and_lists = report.dense_bytes + budget.list_bytes;
+  report.allowed_bytes = budget.bytes(dense_and_lists);
+  const int64_t allowed = report.allowed_bytes - budget.list_bytes;
   std::vector<int> segments(num_steps, 0);
 
-  if (best.peak_bytes > report.allowed_bytes) {
+  if (best.peak_bytes > allowed) {
     int64_t least = best.peak_bytes;
     std::vector<Search> searches;
     std::set<std::vector<int>> tried;
@@ -751,18 +753,18 @@ RecomputePlan plan_recompute(Graph& graph, const Budget& budget) {
         if (!tried.insert(parted).second) continue;
         Outcome most = joint.follow(joint.cut(kHighestPrice, parted));
         least = std::min(least, most.peak_bytes);
-        if (most.peak_bytes > report.allowed_bytes) continue;
+        if (most.peak_bytes > allowed) continue;
         searches.push_back({std::move(parted), std::move(most)});
-        searches.back().run(joint, report.allowed_bytes, kFirstSteps);
+        searches.back().run(joint, allowed, kFirstSteps);
       }
     }
-    if (searches.empty()) refuse(budget, report.dense_bytes, least);
+    if (searches.empty()) refuse(budget, dense_and_lists, least + budget.list_bytes);
     const auto is_cheaper = [](const Search& a, const Search& b) {
       return a.best.micros < b.best.micros;
     };
     std::sort(searches.begin(), searches.end(), is_cheaper);
     if (searches.size() > kRefined) searches.resize(kRefined);
-    for (Search& search : searches) search.run(joint, report.allowed_bytes, kLastSteps);
+    for (Search& search : searches) search.run(joint, allowed, kLastSteps);
     const Search& cheapest = *std::min_element(searches.begin(), searches.end(), is_cheaper);
     best = cheapest.best;
     segments = cheapest.segments;

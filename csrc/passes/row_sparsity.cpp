@@ -8,6 +8,9 @@
 #include "ops/op.h"
 #include "ops/shapes.h"
 #include "ops/writer.h"
+#include "passes/budget.h"
+#include "passes/halves.h"
+#include "passes/known_sizes.h"
 #include "passes/pass.h"
 #include "region/codegen.h"
 #include "region/contract.h"
@@ -990,6 +993,7 @@ class Rewriter {
     for (Node* node : nodes) {
       if (has_work(node)) rewrite(*node, *analysis_.work(node));
     }
+    report_lists();
     return 1;
   }
 
@@ -1136,6 +1140,28 @@ class Rewriter {
                                    {result->type}, std::move(attrs));
     ir::replace_uses(*result, *region.outputs[0], graph_);
     ir::erase(graph_, node);
+  }
+
+  // Lists that the backward half reads are held beside what was planned before.
+  void report_lists() {
+    BudgetReport* report = BudgetInForce::report();
+    if (report == nullptr) return;
+    const std::unordered_set<const Node*> backward = backward_nodes(graph_);
+    for (const auto& [rows, list] : lists_) {
+      const bool crosses =
+          std::any_of(list->uses.begin(), list->uses.end(),
+                      [&](const ir::Use& use) { return backward.contains(use.node); });
+      if (!crosses || backward.contains(list->producer)) continue;
+      report->list_bytes += hinted_size(graph_, ir::numel(*list->type.shape)).value_or(0) *
+                            ir::size_bytes(list->type.dtype);
+    }
+    for (int64_t* bytes : {&report->dense_bytes, &report->dense_held_bytes, &report->peak_bytes,
+                           &report->held_bytes}) {
+      *bytes += report->list_bytes;
+    }
+    const Budget* budget = BudgetInForce::budget();
+    report->allowed_bytes = budget != nullptr ? budget->bytes(report->dense_bytes)
+                                              : report->allowed_bytes + report->list_bytes;
   }
 
   Value* list(const RowSet& rows) {

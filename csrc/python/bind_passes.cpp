@@ -97,7 +97,8 @@ void bind_budget(py::module_& module) {
            py::arg("bytes_per_second"),
            "What a step may hold of forward's results: bytes, or a fraction of what it holds "
            "without recomputation; and what the machine does a second, flops by dtype: float32, "
-           "float64, bfloat16.");
+           "float64, bfloat16.")
+      .def_readwrite("list_bytes", &Budget::list_bytes);
   py::class_<BudgetReport>(module, "BudgetReport")
       .def(py::init<>())
       .def_readonly("dense_bytes", &BudgetReport::dense_bytes)
@@ -106,6 +107,7 @@ void bind_budget(py::module_& module) {
       .def_readonly("held_bytes", &BudgetReport::held_bytes)
       .def_readonly("again_us", &BudgetReport::again_us)
       .def_readonly("plan_ms", &BudgetReport::plan_ms)
+      .def_readonly("list_bytes", &BudgetReport::list_bytes)
       .def_readonly("dense_held_bytes", &BudgetReport::dense_held_bytes)
       .def_readonly("num_layers", &BudgetReport::num_layers)
       .def_property_readonly(

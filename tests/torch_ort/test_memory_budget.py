@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import pytest
 import torch
@@ -85,8 +86,7 @@ def report_of(fraction: float | int, **options) -> torch_ort.Report:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_gradients_are_the_same_bits(dtype, fraction):
     """With dropout: what is drawn again is what was drawn."""
-    # Under a budget all rows are computed, and sums have them all.
-    options = {"emulate_eager_casts": dtype.itemsize == 2, "disable": ("row_sparsity",)}
+    options = {"emulate_eager_casts": dtype.itemsize == 2}
     for got, want in zip(
         compiled(options | {"memory_budget": fraction}, dtype), compiled(options, dtype),
         strict=True,
@@ -122,6 +122,31 @@ def test_the_plan_holds_what_was_planned():
         assert planned.held_bytes == graph.plan["saved_bytes"]
         assert planned.peak_bytes <= planned.allowed_bytes == round(fraction * dense)
         assert len(planned.made) > 0
+
+
+@pytest.mark.parametrize("width", [2, 4, 32])
+def test_lists_of_rows_are_counted(width, monkeypatch):
+    """Down to the least budget; where there is no room for them, all rows are computed."""
+    monkeypatch.setitem(globals(), "WIDTH", width)
+    dense = report_of(1.0).graphs[0]
+    held = dense.plan["saved_bytes"]
+    lists = dense.recomputation.planned.list_bytes
+    assert lists > 0
+    assert dense.recomputation.planned.dense_bytes == held
+    with pytest.raises(Exception, match="want at least") as caught:
+        report_of(1)
+    least = int(re.search(r"at least ([\d,]+) bytes", str(caught.value))[1].replace(",", ""))
+    just_without = report_of(held // 2).graphs[0].recomputation.planned.peak_bytes - lists
+    kept = {}
+    for allowed in (least, least + 2000, just_without, held // 2, held - 1):
+        graph = report_of(allowed).graphs[0]
+        planned = graph.recomputation.planned
+        assert graph.plan["saved_bytes"] == planned.held_bytes
+        assert planned.peak_bytes <= planned.allowed_bytes == allowed
+        kept[allowed] = planned.list_bytes
+    assert kept[held - 1] == kept[least + 2000] == lists
+    if width == 2:  # the lists are as large as what they are of
+        assert kept[least] == 0
 
 
 def test_bytes_are_a_budget_too():

@@ -158,12 +158,12 @@ class TestLevels:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
     def test_gradients_are_the_same_bits(self, level, style, dtype):
         """With dropout: what is drawn again is what was drawn."""
-        options = {"emulate_eager_casts": dtype.itemsize == 2, "disable": ("row_sparsity",)}
+        options = {"emulate_eager_casts": dtype.itemsize == 2}
         got = compiled(options | {"memory_opt_level": level}, dtype, **STYLES[style])
         assert_same_bits(got, compiled(options, dtype, **STYLES[style]))
 
     def test_holds_what_was_planned(self, level, style):
-        dense = graph_of({"disable": ("row_sparsity",)}, **STYLES[style])
+        dense = graph_of({}, **STYLES[style])
         graph = graph_of({"memory_opt_level": level}, **STYLES[style])
         planned = graph.recomputation.planned
         assert planned.num_layers == DEPTH
@@ -205,7 +205,7 @@ def test_compromise_holds_a_part(exact, monkeypatch):
     monkeypatch.setenv("TORCH_ORT_EXACT_RANDOM", exact)
     results, held = [], []
     for level in (0, 1, 2):
-        options = {"memory_opt_level": level, "disable": ("row_sparsity",)}
+        options = {"memory_opt_level": level}
         for run in (torch_ort.explain, train):
             torch._dynamo.reset()
             model, inputs = make()
@@ -223,14 +223,14 @@ def test_compromise_holds_a_part(exact, monkeypatch):
 
 @pytest.mark.parametrize("switch", ["fuse_regions", "own_kernels", "rebuild_values", "recorder"])
 def test_other_passes_are_not_needed(switch):
-    options = {"disable": (switch, "row_sparsity")}
+    options = {"disable": (switch,)}
     assert_same_bits(compiled(options | {"memory_opt_level": 1}), compiled(options))
 
 
 @pytest.mark.hands_over
 def test_other_sizes_hold_the_same():
     results = []
-    for options in ({"memory_opt_level": 1}, {"disable": ("row_sparsity",)}):
+    for options in ({"memory_opt_level": 1}, {}):
         torch._dynamo.reset()
         model, inputs = make()
         call = torch.compile(model, backend="ort", options=options, dynamic=True)
@@ -243,7 +243,7 @@ def test_other_sizes_hold_the_same():
 
 def test_modules_of_ortmodule_take_it():
     results = []
-    for config in ({"memory_opt_level": 1}, {"disable": ("row_sparsity",)}):
+    for config in ({"memory_opt_level": 1}, {}):
         model, inputs = make()
         module = torch_ort.ORTModule(model, torch_ort.DebugOptions(config=config))
         results.append(train(module, model, inputs))
@@ -329,7 +329,7 @@ class TestTable:
     def test_each_plan_saves_what_it_says(self, style, caplog, monkeypatch):
         """With the same bits, alone."""
         monkeypatch.setenv("ORTMODULE_LOG_LEVEL", "INFO")
-        options = {"disable": ("row_sparsity",)}
+        options = {}
         with caplog.at_level(logging.INFO, logger="orttraining"):
             dense = graph_of(options, **STYLES[style]).plan["saved_bytes"]
         (table,) = tables(caplog)
@@ -369,7 +369,7 @@ class TestConfig:
         name = self.layer()
         held = [self.held(f"{name}:1:{count}") for count in range(DEPTH + 2)]
         assert held[0] > held[1] > held[2] > held[3] == held[4] == self.held(f"{name}:1:-1")
-        want = compiled({"disable": ("row_sparsity",)})
+        want = compiled({})
         for count in (1, 2):
             assert_same_bits(compiled({"memory_opt_config": f"{name}:1:{count}"}), want)
 

@@ -80,11 +80,7 @@ class Capture:
 
     @property
     def _asks_for_names(self) -> bool:
-        return (
-            self._writes_files
-            or self.state.names_inputs
-            or self.options.print_input_density
-        )
+        return self._writes_files or self.state.names_inputs or self.options.print_input_density
 
     def compile(
         self,

@@ -85,13 +85,49 @@ def _run_passes(program: Program, options: Options) -> None:
     if allowed is None and selection is None:
         program.passes = _C.run_pipeline(*given, **sources)
         return
-    planned = _C.BudgetReport()
-    with asked_for():  # a budget that cannot be kept is told, whatever else may run in eager
-        program.passes = _C.run_pipeline(
-            *given, budget=allowed, selection=selection, budget_report=planned, **sources
-        )
     level = None if selection is None else options.memory_opt_level
+    with asked_for():  # a budget that cannot be kept is told, whatever else may run in eager
+        if selection is not None:
+            planned = _C.BudgetReport()
+            program.passes = _C.run_pipeline(
+                *given, selection=selection, budget_report=planned, **sources
+            )
+        else:
+            planned = _keep_budget(program, options, allowed)
     program.recomputation = budget.Recomputation(planned, level)
+
+
+def _keep_budget(program: Program, options: Options, allowed: _C.Budget) -> _C.BudgetReport:
+    """Run the passes under a budget.
+
+    Which rows may be left out is known after all that is made again has been chosen: where the
+    lists of them do not fit any more, all is chosen anew beside them, and without them if there
+    are more lists then.
+    """
+    captured, disabled = program.graph, disabled_passes(options)
+
+    def plan() -> _C.BudgetReport:
+        planned = _C.BudgetReport()
+        program.graph = captured.clone()
+        program.passes = _C.run_pipeline(
+            program.graph, disabled, options.bisect, options.check,
+            budget=allowed, budget_report=planned, **row_sources(options),
+        )  # fmt: skip
+        return planned
+
+    planned = plan()
+    if planned.peak_bytes <= planned.allowed_bytes:
+        return planned
+    allowed.list_bytes = planned.list_bytes
+    try:
+        planned = plan()
+        if planned.peak_bytes <= planned.allowed_bytes:
+            return planned
+    except _C.UserError:  # there is no room for them: it may be had without
+        pass
+    allowed.list_bytes = 0
+    disabled.append("row_sparsity")
+    return plan()
 
 
 def recomputable(program: Program, options: Options) -> _C.BudgetReport:
@@ -111,11 +147,9 @@ def disabled_passes(options: Options) -> list[str]:
     for each in _C.passes():
         if each.not_with is not None and getattr(options, each.not_with):
             names.append(each.name)
-    # Only kernels of the engine leave rows out. Who plans what is made again counts what crosses to
-    # the last byte, and knows no lists of rows.
+    # Only kernels of the engine leave rows out.
     runs_own_kernels = "products" not in options.disable and _region_mode(options) == "kernel"
-    makes_again = options.memory_budget or options.memory_opt_level or options.memory_opt_config
-    if not runs_own_kernels or makes_again or not options.enable_sparse_optimizer:
+    if not runs_own_kernels or not options.enable_sparse_optimizer:
         names.append("row_sparsity")
     return names
 
