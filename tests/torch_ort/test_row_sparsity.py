@@ -416,6 +416,16 @@ def test_the_report_of_a_graph_that_computes_all_rows() -> None:
     assert "rows computed" not in str(report)
 
 
+def test_the_report_has_no_lists_of_all_rows() -> None:
+    """Attention reads one for its queries where a mask hides keys and all places are read."""
+    words = words_of([9, 3, 1, 5])
+    report = torch_ort.explain(Encoder(of_truth, all_rows), words, labels_of(words, 0.4))
+    (graph,) = report.graphs
+    assert {each.count for each in graph.row_lists} == {18}
+    assert graph.nodes["torch_ort.Rows"] > len(graph.row_lists)
+    assert graph.rows_text() in str(report)
+
+
 def test_labels_out_of_range_raise_beside_rows_that_are_left_out() -> None:
     _, compiled, exact = both(Encoder(of_truth, labelled))
     words = words_of([9, 3, 1, 5])

@@ -59,7 +59,7 @@ def _and(words: Sequence[str]) -> str:
 
 
 def row_lists(program: Program) -> list[RowList]:
-    """Give the lists of a graph, those of the most rows first."""
+    """Give the lists of a graph beside which rows are left out, those of the most rows first."""
     nodes = program.graph.nodes()
     made_by = {output: node for node in nodes for output in node["outputs"]}
     steps = program.session.steps()
@@ -67,7 +67,8 @@ def row_lists(program: Program) -> list[RowList]:
     counts = {name: (count, num_rows) for name, count, num_rows in program.session.row_lists()}
     found = []
     for node in nodes:
-        if f"{node['domain']}.{node['op']}" != _NAME:
+        # A node of two lists, as attention has for queries and keys, may have one of all rows.
+        if f"{node['domain']}.{node['op']}" != _NAME or node["attrs"].get("is_all"):
             continue
         readers = [each for each in nodes if node["outputs"][0] in each["inputs"]]
         origins = dict.fromkeys(origin_of.get(each["name"], "") for each in readers)
