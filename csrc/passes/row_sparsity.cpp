@@ -115,13 +115,34 @@ std::vector<int> list_slots(const Node& node) {
   return {};
 }
 
-// The value whose elements it has, in their order.
-Value* root_of(Value* value) {
-  while (value->producer != nullptr && !value->producer->inputs.empty() &&
-         (ir::is(value->producer, "Reshape") || ir::is(value->producer, "Identity") ||
-          ir::is(value->producer, "Unsqueeze") || ir::is(value->producer, "Squeeze"))) {
+// A value of a body, seen through nodes that only pass it on.
+Value* passed_on(Value* value) {
+  while (value->producer != nullptr && ops::fused_form(*value->producer).kind == Kind::kPass) {
     value = value->producer->inputs[0];
   }
+  return value;
+}
+
+// What a node gives on, element by element, as one of its results; nullptr: nothing.
+Value* given_on(const Value& result) {
+  const Node* node = result.producer;
+  if (node == nullptr || node->inputs.empty()) return nullptr;
+  if (ir::is(node, "Reshape") || ir::is(node, "Identity") || ir::is(node, "Unsqueeze") ||
+      ir::is(node, "Squeeze")) {
+    return node->inputs[0];
+  }
+  if (!is_ours(*node, "Region")) return nullptr;
+  // A copy of labels that is made beside the loss is no other source than the labels.
+  const Graph& body = ops::region_body(*node);
+  const auto& inputs = body.inputs;
+  const auto found = std::find(inputs.begin(), inputs.end(), passed_on(body.outputs[result.index]));
+  if (found == inputs.end() || (*found)->type.dtype != result.type.dtype) return nullptr;
+  return node->inputs[found - inputs.begin()];
+}
+
+// The value whose elements it has, in their order.
+Value* root_of(Value* value) {
+  while (Value* given = given_on(*value)) value = given;
   return value;
 }
 
@@ -600,14 +621,6 @@ class Analysis {
       return is_form ? form : Form();
     }
     return {};
-  }
-
-  // A value of a body, seen through nodes that only pass it on.
-  static Value* passed_on(Value* value) {
-    while (value->producer != nullptr && ops::fused_form(*value->producer).kind == Kind::kPass) {
-      value = value->producer->inputs[0];
-    }
-    return value;
   }
 
   // How many dims from the first on make so many rows; 0: none do.

@@ -125,11 +125,17 @@ def with_logits(model: Encoder, x: Tensor, labels: Tensor) -> tuple[Tensor, Tens
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED), logits
 
 
+def shifted(model: Encoder, x: Tensor, labels: Tensor) -> Tensor:
+    """Each place tells the next one, as Hugging Face's models write it."""
+    following = F.pad(labels, (0, 1), value=IGNORED)[..., 1:].contiguous()
+    return F.cross_entropy(model.classes(x).flatten(0, 1), following.flatten())
+
+
 def all_rows(model: Encoder, x: Tensor, labels: Tensor) -> Tensor:
     return (model.classes(x) * labels.clamp(min=0)[..., None]).square().mean()
 
 
-HEADS = {each.__name__: each for each in (first, last, labelled, with_logits, all_rows)}
+HEADS = {each.__name__: each for each in (first, last, labelled, shifted, with_logits, all_rows)}
 
 
 def words_of(lengths: list[int], left: bool = False) -> Tensor:
@@ -288,6 +294,14 @@ def test_dropout_draws_by_the_place_of_a_row(head: str) -> None:
 def test_where_rows_are_left_out(mask: Callable, head: Callable, wanted: int) -> None:
     words = words_of([9, 3, 1, 5])
     assert rewrites(Encoder(mask, head), words, labels_of(words, 0.4)) == wanted
+
+
+@pytest.mark.parametrize("mask", [of_truth, causal])
+def test_labels_that_the_loss_copies_leave_rows_out_of_all_products(mask: Callable) -> None:
+    words = words_of([9, 3, 1, 5])
+    (graph,) = torch_ort.explain(Encoder(mask, shifted), words, labels_of(words, 0.4)).graphs
+    assert graph.nodes["torch_ort.RowsProduct"] > 20
+    assert graph.nodes["MatMul"] + graph.nodes["Gemm"] == 0
 
 
 @pytest.mark.parametrize("label_rows", [True, False])
