@@ -214,16 +214,26 @@ Values squeeze_all(Builder& builder, const AtenCall& call) {
   return squeeze_axes(builder, call, x, axes);
 }
 
+// PyTorch passes over empty vectors whatever the rank of the others: a cache begins as one.
+bool is_passed_over(const Value& part, const Type& result) {
+  const Shape& shape = *part.type.shape;
+  return shape == Shape{0} && result.shape->size() != 1;
+}
+
 Values cat(Builder& builder, const AtenCall& call) {
   const Type& type = call.types[0];
   if (!type.is_known() || !can_use(builder, "Concat", type.dtype)) return {};
   Values inputs;
   for (const ops::Arg& item : std::get<ops::ArgList>(call.arg("tensors").value)) {
     Value* x = tensor(item);
-    // PyTorch promotes dtypes, and passes over empty vectors whatever the rank of the others.
+    // PyTorch promotes dtypes.
     if (x == nullptr || x->type.dtype != type.dtype || !x->type.shape) return {};
+    if (is_passed_over(*x, type)) continue;
     if (x->type.shape->size() != type.shape->size()) return {};
     inputs.push_back(x);
+  }
+  if (inputs.size() == 1 && can_use(builder, "Identity", type.dtype)) {
+    return builder.node("Identity", inputs, call.types);
   }
   const int64_t at = axis(call, "dim", type.shape->size());
   return builder.node("Concat", inputs, call.types, {{"axis", Dim(at)}});

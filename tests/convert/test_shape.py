@@ -40,6 +40,20 @@ def test_rows_bfloat16(function, ops: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("parts", "ops"),
+    [
+        ([torch.empty(0), X, X], ["Concat"]),
+        ([X, torch.empty(0)], ["Identity"]),
+        ([torch.empty(0), X[0]], ["Concat"]),
+        ([torch.empty(0), torch.empty(0)], ["Concat"]),
+        ([torch.empty(0, dtype=torch.float64), X], ["aten::cat"]),  # the result is of float64
+    ],
+)
+def test_joins_pass_over_empty_vectors(parts: list[torch.Tensor], ops: list[str]) -> None:
+    check(lambda *parts: torch.cat(parts, -1), *parts, ops=ops)
+
+
+@pytest.mark.parametrize(
     "function",
     [
         lambda x: x.view(-1, 3),
