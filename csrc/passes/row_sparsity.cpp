@@ -458,11 +458,10 @@ class Analysis {
     if (from.size() != to.size()) return false;
     const auto rank = static_cast<int64_t>(from.size());
     if (ir::is(&node, "Split") && is_row_dim(form, axis_of(node, rank))) return false;
-    if (ir::is(&node, "Slice")) {
-      if (node.inputs.size() < 4 || node.inputs[3] == nullptr ||
-          !ops::has_known_ints(node.inputs[3])) {
-        return false;
-      }
+    // A slice without steps that keeps the size of a dim takes all of it.
+    const bool has_steps = node.inputs.size() > 4 && node.inputs[4] != nullptr;
+    if (ir::is(&node, "Slice") && has_steps) {
+      if (node.inputs[3] == nullptr || !ops::has_known_ints(node.inputs[3])) return false;
       for (const Dim& axis : ops::known_ints(node.inputs[3])) {
         const int64_t dim = axis.constant();
         if (is_row_dim(form, dim < 0 ? dim + rank : dim)) return false;
@@ -539,9 +538,16 @@ class Analysis {
     const region::RegionSpec& spec = found.schedule.spec;
     found.takes_list = spec.rows == space_.num_rows() && found.schedule.groups == Dim(1) &&
                        region::codegen_for(node.outputs[0]->type.device) != nullptr;
+    // One head of keys for all queries has as many rows as the model, and lies as heads do.
+    const auto has_heads = [this](const Value* value) {
+      return of(value).form.is_there() && !of(value).form.is_leading();
+    };
     Form form;
-    if (!found.takes_list) form = followed_form(node, found.schedule);
+    if (!found.takes_list || std::any_of(node.inputs.begin(), node.inputs.end(), has_heads)) {
+      form = followed_form(node, found.schedule);
+    }
     found.follows = form.is_there();
+    found.takes_list = found.takes_list && !found.follows;
     for (size_t i = 0; i < spec.spaces.size(); ++i) {
       const Form& of_operand = of(node.inputs[i]).form;
       const bool lies = found.takes_list ? of_operand.is_leading() : of_operand == form;

@@ -52,6 +52,30 @@ class Block(nn.Module):
         return self.norms[1](x + self.dropout(self.feed(x)))
 
 
+class SharedKeys(Block):
+    """One head of keys and values for both of queries, behind a cache that has nothing yet."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.pack = nn.Linear(WIDTH, WIDTH)
+        self.keys, self.values = (nn.Linear(WIDTH, WIDTH // 2) for _ in range(2))
+
+    def forward(self, x: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+        batch, length, _ = x.shape
+
+        def heads_of(projection: nn.Linear, count: int) -> Tensor:
+            heads = projection(x).view(batch, length, count, WIDTH // 2).transpose(1, 2)
+            scale = torch.arange(1, length + 1)[:, None] / length
+            heads = F.layer_norm(heads, heads.shape[-1:]) * scale
+            heads = torch.cat([x.new_empty(0), heads], -2)
+            return heads[:, :, None].expand(-1, -1, 2 // count, -1, -1).flatten(1, 2)
+
+        query, key, value = heads_of(self.pack, 2), heads_of(self.keys, 1), heads_of(self.values, 1)
+        mixed = F.scaled_dot_product_attention(query, key, value, mask, is_causal=is_causal)
+        x = self.norms[0](x + self.out(mixed.transpose(1, 2).flatten(2)))
+        return self.norms[1](x + self.feed(x))
+
+
 class Encoder(nn.Module):
     """`head` gives the loss, or what leaves, from the model, its last states and the labels."""
 
@@ -300,6 +324,22 @@ def test_where_rows_are_left_out(mask: Callable, head: Callable, wanted: int) ->
 def test_labels_that_the_loss_copies_leave_rows_out_of_all_products(mask: Callable) -> None:
     words = words_of([9, 3, 1, 5])
     (graph,) = torch_ort.explain(Encoder(mask, shifted), words, labels_of(words, 0.4)).graphs
+    assert graph.nodes["torch_ort.RowsProduct"] > 20
+    assert graph.nodes["MatMul"] + graph.nodes["Gemm"] == 0
+
+
+@pytest.mark.parametrize("mask", [of_truth, causal])
+def test_one_head_of_keys_behind_an_empty_cache(mask: Callable) -> None:
+    torch.manual_seed(0)
+    model = Encoder(mask, shifted)
+    model.blocks = nn.ModuleList(SharedKeys() for _ in range(2))
+    ours, compiled, exact = both(model)
+    for lengths in ([9, 3, 1, 5], [2, 9, 9, 1]):
+        words = words_of(lengths)
+        labels = labels_of(words, 0.4)
+        want = gradients(exact, exact, words, labels)
+        assert_near(gradients(ours, compiled, words, labels), want)
+    (graph,) = torch_ort.explain(copy.deepcopy(ours), words, labels).graphs
     assert graph.nodes["torch_ort.RowsProduct"] > 20
     assert graph.nodes["MatMul"] + graph.nodes["Gemm"] == 0
 
