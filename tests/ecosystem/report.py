@@ -26,6 +26,7 @@ INTEGRATIONS = {
     "test_ort_trainer": ("ORTTrainer, as optimum had it", ("transformers", "accelerate")),
     "test_names": ("Names in Accelerate and Transformers", ("transformers", "accelerate")),
     "test_accelerate": ("Accelerate", ("accelerate",)),
+    "test_rows": ("Rows that nobody reads, in models of Hugging Face's", ("transformers",)),
     "test_peft": ("PEFT", ("peft", "transformers")),
     "test_lightning": ("Lightning", ("lightning",)),
     "test_deepspeed": ("DeepSpeed", ("deepspeed",)),
