@@ -368,6 +368,41 @@ def test_rows_of_logits_that_get_no_gradient(label_rows: bool) -> None:
     assert "torch_ort.RowsProduct" not in report.nodes
 
 
+class Keys(nn.Module):
+    """One layer of attention whose keys leave beside the loss, as those of a cache do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.classes = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
+        self.pack = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, words: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        parts = self.pack(self.words(words).tanh()).split(WIDTH, -1)
+        heads = (part.view(*words.shape, 2, WIDTH // 2).transpose(1, 2) for part in parts)
+        query, key, value = heads
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return labelled(self, mixed.transpose(1, 2).flatten(2), labels), key
+
+
+class WithoutKeys(Keys):
+    def forward(self, words: Tensor, labels: Tensor) -> Tensor:
+        return super().forward(words, labels)[0]
+
+
+def test_a_gradient_that_stands_in_no_region() -> None:
+    torch.manual_seed(0)
+    model = WithoutKeys()
+    exact = copy.deepcopy(model).double()
+    compiled = torch.compile(model, backend="ort", options=CHECKED)
+    words = words_of([9, 3, 1, 5])
+    labels = labels_of(words, 0.4)
+    want = gradients(exact, exact, words, labels)
+    assert_near(gradients(model, compiled, words, labels), want)
+    (graph,) = torch_ort.explain(copy.deepcopy(model), words, labels).graphs
+    assert graph.aten["aten::tanh_backward"] == 1
+    assert graph.nodes["torch_ort.RowsProduct"] == 6
+
+
 @pytest.mark.parametrize("head", [first, labelled])
 def test_a_dropout_of_attention_leaves_as_many_rows_out(head: Callable, monkeypatch) -> None:
     monkeypatch.setenv("TORCH_ORT_EXACT_RANDOM", "0")
