@@ -1053,9 +1053,7 @@ class Rewriter {
         rewrite(*node, *work);
       }
     }
-    for (const auto& [rows, value] : lists_) {
-      if (value->uses.empty()) ir::erase(graph_, *value->producer);
-    }
+    // Lists that nobody reads any more stay: a backward half for other gradients may want them.
     return true;
   }
 

@@ -121,14 +121,20 @@ class Copier {
   // `outputs`: of the node that is copied; nullptr where one is left out.
   void add(const Node& node, std::vector<Value*> inputs, const std::vector<Value*>& outputs,
            ir::Attrs attrs) {
+    add(node.op, node, std::move(inputs), outputs, std::move(attrs));
+  }
+
+  // Another op in its place.
+  void add(const ir::OpId& op, const Node& node, std::vector<Value*> inputs,
+           const std::vector<Value*>& outputs, ir::Attrs attrs) {
     std::vector<Value*> made;
     for (const Value* output : outputs) {
       made.push_back(output == nullptr
                          ? nullptr
                          : keep(output, ir::add_value(to_, output->name, output->type)));
     }
-    Node& copy = ir::append_producer(to_, node.op, std::move(inputs), std::move(made),
-                                     std::move(attrs), node.name);
+    Node& copy = ir::append_producer(to_, op, std::move(inputs), std::move(made), std::move(attrs),
+                                     node.name);
     copy.origin = node.origin;
   }
 
@@ -375,8 +381,23 @@ class Cutter {
     return needed;
   }
 
+  // The operand that is left of a sum, where its strides are not those of the sum, which others
+  // may view.
+  const Value* copied(const Node& node) const {
+    if (!ir::is(&node, "Add")) return nullptr;
+    const bool is_left_missing = states_.is_undefined(node.inputs[0]);
+    if (is_left_missing == states_.is_undefined(node.inputs[1])) return nullptr;
+    const Value* left = node.inputs[is_left_missing ? 1 : 0];
+    const ir::Type &type = left->type, &sum = node.outputs[0]->type;
+    return type.dtype == sum.dtype && type.shape == sum.shape ? left : nullptr;
+  }
+
   void copy(const Node& node, Copier& copier) const {
     std::vector<Value*> inputs;
+    if (const Value* left = copied(node)) {
+      copier.add({"", "Identity"}, node, {operand(left, copier)}, node.outputs, {});
+      return;
+    }
     const auto region = regions_.find(&node);
     if (region != regions_.end() && states_.has_undefined(node)) {
       ir::Attrs attrs;

@@ -403,6 +403,26 @@ def test_a_gradient_that_stands_in_no_region() -> None:
     assert graph.nodes["torch_ort.RowsProduct"] == 6
 
 
+def test_keys_that_get_no_gradient_of_their_own() -> None:
+    torch.manual_seed(0)
+    model = Keys()
+    exact = copy.deepcopy(model).double()
+    compiled = torch.compile(model, backend="ort", options=CHECKED)
+    words = words_of([9, 3, 1, 5])
+    labels = torch.full_like(words, IGNORED)
+    labels[0, 4] = labels[3, 1] = 2
+    read = []
+    with watchers.watching() as programs:
+        for _ in range(3):
+            want = gradients(exact, exact, words, labels)
+            assert_near(gradients(model, compiled, words, labels), want)
+            values = {row["name"] for row in programs[0].session.plan_table()}
+            read.append("tangents_2" in values)
+    # From the second step on the plan is one without it.
+    assert read == [True, False, False]
+    assert torch_ort.counters()["fallbacks"] == 0
+
+
 @pytest.mark.parametrize("head", [first, labelled])
 def test_a_dropout_of_attention_leaves_as_many_rows_out(head: Callable, monkeypatch) -> None:
     monkeypatch.setenv("TORCH_ORT_EXACT_RANDOM", "0")
