@@ -26,7 +26,7 @@ TOLERANCES = {"bf16": {"rtol": 1e-2, "atol": 1e-3}}
 def test_training_is_that_of_eager(tmp_path, family, setting):
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
-    # Dynamo leaves T5's forward to eager for what transformers logs in it, and captures its parts.
+    # Dynamo leaves T5's layers to eager, where checkpointing sets the requires_grad of a result.
     logs = (family, setting) == ("t5", "checkpointing")
     strict = {"TORCH_ORT_STRICT": "0"} if logs else {}
     (report,) = run_script(SCRIPT, tmp_path, family, setting, *families.ROADS, **strict)

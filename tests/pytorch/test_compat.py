@@ -16,6 +16,7 @@ import sympy
 import torch
 from torch import fx
 from torch._dynamo import convert_frame
+from torch._dynamo.variables import ConstantVariable, misc
 from torch.fx.experimental import symbolic_shapes
 
 import torch_ort
@@ -246,6 +247,14 @@ class TestFrame:
         reasons = inspect.getsource(torch._dynamo.output_graph.GraphCompileReason)
         assert "graph_break_reasons.append(self)" in reasons
         assert "user_stack" in reasons
+
+    def test_dynamo_calls_loggers_by_a_method_that_is_ours_for_a_while(self):
+        call = misc.LoggingLoggerVariable.call_method
+        names = ["self", "tx", "name", "args", "kwargs"]
+        assert list(inspect.signature(call).parameters) == names
+        said = ConstantVariable.create("word")
+        assert said.is_python_constant()
+        assert said.as_python_constant() == "word"
 
     def test_backends_are_found_behind_their_wrappers(self):
         def backend(module, inputs, **options):

@@ -27,6 +27,7 @@ from torch._dynamo import (
 from torch._dynamo.backends.distributed import DDPOptimizer
 from torch._dynamo.types import FrameAction, FrameExecStrategy
 from torch._dynamo.utils import get_metrics_context, graph_break_reasons
+from torch._dynamo.variables import ConstantVariable
 from torch._guards import CompileContext
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import (
@@ -131,13 +132,22 @@ def watch_frames(
 ) -> None:
     """Call `told(backend, what is left out)` when Dynamo has looked at a function for a backend.
 
-    Only for backends that are ours, and not where a graph break is an error.
+    Only for backends that are ours, and not where a graph break is an error. Loggers' messages that
+    are said once break no graph of theirs.
     """
 
     def watched(convert: Callable, self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
         backend = _innermost_backend(self)
-        if self._one_graph or not is_ours(backend):
+        if not is_ours(backend):
             return convert(self, frame, *args, **kwargs)
+        with patches.LOGGER_CALLS.by(_say_once):
+            if self._one_graph:
+                return convert(self, frame, *args, **kwargs)
+            return told_of(backend, convert, self, frame, *args, **kwargs)
+
+    def told_of(
+        backend: Any, convert: Callable, self: Any, frame: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         code, first = frame.f_code, len(graph_break_reasons)
         try:
             result = convert(self, frame, *args, **kwargs)
@@ -153,6 +163,23 @@ def watch_frames(
         return result
 
     patches.FRAMES.stay(watched)
+
+
+def _say_once(
+    call: Callable, self: Any, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]
+) -> Any:
+    """Call a method of a logger while its caller is captured, where a second call does nothing.
+
+    Such methods are cached, as the `warning_once` that transformers gives all loggers; messages
+    that are made of tensors break the graph still.
+    """
+    method = getattr(self.value, name, None)
+    is_cached = isinstance(getattr(method, "__func__", None), functools._lru_cache_wrapper)
+    if not is_cached or not all(each.is_python_constant() for each in [*args, *kwargs.values()]):
+        return call(self, tx, name, args, kwargs)
+    given = [each.as_python_constant() for each in args]
+    named = {key: each.as_python_constant() for key, each in kwargs.items()}
+    return ConstantVariable.create(method(*given, **named))
 
 
 def _is_swallowed(converter: Any, error: Exception) -> bool:

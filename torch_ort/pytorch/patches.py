@@ -122,6 +122,11 @@ COMPILED_CALLS = Function(
     scope=Scope.PROCESS,
     stays="As above.",
 )
+LOGGER_CALLS = Function(
+    "torch._dynamo.variables.misc:LoggingLoggerVariable.call_method",
+    "Dynamo breaks a graph where a logger is called; what is said once in a process may be said "
+    "in a capture.",
+)
 LEFT_ALONE = Names(
     "torch._dynamo.trace_rules:add",
     "Dynamo is not to compile functions of ours, which autograd and kernels call.",
