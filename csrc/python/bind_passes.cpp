@@ -1,21 +1,38 @@
 // The pipeline of rewrites, and single passes for tests.
+#include "base/error.h"
 #include "ir/edit.h"
 #include "ops/attributes.h"
 #include "ops/op.h"
 #include "passes/layouts.h"
+#include "passes/min_cut.h"
 #include "passes/pass.h"
 #include "python/bind.h"
 
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <map>
+#include <tuple>
+#include <vector>
 
 namespace py = pybind11;
 
 namespace torch_ort::python {
 
 namespace {
+
+std::vector<bool> min_cut(int num_nodes, const std::vector<std::tuple<int, int, int64_t>>& arcs) {
+  passes::MinCut cut;
+  for (int node = passes::MinCut::kSink + 1; node < num_nodes; ++node) cut.add_node();
+  for (const auto& [from, to, capacity] : arcs) {
+    ORT_CHECK(std::min(from, to) >= 0 && std::max(from, to) < num_nodes && capacity >= 0,
+              "min_cut: got an arc from ", from, " to ", to, " of ", capacity,
+              ", want nodes below ", num_nodes);
+    cut.add_arc(from, to, capacity);
+  }
+  return cut.sink_side();
+}
 
 // (name, rewrites, milliseconds) of each pass that ran.
 using Report = std::tuple<std::string, int, double>;
@@ -195,6 +212,9 @@ void bind_passes(py::module_& module) {
   });
   py::module_ testing = module.attr("testing");
   testing.def("op_facts", &op_facts);
+  testing.def("min_cut", &min_cut, py::arg("num_nodes"), py::arg("arcs"),
+              "By node of a network whether it stands with the sink, node 1, and not with the "
+              "source, node 0. An arc is (from, to, capacity).");
   testing.def("operator_names", [] { return ops::registry().operator_names(); });
   testing.def("takes_any_layout", [](ir::Graph& graph, const std::string& value) {
     return passes::takes_any_layout(*ir::find_value(graph, value));
