@@ -236,6 +236,7 @@ class Rewriter {
     if (!(shape_of(*logits) == shape_of(old))) logits = write.reshape(logits, shape_of(old));
     std::vector<Node*> made(match_.chain.rbegin(), match_.chain.rend());
     std::vector<Value*> values = {logits};
+    std::vector<Node*> again;
     bool has_cap = match_.outer == nullptr;
     for (const Node* node : made) {
       const bool is_in_logits = !has_cap && (losses::is_cast(*node) || node == match_.inner ||
@@ -243,7 +244,8 @@ class Rewriter {
       has_cap |= node == match_.outer;
       std::vector<Value*> inputs = node->inputs;
       inputs[0] = values.back();
-      values.push_back(is_in_logits ? values.back() : write.again(*node, inputs).outputs[0]);
+      if (!is_in_logits) again.push_back(&write.again(*node, inputs));
+      values.push_back(is_in_logits ? values.back() : again.back()->outputs[0]);
     }
     erase_left(gone);
     for (size_t i = made.size(); i-- > 0;) {
@@ -253,6 +255,7 @@ class Rewriter {
     }
     ir::replace_uses(old, *values[0], graph_);
     ir::erase(graph_, *match_.product);
+    erase_unread(graph_, again);
   }
 
   void erase_left(std::vector<Node*> nodes) {

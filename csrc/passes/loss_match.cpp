@@ -73,7 +73,7 @@ class Matcher {
     for (const ir::Use& use : match.softmax->outputs[0]->uses) {
       if (!is_plain(use)) return false;
       if (is_backward(use.node)) continue;
-      const bool is_loss = ops::key_of(*use.node) == ops::aten::kNllLoss;
+      const bool is_loss = losses::is_loss(*use.node);
       if ((is_loss ? match.loss : match.sums) != nullptr) return false;
       if (is_loss) {
         match.loss = use.node;
@@ -82,11 +82,10 @@ class Matcher {
       }
     }
     if (match.loss == nullptr) return false;
-    const ops::Call call = ops::decode_aten(*match.loss);
-    match.labels = tensor(call.args.at(1));
-    match.class_weight = tensor(call.args.at(2));
-    const int64_t reduction = integer(call.args.at(3));  // 0: none, 1: mean, 2: sum
-    if (tensor(call.args.at(0)) != match.softmax->outputs[0]) return false;
+    const LossCall call = decode_loss(*match.loss);
+    match.labels = call.labels;
+    match.class_weight = call.class_weight;
+    if (call.logarithms != match.softmax->outputs[0]) return false;
     const Value* weight = match.class_weight;
     if (weight != nullptr && (!is_real(weight) || shape_of(*weight).size() != 1)) return false;
     if (match.sums != nullptr) {
@@ -101,8 +100,8 @@ class Matcher {
       return false;
     }
     match.form.has_class_weight = weight != nullptr;
-    match.form.reduction = static_cast<ops::Reduction>(reduction);
-    match.form.ignore_index = integer(call.args.at(4));
+    match.form.reduction = call.reduction;
+    match.form.ignore_index = call.ignore_index;
     return true;
   }
 
@@ -253,7 +252,7 @@ class Matcher {
       if (found == nullptr || *found != nullptr) return false;
       *found = use.node;
     }
-    if (!is_read_only_by(match.loss->outputs.at(1), of_loss)) return false;
+    if (has_count(*match.loss) && !is_read_only_by(match.loss->outputs[1], of_loss)) return false;
     if (of_loss == nullptr && of_softmax == nullptr) return true;
     if (of_loss == nullptr || of_softmax == nullptr) return false;
     const ops::Call call = ops::decode_aten(*of_loss), next = ops::decode_aten(*of_softmax);
@@ -409,7 +408,9 @@ class Matcher {
       } else if (ir::is(&node, "Add")) {
         // The sum is all that is read of the gradient; it is that of logits with their cap.
         if (gradient.uses.size() != 1 || stage != 0) return false;
-        if (find_gradient_of_logsumexp(match, node.inputs[1 - use.index], found)) {
+        if (find_both(match, node, use.index, found)) {
+          if (!follow(match, *node.outputs[0], true, stage, found)) return false;
+        } else if (find_gradient_of_logsumexp(match, node.inputs[1 - use.index], found)) {
           found.square = &node;
           found.square_index = use.index;
           if (!is_sum) found.nodes.push_back(&node);
@@ -426,11 +427,34 @@ class Matcher {
     return true;
   }
 
+  // What comes from elsewhere and what comes of the logarithm of the sum of powers, added up first.
+  bool find_both(const Match& match, Node& node, int index, Backward& found) const {
+    Node* sum = node.inputs[1 - index]->producer;
+    if (!ir::is(sum, "Add") || !is_backward(sum) || sum->outputs[0]->uses.size() != 1) return false;
+    for (int side : {0, 1}) {
+      if (!is_from_border(sum->inputs[side])) continue;
+      if (found.added != nullptr || found.has_any() ||
+          !(sum->inputs[side]->type == node.outputs[0]->type)) {
+        return false;
+      }
+      found.nodes.push_back(sum);
+      if (!find_gradient_of_logsumexp(match, sum->inputs[1 - side], found)) return false;
+      found.added = &node;
+      found.elsewhere = sum->inputs[side];
+      return true;
+    }
+    return false;
+  }
+
+  static bool is_from_border(const Value* value) {
+    return ir::is(SharedMemory::root(value)->producer, "YieldOp", ir::kMicrosoftDomain);
+  }
+
   bool find_elsewhere(Node& node, int index, Backward& found) const {
     Value* other = node.inputs[1 - index];
     if (found.added != nullptr || found.has_any() || !(other->type == node.outputs[0]->type))
       return false;
-    if (!ir::is(SharedMemory::root(other)->producer, "YieldOp", ir::kMicrosoftDomain)) return false;
+    if (!is_from_border(other)) return false;
     found.added = &node;
     found.elsewhere = other;
     return true;

@@ -7,6 +7,9 @@
 #include "ops/shapes.h"
 #include "passes/known_sizes.h"
 
+#include <limits>
+#include <string>
+
 namespace torch_ort::passes::losses {
 
 namespace {
@@ -19,6 +22,8 @@ using ir::DType;
 using ir::Node;
 using ir::Shape;
 using ir::Value;
+
+constexpr int64_t kNoLabel = std::numeric_limits<int64_t>::min();
 
 bool is_short(DType dtype) { return dtype == DType::kBFloat16 || dtype == DType::kHalf; }
 
@@ -44,6 +49,32 @@ Value* tensor(const ops::Arg& arg) {
 }
 
 int64_t integer(const ops::Arg& arg) { return std::get<Dim>(arg.value).constant(); }
+
+bool is_loss(const Node& node) {
+  return ops::key_of(node) == ops::aten::kNllLoss || ir::is(&node, "NegativeLogLikelihoodLoss");
+}
+
+bool has_count(const Node& loss) { return loss.outputs.size() > 1; }
+
+LossCall decode_loss(const Node& loss) {
+  if (ir::is(&loss, "NegativeLogLikelihoodLoss")) {
+    const std::string reduction = ir::string_attr(loss.attrs, "reduction", "mean");
+    return {.logarithms = loss.inputs[0],
+            .labels = loss.inputs[1],
+            .class_weight = ops::has_input(loss, 2) ? loss.inputs[2] : nullptr,
+            .reduction = reduction == "mean"  ? ops::Reduction::kMean
+                         : reduction == "sum" ? ops::Reduction::kSum
+                                              : ops::Reduction::kNone,
+            // A label that no class has, where none is ignored.
+            .ignore_index = ir::int_attr(loss.attrs, "ignore_index", kNoLabel)};
+  }
+  const ops::Call call = ops::decode_aten(loss);
+  return {.logarithms = tensor(call.args.at(0)),
+          .labels = tensor(call.args.at(1)),
+          .class_weight = tensor(call.args.at(2)),
+          .reduction = static_cast<ops::Reduction>(integer(call.args.at(3))),  // in PyTorch's order
+          .ignore_index = integer(call.args.at(4))};
+}
 
 bool is_cast(const Node& node) {
   if (!ir::is(&node, "Cast") || !is_real(node.inputs[0]) || !is_real(node.outputs[0])) return false;

@@ -4,6 +4,7 @@
 
 #include "ir/graph.h"
 #include "ops/call.h"
+#include "ops/linear_loss.h"
 #include "passes/attention_words.h"
 
 #include <cstdint>
@@ -13,6 +14,17 @@ namespace torch_ort::passes::losses {
 
 ir::Value* tensor(const ops::Arg& arg);
 int64_t integer(const ops::Arg& arg);
+
+// The losses of rows of logarithms against labels, of PyTorch or, where nobody reads how many rows
+// count, of ONNX.
+bool is_loss(const ir::Node& node);
+bool has_count(const ir::Node& loss);
+struct LossCall {
+  ir::Value *logarithms, *labels, *class_weight;
+  ops::Reduction reduction;
+  int64_t ignore_index;
+};
+LossCall decode_loss(const ir::Node& loss);
 
 // A short float in float32 or the other way: regions do not round in between either.
 bool is_cast(const ir::Node& node);

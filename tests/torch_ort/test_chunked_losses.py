@@ -207,6 +207,7 @@ MODELS = {
     "smoothed sum": (smoothed_sum, False),
     "smoothed and weighted": (smoothed_and_weighted, True),
     "z-loss": (with_z_loss, True),
+    "z-loss and left": (with_z_loss_and_left, True),
     "masked z-loss": (with_masked_z_loss, False),
     "everything": (everything, True),
     "masked mean": (masked_mean, True),
@@ -401,14 +402,31 @@ def test_gradients_that_are_differentiated(make, monkeypatch):
     assert all(is_near(*pair, 1e-5) for pair in zip(got, want, strict=True))
 
 
-def test_inference():
+INFERENCE = ("mean", "sum", "weighted", "shifted", "smoothed", "masked mean", "capped and left")
+
+
+@pytest.mark.parametrize("dtype", NEAR, ids=str)
+@pytest.mark.parametrize("name", [*INFERENCE, "none"])
+def test_inference(name, dtype):
     torch.manual_seed(0)
-    model = Head(mean, True)
-    x, labels = batch(torch.float32)
+    make, bias = MODELS.get(name, (none, True))
+    model = Head(make, bias).to(dtype)
+    x, labels = batch(dtype)
     with torch.no_grad():
+        assert chunked_nodes(model, x, labels) == 1
         got = compiled(model)(x, labels)
         want = model.double()(x.double(), labels)
-    torch.testing.assert_close(got.double(), want, rtol=1e-6, atol=0)
+    pairs = zip(got, want, strict=True) if isinstance(got, tuple) else [(got, want)]
+    assert all(is_near(*pair, NEAR[dtype]) for pair in pairs)
+
+
+@pytest.mark.parametrize("label", [CLASSES, -1])
+def test_inference_raises_eagers_error(label):
+    model = Head(mean)
+    x, labels = batch(torch.float32)
+    labels[7] = label
+    with torch.no_grad(), pytest.raises(IndexError, match=f"Target {label} is out of bounds."):
+        compiled(model)(x, labels)
 
 
 def test_autocast():
