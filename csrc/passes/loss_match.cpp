@@ -446,7 +446,12 @@ class Matcher {
     return false;
   }
 
-  static bool is_from_border(const Value* value) {
+  // As it comes in, or as views and casts of that.
+  bool is_from_border(const Value* value) const {
+    while (value->producer != nullptr && is_backward(value->producer) &&
+           keeps_rows(*value->producer)) {
+      value = value->producer->inputs[0];
+    }
     return ir::is(SharedMemory::root(value)->producer, "YieldOp", ir::kMicrosoftDomain);
   }
 
