@@ -255,6 +255,12 @@ TABLE: tuple[Row, ...] = (
          "Bytes of gradients that leave together where they leave early; the first ones are at "
          "most 1 MiB, as the buckets of DistributedDataParallel. 0: all leave at the end.",
          int, _check_int(0, 2**62)),
+    Row("lazy_logits", "TORCH_ORT_LAZY_LOGITS", False, "bool",
+         "Logits that a model gives beside a loss made in chunks are not made in the step, but "
+         "when they are first read, of the rows that go into the last layer, its weight and its "
+         "bias. A read after one of these was written into (an optimizer's step) raises. They are "
+         "a subclass of torch.Tensor. See [transformers.md](transformers.md).",
+         _parse_bool, _check_bool),
     Row("bisect", "TORCH_ORT_BISECT", -1, "int",
          "Only the first n rewrites happen; -1: all.", int, _check_int(-1, 2**31 - 1)),
     Row("check", "TORCH_ORT_CHECK", 0, "int",

@@ -1,9 +1,11 @@
 // Rewrites of a graph. A pass is a free function; pipeline.cpp declares and lists them in order.
-// After a pass the graph computes the same values, and its inputs and outputs are the same ones.
+// After a pass the graph computes the same values, and its inputs and outputs are the same ones,
+// but for outputs that lazy_logits is asked to leave to the caller.
 #pragma once
 
 #include "ir/graph.h"
 #include "passes/budget.h"
+#include "passes/lazy_logits.h"
 #include "passes/row_sparsity.h"
 
 #include <cstdint>
@@ -39,6 +41,8 @@ struct PipelineOptions {
   std::optional<Selection> selection;  // what it makes again by name; not beside a budget
   BudgetReport* budget_report = nullptr;  // filled in by it
   RowSources row_sources;                 // what row_sparsity goes by
+  // Where lazy_logits says what it has left out; nullptr: it does nothing.
+  std::vector<LazyLogits>* lazy_logits = nullptr;
   // Called after each pass that changed something, with "03_remove_dead".
   std::function<void(const char* name, const ir::Graph& graph)> dump;
 };

@@ -27,6 +27,7 @@ int merge_equal(ir::Graph& graph);
 int find_clusters(ir::Graph& graph);
 int fuse_attention(ir::Graph& graph);
 int chunk_losses(ir::Graph& graph);
+int lazy_logits(ir::Graph& graph);
 int recompute_tagged(ir::Graph& graph);
 int channels_last(ir::Graph& graph);
 int replay_views(ir::Graph& graph);
@@ -132,6 +133,11 @@ const std::vector<Pass>& pipeline() {
        .run = chunk_losses,
        .writes_engine_ops = true,
        .not_with = "emulate_eager_casts"},
+      // after chunk_losses, whose node makes the logits that leave
+      {.name = "lazy_logits",
+       .run = lazy_logits,
+       .writes_engine_ops = true,
+       .only_with = "chunk_losses"},
       {.name = "recompute_tagged", .run = recompute_tagged, .moves_border = true},
       // after recompute_tagged: what it computes again has tags of single nodes; before
       // replay_views: it makes views that both halves read
@@ -189,6 +195,7 @@ std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& op
                              options.selection ? &*options.selection : nullptr,
                              options.budget_report);
   const RowSourcesInForce row_sources(options.row_sources);
+  const LazyLogitsInForce lazy(options.lazy_logits);
   if (options.check >= 1) verify_all(graph, "capture");
   std::vector<PassReport> reports;
   for (const Pass& pass : pipeline()) {

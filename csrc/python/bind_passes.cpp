@@ -37,13 +37,18 @@ std::vector<bool> min_cut(int num_nodes, const std::vector<std::tuple<int, int, 
 // (name, rewrites, milliseconds) of each pass that ran.
 using Report = std::tuple<std::string, int, double>;
 
+// What lazy_logits has left to the caller.
+struct LeftOut {
+  std::vector<passes::LazyLogits> logits;
+};
+
 std::vector<Report> run_pipeline(ir::Graph& graph, std::vector<std::string> disabled,
                                  int64_t bisect, int check,
                                  std::optional<std::function<void(std::string)>> dump,
                                  std::optional<passes::Budget> budget,
                                  std::optional<passes::Selection> selection,
                                  passes::BudgetReport* budget_report, bool label_rows,
-                                 bool padding_rows) {
+                                 bool padding_rows, LeftOut* lazy_logits) {
   passes::PipelineOptions options;
   options.disabled = std::move(disabled);
   options.bisect = bisect;
@@ -52,6 +57,7 @@ std::vector<Report> run_pipeline(ir::Graph& graph, std::vector<std::string> disa
   options.selection = std::move(selection);
   options.budget_report = budget_report;
   options.row_sources = {.labels = label_rows, .padding = padding_rows};
+  options.lazy_logits = lazy_logits == nullptr ? nullptr : &lazy_logits->logits;
   // Python holds the graph already, so the name is enough.
   if (dump) {
     options.dump = [&](const char* name, const ir::Graph&) {
@@ -157,6 +163,26 @@ void bind_budget(py::module_& module) {
           "(name, op, origin, bytes that cross no more, microseconds) of what is made again.");
 }
 
+void bind_lazy_logits(py::module_& module) {
+  using passes::LazyLogits;
+  py::class_<LazyLogits>(module, "LazyLogits",
+                         "How logits that a graph has left out are made (passes/lazy_logits.h).")
+      .def_readonly("output", &LazyLogits::output)
+      .def_readonly("weight", &LazyLogits::weight)
+      .def_readonly("bias", &LazyLogits::bias)
+      .def_readonly("is_turned", &LazyLogits::is_turned)
+      .def_readonly("classes", &LazyLogits::classes)
+      .def_readonly("soft_cap", &LazyLogits::soft_cap)
+      .def_property_readonly("dtypes", [](const LazyLogits& lazy) {
+        std::vector<std::string> names;
+        for (ir::DType dtype : lazy.dtypes) names.emplace_back(ir::name(dtype));
+        return names;
+      });
+  py::class_<LeftOut>(module, "LeftOut", "What the pass lazy_logits has left to the caller.")
+      .def(py::init<>())
+      .def_readonly("logits", &LeftOut::logits);
+}
+
 // (name, kind, whether it must be there); None if it may have any.
 py::object attributes_of(const ops::Op& op) {
   if (op.any_attributes) return py::none();
@@ -200,11 +226,13 @@ void bind_passes(py::module_& module) {
              "Run one pass on a graph; give the number of rewrites.");
   bind_selection(module);
   bind_budget(module);
+  bind_lazy_logits(module);
   module.def("run_pipeline", &run_pipeline, py::arg("graph"),
              py::arg("disabled") = std::vector<std::string>(), py::arg("bisect") = -1,
              py::arg("check") = 0, py::arg("dump") = py::none(), py::arg("budget") = py::none(),
              py::arg("selection") = py::none(), py::arg("budget_report") = py::none(),
-             py::arg("label_rows") = true, py::arg("padding_rows") = true);
+             py::arg("label_rows") = true, py::arg("padding_rows") = true,
+             py::arg("lazy_logits") = py::none());
   module.def("pass_names", [] {
     std::vector<std::string> names;
     for (const passes::Pass& pass : passes::pipeline()) names.emplace_back(pass.name);

@@ -13,6 +13,7 @@
 
 #include <exception>
 #include <memory>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -88,14 +89,17 @@ class FlatStep {
   FlatStep(const std::shared_ptr<Session>& session, std::vector<int> tensor_inputs,
            std::vector<int> symbol_inputs, std::vector<int> with_gradient,
            std::vector<int> differentiable, std::vector<Order> orders,
-           std::vector<std::vector<int64_t>> origins, int64_t key, bool always_early)
+           std::vector<std::vector<int64_t>> origins, int64_t key, bool always_early,
+           const std::vector<std::tuple<int, int64_t, at::ScalarType>>& lazy)
       : step_(session,
               {.differentiable = std::move(differentiable),
                .orders = std::move(orders),
                .origins = std::move(origins),
                .always_early = always_early,
-               .saved_positions = saved_positions(*session, tensor_inputs)},
+               .saved_positions = saved_positions(*session, tensor_inputs),
+               .lazy = lazy_outputs(lazy)},
               key),
+        num_outputs_(session->num_outputs()),
         tensor_inputs_(std::move(tensor_inputs)),
         symbol_inputs_(std::move(symbol_inputs)),
         with_gradient_(std::move(with_gradient)) {}
@@ -123,12 +127,19 @@ class FlatStep {
         const py::gil_scoped_release release;
         results = step_.run(inputs, symbols, with_gradient, carry);
       }
-      run::keep_beside(results.back(), std::make_shared<CallInputs>(flat));
+      run::keep_beside(results[num_outputs_], std::make_shared<CallInputs>(flat));
       return to_python(results);
     });
   }
 
  private:
+  static std::vector<RecordedStep::Lazy> lazy_outputs(
+      const std::vector<std::tuple<int, int64_t, at::ScalarType>>& given) {
+    std::vector<RecordedStep::Lazy> made;
+    for (const auto& [output, classes, dtype] : given) made.push_back({output, classes, dtype});
+    return made;
+  }
+
   // None, which an effect token is at run time, becomes an undefined tensor.
   static Tensors tensors_at(const py::tuple& flat, const std::vector<int>& positions) {
     Tensors tensors;
@@ -147,6 +158,7 @@ class FlatStep {
   }
 
   RecordedStep step_;
+  size_t num_outputs_;
   std::vector<int> tensor_inputs_, symbol_inputs_, with_gradient_;  // positions of flat inputs
 };
 
@@ -158,14 +170,18 @@ void bind_step(py::module_& module) {
   py::class_<FlatStep>(module, "RecordedStep")
       .def(py::init<const std::shared_ptr<Session>&, std::vector<int>, std::vector<int>,
                     std::vector<int>, std::vector<int>, std::vector<Order>,
-                    std::vector<std::vector<int64_t>>, int64_t, bool>(),
+                    std::vector<std::vector<int64_t>>, int64_t, bool,
+                    const std::vector<std::tuple<int, int64_t, at::ScalarType>>&>(),
            py::arg("session"), py::arg("tensor_inputs"), py::arg("symbol_inputs"),
            py::arg("with_gradient"), py::arg("differentiable"), py::arg("orders"),
-           py::arg("origins"), py::arg("key"), py::arg("always_early") = false)
+           py::arg("origins"), py::arg("key"), py::arg("always_early") = false,
+           py::arg("lazy") = std::vector<std::tuple<int, int64_t, at::ScalarType>>())
       .def("watch_first_backward", &FlatStep::watch_first_backward)
       .def("forget_first_backward", &FlatStep::forget_first_backward)
       .def("__call__", &FlatStep::call,
-           "Run forward on a tuple of flat inputs; give the session's outputs and the token.");
+           "Run forward on a tuple of flat inputs; give the session's outputs, the token, and the "
+           "rows "
+           "in the places of lazy outputs.");
   module.def(
       "set_differentiable_gradients",
       [](py::object function) { differentiable_gradients() = std::move(function); },

@@ -144,6 +144,7 @@ struct RecordedStep::Node : torch::autograd::Function<RecordedStep::Node> {
     context->saved_data[kFirstBackward] = step.first_backward_.load(std::memory_order_relaxed);
     context->saved_data[kKey] = step.key_;
     context->saved_data[kSavedPositions] = step.saved_positions_;
+    step.stand_in_for_lazy(call->results);
     variable_list outputs;
     for (int index : step.differentiable_) outputs.push_back(call->results[index]);
     return outputs;
@@ -165,6 +166,7 @@ RecordedStep::RecordedStep(std::shared_ptr<Session> session, const Form& form, i
     : session_(std::move(session)),
       differentiable_(form.differentiable),
       saved_positions_(form.saved_positions),
+      lazy_(form.lazy),
       key_(key),
       always_early_(form.always_early) {
   for (const Order& order : form.orders) orders_.push_back(c10::List<int64_t>(order));
@@ -193,7 +195,7 @@ Tensors RecordedStep::run(const Tensors& inputs, const std::vector<int64_t>& sym
             .early = may_cut && (always_early_ || are_waited_for(with_gradient))};
   try {
     variable_list made = Node::apply(&call, at::TensorList(with_gradient));
-    if (call.early) leave_early(made, call.results.back());
+    if (call.early) leave_early(made, call.results[session_->num_outputs()]);
     for (size_t i = 0; i < made.size(); ++i) {
       call.results[differentiable_[i]] = std::move(made[i]);
     }
@@ -205,6 +207,17 @@ Tensors RecordedStep::run(const Tensors& inputs, const std::vector<int64_t>& sym
     throw;
   }
   return std::move(call.results);
+}
+
+void RecordedStep::stand_in_for_lazy(Tensors& results) const {
+  for (const auto& [output, classes, dtype] : lazy_) {
+    const at::Tensor rows = results[output];
+    std::vector<int64_t> sizes = rows.sizes().vec();
+    sizes.back() = classes;
+    const std::vector<int64_t> strides(sizes.size(), 0);
+    results[output] = at::empty_strided(sizes, strides, rows.options().dtype(dtype));
+    results.push_back(rows);
+  }
 }
 
 void RecordedStep::leave_early(const Tensors& made, const at::Tensor& token) const {

@@ -29,6 +29,14 @@ class RecordedStep {
   using FirstBackward = std::function<Tensors(const at::Tensor& token, const Tensors& saved,
                                               const Tensors& tangents)>;
 
+  // An output that the caller makes at first read (passes/lazy_logits.h): in its place the session
+  // gives rows.
+  struct Lazy {
+    int output;
+    int64_t classes;
+    at::ScalarType dtype;
+  };
+
   // What of the graph autograd sees.
   struct Form {
     std::vector<int> differentiable;  // outputs of the session
@@ -39,6 +47,7 @@ class RecordedStep {
     bool always_early = false;
     // Of the session's saved inputs, among the flat inputs that a call's companion knows.
     std::vector<int64_t> saved_positions;
+    std::vector<Lazy> lazy;
   };
 
   // `key`: what DifferentiableGradients knows the graph by.
@@ -52,7 +61,9 @@ class RecordedStep {
   void forget_first_backward();
 
   // Gives the session's outputs with their history, then the token. `with_gradient`: the inputs
-  // that get gradients. Else as Session::forward.
+  // that get gradients. Else as Session::forward. A lazy output is a tensor of its sizes and with
+  // its history that has one number in memory; behind the token stand the rows that are there in
+  // the places of these.
   Tensors run(const Tensors& inputs, const std::vector<int64_t>& symbols,
               const Tensors& with_gradient, bool carry) const;
 
@@ -60,12 +71,14 @@ class RecordedStep {
   struct Call;
   struct Node;
 
+  void stand_in_for_lazy(Tensors& results) const;
   void leave_early(const Tensors& made, const at::Tensor& token) const;
 
   std::shared_ptr<Session> session_;
   std::vector<int> differentiable_;
   c10::List<c10::List<int64_t>> orders_, origins_;
   c10::List<int64_t> saved_positions_;
+  std::vector<Lazy> lazy_;
   int64_t key_;
   bool always_early_;
   std::atomic<int64_t> first_backward_{0};  // the key of what watches; 0: nothing does

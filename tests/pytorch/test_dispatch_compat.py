@@ -258,3 +258,25 @@ def test_descriptions_are_those_of_aotautograd():
     module = torch.nn.Module()
     module.graph = graph
     assert graph_compat.differentiated(module, 1) == [node]
+
+
+def test_subclasses_without_numbers():
+    calls = []
+
+    class Seen(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            calls.append(func)
+            return "called"
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            return torch.ones(3)
+
+    made = dispatch_compat.without_numbers(Seen, torch.zeros(2, 3), torch.bfloat16)
+    with dispatch_compat.plain_functions():
+        assert (type(made), made.shape, made.dtype) == (Seen, (2, 3), torch.bfloat16)
+        assert torch.equal(made.sum(0), torch.ones(3))
+    assert not calls
+    assert made.sum() == "called"
+    assert calls == [torch.Tensor.sum]

@@ -73,6 +73,7 @@ class Capture:
         self.recording: Recording | None = None
         self._forward: ForwardRunner | None = None
         self._sources: Sequence[onnx_files.Source | None] = []  # of the inputs
+        self._is_recorded = False  # else AOTAutograd looks at what the graph gives
 
     @property
     def _writes_files(self) -> bool:
@@ -131,6 +132,7 @@ class Capture:
         Raises what the function raises, HandOver for what only AOTAutograd can do, Unsupported or
         InternalError for what the engine cannot.
         """
+        self._is_recorded = True
         with self._capturing("record", sources):
             recording = self.recording = record(function, inputs, is_settled, self._writes_files)
             self._note_lying(recording.results.addressed, _READS_MEMORY)
@@ -138,7 +140,8 @@ class Capture:
             if recording.is_training:
                 layout = self._compile_joint(recording.module, recording.num_outputs)
                 twice = DoubleBackward(plain, recording, layout.differentiated, self.state)
-                step = RecordedStep(recording, layout, self._forward, twice)
+                lazy = self.state.programs[-1].lazy_logits
+                step = RecordedStep(recording, layout, self._forward, twice, lazy)
             else:
                 runner = self.compile_inference(recording.module, inputs)
                 step = RecordedRun(recording, runner)
@@ -199,6 +202,7 @@ class Capture:
             layout = JointLayout(joint, num_outputs)
             program = read_joint(layout, self.options)
         program.gradient_inputs = layout.gradient_inputs()
+        program.can_be_lazy = self._is_recorded
         if "deliver_gradients" not in self.options.disable:
             program.parameter_gradients = layout.gradients_of(
                 parameters or self._parameter_positions(layout.primals)
@@ -247,6 +251,7 @@ class Capture:
         self._note_graph(module.graph)
         with stage("convert"):
             program, outputs = read_inference(module, self.options)
+        program.can_be_lazy = self._is_recorded
         placeholders = module.graph.find_nodes(op="placeholder")
         sources = self._sources_of(placeholders)
         session = compiler.compile_program(

@@ -80,21 +80,36 @@ def compile_program(
 def _run_passes(program: Program, options: Options) -> None:
     given = (program.graph, disabled_passes(options), options.bisect, options.check)
     sources = row_sources(options)
+    left_out = _left_out(program, options)
     allowed = budget.of_options(options) if program.is_training else None
     selection = budget.selection_of_options(options) if program.is_training else None
     if allowed is None and selection is None:
-        program.passes = _C.run_pipeline(*given, **sources)
+        program.passes = _C.run_pipeline(*given, lazy_logits=left_out, **sources)
+        _note_left_out(program, left_out)
         return
     level = None if selection is None else options.memory_opt_level
     with asked_for():  # a budget that cannot be kept is told, whatever else may run in eager
         if selection is not None:
             planned = _C.BudgetReport()
             program.passes = _C.run_pipeline(
-                *given, selection=selection, budget_report=planned, **sources
+                *given,
+                selection=selection,
+                budget_report=planned,
+                lazy_logits=left_out,
+                **sources,
             )
+            _note_left_out(program, left_out)
         else:
             planned = _keep_budget(program, options, allowed)
     program.recomputation = budget.Recomputation(planned, level)
+
+
+def _left_out(program: Program, options: Options) -> _C.LeftOut | None:
+    return _C.LeftOut() if options.lazy_logits and program.can_be_lazy else None
+
+
+def _note_left_out(program: Program, left_out: _C.LeftOut | None) -> None:
+    program.lazy_logits = [] if left_out is None else left_out.logits
 
 
 def _keep_budget(program: Program, options: Options, allowed: _C.Budget) -> _C.BudgetReport:
@@ -108,11 +123,13 @@ def _keep_budget(program: Program, options: Options, allowed: _C.Budget) -> _C.B
 
     def plan() -> _C.BudgetReport:
         planned = _C.BudgetReport()
+        left_out = _left_out(program, options)
         program.graph = captured.clone()
         program.passes = _C.run_pipeline(
-            program.graph, disabled, options.bisect, options.check,
-            budget=allowed, budget_report=planned, **row_sources(options),
+            program.graph, disabled, options.bisect, options.check, budget=allowed,
+            budget_report=planned, lazy_logits=left_out, **row_sources(options),
         )  # fmt: skip
+        _note_left_out(program, left_out)
         return planned
 
     planned = plan()
@@ -199,7 +216,10 @@ def release_sessions() -> None:
 def _key(program: Program, options: Options) -> str:
     """Equal text means equal work: the graph, what it holds, and how it is compiled."""
     digest = hashlib.sha256(program.graph.to_onnx(_C.required_opset(program.graph)))
-    settings = (options, torch.are_deterministic_algorithms_enabled(), program.parameter_gradients)
+    settings = (
+        options, torch.are_deterministic_algorithms_enabled(), program.parameter_gradients,
+        program.can_be_lazy,
+    )  # fmt: skip
     digest.update(repr(settings).encode())
     for name, tensor in program.constants.items():
         digest.update(f"{name}:{id(tensor)}:{version(tensor)}".encode())

@@ -29,4 +29,6 @@ class Program:
     passes: list[tuple[str, int, float]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     recomputation: Recomputation | None = None  # of a budget, or of what is chosen by name
+    can_be_lazy: bool = False  # who calls it can make logits at first read
+    lazy_logits: list[_C.LazyLogits] = field(default_factory=list)  # what it has to make
     functions: list[Any] = field(default_factory=list)  # what its PythonOps call

@@ -36,11 +36,13 @@ __all__ = [
     "nothing_compiled",
     "operators_whole",
     "outside_inference_mode",
+    "plain_functions",
     "shape_questions_answered",
     "storage_key",
     "unwrapped",
     "viewed",
     "viewed_again",
+    "without_numbers",
     "without_saved_tensor_hooks",
 ]
 
@@ -68,6 +70,16 @@ class Leaf(torch.Tensor):
     ) -> Any:  # fmt: skip
         """Refuse what is called outside of the recording."""
         raise _C.Unsupported(f"{func}: called with a tensor of a recording, which has no numbers")
+
+
+def without_numbers(kind: type[torch.Tensor], like: torch.Tensor, dtype: torch.dtype) -> Any:
+    """Give a tensor of a subclass, with no memory, of another one's sizes and device."""
+    return torch.Tensor._make_wrapper_subclass(kind, like.shape, dtype=dtype, device=like.device)
+
+
+def plain_functions() -> Any:
+    """Give a context in which `__torch_function__` of subclasses is not called."""
+    return torch._C.DisableTorchFunctionSubclass()
 
 
 @contextmanager

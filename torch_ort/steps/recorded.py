@@ -14,6 +14,7 @@ from torch_ort.read.layouts import JointLayout
 from torch_ort.record.recorder import Recording
 from torch_ort.rules.forms import Spec, dense_order, is_contiguous
 from torch_ort.steps.double_backward import DoubleBackward
+from torch_ort.steps.lazy_logits import Recipe
 from torch_ort.steps.runners import ForwardRunner, InferenceRunner
 
 
@@ -39,12 +40,13 @@ class RecordedStep:
 
     def __init__(
         self, recording: Recording, layout: JointLayout, forward: ForwardRunner,
-        double_backward: DoubleBackward,
+        double_backward: DoubleBackward, lazy: Sequence[_C.LazyLogits] = (),
     ) -> None:  # fmt: skip
         self.results = recording.results
         self._double_backward = double_backward
         self._forward = forward
         self._outputs = layout.outputs
+        self._lazy = [Recipe(each, layout.tensor_inputs) for each in lazy]
         self._step = _C.RecordedStep(
             forward.session,
             layout.tensor_inputs,
@@ -55,6 +57,7 @@ class RecordedStep:
             _origins(layout),
             double_backward.key,
             forward.options.early_gradients,
+            [(each.output, each.classes, each.dtypes[-1]) for each in self._lazy],
         )
         self._is_watched = forward.first_backward is not None
         if self._is_watched:
@@ -67,8 +70,11 @@ class RecordedStep:
             self._step.forget_first_backward()
             self._is_watched = False
         results = self._step(inputs, saved_tensor_hooks_copy())
+        all_rows = [results.pop() for _ in self._lazy]
         if kept is not None:
             self._forward.first_backward.after_forward(results[-1], kept)
+        for each, rows in zip(self._lazy, reversed(all_rows), strict=True):
+            results[each.output] = each.leave(results[each.output], rows, inputs)
         outputs = results if self._outputs.are_tensors else self._outputs.assemble(results)
         return self.results.of(inputs, outputs, given)
 

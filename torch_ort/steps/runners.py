@@ -18,6 +18,7 @@ from torch_ort.pytorch import (
 )
 from torch_ort.read.layouts import JointLayout, OutputLayout
 from torch_ort.steps.first_backward import FirstBackward, Kept
+from torch_ort.steps.lazy_logits import Recipe
 from torch_ort.steps.state import GraphState
 
 
@@ -139,6 +140,9 @@ class InferenceRunner:
         self._outputs = outputs
         self._written = written  # positions of the inputs that the graph writes into
         self._state = state
+        self._lazy = [
+            Recipe(each, range(len(program.tensor_inputs))) for each in program.lazy_logits
+        ]
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """Run the graph; clears `args`."""
@@ -150,4 +154,7 @@ class InferenceRunner:
         if watchers.call_watchers:
             watchers.note_call(self.session, tensors, symbols)
         results = _C.run_forward(self.session.id, tensors, symbols, False)
+        for each in self._lazy:
+            rows = results[each.output]
+            results[each.output] = each.leave(each.stand_in(rows), rows, tensors)
         return self._outputs.assemble(results)

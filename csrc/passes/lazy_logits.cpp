@@ -1,0 +1,182 @@
+// Logits that torch_ort.LinearCrossEntropy writes because they leave -> they are not written. In
+// their place leave the rows of the layer, from which, with its weight and bias, the caller makes
+// them when somebody reads them (LazyLogits).
+//
+// It is the only pass that changes what a graph gives, and so runs where somebody asks for it
+// alone. A gradient that logits have, if they are read, comes in as before.
+//
+// Declines where something of the graph reads logits, where what leaves is not all rows of them,
+// and where weight or bias are no inputs of the graph, which the caller has at hand.
+#include "passes/lazy_logits.h"
+
+#include "ir/edit.h"
+#include "ops/linear_loss.h"
+#include "ops/op.h"
+#include "ops/shapes.h"
+#include "ops/writer.h"
+#include "passes/attention_words.h"
+#include "passes/known_sizes.h"
+#include "passes/loss_words.h"
+#include "passes/memory.h"
+#include "passes/pass.h"
+#include "passes/unread.h"
+
+#include <algorithm>
+#include <optional>
+
+namespace torch_ort::passes {
+
+namespace {
+
+using attention::shape_of;
+using attention::swaps_last_dims;
+using ir::DType;
+using ir::Graph;
+using ir::Node;
+using ir::Shape;
+using ir::Type;
+using ir::Value;
+
+thread_local std::vector<LazyLogits>* found_in_force = nullptr;
+
+constexpr size_t kLogits = 2;  // which result they are
+
+// What leaves: an output of the graph, or what the border reads.
+struct Leaf {
+  Value* value;
+  ir::Use use;
+  std::vector<DType> dtypes;  // from the logits to the value
+};
+
+struct Found {
+  std::vector<Leaf> leaves;
+  std::vector<Node*> made;  // of the logits: views and casts
+  LazyLogits form;          // but for what is of one leaf
+};
+
+class Finder {
+ public:
+  explicit Finder(const Graph& graph) : graph_(graph), memory_(graph) {}
+
+  std::optional<Found> find(const Node& loss) const {
+    const ops::LinearLoss form = ops::linear_loss(loss);
+    if (!form.has_logits) return std::nullopt;
+    Value& logits = *loss.outputs[kLogits];
+    Found found;
+    found.form.soft_cap = form.soft_cap;
+    if (!is_real(&logits) || !shape_of(logits)[1].is_constant()) return std::nullopt;
+    found.form.classes = shape_of(logits)[1].constant();
+    const std::optional<Source> weight = source(loss.inputs[1]);
+    const std::optional<Source> bias =
+        form.has_bias ? source(loss.inputs[3]) : Source{.input = -1, .is_turned = false};
+    if (!weight || !bias || bias->is_turned) return std::nullopt;
+    found.form.weight = weight->input;
+    found.form.is_turned = weight->is_turned;
+    found.form.bias = bias->input;
+    if (!follow(logits, {logits.type.dtype}, found) || found.leaves.empty()) return std::nullopt;
+    return found;
+  }
+
+ private:
+  struct Source {
+    int input;
+    bool is_turned;
+  };
+
+  // An input of the graph, perhaps turned over, and cast once.
+  std::optional<Source> source(const Value* value) const {
+    Source found{.input = -1, .is_turned = false};
+    bool is_cast = false;
+    for (; value->producer != nullptr; value = value->producer->inputs[0]) {
+      if (losses::is_cast(*value->producer) && !is_cast) {
+        is_cast = true;
+      } else if (swaps_last_dims(value->producer)) {
+        found.is_turned = !found.is_turned;
+      } else {
+        return std::nullopt;
+      }
+    }
+    const auto at = std::find(graph_.inputs.begin(), graph_.inputs.end(), value);
+    if (at == graph_.inputs.end() || memory_.is_written(value)) return std::nullopt;
+    found.input = static_cast<int>(at - graph_.inputs.begin());
+    return found;
+  }
+
+  bool follow(Value& value, const std::vector<DType>& dtypes, Found& found) const {
+    if (memory_.is_written(&value)) return false;
+    for (const ir::Use& use : value.uses) {
+      if (use.node == nullptr || ir::is(use.node, "YieldOp", ir::kMicrosoftDomain)) {
+        found.leaves.push_back({&value, use, dtypes});
+        continue;
+      }
+      Node& node = *use.node;
+      if (use.index != 0 || !losses::keeps_rows(node)) return false;
+      std::vector<DType> next = dtypes;
+      if (losses::is_cast(node)) next.push_back(node.outputs[0]->type.dtype);
+      found.made.push_back(&node);
+      if (!follow(*node.outputs[0], next, found)) return false;
+    }
+    return true;
+  }
+
+  const Graph& graph_;
+  const SharedMemory memory_;
+};
+
+void rewrite(Graph& graph, Node& loss, Found& found) {
+  Value* rows = loss.inputs[0];
+  for (Leaf& leaf : found.leaves) {
+    ops::Writer write(graph, leaf.use.node);
+    Shape shape = shape_of(*leaf.value);
+    shape.back() = shape_of(*rows).back();
+    Value* leaving = shape == shape_of(*rows) ? rows : write.reshape(rows, shape);
+    if (leaf.use.node == nullptr) {
+      ir::set_output(graph, leaf.use.index, *leaving);
+    } else {
+      ir::set_input(*leaf.use.node, leaf.use.index, leaving);
+    }
+    LazyLogits made = found.form;
+    made.output = leaf.use.index;
+    made.dtypes = std::move(leaf.dtypes);
+    LazyLogitsInForce::found()->push_back(std::move(made));
+  }
+  erase_unread(graph, found.made);
+  ops::LinearLoss form = ops::linear_loss(loss);
+  form.has_logits = false;
+  ir::Attrs attrs;
+  ops::write(form, attrs);
+  std::vector<Value*> old = loss.outputs;
+  old.erase(old.begin() + kLogits);
+  std::vector<Type> types;
+  for (const Value* value : old) types.push_back(value->type);
+  ops::Writer write(graph, &loss);
+  Node& made = write.add(loss.op, loss.inputs, types, attrs);
+  for (size_t i = 0; i < old.size(); ++i) ir::replace_uses(*old[i], *made.outputs[i], graph);
+  ir::erase(graph, loss);
+}
+
+}  // namespace
+
+LazyLogitsInForce::LazyLogitsInForce(std::vector<LazyLogits>* found) : before_(found_in_force) {
+  found_in_force = found;
+}
+
+LazyLogitsInForce::~LazyLogitsInForce() { found_in_force = before_; }
+
+std::vector<LazyLogits>* LazyLogitsInForce::found() { return found_in_force; }
+
+int lazy_logits(Graph& graph) {
+  if (LazyLogitsInForce::found() == nullptr) return 0;
+  int rewrites = 0;
+  for (Node& node : graph.nodes) {
+    if (!ir::is(&node, "LinearCrossEntropy", ir::kTorchOrtDomain)) continue;
+    std::optional<Found> found = Finder(graph).find(node);
+    if (!found) continue;
+    if (!may_rewrite()) break;
+    rewrite(graph, node, *found);
+    ++rewrites;
+  }
+  return rewrites;
+}
+
+}  // namespace torch_ort::passes
