@@ -65,7 +65,7 @@ class Rewriter {
     Node& made = write_loss();
     size_t next = 2;
     Value* logits = form_.has_logits ? made.outputs[next++] : nullptr;
-    hand_over_rows(*made.outputs[0], *match_.loss);
+    hand_over_rows(*made.outputs[0], *match_.loss, form_.reduction == ops::Reduction::kNone);
     std::vector<Node*> gone = {match_.loss, match_.softmax};
     if (match_.backward) {
       Backward& backward = *match_.backward;
@@ -93,7 +93,7 @@ class Rewriter {
     }
     for (Node* node : {match_.sums, match_.logsumexp}) {
       if (node == nullptr) continue;
-      hand_over_rows(*made.outputs[next++], *node);
+      hand_over_rows(*made.outputs[next++], *node, node == match_.sums);
       gone.push_back(node);
     }
     if (match_.weighting != nullptr) gone.push_back(match_.weighting);
@@ -115,20 +115,24 @@ class Rewriter {
     Value* weight = swaps_last_dims(match_.weight->producer)
                         ? match_.weight->producer->inputs[0]
                         : write.transpose(match_.weight, {1, 0});
+    const Shape of_loss = form_.reduction == ops::Reduction::kNone ? Shape{rows} : Shape{};
     std::vector<Value*> inputs = {hidden, weight, write_labels(write, rows)};
     if (form_.has_bias) inputs.push_back(match_.bias);
     if (form_.has_class_weight) inputs.push_back(match_.class_weight);
     if (match_.backward) {
       const Backward& backward = *match_.backward;
-      const Shape of_loss = shape_of(*match_.loss->outputs[0]);
-      if (form_.has_loss_grad) inputs.push_back(write_multiple(write, backward.of_loss, of_loss));
-      if (form_.has_sums_grad) inputs.push_back(write_multiple(write, backward.of_sums, {rows}));
+      if (form_.has_loss_grad) {
+        inputs.push_back(write_multiple(write, backward.of_loss, of_loss, !of_loss.empty()));
+      }
+      if (form_.has_sums_grad) {
+        inputs.push_back(write_multiple(write, backward.of_sums, {rows}, true));
+      }
       if (form_.has_square_grad) {
-        inputs.push_back(write_multiple(write, backward.of_logsumexp, {rows}));
+        inputs.push_back(write_multiple(write, backward.of_logsumexp, {rows}, false));
       }
     }
     std::vector<Type> types = {
-        sums_of(shape_of(*match_.loss->outputs[0])),
+        sums_of(of_loss),
         sums_of({ops::workspace_size(form_, classes_.constant(), width_.constant())})};
     if (form_.has_logits) {
       const Node* made = match_.outer == nullptr ? match_.product : match_.outer;
@@ -146,9 +150,11 @@ class Rewriter {
   }
 
   // What a gradient is where the number that it is a multiple of is 1.
-  Value* write_multiple(ops::Writer& write, const Value* gradient, const Shape& shape) const {
+  Value* write_multiple(ops::Writer& write, const Value* gradient, const Shape& shape,
+                        bool is_cut) const {
     const Value* number = match_.backward->gradient;
     Value* made = match_.multiples->write(write, gradient, factors_of(match_, number), sums_);
+    if (is_cut) made = write_all_rows(write, made, ops::Arg{0.0}, sums_);
     return shape_of(*made) == shape ? made : write.reshape(made, shape);
   }
 
@@ -166,22 +172,43 @@ class Rewriter {
 
   // Of all rows of logits. Those that are cut off do not count.
   Value* write_labels(ops::Writer& write, const Dim& rows) const {
-    Value* labels = match_.labels;
+    Value* labels =
+        write_all_rows(write, match_.labels, ops::Arg{Dim(form_.ignore_index)}, DType::kInt64);
+    return shape_of(*labels).size() == 1 ? labels : write.reshape(labels, {rows});
+  }
+
+  // Numbers of the rows that the loss is made of, with `rest` for those that are cut off.
+  Value* write_all_rows(ops::Writer& write, Value* numbers, const ops::Arg& rest,
+                        DType dtype) const {
     for (const Node* node : match_.chain) {
       const std::optional<Cut> cut = losses::cut_of(*node);
       if (!cut) continue;
       Shape shape = shape_of(*node->outputs[0]);
       shape.pop_back();
-      if (!(shape_of(*labels) == shape)) labels = write.reshape(labels, shape);
+      if (!(shape_of(*numbers) == shape)) numbers = write.reshape(numbers, shape);
       Shape pads(2 * shape.size(), Dim(0));
       pads[cut->axis] = cut->before;
       pads[shape.size() + cut->axis] = cut->after;
-      Value& ignored =
-          ir::add_initializer(graph_, "ignored", Type{.dtype = DType::kInt64, .shape = Shape{}},
-                              ops::scalar_data(form_.ignore_index, DType::kInt64));
-      labels = write.make("Pad", {labels, write.ints(pads), &ignored});
+      Value& others = ir::add_initializer(graph_, "rest", Type{.dtype = dtype, .shape = Shape{}},
+                                          ops::scalar_data(rest, dtype));
+      numbers = write.make("Pad", {numbers, write.ints(pads), &others});
     }
-    return shape_of(*labels).size() == 1 ? labels : write.reshape(labels, {rows});
+    return numbers;
+  }
+
+  // Numbers of all rows of logits, less those that are cut off.
+  Value* write_rows_of_loss(ops::Writer& write, Value* numbers) const {
+    for (auto node = match_.chain.rbegin(); node != match_.chain.rend(); ++node) {
+      const std::optional<Cut> cut = losses::cut_of(**node);
+      if (!cut) continue;
+      Shape from = shape_of(*(*node)->inputs[0]);
+      from.pop_back();
+      if (!(shape_of(*numbers) == from)) numbers = write.reshape(numbers, from);
+      const Dim before = cut->before, end = ops::minus(from[cut->axis], cut->after);
+      numbers = write.make("Slice", {numbers, write.ints({before}), write.ints({end}),
+                                     write.ints({static_cast<int64_t>(cut->axis)})});
+    }
+    return numbers;
   }
 
   Type sums_of(Shape shape) const {
@@ -204,10 +231,11 @@ class Rewriter {
   }
 
   // Numbers of rows, or one, in the place of those that `node` makes.
-  void hand_over_rows(Value& numbers, Node& node) {
+  void hand_over_rows(Value& numbers, Node& node, bool is_cut) {
     ops::Writer write(graph_, match_.first);
     Value& old = *node.outputs[0];
     Value* made = write.cast(&numbers, old.type.dtype);
+    if (is_cut) made = write_rows_of_loss(write, made);
     if (!(shape_of(*made) == shape_of(old))) made = write.reshape(made, shape_of(old));
     ir::replace_uses(old, *made, graph_);
   }

@@ -34,11 +34,6 @@ using ir::Value;
 // on. Below it both ways take equally long, and there is little to save.
 constexpr int64_t kLeastSaving = 32 << 20;
 
-bool has_cut(const Match& match) {
-  return std::any_of(match.chain.begin(), match.chain.end(),
-                     [](const Node* node) { return cut_of(*node).has_value(); });
-}
-
 class Matcher {
  public:
   explicit Matcher(const Graph& graph)
@@ -342,9 +337,6 @@ class Matcher {
   bool find_gradients_of_rows(Match& match) const {
     const bool has_rows =
         match.form.reduction == ops::Reduction::kNone || match.form.has_all_rows();
-    if (match.form.reduction == ops::Reduction::kNone || match.form.has_sums) {
-      if (has_cut(match)) return false;
-    }
     if (!has_rows) return true;
     match.multiples.emplace(graph_, memory_, *match.product);
     if (!match.backward) return can_stand_first(match);

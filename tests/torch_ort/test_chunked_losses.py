@@ -75,6 +75,37 @@ def shifted_and_left(model, hidden, labels):
     return loss, logits
 
 
+def smoothed_and_shifted(model, hidden, labels):
+    """Label smoothing of the older loss."""
+    logits = logits_of(model, hidden.view(4, -1, WIDTH))
+    shifted, next_labels = logits[..., :-1, :].contiguous(), labels.view(4, -1)[..., 1:]
+    weight = model.class_weight.to(logits.dtype)
+    return F.cross_entropy(
+        shifted.view(-1, CLASSES), next_labels.flatten(), weight, label_smoothing=0.1
+    )
+
+
+def rows_of_shifted(model, hidden, labels):
+    """Losses of places, each sequence's own mean, with a z-loss of all places."""
+    logits = logits_of(model, hidden.view(4, -1, WIDTH))
+    next_labels = labels.view(4, -1)[:, 1:]
+    losses = F.cross_entropy(
+        logits[:, :-1].flatten(0, 1), next_labels.flatten(), reduction="none", label_smoothing=0.2
+    ).view(4, -1)
+    means = losses.sum(-1) / (next_labels != IGNORED).sum(-1).clamp(min=1)
+    return means.mean() + 1e-2 * logits.logsumexp(-1).square().mean(), logits, losses.detach()
+
+
+def masked_rows_of_shifted(model, hidden, labels):
+    logits = logits_of(model, hidden.view(4, -1, WIDTH))
+    next_labels = labels.view(4, -1)[:, 1:].flatten()
+    losses = F.cross_entropy(
+        logits[:, :-1].reshape(-1, CLASSES), next_labels, model.class_weight.to(logits.dtype),
+        reduction="none",
+    )  # fmt: skip
+    return (losses * hidden[:-4, 0].detach()).sum() / 100, losses.detach()
+
+
 def last_ones(model, hidden, labels):
     """The last places of some sequences."""
     logits = model.head(hidden.view(4, -1, WIDTH))
@@ -209,6 +240,9 @@ MODELS = {
     "shifted": (shifted_labels, True),
     "shifted logits": (shifted_logits, True),
     "shifted and left": (shifted_and_left, True),
+    "smoothed and shifted": (smoothed_and_shifted, True),
+    "rows of shifted": (rows_of_shifted, True),
+    "masked rows of shifted": (masked_rows_of_shifted, True),
     "last ones": (last_ones, False),
     "smoothed": (smoothed, True),
     "smoothed sum": (smoothed_sum, False),
@@ -356,7 +390,9 @@ def test_labels_out_of_range_raise_eagers_error(label):
         call(x, labels)
 
 
-@pytest.mark.parametrize("make", [mean, shifted_and_left, everything, mean_of_means])
+@pytest.mark.parametrize(
+    "make", [mean, shifted_and_left, everything, mean_of_means, rows_of_shifted]
+)
 def test_dynamic_sizes(make):
     """One graph for all sizes, those too for which it would not have been chosen."""
     torch.manual_seed(0)
@@ -416,7 +452,16 @@ def test_gradients_that_are_differentiated(make, monkeypatch):
     assert all(is_near(*pair, 1e-5) for pair in zip(got, want, strict=True))
 
 
-INFERENCE = ("mean", "sum", "weighted", "shifted", "smoothed", "masked mean", "capped and left")
+INFERENCE = (
+    "rows of shifted",
+    "mean",
+    "sum",
+    "weighted",
+    "shifted",
+    "smoothed",
+    "masked mean",
+    "capped and left",
+)
 
 
 @pytest.mark.parametrize("dtype", NEAR, ids=str)
