@@ -59,7 +59,7 @@ TORCH_LIBRARIES := libc10.so libc10_cuda.so libtorch.so libtorch_cpu.so libtorch
 
 help:
 	@echo 'make train       train the example transformer through the engine'
-	@echo 'make test        run the tests (PYTEST_ARGS="-m slow" for the slow ones)'
+	@echo 'make test        run the tests (PYTEST_ARGS="-m slow" for the slow ones, "-m cuda" for those of CUDA)'
 	@echo 'make build       build the extension, or what changed of it'
 	@echo 'make wheel       build dist/*.whl, which carries libprotobuf'
 	@echo 'make wheel-test  try that wheel in an empty virtual environment'
@@ -103,7 +103,7 @@ build: $(INSTALLED)
 style: build $(ENV)/.torch_ort-dev
 	$(ENV)/bin/ruff check .
 	$(ENV)/bin/ruff format --check .
-	$(ENV)/bin/clang-format --dry-run -Werror $$(find csrc -name '*.h' -o -name '*.cpp')
+	$(ENV)/bin/clang-format --dry-run -Werror $$(find csrc tests/emulated -name '*.h' -o -name '*.cpp')
 	{ git diff --name-only --diff-filter=d $(TIDY_AGAINST) -- $(TIDY_FILES); \
 	  git ls-files --others --exclude-standard -- $(TIDY_FILES); } | \
 	  xargs -r -n 2 -P 2 $(ENV)/bin/clang-tidy -p $(BUILD_DIR) --quiet
@@ -112,7 +112,7 @@ style: build $(ENV)/.torch_ort-dev
 format: $(ENV)/.torch_ort-dev
 	$(ENV)/bin/ruff check --fix-only -q .
 	$(ENV)/bin/ruff format .
-	$(ENV)/bin/clang-format -i $$(find csrc -name '*.h' -o -name '*.cpp')
+	$(ENV)/bin/clang-format -i $$(find csrc tests/emulated -name '*.h' -o -name '*.cpp')
 
 wheel: $(TOOLS) $(ENV)/.torch_ort-dev
 	rm -rf build/wheels dist

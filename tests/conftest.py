@@ -6,15 +6,18 @@ import gc
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from comparison import Options, Run, assert_same_runs, build, train
+from emulated import cuda_device
+
+if TYPE_CHECKING:
+    from comparison import Run
 
 OURS = ("ort", "ortmodule")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     parser.addoption(
         "--backend",
         default="ort",
@@ -25,6 +28,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--accept", action="store_true", help="write the graphs that passes leave into their cases"
     )
     parser.addoption("--run-slow", action="store_true", help="run tests marked slow as well")
+    # The earliest hook of a conftest: none below this folder has imported torch yet.
+    asked_for = pluginmanager.get_plugin("pytestconfig").known_args_namespace.markexpr or ""
+    if "cuda" in asked_for.replace("not cuda", "") and cuda_device.is_possible():
+        cuda_device.activate()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -58,7 +65,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         import torch
 
         if not torch.cuda.is_available():
-            pytest.skip("needs a CUDA device")
+            pytest.skip("needs a CUDA device: ask with -m cuda for the test device")
 
 
 def _reset() -> None:
@@ -226,6 +233,8 @@ def compare_training(
         compile_settings: dict | None = None,
         **settings: Any,
     ) -> tuple[Run, Run]:
+        from comparison import Options, assert_same_runs, build, train
+
         options = Options(**settings)
         eager, ours = (build(make_model, device=device, seed=options.seed) for _ in range(2))
         want = train(eager, eager, make_inputs, device, options)

@@ -1,0 +1,176 @@
+# Makes `cuda` a device of a PyTorch without CUDA (device/*.cpp), and fills in what torch.cuda asks
+# of the bindings that such a PyTorch lacks, so that the Python of torch.cuda itself runs.
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from emulated import build
+
+_library: ctypes.CDLL | None = None
+
+
+def is_possible() -> bool:
+    """Tell whether the PyTorch that is installed has no accelerator of its own."""
+    version = build.torch_version()
+    return all(version.get(name) is None for name in ("cuda", "hip", "xpu"))
+
+
+def is_active() -> bool:
+    """Tell whether `cuda` is the test device in this process."""
+    return _library is not None
+
+
+def activate() -> None:
+    """Make `cuda` the test device, for as long as the process lives.
+
+    Raises RuntimeError if torch is imported already: it looks for accelerators once, then.
+    """
+    global _library
+    if is_active():
+        return
+    if "torch" in sys.modules:
+        raise RuntimeError("torch was imported before the test device was made")
+    # Its symbols stay its own, and so do those of libtorch, which it brings.
+    _library = ctypes.CDLL(str(build.device_library()), ctypes.RTLD_LOCAL)
+    _library.emulated_calls.restype = ctypes.c_char_p
+    _library.emulated_set_memory_fraction.argtypes = [ctypes.c_double]
+    _fill_in_bindings()
+
+
+def calls() -> Counter[str]:
+    """Count the kernels that have run on the device, by the operator's full name."""
+    assert _library is not None
+    lines = _library.emulated_calls().decode().splitlines()
+    return Counter({name: int(count) for name, count in (line.split() for line in lines)})
+
+
+@dataclass(frozen=True)
+class Properties:
+    """What the device says of itself: a small one of compute capability 9.0."""
+
+    name: str = "test device on the CPU"
+    major: int = 9
+    minor: int = 0
+    total_memory: int = 16 << 30
+    multi_processor_count: int = 4
+    warp_size: int = 32
+    max_threads_per_multi_processor: int = 2048
+    regs_per_multiprocessor: int = 65536
+    shared_memory_per_block: int = 48 << 10
+    shared_memory_per_block_optin: int = 227 << 10
+    shared_memory_per_multiprocessor: int = 228 << 10
+    L2_cache_size: int = 8 << 20
+
+
+def _fill_in_bindings() -> None:
+    import torch
+
+    assert _library is not None
+    fraction = 1.0
+
+    def check_device(device: int) -> None:
+        if device not in (-1, 0):
+            raise torch.AcceleratorError("CUDA error: invalid device ordinal")
+
+    def exchange_device(device: int) -> int:
+        check_device(device)
+        return 0 if device == 0 else -1
+
+    # A function of its own: Dynamo knows both, and tells functions apart by identity.
+    def maybe_exchange_device(device: int) -> int:
+        return exchange_device(device)
+
+    def set_memory_fraction(new: float, device: int) -> None:
+        nonlocal fraction
+        check_device(device)
+        fraction = new
+        _library.emulated_set_memory_fraction(new)
+
+    def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
+        torch.accelerator.set_stream(
+            torch.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type)
+        )
+
+    def stream_data(stream: torch.Stream) -> tuple[int, int, int]:
+        return stream.stream_id, stream.device_index, stream.device_type
+
+    bindings: dict[str, Any] = {
+        "_cuda_getDeviceCount": lambda: 1,
+        "_cuda_getDevice": lambda: 0,
+        "_cuda_setDevice": check_device,
+        "_cuda_exchangeDevice": exchange_device,
+        "_cuda_maybeExchangeDevice": maybe_exchange_device,
+        "_cuda_isInBadFork": lambda: False,
+        "_cuda_synchronize": lambda: torch.accelerator.synchronize(0),
+        "_cuda_getArchFlags": lambda: "sm_90",
+        "_cuda_getCurrentStream": lambda device: stream_data(
+            torch.accelerator.current_stream(device)
+        ),
+        "_cuda_getDefaultStream": lambda device: (0, 0, 1),
+        "_cuda_getCurrentRawStream": lambda device: (
+            torch.accelerator.current_stream(device).stream_id
+        ),
+        "_cuda_setStream": set_stream,
+        "_cuda_memoryStats": torch._C._accelerator_getDeviceStats,
+        "_cuda_resetPeakMemoryStats": torch._C._accelerator_resetPeakStats,
+        "_cuda_resetAccumulatedMemoryStats": torch._C._accelerator_resetAccumulatedStats,
+        "_cuda_emptyCache": torch._C._accelerator_emptyCache,
+        "_cuda_setMemoryFraction": set_memory_fraction,
+        "_cuda_getMemoryFraction": lambda device: fraction,
+        "_cuda_getAllocatorBackend": lambda: "native",
+        "_cuda_isCurrentStreamCapturing": lambda: False,
+    }
+    for name, value in bindings.items():
+        setattr(torch._C, name, value)
+
+    cuda = torch.cuda
+    cuda._exchange_device = exchange_device
+    cuda._maybe_exchange_device = maybe_exchange_device
+    cuda._get_device_properties = lambda device: Properties()
+    cuda.is_current_stream_capturing = lambda: False
+    cuda.default_generators = (torch.Generator(device="cuda"),)
+    cuda.Stream = cuda.streams.Stream = _Stream
+    cuda.Event = cuda.streams.Event = _event_class(torch)
+    cuda._initialized = True
+
+    # A storage of CUDA is made by what this torch was built without; one of a tensor is the same.
+    make = torch.UntypedStorage.__new__
+
+    def make_storage(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        if device is None or torch.device(device).type != "cuda":
+            return make(cls, *args, **({} if device is None else {"device": device}), **kwargs)
+        return torch.empty(*args, dtype=torch.uint8, device=device).untyped_storage()
+
+    torch.UntypedStorage.__new__ = make_storage
+
+
+class _Streams(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        import torch
+
+        return isinstance(instance, torch.Stream)
+
+
+class _Stream(metaclass=_Streams):
+    """`torch.cuda.Stream`: `torch.Stream` with its arguments."""
+
+    def __new__(cls, device: Any = None, priority: int = 0, **kwargs: int) -> Any:
+        import torch
+
+        if kwargs:
+            return torch.Stream(**kwargs)
+        return torch.Stream(device="cuda" if device is None else device, priority=priority)
+
+
+def _event_class(torch: Any) -> type:
+    class Event(torch.Event):
+        def __new__(cls, enable_timing: bool = False, blocking: bool = False) -> Any:
+            return super().__new__(
+                cls, device="cuda", enable_timing=enable_timing, blocking=blocking
+            )
+
+    return Event

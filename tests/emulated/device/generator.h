@@ -1,0 +1,17 @@
+// Random numbers of the test device.
+#pragma once
+
+#include <ATen/core/Generator.h>
+
+namespace emulated {
+
+// A generator as CUDA has it: a seed and an offset are all of its state (16 bytes). Each kernel
+// that draws takes a stream of its own from them, and moves the offset.
+at::Generator make_generator(uint64_t seed);
+at::Generator& default_generator();
+
+// The seed of the stream of the next kernel. Who has not drawn from it gives it back.
+uint64_t next_stream(at::Generator& generator);
+void give_back(at::Generator& generator);
+
+}  // namespace emulated

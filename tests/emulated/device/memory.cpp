@@ -1,0 +1,248 @@
+#include "memory.h"
+
+#include <c10/core/impl/alloc_cpu.h>
+#include <c10/util/Exception.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+namespace emulated {
+namespace {
+
+using c10::CachingAllocator::Stat;
+using c10::CachingAllocator::StatArray;
+using c10::CachingAllocator::StatType;
+
+constexpr size_t kAlignment = 512;
+constexpr int kPoison = 0xFF;
+const c10::Device kDevice(c10::DeviceType::CUDA, 0);
+
+// The two mappings. Pages that nobody has used take no memory.
+struct Pages {
+  char* device;
+  char* host;
+
+  Pages() {
+    const int file = memfd_create("emulated_cuda", MFD_CLOEXEC);
+    TORCH_CHECK(file >= 0 && ftruncate(file, kDeviceBytes) == 0, "emulated device: no memory");
+    device = map(file, PROT_NONE);
+    host = map(file, PROT_READ | PROT_WRITE);
+    close(file);
+  }
+
+  static char* map(int file, int protection) {
+    void* found = mmap(nullptr, kDeviceBytes, protection, MAP_SHARED | MAP_NORESERVE, file, 0);
+    TORCH_CHECK(found != MAP_FAILED, "emulated device: no address space");
+    return static_cast<char*>(found);
+  }
+};
+
+const Pages& pages() {
+  static const Pages each;
+  return each;
+}
+
+Stat& whole(StatArray& stats) { return stats[static_cast<size_t>(StatType::AGGREGATE)]; }
+
+class Allocator final : public c10::DeviceAllocator {
+ public:
+  c10::DataPtr allocate(size_t requested) override {
+    if (requested == 0) return {nullptr, kDevice};
+    const size_t bytes = (requested + kAlignment - 1) / kAlignment * kAlignment;
+    std::lock_guard lock(mutex_);
+    auto place = free_.begin();
+    while (place != free_.end() && place->second < bytes) ++place;
+    size_t offset;
+    if (place != free_.end()) {
+      offset = place->first;
+      const size_t rest = place->second - bytes;
+      free_.erase(place);
+      if (rest > 0) free_.emplace(offset + bytes, rest);
+    } else {
+      if (end_ + bytes > limit_) {
+        ++stats_.num_ooms;
+        TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ",
+                         requested, " bytes. GPU 0 has a total capacity of ", limit_,
+                         " bytes of which ", limit_ - end_, " bytes are free.");
+      }
+      offset = end_;
+      end_ += bytes;
+      std::memset(pages().host + offset, kPoison, bytes);
+      whole(stats_.reserved_bytes).increase(bytes);
+    }
+    for (StatArray* each : {&stats_.allocated_bytes, &stats_.active_bytes}) {
+      whole(*each).increase(bytes);
+    }
+    for (StatArray* each : {&stats_.allocation, &stats_.active}) whole(*each).increase(1);
+    whole(stats_.requested_bytes).increase(requested);
+    char* address = pages().device + offset;
+    live_.emplace(address, Block{bytes, requested});
+    return {address, address, &drop, kDevice};
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override { return &drop; }
+  void copy_data(void* to, const void* from, size_t count) const override {
+    std::memcpy(host_view(to), host_view(from), count);
+  }
+
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t) override {}
+  void recordStream(const c10::DataPtr&, c10::Stream) override {}
+
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override {
+    std::lock_guard lock(mutex_);
+    return stats_;
+  }
+  void resetAccumulatedStats(c10::DeviceIndex) override {
+    std::lock_guard lock(mutex_);
+    for (StatArray* each : all_stats()) whole(*each).reset_accumulated();
+    stats_.num_ooms = 0;
+  }
+  void resetPeakStats(c10::DeviceIndex) override {
+    std::lock_guard lock(mutex_);
+    for (StatArray* each : all_stats()) whole(*each).reset_peak();
+  }
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex) override {
+    std::lock_guard lock(mutex_);
+    size_t unused = limit_ - end_;
+    for (const auto& [offset, bytes] : free_) unused += bytes;
+    return {unused, kDeviceBytes};
+  }
+
+  void set_limit(size_t bytes) {
+    std::lock_guard lock(mutex_);
+    limit_ = bytes;
+  }
+
+ private:
+  struct Block {
+    size_t bytes, requested;
+  };
+
+  static void drop(void* address);
+
+  void release(void* address) {
+    std::lock_guard lock(mutex_);
+    const auto found = live_.find(address);
+    TORCH_INTERNAL_ASSERT(found != live_.end());
+    const auto [bytes, requested] = found->second;
+    live_.erase(found);
+    for (StatArray* each : {&stats_.allocated_bytes, &stats_.active_bytes}) {
+      whole(*each).decrease(bytes);
+    }
+    for (StatArray* each : {&stats_.allocation, &stats_.active}) whole(*each).decrease(1);
+    whole(stats_.requested_bytes).decrease(requested);
+
+    const size_t offset = static_cast<char*>(address) - pages().device;
+    std::memset(pages().host + offset, kPoison, bytes);
+    auto next = free_.emplace(offset, bytes).first;
+    if (auto after = std::next(next); after != free_.end() && offset + bytes == after->first) {
+      next->second += after->second;
+      free_.erase(after);
+    }
+    if (next != free_.begin()) {
+      if (auto before = std::prev(next); before->first + before->second == offset) {
+        before->second += next->second;
+        free_.erase(next);
+      }
+    }
+  }
+
+  std::array<StatArray*, 6> all_stats() {
+    return {&stats_.allocation,     &stats_.active,       &stats_.allocated_bytes,
+            &stats_.reserved_bytes, &stats_.active_bytes, &stats_.requested_bytes};
+  }
+
+  std::mutex mutex_;
+  std::map<size_t, size_t> free_;  // offset -> bytes; no two of them touch
+  std::map<void*, Block> live_;
+  size_t end_ = 0;  // what lies behind was never used
+  size_t limit_ = kDeviceBytes;
+  c10::CachingDeviceAllocator::DeviceStats stats_;
+};
+
+// Never destroyed: tensors of Python modules outlive static objects.
+Allocator& device_allocator() {
+  static auto* each = new Allocator;
+  return *each;
+}
+
+void Allocator::drop(void* address) { device_allocator().release(address); }
+
+class PinnedAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    if (bytes == 0) return {nullptr, c10::Device(c10::DeviceType::CPU)};
+    void* address = c10::alloc_cpu(bytes);
+    std::lock_guard lock(mutex_);
+    live_.emplace(static_cast<char*>(address), bytes);
+    return {address, address, &drop, c10::Device(c10::DeviceType::CPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &drop; }
+  void copy_data(void* to, const void* from, size_t count) const override {
+    std::memcpy(to, from, count);
+  }
+
+  bool owns(const void* address) {
+    std::lock_guard lock(mutex_);
+    auto after = live_.upper_bound(static_cast<char*>(const_cast<void*>(address)));
+    if (after == live_.begin()) return false;
+    const auto& [start, bytes] = *std::prev(after);
+    return address < start + bytes;
+  }
+
+ private:
+  static void drop(void* address) {
+    auto& self = static_cast<PinnedAllocator&>(pinned_allocator());
+    {
+      std::lock_guard lock(self.mutex_);
+      self.live_.erase(static_cast<char*>(address));
+    }
+    c10::free_cpu(address);
+  }
+
+  std::mutex mutex_;
+  std::map<char*, size_t> live_;
+};
+
+}  // namespace
+
+bool is_device_address(const void* address) {
+  const auto* at = static_cast<const char*>(address);
+  return at >= pages().device && at < pages().device + kDeviceBytes;
+}
+
+void* host_view(const void* address) {
+  if (address == nullptr) return nullptr;
+  TORCH_CHECK(is_device_address(address), "CUDA error: an illegal memory access was encountered (",
+              address, " is not memory of the device)");
+  return pages().host + (static_cast<const char*>(address) - pages().device);
+}
+
+c10::DeviceAllocator& allocator() { return device_allocator(); }
+
+void set_memory_fraction(double fraction) {
+  device_allocator().set_limit(static_cast<size_t>(fraction * kDeviceBytes));
+}
+
+c10::Allocator& pinned_allocator() {
+  static auto* each = new PinnedAllocator;
+  return *each;
+}
+
+bool is_pinned(const void* address) {
+  return static_cast<PinnedAllocator&>(pinned_allocator()).owns(address);
+}
+
+namespace {
+const bool registered = [] {
+  c10::SetAllocator(c10::DeviceType::CUDA, &allocator(), /*priority=*/100);
+  return true;
+}();
+}  // namespace
+
+}  // namespace emulated

@@ -1,0 +1,30 @@
+// Memory of the test device. Its addresses are real, and no host code can read or write them: each
+// page is mapped twice, once where nobody may touch it (what tensors point to), once for kernels.
+#pragma once
+
+#include <c10/core/CachingDeviceAllocator.h>
+
+#include <cstddef>
+
+namespace emulated {
+
+// Bytes that the device has.
+inline constexpr size_t kDeviceBytes = size_t{16} << 30;
+
+// Where kernels find what tensors have at `address`; null stays null.
+// Raises for any other address outside of the device.
+void* host_view(const void* address);
+bool is_device_address(const void* address);
+
+// The allocator of the device: addresses are multiples of 512, new and freed memory is full of
+// 0xFF, which is NaN in all floating types. Raises OutOfMemoryError in the words of PyTorch's.
+c10::DeviceAllocator& allocator();
+
+// Memory is given out up to this share of what the device has.
+void set_memory_fraction(double fraction);
+
+// Host memory that says it is pinned.
+c10::Allocator& pinned_allocator();
+bool is_pinned(const void* address);
+
+}  // namespace emulated
