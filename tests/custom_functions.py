@@ -79,12 +79,12 @@ class NumpyTanh(Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.y = np.tanh(x.detach().numpy())
-        return torch.from_numpy(ctx.y)
+        ctx.y = np.tanh(x.detach().cpu().numpy())
+        return torch.from_numpy(ctx.y).to(x.device)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return torch.from_numpy(grad.numpy() * (1 - ctx.y**2))
+        return torch.from_numpy(grad.cpu().numpy() * (1 - ctx.y**2)).to(grad.device)
 
 
 class MemoryNegated(Function):
@@ -92,17 +92,25 @@ class MemoryNegated(Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        x = x.contiguous()
+        device, x = x.device, x.contiguous().cpu()
         y = torch.empty_like(x)
         numbers = (ctypes.c_float * x.numel()).from_address(x.data_ptr())
         results = (ctypes.c_float * y.numel()).from_address(y.data_ptr())
         for i, number in enumerate(numbers):
             results[i] = -number
-        return y
+        return y.to(device)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         return -grad
+
+
+class CopyNegated(MemoryNegated):
+    """Reads the memory of a tensor that it has made itself."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return MemoryNegated.forward(ctx, x.clone())
 
 
 class Halves(Function):
@@ -358,11 +366,11 @@ class Transposed(Function):
 class NumpyTransposed(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return torch.from_numpy(x.detach().numpy() * 2).t()
+        return torch.from_numpy(x.detach().cpu().numpy() * 2).t().to(x.device)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return torch.from_numpy(grad.numpy() * 2).t()
+        return torch.from_numpy(grad.cpu().numpy() * 2).t().to(grad.device)
 
 
 class NumpyBackward(Function):
@@ -376,4 +384,4 @@ class NumpyBackward(Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         (x,) = ctx.saved_tensors
-        return torch.from_numpy(grad.numpy() * np.cos(x.detach().numpy()))
+        return (grad.cpu() * np.cos(x.detach().cpu().numpy())).to(grad.device)

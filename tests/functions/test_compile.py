@@ -23,11 +23,11 @@ class NumpyScaled(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, factor):
         ctx.factor = factor
-        return torch.from_numpy(x.detach().numpy() * factor)
+        return torch.from_numpy(x.detach().cpu().numpy() * factor).to(x.device)
 
     @staticmethod
     def backward(ctx, grad):
-        return torch.from_numpy(grad.numpy() * ctx.factor * 3), None
+        return torch.from_numpy(grad.cpu().numpy() * ctx.factor * 3).to(grad.device), None
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ class ScaledByObject(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, factor):
         ctx.factor = factor
-        return torch.from_numpy(x.detach().numpy() * factor.value)
+        return torch.from_numpy(x.detach().cpu().numpy() * factor.value).to(x.device)
 
     @staticmethod
     def backward(ctx, grad):

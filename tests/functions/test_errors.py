@@ -213,7 +213,7 @@ class NeedsMore(Function):
 
     @staticmethod
     def forward(ctx, x):
-        if float(x.detach().numpy().max()) < 5:
+        if float(x.detach().abs().cpu().numpy().max()) < 5:
             raise ValueError("too small")
         return x * 2
 
@@ -254,12 +254,12 @@ def test_sizes_that_do_not_follow_the_arguments_are_fixed(compare):
         @staticmethod
         def forward(ctx, x):
             ctx.shape = x.shape
-            rows = x.detach().numpy()
-            return torch.from_numpy(rows[: rows.shape[0] // 3 + 1].copy())
+            rows = x.detach().cpu().numpy()
+            return torch.from_numpy(rows[: rows.shape[0] // 3 + 1].copy()).to(x.device)
 
         @staticmethod
         def backward(ctx, grad):
-            full = torch.zeros(ctx.shape)
+            full = torch.zeros(ctx.shape, device=grad.device)
             full[: grad.shape[0]] = grad
             return full
 
@@ -271,10 +271,10 @@ def test_flattened_size_of_an_opaque_function(compare):
         @staticmethod
         def forward(ctx, x):
             ctx.shape = x.shape
-            return torch.from_numpy(x.detach().numpy().reshape(-1).copy())
+            return torch.from_numpy(x.detach().cpu().numpy().reshape(-1).copy()).to(x.device)
 
         @staticmethod
         def backward(ctx, grad):
-            return torch.from_numpy(grad.numpy().reshape(ctx.shape))
+            return torch.from_numpy(grad.cpu().numpy().reshape(ctx.shape)).to(grad.device)
 
     compare(Flat.apply, lambda step: torch.randn(4 + step, 6))

@@ -28,6 +28,7 @@ CASES = {
     "numpy": F.NumpyTanh.apply,
     "numpy in backward": F.NumpyBackward.apply,
     "addresses": F.MemoryNegated.apply,
+    "addresses of a copy": F.CopyNegated.apply,
     "two outputs": lambda x: F.SumAndProduct.apply(x, x.tanh()),
     "integer output": F.Halves.apply,
     "marked output": F.FixedCopy.apply,
@@ -224,7 +225,7 @@ class Noise(torch.autograd.Function):
     def forward(ctx, x):
         ctx.noise = torch.rand_like(x)
         ctx.numbers = np.random.rand(6).astype("float32")
-        return x * ctx.noise + torch.from_numpy(ctx.numbers)
+        return x * ctx.noise + torch.from_numpy(ctx.numbers).to(x.device)
 
     @staticmethod
     def backward(ctx, grad):
@@ -244,7 +245,7 @@ def test_random_numbers_in_their_order(compare):
     )
 
 
-def test_autocast(compare):
+def test_autocast(compare, device):
     kinds = []
 
     class Product(torch.autograd.Function):
@@ -261,7 +262,7 @@ def test_autocast(compare):
             return grad.float() @ y.t().float(), x.t().float() @ grad.float()
 
     def function(x):
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(device, torch.bfloat16):
             return Product.apply(x.float(), x.float().t()).float()
 
     compare(function)
@@ -277,11 +278,11 @@ def test_inference_mode(assert_python_steps):
     assert_python_steps(1)
 
 
-def test_function_without_tensors_among_its_arguments(compare):
+def test_function_without_tensors_among_its_arguments(compare, device):
     class Grid(torch.autograd.Function):
         @staticmethod
         def forward(ctx, count):
-            return torch.arange(float(count))
+            return torch.arange(float(count), device=device)
 
         @staticmethod
         def backward(ctx, grad):

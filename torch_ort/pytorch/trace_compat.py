@@ -14,7 +14,7 @@ import sympy
 import torch
 from torch._dynamo.source import LocalSource
 from torch._functorch._aot_autograd.schemas import OutputType
-from torch._guards import TracingContext, detect_fake_mode, tracing
+from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     FakeTensor,
@@ -226,13 +226,14 @@ def fakes_apart() -> Iterator[None]:
 @contextmanager
 def without_numbers(tensors: Sequence[Any]) -> Iterator[None]:
     """Run code on fake tensors whose numbers it may want: then it fails, and leaves no trace."""
-    mode = detect_fake_mode([tensor for tensor in tensors if isinstance(tensor, FakeTensor)])
-    if mode is None:
+    fakes = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
+    if not fakes:
         raise UnsupportedFakeTensorException("the tensors are not fake ones")
-    for tensor in tensors:
-        if isinstance(tensor, FakeTensor):
-            # Compiled code would read at address 0 otherwise.
-            torch._C._set_throw_on_mutable_data_ptr(tensor)
+    # Compiled code would read at address 0 otherwise: of these, and of what is made of them. Their
+    # mode is not always that of the trace around.
+    mode = fakes[0].fake_mode
+    for tensor in fakes:
+        torch._C._set_throw_on_mutable_data_ptr(tensor)
     before, mode._allow_unsafe_data_ptr_access = mode._allow_unsafe_data_ptr_access, False
     env = mode.shape_env
     try:
