@@ -406,6 +406,7 @@ class TestHigherOrderOps:
         )
 
     @pytest.mark.cuda
+    @pytest.mark.hands_over("Dynamo gives an operator that takes graphs")
     def test_flex_attention_trains(self, compiled, assert_engine_ran):
         def function(q, k, v):
             return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s - (i - j).abs() * 0.1)

@@ -169,8 +169,12 @@ def _add_auto_functionalized_v1(reader: Any, node: fx.Node) -> None:
 def _add_python_call(reader: Any, node: fx.Node) -> None:
     """Any other higher-order operator: called as eager PyTorch would call it, with the GIL."""
     value = node.meta.get("val")
+    # The gradient of flex attention gives those of captured tensors in a list of their own.
     items = value if isinstance(value, list | tuple) else [value]
-    if not all(item is None or isinstance(item, torch.Tensor) for item in items):
+    if not all(
+        item is None or isinstance(item, torch.Tensor)
+        for item in module_compat.pytree.tree_leaves(items)
+    ):
         raise Unsupported(f"node {node.name}: {node.target} gives results that are no tensors")
 
     tensors: list[fx.Node] = []
@@ -201,8 +205,10 @@ def _add_python_call(reader: Any, node: fx.Node) -> None:
             fill, (args, kwargs), is_leaf=lambda x: isinstance(x, _Hole)
         )
         results = node.target(*filled[0], **filled[1])
-        results = results if isinstance(results, list | tuple) else [results]
-        return [torch.empty(0) if result is None else result for result in results]
+        return [
+            torch.empty(0) if result is None else result
+            for result in module_compat.pytree.tree_leaves(results)
+        ]
 
     key = next(_keys)
     _callables[key] = call
