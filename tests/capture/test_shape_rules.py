@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from torch_ort import _C
 from torch_ort.pytorch.dispatch_compat import RESIZING
 from torch_ort.rules import shape_rules
-from torch_ort.rules.forms import NoRule, Spec, in_order, spec_of
+from torch_ort.rules.forms import Integer, NoRule, Spec, in_order, spec_of
 
 aten = torch.ops.aten
 
@@ -352,13 +352,16 @@ def specs(value: Any) -> Any:
 def answer(func: Any, args: tuple, kwargs: dict) -> list[Spec]:
     rule = shape_rules.find(func)
     return list(
-        pytree.tree_leaves(rule(*args, **kwargs), is_leaf=lambda leaf: isinstance(leaf, Spec))
+        pytree.tree_leaves(
+            rule(*args, **kwargs), is_leaf=lambda leaf: isinstance(leaf, Spec | Integer)
+        )
     )
 
 
 def assert_is(spec: Spec | None, real: torch.Tensor | None) -> None:
-    if real is None:
-        assert spec is None
+    if not isinstance(real, torch.Tensor):
+        got = _C.size_value(spec.size) if isinstance(spec, Integer) else spec
+        assert got == real
         return
     assert [_C.size_value(n) for n in spec.sizes] == list(real.shape)
     # Strides of dims of one number, or of none at all, are read by nothing.
@@ -562,3 +565,89 @@ def test_sizes_that_do_not_fit_are_left_to_pytorch():
         answer(aten.add.Tensor, (x, y), {})
     with pytest.raises(NoRule):
         answer(aten.mm.default, (x, y), {})
+
+
+# Operators that a GPU alone has, and images. They are made when a test runs: there may be no GPU.
+
+
+def on_gpu(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.ones(*shape, dtype=dtype, device="cuda")
+
+
+def heads(rows: int, width: int = 16, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Give [batch, heads, rows, width], as a model makes it of rows of heads."""
+    return on_gpu(2, rows, 3, width, dtype=dtype).transpose(1, 2)
+
+
+def efficient(rows: int = 40, width: int = 16, **settings: Any) -> tuple:
+    named = {"bias": None, "with_sums": True, "dropout": 0.0} | settings
+    operator = aten._scaled_dot_product_efficient_attention.default
+    return operator, (heads(40), heads(rows), heads(rows, width), *named.values())
+
+
+def efficient_backward() -> tuple:
+    forward, (query, key, value, *_) = efficient(24)
+    given = (heads(40), query, key, value, None, *forward(query, key, value, None, True))
+    operator = aten._scaled_dot_product_efficient_attention_backward.default
+    return operator, (*given, 0.0, [True, True, True, False])
+
+
+def flash(dropout: float = 0.0, dtype: torch.dtype = torch.bfloat16) -> tuple:
+    operator = aten._scaled_dot_product_flash_attention.default
+    return operator, (*(heads(rows, dtype=dtype) for rows in (40, 24, 24)), dropout)
+
+
+def flash_backward() -> tuple:
+    forward, qkv = flash()
+    output, *others, _ = forward(*qkv)
+    seed, offset = others[-2:]
+    operator = aten._scaled_dot_product_flash_attention_backward.default
+    given = (torch.ones_like(output), *qkv[:3], output, *others[:-2], 0.0, False, seed, offset)
+    return operator, given
+
+
+def cell(name: str, gates: int, dtype: torch.dtype = torch.float32) -> tuple:
+    parts = [on_gpu(3, 4 * gates, dtype=dtype) for _ in range(2)]
+    return getattr(aten, name).default, (*parts, on_gpu(3, 4, dtype=dtype))
+
+
+def lstm_backward() -> tuple:
+    state, gates = on_gpu(3, 4), on_gpu(3, 16)
+    operator = aten._thnn_fused_lstm_cell_backward_impl.default
+    return operator, (state, None, state, state, gates, True)
+
+
+GPU_CASES: dict[str, Callable[[], tuple]] = {
+    "efficient attention": efficient,
+    "efficient attention, other keys": lambda: efficient(24, 20),
+    "efficient attention, dropout": lambda: efficient(dropout=0.5),
+    "efficient attention, no log-sums": lambda: efficient(with_sums=False),
+    "efficient attention, backward": efficient_backward,
+    "flash attention": flash,
+    "flash attention, dropout": lambda: flash(0.5, torch.float16),
+    "flash attention, backward": flash_backward,
+    "LSTM cell": lambda: cell("_thnn_fused_lstm_cell", 4),
+    "LSTM cell, backward": lstm_backward,
+    "GRU cell": lambda: cell("_thnn_fused_gru_cell", 3, torch.bfloat16),
+    "GRU cell, backward": lambda: (
+        aten._thnn_fused_gru_cell_backward.default, (on_gpu(3, 4), on_gpu(3, 20), True)
+    ),
+    "images": lambda: (aten.upsample_nearest1d.default, (on_gpu(2, 3, 4), [8])),
+    "images, backward": lambda: (
+        aten.upsample_bilinear2d_backward.default,
+        (on_gpu(2, 3, 8, 6).to(memory_format=torch.channels_last), [8, 6], [2, 3, 4, 5], True),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("symbolic", [False, True], ids=["known", "symbols"])
+@pytest.mark.parametrize("name", GPU_CASES)
+def test_on_a_gpu(name, symbolic):
+    func, args = GPU_CASES[name]()
+    want = pytree.tree_leaves(func(*args), is_leaf=lambda leaf: leaf is None)
+    symbols = Symbols()
+    describe = symbols.spec if symbolic else spec_of
+    got = answer(func, *pytree.tree_map_only(torch.Tensor, describe, (args, {})))
+    for spec, real in zip(got, want, strict=True):
+        assert_is(spec, real)

@@ -23,7 +23,14 @@ from torch_ort.pytorch.graph_compat import HigherOrderOperator, OpOverload, reco
 from torch_ort.read import higher_order
 from torch_ort.read.descriptions import line_of, origin_of, type_of
 from torch_ort.record import bodies
-from torch_ort.rules.symbols import Symbolic, expression_text, size, size_hint, symbol_name
+from torch_ort.rules.symbols import (
+    Symbolic,
+    expression_text,
+    is_known_size,
+    size,
+    size_hint,
+    symbol_name,
+)
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _MEMORY_FORMATS = {
@@ -272,10 +279,12 @@ class FxReader:
         read = {_path(user) for user in _items(node)}
         names, types = [], []
         for path, item in _flat(node.name, value):
-            if item is not None and not isinstance(item, torch.Tensor):
+            is_tensor = isinstance(item, torch.Tensor)
+            # Who reads a size gets it from the sizes that it is made of.
+            if item is not None and not is_tensor and not is_known_size(item):
                 raise Unsupported(f"node {node.name}: result {path} is no tensor")
-            names.append(path if path in read and item is not None else "")
-            types.append(None if item is None else type_of(item))
+            names.append(path if path in read and is_tensor else "")
+            types.append(type_of(item) if is_tensor else None)
         return names, types
 
     def _bound_arguments(self, node: fx.Node) -> list[Any]:

@@ -451,7 +451,7 @@ class _Mode(Answers):
         for i, item in enumerate(items or ()):
             if isinstance(item, Leaf):
                 item.source = (node, i)
-            elif item is not None:
+            elif isinstance(item, tuple | list):
                 self._note_items(self._item(node, i, item), item)
 
     def _item(self, parent: fx.Node, index: int, value: Any) -> fx.Node:

@@ -25,7 +25,7 @@ from torch_ort.pytorch.dispatch_compat import (
 from torch_ort.pytorch.graph_compat import schema
 from torch_ort.pytorch.module_compat import pytree
 from torch_ort.pytorch.trace_compat import TorchDispatchMode, real_tensors
-from torch_ort.rules.forms import NoRule, Spec, is_contiguous, spec_of, value
+from torch_ort.rules.forms import Integer, NoRule, Spec, is_contiguous, spec_of, value
 from torch_ort.rules.shape_rules import find
 from torch_ort.rules.symbols import is_beyond_sizes
 
@@ -167,6 +167,8 @@ def _leaves(spec: Any) -> Any:
         return None
     if isinstance(spec, Spec):
         return leaf_of(spec)
+    if isinstance(spec, Integer):
+        return spec.size
     if not isinstance(spec, tuple | list):
         raise HandOver(f"an operator is called with {spec} in place of a tensor")
     return type(spec)(map(_leaves, spec))

@@ -22,6 +22,12 @@ class Spec(NamedTuple):
     device: torch.device
 
 
+class Integer(NamedTuple):
+    """What an operator gives where it gives an integer, which sizes of its arguments tell."""
+
+    size: Size
+
+
 def spec_of(tensor: torch.Tensor) -> Spec:
     """Give what is known of a tensor without its numbers."""
     return Spec(list(tensor.shape), list(tensor.stride()), tensor.dtype, tensor.device)

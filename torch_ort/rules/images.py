@@ -123,7 +123,9 @@ def _resize_backward_to_rows(
 
 def _image(sizes: Sequence[Size], like: Spec, memory_format: torch.memory_format) -> Spec:
     are_sizes = all(type(size) is not int or size > 0 for size in sizes[2:])
-    if not is_cpu(like) or len(sizes) != len(like.sizes) or not are_sizes:
+    # One function of PyTorch's tells the layout for kernels of the CPU and of CUDA.
+    has_rule = like.device.type in ("cpu", "cuda")
+    if not has_rule or len(sizes) != len(like.sizes) or not are_sizes:
         raise NoRule
     return like._replace(sizes=list(sizes), strides=format_strides(sizes, memory_format))
 

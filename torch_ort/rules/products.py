@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from torch_ort import _C
 from torch_ort.rules.forms import (
+    Integer,
     NoRule,
     Spec,
     broadcast_sizes,
@@ -67,3 +69,70 @@ def _attention_backward(
         return x._replace(strides=in_order(x.sizes, [0, 2, 1, 3]))
 
     return like(query), like(key), like(value)
+
+
+# Attention of GPUs: heads and rows lie in memory as [batch, rows, heads, head].
+
+
+@rule_of(aten._scaled_dot_product_flash_attention.default)
+def _flash_attention(
+    query: Spec, key: Spec, value: Spec, dropout: float = 0.0, is_causal: bool = False,
+    with_mask: bool = False, *, scale: float | None = None,
+) -> tuple[Spec | Integer | None, ...]:  # fmt: skip
+    if with_mask:
+        raise NoRule
+    batch, heads, length, _ = query.sizes
+    return (
+        Spec(query.sizes, kept_strides(query), query.dtype, query.device),
+        rows([batch, heads, length], query, torch.float32),
+        None,
+        None,
+        Integer(length),
+        Integer(key.sizes[2]),
+        rows([2], query, torch.uint64),
+        rows([], query, torch.uint64),
+        rows([0], query),
+    )
+
+
+@rule_of(aten._scaled_dot_product_flash_attention_backward.default)
+def _flash_attention_backward(
+    gradient: Spec, query: Spec, key: Spec, value: Spec, *others: Any, **named: Any
+) -> tuple[Spec, ...]:
+    return tuple(x._replace(strides=kept_strides(x)) for x in (query, key, value))
+
+
+# Log-sums of the memory-efficient kernels have rows up to a multiple of this.
+_EFFICIENT_ROWS = 32
+
+
+def _rows_before_heads(x: Spec) -> Spec:
+    return x._replace(strides=in_order(x.sizes, [0, 2, 1, 3]))
+
+
+@rule_of(aten._scaled_dot_product_efficient_attention.default)
+def _efficient_attention(
+    query: Spec, key: Spec, value: Spec, bias: Spec | None, with_sums: bool,
+    dropout: float = 0.0, is_causal: bool = False, *, scale: float | None = None,
+) -> tuple[Spec, ...]:  # fmt: skip
+    batch, heads, length, _ = query.sizes
+    padded = (length + _EFFICIENT_ROWS - 1) // _EFFICIENT_ROWS * _EFFICIENT_ROWS
+    # The kernel tells the host where in the random stream it has begun.
+    state = Spec([], [], torch.int64, torch.device("cpu") if dropout > 0 else query.device)
+    return (
+        _rows_before_heads(query._replace(sizes=[batch, heads, length, value.sizes[3]])),
+        rows([batch, heads, padded if with_sums else 0], query, torch.float32),
+        state,
+        state,
+    )
+
+
+@rule_of(aten._scaled_dot_product_efficient_attention_backward.default)
+def _efficient_attention_backward(
+    gradient: Spec, query: Spec, key: Spec, value: Spec, bias: Spec | None, output: Spec,
+    sums: Spec, seed: Spec, offset: Spec, dropout: float, wanted: Sequence[bool],
+    is_causal: bool = False, *, scale: float | None = None,
+) -> tuple[Spec | None, ...]:  # fmt: skip
+    if bias is not None and wanted[3]:
+        raise NoRule
+    return *map(_rows_before_heads, (query, key, value)), None

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from torch_ort.pytorch.graph_compat import schema
-from torch_ort.rules import creation, images, losses, parts, products, reductions, views
+from torch_ort.rules import creation, images, losses, parts, products, recurrent, reductions, views
 from torch_ort.rules.pointwise import pointwise
 from torch_ort.rules.table import RULES, Rule
 
 # The table has them when they are imported.
-FAMILIES = (creation, images, losses, parts, products, reductions, views)
+FAMILIES = (creation, images, losses, parts, products, recurrent, reductions, views)
 
 
 def find(operator: Any) -> Rule | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import sympy
 import torch
@@ -90,6 +91,11 @@ def size_hint(value: torch.SymInt) -> int | None:
     """Give the value of a size in the call that is captured; None if there is none."""
     recorded = _C.size_value(value)
     return value.node.hint if recorded is None else recorded
+
+
+def is_known_size(value: Any) -> bool:
+    """Tell whether a value is an integer that sizes of inputs alone tell, and no data."""
+    return type(value) is int or (isinstance(value, torch.SymInt) and size_hint(value) is not None)
 
 
 def is_beyond_sizes(error: Exception) -> bool:

@@ -110,7 +110,10 @@ at::Tensor wrapped_number(const c10::Scalar& number) {
 
 ArgSource source_of(const CallSite& site, const c10::Argument& schema, const ops::Arg& arg) {
   ArgSource source;
-  if (arg.is_none()) return ArgSource::of_constant(IValue());
+  // Formulas of autograd leave a tensor out of which the schema says that it is there.
+  if (arg.is_none())
+    return ArgSource::of_constant(schema.type()->kind() == TypeKind::TensorType ? at::Tensor()
+                                                                                : IValue());
   if (auto* value = std::get_if<ir::Value*>(&arg.value)) {
     source.kind = ArgSource::Kind::kSlot;
     source.slots = {site.slot(*value)};
