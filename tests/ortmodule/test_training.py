@@ -496,7 +496,8 @@ class Dropped(nn.Module):
         self.linear, self.rate = nn.Linear(8, 8), rate
 
     def forward(self, x):
-        return F.dropout(self.linear(x), self.rate, self.training) + torch.rand(8)
+        noise = torch.rand(8, device=x.device)
+        return F.dropout(self.linear(x), self.rate, self.training) + noise
 
 
 def test_dropout_draws_what_eager_draws(compare):
