@@ -85,3 +85,8 @@ def device_library() -> Path:
         flags=("-isystem", f"{torch / 'include'}"),
         links=(f"-L{libraries}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{libraries}"),
     )
+
+
+def driver_library() -> Path:
+    """Build the fake libcuda and NVRTC: one library with the names of both."""
+    return shared_library("driver", links=("-ldl", "-pthread"))
