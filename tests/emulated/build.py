@@ -83,7 +83,7 @@ def device_library() -> Path:
     return shared_library(
         "device",
         flags=("-isystem", f"{torch / 'include'}"),
-        links=(f"-L{libraries}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{libraries}"),
+        links=(f"-L{libraries}", "-ltorch_cpu", "-lc10", "-ldl", f"-Wl,-rpath,{libraries}"),
     )
 
 

@@ -6,9 +6,10 @@ import ctypes
 import sys
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from emulated import build
+from emulated import build, cuda_driver
 
 _library: ctypes.CDLL | None = None
 
@@ -39,6 +40,18 @@ def activate() -> None:
     _library.emulated_calls.restype = ctypes.c_char_p
     _library.emulated_set_memory_fraction.argtypes = [ctypes.c_double]
     _fill_in_bindings()
+
+
+def use_driver() -> Path:
+    """Have the device work with the fake driver from now on, and give the path of its library.
+
+    Streams are the driver's then, and kernels that were launched run before PyTorch's of the same
+    stream, or when somebody waits for them.
+    """
+    assert _library is not None
+    path = cuda_driver.library()
+    _library.emulated_use_driver(str(path).encode())
+    return path
 
 
 def calls() -> Counter[str]:

@@ -1,4 +1,4 @@
-# The fake libcuda and NVRTC (driver/*.cpp): for code that opens both by path, and for tests of texts.
+# The fake libcuda and NVRTC (driver/*.cpp): for code that opens both by path, and for tests.
 from __future__ import annotations
 
 import ctypes
@@ -50,7 +50,10 @@ class Driver:
         raise CudaError(name.value.decode(), reason.value.decode())
 
     def compile(self, text: str, kernel: str) -> ctypes.c_void_p:
-        """Compile a text and give one of its kernels. Raises CudaError with the compiler's words."""
+        """Compile a text and give one of its kernels.
+
+        Raises CudaError with the compiler's words.
+        """
         program, size = ctypes.c_void_p(), ctypes.c_size_t()
         self.rtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"k.cu", 0, None, None)
         try:

@@ -13,13 +13,10 @@ import torch.nn.functional as F
 from emulated import cuda_device
 from torch import nn
 
+if not cuda_device.is_active():
+    pytest.skip("about the test device, which -m cuda makes without a GPU", allow_module_level=True)
+
 pytestmark = pytest.mark.cuda
-
-
-@pytest.fixture(autouse=True)
-def emulated() -> None:
-    if not cuda_device.is_active():
-        pytest.skip("about the test device, and this is a GPU")
 
 
 def on_both(function, *tensors):

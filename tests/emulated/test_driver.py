@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -161,7 +162,7 @@ def test_shared_memory_on_request(cuda):
 def test_memory_of_the_host_is_no_argument(cuda):
     held = (ctypes.c_float * 4)()
     address = ctypes.c_void_p(ctypes.addressof(held))
-    with pytest.raises(CudaError, match="ILLEGAL_ADDRESS: axpy .*argument 0 is no memory"):
+    with pytest.raises(CudaError, match=r"ILLEGAL_ADDRESS: axpy .*argument 0 is no memory"):
         cuda.launch(cuda.compile(AXPY, "axpy"), [1], [4], address, cuda.put([1.0]), 1.0, 1)
 
 
@@ -235,8 +236,6 @@ cuda.launch(cuda.compile(text, "bad"), [1], [1], cuda.put([0.0] * 8), shared=16)
 cuda.check(cuda.cu.cuCtxSynchronize())
 """
     here = Path(__file__).parents[1]
-    import os
-
     done = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(here)}
     )

@@ -1,5 +1,6 @@
 #include "cpu_view.h"
 
+#include "driver.h"
 #include "memory.h"
 #include <ATen/Tensor.h>
 
@@ -44,6 +45,8 @@ c10::DataPtr copy_to_device(const c10::Storage& from) {
 }
 
 }  // namespace
+
+CpuView::CpuView() { run_launched(); }
 
 at::Tensor CpuView::to_cpu(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_cuda()) return tensor;

@@ -12,6 +12,8 @@ namespace emulated {
 // arguments, or are arguments, come back as such.
 class CpuView {
  public:
+  CpuView();
+
   // Tensors that are not of the device stay as they are.
   at::Tensor to_cpu(const at::Tensor& tensor);
 

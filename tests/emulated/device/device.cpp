@@ -1,5 +1,6 @@
 // What PyTorch asks of a device: its number, streams and events (the guard), and what it has (the
 // hooks).
+#include "driver.h"
 #include "generator.h"
 #include "memory.h"
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -20,12 +21,18 @@ void check_index(DeviceIndex index) {
   TORCH_CHECK(index == 0 || index == -1, "CUDA error: invalid device ordinal");
 }
 
-// All work is done when the call returns, so a stream is a name, and an event the time of its
-// record.
+// Without a driver all work is done when the call returns: a stream is a name, and an event the
+// time of its record. The number of a stream of the driver is its handle.
 thread_local c10::StreamId current_stream = 0;
 struct Event {
   Clock::time_point time;
+  void* of_driver = nullptr;
 };
+
+void* handle(const Stream& stream) { return reinterpret_cast<void*>(stream.id()); }
+void* in_driver(void* event) {
+  return event == nullptr ? nullptr : static_cast<Event*>(event)->of_driver;
+}
 
 class Guard final : public c10::impl::DeviceGuardImplInterface {
  public:
@@ -44,6 +51,11 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   Stream getDefaultStream(Device) const override { return Stream(Stream::DEFAULT, kDevice); }
   Stream getNewStream(Device, int) const override {
+    if (driver() != nullptr) {
+      void* made = nullptr;
+      check(driver()->stream_create(&made, 1));
+      return Stream(Stream::UNSAFE, kDevice, reinterpret_cast<c10::StreamId>(made));
+    }
     static std::atomic<c10::StreamId> last = 0;
     return Stream(Stream::UNSAFE, kDevice, ++last);
   }
@@ -55,22 +67,41 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     current_stream = stream.id();
     return before;
   }
-  void* getStreamNativeHandle(const Stream stream) const override {
-    return reinterpret_cast<void*>(stream.id());
+  void* getStreamNativeHandle(const Stream stream) const override { return handle(stream); }
+  bool queryStream(const Stream& stream) const override {
+    return driver() == nullptr || driver()->stream_query(handle(stream)) == 0;
   }
-  bool queryStream(const Stream&) const override { return true; }
-  void synchronizeStream(const Stream&) const override {}
-  void synchronizeDevice(DeviceIndex index) const override { check_index(index); }
+  void synchronizeStream(const Stream& stream) const override {
+    if (driver() != nullptr) check(driver()->stream_synchronize(handle(stream)));
+  }
+  void synchronizeDevice(DeviceIndex index) const override {
+    check_index(index);
+    if (driver() != nullptr) check(driver()->context_synchronize());
+  }
   void recordDataPtrOnStream(const c10::DataPtr&, const Stream&) const override {}
 
-  void record(void** event, const Stream&, DeviceIndex, c10::EventFlag) const override {
+  void record(void** event, const Stream& stream, DeviceIndex, c10::EventFlag) const override {
     if (*event == nullptr) *event = new Event;
-    static_cast<Event*>(*event)->time = Clock::now();
+    auto& each = *static_cast<Event*>(*event);
+    each.time = Clock::now();
+    if (driver() == nullptr) return;
+    if (each.of_driver == nullptr) check(driver()->event_create(&each.of_driver, 0));
+    check(driver()->event_record(each.of_driver, handle(stream)));
   }
-  void block(void*, const Stream&) const override {}
-  bool queryEvent(void*) const override { return true; }
-  void synchronizeEvent(void*) const override {}
+  void block(void* event, const Stream& stream) const override {
+    if (void* each = in_driver(event)) {
+      check(driver()->stream_wait_event(handle(stream), each, 0));
+    }
+  }
+  bool queryEvent(void* event) const override {
+    void* each = in_driver(event);
+    return each == nullptr || driver()->event_query(each) == 0;
+  }
+  void synchronizeEvent(void* event) const override {
+    if (void* each = in_driver(event)) check(driver()->event_synchronize(each));
+  }
   void destroyEvent(void* event, DeviceIndex) const noexcept override {
+    if (void* each = in_driver(event)) driver()->event_destroy(each);
     delete static_cast<Event*>(event);
   }
   double elapsedTime(void* from, void* to, DeviceIndex) const override {
@@ -103,7 +134,9 @@ struct CUDAHooks final : at::CUDAHooksInterface {
   void setCurrentDevice(c10::DeviceIndex index) const override { emulated::check_index(index); }
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex) const override { return 0; }
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex) const override { return 0; }
-  void deviceSynchronize(c10::DeviceIndex) const override {}
+  void deviceSynchronize(c10::DeviceIndex) const override {
+    if (emulated::driver() != nullptr) emulated::check(emulated::driver()->context_synchronize());
+  }
 
   const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override {
     return emulated::default_generator();

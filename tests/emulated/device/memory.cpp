@@ -1,5 +1,7 @@
 #include "memory.h"
 
+#include "driver.h"
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/alloc_cpu.h>
 #include <c10/util/Exception.h>
 #include <sys/mman.h>
@@ -46,6 +48,11 @@ const Pages& pages() {
   return each;
 }
 
+void* current_stream() {
+  const auto* guard = c10::impl::getDeviceGuardImpl(kDevice.type());
+  return reinterpret_cast<void*>(guard->getStream(kDevice).id());
+}
+
 Stat& whole(StatArray& stats) { return stats[static_cast<size_t>(StatType::AGGREGATE)]; }
 
 class Allocator final : public c10::DeviceAllocator {
@@ -53,6 +60,7 @@ class Allocator final : public c10::DeviceAllocator {
   c10::DataPtr allocate(size_t requested) override {
     if (requested == 0) return {nullptr, kDevice};
     const size_t bytes = (requested + kAlignment - 1) / kAlignment * kAlignment;
+    void* stream = current_stream();
     std::lock_guard lock(mutex_);
     auto place = free_.begin();
     while (place != free_.end() && place->second < bytes) ++place;
@@ -80,7 +88,7 @@ class Allocator final : public c10::DeviceAllocator {
     for (StatArray* each : {&stats_.allocation, &stats_.active}) whole(*each).increase(1);
     whole(stats_.requested_bytes).increase(requested);
     char* address = pages().device + offset;
-    live_.emplace(address, Block{bytes, requested});
+    live_.emplace(address, Block{bytes, requested, stream});
     return {address, address, &drop, kDevice};
   }
 
@@ -121,22 +129,38 @@ class Allocator final : public c10::DeviceAllocator {
  private:
   struct Block {
     size_t bytes, requested;
+    void* stream;
   };
 
   static void drop(void* address);
 
+  // Streams are in order: what was launched before the memory is freed may still use it.
   void release(void* address) {
+    void* stream = count_out(address);
+    const Driver* queue = driver();
+    if (queue == nullptr || queue->launch_host(stream, &make_free, address) != 0) {
+      make_free(address);
+    }
+  }
+
+  // Takes a block out of the statistics, and gives the stream that it was made for.
+  void* count_out(void* address) {
     std::lock_guard lock(mutex_);
-    const auto found = live_.find(address);
-    TORCH_INTERNAL_ASSERT(found != live_.end());
-    const auto [bytes, requested] = found->second;
-    live_.erase(found);
+    const Block& block = live_.at(address);
     for (StatArray* each : {&stats_.allocated_bytes, &stats_.active_bytes}) {
-      whole(*each).decrease(bytes);
+      whole(*each).decrease(block.bytes);
     }
     for (StatArray* each : {&stats_.allocation, &stats_.active}) whole(*each).decrease(1);
-    whole(stats_.requested_bytes).decrease(requested);
+    whole(stats_.requested_bytes).decrease(block.requested);
+    return block.stream;
+  }
 
+  static void make_free(void* address);
+
+  void poison_and_join(void* address) {
+    std::lock_guard lock(mutex_);
+    const size_t bytes = live_.at(address).bytes;
+    live_.erase(address);
     const size_t offset = static_cast<char*>(address) - pages().device;
     std::memset(pages().host + offset, kPoison, bytes);
     auto next = free_.emplace(offset, bytes).first;
@@ -172,6 +196,7 @@ Allocator& device_allocator() {
 }
 
 void Allocator::drop(void* address) { device_allocator().release(address); }
+void Allocator::make_free(void* address) { device_allocator().poison_and_join(address); }
 
 class PinnedAllocator final : public c10::Allocator {
  public:
@@ -221,6 +246,16 @@ void* host_view(const void* address) {
   TORCH_CHECK(is_device_address(address), "CUDA error: an illegal memory access was encountered (",
               address, " is not memory of the device)");
   return pages().host + (static_cast<const char*>(address) - pages().device);
+}
+
+void open_memory(int open) {
+  static std::mutex mutex;
+  static int count = 0;
+  const std::lock_guard lock(mutex);
+  count += open != 0 ? 1 : -1;
+  const bool changes = count == (open != 0 ? 1 : 0);
+  const int protection = open != 0 ? PROT_READ | PROT_WRITE : PROT_NONE;
+  if (changes) TORCH_CHECK(mprotect(pages().device, kDeviceBytes, protection) == 0);
 }
 
 c10::DeviceAllocator& allocator() { return device_allocator(); }

@@ -16,6 +16,9 @@ inline constexpr size_t kDeviceBytes = size_t{16} << 30;
 void* host_view(const void* address);
 bool is_device_address(const void* address);
 
+// Lets kernels of a driver read and write what tensors point to, until it is closed as often.
+void open_memory(int open);
+
 // The allocator of the device: addresses are multiples of 512, new and freed memory is full of
 // 0xFF, which is NaN in all floating types. Raises OutOfMemoryError in the words of PyTorch's.
 c10::DeviceAllocator& allocator();

@@ -26,7 +26,8 @@ extern thread_local Now* now;
 
 // A site is a line of the text: threads that meet must have come from the same one.
 void barrier(int site);
-// All lanes of the mask hand over a value of at most 8 bytes; then each may read those of the others.
+// All lanes of the mask hand over a value of at most 8 bytes; then each may read those of the
+// others.
 unsigned meet(unsigned mask, const void* value, size_t size, int site);
 void read(int lane, unsigned turn, void* value, size_t size);
 int lanes_of_warp();

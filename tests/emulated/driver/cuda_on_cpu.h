@@ -1,18 +1,18 @@
-// CUDA C++ text as C++ for a CPU: the fake NVRTC puts this header before it. Each thread of a block is a fiber;
-// they take turns on one thread of the system, in an order that EMULATED_CUDA_ORDER tells (threads.h).
+// CUDA C++ text as C++ for a CPU: the fake NVRTC puts this header before it. Each thread of a block
+// is a fiber; they take turns on one thread of the system, in an order that EMULATED_CUDA_ORDER
+// tells (threads.h).
 //
 // The text may ask for EMULATED_CUDA where inline PTX stands, and says EMULATED_SHARED(name) for
 // `extern __shared__ char name[]`. Static __shared__ variables work, but are not poisoned.
 #pragma once
 
+#include "block.h"
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
 #include <type_traits>
 #include <utility>
-
-#include "block.h"
 
 #define EMULATED_CUDA 1
 #define __global__
@@ -52,7 +52,8 @@ T lane_value(int lane, unsigned turn) {
   return value;
 }
 
-// --- warps ----------------------------------------------------------------------------------------
+// --- warps
+// ----------------------------------------------------------------------------------------
 
 template <typename T>
 T shuffle(int site, unsigned mask, T value, int source, int width = 32) {
@@ -92,7 +93,8 @@ inline void sync_warp(int site, unsigned mask = 0xFFFFFFFF) {
   meet(mask, &nothing, sizeof(nothing), site);
 }
 
-// --- kernels by name, for cuLaunchKernel ----------------------------------------------------------
+// --- kernels by name, for cuLaunchKernel
+// ----------------------------------------------------------
 
 template <typename... A, size_t... I>
 void call(void (*kernel)(A...), void** values, std::index_sequence<I...>) {
@@ -116,14 +118,14 @@ int describe(void (*)(A...), Parameter* parameters) {
 }  // namespace emulated
 
 // What the fake driver looks for behind a text.
-#define EMULATED_KERNEL(name, most_threads)                                                   \
-  extern "C" __attribute__((visibility("default"))) void name##__call(void** values) {        \
-    ::emulated::call(name, values);                                                           \
-  }                                                                                           \
-  extern "C" __attribute__((visibility("default"))) int name##__describe(                     \
-      ::emulated::Parameter* parameters, int* bound) {                                        \
-    *bound = most_threads;                                                                    \
-    return ::emulated::describe(name, parameters);                                            \
+#define EMULATED_KERNEL(name, most_threads)                                            \
+  extern "C" __attribute__((visibility("default"))) void name##__call(void** values) { \
+    ::emulated::call(name, values);                                                    \
+  }                                                                                    \
+  extern "C" __attribute__((visibility("default"))) int name##__describe(              \
+      ::emulated::Parameter* parameters, int* bound) {                                 \
+    *bound = most_threads;                                                             \
+    return ::emulated::describe(name, parameters);                                     \
   }
 
 #define threadIdx (::emulated::now->thread)
@@ -142,7 +144,8 @@ constexpr int warpSize = 32;
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 
-// --- atomics: fibers change hands at barriers alone -----------------------------------------------
+// --- atomics: fibers change hands at barriers alone
+// -----------------------------------------------
 
 template <typename T>
 T atomicExch(T* address, std::type_identity_t<T> value) {
@@ -164,7 +167,8 @@ inline unsigned atomicInc(unsigned* address, unsigned limit) {
   return std::exchange(*address, *address >= limit ? 0u : *address + 1);
 }
 
-// --- numbers --------------------------------------------------------------------------------------
+// --- numbers
+// --------------------------------------------------------------------------------------
 
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline double rsqrt(double x) { return 1.0 / sqrt(x); }

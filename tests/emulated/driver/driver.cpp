@@ -3,6 +3,7 @@
 //   EMULATED_CUDA_LOG=<file>  one line for each launch
 #include "driver.h"
 
+#include "threads.h"
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -17,8 +18,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-
-#include "threads.h"
 
 namespace emulated {
 namespace {
@@ -229,7 +228,8 @@ Result launch(Function& function, const Shape& shape, unsigned shared_bytes, voi
     const void* address;
     std::memcpy(&address, from, sizeof(address));
     if (address != nullptr && !is_known_address(address)) {
-      return complain(kIllegalAddress, "argument " + std::to_string(i) + " is no memory of the device");
+      return complain(kIllegalAddress,
+                      "argument " + std::to_string(i) + " is no memory of the device");
     }
   }
   log_launch(function, shape, shared_bytes);
@@ -274,16 +274,15 @@ EMULATED_API int cuDeviceGet(int* device, int ordinal) {
 EMULATED_API int cuDeviceGetAttribute(int* value, int attribute, int) {
   // Numbers of CUdevice_attribute. Few multiprocessors, so that grids are small.
   static const std::map<int, int> known = {
-      {1, 1024},         // threads of a block
-      {8, 48 << 10},     // shared memory of a block
-      {10, 32},          // threads of a warp
-      {16, 4},           // multiprocessors
-      {39, 2048},        // threads of a multiprocessor
-      {75, 9},           // compute capability
-      {76, 0},
-      {81, 228 << 10},   // shared memory of a multiprocessor
-      {82, 65536},       // its registers
-      {97, 227 << 10},   // shared memory of a block on request
+      {1, 1024},                         // threads of a block
+      {8, 48 << 10},                     // shared memory of a block
+      {10, 32},                          // threads of a warp
+      {16, 4},                           // multiprocessors
+      {39, 2048},                        // threads of a multiprocessor
+      {75, 9},                           // compute capability
+      {76, 0},         {81, 228 << 10},  // shared memory of a multiprocessor
+      {82, 65536},                       // its registers
+      {97, 227 << 10},                   // shared memory of a block on request
   };
   const auto found = known.find(attribute);
   if (found == known.end()) return refuse(kInvalidValue, "an attribute that the fake lacks");
@@ -388,7 +387,8 @@ EMULATED_API int cuModuleGetFunction(void** function, void* module, const char* 
 }
 EMULATED_API int cuFuncSetAttribute(void* function, int attribute, int value) {
   constexpr int kMaxDynamicShared = 8;
-  if (attribute != kMaxDynamicShared) return refuse(kInvalidValue, "an attribute that the fake lacks");
+  if (attribute != kMaxDynamicShared)
+    return refuse(kInvalidValue, "an attribute that the fake lacks");
   if (value < 0 || value > static_cast<int>(kMostShared)) {
     return refuse(kInvalidValue, "more shared memory than a block can have");
   }

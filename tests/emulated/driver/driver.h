@@ -1,12 +1,13 @@
-// What the parts of the fake driver share: streams as queues, kernels, and the error of the context.
+// What the parts of the fake driver share: streams as queues, kernels, and the error of the
+// context.
 #pragma once
+
+#include "block.h"
 
 #include <array>
 #include <functional>
 #include <string>
 #include <vector>
-
-#include "block.h"
 
 #define EMULATED_API extern "C" __attribute__((visibility("default")))
 

@@ -4,6 +4,7 @@
 //   EMULATED_CUDA_HEADERS=<folder>  where cuda_on_cpu.h stands; the wrapper in Python sets it
 //   EMULATED_CUDA_CACHE=<folder>    where the libraries go, by the hash of their text
 //   CXX                             the compiler, else c++
+#include "driver.h"
 #include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,8 +16,6 @@
 #include <regex>
 #include <string>
 #include <vector>
-
-#include "driver.h"
 
 namespace {
 
@@ -65,7 +64,8 @@ std::string own_path() {
 
 bool build(Program& program) {
   const std::string text = program_of(program.text), own = own_path();
-  const fs::path cache = setting("EMULATED_CUDA_CACHE", fs::temp_directory_path() / "emulated_cuda");
+  const fs::path cache =
+      setting("EMULATED_CUDA_CACHE", fs::temp_directory_path() / "emulated_cuda");
   fs::create_directories(cache);
   const std::string name = std::to_string(std::hash<std::string>()(text + own + kFlags));
   const fs::path library = cache / (name + ".so");
@@ -74,10 +74,9 @@ bool build(Program& program) {
     const std::string source = mine.string() + ".cpp", log = mine.string() + ".log",
                       made = mine.string() + ".so";
     std::ofstream(source) << text;
-    const std::string command = setting("CXX", "c++") + kFlags + "-I " +
-                                quoted(setting("EMULATED_CUDA_HEADERS", ".")) + " " +
-                                quoted(source) + " -o " + quoted(made) + " " + quoted(own) +
-                                " 2> " + quoted(log);
+    const std::string command =
+        setting("CXX", "c++") + kFlags + "-I " + quoted(setting("EMULATED_CUDA_HEADERS", ".")) +
+        " " + quoted(source) + " -o " + quoted(made) + " " + quoted(own) + " 2> " + quoted(log);
     const int status = std::system(command.c_str());
     program.log = read_file(log);
     fs::remove(source);
@@ -100,8 +99,9 @@ EMULATED_API int nvrtcVersion(int* major, int* minor) {
   return kOk;
 }
 EMULATED_API const char* nvrtcGetErrorString(int error) {
-  return error == kOk ? "NVRTC_SUCCESS"
-                      : error == kCompilation ? "NVRTC_ERROR_COMPILATION" : "NVRTC_ERROR_INVALID_INPUT";
+  return error == kOk            ? "NVRTC_SUCCESS"
+         : error == kCompilation ? "NVRTC_ERROR_COMPILATION"
+                                 : "NVRTC_ERROR_INVALID_INPUT";
 }
 EMULATED_API int nvrtcCreateProgram(void** program, const char* text, const char*, int headers,
                                     const char* const*, const char* const*) {

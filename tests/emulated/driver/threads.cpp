@@ -18,8 +18,8 @@ namespace {
 constexpr size_t kStackBytes = 64 << 10, kPage = 4096, kVector = 16;
 constexpr int kPoison = 0xFF;
 
-// Saves what a call has to keep and goes on with another stack. swapcontext would ask the system for
-// the signal mask, and take twenty times as long.
+// Saves what a call has to keep and goes on with another stack. swapcontext would ask the system
+// for the signal mask, and take twenty times as long.
 __attribute__((naked, noinline)) void switch_stack(void** /*save*/, void* /*load*/) {
   asm volatile(
       "pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
@@ -28,8 +28,7 @@ __attribute__((naked, noinline)) void switch_stack(void** /*save*/, void* /*load
 }
 
 char* map_pages(size_t bytes) {
-  void* found =
-      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* found = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (found == MAP_FAILED) throw std::runtime_error("no memory for threads");
   return static_cast<char*>(found);
 }
@@ -67,7 +66,7 @@ struct Thread {
   Now now{};
   size_t warp = 0;
   Wait wait = Wait::kDone;
-  unsigned mask = 0;       // of kWarp: the lanes that take part
+  unsigned mask = 0;  // of kWarp: the lanes that take part
   int site = 0;
   unsigned turn = 0;       // how many operations of its warp it has come to
   uint64_t given[2] = {};  // what it hands over, by the parity of its turn
@@ -137,7 +136,11 @@ class Block {
       Thread& thread = threads_[t];
       const auto place = static_cast<unsigned>(t);
       thread.now = {{place % block.x, place / block.x % block.y, place / block.x / block.y},
-                    index, block, launch.grid, shared, static_cast<int>(t % 32)};
+                    index,
+                    block,
+                    launch.grid,
+                    shared,
+                    static_cast<int>(t % 32)};
       thread.warp = t / 32;
       thread.wait = Wait::kNone;
       thread.turn = 0;
@@ -195,12 +198,14 @@ class Block {
     if (thread.wait == Wait::kFailed) throw std::runtime_error(place_of(thread) + ": " + reason_);
   }
 
-  // Whether all lanes of the mask have come to the operation at which a thread waits, or are beyond it.
+  // Whether all lanes of the mask have come to the operation at which a thread waits, or are beyond
+  // it.
   bool all_are_there(const Thread& thread) const {
     const size_t first = thread.warp * 32;
     for (size_t lane = 0; lane < 32 && first + lane < count_; ++lane) {
       const Thread& other = threads_[first + lane];
-      if ((thread.mask >> lane & 1) == 0 || static_cast<int>(other.turn - thread.turn) > 0) continue;
+      if ((thread.mask >> lane & 1) == 0 || static_cast<int>(other.turn - thread.turn) > 0)
+        continue;
       if (other.turn != thread.turn) return false;
       if (other.wait == Wait::kWarp && (other.site != thread.site || other.mask != thread.mask)) {
         throw std::runtime_error(place_of(thread) + " and " + place_of(other) +

@@ -1,0 +1,31 @@
+// How the test device works with the fake driver, where a test has asked for it: streams and events
+// are the driver's, and PyTorch's kernels take their turn among those that were launched.
+#pragma once
+
+namespace emulated {
+
+struct Driver {
+  int (*stream_create)(void** stream, unsigned flags);
+  int (*stream_query)(void* stream);
+  int (*stream_synchronize)(void* stream);
+  int (*stream_wait_event)(void* stream, void* event, unsigned flags);
+  int (*context_synchronize)();
+  int (*event_create)(void** event, unsigned flags);
+  int (*event_record)(void* event, void* stream);
+  int (*event_query)(void* event);
+  int (*event_synchronize)(void* event);
+  int (*event_destroy)(void* event);
+  int (*launch_host)(void* stream, void (*call)(void*), void* data);
+  int (*error_string)(int error, const char** text);
+};
+
+// nullptr: there is none.
+const Driver* driver();
+
+// Raises in PyTorch's words if a call was refused.
+void check(int result);
+
+// Runs what was launched on this thread's stream: before a kernel of PyTorch's on the same stream.
+void run_launched();
+
+}  // namespace emulated
