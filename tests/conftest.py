@@ -195,11 +195,24 @@ def graphs_captured(backend: str) -> Callable[[], int]:
     return count
 
 
+def _finish_backward_thread() -> None:
+    """Have autograd's thread of the device let go of the graph that it has run last.
+
+    Who waits for a backward pass is told of its end, or of its error, just before that.
+    """
+    import torch
+
+    x = torch.ones((), device="cuda", requires_grad=True)
+    (x * 2).backward()
+
+
 @pytest.fixture
-def live_contexts(backend: str) -> Callable[[], int]:
+def live_contexts(backend: str, request: pytest.FixtureRequest) -> Callable[[], int]:
     """Return a function that counts contexts made by this test and still alive."""
 
     def count() -> int:
+        if request.node.get_closest_marker("cuda"):
+            _finish_backward_thread()
         gc.collect()
         if backend not in OURS:
             return 0
