@@ -31,7 +31,9 @@ using ir::Type;
 using ir::Value;
 
 // What logits take, less what the gradient of the weight takes, which stands from the forward half
-// on. Below it both ways take equally long, and there is little to save.
+// on. Below it there is little to save. Measured around it, chunks took 0.95 to 1.01 of the time of
+// logits that are held where classes are 8,000 to 32,000 (8 to 55 MiB less), but 1.1 to 1.2 of it
+// for 320 rows of 128,000 (31 MiB less): the weight and its gradient are read anew for few rows.
 constexpr int64_t kLeastSaving = 32 << 20;
 
 class Matcher {
