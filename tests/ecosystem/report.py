@@ -27,6 +27,7 @@ INTEGRATIONS = {
     "test_names": ("Names in Accelerate and Transformers", ("transformers", "accelerate")),
     "test_accelerate": ("Accelerate", ("accelerate",)),
     "test_rows": ("Rows that nobody reads, in models of Hugging Face's", ("transformers",)),
+    "test_lazy_logits": ("Logits that nobody reads", ("transformers", "accelerate")),
     "test_peft": ("PEFT", ("peft", "transformers")),
     "test_lightning": ("Lightning", ("lightning",)),
     "test_deepspeed": ("DeepSpeed", ("deepspeed",)),
