@@ -12,7 +12,7 @@ namespace {
 
 // For each chunk the weight and a gradient of its size are read anew, so few rows would leave the
 // products waiting for memory. Multiples of what register kernels take at once.
-constexpr int64_t kLogitBytes = 64 << 20;
+constexpr int64_t kLogitBytes = 128 << 20;
 constexpr int64_t kRowUnit = 48, kMostRows = 528;
 constexpr int64_t kSumBytes = 8 << 20;
 constexpr int64_t kMostGroups = 64, kLeastGroups = 4;
