@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import torch_ort
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "train_step.py"
@@ -69,6 +71,7 @@ def test_steps_are_compared_with_the_least_possible_time(tmp_path: Path) -> None
         assert f"{ratio:.2f}×" in done.stdout
 
 
+@pytest.mark.slow
 def test_two_builds_are_measured_side_by_side(tmp_path: Path) -> None:
     """The other checkout here is this one's own copy, so that all but times are equal."""
     checkout, result_file = tmp_path / "other", tmp_path / "result.json"

@@ -16,6 +16,8 @@ from torch_ort.fallback import FallbackWarning
 ROWS, WIDTH, CLASSES, IGNORED = 4000, 8, 5000, -100
 # The layer before the head rounds as well.
 NEAR = {torch.float32: 2e-6, torch.float64: 1e-13, torch.bfloat16: 1.5e-2, torch.float16: 5e-3}
+USUAL = (torch.float32, torch.bfloat16)
+DTYPES = [pytest.param(x, marks=() if x in USUAL else pytest.mark.slow, id=str(x)) for x in NEAR]
 
 
 class Head(nn.Module):
@@ -299,7 +301,7 @@ def chunked_nodes(model, *inputs) -> int:
     return sum(graph.nodes.get("torch_ort.LinearCrossEntropy", 0) for graph in graphs)
 
 
-@pytest.mark.parametrize("dtype", NEAR, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", MODELS)
 def test_against_float64(name, dtype):
     torch.manual_seed(0)
@@ -464,7 +466,7 @@ INFERENCE = (
 )
 
 
-@pytest.mark.parametrize("dtype", NEAR, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", [*INFERENCE, "none"])
 def test_inference(name, dtype):
     torch.manual_seed(0)

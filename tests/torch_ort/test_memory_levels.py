@@ -325,7 +325,9 @@ class TestTable:
         torch_ort.ORTModule(model)(*inputs).backward()
         assert caplog.records == []
 
-    @pytest.mark.parametrize("style", ["norms in front", "square norms"])
+    @pytest.mark.parametrize(
+        "style", ["norms in front", pytest.param("square norms", marks=pytest.mark.slow)]
+    )
     def test_each_plan_saves_what_it_says(self, style, caplog, monkeypatch):
         """With the same bits, alone."""
         monkeypatch.setenv("ORTMODULE_LOG_LEVEL", "INFO")
