@@ -48,6 +48,10 @@ struct LinearLoss {
   // order, whatever the number of threads.
   int64_t groups = 0;
 
+  // Where results stand, if they are there.
+  static constexpr size_t kLogits = 2;
+  size_t hidden_grad() const { return kLogits + (has_logits ? 1 : 0); }
+
   bool is_mean() const { return reduction == Reduction::kMean; }
   bool has_grad() const { return has_hidden_grad || has_weight_grad || has_bias_grad; }
   // Whether something is made of rows whose label does not count.

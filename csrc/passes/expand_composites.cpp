@@ -11,6 +11,7 @@
 #include "ops/op.h"
 #include "ops/shapes.h"
 #include "ops/writer.h"
+#include "passes/arguments.h"
 #include "passes/known_sizes.h"
 #include "passes/pass.h"
 
@@ -160,13 +161,6 @@ bool has_no_elements(const Value& value) {
 bool is_last_axis(int64_t axis, const Value& value) {
   return rank_of(value) > 0 && (axis == -1 || axis == rank_of(value) - 1);
 }
-
-Value* tensor(const ops::Arg& arg) {
-  Value* const* value = std::get_if<Value*>(&arg.value);
-  return value == nullptr ? nullptr : *value;
-}
-
-int64_t integer(const ops::Arg& arg) { return std::get<ir::Dim>(arg.value).constant(); }
 
 // ---- norms
 

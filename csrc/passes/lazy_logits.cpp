@@ -39,8 +39,6 @@ using ir::Value;
 
 thread_local std::vector<LazyLogits>* found_in_force = nullptr;
 
-constexpr size_t kLogits = 2;  // which result they are
-
 // What leaves: an output of the graph, or what the border reads.
 struct Leaf {
   Value* value;
@@ -61,7 +59,7 @@ class Finder {
   std::optional<Found> find(const Node& loss) const {
     const ops::LinearLoss form = ops::linear_loss(loss);
     if (!form.has_logits) return std::nullopt;
-    Value& logits = *loss.outputs[kLogits];
+    Value& logits = *loss.outputs[ops::LinearLoss::kLogits];
     Found found;
     found.form.soft_cap = form.soft_cap;
     if (!is_real(&logits) || !shape_of(logits)[1].is_constant()) return std::nullopt;
@@ -146,7 +144,7 @@ void rewrite(Graph& graph, Node& loss, Found& found) {
   ir::Attrs attrs;
   ops::write(form, attrs);
   std::vector<Value*> old = loss.outputs;
-  old.erase(old.begin() + kLogits);
+  old.erase(old.begin() + ops::LinearLoss::kLogits);
   std::vector<Type> types;
   for (const Value* value : old) types.push_back(value->type);
   ops::Writer write(graph, &loss);

@@ -5,6 +5,7 @@
 #include "ops/fusion.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
+#include "passes/arguments.h"
 #include "passes/attention_words.h"
 #include "passes/halves.h"
 #include "passes/known_sizes.h"

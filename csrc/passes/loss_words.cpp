@@ -5,6 +5,7 @@
 #include "ops/fusion.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
+#include "passes/arguments.h"
 #include "passes/known_sizes.h"
 
 #include <limits>
@@ -42,13 +43,6 @@ const Value* matrix_of(const Value* value) {
 }
 
 }  // namespace
-
-Value* tensor(const ops::Arg& arg) {
-  Value* const* value = std::get_if<Value*>(&arg.value);
-  return value == nullptr ? nullptr : *value;
-}
-
-int64_t integer(const ops::Arg& arg) { return std::get<Dim>(arg.value).constant(); }
 
 bool is_loss(const Node& node) {
   return ops::key_of(node) == ops::aten::kNllLoss || ir::is(&node, "NegativeLogLikelihoodLoss");

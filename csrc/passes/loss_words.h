@@ -3,7 +3,6 @@
 #pragma once
 
 #include "ir/graph.h"
-#include "ops/call.h"
 #include "ops/linear_loss.h"
 #include "passes/attention_words.h"
 
@@ -11,9 +10,6 @@
 #include <optional>
 
 namespace torch_ort::passes::losses {
-
-ir::Value* tensor(const ops::Arg& arg);
-int64_t integer(const ops::Arg& arg);
 
 // The losses of rows of logarithms against labels, of PyTorch or, where nobody reads how many rows
 // count, of ONNX.

@@ -246,6 +246,10 @@ class Analysis {
     const auto found = work_.find(node);
     return found == work_.end() ? nullptr : &found->second;
   }
+  Work work_or_all(const Node* node) const {
+    const Work* found = work(node);
+    return found == nullptr ? Work() : *found;
+  }
   // Whether readers of the value look at rows that are zeros and that nobody computes.
   bool is_zeroed(const Value* value) const { return zeroed_.contains(value); }
 
@@ -869,7 +873,7 @@ class Analysis {
     const ops::LinearLoss loss = ops::linear_loss(node);
     const RowSet rows = rows_of_linear_loss(node, loss);
     if (!loss.has_hidden_grad) return;
-    const Value* gradient = node.outputs.at(loss.has_logits ? 3 : 2);
+    const Value* gradient = node.outputs.at(loss.hidden_grad());
     set(gradient, leading(gradient), rows);
   }
 
@@ -879,7 +883,7 @@ class Analysis {
     if (leading(node.inputs[0]).is_joint() && !is_early(&node)) {
       rows = rows_of_linear_loss(node, loss);
       if (loss.has_hidden_grad) {
-        rows = unite(rows, of(node.outputs.at(loss.has_logits ? 3 : 2)).needed);
+        rows = unite(rows, of(node.outputs.at(loss.hidden_grad())).needed);
       }
     }
     if (!rows.is_all()) work_[&node] = {.rows = rows};
@@ -1042,15 +1046,12 @@ class Rewriter {
     for (Node* node : nodes) {
       if (!is_free(node) || is_ours(*node, "ZeroRows")) continue;
       const std::vector<int> slots = list_slots(*node);
-      const Analysis::Work* work = analysis_.work(node);
-      const Analysis::Work all;
+      const Analysis::Work work = analysis_.work_or_all(node);
       if (!slots.empty()) {
-        ir::set_input(*node, slots[0], list((work == nullptr ? all : *work).rows));
-        if (slots.size() > 1) {
-          ir::set_input(*node, slots[1], list((work == nullptr ? all : *work).keys));
-        }
-      } else if (work != nullptr) {
-        rewrite(*node, *work);
+        ir::set_input(*node, slots[0], list(work.rows));
+        if (slots.size() > 1) ir::set_input(*node, slots[1], list(work.keys));
+      } else if (analysis_.work(node) != nullptr) {
+        rewrite(*node, work);
       }
     }
     // Lists that nobody reads any more stay: a backward half for other gradients may want them.
@@ -1062,11 +1063,10 @@ class Rewriter {
   bool has_enough(const Node& node) {
     const std::vector<int> slots = list_slots(node);
     if (slots.empty() || is_ours(node, "ZeroRows")) return true;
-    const Analysis::Work all, *work = analysis_.work(&node);
-    if (work == nullptr) work = &all;
+    const Analysis::Work work = analysis_.work_or_all(&node);
     const auto lists = [&](int slot) { return analysis_.set_of(*node.inputs[slot]->producer); };
-    return lists(slots[0]).contains(work->rows) &&
-           (slots.size() < 2 || lists(slots[1]).contains(work->keys));
+    return lists(slots[0]).contains(work.rows) &&
+           (slots.size() < 2 || lists(slots[1]).contains(work.keys));
   }
 
   // Nodes that tell rows, to the front, and a place behind them for the lists.

@@ -9,6 +9,7 @@
 #include "ops/op.h"
 #include "ops/shapes.h"
 #include "ops/writer.h"
+#include "passes/arguments.h"
 #include "passes/halves.h"
 #include "passes/known_sizes.h"
 #include "passes/pass.h"
@@ -36,11 +37,6 @@ struct Taken {
   bool from_end;  // negative places count from there
   bool is_gradient;
 };
-
-Value* tensor(const ops::Arg& arg) {
-  Value* const* value = std::get_if<Value*>(&arg.value);
-  return value == nullptr ? nullptr : *value;
-}
 
 // All bytes are 0: a ConstantOfShape, or what has become of it.
 bool is_zeros(const Value& value) {

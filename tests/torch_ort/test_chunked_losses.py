@@ -6,18 +6,14 @@ import copy
 
 import pytest
 import torch
+from linear_losses import CLASSES, DTYPES, NEAR, ROWS, WIDTH
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import torch_ort
 from torch_ort.fallback import FallbackWarning
 
-# Just enough logits for the pass: 40 MB of bfloat16.
-ROWS, WIDTH, CLASSES, IGNORED = 4000, 8, 5000, -100
-# The layer before the head rounds as well.
-NEAR = {torch.float32: 2e-6, torch.float64: 1e-13, torch.bfloat16: 1.5e-2, torch.float16: 5e-3}
-USUAL = (torch.float32, torch.bfloat16)
-DTYPES = [pytest.param(x, marks=() if x in USUAL else pytest.mark.slow, id=str(x)) for x in NEAR]
+IGNORED = -100
 
 
 class Head(nn.Module):

@@ -11,18 +11,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from linear_losses import CLASSES, DTYPES, NEAR, ROWS, WIDTH
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import torch_ort
 from torch_ort.fallback import FallbackWarning
 from torch_ort.steps.lazy_logits import LazyLogits
-
-# Just enough logits for losses in chunks: 40 MB of bfloat16.
-ROWS, WIDTH, CLASSES = 4000, 8, 5000
-NEAR = {torch.float32: 2e-6, torch.float64: 1e-13, torch.bfloat16: 1.5e-2, torch.float16: 5e-3}
-USUAL = (torch.float32, torch.bfloat16)
-DTYPES = [pytest.param(x, marks=() if x in USUAL else pytest.mark.slow, id=str(x)) for x in NEAR]
 
 
 class Model(nn.Module):
