@@ -15,7 +15,12 @@ from typing import Any
 
 from torch_ort import _C
 from torch_ort._C import UserError
-from torch_ort.core.clusters import check_clusters, check_probe_config, check_probe_level
+from torch_ort.core.clusters import (
+    check_clusters,
+    check_probe_config,
+    check_probe_level,
+    recomputes_by_name,
+)
 from torch_ort.core.log_level import LogLevel
 from torch_ort.core.policy import (
     DEFAULT_POLICY,
@@ -23,6 +28,7 @@ from torch_ort.core.policy import (
     ORTModuleONNXModelException,
 )
 from torch_ort.core.switches import OTHER_SWITCHES, OWN_KERNELS, with_own_kernels
+from torch_ort.core.words import listed
 
 NEWEST_OPSET = 28
 OLDEST_OPSET = 12
@@ -118,11 +124,6 @@ def _check_disabled(value: Any) -> tuple[str, ...]:
     return with_own_kernels(_check_names(_pass_names)(value))
 
 
-def _names(names: tuple[str, ...]) -> str:
-    quoted = [f"`{name}`" for name in names]
-    return f"{', '.join(quoted[:-1])} and {quoted[-1]}"
-
-
 def _parse_budget(text: str) -> int | float:
     return int(text) if text.strip().isdigit() else float(text)
 
@@ -180,7 +181,8 @@ TABLE: tuple[Row, ...] = (
          "Passes to leave out by name; also, of the memory plan, `reorder`, `in_place`, "
          "`place_parts` and `deliver_gradients`; `region_kernels`, after which the nodes of fused "
          "regions run one by one; `products`, after which PyTorch's kernels multiply matrices; "
-         f"`own_kernels`, all that rounds elsewhere than eager does ({_names(OWN_KERNELS)}); "
+         "`own_kernels`, all that rounds elsewhere than eager does "
+         f"({listed([f'`{name}`' for name in OWN_KERNELS])}); "
          "and `recorder`, after which AOTAutograd captures.",
          _parse_names, _check_disabled),
     Row("isa", "TORCH_ORT_ISA", "", "name",
@@ -424,12 +426,13 @@ def resolve(given: Mapping[str, Any] | None = None, mode: str | None = None) -> 
                 f"{near(name, names)}"
             )
         values[name] = _checked(_BY_NAME[name], name, value)
-    if values.get("memory_budget") and recomputes_by_name(values):
+    options = Options(**values)
+    if options.memory_budget and recomputes_by_name(options):
         raise UserError(
             "options: memory_budget: got a budget and memory_opt_level or memory_opt_config, want "
             "one of them: a budget chooses by itself what is made again"
         )
-    return _as_eager(Options(**values))
+    return _as_eager(options)
 
 
 def _as_eager(options: Options) -> Options:
@@ -438,11 +441,6 @@ def _as_eager(options: Options) -> Options:
         return options
     disabled = with_own_kernels((*options.disable, "own_kernels"))
     return replace(options, disable=disabled, exact_random=True, emulate_eager_casts=True)
-
-
-def recomputes_by_name(values: Mapping[str, Any]) -> bool:
-    """Tell whether options ask for layers or clusters to be made again."""
-    return values.get("memory_opt_level", 0) > 0 or bool(values.get("memory_opt_config"))
 
 
 def resolve_ortmodule(

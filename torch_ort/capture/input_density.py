@@ -177,9 +177,9 @@ def _trace(
         elif each.target in _PARTS:
             others = tuple(
                 tuple(other) if isinstance(other, list | tuple) else other
-                for other in (*each.args[1:], *each.kwargs.values())
+                for other in each.args[1:]
             )
-            if is_reshaped or not all(_is_constant(other) for other in others) or each.kwargs:
+            if is_reshaped or each.kwargs or not all(_is_constant(other) for other in others):
                 return None
             steps.append((each.target, others))
     while steps and steps[-1] is _FLATTEN:

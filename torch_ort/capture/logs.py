@@ -11,6 +11,7 @@ import torch
 
 from torch_ort import _C, options
 from torch_ort.core.log_level import LogLevel
+from torch_ort.core.words import listed
 from torch_ort.engine import compiler, recomputable
 from torch_ort.engine.program import Program
 from torch_ort.functions.capturing import policy_of
@@ -146,8 +147,7 @@ def _kernels_on(device: str, chosen: options.Options) -> str:
     ours = [name for name, switched_off in switches.items() if not disabled & switched_off]
     if not ours:
         return "PyTorch's kernels"
-    words = " and ".join([", ".join(ours[:-1]), ours[-1]] if len(ours) > 1 else ours)
-    return f"kernels of its own for {words}, else PyTorch's"
+    return f"kernels of its own for {listed(ours)}, else PyTorch's"
 
 
 def _rules(settings: options.ORTModuleOptions, road: str) -> str:
@@ -218,8 +218,8 @@ def say_recomputable(
     if not says_captured(logger) or chosen.memory_budget:
         return
     for program in training:
-        listed = compiler.recomputable(program, chosen)
-        text = recomputable.table(program, listed, chosen.memory_opt_level)
+        report = compiler.recomputable(program, chosen)
+        text = recomputable.table(program, report, chosen.memory_opt_level)
         if text not in _said:
             _said.add(text)
             logger.info(text)

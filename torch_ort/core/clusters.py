@@ -39,6 +39,11 @@ def parse_cluster(entry: str) -> tuple[str, int, int]:
     return match[1], int(match[2]), int(match[3])
 
 
+def recomputes_by_name(options: Any) -> bool:
+    """Tell whether options ask for layers or clusters to be made again."""
+    return options.memory_opt_level > 0 or bool(options.memory_opt_config)
+
+
 def check_probe_level(value: Any) -> str:
     """Take the level of a search, "0" or "1". Raises ValueError."""
     if value not in ("0", "1"):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from torch_ort import _C
-from torch_ort.core.clusters import parse_cluster
+from torch_ort.core.clusters import parse_cluster, recomputes_by_name
 
 if TYPE_CHECKING:
     from torch_ort.options import Options
@@ -81,7 +81,7 @@ def selection_of_options(options: Options, lists_all: bool = False) -> _C.Select
 
     With `lists_all` it is for a list of what could be, and there is always one.
     """
-    is_on = options.memory_opt_level > 0 or bool(options.memory_opt_config)
+    is_on = recomputes_by_name(options)
     if not is_on and not lists_all:
         return None
     config = options.memory_opt_probe_config

@@ -78,37 +78,30 @@ def compile_program(
 
 
 def _run_passes(program: Program, options: Options) -> None:
-    given = (program.graph, disabled_passes(options), options.bisect, options.check)
-    sources = row_sources(options)
-    left_out = _left_out(program, options)
     allowed = budget.of_options(options) if program.is_training else None
     selection = budget.selection_of_options(options) if program.is_training else None
     if allowed is None and selection is None:
-        program.passes = _C.run_pipeline(*given, lazy_logits=left_out, **sources)
-        _note_left_out(program, left_out)
+        _run_pipeline(program, options)
         return
     level = None if selection is None else options.memory_opt_level
     with asked_for():  # a budget that cannot be kept is told, whatever else may run in eager
         if selection is not None:
             planned = _C.BudgetReport()
-            program.passes = _C.run_pipeline(
-                *given,
-                selection=selection,
-                budget_report=planned,
-                lazy_logits=left_out,
-                **sources,
-            )
-            _note_left_out(program, left_out)
+            _run_pipeline(program, options, selection=selection, budget_report=planned)
         else:
             planned = _keep_budget(program, options, allowed)
     program.recomputation = budget.Recomputation(planned, level)
 
 
-def _left_out(program: Program, options: Options) -> _C.LeftOut | None:
-    return _C.LeftOut() if options.lazy_logits and program.can_be_lazy else None
-
-
-def _note_left_out(program: Program, left_out: _C.LeftOut | None) -> None:
+def _run_pipeline(
+    program: Program, options: Options, without: tuple[str, ...] = (), **asked: Any
+) -> None:
+    """Run the passes on a program's graph, but for those `without`, and note what they did."""
+    left_out = _C.LeftOut() if options.lazy_logits and program.can_be_lazy else None
+    program.passes = _C.run_pipeline(
+        program.graph, [*disabled_passes(options), *without], options.bisect, options.check,
+        lazy_logits=left_out, **row_sources(options), **asked,
+    )  # fmt: skip
     program.lazy_logits = [] if left_out is None else left_out.logits
 
 
@@ -119,17 +112,12 @@ def _keep_budget(program: Program, options: Options, allowed: _C.Budget) -> _C.B
     lists of them do not fit any more, all is chosen anew beside them, and without them if there
     are more lists then.
     """
-    captured, disabled = program.graph, disabled_passes(options)
+    captured = program.graph
 
-    def plan() -> _C.BudgetReport:
+    def plan(*without: str) -> _C.BudgetReport:
         planned = _C.BudgetReport()
-        left_out = _left_out(program, options)
         program.graph = captured.clone()
-        program.passes = _C.run_pipeline(
-            program.graph, disabled, options.bisect, options.check, budget=allowed,
-            budget_report=planned, lazy_logits=left_out, **row_sources(options),
-        )  # fmt: skip
-        _note_left_out(program, left_out)
+        _run_pipeline(program, options, without, budget=allowed, budget_report=planned)
         return planned
 
     planned = plan()
@@ -143,8 +131,7 @@ def _keep_budget(program: Program, options: Options, allowed: _C.Budget) -> _C.B
     except _C.UserError:  # there is no room for them: it may be had without
         pass
     allowed.list_bytes = 0
-    disabled.append("row_sparsity")
-    return plan()
+    return plan("row_sparsity")
 
 
 def recomputable(program: Program, options: Options) -> _C.BudgetReport:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch_ort.core.words import listed
 from torch_ort.engine.program import Program
 
 _NAME = "torch_ort.Rows"
@@ -42,7 +43,9 @@ def lines_of(lists: Sequence[RowList]) -> list[str]:
         seen = "none yet"
         if each.count is not None:
             seen = f"{each.count:,} of {each.num_rows:,} ({each.density:.2%})"
-        groups.setdefault(f"  rows computed: {seen}, told by {_and(each.told_by)}", []).append(each)
+        groups.setdefault(f"  rows computed: {seen}, told by {listed(each.told_by)}", []).append(
+            each
+        )
     lines = []
     for title, group in groups.items():
         readers = sum((each.readers for each in group), Counter())
@@ -50,12 +53,8 @@ def lines_of(lists: Sequence[RowList]) -> list[str]:
         more = len(origins) - _MOST_LINES
         places = origins[:_MOST_LINES] + ([f"{more} more"] if more > 0 else [])
         counts = ", ".join(f"{op} {count}" for op, count in readers.most_common())
-        lines += [title, f"    by {counts}" + (f", of {_and(places)}" if places else "")]
+        lines += [title, f"    by {counts}" + (f", of {listed(places)}" if places else "")]
     return lines
-
-
-def _and(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def row_lists(program: Program) -> list[RowList]:
