@@ -33,118 +33,21 @@ constexpr int64_t kMaxTileRows = 64;
 constexpr int64_t kMaxBlocks = 32;
 constexpr int64_t kWorkPerBlock = 1 << 15;  // numbers of a block times instructions
 
-int64_t product(const std::vector<int64_t>& sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
-}
-
-// Merges dims that lie one after the other in memory.
-std::vector<Access::Axis> merge(const std::vector<Access::Axis>& axes) {
-  std::vector<Access::Axis> merged;
-  for (const Access::Axis& axis : axes) {
-    if (axis.size == 1) continue;
-    if (!merged.empty() && merged.back().stride == axis.size * axis.stride) {
-      merged.back() = {merged.back().size * axis.size, axis.stride};
-    } else {
-      merged.push_back(axis);
-    }
-  }
-  if (merged.empty()) merged.push_back({1, 1});
-  return merged;
-}
-
-std::string text(const std::vector<int64_t>& sizes) {
-  std::string list;
-  for (int64_t size : sizes) list += concat(list.empty() ? "[" : ",", size);
-  return list.empty() ? "[]" : list + "]";
-}
-
-}  // namespace
-
-// Splits the dims of a full operand into those of rows and those of columns.
-static Access full_access(const Layout& layout, int64_t num_columns) {
-  Access access{.dtype = layout.dtype};
-  size_t split = layout.sizes.size();
-  int64_t columns = 1;
-  while (split > 0 && columns != num_columns) columns *= layout.sizes[--split];
-  ORT_CHECK(columns == num_columns, "Region: got an operand of sizes ", text(layout.sizes),
-            ", want last dims that make ", num_columns, " columns");
-  std::vector<Access::Axis> rows, cols;
-  for (size_t i = 0; i < layout.sizes.size(); ++i) {
-    (i < split ? rows : cols).push_back({layout.sizes[i], layout.strides[i]});
-  }
-  access.rows = merge(rows);
-  access.columns = merge(cols);
-  return access;
-}
-
-bool lies_by_rows(const Layout& layout) {
-  int64_t stride = 1;
-  for (size_t i = layout.sizes.size(); i-- > 0; stride *= layout.sizes[i]) {
-    if (layout.sizes[i] > 1 && layout.strides[i] != stride) return false;
-  }
-  return true;
-}
-
-Access access_of(const Layout& layout, Space space, int64_t num_columns) {
-  if (space == Space::kFull) return full_access(layout, num_columns);
-  std::vector<Access::Axis> axes;
-  for (size_t i = 0; i < layout.sizes.size(); ++i) {
-    axes.push_back({layout.sizes[i], layout.strides[i]});
-  }
-  Access access{.dtype = layout.dtype, .rows = {{1, 0}}, .columns = {{1, 1}}};
-  if (space == Space::kRow) access.rows = merge(axes);
-  if (space == Space::kColumn) access.columns = merge(axes);
-  return access;
-}
-
-namespace {
-
-// A broadcast operand as it stands against the shape of the node that reads it.
-Layout expand(const Layout& layout, const std::vector<int64_t>& shape) {
-  Layout wide{.dtype = layout.dtype, .sizes = shape, .strides = std::vector<int64_t>(shape.size())};
-  ORT_CHECK(layout.sizes.size() <= shape.size(),
-            "Region: an operand has more dims than its reader");
-  const size_t missing = shape.size() - layout.sizes.size();
-  for (size_t i = 0; i < layout.sizes.size(); ++i) {
-    ORT_CHECK(layout.sizes[i] == 1 || layout.sizes[i] == shape[missing + i],
-              "Region: got an operand of sizes ", text(layout.sizes),
-              ", want ones that broadcast to ", text(shape));
-    wide.strides[missing + i] = layout.sizes[i] == 1 ? 0 : layout.strides[i];
-  }
-  return wide;
-}
-
-// Columns that a float does not count one by one ask for doubles too.
-bool wants_double(const Schedule& schedule, int64_t num_columns) {
-  constexpr int64_t kFloatCounts = int64_t{1} << 24;
-  const auto& steps = schedule.steps;
-  return std::any_of(steps.begin(), steps.end(), [num_columns](const Step& step) {
-    return ops::wants_double(*step.node, step.form) ||
-           (step.form.has_label() && num_columns >= kFloatCounts);
-  });
-}
-
 class Compiler {
  public:
   Compiler(const Schedule& schedule, const ir::SymbolLookup& lookup,
            const std::vector<Layout>& inputs, const std::vector<Layout>& outputs,
            const CompileOptions& options)
       : schedule_(schedule),
-        body_(*schedule.spec.body),
-        lookup_(lookup),
-        input_layouts_(inputs),
-        output_layouts_(outputs),
+        bound_(schedule, lookup, inputs, outputs, can_load),
+        body_(bound_.body),
         options_(options) {
     program_.isa = options.isa;
-    const size_t num_inputs = body_.inputs.size() + (schedule.spec.has_row_list ? 1 : 0);
-    ORT_CHECK(inputs.size() == num_inputs && outputs.size() == body_.outputs.size(),
-              "Region: the operands do not fit the body");
-    program_.num_columns = evaluate(schedule.spec.columns);
-    program_.num_rows = evaluate(schedule.spec.rows);
-    program_.num_groups = evaluate(schedule.groups);
+    program_.num_columns = bound_.num_columns;
+    program_.num_rows = bound_.num_rows;
+    program_.num_groups = bound_.num_groups;
     program_.has_row_list = schedule.spec.has_row_list;
-    ORT_CHECK(!program_.has_row_list || program_.num_groups == 1, "Region: got a list of rows for ",
-              program_.num_groups, " groups, want one");
+    program_.is_double = bound_.is_double;
   }
 
   Program run() {
@@ -172,73 +75,18 @@ class Compiler {
     std::vector<int> made_of = {};  // operands of `op`, where that makes it
   };
 
-  int64_t evaluate(const ir::Dim& dim) const {
-    const std::optional<int64_t> value = dim.evaluate(lookup_);
-    ORT_CHECK(value.has_value(), "Region: symbol in '", dim.str(), "' is not bound");
-    return *value;
-  }
-
-  double evaluate(const ops::SizeRatio& ratio) const {
-    return ratio.factor * static_cast<double>(evaluate(ratio.numerator)) /
-           static_cast<double>(evaluate(ratio.denominator));
-  }
-
-  std::vector<int64_t> evaluate(const ir::Shape& shape) const {
-    std::vector<int64_t> sizes;
-    for (const ir::Dim& dim : shape) sizes.push_back(evaluate(dim));
-    return sizes;
-  }
-
   Space space_of_input(size_t input) const { return schedule_.spec.spaces[input]; }
 
   // ---- the shape of the work
 
   void choose_tile() {
-    program_.is_double = wants_double(schedule_, program_.num_columns);
-    if (is_flat()) {
-      program_.num_columns *= program_.num_rows;
-      program_.num_rows = 1;
-    }
     const int64_t numbers =
         std::max<int64_t>(1, options_.tile_bytes / (program_.is_double ? 8 : 4));
     const int64_t columns = std::max<int64_t>(1, program_.num_columns);
     const bool whole_rows = columns <= kLongestWholeRow * numbers;
     program_.chunk = whole_rows ? columns : numbers;
     program_.tile_rows = whole_rows ? std::clamp<int64_t>(numbers / columns, 1, kMaxTileRows) : 1;
-    program_.tile_rows = std::clamp<int64_t>(rows_of_group(), 1, program_.tile_rows);
-  }
-
-  int64_t rows_of_group() const {
-    return program_.num_rows / std::max<int64_t>(1, program_.num_groups);
-  }
-
-  // Whether rows and columns make no difference: every operand is one run of memory or one number.
-  bool is_flat() const {
-    if (program_.has_row_list) return false;
-    for (const Step& step : schedule_.steps) {
-      if (step.form.is_reduction() || step.form.has_label()) return false;
-      if (step.form.kind == FusedForm::Kind::kRandom && step.space != Space::kFull) return false;
-    }
-    for (const std::vector<Layout>* layouts : {&input_layouts_, &output_layouts_}) {
-      for (size_t i = 0; i < layouts->size(); ++i) {
-        const bool is_input = layouts == &input_layouts_;
-        if (is_input && space_of_input(i) == Space::kScalar) continue;
-        if (is_input && space_of_input(i) != Space::kFull) return false;
-        const Layout& layout = (*layouts)[i];
-        if (!is_full_size(layout.sizes)) return false;
-        std::vector<Access::Axis> axes;
-        for (size_t d = 0; d < layout.sizes.size(); ++d) {
-          axes.push_back({layout.sizes[d], layout.strides[d]});
-        }
-        axes = merge(axes);
-        if (axes.size() != 1 || axes[0].stride != 1) return false;
-      }
-    }
-    return true;
-  }
-
-  bool is_full_size(const std::vector<int64_t>& sizes) const {
-    return product(sizes) == program_.num_rows * program_.num_columns;
+    program_.tile_rows = std::clamp<int64_t>(bound_.rows_of_group(), 1, program_.tile_rows);
   }
 
   bool holds_whole_rows() const { return program_.chunk >= program_.num_columns; }
@@ -279,13 +127,10 @@ class Compiler {
     for (size_t i = 0; i < body_.inputs.size(); ++i) {
       const Value& input = *body_.inputs[i];
       const Space space = space_of_input(i);
-      if (space == Space::kTable || space == Space::kIds) {
-        program_.inputs.push_back(lookup_access(space == Space::kTable, input_layouts_[i]));
-        continue;
-      }
+      program_.inputs.push_back(bound_.inputs[i]);
+      if (space == Space::kTable || space == Space::kIds) continue;
       const int value = add_value(space, 0);
       values_[&input] = value;
-      program_.inputs.push_back(checked_access(stretched(i), space));
       if (is_in_place(program_.inputs.back(), space)) {
         infos_[value].input = static_cast<int>(i);
         direct_inputs_.push_back(value);
@@ -305,50 +150,8 @@ class Compiler {
     }
     for (const Node& node : body_.nodes) {
       if (!ir::is(&node, "SizeRatio", ir::kTorchOrtDomain) || node.is_erased()) continue;
-      values_[node.outputs[0]] = constant(evaluate(ops::size_ratio(node)));
+      values_[node.outputs[0]] = constant(bound_.evaluate(ops::size_ratio(node)));
     }
-  }
-
-  // Operands of a Gather: the table with all its rows, or what names one for each row.
-  Access lookup_access(bool is_table, Layout layout) const {
-    if (!is_table) {
-      ORT_CHECK(layout.dtype == DType::kInt64 || layout.dtype == DType::kInt32,
-                "Region: Gather: got ids of ", ir::name(layout.dtype), ", want int64 or int32");
-      return checked_access(layout, Space::kRow);
-    }
-    ORT_CHECK(layout.sizes.size() > 1, "Region: Gather: got a table of ", layout.sizes.size(),
-              " dims, want 2 or more");
-    const Access::Axis rows{layout.sizes[0], layout.strides[0]};
-    layout.sizes[0] = program_.num_rows;
-    Access access = checked_access(layout, Space::kFull);
-    access.rows = {rows};
-    return access;
-  }
-
-  // An operand whose elements are those of its space, no more and no fewer.
-  Access checked_access(const Layout& layout, Space space) const {
-    const bool has_rows = space == Space::kFull || space == Space::kRow;
-    const bool has_columns = space == Space::kFull || space == Space::kColumn;
-    const int64_t rows = has_rows ? program_.num_rows : 1;
-    const int64_t columns = has_columns ? program_.num_columns : 1;
-    ORT_CHECK(rows >= 0 && columns >= 0 && product(layout.sizes) == rows * columns,
-              "Region: got an operand of sizes ", text(layout.sizes), ", want ", rows, " rows of ",
-              columns, " columns");
-    if (!can_load(layout.dtype))
-      throw Unsupported(concat("Region: got an operand of ", ir::name(layout.dtype)));
-    return access_of(layout, space, program_.num_columns);
-  }
-
-  // An input as its readers see it.
-  Layout stretched(size_t input) const {
-    const Schedule::Stretch& stretch = schedule_.stretched[input];
-    Layout layout = input_layouts_[input];
-    if (stretch.shape.empty()) return layout;
-    for (int i = 0; i < stretch.num_column_dims && !layout.sizes.empty(); ++i) {
-      layout.sizes.pop_back();
-      layout.strides.pop_back();
-    }
-    return expand(layout, evaluate(stretch.shape));
   }
 
   // Whether instructions can read or write the operand where it lies.
@@ -569,23 +372,16 @@ class Compiler {
   // Rows are loaded where they are read.
   void add_gather(const Step& step) {
     const int value = add_value(Space::kFull, step.phase);
-    infos_[value].input = input_index(*step.node, 0);
-    infos_[value].ids = input_index(*step.node, 1);
+    infos_[value].input = bound_.input_index(*step.node, 0);
+    infos_[value].ids = bound_.input_index(*step.node, 1);
     values_[step.node->outputs[0]] = value;
-  }
-
-  int input_index(const Node& node, size_t slot) const {
-    const auto found = std::find(body_.inputs.begin(), body_.inputs.end(), node.inputs[slot]);
-    ORT_CHECK(found != body_.inputs.end(), "Region: operand ", slot, " of '", node.name,
-              "' is no input");
-    return static_cast<int>(found - body_.inputs.begin());
   }
 
   // The seed is read as the integer that it is, where it lies.
   void add_random(const Step& step) {
     const Node& node = *step.node;
     Instruction each{.kind = Kind::kRandom, .space = step.space};
-    each.index = input_index(node, 0);
+    each.index = bound_.input_index(node, 0);
     each.stream = ir::int_attr(node.attrs, "stream", 0);
     each.keep = ir::float_attr(node.attrs, "keep", 1);
     each.d = add_value(each.space, step.phase);
@@ -602,31 +398,11 @@ class Compiler {
       const auto sum = sums_.find(&output);
       if (sum != sums_.end()) {
         add_sum_output(result, sum->second.first, *sum->second.second);
-      } else if (is_concat(output.producer)) {
-        add_parts(result, *output.producer);
-      } else {
-        add_stored_output(output, value_of(&output), output_layouts_[i], result);
+        continue;
       }
-    }
-  }
-
-  static bool is_concat(const Node* node) {
-    return node != nullptr && ops::fused_form(*node).kind == FusedForm::Kind::kConcat;
-  }
-
-  // Each part is stored where it lies in the whole.
-  void add_parts(int result, const Node& concat) {
-    Layout part = output_layouts_[result];
-    const auto rank = static_cast<int64_t>(part.sizes.size());
-    const int64_t axis = ops::wrap_axis(concat, ir::int_attr(concat.attrs, "axis", 0), rank);
-    const int64_t size = evaluate((*concat.inputs[0]->type.shape)[axis]);
-    ORT_CHECK(size * static_cast<int64_t>(concat.inputs.size()) == part.sizes[axis],
-              "Region: Concat: got ", concat.inputs.size(), " parts of ", size, ", want ",
-              part.sizes[axis], " in all");
-    part.sizes[axis] = size;
-    for (size_t i = 0; i < concat.inputs.size(); ++i) {
-      const int64_t begin = static_cast<int64_t>(i) * size * part.strides[axis];
-      add_stored_output(*concat.inputs[i], value_of(concat.inputs[i]), part, result, begin);
+      for (const auto& [value, layout, begin] : bound_.leaving(i)) {
+        add_stored_output(*value, value_of(value), layout, result, begin);
+      }
     }
   }
 
@@ -642,14 +418,8 @@ class Compiler {
     const Axes axes = step.axes;
     Accumulator accumulator{.offset = program_.accumulators_size};
     accumulator.size = axes == Axes::kAll ? 1 : program_.num_columns;
-    const Layout& layout = output_layouts_[result];
-    ORT_CHECK(product(layout.sizes) == program_.num_groups * accumulator.size,
-              "Region: got sums of sizes ", text(layout.sizes), ", want ", program_.num_groups,
-              " groups of ", accumulator.size);
-    if (!can_load(layout.dtype)) {
-      throw Unsupported(concat("Region: got sums of ", ir::name(layout.dtype)));
-    }
-    accumulator.output = add_output(full_access(layout, accumulator.size), result);
+    accumulator.output =
+        add_output(bound_.sums_access(bound_.output_layouts[result], accumulator.size), result);
     program_.accumulators_size += accumulator.size;
     Instruction each{.kind = Kind::kAddColumns};
     if (axes == Axes::kAll) {
@@ -667,15 +437,15 @@ class Compiler {
   }
 
   void add_stored_output(const Value& output, int value, const Layout& layout, int result,
-                         int64_t begin = 0) {
+                         int64_t begin) {
     const Info info = infos_[value];  // a copy: more values are added below
     ORT_CHECK(info.space == Space::kFull || info.space == Space::kRow, "Region: output '",
               output.name, "' has neither rows nor columns");
     // Without rows their results have the size of everything, but their own shape.
     const bool is_spread = info.space == Space::kRow && program_.num_columns != 1 &&
-                           program_.num_rows != 0 && is_full_size(layout.sizes);
+                           program_.num_rows != 0 && bound_.is_full_size(layout.sizes);
     const Space space = is_spread ? Space::kFull : info.space;
-    const int index = add_output(checked_access(layout, space), result, begin);
+    const int index = add_output(bound_.checked_access(layout, space), result, begin);
     const bool is_made_here = info.space == Space::kFull && info.input < 0 && info.output < 0;
     if (is_made_here && is_in_place(program_.outputs.back(), space)) {
       infos_[value].output = index;
@@ -801,7 +571,7 @@ class Compiler {
 
   void choose_blocks() {
     if (program_.accumulators.empty()) return;
-    const int64_t rows = rows_of_group();
+    const int64_t rows = bound_.rows_of_group();
     const int64_t work =
         rows * program_.num_columns * static_cast<int64_t>(program_.num_instructions());
     const int64_t tiles = (rows + program_.tile_rows - 1) / program_.tile_rows;
@@ -815,9 +585,8 @@ class Compiler {
   }
 
   const Schedule& schedule_;
+  const region::BoundSchedule bound_;
   const ir::Graph& body_;
-  const ir::SymbolLookup& lookup_;
-  const std::vector<Layout>&input_layouts_, &output_layouts_;
   const CompileOptions& options_;
   Program program_;
   std::vector<Info> infos_;  // by value

@@ -2,39 +2,17 @@
 #pragma once
 
 #include "cpu/region.h"
-#include "region/contract.h"
+#include "region/bound_schedule.h"
 
 #include <string>
 #include <vector>
 
 namespace torch_ort::cpu {
 
+using region::Access;
+using region::access_of;
+using region::lies_by_rows;
 using region::Space;  // the first four, of values that instructions work on
-
-// How the elements of an operand are found from row and column. Dims that lie one after the other
-// in memory are merged.
-struct Access {
-  ir::DType dtype = ir::DType::kUndefined;
-  struct Axis {
-    int64_t size, stride;
-  };
-  std::vector<Axis> rows, columns;
-  int result = -1;    // output of the node that it is, or is a part of
-  int64_t begin = 0;  // its first element there
-
-  int64_t row_offset(int64_t row) const;  // in elements, from the first one of the operand
-  bool is_grid() const { return rows.size() == 1 && columns.size() == 1; }
-  bool is_one_run() const { return columns.size() == 1 && columns[0].stride == 1; }
-  // Whether groups of rows, which lie one after the other, have the same columns.
-  bool repeats_rows() const {
-    return rows.size() > 1 && rows.back().stride == 0 && columns.size() == 1;
-  }
-};
-
-// Whether the elements lie one after the other, the last dim first.
-bool lies_by_rows(const Layout& layout);
-// InternalError if no dims of a full operand make the columns.
-Access access_of(const Layout& layout, Space space, int64_t num_columns);
 
 enum class Kind : uint8_t {
   kElementwise,

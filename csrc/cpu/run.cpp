@@ -502,16 +502,6 @@ class Runner final : public Kernel {
 
 }  // namespace
 
-int64_t Access::row_offset(int64_t row) const {
-  if (rows.size() == 1) return begin + row * rows[0].stride;
-  int64_t offset = begin;
-  for (size_t axis = rows.size(); axis-- > 0;) {
-    offset += row % rows[axis].size * rows[axis].stride;
-    row /= rows[axis].size;
-  }
-  return offset;
-}
-
 template <typename T>
 std::unique_ptr<const Kernel> make_runner(Program program) {
   return std::make_unique<const Runner<T>>(std::move(program));
