@@ -12,7 +12,7 @@ from torch_ort import _build_info, _torch_version
 _torch_version.check(_build_info.TORCH_VERSION, _torch.__version__)
 
 from torch_ort import optim  # noqa: E402
-from torch_ort._C import Error, InternalError, Unsupported, UserError  # noqa: E402
+from torch_ort._C import DeviceError, Error, InternalError, Unsupported, UserError  # noqa: E402
 from torch_ort.core.counting import counters, empty_cache, reset_counters  # noqa: E402
 from torch_ort.integrations import names as _names  # noqa: E402
 from torch_ort.reports.profile_result import Profile  # noqa: E402
@@ -25,6 +25,7 @@ _names.register()
 __version__ = _build_info.VERSION
 __all__ = [
     "DebugOptions",
+    "DeviceError",
     "Error",
     "InternalError",
     "LogLevel",

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torch_ort._C import Error, InternalError, Unsupported, UserError
+from torch_ort._C import DeviceError, Error, InternalError, Unsupported, UserError
 from torch_ort.core import counting
 from torch_ort.core.user_code import blamed, calling_line, warn_at
 from torch_ort.pytorch import dynamo_compat
@@ -76,6 +76,8 @@ def within_boundary(
         state.written = []
     try:
         return engine()
+    except DeviceError:
+        raise  # nothing can be put back on a device that is lost
     except Exception as error:
         random.restore()
         if state is not None:
@@ -91,12 +93,14 @@ def failure_of(error: Exception, stage_name: str) -> Failure:
     """Describe a failure of the engine.
 
     Raises the error again where it is a message to Dynamo, or comes from a torch.autograd.Function
-    of the user's, or from what the user has asked for.
+    of the user's, from what the user has asked for, or from a device that is lost: eager PyTorch
+    would fail there in words that do not tell why.
     """
     is_message = (
         dynamo_compat.passes_through(error) and dynamo_compat.frame_in_capture() is not None
     )
-    if is_message or comes_from_function(error) or hasattr(error, "torch_ort_asked_for"):
+    is_lost = isinstance(error, DeviceError)
+    if is_message or is_lost or comes_from_function(error) or hasattr(error, "torch_ort_asked_for"):
         raise error
     if hasattr(error, "torch_ort_nothing_ran"):
         stage_name = "plan"

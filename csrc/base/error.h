@@ -1,4 +1,4 @@
-// The three error types of the project, and the check macro.
+// The error types of the project, and the check macro.
 // They are caught by type in torch_ort/fallback.py and nowhere else.
 #pragma once
 
@@ -27,6 +27,12 @@ class UserError : public Error {
 
 // A bug of ours.
 class InternalError : public Error {
+ public:
+  using Error::Error;
+};
+
+// A device is lost to this process: eager PyTorch cannot go on there either, so this is raised.
+class DeviceError : public Error {
  public:
   using Error::Error;
 };

@@ -1,4 +1,4 @@
-// The three error types as Python classes.
+// The error types as Python classes.
 #include "base/error.h"
 #include "python/bind.h"
 
@@ -18,6 +18,7 @@ PyObject* error_class = nullptr;
 PyObject* unsupported_class = nullptr;
 PyObject* user_error_class = nullptr;
 PyObject* internal_error_class = nullptr;
+PyObject* device_error_class = nullptr;
 
 PyObject* make_class(py::module_& module, const char* name, const char* doc, py::handle bases) {
   const std::string qualified = std::string("torch_ort.") + name;
@@ -47,6 +48,8 @@ bool set_error_of_ours(std::exception_ptr thrown) {
     set_error(user_error_class, error.what());
   } catch (const InternalError& error) {
     set_error(internal_error_class, error.what());
+  } catch (const DeviceError& error) {
+    set_error(device_error_class, error.what());
   } catch (const Error& error) {
     set_error(error_class, error.what());
   } catch (...) {
@@ -73,6 +76,9 @@ void bind_errors(py::module_& module) {
       make_class(module, "UserError", "The caller can mend it.",
                  py::make_tuple(py::handle(error_class), py::handle(PyExc_ValueError)));
   internal_error_class = make_class(module, "InternalError", "A bug of torch_ort.", error_class);
+  device_error_class = make_class(
+      module, "DeviceError",
+      "A device is lost to this process; eager PyTorch cannot go on there either.", error_class);
   // Local: torch's modules share one table of translators, which ours must not enter.
   py::register_local_exception_translator([](std::exception_ptr thrown) {
     if (thrown && !set_error_of_ours(thrown)) std::rethrow_exception(thrown);

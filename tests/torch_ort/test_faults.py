@@ -292,6 +292,29 @@ def test_what_ends_the_program_passes(road, name, error, monkeypatch):
 
 
 @pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("in_backward", [False, True])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_device_that_is_lost_is_lost_to_eager_too(road, in_backward, is_first, monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    monkeypatch.setattr(compiler, "_sessions", {})
+    compiled = ROADS[road](Network())
+
+    def step(fails=False):
+        if fails and not in_backward:
+            at_place("out", lambda: _C.DeviceError(REASON))
+        loss = compiled(torch.randn(5, 6)).mean()
+        if fails and in_backward:
+            at_place("out", lambda: _C.DeviceError(REASON))
+        loss.backward()
+
+    if not is_first:
+        step()
+    with pytest.raises(torch_ort.DeviceError, match=REASON):
+        step(fails=True)
+    assert torch_ort.counters()["fallbacks"] == 0
+
+
+@pytest.mark.parametrize("road", ROADS)
 def test_files_that_cannot_be_written_are_the_users(road, monkeypatch, tmp_path):
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")
     monkeypatch.setenv("TORCH_ORT_DUMP", "ir")
