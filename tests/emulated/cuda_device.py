@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -46,10 +47,11 @@ def use_driver() -> Path:
     """Have the device work with the fake driver from now on, and give the path of its library.
 
     Streams are the driver's then, and kernels that were launched run before PyTorch's of the same
-    stream, or when somebody waits for them.
+    stream, or when somebody waits for them. torch_ort finds it too, with its NVRTC.
     """
     assert _library is not None
     path = cuda_driver.library()
+    os.environ["TORCH_ORT_LIBCUDA"] = os.environ["TORCH_ORT_NVRTC"] = str(path)
     _library.emulated_use_driver(str(path).encode())
     return path
 

@@ -44,18 +44,23 @@ void use(const char* path) {
   set(made->event_destroy, "cuEventDestroy_v2");
   set(made->launch_host, "cuLaunchHostFunc");
   set(made->error_string, "cuGetErrorString");
+  set(made->set_current, "cuCtxSetCurrent");
+  const bool has_started =
+      find<int(unsigned)>(library, "cuInit")(0) == 0 &&
+      find<int(void**, int)>(library, "cuDevicePrimaryCtxRetain")(&made->context, 0) == 0;
+  TORCH_CHECK(has_started, "emulated device: the driver does not start");
   active = made;
-  check(find<int(unsigned)>(library, "cuInit")(0));
-  void* context = nullptr;
-  check(find<int(void**, int)>(library, "cuDevicePrimaryCtxRetain")(&context, 0));
-  check(find<int(void*)>(library, "cuCtxSetCurrent")(context));
   find<void(void (*)(int), int (*)(const void*))>(library, "emulated_use_device")(&open_memory,
                                                                                   &is_address);
 }
 
 }  // namespace
 
-const Driver* driver() { return active; }
+const Driver* driver() {
+  const Driver* found = active;
+  if (found != nullptr) found->set_current(found->context);
+  return found;
+}
 
 void check(int result) {
   if (result == 0 || result == kNotReady) return;

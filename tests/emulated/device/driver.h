@@ -17,9 +17,11 @@ struct Driver {
   int (*event_destroy)(void* event);
   int (*launch_host)(void* stream, void (*call)(void*), void* data);
   int (*error_string)(int error, const char** text);
+  int (*set_current)(void* context);
+  void* context = nullptr;
 };
 
-// nullptr: there is none.
+// nullptr: there is none. Its context is current on this thread from now on.
 const Driver* driver();
 
 // Raises in PyTorch's words if a call was refused.

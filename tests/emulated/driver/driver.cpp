@@ -42,7 +42,7 @@ struct Module {
 
 struct State {
   std::recursive_mutex mutex;
-  bool initialized = false, has_context = false;
+  bool initialized = false;
   Result error = kSuccess;
   std::string reason;
   Stream default_stream;
@@ -50,6 +50,9 @@ struct State {
   std::map<char*, size_t> memory;  // of cuMemAlloc and cuMemHostAlloc
   Device device;
 };
+
+// Of the calling thread.
+thread_local bool has_context = false;
 
 State& state() {
   static auto* each = new State;
@@ -175,7 +178,7 @@ using Lock = std::lock_guard<std::recursive_mutex>;
 // Before each call that needs a context.
 Result ready() {
   if (!state().initialized) return refuse(kNotInitialized, "cuInit was not called");
-  if (!state().has_context) return refuse(kInvalidContext, "no context is current");
+  if (!has_context) return refuse(kInvalidContext, "no context is current");
   return sticky_error();
 }
 
@@ -271,6 +274,10 @@ EMULATED_API int cuDeviceGet(int* device, int ordinal) {
   *device = 0;
   return ordinal == 0 ? kSuccess : refuse(kInvalidValue, "there is one device");
 }
+EMULATED_API int cuDeviceGetName(char* name, int size, int) {
+  std::snprintf(name, static_cast<size_t>(size), "emulated device");
+  return kSuccess;
+}
 EMULATED_API int cuDeviceGetAttribute(int* value, int attribute, int) {
   // Numbers of CUdevice_attribute. Few multiprocessors, so that grids are small.
   static const std::map<int, int> known = {
@@ -296,11 +303,11 @@ EMULATED_API int cuDevicePrimaryCtxRetain(void** context, int) {
 }
 EMULATED_API int cuDevicePrimaryCtxRelease_v2(int) { return kSuccess; }
 EMULATED_API int cuCtxSetCurrent(void* context) {
-  state().has_context = context != nullptr;
+  has_context = context != nullptr;
   return kSuccess;
 }
 EMULATED_API int cuCtxGetCurrent(void** context) {
-  *context = state().has_context ? &state() : nullptr;
+  *context = has_context ? &state() : nullptr;
   return kSuccess;
 }
 EMULATED_API int cuCtxSynchronize() {
@@ -393,6 +400,21 @@ EMULATED_API int cuFuncSetAttribute(void* function, int attribute, int value) {
     return refuse(kInvalidValue, "more shared memory than a block can have");
   }
   static_cast<Function*>(function)->most_shared = static_cast<unsigned>(value);
+  return kSuccess;
+}
+EMULATED_API int cuFuncGetAttribute(int* value, int attribute, void* function) {
+  // Numbers of CUfunction_attribute. The C++ compiler does not tell of registers and local memory.
+  const auto& each = *static_cast<Function*>(function);
+  const std::map<int, int> known = {
+      {0, static_cast<int>(each.most_threads)},
+      {1, 0},  // shared memory of its own
+      {3, 0},  // local memory
+      {4, 0},  // registers
+      {8, static_cast<int>(each.most_shared)},
+  };
+  const auto found = known.find(attribute);
+  if (found == known.end()) return refuse(kInvalidValue, "an attribute that the fake lacks");
+  *value = found->second;
   return kSuccess;
 }
 EMULATED_API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void*, int threads,
