@@ -1,4 +1,4 @@
-"""Every option: two tables, of what compiles graphs and of what ORTModule adds to it.
+"""Every option: tables of what compiles graphs, of what ORTModule adds to it, and of the process.
 
 The only reader of the environment. `torch.compile(..., options={...})` wins over the environment,
 which wins over the default. `python -m torch_ort.options` prints the tables, which are
@@ -32,7 +32,7 @@ from torch_ort.core.words import listed
 
 NEWEST_OPSET = 28
 OLDEST_OPSET = 12
-DUMP_KINDS = ("ir", "passes", "plan", "steps")
+DUMP_KINDS = ("ir", "passes", "plan", "steps", "cuda")
 # The modes of torch.compile, with the reason why one changes nothing.
 _NOT_MEASURED = "kernels are chosen by measuring where ORTMODULE_ENABLE_TUNING=1 asks for it"
 MODES = {
@@ -393,12 +393,36 @@ ORTMODULE_TABLE: tuple[Row, ...] = (
           default="HEURISTIC"),
 )  # fmt: skip
 
+# Read by the environment alone: there is one of each in a process.
+PROCESS_TABLE: tuple[Row, ...] = (
+    Row("libcuda", "TORCH_ORT_LIBCUDA", "", "path",
+         "The driver's library; empty: `libcuda.so.1`, where the system has it.",
+         str, _check_str),
+    Row("nvrtc", "TORCH_ORT_NVRTC", "", "path",
+         "NVRTC, the compiler of kernels, of version 12 or later and no newer than the driver; "
+         "empty: the one that PyTorch has loaded or brings in its packages, else the system's.",
+         str, _check_str),
+    Row("kernel_cache_dir", "TORCH_ORT_KERNEL_CACHE_DIR", "", "path",
+         "Folder in which built kernels are kept for later processes; many may share it, and what "
+         "another user could have written is not read. Empty: `torch_ort/kernels` in "
+         "`XDG_CACHE_HOME`, or in `~/.cache`.",
+         str, _check_str),
+    Row("kernel_cache_bytes", "TORCH_ORT_KERNEL_CACHE_BYTES", 256 << 20, "int",
+         "Bytes that they may take together; those used longest ago go first. 0: none are kept.",
+         int, _check_int(0, 2**62)),
+)  # fmt: skip
+
 _BY_NAME = {row.name: row for row in TABLE}
 _ORTMODULE_BY_NAME = {row.name: row for row in ORTMODULE_TABLE}
 
 Options = make_dataclass(
     "Options", [(row.name, Any, row.default) for row in TABLE], frozen=True,
     namespace={"__doc__": "One value for each row of TABLE."},
+)  # fmt: skip
+
+ProcessOptions = make_dataclass(
+    "ProcessOptions", [(row.name, Any, row.default) for row in PROCESS_TABLE], frozen=True,
+    namespace={"__doc__": "One value for each row of PROCESS_TABLE."},
 )  # fmt: skip
 
 ORTModuleOptions = make_dataclass(
@@ -461,6 +485,21 @@ def resolve_ortmodule(
     if environment_wins:
         values |= read
     return ORTModuleOptions(**values, given=frozenset({*read, *(given or {})}))
+
+
+def resolve_process() -> ProcessOptions:
+    """Give the options of the process; the folder of kernels is empty if there is no place for one.
+
+    Raises UserError on a value of the wrong kind.
+    """
+    found = ProcessOptions(**_from_environment(PROCESS_TABLE))
+    if found.kernel_cache_dir:
+        return replace(found, kernel_cache_dir=os.path.abspath(found.kernel_cache_dir))
+    caches = os.environ.get("XDG_CACHE_HOME", "")
+    # Its specification asks for an absolute path, and to pass over others.
+    caches = caches if os.path.isabs(caches) else os.path.expanduser("~/.cache")
+    folder = os.path.join(caches, "torch_ort", "kernels") if os.path.isabs(caches) else ""
+    return replace(found, kernel_cache_dir=folder)
 
 
 def log_level(name: str) -> Any:
@@ -604,8 +643,12 @@ def near(name: str, names: tuple[str, ...] | list[str]) -> str:
 def page() -> str:
     """Give the tables as a page of Markdown."""
     return "\n".join(
-        [_HEAD, *map(_line, TABLE), _ORTMODULE_HEAD, *map(_ortmodule_line, ORTMODULE_TABLE)]
-    )
+        [
+            _HEAD, *map(_line, TABLE),
+            _ORTMODULE_HEAD, *map(_ortmodule_line, ORTMODULE_TABLE),
+            _PROCESS_HEAD, *map(_ortmodule_line, PROCESS_TABLE),
+        ]
+    )  # fmt: skip
 
 
 _HEAD = """\
@@ -631,6 +674,16 @@ it makes `strict`. A flag is on if it is `1` and off if it is any other integer;
 error. What is not available yet, or never needed, is accepted and ignored, which the log says once.
 
 | variable | default | kind | what it does here |
+| --- | --- | --- | --- |"""
+
+
+_PROCESS_HEAD = """
+## Of the process
+
+Read from the environment alone, whenever a graph is compiled. The libraries are opened at the first
+use of CUDA by the engine; another path after that is an error.
+
+| variable | default | kind | meaning |
 | --- | --- | --- | --- |"""
 
 

@@ -22,6 +22,7 @@ void bind_run(pybind11::module_& module);
 void bind_step(pybind11::module_& module);
 void bind_optim(pybind11::module_& module);
 void bind_codegen(pybind11::module_& module);
+void bind_cuda(pybind11::module_& module);
 void bind_peak(pybind11::module_& module);
 void bind_product(pybind11::module_& module);
 void bind_tuning(pybind11::module_& module);

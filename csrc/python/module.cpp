@@ -6,6 +6,7 @@ PYBIND11_MODULE(_C, module) {
   module.def_submodule("testing", "What only tests and debugging tools call.");
   torch_ort::python::bind_errors(module);
   torch_ort::python::bind_codegen(module);
+  torch_ort::python::bind_cuda(module);
   torch_ort::python::bind_ir(module);
   torch_ort::python::bind_convert(module);
   torch_ort::python::bind_passes(module);

@@ -12,7 +12,7 @@ import torch
 
 from torch_ort import _C
 from torch_ort.core.switches import OTHER_SWITCHES
-from torch_ort.engine import budget, onnx_files, tuning
+from torch_ort.engine import budget, cuda, onnx_files, tuning
 from torch_ort.engine.program import Program
 from torch_ort.fallback import asked_for, stage
 from torch_ort.pytorch.autograd_compat import version
@@ -39,8 +39,11 @@ def compile_program(
 
     `sources` tell the files of `save_onnx` what the inputs are. Of an ORTModule, `files` writes
     others, and `rewrite` is what the user does to the captured graph.
-    Raises Unsupported or InternalError with the stage it comes from (`pass`, `plan`).
+    Raises Unsupported or InternalError with the stage it comes from (`pass`, `plan`), and UserError
+    for settings of the environment that cannot be.
     """
+    with asked_for():
+        cuda.configure()
     program.number = next(_numbers)
     program.input_names = {name: source.name for name, source in sources.items()}
     program.captured = program.graph.clone()

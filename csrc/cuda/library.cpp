@@ -1,0 +1,34 @@
+#include "cuda/library.h"
+
+#include "base/error.h"
+
+#include <dlfcn.h>
+
+#include <utility>
+
+namespace torch_ort::cuda {
+
+Library::Library(std::string what, std::string path, void* handle)
+    : what_(std::move(what)), path_(std::move(path)), handle_(handle) {}
+
+Library Library::open(const std::string& what, const std::vector<std::string>& paths) {
+  for (const int mode : {RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD, RTLD_NOW | RTLD_LOCAL}) {
+    for (const std::string& path : paths) {
+      if (void* handle = dlopen(path.c_str(), mode)) return {what, path, handle};
+    }
+  }
+  // The path that should have done says most: the others are guesses.
+  dlopen(paths.front().c_str(), RTLD_NOW | RTLD_LOCAL);
+  const char* reason = dlerror();
+  throw Unsupported(concat("cuda: no ", what, ": ", reason == nullptr ? "not found" : reason));
+}
+
+void* Library::address(const char* name) const {
+  void* found = dlsym(handle_, name);
+  if (found == nullptr) {
+    throw Unsupported(concat("cuda: ", what_, " of another version: ", path_, " has no ", name));
+  }
+  return found;
+}
+
+}  // namespace torch_ort::cuda

@@ -1,0 +1,33 @@
+// A value that is made by the first who asks for it, while others wait.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <optional>
+
+namespace torch_ort::cuda {
+
+template <typename T>
+class Once {
+ public:
+  // What `make` throws is thrown to whom it is made for; the next one tries again.
+  template <typename Make>
+  T& get(const Make& make) {
+    if (!is_made_.load(std::memory_order_acquire)) [[unlikely]] {
+      const std::lock_guard lock(mutex_);
+      if (!value_) {
+        value_.emplace(make());
+        is_made_.store(true, std::memory_order_release);
+      }
+    }
+    return *value_;
+  }
+  bool is_made() const { return is_made_.load(std::memory_order_acquire); }
+
+ private:
+  std::atomic<bool> is_made_{false};
+  std::mutex mutex_;
+  std::optional<T> value_;
+};
+
+}  // namespace torch_ort::cuda

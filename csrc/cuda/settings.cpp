@@ -1,0 +1,55 @@
+#include "cuda/settings.h"
+
+#include "base/error.h"
+
+#include <mutex>
+#include <utility>
+
+namespace torch_ort::cuda {
+
+namespace {
+
+struct State {
+  std::mutex mutex;
+  Settings settings;
+  bool is_open = false;
+};
+
+// Never destroyed: threads that build may outlive it.
+State& state() {
+  static auto* each = new State;
+  return *each;
+}
+
+void check_same(const char* name, const std::string& got, const std::string& open) {
+  if (got == open) return;
+  throw UserError(concat("cuda: the libraries of this process are open: got ", name, " '", got,
+                         "', want '", open, "'; set it before the first use"));
+}
+
+}  // namespace
+
+void configure(Settings settings) {
+  State& each = state();
+  const std::lock_guard lock(each.mutex);
+  if (each.is_open) {
+    check_same("libcuda", settings.libcuda, each.settings.libcuda);
+    check_same("nvrtc", settings.nvrtc, each.settings.nvrtc);
+  }
+  each.settings = std::move(settings);
+}
+
+Settings settings() {
+  State& each = state();
+  const std::lock_guard lock(each.mutex);
+  return each.settings;
+}
+
+Settings settings_of_libraries() {
+  State& each = state();
+  const std::lock_guard lock(each.mutex);
+  each.is_open = true;
+  return each.settings;
+}
+
+}  // namespace torch_ort::cuda

@@ -1,0 +1,176 @@
+"""libcuda and NVRTC are found, or the reason why not is told in the same words each time."""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from in_process import run
+
+MISSING = """
+    first = cuda.missing()
+    print(first)
+    assert cuda.missing() == first
+    assert refused(Unsupported, lambda: cuda.device(0)) == first
+    assert refused(Unsupported, lambda: cuda.build("axpy", AXPY)) == first
+"""
+
+
+def library_of(folder: Path, source: str) -> str:
+    """Build a library from C++."""
+    code, path = folder / "library.cpp", folder / "library.so"
+    code.write_text(source)
+    command = [*os.environ.get("CXX", "c++").split(), "-shared", "-fPIC", code, "-o", path]
+    subprocess.run(command, check=True)
+    return str(path)
+
+
+def test_a_driver_that_is_there():
+    words = run("""
+        assert cuda.missing() == ""
+        device = cuda.device(0)
+        print(device.name, device.architecture, device.num_multiprocessors, device.max_shared_bytes)
+        path, version = cuda.compiler()
+        print(version)
+    """)
+    assert words.split("\n")[:2] == [f"emulated device sm_90 4 {227 << 10}", "13.0"]
+
+
+@pytest.mark.skipif(ctypes.util.find_library("cuda") is not None, reason="there is a driver")
+def test_no_driver():
+    words = run(MISSING, fake=False)
+    assert words.startswith("cuda: no driver: libcuda.so.1: cannot open shared object file")
+
+
+@pytest.mark.parametrize("name", ["LIBCUDA", "NVRTC"])
+def test_a_path_that_leads_nowhere(name, tmp_path):
+    path = str(tmp_path / "none.so")
+    words = run(MISSING, **{f"TORCH_ORT_{name}": path})
+    what = {"LIBCUDA": "driver", "NVRTC": "NVRTC"}[name]
+    assert words.startswith(f"cuda: no {what}: {path}: cannot open shared object file")
+
+
+@pytest.mark.parametrize(("name", "function"), [("LIBCUDA", "cuInit"), ("NVRTC", "nvrtcVersion")])
+def test_a_library_that_is_another(name, function, tmp_path):
+    path = library_of(tmp_path, 'extern "C" int something() { return 0; }')
+    words = run(MISSING, **{f"TORCH_ORT_{name}": path})
+    what = {"LIBCUDA": "driver", "NVRTC": "NVRTC"}[name]
+    assert words.strip() == f"cuda: {what} of another version: {path} has no {function}"
+
+
+NVRTC = """
+extern "C" {
+int nvrtcVersion(int* major, int* minor) { *major = MAJOR; *minor = 8; return 0; }
+const char* nvrtcGetErrorString(int) { return ""; }
+int nvrtcCreateProgram() { return 1; }
+int nvrtcCompileProgram() { return 1; }
+int nvrtcGetProgramLogSize() { return 1; }
+int nvrtcGetProgramLog() { return 1; }
+int nvrtcGetCUBINSize() { return 1; }
+int nvrtcGetCUBIN() { return 1; }
+int nvrtcDestroyProgram() { return 1; }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("major", "words"),
+    [
+        (11, "is too old: got NVRTC 11.8, want 12.0 or later; TORCH_ORT_NVRTC names one"),
+        (14, "is too new for the driver: got NVRTC 14.8, want 13.x; TORCH_ORT_NVRTC names one"),
+    ],
+)
+def test_nvrtc_of_a_version_that_does_not_do(major, words, tmp_path):
+    path = library_of(tmp_path, NVRTC.replace("MAJOR", str(major)))
+    assert run(MISSING, TORCH_ORT_NVRTC=path).strip() == f"cuda: {path} {words}"
+
+
+DRIVER = """
+extern "C" {
+int cuInit(unsigned) { return INIT; }
+int cuDeviceGetCount(int* count) { *count = 0; return 0; }
+int cuGetErrorName(int, const char** name) { *name = "CUDA_ERROR_NO_DEVICE"; return 0; }
+int cuGetErrorString(int, const char** text) { *text = "no CUDA-capable device"; return 0; }
+"""
+OTHER_FUNCTIONS = (
+    "cuDriverGetVersion", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetAttribute",
+    "cuDevicePrimaryCtxRetain", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuModuleLoadData",
+    "cuModuleUnload", "cuModuleGetFunction", "cuFuncGetAttribute", "cuFuncSetAttribute",
+    "cuLaunchKernel", "cuStreamSynchronize", "cuMemHostAlloc", "cuMemFreeHost",
+    "cuMemHostGetDevicePointer_v2",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("init", "words"),
+    [
+        (0, "cuda: no device: the driver counts 0"),
+        (100, "cuda: no device: CUDA_ERROR_NO_DEVICE (no CUDA-capable device)"),
+    ],
+)
+def test_no_device(init, words, tmp_path):
+    others = "".join(f"int {name}() {{ return 1; }}\n" for name in OTHER_FUNCTIONS)
+    path = library_of(tmp_path, DRIVER.replace("INIT", str(init)) + others + "}")
+    assert run(MISSING, TORCH_ORT_LIBCUDA=path).strip() == words
+
+
+def test_paths_are_fixed_once_they_are_used():
+    words = run("""
+        import os
+        cuda.device(0)
+        configure()
+        os.environ["TORCH_ORT_NVRTC"] = "/another.so"
+        print(refused(UserError, configure))
+    """)
+    assert "cuda: the libraries of this process are open: got nvrtc '/another.so', want '" in words
+
+
+def test_nothing_is_opened_before_it_is_needed():
+    run("""
+        import os
+        os.environ["TORCH_ORT_NVRTC"] = "/another.so"
+        configure()
+    """)
+
+
+def test_a_forked_process_cannot_go_on():
+    words = run("""
+        import os
+        module = cuda.build("axpy", AXPY)
+        module.wait()
+        word = cuda.HostWord()
+        if os.fork() == 0:
+            try:
+                print(refused(DeviceError, lambda: cuda.device(0)), flush=True)
+                print(refused(DeviceError, lambda: cuda.build("axpy", AXPY)), flush=True)
+                print(refused(DeviceError, module.wait), flush=True)
+                print(refused(DeviceError, lambda: axpy(module, 0, 0, 1.0, 1)), flush=True)
+                print(cuda.missing(), flush=True)
+                del module, word
+                cuda.stop_working()
+            finally:
+                os._exit(0)
+        _, status = os.wait()
+        assert status == 0
+        module.wait()  # all is well in the first process
+        cuda.HostWord()
+    """)
+    lines = words.splitlines()
+    assert len(lines) == 5
+    assert set(lines) == {
+        "cuda: this process was forked from one that had used CUDA, and cannot use it; start it "
+        "with the method 'spawn' or 'forkserver'"
+    }
+
+
+def test_a_process_that_is_forked_before_may_use_it():
+    run("""
+        import os
+        if os.fork() == 0:
+            cuda.build("axpy", AXPY).wait()
+            os._exit(0)
+        assert os.wait()[1] == 0
+    """)
