@@ -7,7 +7,6 @@
 #include "cuda/settings.h"
 
 #include <atomic>
-#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <system_error>
@@ -17,12 +16,12 @@ namespace torch_ort::cuda {
 
 namespace {
 
-// All that a cubin depends on, as text. Parts are counted, so that no two texts come out the same.
-std::string key_of(const Image::Source& source, const std::string& nvrtc_version) {
-  std::string key =
-      concat("NVRTC ", nvrtc_version, "\n", source.architecture, "\n", source.flags.size(), "\n");
-  for (const std::string& flag : source.flags) key += flag + "\n";
-  return key + source.text;
+// All that a cubin depends on, as text. Sizes part the flags, so that no two lists come out the
+// same.
+std::string key_of(const Image::Source& source) {
+  std::string key = concat(Nvrtc::get().identity(), "\n", source.architecture, "\n");
+  for (const std::string& flag : source.flags) key += concat(flag.size(), " ", flag, "\n");
+  return key + "\n" + source.text;
 }
 
 struct State {
@@ -81,7 +80,7 @@ std::shared_ptr<const Image> image_of(const std::string& name, const std::string
   if (!options.dump_dir.empty()) dump(options.dump_dir, name, text);
   Image::Source source{
       .name = name, .text = text, .architecture = architecture, .flags = options.flags};
-  const std::string key = key_of(source, Nvrtc::get().version());
+  const std::string key = key_of(source);
   State& each = state();
   const std::lock_guard lock(each.mutex);
   std::shared_ptr<const Image>& image = each.images[key];
@@ -89,25 +88,13 @@ std::shared_ptr<const Image> image_of(const std::string& name, const std::string
   return image;
 }
 
-template <typename Built>
-void begin(const std::shared_ptr<const Built>& built) {
-  work_on([built] {
-    try {
-      built->wait();
-    } catch (const std::exception&) {
-      // Who waits tries again, or is told the same.
-    }
-  });
-}
-
 }  // namespace
 
 // --- images --------------------------------------------------------------------------------------
 
 Image::Result Image::compile() const {
-  const Nvrtc& nvrtc = Nvrtc::get();
   const std::shared_ptr<DiskCache> cache = disk_cache();
-  const std::string key = key_of(source_, nvrtc.version());
+  const std::string key = key_of(source_);
   if (std::optional<Compiled> found = cache->find(key)) {
     state().found_on_disk.fetch_add(1);
     return {.compiled = std::move(*found), .error = ""};
@@ -116,7 +103,7 @@ Image::Result Image::compile() const {
   options.insert(options.end(), source_.flags.begin(), source_.flags.end());
   Result result;
   try {
-    result.compiled = nvrtc.compile(source_.name, source_.text, options);
+    result.compiled = Nvrtc::get().compile(source_.name, source_.text, options);
   } catch (const Unsupported& error) {
     result.error = error.what();
     return result;
@@ -134,10 +121,6 @@ const Compiled& Image::wait() const {
 }
 
 // --- modules -------------------------------------------------------------------------------------
-
-Module::~Module() {
-  if (handle_.is_made() && !was_forked()) Driver::get().unload(device_, handle());
-}
 
 void* Module::handle() const {
   check_not_forked();
@@ -163,7 +146,7 @@ const Function& Module::function(const std::string& name) const {
 std::shared_ptr<const Image> compile(const std::string& name, const std::string& text,
                                      const BuildOptions& options, const std::string& architecture) {
   const std::shared_ptr<const Image> image = image_of(name, text, options, architecture);
-  if (!image->is_ready()) begin(image);
+  if (!image->is_ready()) work_on([image] { image->wait(); });
   return image;
 }
 
@@ -180,7 +163,7 @@ std::shared_ptr<const Module> build(const std::string& name, const std::string& 
     known = std::make_shared<const Module>(image, device);
     module = known;
   }
-  begin(module);
+  work_on([module] { module->wait(); });
   return module;
 }
 

@@ -45,14 +45,11 @@ class Image {
   mutable Once<Result> compiled_;
 };
 
-// The same, loaded on one device.
+// The same, loaded on one device, where it stays: a kernel of it may be queued whenever this goes.
 class Module {
  public:
   Module(std::shared_ptr<const Image> image, int device)
       : image_(std::move(image)), device_(device) {}
-  ~Module();
-  Module(const Module&) = delete;
-  Module& operator=(const Module&) = delete;
 
   const Image& image() const { return *image_; }
   bool is_ready() const { return handle_.is_made(); }

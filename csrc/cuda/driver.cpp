@@ -29,7 +29,6 @@ struct Driver::Api {
   int (*get_current)(void** context);
   int (*set_current)(void* context);
   int (*load_module)(void** module, const void* image);
-  int (*unload_module)(void* module);
   int (*get_function)(void** function, void* module, const char* name);
   int (*get_attribute)(int* value, int attribute, void* function);
   int (*set_attribute)(void* function, int attribute, int value);
@@ -55,7 +54,6 @@ Driver::Api::Api(const Library& library) {
   library.find("cuCtxGetCurrent", get_current);
   library.find("cuCtxSetCurrent", set_current);
   library.find("cuModuleLoadData", load_module);
-  library.find("cuModuleUnload", unload_module);
   library.find("cuModuleGetFunction", get_function);
   library.find("cuFuncGetAttribute", get_attribute);
   library.find("cuFuncSetAttribute", set_attribute);
@@ -246,16 +244,6 @@ void* Driver::load(int device, const std::string& cubin, const std::string& name
   return module;
 }
 
-void Driver::unload(int device, void* module) const noexcept {
-  if (was_forked()) return;
-  try {
-    const Current current(*this, device);
-    api_->unload_module(module);
-  } catch (const Error&) {
-    // The context is lost, and the module with it.
-  }
-}
-
 Function Driver::function(int device, void* module, const std::string& name) const {
   const Current current(*this, device);
   void* handle = nullptr;
@@ -294,12 +282,12 @@ void* Driver::allocate_host(int device, size_t num_bytes) const {
 
 void Driver::free_host(int device, void* memory) const noexcept {
   if (was_forked()) return;
-  try {
-    const Current current(*this, device);
-    api_->free_host(memory);
-  } catch (const Error&) {
-    // The context is lost; the memory goes with the process.
-  }
+  void* const* context = devices_[static_cast<size_t>(device)].context.found();
+  void* before = nullptr;
+  api_->get_current(&before);
+  api_->set_current(*context);
+  api_->free_host(memory);
+  api_->set_current(before);
 }
 
 void* Driver::device_pointer(int device, void* host) const {
@@ -310,15 +298,14 @@ void* Driver::device_pointer(int device, void* host) const {
 }
 
 HostWord::HostWord(int device)
-    : index_(device),
-      host_(static_cast<uint32_t*>(Driver::get().allocate_host(device, sizeof(uint32_t)))),
-      device_(Driver::get().device_pointer(device, host_)) {
+    : driver_(Driver::get()),
+      index_(device),
+      host_(static_cast<uint32_t*>(driver_.allocate_host(device, sizeof(uint32_t)))),
+      device_(driver_.device_pointer(device, host_)) {
   *host_ = 0;
 }
 
-HostWord::~HostWord() {
-  if (!was_forked()) Driver::get().free_host(index_, host_);
-}
+HostWord::~HostWord() { driver_.free_host(index_, host_); }
 
 uint32_t HostWord::take() { return std::atomic_ref<uint32_t>(*host_).exchange(0); }
 

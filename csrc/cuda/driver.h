@@ -66,15 +66,13 @@ class Driver {
 
   // A module of a cubin; Unsupported if it does not load. `name` is for messages.
   void* load(int device, const std::string& cubin, const std::string& name) const;
-  // Unloads it if the driver still works. No kernel of it may be queued.
-  void unload(int device, void* module) const noexcept;
   // May have all the shared memory that its device allows. InternalError: there is none.
   Function function(int device, void* module, const std::string& name) const;
   FunctionInfo info(const Function& function) const;
 
   // Host memory that kernels of all devices see at the same address; Unsupported if there is none.
   void* allocate_host(int device, size_t num_bytes) const;
-  void free_host(int device, void* memory) const noexcept;
+  void free_host(int device, void* memory) const noexcept;  // nothing if the context is lost
   // The address by which kernels of a device know such memory.
   void* device_pointer(int device, void* host) const;
 
@@ -115,6 +113,7 @@ class HostWord {
   uint32_t take();
 
  private:
+  const Driver& driver_;
   int index_;
   uint32_t* host_;
   void* device_;

@@ -3,7 +3,9 @@
 #include "base/error.h"
 
 #include <dlfcn.h>
+#include <link.h>
 
+#include <filesystem>
 #include <utility>
 
 namespace torch_ort::cuda {
@@ -21,6 +23,16 @@ Library Library::open(const std::string& what, const std::vector<std::string>& p
   dlopen(paths.front().c_str(), RTLD_NOW | RTLD_LOCAL);
   const char* reason = dlerror();
   throw Unsupported(concat("cuda: no ", what, ": ", reason == nullptr ? "not found" : reason));
+}
+
+std::string Library::file() const {
+  const link_map* map = nullptr;
+  return dlinfo(handle_, RTLD_DI_LINKMAP, &map) == 0 ? map->l_name : path_;
+}
+
+void Library::open_beside(const std::string& name) const {
+  const std::filesystem::path other = std::filesystem::path(file()).parent_path() / name;
+  dlopen(other.c_str(), RTLD_NOW | RTLD_LOCAL);
 }
 
 void* Library::address(const char* name) const {

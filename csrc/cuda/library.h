@@ -17,7 +17,10 @@ class Library {
   void find(const char* name, Result (*&function)(Arguments...)) const {
     function = reinterpret_cast<Result (*)(Arguments...)>(address(name));
   }
+  // Opens another one in the same folder, if it is there: this one asks for it by its bare name.
+  void open_beside(const std::string& name) const;
   const std::string& path() const { return path_; }  // as it was asked for
+  std::string file() const;                          // where it was found
 
  private:
   Library(std::string what, std::string path, void* handle);

@@ -5,7 +5,9 @@
 #include "cuda/settings.h"
 
 #include <cstddef>
+#include <filesystem>
 #include <sstream>
+#include <system_error>
 
 namespace torch_ort::cuda {
 
@@ -119,6 +121,11 @@ Nvrtc::Nvrtc() {
     throw Unsupported(concat("cuda: ", path_, " is too old: got NVRTC ", version(), ", want ",
                              kOldest, ".0 or later; TORCH_ORT_NVRTC names one"));
   }
+  std::error_code error;
+  identity_ = concat("NVRTC ", version(), " of ", std::filesystem::file_size(library.file(), error),
+                     " bytes");
+  // It looks for this when it first compiles, among the libraries of the system alone.
+  library.open_beside("libnvrtc-builtins.so." + version());
 }
 
 const Nvrtc::Opened& Nvrtc::opened() {

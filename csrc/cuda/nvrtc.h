@@ -22,6 +22,8 @@ class Nvrtc {
 
   int major() const { return major_; }
   std::string version() const;  // "13.0"
+  // What tells it from others that may give other code: its version does not say which build it is.
+  const std::string& identity() const { return identity_; }
   const std::string& path() const { return path_; }
 
   // Compiles a text with NVRTC's `options`, -arch among them. Unsupported with `name` and the first
@@ -38,7 +40,7 @@ class Nvrtc {
   static const Opened& opened();
   void check(int result, const std::string& what) const;
 
-  std::string path_;
+  std::string path_, identity_;
   std::shared_ptr<const Api> api_;
   int major_ = 0, minor_ = 0;
 };

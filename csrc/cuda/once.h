@@ -23,6 +23,7 @@ class Once {
     return *value_;
   }
   bool is_made() const { return is_made_.load(std::memory_order_acquire); }
+  T* found() { return is_made() ? &*value_ : nullptr; }  // nullptr: nobody has asked yet
 
  private:
   std::atomic<bool> is_made_{false};

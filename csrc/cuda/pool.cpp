@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
+#include <future>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -20,7 +21,7 @@ constexpr unsigned kMostThreads = 4;
 struct Pool {
   std::mutex mutex;
   std::condition_variable has_work;
-  std::deque<std::function<void()>> jobs;
+  std::deque<std::packaged_task<void()>> jobs;  // which keep what they throw
   std::vector<std::thread> threads;
   bool is_stopped = false;
 };
@@ -36,7 +37,7 @@ void work(Pool& pool) {
   while (true) {
     pool.has_work.wait(lock, [&] { return pool.is_stopped || !pool.jobs.empty(); });
     if (pool.is_stopped) return;
-    const std::function<void()> job = std::move(pool.jobs.front());
+    std::packaged_task<void()> job = std::move(pool.jobs.front());
     pool.jobs.pop_front();
     lock.unlock();
     job();
@@ -46,14 +47,14 @@ void work(Pool& pool) {
 
 }  // namespace
 
-void work_on(std::function<void()> job) {
+void work_on(const std::function<void()>& job) {
   check_not_forked();
   note_use();
   Pool& each = pool();
   const std::lock_guard lock(each.mutex);
   if (each.is_stopped) return;
   const unsigned most = std::clamp(std::thread::hardware_concurrency(), 1U, kMostThreads);
-  each.jobs.push_back(std::move(job));
+  each.jobs.emplace_back(job);
   if (each.threads.size() < most) each.threads.emplace_back([&each] { work(each); });
   each.has_work.notify_one();
 }

@@ -170,7 +170,7 @@ def test_those_used_longest_ago_go_first(tmp_path):
 def test_another_compiler_or_other_flags_are_another_key(tmp_path):
     cached(
         """
-        for flags in ([], ["-DX"], ["-DX", "-DY"], ["-DX\\n-DY"]):
+        for flags in ([], ["-DX"], ["-DX", "-DY"], ["-DX\\n5 -DY"]):
             cuda.compile("axpy", AXPY, "sm_90", flags).wait()
         cuda.compile("axpy", AXPY, "sm_80").wait()
         assert cuda.build_counts() == {"compiled": 5, "found_on_disk": 0}

@@ -98,7 +98,7 @@ int cuGetErrorString(int, const char** text) { *text = "no CUDA-capable device";
 OTHER_FUNCTIONS = (
     "cuDriverGetVersion", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetAttribute",
     "cuDevicePrimaryCtxRetain", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuModuleLoadData",
-    "cuModuleUnload", "cuModuleGetFunction", "cuFuncGetAttribute", "cuFuncSetAttribute",
+    "cuModuleGetFunction", "cuFuncGetAttribute", "cuFuncSetAttribute",
     "cuLaunchKernel", "cuStreamSynchronize", "cuMemHostAlloc", "cuMemFreeHost",
     "cuMemHostGetDevicePointer_v2",
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Kernels among PyTorch's: its streams, its memory, its threads; on a GPU and on the test device."""
+"""Kernels among PyTorch's, on its streams, memory and threads: on a GPU or the test device."""
 
 from __future__ import annotations
 
