@@ -1,0 +1,116 @@
+# What kernels must be as machine code, with NVRTC and nvdisasm from PyPI; no driver and no GPU.
+from __future__ import annotations
+
+import importlib.util
+import pickle
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from in_process import run
+
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+
+_COMPILE = """
+import pickle
+from pathlib import Path
+
+why = cuda.missing_compiler()
+assert why == "", why + " (pip install nvidia-cuda-nvrtc)"
+texts, architectures = pickle.loads(Path({path!r}).read_bytes())
+images = {{
+    (name, architecture): cuda.compile(name, text, architecture)
+    for name, text in texts.items()
+    for architecture in architectures
+}}
+built = {{key: image.wait() for key, image in images.items()}}
+Path({path!r}).write_bytes(pickle.dumps(built))
+"""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A text as machine code of one architecture, and what ptxas says of it."""
+
+    name: str
+    architecture: str
+    cubin: bytes
+    log: str
+
+
+def compile_texts(
+    texts: Mapping[str, str], architectures: Sequence[str] = ARCHITECTURES, **variables: str
+) -> list[Built]:
+    """Compile texts by name with the engine's own code, in a process of their own.
+
+    Raises AssertionError if there is no NVRTC, or a text does not compile. Variables are those of
+    the environment.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "texts"
+        path.write_bytes(pickle.dumps((dict(texts), tuple(architectures))))
+        run(_COMPILE.format(path=str(path)), fake=False, **variables)
+        built = pickle.loads(path.read_bytes())
+    return [Built(*key, *made) for key, made in built.items()]
+
+
+def instructions(built: Built) -> Counter[str]:
+    """Count the instructions of a cubin by name, as LDG.E.128.CONSTANT."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(built.cubin)
+        file.flush()
+        command = [_nvdisasm(), "-c", file.name]
+        done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return Counter(_INSTRUCTION.findall(done.stdout))
+
+
+_INSTRUCTION = re.compile(
+    r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", re.MULTILINE
+)
+
+
+def _nvdisasm() -> str:
+    spec = importlib.util.find_spec("nvidia")
+    for package in (spec and spec.submodule_search_locations) or ():
+        path = Path(package) / "cu13" / "bin" / "nvdisasm"
+        if path.exists():
+            return str(path)
+    raise AssertionError("no nvdisasm (pip install nvidia-cuda-nvdisasm)")
+
+
+_PROPERTIES = re.compile(
+    r"Function properties for (\S+)\n\D*"
+    r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
+)
+
+
+def faults(built: Built, wide_loads: int = 0, wide_stores: int = 0) -> list[str]:
+    """List what is wrong with machine code: spills, local memory, accesses that are too narrow.
+
+    So many instructions at least load and store 16 bytes of global memory.
+    """
+    functions = _PROPERTIES.findall(built.log)
+    found = [] if functions else ["ptxas says nothing of any function"]
+    for name, stack, stores, loads in functions:
+        if int(stores) or int(loads):
+            found.append(f"{name} spills {stores} bytes and reads {loads} again")
+        elif int(stack):
+            found.append(f"{name} has {stack} bytes of local memory")
+    counts = instructions(built)
+    local = [name for name in counts if name.split(".")[0] in ("LDL", "STL")]
+    if local:
+        found.append(f"local memory is used: {', '.join(sorted(local))}")
+    for kind, want in (("LDG", wide_loads), ("STG", wide_stores)):
+        got = sum(
+            count
+            for name, count in counts.items()
+            if name.split(".")[0] == kind and "128" in name.split(".")
+        )
+        if got < want:
+            found.append(f"{got} {kind} of 16 bytes, want {want}")
+    return [f"{built.name} for {built.architecture}: {each}" for each in found]
