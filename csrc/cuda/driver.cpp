@@ -77,7 +77,8 @@ class Driver::Current {
     check_not_forked();
     void* wanted = driver.context(device);
     if (api_.get_current(&before_) == api::kSuccess && before_ == wanted) return;
-    driver.check<InternalError>(api_.set_current(wanted), concat("cuda:", device));
+    const int result = api_.set_current(wanted);
+    if (result != api::kSuccess) driver.check<InternalError>(result, concat("cuda:", device));
     is_changed_ = true;
   }
   ~Current() {

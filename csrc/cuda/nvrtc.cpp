@@ -17,13 +17,12 @@ constexpr int kOldest = 12;
 constexpr int kSuccess = 0;    // of nvrtcResult
 constexpr int kMostLines = 6;  // of a log, in a message
 
-// Where it may be, newest first: PyTorch's own has mostly been loaded by then.
+// Where it may be, if it is not loaded yet: in PyTorch's packages, then in the system.
 std::vector<std::string> paths(const Settings& settings) {
   if (!settings.nvrtc.empty()) return {settings.nvrtc};
-  std::vector<std::string> found;
-  std::vector<std::string> prefixes = {""};
+  std::vector<std::string> found, prefixes;
   for (const std::string& folder : settings.nvrtc_folders) prefixes.push_back(folder + "/");
-  prefixes.emplace_back("/usr/local/cuda/lib64/");
+  prefixes.insert(prefixes.end(), {"", "/usr/local/cuda/lib64/"});
   for (const std::string& prefix : prefixes) {
     for (const char* name : {"libnvrtc.so.13", "libnvrtc.so.12"}) found.push_back(prefix + name);
   }

@@ -88,6 +88,30 @@ def test_nvrtc_of_a_version_that_does_not_do(major, words, tmp_path):
     assert run(MISSING, TORCH_ORT_NVRTC=path).strip() == f"cuda: {path} {words}"
 
 
+@pytest.mark.parametrize(
+    ("of_torch", "found"), [("12.8", "12.8"), ("13.0", "13.8"), (None, "13.8")]
+)
+def test_nvrtc_is_of_pytorchs_version_where_there_are_two(of_torch, found, tmp_path):
+    for major, parts in ((12, "cuda_nvrtc/lib"), (13, "cu13/lib")):
+        folder = tmp_path / "nvidia" / parts
+        folder.mkdir(parents=True)
+        path = library_of(tmp_path, NVRTC.replace("MAJOR", str(major)))
+        Path(path).rename(folder / f"libnvrtc.so.{major}")
+    words = run(
+        f"""
+        import sys, torch
+        from torch_ort.engine.cuda import _nvrtc_folders
+        sys.path.insert(0, {str(tmp_path)!r})
+        torch.version.cuda = {of_torch!r}
+        _nvrtc_folders.cache_clear()
+        configure()
+        print(cuda.compiler()[1])
+        """,
+        fake=False,
+    )
+    assert words.strip() == found
+
+
 DRIVER = """
 extern "C" {
 int cuInit(unsigned) { return INIT; }

@@ -8,10 +8,12 @@ import importlib.util
 import os
 from collections.abc import Iterator
 
+import torch
+
 from torch_ort import _C, options
 
-# Of the packages that PyTorch's wheels bring: of CUDA 13, and of CUDA 12.
-_NVRTC_FOLDERS = (("cu13", "lib"), ("cuda_nvrtc", "lib"))
+# In the packages that PyTorch's wheels bring, by the version of CUDA.
+_NVRTC_FOLDERS = {"13": ("cu13", "lib"), "12": ("cuda_nvrtc", "lib")}
 
 
 def configure() -> None:
@@ -36,7 +38,10 @@ def _nvrtc_folders() -> list[str]:
 
 def _candidates() -> Iterator[str]:
     spec = importlib.util.find_spec("nvidia")
-    for parts in _NVRTC_FOLDERS:
+    # PyTorch's own version first: its driver may be too old for a newer one.
+    own = (torch.version.cuda or "").partition(".")[0]
+    for version in sorted(_NVRTC_FOLDERS, key=lambda version: version != own):
+        parts = _NVRTC_FOLDERS[version]
         for package in (spec and spec.submodule_search_locations) or ():
             yield os.path.join(package, *parts)
 
