@@ -88,6 +88,18 @@ def test_nvrtc_of_a_version_that_does_not_do(major, words, tmp_path):
     assert run(MISSING, TORCH_ORT_NVRTC=path).strip() == f"cuda: {path} {words}"
 
 
+def test_a_cubin_that_the_driver_does_not_take(tmp_path):
+    source = NVRTC.replace("MAJOR", "13").replace("return 1", "return 0")
+    source = source.replace("LogSize()", "LogSize(void*, unsigned long* size)")
+    source = source.replace("CUBINSize()", "CUBINSize(void*, unsigned long* size)")
+    source = source.replace("size) { return 0", "size) { *size = 4; return 0")
+    words = run(
+        """print(refused(Unsupported, cuda.build("axpy", AXPY).wait))""",
+        TORCH_ORT_NVRTC=library_of(tmp_path, source),
+    )
+    assert words.startswith("cuda: load of 'axpy' for sm_90: CUDA_ERROR_INVALID_IMAGE (")
+
+
 @pytest.mark.parametrize(
     ("of_torch", "found"), [("12.8", "12.8"), ("13.0", "13.8"), (None, "13.8")]
 )

@@ -11,7 +11,7 @@ import torch
 
 from torch_ort import UserError
 from torch_ort.core.switches import OWN_KERNELS
-from torch_ort.options import NEWEST_OPSET, TABLE, resolve
+from torch_ort.options import NEWEST_OPSET, PROCESS_TABLE, TABLE, resolve, resolve_process
 
 
 def test_defaults_stand_where_nothing_is_said(monkeypatch):
@@ -88,6 +88,31 @@ def test_modes():
 def test_torch_compile_hands_options_on():
     with pytest.raises(Exception, match="did you mean save_onnx"):
         torch.compile(torch.sin, backend="ort", options={"save_onx": True})(torch.ones(2))
+
+
+class TestProcess:
+    @pytest.fixture(autouse=True)
+    def nothing_set(self, monkeypatch):
+        for row in PROCESS_TABLE:
+            monkeypatch.delenv(row.variable, raising=False)
+
+    def test_kernels_are_kept_in_the_folder_of_caches(self, monkeypatch):
+        monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+        assert resolve_process().kernel_cache_dir == "/caches/torch_ort/kernels"
+        monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+        monkeypatch.setenv("HOME", "/home/somebody")
+        assert resolve_process().kernel_cache_dir == "/home/somebody/.cache/torch_ort/kernels"
+        monkeypatch.setenv("HOME", "nowhere")
+        assert resolve_process().kernel_cache_dir == ""
+        monkeypatch.setenv("TORCH_ORT_KERNEL_CACHE_DIR", "here")
+        assert resolve_process().kernel_cache_dir == str(Path("here").absolute())
+
+    @pytest.mark.ort_only
+    def test_a_bad_value_is_an_error_of_the_user(self, monkeypatch):
+        monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+        monkeypatch.setenv("TORCH_ORT_KERNEL_CACHE_BYTES", "many")
+        with pytest.raises(Exception, match="TORCH_ORT_KERNEL_CACHE_BYTES: got 'many', invalid"):
+            torch.compile(torch.sin, backend="ort")(torch.ones(2))
 
 
 def test_the_page_is_what_the_module_prints():
