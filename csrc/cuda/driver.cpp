@@ -9,7 +9,6 @@
 #include <array>
 #include <atomic>
 #include <mutex>
-#include <optional>
 #include <utility>
 
 namespace torch_ort::cuda {
@@ -150,10 +149,10 @@ Driver::Driver() {
 
 const Driver::Opened& Driver::opened() {
   static const Opened* const each = [] {
-    note_use();
     auto* made = new Opened;
     try {
       made->driver.reset(new Driver);
+      note_use();  // where there is none, a forked process is as good
     } catch (const Error& error) {
       made->reason = error.what();
     }

@@ -202,6 +202,23 @@ def test_a_forked_process_cannot_go_on():
     }
 
 
+def test_without_a_driver_a_forked_process_is_told_the_same(tmp_path):
+    words = run(
+        """
+        import os
+        print(cuda.missing(), flush=True)
+        if os.fork() == 0:
+            print(refused(Unsupported, lambda: cuda.device(0)), flush=True)
+            os._exit(0)
+        assert os.wait()[1] == 0
+        """,
+        TORCH_ORT_LIBCUDA=str(tmp_path / "none.so"),
+    )
+    first, second = words.splitlines()
+    assert first == second
+    assert first.startswith("cuda: no driver: ")
+
+
 def test_a_process_that_is_forked_before_may_use_it():
     run("""
         import os
