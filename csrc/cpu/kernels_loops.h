@@ -538,8 +538,8 @@ void store(void* target, const T* a, const Runs& runs) {
   }
 }
 
-// 64 numbers: 16 counters side by side, four numbers each. Number i of a block comes from counter
-// i % 16 and is its word i / 16, so that every instruction set gives the same ones.
+// 64 numbers: 16 counters side by side, four numbers each. Element e of a stream is word e % 4 of
+// counter e / 4, on every instruction set and on CUDA (csrc/cuda/prelude.cuh).
 constexpr int kLanes = 16;
 constexpr int64_t kPhiloxBlock = 4 * kLanes;
 
@@ -565,10 +565,10 @@ inline void philox_block(uint64_t seed, uint64_t stream, uint64_t block, uint32_
     key1 += 0xBB67AE85;
   }
   for (int i = 0; i < kLanes; ++i) {
-    numbers[i] = x0[i];
-    numbers[kLanes + i] = x1[i];
-    numbers[2 * kLanes + i] = x2[i];
-    numbers[3 * kLanes + i] = x3[i];
+    numbers[4 * i] = x0[i];
+    numbers[4 * i + 1] = x1[i];
+    numbers[4 * i + 2] = x2[i];
+    numbers[4 * i + 3] = x3[i];
   }
 }
 
