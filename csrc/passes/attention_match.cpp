@@ -133,7 +133,8 @@ class Matcher {
     match.value = {weights.product->inputs[1], nullptr, false};
     Value* first = match.query.value;
     for (const Value* value : {first, match.key.value, match.value.value}) {
-      if (!is_real(value) || !scope_.sizes.are_known(*value)) return false;
+      if (!region::has_kernel(value, "Attention") || !is_real(value)) return false;
+      if (!scope_.sizes.are_known(*value)) return false;
       if (value->type.dtype != first->type.dtype || shape_of(*value).size() < 3) return false;
     }
     const Shape &query = shape_of(*first), &key = shape_of(*match.key.value);
@@ -167,7 +168,7 @@ class Matcher {
     for (size_t i = 1; i <= shape.size(); ++i) {
       if (!(last(shape, i) == Dim(1)) && !(last(shape, i) == last(match.shape, i))) return false;
     }
-    if (!region::takes_attention(mask)) return false;
+    if (!region::takes(mask)) return false;
     if (scores.filled) return mask->type.dtype == DType::kBool;
     const bool is_double = match.query.value->type.dtype == DType::kDouble;
     return is_real(mask) && (mask->type.dtype == DType::kDouble) == is_double;

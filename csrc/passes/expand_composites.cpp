@@ -14,6 +14,7 @@
 #include "passes/arguments.h"
 #include "passes/known_sizes.h"
 #include "passes/pass.h"
+#include "region/codegen.h"
 
 #include <algorithm>
 #include <iterator>
@@ -819,8 +820,9 @@ bool expand_embedding_backward(Graph& graph, Node& node) {
   Value *grad = tensor(call.args.at(0)), *ids = tensor(call.args.at(1));
   const auto* by_frequency = std::get_if<bool>(&call.args.at(4).value);
   const Value* result = node.outputs.at(0);
-  if (!is_real(grad) || ids == nullptr || !ids->type.is_known() || by_frequency == nullptr ||
-      *by_frequency || result == nullptr || !result->type.is_known()) {
+  if (!is_real(grad) || !region::has_kernel(grad, "EmbeddingGrad") || ids == nullptr ||
+      !ids->type.is_known() || by_frequency == nullptr || *by_frequency || result == nullptr ||
+      !result->type.is_known()) {
     return false;
   }
   const DType dtype = grad->type.dtype;
@@ -840,7 +842,8 @@ bool expand_embedding_backward(Graph& graph, Node& node) {
 // ---- attention
 
 bool has_heads(const KnownSizes& sizes, const Value* value) {
-  return is_real(value) && value->type.shape->size() == 4 && sizes.are_known(*value);
+  return is_real(value) && region::has_kernel(value, "Attention") &&
+         value->type.shape->size() == 4 && sizes.are_known(*value);
 }
 
 // What attention over a dtype is computed in.

@@ -11,6 +11,7 @@
 #include "passes/known_sizes.h"
 #include "passes/loss_words.h"
 #include "passes/memory.h"
+#include "region/codegen.h"
 
 #include <algorithm>
 #include <unordered_map>
@@ -176,6 +177,7 @@ class Matcher {
     }
     match.hidden = product->inputs[0];
     match.weight = product->inputs[1];
+    if (!region::has_kernel(match.hidden, "LinearCrossEntropy")) return false;
     if (!is_real(match.hidden) || !is_real(match.weight) || !is_real(value)) return false;
     const Shape &rows = shape_of(*match.hidden), &weight = shape_of(*match.weight);
     if (rows.size() < 2 || weight.size() != 2 || !weight[0].is_constant()) return false;

@@ -541,7 +541,7 @@ class Analysis {
     Region found{region::make_schedule(node)};
     const region::RegionSpec& spec = found.schedule.spec;
     found.takes_list = spec.rows == space_.num_rows() && found.schedule.groups == Dim(1) &&
-                       region::codegen_for(node.outputs[0]->type.device) != nullptr;
+                       region::has_kernel(node.outputs[0], "Rows");
     // One head of keys for all queries has as many rows as the model, and lies as heads do.
     const auto has_heads = [this](const Value* value) {
       return of(value).form.is_there() && !of(value).form.is_leading();
@@ -731,8 +731,8 @@ class Analysis {
     const ir::DType dtype = node.outputs[0]->type.dtype;
     const bool is_float = dtype == ir::DType::kFloat || dtype == ir::DType::kDouble ||
                           dtype == ir::DType::kBFloat16 || dtype == ir::DType::kHalf;
-    return is_float && region::takes(node.outputs[0]) && dtype == node.inputs[0]->type.dtype &&
-           dtype == node.inputs[1]->type.dtype;
+    return is_float && region::has_kernel(node.outputs[0], "Rows") &&
+           dtype == node.inputs[0]->type.dtype && dtype == node.inputs[1]->type.dtype;
   }
 
   static const Value* start_of(const Node& node) {
@@ -924,8 +924,9 @@ class Analysis {
 
   // Of all rows, for each column of float numbers.
   bool is_sum_of_rows(const Node& node) {
-    if (!ir::is(&node, "ReduceSum") || node.inputs.size() != 2 || !region::takes(node.inputs[0]) ||
-        !region::takes(node.outputs[0])) {
+    if (!ir::is(&node, "ReduceSum") || node.inputs.size() != 2 ||
+        !region::has_kernel(node.inputs[0], "Rows") ||
+        !region::has_kernel(node.outputs[0], "Rows")) {
       return false;
     }
     const Form form = of(node.inputs[0]).form;

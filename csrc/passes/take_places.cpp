@@ -153,7 +153,7 @@ bool is_slow(const Graph& graph, const Taken& taken, const Value& result) {
 bool can_take(const Taken& taken, const Node& node, const KnownSizes& sizes) {
   const Value* result = node.outputs.at(0);
   for (const Value* value : {static_cast<const Value*>(taken.x), result}) {
-    if (!region::takes(value) || !sizes.are_known(*value)) return false;
+    if (!region::has_kernel(value, "Take") || !sizes.are_known(*value)) return false;
   }
   if (taken.is_gradient && !ir::is_float(result->type.dtype)) return false;
   if (taken.places == nullptr || !taken.places->type.is_known()) return false;

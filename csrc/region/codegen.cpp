@@ -90,9 +90,9 @@ bool takes(const ir::Value* value) {
   return codegen != nullptr && codegen->takes(value->type);
 }
 
-bool takes_attention(const ir::Value* value) {
+bool has_kernel(const ir::Value* value, std::string_view op) {
   const Codegen* codegen = codegen_of(value);
-  return codegen != nullptr && codegen->has_attention() && codegen->takes(value->type);
+  return codegen != nullptr && codegen->has_kernel(op) && codegen->takes(value->type);
 }
 
 }  // namespace torch_ort::region

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace torch_ort::region {
@@ -56,6 +57,8 @@ struct CodegenOptions {
   // Rounds each bfloat16 and float16 value of a body, as operators do that run one by one. Else
   // only what leaves is rounded.
   bool round_short_floats = false;
+  int device = -1;       // by number, where there are several of a kind; -1: the current one
+  std::string dump_dir;  // where texts of kernels are written, if they have any; empty: nowhere
 };
 
 class Codegen {
@@ -64,8 +67,9 @@ class Codegen {
 
   // Whether a region may read or make values of this type, which is known.
   virtual bool takes(const ir::Type& type) const = 0;
-  // Whether Attention and AttentionGrad have a kernel.
-  virtual bool has_attention() const = 0;
+  // Whether an op of the domain torch_ort, such as "Attention", is a kernel as it is. "Attention"
+  // stands for its gradient too, "Take" for that of it, and "Rows" for all that works on lists.
+  virtual bool has_kernel(std::string_view op) const = 0;
 
   // InternalError on layouts that do not fit the schedule, Unsupported on an operand of a dtype
   // that kernels do not read.
@@ -74,9 +78,9 @@ class Codegen {
                                                 const std::vector<Layout>& inputs,
                                                 const std::vector<Layout>& outputs,
                                                 const CodegenOptions& options) const = 0;
-  // The ops of the domain torch_ort that are kernels as they are: EmbeddingGrad, Take, TakeGrad,
-  // Attention, AttentionGrad, LinearCrossEntropy, Rows, RowsProduct, ZeroRows. Inputs are those
-  // that there are. InternalError on layouts that do not fit.
+  // An op that is a kernel as it is: EmbeddingGrad, Take, TakeGrad, Attention, AttentionGrad,
+  // LinearCrossEntropy, Rows, RowsProduct, ZeroRows. Inputs are those that there are.
+  // InternalError on layouts that do not fit.
   virtual std::unique_ptr<const Kernel> compile(const ir::Node& node,
                                                 const std::vector<Layout>& inputs,
                                                 const std::vector<Layout>& outputs,
@@ -100,7 +104,7 @@ const Codegen* codegen_for(const ir::Device& device);
 // Whether the value stands on a device with a generator that takes it; false if its type is not
 // known, or if there is no value.
 bool takes(const ir::Value* value);
-// The same, where attention has a kernel too.
-bool takes_attention(const ir::Value* value);
+// The same, where an op has a kernel too.
+bool has_kernel(const ir::Value* value, std::string_view op);
 
 }  // namespace torch_ort::region
