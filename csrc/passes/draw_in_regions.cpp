@@ -85,7 +85,9 @@ int draw_in_regions(Graph& graph) {
     if (node.is_erased() || !can_draw(node, sizes, memory)) continue;
     if (!may_rewrite()) return rewrites;
     if (seed == nullptr) {
-      const ir::Type type{.dtype = ir::DType::kInt64, .shape = ir::Shape{1}};
+      const ir::Type type{.dtype = ir::DType::kInt64,
+                          .shape = ir::Shape{1},
+                          .device = node.outputs[0]->type.device};
       seed = ops::Writer(graph, &node).make_ours("RandomSeed", {}, type);
     }
     const int64_t stream = rewrites++;

@@ -90,6 +90,14 @@ struct Order {
   }
 };
 
+// That of the first value which is not on the host, as in run/compiled_graph.cpp.
+ir::Device device_of(const Graph& graph) {
+  for (const Value& value : graph.values) {
+    if (!ir::is_host(value.type.device)) return value.type.device;
+  }
+  return {};
+}
+
 struct Group {
   std::vector<int> members;  // positions, sorted
   Dim elements;
@@ -102,7 +110,7 @@ struct Group {
 class Grouping {
  public:
   Grouping(Graph& graph, const SharedMemory& memory)
-      : memory_(memory), order_(graph, memory), sizes_(graph) {
+      : memory_(memory), order_(graph, memory), sizes_(graph), device_(device_of(graph)) {
     find_fusible();
     join();
     for (Group& group : groups_) trim(group);
@@ -145,11 +153,15 @@ class Grouping {
     }
   }
 
-  // A generator takes them, their sizes are known, and nobody else writes there.
+  // A generator takes them, their sizes are known, and nobody else writes there. Numbers that the
+  // graph knows belong to the kernel; all others lie on the program's device.
   bool is_in_reach(const Node& node) const {
-    const auto holds = [this](const Value* value) {
-      return value == nullptr ||
-             (region::takes(value) && sizes_.are_known(*value) && !memory_.is_written(value));
+    if (!(node.outputs[0]->type.device == device_)) return false;
+    const auto holds = [&](const Value* value) {
+      if (value == nullptr) return true;
+      const bool is_there = value->type.device == device_ || value->data != nullptr;
+      return is_there && region::takes(value) && sizes_.are_known(*value) &&
+             !memory_.is_written(value);
     };
     return std::all_of(node.inputs.begin(), node.inputs.end(), holds) &&
            std::all_of(node.outputs.begin(), node.outputs.end(), holds);
@@ -328,6 +340,7 @@ class Grouping {
   const SharedMemory& memory_;
   Order order_;
   KnownSizes sizes_;
+  const ir::Device device_;
   std::vector<ops::FusedForm> forms_;  // by position
   std::vector<int> group_of_;          // by position
   std::vector<Group> groups_;
