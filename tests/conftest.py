@@ -32,6 +32,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     asked_for = pluginmanager.get_plugin("pytestconfig").known_args_namespace.markexpr or ""
     if "cuda" in asked_for.replace("not cuda", "") and cuda_device.is_possible():
         cuda_device.activate()
+        cuda_device.use_driver()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "--backend aot_eager only",
         "ort_only: reads counters of torch_ort; skipped with another --backend",
         "compile_only(reason): about torch.compile itself; skipped with --backend ortmodule",
+        "also_on_cuda: of regions for all ISAS; -m cuda runs it on a GPU",
         "hands_over(reason): the recorder leaves something to AOTAutograd, as it should",
     ):
         config.addinivalue_line("markers", line)

@@ -1,6 +1,8 @@
 // The code generators of fused regions, and one that tests plant.
 #include "base/error.h"
 #include "cpu/region.h"
+#include "cuda/region.h"
+#include "cuda/schema.h"
 #include "python/bind.h"
 #include "region/codegen.h"
 
@@ -46,7 +48,7 @@ class WrongCodegen final : public region::Codegen {
   explicit WrongCodegen(std::string node) : node_(std::move(node)) {}
 
   bool takes(const ir::Type& type) const override { return cpu::codegen().takes(type); }
-  bool has_attention() const override { return cpu::codegen().has_attention(); }
+  bool has_kernel(std::string_view op) const override { return cpu::codegen().has_kernel(op); }
 
   std::unique_ptr<const Kernel> compile(const region::Schedule& schedule,
                                         const ir::SymbolLookup& lookup,
@@ -93,15 +95,34 @@ void plant_codegen(const std::string& kind, const std::string& node) {
   throw UserError(concat("testing: got '", kind, "', want one of own, none, wrong"));
 }
 
+// The shape of a kernel for CUDA, as a dict.
+py::dict cuda_geometry(int64_t rows, int64_t columns, int64_t groups, bool reduces_rows,
+                       bool sums_columns, bool sums_all, int vector, int kept,
+                       int bytes_of_number) {
+  const cuda::Geometry shape = cuda::choose_geometry(
+      {rows, columns, groups, reduces_rows, sums_columns, sums_all, vector, kept, bytes_of_number});
+  using namespace py::literals;
+  return py::dict("threads_x"_a = shape.threads_x, "threads_y"_a = shape.threads_y,
+                  "vector"_a = shape.vector, "vectors"_a = shape.vectors, "strips"_a = shape.strips,
+                  "rows_per_block"_a = shape.rows_per_block,
+                  "blocks_per_group"_a = shape.blocks_per_group, "has_tail"_a = shape.has_tail);
+}
+
 }  // namespace
 
 void bind_codegen(py::module_& module) {
   plant_codegen("own", "");
+  region::set_codegen("cuda", &cuda::codegen());
   module.attr("testing").attr("plant_codegen") = py::cpp_function(
       &plant_codegen, py::arg("kind"), py::arg("node") = "",
       "From now on the CPU has the code generator that it should have (own), none, or one whose "
       "kernels give a wrong number for regions that hold the node of this name, or for products if "
       "it is 'product' (wrong).");
+  module.attr("testing").attr("cuda_geometry") = py::cpp_function(
+      &cuda_geometry, py::arg("rows"), py::arg("columns"), py::arg("groups") = 1,
+      py::arg("reduces_rows") = false, py::arg("sums_columns") = false, py::arg("sums_all") = false,
+      py::arg("vector") = 1, py::arg("kept") = 0, py::arg("bytes_of_number") = 4,
+      "Choose the shape of a kernel, as csrc/cuda/schema.h does.");
 }
 
 }  // namespace torch_ort::python

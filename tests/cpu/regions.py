@@ -9,11 +9,17 @@ from collections.abc import Mapping, Sequence
 
 import onnx
 import onnx.parser
+import pytest
 import torch
 
 from torch_ort import _C
+from torch_ort.engine import cuda
 
+# What regions are compiled for: instruction sets of the CPU, or the GPU alone (conftest.py).
 ISAS = _C.isa_names()
+CUDA = "cuda"
+# A test of all that ISAS names, which -m cuda runs on a GPU.
+also_on_cuda = pytest.mark.also_on_cuda
 REAL = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # Relative to the numbers that eager PyTorch gives in float64: a few units in the last place.
 TOLERANCE = {
@@ -103,8 +109,47 @@ def fused(graph: _C.Graph) -> _C.Graph:
     return result
 
 
+def on_cuda(graph: _C.Graph) -> _C.Graph:
+    """Give the same graph with all its values on the current GPU."""
+    model = onnx.load_from_string(graph.to_onnx(_C.required_opset(graph)))
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        value.metadata_props.add(key="device", value="cuda:0")
+    return _C.Graph.from_onnx(model.SerializeToString())
+
+
+class Compiled:
+    """A graph for an instruction set, or for the GPU; tensors of the CPU come and go."""
+
+    def __init__(self, graph: _C.Graph, isa: str = "", **settings) -> None:
+        self.is_on_cuda = isa == CUDA
+        if self.is_on_cuda:
+            cuda.configure()
+            graph, isa = on_cuda(graph), ""
+        self.session = _C.Session.compile(graph, {}, isa=isa, **settings)
+
+    def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        if not self.is_on_cuda:
+            return self.session.run(dict(inputs))
+        results = self.session.run({name: to_cuda(x) for name, x in inputs.items()})
+        torch.cuda.synchronize()
+        return {name: x.cpu() for name, x in results.items()}
+
+
+def to_cuda(x: torch.Tensor) -> torch.Tensor:
+    """Give a copy on the GPU with the strides of the tensor."""
+    extent = 1 + sum((size - 1) * step for size, step in zip(x.size(), x.stride(), strict=True))
+    memory = x.as_strided((extent if x.numel() else 0,), (1,))
+    return memory.to(CUDA).as_strided(x.size(), x.stride())
+
+
+def run_by_name(
+    graph: _C.Graph, inputs: Mapping[str, torch.Tensor], isa: str = "", **settings
+) -> dict[str, torch.Tensor]:
+    return Compiled(graph, isa, **settings).run(inputs)
+
+
 def run(graph: _C.Graph, inputs: Mapping[str, torch.Tensor], isa: str = "") -> list[torch.Tensor]:
-    return list(_C.run(graph, dict(inputs), isa=isa).values())
+    return list(run_by_name(graph, inputs, isa).values())
 
 
 def program(graph: _C.Graph, inputs: Mapping[str, torch.Tensor], isa: str = "") -> str:

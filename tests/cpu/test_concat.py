@@ -33,6 +33,7 @@ def data(sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return x.to(dtype)
 
 
+@regions.also_on_cuda
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", REAL)
 @pytest.mark.parametrize("axis", [0, 1, 2, -1])

@@ -26,6 +26,7 @@ def chain(dtype: torch.dtype, size: tuple[int, ...]) -> _C.Graph:
     )
 
 
+@regions.also_on_cuda
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("size", [(40,), (7, 33), (3, 2000)])
 @pytest.mark.parametrize("dtype", SHORT)
@@ -34,10 +35,10 @@ def test_each_value_is_rounded(dtype: torch.dtype, size: tuple[int, ...], isa: s
     inputs = {name: torch.randn(size).to(dtype) for name in "xy"}
     graph = chain(dtype, size)
     x, y = inputs.values()
-    (got,) = _C.run(graph, inputs, isa=isa, emulate_eager_casts=True).values()
+    (got,) = regions.run_by_name(graph, inputs, isa, emulate_eager_casts=True).values()
     a = x * y
     assert torch.equal(got, (a + x) * (a + x) - y)
-    (wide,) = _C.run(graph, inputs, isa=isa).values()
+    (wide,) = regions.run_by_name(graph, inputs, isa).values()
     a = x.float() * y.float()
     assert torch.equal(wide, ((a + x.float()).square() - y.float()).to(dtype))
 

@@ -43,6 +43,7 @@ def table_of(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
     return table.to(dtype)
 
 
+@regions.also_on_cuda
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("ids_dtype", [torch.int64, torch.int32])
 @pytest.mark.parametrize("dtype", REAL)

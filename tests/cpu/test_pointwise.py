@@ -198,6 +198,7 @@ CASES = [
 ]
 
 
+@regions.also_on_cuda
 @pytest.mark.parametrize(("op", "dtype"), CASES)
 def test_operation(op: Operation, dtype: torch.dtype) -> None:
     graph = graph_of(op, dtype, [["N", 7]] * op.operands)
@@ -211,6 +212,7 @@ SPECIAL = [
 ]  # fmt: skip
 
 
+@regions.also_on_cuda
 @pytest.mark.parametrize("dtype", REAL, ids=regions.NAMES.get)
 @pytest.mark.parametrize(
     "op", [op for op in OPERATIONS if torch.float32 in TAKES[op.takes]], ids=str
@@ -227,6 +229,7 @@ def test_special_values(op: Operation, dtype: torch.dtype) -> None:
         check(op, graph, operands, isa, special=True)
 
 
+@regions.also_on_cuda
 def test_zeros_keep_their_sign() -> None:
     x = torch.tensor([0.0, -0.0, 1.0, -1.0])
     for op in OPERATIONS:
@@ -245,13 +248,14 @@ BY_OPERANDS = [
 ]
 
 
+@regions.also_on_cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("op", BY_OPERANDS, ids=str)
 def test_ragged_sizes(op: Operation, dtype: torch.dtype) -> None:
     graph = graph_of(op, dtype, [["N"]] * op.operands)
     sizes = [*range(1, 71), 127, 128, 129, 1023, 1024, 1025, 2047, 2048, 2049, 4097, 40001]
     for isa in ISAS:
-        compiled = _C.Session.compile(graph, {}, isa=isa)
+        compiled = regions.Compiled(graph, isa)
         for size in sizes:
             operands = operands_of(op, dtype, [[size]] * op.operands)
             y = compiled.run({f"x{i}": x for i, x in enumerate(operands)})["y"]
@@ -281,6 +285,7 @@ BROADCASTS = [
 ]
 
 
+@regions.also_on_cuda
 @pytest.mark.parametrize("op", [op for op in BY_OPERANDS if op.operands > 1], ids=str)
 @pytest.mark.parametrize("shapes", BROADCASTS, ids=str)
 def test_broadcasts(shapes: tuple[list[int], list[int]], op: Operation) -> None:
@@ -294,6 +299,7 @@ def test_broadcasts(shapes: tuple[list[int], list[int]], op: Operation) -> None:
             check(op, graph, operands_of(op, dtype, chosen), isa)
 
 
+@regions.also_on_cuda
 def test_broadcasts_of_one_input_in_several_ways() -> None:
     """A row of one reader is a column of another, and sizes of one are told by the run alone."""
     graph = regions.fused(
@@ -323,6 +329,7 @@ LAYOUTS = {
 }
 
 
+@regions.also_on_cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("op", BY_OPERANDS, ids=str)
@@ -338,6 +345,7 @@ def test_layouts_of_inputs(op: Operation, layout: str, dtype: torch.dtype) -> No
     check(op, graph, [LAYOUTS[layout](x) for x in operands], ISAS[-1])
 
 
+@regions.also_on_cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("strides", ["[1,A,A*B]", "[C,A*C,1]", "[B*C,1,B]"], ids=str)
 def test_promised_strides_of_outputs(strides: str, dtype: torch.dtype) -> None:
@@ -384,6 +392,7 @@ def test_constants_that_compare_as_equal_are_two(numbers: tuple[float, float]) -
 # ---- integers
 
 
+@regions.also_on_cuda
 def test_wide_integers_are_exact() -> None:
     """Neighbours that a double does not tell apart."""
     big = torch.tensor([2**53, 2**53 + 1, 2**62 + 1, 2**63 - 1, -(2**63), -(2**63) + 1])
@@ -400,6 +409,7 @@ def test_wide_integers_are_exact() -> None:
             assert torch.equal(n, big >= other)
 
 
+@regions.also_on_cuda
 @pytest.mark.parametrize("number", [0, 3, 2**53 - 1, 2**53, -(2**53), 2**62 + 1])
 @pytest.mark.parametrize("op", ["Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"])
 def test_wide_integers_beside_a_constant_are_exact(op: str, number: int) -> None:
@@ -425,6 +435,7 @@ def test_wide_integers_beside_a_constant_are_exact(op: str, number: int) -> None
 SOURCES = [*REAL, *INTEGERS, torch.int64, torch.bool]
 
 
+@regions.also_on_cuda
 @pytest.mark.parametrize("to", [*REAL, torch.bool], ids=regions.NAMES.get)
 @pytest.mark.parametrize("source", SOURCES, ids=regions.NAMES.get)
 def test_casts(source: torch.dtype, to: torch.dtype) -> None:
@@ -445,6 +456,7 @@ def test_casts(source: torch.dtype, to: torch.dtype) -> None:
         torch.testing.assert_close(w, x.to(to), rtol=0, atol=0, equal_nan=True)
 
 
+@regions.also_on_cuda
 @pytest.mark.parametrize("wide", [torch.float32, torch.float64], ids=regions.NAMES.get)
 def test_what_leaves_is_rounded_once(wide: torch.dtype) -> None:
     """Numbers stay as wide as they are worked on between a cast down and a cast up."""

@@ -4,8 +4,11 @@ what PyTorch's kernels give of doubles, and the same bits for any number of thre
 
 from __future__ import annotations
 
+import os
+
 import regions
 import torch
+from emulated.cuda_driver import ORDERS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from regions import ISAS
@@ -177,7 +180,9 @@ def bodies(draw: st.DrawFn) -> Body:
 
 
 def run(graph: _C.Graph, inputs: dict[str, torch.Tensor], isa: str, threads: int) -> list:
+    """On a GPU without one, other orders of its threads stand for other numbers of threads."""
     torch.set_num_threads(threads)
+    os.environ["EMULATED_CUDA_ORDER"] = ORDERS[threads]
     return regions.run(graph, inputs, isa)
 
 
@@ -193,6 +198,7 @@ def wide(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: x.double() if x.is_floating_point() else x for name, x in inputs.items()}
 
 
+@regions.also_on_cuda
 @settings(
     max_examples=300,
     deadline=None,

@@ -28,7 +28,7 @@ MAY_INCLUDE = {
 }  # fmt: skip
 SEES_TORCH = {"ops", "convert", "cpu", "cuda", "run", "optim", "capture", "python"}
 # Rooms in which some files alone see torch.
-TORCH_FILES = {"cuda": {"cuda/stream.cpp"}}
+TORCH_FILES = {"cuda": {"cuda/index_error.cpp", "cuda/stream.cpp"}}
 SEES_PYBIND = {"python"}
 SEES_AUTOGRAD_FUNCTIONS = {"run"}
 PROTOBUF_FILES = {"ir/onnx_proto.cpp"}

@@ -194,6 +194,7 @@ def compile_session(program: Program, options: Options) -> _C.Session:
         tune=options.enable_tuning,
         most_tuning_ms=options.max_tuning_duration_ms,
         row_sparsity="row_sparsity" not in disabled_passes(options),
+        kernel_dump_dir=options.dump_dir if "cuda" in options.dump else "",
         **row_sources(options),
     )
 

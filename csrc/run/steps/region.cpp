@@ -9,6 +9,8 @@
 #include "run/steps/forms.h"
 #include "run/steps/kernel.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <stdexcept>
 
 namespace torch_ort::run {
@@ -51,11 +53,24 @@ struct RegionStep : Step {
   std::unique_ptr<BoundStep> bind(Binder& binder) const override;
 };
 
+// Those of the session, for the device that the program runs on.
+region::CodegenOptions codegen_options(const CompiledGraph& graph) {
+  region::CodegenOptions options = graph.options.regions;
+  const c10::Device& device = graph.device;
+  options.device = device.has_index()
+                       ? device.index()
+                       : c10::impl::VirtualGuardImpl(device.type()).getDevice().index();
+  return options;
+}
+
 // Makes the kernel of a region for one set of sizes.
 class KernelMaker {
  public:
   KernelMaker(const RegionStep& step, const Binder& binder)
-      : step_(step), lookup_(binder.lookup()), options_(binder.graph().options) {
+      : step_(step),
+        lookup_(binder.lookup()),
+        options_(binder.graph().options),
+        codegen_options_(codegen_options(binder.graph())) {
     for (int slot : step.operands) inputs_.push_back(layout_of(slot, binder));
     for (int slot : step.outputs) outputs_.push_back(layout_of(slot, binder));
   }
@@ -73,13 +88,13 @@ class KernelMaker {
                                ir::to_string(device), "'"));
     }
     if (step_.schedule == nullptr) {
-      return codegen->compile(step_.node, inputs_, outputs_, options_.regions);
+      return codegen->compile(step_.node, inputs_, outputs_, codegen_options_);
     }
-    const BoundRegion region{step_.node, lookup_, inputs_, outputs_, options_.regions};
+    const BoundRegion region{step_.node, lookup_, inputs_, outputs_, codegen_options_};
     using Mode = SessionOptions::RegionMode;
     if (codegen == nullptr || options_.region_mode == Mode::kNodes) return make_lowered(region);
     std::shared_ptr<const region::Kernel> kernel =
-        codegen->compile(*step_.schedule, lookup_, inputs_, outputs_, options_.regions);
+        codegen->compile(*step_.schedule, lookup_, inputs_, outputs_, codegen_options_);
     if (options_.region_mode == Mode::kChecked) return make_checked(std::move(kernel), region);
     return kernel;
   }
@@ -99,6 +114,7 @@ class KernelMaker {
   const RegionStep& step_;
   const ir::SymbolLookup& lookup_;
   const SessionOptions& options_;
+  const region::CodegenOptions codegen_options_;
   std::vector<region::Layout> inputs_, outputs_;
 };
 

@@ -1,0 +1,322 @@
+#include "cuda/body.h"
+
+#include "base/error.h"
+#include "ops/op.h"
+
+#include <algorithm>
+#include <functional>
+#include <unordered_map>
+#include <utility>
+
+namespace torch_ort::cuda {
+
+namespace {
+
+using ops::FusedForm;
+using ops::Pointwise;
+using region::Schedule;
+using Axes = Schedule::Axes;
+using Kind = Value::Kind;
+using Reduction = Value::Reduction;
+using Step = Schedule::Step;
+
+class Maker {
+ public:
+  Maker(const region::BoundSchedule& bound, bool round_short_floats)
+      : bound_(bound), round_short_floats_(round_short_floats) {}
+
+  Body run() {
+    body_.inputs = bound_.inputs;
+    add_inputs();
+    for (const Step& step : bound_.schedule.steps) add_step(step);
+    add_outputs();
+    find_last_pass();
+    return std::move(body_);
+  }
+
+ private:
+  int add(Value value) {
+    if (node_ != nullptr) value.origin = concat(node_->op.name, " '", node_->name, "'");
+    body_.values.push_back(std::move(value));
+    return static_cast<int>(body_.values.size()) - 1;
+  }
+
+  int constant(double number) { return add({.kind = Kind::kConstant, .number = number}); }
+
+  void add_inputs() {
+    for (size_t i = 0; i < bound_.body.inputs.size(); ++i) {
+      const Space space = bound_.schedule.spec.spaces[i];
+      if (space == Space::kTable || space == Space::kIds) continue;
+      made_[bound_.body.inputs[i]] =
+          add({.kind = Kind::kInput, .space = space, .input = static_cast<int>(i)});
+    }
+    for (const ir::Value* initializer : bound_.body.initializers) {
+      // Others tell axes and shapes.
+      if (const std::optional<double> number = ops::known_double(initializer)) {
+        made_[initializer] = constant(*number);
+      }
+    }
+    for (const ir::Node& node : bound_.body.nodes) {
+      if (!ir::is(&node, "SizeRatio", ir::kTorchOrtDomain) || node.is_erased()) continue;
+      made_[node.outputs[0]] =
+          add({.kind = Kind::kRatio, .number = bound_.evaluate(ops::size_ratio(node))});
+    }
+  }
+
+  int value_of(const ir::Value* value) const {
+    const auto found = made_.find(value);
+    ORT_CHECK(found != made_.end(), "Region: value '", value != nullptr ? value->name : "",
+              "' comes from nowhere");
+    return found->second;
+  }
+
+  void add_step(const Step& step) {
+    node_ = step.node;
+    const ir::Node& node = *step.node;
+    int& result = made_[node.outputs[0]];
+    switch (step.form.kind) {
+      case FusedForm::Kind::kNone:
+        throw InternalError(concat("Region: no kernel for ", node.op.str()));
+      case FusedForm::Kind::kPass:
+        result = value_of(node.inputs[0]);
+        if (node.op.name == "Cast") result = rounded(result);
+        return;
+      case FusedForm::Kind::kPointwise: result = pointwise_step(step); return;
+      case FusedForm::Kind::kPick:
+        result = with_ignored(reduced(value_of(node.inputs[0]), Reduction::kPick, step.phase,
+                                      value_of(node.inputs[1])));
+        return;
+      case FusedForm::Kind::kScatter: result = with_ignored(scatter(step)); return;
+      case FusedForm::Kind::kValid: result = valid(step); return;
+      case FusedForm::Kind::kRandom: result = random(step); return;
+      case FusedForm::Kind::kConcat: return;  // leaves part by part
+      case FusedForm::Kind::kGather:
+        result = add({.kind = Kind::kGather,
+                      .space = Space::kFull,
+                      .known_in = step.phase,
+                      .input = bound_.input_index(node, 0),
+                      .ids = bound_.input_index(node, 1)});
+        return;
+      default: break;
+    }
+    if (step.axes == Axes::kColumns) {
+      result = rounded(along_row(value_of(node.inputs[0]), step.form.kind, step.phase));
+    } else {
+      sums_[node.outputs[0]] = {value_of(node.inputs[0]), &step};
+    }
+  }
+
+  int pointwise_step(const Step& step) {
+    std::vector<int> operands;
+    for (const ir::Value* input : step.node->inputs) operands.push_back(value_of(input));
+    for (double number : step.form.constants) operands.push_back(constant(number));
+    return rounded(pointwise(step.form.op, std::move(operands), step.space, step.phase));
+  }
+
+  int pointwise(Pointwise op, std::vector<int> operands, Space space, int known_in) {
+    return add({.kind = Kind::kPointwise,
+                .space = space,
+                .known_in = known_in,
+                .op = op,
+                .operands = std::move(operands)});
+  }
+
+  // The result of a node as its dtype holds it, where that is asked for.
+  int rounded(int value) {
+    const ir::DType dtype = node_->outputs[0]->type.dtype;
+    const bool is_short = dtype == ir::DType::kBFloat16 || dtype == ir::DType::kHalf;
+    if (!round_short_floats_ || !is_short) return value;
+    const Pointwise op = dtype == ir::DType::kHalf ? Pointwise::kToHalf : Pointwise::kToBFloat16;
+    const auto [space, known_in] =
+        std::pair(body_.values[value].space, body_.values[value].known_in);
+    return pointwise(op, {value}, space, known_in);
+  }
+
+  int along_row(int value, FusedForm::Kind kind, int pass) {
+    if (kind == FusedForm::Kind::kMax) return reduced(value, Reduction::kMax, pass);
+    if (kind == FusedForm::Kind::kMin) return reduced(value, Reduction::kMin, pass);
+    const int sum = reduced(value, Reduction::kSum, pass);
+    if (kind != FusedForm::Kind::kMean) return sum;
+    return pointwise(Pointwise::kDiv, {sum, add({.kind = Kind::kColumns})}, Space::kRow, pass + 1);
+  }
+
+  int reduced(int value, Reduction reduction, int pass, int label = -1) {
+    Value result{.kind = Kind::kReduced, .space = Space::kRow, .known_in = pass + 1};
+    result.operands = {value};
+    if (label >= 0) result.operands.push_back(label);
+    result.reduction = reduction;
+    return add(std::move(result));
+  }
+
+  int with_ignored(int value) {
+    Value& each = body_.values[value];
+    each.has_ignored = ir::has_attr(node_->attrs, "ignore_index");
+    each.ignored = ir::int_attr(node_->attrs, "ignore_index", 0);
+    return value;
+  }
+
+  int scatter(const Step& step) {
+    return add({.kind = Kind::kScatter,
+                .space = Space::kFull,
+                .known_in = step.phase,
+                .operands = {value_of(step.node->inputs[0]), value_of(step.node->inputs[1])}});
+  }
+
+  int valid(const Step& step) {
+    const int label = value_of(step.node->inputs[0]);
+    if (!ir::has_attr(step.node->attrs, "ignore_index")) {
+      return pointwise(Pointwise::kEqual, {label, label}, step.space, step.phase);
+    }
+    const int64_t ignored = ir::int_attr(step.node->attrs, "ignore_index", 0);
+    const int is_ignored = pointwise(
+        Pointwise::kEqual, {label, constant(static_cast<double>(ignored))}, step.space, step.phase);
+    return pointwise(Pointwise::kNot, {is_ignored}, step.space, step.phase);
+  }
+
+  int random(const Step& step) {
+    if (step.space != Space::kFull && step.space != Space::kRow) {
+      throw Unsupported(
+          concat("Region: a mask of ", region::name(step.space), " values has no kernel on CUDA"));
+    }
+    Value value{.kind = Kind::kRandom, .space = step.space, .known_in = step.phase};
+    value.input = bound_.input_index(*step.node, 0);
+    value.stream = ir::int_attr(step.node->attrs, "stream", 0);
+    value.keep = ir::float_attr(step.node->attrs, "keep", 1);
+    return add(std::move(value));
+  }
+
+  void add_outputs() {
+    node_ = nullptr;
+    for (size_t i = 0; i < bound_.body.outputs.size(); ++i) {
+      const auto sum = sums_.find(bound_.body.outputs[i]);
+      if (sum != sums_.end()) {
+        add_sum(static_cast<int>(i), sum->second.first, *sum->second.second);
+        continue;
+      }
+      for (const auto& [value, layout, begin] : bound_.leaving(i)) {
+        add_store(static_cast<int>(i), value_of(value), layout, begin);
+      }
+    }
+  }
+
+  void add_sum(int result, int value, const Step& step) {
+    RowsSum sum{.value = value};
+    sum.is_total = step.axes == Axes::kAll;
+    sum.is_of_rows = sum.is_total && step.reduced != Space::kFull;
+    sum.to =
+        bound_.sums_access(bound_.output_layouts[result], sum.is_total ? 1 : bound_.num_columns);
+    sum.to.result = result;
+    body_.sums.push_back(std::move(sum));
+  }
+
+  void add_store(int result, int value, const region::Layout& layout, int64_t begin) {
+    const Space space = body_.values[value].space;
+    ORT_CHECK(space == Space::kFull || space == Space::kRow, "Region: output ", result,
+              " has neither rows nor columns");
+    // Without rows their results have the size of everything, but their own shape.
+    const bool is_spread = space == Space::kRow && bound_.num_columns != 1 &&
+                           bound_.num_rows != 0 && bound_.is_full_size(layout.sizes);
+    const bool is_full = space == Space::kFull || is_spread;
+    Access to = bound_.checked_access(layout, is_full ? Space::kFull : Space::kRow);
+    to.result = result;
+    to.begin = begin;
+    body_.stores.push_back({value, std::move(to), is_full});
+  }
+
+  void find_last_pass() {
+    for (const Value& value : body_.values) {
+      if (value.kind == Kind::kReduced) {
+        body_.last_pass = std::max(body_.last_pass, value.known_in - 1);
+      }
+    }
+    const auto note = [this](int value) {
+      body_.last_pass = std::max(body_.last_pass, body_.values[value].known_in);
+    };
+    for (const Store& store : body_.stores) {
+      if (store.is_full) note(store.value);
+    }
+    for (const RowsSum& sum : body_.sums) {
+      if (!sum.is_of_rows) note(sum.value);
+    }
+  }
+
+  const region::BoundSchedule& bound_;
+  bool round_short_floats_;
+  Body body_;
+  const ir::Node* node_ = nullptr;
+  std::unordered_map<const ir::Value*, int> made_;
+  std::unordered_map<const ir::Value*, std::pair<int, const Step*>> sums_;
+};
+
+bool has_columns(const Value& value) {
+  return value.space == Space::kFull || value.space == Space::kColumn;
+}
+
+}  // namespace
+
+bool Body::reduces_rows() const {
+  return std::any_of(values.begin(), values.end(),
+                     [](const Value& value) { return value.kind == Kind::kReduced; });
+}
+
+std::vector<int> Body::reductions_of(int pass) const {
+  std::vector<int> found;
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (values[i].kind == Kind::kReduced && values[i].known_in == pass + 1) {
+      found.push_back(static_cast<int>(i));
+    }
+  }
+  return found;
+}
+
+std::vector<int> Body::needed_in(int pass, const std::vector<bool>& kept) const {
+  std::vector<bool> is_needed(values.size(), false);
+  const std::function<void(int)> visit = [&](int value) {
+    if (is_needed[value] || kept[value] || !has_columns(values[value])) return;
+    is_needed[value] = true;
+    for (int operand : values[value].operands) visit(operand);
+  };
+  for (int reduced : reductions_of(pass)) visit(values[reduced].operands[0]);
+  if (pass == last_pass) {
+    for (const Store& store : stores) {
+      if (store.is_full) visit(store.value);
+    }
+    for (const RowsSum& sum : sums) {
+      if (!sum.is_of_rows) visit(sum.value);
+    }
+  }
+  std::vector<int> needed;  // operands stand before what is made of them
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (is_needed[i]) needed.push_back(static_cast<int>(i));
+  }
+  return needed;
+}
+
+std::vector<bool> Body::read_again() const {
+  std::vector<bool> made(values.size(), false), again(values.size(), false);
+  const std::vector<bool> none(values.size(), false);
+  for (int pass = 0; pass <= last_pass; ++pass) {
+    // What is made already is not looked behind: only itself is read.
+    std::vector<int> made_now;
+    for (int value : needed_in(pass, none)) {
+      if (!made[value]) made_now.push_back(value);
+    }
+    const auto note = [&](int value) { again[value] = again[value] || made[value]; };
+    for (int value : made_now) {
+      for (int operand : values[value].operands) note(operand);
+    }
+    for (int reduced : reductions_of(pass)) note(values[reduced].operands[0]);
+    if (pass == last_pass) {
+      for (const Store& store : stores) note(store.value);
+      for (const RowsSum& sum : sums) note(sum.value);
+    }
+    for (int value : made_now) made[value] = true;
+  }
+  return again;
+}
+
+Body make_body(const region::BoundSchedule& bound, bool round_short_floats) {
+  return Maker(bound, round_short_floats).run();
+}
+
+}  // namespace torch_ort::cuda

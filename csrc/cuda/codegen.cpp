@@ -1,0 +1,54 @@
+// The code generator of CUDA, as passes and run/ see it.
+#include "base/error.h"
+#include "cuda/driver.h"
+#include "cuda/region.h"
+
+namespace torch_ort::cuda {
+
+namespace {
+
+using region::Kernel;
+using region::Layout;
+
+class Codegen final : public region::Codegen {
+ public:
+  bool takes(const ir::Type& type) const override {
+    return can_load(type.dtype) && Driver::missing().empty();
+  }
+  bool has_kernel(std::string_view /*op*/) const override { return false; }
+
+  std::unique_ptr<const Kernel> compile(const region::Schedule& schedule,
+                                        const ir::SymbolLookup& lookup,
+                                        const std::vector<Layout>& inputs,
+                                        const std::vector<Layout>& outputs,
+                                        const region::CodegenOptions& options) const override {
+    return make_region(schedule, lookup, inputs, outputs, options);
+  }
+
+  std::unique_ptr<const Kernel> compile(const ir::Node& node, const std::vector<Layout>& /*inputs*/,
+                                        const std::vector<Layout>& /*outputs*/,
+                                        const region::CodegenOptions& /*options*/) const override {
+    throw Unsupported(concat(node.op.str(), ": no kernel for device 'cuda'"));
+  }
+
+  std::unique_ptr<const Kernel> compile(const region::Product& /*product*/,
+                                        const region::CodegenOptions& /*options*/) const override {
+    return nullptr;
+  }
+  bool prefers(const region::Product& /*product*/,
+               const region::CodegenOptions& /*options*/) const override {
+    return false;
+  }
+  std::string target(const region::CodegenOptions& options) const override {
+    return Driver::get().device(std::max(0, options.device)).architecture();
+  }
+};
+
+}  // namespace
+
+const region::Codegen& codegen() {
+  static const Codegen one;
+  return one;
+}
+
+}  // namespace torch_ort::cuda

@@ -1,0 +1,38 @@
+#include "cuda/faults.h"
+
+#include "cuda/index_error.h"
+
+#include <map>
+#include <memory>
+#include <mutex>
+
+namespace torch_ort::cuda {
+
+namespace {
+
+constexpr uint32_t kBadLabel = 1;
+
+}  // namespace
+
+void Faults::check() {
+  if (*static_cast<volatile const uint32_t*>(word_.host()) == 0) [[likely]] {
+    return;
+  }
+  const uint32_t found = word_.take();
+  if (found == 0) return;  // another thread was first
+  raise_index_error(found == kBadLabel
+                        ? "Target is out of bounds: found by an earlier step on the GPU"
+                        : "index out of range in self: found by an earlier step on the GPU");
+}
+
+Faults& faults(int device) {
+  // Never destroyed: kernels may still run when the process ends.
+  static std::mutex& mutex = *new std::mutex;
+  static auto& all = *new std::map<int, std::unique_ptr<Faults>>;
+  const std::lock_guard lock(mutex);
+  std::unique_ptr<Faults>& each = all[device];
+  if (each == nullptr) each = std::make_unique<Faults>(device);
+  return *each;
+}
+
+}  // namespace torch_ort::cuda

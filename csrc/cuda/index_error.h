@@ -1,0 +1,10 @@
+// A class label or an id that a kernel has found to be out of bounds.
+#pragma once
+
+#include <string>
+
+namespace torch_ort::cuda {
+
+[[noreturn]] void raise_index_error(const std::string& message);  // Python's IndexError
+
+}  // namespace torch_ort::cuda

@@ -1,0 +1,426 @@
+// What the text of every kernel begins with. It includes no header of CUDA: these lines are all
+// that NVRTC parses, in a millisecond. In front of them stand two types:
+//   wide     in which the kernel computes, float or double
+//   index_t  of rows, columns and offsets, int or long long
+typedef long long i64;
+typedef int i32;
+typedef short i16;
+typedef signed char i8;
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define INLINE static __device__ __forceinline__
+
+// ---- elements of memory
+
+struct bf16 {
+  u16 bits;
+};
+struct f16 {
+  u16 bits;
+};
+struct boolean {
+  u8 byte;
+};
+
+#ifdef EMULATED_CUDA  // the tests' processor, which has no PTX
+#define SHARED(name) EMULATED_SHARED(name)
+INLINE u16 bits_of_bf16(float x) {
+  const u32 bits = __float_as_uint(x);
+  return x != x ? u16(0x7FC0) : u16((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
+}
+INLINE float float_of_f16(u16 bits) {
+  _Float16 x;
+  memcpy(&x, &bits, sizeof(x));
+  return x;
+}
+INLINE u16 bits_of_f16(float x) {
+  const _Float16 narrow = static_cast<_Float16>(x);
+  u16 bits;
+  memcpy(&bits, &narrow, sizeof(bits));
+  return bits;
+}
+#else
+#define SHARED(name) extern __shared__ __align__(16) char name[]
+INLINE u16 bits_of_bf16(float x) {
+  u16 bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return bits;
+}
+INLINE float float_of_f16(u16 bits) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+  return x;
+}
+INLINE u16 bits_of_f16(float x) {
+  u16 bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return bits;
+}
+#endif
+
+INLINE float float_of_bf16(u16 bits) { return __uint_as_float(u32(bits) << 16); }
+
+INLINE wide widen(float x) { return wide(x); }
+INLINE wide widen(double x) { return wide(x); }
+INLINE wide widen(bf16 x) { return wide(float_of_bf16(x.bits)); }
+INLINE wide widen(f16 x) { return wide(float_of_f16(x.bits)); }
+INLINE wide widen(boolean x) { return wide(x.byte != 0); }
+INLINE wide widen(u8 x) { return wide(x); }
+INLINE wide widen(i8 x) { return wide(x); }
+INLINE wide widen(i16 x) { return wide(x); }
+INLINE wide widen(i32 x) { return wide(x); }
+INLINE wide widen(i64 x) { return wide(x); }
+
+template <typename T>
+struct Narrow {
+  INLINE T of(wide x) { return static_cast<T>(x); }
+};
+template <>
+struct Narrow<bf16> {
+  INLINE bf16 of(wide x) { return {bits_of_bf16(static_cast<float>(x))}; }
+};
+template <>
+struct Narrow<f16> {
+  INLINE f16 of(wide x) { return {bits_of_f16(static_cast<float>(x))}; }
+};
+template <>
+struct Narrow<boolean> {
+  INLINE boolean of(wide x) { return {u8(x != wide(0))}; }
+};
+template <typename T>
+INLINE T narrow(wide x) {
+  return Narrow<T>::of(x);
+}
+
+// V elements that are read or written at once, 16 bytes at a time.
+template <typename T, int V>
+struct __align__(sizeof(T) * V < 16 ? sizeof(T) * V : 16) Pack {
+  T at[V];
+};
+template <int V, typename T>
+INLINE void load(wide (&x)[V], const T* from) {
+  const Pack<T, V> pack = *reinterpret_cast<const Pack<T, V>*>(from);
+#pragma unroll
+  for (int i = 0; i < V; ++i) x[i] = widen(pack.at[i]);
+}
+template <int V, typename T>
+INLINE void store(T* to, const wide (&x)[V]) {
+  Pack<T, V> pack;
+#pragma unroll
+  for (int i = 0; i < V; ++i) pack.at[i] = narrow<T>(x[i]);
+  *reinterpret_cast<Pack<T, V>*>(to) = pack;
+}
+// The same at the end of a run, where fewer than V may be left.
+template <int V, typename T>
+INLINE void load(wide (&x)[V], const T* from, index_t left) {
+  if (left >= V) return load(x, from);
+#pragma unroll
+  for (int i = 0; i < V; ++i) x[i] = i < left ? widen(from[i]) : wide(0);
+}
+template <int V, typename T>
+INLINE void store(T* to, const wide (&x)[V], index_t left) {
+  if (left >= V) return store(to, x);
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    if (i < left) to[i] = narrow<T>(x[i]);
+  }
+}
+// Elements that do not lie side by side, or not where one access can read them.
+template <int V, typename T, typename At>
+INLINE void load_each(wide (&x)[V], const T* from, At at) {
+#pragma unroll
+  for (int i = 0; i < V; ++i) x[i] = widen(from[at(i)]);
+}
+template <int V, typename T, typename At>
+INLINE void store_each(T* to, const wide (&x)[V], At at) {
+#pragma unroll
+  for (int i = 0; i < V; ++i) to[at(i)] = narrow<T>(x[i]);
+}
+
+// ---- the words of csrc/ops/words.h
+
+INLINE wide infinity() { return wide(__uint_as_float(0x7F800000u)); }
+INLINE wide not_a_number() { return wide(__uint_as_float(0x7FC00000u)); }
+
+#define MATH(name)                                         \
+  INLINE float name##_of(float x) { return name##f(x); }   \
+  INLINE double name##_of(double x) { return name(x); }
+MATH(exp)
+MATH(log)
+MATH(sqrt)
+MATH(tanh)
+MATH(erf)
+MATH(sin)
+MATH(cos)
+MATH(floor)
+MATH(ceil)
+MATH(rint)
+MATH(trunc)
+MATH(fabs)
+INLINE float pow_of(float x, float y) { return powf(x, y); }
+INLINE double pow_of(double x, double y) { return pow(x, y); }
+
+INLINE wide Copy(wide x) { return x; }
+INLINE wide Neg(wide x) { return -x; }
+INLINE wide Abs(wide x) { return fabs_of(x); }
+INLINE wide Exp(wide x) { return exp_of(x); }
+INLINE wide Log(wide x) { return log_of(x); }
+INLINE wide Sqrt(wide x) { return sqrt_of(x); }
+INLINE wide Reciprocal(wide x) { return wide(1) / x; }
+INLINE wide Tanh(wide x) { return tanh_of(x); }
+INLINE wide Erf(wide x) { return erf_of(x); }
+INLINE wide Sigmoid(wide x) { return wide(1) / (wide(1) + exp_of(-x)); }
+// NaN and -0.0 stay, as in PyTorch.
+INLINE wide Relu(wide x) { return x < wide(0) ? wide(0) : x; }
+INLINE wide Floor(wide x) { return floor_of(x); }
+INLINE wide Ceil(wide x) { return ceil_of(x); }
+INLINE wide Round(wide x) { return rint_of(x); }
+INLINE wide Trunc(wide x) { return trunc_of(x); }
+INLINE wide Sign(wide x) { return wide((x > wide(0)) - (x < wide(0))); }
+INLINE wide Sin(wide x) { return sin_of(x); }
+INLINE wide Cos(wide x) { return cos_of(x); }
+INLINE wide Not(wide x) { return wide(x == wide(0)); }
+INLINE wide IsNan(wide x) { return wide(x != x); }
+INLINE wide ToBool(wide x) { return wide(x != wide(0)); }
+INLINE wide ToBFloat16(wide x) { return widen(narrow<bf16>(x)); }
+INLINE wide ToHalf(wide x) { return widen(narrow<f16>(x)); }
+
+INLINE wide normal_cdf(wide x) {
+  return wide(0.5) * (wide(1) + erf_of(x * wide(0.70710678118654752440)));
+}
+INLINE wide gelu_tanh_inner(wide x) {
+  return wide(0.79788456080286535588) * (x + wide(0.044715) * x * x * x);
+}
+INLINE wide Gelu(wide x) { return x * normal_cdf(x); }
+INLINE wide GeluTanh(wide x) { return wide(0.5) * x * (wide(1) + tanh_of(gelu_tanh_inner(x))); }
+INLINE wide Silu(wide x) { return x / (wide(1) + exp_of(-x)); }
+
+INLINE wide Add(wide x, wide y) { return x + y; }
+INLINE wide Sub(wide x, wide y) { return x - y; }
+INLINE wide Mul(wide x, wide y) { return x * y; }
+INLINE wide Div(wide x, wide y) { return x / y; }
+INLINE wide Pow(wide x, wide y) { return pow_of(x, y); }
+// NaN stays.
+INLINE wide Max(wide x, wide y) { return x > y || x != x ? x : y; }
+INLINE wide Min(wide x, wide y) { return x < y || x != x ? x : y; }
+INLINE wide Equal(wide x, wide y) { return wide(x == y); }
+INLINE wide Less(wide x, wide y) { return wide(x < y); }
+INLINE wide LessOrEqual(wide x, wide y) { return wide(x <= y); }
+INLINE wide Greater(wide x, wide y) { return wide(x > y); }
+INLINE wide GreaterOrEqual(wide x, wide y) { return wide(x >= y); }
+INLINE wide And(wide x, wide y) { return wide(x != wide(0) && y != wide(0)); }
+INLINE wide Or(wide x, wide y) { return wide(x != wide(0) || y != wide(0)); }
+INLINE wide Xor(wide x, wide y) { return wide((x != wide(0)) != (y != wide(0))); }
+
+INLINE wide GeluGrad(wide gradient, wide x) {
+  const wide density = wide(0.39894228040143267794) * exp_of(wide(-0.5) * x * x);
+  return gradient * (normal_cdf(x) + x * density);
+}
+INLINE wide GeluTanhGrad(wide gradient, wide x) {
+  const wide tanh = tanh_of(gelu_tanh_inner(x));
+  const wide slope = wide(0.79788456080286535588) * (wide(1) + wide(3 * 0.044715) * x * x);
+  return gradient * (wide(0.5) * (wide(1) + tanh) +
+                     wide(0.5) * x * (wide(1) - tanh * tanh) * slope);
+}
+INLINE wide SiluGrad(wide gradient, wide x) {
+  const wide sigmoid = Sigmoid(x);
+  return gradient * sigmoid * (wide(1) + x * (wide(1) - sigmoid));
+}
+INLINE wide TanhGrad(wide gradient, wide result) {
+  return gradient * (wide(1) - result * result);
+}
+INLINE wide SigmoidGrad(wide gradient, wide result) {
+  return gradient * (wide(1) - result) * result;
+}
+INLINE wide LeakyReluGrad(wide gradient, wide x, wide slope) {
+  return gradient * (x > wide(0) ? wide(1) : slope);
+}
+INLINE wide LeakyRelu(wide x, wide slope) { return LeakyReluGrad(x, x, slope); }
+// NaN in the input lets the gradient through, as PyTorch does.
+INLINE wide ThresholdGrad(wide gradient, wide x, wide threshold) {
+  return x <= threshold ? wide(0) : gradient;
+}
+INLINE wide Where(wide condition, wide x, wide y) { return condition != wide(0) ? x : y; }
+INLINE wide MulAdd(wide x, wide y, wide z) { return x * y + z; }
+
+// ---- reductions: the order depends on the sizes alone, so that bits do not differ between GPUs
+
+struct Sum {
+  INLINE wide start() { return wide(0); }
+  INLINE wide of(wide x, wide y) { return x + y; }
+};
+struct Largest {
+  INLINE wide start() { return -infinity(); }
+  INLINE wide of(wide x, wide y) { return Max(x, y); }
+};
+struct Smallest {
+  INLINE wide start() { return infinity(); }
+  INLINE wide of(wide x, wide y) { return Min(x, y); }
+};
+
+// Of TX threads that stand side by side along a row, TX a power of two. Each of them gets the
+// result. All threads of the block take part; `shared` has one number for each 32 of them.
+template <typename Op, int TX>
+INLINE wide reduce_row(wide x, wide* shared) {
+#pragma unroll
+  for (int bits = (TX < 32 ? TX : 32) / 2; bits > 0; bits /= 2) {
+    x = Op::of(x, __shfl_xor_sync(0xFFFFFFFFu, x, bits));
+  }
+  if (TX > 32) {
+    wide* const of_row = shared + threadIdx.y * (TX / 32);
+    __syncthreads();  // who read the numbers of the reduction before has done so
+    if (threadIdx.x % 32 == 0) of_row[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = of_row[0];
+#pragma unroll
+    for (int warp = 1; warp < TX / 32; ++warp) x = Op::of(x, of_row[warp]);
+  }
+  return x;
+}
+
+// Of all threads of a block; the first of them gets the sum.
+template <int TX, int TY>
+INLINE wide sum_block(wide x, wide* shared) {
+  x = reduce_row<Sum, TX>(x, shared);
+  if (TY > 1) {
+    __syncthreads();
+    if (threadIdx.x == 0) shared[threadIdx.y] = x;
+    __syncthreads();
+    x = shared[0];
+    for (int y = 1; y < TY; ++y) x += shared[y];
+  }
+  return x;
+}
+
+// Adds up what the TY lines of threads of a block have of E * V columns each, and writes it to a
+// line of partial sums. `shared` has V numbers for each thread.
+template <int TX, int TY, int E, int V>
+INLINE void write_partial_sums(wide* to, wide (&sums)[E][V], index_t first_column, index_t columns,
+                               wide* shared) {
+#pragma unroll
+  for (int e = 0; e < E; ++e) {
+    if (TY > 1) {
+      __syncthreads();
+#pragma unroll
+      for (int i = 0; i < V; ++i) shared[(threadIdx.y * V + i) * TX + threadIdx.x] = sums[e][i];
+      __syncthreads();
+      if (threadIdx.y == 0) {
+        for (int y = 1; y < TY; ++y) {
+#pragma unroll
+          for (int i = 0; i < V; ++i) sums[e][i] += shared[(y * V + i) * TX + threadIdx.x];
+        }
+      }
+    }
+    const index_t column = first_column + index_t(e * TX + threadIdx.x) * V;
+    if (threadIdx.y == 0) {
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        if (column + i < columns) to[column + i] = sums[e][i];
+      }
+    }
+  }
+}
+
+// Adds up lines of partial sums, `count` of them and `stride` numbers apart, in a fixed order. By
+// a block of 32 x 8 threads: 32 columns from `column` on. `shared` has 256 numbers.
+template <typename T, typename At>
+INLINE void finish_columns(T* out, At at, const wide* parts, i64 count, i64 stride, index_t column,
+                           index_t columns, wide* shared) {
+  column += threadIdx.x;
+  wide sum = wide(0);
+  if (column < columns) {
+    for (i64 line = threadIdx.y; line < count; line += 8) sum += parts[line * stride + column];
+  }
+  shared[threadIdx.y * 32 + threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y == 0 && column < columns) {
+    for (int y = 1; y < 8; ++y) sum += shared[y * 32 + threadIdx.x];
+    out[at(column)] = narrow<T>(sum);
+  }
+}
+
+// The same for a single column, by all threads of the block.
+template <typename T>
+INLINE void finish_one(T* out, const wide* parts, i64 count, i64 stride, wide* shared) {
+  wide sum = wide(0);
+  for (i64 line = threadIdx.y * 32 + threadIdx.x; line < count; line += 256) {
+    sum += parts[line * stride];
+  }
+  sum = sum_block<32, 8>(sum, shared);
+  if (threadIdx.x == 0 && threadIdx.y == 0) *out = narrow<T>(sum);
+}
+
+// ---- labels and rows of tables: what is out of bounds gives NaN, and tells the host
+
+enum { kIgnored = -1, kBad = -2 };
+enum { kBadLabel = 1, kBadId = 2 };
+
+// The column that a label names; kIgnored or kBad.
+INLINE index_t column_of(wide label, index_t columns, u32* fault) {
+  if (label > wide(-1) && label < wide(columns)) return index_t(label);
+  *fault = kBadLabel;
+  return kBad;
+}
+INLINE index_t column_of(wide label, index_t columns, u32* fault, wide ignored) {
+  return label == ignored ? index_t(kIgnored) : column_of(label, columns, fault);
+}
+// The row of a table that an id names, or kBad.
+INLINE index_t row_of(i64 id, i64 rows, u32* fault) {
+  if (id >= 0 && id < rows) return index_t(id);
+  *fault = kBadId;
+  return kBad;
+}
+
+// ---- Philox 4x32 with 10 rounds. Element e of a stream is word e % 4 of counter e / 4, as on the
+// CPU (csrc/cpu/kernels_loops.h).
+
+struct Words {
+  u32 at[4];
+};
+INLINE Words philox(u64 seed, u64 stream, u64 counter) {
+  u32 x0 = u32(counter), x1 = u32(counter >> 32), x2 = u32(stream), x3 = u32(stream >> 32);
+  u32 key0 = u32(seed), key1 = u32(seed >> 32);
+#pragma unroll
+  for (int round = 0; round < 10; ++round) {
+    const u32 a_high = __umulhi(0xD2511F53u, x0), a_low = 0xD2511F53u * x0;
+    const u32 b_high = __umulhi(0xCD9E8D57u, x2), b_low = 0xCD9E8D57u * x2;
+    x0 = b_high ^ x1 ^ key0;
+    x1 = b_low;
+    x2 = a_high ^ x3 ^ key1;
+    x3 = a_low;
+    key0 += 0x9E3779B9u;
+    key1 += 0xBB67AE85u;
+  }
+  return {{x0, x1, x2, x3}};
+}
+// 1 for elements whose number is below the limit, else 0.
+template <int V>
+INLINE void draw(wide (&x)[V], u64 seed, u64 stream, u64 element, u32 limit) {
+  if (V % 4 == 0 && element % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < V; i += 4) {
+      const Words words = philox(seed, stream, (element + i) / 4);
+#pragma unroll
+      for (int word = 0; word < 4 && i + word < V; ++word) {
+        x[i + word] = wide(words.at[word] < limit);
+      }
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    const u64 each = element + i;
+    const Words words = philox(seed, stream, each / 4);
+    const u32 low = each % 2 == 0 ? words.at[0] : words.at[1];
+    const u32 high = each % 2 == 0 ? words.at[2] : words.at[3];
+    x[i] = wide((each % 4 < 2 ? low : high) < limit);
+  }
+}
+INLINE wide draw(u64 seed, u64 stream, u64 element, u32 limit) {
+  wide x[1];
+  draw(x, seed, stream, element, limit);
+  return x[0];
+}

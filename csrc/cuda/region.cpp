@@ -1,0 +1,333 @@
+#include "cuda/region.h"
+
+#include "base/error.h"
+#include "cuda/body.h"
+#include "cuda/build.h"
+#include "cuda/driver.h"
+#include "cuda/faults.h"
+#include "cuda/schema.h"
+#include "cuda/stream.h"
+#include "cuda/text.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+namespace torch_ort::cuda {
+
+namespace {
+
+using ir::DType;
+using region::BoundSchedule;
+using region::Kernel;
+
+constexpr int64_t kVectorBytes = 16;  // of one access of memory
+constexpr int64_t kMostVector = 8;
+
+// ---- what is read and written as vectors
+
+bool divides(int64_t vector, const std::vector<Access::Axis>& rows) {
+  return std::all_of(rows.begin(), rows.end(), [vector](const Access::Axis& axis) {
+    return axis.size == 1 || axis.stride % vector == 0;
+  });
+}
+
+bool lies_in_vectors(const Access& access, bool has_rows, int64_t vector) {
+  return access.is_one_run() && access.begin % vector == 0 &&
+         (!has_rows || divides(vector, access.rows));
+}
+
+// Rows, columns and offsets, by the largest of which kernels count in 32 or 64 bits.
+int64_t extent(const Access& access) {
+  int64_t last = access.begin;
+  for (const auto* axes : {&access.rows, &access.columns}) {
+    for (const Access::Axis& axis : *axes) {
+      last += std::max<int64_t>(0, axis.size - 1) * std::abs(axis.stride);
+    }
+  }
+  return last;
+}
+
+// What the body of a region reads and writes, over one set of sizes.
+struct Problem {
+  Problem(const BoundSchedule& bound, bool round_short_floats)
+      : body(make_body(bound, round_short_floats)),
+        spaces(bound.schedule.spec.spaces),
+        rows(bound.num_rows),
+        columns(bound.num_columns),
+        groups(bound.num_groups),
+        is_double(bound.is_double) {}
+
+  bool has_columns(size_t input) const {
+    return spaces[input] == Space::kFull || spaces[input] == Space::kColumn ||
+           spaces[input] == Space::kTable;
+  }
+
+  // The longest vector that some operands have, and that rows can be cut into.
+  int64_t vector() const {
+    int64_t smallest = kVectorBytes;
+    const auto note = [&smallest](const Access& access) {
+      if (access.is_one_run()) smallest = std::min(smallest, ir::size_bytes(access.dtype));
+    };
+    for (size_t i = 0; i < body.inputs.size(); ++i) {
+      if (has_columns(i)) note(body.inputs[i]);
+    }
+    for (const Store& store : body.stores) {
+      if (store.is_full) note(store.to);
+    }
+    int64_t vector = std::min(kMostVector, kVectorBytes / smallest);
+    while (vector > 1 && columns % vector != 0 && !may_have_tail(vector)) vector /= 2;
+    return vector;
+  }
+
+  // Whether the last vector may reach behind the end: only loads and stores know of that.
+  bool may_have_tail(int64_t vector) const {
+    if (rows != 1 || body.reduces_rows() || !body.sums.empty()) return false;
+    for (size_t i = 0; i < body.inputs.size(); ++i) {
+      if (has_columns(i) && !lies_in_vectors(body.inputs[i], true, vector)) return false;
+    }
+    return std::all_of(body.stores.begin(), body.stores.end(), [vector](const Store& store) {
+      return !store.is_full || lies_in_vectors(store.to, true, vector);
+    });
+  }
+
+  Work work(int64_t vector) const {
+    const std::vector<bool> again = body.read_again();
+    Work work{.rows = rows, .columns = columns, .groups = groups};
+    work.reduces_rows = body.reduces_rows();
+    for (const RowsSum& sum : body.sums) {
+      (sum.is_total ? work.sums_all : work.sums_columns) = true;
+    }
+    work.vector = static_cast<int>(vector);
+    work.kept = static_cast<int>(std::count(again.begin(), again.end(), true));
+    work.bytes_of_number = is_double ? 8 : 4;
+    return work;
+  }
+
+  bool wants_wide_index() const {
+    // Places behind the end are counted too, before they are found to be there.
+    constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - (1 << 20);
+    int64_t most = rows * columns;
+    for (const Access& input : body.inputs) most = std::max(most, extent(input));
+    for (const Store& store : body.stores) most = std::max(most, extent(store.to));
+    return most > kMost;
+  }
+
+  Plan plan(int64_t vector) const {
+    Plan plan{.body = body, .geometry = choose_geometry(work(vector)), .is_double = is_double};
+    plan.wide_index = wants_wide_index();
+    for (size_t i = 0; i < body.inputs.size(); ++i) {
+      const bool has_rows = spaces[i] != Space::kColumn;
+      plan.input_vectors.push_back(has_columns(i) &&
+                                   lies_in_vectors(body.inputs[i], has_rows, vector));
+    }
+    for (const Store& store : body.stores) {
+      plan.store_vectors.push_back(store.is_full && lies_in_vectors(store.to, true, vector));
+    }
+    return plan;
+  }
+
+  Body body;
+  std::vector<Space> spaces;
+  int64_t rows, columns, groups;
+  bool is_double;
+};
+
+// ---- arguments
+
+// Values of parameters, each in eight bytes; kernels read as many as their type has, the lowest.
+class Arguments {
+ public:
+  explicit Arguments(size_t count) { values_.reserve(count); }
+
+  void add_pointer(const void* pointer) { values_.push_back(reinterpret_cast<uint64_t>(pointer)); }
+  void add_integer(int64_t number) { values_.push_back(static_cast<uint64_t>(number)); }
+  template <typename T>
+  void add_real(T number) {
+    uint64_t bits = 0;
+    std::memcpy(&bits, &number, sizeof(number));
+    values_.push_back(bits);
+  }
+
+  void** pointers() {
+    pointers_.clear();
+    for (uint64_t& value : values_) pointers_.push_back(&value);
+    return pointers_.data();
+  }
+
+ private:
+  std::vector<uint64_t> values_;
+  std::vector<void*> pointers_;
+};
+
+// A text with its geometry, and what is built from it.
+class Variant {
+ public:
+  Variant(const Problem& problem, int64_t vector, const region::CodegenOptions& options)
+      : plan_(problem.plan(vector)),
+        text_(write_kernel(plan_, problem.rows, problem.columns, problem.groups)),
+        bytes_of_number_(problem.is_double ? 8 : 4),
+        groups_(problem.groups),
+        columns_(problem.columns),
+        device_(options.device),
+        module_(build(text_.name, text_.text, {.dump_dir = options.dump_dir}, device_)) {}
+
+  const std::string& listing() const { return text_.listing; }
+
+  // Whether vectors stand where one access reads them.
+  bool takes(const void* const* inputs, void* const* outputs) const {
+    const int64_t vector = plan_.geometry.vector;
+    const auto is_aligned = [vector](const void* address, DType dtype) {
+      const int64_t bytes = std::min(kVectorBytes, vector * ir::size_bytes(dtype));
+      return reinterpret_cast<uintptr_t>(address) % static_cast<uintptr_t>(bytes) == 0;
+    };
+    for (size_t i = 0; i < plan_.input_vectors.size(); ++i) {
+      if (plan_.input_vectors[i] && !is_aligned(inputs[i], plan_.body.inputs[i].dtype)) {
+        return false;
+      }
+    }
+    for (size_t i = 0; i < plan_.store_vectors.size(); ++i) {
+      const Access& to = plan_.body.stores[i].to;
+      if (plan_.store_vectors[i] && !is_aligned(outputs[to.result], to.dtype)) return false;
+    }
+    return true;
+  }
+
+  void run(const void* const* inputs, void* const* outputs) const {
+    const Geometry& shape = plan_.geometry;
+    const int64_t lines = shape.blocks_per_group * groups_;
+    const int64_t column_bytes = lines * text_.partial_columns * bytes_of_number_;
+    const int64_t total_bytes = lines * shape.strips * text_.partial_totals * bytes_of_number_;
+    const Scratch column_sums(column_bytes, device_), totals(total_bytes, device_);
+    const Call call{inputs, outputs, column_sums.data(), totals.data()};
+    const int64_t blocks = lines * shape.strips;
+    void* const stream = current_stream(device_);
+    if (blocks > 0 && (columns_ > 0 || !works_on_elements())) {
+      start(text_.name, text_.parameters, call, stream, blocks, 1,
+            {static_cast<uint32_t>(shape.threads_x), static_cast<uint32_t>(shape.threads_y)},
+            text_.shared_numbers);
+    }
+    if (text_.finish_parameters.empty()) return;
+    if (groups_ > 0) {
+      const int64_t parts = text_.partial_columns > 0 ? (columns_ + 31) / 32 : 1;
+      start(text_.name + "_finish", text_.finish_parameters, call, stream, parts * groups_,
+            static_cast<int64_t>(plan_.body.sums.size()), {32, 8}, 256);
+    }
+  }
+
+ private:
+  struct Call {
+    const void* const* inputs;
+    void* const* outputs;
+    void *column_sums, *totals;
+  };
+
+  void start(const std::string& name, const std::vector<Parameter>& parameters, const Call& call,
+             void* stream, int64_t blocks, int64_t sums, Dim3 threads,
+             uint32_t shared_numbers) const {
+    if (blocks > std::numeric_limits<int32_t>::max()) {
+      throw Unsupported(
+          concat("CUDA: '", name, "' wants ", blocks, " blocks, more than there are"));
+    }
+    Arguments arguments(parameters.size());
+    for (const Parameter& each : parameters) add(arguments, each, call);
+    const Launch launch{.grid = {static_cast<uint32_t>(blocks), static_cast<uint32_t>(sums)},
+                        .block = threads,
+                        .shared_bytes = shared_numbers * bytes_of_number_,
+                        .stream = stream};
+    Driver::get().launch(module_->function(name), launch, arguments.pointers());
+  }
+
+  void add(Arguments& arguments, const Parameter& each, const Call& call) const {
+    switch (each.kind) {
+      case Parameter::Kind::kInput: return arguments.add_pointer(call.inputs[each.index]);
+      case Parameter::Kind::kOutput: {
+        const auto* base = static_cast<const char*>(call.outputs[each.index]);
+        const int64_t begin = each.number * ir::size_bytes(output_dtype(each.index));
+        return arguments.add_pointer(base == nullptr ? base : base + begin);
+      }
+      case Parameter::Kind::kColumnSums: return arguments.add_pointer(call.column_sums);
+      case Parameter::Kind::kTotals: return arguments.add_pointer(call.totals);
+      case Parameter::Kind::kFault: return arguments.add_pointer(faults(device_).word());
+      case Parameter::Kind::kInteger: return arguments.add_integer(each.number);
+      case Parameter::Kind::kWide:
+        if (bytes_of_number_ == 8) return arguments.add_real(each.real);
+        return arguments.add_real(static_cast<float>(each.real));
+    }
+  }
+
+  // Whether nothing leaves that rows have without columns.
+  bool works_on_elements() const {
+    return plan_.body.sums.empty() &&
+           std::all_of(plan_.body.stores.begin(), plan_.body.stores.end(),
+                       [](const Store& store) { return store.is_full; });
+  }
+
+  DType output_dtype(int result) const {
+    for (const Store& store : plan_.body.stores) {
+      if (store.to.result == result) return store.to.dtype;
+    }
+    for (const RowsSum& sum : plan_.body.sums) {
+      if (sum.to.result == result) return sum.to.dtype;
+    }
+    throw InternalError(concat("CUDA: no result ", result));
+  }
+
+  Plan plan_;
+  KernelText text_;
+  uint32_t bytes_of_number_;
+  int64_t groups_, columns_;
+  int device_;
+  std::shared_ptr<const Module> module_;
+};
+
+class RegionKernel final : public Kernel {
+ public:
+  RegionKernel(const BoundSchedule& bound, const region::CodegenOptions& options)
+      : problem_(bound, options.round_short_floats),
+        options_(options),
+        usual_(problem_, problem_.vector(), options) {}
+
+  void run(const void* const* inputs, void* const* outputs) const override {
+    faults(options_.device).check();
+    variant(inputs, outputs).run(inputs, outputs);
+  }
+  std::string str() const override { return usual_.listing(); }
+
+ private:
+  // An operand may begin anywhere: then each element is an access of its own.
+  const Variant& variant(const void* const* inputs, void* const* outputs) const {
+    if (usual_.takes(inputs, outputs)) return usual_;
+    return *narrow_.get([this] { return std::make_unique<Variant>(problem_, 1, options_); });
+  }
+
+  Problem problem_;
+  region::CodegenOptions options_;
+  Variant usual_;
+  mutable Once<std::unique_ptr<Variant>> narrow_;
+};
+
+}  // namespace
+
+bool can_load(DType dtype) {
+  static constexpr std::array kDTypes = {
+      DType::kFloat, DType::kDouble, DType::kBFloat16, DType::kHalf,  DType::kBool,
+      DType::kUInt8, DType::kInt8,   DType::kInt16,    DType::kInt32, DType::kInt64};
+  return std::find(kDTypes.begin(), kDTypes.end(), dtype) != kDTypes.end();
+}
+
+std::unique_ptr<const Kernel> make_region(const region::Schedule& schedule,
+                                          const ir::SymbolLookup& lookup,
+                                          const std::vector<region::Layout>& inputs,
+                                          const std::vector<region::Layout>& outputs,
+                                          const region::CodegenOptions& options) {
+  if (schedule.spec.has_row_list) {
+    throw Unsupported("Region: lists of rows have no kernel on CUDA");
+  }
+  const BoundSchedule bound(schedule, lookup, inputs, outputs, can_load);
+  return std::make_unique<RegionKernel>(bound, options);
+}
+
+}  // namespace torch_ort::cuda

@@ -1,0 +1,86 @@
+#include "cuda/schema.h"
+
+#include "base/error.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace torch_ort::cuda {
+
+namespace {
+
+constexpr int kWarp = 32;
+constexpr int kThreads = 256;      // of a block, unless a row wants more
+constexpr int kMostThreads = 512;  // along a row
+constexpr int kMostVectors = 8;    // of a thread in registers
+constexpr int kKeptBytes = 384;    // of a thread: 96 registers of 255
+constexpr int kStripThreads = 32;  // along a row that is cut into strips, and summed over rows
+// A line of partial sums is written and read once for so many rows that are read, and rounding does
+// not grow with more than that.
+constexpr int64_t kRowsPerSum = 32, kMostRowsPerThread = 256;
+constexpr int64_t kBlocksWanted = 1024;   // some eight for each multiprocessor of a large GPU
+constexpr int64_t kRowsOfPlainBlock = 4;  // for each line of threads, where nothing is summed
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int power_of_two(int64_t at_least, int most) {
+  const auto wanted = std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(1, at_least)));
+  return static_cast<int>(std::min<uint64_t>(wanted, static_cast<uint64_t>(most)));
+}
+
+// No more lines than rows, but whole warps: their threads talk to each other.
+int lines(const Work& work, int threads_x) {
+  const int most = std::max(1, kThreads / threads_x);
+  return std::max(power_of_two(work.rows, most), std::min(most, kWarp / threads_x));
+}
+
+// Whole rows belong to one block: few threads have many vectors each, as long as registers last.
+void choose_whole_rows(const Work& work, Geometry& result) {
+  const int64_t vectors = ceil_div(work.columns, result.vector);
+  const int bytes = std::max(1, work.kept) * result.vector * work.bytes_of_number;
+  const int most = std::clamp(
+      static_cast<int>(std::bit_floor(static_cast<unsigned>(kKeptBytes / bytes))), 1, kMostVectors);
+  const int usual = std::min(4, most);
+  result.threads_x = power_of_two(ceil_div(vectors, vectors <= 32 ? 1 : usual), kMostThreads);
+  if (vectors > 32) result.threads_x = std::max(result.threads_x, 32);
+  const int64_t each = ceil_div(vectors, result.threads_x);
+  result.vectors = each <= most ? power_of_two(each, most) : 0;
+  if (result.loops()) result.threads_x = kMostThreads;
+  result.threads_y = lines(work, result.threads_x);
+}
+
+void choose_strips(const Work& work, Geometry& result) {
+  const int most = work.sums_columns ? kStripThreads : kThreads;
+  const int64_t vectors = ceil_div(work.columns, result.vector);
+  result.threads_x = power_of_two(vectors, most);
+  result.threads_y = lines(work, result.threads_x);
+  result.strips = std::max<int64_t>(1, ceil_div(vectors, result.threads_x));
+}
+
+}  // namespace
+
+Geometry choose_geometry(const Work& work) {
+  Geometry result{.vector = work.vector};
+  result.has_tail = work.columns % work.vector != 0;
+  ORT_CHECK(!result.has_tail || work.rows == 1, "CUDA: got rows of ", work.columns,
+            " columns, want a multiple of ", work.vector);
+  if (work.reduces_rows) {
+    choose_whole_rows(work, result);
+  } else {
+    choose_strips(work, result);
+  }
+  const int64_t rows = work.rows / std::max<int64_t>(1, work.groups);
+  const bool sums = work.sums_columns || work.sums_all;
+  const int64_t lines = result.threads_y;
+  if (sums) {
+    const int64_t blocks = std::max<int64_t>(1, kBlocksWanted / std::max<int64_t>(1, result.strips * work.groups));
+    const int64_t wanted = std::max(kRowsPerSum, ceil_div(rows, blocks));
+    result.rows_per_block = std::min(ceil_div(wanted, lines), kMostRowsPerThread) * lines;
+  } else {
+    result.rows_per_block = lines * (work.reduces_rows ? 1 : kRowsOfPlainBlock);
+  }
+  result.blocks_per_group = ceil_div(rows, result.rows_per_block);
+  return result;
+}
+
+}  // namespace torch_ort::cuda

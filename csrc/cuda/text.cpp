@@ -1,0 +1,813 @@
+#include "cuda/text.h"
+
+#include "base/error.h"
+#include "ops/words.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <set>
+#include <utility>
+
+namespace torch_ort::cuda {
+
+namespace {
+
+using ir::DType;
+using Kind = Value::Kind;
+using Reduction = Value::Reduction;
+
+// The type of elements as prelude.cuh names it.
+const char* element(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat: return "float";
+    case DType::kDouble: return "double";
+    case DType::kBFloat16: return "bf16";
+    case DType::kHalf: return "f16";
+    case DType::kBool: return "boolean";
+    case DType::kUInt8: return "u8";
+    case DType::kInt8: return "i8";
+    case DType::kInt16: return "i16";
+    case DType::kInt32: return "i32";
+    case DType::kInt64: return "i64";
+    default: throw InternalError(concat("CUDA: got an operand of ", ir::name(dtype)));
+  }
+}
+
+std::string number(double x) {
+  if (std::isnan(x)) return "not_a_number()";
+  if (std::isinf(x)) return x < 0 ? "-infinity()" : "infinity()";
+  char digits[32];
+  std::snprintf(digits, sizeof(digits), "%.17g", x);
+  return concat("wide(", digits, ")");
+}
+
+uint64_t hash(const std::string& text) {  // FNV-1a
+  uint64_t state = 0xCBF29CE484222325u;
+  for (const char each : text) state = (state ^ static_cast<unsigned char>(each)) * 0x100000001B3u;
+  return state;
+}
+
+std::string hex(uint64_t x) {
+  char digits[17];
+  std::snprintf(digits, sizeof(digits), "%016llx", static_cast<unsigned long long>(x));
+  return digits;
+}
+
+// Lines of a text, indented by their braces, each with a note for readers.
+class Lines {
+ public:
+  template <typename... Parts>
+  void operator()(const Parts&... parts) {
+    add(concat(parts...), "");
+  }
+  void noted(const std::string& line, const std::string& note) { add(line, note); }
+
+  std::string str(bool with_notes) const {
+    std::string all;
+    for (const auto& [line, note] : lines_) {
+      all += line;
+      if (with_notes && !note.empty()) all += "  // " + note;
+      all += "\n";
+    }
+    return all;
+  }
+
+ private:
+  void add(std::string line, const std::string& note) {
+    if (line.starts_with("}")) --depth_;
+    const bool is_directive = line.starts_with("#");
+    const bool opens = line.ends_with("{");
+    lines_.emplace_back(is_directive ? line : std::string(2 * depth_, ' ') + line, note);
+    if (opens) ++depth_;
+  }
+
+  std::vector<std::pair<std::string, std::string>> lines_;
+  size_t depth_ = 0;
+};
+
+class Writer {
+ public:
+  Writer(const Plan& plan, int64_t rows, int64_t columns, int64_t groups)
+      : plan_(plan),
+        body_(plan.body),
+        shape_(plan.geometry),
+        rows_(rows),
+        columns_(columns),
+        groups_(groups),
+        is_kept_(shape_.loops() ? std::vector<bool>(body_.values.size(), false)
+                                : body_.read_again()) {
+    for (size_t i = 0; i < is_kept_.size(); ++i) {
+      // Values of columns stay in registers all the time.
+      if (body_.values[i].space != Space::kFull) is_kept_[i] = false;
+    }
+  }
+
+  KernelText run() {
+    find_uses();
+    add_parameters();
+    write_kernel();
+    if (!body_.sums.empty()) write_finish();
+    return assemble();
+  }
+
+ private:
+  // ---- names
+
+  const Value& at(int value) const { return body_.values[value]; }
+  bool is_hoisted(int value) const { return at(value).space == Space::kColumn && !shape_.loops(); }
+
+  // An array of a thread's vector, and not one number.
+  bool is_array(int value) const {
+    const Kind kind = at(value).kind;
+    return kind == Kind::kInput || kind == Kind::kGather || kind == Kind::kRandom;
+  }
+
+  std::string name(int value) const {
+    static constexpr const char* kPrefixes[] = {"s", "c", "r", "v"};
+    return concat(kPrefixes[static_cast<size_t>(at(value).space)], value);
+  }
+
+  // Where all columns of a thread's vector stand.
+  std::string array(int value) const {
+    return is_kept_[value] || is_hoisted(value) ? name(value) + "[e]" : name(value);
+  }
+
+  // The value of the column that is worked on, where there is one.
+  std::string ref(int value) const {
+    const Value& each = at(value);
+    if (each.kind == Kind::kConstant) return number(each.number);
+    if (each.kind == Kind::kRatio) return concat("ratio", value);
+    if (each.kind == Kind::kColumns) return "wide(columns)";
+    if (each.space == Space::kScalar || each.space == Space::kRow) return name(value);
+    if (is_kept_[value] || is_hoisted(value) || is_array(value)) return array(value) + "[i]";
+    return name(value);
+  }
+
+  std::string call(int value) const {
+    const Value& each = at(value);
+    std::string text = ops::word(each.op).name;
+    for (size_t i = 0; i < each.operands.size(); ++i) {
+      text += (i == 0 ? "(" : ", ") + ref(each.operands[i]);
+    }
+    return text + ")";
+  }
+
+  std::string label_name(int value) const {
+    const Value& each = at(value);
+    const int label = each.kind == Kind::kScatter ? each.operands[0] : each.operands[1];
+    return each.has_ignored ? concat("label", label, "_but_", each.ignored < 0 ? "minus_" : "",
+                                     std::abs(each.ignored))
+                            : concat("label", label);
+  }
+
+  static const char* operation(Reduction reduction) {
+    if (reduction == Reduction::kMax) return "Largest";
+    return reduction == Reduction::kMin ? "Smallest" : "Sum";
+  }
+
+  // ---- parameters
+
+  void find_uses() {
+    for (const Value& value : body_.values) {
+      for (int operand : value.operands) used_.insert(operand);
+      if (value.input >= 0) read_inputs_.insert(value.input);
+      if (value.ids >= 0) read_inputs_.insert(value.ids);
+    }
+    for (const Store& store : body_.stores) used_.insert(store.value);
+    for (const RowsSum& sum : body_.sums) used_.insert(sum.value);
+  }
+
+  void integer(const std::string& name, int64_t number) {
+    parameters_->push_back(
+        {.kind = Parameter::Kind::kInteger, .type = "index_t", .name = name, .number = number});
+  }
+
+  void pointer(Parameter::Kind kind, const std::string& type, const std::string& name,
+               int index = -1, int64_t begin = 0) {
+    parameters_->push_back(
+        {.kind = kind, .type = type, .name = name, .index = index, .number = begin});
+  }
+
+  // Sizes and strides of an operand, `what` of which is rows or columns.
+  void axes(const std::vector<Access::Axis>& axes, const std::string& name) {
+    if (axes.size() == 1) return integer(name, axes[0].stride);
+    for (size_t i = 0; i < axes.size(); ++i) {
+      if (i > 0) integer(concat(name, "_size", i), axes[i].size);
+      integer(concat(name, i), axes[i].stride);
+    }
+  }
+
+  static bool is_plain(const std::vector<Access::Axis>& axes) {
+    return axes.size() == 1 && axes[0].stride == 1;
+  }
+
+  // The offset of the place `at` along axes whose parameters begin with `name`.
+  static std::string offset(const std::vector<Access::Axis>& axes, const std::string& name,
+                            const std::string& at) {
+    if (axes.size() == 1) return concat(at, " * ", name);
+    std::string sum, rest = at;
+    for (size_t i = axes.size(); i-- > 0;) {
+      const std::string size = concat(name, "_size", i);
+      const std::string place = i > 0 ? concat(rest, " % ", size) : rest;
+      sum = concat(place, " * ", name, i, sum.empty() ? "" : " + ", sum);
+      rest = concat(rest, " / ", size);
+    }
+    return sum;
+  }
+  static std::string column_offset(const Access& access, const std::string& name,
+                                   const std::string& at) {
+    return is_plain(access.columns) ? at : offset(access.columns, name + "_column", at);
+  }
+
+  void add_access(const Access& access, const std::string& name, bool has_rows, bool has_columns) {
+    if (has_rows) axes(access.rows, name + "_row");
+    if (has_columns && !is_plain(access.columns)) axes(access.columns, name + "_column");
+  }
+
+  void add_parameters() {
+    parameters_ = &result_.parameters;
+    for (int input : read_inputs_) {
+      pointer(Parameter::Kind::kInput, concat("const ", element(body_.inputs[input].dtype), "*"),
+              concat("in", input), input);
+    }
+    for (size_t i = 0; i < body_.stores.size(); ++i) {
+      const Access& to = body_.stores[i].to;
+      pointer(Parameter::Kind::kOutput, concat(element(to.dtype), "*"), concat("out", i), to.result,
+              to.begin);
+    }
+    for (const RowsSum& sum : body_.sums) {
+      if (sum.is_total) {
+        ++result_.partial_totals;
+      } else {
+        result_.partial_columns += columns_;
+      }
+    }
+    if (result_.partial_columns > 0 || has_column_sums()) {
+      pointer(Parameter::Kind::kColumnSums, "wide*", "column_sums");
+    }
+    if (result_.partial_totals > 0) pointer(Parameter::Kind::kTotals, "wide*", "totals");
+    if (has_labels()) pointer(Parameter::Kind::kFault, "u32*", "fault");
+    integer("columns", columns_);
+    integer("rows_of_group", groups_ == 0 ? 0 : rows_ / groups_);
+    integer("rows_per_block", shape_.rows_per_block);
+    integer("blocks_per_group", shape_.blocks_per_group);
+    integer("strips", shape_.strips);
+    for (const Value& value : body_.values) {
+      if (value.kind == Kind::kGather) add_table(value);
+    }
+    for (int input : read_inputs_) {
+      const Space space = space_of(input);
+      add_access(body_.inputs[input], concat("in", input),
+                 space == Space::kFull || space == Space::kRow || space == Space::kIds ||
+                     space == Space::kTable,
+                 space == Space::kFull || space == Space::kColumn || space == Space::kTable);
+    }
+    for (size_t i = 0; i < body_.stores.size(); ++i) {
+      add_access(body_.stores[i].to, concat("out", i), true, body_.stores[i].is_full);
+    }
+    for (size_t i = 0; i < body_.values.size(); ++i) {
+      if (body_.values[i].kind != Kind::kRatio) continue;
+      parameters_->push_back({.kind = Parameter::Kind::kWide,
+                              .type = "wide",
+                              .name = concat("ratio", i),
+                              .real = body_.values[i].number});
+    }
+  }
+
+  void add_table(const Value& value) {
+    if (!tables_.insert(value.input).second) return;
+    integer(concat("in", value.input, "_rows"), body_.inputs[value.input].rows[0].size);
+  }
+
+  // As what the body reads an input.
+  Space space_of(int input) const {
+    for (const Value& value : body_.values) {
+      if (value.kind == Kind::kGather && value.input == input) return Space::kTable;
+      if (value.kind == Kind::kGather && value.ids == input) return Space::kIds;
+      if (value.kind == Kind::kInput && value.input == input) return value.space;
+    }
+    return Space::kScalar;
+  }
+
+  bool has_labels() const {
+    return std::any_of(body_.values.begin(), body_.values.end(), [](const Value& value) {
+      return value.kind == Kind::kScatter || value.kind == Kind::kGather ||
+             (value.kind == Kind::kReduced && value.reduction == Reduction::kPick);
+    });
+  }
+  bool has_column_sums() const {
+    return std::any_of(body_.sums.begin(), body_.sums.end(),
+                       [](const RowsSum& sum) { return !sum.is_total; });
+  }
+
+  static std::string signature(const std::vector<Parameter>& parameters) {
+    std::string list;
+    for (const Parameter& each : parameters) {
+      list += concat(list.empty() ? "" : ", ", each.type, " ", each.name);
+    }
+    return list;
+  }
+
+  // ---- the kernel
+
+  void write_kernel() {
+    out_ = &kernel_;
+    const int threads = shape_.threads_x * shape_.threads_y;
+    out()("extern \"C\" __global__ void __launch_bounds__(", threads, ")");
+    out()("@NAME@(", signature(result_.parameters), ") {");
+    write_shared();
+    out()("const i64 block = blockIdx.x / strips;");
+    const int width = shape_.threads_x * shape_.vector * std::max(1, shape_.vectors);
+    out()("const index_t first_column = index_t(blockIdx.x % strips) * ", width, ";");
+    out()("const index_t group = index_t(block / blocks_per_group);");
+    out()(
+        "const index_t first_row = group * rows_of_group + "
+        "index_t(block % blocks_per_group) * rows_per_block;");
+    out()(
+        "const index_t last_row = min(first_row + rows_per_block, "
+        "(group + 1) * rows_of_group);");
+    write_scalars();
+    if (!shape_.loops()) write_columns();
+    write_starts_of_sums();
+    out()("for (index_t line = first_row; line < last_row; line += ", shape_.threads_y, ") {");
+    out()("const index_t row = line + threadIdx.y;");
+    out()("const bool is_row = row < last_row;");
+    write_places();
+    for (size_t i = 0; i < is_kept_.size(); ++i) {
+      if (is_kept_[i]) out()("wide v", i, "[", shape_.vectors, "][", shape_.vector, "];");
+    }
+    for (int pass = 0; pass <= body_.last_pass + 1; ++pass) {
+      write_row_values(pass);
+      if (pass <= body_.last_pass) write_pass(pass);
+    }
+    write_row_results();
+    out()("}");
+    write_ends_of_sums();
+    out()("}");
+  }
+
+  void write_shared() {
+    const int lines = shape_.threads_y, warps = std::max(1, shape_.threads_x / 32);
+    const bool reduces = body_.reduces_rows() && shape_.threads_x > 32;
+    if (reduces || !body_.sums.empty())
+      result_.shared_numbers = static_cast<uint32_t>(lines * warps);
+    if (has_column_sums() && !shape_.loops() && lines > 1) {
+      result_.shared_numbers = static_cast<uint32_t>(lines * shape_.threads_x * shape_.vector);
+    }
+    if (result_.shared_numbers > 0) {
+      out()("SHARED(memory);");
+      out()("wide* const shared = reinterpret_cast<wide*>(memory);");
+    } else if (body_.reduces_rows()) {
+      out()("wide* const shared = nullptr;");
+    }
+  }
+
+  void write_scalars() {
+    for (size_t i = 0; i < body_.values.size(); ++i) {
+      const Value& value = body_.values[i];
+      const int at = static_cast<int>(i);
+      if (value.kind == Kind::kRandom) {
+        noted(at, "const u64 seed", i, " = static_cast<u64>(*in", value.input, ");");
+      }
+      if (value.space != Space::kScalar || !used_.contains(at)) continue;
+      if (value.kind == Kind::kInput) {
+        noted(at, "const wide s", i, " = widen(*in", value.input, ");");
+      } else if (value.kind == Kind::kPointwise) {
+        noted(at, "const wide s", i, " = ", call(at), ";");
+      }
+    }
+  }
+
+  // Numbers of columns, which are the same for all rows of the block.
+  void write_columns() {
+    std::vector<int> columns;
+    for (size_t i = 0; i < body_.values.size(); ++i) {
+      const int at = static_cast<int>(i);
+      if (body_.values[i].space == Space::kColumn && used_.contains(at)) columns.push_back(at);
+    }
+    if (columns.empty()) return;
+    for (int value : columns) {
+      out()("wide ", name(value), "[", shape_.vectors, "][", shape_.vector, "];");
+    }
+    open_vectors("column >= columns");
+    for (int value : columns) write_load(value);
+    const auto is_made = [this](int value) { return at(value).kind == Kind::kPointwise; };
+    if (std::any_of(columns.begin(), columns.end(), is_made)) {
+      open_lanes();
+      for (int value : columns) {
+        if (is_made(value)) noted(value, ref(value), " = ", call(value), ";");
+      }
+      out()("}");
+    }
+    out()("}");
+  }
+
+  void open_vectors(const char* unless) {
+    out()("#pragma unroll");
+    out()("for (int e = 0; e < ", shape_.vectors, "; ++e) {");
+    out()("const index_t column = first_column + index_t(e * ", shape_.threads_x,
+          " + threadIdx.x) * ", shape_.vector, ";");
+    out()("if (", unless, ") continue;");
+  }
+
+  void open_lanes() {
+    out()("#pragma unroll");
+    out()("for (int i = 0; i < ", shape_.vector, "; ++i) {");
+  }
+
+  void write_starts_of_sums() {
+    int64_t offset = 0;
+    for (size_t i = 0; i < body_.sums.size(); ++i) {
+      const RowsSum& sum = body_.sums[i];
+      if (sum.is_total) {
+        out()("wide sum", i, " = wide(0);");
+      } else if (!shape_.loops()) {
+        out()("wide sum", i, "[", shape_.vectors, "][", shape_.vector, "] = {};");
+      } else {
+        // Rows that no registers hold: each thread adds to its own columns of the line.
+        out()("wide* const sum", i, " = ", line_of_sums(offset), ";");
+        open_loop("column < columns");
+        open_lanes();
+        out()("sum", i, "[column + i] = wide(0);");
+        out()("}");
+        out()("}");
+      }
+      if (!sum.is_total) ++offset;
+    }
+  }
+
+  // Lines of partial sums have the columns of one sum after those of the other.
+  std::string line_of_sums(int64_t sum) const {
+    const int64_t count = num_column_sums();
+    return concat("column_sums + (block * ", count, " + ", sum, ") * columns");
+  }
+  int64_t num_column_sums() const {
+    return std::count_if(body_.sums.begin(), body_.sums.end(),
+                         [](const RowsSum& sum) { return !sum.is_total; });
+  }
+
+  void open_loop(const char* condition) {
+    out()("for (index_t column = index_t(threadIdx.x) * ", shape_.vector, "; ", condition,
+          "; column += ", shape_.threads_x * shape_.vector, ") {");
+  }
+
+  // Where the row begins in each operand that is full.
+  void write_places() {
+    for (int input : read_inputs_) {
+      const Access& access = body_.inputs[input];
+      if (space_of(input) != Space::kFull) continue;
+      out()("const ", element(access.dtype), "* const at", input, " = in", input, " + (",
+            offset(access.rows, concat("in", input, "_row"), "row"), ");");
+    }
+    for (size_t i = 0; i < body_.values.size(); ++i) {
+      const Value& value = body_.values[i];
+      if (value.kind != Kind::kGather) continue;
+      const Access& ids = body_.inputs[value.ids];
+      noted(static_cast<int>(i), "const index_t id", i, " = is_row ? row_of(in", value.ids, "[",
+            offset(ids.rows, concat("in", value.ids, "_row"), "row"), "], in", value.input,
+            "_rows, fault) : index_t(kBad);");
+    }
+    for (size_t i = 0; i < body_.stores.size(); ++i) {
+      const Store& store = body_.stores[i];
+      if (!store.is_full) continue;
+      out()(element(store.to.dtype), "* const to", i, " = out", i, " + (",
+            offset(store.to.rows, concat("out", i, "_row"), "row"), ");");
+    }
+  }
+
+  // Numbers of the row that are known before a pass begins.
+  void write_row_values(int pass) {
+    for (size_t i = 0; i < body_.values.size(); ++i) {
+      const Value& value = body_.values[i];
+      const int at = static_cast<int>(i);
+      if (value.known_in != pass || value.space != Space::kRow || !used_.contains(at)) continue;
+      if (value.kind == Kind::kInput) {
+        const std::string place =
+            offset(body_.inputs[value.input].rows, concat("in", value.input, "_row"), "row");
+        noted(at, "const wide r", i, " = is_row ? widen(in", value.input, "[", place,
+              "]) : wide(0);");
+      } else if (value.kind == Kind::kPointwise) {
+        noted(at, "const wide r", i, " = ", call(at), ";");
+      } else if (value.kind == Kind::kRandom) {
+        noted(at, "const wide r", i, " = draw(seed", i, ", ", value.stream, "ull, u64(row), ",
+              limit(value), "u);");
+      }
+    }
+    write_labels(pass);
+  }
+
+  void write_labels(int pass) {
+    for (size_t i = 0; i < body_.values.size(); ++i) {
+      const Value& value = body_.values[i];
+      const bool is_pick = value.kind == Kind::kReduced && value.reduction == Reduction::kPick;
+      if (!is_pick && value.kind != Kind::kScatter) continue;
+      const int label = is_pick ? value.operands[1] : value.operands[0];
+      const std::string name = label_name(static_cast<int>(i));
+      if (at(label).known_in != pass || !labels_.insert(name).second) continue;
+      const std::string ignored =
+          value.has_ignored ? ", " + number(static_cast<double>(value.ignored)) : "";
+      noted(static_cast<int>(i), "const index_t ", name, " = is_row ? column_of(", ref(label),
+            ", columns, fault", ignored, ") : index_t(kIgnored);");
+    }
+  }
+
+  static uint32_t limit(const Value& value) {
+    const double limit = value.keep * 4294967296.0;
+    return limit >= 4294967296.0 ? 0xFFFFFFFFu : static_cast<uint32_t>(limit);
+  }
+
+  void write_pass(int pass) {
+    const std::vector<int> reduced = body_.reductions_of(pass);
+    const std::vector<int> needed = body_.needed_in(pass, made_);
+    const bool is_last = pass == body_.last_pass;
+    const bool writes = is_last && (has_full_stores() || has_full_sums());
+    if (reduced.empty() && !writes) return;
+    for (int value : reduced) {
+      noted(value, "wide ", name(value), " = ", operation(at(value).reduction), "::start();");
+    }
+    if (shape_.loops()) {
+      open_loop("is_row && column < columns");
+    } else {
+      open_vectors("!is_row || column >= columns");
+    }
+    for (int value : needed) {
+      if (is_hoisted(value)) continue;
+      write_load(value);
+    }
+    if (is_last) declare_stored();
+    open_lanes();
+    for (int value : needed) write_lane(value);
+    for (int value : reduced) write_reduction(value);
+    if (is_last) write_last_lanes();
+    out()("}");
+    if (is_last) write_stores();
+    out()("}");
+    for (int value : reduced) finish_reduction(value);
+    for (int value : needed) {
+      if (is_kept_[value]) made_[value] = true;
+    }
+  }
+
+  bool has_full_stores() const {
+    return std::any_of(body_.stores.begin(), body_.stores.end(),
+                       [](const Store& store) { return store.is_full; });
+  }
+  bool has_full_sums() const {
+    return std::any_of(body_.sums.begin(), body_.sums.end(),
+                       [](const RowsSum& sum) { return !sum.is_of_rows; });
+  }
+
+  // What comes from memory or from the generator of numbers, a vector at a time.
+  void write_load(int value) {
+    const Value& each = at(value);
+    if (!is_array(value)) return;
+    if (!is_kept_[value] && !is_hoisted(value)) {
+      out()("wide ", name(value), "[", shape_.vector, "];");
+    }
+    if (each.kind == Kind::kRandom) {
+      noted(value, "draw(", array(value), ", seed", value, ", ", each.stream,
+            "ull, u64(row) * u64(columns) + u64(column), ", limit(each), "u);");
+      return;
+    }
+    const Access& access = body_.inputs[each.input];
+    const std::string name = concat("in", each.input);
+    std::string from = each.space == Space::kColumn ? name : concat("at", each.input);
+    if (each.kind == Kind::kGather) {
+      out()("if (id", value, " == kBad) {");
+      open_lanes();
+      out()(array(value), "[i] = not_a_number();");
+      out()("}");
+      out()("} else {");
+      from = concat("(", name, " + id", value, " * ", name, "_row)");
+    }
+    if (plan_.input_vectors[each.input]) {
+      noted(value, "load(", array(value), ", ", from, " + column", left(), ");");
+    } else {
+      noted(value, "load_each(", array(value), ", ", from, ", [&](int i) { return ",
+            column_offset(access, name, "(column + i)"), "; });");
+    }
+    if (each.kind == Kind::kGather) out()("}");
+  }
+
+  std::string left() const { return shape_.has_tail ? ", columns - column" : ""; }
+
+  void write_lane(int value) {
+    const Value& each = at(value);
+    if (is_hoisted(value) || is_array(value)) return;
+    std::string made;
+    if (each.kind == Kind::kScatter) {
+      const std::string label = label_name(value);
+      made = concat("column + i == ", label, " ? ", ref(each.operands[1]), " : ", label,
+                    " == kBad ? not_a_number() : wide(0)");
+    } else {
+      ORT_CHECK(each.kind == Kind::kPointwise, "CUDA: value ", value, " is made by no column");
+      made = call(value);
+    }
+    noted(value, is_kept_[value] ? "" : "const wide ", ref(value), " = ", made, ";");
+  }
+
+  void write_reduction(int value) {
+    const Value& each = at(value);
+    const std::string of = ref(each.operands[0]);
+    if (each.reduction == Reduction::kPick) {
+      out()("if (column + i == ", label_name(value), ") ", name(value), " = ", of, ";");
+    } else {
+      out()(name(value), " = ", operation(each.reduction), "::of(", name(value), ", ", of, ");");
+    }
+  }
+
+  void finish_reduction(int value) {
+    const Value& each = at(value);
+    noted(value, name(value), " = reduce_row<", operation(each.reduction), ", ", shape_.threads_x,
+          ">(", name(value), ", shared);");
+    if (each.reduction == Reduction::kPick) {
+      out()("if (", label_name(value), " == kBad) ", name(value), " = not_a_number();");
+    }
+  }
+
+  // Results are written as vectors too.
+  bool is_stored_as_it_is(const Store& store) const {
+    return at(store.value).space == Space::kFull &&
+           (is_array(store.value) || is_kept_[store.value]);
+  }
+  void declare_stored() {
+    for (size_t i = 0; i < body_.stores.size(); ++i) {
+      const Store& store = body_.stores[i];
+      if (store.is_full && !is_stored_as_it_is(store)) {
+        out()("wide result", i, "[", shape_.vector, "];");
+      }
+    }
+  }
+  void write_last_lanes() {
+    for (size_t i = 0; i < body_.stores.size(); ++i) {
+      const Store& store = body_.stores[i];
+      if (store.is_full && !is_stored_as_it_is(store)) {
+        out()("result", i, "[i] = ", ref(store.value), ";");
+      }
+    }
+    for (size_t i = 0; i < body_.sums.size(); ++i) {
+      const RowsSum& sum = body_.sums[i];
+      if (sum.is_of_rows) continue;
+      const char* const place = sum.is_total ? "" : shape_.loops() ? "[column + i]" : "[e][i]";
+      out()("sum", i, place, " += ", ref(sum.value), ";");
+    }
+  }
+  void write_stores() {
+    for (size_t i = 0; i < body_.stores.size(); ++i) {
+      const Store& store = body_.stores[i];
+      if (!store.is_full) continue;
+      const std::string from = is_stored_as_it_is(store) ? array(store.value) : concat("result", i);
+      if (plan_.store_vectors[i]) {
+        out()("store(to", i, " + column, ", from, left(), ");");
+      } else {
+        out()("store_each(to", i, ", ", from, ", [&](int i) { return ",
+              column_offset(store.to, concat("out", i), "(column + i)"), "; });");
+      }
+    }
+  }
+
+  // By the first thread of the row, and of its first strip.
+  void write_row_results() {
+    const std::string first = "is_row && threadIdx.x == 0 && first_column == 0";
+    for (size_t i = 0; i < body_.stores.size(); ++i) {
+      const Store& store = body_.stores[i];
+      if (store.is_full) continue;
+      out()("if (", first, ") out", i, "[", offset(store.to.rows, concat("out", i, "_row"), "row"),
+            "] = narrow<", element(store.to.dtype), ">(", ref(store.value), ");");
+    }
+    for (size_t i = 0; i < body_.sums.size(); ++i) {
+      const RowsSum& sum = body_.sums[i];
+      if (sum.is_of_rows) out()("if (", first, ") sum", i, " += ", ref(sum.value), ";");
+    }
+  }
+
+  void write_ends_of_sums() {
+    int64_t offset = 0, total = 0;
+    for (size_t i = 0; i < body_.sums.size(); ++i) {
+      const RowsSum& sum = body_.sums[i];
+      if (sum.is_total) {
+        out()("sum", i, " = sum_block<", shape_.threads_x, ", ", shape_.threads_y, ">(sum", i,
+              ", shared);");
+        out()("if (threadIdx.x == 0 && threadIdx.y == 0) totals[i64(blockIdx.x) * ",
+              result_.partial_totals, " + ", total++, "] = sum", i, ";");
+      } else if (!shape_.loops()) {
+        out()("write_partial_sums<", shape_.threads_x, ", ", shape_.threads_y, ">(",
+              line_of_sums(offset), ", sum", i, ", first_column, columns, shared);");
+      }
+      if (!sum.is_total) ++offset;
+    }
+  }
+
+  // ---- the kernel that adds up what blocks have summed
+
+  void write_finish() {
+    parameters_ = &result_.finish_parameters;
+    out_ = &finish_;
+    if (has_column_sums()) pointer(Parameter::Kind::kColumnSums, "const wide*", "column_sums");
+    if (result_.partial_totals > 0) pointer(Parameter::Kind::kTotals, "const wide*", "totals");
+    for (size_t i = 0; i < body_.sums.size(); ++i) {
+      const Access& to = body_.sums[i].to;
+      pointer(Parameter::Kind::kOutput, concat(element(to.dtype), "*"), concat("sum", i), to.result,
+              to.begin);
+    }
+    integer("columns", columns_);
+    integer("blocks_per_group", shape_.blocks_per_group);
+    integer("strips", shape_.strips);
+    for (size_t i = 0; i < body_.sums.size(); ++i) {
+      add_access(body_.sums[i].to, concat("sum", i), true, !body_.sums[i].is_total);
+    }
+    out()("// Adds up the partial sums of blocks, in order: one sum for each blockIdx.y.");
+    out()("extern \"C\" __global__ void __launch_bounds__(256)");
+    out()("@NAME@_finish(", signature(result_.finish_parameters), ") {");
+    out()("SHARED(memory);");
+    out()("wide* const shared = reinterpret_cast<wide*>(memory);");
+    out()("const index_t parts = ", has_column_sums() ? "max((columns + 31) / 32, index_t(1))" : "1", ";");
+    out()("const index_t group = blockIdx.x / parts, column = blockIdx.x % parts * 32;");
+    int64_t columns = 0, total = 0;
+    for (size_t i = 0; i < body_.sums.size(); ++i) {
+      const RowsSum& sum = body_.sums[i];
+      const std::string name = concat("sum", i);
+      const std::string group = offset(sum.to.rows, name + "_row", "group");
+      out()("if (blockIdx.y == ", i, ") {");
+      if (sum.is_total) {
+        out()("const i64 count = i64(blocks_per_group) * strips;");
+        out()("if (column == 0) finish_one(", name, " + (", group, "), totals + group * count * ",
+              result_.partial_totals, " + ", total++, ", count, ", result_.partial_totals,
+              ", shared);");
+      } else {
+        out()("const i64 stride = i64(", num_column_sums(), ") * columns;");
+        out()("finish_columns(", name, " + (", group, "), [&](index_t at) { return ",
+              column_offset(sum.to, name, "at"), "; },");
+        out()("    column_sums + group * blocks_per_group * stride + ", columns++,
+              " * i64(columns), blocks_per_group, stride, column, columns, shared);");
+      }
+      out()("}");
+    }
+    out()("}");
+  }
+
+  // ---- all of it
+
+  // Of the operators, the first few: profilers show it.
+  std::string readable_name() const {
+    std::vector<std::string> words;
+    for (const Value& value : body_.values) {
+      const std::string word = value.origin.substr(0, value.origin.find(' '));
+      if (word.empty() || std::find(words.begin(), words.end(), word) != words.end()) continue;
+      words.push_back(word);
+    }
+    constexpr size_t kMostWords = 5;
+    std::string name;
+    for (size_t i = 0; i < std::min(words.size(), kMostWords); ++i) name += words[i] + "_";
+    if (words.size() > kMostWords) name += "more_";
+    return name.empty() ? "copy_" : name;
+  }
+
+  static std::string named(std::string text, const std::string& name) {
+    constexpr std::string_view kPlace = "@NAME@";
+    for (size_t at = text.find(kPlace); at != std::string::npos; at = text.find(kPlace, at)) {
+      text.replace(at, kPlace.size(), name);
+    }
+    return text;
+  }
+
+  KernelText assemble() {
+    const std::string head =
+        concat("typedef ", plan_.is_double ? "double" : "float", " wide;\n", "typedef ",
+               plan_.wide_index ? "long long" : "int", " index_t;\n");
+    const std::string code = kernel_.str(false) + finish_.str(false);
+    result_.name = readable_name() + hex(hash(head + prelude() + code)).substr(0, 12);
+    result_.text = head + prelude() + "\n" + named(code, result_.name);
+    result_.listing = head + named(kernel_.str(true) + finish_.str(true), result_.name);
+    return std::move(result_);
+  }
+
+  Lines& out() { return *out_; }
+  template <typename... Parts>
+  void noted(int value, const Parts&... parts) {
+    out_->noted(concat(parts...), at(value).origin);
+  }
+
+  const Plan& plan_;
+  const Body& body_;
+  const Geometry& shape_;
+  int64_t rows_, columns_, groups_;
+  std::vector<bool> is_kept_;  // in registers from one pass to the next, by value
+  std::vector<bool> made_ = std::vector<bool>(body_.values.size(), false);  // of these
+  std::set<int> used_, read_inputs_, tables_;
+  std::set<std::string> labels_;  // that are written
+  KernelText result_;
+  std::vector<Parameter>* parameters_ = nullptr;
+  Lines kernel_, finish_;
+  Lines* out_ = nullptr;
+};
+
+}  // namespace
+
+KernelText write_kernel(const Plan& plan, int64_t rows, int64_t columns, int64_t groups) {
+  return Writer(plan, rows, columns, groups).run();
+}
+
+}  // namespace torch_ort::cuda
