@@ -104,7 +104,9 @@ def step_both(eager: nn.Module, ours: ORTModule, *args: object) -> torch.Tensor:
 )
 @pytest.mark.parametrize(("model", "inputs"), [(mlp, rows), (cnn, images)])
 def test_several_steps(compare, model, inputs, optimizer, graphs_captured):
-    compare(model, inputs, steps=4, optimizer=optimizer, rtol=1e-4, atol=1e-5)
+    # The second norm takes out what the bias of the first adds, so that its gradient is nothing but
+    # what sums round off, which AdamW makes a hundred times larger.
+    compare(model, inputs, steps=4, optimizer=optimizer, rtol=1e-4, atol=1e-4)
     assert graphs_captured() == 1
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 # Both sides round to bfloat16 at the same places; sums may still run in another order.
-CLOSE = {"rtol": 1.6e-2, "atol": 5e-3}
+CLOSE = {"rtol": 1.6e-2, "atol": 8e-3}
 
 
 class Network(nn.Module):
