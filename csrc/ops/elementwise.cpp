@@ -238,14 +238,18 @@ std::vector<Type> infer_where(const Node& node) {
 
 void lower_where(const Node& node, CallList& calls) {
   Value *condition = &input(node, 0), *x = &input(node, 1), *y = &input(node, 2);
-  const std::optional<Arg> number = scalar_of(x);
-  // A constant of the CPU would be copied to another device in each run.
-  const bool is_elsewhere = y->type.device.kind != "cpu";
-  if (number && is_elsewhere && y->type.shape && y->type.shape == node.outputs[0]->type.shape) {
-    calls.add("aten::masked_fill", "Scalar", {y, condition, *number}, {node.outputs[0]});
-    return;
+  const std::optional<Arg> if_true = scalar_of(x), if_false = scalar_of(y);
+  // The kernels of other devices take no constants of the CPU's.
+  const bool is_elsewhere = !ir::is_host(node.outputs[0]->type.device);
+  if (is_elsewhere && if_true && y->type.shape == node.outputs[0]->type.shape) {
+    calls.add("aten::masked_fill", "Scalar", {y, condition, *if_true}, {node.outputs[0]});
+  } else if (is_elsewhere && if_true && !if_false) {
+    calls.add("aten::where", "ScalarSelf", {condition, *if_true, y}, {node.outputs[0]});
+  } else if (is_elsewhere && if_false && !if_true) {
+    calls.add("aten::where", "ScalarOther", {condition, x, *if_false}, {node.outputs[0]});
+  } else {
+    calls.add("aten::where", "self", {condition, x, y}, {node.outputs[0]});
   }
-  calls.add("aten::where", "self", {condition, x, y}, {node.outputs[0]});
 }
 
 std::vector<Type> infer_like_first(const Node& node) {

@@ -2,6 +2,7 @@
 
 #include "ir/edit.h"
 #include "ops/control_flow.h"
+#include "ops/fusion.h"
 #include "ops/writer.h"
 #include "region/contract.h"
 
@@ -46,7 +47,9 @@ class Widener {
       if (!node.is_erased()) widen(node);
     }
     for (Value* value : graph_.inputs) convert(*value, first);
-    for (Value* value : graph_.initializers) convert(*value, first);
+    // Numbers stay numbers: a cast of one would lie on the host, whatever the device.
+    const std::vector<Value*> initializers = graph_.initializers;
+    for (Value* value : initializers) convert(*value, first);
   }
 
  private:
@@ -67,7 +70,10 @@ class Widener {
   void convert(Value& value, Node& first) {
     if (!is_narrow(value.type.dtype)) return;
     const std::vector<ir::Use> uses = value.uses;
-    Value* wide = ops::Writer(graph_, &first).cast(&value, precision_);
+    ops::Writer write(graph_, &first);
+    const std::optional<double> number = ops::known_double(&value);
+    Value* wide = number && value.type.shape->empty() ? write.scalar(*number, precision_)
+                                                      : write.cast(&value, precision_);
     for (const ir::Use& use : uses) {
       if (use.node != nullptr) {
         ir::set_input(*use.node, use.index, wide);

@@ -141,3 +141,18 @@ def test_texts_are_few_and_good_machine_code(tmp_path):
     assert len(texts[0]) <= 8, Counter(texts[0])
     for built in compile_texts({path.stem: path.read_text() for path in tmp_path.glob("*.cu")}):
         assert faults(built, wide_loads=1) == []
+
+
+@pytest.mark.parametrize(
+    "options", [{"check": 2}, {"check": 3}, {"disable": "region_kernels"}], ids=str
+)
+def test_kernels_beside_their_nodes(options):
+    """Node by node, constants must not lie on the host where kernels of a GPU read them."""
+    torch.manual_seed(0)
+    model = Block().cuda()
+    ids, labels = (x.cuda() for x in data())
+    want = model(ids, labels)
+    got = torch.compile(model, backend="ort", options=options)(ids, labels)
+    got.backward()
+    torch.testing.assert_close(got, want)
+    assert torch_ort.counters()["fallbacks"] == 0
