@@ -267,8 +267,9 @@ TABLE: tuple[Row, ...] = (
          "Only the first n rewrites happen; -1: all.", int, _check_int(-1, 2**31 - 1)),
     Row("check", "TORCH_ORT_CHECK", 0, "int",
          "0: none; 1: verify graphs at the ends and every plan, and spoil memory before results "
-         "are written into it; 2: graphs after each pass too; 3: the nodes of each fused region "
-         "run beside its kernel, and the first that differs raises. It is slow.",
+         "are written into it; 2: graphs after each pass too, and each step on a GPU is waited "
+         "for, so that an error names it; 3: the nodes of each fused region run beside its kernel, "
+         "and the first that differs raises. It is slow.",
          int, _check_int(0, 3)),
 )  # fmt: skip
 

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -172,8 +173,11 @@ class Variant {
         groups_(problem.groups),
         columns_(problem.columns),
         device_(options.device),
-        module_(build(text_.name, text_.text, {.dump_dir = options.dump_dir}, device_)) {}
+        module_(build(text_.name, text_.text, {.dump_dir = options.dump_dir}, device_)) {
+    text_.text = {};  // equal ones are kept once, with what is built of them
+  }
 
+  const std::string& name() const { return text_.name; }
   const std::string& listing() const { return text_.listing; }
 
   // Whether vectors stand where one access reads them.
@@ -205,14 +209,14 @@ class Variant {
     const int64_t blocks = lines * shape.strips;
     void* const stream = current_stream(device_);
     if (blocks > 0 && (columns_ > 0 || !works_on_elements())) {
-      start(text_.name, text_.parameters, call, stream, blocks, 1,
+      start(kernel_, text_.name, text_.parameters, call, stream, blocks, 1,
             {static_cast<uint32_t>(shape.threads_x), static_cast<uint32_t>(shape.threads_y)},
             text_.shared_numbers);
     }
     if (text_.finish_parameters.empty()) return;
     if (groups_ > 0) {
       const int64_t parts = text_.partial_columns > 0 ? (columns_ + 31) / 32 : 1;
-      start(text_.name + "_finish", text_.finish_parameters, call, stream, parts * groups_,
+      start(finish_, text_.finish_name(), text_.finish_parameters, call, stream, parts * groups_,
             static_cast<int64_t>(plan_.body.sums.size()), {32, 8}, 256);
     }
   }
@@ -224,8 +228,11 @@ class Variant {
     void *column_sums, *totals;
   };
 
-  void start(const std::string& name, const std::vector<Parameter>& parameters, const Call& call,
-             void* stream, int64_t blocks, int64_t sums, Dim3 threads,
+  // A kernel that the first call waits for.
+  using Found = std::atomic<const Function*>;
+
+  void start(Found& found, const std::string& name, const std::vector<Parameter>& parameters,
+             const Call& call, void* stream, int64_t blocks, int64_t sums, Dim3 threads,
              uint32_t shared_numbers) const {
     if (blocks > std::numeric_limits<int32_t>::max()) {
       throw Unsupported(
@@ -237,7 +244,12 @@ class Variant {
                         .block = threads,
                         .shared_bytes = shared_numbers * bytes_of_number_,
                         .stream = stream};
-    Driver::get().launch(module_->function(name), launch, arguments.pointers());
+    const Function* function = found.load(std::memory_order_acquire);
+    if (function == nullptr) [[unlikely]] {
+      function = &module_->function(name);
+      found.store(function, std::memory_order_release);
+    }
+    Driver::get().launch(*function, launch, arguments.pointers());
   }
 
   void add(Arguments& arguments, const Parameter& each, const Call& call) const {
@@ -281,6 +293,7 @@ class Variant {
   int64_t groups_, columns_;
   int device_;
   std::shared_ptr<const Module> module_;
+  mutable Found kernel_ = nullptr, finish_ = nullptr;
 };
 
 class RegionKernel final : public Kernel {
@@ -292,7 +305,11 @@ class RegionKernel final : public Kernel {
 
   void run(const void* const* inputs, void* const* outputs) const override {
     faults(options_.device).check();
-    variant(inputs, outputs).run(inputs, outputs);
+    const Variant& found = variant(inputs, outputs);
+    found.run(inputs, outputs);
+    if (!options_.synchronize) return;
+    Driver::get().synchronize(options_.device, current_stream(options_.device), found.name());
+    faults(options_.device).check();
   }
   std::string str() const override { return usual_.listing(); }
 

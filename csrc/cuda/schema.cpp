@@ -73,7 +73,8 @@ Geometry choose_geometry(const Work& work) {
   const bool sums = work.sums_columns || work.sums_all;
   const int64_t lines = result.threads_y;
   if (sums) {
-    const int64_t blocks = std::max<int64_t>(1, kBlocksWanted / std::max<int64_t>(1, result.strips * work.groups));
+    const int64_t blocks =
+        std::max<int64_t>(1, kBlocksWanted / std::max<int64_t>(1, result.strips * work.groups));
     const int64_t wanted = std::max(kRowsPerSum, ceil_div(rows, blocks));
     result.rows_per_block = std::min(ceil_div(wanted, lines), kMostRowsPerThread) * lines;
   } else {

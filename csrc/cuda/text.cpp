@@ -723,7 +723,8 @@ class Writer {
     out()("@NAME@_finish(", signature(result_.finish_parameters), ") {");
     out()("SHARED(memory);");
     out()("wide* const shared = reinterpret_cast<wide*>(memory);");
-    out()("const index_t parts = ", has_column_sums() ? "max((columns + 31) / 32, index_t(1))" : "1", ";");
+    out()("const index_t parts = ",
+          has_column_sums() ? "max((columns + 31) / 32, index_t(1))" : "1", ";");
     out()("const index_t group = blockIdx.x / parts, column = blockIdx.x % parts * 32;");
     int64_t columns = 0, total = 0;
     for (size_t i = 0; i < body_.sums.size(); ++i) {

@@ -40,12 +40,15 @@ struct Parameter {
 };
 
 struct KernelText {
-  std::string name;     // of the kernel; that which adds up partial sums is called <name>_finish
+  std::string name;
   std::string text;     // all that NVRTC gets
   std::string listing;  // the kernels, with the nodes that each line comes from
   std::vector<Parameter> parameters, finish_parameters;
   uint32_t shared_numbers = 0;  // that a block shares, in which the kernel computes
   int64_t partial_columns = 0, partial_totals = 0;  // numbers of a line of partial sums
+
+  // Of the kernel that adds up partial sums, if there are any.
+  std::string finish_name() const { return name + "_finish"; }
 };
 
 const char* prelude();  // prelude.cuh

@@ -57,8 +57,9 @@ struct CodegenOptions {
   // Rounds each bfloat16 and float16 value of a body, as operators do that run one by one. Else
   // only what leaves is rounded.
   bool round_short_floats = false;
-  int device = -1;       // by number, where there are several of a kind; -1: the current one
-  std::string dump_dir;  // where texts of kernels are written, if they have any; empty: nowhere
+  int device = -1;           // by number, where there are several of a kind; -1: the current one
+  bool synchronize = false;  // wait for each kernel, so that an error tells which it was
+  std::string dump_dir;      // where texts of kernels are written, if they have any; empty: nowhere
 };
 
 class Codegen {

@@ -31,7 +31,9 @@ struct SessionOptions {
   // Of gradients that leave together where they leave early (early_gradients.h); 0: all.
   int64_t segment_bytes = 0;
   bool verify = false;  // check every plan, the sizes of inputs, and those of every result
-  bool spoil = false;   // fill memory with garbage before results are written into it
+  // Wait for each step on a device that works on its own, so that an error tells which it was.
+  bool synchronize = false;
+  bool spoil = false;  // fill memory with garbage before results are written into it
   // Nothing that the types and attributes of the graph say is believed; wants `verify` as well.
   bool is_from_file = false;
   // Values of the forward half that are there when backward begins, whether it reads them or not;

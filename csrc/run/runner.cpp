@@ -8,6 +8,7 @@
 #include "run/counters.h"
 
 #include <ATen/record_function.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace torch_ort::run {
 
@@ -23,7 +24,13 @@ void check_results(const Context& context, const Step& step) {
 void run_step(Context& context, const BoundStep& bound, StepCounts& counts) {
   RECORD_FUNCTION(bound.step.name, c10::ArrayRef<const c10::IValue>{});
   bound.run(context, counts);
-  if (context.graph().options.verify) check_results(context, bound.step);
+  const CompiledGraph& graph = context.graph();
+  if (graph.options.synchronize && !graph.device.is_cpu()) {
+    const c10::impl::VirtualGuardImpl device(graph.device.type());
+    device.synchronizeDevice(
+        (graph.device.has_index() ? graph.device : device.getDevice()).index());
+  }
+  if (graph.options.verify) check_results(context, bound.step);
   for (int slot : bound.release) context.slots[slot].reset();
 }
 

@@ -227,3 +227,40 @@ def test_a_process_that_is_forked_before_may_use_it():
             os._exit(0)
         assert os.wait()[1] == 0
     """)
+
+
+SAID = """
+    import logging, sys, torch
+    from torch_ort.engine.cuda import say_what_is_missing
+    from torch_ort.engine.program import Program
+
+    class Graph:
+        def types(self):
+            return {{"x": ("float", [2], [1], "{device}"), "seed": ("int64", [], [], "cpu")}}
+
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", stream=sys.stdout)
+    torch.cuda.is_available = lambda: True
+    program = Program(graph=Graph(), constants={{}}, is_training=False)
+    for _ in range(2):
+        say_what_is_missing(program)
+"""
+
+
+def test_what_is_missing_is_said_once(tmp_path):
+    path = str(tmp_path / "none.so")
+    words = run(SAID.format(device="cuda:0"), TORCH_ORT_LIBCUDA=path)
+    assert words == (
+        "WARNING torch_ort.cuda: nothing is fused on CUDA, where PyTorch's kernels run: cuda: no "
+        f"driver: {path}: cannot open shared object file: No such file or directory\n"
+    )
+    assert run(SAID.format(device="cpu"), TORCH_ORT_LIBCUDA=path) == ""
+    assert run(SAID.format(device="cuda:0")) == ""
+
+
+def test_a_cache_that_cannot_be_is_said_once(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    settings = {"TORCH_ORT_KERNEL_CACHE_DIR": str(file), "TORCH_ORT_KERNEL_CACHE_BYTES": "1000000"}
+    assert run(SAID.format(device="cuda:0"), **settings) == (
+        f"WARNING torch_ort.cuda: kernels are built anew in each process: {file}: Not a directory\n"
+    )

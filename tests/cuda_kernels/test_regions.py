@@ -156,3 +156,24 @@ def test_kernels_beside_their_nodes(options):
     got.backward()
     torch.testing.assert_close(got, want)
     assert torch_ort.counters()["fallbacks"] == 0
+
+
+@pytest.mark.parametrize("check", [0, 2])
+def test_label_out_of_bounds(check):
+    """Nobody waits for the kernel that finds it, unless each step is waited for."""
+    logits = torch.randn(6, 8, device="cuda", requires_grad=True)
+    good, bad = torch.tensor([1, 2, 7, 0, 3, -100]), torch.tensor([1, 2, 8, 0, 3, -100])
+    words = "Target is out of bounds"
+
+    @torch.compile(backend="ort", options={"check": check})
+    def loss(logits, labels):
+        return F.cross_entropy(logits.tanh(), labels)
+
+    want = F.cross_entropy(logits.tanh(), good.cuda())
+    torch.testing.assert_close(loss(logits, good.cuda()), want)
+    if check == 0:
+        assert loss(logits, bad.cuda()).isnan()
+        torch.cuda.synchronize()
+    with pytest.raises(IndexError, match=words):
+        loss(logits, good.cuda() if check == 0 else bad.cuda())
+    torch.testing.assert_close(loss(logits, good.cuda()), want)

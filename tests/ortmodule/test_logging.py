@@ -245,7 +245,7 @@ class TestIntroduction:
         assert said()[0].startswith(f"{TITLE}, on cpu with {words} (")
 
     def test_is_one_for_each_device(self, said):
-        """A graph of a device whose kernels are PyTorch's says so."""
+        """Of a GPU without a driver the kernels are PyTorch's."""
         wrapped = run(Scaled(), "INFO")
         (program,) = wrapped._calls._captured[0].state.programs
         types = program.graph.types()
@@ -261,7 +261,10 @@ class TestIntroduction:
             logs.introduce(wrapped._calls.logger, settings, chosen, [on_gpu, program])
         titles = introductions(said())
         assert len(titles) == 2
-        assert titles[1].startswith(f"{TITLE}, on cuda with PyTorch's kernels (")
+        kernels = "PyTorch's kernels"
+        if not torch_ort._C.cuda.missing():
+            kernels = self.KERNELS.format("fused regions (CUDA C++)")
+        assert titles[1].startswith(f"{TITLE}, on cuda with {kernels} (")
 
     def test_is_for_those_who_ask(self, said):
         run(Scaled())

@@ -118,7 +118,7 @@ def introduce(
     """
     if rank_and_world()[0] != 0 or not logger.isEnabledFor(logging.INFO):
         return
-    for device in sorted({_device_of(program) for program in programs}):
+    for device in sorted({program.device_type() for program in programs}):
         introduction = f"introduction of {road} on {device}"
         if introduction not in _said:
             _said.add(introduction)
@@ -128,22 +128,19 @@ def introduce(
             )  # fmt: skip
 
 
-def _device_of(program: Program) -> str:
-    """Name the type of device that a graph runs on; some of its numbers lie on the CPU always."""
-    types = {device.partition(":")[0] for *_, device in program.graph.types().values()}
-    return min(types - {"cpu"}, default="cpu")
-
-
 def _kernels_on(device: str, chosen: options.Options) -> str:
     """Say whose kernels run a graph."""
-    if device != "cpu":
-        return "PyTorch's kernels"
     disabled = {*chosen.disable}
-    switches = {
-        f"fused regions ({chosen.isa or _C.isa_names()[-1]})": {"fuse_regions", "region_kernels"},
-        "attention": {"fuse_attention"},
-        "products of matrices": {"products"},
-    }
+    regions, no_regions = "fused regions ({})", {"fuse_regions", "region_kernels"}
+    switches = {}
+    if device == "cpu":
+        switches = {
+            regions.format(chosen.isa or _C.isa_names()[-1]): no_regions,
+            "attention": {"fuse_attention"},
+            "products of matrices": {"products"},
+        }
+    elif device == "cuda" and not _C.cuda.missing():
+        switches = {regions.format("CUDA C++"): no_regions}
     ours = [name for name, switched_off in switches.items() if not disabled & switched_off]
     if not ours:
         return "PyTorch's kernels"

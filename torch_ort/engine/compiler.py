@@ -52,6 +52,7 @@ def compile_program(
             program.graph = rewrite(program.graph)
         program.graph.size_hints = program.captured.size_hints  # no file holds them
     prepared = program.graph.clone() if files is not None else None
+    cuda.say_what_is_missing(program)
     key = _key(program, options)
     start = time.perf_counter()
     with stage("pass"):
@@ -194,6 +195,7 @@ def compile_session(program: Program, options: Options) -> _C.Session:
         tune=options.enable_tuning,
         most_tuning_ms=options.max_tuning_duration_ms,
         row_sparsity="row_sparsity" not in disabled_passes(options),
+        synchronize=options.check >= 2,
         kernel_dump_dir=options.dump_dir if "cuda" in options.dump else "",
         **row_sources(options),
     )

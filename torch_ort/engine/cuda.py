@@ -5,12 +5,16 @@ from __future__ import annotations
 import atexit
 import functools
 import importlib.util
+import logging
 import os
 from collections.abc import Iterator
 
 import torch
 
 from torch_ort import _C, options
+from torch_ort.engine.program import Program
+
+_logger = logging.getLogger("torch_ort.cuda")
 
 # In the packages that PyTorch's wheels bring, by the version of CUDA.
 _NVRTC_FOLDERS = {"13": ("cu13", "lib"), "12": ("cuda_nvrtc", "lib")}
@@ -29,6 +33,21 @@ def configure() -> None:
         cache_dir=found.kernel_cache_dir,
         cache_bytes=found.kernel_cache_bytes,
     )
+
+
+def say_what_is_missing(program: Program) -> None:
+    """Warn, once in a process, if kernels for a program's GPU cannot be built, or not be kept."""
+    if not torch.cuda.is_available() or program.device_type() != "cuda":
+        return
+    if missing := _C.cuda.missing():
+        _warn("nothing is fused on CUDA, where PyTorch's kernels run: " + missing)
+    elif problem := _C.cuda.disk_cache_problem():
+        _warn("kernels are built anew in each process: " + problem)
+
+
+@functools.cache
+def _warn(message: str) -> None:
+    _logger.warning("%s", message)
 
 
 @functools.cache

@@ -32,3 +32,8 @@ class Program:
     can_be_lazy: bool = False  # who calls it can make logits at first read
     lazy_logits: list[_C.LazyLogits] = field(default_factory=list)  # what it has to make
     functions: list[Any] = field(default_factory=list)  # what its PythonOps call
+
+    def device_type(self) -> str:
+        """Name the type of device that the graph runs on; some numbers lie on the CPU always."""
+        types = {device.partition(":")[0] for *_, device in self.graph.types().values()}
+        return min(types - {"cpu"}, default="cpu")
