@@ -220,5 +220,6 @@ build/.sources: FORCE | build/.system
 
 $(ENV)/.torch_ort-%: $(CONSTRAINT) pyproject.toml | $(TOOLS)
 	@echo 'installing what the $* target needs'
-	@$(PIP) install -c $(CONSTRAINT) $$($(PYTHON) cmake/extra.py $*)
+	@$(PYTHON) cmake/extra.py $* > $@.txt
+	@$(PIP) install -c $(CONSTRAINT) -r $@.txt && rm $@.txt
 	@touch $@

@@ -1,4 +1,4 @@
-"""Print the packages of the extras named on the command line, as pyproject.toml lists them.
+"""Print the packages of the extras named on the command line, a line each, as pip's -r reads them.
 
 pip can install an extra only together with the project, which would build it once more.
 """
@@ -27,4 +27,5 @@ def packages(name: str, extras: dict[str, list[str]]) -> list[str]:
 if __name__ == "__main__":
     pyproject = Path(__file__).parent.parent / "pyproject.toml"
     extras = tomllib.loads(pyproject.read_text())["project"]["optional-dependencies"]
-    print(*(package for name in sys.argv[1:] for package in packages(name, extras)))
+    for name in sys.argv[1:]:
+        print(*packages(name, extras), sep="\n")
