@@ -268,6 +268,12 @@ class Writer {
       add_access(body_.stores[i].to, concat("out", i), true, body_.stores[i].is_full);
     }
     for (size_t i = 0; i < body_.values.size(); ++i) {
+      if (body_.values[i].kind == Kind::kRandom) {
+        parameters_->push_back({.kind = Parameter::Kind::kInteger,
+                                .type = "u64",
+                                .name = concat("stream", i),
+                                .number = body_.values[i].stream});
+      }
       if (body_.values[i].kind != Kind::kRatio) continue;
       parameters_->push_back({.kind = Parameter::Kind::kWide,
                               .type = "wide",
@@ -491,8 +497,8 @@ class Writer {
       } else if (value.kind == Kind::kPointwise) {
         noted(at, "const wide r", i, " = ", call(at), ";");
       } else if (value.kind == Kind::kRandom) {
-        noted(at, "const wide r", i, " = draw(seed", i, ", ", value.stream, "ull, u64(row), ",
-              limit(value), "u);");
+        noted(at, "const wide r", i, " = draw(seed", i, ", stream", i, ", u64(row), ", limit(value),
+              "u);");
       }
     }
     write_labels(pass);
@@ -567,8 +573,8 @@ class Writer {
       out()("wide ", name(value), "[", shape_.vector, "];");
     }
     if (each.kind == Kind::kRandom) {
-      noted(value, "draw(", array(value), ", seed", value, ", ", each.stream,
-            "ull, u64(row) * u64(columns) + u64(column), ", limit(each), "u);");
+      noted(value, "draw(", array(value), ", seed", value, ", stream", value,
+            ", u64(row) * u64(columns) + u64(column), ", limit(each), "u);");
       return;
     }
     const Access& access = body_.inputs[each.input];
