@@ -36,15 +36,18 @@ const ops::Arg* find_arg(const AtenCall& call, std::string_view name) {
   return nullptr;
 }
 
-// The tensor to reduce. Nothing if the call computes in another dtype, which needs a cast before.
-Value* reduced(const AtenCall& call, Accepts accepts) {
+// The tensor to reduce, in a wider dtype if the call asks for one, as autocast does for sums.
+// Nothing if it computes in another dtype, where PyTorch's kernels round in an order of their own.
+Value* reduced(Builder& builder, const AtenCall& call, Accepts accepts) {
   Value* x = tensor(call.arg("self"));
   if (x == nullptr || !x->type.shape || !accepts(x->type.dtype)) return nullptr;
+  const DType given = x->type.dtype, wanted = call.types[0].dtype;
   const ops::Arg* dtype = find_arg(call, "dtype");
-  if (dtype != nullptr && text(*dtype, ir::name(x->type.dtype)) != ir::name(x->type.dtype)) {
-    return nullptr;
-  }
-  return call.types[0].dtype == x->type.dtype ? x : nullptr;
+  if (dtype != nullptr && text(*dtype, ir::name(given)) != ir::name(wanted)) return nullptr;
+  if (given == wanted) return x;
+  const bool widens = dtype != nullptr && is_float(given) && is_float(wanted) &&
+                      ir::size_bytes(given) < ir::size_bytes(wanted);
+  return widens ? builder.cast(x, wanted) : nullptr;
 }
 
 // Axes counted from the front; all of them where the call names none.
@@ -63,7 +66,7 @@ Dim keepdims(const AtenCall& call) { return Dim(boolean(call.arg("keepdim")) ? 1
 // Into one number without dims.
 Row total(std::string op, Accepts accepts) {
   return [op = std::move(op), accepts](Builder& builder, const AtenCall& call) -> Values {
-    Value* x = reduced(call, accepts);
+    Value* x = reduced(builder, call, accepts);
     if (x == nullptr) return {};
     return standard(builder, op, {x}, call.types, {{"keepdims", Dim(0)}});
   };
@@ -78,13 +81,13 @@ Values along(Builder& builder, const AtenCall& call, const std::string& op, Valu
 
 Row along_axes(std::string op, Accepts accepts) {
   return [op = std::move(op), accepts](Builder& builder, const AtenCall& call) -> Values {
-    Value* x = reduced(call, accepts);
+    Value* x = reduced(builder, call, accepts);
     return x == nullptr ? Values() : along(builder, call, op, x);
   };
 }
 
 Values vector_norm(Builder& builder, const AtenCall& call) {
-  Value* x = reduced(call, is_float);
+  Value* x = reduced(builder, call, is_float);
   const ops::Arg& order = call.arg("ord");
   if (x == nullptr || !is_number(order)) return {};
   if (number(order) != 1.0 && number(order) != 2.0) return {};
@@ -106,7 +109,7 @@ Row place_of_extreme(std::string op) {
 }
 
 Values cumsum(Builder& builder, const AtenCall& call) {
-  Value* x = reduced(call, is_summable);
+  Value* x = reduced(builder, call, is_summable);
   if (x == nullptr || x->type.shape->empty()) return {};
   const int64_t at = axis(call, "dim", x->type.shape->size());
   return standard(builder, "CumSum", {x, builder.scalar(static_cast<double>(at), DType::kInt64)},
