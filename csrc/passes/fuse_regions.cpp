@@ -90,14 +90,6 @@ struct Order {
   }
 };
 
-// That of the first value which is not on the host, as in run/compiled_graph.cpp.
-ir::Device device_of(const Graph& graph) {
-  for (const Value& value : graph.values) {
-    if (!ir::is_host(value.type.device)) return value.type.device;
-  }
-  return {};
-}
-
 struct Group {
   std::vector<int> members;  // positions, sorted
   Dim elements;
@@ -110,7 +102,7 @@ struct Group {
 class Grouping {
  public:
   Grouping(Graph& graph, const SharedMemory& memory)
-      : memory_(memory), order_(graph, memory), sizes_(graph), device_(device_of(graph)) {
+      : memory_(memory), order_(graph, memory), sizes_(graph), device_(device_of_regions(graph)) {
     find_fusible();
     join();
     for (Group& group : groups_) trim(group);
@@ -554,6 +546,14 @@ std::vector<int> sorted_units(const Order& order, const std::vector<Group>& grou
 }
 
 }  // namespace
+
+// As in run/compiled_graph.cpp.
+ir::Device device_of_regions(const Graph& graph) {
+  for (const Value& value : graph.values) {
+    if (!ir::is_host(value.type.device)) return value.type.device;
+  }
+  return {};
+}
 
 std::vector<RegionGroup> region_groups(Graph& graph) {
   const SharedMemory memory(graph);

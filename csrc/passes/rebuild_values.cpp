@@ -42,6 +42,12 @@ constexpr int64_t kHold = 30;
 // To compute one element of what an operation makes.
 constexpr int64_t kPlainWork = 4, kSlowWork = 25, kSlowestWork = 60;
 
+// Tensors of its own size that a value is made of at most. Without a limit each layer would add up
+// the residuals of all layers before it: it would read more the deeper it stands, and no two layers
+// would have a region in common. Where kernels of regions are compiled, a new one costs a tenth of
+// a second, and layers take turns with fewer of them.
+constexpr size_t kMaxOrigins = 4, kMaxOriginsOfKernels = 2;
+
 int64_t work(const ops::FusedForm& form) {
   if (form.kind == Kind::kPass) return 0;
   if (form.kind == Kind::kRandom) return kSlowestWork;
@@ -95,6 +101,7 @@ class Candidates {
       : graph_(graph), memory_(graph), sizes_(graph), backward_(backward_nodes(graph)) {
     for (const Node& node : graph.nodes) order_.emplace(&node, static_cast<int>(order_.size()));
     find_groups();
+    find_limits();
     for (auto node = graph.nodes.rbegin(); node != graph.nodes.rend(); ++node) {
       if (!node->is_erased() && !backward_.contains(&*node)) consider(*node);
     }
@@ -195,10 +202,35 @@ class Candidates {
     }
   }
 
+  // Goes on from what is made of more than few tensors of its size.
+  void find_limits() {
+    const size_t limit =
+        ir::is_host(device_of_regions(graph_)) ? kMaxOrigins : kMaxOriginsOfKernels;
+    std::unordered_map<const Value*, std::set<const Value*>> origins;
+    for (Node& node : graph_.nodes) {
+      if (node.is_erased() || backward_.contains(&node) || !as_candidate(node)) continue;
+      const Value* made = node.outputs[0];
+      std::set<const Value*> found;
+      for (const Value* input : node.inputs) {
+        if (input == nullptr || !input->type.is_known()) continue;
+        if (const auto known = origins.find(input); known != origins.end()) {
+          found.insert(known->second.begin(), known->second.end());
+        } else if (ir::numel(*input->type.shape) == ir::numel(*made->type.shape)) {
+          found.insert(SharedMemory::root(input));
+        }
+      }
+      if (found.size() <= limit) {
+        origins.emplace(made, std::move(found));
+      } else {
+        limits_.insert(made);
+      }
+    }
+  }
+
   // Readers have been considered before.
   void consider(Node& node) {
     std::optional<Candidate> candidate = as_candidate(node);
-    if (!candidate) return;
+    if (!candidate || limits_.contains(node.outputs[0])) return;
     std::vector<const Node*> memory_readers;
     for (const ir::Use& use : node.outputs[0]->uses) {
       if (use.node == nullptr || (use.index < 0 && backward_.contains(use.node))) return;
@@ -353,6 +385,7 @@ class Candidates {
   std::unordered_map<const Node*, int> host_of_;
   std::unordered_map<const Value*, std::vector<int>> hosts_reading_;  // whole tensors
   std::unordered_map<const Node*, int> order_;                        // places in the graph
+  std::unordered_set<const Value*> limits_;                           // not made of others
   std::unordered_map<const Value*, Candidate> candidates_;
   std::unordered_set<const Value*> crossing_;  // whole tensors
   std::unordered_set<const Value*> pinned_;    // those of them that cross whatever is rebuilt

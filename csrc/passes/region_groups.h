@@ -15,6 +15,9 @@ constexpr size_t kMaxInputs = 32;
 // has run again: those of one number may be joined, with each other alone.
 constexpr int kNoRegion = -1;
 
+// That of the first value which is not on the host; the host if all are there.
+ir::Device device_of_regions(const ir::Graph& graph);
+
 struct RegionGroup {
   std::vector<region::Member> nodes;  // in order
   ir::Dim elements, columns;

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import torch_ort
+from torch_ort.engine import watchers
 from torch_ort.reports.report import GraphReport
 
 pytestmark = pytest.mark.ort_only
@@ -271,3 +272,30 @@ def test_what_a_value_is_made_of_is_visited_once() -> None:
     x = torch.randn(64, WIDTH)
     for got, want in zip(gradients(wrapped, x), gradients(model, x), strict=True):
         torch.testing.assert_close(got, want)
+
+
+class Stream(nn.Module):
+    """Layers that each add to what all before them have made, as transformers do."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(depth))
+        self.mixes = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, mix in zip(self.norms, self.mixes, strict=True):
+            x = x + mix(norm(x))
+        return x
+
+
+def test_no_layer_reads_what_all_layers_before_it_have_made() -> None:
+    """Under autocast what is added is shorter than the sum, which backward then makes again."""
+
+    def most_inputs(depth: int) -> int:
+        call = compile_with(Stream(depth))
+        with watchers.watching() as programs, torch.autocast("cpu", torch.bfloat16):
+            call(torch.randn(4, 16, WIDTH, requires_grad=True))
+        nodes = [node for program in programs for node in program.graph.nodes()]
+        return max(len(node["inputs"]) for node in nodes if node["op"] == "Region")
+
+    assert most_inputs(6) == most_inputs(18) <= 12
