@@ -1,6 +1,7 @@
 // Ops that compute each element of the result from the elements in the same place.
 
 #include "base/error.h"
+#include "ops/aten.h"
 #include "ops/aten_names.h"
 #include "ops/broadcast.h"
 #include "ops/families.h"
@@ -305,6 +306,26 @@ int cast_since(const Node& node) {
   return ir::has_attr(node.attrs, "saturate") ? 19 : 9;
 }
 
+// ONNX has these for operands of one dtype, and leaves others to PyTorch, which widens them. So
+// does a region; but an operand that PyTorch narrows, a number beside a tensor of another dtype, is
+// not its to read.
+template <Pointwise kOp>
+FusedForm fused_mixed(const Node& node) {
+  const Call call = decode_aten(node);
+  if (call.overload != "Tensor" || node.inputs.size() != 2) return {};
+  const int64_t size = ir::size_bytes(node.outputs[0]->type.dtype);
+  for (const Value* value : node.inputs) {
+    if (value == nullptr || ir::size_bytes(value->type.dtype) > size) return {};
+  }
+  if (call.args.size() > 2) {  // alpha
+    const auto* alpha = std::get_if<ir::Dim>(&call.args[2].value);
+    const auto* real = std::get_if<double>(&call.args[2].value);
+    const bool is_one = alpha != nullptr ? *alpha == ir::Dim(1) : real != nullptr && *real == 1;
+    if (!is_one) return {};
+  }
+  return pointwise_form(node, kOp);
+}
+
 FusedForm fused_cast(const Node& node) {
   const auto is_number = [](DType dtype) {
     return ir::is_float(dtype) || is_integer(dtype) || dtype == DType::kBool;
@@ -386,14 +407,22 @@ void register_elementwise(Registry& ops) {
   cast.work.fused = fused_cast;
   ops.add(cast);
 
-  for (const char* name : {"aten::add", "aten::sub"}) {
-    ops.add(Operator{.name = name, .out_rewrite = take_number_as_tensor});
-  }
-  // Nodes of these two have a size in place of the second tensor.
-  for (const char* name : {aten::kDiv, aten::kMul}) {
+  const std::pair<const char*, FusedFunction> kSums[] = {
+      {"aten::add", fused_mixed<Pointwise::kAdd>}, {"aten::sub", fused_mixed<Pointwise::kSub>}};
+  for (const auto& [name, fused] : kSums) {
     ops.add(Operator{
         .name = name,
-        .work = {.elementwise = true},
+        .work = {.fused = fused},
+        .out_rewrite = take_number_as_tensor,
+    });
+  }
+  // Nodes of these two may have a size in place of the second tensor.
+  const std::pair<const char*, FusedFunction> kProducts[] = {
+      {aten::kDiv, fused_mixed<Pointwise::kDiv>}, {aten::kMul, fused_mixed<Pointwise::kMul>}};
+  for (const auto& [name, fused] : kProducts) {
+    ops.add(Operator{
+        .name = name,
+        .work = {.elementwise = true, .fused = fused},
         .out_rewrite = take_number_as_tensor,
     });
   }

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import torch_ort
+
 # Both sides round to bfloat16 at the same places; sums may still run in another order.
 CLOSE = {"rtol": 1.6e-2, "atol": 8e-3}
 
@@ -213,3 +215,76 @@ def test_gradient_scaler(compiled, assert_engine_ran):
         losses.append(steps)
     assert losses[1] == pytest.approx(losses[0], rel=1e-2)
     assert_engine_ran(backward=True)
+
+
+MIXED = {
+    "add": lambda a, b: a + b,
+    "add, alpha": lambda a, b: torch.add(a, b, alpha=3),
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "div": lambda a, b: a / b,
+}
+
+
+@pytest.mark.ort_only
+@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (torch.float32, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+        (torch.bfloat16, torch.float16),
+        (torch.float64, torch.float32),
+        (torch.int32, torch.bfloat16),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("shape", [(5, 7), (7,), (5, 1), ()], ids=str)
+def test_operands_of_two_dtypes(compiled, device, name, first, second, shape):
+    """As wide as the wider one: a residual stream under autocast, and what is added to it."""
+
+    def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return MIXED[name](a, b).exp()
+
+    a = (
+        torch.linspace(-1, 1, 35, device=device)
+        .view(5, 7)
+        .mul(4 if not first.is_floating_point else 1)
+    )
+    b = torch.linspace(0.5, 1, 35, device=device)[: torch.Size(shape).numel()].view(shape)
+    results = []
+    for call in (function, compiled(function)):
+        leaves = [t.to(dtype) for t, dtype in ((a, first), (b, second))]
+        leaves = [t.requires_grad_(t.is_floating_point()) for t in leaves]
+        result = call(*leaves)
+        weights = torch.linspace(-1, 1, 35, device=device).view(5, 7)
+        (result.double() * weights).sum().backward()
+        results.append([result, *(t.grad for t in leaves if t.grad is not None)])
+    for want, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, **(CLOSE if got.dtype.itemsize == 2 else {}))
+
+
+@pytest.mark.ort_only
+def test_a_residual_stream_runs_in_regions(compiled, device):
+    """What lies between two products: one region, with the sum of two dtypes inside of it."""
+    inner = nn.Linear(16, 16).to(device)
+    call = compiled(lambda x: (x + inner(F.gelu(x))).tanh())
+    x = rows(0).to(device)
+    for _ in range(2):
+        before = torch_ort.counters()["steps_region"]
+        with torch.autocast(device, torch.bfloat16):
+            call(x.detach())
+        # gelu(x); and the sum with tanh
+        assert torch_ort.counters()["steps_region"] - before == 2
+
+
+@pytest.mark.ort_only
+@pytest.mark.parametrize("dims", [None, 0, (0, 1)], ids=str)
+def test_sums_in_a_wider_dtype(compiled, device, dims):
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.sum(dims, dtype=torch.float32) if dims is not None else x.sum(dtype=torch.float32)
+
+    x = torch.linspace(0, 1, 12_000, device=device).view(3000, 4).to(torch.bfloat16)
+    got = compiled(function)(x)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got.double(), x.double().sum(dims), rtol=1e-5, atol=0)
