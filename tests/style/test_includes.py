@@ -71,7 +71,8 @@ def rules_broken(room: str, file: str, text: str) -> list[str]:
             if room not in SEES_TORCH:
                 broken.append(f"{header}: {room}/ does not see torch")
             elif file not in TORCH_FILES.get(room, {file}):
-                broken.append(f"{header}: {' and '.join(sorted(TORCH_FILES[room]))} alone see torch")
+                files = " and ".join(sorted(TORCH_FILES[room]))
+                broken.append(f"{header}: {files} alone see torch")
         if header == AUTOGRAD_FUNCTIONS and room not in SEES_AUTOGRAD_FUNCTIONS:
             broken.append(f"{header}: nodes of autograd belong to run/")
         if header in WHOLE_TORCH and room != "python":
@@ -99,7 +100,11 @@ def test_includes_keep_the_directions(path):
         ("ir/graph.cpp", '#include "run/step.h"', "ir/ may not include run/"),
         ("plan/arena.cpp", '#include "run/step.h"', "plan/ may not include run/"),
         ("passes/cse.cpp", "#include <ATen/ATen.h>", "passes/ does not see torch"),
-        ("cuda/build.cpp", "#include <ATen/ATen.h>", "cuda/index_error.cpp and cuda/stream.cpp alone see torch"),
+        (
+            "cuda/build.cpp",
+            "#include <ATen/ATen.h>",
+            "cuda/index_error.cpp and cuda/stream.cpp alone see torch",
+        ),
         ("run/step.cpp", "#include <pybind11/pybind11.h>", "pybind11 and Python belong to python/"),
         (
             "python/bind_step.cpp",
