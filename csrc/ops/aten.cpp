@@ -188,18 +188,24 @@ bool gives_view(const c10::FunctionSchema& schema) {
   return schema.returns()[0].alias_info() != nullptr;
 }
 
+// Collectives must run on every rank, in one order; what they read and make is in use until
+// somebody has waited for them.
+bool may_write(const c10::FunctionSchema& schema) {
+  return schema.is_mutable() || schema.name().starts_with("_c10d_functional::");
+}
+
 bool has_effects(const c10::OperatorHandle& op) {
   const c10::FunctionSchema& schema = op.schema();
   // What gives nothing is there for what it does: it raises.
   const bool raises =
       schema.returns().empty() || registry().operator_row(schema.name()).raises_or_reads_back;
-  // Collectives must run on every rank, in one order.
-  const bool collective = schema.name().starts_with("_c10d_functional::");
-  return schema.is_mutable() || op.hasTag(at::Tag::nondeterministic_seeded) || raises || collective;
+  return may_write(schema) || op.hasTag(at::Tag::nondeterministic_seeded) || raises;
 }
 
 void add_facts(const c10::OperatorHandle& op, ir::Attrs& attrs) {
   if (has_effects(op)) attrs["effects"] = ir::Dim(1);
+  attrs.erase("writes");
+  if (may_write(op.schema())) attrs["writes"] = ir::Dim(1);
   attrs.erase("view");
   if (gives_view(op.schema())) attrs["view"] = ir::Dim(1);
 }

@@ -31,11 +31,15 @@ bool gives_view(const c10::FunctionSchema& schema);
 // number to the host, or meets other processes.
 bool has_effects(const c10::OperatorHandle& op);
 
+// Whether a call may write what it is given.
+bool may_write(const c10::FunctionSchema& schema);
+
 // Whether an operator of that name is one that PyTorch itself brings.
 bool is_pytorchs(std::string_view op);
 
 // Facts of the schema that passes need and that the node must carry, for it is not in the registry
-// by itself: whether it has effects, whether it gives a view. A node may have more effects.
+// by itself: whether it has effects, whether it may write, whether it gives a view. A node may have
+// more effects.
 void add_facts(const c10::OperatorHandle& op, ir::Attrs& attrs);
 
 // Puts the arguments of an operator into the inputs and attributes of a node.

@@ -29,6 +29,11 @@ bool is_pure(const ir::Node& node) {
   return op->pure_of != nullptr ? op->pure_of(node) : op->pure;
 }
 
+bool may_write(const ir::Node& node) {
+  if (is_aten(node)) return ir::int_attr(node.attrs, "writes", 0) != 0;
+  return registry().find(node.op) == nullptr;
+}
+
 bool is_view(const ir::Node& node) {
   if (is_aten(node)) return ir::int_attr(node.attrs, "view", 0) != 0;
   const Op* op = registry().find(node.op);

@@ -95,8 +95,11 @@ class Registry {
 const Registry& registry();
 
 // Facts of one node, whatever its domain. An ATen node carries what its schema says as attributes:
-// `effects` (writes, random, raises) and `view` (a result shares the memory of an argument).
+// `effects` (writes, random, raises), `writes` (of these: any argument may be written) and `view`
+// (a result shares the memory of an argument).
 bool is_pure(const ir::Node& node);
+// Whether an input may be written. Registered ops are functional; of others nothing is known.
+bool may_write(const ir::Node& node);
 bool is_view(const ir::Node& node);
 const Work& work_of(const ir::Node& node);
 // The first opset that holds this form of the node; 1 outside the standard domain.

@@ -6,25 +6,13 @@
 
 namespace torch_ort::passes {
 
-namespace {
-
-// Registered ops are functional. Of other nodes with effects, any input may be the one that is
-// written.
-bool may_write(const ir::Node& node) {
-  const bool is_ours =
-      ops::registry().find(node.op) != nullptr && !ir::is(&node, "ATen", ir::kAtenDomain);
-  return !is_ours && !ops::is_pure(node);
-}
-
-}  // namespace
-
 SharedMemory::SharedMemory(const ir::Graph& graph) {
   for (const ir::Value* output : graph.outputs) leaving_.insert(root(output));
   for (const ir::Node& node : graph.nodes) {
     if (node.is_erased()) continue;
     const bool is_yield = ir::is(&node, "YieldOp", ir::kMicrosoftDomain);
     has_yield_ = has_yield_ || is_yield;
-    const bool writes = may_write(node);
+    const bool writes = ops::may_write(node);
     for (const ir::Value* input : node.inputs) {
       if (input == nullptr) continue;
       if (is_yield) leaving_.insert(root(input));
@@ -35,7 +23,7 @@ SharedMemory::SharedMemory(const ir::Graph& graph) {
   for (const ir::Value& value : graph.values) {
     const bool is_written_inside = std::any_of(
         value.uses.begin(), value.uses.end(),
-        [](const ir::Use& use) { return use.index == ir::kCaptured && may_write(*use.node); });
+        [](const ir::Use& use) { return use.index == ir::kCaptured && ops::may_write(*use.node); });
     if (is_written_inside) written_.insert(root(&value));
   }
 }
