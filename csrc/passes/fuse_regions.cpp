@@ -325,7 +325,9 @@ class Grouping {
              (form.kind == Kind::kPointwise && ops::word(form.op).cost == ops::Cost::kCostly);
     };
     if (std::any_of(group.members.begin(), group.members.end(), is_enough)) return true;
-    const auto works = [this](int at) { return forms_[at].kind != Kind::kPass; };
+    const auto works = [this](int at) {
+      return forms_[at].kind != Kind::kPass || ir::is(order_.nodes[at], "Cast");
+    };
     return std::count_if(group.members.begin(), group.members.end(), works) > 1;
   }
 

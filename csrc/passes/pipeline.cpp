@@ -21,6 +21,7 @@ namespace torch_ort::passes {
 // Each stands in a file of its name.
 int close_bodies(ir::Graph& graph);
 int read_sizes(ir::Graph& graph);
+int drop_round_trips(ir::Graph& graph);
 int remove_identity(ir::Graph& graph);
 int fold_constants(ir::Graph& graph);
 int merge_equal(ir::Graph& graph);
@@ -116,6 +117,8 @@ const std::vector<Pass>& pipeline() {
       // before all others: they run on closed bodies as on any graph
       {.name = "close_bodies", .run = close_bodies, .is_needed = true, .writes_engine_ops = true},
       {.name = "read_sizes", .run = read_sizes, .is_needed = true},
+      // before remove_identity, which takes away what it leaves
+      {.name = "drop_round_trips", .run = drop_round_trips, .not_with = "emulate_eager_casts"},
       {.name = "remove_identity", .run = remove_identity},
       {.name = "fold_constants", .run = fold_constants},
       // after fold_constants and remove_identity: both make inputs of equal nodes the same value

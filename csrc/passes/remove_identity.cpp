@@ -30,6 +30,16 @@ bool names_strides(const ir::Graph& graph) {
   });
 }
 
+// Each of the tensors whose memory it is has no reader but the next, so that nobody else sees it.
+bool is_only_reader(const ir::Value& x) {
+  const ir::Value* value = &x;
+  while (value->uses.size() == 1 && value->producer != nullptr) {
+    if (!ops::is_view(*value->producer)) return true;
+    value = value->producer->inputs[0];
+  }
+  return false;
+}
+
 // Stops where what is known of memory no longer holds.
 int remove_some(ir::Graph& graph) {
   const SharedMemory memory(graph);
@@ -46,9 +56,7 @@ int remove_some(ir::Graph& graph) {
     // The caller may write into its own tensor between the two halves.
     if (memory.is_callers(&x) && memory.has_yield()) continue;
     // What leaves must be memory of its own.
-    const bool is_only_reader =
-        x.uses.size() == 1 && x.producer != nullptr && memory.root(&x) == &x;
-    if (memory.leaves(&y) && !is_only_reader) continue;
+    if (memory.leaves(&y) && !is_only_reader(x)) continue;
     if (!may_rewrite()) return rewrites;
 
     const bool has_left = memory.leaves(&y);

@@ -32,6 +32,9 @@ ROUNDS = {
     "channels_last": 1e-5, "chunk_losses": 1e-4, "expand_composites": 1e-5,
     "fuse_attention": 1e-5, "fuse_regions": 1e-5, "row_sparsity": 1e-5,
 }  # fmt: skip
+# These keep digits that casts to short floats would cut off.
+KEEPS_DIGITS = {"drop_round_trips", "fuse_regions"}
+TO_A_SHORT_FLOAT = re.compile(r"Cast <to = 1[06]>")
 # This one draws other random numbers.
 DRAWS = "draw_in_regions"
 
@@ -134,8 +137,12 @@ def run_pass(name: str, graph: _C.Graph) -> int:
     return rewrites
 
 
-def assert_same(got: list[torch.Tensor], want: list[torch.Tensor], pass_name: str) -> None:
+def assert_same(
+    got: list[torch.Tensor], want: list[torch.Tensor], pass_name: str, text: str
+) -> None:
     tolerance = ROUNDS.get(pass_name, 0)
+    if pass_name in KEEPS_DIGITS and TO_A_SHORT_FLOAT.search(text):
+        tolerance = 1e-2
     for after, before in zip(got, want, strict=True):
         if pass_name == DRAWS:
             assert after.shape == before.shape
@@ -150,7 +157,7 @@ def test_case(case: Case, request: pytest.FixtureRequest) -> None:
     rewrites = run_pass(case.pass_name, graph)
     text = graph_text(graph)
 
-    assert_same(run(graph), want, case.pass_name)
+    assert_same(run(graph), want, case.pass_name, case.before)
 
     assert (rewrites > 0) == (text != graph_text(read_graph(case.before)))
     assert _C.run_pass(case.pass_name, graph) == 0, "a second run makes more rewrites"
@@ -171,7 +178,7 @@ def test_every_pass_is_idempotent_and_right_on_every_case(case: Case) -> None:
         graph = read_graph(case.before)
         run_pass(name, graph)
         assert _C.run_pass(name, graph) == 0, name
-        assert_same(run(graph), want, name)
+        assert_same(run(graph), want, name, case.before)
 
 
 def test_every_pass_has_cases() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 OWN_KERNELS = (
     "channels_last",
     "chunk_losses",
+    "drop_round_trips",
     "expand_composites",
     "fuse_attention",
     "fuse_regions",

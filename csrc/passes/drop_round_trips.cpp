@@ -1,0 +1,49 @@
+// Cast(Cast(x)) to a shorter float and back -> Identity(x), which remove_identity takes away.
+// Autocast makes such pairs where a gradient in float32, of a bias for one, is brought to the dtype
+// that the forward half had and then to that of the parameter. Regions keep the digits of what
+// they hold inside; here these are kept between them. What reads the shorter value goes on with it.
+// Within one half of a training graph: the longer value would cross the border in place of the
+// shorter one.
+
+#include "ir/edit.h"
+#include "ops/writer.h"
+#include "passes/halves.h"
+#include "passes/pass.h"
+
+namespace torch_ort::passes {
+
+namespace {
+
+using ir::DType;
+
+bool is_cast(const ir::Node* node) { return ir::is(node, "Cast") && node->outputs[0] != nullptr; }
+
+bool is_short(DType dtype) { return dtype == DType::kBFloat16 || dtype == DType::kHalf; }
+
+bool is_round_trip(const ir::Node& narrow, const ir::Node& widen) {
+  const DType from = narrow.inputs[0]->type.dtype, to = widen.outputs[0]->type.dtype;
+  return from == to && (from == DType::kFloat || from == DType::kDouble) &&
+         is_short(narrow.outputs[0]->type.dtype);
+}
+
+}  // namespace
+
+int drop_round_trips(ir::Graph& graph) {
+  const std::unordered_set<const ir::Node*> backward = backward_nodes(graph);
+  int rewrites = 0;
+  for (ir::Node& node : graph.nodes) {
+    if (node.is_erased() || !is_cast(&node)) continue;
+    ir::Node* narrow = node.inputs[0]->producer;
+    if (!is_cast(narrow) || !is_round_trip(*narrow, node)) continue;
+    if (backward.contains(narrow) != backward.contains(&node)) continue;
+    if (!may_rewrite()) return rewrites;
+    ops::Writer write(graph, &node);
+    ir::replace_uses(*node.outputs[0], *write.make("Identity", {narrow->inputs[0]}), graph);
+    ir::erase(graph, node);
+    if (narrow->outputs[0]->uses.empty()) ir::erase(graph, *narrow);
+    ++rewrites;
+  }
+  return rewrites;
+}
+
+}  // namespace torch_ort::passes
