@@ -11,6 +11,7 @@ from onnxruntime.training import (
     optim,
 )
 
+torch.manual_seed(0)
 x, y = torch.randn(16, 5), torch.randint(3, (16,))
 desc = {
     "inputs": [("data", ["batch", 5]), ("target", ["batch"])],
