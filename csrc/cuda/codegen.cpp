@@ -1,5 +1,6 @@
 // The code generator of CUDA, as passes and run/ see it.
 #include "base/error.h"
+#include "cuda/casts.h"
 #include "cuda/driver.h"
 #include "cuda/region.h"
 
@@ -15,7 +16,7 @@ class Codegen final : public region::Codegen {
   bool takes(const ir::Type& type) const override {
     return can_load(type.dtype) && Driver::missing().empty();
   }
-  bool has_kernel(std::string_view /*op*/) const override { return false; }
+  bool has_kernel(std::string_view op) const override { return op == "Casts"; }
 
   std::unique_ptr<const Kernel> compile(const region::Schedule& schedule,
                                         const ir::SymbolLookup& lookup,
@@ -25,9 +26,10 @@ class Codegen final : public region::Codegen {
     return make_region(schedule, lookup, inputs, outputs, options);
   }
 
-  std::unique_ptr<const Kernel> compile(const ir::Node& node, const std::vector<Layout>& /*inputs*/,
-                                        const std::vector<Layout>& /*outputs*/,
-                                        const region::CodegenOptions& /*options*/) const override {
+  std::unique_ptr<const Kernel> compile(const ir::Node& node, const std::vector<Layout>& inputs,
+                                        const std::vector<Layout>& outputs,
+                                        const region::CodegenOptions& options) const override {
+    if (ir::is(&node, "Casts", ir::kTorchOrtDomain)) return make_casts(inputs, outputs, options);
     throw Unsupported(concat(node.op.str(), ": no kernel for device 'cuda'"));
   }
 

@@ -225,6 +225,10 @@ void register_region(Registry& ops) {
   attention_grad.max_inputs = 9;
   attention_grad.max_outputs = 3;
   ops.add(attention_grad);
+  // tensors of one dtype -> the same in another
+  Op casts = own("Casts", 1, lower_region, {{"to", kInt, true}});
+  casts.max_inputs = casts.max_outputs = -1;
+  ops.add(casts);
   // see ops/linear_loss.h
   Op loss = own("LinearCrossEntropy", 3, lower_region,
                 {{"has_bias", kInt},

@@ -42,6 +42,7 @@ int rebuild_values(ir::Graph& graph);
 int recompute_to_budget(ir::Graph& graph);
 int fuse_regions(ir::Graph& graph);
 int row_sparsity(ir::Graph& graph);
+int join_casts(ir::Graph& graph);
 
 namespace {
 
@@ -187,6 +188,8 @@ const std::vector<Pass>& pipeline() {
        .for_regions = true,
        .only_with = "fuse_regions",
        .not_with = "emulate_eager_casts"},
+      // last: all others know single casts
+      {.name = "join_casts", .run = join_casts, .writes_engine_ops = true},
   };
   return passes;
 }

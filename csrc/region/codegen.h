@@ -79,7 +79,7 @@ class Codegen {
                                                 const std::vector<Layout>& inputs,
                                                 const std::vector<Layout>& outputs,
                                                 const CodegenOptions& options) const = 0;
-  // An op that is a kernel as it is: EmbeddingGrad, Take, TakeGrad, Attention, AttentionGrad,
+  // An op that is a kernel as it is: Casts, EmbeddingGrad, Take, TakeGrad, Attention, AttentionGrad,
   // LinearCrossEntropy, Rows, RowsProduct, ZeroRows. Inputs are those that there are.
   // InternalError on layouts that do not fit.
   virtual std::unique_ptr<const Kernel> compile(const ir::Node& node,

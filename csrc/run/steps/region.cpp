@@ -37,8 +37,8 @@ struct RegionStep : Step {
   std::vector<int> reads() const override { return without_repeats(operands); }
   bool writes_given_memory() const override { return true; }
   bool writes_strided_memory() const override {
-    return node.op.name != "EmbeddingGrad" && node.op.name != "LinearCrossEntropy" &&
-           node.op.name != "Rows";
+    return node.op.name != "Casts" && node.op.name != "EmbeddingGrad" &&
+           node.op.name != "LinearCrossEntropy" && node.op.name != "Rows";
   }
   bool reads_gaps(const Description& /*description*/) const override { return true; }
 

@@ -1,0 +1,190 @@
+#include "cuda/casts.h"
+
+#include "base/error.h"
+#include "cuda/build.h"
+#include "cuda/driver.h"
+#include "cuda/faults.h"
+#include "cuda/stream.h"
+#include "cuda/text.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+namespace torch_ort::cuda {
+
+namespace {
+
+using ir::DType;
+using region::Layout;
+
+constexpr int64_t kVectorBytes = 16, kThreads = 256;
+constexpr int64_t kChunk = 16384;  // elements that a block casts
+// As many as parameters of a kernel, 4 KiB on all GPUs, have room for.
+constexpr size_t kMostTensors = 128;
+
+// The parameter of the kernel; the text has the same struct.
+struct Table {
+  std::array<const void*, kMostTensors> from;
+  std::array<void*, kMostTensors> to;
+  std::array<int64_t, kMostTensors> counts;  // of elements
+  std::array<uint32_t, kMostTensors> ends;   // blocks of this tensor and of all before it
+};
+static_assert(sizeof(Table) + 2 * sizeof(int64_t) <= 4096);
+
+constexpr const char* kCode = R"(
+#ifdef EMULATED_CUDA
+#define ASSUME_GLOBAL(address)
+#else
+#define ASSUME_GLOBAL(address) __builtin_assume(__isGlobal(address))
+#endif
+enum { kMostTensors = 128, kChunk = 16384 };
+struct Table {
+  const From* from[kMostTensors];
+  To* to[kMostTensors];
+  i64 counts[kMostTensors];
+  u32 ends[kMostTensors];  // blocks of this tensor and of all before it
+};
+// A block casts one chunk of one tensor.
+extern "C" __global__ void __launch_bounds__(256)
+@NAME@(const Table table, int num_tensors) {
+  int tensor = 0, most = num_tensors - 1;
+  while (tensor < most) {
+    const int middle = (tensor + most) / 2;
+    if (blockIdx.x < table.ends[middle]) {
+      most = middle;
+    } else {
+      tensor = middle + 1;
+    }
+  }
+  const u32 first = tensor == 0 ? 0 : table.ends[tensor - 1];
+  const i64 begin = i64(blockIdx.x - first) * kChunk;
+  const i64 left = table.counts[tensor] - begin;
+  const int count = left < kChunk ? int(left) : int(kChunk);
+  const From* from = table.from[tensor] + begin;
+  To* to = table.to[tensor] + begin;
+  ASSUME_GLOBAL(from);
+  ASSUME_GLOBAL(to);
+  if ((u64(from) | u64(to)) % 16 == 0) {
+    for (int i = int(threadIdx.x) * V; i < count; i += int(blockDim.x) * V) {
+      wide x[V];
+      load(x, from + i, count - i);
+      store(to + i, x, count - i);
+    }
+  } else {
+    for (int i = int(threadIdx.x); i < count; i += int(blockDim.x)) {
+      to[i] = narrow<To>(widen(from[i]));
+    }
+  }
+}
+)";
+
+const char* type_of(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat: return "float";
+    case DType::kDouble: return "double";
+    case DType::kBFloat16: return "bf16";
+    case DType::kHalf: return "f16";
+    default: throw InternalError(concat("Casts: got ", ir::name(dtype), ", want floats"));
+  }
+}
+
+void check_is_dense(const Layout& layout) {
+  int64_t stride = 1;
+  for (size_t i = layout.sizes.size(); i-- > 0;) {
+    if (layout.sizes[i] != 1 && layout.strides[i] != stride) {
+      throw Unsupported("Casts: a tensor does not lie row by row, without gaps");
+    }
+    stride *= layout.sizes[i];
+  }
+}
+
+int64_t numel(const Layout& layout) {
+  int64_t count = 1;
+  for (int64_t size : layout.sizes) count *= size;
+  return count;
+}
+
+class CastsKernel final : public region::Kernel {
+ public:
+  CastsKernel(const std::vector<Layout>& inputs, const std::vector<Layout>& outputs,
+              const region::CodegenOptions& options)
+      : options_(options), text_(write_casts(inputs.at(0).dtype, outputs.at(0).dtype)) {
+    if (inputs.size() != outputs.size()) {
+      throw InternalError(concat("Casts: got ", outputs.size(), " results, want ", inputs.size()));
+    }
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const bool fits = inputs[i].dtype == inputs[0].dtype &&
+                        outputs[i].dtype == outputs[0].dtype && inputs[i].sizes == outputs[i].sizes;
+      if (!fits) throw InternalError(concat("Casts: result ", i, " does not fit what is cast"));
+      check_is_dense(inputs[i]);
+      check_is_dense(outputs[i]);
+      counts_.push_back(numel(inputs[i]));
+    }
+    module_ = build(text_.name, text_.text, {.dump_dir = options.dump_dir}, options.device);
+  }
+
+  void run(const void* const* inputs, void* const* outputs) const override {
+    faults(options_.device).check();
+    Table table;
+    int num_tensors = 0;
+    uint32_t num_blocks = 0;
+    const auto start = [&] {
+      if (num_tensors > 0) launch(table, num_tensors, num_blocks);
+      num_tensors = 0;
+      num_blocks = 0;
+    };
+    for (size_t i = 0; i < counts_.size(); ++i) {
+      if (counts_[i] == 0) continue;
+      table.from[num_tensors] = inputs[i];
+      table.to[num_tensors] = outputs[i];
+      table.counts[num_tensors] = counts_[i];
+      num_blocks += static_cast<uint32_t>((counts_[i] + kChunk - 1) / kChunk);
+      table.ends[num_tensors] = num_blocks;
+      if (++num_tensors == static_cast<int>(kMostTensors)) start();
+    }
+    start();
+    if (!options_.synchronize) return;
+    Driver::get().synchronize(options_.device, current_stream(options_.device), text_.name);
+  }
+
+  std::string str() const override { return text_.text.substr(text_.text.find("enum {")); }
+
+ private:
+  void launch(Table& table, int num_tensors, uint32_t num_blocks) const {
+    std::array<void*, 2> arguments = {&table, &num_tensors};
+    const Launch launch{.grid = {num_blocks},
+                        .block = {static_cast<uint32_t>(kThreads)},
+                        .stream = current_stream(options_.device)};
+    Driver::get().launch(module_->function(text_.name), launch, arguments.data());
+  }
+
+  region::CodegenOptions options_;
+  CastsText text_;
+  std::vector<int64_t> counts_;
+  std::shared_ptr<const Module> module_;
+};
+
+}  // namespace
+
+CastsText write_casts(DType from, DType to) {
+  const bool is_double = from == DType::kDouble || to == DType::kDouble;
+  const int64_t vector = kVectorBytes / std::min(ir::size_bytes(from), ir::size_bytes(to));
+  std::string code = kCode;
+  const std::string name = concat("casts_", type_of(from), "_", type_of(to));
+  const std::string place = "@NAME@";
+  code.replace(code.find(place), place.size(), name);
+  return {
+      .name = name,
+      .text = concat("typedef ", is_double ? "double" : "float", " wide;\ntypedef int index_t;\n",
+                     prelude(), "\ntypedef ", type_of(from), " From;\ntypedef ", type_of(to),
+                     " To;\nenum { V = ", vector, " };", code)};
+}
+
+std::unique_ptr<const region::Kernel> make_casts(const std::vector<Layout>& inputs,
+                                                 const std::vector<Layout>& outputs,
+                                                 const region::CodegenOptions& options) {
+  return std::make_unique<CastsKernel>(inputs, outputs, options);
+}
+
+}  // namespace torch_ort::cuda
