@@ -3,6 +3,7 @@
 #include "cuda/casts.h"
 #include "cuda/driver.h"
 #include "cuda/region.h"
+#include "cuda/settings.h"
 
 namespace torch_ort::cuda {
 
@@ -16,7 +17,9 @@ class Codegen final : public region::Codegen {
   bool takes(const ir::Type& type) const override {
     return can_load(type.dtype) && Driver::missing().empty();
   }
-  bool has_kernel(std::string_view op) const override { return op == "Casts"; }
+  bool has_kernel(std::string_view op) const override {
+    return op == "Casts" || (op == "WideMatMul" && has_wide_products());
+  }
 
   std::unique_ptr<const Kernel> compile(const region::Schedule& schedule,
                                         const ir::SymbolLookup& lookup,

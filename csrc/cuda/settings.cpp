@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 
+#include <atomic>
 #include <mutex>
 #include <utility>
 
@@ -20,6 +21,8 @@ State& state() {
   static auto* each = new State;
   return *each;
 }
+
+std::atomic<bool> wide_products = false;
 
 void check_same(const char* name, const std::string& got, const std::string& open) {
   if (got == open) return;
@@ -51,5 +54,9 @@ Settings settings_of_libraries() {
   each.is_open = true;
   return each.settings;
 }
+
+void set_wide_products(bool are_there) { wide_products = are_there; }
+
+bool has_wide_products() { return wide_products; }
 
 }  // namespace torch_ort::cuda

@@ -21,4 +21,9 @@ Settings settings();
 // The same, for whoever opens the libraries: from then on their paths are fixed.
 Settings settings_of_libraries();
 
+// Whether PyTorch multiplies matrices of short floats into float32 on this machine's GPUs, which
+// only a trial can tell.
+void set_wide_products(bool are_there);
+bool has_wide_products();
+
 }  // namespace torch_ort::cuda

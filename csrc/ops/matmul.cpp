@@ -86,6 +86,19 @@ void lower_matmul(const Node& node, CallList& calls) {
   call("aten::matmul");
 }
 
+// ---- WideMatMul: a product of two matrices of a short float, in float32
+
+std::vector<Type> infer_wide_matmul(const Node& node) {
+  Type type = infer_matmul(node)[0];
+  type.dtype = ir::DType::kFloat;
+  return {type};
+}
+
+void lower_wide_matmul(const Node& node, CallList& calls) {
+  calls.add("aten::mm", "dtype", {&input(node, 0), &input(node, 1), ir::name(ir::DType::kFloat)},
+            {node.outputs[0]});
+}
+
 // ---- Gemm: alpha * A * B + beta * C, either factor transposed
 
 struct Sides {
@@ -180,6 +193,14 @@ void register_matmul(Registry& ops) {
   matmul.infer = infer_matmul;
   matmul.lower = lower_matmul;
   ops.add(matmul);
+
+  Op wide;
+  wide.name = "WideMatMul";
+  wide.domain = ir::kTorchOrtDomain;
+  wide.min_inputs = wide.max_inputs = 2;
+  wide.infer = infer_wide_matmul;
+  wide.lower = lower_wide_matmul;
+  ops.add(wide);
 
   Op gemm;
   gemm.name = "Gemm";

@@ -40,6 +40,7 @@ int draw_in_regions(ir::Graph& graph);
 int join_views(ir::Graph& graph);
 int rebuild_values(ir::Graph& graph);
 int recompute_to_budget(ir::Graph& graph);
+int widen_products(ir::Graph& graph);
 int fuse_regions(ir::Graph& graph);
 int row_sparsity(ir::Graph& graph);
 int join_casts(ir::Graph& graph);
@@ -180,6 +181,11 @@ const std::vector<Pass>& pipeline() {
        .only_with = "fuse_regions"},
       // after rebuild_values: what costs nothing crosses no more
       {.name = "recompute_to_budget", .run = recompute_to_budget, .moves_border = true},
+      // before fuse_regions, which takes casts in
+      {.name = "widen_products",
+       .run = widen_products,
+       .writes_engine_ops = true,
+       .not_with = "emulate_eager_casts"},
       {.name = "fuse_regions", .run = fuse_regions, .writes_engine_ops = true, .for_regions = true},
       // it tells regions, products and attention as they stand which rows to leave out
       {.name = "row_sparsity",

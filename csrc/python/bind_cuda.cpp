@@ -44,6 +44,8 @@ void bind_libraries(py::module_& module) {
       "Set the paths of the libraries (empty: they are looked for, NVRTC in these folders too), "
       "and where built kernels are kept and how many bytes of them (0: none). Raises UserError if "
       "other libraries are open.");
+  module.def("set_wide_products", &cuda::set_wide_products, "are_there"_a,
+             "Say whether PyTorch multiplies short floats into float32 on GPUs.");
   module.def("missing", &cuda::Driver::missing, py::call_guard<py::gil_scoped_release>(),
              "Say why no kernels run on CUDA; empty if they do.");
   module.def("missing_compiler", &cuda::Nvrtc::missing, py::call_guard<py::gil_scoped_release>(),

@@ -70,6 +70,7 @@ class Codegen {
   virtual bool takes(const ir::Type& type) const = 0;
   // Whether an op of the domain torch_ort, such as "Attention", is a kernel as it is. "Attention"
   // stands for its gradient too, "Take" for that of it, and "Rows" for all that works on lists.
+  // "WideMatMul" is a kernel of the device's library.
   virtual bool has_kernel(std::string_view op) const = 0;
 
   // InternalError on layouts that do not fit the schedule, Unsupported on an operand of a dtype
@@ -79,9 +80,9 @@ class Codegen {
                                                 const std::vector<Layout>& inputs,
                                                 const std::vector<Layout>& outputs,
                                                 const CodegenOptions& options) const = 0;
-  // An op that is a kernel as it is: Casts, EmbeddingGrad, Take, TakeGrad, Attention, AttentionGrad,
-  // LinearCrossEntropy, Rows, RowsProduct, ZeroRows. Inputs are those that there are.
-  // InternalError on layouts that do not fit.
+  // An op that is a kernel as it is: Casts, EmbeddingGrad, Take, TakeGrad, Attention,
+  // AttentionGrad, LinearCrossEntropy, Rows, RowsProduct, ZeroRows. Inputs are those that there
+  // are. InternalError on layouts that do not fit.
   virtual std::unique_ptr<const Kernel> compile(const ir::Node& node,
                                                 const std::vector<Layout>& inputs,
                                                 const std::vector<Layout>& outputs,

@@ -231,7 +231,7 @@ def test_a_process_that_is_forked_before_may_use_it():
 
 SAID = """
     import logging, sys, torch
-    from torch_ort.engine.cuda import say_what_is_missing
+    from torch_ort.engine.cuda import look_at_device
     from torch_ort.engine.program import Program
 
     class Graph:
@@ -242,7 +242,7 @@ SAID = """
     torch.cuda.is_available = lambda: True
     program = Program(graph=Graph(), constants={{}}, is_training=False)
     for _ in range(2):
-        say_what_is_missing(program)
+        look_at_device(program)
 """
 
 

@@ -13,6 +13,7 @@ OWN_KERNELS = (
     "fuse_regions",
     "products",
     "row_sparsity",
+    "widen_products",
 )
 
 # What `options.disable` may name besides passes: parts of the memory plan, kernels, and the

@@ -52,7 +52,7 @@ def compile_program(
             program.graph = rewrite(program.graph)
         program.graph.size_hints = program.captured.size_hints  # no file holds them
     prepared = program.graph.clone() if files is not None else None
-    cuda.say_what_is_missing(program)
+    cuda.look_at_device(program)
     key = _key(program, options)
     start = time.perf_counter()
     with stage("pass"):

@@ -35,14 +35,27 @@ def configure() -> None:
     )
 
 
-def say_what_is_missing(program: Program) -> None:
-    """Warn, once in a process, if kernels for a program's GPU cannot be built, or not be kept."""
+def look_at_device(program: Program) -> None:
+    """Find out what a program's GPU can do, once in a process.
+
+    Warns if kernels for it cannot be built, or not be kept.
+    """
     if not torch.cuda.is_available() or program.device_type() != "cuda":
         return
+    _C.cuda.set_wide_products(_has_wide_products())
     if missing := _C.cuda.missing():
         _warn("nothing is fused on CUDA, where PyTorch's kernels run: " + missing)
     elif problem := _C.cuda.disk_cache_problem():
         _warn("kernels are built anew in each process: " + problem)
+
+
+@functools.cache
+def _has_wide_products() -> bool:
+    ones = torch.ones(8, 8, dtype=torch.bfloat16, device="cuda")
+    try:
+        return bool((torch.mm(ones, ones, out_dtype=torch.float32) == 8).all())
+    except (TypeError, RuntimeError):  # an older PyTorch or GPU, or another library
+        return False
 
 
 @functools.cache

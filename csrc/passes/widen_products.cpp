@@ -1,0 +1,68 @@
+// Cast(MatMul(a, b)) of short floats to float32 -> torch_ort.WideMatMul, which leaves the sums as
+// they are: gradients of weights under autocast, which go to parameters of float32. Where the
+// device's library gives such products, this saves a launch and a tensor for each weight, and what
+// the shorter number would cut off. What regions read stays short: they cast as they load, and
+// the longer numbers would be twice as many bytes.
+
+#include "ir/edit.h"
+#include "ops/writer.h"
+#include "passes/memory.h"
+#include "passes/pass.h"
+#include "region/codegen.h"
+
+#include <algorithm>
+
+namespace torch_ort::passes {
+
+namespace {
+
+using ir::DType;
+using ir::Value;
+
+bool is_short_matrix(const Value* value) {
+  if (value == nullptr || !value->type.is_known() || value->type.shape->size() != 2) return false;
+  return value->type.dtype == DType::kBFloat16 || value->type.dtype == DType::kHalf;
+}
+
+// Leaves the graph, or is added to what does: to the gradient of a weight that is used twice.
+bool leaves(const Value& value) {
+  return std::all_of(value.uses.begin(), value.uses.end(), [](const ir::Use& use) {
+    if (use.node == nullptr) return true;
+    return ir::is(use.node, "Add") && leaves(*use.node->outputs[0]);
+  });
+}
+
+// The product that a cast alone reads.
+const ir::Node* widened(const ir::Node& cast, const SharedMemory& memory) {
+  if (!ir::is(&cast, "Cast") || cast.outputs[0] == nullptr) return nullptr;
+  if (cast.outputs[0]->type.dtype != DType::kFloat || !leaves(*cast.outputs[0])) return nullptr;
+  const Value& product = *cast.inputs[0];
+  if (!ir::is(product.producer, "MatMul") || product.uses.size() != 1) return nullptr;
+  const auto& factors = product.producer->inputs;
+  const bool fits = std::all_of(factors.begin(), factors.end(), is_short_matrix) &&
+                    region::has_kernel(&product, "WideMatMul") && !memory.is_written(&product);
+  return fits ? product.producer : nullptr;
+}
+
+}  // namespace
+
+int widen_products(ir::Graph& graph) {
+  const SharedMemory memory(graph);
+  int rewrites = 0;
+  for (ir::Node& node : graph.nodes) {
+    if (node.is_erased()) continue;
+    const ir::Node* product = widened(node, memory);
+    if (product == nullptr) continue;
+    if (!may_rewrite()) return rewrites;
+    ops::Writer write(graph, &node);
+    Value* wide = write.make_ours("WideMatMul", product->inputs, node.outputs[0]->type);
+    ir::replace_uses(*node.outputs[0], *wide, graph);
+    ir::Node& old = *node.inputs[0]->producer;
+    ir::erase(graph, node);
+    ir::erase(graph, old);
+    ++rewrites;
+  }
+  return rewrites;
+}
+
+}  // namespace torch_ort::passes
