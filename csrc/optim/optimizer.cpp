@@ -4,39 +4,12 @@
 #include "cpu/update.h"
 #include "run/dtype.h"
 
-#include <ATen/TensorSubclassLikeUtils.h>
-
 #include <cmath>
 #include <string>
 
 namespace torch_ort::optim {
 
 namespace {
-
-bool is_dense_on_cpu(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.device().is_cpu() && tensor.layout() == at::kStrided &&
-         !at::isTensorSubclassLike(tensor) && !tensor.is_neg() &&
-         tensor.is_non_overlapping_and_dense();
-}
-
-// Whether the elements can be taken one after the other as they lie in memory.
-bool have_one_layout(const Tensors& operands) {
-  const at::Tensor& first = operands.front();
-  bool has_double = false, has_less = false;
-  for (const at::Tensor& each : operands) {
-    if (!is_dense_on_cpu(each)) return false;
-    if (each.sizes() != first.sizes() || each.strides() != first.strides()) return false;
-    const at::ScalarType dtype = each.scalar_type();
-    has_double |= dtype == at::kDouble;
-    has_less |= dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
-    if (dtype != at::kDouble && !has_less) return false;
-  }
-  return has_double != has_less;
-}
-
-void note_edit(const at::Tensor& tensor) {
-  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
-}
 
 template <typename Rule>
 cpu::Update<Rule> make_update(const Tensors& operands, const Rule& rule) {
@@ -49,22 +22,6 @@ cpu::Update<Rule> make_update(const Tensors& operands, const Rule& rule) {
     if (i != 1) note_edit(operands[i]);
   }
   return update;
-}
-
-void check_length(const char* what, size_t got, size_t want) {
-  if (got == want) return;
-  throw UserError(concat("optimizer step: ", what, ": got ", got, " of them, want ", want));
-}
-
-bool is_count(const at::Tensor& tensor) {
-  return is_dense_on_cpu(tensor) && tensor.numel() == 1 &&
-         (tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble);
-}
-
-double count_step(const at::Tensor& steps) {
-  note_edit(steps);
-  if (steps.scalar_type() == at::kDouble) return *steps.mutable_data_ptr<double>() += 1;
-  return *steps.mutable_data_ptr<float>() += 1;
 }
 
 template <typename Rule>
@@ -85,7 +42,7 @@ std::vector<int64_t> update_by(const RuledTensors& tensors, const std::vector<Ru
     }
     const Tensors operands = {tensors.parameters[i], tensors.gradients[i], tensors.means[i],
                               tensors.squares[i]};
-    if (have_one_layout(operands)) {
+    if (have_one_layout(operands, at::kCPU)) {
       updates.push_back(make_update(operands, rules[rule]));
     } else {
       left.push_back(static_cast<int64_t>(i));
@@ -113,7 +70,7 @@ std::vector<int64_t> sgd_step(const Tensors& parameters, const Tensors& gradient
       operands.push_back(buffers[i]);
       rule.is_first = is_first[i] != 0;
     }
-    if (have_one_layout(operands)) {
+    if (have_one_layout(operands, at::kCPU)) {
       updates.push_back(make_update(operands, rule));
     } else {
       left.push_back(static_cast<int64_t>(i));
@@ -145,7 +102,7 @@ std::vector<int64_t> adam_step(const AdamTensors& tensors, const AdamOptions& op
     Tensors operands = {tensors.parameters[i], tensors.gradients[i], tensors.means[i],
                         tensors.squares[i]};
     if (options.amsgrad) operands.push_back(tensors.largest[i]);
-    if (!have_one_layout(operands) || !is_count(tensors.steps[i])) {
+    if (!have_one_layout(operands, at::kCPU) || !is_count(tensors.steps[i], at::kCPU)) {
       left.push_back(static_cast<int64_t>(i));
       continue;
     }
@@ -176,7 +133,7 @@ SumOfSquares sum_squares(const Tensors& tensors, cpu::Isa isa) {
   std::vector<cpu::Numbers> all;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const at::Tensor& each = tensors[i];
-    if (!have_one_layout({each})) {
+    if (!have_one_layout({each}, at::kCPU)) {
       result.left.push_back(static_cast<int64_t>(i));
       continue;
     }

@@ -2,15 +2,12 @@
 #pragma once
 
 #include "cpu/kernels.h"
-
-#include <ATen/core/Tensor.h>
+#include "optim/operands.h"
 
 #include <cstdint>
 #include <vector>
 
 namespace torch_ort::optim {
-
-using Tensors = std::vector<at::Tensor>;
 
 // Steps take dense tensors on the CPU that have one layout, all of float64 or each of float32,
 // bfloat16 or float16. They give the indices of the other parameters, which stay as they are.
