@@ -35,6 +35,7 @@ struct Driver::Api {
                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                        void* stream, void** arguments, void** extra);
   int (*synchronize)(void* stream);
+  int (*is_capturing)(void* stream, int* status);
   int (*allocate_host)(void** memory, size_t num_bytes, unsigned flags);
   int (*free_host)(void* memory);
   int (*device_pointer)(void** of_device, void* of_host, unsigned flags);
@@ -58,6 +59,7 @@ Driver::Api::Api(const Library& library) {
   library.find("cuFuncSetAttribute", set_attribute);
   library.find("cuLaunchKernel", launch_kernel);
   library.find("cuStreamSynchronize", synchronize);
+  library.find("cuStreamIsCapturing", is_capturing);
   library.find("cuMemHostAlloc", allocate_host);
   library.find("cuMemFreeHost", free_host);
   library.find("cuMemHostGetDevicePointer_v2", device_pointer);
@@ -229,6 +231,13 @@ void Driver::launch(const Function& function, const Launch& launch, void** argum
                                       ", ", launch.grid.y, ", ", launch.grid.z, "), block (",
                                       launch.block.x, ", ", launch.block.y, ", ", launch.block.z,
                                       "), ", launch.shared_bytes, " bytes of shared memory"));
+}
+
+bool Driver::is_capturing(int device, void* stream) const {
+  const Current current(*this, device);
+  int status = 0;
+  // The old default stream cannot say it while another one is captured.
+  return api_->is_capturing(stream, &status) != api::kSuccess || status != 0;
 }
 
 void Driver::synchronize(int device, void* stream, const std::string& what) const {

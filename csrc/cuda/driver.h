@@ -61,6 +61,8 @@ class Driver {
   // Queues a kernel. `arguments` point to one value each, which are copied. InternalError if the
   // launch is refused: sizes are wrong, or a block has too little of something.
   void launch(const Function& function, const Launch& launch, void** arguments) const;
+  // Whether what is queued on a stream becomes a graph instead.
+  bool is_capturing(int device, void* stream) const;
   // Waits for a stream; what has failed is said to be `what`.
   void synchronize(int device, void* stream, const std::string& what) const;
 

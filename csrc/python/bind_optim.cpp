@@ -1,4 +1,5 @@
 // Optimizer steps.
+#include "optim/on_cuda.h"
 #include "optim/optimizer.h"
 #include "python/bind.h"
 
@@ -74,11 +75,105 @@ void bind_update(py::module_& module, const char* name, UpdateByRules<Rule> upda
       "isa"_a, "Indices of the parameters that no kernel takes.");
 }
 
+// Fields are set one by one, or given as keywords.
+void bind_cuda_settings(py::module_& module) {
+  using Settings = optim::CudaSettings;
+  using Numbers = cuda::StepSettings;
+  using Decay = Numbers::Decay;
+  py::enum_<Decay>(module, "StepDecay", "Where the weight decay of Adam acts.")
+      .value("GRADIENT", Decay::kGradient)
+      .value("BEFORE", Decay::kBefore)
+      .value("AFTER", Decay::kAfter);
+  py::class_<Settings> settings(
+      module, "StepSettings",
+      "What a group of parameters follows on a GPU; see csrc/cuda/optimizer.h. The learning rate "
+      "and the steps taken are numbers, or tensors (`lr_tensor`, `taken_tensor`).");
+  settings.def(py::init([](const py::kwargs& fields) {
+    py::object made = py::cast(Settings{});
+    for (const auto& [field, value] : fields) py::setattr(made, field, value);
+    return py::cast<Settings>(made);
+  }));
+  const auto number = [&](const char* name, auto Numbers::* member) {
+    using Value = std::decay_t<decltype(Numbers{}.*member)>;
+    settings.def_property(
+        name, [member](const Settings& self) { return self.numbers.*member; },
+        [member](Settings& self, Value value) { self.numbers.*member = value; });
+  };
+  number("lr", &Numbers::lr);
+  number("beta1", &Numbers::beta1);
+  number("beta2", &Numbers::beta2);
+  number("eps", &Numbers::eps);
+  number("weight_decay", &Numbers::weight_decay);
+  number("momentum", &Numbers::momentum);
+  number("dampening", &Numbers::dampening);
+  number("ratio_min", &Numbers::ratio_min);
+  number("ratio_max", &Numbers::ratio_max);
+  number("taken", &Numbers::taken);
+  number("corrects", &Numbers::corrects);
+  number("plain_root", &Numbers::plain_root);
+  number("maximize", &Numbers::maximize);
+  number("nesterov", &Numbers::nesterov);
+  number("decay", &Numbers::decay);
+  settings.def_readwrite("lr_tensor", &Settings::lr)
+      .def_readwrite("taken_tensor", &Settings::taken);
+}
+
+void bind_on_cuda(py::module_& module) {
+  using namespace py::literals;
+  bind_cuda_settings(module);
+  module.def(
+      "step_on_cuda",
+      [](const std::string& rule, const optim::Tensors& parameters, const optim::Tensors& gradients,
+         const std::vector<optim::Tensors>& states, const std::vector<int64_t>& settings_of,
+         const std::vector<optim::CudaSettings>& settings, const optim::Tensors& steps,
+         const std::vector<uint8_t>& is_first, double scale,
+         const std::optional<at::Tensor>& scale_tensor, const std::optional<at::Tensor>& found_inf,
+         bool looks, std::optional<double> max_norm) {
+        optim::CudaOutcome outcome;
+        {
+          const py::gil_scoped_release release;
+          outcome = optim::step_on_cuda(
+              cuda::optimizer_rule_from_name(rule),
+              {parameters, gradients, states, settings_of, steps, is_first}, settings,
+              {.scale = scale,
+               .scale_at = scale_tensor.value_or(at::Tensor()),
+               .found_inf = found_inf.value_or(at::Tensor()),
+               .looks = looks,
+               .max_norm = max_norm});
+        }
+        return py::make_tuple(outcome.left, outcome.norm, outcome.skipped);
+      },
+      "rule"_a, "parameters"_a, "gradients"_a, "states"_a, "settings_of"_a, "settings"_a,
+      py::kw_only(), "steps"_a = optim::Tensors(), "is_first"_a = std::vector<uint8_t>(),
+      "scale"_a = 1.0, "scale_tensor"_a = py::none(), "found_inf"_a = py::none(), "looks"_a = false,
+      "max_norm"_a = py::none(),
+      "Indices of the parameters that no kernel takes, and, where they are looked at, the norm of "
+      "the gradients and whether nothing was updated, as tensors on the device.");
+  module.def(
+      "left_by_cuda",
+      [](const optim::Tensors& parameters, const optim::Tensors& gradients,
+         const std::vector<optim::Tensors>& states) {
+        return optim::left_by_cuda({parameters, gradients, states, {}, {}, {}});
+      },
+      "parameters"_a, "gradients"_a, "states"_a,
+      "Indices of the parameters that no kernel of CUDA takes.");
+  module.def(
+      "optimizer_texts",
+      [](const std::string& rule, const std::vector<std::string>& dtypes) {
+        std::vector<ir::DType> found;
+        for (const std::string& each : dtypes) found.push_back(ir::dtype_from_name(each));
+        return cuda::optimizer_texts(cuda::optimizer_rule_from_name(rule), found);
+      },
+      "rule"_a, "dtypes"_a,
+      "The texts of a step's kernels by name, for arrays of these dtypes; for tests.");
+}
+
 }  // namespace
 
 void bind_optim(py::module_& module) {
   using namespace py::literals;
   bind_rules(module);
+  bind_on_cuda(module);
   bind_update<cpu::AdamRule>(module, "adam_update", &optim::adam_update);
   bind_update<cpu::LambRule>(module, "lamb_update", &optim::lamb_update);
   module.def(

@@ -19,7 +19,7 @@ MAY_INCLUDE = {
     "cpu": {"base", "ir", "ops", "region"},
     "cuda": {"base", "ir", "ops", "region"},
     "run": {"base", "ir", "ops", "region", "plan"},
-    "optim": {"base", "ir", "ops", "cpu", "run"},
+    "optim": {"base", "ir", "ops", "cpu", "cuda", "run"},
     "capture": {"base", "ir"},
     "python": {
         "base", "ir", "ops", "region", "convert", "passes", "plan", "cpu", "run", "optim",

@@ -1,0 +1,520 @@
+// Steps of optimizers over many tensors at once, behind prelude.cuh. A block takes one chunk of one
+// tensor. What a step does is worked out on the device (begin_step), where learning rates, counts of
+// steps, scales and norms may lie, so that nobody waits for them.
+
+#ifdef EMULATED_CUDA
+#define ASSUME_GLOBAL(address)
+#else
+#define ASSUME_GLOBAL(address) __builtin_assume(__isGlobal(address))
+#endif
+
+enum { kThreads = 256, kChunk = 8192, kMostSettings = 32, kMostWords = 480 };
+
+// ---- what csrc/cuda/optimizer.cpp writes; it has the same structs
+
+struct Tensor {
+  u64 at[5];  // addresses: parameter, gradient, states
+  i64 count;  // of elements of each
+  u32 slot;   // of its rule
+  u32 flags;
+};
+enum { kAligned = 1, kFirstStep = 2 };
+
+// Tensors that are counted together. `taken` is the address of a number: how many steps were taken.
+struct Slot {
+  u64 taken;  // 0: their settings say it
+  u32 settings, taken_is_double;
+};
+
+struct Settings {
+  double lr, beta1, beta2, eps, weight_decay, momentum, dampening, ratio_min, ratio_max;
+  double taken;  // steps, with this one
+  u64 lr_at;     // where the rate is read, unless it is 0
+  u32 flags, unused;
+};
+enum {
+  kLrIsDouble = 1,
+  kCorrects = 2,        // for means that began at 0
+  kPlainRoot = 4,       // eps stands beside the root that is not corrected
+  kDecaysBefore = 8,    // of the parameter, before its update
+  kDecaysAfter = 16,    // and after it; else the decay joins the gradient, or LAMB's direction
+  kMaximizes = 32,
+  kNesterov = 64,
+};
+struct SettingsList {
+  Settings at[kMostSettings];
+};
+struct WordList {
+  u64 at[kMostWords];
+};
+
+// ---- what kernels tell each other
+
+struct Step {
+  u32 skips, unused;
+};
+
+// Of the tensors of a slot; the names are those of csrc/cpu/kernels.h.
+struct Rule {
+  double lr, step_size, inverse_correction, mean_correction, beta1, beta2, eps, weight_decay, keep;
+  double gradient_factor, momentum, dampening, ratio_min, ratio_max;
+  u64 is_nesterov;
+};
+
+// ---- numbers
+
+INLINE float fma_of(float x, float y, float z) { return fmaf(x, y, z); }
+INLINE double fma_of(double x, double y, double z) { return fma(x, y, z); }
+
+// A factor as the sum of two numbers, as on the CPU: rounded to one, 0.999 would add up an error in
+// each of many steps. The first is smaller than the factor, so that an infinite x stays infinite.
+struct Factor {
+  INLINE float high_of(double value) {
+    float high = float(value);
+    if (value != 0 && fabs(double(high)) >= fabs(value)) {
+      high = __uint_as_float(__float_as_uint(high) - 1);
+    }
+    return high;
+  }
+};
+INLINE float multiply_add(float x, double value, float y) {
+  const float high = Factor::high_of(value);
+  return fmaf(x, high, fmaf(x, float(value - double(high)), y));
+}
+INLINE double multiply_add(double x, double value, double y) { return fma(x, value, y); }
+
+// Of all threads of a block, in one order. Each gets the sum. `shared` has a number for each warp.
+INLINE double sum_threads(double x, double* shared) {
+#pragma unroll
+  for (int bits = 16; bits > 0; bits /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, bits);
+  __syncthreads();  // who read the numbers of the sum before has done so
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
+  __syncthreads();
+  x = shared[0];
+#pragma unroll
+  for (int warp = 1; warp < kThreads / 32; ++warp) x += shared[warp];
+  return x;
+}
+
+// ---- chunks
+
+// Which tensor has a chunk: the first whose chunks end behind it. By all lanes of a warp, which look
+// at 32 places at a time.
+INLINE int tensor_of(const u32* ends, int count, u32 chunk) {
+  int low = 0, high = count;
+  while (high - low > 1) {
+    const int part = (high - low + 31) / 32, last = low + int(threadIdx.x % 32 + 1) * part - 1;
+    const bool is_before = last < high && ends[last] <= chunk;
+    low += __popc(__ballot_sync(0xFFFFFFFFu, is_before)) * part;
+    high = min(high, low + part);
+  }
+  return low;
+}
+
+struct Chunk {
+  const Tensor* tensor;
+  int index;  // of the tensor
+  i64 begin;
+  int count;
+
+  template <typename T>
+  __device__ __forceinline__ T* array(int i) const {
+    T* const all = reinterpret_cast<T*>(tensor->at[i]);
+    ASSUME_GLOBAL(all);  // of an address that was read nobody knows it
+    return all + begin;
+  }
+};
+INLINE Chunk find_chunk(const u32* ends, const Tensor* tensors, int num_tensors) {
+  const int index = tensor_of(ends, num_tensors, blockIdx.x);
+  const i64 begin = i64(blockIdx.x - (index == 0 ? 0u : ends[index - 1])) * kChunk;
+  const i64 left = tensors[index].count - begin;
+  return {tensors + index, index, begin, left < kChunk ? int(left) : int(kChunk)};
+}
+
+// Elements of a chunk by V at once, or one by one where addresses are odd.
+template <int V, typename Work>
+INLINE void for_each(const Chunk& chunk, Work& work) {
+  if (chunk.tensor->flags & kAligned) {
+    for (int i = threadIdx.x * V; i < chunk.count; i += kThreads * V) {
+      work.template run<V>(i, chunk.count - i);
+    }
+  } else {
+    for (int i = threadIdx.x; i < chunk.count; i += kThreads) work.template run<1>(i, 1);
+  }
+}
+
+// ---- SGD
+
+struct None {};  // the type of an array that is not there
+template <typename T>
+struct IsThere {
+  enum { value = 1 };
+};
+template <>
+struct IsThere<None> {
+  enum { value = 0 };
+};
+
+template <typename P, typename G, typename B>
+struct Sgd {
+  P* parameter;
+  const G* gradient;
+  B* buffer;
+  wide factor, decay, momentum, minus_lr, undamped;
+  bool is_first, is_nesterov;
+
+  template <int V>
+  __device__ __forceinline__ void run(int i, int left) const {
+    wide x[V], change[V], kept[V];
+    load(x, parameter + i, left);
+    load(change, gradient + i, left);
+    if constexpr (IsThere<B>::value) {
+      if (!is_first) load(kept, buffer + i, left);
+    }
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      change[j] *= factor;
+      if (decay != wide(0)) change[j] = fma_of(decay, x[j], change[j]);
+      if constexpr (IsThere<B>::value) {
+        kept[j] = is_first ? change[j] : fma_of(undamped, change[j], kept[j] * momentum);
+        change[j] = is_nesterov ? fma_of(momentum, kept[j], change[j]) : kept[j];
+      }
+      x[j] = fma_of(minus_lr, change[j], x[j]);
+    }
+    if constexpr (IsThere<B>::value) store(buffer + i, kept, left);
+    store(parameter + i, x, left);
+  }
+};
+
+template <int V, typename P, typename G, typename B = None>
+INLINE void sgd(const u32* ends, const Tensor* tensors, int num_tensors, const Step* step,
+                const Rule* rules) {
+  if (step->skips) return;
+  const Chunk chunk = find_chunk(ends, tensors, num_tensors);
+  const Rule& rule = rules[chunk.tensor->slot];
+  const Sgd<P, G, B> work = {chunk.array<P>(0),
+                             chunk.array<const G>(1),
+                             IsThere<B>::value ? chunk.array<B>(2) : nullptr,
+                             wide(rule.gradient_factor),
+                             wide(rule.weight_decay),
+                             wide(rule.momentum),
+                             wide(-rule.lr),
+                             wide(1 - rule.dampening),
+                             (chunk.tensor->flags & kFirstStep) != 0,
+                             rule.is_nesterov != 0};
+  for_each<V>(chunk, work);
+}
+
+// ---- Adam
+
+// The running means of a gradient and of its square.
+struct Means {
+  wide beta1_rest, beta2_rest;
+  double beta2;
+
+  __device__ __forceinline__ wide mean(wide old, wide g) const {
+    return fma_of(beta1_rest, g - old, old);
+  }
+  __device__ __forceinline__ wide square(wide old, wide g) const {
+    return multiply_add(old, beta2, beta2_rest * g * g);
+  }
+};
+INLINE Means means_of(const Rule& rule) {
+  return {wide(1 - rule.beta1), wide(1 - rule.beta2), rule.beta2};
+}
+
+template <typename P, typename G, typename M, typename S, typename L>
+struct Adam {
+  P* parameter;
+  const G* gradient;
+  M* mean;
+  S* square;
+  L* largest;
+  Means means;
+  double keep;
+  wide factor, decay, eps, inverse_correction, minus_step_size;
+
+  template <int V>
+  __device__ __forceinline__ void run(int i, int left) const {
+    wide x[V], g[V], m[V], squares[V], most[V];
+    load(x, parameter + i, left);
+    load(g, gradient + i, left);
+    load(m, mean + i, left);
+    load(squares, square + i, left);
+    if constexpr (IsThere<L>::value) load(most, largest + i, left);
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      g[j] *= factor;
+      if (decay != wide(0)) g[j] = fma_of(decay, x[j], g[j]);
+      m[j] = means.mean(m[j], g[j]);
+      squares[j] = means.square(squares[j], g[j]);
+      most[j] = IsThere<L>::value ? Max(most[j], squares[j]) : squares[j];
+      const wide change = m[j] / fma_of(Sqrt(most[j]), inverse_correction, eps);
+      x[j] = keep == 1 ? fma_of(minus_step_size, change, x[j])
+                       : multiply_add(x[j], keep, minus_step_size * change);
+    }
+    store(mean + i, m, left);
+    store(square + i, squares, left);
+    if constexpr (IsThere<L>::value) store(largest + i, most, left);
+    store(parameter + i, x, left);
+  }
+};
+
+template <int V, typename P, typename G, typename M, typename S, typename L = None>
+INLINE void adam(const u32* ends, const Tensor* tensors, int num_tensors, const Step* step,
+                 const Rule* rules) {
+  if (step->skips) return;
+  const Chunk chunk = find_chunk(ends, tensors, num_tensors);
+  const Rule& rule = rules[chunk.tensor->slot];
+  const Adam<P, G, M, S, L> work = {chunk.array<P>(0),
+                                    chunk.array<const G>(1),
+                                    chunk.array<M>(2),
+                                    chunk.array<S>(3),
+                                    IsThere<L>::value ? chunk.array<L>(4) : nullptr,
+                                    means_of(rule),
+                                    rule.keep,
+                                    wide(rule.gradient_factor),
+                                    wide(rule.weight_decay),
+                                    wide(rule.eps),
+                                    wide(rule.inverse_correction),
+                                    wide(-rule.step_size)};
+  for_each<V>(chunk, work);
+}
+
+// ---- LAMB. How far a parameter goes is known when all of it has been seen, so it takes two passes;
+// the second computes the direction again rather than read it.
+
+struct Direction {
+  wide mean_correction, inverse_correction, eps, decay;
+
+  __device__ __forceinline__ wide of(wide x, wide mean, wide square) const {
+    const wide r = mean * mean_correction / fma_of(Sqrt(square), inverse_correction, eps);
+    return decay == wide(0) ? r : fma_of(decay, x, r);
+  }
+};
+INLINE Direction direction_of(const Rule& rule) {
+  return {wide(rule.mean_correction), wide(rule.inverse_correction), wide(rule.eps),
+          wide(rule.weight_decay)};
+}
+
+template <typename P, typename G, typename M, typename S>
+struct LambMeans {
+  const P* parameter;
+  const G* gradient;
+  M* mean;
+  S* square;
+  Means means;
+  Direction direction;
+  wide factor;
+  double of_parameter, of_direction;  // sums of squares
+
+  template <int V>
+  __device__ __forceinline__ void run(int i, int left) {
+    wide x[V], g[V], m[V], squares[V];
+    load(x, parameter + i, left);
+    load(g, gradient + i, left);
+    load(m, mean + i, left);
+    load(squares, square + i, left);
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      g[j] *= factor;
+      m[j] = means.mean(m[j], g[j]);
+      squares[j] = means.square(squares[j], g[j]);
+      if (j >= left) continue;  // eps may be 0
+      const double r = direction.of(x[j], m[j], squares[j]);
+      of_parameter += double(x[j]) * double(x[j]);
+      of_direction += r * r;
+    }
+    store(mean + i, m, left);
+    store(square + i, squares, left);
+  }
+};
+
+// `norms` has two sums of squares for each chunk: of the parameter, and of its direction.
+template <int V, typename P, typename G, typename M, typename S>
+INLINE void lamb_means(const u32* ends, const Tensor* tensors, int num_tensors, const Step* step,
+                       const Rule* rules, double* norms) {
+  SHARED(memory);
+  if (step->skips) return;
+  const Chunk chunk = find_chunk(ends, tensors, num_tensors);
+  const Rule& rule = rules[chunk.tensor->slot];
+  LambMeans<P, G, M, S> work = {chunk.array<const P>(0),    chunk.array<const G>(1),
+                                chunk.array<M>(2),          chunk.array<S>(3),
+                                means_of(rule),             direction_of(rule),
+                                wide(rule.gradient_factor), 0,
+                                0};
+  for_each<V>(chunk, work);
+  double* const shared = reinterpret_cast<double*>(memory);
+  const double of_parameter = sum_threads(work.of_parameter, shared);
+  const double of_direction = sum_threads(work.of_direction, shared);
+  if (threadIdx.x != 0) return;
+  norms[i64(blockIdx.x) * 2] = of_parameter;
+  norms[i64(blockIdx.x) * 2 + 1] = of_direction;
+}
+
+template <typename P, typename M, typename S>
+struct LambMove {
+  P* parameter;
+  const M* mean;
+  const S* square;
+  Direction direction;
+  wide minus_rate;
+
+  template <int V>
+  __device__ __forceinline__ void run(int i, int left) const {
+    wide x[V], m[V], squares[V];
+    load(x, parameter + i, left);
+    load(m, mean + i, left);
+    load(squares, square + i, left);
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      x[j] = fma_of(minus_rate, direction.of(x[j], m[j], squares[j]), x[j]);
+    }
+    store(parameter + i, x, left);
+  }
+};
+
+template <int V, typename P, typename M, typename S>
+INLINE void lamb_move(const u32* ends, const Tensor* tensors, int num_tensors, const Step* step,
+                      const Rule* rules, const double* rates) {
+  if (step->skips) return;
+  const Chunk chunk = find_chunk(ends, tensors, num_tensors);
+  const LambMove<P, M, S> work = {chunk.array<P>(0), chunk.array<const M>(2),
+                                  chunk.array<const S>(3),
+                                  direction_of(rules[chunk.tensor->slot]),
+                                  wide(-rates[chunk.index])};
+  for_each<V>(chunk, work);
+}
+
+// How far each tensor goes; a block for each.
+INLINE void lamb_rate(const u32* ends, const Tensor* tensors, const Step* step, const Rule* rules,
+                      const double* norms, double* rates) {
+  SHARED(memory);
+  if (step->skips) return;
+  const u32 first = blockIdx.x == 0 ? 0 : ends[blockIdx.x - 1];
+  double of_parameter = 0, of_direction = 0;
+  for (u32 chunk = first + threadIdx.x; chunk < ends[blockIdx.x]; chunk += kThreads) {
+    of_parameter += norms[i64(chunk) * 2];
+    of_direction += norms[i64(chunk) * 2 + 1];
+  }
+  double* const shared = reinterpret_cast<double*>(memory);
+  of_parameter = sqrt(sum_threads(of_parameter, shared));
+  of_direction = sqrt(sum_threads(of_direction, shared));
+  if (threadIdx.x != 0) return;
+  const Rule& rule = rules[tensors[blockIdx.x].slot];
+  double ratio = of_parameter == 0 || of_direction == 0 ? 1 : of_parameter / of_direction;
+  if (ratio < rule.ratio_min) ratio = rule.ratio_min;
+  if (ratio > rule.ratio_max) ratio = rule.ratio_max;
+  rates[blockIdx.x] = rule.lr * ratio;
+}
+
+// ---- the norm of gradients
+
+template <typename G>
+struct SumSquares {
+  const G* gradient;
+  double sum;
+
+  template <int V>
+  __device__ __forceinline__ void run(int i, int left) {
+    wide g[V];
+    load(g, gradient + i, left);
+#pragma unroll
+    for (int j = 0; j < V; ++j) sum = fma(double(g[j]), double(g[j]), sum);
+  }
+};
+
+// In float64, where squares of float32 do not overflow: a sum is finite if all numbers are.
+template <int V, typename G>
+INLINE void sum_squares(const u32* ends, const Tensor* tensors, int num_tensors, double* sums) {
+  SHARED(memory);
+  const Chunk chunk = find_chunk(ends, tensors, num_tensors);
+  SumSquares<G> work = {chunk.array<const G>(1), 0};
+  for_each<V>(chunk, work);
+  const double sum = sum_threads(work.sum, reinterpret_cast<double*>(memory));
+  if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+}
+
+// ---- what a step does: by one block, before all others
+
+INLINE double number_at(u64 address, bool is_double) {
+  return is_double ? *reinterpret_cast<const double*>(address)
+                   : double(*reinterpret_cast<const float*>(address));
+}
+
+INLINE Rule rule_of(const Settings& by, double taken, double factor) {
+  const double lr = by.lr_at == 0 ? by.lr : number_at(by.lr_at, by.flags & kLrIsDouble);
+  const bool corrects = (by.flags & kCorrects) != 0;
+  const double left1 = corrects ? 1 - pow(by.beta1, taken) : 1;
+  const double left2 = corrects ? 1 - pow(by.beta2, taken) : 1;
+  const bool decays_parameter = (by.flags & (kDecaysBefore | kDecaysAfter)) != 0;
+  Rule rule;
+  rule.lr = lr;
+  rule.keep = decays_parameter ? 1 - lr * by.weight_decay : 1;
+  rule.weight_decay = decays_parameter ? 0 : by.weight_decay;
+  rule.mean_correction = 1 / left1;
+  rule.step_size = lr / left1;
+  rule.inverse_correction = 1 / sqrt(left2);
+  if (by.flags & kPlainRoot) {
+    rule.step_size *= sqrt(left2);
+    rule.inverse_correction = 1;
+  }
+  // (p - step) keep = keep p - keep step: what the decay takes from the new parameter.
+  if (by.flags & kDecaysAfter) rule.step_size *= rule.keep;
+  rule.beta1 = by.beta1;
+  rule.beta2 = by.beta2;
+  rule.eps = by.eps;
+  rule.gradient_factor = by.flags & kMaximizes ? -factor : factor;
+  rule.momentum = by.momentum;
+  rule.dampening = by.dampening;
+  rule.ratio_min = by.ratio_min;
+  rule.ratio_max = by.ratio_max;
+  rule.is_nesterov = by.flags & kNesterov;
+  return rule;
+}
+
+// What is asked of all gradients. Addresses are 0 where there is nothing.
+struct Gradients {
+  double scale, max_norm;   // they are divided by it; no limit: below 0
+  const float* scale_at;    // where the scale is read
+  const float* found_inf;   // a number that is not 0 if the step shall not be
+  const double* sums;       // partial sums of squares; if there are some, all have to be finite
+  i64 num_sums;
+  double* norm;             // what comes of it: the norm, unscaled,
+  u8* skipped;              // and whether the step is not
+};
+
+// Settings from number `first_settings` on, and slots from number `first_slot` on.
+INLINE void begin(Step* step, Rule* rules, const Slot* slots, int first_slot, int last_slot,
+                  int first_settings, const Gradients& gradients, const SettingsList& settings) {
+  SHARED(memory);
+  const double scale = gradients.scale_at ? double(*gradients.scale_at) : gradients.scale;
+  double factor = 1 / scale;
+  bool skips = gradients.found_inf && *gradients.found_inf != 0;
+  if (gradients.sums) {
+    double sum = 0;
+    for (i64 i = threadIdx.x; i < gradients.num_sums; i += kThreads) sum += gradients.sums[i];
+    sum = sum_threads(sum, reinterpret_cast<double*>(memory));
+    const double norm = sqrt(sum) / scale;
+    if (!(norm - norm == 0)) skips = true;
+    const double limit = gradients.max_norm / (norm + 1e-6);  // as clip_grad_norm_ has it
+    if (gradients.max_norm >= 0 && limit < 1) factor *= limit;
+    if (gradients.norm && threadIdx.x == 0) *gradients.norm = norm;
+  }
+  if (threadIdx.x == 0) {
+    step->skips = skips;
+    if (gradients.skipped) *gradients.skipped = skips;
+  }
+  for (int i = first_slot + int(threadIdx.x); i < last_slot; i += kThreads) {
+    const Settings& by = settings.at[slots[i].settings - first_settings];
+    double taken = by.taken;
+    if (slots[i].taken != 0) {
+      taken = number_at(slots[i].taken, slots[i].taken_is_double) + 1;
+      if (!skips && slots[i].taken_is_double) *reinterpret_cast<double*>(slots[i].taken) = taken;
+      if (!skips && !slots[i].taken_is_double) {
+        *reinterpret_cast<float*>(slots[i].taken) = float(taken);
+      }
+    }
+    rules[i] = rule_of(by, taken, factor);
+  }
+}

@@ -1,0 +1,119 @@
+#include "cuda/optimizer_text.h"
+
+#include "base/error.h"
+#include "cuda/text.h"
+
+#include <algorithm>
+#include <array>
+
+namespace torch_ort::cuda {
+
+namespace {
+
+using ir::DType;
+
+constexpr int64_t kVectorBytes = 16;
+
+// What every update is given; see optimizer.cuh.
+constexpr const char* kTable = "const u32* ends, const Tensor* tensors, int num_tensors";
+constexpr const char* kRules = "const Step* step, const Rule* rules";
+constexpr const char* kGiven = "ends, tensors, num_tensors";
+
+const char* type_name(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat: return "float";
+    case DType::kDouble: return "double";
+    case DType::kBFloat16: return "bf16";
+    case DType::kHalf: return "f16";
+    default: throw InternalError(concat("optimizer step: got an array of ", ir::name(dtype)));
+  }
+}
+
+const char* short_name(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat: return "f32";
+    case DType::kDouble: return "f64";
+    default: return type_name(dtype);
+  }
+}
+
+constexpr std::array<const char*, 3> kRuleNames = {"sgd", "adam", "lamb"};
+
+const char* rule_name(OptimizerRule rule) { return kRuleNames[static_cast<size_t>(rule)]; }
+
+// As many elements at once as the shortest of them need for 16 bytes.
+int64_t vector_of(const std::vector<DType>& dtypes) {
+  int64_t vector = 1;
+  for (DType dtype : dtypes) vector = std::max(vector, kVectorBytes / ir::size_bytes(dtype));
+  return vector;
+}
+
+std::string head(bool is_double) {
+  return concat("typedef ", is_double ? "double" : "float", " wide;\ntypedef int index_t;\n",
+                prelude(), "\n", optimizer_prelude(), "\n");
+}
+
+template <typename... Parts>
+std::string kernel(const std::string& name, const Parts&... parts) {
+  return concat("extern \"C\" __global__ void __launch_bounds__(256)\n", name, "(", parts...);
+}
+
+std::string arguments(const std::vector<DType>& dtypes) {
+  std::string list = concat(vector_of(dtypes));
+  for (DType dtype : dtypes) list += concat(", ", type_name(dtype));
+  return list;
+}
+
+}  // namespace
+
+OptimizerRule optimizer_rule_from_name(std::string_view name) {
+  for (size_t i = 0; i < kRuleNames.size(); ++i) {
+    if (name == kRuleNames[i]) return static_cast<OptimizerRule>(i);
+  }
+  throw UserError(concat("optimizer step: rule: got '", name, "', want sgd, adam or lamb"));
+}
+
+OptimizerText begin_text() {
+  const std::string name = "begin_step";
+  std::string text = head(/*is_double=*/true);
+  text += kernel(name,
+                 "Step* step, Rule* rules, const Slot* slots, int first_slot, int last_slot,\n"
+                 "    int first_settings, const __grid_constant__ Gradients gradients,\n"
+                 "    const __grid_constant__ SettingsList settings) {\n"
+                 "  begin(step, rules, slots, first_slot, last_slot, first_settings, gradients, "
+                 "settings);\n}\n");
+  text += kernel("write_words",
+                 "u64* to, int count, const __grid_constant__ WordList words) {\n"
+                 "  for (int i = threadIdx.x; i < count; i += kThreads) to[i] = words.at[i];\n}\n");
+  text += kernel("lamb_rates", "const u32* ends, const Tensor* tensors, ", kRules,
+                 ",\n    const double* norms, double* rates) {\n"
+                 "  lamb_rate(ends, tensors, step, rules, norms, rates);\n}\n");
+  return {name, text};
+}
+
+OptimizerText squares_text(DType gradient) {
+  const std::string name = concat("sum_squares_", short_name(gradient));
+  return {name,
+          head(/*is_double=*/true) + kernel(name, kTable, ", double* sums) {\n  sum_squares<",
+                                            arguments({gradient}), ">(", kGiven, ", sums);\n}\n")};
+}
+
+OptimizerText update_text(OptimizerRule rule, const std::vector<DType>& dtypes) {
+  std::string name = rule_name(rule);
+  for (DType dtype : dtypes) name += concat("_", short_name(dtype));
+  std::string text = head(dtypes.front() == DType::kDouble);
+  if (rule != OptimizerRule::kLamb) {
+    text += kernel(name, kTable, ", ", kRules, ") {\n  ", rule_name(rule), "<", arguments(dtypes),
+                   ">(", kGiven, ", step, rules);\n}\n");
+    return {name, text};
+  }
+  text += kernel(name, kTable, ", ", kRules, ",\n    double* norms) {\n  lamb_means<",
+                 arguments(dtypes), ">(", kGiven, ", step, rules, norms);\n}\n");
+  const std::vector<DType> moved = {dtypes[0], dtypes[2], dtypes[3]};
+  text +=
+      kernel(name + "_move", kTable, ", ", kRules, ",\n    const double* rates) {\n  lamb_move<",
+             arguments(moved), ">(", kGiven, ", step, rules, rates);\n}\n");
+  return {name, text};
+}
+
+}  // namespace torch_ort::cuda

@@ -1,0 +1,36 @@
+"""Kernels of optimizers as machine code. What they compute is tested by
+tests/torch_ort/test_optim_on_cuda.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+from gate import compile_texts, faults
+
+from torch_ort import _C
+
+pytestmark = pytest.mark.cuda
+
+# Rule, dtypes of parameter, gradient and states; how many accesses of 16 bytes there are at least.
+STEPS = [
+    ("sgd", ["float32", "float32"], 2, 1),
+    ("sgd", ["bfloat16", "float32", "float32"], 5, 3),
+    ("adam", ["float32"] * 4, 4, 3),
+    ("adam", ["bfloat16", "bfloat16", "float32", "float32"], 6, 5),
+    ("adam", ["float16"] * 5, 5, 4),
+    ("adam", ["float64"] * 4, 4, 3),
+    ("lamb", ["float32"] * 4, 7, 3),
+    ("lamb", ["float16", "float16", "float32", "float32"], 11, 5),
+]
+
+
+def test_good_machine_code():
+    """No spill and no local memory, and accesses of 16 bytes."""
+    texts, wide = {}, {"begin_step": (0, 0)}
+    for rule, dtypes, loads, stores in STEPS:
+        begin, squares, update = _C.optimizer_texts(rule, dtypes)
+        wide |= {squares[0]: (1, 0), update[0]: (loads, stores)}
+        texts |= dict([begin, squares, update])
+    assert len(texts) == 1 + 4 + len(STEPS)
+    for built in compile_texts(texts):
+        assert faults(built, *wide[built.name]) == []
