@@ -44,7 +44,7 @@ COMPILER = {
     "backend": {
         "core", "pytorch", "engine", "read", "steps", "capture", "dynamo",
     },
-    "optim": {"core"},
+    "optim": {"core", "engine"},
     "debug": {"core", "pytorch", "engine"},
     "reports": {"core", "pytorch", "engine", "functions", "dynamo", "backend"},
 }  # fmt: skip

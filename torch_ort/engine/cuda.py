@@ -44,9 +44,14 @@ def look_at_device(program: Program) -> None:
         return
     _C.cuda.set_wide_products(_has_wide_products())
     if missing := _C.cuda.missing():
-        _warn("nothing is fused on CUDA, where PyTorch's kernels run: " + missing)
+        say_that_nothing_is_fused(missing)
     elif problem := _C.cuda.disk_cache_problem():
         _warn("kernels are built anew in each process: " + problem)
+
+
+def say_that_nothing_is_fused(reason: str) -> None:
+    """Warn, once in a process for each reason, that PyTorch's kernels run on CUDA."""
+    _warn("nothing is fused on CUDA, where PyTorch's kernels run: " + reason)
 
 
 @functools.cache

@@ -1,9 +1,9 @@
 """`torch.optim.SGD`, `Adam` and `AdamW` again, in steps that read and write memory once.
 
 They take the arguments of those classes but the ones that choose between implementations, keep the
-same state under the same names, and load each other's `state_dict`. One call updates all
-parameters (csrc/optim). Those that it does not take (on another device than the CPU, complex, not
-dense, or with a tensor as learning rate) are updated by PyTorch's functions;
+same state under the same names, and load each other's `state_dict`. One call updates all parameters
+on the CPU, and one those on GPUs (csrc/optim). What neither takes (on another device, complex, not
+dense, or on the CPU with a tensor as learning rate) is updated by PyTorch's functions;
 `torch_ort.counters()` tells how many.
 """
 
@@ -20,6 +20,7 @@ from torch.optim import sgd as torch_sgd
 
 from torch_ort import _C
 from torch_ort.core.counting import count
+from torch_ort.optim import on_cuda
 from torch_ort.optim.gradients import isa_in_force
 
 Params = Iterable[Any]
@@ -70,19 +71,26 @@ class _FusedStep(torch.optim.Optimizer):
     def _update(
         self,
         step: Callable[..., list[int]],
+        step_on_cuda: Callable[[list[list[Any]], Group], list[int]],
         lists: list[list[Any]],
         settings: Group,
         *,
         for_torch: bool,
     ) -> list[int]:
-        """Update what `step` takes of the parameters, `lists[0]`; gives the indices of the others.
+        """Update what the steps take of the parameters, `lists[0]`; gives the indices of others.
 
         `for_torch`: a setting that only PyTorch's functions know.
         """
         params = lists[0]
         left = list(range(len(params)))
-        if not for_torch and not any(isinstance(value, Tensor) for value in settings.values()):
+        of_tensors = {name for name, value in settings.items() if isinstance(value, Tensor)}
+        if not for_torch and not of_tensors:
             left = step(*lists, **settings, isa=self._isa)
+        # The device reads the rate where it is.
+        may_run = not for_torch and of_tensors <= {"lr"}
+        if may_run and any(params[i].is_cuda for i in left) and on_cuda.are_there():
+            theirs = [_at(each, left) for each in lists]
+            left = [left[i] for i in step_on_cuda(theirs, settings)]
         count("optimizer_parameters", len(params) - len(left))
         count("optimizer_parameters_by_torch", len(left))
         return left
@@ -129,7 +137,8 @@ class SGD(_FusedStep, torch.optim.SGD):
             for param, buffer in zip(params, known or (), strict=False)
         ]
         lists = [params, grads, buffers, [buffer is None for buffer in known]]
-        left = self._update(_C.sgd_step, lists, settings, for_torch=group["differentiable"])
+        for_torch = group["differentiable"]
+        left = self._update(_C.sgd_step, _sgd_on_cuda, lists, settings, for_torch=for_torch)
         if left:
             theirs = _at(known, left)
             torch_sgd.sgd(_at(params, left), _at(grads, left), theirs, has_sparse_grad, **settings)
@@ -143,6 +152,9 @@ class Adam(_FusedStep, torch.optim.Adam):
     """Adam: steps by the running mean of the gradient over the root of that of its square.
 
     Arguments, defaults, formulas, state and errors are those of `torch.optim.Adam`.
+
+    With `capturable` steps are counted on the GPU, and `torch.amp.GradScaler` leaves its scale and
+    its look at infinities to the step: nobody waits for the GPU, and a CUDA graph can hold it.
 
     With `in_backward` each parameter is updated in backward, as soon as its gradient is there, and
     its gradient is dropped: `step` has nothing left to do. For one backward a step, without a
@@ -160,13 +172,23 @@ class Adam(_FusedStep, torch.optim.Adam):
         amsgrad: bool = False,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         decoupled_weight_decay: bool = False,
         in_backward: bool = False,
     ) -> None:
         super().__init__(
-            params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize,
+            params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, capturable=capturable,
             decoupled_weight_decay=decoupled_weight_decay, in_backward=in_backward,
         )  # fmt: skip
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        # torch.amp.GradScaler leaves scale and infinities to the step then, which must not need to
+        # know whether steps count.
+        on_device = all(
+            group["capturable"] and not group["differentiable"] for group in self.param_groups
+        )
+        return on_device and on_cuda.are_there()
 
     def _step_group(self, group: Group) -> None:
         params: list[Tensor] = []
@@ -180,12 +202,16 @@ class Adam(_FusedStep, torch.optim.Adam):
             group, "lr", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay"
         )
         settings["beta1"], settings["beta2"] = group["betas"]
-        asked_of_torch = {name: group[name] for name in ("capturable", "differentiable")}
         lists = [params, grads, means, squares, largest, steps]
-        for_torch = any(asked_of_torch.values())
-        left = self._update(_C.adam_step, lists, settings, for_torch=for_torch)
-        if left:
-            theirs = [_at(tensors, left) for tensors in lists]
+        # Of GradScaler, which sets attributes.
+        scaled = {name: getattr(self, name, None) for name in ("grad_scale", "found_inf")}
+        step = _take_nothing if group["capturable"] else _C.adam_step
+        on_gpu = functools.partial(_adam_on_cuda, **scaled)
+        for_torch = group["differentiable"]
+        left = self._update(step, on_gpu, lists, settings, for_torch=for_torch)
+        theirs = [_at(tensors, left) for tensors in lists]
+        if left and _unscale(theirs[1], **scaled):
+            asked_of_torch = {name: group[name] for name in ("capturable", "differentiable")}
             torch_adam.adam(*theirs, has_complex=has_complex, **settings, **asked_of_torch)
 
 
@@ -193,6 +219,9 @@ class AdamW(Adam):
     """Adam whose weight decay leaves the running means alone (Loshchilov and Hutter, 2019).
 
     Arguments, defaults, formulas, state and errors are those of `torch.optim.AdamW`.
+
+    With `capturable` steps are counted on the GPU, and `torch.amp.GradScaler` leaves its scale and
+    its look at infinities to the step: nobody waits for the GPU, and a CUDA graph can hold it.
 
     With `in_backward` each parameter is updated in backward, as soon as its gradient is there, and
     its gradient is dropped: `step` has nothing left to do. For one backward a step, without a
@@ -210,10 +239,11 @@ class AdamW(Adam):
         amsgrad: bool = False,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         in_backward: bool = False,
     ) -> None:
         super().__init__(
-            params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize,
+            params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, capturable=capturable,
             decoupled_weight_decay=True, in_backward=in_backward,
         )  # fmt: skip
 
@@ -221,6 +251,45 @@ class AdamW(Adam):
         super().__setstate__(state)
         for group in self.param_groups:  # saved by a torch that had no such entry
             group["decoupled_weight_decay"] = True
+
+
+def _take_nothing(params: list[Tensor], *_: Any, **__: Any) -> list[int]:
+    """Take none of the parameters."""
+    return list(range(len(params)))
+
+
+def _sgd_on_cuda(lists: list[list[Any]], settings: Group) -> list[int]:
+    params, grads, buffers, is_first = lists
+    rule = on_cuda.settings(**settings)
+    states = [buffers] if settings["momentum"] != 0 else []
+    of_one = [0] * len(params)
+    return on_cuda.step("sgd", params, grads, states, of_one, [rule], is_first=is_first)[0]
+
+
+def _adam_on_cuda(
+    lists: list[list[Any]], settings: Group, grad_scale: Tensor | None, found_inf: Tensor | None
+) -> list[int]:
+    params, grads, means, squares, largest, steps = lists
+    numbers = {name: settings[name] for name in ("beta1", "beta2", "eps", "weight_decay")}
+    decay = _C.StepDecay.BEFORE if settings["decoupled_weight_decay"] else _C.StepDecay.GRADIENT
+    rule = on_cuda.settings(
+        settings["lr"], **numbers, maximize=settings["maximize"], decay=decay, corrects=True
+    )
+    states = [means, squares, largest] if settings["amsgrad"] else [means, squares]
+    left, _, _ = on_cuda.step(
+        "adam", params, grads, states, [0] * len(params), [rule], steps=steps,
+        scale_tensor=grad_scale, found_inf=found_inf,
+    )  # fmt: skip
+    return left
+
+
+def _unscale(grads: list[Tensor], grad_scale: Tensor | None, found_inf: Tensor | None) -> bool:
+    """Replace gradients by unscaled ones for PyTorch's functions; tell whether to step."""
+    if found_inf is not None and found_inf.item() != 0:
+        return False
+    if grad_scale is not None:
+        grads[:] = [grad / grad_scale for grad in grads]
+    return True
 
 
 def _pick(group: Group, *names: str) -> Group:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from torch_ort import _C
+from torch_ort.optim import on_cuda
 from torch_ort.optim.scaled_step import Group, Operands, Params, ScaledStep, checked, update_moments
 
 
@@ -54,6 +55,8 @@ class FusedAdam(ScaledStep):
     Raises:
         ValueError: a number is out of its range, or there is no such mode.
     """
+
+    _rule_name = "adam"
 
     def __init__(
         self,
@@ -101,6 +104,20 @@ class FusedAdam(ScaledStep):
             # (p - step) keep = keep p - keep step: what the decay takes from the new parameter.
             rule.step_size *= rule.keep
         return rule
+
+    def _settings(self, group: Group, taken: float | Tensor) -> Any:
+        decay = {
+            AdamWMode.ADAM_L2_REGULARIZATION: _C.StepDecay.GRADIENT,
+            AdamWMode.ADAMW_TRANSFORMERS: _C.StepDecay.AFTER,
+            AdamWMode.ADAMW_TORCH: _C.StepDecay.BEFORE,
+        }
+        beta1, beta2 = group["betas"]
+        return on_cuda.settings(
+            group["lr"], taken, beta1=beta1, beta2=beta2, eps=group["eps"],
+            weight_decay=group["weight_decay"], corrects=group["bias_correction"],
+            decay=decay[self._adam_w_mode],
+            plain_root=self._adam_w_mode is not AdamWMode.ADAMW_TORCH,
+        )  # fmt: skip
 
     def _step_of_engine(self, operands: Operands, rules: list[Any]) -> list[int]:
         return _C.adam_update(*operands.lists(), rules, isa=self._isa)

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from torch_ort import _C
+from torch_ort.optim import on_cuda
 from torch_ort.optim.gradients import norm_by_torch
 from torch_ort.optim.scaled_step import Group, Operands, Params, ScaledStep, checked, update_moments
 
@@ -40,6 +41,8 @@ class Lamb(ScaledStep):
     Raises:
         ValueError: a number is out of its range.
     """
+
+    _rule_name = "lamb"
 
     def __init__(
         self,
@@ -76,6 +79,14 @@ class Lamb(ScaledStep):
             weight_decay=group["weight_decay"], gradient_factor=factor,
             mean_correction=1 / (1 - beta1 ** group["step"]) if corrected else 1.0,
             inverse_correction=(1 - beta2 ** group["step"]) ** -0.5 if corrected else 1.0,
+            ratio_min=group["ratio_min"], ratio_max=group["ratio_max"],
+        )  # fmt: skip
+
+    def _settings(self, group: Group, taken: float | Tensor) -> Any:
+        beta1, beta2 = group["betas"]
+        return on_cuda.settings(
+            group["lr"], taken, beta1=beta1, beta2=beta2, eps=group["eps"],
+            weight_decay=group["weight_decay"], corrects=group["bias_correction"],
             ratio_min=group["ratio_min"], ratio_max=group["ratio_max"],
         )  # fmt: skip
 

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_ort import _C
 from torch_ort.core.counting import count
+from torch_ort.optim import on_cuda
 from torch_ort.optim.gradients import isa_in_force, norm
 
 Params = Iterable[Any]
@@ -34,13 +36,26 @@ class Operands:
         """Give them in the order in which the engine takes them."""
         return self.params, self.grads, self.means, self.squares, self.rule_of
 
+    def for_gpu(self) -> tuple[Any, ...]:
+        """Give them in the order in which `on_cuda.step` takes them."""
+        return self.params, self.grads, [self.means, self.squares], self.rule_of
+
+    def at(self, indices: list[int]) -> Operands:
+        """Give those of some parameters."""
+        return Operands(*([each[i] for i in indices] for each in self.lists()))
+
 
 class ScaledStep(torch.optim.Optimizer):
     """Optimizers with the running means of the gradient and of its square as state.
 
     The means of bfloat16 and float16 parameters are float32, others have the dtype of the
     parameter. `group["step"]` counts the updates of a group, for all of its parameters.
+
+    If all gradients are on one GPU, the device alone decides what is updated, and nobody waits for
+    it: counts of groups, `grad_norm` and `step_skipped` are tensors there. Else the host decides.
     """
+
+    _rule_name: str  # of step_on_cuda
 
     # torch.amp.GradScaler leaves the scale to the step then: no pass over the gradients to unscale.
     _step_supports_amp_scaling = True
@@ -56,8 +71,8 @@ class ScaledStep(torch.optim.Optimizer):
 
     def _begin(self) -> None:
         self._isa = isa_in_force()
-        self.grad_norm: float | None = None
-        self.step_skipped = False
+        self.grad_norm: float | Tensor | None = None
+        self.step_skipped: bool | Tensor = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_max_norm": self._max_norm}
@@ -90,7 +105,8 @@ class ScaledStep(torch.optim.Optimizer):
                 follows gradients made smaller as `torch.nn.utils.clip_grad_norm_` does it.
 
         Afterwards `step_skipped` tells whether nothing was updated, and `grad_norm` the norm before
-        clipping, None where it was not asked for.
+        clipping, None where it was not asked for. If all gradients are on one GPU, both are tensors
+        there, and arguments that are tensors there are read by it; a scale is not checked then.
 
         Raises:
             RuntimeError: a gradient is sparse. Nothing is updated.
@@ -105,12 +121,22 @@ class ScaledStep(torch.optim.Optimizer):
         found_inf = getattr(self, "found_inf", None) if found_inf is None else found_inf
         max_norm = self._max_norm if max_norm is None else max_norm
         with_grads = [self._with_grads(group) for group in self.param_groups]
-        grads = [_numbers(param.grad) for params in with_grads for param in params]
-        factor = self._gradient_factor(grads, grad_scale, found_inf, max_norm)
-        self.step_skipped = factor is None
-        if factor is not None:
-            self._update(with_grads, grads, factor)
+        self._check(grad_scale, max_norm)
+        if not self._step_on_device(with_grads, grad_scale, found_inf, max_norm):
+            grads = [_numbers(param.grad) for params in with_grads for param in params]
+            factor = self._gradient_factor(grads, grad_scale, found_inf, max_norm)
+            self.step_skipped = factor is None
+            if factor is not None:
+                self._update(with_grads, factor)
         return loss
+
+    def _check(self, grad_scale: float | Tensor | None, max_norm: float | None) -> None:
+        name = type(self).__name__
+        scale = 1.0 if grad_scale is None or _is_on_gpu(grad_scale) else float(grad_scale)
+        if not scale > 0:
+            raise ValueError(f"{name}: grad_scale: got {scale}, want more than 0")
+        if max_norm is not None and not max_norm >= 0:
+            raise ValueError(f"{name}: max_norm: got {max_norm}, want 0 or more")
 
     def _with_grads(self, group: Group) -> list[Tensor]:
         params = [param for param in group["params"] if param.grad is not None]
@@ -131,13 +157,9 @@ class ScaledStep(torch.optim.Optimizer):
         max_norm: float | None,
     ) -> float | None:
         """Give what gradients are multiplied by; None if nothing may be updated."""
-        name = type(self).__name__
         self.grad_norm = None
         scale = 1.0 if grad_scale is None else float(grad_scale)
-        if not scale > 0:
-            raise ValueError(f"{name}: grad_scale: got {scale}, want more than 0")
-        if max_norm is not None and not max_norm >= 0:
-            raise ValueError(f"{name}: max_norm: got {max_norm}, want 0 or more")
+        self._check(scale, max_norm)
         if found_inf is not None and float(found_inf) != 0:
             return None
         factor = 1 / scale
@@ -149,31 +171,92 @@ class ScaledStep(torch.optim.Optimizer):
             factor *= min(1.0, max_norm / (total + NORM_EPS))
         return factor if math.isfinite(total) else None
 
-    def _update(self, with_grads: list[list[Tensor]], grads: list[Tensor], factor: float) -> None:
-        operands = Operands(grads=grads)
-        rules = []
-        for group, params in zip(self.param_groups, with_grads, strict=True):
-            group["step"] = group.get("step", 0) + 1
-            rules.append(self._rule(group, factor))
+    def _operands(self, with_grads: list[list[Tensor]]) -> Operands:
+        operands = Operands()
+        for number, params in enumerate(with_grads):
             for param in params:
                 state = self.state[param]
                 if not state:
                     self._init_state(param, state)
                 operands.params.append(_numbers(param))
+                operands.grads.append(_numbers(param.grad))
                 operands.means.append(_numbers(state["exp_avg"]))
                 operands.squares.append(_numbers(state["exp_avg_sq"]))
-            operands.rule_of += [len(rules) - 1] * len(params)
+            operands.rule_of += [number] * len(params)
+        return operands
+
+    def _update(self, with_grads: list[list[Tensor]], factor: float) -> None:
+        operands = self._operands(with_grads)
+        for group in self.param_groups:
+            group["step"] = int(group.get("step", 0)) + 1
+        rules = [self._rule(group, factor) for group in self.param_groups]
         left = self._step_of_engine(operands, rules)
+        if any(operands.params[i].is_cuda for i in left) and on_cuda.are_there():
+            left = self._step_of_gpus(operands.at(left), left, factor)
         for i in left:
             self._step_of_torch(
                 operands.params[i], operands.grads[i], operands.means[i], operands.squares[i],
                 rules[operands.rule_of[i]],
             )  # fmt: skip
-        count("optimizer_parameters", len(grads) - len(left))
-        count("optimizer_parameters_by_torch", len(left))
+        _count(len(operands.params), len(left))
+
+    def _step_of_gpus(self, operands: Operands, numbers: list[int], factor: float) -> list[int]:
+        """Update what is on GPUs, as the host has decided; gives the numbers of the others."""
+        settings = [self._settings(group, group["step"]) for group in self.param_groups]
+        scale = 1 / factor if factor != 0 else math.inf
+        left, _, _ = on_cuda.step(self._rule_name, *operands.for_gpu(), settings, scale=scale)
+        return [numbers[i] for i in left]
+
+    def _step_on_device(
+        self,
+        with_grads: list[list[Tensor]],
+        grad_scale: float | Tensor | None,
+        found_inf: float | Tensor | None,
+        max_norm: float | None,
+    ) -> bool:
+        """Leave the step to the GPU that has all gradients; tell whether there is one that can."""
+        devices = {param.device for params in with_grads for param in params}
+        device = devices.pop() if len(devices) == 1 else torch.device("cpu")
+        if device.type != "cuda" or not on_cuda.are_there():
+            return False
+        operands = self._operands(with_grads)
+        params, grads, states, settings_of = operands.for_gpu()
+        if _C.left_by_cuda(params, grads, states):
+            return False
+        self.grad_norm, self.step_skipped = None, False
+        looks = max_norm is not None or (grad_scale is not None and found_inf is None)
+        if found_inf is not None and not _is_on_gpu(found_inf):
+            if float(found_inf) != 0:
+                self.step_skipped = True
+                return True
+            found_inf = None
+        scale: dict[str, Any] = {"scale_tensor": grad_scale}
+        if not _is_on_gpu(grad_scale):
+            scale = {"scale": 1.0 if grad_scale is None else float(grad_scale)}
+        counts = [_count_on(device, group.get("step", 0)) for group in self.param_groups]
+        groups = list(zip(self.param_groups, counts, strict=True))
+        settings = [self._settings(group, taken) for group, taken in groups]
+        left, norm, skipped = on_cuda.step(
+            self._rule_name, params, grads, states, settings_of, settings, **scale,
+            found_inf=found_inf, looks=looks, max_norm=max_norm,
+        )  # fmt: skip
+        if left:
+            return False
+        for group, taken in groups:
+            group["step"] = taken
+        if max_norm is not None:
+            self.grad_norm = norm
+        if skipped is not None:
+            self.step_skipped = skipped
+        _count(len(params), 0)
+        return True
 
     def _rule(self, group: Group, factor: float) -> Any:
         """Give what the step does to the parameters of a group."""
+        raise NotImplementedError
+
+    def _settings(self, group: Group, taken: float | Tensor) -> Any:
+        """Give the same for a GPU, which works out what depends on steps and gradients."""
         raise NotImplementedError
 
     def _step_of_engine(self, operands: Operands, rules: list[Any]) -> list[int]:
@@ -252,6 +335,8 @@ class ScaledStep(torch.optim.Optimizer):
 
 def _add_steps(_: torch.optim.Optimizer, packed: dict[str, Any]) -> None:
     for group in packed["param_groups"]:
+        if "step" in group:
+            group["step"] = int(group["step"])  # a GPU may have counted
         for number in group["params"]:
             state = packed["state"].get(number)
             if state:
@@ -264,6 +349,22 @@ def update_moments(mean: Tensor, square: Tensor, grad: Tensor, rule: Any) -> Non
     """Let the running means of the gradient and of its square follow a gradient, by PyTorch."""
     mean.lerp_(grad, 1 - rule.beta1)
     square.mul_(rule.beta2).addcmul_(grad, grad, value=1 - rule.beta2)
+
+
+def _is_on_gpu(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_cuda
+
+
+def _count_on(device: torch.device, count: float | Tensor) -> Tensor:
+    """Give a count of steps as a number on a GPU: itself if it is there."""
+    if _is_on_gpu(count):
+        return count.to(device)
+    return torch.full((), float(count), dtype=torch.float32, device=device)
+
+
+def _count(params: int, left: int) -> None:
+    count("optimizer_parameters", params - left)
+    count("optimizer_parameters_by_torch", left)
 
 
 def _numbers(tensor: Tensor) -> Tensor:
