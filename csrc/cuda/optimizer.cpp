@@ -47,7 +47,7 @@ struct GradientWords {
   int64_t num_sums;
   void *norm, *skipped;
 };
-constexpr int64_t kStepBytes = 8, kRuleBytes = 15 * 8;
+constexpr int64_t kStepBytes = 8, kRuleBytes = 15 * (8 + 4) + 4 + 2 * 8;
 static_assert(sizeof(TensorWords) == 56 && sizeof(SlotWords) == 16 && sizeof(SettingsWords) == 96);
 
 SettingsWords words_of(const StepSettings& of) {

@@ -54,34 +54,43 @@ struct Step {
   u32 skips, unused;
 };
 
-// Of the tensors of a slot; the names are those of csrc/cpu/kernels.h.
-struct Rule {
-  double lr, step_size, inverse_correction, mean_correction, beta1, beta2, eps, weight_decay, keep;
-  double gradient_factor, momentum, dampening, ratio_min, ratio_max;
-  u64 is_nesterov;
+// A factor as the sum of two numbers, as on the CPU: rounded to one, 0.999 would add up an error in
+// each of many steps. The first is smaller than the factor, so that an infinite x stays infinite.
+template <typename T>
+struct Factor {
+  T high, low;
 };
+
+// What the tensors of a slot follow, in the type that a kernel computes in. The names are those of
+// csrc/cpu/kernels.h; `rest` is what is left to 1.
+template <typename T>
+struct Numbers {
+  T lr, step_size, inverse_correction, mean_correction, beta1_rest, beta2_rest, eps, weight_decay;
+  T gradient_factor, momentum, dampening_rest;
+  Factor<T> beta2, keep;
+};
+struct Rule {
+  Numbers<double> exact;
+  Numbers<float> rounded;
+  u32 flags;
+  double ratio_min, ratio_max;
+};
+enum { kIsNesterov = 1, kKeepsAll = 2 };
+
+INLINE const Numbers<double>& numbers_of(const Rule& rule, double) { return rule.exact; }
+INLINE const Numbers<float>& numbers_of(const Rule& rule, float) { return rule.rounded; }
 
 // ---- numbers
 
 INLINE float fma_of(float x, float y, float z) { return fmaf(x, y, z); }
 INLINE double fma_of(double x, double y, double z) { return fma(x, y, z); }
 
-// A factor as the sum of two numbers, as on the CPU: rounded to one, 0.999 would add up an error in
-// each of many steps. The first is smaller than the factor, so that an infinite x stays infinite.
-struct Factor {
-  INLINE float high_of(double value) {
-    float high = float(value);
-    if (value != 0 && fabs(double(high)) >= fabs(value)) {
-      high = __uint_as_float(__float_as_uint(high) - 1);
-    }
-    return high;
-  }
-};
-INLINE float multiply_add(float x, double value, float y) {
-  const float high = Factor::high_of(value);
-  return fmaf(x, high, fmaf(x, float(value - double(high)), y));
+INLINE float multiply_add(float x, const Factor<float>& by, float y) {
+  return fmaf(x, by.high, fmaf(x, by.low, y));
 }
-INLINE double multiply_add(double x, double value, double y) { return fma(x, value, y); }
+INLINE double multiply_add(double x, const Factor<double>& by, double y) {
+  return fma(x, by.high, y);
+}
 
 // Of all threads of a block, in one order. Each gets the sum. `shared` has a number for each warp.
 INLINE double sum_threads(double x, double* shared) {
@@ -131,15 +140,13 @@ INLINE Chunk find_chunk(const u32* ends, const Tensor* tensors, int num_tensors)
   return {tensors + index, index, begin, left < kChunk ? int(left) : int(kChunk)};
 }
 
-// Elements of a chunk by V at once, or one by one where addresses are odd.
+// Elements of a chunk by V at once; those at its end, and all where addresses are odd, one by one.
 template <int V, typename Work>
 INLINE void for_each(const Chunk& chunk, Work& work) {
-  if (chunk.tensor->flags & kAligned) {
-    for (int i = threadIdx.x * V; i < chunk.count; i += kThreads * V) {
-      work.template run<V>(i, chunk.count - i);
-    }
-  } else {
-    for (int i = threadIdx.x; i < chunk.count; i += kThreads) work.template run<1>(i, 1);
+  const int by_vector = chunk.tensor->flags & kAligned ? chunk.count - chunk.count % V : 0;
+  for (int i = threadIdx.x * V; i < by_vector; i += kThreads * V) work.template run<V>(i);
+  for (int i = by_vector + int(threadIdx.x); i < chunk.count; i += kThreads) {
+    work.template run<1>(i);
   }
 }
 
@@ -164,12 +171,12 @@ struct Sgd {
   bool is_first, is_nesterov;
 
   template <int V>
-  __device__ __forceinline__ void run(int i, int left) const {
+  __device__ __forceinline__ void run(int i) const {
     wide x[V], change[V], kept[V];
-    load(x, parameter + i, left);
-    load(change, gradient + i, left);
+    load(x, parameter + i);
+    load(change, gradient + i);
     if constexpr (IsThere<B>::value) {
-      if (!is_first) load(kept, buffer + i, left);
+      if (!is_first) load(kept, buffer + i);
     }
 #pragma unroll
     for (int j = 0; j < V; ++j) {
@@ -181,8 +188,8 @@ struct Sgd {
       }
       x[j] = fma_of(minus_lr, change[j], x[j]);
     }
-    if constexpr (IsThere<B>::value) store(buffer + i, kept, left);
-    store(parameter + i, x, left);
+    if constexpr (IsThere<B>::value) store(buffer + i, kept);
+    store(parameter + i, x);
   }
 };
 
@@ -192,16 +199,17 @@ INLINE void sgd(const u32* ends, const Tensor* tensors, int num_tensors, const S
   if (step->skips) return;
   const Chunk chunk = find_chunk(ends, tensors, num_tensors);
   const Rule& rule = rules[chunk.tensor->slot];
+  const Numbers<wide>& by = numbers_of(rule, wide());
   const Sgd<P, G, B> work = {chunk.array<P>(0),
                              chunk.array<const G>(1),
                              IsThere<B>::value ? chunk.array<B>(2) : nullptr,
-                             wide(rule.gradient_factor),
-                             wide(rule.weight_decay),
-                             wide(rule.momentum),
-                             wide(-rule.lr),
-                             wide(1 - rule.dampening),
+                             by.gradient_factor,
+                             by.weight_decay,
+                             by.momentum,
+                             -by.lr,
+                             by.dampening_rest,
                              (chunk.tensor->flags & kFirstStep) != 0,
-                             rule.is_nesterov != 0};
+                             (rule.flags & kIsNesterov) != 0};
   for_each<V>(chunk, work);
 }
 
@@ -210,7 +218,7 @@ INLINE void sgd(const u32* ends, const Tensor* tensors, int num_tensors, const S
 // The running means of a gradient and of its square.
 struct Means {
   wide beta1_rest, beta2_rest;
-  double beta2;
+  Factor<wide> beta2;
 
   __device__ __forceinline__ wide mean(wide old, wide g) const {
     return fma_of(beta1_rest, g - old, old);
@@ -219,9 +227,7 @@ struct Means {
     return multiply_add(old, beta2, beta2_rest * g * g);
   }
 };
-INLINE Means means_of(const Rule& rule) {
-  return {wide(1 - rule.beta1), wide(1 - rule.beta2), rule.beta2};
-}
+INLINE Means means_of(const Numbers<wide>& by) { return {by.beta1_rest, by.beta2_rest, by.beta2}; }
 
 template <typename P, typename G, typename M, typename S, typename L>
 struct Adam {
@@ -231,17 +237,18 @@ struct Adam {
   S* square;
   L* largest;
   Means means;
-  double keep;
+  Factor<wide> keep;
+  bool keeps_all;
   wide factor, decay, eps, inverse_correction, minus_step_size;
 
   template <int V>
-  __device__ __forceinline__ void run(int i, int left) const {
+  __device__ __forceinline__ void run(int i) const {
     wide x[V], g[V], m[V], squares[V], most[V];
-    load(x, parameter + i, left);
-    load(g, gradient + i, left);
-    load(m, mean + i, left);
-    load(squares, square + i, left);
-    if constexpr (IsThere<L>::value) load(most, largest + i, left);
+    load(x, parameter + i);
+    load(g, gradient + i);
+    load(m, mean + i);
+    load(squares, square + i);
+    if constexpr (IsThere<L>::value) load(most, largest + i);
 #pragma unroll
     for (int j = 0; j < V; ++j) {
       g[j] *= factor;
@@ -250,13 +257,13 @@ struct Adam {
       squares[j] = means.square(squares[j], g[j]);
       most[j] = IsThere<L>::value ? Max(most[j], squares[j]) : squares[j];
       const wide change = m[j] / fma_of(Sqrt(most[j]), inverse_correction, eps);
-      x[j] = keep == 1 ? fma_of(minus_step_size, change, x[j])
+      x[j] = keeps_all ? fma_of(minus_step_size, change, x[j])
                        : multiply_add(x[j], keep, minus_step_size * change);
     }
-    store(mean + i, m, left);
-    store(square + i, squares, left);
-    if constexpr (IsThere<L>::value) store(largest + i, most, left);
-    store(parameter + i, x, left);
+    store(mean + i, m);
+    store(square + i, squares);
+    if constexpr (IsThere<L>::value) store(largest + i, most);
+    store(parameter + i, x);
   }
 };
 
@@ -266,18 +273,20 @@ INLINE void adam(const u32* ends, const Tensor* tensors, int num_tensors, const 
   if (step->skips) return;
   const Chunk chunk = find_chunk(ends, tensors, num_tensors);
   const Rule& rule = rules[chunk.tensor->slot];
+  const Numbers<wide>& by = numbers_of(rule, wide());
   const Adam<P, G, M, S, L> work = {chunk.array<P>(0),
                                     chunk.array<const G>(1),
                                     chunk.array<M>(2),
                                     chunk.array<S>(3),
                                     IsThere<L>::value ? chunk.array<L>(4) : nullptr,
-                                    means_of(rule),
-                                    rule.keep,
-                                    wide(rule.gradient_factor),
-                                    wide(rule.weight_decay),
-                                    wide(rule.eps),
-                                    wide(rule.inverse_correction),
-                                    wide(-rule.step_size)};
+                                    means_of(by),
+                                    by.keep,
+                                    (rule.flags & kKeepsAll) != 0,
+                                    by.gradient_factor,
+                                    by.weight_decay,
+                                    by.eps,
+                                    by.inverse_correction,
+                                    -by.step_size};
   for_each<V>(chunk, work);
 }
 
@@ -292,9 +301,8 @@ struct Direction {
     return decay == wide(0) ? r : fma_of(decay, x, r);
   }
 };
-INLINE Direction direction_of(const Rule& rule) {
-  return {wide(rule.mean_correction), wide(rule.inverse_correction), wide(rule.eps),
-          wide(rule.weight_decay)};
+INLINE Direction direction_of(const Numbers<wide>& by) {
+  return {by.mean_correction, by.inverse_correction, by.eps, by.weight_decay};
 }
 
 template <typename P, typename G, typename M, typename S>
@@ -309,24 +317,23 @@ struct LambMeans {
   double of_parameter, of_direction;  // sums of squares
 
   template <int V>
-  __device__ __forceinline__ void run(int i, int left) {
+  __device__ __forceinline__ void run(int i) {
     wide x[V], g[V], m[V], squares[V];
-    load(x, parameter + i, left);
-    load(g, gradient + i, left);
-    load(m, mean + i, left);
-    load(squares, square + i, left);
+    load(x, parameter + i);
+    load(g, gradient + i);
+    load(m, mean + i);
+    load(squares, square + i);
 #pragma unroll
     for (int j = 0; j < V; ++j) {
       g[j] *= factor;
       m[j] = means.mean(m[j], g[j]);
       squares[j] = means.square(squares[j], g[j]);
-      if (j >= left) continue;  // eps may be 0
       const double r = direction.of(x[j], m[j], squares[j]);
       of_parameter += double(x[j]) * double(x[j]);
       of_direction += r * r;
     }
-    store(mean + i, m, left);
-    store(square + i, squares, left);
+    store(mean + i, m);
+    store(square + i, squares);
   }
 };
 
@@ -337,11 +344,11 @@ INLINE void lamb_means(const u32* ends, const Tensor* tensors, int num_tensors, 
   SHARED(memory);
   if (step->skips) return;
   const Chunk chunk = find_chunk(ends, tensors, num_tensors);
-  const Rule& rule = rules[chunk.tensor->slot];
-  LambMeans<P, G, M, S> work = {chunk.array<const P>(0),    chunk.array<const G>(1),
-                                chunk.array<M>(2),          chunk.array<S>(3),
-                                means_of(rule),             direction_of(rule),
-                                wide(rule.gradient_factor), 0,
+  const Numbers<wide>& by = numbers_of(rules[chunk.tensor->slot], wide());
+  LambMeans<P, G, M, S> work = {chunk.array<const P>(0), chunk.array<const G>(1),
+                                chunk.array<M>(2),       chunk.array<S>(3),
+                                means_of(by),            direction_of(by),
+                                by.gradient_factor,      0,
                                 0};
   for_each<V>(chunk, work);
   double* const shared = reinterpret_cast<double*>(memory);
@@ -361,16 +368,16 @@ struct LambMove {
   wide minus_rate;
 
   template <int V>
-  __device__ __forceinline__ void run(int i, int left) const {
+  __device__ __forceinline__ void run(int i) const {
     wide x[V], m[V], squares[V];
-    load(x, parameter + i, left);
-    load(m, mean + i, left);
-    load(squares, square + i, left);
+    load(x, parameter + i);
+    load(m, mean + i);
+    load(squares, square + i);
 #pragma unroll
     for (int j = 0; j < V; ++j) {
       x[j] = fma_of(minus_rate, direction.of(x[j], m[j], squares[j]), x[j]);
     }
-    store(parameter + i, x, left);
+    store(parameter + i, x);
   }
 };
 
@@ -381,7 +388,7 @@ INLINE void lamb_move(const u32* ends, const Tensor* tensors, int num_tensors, c
   const Chunk chunk = find_chunk(ends, tensors, num_tensors);
   const LambMove<P, M, S> work = {chunk.array<P>(0), chunk.array<const M>(2),
                                   chunk.array<const S>(3),
-                                  direction_of(rules[chunk.tensor->slot]),
+                                  direction_of(numbers_of(rules[chunk.tensor->slot], wide())),
                                   wide(-rates[chunk.index])};
   for_each<V>(chunk, work);
 }
@@ -405,7 +412,7 @@ INLINE void lamb_rate(const u32* ends, const Tensor* tensors, const Step* step, 
   double ratio = of_parameter == 0 || of_direction == 0 ? 1 : of_parameter / of_direction;
   if (ratio < rule.ratio_min) ratio = rule.ratio_min;
   if (ratio > rule.ratio_max) ratio = rule.ratio_max;
-  rates[blockIdx.x] = rule.lr * ratio;
+  rates[blockIdx.x] = rule.exact.lr * ratio;
 }
 
 // ---- the norm of gradients
@@ -416,9 +423,9 @@ struct SumSquares {
   double sum;
 
   template <int V>
-  __device__ __forceinline__ void run(int i, int left) {
+  __device__ __forceinline__ void run(int i) {
     wide g[V];
-    load(g, gradient + i, left);
+    load(g, gradient + i);
 #pragma unroll
     for (int j = 0; j < V; ++j) sum = fma(double(g[j]), double(g[j]), sum);
   }
@@ -442,35 +449,58 @@ INLINE double number_at(u64 address, bool is_double) {
                    : double(*reinterpret_cast<const float*>(address));
 }
 
+INLINE Factor<float> rounded(Factor<double> by) {
+  float high = float(by.high);
+  if (by.high != 0 && fabs(double(high)) >= fabs(by.high)) {
+    high = __uint_as_float(__float_as_uint(high) - 1);
+  }
+  return {high, float(by.high - double(high))};
+}
+INLINE Numbers<float> rounded(const Numbers<double>& by) {
+  return {float(by.lr),
+          float(by.step_size),
+          float(by.inverse_correction),
+          float(by.mean_correction),
+          float(by.beta1_rest),
+          float(by.beta2_rest),
+          float(by.eps),
+          float(by.weight_decay),
+          float(by.gradient_factor),
+          float(by.momentum),
+          float(by.dampening_rest),
+          rounded(by.beta2),
+          rounded(by.keep)};
+}
+
 INLINE Rule rule_of(const Settings& by, double taken, double factor) {
   const double lr = by.lr_at == 0 ? by.lr : number_at(by.lr_at, by.flags & kLrIsDouble);
   const bool corrects = (by.flags & kCorrects) != 0;
-  const double left1 = corrects ? 1 - pow(by.beta1, taken) : 1;
-  const double left2 = corrects ? 1 - pow(by.beta2, taken) : 1;
+  const double rest1 = corrects ? 1 - pow(by.beta1, taken) : 1;
+  const double rest2 = corrects ? 1 - pow(by.beta2, taken) : 1;
   const bool decays_parameter = (by.flags & (kDecaysBefore | kDecaysAfter)) != 0;
-  Rule rule;
-  rule.lr = lr;
-  rule.keep = decays_parameter ? 1 - lr * by.weight_decay : 1;
-  rule.weight_decay = decays_parameter ? 0 : by.weight_decay;
-  rule.mean_correction = 1 / left1;
-  rule.step_size = lr / left1;
-  rule.inverse_correction = 1 / sqrt(left2);
+  const double keep = decays_parameter ? 1 - lr * by.weight_decay : 1;
+  Numbers<double> exact;
+  exact.lr = lr;
+  exact.step_size = lr / rest1;
+  exact.mean_correction = 1 / rest1;
+  exact.inverse_correction = 1 / sqrt(rest2);
   if (by.flags & kPlainRoot) {
-    rule.step_size *= sqrt(left2);
-    rule.inverse_correction = 1;
+    exact.step_size *= sqrt(rest2);
+    exact.inverse_correction = 1;
   }
   // (p - step) keep = keep p - keep step: what the decay takes from the new parameter.
-  if (by.flags & kDecaysAfter) rule.step_size *= rule.keep;
-  rule.beta1 = by.beta1;
-  rule.beta2 = by.beta2;
-  rule.eps = by.eps;
-  rule.gradient_factor = by.flags & kMaximizes ? -factor : factor;
-  rule.momentum = by.momentum;
-  rule.dampening = by.dampening;
-  rule.ratio_min = by.ratio_min;
-  rule.ratio_max = by.ratio_max;
-  rule.is_nesterov = by.flags & kNesterov;
-  return rule;
+  if (by.flags & kDecaysAfter) exact.step_size *= keep;
+  exact.beta1_rest = 1 - by.beta1;
+  exact.beta2_rest = 1 - by.beta2;
+  exact.eps = by.eps;
+  exact.weight_decay = decays_parameter ? 0 : by.weight_decay;
+  exact.gradient_factor = by.flags & kMaximizes ? -factor : factor;
+  exact.momentum = by.momentum;
+  exact.dampening_rest = 1 - by.dampening;
+  exact.beta2 = {by.beta2, 0};
+  exact.keep = {keep, 0};
+  const u32 flags = (by.flags & kNesterov ? kIsNesterov : 0) | (keep == 1 ? kKeepsAll : 0);
+  return {exact, rounded(exact), flags, by.ratio_min, by.ratio_max};
 }
 
 // What is asked of all gradients. Addresses are 0 where there is nothing.

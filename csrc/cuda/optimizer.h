@@ -78,7 +78,7 @@ struct MultiStep {
 
 // Builds what a step needs. Unsupported if there is no driver, or a text does not build.
 void prepare(const MultiStep& step, int device);
-// Queues the step on the stream in force; prepares it.
+// Prepares the step, and queues it on the stream in force.
 void run(const MultiStep& step, int device);
 
 // The texts by their names, for tests of their machine code: for tensors of these dtypes.

@@ -53,9 +53,12 @@ std::string head(bool is_double) {
                 prelude(), "\n", optimizer_prelude(), "\n");
 }
 
+// With 8 elements at once a thread may have half of the registers of 512: ptxas, left to itself,
+// would give it fewer than it needs.
 template <typename... Parts>
-std::string kernel(const std::string& name, const Parts&... parts) {
-  return concat("extern \"C\" __global__ void __launch_bounds__(256)\n", name, "(", parts...);
+std::string kernel(const std::string& name, int64_t vector, const Parts&... parts) {
+  return concat("extern \"C\" __global__ void __launch_bounds__(256", vector == 8 ? ", 2" : "",
+                ")\n", name, "(", parts...);
 }
 
 std::string arguments(const std::vector<DType>& dtypes) {
@@ -76,16 +79,16 @@ OptimizerRule optimizer_rule_from_name(std::string_view name) {
 OptimizerText begin_text() {
   const std::string name = "begin_step";
   std::string text = head(/*is_double=*/true);
-  text += kernel(name,
+  text += kernel(name, 1,
                  "Step* step, Rule* rules, const Slot* slots, int first_slot, int last_slot,\n"
                  "    int first_settings, const __grid_constant__ Gradients gradients,\n"
                  "    const __grid_constant__ SettingsList settings) {\n"
                  "  begin(step, rules, slots, first_slot, last_slot, first_settings, gradients, "
                  "settings);\n}\n");
-  text += kernel("write_words",
+  text += kernel("write_words", 1,
                  "u64* to, int count, const __grid_constant__ WordList words) {\n"
                  "  for (int i = threadIdx.x; i < count; i += kThreads) to[i] = words.at[i];\n}\n");
-  text += kernel("lamb_rates", "const u32* ends, const Tensor* tensors, ", kRules,
+  text += kernel("lamb_rates", 1, "const u32* ends, const Tensor* tensors, ", kRules,
                  ",\n    const double* norms, double* rates) {\n"
                  "  lamb_rate(ends, tensors, step, rules, norms, rates);\n}\n");
   return {name, text};
@@ -93,26 +96,27 @@ OptimizerText begin_text() {
 
 OptimizerText squares_text(DType gradient) {
   const std::string name = concat("sum_squares_", short_name(gradient));
-  return {name,
-          head(/*is_double=*/true) + kernel(name, kTable, ", double* sums) {\n  sum_squares<",
-                                            arguments({gradient}), ">(", kGiven, ", sums);\n}\n")};
+  return {name, head(/*is_double=*/true) +
+                    kernel(name, vector_of({gradient}), kTable, ", double* sums) {\n  sum_squares<",
+                           arguments({gradient}), ">(", kGiven, ", sums);\n}\n")};
 }
 
 OptimizerText update_text(OptimizerRule rule, const std::vector<DType>& dtypes) {
   std::string name = rule_name(rule);
   for (DType dtype : dtypes) name += concat("_", short_name(dtype));
   std::string text = head(dtypes.front() == DType::kDouble);
+  const int64_t vector = vector_of(dtypes);
   if (rule != OptimizerRule::kLamb) {
-    text += kernel(name, kTable, ", ", kRules, ") {\n  ", rule_name(rule), "<", arguments(dtypes),
-                   ">(", kGiven, ", step, rules);\n}\n");
+    text += kernel(name, vector, kTable, ", ", kRules, ") {\n  ", rule_name(rule), "<",
+                   arguments(dtypes), ">(", kGiven, ", step, rules);\n}\n");
     return {name, text};
   }
-  text += kernel(name, kTable, ", ", kRules, ",\n    double* norms) {\n  lamb_means<",
+  text += kernel(name, vector, kTable, ", ", kRules, ",\n    double* norms) {\n  lamb_means<",
                  arguments(dtypes), ">(", kGiven, ", step, rules, norms);\n}\n");
   const std::vector<DType> moved = {dtypes[0], dtypes[2], dtypes[3]};
-  text +=
-      kernel(name + "_move", kTable, ", ", kRules, ",\n    const double* rates) {\n  lamb_move<",
-             arguments(moved), ">(", kGiven, ", step, rules, rates);\n}\n");
+  text += kernel(name + "_move", vector, kTable, ", ", kRules,
+                 ",\n    const double* rates) {\n  lamb_move<", arguments(moved), ">(", kGiven,
+                 ", step, rules, rates);\n}\n");
   return {name, text};
 }
 

@@ -154,7 +154,7 @@ class StepOnDevice {
       return next;
     }
     counted_.push_back(steps);
-    const double taken = steps.item<double>() + 1;
+    const double taken = count_of(steps) + 1;
     const auto [found, is_new] = slots_by_count_.try_emplace(taken, next);
     if (is_new) {
       step_.slots.push_back({.settings = static_cast<uint32_t>(step_.settings.size())});
@@ -220,7 +220,7 @@ CudaOutcome step_on_cuda(cuda::OptimizerRule rule, const CudaOperands& operands,
   }
   for (auto& [index, step] : steps) {
     step.use(gradients, outcome);
-    step.prepare();
+    if (steps.size() > 1) step.prepare();  // on all devices, or on none
   }
   for (auto& [index, step] : steps) step.run();
   return outcome;

@@ -37,6 +37,11 @@ bool is_count(const at::Tensor& tensor, c10::DeviceType device) {
          (tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble);
 }
 
+double count_of(const at::Tensor& steps) {
+  if (steps.scalar_type() == at::kDouble) return *steps.const_data_ptr<double>();
+  return *steps.const_data_ptr<float>();
+}
+
 double count_step(const at::Tensor& steps) {
   note_edit(steps);
   if (steps.scalar_type() == at::kDouble) return *steps.mutable_data_ptr<double>() += 1;

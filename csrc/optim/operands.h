@@ -19,7 +19,9 @@ bool have_dtypes(const Tensors& operands);  // such ones
 
 // Whether it holds one number, of float32 or float64.
 bool is_count(const at::Tensor& tensor, c10::DeviceType device);
-// Adds a step to a count on the CPU.
+// The number of a count on the CPU.
+double count_of(const at::Tensor& steps);
+// Adds a step to it.
 double count_step(const at::Tensor& steps);
 
 // Tells autograd that a tensor was written.

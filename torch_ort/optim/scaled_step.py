@@ -32,6 +32,14 @@ class Operands:
     squares: list[Tensor] = field(default_factory=list)
     rule_of: list[int] = field(default_factory=list)
 
+    def add(self, param: Tensor, grad: Tensor, mean: Tensor, square: Tensor, rule: int) -> None:
+        """Add a parameter."""
+        self.params.append(param)
+        self.grads.append(grad)
+        self.means.append(mean)
+        self.squares.append(square)
+        self.rule_of.append(rule)
+
     def lists(self) -> tuple[list[Any], ...]:
         """Give them in the order in which the engine takes them."""
         return self.params, self.grads, self.means, self.squares, self.rule_of
@@ -178,11 +186,8 @@ class ScaledStep(torch.optim.Optimizer):
                 state = self.state[param]
                 if not state:
                     self._init_state(param, state)
-                operands.params.append(_numbers(param))
-                operands.grads.append(_numbers(param.grad))
-                operands.means.append(_numbers(state["exp_avg"]))
-                operands.squares.append(_numbers(state["exp_avg_sq"]))
-            operands.rule_of += [number] * len(params)
+                tensors = param, param.grad, state["exp_avg"], state["exp_avg_sq"]
+                operands.add(*(map(_numbers, tensors) if param.is_complex() else tensors), number)
         return operands
 
     def _update(self, with_grads: list[list[Tensor]], factor: float) -> None:
