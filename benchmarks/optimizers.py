@@ -2,9 +2,11 @@
 
     python benchmarks/optimizers.py
     python benchmarks/optimizers.py --only FusedAdam AdamW --threads 1 --json optimizers.json
+    python benchmarks/optimizers.py --device cuda --width 1024
 
 The parameters are the 150 tensors of a language model with 20 million parameters, in float32. All
-sides stand in one process, each with parameters of its own, and take turns.
+sides stand in one process, each with parameters of its own, and take turns, which end when the
+device is done.
 """
 
 from __future__ import annotations
@@ -109,37 +111,38 @@ class Row:
         return min(self.ours) / min(others), median(turns)
 
 
-def sizes() -> list[tuple[int, ...]]:
+def sizes(width: int = WIDTH) -> list[tuple[int, ...]]:
     """Give the sizes of a causal language model's parameters."""
     block = [
-        (WIDTH,), (WIDTH,), (3 * WIDTH, WIDTH), (3 * WIDTH,), (WIDTH, WIDTH), (WIDTH,),
-        (WIDTH,), (WIDTH,), (4 * WIDTH, WIDTH), (4 * WIDTH,), (WIDTH, 4 * WIDTH), (WIDTH,),
+        (width,), (width,), (3 * width, width), (3 * width,), (width, width), (width,),
+        (width,), (width,), (4 * width, width), (4 * width,), (width, 4 * width), (width,),
     ]  # fmt: skip
-    rest = [(VOCABULARY, WIDTH), (LENGTH, WIDTH), (WIDTH,), (WIDTH,), (WIDTH, WIDTH), (WIDTH,)]
+    rest = [(VOCABULARY, width), (LENGTH, width), (width,), (width,), (width, width), (width,)]
     return block * BLOCKS + rest
 
 
-def make_parameters(of: list[tuple[int, ...]]) -> Params:
-    params = [nn.Parameter(torch.randn(size)) for size in of]
+def make_parameters(of: list[tuple[int, ...]], device: str) -> Params:
+    params = [nn.Parameter(torch.randn(size, device=device)) for size in of]
     for param in params:
         param.grad = torch.randn_like(param)
     return params
 
 
-def copying(moves: int, of: list[tuple[int, ...]]) -> Callable[[], object]:
+def copying(moves: int, of: list[tuple[int, ...]], device: str) -> Callable[[], object]:
     """Give a copy that reads half of these numbers and writes the other half."""
-    source = torch.randn(sum(map(math.prod, of)) * moves // 2)
+    source = torch.randn(sum(map(math.prod, of)) * moves // 2, device=device)
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
 
 
-def measure(name: str, of: list[tuple[int, ...]], turns: int, threads: int) -> Row:
+def measure(name: str, of: list[tuple[int, ...]], turns: int, threads: int, device: str) -> Row:
     case = CASES[name]
-    sides = {"copy": copying(case.moves, of)}
+    wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
+    sides = {"copy": copying(case.moves, of, device)}
     for side in ("ours", "fused", "default"):
         make = getattr(case, side)
         if make is not None:
-            sides[side] = make(make_parameters(of))
+            sides[side] = make(make_parameters(of, device))
     seconds: dict[str, list[float]] = {side: [] for side in ("ours", "fused", "default", "copy")}
     for step in sides.values():
         step()
@@ -149,9 +152,11 @@ def measure(name: str, of: list[tuple[int, ...]], turns: int, threads: int) -> R
         for side in order[turn % len(order) :] + order[: turn % len(order)]:
             step = sides[side]
             step()  # what the side before has left in the caches
+            wait()
             start = time.perf_counter()
             for _ in range(TURN_STEPS):
                 step()
+            wait()
             seconds[side].append((time.perf_counter() - start) / TURN_STEPS)
     return Row(name, threads, **seconds)
 
@@ -193,7 +198,10 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--only", nargs="+", default=[""], metavar="NAME",
                         help=f"names that begin so, of {'; '.join(CASES)}")  # fmt: skip
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--width", type=int, default=WIDTH, help="of the language model")
+    parser.add_argument("--threads", type=int, nargs="+",
+                        help="where nothing is said 1 and 2, beside a GPU 1")  # fmt: skip
     parser.add_argument("--turns", type=int, default=16, help="of each side")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements")
     return parser.parse_args(arguments)
@@ -203,13 +211,14 @@ def main(arguments: Sequence[str]) -> int:
     options = parse_arguments(arguments)
     console = Console(width=110)
     torch.manual_seed(0)
-    of, rows = sizes(), []
+    of, rows = sizes(options.width), []
     names = [name for name in CASES if name.startswith(tuple(options.only))]
-    for threads in options.threads:
+    for threads in options.threads or ([1, 2] if options.device == "cpu" else [1]):
         torch.set_num_threads(threads)
-        rows.append([measure(name, of, options.turns, threads) for name in names])
+        rows.append([measure(name, of, options.turns, threads, options.device) for name in names])
         title = (
-            f"{len(of)} tensors, {sum(map(math.prod, of)) / 1e6:.1f} million, threads: {threads}"
+            f"{len(of)} tensors, {sum(map(math.prod, of)) / 1e6:.1f} million, {options.device}, "
+            f"threads: {threads}"
         )
         console.print(table(rows[-1], f"{title}; fastest turn (median)"))
         for line in verdicts(rows[-1]):

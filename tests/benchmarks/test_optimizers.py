@@ -21,7 +21,7 @@ def test_sizes_are_those_of_the_target(optimizers):
 
 
 def test_a_table(optimizers, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(optimizers, "sizes", lambda: [(3, 4), (5,)])
+    monkeypatch.setattr(optimizers, "sizes", lambda width: [(3, 4), (5,)])
     file = tmp_path / "optimizers.json"
     arguments = ["--threads", "1", "--turns", "2", "--json", str(file)]
     assert optimizers.main(arguments) == 0
@@ -35,12 +35,20 @@ def test_a_table(optimizers, monkeypatch, tmp_path, capsys):
 
 
 def test_some_of_them(optimizers, monkeypatch, capsys):
-    monkeypatch.setattr(optimizers, "sizes", lambda: [(3, 4)])
+    monkeypatch.setattr(optimizers, "sizes", lambda width: [(3, 4)])
     assert optimizers.main(["--only", "SGD", "Lamb", "--threads", "1", "--turns", "2"]) == 0
     text = capsys.readouterr().out
     assert "SGD, momentum" in text
     assert "Lamb" in text
     assert "Adam," not in text
+
+
+@pytest.mark.cuda
+def test_on_a_gpu(optimizers, monkeypatch, capsys):
+    monkeypatch.setattr(optimizers, "sizes", lambda width: [(width, 4)])
+    arguments = ["--device", "cuda", "--width", "3", "--only", "FusedAdam", "--turns", "2"]
+    assert optimizers.main(arguments) == 0
+    assert "1 tensors, 0.0 million, cuda, threads: 1" in capsys.readouterr().out
 
 
 def test_a_missed_target_is_told(optimizers):

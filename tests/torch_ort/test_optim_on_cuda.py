@@ -329,6 +329,30 @@ def test_one_launch_for_each_combination_of_dtypes(launches: Callable[[], list[s
     ]
 
 
+def test_what_is_captured_writes_its_own_addresses(
+    launches: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph that is replayed must not read what later steps have written in the same place."""
+    want = make_parameters()
+    got = there(want)
+    reference, optimizer = AdamW(want), AdamW(got, capturable=True)
+    for seed, capturing in enumerate((False, True, True, False)):
+        give(want, gradients(want, seed))
+        for param, other in zip(got, want, strict=True):
+            if seed == 0:
+                param.grad = torch.empty_like(param)
+            param.grad.copy_(other.grad)
+        if capturing:
+            monkeypatch.setenv("EMULATED_CUDA_CAPTURING", "1")
+        else:
+            monkeypatch.delenv("EMULATED_CUDA_CAPTURING", raising=False)
+        launches()
+        for each in (reference, optimizer):
+            each.step()
+        assert ("write_words" in launches()) == (capturing or seed == 0)
+    torch.testing.assert_close(here(got), here(want), rtol=1e-6, atol=1e-7)
+
+
 def test_no_number_compiles_a_kernel_anew() -> None:
     params = there(make_parameters())
     optimizer = AdamW(params, lr=0.1)
@@ -444,6 +468,39 @@ def test_gradient_scaler(name: str, unscale: bool) -> None:
         assert name == "sgd" or state["step"] == 3
     torch.testing.assert_close(results[1], results[0], rtol=1e-6, atol=1e-6)
     assert torch_ort.counters()["optimizer_parameters_by_torch"] == 0
+
+
+@SCALED
+def test_gradient_scaler_clips_what_it_has_scaled(name: str) -> None:
+    want = make_parameters(torch.float32, LENGTHS)
+    got = there(want)
+    optimizers = [(want, OPTIMIZERS[name](want), "cpu"), (got, OPTIMIZERS[name](got), "cuda")]
+    for params, optimizer, device in optimizers:
+        scaler = torch.amp.GradScaler(device, init_scale=4.0)
+        for seed in range(3):
+            optimizer.zero_grad()
+            grads = [grad.to(device) for grad in gradients(want, seed)]
+            products = [(p * grad).sum() for p, grad in zip(params, grads, strict=True)]
+            scaler.scale(sum(products)).backward()
+            scaler.step(optimizer, max_norm=1.0)
+            scaler.update()
+    norms = [float(optimizer.grad_norm) for _, optimizer, _ in optimizers]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-6)
+    torch.testing.assert_close(here(got), here(want), rtol=1e-5, atol=1e-6)
+
+
+@SCALED
+def test_complex_parameters(name: str) -> None:
+    torch.manual_seed(0)
+    want = [nn.Parameter(torch.randn(30, 40, dtype=torch.complex64))]
+    got = there(want)
+    for params in (want, got):
+        optimizer = OPTIMIZERS[name](params)
+        for seed in range(3):
+            give(params, [torch.view_as_complex(gradients([torch.empty(30, 40, 2)], seed)[0])])
+            optimizer.step(max_norm=1.0)
+    torch.testing.assert_close(here(got), here(want), rtol=1e-5, atol=1e-6)
+    assert_all_by_kernels(2 * 3)
 
 
 def test_scaled_steps_of_what_is_left_to_torch() -> None:
@@ -622,6 +679,28 @@ def test_steps_in_backward() -> None:
             optimizer.step()
         results.append(here(list(model.parameters())))
     torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
+
+
+def test_trains_a_compiled_model() -> None:
+    results = []
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        torch.compiler.reset()
+        model = nn.Sequential(nn.Linear(20, 30), nn.GELU(), nn.LayerNorm(30), nn.Linear(30, 4))
+        x, y = torch.randn(16, 20).to(device), torch.randint(4, (16,)).to(device)
+        compiled = torch.compile(model.to(device), backend="ort")
+        optimizer = FusedAdam(model.parameters(), lr=0.01)
+        losses = []
+        for _ in range(10):
+            loss = nn.functional.cross_entropy(compiled(x), y)
+            loss.backward()
+            optimizer.step(max_norm=1.0)
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        results.append(losses)
+    assert results[1] == pytest.approx(results[0], rel=1e-4)
+    assert results[1][-1] < results[1][0]
+    assert torch_ort.counters()["optimizer_parameters_by_torch"] == 0
 
 
 # Where there are no kernels.

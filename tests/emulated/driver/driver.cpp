@@ -1,6 +1,7 @@
 // libcuda without a GPU: kernels are those of the fake NVRTC, streams are queues.
 //
 //   EMULATED_CUDA_LOG=<file>  one line for each launch
+//   EMULATED_CUDA_CAPTURING=1  streams say that they are captured; their work is done all the same
 #include "driver.h"
 
 #include "threads.h"
@@ -545,7 +546,7 @@ EMULATED_API int cuStreamQuery(void* stream) {
   return kNotReady;
 }
 EMULATED_API int cuStreamIsCapturing(void*, int* status) {
-  *status = 0;
+  *status = std::getenv("EMULATED_CUDA_CAPTURING") != nullptr ? 1 : 0;
   return kSuccess;
 }
 EMULATED_API int cuEventCreate(void** event, unsigned) {
