@@ -11,7 +11,7 @@ namespace torch_ort::cuda {
 
 namespace {
 
-constexpr size_t kMostLists = 64;
+constexpr size_t kMostLists = 64, kMostWordsOfAll = 1 << 17;
 
 struct Kept {
   size_t hash;
@@ -24,6 +24,7 @@ struct Kept {
 struct State {
   std::mutex mutex;
   std::list<Kept> lists;  // the last ones first
+  size_t num_words = 0;   // of all
 };
 
 // Never destroyed: the allocator may be gone by then.
@@ -69,7 +70,12 @@ std::shared_ptr<const Scratch> words_on_device(const std::vector<uint64_t>& word
     return found->memory;
   }
   each.lists.push_front({hash, write.device, stream, words, written(words, write, stream)});
-  if (each.lists.size() > kMostLists) each.lists.pop_back();
+  each.num_words += words.size();
+  while (each.lists.size() > 1 &&
+         (each.lists.size() > kMostLists || each.num_words > kMostWordsOfAll)) {
+    each.num_words -= each.lists.back().words.size();
+    each.lists.pop_back();
+  }
   return each.lists.front().memory;
 }
 
