@@ -33,11 +33,6 @@ struct Table {
 static_assert(sizeof(Table) + 2 * sizeof(int64_t) <= 4096);
 
 constexpr const char* kCode = R"(
-#ifdef EMULATED_CUDA
-#define ASSUME_GLOBAL(address)
-#else
-#define ASSUME_GLOBAL(address) __builtin_assume(__isGlobal(address))
-#endif
 enum { kMostTensors = 128, kChunk = 16384 };
 struct Table {
   const From* from[kMostTensors];

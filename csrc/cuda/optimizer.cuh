@@ -2,12 +2,6 @@
 // tensor. What a step does is worked out on the device (begin_step), where learning rates, counts of
 // steps, scales and norms may lie, so that nobody waits for them.
 
-#ifdef EMULATED_CUDA
-#define ASSUME_GLOBAL(address)
-#else
-#define ASSUME_GLOBAL(address) __builtin_assume(__isGlobal(address))
-#endif
-
 enum { kThreads = 256, kChunk = 8192, kMostSettings = 32, kMostWords = 480 };
 
 // ---- what csrc/cuda/optimizer.cpp writes; it has the same structs

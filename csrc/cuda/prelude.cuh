@@ -27,6 +27,7 @@ struct boolean {
 
 #ifdef EMULATED_CUDA  // the tests' processor, which has no PTX
 #define SHARED(name) EMULATED_SHARED(name)
+#define ASSUME_GLOBAL(address)
 INLINE u16 bits_of_bf16(float x) {
   const u32 bits = __float_as_uint(x);
   return x != x ? u16(0x7FC0) : u16((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
@@ -44,6 +45,8 @@ INLINE u16 bits_of_f16(float x) {
 }
 #else
 #define SHARED(name) extern __shared__ __align__(16) char name[]
+// Of addresses that a kernel is given in a table, so that they are read as those of its parameters.
+#define ASSUME_GLOBAL(address) __builtin_assume(__isGlobal(address))
 INLINE u16 bits_of_bf16(float x) {
   u16 bits;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
