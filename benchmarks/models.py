@@ -266,6 +266,53 @@ class ResNet(nn.Module):
         return functional.cross_entropy(self.layers(images), labels)
 
 
+class Bottleneck(nn.Module):
+    """A 3x3 convolution between two of 1x1 that narrow and widen, and what goes past them."""
+
+    def __init__(self, inputs: int, inner: int, stride: int) -> None:
+        super().__init__()
+        outputs = 4 * inner
+        self.layers = nn.Sequential(
+            nn.Conv2d(inputs, inner, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU(),
+            nn.Conv2d(inner, inner, 3, stride, padding=1, bias=False),
+            nn.BatchNorm2d(inner), nn.ReLU(),
+            nn.Conv2d(inner, outputs, 1, bias=False), nn.BatchNorm2d(outputs),
+        )  # fmt: skip
+        self.past: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.past = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+            )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map [batch, inputs, H, W] to [batch, 4 * inner, H / stride, W / stride]."""
+        return (self.layers(images) + self.past(images)).relu()
+
+
+class ResNet50(nn.Module):
+    """ResNet-50, for images of 224x224; `depths` are the blocks of its four stages."""
+
+    def __init__(self, depths: tuple[int, ...] = (3, 4, 6, 3), classes: int = 1000) -> None:
+        super().__init__()
+        blocks, width = [], 64
+        for stage, depth in enumerate(depths):
+            inner = 64 << stage
+            for block in range(depth):
+                stride = 2 if stage > 0 and block == 0 else 1
+                blocks.append(Bottleneck(width, inner, stride))
+                width = 4 * inner
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 64, 7, 2, padding=3, bias=False), nn.BatchNorm2d(64), nn.ReLU(),
+            nn.MaxPool2d(3, 2, padding=1),
+            *blocks,
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes),
+        )  # fmt: skip
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of images [batch, 3, H, W] against labels [batch]."""
+        return functional.cross_entropy(self.layers(images), labels)
+
+
 class NormedBlock(nn.Module):
     """Two convolutions, each after a norm of groups of channels, with a way past them."""
 
@@ -395,9 +442,11 @@ class LlamaBlock(nn.Module):
 class Llama(nn.Module):
     """A decoder-only language model in the manner of Llama."""
 
-    def __init__(self, vocabulary: int, width: int, depth: int, length: int) -> None:
+    def __init__(
+        self, vocabulary: int, width: int, depth: int, length: int,
+        heads: int = 8, key_heads: int = 2,
+    ) -> None:  # fmt: skip
         super().__init__()
-        heads, key_heads = 8, 2
         features = width // heads
         self.tokens = nn.Embedding(vocabulary, width)
         self.blocks = nn.ModuleList(
@@ -477,9 +526,11 @@ def make_cnn() -> Workload:
 
 
 def make_bert() -> Workload:
-    vocabulary, length, batch = 4000, 64, 8
-    model = MaskedLanguageModel(vocabulary, width=256, heads=4, depth=4, length=length)
+    model = MaskedLanguageModel(4000, width=256, heads=4, depth=4, length=64)
+    return Workload(model, masked_batches(4000, 64, 8))
 
+
+def masked_batches(vocabulary: int, length: int, batch: int) -> list[Batch]:
     def masked_batch() -> Batch:
         tokens = torch.randint(1, vocabulary, (batch, length))
         ends = torch.randint(length // 2, length + 1, (batch, 1))
@@ -492,7 +543,7 @@ def make_bert() -> Workload:
         labels = torch.where(asked & ~padding, tokens, IGNORED)
         return tokens, segments, labels
 
-    return Workload(model, [masked_batch() for _ in batches()])
+    return [masked_batch() for _ in batches()]
 
 
 def padded_texts(vocabulary: int, length: int, batch: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -585,6 +636,33 @@ def make_gpt2() -> Workload:
     return Workload(model, text_batches(50257, 256, 2))
 
 
+def gpt(width: int, heads: int, depth: int, batch: int) -> Callable[[], Workload]:
+    def make() -> Workload:
+        model = LanguageModel(50257, width, heads, depth, length=1024)
+        return Workload(model, text_batches(50257, 1024, batch))
+
+    return make
+
+
+def make_bert_large() -> Workload:
+    model = MaskedLanguageModel(30522, width=1024, heads=16, depth=24, length=512)
+    return Workload(model, masked_batches(30522, 512, 16))
+
+
+def make_llama_1b() -> Workload:
+    model = Llama(32000, width=2048, depth=20, length=1024, heads=32, key_heads=8)
+    return Workload(model, text_batches(32000, 1024, 4))
+
+
+def make_vit_b() -> Workload:
+    model = VisionTransformer(size=224, patch=16, width=768, heads=12, depth=12)
+    return Workload(model, image_batches(224, 64))
+
+
+def make_resnet50() -> Workload:
+    return Workload(ResNet50(), image_batches(224, 64))
+
+
 def make_deep_recompute() -> Workload:
     model = LanguageModel(1000, width=256, heads=4, depth=12, length=128)
     return Workload(model, text_batches(1000, 128, 8))
@@ -625,9 +703,20 @@ MODELS: dict[str, Callable[[], Workload]] = {
     "gpt2": make_gpt2,
     "lm_128k": make_lm_128k,
     "deep_recompute": make_deep_recompute,
+    "gpt2_small": gpt(768, 12, 12, batch=8),
+    "gpt2_small_1": gpt(768, 12, 12, batch=1),
+    "gpt2_medium": gpt(1024, 16, 24, batch=4),
+    "bert_large": make_bert_large,
+    "llama_1b": make_llama_1b,
+    "vit_b": make_vit_b,
+    "resnet50": make_resnet50,
 }
+# Of the sizes that GPUs train.
+FOR_GPUS = (
+    "gpt2_small", "gpt2_small_1", "gpt2_medium", "bert_large", "llama_1b", "vit_b", "resnet50"
+)  # fmt: skip
 # A step of these takes long: they are measured when asked for.
-LARGE = ("gpt2", "lm_128k", "deep_recompute")
+LARGE = ("gpt2", "lm_128k", "deep_recompute", *FOR_GPUS)
 
 
 def build(name: str, device: str, seed: int = 0) -> Workload:

@@ -86,7 +86,7 @@ def least_table(rows: list[Record], threads: int) -> Table:
 
 
 def print_means(console: Console, records: Records, threads: int) -> None:
-    for other in ("eager", "aot_eager", "inductor"):
+    for other in ("eager", "aot_eager", "inductor", "inductor_graphs"):
         least = records.mean_ratio(threads, other, "min_step")
         middle = records.mean_ratio(threads, other, "median_step")
         if least is not None:

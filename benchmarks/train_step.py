@@ -20,14 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from models import LARGE, MODELS
+from models import FOR_GPUS, LARGE, MODELS
 from process import WorkerError, WorkerProcess
 from record import Record, Records
 from report import print_report, write_json, write_png
 from rich.console import Console
-from worker import OURS, Job
+from worker import GRAPHS, OURS, Job
 
-BACKENDS = ("eager", "aot_eager", "inductor", "ort", "ortmodule")
+BACKENDS = ("eager", "aot_eager", "inductor", GRAPHS, "ort", "ortmodule")
+ON_CPU = ("eager", "aot_eager", "inductor", "ort")
+ON_CUDA = ("eager", "inductor", GRAPHS, "ort")
 WARM_UP_STEPS = 5
 LEAD_IN_STEPS = 3
 # A worker's OpenMP threads spin for some milliseconds after their last parallel region, and the
@@ -62,7 +64,7 @@ class Bench:
 
     def __init__(
         self, console: Console, folder: Path, device: str, protocol: Protocol, timeout_s: float,
-        against: Path | None,
+        against: Path | None, autocast: str | None = None,
     ) -> None:  # fmt: skip
         self.console = console
         self.folder = folder
@@ -70,6 +72,7 @@ class Bench:
         self.protocol = protocol
         self.timeout_s = timeout_s
         self.against = against
+        self.autocast = autocast
         self.records = Records()
         self.machine: dict[str, Any] = {}
         self.num_started = 0
@@ -160,7 +163,7 @@ class Bench:
         self.num_started += 1
         log = self.folder / f"worker-{self.num_started}.log"
         checkout = str(self.against) if row.is_other_build else None
-        job = Job(row.model, row.backend, self.device, row.threads, checkout)
+        job = Job(row.model, row.backend, self.device, row.threads, self.autocast, checkout)
         return WorkerProcess(job, cache, log, self.timeout_s, pin_malloc=pin_malloc)
 
     def _cache(self, row: Record, run: int) -> Path:
@@ -195,14 +198,13 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         "--models",
         nargs="+",
         choices=MODELS,
-        help=f"(default: all but {', '.join(LARGE)})",
-        default=[name for name in MODELS if name not in LARGE],
+        help=f"(default: all but {', '.join(LARGE)}; on CUDA {', '.join(FOR_GPUS)})",
     )
     parser.add_argument(
         "--backends",
         nargs="+",
         choices=BACKENDS,
-        help=f"(default: {', '.join(BACKENDS[:-1])}; ort with --against)",
+        help=f"(default: {', '.join(ON_CPU)}; on CUDA {', '.join(ON_CUDA)}; ort with --against)",
     )
     parser.add_argument(
         "--against",
@@ -211,6 +213,11 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         help="measure the engine of another checkout as well, built by `make build` there",
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--autocast",
+        choices=("bfloat16", "float16"),
+        help="dtype of forward under autocast (default: none; on CUDA float32 runs as TF32)",
+    )
     parser.add_argument(
         "--threads",
         nargs="+",
@@ -243,17 +250,21 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     for name in COUNTS:
         if getattr(options, name) is not None and getattr(options, name) < 1:
             parser.error(f"--{name}: got {getattr(options, name)}, want 1 or more")
+    on_cuda = options.device == "cuda"
+    if options.models is None:
+        options.models = FOR_GPUS if on_cuda else [name for name in MODELS if name not in LARGE]
     if options.backends is None:
-        options.backends = ["ort"] if options.against else list(BACKENDS[:-1])
+        options.backends = ["ort"] if options.against else list(ON_CUDA if on_cuda else ON_CPU)
+    if GRAPHS in options.backends and not on_cuda:
+        parser.error(f"--backends {GRAPHS}: CUDA graphs need --device cuda")
     if options.against is not None and not list(options.against.glob("torch_ort/_C.*")):
         parser.error(f"--against: got {options.against}, want a checkout with a built torch_ort")
     if options.threads is None:
         cores = len(os.sched_getaffinity(0))
-        on_cuda = options.device == "cuda"
         options.threads = [torch.get_num_threads()] if on_cuda else [1, min(2, cores)]
     if min(options.threads) < 1:
         parser.error(f"--threads: got {min(options.threads)}, want 1 or more")
-    if options.device == "cuda" and not torch.cuda.is_available():
+    if on_cuda and not torch.cuda.is_available():
         parser.error("--device cuda: this PyTorch sees no CUDA device")
     return options
 
@@ -283,8 +294,9 @@ def main(arguments: list[str]) -> int:
     protocol = choose_protocol(options)
     with tempfile.TemporaryDirectory(prefix="train_step-") as folder:
         bench = Bench(
-            console, Path(folder), options.device, protocol, options.timeout, options.against
-        )
+            console, Path(folder), options.device, protocol, options.timeout, options.against,
+            options.autocast,
+        )  # fmt: skip
         # Unique, in the order given; the largest number of threads also gets the rest.
         threads = list(dict.fromkeys(options.threads))
         for model in dict.fromkeys(options.models):

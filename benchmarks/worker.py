@@ -4,6 +4,7 @@ The worker reads requests and writes answers, one JSON object a line, and does n
 them. `train_step.py` starts it and says whose turn it is. Its only argument is its Job, as JSON.
 """
 
+import contextlib
 import json
 import os
 import platform
@@ -22,6 +23,8 @@ from models import build
 
 # Backends that are the engine.
 OURS = ("ort", "ortmodule")
+# inductor's kernels in CUDA graphs: another mode, and no backend by name.
+GRAPHS = "inductor_graphs"
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Job:
     backend: str
     device: str
     threads: int
+    autocast: str | None = None  # a dtype by name
     checkout: str | None = None  # where torch_ort comes from, if not from the installed one
 
     def to_json(self) -> str:
@@ -73,12 +77,21 @@ class Trainer:
         self.clock.mark()
         self.optimizer.zero_grad()
         self.clock.mark()
-        loss = self.call(*batch)
+        if self.job.backend == GRAPHS:
+            torch.compiler.cudagraph_mark_step_begin()
+        with self.precision():
+            loss = self.call(*batch)
         loss.backward()
         self.clock.mark()
         self.optimizer.step()
         self.clock.mark()
         return loss.detach()
+
+    def precision(self) -> contextlib.AbstractContextManager:
+        """Return what forward runs in."""
+        if self.job.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.job.device, getattr(torch, self.job.autocast))
 
     def synchronize(self) -> None:
         """Wait until the device is done."""
@@ -102,6 +115,8 @@ class Trainer:
             import torch_ort
 
             self.call = torch_ort.ORTModule(self.module)
+        elif self.job.backend == GRAPHS:
+            self.call = torch.compile(self.module, mode="reduce-overhead")
         elif self.job.backend != "eager":
             self.call = torch.compile(self.module, backend=self.job.backend)
         compiled = time.perf_counter()
@@ -186,7 +201,8 @@ class Trainer:
         """
         import torch_ort
 
-        found = torch_ort.explain(self.module, *self.batches[0], roofline=True).roofline
+        with self.precision():
+            found = torch_ort.explain(self.module, *self.batches[0], roofline=True).roofline
         least = sum(step.flops / step.peak for step in found.products)
         spent = sum(step.per_run for step in found.products) / 1e6
         return {
@@ -217,8 +233,8 @@ class Trainer:
 
 
 def make_optimizer(module: torch.nn.Module, job: Job) -> torch.optim.Optimizer:
-    """Make the fastest AdamW of each: the engine's on the CPU, else PyTorch's fused one."""
-    if job.backend in OURS and job.device == "cpu":
+    """Make the fastest AdamW of each: the engine's or PyTorch's fused one."""
+    if job.backend in OURS:
         import torch_ort
 
         return torch_ort.optim.AdamW(module.parameters(), lr=1e-4)
@@ -310,6 +326,8 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     torch.set_num_threads(job.threads)
+    if job.device == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32, as GPUs train in float32
     if job.checkout is not None:
         sys.meta_path.insert(0, CheckoutFinder(job.checkout))
     serve(Trainer(job), sys.stdin, answers)

@@ -72,6 +72,30 @@ def test_steps_are_compared_with_the_least_possible_time(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+def test_forward_in_a_shorter_dtype(tmp_path: Path) -> None:
+    losses = {}
+    for dtype in ("none", "bfloat16"):
+        result_file = tmp_path / f"{dtype}.json"
+        done = run_benchmark(
+            *("--quick", "--steady-only", "--models", "lm_d64", "--backends", "eager", "ort"),
+            *("--threads", "1", "--rounds", "1", "--steps", "2", "--json", str(result_file)),
+            *(() if dtype == "none" else ("--autocast", dtype)),
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        records = json.loads(result_file.read_text())["records"]
+        losses[dtype] = [record["loss"] for record in records]
+        assert all(record["error"] is None for record in records)
+    for exact, short in zip(losses["none"], losses["bfloat16"], strict=True):
+        assert exact != short
+        assert abs(exact - short) < 0.05
+
+
+def test_cuda_graphs_need_cuda() -> None:
+    done = run_benchmark("--backends", "inductor_graphs")
+    assert done.returncode == 2
+    assert "--backends inductor_graphs: CUDA graphs need --device cuda" in done.stderr
+
+
 def test_two_builds_are_measured_side_by_side(tmp_path: Path) -> None:
     """The other checkout here is this one's own copy, so that all but times are equal."""
     checkout, result_file = tmp_path / "other", tmp_path / "result.json"
