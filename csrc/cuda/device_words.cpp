@@ -47,7 +47,7 @@ std::shared_ptr<const Scratch> written(const std::vector<uint64_t>& words, const
     auto count = static_cast<int>(std::min<size_t>(kMostWords, words.size() - begin));
     std::copy_n(words.begin() + static_cast<int64_t>(begin), count, part.begin());
     void* to = static_cast<uint64_t*>(memory->data()) + begin;
-    void* arguments[] = {&to, &count, part.data()};
+    void* arguments[] = {static_cast<void*>(&to), &count, part.data()};
     Driver::get().launch(write, {.block = {256}, .stream = stream}, arguments);
   }
   return memory;

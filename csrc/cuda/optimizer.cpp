@@ -257,7 +257,7 @@ class Stepping {
   // `given` are the values of the kernel's parameters.
   template <typename... Given>
   void launch(const Function& kernel, int64_t blocks, Given... given) const {
-    void* arguments[] = {&given...};
+    void* arguments[] = {static_cast<void*>(&given)...};
     const Launch launch{.grid = {static_cast<uint32_t>(blocks)},
                         .block = {kThreads},
                         .shared_bytes = kSharedBytes,

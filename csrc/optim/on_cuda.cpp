@@ -86,7 +86,7 @@ class StepOnDevice {
     };
     const Tensors written = written_of(operands_, i);
     put(parameter, parameter.mutable_data_ptr());
-    const at::Tensor& gradient = in_layout_of(parameter, operands_.gradients[i]);
+    const at::Tensor gradient = in_layout_of(parameter, operands_.gradients[i]);
     put(gradient, const_cast<void*>(gradient.const_data_ptr()));  // nothing writes into it
     for (size_t j = 1; j < written.size(); ++j) put(written[j], written[j].mutable_data_ptr());
     for (const at::Tensor& each : written) edited_.push_back(each);
@@ -164,7 +164,7 @@ class StepOnDevice {
     return found->second;
   }
 
-  const at::Tensor& in_layout_of(const at::Tensor& parameter, const at::Tensor& gradient) {
+  at::Tensor in_layout_of(const at::Tensor& parameter, const at::Tensor& gradient) {
     if (is_dense(gradient, at::kCUDA) && gradient.strides() == parameter.strides()) return gradient;
     at::Tensor copy = at::empty_strided(parameter.sizes(), parameter.strides(), gradient.options());
     held_.push_back(copy.copy_(gradient));
