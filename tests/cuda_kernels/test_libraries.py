@@ -135,8 +135,8 @@ OTHER_FUNCTIONS = (
     "cuDriverGetVersion", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetAttribute",
     "cuDevicePrimaryCtxRetain", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuModuleLoadData",
     "cuModuleGetFunction", "cuFuncGetAttribute", "cuFuncSetAttribute",
-    "cuLaunchKernel", "cuStreamSynchronize", "cuMemHostAlloc", "cuMemFreeHost",
-    "cuMemHostGetDevicePointer_v2",
+    "cuLaunchKernel", "cuStreamSynchronize", "cuStreamIsCapturing", "cuMemHostAlloc",
+    "cuMemFreeHost", "cuMemHostGetDevicePointer_v2",
 )  # fmt: skip
 
 
