@@ -1,6 +1,6 @@
 // Steps of optimizers over many tensors at once, behind prelude.cuh. A block takes one chunk of one
-// tensor. What a step does is worked out on the device (begin_step), where learning rates, counts of
-// steps, scales and norms may lie, so that nobody waits for them.
+// tensor. What a step does is worked out on the device (begin_step), where learning rates, counts
+// of steps, scales and norms may lie, so that nobody waits for them.
 
 enum { kThreads = 256, kChunk = 8192, kMostSettings = 32, kMostWords = 480 };
 
@@ -28,10 +28,10 @@ struct Settings {
 };
 enum {
   kLrIsDouble = 1,
-  kCorrects = 2,        // for means that began at 0
-  kPlainRoot = 4,       // eps stands beside the root that is not corrected
-  kDecaysBefore = 8,    // of the parameter, before its update
-  kDecaysAfter = 16,    // and after it; else the decay joins the gradient, or LAMB's direction
+  kCorrects = 2,      // for means that began at 0
+  kPlainRoot = 4,     // eps stands beside the root that is not corrected
+  kDecaysBefore = 8,  // of the parameter, before its update
+  kDecaysAfter = 16,  // and after it; else the decay joins the gradient, or LAMB's direction
   kMaximizes = 32,
   kNesterov = 64,
 };
@@ -101,8 +101,8 @@ INLINE double sum_threads(double x, double* shared) {
 
 // ---- chunks
 
-// Which tensor has a chunk: the first whose chunks end behind it. By all lanes of a warp, which look
-// at 32 places at a time.
+// Which tensor has a chunk: the first whose chunks end behind it. By all lanes of a warp, which
+// look at 32 places at a time.
 INLINE int tensor_of(const u32* ends, int count, u32 chunk) {
   int low = 0, high = count;
   while (high - low > 1) {
@@ -284,8 +284,8 @@ INLINE void adam(const u32* ends, const Tensor* tensors, int num_tensors, const 
   for_each<V>(chunk, work);
 }
 
-// ---- LAMB. How far a parameter goes is known when all of it has been seen, so it takes two passes;
-// the second computes the direction again rather than read it.
+// ---- LAMB. How far a parameter goes is known when all of it has been seen, so it takes two
+// passes; the second computes the direction again rather than read it.
 
 struct Direction {
   wide mean_correction, inverse_correction, eps, decay;
@@ -339,10 +339,14 @@ INLINE void lamb_means(const u32* ends, const Tensor* tensors, int num_tensors, 
   if (step->skips) return;
   const Chunk chunk = find_chunk(ends, tensors, num_tensors);
   const Numbers<wide>& by = numbers_of(rules[chunk.tensor->slot], wide());
-  LambMeans<P, G, M, S> work = {chunk.array<const P>(0), chunk.array<const G>(1),
-                                chunk.array<M>(2),       chunk.array<S>(3),
-                                means_of(by),            direction_of(by),
-                                by.gradient_factor,      0,
+  LambMeans<P, G, M, S> work = {chunk.array<const P>(0),
+                                chunk.array<const G>(1),
+                                chunk.array<M>(2),
+                                chunk.array<S>(3),
+                                means_of(by),
+                                direction_of(by),
+                                by.gradient_factor,
+                                0,
                                 0};
   for_each<V>(chunk, work);
   double* const shared = reinterpret_cast<double*>(memory);
@@ -380,10 +384,9 @@ INLINE void lamb_move(const u32* ends, const Tensor* tensors, int num_tensors, c
                       const Rule* rules, const double* rates) {
   if (step->skips) return;
   const Chunk chunk = find_chunk(ends, tensors, num_tensors);
-  const LambMove<P, M, S> work = {chunk.array<P>(0), chunk.array<const M>(2),
-                                  chunk.array<const S>(3),
-                                  direction_of(numbers_of(rules[chunk.tensor->slot], wide())),
-                                  wide(-rates[chunk.index])};
+  const LambMove<P, M, S> work = {
+      chunk.array<P>(0), chunk.array<const M>(2), chunk.array<const S>(3),
+      direction_of(numbers_of(rules[chunk.tensor->slot], wide())), wide(-rates[chunk.index])};
   for_each<V>(chunk, work);
 }
 
@@ -499,13 +502,13 @@ INLINE Rule rule_of(const Settings& by, double taken, double factor) {
 
 // What is asked of all gradients. Addresses are 0 where there is nothing.
 struct Gradients {
-  double scale, max_norm;   // they are divided by it; no limit: below 0
-  const float* scale_at;    // where the scale is read
-  const float* found_inf;   // a number that is not 0 if the step shall not be
-  const double* sums;       // partial sums of squares; if there are some, all have to be finite
+  double scale, max_norm;  // they are divided by it; no limit: below 0
+  const float* scale_at;   // where the scale is read
+  const float* found_inf;  // a number that is not 0 if the step shall not be
+  const double* sums;      // partial sums of squares; if there are some, all have to be finite
   i64 num_sums;
-  double* norm;             // what comes of it: the norm, unscaled,
-  u8* skipped;              // and whether the step is not
+  double* norm;  // what comes of it: the norm, unscaled,
+  u8* skipped;   // and whether the step is not
 };
 
 // Settings from number `first_settings` on, and slots from number `first_slot` on.
