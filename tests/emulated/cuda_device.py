@@ -56,6 +56,15 @@ def use_driver() -> Path:
     return path
 
 
+def check_guards() -> None:
+    """End the process if a kernel has written behind the end of its memory.
+
+    The device looks by itself where memory is freed.
+    """
+    assert _library is not None
+    _library.emulated_check_guards()
+
+
 def calls() -> Counter[str]:
     """Count the kernels that have run on the device, by the operator's full name."""
     assert _library is not None

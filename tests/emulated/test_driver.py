@@ -206,6 +206,14 @@ def test_a_kernel_that_hangs_on_a_gpu_fails(cuda, body, words):
         cuda.put([1.0])
 
 
+def test_a_text_in_the_place_of_another(cuda, tmp_path, monkeypatch):
+    (tmp_path / "k.cu").write_text(AXPY.replace("+=", "-="))
+    monkeypatch.setenv("EMULATED_CUDA_TEXTS", str(tmp_path))
+    y, x = cuda.put([1.0]), cuda.put([1.0])
+    cuda.launch(cuda.compile(AXPY, "axpy"), [1], [32], y, x, 3.0, 1)
+    assert cuda.get(y, 1) == [-2.0]
+
+
 def test_a_text_that_does_not_compile(cuda):
     with pytest.raises(CudaError, match=r"(?s)NVRTC_ERROR_COMPILATION: .*kernel.cu:2.*nothing"):
         cuda.compile('\nextern "C" __global__ void f() { nothing(); }', "f")

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -97,3 +102,25 @@ extern "C" __global__ void hangs(float* x) { if (threadIdx.x == 0) __syncthreads
             x.add_(1)
     finally:
         cuda.cu.emulated_forget_error()
+
+
+@pytest.mark.parametrize("elements", [8, 9])
+@pytest.mark.parametrize("then", ["del x; torch.cuda.synchronize()", "cuda_device.check_guards()"])
+def test_who_writes_behind_the_end_of_memory(then, elements):
+    program = f"""
+from emulated import cuda_device, cuda_driver
+cuda_device.activate()
+import ctypes, torch
+cuda = cuda_driver.Driver(cuda_device.use_driver())
+x = torch.ones(8, device="cuda")
+kernel = cuda.compile({ADD!r}, "add")
+cuda.launch(kernel, [1], [64], ctypes.c_void_p(x.data_ptr()), 1.0, {elements})
+torch.cuda.synchronize()
+{then}
+"""
+    path = {"PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env={**os.environ, **path}, capture_output=True, text=True)
+    words = "emulated device: a kernel wrote behind the end of 32 bytes\n"
+    want = (0, "") if elements == 8 else (-signal.SIGABRT, words)
+    assert (done.returncode, done.stderr) == want

@@ -165,3 +165,7 @@ extern "C" __attribute__((visibility("default"))) void emulated_set_memory_fract
     double fraction) {
   emulated::set_memory_fraction(fraction);
 }
+
+extern "C" __attribute__((visibility("default"))) void emulated_check_guards() {
+  emulated::check_guards();
+}

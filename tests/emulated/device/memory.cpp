@@ -7,7 +7,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -20,6 +23,9 @@ using c10::CachingAllocator::StatArray;
 using c10::CachingAllocator::StatType;
 
 constexpr size_t kAlignment = 512;
+// Behind each piece of memory: who writes there is found, also if it is what he has read there.
+constexpr size_t kGuardBytes = 512;
+constexpr int kGuard = 0x3B;  // 0.003 as a float: what is added to it shows
 constexpr int kPoison = 0xFF;
 const c10::Device kDevice(c10::DeviceType::CUDA, 0);
 
@@ -60,33 +66,35 @@ class Allocator final : public c10::DeviceAllocator {
   c10::DataPtr allocate(size_t requested) override {
     if (requested == 0) return {nullptr, kDevice};
     const size_t bytes = (requested + kAlignment - 1) / kAlignment * kAlignment;
+    const size_t guarded = bytes + kGuardBytes;
     void* stream = current_stream();
     std::lock_guard lock(mutex_);
     auto place = free_.begin();
-    while (place != free_.end() && place->second < bytes) ++place;
+    while (place != free_.end() && place->second < guarded) ++place;
     size_t offset;
     if (place != free_.end()) {
       offset = place->first;
-      const size_t rest = place->second - bytes;
+      const size_t rest = place->second - guarded;
       free_.erase(place);
-      if (rest > 0) free_.emplace(offset + bytes, rest);
+      if (rest > 0) free_.emplace(offset + guarded, rest);
     } else {
-      if (end_ + bytes > limit_) {
+      if (end_ + guarded > limit_) {
         ++stats_.num_ooms;
         TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ",
                          requested, " bytes. GPU 0 has a total capacity of ", limit_,
                          " bytes of which ", limit_ - end_, " bytes are free.");
       }
       offset = end_;
-      end_ += bytes;
-      std::memset(pages().host + offset, kPoison, bytes);
-      whole(stats_.reserved_bytes).increase(bytes);
+      end_ += guarded;
+      std::memset(pages().host + offset, kPoison, guarded);
+      whole(stats_.reserved_bytes).increase(guarded);
     }
     for (StatArray* each : {&stats_.allocated_bytes, &stats_.active_bytes}) {
       whole(*each).increase(bytes);
     }
     for (StatArray* each : {&stats_.allocation, &stats_.active}) whole(*each).increase(1);
     whole(stats_.requested_bytes).increase(requested);
+    std::memset(pages().host + offset + requested, kGuard, guarded - requested);
     char* address = pages().device + offset;
     live_.emplace(address, Block{bytes, requested, stream});
     return {address, address, &drop, kDevice};
@@ -119,6 +127,14 @@ class Allocator final : public c10::DeviceAllocator {
     size_t unused = limit_ - end_;
     for (const auto& [offset, bytes] : free_) unused += bytes;
     return {unused, kDeviceBytes};
+  }
+
+  void check_guards() {
+    std::lock_guard lock(mutex_);
+    for (const auto& [address, block] : live_) {
+      check_guard(static_cast<const char*>(host_view(address)), block.requested,
+                  block.bytes + kGuardBytes);
+    }
   }
 
   void set_limit(size_t bytes) {
@@ -159,9 +175,10 @@ class Allocator final : public c10::DeviceAllocator {
 
   void poison_and_join(void* address) {
     std::lock_guard lock(mutex_);
-    const size_t bytes = live_.at(address).bytes;
-    live_.erase(address);
+    const size_t bytes = live_.at(address).bytes + kGuardBytes;
     const size_t offset = static_cast<char*>(address) - pages().device;
+    check_guard(pages().host + offset, live_.at(address).requested, bytes);
+    live_.erase(address);
     std::memset(pages().host + offset, kPoison, bytes);
     auto next = free_.emplace(offset, bytes).first;
     if (auto after = std::next(next); after != free_.end() && offset + bytes == after->first) {
@@ -174,6 +191,15 @@ class Allocator final : public c10::DeviceAllocator {
         free_.erase(next);
       }
     }
+  }
+
+  // The process ends, as where memory is touched that is nobody's.
+  static void check_guard(const char* memory, size_t requested, size_t end) {
+    const auto is_guard = [](char byte) { return byte == static_cast<char>(kGuard); };
+    if (std::all_of(memory + requested, memory + end, is_guard)) return;
+    std::fprintf(stderr, "emulated device: a kernel wrote behind the end of %zu bytes\n",
+                 requested);
+    std::abort();
   }
 
   std::array<StatArray*, 6> all_stats() {
@@ -263,6 +289,8 @@ c10::DeviceAllocator& allocator() { return device_allocator(); }
 void set_memory_fraction(double fraction) {
   device_allocator().set_limit(static_cast<size_t>(fraction * kDeviceBytes));
 }
+
+void check_guards() { device_allocator().check_guards(); }
 
 c10::Allocator& pinned_allocator() {
   static auto* each = new PinnedAllocator;

@@ -26,6 +26,9 @@ c10::DeviceAllocator& allocator();
 // Memory is given out up to this share of what the device has.
 void set_memory_fraction(double fraction);
 
+// Ends the process if something was written behind the end of a piece of memory that is in use.
+void check_guards();
+
 // Host memory that says it is pinned.
 c10::Allocator& pinned_allocator();
 bool is_pinned(const void* address);

@@ -3,6 +3,7 @@
 //
 //   EMULATED_CUDA_HEADERS=<folder>  where cuda_on_cpu.h stands; the wrapper in Python sets it
 //   EMULATED_CUDA_CACHE=<folder>    where the libraries go, by the hash of their text
+//   EMULATED_CUDA_TEXTS=<folder>    texts that are built in the place of programs of their names
 //   CXX                             the compiler, else c++
 #include "driver.h"
 #include <dlfcn.h>
@@ -103,10 +104,12 @@ EMULATED_API const char* nvrtcGetErrorString(int error) {
          : error == kCompilation ? "NVRTC_ERROR_COMPILATION"
                                  : "NVRTC_ERROR_INVALID_INPUT";
 }
-EMULATED_API int nvrtcCreateProgram(void** program, const char* text, const char*, int headers,
+EMULATED_API int nvrtcCreateProgram(void** program, const char* text, const char* name, int headers,
                                     const char* const*, const char* const*) {
   if (headers != 0) return kInvalidInput;
-  *program = new Program{text, "", ""};
+  const char* folder = std::getenv("EMULATED_CUDA_TEXTS");
+  const fs::path other = folder == nullptr || name == nullptr ? "" : fs::path(folder) / name;
+  *program = new Program{fs::is_regular_file(other) ? read_file(other) : text, "", ""};
   return kOk;
 }
 EMULATED_API int nvrtcCompileProgram(void* program, int, const char* const*) {
