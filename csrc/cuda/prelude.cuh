@@ -156,8 +156,6 @@ MATH(log)
 MATH(sqrt)
 MATH(tanh)
 MATH(erf)
-MATH(sin)
-MATH(cos)
 MATH(floor)
 MATH(ceil)
 MATH(rint)
@@ -165,6 +163,63 @@ MATH(trunc)
 MATH(fabs)
 INLINE float pow_of(float x, float y) { return powf(x, y); }
 INLINE double pow_of(double x, double y) { return pow(x, y); }
+
+// An angle as quarters of a turn and the rest, at most an eighth of a turn to either side.
+struct Angle {
+  u32 quarters;
+  float rest;
+};
+// Of numbers so large that only some bits of 2 / pi make a difference: those whose products with
+// the 24 bits of x stand for less than four quarters.
+INLINE Angle angle_of_large(float x) {
+  const u32 two_over_pi[] = {0,           0xA2F9836Eu, 0x4E441529u, 0xFC2757D1u,
+                             0xF534DDC0u, 0xDB629599u, 0x3C439041u, 0xFE5163ABu};
+  const u32 bits = __float_as_uint(x), exponent = bits >> 23 & 0xFF;
+  const u64 digits = (bits & 0x7FFFFFu) | 0x800000u;
+  const u32 first = exponent - 120, shift = 32 - first % 32;
+  u64 words[] = {0, 0, 0, 0};
+#pragma unroll
+  for (int i = 0; i < 5; ++i) {  // no array is asked for a place that is not known
+    if (first / 32 == i) {
+      for (int j = 0; j < 4; ++j) words[j] = two_over_pi[i + j];
+    }
+  }
+  const u32 high = u32((words[0] << 32 | words[1]) >> shift);
+  const u32 middle = u32((words[1] << 32 | words[2]) >> shift);
+  const u32 low = u32((words[2] << 32 | words[3]) >> shift);
+  const u64 product = (digits * high << 32) + digits * middle + (digits * low >> 32);
+  const u32 quarters = u32((product + (u64(1) << 61)) >> 62);
+  const i64 rest = static_cast<i64>(product - (u64(quarters) << 62));
+  const float size = exponent == 0xFF ? x - x : static_cast<float>(rest) * 3.4061215800865545e-19f;
+  return x < 0 ? Angle{0u - quarters, -size} : Angle{quarters, size};
+}
+INLINE Angle angle_of(float x) {
+  if (!(fabsf(x) < 131072.0f)) return angle_of_large(x);
+  // pi / 2 in three parts: what the first leaves is exact.
+  const float quarters = rintf(x * 0.63661977236758134308f);
+  if (quarters == 0) return {0, x};
+  float rest = fmaf(quarters, -1.57079637050628662109f, x);
+  rest = fmaf(quarters, 4.37113900018624283e-8f, rest);
+  rest = fmaf(quarters, 1.71512451306240634e-15f, rest);
+  return {static_cast<u32>(static_cast<i32>(quarters)), rest};
+}
+INLINE float sin_or_cos(Angle angle) {
+  const float x = angle.rest, square = x * x;
+  float sine = fmaf(-1.95030691e-4f, square, 8.33207089e-3f);
+  sine = x * fmaf(fmaf(sine, square, -1.66666538e-1f), square, 1.0f);
+  float cosine = fmaf(2.44191961e-5f, square, -1.38871942e-3f);
+  cosine = fmaf(fmaf(fmaf(cosine, square, 4.16666418e-2f), square, -0.5f), square, 1.0f);
+  const float size = angle.quarters % 2 == 0 ? sine : cosine;
+  return angle.quarters / 2 % 2 == 0 ? size : -size;
+}
+// Those of CUDA use local memory for large numbers.
+INLINE float sin_of(float x) { return sin_or_cos(angle_of(x)); }
+INLINE float cos_of(float x) {
+  const Angle angle = angle_of(x);
+  return sin_or_cos({angle.quarters + 1, angle.rest});
+}
+INLINE double sin_of(double x) { return sin(x); }
+INLINE double cos_of(double x) { return cos(x); }
 
 INLINE wide Copy(wide x) { return x; }
 INLINE wide Neg(wide x) { return -x; }

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 import torch_ort
 from torch_ort import _C
+from torch_ort.engine.cuda import configure
 
 pytestmark = pytest.mark.cuda
 
@@ -98,6 +99,7 @@ def test_bits_do_not_depend_on_the_order_of_threads(order, monkeypatch):
 
 @pytest.mark.parametrize("shape", [(8, 64), (5, 7), (3, 1), (1, 1030)], ids=str)
 def test_masks_are_those_of_the_cpu(shape):
+    configure()
     x, seed = torch.ones(shape), torch.tensor([1234567890123])
     graph = _mask_graph()
     (on_cpu,) = _C.run(graph, {"x": x, "seed": seed}).values()
@@ -177,3 +179,21 @@ def test_label_out_of_bounds(check):
     with pytest.raises(IndexError, match=words):
         loss(logits, good.cuda() if check == 0 else bad.cuda())
     torch.testing.assert_close(loss(logits, good.cuda()), want)
+
+
+def test_sines_of_all_sizes():
+    """Large numbers too, which lose nothing of their place in a turn."""
+    generator = torch.Generator().manual_seed(0)
+    exponents = torch.arange(-30, 128).repeat_interleave(20)
+    x = (1 + torch.rand(len(exponents), generator=generator)).ldexp(exponents)
+    quarters = torch.arange(1, 5000).double().mul(torch.pi / 2).float()  # as near as floats come
+    x = torch.cat([x, -x, quarters, torch.tensor([0.0, -0.0, torch.inf, torch.nan])])
+    graph = regions.read(
+        {"x": "float[N]"}, ["s = Sin (x)", "c = Cos (x)", "y = Add (s, c)"], ["s", "c", "y"]
+    )
+    got = regions.run_by_name(regions.fused(graph), {"x": x}, regions.CUDA)
+    for name, function in (("s", torch.sin), ("c", torch.cos)):
+        want = function(x.double())
+        torch.testing.assert_close(got[name].double(), want, rtol=3e-7, atol=0, equal_nan=True)
+    zeros = got["s"][x == 0]
+    assert zeros.signbit().tolist() == [False, True]
