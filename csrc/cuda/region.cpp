@@ -14,6 +14,7 @@
 #include <atomic>
 #include <cstring>
 #include <limits>
+#include <span>
 #include <utility>
 
 namespace torch_ort::cuda {
@@ -29,15 +30,21 @@ constexpr int64_t kMostVector = 8;
 
 // ---- what is read and written as vectors
 
-bool divides(int64_t vector, const std::vector<Access::Axis>& rows) {
-  return std::all_of(rows.begin(), rows.end(), [vector](const Access::Axis& axis) {
+bool divides(int64_t vector, std::span<const Access::Axis> axes) {
+  return std::all_of(axes.begin(), axes.end(), [vector](const Access::Axis& axis) {
     return axis.size == 1 || axis.stride % vector == 0;
   });
 }
 
+// Whether columns lie side by side, in one run or in several.
+bool has_runs(const Access& access) { return access.columns.back().stride == 1; }
+
 bool lies_in_vectors(const Access& access, bool has_rows, int64_t vector) {
-  return access.is_one_run() && access.begin % vector == 0 &&
-         (!has_rows || divides(vector, access.rows));
+  if (!has_runs(access) || access.begin % vector != 0) return false;
+  if (has_rows && !divides(vector, access.rows)) return false;
+  if (access.is_one_run()) return true;
+  const std::span columns = access.columns;
+  return columns.back().size % vector == 0 && divides(vector, columns.first(columns.size() - 1));
 }
 
 // Rows, columns and offsets, by the largest of which kernels count in 32 or 64 bits.
@@ -70,7 +77,7 @@ struct Problem {
   int64_t vector() const {
     int64_t smallest = kVectorBytes;
     const auto note = [&smallest](const Access& access) {
-      if (access.is_one_run()) smallest = std::min(smallest, ir::size_bytes(access.dtype));
+      if (has_runs(access)) smallest = std::min(smallest, ir::size_bytes(access.dtype));
     };
     for (size_t i = 0; i < body.inputs.size(); ++i) {
       if (has_columns(i)) note(body.inputs[i]);

@@ -221,6 +221,12 @@ class Writer {
     return is_plain(access.columns) ? at : offset(access.columns, name + "_column", at);
   }
 
+  // Where the vector begins whose first column is `column`.
+  static std::string vector_offset(const Access& access, const std::string& name) {
+    const std::string place = column_offset(access, name, "column");
+    return access.columns.size() == 1 ? place : concat("(", place, ")");
+  }
+
   void add_access(const Access& access, const std::string& name, bool has_rows, bool has_columns) {
     if (has_rows) axes(access.rows, name + "_row");
     if (has_columns && !is_plain(access.columns)) axes(access.columns, name + "_column");
@@ -321,7 +327,9 @@ class Writer {
   void write_kernel() {
     out_ = &kernel_;
     const int threads = shape_.threads_x * shape_.threads_y;
-    out()("extern \"C\" __global__ void __launch_bounds__(", threads, ")");
+    // Left alone, ptxas may give loops over columns, and doubles, fewer registers than they need.
+    const char* const blocks = plan_.is_double ? ", 1" : shape_.loops() ? ", 2" : "";
+    out()("extern \"C\" __global__ void __launch_bounds__(", threads, blocks, ")");
     out()("@NAME@(", signature(result_.parameters), ") {");
     write_shared();
     out()("const i64 block = blockIdx.x / strips;");
@@ -589,7 +597,8 @@ class Writer {
       from = concat("(", name, " + id", value, " * ", name, "_row)");
     }
     if (plan_.input_vectors[each.input]) {
-      noted(value, "load(", array(value), ", ", from, " + column", left(), ");");
+      noted(value, "load(", array(value), ", ", from, " + ", vector_offset(access, name), left(),
+            ");");
     } else {
       noted(value, "load_each(", array(value), ", ", from, ", [&](int i) { return ",
             column_offset(access, name, "(column + i)"), "; });");
@@ -666,7 +675,8 @@ class Writer {
       if (!store.is_full) continue;
       const std::string from = is_stored_as_it_is(store) ? array(store.value) : concat("result", i);
       if (plan_.store_vectors[i]) {
-        out()("store(to", i, " + column, ", from, left(), ");");
+        out()("store(to", i, " + ", vector_offset(store.to, concat("out", i)), ", ", from, left(),
+              ");");
       } else {
         out()("store_each(to", i, ", ", from, ", [&](int i) { return ",
               column_offset(store.to, concat("out", i), "(column + i)"), "; });");

@@ -83,6 +83,46 @@ def _nvdisasm() -> str:
     raise AssertionError("no nvdisasm (pip install nvidia-cuda-nvdisasm)")
 
 
+@dataclass(frozen=True)
+class Accesses:
+    """What a text of the generator's asks of memory.
+
+    How many instructions at least have to read and to write 16 bytes, and in words what it takes in
+    smaller pieces.
+    """
+
+    wide_loads: int
+    wide_stores: int
+    narrow: tuple[str, ...]
+
+
+_SIZES = {"float": 4, "double": 8, "bf16": 2, "f16": 2, "boolean": 1, "u8": 1, "i8": 1, "i16": 2}
+_SIZES |= {"i32": 4, "i64": 8}
+
+
+def accesses(text: str) -> Accesses:
+    """Read of a text what its kernel should be as machine code."""
+    kernel = text[text.index('extern "C"') :]
+    size_of = {
+        f"{kind}{index}": _SIZES[dtype]
+        for dtype, kind, index in re.findall(r"(\w+)\* (in|out)(\d+)\b", kernel)
+    }
+    vector = max(map(int, re.findall(r"threadIdx\.x\) \* (\d+)", kernel)), default=1)
+    loads = set(re.findall(r"\bload\(\w+(?:\[e\])?, \(?(?:at|in)(\d+)", kernel))
+    stores = set(re.findall(r"\bstore\(to(\d+)", kernel))
+    whole = {f"in{i}" for i in loads} | {f"out{i}" for i in stores}
+    single = re.findall(r"\b(load|store)_each\((?:\w+(?:\[e\])?, )?\(?(?:at|in|to)(\d+)", kernel)
+    narrow = [f"{'in' if kind == 'load' else 'out'}{i} by elements" for kind, i in single]
+    bytes_of = {name: vector * size_of[name] for name in whole}
+    if bytes_of and max(bytes_of.values()) < 16:
+        narrow.append(f"nothing by more than {max(bytes_of.values())} bytes")
+    counts = {
+        kind: sum(bytes_of[name] // 16 for name in whole if name.startswith(kind))
+        for kind in ("in", "out")
+    }
+    return Accesses(counts["in"], counts["out"], tuple(narrow))
+
+
 _PROPERTIES = re.compile(
     r"Function properties for (\S+)\n\D*"
     r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
