@@ -1,0 +1,70 @@
+typedef float wide;
+typedef int index_t;
+extern "C" __global__ void __launch_bounds__(256)
+Sub_Mul_Relu(const float* in0, const float* in1, const float* in2, float* out0, wide* column_sums, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t blocks_per_group, index_t strips, index_t in0_row, index_t in1_row0, index_t in1_row_size1, index_t in1_row1, index_t out0_row, wide ratio4) {
+  SHARED(memory);
+  wide* const shared = reinterpret_cast<wide*>(memory);
+  const i64 block = blockIdx.x / strips;
+  const index_t first_column = index_t(blockIdx.x % strips) * 32;
+  const index_t group = index_t(block / blocks_per_group);
+  const index_t first_row = group * rows_of_group + index_t(block % blocks_per_group) * rows_per_block;
+  const index_t last_row = min(first_row + rows_per_block, (group + 1) * rows_of_group);
+  wide c2[1][4];
+#pragma unroll
+  for (int e = 0; e < 1; ++e) {
+    const index_t column = first_column + index_t(e * 8 + threadIdx.x) * 4;
+    if (column >= columns) continue;
+    load(c2[e], in2 + column);
+  }
+  wide sum0[1][4] = {};
+  wide sum1[1][4] = {};
+  for (index_t line = first_row; line < last_row; line += 32) {
+    const index_t row = line + threadIdx.y;
+    const bool is_row = row < last_row;
+    const float* const at0 = in0 + (row * in0_row);
+    const float* const at1 = in1 + (row / in1_row_size1 * in1_row0 + row % in1_row_size1 * in1_row1);
+    float* const to0 = out0 + (row * out0_row);
+#pragma unroll
+    for (int e = 0; e < 1; ++e) {
+      const index_t column = first_column + index_t(e * 8 + threadIdx.x) * 4;
+      if (!is_row || column >= columns) continue;
+      wide v0[4];
+      load(v0, at0 + column);
+      wide v1[4];
+      load(v1, at1 + column);
+      wide result0[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const wide v5 = Sub(v0[i], v1[i]);  // Sub 'center'
+        const wide v6 = Mul(v5, c2[e][i]);  // Mul 'scale'
+        const wide v7 = Relu(v6);  // Relu 'relu'
+        const wide v8 = Mul(v6, ratio4);  // Mul 'average'
+        const wide v9 = Mul(v6, v6);  // Mul 'square'
+        result0[i] = v7;
+        sum0[e][i] += v8;
+        sum1[e][i] += v9;
+      }
+      store(to0 + column, result0);
+    }
+  }
+  write_partial_sums<8, 32>(column_sums + (block * 2 + 0) * columns, sum0, first_column, columns, shared);
+  write_partial_sums<8, 32>(column_sums + (block * 2 + 1) * columns, sum1, first_column, columns, shared);
+}
+// Adds up the partial sums of blocks, in order: one sum for each blockIdx.y.
+extern "C" __global__ void __launch_bounds__(256)
+Sub_Mul_Relu_finish(const wide* column_sums, float* sum0, float* sum1, index_t columns, index_t blocks_per_group, index_t strips, index_t sum0_row, index_t sum1_row) {
+  SHARED(memory);
+  wide* const shared = reinterpret_cast<wide*>(memory);
+  const index_t parts = max((columns + 31) / 32, index_t(1));
+  const index_t group = blockIdx.x / parts, column = blockIdx.x % parts * 32;
+  if (blockIdx.y == 0) {
+    const i64 stride = i64(2) * columns;
+    finish_columns(sum0 + (group * sum0_row), [&](index_t at) { return at; },
+        column_sums + group * blocks_per_group * stride + 0 * i64(columns), blocks_per_group, stride, column, columns, shared);
+  }
+  if (blockIdx.y == 1) {
+    const i64 stride = i64(2) * columns;
+    finish_columns(sum1 + (group * sum1_row), [&](index_t at) { return at; },
+        column_sums + group * blocks_per_group * stride + 1 * i64(columns), blocks_per_group, stride, column, columns, shared);
+  }
+}
