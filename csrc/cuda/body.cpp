@@ -27,6 +27,8 @@ class Maker {
 
   Body run() {
     body_.inputs = bound_.inputs;
+    for (const ir::Value* each : bound_.body.inputs) body_.input_names.push_back(each->name);
+    for (const ir::Value* each : bound_.body.outputs) body_.output_names.push_back(each->name);
     add_inputs();
     for (const Step& step : bound_.schedule.steps) add_step(step);
     add_outputs();

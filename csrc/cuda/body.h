@@ -63,6 +63,7 @@ struct Body {
   std::vector<Store> stores;
   std::vector<RowsSum> sums;
   std::vector<Access> inputs;  // of the region
+  std::vector<std::string> input_names, output_names;  // for readers
   int last_pass = 0;
 
   bool reduces_rows() const;

@@ -666,7 +666,7 @@ class Writer {
       const RowsSum& sum = body_.sums[i];
       if (sum.is_of_rows) continue;
       const char* const place = sum.is_total ? "" : shape_.loops() ? "[column + i]" : "[e][i]";
-      out()("sum", i, place, " += ", ref(sum.value), ";");
+      leaving(sum.to, "sum", i, place, " += ", ref(sum.value), ";");
     }
   }
   void write_stores() {
@@ -675,11 +675,11 @@ class Writer {
       if (!store.is_full) continue;
       const std::string from = is_stored_as_it_is(store) ? array(store.value) : concat("result", i);
       if (plan_.store_vectors[i]) {
-        out()("store(to", i, " + ", vector_offset(store.to, concat("out", i)), ", ", from, left(),
-              ");");
+        leaving(store.to, "store(to", i, " + ", vector_offset(store.to, concat("out", i)), ", ",
+                from, left(), ");");
       } else {
-        out()("store_each(to", i, ", ", from, ", [&](int i) { return ",
-              column_offset(store.to, concat("out", i), "(column + i)"), "; });");
+        leaving(store.to, "store_each(to", i, ", ", from, ", [&](int i) { return ",
+                column_offset(store.to, concat("out", i), "(column + i)"), "; });");
       }
     }
   }
@@ -690,12 +690,14 @@ class Writer {
     for (size_t i = 0; i < body_.stores.size(); ++i) {
       const Store& store = body_.stores[i];
       if (store.is_full) continue;
-      out()("if (", first, ") out", i, "[", offset(store.to.rows, concat("out", i, "_row"), "row"),
-            "] = narrow<", element(store.to.dtype), ">(", ref(store.value), ");");
+      leaving(store.to, "if (", first, ") out", i, "[",
+              offset(store.to.rows, concat("out", i, "_row"), "row"), "] = narrow<",
+              element(store.to.dtype), ">(", ref(store.value), ");");
     }
     for (size_t i = 0; i < body_.sums.size(); ++i) {
       const RowsSum& sum = body_.sums[i];
-      if (sum.is_of_rows) out()("if (", first, ") sum", i, " += ", ref(sum.value), ";");
+      if (!sum.is_of_rows) continue;
+      leaving(sum.to, "if (", first, ") sum", i, " += ", ref(sum.value), ";");
     }
   }
 
@@ -747,7 +749,7 @@ class Writer {
       const RowsSum& sum = body_.sums[i];
       const std::string name = concat("sum", i);
       const std::string group = offset(sum.to.rows, name + "_row", "group");
-      out()("if (blockIdx.y == ", i, ") {");
+      leaving(sum.to, "if (blockIdx.y == ", i, ") {");
       if (sum.is_total) {
         out()("const i64 count = i64(blocks_per_group) * strips;");
         out()("if (column == 0) finish_one(", name, " + (", group, "), totals + group * count * ",
@@ -804,7 +806,15 @@ class Writer {
   Lines& out() { return *out_; }
   template <typename... Parts>
   void noted(int value, const Parts&... parts) {
-    out_->noted(concat(parts...), at(value).origin);
+    const Value& each = at(value);
+    const bool is_input = each.kind == Kind::kInput;
+    out_->noted(concat(parts...),
+                is_input ? concat("input '", body_.input_names[each.input], "'") : each.origin);
+  }
+  // With the output that something becomes, or a part of it.
+  template <typename... Parts>
+  void leaving(const Access& to, const Parts&... parts) {
+    out_->noted(concat(parts...), concat("output '", body_.output_names[to.result], "'"));
   }
 
   const Plan& plan_;

@@ -14,18 +14,18 @@ MulAdd_Relu_Greater_Where_Sub_more(const float* in0, const float* in1, const flo
     const float* const at0 = in0 + (row * in0_row);
     const float* const at3 = in3 + (row * in3_row);
     float* const to0 = out0 + (row * out0_row);
-    const wide r1 = is_row ? widen(in1[row / in1_row_size1 * in1_row0 + row % in1_row_size1 * in1_row1]) : wide(0);
-    const wide r2 = is_row ? widen(in2[row / in2_row_size1 * in2_row0 + row % in2_row_size1 * in2_row1]) : wide(0);
-    const wide r4 = is_row ? widen(in4[row / in4_row_size1 * in4_row0 + row % in4_row_size1 * in4_row1]) : wide(0);
+    const wide r1 = is_row ? widen(in1[row / in1_row_size1 * in1_row0 + row % in1_row_size1 * in1_row1]) : wide(0);  // input 'w_in'
+    const wide r2 = is_row ? widen(in2[row / in2_row_size1 * in2_row0 + row % in2_row_size1 * in2_row1]) : wide(0);  // input 'b_in'
+    const wide r4 = is_row ? widen(in4[row / in4_row_size1 * in4_row0 + row % in4_row_size1 * in4_row1]) : wide(0);  // input 'mean_in'
     wide r14 = Sum::start();  // ReduceSum 'sum'
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const index_t column = first_column + index_t(e * 32 + threadIdx.x) * 2;
       if (!is_row || column >= columns) continue;
       wide v0[2];
-      load(v0, at0 + column);
+      load(v0, at0 + column);  // input 'x_in'
       wide v3[2];
-      load(v3, at3 + column);
+      load(v3, at3 + column);  // input 'g_in'
       wide result0[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -38,10 +38,10 @@ MulAdd_Relu_Greater_Where_Sub_more(const float* in0, const float* in1, const flo
         r14 = Sum::of(r14, v13);
         result0[i] = v9;
       }
-      store(to0 + column, result0);
+      store(to0 + column, result0);  // output 'y_in'
     }
     r14 = reduce_row<Sum, 32>(r14, shared);  // ReduceSum 'sum'
     const wide r15 = Mul(r14, ratio7);  // Mul 'part'
-    if (is_row && threadIdx.x == 0 && first_column == 0) out1[row * out1_row] = narrow<float>(r15);
+    if (is_row && threadIdx.x == 0 && first_column == 0) out1[row * out1_row] = narrow<float>(r15);  // output 's_in'
   }
 }

@@ -14,7 +14,7 @@ Sub_Mul_Relu(const float* in0, const float* in1, const float* in2, float* out0, 
   for (int e = 0; e < 1; ++e) {
     const index_t column = first_column + index_t(e * 8 + threadIdx.x) * 4;
     if (column >= columns) continue;
-    load(c2[e], in2 + column);
+    load(c2[e], in2 + column);  // input 'g_in'
   }
   wide sum0[1][4] = {};
   wide sum1[1][4] = {};
@@ -29,9 +29,9 @@ Sub_Mul_Relu(const float* in0, const float* in1, const float* in2, float* out0, 
       const index_t column = first_column + index_t(e * 8 + threadIdx.x) * 4;
       if (!is_row || column >= columns) continue;
       wide v0[4];
-      load(v0, at0 + column);
+      load(v0, at0 + column);  // input 'x_in'
       wide v1[4];
-      load(v1, at1 + column);
+      load(v1, at1 + column);  // input 'z_in'
       wide result0[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -41,10 +41,10 @@ Sub_Mul_Relu(const float* in0, const float* in1, const float* in2, float* out0, 
         const wide v8 = Mul(v6, ratio4);  // Mul 'average'
         const wide v9 = Mul(v6, v6);  // Mul 'square'
         result0[i] = v7;
-        sum0[e][i] += v8;
-        sum1[e][i] += v9;
+        sum0[e][i] += v8;  // output 'm_in'
+        sum1[e][i] += v9;  // output 'q_in'
       }
-      store(to0 + column, result0);
+      store(to0 + column, result0);  // output 'y_in'
     }
   }
   write_partial_sums<8, 32>(column_sums + (block * 2 + 0) * columns, sum0, first_column, columns, shared);
@@ -57,12 +57,12 @@ Sub_Mul_Relu_finish(const wide* column_sums, float* sum0, float* sum1, index_t c
   wide* const shared = reinterpret_cast<wide*>(memory);
   const index_t parts = max((columns + 31) / 32, index_t(1));
   const index_t group = blockIdx.x / parts, column = blockIdx.x % parts * 32;
-  if (blockIdx.y == 0) {
+  if (blockIdx.y == 0) {  // output 'm_in'
     const i64 stride = i64(2) * columns;
     finish_columns(sum0 + (group * sum0_row), [&](index_t at) { return at; },
         column_sums + group * blocks_per_group * stride + 0 * i64(columns), blocks_per_group, stride, column, columns, shared);
   }
-  if (blockIdx.y == 1) {
+  if (blockIdx.y == 1) {  // output 'q_in'
     const i64 stride = i64(2) * columns;
     finish_columns(sum1 + (group * sum1_row), [&](index_t at) { return at; },
         column_sums + group * blocks_per_group * stride + 1 * i64(columns), blocks_per_group, stride, column, columns, shared);

@@ -20,9 +20,9 @@ Gelu_PhiloxMask_Mul_Add(const bf16* in0, const i64* in1, const bf16* in2, boolea
       const index_t column = first_column + index_t(e * 256 + threadIdx.x) * 8;
       if (!is_row || column >= columns) continue;
       wide v0[8];
-      load(v0, at0 + column, columns - column);
+      load(v0, at0 + column, columns - column);  // input 'x_in'
       wide v2[8];
-      load(v2, at2 + column, columns - column);
+      load(v2, at2 + column, columns - column);  // input 'r_in'
       wide v5[8];
       draw(v5, seed5, stream5, u64(row) * u64(columns) + u64(column), 3221225472u);  // PhiloxMask 'mask'
       wide result1[8];
@@ -34,8 +34,8 @@ Gelu_PhiloxMask_Mul_Add(const bf16* in0, const i64* in1, const bf16* in2, boolea
         const wide v8 = Add(v7, v2[i]);  // Add 'residual'
         result1[i] = v8;
       }
-      store(to0 + column, v5, columns - column);
-      store(to1 + column, result1, columns - column);
+      store(to0 + column, v5, columns - column);  // output 'mask_in'
+      store(to1 + column, result1, columns - column);  // output 'y_in'
     }
   }
 }

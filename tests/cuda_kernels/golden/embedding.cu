@@ -22,7 +22,7 @@ Gather_Add_Mul_ReduceMean_Sqrt_more(const float* in0, const i64* in1, const floa
       const index_t column = first_column + index_t(e * 16 + threadIdx.x) * 4;
       if (!is_row || column >= columns) continue;
       wide v0[4];
-      load(v0, at2 + column);
+      load(v0, at2 + column);  // input 'place_in'
       wide v3[4];
       if (id3 == kBad) {
 #pragma unroll
@@ -54,8 +54,8 @@ Gather_Add_Mul_ReduceMean_Sqrt_more(const float* in0, const i64* in1, const floa
         const wide v12 = Mul(v4[e][i], r11);  // Mul 'y'
         result1[i] = v12;
       }
-      store(to0 + column, v4[e]);
-      store(to1 + column, result1);
+      store(to0 + column, v4[e]);  // output 'x_in'
+      store(to1 + column, result1);  // output 'y_in'
     }
   }
 }

@@ -14,7 +14,7 @@ Sub_Mul_ReduceMean(const bf16* in0, const float* in1, const float* in2, const fl
   for (int e = 0; e < 1; ++e) {
     const index_t column = first_column + index_t(e * 16 + threadIdx.x) * 8;
     if (column >= columns) continue;
-    load(c4[e], in4 + column);
+    load(c4[e], in4 + column);  // input 'w_in'
   }
   wide sum0[1][8] = {};
   wide sum1[1][8] = {};
@@ -27,17 +27,17 @@ Sub_Mul_ReduceMean(const bf16* in0, const float* in1, const float* in2, const fl
     wide v0[1][8];
     wide v8[1][8];
     wide v9[1][8];
-    const wide r2 = is_row ? widen(in2[row * in2_row]) : wide(0);
-    const wide r3 = is_row ? widen(in3[row * in3_row]) : wide(0);
+    const wide r2 = is_row ? widen(in2[row * in2_row]) : wide(0);  // input 'mean_in'
+    const wide r3 = is_row ? widen(in3[row * in3_row]) : wide(0);  // input 'scale_in'
     wide r10 = Sum::start();  // ReduceMean 'mean_1'
     wide r14 = Sum::start();  // ReduceMean 'mean_2'
 #pragma unroll
     for (int e = 0; e < 1; ++e) {
       const index_t column = first_column + index_t(e * 16 + threadIdx.x) * 8;
       if (!is_row || column >= columns) continue;
-      load(v0[e], at0 + column);
+      load(v0[e], at0 + column);  // input 'g_in'
       wide v1[8];
-      load(v1, at1 + column);
+      load(v1, at1 + column);  // input 'x_in'
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const wide v7 = Sub(v1[i], r2);  // Sub 'center'
@@ -65,10 +65,10 @@ Sub_Mul_ReduceMean(const bf16* in0, const float* in1, const float* in2, const fl
         const wide v20 = Mul(v19, r3);  // Mul 'dx'
         const wide v21 = Mul(v0[e][i], v8[e][i]);  // Mul 'of_weight'
         result0[i] = v20;
-        sum0[e][i] += v21;
-        sum1[e][i] += v0[e][i];
+        sum0[e][i] += v21;  // output 'dw_in'
+        sum1[e][i] += v0[e][i];  // output 'db_in'
       }
-      store(to0 + column, result0);
+      store(to0 + column, result0);  // output 'dx_in'
     }
   }
   write_partial_sums<16, 16>(column_sums + (block * 2 + 0) * columns, sum0, first_column, columns, shared);
@@ -81,12 +81,12 @@ Sub_Mul_ReduceMean_finish(const wide* column_sums, float* sum0, float* sum1, ind
   wide* const shared = reinterpret_cast<wide*>(memory);
   const index_t parts = max((columns + 31) / 32, index_t(1));
   const index_t group = blockIdx.x / parts, column = blockIdx.x % parts * 32;
-  if (blockIdx.y == 0) {
+  if (blockIdx.y == 0) {  // output 'dw_in'
     const i64 stride = i64(2) * columns;
     finish_columns(sum0 + (group * sum0_row), [&](index_t at) { return at; },
         column_sums + group * blocks_per_group * stride + 0 * i64(columns), blocks_per_group, stride, column, columns, shared);
   }
-  if (blockIdx.y == 1) {
+  if (blockIdx.y == 1) {  // output 'db_in'
     const i64 stride = i64(2) * columns;
     finish_columns(sum1 + (group * sum1_row), [&](index_t at) { return at; },
         column_sums + group * blocks_per_group * stride + 1 * i64(columns), blocks_per_group, stride, column, columns, shared);

@@ -18,7 +18,7 @@ ReduceMax_Sub_Exp_ReduceSum_Log_more(const float* in0, const i64* in1, float* ou
     const float* const at0 = in0 + (row * in0_row);
     wide v0[1][4];
     wide v4[1][4];
-    const wide r1 = is_row ? widen(in1[row * in1_row]) : wide(0);
+    const wide r1 = is_row ? widen(in1[row * in1_row]) : wide(0);  // input 'label_in'
     const wide r11 = Equal(r1, wide(-100));  // RowValid 'valid'
     const wide r12 = Not(r11);  // RowValid 'valid'
     const index_t label1_but_minus_100 = is_row ? column_of(r1, columns, fault, wide(-100)) : index_t(kIgnored);  // RowPick 'pick'
@@ -27,7 +27,7 @@ ReduceMax_Sub_Exp_ReduceSum_Log_more(const float* in0, const i64* in1, float* ou
     for (int e = 0; e < 1; ++e) {
       const index_t column = first_column + index_t(e * 8 + threadIdx.x) * 4;
       if (!is_row || column >= columns) continue;
-      load(v0[e], at0 + column);
+      load(v0[e], at0 + column);  // input 'x_in'
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         r3 = Largest::of(r3, v0[e][i]);
@@ -57,15 +57,15 @@ ReduceMax_Sub_Exp_ReduceSum_Log_more(const float* in0, const i64* in1, float* ou
       for (int i = 0; i < 4; ++i) {
         const wide v8 = Sub(v4[e][i], r7);  // Sub 'log_softmax'
         if (column + i == label1_but_minus_100) r9 = v8;
-        sum2 += v8;
+        sum2 += v8;  // output 'all_in'
       }
     }
     r9 = reduce_row<Sum, 8>(r9, shared);  // RowPick 'pick'
     if (label1_but_minus_100 == kBad) r9 = not_a_number();
     const wide r13 = Mul(r9, r12);  // Mul 'weigh'
-    if (is_row && threadIdx.x == 0 && first_column == 0) out0[row * out0_row] = narrow<float>(r3);
-    if (is_row && threadIdx.x == 0 && first_column == 0) sum0 += r13;
-    if (is_row && threadIdx.x == 0 && first_column == 0) sum1 += r12;
+    if (is_row && threadIdx.x == 0 && first_column == 0) out0[row * out0_row] = narrow<float>(r3);  // output 'm_in'
+    if (is_row && threadIdx.x == 0 && first_column == 0) sum0 += r13;  // output 'sum_in'
+    if (is_row && threadIdx.x == 0 && first_column == 0) sum1 += r12;  // output 'count_in'
   }
   sum0 = sum_block<8, 32>(sum0, shared);
   if (threadIdx.x == 0 && threadIdx.y == 0) totals[i64(blockIdx.x) * 3 + 0] = sum0;
@@ -81,15 +81,15 @@ ReduceMax_Sub_Exp_ReduceSum_Log_more_finish(const wide* totals, float* sum0, flo
   wide* const shared = reinterpret_cast<wide*>(memory);
   const index_t parts = 1;
   const index_t group = blockIdx.x / parts, column = blockIdx.x % parts * 32;
-  if (blockIdx.y == 0) {
+  if (blockIdx.y == 0) {  // output 'sum_in'
     const i64 count = i64(blocks_per_group) * strips;
     if (column == 0) finish_one(sum0 + (group * sum0_row), totals + group * count * 3 + 0, count, 3, shared);
   }
-  if (blockIdx.y == 1) {
+  if (blockIdx.y == 1) {  // output 'count_in'
     const i64 count = i64(blocks_per_group) * strips;
     if (column == 0) finish_one(sum1 + (group * sum1_row), totals + group * count * 3 + 1, count, 3, shared);
   }
-  if (blockIdx.y == 2) {
+  if (blockIdx.y == 2) {  // output 'all_in'
     const i64 count = i64(blocks_per_group) * strips;
     if (column == 0) finish_one(sum2 + (group * sum2_row), totals + group * count * 3 + 2, count, 3, shared);
   }

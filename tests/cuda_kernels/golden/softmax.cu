@@ -22,7 +22,7 @@ Neg_ReduceMax_Sub_Exp_ReduceSum_more(const float* in0, float* out0, float* out1,
       const index_t column = first_column + index_t(e * 8 + threadIdx.x) * 4;
       if (!is_row || column >= columns) continue;
       wide v0[4];
-      load(v0, at0 + column);
+      load(v0, at0 + column);  // input 'x_in'
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         v2[e][i] = Neg(v0[i]);  // Neg 'turn'
@@ -55,9 +55,9 @@ Neg_ReduceMax_Sub_Exp_ReduceSum_more(const float* in0, float* out0, float* out1,
         const wide v7 = Div(v5[e][i], r6);  // Div 'divide'
         result0[i] = v7;
       }
-      store(to0 + column, result0);
+      store(to0 + column, result0);  // output 'y_in'
     }
-    if (is_row && threadIdx.x == 0 && first_column == 0) out1[row * out1_row] = narrow<float>(r3);
-    if (is_row && threadIdx.x == 0 && first_column == 0) out2[row * out2_row] = narrow<float>(r8);
+    if (is_row && threadIdx.x == 0 && first_column == 0) out1[row * out1_row] = narrow<float>(r3);  // output 'm_in'
+    if (is_row && threadIdx.x == 0 && first_column == 0) out2[row * out2_row] = narrow<float>(r8);  // output 'least_in'
   }
 }
