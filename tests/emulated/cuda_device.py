@@ -52,6 +52,8 @@ def use_driver() -> Path:
     assert _library is not None
     path = cuda_driver.library()
     os.environ["TORCH_ORT_LIBCUDA"] = os.environ["TORCH_ORT_NVRTC"] = str(path)
+    # What is built here is of no use with another driver, nor with that of another checkout.
+    os.environ["TORCH_ORT_KERNEL_CACHE_BYTES"] = "0"
     _library.emulated_use_driver(str(path).encode())
     return path
 
