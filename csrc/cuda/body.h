@@ -62,7 +62,7 @@ struct Body {
   std::vector<Value> values;
   std::vector<Store> stores;
   std::vector<RowsSum> sums;
-  std::vector<Access> inputs;  // of the region
+  std::vector<Access> inputs;                          // of the region
   std::vector<std::string> input_names, output_names;  // for readers
   int last_pass = 0;
 
