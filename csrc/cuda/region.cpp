@@ -105,11 +105,14 @@ struct Problem {
     const std::vector<bool> again = body.read_again();
     Work work{.rows = rows, .columns = columns, .groups = groups};
     work.reduces_rows = body.reduces_rows();
+    work.vector = static_cast<int>(vector);
+    for (size_t i = 0; i < body.values.size(); ++i) {
+      if (again[i] || body.values[i].space == Space::kColumn) ++work.kept;
+    }
     for (const RowsSum& sum : body.sums) {
       (sum.is_total ? work.sums_all : work.sums_columns) = true;
+      if (!sum.is_total) ++work.kept;
     }
-    work.vector = static_cast<int>(vector);
-    work.kept = static_cast<int>(std::count(again.begin(), again.end(), true));
     work.bytes_of_number = is_double ? 8 : 4;
     return work;
   }

@@ -13,7 +13,7 @@ constexpr int kWarp = 32;
 constexpr int kThreads = 256;      // of a block, unless a row wants more
 constexpr int kMostThreads = 512;  // along a row
 constexpr int kMostVectors = 8;    // of a thread in registers
-constexpr int kKeptBytes = 384;    // of a thread: 96 registers of 255
+constexpr int kKeptBytes = 512;    // of a thread: 128 registers of 255
 constexpr int kStripThreads = 32;  // along a row that is cut into strips, and summed over rows
 // A line of partial sums is written and read once for so many rows that are read, and rounding does
 // not grow with more than that.
