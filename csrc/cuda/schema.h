@@ -14,9 +14,9 @@ struct Work {
   bool reduces_rows = false;  // a row's numbers are known to one block
   bool sums_columns = false;  // over rows, one for each column
   bool sums_all = false;
-  int vector = 1;           // elements that lie where one access reads them, at most
-  // Values of columns that stay in registers: from one pass to a later one, for all rows of a block,
-  // and sums over these.
+  int vector = 1;  // elements that lie where one access reads them, at most
+  // Values of columns that stay in registers: from one pass to a later one, for all rows of a
+  // block, and sums over these.
   int kept = 0;
   int bytes_of_number = 4;  // in which it computes
 };

@@ -327,9 +327,7 @@ class Writer {
   void write_kernel() {
     out_ = &kernel_;
     const int threads = shape_.threads_x * shape_.threads_y;
-    // Left alone, ptxas may give loops over columns, and doubles, fewer registers than they need.
-    const char* const blocks = plan_.is_double ? ", 1" : shape_.loops() ? ", 2" : "";
-    out()("extern \"C\" __global__ void __launch_bounds__(", threads, blocks, ")");
+    out()("extern \"C\" __global__ void __launch_bounds__(", threads, blocks_at_once(), ")");
     out()("@NAME@(", signature(result_.parameters), ") {");
     write_shared();
     out()("const i64 block = blockIdx.x / strips;");
@@ -360,6 +358,20 @@ class Writer {
     out()("}");
     write_ends_of_sums();
     out()("}");
+  }
+
+  // How many blocks a multiprocessor should have at least. Left alone, ptxas may give what keeps
+  // numbers in registers, loops over columns and doubles fewer registers than they need.
+  const char* blocks_at_once() const {
+    if (plan_.is_double) return ", 1";
+    if (shape_.loops()) return ", 2";
+    int64_t kept = num_column_sums();
+    for (size_t i = 0; i < body_.values.size(); ++i) {
+      if (is_kept_[i] || body_.values[i].space == Space::kColumn) ++kept;
+    }
+    const int64_t numbers = kept * shape_.vectors * shape_.vector;
+    if (numbers <= 32) return "";
+    return numbers <= 64 && shape_.threads_x * shape_.threads_y <= 256 ? ", 2" : ", 1";
   }
 
   void write_shared() {
