@@ -227,6 +227,7 @@ class Grouping {
   }
 
   std::optional<Group> fit(const Group& a, const Group& b) const {
+    if (copies_integers(a) != copies_integers(b)) return std::nullopt;
     Group joined;
     joined.again = a.again;
     std::merge(a.members.begin(), a.members.end(), b.members.begin(), b.members.end(),
@@ -253,6 +254,17 @@ class Grouping {
     }
     joined.elements = all.elements;
     return !joined.columns.empty();
+  }
+
+  // Of class labels, for one: in a region with numbers, which it then computes in float64, they
+  // would make all of it slow.
+  bool copies_integers(const Group& group) const {
+    return std::all_of(group.members.begin(), group.members.end(), [this](int at) {
+      const Node& node = *order_.nodes[at];
+      const ir::DType dtype = node.outputs[0]->type.dtype;
+      return forms_[at].kind == Kind::kPass && node.inputs[0]->type.dtype == dtype &&
+             (dtype == ir::DType::kInt64 || dtype == ir::DType::kInt32);
+    });
   }
 
   // Whether something else stands on a path between the two groups, one way or the other.

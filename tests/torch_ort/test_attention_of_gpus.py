@@ -54,4 +54,7 @@ def test_under_autocast(compare_training):
         Attention,
         lambda step: torch.randn(3, 10, 32, requires_grad=True),
         forward_context=lambda: torch.autocast("cuda", dtype=torch.bfloat16),
+        # eager rounds gradients of weights to bfloat16
+        rtol=1.6e-2,
+        atol=1e-3,
     )
