@@ -13,6 +13,7 @@ import torch
 
 from torch_ort import _C, options
 from torch_ort.engine.program import Program
+from torch_ort.pytorch.trace_compat import real_tensors
 
 _logger = logging.getLogger("torch_ort.cuda")
 
@@ -56,11 +57,13 @@ def say_that_nothing_is_fused(reason: str) -> None:
 
 @functools.cache
 def _has_wide_products() -> bool:
-    ones = torch.ones(8, 8, dtype=torch.bfloat16, device="cuda")
-    try:
-        return bool((torch.mm(ones, ones, out_dtype=torch.float32) == 8).all())
-    except (TypeError, RuntimeError):  # an older PyTorch or GPU, or another library
-        return False
+    # A graph may be compiled while tensors are fake, and under autocast.
+    with real_tensors(), torch.no_grad(), torch.autocast("cuda", enabled=False):
+        ones = torch.ones(8, 8, dtype=torch.bfloat16, device="cuda")
+        try:
+            return bool((torch.mm(ones, ones, out_dtype=torch.float32) == 8).all())
+        except (TypeError, RuntimeError):  # an older PyTorch or GPU, or another library
+            return False
 
 
 @functools.cache
