@@ -231,7 +231,7 @@ def test_a_process_that_is_forked_before_may_use_it():
 
 SAID = """
     import logging, sys, torch
-    from torch_ort.engine.cuda import look_at_device
+    from torch_ort.engine import cuda
     from torch_ort.engine.program import Program
 
     class Graph:
@@ -240,9 +240,10 @@ SAID = """
 
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", stream=sys.stdout)
     torch.cuda.is_available = lambda: True
+    cuda._has_wide_products = lambda: False
     program = Program(graph=Graph(), constants={{}}, is_training=False)
     for _ in range(2):
-        look_at_device(program)
+        cuda.look_at_device(program)
 """
 
 

@@ -43,10 +43,11 @@ def look_at_device(program: Program) -> None:
     """
     if not torch.cuda.is_available() or program.device_type() != "cuda":
         return
-    _C.cuda.set_wide_products(_has_wide_products())
     if missing := _C.cuda.missing():
         say_that_nothing_is_fused(missing)
-    elif problem := _C.cuda.disk_cache_problem():
+        return
+    _C.cuda.set_wide_products(_has_wide_products())
+    if problem := _C.cuda.disk_cache_problem():
         _warn("kernels are built anew in each process: " + problem)
 
 
