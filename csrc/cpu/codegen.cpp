@@ -9,7 +9,10 @@ namespace {
 class Codegen final : public region::Codegen {
  public:
   bool takes(const ir::Type& type) const override { return can_load(type.dtype); }
-  bool has_kernel(std::string_view /*op*/) const override { return true; }
+  bool has_kernel(std::string_view op) const override {
+    return op == "Attention" || op == "EmbeddingGrad" || op == "LinearCrossEntropy" ||
+           op == "Rows" || op == "Take";
+  }
 
   std::unique_ptr<const Kernel> compile(const region::Schedule& schedule,
                                         const ir::SymbolLookup& lookup,
