@@ -101,7 +101,7 @@ class Candidates {
       : graph_(graph), memory_(graph), sizes_(graph), backward_(backward_nodes(graph)) {
     for (const Node& node : graph.nodes) order_.emplace(&node, static_cast<int>(order_.size()));
     find_groups();
-    find_limits();
+    find_possible();
     for (auto node = graph.nodes.rbegin(); node != graph.nodes.rend(); ++node) {
       if (!node->is_erased() && !backward_.contains(&*node)) consider(*node);
     }
@@ -202,13 +202,16 @@ class Candidates {
     }
   }
 
-  // Goes on from what is made of more than few tensors of its size.
-  void find_limits() {
+  // What could be made again as far as its maker goes. Left out, and so gone on from as from any
+  // other tensor, is what is made of more than few tensors of its size.
+  void find_possible() {
     const size_t limit =
         ir::is_host(device_of_regions(graph_)) ? kMaxOrigins : kMaxOriginsOfKernels;
     std::unordered_map<const Value*, std::set<const Value*>> origins;
     for (Node& node : graph_.nodes) {
-      if (node.is_erased() || backward_.contains(&node) || !as_candidate(node)) continue;
+      if (node.is_erased() || backward_.contains(&node)) continue;
+      std::optional<Candidate> candidate = as_candidate(node);
+      if (!candidate) continue;
       const Value* made = node.outputs[0];
       std::set<const Value*> found;
       for (const Value* input : node.inputs) {
@@ -219,18 +222,17 @@ class Candidates {
           found.insert(SharedMemory::root(input));
         }
       }
-      if (found.size() <= limit) {
-        origins.emplace(made, std::move(found));
-      } else {
-        limits_.insert(made);
-      }
+      if (found.size() > limit) continue;
+      origins.emplace(made, std::move(found));
+      possible_.emplace(&node, std::move(*candidate));
     }
   }
 
   // Readers have been considered before.
   void consider(Node& node) {
-    std::optional<Candidate> candidate = as_candidate(node);
-    if (!candidate || limits_.contains(node.outputs[0])) return;
+    const auto possible = possible_.find(&node);
+    if (possible == possible_.end()) return;
+    Candidate* candidate = &possible->second;
     std::vector<const Node*> memory_readers;
     for (const ir::Use& use : node.outputs[0]->uses) {
       if (use.node == nullptr || (use.index < 0 && backward_.contains(use.node))) return;
@@ -385,7 +387,7 @@ class Candidates {
   std::unordered_map<const Node*, int> host_of_;
   std::unordered_map<const Value*, std::vector<int>> hosts_reading_;  // whole tensors
   std::unordered_map<const Node*, int> order_;                        // places in the graph
-  std::unordered_set<const Value*> limits_;                           // not made of others
+  std::unordered_map<const Node*, Candidate> possible_;               // by maker
   std::unordered_map<const Value*, Candidate> candidates_;
   std::unordered_set<const Value*> crossing_;  // whole tensors
   std::unordered_set<const Value*> pinned_;    // those of them that cross whatever is rebuilt
