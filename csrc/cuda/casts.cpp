@@ -4,6 +4,7 @@
 #include "cuda/build.h"
 #include "cuda/driver.h"
 #include "cuda/faults.h"
+#include "cuda/once.h"
 #include "cuda/stream.h"
 #include "cuda/text.h"
 
@@ -74,16 +75,6 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 )";
 
-const char* type_of(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat: return "float";
-    case DType::kDouble: return "double";
-    case DType::kBFloat16: return "bf16";
-    case DType::kHalf: return "f16";
-    default: throw InternalError(concat("Casts: got ", ir::name(dtype), ", want floats"));
-  }
-}
-
 void check_is_dense(const Layout& layout) {
   int64_t stride = 1;
   for (size_t i = layout.sizes.size(); i-- > 0;) {
@@ -151,29 +142,35 @@ class CastsKernel final : public region::Kernel {
     const Launch launch{.grid = {num_blocks},
                         .block = {static_cast<uint32_t>(kThreads)},
                         .stream = current_stream(options_.device)};
-    Driver::get().launch(module_->function(text_.name), launch, arguments.data());
+    const Function* function = kernel_.get([this] { return &module_->function(text_.name); });
+    Driver::get().launch(*function, launch, arguments.data());
   }
 
   region::CodegenOptions options_;
   CastsText text_;
   std::vector<int64_t> counts_;
   std::shared_ptr<const Module> module_;
+  mutable Once<const Function*> kernel_;  // which the first call waits for
 };
 
 }  // namespace
 
 CastsText write_casts(DType from, DType to) {
+  for (DType dtype : {from, to}) {
+    if (!ir::is_float(dtype)) {
+      throw InternalError(concat("Casts: got ", ir::name(dtype), ", want floats"));
+    }
+  }
   const bool is_double = from == DType::kDouble || to == DType::kDouble;
   const int64_t vector = kVectorBytes / std::min(ir::size_bytes(from), ir::size_bytes(to));
   std::string code = kCode;
-  const std::string name = concat("casts_", type_of(from), "_", type_of(to));
+  const std::string name = concat("casts_", element(from), "_", element(to));
   const std::string place = "@NAME@";
   code.replace(code.find(place), place.size(), name);
   return {
       .name = name,
-      .text = concat("typedef ", is_double ? "double" : "float", " wide;\ntypedef int index_t;\n",
-                     prelude(), "\ntypedef ", type_of(from), " From;\ntypedef ", type_of(to),
-                     " To;\nenum { V = ", vector, " };", code)};
+      .text = concat(type_head(is_double), prelude(), "\ntypedef ", element(from),
+                     " From;\ntypedef ", element(to), " To;\nenum { V = ", vector, " };", code)};
 }
 
 std::unique_ptr<const region::Kernel> make_casts(const std::vector<Layout>& inputs,

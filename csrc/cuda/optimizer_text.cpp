@@ -19,21 +19,11 @@ constexpr const char* kTable = "const u32* ends, const Tensor* tensors, int num_
 constexpr const char* kRules = "const Step* step, const Rule* rules";
 constexpr const char* kGiven = "ends, tensors, num_tensors";
 
-const char* type_name(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat: return "float";
-    case DType::kDouble: return "double";
-    case DType::kBFloat16: return "bf16";
-    case DType::kHalf: return "f16";
-    default: throw InternalError(concat("optimizer step: got an array of ", ir::name(dtype)));
-  }
-}
-
 const char* short_name(DType dtype) {
   switch (dtype) {
     case DType::kFloat: return "f32";
     case DType::kDouble: return "f64";
-    default: return type_name(dtype);
+    default: return element(dtype);
   }
 }
 
@@ -49,8 +39,7 @@ int64_t vector_of(const std::vector<DType>& dtypes) {
 }
 
 std::string head(bool is_double) {
-  return concat("typedef ", is_double ? "double" : "float", " wide;\ntypedef int index_t;\n",
-                prelude(), "\n", optimizer_prelude(), "\n");
+  return concat(type_head(is_double), prelude(), "\n", optimizer_prelude(), "\n");
 }
 
 // With 8 elements at once a thread may have half of the registers of 512: ptxas, left to itself,
@@ -63,7 +52,12 @@ std::string kernel(const std::string& name, int64_t vector, const Parts&... part
 
 std::string arguments(const std::vector<DType>& dtypes) {
   std::string list = concat(vector_of(dtypes));
-  for (DType dtype : dtypes) list += concat(", ", type_name(dtype));
+  for (DType dtype : dtypes) {
+    if (!ir::is_float(dtype)) {
+      throw InternalError(concat("optimizer step: got an array of ", ir::name(dtype)));
+    }
+    list += concat(", ", element(dtype));
+  }
   return list;
 }
 

@@ -18,23 +18,6 @@ using ir::DType;
 using Kind = Value::Kind;
 using Reduction = Value::Reduction;
 
-// The type of elements as prelude.cuh names it.
-const char* element(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat: return "float";
-    case DType::kDouble: return "double";
-    case DType::kBFloat16: return "bf16";
-    case DType::kHalf: return "f16";
-    case DType::kBool: return "boolean";
-    case DType::kUInt8: return "u8";
-    case DType::kInt8: return "i8";
-    case DType::kInt16: return "i16";
-    case DType::kInt32: return "i32";
-    case DType::kInt64: return "i64";
-    default: throw InternalError(concat("CUDA: got an operand of ", ir::name(dtype)));
-  }
-}
-
 std::string number(double x) {
   if (std::isnan(x)) return "not_a_number()";
   if (std::isinf(x)) return x < 0 ? "-infinity()" : "infinity()";
@@ -805,9 +788,7 @@ class Writer {
   }
 
   KernelText assemble() {
-    const std::string head =
-        concat("typedef ", plan_.is_double ? "double" : "float", " wide;\n", "typedef ",
-               plan_.wide_index ? "long long" : "int", " index_t;\n");
+    const std::string head = type_head(plan_.is_double, plan_.wide_index);
     const std::string code = kernel_.str(false) + finish_.str(false);
     result_.name = readable_name() + hex(hash(head + prelude() + code)).substr(0, 12);
     result_.text = head + prelude() + "\n" + named(code, result_.name);
@@ -844,6 +825,27 @@ class Writer {
 };
 
 }  // namespace
+
+const char* element(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat: return "float";
+    case DType::kDouble: return "double";
+    case DType::kBFloat16: return "bf16";
+    case DType::kHalf: return "f16";
+    case DType::kBool: return "boolean";
+    case DType::kUInt8: return "u8";
+    case DType::kInt8: return "i8";
+    case DType::kInt16: return "i16";
+    case DType::kInt32: return "i32";
+    case DType::kInt64: return "i64";
+    default: throw InternalError(concat("CUDA: got an operand of ", ir::name(dtype)));
+  }
+}
+
+std::string type_head(bool is_double, bool wide_index) {
+  return concat("typedef ", is_double ? "double" : "float", " wide;\n", "typedef ",
+                wide_index ? "long long" : "int", " index_t;\n");
+}
 
 KernelText write_kernel(const Plan& plan, int64_t rows, int64_t columns, int64_t groups) {
   return Writer(plan, rows, columns, groups).run();

@@ -53,6 +53,11 @@ struct KernelText {
 
 const char* prelude();  // prelude.cuh
 
+// The type of elements as the prelude names it. InternalError for a dtype that kernels do not read.
+const char* element(ir::DType dtype);
+// What stands in front of the prelude: the types that a kernel computes and counts in.
+std::string type_head(bool is_double, bool wide_index = false);
+
 // Numbers that change with the sizes are parameters; the result's own are those of the plan.
 KernelText write_kernel(const Plan& plan, int64_t rows, int64_t columns, int64_t groups);
 
