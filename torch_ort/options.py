@@ -154,122 +154,146 @@ def _flag(name: str, default: bool, doc: str, is_built: bool = False, **others: 
 
 TABLE: tuple[Row, ...] = (
     Row("strict", "TORCH_ORT_STRICT", False, "bool",
-         "Raise instead of falling back to eager PyTorch.", _parse_bool, _check_bool),
+         "Raise an error where the engine would otherwise fall back to eager PyTorch.",
+         _parse_bool, _check_bool),
     Row("exact_random", "TORCH_ORT_EXACT_RANDOM", False, "bool",
-         "Dropout draws eager's own random stream. False: on the CPU its masks are computed inside "
-         "fused regions and attention, from one draw per step; `torch.manual_seed` rules both.",
+         "Draw dropout masks from the same random stream as eager PyTorch, so that they are the "
+         "same masks. False: on the CPU the masks are computed inside fused regions and "
+         "attention, from one draw per step. Either way `torch.manual_seed` makes a run "
+         "repeatable.",
          _parse_bool, _check_bool),
     Row("emulate_eager_casts", "TORCH_ORT_EMULATE_EAGER_CASTS", False, "bool",
-         "Round every bfloat16 and float16 value inside fused regions as eager does. False: "
-         "regions compute in float32 and round what leaves them, which is closer to the exact "
-         "numbers.",
+         "Round every bfloat16 and float16 value inside fused regions as eager PyTorch does. "
+         "False: regions compute in float32 and round only the values that leave them, which is "
+         "closer to the exact result.",
          _parse_bool, _check_bool),
     Row("save_onnx", "ORTMODULE_SAVE_ONNX", False, "bool",
-         "Write each graph as `<onnx_prefix>_<number>_{captured,optimized}.onnx`.",
+         "Write each compiled graph to `<onnx_prefix>_<number>_captured.onnx` and "
+         "`<onnx_prefix>_<number>_optimized.onnx`.",
          _parse_bool, _check_bool),
     Row("onnx_prefix", "ORTMODULE_SAVE_ONNX_PREFIX", "torch_ort", "path",
-         "Start of the file names of `save_onnx`; its folder must exist.", str, _check_str),
+         "Start of the file names that `save_onnx` writes. It may contain a folder, which must "
+         "exist.",
+         str, _check_str),
     Row("opset", "ORTMODULE_ONNX_OPSET_VERSION", NEWEST_OPSET, "int",
-         "Newest standard opset whose ops may be used; the stamped one is the lowest that fits.",
+         "Newest opset of standard ONNX whose operators may be used. A file names the lowest "
+         "opset that contains all of its operators.",
          int, _check_int(OLDEST_OPSET, NEWEST_OPSET)),
     Row("dump", "TORCH_ORT_DUMP", (), "names",
-         f"What to write into `dump_dir`: {', '.join(DUMP_KINDS)}.",
+         f"Which internal representations to write into `dump_dir`: {', '.join(DUMP_KINDS)}.",
          _parse_names, _check_names(lambda: DUMP_KINDS)),
     Row("dump_dir", "TORCH_ORT_DUMP_DIR", "torch_ort_dump", "path",
-         "Folder of the dumps; made when the first file is written.", str, _check_str),
+         "Folder of the dumps. It is created when the first file is written.",
+         str, _check_str),
     Row("disable", "TORCH_ORT_DISABLE", (), "names",
-         "Passes to leave out by name; also, of the memory plan, `reorder`, `in_place`, "
-         "`place_parts` and `deliver_gradients`; `region_kernels`, after which the nodes of fused "
-         "regions run one by one; `products`, after which PyTorch's kernels multiply matrices; "
-         "`own_kernels`, all that rounds elsewhere than eager does "
-         f"({listed([f'`{name}`' for name in OWN_KERNELS])}); "
-         "and `recorder`, after which AOTAutograd captures.",
+         "Passes to skip, by name. Further names switch off other parts of the engine: `reorder`, "
+         "`in_place`, `place_parts` and `deliver_gradients` are parts of the memory plan; without "
+         "`region_kernels` the nodes of a fused region run one by one; without `products` PyTorch "
+         "computes all matrix products; without `recorder` AOTAutograd captures all graphs. "
+         "`own_kernels` stands for everything that rounds at other places than eager PyTorch "
+         f"({listed([f'`{name}`' for name in OWN_KERNELS])}).",
          _parse_names, _check_disabled),
     Row("isa", "TORCH_ORT_ISA", "", "name",
-         "Instruction set of fused regions: portable, avx2 or avx512; empty: the widest that the "
-         "processor runs.", str, _check_isa),
+         "Instruction set of the fused regions on the CPU: portable, avx2 or avx512. Empty: the "
+         "widest one that the processor supports.",
+         str, _check_isa),
     Row("memory_budget", "TORCH_ORT_MEMORY_BUDGET", 0, "bytes or fraction",
-         "The most that a training graph may hold at one time of what forward has made, from the "
-         "end of forward to the end of backward: bytes (an integer), or a fraction (a float up to "
-         "1.0) of what it holds otherwise. What is cheapest is made again in backward, with the "
-         "same numbers. Too little is an error that names the least. 0: no budget. "
-         "See [memory.md](memory.md).",
+         "Limit on what a training graph may hold for backward, from the end of forward to the "
+         "end of backward: bytes (an integer), or a fraction (a float up to 1.0) of what it holds "
+         "without a budget. To keep within it, the engine recomputes in backward what is cheapest "
+         "to recompute, with the same values. A budget that cannot be met is an error that names "
+         "the smallest possible one. 0: no budget. See [memory.md](memory.md).",
          _parse_budget, _check_budget),
     _flag("enable_compute_optimizer", True,
-          "If off, graphs compute what eager PyTorch computes, bit for bit: as with `own_kernels` "
-          "among `disable`, `exact_random` and `emulate_eager_casts`, whatever these say.",
+          "If off, graphs give the same bits as eager PyTorch. This implies `own_kernels` in "
+          "`disable`, `exact_random` and `emulate_eager_casts`, and wins over the values given "
+          "for them.",
           is_built=True),
     _flag("enable_sparse_optimizer", True,
-          "Leave out rows that nobody reads: `row_sparsity` ([rows.md](rows.md)). If off, the two "
-          "that follow are too.", is_built=True),
+          "Skip rows whose values nothing reads, such as padding: the pass `row_sparsity` "
+          "([rows.md](rows.md)). If off, the two following options are off as well.",
+          is_built=True),
     _flag("enable_label_sparse_optimizer", True,
-          "Let labels tell rows that nobody reads: those that a loss ignores.", is_built=True),
+          "Let labels decide which rows are needed: rows whose label the loss ignores are skipped.",
+          is_built=True),
     _flag("enable_embedding_sparse_optimizer", True,
-          "Let padding tell rows that nobody reads: keys that attention's mask hides. In ONNX "
-          "Runtime Training it was off at first; there whoever switched it on had to know that "
-          "nothing reads a padded place, which is proved here.", is_built=True),
+          "Let padding decide which rows are needed: rows of keys that the attention mask hides "
+          "are skipped. ONNX Runtime Training had this off by default, because its user had to "
+          "know that nothing reads a padded position. Here the pass proves it.",
+          is_built=True),
     _flag("print_input_density", False,
-          "Print how many tokens are no padding and how many labels are not ignored, in a table "
-          "for each ten inputs ([rows.md](rows.md)).", is_built=True),
+          "Print, in a table for every ten inputs, which share of the tokens is not padding and "
+          "which share of the labels is not ignored ([rows.md](rows.md)).",
+          is_built=True),
     Row("memory_opt_level", "ORTMODULE_MEMORY_OPT_LEVEL", 0, "int",
-         "What is made again in backward whatever it saves, with the same numbers: 0: what "
-         "`memory_opt_config` lists; 1: of each layer of a transformer all that backward reads, "
-         "from what enters the layer; 2: also what takes a smaller part of the layer to be held. "
-         "Not together with `memory_budget`. See [memory.md](memory.md).",
+         "Recompute activations in backward, with the same values, by level. 0: recompute what "
+         "`memory_opt_config` lists. 1: of each transformer layer, recompute all that backward "
+         "reads from the input of the layer. 2: as 1, but save a smaller intermediate value of "
+         "the layer where that avoids saving a larger one. Cannot be combined with "
+         "`memory_budget`. See [memory.md](memory.md).",
          int, _check_int(0, 2)),
     Row("memory_opt_config", "ORTMODULE_MEMORY_OPT_CONFIG", (), "clusters",
-         "What level 0 makes again: entries `<Op+Op+>:<type>:<count>` with commas between them, or "
-         "the path of a JSON file with a list of them. Which there are, and what they save, is "
-         "said in the log at INFO. Type 0: not; 1: made again; 2: also where that takes a smaller "
-         "part to be held. Count: of the first ones; -1: of all. Of entries for one cluster the "
-         "last one counts, and those that match nothing do nothing.",
+         "What level 0 recomputes: entries `<Op+Op+>:<type>:<count>` separated by commas, or the "
+         "path of a JSON file with a list of them. The log at level INFO lists the possible "
+         "entries and what each saves. Type 0: do not recompute; 1: recompute; 2: recompute, also "
+         "where a smaller value has to be saved for it. Count: apply the entry to the first so "
+         "many occurrences; -1: to all. If several entries name one cluster, the last one counts. "
+         "Entries that match nothing have no effect.",
          str, check_clusters),
     Row("memory_opt_probe_recompute_level", "ORTMODULE_MEMORY_OPT_PROBE_RECOMPUTE_LEVEL", "1",
          "name",
-         "What clusters may hold: 0: views, draws and point-wise operations; 1: also products, "
-         "norms, softmax and attention.",
+         "Which operators the clusters offered for recomputation may contain. 0: views, random "
+         "draws and point-wise operations; 1: also matrix products, norms, softmax and attention.",
          str, check_probe_level),
     Row("memory_opt_probe_config", "ORTMODULE_MEMORY_OPT_PROBE_CONFIG", "1:0", "name",
-         "`<level>:<layers>`: the same, and 1 if what enters a layer is held under level 0 too. It "
-         "wins over `memory_opt_probe_recompute_level` unless it is `1:0`.",
+         "`<level>:<layers>`. The level is that of `memory_opt_probe_recompute_level`, over which "
+         "it wins unless this option is `1:0`. The second number is 1 to save the inputs of "
+         "transformer layers under `memory_opt_level` 0 too.",
          str, check_probe_config),
     Row("enable_tuning", "ORTMODULE_ENABLE_TUNING", False, "bool",
-         "Time PyTorch's kernel and the engine's on each kind of product that comes, on the CPU, "
-         "and take the faster one from then on, in the whole process. False: sizes, dtype and "
-         "processor tell who multiplies, so that runs repeat bit for bit.",
+         "Time PyTorch's and the engine's kernel for each kind of matrix product on the CPU when "
+         "it first occurs, and use the faster one in the whole process from then on. False: "
+         "sizes, dtype and processor decide, so that runs repeat bit for bit.",
          _parse_bool, _check_bool),
     Row("max_tuning_duration_ms", "ORTMODULE_MAX_TUNING_DURATION_MS", 0, "int",
-         "Milliseconds that a kind of product may be timed for, though each kernel runs once; 0: "
-         "until the fastest times of both stay, some 30 or, of long products, six runs of each.",
+         "Milliseconds for which one kind of product may be timed; each kernel runs at least "
+         "once. 0: until the fastest times of both kernels no longer change, which takes about 30 "
+         "ms, or six runs of each kernel for long products.",
          int, _check_int(0, 2**31 - 1)),
     Row("tuning_results_path", "ORTMODULE_TUNING_RESULTS_PATH", "", "path",
-         "Folder of `tuning_results_training.json` and `tuning_results_inference.json`: what was "
-         "chosen on the same processor, with the same versions and as many threads, is read from "
-         "both, with tuning on or off; with tuning on, all choices of the process are added, after "
-         "the first run of a graph and at the end, to the file of its kind. Empty: no files.",
+         "Folder of `tuning_results_training.json` and `tuning_results_inference.json`. Choices "
+         "that were made on the same processor, with the same versions and the same number of "
+         "threads, are read from both files, whether tuning is on or off. With tuning on, all "
+         "choices of the process are added to the file of their kind, after the first run of a "
+         "graph and at exit. Empty: no files.",
          str, _check_str),
     Row("early_gradients", "TORCH_ORT_EARLY_GRADIENTS", False, "bool",
-         "Let gradients leave while backward goes on, as soon as `gradient_segment_bytes` of them "
-         "are ready. False: where a parameter has a hook (of DistributedDataParallel, of an "
-         "optimizer that steps in backward), and at the end of backward elsewhere.",
+         "Hand out parameter gradients while backward is still running, whenever "
+         "`gradient_segment_bytes` of them are ready. False: do so only where a parameter has a "
+         "hook (of DistributedDataParallel, or of an optimizer that steps in backward); elsewhere "
+         "gradients are handed out at the end of backward.",
          _parse_bool, _check_bool),
     Row("gradient_segment_bytes", "TORCH_ORT_GRADIENT_SEGMENT_BYTES", 25 << 20, "int",
-         "Bytes of gradients that leave together where they leave early; the first ones are at "
-         "most 1 MiB, as the buckets of DistributedDataParallel. 0: all leave at the end.",
+         "Bytes of gradients that are handed out together where they leave early. The first "
+         "segment has at most 1 MiB, like the first bucket of DistributedDataParallel. 0: all "
+         "gradients are handed out at the end.",
          int, _check_int(0, 2**62)),
     Row("lazy_logits", "TORCH_ORT_LAZY_LOGITS", False, "bool",
-         "Logits that a model gives beside a loss made in chunks are not made in the step, but "
-         "when they are first read, of the rows that go into the last layer, its weight and its "
-         "bias. A read after one of these was written into (an optimizer's step) raises. They are "
-         "a subclass of torch.Tensor. See [transformers.md](transformers.md).",
+         "Do not compute in the step the logits that a model returns beside a loss that is "
+         "computed in chunks. They are computed when they are first read, from the input, the "
+         "weight and the bias of the last layer. Reading them raises an error if one of these was "
+         "modified in place since, as by an optimizer's step. The returned logits are a subclass "
+         "of torch.Tensor. See [transformers.md](transformers.md).",
          _parse_bool, _check_bool),
     Row("bisect", "TORCH_ORT_BISECT", -1, "int",
-         "Only the first n rewrites happen; -1: all.", int, _check_int(-1, 2**31 - 1)),
+         "Apply only the first n rewrites of the passes in each graph. -1: apply all.",
+         int, _check_int(-1, 2**31 - 1)),
     Row("check", "TORCH_ORT_CHECK", 0, "int",
-         "0: none; 1: verify graphs at the ends and every plan, and spoil memory before results "
-         "are written into it; 2: graphs after each pass too, and each step on a GPU is waited "
-         "for, so that an error names it; 3: the nodes of each fused region run beside its kernel, "
-         "and the first that differs raises. It is slow.",
+         "How much the engine verifies. 0: nothing. 1: the captured and the final graph and every "
+         "memory plan, and memory is filled with garbage before results are written into it. 2: "
+         "also the graph after each pass; on a GPU the host waits for each kernel call, so that "
+         "an error names it. 3: also each fused region against its nodes run one by one; the "
+         "first difference raises an error. Higher levels are slow.",
          int, _check_int(0, 3)),
 )  # fmt: skip
 
@@ -328,88 +352,107 @@ def _text(name: str, doc: str, is_built: bool = False, default: str = "", **othe
 
 ORTMODULE_TABLE: tuple[Row, ...] = (
     Row("fallback_policy", "ORTMODULE_FALLBACK_POLICY", _default_policy, "name",
-         "Which failures end in plain PyTorch: FALLBACK_DISABLE, FALLBACK_FORCE_TORCH_FORWARD, "
-         "FALLBACK_FORCE_TORCH_BACKWARD, FALLBACK_UNSUPPORTED_DEVICE, FALLBACK_UNSUPPORTED_DATA, "
+         "Which failures make a module run in plain PyTorch instead of raising an exception: "
+         "FALLBACK_DISABLE (none), FALLBACK_FORCE_TORCH_FORWARD, FALLBACK_FORCE_TORCH_BACKWARD, "
+         "FALLBACK_UNSUPPORTED_DEVICE, FALLBACK_UNSUPPORTED_DATA, "
          "FALLBACK_UNSUPPORTED_TORCH_MODEL, FALLBACK_UNSUPPORTED_ONNX_MODEL or "
-         "FALLBACK_BAD_INITIALIZATION; the default are the four UNSUPPORTED ones.",
+         "FALLBACK_BAD_INITIALIZATION. The default is the four UNSUPPORTED ones.",
          str, _check_policy),
     Row("fallback_retry", "ORTMODULE_FALLBACK_RETRY", False, "bool",
-         "Try again at every call after a failure, instead of staying with PyTorch. Of "
-         "torch.compile the runs alone: what it could not capture stays in PyTorch.",
+         "Try the engine again at every call after a failure, instead of staying with PyTorch. "
+         "Under torch.compile this holds for graphs that failed while running; what could not be "
+         "captured stays in PyTorch.",
          _parse_truth, _check_bool),
     Row("log_level", "ORTMODULE_LOG_LEVEL", _default_level, "name",
-         "VERBOSE, DEVINFO, INFO, WARNING, ERROR or FATAL; wins over DebugOptions.",
+         "VERBOSE, DEVINFO, INFO, WARNING, ERROR or FATAL. Wins over DebugOptions.",
          str, _check_level),
     Row("save_onnx_path", "ORTMODULE_SAVE_ONNX_PATH", "", "path",
-         "Folder of the files of DebugOptions(save_onnx=True), over its save_path, and of the "
-         "files of ORTMODULE_SAVE_ONNX; empty: the current one.", str, _check_str),
+         "Folder of the files of DebugOptions(save_onnx=True), which wins over its save_path, and "
+         "of the files of ORTMODULE_SAVE_ONNX. Empty: the current folder.",
+         str, _check_str),
     Row("json_config_path", "ORTMODULE_JSON_CONFIG_PATH", "", "path",
-         "File that `load_from_json` reads. Of ORTModule alone.", str, _check_str,
-         is_for_both=False),
+         "File that `load_from_json` reads. Affects ORTModule only.",
+         str, _check_str, is_for_both=False),
     Row("skipcheck_policy", "ORTMODULE_SKIPCHECK_POLICY", SKIP_CHECKS[1:], "names",
-         "Checks that may be left out after the first step.", str, _check_skip_checks,
-         never_needed="all checks of a call take microseconds and none is left out, so that no "
+         "Checks that may be skipped after the first step.",
+         str, _check_skip_checks,
+         never_needed="all checks of a call take microseconds and none is skipped, so that no "
          "change goes unnoticed"),
     _flag("deepcopy_before_model_export", True,
-          "Copy the module before export.", is_built=True,
-          never_needed="capture changes nothing of the module"),
+          "Copy the module before it is captured.",
+          is_built=True,
+          never_needed="capture does not change the module"),
     _flag("allow_autograd_checkpoint", False,
-          "Permit torch.utils.checkpoint in the module.", is_built=True,
-          never_needed="it is captured, and obeyed"),
+          "Allow torch.utils.checkpoint in the module.",
+          is_built=True,
+          never_needed="torch.utils.checkpoint is captured, and its recomputation is kept"),
     _flag("enable_custom_autograd", True,
-          "Make each torch.autograd.Function a PythonOp, which calls it. If off, Functions are "
-          "traced through, with their own backward; under torch.compile Dynamo does so always, but "
-          "for those that torch_ort.python_op wraps.", is_built=True, is_for_both=False),
+          "Make each torch.autograd.Function one node, a PythonOp, which calls the Function's own "
+          "forward and backward. If off, Functions are traced through, and keep their own "
+          "backward. Under torch.compile, Dynamo always traces through them, except for Functions "
+          "that torch_ort.python_op wraps.",
+          is_built=True, is_for_both=False),
     _flag("disable_custom_autograd_support", False,
-          "Older name for the opposite of enable_custom_autograd.", is_built=True,
-          is_for_both=False),
+          "Older name for the opposite of enable_custom_autograd.",
+          is_built=True, is_for_both=False),
     _text("skipped_autograd_functions",
-          "Functions that become no PythonOps and are traced through: full names, with commas "
-          "between them.", is_built=True, is_for_both=False),
+          "Full names, separated by commas, of Functions that do not become PythonOps but are "
+          "traced through.",
+          is_built=True, is_for_both=False),
     _flag("print_memory_stats", False,
-          "Print the memory of each phase of a step: steps 0 to 9, then powers of two. Of "
-          "ORTModule alone.", is_built=True, is_for_both=False),
+          "Print the memory in use after each phase of a step, for steps 0 to 9 and then for "
+          "steps that are powers of two. Affects ORTModule only.",
+          is_built=True, is_for_both=False),
     _text("cache_dir",
-          "Keep captured graphs between runs.", is_built=True,
-          never_needed="a capture takes tenths of a second, and is always of the code as it is "
+          "Keep captured graphs between runs.",
+          is_built=True,
+          never_needed="a capture takes tenths of a second and always reflects the code as it is "
           "now"),
     _flag("enable_mem_efficient_grad_mgmt", False,
-          "Let gradients leave while backward goes on, whether anybody waits for them or not: the "
-          "option `early_gradients`.", is_built=True),
+          "Hand out gradients while backward is still running, whether or not a hook waits for "
+          "them. Sets the option `early_gradients`.",
+          is_built=True),
     _flag("enable_zero_stage3", False,
-          "Let DeepSpeed's ZeRO stage 3 gather each block of the module as a whole, so that "
-          "it runs as one graph; else each of its modules does. Of ORTModule alone.",
+          "Let stage 3 of DeepSpeed's ZeRO gather each block of the module as a whole, so that "
+          "the block runs as one graph. If off, each module inside of it is a graph of its own. "
+          "Affects ORTModule only.",
           is_built=True, is_for_both=False),
     _flag("use_efficient_attention", False,
-          "Use memory-efficient attention.", is_built=True,
-          never_needed="attention runs in fused kernels anyway"),
+          "Use memory-efficient attention.",
+          is_built=True,
+          never_needed="attention runs in fused kernels in any case"),
     _text("aten_sdpa_fallback",
-          "Export attention as an ATen operator.", is_built=True,
-          never_needed="it is one node anyway"),
+          "Export attention as an ATen operator.",
+          is_built=True,
+          never_needed="attention is one node in any case"),
     _flag("use_triton", False, "Write kernels in Triton."),
-    _text("triton_config_file", "Which operators Triton takes."),
-    _flag("triton_debug", False, "Keep what Triton wrote."),
+    _text("triton_config_file", "Which operators use Triton kernels."),
+    _flag("triton_debug", False, "Keep the source of the Triton kernels."),
     _flag("use_flash_attention", False, "Use Triton's flash attention."),
-    _text("conv_algo_search", "How cuDNN looks for algorithms: HEURISTIC or EXHAUSTIVE.",
+    _text("conv_algo_search",
+          "How cuDNN searches for convolution algorithms: HEURISTIC or EXHAUSTIVE.",
           default="HEURISTIC"),
 )  # fmt: skip
 
 # Read by the environment alone: there is one of each in a process.
 PROCESS_TABLE: tuple[Row, ...] = (
     Row("libcuda", "TORCH_ORT_LIBCUDA", "", "path",
-         "The driver's library; empty: `libcuda.so.1`, where the system has it.",
+         "Path of the CUDA driver's library. Empty: `libcuda.so.1`, found as the system finds "
+         "libraries.",
          str, _check_str),
     Row("nvrtc", "TORCH_ORT_NVRTC", "", "path",
-         "NVRTC, the compiler of kernels, of version 12 or later and no newer than the driver; "
-         "empty: the one that PyTorch has loaded or brings in its packages, else the system's.",
+         "Path of NVRTC, CUDA's run-time compiler. It must be version 12 or later and no newer "
+         "than the driver. Empty: the one that PyTorch has loaded or brings in its packages, "
+         "otherwise the system's.",
          str, _check_str),
     Row("kernel_cache_dir", "TORCH_ORT_KERNEL_CACHE_DIR", "", "path",
-         "Folder in which built kernels are kept for later processes; many may share it, and what "
-         "another user could have written is not read. Empty: `torch_ort/kernels` in "
-         "`XDG_CACHE_HOME`, or in `~/.cache`.",
+         "Folder in which compiled CUDA kernels are kept for later processes. Several processes "
+         "may share it. Files that another user could have written are not read. Empty: "
+         "`torch_ort/kernels` in `XDG_CACHE_HOME`, or in `~/.cache`.",
          str, _check_str),
     Row("kernel_cache_bytes", "TORCH_ORT_KERNEL_CACHE_BYTES", 256 << 20, "int",
-         "Bytes that they may take together; those used longest ago go first. 0: none are kept.",
+         "Limit on the total size in bytes of the kept kernels; the least recently used ones are "
+         "deleted first. 0: keep none.",
          int, _check_int(0, 2**62)),
 )  # fmt: skip
 
@@ -655,12 +698,24 @@ def page() -> str:
 _HEAD = """\
 # Options
 
-Printed by `python -m torch_ort.options`. `options={...}` of `torch.compile` wins over the
-environment, which wins over the default. In the environment a bool is `0` or `1`, a flag is on if
-it is `1` and off if it is any other integer, and names stand with commas between them. Unknown
-options and values of the wrong kind are errors.
+All settings of torch_ort, with their defaults. None has to be set: look here when you want less
+memory, other numerics, files of what the engine did, or a part of it switched off.
 
-## Of compiled graphs
+```python
+import torch
+
+model = torch.nn.Linear(8, 4)
+compiled = torch.compile(model, backend="ort", options={"strict": True})
+```
+
+The same setting comes from the environment as `TORCH_ORT_STRICT=1`. What is given to
+`torch.compile` in `options={...}` wins over the environment, which wins over the default. In the
+environment a bool is `0` or `1`, a flag is on if it is `1` and off if it is any other integer, and
+names are separated by commas. Unknown options and values of the wrong kind are errors.
+
+This page is printed by `python -m torch_ort.options`.
+
+## Options of compiled graphs
 
 | option | variable | default | kind | meaning |
 | --- | --- | --- | --- | --- |"""
@@ -668,21 +723,22 @@ options and values of the wrong kind are errors.
 _ORTMODULE_HEAD = """
 ## Switches of ORTModule
 
-The switches of ONNX Runtime Training. They are read when an ORTModule is made; `DebugOptions` takes
-the options of both tables by name as `config`. `torch.compile(backend="ort")` reads them too, from
-the environment, whenever it compiles a graph: of a policy that does not let a graph run in PyTorch
-it makes `strict`. A flag is on if it is `1` and off if it is any other integer; anything else is an
-error. What is not available yet, or never needed, is accepted and ignored, which the log says once.
+These are the switches of ONNX Runtime Training. They are read when an ORTModule is made;
+`DebugOptions(config={...})` takes the options of this table and of the one above by name.
+`torch.compile(backend="ort")` reads the switches too, from the environment, whenever it compiles a
+graph: a fallback policy that does not let a graph run in PyTorch acts as `strict` there. A flag is
+on if it is `1` and off if it is any other integer; other text is an error. Switches that are not
+available yet, or never needed, are accepted and ignored, and the log says so once.
 
 | variable | default | kind | what it does here |
 | --- | --- | --- | --- |"""
 
 
 _PROCESS_HEAD = """
-## Of the process
+## Settings of the process
 
-Read from the environment alone, whenever a graph is compiled. The libraries are opened at the first
-use of CUDA by the engine; another path after that is an error.
+These are read from the environment only, whenever a graph is compiled. The libraries are opened
+when the engine first uses CUDA; naming another path after that is an error.
 
 | variable | default | kind | meaning |
 | --- | --- | --- | --- |"""
