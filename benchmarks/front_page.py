@@ -25,6 +25,7 @@ from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 from record import FIRST, PEAK, STEADY, Record
+from report import DISTURBED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -160,7 +161,7 @@ def figures_text(result: Result, folder: Path) -> str:
         f"PyTorch {machine['torch'].partition('+')[0]} and {result.threads} threads on a machine "
         f"of {machine['cores']} cores with {machine['cpu']}. A step is forward, backward and "
         "AdamW: `torch_ort.optim.AdamW` for `ort`, PyTorch's fused one for the others. Of the "
-        "steps the median counts."
+        "steps the median counts." + disturbance(result)
     )
     again = (
         "`python benchmarks/front_page.py` makes the picture and these lines from the "
@@ -169,6 +170,14 @@ def figures_text(result: Result, folder: Path) -> str:
     )
     listed = [filled(f"- {entry}", indent="  ") for entry in entries]
     return "\n".join([*listed, "", filled(conditions), filled(again)])
+
+
+def disturbance(result: Result) -> str:
+    """Say how much of the machine other processes used, if that may have changed the figures."""
+    most = max((share for record in result.records for share in record.foreign_cpu), default=0)
+    if most <= DISTURBED:
+        return ""
+    return f" Other processes used up to {most:.0%} of the machine meanwhile."
 
 
 def filled(text: str, indent: str = "") -> str:

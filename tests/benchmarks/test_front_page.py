@@ -34,6 +34,7 @@ def row(model: str, backend: str, step_s: float, first_s: float, peak: int) -> d
         "threads": 2,
         "steps": [[2 * step_s, step_s], [step_s]],
         "fwd_bwd": [[step_s, step_s], [step_s]],
+        "foreign_cpu": [0.0, 0.02],
         "first_cold": [{"first_step_s": first_s, "counters": counters}],
         "memory": [{"step_peak_bytes": peak, "counters": counters}],
         "steady_counters": [counters],
@@ -100,6 +101,15 @@ def test_figures_and_pictures(tmp_path: Path, result: Path, readme: Path) -> Non
     checked = run_script("--check", "--readme", readme)
     assert checked.returncode == 1
     assert "figures differ from those of" in checked.stderr
+
+
+def test_disturbed_figures_say_so(result: Path, readme: Path, document: dict[str, Any]) -> None:
+    run_script(result, "--readme", readme, "--pictures", result.parent)
+    assert "Other processes" not in readme.read_text()
+    document["records"][0]["foreign_cpu"] = [0.0, 0.31]
+    result.write_text(json.dumps(document))
+    run_script(result, "--readme", readme, "--pictures", result.parent)
+    assert "Other processes used up to 31% of the machine" in " ".join(readme.read_text().split())
 
 
 @pytest.mark.parametrize(
