@@ -5,6 +5,7 @@ pip can install an extra only together with the project, which would build it on
 
 import sys
 from pathlib import Path
+from typing import Any
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -12,13 +13,14 @@ else:
     from pip._vendor import tomli as tomllib
 
 
-def packages(name: str, extras: dict[str, list[str]]) -> list[str]:
+def packages(extra: str, project: dict[str, Any]) -> list[str]:
     """List the requirements of one extra, those of the extras it names included."""
+    itself = project["name"] + "["
     found = []
-    for requirement in extras[name]:
-        if requirement.startswith("torch_ort["):
-            for inner in requirement.removeprefix("torch_ort[").removesuffix("]").split(","):
-                found += packages(inner, extras)
+    for requirement in project["optional-dependencies"][extra]:
+        if requirement.startswith(itself):
+            for inner in requirement.removeprefix(itself).removesuffix("]").split(","):
+                found += packages(inner, project)
         else:
             found.append(requirement)
     return found
@@ -26,6 +28,6 @@ def packages(name: str, extras: dict[str, list[str]]) -> list[str]:
 
 if __name__ == "__main__":
     pyproject = Path(__file__).parent.parent / "pyproject.toml"
-    extras = tomllib.loads(pyproject.read_text())["project"]["optional-dependencies"]
+    project = tomllib.loads(pyproject.read_text())["project"]
     for name in sys.argv[1:]:
-        print(*packages(name, extras), sep="\n")
+        print(*packages(name, project), sep="\n")

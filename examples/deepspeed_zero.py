@@ -70,7 +70,7 @@ def resume(engine: Any, folder: Path) -> int:
 def work(options: Namespace, parser: Parser) -> None:
     ranks.start(parser)
     if importlib.util.find_spec("deepspeed") is None:
-        parser.error('deepspeed is not installed: pip install "torch_ort[deepspeed]"')
+        parser.error('deepspeed is not installed: pip install "torch-ort-engine[deepspeed]"')
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     # DeepSpeed calls collectives by names that PyTorch is giving up.
     warnings.filterwarnings("ignore", "`torch.distributed.* is deprecated", FutureWarning)

@@ -7,9 +7,10 @@ tools that show what the compiler did.
 
 import torch as _torch
 
-from torch_ort import _build_info, _torch_version
+from torch_ort import _build_info, _installed
 
-_torch_version.check(_build_info.TORCH_VERSION, _torch.__version__)
+_installed.check_torch(_build_info.TORCH_VERSION, _torch.__version__)
+_installed.warn_of_namesakes(_build_info.VERSION)
 
 from torch_ort import optim  # noqa: E402
 from torch_ort._C import DeviceError, Error, InternalError, Unsupported, UserError  # noqa: E402

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "torch_ort"
 LOOSE = {
     "__init__": "public",
     "_build_info": "core",
-    "_torch_version": "core",
+    "_installed": "core",
     "options": "core",
     "fallback": "engine",
     "backend": "backend",

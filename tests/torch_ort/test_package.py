@@ -7,11 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
+from pathlib import Path
 
 import pytest
 import torch
 
-from torch_ort import _build_info, _torch_version
+from torch_ort import _build_info, _installed
 
 MODEL = '<ir_version: 10, opset_import: ["" : 20]> net (float[2] x) => (float[2] y) { y = Relu(x) }'
 # onnx and the `protobuf` package bring protobuf copies of their own, torch a third one.
@@ -55,7 +57,7 @@ def extension_path() -> str:
 
 def test_recorded_versions():
     assert torch.__version__ == _build_info.TORCH_VERSION
-    assert importlib.metadata.version("torch_ort") == _build_info.VERSION
+    assert importlib.metadata.version(_installed.DISTRIBUTION) == _build_info.VERSION
 
 
 LAST = ("torch", "onnx", "protobuf", "ours")
@@ -115,10 +117,10 @@ def test_another_torch_is_refused_in_words():
     with pytest.raises(
         ImportError, match=r"built for torch 2\.12\.0 but torch 2\.13\.0 is install"
     ):
-        _torch_version.check("2.12.0", "2.13.0")
+        _installed.check_torch("2.12.0", "2.13.0")
     with pytest.raises(ImportError, match=r"2\.13\.0\+cpu.*rebuild with .*or install torch 2\.13"):
-        _torch_version.check("2.13.0+cpu", "2.13.0+cu130")
-    _torch_version.check("2.13.0+cpu", "2.13.0+cpu")
+        _installed.check_torch("2.13.0+cpu", "2.13.0+cu130")
+    _installed.check_torch("2.13.0+cpu", "2.13.0+cpu")
 
 
 def test_another_torch_is_refused_before_the_extension_is_loaded():
@@ -159,3 +161,39 @@ for name in ("ort", "onnxrt"):
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == ["ort 1", "onnxrt 2"]
+
+
+def install_namesake(site: Path, entry_points: str = "") -> None:
+    """Leave in `site` what pip leaves of a distribution torch-ort."""
+    info = site / "torch_ort-1.19.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-ort\nVersion: 1.19.2\n")
+    (info / "entry_points.txt").write_text(entry_points)
+
+
+def test_another_distribution_with_our_package_is_named(tmp_path):
+    install_namesake(tmp_path)
+    code = "import torch_ort; torch_ort.optim.SGD"
+    result = run_python(code, PYTHONPATH=str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    assert (
+        f"torch-ort 1.19.2 is installed beside torch-ort-engine {_build_info.VERSION}, and both "
+        "contain the package torch_ort"
+    ) in result.stderr
+    assert "run `pip uninstall torch-ort`, then install torch-ort-engine again" in result.stderr
+    # The warning is that of the user's import.
+    assert result.stderr.startswith("<string>:1: UserWarning: torch_ort: ")
+
+
+def test_an_install_from_before_the_distribution_had_its_name_is_let_be(tmp_path, monkeypatch):
+    install_namesake(tmp_path, "[torch_dynamo_backends]\nort = torch_ort.backend:ort\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _installed.warn_of_namesakes("0.1.0")
+
+
+def test_extras_name_the_distribution():
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert f'\nname = "{_installed.DISTRIBUTION}"\n' in project
+    assert "torch_ort[" not in project

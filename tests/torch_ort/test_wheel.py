@@ -9,7 +9,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
-WHEELS = sorted((ROOT / "dist").glob("torch_ort-*.whl"))
+WHEELS = sorted((ROOT / "dist").glob("torch_ort_engine-*.whl"))
 
 pytestmark = [
     pytest.mark.slow,
@@ -57,7 +57,7 @@ def python(tmp_path_factory):
 
 def test_wheel_carries_libprotobuf_and_leaves_torch_out():
     names = zipfile.ZipFile(WHEELS[-1]).namelist()
-    libraries = [name for name in names if name.startswith("torch_ort.libs/")]
+    libraries = [name for name in names if name.startswith("torch_ort_engine.libs/")]
     assert [name for name in libraries if "libprotobuf" in name]
     assert not [name for name in names if "libtorch" in name or "libc10" in name or "gomp" in name]
     assert not [name for name in names if name.endswith((".cpp", ".h"))]
