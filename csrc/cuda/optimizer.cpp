@@ -5,6 +5,7 @@
 #include "cuda/device_words.h"
 #include "cuda/driver.h"
 #include "cuda/optimizer_text.h"
+#include "cuda/settings.h"
 #include "cuda/stream.h"
 
 #include <algorithm>
@@ -89,7 +90,7 @@ class Kernels {
     std::shared_ptr<const Module>& module = modules_[{device, key}];
     if (module == nullptr) {
       const OptimizerText made = write();
-      module = build(made.name, made.text, {}, device);
+      module = build(made.name, made.text, {.dump_dir = settings().dump_dir}, device);
     }
     return *module;
   }

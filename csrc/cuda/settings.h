@@ -13,6 +13,7 @@ struct Settings {
   std::vector<std::string> nvrtc_folders;  // where else than among the libraries of the system
   std::string cache_dir;                   // of kernels that were built; empty: none are kept
   int64_t cache_bytes = 0;                 // how large that may become; 0: none are kept
+  std::string dump_dir;                    // of texts that belong to no graph; empty: nowhere
 };
 
 // UserError if other libraries are asked for than those that are open.

@@ -35,15 +35,15 @@ void bind_libraries(py::module_& module) {
   module.def(
       "configure",
       [](std::string libcuda, std::string nvrtc, std::vector<std::string> nvrtc_folders,
-         std::string cache_dir, int64_t cache_bytes) {
+         std::string cache_dir, int64_t cache_bytes, std::string dump_dir) {
         cuda::configure({std::move(libcuda), std::move(nvrtc), std::move(nvrtc_folders),
-                         std::move(cache_dir), cache_bytes});
+                         std::move(cache_dir), cache_bytes, std::move(dump_dir)});
       },
       "libcuda"_a = "", "nvrtc"_a = "", "nvrtc_folders"_a = std::vector<std::string>(),
-      "cache_dir"_a = "", "cache_bytes"_a = 0,
+      "cache_dir"_a = "", "cache_bytes"_a = 0, "dump_dir"_a = "",
       "Set the paths of the libraries (empty: they are looked for, NVRTC in these folders too), "
-      "and where built kernels are kept and how many bytes of them (0: none). Raises UserError if "
-      "other libraries are open.");
+      "where built kernels are kept and how many bytes of them (0: none), and where texts of "
+      "optimizers are written (empty: nowhere). Raises UserError if other libraries are open.");
   module.def("set_wide_products", &cuda::set_wide_products, "are_there"_a,
              "Say whether PyTorch multiplies short floats into float32 on GPUs.");
   module.def("missing", &cuda::Driver::missing, py::call_guard<py::gil_scoped_release>(),

@@ -22,17 +22,19 @@ _NVRTC_FOLDERS = {"13": ("cu13", "lib"), "12": ("cuda_nvrtc", "lib")}
 
 
 def configure() -> None:
-    """Tell the engine where CUDA's libraries are, and where built kernels are kept.
+    """Tell the engine where CUDA's libraries are, and where kernels and their texts go.
 
     Raises UserError for a value of the wrong kind, and for another library than the one in use.
     """
     found = options.resolve_process()
+    of_graphs = options.resolve()
     _C.cuda.configure(
         libcuda=found.libcuda,
         nvrtc=found.nvrtc,
         nvrtc_folders=_nvrtc_folders(),
         cache_dir=found.kernel_cache_dir,
         cache_bytes=found.kernel_cache_bytes,
+        dump_dir=of_graphs.dump_dir if "cuda" in of_graphs.dump else "",
     )
 
 
