@@ -23,11 +23,14 @@ PAGE = FOLDER.parents[1] / "docs" / "integrations.md"
 INTEGRATIONS = {
     "test_trainer": ("Hugging Face Trainer", ("transformers", "accelerate")),
     "test_sharded_trainer": ("Trainer with FSDP2", ("transformers", "accelerate")),
-    "test_ort_trainer": ("ORTTrainer, as optimum had it", ("transformers", "accelerate")),
-    "test_names": ("Names in Accelerate and Transformers", ("transformers", "accelerate")),
+    "test_ort_trainer": ("ORTTrainer of optimum", ("transformers", "accelerate")),
+    "test_names": (
+        "Names in Accelerate and Transformers",
+        ("transformers", "accelerate"),
+    ),
     "test_accelerate": ("Accelerate", ("accelerate",)),
-    "test_rows": ("Rows that nobody reads, in models of Hugging Face's", ("transformers",)),
-    "test_lazy_logits": ("Logits that nobody reads", ("transformers", "accelerate")),
+    "test_rows": ("Skipped rows in models of Hugging Face", ("transformers",)),
+    "test_lazy_logits": ("Logits computed when they are read", ("transformers", "accelerate")),
     "test_peft": ("PEFT", ("peft", "transformers")),
     "test_lightning": ("Lightning", ("lightning",)),
     "test_deepspeed": ("DeepSpeed", ("deepspeed",)),
@@ -81,9 +84,15 @@ def page(rows: dict[str, dict[str, Cases]]) -> str:
     lines = [
         "# Integrations",
         "",
-        "Written by `python -m tests.ecosystem.report --write` from what its tests gave,",
-        f"on CPU with {versions(('torch',))} and Python {python}. A case that was not run is slow",
-        "(`--run-slow` runs it) or lacks its package. Installing torch_ort installs none of them.",
+        "The libraries with which torch_ort is tested, their versions, and the outcome of each",
+        "test. Look here to see whether a combination that you plan to use is covered. How to use",
+        "the libraries is described in [transformers.md](transformers.md) and",
+        "[distributed.md](distributed.md). Installing torch_ort installs none of them.",
+        "",
+        "This page is written by `python -m tests.ecosystem.report --write`, which runs the tests",
+        f"on the CPU; the last time with {versions(('torch',))} and Python {python}. A row is",
+        "one test with the cases that it was run on. A case that was not run is slow (`--run-slow`",
+        "runs it), or its library is missing.",
         "",
     ]
     for file, (title, packages) in INTEGRATIONS.items():
