@@ -12,8 +12,7 @@
 
 TORCH_SPEC ?= torch==2.13.0
 TORCH_OLDEST := 2.11
-APT_PACKAGES := protobuf-compiler libprotobuf-dev
-TRAIN_ARGS ?= --backend ort
+TRAIN_ARGS ?=
 PYTEST_ARGS ?=
 # Processes that run the tests side by side; 0 runs them in one.
 PYTEST_WORKERS ?= 2
@@ -38,6 +37,9 @@ FUZZ_ARGS ?= --seconds 600
 ENV := $(if $(VIRTUAL_ENV),$(VIRTUAL_ENV),$(CURDIR)/.venv)
 PYTHON := $(ENV)/bin/python
 PIP := $(PYTHON) -m pip --disable-pip-version-check -q
+# pip where it compiles: -v passes on what ninja says of its progress. The rest goes into a log.
+BUILD_WITH_PIP = $(PYTHON) cmake/progress.py --log build/$(1).log \
+  $(PYTHON) -m pip --disable-pip-version-check -v
 CONSTRAINT := $(ENV)/torch_ort-constraint.txt
 TOOLS := $(ENV)/.torch_ort-tools
 # The folder that pyproject.toml names, build/{cache_tag}-{state}. .venv is made by python3.
@@ -58,7 +60,7 @@ TORCH_LIBRARIES := libc10.so libc10_cuda.so libtorch.so libtorch_cpu.so libtorch
 .PHONY: help train test build wheel wheel-test bench fuzz soak style format asan tsan clean FORCE
 
 help:
-	@echo 'make train       train the example transformer through the engine'
+	@echo 'make train       train the example transformer through the engine; draws curve.png (TRAIN_ARGS="--epochs 1")'
 	@echo 'make test        run the tests (PYTEST_ARGS="-m slow" for the slow ones, "-m cuda" for those of CUDA)'
 	@echo 'make build       build the extension, or what changed of it'
 	@echo 'make wheel       build dist/*.whl, which carries libprotobuf'
@@ -73,7 +75,7 @@ help:
 	@echo 'make clean       remove what was built'
 
 train: build $(ENV)/.torch_ort-examples
-	$(PYTHON) examples/train_transformer.py $(TRAIN_ARGS)
+	$(PYTHON) examples/train_transformer.py --plot curve.png $(TRAIN_ARGS)
 
 test: build $(ENV)/.torch_ort-test
 	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
@@ -98,7 +100,7 @@ soak: build
 # The module lands beside its sources in torch_ort/ and the editable install points there, so
 # ninja is all that an edit needs: seconds for a source file, nothing for a Python file.
 build: $(INSTALLED)
-	@$(LOCK) ninja -C $(BUILD_DIR) --quiet
+	@$(LOCK) $(PYTHON) cmake/progress.py ninja -C $(BUILD_DIR)
 
 style: build $(ENV)/.torch_ort-dev
 	$(ENV)/bin/ruff check .
@@ -115,8 +117,9 @@ format: $(ENV)/.torch_ort-dev
 	$(ENV)/bin/clang-format -i $$(find csrc tests/emulated -name '*.h' -o -name '*.cpp')
 
 wheel: $(TOOLS) $(ENV)/.torch_ort-dev
-	rm -rf build/wheels dist
-	$(PIP) wheel --no-build-isolation --no-deps -w build/wheels .
+	@echo 'building the wheel (some minutes the first time)'
+	@rm -rf build/wheels dist
+	@$(call BUILD_WITH_PIP,wheel) wheel --no-build-isolation --no-deps -w build/wheels .
 	$(ENV)/bin/auditwheel repair $(TORCH_LIBRARIES:%=--exclude %) -w dist build/wheels/*.whl
 
 wheel-test: wheel $(ENV)/.torch_ort-test
@@ -131,7 +134,7 @@ define sanitized_build
 	$(PYTHON) -m venv --without-pip $(SANITIZED_ENV)
 	site=$$($(SANITIZED_ENV)/bin/python -c 'import sysconfig as s; print(s.get_path("purelib"))') && \
 	$(PYTHON) -c 'import sysconfig as s; print(s.get_path("purelib"))' > $$site/packages.pth && \
-	$(PIP) install --no-build-isolation --no-deps --upgrade --target $$site \
+	$(call BUILD_WITH_PIP,$@) install --no-build-isolation --no-deps --upgrade --target $$site \
 	  -C build-dir=build/$@ -C install.strip=false -C cmake.define.TORCH_ORT_SANITIZE=$(1) .
 endef
 SANITIZED_PYTEST = PYTHONSAFEPATH=1 $(SANITIZED_ENV)/bin/python $(ENV)/bin/pytest --capture=sys \
@@ -162,27 +165,10 @@ clean:
 
 # --- set-up --------------------------------------------------------------------------------------
 
-# Nothing is installed where protobuf is there already, in the system or in CMAKE_PREFIX_PATH.
+# Nothing is installed where all is there already.
 build/.system:
 	@mkdir -p build
-	@missing=; \
-	if [ -z "$(CMAKE_PREFIX_PATH)" ]; then \
-	  command -v protoc >/dev/null || missing="$(APT_PACKAGES)"; \
-	  echo '#include <google/protobuf/message.h>' | c++ -std=c++17 -fsyntax-only -x c++ - 2>/dev/null \
-	    || missing="$(APT_PACKAGES)"; \
-	fi; \
-	command -v c++ >/dev/null && command -v make >/dev/null || missing="build-essential $$missing"; \
-	python3 -c 'import ensurepip, venv' 2>/dev/null || missing="python3-venv $$missing"; \
-	python3 -c 'import os, sysconfig as s; os.stat(s.get_path("include") + "/Python.h")' 2>/dev/null \
-	  || missing="python3-dev $$missing"; \
-	if [ -n "$$missing" ]; then \
-	  if [ "$$(id -u)" = 0 ]; then as_root=; \
-	  elif sudo -n true 2>/dev/null; then as_root=sudo; \
-	  else echo "system packages are missing; run:  sudo apt-get install -y $$missing"; exit 1; fi; \
-	  echo "installing $$missing"; \
-	  $$as_root apt-get update -qq && \
-	    DEBIAN_FRONTEND=noninteractive $$as_root apt-get install -y -qq $$missing; \
-	fi
+	@CMAKE_PREFIX_PATH="$(CMAKE_PREFIX_PATH)" sh cmake/system_packages.sh
 	@touch $@
 
 # A torch of the system's Python is used where there is one: it may be large, and made for the GPU.
@@ -210,7 +196,7 @@ $(TOOLS): $(CONSTRAINT) | build/.system
 # The build is done by pip here, so that a plain `pip install --no-build-isolation -e .` is the same.
 $(INSTALLED): $(TOOLS) pyproject.toml build/.sources
 	@echo 'building torch_ort (some minutes the first time)'
-	@$(LOCK) $(PIP) install -c $(CONSTRAINT) --no-build-isolation -e .
+	@$(LOCK) $(call BUILD_WITH_PIP,editable) install -c $(CONSTRAINT) --no-build-isolation -e .
 	@touch $@
 
 # The editable install holds a list of the Python files, which must follow the folder.

@@ -44,6 +44,8 @@ from interrupt import Interrupt
 from torch import Tensor, nn
 from tqdm import tqdm
 
+# Without a terminal there is no bar, but a line after so many seconds.
+SECONDS_BETWEEN_LINES = 10.0
 # A checkpoint goes on only under the same values of these: they change the numbers.
 SETTINGS = [
     "batch_size",
@@ -198,6 +200,7 @@ class Training:
         parts = list(batches(self.text.train, self.options.bptt))
         first = len(self.losses)
         num_words, seconds = 0, 0.0
+        last_line = time.perf_counter()
         with tqdm(parts, desc=f"epoch {self.epoch + 1}", leave=False, disable=None) as bar:
             for words, targets in bar:
                 self.interrupt.check()
@@ -211,6 +214,15 @@ class Training:
                     seconds += self.step_seconds[-1]
                     bar.set_postfix_str(
                         f"loss {loss:.3f}, {num_words / seconds:,.0f} tokens/s", refresh=False
+                    )
+                if bar.disable and time.perf_counter() - last_line >= SECONDS_BETWEEN_LINES:
+                    last_line = time.perf_counter()
+                    done = len(self.losses) - first
+                    speed = f", {num_words / seconds:,.0f} tokens/s" if seconds else ""
+                    print(
+                        f"epoch {self.epoch + 1}: step {done:,} of {len(parts):,},"
+                        f" loss {loss:.3f}{speed}",
+                        flush=True,
                     )
                 if self.options.max_steps == len(self.losses):
                     break

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -85,6 +86,25 @@ def test_report(
         len(record["losses"]),
     ]
     assert record["losses"][-1] < record["losses"][0]
+
+
+def test_a_pipe_gets_lines_of_progress(
+    run_transformer: Callable,
+    load_example: Callable,
+    small_text: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    arguments = [*SMALL_MODEL, "--data", small_text, "--backend", "eager", "--max-steps", 3]
+    run_transformer(*arguments)
+    assert ": step " not in capsys.readouterr().out
+    monkeypatch.setattr(load_example("train_transformer.py"), "SECONDS_BETWEEN_LINES", 0.0)
+    run_transformer(*arguments)
+    assert re.findall(r"epoch 1: step (\d) of \d+, loss [\d.]+", capsys.readouterr().out) == [
+        "1",
+        "2",
+        "3",
+    ]
 
 
 def test_resume_gives_the_numbers_of_an_uninterrupted_run(
