@@ -28,8 +28,12 @@ class Progress:
 
     def show(self, done: int, total: int, what: str) -> None:
         """Show one status line. Ninja begins anew, with another total, after it ran CMake."""
-        name = what.split()[-1].removesuffix(".o")
-        line = f"[{done}/{total}] " + name[max(name.find("csrc/"), 0) :]
+        if done == 0:  # in each run it looks for new files
+            return
+        if what.startswith("Building "):
+            what = what.split()[-1].removesuffix(".o")
+            what = what[max(what.find("csrc/"), 0) :]
+        line = f"[{done}/{total}] {what}"
         if self.in_place:
             width = shutil.get_terminal_size().columns - 1
             print(f"\r\033[K{line[:width]}", end="", flush=True)
