@@ -160,8 +160,8 @@ def figures_text(result: Result, folder: Path) -> str:
         f"[models](benchmarks/README.md#models) ({', '.join(result.models)}), in {dtype}, with "
         f"PyTorch {machine['torch'].partition('+')[0]} and {result.threads} threads on a machine "
         f"of {machine['cores']} cores with {machine['cpu']}. A step is forward, backward and "
-        "AdamW: `torch_ort.optim.AdamW` for `ort`, PyTorch's fused one for the others. Of the "
-        "steps the median counts." + disturbance(result)
+        "AdamW: `torch_ort.optim.AdamW` for `ort`, PyTorch's fused one for the others. "
+        "Times of steps are medians." + disturbance(result)
     )
     again = (
         "`python benchmarks/front_page.py` makes the picture and these lines from the "
