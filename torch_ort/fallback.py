@@ -1,14 +1,15 @@
-"""Who runs a graph when the engine does not: the one place that catches the engine's errors.
+"""Fallback to eager PyTorch: the one place that catches errors of capture and of the engine.
 
-`within_boundary` stands between a call of the user's and its result, on both roads. What captures
-and the engine raise does not get past it: the call ends in eager PyTorch, or in eager's own error.
+`within_boundary` surrounds each call of the user's that may fail in capture or in the engine, both
+for torch.compile and for ORTModule. Such an error does not reach the user: the call runs in eager
+PyTorch instead, and gives eager's result or raises eager's own error.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,8 @@ import torch
 
 from torch_ort._C import DeviceError, Error, InternalError, Unsupported, UserError
 from torch_ort.core import counting
-from torch_ort.core.user_code import blamed, calling_line, warn_at
+from torch_ort.core.scopes import listening
+from torch_ort.core.user_code import Line, blamed, calling_line, warn_at
 from torch_ort.pytorch import dynamo_compat
 from torch_ort.pytorch.generators import TorchGenerators
 
@@ -24,12 +26,36 @@ FORWARD_MODE = "forward-mode AD: an input has a tangent, which a captured graph 
 
 
 class FallbackWarning(UserWarning):
-    """A graph runs in eager PyTorch; the message says why."""
+    """A part of the program runs in eager PyTorch instead of the engine; the message says why.
+
+    It names the stage that failed, the operator and the line of the user's program where they are
+    known, and what to do to get an error instead.
+    """
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """One graph, or one call, that ran in eager PyTorch because the engine could not run it."""
+
+    stage: str  # that failed, of torch_ort.core.counting.STAGES
+    reason: str  # with the operator and the user's line, where they are known
+    line: Line  # of the user's program: the one that is at fault, else the call
+
+    def __str__(self) -> str:
+        return f"{self.line}: stage '{self.stage}': {self.reason}"
+
+
+_watchers: list[list[Fallback]] = []
+
+
+def watching() -> AbstractContextManager[list[Fallback]]:
+    """Give a list to which each fallback in the block is added."""
+    return listening(_watchers)
 
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """Name the stage that an error comes from; the innermost name stays."""
+    """Note on an error in which stage it was raised; of nested stages the innermost counts."""
     try:
         yield
     except Exception as error:
@@ -40,9 +66,9 @@ def stage(name: str) -> Iterator[None]:
 
 @contextmanager
 def asked_for() -> Iterator[None]:
-    """Mark errors of what the user has asked the engine for besides results: files, own passes.
+    """Mark errors of what the user requested besides results: saved files, passes of their own.
 
-    They are raised, whatever else may end in eager PyTorch.
+    These errors are raised under every fallback policy: eager PyTorch cannot do what was requested.
     """
     try:
         yield
@@ -53,23 +79,24 @@ def asked_for() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why the engine does not run a call: the error, and the stage that it comes from."""
+    """Why the engine cannot run a call: the error, and the stage that raised it."""
 
     error: Exception
     stage: str
 
 
-# What is done instead of a run that has failed; gives its result.
+# Replaces a run that has failed, and gives the result in its place.
 Instead = Callable[[Failure], Any]
 
 
 def within_boundary(
     engine: Callable[[], Any], instead: Instead, stage_name: str, state: Any = None
 ) -> Any:
-    """Give what `engine` gives; where it fails, undo what it drew and wrote, and do another thing.
+    """Call `engine`; if it fails, undo its side effects and return `instead(failure)`.
 
-    `stage_name` stands for the stage of errors that name none. What the engine writes into stands
-    in `state.written` meanwhile. Raises what is no failure of the engine: see `failure_of`.
+    Undone are draws from PyTorch's random generators and writes into tensors of the caller, which
+    the engine lists in `state.written` while it runs. `stage_name` is the stage of errors that name
+    none. Raises errors that are not failures of the engine: see `failure_of`.
     """
     random = TorchGenerators()
     if state is not None:
@@ -92,9 +119,9 @@ def within_boundary(
 def failure_of(error: Exception, stage_name: str) -> Failure:
     """Describe a failure of the engine.
 
-    Raises the error again where it is a message to Dynamo, or comes from a torch.autograd.Function
-    of the user's, from what the user has asked for, or from a device that is lost: eager PyTorch
-    would fail there in words that do not tell why.
+    Raises the error again if it is a control-flow exception of Dynamo, or if it comes from a
+    torch.autograd.Function of the user's, from something that the user requested (`asked_for`), or
+    from a lost device: there eager PyTorch would fail too, with a message that does not say why.
     """
     is_message = (
         dynamo_compat.passes_through(error) and dynamo_compat.frame_in_capture() is not None
@@ -110,9 +137,10 @@ def failure_of(error: Exception, stage_name: str) -> Failure:
 def failure_of_later_run(error: Exception, is_repeatable: bool) -> Failure:
     """Describe why a graph that has run before fails now, if eager PyTorch may run the call.
 
-    Raises the error again unless no step has run (a plan for new sizes has failed), or an error of
-    ours comes from a graph that is repeatable: it neither writes nor draws. A kernel's own error is
-    what eager would raise.
+    It may in two cases: no step of the graph has run yet (the plan for new sizes has failed), or
+    the error is the engine's own and the graph is repeatable, which means that it neither writes
+    into tensors of the caller nor draws random numbers. Otherwise the error is raised again. So is
+    an error of a kernel, since eager PyTorch would raise the same.
     """
     has_begun = not hasattr(error, "torch_ort_nothing_ran")
     if has_begun and not (is_repeatable and isinstance(error, Error)):
@@ -121,7 +149,10 @@ def failure_of_later_run(error: Exception, is_repeatable: bool) -> Failure:
 
 
 def reason_of(error: BaseException) -> str:
-    """Give the first line of an error's words, its operator and the user's line; no internals."""
+    """Give the first line of an error's message, with the operator and the user's line if known.
+
+    Signatures of C++ functions are replaced, since they mean nothing to a user.
+    """
     words = (str(error).strip() or type(error).__name__).splitlines()[0]
     words = _PYBIND.sub("an argument of a type that the engine does not take", words)
     operator, line = blamed(error)
@@ -129,45 +160,52 @@ def reason_of(error: BaseException) -> str:
     return f"{words} ({', '.join(places)})" if places else words
 
 
-# A signature of C++ follows.
+# How pybind11 begins the message of a wrong argument; the C++ signature follows.
 _PYBIND = re.compile(r"\w+\(\): incompatible (function|constructor) arguments.*")
 
 
 def comes_from_function(error: BaseException) -> bool:
-    """Tell whether an error is one of a torch.autograd.Function that a graph calls.
+    """Tell whether an error was raised by a torch.autograd.Function that a graph calls.
 
-    It is raised as it is: nothing of the engine has failed, and running again does twice what the
-    Function does.
+    Such an error is raised as it is: the engine has not failed, and running the call again would
+    repeat the side effects of the Function.
     """
     return hasattr(error, "torch_ort_function")
 
 
 def may_come_from_a_rule(error: Exception) -> bool:
-    """Tell whether a tensor may not be what a rule of the recorder said.
+    """Tell whether an error may be due to a wrong shape or dtype rule of the recorder.
 
-    The engine checks types and raises UserError, a kernel raises RuntimeError; one of its own comes
-    again.
+    If a tensor is not what the rule predicted, the engine's check raises UserError and a kernel
+    raises RuntimeError. An error that has another cause is raised again when the graph, captured
+    by AOTAutograd without these rules, runs.
     """
     return isinstance(error, RuntimeError) and not isinstance(error, Unsupported | InternalError)
 
 
 def warn(failure: Failure) -> None:
-    """Count a fallback and say so once."""
+    """Count a fallback, tell watchers of it, and warn at the user's line."""
     counting.count(f"fallbacks_{failure.stage}")
     reason, (_, line) = reason_of(failure.error), blamed(failure.error)
     frame = dynamo_compat.frame_in_capture() if line is None else None
     if frame is not None:
         reason += f", in {frame.where}"
+    line = line or calling_line()
+    for watcher in _watchers:
+        watcher.append(Fallback(failure.stage, reason, line))
     warn_at(
-        line or calling_line(),
+        line,
         f"torch_ort: {failure.stage}: {reason}; this graph runs in eager PyTorch "
-        "(TORCH_ORT_STRICT=1 raises instead)",
+        "(set TORCH_ORT_STRICT=1 to get an error instead)",
         FallbackWarning,
     )
 
 
 def put_back(written: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Undo what a run wrote; what it did not reach is left alone, for autograd watches edits."""
+    """Undo what a run wrote into tensors, of which `written` has copies.
+
+    Tensors that are unchanged are not written, since autograd counts every write in place.
+    """
     with torch.no_grad():
         for tensor, copy in written:
             if not torch.equal(tensor, copy):

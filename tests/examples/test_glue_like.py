@@ -27,8 +27,8 @@ def test_shows_density_rows_time_and_memory(
     assert all(5 < float(density) < 60 for density in densities)
     assert len(re.findall(r"\| LABEL +\| labels +\| -100 +\| 100.00 +% \|", out)) == 5
     # Of the first batch: its words, and one place of each text.
-    assert re.search(rf"rows computed: \d+ of 128 \({densities[0]}%\), told by the keys", out)
-    assert "rows computed: 8 of 128 (6.25%), told by place 0 of each sequence" in out
+    assert re.search(rf"rows computed: \d+ of 128 \({densities[0]}%\), chosen by the keys", out)
+    assert "rows computed: 8 of 128 (6.25%), chosen by place 0 of each sequence" in out
     assert "engine: fallbacks 0," in out
     losses = dict(
         re.findall(r"^(eager|all rows|rows that count) .* loss ([\d.]+) after 3", out, re.M)

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 import torch_ort
+from torch_ort.fallback import FallbackWarning
+from torch_ort.read.fx_reader import FxReader
 from torch_ort.reports.report import COMPILE_STAGES
 
 pytestmark = pytest.mark.ort_only
@@ -34,9 +36,11 @@ def test_report():
     for words in (
         "graph 0 (training)",
         "Gemm 2",
-        "regions: 2 with",
+        "fallbacks, where the engine failed and eager PyTorch ran instead: 0\n",
+        "places that Dynamo leaves to eager PyTorch: 0\n",
+        "fused regions: 2, in place of",
         "aten::gelu_backward 1",
-        "memory: peak",
+        "planned memory: ",
         "compile time:",
     ):
         assert words in text
@@ -77,7 +81,10 @@ def test_bytes_that_regions_move():
     one = 4 * 6 * 4  # bytes of a tensor
     # Two operators read and write one tensor each; between them nothing moves in the region.
     assert (graph.bytes_before, graph.bytes_after) == (4 * one, 2 * one)
-    words = "regions: 1 with 2 nodes: .*\n  bytes moved: 384 B by the operators that the regions"
+    words = (
+        "fused regions: 1, in place of 2 nodes: .*\n"
+        "  bytes read and written: 384 B by the operators that the regions"
+    )
     assert re.search(f"{words} replace, 192 B by the regions", str(report))
 
 
@@ -103,8 +110,61 @@ def test_bytes_that_regions_move_with_dynamic_sizes():
 
 def test_without_regions_no_bytes_are_compared():
     report = torch_ort.explain(block(), torch.randn(4, 6), options={"disable": "fuse_regions"})
-    assert "bytes moved" not in str(report)
+    text = str(report)
+    assert "fused regions: none" in text
+    assert "bytes read and written" not in text
     assert report.counters["graphs_compiled"] == torch_ort.counters()["graphs_compiled"]
+
+
+class Branches(nn.Module):
+    def forward(self, x):
+        y = torch.relu(x)
+        if y.sum() > 0:  # here
+            y = y * 2
+        return y + 1
+
+
+def test_a_graph_break_is_listed_with_its_line_and_reason():
+    report = torch_ort.explain(Branches(), torch.ones(3, requires_grad=True))
+    assert len(report.graphs) == 2
+    (found,) = report.breaks
+    first = Branches.forward.__code__.co_firstlineno
+    assert (found.line.path, found.line.number) == (__file__, first + 2)
+    assert str(report).splitlines()[2:4] == [
+        "places that Dynamo leaves to eager PyTorch: 1",
+        f"  test_explain.py:{first + 2}: a part of 'forward' (test_explain.py:{first}): "
+        "generic_jump TensorVariable(): the program branches on the value of a tensor",
+    ]
+
+
+@pytest.mark.hands_over("captures are made to fail")
+def test_a_fallback_is_listed_with_its_line_and_reason(monkeypatch):
+    add = FxReader._add_call
+
+    def refuse(self, node):
+        if "tan" in str(node.target):
+            raise torch_ort.Unsupported("refused by a test")
+        add(self, node)
+
+    monkeypatch.setattr(FxReader, "_add_call", refuse)
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+
+    def function(x):
+        return torch.tan(x).exp()
+
+    line = function.__code__.co_firstlineno + 1
+    with pytest.warns(FallbackWarning, match="refused by a test"):
+        report = torch_ort.explain(function, torch.ones(3))
+    assert report.graphs == []
+    (found,) = report.fallbacks
+    assert (found.stage, found.line.path, found.line.number) == ("convert", __file__, line)
+    assert str(report).splitlines()[:3] == [
+        f"torch_ort: no graph was captured; compilation and first step took "
+        f"{report.first_step_seconds:.2f} s",
+        "fallbacks, where the engine failed and eager PyTorch ran instead: 1",
+        f"  test_explain.py:{line}: stage 'convert': refused by a test "
+        f"(aten.tan.default, test_explain.py:{line})",
+    ]
 
 
 def test_report_of_an_inference_graph():

@@ -88,7 +88,7 @@ def test_compile(switched_off, no_gelu):
     assert str(warning.message) == (
         "torch_ort: convert: injected by a test (aten.gelu.default, "
         f"test_fallback_words.py:{line_of(Model)}); this graph runs in eager PyTorch "
-        "(TORCH_ORT_STRICT=1 raises instead)"
+        "(set TORCH_ORT_STRICT=1 to get an error instead)"
     )
 
 

@@ -214,8 +214,8 @@ def test_the_environment_gives_it(text, value, monkeypatch):
 def test_explain_tells():
     text = str(report_of(0.5))
     words = (
-        "memory budget: ", "without recomputation; planned", "made again: ", "Gemm",
-        "+0 B of what was planned",
+        "memory budget: ", "without recomputation; planned", "recomputed: ", "Gemm",
+        "+0 B against the plan",
     )  # fmt: skip
     assert all(word in text for word in words)
     assert "memory budget" not in str(torch_ort.explain(*_flat(make())))
@@ -229,7 +229,7 @@ def test_the_first_step_is_held_against_the_budget(caplog):
     with caplog.at_level(logging.INFO, logger="torch_ort.budget"):
         compiled({"memory_budget": 0.5})
     (text,) = [record.getMessage() for record in caplog.records]
-    assert "bytes are held for backward, +0 of what was planned, budget" in text
+    assert "bytes are saved for backward, +0 against the plan, budget" in text
 
 
 def test_a_missed_budget_is_told(caplog):
@@ -245,7 +245,7 @@ def test_a_missed_budget_is_told(caplog):
         recomputation.check(Session())
         recomputation.check(Session())
     (text,) = [record.getMessage() for record in caplog.records]
-    assert text.endswith("it is missed by 5,000 bytes")
+    assert text.endswith("it is exceeded by 5,000 bytes")
 
 
 def test_weights_that_change_between_the_halves_are_told():

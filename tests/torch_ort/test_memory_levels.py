@@ -459,8 +459,9 @@ def test_explain_tells():
     model, inputs = make()
     text = str(torch_ort.explain(model, *inputs, options={"memory_opt_level": 1}))
     words = (
-        "memory_opt_level 1, 3 layer(s): ", "at the border without recomputation", "made again: ",
-        "by name: LayerNormalization+", ":1:-1, 3 of them, ", "+0 B of what was planned",
+        "memory_opt_level 1, 3 layer(s): ", "saved for backward without recomputation",
+        "recomputed by name: LayerNormalization+", ":1:-1, which occurs 3 times, ", "recomputed: ",
+        "+0 B against the plan",
     )  # fmt: skip
     assert all(word in text for word in words)
 
@@ -470,4 +471,4 @@ def test_the_first_step_is_held_against_the_plan(caplog):
         compiled({"memory_opt_level": 1})
     (text,) = [record.getMessage() for record in caplog.records]
     assert text.startswith("memory_opt_level: ")
-    assert "bytes are held for backward, +0 of what was planned" in text
+    assert "bytes are saved for backward, +0 against the plan" in text

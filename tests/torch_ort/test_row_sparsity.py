@@ -513,8 +513,8 @@ def test_the_report_tells_rows_and_density() -> None:
     assert any(origin.startswith("test_row_sparsity.py:") for origin in alone.origins)
     text = str(report)
     assert graph.rows_text() in text
-    assert "  rows computed: 4 of 36 (11.11%), told by the labels " in text
-    assert "  rows computed: 18 of 36 (50.00%), told by the keys that the mask of " in text
+    assert "  rows computed: 4 of 36 (11.11%), chosen by the labels " in text
+    assert "  rows computed: 18 of 36 (50.00%), chosen by the keys that the mask of " in text
 
 
 def test_the_report_of_a_graph_that_computes_all_rows() -> None:

@@ -110,7 +110,7 @@ class TestFallbackPolicy:
 
     def test_what_dynamo_leaves_out_raises(self, monkeypatch):
         monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
-        with pytest.raises(torch_ort.Unsupported, match="Dynamo leaves to eager PyTorch"):
+        with pytest.raises(torch_ort.Unsupported, match="Dynamo cannot capture it"):
             compiled(Recurrent())(X)
 
     def test_a_wrong_name(self, monkeypatch):

@@ -316,8 +316,10 @@ class TestMeasuring:
         model = nn.Linear(24, 56)
         options = {"enable_tuning": True, "strict": True}
         text = str(torch_ort.explain(model, torch.randn(40, 24), options=options))
-        assert "kinds of products: 2 timed, 0 chosen for by files" in text
-        assert "kinds of products" not in str(torch_ort.explain(model, torch.randn(40, 24)))
+        assert "kernels of matrix products: 2 kinds of product were timed, for 0 a file" in text
+        assert "kernels of matrix products" not in str(
+            torch_ort.explain(model, torch.randn(40, 24))
+        )
 
 
 class TestFiles:

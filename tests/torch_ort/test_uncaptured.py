@@ -136,8 +136,8 @@ class TestWholeModel:
         message = str(warning.message)
         where = f"'forward' (test_uncaptured.py:{kind.forward.__code__.co_firstlineno})"
         assert message.startswith(
-            "torch_ort: capture: no graph was captured: Dynamo leaves to eager PyTorch: "
-            f"all of {where}: {reason}"
+            f"torch_ort: capture: no graph was captured: all of {where} runs in eager PyTorch, "
+            f"because Dynamo cannot capture it: {reason}"
         )
         assert f"(test_uncaptured.py:{line_of(kind)})" in message
         torch.testing.assert_close(run(X), model(X))
@@ -161,7 +161,10 @@ class TestWholeModel:
             assert only.is_whole
             assert only.reason.startswith(reason)
             assert (only.line.path, only.line.number) == (__file__, line_of(kind))
-            assert f"left to eager PyTorch by Dynamo:\n  all of {only.function}" in str(report)
+            text = str(report)
+            assert "torch_ort: no graph was captured; " in text
+            place = f"test_uncaptured.py:{line_of(kind)}: all of {only.function}: {only.reason}"
+            assert f"places that Dynamo leaves to eager PyTorch: 1\n  {place}" in text
 
     def test_other_backends_are_left_alone(self, name):
         model = LEFT[name][0]()
@@ -174,8 +177,8 @@ def test_parts_of_a_model(lenient):
     run = compiled(model)
     (warning,) = told(lambda: run(X))
     message = str(warning.message)
-    assert message.startswith("torch_ort: capture: Dynamo leaves to eager PyTorch: all of 'forw")
-    assert ", and 1 more (torch_ort.explain lists all" in message
+    assert message.startswith("torch_ort: capture: all of 'forward' (")
+    assert "; 1 more place(s) run in eager PyTorch (torch_ort.explain(model, *inputs)" in message
     torch.testing.assert_close(run(X), model(X))
     assert left_out() == (1, 1)
     torch.compiler.reset()
@@ -190,7 +193,7 @@ def test_the_line_of_a_part():
     message = str(warning.message)
     assert "a part of 'forward' " in message
     assert ": Dynamic shape operator: Operator `aten.nonzero" in message
-    assert message.endswith("(torch_ort.explain lists all)"), "strict mode raises for whole ones"
+    assert message.endswith("lists every such place)"), "strict mode raises for whole ones"
     assert left_out() == (0, 1)
 
 
@@ -212,9 +215,10 @@ def test_a_break_in_a_later_call(lenient):
 def test_a_layer_of_torch_by_itself(lenient):
     run = compiled(nn.LSTM(6, 6))
     (warning,) = told(lambda: [run(X), run(X)])
-    assert "no graph was captured: Dynamo leaves to eager PyTorch: Attempted to wrap RNN" in str(
-        warning.message
-    )
+    assert (
+        "no graph was captured: code of PyTorch's own runs in eager PyTorch, because Dynamo cannot "
+        "capture it: Attempted to wrap RNN"
+    ) in str(warning.message)
     assert warning.filename == __file__
     assert left_out() == (1, 0)
 
@@ -268,7 +272,7 @@ def test_what_is_meant_is_counted_and_listed_only(function):
 
 def test_how_recurrent_layers_are_captured_is_said(lenient):
     (warning,) = told(lambda: compiled(Recurrent())(X))
-    assert "torch._dynamo.config.allow_rnn = True captures it" in str(warning.message)
+    assert "torch._dynamo.config.allow_rnn = True Dynamo captures" in str(warning.message)
     assert hasattr(torch._dynamo.config, "allow_rnn")
     (warning,) = told(lambda: compiled(Sparse())(X))
     assert "allow_rnn" not in str(warning.message)
@@ -328,7 +332,7 @@ def test_errors_that_the_user_has_dynamo_suppress(lenient, monkeypatch):
     monkeypatch.setattr(first_run, "compile_or_eager", fails)
     with torch._dynamo.config.patch(suppress_errors=True):
         (warning,) = told(lambda: compiled(Finds())(X))
-    assert "Dynamo leaves to eager PyTorch: all of 'forward'" in str(warning.message)
+    assert "all of 'forward'" in str(warning.message)
     assert left_out() == (1, 0)
 
 
@@ -433,7 +437,7 @@ class TestTorchsOwnModules:
         (warning,) = told(lambda: [run(X), run(X)])
         message = str(warning.message)
         assert "fully_shard gathers parameters in hooks that Dynamo does not capture" in message
-        assert "compile by itself each part that fully_shard takes" in message
+        assert "compile each module that fully_shard is applied to by itself" in message
 
     def test_what_an_ortmodule_calls_is_sharded(self, process_group, lenient):
         model = torch_ort.ORTModule(Around(shard(nn.Linear(6, 6))))
@@ -463,5 +467,7 @@ def test_a_backward_inside_of_a_compiled_step(capfd):
     torch.testing.assert_close(model.state_dict(), expected.state_dict())
     out, err = capfd.readouterr()
     said = [str(each.message) for each in caught]
-    assert "torch_ort" not in out + err + "".join(text for text in said if "leaves to" not in text)
+    assert "torch_ort" not in out + err + "".join(
+        text for text in said if "runs in eager" not in text
+    )
     assert torch_ort.counters()["backward_runs"] == 3

@@ -1,4 +1,4 @@
-"""Functions of ours that Dynamo compiles no more: counted, and told once."""
+"""Functions that have reached Dynamo's recompile limit: counted, and warned of once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _frames: dict[int, tuple[dynamo_compat.Frame, bool]] = {}
 
 
 def remember_frame(strict: bool) -> None:
-    """Remember that what Dynamo compiles right now is ours, and whether it may run in eager."""
+    """Remember that Dynamo compiles the current frame for our backend, and whether it is strict.
+
+    In strict mode no call of it may run in eager PyTorch.
+    """
     frame = dynamo_compat.frame_in_capture()
     if frame is not None:
         _frames[frame.id] = frame, strict
@@ -24,9 +27,9 @@ def forget_frames() -> None:
 
 
 def recompile_limit_reached(frame_id: int, limit: str) -> None:
-    """Count, and say, that torch compiles a function of ours no more.
+    """Count, and warn, that Dynamo compiles a function of our backend no more.
 
-    Raises Unsupported where nothing may run in eager. Under `fullgraph=True` torch raises.
+    Raises Unsupported in strict mode. Under `fullgraph=True` torch itself raises an error.
     """
     if frame_id not in _frames:
         return
@@ -40,6 +43,7 @@ def recompile_limit_reached(frame_id: int, limit: str) -> None:
     warn_at(
         calling_line(),
         f"torch_ort: {message}; calls that need a new graph run in eager PyTorch "
-        "(TORCH_LOGS=recompiles says what differs, TORCH_ORT_STRICT=1 raises instead)",
+        "(TORCH_LOGS=recompiles prints what differs between the calls; set TORCH_ORT_STRICT=1 to "
+        "get an error instead)",
         FallbackWarning,
     )

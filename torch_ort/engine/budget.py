@@ -1,8 +1,8 @@
-"""What a step may hold of forward's results, or makes of them again, and whether its plan does.
+"""Recomputation in backward: what the options ask for, and whether the memory plan keeps to it.
 
-`options={"memory_budget": ...}`, and `memory_opt_level` with `memory_opt_config`. C++ chooses
-what is made again (`csrc/passes/recompute_plan.h`), by times that follow from what this machine can
-do at most, measured once in a process.
+The options are `memory_budget`, and `memory_opt_level` with `memory_opt_config`. C++ chooses which
+values are recomputed (`csrc/passes/recompute_plan.h`). It estimates times from the peak of this
+machine's matrix products and copies, which is measured once in a process.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from torch_ort.options import Options
 
 _DTYPES = ("float32", "float64", "bfloat16")
-_COPIED_BYTES = 32 << 20  # more than caches near a core hold, as activations are
+_COPIED_BYTES = 32 << 20  # more than the caches of a core hold, as with activations
 
 _logger = logging.getLogger("torch_ort.budget")
 
 
 @dataclass
 class Recomputation:
-    """What was planned for one graph: all sizes in bytes.
+    """What was planned for one graph; all sizes in bytes.
 
-    `planned.dense_bytes` is the most that lives at one time of forward's results where nothing is
-    made again, `allowed_bytes` the budget, `peak_bytes` the same as `dense_bytes` for the plan,
-    `held_bytes` what of that stands at the border; `again_us` the microseconds that it should take,
-    and `made` what is made again: (name, op, origin, bytes that cross no more, microseconds).
-    `level` is that of `memory_opt_level` where no budget is in force: `planned` then says how many
-    layers there are, and what is on of `clusters`.
+    `planned.dense_bytes` is the most that results of forward occupy at one time without
+    recomputation, `peak_bytes` the same with it, `allowed_bytes` the budget, and `held_bytes` what
+    is saved for backward. `again_us` is the estimated time of the recomputation in microseconds,
+    and `made` lists what is recomputed: (name, op, origin, bytes less saved, microseconds).
+    `level` is that of `memory_opt_level` if there is no budget. `planned` then has the number of
+    layers, and which of `clusters` are recomputed.
     """
 
     planned: _C.BudgetReport
@@ -43,9 +43,9 @@ class Recomputation:
     is_checked: bool = False
 
     def check(self, session: _C.Session) -> None:
-        """Compare what the plan of a first step holds at the border with the budget.
+        """Log once what the plan of the first step saves for backward, against what was planned.
 
-        Sizes of later captures of the same graph may be others: then nothing is said.
+        Plans of later calls, whose sizes may differ, are not compared.
         """
         plan = None if self.is_checked else session.plan_report()
         if plan is None:
@@ -58,11 +58,11 @@ class Recomputation:
             option = "memory_opt_level" if self.level else "memory_opt_config"
             of_what = f"{self.planned.dense_held_bytes:,} bytes without recomputation"
         text = (
-            f"{option}: {held:,} bytes are held for backward, "
-            f"{held - self.planned.held_bytes:+,} of what was planned, {of_what}"
+            f"{option}: {held:,} bytes are saved for backward, "
+            f"{held - self.planned.held_bytes:+,} against the plan, {of_what}"
         )
         if self.level is None and held > allowed:
-            _logger.warning("%s: it is missed by %s bytes", text, f"{held - allowed:,}")
+            _logger.warning("%s: it is exceeded by %s bytes", text, f"{held - allowed:,}")
         else:
             _logger.info(text)
 
@@ -77,9 +77,9 @@ def of_options(options: Options) -> _C.Budget | None:
 
 
 def selection_of_options(options: Options, lists_all: bool = False) -> _C.Selection | None:
-    """Give what the options ask to be made again by name; None for nothing.
+    """Give what the options ask to be recomputed by layer or by name; None for nothing.
 
-    With `lists_all` it is for a list of what could be, and there is always one.
+    With `lists_all` the selection is there to list all that could be recomputed, and never None.
     """
     is_on = recomputes_by_name(options)
     if not is_on and not lists_all:
@@ -92,7 +92,7 @@ def selection_of_options(options: Options, lists_all: bool = False) -> _C.Select
     selection = _C.Selection(
         options.memory_opt_level, list(chosen), search == "1", ends_at_layers == "1", lists_all
     )
-    if is_on:  # else nobody reads times
+    if is_on:  # else no estimated times are needed
         flops, num_bytes = _speeds(options.isa, torch.get_num_threads())
         selection.set_speeds(dict(flops), num_bytes)
     return selection
@@ -100,6 +100,6 @@ def selection_of_options(options: Options, lists_all: bool = False) -> _C.Select
 
 @functools.cache
 def _speeds(isa: str, threads: int) -> tuple[tuple[tuple[str, float], ...], float]:
-    """Measure operations of products a second by dtype, and bytes that copies move."""
+    """Measure operations per second of matrix products by dtype, and bytes per second of copies."""
     flops = tuple((dtype, _C.measure_peak(dtype, isa)) for dtype in _DTYPES)
     return flops, _C.measure_copy(_COPIED_BYTES)

@@ -1,4 +1,4 @@
-"""Which rows a graph leaves out, where, and how many were left: lists of rows for `explain`."""
+"""Row sparsity in `explain`: which rows a graph computes and which it leaves out, and why."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _MOST_LINES = 8  # of the user's code, in text
 
 @dataclass
 class RowList:
-    """One list of rows that count, of which the others are left out.
+    """One list of rows that are needed; the nodes that use it do not compute the others.
 
-    `count` of `num_rows` rows were in it in the last call; both are None before the first.
-    `told_by` says what tells them, `readers` counts the nodes that compute these rows alone, by op,
-    and `origins` are the lines of the user's program that they come from.
+    In the last call `count` of `num_rows` rows were in the list; both are None before the first.
+    `told_by` says in words what determines the rows, `readers` counts by op the nodes that compute
+    only these rows, and `origins` are the lines of the user's program that those come from.
     """
 
     name: str
@@ -40,10 +40,10 @@ def lines_of(lists: Sequence[RowList]) -> list[str]:
     """Give the lines of a report; lists that read the same, as of layers, are one there."""
     groups: dict[str, list[RowList]] = {}
     for each in lists:
-        seen = "none yet"
+        seen = "unknown before the first call"
         if each.count is not None:
             seen = f"{each.count:,} of {each.num_rows:,} ({each.density:.2%})"
-        groups.setdefault(f"  rows computed: {seen}, told by {listed(each.told_by)}", []).append(
+        groups.setdefault(f"  rows computed: {seen}, chosen by {listed(each.told_by)}", []).append(
             each
         )
     lines = []
