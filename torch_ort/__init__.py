@@ -1,8 +1,8 @@
 """torch_ort: a training compiler for PyTorch, `torch.compile(model, backend="ort")`.
 
-Only public names stand here. The backend is found through its entry point, so training with
-torch.compile needs no import of this package; importing it gives ORTModule, optimizers, and the
-tools that show what the compiler did.
+PyTorch finds the backend through an entry point, so torch.compile needs no import of this package.
+Importing it gives ORTModule, the optimizers, and the tools that show what the compiler did. This
+file has public names only.
 """
 
 import torch as _torch
@@ -48,7 +48,7 @@ __all__ = [
     "set_seed",
 ]
 
-# Of packages that stood beside ONNX Runtime Training's torch_ort, with what takes their place.
+# Names of packages that accompanied ONNX Runtime Training's torch_ort, and what to use instead.
 _ELSEWHERE = {
     "ORTInferenceModule": "ORTModule under torch.no_grad()",
     "OpenVINOProviderOptions": "ORTModule under torch.no_grad(), which needs no provider",
@@ -56,7 +56,7 @@ _ELSEWHERE = {
 
 
 def __getattr__(name: str) -> object:
-    # Late, so that `python -m torch_ort.options` is the first to import the options.
+    # Imported late, so that `python -m torch_ort.options` is the first to import the options.
     if name in ("DebugOptions", "LogLevel", "ModuleWithLoss", "ORTModule"):
         from torch_ort import ortmodule
 
@@ -71,7 +71,8 @@ def __getattr__(name: str) -> object:
         return scripted.compile
     if name in _ELSEWHERE:
         raise ImportError(
-            f"torch_ort.{name}: was in the package torch-ort-infer; use {_ELSEWHERE[name]}",
+            f"torch_ort.{name}: this package has no such name, which was in torch-ort-infer; use "
+            f"{_ELSEWHERE[name]} instead",
             name="torch_ort",
         )
     raise AttributeError(f"module 'torch_ort' has no attribute {name!r}")

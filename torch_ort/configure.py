@@ -1,10 +1,10 @@
-"""What `python -m torch_ort.configure` says: there is nothing to configure."""
+"""`python -m torch_ort.configure`: a set-up step of ONNX Runtime Training's with nothing to do."""
 
 from __future__ import annotations
 
 TEXT = (
-    "torch_ort: nothing has to be configured, nothing has to be built: "
-    "the engine comes ready with the package"
+    "torch_ort: there is nothing to configure and nothing to build: "
+    "the engine is part of the installed package"
 )
 
 if __name__ == "__main__":

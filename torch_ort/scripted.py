@@ -1,4 +1,4 @@
-"""`torch_ort.compile`: torch.compile for TorchScript too, which torch.compile refuses."""
+"""`torch_ort.compile`: like torch.compile, but for TorchScript too, which torch.compile refuses."""
 
 from __future__ import annotations
 
@@ -23,12 +23,22 @@ def compile(  # named as torch.compile is
     options: dict[str, Any] | None = None,
     disable: bool = False,
 ) -> Any:
-    """Compile a module or function for the engine, a scripted or traced one too.
+    """Compile a module or function for the engine; it may be a scripted or traced one.
 
-    What has no scripted part goes to `torch.compile(model, backend="ort", ...)`. TorchScript, and
-    modules with scripts inside, become an ORTModule, whose names of parameters are those of the
-    module: one graph for all sizes, whatever `dynamic` says. `fullgraph` raises where the module
-    cannot be captured, instead of running it in PyTorch. Without `model` this is a decorator.
+    A model without TorchScript goes to `torch.compile(model, backend="ort", ...)`, with all
+    arguments. A scripted or traced function, a ScriptModule, or a module with one inside becomes an
+    ORTModule, with the same names of parameters: one graph serves all sizes, whatever `dynamic` is.
+
+        compiled = torch_ort.compile(torch.jit.script(model))
+
+    Args:
+        model: A module, a function or TorchScript; if None, this is a decorator.
+        fullgraph: Raise an error if the model cannot be captured as one graph.
+        dynamic: As for torch.compile; of no effect on TorchScript.
+        mode: As for torch.compile; not together with `options`.
+        options: Options of docs/options.md by name.
+        disable: Do not compile; calls run the model as it is.
+
     Raises UserError on an unknown option or mode, or if both are given.
     """
     settings = {"fullgraph": fullgraph, "dynamic": dynamic, "mode": mode, "options": options}

@@ -6,9 +6,10 @@ import torch
 
 
 def set_seed(seed: int) -> None:
-    """Seed all random numbers of the engine, which are PyTorch's: `torch.manual_seed`.
+    """Seed the random numbers of the engine: the same as `torch.manual_seed(seed)`.
 
-    Raises TypeError for what is no whole number.
+    The engine draws its seeds from PyTorch's generators, so this seeds PyTorch on all devices too.
+    Raises TypeError unless `seed` is an int.
     """
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"seed: got {type(seed).__name__}, want an int")

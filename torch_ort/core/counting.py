@@ -1,4 +1,4 @@
-"""Process-wide counters: how tests and users see that the engine, and not eager, did the work."""
+"""Process-wide counters, which show whether the engine or eager PyTorch did the work."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ def count(name: str, amount: int = 1) -> None:
 
 
 def counters() -> dict[str, int]:
-    """Give all counters as a flat dict.
+    """Return all counters of this process, by name; `docs/counters.md` explains each.
 
-    `graphs_recorded` counts the captured graphs that the recorder made, `recordings_handed_over`
-    those that it left to AOTAutograd (the logger "torch_ort.recorder" says why), and
-    `recorder_bugs` those of them that a bug of torch_ort has caused.
-    `frames_left_to_eager` counts the functions that Dynamo compiles nothing of for us,
-    `graph_breaks` the places where it breaks a graph for what eager PyTorch does in between: the
-    engine has run all of a step where these, `captures_refused` and `fallbacks` are 0.
-    `captures_refused` is how often torch reached its recompile limit for a function of ours, whose
-    other calls then run in eager. `products_tuned` counts the kinds of products whose kernels were
-    timed (`enable_tuning`), and `products_loaded` those whose kernel a file has told.
-    `optimizer_parameters` counts updates of `torch_ort.optim`, and
-    `optimizer_parameters_by_torch` those that its optimizers leave to PyTorch.
+    The engine has run all of forward and backward if these four are 0: `fallbacks` (graphs or calls
+    that the engine could not run), `frames_left_to_eager` (functions of which Dynamo compiles
+    nothing), `graph_breaks` (places where Dynamo breaks a graph) and `captures_refused` (functions
+    that reached torch's recompile limit; their other calls run in eager PyTorch).
+
+    Of the others, `graphs_recorded` counts the captured graphs that the recorder made,
+    `recordings_handed_over` those that it left to AOTAutograd (the logger "torch_ort.recorder" says
+    why), and `recorder_bugs` those left to it because of a bug of torch_ort. `products_tuned`
+    counts the kinds of matrix product whose kernels were timed (option `enable_tuning`), and
+    `products_loaded` those whose kernel was read from a file. `optimizer_parameters` counts
+    parameter updates by `torch_ort.optim`, and `optimizer_parameters_by_torch` those that its
+    optimizers left to PyTorch's functions.
     """
     values = {
         "graphs_captured": _events["graphs_captured"],
@@ -48,11 +49,11 @@ def counters() -> dict[str, int]:
 
 
 def reset_counters() -> None:
-    """Zero what counts events; what tells a state (`contexts_live`, `arena_bytes`) stays."""
+    """Set the counters of events to 0; those of a state (`contexts_live`, `arena_bytes`) stay."""
     _events.clear()
     _C.reset_counters()
 
 
 def empty_cache() -> int:
-    """Free idle contexts and idle memory of the engine; gives the bytes that went back."""
+    """Free the engine's idle contexts and idle memory; returns the number of bytes freed."""
     return _C.empty_cache()

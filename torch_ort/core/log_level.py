@@ -1,4 +1,4 @@
-"""How much an ORTModule says."""
+"""The log levels of an ORTModule."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class LogLevel(enum.IntEnum):
-    """How much an ORTModule says: users need WARNING, developers INFO and below."""
+    """The least severe messages that an ORTModule logs: WARNING for users, INFO for developers."""
 
     VERBOSE = 0
     DEVINFO = 1

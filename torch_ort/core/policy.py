@@ -1,4 +1,4 @@
-"""When an ORTModule runs as plain PyTorch: the kinds of failure, and the policy that allows it."""
+"""Fallback of an ORTModule to plain PyTorch: kinds of failure, and the policy that allows them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import enum
 
 
 class ORTModuleFallbackException(Exception):
-    """What an ORTModule raises where it may not run as plain PyTorch."""
+    """Base of the errors that an ORTModule raises if the policy allows no plain PyTorch."""
 
 
 class ORTModuleInitException(ORTModuleFallbackException):
-    """The package cannot work here."""
+    """The package cannot work in this environment; kept for programs that name the class."""
 
 
 class ORTModuleDeviceException(ORTModuleFallbackException):
-    """The module and its inputs name no device, or several."""
+    """The module and its inputs are on no device or on several; one is needed."""
 
 
 class ORTModuleIOError(ORTModuleFallbackException):
-    """An input or output is of a type that a graph does not take."""
+    """An input or output is of a type that a captured graph cannot take."""
 
 
 class ORTModuleTorchModelException(ORTModuleFallbackException):
@@ -30,7 +30,11 @@ class ORTModuleONNXModelException(ORTModuleFallbackException):
 
 
 class FallbackPolicy(enum.IntFlag):
-    """Which failures end in plain PyTorch instead of an exception."""
+    """Which failures make an ORTModule run in plain PyTorch instead of raising an error.
+
+    Values combine with `|`; `FALLBACK_DISABLE` wins over all others. The option `fallback_policy`
+    and the variable ORTMODULE_FALLBACK_POLICY take the names, joined by `|`.
+    """
 
     FALLBACK_DISABLE = 1
     FALLBACK_FORCE_TORCH_FORWARD = 2

@@ -1,4 +1,4 @@
-"""`torch_ort.python_op`: a Function that torch.compile leaves whole, as a PythonOp of its graph."""
+"""`torch_ort.python_op`: a torch.autograd.Function as one node of a graph of torch.compile's."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from torch_ort.functions.call import Calls, keep_for_traces
 from torch_ort.pytorch.module_compat import pytree
 from torch_ort.pytorch.trace_compat import is_traced
 
-# Graphs that Dynamo made know them by number, and may run for as long as the process.
+# Graphs of Dynamo's refer to these by number, and may run until the process ends.
 _wrapped: dict[int, PythonOp] = {}
 _lock = threading.Lock()
 
 
 class PythonOp:
-    """Calls a Function; in code that torch.compile traces, as one operator with no graph break."""
+    """What `python_op` returns: `op(x)` and `op.apply(x)` call the Function.
+
+    In code that torch.compile traces the call is one node of the graph, without a graph break.
+    """
 
     def __init__(self, function: type, number: int) -> None:
         self.function = function
@@ -30,13 +33,13 @@ class PythonOp:
         self.__doc__ = function.__doc__
 
     def __call__(self, *args: Any) -> Any:
-        """Call the Function, as its `apply` does."""
+        """Call the Function; the arguments and results are those of its `apply`."""
         if torch.compiler.is_compiling():
             return _call_in_graph(self.number, *args)
         return self.function.apply(*args)
 
     def apply(self, *args: Any) -> Any:
-        """Call the Function."""
+        """Call the Function, as its own `apply` does."""
         return self(*args)
 
     def __repr__(self) -> str:
@@ -44,10 +47,16 @@ class PythonOp:
 
 
 def python_op(function: type) -> PythonOp:
-    """Make a torch.autograd.Function an operator; as a call or as a decorator of the class.
+    """Wrap a torch.autograd.Function, so that torch.compile calls it as one node of the graph.
 
-    What Dynamo can trace it may inline, which is faster; wrap what it cannot. Raises UserError for
-    anything but a Function.
+    Use it for Functions that Dynamo cannot trace (numpy, C++, other libraries). A Function that it
+    can trace is better left unwrapped, as its operators are then fused with others. It is also a
+    decorator of the class.
+
+        scale = torch_ort.python_op(Scale)  # class Scale(torch.autograd.Function)
+        y = scale(x, 2.0)  # in place of Scale.apply(x, 2.0)
+
+    Raises UserError unless `function` is a class derived from torch.autograd.Function.
     """
     if not (isinstance(function, type) and issubclass(function, torch.autograd.Function)):
         raise UserError(

@@ -1,4 +1,4 @@
-"""DebugOptions and LogLevel: what an ORTModule says and saves."""
+"""DebugOptions: the options of one ORTModule, and what it logs and saves."""
 
 from __future__ import annotations
 
@@ -10,13 +10,19 @@ from torch_ort.core.log_level import LogLevel
 
 
 class DebugOptions:
-    """Level of logging and saving of ONNX files, for one ORTModule.
+    """The options of one ORTModule: its log level, saved ONNX files, and options of the engine.
 
-    `save_onnx` writes files into `save_path` (`.` by default) whose names start with `onnx_prefix`.
-    `config` holds options of `docs/options.md` by name, and wins over the other arguments. The
-    environment wins over the level and the path.
-    Raises TypeError on a wrong type, ValueError on a missing prefix, OSError if the folder cannot
-    be written to.
+        model = torch_ort.ORTModule(model, torch_ort.DebugOptions(config={"memory_budget": 0.5}))
+
+    Args:
+        log_level: The least severe messages to log. The environment wins over it.
+        save_onnx: Write the captured and optimized graphs as ONNX files.
+        onnx_prefix: How the names of these files start; needed with `save_onnx`.
+        save_path: The folder of the files; the current one if empty. The environment wins over it.
+        config: Options of docs/options.md by name, which win over the other arguments.
+
+    Raises TypeError on an argument of a wrong type, ValueError on a missing prefix, UserError on an
+    unknown option or a wrong value, and OSError if the folder cannot be written to.
     """
 
     def __init__(
@@ -51,7 +57,7 @@ class DebugOptions:
 
     @property
     def logging(self) -> DebugOptions:
-        """These options themselves: `.logging.log_level` is how callers may ask for the level."""
+        """These options themselves, so that `.logging.log_level` gives the level."""
         return self
 
     @property

@@ -1,4 +1,4 @@
-"""Passes of the user's own over the captured graph, as ONNX."""
+"""Graph optimizers: passes of the user's own over the captured graph, in ONNX form."""
 
 from __future__ import annotations
 
@@ -30,15 +30,23 @@ def register_graph_optimizer(
 ) -> Callable[[Optimizer], Optimizer]:
     """Register a function that changes the graphs of ORTModules before the engine optimizes them.
 
-    The function gets the joint graph of forward and backward, with the node
-    `com.microsoft::YieldOp` between them, as an ONNX GraphProto, and returns it changed (or None,
-    having changed it in place). ONNX Runtime Training gave such functions the forward graph alone;
-    here the gradient of what is changed in forward has to be changed as well. Inputs and outputs
-    must stay as they are. An exception of the function comes out of the call as UserError.
+    The function gets the joint graph of forward and backward as an ONNX GraphProto, with a node
+    `com.microsoft::YieldOp` between the two. It returns the changed graph, or None if it has
+    changed the graph in place. Names and order of inputs and outputs must stay as they are. Unlike
+    in ONNX Runtime Training, whose functions got the forward graph alone, a change of forward must
+    be accompanied by the change of its gradient.
 
-    `target_modules` are names of module classes with `|` between them, `devices` types of devices
-    likewise; higher priorities run earlier. An ORTModule that has captured already needs
-    `recapture()`.
+        @torch_ort.ortmodule.register_graph_optimizer(target_modules="MyModel", devices="cpu")
+        def optimize(graph): ...
+
+    Args:
+        target_modules: Names of the classes of wrapped modules, joined by `|`; "all" for any.
+        devices: Types of devices, joined by `|`; "all" for any.
+        priority: Functions with a higher priority run earlier.
+
+    Returns a decorator. Graphs that are captured already stay as they are until `recapture()`. An
+    exception of the function, or changed inputs or outputs, come out of the module's call as
+    UserError.
     """
 
     def register(function: Optimizer) -> Optimizer:
@@ -56,14 +64,14 @@ def register_graph_optimizer(
 
 
 def unregister_graph_optimizer(function: Optimizer) -> None:
-    """Forget a function given to `register_graph_optimizer`."""
+    """Undo `register_graph_optimizer` for a function; of no effect if it is not registered."""
     _registered[:] = [entry for entry in _registered if entry.function is not function]
 
 
 def rewrite_for(
     module: torch.nn.Module, device: str, max_opset: int
 ) -> Callable[[_C.Graph], _C.Graph] | None:
-    """Give what the registered functions make of a module's graphs; None if there are none."""
+    """Give a function that applies the registered ones that fit a module; None if none does."""
     chosen = sorted(
         (
             entry
@@ -92,9 +100,9 @@ def rewrite_for(
             if _signature(model.graph) != names:
                 raise UserError(
                     f"register_graph_optimizer: {entry.function.__name__}: the inputs or outputs "
-                    "of the graph have changed"
+                    "of the graph have changed, want the same names in the same order"
                 )
-        # What it runs, the user's own program has written.
+        # Every operator is allowed: the user's own program has written the graph.
         return _C.Graph.from_onnx(model.SerializeToString(), allow=["*"])
 
     return rewrite

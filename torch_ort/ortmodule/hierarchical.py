@@ -1,4 +1,4 @@
-"""HierarchicalORTModule: where the whole module cannot be captured, its largest parts that can."""
+"""HierarchicalORTModule: an ORTModule that captures sub-modules if it cannot capture the whole."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from torch_ort.ortmodule.parts import Parts
 
 
 class HierarchicalORTModule(ORTModule):
-    """An ORTModule whose sub-modules run in the engine, where the whole cannot be captured.
+    """An ORTModule that runs its sub-modules in the engine if the whole cannot be captured.
 
-    The first call that cannot be captured runs in plain PyTorch; from the next one on each
-    sub-module runs in the engine by itself, or its own sub-modules do in their turn. What has no
-    parts and cannot be captured stays in PyTorch. The tree of modules stays what it is.
+    The first call that cannot be captured runs in plain PyTorch. From the next one on each
+    sub-module runs in the engine as a graph of its own or, if it cannot be captured either, its own
+    sub-modules do in turn. A sub-module without parts that cannot be captured runs in PyTorch. The
+    tree of modules stays the same. Arguments and errors are those of `ORTModule`.
 
-    An ORTModule does the same after its warning, but for sub-modules without parts of their own.
-    Here these are tried as well, and nothing is said.
+    An ORTModule does the same after a warning, but leaves sub-modules without parts of their own in
+    PyTorch. This class tries those too, and does not warn.
     """
 
     def _make_calls(self, module: torch.nn.Module, debug: DebugOptions) -> Calls:

@@ -22,33 +22,42 @@ from torch_ort.ortmodule.memory_stats import MemoryStats
 from torch_ort.ortmodule.parts import Parts, put_together
 from torch_ort.ortmodule.zero_stage3 import mark_blocks, run_between_gathers
 
-# What stands in an ORTModule's own __dict__; all else belongs to the wrapped module.
+# The entries of an ORTModule's own __dict__; all other attributes are the wrapped module's.
 _OWN = (
     "_original", "_made_as", "_claimed", "_calls", "_stats", "_debug_options", "_bound",
     "_overrides", "forward",
 )  # fmt: skip
 
-# What others keep in the __dict__ of the module that they got, and look for there: Accelerate the
-# forward that it wraps, DeepSpeed's ZeRO stage 3 how often backward is still to gather parameters.
+# Entries that other libraries keep in the __dict__ of the module that they were given: Accelerate
+# keeps the forward that it wraps, DeepSpeed's ZeRO stage 3 how often backward has yet to gather
+# parameters.
 _OF_OTHERS = ("_original_forward", "applied_pre_backward_ref_cnt")
 
 
 class ORTModule(torch.nn.Module):
-    """Wraps a module; calls of it run in the engine, and in plain PyTorch where that is impossible.
+    """Wraps a module, whose forward and backward then run as one graph in the engine.
 
-    State, attributes and methods are those of the wrapped module, so that checkpoints, optimizers
-    and training loops need not know of the wrapper. A graph is captured at the first call and
-    whenever a call differs in more than sizes and numbers: structure, dtype or device of arguments,
-    bools and strings among them, attributes of the module that its forward reads, fields of objects
-    that hang there, globals, closures, modes of PyTorch. `recapture()` is for all else.
+        model = torch_ort.ORTModule(model)
+        loss = loss_fn(model(x), y)
+        loss.backward()
 
-    Where the whole cannot be captured because of what its forward does, one warning says why, and
-    the largest sub-modules that can be run in the engine by themselves: from the next call on, and
-    where gradients are recorded once a backward has run that gave no gradients to differentiate
-    again. Their `forward` is then an attribute of theirs.
+    State, attributes and methods are those of the wrapped module (`.module`), so checkpoints,
+    optimizers and training loops work unchanged. `debug_options` holds the options; see
+    `DebugOptions`.
 
-    Raises ORTModuleTorchModelException for what is no module, and for a DataParallel where the
-    fallback policy does not allow plain PyTorch.
+    A graph is captured at the first call, with sizes and numbers left open. It is captured again if
+    something else differs that forward depends on: structure, dtype or device of the arguments,
+    bools and strings among them, attributes of the module and of objects that it holds, globals,
+    closures, or modes of PyTorch. Changes of other kinds need a call of `recapture()`.
+
+    If forward does something that cannot be captured, one warning says why. From the next call on
+    the largest sub-modules that can be captured run in the engine, each as a graph of its own; in
+    training this begins after the first backward, and only if that backward was not itself recorded
+    to be differentiated again (`create_graph=True`). The `forward` of such a sub-module is then
+    replaced by an attribute of that name, until `recapture()`.
+
+    Raises ORTModuleTorchModelException for an object that is no module, and for a DataParallel if
+    the fallback policy does not allow plain PyTorch.
     """
 
     def __init__(self, module: torch.nn.Module, debug_options: DebugOptions | None = None) -> None:
@@ -66,13 +75,13 @@ class ORTModule(torch.nn.Module):
             mark_blocks(module, ORTModule, self._calls.logger)
 
     def _start(self) -> None:
-        """Make what is not copied: captured graphs, and methods bound to this object."""
+        """Make what copies do not share: captured graphs, and methods bound to this object."""
         self.__dict__["_calls"] = calls = self._make_calls(self._original, self._debug_options)
         self.__dict__["_stats"] = (
             MemoryStats(self._original) if calls.settings.print_memory_stats else None
         )
         self.__dict__["_bound"] = self._bind_methods()
-        # What walks over modules meets the wrapped one's parts here.
+        # Code that walks over modules finds the parts of the wrapped one here.
         self.__dict__.update({name: getattr(self._original, name) for name in REGISTRIES})
         overrides = self._delegate_overrides()
         self.__dict__["_overrides"] = tuple(overrides)
@@ -90,11 +99,11 @@ class ORTModule(torch.nn.Module):
         return calls
 
     def _around(self, module: torch.nn.Module) -> Callable[..., Any] | None:
-        """Give what calls of this object do in place of the wrapped module, which it calls."""
+        """Give a function to run in place of the wrapped module, which it calls; None for none."""
         return None
 
     def _configure(self, debug_options: DebugOptions) -> None:
-        """Start again with other options; if they are wrong, the old ones stay."""
+        """Start again with other options; if they are invalid, the old ones stay in force."""
         before = self._debug_options
         self.__dict__["_debug_options"] = debug_options
         try:
@@ -115,7 +124,7 @@ class ORTModule(torch.nn.Module):
             stats.after_forward(result)
             return result
 
-        # What takes its own wrapping off again, as Accelerate does, stops here.
+        # Libraries that unwrap what they have wrapped, as Accelerate does, shall stop here.
         del forward.__wrapped__
         # Trainers drop the columns of a data set that forward does not name.
         own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
@@ -180,7 +189,7 @@ class ORTModule(torch.nn.Module):
             if not _is_special(name) and name != "forward":
                 warnings.warn(
                     f"ORTModule: attribute '{name}' of the wrapped module collides with one of "
-                    "ORTModule's, which wins; reach the other through `.module`",
+                    "ORTModule's, which wins; use `.module` to reach that of the wrapped module",
                     stacklevel=3,
                 )
 
@@ -192,7 +201,10 @@ class ORTModule(torch.nn.Module):
         return self._original
 
     def recapture(self) -> None:
-        """Forget what was captured, so that the next call captures anew."""
+        """Discard all captured graphs, so that the next call captures a new one.
+
+        Sub-modules that run in the engine by themselves get their own `forward` back.
+        """
         self._calls.recapture()
         put_together(self._original, ORTModule)
 
@@ -208,7 +220,7 @@ class ORTModule(torch.nn.Module):
             original.training = mode
 
     def _is_training(self) -> bool:
-        """Tell whether a call now is one of training: in training mode, with gradients."""
+        """Tell whether a call now would train: in training mode, with gradients enabled."""
         return self.training and torch.is_grad_enabled()
 
     def __getattr__(self, name: str) -> Any:
@@ -294,14 +306,14 @@ class ORTModule(torch.nn.Module):
     # What a module is asked for, answered by the wrapped one.
 
     def add_module(self, name: str, module: torch.nn.Module | None) -> None:
-        """Raise: modules are added to the wrapped module, before it is wrapped."""
+        """Raise ORTModuleTorchModelException: add modules to the module before it is wrapped."""
         raise ORTModuleTorchModelException(
             "ORTModule does not support adding modules to it"
         ) from NotImplementedError("add_module")
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing but say so: the module runs as one graph already."""
-        self._calls.log("compile(): the module runs as one graph already, ignored")
+        """Do nothing but log that the module runs as one graph already."""
+        self._calls.log("compile(): ignored, because an ORTModule runs as one graph already")
 
     def _replicate_for_data_parallel(self) -> Any:
         raise ORTModuleTorchModelException(DATA_PARALLEL) from NotImplementedError(

@@ -9,14 +9,17 @@ import torch
 
 
 class ModuleWithLoss(torch.nn.Module):
-    """Computes a model's prediction and its loss: `(loss, prediction)`.
+    """A model together with its loss; calls return `(loss, prediction)`.
 
-    The last positional argument, or the keyword argument `labels`, goes to
-    `loss_fn(prediction, labels)`; the model gets the others. Wrap this module, and not the model,
-    in an ORTModule or torch.compile: what the engine knows of the loss (labels that are ignored,
-    gradients that only the loss needs) it can use. The model itself, to be saved or evaluated, is
-    `.model`.
-    Raises TypeError for a call without labels.
+    `loss_fn(prediction, labels)` gets the last positional argument, or the keyword argument
+    `labels`; the model gets all others. Compile this module instead of the model: with the loss in
+    the graph the engine can fuse it, skip rows whose labels are ignored, and need not hold the
+    matrix of logits. The model itself is `.model`, to save or evaluate it.
+
+        model = torch_ort.ORTModule(torch_ort.ModuleWithLoss(net, torch.nn.CrossEntropyLoss()))
+        loss, prediction = model(x, labels)
+
+    A call without labels raises TypeError.
     """
 
     def __init__(self, model: torch.nn.Module, loss_fn: Callable[..., torch.Tensor]) -> None:
@@ -25,7 +28,7 @@ class ModuleWithLoss(torch.nn.Module):
         self.loss_fn = loss_fn
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Any]:
-        """Give the loss and the prediction."""
+        """Return the loss and the prediction."""
         if "labels" in kwargs:
             labels = kwargs.pop("labels")
         elif args:
