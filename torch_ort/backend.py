@@ -1,4 +1,4 @@
-"""The torch.compile backend: capture, compile, callable."""
+"""The torch.compile backend "ort": it captures a Dynamo graph with its backward and compiles it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Captures: Dynamo's graphs and ORTModules, by the recorder or by AOTAutograd."""
+"""Capture of Dynamo graphs and of modules, by the recorder or by AOTAutograd."""

@@ -1,4 +1,4 @@
-"""How dense inputs are: tokens that are no padding, labels that their loss does not ignore.
+"""How many tokens of the inputs are not padding, and how many labels their loss does not ignore.
 
 ORTMODULE_PRINT_INPUT_DENSITY=1 prints them in the table of ONNX Runtime Training. A captured graph
 tells which inputs these are: those that an embedding with a `padding_idx` looks up, and those that

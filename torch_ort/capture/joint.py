@@ -1,4 +1,4 @@
-"""Capture through AOTAutograd: our partition function hands the joint graph whole to the engine.
+"""Capture of joint graphs: by the recorder, else by AOTAutograd with our partition function.
 
 What AOTAutograd gets back are two stubs that carry metadata, and two callables behind them.
 """

@@ -1,4 +1,4 @@
-"""What is said of captures: one logger by rank, one introduction for each road and device."""
+"""Log messages on captures, by one logger for each rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Capture of a module without Dynamo: its own forward runs on tensors without numbers.
+"""Capture of a module without Dynamo: its own forward runs once on tensors without data.
 
 All sizes of all tensors that a call brings are symbols, and integers too. What was decided on the
 way (attributes read, modes of PyTorch, conditions on sizes) is guarded.

@@ -1,4 +1,4 @@
-"""What old scripts ask about the extensions that ONNX Runtime Training had to build."""
+"""Names by which old scripts ask for the C++ extensions that ONNX Runtime Training had to build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of ONNX Runtime Training by import path, with where they are in torch_ort.
+"""The names of ONNX Runtime Training by import path, and where they are in torch_ort.
 
 A name that torch_ort has not built yet raises ImportError, and says what does its work meanwhile.
 Each name is looked for when its module is imported, so a placed file needs no change when more is

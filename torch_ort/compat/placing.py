@@ -1,4 +1,4 @@
-"""Writes the sub-package `training` into an installed onnxruntime, and takes it away again.
+"""Writes the sub-package `training` into an installed onnxruntime, and removes it again.
 
 Outside that folder only `BESIDE` is written. A marker inside lists the files with their hashes, so
 that what others put there or changed is never removed or written over.

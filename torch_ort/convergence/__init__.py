@@ -1,4 +1,4 @@
-"""Statistics of activations and their gradients, to compare a run in PyTorch with one of ours."""
+"""Statistics of activations and gradients, to compare a run of the engine with one in PyTorch."""
 
 from torch_ort.convergence.statistics import StatisticsSubscriber
 from torch_ort.convergence.subscription import (

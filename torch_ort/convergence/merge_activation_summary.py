@@ -1,4 +1,4 @@
-"""The command that puts the statistics of two runs side by side."""
+"""The command that compares the statistics of two runs, tensor by tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that call back into Python at run time, in eager and as nodes of captured graphs.
+"""Operators that call Python functions at run time, in eager PyTorch and in captured graphs.
 
 Hooks run in Python only while a graph is traced; what has to happen at every step stands here.
 All operators are tagged as random, so that no pass removes, merges or reorders them, or runs them

@@ -1,4 +1,4 @@
-"""Which models are watched, by whom, and the steps and names under which they show tensors."""
+"""Which models are watched, by which subscribers, and the step and name of each tensor."""
 
 from __future__ import annotations
 

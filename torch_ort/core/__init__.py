@@ -1,1 +1,1 @@
-"""What every room may use: options, counters, places in the user's code, kinds of refusals."""
+"""What all other sub-packages may use: counters, lines of the user's program, kinds of errors."""

@@ -1,4 +1,4 @@
-"""Lists of what is to be made again by name: `<Op+Op+>:<type>:<count>`."""
+"""Lists of operator sequences to recompute, by name: `<Op+Op+>:<type>:<count>`."""
 
 from __future__ import annotations
 

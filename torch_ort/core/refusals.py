@@ -1,4 +1,4 @@
-"""Why a graph is not recorded, or not captured at all."""
+"""Exceptions that say why a graph cannot be recorded, or cannot be captured at all."""
 
 from __future__ import annotations
 

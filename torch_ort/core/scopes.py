@@ -1,4 +1,4 @@
-"""What holds for the time of a block."""
+"""Context managers for values and listeners that are in force inside of a block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that may be switched off and are no passes."""
+"""The names that the option `disable` takes besides those of passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the user's own code is: the lines that warnings point at."""
+"""Lines of the user's program, at which warnings and errors point."""
 
 from __future__ import annotations
 

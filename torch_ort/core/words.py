@@ -1,4 +1,4 @@
-"""Words of messages."""
+"""Words that messages share."""
 
 from __future__ import annotations
 

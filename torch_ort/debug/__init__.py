@@ -1,4 +1,4 @@
-"""Where numbers go wrong: `torch_ort.debug.compare`, and `python -m torch_ort.debug script.py`."""
+"""Finds what makes numbers wrong: `torch_ort.debug.compare`, `python -m torch_ort.debug x.py`."""
 
 from torch_ort.debug.bisect import Finding, again
 from torch_ort.debug.watch import Difference, checking, compare

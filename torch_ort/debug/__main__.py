@@ -1,4 +1,4 @@
-"""Runs a script and checks each graph of it: `python -m torch_ort.debug script.py`."""
+"""The command `python -m torch_ort.debug script.py`: runs a script and checks each graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a graph that gives wrong numbers to the rewrite, kernel or plan that makes them wrong."""
+"""Finds the rewrite, kernel or part of the memory plan that makes a graph's numbers wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether two runs of one computation give the same numbers, as far as rounding lets them."""
+"""Whether two runs of one computation give the same numbers up to rounding."""
 
 from __future__ import annotations
 

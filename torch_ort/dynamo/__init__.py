@@ -1,1 +1,1 @@
-"""Functions that Dynamo compiles for our backend: graphs, first runs, what it leaves out."""
+"""Functions that Dynamo compiles for our backend: their graphs, first runs, and graph breaks."""

@@ -1,4 +1,4 @@
-"""Graphs of Dynamo's until they have run once: compiled, once more, or left to eager PyTorch."""
+"""The first run of a graph from Dynamo: if it fails, the graph is captured again or falls back."""
 
 from __future__ import annotations
 

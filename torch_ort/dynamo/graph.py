@@ -1,4 +1,4 @@
-"""A graph of Dynamo's, by the recorder."""
+"""Records a graph from Dynamo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs of a graph of Dynamo's as a recording takes them: their symbols are made ours."""
+"""The inputs of a graph from Dynamo for a recording, with our symbols in place of Dynamo's."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Graphs as programs of the engine: passes, plan, files, dumps; who is told of them."""
+"""Compiles captured graphs: passes, memory plan, files and dumps, and watchers of these."""

@@ -1,4 +1,4 @@
-"""From a captured graph to a session: passes, plan, dumps; equal graphs share one session."""
+"""Compiles a captured graph into a session: passes, plan, dumps. Equal graphs share one session."""
 
 from __future__ import annotations
 

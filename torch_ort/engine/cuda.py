@@ -1,4 +1,4 @@
-"""CUDA's libraries and the cache of built kernels, as the environment and the packages say."""
+"""Finds CUDA's libraries and the cache of built kernels, from the environment and the packages."""
 
 from __future__ import annotations
 

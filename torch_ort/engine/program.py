@@ -1,4 +1,4 @@
-"""A captured graph on its way through the engine."""
+"""A captured graph with what is known of it at each stage of compilation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of what could be made again by name, as the log has it at INFO."""
+"""The table of what could be recomputed by name, which is logged at level INFO."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of kernels that were chosen by measuring: read and written for the whole process.
+"""Files with kernels of matrix products that were chosen by timing: read and written per process.
 
 A file is a list of results, each of one machine, in the form that ONNX Runtime gives its files of
 these names: `ep` is whose results they are, `validators` what has to be as it was, and `results`

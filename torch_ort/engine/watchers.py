@@ -1,4 +1,4 @@
-"""Who is told which graphs were compiled, and called: reports, profiles, checks."""
+"""Notifies reports, profiles and checks of the graphs that are compiled and called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the functions here check."""
+"""Checks of arguments that the functions of this package share."""
 
 from __future__ import annotations
 

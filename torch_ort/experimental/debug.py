@@ -1,4 +1,4 @@
-"""Logging and saved files of an ORTModule that is there already."""
+"""Log level and saved files of an existing ORTModule."""
 
 from __future__ import annotations
 

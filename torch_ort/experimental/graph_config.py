@@ -1,4 +1,4 @@
-"""Moving casts through the graph: accepted for old scripts, and told of."""
+"""Options to move casts through the graph: accepted for old scripts and ignored with a message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arguments of a call taken apart: tensors and sizes of the graph, and constants."""
+"""The arguments of a Function's call, divided into tensors, sizes and constants of the graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Function as one place of a program calls it, and the operators that stand for it in a trace."""
+"""A Function as it is called at one place of a program, and its operators in a trace."""
 
 from __future__ import annotations
 

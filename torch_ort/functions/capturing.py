@@ -1,4 +1,4 @@
-"""Which Functions a capture of a module keeps whole, and the context in which it does."""
+"""Which Functions a module's capture keeps as nodes, and the context in which it does."""
 
 from __future__ import annotations
 

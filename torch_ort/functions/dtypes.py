@@ -1,4 +1,4 @@
-"""The numbers that ONNX has for dtypes."""
+"""The numbers of dtypes in ONNX."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Function gives: learnt on tensors without numbers, or on real ones if it needs numbers.
+"""Finds the form of a Function's results, on tensors without data or, if needed, on real ones.
 
 A Function that reads numbers is run with a few settings of the sizes; a size of a result that goes
 with one of the arguments is taken to be that one. Every call of the graph checks what was learnt.

@@ -1,1 +1,1 @@
-"""What a call is compared with, and what keeps it from being captured."""
+"""Guards: what a call is compared with a capture by, and what makes a capture impossible."""

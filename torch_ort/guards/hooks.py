@@ -1,4 +1,4 @@
-"""Hooks in a capture: those that only compute are part of the graph, others need every call.
+"""Hooks of modules: those that only compute are captured, others have to run in each call.
 
 A hook may store what it sees, count, or print. A captured graph would run its Python once, on
 tensors without numbers; so whatever may do more than compute its result keeps a call out of the

@@ -1,4 +1,4 @@
-"""What forward reads outside of its modules: fields of objects that hang there, globals, closures.
+"""What forward reads besides its modules: fields of other objects, globals and closures.
 
 A capture bakes in what was read, so a later call has to find the same. Objects of Python's own
 classes tell which of their fields are read, while their class is patched; of functions the code

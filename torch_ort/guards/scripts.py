@@ -1,4 +1,4 @@
-"""Scripted modules: their attributes, their signature, and what a later call is compared with."""
+"""Scripted modules: their attributes, their signature, and guards of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The structure of what a module takes and gives: where its tensors hang, and others put there.
+"""The nested structure of arguments and results, and the tensors in it.
 
 A description is plain data that `_C.CallGuard` compares calls with. Tensors and integers are
 leaves; None, bools, strings and floats are constants of a structure.

@@ -1,4 +1,4 @@
-"""What a module's forward reads of its attributes, and what it changes besides tensors.
+"""Which attributes a module's forward reads, and which it changes besides tensors.
 
 A capture bakes in what was read, so a later call has to find the same; what forward assigns would
 be lost in later calls, so it is refused.

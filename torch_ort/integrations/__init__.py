@@ -1,4 +1,4 @@
-"""What other libraries know of this package, and classes of theirs that train with it.
+"""Integration with Accelerate, Transformers and other libraries that train models.
 
 Nothing here imports those libraries before the user does.
 """

@@ -1,4 +1,4 @@
-"""Functions that are called with a module as soon as somebody has imported it.
+"""Calls a function with a module as soon as the program has imported it.
 
 Importing this package must not import others, which take seconds; but their names are to know ours,
 whichever the user imports first.

@@ -1,4 +1,4 @@
-"""Our names among those that Accelerate and Transformers accept.
+"""Registers our names with Accelerate and Transformers, which check names against lists.
 
 Both check the name of a backend or an optimizer against an enumeration that only they can extend.
 `register()`, which importing torch_ort calls, adds a member to each as soon as the library is

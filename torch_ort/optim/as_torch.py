@@ -1,4 +1,4 @@
-"""`torch.optim.SGD`, `Adam` and `AdamW` again, in steps that read and write memory once.
+"""`SGD`, `Adam` and `AdamW` of `torch.optim`, with steps that read and write memory once.
 
 They take the arguments of those classes but the ones that choose between implementations, keep the
 same state under the same names, and load each other's `state_dict`. One call updates all parameters

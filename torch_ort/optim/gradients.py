@@ -1,4 +1,4 @@
-"""The instruction set of the steps, and sums over gradients of any kind."""
+"""The instruction set of optimizer steps, and norms and sums over gradients of any kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LAMB: Adam's direction, as long as the parameter is."""
+"""LAMB: Adam's direction, scaled by the norm of the parameter."""
 
 from __future__ import annotations
 

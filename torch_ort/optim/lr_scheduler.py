@@ -1,4 +1,4 @@
-"""Learning rates by the number of updates, as the trainer of ONNX Runtime Training asks for them.
+"""Learning-rate schedules by number of updates, with the interface of ONNX Runtime Training.
 
 A scheduler has no state: `get_lr(train_step_info)` gives the rate of the update that comes, from
 `train_step_info.optimization_step`, the number of updates before it, and

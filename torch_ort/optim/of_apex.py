@@ -1,4 +1,4 @@
-"""What Apex' amp does to the gradients after backward, for all of them at once."""
+"""Replaces methods of optimizers from Apex' amp, to treat all gradients in one call."""
 
 from __future__ import annotations
 

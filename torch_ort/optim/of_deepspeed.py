@@ -1,4 +1,4 @@
-"""Checks of DeepSpeed's optimizer for ZeRO stages 1 and 2, over all gradients at once.
+"""Replaces checks of DeepSpeed's optimizer for ZeRO stages 1 and 2, to treat all gradients at once.
 
 What is left of their work, reductions between processes among it, their own methods do: they are
 called with one number in the place of the gradients.

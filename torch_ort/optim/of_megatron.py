@@ -1,4 +1,4 @@
-"""Checks of Megatron's `FP16_Optimizer`, over all gradients at once."""
+"""Replaces checks of Megatron's `FP16_Optimizer`, to treat all gradients at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps on GPUs by the engine's kernels (csrc/optim/on_cuda.h)."""
+"""Optimizer steps on GPUs, by the engine's kernels (csrc/optim/on_cuda.h)."""
 
 from __future__ import annotations
 

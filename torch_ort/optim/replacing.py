@@ -1,4 +1,4 @@
-"""How methods of other libraries' optimizers are recognised and replaced."""
+"""Recognises and replaces methods of other libraries' optimizers."""
 
 from __future__ import annotations
 

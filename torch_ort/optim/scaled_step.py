@@ -1,4 +1,4 @@
-"""A step over all groups at once, from gradients that may be scaled, and may be clipped."""
+"""An optimizer step over all groups at once, with loss scaling, overflow check and clipping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the calls of an ORTModule run: the captured graph that fits, a new one, or plain PyTorch."""
+"""Runs the calls of an ORTModule: by a captured graph that fits, a new one, or plain PyTorch."""
 
 from __future__ import annotations
 

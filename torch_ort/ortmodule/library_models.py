@@ -1,4 +1,4 @@
-"""Models of libraries that know their own by class, and treat what else they get as a stranger.
+"""Models of libraries that recognise their own models by class, such as `PreTrainedModel`.
 
 Transformers' Trainer saves a `PreTrainedModel` with its configuration and its tied weights, finds
 the names of labels in the class, and generates text; PEFT's models are saved as adapters. An

@@ -1,4 +1,4 @@
-"""Parts of a module that run in the engine by themselves, where the whole cannot be captured."""
+"""Sub-modules that run in the engine by themselves where the whole module cannot be captured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The five ONNX files of an ORTModule's graph, from what was captured to what runs."""
+"""The five ONNX files that an ORTModule saves, from the captured graph to the one that runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model whose parameters DeepSpeed's ZeRO stage 3 gathers: what of it runs in the engine.
+"""ORTModules whose parameters DeepSpeed's ZeRO stage 3 partitions and gathers.
 
 Each rank holds a part of every parameter. Hooks around the call of each module gather those that
 hang in it, and divide them again, in forward and in backward. So no graph can hold a module and its

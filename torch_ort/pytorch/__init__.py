@@ -1,1 +1,1 @@
-"""What the package stands on in PyTorch that is not public."""
+"""Everything of PyTorch's that the package uses and that is not public."""

@@ -1,4 +1,4 @@
-"""What of torch's private names a recording stands on: functionalization, wrappers, symbolic sizes.
+"""Private names of torch for recordings: functionalization, tensor wrappers, symbolic sizes.
 
 Each has a test in tests/pytorch/test_dispatch_compat.py, which fails when torch changes it.
 """

@@ -1,4 +1,4 @@
-"""Private names of torch for Dynamo: what it compiles, gives up, and leaves to eager PyTorch.
+"""Private names of torch for Dynamo: what it compiles, skips, and leaves to eager PyTorch.
 
 Each has a test in tests/pytorch/test_compat.py, which fails when torch changes it.
 """

@@ -1,4 +1,4 @@
-"""States of random generators, so that what runs again draws the same numbers."""
+"""States of PyTorch's random generators, so that a call that runs again draws the same numbers."""
 
 from __future__ import annotations
 

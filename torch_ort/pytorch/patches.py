@@ -1,4 +1,4 @@
-"""The one door to PyTorch's insides: all that the package replaces in torch, or adds to it.
+"""The table of everything that the package replaces in torch or adds to it.
 
 `TABLE` has a row for each: where, why, in which versions of torch, for whom, and why it stays where
 it does. Nothing else assigns to objects of torch's (tests/style/test_patches.py). How rows are put

@@ -1,4 +1,4 @@
-"""How attributes of torch's are replaced for the time of a capture, and put back.
+"""Replaces attributes of torch for the time of a capture, and restores them.
 
 The first thread that needs one puts ours in place, the last one puts back what was there. What
 stands there asks whether the thread that has come is one of those (or works for one, as autograd's

@@ -1,4 +1,4 @@
-"""Private names of torch that traces stand on: fakes, modes, transforms, how they are logged.
+"""Private names of torch for traces: fake tensors, dispatch modes, transforms and their logs.
 
 Each has a test in tests/pytorch/test_compat.py, which fails when torch changes it.
 """

@@ -1,1 +1,1 @@
-"""FX graphs of ATen calls into `_C.Graph`: nodes, layouts of outputs, programs."""
+"""Reads FX graphs of ATen calls into `_C.Graph`: nodes, layouts of outputs, programs."""

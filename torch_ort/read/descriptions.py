@@ -1,4 +1,4 @@
-"""What nodes of FX graphs are: the type of a value, the user's line, the name of what is called."""
+"""Describes nodes of FX graphs: types of values, the user's line, the name of the operator."""
 
 from __future__ import annotations
 

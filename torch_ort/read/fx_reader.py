@@ -1,4 +1,4 @@
-"""Read an FX graph of ATen calls into the engine: each node becomes one plain call.
+"""Reads an FX graph of ATen calls into the engine: each node becomes one call.
 
 Sizes are not computed by nodes: every symbolic integer is an expression over the symbols of the
 inputs, so

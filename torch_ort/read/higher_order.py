@@ -1,4 +1,4 @@
-"""Operators without a schema: `auto_functionalized` as clone and call, the rest in Python.
+"""Operators without a schema: `auto_functionalized` becomes clone and call, the rest run in Python.
 
 The reader of FX graphs comes here with their nodes, and gives itself.
 """

@@ -1,4 +1,4 @@
-"""Where outputs, gradients and inputs stand in an FX graph, and in the engine's."""
+"""Positions of outputs, gradients and inputs in an FX graph and in the engine's graph."""
 
 from __future__ import annotations
 

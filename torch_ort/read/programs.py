@@ -1,4 +1,4 @@
-"""FX graphs as programs of the engine: with a backward half, or without."""
+"""Turns FX graphs into programs of the engine, for training or for inference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies of If and Loop in a recorded graph: graphs that name nodes of the graphs around them."""
+"""Bodies of If and Loop in a recorded graph, which may refer to nodes of the enclosing graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a recorded function's results are made: of the graph's outputs, of inputs, and views of both.
+"""How the results of a recorded function are built from outputs of the graph, inputs, and views.
 
 Results that share memory are made when the graph has run, by the views that the function made: what
 autograd knows of them, and what edits in place do, is as in eager PyTorch.

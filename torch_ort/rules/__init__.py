@@ -1,1 +1,1 @@
-"""What operators give, told without running them: sizes as symbols, rules, PyTorch's fakes."""
+"""Results of operators without running them: symbolic sizes, rules, PyTorch's fake tensors."""

@@ -1,4 +1,4 @@
-"""Operators answered without running them: with tensors that have a form and no numbers."""
+"""Answers calls of operators without running them, by tensors that have a form but no data."""
 
 from __future__ import annotations
 

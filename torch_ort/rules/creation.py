@@ -1,4 +1,4 @@
-"""Rules of operators that make new tensors."""
+"""Shape rules of operators that create tensors."""
 
 from __future__ import annotations
 

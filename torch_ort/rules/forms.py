@@ -1,4 +1,4 @@
-"""Tensors without numbers, and arithmetic of their sizes and strides."""
+"""Tensors without data, and arithmetic on their sizes and strides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of convolutions, and of images of other sizes."""
+"""Shape rules of convolutions, and of operators that resize images."""
 
 from __future__ import annotations
 

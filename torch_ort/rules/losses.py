@@ -1,4 +1,4 @@
-"""Rules of softmax, norms and losses."""
+"""Shape rules of softmax, norms and losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of operators that join tensors, or take parts of them."""
+"""Shape rules of operators that join tensors or take parts of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of operators that work element by element, of copies, and of random numbers."""
+"""Shape rules of element-wise operators, of copies, and of random numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of products of matrices, and of attention."""
+"""Shape rules of matrix products and of attention."""
 
 from __future__ import annotations
 

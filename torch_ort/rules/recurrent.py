@@ -1,4 +1,4 @@
-"""Rules of the cells of recurrent layers that a GPU runs as one kernel each."""
+"""Shape rules of recurrent cells that a GPU runs as one kernel each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of reductions."""
+"""Shape rules of reductions."""
 
 from __future__ import annotations
 

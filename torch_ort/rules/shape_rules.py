@@ -1,4 +1,4 @@
-"""What operators give, without running them: sizes, strides and dtype from those of the arguments.
+"""Shape rules: sizes, strides and dtype of an operator's results from those of its arguments.
 
 PyTorch knows all of this itself, and `Recorder` asks it for operators that have no rule here. Rules
 are for the operators that training graphs are made of: they take a tenth of the time, and decide of

@@ -1,4 +1,4 @@
-"""Symbolic sizes of PyTorch as text that the engine's expressions are read from."""
+"""Writes PyTorch's symbolic sizes as text that the engine's expressions are parsed from."""
 
 from __future__ import annotations
 

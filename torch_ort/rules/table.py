@@ -1,4 +1,4 @@
-"""The table of rules."""
+"""The table of shape rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of views."""
+"""Shape rules of views."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TorchScript's interpreter does itself, on Python's values: numbers, strings, containers.
+"""What TorchScript's interpreter computes itself on Python values: numbers, strings, containers.
 
 Sizes are symbols here, so nothing may go through TorchScript's own functions, which take integers.
 Types are counted as TorchScript counts them: dtypes, layouts and memory formats are integers.

@@ -1,4 +1,4 @@
-"""Branches and loops of a script whose conditions only data tells: bodies of If and Loop.
+"""Branches and loops of a script with data-dependent conditions, as bodies of If and Loop.
 
 Each way is replayed into a body. What differs from way to way, or from round to round, becomes a
 tensor that the node gives: tensors, and numbers as tensors without dims.

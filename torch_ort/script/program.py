@@ -1,4 +1,4 @@
-"""The code of a TorchScript function as `_C.ScriptFunction` tells it, in named parts."""
+"""The code of a TorchScript function, as `_C.ScriptFunction` gives it, in named parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of a script that only a run tells: tensors without dims stand for them."""
+"""Data-dependent numbers of a script, which tensors without dims represent in the graph."""
 
 from __future__ import annotations
 

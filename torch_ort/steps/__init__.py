@@ -1,1 +1,1 @@
-"""How captured graphs run: forward, backward, the first one of each, and once more."""
+"""Runs captured graphs: forward, backward, the first run of each, and a second derivative."""

@@ -1,4 +1,4 @@
-"""A graph's first backward: until it succeeds, the step can be run again without the engine."""
+"""A graph's first backward: until it succeeds, eager PyTorch can still run the step instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logits that leave a graph beside their loss, made when somebody reads them.
+"""Logits that a graph returns beside the loss, computed only when they are read.
 
 What leaves is a tensor of their sizes, dtype and history without their numbers. Who asks for these
 gets a plain tensor instead, which is made once, by eager PyTorch, of the rows that went into the

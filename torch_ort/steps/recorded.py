@@ -1,4 +1,4 @@
-"""How recorded graphs run: training graphs as one node of autograd, others plainly."""
+"""Runs recorded graphs: training graphs as one autograd node, others as plain calls."""
 
 from __future__ import annotations
 

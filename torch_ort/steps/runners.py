@@ -1,4 +1,4 @@
-"""What runs instead of AOTAutograd's halves, and instead of a graph without gradients."""
+"""The functions that AOTAutograd calls for forward and backward of a graph of the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pieces of one captured graph tell each other."""
+"""The state that forward and backward of one captured graph share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What AOTAutograd gets for the halves of a joint graph: graphs with metadata and one call."""
+"""Stub graphs for AOTAutograd: the metadata of forward or backward around one engine call."""
 
 from __future__ import annotations
 

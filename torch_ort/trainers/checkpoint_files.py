@@ -1,4 +1,4 @@
-"""Files of checkpoints: written whole or not at all, read as plain data and never as code."""
+"""Checkpoint files: written atomically, and read as plain data, never as code."""
 
 from __future__ import annotations
 

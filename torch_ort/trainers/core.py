@@ -1,4 +1,4 @@
-"""A step of training: forward and backward as one graph of the engine, and the update.
+"""One training step: forward and backward as one graph of the engine, and the update.
 
 All trainers of this room run on it.
 """

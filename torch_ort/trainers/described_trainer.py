@@ -1,4 +1,4 @@
-"""What both generations of ORTTrainer share: a described model on the core."""
+"""What both generations of ORTTrainer share: a model whose inputs and outputs are described."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Descriptions of what a model takes and gives, and how they go with the model and the data."""
+"""Descriptions of a model's inputs and outputs, and checks of the model and data against them."""
 
 from __future__ import annotations
 

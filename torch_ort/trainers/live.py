@@ -1,4 +1,4 @@
-"""A trainer around a model, a criterion and an optimizer that the caller has made."""
+"""A trainer around an existing model, criterion and optimizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loss scales of mixed precision, which follow what the gradients bear."""
+"""Loss scales for mixed precision, which adapt to overflows of the gradients."""
 
 from __future__ import annotations
 

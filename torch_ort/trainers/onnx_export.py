@@ -1,4 +1,4 @@
-"""A described model as an ONNX file, with the names of its description."""
+"""Writes a described model as an ONNX file, with the names of its description."""
 
 from __future__ import annotations
 

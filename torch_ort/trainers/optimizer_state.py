@@ -1,4 +1,4 @@
-"""The state of an optimizer by the names of parameters, as ONNX Runtime Training named it."""
+"""An optimizer's state by the names of parameters, in the form of ONNX Runtime Training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several ranks: the process group of a launcher, averaged gradients, sharded optimizer state."""
+"""Training on several ranks: process group, averaged gradients, sharded optimizer state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What schedules and loss scalers are told of a run."""
+"""What learning-rate schedules and loss scalers are told about the current step."""
 
 from __future__ import annotations
 

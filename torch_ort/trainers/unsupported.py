@@ -1,4 +1,4 @@
-"""Options of ONNX Runtime Training that do nothing here, or that there is no way to obey."""
+"""Options of ONNX Runtime Training that have no effect here, or that are refused."""
 
 from __future__ import annotations
 

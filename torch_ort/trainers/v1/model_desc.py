@@ -1,4 +1,4 @@
-"""The description of a model as a dict, and what may be wrong with it."""
+"""The description of a model as a dict, and checks of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samplers that give all ranks equally much work at each step (docs/samplers.md)."""
+"""Samplers that give all ranks the same amount of work at each step (docs/samplers.md)."""
 
 from torch_ort.utils.data.sampler import (
     LoadBalancingDistributedBatchSampler,

@@ -1,4 +1,4 @@
-"""What the samplers share: which rank they are for, and lists cut into one part for each rank."""
+"""What the samplers share: the rank they serve, and lists divided among the ranks."""
 
 from __future__ import annotations
 

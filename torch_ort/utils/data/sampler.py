@@ -1,4 +1,4 @@
-"""Samplers that show all ranks samples of about the same complexity at each step."""
+"""Samplers that give all ranks samples of about the same complexity at each step."""
 
 from __future__ import annotations
 

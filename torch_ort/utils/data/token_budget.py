@@ -1,4 +1,4 @@
-"""Batches of samples of about the same length, padded to no more tokens than a budget."""
+"""Batches of samples of similar length, with at most a given number of tokens after padding."""
 
 from __future__ import annotations
 
