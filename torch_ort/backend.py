@@ -33,10 +33,12 @@ def ort(
     mode: str | None = None,
     options: dict[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compile a Dynamo graph; found by `torch.compile(backend="ort")` through its entry point.
+    """Compile a Dynamo graph: the function that `torch.compile(backend="ort")` calls.
 
-    Raises UserError on a bad option or mode. Whatever the engine cannot do runs in eager PyTorch
-    after one FallbackWarning; with TORCH_ORT_STRICT=1, or by the fallback policy, it is raised.
+    `module` is the graph and `inputs` its example inputs; the result is called with inputs of the
+    same kind. Raises UserError on an unknown option or mode. If the engine cannot run the graph, it
+    runs in eager PyTorch after one FallbackWarning; with TORCH_ORT_STRICT=1, or if the fallback
+    policy forbids that, an error is raised.
     """
     chosen, settings = resolve_compiled(options, mode)
     logger = logs.make_logger(settings.log_level)
@@ -63,7 +65,7 @@ def ort(
         if compiled is None:
             return trace(inputs), None
         note_programs(start)
-        # Dynamo guards nothing any more when a graph runs: sizes have to be known.
+        # When a graph runs, Dynamo takes no more guards, so a new trace then needs known sizes.
         has_symbols = any(isinstance(value, torch.SymInt) for value in inputs)
         return compiled, None if has_symbols else trace_again
 
@@ -75,7 +77,7 @@ def ort(
 
     def note_programs(start: float) -> None:
         watchers.note(state.programs)
-        logs.introduce(logger, settings, chosen, state.programs, road="torch.compile")
+        logs.introduce(logger, settings, chosen, state.programs, entry="torch.compile")
         logs.say_captured(logger, state.programs, time.perf_counter() - start, chosen)
 
     def trace_again(error: Exception, inputs: tuple) -> Callable[..., Any]:
@@ -97,13 +99,13 @@ def refuse_nested(graph: fx.Graph, inputs: Sequence[Any]) -> None:
             reader = next(iter(node.users), node)
             with blaming(name_of(reader), line_of(reader)):
                 raise Unsupported(
-                    f"input {i}: got a nested tensor of layout {layout}, the lengths of whose rows "
-                    "are data, want a plain, strided tensor"
+                    f"input {i}: got a nested tensor of layout {layout}, whose row lengths are "
+                    "data, want a plain, strided tensor; pad the rows to one length"
                 )
 
 
 def reset() -> None:
-    """Free all sessions and memory; called by `torch.compiler.reset()`."""
+    """Free all sessions and memory of the engine; `torch.compiler.reset()` calls this."""
     compiler.release_sessions()
     higher_order.release_callables()
     release_fakes()
@@ -120,7 +122,7 @@ def _is_ours(backend: Any) -> bool:
     return backend.func is ort
 
 
-# Here, and not where the package begins: who compiles for other backends alone pays nothing.
+# In this module, which only a use of the backend imports: other programs pay nothing for it.
 dynamo_compat.never_compile(
     ["torch_ort.steps.runners", "torch_ort.steps.first_backward", "torch_ort.functions.call"]
 )

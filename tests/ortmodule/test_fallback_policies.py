@@ -127,7 +127,7 @@ def injected(stage: str, inject: Callable, cause: type = _C.InternalError, **mor
 CAUSES = {
     "device": Cause(
         ORTModuleDeviceException,
-        "a module on one device is wanted, got one on cpu, meta",
+        "the parameters and buffers of the module are on several devices: got cpu, meta, want one",
         make=OnTwoDevices,
         cause=None,
     ),

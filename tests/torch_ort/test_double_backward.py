@@ -299,7 +299,7 @@ def test_inputs_that_are_gone_or_edited(road, is_gone):
     else:
         y.add_(1)
     (gradient,) = torch.autograd.grad(out, x, create_graph=True)
-    with pytest.raises(RuntimeError, match="inputs of the call are gone, or were written into"):
+    with pytest.raises(RuntimeError, match="its inputs were freed, or were written into"):
         gradient.sum().backward()
     x, y = rows(4, 6), rows(3, requires_grad=False)
     (gradient,) = torch.autograd.grad(ours(x, y).sum(), x, create_graph=True)

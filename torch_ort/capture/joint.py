@@ -223,8 +223,8 @@ class Capture:
     def _note_graph(self, graph: fx.Graph) -> None:
         if graph_compat.writes_into_windows(graph):
             raise NoCapture(
-                "forward writes into what unfold gave, for which PyTorch's functionalization "
-                "zeroes what the windows leave out"
+                "forward writes into what unfold gave, where PyTorch's functionalization would set "
+                "elements outside of the windows to 0; clone the result of unfold first"
             )
         self.has_higher_order = graph_compat.has_higher_order(graph)
         if self.options.exact_random:

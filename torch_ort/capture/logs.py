@@ -16,7 +16,7 @@ from torch_ort.engine import compiler, recomputable
 from torch_ort.engine.program import Program
 from torch_ort.functions.capturing import policy_of
 
-# How much the logger lets through, by level.
+# The level of Python's logger for each of ours.
 PYTHON_LEVELS = {
     LogLevel.VERBOSE: logging.DEBUG,
     LogLevel.DEVINFO: logging.INFO,
@@ -26,7 +26,7 @@ PYTHON_LEVELS = {
     LogLevel.FATAL: logging.CRITICAL,
 }
 
-# The engine speaks to developers alone: of passes, steps and memory.
+# The engine's messages on passes, steps and memory are for developers.
 ENGINE_LEVELS = {**PYTHON_LEVELS, LogLevel.INFO: logging.WARNING}
 
 _said: set[str] = set()
@@ -94,13 +94,13 @@ def say_once(logger: logging.Logger, text: str) -> None:
 def say_ignored(
     logger: logging.Logger, settings: options.ORTModuleOptions, by_torch_compile: bool = False
 ) -> None:
-    """Warn of switches that are set and do nothing, on the road that asks."""
+    """Warn of options that are set and have no effect with torch.compile or with an ORTModule."""
     for variable, why in options.asked_in_vain(settings, by_torch_compile):
         say_once(logger, f"{variable}: {why}")
 
 
 def say_mode(logger: logging.Logger, mode: str | None) -> None:
-    """Warn of a mode of torch.compile, which changes nothing."""
+    """Warn of a mode of torch.compile that has no effect."""
     if mode is not None and options.MODES[mode]:
         say_once(logger, f"mode {mode!r}: the same as 'default': {options.MODES[mode]}")
 
@@ -110,21 +110,22 @@ def introduce(
     settings: options.ORTModuleOptions,
     chosen: options.Options,
     programs: Sequence[Program],
-    road: str = "ORTModule",
+    entry: str = "ORTModule",
 ) -> None:
-    """Say at INFO that a road runs in the engine, whose kernels do so, and by which rules.
+    """Log at INFO that programs run in the engine, with whose kernels, and under which options.
 
-    Once in a process for each road and type of device.
+    `entry` is how the user's model comes to the engine, "torch.compile" or "ORTModule". This is
+    logged once in a process for each entry and type of device.
     """
     if rank_and_world()[0] != 0 or not logger.isEnabledFor(logging.INFO):
         return
     for device in sorted({program.device_type() for program in programs}):
-        introduction = f"introduction of {road} on {device}"
+        introduction = f"introduction of {entry} on {device}"
         if introduction not in _said:
             _said.add(introduction)
             logger.info(
                 "%s: forward and backward run as one graph in the engine, on %s with %s (%s)",
-                road, device, _kernels_on(device, chosen), _rules(settings, road),
+                entry, device, _kernels_on(device, chosen), _rules(settings, entry),
             )  # fmt: skip
 
 
@@ -147,17 +148,17 @@ def _kernels_on(device: str, chosen: options.Options) -> str:
     return f"kernels of its own for {listed(ours)}, else PyTorch's"
 
 
-def _rules(settings: options.ORTModuleOptions, road: str) -> str:
+def _rules(settings: options.ORTModuleOptions, entry: str) -> str:
     policy = settings.fallback_policy
     states = {"ORTMODULE_FALLBACK_POLICY": not policy & type(policy).FALLBACK_DISABLE}
-    if road == "ORTModule":  # what Functions become under torch.compile is Dynamo's choice
+    if entry == "ORTModule":  # what Functions become under torch.compile is Dynamo's choice
         is_enabled = policy_of(settings).is_enabled
         states = {"ORTMODULE_ENABLE_CUSTOM_AUTOGRAD": is_enabled, **states}
     return ", ".join(f"{name} {'ON' if is_on else 'OFF'}" for name, is_on in states.items())
 
 
 def says_captured(logger: logging.Logger) -> bool:
-    """Tell whether `say_captured` says what could be made again, which names inputs."""
+    """Tell whether `say_captured` logs what could be recomputed, which needs names of inputs."""
     return rank_and_world()[0] == 0 and logger.isEnabledFor(logging.INFO)
 
 
@@ -167,10 +168,10 @@ def say_captured(
     seconds: float,
     chosen: options.Options,
 ) -> None:
-    """Say what a capture has given, and the time of its parts.
+    """Log that a graph was captured, and the time of each stage.
 
-    At INFO the graph as it was traced, and what of it could be made again in backward; at DEVINFO
-    what passes did and how many steps of each form there are, at VERBOSE each step.
+    At INFO this includes the captured graph and what of it could be recomputed in backward; at
+    DEVINFO the rewrites of each pass and the number of steps by form, at VERBOSE each step.
     """
     engine = engine_logger(logger)
     say_recomputable(logger, programs, chosen)
@@ -197,20 +198,20 @@ def say_captured(
 def say_recomputable(
     logger: logging.Logger, programs: Sequence[Program], chosen: options.Options
 ) -> None:
-    """Say at INFO what could be made again by name, once; warn where a level finds no layers."""
+    """Log once at INFO what could be recomputed by name; warn if a level finds no layers."""
     training = [program for program in programs if program.is_training]
     layers = [
         program.recomputation.planned.num_layers
         for program in training
         if program.recomputation is not None and program.parameter_gradients
-    ]  # of a graph that trains no parameter, a loss by itself, nobody expects any
+    ]  # a graph without parameters, as of a loss by itself, is not expected to have layers
     if chosen.memory_opt_level and layers and not any(layers):
         say_once(
             logger,
             f"ORTMODULE_MEMORY_OPT_LEVEL={chosen.memory_opt_level}: no layer of a transformer was "
-            "recognized (a norm, attention, and a sum of what they make with what enters them), so "
-            "nothing is made again; memory_budget, or ORTMODULE_MEMORY_OPT_CONFIG with plans of "
-            "the list that is said at INFO, need none",
+            "recognized (a norm, attention, and a residual sum), so nothing is recomputed; use "
+            "memory_budget, or ORTMODULE_MEMORY_OPT_CONFIG with entries of the table that is "
+            "logged at level INFO: neither needs layers",
         )
     if not says_captured(logger) or chosen.memory_budget:
         return
@@ -223,15 +224,15 @@ def say_recomputable(
 
 
 def say_run(logger: logging.Logger, program: Program) -> None:
-    """Say what only a run can tell: the memory plan, at VERBOSE with the place of each tensor."""
+    """Log what is known after a run: the memory plan, at VERBOSE with the place of each tensor."""
     engine = engine_logger(logger)
     if not engine.isEnabledFor(logging.INFO):
         return
     plan = program.session.plan_report()
     if plan is not None:
         engine.info(
-            "plan of graph %d: %d forward and %d backward steps, %d in place, %.1f KiB for what "
-            "crosses to backward, %.1f KiB at the peak",
+            "plan of graph %d: %d forward and %d backward steps, %d in place, %.1f KiB saved for "
+            "backward, %.1f KiB at the peak",
             program.number, plan["steps_forward"], plan["steps_backward"], plan["in_place"],
             plan["saved_bytes"] / 1024, plan["peak_bytes"] / 1024,
         )  # fmt: skip

@@ -320,8 +320,9 @@ def _trace(
         for name, constant in program.constants.items():
             if constant.requires_grad:
                 raise Unsupported(
-                    f"forward reads tensor '{name}', which requires grad and hangs in no "
-                    "parameter, buffer or attribute of the module: its gradient would be lost"
+                    f"forward reads tensor '{name}', which requires grad and is no parameter, "
+                    "buffer or attribute of the module, so its gradient would be lost; make it one "
+                    "of these, or pass it as an argument"
                 )
     if capture.has_higher_order:  # Dynamo has traced its bodies, where reads are not recorded
         reads.add_all()

@@ -9,26 +9,26 @@ from torch_ort import _C
 
 
 class HandOver(Exception):
-    """What a recording cannot do: the capture is made by AOTAutograd. The words say why."""
+    """The recorder cannot capture a graph, so AOTAutograd captures it. The message says why."""
 
 
 class Refused(HandOver):
-    """PyTorch itself refuses the arguments of an operator; it does so again in earnest."""
+    """PyTorch itself refuses the arguments of an operator, and will do so again in eager mode."""
 
 
 class NoCapture(_C.Unsupported):
-    """What AOTAutograd cannot do either."""
+    """Neither the recorder nor AOTAutograd can capture a graph."""
 
 
 class GatheredInside(NoCapture):
-    """Parameters of a module are gathered around calls of its parts, which no graph makes."""
+    """Hooks gather the parameters of sub-modules around calls that a graph would not make."""
 
 
 @contextmanager
 def blamed_on_forward() -> Iterator[None]:
-    """Mark what cannot be captured because of what forward does; a part of it may do without.
+    """Mark errors that are due to what forward does; its sub-modules may be free of it.
 
-    What a stage of the engine refuses, which names itself, is no such thing.
+    Errors that a stage of the engine raises, which have that stage's name, are not marked.
     """
     try:
         yield

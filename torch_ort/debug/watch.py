@@ -172,7 +172,7 @@ def _inputs_by_name(
     """Give copies of the inputs by name, and gradients for the outputs; or why there are none."""
     graph = program.captured
     if any(not isinstance(tensor, torch.Tensor) for tensor in tensors):
-        return "an input is no tensor"
+        return "an input is not a tensor"
     given = {
         name: tensor.detach().clone()
         for name, tensor in zip(graph.input_names, tensors, strict=True)
@@ -191,6 +191,6 @@ def _inputs_by_name(
             dtype, shape, _, device = types[name]
             known = [_C.testing.dim_evaluate(str(dim), sizes) for dim in shape or ()]
             if dtype is None or shape is None or None in known:
-                return f"data tells the size of output '{name}'"
+                return f"output '{name}' has a data-dependent size"
             inputs[name] = _tangent(known, getattr(torch, dtype), device)
     return inputs

@@ -132,7 +132,7 @@ def _keep_budget(program: Program, options: Options, allowed: _C.Budget) -> _C.B
         planned = plan()
         if planned.peak_bytes <= planned.allowed_bytes:
             return planned
-    except _C.UserError:  # there is no room for them: it may be had without
+    except _C.UserError:  # the budget is too small for them, and may suffice without
         pass
     allowed.list_bytes = 0
     return plan("row_sparsity")

@@ -22,7 +22,7 @@ from torch_ort import _C, _build_info
 from torch_ort._C import UserError
 from torch_ort.core.user_code import calling_line, warn_at
 
-# By whether a graph has a backward half.
+# By whether a graph has a backward.
 FILES = {True: "tuning_results_training.json", False: "tuning_results_inference.json"}
 
 _OURS = "torch_ort"

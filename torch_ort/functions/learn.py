@@ -224,9 +224,9 @@ class Learner:
                     continue
                 return [output.detach() for output in outputs], learnt, gradients
         raise Unsupported(
-            f"{full_name(self._function)}: its results cannot be learnt, neither from tensors "
-            f"without numbers ({_words(why)}) nor from made-up ones ({_words(error)}); an "
-            "`infer_shape` in the class would tell"
+            f"{full_name(self._function)}: shapes and dtypes of its results are unknown: a trial "
+            f"call failed on tensors without data ({_words(why)}) and on made-up data "
+            f"({_words(error)}); define `infer_shape` in the class (docs/python_op.md)"
         ) from error
 
     def _gradients(
@@ -389,7 +389,7 @@ def _real(
 
 @contextmanager
 def _generators_kept() -> Iterator[None]:
-    """Put random generators back: what is drawn in learning is drawn again in earnest."""
+    """Restore random generators, so that the real call draws the numbers that a trial call drew."""
     of_python = PythonGenerators()
     with trace_compat.real_tensors():
         of_torch = TorchGenerators()

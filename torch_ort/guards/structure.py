@@ -75,7 +75,9 @@ class Structure:
             self._add_leaf(value, name)
             return ("integer",), next
         if isinstance(value, torch.SymFloat | torch.SymBool):
-            raise Unsupported(f"{name}: a number read from data, which only a tensor can hold")
+            raise Unsupported(
+                f"{name}: a data-dependent number, want a tensor: return it instead of its value"
+            )
         if type(value) is float and name in self._floats:
             self._add_leaf(value, name)
             return ("float", self.float_dtype), next

@@ -273,7 +273,7 @@ def unchanged_attributes(module: torch.nn.Module) -> Iterator[Watch]:
         raise Unsupported(f"forward assigns {', '.join(changed)}, which a captured graph cannot do")
     if drawn:
         raise Unsupported(
-            f"forward draws from {drawn}, whose numbers a captured graph would repeat forever"
+            f"forward draws from {drawn}, whose numbers a captured graph would repeat in each call"
         )
 
 

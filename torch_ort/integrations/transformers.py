@@ -196,7 +196,7 @@ class ORTSeq2SeqTrainer(_InEngine, Seq2SeqTrainer):
 
 
 class ORTCallback(TrainerCallback):
-    """Tells what the engine did in a training run, on either road (ORTModule or torch.compile).
+    """Reports what the engine did in a training run, with ORTModule or torch.compile.
 
     `done` holds what `torch_ort.counters()` has gained since training began; a line with the most
     important of it is logged when training ends: graphs that were captured, calls that ran in the

@@ -301,7 +301,7 @@ class Calls:
         warn_at(
             calling_line(),
             f"ORTModule: {type(error).__name__}: {fallback.reason_of(error)}; {until} in plain "
-            "PyTorch (ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE raises instead)",
+            "PyTorch (set ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE to get an error instead)",
             fallback.FallbackWarning,
         )
 
@@ -318,7 +318,8 @@ class Calls:
         if len(self._captured) >= MAX_CAPTURES:
             why = self._captured[0].capture.mismatch(args, kwargs)
             raise ORTModuleONNXModelException(
-                f"captured {MAX_CAPTURES} times, each for other calls (the last difference: {why})"
+                f"captured {MAX_CAPTURES} times, and this call fits none of the graphs (it "
+                f"differs from the latest one in: {why}); keep that constant from call to call"
             )
         floats = {name: value for name, value in call.constants.items() if type(value) is float}
         self._note_changed_floats(floats)
@@ -423,11 +424,15 @@ def _device_of(held: ModuleState, call: Structure) -> str:
     }
     if len(devices) > 1:
         names = ", ".join(sorted(map(str, devices)))
-        raise ORTModuleDeviceException(f"a module on one device is wanted, got one on {names}")
+        raise ORTModuleDeviceException(
+            f"the parameters and buffers of the module are on several devices: got {names}, want "
+            "one"
+        )
     tensors = [leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor)]
     if not devices and not tensors:
         raise ORTModuleDeviceException(
-            "a device must be specified in the module or its inputs, got no tensor in either"
+            "a device must be specified in the module or its inputs, got no tensor in either; pass "
+            "a tensor to the call"
         )
     return (devices.pop() if devices else tensors[0].device).type
 

@@ -69,7 +69,7 @@ class Leaf(torch.Tensor):
         cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:  # fmt: skip
         """Refuse what is called outside of the recording."""
-        raise _C.Unsupported(f"{func}: called with a tensor of a recording, which has no numbers")
+        raise _C.Unsupported(f"{func}: called during capture with a tensor that has no data")
 
 
 def without_numbers(kind: type[torch.Tensor], like: torch.Tensor, dtype: torch.dtype) -> Any:
@@ -208,7 +208,7 @@ def nothing_compiled() -> AbstractContextManager[None]:
 
 
 def _refuse_to_compile(theirs: Any, *args: Any, **kwargs: Any) -> Any:
-    raise _C.Unsupported("torch.compile: called while recording")
+    raise _C.Unsupported("torch.compile: called while a graph is captured")
 
 
 def is_written(tensor: torch.Tensor) -> bool:
@@ -243,7 +243,9 @@ class WithoutNumbers(TorchFunctionMode):
         """Call a function of torch's."""
         if func in _GIVE_NUMBERS and is_functionalized(args[0]):
             name = getattr(func, "__name__", str(func))
-            raise _C.Unsupported(f"Tensor.{name}: called while recording, without numbers")
+            raise _C.Unsupported(
+                f"Tensor.{name}: called during capture, where tensors have no data"
+            )
         result = func(*args, **(kwargs or {}))
         if is_functionalized(result):
             _C.forbid_numbers(result)

@@ -348,7 +348,7 @@ def symbolic_inputs(graph: fx.Graph, inputs: Sequence[Any]) -> list[Any]:
     if any(isinstance(value, torch.SymInt) for value in inputs):
         for i, fake in enumerate(fakes):
             if fake is None:
-                raise _C.Unsupported(f"input {i}: the graph does not tell its sizes")
+                raise _C.Unsupported(f"input {i}: the graph has no record of its sizes")
     return [
         fake if isinstance(fake, torch.Tensor) and _has_symbols(fake) else value
         for fake, value in zip(fakes, inputs, strict=True)

@@ -70,7 +70,7 @@ def output_descriptions(num_outputs: int, gradients_of: Sequence[int | None]) ->
 def forward_and_backward_nodes(
     joint: fx.GraphModule, forward_outputs: Sequence[object]
 ) -> tuple[list[fx.Node], list[fx.Node]]:
-    """Split the nodes of a joint graph (placeholders and output left out) at the border.
+    """Split the nodes of a joint graph (no placeholders, no output) into forward and backward.
 
     Everything up to the last node that AOTAutograd traced in forward is forward. A node after it is
     forward if it writes into an input and was not traced in backward. Dependence on a tangent
@@ -180,7 +180,7 @@ def inputs_that_order_draws(graph: fx.Graph) -> set[int]:
 
 
 def writes_into_windows(graph: fx.Graph) -> bool:
-    """Tell whether the forward half of a graph writes into what `unfold` gave.
+    """Tell whether the forward of a graph writes into what `unfold` gave.
 
     Functionalization takes the gradient of `unfold` for that, in which elements of no window are 0.
     """

@@ -49,7 +49,7 @@ HAS_HINT = Function(
 )
 SYMBOLS_OF_DATA = Function(
     "torch.fx.experimental.symbolic_shapes:free_unbacked_symbols",
-    "As above: which sizes only data tells; a recording has the value of each.",
+    "As above: which sizes are data-dependent; a recording has an example value of each.",
 )
 SYM_SUM = Addition(
     "torch._C:_SymNode.sym_sum",

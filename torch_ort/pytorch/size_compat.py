@@ -26,7 +26,7 @@ class DynamoSymbol(NamedTuple):
     """A symbol of Dynamo's. It guards the bounds; None: there is none."""
 
     integer: torch.SymInt
-    value: int | None  # in the call that is compiled; None if data tells
+    value: int | None  # in the call that is compiled; None if data-dependent
     low: int | None
     high: int | None
 

@@ -92,7 +92,7 @@ class FxReader:
                 raise Unsupported(f"node {node.name}: got {node.op}, want a call of a function")
 
     def add_yield_nodes(self, outputs: list[str], tangents: Iterable[fx.Node]) -> None:
-        """Add the border: the module's outputs by name, and the gradients that come back."""
+        """Add the YieldOp between forward and backward: outputs by name, and their gradients."""
         self.reader.add_yield(
             outputs, [(self._name(node), type_of(node.meta["val"])) for node in tangents]
         )
@@ -100,7 +100,7 @@ class FxReader:
     def value_name(self, node: fx.Node) -> str:
         """Give the name that the engine knows a tensor by."""
         if node not in self._names:
-            raise Unsupported(f"node {node.name}: not a tensor")
+            raise Unsupported(f"node {node.name}: its value is not a tensor, want a tensor")
         return self._names[node]
 
     def add_size_as_tensor(self, name: str, value: Any, origin: str = "") -> None:
@@ -208,7 +208,7 @@ class FxReader:
                 self._names[node] = path
             return
         if isinstance(value, torch.SymFloat):
-            raise Unsupported(f"node {node.name}: a float that depends on data ({origin_of(node)})")
+            raise Unsupported(f"node {node.name}: a data-dependent float ({origin_of(node)})")
         if isinstance(value, _SYMBOLIC):
             if node.target is torch.ops.aten._local_scalar_dense.default:
                 self._add_read_back(node, value)
@@ -224,7 +224,9 @@ class FxReader:
         if not isinstance(node.target, OpOverload):
             if not _has_tensor(value):
                 return
-            raise Unsupported(f"node {node.name}: a call of {node.target}, which is no operator")
+            raise Unsupported(
+                f"node {node.name}: a call of {node.target}, which is not an operator"
+            )
         if functions.is_python_op(node.target):
             functions.add_node(self, node)
             return
@@ -282,7 +284,7 @@ class FxReader:
             is_tensor = isinstance(item, torch.Tensor)
             # Who reads a size gets it from the sizes that it is made of.
             if item is not None and not is_tensor and not is_known_size(item):
-                raise Unsupported(f"node {node.name}: result {path} is no tensor")
+                raise Unsupported(f"node {node.name}: result {path} is not a tensor")
             names.append(path if path in read and is_tensor else "")
             types.append(type_of(item) if is_tensor else None)
         return names, types
@@ -329,7 +331,7 @@ class FxReader:
             return _MEMORY_FORMATS[value]
         if value is None or isinstance(value, bool | int | float | complex | str):
             return value
-        raise Unsupported(f"argument of type {type(value).__name__}")
+        raise Unsupported(f"argument of type {type(value).__name__}, which a graph cannot hold")
 
     def _emit(
         self, target: Callable, arguments: list[Any], names: list[str], types: list[tuple | None],

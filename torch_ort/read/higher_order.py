@@ -62,7 +62,9 @@ def _add_auto_functionalized(reader: Any, node: fx.Node) -> None:
     """
     op = node.args[0]
     if not isinstance(op, graph_compat.OpOverload):
-        raise Unsupported(f"node {node.name}: auto_functionalized of {op}, which is no operator")
+        raise Unsupported(
+            f"node {node.name}: auto_functionalized of {op}, which is not an operator"
+        )
     kwargs = dict(node.kwargs)
     bases = kwargs.pop("_all_bases")
     clones = [
@@ -175,7 +177,7 @@ def _add_python_call(reader: Any, node: fx.Node) -> None:
         item is None or isinstance(item, torch.Tensor)
         for item in module_compat.pytree.tree_leaves(items)
     ):
-        raise Unsupported(f"node {node.name}: {node.target} gives results that are no tensors")
+        raise Unsupported(f"node {node.name}: {node.target} gives results that are not tensors")
 
     tensors: list[fx.Node] = []
     sizes: list[Any] = []
@@ -194,7 +196,7 @@ def _add_python_call(reader: Any, node: fx.Node) -> None:
             sizes.append(known)
             index = len(sizes) - 1
             return lambda _, numbers: numbers[index]
-        raise Unsupported(f"node {node.name}: argument {arg.name} of {node.target} is no tensor")
+        raise Unsupported(f"node {node.name}: argument {arg.name} of {node.target} is not a tensor")
 
     args = fx.node.map_arg(node.args, lambda arg: _Hole(hole(arg)))
     kwargs = fx.node.map_arg(node.kwargs, lambda arg: _Hole(hole(arg)))

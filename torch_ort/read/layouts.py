@@ -86,10 +86,12 @@ class JointLayout:
             if self.gradient_layout.engine_index(i) is not None
         ]
         if self.gradient_layout.sizes:
-            raise Unsupported("gradients: got a size, want tensors")
+            raise Unsupported("gradients: got a size as a gradient, want tensors only")
         for tangent in self.tangents:
             if not isinstance(tangent.meta.get("val"), torch.Tensor):
-                raise Unsupported(f"gradient {tangent.name}: got no tensor")
+                raise Unsupported(
+                    f"gradient {tangent.name}: got something else than a tensor, want a tensor"
+                )
         self.saved: list[fx.Node] = []
         self.order: list[int] = []  # position of the engine's saved tensors among `saved`
         self.tensor_inputs: list[int] = []

@@ -61,7 +61,7 @@ def recording() -> ControlFlowRecorder | None:
 
 
 class ControlFlowRecorder:
-    """Records branches and loops whose conditions only data tells; `mode` writes them down."""
+    """Records data-dependent branches and loops; `mode` adds them to the graph."""
 
     def __init__(self, mode: Any, inputs: dict[int, torch.Tensor]) -> None:
         self.first_line = ""  # of the user's, with a branch on data; empty where there is none

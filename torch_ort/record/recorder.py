@@ -148,7 +148,7 @@ class Recording:
 
     @property
     def is_training(self) -> bool:
-        """Tell whether the graph has a backward half."""
+        """Tell whether the graph has a backward."""
         return bool(self.tangents)
 
 
@@ -200,7 +200,7 @@ class RecordedInputs:
         return self._symbol(value, is_size=False)
 
     def told_size(self, value: int) -> torch.SymInt:
-        """Give a symbol for a size that only data tells; `value` is one that it might have."""
+        """Give a symbol for a data-dependent size; `value` is an example of what it may be."""
         self._count += 1
         return self._sizes.told(f"t{self._count - 1}", value)
 
@@ -250,11 +250,12 @@ class _Recorder:
         except NoCapture:
             raise
         except Exception as error:
-            # AOTAutograd knows no branches on data.
+            # AOTAutograd cannot trace it instead, as it has no data-dependent branches.
             if self._branches is None or not self._branches.first_line:
                 raise
             raise NoCapture(
-                f"a graph with a branch or a loop on data ({self._branches.first_line}): {error}"
+                f"a graph with a data-dependent branch or loop ({self._branches.first_line}): "
+                f"{error}"
             ) from error
 
     @enters_program

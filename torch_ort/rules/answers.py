@@ -64,8 +64,8 @@ class Answers(TorchDispatchMode):
             args = tuple(map(_with_known_number, args))
         if func is torch.ops.aten.resize.default and _keeps_strides(*args):
             raise NoCapture(
-                "resize_: to the sizes that a tensor has, which is not row-major: it stays as it "
-                "is, which PyTorch's functionalization does not know"
+                "resize_: to the sizes that a tensor has, which is not row-major: eager PyTorch "
+                "keeps its strides, which PyTorch's functionalization does not reproduce"
             )
         if func is torch.ops.aten._conj.default and isinstance(args[0], complex):
             # A number where the operator takes a tensor.

@@ -151,7 +151,7 @@ def _slice(
 
 
 def _clamp(index: Size, size: Size) -> Size:
-    """Bring the border of a slice into a dim; guards tell on which side of its ends it lies."""
+    """Clamp an end of a slice to a dim; guards record on which side of the dim's ends it lies."""
     if type(index) is int and index == 0:
         return 0
     if same(index, size):

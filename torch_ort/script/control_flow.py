@@ -46,10 +46,10 @@ class Replay(Protocol):
         """Run a body; what it sets, only its results tell."""
 
     def told_size(self, value: int) -> torch.SymInt:
-        """Give a symbol for a size that only data tells."""
+        """Give a symbol for a data-dependent size."""
 
     def is_known(self, size: int | torch.SymInt, mark: int) -> bool:
-        """Tell whether a size was known when there were `mark` sizes that data tells."""
+        """Tell whether a size depends on none but the first `mark` data-dependent sizes."""
 
 
 def record_if(replay: Replay, step: Step, condition: Told, values: dict[int, Any]) -> Sequence[Any]:
@@ -250,7 +250,7 @@ class _Rows:
             return _Sequence(make, [self.add(*parts) for parts in zip(*ways, strict=True)])
         if all(value is first or _is_same_constant(value, first) for value in given):
             return _Same(first)
-        raise _Refused(f"its ways give {' and '.join(map(_described, ways))}")
+        raise _Refused(f"its branches give {' and '.join(map(_described, ways))}")
 
     def _add_row(self, ways: tuple[Any, ...], *, is_number: bool) -> _Item:
         self.values.append(ways)
@@ -309,7 +309,7 @@ def _fill_in(body: Body, tensors: list[Any], others: list[Any], replay: Replay, 
 
 def _zeros(spec: Spec, replay: Replay, mark: int) -> torch.Tensor:
     if not all(replay.is_known(size, mark) for size in spec.sizes):
-        raise _Refused("it sets a tensor, of a size that data tells, on one way only")
+        raise _Refused("it sets a tensor of data-dependent size in one branch only")
     return torch.zeros(spec.sizes, dtype=spec.dtype, device=spec.device)
 
 
@@ -328,7 +328,7 @@ def _check_alike(a: Spec, b: Spec) -> None:
 
 
 def _common(replay: Replay, a: Spec, b: Spec, mark: int) -> Spec:
-    """Give the form of one tensor or the other; sizes in which they differ only data tells."""
+    """Give a form that fits both tensors: sizes in which they differ are data-dependent."""
     _check_alike(a, b)
     sizes = [
         x if same(x, y) and replay.is_known(x, mark) else replay.told_size(value(x))

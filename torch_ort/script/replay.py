@@ -45,7 +45,7 @@ class Replay:
         self._owners = owners  # those in the tree that is captured, by path
         self._inputs = inputs
         self.frames: list[dict[int, Any]] = []  # values of the functions that run, by number
-        self.num_told_sizes = 0  # symbols made for sizes that only data tells
+        self.num_told_sizes = 0  # symbols made for data-dependent sizes
         self._told_sizes: dict[str, int] = {}  # how many there were when each was made
         self._depth = 0  # of bodies of branches and loops on data
         # Their attributes that are lists of tensors.
@@ -75,8 +75,8 @@ class Replay:
                 self.add_all_reads(value)
             if holds_tensor(value) and owner not in self._owners:
                 raise Unsupported(
-                    f"TorchScript: tensor {name!r} hangs in {owner.type_name()}, which is no part "
-                    "of the captured module"
+                    f"TorchScript: tensor {name!r} belongs to {owner.type_name()}, which is not "
+                    "part of the captured module"
                 )
             if not isinstance(value, torch.Tensor):
                 self._read.add((owner, name))
@@ -121,14 +121,14 @@ class Replay:
             self._depth -= 1
 
     def told_size(self, value: int) -> torch.SymInt:
-        """Give a symbol for a size that only data tells; `value` is one that it might have."""
+        """Give a symbol for a data-dependent size; `value` is an example of what it may be."""
         self.num_told_sizes += 1
         size = self._inputs.told_size(value)
         self._told_sizes[symbol_name(size)] = self.num_told_sizes
         return size
 
     def is_known(self, size: int | torch.SymInt, mark: int) -> bool:
-        """Tell whether a size was known when there were `mark` sizes that data tells."""
+        """Tell whether a size depends on none but the first `mark` data-dependent sizes."""
         symbols = _C.symbols_in_size(size) or ()
         return all(self._told_sizes.get(name, 0) <= mark for name in symbols)
 
@@ -202,8 +202,8 @@ class Replay:
         """Raise Unsupported unless the graph gets an object's tensors at every call."""
         if owner not in self._owners:
             raise Unsupported(
-                f"TorchScript: tensor {name!r} hangs in {owner.type_name()}, which is no part of "
-                f"the captured module ({step.where()})"
+                f"TorchScript: tensor {name!r} belongs to {owner.type_name()}, which is not part "
+                f"of the captured module ({step.where()})"
             )
 
 
@@ -242,7 +242,9 @@ def _leave(value: Any) -> Any:
     if isinstance(value, Number):
         return value.tensor()
     if isinstance(value, _C.ScriptObject):
-        raise Unsupported(f"TorchScript: an object of {value.type_name()} is no result of a graph")
+        raise Unsupported(
+            f"TorchScript: an object of {value.type_name()} cannot be a result of a graph"
+        )
     if isinstance(value, dict):
         return {key: _leave(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -289,7 +291,7 @@ def _run_operator(step: Step, inputs: list[Any]) -> Sequence[Any]:
 
 
 def _with_told(step: Step, inputs: list[Any]) -> list[Any]:
-    """Give tensors for numbers that only data tells, where the operator has a form for them."""
+    """Give tensors for data-dependent numbers, where the operator has an overload for them."""
     operand = inputs[0]
     if step.overload not in _WITH_TENSORS or not isinstance(operand, torch.Tensor):
         return inputs

@@ -1,7 +1,7 @@
 """Gradients of recorded graphs that can be differentiated again: create_graph=True.
 
-The engine computes the gradients. If somebody differentiates these, eager PyTorch runs the call
-again with its own inputs, and the graph from then on.
+The engine computes the gradients. If the program differentiates these, eager PyTorch runs the call
+again with the same inputs, and runs all later calls of the graph.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from torch_ort.steps.state import GraphState
 
 _REASON = "gradients are differentiated again, which a captured graph cannot do (create_graph=True)"
 _REFUSED = "torch_ort does not currently support double backward"
-_FROM_NOW_ON = "the graph runs in eager PyTorch from now on, where its next calls can do it"
-_GONE = "inputs of the call are gone, or were written into since"
+_FROM_NOW_ON = (
+    "later calls of this graph run in eager PyTorch, which supports it: run the step again"
+)
+_GONE = "its inputs were freed, or were written into after the call"
 
 _Tensors = Sequence[torch.Tensor | None]
 

@@ -45,7 +45,7 @@ class ForwardRunner:
         self._inspect = inspect  # is shown the inputs of each call
 
     def __call__(self, args: list[Any]) -> list[Any]:
-        """Run the forward half; clears `args`."""
+        """Run forward; clears `args`."""
         layout = self._layout
         tensors = [args[i] for i in layout.tensor_inputs]
         symbols = [args[i] for i in layout.symbol_inputs]
@@ -105,7 +105,7 @@ class BackwardRunner:
         return self
 
     def __call__(self, args: list[Any]) -> list[Any]:
-        """Run the backward half; clears `args`."""
+        """Run backward; clears `args`."""
         layout = self._forward._layout
         guard = self._forward.first_backward
         token, count = args[0], len(layout.saved)

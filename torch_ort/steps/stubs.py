@@ -34,7 +34,10 @@ def _fake_backward(
 ) -> list[torch.Tensor]:
     fakes = _gradient_fakes.get(session)
     if fakes is None or any(isinstance(n, torch.SymInt) for fake in fakes for n in fake.shape):
-        raise Unsupported("compiled autograd: sizes of gradients are known at run time only")
+        raise Unsupported(
+            "compiled autograd: cannot trace a graph of torch_ort, whose gradients have sizes "
+            "that are known at run time only"
+        )
     return [
         torch.empty_strided(
             fake.size(), fake.stride(), dtype=fake.dtype, device=fake.device
@@ -43,7 +46,7 @@ def _fake_backward(
 
 
 def make_stubs(layout: JointLayout, session: _C.Session) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Give graphs that look like the two halves: the metadata is what AOTAutograd reads."""
+    """Give stub graphs of forward and backward, with the metadata that AOTAutograd reads."""
     token_meta = {"val": graph_compat.fake_token(layout.primals)}
 
     def placeholder(graph: fx.Graph, node: fx.Node) -> fx.Node:

@@ -1,6 +1,6 @@
 """One training step: forward and backward as one graph of the engine, and the update.
 
-All trainers of this room run on it.
+All trainers of this package run on it.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def _are_parameters(names: Sequence[str], model: torch.nn.Module) -> bool:
 
 
 def check_model(model: Any, loss_fn: Any) -> None:
-    """Raise for what no trainer of this room takes.
+    """Raise for what no trainer of this package takes.
 
     TypeError for a model that is no module, or one around a module; RuntimeError for a loss that
     cannot be called with a prediction and a label.
