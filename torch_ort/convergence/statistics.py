@@ -24,9 +24,10 @@ _NAN = math.nan
 
 @dataclass
 class Statistics:
-    """What is told of the numbers of one tensor; of complex ones, of both parts together.
+    """Statistics of the elements of one tensor; complex elements count as two numbers each.
 
-    The deviation is that of the numbers themselves, not an estimate: one number has 0.
+    `std` is the standard deviation of the elements themselves (divided by their number, not by one
+    less), so that of one element is 0. The last five fields count elements.
     """
 
     min: float = _NAN
@@ -71,12 +72,22 @@ def _extreme(choose: type[min] | type[max], numbers: tuple[float, ...]) -> float
 
 
 class StatisticsSubscriber(SubscriberBase):
-    """Writes `step_N/<name>_forward` and `step_N/<name>_backward` with statistics of each tensor.
+    """Writes statistics of each activation and gradient into text files.
 
-    `step_N/order.txt` lists the names of these files in the order in which they were written.
-    Raises FileExistsError if `output_dir` exists, unless `override_output_dir` allows to remove the
-    steps in it. Tensors are copied to the CPU first with `run_on_cpu`; `bucket_size` is how many
-    numbers are worked on at once.
+    The files are `step_N/<name>_forward` and `step_N/<name>_backward`; `step_N/order.txt` lists
+    their names in the order in which they were written. The command
+    `python -m torch_ort.convergence.merge_activation_summary` compares the files of two runs.
+
+    Args:
+        output_dir: The folder of the files.
+        start_step: The first step to write; None: step 0.
+        end_step: The step before which to stop; None: never.
+        override_output_dir: Remove the steps that are in an existing folder.
+        run_on_cpu: Copy tensors to the CPU before their statistics are computed.
+        bucket_size: The number of elements that are processed at once.
+
+    Raises FileExistsError if `output_dir` exists and `override_output_dir` is False, and ValueError
+    if `bucket_size` is less than 1.
     """
 
     def __init__(

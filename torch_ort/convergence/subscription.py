@@ -15,13 +15,15 @@ import torch
 from torch_ort.convergence import probe
 from torch_ort.ortmodule import ORTModule
 
-_RUNNING = -1  # stands for the model whose call runs
+_RUNNING = -1  # in place of a key: the model whose call is running
 
 
 class SubscriberBase:
-    """Sees activations and their gradients in the steps from `start_step` until before `end_step`.
+    """Base class of subscribers, which get the activations of a model and their gradients.
 
-    Override what is of interest. Tensors are those of the run: they must not be written into.
+    A subscriber sees the steps from `start_step` up to, and without, `end_step`; None is no limit.
+    Steps of each model are counted from 0. Override the methods of interest. They get the tensors
+    of the run itself, which must not be written into.
     """
 
     def __init__(self, start_step: int | None = None, end_step: int | None = None) -> None:
@@ -35,10 +37,14 @@ class SubscriberBase:
         return not (is_early or is_late)
 
     def forward_activation(self, name: str, tensor: torch.Tensor, step: int, depth: int) -> None:
-        """Take an activation; `depth` is that of its module, 0 for the model itself."""
+        """Take an activation: the output of a module, or a tensor given to `inspect_activation`.
+
+        `name` is the model's class with the path of the module; `depth` is the number of parts of
+        that path, 0 for the model itself.
+        """
 
     def backward_gradient(self, name: str, gradient: torch.Tensor, step: int, depth: int) -> None:
-        """Take the gradient of the activation of that name and step."""
+        """Take the gradient with respect to the activation of that name, step and depth."""
 
 
 @dataclass
@@ -78,10 +84,14 @@ class SubscriberManager:
         self._last_backward = _RUNNING
 
     def subscribe(self, model: torch.nn.Module, subscribers: Sequence[SubscriberBase]) -> None:
-        """Show all activations of a model and their gradients to subscribers.
+        """Pass all activations of a model in training, and their gradients, to subscribers.
 
-        To be called before the model is wrapped or compiled. Raises TypeError for what is no module
-        or no subscriber, and RuntimeError if the model is subscribed already.
+            GlobalSubscriberManager.subscribe(model, [StatisticsSubscriber("run_ort")])
+            model = torch_ort.ORTModule(model)
+
+        Call it before the model is wrapped or compiled, so that captured graphs have nodes for it.
+        Raises TypeError if `model` is no module or an entry of `subscribers` no SubscriberBase, and
+        RuntimeError if the model is subscribed already.
         """
         model = _unwrapped(model)
         subscribers = _checked(subscribers)
@@ -95,7 +105,10 @@ class SubscriberManager:
         subscription.handles = _install(model, key, subscription.root)
 
     def unsubscribe(self, model: torch.nn.Module | None = None) -> None:
-        """Leave one model alone, or all; graphs that were captured before only copy then."""
+        """End the subscription of one model, or of all if `model` is None.
+
+        Graphs that were captured before keep the nodes, which then only copy their input.
+        """
         wanted = None if model is None else _unwrapped(model)
         for key, known in list(self._subscriptions.items()):
             if wanted is None or known.model is wanted:
@@ -167,7 +180,12 @@ probe.listen(GlobalSubscriberManager)
 
 
 def inspect_activation(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Show a tensor inside the forward of a subscribed model; go on with the tensor returned."""
+    """Pass a tensor inside of a subscribed model's forward to its subscribers, under a name.
+
+    Returns a copy of the tensor. Use the copy in the rest of forward: the gradient that subscribers
+    get is that of the copy. If no model is subscribed, the tensor itself is returned. Raises
+    TypeError if `tensor` is no tensor.
+    """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"inspect_activation: got {type(tensor).__name__}, want a tensor")
     if not GlobalSubscriberManager.has_models():

@@ -25,7 +25,7 @@ _SEED = 20
 
 @dataclass
 class Finding:
-    """The first thing that makes numbers wrong, of a graph and the inputs of one call."""
+    """What makes the numbers of a graph wrong for the inputs of one call; prints as text."""
 
     graph: int  # number of the program, as dumps have it; -1: no single one
     cause: str  # "pass", "kernel", "plan" or "capture"

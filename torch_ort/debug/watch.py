@@ -25,7 +25,7 @@ __all__ = ["Checks", "Difference", "checking", "compare"]
 
 
 class Checks:
-    """What was checked, what was found, and what could not be checked, with the reason."""
+    """The result of `checking`: graphs checked, findings, and graphs left out with the reason."""
 
     def __init__(self, programs: Sequence[Program], folder: str | None, options: Options) -> None:
         self.checked: list[int] = []  # numbers of programs
@@ -71,13 +71,19 @@ class Checks:
 
 @contextmanager
 def checking(folder: str | None = None, options: dict[str, Any] | None = None) -> Iterator[Checks]:
-    """Check each graph that is compiled meanwhile, in its first call.
+    """Check the numbers of each graph that is compiled in the block, in its first call.
 
-    A graph's results and gradients are compared with those of its nodes, run one by one by
-    PyTorch's kernels; if they differ, by more than rounding can, the rewrite, kernel or part of the
-    plan is searched for that makes them differ, printed, and written into a folder in `folder` if
-    that is given. Gradients of outputs are random numbers. The program goes on with the numbers
-    that it would have had. Takes as much memory as the graph needs several times over.
+    A graph's results and gradients are compared with those of its nodes, run one by one with
+    PyTorch's kernels. If they differ by more than rounding explains, the rewrite, kernel or part of
+    the memory plan that makes them differ is searched for. It is printed to standard error, added
+    to `findings` of the object that this gives, and, if `folder` is given, written into a
+    sub-folder of it. The gradients of outputs are random numbers for these runs. The program
+    continues with the numbers that it would have had anyway. A check needs several times the memory
+    of the graph.
+
+        with torch_ort.debug.checking() as checks:
+            train_one_step()
+        print(checks)
     """
     with watchers.watching() as programs:
         checks = Checks(programs, folder, resolve(options))
@@ -92,12 +98,15 @@ def compare(
     folder: str | None = None,
     **kwargs: Any,
 ) -> Finding | None:
-    """Run a function or module in eager PyTorch and in the engine; give what is wrong, or None.
+    """Compare a function or module in eager PyTorch and in the engine.
 
-    Compared are all tensors among the results, and the gradients of parameters and arguments for
-    random gradients of the results. Module and arguments are copied; random numbers are eager's.
-    Where no graph is wrong by itself (see `checking`) but the results differ, the cause is
-    "capture". Falls back to nothing: raises what the engine cannot do.
+    Compared are all tensors among the results, and the gradients of parameters and of arguments for
+    random gradients of the results. `function` and its arguments are copied, and random numbers are
+    those of eager PyTorch's stream (option `exact_random`).
+
+    Returns None if the numbers agree up to rounding, else a `Finding` that names the cause. Its
+    `cause` is "capture" if each graph is right by itself (see `checking`) but the results differ.
+    Raises Unsupported if the engine cannot run the function: nothing falls back here.
     """
     given = {**(options or {}), "strict": True, "exact_random": True}
 

@@ -1,10 +1,10 @@
-"""Optimizers whose step reads and writes memory once.
+"""Optimizers whose step updates all parameters in one call that reads and writes memory once.
 
-`SGD`, `Adam` and `AdamW` are those of `torch.optim` again. `FusedAdam` and `Lamb` are those of ONNX
-Runtime Training; their steps also take back a loss scale, look for infinities and clip by the
-global norm. `SGDConfig`, `AdamConfig` and `LambConfig` describe them as its trainer wants it, and
-`lr_scheduler` has its schedules. `FP16_Optimizer` speeds up the checks of other libraries'
-optimizers.
+`SGD`, `Adam` and `AdamW` have the arguments, formulas and state of those of `torch.optim`.
+`FusedAdam` and `Lamb` are those of ONNX Runtime Training; their step can also unscale gradients,
+check them for infinities and clip them by their global norm. `SGDConfig`, `AdamConfig` and
+`LambConfig` describe optimizers for ORTTrainer, and `lr_scheduler` has its schedules.
+`FP16_Optimizer` speeds up the overflow checks of other libraries' optimizers.
 """
 
 from torch_ort.optim.as_torch import SGD, Adam, AdamW

@@ -1,10 +1,10 @@
 """`SGD`, `Adam` and `AdamW` of `torch.optim`, with steps that read and write memory once.
 
-They take the arguments of those classes but the ones that choose between implementations, keep the
-same state under the same names, and load each other's `state_dict`. One call updates all parameters
-on the CPU, and one those on GPUs (csrc/optim). What neither takes (on another device, complex, not
-dense, or on the CPU with a tensor as learning rate) is updated by PyTorch's functions;
-`torch_ort.counters()` tells how many.
+They take the arguments of those classes, except for the ones that choose between implementations
+(`foreach`, `fused`). They keep the same state under the same names, and either class loads the
+other's `state_dict`. One call updates all parameters on the CPU, and one those on GPUs
+(csrc/optim). PyTorch's functions update the others: those that are on another device, complex, not
+dense, or on the CPU with a tensor as learning rate. `torch_ort.counters()` counts them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _FusedStep(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update all parameters that have a gradient; gives what `closure` returns."""
+        """Update all parameters that have a gradient; returns what `closure` returns."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -97,14 +97,15 @@ class _FusedStep(torch.optim.Optimizer):
 
 
 class SGD(_FusedStep, torch.optim.SGD):
-    """Stochastic gradient descent, with momentum and Nesterov momentum if asked for.
+    """Stochastic gradient descent, optionally with momentum or Nesterov momentum.
 
     Arguments, defaults, formulas, state and errors are those of `torch.optim.SGD`.
 
-    With `in_backward` each parameter is updated in backward, as soon as its gradient is there, and
-    its gradient is dropped: `step` has nothing left to do. For one backward a step, without a
-    scaler, clipping of all gradients, or DistributedDataParallel, whose gradients are summed later.
-    The hooks that do so live as long as the parameters; a copy of the optimizer has none.
+    With `in_backward=True` each parameter is updated during backward, as soon as its gradient is
+    computed, and its gradient is freed; `step` then has nothing to do. This suits training with one
+    backward per step, without a gradient scaler, without clipping by the norm of all gradients, and
+    without DistributedDataParallel, which averages gradients later. The hooks that do this live as
+    long as the parameters; a copy of the optimizer has none.
     """
 
     def __init__(
@@ -149,17 +150,19 @@ class SGD(_FusedStep, torch.optim.SGD):
 
 
 class Adam(_FusedStep, torch.optim.Adam):
-    """Adam: steps by the running mean of the gradient over the root of that of its square.
+    """Adam (Kingma and Ba, 2015): mean of the gradient over the root of the mean of its square.
 
     Arguments, defaults, formulas, state and errors are those of `torch.optim.Adam`.
 
-    With `capturable` steps are counted on the GPU, and `torch.amp.GradScaler` leaves its scale and
-    its look at infinities to the step: nobody waits for the GPU, and a CUDA graph can hold it.
+    With `capturable=True` steps are counted on the GPU, and `torch.amp.GradScaler` leaves unscaling
+    and its check for infinities to the step. So the CPU need not wait for the GPU, and a CUDA graph
+    can capture the step.
 
-    With `in_backward` each parameter is updated in backward, as soon as its gradient is there, and
-    its gradient is dropped: `step` has nothing left to do. For one backward a step, without a
-    scaler, clipping of all gradients, or DistributedDataParallel, whose gradients are summed later.
-    The hooks that do so live as long as the parameters; a copy of the optimizer has none.
+    With `in_backward=True` each parameter is updated during backward, as soon as its gradient is
+    computed, and its gradient is freed; `step` then has nothing to do. This suits training with one
+    backward per step, without a gradient scaler, without clipping by the norm of all gradients, and
+    without DistributedDataParallel, which averages gradients later. The hooks that do this live as
+    long as the parameters; a copy of the optimizer has none.
     """
 
     def __init__(
@@ -216,17 +219,19 @@ class Adam(_FusedStep, torch.optim.Adam):
 
 
 class AdamW(Adam):
-    """Adam whose weight decay leaves the running means alone (Loshchilov and Hutter, 2019).
+    """Adam with weight decay apart from the running means (Loshchilov and Hutter, 2019).
 
     Arguments, defaults, formulas, state and errors are those of `torch.optim.AdamW`.
 
-    With `capturable` steps are counted on the GPU, and `torch.amp.GradScaler` leaves its scale and
-    its look at infinities to the step: nobody waits for the GPU, and a CUDA graph can hold it.
+    With `capturable=True` steps are counted on the GPU, and `torch.amp.GradScaler` leaves unscaling
+    and its check for infinities to the step. So the CPU need not wait for the GPU, and a CUDA graph
+    can capture the step.
 
-    With `in_backward` each parameter is updated in backward, as soon as its gradient is there, and
-    its gradient is dropped: `step` has nothing left to do. For one backward a step, without a
-    scaler, clipping of all gradients, or DistributedDataParallel, whose gradients are summed later.
-    The hooks that do so live as long as the parameters; a copy of the optimizer has none.
+    With `in_backward=True` each parameter is updated during backward, as soon as its gradient is
+    computed, and its gradient is freed; `step` then has nothing to do. This suits training with one
+    backward per step, without a gradient scaler, without clipping by the norm of all gradients, and
+    without DistributedDataParallel, which averages gradients later. The hooks that do this live as
+    long as the parameters; a copy of the optimizer has none.
     """
 
     def __init__(

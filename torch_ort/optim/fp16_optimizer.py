@@ -17,9 +17,9 @@ _DONE = "_torch_ort_replaced"
 def FP16_Optimizer(optimizer: Any, **kwargs: Any) -> Any:
     """Let an optimizer of DeepSpeed, Apex or Megatron read its gradients in one pass.
 
-    Gives the same object. Gradients on the CPU are then looked through for infinities, and their
-    norm is taken, in one call for all of them in place of one or more for each. What is replaced,
-    on this object alone:
+    Returns the same object. The check of gradients on the CPU for infinities, and their norm, then
+    take one call for all gradients instead of one or more for each. These methods are replaced, of
+    this object alone:
 
     - DeepSpeed's `DeepSpeedZeroOptimizer` (ZeRO stages 1 and 2), as DeepSpeed 0.19.8 has it:
       `has_overflow_serial`, `get_grad_norm_direct`, `has_overflow_partitioned_grads_serial`. The
@@ -30,9 +30,9 @@ def FP16_Optimizer(optimizer: Any, **kwargs: Any) -> Any:
     - Megatron's `megatron.fp16.fp16.FP16_Optimizer`: `_check_overflow`, and `clip_master_grads`
       where both keywords are given. They are recognised by their arguments.
 
-    A wrapper of accelerate's around DeepSpeed's optimizer is looked into. Whatever else is given,
-    or has other methods than those known, stays as it is, and a UserWarning says so; another one
-    tells what was replaced in DeepSpeed's. A second call does nothing.
+    If accelerate wraps DeepSpeed's optimizer, the wrapped one is treated. Any other optimizer, and
+    one whose methods are not the known ones, stays as it is, and a UserWarning says why. For
+    DeepSpeed's a UserWarning lists what was replaced. A second call does nothing.
 
     Args:
         optimizer: an optimizer of one of these libraries, ready to use.

@@ -14,7 +14,7 @@ from torch_ort.optim.scaled_step import Group, Operands, Params, ScaledStep, che
 
 
 class AdamWMode(IntEnum):
-    """Where the weight decay of `FusedAdam` acts, and where its eps stands."""
+    """The formula of `FusedAdam`: where its weight decay and its eps are applied."""
 
     ADAM_L2_REGULARIZATION = 0
     ADAMW_TRANSFORMERS = 1
@@ -39,18 +39,18 @@ class FusedAdam(ScaledStep):
     or complex, of any device and layout; m and v of bfloat16 and float16 ones are float32, and all
     is computed in that dtype. `state_dict` and `load_state_dict` exchange states with
     `torch.optim.AdamW`, which computes the same in mode `ADAMW_TORCH`. All parameters of a group
-    count as updated as often as the group: one whose first gradient comes late is corrected for
-    `group["step"]` updates, and not for its own.
+    share its count of updates: the bias correction of a parameter whose first gradient comes late
+    uses `group["step"]`, and not the number of its own updates.
 
     Args:
         params: parameters, or groups with the settings below as keys.
         lr: learning rate.
-        bias_correction: whether the means are corrected for having begun at 0.
-        betas: how much of the running means of the gradient and of its square a step keeps.
-        eps: keeps the quotient finite.
+        bias_correction: whether the running means are corrected for starting at 0.
+        betas: the factors with which a step decays the running means of g and of its square.
+        eps: added to the denominator, so that the quotient stays finite.
         adam_w_mode: one of `AdamWMode`.
-        weight_decay: times `lr`, or in the first mode times p, as above.
-        set_grad_none: whether `zero_grad` sets gradients to None whatever it is asked for.
+        weight_decay: the factor in the formulas above.
+        set_grad_none: whether `zero_grad` always sets gradients to None, whatever its argument.
 
     Raises:
         ValueError: a number is out of its range, or there is no such mode.
@@ -85,7 +85,7 @@ class FusedAdam(ScaledStep):
         return {**super().__getstate__(), **ours}
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Set gradients to None, or to zeros if neither the argument nor `set_grad_none` is so."""
+        """Set gradients to None, or to 0 if both `set_to_none` and `set_grad_none` are False."""
         super().zero_grad(set_to_none=set_to_none or self._set_grad_none)
 
     def _rule(self, group: Group, factor: float) -> Any:

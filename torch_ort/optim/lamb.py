@@ -24,19 +24,20 @@ class Lamb(ScaledStep):
     - `p <- p - lr ratio r`, where the ratio is `|p| / |r|`, or 1 if one of them is 0, and then
       brought between `ratio_min` and `ratio_max`
 
-    Norms are Euclidean, of each parameter for itself. Dtypes, devices, state and `state_dict` are
+    Norms are Euclidean norms of single parameters. Dtypes, devices, state and `state_dict` are
     those of `FusedAdam`.
 
     Args:
         params: parameters, or groups with the settings below (but `max_norm`) as keys.
         lr: learning rate.
-        betas: how much of the running means of the gradient and of its square a step keeps.
-        eps: keeps the quotient finite.
-        weight_decay: factor of p in r.
-        bias_correction: whether the means are corrected for having begun at 0.
-        ratio_min: least ratio.
-        ratio_max: largest ratio.
-        max_norm: limit of the norm of all gradients in steps that name none; None: no limit.
+        betas: the factors with which a step decays the running means of g and of its square.
+        eps: added to the denominator, so that the quotient stays finite.
+        weight_decay: the factor of p in r.
+        bias_correction: whether the running means are corrected for starting at 0.
+        ratio_min: the lower limit of the ratio.
+        ratio_max: the upper limit of the ratio.
+        max_norm: the norm to which all gradients together are clipped, in steps that are given no
+            limit of their own; None: no clipping.
 
     Raises:
         ValueError: a number is out of its range.

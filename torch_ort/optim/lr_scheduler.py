@@ -12,7 +12,7 @@ from typing import Any
 
 
 class LRScheduler:
-    """What a schedule of one's own derives from: it defines `get_lr`."""
+    """Base class of schedules; a subclass defines `get_lr`."""
 
     def __init__(self) -> None:
         self._last_lr: list[float] = []

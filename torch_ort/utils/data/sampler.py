@@ -20,30 +20,34 @@ BatchFn = Callable[[list[int]], Sequence[Sequence[int]]]
 
 
 class LoadBalancingDistributedSampler(Sampler[int]):
-    """Gives each rank its part of a dataset; at each step the parts are about equally complex.
+    """Gives each rank its samples of a dataset; those of one step are about equally complex.
 
-    The dataset is sorted by complexity, ties in the order of the dataset, and cut into chunks of
-    `world_size` neighbours: rank r takes the r-th of each chunk. The last chunk goes on with the
-    start of the sorted list. All of it depends on `seed` and the epoch alone, see `set_epoch`.
+    The dataset is sorted by complexity (equal ones stay in the order of the dataset) and cut into
+    chunks of `world_size` neighbours; in each step, rank r takes the r-th sample of a chunk. If the
+    last chunk is not full, it is filled up from the start of the sorted list. The order depends on
+    `seed` and the epoch alone, see `set_epoch`.
+
+        sampler = LoadBalancingDistributedSampler(dataset, lambda sample: len(sample["ids"]))
+        loader = DataLoader(dataset, batch_size=8, sampler=sampler)
 
     Args:
         dataset: Has `__getitem__` and `__len__`.
-        complexity_fn: Gives a number for a sample, called once for each of the dataset when the
-            order is asked for the first time.
+        complexity_fn: Maps a sample to a number, such as its length. It is called once for each
+            sample, when the order is needed for the first time.
         world_size: Number of ranks; that of torch.distributed if None.
         rank: This rank; that of torch.distributed if None.
-        shuffle: Permute the chunks, which stay what they are; with `group_size` the groups.
-        group_size: Sort within groups of so many samples that follow each other in the dataset,
-            instead of all. Where it is no multiple of `world_size`, some chunks lie in two groups.
-        seed: Of the permutation, together with the epoch: the same on all ranks.
-        drop_last: Leave out the samples that make no whole chunk, others in each epoch if
-            `shuffle`, instead of repeating some.
-        random_level: How much noise complexities get before they are sorted, anew in each epoch:
-            whole numbers from 0 to this part of their range. 0 balances best, 1 hardly.
+        shuffle: Permute the chunks, or with `group_size` the groups; chunks keep their samples.
+        group_size: Sort within groups of this many consecutive samples of the dataset, instead of
+            all samples. If it is no multiple of `world_size`, some chunks span two groups.
+        seed: Determines the permutation together with the epoch; must be the same on all ranks.
+        drop_last: Leave out the samples that fill no whole chunk, instead of repeating others; with
+            `shuffle` they differ from epoch to epoch.
+        random_level: The noise added to complexities before sorting, anew in each epoch: random
+            integers from 0 up to this fraction of their range. 0 balances best, 1 hardly at all.
 
-    Raises ValueError for a rank, group size or level out of range, and for a complexity that is
-    not a number; TypeError for a dataset without places; RuntimeError where the defaults of
-    `world_size` and `rank` are asked and torch.distributed is not initialized.
+    Raises ValueError for a rank, group size or level out of range, and for a complexity that is not
+    a finite number; TypeError for a dataset that cannot be indexed; RuntimeError if `world_size` or
+    `rank` is None and torch.distributed is not initialized.
     """
 
     def __init__(
@@ -83,11 +87,11 @@ class LoadBalancingDistributedSampler(Sampler[int]):
 
     @property
     def complexities(self) -> list[int | float]:
-        """The complexity of each sample, by its place in the dataset."""
+        """The complexity of each sample, by its index in the dataset."""
         return self._known_complexities().tolist()
 
     def chunks(self) -> list[list[int]]:
-        """Give the samples of this epoch step by step: for each step one place for each rank."""
+        """Return the samples of this epoch: for each step one dataset index for each rank."""
         generator = generator_of(self.seed, self.epoch)
         order = self._sorted_places(generator)
         if self.shuffle and self.group_size is not None:
@@ -136,22 +140,22 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         return self.num_samples
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the permutation: to be called on all ranks before each epoch."""
+        """Set the epoch, which determines the permutation: on all ranks, before each epoch."""
         self.epoch = epoch
 
 
 class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
-    """Cuts what a load balancing sampler gives into batches, for all ranks equally many.
+    """Groups the samples of a load balancing sampler into batches, the same number on all ranks.
 
-    `batch_fn` gets the places of one rank in their order and gives its batches; each process calls
-    it for all ranks, so it must not depend on anything that differs between processes. A
-    `TokenBudgetPacker` is one.
+    `batch_fn` gets the dataset indices of one rank in their order and returns its batches. Each
+    process calls it for all ranks, so it must not depend on anything that differs between
+    processes. A `TokenBudgetPacker` can serve as `batch_fn`.
 
     Args:
         sampler: With `drop_last=False`.
-        batch_fn: From places to batches of places.
-        drop_last: Every rank has as many batches as the one with the fewest, instead of repeating
-            its first ones to have as many as the one with the most.
+        batch_fn: Maps a list of dataset indices to a list of batches, which are lists of indices.
+        drop_last: If ranks have different numbers of batches, drop those that exceed the smallest
+            number. If False, ranks with fewer batches repeat their first ones.
 
     Raises ValueError for another kind of sampler, for one that drops samples itself, and where
     `batch_fn` gives one rank no batch to repeat.
@@ -179,7 +183,10 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
         self.generate_batches()
 
     def generate_batches(self) -> None:
-        """Ask `batch_fn` for the batches of the sampler's epoch."""
+        """Compute the batches of the sampler's epoch with `batch_fn`.
+
+        Raises ValueError if `batch_fn` gives one rank no batch.
+        """
         chunks = self.sampler.chunks()
         ranks = [
             [list(batch) for batch in self.batch_fn([chunk[rank] for chunk in chunks])]
@@ -212,7 +219,7 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
         return self.total_batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the permutation: to be called on all ranks before each epoch."""
+        """Set the epoch, which determines the permutation: on all ranks, before each epoch."""
         self.sampler.set_epoch(epoch)
         self.generate_batches()
 

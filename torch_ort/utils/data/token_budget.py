@@ -21,22 +21,24 @@ from torch_ort.utils.data.ranks import (
 class TokenBudgetPacker:
     """Packs samples into batches that have at most `max_tokens` tokens once they are padded.
 
-    A batch is padded to its longest sample, rounded up to `pad_to_multiple_of`; it has that many
-    tokens times its number of samples. Samples are sorted by length, ties as they come, and cut
-    where the budget ends: no other cuts of the sorted samples make fewer batches. Called with
-    places it gives lists of places, which makes it a `batch_fn`; the batches stand in the order in
-    which their first samples come.
+    A batch is padded to its longest sample, rounded up to a multiple of `pad_to_multiple_of`; it
+    has that many tokens times its number of samples. Samples are sorted by length (equal ones stay
+    in their order) and cut where the budget ends: no other cuts of the sorted samples make fewer
+    batches. Called with dataset indices, a packer returns lists of indices, in the order in which
+    the first samples of the batches were given; so it can serve as a `batch_fn`.
 
     Args:
-        lengths: The length of each sample in tokens, by its place in the dataset; a one-dimensional
-            tensor does as well. `LoadBalancingDistributedSampler.complexities` are such.
-        max_tokens: The budget of a batch, padding included.
-        max_samples: The most samples in a batch; as many as fit if None.
-        pad_to_multiple_of: What a collator rounds the padded length up to.
-        window: Sort so many samples at a time, in turn upwards and downwards, so that batches are
-            made of others where the order changes; all at once if None, and none with 1.
-        oversized: For a sample that alone has more tokens than the budget: `"error"` raises, and
-            `"drop"` leaves it out.
+        lengths: The length of each sample in tokens, by its index in the dataset: a sequence of
+            ints or a one-dimensional tensor, such as
+            `LoadBalancingDistributedSampler.complexities`.
+        max_tokens: The budget of a batch in tokens, padding included.
+        max_samples: The largest number of samples in a batch; None: as many as fit.
+        pad_to_multiple_of: The number to whose multiples the collator rounds padded lengths up.
+        window: Sort this many samples at a time, alternately in ascending and descending order, so
+            that another order of the samples makes other batches. None sorts all samples at once, 1
+            sorts none.
+        oversized: What to do with a sample that alone exceeds the budget: `"error"` raises
+            ValueError, `"drop"` leaves it out.
 
     Raises ValueError for numbers below 1, for a negative length, and for samples over the budget.
     """
@@ -71,18 +73,18 @@ class TokenBudgetPacker:
             raise ValueError(self._over_the_budget())
 
     def padded_tokens(self, batch: Sequence[int]) -> int:
-        """Give how many tokens a batch of places has, padding included."""
+        """Return the number of tokens of a batch of dataset indices, padding included."""
         longest = max((self.lengths[place] for place in batch), default=0)
         return len(batch) * self._padded(longest)
 
     def __call__(self, places: Iterable[int]) -> list[list[int]]:
-        """Pack places; the batches come in the order of the first of their samples."""
+        """Pack dataset indices into batches, in the order in which their first samples come."""
         places = list(places)
         position = {place: i for i, place in reversed(list(enumerate(places)))}
         return sorted(self.cut(places), key=lambda batch: min(position[it] for it in batch))
 
     def cut(self, places: Iterable[int]) -> list[list[int]]:
-        """Pack places; the batches come as they are cut, from short samples to long ones."""
+        """Pack dataset indices into batches, in the order of the cuts: from short to long."""
         batches: list[list[int]] = []
         longest = 0
         for place in self._sorted(list(places)):
@@ -98,7 +100,7 @@ class TokenBudgetPacker:
         window = self.window or max(len(kept), 1)
         for turn, start in enumerate(range(0, len(kept), window)):
             part = kept[start : start + window]
-            # Up and down in turn: neighbours across the border of two windows are alike.
+            # Up and down in turn, so that lengths are similar where one window follows another.
             yield from sorted(part, key=self.lengths.__getitem__, reverse=bool(turn % 2))
 
     def _fits(self, count: int, longest: int) -> bool:
@@ -120,22 +122,26 @@ class TokenBudgetPacker:
 
 
 class TokenBudgetBatchSampler(Sampler[list[int]]):
-    """Gives each rank batches within a token budget, for all ranks equally many and equally long.
+    """Gives each rank batches within a token budget: the same number, of about equal padded length.
 
-    The batches of a `TokenBudgetPacker` are sorted by the length that they are padded to, and dealt
-    out one to each rank at each step. Where their number is no multiple of `world_size`, the ones
-    with the most samples are halved: each sample is seen once in an epoch. Only where there are
-    fewer samples than ranks want, some batches are repeated. All of it depends on `seed` and the
-    epoch alone, see `set_epoch`. To be used as `DataLoader(dataset, batch_sampler=...)`.
+    The batches of a `TokenBudgetPacker` are sorted by the length that they are padded to, and in
+    each step every rank gets one of `world_size` neighbours. If their number is no multiple of
+    `world_size`, the batches with the most samples are halved, so that each sample is seen once in
+    an epoch. Batches are repeated only if there are too few samples for that. The order depends on
+    `seed` and the epoch alone, see `set_epoch`.
+
+        packer = TokenBudgetPacker(lengths, max_tokens=8192)
+        loader = DataLoader(dataset, batch_sampler=TokenBudgetBatchSampler(packer))
 
     Args:
-        packer: Its lengths are those of the dataset.
+        packer: A packer whose `lengths` are those of the dataset.
         world_size: Number of ranks; that of torch.distributed if None.
         rank: This rank; that of torch.distributed if None.
         shuffle: Permute the steps, and the samples of one length among each other; those of
             different lengths too where the packer has a `window`.
-        seed: Of the permutations, together with the epoch: the same on all ranks.
-        drop_last: Leave batches out instead of halving some, others in each epoch if `shuffle`.
+        seed: Determines the permutations together with the epoch; must be the same on all ranks.
+        drop_last: Leave batches out instead of halving some; with `shuffle` they differ from epoch
+            to epoch.
 
     Raises TypeError for another kind of packer, and what `LoadBalancingDistributedSampler` raises
     for `world_size` and `rank`.
@@ -162,7 +168,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         self._known_epoch: int | None = None
 
     def steps(self) -> list[list[list[int]]]:
-        """Give this epoch's batches step by step: for each step one batch for each rank."""
+        """Return this epoch's batches: for each step one batch for each rank."""
         if self._known_epoch != self.epoch:
             self._steps = self._make_steps()
             self._known_epoch = self.epoch
@@ -192,7 +198,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         return len(self.steps())
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the permutations: to be called on all ranks before each epoch."""
+        """Set the epoch, which determines the permutations: on all ranks, before each epoch."""
         self.epoch = epoch
 
 
