@@ -299,7 +299,7 @@ def assert_said(
             until = "this call runs" if retry else "the module runs from now on"
             until = IN_PARTS if in_parts else until
             assert message.startswith(f"ORTModule: {cause.kind.__name__}: ")
-            assert f"; {until} in plain PyTorch (ORTMODULE_FALLBACK_POLICY=" in message
+            assert f"; {until} in plain PyTorch (set ORTMODULE_FALLBACK_POLICY=" in message
     assert torch_ort.counters()["fallbacks"] == count
     assert torch_ort.counters()[f"fallbacks_{cause.stage}"] == count
 

@@ -433,7 +433,10 @@ WHERE = r" \(.*test_data_control_flow\.py:\d+: "
         (Words, r"its branches give 'one' and 'two'"),
         (Prints, rf"it prints{WHERE}print"),
         (Picks, r"a branch on data .*aten.* gives a shape that depends on numbers"),
-        (AsksSize, r"loop on data .*what is done depends on .*, where data tells t\d+"),
+        (
+            AsksSize,
+            r"data-dependent branch or loop .*what is done depends on .*, where data tells t\d+",
+        ),
     ],
 )
 def test_what_no_body_can_do_is_refused(kind, words, monkeypatch):
