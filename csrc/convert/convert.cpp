@@ -3,6 +3,7 @@
 #include "convert/convert.h"
 
 #include "base/error.h"
+#include "convert/rows.h"
 #include "ir/edit.h"
 #include "ops/aten.h"
 #include "ops/op.h"
@@ -117,6 +118,11 @@ ir::Value* Builder::ints(const ir::Shape& dims) {
   ir::Value*& constant = constants_["ints:" + ir::to_string(dims)];
   if (constant == nullptr) constant = Writer::ints(dims);
   return constant;
+}
+
+ir::Value* Builder::reduce(std::string_view op, ir::Value* x, const ir::Shape& axes,
+                           bool keeps_dims) {
+  return convert::reduce(*this, op, x, axes, keeps_dims, {ir::Type()}).at(0);
 }
 
 std::vector<ir::Value*> convert_to_aten(Builder& builder, const AtenCall& call) {

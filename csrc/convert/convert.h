@@ -58,6 +58,9 @@ class Builder : public ops::Writer {
   // One-dimensional int64 values: an initializer, or a `torch_ort.Dims` node where they are
   // symbolic.
   ir::Value* ints(const ir::Shape& dims) override;
+  // Axes are an attribute where the opset is too old for an input.
+  ir::Value* reduce(std::string_view op, ir::Value* x, const ir::Shape& axes,
+                    bool keeps_dims) override;
   bool allows(int since) const { return since <= max_opset_; }
 
   // While it lives, new nodes take the name, the origin and the tags of a call, and stand before

@@ -2,15 +2,18 @@
 #include "convert/portable.h"
 #include "convert/rows.h"
 #include "ir/edit.h"
+#include "ops/activation.h"
 #include "ops/aten.h"
+#include "ops/formula.h"
+#include "ops/normalization.h"
 #include "ops/shapes.h"
+#include "ops/softmax.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numbers>
 #include <set>
 
 namespace torch_ort::convert {
@@ -24,25 +27,12 @@ using ir::Type;
 using ir::Value;
 using Values = std::vector<Value*>;
 
-// What formulas are made of; types follow from the operands.
-class Formula {
+// A formula of a call, with the steps that calls need besides: casts, sizes, views.
+class Formula : public ops::Formula {
  public:
   explicit Formula(Builder& builder, DType dtype = DType::kFloat)
-      : builder_(builder), dtype_(dtype == DType::kDouble ? dtype : DType::kFloat) {}
+      : ops::Formula(builder, dtype, ops::Reader::kFile), builder_(builder) {}
 
-  Value* make(std::string_view op, Values inputs, ir::Attrs attrs = {}) {
-    return builder_.make(op, std::move(inputs), std::move(attrs));
-  }
-  Value* reduce(std::string_view op, Value* x, const Shape& axes) {
-    return convert::reduce(builder_, op, x, axes, true, {Type()})[0];
-  }
-  Value* constant(double number) { return builder_.scalar(number, dtype_); }
-  Value* add(Value* a, Value* b) { return make("Add", {a, b}); }
-  Value* sub(Value* a, Value* b) { return make("Sub", {a, b}); }
-  Value* mul(Value* a, Value* b) { return make("Mul", {a, b}); }
-  Value* scaled(Value* x, double factor) { return mul(x, constant(factor)); }
-  // A value in the dtype that is computed in: half types are too short for sums.
-  Value* wide(Value* x) { return cast(x, dtype_); }
   Value* cast(Value* x, DType dtype) { return builder_.cast(x, dtype); }
   // A size as a tensor without dims.
   Value* size(const Dim& dim) {
@@ -53,7 +43,6 @@ class Formula {
 
  private:
   Builder& builder_;
-  DType dtype_;
 };
 
 bool is_known_float(const Value* x) {
@@ -69,61 +58,36 @@ Shape last_axes(const Value* x, size_t count) {
 
 // ---- activations
 
-Values pointwise(Builder& builder, const AtenCall& call, Value* (*formula)(Formula&, Value*)) {
+using PointwiseFormula = Value* (*)(ops::Formula& f, Value* x);
+
+Values pointwise(Builder& builder, const AtenCall& call, PointwiseFormula formula) {
   Value* x = tensor(call.arg("self"));
   if (x == nullptr || !is_float(x->type.dtype)) return {};
   Formula f(builder, x->type.dtype);
-  return {f.cast(formula(f, f.wide(x)), x->type.dtype)};
+  return {f.cast(formula(f, f.number(x)), x->type.dtype)};
 }
 
-template <Value* (*kFormula)(Formula&, Value*)>
+template <PointwiseFormula kFormula>
 Values activation(Builder& builder, const AtenCall& call) {
   return pointwise(builder, call, kFormula);
 }
 
-Value* rsqrt(Formula& f, Value* x) { return f.make("Reciprocal", {f.make("Sqrt", {x})}); }
-
-Value* silu(Formula& f, Value* x) { return f.mul(x, f.make("Sigmoid", {x})); }
-
-Value* hard_swish(Formula& f, Value* x) {
-  return f.mul(x, f.make("HardSigmoid", {x}, {{"alpha", 1.0 / 6.0}, {"beta", 0.5}}));
-}
-
-Value* mish(Formula& f, Value* x) { return f.mul(x, f.make("Tanh", {f.make("Softplus", {x})})); }
-
-Value* gelu_exact(Formula& f, Value* x) {
-  Value* error = f.make("Erf", {f.scaled(x, 1 / std::numbers::sqrt2)});
-  return f.mul(f.scaled(x, 0.5), f.add(error, f.constant(1)));
-}
-
-Value* gelu_tanh(Formula& f, Value* x) {
-  Value* cube = f.mul(f.mul(x, x), x);
-  const double factor = std::sqrt(2 / std::numbers::pi);
-  Value* inner = f.scaled(f.add(x, f.scaled(cube, 0.044715)), factor);
-  return f.mul(f.scaled(x, 0.5), f.add(f.make("Tanh", {inner}), f.constant(1)));
-}
+Value* rsqrt(ops::Formula& f, Value* x) { return f.rsqrt(x); }
 
 Values gelu(Builder& builder, const AtenCall& call) {
   const bool is_tanh = text(call.arg("approximate"), "none") == "tanh";
-  return pointwise(builder, call, is_tanh ? gelu_tanh : gelu_exact);
+  return pointwise(builder, call, is_tanh ? ops::gelu_tanh : ops::gelu);
 }
 
 // ---- softmax
 
-Value* softmax_of(Formula& f, Value* x, const Shape& axes, bool is_log) {
-  Value* shifted = f.sub(x, f.reduce("ReduceMax", x, axes));
-  Value* powers = f.make("Exp", {shifted});
-  Value* sum = f.reduce("ReduceSum", powers, axes);
-  return is_log ? f.sub(shifted, f.make("Log", {sum})) : f.make("Div", {powers, sum});
-}
-
-template <bool kLog>
+template <Value* (*kFormula)(ops::Formula& f, Value* x, const Shape& axes)>
 Values softmax(Builder& builder, const AtenCall& call) {
   Value* x = tensor(call.arg("self"));
   if (!is_known_float(x) || x->type.shape->empty()) return {};
   Formula f(builder, x->type.dtype);
   const Shape axes = {axis(call, "dim", x->type.shape->size())};
-  return {f.cast(softmax_of(f, f.wide(x), axes, kLog), call.types[0].dtype)};
+  return {f.cast(kFormula(f, x, axes), call.types[0].dtype)};
 }
 
 // ---- norms
@@ -135,15 +99,10 @@ Values layer_norm(Builder& builder, const AtenCall& call) {
     return {};
   }
   Formula f(builder, input->type.dtype);
-  Value* x = f.wide(input);
-  const Shape axes = last_axes(x, count);
-  x = f.sub(x, f.reduce("ReduceMean", x, axes));
-  Value* variance = f.reduce("ReduceMean", f.mul(x, x), axes);
-  Value* epsilon = f.constant(number(call.arg("eps")));
-  x = f.make("Div", {x, f.make("Sqrt", {f.add(variance, epsilon)})});
-  if (Value* weight = tensor(call.arg("weight"))) x = f.mul(x, f.wide(weight));
-  if (Value* bias = tensor(call.arg("bias"))) x = f.add(x, f.wide(bias));
-  return {f.cast(x, input->type.dtype), nullptr, nullptr};
+  const ops::LayerNorm norm =
+      ops::layer_norm(f, input, last_axes(input, count), number(call.arg("eps")),
+                      tensor(call.arg("weight")), tensor(call.arg("bias")));
+  return {f.cast(norm.result, input->type.dtype), nullptr, nullptr};
 }
 
 // ---- attention
@@ -176,13 +135,13 @@ Values attention(Builder& builder, const AtenCall& call) {
   Formula f(builder, query->type.dtype);
   const auto features = static_cast<double>(of_query[3].constant());
   const double factor = scale.is_none() ? 1 / std::sqrt(features) : number(scale);
-  Value* q = f.scaled(f.wide(tensor(call.arg("query"))), factor);
-  Value* k = builder.transpose(f.wide(tensor(call.arg("key"))), {0, 1, 3, 2});
+  Value* q = f.scaled(f.number(tensor(call.arg("query"))), factor);
+  Value* k = builder.transpose(f.number(tensor(call.arg("key"))), {0, 1, 3, 2});
   Value* scores = f.make("MatMul", {q, k});
-  if (Value* mask = tensor(call.arg("attn_mask"))) scores = f.add(scores, f.wide(mask));
+  if (Value* mask = tensor(call.arg("attn_mask"))) scores = f.add(scores, f.number(mask));
   if (boolean(call.arg("is_causal"))) scores = causal(f, scores, of_query[2], of_key[2]);
-  Value* weights = softmax_of(f, scores, {3}, false);
-  Value* result = f.make("MatMul", {weights, f.wide(tensor(call.arg("value")))});
+  Value* weights = ops::softmax(f, scores, {3});
+  Value* result = f.make("MatMul", {weights, f.number(tensor(call.arg("value")))});
   return {f.cast(result, query->type.dtype), nullptr};
 }
 
@@ -285,7 +244,7 @@ Values count_true(Builder& builder, const AtenCall& call) {
   Formula f(builder);
   Value* counted = f.cast(x, DType::kBool);
   if (kAll) counted = f.make("Not", {counted});
-  counted = f.reduce("ReduceSum", f.cast(counted, DType::kInt64), axes);
+  counted = builder.reduce("ReduceSum", f.cast(counted, DType::kInt64), axes, true);
   counted = f.reshape(counted, *call.types[0].shape);
   return {f.make(kAll ? "Equal" : "Greater", {counted, builder.scalar(0, DType::kInt64)})};
 }
@@ -305,9 +264,9 @@ Values floor_quotient(Builder& builder, const AtenCall& call) {
 const Table& formulas() {
   static const Table filled = [] {
     Table table;
-    table.add("aten::_log_softmax", softmax<true>);
+    table.add("aten::_log_softmax", softmax<ops::log_softmax>);
     table.add("aten::_scaled_dot_product_flash_attention_for_cpu", attention);
-    table.add("aten::_softmax", softmax<false>);
+    table.add("aten::_softmax", softmax<ops::softmax>);
     table.add("aten::all", count_true<true>);
     table.add("aten::all.dim", count_true<true>);
     table.add("aten::any", count_true<false>);
@@ -319,13 +278,13 @@ const Table& formulas() {
     table.add("aten::cumsum", cumsum);
     table.add("aten::div.Tensor_mode", floor_quotient);
     table.add("aten::gelu", gelu);
-    table.add("aten::hardswish", activation<hard_swish>);
+    table.add("aten::hardswish", activation<ops::hard_swish>);
     table.add("aten::index.Tensor", index);
-    table.add("aten::mish", activation<mish>);
+    table.add("aten::mish", activation<ops::mish>);
     table.add("aten::native_layer_norm", layer_norm);
     table.add("aten::rsqrt", activation<rsqrt>);
     table.add("aten::scalar_tensor", scalar_tensor);
-    table.add("aten::silu", activation<silu>);
+    table.add("aten::silu", activation<ops::silu>);
     return table;
   }();
   return filled;

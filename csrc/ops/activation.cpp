@@ -1,4 +1,5 @@
 // Activation functions with a shape of their own; relu, tanh and sigmoid are in elementwise.cpp.
+#include "ops/activation.h"
 
 #include "base/error.h"
 #include "ops/aten.h"
@@ -6,6 +7,9 @@
 #include "ops/broadcast.h"
 #include "ops/families.h"
 #include "ops/shapes.h"
+
+#include <cmath>
+#include <numbers>
 
 namespace torch_ort::ops {
 
@@ -172,6 +176,28 @@ Op activation(std::string name, int since, int bfloat16_since, Lowering lower,
 }
 
 }  // namespace
+
+Value* gelu(Formula& f, Value* x) {
+  Value* error = f.make("Erf", {f.scaled(x, 1 / std::numbers::sqrt2)});
+  Value* half = f.scaled(x, 0.5);
+  return f.mul(half, f.add(error, f.constant(1)));
+}
+
+Value* gelu_tanh(Formula& f, Value* x) {
+  Value* cube = f.mul(f.mul(x, x), x);
+  const double factor = std::sqrt(2 / std::numbers::pi);
+  Value* inner = f.scaled(f.add(x, f.scaled(cube, 0.044715)), factor);
+  Value* half = f.scaled(x, 0.5);
+  return f.mul(half, f.add(f.make("Tanh", {inner}), f.constant(1)));
+}
+
+Value* hard_swish(Formula& f, Value* x) {
+  return f.mul(x, f.make("HardSigmoid", {x}, {{"alpha", 1.0 / 6.0}, {"beta", 0.5}}));
+}
+
+Value* mish(Formula& f, Value* x) { return f.mul(x, f.make("Tanh", {f.make("Softplus", {x})})); }
+
+Value* silu(Formula& f, Value* x) { return f.mul(x, f.make("Sigmoid", {x})); }
 
 void register_activation(Registry& ops) {
   const AttrRule alpha = {"alpha", kFloat}, beta = {"beta", kFloat}, gamma = {"gamma", kFloat};

@@ -1,4 +1,5 @@
 // Ops that shift and scale by statistics: of rows, groups of channels, or whole batches.
+#include "ops/normalization.h"
 
 #include "base/error.h"
 #include "ops/aten_names.h"
@@ -92,7 +93,7 @@ Value* cast(CallList& calls, Value* x, DType dtype) {
 // What PyTorch does on the CPU, where it has no kernel for it.
 void lower_rms_norm_steps(const Node& node, CallList& calls) {
   const DType dtype = input(node, 0).type.dtype;
-  const DType wide = dtype == DType::kDouble ? DType::kDouble : DType::kFloat;
+  const DType wide = computed_dtype(dtype);
   Value* x = cast(calls, node.inputs[0], wide);
   Shape reduced = known_shape(node, *x);
   ArgList axes;
@@ -188,6 +189,40 @@ Op op(std::string name, int inputs, int since, InferRule infer, Lowering lower) 
 }
 
 }  // namespace
+
+LayerNorm layer_norm(Formula& f, Value* x, const Shape& axes, double epsilon, Value* weight,
+                     Value* bias) {
+  x = f.number(x);
+  Value* mean = f.mean(x, axes);
+  Value* centered = f.sub(x, mean);
+  Value* variance = f.mean(f.square(centered), axes);
+  Value* deviation = f.make("Sqrt", {f.add(variance, f.constant(epsilon))});
+  Value* result = f.quotient(centered, deviation);
+  if (weight != nullptr) result = f.mul(result, f.number(weight));
+  if (bias != nullptr) result = f.add(result, f.number(bias));
+  return {result, mean, deviation};
+}
+
+Value* normalized(Formula& f, Value* x, Value* mean, Value* rstd) {
+  rstd = f.number(rstd);
+  x = f.number(x);
+  return f.mul(f.sub(x, f.number(mean)), rstd);
+}
+
+Value* layer_norm_gradient(Formula& f, Value* gradient, Value* weight, Value* normal, Value* rstd,
+                           const Shape& axes) {
+  Value* scaled = f.number(gradient);
+  if (weight != nullptr) scaled = f.mul(scaled, f.number(weight));
+  Value* mean = f.mean(scaled, axes);
+  Value* mean_along = f.mean(f.mul(scaled, normal), axes);
+  Value* rest = f.sub(scaled, mean);
+  rest = f.sub(rest, f.mul(normal, mean_along));
+  return f.mul(rest, f.number(rstd));
+}
+
+Value* layer_norm_weight_gradient(Formula& f, Value* gradient, Value* normal, const Shape& rows) {
+  return f.total(f.mul(f.number(gradient), normal), rows);
+}
 
 void register_normalization(Registry& ops) {
   Op batch_norm = op("BatchNormalization", 5, 9, infer_batch_norm, lower_batch_norm);

@@ -1,4 +1,5 @@
 // Ops that turn rows of numbers into distributions.
+#include "ops/softmax.h"
 
 #include "ops/aten_names.h"
 #include "ops/families.h"
@@ -13,6 +14,18 @@ std::vector<ir::Type> infer_softmax(const ir::Node& node) {
   return {with_shape(type, type.shape)};
 }
 
+// Of numbers whose largest one is 0.
+struct Powers {
+  ir::Value *distance, *power, *sum;
+};
+
+Powers powers(Formula& f, ir::Value* x, const ir::Shape& axes) {
+  x = f.number(x);
+  ir::Value* distance = f.sub(x, f.max(x, axes));
+  ir::Value* power = f.make("Exp", {distance});
+  return {distance, power, f.sum(power, axes)};
+}
+
 void lower_softmax(const ir::Node& node, CallList& calls) {
   const char* aten = node.op.name == "Softmax" ? "aten::_softmax" : "aten::_log_softmax";
   const auto rank = static_cast<int64_t>(known_shape(node, input(node, 0)).size());
@@ -21,6 +34,34 @@ void lower_softmax(const ir::Node& node, CallList& calls) {
 }
 
 }  // namespace
+
+ir::Value* softmax(Formula& f, ir::Value* x, const ir::Shape& axes) {
+  const auto [distance, power, sum] = powers(f, x, axes);
+  return f.quotient(power, sum);
+}
+
+ir::Value* log_softmax(Formula& f, ir::Value* x, const ir::Shape& axes) {
+  const auto [distance, power, sum] = powers(f, x, axes);
+  // Not x less one number a row, the largest and the logarithm added up: that sum has few digits
+  // left where the largest is far from 0.
+  return f.sub(distance, f.make("Log", {sum}));
+}
+
+ir::Value* softmax_gradient(Formula& f, ir::Value* gradient, ir::Value* result,
+                            const ir::Shape& axes) {
+  gradient = f.number(gradient);
+  result = f.number(result);
+  ir::Value* product = f.mul(gradient, result);
+  ir::Value* sum = f.sum(product, axes);
+  return f.sub(product, f.mul(result, sum));
+}
+
+ir::Value* log_softmax_gradient(Formula& f, ir::Value* gradient, ir::Value* result,
+                                ir::Value* sum) {
+  gradient = f.number(gradient);
+  ir::Value* probability = f.make("Exp", {f.number(result)});
+  return f.sub(gradient, f.mul(probability, sum));
+}
 
 void register_softmax(Registry& ops) {
   for (const char* name : {"LogSoftmax", "Softmax"}) {

@@ -47,7 +47,8 @@ class Writer {
   ir::Value* cast(ir::Value* x, ir::DType dtype);
   ir::Value* reshape(ir::Value* x, const ir::Shape& shape);
   ir::Value* transpose(ir::Value* x, const ir::Shape& order);
-  ir::Value* reduce(std::string_view op, ir::Value* x, const ir::Shape& axes, bool keeps_dims);
+  virtual ir::Value* reduce(std::string_view op, ir::Value* x, const ir::Shape& axes,
+                            bool keeps_dims);
 
  protected:
   ir::Graph& graph() const { return graph_; }

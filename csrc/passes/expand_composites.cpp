@@ -7,9 +7,12 @@
 #include "ops/aten.h"
 #include "ops/aten_names.h"
 #include "ops/channels_last.h"
+#include "ops/formula.h"
 #include "ops/fusion.h"
+#include "ops/normalization.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
+#include "ops/softmax.h"
 #include "ops/writer.h"
 #include "passes/arguments.h"
 #include "passes/known_sizes.h"
@@ -54,12 +57,16 @@ class Expander : public ops::Writer {
   Expander(Graph& graph, Node& node, const Value& like)
       : Writer(graph, &node, node.name),
         node_(node),
-        dtype_(like.type.dtype == DType::kDouble ? DType::kDouble : DType::kFloat) {}
+        dtype_(ops::computed_dtype(like.type.dtype)),
+        formula_(*this, dtype_, ops::Reader::kRegion) {}
+
+  // What formulas are written by.
+  ops::Formula& formula() { return formula_; }
 
   // A value of the graph as numbers to compute with.
-  Value* number(Value* value) { return cast(value, dtype_); }
+  Value* number(Value* value) { return formula_.number(value); }
 
-  Value* constant(double number) { return scalar(number, dtype_); }
+  Value* constant(double number) { return formula_.constant(number); }
 
   Value* ones(const Shape& shape) {
     const int64_t count = ir::numel(shape).constant();
@@ -142,6 +149,7 @@ class Expander : public ops::Writer {
  private:
   Node& node_;
   DType dtype_;
+  ops::Formula formula_;
 };
 
 // The axes from `begin` to before `end`.
@@ -180,20 +188,12 @@ bool write_layer_norm(Graph& graph, Node& node, const LayerNorm& norm) {
   if (!is_real(norm.x) || norm.columns.empty() || norm.columns.front().constant() <= 0)
     return false;
   Expander write(graph, node, *norm.x);
-  Value* x = write.number(norm.x);
-  Value* mean = write.reduce("ReduceMean", x, norm.columns, true);
-  Value* centered = write.make("Sub", {x, mean});
-  Value* variance =
-      write.reduce("ReduceMean", write.make("Mul", {centered, centered}), norm.columns, true);
-  Value* deviation =
-      write.make("Sqrt", {write.make("Add", {variance, write.constant(norm.epsilon)})});
-  Value* rstd = write.make("Reciprocal", {deviation});
-  Value* result = write.make("Mul", {centered, rstd});
-  if (norm.weight != nullptr) result = write.make("Mul", {result, write.number(norm.weight)});
-  if (norm.bias != nullptr) result = write.make("Add", {result, write.number(norm.bias)});
+  ops::Formula& f = write.formula();
+  const auto [result, mean, deviation] =
+      ops::layer_norm(f, norm.x, norm.columns, norm.epsilon, norm.weight, norm.bias);
   write.replace(0, result);
   write.replace_statistic(1, mean);
-  write.replace_statistic(2, rstd);
+  write.replace_statistic(2, f.reciprocal(deviation));
   return true;
 }
 
@@ -232,23 +232,17 @@ bool expand_layer_norm_backward(Graph& graph, Node& node) {
   const Shape rows = range(0, rank - normalized);
 
   Expander write(graph, node, *x);
-  grad = write.number(grad);
-  rstd = write.number(rstd);
-  Value* centered = write.make("Sub", {write.number(x), write.number(mean)});
-  Value* normal = write.make("Mul", {centered, rstd});
+  ops::Formula& f = write.formula();
+  grad = f.number(grad);
+  rstd = f.number(rstd);
+  Value* normal = ops::normalized(f, x, mean, rstd);
   if (is_read(node, 0)) {
-    Value* scaled = weight == nullptr ? grad : write.make("Mul", {grad, write.number(weight)});
-    Value* mean_grad = write.reduce("ReduceMean", scaled, columns, true);
-    Value* mean_along =
-        write.reduce("ReduceMean", write.make("Mul", {scaled, normal}), columns, true);
-    Value* rest = write.make("Sub", {scaled, mean_grad});
-    rest = write.make("Sub", {rest, write.make("Mul", {normal, mean_along})});
-    write.replace(0, write.make("Mul", {rest, rstd}));
+    write.replace(0, ops::layer_norm_gradient(f, grad, weight, normal, rstd, columns));
   }
   if (is_read(node, 1)) {
-    write.replace(1, write.reduce("ReduceSum", write.make("Mul", {grad, normal}), rows, false));
+    write.replace(1, ops::layer_norm_weight_gradient(f, grad, normal, rows));
   }
-  if (is_read(node, 2)) write.replace(2, write.reduce("ReduceSum", grad, rows, false));
+  if (is_read(node, 2)) write.replace(2, f.total(grad, rows));
   return true;
 }
 
@@ -411,8 +405,8 @@ bool expand_batch_norm(Graph& graph, Node& node) {
                                                  : moments_of_rows(write, by, *channels, numbers);
   const Dim count = channels->count();
   Value* variance = by.scale(squares, write.ratio(1, 1, count));
-  Value* deviation = write.make("Sqrt", {write.make("Add", {variance, write.constant(*epsilon)})});
-  Value* rstd = write.make("Reciprocal", {deviation});
+  ops::Formula& f = write.formula();
+  Value* rstd = f.rsqrt(f.add(variance, f.constant(*epsilon)));
 
   Value* factor = weight == nullptr ? rstd : write.make("Mul", {rstd, write.number(weight)});
   Value* offset = write.make("Neg", {write.make("Mul", {mean, factor})});
@@ -559,9 +553,8 @@ bool write_group_norm(Graph& graph, Node& node, const GroupNorm& norm) {
   Value* numbers = by.image(norm.x);
   const auto [mean, squares] = moments_of_groups(write, by, small, *groups, numbers);
   Value* variance = by.scale(squares, write.ratio(1, 1, groups->num_numbers()));
-  Value* deviation =
-      write.make("Sqrt", {write.make("Add", {variance, write.constant(norm.epsilon)})});
-  Value* rstd = write.make("Reciprocal", {deviation});
+  ops::Formula& f = write.formula();
+  Value* rstd = f.rsqrt(f.add(variance, f.constant(norm.epsilon)));
 
   Value* factor = write.make("Mul", {rstd, small.of_channel(norm.weight)});
   Value* offset = write.make("Neg", {write.make("Mul", {mean, factor})});
@@ -679,20 +672,9 @@ Value* pick(Expander& write, Value* x, Value* label, const Type& row, const ir::
 bool expand_softmax(Graph& graph, Node& node) {
   Value* x = node.inputs[0];
   if (!is_real(x) || !is_last_axis(ir::int_attr(node.attrs, "axis", -1), *x)) return false;
-  const bool is_log = node.op.name == "LogSoftmax";
-  const Shape axes = {rank_of(*x) - 1};
-
+  const auto formula = node.op.name == "LogSoftmax" ? ops::log_softmax : ops::softmax;
   Expander write(graph, node, *x);
-  x = write.number(x);
-  Value* distance = write.make("Sub", {x, write.reduce("ReduceMax", x, axes, true)});
-  Value* power = write.make("Exp", {distance});
-  Value* sum = write.reduce("ReduceSum", power, axes, true);
-  if (is_log) {
-    // Two numbers a row: the sum of both has few digits left where the largest one is far from 0.
-    write.replace(0, write.make("Sub", {distance, write.make("Log", {sum})}));
-  } else {
-    write.replace(0, write.make("Mul", {power, write.make("Reciprocal", {sum})}));
-  }
+  write.replace(0, formula(write.formula(), x, {rank_of(*x) - 1}));
   return true;
 }
 
@@ -715,19 +697,15 @@ bool expand_softmax_backward(Graph& graph, Node& node) {
   Value *grad = tensor(call.args.at(0)), *result = tensor(call.args.at(1));
   if (!is_real(grad) || !is_real(result)) return false;
   if (!is_last_axis(integer(call.args.at(2)), *result)) return false;
-  const Shape axes = {rank_of(*result) - 1};
 
   Expander write(graph, node, *result);
-  grad = write.number(grad);
-  result = write.number(result);
+  ops::Formula& f = write.formula();
+  grad = f.number(grad);
+  result = f.number(result);
   if (call.op == ops::aten::kLogSoftmaxBackward) {
-    Value* sum = sum_of_rows(write, grad);
-    Value* share = write.make("Mul", {write.make("Exp", {result}), sum});
-    write.replace(0, write.make("Sub", {grad, share}));
+    write.replace(0, ops::log_softmax_gradient(f, grad, result, sum_of_rows(write, grad)));
   } else {
-    Value* product = write.make("Mul", {grad, result});
-    Value* sum = write.reduce("ReduceSum", product, axes, true);
-    write.replace(0, write.make("Sub", {product, write.make("Mul", {result, sum})}));
+    write.replace(0, ops::softmax_gradient(f, grad, result, {rank_of(*result) - 1}));
   }
   return true;
 }
@@ -846,11 +824,6 @@ bool has_heads(const KnownSizes& sizes, const Value* value) {
          value->type.shape->size() == 4 && sizes.are_known(*value);
 }
 
-// What attention over a dtype is computed in.
-DType computed_dtype(DType dtype) {
-  return dtype == DType::kDouble ? DType::kDouble : DType::kFloat;
-}
-
 // Attention by the engine's own kernels, which write into planned memory. The arguments after the
 // tensors: dropout, is_causal, mask, scale.
 bool expand_attention(Graph& graph, Node& node, const char* op, size_t num_tensors) {
@@ -862,7 +835,7 @@ bool expand_attention(Graph& graph, Node& node, const char* op, size_t num_tenso
     if (inputs[i] == nullptr) return false;
     const DType dtype = inputs[0]->type.dtype;
     const bool is_logarithm = i == 5;
-    if (inputs[i]->type.dtype != (is_logarithm ? computed_dtype(dtype) : dtype)) return false;
+    if (inputs[i]->type.dtype != (is_logarithm ? ops::computed_dtype(dtype) : dtype)) return false;
   }
   const auto argument = [&](size_t i) {
     return num_tensors + i < call.args.size() ? call.args[num_tensors + i] : ops::Arg();
@@ -887,7 +860,7 @@ bool expand_attention(Graph& graph, Node& node, const char* op, size_t num_tenso
   }
   if (Value* added = tensor(mask)) {
     const DType dtype = inputs[0]->type.dtype;
-    const bool fits = added->type.dtype == dtype || added->type.dtype == computed_dtype(dtype);
+    const bool fits = added->type.dtype == dtype || added->type.dtype == ops::computed_dtype(dtype);
     if (!fits || !sizes.are_known(*added)) return false;
     inputs.push_back(added);
   }
@@ -897,7 +870,7 @@ bool expand_attention(Graph& graph, Node& node, const char* op, size_t num_tenso
     types.push_back(output->type);
   }
   if (types.size() != (is_backward ? 3 : 2)) return false;
-  if (!is_backward && types[1].dtype != computed_dtype(inputs[0]->type.dtype)) return false;
+  if (!is_backward && types[1].dtype != ops::computed_dtype(inputs[0]->type.dtype)) return false;
   Node& made = ops::Writer(graph, &node)
                    .add({ir::kTorchOrtDomain, op}, std::move(inputs), types, std::move(attrs));
   for (size_t i = 0; i < types.size(); ++i) {
@@ -948,7 +921,7 @@ bool expand_pow(Graph& graph, Node& node) {
   } else if (*exponent == 0.5) {
     write.replace_elements(0, write.make("Sqrt", {write.number(x)}));
   } else if (*exponent == -0.5) {
-    write.replace_elements(0, write.make("Reciprocal", {write.make("Sqrt", {write.number(x)})}));
+    write.replace_elements(0, write.formula().rsqrt(write.number(x)));
   } else if (*exponent == -2) {
     write.replace_elements(0, write.make("Reciprocal", {square()}));
   } else if (*exponent == -1) {
@@ -963,7 +936,7 @@ bool expand_rsqrt(Graph& graph, Node& node) {
   Value* x = node.inputs[0];
   if (!is_real(x)) return false;
   Expander write(graph, node, *x);
-  write.replace_elements(0, write.make("Reciprocal", {write.make("Sqrt", {write.number(x)})}));
+  write.replace_elements(0, write.formula().rsqrt(write.number(x)));
   return true;
 }
 
