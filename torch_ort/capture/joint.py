@@ -89,7 +89,7 @@ class Capture:
         inputs: Sequence[Any],
         sources: Callable[[], Sequence[onnx_files.Source | None]],
     ) -> Any:
-        """Give a callable for a module with flat inputs; `sources` tells files what these are.
+        """Give a callable for a module with flat inputs; `sources` describes these for saved files.
 
         Raises Unsupported or InternalError; whatever AOTAutograd itself cannot trace becomes
         Unsupported.
@@ -152,7 +152,7 @@ class Capture:
     def _capturing(
         self, maker: str, sources: Callable[[], Sequence[onnx_files.Source | None]]
     ) -> Iterator[None]:
-        """Capture in here: count and time it, and let go of what only files and traces need."""
+        """Capture in the block: count and time it, then free what only files and traces need."""
         dynamo, start = dynamo_compat.dynamo_seconds(), time.perf_counter()
         if self._asks_for_names:
             self._sources = sources()

@@ -52,7 +52,7 @@ def make_logger(level: LogLevel) -> logging.Logger:
     engine_logger(logger).setLevel(ENGINE_LEVELS[level])
     _let_speak(logging.getLogger("orttraining"))
     if level <= LogLevel.DEVINFO:
-        # Why recordings were left to AOTAutograd is said there, to whoever asks for that logger.
+        # The logger "torch_ort.recorder" says why recordings were left to AOTAutograd.
         of_package = logging.getLogger("torch_ort")
         of_package.setLevel(PYTHON_LEVELS[level])
         _let_speak(of_package)

@@ -42,12 +42,12 @@ from torch_ort.script.replay import Replay, replayed
 from torch_ort.steps.recorded import RecordedRun, RecordedStep
 from torch_ort.steps.state import GraphState
 
-# While other tensors hang in a module, no thread may find them there.
+# Held while a module's tensors are replaced by others, which no other thread may see.
 hanging_others = threading.RLock()
 
 
 class ModuleState:
-    """The tensors that hang in a tree of modules, each once, with all the places where it hangs.
+    """The tensors of a tree of modules, each once, with all attributes that hold it.
 
     Parameters, buffers, and tensors in plain attributes or in lists and dicts there: all are inputs
     of a graph, so that what they hold, and gradients, are right at every call.
@@ -81,7 +81,7 @@ class ModuleState:
 
     @contextmanager
     def without_gradients(self) -> Iterator[None]:
-        """Take the gradients away in here, and put them back.
+        """Remove the gradients for the time of the block, and restore them.
 
         Backwards of Functions, which a capture runs to learn what they give, may add to them.
         """
@@ -96,7 +96,7 @@ class ModuleState:
                 tensor.grad = gradient
 
     def call_with(self, tensors: Sequence[torch.Tensor], call: Callable[[], Any]) -> Any:
-        """Run `call` while other tensors hang in all places; what it replaced there stays."""
+        """Run `call` with other tensors in all these attributes; assignments of its own persist."""
         before = [container[key] for container, key, _ in self.places]
         for container, key, position in self.places:
             container[key] = tensors[position]
@@ -423,7 +423,7 @@ class _Trace(torch.nn.Module):
         self.__dict__["replay"] = replay
         self.integers: list[int | torch.SymInt] = []
         self.outputs: Structure
-        self.assigned: list[tuple[dict, str]] = []  # where forward hangs tensors
+        self.assigned: list[tuple[dict, str]] = []  # attributes to which forward assigns tensors
         self.leaves: list[tuple[bool, int]] = []  # whether a tensor, and which one
         tensors = []
         storages = {tensor.untyped_storage()._cdata for tensor in held.tensors}
@@ -434,7 +434,7 @@ class _Trace(torch.nn.Module):
                 continue
             is_number = isinstance(leaf, float)
             tensor = torch.tensor(leaf, dtype=inputs.float_dtype) if is_number else leaf
-            # The next call may bring different tensors where this one brings the same twice, and
+            # The next call may pass different tensors where this one passes the same twice, and
             # what is not dense is copied.
             storage = tensor.untyped_storage()._cdata
             if storage in storages or not is_dense(tensor):
@@ -525,7 +525,7 @@ class _PlainCall:
         self._open = trace.open_integers
         is_open = set(self._open)
         self._integers = [None if i in is_open else n for i, n in enumerate(trace.integers)]
-        # Where forward hangs tensors, and what else hung there before; tensors are inputs.
+        # Attributes to which forward assigns tensors, and their values before; tensors are inputs.
         self._assigned = trace.assigned
         self._before = _entries(trace.assigned)
 

@@ -267,7 +267,7 @@ def _run(path: str) -> None:
 
 
 def _import_if_there(name: str) -> Any:
-    # An error inside a module that is there is no sign that it is not built.
+    # An error inside an existing module does not mean that it is missing.
     return importlib.import_module(name) if _is_there(name) else None
 
 

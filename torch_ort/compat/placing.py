@@ -104,7 +104,7 @@ def install() -> str:
 
 
 def uninstall() -> str:
-    """Remove what `install` placed and nobody changed; gives what to tell the user.
+    """Remove the files of `install` that are unchanged; returns a message for the user.
 
     Raises UserError if the folder is not ours.
     """
@@ -124,7 +124,7 @@ def uninstall() -> str:
 
 
 def status() -> str:
-    """Tell what is there."""
+    """Describe what is installed."""
     package = _find_onnxruntime()
     if package is None:
         return "onnxruntime: not installed"
@@ -201,7 +201,7 @@ def _read_marker(folder: Path) -> Hashes:
 
 
 def _is_foreign(package: Path, name: str) -> bool:
-    """Tell whether a file beside the folder is there and is not what would be placed."""
+    """Tell whether a file beside the folder exists with another content than ours."""
     path = package / name.removeprefix("../")
     return path.exists() and path.read_bytes() != files()[name].encode()
 

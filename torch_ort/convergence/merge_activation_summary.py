@@ -13,7 +13,7 @@ from pathlib import Path
 SUMMARY = "summary.txt"
 _DIRECTIONS = ("_forward", "_backward")
 _COMPARED = ("mean", "std", "min", "max")
-_COUNTED = ("shape", "dtype", "nan", "inf")  # a difference in these is told in words
+_COUNTED = ("shape", "dtype", "nan", "inf")  # a difference in these is reported in words
 _ABOUT = ("activation", "direction", "order", "depth")
 _SIDES = ("pt", "ort")
 
@@ -60,7 +60,7 @@ class Pair:
         return 0.0 if same else abs(a - b)
 
     def remark(self) -> str:
-        """Say what no number tells."""
+        """Describe differences that no number expresses."""
         if self.pt is None or self.ort is None:
             return f"only in {'ort' if self.pt is None else 'pt'}"
         pt, ort = self.pt.fields, self.ort.fields

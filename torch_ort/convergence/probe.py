@@ -97,6 +97,7 @@ def _pass_on(ctx: Any, gradient: torch.Tensor) -> tuple:
 probe_activation.register_autograd(_differentiate, setup_context=_keep_numbers)
 probe_gradient.register_autograd(_pass_on)
 
-# torch.fx goes by its own list: without it, what nobody reads is dropped while tracing.
+# torch.fx has a list of its own: an operator that is not in it and whose result is unused is
+# dropped from traces.
 for _name in ("mark_call", "probe_activation", "probe_gradient"):
     torch.fx.has_side_effect(getattr(torch.ops.torch_ort, _name).default)

@@ -26,7 +26,7 @@ def compile_or_eager(
 ) -> Callable[..., Any]:  # fmt: skip
     """Compile a graph; where that fails give a callable that runs it in eager PyTorch.
 
-    Where `compile_graph` tells how to compile again, that is done instead if the first run fails.
+    If `compile_graph` returns a way to compile again, that is tried first when the first run fails.
     When `strict`, every error is raised. If it `retries`, a graph whose run has failed is tried
     again at the next call. `state.failed` tells later that a backward failed, after which eager is
     right as well.
@@ -85,7 +85,7 @@ class FirstRun:
         return self._in_eager(failure, args)
 
     def _run_forward_mode(self, args: tuple) -> Any:
-        """Run a call in eager PyTorch that brings tangents; others go on running in the engine."""
+        """Run a call whose inputs have tangents in eager PyTorch, and this call only."""
         error = Unsupported(FORWARD_MODE)
         if self._refuses_tangents:
             raise error

@@ -24,7 +24,7 @@ from torch_ort.steps.state import GraphState
 
 
 class _Lines(fx.Interpreter):
-    """Runs a graph of Dynamo's, and tells the recorder the user's line of each node."""
+    """Runs a graph from Dynamo, and sets the user's line of each node for the recorder."""
 
     @enters_program
     def run_node(self, n: fx.Node) -> Any:
@@ -39,7 +39,7 @@ def record_dynamo_graph(
     sources: Callable[[], Sequence[onnx_files.Source | None]],
     state: GraphState,
 ) -> Any:
-    """Give a callable for a graph of Dynamo's, by the recorder.
+    """Record a graph from Dynamo and give a callable for it.
 
     Raises HandOver for what only AOTAutograd does.
     """
@@ -51,7 +51,7 @@ def record_dynamo_graph(
         given = DynamoInputs(dynamo_compat.symbolic_inputs(module.graph, inputs))
         step = capture.record(_Lines(module).run, given.inputs, sources, module.forward)
     written = set(capture.recording.written) - kept
-    if written:  # later calls may bring tensors that share memory
+    if written:  # tensors of later calls may share memory
         raise HandOver(f"input {min(written)}, which the caller brings, is written into")
     given.tell_guards()
     return step

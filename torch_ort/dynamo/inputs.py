@@ -22,8 +22,8 @@ _WORDS = {"min": torch.sym_min, "max": torch.sym_max}
 class DynamoInputs:
     """Inputs for `record` that stand for those of one graph.
 
-    Conditions that a recording makes of sizes are asked of Dynamo, which guards what it does not
-    know.
+    Conditions on sizes that a recording relies on are passed to Dynamo, which guards those that it
+    does not know to hold.
     """
 
     def __init__(self, values: Sequence[Any]) -> None:

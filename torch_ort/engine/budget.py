@@ -79,7 +79,7 @@ def of_options(options: Options) -> _C.Budget | None:
 def selection_of_options(options: Options, lists_all: bool = False) -> _C.Selection | None:
     """Give what the options ask to be recomputed by layer or by name; None for nothing.
 
-    With `lists_all` the selection is there to list all that could be recomputed, and never None.
+    With `lists_all` the selection lists all that could be recomputed, and is never None.
     """
     is_on = recomputes_by_name(options)
     if not is_on and not lists_all:

@@ -88,7 +88,7 @@ def _run_passes(program: Program, options: Options) -> None:
         _run_pipeline(program, options)
         return
     level = None if selection is None else options.memory_opt_level
-    with asked_for():  # a budget that cannot be kept is told, whatever else may run in eager
+    with asked_for():  # a budget that cannot be kept is an error under every policy
         if selection is not None:
             planned = _C.BudgetReport()
             _run_pipeline(program, options, selection=selection, budget_report=planned)
@@ -112,7 +112,7 @@ def _run_pipeline(
 def _keep_budget(program: Program, options: Options, allowed: _C.Budget) -> _C.BudgetReport:
     """Run the passes under a budget.
 
-    Which rows may be left out is known after all that is made again has been chosen: where the
+    Which rows may be left out is known only after all that is recomputed has been chosen: where the
     lists of them do not fit any more, all is chosen anew beside them, and without them if there
     are more lists then.
     """
@@ -139,7 +139,7 @@ def _keep_budget(program: Program, options: Options, allowed: _C.Budget) -> _C.B
 
 
 def recomputable(program: Program, options: Options) -> _C.BudgetReport:
-    """List what of a captured training graph could be made again by name, and what is."""
+    """List what of a captured training graph could be recomputed by name, and what is."""
     listed = _C.BudgetReport()
     _C.run_pipeline(
         program.captured.clone(), disabled_passes(options), options.bisect,

@@ -17,7 +17,7 @@ from torch_ort.pytorch.trace_compat import real_tensors
 
 _logger = logging.getLogger("torch_ort.cuda")
 
-# In the packages that PyTorch's wheels bring, by the version of CUDA.
+# Where the packages that PyTorch's wheels depend on have it, by the version of CUDA.
 _NVRTC_FOLDERS = {"13": ("cu13", "lib"), "12": ("cuda_nvrtc", "lib")}
 
 

@@ -11,13 +11,13 @@ from torch_ort.core.scopes import listening
 from torch_ort.engine.program import Program
 
 _watchers: list[list[Program]] = []
-# Called with the session, the tensors and the symbols of each call before it runs.
+# Called before each run of a graph, with its session, tensors and symbol values.
 CallWatcher = Callable[[_C.Session, Sequence[Any], Sequence[Any]], None]
 call_watchers: list[CallWatcher] = []
 
 
 def note(programs: list[Program]) -> None:
-    """Tell whoever is watching that graphs were compiled."""
+    """Add graphs that were compiled to the lists of all watchers."""
     for watcher in _watchers:
         watcher.extend(programs)
 
@@ -28,7 +28,7 @@ def watching() -> AbstractContextManager[list[Program]]:
 
 
 def note_call(session: _C.Session, tensors: Sequence[Any], symbols: Sequence[Any]) -> None:
-    """Tell whoever is watching that a graph is about to run."""
+    """Call all watchers of calls: a graph is about to run."""
     for watcher in list(call_watchers):
         watcher(session, tensors, symbols)
 

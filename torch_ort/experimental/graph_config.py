@@ -31,7 +31,7 @@ def set_propagate_cast_ops_optimization(
     strategy: PropagateCastOpsStrategy = PropagateCastOpsStrategy.FLOOD_FILL,
     level: PropagateCastLevel = PropagateCastLevel.NOT_USED,
 ) -> None:
-    """Check the arguments, and say once that casts are not moved where that is asked.
+    """Check the arguments, and warn once that casts are not moved if that is asked for.
 
     The engine leaves casts where autocast has put them. Inside of fused regions, which compute in
     float32, they cost nothing. Raises TypeError for arguments of other classes.

@@ -80,7 +80,7 @@ def _checkpointed(function: Callable[..., Any], preserve_rng_state: bool, *args:
 
 @contextmanager
 def kept_whole(policy: Policy) -> Iterator[None]:
-    """Put calls of Functions into a trace that is made in here: as PythonOps, if that is wanted."""
+    """Put calls of Functions into traces made in the block: as PythonOps, if that is wanted."""
     calls = Calls()
 
     def replace(function: type, args: tuple, apply: Callable[..., Any]) -> Any:

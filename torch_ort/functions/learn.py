@@ -35,7 +35,7 @@ class Learnt:
     places: list[int]  # of the outputs among all that forward returns
     returned: Any  # all of it, with None for the outputs; a tuple if forward gives one
     # By tensor that autograd sees: its form if backward gives it a gradient. Nothing where that is
-    # to be asked of `made`, an output on tensors without numbers that still knows its backward.
+    # to be asked of `made`, an output on tensors without data that still knows its backward.
     gradients: list[Spec | None] | None = None
     made: torch.Tensor | None = None
 
@@ -93,7 +93,7 @@ class Learner:
                     return self._all_gradients(tensors)
                 return self._backward_on_real(tensors, sizes, wanted, error)
 
-    # Tensors without numbers.
+    # Tensors without data.
 
     def _try_without_symbols(self, tensors: list[torch.Tensor], sizes: list[Any]) -> None:
         """Raise what a Function raises that needs numbers, before it decides anything of sizes."""
@@ -176,7 +176,7 @@ class Learner:
                 continue
         found = _sizes_of_results(seen, _sources(forms, sizes), settings)
         if found is None:
-            # Nothing tells how its results go with the sizes: those of this call, and no others.
+            # How its results' sizes depend on the arguments' is unknown: take this call's.
             for size in settings.open_sizes:
                 int(size)
             found = [list(output.shape) for output in first]
@@ -243,7 +243,7 @@ class Learner:
             for gradient, asks in zip(gradients, self._requires_grad, strict=False)
         ]
 
-    # What the class tells by itself.
+    # What the class says by its `infer_shape`.
 
     def _told(self, tensors: list[torch.Tensor]) -> Learnt:
         """Ask the class's infer_shape, as ONNX Runtime Training does."""
@@ -300,7 +300,7 @@ class Learner:
 
 @dataclass
 class _Node:
-    """What infer_shape is told of the node."""
+    """The description of the node that `infer_shape` gets."""
 
     func_name: str
 

@@ -101,7 +101,7 @@ _KINDS: dict[Callable[..., Any], str] = {
 
 @contextmanager
 def recurrent_layers_whole() -> Iterator[None]:
-    """Keep recurrent layers whole in a trace that is made in here."""
+    """Keep recurrent layers whole in traces made in the block."""
     calls = Calls()
     try:
         with _Whole(calls):

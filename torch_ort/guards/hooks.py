@@ -1,7 +1,7 @@
 """Hooks of modules: those that only compute are captured, others have to run in each call.
 
 A hook may store what it sees, count, or print. A captured graph would run its Python once, on
-tensors without numbers; so whatever may do more than compute its result keeps a call out of the
+tensors without data; so whatever may do more than compute its result keeps a call out of the
 engine. What it may do is read from its code.
 """
 
@@ -181,6 +181,6 @@ def _is_kept(func: Any, args: tuple) -> bool:
 
 @contextmanager
 def tensor_hooks_refused() -> Iterator[None]:
-    """Refuse hooks on tensors of a trace that is made in here, unless they only compute."""
+    """Refuse hooks on tensors of traces made in the block, unless they only compute."""
     with _TensorHooks():
         yield

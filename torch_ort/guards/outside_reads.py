@@ -62,7 +62,7 @@ def snapshot(value: Any) -> Any:
 
 
 def rows_of_value(own: Any, name: Any, value: Any, words: str) -> list[Row]:
-    """Give what compares a value that hangs at `own[name]`."""
+    """Give a guard of the value at `own[name]`."""
     if isinstance(value, torch.Tensor):
         return []
     if isinstance(value, dict) and type(value) is not dict:  # which is copied as it is
@@ -76,7 +76,7 @@ def rows_of_value(own: Any, name: Any, value: Any, words: str) -> list[Row]:
     if is_plain(value):
         return [(own, name, "equals", snapshot(value), words)]
     rows: list[Row] = [(own, name, "is", value, words)]
-    if type(value) in (list, dict):  # tensors hang there
+    if type(value) in (list, dict):  # it holds tensors
         rows.append((value, None, "size", len(value), f"the number of parts of {words}"))
     return rows
 
@@ -145,7 +145,7 @@ class _Object:
 
 
 def _is_lost(before: Any, now: Any) -> bool:
-    """Tell whether a value is another: a number that counts, a tensor without numbers."""
+    """Tell whether forward has replaced a value by a tensor or by another number."""
     if now is before:
         return False
     if isinstance(now, torch.Tensor):
@@ -346,7 +346,7 @@ class CodeReads:
         return rows
 
     def note_values(self) -> None:
-        """Take what stands there now for what stood there before."""
+        """Take the present values as those to compare with, and to restore."""
         for key, (place, _) in self._places.items():
             self._places[key] = (place, place.get())
 
@@ -395,7 +395,7 @@ _thread = threading.local()  # `watch`: of the capture that runs in this thread
 
 @contextmanager
 def not_watched() -> Iterator[None]:
-    """Run in here what every call of the graph runs again, and so reads and assigns anew."""
+    """Do not watch the block, which each call of the graph runs again with its own reads."""
     watch = getattr(_thread, "watch", None)
     if watch is None:
         yield

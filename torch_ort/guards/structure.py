@@ -174,7 +174,7 @@ def plain_parameter(value: torch.Tensor) -> bool:
 
 
 def _holds_tensor(value: Any, seen: set[int]) -> bool:
-    """Tell whether a tensor hangs anywhere under an object; modules and classes are no data."""
+    """Tell whether an object holds a tensor at any depth; modules and classes do not count."""
     if isinstance(value, torch.Tensor):
         return True
     if isinstance(value, torch.nn.Module | type | types.ModuleType) or id(value) in seen:

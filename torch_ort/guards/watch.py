@@ -40,7 +40,7 @@ class Reads:
 
     modules: dict[int, tuple[str, torch.nn.Module]]  # by id: the path and the module
     found: set[tuple[int, str]] = field(default_factory=set)
-    # What was read outside of them; nothing where that cannot be told.
+    # What was read outside of them; None where that is unknown.
     outside: tuple[ObjectReads, CodeReads] | None = None
 
     @property
@@ -212,7 +212,7 @@ class Watch:
         return bool(self._runs and self._runs[-1])
 
     def take_tensors(self) -> list[tuple[dict, str, torch.Tensor]]:
-        """Take back tensors that a run of forward has hung into attributes and buffers."""
+        """Undo assignments of tensors to attributes and buffers by a run of forward."""
         taken = []
         places = [(part.__dict__, before) for _, part, before in self._parts]
         places += [(registry, before) for _, registry, before in self._registries]

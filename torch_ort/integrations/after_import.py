@@ -22,7 +22,7 @@ _visits: dict[str, list[Visit]] = {}  # by the name of a module that is not ther
 def after_import(module: str, visit: Visit) -> None:
     """Call `visit` with the module: now if it is imported, else once it is.
 
-    An error of `visit` is raised by whoever imports the module.
+    An error of `visit` is raised by the statement that imports the module.
     """
     with _lock:
         found = sys.modules.get(module)
@@ -43,7 +43,7 @@ def forget(module: str, visit: Visit) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds what the other finders find, for modules that somebody waits for."""
+    """Finds what the other finders find, for modules with registered functions."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -60,7 +60,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """Loads as another loader does, and calls those who wait."""
+    """Loads as another loader does, and then calls the registered functions."""
 
     def __init__(self, loader: importlib.abc.Loader) -> None:
         self._loader = loader
@@ -69,7 +69,7 @@ class _Loader(importlib.abc.Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        # From here on nobody has to know that we were there.
+        # From here on the module keeps no trace of this loader.
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
         with _lock:

@@ -35,7 +35,7 @@ def is_theirs(optimizer: Any) -> bool:
 
 
 def replace(optimizer: Any, **_: Any) -> str:
-    """Replace the three methods; gives what the user is told. Raises NotReplaced."""
+    """Replace the three methods; returns the text of the warning. Raises NotReplaced."""
     theirs = {}
     for name, digest in _DIGESTS.items():
         theirs[name] = replacing.method(optimizer, name)

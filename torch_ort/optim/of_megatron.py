@@ -26,9 +26,9 @@ def replace(
     get_horizontal_model_parallel_rank: Callable[[], int] | None = None,
     get_horizontal_model_parallel_group: Callable[[], Any] | None = None,
 ) -> str:
-    """Replace `_check_overflow`, and `clip_master_grads` if both functions are there.
+    """Replace `_check_overflow`, and `clip_master_grads` if both functions are given.
 
-    Gives what the user is told. Raises NotReplaced.
+    Returns the text of the warning. Raises NotReplaced.
     """
     theirs = replacing.method(optimizer, "clip_master_grads")
     replacing.check_arguments(theirs, ["max_norm", "norm_type"])

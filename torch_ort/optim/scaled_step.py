@@ -59,8 +59,9 @@ class ScaledStep(torch.optim.Optimizer):
     The means of bfloat16 and float16 parameters are float32, others have the dtype of the
     parameter. `group["step"]` counts the updates of a group, for all of its parameters.
 
-    If all gradients are on one GPU, the device alone decides what is updated, and nobody waits for
-    it: counts of groups, `grad_norm` and `step_skipped` are tensors there. Else the host decides.
+    If all gradients are on one GPU, the device alone decides what is updated, and the CPU does not
+    wait for it: counts of groups, `grad_norm` and `step_skipped` are tensors there. Else the host
+    decides.
     """
 
     _rule_name: str  # of step_on_cuda
@@ -361,7 +362,7 @@ def _is_on_gpu(value: Any) -> bool:
 
 
 def _count_on(device: torch.device, count: float | Tensor) -> Tensor:
-    """Give a count of steps as a number on a GPU: itself if it is there."""
+    """Give a count of steps as a number on a GPU: itself if it is on one."""
     if _is_on_gpu(count):
         return count.to(device)
     return torch.full((), float(count), dtype=torch.float32, device=device)

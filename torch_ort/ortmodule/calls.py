@@ -57,7 +57,7 @@ DATA_PARALLEL = (
     "please use torch.nn.parallel.DistributedDataParallel instead"
 )
 
-Watcher = Callable[[Any], None]  # is told what a call has given
+Watcher = Callable[[Any], None]  # called with the result of a call
 
 # Captures of one module; more than a real program needs, fewer than would go unnoticed.
 MAX_CAPTURES = 32
@@ -394,7 +394,7 @@ class Calls:
 
 
 def is_traced() -> bool:
-    """Tell whether a call belongs to somebody's trace, or transform, in this thread."""
+    """Tell whether a call is part of a trace or of a function transform in this thread."""
     is_capturing = getattr(_thread, "is_capturing", False)
     return (
         is_capturing or in_function_transform() or is_jit_tracing() or torch.compiler.is_compiling()

@@ -303,7 +303,7 @@ class ORTModule(torch.nn.Module):
         copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return copied
 
-    # What a module is asked for, answered by the wrapped one.
+    # The interface of a module, answered by the wrapped one.
 
     def add_module(self, name: str, module: torch.nn.Module | None) -> None:
         """Raise ORTModuleTorchModelException: add modules to the module before it is wrapped."""
@@ -399,7 +399,7 @@ class ORTModule(torch.nn.Module):
         return (module for _, module in self.named_modules())
 
     def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Module]]:
-        """Give the wrapped module's, with this object as the first where somebody re-classed it.
+        """Give the wrapped module's, with this object as the first if its class was replaced.
 
         `fully_shard` does, and looks for what it has re-classed when it walks over modules.
         """

@@ -96,7 +96,7 @@ def functionalization() -> Iterator[None]:
 
 @contextmanager
 def outside_inference_mode() -> Iterator[None]:
-    """Capture in here what runs in inference mode as what runs without gradients.
+    """Capture code of inference mode in the block as code that runs without gradients.
 
     Inference mode leaves out what takes operators apart that are made of others. Whole, they may
     give what they were given, as dropout does in eval mode, which their schemas do not say.
@@ -297,7 +297,7 @@ def viewed(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_one_of_several_views(tensor: torch.Tensor) -> bool:
-    """Tell whether an operator gave a wrapped tensor and others: autograd lets nobody edit it."""
+    """Tell whether an operator gave a wrapped tensor and others, which autograd forbids to edit."""
     return torch._functionalize_is_multi_output_view(tensor)
 
 
@@ -335,7 +335,7 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 @contextmanager
 def fakes() -> Iterator[Callable[..., torch.Tensor]]:
-    """Run operators on PyTorch's fakes in here; gives what makes one.
+    """Run operators on PyTorch's fakes in the block; gives a function that makes one.
 
     It takes sizes, strides, dtype and device.
     """

@@ -185,7 +185,7 @@ def _say_once(
 def _is_swallowed(converter: Any, error: Exception) -> bool:
     """Tell whether Dynamo goes on in eager PyTorch after an error.
 
-    One with a strategy is that of the recompile limit, which is told by itself.
+    One with a strategy is that of the recompile limit, of which `recompile_limit.py` warns.
     """
     if converter._box.error_on_graph_break or getattr(error, "frame_exec_strategy", None):
         return False
@@ -299,7 +299,7 @@ def _frame_forward_of_shards(module: torch.nn.Module) -> None:
 
 def _is_sharded(module: torch.nn.Module) -> bool:
     """Tell whether `fully_shard` has taken a module."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # whoever shards has imported it
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # imported by every program that shards
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
@@ -341,7 +341,7 @@ def dynamo_seconds() -> float | None:
 def symbolic_inputs(graph: fx.Graph, inputs: Sequence[Any]) -> list[Any]:
     """Give the inputs of Dynamo's graph with its symbols in place of the sizes of one call.
 
-    Raises Unsupported where nothing tells them.
+    Raises Unsupported where they are unknown.
     """
     nodes = graph.find_nodes(op="placeholder")
     fakes = [node.meta.get("example_value") for node in nodes]

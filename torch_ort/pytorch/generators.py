@@ -87,7 +87,7 @@ class Seeding:
 
     @property
     def is_found(self) -> bool:
-        """Tell whether somebody has set one, or seeded that of the CPU by its own methods."""
+        """Tell whether one was set, or that of the CPU was seeded by its own methods."""
         is_seeded = torch.initial_seed() != self._initial and not self.is_elsewhere
         return self._is_noted or is_seeded
 
@@ -122,7 +122,7 @@ def _all_watched(generators: tuple) -> tuple:
 
 @contextmanager
 def watched_seeding() -> Iterator[Seeding]:
-    """Find out whether code in here sets PyTorch's default generators, which stay as they are."""
+    """Find out whether code in the block sets PyTorch's default generators; it keeps its effect."""
     seeding = Seeding()
     _seedings.append(seeding)
     try:
@@ -149,7 +149,7 @@ def note_draw() -> None:
 
 
 class DrawsNoted(TorchFunctionMode):
-    """Takes every call of torch's functions for a draw, where nothing tells which ones draw."""
+    """Counts every call of torch's functions as a draw, where it is unknown which ones draw."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None

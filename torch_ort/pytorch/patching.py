@@ -109,7 +109,7 @@ class Patch:
 
     @property
     def exists(self) -> bool:
-        """Tell whether the attribute is there now."""
+        """Tell whether the attribute exists now."""
         return hasattr(*self.place)
 
     def _own(self) -> Any:
@@ -118,7 +118,7 @@ class Patch:
 
     @contextmanager
     def _in_place(self, make: Callable[[Any], Any]) -> Iterator[None]:
-        """Let something stand there that asks who has come: what `make` gives of torch's own."""
+        """Replace the attribute by what `make` makes of torch's own, which asks for its caller."""
         with _lock:
             if self._num_inside == 0:
                 self._put(make)
@@ -134,7 +134,7 @@ class Patch:
     def _put(self, make: Callable[[Any], Any]) -> None:
         owner, name = self.place
         if self._standing is not None and self._own() is not self._before:
-            return  # it stands there still, below what somebody has put on top
+            return  # other code has replaced ours, and still calls it
         self._before = self._own()
         self._theirs = getattr(owner, name, self._missing)
         self._standing = make(self._theirs)
@@ -143,7 +143,7 @@ class Patch:
     def _take_back(self) -> None:
         owner, name = self.place
         if self._own() is not self._standing:
-            return  # what somebody has put on top calls on through ours
+            return  # the replacement by other code calls ours
         if self._before is _ABSENT:
             delattr(owner, name)
         else:
@@ -274,7 +274,7 @@ class Setting(Patch):
     """A setting of torch's."""
 
     def by(self, value: Any) -> AbstractContextManager[None]:
-        """Let it have another value in here."""
+        """Give it another value in the block."""
         owner, name = self.place
         return owner.patch(**{name: value})
 
@@ -385,5 +385,5 @@ class OperatorKernels(Patch):
             return
         del self._operators[operator]
         operator.py_kernels = kernels
-        cache.clear()  # somebody may have registered a kernel meanwhile
+        cache.clear()  # a kernel may have been registered meanwhile
         operator._dispatch_cache = cache

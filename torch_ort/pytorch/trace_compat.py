@@ -43,12 +43,12 @@ def data_is_asked(error: BaseException) -> bool:
 
 
 def said_to_be_compiling() -> AbstractContextManager[None]:
-    """Let `torch.compiler.is_compiling()` be true in here, for this thread."""
+    """Make `torch.compiler.is_compiling()` true in the block, for this thread."""
     return patches.IS_COMPILING.by(lambda theirs: True)
 
 
 class FakeInputs:
-    """Tensors without numbers to trace a function with.
+    """Tensors without data to trace a function with.
 
     Sizes and integers of a call are symbols, but for sizes of 0 and 1, or all are fixed. What is
     decided of sizes on the way stands in `guards`.
@@ -63,7 +63,7 @@ class FakeInputs:
 
     @contextmanager
     def tracing(self) -> Iterator[None]:
-        """Make fakes and trace in here.
+        """A block in which fakes are made and traced.
 
         `torch.compiler.is_compiling()` is true meanwhile: modules that ask leave out what looks at
         numbers.
@@ -84,11 +84,11 @@ class FakeInputs:
         return self._mode.from_tensor(tensor, static_shapes=True, source=LocalSource(name))
 
     def tensor(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """Give a fake of a tensor that every call brings anew."""
+        """Give a fake of a tensor that each call provides anew."""
         if self._are_fixed:
             return self.held(tensor, name)
         if tensor.is_leaf and tensor.grad is not None:
-            # A gradient would get symbols of its own, which no call brings.
+            # A gradient would get symbols of its own, whose values no call provides.
             tensor = tensor.detach().requires_grad_(tensor.requires_grad)
         context = StatelessSymbolicContext(
             dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.dim(),
@@ -100,7 +100,7 @@ class FakeInputs:
         return fake
 
     def integer(self, value: int, name: str) -> int | torch.SymInt:
-        """Give a symbol for an integer that every call brings anew."""
+        """Give a symbol for an integer that each call provides anew."""
         if self._are_fixed:
             return value
         source = LocalSource(name)
@@ -188,7 +188,7 @@ def has_tangents(values: Sequence[Any]) -> bool:
 
 
 def meta_errors_unsaid() -> AbstractContextManager[None]:
-    """Keep this thread's failing operators on tensors without numbers out of torch's log."""
+    """Keep this thread's failing operators on tensors without data out of torch's log."""
     return patches.FAKE_TENSOR_LOG.by(_hear_no_errors)
 
 
@@ -218,7 +218,7 @@ def _form_key(value: Any) -> Any:
 
 @contextmanager
 def fakes_apart() -> Iterator[None]:
-    """Make and use tensors without numbers that no trace knows of."""
+    """Make and use tensors without data that no trace knows of."""
     with real_tensors(), FakeTensorMode(allow_non_fake_inputs=True):
         yield
 

@@ -55,7 +55,7 @@ class FxReader:
         self._names: dict[fx.Node, str] = {}
 
     def add_placeholders(self, nodes: Iterable[fx.Node]) -> None:
-        """Declare graph inputs. Raises Unsupported for what is no tensor, integer or None."""
+        """Declare graph inputs. Raises Unsupported unless each is a tensor, an integer or None."""
         for position, node in enumerate(nodes):
             value = node.meta.get("val")
             if isinstance(value, torch.Tensor):
@@ -144,7 +144,7 @@ class FxReader:
     def emit_view(
         self, target, source: str, arguments: list[Any], name: str, base: fx.Node
     ) -> None:
-        """Add a view of a clone; its type is told by the run."""
+        """Add a view of a clone; its type is known only when it runs."""
         self._emit(
             target,
             [("%", source), *map(self._argument, arguments)],

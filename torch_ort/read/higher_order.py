@@ -35,7 +35,7 @@ _library.impl("call_python", _call_python, "CompositeExplicitAutograd")
 
 
 def add_node(reader: Any, node: fx.Node) -> None:
-    """Add a higher-order node. Raises Unsupported where its results are no tensors."""
+    """Add a higher-order node. Raises Unsupported if its results are not tensors."""
     if node.target is auto_functionalize.auto_functionalized_v2:
         _add_auto_functionalized(reader, node)
     elif node.target is auto_functionalize.auto_functionalized:

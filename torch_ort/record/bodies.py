@@ -51,7 +51,7 @@ OPS = {run_if: "If", run_loop: "Loop"}
 def recording_branches(
     recording: ControlFlowRecorder | None,
 ) -> AbstractContextManager[None]:
-    """Let `recording()` give this in here: None where what is recorded trains."""
+    """Let `recording()` return this in the block, or None if the recording is for training."""
     return set_here(_thread, "recording", recording)
 
 

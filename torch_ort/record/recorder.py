@@ -1,6 +1,6 @@
 """The recorder: forward and backward of a function as one graph of ATen calls, by running it once.
 
-The function runs on tensors without numbers. PyTorch's own C++ does the rest: autograd, the
+The function runs on tensors without data. PyTorch's own C++ does the rest: autograd, the
 operators that are made of others, and functionalization, which turns writes into new tensors. What
 arrives below them is written down, and answered by a rule (torch_ort/rules).
 
@@ -181,7 +181,7 @@ class RecordedInputs:
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
-        """Make inputs and record in here; `torch.compiler.is_compiling()` is true meanwhile."""
+        """Make inputs and record in the block, where `torch.compiler.is_compiling()` is true."""
         with said_to_be_compiling():
             yield
 
@@ -190,13 +190,13 @@ class RecordedInputs:
         return input_like(tensor, spec_of(tensor))
 
     def tensor(self, tensor: torch.Tensor, name: str) -> Leaf:
-        """Give an input for a tensor that every call brings anew."""
+        """Give an input for a tensor that each call provides anew."""
         sizes = [self._symbol(size, is_size=True) for size in tensor.shape]
         strides = format_strides(sizes, _FORMATS[dense_format(tensor)])
         return input_like(tensor, Spec(sizes, strides, tensor.dtype, tensor.device))
 
     def integer(self, value: int, name: str) -> int | torch.SymInt:
-        """Give what stands for an integer that every call brings."""
+        """Give what stands for an integer that each call provides."""
         return self._symbol(value, is_size=False)
 
     def told_size(self, value: int) -> torch.SymInt:
@@ -399,7 +399,7 @@ def _as_rows(spec: Spec) -> Spec:
 def _tracing_state() -> Iterator[None]:
     """Leave alone what is kept outside of a recording."""
     cached = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)  # it would keep tensors without numbers
+    torch.set_autocast_cache_enabled(False)  # it would keep tensors without data
     try:
         # Hooks around the call are for what the graph saves when it runs.
         with without_saved_tensor_hooks(), torch.set_grad_enabled(torch.is_grad_enabled()):
@@ -409,7 +409,7 @@ def _tracing_state() -> Iterator[None]:
 
 
 class _Mode(Answers):
-    """Writes down every operator, and answers it with tensors without numbers."""
+    """Writes down every operator, and answers it with tensors without data."""
 
     def __init__(self, graph: fx.Graph, module: RecordedGraph) -> None:
         super().__init__()
@@ -427,7 +427,7 @@ class _Mode(Answers):
 
     def line(self) -> Line | None:
         """Give the user's line that runs."""
-        return _line(sys._getframe(2))  # past who asks, who is of this package
+        return _line(sys._getframe(2))  # past the caller, which is in this package
 
     def note(self, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
         """Record one call."""
@@ -565,7 +565,7 @@ _told = threading.local()  # `line`: of a graph that has replaced the user's cod
 
 
 def at_line(line: Line | None) -> contextlib.AbstractContextManager[None]:
-    """Say which line of the user's runs in here, where no frame tells."""
+    """Set the user's line that runs in the block, where no Python frame shows it."""
     return set_here(_told, "line", line)
 
 

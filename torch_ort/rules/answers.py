@@ -31,7 +31,7 @@ from torch_ort.rules.symbols import is_beyond_sizes
 
 
 def leaf_of(spec: Spec) -> Leaf:
-    """Make a tensor without numbers."""
+    """Make a tensor without data."""
     leaf = Leaf(spec.sizes, spec.strides, spec.dtype, spec.device)
     leaf.spec = spec
     leaf.node = None
@@ -39,7 +39,7 @@ def leaf_of(spec: Spec) -> Leaf:
 
 
 class Answers(TorchDispatchMode):
-    """Answers every operator with tensors without numbers."""
+    """Answers every operator with tensors without data."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -110,7 +110,7 @@ _PLAIN = {
 
 @contextlib.contextmanager
 def answering(answers: Answers) -> Iterator[WithoutNumbers]:
-    """Run code on functionalized tensors without numbers; what arrives below is answered."""
+    """Run code on functionalized tensors without data; what arrives below is answered."""
     with functionalization(), enable_python_dispatcher(), answers, WithoutNumbers() as tensors:
         yield tensors
 

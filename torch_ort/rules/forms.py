@@ -14,7 +14,7 @@ Size = int | torch.SymInt
 
 
 class Spec(NamedTuple):
-    """A tensor without numbers. Strides in elements."""
+    """A tensor without data. Strides in elements."""
 
     sizes: list[Size]
     strides: list[Size]

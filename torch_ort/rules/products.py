@@ -117,7 +117,7 @@ def _efficient_attention(
 ) -> tuple[Spec, ...]:  # fmt: skip
     batch, heads, length, _ = query.sizes
     padded = (length + _EFFICIENT_ROWS - 1) // _EFFICIENT_ROWS * _EFFICIENT_ROWS
-    # The kernel tells the host where in the random stream it has begun.
+    # The kernel returns to the host at which position of the random stream it began.
     state = Spec([], [], torch.int64, torch.device("cpu") if dropout > 0 else query.device)
     return (
         _rows_before_heads(query._replace(sizes=[batch, heads, length, value.sizes[3]])),

@@ -161,7 +161,7 @@ class _Round:
         return True
 
     def _learns_initial_values(self) -> bool:
-        """Give names that nothing has set what a round gives them: nobody reads it before."""
+        """Initialise names that are unset before the loop; nothing reads their first value."""
         learns = False
         for i, (before, after) in enumerate(zip(self._carried, self._results, strict=True)):
             if before is UNINITIALIZED and after is not UNINITIALIZED:
@@ -300,7 +300,7 @@ def _tensor_in(body: Body, value: Any) -> torch.Tensor | None:
 
 
 def _fill_in(body: Body, tensors: list[Any], others: list[Any], replay: Replay, mark: int) -> None:
-    """Give a way what it never sets, in the form that the other way gives it: nobody reads it."""
+    """Give a branch a value for what only the other sets, in the same form; it is never read."""
     for i, other in enumerate(others):
         if tensors[i] is None:
             with recording().writing_to(body):

@@ -1,7 +1,7 @@
 """TorchScript under a trace: a scripted function is read in C++ and replayed call by call.
 
 TorchScript's own interpreter looks through nothing that a trace in Python stands on: symbols for
-sizes, tensors without numbers. While a module is captured, each call of a scripted function or
+sizes, tensors without data. While a module is captured, each call of a scripted function or
 method runs here instead: operators are called one by one, everything else is done on plain values,
 and a condition that is no constant becomes a guard by being asked for its truth.
 """
@@ -174,7 +174,7 @@ class Replay:
             return value
         self._read.add((owner, name))
         if isinstance(value, list | tuple | dict):
-            # Those in a list are inputs of the graph, as those that hang alone.
+            # Tensors in a list are inputs of the graph too, like single ones.
             is_followed = (owner, name) in self._followed
             if holds_tensor(value) and not is_followed:
                 raise Unsupported(
@@ -302,7 +302,7 @@ _WITH_TENSORS = {"Scalar": "Tensor", "Tensor_Scalar": "Tensor_Tensor"}
 
 
 def _is_number_tensor(operator: Any, inputs: Sequence[Any]) -> bool:
-    """Tell whether a tensor stands for a number: a float that every call brings as one."""
+    """Tell whether a tensor stands for a number: a float that each call provides as one."""
     arguments = schema(operator).arguments
     return any(
         isinstance(value, torch.Tensor) and argument.type.kind() == "NumberType"

@@ -42,7 +42,7 @@ def _floor_quotient(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 class Told:
     """A bool, an integer or a float: a tensor of bool, int64 or float64 on the CPU.
 
-    What scripts do with numbers gives others; whoever wants to know one gets a HandOver.
+    Arithmetic on such numbers gives others; asking for the value of one raises HandOver.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:

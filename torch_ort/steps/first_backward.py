@@ -109,7 +109,7 @@ class _JointInterpreter(fx.Interpreter):
 
     def __init__(self, layout: JointLayout) -> None:
         super().__init__(layout.joint)
-        self._reached = set(layout.tangents)  # by gradients, whether they are there or not
+        self._reached = set(layout.tangents)  # by gradients, defined or not
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node."""
@@ -121,7 +121,7 @@ class _JointInterpreter(fx.Interpreter):
         return super().run_node(n)
 
     def map_nodes_to_values(self, args: Any, n: fx.Node) -> Any:
-        """Give a node's arguments, with zeros where some gradients are there and others are not."""
+        """Give a node's arguments, with zeros for undefined gradients if others are defined."""
 
         def value(node: fx.Node) -> Any:
             found = self.env[node]

@@ -185,7 +185,7 @@ class _Leave(torch.autograd.Function):
 
 
 class _Made(torch.autograd.Function):
-    """From logits without numbers to those that have been made."""
+    """From logits without data to those that have been made."""
 
     @staticmethod
     def forward(ctx: Any, lazy: LazyLogits, numbers: list[torch.Tensor]) -> torch.Tensor:

@@ -23,7 +23,7 @@ class GraphState:
     files: Any = None  # of an ORTModule: writes graphs and plans
     rewrite: Callable[[_C.Graph], _C.Graph] | None = None  # of an ORTModule: the user's passes
     say_run: Callable[[Program], None] = lambda program: None  # what only a run can tell
-    names_inputs: bool = False  # somebody is told of the inputs by the user's names
+    names_inputs: bool = False  # messages or files name the inputs as the user does
     failed: bool = False  # a backward failed: eager from now on
     is_differentiated_twice: bool = False  # which is how it has failed
     is_repeatable: bool = False  # running again changes nothing: no writes, no random numbers

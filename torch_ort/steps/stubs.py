@@ -19,12 +19,12 @@ _gradient_fakes: dict[int, list[torch.Tensor]] = {}
 
 
 def remember_gradients(layout: JointLayout, session: _C.Session) -> None:
-    """Remember what compiled autograd is to be told of the gradients that a session gives."""
+    """Remember the fakes of a session's gradients, for compiled autograd."""
     _gradient_fakes[session.id] = [node.meta["val"] for node in layout.gradient_layout.tensors]
 
 
 def release_fakes() -> None:
-    """Forget what compiled autograd is told of gradients; called when compiled code is reset."""
+    """Forget the fakes of gradients; called when compiled code is reset."""
     _gradient_fakes.clear()
 
 

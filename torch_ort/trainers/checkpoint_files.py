@@ -72,7 +72,7 @@ def in_folder(folder: PathLike, name: str) -> Path:
 
 
 def write(path: PathLike, data: Mapping[str, Any]) -> None:
-    """Write data that `torch.load(weights_only=True)` reads; a file that is there is replaced."""
+    """Write data that `torch.load(weights_only=True)` reads; an existing file is replaced."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")

@@ -128,7 +128,7 @@ class Core:
         return {id(param): param.grad for param in self._held if param.grad is not None}
 
     def _update(self, scale: float | None) -> bool:
-        """Update, unless a gradient of a scaled loss is infinite or NaN; tells whether it did."""
+        """Update, unless a gradient of a scaled loss is infinite or NaN; returns whether it did."""
         grads = [param.grad for param in self._held if param.grad is not None]
         divisor = 1.0 if scale is None else scale
         if scale is not None or self.max_norm is not None:

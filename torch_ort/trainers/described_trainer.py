@@ -27,7 +27,7 @@ from torch_ort.trainers.ranks import join, num_ranks, sharded
 
 @dataclass
 class Settings:
-    """What a trainer is told besides model, descriptions and optimizer."""
+    """The settings of a trainer besides model, descriptions and optimizer."""
 
     device: torch.device | None = None
     accumulation: int = 1
@@ -42,7 +42,7 @@ class Settings:
 
 
 class DescribedTrainer:
-    """Trains a described model by an optimizer of which the settings are told.
+    """Trains a described model with an optimizer that is made from its settings.
 
     Args:
         model: A module, or an ORTModule, whose options are taken over then.

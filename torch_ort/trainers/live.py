@@ -24,7 +24,7 @@ class Trainer:
         criterion: Called as `criterion(model(*inputs), labels)`, gives a tensor without dims.
         optimizer: Holds parameters of the model.
         lr_scheduler: Its `step()` follows each update.
-        gradient_accumulation_steps: Every so manieth call updates, by the mean of their gradients.
+        gradient_accumulation_steps: Calls per update, which uses the mean of their gradients.
         max_grad_norm: The norm to which all gradients together are clipped before an update.
         debug_options: Of the ORTModule.
 

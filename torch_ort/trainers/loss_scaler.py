@@ -7,7 +7,7 @@ from typing import Any
 
 
 class LossScaler(ABC):
-    """What a loss scaler of one's own derives from.
+    """Base class of loss scalers.
 
     Args:
         loss_scale: What the loss is multiplied by; more than 0.
