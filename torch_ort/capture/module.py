@@ -139,7 +139,7 @@ class ModuleCapture:
         unseen: Sequence[str],
     ) -> None:  # fmt: skip
         self.run = run
-        self.unseen = unseen  # what forward reads and no call is compared by
+        self.unseen = unseen  # what forward reads and no guard compares
         self.is_recorded = isinstance(run, RecordedStep | RecordedRun)
         self._guard = guard
         self._num_integers = len(trace.integers)
@@ -202,7 +202,7 @@ class ModuleCapture:
         self._holds = lambda *integers: 0 not in integers and holds(*integers)
 
     def _rebuild(self, results: Sequence[Any]) -> Any:
-        """Give a call's result from those of the graph; assign what forward assigns."""
+        """Give a call's result from those of the graph, and do the assignments of forward."""
         if self._assigned:
             count = len(results) - len(self._assigned)
             for (entries, name), tensor in zip(self._assigned, results[count:], strict=True):
@@ -356,7 +356,7 @@ HOOKS_RUN = "which may do more than compute: a captured graph would not run it a
 def check_kind(module: torch.nn.Module, is_inside: bool) -> None:
     """Raise Unsupported for what does more in backward, or around forward, than a graph can.
 
-    What stands around the module's own forward does not count if what is captured `is_inside`.
+    Hooks around the module's own forward do not count if the capture `is_inside` of them.
     """
     gathered = gathered_part(module)
     if gathered:

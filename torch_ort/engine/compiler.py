@@ -100,7 +100,7 @@ def _run_passes(program: Program, options: Options) -> None:
 def _run_pipeline(
     program: Program, options: Options, without: tuple[str, ...] = (), **asked: Any
 ) -> None:
-    """Run the passes on a program's graph, but for those `without`, and note what they did."""
+    """Run the passes on a program's graph, except those in `without`, and note their rewrites."""
     left_out = _C.LeftOut() if options.lazy_logits and program.can_be_lazy else None
     program.passes = _C.run_pipeline(
         program.graph, [*disabled_passes(options), *without], options.bisect, options.check,
@@ -163,7 +163,7 @@ def disabled_passes(options: Options) -> list[str]:
 
 
 def row_sources(options: Options) -> dict[str, bool]:
-    """Tell what the pass `row_sparsity` may go by."""
+    """Give the inputs by which the pass `row_sparsity` may choose rows: labels, padding."""
     return {
         "label_rows": options.enable_label_sparse_optimizer,
         "padding_rows": options.enable_embedding_sparse_optimizer,
@@ -207,7 +207,7 @@ def release_sessions() -> None:
 
 
 def _key(program: Program, options: Options) -> str:
-    """Equal text means equal work: the graph, what it holds, and how it is compiled."""
+    """Give a key that is equal for equal graphs with the same constants and equal options."""
     digest = hashlib.sha256(program.graph.to_onnx(_C.required_opset(program.graph)))
     settings = (
         options, torch.are_deterministic_algorithms_enabled(), program.parameter_gradients,

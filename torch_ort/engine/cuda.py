@@ -39,7 +39,7 @@ def configure() -> None:
 
 
 def look_at_device(program: Program) -> None:
-    """Find out what a program's GPU can do, once in a process.
+    """Find out the capabilities of a program's GPU, once in a process.
 
     Warns if kernels for it cannot be built, or not be kept.
     """
@@ -89,5 +89,5 @@ def _candidates() -> Iterator[str]:
             yield os.path.join(package, *parts)
 
 
-# Threads may be building: what they call is taken down as the process ends.
+# Threads may still build kernels, with libraries that are unloaded as the process ends.
 atexit.register(_C.cuda.stop_working)

@@ -13,7 +13,7 @@ from torch_ort.engine.budget import Recomputation
 
 @dataclass
 class Program:
-    """A captured graph on its way: what reports and dumps show of it."""
+    """A captured graph with its session, and all that reports and dumps show of it."""
 
     graph: _C.Graph
     constants: dict[str, torch.Tensor]
@@ -29,8 +29,10 @@ class Program:
     passes: list[tuple[str, int, float]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     recomputation: Recomputation | None = None  # of a budget, or of what is chosen by name
-    can_be_lazy: bool = False  # who calls it can make logits at first read
-    lazy_logits: list[_C.LazyLogits] = field(default_factory=list)  # what it has to make
+    can_be_lazy: bool = False  # its caller supports logits that are computed at first read
+    lazy_logits: list[_C.LazyLogits] = field(
+        default_factory=list
+    )  # the logits that its caller computes
     functions: list[Any] = field(default_factory=list)  # what its PythonOps call
 
     def device_type(self) -> str:

@@ -131,7 +131,7 @@ def _as_json(choice: _C.KernelChoice) -> dict[str, Any]:
 
 
 def _replace(path: str, text: str) -> None:
-    """Write a file whole: who reads it meanwhile sees the old one. The file is locked by then."""
+    """Replace a file atomically: concurrent readers see the old one. The caller holds its lock."""
     with open(f"{path}.new", "w", encoding="utf-8") as file:
         file.write(text)
     os.replace(f"{path}.new", path)

@@ -14,5 +14,5 @@ def check_kind(name: str, value: Any, kind: type) -> None:
 
 
 def check_model(model: Any) -> None:
-    """Raise TypeError for what is no ORTModule."""
+    """Raise TypeError unless the argument is an ORTModule."""
     check_kind("model", model, ORTModule)

@@ -61,7 +61,7 @@ class FunctionCall:
         self.key = 0
 
     def learn(self, tensors: list[torch.Tensor], sizes: list[Any]) -> list[Spec]:
-        """Give the forms of what forward gives for tensors of a trace."""
+        """Give the forms of forward's results for tensors of a trace."""
         form = trace_compat.form_key([*tensors, *sizes])
         if form != self._form:
             learnt = self._learner.forward(tensors, sizes)
@@ -71,7 +71,7 @@ class FunctionCall:
         return self.learnt.outputs
 
     def prepare(self) -> int:
-        """Make the key; what it stands for is known once `learn` was called."""
+        """Make the key; the Function's results are known once `learn` was called."""
         if not self.key:
             self.key = self._add([False] * len(self.requires_grad), [], 0)
             _calls[self.key] = self
@@ -90,7 +90,7 @@ class FunctionCall:
         return self._learner.backward(self.learnt, self.tensors, self.sizes, given)
 
     def forget_trace(self) -> None:
-        """Let go of what the trace made; called when the graph has been read."""
+        """Free the objects of the trace; called when the graph has been read."""
         if self._form is None:
             return
         self.learnt.made = None
@@ -119,7 +119,7 @@ class FunctionCall:
         )  # fmt: skip
 
     def _checked_run(self) -> Callable[..., Any]:
-        """Give `run` with a look at what forward returns besides tensors."""
+        """Wrap `run` to check what forward returns besides tensors."""
         run, name = self._run, self.name
         itself = weakref.ref(self)
 
@@ -222,7 +222,7 @@ class Calls:
         self._lock = threading.Lock()
 
     def put(self, function: type, args: Sequence[Any]) -> Any:
-        """Put a call into the trace that is running; give what the Function gives."""
+        """Put a call into the current trace; give the Function's results."""
         arguments = Arguments(args)
         grad_mode = torch.is_grad_enabled()
         autocast = autocast_now()
@@ -245,7 +245,7 @@ class Calls:
         return self._results(call, arguments, outputs)
 
     def forget(self) -> None:
-        """Let go of what the trace made, and of all calls that no graph holds."""
+        """Free the objects of the trace, and all calls that no graph holds."""
         for call in self._by_form.values():
             call.forget_trace()
         if self._kept is not None:
@@ -278,7 +278,7 @@ def keep_for_traces(calls: Calls) -> None:
 
 
 def end_of_capture() -> None:
-    """Let go of what the trace that ends made; graphs hold the calls that they need."""
+    """Free the objects of a trace that ends; graphs hold the calls that they need."""
     for calls in _of_dynamo:
         calls.forget()
 

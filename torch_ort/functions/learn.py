@@ -66,7 +66,7 @@ class Learner:
         self._num_seen = num_seen
 
     def forward(self, tensors: list[torch.Tensor], sizes: list[Any]) -> Learnt:
-        """Learn what forward gives. Raises Unsupported if it runs on nothing that can be made."""
+        """Learn the form of forward's results. Raises Unsupported if all trial calls fail."""
         with autograd_compat.functions_as_they_are(), _generators_kept(), not_watched():
             try:
                 self._try_without_symbols(tensors, sizes)
@@ -96,7 +96,7 @@ class Learner:
     # Tensors without data.
 
     def _try_without_symbols(self, tensors: list[torch.Tensor], sizes: list[Any]) -> None:
-        """Raise what a Function raises that needs numbers, before it decides anything of sizes."""
+        """Raise the error of a Function that needs data, before it decides anything by sizes."""
         forms = [spec_of(tensor) for tensor in tensors]
         settings = size_compat.Settings([*(n for form in forms for n in form.sizes), *sizes])
         if not settings.open_sizes:
@@ -341,7 +341,7 @@ def _dense_form(tensor: torch.Tensor, sizes: list[Any]) -> Spec:
 
 
 def _sources(forms: list[Spec], sizes: list[Any]) -> list[Any]:
-    """Give what a size of a result may be equal to."""
+    """Give the sizes of arguments to which a size of a result may be equal."""
     sources: list[Any] = [n for form in forms for n in form.sizes]
     return [*sources, *sizes, *(numel(form.sizes) for form in forms)]
 
@@ -349,7 +349,7 @@ def _sources(forms: list[Spec], sizes: list[Any]) -> list[Any]:
 def _sizes_of_results(
     seen: list[tuple[int, list[torch.Tensor]]], sources: list[Any], settings: Any
 ) -> list[list[Any]] | None:
-    """Give the sizes of results that fit what was seen in all settings; None if nothing fits."""
+    """Give sizes of results that fit all trial calls; None if nothing fits."""
     results = [outputs for _, outputs in seen]
     if len(seen) < 2 and settings.open_sizes:
         return None

@@ -15,7 +15,7 @@ _REQUIRED = inspect.Parameter.empty
 
 
 def is_script(module: torch.nn.Module) -> bool:
-    """Tell whether a module is scripted or traced: what it is made of lives in C++."""
+    """Tell whether a module is scripted or traced, so that its attributes live in C++."""
     return isinstance(module, torch.jit.ScriptModule) and script_pointer(module) is not None
 
 

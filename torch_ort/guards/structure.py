@@ -61,7 +61,7 @@ class Structure:
         self.description, self._rebuild = self._take(value, name)
 
     def rebuild(self, leaves: Any) -> Any:
-        """Give the value again, with other leaves in their places."""
+        """Rebuild the value with other leaves."""
         return self._rebuild(iter(leaves))
 
     def _take(self, value: Any, name: str) -> tuple[tuple, Callable[[Iterator[Any]], Any]]:
@@ -151,12 +151,12 @@ def _kind_of(value: torch.Tensor) -> str:
 
 
 def plain_tensor(value: torch.Tensor) -> bool:
-    """Tell whether a tensor's numbers lie in one block of memory and mean what they say."""
+    """Tell whether a tensor is of a plain class and has a plain layout (`has_plain_layout`)."""
     return type(value) in _PLAIN and has_plain_layout(value)
 
 
 def has_plain_layout(value: torch.Tensor) -> bool:
-    """Tell whether a tensor, of whatever class, is strided and its numbers mean what they say."""
+    """Tell whether a tensor is strided, and neither conjugate, negative nor quantized."""
     return value.layout == torch.strided and not (
         value.is_conj() or value.is_neg() or value.is_quantized
     )

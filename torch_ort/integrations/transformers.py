@@ -210,7 +210,7 @@ class ORTCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Remember what the engine had done before."""
+        """Remember the counters from before training."""
         self._before = dict(counters())
 
     def on_step_end(
@@ -222,7 +222,7 @@ class ORTCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Log what was done."""
+        """Log the change of the counters."""
         self.on_step_end(args, state, control)
         done = self.done
         log.warning(

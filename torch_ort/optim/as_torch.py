@@ -77,9 +77,9 @@ class _FusedStep(torch.optim.Optimizer):
         *,
         for_torch: bool,
     ) -> list[int]:
-        """Update what the steps take of the parameters, `lists[0]`; gives the indices of others.
+        """Update the parameters in `lists[0]` that the steps support; gives the indices of others.
 
-        `for_torch`: a setting that only PyTorch's functions know.
+        `for_torch`: a setting is in force that only PyTorch's functions support.
         """
         params = lists[0]
         left = list(range(len(params)))

@@ -30,7 +30,7 @@ def _missing() -> str:
 
 
 def settings(lr: float | Tensor, taken: float | Tensor = 0, **numbers: Any) -> _C.StepSettings:
-    """Give what a group follows; a rate and a count of steps may be numbers on the device."""
+    """Give the settings of a group; its rate and count of steps may be tensors on the device."""
     made = _C.StepSettings(**numbers)
     for name, value in (("lr", lr), ("taken", taken)):
         setattr(made, f"{name}_tensor" if isinstance(value, Tensor) else name, value)

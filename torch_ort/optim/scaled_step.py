@@ -207,7 +207,7 @@ class ScaledStep(torch.optim.Optimizer):
         _count(len(operands.params), len(left))
 
     def _step_of_gpus(self, operands: Operands, numbers: list[int], factor: float) -> list[int]:
-        """Update what is on GPUs, as the host has decided; gives the numbers of the others."""
+        """Update parameters on GPUs, as the host has decided; gives the indices of the others."""
         settings = [self._settings(group, group["step"]) for group in self.param_groups]
         scale = 1 / factor if factor != 0 else math.inf
         left, _, _ = on_cuda.step(self._rule_name, *operands.for_gpu(), settings, scale=scale)
@@ -258,7 +258,7 @@ class ScaledStep(torch.optim.Optimizer):
         return True
 
     def _rule(self, group: Group, factor: float) -> Any:
-        """Give what the step does to the parameters of a group."""
+        """Give the rule by which the step updates the parameters of a group."""
         raise NotImplementedError
 
     def _settings(self, group: Group, taken: float | Tensor) -> Any:
@@ -266,7 +266,7 @@ class ScaledStep(torch.optim.Optimizer):
         raise NotImplementedError
 
     def _step_of_engine(self, operands: Operands, rules: list[Any]) -> list[int]:
-        """Update what the engine takes; gives the indices of the others."""
+        """Update the parameters that the engine supports; gives the indices of the others."""
         raise NotImplementedError
 
     def _step_of_torch(
@@ -323,7 +323,7 @@ class ScaledStep(torch.optim.Optimizer):
                     )
 
     def _take_over(self, saved: dict[str, Any]) -> None:
-        # PyTorch has made the means what the parameters are.
+        # PyTorch has given the means the dtype of the parameters.
         for group, saved_group in zip(self.param_groups, saved["param_groups"], strict=True):
             steps = [0]
             for param, number in zip(group["params"], saved_group["params"], strict=True):

@@ -76,7 +76,7 @@ class _Captured:
 
 
 class Calls:
-    """Runs calls of a module in the engine, and in PyTorch where that fails and may."""
+    """Runs calls of a module in the engine; on failure in PyTorch, if the policy allows it."""
 
     def __init__(
         self, module: torch.nn.Module, options: Options, settings: ORTModuleOptions,
@@ -97,8 +97,9 @@ class Calls:
         self._constant_floats: set[str] = set()  # those that only a constant can be
         self._in_pytorch = False
         self._said: set[str] = set()  # why some calls run in PyTorch
-        # Brings parts of the module into the engine, if there are any; they see what it gives in
-        # PyTorch. The first is done instead of saying that it stays there, the other where it does.
+        # Each brings sub-modules into the engine, if there are any, and gives a watcher of the
+        # results that the module gives in PyTorch. The first is called instead of a warning that
+        # the module runs in PyTorch, the second together with it.
         self.instead_of_pytorch: Callable[[], Watcher | None] | None = None
         self.take_apart: Callable[[], Watcher | None] | None = None
         # Brings those parts into the engine between which parameters are gathered.
@@ -186,7 +187,7 @@ class Calls:
     def _run_first(
         self, captured: _Captured, flat: list[Any], is_empty: bool, args: tuple, kwargs: dict
     ) -> Any:
-        """Run a graph that may fail; what it wrote and drew is undone if it does."""
+        """Run a graph that may fail; if it does, its writes and random draws are undone."""
         result = fallback.within_boundary(
             lambda: captured.capture.call(flat, args, kwargs),
             lambda failure: failure,

@@ -20,7 +20,7 @@ _OPTIONS = {
     "OnnxOpsetVersion": "opset",
     "SkipCheck": "skipcheck_policy",
 }
-# Keys that stand for what there is no choice of, with the reason, or what is not there yet.
+# Keys of settings that cannot be switched off, with the reason, and of those that do not exist.
 _NOT_NEEDED = {
     "UseExternalGPUAllocator": "PyTorch's allocator gives all memory",
     "RunSymbolicShapeInference": "a capture knows all sizes as symbols",

@@ -156,7 +156,7 @@ class ORTModule(torch.nn.Module):
         }
 
     def _delegate_overrides(self) -> dict[str, Callable[..., Any]]:
-        """Give what the user's class overrides of torch.nn.Module's and this class does not."""
+        """Give torch.nn.Module's methods that the user's class overrides and this one does not."""
         if is_script(self._original):
             return {}
         kind = type(self._original)
@@ -224,7 +224,7 @@ class ORTModule(torch.nn.Module):
         return self.training and torch.is_grad_enabled()
 
     def __getattr__(self, name: str) -> Any:
-        # Only called for what is found nowhere else.
+        # Python calls this only for attributes that it finds nowhere else.
         bound = self.__dict__.get("_bound")
         if bound is not None and name in bound:
             return bound[name]
@@ -412,7 +412,7 @@ def _without_state(kind: type[ORTModule]) -> ORTModule:
 
 
 def _own_names(kind: type) -> set[str]:
-    """Name what a class and its bases define, those of torch.nn.Module left out."""
+    """Name the attributes of a class and its bases, without those of torch.nn.Module."""
     bases = [base for base in kind.__mro__ if base not in torch.nn.Module.__mro__]
     return {name for base in bases for name in vars(base) if not _is_special(name)}
 

@@ -22,10 +22,10 @@ _OF_METHODS = ("__func__", "__self__", "__name__", "__qualname__", "__code__")
 
 
 class Parts:
-    """The sub-modules of a module; each tries the engine when it is called.
+    """The sub-modules of a module, each of which tries the engine when it is called.
 
-    Of those that lie in one another the outermost that can be captured runs in the engine; what is
-    a `wrapper` does so by itself.
+    Of nested sub-modules the outermost that can be captured runs in the engine. Sub-modules of the
+    class `wrapper` are left alone, since they run in the engine by themselves.
 
     `takes_whole`: the module is one of its own parts, of what calls it.
 
@@ -125,7 +125,7 @@ class _PartForward:
         self._calls: Calls | None = None
 
     def own(self, *args: Any, **kwargs: Any) -> Any:
-        """Run what the module's forward would be without this."""
+        """Run the module's own forward."""
         # Not by `_method`, which guards of a capture would read and hold, and so the module.
         forward = self._instance_forward
         if forward is None:
@@ -187,7 +187,7 @@ class _PartForward:
 def _inside(module: torch.nn.Module, wrapper: type) -> Iterator[tuple[str, torch.nn.Module]]:
     """Walk over sub-modules and their paths; not into wrappers, nor into scripts.
 
-    Calls of what is in a script are compiled into it.
+    The calls of modules inside of a script are compiled into it.
     """
     seen: set[torch.nn.Module] = set()
 

@@ -24,7 +24,7 @@ class SavedFiles:
     def write_compiled(
         self, program: Program, prepared: _C.Graph, options: Options, sources: Sources
     ) -> None:
-        """Write what is known when a graph has been compiled.
+        """Write the files that are known once a graph is compiled: all but the execution model.
 
         `prepared` is the captured graph after passes of the user's own.
         """

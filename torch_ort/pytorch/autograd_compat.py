@@ -39,7 +39,7 @@ def saved_tensor_hooks_copy() -> bool:
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     if hooks is None:
         return False
-    # torch.utils.checkpoint keeps nothing of what it packs: it runs the forward again.
+    # torch.utils.checkpoint saves no tensor that it packs: it runs the forward again.
     name = getattr(hooks[0], "__qualname__", "")
     return not name.startswith(("_checkpoint_hook", "_recomputation_hook"))
 

@@ -68,7 +68,7 @@ class Leaf(torch.Tensor):
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:  # fmt: skip
-        """Refuse what is called outside of the recording."""
+        """Refuse a call outside of the recording."""
         raise _C.Unsupported(f"{func}: called during capture with a tensor that has no data")
 
 
@@ -281,7 +281,7 @@ def is_functionalized(value: Any) -> bool:
 
 
 def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
-    """Give what a wrapped tensor is after all that was written into it."""
+    """Give the value of a wrapped tensor after all writes into it."""
     torch._sync(tensor)
     return torch._from_functional_tensor(tensor)
 
@@ -292,7 +292,7 @@ def is_base(tensor: torch.Tensor) -> bool:
 
 
 def viewed(tensor: torch.Tensor) -> torch.Tensor:
-    """Give what a tensor is a view of to autograd, or itself."""
+    """Give the tensor of which autograd takes another for a view; itself if it is none."""
     return tensor if tensor._base is None else tensor._base
 
 

@@ -105,7 +105,7 @@ def frame_in_capture() -> Frame | None:
 def watch_recompile_limit(told: Callable[[int, str], None]) -> None:
     """Call `told(frame id, limit)` whenever Dynamo gives up compiling a frame again.
 
-    Dynamo's check is wrapped: what it says itself is a line of its log and the text of a counter.
+    Dynamo's check is wrapped, since Dynamo itself only writes a line of its log and a counter.
     """
 
     def watched(check: Callable, cache_size: Any, compile_id: Any) -> tuple[bool, str]:

@@ -62,7 +62,7 @@ def input_description(position: int) -> PlainAOTInput:
 
 
 def output_descriptions(num_outputs: int, gradients_of: Sequence[int | None]) -> list[Any]:
-    """Describe a joint graph's outputs as AOTAutograd does; None for what is no gradient."""
+    """Describe a joint graph's outputs as AOTAutograd does; None for what is not a gradient."""
     outputs: list[Any] = [PlainAOTOutput(i) for i in range(num_outputs)]
     return outputs + [None if i is None else GradAOTOutput(PlainAOTInput(i)) for i in gradients_of]
 

@@ -42,6 +42,6 @@ pack_padded_sequence = torch._VF._pack_padded_sequence
 
 
 def is_cache(module: torch.nn.Module, name: str) -> bool:
-    """Tell whether an attribute is what a module of torch's makes anew from its parameters."""
+    """Tell whether an attribute is a list that a module of torch's derives from its parameters."""
     is_recurrent = isinstance(module, torch.nn.RNNBase)
     return is_recurrent and name in ("_flat_weights", "_flat_weight_refs")

@@ -59,7 +59,7 @@ def is_known(condition: bool | torch.SymBool) -> bool:
 
 
 def fixes_a_size(condition: torch.SymBool) -> bool:
-    """Tell whether a condition of Dynamo's sizes leaves one value to what it is about."""
+    """Tell whether a condition on Dynamo's sizes allows but one value of a size."""
     expr = condition.node.expr
     if not isinstance(expr, sympy.Eq) or expr.has(*_REMAINDERS):
         return False

@@ -42,7 +42,7 @@ def _line_of_trace(trace: str) -> Line | None:
 
 
 def name_of(node: fx.Node) -> str:
-    """Give the name of what a node calls."""
+    """Give the name of the operator or function that a node calls."""
     target = node.target
     return target if isinstance(target, str) else getattr(target, "__name__", str(target))
 

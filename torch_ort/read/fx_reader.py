@@ -118,7 +118,7 @@ class FxReader:
         return self._argument(value)
 
     def attribute(self, node: fx.Node) -> Any:
-        """Give what a `get_attr` node stands for."""
+        """Give the value of a `get_attr` node."""
         value = self.module
         for part in str(node.target).split("."):
             value = getattr(value, part)

@@ -89,7 +89,7 @@ class ControlFlowRecorder:
         return functionalized(leaf)
 
     def set_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Say what the body that is written to gives."""
+        """Set the results of the body that is being recorded."""
         self._mode.set_outputs([self._node_of(output) for output in outputs])
 
     def call(

@@ -323,7 +323,7 @@ class _Recorder:
         return arguments
 
     def _write_back(self) -> list[int]:
-        """Let the graph write into inputs what the function wrote; give their positions."""
+        """Let the graph write into inputs as the function did; give their positions."""
         written = []
         for position, wrapped in self._wrapped.items():
             leaf = self._inputs[position]
@@ -397,11 +397,11 @@ def _as_rows(spec: Spec) -> Spec:
 
 @contextlib.contextmanager
 def _tracing_state() -> Iterator[None]:
-    """Leave alone what is kept outside of a recording."""
+    """Switch off caches and hooks that outlive a recording."""
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)  # it would keep tensors without data
     try:
-        # Hooks around the call are for what the graph saves when it runs.
+        # Saved-tensor hooks around the call are for tensors that the graph saves when it runs.
         with without_saved_tensor_hooks(), torch.set_grad_enabled(torch.is_grad_enabled()):
             yield
     finally:
@@ -499,7 +499,7 @@ class _Mode(Answers):
         leaf.node.meta = {"val": leaf}
 
     def set_outputs(self, outputs: list[fx.Node]) -> None:
-        """Say what the body that is written to gives; let go of what it does not need for that."""
+        """Set the results of the body that is being recorded; drop nodes that they do not need."""
         graph = self._graph
         graph.output(tuple(outputs))
         for node in reversed(graph.nodes):

@@ -61,7 +61,7 @@ class View:
 
     @property
     def is_address(self) -> bool:
-        """Tell whether the view names places in memory."""
+        """Tell whether the view gives sizes, strides and an offset in memory (`as_strided`)."""
         return any(step.function is torch.ops.aten.as_strided.default for step in self.steps)
 
     def of(self, tensor: torch.Tensor, symbols: dict[str, int]) -> torch.Tensor:
@@ -150,7 +150,7 @@ class OutputsTaken:
     ) -> None:  # fmt: skip
         self.outputs: list[Any] = []
         self._inputs = {storage_key(tensor): (p, tensor) for p, tensor in inputs.items()}
-        self._places: dict[int, int] = {}  # of what is among the outputs, by identity
+        self._places: dict[int, int] = {}  # positions of values among the outputs, by identity
         sharing: dict[int, list[torch.Tensor]] = defaultdict(list)
         for i, result in enumerate(results):
             if isinstance(result, torch.Tensor):

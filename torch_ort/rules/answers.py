@@ -44,7 +44,7 @@ class Answers(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:  # fmt: skip
-        """Answer one call. Raises HandOver where what it gives depends on numbers."""
+        """Answer one call. Raises HandOver if its result depends on data."""
         try:
             return self._answer(func, args, kwargs or {})
         except Exception as error:
@@ -98,7 +98,7 @@ class Answers(TorchDispatchMode):
             ) from error
 
     def note(self, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
-        """Take note of a call and of what it was answered with."""
+        """Take note of a call and of its results."""
 
 
 # What C++ asks that knows no symbols: the graph is one for the numbers of this call.

@@ -29,7 +29,7 @@ class Integer(NamedTuple):
 
 
 def spec_of(tensor: torch.Tensor) -> Spec:
-    """Give what is known of a tensor without its numbers."""
+    """Give the form of a tensor: its sizes, strides, dtype and device."""
     return Spec(list(tensor.shape), list(tensor.stride()), tensor.dtype, tensor.device)
 
 

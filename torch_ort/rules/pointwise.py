@@ -90,7 +90,7 @@ for _operator in (
     RULES[_operator] = functools.partial(_row_major_pointwise, _operator)
 
 
-# Not tagged as what they are.
+# Operators without the tag that they should have.
 for _operator in (
     aten.hardshrink_backward.default, aten.softshrink_backward.default, aten.floor_divide.default,
 ):  # fmt: skip

@@ -99,7 +99,7 @@ def is_known_size(value: Any) -> bool:
 
 
 def is_beyond_sizes(error: Exception) -> bool:
-    """Tell whether the sizes of a recording were asked for what they cannot express: a fraction.
+    """Tell whether a recording asked sizes for a value that they cannot express: a fraction.
 
     They say so with Unsupported, but PyTorch, which calls them, makes a RuntimeError of it: only
     the words are left.

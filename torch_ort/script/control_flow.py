@@ -43,7 +43,7 @@ class Replay(Protocol):
     created: set[_C.ScriptObject]
 
     def run_inside(self, block: Block, args: Sequence[Any], around: dict[int, Any]) -> list[Any]:
-        """Run a body; what it sets, only its results tell."""
+        """Run a body; its results alone say what it sets."""
 
     def told_size(self, value: int) -> torch.SymInt:
         """Give a symbol for a data-dependent size."""
@@ -86,7 +86,7 @@ def record_if(replay: Replay, step: Step, condition: Told, values: dict[int, Any
 def record_loop(
     replay: Replay, step: Step, inputs: Sequence[Any], values: dict[int, Any], first: int
 ) -> Sequence[Any]:
-    """Replay one round of a loop; give what the Loop carries in the end.
+    """Replay one round of a loop; give the values that the Loop carries in the end.
 
     `inputs` are rounds, condition and what is carried, after `first` rounds that stand unrolled.
     """
@@ -180,7 +180,7 @@ class _Round:
                 self._widened.add((index, dim))
 
     def record(self, rounds: torch.Tensor | None, condition: torch.Tensor | None) -> Sequence[Any]:
-        """Record the Loop; give what it carries in the end."""
+        """Record the Loop; give the values that it carries in the end."""
         specs = [
             _common(self._replay, form_of(given), form_of(made), self._mark)
             for given, made in zip(self._given, self._made, strict=True)

@@ -113,7 +113,7 @@ class Replay:
         return result
 
     def run_inside(self, block: Block, args: Sequence[Any], around: dict[int, Any]) -> list[Any]:
-        """Run a body of a branch or a loop on data; what it sets, only its results tell."""
+        """Run a body of a data-dependent branch or loop; its results alone say what it sets."""
         self._depth += 1
         try:
             return self._run_frame(block, args, dict(around))
@@ -254,7 +254,7 @@ def _leave(value: Any) -> Any:
 
 
 def _asked(step: Step, ask: Callable[[], Any]) -> Any:
-    """Give what a step asks; name the user's line where only data could tell."""
+    """Give the value that a step asks for; if it is data-dependent, name the user's line."""
     try:
         return ask()
     except Exception as error:
@@ -445,7 +445,7 @@ def _run_python(replay: Replay, step: Step, inputs: list, values: dict) -> Seque
     given, fixed = iter(inputs), iter(scalars)
     args = [next(given) if kind == "d" else next(fixed) for kind in convention]
     for i, value in enumerate(args):
-        if isinstance(value, _C.ScriptObject):  # Python may read what it likes of it
+        if isinstance(value, _C.ScriptObject):  # Python may read any attribute of it
             replay.add_all_reads(value)
             args[i] = value.as_torch()
     result = function(*map(_as_tensor, args))

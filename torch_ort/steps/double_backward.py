@@ -113,7 +113,7 @@ class DoubleBackward:
 def _gradients(
     outputs: _Tensors, inputs: Sequence[Any], tangents: _Tensors, keeps_history: bool
 ) -> list[torch.Tensor | None]:
-    """Give gradients as autograd does; None for what is no tensor, or has none."""
+    """Give gradients as autograd does; None for inputs that are not tensors or have none."""
     pairs = [
         (output, tangent)
         for output, tangent in zip(outputs, tangents, strict=True)

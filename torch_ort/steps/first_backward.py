@@ -22,7 +22,7 @@ from torch_ort.steps.state import GraphState
 
 
 class FirstBackward:
-    """Until one backward has succeeded, keeps what a step needs to be run again without the engine.
+    """Until one backward has succeeded, keeps all that eager PyTorch needs to run the step again.
 
     Inputs are kept by reference, and checked for edits; those that the graph writes into are
     copied.
@@ -46,7 +46,7 @@ class FirstBackward:
         return Kept(inputs, _versions(inputs), TorchGenerators())
 
     def after_forward(self, token: torch.Tensor, kept: Kept) -> None:
-        """File what was remembered under its token."""
+        """Store the remembered inputs under the call's token."""
         for old in [key for key in self._pending if not _C.is_live(key)]:
             del self._pending[old]
         if token.dtype == torch.int64:

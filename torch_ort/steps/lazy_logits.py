@@ -74,7 +74,7 @@ class _Saved(NamedTuple):
     version: int
 
     def read(self) -> torch.Tensor:
-        """Give the tensor; raises UserError where it is not what it was."""
+        """Give the tensor; raises UserError if it was modified since the call."""
         now = version(self.tensor)
         if now != self.version:
             what = f"was written into (version {now}, want {self.version})"
@@ -95,7 +95,7 @@ def _saved(name: str, tensor: torch.Tensor) -> _Saved:
 
 
 class LazyLogits(torch.Tensor):
-    """Logits that are made at first read; afterwards every call is one of what was made."""
+    """Logits that are computed at first read; later calls use the computed tensor."""
 
     @staticmethod
     def __new__(
@@ -140,7 +140,7 @@ class LazyLogits(torch.Tensor):
     def __torch_function__(
         cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        """Call a function on what is made; what asks for the form alone makes nothing."""
+        """Call a function on the computed logits; one that only reads the form computes nothing."""
         if func in _OF_FORM and isinstance(args[0], LazyLogits) and args[0]._made is None:
             with plain_functions():
                 return func(*args, **(kwargs or {}))

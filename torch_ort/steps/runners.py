@@ -72,7 +72,7 @@ class ForwardRunner:
             _C.let_leave_early(result, segments, self._edges, num_edges)
 
     def note_call(self, args: Sequence[Any]) -> Kept | None:
-        """Remember what a first run writes into, and what running a call again would need.
+        """Remember the tensors that a first run writes, and what another run of the call needs.
 
         None once the latter is not needed.
         """

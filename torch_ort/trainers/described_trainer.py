@@ -224,7 +224,7 @@ class DescribedTrainer:
         return {name: it.detach().cpu().clone() for name, it in self.model.state_dict().items()}
 
     def optimizer_states(self) -> optimizer_state.States:
-        """Give what the optimizer keeps of each parameter; of a sharded one that of this rank."""
+        """Give the optimizer's state of each parameter; if it is sharded, this rank's part."""
         return optimizer_state.read(self.core.optimizer, self.trained)
 
     def pending(self) -> dict[str, Tensor]:

@@ -31,7 +31,7 @@ class LossScaler(ABC):
         """Give the scale of the next step; `train_step_info.all_finite` tells how this one went."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Give what a scaler goes on from; plain data."""
+        """Return the state from which a scaler can continue, as plain data."""
         return {"loss_scale": self.loss_scale}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

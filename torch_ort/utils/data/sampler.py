@@ -225,7 +225,7 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
 
 
 def _sort_in_groups(complexities: torch.Tensor, group_size: int | None) -> torch.Tensor:
-    """Give places in ascending order of complexity, within groups of places if asked."""
+    """Sort indices by ascending complexity, within groups of indices if `group_size` is given."""
     order = complexities.argsort(stable=True)
     if group_size is None:
         return order
