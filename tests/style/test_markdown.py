@@ -64,6 +64,14 @@ def test_paths_in_the_recipes_exist() -> None:
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
+def test_messages_in_the_table_of_reasons_are_those_of_the_code() -> None:
+    page = (ROOT / "docs" / "getting_started.md").read_text()
+    quoted = re.findall(r'^\| "([^"]+)"', page, re.MULTILINE)
+    code = "".join(path.read_text() for path in (ROOT / "torch_ort").rglob("*.py"))
+    assert len(quoted) >= 4
+    assert [words for words in quoted if words not in code] == []
+
+
 def test_make_test_reads_the_same_everywhere() -> None:
     help_text = re.search(r"echo 'make test +(.+)'$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     readme = re.search(r"^make test +# (.+)$", (ROOT / "README.md").read_text(), re.MULTILINE)
