@@ -297,6 +297,25 @@ class TestTensors:
         with torch.inference_mode():
             assert autograd_compat.version(torch.ones(2)) == 0
 
+    def test_nodes_have_the_number_of_when_they_were_made(self):
+        class Same(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx, gradient):
+                ran.append(autograd_compat.running_node())
+                return gradient
+
+        ran = []
+        x = Same.apply(torch.ones(2, requires_grad=True))
+        made = autograd_compat.newest_node()
+        x.sin().sum().backward()
+        assert ran == [made]
+        assert autograd_compat.newest_node() == made + 2
+        assert autograd_compat.running_node() is None
+
     def test_saved_tensor_hooks(self):
         seen = []
 

@@ -29,6 +29,17 @@ def node_of_graph(results: Sequence[Any]) -> torch.autograd.graph.Node | None:
     return node
 
 
+def newest_node() -> int:
+    """Give the number of the node that autograd has made last in this thread; -1: none yet."""
+    return torch.autograd._get_sequence_nr() - 1
+
+
+def running_node() -> int | None:
+    """Give the number of the node whose backward runs in this thread."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else node._sequence_nr()
+
+
 def version(tensor: torch.Tensor) -> int:
     """Give how often a tensor was written into; 0 for one of inference mode, which counts none."""
     return 0 if tensor.is_inference() else tensor._version

@@ -31,6 +31,7 @@ from torch_ort.core.user_code import Line
 from torch_ort.functions.call import form_of_call
 from torch_ort.functions.describe import is_python_op
 from torch_ort.guards.structure import dense_format
+from torch_ort.pytorch.autograd_compat import newest_node, running_node
 from torch_ort.pytorch.dispatch_compat import (
     Leaf,
     WithoutNumbers,
@@ -418,6 +419,9 @@ class _Mode(Answers):
         self._prefix = ""  # of the names of nodes
         self._module = module
         self._constants: dict[int, tuple[torch.Tensor, fx.Node]] = {}  # by identity
+        # The user's lines by the numbers of autograd's nodes that they have made.
+        self._lines: dict[int, Line] = {}
+        self._last_line: Line | None = None  # of a node that has run in backward
 
     def form(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Give the forms of what an operator gives; Functions tell theirs when they are run."""
@@ -426,8 +430,19 @@ class _Mode(Answers):
         return super().form(func, args, kwargs)
 
     def line(self) -> Line | None:
-        """Give the user's line that runs."""
-        return _line(sys._getframe(2))  # past the caller, which is in this package
+        """Give the user's line that runs; in backward, the one whose gradient is computed."""
+        line = _line(sys._getframe(2))  # past the caller, which is in this package
+        if line is not None:
+            # The first call after a node was made is its operator's: later ones may make none.
+            self._lines.setdefault(newest_node(), line)
+            return line
+        if self.tag != "is_backward":
+            return None
+        node = running_node()
+        if node is not None:
+            self._last_line = self._lines.get(node, self._last_line)
+        # Between two nodes autograd adds up gradients, for the one that has run.
+        return self._last_line
 
     def note(self, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
         """Record one call."""
@@ -440,7 +455,7 @@ class _Mode(Answers):
             name=self._prefix + schema(func).name.partition("::")[2],
         )  # fmt: skip
         node.meta = {"val": result, "partitioner_tag": self.tag}
-        line = self.line() if self.tag == "is_forward" else None
+        line = self.line()
         if line is not None:
             node.meta["line"] = line
         if isinstance(result, Leaf):
