@@ -15,8 +15,10 @@ from torch import nn
 
 import torch_ort
 from torch_ort import _C
+from torch_ort.engine import watchers
 from torch_ort.fallback import FallbackWarning
 from torch_ort.read.fx_reader import FxReader
+from torch_ort.reports.tables import time_text
 
 pytestmark = pytest.mark.ort_only
 
@@ -97,8 +99,10 @@ class TestTable:
         assert timed == plan["steps_forward"] + plan["steps_backward"]
         assert {step.kind for step in result.steps if not step.microseconds} <= {"views"}
         lines = str(result).splitlines()
-        for name in counts:
-            assert sum(f" {name} " in line for line in lines) == 1, name
+        for name, count in counts.items():
+            assert sum(f" {name} " in line for line in lines) == (count > 0), name
+        words = f"and {len(counts) - timed} views that cost nothing: they were made once, with the"
+        assert any(line.startswith(words) for line in lines)
 
     def test_what_a_row_says(self):
         result = profile(mlp(), torch.randn(4, 6))
@@ -119,7 +123,7 @@ class TestTable:
         assert step_named(result, "mm").half == "backward"
         head = next(line for line in str(result).splitlines() if line.startswith("graph"))
         assert re.split(r"\s{2,}", head) == [
-            "graph", "half", "step", "kind", "where", "op", "count", "min us", "median us",
+            "graph", "half", "step", "kind", "where", "op", "count", "min", "median",
             "share", "read", "written", "rate", "of peak", "product", "origin",
         ]  # fmt: skip
 
@@ -175,8 +179,37 @@ class TestTable:
 
     def test_origins_are_lines_of_the_model(self):
         result = profile(Attention(), torch.randn(2, 5, 16))
-        origins = {step.origin for step in result.steps}
-        assert any("test_profile.py" in origin for origin in origins)
+        lines = {step.origin for step in result.steps if step.origin.startswith("test_profile.py:")}
+        assert len(lines) == 3  # of forward
+        for step in result.steps:
+            assert step.origin in lines, step.name
+
+    @pytest.mark.parametrize("wrap", [torch_ort.profile, torch_ort.ORTModule])
+    def test_a_gradient_has_the_line_that_it_is_of(self, wrap):
+        class TwoLines(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first, self.second = nn.Linear(6, 7), nn.Linear(7, 5)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                x = self.first(x)
+                return self.second(x)
+
+        with watchers.watching() as programs:
+            if wrap is torch_ort.profile:
+                wrap(TwoLines(), torch.randn(4, 6), steps=1)
+            else:
+                wrap(TwoLines())(torch.randn(4, 6)).sum().backward()
+        start = TwoLines.forward.__code__.co_firstlineno
+        steps = programs[0].session.steps()
+        products = [
+            (backward, origin) for _, op, _, backward, origin in steps
+            if op in ("aten::addmm.out", "aten::mm.out")
+        ]  # fmt: skip
+        first, second = (f"test_profile.py:{start + line}" for line in (1, 2))
+        assert products == [(False, first), (False, second)] + 2 * [(True, second)] + [
+            (True, first)
+        ]
 
     def test_a_transformer(self):
         result = profile(Attention(), torch.randn(2, 5, 16))
@@ -238,7 +271,21 @@ class TestTable:
     def test_many_steps_are_summed_up(self):
         layers = [layer for _ in range(12) for layer in (nn.Linear(6, 6), nn.GELU())]
         text = str(profile(nn.Sequential(*layers), torch.randn(4, 6), steps=1))
-        assert re.search(r"^and \d+ more steps: \d+\.\d us per step, \d+\.\d%$", text, re.MULTILINE)
+        assert re.search(
+            r"^and \d+ more steps: [\d.]+ (µs|ms) per step, \d+\.\d%$", text, re.MULTILINE
+        )
+
+
+@pytest.mark.parametrize(
+    ("microseconds", "words"),
+    [
+        (0, "0 µs"), (0.25, "0.25 µs"), (4.5, "4.50 µs"), (45, "45.0 µs"), (450, "450 µs"),
+        (999.4, "999 µs"), (999.7, "1.00 ms"), (12_345, "12.3 ms"), (999_600, "1.00 s"),
+        (1_000_263, "1.00 s"), (75e6, "75.0 s"),
+    ],
+)  # fmt: skip
+def test_times_have_three_digits_in_their_unit(microseconds, words):
+    assert time_text(microseconds) == words
 
 
 class TestTheModelIsUntouched:
@@ -358,8 +405,14 @@ class TestPage:
         result = profile(mlp(), torch.randn(512, 6))
         result.save_html(tmp_path / "page.html")
         page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
-        text = "\n".join(page.text)
+        text = "\n".join(map(str.strip, page.text))
         assert all(f"\n{step.name}\n" in text for step in result.steps)
+        by_cost = [text.index(f"\n{step.name}\n{step.op}") for step in result.ranked]
+        assert by_cost == sorted(by_cost)
+        # What costs nothing stands behind them, folded away.
+        words = f"{len(result.free)} views that cost nothing: made once, with the plan"
+        assert result.free
+        assert text.index(words) > by_cost[-1]
         shown = ("Timeline: step", "context, ", "Body", "Tile program", "phase 0")
         for words in (*shown, "of the peak: "):
             assert words in text
@@ -371,9 +424,45 @@ class TestPage:
         most = max(graph.in_use.values())
         assert 0.9 * graph.plan["peak_bytes"] <= most <= graph.plan["peak_bytes"]
 
+    def test_the_timeline_has_an_axis_of_time(self, tmp_path):
+        result = profile(mlp(), torch.randn(4, 6))
+        result.wall[result.bars_of] = 12_345.0
+        result.save_html(tmp_path / "page.html")
+        text = (tmp_path / "page.html").read_text(encoding="utf-8")
+        (axis,) = re.findall(r'<div class="axis" data-unit="time">(.*?)</div>', text)
+        ticks = re.findall(r'<span style="left:([\d.]+)%">(.*?)</span>', axis)
+        assert [words for _, words in ticks] == ["0", "2 ms", "4 ms", "6 ms", "8 ms", "10 ms"]
+        assert float(ticks[-1][0]) == pytest.approx(100 * 10_000 / 12_345, abs=1e-3)
+
+    def test_it_says_where_and_why_a_graph_broke(self, tmp_path):
+        class Talks(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 3)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                x = self.first(x)
+                print("here")
+                return self.second(x)
+
+        result = profile(Talks(), torch.randn(4, 6), path=tmp_path / "step")
+        (found,) = result.breaks
+        line = Talks.forward.__code__.co_firstlineno + 2
+        assert str(found.line) == f"test_profile.py:{line}"
+        assert "builtin operator `print`" in found.reason
+        page = (tmp_path / "step.html").read_text(encoding="utf-8")
+        for text in (str(result), page):
+            assert str(found.line) in text
+            assert "Dynamo does not know how to trace builtin operator `print`" in text
+        assert "Graph breaks" in page
+
+    def test_without_a_break_none_is_told_of(self, tmp_path):
+        _, text = self.page_of(mlp(), torch.randn(4, 6), tmp_path)
+        assert "Graph breaks" not in text
+
     def test_names_are_escaped(self, tmp_path):
         result = profile(mlp(), torch.randn(4, 6))
-        result.steps[0].origin = "<script>$summary & '\"\udc80"
+        result.ranked[0].origin = "<script>$summary & '\"\udc80"
         result.save_html(tmp_path / "page.html")
         text = (tmp_path / "page.html").read_text(encoding="utf-8")
         assert "&lt;script&gt;$summary &amp;" in text
@@ -390,29 +479,35 @@ class TestPage:
                 "</body>",
                 """<script>
             const heads = [...table.tHead.rows[0].cells];
-            heads.find((head) => head.textContent === "written").click();
+            heads.find((head) => head.textContent === "moved").click();
             const svg = document.querySelector("svg"), bar = svg.querySelector("rect");
             const width = svg.viewBox.baseVal.width;
             svg.dispatchEvent(new WheelEvent("wheel", {deltaY: -200, clientX: 50}));
             bar.dispatchEvent(new MouseEvent("mousemove", {bubbles: true}));
-            const written = [...table.tBodies[0].rows].map((row) => +row.cells[11].dataset.value);
-            document.title = JSON.stringify(
-              {written, zoomed: svg.viewBox.baseVal.width < width, tip: tip.textContent});
+            const moved = [...table.tBodies[0].rows].map((row) => +row.cells[11].dataset.value);
+            const ticks = [...svg.nextElementSibling.children].map((tick) => tick.textContent);
+            const box = document.getElementById("steps");
+            document.title = JSON.stringify({
+              moved, zoomed: svg.viewBox.baseVal.width < width, tip: tip.textContent, ticks,
+              fits: innerWidth === 1400 && box.scrollWidth <= box.clientWidth});
             </script></body>""",
             )
         )
         run = subprocess.run(
             [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
              "--log-level=0", f"--user-data-dir={tmp_path / 'user'}", "--virtual-time-budget=2000",
-             "--dump-dom", path.as_uri()],
+             "--window-size=1400,900", "--dump-dom", path.as_uri()],
             capture_output=True, text=True, timeout=120, check=True,
         )  # fmt: skip
         assert not [line for line in run.stderr.splitlines() if ":CONSOLE" in line]
         seen = json.loads(re.search("<title>(.*?)</title>", run.stdout, re.DOTALL)[1])
-        assert seen["written"] == sorted(seen["written"], reverse=True)
-        assert len(set(seen["written"])) > 2
+        assert seen["moved"] == sorted(seen["moved"], reverse=True)
+        assert len(set(seen["moved"])) > 2
         assert seen["zoomed"]
-        assert seen["tip"].startswith("torch_ort::run_forward")
+        assert len(seen["ticks"]) > 2
+        assert all(re.fullmatch(r"0|[\d.]+ (µs|ms|s)", tick) for tick in seen["ticks"])
+        assert seen["fits"]
+        assert seen["tip"].startswith("forward half of a graph")
 
 
 class TestPath:

@@ -124,6 +124,11 @@ def watching() -> AbstractContextManager[list[Break]]:
     return listening(_watchers)
 
 
+def of_users(breaks: list[Break], has_graphs: bool) -> list[Break]:
+    """Give, once each, the breaks to report: torch's own code only where no graph was captured."""
+    return [each for each in dict.fromkeys(breaks) if each.is_users or not has_graphs]
+
+
 def left_out(backend: Any, found: list[LeftOut]) -> None:
     """Take note of what Dynamo has left out of one function; Dynamo calls this.
 

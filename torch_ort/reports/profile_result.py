@@ -6,18 +6,20 @@ import os
 import statistics
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 
 from torch_ort._C import UserError
+from torch_ort.dynamo.uncaptured import Break
 from torch_ort.reports import profile_page
 from torch_ort.reports.peaks import DTYPES, Peaks
 from torch_ort.reports.profile_rows import KINDS, Bar, GraphProfile, StepTimes
-from torch_ort.reports.tables import Cell, Table, bytes_text, columns
+from torch_ort.reports.tables import Cell, Table, bytes_text, columns, time_text
 
 ROWS_IN_TEXT = 40
+FREE = "they were made once, with the plan"
 
 
 @dataclass
@@ -32,6 +34,7 @@ class Profile:
     bars_of: int  # which step that is
     fallbacks: list[str]  # why parts of the model ran in eager PyTorch
     events: torch.profiler.profile
+    breaks: list[Break] = field(default_factory=list)  # what Dynamo left to eager PyTorch, and why
     peaks: Peaks | None = None  # none were measured: nothing has products, or not on the CPU
 
     @property
@@ -70,28 +73,58 @@ class Profile:
         """Give the microseconds that fall on one measured step."""
         return microseconds / len(self.wall)
 
+    @property
+    def ranked(self) -> list[StepTimes]:
+        """The steps that ran, the costliest first."""
+        return sorted((step for step in self.steps if step.microseconds), key=lambda s: -s.total)
+
+    @property
+    def free(self) -> list[StepTimes]:
+        """The views that cost nothing: they were made once, with the plan."""
+        return [s for s in self.steps if not s.microseconds and self._is_free(s)]
+
+    @property
+    def idle(self) -> list[StepTimes]:
+        """The steps that no measured step of the user's has asked for."""
+        return [s for s in self.steps if not s.microseconds and not self._is_free(s)]
+
+    def _is_free(self, step: StepTimes) -> bool:
+        return step.kind == "views" and bool(self.graphs[step.graph].plan)
+
     def __str__(self) -> str:
-        ranked = sorted(self.steps, key=lambda step: -step.total)
-        rest = ranked[ROWS_IN_TEXT:]
+        shown, rest = self.ranked[:ROWS_IN_TEXT], self.ranked[ROWS_IN_TEXT:]
         lines = [self.summary(), *filter(None, [self.peak_text()])]
-        lines += [*(f"fell back: {reason}" for reason in self.fallbacks), ""]
-        lines += columns(self.step_table(ranked[:ROWS_IN_TEXT]))
+        lines += [f"fell back: {reason}" for reason in self.fallbacks]
+        if self.breaks:
+            lines.append(f"places that Dynamo leaves to eager PyTorch: {len(self.breaks)}")
+            lines += [f"  {each}" for each in self.breaks]
+        lines.append("")
+        if shown:
+            lines += columns(self.step_table(shown))
         if rest:
             spent = sum(step.total for step in rest)
-            each, share = self.per_step(spent), self.share(spent)
-            lines.append(f"and {len(rest)} more steps: {each:.1f} us per step, {share:.1%}")
+            each, share = time_text(self.per_step(spent)), self.share(spent)
+            lines.append(f"and {len(rest)} more steps: {each} per step, {share:.1%}")
+        if self.free:
+            lines.append(f"and {len(self.free)} views that cost nothing: {FREE}")
+        if self.idle:
+            lines.append(f"and {len(self.idle)} steps that did not run")
         for head, sums in (("kind", self.kinds), ("outside the steps", self.outside)):
             lines += ["", *columns(self.sum_table(head, sums))]
         return "\n".join(lines)
 
     def summary(self) -> str:
         """Say it in one line."""
-        inside = self.share(sum(self.kinds.values()))
         return (
             f"torch_ort: {len(self.graphs)} graph(s), {len(self.wall)} measured step(s), "
-            f"median {statistics.median(self.wall):.1f} us, min {min(self.wall):.1f} us, "
-            f"{inside:.1%} in the engine's steps"
+            f"median {time_text(statistics.median(self.wall))}, min {time_text(min(self.wall))}, "
+            f"{self.inside:.1%} in the engine's steps"
         )
+
+    @property
+    def inside(self) -> float:
+        """Part of the measured time that the engine's steps take."""
+        return self.share(sum(self.kinds.values()))
 
     def peak_text(self) -> str:
         """Say how far products are from the machine's peak; nothing where that is not known."""
@@ -102,7 +135,7 @@ class Profile:
     def step_table(self, steps: Sequence[StepTimes]) -> Table:
         """Give a row for each step."""
         heads = (
-            "graph", "half", "step", "kind", "where", "op", "count", "min us", "median us",
+            "graph", "half", "step", "kind", "where", "op", "count", "min", "median",
             "share", "read", "written", "rate", "of peak", "product", "origin",
         )  # fmt: skip
         return heads, [self._step_row(step) for step in steps]
@@ -111,7 +144,8 @@ class Profile:
         count, share, (rate, unit) = len(step.microseconds), self.share(step.total), step.rate
         return (
             (step.graph, str(step.graph)), step.half, step.name, step.kind, step.where, step.op,
-            (count, str(count)), (step.min, f"{step.min:.1f}"), (step.median, f"{step.median:.1f}"),
+            (count, str(count)), (step.min, time_text(step.min)),
+            (step.median, time_text(step.median)),
             (share, f"{share:.1%}"), (step.read_bytes, bytes_text(step.read_bytes)),
             (step.written_bytes, bytes_text(step.written_bytes)),
             (rate, f"{rate:.1f} {unit}" if rate else ""),
@@ -120,12 +154,12 @@ class Profile:
         )  # fmt: skip
 
     def sum_table(self, head: str, sums: dict[str, float]) -> Table:
-        """Give a row for each sum of microseconds."""
+        """Give a row for each sum of microseconds, the largest first."""
         rows = []
-        for name, total in sums.items():
+        for name, total in sorted(sums.items(), key=lambda item: -item[1]):
             each, share = self.per_step(total), self.share(total)
-            rows.append((name, (each, f"{each:.1f}"), (share, f"{share:.1%}")))
-        return (head, "us per step", "share"), rows
+            rows.append((name, (each, time_text(each)), (share, f"{share:.1%}")))
+        return (head, "per step", "share"), rows
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Write torch.profiler's Chrome trace. Raises UserError where it cannot be written."""

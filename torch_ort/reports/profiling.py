@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch_ort._C import Unsupported, UserError
+from torch_ort.dynamo import uncaptured
 from torch_ort.engine import watchers
 from torch_ort.fallback import FallbackWarning
 from torch_ort.reports import runs
@@ -44,18 +45,20 @@ def profile(
         runs.kept(model, (inputs, kwargs)),
         watchers.watching() as programs,
         _fallback_reasons() as fallbacks,
+        uncaptured.watching() as breaks,
     ):
         compiled = runs.compile_afresh(model, options)
         for _ in range(WARM_STEPS):
             run()
         result = time_steps(run, steps, programs, fallbacks)
+    result.breaks = uncaptured.of_users(breaks, bool(programs))
     device = runs.device_of(model, (inputs, kwargs))
     dtypes = result.product_dtypes
     if dtypes and device.type == "cpu":
         # Elsewhere a step's time is that of its start.
         result.hold_against(product_peaks(dtypes, device, runs.isa_of(options)))
     if not any(step.microseconds for step in result.steps):
-        raise _nothing_ran(fallbacks)
+        raise _nothing_ran([*fallbacks, *map(str, result.breaks)])
     if path is not None:
         result.save_html(f"{os.fspath(path)}.html")
         result.save_trace(f"{os.fspath(path)}.json")
@@ -75,9 +78,9 @@ def _check_arguments(model: Any, steps: Any, path: Any) -> None:
             raise UserError(f"profile: path: got {path!r}, want a name in a folder that exists")
 
 
-def _nothing_ran(fallbacks: list[str]) -> Exception:
-    if fallbacks:
-        reasons = "; ".join(dict.fromkeys(fallbacks))
+def _nothing_ran(found: list[str]) -> Exception:
+    if found:
+        reasons = "; ".join(dict.fromkeys(found))
         return Unsupported(f"profile: nothing of the model runs in the engine: {reasons}")
     return UserError(
         "profile: the model has no step to measure: Dynamo captured nothing of it that computes"

@@ -96,9 +96,8 @@ class Report:
             f"{self.counters.get('fallbacks', 0)}"
         ]
         lines += [f"  {each}" for each in dict.fromkeys(self.fallbacks)]
-        breaks = dict.fromkeys(self.breaks)
-        lines.append(f"places that Dynamo leaves to eager PyTorch: {len(breaks)}")
-        lines += [f"  {each}" for each in breaks]
+        lines.append(f"places that Dynamo leaves to eager PyTorch: {len(self.breaks)}")
+        lines += [f"  {each}" for each in self.breaks]
         if self.functions_outside:
             lines += [
                 f"custom functions outside of the graphs: {_counts(self.functions_outside)}",
@@ -209,7 +208,7 @@ def explain(
     for graph, program in zip(graphs, watched, strict=True):
         if graph.nodes["torch_ort.Region"] and program.session.plan_report() is not None:
             _note_bytes(graph, program)
-    users = [each for each in breaks if each.is_users or not graphs]
+    users = uncaptured.of_users(breaks, bool(graphs))
     report = Report(
         graphs, changes, spent, functions_outside=outside, breaks=users, fallbacks=fallbacks
     )
