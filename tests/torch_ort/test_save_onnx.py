@@ -303,6 +303,43 @@ def test_language_models_of_transformers(name: str, pin: int, save) -> None:
 # ---- training graphs
 
 
+def test_gradients_have_the_names_of_what_they_are_of(tmp_path: pathlib.Path) -> None:
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.head = nn.Linear(6, 8), nn.Linear(8, 3, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.encoder(x).tanh())
+
+    options = {"save_onnx": True, "onnx_prefix": str(tmp_path / "m"), "strict": True}
+    x = torch.randn(4, 6, requires_grad=True)
+    torch.compile(Encoder(), backend="ort", options=options)(x)
+    for path in kinds_of(tmp_path).values():
+        onnx.checker.check_model(path, full_check=True)
+        graph = onnx.load(path).graph
+        shapes = {
+            each.name: [dim.dim_value for dim in each.type.tensor_type.shape.dim]
+            for each in (*graph.input, *graph.output)
+        }
+        inputs, outputs = ({each.name for each in part} for part in (graph.input, graph.output))
+        assert inputs == {"x", "encoder.weight", "encoder.bias", "head.weight"}
+        assert outputs == {f"{name}_grad" for name in inputs}
+        for name in inputs:
+            assert shapes[f"{name}_grad"] == shapes[name]
+
+
+def test_a_gradient_that_the_caller_gives_keeps_its_name(tmp_path: pathlib.Path) -> None:
+    options = {"save_onnx": True, "onnx_prefix": str(tmp_path / "m"), "strict": True}
+    x, y = (torch.randn(4, requires_grad=True) for _ in range(2))
+    torch.compile(lambda x, y: x + y, backend="ort", options=options)(x, y)
+    for path in kinds_of(tmp_path).values():
+        onnx.checker.check_model(path, full_check=True)
+        graph = onnx.load(path).graph
+        (border,) = (node for node in graph.node if node.op_type == "YieldOp")
+        assert {each.name for each in graph.output} == set(border.output)
+
+
 class Scaled(nn.Module):
     """Has a constant of its own, a reshape by sizes, and a composite backward."""
 

@@ -108,5 +108,26 @@ def save(
         _C.expand_sizes(graph)
         _C.run_pass("remove_dead", graph)
         _C.separate_names(graph)
-    _C.take_names(graph, {name: source.name for name, source in sources.items()})
+    names = {name: source.name for name, source in sources.items()}
+    _C.take_names(graph, names | _gradient_names(graph, program, names))
     graph.save(path, _C.required_opset(graph), EXTERNAL_LIMIT)
+
+
+def _gradient_names(graph: _C.Graph, program: Program, names: Mapping[str, str]) -> dict[str, str]:
+    """Call the gradients of a training graph as ONNX Runtime Training does: `encoder.weight_grad`.
+
+    `names` are the user's names of the inputs. What comes in from outside keeps its name: the
+    gradient of an input may be a gradient that the caller gives. Of two inputs that share a
+    gradient, the first names it.
+    """
+    inputs = program.captured.input_names
+    outside = {*graph.input_names, *graph.initializer_names}
+    for node in graph.nodes():
+        if node["op"] == "YieldOp":
+            outside.update(node["outputs"])
+    found: dict[str, str] = {}
+    for output, position in zip(graph.output_names, program.gradient_inputs, strict=False):
+        if position >= 0 and output not in outside:
+            name = inputs[position]
+            found.setdefault(output, f"{names.get(name, name)}_grad")
+    return found
