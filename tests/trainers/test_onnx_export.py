@@ -37,6 +37,10 @@ def run(path, **inputs):
     return {name: torch.from_numpy(np.asarray(it)) for name, it in zip(names, found, strict=True)}
 
 
+def sizes_of(value: onnx.ValueInfoProto) -> list[int | str]:
+    return [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+
+
 @pytest.mark.parametrize("opset", [12, 14, 17])
 def test_other_programs_compute_what_evaluation_does(opset, tmp_path):
     model = net()
@@ -52,6 +56,8 @@ def test_other_programs_compute_what_evaluation_does(opset, tmp_path):
     )
     onnx.checker.check_model(path, full_check=True)
     saved = onnx.load(path)
+    sizes = {it.name: sizes_of(it) for it in (*saved.graph.input, *saved.graph.output)}
+    assert sizes == {"x": ["batch", 6], "label": ["batch"], "loss": [], "logits": ["batch", 3]}
     assert saved.opset_import[0].version <= opset
     held = {it.name: onnx.numpy_helper.to_array(it) for it in saved.graph.initializer}
     for name, it in model.named_parameters():

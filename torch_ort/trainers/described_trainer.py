@@ -215,7 +215,8 @@ class DescribedTrainer:
         names = self.input_names
         module = Described(self.model, self.loss_fn, names, self.output_names, self.loss)
         run = lambda engine: self.core.evaluate(tuple(made), engine)  # noqa: E731
-        onnx_export.write(path, module, run, names, self.output_names, self.settings.opset)
+        shapes = [it.shape_ for it in self.inputs]
+        onnx_export.write(path, module, run, names, shapes, self.output_names, self.settings.opset)
 
     # State by the names of parameters.
 

@@ -28,11 +28,13 @@ def write(
     module: torch.nn.Module,
     run: Callable[[ORTModule], Any],
     inputs: Sequence[str],
+    shapes: Sequence[Sequence[int | str]],
     outputs: Sequence[str],
     opset: int,
 ) -> None:
     """Write the graph that `run(ORTModule(module))` captures.
 
+    `shapes` are those of the inputs as they are described: sizes that vary get the names there.
     An input that the graph does not read is not in the file. Raises RuntimeError where the module
     cannot be captured.
     """
@@ -51,6 +53,7 @@ def write(
         finally:  # the environment may have chosen another folder
             for file in Path(options.save_path).glob(f"{prefix}_*"):
                 file.unlink()
+    _name_sizes(model.graph, shapes)
     _name(model.graph, inputs, outputs)
     is_large = model.ByteSize() > _EXTERNAL_LIMIT
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,6 +63,33 @@ def write(
         save_as_external_data=is_large,
         location=f"{path.name}.data" if is_large else None,
     )
+
+
+def _name_sizes(graph: onnx.GraphProto, shapes: Sequence[Sequence[int | str]]) -> None:
+    """Call sizes that vary as the description does, in all shapes of the graph."""
+    wanted: dict[str, str] = {}
+    for value in graph.input:
+        match = _GIVEN.match(value.name)
+        if match is None or match[2]:  # held by the model, or a part of an input
+            continue
+        dims = value.type.tensor_type.shape.dim
+        for dim, described in zip(dims, shapes[int(match[1])], strict=True):
+            if dim.dim_param.isidentifier() and isinstance(described, str):
+                wanted.setdefault(dim.dim_param, described)
+    if wanted:
+        symbols = re.compile(rf"\b({'|'.join(map(re.escape, wanted))})\b")
+        _rename_sizes(graph, lambda text: symbols.sub(lambda found: wanted[found[1]], text))
+
+
+def _rename_sizes(graph: onnx.GraphProto, renamed: Callable[[str], str]) -> None:
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_param = renamed(dim.dim_param)
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                _rename_sizes(attribute.g, renamed)
 
 
 def _name(graph: onnx.GraphProto, inputs: Sequence[str], outputs: Sequence[str]) -> None:
