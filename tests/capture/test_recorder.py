@@ -328,7 +328,7 @@ def test_numbers_are_not_made_up(ask, made):
         ask(made(x).detach().sum(1))
         return weight * x
 
-    words = "without numbers|depends on numbers|invalid python storage|gives a bool"
+    words = "no data|depends on numbers|invalid python storage|gives a bool"
     with pytest.raises((HandOver, RuntimeError), match=words):
         record_module(Wrong(function), (numbers(3, 4),), False)
 

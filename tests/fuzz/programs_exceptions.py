@@ -19,7 +19,7 @@ TABLE = (
         "AOTAutograd: [A-Za-z]*(Error|Exception): ",
         "PyTorch's tracing refuses it, so it runs in eager PyTorch",
     ),
-    ("unfold gave, for which PyTorch's functionalization", "refused, so it runs in eager PyTorch"),
+    ("unfold gave, where PyTorch's functionalization", "refused, so it runs in eager PyTorch"),
     (
         "DataDependentOutputException|data-dependent: Python asks for a number in a tensor",
         "PyTorch itself reads a number from data",

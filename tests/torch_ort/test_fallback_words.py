@@ -131,10 +131,11 @@ def test_a_nested_tensor():
     warning = the_warning(lambda: results.append(run(nested)))
     assert (warning.filename, warning.lineno) == (__file__, line_of(Doubles))
     message = str(warning.message)
-    assert "got a nested tensor of layout jagged, the lengths of whose rows are data" in message
+    assert "got a nested tensor of layout jagged, whose row lengths are data" in message
     assert (
-        f"want a plain, strided tensor (mul, test_fallback_words.py:{line_of(Doubles)})" in message
-    )
+        "want a plain, strided tensor; pad the rows to one length (mul, "
+        f"test_fallback_words.py:{line_of(Doubles)})"
+    ) in message
     for part, got in zip(parts, results[0].unbind(), strict=True):
         torch.testing.assert_close(got, (part * 2).relu())
 
