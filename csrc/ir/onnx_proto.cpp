@@ -207,7 +207,10 @@ class Writer {
       written.set_name(name);
       std::visit([&](const auto& value) { write_attr(value, node, written); }, attr);
     }
-    if (!node.origin.empty()) add_metadata(out, kOrigin, node.origin);
+    if (!node.origin.empty()) {
+      add_metadata(out, kOrigin, node.origin);
+      out.set_doc_string(node.origin);  // which viewers of models show
+    }
     if (!node.recompute.empty()) add_metadata(out, kRecompute, node.recompute);
     if (node.region >= 0) add_metadata(out, kRegion, std::to_string(node.region));
   }

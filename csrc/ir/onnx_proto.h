@@ -21,9 +21,10 @@ struct OnnxBytes {
 };
 
 // What the format cannot say is kept in metadata_props: strides, device, origin, tags of
-// recomputation, symbol inputs. Initializers without data become graph inputs, and are read as
-// such. Symbolic attributes become strings, and so do doubles that a 32-bit FLOAT does not give
-// back, but for domains whose ops define FLOAT: the standard one and com.microsoft.
+// recomputation, symbol inputs. The origin is the doc string of a node as well, which is not read.
+// Initializers without data become graph inputs, and are read as such. Symbolic attributes become
+// strings, and so do doubles that a 32-bit FLOAT does not give back, but for domains whose ops
+// define FLOAT: the standard one and com.microsoft.
 OnnxBytes to_onnx(const Graph& graph, const OnnxWriteOptions& options);
 
 // Writes a model into a file. More than `external_limit` bytes of initializers go into a second

@@ -300,6 +300,18 @@ def test_language_models_of_transformers(name: str, pin: int, save) -> None:
         assert_runs_again(path, lambda x: model(x).logits, ids)
 
 
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_each_node_has_the_line_that_it_comes_from(grad: bool, tmp_path) -> None:
+    options = {"save_onnx": True, "onnx_prefix": str(tmp_path / "m"), "strict": True}
+    with torch.set_grad_enabled(grad):
+        torch.compile(Gated(), backend="ort", options=options)(torch.randn(3, 8))
+    line = Gated.forward.__code__.co_firstlineno + 1
+    for path in kinds_of(tmp_path).values():
+        onnx.checker.check_model(path, full_check=True)
+        nodes = [node for node in onnx.load(path).graph.node if node.op_type != "YieldOp"]
+        assert {node.doc_string for node in nodes} == {f"test_save_onnx.py:{line}"}
+
+
 # ---- training graphs
 
 
