@@ -390,7 +390,10 @@ class Calls:
         logs.introduce(self.logger, self.settings, self._options, programs)
         if captured.capture.unseen:
             names = ", ".join(captured.capture.unseen)
-            self.logger.info("what forward reads is constant until recapture(): %s", names)
+            self.logger.info(
+                "values that forward reads and no guard compares, constant until recapture(): %s",
+                names,
+            )
         logs.say_captured(self.logger, programs, seconds, self._options)
 
 
