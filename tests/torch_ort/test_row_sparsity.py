@@ -628,3 +628,24 @@ def test_short_floats(dtype: torch.dtype) -> None:
     labels = labels_of(words, 0.5)
     want = gradients(exact, exact, words, labels)
     assert_near(gradients(ours, compiled, words, labels), want, 0.05)
+
+
+def test_a_profile_counts_what_products_of_listed_rows_compute() -> None:
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden, self.head = nn.Linear(64, 64), nn.Linear(64, 100)
+
+        def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+            return F.cross_entropy(self.head(torch.tanh(self.hidden(x))), labels)
+
+    labels = torch.tensor([IGNORED] * 24 + [3] * 8)
+    result = torch_ort.profile(Classifier(), torch.randn(32, 64), labels)
+    products = {step.sizes: step for step in result.steps if step.op == "torch_ort.RowsProduct"}
+    flops = {sizes: step.flops for sizes, step in products.items()}
+    # The weight gradients sum over the eight rows; x needs no gradient.
+    head, hidden = 2 * 8 * 64 * 100, 2 * 8 * 64 * 64
+    assert flops == {
+        "8×64×64": hidden, "8×64×100": head, "8×100×64": head, "100×8×64": head, "64×8×64": hidden,
+    }  # fmt: skip
+    assert {step.kind for step in products.values()} == {"products"}

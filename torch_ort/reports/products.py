@@ -78,6 +78,16 @@ def attention(
     return Product((4 if backward else 2) * count, rows, depth, columns, flops)
 
 
+def rows_product(left: Sequence[int], right: Sequence[int], is_sum: bool, count: int) -> Product:
+    """Say what a product of listed rows computes, `count` of them.
+
+    They are rows of `left` (N, k) and of the result, or, where they are summed over, columns of
+    `left` (m, N) and rows of `right` (N, n).
+    """
+    rows, summed = (left[0], count) if is_sum else (count, left[1])
+    return Product(1, rows, summed, right[1], 2 * rows * summed * right[1])
+
+
 def _product(count: int, m: int, k: int, n: int) -> Product:
     return Product(count, m, k, n, 2 * count * m * k * n)
 

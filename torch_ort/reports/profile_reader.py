@@ -13,7 +13,7 @@ from torch.utils.flop_counter import flop_registry
 from torch_ort import _C
 from torch_ort.engine.program import Program
 from torch_ort.reports.moved import VIEW_FORMS, moved_bytes
-from torch_ort.reports.products import Product, attention, product
+from torch_ort.reports.products import Product, attention, product, rows_product
 from torch_ort.reports.profile_result import Profile
 from torch_ort.reports.profile_rows import Bar, GraphProfile, RegionProfile, StepTimes
 
@@ -67,10 +67,10 @@ class _Reader:
                 known = self._steps.setdefault((number, step.backward, step.name), step)
                 known.join(step)
         # Kernels of ours call no operator whose sizes the profiler could note.
-        self._attention = {
+        self._native_products = {
             (number, name): [found]
             for number, program in enumerate(self._programs)
-            for name, found in _attention(program.graph)
+            for name, found in _native_products(program)
         }
         self._outside: Counter[str] = Counter()
 
@@ -83,7 +83,7 @@ class _Reader:
                 if step is not None:
                     step.calls += 1
                     step.products += _products(event)
-                    step.products += self._attention.get((step.graph, step.name), ())
+                    step.products += self._native_products.get((step.graph, step.name), ())
         wall, bars = [], []
         for marker, events in _measured(timed):
             wall.append(marker.time_range.elapsed_us())
@@ -158,17 +158,28 @@ def _products(event: Any) -> Iterator[Product]:
         yield from _products(child)
 
 
-def _attention(graph: _C.Graph) -> Iterator[tuple[str, Product]]:
-    """Give the products of attention in kernels of ours, by node; not where a size is open."""
-    types = graph.types()
-    for node in graph.nodes():
-        if node["domain"] != "torch_ort" or node["op"] not in ("Attention", "AttentionGrad"):
-            continue
-        backward = node["op"] == "AttentionGrad"  # whose first input is the gradient
-        operands = node["inputs"][1:4] if backward else node["inputs"][:3]
-        shapes = [types[name][1] for name in operands]
-        if all(shape and all(isinstance(size, int) for size in shape) for shape in shapes):
-            yield node["name"], attention(*shapes, bool(node["attrs"].get("is_causal")), backward)
+def _native_products(program: Program) -> Iterator[tuple[str, Product]]:
+    """Give the products in kernels of ours, by node; not where a size is open."""
+    types = program.graph.types()
+    listed = {name: count for name, count, _ in program.session.row_lists()}
+    nodes = [node for node in program.graph.nodes() if node["domain"] == "torch_ort"]
+    makers = {output: node["name"] for node in nodes for output in node["outputs"]}
+
+    def shapes(operands: Sequence[str]) -> list[Any] | None:
+        found = [types[name][1] for name in operands]
+        are_known = all(shape and all(isinstance(size, int) for size in shape) for shape in found)
+        return found if are_known else None
+
+    for node in nodes:
+        op, inputs, attrs = node["op"], node["inputs"], node["attrs"]
+        if op in ("Attention", "AttentionGrad"):
+            backward = op == "AttentionGrad"  # whose first input is the gradient
+            if (found := shapes(inputs[1:4] if backward else inputs[:3])) is not None:
+                yield node["name"], attention(*found, bool(attrs.get("is_causal")), backward)
+        elif op == "RowsProduct":
+            count = listed.get(makers.get(inputs[-1], ""))
+            if count is not None and (found := shapes(inputs[:2])) is not None:
+                yield node["name"], rows_product(*found, bool(attrs.get("sums")), count)
 
 
 def _steps_of(graph: int, program: Program) -> Iterator[StepTimes]:
@@ -199,7 +210,7 @@ def _kind(op: str) -> str:
     name = op.removeprefix("torch_ort.").rpartition("::")[2].partition(".")[0].rstrip("_")
     if "attention" in name.lower():
         return "attention"
-    return "products" if name in _PRODUCTS else "other"
+    return "products" if name in _PRODUCTS or name == "RowsProduct" else "other"
 
 
 def _where(op: str, form: str, has_kernel: bool) -> str:
