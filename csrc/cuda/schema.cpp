@@ -13,7 +13,8 @@ constexpr int kWarp = 32;
 constexpr int kThreads = 256;      // of a block, unless a row wants more
 constexpr int kMostThreads = 512;  // along a row
 constexpr int kMostVectors = 8;    // of a thread in registers
-constexpr int kKeptBytes = 512;    // of a thread: 128 registers of 255
+constexpr int kKeptBytes = 512;    // of a thread, at most: 128 registers of 255
+constexpr int kUsualBytes = 256;   // where that needs no more threads than a row may have
 constexpr int kStripThreads = 32;  // along a row that is cut into strips, and summed over rows
 // A line of partial sums is written and read once for so many rows that are read, and rounding does
 // not grow with more than that.
@@ -34,13 +35,18 @@ int lines(const Work& work, int threads_x) {
   return std::max(power_of_two(work.rows, most), std::min(most, kWarp / threads_x));
 }
 
-// Whole rows belong to one block: few threads have many vectors each, as long as registers last.
+// Whole rows belong to one block: few threads have many vectors each, as long as registers last. A
+// thread that keeps many numbers leaves room for few others on its multiprocessor, so that too
+// little memory is under way at once: long rows alone are worth that.
 void choose_whole_rows(const Work& work, Geometry& result) {
   const int64_t vectors = ceil_div(work.columns, result.vector);
   const int bytes = std::max(1, work.kept) * result.vector * work.bytes_of_number;
-  const int most = std::clamp(
-      static_cast<int>(std::bit_floor(static_cast<unsigned>(kKeptBytes / bytes))), 1, kMostVectors);
-  const int usual = std::min(4, most);
+  const auto vectors_in = [bytes](int room, int limit) {
+    return std::clamp(static_cast<int>(std::bit_floor(static_cast<unsigned>(room / bytes))), 1,
+                      limit);
+  };
+  const int most = vectors_in(kKeptBytes, kMostVectors);
+  const int usual = vectors_in(kUsualBytes, 4);
   result.threads_x = power_of_two(ceil_div(vectors, vectors <= 32 ? 1 : usual), kMostThreads);
   if (vectors > 32) result.threads_x = std::max(result.threads_x, 32);
   const int64_t each = ceil_div(vectors, result.threads_x);

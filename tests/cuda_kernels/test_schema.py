@@ -28,8 +28,10 @@ CHOICES = [
     ({"rows": 4096, "columns": 50304, "vector": 8, "kept": 1, **ROWS}, (512, 1, 0, 8), 1),
     # gradients of weights: strips of columns, many rows
     ({"rows": 16384, "columns": 768, "vector": 8, **COLUMNS}, (32, 8, 1, 8), 3),
-    ({"rows": 16384, "columns": 768, "vector": 8, "kept": 4, **ROWS, **COLUMNS}, (32, 8, 4, 8), 1),
-    ({"rows": 16384, "columns": 768, "vector": 8, "kept": 7, **ROWS, **COLUMNS}, (64, 4, 2, 8), 1),
+    ({"rows": 16384, "columns": 768, "vector": 8, "kept": 4, **ROWS, **COLUMNS}, (64, 4, 2, 8), 1),
+    ({"rows": 16384, "columns": 768, "vector": 8, "kept": 7, **ROWS, **COLUMNS}, (128, 2, 1, 8), 1),
+    # long rows keep more numbers in each thread before they are read twice
+    ({"rows": 4096, "columns": 8192, "vector": 8, "kept": 7, **ROWS}, (512, 1, 2, 8), 1),
     ({"rows": 1 << 16, "columns": 512, "vector": 4, **ALL}, (128, 2, 1, 4), 1),
 ]  # fmt: skip
 
