@@ -95,7 +95,7 @@ ir::Node& Builder::add(ir::OpId op, std::vector<ir::Value*> inputs,
       add_named(call_->name, std::move(op), std::move(inputs), types, std::move(attrs));
   added.origin = call_->origin;
   added.recompute = call_->recompute;
-  added.region = call_->region;
+  added.checkpoint = call_->checkpoint;
   return added;
 }
 

@@ -26,7 +26,7 @@ struct AtenCall {
   std::string name;
   std::string origin;
   std::string recompute;
-  int region = -1;
+  int checkpoint = -1;
   std::string binds_symbol;  // the result is no tensor, but the value of this symbol
 
   std::string key() const { return overload.empty() ? op : op + "." + overload; }

@@ -215,7 +215,7 @@ Node& insert_before(Graph& graph, Node& before, OpId op, std::vector<Value*> inp
                                    std::move(attrs), hint);
   node.origin = before.origin;
   node.recompute = before.recompute;
-  node.region = before.region;
+  node.checkpoint = before.checkpoint;
   node.captured = before.captured;
   return node;
 }

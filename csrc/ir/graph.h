@@ -61,7 +61,7 @@ struct Node {
   // How `torch.utils.checkpoint` tagged the node: "", "must_save", "prefer_save",
   // "prefer_recompute", "must_recompute"; and the number of its checkpointed region.
   std::string recompute;
-  int region = -1;
+  int checkpoint = -1;
   // Which node of the captured graph it comes from, where a pass has numbered them; passes keep it.
   int captured = -1;
   std::list<Node>::iterator position{};  // in the graph; edit.h keeps it

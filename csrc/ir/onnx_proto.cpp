@@ -33,7 +33,7 @@ constexpr const char* kDevice = "device";
 constexpr const char* kParameter = "parameter";
 constexpr const char* kOrigin = "origin";
 constexpr const char* kRecompute = "recompute";
-constexpr const char* kRegion = "region";
+constexpr const char* kCheckpoint = "checkpoint";
 constexpr const char* kSymbolInputs = "symbol_inputs";
 
 template <typename What, typename Got, typename Want>
@@ -212,7 +212,7 @@ class Writer {
       out.set_doc_string(node.origin);  // which viewers of models show
     }
     if (!node.recompute.empty()) add_metadata(out, kRecompute, node.recompute);
-    if (node.region >= 0) add_metadata(out, kRegion, std::to_string(node.region));
+    if (node.checkpoint >= 0) add_metadata(out, kCheckpoint, std::to_string(node.checkpoint));
   }
 
   // These ops define their attributes as FLOAT; other domains are read by us alone.
@@ -667,11 +667,11 @@ class GraphReader {
   void read_tags(const proto::NodeProto& in, Node& node) const {
     if (const std::string* origin = find_metadata(in, kOrigin)) node.origin = *origin;
     if (const std::string* recompute = find_metadata(in, kRecompute)) node.recompute = *recompute;
-    if (const std::string* region = find_metadata(in, kRegion)) {
-      const std::string what = concat("region of node '", node.name, "'");
-      const int64_t number = integer_from(*region, what);
+    if (const std::string* checkpoint = find_metadata(in, kCheckpoint)) {
+      const std::string what = concat("checkpoint of node '", node.name, "'");
+      const int64_t number = integer_from(*checkpoint, what);
       if (!std::in_range<int>(number)) raise(what, number, "a number of 32 bits");
-      node.region = static_cast<int>(number);
+      node.checkpoint = static_cast<int>(number);
     }
   }
 

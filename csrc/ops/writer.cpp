@@ -69,7 +69,7 @@ Node& Writer::copy(const Node& node, std::vector<Value*> inputs, const std::vect
   Node& made = add_named(node.name, node.op, std::move(inputs), types, node.attrs);
   made.origin = node.origin;
   made.recompute = node.recompute;
-  made.region = node.region;
+  made.checkpoint = node.checkpoint;
   made.captured = node.captured;
   return made;
 }
@@ -81,7 +81,7 @@ Node& Writer::again(const Node& node, std::vector<Value*> inputs) {
       add_named(concat(node.name, "_again"), node.op, std::move(inputs), types, node.attrs);
   made.origin = node.origin;
   made.recompute.clear();
-  made.region = -1;
+  made.checkpoint = -1;
   made.captured = node.captured;
   return made;
 }

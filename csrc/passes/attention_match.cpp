@@ -325,7 +325,7 @@ class Matcher {
   static bool has_one_tag(const Match& match) {
     const Node& first = *match.softmax;
     const auto is_same = [&](const Node* node) {
-      return node->recompute == first.recompute && node->region == first.region;
+      return node->recompute == first.recompute && node->checkpoint == first.checkpoint;
     };
     return std::all_of(match.scores.nodes.begin(), match.scores.nodes.end(), is_same) &&
            std::all_of(match.weights.nodes.begin(), match.weights.nodes.end(), is_same);

@@ -94,9 +94,9 @@ struct Group {
   std::vector<int> members;  // positions, sorted
   Dim elements;
   std::vector<Dim> columns;  // that all members allow; the first is preferred
-  // Of nodes that a budget has run again: their Node::region. They stay among themselves, so that
+  // Of nodes that a budget has run again: their Node::checkpoint. They stay among themselves, so that
   // the other regions are what they are without them, and so are their numbers.
-  int again = kNoRegion;
+  int again = kNoCheckpoint;
 };
 
 class Grouping {
@@ -139,7 +139,7 @@ class Grouping {
       if (group.elements == Dim(0)) continue;  // nothing tells rows from columns
       keep_fitting(group);
       if (group.columns.empty()) continue;
-      group.again = std::min(node.region, kNoRegion);
+      group.again = std::min(node.checkpoint, kNoCheckpoint);
       group_of_[at] = static_cast<int>(groups_.size());
       groups_.push_back(std::move(group));
     }

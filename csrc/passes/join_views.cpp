@@ -103,10 +103,10 @@ class Joiner {
   }
 
  private:
-  // Recomputation treats regions one by one.
+  // Each checkpoint is recomputed on its own.
   bool may_join(const Node& first, const Node& second) const {
     return backward_.contains(&first) == backward_.contains(&second) &&
-           first.recompute == second.recompute && first.region == second.region &&
+           first.recompute == second.recompute && first.checkpoint == second.checkpoint &&
            !memory_.is_written(second.outputs[0]);
   }
 

@@ -67,9 +67,9 @@ std::string key_of(const ir::Node& node) {
   std::string key;
   add_text(key, node.op.domain);
   add_text(key, node.op.name);
-  // Recomputation treats regions one by one.
+  // Each checkpoint is recomputed on its own.
   add_text(key, node.recompute);
-  add_raw(key, node.region);
+  add_raw(key, node.checkpoint);
   add_raw(key, node.inputs.size());
   for (const ir::Value* input : node.inputs) add_input(key, input);
   for (const auto& [name, attr] : node.attrs) {

@@ -1,7 +1,8 @@
-// Obeys torch.utils.checkpoint: a value that a checkpointed region computes and backward reads is
-// computed again in the backward half, just before the first node that reads anything of its
-// region. What enters a region, what a policy saves, and what random nodes draw crosses instead. A
-// dropout crosses as its mask: its result is the same product again.
+// Obeys torch.utils.checkpoint: a value that a checkpoint computes and backward reads is recomputed
+// in the backward half, just before the first node that reads any value of that checkpoint. Three
+// kinds of values are saved for backward instead: the inputs of a checkpoint, the values that its
+// policy saves, and the draws of random nodes. Of a dropout the mask is saved, and its result is
+// multiplied again.
 
 #include "ir/edit.h"
 #include "ops/aten_names.h"
@@ -46,7 +47,7 @@ class Recomputation {
     if (!find_halves()) return 0;
     find_needed();
     int rewrites = 0;
-    for (auto& [region, nodes] : needed_) rewrites += rebuild(nodes);
+    for (auto& [checkpoint, nodes] : needed_) rewrites += rebuild(nodes);
     return rewrites;
   }
 
@@ -67,7 +68,8 @@ class Recomputation {
     return !tagged_.empty() && !backward_.empty();
   }
 
-  // Nodes to run again, by region: those whose results backward reads, and what they need in turn.
+  // The nodes to run again, by checkpoint: those whose results backward reads, and the nodes whose
+  // results these need in turn.
   void find_needed() {
     for (const Node* node : backward_) {
       for (const Value* value : node->inputs) {
@@ -76,22 +78,24 @@ class Recomputation {
     }
   }
 
-  // Whether a node of a region makes the value, and it does not cross.
+  // Whether a tagged node produces the value and backward recomputes it instead of reading the
+  // saved one.
   bool is_rebuilt(const Value* value) const {
     if (value == nullptr || !tagged_.contains(value->producer)) return false;
     const Node& maker = *value->producer;
     if (dropout_ratio(maker) && value == maker.outputs[1]) return false;
     return std::none_of(value->uses.begin(), value->uses.end(), [&](const ir::Use& use) {
-      return tagged_.contains(use.node) && use.node->region != maker.region;
+      return tagged_.contains(use.node) && use.node->checkpoint != maker.checkpoint;
     });
   }
 
   void need(Node* node) {
     const bool random = !ops::is_pure(*node);
     if (random && !dropout_ratio(*node)) return;
-    if (!needed_[node->region].emplace(order_.at(node), node).second) return;
+    if (!needed_[node->checkpoint].emplace(order_.at(node), node).second) return;
     for (const Value* value : node->inputs) {
-      if (is_rebuilt(value) && value->producer->region == node->region) need(value->producer);
+      if (is_rebuilt(value) && value->producer->checkpoint == node->checkpoint)
+        need(value->producer);
     }
   }
 
@@ -138,7 +142,7 @@ class Recomputation {
                                    {node.outputs[0]->type}, attrs);
       made.origin = node.origin;
       made.recompute.clear();
-      made.region = -1;
+      made.checkpoint = -1;
       again[node.outputs[0]] = made.outputs[0];
     } else {
       std::vector<Value*> inputs;
@@ -155,7 +159,7 @@ class Recomputation {
   std::vector<Node*> backward_;
   std::unordered_set<const Node*> tagged_;
   std::unordered_map<const Node*, int> order_;  // of the forward half
-  std::map<int, std::map<int, Node*>> needed_;  // region, order, node
+  std::map<int, std::map<int, Node*>> needed_;  // checkpoint, order, node
 };
 
 }  // namespace

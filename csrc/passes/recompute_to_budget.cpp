@@ -54,7 +54,7 @@ class Recomputation {
       if (const auto found = made_.find(input); found != made_.end()) input = found->second;
     }
     Node& copy = ops::Writer(graph_, again.before).again(node, std::move(inputs));
-    copy.region = kNoRegion - 1 - again.segment;
+    copy.checkpoint = kNoCheckpoint - 1 - again.segment;
     for (size_t i = 0; i < node.outputs.size(); ++i) {
       if (node.outputs[i] != nullptr) made_[node.outputs[i]] = copy.outputs[i];
     }

@@ -11,9 +11,9 @@ namespace torch_ort::passes {
 // Beyond these a tile no longer fits into the first cache, or a region into a reader's head.
 constexpr size_t kMaxNodes = 96;
 constexpr size_t kMaxInputs = 32;
-// Node::region of a node that no checkpoint has tagged. Below it stand nodes that a memory budget
+// Node::checkpoint of a node that no checkpoint has tagged. Below it stand nodes that a memory budget
 // has run again: those of one number may be joined, with each other alone.
-constexpr int kNoRegion = -1;
+constexpr int kNoCheckpoint = -1;
 
 // That of the first value which is not on the host; the host if all are there.
 ir::Device device_of_regions(const ir::Graph& graph);

@@ -69,7 +69,7 @@ ops::Arg arg_of(convert::Reader& reader, const py::handle& item) {
 void add_call(convert::Reader& reader, const std::string& op, const std::string& overload,
               const std::vector<std::string>& arg_names, const py::list& args,
               const std::vector<std::string>& names, const py::list& types, const std::string& name,
-              const std::string& origin, const std::string& recompute, int region,
+              const std::string& origin, const std::string& recompute, int checkpoint,
               const std::string& binds_symbol) {
   convert::AtenCall call;
   call.op = op;
@@ -82,7 +82,7 @@ void add_call(convert::Reader& reader, const std::string& op, const std::string&
   call.name = name;
   call.origin = origin;
   call.recompute = recompute;
-  call.region = region;
+  call.checkpoint = checkpoint;
   call.binds_symbol = binds_symbol;
   reader.add_call(std::move(call), names);
 }
@@ -113,7 +113,7 @@ void bind_convert(py::module_& module) {
       .def("add_size_hint", &convert::Reader::add_size_hint)
       .def("add_call", &add_call, py::arg("op"), py::arg("overload"), py::arg("arg_names"),
            py::arg("args"), py::arg("names"), py::arg("types"), py::arg("name"), py::arg("origin"),
-           py::arg("recompute"), py::arg("region"), py::arg("binds_symbol"))
+           py::arg("recompute"), py::arg("checkpoint"), py::arg("binds_symbol"))
       .def(
           "body",
           [](convert::Reader& reader, const std::string& name) {

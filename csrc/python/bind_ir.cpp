@@ -79,7 +79,7 @@ py::list nodes_of(const Graph& graph) {
     fields["attrs"] = attrs;
     fields["origin"] = node.origin;
     fields["recompute"] = node.recompute;
-    fields["region"] = node.region;
+    fields["checkpoint"] = node.checkpoint;
     nodes.append(fields);
   }
   return nodes;

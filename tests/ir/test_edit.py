@@ -59,12 +59,12 @@ def test_insert_before_takes_origin_and_tags() -> None:
     import onnx
 
     model = onnx.ModelProto.FromString(read_body(CHAIN).to_onnx())
-    for key, value in {"origin": "model.py:7", "recompute": "must_save", "region": "3"}.items():
+    for key, value in {"origin": "model.py:7", "recompute": "must_save", "checkpoint": "3"}.items():
         model.graph.node[1].metadata_props.add(key=key, value=value)
     graph = _C.Graph.from_onnx(model.SerializeToString())
     edit.insert_before(graph, "gelu", "Neg", ["s"], ["s"], hint="n")
     node = graph.nodes()[1]
-    assert (node["name"], node["origin"], node["recompute"], node["region"]) == (
+    assert (node["name"], node["origin"], node["recompute"], node["checkpoint"]) == (
         "n",
         "model.py:7",
         "must_save",

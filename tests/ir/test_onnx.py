@@ -119,7 +119,7 @@ def test_what_onnx_cannot_say_is_kept_in_metadata() -> None:
     set_metadata(model.graph.input[1], strides="[1,N + 8]", device="cuda:1")
     set_metadata(model.graph.value_info[0], strides="[1,max(N, 2)]", device="cuda:1")
     set_metadata(model.graph.output[0], device="cuda")
-    set_metadata(model.graph.node[0], origin="net.py:3", recompute="must_save", region="0")
+    set_metadata(model.graph.node[0], origin="net.py:3", recompute="must_save", checkpoint="0")
     set_metadata(model.graph, symbol_inputs="u0,N")
     graph = _C.Graph.from_onnx(model.SerializeToString())
     assert graph.types()["z"][2:] == ([1, "N + 8"], "cuda:1")
@@ -127,7 +127,7 @@ def test_what_onnx_cannot_say_is_kept_in_metadata() -> None:
     assert graph.types()["y"][2:] == (None, "cuda")
     assert graph.symbol_inputs == ["u0", "N"]
     node = graph.nodes()[0]
-    assert (node["origin"], node["recompute"], node["region"]) == ("net.py:3", "must_save", 0)
+    assert (node["origin"], node["recompute"], node["checkpoint"]) == ("net.py:3", "must_save", 0)
     written = _C.Graph.from_onnx(graph.to_onnx())
     assert_same_graph(written, graph)
     assert written.symbol_inputs == ["u0", "N"]
@@ -542,13 +542,13 @@ REFUSED = {
         lambda m: set_metadata(m.graph.input[0], strides="[1]"),
         "type of value 'x': got 1 strides, want 2",
     ),
-    "region": (
-        lambda m: set_metadata(m.graph.node[0], region="two"),
-        "region of node 'mul': got 'two', want an integer from 0 up",
+    "checkpoint": (
+        lambda m: set_metadata(m.graph.node[0], checkpoint="two"),
+        "checkpoint of node 'mul': got 'two', want an integer from 0 up",
     ),
-    "large region": (
-        lambda m: set_metadata(m.graph.node[0], region=str(2**40)),
-        "region of node 'mul': got 1099511627776, want a number of 32 bits",
+    "large checkpoint": (
+        lambda m: set_metadata(m.graph.node[0], checkpoint=str(2**40)),
+        "checkpoint of node 'mul': got 1099511627776, want a number of 32 bits",
     ),
     "symbol inputs": (
         lambda m: set_metadata(m.graph, symbol_inputs="u0,2*N"),

@@ -124,12 +124,12 @@ def test_parts_of_a_composite_bear_its_name() -> None:
     assert "gelu_reshape = Reshape(add, gelu_dims)" in lines(graph)
 
 
-def tagged(region: int) -> _C.Graph:
+def tagged(checkpoint: int) -> _C.Graph:
     """Give the graph with an origin on each node and a tag on the first."""
     model = onnx.ModelProto.FromString(read_body(BODY).to_onnx())
     for i, node in enumerate(model.graph.node):
         node.metadata_props.add(key="origin", value=f"model.py:{i}")
-    for key, value in {"recompute": "must_recompute", "region": str(region)}.items():
+    for key, value in {"recompute": "must_recompute", "checkpoint": str(checkpoint)}.items():
         model.graph.node[0].metadata_props.add(key=key, value=value)
     return _C.Graph.from_onnx(model.SerializeToString())
 
@@ -137,17 +137,17 @@ def tagged(region: int) -> _C.Graph:
 def facts(graph: _C.Graph, name: str) -> tuple:
     """Give origin and tags of a node."""
     node = next(node for node in graph.nodes() if node["name"] == name)
-    return node["origin"], node["recompute"], node["region"]
+    return node["origin"], node["recompute"], node["checkpoint"]
 
 
 def test_a_new_node_has_origin_and_tags_of_the_next() -> None:
-    graph = tagged(region=3)
+    graph = tagged(checkpoint=3)
     Writer(graph, "add").make("Neg", ["x"])
     assert facts(graph, "neg") == ("model.py:0", "must_recompute", 3)
 
 
 def test_a_copy_has_name_origin_and_tags_of_its_node() -> None:
-    graph = tagged(region=3)
+    graph = tagged(checkpoint=3)
     name = Writer(graph, "y").copy("add", ["gelu", "b"], like="gelu")
     assert name == "add_1"
     assert lines(graph)[2] == "add_1 = Add(gelu, b)"
@@ -155,7 +155,7 @@ def test_a_copy_has_name_origin_and_tags_of_its_node() -> None:
 
 
 def test_a_node_made_again_is_not_to_be_made_once_more() -> None:
-    graph = tagged(region=3)
+    graph = tagged(checkpoint=3)
     name = Writer(graph, "y").again("add", ["gelu", "b"])
     assert name == "add_again"
     assert lines(graph)[2] == "add_again = Add(gelu, b)"

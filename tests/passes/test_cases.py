@@ -70,11 +70,11 @@ def all_cases() -> list[Case]:
 def read_graph(text: str) -> _C.Graph:
     """Read a graph from ONNX text, with the types of all values."""
     model = onnx.parser.parse_model(text)
-    for tag, region, names in TAGGED.findall(text):
+    for tag, checkpoint, names in TAGGED.findall(text):
         for node in model.graph.node:
             if node.output[0] in names.split():
                 node.metadata_props.add(key="recompute", value=tag)
-                node.metadata_props.add(key="region", value=region)
+                node.metadata_props.add(key="checkpoint", value=checkpoint)
     graph = _C.Graph.from_onnx(model.SerializeToString())
     _C.infer_types(graph)
     graph.size_hints = SIZES

@@ -232,10 +232,10 @@ def _inputs_in_order_of(nodes: list[fx.Node]) -> set[int]:
 
 
 def recompute_policy(node: fx.Node) -> tuple[str, int]:
-    """Give what torch.utils.checkpoint says of a node: its policy, and which region it is in."""
-    policy, region = node.meta.get("recompute"), node.meta.get("ac_graph_id")
+    """Give what torch.utils.checkpoint says of a node: its policy, and the number of its checkpoint."""
+    policy, checkpoint = node.meta.get("recompute"), node.meta.get("ac_graph_id")
     name = policy.name.lower() if policy is not None else ""
-    return name, region if isinstance(region, int) else -1
+    return name, checkpoint if isinstance(checkpoint, int) else -1
 
 
 def needs_no_version_check(node: fx.Node) -> bool:

@@ -339,10 +339,10 @@ class FxReader:
     ) -> None:  # fmt: skip
         form = schema(target)
         overload = "" if form.overload_name in ("", "default") else form.overload_name
-        policy, region = recompute_policy(node) if node is not None else ("", -1)
+        policy, checkpoint = recompute_policy(node) if node is not None else ("", -1)
         self.reader.add_call(
             form.name, overload, [argument.name for argument in form.arguments], arguments,
-            names, types, name, origin, policy, region, binds_symbol,
+            names, types, name, origin, policy, checkpoint, binds_symbol,
         )  # fmt: skip
 
 
