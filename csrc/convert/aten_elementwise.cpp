@@ -32,7 +32,7 @@ bool is_wide(DType dtype) {
 
 bool is_integer_dtype(DType dtype) { return is_number_dtype(dtype) && !is_float(dtype); }
 
-bool is_real(DType dtype) { return is_number_dtype(dtype) || is_bool(dtype); }
+bool is_number_or_bool(DType dtype) { return is_number_dtype(dtype) || is_bool(dtype); }
 
 bool has_sign(DType dtype) { return is_float(dtype) || is_signed_integer(dtype); }
 
@@ -132,7 +132,7 @@ Row compare(std::string op, Accepts accepts) {
 }
 
 Values not_equal(Builder& builder, const AtenCall& call) {
-  Values inputs = operands(builder, call.args.at(0), call.args.at(1), is_real);
+  Values inputs = operands(builder, call.args.at(0), call.args.at(1), is_number_or_bool);
   if (inputs.empty()) return {};
   ir::Type type = call.types[0];
   type.strides.reset();
@@ -163,7 +163,7 @@ Values bitwise_not(Builder& builder, const AtenCall& call) {
 Values where(Builder& builder, const AtenCall& call) {
   Value* condition = tensor(call.arg("condition"));
   if (condition == nullptr || !is_bool(condition->type.dtype)) return {};
-  Values inputs = operands(builder, call.arg("self"), call.arg("other"), is_real);
+  Values inputs = operands(builder, call.arg("self"), call.arg("other"), is_number_or_bool);
   if (inputs.empty() || call.types[0].dtype != inputs[0]->type.dtype) return {};
   inputs.insert(inputs.begin(), condition);
   return standard(builder, "Where", inputs, call.types);
@@ -174,7 +174,7 @@ Values masked_fill(Builder& builder, const AtenCall& call) {
   if (x == nullptr || mask == nullptr || !is_bool(mask->type.dtype)) return {};
   const Value* filling = tensor(call.arg("value"));
   if (filling != nullptr && common_dtype(*filling, *x) != x->type.dtype) return {};
-  Values inputs = operands(builder, call.arg("value"), call.arg("self"), is_real);
+  Values inputs = operands(builder, call.arg("value"), call.arg("self"), is_number_or_bool);
   if (inputs.empty()) return {};
   // A value on another device than the tensor is read back before the kernel runs.
   if (inputs[0]->data == nullptr && inputs[0]->type.device != x->type.device) return {};
@@ -220,7 +220,7 @@ bool is_plain_cast(const AtenCall& call, const ir::Type& from) {
 Values to_copy(Builder& builder, const AtenCall& call) {
   Value* x = tensor(call.arg("self"));
   const DType to = call.types[0].dtype;
-  if (x == nullptr || !is_real(x->type.dtype) || !is_real(to)) return {};
+  if (x == nullptr || !is_number_or_bool(x->type.dtype) || !is_number_or_bool(to)) return {};
   if (to == x->type.dtype || !is_plain_cast(call, x->type)) return {};
   return standard(builder, "Cast", {x}, call.types, {{"to", ir::Dim(static_cast<int64_t>(to))}});
 }
@@ -276,7 +276,7 @@ void add_elementwise(Table& table) {
   table.add("aten::maximum", binary("Max", is_number_dtype));
   table.add("aten::minimum", binary("Min", is_number_dtype));
 
-  add_both(table, "aten::eq", compare("Equal", is_real));
+  add_both(table, "aten::eq", compare("Equal", is_number_or_bool));
   add_both(table, "aten::ne", not_equal);
   add_both(table, "aten::lt", compare("Less", is_number_dtype));
   add_both(table, "aten::le", compare("LessOrEqual", is_number_dtype));

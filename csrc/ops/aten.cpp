@@ -103,9 +103,9 @@ Arg arg_of_text(const std::string& text, const c10::Argument& schema, const c10:
   if (const auto pair = complex_of_text(text)) return *pair;
   double real = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), real);
-  const bool is_real = error == std::errc() && end == text.data() + text.size();
+  const bool is_number = error == std::errc() && end == text.data() + text.size();
   const bool looks_integral = text.find_first_of(".einf") == std::string::npos;
-  if (is_real && (!looks_integral || type->kind() == c10::TypeKind::FloatType)) return real;
+  if (is_number && (!looks_integral || type->kind() == c10::TypeKind::FloatType)) return real;
   return ir::Dim::parse(text);
 }
 

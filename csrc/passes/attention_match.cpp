@@ -28,7 +28,8 @@ class Matcher {
     const std::optional<bool> is_safe = softmax_kind(node);
     if (!is_safe) return std::nullopt;
     const Value &x = *node.inputs[0], &y = *node.outputs[0];
-    if (!is_real(&x) || !is_real(&y) || !scope_.sizes.are_known(x)) return std::nullopt;
+    if (!is_fusible_float(&x) || !is_fusible_float(&y) || !scope_.sizes.are_known(x))
+      return std::nullopt;
     Match match{.softmax = &node, .is_safe = *is_safe, .shape = shape_of(x)};
     const size_t rank = match.shape.size();
     if (rank != 3 && rank != 4) return std::nullopt;
@@ -61,7 +62,7 @@ class Matcher {
   static std::optional<Scores> find_scores(Value* value, const Shape& shape, bool is_masked,
                                            bool is_scaled) {
     Node* node = value->producer;
-    if (node == nullptr || !is_real(value)) return std::nullopt;
+    if (node == nullptr || !is_fusible_float(value)) return std::nullopt;
     std::optional<Scores> found;
     const bool has_shape = shape_of(*value) == shape;
     if (ir::is(node, "MatMul")) {
@@ -79,7 +80,7 @@ class Matcher {
     } else if (ir::is(node, "Add")) {
       for (size_t side : {0, 1}) {
         Value* rest = node->inputs[side];
-        if (!is_real(rest) || !(shape_of(*rest) == shape)) continue;
+        if (!is_fusible_float(rest) || !(shape_of(*rest) == shape)) continue;
         found = find_scores(rest, shape, true, false);
         if (!found) continue;
         found->added = node->inputs[1 - side];
@@ -109,7 +110,7 @@ class Matcher {
       }
       found.nodes.push_back(reader);
       value = reader->outputs[0];
-      if (!is_real(value)) return std::nullopt;
+      if (!is_fusible_float(value)) return std::nullopt;
     }
     return found;
   }
@@ -133,7 +134,7 @@ class Matcher {
     match.value = {weights.product->inputs[1], nullptr, false};
     Value* first = match.query.value;
     for (const Value* value : {first, match.key.value, match.value.value}) {
-      if (!region::has_kernel(value, "Attention") || !is_real(value)) return false;
+      if (!region::has_kernel(value, "Attention") || !is_fusible_float(value)) return false;
       if (!scope_.sizes.are_known(*value)) return false;
       if (value->type.dtype != first->type.dtype || shape_of(*value).size() < 3) return false;
     }
@@ -171,7 +172,7 @@ class Matcher {
     if (!region::takes(mask)) return false;
     if (scores.filled) return mask->type.dtype == DType::kBool;
     const bool is_double = match.query.value->type.dtype == DType::kDouble;
-    return is_real(mask) && (mask->type.dtype == DType::kDouble) == is_double;
+    return is_fusible_float(mask) && (mask->type.dtype == DType::kDouble) == is_double;
   }
 
   // ---- the backward half
@@ -229,7 +230,7 @@ class Matcher {
         if (!swaps_last_dims(transpose) || transpose->inputs[0] != match.value.value) return false;
         found.nodes.push_back(transpose);
         found.gradient = node.inputs[0];
-        return has_dropout && is_real(found.gradient) &&
+        return has_dropout && is_fusible_float(found.gradient) &&
                found.gradient->type.dtype == match.value.value->type.dtype;
       }
       if (ops::key_of(node) == ops::aten::kDropoutBackward && !has_dropout) {
@@ -255,7 +256,7 @@ class Matcher {
     Value* value = softmax.outputs[0];
     while (!ends_in_products(match, *value, found)) {
       Node* node = only_reader(*value, true);
-      if (node == nullptr || !is_real(node->outputs[0])) return false;
+      if (node == nullptr || !is_fusible_float(node->outputs[0])) return false;
       found.nodes.push_back(node);
       if (const auto scaled = multiple(*node); scaled && scaled->of == value) {
         scale *= scaled->factor;

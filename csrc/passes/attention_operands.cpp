@@ -15,7 +15,7 @@ bool OperandSteps::follow_gradient(Operand& operand, Nodes& gone, Predicate is_s
   if (operand.gradient->uses.size() != 1) return false;
   const ir::Use& use = operand.gradient->uses.front();
   if (use.node == nullptr || use.index < 0 || !backward_.contains(use.node)) return false;
-  if (!is_step(*use.node) || !is_real(use.node->outputs[0])) return false;
+  if (!is_step(*use.node) || !is_fusible_float(use.node->outputs[0])) return false;
   const Value& next = *use.node->outputs[0];
   if (next.type.strides && !takes_any_layout(next)) return false;
   gone.push_back(use.node);
@@ -56,7 +56,7 @@ void OperandSteps::step_back(Operand& operand, const Shape& heads, double* scale
       operand.value = scaled->of;
     } else if (ir::is(&node, "Reshape")) {
       const Value& from = *node.inputs[0];
-      if (shape == wanted || !is_real(&from) || !(shape_of(from) == wanted)) return;
+      if (shape == wanted || !is_fusible_float(&from) || !(shape_of(from) == wanted)) return;
       const auto is_back = [&](const Node& next) {
         return ir::is(&next, "Reshape") && next.outputs[0]->type.shape == from.type.shape;
       };

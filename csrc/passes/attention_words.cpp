@@ -25,8 +25,9 @@ Shape with_matrix(const Shape& shape, const Dim& rows, const Dim& columns) {
 Shape leading(const Shape& shape) { return Shape(shape.begin(), shape.end() - 2); }
 
 bool keeps_elements(const Node& node) {
-  if (!node.op.domain.empty() || node.inputs.empty() || !is_real(node.inputs[0])) return false;
-  if (!is_real(node.outputs.at(0))) return false;
+  if (!node.op.domain.empty() || node.inputs.empty() || !is_fusible_float(node.inputs[0]))
+    return false;
+  if (!is_fusible_float(node.outputs.at(0))) return false;
   if (ir::is(&node, "Expand")) return shape_of(*node.inputs[0]) == shape_of(*node.outputs[0]);
   return ops::work_of(node).keeps_elements;
 }
@@ -51,7 +52,8 @@ std::optional<Multiple> multiple(const Node& node) {
     Value *rest = node.inputs[side], *number = node.inputs[1 - side];
     if (is_quotient && side == 1) break;
     const std::optional<double> factor = ops::known_double(number);
-    if (!factor || *factor == 0 || !is_real(rest) || !is_real(node.outputs[0])) continue;
+    if (!factor || *factor == 0 || !is_fusible_float(rest) || !is_fusible_float(node.outputs[0]))
+      continue;
     if (!(shape_of(*rest) == shape_of(*node.outputs[0]))) continue;
     return Multiple{rest, is_quotient ? 1 / *factor : *factor};
   }
@@ -63,7 +65,7 @@ std::optional<Filled> filled(const Node& node) {
   for (bool where_true : {true, false}) {
     Value *number = node.inputs[where_true ? 1 : 2], *rest = node.inputs[where_true ? 2 : 1];
     const std::optional<double> known = ops::known_double(number);
-    if (!known || !is_real(rest) || !is_real(node.outputs[0])) continue;
+    if (!known || !is_fusible_float(rest) || !is_fusible_float(node.outputs[0])) continue;
     if (!(shape_of(*rest) == shape_of(*node.outputs[0]))) continue;
     return Filled{rest, node.inputs[0], *known, where_true};
   }

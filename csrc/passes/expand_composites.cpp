@@ -185,7 +185,7 @@ struct LayerNorm {
 };
 
 bool write_layer_norm(Graph& graph, Node& node, const LayerNorm& norm) {
-  if (!is_real(norm.x) || norm.columns.empty() || norm.columns.front().constant() <= 0)
+  if (!is_fusible_float(norm.x) || norm.columns.empty() || norm.columns.front().constant() <= 0)
     return false;
   Expander write(graph, node, *norm.x);
   ops::Formula& f = write.formula();
@@ -199,7 +199,7 @@ bool write_layer_norm(Graph& graph, Node& node, const LayerNorm& norm) {
 
 bool expand_layer_norm(Graph& graph, Node& node) {
   Value* x = node.inputs[0];
-  if (!is_real(x) || node.inputs.size() < 2) return false;
+  if (!is_fusible_float(x) || node.inputs.size() < 2) return false;
   const int64_t rank = rank_of(*x), axis = ir::int_attr(node.attrs, "axis", -1);
   Value* bias = ops::has_input(node, 2) ? node.inputs[2] : nullptr;
   return write_layer_norm(graph, node,
@@ -212,7 +212,7 @@ bool expand_native_layer_norm(Graph& graph, Node& node) {
   const ops::Call call = ops::decode_aten(node);
   Value* x = tensor(call.args.at(0));
   const auto* epsilon = std::get_if<double>(&call.args.at(4).value);
-  if (!is_real(x) || epsilon == nullptr) return false;
+  if (!is_fusible_float(x) || epsilon == nullptr) return false;
   return write_layer_norm(
       graph, node,
       {x, tensor(call.args.at(2)), tensor(call.args.at(3)),
@@ -224,7 +224,9 @@ bool expand_layer_norm_backward(Graph& graph, Node& node) {
   Value *grad = tensor(call.args.at(0)), *x = tensor(call.args.at(1));
   Value *mean = tensor(call.args.at(3)), *rstd = tensor(call.args.at(4));
   Value* weight = tensor(call.args.at(5));
-  if (!is_real(grad) || !is_real(x) || !is_real(mean) || !is_real(rstd)) return false;
+  if (!is_fusible_float(grad) || !is_fusible_float(x) || !is_fusible_float(mean) ||
+      !is_fusible_float(rstd))
+    return false;
   const int64_t rank = rank_of(*x);
   const int64_t normalized = num_normalized(call.args.at(2));
   if (normalized >= rank) return false;
@@ -259,7 +261,7 @@ struct Channels {
 
 // Nothing for sizes that data tells, and where nobody gains: channels of one number an image.
 std::optional<Channels> channels_of(const Graph& graph, const Value* x) {
-  if (!is_real(x) || x->type.shape->size() < 3) return std::nullopt;
+  if (!is_fusible_float(x) || x->type.shape->size() < 3) return std::nullopt;
   const bool is_last = ops::has_channels_last(x->type);
   if ((x->type.strides && !is_last) || !KnownSizes(graph).are_known(*x)) return std::nullopt;
   const Shape& shape = *x->type.shape;
@@ -434,7 +436,8 @@ bool expand_batch_norm_backward(Graph& graph, Node& node) {
   const std::optional<Channels> channels = channels_of(graph, x);
   const std::optional<Channels> of_grad = channels_of(graph, grad);
   const bool is_plain = channels && of_grad && channels->is_last == of_grad->is_last &&
-                        is_real(mean) && is_real(rstd) && training != nullptr && *training;
+                        is_fusible_float(mean) && is_fusible_float(rstd) && training != nullptr &&
+                        *training;
   if (!is_plain || !is_like(node, 0, *channels)) return false;
   Expander write(graph, node, *x);
   ChannelWriter by(write, *channels);
@@ -592,7 +595,7 @@ bool expand_group_norm_backward(Graph& graph, Node& node) {
   const int64_t num_groups = integer(call.args.at(8));
   const std::optional<Groups> groups = groups_of(graph, x, num_groups);
   const std::optional<Groups> of_grad = groups_of(graph, grad, num_groups);
-  const bool fits = groups && of_grad && is_real(mean) && is_real(rstd);
+  const bool fits = groups && of_grad && is_fusible_float(mean) && is_fusible_float(rstd);
   if (!fits || !is_like(node, 0, groups->channels)) return false;
   Expander write(graph, node, *x);
   ChannelWriter by(write, groups->channels);
@@ -671,7 +674,7 @@ Value* pick(Expander& write, Value* x, Value* label, const Type& row, const ir::
 
 bool expand_softmax(Graph& graph, Node& node) {
   Value* x = node.inputs[0];
-  if (!is_real(x) || !is_last_axis(ir::int_attr(node.attrs, "axis", -1), *x)) return false;
+  if (!is_fusible_float(x) || !is_last_axis(ir::int_attr(node.attrs, "axis", -1), *x)) return false;
   const auto formula = node.op.name == "LogSoftmax" ? ops::log_softmax : ops::softmax;
   Expander write(graph, node, *x);
   write.replace(0, formula(write.formula(), x, {rank_of(*x) - 1}));
@@ -695,7 +698,7 @@ Value* sum_of_rows(Expander& write, Value* grad) {
 bool expand_softmax_backward(Graph& graph, Node& node) {
   const ops::Call call = ops::decode_aten(node);
   Value *grad = tensor(call.args.at(0)), *result = tensor(call.args.at(1));
-  if (!is_real(grad) || !is_real(result)) return false;
+  if (!is_fusible_float(grad) || !is_fusible_float(result)) return false;
   if (!is_last_axis(integer(call.args.at(2)), *result)) return false;
 
   Expander write(graph, node, *result);
@@ -716,7 +719,7 @@ enum Reduction : int64_t { kNone = 0, kMean = 1, kSum = 2 };
 
 // Rows of log-probabilities against one label each, without weights.
 bool is_plain_nll(const Value* x, const Value* target, const Value* weight) {
-  return is_real(x) && rank_of(*x) == 2 && weight == nullptr && target != nullptr &&
+  return is_fusible_float(x) && rank_of(*x) == 2 && weight == nullptr && target != nullptr &&
          target->type.is_known() && target->type.dtype == DType::kInt64 && rank_of(*target) == 1;
 }
 
@@ -744,7 +747,7 @@ bool expand_nll_backward(Graph& graph, Node& node) {
   const ops::Call call = ops::decode_aten(node);
   Value *grad = tensor(call.args.at(0)), *x = tensor(call.args.at(1));
   Value *target = tensor(call.args.at(2)), *count = tensor(call.args.at(6));
-  if (!is_plain_nll(x, target, tensor(call.args.at(3))) || !is_real(grad)) return false;
+  if (!is_plain_nll(x, target, tensor(call.args.at(3))) || !is_fusible_float(grad)) return false;
   const int64_t reduction = integer(call.args.at(4));
 
   Expander write(graph, node, *x);
@@ -764,7 +767,8 @@ Value* scale_kept(Expander& write, Value* x, Value* mask, double scale) {
 
 bool expand_dropout(Graph& graph, Node& node) {
   Value* x = node.inputs[0];
-  if (!is_real(x) || node.inputs.size() != 3 || ir::has_attr(node.attrs, "seed")) return false;
+  if (!is_fusible_float(x) || node.inputs.size() != 3 || ir::has_attr(node.attrs, "seed"))
+    return false;
   const std::optional<double> ratio = ops::known_double(node.inputs[1]);
   const std::optional<double> training = ops::known_double(node.inputs[2]);
   if (!ratio || *ratio <= 0 || *ratio >= 1 || training != 1.0) return false;
@@ -784,7 +788,8 @@ bool expand_dropout_backward(Graph& graph, Node& node) {
   const ops::Call call = ops::decode_aten(node);
   Value *grad = tensor(call.args.at(0)), *mask = tensor(call.args.at(1));
   const auto* scale = std::get_if<double>(&call.args.at(2).value);
-  if (!is_real(grad) || mask == nullptr || !mask->type.is_known() || scale == nullptr) return false;
+  if (!is_fusible_float(grad) || mask == nullptr || !mask->type.is_known() || scale == nullptr)
+    return false;
   Expander write(graph, node, *grad);
   write.replace(0, scale_kept(write, grad, mask, *scale));
   return true;
@@ -798,7 +803,7 @@ bool expand_embedding_backward(Graph& graph, Node& node) {
   Value *grad = tensor(call.args.at(0)), *ids = tensor(call.args.at(1));
   const auto* by_frequency = std::get_if<bool>(&call.args.at(4).value);
   const Value* result = node.outputs.at(0);
-  if (!is_real(grad) || !region::has_kernel(grad, "EmbeddingGrad") || ids == nullptr ||
+  if (!is_fusible_float(grad) || !region::has_kernel(grad, "EmbeddingGrad") || ids == nullptr ||
       !ids->type.is_known() || by_frequency == nullptr || *by_frequency || result == nullptr ||
       !result->type.is_known()) {
     return false;
@@ -820,7 +825,7 @@ bool expand_embedding_backward(Graph& graph, Node& node) {
 // ---- attention
 
 bool has_heads(const KnownSizes& sizes, const Value* value) {
-  return is_real(value) && region::has_kernel(value, "Attention") &&
+  return is_fusible_float(value) && region::has_kernel(value, "Attention") &&
          value->type.shape->size() == 4 && sizes.are_known(*value);
 }
 
@@ -895,7 +900,7 @@ bool expand_by_size(Graph& graph, Node& node) {
   Value* x = tensor(call.args.at(0));
   const auto* size = std::get_if<Dim>(&call.args.at(1).value);
   const bool is_plain = call.overload == "Tensor" || call.overload == "Scalar";
-  if (!is_plain || !is_real(x) || size == nullptr || !KnownSizes(graph).is_known(*size)) {
+  if (!is_plain || !is_fusible_float(x) || size == nullptr || !KnownSizes(graph).is_known(*size)) {
     return false;
   }
   Expander write(graph, node, *x);
@@ -909,7 +914,7 @@ bool expand_by_size(Graph& graph, Node& node) {
 bool expand_pow(Graph& graph, Node& node) {
   Value* x = node.inputs[0];
   const std::optional<double> exponent = ops::known_double(node.inputs[1]);
-  if (!is_real(x) || !exponent) return false;
+  if (!is_fusible_float(x) || !exponent) return false;
   Expander write(graph, node, *x);
   const auto square = [&] { return write.make("Mul", {write.number(x), write.number(x)}); };
   if (*exponent == 1) {  // as in the gradient of a square
@@ -934,7 +939,7 @@ bool expand_pow(Graph& graph, Node& node) {
 
 bool expand_rsqrt(Graph& graph, Node& node) {
   Value* x = node.inputs[0];
-  if (!is_real(x)) return false;
+  if (!is_fusible_float(x)) return false;
   Expander write(graph, node, *x);
   write.replace_elements(0, write.formula().rsqrt(write.number(x)));
   return true;
@@ -942,7 +947,7 @@ bool expand_rsqrt(Graph& graph, Node& node) {
 
 bool expand_clip(Graph& graph, Node& node) {
   Value* x = node.inputs[0];
-  if (!is_real(x)) return false;
+  if (!is_fusible_float(x)) return false;
   std::optional<double> bounds[2];
   for (size_t i = 0; i < 2; ++i) {
     if (!ops::has_input(node, i + 1)) continue;

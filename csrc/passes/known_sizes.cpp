@@ -39,6 +39,8 @@ std::optional<int64_t> hinted_size(const ir::Graph& graph, const Dim& dim) {
   });
 }
 
-bool is_real(const Value* value) { return region::takes(value) && ir::is_float(value->type.dtype); }
+bool is_fusible_float(const Value* value) {
+  return region::takes(value) && ir::is_float(value->type.dtype);
+}
 
 }  // namespace torch_ort::passes

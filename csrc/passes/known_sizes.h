@@ -1,4 +1,4 @@
-// What is known of sizes before a call begins, and what kernels of ours need to know of values.
+// Which sizes are known before a call begins, and which values the engine's own kernels can take.
 #pragma once
 
 #include "ir/graph.h"
@@ -9,7 +9,9 @@
 
 namespace torch_ort::passes {
 
-// Values whose sizes are known when a call begins: from the shapes of the inputs, not from data.
+// Tells which sizes are known when a call begins: those made of constants, of the symbols that the
+// caller passes, and of symbols that are a dim of an input. All others are unbacked: only data
+// decides them.
 class KnownSizes {
  public:
   explicit KnownSizes(const ir::Graph& graph);
@@ -20,10 +22,12 @@ class KnownSizes {
   std::unordered_set<std::string> symbols_;
 };
 
-// A size in the call that was captured; nothing if no hint of the graph tells.
+// The size in the call that was captured, by Graph::size_hints; nothing if a symbol in it has no
+// hint.
 std::optional<int64_t> hinted_size(const ir::Graph& graph, const ir::Dim& dim);
 
-// Floating-point numbers of a shape that is known, where kernels of ours work on them.
-bool is_real(const ir::Value* value);
+// Whether a value is a floating-point tensor of known shape on a device whose code generator takes
+// it (region::takes). False for nullptr.
+bool is_fusible_float(const ir::Value* value);
 
 }  // namespace torch_ort::passes

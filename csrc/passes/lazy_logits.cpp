@@ -62,7 +62,7 @@ class Finder {
     Value& logits = *loss.outputs[ops::LinearLoss::kLogits];
     Found found;
     found.form.soft_cap = form.soft_cap;
-    if (!is_real(&logits) || !shape_of(logits)[1].is_constant()) return std::nullopt;
+    if (!is_fusible_float(&logits) || !shape_of(logits)[1].is_constant()) return std::nullopt;
     found.form.classes = shape_of(logits)[1].constant();
     const std::optional<Source> weight = source(loss.inputs[1]);
     const std::optional<Source> bias =

@@ -48,7 +48,8 @@ class Matcher {
 
   std::optional<Match> find(Node& softmax) const {
     if (!ir::is(&softmax, "LogSoftmax") || backward_.contains(&softmax)) return std::nullopt;
-    if (!is_real(softmax.inputs[0]) || !is_real(softmax.outputs[0])) return std::nullopt;
+    if (!is_fusible_float(softmax.inputs[0]) || !is_fusible_float(softmax.outputs[0]))
+      return std::nullopt;
     const Value& logits = *softmax.inputs[0];
     const int64_t axis = ir::int_attr(softmax.attrs, "axis", -1);
     if (shape_of(logits).size() != 2 || (axis != 1 && axis != -1)) return std::nullopt;
@@ -86,7 +87,8 @@ class Matcher {
     match.class_weight = call.class_weight;
     if (call.logarithms != match.softmax->outputs[0]) return false;
     const Value* weight = match.class_weight;
-    if (weight != nullptr && (!is_real(weight) || shape_of(*weight).size() != 1)) return false;
+    if (weight != nullptr && (!is_fusible_float(weight) || shape_of(*weight).size() != 1))
+      return false;
     if (match.sums != nullptr) {
       const bool fits = weight == nullptr
                             ? match.weighting == nullptr
@@ -119,7 +121,7 @@ class Matcher {
   }
 
   static bool sums_classes(const Node& node) {
-    if (!is_real(node.inputs[0]) || !is_real(node.outputs[0])) return false;
+    if (!is_fusible_float(node.inputs[0]) || !is_fusible_float(node.outputs[0])) return false;
     const auto last = static_cast<int64_t>(shape_of(*node.inputs[0]).size()) - 1;
     return ops::reduction_axes(node) == std::vector<int64_t>{last};
   }
@@ -178,7 +180,9 @@ class Matcher {
     match.hidden = product->inputs[0];
     match.weight = product->inputs[1];
     if (!region::has_kernel(match.hidden, "LinearCrossEntropy")) return false;
-    if (!is_real(match.hidden) || !is_real(match.weight) || !is_real(value)) return false;
+    if (!is_fusible_float(match.hidden) || !is_fusible_float(match.weight) ||
+        !is_fusible_float(value))
+      return false;
     const Shape &rows = shape_of(*match.hidden), &weight = shape_of(*match.weight);
     if (rows.size() < 2 || weight.size() != 2 || !weight[0].is_constant()) return false;
     if (match.hidden->type.dtype != match.weight->type.dtype || !sizes_.are_known(*match.hidden)) {
@@ -188,7 +192,8 @@ class Matcher {
     if (is_double != (match.softmax->outputs[0]->type.dtype == DType::kDouble)) return false;
     if (is_gemm && ops::has_input(*product, 2)) {
       match.bias = product->inputs[2];
-      if (!is_real(match.bias) || !(shape_of(*match.bias) == Shape{weight[1]})) return false;
+      if (!is_fusible_float(match.bias) || !(shape_of(*match.bias) == Shape{weight[1]}))
+        return false;
       match.form.has_bias = true;
     }
     for (const Value* each : {match.hidden, match.weight, match.bias, match.labels,
@@ -267,7 +272,7 @@ class Matcher {
                       tensor(call.args.at(3)) == match.class_weight &&
                       tensor(call.args.at(6)) == match.loss->outputs[1] &&
                       of_logarithms == of_loss->outputs[0] &&
-                      of_loss->outputs[0]->uses.size() == 1 && is_real(found.gradient) &&
+                      of_loss->outputs[0]->uses.size() == 1 && is_fusible_float(found.gradient) &&
                       shape_of(*found.gradient).size() == shape_of(*match.loss->outputs[0]).size();
     if (!fits) return false;
     found.nodes.insert(found.nodes.end(), {of_loss, of_softmax});
@@ -296,7 +301,7 @@ class Matcher {
       value = product->inputs[is_second ? 0 : 1];
     }
     Node* expand = value->producer;
-    if (!ir::is(expand, "Expand") || !is_real(expand->inputs[0])) return false;
+    if (!ir::is(expand, "Expand") || !is_fusible_float(expand->inputs[0])) return false;
     if (!(shape_of(*value) == shape_of(*match.softmax->outputs[0]))) return false;
     const Shape& rows = shape_of(*expand->inputs[0]);
     if (rows.size() != 2 || !(rows[1] == Dim(1)) || !(rows[0] == shape_of(*value)[0])) return false;
@@ -330,7 +335,7 @@ class Matcher {
       subtracted = subtracted->producer->inputs[0];
     }
     Value* gradient = product->inputs[1 - side];
-    if (subtracted != match.logsumexp->outputs[0] || !is_real(gradient)) return false;
+    if (subtracted != match.logsumexp->outputs[0] || !is_fusible_float(gradient)) return false;
     Shape rows = shape_of(*distances->outputs[0]);
     rows.back() = Dim(1);
     if (!(shape_of(*gradient) == rows)) return false;
@@ -386,11 +391,11 @@ class Matcher {
   // From the gradient of logits to all that is made of it. Nodes behind a sum with a gradient from
   // elsewhere stay for that one.
   bool follow(const Match& match, Value& gradient, bool is_sum, int stage, Backward& found) const {
-    if (!is_real(&gradient) || memory_.is_written(&gradient)) return false;
+    if (!is_fusible_float(&gradient) || memory_.is_written(&gradient)) return false;
     for (const ir::Use& use : gradient.uses) {
       if (!is_plain(use) || !is_backward(use.node)) return false;
       Node& node = *use.node;
-      if (node.outputs.empty() || !is_real(node.outputs[0])) return false;
+      if (node.outputs.empty() || !is_fusible_float(node.outputs[0])) return false;
       const bool is_uncut =
           std::any_of(match.chain.begin(), match.chain.end(),
                       [&](const Node* made) { return is_gradient_of_cut(node, *made); });
@@ -467,7 +472,7 @@ class Matcher {
     if (is_sum != (found.added != nullptr)) return false;
     const auto is_product_with = [&](const Node& product, const Value* factor) {
       return ir::is(&product, "MatMul") && product.inputs[1] == factor &&
-             lies_by_rows(*product.outputs[0]) && is_real(product.outputs[0]);
+             lies_by_rows(*product.outputs[0]) && is_fusible_float(product.outputs[0]);
     };
     if (ir::is(&node, "MatMul")) {
       if (index != 0 || !is_turned(node.inputs[1], match.weight)) return false;

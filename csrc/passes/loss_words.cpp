@@ -71,7 +71,9 @@ LossCall decode_loss(const Node& loss) {
 }
 
 bool is_cast(const Node& node) {
-  if (!ir::is(&node, "Cast") || !is_real(node.inputs[0]) || !is_real(node.outputs[0])) return false;
+  if (!ir::is(&node, "Cast") || !is_fusible_float(node.inputs[0]) ||
+      !is_fusible_float(node.outputs[0]))
+    return false;
   const DType from = node.inputs[0]->type.dtype, to = node.outputs[0]->type.dtype;
   return (is_short(from) || is_short(to)) && from != DType::kDouble && to != DType::kDouble;
 }
@@ -81,7 +83,8 @@ bool keeps_rows(const Node& node) {
 }
 
 std::optional<Cut> cut_of(const Node& node) {
-  if (!ir::is(&node, "Slice") || !is_real(node.inputs[0]) || !is_real(node.outputs[0])) {
+  if (!ir::is(&node, "Slice") || !is_fusible_float(node.inputs[0]) ||
+      !is_fusible_float(node.outputs[0])) {
     return std::nullopt;
   }
   Dim numbers[] = {0, 0, 0, 1};  // start, end, axis, step
@@ -129,7 +132,8 @@ std::optional<attention::Multiple> scaled(const Node& node) {
   }
   const ops::Call call = ops::decode_aten(node);
   const auto* factor = call.args.size() == 2 ? std::get_if<double>(&call.args[1].value) : nullptr;
-  if (factor == nullptr || *factor == 0 || !is_real(node.inputs[0]) || !is_real(node.outputs[0])) {
+  if (factor == nullptr || *factor == 0 || !is_fusible_float(node.inputs[0]) ||
+      !is_fusible_float(node.outputs[0])) {
     return std::nullopt;
   }
   return attention::Multiple{node.inputs[0], key == ops::aten::kDiv ? 1 / *factor : *factor};
