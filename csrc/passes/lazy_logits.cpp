@@ -1,12 +1,14 @@
-// Logits that torch_ort.LinearCrossEntropy writes because they leave -> they are not written. In
-// their place leave the rows of the layer, from which, with its weight and bias, the caller makes
-// them when somebody reads them (LazyLogits).
+// Leaves out logits that torch_ort.LinearCrossEntropy would write only because they are outputs.
+// The rows of the linear layer become outputs in their place. From these, with the weight and the
+// bias, the caller computes the logits when somebody reads them (LazyLogits).
 //
-// It is the only pass that changes what a graph gives, and so runs where somebody asks for it
-// alone. A gradient that logits have, if they are read, comes in as before.
+// This is the only pass that changes what a graph returns, so it runs only where LazyLogitsInForce
+// asks for it. If logits are read and have a gradient, the gradient enters the backward half as
+// before.
 //
-// Declines where something of the graph reads logits, where what leaves is not all rows of them,
-// and where weight or bias are no inputs of the graph, which the caller has at hand.
+// Declines where a node of the graph reads the logits, where an output does not hold all rows of
+// them, and where the weight or the bias is not an input of the graph, since the caller has no
+// other values at hand.
 #include "passes/lazy_logits.h"
 
 #include "ir/edit.h"
@@ -39,17 +41,19 @@ using ir::Value;
 
 thread_local std::vector<LazyLogits>* found_in_force = nullptr;
 
-// What leaves: an output of the graph, or what the border reads.
-struct Leaf {
+// Logits, or a view or cast of them, as an output of the graph or of its forward half.
+struct LogitsOutput {
   Value* value;
   ir::Use use;
-  std::vector<DType> dtypes;  // from the logits to the value
+  // The casts between the logits and the value, the dtype of the logits first.
+  std::vector<DType> dtypes;
 };
 
 struct Found {
-  std::vector<Leaf> leaves;
-  std::vector<Node*> made;  // of the logits: views and casts
-  LazyLogits form;          // but for what is of one leaf
+  std::vector<LogitsOutput> outputs;
+  // The views and casts that are made of the logits.
+  std::vector<Node*> made;
+  LazyLogits form;  // all but the fields that differ between outputs
 };
 
 class Finder {
@@ -71,7 +75,7 @@ class Finder {
     found.form.weight = weight->input;
     found.form.is_turned = weight->is_turned;
     found.form.bias = bias->input;
-    if (!follow(logits, {logits.type.dtype}, found) || found.leaves.empty()) return std::nullopt;
+    if (!follow(logits, {logits.type.dtype}, found) || found.outputs.empty()) return std::nullopt;
     return found;
   }
 
@@ -104,7 +108,7 @@ class Finder {
     if (memory_.is_written(&value)) return false;
     for (const ir::Use& use : value.uses) {
       if (use.node == nullptr || ir::is(use.node, "YieldOp", ir::kMicrosoftDomain)) {
-        found.leaves.push_back({&value, use, dtypes});
+        found.outputs.push_back({&value, use, dtypes});
         continue;
       }
       Node& node = *use.node;
@@ -123,19 +127,19 @@ class Finder {
 
 void rewrite(Graph& graph, Node& loss, Found& found) {
   Value* rows = loss.inputs[0];
-  for (Leaf& leaf : found.leaves) {
-    ops::Writer write(graph, leaf.use.node);
-    Shape shape = shape_of(*leaf.value);
+  for (LogitsOutput& output : found.outputs) {
+    ops::Writer write(graph, output.use.node);
+    Shape shape = shape_of(*output.value);
     shape.back() = shape_of(*rows).back();
     Value* leaving = shape == shape_of(*rows) ? rows : write.reshape(rows, shape);
-    if (leaf.use.node == nullptr) {
-      ir::set_output(graph, leaf.use.index, *leaving);
+    if (output.use.node == nullptr) {
+      ir::set_output(graph, output.use.index, *leaving);
     } else {
-      ir::set_input(*leaf.use.node, leaf.use.index, leaving);
+      ir::set_input(*output.use.node, output.use.index, leaving);
     }
     LazyLogits made = found.form;
-    made.output = leaf.use.index;
-    made.dtypes = std::move(leaf.dtypes);
+    made.output = output.use.index;
+    made.dtypes = std::move(output.dtypes);
     LazyLogitsInForce::found()->push_back(std::move(made));
   }
   erase_unread(graph, found.made);
