@@ -352,7 +352,7 @@ class Matcher {
     if (!match.backward) return can_stand_first(match);
     Backward& backward = *match.backward;
     for (const Value* number = backward.of_loss; number != nullptr;
-         number = match.multiples->late_factor(number)) {
+         number = match.multiples->dependent_factor(number)) {
       if (!shape_of(*number).empty() || !are_multiples_of(match, number)) continue;
       backward.gradient = const_cast<Value*>(number);
       match.form.has_loss_grad = number != backward.of_loss;
@@ -585,9 +585,9 @@ std::vector<Value*> read_first(const Match& match) {
   const Backward& backward = *match.backward;
   for (const Value* gradient : {backward.of_loss, backward.of_sums, backward.of_logsumexp}) {
     if (gradient == nullptr) continue;
-    const auto early =
-        match.multiples->parts_of(gradient, factors_of(match, backward.gradient)).early;
-    read.insert(read.end(), early.begin(), early.end());
+    const auto independent =
+        match.multiples->parts_of(gradient, factors_of(match, backward.gradient)).independent;
+    read.insert(read.end(), independent.begin(), independent.end());
   }
   return read;
 }

@@ -15,7 +15,7 @@ namespace {
 using ir::Node;
 using ir::Value;
 
-// What a node does that keeps a product one.
+// How a node makes a product of another product.
 struct Step {
   enum class Kind { kNone, kView, kNeg, kMul, kDiv, kAdd, kWhere, kPow } kind = Kind::kNone;
   Value *of = nullptr, *other = nullptr;  // of Mul and Add: both the same
@@ -83,21 +83,23 @@ Multiples::Multiples(const ir::Graph& graph, const SharedMemory& memory, const N
   int position = 0;
   for (const Node& node : graph.nodes) {
     positions_[&node] = position++;
-    const bool is_late_one =
+    const bool depends =
         &node == &first || ir::is(&node, "YieldOp", ir::kMicrosoftDomain) ||
         std::any_of(node.inputs.begin(), node.inputs.end(),
-                    [this](const Value* input) { return input != nullptr && is_late(input); });
-    if (is_late_one) late_.insert(&node);
+                    [this](const Value* input) { return input != nullptr && is_dependent(input); });
+    if (depends) dependent_.insert(&node);
   }
 }
 
-bool Multiples::is_late(const Value* value) const { return late_.contains(value->producer); }
+bool Multiples::is_dependent(const Value* value) const {
+  return dependent_.contains(value->producer);
+}
 
-const Value* Multiples::late_factor(const Value* value) const {
+const Value* Multiples::dependent_factor(const Value* value) const {
   if (ir::is(value->producer, "YieldOp", ir::kMicrosoftDomain)) return nullptr;
   const Step step = step_of(value);
   if (step.kind == Step::Kind::kNone || step.kind == Step::Kind::kAdd) return nullptr;
-  const bool is_first = is_late(step.of), is_second = step.other && is_late(step.other);
+  const bool is_first = is_dependent(step.of), is_second = step.other && is_dependent(step.other);
   if (is_first == is_second) return nullptr;
   return is_first ? step.of : step.other;
 }
@@ -106,27 +108,27 @@ std::optional<Multiples::Degrees> Multiples::degrees(const Value* value, const F
                                                      Found& found) const {
   if (value == factors.number) return Degrees{1, 0};
   if (value == factors.rows) return Degrees{0, 1};
-  if (!is_late(value)) {
+  if (!is_dependent(value)) {
     if (!value->type.is_known() || memory_.is_written(value)) return std::nullopt;
     return Degrees{};
   }
   const auto known = found.find(value);
   if (known != found.end()) return known->second;
-  return found[value] = degrees_of_late(value, factors, found);
+  return found[value] = degrees_of_dependent(value, factors, found);
 }
 
-std::optional<Multiples::Degrees> Multiples::degrees_of_late(const Value* value,
-                                                             const Factors& factors,
-                                                             Found& found) const {
+std::optional<Multiples::Degrees> Multiples::degrees_of_dependent(const Value* value,
+                                                                  const Factors& factors,
+                                                                  Found& found) const {
   using Kind = Step::Kind;
   const Step step = step_of(value);
   if (step.kind == Kind::kNone) return std::nullopt;
   const auto& inputs = value->producer->inputs;
-  const bool has_late_shape = step.kind == Kind::kView &&
-                              std::any_of(inputs.begin() + 1, inputs.end(), [this](Value* input) {
-                                return input != nullptr && is_late(input);
-                              });
-  if (has_late_shape) return std::nullopt;
+  const bool has_dependent_shape =
+      step.kind == Kind::kView &&
+      std::any_of(inputs.begin() + 1, inputs.end(),
+                  [this](Value* input) { return input != nullptr && is_dependent(input); });
+  if (has_dependent_shape) return std::nullopt;
   const std::optional<Degrees> of = degrees(step.of, factors, found);
   if (!of) return std::nullopt;
   const std::optional<Degrees> other =
@@ -153,8 +155,8 @@ Multiples::Parts Multiples::parts_of(const Value* value, const Factors& factors)
     const Value* next = open.back();
     open.pop_back();
     if (next == factors.number || next == factors.rows || !seen.insert(next).second) continue;
-    if (!is_late(next)) {
-      parts.early.push_back(const_cast<Value*>(next));
+    if (!is_dependent(next)) {
+      parts.independent.push_back(const_cast<Value*>(next));
       continue;
     }
     parts.nodes.push_back(next->producer);
@@ -172,14 +174,14 @@ Value* Multiples::write(ops::Writer& writer, const Value* value, const Factors& 
     const ir::Shape& shape = *value->type.shape;
     return shape.empty() ? one : writer.make("Expand", {one, writer.ints(shape)});
   }
-  if (!is_late(value)) return writer.cast(const_cast<Value*>(value), dtype);
+  if (!is_dependent(value)) return writer.cast(const_cast<Value*>(value), dtype);
   const auto known = written.find(value);
   if (known != written.end()) return known->second;
-  return written[value] = write_late(writer, value, factors, dtype, written);
+  return written[value] = write_dependent(writer, value, factors, dtype, written);
 }
 
-Value* Multiples::write_late(ops::Writer& writer, const Value* value, const Factors& factors,
-                             ir::DType dtype, Written& written) const {
+Value* Multiples::write_dependent(ops::Writer& writer, const Value* value, const Factors& factors,
+                                  ir::DType dtype, Written& written) const {
   using Kind = Step::Kind;
   const Node& node = *value->producer;
   const Step step = step_of(value);
@@ -215,7 +217,8 @@ bool Multiples::is_behind(const Node* producer, const Node& node) const {
 bool Multiples::can_stand_before(const Value* value, const Node& node,
                                  std::unordered_set<const Node*>& seen) const {
   if (!is_behind(value->producer, node) || !seen.insert(value->producer).second) return true;
-  if (is_late(value) || memory_.is_written(value) || !ops::is_pure(*value->producer)) return false;
+  if (is_dependent(value) || memory_.is_written(value) || !ops::is_pure(*value->producer))
+    return false;
   const auto& inputs = value->producer->inputs;
   return ir::bodies(*value->producer).empty() &&
          std::all_of(inputs.begin(), inputs.end(), [&](const Value* input) {

@@ -1,5 +1,5 @@
-// Gradients that are multiples of one number of the backward half. What they are where that number
-// is 1 can be computed in the forward half.
+// Finds gradients that are a multiple of one number of the backward half, such as the gradient of
+// the loss. What such a gradient is where that number is 1 can be computed in the forward half.
 #pragma once
 
 #include "ir/graph.h"
@@ -15,45 +15,49 @@ namespace torch_ort::passes {
 
 class Multiples {
  public:
-  // Late is what depends on the results of `first`, or on what comes back at the border. Nodes that
-  // a rewrite makes afterwards are not known.
+  // A value is dependent if a result of `first`, or a result of the YieldOp, leads to it. Nodes
+  // that a rewrite adds afterwards are not known here.
   Multiples(const ir::Graph& graph, const SharedMemory& memory, const ir::Node& first);
 
-  bool is_late(const ir::Value* value) const;
-  // What is late among the inputs of the producer, if that is one value and its node multiplies it,
-  // or looks at it; else nullptr.
-  const ir::Value* late_factor(const ir::Value* value) const;
+  bool is_dependent(const ir::Value* value) const;
+  // The one dependent input of the value's producer, if the producer views it or multiplies by it;
+  // else nullptr.
+  const ir::Value* dependent_factor(const ir::Value* value) const;
 
-  // `rows` may be nullptr.
+  // The values to factor out: a number of the backward half, and one that has a number for each
+  // row. `rows` may be nullptr.
   struct Factors {
     const ir::Value *number = nullptr, *rows = nullptr;
   };
-  // How often each of them is a factor of a value.
+  // How often each factor occurs in a product.
   struct Degrees {
     int number = 0, rows = 0;
     bool operator==(const Degrees&) const = default;
   };
-  // Nothing if the value is no product of these and of what is early.
+  // The degrees of a value; nothing if it is not a product of the factors and of independent
+  // values.
   std::optional<Degrees> degrees(const ir::Value* value, const Factors& factors) const {
     Found found;
     return degrees(value, factors, found);
   }
 
-  // What a value that has degrees is made of: nodes that come after the factors, and early values.
+  // The nodes between the factors and a value that has degrees, and the independent values that
+  // these nodes read.
   struct Parts {
     std::vector<ir::Node*> nodes;
-    std::vector<ir::Value*> early;
+    std::vector<ir::Value*> independent;
   };
   Parts parts_of(const ir::Value* value, const Factors& factors) const;
 
-  // The value with ones in the places of its factors, in `dtype`.
+  // Writes the nodes that compute the value, with ones in place of its factors, in `dtype`. Returns
+  // their result.
   ir::Value* write(ops::Writer& writer, const ir::Value* value, const Factors& factors,
                    ir::DType dtype) const {
     Written written;
     return write(writer, value, factors, dtype, written);
   }
 
-  // Whether `value` can be computed before `node`, and to do so.
+  // Whether `value` can be computed before `node`; move_before() moves its producers there.
   bool can_stand_before(const ir::Value* value, const ir::Node& node) const {
     std::unordered_set<const ir::Node*> seen;
     return can_stand_before(value, node, seen);
@@ -66,18 +70,18 @@ class Multiples {
 
   std::optional<Degrees> degrees(const ir::Value* value, const Factors& factors,
                                  Found& found) const;
-  std::optional<Degrees> degrees_of_late(const ir::Value* value, const Factors& factors,
-                                         Found& found) const;
+  std::optional<Degrees> degrees_of_dependent(const ir::Value* value, const Factors& factors,
+                                              Found& found) const;
   ir::Value* write(ops::Writer& writer, const ir::Value* value, const Factors& factors,
                    ir::DType dtype, Written& written) const;
-  ir::Value* write_late(ops::Writer& writer, const ir::Value* value, const Factors& factors,
-                        ir::DType dtype, Written& written) const;
+  ir::Value* write_dependent(ops::Writer& writer, const ir::Value* value, const Factors& factors,
+                             ir::DType dtype, Written& written) const;
   bool can_stand_before(const ir::Value* value, const ir::Node& node,
                         std::unordered_set<const ir::Node*>& seen) const;
   bool is_behind(const ir::Node* producer, const ir::Node& node) const;
 
   const SharedMemory memory_;
-  std::unordered_set<const ir::Node*> late_;
+  std::unordered_set<const ir::Node*> dependent_;
   std::unordered_map<const ir::Node*, int> positions_;
 };
 
