@@ -396,10 +396,10 @@ c10::SymInt SizeSymbols::symbol(const std::string& name, int64_t value, bool is_
       SymNode(c10::make_intrusive<Node>(std::move(self), Dim::symbol(name), kInteger)));
 }
 
-c10::SymInt SizeSymbols::told(const std::string& name, int64_t value) {
+c10::SymInt SizeSymbols::unbacked(const std::string& name, int64_t value) {
   c10::SymInt made = symbol(name, value, true);
   std::scoped_lock lock(mutex_);
-  symbols_.at(name).is_told = true;
+  symbols_.at(name).is_unbacked = true;
   return made;
 }
 
@@ -534,9 +534,9 @@ void SizeSymbols::guard(const Dim& condition) {
   std::vector<std::string> names;
   condition.collect_symbols(names);
   for (const std::string& name : names) {
-    if (!symbols_.at(name).is_told) continue;
-    throw Unsupported(
-        concat("sizes: what is done depends on ", condition.str(), ", where data tells ", name));
+    if (!symbols_.at(name).is_unbacked) continue;
+    throw Unsupported(concat("sizes: what is done depends on ", condition.str(), ", and ", name,
+                             " is unbacked: its value depends on data"));
   }
   guards_.push_back(condition);
   facts_.emplace_back(condition, true);

@@ -36,7 +36,7 @@ class SizeSymbols : public c10::intrusive_ptr_target {
                      std::optional<int64_t> high = std::nullopt);
   // A size that only data tells: whatever depends on it raises Unsupported. `value` is one that it
   // might have.
-  c10::SymInt told(const std::string& name, int64_t value);
+  c10::SymInt unbacked(const std::string& name, int64_t value);
   // An expression over symbols that were made here.
   c10::SymInt expression(const ir::Dim& dim);
 
@@ -64,7 +64,7 @@ class SizeSymbols : public c10::intrusive_ptr_target {
     bool is_size;     // or an integer that the call brings
     size_t position;  // in the order of creation
     Bounds bounds;
-    bool is_told = false;
+    bool is_unbacked = false;
   };
 
   ir::Dim simplified_locked(const ir::Dim& dim);

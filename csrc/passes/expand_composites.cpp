@@ -259,7 +259,7 @@ struct Channels {
   Dim count() const { return ops::times(batch, inner); }
 };
 
-// Nothing for sizes that data tells, and where nobody gains: channels of one number an image.
+// Nothing for unbacked sizes, and where nothing is gained: channels of one number an image.
 std::optional<Channels> channels_of(const Graph& graph, const Value* x) {
   if (!is_fusible_float(x) || x->type.shape->size() < 3) return std::nullopt;
   const bool is_last = ops::has_channels_last(x->type);

@@ -137,7 +137,7 @@ std::shared_ptr<Context> BackwardRun::copy_of(const Context& context) const {
   copy->session = context.session;
   copy->called = context.called;
   copy->expected = context.expected;
-  copy->late_symbols = context.late_symbols;
+  copy->unbacked_symbols = context.unbacked_symbols;
   for (int slot : binding.kept) copy->slots[slot] = context.slots[slot];
   if (context.context_memory) {
     copy->context_memory = context.session->lend_context_memory(binding);

@@ -148,7 +148,7 @@ void Binder::run(const Tensors& inputs) {
 plan::PlanOptions Binder::plan_options() const {
   plan::PlanOptions options;
   // A step may need a size that another one tells, which the planner does not see.
-  options.reorder = graph_.options.reorder && !graph_.has_late_values;
+  options.reorder = graph_.options.reorder && !graph_.has_unbacked_values;
   options.in_place = graph_.options.in_place;
   return options;
 }

@@ -130,7 +130,7 @@ void GraphCompiler::lower_graph() {
     }
   }
   prefer_out_forms(made_.calls, made_.device.is_cpu(), made_.num_forward,
-                   [this](const ir::Value* value) { return made_.is_late(*value); });
+                   [this](const ir::Value* value) { return made_.is_unbacked(*value); });
   if (made_.yield != nullptr) {
     outputs_ = made_.yield->inputs;
     if (std::count(outputs_.begin(), outputs_.end(), nullptr) > 0) {
@@ -216,17 +216,17 @@ void GraphCompiler::take_constants() {
 
 void GraphCompiler::find_late_slots() {
   for (SlotFacts& facts : made_.facts) {
-    facts.late = !facts.is_input && !facts.is_constant && made_.is_late(*facts.value);
-    made_.has_late_values = made_.has_late_values || facts.late;
+    facts.unbacked = !facts.is_input && !facts.is_constant && made_.is_unbacked(*facts.value);
+    made_.has_unbacked_values = made_.has_unbacked_values || facts.unbacked;
   }
 }
 
 void GraphCompiler::make_steps() {
   made_.steps.reserve(made_.calls.calls.size());
   for (const ops::Call& call : made_.calls.calls) {
-    const bool is_late =
+    const bool is_unbacked =
         std::any_of(call.outputs.begin(), call.outputs.end(), [this](const ir::Value* value) {
-          return value != nullptr && made_.facts[made_.slot_of.at(value)].late;
+          return value != nullptr && made_.facts[made_.slot_of.at(value)].unbacked;
         });
     std::unique_ptr<Step> step = make_step({.call = call,
                                             .op = find_op(call.op, call.overload),
@@ -234,7 +234,7 @@ void GraphCompiler::make_steps() {
                                             .constants = constants_,
                                             .options = made_.options,
                                             .on_cpu = made_.device.is_cpu(),
-                                            .is_late = is_late});
+                                            .is_unbacked = is_unbacked});
     const ir::Node* node = call.node;
     step->name = node != nullptr ? node->name : call.op;
     if (node != nullptr) {
@@ -242,7 +242,7 @@ void GraphCompiler::make_steps() {
       step->binds_symbol = ir::string_attr(node->attrs, "binds_symbol", "");
       step->effect = step->effect || !ops::is_pure(*node);
     }
-    made_.has_late_values = made_.has_late_values || !step->binds_symbol.empty();
+    made_.has_unbacked_values = made_.has_unbacked_values || !step->binds_symbol.empty();
     const int index = static_cast<int>(made_.steps.size());
     for (size_t i = 0; i < step->outputs.size(); ++i) {
       if (step->outputs[i] < 0) continue;
@@ -341,7 +341,7 @@ void GraphCompiler::check_crossing_views() const {
 
 }  // namespace
 
-bool CompiledGraph::is_late(const ir::Value& value) const {
+bool CompiledGraph::is_unbacked(const ir::Value& value) const {
   if (!value.type.is_known()) return true;
   if (torch_device(value.type.device).type() != device.type()) return true;
   std::vector<std::string> symbols;

@@ -26,7 +26,7 @@ struct SlotFacts {
   int root = -1;      // the slot whose memory it shares; itself if none
   int producer = -1;  // step
   // Size known only when its step has run, or on another device than the program's.
-  bool late = false;
+  bool unbacked = false;
   bool leaves = false;    // its memory is given to the caller
   bool is_input = false;  // graph input, or gradient of an output
   bool is_constant = false;
@@ -44,7 +44,7 @@ struct CompiledGraph {
   std::vector<SlotFacts> facts;  // by slot
   std::vector<std::unique_ptr<const Step>> steps;
   size_t num_forward = 0;  // steps before the border
-  bool has_late_values = false;
+  bool has_unbacked_values = false;
 
   std::vector<int> inputs, tangents, outputs, gradients;  // slots
   std::vector<std::pair<int, at::Tensor>> constants;      // slot, tensor
@@ -56,7 +56,7 @@ struct CompiledGraph {
 
   const ir::Value& value(int slot) const { return *facts[slot].value; }
   // Size known only in the run, or memory on another device than the program's.
-  bool is_late(const ir::Value& value) const;
+  bool is_unbacked(const ir::Value& value) const;
   bool is_saved_output(int slot) const;
   Constants constants_by_name() const;
 };

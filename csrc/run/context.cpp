@@ -62,10 +62,10 @@ void Context::store(int slot, at::Tensor tensor) {
   if (is_computed_by_reader(tensor)) [[unlikely]]
     tensor = computed(tensor);
   slots[slot] = std::move(tensor);
-  if (graph().facts[slot].late) bind_late_symbols(slot);
+  if (graph().facts[slot].unbacked) bind_unbacked_symbols(slot);
 }
 
-void Context::bind_late_symbols(int slot) {
+void Context::bind_unbacked_symbols(int slot) {
   const ir::Type& type = graph().value(slot).type;
   if (!type.shape) return;
   const at::Tensor& tensor = slots[slot];
@@ -73,7 +73,7 @@ void Context::bind_late_symbols(int slot) {
   for (size_t i = 0; i < dims; ++i) {
     const ir::Dim& dim = (*type.shape)[i];
     if (!dim.is_symbol() || symbol(dim.name())) continue;
-    late_symbols.emplace_back(dim.name(), tensor.size(static_cast<int64_t>(i)));
+    unbacked_symbols.emplace_back(dim.name(), tensor.size(static_cast<int64_t>(i)));
   }
 }
 
@@ -88,7 +88,7 @@ std::optional<int64_t> Context::symbol(const std::string& name) const {
   for (const auto& [symbol, value] : binding->symbols) {
     if (symbol == name) return value;
   }
-  for (const auto& [symbol, value] : late_symbols) {
+  for (const auto& [symbol, value] : unbacked_symbols) {
     if (symbol == name) return value;
   }
   return std::nullopt;
@@ -104,7 +104,7 @@ void Context::let_go_of_views() {
 void Context::clear() {
   let_go_of_views();
   for (int slot : binding->transient) slots[slot].reset();
-  late_symbols.clear();
+  unbacked_symbols.clear();
   stack.clear();
   attach_context_memory(nullptr);
   attach_scratch(nullptr);

@@ -30,7 +30,7 @@ struct Context {
   std::shared_ptr<Binding> binding;
   std::vector<at::Tensor> slots;
   std::vector<at::Tensor> views;  // by slot: the tensor objects of moving views
-  std::vector<std::pair<std::string, int64_t>> late_symbols;  // bound in the run
+  std::vector<std::pair<std::string, int64_t>> unbacked_symbols;  // bound in the run
   // Each planned tensor is alone in its storage, as in eager PyTorch: kernels that look at the
   // whole storage, or count from its start, find what they expect. Only the addresses move.
   struct Part {
@@ -52,7 +52,7 @@ struct Context {
   const CompiledGraph& graph() const { return *binding->graph; }
   const TensorSpec& spec(int slot) const { return binding->specs[slot]; }
   std::optional<int64_t> symbol(const std::string& name) const;
-  // Puts a result into its slot; the sizes of a late one bind the symbols that stand for them.
+  // Puts a result into its slot; the sizes of an unbacked one bind its symbols.
   void store(int slot, at::Tensor tensor);
   // Points the object of a view, or of a part, at memory.
   void point(const ViewSpec& view, const c10::Storage& storage, int64_t offset);
@@ -64,11 +64,11 @@ struct Context {
   void clear();
 
  private:
-  void bind_late_symbols(int slot);
+  void bind_unbacked_symbols(int slot);
   void attach(std::vector<Part>& parts, void* data);
 };
 
-// Runs steps of one half. `stack` discipline, releases and late symbols are its business.
+// Runs steps of one half. `stack` discipline, releases and unbacked symbols are its business.
 void run_steps(Context& context, std::span<const BoundSteps::value_type> steps);
 
 }  // namespace torch_ort::run

@@ -38,8 +38,8 @@ class Describer {
     for (auto& [slot, tensor] : graph_.constants) result_.specs[slot] = spec_of(tensor);
     for (size_t slot = 0; slot < graph_.facts.size(); ++slot) {
       const SlotFacts& facts = graph_.facts[slot];
-      if (result_.specs[slot].known || facts.late || facts.is_constant) continue;
-      if (graph_.is_late(*facts.value)) continue;  // a gradient of a size that data tells
+      if (result_.specs[slot].known || facts.unbacked || facts.is_constant) continue;
+      if (graph_.is_unbacked(*facts.value)) continue;  // a gradient of an unbacked size
       result_.specs[slot] = spec_of(*facts.value, lookup_);
       if (graph_.options.is_from_file) check_given_memory(facts, result_.specs[slot]);
     }
@@ -110,7 +110,7 @@ class Describer {
 
   bool may_be_overwritten(int slot, size_t step) const {
     const SlotFacts& facts = graph_.facts[slot];
-    if (facts.producer < 0 || facts.late || leaves(slot) || !result_.specs[slot].known)
+    if (facts.producer < 0 || facts.unbacked || leaves(slot) || !result_.specs[slot].known)
       return false;
     const size_t border = graph_.num_forward;
     const bool same_half = (static_cast<size_t>(facts.producer) < border) == (step < border);

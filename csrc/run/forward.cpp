@@ -332,15 +332,17 @@ Session::Tensors Session::forward(const Tensors& inputs, const std::vector<int64
   return results;
 }
 
-// Header: magic, session, binding, number of late symbols, number of kept tensors; then the late
-// symbols' values; then per kept tensor: slot, dtype, dims, sizes, strides. All int64. Then the
-// part of the context's memory that crosses, then the kept tensors, each aligned.
+// The layout of a carrying token. First a header of int64 numbers: the magic number, the session,
+// the binding, the number of unbacked symbols and the number of kept tensors; then the values of
+// the symbols; then slot, dtype, number of dims, sizes and strides of each kept tensor. The header
+// is followed by the part of the context area that crosses the border, and by the kept tensors,
+// each of them aligned.
 at::Tensor Session::make_carrying_token(const Context& context) const {
   const Binding& binding = *context.binding;
   std::vector<int64_t> header = {kCarryMagic, id_, binding.serial,
-                                 static_cast<int64_t>(context.late_symbols.size()),
+                                 static_cast<int64_t>(context.unbacked_symbols.size()),
                                  static_cast<int64_t>(binding.kept.size())};
-  for (const auto& [name, value] : context.late_symbols) {
+  for (const auto& [name, value] : context.unbacked_symbols) {
     header.push_back(static_cast<int64_t>(name.size()));
     for (char letter : name) header.push_back(letter);
     header.push_back(value);
@@ -389,15 +391,15 @@ std::unique_ptr<Context> Session::unpack_carrying_token(const at::Tensor& token)
   size_t next = 2;
   std::shared_ptr<Session> session = find_session(header[next++]);
   std::shared_ptr<Binding> binding = session->binding_of_serial(header[next++]);
-  const int64_t num_late = header[next++], num_kept = header[next++];
+  const int64_t num_unbacked = header[next++], num_kept = header[next++];
   std::unique_ptr<Context> context = binding->take_context();
   context->session = session;
   context->called = session;
-  for (int64_t i = 0; i < num_late; ++i) {
+  for (int64_t i = 0; i < num_unbacked; ++i) {
     std::string name;
     for (int64_t length = header[next++]; length > 0; --length)
       name += static_cast<char>(header[next++]);
-    context->late_symbols.emplace_back(std::move(name), header[next++]);
+    context->unbacked_symbols.emplace_back(std::move(name), header[next++]);
   }
   int64_t offset = aligned(static_cast<int64_t>(header.size() * sizeof(int64_t)));
   RunGuard guard(session->device());

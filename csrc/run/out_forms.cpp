@@ -155,7 +155,7 @@ const ops::OverwriteForm* find_overwrite_form(const ops::Call& call) {
 }
 
 void prefer_out_forms(ops::CallList& calls, bool on_cpu, size_t& yield_position,
-                      const std::function<bool(const ir::Value*)>& is_late) {
+                      const std::function<bool(const ir::Value*)>& is_unbacked) {
   ops::CallList rewritten;
   rewritten.temporaries = std::move(calls.temporaries);  // each stays where it is
   size_t new_position = yield_position;
@@ -163,10 +163,11 @@ void prefer_out_forms(ops::CallList& calls, bool on_cpu, size_t& yield_position,
     const size_t begin = rewritten.calls.size();
     if (i == yield_position) new_position = begin;
     const ops::Call& call = calls.calls[i];
-    const bool late = std::any_of(call.outputs.begin(), call.outputs.end(),
-                                  [&](const ir::Value* v) { return v != nullptr && is_late(v); });
+    const bool unbacked =
+        std::any_of(call.outputs.begin(), call.outputs.end(),
+                    [&](const ir::Value* v) { return v != nullptr && is_unbacked(v); });
     const ops::OutRewrite rewrite = ops::registry().operator_row(call.op).out_rewrite;
-    if (late || rewrite == nullptr || !rewrite(call, on_cpu, rewritten)) {
+    if (unbacked || rewrite == nullptr || !rewrite(call, on_cpu, rewritten)) {
       rewritten.calls.push_back(call);
     }
     for (size_t made = begin; made < rewritten.calls.size(); ++made) {

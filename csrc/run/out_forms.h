@@ -32,8 +32,8 @@ const ops::OverwriteForm* find_overwrite_form(const ops::Call& call);
 
 // Replaces calls whose functional kernel allocates by equal calls that have a real `out=` form
 // (embedding by index_select, dropout by bernoulli and products, ...), as the rows of their
-// operators say. Bits of the results stay. Calls with a late result stay as they are.
+// operators say. Bits of the results stay. Calls with an unbacked result stay as they are.
 void prefer_out_forms(ops::CallList& calls, bool on_cpu, size_t& yield_position,
-                      const std::function<bool(const ir::Value*)>& is_late);
+                      const std::function<bool(const ir::Value*)>& is_unbacked);
 
 }  // namespace torch_ort::run

@@ -18,7 +18,7 @@ namespace {
 std::vector<std::string> known_symbols(const Context& context) {
   std::vector<std::string> names;
   for (const auto& [name, value] : context.binding->symbols) names.push_back(name);
-  for (const auto& [name, value] : context.late_symbols) names.push_back(name);
+  for (const auto& [name, value] : context.unbacked_symbols) names.push_back(name);
   return names;
 }
 

@@ -88,7 +88,7 @@ void PartPlacer::place_parts_of(const ConcatStep& concat, size_t step) {
 
 bool PartPlacer::can_hold_parts(int whole) const {
   const TensorSpec& spec = result_.specs[whole];
-  if (!spec.known || graph_.facts[whole].late || spec.bytes == 0) return false;
+  if (!spec.known || graph_.facts[whole].unbacked || spec.bytes == 0) return false;
   if (result_.roots[whole] != whole) return false;
   // Who reads a part later would find what was written over it.
   return std::none_of(graph_.steps.begin(), graph_.steps.end(), [&](const auto& step) {
@@ -149,7 +149,8 @@ bool PartPlacer::place(const ViewSpec& piece, int whole, size_t concat) {
 bool PartPlacer::can_be_made_elsewhere(int root, int whole, size_t concat) const {
   const SlotFacts& facts = graph_.facts[root];
   // A part that has its place already, twice an operand perhaps, has the whole for its root.
-  if (facts.producer < 0 || facts.late || !result_.specs[root].known || leaves(root)) return false;
+  if (facts.producer < 0 || facts.unbacked || !result_.specs[root].known || leaves(root))
+    return false;
   const size_t producer = facts.producer;
   const Step& maker = *graph_.steps[producer];
   if (!maker.writes_strided_memory() || !contains(maker.outputs, root) ||

@@ -61,12 +61,12 @@ CASES = {
 }
 
 
-# Sizes that data tells are left to AOTAutograd.
+# Unbacked sizes are left to AOTAutograd.
 HANDED_OVER = {"rows chosen by data", "rows chosen by data, numpy"}
 
 
 def may_hand_over(name: str) -> Any:
-    marks = [pytest.mark.hands_over("sizes that data tells")] if name in HANDED_OVER else []
+    marks = [pytest.mark.hands_over("unbacked sizes")] if name in HANDED_OVER else []
     return pytest.param(name, id=name, marks=marks)
 
 

@@ -1,4 +1,4 @@
-"""Graphs of ours that between them have views, a border, sizes that data tells, and bodies."""
+"""Graphs of ours that between them have views, a border, unbacked sizes, and bodies."""
 
 HEAD = '<ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1, "org.pytorch.aten" : 1]>'
 VIEWS = """

@@ -15,7 +15,7 @@ SEEDS = {"ortmodule": range(24), "compile": range(24, 32)}
 GROUP = 8
 
 
-@pytest.mark.hands_over("some programs write into inputs, and have sizes that data tells")
+@pytest.mark.hands_over("some programs write into inputs, and have unbacked sizes")
 @pytest.mark.parametrize(
     ("road", "first"),
     [(road, first) for road, seeds in SEEDS.items() for first in seeds[::GROUP]],

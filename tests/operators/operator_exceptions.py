@@ -121,12 +121,12 @@ TABLE = (
         only=lambda case: _splits_by_tensor(case) and case.sample > 0,
     ),
     Row(
-        Kind.FALLS_BACK, "PyTorch asks whether a size is 1 that data tells", "argwhere",
+        Kind.FALLS_BACK, "PyTorch asks whether an unbacked size is 1", "argwhere",
         roads=("ortmodule",), layouts=("as given", "transposed", "strided"),
         only=lambda case: case.tensors[0].dim() > 1 and case.tensors[0].numel() > 0,
     ),
     Row(
-        Kind.FALLS_BACK, "data tells the size of the result, which Dynamo leaves to eager",
+        Kind.FALLS_BACK, "the result has an unbacked size, which Dynamo leaves to eager",
         "masked_select combinations nonzero unique unique_consecutive argwhere",
         roads=("graph",),
     ),

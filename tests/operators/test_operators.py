@@ -6,7 +6,7 @@ import pytest
 import torch
 from operators import Extent, check_operators, database
 
-pytestmark = pytest.mark.hands_over("of some operators data tells the results")
+pytestmark = pytest.mark.hands_over("some operators have results of unbacked sizes")
 
 PARTS = 10
 

@@ -182,7 +182,7 @@ class TestLevel:
             assert re.match(r"(steps|plan) of graph \d+:\n", text)
             assert words in text
 
-    @pytest.mark.hands_over("sizes that data tells")
+    @pytest.mark.hands_over("unbacked sizes")
     def test_why_a_recording_was_left_to_aotautograd(self, level, caplog):
         run(Counts(4, 3), level)
         told = [r for r in caplog.records if r.name == "torch_ort.recorder"]

@@ -474,7 +474,7 @@ def test_weights_weigh_as_in_the_captured_call() -> None:
         assert (moved(graph) > 0) == is_moved
 
 
-@pytest.mark.hands_over("sizes that data tells")
+@pytest.mark.hands_over("unbacked sizes")
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
 @pytest.mark.compile_only("the recorder takes no sizes from data")
 def test_sizes_that_data_tells_stay_plain() -> None:

@@ -159,7 +159,7 @@ class TestCustomOps:
             steps=4,
         )
 
-    @pytest.mark.hands_over("sizes that data tells")
+    @pytest.mark.hands_over("unbacked sizes")
     @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
     def test_output_sized_by_data(self, compare_training):
         compare_training(lambda: lambda x: (positive(x.detach()) * 2, x.exp()), rows)

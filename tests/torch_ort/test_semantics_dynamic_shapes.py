@@ -196,7 +196,7 @@ def test_running_statistics_with_a_dynamic_batch(compare_training):
 
 
 class TestSizesFromData:
-    @pytest.mark.hands_over("sizes that data tells")
+    @pytest.mark.hands_over("unbacked sizes")
     @pytest.mark.parametrize(
         "function",
         [
@@ -214,7 +214,7 @@ class TestSizesFromData:
             lambda: function, lambda step: torch.randn(4, 6, requires_grad=True), steps=4
         )
 
-    @pytest.mark.hands_over("sizes that data tells")
+    @pytest.mark.hands_over("unbacked sizes")
     @captures_data_dependent_sizes
     def test_nothing_and_everything_selected(self, compare_training):
         def inputs(step):
@@ -223,7 +223,7 @@ class TestSizesFromData:
 
         compare_training(lambda: lambda x: x[x > 0].exp(), inputs, steps=4)
 
-    @pytest.mark.hands_over("sizes that data tells")
+    @pytest.mark.hands_over("unbacked sizes")
     @captures_data_dependent_sizes
     def test_selected_rows_through_layers(self, compare_training):
         class Selected(nn.Module):
@@ -260,7 +260,7 @@ class TestSizesFromData:
             lambda step: (torch.randn(8, 3, requires_grad=True), torch.tensor(step + 2)),
         )
 
-    @pytest.mark.hands_over("sizes that data tells")
+    @pytest.mark.hands_over("unbacked sizes")
     @captures_data_dependent_sizes
     def test_repeats_read_from_a_tensor(self, compare_training):
         compare_training(
@@ -268,7 +268,7 @@ class TestSizesFromData:
             lambda step: (torch.randn(4, 3, requires_grad=True), torch.randint(0, 4, (4,))),
         )
 
-    @pytest.mark.hands_over("sizes that data tells")
+    @pytest.mark.hands_over("unbacked sizes")
     @captures_data_dependent_sizes
     def test_with_a_dynamic_batch(self, compare_training):
         compare_training(

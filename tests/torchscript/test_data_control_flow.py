@@ -435,7 +435,7 @@ WHERE = r" \(.*test_data_control_flow\.py:\d+: "
         (Picks, r"a branch on data .*aten.* gives a shape that depends on numbers"),
         (
             AsksSize,
-            r"data-dependent branch or loop .*what is done depends on .*, where data tells t\d+",
+            r"data-dependent branch or loop .*what is done depends on .*, and t\d+ is unbacked",
         ),
     ],
 )

@@ -232,7 +232,7 @@ def _inputs_in_order_of(nodes: list[fx.Node]) -> set[int]:
 
 
 def recompute_policy(node: fx.Node) -> tuple[str, int]:
-    """Give what torch.utils.checkpoint says of a node: its policy, and the number of its checkpoint."""
+    """Give the policy of torch.utils.checkpoint for a node, and the number of its checkpoint."""
     policy, checkpoint = node.meta.get("recompute"), node.meta.get("ac_graph_id")
     name = policy.name.lower() if policy is not None else ""
     return name, checkpoint if isinstance(checkpoint, int) else -1

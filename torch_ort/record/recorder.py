@@ -200,10 +200,10 @@ class RecordedInputs:
         """Give what stands for an integer that each call provides."""
         return self._symbol(value, is_size=False)
 
-    def told_size(self, value: int) -> torch.SymInt:
+    def unbacked_size(self, value: int) -> torch.SymInt:
         """Give a symbol for a data-dependent size; `value` is an example of what it may be."""
         self._count += 1
-        return self._sizes.told(f"t{self._count - 1}", value)
+        return self._sizes.unbacked(f"t{self._count - 1}", value)
 
     def _symbol(self, value: int, is_size: bool) -> int | torch.SymInt:
         if self._are_fixed:

@@ -17,7 +17,7 @@ import torch
 from torch_ort._C import Unsupported, script_codes
 from torch_ort.pytorch.dispatch_compat import is_functionalized
 from torch_ort.pytorch.trace_compat import real_tensors
-from torch_ort.script.told import Told, number_tensor, tell
+from torch_ort.script.unbacked import UnbackedNumber, number_tensor, unbacked_number
 
 # By code, for those that operators are given, and back.
 DTYPES: dict[int, torch.dtype] = script_codes()
@@ -131,20 +131,20 @@ def _item(overload: str, value: Any) -> Any:
     known = number_of(value)
     if known is not _UNKNOWN:
         return known
-    told = tell(value)
-    return value.item() if told is None else told
+    unbacked = unbacked_number(value)
+    return value.item() if unbacked is None else unbacked
 
 
 def _int(overload: str, value: Any) -> Any:
     value = _item("", value) if isinstance(value, torch.Tensor | Number) else value
-    if isinstance(value, Told):
+    if isinstance(value, UnbackedNumber):
         return value.to(torch.int64)
     return torch.sym_int(value) if isinstance(value, _SYMBOLS) else int(value)
 
 
 def _float(overload: str, value: Any) -> Any:
     value = _item("", value) if isinstance(value, torch.Tensor | Number) else value
-    if isinstance(value, Told):
+    if isinstance(value, UnbackedNumber):
         return value.to(torch.float64)
     return torch.sym_float(value) if isinstance(value, _SYMBOLS) else float(value)
 
@@ -152,13 +152,13 @@ def _float(overload: str, value: Any) -> Any:
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def _bool(overload: str, value: Any) -> bool | Told:
+def _bool(overload: str, value: Any) -> bool | UnbackedNumber:
     value = _item("", value) if isinstance(value, torch.Tensor | Number) else value
-    return value.to(torch.bool) if isinstance(value, Told) else bool(value)
+    return value.to(torch.bool) if isinstance(value, UnbackedNumber) else bool(value)
 
 
-def _not(overload: str, value: Any) -> bool | Told:
-    return value ^ True if isinstance(value, Told) else not value
+def _not(overload: str, value: Any) -> bool | UnbackedNumber:
+    return value ^ True if isinstance(value, UnbackedNumber) else not value
 
 
 def _size(overload: str, tensor: torch.Tensor, dim: int | None = None) -> Any:
@@ -203,9 +203,9 @@ def _unwrap(overload: str, value: Any) -> Any:
 
 
 def _range_length(overload: str, low: Any, high: Any, step: Any) -> Any:
-    if isinstance(low, Told) or isinstance(high, Told):
+    if isinstance(low, UnbackedNumber) or isinstance(high, UnbackedNumber):
         rounds = -((low - high) // step)
-        return Told(torch.clamp(rounds.tensor(), min=0))
+        return UnbackedNumber(torch.clamp(rounds.tensor(), min=0))
     return len(range(int(low), int(high), int(step)))
 
 
@@ -278,8 +278,8 @@ def _least(
     function: Callable[..., Any], symbolic: Callable[..., Any], of_tensors: Callable[..., Any]
 ) -> Callable[..., Any]:
     def work(overload: str, *args: Any) -> Any:
-        if len(args) == 2 and any(isinstance(value, Told) for value in args):
-            return Told(of_tensors(*map(number_tensor, args)))
+        if len(args) == 2 and any(isinstance(value, UnbackedNumber) for value in args):
+            return UnbackedNumber(of_tensors(*map(number_tensor, args)))
         if len(args) == 2 and any(isinstance(value, _SYMBOLS) for value in args):
             return symbolic(*args)
         return function(*args)

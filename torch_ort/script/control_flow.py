@@ -21,7 +21,7 @@ from torch_ort.rules.answers import form_of
 from torch_ort.rules.forms import Spec, same, value
 from torch_ort.script.builtins import UNINITIALIZED, Number
 from torch_ort.script.program import Block, Step
-from torch_ort.script.told import Told, number_tensor
+from torch_ort.script.unbacked import UnbackedNumber, number_tensor
 
 _MOST_ROUNDS = 2**63 - 1  # of a loop that does not count them
 
@@ -39,23 +39,25 @@ class Replay(Protocol):
     """What runs the script (replay.py), as far as branches and loops need it."""
 
     frames: list[dict[int, Any]]
-    num_told_sizes: int
+    num_unbacked_sizes: int
     created: set[_C.ScriptObject]
 
     def run_inside(self, block: Block, args: Sequence[Any], around: dict[int, Any]) -> list[Any]:
         """Run a body; its results alone say what it sets."""
 
-    def told_size(self, value: int) -> torch.SymInt:
+    def unbacked_size(self, value: int) -> torch.SymInt:
         """Give a symbol for a data-dependent size."""
 
     def is_known(self, size: int | torch.SymInt, mark: int) -> bool:
         """Tell whether a size depends on none but the first `mark` data-dependent sizes."""
 
 
-def record_if(replay: Replay, step: Step, condition: Told, values: dict[int, Any]) -> Sequence[Any]:
+def record_if(
+    replay: Replay, step: Step, condition: UnbackedNumber, values: dict[int, Any]
+) -> Sequence[Any]:
     """Replay both ways; give the results of the If."""
     with _refusals(step, "a branch"):
-        recorder, outside, mark = recording(), _Outside(replay), replay.num_told_sizes
+        recorder, outside, mark = recording(), _Outside(replay), replay.num_unbacked_sizes
         ways = []
         for block in step.blocks:
             body = recorder.body()
@@ -91,7 +93,7 @@ def record_loop(
     `inputs` are rounds, condition and what is carried, after `first` rounds that stand unrolled.
     """
     count, condition, *carried = inputs
-    may_end = isinstance(condition, Told)
+    may_end = isinstance(condition, UnbackedNumber)
     if not may_end and not condition:
         return carried
     with _refusals(step, "a loop"):
@@ -120,14 +122,14 @@ class _Round:
         self._step = step
         self._carried = carried
         self._widened = widened
-        self._mark = replay.num_told_sizes
+        self._mark = replay.num_unbacked_sizes
         self._recorder = recorder = recording()
         rows = _Rows(keeps_numbers=False)
         self._parts = [rows.add(value) for value in carried]
         self._given = [_tensor(value) for (value,) in rows.values]
         self._body = recorder.body()
         with recorder.writing_to(self._body):
-            index = Told(recorder.add_input(_number_spec(torch.int64)))
+            index = UnbackedNumber(recorder.add_input(_number_spec(torch.int64)))
             recorder.add_input(_number_spec(torch.bool))  # the condition, which holds
             inputs = [self._add_input(i, form_of(x)) for i, x in enumerate(self._given)]
             given = [part.of(inputs) for part in self._parts]
@@ -138,7 +140,7 @@ class _Round:
 
     def _add_input(self, index: int, spec: Spec) -> torch.Tensor:
         sizes = [
-            self._replay.told_size(value(size)) if (index, dim) in self._widened else size
+            self._replay.unbacked_size(value(size)) if (index, dim) in self._widened else size
             for dim, size in enumerate(spec.sizes)
         ]
         return self._recorder.add_input(_row_major(spec, sizes))
@@ -212,7 +214,7 @@ class _Item(NamedTuple):
 
     def of(self, tensors: Sequence[torch.Tensor]) -> Any:
         tensor = tensors[self.index]
-        return Told(tensor) if self.is_number else tensor
+        return UnbackedNumber(tensor) if self.is_number else tensor
 
 
 class _Sequence(NamedTuple):
@@ -259,7 +261,7 @@ class _Rows:
 
 def _is_number(value: Any) -> bool:
     return isinstance(
-        value, (Told, Number, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+        value, (UnbackedNumber, Number, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
     )
 
 
@@ -331,7 +333,7 @@ def _common(replay: Replay, a: Spec, b: Spec, mark: int) -> Spec:
     """Give a form that fits both tensors: sizes in which they differ are data-dependent."""
     _check_alike(a, b)
     sizes = [
-        x if same(x, y) and replay.is_known(x, mark) else replay.told_size(value(x))
+        x if same(x, y) and replay.is_known(x, mark) else replay.unbacked_size(value(x))
         for x, y in zip(a.sizes, b.sizes, strict=True)
     ]
     if all(map(same, sizes, a.sizes)) and all(map(same, a.strides, b.strides)):
@@ -358,7 +360,7 @@ class _Outside:
                 self._add(held)
 
     def _add(self, held: Any) -> None:
-        if isinstance(held, Told):
+        if isinstance(held, UnbackedNumber):
             held = held.tensor()
         if isinstance(held, torch.Tensor):
             # What was written into it before has to stand outside.

@@ -27,7 +27,7 @@ from torch_ort.rules.symbols import symbol_name
 from torch_ort.script.builtins import BUILTINS, TAKE_NUMBERS, Number, of_numbers, with_numbers
 from torch_ort.script.control_flow import REFUSED, record_if, record_loop
 from torch_ort.script.program import Block, Step, read_block
-from torch_ort.script.told import Told, like_number, selected
+from torch_ort.script.unbacked import UnbackedNumber, like_number, selected
 
 if TYPE_CHECKING:
     from torch_ort.pytorch.trace_compat import FakeInputs
@@ -45,8 +45,8 @@ class Replay:
         self._owners = owners  # those in the tree that is captured, by path
         self._inputs = inputs
         self.frames: list[dict[int, Any]] = []  # values of the functions that run, by number
-        self.num_told_sizes = 0  # symbols made for data-dependent sizes
-        self._told_sizes: dict[str, int] = {}  # how many there were when each was made
+        self.num_unbacked_sizes = 0  # symbols made for data-dependent sizes
+        self._unbacked_sizes: dict[str, int] = {}  # how many there were when each was made
         self._depth = 0  # of bodies of branches and loops on data
         # Their attributes that are lists of tensors.
         self._followed = {(owner, name) for owner in owners for name, _ in owner.list_keys()}
@@ -120,17 +120,17 @@ class Replay:
         finally:
             self._depth -= 1
 
-    def told_size(self, value: int) -> torch.SymInt:
+    def unbacked_size(self, value: int) -> torch.SymInt:
         """Give a symbol for a data-dependent size; `value` is an example of what it may be."""
-        self.num_told_sizes += 1
-        size = self._inputs.told_size(value)
-        self._told_sizes[symbol_name(size)] = self.num_told_sizes
+        self.num_unbacked_sizes += 1
+        size = self._inputs.unbacked_size(value)
+        self._unbacked_sizes[symbol_name(size)] = self.num_unbacked_sizes
         return size
 
     def is_known(self, size: int | torch.SymInt, mark: int) -> bool:
         """Tell whether a size depends on none but the first `mark` data-dependent sizes."""
         symbols = _C.symbols_in_size(size) or ()
-        return all(self._told_sizes.get(name, 0) <= mark for name in symbols)
+        return all(self._unbacked_sizes.get(name, 0) <= mark for name in symbols)
 
     def _run_frame(self, block: Block, args: Sequence[Any], values: dict[int, Any]) -> list[Any]:
         self.frames.append(values)
@@ -274,7 +274,7 @@ def _run_operator(step: Step, inputs: list[Any]) -> Sequence[Any]:
         known = of_numbers(step.kind, inputs)
         if known is not None:
             return [known]
-    if any(isinstance(value, Told) for value in inputs):
+    if any(isinstance(value, UnbackedNumber) for value in inputs):
         if step.kind == "aten::select" and isinstance(inputs[0], torch.Tensor):
             return [selected(*inputs)]
         inputs = _with_told(step, inputs)
@@ -295,7 +295,10 @@ def _with_told(step: Step, inputs: list[Any]) -> list[Any]:
     operand = inputs[0]
     if step.overload not in _WITH_TENSORS or not isinstance(operand, torch.Tensor):
         return inputs
-    return [like_number(value, operand) if isinstance(value, Told) else value for value in inputs]
+    return [
+        like_number(value, operand) if isinstance(value, UnbackedNumber) else value
+        for value in inputs
+    ]
 
 
 _WITH_TENSORS = {"Scalar": "Tensor", "Tensor_Scalar": "Tensor_Tensor"}
@@ -313,7 +316,7 @@ def _is_number_tensor(operator: Any, inputs: Sequence[Any]) -> bool:
 def _as_tensor(value: Any) -> Any:
     if isinstance(value, list):
         return [_as_tensor(part) for part in value]
-    return value.tensor() if isinstance(value, Number | Told) else value
+    return value.tensor() if isinstance(value, Number | UnbackedNumber) else value
 
 
 @functools.lru_cache(maxsize=4096)
@@ -373,7 +376,7 @@ def _run_exit(replay: Replay, step: Step, inputs: list, values: dict) -> Sequenc
 
 
 def _run_if(replay: Replay, step: Step, inputs: list, values: dict) -> Sequence[Any]:
-    if isinstance(inputs[0], Told):
+    if isinstance(inputs[0], UnbackedNumber):
         return record_if(replay, step, inputs[0], values)
     taken = step.blocks[0 if _asked(step, lambda: bool(inputs[0])) else 1]
     return replay._run_block(taken, [], values)
@@ -382,10 +385,10 @@ def _run_if(replay: Replay, step: Step, inputs: list, values: dict) -> Sequence[
 def _run_loop(replay: Replay, step: Step, inputs: list, values: dict) -> Sequence[Any]:
     count, condition, *carried = inputs
     (body,) = step.blocks
-    if isinstance(count, Told):
+    if isinstance(count, UnbackedNumber):
         return record_loop(replay, step, inputs, values, 0)
     for i in range(_asked(step, lambda: int(count))):
-        if isinstance(condition, Told):  # rounds until here stand unrolled
+        if isinstance(condition, UnbackedNumber):  # rounds until here stand unrolled
             return record_loop(replay, step, [count, condition, *carried], values, i)
         if not _asked(step, lambda condition=condition: bool(condition)):
             break

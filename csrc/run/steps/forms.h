@@ -21,8 +21,8 @@ struct CallSite {
   const Slots& slots;
   const Constants& constants;
   const SessionOptions& options;
-  bool on_cpu;   // the program runs there
-  bool is_late;  // some result has a size that is known only when the step has run
+  bool on_cpu;       // the program runs there
+  bool is_unbacked;  // some result has a size that is known only when the step has run
 
   int slot(const ir::Value* value) const;
   std::vector<int> output_slots() const;  // -1: nobody reads it

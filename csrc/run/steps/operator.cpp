@@ -207,12 +207,12 @@ void push_arg(const Context& context, const BoundArg& arg, torch::jit::Stack& st
     case BoundArg::Kind::kConstant: stack.emplace_back(arg.constant); return;
     case BoundArg::Kind::kSlot: stack.emplace_back(context.slots[arg.slot]); return;
     case BoundArg::Kind::kTensorList: stack.emplace_back(tensor_list(context, *arg.source)); return;
-    case BoundArg::Kind::kLateDim: {
+    case BoundArg::Kind::kUnbackedDim: {
       const int64_t value = eval_dims(arg.source->dims, lookup)[0];
       stack.emplace_back(arg.source->as_tensor ? IValue(wrapped_number(value)) : IValue(value));
       return;
     }
-    case BoundArg::Kind::kLateDimList:
+    case BoundArg::Kind::kUnbackedDimList:
       stack.emplace_back(eval_dims(arg.source->dims, lookup));
       return;
   }
@@ -244,7 +244,7 @@ BoundArg bind_arg(const ArgSource& source, const std::vector<int>& outputs,
   for (const ir::Dim& dim : source.dims) {
     std::optional<int64_t> value = dim.evaluate(lookup);
     if (!value) {
-      bound.kind = list ? BoundArg::Kind::kLateDimList : BoundArg::Kind::kLateDim;
+      bound.kind = list ? BoundArg::Kind::kUnbackedDimList : BoundArg::Kind::kUnbackedDim;
       return bound;
     }
     values.push_back(*value);
@@ -329,7 +329,7 @@ void OperatorStep::store_results(Context& context) const {
   if (!binds_symbol.empty()) {
     const c10::Scalar number = context.stack.at(0).toScalar();
     ORT_CHECK(number.isIntegral(true), "run: ", name, ": got a number that is no integer");
-    context.late_symbols.emplace_back(binds_symbol, number.toLong());
+    context.unbacked_symbols.emplace_back(binds_symbol, number.toLong());
     return;
   }
   size_t next = 0;  // result, lists flattened

@@ -26,12 +26,12 @@ struct ArgSource {
 
 // An argument with all sizes filled in.
 struct BoundArg {
-  enum class Kind : uint8_t { kConstant, kSlot, kTensorList, kLateDim, kLateDimList } kind;
+  enum class Kind : uint8_t { kConstant, kSlot, kTensorList, kUnbackedDim, kUnbackedDimList } kind;
   int slot = -1;
   c10::IValue constant;
   const ArgSource* source = nullptr;  // of lists, and of dims that are known only in the run
 
-  bool is_late() const { return kind == Kind::kLateDim || kind == Kind::kLateDimList; }
+  bool is_unbacked() const { return kind == Kind::kUnbackedDim || kind == Kind::kUnbackedDimList; }
 };
 
 struct OperatorStep : Step {

@@ -91,7 +91,7 @@ struct BoundOut : BoundWriter {
 }  // namespace
 
 std::optional<OutStep> find_out_step(const CallSite& site) {
-  if (site.is_late || !site.has_known_results()) return std::nullopt;
+  if (site.is_unbacked || !site.has_known_results()) return std::nullopt;
   if (std::optional<OutStep> step = find_overwriting(site)) return step;
   if (!site.op) return std::nullopt;
   const auto out = find_out_form(*site.op, site.on_cpu);

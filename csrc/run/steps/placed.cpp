@@ -99,7 +99,8 @@ std::unique_ptr<BoundStep> PlacedStep::bind(Binder& binder) const {
 }  // namespace
 
 std::unique_ptr<Step> make_placed(const CallSite& site) {
-  if (site.is_late || !site.on_cpu || !is_placeable(site.call.op) || !site.has_known_results()) {
+  if (site.is_unbacked || !site.on_cpu || !is_placeable(site.call.op) ||
+      !site.has_known_results()) {
     return nullptr;
   }
   return site.op ? std::make_unique<PlacedStep>(site, *site.op, site.call.args) : nullptr;

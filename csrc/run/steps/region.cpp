@@ -126,7 +126,7 @@ std::unique_ptr<BoundStep> RegionStep::bind(Binder& binder) const {
 }  // namespace
 
 std::unique_ptr<Step> make_region(const CallSite& site) {
-  if (site.is_late || site.call.op != "torch_ort::region") return nullptr;
+  if (site.is_unbacked || site.call.op != "torch_ort::region") return nullptr;
   return std::make_unique<RegionStep>(site);
 }
 

@@ -58,7 +58,7 @@ struct ReshapeStep : OperatorStep {
   void describe(const CompiledGraph& graph, Description& description) const override {
     const TensorSpec& from = description.specs[base];
     TensorSpec& to = description.specs[outputs[0]];
-    if (!from.known || !to.known || graph.facts[outputs[0]].late) return;
+    if (!from.known || !to.known || graph.facts[outputs[0]].unbacked) return;
     const auto strides = at::detail::computeStride(
         c10::IntArrayRef(from.sizes), c10::IntArrayRef(from.strides), c10::IntArrayRef(to.sizes));
     if (!strides) return;
@@ -110,7 +110,7 @@ bool may_move(const OperatorStep& step, const Binder& binder) {
     const auto is_in = [slot](const std::vector<int>& slots) {
       return std::find(slots.begin(), slots.end(), slot) != slots.end();
     };
-    return slot < 0 || (!graph.facts[slot].late && !is_in(graph.outputs) &&
+    return slot < 0 || (!graph.facts[slot].unbacked && !is_in(graph.outputs) &&
                         !is_in(graph.gradients) && !graph.facts[slot].crosses);
   };
   return std::all_of(step.outputs.begin(), step.outputs.end(), stays);
@@ -137,7 +137,8 @@ BoundView::BoundView(const OperatorStep& step, int viewed, Binder& binder)
 }
 
 bool BoundView::has_known_args() const {
-  return std::none_of(args.begin(), args.end(), [](const BoundArg& arg) { return arg.is_late(); });
+  return std::none_of(args.begin(), args.end(),
+                      [](const BoundArg& arg) { return arg.is_unbacked(); });
 }
 
 // Runs the view over a tensor without memory and notes what comes out.

@@ -14,13 +14,13 @@ _KINDS = (torch.bool, torch.int64, torch.float64)  # the widest last
 
 
 def _binary(function: Callable[..., torch.Tensor], mirrored: bool = False) -> Callable[..., Any]:
-    def work(self: Told, other: Any) -> Any:
+    def work(self: UnbackedNumber, other: Any) -> Any:
         tensor = number_tensor(other)
         if tensor is None:
             return NotImplemented
         operands = (tensor, self.tensor()) if mirrored else (self.tensor(), tensor)
         dtype = max((operand.dtype for operand in operands), key=_KINDS.index)
-        return Told(function(*(operand.to(dtype) for operand in operands)))
+        return UnbackedNumber(function(*(operand.to(dtype) for operand in operands)))
 
     return work
 
@@ -39,7 +39,7 @@ def _floor_quotient(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.div(a, b, rounding_mode="floor")
 
 
-class Told:
+class UnbackedNumber:
     """A bool, an integer or a float: a tensor of bool, int64 or float64 on the CPU.
 
     Arithmetic on such numbers gives others; asking for the value of one raises HandOver.
@@ -52,12 +52,12 @@ class Told:
         """Give the tensor."""
         return self._tensor
 
-    def to(self, dtype: torch.dtype) -> Told:
+    def to(self, dtype: torch.dtype) -> UnbackedNumber:
         """Give it as a number of another kind."""
-        return self if self._tensor.dtype == dtype else Told(self._tensor.to(dtype))
+        return self if self._tensor.dtype == dtype else UnbackedNumber(self._tensor.to(dtype))
 
     def _ask(self) -> Any:
-        raise HandOver("a number that only data tells is asked for")
+        raise HandOver("the script asks for a number that depends on data")
 
     __bool__ = __int__ = __float__ = __index__ = __hash__ = _ask
     __add__, __radd__ = _both_ways(torch.add)
@@ -76,16 +76,16 @@ class Told:
     __gt__ = _binary(torch.gt)
     __ge__ = _binary(torch.ge)
 
-    def __neg__(self) -> Told:
-        return Told(torch.neg(self._tensor))
+    def __neg__(self) -> UnbackedNumber:
+        return UnbackedNumber(torch.neg(self._tensor))
 
-    def __abs__(self) -> Told:
-        return Told(torch.abs(self._tensor))
+    def __abs__(self) -> UnbackedNumber:
+        return UnbackedNumber(torch.abs(self._tensor))
 
 
 def number_tensor(value: Any) -> torch.Tensor | None:
     """Give a number as a tensor without dims; None for anything else."""
-    if hasattr(value, "tensor"):  # a Told, or a size that a trace has made a tensor
+    if hasattr(value, "tensor"):  # a UnbackedNumber, or a size that a trace has made a tensor
         return value.tensor()
     if isinstance(value, bool | torch.SymBool):
         # A condition on sizes is a guard.
@@ -97,17 +97,17 @@ def number_tensor(value: Any) -> torch.Tensor | None:
     return None
 
 
-def tell(value: torch.Tensor) -> Told | None:
+def unbacked_number(value: torch.Tensor) -> UnbackedNumber | None:
     """Give the number in a tensor of one element; None where the recording can do without it."""
     if recording() is None or value.is_complex() or not all(size == 1 for size in value.shape):
         return None
     dtype = torch.int64
     if value.is_floating_point() or value.dtype == torch.bool:
         dtype = torch.float64 if value.is_floating_point() else torch.bool
-    return Told(value.reshape(()).to("cpu", dtype))
+    return UnbackedNumber(value.reshape(()).to("cpu", dtype))
 
 
-def like_number(value: Told, operand: torch.Tensor) -> torch.Tensor:
+def like_number(value: UnbackedNumber, operand: torch.Tensor) -> torch.Tensor:
     """Give the tensor that takes part in an operation with another as the number would."""
     tensor = value.tensor()
     operand_kind = 2 if operand.is_floating_point() else int(operand.dtype != torch.bool)
@@ -116,7 +116,7 @@ def like_number(value: Told, operand: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.get_default_dtype()) if tensor.is_floating_point() else tensor
 
 
-def selected(tensor: torch.Tensor, dim: int, index: Told) -> torch.Tensor:
+def selected(tensor: torch.Tensor, dim: int, index: UnbackedNumber) -> torch.Tensor:
     """Give `tensor.select(dim, index)`."""
     place = index.tensor()
     place = torch.where(place < 0, place + tensor.shape[dim], place)
