@@ -13,25 +13,25 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The graph holds something that the engine does not do: it runs in eager PyTorch.
+// The engine does not support something in the graph. The graph runs in eager PyTorch instead.
 class Unsupported : public Error {
  public:
   using Error::Error;
 };
 
-// The caller can mend it: a bad option, a bad file, a bad input.
+// The caller can correct it: a bad option, a bad file, a bad input. It is raised.
 class UserError : public Error {
  public:
   using Error::Error;
 };
 
-// A bug of ours.
+// A bug in the engine. The graph runs in eager PyTorch unless strict mode asks for the error.
 class InternalError : public Error {
  public:
   using Error::Error;
 };
 
-// A device is lost to this process: eager PyTorch cannot go on there either, so this is raised.
+// The process can no longer use a device. Eager PyTorch could not go on either, so this is raised.
 class DeviceError : public Error {
  public:
   using Error::Error;
@@ -46,7 +46,8 @@ std::string concat(const Parts&... parts) {
 
 }  // namespace torch_ort
 
-// Raises InternalError with the parts joined into one message.
+// Throws InternalError unless the condition holds. The other arguments are joined into its message,
+// and are evaluated only then.
 #define ORT_CHECK(condition, ...)                                         \
   do {                                                                    \
     if (!(condition)) [[unlikely]]                                        \

@@ -1,4 +1,5 @@
-// Places at which tests make the engine fail. Where no test is at work each costs one load.
+// Failpoints: named places at which tests make the engine fail. A place costs one atomic load where
+// no test has installed a function.
 #pragma once
 
 #include <atomic>
@@ -7,7 +8,8 @@
 
 namespace torch_ort {
 
-// Called with the name of each place that is passed; what it throws is thrown there.
+// The function that a test installs. It is called with the name of each place that is reached, and
+// what it throws is thrown from there.
 using Failpoint = std::function<void(std::string_view place)>;
 
 inline std::atomic<const Failpoint*> failpoint{nullptr};

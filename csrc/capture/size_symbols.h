@@ -1,8 +1,9 @@
-// SizeSymbols of a call as symbols, while a graph is recorded from it: torch.SymInt over ir::Dim.
+// The sizes of a call as symbols while a graph is recorded from it: torch.SymInt over ir::Dim.
 //
-// What a trace decides of sizes becomes a guard, as far as somebody looked: the user's Python, or
-// C++ that needs an answer. Choices of layout that C++ makes (is a dim 1 or 0, so that a copy can
-// be a view?) are made as for any size and are no guards.
+// A decision on a size becomes a guard if somebody looks at the answer: the user's Python code, or
+// C++ code that needs one. Where C++ only chooses among layouts (is a dim 1 or 0, so that a view
+// would do instead of a copy?), the answer is the one that is right for all sizes, and there is no
+// guard.
 #pragma once
 
 #include "ir/dim.h"
@@ -19,49 +20,53 @@
 
 namespace torch_ort::capture {
 
-// Who asks whether a condition holds.
+// Who asks for the value of a condition.
 enum class Asker {
-  kUser,      // Python's `if`: what it does depends on the answer
-  kOperator,  // C++ that goes another way to the same numbers
-  kNobody,    // wants the answer if it is the same for all sizes
+  kUser,  // a Python `if`: the program depends on the answer
+  // C++ that computes the same results in one of two ways.
+  kOperator,
+  kNobody,  // wants an answer only if it is the same for all sizes
 };
 
-// The symbols of one recording. SymInts keep it alive.
+// The symbols of one recording. The SymInts that it makes keep it alive. Its functions may be
+// called from several threads.
 class SizeSymbols : public c10::intrusive_ptr_target {
  public:
-  // `value` is that of the call that is recorded. A size is no less than 0; whoever gives a bound
-  // answers for it at every call.
+  // Makes a symbol that has `value` in the recorded call. A size is never less than 0. The caller
+  // guarantees the bounds `low` and `high` for every call.
   c10::SymInt symbol(const std::string& name, int64_t value, bool is_size,
                      std::optional<int64_t> low = std::nullopt,
                      std::optional<int64_t> high = std::nullopt);
-  // A size that only data tells: whatever depends on it raises Unsupported. `value` is one that it
-  // might have.
+  // Makes an unbacked symbol: a size that depends on data. A decision on it throws Unsupported.
+  // `value` is one that it might have.
   c10::SymInt unbacked(const std::string& name, int64_t value);
-  // An expression over symbols that were made here.
+  // Makes an expression over the symbols of this recording.
   c10::SymInt expression(const ir::Dim& dim);
 
-  // The expression as it reads with what is known by now.
+  // Simplifies the expression by what is known so far.
   ir::Dim simplified(const ir::Dim& dim);
-  // Nothing if the answer depends on sizes and nobody has asked before.
+  // The value of a condition; nothing if it depends on sizes and has not been decided before.
   std::optional<bool> known(const ir::Dim& condition);
-  // Answers as the call that is recorded does, and notes the guard.
+  // Decides a condition by the values of the recorded call, and adds a guard.
   bool decide(const ir::Dim& condition, Asker asker);
-  // The value in the call that is recorded. Raises InternalError where there is none.
+  // The value in the recorded call. Throws InternalError for symbols of another recording.
   int64_t value(const ir::Dim& dim);
-  // An expression that the user, or an operator, takes for an integer: it is one from then on.
+  // Makes the expression a constant, with a guard, because the user's code or an operator asks for
+  // an integer.
   int64_t specialize(const ir::Dim& dim);
 
-  // Conditions under which the same is recorded, in the order in which they were met.
+  // The conditions under which a call has the same recording, in the order in which they were
+  // decided.
   std::vector<ir::Dim> guards();
 
  private:
-  struct Bounds {  // nothing: none
+  struct Bounds {  // nothing: no bound
     std::optional<int64_t> low;
     std::optional<int64_t> high;
   };
   struct Symbol {
     int64_t value;
-    bool is_size;     // or an integer that the call brings
+    bool is_size;     // otherwise an integer argument of the call
     size_t position;  // in the order of creation
     Bounds bounds;
     bool is_unbacked = false;
@@ -82,29 +87,30 @@ class SizeSymbols : public c10::intrusive_ptr_target {
 
   std::mutex mutex_;
   std::unordered_map<std::string, Symbol> symbols_;
-  std::unordered_map<std::string, ir::Dim> replaced_;  // symbols that equal something else
+  std::unordered_map<std::string, ir::Dim> replaced_;  // symbols that equal an expression
   std::vector<std::pair<ir::Dim, bool>> facts_;
   std::vector<ir::Dim> guards_;
 };
 
-// What a dim over the symbols of `sizes` is as a size. InternalError where none of them is of a
-// recording.
+// The SymInt of a dim whose symbols occur in `sizes`. Throws InternalError if none of these belongs
+// to a recording.
 c10::SymInt size_over(const ir::Dim& dim, const std::vector<c10::SymInt>& sizes);
-// The expression of a size; nothing for one of another tracer.
+// The expression of a size; nothing if another tracer made it.
 std::optional<ir::Dim> dim_of(const c10::SymInt& size);
 std::optional<ir::Dim> condition_of(const c10::SymBool& condition);
-// Whether a condition is known without a guard; nothing for one of another tracer, or if not.
+// The value of a condition if it is known without a guard; nothing if it is not, or if another
+// tracer made it.
 std::optional<bool> known_without_guard(const c10::SymBool& condition);
-// The number that a float of a recording is for all sizes; nothing if it depends on them.
+// The value of a recorded float if it is the same for all sizes; nothing otherwise.
 std::optional<double> known_float(const c10::SymNode& number);
-// The value in the recorded call; nothing for a size of another tracer.
+// The value of a size in the recorded call; nothing if another tracer made it.
 std::optional<int64_t> value_of(const c10::SymInt& size);
 
-// Its symbols with their values in the recorded call; nothing for a size of another tracer.
+// The symbols of a size, with their values in the recorded call; nothing if another tracer made it.
 std::optional<std::unordered_map<std::string, int64_t>> symbols_in(const c10::SymInt& size);
 
-// PyTorch counts a dim of size 0 as 1 in strides, which makes two expressions of one: max(N, 1)
-// becomes N. The strides of an empty tensor are read by nothing.
+// Replaces max(N, 1) by N in strides. PyTorch counts a dim of size 0 as 1 there, which makes two
+// expressions of equal strides. Nothing reads the strides of an empty tensor.
 std::vector<c10::SymInt> plain_strides(const std::vector<c10::SymInt>& strides);
 
 }  // namespace torch_ort::capture

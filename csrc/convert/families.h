@@ -1,4 +1,5 @@
-// The families of rows. Each has one file, aten_<family>.cpp; all.cpp calls them.
+// Registration of the families of rows. Each family is one file, aten_<family>.cpp; all.cpp calls
+// these functions.
 #pragma once
 
 #include "convert/convert.h"

@@ -1,19 +1,19 @@
-// Rewrites of a graph that is about to be written into a file: afterwards other programs can read
-// it. Numbers may differ in the last bits from those of the engine, which never runs the result.
+// Rewrites of a graph that is about to be written to a file, so that other programs can read it.
+// The engine does not run the result, whose numbers may differ from the engine's in the last bits.
 #pragma once
 
 #include "ir/graph.h"
 
 namespace torch_ort::convert {
 
-// ATen nodes -> standard nodes of the given opset, where a few of them say the same.
-// Gives the number of nodes that it replaced; the others stay. Strides, which are those of
-// PyTorch's kernels, are forgotten.
+// Replaces ATen nodes by standard nodes of opsets up to `max_opset`, where a few of these compute
+// the same. Returns the number of nodes that it replaced; the others stay. Also removes the strides
+// from all types, since they describe PyTorch's kernels.
 int spell_out(ir::Graph& graph, int max_opset);
 
-// torch_ort.Dims -> Shape, Gather, arithmetic and Concat. A symbol is read from the shape of an
-// input; one that no shape tells becomes an input without dims.
-// Nodes with symbols that only data tells, or with conditions, stay.
+// Replaces torch_ort.Dims by Shape, Gather, arithmetic and Concat. A symbol is read from the shape
+// of an input; a symbol that is in no input's shape becomes a 0-d input. Nodes with unbacked
+// symbols or with conditions stay.
 int expand_sizes(ir::Graph& graph);
 
 }  // namespace torch_ort::convert

@@ -1,6 +1,6 @@
-// Reads TorchScript: the graph of a function becomes a program of plain steps, which Python replays
-// under a trace. Nothing is inlined: modules of one type share a program, and the object that a
-// call goes to says which function it means.
+// Reads TorchScript. The graph of a function becomes a program of plain steps, which Python replays
+// under a trace. Calls are not inlined: modules of one type share a program, and the object on
+// which a method is called decides which function runs.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -15,7 +15,7 @@ namespace torch_ort::convert {
 
 struct ScriptStep;
 
-// Steps over numbered values. Blocks of If and Loop have inputs and outputs of their own.
+// Steps over numbered values. The blocks of an If or a Loop have inputs and outputs of their own.
 struct ScriptBlock {
   std::vector<size_t> inputs;
   std::vector<ScriptStep> steps;
@@ -23,15 +23,16 @@ struct ScriptBlock {
 };
 
 struct ScriptStep {
-  std::string kind;          // as TorchScript calls it: "aten::add", "prim::If"
-  std::string overload;      // "" is the default
-  bool is_operator = false;  // of the dispatcher; all else works on plain values
-  std::string name;          // of an attribute or a method
+  std::string kind;      // the kind of the node: "aten::add", "prim::If"
+  std::string overload;  // "" is the default
+  // Whether it is an operator of the dispatcher. All other steps work on plain values.
+  bool is_operator = false;
+  std::string name;  // of an attribute or a method
   std::vector<size_t> inputs, outputs;
   std::vector<ScriptBlock> blocks;
-  c10::IValue constant;                    // of prim::Constant, unless it is a function
-  const torch::jit::Node* node = nullptr;  // alive as long as the program
-  std::string file, text;                  // where the user wrote it, and the words there
+  c10::IValue constant;                    // of a prim::Constant that is not a function
+  const torch::jit::Node* node = nullptr;  // lives as long as the program
+  std::string file, text;                  // the user's source file, and the source text
   size_t line = 0;                         // 0: unknown
 };
 
@@ -40,10 +41,11 @@ struct ScriptProgram {
   ScriptBlock body;
 };
 
-// Raises Unsupported for a function that has no graph.
+// Throws Unsupported for a function that has no graph.
 ScriptProgram read_script(torch::jit::Function& function);
 
-// The function that a constant or the first input of prim::CallFunction names; null if it is none.
+// The function that a constant node holds, which is the first input of a prim::CallFunction;
+// nullptr if it holds none.
 torch::jit::Function* function_of(const torch::jit::Node& constant);
 
 }  // namespace torch_ort::convert

@@ -14,13 +14,14 @@ namespace torch_ort::ir {
 
 struct Graph;
 
-// The bytes of a constant tensor: row-major, little-endian, elements of `dtype`.
+// A constant tensor: elements of `dtype`, row-major and little-endian. `owner` keeps the bytes
+// alive; several nodes and graphs may share one TensorData.
 struct TensorData {
   DType dtype = DType::kUndefined;
   std::vector<int64_t> shape;
   const std::byte* bytes = nullptr;
   size_t num_bytes = 0;
-  std::shared_ptr<const void> owner;  // keeps `bytes` alive
+  std::shared_ptr<const void> owner;
 };
 
 std::shared_ptr<const TensorData> make_tensor_data(DType dtype, std::vector<int64_t> shape,
@@ -37,8 +38,9 @@ using Attr =
 // Ordered, so that printing and hashing are stable.
 using Attrs = std::map<std::string, Attr, std::less<>>;
 
-// Readers with a default. InternalError if the attribute has another type.
-// Numbers may stand as text, as a graph read from a file has them (see onnx_proto.h).
+// Readers of one attribute. They return `missing` if there is no attribute of that name, and throw
+// InternalError if it has another type. Numbers may be given as text, as in a graph that was read
+// from a file (see onnx_proto.h).
 int64_t int_attr(const Attrs& attrs, std::string_view name, int64_t missing);
 Dim dim_attr(const Attrs& attrs, std::string_view name, const Dim& missing);
 double float_attr(const Attrs& attrs, std::string_view name, double missing);

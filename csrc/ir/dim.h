@@ -1,5 +1,5 @@
-// A dim of a shape: an integer, or an expression over named symbols and integers.
-// The text form is infix (`2*N + T // 4`, `max(N, 1)`), as dumps and ONNX dim names hold it.
+// A dim of a shape: an integer, or an expression over named symbols and integers. Its text form is
+// infix (`2*N + T // 4`, `max(N, 1)`); dumps and the dim names of ONNX files hold that text.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ enum class DimOp : uint8_t {
   kPow,
   kMin,
   kMax,
-  // Conditions (1 or 0), for runtime asserts.
+  // Conditions, whose value is 1 or 0. Runtime asserts and guards use them.
   kEq,
   kNe,
   kLt,
@@ -35,37 +35,41 @@ enum class DimOp : uint8_t {
   kNot,
 };
 
-// Gives the value of a symbol, or nothing if it is not bound yet.
+// Returns the value of a symbol, or nothing if the symbol is not bound yet.
 using SymbolLookup = std::function<std::optional<int64_t>(const std::string&)>;
 
-// An immutable expression; copies share their nodes. Equality is structural.
+// An immutable expression. Copies share its nodes. Two Dims are equal if their expressions have the
+// same structure.
 class Dim {
  public:
   Dim(int64_t value = 0) : constant_(value) {}  // NOLINT: an integer is a dim
   static Dim symbol(std::string name);
-  // Brings sums and products into one order, with like terms and constant factors collected, and
-  // cancels exact divisions; folds constants. Raises UserError if a constant leaves 64 bits.
+  // Builds an expression and simplifies it: sums and products get a canonical order, like terms and
+  // constant factors are collected, exact divisions are cancelled, constants are folded. Throws
+  // UserError if a constant does not fit into 64 bits.
   static Dim make(DimOp op, Dim a, Dim b);
   static Dim logical_not(Dim a);
-  // Precedence is that of Python, `!` binds like unary minus. parse(d.str()) == d.
-  // Raises UserError on text that is no expression.
+  // Parses the text form, with Python's precedence; `!` binds like unary minus. parse(d.str()) ==
+  // d. Throws UserError on text that is not an expression.
   static Dim parse(std::string_view text);
 
   bool is_constant() const { return node_ == nullptr; }
   bool is_symbol() const { return op() == DimOp::kSymbol; }
   int64_t constant() const;
-  const std::string& name() const;  // of a symbol
+  const std::string& name() const;  // of a symbol; InternalError otherwise
   DimOp op() const;
   const Dim& lhs() const;
   const Dim& rhs() const;
 
-  // Nothing if a symbol is not bound. Raises UserError on a division by zero or an overflow.
+  // Returns nothing if a symbol is not bound. Throws UserError on a division by zero or an
+  // overflow.
   std::optional<int64_t> evaluate(const SymbolLookup& lookup) const;
-  void collect_symbols(std::vector<std::string>& names) const;  // each once, in order of appearance
+  // Appends the names of the symbols, each once, in order of appearance.
+  void collect_symbols(std::vector<std::string>& names) const;
   std::string str() const;
 
   bool operator==(const Dim& other) const;
-  // A total order by structure alone: symbols by name, then expressions, then integers.
+  // A total order by structure: symbols by name come first, then expressions, then integers.
   static int compare(const Dim& a, const Dim& b);
   size_t hash() const;
 
@@ -77,7 +81,7 @@ class Dim {
   std::shared_ptr<const Node> node_;
 };
 
-// A node without any simplification, for dim.cpp.
+// Makes a node without simplifying it; for dim.cpp.
 Dim make_raw(DimOp op, Dim a, Dim b);
 
 using Shape = std::vector<Dim>;
@@ -87,8 +91,9 @@ Shape parse_shape(std::string_view text);   // its inverse; UserError on other t
 bool is_constant(const Shape& shape);
 // Product of the dims.
 Dim numel(const Shape& shape);
-// Row-major strides of a shape, in elements, as PyTorch counts them: a dim of size 0 counts as 1.
-// A symbol is taken as it is; it stands for 0 only in an empty tensor, whose strides nothing reads.
+// Returns the row-major strides of a shape in elements. As in PyTorch, a dim of size 0 counts as 1.
+// A symbol is taken as it is: where it stands for 0 the tensor is empty, and nothing reads its
+// strides.
 Shape contiguous_strides(const Shape& shape);
 
 }  // namespace torch_ort::ir

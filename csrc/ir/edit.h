@@ -1,4 +1,5 @@
-// The only ways to change a graph: they keep `uses` and `producer` right.
+// The functions that change a graph. All changes go through them, since they keep `uses`,
+// `producer` and the set of names consistent.
 #pragma once
 
 #include "ir/graph.h"
@@ -16,56 +17,59 @@ Value& add_initializer(Graph& graph, std::string_view name, Type type,
                        std::shared_ptr<const TensorData> data);
 void add_output(Graph& graph, Value& value);
 
-// Adds a node at the end, or before another one. It makes one new value per type in `types`;
-// the first is named like the node. `hint` names the node.
+// append() adds a node at the end of the graph. It makes one new value for each type in `types`.
+// `hint` names the node; its first output gets the same name.
 Node& append(Graph& graph, OpId op, std::vector<Value*> inputs, const std::vector<Type>& types,
              Attrs attrs = {}, std::string_view hint = "");
-// As above, for outputs that exist already and have no producer; nullptr leaves an output out.
-// The node gets the name as it is.
+// As append(), for outputs that exist already and have no producer; nullptr leaves an output out.
+// The node gets `name` unchanged.
 Node& append_producer(Graph& graph, OpId op, std::vector<Value*> inputs,
                       std::vector<Value*> outputs, Attrs attrs, std::string_view name);
-// As append(); takes `origin`, and the tags of recomputation, from `before`.
+// As append(), but adds the node just before `before`, and copies `origin` and the checkpoint tags
+// from it.
 Node& insert_before(Graph& graph, Node& before, OpId op, std::vector<Value*> inputs,
                     const std::vector<Type>& types, Attrs attrs = {}, std::string_view hint = "");
 
-// Reads `with` wherever `old` was read, graph outputs and subgraphs included. Where `old` was a
-// graph output and `with` is the result of a node, `with` takes its name, by which callers know
-// the output, and `old` gets one like it.
+// Makes every reader of `old` read `with` instead, graph outputs and subgraphs included. If `old`
+// is a graph output and `with` is the result of a node, `with` also takes the name of `old`, since
+// callers know outputs by their names; `old` then gets a similar name.
 void replace_uses(Value& old, Value& with, Graph& graph);
-// Grows the list of inputs if `index` is beyond its end.
+// Makes `value` the input `index` of the node. The list of inputs grows if it is too short.
 void set_input(Node& node, int index, Value* value);
 // Makes another value the output `index` of the graph.
 void set_output(Graph& graph, int index, Value& value);
-// Leaves a tombstone. InternalError if an output of the node still has a use.
+// Marks the node as erased; sweep() frees it. Throws InternalError if an output of the node still
+// has a use.
 void erase(Graph& graph, Node& node);
-// InternalError if another value has that name.
+// Throws InternalError if another value has that name.
 void rename(Graph& graph, Value& value, std::string_view name);
-// As rename(), but another value that has the name gets one like it.
+// As rename(), but if another value has the name, that value gets a similar one.
 void take_name(Graph& graph, Value& value, std::string_view name);
-// Makes an initializer with data of a graph input, or of an initializer without.
+// Turns a graph input, or an initializer without data, into an initializer with data.
 void give_data(Graph& graph, Value& value, std::shared_ptr<const TensorData> data);
-// The value of a body of `node` that stands for one of the graph which the node is in; made if
-// there is none.
+// Returns the value in `body`, a subgraph of `node`, that refers to the value `outer` of the graph
+// around it. Adds one if there is none.
 Value& capture(Node& node, Graph& body, Value& outer);
-// Makes an input of a value of a body that stands for one of an outer graph.
+// Turns a value of a body that refers to an outer value into an input of the body.
 void make_input(Graph& body, Value& captured);
-// Renames values of bodies that are called like a value of a graph around them: ONNX knows no two
-// values of one name there. Bodies of nodes of ours have names of their own.
+// Renames the values of subgraphs that have the name of a value in a graph around them, which ONNX
+// forbids. Closed bodies, whose names are their own, are left alone.
 void separate_names(Graph& graph);
-// Frees tombstones, initializers with data that nothing reads, and values that nothing mentions any
-// more; pointers to these become invalid. Nodes keep the outputs that nobody reads: how many there
-// are has a meaning for many ops.
+// Frees erased nodes, initializers with data that nothing reads, and values that nothing refers to.
+// Pointers to these become invalid. Nodes keep their unread outputs, since for many ops the number
+// of outputs has a meaning.
 void sweep(Graph& graph);
 // Moves `node` so that it stands just before `before`.
 void move_before(Graph& graph, Node& node, Node& before);
-// Brings the nodes into the given order, which lists each node of the graph but its tombstones.
+// Puts the nodes into the given order, which has to list every node of the graph that is not
+// erased.
 void reorder(Graph& graph, const std::vector<Node*>& nodes);
 
-// A deep copy, subgraphs included, without tombstones. Tensor data is shared.
+// Returns a deep copy, subgraphs included, without erased nodes. Tensor data is shared.
 std::unique_ptr<Graph> clone(const Graph& graph);
 
 Value* find_value(Graph& graph, std::string_view name);  // nullptr if there is none
-// Names of outer values that a graph refers to, those of its own subgraphs included.
+// Returns the names of the outer values that the graph and its subgraphs refer to.
 std::vector<std::string> captured_names(const Graph& graph);
 
 }  // namespace torch_ort::ir

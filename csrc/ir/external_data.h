@@ -23,14 +23,14 @@ struct OpenFile {
   size_t size;
 };
 
-// Reads from the files of one folder, each of which is opened once. The bytes are copied: others
-// may write into the files, or cut them off, while what was read is used.
+// Reads from the files of one folder, and opens each file once. The bytes are copied, because
+// another process may write into a file or truncate it while what was read is in use.
 class ExternalFiles {
  public:
   explicit ExternalFiles(std::string directory) : directory_(std::move(directory)) {}
-  // `location` is relative to the folder. Raises UserError if it leads out of it, by a link too, if
-  // it is no readable file, or if the file ends before the last byte. `tensor` is named in the
-  // message.
+  // Reads `num_bytes` at `offset` of the file `location`, a path relative to the folder. Throws
+  // UserError if the path leads out of the folder (also by a symbolic link), if it is not a
+  // readable file, or if the file ends too early. The message names `tensor`.
   std::vector<std::byte> read(const std::string& location, int64_t offset, int64_t num_bytes,
                               const std::string& tensor);
 
@@ -39,14 +39,14 @@ class ExternalFiles {
   std::map<std::string, std::unique_ptr<const OpenFile>> files_;
 };
 
-// The contents of one file as it is written: tensors one after the other, each on a page of its
-// own.
+// The contents of a data file that is about to be written: tensors one after the other, each of
+// which begins on a page of its own.
 class ExternalContent {
  public:
-  // Gives the offset of the tensor in the file.
+  // Adds a tensor and returns its offset in the file.
   size_t add(std::shared_ptr<const TensorData> data);
   bool is_empty() const { return tensors_.empty(); }
-  // Raises UserError if the file cannot be written.
+  // Throws UserError if the file cannot be written.
   void write(const std::string& path) const;
 
  private:
@@ -54,7 +54,7 @@ class ExternalContent {
   std::vector<std::pair<size_t, std::shared_ptr<const TensorData>>> tensors_;
 };
 
-// Writes a whole file. Raises UserError if that cannot be done.
+// Writes a whole file. Throws UserError if it cannot.
 void write_file(const std::string& path, std::string_view bytes);
 
 }  // namespace torch_ort::ir

@@ -20,29 +20,31 @@ namespace torch_ort::ir {
 struct Node;
 struct Graph;
 
-// The slot of a use by a subgraph of the node: the subgraph refers to the value by its name.
+// The `index` of a Use by a subgraph of the node: the subgraph refers to the value by its name.
 inline constexpr int kCaptured = -1;
 
-// A node that reads a value, and the slot it reads it in. No node: the value is a graph output.
+// One read of a value: the node, and which of its inputs the value is. Without a node the value is
+// the graph output `index`.
 struct Use {
   Node* node = nullptr;
   int index = 0;
   bool operator==(const Use&) const = default;
 };
 
-// One tensor of the program. It has a producer, or it is a graph input or an initializer.
-// In a subgraph it may be none of these: then it stands for the outer value of the same name.
+// One tensor of the program. It is the output of a node, a graph input or an initializer. A value
+// of a subgraph may be none of these; it then refers to the outer value of the same name.
 struct Value {
   std::string name;
   Type type;
   Node* producer = nullptr;
-  int index = 0;  // which output of the producer, input or initializer it is
+  // Its position among the outputs of the producer, the graph inputs or the initializers.
+  int index = 0;
   std::vector<Use> uses;
-  // The data of an initializer. Missing where it is bound later (a parameter of the module).
+  // The data of an initializer; nullptr where it is bound later, as for a parameter of the module.
   std::shared_ptr<const TensorData> data;
 };
 
-// What an op is called. Standard ONNX ops have the empty domain.
+// The name of an op. The ops of standard ONNX have the empty domain.
 struct OpId {
   std::string domain;
   std::string name;
@@ -50,7 +52,7 @@ struct OpId {
   std::string str() const { return domain.empty() ? name : domain + "." + name; }
 };
 
-// One operation. `origin` is the line of user code that it came from; passes keep it.
+// One use of an op. Passes preserve `origin`, the line of user code that the node comes from.
 struct Node {
   OpId op;
   std::string name;
@@ -58,19 +60,22 @@ struct Node {
   std::vector<Value*> outputs;  // nullptr: an output that nobody reads
   Attrs attrs;
   std::string origin;
-  // How `torch.utils.checkpoint` tagged the node: "", "must_save", "prefer_save",
-  // "prefer_recompute", "must_recompute"; and the number of its checkpointed region.
+  // The tags of `torch.utils.checkpoint`: the policy ("" if there is none, "must_save",
+  // "prefer_save", "prefer_recompute" or "must_recompute") and the number of the checkpoint that
+  // the node is in. -1: in none. Lower numbers are for nodes that a memory budget recomputes
+  // (passes/region_groups.h).
   std::string recompute;
   int checkpoint = -1;
-  // Which node of the captured graph it comes from, where a pass has numbered them; passes keep it.
+  // The number of the node of the captured graph that this one comes from, if a pass has numbered
+  // the nodes (passes/clusters.h); else -1. Passes preserve it.
   int captured = -1;
-  std::list<Node>::iterator position{};  // in the graph; edit.h keeps it
+  std::list<Node>::iterator position{};  // in Graph::nodes; edit.h maintains it
 
   bool is_erased() const { return op.name.empty(); }
 };
 
-// Owns its nodes and values; every pointer in it stays valid until its owner sweeps the graph.
-// `nodes` is in topological order; erased nodes are tombstones that a plain loop may pass over.
+// A graph owns its nodes and values. A pointer to one stays valid until sweep() frees it. `nodes`
+// is in topological order. Erased nodes stay in the list until then, and loops skip them.
 struct Graph {
   Graph() = default;
   Graph(const Graph&) = delete;
@@ -80,17 +85,18 @@ struct Graph {
   std::vector<Value*> inputs, outputs, initializers;
   std::list<Node> nodes;
   std::list<Value> values;
-  std::unordered_set<std::string> names;               // of all values; edit.h keeps it
-  std::unordered_map<std::string, int> last_suffixes;  // given to a name hint; edit.h keeps it
-  // Of the standard domain in the file that the graph was read from. 0: ops mean what they mean
-  // in the newest opset.
+  std::unordered_set<std::string> names;  // of all values; edit.h maintains it
+  // By name hint: the last suffix that was appended to make a name unique; edit.h maintains it.
+  std::unordered_map<std::string, int> last_suffixes;
+  // The version of the standard domain, if the graph was read from a file. 0: ops mean what the
+  // newest opset says.
   int64_t opset = 0;
-  // Symbols whose value is given with each call, in the order in which they are given.
-  // Other symbols are bound from the shapes of the inputs, or by the data of the first tensor sized
-  // by them.
+  // The symbols whose values the caller passes with each call, in that order. Other symbols are
+  // bound from the shapes of the inputs. Unbacked ones are bound in the run, from the first tensor
+  // whose shape has them.
   std::vector<std::string> symbol_inputs;
-  // Values of symbols in the call that the graph was captured from. A pass may weigh by them what
-  // is faster; what is right it may not know from them.
+  // The values that the symbols had in the call that was captured. A pass may use them to estimate
+  // what is faster, but never to decide what is correct.
   std::unordered_map<std::string, int64_t> size_hints;
 };
 
@@ -98,7 +104,7 @@ inline bool is(const Node* node, std::string_view op, std::string_view domain = 
   return node != nullptr && node->op.name == op && node->op.domain == domain;
 }
 
-// The graphs among the attributes of a node.
+// The subgraphs of a node: the graphs among its attributes.
 inline std::vector<std::shared_ptr<Graph>> bodies(const Node& node) {
   std::vector<std::shared_ptr<Graph>> found;
   for (const auto& [name, attr] : node.attrs) {

@@ -1,4 +1,4 @@
-// What is known of a tensor without its data: element type, shape, layout, device.
+// The type of a tensor: what is known of it without its data.
 #pragma once
 
 #include "ir/dim.h"
@@ -35,10 +35,11 @@ enum class DType : int32_t {
   kFloat8E5M2FNUZ = 20,
 };
 
-int64_t size_bytes(DType dtype);               // of one element; InternalError if undefined
-bool is_float(DType dtype);                    // one of those that PyTorch trains with
-const char* name(DType dtype);                 // PyTorch's name: "float32", "bfloat16", "bool"
-DType dtype_from_name(std::string_view name);  // Unsupported where ONNX has none of this name
+int64_t size_bytes(DType dtype);  // of one element; InternalError if undefined
+// Whether it is one of the floating-point types that PyTorch trains with.
+bool is_float(DType dtype);
+const char* name(DType dtype);                 // PyTorch's name, such as "float32"
+DType dtype_from_name(std::string_view name);  // Unsupported if ONNX has no such type
 
 struct Device {
   std::string kind = "cpu";  // "cpu", "cuda", ...
@@ -46,15 +47,15 @@ struct Device {
   bool operator==(const Device&) const = default;
 };
 
-// Where the data of initializers stands.
+// Whether the device is the host's memory, which holds the data of initializers.
 bool is_host(const Device& device);
 std::string to_string(const Device& device);     // "cuda:0", "cpu"
-Device device_from_text(std::string_view text);  // UserError on text of another form
+Device device_from_text(std::string_view text);  // UserError on other text
 
 struct Type {
-  DType dtype = DType::kUndefined;  // kUndefined: known at run time only
-  std::optional<Shape> shape;       // nothing: known at run time only
-  // Strides in elements that the tensor has when it leaves a kernel. Nothing: row-major.
+  DType dtype = DType::kUndefined;  // kUndefined: known only at run time
+  std::optional<Shape> shape;       // nothing: known only at run time
+  // The strides, in elements, of the tensor that the kernel returns. Nothing: row-major.
   std::optional<Shape> strides;
   Device device;
 

@@ -1,5 +1,5 @@
-// Names of PyTorch's operators that other rooms look for or call. What is known of an operator
-// stands in its row (op.h).
+// Names of the PyTorch operators that other rooms look for or call. Facts about an operator are in
+// its row (op.h).
 #pragma once
 
 namespace torch_ort::ops::aten {

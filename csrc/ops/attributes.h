@@ -1,4 +1,4 @@
-// What a row of an op says of its attributes.
+// The rules for the attributes of an op, as its row (op.h) lists them.
 #pragma once
 
 #include "ir/graph.h"
@@ -11,8 +11,8 @@ namespace torch_ort::ops {
 enum class AttrKind : uint8_t {
   kInt,
   kInts,
-  kDim,   // an expression of sizes, which may stand as text
-  kDims,  // a list of these
+  kDim,   // an expression over sizes, which may be text
+  kDims,  // a list of such expressions
   kFloat,
   kFloats,
   kString,
@@ -27,9 +27,10 @@ struct AttrRule {
   bool is_required = false;
 };
 
-// What an attribute of the kind holds, as messages say it: "a list of integers".
+// The words for a kind in messages, such as "a list of integers".
 const char* text_of(AttrKind kind);
-// Whether the attribute is of the kind. Numbers of our own ops may stand as text (onnx_proto.h).
+// Whether the attribute is of the kind. `may_be_text`: a number may be given as text, as in nodes
+// of the engine's own domains (onnx_proto.h).
 bool is_of_kind(const ir::Attr& attr, AttrKind kind, bool may_be_text);
 
 }  // namespace torch_ort::ops

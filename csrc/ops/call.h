@@ -1,5 +1,5 @@
-// How a node runs: a short list of calls of registered PyTorch operators.
-// Calls are data; run/ binds them to the dispatcher, plan/ gives their results a place.
+// How a node runs: as a short list of calls of registered PyTorch operators. Calls are plain data.
+// run/ binds them to the dispatcher, and plan/ decides where their results are in memory.
 #pragma once
 
 #include "ir/graph.h"
@@ -16,9 +16,9 @@ namespace torch_ort::ops {
 struct Arg;
 using ArgList = std::vector<Arg>;
 
-// An argument in the order of the operator's schema. An empty Arg is None.
-// Enumerations (dtype, layout, device, memory format) are given by PyTorch's names ("float32",
-// "strided", "cuda:0", "contiguous_format"); the schema tells which of them a string is.
+// One argument of a call; an empty Arg is None. Enumerations (dtype, layout, device, memory format)
+// are given by PyTorch's names ("float32", "strided", "cuda:0", "contiguous_format"); the schema
+// says which of them a string is.
 struct Arg {
   std::variant<std::monostate, ir::Value*, bool, double, std::complex<double>, ir::Dim, std::string,
                ArgList>
@@ -44,18 +44,18 @@ struct Arg {
   bool is_none() const { return std::holds_alternative<std::monostate>(value); }
 };
 
-// One call. `outputs` are the tensors that it returns, lists flattened; nullptr where nobody reads
-// one.
+// One call. `args` are in the order of the schema. `outputs` are the tensors that it returns, with
+// lists flattened; nullptr for those that nobody reads.
 struct Call {
   std::string op;        // "aten::addmm"
   std::string overload;  // "", "Tensor", "out"
   ArgList args;
   std::vector<ir::Value*> outputs;
-  const ir::Node* node = nullptr;  // that the call belongs to
+  const ir::Node* node = nullptr;  // the node that the call computes
 };
 
-// The calls of a graph under construction. Values that stand between two calls of one node
-// are temporaries: they belong to the list, not to the graph.
+// The calls of a graph while they are collected. A value between two calls of one node is a
+// temporary: it belongs to the list, not to the graph.
 struct CallList {
   std::vector<Call> calls;
   std::deque<ir::Value> temporaries;

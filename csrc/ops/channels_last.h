@@ -1,5 +1,5 @@
-// What nodes do with images whose channels stand last in memory: tensors (N, C, H, W) with the
-// strides of a row-major (N, H, W, C).
+// How nodes treat channels-last images: tensors (N, C, H, W) with the strides of a row-major (N, H,
+// W, C).
 #pragma once
 
 #include "ir/graph.h"
@@ -11,65 +11,72 @@
 namespace torch_ort::ops {
 
 constexpr size_t kImageRank = 4;
-// Axes of (N, C, H, W) in the order of (N, H, W, C), and back.
+// The permutation from (N, C, H, W) to (N, H, W, C), and its inverse.
 inline constexpr int64_t kToLast[kImageRank] = {0, 2, 3, 1};
 inline constexpr int64_t kToFirst[kImageRank] = {0, 3, 1, 2};
 
-// The shape (N, H, W, C) of an image (N, C, H, W).
+// The shape (N, H, W, C) of an image of shape (N, C, H, W).
 ir::Shape channels_last_shape(const ir::Shape& shape);
-// Strides of an image whose channels stand last.
+// The channels-last strides of an image of shape (N, C, H, W).
 ir::Shape channels_last_strides(const ir::Shape& shape);
-// Whether the strides of the type say that channels stand last. Of images that may be either, as
-// those of one channel, no.
+// Whether the type has channels-last strides. False for images that are both channels-last and
+// row-major, such as those with one channel.
 bool has_channels_last(const ir::Type& type);
-// Whether both orders of axes list the elements in one order.
+// Whether row-major and channels-last are the same order of elements for this shape.
 bool is_either_layout(const ir::Shape& shape);
 
-// Whether convolutions and poolings of the device are faster on images whose channels stand last:
-// oneDNN's are, on the CPU.
+// Whether the device's convolutions and poolings are faster on channels-last images. Those of
+// oneDNN are, on the CPU.
 bool prefers_channels_last(const ir::Device& device);
 
 struct ImageForm {
   enum class Kind {
-    kNone,       // nothing is known
-    kKernel,     // makes images in the layout of those that it reads, and is as right in either
-    kPointwise,  // element by element; numbers for channels, images or all may be stretched
-    kReduction,  // along known axes
+    kNone,  // nothing is known
+    // A kernel that is correct for either layout, and whose results have the layout of its images.
+    kKernel,
+    // Element by element. Operands with one number for each channel, for each image or in all may
+    // be broadcast.
+    kPointwise,
+    kReduction,  // along axes that are known
     kExpand,
-    kAxes,  // moves elements along axes that it names (ImageRule::rename_axes)
+    // Moves elements along axes that its attributes or inputs name (ImageRule::rename_axes).
+    kAxes,
   } kind = Kind::kNone;
-  // Of a kernel: which inputs and outputs are images.
+  // For a kernel: which inputs and outputs are images.
   std::vector<int> inputs, outputs;
-  // Of a convolution, or its gradient: the input that holds the weight; else -1.
+  // For a convolution and its gradient: the input that is the weight. -1: there is none.
   int weight = -1;
-  // The output that is the gradient of the weight: its layout follows that of the images.
+  // The output that is the gradient of the weight, whose layout follows that of the images. -1:
+  // there is none.
   int weight_gradient = -1;
 };
 
-// What a node that names axes says of images (N, H, W, C).
+// A node that names axes, rewritten for images (N, H, W, C).
 struct RenamedAxes {
   ir::Attrs attrs;
-  std::map<int, ir::Shape> ints;  // by slot: integers that it reads in place of others
+  // By input: the integers to read instead of the node's own.
+  std::map<int, ir::Shape> ints;
 };
 
-// Where an axis of (N, C, H, W) stands in (N, H, W, C).
+// The position in (N, H, W, C) of an axis of (N, C, H, W).
 int64_t channels_last_axis(const ir::Node& node, int64_t axis);
 
-// What a row says of it. Element-wise work and reductions along axes need nothing here.
+// What the row of an op or operator says about images. Element-wise ops and reductions along axes
+// need no rule.
 struct ImageRule {
   ImageForm::Kind kind = ImageForm::Kind::kNone;
-  // Of a kernel: the arguments of an operator that are images; of an op it is the first input.
+  // For a kernel: which arguments of the operator are images. For an op it is the first input.
   std::vector<const char*> reads;
-  int num_images = 1;  // the first outputs
+  int num_images = 1;  // how many of the first outputs are images
   bool is_convolution = false;
-  // Of a kernel that PyTorch has right only where its first image is asked for.
+  // PyTorch's kernel is correct only if its first image is in the layout that is asked for.
   bool wants_first_image = false;
-  // Of one that names axes: what it says of (N, H, W, C); nothing where data tells the axes, or
-  // sizes of the results. All its inputs and results of the rank of images are images.
+  // For a node that names axes: rewrites it for (N, H, W, C). Returns nothing if the axes, or the
+  // sizes of the results, depend on data. All inputs and results of the rank of images are images.
   std::optional<RenamedAxes> (*rename_axes)(const ir::Node& node) = nullptr;
 };
 
-// By op and attributes; nothing is said about shapes.
+// The form of a node, by its op and attributes. Shapes are not looked at.
 ImageForm image_form(const ir::Node& node);
 
 }  // namespace torch_ort::ops

@@ -1,6 +1,7 @@
-// If and Loop. In a graph they are ONNX's: their bodies name values of the graphs around them. What
-// runs is the same node in our domain with *closed* bodies (passes/close_bodies.cpp): it takes
-// those values as inputs after its own, and each body has an input for every one of them.
+// If and Loop. A captured graph has the ops of ONNX, whose bodies refer to values of the graphs
+// around them by name. What runs is the op of the same name in the domain torch_ort, whose bodies
+// are *closed* (passes/close_bodies.cpp): the node takes those outer values as additional inputs,
+// and each body has an input for every one of them.
 #pragma once
 
 #include "ir/graph.h"
@@ -9,24 +10,26 @@
 
 namespace torch_ort::ops {
 
-bool is_control_flow(const ir::Node& node);  // standard or closed
+bool is_control_flow(const ir::Node& node);  // an If or a Loop, standard or closed
 bool is_closed(const ir::Node& node);        // torch_ort.If or torch_ort.Loop
 
-// The inputs of a node that stand before what its bodies name: a condition, or rounds, a condition
-// and the first values of what is carried from round to round.
+// How many inputs of a node come before the outer values: the condition of an If; the trip count,
+// the condition and the initial values of the carried variables of a Loop.
 size_t num_own_inputs(const ir::Node& node);
-// Of these, the values that a Loop carries; 0 for an If.
+// How many variables a Loop carries from one iteration to the next; 0 for an If.
 size_t num_carried(const ir::Node& node);
 
-// UserError unless the bodies of a closed node take what it gives them, and give what it gives.
+// Throws UserError unless the bodies of a closed node take the inputs and return the outputs that
+// the node passes and expects.
 void check_bodies(const ir::Node& node);
 
-// All symbols that a graph and the bodies in it mention.
+// All symbols that occur in a graph and in its bodies.
 std::unordered_set<std::string> symbols_of(const ir::Graph& graph);
 void collect_symbols(const ir::Type& type, std::unordered_set<std::string>& symbols);
 
-// What two ways to a value have in common. `name` is the value's: a dim in which they differ, or of
-// a symbol that is not in `known`, gets a symbol called after it.
+// The type that a value has whichever of two branches made it. `name` is the value's name. A dim in
+// which the branches differ, or that has a symbol which is not in `known`, gets a new symbol that
+// is named after the value.
 ir::Type common_type(const ir::Node& node, const std::string& name, const ir::Type& a,
                      const ir::Type& b, const std::unordered_set<std::string>& known);
 

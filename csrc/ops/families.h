@@ -1,4 +1,5 @@
-// The families of ops. Each has one file of its stem; all.cpp calls them.
+// Registration of the families of ops. Each family is one file with its name; all.cpp calls these
+// functions.
 #pragma once
 
 #include "ops/op.h"

@@ -1,4 +1,5 @@
-// The door for graphs from files: what passes, shape rules, lowerings and steps count on.
+// The check of graphs that come from files. Passes, shape rules, lowerings and steps rely on what
+// it establishes.
 #pragma once
 
 #include "ir/graph.h"
@@ -8,11 +9,12 @@
 
 namespace torch_ort::ops {
 
-// Checks all nodes of a graph from a file, and of the bodies in it. Facts that nodes of operators
-// carry are those of the schema afterwards, whatever the file says.
-// UserError if a node does not have the inputs, outputs and attributes of its op, or if it runs
-// what a file may not run (permission.h) and what `allow` does not name: "*" (everything), a
-// namespace ("mylib"), an operator ("mylib::scale") or an op ("com.microsoft.PythonOp").
+// Checks every node of a graph from a file, and of the bodies in it. Sets the schema facts of ATen
+// nodes (aten.h) from the schema, whatever the file says.
+// Throws UserError if a node does not have the inputs, outputs and attributes of its op, or if it
+// would run what a file may not run (permission.h) and `allow` does not permit it. An entry of
+// `allow` is "*" (everything), a namespace ("mylib"), an operator ("mylib::scale") or an op
+// ("com.microsoft.PythonOp").
 void check_file(ir::Graph& graph, const std::vector<std::string>& allow);
 
 }  // namespace torch_ort::ops

@@ -1,6 +1,7 @@
-// What a node does in a fused region. The language that the code generators (cpu/, cuda/) speak is
-// small: point-wise words (ops/words.h), reductions, labels that name a column, rows of a table,
-// and random masks. Other nodes take part once passes/expand.cpp has written them in this language.
+// What a node computes in a fused region. The code generators (cpu/, cuda/) know a small language:
+// point-wise words (ops/words.h), reductions, class labels that select a column, rows of a table,
+// and random masks. Composite nodes such as norms and losses take part after
+// passes/expand_composites.cpp has expressed them in this language.
 #pragma once
 
 #include "ir/graph.h"
@@ -15,10 +16,11 @@ namespace torch_ort::ops {
 
 struct FusedForm {
   enum class Kind : uint8_t {
-    kNone,  // cannot be part of a region
-    kPass,  // the same elements in the same order: Reshape, Identity, a cast that keeps numbers
-    kPointwise,  // `op` over the inputs, then `constants`
-    kSum,        // along axes (known integers)
+    kNone,  // it cannot be part of a region
+    // The same elements in the same order: Reshape, Identity, a cast that preserves the numbers.
+    kPass,
+    kPointwise,  // `op` applied to the inputs, then to `constants`
+    kSum,        // along axes that are constant
     kMean,
     kMax,
     kMin,
@@ -26,8 +28,9 @@ struct FusedForm {
     kScatter,  // RowScatter
     kValid,    // RowValid
     kRandom,   // PhiloxMask
-    kConcat,   // equal parts side by side along an axis; it leaves the region
-    kGather,   // rows of a table, which integers name
+    // Equal parts, concatenated along an axis. The result is an output of the region.
+    kConcat,
+    kGather,  // rows of a table that integers select
   } kind = Kind::kNone;
   Pointwise op = Pointwise::kCopy;
   std::vector<double> constants;
@@ -36,29 +39,30 @@ struct FusedForm {
   bool has_label() const { return kind >= Kind::kPick && kind <= Kind::kValid; }
 };
 
-// What a row says of it: a word over all inputs, a kind, or a function that tells the form of a
-// node with one output whose types are known.
+// How the row of an op gives the form: one word over all inputs, a kind, or a function of a node
+// that has one output and known types.
 using FusedFunction = FusedForm (*)(const ir::Node& node);
 using FusedRule = std::variant<std::monostate, Pointwise, FusedForm::Kind, FusedFunction>;
 
-// By op, dtypes and attributes of a node whose types are known; nothing is said about shapes.
+// The form of a node whose types are known, by its op, dtypes and attributes. Shapes are not looked
+// at.
 FusedForm fused_form(const ir::Node& node);
 
-// For functions of rows: a word over all inputs and `constants`, if it takes so many, and such
-// dtypes.
+// For the functions in rows: the form of `op` over all inputs and `constants`; kNone if the word
+// takes another number of operands, or not these dtypes.
 FusedForm pointwise_form(const ir::Node& node, Pointwise op, std::vector<double> constants = {});
 
-// Whether a region with this node computes in float64: it reads or makes numbers that a float does
-// not hold.
+// Whether a region with this node computes in float64, because the node reads or produces numbers
+// that a float cannot represent.
 bool wants_double(const ir::Node& node, const FusedForm& form);
 
-// Axes of a reduction, counted from the front and sorted. Nothing if data tells them.
+// The axes of a reduction, counted from the front and sorted. Nothing if they depend on data.
 std::optional<std::vector<int64_t>> reduction_axes(const ir::Node& node);
 
-// The number that an initializer without elements but one holds.
+// The number that an initializer of one element holds; nothing for any other value.
 std::optional<double> known_double(const ir::Value* value);
 
-// What a torch_ort.SizeRatio node says: factor * numerator / denominator.
+// The value of a torch_ort.SizeRatio node: factor * numerator / denominator.
 struct SizeRatio {
   double factor = 1;
   ir::Dim numerator = 1, denominator = 1;

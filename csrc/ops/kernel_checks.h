@@ -1,5 +1,5 @@
-// Arguments of kernels of PyTorch that read or write memory without a look at what they are given.
-// Graphs that autograd makes give them what they want; those of files need not.
+// Checks of the arguments of PyTorch kernels that access memory without checking them. Graphs that
+// autograd makes pass valid arguments; those of files may not.
 #pragma once
 
 #include <vector>
@@ -14,7 +14,8 @@ namespace torch_ort::ops {
 // The arguments of one call by their names.
 class KernelCall;
 
-// Raises UserError if the call would leave its memory. Named in the row of its operator.
+// Throws UserError if the call would access memory outside of its arguments. The row of an operator
+// names its check.
 using KernelCheck = void (*)(const KernelCall& call);
 
 void check_attention_backward(const KernelCall& call);
@@ -30,7 +31,7 @@ void check_transform(const KernelCall& call);
 void check_weight_norm(const KernelCall& call);
 void check_weight_norm_backward(const KernelCall& call);
 
-// The check of an operator, if its row has one. `stack` holds the arguments of a call.
+// Runs the check of an operator if its row has one. `stack` holds the arguments of the call.
 void check_kernel_arguments(const c10::OperatorHandle& op, const std::vector<c10::IValue>& stack);
 
 }  // namespace torch_ort::ops

@@ -1,27 +1,28 @@
-// What a node LinearCrossEntropy of the domain torch_ort is told to do:
+// The attributes of torch_ort.LinearCrossEntropy:
 //
 //   loss, workspace, [logits], [hidden_grad], [weight_grad], [bias_grad], [sums], [logsumexp]
 //     = LinearCrossEntropy (hidden, weight, labels, [bias], [class_weight], [loss_grad],
 //                           [sums_grad], [square_grad], [list])
 //
-// The cross-entropy of logits = hidden * weight^T + bias (N x D, V x D, V) against one label for
-// each row, its mean or sum over rows whose label is not `ignore_index`, each with the weight of
-// its class; or those of all rows (N), zero where the label does not count. With a `soft_cap` the
-// logits are soft_cap * tanh(product / soft_cap).
+// The op computes the cross-entropy of logits = hidden * weight^T + bias (N x D, V x D, V) against
+// one label for each row. `loss` is the mean or the sum over the rows whose label is not
+// `ignore_index`, each weighted by its class; or it has the losses of all rows (N), zero where the
+// label is ignored. With a `soft_cap` the logits are soft_cap * tanh(product / soft_cap).
 //
-// Of each row there are, where they are asked for (N),
-//   sums, of the logarithms of all probabilities, each times the weight of its class, and
-//   logsumexp, of the logits.
+// Two results have a number for each row (N):
+//   sums       the sum of the logarithms of all probabilities, each times the weight of its class
+//   logsumexp  of the logits
 // The gradients are those of
 //   sum(loss_grad * loss) + sum(sums_grad * sums) + sum(square_grad * logsumexp^2) / 2,
-// where loss_grad is of the shape of the loss, and 1 if it is not there; the others are N.
+// where loss_grad has the shape of the loss and is 1 if it is missing; the other two have N
+// numbers.
 //
-// Logits are made some rows at a time, and are gone when these rows are done. Losses and other
-// numbers of rows, and all gradients, are of the type that sums have: float64 for doubles, else
-// float32. `workspace` is memory of the kernel's own, which nobody reads.
+// The kernel computes the logits of a chunk of rows at a time and does not keep them. Losses, other
+// numbers of rows and all gradients have the dtype of the sums: float64 for doubles, else float32.
+// `workspace` is memory for the kernel alone.
 //
-// A list of rows (torch_ort.Rows) has all rows whose label counts. Of other rows logits alone are
-// computed, where these are wanted: what hidden_grad has of them is left as it is in memory.
+// The list of rows (torch_ort.Rows) has all rows whose label counts. For other rows only logits are
+// computed, if they are a result; the kernel leaves their rows of hidden_grad unwritten.
 #pragma once
 
 #include "ir/graph.h"
@@ -41,32 +42,33 @@ struct LinearLoss {
   bool has_logits = false, has_hidden_grad = false, has_weight_grad = false, has_bias_grad = false;
   bool has_sums = false, has_logsumexp = false;
   Reduction reduction = Reduction::kMean;
-  double soft_cap = 0;  // 0: none
+  double soft_cap = 0;  // 0: no cap
   int64_t ignore_index = -100;
-  int64_t rows = 0;  // whose logits there are at a time
-  // How many groups the classes stand in. Each group has sums of its own, which are added up in one
-  // order, whatever the number of threads.
+  int64_t rows = 0;  // of a chunk: how many rows have their logits in memory at one time
+  // The classes are summed in this many groups. Each group has its own sums, which are added up in
+  // a fixed order, so that results do not depend on the number of threads.
   int64_t groups = 0;
 
-  // Where results stand, if they are there.
+  // The positions of results among the outputs, if they exist.
   static constexpr size_t kLogits = 2;
   size_t hidden_grad() const { return kLogits + (has_logits ? 1 : 0); }
 
   bool is_mean() const { return reduction == Reduction::kMean; }
   bool has_grad() const { return has_hidden_grad || has_weight_grad || has_bias_grad; }
-  // Whether something is made of rows whose label does not count.
+  // Whether anything is computed from rows whose label is ignored.
   bool has_all_rows() const {
     return has_sums || has_logsumexp || has_sums_grad || has_square_grad;
   }
 };
 
-// UserError where an attribute says what there is not.
+// Reads the attributes. Throws UserError on values that the op does not allow.
 LinearLoss linear_loss(const ir::Node& node);
 void write(const LinearLoss& loss, ir::Attrs& attrs);
 
-// Rows and groups for so many classes and numbers of a hidden row.
+// Chooses `rows` and `groups` for the number of classes, the width of a hidden row, and the bytes
+// of one number.
 void choose_chunks(LinearLoss& loss, int64_t classes, int64_t width, int64_t bytes_of_number);
-// How many numbers the workspace holds.
+// The size of the workspace, in numbers.
 int64_t workspace_size(const LinearLoss& loss, int64_t classes, int64_t width);
 
 }  // namespace torch_ort::ops

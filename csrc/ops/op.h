@@ -1,6 +1,5 @@
-// Facts about ops, and about PyTorch's operators. Each family has one file that registers its own;
-// all.cpp lists the families. Other rooms ask the row for a fact: no list of names stands
-// elsewhere.
+// The rows: facts about ops and about PyTorch's operators. Each family registers its own in one
+// file; all.cpp lists the families. Other rooms ask a row for a fact and keep no lists of names.
 #pragma once
 
 #include "ir/graph.h"
@@ -18,21 +17,22 @@
 
 namespace torch_ort::ops {
 
-// Types of the outputs, from the types of the inputs and the attributes.
-// An output type that cannot be told without data is left unknown. Raises UserError on inputs that
-// do not fit.
+// Computes the types of the outputs from the types of the inputs and the attributes. A type that
+// depends on data is left unknown. Throws UserError on inputs that do not fit.
 using InferRule = std::vector<ir::Type> (*)(const ir::Node& node);
 
-// Adds the calls that compute `node`. Calls write into `node.outputs`.
-// Raises Unsupported on a form that it has no call for.
+// Adds the calls that compute `node`; they write into `node.outputs`. Throws Unsupported on a form
+// of the node that has no call.
 using Lowering = void (*)(const ir::Node& node, CallList& calls);
 
-// What passes look for in a node, whether of a standard op or an ATen node of an operator.
+// What passes ask about a node, of a standard op or of an ATen node.
 struct Work {
-  bool elementwise = false;     // each element of the result comes from those in its place
-  bool keeps_elements = false;  // the result has those of the first input, in their order
-  FusedRule fused;              // in a region
-  ImageRule image;              // on images whose channels may stand last
+  // Each element of the result depends only on the elements at its place in the inputs.
+  bool elementwise = false;
+  // The result has the elements of the first input in their order.
+  bool keeps_elements = false;
+  FusedRule fused;  // the form that it has in a fused region
+  ImageRule image;  // how it treats channels-last images
 };
 
 struct Op {
@@ -41,40 +41,47 @@ struct Op {
   int min_inputs = 1;
   int max_inputs = 1;   // -1: any number
   int max_outputs = 1;  // -1: any number
-  // From the first opset on that the engine runs; what a node of a file is held to.
+  // The attributes of all opsets that the engine runs. Nodes of files are checked against them.
   std::vector<AttrRule> attributes;
-  bool any_attributes = false;  // it may have others as well
-  int since = 1;                // first opset whose definition says what `lower` does
-  InferRule infer = nullptr;    // nullptr: types come with the node
-  Lowering lower = nullptr;     // nullptr: never runs by itself (YieldOp)
-  bool pure = true;             // same inputs give the same outputs, and nothing else happens
-  bool view = false;            // an output may share the memory of the first input
-  int bfloat16_since = 13;      // first opset that takes bfloat16
-  std::vector<int> int_inputs;  // inputs read through known_ints alone, never as tensors
-  bool indexes = false;         // the second input holds places along `axis`
+  bool any_attributes = false;  // other attributes are allowed too
+  // The first opset whose definition agrees with `lower`.
+  int since = 1;
+  InferRule infer = nullptr;  // nullptr: the node is made with its types
+  Lowering lower = nullptr;   // nullptr: it does not run (YieldOp)
+  // Equal inputs give equal outputs, and the node has no other effect.
+  bool pure = true;
+  // An output may share memory with the first input.
+  bool view = false;
+  int bfloat16_since = 13;  // the first opset that takes bfloat16
+  // Inputs that are read by known_ints() alone, never as tensors.
+  std::vector<int> int_inputs;
+  // The second input holds indices along `axis`.
+  bool indexes = false;
   Work work;
-  // Where a fact depends on the form of the node.
+  // For facts that depend on the node; they take precedence over the fields above.
   int (*since_of)(const ir::Node& node) = nullptr;
   bool (*pure_of)(const ir::Node& node) = nullptr;
   bool (*view_of)(const ir::Node& node) = nullptr;
 };
 
-// What is known of an operator of PyTorch besides its schema. Most have no row, and run all the
-// same.
+// Facts about a PyTorch operator that its schema does not state. Most operators have no row, and
+// run without one.
 struct Operator {
   std::string name;  // "aten::silu_backward", for all overloads
   Work work;
-  bool raises_or_reads_back = false;  // it is not moved or left out
-  bool gives_view = false;            // though the schema does not say that a result shares memory
-  bool view_or_copy = false;          // as the strides of the argument allow
-  bool names_strides = false;  // and an offset, from the beginning of the memory of an argument
-  OverwriteForm overwrite;     // of the overload without a name
+  bool raises_or_reads_back = false;  // it must not be moved or removed
+  bool gives_view = false;            // although the schema does not say so
+  bool view_or_copy = false;          // as the strides of the argument permit
+  // Its arguments are strides and an offset into the memory of an argument, as those of as_strided.
+  bool names_strides = false;
+  OverwriteForm overwrite;  // for the overload without a name
   OutRewrite out_rewrite = nullptr;
-  bool is_placeable = false;  // by the allocations of its kernel (run/placement.h)
-  // The argument that names a dim along which the kernel gathers: it finishes what it gathers of a
-  // row before it writes the elements of the row.
+  // Its results can be placed by answering its kernel's allocations (run/placement.h).
+  bool is_placeable = false;
+  // The argument that is the dim along which the kernel gathers. Such a kernel reads all that it
+  // needs of a row before it writes the row. -1: there is none.
   int row_argument = -1;
-  KernelCheck check = nullptr;  // of arguments that a file gives it
+  KernelCheck check = nullptr;  // for arguments that come from a file
 };
 
 class Registry {
@@ -82,7 +89,7 @@ class Registry {
   void add(Op op);
   void add(Operator op);
   const Op* find(const ir::OpId& id) const;                     // nullptr if there is none
-  const Operator& operator_row(const std::string& name) const;  // an empty one if there is none
+  const Operator& operator_row(const std::string& name) const;  // an empty row if there is none
   std::vector<const Op*> all() const;                           // sorted by domain and name
   std::vector<std::string> operator_names() const;              // sorted
 
@@ -91,41 +98,45 @@ class Registry {
   std::unordered_map<std::string, Operator> operators_;
 };
 
-// The one registry, filled by all.cpp on first use.
+// The registry of the process; all.cpp fills it on first use.
 const Registry& registry();
 
-// Facts of one node, whatever its domain. An ATen node carries what its schema says as attributes:
-// `effects` (writes, random, raises), `writes` (of these: any argument may be written) and `view`
-// (a result shares the memory of an argument).
+// Facts about one node of any domain. An ATen node carries the facts of its schema as attributes:
+// `effects` (it writes, draws random numbers or raises), `writes` (it may write into any argument)
+// and `view` (a result shares memory with an argument).
 bool is_pure(const ir::Node& node);
-// Whether an input may be written. Registered ops are functional; of others nothing is known.
+// Whether the node may write into an input. Registered ops never do; any other node might.
 bool may_write(const ir::Node& node);
 bool is_view(const ir::Node& node);
 const Work& work_of(const ir::Node& node);
-// The first opset that holds this form of the node; 1 outside the standard domain.
+// The first opset that has this form of the node; 1 outside of the standard domain.
 int first_opset(const ir::Node& node);
-// Whether anything wants the elements of `value`, and not only the integers that they say.
+// Whether a node reads `value` as a tensor, rather than by known_ints() alone.
 bool is_read_as_tensor(const ir::Value& value);
 
-// UserError if a node has fewer inputs than its op takes, or more.
+// Throws UserError if a node has fewer or more inputs than its op takes.
 void check_inputs(const ir::Node& node);
-// Fills in the types of the outputs of `node` that are unknown.
+// Infers those output types of `node` that are unknown.
 void infer_types(ir::Node& node);
-// Of a node of a graph whose opset may be older than the rule: an older op has another one.
+// The same for a node of `graph`. Infers nothing if the opset of the graph is older than the rule,
+// since the op may have had another definition.
 void infer_types(const ir::Graph& graph, ir::Node& node);
-// For all nodes in order; used on graphs read from text.
+// The same for all nodes in order; for graphs that are read from text.
 void infer_types(ir::Graph& graph);
-// UserError if an output is declared as something else than its op gives. Lowerings count on it.
+// Throws UserError if an output is declared with another type than its op gives. Lowerings rely on
+// the declared types.
 void check_types(const ir::Graph& graph);
-// The lowest opset that holds every standard node of the graph (at least 12).
+// The lowest opset, 12 or later, that has every standard node of the graph.
 int required_opset(const ir::Graph& graph);
-// Calls for all nodes of the graph, in order. Raises Unsupported naming the node that has none.
-// `yield_position`: the number of calls before the YieldOp; calls.size() if there is none.
+// Returns the calls for all nodes of the graph, in order. Throws Unsupported with the name of the
+// node that has none. `yield_position` becomes the number of calls before the YieldOp, or of all
+// calls if there is no YieldOp.
 CallList lower(const ir::Graph& graph, size_t& yield_position);
 
-// Reads of an input that stands for integers: an initializer with data, or a node Constant,
-// torch_ort.Dims, or Shape of a tensor whose dims are known.
+// An input that holds integers is an initializer with data, or the result of a Constant, a
+// torch_ort.Dims, or a Shape of a tensor whose dims are known. known_ints() throws Unsupported if
+// the integers depend on data instead.
 bool has_known_ints(const ir::Value* value);
-ir::Shape known_ints(const ir::Value* value);  // Unsupported if they come from data
+ir::Shape known_ints(const ir::Value* value);
 
 }  // namespace torch_ort::ops

@@ -1,22 +1,23 @@
-// How results come to lie in memory that is planned for them, where the schema of an operator has
-// no `out=` for it.
+// How an operator writes its result into planned memory where its schema has no `out=` overload for
+// that.
 #pragma once
 
 #include "ops/call.h"
 
 namespace torch_ort::ops {
 
-// An operator in place that overwrites its first argument whole, whatever it held.
+// An in-place operator that overwrites its whole first argument and reads nothing of it.
 struct OverwriteForm {
   const char* op = nullptr;  // "aten::copy_"
   const char* overload = "";
-  // What follows the overwritten argument, from the arguments of the functional call.
+  // The arguments after the overwritten one, made from those of the functional call.
   ArgList (*args)(const ArgList& functional_args) = nullptr;
-  bool over_operands = false;  // the result may lie where an operand of its layout does
+  // The result may be written over an operand of the same layout.
+  bool over_operands = false;
 };
 
-// Appends calls that compute the same bits and have `out=` forms. False, and nothing appended, for
-// a form of the call that has none.
+// Appends calls that compute the same bits and have `out=` overloads. Returns false, and appends
+// nothing, for calls that cannot be rewritten so.
 using OutRewrite = bool (*)(const Call& call, bool on_cpu, CallList& calls);
 
 }  // namespace torch_ort::ops

@@ -1,5 +1,5 @@
-// Which operators a graph from a file may call. What it computes is its business; it reads and
-// writes nothing but the tensors that it is given and makes.
+// Which operators a graph from a file may call. It may compute anything, but it may access only the
+// tensors that it is given and those that it makes.
 #pragma once
 
 #include <string>
@@ -10,8 +10,8 @@ class OperatorHandle;
 
 namespace torch_ort::ops {
 
-// Why a graph from a file may not call the operator, as the end of a sentence; "" if it may.
-// Decided by the schema, and by name where a schema does not tell what an operator does.
+// Why a graph from a file may not call the operator, as the end of a sentence; "" if it may. The
+// schema decides, and the name where the schema does not show what an operator does.
 std::string reason_to_refuse(const c10::OperatorHandle& op);
 
 }  // namespace torch_ort::ops

@@ -1,4 +1,4 @@
-// Calls that are one product of matrices, or of a batch of them.
+// Finds calls that are one product of matrices, or of a batch of them.
 #pragma once
 
 #include "ops/call.h"
@@ -10,10 +10,10 @@ namespace torch_ort::ops {
 // result <- start + a * b
 struct ProductArgs {
   ir::Value *a = nullptr, *b = nullptr;
-  ir::Value* start = nullptr;  // nullptr: nothing
+  ir::Value* start = nullptr;  // nullptr: nothing is added
 };
 
-// Nothing where the call is no product, or has factors beside it.
+// The operands of the product. Nothing if the call is no product, or scales one.
 std::optional<ProductArgs> find_product(const Call& call);
 
 }  // namespace torch_ort::ops

@@ -6,8 +6,8 @@
 
 namespace torch_ort::ops {
 
-// Strides of a strided tensor seen in another shape of as many elements; nothing if it takes a copy
-// for some sizes.
+// The strides that a tensor has when it is viewed in another shape of as many elements; nothing if
+// that takes a copy for some sizes.
 std::optional<ir::Shape> viewed_strides(const ir::Shape& from, const ir::Shape& strides,
                                         const ir::Shape& to);
 

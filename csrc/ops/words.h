@@ -1,5 +1,6 @@
-// The point-wise words of the language that fused regions speak, one row each. What a word computes
-// stands in the room that generates code for it: a struct of its name in cpu/kernels_loops.h.
+// The point-wise words of the language of fused regions, one row each. What a word computes is
+// defined where code is generated: a struct of its name in cpu/kernels_loops.h, and the text of
+// cuda/text.cpp.
 #pragma once
 
 #include <array>
@@ -8,15 +9,15 @@
 
 namespace torch_ort::ops {
 
-// Work for one element, against that of reading and writing it.
+// The cost of computing one element, compared with that of reading and writing it.
 enum class Cost : uint8_t {
   kPlain,
   kSlow,
-  kCostly,  // a region is faster than PyTorch's kernel even for the word alone
+  kCostly,  // a region is worthwhile even for this word alone
 };
 
-// name, operands, cost, whether it is exact on integers too: a region holds them as doubles, in
-// which products and sums do not wrap around
+// Name, number of operands, cost, and whether it is exact on integers. A region holds integers as
+// doubles, so products and sums do not wrap around and are not exact.
 #define TORCH_ORT_POINTWISE_WORDS(WORD)                                     \
   WORD(Copy, 1, kPlain, false)                                              \
   WORD(Neg, 1, kPlain, false)                                               \
@@ -78,7 +79,7 @@ enum class Pointwise : uint8_t {
 };
 
 struct PointwiseWord {
-  const char* name;  // as dumps of programs show it
+  const char* name;  // as dumps of tile programs show it
   int num_operands;
   Cost cost;
   bool on_integers;

@@ -1,5 +1,5 @@
-// Writes new nodes into a graph: the vocabulary that passes and conversions share. It stands here
-// and not in ir/, for it infers types.
+// Adds new nodes to a graph; passes and conversions share it. It is in this room rather than in ir/
+// because it infers types.
 #pragma once
 
 #include "ir/graph.h"
@@ -10,40 +10,42 @@
 
 namespace torch_ort::ops {
 
-// New nodes stand in front of `before`, with its origin and its tags of recomputation; or at the
-// end of the graph, if that is nullptr.
+// Adds nodes before `before`, with its origin and checkpoint tags, or at the end of the graph if
+// that is nullptr.
 //
-// A node, and what it makes, is named after its own op: "mul", "mul_1". Where a composite node is
-// written out, its name stands before that: "layer_norm_mul".
+// A node and its outputs are named after the op: "mul", "mul_1". If a composite node is expanded,
+// its name comes first: "layer_norm_mul".
 class Writer {
  public:
   Writer(ir::Graph& graph, ir::Node* before, std::string composite = "");
   virtual ~Writer() = default;
 
-  // A node of any op. Types follow from the inputs where none of them has a dtype.
+  // Adds a node of any op. If none of `types` has a dtype, the types are inferred.
   virtual ir::Node& add(ir::OpId op, std::vector<ir::Value*> inputs,
                         const std::vector<ir::Type>& types, ir::Attrs attrs = {});
-  // As add(), with another name.
+  // As add(), with a name that the caller chooses.
   ir::Node& add_named(std::string_view name, ir::OpId op, std::vector<ir::Value*> inputs,
                       const std::vector<ir::Type>& types, ir::Attrs attrs = {});
-  // The only result of a standard node.
+  // Adds a standard node and returns its only result.
   ir::Value* make(std::string_view op, std::vector<ir::Value*> inputs, ir::Attrs attrs = {});
-  // The only result of one of ours.
+  // Adds a node of the domain torch_ort and returns its only result.
   ir::Value* make_ours(std::string_view op, std::vector<ir::Value*> inputs, const ir::Type& type,
                        ir::Attrs attrs = {});
 
-  // `node` in another form: its op and attributes, name, origin and tags.
+  // Adds a node with the op, attributes, name, origin and checkpoint tags of `node`, and other
+  // inputs and types.
   ir::Node& copy(const ir::Node& node, std::vector<ir::Value*> inputs,
                  const std::vector<ir::Type>& types);
-  // `node` for readers of its results that shall not share them: named "<its name>_again", with
-  // its types and its origin, and not to be computed once more.
+  // Adds a second copy of `node` for readers that shall not share its results. It is named
+  // "<name>_again" and has the types and origin of `node`, but no checkpoint tags.
   ir::Node& again(const ir::Node& node, std::vector<ir::Value*> inputs);
 
-  // Integers that nodes read: an initializer, or a torch_ort.Dims node where a call tells them.
+  // Integers as a one-dimensional tensor: an initializer, or a torch_ort.Dims node if they are
+  // symbolic.
   virtual ir::Value* ints(const ir::Shape& dims);
-  // A number without dims, as an initializer; nullptr if `dtype` does not hold it (scalar_data).
+  // A 0-d initializer; nullptr if `dtype` cannot represent the number (see scalar_data).
   virtual ir::Value* scalar(double number, ir::DType dtype);
-  // `x` itself if it has the dtype.
+  // Returns `x` itself if it has the dtype.
   ir::Value* cast(ir::Value* x, ir::DType dtype);
   ir::Value* reshape(ir::Value* x, const ir::Shape& shape);
   ir::Value* transpose(ir::Value* x, const ir::Shape& order);

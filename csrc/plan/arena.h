@@ -1,4 +1,4 @@
-// Offsets for blocks of memory whose lifetimes are known.
+// Chooses offsets for blocks of memory whose live ranges are known.
 #pragma once
 
 #include "plan/plan.h"
@@ -8,27 +8,31 @@
 
 namespace torch_ort::plan {
 
-// Memory of one planned tensor, or of a chain of tensors that take it over from one another.
+// The memory of one planned tensor, or of a chain of tensors each of which overwrites the one
+// before it.
 struct Block {
   int64_t bytes = 0;  // more than zero
-  int begin = 0;      // first and last time of use; the border between the halves has a time too
+  // The first and last time of use. The border between the halves counts as a time.
+  int begin = 0;
   int end = 0;
-  bool delivered = false;   // stays in the context area when the backward half is over
-  Area area = Area::kNone;  // filled in, with the offset
+  bool delivered = false;  // a gradient that leaves in the context area
+  // Filled in by place_blocks(), as is the offset.
+  Area area = Area::kNone;
   int64_t offset = 0;
 };
 
 struct ArenaSizes {
   int64_t context = 0;
-  int64_t crossing = 0;  // its beginning, where what crosses lies
+  // The beginning of it, which holds what crosses the border.
+  int64_t crossing = 0;
   int64_t forward_scratch = 0;
   int64_t backward_scratch = 0;
 };
 
-// Places every block. What is alive at time `border` crosses: it lies in the context area, side by
-// side. Delivered blocks take what has died of that, and make the area larger where nothing has.
-// The rest shares the context area where these leave it room, and one scratch area per half
-// otherwise.
+// Places every block. Blocks that are live at time `border` cross it: they are placed side by side
+// in the context area. Delivered blocks take the memory of crossing blocks that are dead by then,
+// and the area grows where there is none. Other blocks use what is free of the context area, or
+// else one scratch area for each half.
 ArenaSizes place_blocks(std::vector<Block>& blocks, int border, int64_t alignment);
 
 }  // namespace torch_ort::plan

@@ -1,4 +1,4 @@
-// What of the context area goes back to the system during backward; internal to plan/.
+// Which parts of the context area are returned to the system during backward; internal to plan/.
 #pragma once
 
 #include "plan/arena.h"
@@ -8,11 +8,12 @@
 
 namespace torch_ort::plan {
 
-// Kernels that make results of their own cannot make them in what is dead of the context area, and
-// those that want a workspace cannot use it where it is in pieces smaller than they need.
-// Finds parts of it, of `smallest` bytes or more, whose going keeps the peak at what memory that is
-// freed at its last use would need; none where it is no higher anyway. To fault memory in again
-// costs time, so no more is given up than that. `plan`: all but its discards.
+// Some kernels allocate their own results, which cannot use dead memory of the context area.
+// Kernels that want a workspace cannot use it where its free pieces are too small for them.
+// Returns parts of the context area, each of `smallest` bytes or more, whose return to the system
+// keeps the peak at what it would be if all memory were freed at its last use. Returns none if the
+// peak is no higher anyway, because returned memory costs time when it is used again. `plan` is
+// complete except for its discards.
 std::vector<Discard> find_discards(const Program& program, const Plan& plan,
                                    const std::vector<Block>& blocks, int64_t smallest);
 

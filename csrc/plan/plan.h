@@ -1,10 +1,11 @@
-// Where each tensor of a program lives, step by step. Plain numbers: no graph, no tensors, no
-// symbols.
+// The memory plan: where each tensor of a program is in memory, step by step. It works on plain
+// numbers and knows no graph, no tensors and no symbols.
 //
-// A run has two halves: the forward steps, and later (or never, or twice) the backward steps.
-// Engine memory is in two areas. The *context* area lives from the forward call to the end of the
-// backward one and holds what crosses; the *scratch* area is lent to one half while it runs. A
-// gradient may be *delivered* in the context area: it takes over what has crossed and is dead.
+// A run has two halves: the forward steps and, later, the backward steps, which may run once, never
+// or several times. Engine memory has two areas. The *context* area lives from the forward call to
+// the end of the backward call and holds what crosses the border between the halves. The *scratch*
+// area is lent to one half while it runs. A gradient may be *delivered* in the context area: it
+// takes memory of crossing tensors that are dead by then.
 #pragma once
 
 #include <cstdint>
@@ -14,42 +15,46 @@
 namespace torch_ort::plan {
 
 enum class Kind : uint8_t {
-  kInput,     // memory of the caller: read only, unless a step with an effect names it
-  kConstant,  // memory that the session keeps
-  kPlanned,   // memory of the engine: gets an offset
-  kOutput,    // memory of its own, given to the caller
-  kAdopted,   // memory that the kernel made; kept until the last use
+  // Memory of the caller. Only a step with an effect may write into it.
+  kInput,
+  kConstant,  // memory that the session owns
+  kPlanned,   // memory of the engine, with an offset
+  kOutput,    // allocated on its own and given to the caller
+  kAdopted,   // allocated by the kernel; held until its last use
 };
 
-// One tensor. An alias shares the memory of its root, which is no alias itself.
+// One tensor. An alias shares the memory of its root, which is not an alias itself.
 struct Tensor {
   Kind kind = Kind::kPlanned;
-  int64_t bytes = 0;  // of the memory it needs from its own first byte on; ignored for an alias
-  int root = -1;      // -1: itself
-  // Planned, and leaves with the backward call where it lies: nothing may overwrite it any more.
+  int64_t bytes = 0;  // from its first byte to its last; ignored for an alias
+  int root = -1;      // -1: it is its own root
+  // It is planned and given to the caller at the end of backward where it is, so nothing may
+  // overwrite it.
   bool delivered = false;
 };
 
 // One kernel call. Indices into Program::tensors.
 struct Step {
   std::vector<int> reads;
-  std::vector<int> writes;  // made here; an alias made here (a view) is listed too
-  // Reads that writes[0] may overwrite: same layout, element by element. In order of preference.
+  std::vector<int> writes;  // including aliases (views) that are made here
+  // The reads that writes[0] may overwrite, element by element in the same layout, in order of
+  // preference.
   std::vector<int> in_place;
-  bool effect = false;     // keeps its place among the steps with an effect
-  bool workspace = false;  // the kernel can use memory for itself
-  // How much of that it takes, about; -1: it copies all that it reads and writes.
+  bool effect = false;     // steps with an effect stay in order
+  bool workspace = false;  // the kernel can use a workspace
+  // The approximate size of the workspace; -1: that of all that the step reads and writes.
   int64_t workspace_bytes = -1;
 };
 
 struct Program {
   std::vector<Tensor> tensors;
   std::vector<Step> steps;
-  int num_forward = 0;         // steps before the border
-  std::vector<int> outputs;    // tensors that leave with the forward call, inputs among them
-  std::vector<int> gradients;  // tensors that leave with the backward call
-  // They leave as soon as they are ready. Their memory is the caller's from then on, and no reason
-  // to make them late.
+  int num_forward = 0;  // the steps before the border
+  // The tensors that the forward call returns, which may be inputs.
+  std::vector<int> outputs;
+  std::vector<int> gradients;  // the tensors that the backward call returns
+  // Gradients are returned as soon as they are ready. Their memory belongs to the caller from then
+  // on, so the order of steps does not delay them to save memory.
   bool gradients_leave_early = false;
 };
 
@@ -58,16 +63,16 @@ enum class Area : uint8_t { kNone, kContext, kScratch };
 struct Placement {
   Area area = Area::kNone;
   int64_t offset = 0;    // bytes
-  int in_place_of = -1;  // the read of its step whose memory it takes over
+  int in_place_of = -1;  // the read of its step that it overwrites; -1: none
 };
 
-// A part of the context area that is dead after the step at a position of the order.
+// A part of the context area that is dead after the step at `position` of the order.
 struct Discard {
   int position;
   int64_t offset, bytes;
 };
 
-// A part of an area that is dead while the step at a position of the order runs.
+// A part of an area that is dead while the step at `position` of the order runs.
 struct Workspace {
   int position = 0;
   Area area = Area::kNone;
@@ -75,43 +80,46 @@ struct Workspace {
 };
 
 struct Plan {
-  std::vector<int> order;             // steps in execution order; forward ones first
-  std::vector<Placement> placements;  // by tensor; an alias has that of its root
-  // Adopted tensors (and aliases of adopted ones) to let go after the step at each position of
-  // `order`.
+  std::vector<int> order;             // the steps in execution order, forward first
+  std::vector<Placement> placements;  // by tensor; that of its root for an alias
+  // By position of `order`: the adopted tensors, and aliases of adopted tensors, to release after
+  // the step.
   std::vector<std::vector<int>> release;
-  // In the backward half, where kernels make large tensors of their own: these may not find room in
-  // what is dead of the context area, which then goes back to the system for them.
+  // Parts of the context area to return to the system in the backward half, for large tensors that
+  // kernels allocate themselves.
   std::vector<Discard> discards;
   std::vector<Workspace> workspaces;  // by position
-  std::vector<int> crossing;          // roots that cross the border: planned and adopted ones
+  // The planned and adopted roots that cross the border.
+  std::vector<int> crossing;
   int64_t context_bytes = 0;
-  int64_t crossing_bytes = 0;  // its beginning, where what crosses lies; the rest is dead then
+  // The beginning of the context area, which holds what crosses. The rest is dead at the border.
+  int64_t crossing_bytes = 0;
   int64_t forward_scratch_bytes = 0;
   int64_t backward_scratch_bytes = 0;
-  int64_t saved_bytes =
-      0;  // of what crosses, adopted and planned together, inputs and outputs not counted
-  int64_t peak_bytes = 0;  // context plus the larger scratch
+  // Of all that crosses, planned and adopted, without inputs and outputs.
+  int64_t saved_bytes = 0;
+  int64_t peak_bytes = 0;  // the context area and the larger scratch area
 };
 
 struct PlanOptions {
   bool reorder = true;
   bool in_place = true;
   int64_t alignment = 64;
-  int64_t discard_bytes = 256 << 10;   // the smallest part that is worth a call to the system
-  int64_t workspace_bytes = 16 << 10;  // the smallest part that serves a kernel
+  int64_t discard_bytes = 256 << 10;   // the smallest part that is worth a system call
+  int64_t workspace_bytes = 16 << 10;  // the smallest part that is of use to a kernel
 };
 
 Plan make_plan(const Program& program, const PlanOptions& options);
 
-// Order of the steps that lowers the peak of planned and adopted memory; the given one if none is
-// found. Forward and backward steps stay apart, effects keep their order.
+// Returns an order of the steps with a lower peak of planned and adopted memory, or the given order
+// if none is found. Forward steps stay before backward steps, and steps with an effect stay in
+// order.
 std::vector<int> choose_order(const Program& program);
 
-// Recomputes everything that must hold from the lifetimes alone, with no code of the planner.
-// Raises InternalError: overlap of live memory, alias rules, effect order, reads before writes,
-// in-place over something that is still read, an input, an output, or a tensor that leaves; release
-// too early; workspaces and discards of what lives.
+// Checks a plan from the live ranges alone, without the planner's code. Throws InternalError on
+// overlaps of live memory, broken rules of aliases, effects out of order, reads before writes, an
+// in-place write over a tensor that is still read, an input, an output or a gradient that leaves,
+// early releases, and workspaces or discards of live memory.
 void verify_plan(const Program& program, const Plan& plan, const PlanOptions& options);
 
 }  // namespace torch_ort::plan

@@ -1,4 +1,4 @@
-// What the files of this room ask of a program before there is a plan.
+// Questions about a program before there is a plan; for the files of plan/.
 #pragma once
 
 #include "plan/plan.h"
@@ -14,9 +14,9 @@ inline Kind kind_of(const Program& program, int tensor) {
   return program.tensors[root_of(program, tensor)].kind;
 }
 
-// Raises InternalError if the program makes no sense in the order it is given in: indices out of
-// range, an alias of an alias, a read before any write, a write to memory that may not be written,
-// engine memory that leaves.
+// Throws InternalError if the program is invalid in its given order: indices out of range, an alias
+// of an alias, a read before any write, a write to memory that must not be written, or engine
+// memory that is returned to the caller.
 void check_program(const Program& program);
 
 }  // namespace torch_ort::plan

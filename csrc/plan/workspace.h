@@ -1,4 +1,4 @@
-// Dead memory for what kernels need for themselves; internal to plan/.
+// Dead memory that kernels use as workspace; internal to plan/.
 #pragma once
 
 #include "plan/arena.h"
@@ -8,8 +8,8 @@
 
 namespace torch_ort::plan {
 
-// For each step that wants some, the few largest parts of the areas in which nothing lives while it
-// runs, the largest first.
+// For each step that can use a workspace: a few of the largest parts of the areas in which nothing
+// is live while it runs, largest first.
 std::vector<Workspace> find_workspaces(const Program& program, const Plan& plan,
                                        const std::vector<Block>& blocks,
                                        const PlanOptions& options);

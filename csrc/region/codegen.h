@@ -1,5 +1,6 @@
-// Who makes code of regions: one generator for each kind of device that has one. Passes ask it what
-// may stand in a region; run/ has it make kernels and runs these, and knows no generator by name.
+// The interface of code generators, one for each kind of device that has one. Passes ask a
+// generator what a region may contain; run/ asks it for kernels and runs them. Neither knows a
+// generator by name.
 #pragma once
 
 #include "region/schedule.h"
@@ -13,100 +14,105 @@
 
 namespace torch_ort::region {
 
-// A tensor as it lies in memory. Strides in elements.
+// The dtype, sizes and strides of a tensor; strides are in elements.
 struct Layout {
   ir::DType dtype = ir::DType::kUndefined;
   std::vector<int64_t> sizes, strides;
 };
 
-// result <- start + a * b: matrices in the last two dims, m x n, m x k and k x n; the dims before
-// these are a batch's. There a and b may have one element where the result has more; so may the
-// start in any dim.
+// The product result <- start + a * b. The last two dims are matrices: m x n, m x k and k x n. The
+// dims before them are batch dims, in which a and b may be broadcast. `start` may be broadcast in
+// any dim.
 struct Product {
   Layout result, a, b;
   std::optional<Layout> start;
 };
 
-// How it is multiplied, in words: equal for products that a kernel takes the same time for.
-// "float32 2*128x64x256 NT + N": two of 128 x 64 by 64 x 256, what is added as large as the result.
-// N says that rows lie one behind the other, T that columns do; else strides in elements stand
-// there, from the outermost dim on, as "(0,1)" of a row that is added to each. "-> T" is of a
-// result that does not lie by rows.
+// A text that is equal for products for which a kernel takes the same time: "float32 2*128x64x256
+// NT + N" is a batch of two products of 128 x 64 by 64 x 256, to which a tensor as large as the
+// result is added. N is a factor whose rows are contiguous, T one whose columns are. Other layouts
+// are given by their strides in elements from the outermost dim on, such as "(0,1)" for one row
+// that is added to every row. "-> T" marks a result that is not row-major.
 std::string text_of(const Product& product);
 
-// How many rows a list has, and of how many.
+// How many rows a list of rows has, and how many it could have at most.
 struct ListedRows {
   int64_t count = 0, num_rows = 0;
 };
 
-// A node over one set of sizes, ready to run.
+// A node compiled for one set of sizes and strides. Whoever compiles it owns it.
 class Kernel {
  public:
   virtual ~Kernel() = default;
-  // Addresses of the first element of each input and output, in the order of the node. Raises
-  // IndexError for a class label that is no column. Thread safe.
+  // Runs on the addresses of the first element of each input and output, in the order of the node.
+  // Throws IndexError for a class label that is not a column. Several threads may call it at once.
   virtual void run(const void* const* inputs, void* const* outputs) const = 0;
-  // What it does, one instruction a line, for dumps and tests.
+  // A listing of the kernel, one instruction a line, for dumps and tests.
   virtual std::string str() const = 0;
-  // The list of rows that it made last; nothing if it makes none, or has not run.
+  // The list of rows that the last run made; nothing if the kernel makes none or has not run.
   virtual std::optional<ListedRows> listed() const { return std::nullopt; }
 };
 
 struct CodegenOptions {
-  std::string target;  // an instruction set or architecture by name; empty: the best there is
-  // Rounds each bfloat16 and float16 value of a body, as operators do that run one by one. Else
-  // only what leaves is rounded.
+  // The name of an instruction set or architecture; empty: the best one available.
+  std::string target;
+  // Round every bfloat16 and float16 value of a body, as operators do that run one by one.
+  // Otherwise only outputs are rounded.
   bool round_short_floats = false;
-  int device = -1;           // by number, where there are several of a kind; -1: the current one
-  bool synchronize = false;  // wait for each kernel, so that an error tells which it was
-  std::string dump_dir;      // where texts of kernels are written, if they have any; empty: nowhere
+  // The index among several devices of a kind; -1: the current one.
+  int device = -1;
+  // Wait for each kernel, so that an error names the kernel that failed.
+  bool synchronize = false;
+  // Where the source texts of kernels are written, if there are any; empty: nowhere.
+  std::string dump_dir;
 };
 
 class Codegen {
  public:
   virtual ~Codegen() = default;
 
-  // Whether a region may read or make values of this type, which is known.
+  // Whether a region may read and produce values of this type. The type is known.
   virtual bool takes(const ir::Type& type) const = 0;
-  // Whether an op of the domain torch_ort, such as "Attention", is a kernel as it is. "Attention"
-  // stands for its gradient too, "Take" for that of it, and "Rows" for all that works on lists.
-  // "WideMatMul" is a kernel of the device's library.
+  // Whether the generator has a kernel for an op of the domain torch_ort that is not part of a
+  // region, such as "Attention". "Attention" and "Take" include their gradients, and "Rows" all ops
+  // on lists of rows. "WideMatMul" is a kernel of the device's library.
   virtual bool has_kernel(std::string_view op) const = 0;
 
-  // InternalError on layouts that do not fit the schedule, Unsupported on an operand of a dtype
-  // that kernels do not read.
+  // Compiles a region. Throws InternalError on layouts that do not fit the schedule, and
+  // Unsupported on an operand of a dtype that kernels do not read.
   virtual std::unique_ptr<const Kernel> compile(const Schedule& schedule,
                                                 const ir::SymbolLookup& lookup,
                                                 const std::vector<Layout>& inputs,
                                                 const std::vector<Layout>& outputs,
                                                 const CodegenOptions& options) const = 0;
-  // An op that is a kernel as it is: Casts, EmbeddingGrad, Take, TakeGrad, Attention,
-  // AttentionGrad, LinearCrossEntropy, Rows, RowsProduct, ZeroRows. Inputs are those that there
-  // are. InternalError on layouts that do not fit.
+  // Compiles an op that is one kernel: Casts, EmbeddingGrad, Take, TakeGrad, Attention,
+  // AttentionGrad, LinearCrossEntropy, Rows, RowsProduct, ZeroRows. `inputs` leaves out the
+  // optional inputs that the node does not have. Throws InternalError on layouts that do not fit.
   virtual std::unique_ptr<const Kernel> compile(const ir::Node& node,
                                                 const std::vector<Layout>& inputs,
                                                 const std::vector<Layout>& outputs,
                                                 const CodegenOptions& options) const = 0;
-  // Inputs are a, b and the start if there is one. nullptr: there is no kernel for these dtypes.
+  // Compiles a product. The kernel's inputs are a, b and the start if there is one. Returns nullptr
+  // if there is no kernel for these dtypes.
   virtual std::unique_ptr<const Kernel> compile(const Product& product,
                                                 const CodegenOptions& options) const = 0;
-  // Whether that kernel is taken to be faster than the device's own library: a function of the
-  // product and of the device.
+  // Whether that kernel is expected to be faster than the device's own library. The answer depends
+  // on the product and the device alone.
   virtual bool prefers(const Product& product, const CodegenOptions& options) const = 0;
-  // What kernels are compiled for: the target of the options, or the one that stands for none.
+  // The target that kernels are compiled for: that of the options, or the default one.
   virtual std::string target(const CodegenOptions& options) const = 0;
 };
 
-// Called when the module is loaded, and by tests while nothing is compiled. The generator stays for
-// good; nullptr: there is none any more.
+// Registers the generator of a kind of device, which has to live until the process ends; nullptr
+// removes it. Called when the module is loaded, and by tests while nothing is compiled.
 void set_codegen(const std::string& device_kind, const Codegen* codegen);
-// nullptr: this kind of device has none, and nothing is fused there.
+// Returns the generator of the device, or nullptr: then nothing is fused there.
 const Codegen* codegen_for(const ir::Device& device);
 
-// Whether the value stands on a device with a generator that takes it; false if its type is not
-// known, or if there is no value.
+// Whether the value is on a device whose generator takes its type. False for nullptr and for values
+// of unknown type.
 bool takes(const ir::Value* value);
-// The same, where an op has a kernel too.
+// Whether that generator also has a kernel for the op.
 bool has_kernel(const ir::Value* value, std::string_view op);
 
 }  // namespace torch_ort::region

@@ -1,5 +1,5 @@
-// The body of a region as a graph of nodes that run one by one: what a kernel of the region is
-// checked against, and what runs where no generator makes one.
+// A region as a graph of nodes that run one by one. Kernels are checked against it, and it runs
+// where there is no generator.
 #pragma once
 
 #include "ir/graph.h"
@@ -8,14 +8,14 @@
 
 namespace torch_ort::region {
 
-// Takes the operands of the node, and the values of all symbols that the body mentions; gives its
-// results. Floating-point numbers narrower than `precision` are computed, and given, in that dtype;
-// kUndefined: each node rounds as its types say. Random masks come from regions of a single node,
-// for they are defined by the rows and columns that they are drawn in.
-// InternalError if the node is no region.
+// The inputs of the returned graph are the operands of the node and the values of all symbols in
+// the body; its outputs are those of the region. Floating-point values narrower than `precision`
+// are computed and returned in that dtype; with kUndefined each node rounds to its own type. A
+// random mask remains a region of one node, since its values depend on rows and columns.
+// Throws InternalError if the node is not a region.
 std::unique_ptr<ir::Graph> lower(const ir::Node& region, ir::DType precision);
 
-// Whether the region is one mask, which has no other form than a kernel.
+// Whether the region is a single random mask, which can only run as a kernel.
 bool is_mask(const ir::Node& region);
 
 }  // namespace torch_ort::region

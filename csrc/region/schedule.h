@@ -1,5 +1,5 @@
-// What a region does and in which order, as far as its symbols tell. A generator of code follows
-// it, and the planner asks it what may be written over: both see the same reads.
+// The order of work in a region, as far as it is the same for all sizes. Code generators follow it,
+// and the planner asks it which operands may be overwritten.
 #pragma once
 
 #include "ops/fusion.h"
@@ -10,47 +10,50 @@
 
 namespace torch_ort::region {
 
-// A phase is what lies between two reductions along rows. A generator whose tile does not hold a
-// whole row goes over its columns once for each phase.
+// A phase is the work between two reductions along rows. A generator whose tile does not hold a
+// whole row passes over the columns once for each phase.
 struct Schedule {
   enum class Axes : uint8_t { kNone, kAll, kColumns, kRows };
 
   struct Step {
     const ir::Node* node = nullptr;
     ops::FusedForm form;
-    Space space = Space::kFull;  // of the result as it is computed: less than its shape, maybe
-    int phase = 0;               // in which it runs
-    int known_in = 0;            // the first phase that may read the result; a reduction's is later
-    Axes axes = Axes::kNone;     // of a reduction
-    Space reduced = Space::kFull;  // what a reduction takes, by its shape: full or row
-    // Whether a later phase may compute the result again and not keep it: a sum or product of one
-    // full input and of numbers that belong to rows or columns.
+    // The space in which the result is computed, which may be smaller than its shape.
+    Space space = Space::kFull;
+    int phase = 0;  // the phase in which it runs
+    // The first phase that may read the result. For a reduction this is a later phase.
+    int known_in = 0;
+    Axes axes = Axes::kNone;       // for a reduction
+    Space reduced = Space::kFull;  // for a reduction: the space of its input, full or row
+    // Whether a later phase may recompute the result instead of keeping it: it is a sum or product
+    // of one full input and of numbers for rows or columns.
     bool is_remade = false;
   };
 
   struct Stretch {
-    ir::Shape shape;          // that the input is broadcast to; empty: it is not
-    int num_column_dims = 0;  // the last dims of the input, all one, that `shape` has not
+    ir::Shape shape;  // the shape that the input is broadcast to; empty: none
+    // How many of the input's last dims, all of size 1, `shape` does not have.
+    int num_column_dims = 0;
   };
 
   RegionSpec spec;
-  ir::Dim groups = 1;              // of rows, each with sums over rows of its own
+  ir::Dim groups = 1;              // of rows; each group has its own sums over rows
   std::vector<Stretch> stretched;  // by input
   std::vector<Step> steps;         // in the order of the body
-  // Inputs that lie under no other read once the first output is written, element by element: their
-  // memory may be that of the output, if it has the same layout.
+  // Inputs that are not read any more, except element by element, once the first output is written.
+  // The output may use their memory if it has the same layout.
   std::vector<int> overwritable;
 };
 
-// InternalError where node and body do not fit, or where the body does not stand in the rows,
-// columns and spaces that the node says. Unsupported for a node that is not of the language.
+// Makes the schedule of a region. Throws InternalError if the body does not agree with the node's
+// rows, columns and spaces, and Unsupported for a node that regions cannot contain.
 Schedule make_schedule(const ir::Node& region);
 
-// InternalError for a region in the graph, or in a body in it, that has no schedule, or whose body
-// is for operands of other types. The types of all values are known. `stage` goes into the message,
-// as that of ir::verify.
+// Makes the schedule of every region in the graph and its bodies. Throws InternalError if one has
+// none, or if a body is for operands of other types. The types of all values have to be known.
+// `stage` goes into the message, as for ir::verify.
 void verify(const ir::Graph& graph, std::string_view stage);
-// The same for a graph from a file: UserError, and "file: " in front.
+// The same for a graph from a file: throws UserError, and the message begins with "file: ".
 void check_file(const ir::Graph& graph);
 
 }  // namespace torch_ort::region

@@ -1,5 +1,6 @@
-// How the elements of nodes fall into rows and columns. The only place that tells: passes ask it of
-// nodes that could stand in one region, the schedule and the verifier of the nodes of a body.
+// Arranges the elements of nodes in rows and columns. This is the only place that decides it:
+// passes ask about nodes that might share a region, the schedule and the verifier about the nodes
+// of a body.
 #pragma once
 
 #include "ir/graph.h"
@@ -17,42 +18,45 @@ struct Member {
   ops::FusedForm form;
 };
 
-// A value from outside, as one of its readers sees it.
+// A value from outside of the group, as one of its readers sees it.
 struct Operand {
   ir::Value* value = nullptr;
   Space space = Space::kFull;
-  ir::Shape shape;  // against which a broadcast full or row operand is stretched; else empty
-  int num_column_dims = 0;  // last dims that stand against columns, where `shape` has rows alone
+  // The shape to which a full or row operand is broadcast; empty: none.
+  ir::Shape shape;
+  // How many of its last dims stand against columns, if `shape` has only rows.
+  int num_column_dims = 0;
 
   bool operator==(const Operand& other) const = default;
 };
 
-// How the elements of a group of nodes fall into rows and columns.
+// The arrangement of a group of nodes.
 struct Spaces {
   ir::Dim rows, columns;
-  // Sums over rows are taken for each of so many groups of rows, which lie one after the other.
+  // Sums over rows are computed for each of this many groups of consecutive rows.
   ir::Dim groups = 1;
-  std::unordered_map<const ir::Value*, Space> made;  // by members
+  std::unordered_map<const ir::Value*, Space> made;  // of the results of members
   std::vector<Operand> operands;                     // each once
-  // For each member and each of its inputs: which operand it is; -1: a member made it, or it is
-  // none.
+  // For each member and each of its inputs: the index of the operand. -1: a member produces the
+  // input, or it is not a tensor operand.
   std::vector<std::vector<int>> operand_of;
 };
 
-// The numbers of columns that a node allows: products of the last dims of what it works on.
+// The numbers of columns that a node allows: the products of the last dims of what it works on.
 std::vector<ir::Dim> possible_columns(const Member& member);
-// Elements of what it works on: of its input for a reduction, of its result otherwise.
+// The number of elements that a node works on: those of its input for a reduction, of its result
+// otherwise.
 ir::Dim num_elements(const Member& member);
 
-// Nothing if the members, in order, do not fit together in that way.
+// Arranges the members in so many columns. Returns nothing if they do not fit together.
 std::optional<Spaces> find_spaces(const std::vector<Member>& members, const ir::Dim& elements,
                                   const ir::Dim& columns);
 
-// Those nodes of a body that work on elements, in order. InternalError for one that is not of the
-// language.
+// The nodes of a body that work on elements, in order. Throws InternalError for a node that regions
+// cannot contain.
 std::vector<Member> members_of(const RegionSpec& spec);
-// InternalError if they do not fit together in the rows and columns of `spec`, or if an input is
-// read as something else than it says.
+// The same for the body of a region. Throws InternalError if its nodes do not fit the rows and
+// columns of `spec`, or if an input is read in another space than `spec` says.
 Spaces find_spaces(const RegionSpec& spec, const std::vector<Member>& members);
 
 }  // namespace torch_ort::region
