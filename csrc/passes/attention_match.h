@@ -1,8 +1,9 @@
-// Written-out attention found in a graph, forward and backward:
+// Finds attention that a program spells out, in the forward and the backward half:
 //
 //   MatMul(Dropout(Softmax(Where(mask, c, MatMul(q, Transpose(k)) * s) + mask)), v)
 //
-// A match is what the kernel computes, and nothing else reads what stands between.
+// A match computes what the attention kernel computes, and no other node reads the values in
+// between.
 #pragma once
 
 #include "ir/graph.h"
@@ -15,7 +16,7 @@
 
 namespace torch_ort::passes::attention {
 
-// From the product of queries and keys to the softmax.
+// The nodes from the product of queries and keys to the input of the softmax.
 struct Scores {
   ir::Node* product = nullptr;
   double scale = 1;
@@ -26,7 +27,7 @@ struct Scores {
   bool is_masked() const { return added != nullptr || filled.has_value(); }
 };
 
-// From the softmax to the product with values.
+// The nodes from the softmax to the product with the values.
 struct Weights {
   ir::Node *product = nullptr, *dropout = nullptr;
   double keep = 1;
@@ -34,42 +35,42 @@ struct Weights {
   Nodes nodes;
 };
 
-// From the gradient of the result to those of the factors of both products, as the products get
-// them.
+// The nodes from the gradient of the result to the gradients of the factors of both products, as
+// the products compute them.
 struct Backward {
   ir::Value* gradient = nullptr;
-  ir::Value *query = nullptr, *key = nullptr, *value = nullptr;  // nullptr: nobody wants it
+  ir::Value *query = nullptr, *key = nullptr, *value = nullptr;  // nullptr: nobody reads it
   Nodes nodes;
 };
 
-// A factor of a product, or what the program made it from, and the gradient of that.
+// A factor of a product, or a value that the program made it from, with the gradient of that value.
 struct Operand {
   ir::Value *value, *gradient;
-  bool is_transposed;  // features stand before keys
+  bool is_transposed;  // the features are the dim before the keys
 };
 
 struct Match {
   ir::Node* softmax;
   bool is_safe;
-  ir::Shape shape;  // of the scores, [..., queries, keys]
+  ir::Shape shape;  // of the scores: [..., queries, keys]
   Scores scores;
   Weights weights;
   std::optional<Backward> backward;
   Operand query, key, value;
 };
 
-// All nodes that go with the match.
+// All nodes that the match replaces.
 Nodes nodes_of(const Match& match);
 
-// What the graph is, and does not cease to be while attention is replaced.
+// What a search needs to know of the graph. It stays valid while attention is replaced.
 struct Scope {
   const ir::Graph& graph;
   const KnownSizes& sizes;
   const std::unordered_set<const ir::Node*>& backward;
 };
 
-// The attention around a softmax. Declines where anything else reads scores or probabilities, where
-// a mask has a gradient, and for one head alone.
+// Finds the attention around a softmax. Returns nothing if another node reads scores or
+// probabilities, if a mask has a gradient, or if there is only one head.
 std::optional<Match> find_attention(const Scope& scope, ir::Node& softmax);
 
 }  // namespace torch_ort::passes::attention

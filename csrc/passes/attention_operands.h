@@ -1,5 +1,5 @@
-// What the factors of written-out attention are made from: views, copies and multiples that the
-// kernel needs none of.
+// Traces the factors of attention back over views, copies and scalings that the kernel does not
+// need.
 #pragma once
 
 #include "passes/attention_match.h"
@@ -14,9 +14,10 @@ class OperandSteps {
   OperandSteps(const SharedMemory& memory, const std::unordered_set<const ir::Node*>& backward)
       : memory_(memory), backward_(backward) {}
 
-  // Steps back over views, copies and multiples of an operand, with its gradient: those of heads
-  // (of the shape `heads`) that the kernel can read as they are. `scale` takes the multiples;
-  // nullptr: none are stepped over. `gone` gets the nodes that the gradient has passed.
+  // Replaces an operand, and its gradient, by the value before views, copies and scalings, as long
+  // as the kernel can read that value as heads of the shape `heads`. `scale` is multiplied by the
+  // factors that were stepped over; with nullptr scalings are not stepped over. The nodes that the
+  // gradient passed on this way are appended to `gone`.
   void step_back(Operand& operand, const ir::Shape& heads, double* scale, Nodes& gone) const;
 
  private:

@@ -1,4 +1,4 @@
-// The words in which written-out attention is spoken of: shapes of heads, and what single nodes do.
+// Vocabulary for finding attention: shapes of heads, and what single nodes compute.
 #pragma once
 
 #include "ir/graph.h"
@@ -10,44 +10,46 @@ namespace torch_ort::passes::attention {
 
 using Nodes = std::vector<ir::Node*>;
 
-// Of a value whose shape is known.
+// The shape of a value that has a known one.
 inline const ir::Shape& shape_of(const ir::Value& value) { return *value.type.shape; }
-// A dim that is counted from the back.
+// The dim `i` counted from the back; 1 is the last.
 inline const ir::Dim& last(const ir::Shape& shape, size_t i) { return shape[shape.size() - i]; }
 // All but the last two dims.
 ir::Shape leading(const ir::Shape& shape);
-// The shape with other dims in the place of the last two.
+// The shape with its last two dims replaced.
 ir::Shape with_matrix(const ir::Shape& shape, const ir::Dim& rows, const ir::Dim& columns);
 
-// Whether the result has the elements of the first input, in their order.
+// Whether the result has the elements of the first input in their order.
 bool keeps_elements(const ir::Node& node);
 
-// The order of dims in which the last two have changed places.
+// The permutation that exchanges the last two dims.
 ir::Shape swapped_order(size_t rank);
 bool swaps_last_dims(const ir::Node* node);
 
-// A product with a number that is known.
+// A product of a tensor and a constant number.
 struct Multiple {
   ir::Value* of;
   double factor;
 };
 std::optional<Multiple> multiple(const ir::Node& node);
 
-// A number for all elements where a condition holds.
+// A tensor in which a number replaces all elements where a condition holds.
 struct Filled {
   ir::Value *of, *condition;
   double number;
-  bool where_true;  // else where the condition is false
+  bool where_true;  // otherwise where the condition is false
 };
 std::optional<Filled> filled(const ir::Node& node);
 
-// The ratio of a Dropout that draws, if it is known.
+// The ratio of a Dropout that is in training mode; nothing for other nodes, or if the ratio is not
+// constant.
 std::optional<double> dropout_ratio(const ir::Node& node);
 
-// Numbers of a program come from roundings of their own.
+// Whether two numbers are equal but for rounding: programs compute their constants in several ways.
 bool are_close(double a, double b);
 
-// 0 where a key stands at the query's place or before it, else -inf, for scores of that shape.
+// Whether a mask for scores of this shape is 0 where the key is at the query's place or before it,
+// and -inf elsewhere.
 bool is_causal_mask(const ir::Value& mask, const ir::Shape& scores);
 
 }  // namespace torch_ort::passes::attention

@@ -1,5 +1,5 @@
-// How much a training step may hold, or what of it is made again by name, and what was done about
-// it: the words between the pass recompute_to_budget and those who ask for it.
+// The interface of the pass recompute_to_budget: how much memory a training step may hold, or what
+// to recompute by name, and a report of what the pass did.
 #pragma once
 
 #include "ir/type.h"
@@ -13,37 +13,43 @@ namespace torch_ort::passes {
 
 struct Clusters;
 
-// What the machine does at most, as measured.
+// The peak speeds of the machine, as measured.
 struct Speeds {
-  double flops_of_float = 50e9;  // operations of products a second
+  double flops_of_float = 50e9;  // floating-point operations of products a second
   double flops_of_double = 25e9;
   double flops_of_short = 50e9;  // of bfloat16 and float16
-  double bytes = 10e9;           // that copies read and write a second
+  double bytes = 10e9;           // bytes that copies read and write a second
 
   double flops(ir::DType dtype) const;
 };
 
-// What may be held at one time of the results of the forward half, made first or made again, from
-// the end of that half to the end of the backward one. Memory of the caller's counts for nothing:
-// inputs, parameters, and outputs of the graph.
+// The limit for the results of the forward half, saved or recomputed, that are live at one time
+// between the end of the forward half and the end of the backward half. Memory of the caller does
+// not count: inputs, parameters and outputs of the graph.
 struct Budget {
   double amount = 0;
-  bool is_fraction = false;  // of what the step holds that makes nothing again; else bytes
-  int64_t list_bytes = 0;    // kept free for lists of rows (row_sparsity.h), made after the plan
+  // Whether `amount` is a fraction of what a step holds that recomputes nothing; else it is in
+  // bytes.
+  bool is_fraction = false;
+  // Reserved for lists of rows (row_sparsity.h), which are made after the plan.
+  int64_t list_bytes = 0;
   Speeds speeds;
 
   int64_t bytes(int64_t dense_bytes) const;
 };
 
-// What is to be made again whatever a step holds: by layers, or by clusters (passes/clusters.h).
+// What to recompute regardless of memory: layers, or clusters (passes/clusters.h).
 struct Selection {
   enum class Level : uint8_t {
-    kChosen,      // what `chosen` names
-    kLayers,      // what backward reads of each layer, from what enters the layer
-    kCompromise,  // and what takes a part of it to be held
+    kChosen,  // what `chosen` names
+    // All that backward reads of each layer, from the inputs of the layer.
+    kLayers,
+    // The same, but a smaller value of the layer may be saved instead of a larger one.
+    kCompromise,
   };
-  // 0: not again; 1: of what crosses anyway; 2: of that and of what is smaller. The first `count`
-  // clusters of that name, or all of them if that is -1.
+  // `type` is 0 to recompute nothing, 1 to recompute from values that are saved anyway, or 2 to
+  // recompute from these and from smaller values that are saved for the purpose. `count` is how
+  // many clusters of that name to recompute, the first ones; -1 is all.
   struct Chosen {
     std::string name;
     int type = 0;
@@ -51,50 +57,55 @@ struct Selection {
   };
 
   Level level = Level::kChosen;
-  std::vector<Chosen> chosen;   // each name once
-  bool is_extended = true;      // clusters may hold products, norms and attention
-  bool ends_at_layers = false;  // what enters a layer is held, as where layers are made again
-  bool lists_all = false;       // the report has all clusters, and not those alone that are on
+  std::vector<Chosen> chosen;  // each name once
+  bool is_extended = true;     // clusters may contain products, norms and attention
+  // The inputs of a layer are saved, as when whole layers are recomputed.
+  bool ends_at_layers = false;
+  // The report lists all clusters, not only those that are recomputed.
+  bool lists_all = false;
   Speeds speeds;
 
   bool is_empty() const { return level == Level::kChosen && chosen.empty(); }
 };
 
-// A kind of cluster in a graph, and what making it again saves of what crosses the border.
+// The clusters of one name in a graph, and what recomputing them saves at the border.
 struct ClusterReport {
-  std::string name;  // its ops in order, each with a plus behind it: "Dropout+"
+  std::string name;  // its ops in order, each followed by a plus: "Dropout+"
   int type = 1;
-  int64_t count = -1;  // of those that are made again; of those that could be, if it is off
+  // How many are recomputed or, if `is_on` is false, could be. -1: all.
+  int64_t count = -1;
   int64_t frequency = 0;
-  int64_t saved_bytes = 0;       // by all of them, where nothing else is made again
-  std::string saved_expression;  // the same in symbols
+  int64_t saved_bytes = 0;       // by all of them, if nothing else is recomputed
+  std::string saved_expression;  // the same as an expression over symbols
   bool is_on = false;
 };
 
-// What a pass has planned for one graph, in bytes as Budget counts them. Where sizes are symbols,
-// of the call that was captured.
+// What the pass has planned for one graph, in bytes as Budget counts them. Where sizes are symbols,
+// these are the bytes of the captured call.
 struct BudgetReport {
-  int64_t dense_bytes = 0;    // with nothing made again
+  int64_t dense_bytes = 0;    // if nothing is recomputed
   int64_t allowed_bytes = 0;  // by the budget
   int64_t peak_bytes = 0;     // of the plan that was chosen
-  int64_t held_bytes = 0;     // of that, at the border
-  double again_us = 0;        // what is made again takes, by the speeds
+  int64_t held_bytes = 0;     // of the chosen plan, at the border
+  double again_us = 0;        // estimated time of the recomputation
   double plan_ms = 0;
-  // Of lists of rows at the border, with or without recomputation: in all of the above.
+  // The bytes of lists of rows at the border, with or without recomputation. The fields above
+  // include them.
   int64_t list_bytes = 0;
   struct Made {
     std::string name, op, origin;
-    int64_t bytes;  // that do not cross on its account
+    int64_t bytes;  // that need not be saved because of it
     double us;
   };
-  std::vector<Made> made;  // in the order of the forward half; views and parts of regions left out
-  // Of a Selection.
-  int64_t dense_held_bytes = 0;         // at the border, with nothing made again
+  // In the order of the forward half, without views and nodes inside of regions.
+  std::vector<Made> made;
+  // The fields of a Selection.
+  int64_t dense_held_bytes = 0;         // at the border, if nothing is recomputed
   int num_layers = 0;                   // that were recognized
-  std::vector<ClusterReport> clusters;  // by bytes, most first
+  std::vector<ClusterReport> clusters;  // most bytes first
 };
 
-// In force on this thread while it lives.
+// Sets what recompute_to_budget reads on this thread, during its lifetime.
 class BudgetInForce {
  public:
   BudgetInForce(const Budget* budget, const Selection* selection, BudgetReport* report);
@@ -104,8 +115,9 @@ class BudgetInForce {
 
   static const Budget* budget();  // nullptr: none
   static const Selection* selection();
-  static BudgetReport* report();  // nullptr: nobody asks
-  // Of the graph that the pipeline runs on, as find_clusters has left them. nullptr: no Selection.
+  static BudgetReport* report();  // nullptr: none is asked for
+  // The clusters that find_clusters has found in the graph on which the pipeline runs. nullptr:
+  // there is no Selection.
   static Clusters* clusters();
 
  private:

@@ -1,6 +1,6 @@
-// What of a captured graph could be made again in the backward half, by name: clusters of nodes,
-// and the layers of a transformer. Who chooses among them is recompute_plan.h, once the other
-// passes have rewritten the graph: nodes say by Node::captured where they come from.
+// Names what the backward half of a captured graph could recompute: clusters of nodes, and the
+// layers of a transformer. recompute_plan.h chooses among them after other passes have rewritten
+// the graph; Node::captured says which captured node each node comes from.
 #pragma once
 
 #include "ir/graph.h"
@@ -10,19 +10,20 @@
 
 namespace torch_ort::passes {
 
-// What leads to a value that backward reads: its producer, and what that reads in turn, back to
-// what backward reads anyway. Or what backward reads of a layer, back to what enters it.
+// A cluster has the producer of a value that backward reads, the producers of its inputs, and so
+// on, back to values that backward reads in any case. A layer has all that backward reads of it,
+// back to its inputs. Occurrences of the same name are one Cluster.
 struct Cluster {
-  std::string name;  // the ops in their order, each with a plus behind it: "Dropout+"
+  std::string name;  // its ops in order, each followed by a plus: "Dropout+"
   bool is_layer = false;
-  std::vector<std::vector<int>> occurrences;  // in order; each the numbers of its nodes
+  std::vector<std::vector<int>> occurrences;  // in order; each has the numbers of its nodes
 };
 
 struct Clusters {
   static constexpr int kNoLayer = -1;
 
   std::vector<Cluster> all;
-  std::vector<int> layer_of;  // by number of a node; layers follow each other without a gap
+  std::vector<int> layer_of;  // by number of a node; layers are consecutive
   int num_layers = 0;
   int first = 0;  // the number of the first node of the first layer
 
@@ -32,11 +33,12 @@ struct Clusters {
   }
 };
 
-// Numbers the nodes of the forward half.
+// Numbers the nodes of the forward half and finds the clusters.
 //
-// A layer begins at a norm of which the input (norms in front) or the output (norms behind) is
-// added to what attention makes of the norm, and goes to the next such norm; the last one goes to
-// the last such sum. `is_extended`: clusters hold more than views, draws and point-wise nodes.
+// A layer begins at a norm. In pre-norm models the input of that norm, in post-norm models its
+// output, is added to the result of the attention that the norm feeds. The layer ends at the next
+// such norm, and the last layer at the last such sum. With `is_extended` clusters may contain more
+// than views, random draws and point-wise nodes.
 Clusters name_clusters(ir::Graph& graph, bool is_extended);
 
 }  // namespace torch_ort::passes

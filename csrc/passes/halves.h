@@ -1,4 +1,5 @@
-// The halves of a training graph: before the YieldOp, the border, and behind it.
+// The halves of a training graph: forward before the YieldOp, which is the border, and backward
+// after it.
 #pragma once
 
 #include "ir/graph.h"
@@ -7,7 +8,7 @@
 
 namespace torch_ort::passes {
 
-// Which nodes stand behind the border; none if there is no border.
+// The nodes after the border; none if there is no border.
 std::unordered_set<const ir::Node*> backward_nodes(const ir::Graph& graph);
 
 }  // namespace torch_ort::passes

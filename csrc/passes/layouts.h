@@ -1,19 +1,20 @@
-// Which strides a reader counts on.
+// Which readers of a value depend on its strides.
 //
-// The strides of a type say in which order the elements of a tensor lie in memory. A reader counts
-// on them if it is
-//   - the caller, who was promised them: an output of the graph, what leaves at the border, a body
-//     of If or Loop;
-//   - an operator of PyTorch's or of users (an ATen node, a Function), which may walk through
-//     memory, or give results in the order of its arguments. Point-wise ones do the latter alone:
-//     they count on the order of the dims, not on gaps between elements.
-// Standard ops and ours find elements by their indices. Of these, views and concatenations follow:
-// their results lie in the order of an operand, and have readers of their own. All others write
+// The strides in a type say in which order the elements are in memory. A reader depends on them if
+// it is
+// - the caller, to whom strides are promised: an output of the graph, a value that the YieldOp
+//   returns to the caller, an input of the body of an If or a Loop;
+// - an operator of PyTorch or of the user (an ATen node, an autograd Function), which may access
+//   memory directly, or choose the layout of its results by that of its arguments. Point-wise
+//   operators only do the latter: they depend on the order of the dims, but not on gaps between
+//   elements.
+// Standard ops and the engine's own find elements by index. Among these, views and concatenations
+// pass the order of an operand on to their results, whose readers then count. All others write
 // results in the order that the type of the result says.
 //
-// A pass may give a value another order only if nobody counts on it, nor on what follows it.
-// Kernels of images are excepted: channels_last gives them either order, and they are right in both
-// (ops::image_form).
+// A pass may give a value another order only if no reader of it, or of what passes its order on,
+// depends on it. Image kernels are an exception: channels_last gives them either order, and they
+// are correct for both (ops::image_form).
 #pragma once
 
 #include "ir/graph.h"
@@ -25,25 +26,27 @@
 
 namespace torch_ort::passes {
 
-// Whether nobody counts on the strides of the value, nor on those of what follows it. Declines
-// where a reader has a result in another order than row-major of which nothing more is known.
+// Whether no reader depends on the strides of the value or of what passes its order on. Returns
+// false if in doubt: for a reader with a result that is not row-major and of which nothing more is
+// known.
 bool takes_any_layout(const ir::Value& value);
 
-// Types of what follows a value that takes any layout, and has got another one.
+// Updates the types of what passes on the order of a value whose strides a pass has changed.
 void follow_layout(ir::Value& value);
 
-// Verifies that a pass keeps to the rule: what readers count on, noted before it runs.
+// Verifies that a pass follows this rule. The constructor notes the strides that readers depend on
+// before the pass runs.
 class CountedStrides {
  public:
   explicit CountedStrides(const ir::Graph& graph);
 
-  // InternalError if a reader that still stands would see other strides, or if the type of a view
-  // says other strides than what it looks at gives it.
+  // Throws InternalError if a reader that still exists would see other strides, or if the type of a
+  // view has other strides than the view gets from what it looks at.
   void verify(const ir::Graph& graph, std::string_view pass) const;
 
  private:
   struct Seen {
-    std::string reader;  // its name: a new node may stand at the address of an old one
+    std::string reader;  // its name, since a new node may have the address of an old one
     ir::Type type;
   };
 

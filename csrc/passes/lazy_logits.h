@@ -1,4 +1,5 @@
-// Logits that leave a graph beside their loss, and that are made when somebody reads them.
+// Logits that a graph returns beside its loss, and that the caller computes only when somebody
+// reads them.
 #pragma once
 
 #include "ir/type.h"
@@ -8,24 +9,25 @@
 
 namespace torch_ort::passes {
 
-// What leaves in the place of logits, at `output`, are the rows of the layer that makes them. The
-// logits are, from left to right,
-//   rows * weight^T + bias, in the type of the rows;
-//   soft_cap * tanh(. / soft_cap), in the first of `dtypes`; 0: no cap
+// In place of logits, the graph returns the rows of the layer that makes them, as `output`. From
+// these the logits are computed by
+//   rows * weight^T + bias, in the dtype of the rows;
+//   soft_cap * tanh(. / soft_cap), in the first of `dtypes`, unless the cap is 0;
 // and then cast to `dtypes`, one after the other.
 struct LazyLogits {
-  int output = 0;             // of the forward half
-  int weight = 0, bias = -1;  // inputs of the graph; -1: there is none
-  bool is_turned = false;     // the weight stands there as width x classes
+  int output = 0;             // an output of the forward half
+  int weight = 0, bias = -1;  // inputs of the graph; -1: no bias
+  bool is_turned = false;     // the weight is width x classes there
   int64_t classes = 0;
   double soft_cap = 0;
   std::vector<ir::DType> dtypes;
 };
 
-// Whether the pass `lazy_logits` may leave out logits, and where it says so, on this thread.
+// Allows the pass `lazy_logits` to leave out logits on this thread during its lifetime. The pass
+// appends what it left out to `found`.
 class LazyLogitsInForce {
  public:
-  explicit LazyLogitsInForce(std::vector<LazyLogits>* found);  // nullptr: it may not
+  explicit LazyLogitsInForce(std::vector<LazyLogits>* found);  // nullptr: not allowed
   ~LazyLogitsInForce();
   LazyLogitsInForce(const LazyLogitsInForce&) = delete;
   LazyLogitsInForce& operator=(const LazyLogitsInForce&) = delete;

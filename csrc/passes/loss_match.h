@@ -1,8 +1,9 @@
-// The loss of a linear layer found in a graph, forward and backward:
+// Finds the cross-entropy of a linear layer, in the forward and the backward half:
 //
 //   NllLoss(LogSoftmax(views, casts, slices and a soft cap of MatMul(hidden, weight^T) + bias))
 //
-// with numbers of rows beside it. A match is what the kernel computes.
+// Results with a number for each row, such as logsumexp, may be computed beside it. A match
+// computes what the LinearCrossEntropy kernel computes.
 #pragma once
 
 #include "ir/graph.h"
@@ -14,16 +15,18 @@
 
 namespace torch_ort::passes::losses {
 
-// Gradients as the old nodes make them.
+// The gradients as the matched nodes compute them.
 struct Backward {
-  ir::Value* gradient = nullptr;  // of the loss; or what that and those of rows are multiples of
+  // Of the loss; or the factor of which this gradient and those of the rows are multiples.
+  ir::Value* gradient = nullptr;
   ir::Value *of_loss = nullptr, *of_sums = nullptr, *of_logsumexp = nullptr;
   std::vector<ir::Node*> hidden, weight, bias;
-  ir::Node* added = nullptr;  // the sum with a gradient that logits have from elsewhere
+  // The sum with a gradient of the logits that comes from elsewhere.
+  ir::Node* added = nullptr;
   ir::Value* elsewhere = nullptr;
-  ir::Node* of_tanh = nullptr;  // where it goes through a soft cap
-  ir::Node* square = nullptr;   // the sum with what comes from the logarithm of the sum of powers
-  int square_index = 0;         // where it has the other gradient
+  ir::Node* of_tanh = nullptr;  // the gradient of the soft cap
+  ir::Node* square = nullptr;   // the sum with the gradient that comes from logsumexp
+  int square_index = 0;         // which input of `square` the other gradient is
   std::vector<ir::Node*> nodes;
 
   bool has_any() const { return !hidden.empty() || !weight.empty() || !bias.empty(); }
@@ -31,27 +34,31 @@ struct Backward {
 
 struct Match {
   ir::Node *softmax, *loss, *product;
-  ir::Node* sums = nullptr;       // of logarithms
-  ir::Node* weighting = nullptr;  // by weights of classes, before they are summed
+  ir::Node* sums = nullptr;  // the sums of logarithms
+  // The product with class weights, before the logarithms are summed.
+  ir::Node* weighting = nullptr;
   ir::Node* logsumexp = nullptr;
-  // Of a soft cap, the last of which makes the logits; all three stand in the chain.
+  // The nodes of a soft cap; the last one makes the logits. All three are in `chain`.
   ir::Node *inner = nullptr, *tanh = nullptr, *outer = nullptr;
-  ir::Node* first = nullptr;     // of the nodes that are replaced and read logits
-  std::vector<ir::Node*> chain;  // from the softmax up to the product, that one not included
+  // The first of the replaced nodes that read logits.
+  ir::Node* first = nullptr;
+  // From the softmax back to the product, which is not included.
+  std::vector<ir::Node*> chain;
   ir::Value *hidden, *weight, *bias = nullptr, *labels, *class_weight;
   ops::LinearLoss form;
   std::optional<Backward> backward;
-  std::optional<Multiples> multiples;  // where rows have numbers of their own
+  std::optional<Multiples> multiples;  // if there are numbers for each row
 };
 
-// Nothing where the loss is another one, or where chunks save little memory. Weighs sizes by the
-// hints of the graph, and says in the form how many rows a chunk has.
+// Finds the loss around a softmax. Returns nothing if it is another loss, or if computing it in
+// chunks would save little memory. Estimates sizes by the hints of the graph, and chooses the rows
+// of a chunk, which are in `form`.
 std::optional<Match> find_loss(const ir::Graph& graph, ir::Node& softmax);
 
 Multiples::Factors factors_of(const Match& match, const ir::Value* number);
-// What the new node and those beside it read.
+// The values that the new node, and the nodes that are added beside it, read.
 std::vector<ir::Value*> read_first(const Match& match);
-// How many rows the logits have.
+// The number of rows of the logits.
 ir::Dim rows_of_product(const Match& match);
 
 }  // namespace torch_ort::passes::losses

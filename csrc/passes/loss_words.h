@@ -1,5 +1,5 @@
-// The words in which losses of linear layers are spoken of: what happens to rows of logits, and to
-// their gradients.
+// Vocabulary for finding losses of linear layers: what happens to rows of logits and to their
+// gradients.
 #pragma once
 
 #include "ir/graph.h"
@@ -11,8 +11,8 @@
 
 namespace torch_ort::passes::losses {
 
-// The losses of rows of logarithms against labels, of PyTorch or, where nobody reads how many rows
-// count, of ONNX.
+// Whether the node is the negative log likelihood of rows of log-probabilities against labels, an
+// ATen or an ONNX op.
 bool is_loss(const ir::Node& node);
 bool has_count(const ir::Node& loss);
 struct LossCall {
@@ -22,31 +22,32 @@ struct LossCall {
 };
 LossCall decode_loss(const ir::Node& loss);
 
-// A short float in float32 or the other way: regions do not round in between either.
+// Whether the node casts bfloat16 or float16 to float32 or back. Regions do not round in between
+// either.
 bool is_cast(const ir::Node& node);
-// Whether rows go through it as they are.
+// Whether the rows of its input come out unchanged.
 bool keeps_rows(const ir::Node& node);
 
-// What a slice cuts off an axis that is not the last one.
+// How many elements a slice cuts off at the two ends of an axis that is not the last.
 struct Cut {
   size_t axis;
   int64_t before, after;
 };
 std::optional<Cut> cut_of(const ir::Node& node);
-// The gradient of what `slice` cuts: zeros where nothing has come through.
+// Whether the node is the gradient of `slice`, with zeros for what was cut off.
 bool is_gradient_of_cut(const ir::Node& node, const ir::Node& slice);
 
-// A product with a number that is known, of any type.
+// A product of a tensor of any dtype and a constant number.
 std::optional<attention::Multiple> scaled(const ir::Node& node);
-// Where a node on the way from the product to the loss reads the logits.
+// Which input of a node between the product and the loss has the logits.
 size_t slot_of_logits(const ir::Node& node);
 
 bool lies_by_rows(const ir::Value& value);
-// What the rows of a matrix were before they were viewed as such.
+// The value before it was viewed as rows of a matrix.
 const ir::Value* rows_of(const ir::Value* value);
-// Whether one matrix is the other one turned over.
+// Whether one matrix is the transpose of the other.
 bool is_turned(const ir::Value* value, const ir::Value* other);
-// Weights of classes as they stand beside rows of logits.
+// Whether a value is the class weights broadcast beside rows of logits.
 bool is_row_of(const ir::Value* value, const ir::Value* weights);
 
 }  // namespace torch_ort::passes::losses

@@ -1,5 +1,5 @@
-// Which values share memory, and who else may read or write it: what a rewrite must not change,
-// because the caller sees it.
+// Which values share memory, and who else may read or write it. Rewrites must not change what the
+// caller sees.
 #pragma once
 
 #include "ir/graph.h"
@@ -12,15 +12,15 @@ class SharedMemory {
  public:
   explicit SharedMemory(const ir::Graph& graph);
 
-  // The value whose memory `value` looks at.
+  // The value whose memory `value` is a view of.
   static const ir::Value* root(const ir::Value* value);
-  // A node writes into the memory of `value`.
+  // Whether a node writes into the memory of `value`.
   bool is_written(const ir::Value* value) const { return written_.contains(root(value)); }
-  // The memory of `value` is handed to the caller, who may write into it before the backward half
-  // runs.
+  // Whether the memory of `value` is returned to the caller, who may write into it before the
+  // backward half runs.
   bool leaves(const ir::Value* value) const { return leaving_.contains(root(value)); }
-  // The memory belongs to the caller from the start: a graph input, a parameter, a gradient that
-  // comes back at the border.
+  // Whether the memory belongs to the caller from the beginning: that of a graph input, a
+  // parameter, or a gradient that enters at the border.
   bool is_callers(const ir::Value* value) const;
   bool has_yield() const { return has_yield_; }
 

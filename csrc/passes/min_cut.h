@@ -1,5 +1,5 @@
-// The cheapest way to part a network: which nodes stay with the source when as little capacity as
-// possible leads from them to the others.
+// The minimum cut of a network: which nodes are on the side of the source when the capacity of the
+// arcs from there to the other side is least.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,8 @@
 
 namespace torch_ort::passes {
 
-// Flow by shortest augmenting paths in levels (Dinic, "Algorithm for solution of a problem of
-// maximum flow in networks with power estimation", 1970).
+// Finds the maximum flow by shortest augmenting paths in levels (Dinic, "Algorithm for solution of
+// a problem of maximum flow in networks with power estimation", 1970).
 class MinCut {
  public:
   static constexpr int kSource = 0, kSink = 1;
@@ -18,14 +18,15 @@ class MinCut {
   MinCut() : arcs_of_(2) {}
   int add_node();
   void add_arc(int from, int to, int64_t capacity);
-  // By node: whether it stands on the side of the sink. Of several cheapest cuts the one with the
+  // By node: whether it is on the side of the sink. Of several minimum cuts, the one with the
   // fewest nodes there.
   std::vector<bool> sink_side();
 
  private:
   struct Arc {
     int to;
-    int64_t left;  // capacity that no flow takes yet; its opposite is the arc next to it
+    // The remaining capacity. Arcs are stored in pairs: the reverse of an arc is next to it.
+    int64_t left;
   };
 
   bool find_levels();
@@ -34,7 +35,7 @@ class MinCut {
   std::vector<Arc> arcs_;
   std::vector<std::vector<int>> arcs_of_;  // by node
   std::vector<int> levels_;
-  std::vector<size_t> next_;  // by node: the first arc that may still lead on
+  std::vector<size_t> next_;  // by node: the first arc that may still lead to the sink
 };
 
 }  // namespace torch_ort::passes

@@ -1,4 +1,4 @@
-// What it takes to run a node, by the speeds of the machine.
+// Estimates the time of nodes from the speeds of the machine.
 #pragma once
 
 #include "ir/graph.h"
@@ -6,9 +6,9 @@
 
 namespace torch_ort::passes {
 
-// Microseconds that a node takes once more. `is_in_region`: it
-// runs between others of one region, and what it reads and makes does not come to memory. Where
-// sizes are symbols, in the call that was captured.
+// The microseconds that it takes to run a node again. `is_in_region`: the node runs inside of a
+// region, so its inputs and results are not moved to and from memory. Where sizes are symbols,
+// those of the captured call are taken.
 double micros_of(const ir::Graph& graph, const ir::Node& node, bool is_in_region,
                  const Speeds& speeds);
 

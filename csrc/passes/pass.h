@@ -1,6 +1,6 @@
-// Rewrites of a graph. A pass is a free function; pipeline.cpp declares and lists them in order.
-// After a pass the graph computes the same values, and its inputs and outputs are the same ones,
-// but for outputs that lazy_logits is asked to leave to the caller.
+// Passes rewrite a graph. A pass is a free function; pipeline.cpp declares all passes and lists
+// them in order. After a pass the graph computes the same values for the same inputs and outputs.
+// Only lazy_logits changes what the graph returns, where it is asked to.
 #pragma once
 
 #include "ir/graph.h"
@@ -17,33 +17,38 @@
 
 namespace torch_ort::passes {
 
-// `run` gives the number of rewrites that it made, 0 when it runs a second time.
-// It may leave tombstones: who runs it sweeps the graph.
+// `run` returns the number of rewrites that it made, which is 0 if it runs a second time. It may
+// leave erased nodes; its caller sweeps the graph.
 struct Pass {
   const char* name;
   int (*run)(ir::Graph& graph);
-  bool is_needed = false;  // the engine runs no graph that has not seen it
-  // It writes what only the engine's own kernels read, or chooses layouts for them.
+  bool is_needed = false;  // the engine cannot run a graph without it
+  // It adds ops that only the engine's own kernels run, or chooses layouts for them.
   bool writes_engine_ops = false;
-  bool moves_border = false;  // it changes what crosses from the forward half to the backward one
-  // It makes regions, or writes in their language: without it operators run as PyTorch has them.
+  // It changes which values are saved for backward.
+  bool moves_border = false;
+  // It makes regions, or expresses ops in their language. Without it operators run as PyTorch's
+  // kernels.
   bool for_regions = false;
-  // A pass without which its work would be in vain: it does not run where that one does not.
+  // The name of a pass without which this one is of no use; it does not run if that one is
+  // disabled.
   const char* only_with = nullptr;
-  const char* not_with = nullptr;  // an option of torch_ort/options.py under which it does not run
+  // The name of an option in torch_ort/options.py under which it does not run.
+  const char* not_with = nullptr;
 };
 
 struct PipelineOptions {
-  std::vector<std::string> disabled;   // names of passes; other names are not ours
-  int64_t bisect = -1;                 // only that many rewrites happen; -1: all
-  int check = 0;                       // 1: verify at the ends; 2: after each pass
-  std::optional<Budget> budget;        // what recompute_to_budget keeps to; none: it does nothing
-  std::optional<Selection> selection;  // what it makes again by name; not beside a budget
-  BudgetReport* budget_report = nullptr;  // filled in by it
-  RowSources row_sources;                 // what row_sparsity goes by
-  // Where lazy_logits says what it has left out; nullptr: it does nothing.
+  std::vector<std::string> disabled;  // names of passes; other names are ignored
+  int64_t bisect = -1;                // the first so many rewrites happen; -1: all
+  int check = 0;                      // 1: verify at the ends; 2: after each pass
+  // The limit for recompute_to_budget, which does nothing without a budget or a selection.
+  std::optional<Budget> budget;
+  std::optional<Selection> selection;     // what it recomputes by name; not with a budget
+  BudgetReport* budget_report = nullptr;  // filled in by recompute_to_budget
+  RowSources row_sources;                 // what row_sparsity may use
+  // Where lazy_logits appends what it left out; nullptr: it does nothing.
   std::vector<LazyLogits>* lazy_logits = nullptr;
-  // Called after each pass that changed something, with "03_remove_dead".
+  // Called after each pass that changed the graph, with a name such as "03_remove_dead".
   std::function<void(const char* name, const ir::Graph& graph)> dump;
 };
 
@@ -55,23 +60,24 @@ struct PassReport {
 
 const std::vector<Pass>& pipeline();
 
-// Errors of a pass are raised again, with "pass <name>: " in front.
+// Runs the passes in order. An error of a pass is thrown again with "pass <name>: " in front of its
+// message.
 std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& options);
 
-// The needed passes alone: for a graph from a file, which is to run as it stands there.
+// Runs only the needed passes, for a graph from a file, which is not to be optimized.
 void run_needed(ir::Graph& graph);
 
-// Indices of a graph from a file, which may count from the end (count_from_end.cpp).
+// Rewrites indices that count from the end, in a graph from a file (count_from_end.cpp).
 int count_from_end(ir::Graph& graph);
 
-// One pass by its name. UserError if there is none.
+// Runs one pass. Throws UserError if there is none of that name.
 int run_pass(std::string_view name, ir::Graph& graph);
 
-// Asked by a pass before each rewrite: false once `bisect` of them have happened. What a pass
-// counts as its rewrites are those for which it has asked, so that their sum over the passes that
-// are not needed is where `bisect` ends.
+// A pass asks this before each rewrite. Returns false once `bisect` rewrites have happened. The
+// number of rewrites that a pass returns is the number of those for which it has asked, so that the
+// sum over the passes that are not needed is the range of `bisect`.
 bool may_rewrite();
-// Said by a pass that has asked and then found that it has nothing to rewrite.
+// A pass calls this if it has asked and then found nothing to rewrite.
 void did_not_rewrite();
 
 }  // namespace torch_ort::passes

@@ -1,14 +1,14 @@
-// Which results of the forward half are made again in the backward half, so that a step holds no
-// more than a budget and takes as little longer as possible. Plain numbers of a graph; who writes
-// the nodes is recompute_to_budget.cpp.
+// Chooses which results of the forward half the backward half recomputes, so that a training step
+// stays within a memory budget at the least additional time. This file only plans;
+// recompute_to_budget.cpp writes the nodes.
 //
-// A minimum cut gives the cheapest choice for a price of a byte that is held; the price is searched
-// for. Two things a cut does not see. A chain that is made again goes back to what it is made of:
-// from the first layer on, it would bring all at once what has been saved. So the forward half is
-// parted at places where little crosses, and what crosses these is never made again; several ways
-// of parting are tried. And what is made again lives until its last reader, beside what is still
-// held: every choice is followed through the backward half, and the most that lives at one time is
-// what is held against the budget.
+// For a given price of a saved byte a minimum cut finds the cheapest choice, and the price is
+// searched for. A cut does not see two things. First, a chain that is recomputed goes back to its
+// saved inputs: from the first layer on, it would bring back at once all the memory that was saved.
+// So the forward half is divided at places where little crosses, and what crosses there is never
+// recomputed; several divisions are tried. Second, a recomputed value is live until its last
+// reader, beside values that are still saved. So each choice is followed through the backward half,
+// and its peak is compared with the budget.
 #pragma once
 
 #include "ir/graph.h"
@@ -19,11 +19,13 @@
 
 namespace torch_ort::passes {
 
+// One node of the forward half that is recomputed.
 struct Again {
-  ir::Node* node;  // of the forward half
-  ir::Node*
-      before;  // of the backward half: the first that reads what is made, or what is made of it
-  int segment = 0;  // what is made again for the same part of the forward half
+  ir::Node* node;
+  // The node of the backward half before which it is recomputed: the first that reads its result,
+  // or anything that is recomputed from it.
+  ir::Node* before;
+  int segment = 0;  // the part of the forward half that it belongs to
 };
 
 struct RecomputePlan {
@@ -31,10 +33,12 @@ struct RecomputePlan {
   BudgetReport report;
 };
 
-// Changes nothing. UserError with the least possible bytes if no choice keeps to the budget.
+// Plans for a budget; does not change the graph. Throws UserError, with the least possible bytes,
+// if no choice stays within the budget.
 RecomputePlan plan_recompute(ir::Graph& graph, const Budget& budget);
 
-// By name, whatever it saves. What cannot run again, or needs what nobody holds, is made once.
+// Plans what is selected by name, whatever that saves. Nodes that cannot run again, or need a value
+// that is not available, are not recomputed.
 RecomputePlan plan_recompute(ir::Graph& graph, const Selection& selection,
                              const Clusters& clusters);
 

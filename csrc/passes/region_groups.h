@@ -1,4 +1,4 @@
-// What fuse_regions would make a region of, for passes that weigh what a region costs.
+// The groups of nodes of which fuse_regions would make regions, for passes that estimate costs.
 #pragma once
 
 #include "region/spaces.h"
@@ -8,14 +8,14 @@
 
 namespace torch_ort::passes {
 
-// Beyond these a tile no longer fits into the first cache, or a region into a reader's head.
+// Limits for one region. Beyond them the values of a tile no longer fit into the first-level cache.
 constexpr size_t kMaxNodes = 96;
 constexpr size_t kMaxInputs = 32;
-// Node::checkpoint of a node that no checkpoint has tagged. Below it stand nodes that a memory budget
-// has run again: those of one number may be joined, with each other alone.
+// Node::checkpoint of a node that is in no checkpoint. Lower numbers are for nodes that a memory
+// budget recomputes: such nodes are only fused with nodes of the same number.
 constexpr int kNoCheckpoint = -1;
 
-// That of the first value which is not on the host; the host if all are there.
+// The device on which regions run: that of the first value that is not on the host, or the host.
 ir::Device device_of_regions(const ir::Graph& graph);
 
 struct RegionGroup {
@@ -23,7 +23,7 @@ struct RegionGroup {
   ir::Dim elements, columns;
 };
 
-// Changes nothing.
+// Does not change the graph.
 std::vector<RegionGroup> region_groups(ir::Graph& graph);
 
 }  // namespace torch_ort::passes

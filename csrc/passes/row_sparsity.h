@@ -1,27 +1,27 @@
-// Rows that nobody reads are not computed.
+// Leaves out the computation of rows that nobody reads.
 //
-// The values of a model of sequences have rows: one for each place of each sequence. Some rows of a
-// value are read by nobody (what stands behind an ignored label, a padded key, a slice), and some
-// of a gradient are zeros for the same reasons. Which rows these are is told by data, in each call,
-// before the first of them is computed.
+// The values of a sequence model have a row for each position of each sequence. Some rows of a
+// value are read by nobody: those with an ignored label, those of padded keys, those that a slice
+// leaves out. Some rows of a gradient are zero for the same reasons. Data decides which rows these
+// are, in each call, before the first of them is computed.
 //
 //   tokens -> embedding -> block -> block -> x[:, 0] -> loss
 //                            \ mask: keys behind the end of a sequence are hidden
 //
-// Tensors keep their shapes and their places. A node that has a list of rows (torch_ort.Rows)
-// computes those alone, and leaves the others of its results as they are in memory. So a new list
-// asks for no other plan, and a list of all rows costs nothing.
+// Tensors keep their shapes and addresses. A node that has a list of rows (torch_ort.Rows) computes
+// only those rows and does not write the others. So a new list needs no new plan, and with a list
+// of all rows a kernel runs as it does without one.
 //
-// Two sets belong to each value with rows:
-//   nonzero  rows outside of it are zeros by what the graph says: the way of gradients, forward
-//            through the nodes
-//   needed   rows that some reader reads: backward through the nodes
-// A node computes the rows that are both. Rows that are needed and lie outside of it are zeros, and
-// are written so where somebody reads them (torch_ort.ZeroRows).
+// Each value with rows has two sets:
+//   nonzero  Rows outside of it are known to be zero. It is propagated forward through the nodes,
+//            which is the direction of gradients.
+//   needed   Rows that some reader reads. It is propagated backward through the nodes.
+// A node computes the rows that are in both sets. Rows that are needed but not in `nonzero` are
+// zero, and are written as zeros where somebody reads them (torch_ort.ZeroRows).
 //
-// Sets are unions of atoms, of which each is told by a tensor of the graph, or by a place in each
-// sequence. Where the union of two sets, or what both have in common, is no such union, a larger
-// one stands for it: it is always right to compute more rows.
+// A set is a union of atoms. Each atom is defined by a tensor of the graph, or by a position in
+// each sequence. If a union or an intersection of two sets cannot be expressed so, a larger set
+// replaces it: it is always correct to compute more rows.
 #pragma once
 
 #include "ir/graph.h"
@@ -30,13 +30,13 @@
 
 namespace torch_ort::passes {
 
-// What may tell rows; places, as of x[:, 0], always may.
+// What may define atoms. Positions, as in x[:, 0], always may.
 struct RowSources {
-  bool labels = true;   // those of losses that ignore one
+  bool labels = true;   // labels of losses that have an ignored label
   bool padding = true;  // keys that masks hide
 };
 
-// In force on this thread while it lives.
+// Sets what row_sparsity uses on this thread, during its lifetime.
 class RowSourcesInForce {
  public:
   explicit RowSourcesInForce(RowSources sources);
@@ -44,7 +44,7 @@ class RowSourcesInForce {
   RowSourcesInForce(const RowSourcesInForce&) = delete;
   RowSourcesInForce& operator=(const RowSourcesInForce&) = delete;
 
-  static RowSources sources();  // all of them where none are in force
+  static RowSources sources();  // all, if none were set
 
  private:
   RowSources before_;
@@ -61,15 +61,15 @@ class RowSet {
   uint64_t atoms() const { return atoms_; }
   bool is_closed() const { return is_closed_; }
 
-  // With all rows of a sequence before the last one that is in it.
+  // The set with all rows of a sequence before the last one that is in it.
   RowSet closed() const { return is_all_ || is_none() ? *this : RowSet(false, atoms_, true); }
   bool contains(const RowSet& other) const;
   bool operator==(const RowSet& other) const = default;
   auto operator<=>(const RowSet& other) const = default;
 
   friend RowSet unite(const RowSet& a, const RowSet& b);
-  // What contains all rows that both have, and is no larger than either of them where one contains
-  // the other.
+  // A set that contains all rows that are in both. If one of the two contains the other, it is the
+  // smaller one.
   friend RowSet intersect(const RowSet& a, const RowSet& b);
 
  private:
@@ -81,10 +81,10 @@ class RowSet {
   uint64_t atoms_ = 0;
 };
 
-// For a graph that has been through the pass, and whose backward half has since been cut down to
-// what the gradients of some outputs reach: fewer rows of that half may count now. Where logits
-// leave a model beside its loss and get no gradient, those without a label do not. Values of the
-// forward half stay the same ones. False if it has changed nothing.
+// Runs the pass again on a graph whose backward half has been cut down to what the gradients of
+// some outputs reach. Then fewer rows of that half may be needed: if logits are returned beside a
+// loss but get no gradient, rows without a label are not. Values of the forward half stay the same.
+// Returns false if nothing changed.
 bool row_sparsity_again(ir::Graph& graph);
 
 }  // namespace torch_ort::passes

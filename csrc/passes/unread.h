@@ -1,4 +1,4 @@
-// Nodes that a rewrite has left without a reader.
+// Erases nodes that a rewrite has left without readers.
 #pragma once
 
 #include "ir/graph.h"
@@ -7,7 +7,8 @@
 
 namespace torch_ort::passes {
 
-// Erases those of `nodes` that nothing reads any more; a node goes after its readers.
+// Erases those of `nodes` whose results nothing reads. Readers are erased before the nodes that
+// they read.
 void erase_unread(ir::Graph& graph, const std::vector<ir::Node*>& nodes);
 
 }  // namespace torch_ort::passes

@@ -1,4 +1,4 @@
-// One function per room that Python sees; each stands in its bind_<room>.cpp.
+// The pybind11 bindings: one function for each room that Python sees, in bind_<room>.cpp.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -7,10 +7,11 @@
 
 namespace torch_ort::python {
 
-// Sets Python's error to one of ours that has been thrown; false if it is another's.
+// Sets Python's error from an exception of the engine. Returns false if the exception is another
+// one.
 bool set_error_of_ours(std::exception_ptr thrown);
 
-// Throws the same as Python's error, with an attribute that says that nothing has run yet.
+// Throws the exception as a Python error, with an attribute that says that no step has run.
 [[noreturn]] void raise_as_not_begun(std::exception_ptr thrown);
 
 void bind_errors(pybind11::module_& module);

@@ -1,8 +1,9 @@
-// Whether a graph captured from a module serves a call of it, and what the graph then takes.
+// The guards of a graph captured from a module: whether it is valid for a call, and what inputs the
+// graph then gets.
 //
-// A capture holds for calls that look like the one it was made from: arguments of the same
-// structure, the same parameters, the same values of what was read from the module's attributes,
-// the same modes of PyTorch. Sizes are not compared here.
+// A capture is valid for calls that look like the captured one: arguments of the same structure,
+// the same parameters, the same values of the attributes that were read, and the same modes of
+// PyTorch. Sizes are not compared here.
 #pragma once
 
 #include "python/script_object.h"
@@ -16,7 +17,7 @@
 
 namespace torch_ort::python {
 
-// Modes of PyTorch that decide what operators do, or which are called.
+// The modes of PyTorch that influence which operators run and what they compute.
 struct Modes {
   bool grad;
   bool inference;
@@ -45,12 +46,12 @@ struct Expected {
   };
 
   Kind kind;
-  pybind11::object type;               // of all with parts
-  pybind11::object value;              // of constants
-  std::vector<pybind11::object> keys;  // of mappings and attributes; of a mapping in their order
+  pybind11::object type;               // for kinds with parts
+  pybind11::object value;              // for constants
+  std::vector<pybind11::object> keys;  // for mappings, in their order, and for attributes
   std::vector<Expected> parts;
-  at::ScalarType dtype = at::kFloat;  // of tensors and floats
-  // From here on: of tensors.
+  at::ScalarType dtype = at::kFloat;  // for tensors and floats
+  // The fields below are for tensors.
   at::Device device = at::kCPU;
   int64_t num_dims = 0;
   bool requires_grad = false;
@@ -59,37 +60,39 @@ struct Expected {
 
 class CallGuard {
  public:
-  // `inputs` describes (args, kwargs) as torch_ort.guards.structure does. `state` lists
-  // (dict or list, key, position): where each tensor of the module hangs, and which of the graph's
-  // it is. `reads` lists (dict, key, how, value, words): what was read, how it is compared ("is",
-  // "equals", "absent", "items", or "size": of the container itself) and what it is called.
+  // `inputs` describes (args, kwargs) as torch_ort.guards.structure does. `state` lists (dict or
+  // list, key, position): where each tensor of the module is found, and its position among the
+  // graph's. `reads` lists (dict, key, how, value, words): what the capture read, how to compare it
+  // ("is", "equals", "absent", "items", or "size" for the container itself) and how messages name
+  // it.
   CallGuard(pybind11::handle inputs, const pybind11::list& state, const pybind11::list& reads);
 
-  // The graph's arguments: integers and sizes of tensors, the module's tensors, the call's tensors.
-  // None if the graph is for other calls.
+  // The graph's arguments, if the graph is valid for the call: integers and sizes of tensors, the
+  // tensors of the module, the tensors of the call. None if it is not.
   pybind11::object match(const pybind11::tuple& args, const pybind11::dict& kwargs) const;
 
-  // The tensors of a call that fits, as they were given: those that are not dense are no copies.
+  // The tensors of a call for which the graph is valid, as they were passed: tensors that are not
+  // dense are not copied.
   pybind11::list tensors(const pybind11::tuple& args, const pybind11::dict& kwargs) const;
 
-  // What keeps the graph from serving a call, in words; empty if nothing does.
+  // Why the graph is not valid for a call, in words; empty if it is.
   std::string mismatch(const pybind11::tuple& args, const pybind11::dict& kwargs) const;
 
-  // For Python's collector of cycles: what is read hangs at modules, which may hold the graph. What
-  // it calls returns 0, or stops the walk.
+  // For Python's garbage collector: the values that were read belong to modules, which may hold the
+  // graph. Returns 0, or the result of `visit` that ended the walk.
   int visit_objects(visitproc visit, void* argument) const;
   void clear();
 
  private:
-  // Where a value hangs: in a dict, a list, a cell of a closure, or an object of TorchScript.
+  // Where a value is found: in a dict, a list, the cell of a closure, or an object of TorchScript.
   struct Place {
     pybind11::object container, key;
     std::optional<ScriptObject> script;
     size_t slot = 0;              // in `script`
-    std::optional<size_t> index;  // in the list there
+    std::optional<size_t> index;  // the index in the list at `slot`
 
     Place(pybind11::object container, pybind11::object key);
-    // Null where there is none.
+    // Returns a null object if there is none.
     pybind11::object item() const;
   };
   struct Slot {
@@ -108,7 +111,7 @@ class CallGuard {
     Place place;
     How how;
     pybind11::object value;
-    std::optional<ScriptObject> object;  // `value`, if it is one
+    std::optional<ScriptObject> object;  // `value`, if it is a TorchScript object
     std::vector<pybind11::object> items;
     Py_ssize_t size = 0;
     std::string words;

@@ -1,4 +1,4 @@
-// The flat inputs of one call of a graph, for running the call again in eager PyTorch.
+// The flat inputs of one call of a graph, kept so that the call can be run again in eager PyTorch.
 #pragma once
 
 #include "run/companion.h"
@@ -13,23 +13,23 @@
 
 namespace torch_ort::python {
 
-// Tensors live as long as others hold them, and no longer: nothing is kept in memory for a second
-// derivative that nobody asks for. Those without dims, which may be made for the call, are held.
+// Holds weak references to the tensors, so that no memory is kept for a second derivative that
+// nobody asks for. 0-d tensors, which may have been made for the call, are held.
 class CallInputs : public run::Companion {
  public:
   explicit CallInputs(const pybind11::tuple& flat);
 
-  // The inputs as they were given, or None if one is gone, or was written into since. `saved` has
-  // what autograd has saved of them, by position.
+  // The inputs as they were passed, or None if one has been freed or written into since. `saved`
+  // has, by position, those that autograd saved.
   pybind11::object take(const std::unordered_map<size_t, at::Tensor>& saved) const;
 
  private:
   struct Input {
     c10::WeakIValue value;
-    int64_t version = -1;  // of a tensor
+    int64_t version = -1;  // for a tensor
   };
 
-  bool is_complete_ = true;  // all are tensors, numbers and None
+  bool is_complete_ = true;  // all inputs are tensors, numbers or None
   std::vector<Input> inputs_;
   std::vector<at::Tensor> held_;
 };

@@ -1,4 +1,4 @@
-// An object of TorchScript, a module most often, as a mapping from attributes to live values.
+// An object of TorchScript, most often a module, as a mapping from attribute names to live values.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,13 +11,13 @@
 
 namespace torch_ort::python {
 
-// Tensors are the very ones of the object, objects are ScriptObjects, containers are copies.
+// Tensors are returned as they are in the object, objects as ScriptObjects, containers as copies.
 class ScriptObject {
  public:
   explicit ScriptObject(c10::intrusive_ptr<c10::ivalue::Object> object)
       : object_(std::move(object)) {}
 
-  // From torch's own wrapper; raises InternalError for anything else.
+  // Unwraps torch's Python object. Throws InternalError for anything else.
   static ScriptObject of(pybind11::handle wrapper);
 
   const c10::intrusive_ptr<c10::ivalue::Object>& object() const { return object_; }
@@ -25,10 +25,11 @@ class ScriptObject {
   std::optional<size_t> slot(const std::string& name) const;
   pybind11::object at(size_t slot) const;
   bool holds(size_t slot, const ScriptObject& other) const;
-  // Raises UserError for a value of another type.
+  // Throws UserError for a value of another type.
   void set(const std::string& name, pybind11::handle value);
 
-  // Tensors in an attribute that is a list: null where there is none, InternalError in `set_part`.
+  // The tensors in an attribute that is a list. part() returns a null object if there is none at
+  // `index`; set_part() throws InternalError.
   size_t num_tensors(size_t slot) const;
   pybind11::object part(size_t slot, size_t index) const;
   void set_part(const std::string& name, size_t index, const at::Tensor& value);
@@ -37,7 +38,7 @@ class ScriptObject {
   c10::intrusive_ptr<c10::ivalue::Object> object_;
 };
 
-// What TorchScript holds, as Python sees it here.
+// Converts a value of TorchScript to the Python object described above.
 pybind11::object script_value(const c10::IValue& value);
 
 }  // namespace torch_ort::python

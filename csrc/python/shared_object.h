@@ -1,4 +1,4 @@
-// Python objects held by what knows nothing of Python.
+// Python objects that C++ code without knowledge of Python holds.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -8,10 +8,11 @@
 
 namespace torch_ort::python {
 
-// An object that may be let go of by any thread, without the GIL.
+// Returns a pointer that any thread may release, with or without the GIL.
 inline std::shared_ptr<pybind11::object> shared_object(pybind11::object object) {
   return {new pybind11::object(std::move(object)), [](pybind11::object* held) {
-            if (Py_IsInitialized() == 0) return;  // leaked: the interpreter is gone
+            // After the interpreter has ended the object is leaked.
+            if (Py_IsInitialized() == 0) return;
             const pybind11::gil_scoped_acquire gil;
             delete held;
           }};

@@ -1,4 +1,5 @@
-// Errors that cross from C++ into Python: ours keep their type, torch's become what eager raises.
+// Errors that cross from C++ into Python. The engine's keep their types; torch's become what eager
+// PyTorch raises.
 #pragma once
 
 #include "base/error.h"
@@ -13,7 +14,7 @@
 
 namespace torch_ort::python {
 
-// Runs what may throw torch's errors under a binding.
+// Runs a function that may throw torch's errors, inside of a binding.
 template <typename Function>
 auto with_torch_errors(Function&& function) {
   try {
@@ -29,8 +30,8 @@ auto with_torch_errors(Function&& function) {
   }
 }
 
-// Runs a call of a session under a binding. An error from before the first step says so, in its
-// attribute `torch_ort_nothing_ran`.
+// Runs a call of a session inside of a binding. An error from before the first step is marked by
+// its attribute `torch_ort_nothing_ran`.
 template <typename Function>
 auto with_errors_of_calls(Function&& function) {
   const run::CallWatch watch;
