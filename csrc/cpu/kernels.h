@@ -1,6 +1,6 @@
-// The instruction set of tile programs: short loops over numbers that stand in a row of memory.
-// Built once per instruction set of the processor (kernels_<isa>.cpp), picked when the process
-// first needs one.
+// The kernels of which tile programs consist: loops over contiguous numbers. They are compiled once
+// for each instruction set (kernels_<isa>.cpp); the process chooses one when it first needs a
+// kernel.
 #pragma once
 
 #include "ir/type.h"
@@ -14,23 +14,25 @@
 
 namespace torch_ort::cpu {
 
-// Truth values are the numbers 0 and 1.
+// The opcodes are the point-wise words. Truth values are the numbers 0 and 1.
 using Opcode = ops::Pointwise;
 constexpr size_t kNumOpcodes = static_cast<size_t>(Opcode::kCount);
 
-// Operands that are one number, as bits: 1 for the first, 2 for the second, 4 for the third.
+// A variant of a kernel is chosen by which operands are a single number, as bits: 1 for the first,
+// 2 for the second, 4 for the third.
 constexpr size_t kNumVariants = 8;
-constexpr size_t kNumDTypes = 17;  // the numbers of ir::DType
+constexpr size_t kNumDTypes = 17;  // as many as ir::DType has
 
-// c <- start + a * b. a: m x k, element (i, p) at a[i * a_row + p * a_column], or packed: panels of
-// Kernels::product_rows rows. b: panels of `width` columns and k rows, b_panel apart, whose rows
-// are b_row apart. c: m rows of `columns` numbers; the last panel may be wider than what is left of
-// them. `width` is Kernels::panel_width or half of it.
+// The product c <- start + a * b. `a` is m x k: its element (i, p) is a[i * a_row + p * a_column],
+// or it is packed in panels of Kernels::product_rows rows. `b` has panels of `width` columns and k
+// rows; panels are b_panel apart and their rows b_row. `c` has m rows of `columns` numbers, of
+// which the last panel may have fewer than `width`. `width` is Kernels::panel_width or half of it.
 template <typename T>
 struct PanelProduct {
   T* c;
   int64_t c_row;
-  const T* start = nullptr;  // rows of numbers as those of c, which it may be; nullptr: zeros
+  // Rows like those of c, and may be c itself; nullptr: zeros.
+  const T* start = nullptr;
   int64_t start_row = 0;
   const T* a;
   int64_t a_row = 0, a_column = 0;
@@ -39,9 +41,9 @@ struct PanelProduct {
   int64_t b_row, b_panel, width, num_panels, columns, m, k;
 };
 
-// A panel of a factor: for each of `steps` steps of the sum `width` numbers side by side, of which
-// number j of step p comes from from[j * across + p * along]. Those from `count` on are zeros.
-// `width` is Kernels::product_rows, Kernels::panel_width or half of it.
+// Packs a panel of a factor: for each of `steps` steps of the sum, `width` contiguous numbers.
+// Number j of step p is from[j * across + p * along]; numbers from `count` on are zero. `width` is
+// Kernels::product_rows, Kernels::panel_width or half of the latter.
 template <typename T>
 struct Packing {
   T* to;
@@ -50,8 +52,8 @@ struct Packing {
   int64_t across, along, count;
 };
 
-// The same for pairs of bfloat16 (as bits): step p has numbers 2 * p and 2 * p + 1, of `numbers`.
-// What is missing to the last pair is zero.
+// As Packing, for pairs of bfloat16 numbers, given as their bits: step p has the numbers 2 * p and
+// 2 * p + 1 of `numbers`. The last pair is filled up with zero.
 struct PairPacking {
   float* to;
   int64_t width, numbers;
@@ -59,19 +61,20 @@ struct PairPacking {
   int64_t across, along, count;
 };
 
-// Sums of products of numbers that stay in registers, so many at once that only the number of
-// multiplying units limits them: as fast as any product can be.
+// A loop of multiplications and additions on registers alone, with so many independent sums that
+// only the processor's multiplying units limit it. No product of matrices can be faster.
 struct RegisterLoop {
-  double (*run)(int64_t rounds) = nullptr;  // gives the sum of the sums
-  int64_t operations = 0;                   // multiplications and additions of a round
+  double (*run)(int64_t rounds) = nullptr;  // returns the sum of all sums
+  int64_t operations = 0;                   // multiplications and additions in a round
 };
 
-// What one step of an optimizer does to a parameter p with the gradient g, the running mean m of
-// the gradient, and v of its square. SGD is that of torch.optim.
+// What one step of an optimizer does to a parameter p with its gradient g, the running mean m of
+// the gradient, and the running mean v of its square. SGD is that of torch.optim.
 struct SgdRule {
   double lr = 0, momentum = 0, dampening = 0, weight_decay = 0;
   bool nesterov = false, maximize = false;
-  bool is_first = false;  // the gradient becomes the momentum buffer, whatever that holds
+  // The first step, in which the gradient becomes the momentum buffer.
+  bool is_first = false;
 };
 // g <- gradient_factor g + weight_decay p;  m <- beta1 m + (1 - beta1) g;
 // v <- beta2 v + (1 - beta2) g^2;  p <- keep p - step_size m / (sqrt(v) inverse_correction + eps)
@@ -79,12 +82,12 @@ struct AdamRule {
   double step_size = 0, inverse_correction = 1;
   double beta1 = 0, beta2 = 0, eps = 0;
   double weight_decay = 0, keep = 1;
-  double gradient_factor = 1;  // takes back a scale, clips; below 0 it maximizes
+  // Undoes the loss scale and clips; negative: it maximizes.
+  double gradient_factor = 1;
 };
-// LAMB (You et al., "Large batch optimization for deep learning", 2020). m and v as above, then
-// r = mean_correction m / (sqrt(v) inverse_correction + eps) + weight_decay p;
-// p <- p - lr |p| / |r| r, where the ratio of norms stays within its limits, and is 1 if one of
-// them is 0.
+// LAMB (You et al., "Large batch optimization for deep learning", 2020). m and v as above, then r =
+// mean_correction m / (sqrt(v) inverse_correction + eps) + weight_decay p;  p <- p - lr |p| / |r|
+// r, where the ratio of norms is clamped to its limits, and is 1 if a norm is 0.
 struct LambRule {
   double lr = 0, mean_correction = 1, inverse_correction = 1;
   double beta1 = 0, beta2 = 0, eps = 0;
@@ -93,57 +96,59 @@ struct LambRule {
   double gradient_factor = 1;
 };
 
-// Numbers of a tensor in memory: `count` runs of `n`, with strides in elements. Registers hold them
-// one behind the other.
+// Which numbers of a tensor to load or store: `count` runs of `n` numbers, `distance` apart;
+// strides are in elements. The buffer of the program holds them contiguously.
 struct Runs {
   int64_t n, stride = 1;
   int64_t count = 1, distance = 0;
 };
 
-// Each kernel reads and writes `n` numbers. `d` may be an operand, but may not overlap one
-// otherwise.
+// The kernels of one instruction set. Each processes `n` numbers. Its result `d` may be one of its
+// operands, but must not overlap one otherwise.
 template <typename T>
 struct Kernels {
   using Elementwise = void (*)(T* d, const T* a, const T* b, const T* c, int64_t n);
   using Load = void (*)(T* d, const void* source, const Runs& runs);
   using Store = void (*)(void* target, const T* a, const Runs& runs);
 
-  // A missing variant is nullptr.
+  // By opcode and variant; nullptr if the word has no such variant.
   std::array<std::array<Elementwise, kNumVariants>, kNumOpcodes> elementwise{};
-  // `a`: rows of n numbers, one behind the other.
+  // `a` has contiguous rows of n numbers.
   using Rows = void (*)(T* d, const T* a, int64_t rows, int64_t n);
   Rows sum_rows = nullptr;  // d[r] += sum of row r
-  Rows max_rows = nullptr;  // d[r] = the largest of d[r] and row r; NaN if there is one
+  Rows max_rows = nullptr;  // d[r] = max of d[r] and row r; NaN if there is one
   Rows min_rows = nullptr;
   Rows add_rows = nullptr;  // d += each row
-  // d = exp(a - shift), within two units in the last place; returns the sum.
+  // d = exp(a - shift), with an error of at most two units in the last place. Returns the sum.
   T (*exp_row)(T* d, const T* a, T shift, int64_t n) = nullptr;
   void (*multiply)(const PanelProduct<T>& product) = nullptr;
   void (*pack)(const Packing<T>& packing) = nullptr;
   int64_t panel_width = 0, product_rows = 0;
   RegisterLoop peak;
-  Rows expand_rows = nullptr;  // d: rows of n numbers, row r full of a[r]
-  // d[i] = 1 with the probability `keep`, else 0: a function of the other arguments and of the
-  // place `begin` + i alone. Philox 4x32 with 10 rounds (Salmon et al., "Parallel random numbers:
-  // as easy as 1, 2, 3", 2011).
+  Rows expand_rows = nullptr;  // each number of row r of d becomes a[r]
+  // d[i] = 1 with probability `keep`, else 0. It is a function of the other arguments and of the
+  // position `begin` + i alone: Philox 4x32 with 10 rounds (Salmon et al., "Parallel random
+  // numbers: as easy as 1, 2, 3", 2011).
   void (*random_mask)(T* d, uint64_t seed, uint64_t stream, int64_t begin, int64_t n,
                       double keep) = nullptr;
-  // Over n numbers. Without momentum there is no buffer, without amsgrad no largest square.
+  // Optimizer steps over n numbers. `buffer` is nullptr without momentum, `largest` without
+  // amsgrad.
   void (*sgd)(T* parameter, const T* gradient, T* buffer, int64_t n, const SgdRule& rule) = nullptr;
   void (*adam)(T* parameter, const T* gradient, T* mean, T* square, T* largest, int64_t n,
                const AdamRule& rule) = nullptr;
-  // Computes r of LAMB; without a gradient from the means as they are.
+  // Computes r of LAMB. If `gradient` is nullptr the means are not updated.
   void (*lamb)(T* direction, const T* parameter, const T* gradient, T* mean, T* square, int64_t n,
                const LambRule& rule) = nullptr;
-  // In float64: of float32 it is finite exactly if all numbers are, and the same on all processors.
+  // Sums in float64. For float32 the result is finite exactly if all numbers are, and the same on
+  // all processors.
   double (*sum_squares)(const T* a, int64_t n) = nullptr;
-  // By ir::DType, which memory holds; nullptr where it is no number.
+  // By the ir::DType of the memory; nullptr for a dtype that is not a number.
   std::array<Load, kNumDTypes> load{};
   std::array<Store, kNumDTypes> store{};
 };
 
-// Products of bfloat16, summed in float32: a step of the sums takes two numbers of each factor, a
-// pair in the place of one number of float32.
+// Products of bfloat16, summed in float32. A step of the sums takes a pair of numbers of each
+// factor, which has the size of one float32.
 struct PairKernels {
   void (*multiply)(const PanelProduct<float>& product) = nullptr;
   void (*pack)(const PairPacking& packing) = nullptr;
@@ -152,17 +157,18 @@ struct PairKernels {
 
 enum class Isa : uint8_t { kPortable, kAvx2, kAvx512 };
 
-// The widest that this processor runs.
+// The widest instruction set that the processor has.
 Isa best_isa();
-// "portable", "avx2", "avx512"; UserError on another name, or if the processor lacks it.
+// From "portable", "avx2" or "avx512". Throws UserError on another name, and if the processor lacks
+// it.
 Isa isa_from_name(std::string_view name);
-Isa isa_or_best(std::string_view name);  // the widest if none is named
-std::vector<Isa> available_isas();       // that this processor runs, the widest last
+Isa isa_or_best(std::string_view name);  // best_isa() if the name is empty
+std::vector<Isa> available_isas();       // all that the processor has, the widest last
 const char* name(Isa isa);
-// nullptr where the instruction set, or this processor, does not multiply numbers of bfloat16.
+// nullptr if the instruction set, or this processor, has no products of bfloat16.
 const PairKernels* pair_kernels(Isa isa);
 
 template <typename T>
-const Kernels<T>& kernels(Isa isa);  // float and double
+const Kernels<T>& kernels(Isa isa);  // T is float or double
 
 }  // namespace torch_ort::cpu

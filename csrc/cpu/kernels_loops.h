@@ -1,6 +1,7 @@
-// The loops of kernels.h over ATen's vector types. Included once by each kernels_<isa>.cpp, which
-// is built for that instruction set: everything here has internal linkage, so that no other file
-// can end up with code that its processor does not run.
+// The loops of kernels.h, written with ATen's vector types. Each kernels_<isa>.cpp includes this
+// file once and is compiled for its instruction set. Everything here has internal linkage, so that
+// the linker cannot put code of one instruction set into another file, which might run on a
+// processor without it.
 #pragma once
 
 #include "cpu/kernels.h"
@@ -88,7 +89,7 @@ inline Vec<T> sigmoid(const Vec<T>& x) {
   return one<T>() / (one<T>() + x.neg().exp());
 }
 
-// A truth value as a mask that blendv takes.
+// A truth value as the mask that blendv expects.
 template <typename T>
 inline Vec<T> mask(const Vec<T>& truth) {
   return truth != Vec<T>(T(0));
@@ -104,8 +105,8 @@ constexpr double kSqrtTwoOverPi = 0.79788456080286535588;
 constexpr double kInverseSqrtTwoPi = 0.39894228040143267794;
 constexpr double kGeluCubic = 0.044715;
 
-// Near 0, where ATen's formula keeps no digits, an odd polynomial: Chebyshev's through erf(x) / x
-// in x * x, wrong by at most 3e-7 of the result.
+// ATen's formula loses all digits near 0. There this uses an odd polynomial, the Chebyshev
+// approximation of erf(x) / x in x * x, with a relative error of at most 3e-7.
 template <typename T>
 inline Vec<T> erf(const Vec<T>& x) {
   if constexpr (std::is_same_v<T, double>) return x.erf();
@@ -153,7 +154,7 @@ TORCH_ORT_UNARY(Reciprocal, one<T>() / x)
 TORCH_ORT_UNARY(Tanh, x.tanh())
 TORCH_ORT_UNARY(Erf, erf(x))
 TORCH_ORT_UNARY(Sigmoid, sigmoid(x))
-// Of two zeros the second operand stays: -0.0 does, as in PyTorch.
+// maximum returns the second of two equal zeros, so -0.0 is kept, as in PyTorch.
 TORCH_ORT_UNARY(Relu, at::vec::maximum(Vec<T>(T(0)), x))
 TORCH_ORT_UNARY(Floor, x.floor())
 TORCH_ORT_UNARY(Ceil, x.ceil())
@@ -169,7 +170,7 @@ TORCH_ORT_UNARY(Gelu, (x * normal_cdf(x)))
 TORCH_ORT_UNARY(GeluTanh, Vec<T>(T(0.5)) * x * (one<T>() + gelu_tanh_inner(x).tanh()))
 TORCH_ORT_UNARY(Silu, x / (one<T>() + x.neg().exp()))
 
-// To the nearest number that a short type holds.
+// Rounds to the nearest number of a 16-bit type.
 template <typename Short, typename T>
 inline Vec<T> rounded_to(const Vec<T>& x) {
   T numbers[Vec<T>::size()];
@@ -198,7 +199,7 @@ TORCH_ORT_BINARY(And, truth(x) * truth(y))
 TORCH_ORT_BINARY(Or, at::vec::maximum(truth(x), truth(y)))
 TORCH_ORT_BINARY(Xor, truth(x).ne(truth(y)))
 
-// x is the gradient of the result; y the input, or the result where that is simpler.
+// x is the gradient of the result; y is the input, or the result where that is simpler.
 TORCH_ORT_BINARY(GeluGrad, (x * (normal_cdf(y) + y * Vec<T>(T(kInverseSqrtTwoPi)) *
                                                      (Vec<T>(T(-0.5)) * y * y).exp())))
 template <typename T>
@@ -219,7 +220,7 @@ struct SiluGrad {
 TORCH_ORT_BINARY(TanhGrad, (x * (one<T>() - y * y)))
 TORCH_ORT_BINARY(SigmoidGrad, (x * (one<T>() - y) * y))
 
-// x times 1 or the slope, as PyTorch's kernels do: NaN is no number above 0.
+// x times 1 or the slope. NaN is not above 0 and so takes the slope, as in PyTorch.
 template <typename T>
 inline Vec<T> leaky(const Vec<T>& x, const Vec<T>& input, const Vec<T>& slope) {
   return x * Vec<T>::blendv(slope, one<T>(), input > Vec<T>(T(0)));
@@ -229,14 +230,14 @@ TORCH_ORT_TERNARY(LeakyReluGrad, leaky(x, y, z))
 
 TORCH_ORT_TERNARY(Where, Vec<T>::blendv(z, y, mask(x)))
 TORCH_ORT_TERNARY(MulAdd, at::vec::fmadd(x, y, z))
-// NaN in the input lets the gradient through, as PyTorch does.
+// The gradient passes where the input is NaN, as in PyTorch.
 TORCH_ORT_TERNARY(ThresholdGrad, Vec<T>::blendv(x, Vec<T>(T(0)), y <= z))
 
 #undef TORCH_ORT_UNARY
 #undef TORCH_ORT_BINARY
 #undef TORCH_ORT_TERNARY
 
-// Four partial results, so that a step does not wait for the one before it.
+// Uses four partial results, so that consecutive steps do not depend on each other.
 template <typename T, typename Combine>
 inline T reduce(const T* a, int64_t n, T start, Combine combine) {
   constexpr int64_t width = Vec<T>::size();
@@ -272,7 +273,7 @@ void min_rows(T* d, const T* a, int64_t rows, int64_t n) {
   for (int64_t r = 0; r < rows; ++r) d[r] = reduce(a + r * n, n, d[r], smaller);
 }
 
-// A few columns at a time stay in registers while all rows are added to them.
+// Keeps a few columns in registers while all rows are added to them.
 template <typename T>
 void add_rows(T* d, const T* a, int64_t rows, int64_t n) {
   constexpr int64_t width = Vec<T>::size();
@@ -302,7 +303,7 @@ void expand_rows(T* d, const T* a, int64_t rows, int64_t n) {
   }
 }
 
-// Fast, and NaN for NaN.
+// ATen's fast exp, which returns NaN for NaN here.
 template <typename T>
 inline Vec<T> fast_exp(const Vec<T>& x) {
   return Vec<T>::blendv(x.exp_u20(), x, x != x);
@@ -353,9 +354,10 @@ void sgd(T* parameter, const T* gradient, T* buffer, int64_t n, const SgdRule& r
   });
 }
 
-// A factor as the sum of two numbers with its sign. Where x changes little in each of many steps,
-// as running means and decayed parameters do, rounding the factor would add up: x * 0.999f is x *
-// 0.99900001. The first number is smaller than the factor, so that an infinite x stays infinite.
+// A factor as the sum of two numbers of its sign. Running means and decayed parameters change
+// little in each of many steps, so that the rounding error of the factor would accumulate: x *
+// 0.999f is x * 0.99900001. The first number is smaller than the factor, so that an infinite x
+// stays infinite.
 template <typename T>
 struct Factor {
   explicit Factor(double value) {
@@ -390,9 +392,8 @@ struct Means {
   Factor<T> beta2;
 };
 
-// Asks for memory that an optimizer's step comes to soon: four streams or more are too many for the
-// processor to foresee at each border of a page. Half a page ahead is best: 0.9 of the time
-// without.
+// Prefetches memory that an optimizer step reads soon. With four or more streams the processor does
+// not predict the next page of each. Half a page ahead was fastest: 0.9 of the time without.
 template <typename T, typename... Arrays>
 inline void fetch_ahead(int64_t i, const Arrays*... arrays) {
   constexpr int64_t kAhead = 2048 / sizeof(T);
@@ -473,8 +474,8 @@ double sum_squares(const T* a, int64_t n) {
   return sum;
 }
 
-// The sums come to 2. They begin with different numbers, none of them 2: compilers see what stays
-// as it is, and what is there twice.
+// The sums converge to 2. They start with different numbers, none of them 2, because a compiler
+// would otherwise see that a sum does not change or that two are equal.
 template <typename T>
 double multiply_and_add(int64_t rounds) {
   const Vector<T> half = Vector<T>{} + T(0.5), one = Vector<T>{} + T(1);
@@ -496,7 +497,7 @@ double multiply_and_add(int64_t rounds) {
 template <typename T>
 constexpr RegisterLoop kPeak = {multiply_and_add<T>, 2 * kRegisterSums * Register<T>::kWidth};
 
-// Short runs are copied here: a call of memcpy costs more than they do.
+// Copies short runs here, since a call of memcpy takes longer than the copy.
 template <typename T>
 inline void copy_run(T* to, const T* from, int64_t n) {
   constexpr int64_t width = Vec<T>::size(), kLong = 16 * width;
@@ -538,8 +539,8 @@ void store(void* target, const T* a, const Runs& runs) {
   }
 }
 
-// 64 numbers: 16 counters side by side, four numbers each. Element e of a stream is word e % 4 of
-// counter e / 4, on every instruction set and on CUDA (csrc/cuda/prelude.cuh).
+// Computes 64 random numbers: 16 counters in parallel, four numbers each. Element e of a stream is
+// word e % 4 of counter e / 4, on every instruction set and on CUDA (csrc/cuda/prelude.cuh).
 constexpr int kLanes = 16;
 constexpr int64_t kPhiloxBlock = 4 * kLanes;
 

@@ -1,4 +1,4 @@
-// What this machine can do at most, as measured: the limits that reports hold times against.
+// Measures the peak speeds of this machine, with which reports compare times.
 #pragma once
 
 #include "cpu/kernels.h"
@@ -7,16 +7,17 @@
 
 namespace torch_ort::cpu {
 
-// Floating-point operations a second that products in this dtype can come to: additions of products
-// of numbers that stay in registers, on `threads` threads of ATen's at once (0: all). The kernels
-// of this room compute float16 in float32, and so they do bfloat16 where the instruction set, or
-// the processor, has no products of bfloat16. UserError on dtypes that no kernel multiplies and on
-// more threads than ATen has. Takes some 0.03 s.
+// The floating-point operations a second that products in this dtype can reach: multiplications and
+// additions on registers alone, on `threads` threads of ATen at once (0: all). The kernels of this
+// room compute float16 in float32. They do the same with bfloat16 if the instruction set or the
+// processor has no products of bfloat16. Throws UserError on dtypes that no kernel multiplies, and
+// if there are not so many threads. Takes about 0.03 s.
 double peak_flops(ir::DType dtype, Isa isa, int threads);
 
-// Bytes a second, read and written, of copies from array to array that are `num_bytes` together,
-// each thread its part. What fits into the caches is copied there; far more than these hold is not
-// allocated, whatever `num_bytes` is. UserError as above. Takes some 0.07 s.
+// The bytes read and written a second when arrays of `num_bytes` in all are copied, each thread
+// copying its part. Arrays that fit into the caches are copied there. No more memory is allocated
+// than exceeds the caches by far, however large `num_bytes` is. Throws UserError as above. Takes
+// about 0.07 s.
 double copy_speed(int64_t num_bytes, int threads);
 
 }  // namespace torch_ort::cpu

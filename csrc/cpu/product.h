@@ -1,14 +1,14 @@
-// Products of matrices and of batches of them, and what is added to them.
+// Products of matrices and of batches of them, with an optional tensor that is added.
 //
-// Panels of the right factor are packed, and multiplied with the rows of the left one by the
+// Panels of the right factor are packed and multiplied with the rows of the left one by the
 // register kernel of product_loops.h (Goto and van de Geijn, "Anatomy of high-performance matrix
-// multiplication", 2008). A factor that the kernel can read where it lies is packed only where
-// that pays. Threads share the rows and the columns of the result. Each packs for itself, into
-// memory that it keeps and whose size does not grow with the product: a product of new sizes costs
-// nothing more than one of old sizes. A number of the result is summed in one order, whatever the
-// number of threads.
+// multiplication", 2008). A factor that the kernel can read in place is packed only if that pays.
+// Threads divide the rows and columns of the result among themselves. Each thread packs into memory
+// that it keeps, and whose size does not depend on the size of the product, so that products of new
+// sizes allocate nothing. Each number of the result is summed in one order, whatever the number of
+// threads.
 //
-// RowsProduct takes part of the rows alone, which a list names when it runs.
+// RowsProduct computes only those rows that a list names at run time.
 #pragma once
 
 #include "cpu/region.h"
@@ -18,22 +18,22 @@
 
 namespace torch_ort::cpu {
 
-// Whether there is a kernel for it: all operands are of one dtype of floats.
+// Whether make_product() has a kernel for all operands in one floating-point dtype.
 bool is_of_floats(const region::Product& product);
 
-// Whether the product is one for which the kernel here is faster than that of torch, as far as
-// types and sizes tell.
+// Whether the kernel here is expected to be faster than torch's, judged by dtypes and sizes.
 bool is_preferred(const region::Product& product, Isa isa);
 
-// The operands may also be any of float32, bfloat16 and float16, each its own.
-// InternalError on sizes that do not fit each other, Unsupported on other dtypes.
+// Compiles a product. The operands may also have different dtypes among float32, bfloat16 and
+// float16. Throws InternalError on sizes that do not match, and Unsupported on other dtypes.
 std::unique_ptr<const Kernel> make_product(const region::Product& product, Isa isa);
 
-// The same of listed rows, for matrices alone. `rows` is the last input: how many rows are listed,
-// and then their numbers, which increase; what stands behind these is not read. They are rows of a,
-// of the start if it has as many, and of the result, whose other rows are left as they are; with
-// `sums` columns of a and rows of b, of which no others are summed over. IndexError when it runs
-// with a list that does not increase or names rows that there are not.
+// As make_product(), for listed rows; for matrices, not for batches. `rows` is the last input: the
+// number of listed rows, followed by their indices in increasing order; numbers after these are not
+// read. The list selects rows of a, of the start if it has as many, and of the result, whose other
+// rows are not written. With `sums` it selects columns of a and rows of b, and the sums leave out
+// all others. When it runs, it throws IndexError on a list that does not increase or that names
+// rows which do not exist.
 std::unique_ptr<const Kernel> make_rows_product(const region::Product& product, const Layout& rows,
                                                 bool sums, Isa isa);
 

@@ -1,5 +1,5 @@
-// Products of packed matrices, a tile of the result in registers at a time. A part of
-// kernels_loops.h: everything here has internal linkage for the reason given there.
+// Products of packed matrices, with a tile of the result in registers. A part of kernels_loops.h;
+// everything here has internal linkage for the reason given there.
 #pragma once
 
 #include "cpu/kernels.h"
@@ -16,7 +16,8 @@
 namespace torch_ort::cpu {
 namespace {
 
-// ATen's portable vectors are arrays, which compilers keep in memory: so these are of the language.
+// Uses the vector types of the compiler. ATen's portable vectors are arrays, which compilers keep
+// in memory.
 template <typename T>
 struct Register {
 #if defined(CPU_CAPABILITY_AVX512)
@@ -46,10 +47,10 @@ inline void store_vector(T* to, const Vector<T>& vector) {
   std::memcpy(to, &vector, sizeof(vector));
 }
 
-// Two registers are left for the factors, where there are 16 or 32.
+// Leaves some registers for the factors, of 16 or 32.
 constexpr int kRegisterSums = Register<float>::kBytes == 64 ? 24 : 12;
 
-// The first `count` numbers alone; the others are zero.
+// Loads the first `count` numbers; the others are zero.
 template <typename T>
 inline Vector<T> load_part(const T* from, int64_t count) {
 #if defined(CPU_CAPABILITY_AVX512)
@@ -87,7 +88,7 @@ inline void store_part(T* to, const Vector<T>& vector, int64_t count) {
 #endif
 }
 
-// As many rows as keep their sums in registers, two vectors wide.
+// As many rows as have their sums in registers, two vectors wide.
 template <typename T>
 constexpr int kProductRows = Register<T>::kBytes == 64 ? 12 : 6;
 
@@ -106,7 +107,7 @@ inline Vector<T> exchanged(const Vector<T>& a, const Vector<T>& b,
   }
 }
 
-// Rows become columns: blocks of 1, 2, 4... numbers change places with those across the diagonal.
+// Transposes by exchanging blocks of 1, 2, 4... numbers across the diagonal.
 template <typename T, int kDistance = 1>
 inline void transpose(Vector<T>* rows) {
   constexpr int width = kLanesOf<T>;
@@ -123,7 +124,7 @@ inline void transpose(Vector<T>* rows) {
   }
 }
 
-// Steps [begin, begin + steps) of a panel whose numbers lie one after the other along the steps.
+// Packs the steps [begin, begin + steps) of a panel whose numbers are contiguous along the steps.
 template <typename T, int kPanelWidth, bool kWhole>
 inline void pack_along(const Packing<T>& it, int64_t begin, int64_t steps) {
   constexpr int width = kLanesOf<T>;
@@ -195,7 +196,7 @@ void pack(const Packing<T>& it) {
 
 // ---- products
 
-// What a step of the sums adds: a number of the left factor, times a vector of the right one.
+// A step of the sums: adds a number of the left factor times a vector of the right one.
 template <typename T>
 struct Numbers {
   static Vector<T> add_product(const Vector<T>& sums, const T* left, const Vector<T>& right) {
@@ -203,10 +204,11 @@ struct Numbers {
   }
 };
 
-constexpr int64_t kLongSum = 64;  // steps in which memory for the result can come nearer
+// From so many steps on, prefetching the memory of the result pays.
+constexpr int64_t kLongSum = 64;
 
-// One tile of a PanelProduct. `kPackedRows`: how many rows the panels of the left factor have, or 0
-// where it is not packed.
+// Computes one tile of a PanelProduct. `kPackedRows` is the number of rows in a panel of the left
+// factor, or 0 if that is not packed.
 template <typename T, typename Step, int kVectors, int kRows, int kPackedRows>
 void multiply_tile(const PanelProduct<T>& it, int64_t row, int64_t panel) {
   constexpr int width = kLanesOf<T>;

@@ -1,9 +1,10 @@
-// A fused group of nodes on CPU: a tile program over one set of sizes.
+// Compiles fused regions for the CPU: a tile program for one set of sizes.
 //
-// The elements of a region stand in rows and columns. A value of its body is *full* (rows x
+// The elements of a region are arranged in rows and columns. A value of its body is *full* (rows x
 // columns), a *row* value (one number for each row), a *column* value (one for each column) or a
-// *scalar*. A program takes a tile of a few rows at a time, whose values stay in the first cache,
-// and runs all nodes of the body over it. A Concat ends in an output that full values are parts of.
+// *scalar*. A program takes a tile of a few rows at a time, whose values fit into the first-level
+// cache, and runs all nodes of the body on it. A Concat is written as an output of which each full
+// operand is a part.
 #pragma once
 
 #include "cpu/kernels.h"
@@ -22,14 +23,14 @@ using region::Layout;
 
 struct CompileOptions {
   Isa isa = best_isa();
-  int64_t tile_bytes = 4096;        // of one value in a tile, unless a single row is longer
+  int64_t tile_bytes = 4096;        // for one value in a tile, unless one row is longer
   bool round_short_floats = false;  // see region::CodegenOptions
 };
 
 // Whether tile programs read operands of this dtype.
 bool can_load(ir::DType dtype);
 
-// As region::Codegen says of each.
+// See region::Codegen::compile().
 std::unique_ptr<const Kernel> compile(const region::Schedule& schedule,
                                       const ir::SymbolLookup& lookup,
                                       const std::vector<Layout>& inputs,
@@ -39,7 +40,7 @@ std::unique_ptr<const Kernel> compile(const ir::Node& node, const std::vector<La
                                       const std::vector<Layout>& outputs,
                                       const CompileOptions& options);
 
-// The generator of this room: targets are the names of instruction sets (kernels.h).
+// The code generator of the CPU. Its targets are the names of instruction sets (kernels.h).
 const region::Codegen& codegen();
 
 }  // namespace torch_ort::cpu

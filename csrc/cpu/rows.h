@@ -1,6 +1,6 @@
-// Rows that count: a tensor of int64 with how many there are, and then their numbers, increasing.
-// What stands behind these is not said. One tensor of N + 1 numbers serves any count up to N, so
-// that a new count asks for no new plan.
+// Lists of rows to compute: an int64 tensor with the number of rows, followed by their indices in
+// increasing order. The rest of the tensor is unspecified. A tensor of N + 1 numbers holds any list
+// of up to N rows, so that a new number of rows needs no new plan.
 #pragma once
 
 #include "cpu/region.h"
@@ -13,16 +13,16 @@ namespace torch_ort::cpu {
 
 class RowList {
  public:
-  // IndexError for a list that is none: its numbers may come from a file.
+  // Throws IndexError unless `list` is valid: its numbers may come from a file.
   RowList(const void* list, int64_t num_rows);
 
   int64_t count() const { return count_; }
   const int64_t* rows() const { return rows_; }
-  // One after the other, from rows()[0] on.
+  // Whether the rows are consecutive.
   bool is_run() const { return count_ == 0 || rows_[count_ - 1] - rows_[0] == count_ - 1; }
 
-  // Calls visit(first row, count) for rows that follow each other, no more than `longest` of them
-  // at once, among those at [begin, end) of the list.
+  // Calls visit(first row, count) for runs of consecutive rows, of no more than `longest` rows
+  // each, among the entries [begin, end) of the list.
   template <typename Visit>
   void for_each_run(int64_t begin, int64_t end, int64_t longest, Visit visit) const {
     for (int64_t at = begin; at < end;) {
@@ -40,10 +40,10 @@ class RowList {
   const int64_t* rows_;
 };
 
-// InternalError unless the layout is that of a list of up to `num_rows` rows.
+// Throws InternalError unless the layout is that of a list of up to `num_rows` rows.
 void check_row_list(const Layout& list, int64_t num_rows);
 
-// torch_ort.Rows and torch_ort.ZeroRows. InternalError on layouts that do not fit.
+// Kernels of torch_ort.Rows and torch_ort.ZeroRows. Throw InternalError on layouts that do not fit.
 std::unique_ptr<const Kernel> make_rows(const ir::Node& node, const std::vector<Layout>& inputs,
                                         const std::vector<Layout>& outputs);
 std::unique_ptr<const Kernel> make_zero_rows(const std::vector<Layout>& inputs,

@@ -1,4 +1,4 @@
-// Memory of a thread, kept for its next program; internal to cpu/.
+// Scratch memory that a thread keeps for its next program; internal to cpu/.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace torch_ort::cpu {
 
-// Pieces that are in use at the same time.
+// Buffers that may be in use at the same time.
 enum class Use {
   kRegisters,
   kParts,
@@ -21,7 +21,8 @@ enum class Use {
   kProduct
 };
 
-// Begins on a cache line. What an earlier program left in it is not cleared.
+// A buffer of at least `size` elements, aligned to a cache line. It is not cleared. A later call
+// for the same T and Use may move it.
 template <typename T, Use kUse>
 T* thread_memory(int64_t size) {
   static thread_local std::vector<T> memory;

@@ -1,4 +1,4 @@
-// One step of an optimizer over many parameters at once: each is read and written once.
+// Optimizer steps over many parameters at once. Each parameter is read and written once.
 #pragma once
 
 #include "cpu/kernels.h"
@@ -12,19 +12,21 @@ struct Array {
   ir::DType dtype = ir::DType::kUndefined;
 };
 
-// The arrays of one parameter have as many elements each, in the same order in memory.
+// The update of one parameter. Its arrays have the same number of elements in the same order in
+// memory.
 template <typename Rule>
 struct Update {
-  std::vector<Array> arrays;  // parameter, gradient (which is only read), states
-  int64_t count = 0;          // of elements of each
+  std::vector<Array> arrays;  // the parameter, its gradient (only read), its states
+  int64_t count = 0;          // elements in each array
   Rule rule;
 };
 
-// Computes in float64 where all arrays of a parameter hold it, else in float32. InternalError on
-// other arrays than those of float32, bfloat16, float16, or all float64. Runs on the threads of
-// ATen; the results are the same for any number of these.
-// SGD has one state if there is momentum; Adam has mean, mean of squares, and the largest of the
-// latter for amsgrad; LAMB has mean and mean of squares.
+// Runs updates on the threads of ATen. They compute in float64 if all arrays of a parameter are
+// float64, else in float32. Results are the same for any number of threads. Throws InternalError
+// unless the arrays of a parameter are all float64, or each float32, bfloat16 or float16.
+// The states of SGD are the momentum buffer, if there is momentum. Those of Adam are the mean, the
+// mean of squares and, with amsgrad, the largest mean of squares. Those of LAMB are the mean and
+// the mean of squares.
 void run(const std::vector<Update<SgdRule>>& updates, Isa isa);
 void run(const std::vector<Update<AdamRule>>& updates, Isa isa);
 void run(const std::vector<Update<LambRule>>& updates, Isa isa);
@@ -34,7 +36,8 @@ struct Numbers {
   int64_t count = 0;
 };
 
-// Of all numbers, summed in float64, on arrays and with errors as above.
+// The sum of the squares of all numbers, in float64. Takes the dtypes and throws the errors of
+// run().
 double sum_squares(const std::vector<Numbers>& all, Isa isa);
 
 }  // namespace torch_ort::cpu
