@@ -85,9 +85,10 @@ struct AdamRule {
   // Undoes the loss scale and clips; negative: it maximizes.
   double gradient_factor = 1;
 };
-// LAMB (You et al., "Large batch optimization for deep learning", 2020). m and v as above, then r =
-// mean_correction m / (sqrt(v) inverse_correction + eps) + weight_decay p;  p <- p - lr |p| / |r|
-// r, where the ratio of norms is clamped to its limits, and is 1 if a norm is 0.
+// LAMB (You et al., "Large batch optimization for deep learning", 2020). m and v as above, then
+//   r = mean_correction m / (sqrt(v) inverse_correction + eps) + weight_decay p
+//   p <- p - lr |p| / |r| r
+// where the ratio of the norms is clamped to its limits, and is 1 if one of them is 0.
 struct LambRule {
   double lr = 0, mean_correction = 1, inverse_correction = 1;
   double beta1 = 0, beta2 = 0, eps = 0;

@@ -1,6 +1,6 @@
-// Memory that the engine holds between runs. Buffers are lent and come back; nothing goes to the
-// system while the sizes repeat. On CPU a buffer is an aligned mapping for which huge pages are
-// advised; on other devices it comes from PyTorch's caching allocator, on the current stream.
+// The memory that the engine keeps between runs. Buffers are lent and given back, so nothing is
+// allocated as long as sizes repeat. On the CPU a buffer is an aligned mapping for which huge pages
+// are advised. On other devices it comes from PyTorch's caching allocator, on the current stream.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -10,7 +10,7 @@
 
 namespace torch_ort::run {
 
-// A lent buffer; gives itself back when destroyed.
+// A lent buffer. It returns to the pool when it is destroyed.
 class Buffer {
  public:
   Buffer() = default;
@@ -25,9 +25,9 @@ class Buffer {
   int64_t capacity() const { return capacity_; }
   c10::Device device() const { return device_; }
   void give_back() noexcept;
-  void free() noexcept;  // to the system, not to the pool
+  void free() noexcept;  // returns it to the system, not to the pool
 
-  // See below. Does nothing on other devices than the CPU.
+  // As release_pages() below, for a part of the buffer. Does nothing on other devices than the CPU.
   void release_pages(int64_t begin, int64_t end) noexcept;
 
  private:
@@ -43,18 +43,18 @@ class Buffer {
   void* data_ = nullptr;
   int64_t capacity_ = 0;
   c10::Device device_{c10::kCPU};
-  c10::DataPtr owner_;  // of memory that an allocator of PyTorch gave
+  c10::DataPtr owner_;  // of memory from PyTorch's allocator
 };
 
-// A buffer of at least `bytes`. Raises c10::OutOfMemoryError, or std::bad_alloc's message as
-// PyTorch words it, after idle buffers have been freed once.
+// Returns a buffer of at least `bytes`. Throws c10::OutOfMemoryError if there is no memory; on the
+// CPU it frees the idle buffers first and tries once more.
 Buffer lend(c10::Device device, int64_t bytes);
 
-// Lets the system have the whole pages of CPU memory until they are used again; what they held is
-// lost.
+// Returns the whole pages of a part of CPU memory to the system until they are used again. Their
+// contents are lost.
 void release_pages(void* data, int64_t bytes) noexcept;
 
-// Frees the idle buffers; gives the bytes that went back to the system.
+// Frees the idle buffers and returns the number of bytes.
 int64_t free_idle_buffers();
 
 }  // namespace torch_ort::run

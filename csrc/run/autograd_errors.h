@@ -1,4 +1,5 @@
-// Errors of ours on their way through autograd, which makes a RuntimeError of all but Python's.
+// Carries the engine's errors through autograd, which turns every C++ exception but Python errors
+// into a RuntimeError.
 #pragma once
 
 #include "base/error.h"
@@ -7,7 +8,7 @@
 
 namespace torch_ort::run {
 
-// Gives an error of ours as one of Python's. Set when the module is loaded.
+// Converts an exception of the engine to a Python error. Set when the module is loaded.
 using AsPythonError = std::exception_ptr (*)(std::exception_ptr ours);
 inline AsPythonError as_python_error = nullptr;
 

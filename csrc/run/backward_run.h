@@ -1,8 +1,9 @@
-// A backward call that stops where gradients are ready, and goes on when others are asked for.
+// A backward call that can stop where gradients are ready and continue when more are asked for.
 //
-// What a run works on is its own from its beginning to its end, though hooks of the user run in
-// between, and may call backward of the same forward call: without retain_graph it is the context
-// of the forward call, which nobody can use again, with it a copy.
+// A run owns the context that it works on until it ends. The user's hooks run in between and may
+// call backward of the same forward call again, so this matters: without retain_graph the run takes
+// the context of the forward call, which nobody can use afterwards; with it, the run works on a
+// copy.
 #pragma once
 
 #include "run/arena.h"
@@ -19,22 +20,23 @@ class BackwardRun {
  public:
   using Tensors = Session::Tensors;
 
-  // As Session::backward. Runs nothing yet, but where gradients have come that the plan of the
-  // forward call did not expect: these runs know no segments.
+  // Takes the arguments of Session::backward. No step runs yet, with one exception: if the defined
+  // tangents are not those that the plan of the forward call expected, everything runs here, since
+  // such a run has no segments.
   BackwardRun(const at::Tensor& token, const Tensors& saved, const Tensors& tangents, bool keep);
   BackwardRun(const BackwardRun&) = delete;
   BackwardRun& operator=(const BackwardRun&) = delete;
   ~BackwardRun();
 
-  // Each gradient can be taken once. Raises torch's error if what a later step reads was written
-  // into since the run has begun.
+  // Runs until the gradients are ready and returns them. Each can be taken once. Throws torch's
+  // error if a tensor that a later step reads was modified in place since the run began.
   Tensors take(const std::vector<int>& gradients);
-  // Runs to the end as well.
+  // As take(), and runs all remaining steps.
   Tensors take_last(const std::vector<int>& gradients);
   Tensors take_all();
 
  private:
-  // A tensor of the caller's that is read, and its version when the run began.
+  // A tensor of the caller that the run reads, and its version when the run began.
   struct Watched {
     at::Tensor tensor;
     int64_t version;
@@ -50,20 +52,22 @@ class BackwardRun {
   void look_at_what_has_left();
   void collect();
   void end() noexcept;
-  // Of the session whose plan the run follows; -1: it has none.
+  // The position of a gradient in the session whose plan the run follows; -1: that session does not
+  // compute it.
   int position_of(size_t gradient) const;
 
   bool keep_;
   std::shared_ptr<const Session> called_;
   std::vector<bool> defined_;         // by tangent
-  std::shared_ptr<Context> context_;  // null when the run has ended
+  std::shared_ptr<Context> context_;  // nullptr after the run has ended
   Buffer scratch_;
   std::vector<Watched> watched_;
-  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> left_;  // with the last segment
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>>
+      left_;  // the gradients of the last segment
   bool are_dropped_early_ = false;
   int num_looks_ = 0;
   bool has_run_ = false;
-  int num_done_ = 0;  // steps
+  int num_done_ = 0;  // steps that have run
   Tensors gradients_;
   std::vector<bool> is_made_;
 };

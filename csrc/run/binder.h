@@ -1,4 +1,4 @@
-// What a form sees of the rest while it binds a step; internal to run/.
+// What the form of a step can ask while the step is bound; internal to run/.
 #pragma once
 
 #include "run/binding.h"
@@ -8,7 +8,7 @@
 
 namespace torch_ort::run {
 
-// Turns a compiled graph and one set of sizes into a Binding.
+// Makes the Binding of a compiled graph for one set of sizes.
 class Binder {
  public:
   Binder(const CompiledGraph& graph, Binding& binding);
@@ -19,23 +19,27 @@ class Binder {
   const TensorSpec& spec(int slot) const { return binding_.specs[slot]; }
   plan::Kind kind_of(int slot) const { return binding_.program.tensors[slot].kind; }
   bool has_own_memory(int slot) const { return described_.roots[slot] == slot; }
-  // Whether it is made in another tensor, or looks at what is.
+  // Whether the slot is written as a part of another tensor, or is a view of such a part.
   bool is_part(int slot) const { return described_.parts[slot].whole >= 0; }
-  // Whether there is a tensor object over engine memory or a constant before the first step runs.
+  // Whether the slot has a tensor object before the first step runs: one over engine memory, or a
+  // constant.
   bool stands_from_the_start(int slot) const;
 
-  // Of the step that is bound now:
-  int taken_over() const { return described_.taken_over[step_]; }  // an adopted slot; -1
+  // The following are about the step that is being bound.
+  int taken_over() const {
+    return described_.taken_over[step_];
+  }  // the adopted slot that it overwrites, or -1
   std::vector<plan::Workspace> workspaces() const;
-  // Of a concatenation: what is not made in it, and where that is copied to. Nothing where no part
-  // is made in it.
+  // For a concatenation: the operands that still have to be copied, and where to. Nothing if no
+  // operand is written in place as a part.
   std::optional<std::vector<ViewSpec>> rest() const;
-  // Results of a step that are given to the caller, and which no earlier step has made.
+  // The results of a step that are returned to the caller in memory of their own, for which no
+  // earlier step has asked: the step has to allocate them.
   std::vector<int> take_new_outputs(const Step& step);
-  // The parts that a step makes in tensors of the caller; those in engine memory have their place
-  // in the binding.
+  // The parts that a step writes in tensors of the caller. The addresses of parts in engine memory
+  // are in the binding.
   std::vector<PartSpec> take_parts(const Step& step);
-  // The step's results are views that are made with each context.
+  // Registers the results of the step as views that are made with each context.
   void add_static_view(const BoundView& view) { binding_.static_views.emplace(step_, &view); }
 
  private:
@@ -49,9 +53,9 @@ class Binder {
   const CompiledGraph& graph_;
   Binding& binding_;
   ir::SymbolLookup lookup_;
-  Description described_;          // less what the binding keeps
-  std::vector<bool> written_;      // by slot: an output for which memory is allocated
-  int step_ = -1, position_ = -1;  // of the step that is bound, and where it stands in the order
+  Description described_;          // without what was moved to the binding
+  std::vector<bool> written_;      // by slot: whether memory was allocated for the output
+  int step_ = -1, position_ = -1;  // the step that is being bound, and its position in the order
 };
 
 }  // namespace torch_ort::run

@@ -1,4 +1,4 @@
-// A compiled graph over one set of sizes: the plan, and the steps ready to run; internal to run/.
+// A compiled graph for one set of sizes: the plan, and the steps ready to run; internal to run/.
 #pragma once
 
 #include "plan/plan.h"
@@ -17,7 +17,7 @@ namespace torch_ort::run {
 
 struct BoundView;
 
-// A part of another tensor, and what looks at all of that part.
+// A slot that is a part of another tensor.
 struct PartSpec {
   ViewSpec place;
   int whole = -1;
@@ -25,47 +25,49 @@ struct PartSpec {
 
 using BoundSteps = std::vector<std::unique_ptr<const BoundStep>>;
 
-// What becomes of gradients.
+// How gradients are returned to the caller.
 struct Leaving {
-  bool deliver = false;  // they may leave in engine memory
-  bool early = false;    // each leaves as soon as it is ready
+  bool deliver = false;  // they may be in engine memory
+  bool early = false;    // each is returned as soon as it is ready
 
   bool operator==(const Leaving&) const = default;
 };
 
-// When a gradient may leave, where they leave early.
+// When a gradient may be returned, if gradients leave early.
 struct EarlyGradient {
-  // Steps of the backward half that must have run. Whoever gets the gradient may write into it, and
-  // into the parameter that it is of, so nothing reads either after these.
+  // How many steps of the backward half have to run first. The caller may write into the gradient
+  // and into its parameter, so no later step reads either of them.
   int ready = 0;
   int segment = 0;
-  std::vector<int> slots;  // to let go when it has left
+  std::vector<int> slots;  // slots to release when it has been returned
 };
 
 struct Binding : std::enable_shared_from_this<Binding> {
   std::shared_ptr<const CompiledGraph> graph;
   std::vector<std::pair<std::string, int64_t>> symbols;
-  std::vector<TensorSpec> inputs;  // to recognise the sizes again
+  std::vector<TensorSpec> inputs;  // compared with the inputs of later calls
   std::vector<int64_t> symbol_inputs;
   std::vector<TensorSpec> specs;  // by slot
   plan::Program program;
   plan::Plan plan;
   double plan_ms = 0;
-  std::vector<int> delivered;  // by gradient: the slot whose memory leaves; -1: see Describer
+  // By gradient: the slot whose memory is handed out with it; -1: it has memory of its own.
+  std::vector<int> delivered;
   Leaving leaving;
-  // By slot: how many steps of the backward half have run when the slot's memory is used no more.
+  // By slot: how many steps of the backward half have run when its memory is not used any more.
   std::vector<int> last_use;
   std::vector<EarlyGradient> early;  // by gradient
-  int num_segments = 1;              // of the backward half; 1 where gradients do not leave early
+  int num_segments = 1;              // of the backward half; 1 if gradients do not leave early
   int64_t largest_segment_bytes = 0;
   BoundSteps forward, backward;
-  std::map<int, const BoundView*> static_views;  // by step; made with the context
-  std::vector<int> owned;                        // slots with a place of their own in engine memory
-  std::vector<PartSpec> parts;                   // of these
-  std::vector<int> transient;                    // slots that are filled anew in each call
+  std::map<int, const BoundView*> static_views;  // by step; made with each context
+  std::vector<int> owned;                        // slots with an offset in engine memory
+  std::vector<PartSpec> parts;                   // slots that are parts of these
+  std::vector<int> transient;                    // slots that each call fills
   std::vector<const ViewSpec*> moving_views;
-  std::vector<int> kept;  // of `transient`, what the engine keeps for backward
-  int64_t serial = 0;     // tells bindings apart
+  // Those of `transient` that the engine keeps for backward.
+  std::vector<int> kept;
+  int64_t serial = 0;  // unique in the process
 
   std::mutex mutex;
   std::vector<std::unique_ptr<Context>> idle;
@@ -76,8 +78,8 @@ struct Binding : std::enable_shared_from_this<Binding> {
   std::unique_ptr<Context> take_context();
 };
 
-// Raises UserError where inputs are not those of the graph, Unsupported where a step cannot take
-// these sizes.
+// Throws UserError if the inputs are not those of the graph, and Unsupported if a step cannot run
+// with these sizes.
 std::shared_ptr<Binding> make_binding(std::shared_ptr<const CompiledGraph> graph,
                                       const std::vector<at::Tensor>& inputs,
                                       const std::vector<int64_t>& symbols, Leaving leaving);

@@ -1,4 +1,5 @@
-// Whether a call that fails has run steps: before the first one nothing was written or drawn.
+// Whether a failed call had run a step. Before the first step nothing was written and no random
+// number drawn, so the call may run in eager PyTorch instead.
 #pragma once
 
 namespace torch_ort::run {
@@ -10,13 +11,13 @@ class CallWatch {
   CallWatch(const CallWatch&) = delete;
   CallWatch& operator=(const CallWatch&) = delete;
 
-  // Of the innermost call in this thread.
+  // Marks the innermost call of this thread.
   static void begin() { has_begun_ = true; }
   bool has_begun() const { return has_begun_; }
 
  private:
   inline static thread_local bool has_begun_ = false;
-  bool outer_;  // of the call that this one is a part of
+  bool outer_;  // of the enclosing call
 };
 
 }  // namespace torch_ort::run

@@ -1,4 +1,4 @@
-// What forward and backward calls share; internal to run/.
+// Functions that forward and backward calls share; internal to run/.
 #pragma once
 
 #include "run/context.h"
@@ -11,21 +11,22 @@
 
 namespace torch_ort::run {
 
-// A context in use; it goes back to its binding when all have let go of it.
+// Shares a context that is in use. It returns to its binding when the last owner releases it.
 std::shared_ptr<Context> shared_context(std::unique_ptr<Context> context);
 
-// The context of a forward call. Raises torch's error where the call has ended.
+// The context of a forward call. Throws torch's error if the call has ended.
 std::shared_ptr<Context> context_of(const at::Tensor& token);
 
-// Whether a token holds all bytes that backward needs; it names no context then.
+// Whether a token carries the bytes that backward needs, rather than naming a context.
 inline bool is_carrying(const at::Tensor& token) { return token.scalar_type() == at::kByte; }
 
 at::Tensor bytes_over(void* data, int64_t size, c10::Device device);
 
-// Strides that AOTAutograd promised to whoever reads the result.
+// Returns the tensor with the strides that AOTAutograd promised to the reader of the result.
 at::Tensor with_promised_strides(const at::Tensor& tensor, const TensorSpec& spec);
 
-// Names the session in profiles: graphs may have equal names of steps.
+// Marks a call in profiles by the id of its session, since steps of different graphs may have equal
+// names.
 class RunEvent {
  public:
   explicit RunEvent(const Session& session);

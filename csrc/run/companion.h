@@ -1,4 +1,5 @@
-// What a caller of forward keeps beside a call, until the token of the call ends.
+// An object that the caller of forward attaches to a call, and that lives until the token of the
+// call ends.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,10 +12,11 @@ struct Companion {
   virtual ~Companion() = default;
 };
 
-// Nothing where the token holds the call's state itself, as it does under saved-tensor hooks.
+// Attaches a companion to the call of a token. Does nothing if the token carries the call's state
+// itself, as it does under saved-tensor hooks.
 void keep_beside(const at::Tensor& token, std::shared_ptr<Companion> companion);
 
-// Null where nothing was kept. Raises torch's error where the call has ended.
+// Returns the companion, or nullptr if there is none. Throws torch's error if the call has ended.
 std::shared_ptr<Companion> kept_beside(const at::Tensor& token);
 
 }  // namespace torch_ort::run

@@ -1,5 +1,5 @@
-// A graph as steps over slots: all that a session knows before it sees a size. The planner and the
-// binder read it, and nothing changes it once it is made.
+// A graph compiled to steps over slots: all that a session knows before it sees sizes. The planner
+// and the binder read it; it never changes after it is made.
 #pragma once
 
 #include "ops/call.h"
@@ -17,28 +17,29 @@
 
 namespace torch_ort::run {
 
-// Tensors of initializers that hold no data of their own, by name.
+// The tensors of initializers without data, by name.
 using Constants = std::unordered_map<std::string, at::Tensor>;
 
-// What a slot is, whatever the sizes.
+// Facts about a slot that do not depend on sizes.
 struct SlotFacts {
   const ir::Value* value = nullptr;
-  int root = -1;      // the slot whose memory it shares; itself if none
-  int producer = -1;  // step
-  // Size known only when its step has run, or on another device than the program's.
+  int root = -1;      // the slot whose memory it shares, or itself
+  int producer = -1;  // the step that makes it; -1: none
+  // The tensor cannot be planned before the run: a size of it is unbacked. Tensors on another
+  // device than the program's are treated in the same way.
   bool unbacked = false;
-  bool leaves = false;    // its memory is given to the caller
-  bool is_input = false;  // graph input, or gradient of an output
+  bool leaves = false;    // its memory is returned to the caller
+  bool is_input = false;  // a graph input, or the gradient of an output
   bool is_constant = false;
-  bool crosses = false;  // written or given in forward, read in backward
+  bool crosses = false;  // written or passed in forward, and read in backward
 };
 
 struct CompiledGraph {
   std::unique_ptr<const ir::Graph> graph;
   SessionOptions options;
-  const ir::Node* yield = nullptr;      // the border between the halves; nullptr: there is but one
-  c10::Device device{c10::kCPU};        // that the program runs on
-  std::set<std::string> bound_symbols;  // known when a call begins
+  const ir::Node* yield = nullptr;      // the border between the halves; nullptr: only one half
+  c10::Device device{c10::kCPU};        // on which the program runs
+  std::set<std::string> bound_symbols;  // whose values are known when a call begins
 
   Slots slot_of;
   std::vector<SlotFacts> facts;  // by slot
@@ -47,21 +48,24 @@ struct CompiledGraph {
   bool has_unbacked_values = false;
 
   std::vector<int> inputs, tangents, outputs, gradients;  // slots
-  std::vector<std::pair<int, at::Tensor>> constants;      // slot, tensor
-  std::vector<int> mutated_inputs;  // indices of inputs whose version counters are bumped
-  // Inputs, and forward outputs, that backward reads: autograd saves them, not the engine. Indices.
+  std::vector<std::pair<int, at::Tensor>> constants;      // slot and tensor
+  // Indices of the inputs whose version counters a call increments.
+  std::vector<int> mutated_inputs;
+  // Indices of the inputs, and of the forward outputs, that backward reads. Autograd saves these,
+  // not the engine.
   std::vector<int> saved_inputs, saved_outputs;
 
-  ops::CallList calls;  // owns the values of slots that stand in no graph
+  ops::CallList calls;  // owns the temporaries of the calls
 
   const ir::Value& value(int slot) const { return *facts[slot].value; }
-  // Size known only in the run, or memory on another device than the program's.
+  // Whether the value cannot be planned; see SlotFacts::unbacked.
   bool is_unbacked(const ir::Value& value) const;
   bool is_saved_output(int slot) const;
   Constants constants_by_name() const;
 };
 
-// Takes the graph. Raises Unsupported if an operator is missing, UserError if a constant is.
+// Compiles a graph and takes ownership of it. Throws Unsupported if an operator is not registered,
+// and UserError if a constant is missing.
 std::shared_ptr<const CompiledGraph> compile_graph(std::unique_ptr<ir::Graph> graph,
                                                    const Constants& constants,
                                                    const SessionOptions& options);

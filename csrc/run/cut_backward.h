@@ -1,7 +1,8 @@
-// The backward half of a training graph, cut down to what some of its outputs' gradients reach.
+// Cuts the backward half of a training graph down to what the gradients of some of its outputs
+// reach.
 //
-// Autograd runs no node that no gradient comes to. Zeros in the place of a gradient that is missing
-// would give zeros where there has to be none, and NaN where they meet an infinity.
+// Autograd does not run a node that gets no gradient. Zeros in place of a missing gradient would
+// not do: they give zeros where there should be no gradient, and NaN where they meet an infinity.
 #pragma once
 
 #include "ir/graph.h"
@@ -16,26 +17,29 @@ namespace torch_ort::run {
 struct CutBackward {
   struct Input {
     const ir::Value* value;  // of the whole graph
-    bool is_zeros;           // in its place: no gradient has come to it
+    bool is_zeros;           // zeros take its place, since it has no gradient
   };
 
-  std::unique_ptr<ir::Graph> graph;  // without a YieldOp: gradients out
-  std::vector<Input> inputs;         // of `graph`, in its order
-  std::vector<int> gradients;        // by gradient of the whole: which output of `graph`; -1: none
+  std::unique_ptr<ir::Graph> graph;  // has no YieldOp, and returns gradients
+  std::vector<Input> inputs;         // the inputs of `graph`
+  // By gradient of the whole graph: the output of `graph` that it is; -1: there is no gradient.
+  std::vector<int> gradients;
 };
 
-// `whole` has a YieldOp. `defined`: by its result, those left out not counted, whether there is a
-// gradient.
+// Cuts the backward half out. `whole` has a YieldOp. `defined` says for each result of the YieldOp,
+// without those left out, whether there is a gradient.
 CutBackward cut_backward(const ir::Graph& whole, const std::vector<bool>& defined);
 
-// The training graph whose backward half is so cut. Its YieldOp leaves out the other gradients.
+// A training graph with a backward half cut down in this way. Its YieldOp leaves out the missing
+// gradients.
 struct CutTraining {
   std::unique_ptr<ir::Graph> graph;
-  std::vector<int> gradients;  // by gradient of the whole: which output of `graph`; -1: none
-  std::unordered_map<const ir::Value*, const ir::Value*> copies;  // of values of the whole
+  // By gradient of the whole graph: the output of `graph` that it is; -1: there is no gradient.
+  std::vector<int> gradients;
+  std::unordered_map<const ir::Value*, const ir::Value*> copies;  // by the value of the whole graph
 };
 
-// Nothing where zeros would have to stand for a gradient that is missing, or no gradient is left.
+// Returns nothing if zeros would have to replace a missing gradient, or if no gradient is left.
 std::optional<CutTraining> cut_training(const ir::Graph& whole, const std::vector<bool>& defined);
 
 }  // namespace torch_ort::run

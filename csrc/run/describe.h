@@ -1,4 +1,4 @@
-// A compiled graph with all its sizes filled in, as plan/ wants it; internal to run/.
+// Describes a compiled graph with known sizes to the planner; internal to run/.
 #pragma once
 
 #include "plan/plan.h"
@@ -10,25 +10,28 @@
 
 namespace torch_ort::run {
 
-// Where a tensor lies that is made in another one.
+// The place of a tensor that is written as a part of another one.
 struct Part {
-  int whole = -1;      // slot; -1: it is no part
-  int root = -1;       // slot that the step makes; others are views of it
-  int64_t offset = 0;  // elements
+  int whole = -1;  // the slot of the other tensor; -1: it is not a part
+  // The slot that the step writes; other slots are views of it.
+  int root = -1;
+  int64_t offset = 0;  // in elements
 };
 
 struct Description {
   std::vector<TensorSpec> specs;  // by slot
-  std::vector<int> roots;         // by slot: whose memory it shares, for these sizes
-  std::vector<int> taken_over;    // by step: the adopted slot that its result is written into; -1
-  std::vector<Part> parts;        // by slot
-  // By concatenation that has parts: the step, and what is copied to where in the whole.
+  std::vector<int> roots;         // by slot: whose memory it shares with these sizes
+  // By step: the adopted slot that its result overwrites; -1: none.
+  std::vector<int> taken_over;
+  std::vector<Part> parts;  // by slot
+  // By step, for concatenations of which some operands are written in place: what is copied, and
+  // where to.
   std::unordered_map<int, std::vector<ViewSpec>> rests;
   plan::Program program;
-  std::vector<int> delivered;  // by gradient: the root slot that leaves in engine memory; -1
+  std::vector<int> delivered;  // by gradient: the root slot that is handed out; -1: none
 };
 
-// `inputs`: of the graph, in order.
+// `inputs` are the inputs of the graph, in order.
 Description describe(const CompiledGraph& graph, const std::vector<TensorSpec>& inputs,
                      const ir::SymbolLookup& lookup, Leaving leaving);
 

@@ -1,4 +1,4 @@
-// Between the IR's types and PyTorch's.
+// Conversions between the IR's types and PyTorch's.
 #pragma once
 
 #include "ir/type.h"

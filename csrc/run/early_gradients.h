@@ -1,26 +1,26 @@
-// Gradients that leave while backward goes on, so that whoever waits for them (the reducer of
-// DistributedDataParallel, an optimizer that steps in backward) begins before its end.
+// Returns gradients while the backward half still runs, so that their consumer (the reducer of
+// DistributedDataParallel, or an optimizer that steps in backward) can start before its end.
 //
-// The backward half of a graph is one node of autograd, which hands over all gradients at its end.
-// Where gradients leave early, the half is cut into segments at the steps after which gradients are
-// ready (binding.cpp), and a chain of nodes stands behind that of the graph, one for each further
-// segment:
+// The backward half of a graph is one node of autograd, which returns all gradients at its end. If
+// gradients leave early, the half is cut into segments at the steps after which gradients are ready
+// (binding.cpp). A chain of further autograd nodes, one for each further segment, follows the node
+// of the graph:
 //
 //     graph -> segment 1 -> segment 2        each -> its own gradients
 //
-// The node of the graph begins a BackwardRun, gives the gradients of the first segment, and nothing
-// in the places of others; each node of the chain has the run go on until its own are ready.
-// Autograd calls what waits for a gradient before the next node of the chain. A node that is given
-// a gradient passes it on: where the run cannot stop (the first backward of a graph, which Python
-// watches, gradients with a history, compiled autograd), the first node gives all of them.
+// The node of the graph begins a BackwardRun and returns the gradients of the first segment; the
+// others are undefined there. Each node of the chain continues the run until its own gradients are
+// ready. Autograd calls the consumers of a gradient before the next node of the chain. A node that
+// is passed a gradient hands it on: where the run cannot stop (the first backward of a graph, which
+// Python watches; gradients with a history; compiled autograd), the first node returns all of them.
 //
-// Whether somebody waits is asked at each forward call, since hooks may come at any time: it costs
-// a look at each leaf, and those that come between forward and backward are called at the end. So
-// is what becomes of a graph whose gradients have hooks, but few bytes.
+// Hooks can be added at any time, so each forward call looks for them at its parameters, which is
+// cheap. For hooks that are added between forward and backward gradients do not leave early. Nor do
+// they if there are few bytes of them.
 //
-// The chain belongs to the graph of autograd, the run to one backward pass through it. A pass that
-// does not come to the end (a hook raises, autograd.grad wants few gradients) ends its run with the
-// pass, or with the graph.
+// The chain belongs to the autograd graph, the run to one backward pass through it. A pass that
+// does not reach the end (a hook raises, or autograd.grad asks for few gradients) ends its run with
+// the pass, or with the graph.
 #pragma once
 
 #include "run/session.h"
@@ -32,25 +32,26 @@
 
 namespace torch_ort::run {
 
-// Whether a leaf among these has a hook, or its accumulator: somebody waits for its gradient.
+// Whether any of these leaves has a hook, or its gradient accumulator has one, so that somebody
+// waits for its gradient.
 bool are_waited_for(const Session::Tensors& with_gradient);
 
-// Puts the chain behind `node`, that of a training graph. `segments`: Session::segments of the
-// call. `edges`: by gradient of the session, which edge of the node it leaves by.
+// Appends the chain to `node`, the node of a training graph. `segments` is Session::segments of the
+// call. `edges` has for each gradient of the session the edge of the node on which it is returned.
 void let_leave_early(torch::autograd::Node& node, const std::vector<int>& segments,
                      const std::vector<int>& edges);
 
-// By gradient: whether there is none, as no gradient has come that it depends on. Empty: there are
-// all.
+// By gradient: whether there is none, because none of the gradients that it depends on is defined.
+// Empty: all exist.
 using NoGradient = std::vector<bool>;
 
-// The backward of a training graph, called from its node of autograd. Gradients that leave later
-// are undefined. `early`: what the chain is told; nullptr: all leave now.
+// Runs the backward half of a training graph for its autograd node. Gradients that are returned
+// later are undefined. `early` is filled in for the chain; nullptr: all gradients are returned now.
 Session::Tensors run_backward_of_node(const at::Tensor& token, const Session::Tensors& saved,
                                       const Session::Tensors& tangents, NoGradient* early);
 
-// Takes out of the gradients of the current node those that there are not. Where a hook waits, it
-// is called with zeros, as autograd does it.
+// Makes those gradients of the current node undefined that do not exist. If a hook waits for one,
+// it is called with zeros, as autograd does.
 void leave_out(const NoGradient& without, Session::Tensors& gradients);
 
 }  // namespace torch_ort::run

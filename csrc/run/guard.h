@@ -9,8 +9,8 @@
 
 namespace torch_ort::run {
 
-// Autograd, version counters, autocast, functionalization and Python modes are what the capture has
-// already dealt with: met again they would record, cast or trace a second time.
+// Excludes what the capture has already handled: autograd, version counters, autocast,
+// functionalization and Python modes. Otherwise they would record, cast or trace a second time.
 class RunGuard {
  public:
   explicit RunGuard(c10::Device device)

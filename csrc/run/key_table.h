@@ -1,4 +1,5 @@
-// Values that numbers stand for, where data cannot hold them; internal to run/.
+// A table of values by integer keys, for places that can hold data but no pointers; internal to
+// run/.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +10,14 @@
 
 namespace torch_ort::run {
 
-// Who has found a value keeps it, whatever becomes of its key. Values end outside the lock: that
-// may run Python.
+// A caller that has found a value keeps it alive even if the key is removed. Values are destroyed
+// outside of the lock, since that may run Python code.
 template <typename T>
 class KeyTable {
  public:
   using Pointer = std::shared_ptr<const T>;
 
-  // Gives the key, which is never 0.
+  // Adds a value and returns its key, which is never 0.
   int64_t add(T value) {
     auto added = std::make_shared<const T>(std::move(value));
     std::lock_guard lock(mutex_);

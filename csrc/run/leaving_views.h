@@ -1,4 +1,4 @@
-// Outputs that are views of what stays behind; internal to run/.
+// Copies outputs that are views of memory which stays in the engine; internal to run/.
 #pragma once
 
 #include "ops/call.h"
@@ -7,10 +7,10 @@
 
 namespace torch_ort::run {
 
-// Autograd gives an output that looks at a saved value a version counter of its own, so that an
-// edit of it in place would go unnoticed; and memory of the engine must not leave at all. Such a
-// view is copied: calls are added to its half, and the copy stands in its place among `outputs` or
-// `gradients`. `num_forward`: the calls before the border, where `is_training`.
+// An output that is a view of a saved value gets a version counter of its own from autograd, so an
+// in-place edit of it would go unnoticed. A view of engine memory must not be returned at all. This
+// adds calls that copy such views to their half, and puts the copies in their place among `outputs`
+// or `gradients`. `num_forward` is the number of calls before the border if `is_training`.
 void copy_views_that_leave(ops::CallList& calls, size_t& num_forward, bool is_training,
                            std::vector<ir::Value*>& outputs, std::vector<ir::Value*>& gradients);
 

@@ -1,5 +1,5 @@
-// Regions whose nodes run one by one: in the place of a kernel that no generator makes, and beside
-// one, to see that it computes the same.
+// Runs the nodes of a region one by one: instead of a kernel if there is no generator, or beside a
+// kernel to check it.
 #pragma once
 
 #include "region/codegen.h"
@@ -10,20 +10,22 @@
 
 namespace torch_ort::run {
 
-// A region over one set of sizes.
+// A region with known sizes.
 struct BoundRegion {
-  const ir::Node& node;  // with a body
+  const ir::Node& node;  // a Region node with its body
   const ir::SymbolLookup& lookup;
   const std::vector<region::Layout>&inputs, &outputs;
   const region::CodegenOptions& options;
 };
 
-// A kernel that calls an operator for each node of the body, and copies the results into place.
+// Makes a kernel that calls an operator for each node of the body and copies the results into
+// place.
 std::unique_ptr<const region::Kernel> make_lowered(const BoundRegion& region);
 
-// Runs `kernel`, and the nodes one by one on the same operands: in the dtype that kernels compute
-// in, and in double precision. What lies between these two is what rounding does to the region, and
-// the kernel may be as far off. Raises InternalError, naming the region, where a result is not.
+// Makes a kernel that runs `kernel`, and on the same operands the nodes one by one, once in the
+// dtype that kernels compute in and once in double precision. The difference between these two
+// shows the rounding error of the region, which the kernel may have as well. Throws InternalError
+// with the name of the region if a result differs by more.
 std::unique_ptr<const region::Kernel> make_checked(std::shared_ptr<const region::Kernel> kernel,
                                                    const BoundRegion& region);
 

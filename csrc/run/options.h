@@ -1,4 +1,4 @@
-// How a graph is compiled, planned and run.
+// Options for compiling, planning and running a graph.
 #pragma once
 
 #include "ir/graph.h"
@@ -11,40 +11,44 @@
 
 namespace torch_ort::run {
 
-// Whether kernels are chosen by measuring, and for how long.
+// Whether kernels are chosen by timing them, and for how long.
 struct Tuning {
   bool is_on = false;
-  double most_ms = 0;  // that a choice may take; 0: as long as it needs
+  double most_ms = 0;  // the time limit for one choice; 0: none
 };
 
 struct SessionOptions {
   bool reorder = true;
   bool in_place = true;
-  bool place_parts = true;  // of concatenations
-  bool products = true;     // of matrices by kernels of the engine, where these are faster
-  Tuning tuning;            // of products
-  // Graph outputs that are gradients of leaf parameters: these may leave in engine memory.
+  bool place_parts = true;  // write operands of concatenations in place
+  // Use the engine's own kernels for products of matrices where these are faster.
+  bool products = true;
+  Tuning tuning;  // of products
+  // The graph outputs that are gradients of leaf parameters; these may be returned in engine
+  // memory.
   std::vector<int> parameter_gradients;
-  // By graph output that is a gradient: the graph input it is of; -1: not known. Beyond the end:
-  // so.
+  // By gradient: the graph input that it is the gradient of; -1: unknown, as are those beyond the
+  // end.
   std::vector<int> gradient_inputs;
-  // Of gradients that leave together where they leave early (early_gradients.h); 0: all.
+  // How many bytes of gradients to return together if they leave early (early_gradients.h); 0: all.
   int64_t segment_bytes = 0;
-  bool verify = false;  // check every plan, the sizes of inputs, and those of every result
-  // Wait for each step on a device that works on its own, so that an error tells which it was.
+  bool verify = false;  // check all plans, sizes of inputs and sizes of results
+  // Wait for each step on an asynchronous device, so that an error names the step that failed.
   bool synchronize = false;
-  bool spoil = false;  // fill memory with garbage before results are written into it
-  // Nothing that the types and attributes of the graph say is believed; wants `verify` as well.
+  bool spoil = false;  // fill memory with garbage before a kernel writes it
+  // Do not trust the types and attributes of the graph; needs `verify` as well.
   bool is_from_file = false;
-  // Values of the forward half that are there when backward begins, whether it reads them or not;
-  // by name.
+  // Names of values of the forward half that have to exist when backward begins, whether it reads
+  // them or not.
   std::vector<std::string> keep;
-  // What a training graph goes through when its backward half has been cut down, before it is
-  // compiled (partial_backward.h). It leaves values of the forward half alone. May be empty.
+  // Applied to a training graph whose backward half has been cut down, before it is compiled
+  // (partial_backward.h). It must not change values of the forward half. May be empty.
   std::function<void(ir::Graph&)> after_cut;
-  size_t max_bindings = 64;  // sizes, and sets of outputs with gradients, that are remembered
+  // How many sets of sizes, and of outputs with gradients, are remembered.
+  size_t max_bindings = 64;
   region::CodegenOptions regions;
-  // What runs a region: its kernel, that and the nodes of its body to compare with, or these alone.
+  // How a region runs: by its kernel, by its kernel with the nodes of its body to compare with, or
+  // by the nodes alone.
   enum class RegionMode : uint8_t { kKernel, kChecked, kNodes } region_mode = RegionMode::kKernel;
 };
 

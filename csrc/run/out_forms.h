@@ -1,4 +1,4 @@
-// Which calls can write their results into memory that they are given; internal to run/.
+// Finds how a call can write its result into given memory; internal to run/.
 #pragma once
 
 #include "ops/out_form.h"
@@ -13,26 +13,25 @@ namespace torch_ort::run {
 
 std::optional<c10::OperatorHandle> find_op(const std::string& op, const std::string& overload);
 
-// An overload that takes the arguments of a functional one and then the results, and where these
-// may lie besides row-major in memory of their own, as far as tests have proved
-// (proved_out_forms.h).
+// An `out=` overload of a functional one, and the layouts of results for which it is proved to be
+// correct, besides row-major memory of their own (proved_out_forms.h).
 struct OutForm {
   c10::OperatorHandle op;
-  bool any_strides;    // in any order of dims
-  bool over_operands;  // where an operand of the same layout does
-  bool over_rows;      // so too, if the kernel gathers along the last dim
-  bool with_gaps;      // with gaps between the elements
+  bool any_strides;    // any order of dims
+  bool over_operands;  // over an operand of the same layout
+  bool over_rows;      // over an operand even if the kernel gathers along the last dim
+  bool with_gaps;      // with gaps between elements
 };
 
-// Nothing where no such overload is proved for this torch and device.
+// Returns nothing if no such overload is proved for this version of torch and this device.
 std::optional<OutForm> find_out_form(const c10::OperatorHandle& functional, bool on_cpu);
 
-// By the row of its operator; nullptr if there is none.
+// The form in the row of the call's operator; nullptr if there is none.
 const ops::OverwriteForm* find_overwrite_form(const ops::Call& call);
 
-// Replaces calls whose functional kernel allocates by equal calls that have a real `out=` form
-// (embedding by index_select, dropout by bernoulli and products, ...), as the rows of their
-// operators say. Bits of the results stay. Calls with an unbacked result stay as they are.
+// Replaces calls whose functional kernel allocates by calls that have an `out=` overload and
+// compute the same bits (embedding by index_select, dropout by bernoulli and products, ...), as the
+// rows of their operators say. Calls with an unbacked result are not replaced.
 void prefer_out_forms(ops::CallList& calls, bool on_cpu, size_t& yield_position,
                       const std::function<bool(const ir::Value*)>& is_unbacked);
 

@@ -1,4 +1,4 @@
-// Results that may lie in memory which is not theirs.
+// Copies results that share memory with other tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,7 +7,8 @@
 
 namespace torch_ort::run {
 
-// The tensor; a copy where it lies in memory of one of `others`. Undefined ones lie nowhere.
+// Returns the tensor, or a copy if it shares memory with one of `others`. Undefined tensors share
+// memory with none.
 at::Tensor owned(const at::Tensor& tensor, const std::vector<at::Tensor>& others);
 
 }  // namespace torch_ort::run

@@ -1,7 +1,7 @@
-// Backward of a session where autograd has gradients for some of its outputs alone.
+// The backward half of a session if only some of its outputs have gradients.
 //
-// It works on what the forward call has kept for the whole backward half, and makes its gradients
-// in memory of their own. Made at the first call with the same gradients.
+// It reads what the forward call has saved for the whole backward half, and allocates its
+// gradients. It is made at the first call with gradients for these outputs.
 #pragma once
 
 #include "run/cut_backward.h"
@@ -16,32 +16,35 @@ namespace torch_ort::run {
 
 struct Context;
 
-// What the last backward tells of the next one: which outputs get gradients. A model gives more
-// than its loss uses (logits beside a loss), and does so at every step.
+// Predicts which outputs get gradients: those that got them in the last backward. A model often
+// returns more than its loss depends on, such as logits beside the loss, and does so in every step.
 //
-// So the next call runs in a session whose backward half is cut down to what these outputs need,
-// and which is planned as a whole: its gradients are delivered, its memory is that of one step. It
-// keeps all that the whole backward half reads, so that a backward with other gradients is a
-// PartialBackward.
+// The next call runs in a session whose backward half is cut down to what these outputs need. That
+// session is planned as a whole, so its gradients are delivered and its memory is that of one step.
+// It also keeps all that the whole backward half reads, so that a PartialBackward can run if other
+// outputs get gradients.
 struct ExpectedBackward {
-  std::vector<bool> defined;   // by gradient that comes in
-  std::vector<int> gradients;  // by gradient of the whole: which of the session's; -1: none
+  std::vector<bool> defined;  // by incoming gradient
+  // By gradient of the whole session: the gradient of `session` that it is; -1: none.
+  std::vector<int> gradients;
   std::shared_ptr<Session> session;
-  std::unordered_map<const ir::Value*, int> slots;  // of what the whole backward half reads
+  std::unordered_map<const ir::Value*, int>
+      slots;  // of the values that the whole backward half reads
 };
 
-// Nothing where zeros would have to stand for a gradient that is missing, or no gradient is left.
+// Returns nullptr if zeros would have to replace a missing gradient, or if no gradient is left.
 std::shared_ptr<const ExpectedBackward> make_expected_backward(const CompiledGraph& whole,
                                                                const std::vector<bool>& defined);
 
 class PartialBackward {
  public:
-  // `defined`: by gradient that comes in. `context`: of any call.
+  // `defined` says for each incoming gradient whether it is defined. `context` may be that of any
+  // call.
   PartialBackward(std::shared_ptr<const CompiledGraph> whole, const std::vector<bool>& defined,
                   const Context& context);
 
-  // With the saved tensors of `context` in their slots; `tangents`: the gradients that come in.
-  // Gives the gradients of the whole session, undefined where none comes to them.
+  // Runs with the saved tensors in the slots of `context` and the incoming gradients `tangents`.
+  // Returns the gradients of the whole session; those that do not exist are undefined.
   Session::Tensors run(const Context& context, const Session::Tensors& tangents) const;
   void free_idle_contexts() const;
 
@@ -52,7 +55,7 @@ class PartialBackward {
   std::shared_ptr<const CompiledGraph> whole_;
   CutBackward cut_;
   std::vector<std::string> symbols_;
-  std::shared_ptr<Session> session_;  // none where nothing is left
+  std::shared_ptr<Session> session_;  // nullptr if no gradient is left
 };
 
 }  // namespace torch_ort::run

@@ -1,4 +1,4 @@
-// Concatenations whose parts are made where they lie in the whole; internal to run/.
+// Writes operands of concatenations in place; internal to run/.
 #pragma once
 
 #include "run/describe.h"
@@ -6,12 +6,12 @@
 
 namespace torch_ort::run {
 
-// Makes results of regions parts of the concatenation that reads them, itself or through views, so
-// that this has no more to copy than what it gets from elsewhere. Declines where somebody who wants
-// dense memory reads a part, or where a part would keep the whole alive for longer.
+// Makes results of steps parts of the concatenation that reads them, directly or through views, so
+// that only other operands are copied. Declines if a reader of a part wants dense memory, or if a
+// part would keep the whole alive for longer.
 class PartPlacer {
  public:
-  // After roots are decided.
+  // Needs Description::roots.
   PartPlacer(const CompiledGraph& graph, Description& description);
   void run();
 
@@ -27,8 +27,9 @@ class PartPlacer {
 
   const CompiledGraph& graph_;
   Description& result_;
-  std::vector<std::vector<size_t>> readers_;  // by root: steps
-  std::vector<std::vector<int>> sharers_;     // by root: slots, itself among them
+  std::vector<std::vector<size_t>> readers_;  // by root: the steps that read it
+  std::vector<std::vector<int>>
+      sharers_;  // by root: the slots that share its memory, itself included
 };
 
 }  // namespace torch_ort::run

@@ -1,6 +1,6 @@
-// Results of kernels that have no `out=` form, made in memory that is given to them: while such a
-// kernel runs, the allocation that becomes its result is answered with that memory. Which one that
-// is, calls tell.
+// Places results of kernels that have no `out=` overload. While such a kernel runs, the allocation
+// that becomes its result is answered with planned memory. Earlier calls show which allocation that
+// is.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -11,15 +11,15 @@
 
 namespace torch_ort::run {
 
-// Whether the operator allocates its results on the thread that calls it, through PyTorch's
-// allocator of the CPU, and keeps nothing that it allocates.
+// Whether the operator allocates its results on the calling thread with PyTorch's CPU allocator,
+// and holds no allocation after the call.
 bool is_placeable(const std::string& op);
 
-// By result of a step: the number, in its last call, of the allocation that became the result.
+// By result of a step: the number of the allocation that became the result in the last call.
 class AllocationNumbers {
  public:
   static constexpr int kUnknown = -1;
-  static constexpr int kNever = -2;  // it came with other strides
+  static constexpr int kNever = -2;  // its strides were not the planned ones
 
   explicit AllocationNumbers(size_t num_results);
   std::atomic<int>& operator[](size_t result) const { return numbers_[result]; }
@@ -28,8 +28,8 @@ class AllocationNumbers {
   std::unique_ptr<std::atomic<int>[]> numbers_;
 };
 
-// Answers allocations of the calling thread while it lives: results with the memory that they are
-// to stand in, others with workspaces as far as they go.
+// During its lifetime, answers the allocations of the calling thread: results with their planned
+// memory, others with workspaces as long as these last.
 class Placement {
  public:
   Placement();
@@ -38,13 +38,13 @@ class Placement {
   Placement& operator=(const Placement&) = delete;
 
   void add_workspace(char* data, int64_t bytes);
-  // Answers allocation `number`, if it asks for `bytes`, with `data`.
+  // Answers the allocation `number` with `data` if it asks for `bytes`.
   void expect(int number, void* data, size_t bytes);
-  // Whether it is the memory of a result.
+  // Whether `data` is the planned memory of a result.
   bool has_placed(const void* data) const;
-  // Whether nobody holds memory that it has given.
+  // Whether all memory that it gave has been freed.
   bool is_over() const { return num_lent_ == 0; }
-  // Of the allocation that got `data`; kUnknown if none did.
+  // The number of the allocation that got `data`; kUnknown if none did.
   int number_of(const void* data) const;
 
  private:
@@ -55,19 +55,19 @@ class Placement {
     size_t bytes;
   };
 
-  void* take(size_t bytes);  // nullptr: allocate as usual
+  void* take(size_t bytes);  // nullptr: the usual allocator answers
   void* take_piece(size_t bytes);
   bool give_back_piece(const void* data);
   void note(const void* data) { given_.push_back(data); }
   void return_last_pieces(size_t workspace);
-  // False if it is no memory of ours.
+  // Returns false if the memory is not from here.
   bool give_back(const void* data);
 
   struct Workspace {
     char* rest;
     char* end;
   };
-  // A piece of a workspace: taken from what is left of it, or one that is free again.
+  // A piece of a workspace that is in use, or was freed and can be used again.
   struct Piece {
     size_t workspace;
     char* data;
@@ -79,7 +79,7 @@ class Placement {
   c10::SmallVector<Workspace, 4> workspaces_;
   c10::SmallVector<Piece, 16> pieces_;
   c10::SmallVector<Place, 3> places_;
-  c10::SmallVector<const void*, 16> given_;  // by number
+  c10::SmallVector<const void*, 16> given_;  // by number of the allocation
   int num_lent_ = 0;
 };
 

@@ -1,6 +1,6 @@
 // Calls of torch.autograd.Function as steps of a graph: com.microsoft.PythonOp and PythonOpGrad.
-// The autograd node that a forward call makes is its context; it lives as long as the tensor that
-// forward gives besides its outputs. Only what python/ hands over here enters the interpreter.
+// The context of a call is the autograd node that it creates, which lives as long as the additional
+// first result of PythonOp. Only functions that python/ registers here enter the interpreter.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,42 +13,46 @@
 
 namespace torch_ort::run {
 
-// A Function with everything that is no tensor filled in, as one graph calls it.
+// A Function as one graph calls it, with all arguments but tensors bound.
 struct PythonFunction {
   using Tensors = std::vector<at::Tensor>;
-  // Takes all that forward returned, undefined where that is no tensor, while the GIL is held.
+  // Receives all that forward returned, undefined for what is not a tensor. Called with the GIL
+  // held.
   using Take = c10::function_ref<void(const Tensors&)>;
   using Call = std::function<void(Tensors tensors, const std::vector<int64_t>& sizes, Take take)>;
 
   std::string name;
   Call call;
-  std::vector<bool> requires_grad;  // by tensor
-  std::vector<bool> written;        // by tensor: whether forward writes into it
+  std::vector<bool> requires_grad;  // by tensor argument
+  std::vector<bool> written;        // by tensor argument: whether forward writes into it
   bool grad_mode = false;
-  std::vector<int> outputs;    // positions of the tensors among what forward returns
-  size_t num_results = 0;      // that forward returns
-  std::vector<int> gradients;  // positions of the tensors that backward gives a gradient for
+  std::vector<int> outputs;  // positions of the tensors among the results of forward
+  size_t num_results = 0;    // of forward
+  // Positions of the tensor arguments for which backward returns a gradient.
+  std::vector<int> gradients;
 };
 
-// Gives the key by which the operators torch_ort::python_op and python_op_grad find it.
+// Registers a function and returns the key by which the operators torch_ort::python_op and
+// python_op_grad find it.
 int64_t add_python_function(PythonFunction function);
 void remove_python_function(int64_t key);
-// What capture has learnt of it.
+// Set what the capture has learned about the function.
 void set_form(int64_t key, std::vector<bool> written, std::vector<int> outputs, size_t num_results);
 void set_gradients(int64_t key, std::vector<int> positions);
 
-// Runs the backward of the Function that made `output`. One gradient for each thing that forward
-// returned in, one for each tensor that it was called with out; both may be undefined.
+// Runs the backward of the Function whose forward returned `output`. Takes one gradient for each
+// result of forward and returns one for each tensor argument; any of these may be undefined.
 PythonFunction::Tensors run_grad_fn(const at::Tensor& output, PythonFunction::Tensors gradients);
 
-// Whether a tensor owns the context of a call.
+// Whether the tensor owns the context of a call.
 bool is_python_context(const at::Tensor& tensor);
-// Keeps a context whose tensor a saved-tensor hook may copy and drop, until its backward has run.
+// Keeps the context alive until its backward has run, even if a saved-tensor hook copies and drops
+// the tensor.
 void hold_python_context(const at::Tensor& tensor);
 int64_t num_python_contexts();
 
-// Raises the exception that is being handled again, as one of Python's which is marked as coming
-// from a Function: nothing but the user's program has failed. Set when the module is loaded.
+// Rethrows the current exception as a Python error that is marked as coming from a Function,
+// because only the user's code has failed. Set when the module is loaded.
 using RaiseAgain = void (*)(const std::string& name);
 void set_raise_again(RaiseAgain raise_again);
 

@@ -1,9 +1,9 @@
 // A recorded training graph as one node of autograd.
 //
-// What backward reads is saved as autograd saves: edits are noticed, hooks are called, and the
-// token ends the engine's context with the node. Everything else that backward wants is data in the
-// node, so that a trace of backward (compiled autograd) can hold it. Only what python/ hands over
-// here enters the interpreter.
+// Autograd saves what backward reads, so that it notices in-place edits and calls saved-tensor
+// hooks. The token ends the engine's context together with the node. All else that backward needs
+// is plain data in the node, so that compiled autograd can trace it. Only functions that python/
+// registers here enter the interpreter.
 #pragma once
 
 #include "run/companion.h"
@@ -25,45 +25,47 @@ namespace torch_ort::run {
 class RecordedStep {
  public:
   using Tensors = Session::Tensors;
-  using Order = std::vector<int64_t>;  // dims by strides, outermost first; empty: row-major
+  using Order = std::vector<int64_t>;  // dims by stride, largest first; empty: row-major
   using FirstBackward = std::function<Tensors(const at::Tensor& token, const Tensors& saved,
                                               const Tensors& tangents)>;
 
-  // An output that the caller makes at first read (passes/lazy_logits.h): in its place the session
-  // gives rows.
+  // An output that the caller computes when it is first read (passes/lazy_logits.h). The session
+  // returns rows in its place.
   struct Lazy {
     int output;
     int64_t classes;
     at::ScalarType dtype;
   };
 
-  // What of the graph autograd sees.
+  // What autograd needs to know about the graph.
   struct Form {
-    std::vector<int> differentiable;  // outputs of the session
-    std::vector<Order> orders;        // of their gradients
-    // By input with a gradient: the positions in `differentiable` of the outputs it is of.
+    std::vector<int> differentiable;  // outputs of the session that have gradients
+    std::vector<Order> orders;        // the orders of the dims of their gradients
+    // By input with a gradient: the positions in `differentiable` of the outputs that depend on it.
     std::vector<std::vector<int64_t>> origins;
-    // Whether gradients leave early where nobody waits for them, too.
+    // Whether gradients leave early even if nobody waits for them.
     bool always_early = false;
-    // Of the session's saved inputs, among the flat inputs that a call's companion knows.
+    // The positions of the session's saved inputs among the flat inputs that the companion of a
+    // call knows.
     std::vector<int64_t> saved_positions;
     std::vector<Lazy> lazy;
   };
 
-  // `key`: what DifferentiableGradients knows the graph by.
+  // `key` identifies the graph to DifferentiableGradients.
   RecordedStep(std::shared_ptr<Session> session, const Form& form, int64_t key);
   RecordedStep(const RecordedStep&) = delete;
   RecordedStep& operator=(const RecordedStep&) = delete;
   ~RecordedStep();
 
-  // Runs the backward of later calls instead of the engine, until it is forgotten.
+  // `function` runs the backward of later calls instead of the engine, until
+  // forget_first_backward() is called.
   void watch_first_backward(FirstBackward function);
   void forget_first_backward();
 
-  // Gives the session's outputs with their history, then the token. `with_gradient`: the inputs
-  // that get gradients. Else as Session::forward. A lazy output is a tensor of its sizes and with
-  // its history that has one number in memory; behind the token stand the rows that are there in
-  // the places of these.
+  // Runs forward. Returns the session's outputs with their autograd history, then the token.
+  // `with_gradient` are the inputs that get gradients; the other arguments are those of
+  // Session::forward. A lazy output is a tensor with its sizes and history but one number of
+  // memory; the rows from which it can be computed come after the token.
   Tensors run(const Tensors& inputs, const std::vector<int64_t>& symbols,
               const Tensors& with_gradient, bool carry) const;
 
@@ -81,19 +83,19 @@ class RecordedStep {
   std::vector<Lazy> lazy_;
   int64_t key_;
   bool always_early_;
-  std::atomic<int64_t> first_backward_{0};  // the key of what watches; 0: nothing does
+  std::atomic<int64_t> first_backward_{0};  // the key of the function; 0: none
 };
 
-// A backward call whose gradients are to be differentiated: create_graph=True.
+// A backward call with create_graph=True, whose gradients will be differentiated.
 struct DifferentiableCall {
   int64_t key;                                   // of the step
-  std::shared_ptr<Companion> companion;          // of the forward call; null where none was kept
-  std::unordered_map<size_t, at::Tensor> saved;  // inputs, by their positions
+  std::shared_ptr<Companion> companion;          // of the forward call; nullptr if there is none
+  std::unordered_map<size_t, at::Tensor> saved;  // inputs by position
   const RecordedStep::Tensors& tangents;
-  c10::function_ref<RecordedStep::Tensors()> compute;  // the gradients, without a history
+  c10::function_ref<RecordedStep::Tensors()> compute;  // computes the gradients without a history
 };
 
-// Gives the gradients of a call with a history. Set when the module is loaded.
+// Computes the gradients of a call with an autograd history. Set when the module is loaded.
 using DifferentiableGradients = RecordedStep::Tensors (*)(const DifferentiableCall& call);
 void set_differentiable_gradients(DifferentiableGradients function);
 

@@ -1,11 +1,12 @@
-// A compiled graph, ready to run.
+// A compiled graph that is ready to run.
 //
-// CompiledGraph  what does not depend on sizes: steps, and which tensors cross from forward to
-//                backward.
-// Binding        one set of sizes: the plan, and every argument that sizes decide. Cached, least
-//                recently used.
-// Context        one forward call and its backward: the tensors. Pooled; ended by its token.
-// Session        a compiled graph with its bindings, and the calls of it.
+// CompiledGraph  does not depend on sizes: the steps, and which tensors cross from forward to
+//               backward
+// Binding        one set of sizes: the plan, and the arguments that depend on sizes. Bindings are
+//               cached; the least recently used one is dropped.
+// Context        the tensors of one forward call and its backward. Contexts are pooled. The token
+//               of a call ends its context.
+// Session        a compiled graph with its bindings, and the calls of it
 #pragma once
 
 #include "run/compiled_graph.h"
@@ -33,13 +34,13 @@ class SharedBuffer;
 
 class Session : public std::enable_shared_from_this<Session> {
  public:
-  using Tensors = std::vector<at::Tensor>;  // undefined: None
+  using Tensors = std::vector<at::Tensor>;  // an undefined tensor is None
 
-  // Takes the graph, as compile_graph does.
+  // Compiles a graph; see compile_graph.
   static std::shared_ptr<Session> compile(std::unique_ptr<ir::Graph> graph,
                                           const Constants& constants,
                                           const SessionOptions& options);
-  // The body of an If or a Loop, which no counter and no id tells.
+  // Compiles the body of an If or a Loop. Such a session has no id and is not counted.
   static std::shared_ptr<Session> compile_body(std::unique_ptr<ir::Graph> graph,
                                                const Constants& constants,
                                                const SessionOptions& options);
@@ -50,37 +51,39 @@ class Session : public std::enable_shared_from_this<Session> {
   const ir::Graph& graph() const { return *compiled_->graph; }
   c10::Device device() const { return compiled_->device; }
   bool is_training() const { return compiled_->yield != nullptr; }
-  // Inputs, and forward outputs, that backward reads: autograd saves them, not the engine.
+  // The inputs, and the forward outputs, that backward reads. Autograd saves these, not the engine.
   const std::vector<int>& saved_inputs() const { return compiled_->saved_inputs; }
   const std::vector<int>& saved_outputs() const { return compiled_->saved_outputs; }
   size_t num_outputs() const { return compiled_->outputs.size(); }
 
-  // Without a YieldOp: outputs. With one: outputs, then the token.
-  // `symbols`: values of graph().symbol_inputs. `carry`: the token holds all bytes that backward
-  // needs, so that saved-tensor hooks may copy and move it.
-  // `early`: who waits for gradients gets them as they become ready, by BackwardRun. Where these
-  // are few bytes, and where the token carries, they are ready together.
+  // Runs the forward half. Returns the outputs, and then, if the graph has a YieldOp, the token of
+  // the call.
+  // `symbols` are the values of graph().symbol_inputs. With `carry` the token holds all bytes that
+  // backward needs, so that saved-tensor hooks may copy and move it. With `early` gradients are
+  // returned as they become ready, by a BackwardRun; they are returned together nevertheless if
+  // they have few bytes, or if the token carries.
   Tensors forward(const Tensors& inputs, const std::vector<int64_t>& symbols, bool carry,
                   bool early = false);
-  // By gradient: in which segment of the backward half the one of a token's call becomes ready,
-  // counted from 0. Empty: all are ready together.
+  // By gradient: the segment of the backward half in which it becomes ready, counted from 0, for
+  // the call of a token. Empty: all are ready together.
   static std::vector<int> segments(const at::Tensor& token);
-  // As part of a call of another session, whose thread state it runs in.
+  // Runs as part of a call of another session, in the thread state that the other has set.
   Tensors run_body(const Tensors& inputs, const std::vector<int64_t>& symbols);
-  // `saved`: the saved inputs, then the saved outputs. `keep`: the token may be used again. Where a
-  // tangent is undefined, so are the gradients that depend on such alone.
+  // Runs the backward half. `saved` are the saved inputs, then the saved outputs. With `keep` the
+  // token may be used again. A gradient that depends only on undefined tangents is undefined.
   static Tensors backward(const at::Tensor& token, const Tensors& saved, const Tensors& tangents,
                           bool keep);
 
-  // Makes the plan for the sizes that another session has run with last, without running; raises as
-  // forward would, and UserError if the other has not run.
+  // Makes the plan for the sizes with which another session ran last, without running. Throws what
+  // forward would throw, and UserError if the other session has not run.
   void prepare_like(const Session& other);
-  // One report of the plan used last, for explain(); nothing before the first. So too of one that
-  // is made for the outputs which got gradients last.
+  // A report of the plan that was used last, for explain(); nothing before the first. If a session
+  // is made for the outputs that got gradients last (partial_backward.h), the report is about its
+  // plan.
   struct PlanReport {
     int64_t steps_forward, steps_backward, steps_out, steps_functional, steps_view, in_place;
     int64_t context_bytes, scratch_bytes, saved_bytes, peak_bytes;
-    int64_t segments;  // of the backward half, where gradients leave early; else 1
+    int64_t segments;  // segments of the backward half; 1 unless gradients leave early
     double plan_ms;
   };
   std::optional<PlanReport> plan_report() const;
@@ -89,18 +92,18 @@ class Session : public std::enable_shared_from_this<Session> {
     bool backward;
   };
   std::vector<StepReport> steps_report() const;
-  // Where each tensor of the plan used last lives; empty before the first.
+  // The place of each tensor in the plan that was used last; empty before the first.
   struct TensorReport {
     std::string name, kind, area;
     int64_t offset, bytes;
-    int first_step, last_step;        // positions in the order of execution; -1: no step uses it
-    std::string shares, in_place_of;  // names; empty: no other tensor
+    int first_step, last_step;        // positions in execution order; -1: unused
+    std::string shares, in_place_of;  // names of tensors; empty: none
   };
   std::vector<TensorReport> plan_table() const;
-  // The kernels of regions in the plan used last: name of the node, instructions.
+  // The kernels of regions in the plan that was used last: name of the node, listing.
   std::vector<std::pair<std::string, std::string>> programs_report() const;
-  // The lists of rows that count, which the plan used last has made last: name of the node, how
-  // many are in it, and of how many.
+  // The lists of rows that the last run with that plan made: name of the node, the number of rows
+  // in the list, and the number of rows in all.
   struct RowListReport {
     std::string name;
     int64_t count, num_rows;
@@ -118,7 +121,7 @@ class Session : public std::enable_shared_from_this<Session> {
   std::shared_ptr<const PartialBackward> partial_backward(const std::vector<bool>& defined,
                                                           const Context& context) const;
   void expect(const std::vector<bool>& defined) const;
-  // Nothing where all outputs are expected to get gradients.
+  // Returns nullptr if all outputs are expected to get gradients.
   std::shared_ptr<const ExpectedBackward> expected_backward() const;
   std::shared_ptr<const Session> expected_session() const;
   std::shared_ptr<Context> begin_forward(const Tensors& inputs, const std::vector<int64_t>& symbols,
@@ -140,18 +143,19 @@ class Session : public std::enable_shared_from_this<Session> {
   std::shared_ptr<const CompiledGraph> compiled_;
   std::shared_ptr<Delivery> delivery_;
 
-  mutable std::mutex mutex_;                      // of what follows
+  mutable std::mutex mutex_;                      // guards the following members
   std::list<std::shared_ptr<Binding>> bindings_;  // most recently used first
-  // By which tangents are defined, as many as there may be bindings.
+  // By which tangents are defined. There are at most as many as bindings.
   mutable std::map<std::vector<bool>, std::shared_ptr<const PartialBackward>> partial_backwards_;
   mutable std::map<std::vector<bool>, std::shared_ptr<const ExpectedBackward>> expected_backwards_;
   mutable std::vector<bool> last_defined_;  // those of the last backward; empty: all
 };
 
-// Whether a context's token, by its value, is alive.
+// Whether the context of a token, given by the token's value, is alive.
 bool is_live(int64_t token);
 
-// Frees idle contexts of all sessions, and idle memory; gives the bytes that went back.
+// Frees the idle contexts of all sessions, and idle memory. Returns the number of bytes that were
+// freed.
 int64_t empty_cache();
 
 std::shared_ptr<Session> find_session(int64_t id);  // UserError if it is gone

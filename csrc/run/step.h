@@ -1,7 +1,7 @@
-// A step is one call of a program. What it does is the business of its form, a class in steps/.
+// A step is one call of a compiled graph. Its form, a class in steps/, decides how it runs.
 //
-// Step       whatever the sizes: what it reads and makes, and what may be done with its memory.
-// BoundStep  for one set of sizes: its arguments and places filled in, ready to run.
+// Step       does not depend on sizes: what it reads and makes, and how its memory may be used
+// BoundStep  for one set of sizes: arguments and addresses are filled in, ready to run
 #pragma once
 
 #include "ir/graph.h"
@@ -23,79 +23,81 @@ struct Context;
 struct Description;
 struct StepCounts;
 
-// Slots number the tensors of a program.
+// The number of the slot of each value.
 using Slots = std::unordered_map<const ir::Value*, int>;
 
 struct BoundStep;
 
 struct Step {
-  std::string name;    // of the node, for profilers and messages
-  std::string origin;  // of the node: a place in the user's program
-  // Slots of the tensors that the step gives, lists flattened; -1: not kept.
+  std::string name;    // the name of the node, for profiles and messages
+  std::string origin;  // the user's source line of the node
+  // The slots of the results, with lists flattened; -1: not stored.
   std::vector<int> outputs;
-  bool effect = false;       // random, writes or raises: keeps its order
-  std::string binds_symbol;  // the result is no tensor but the value of this symbol
+  bool effect = false;  // it draws, writes or raises: it stays in order
+  // The symbol whose value the result is, if it is not a tensor.
+  std::string binds_symbol;
 
   virtual ~Step() = default;
 
-  virtual const char* form() const = 0;  // "out", "control_flow"; of reports
+  virtual const char* form() const = 0;  // for reports: "out", "control_flow"
   virtual std::string op_name() const = 0;
   virtual std::vector<int> reads() const = 0;              // slots of tensor arguments, each once
-  virtual std::vector<int> mutates() const { return {}; }  // slots that the step writes into
-  // Sizes that it evaluates in each run or binding.
+  virtual std::vector<int> mutates() const { return {}; }  // slots that it modifies
+  // The sizes that it evaluates when it is bound or run.
   virtual std::vector<ir::Dim> dims() const { return {}; }
 
-  // The slot whose memory a result shares by the nature of the form, whatever the sizes, or may
-  // share; -1: it has memory of its own.
+  // The slot whose memory a result shares, or may share, with any sizes; -1: the result has memory
+  // of its own.
   virtual int shares(size_t /*result*/) const { return -1; }
-  // Whether that is all it does: its results are views, or may be.
+  // Whether its results are views, or may be, and it does nothing else.
   virtual bool is_view() const { return false; }
-  // Whether the results are written into memory that the step is given.
+  // Whether it writes its results into given memory.
   virtual bool writes_given_memory() const { return false; }
-  // Whether it can do so wherever each element lies, and at no cost.
+  // Whether it can write results of any strides at no cost.
   virtual bool writes_strided_memory() const { return false; }
-  // Slots over which outputs[0] may be written.
+  // The slots that outputs[0] may overwrite.
   virtual std::vector<int> in_place() const { return {}; }
-  // Whether a reader may write over a result: the kernel has made it and keeps nothing of it.
+  // Whether a reader may overwrite a result, because the kernel allocated it and does not hold it.
   virtual bool gives_up_results() const { return false; }
-  // Whether it reads memory with gaps as fast as any other.
+  // Whether it reads memory with gaps as fast as dense memory.
   virtual bool reads_gaps(const Description& /*description*/) const { return false; }
-  // Whether the kernel can use memory that is given to it for itself.
+  // Whether the kernel can use a workspace.
   virtual bool takes_workspace() const { return false; }
   virtual void free_idle_contexts() const {}
 
-  // What one set of sizes lets it do: `description.roots` of its results, from those of its
+  // Refines `description` for one set of sizes: sets the roots of its results from those of its
   // arguments.
   virtual void describe(const CompiledGraph& graph, Description& description) const;
   virtual std::unique_ptr<BoundStep> bind(Binder& binder) const = 0;
 };
 
-// "node_3 (model.py:12)"
+// The name and origin of a step: "node_3 (model.py:12)".
 std::string place_of(const Step& step);
 
-// In their order, without -1.
+// The slots in their order, each once, without -1.
 std::vector<int> without_repeats(const std::vector<int>& slots);
 
 struct BoundStep {
   const Step& step;
-  // Nothing is left to do in a run: its result looks at engine memory, or has come with its parts.
+  // There is nothing to do in a run: the result is a view of engine memory, or its parts have been
+  // written in place.
   bool is_done = false;
-  std::vector<int> release;  // slots to let go afterwards
-  // Parts of the context memory that may go back to the system afterwards.
+  std::vector<int> release;  // slots to release afterwards
+  // Parts of the context area to return to the system afterwards.
   std::vector<plan::Discard> discards;
 
   explicit BoundStep(const Step& of) : step(of) {}
   virtual ~BoundStep() = default;
 
-  // What the sizes have made of the step's form.
+  // The form with these sizes, which may be simpler than that of the step.
   virtual const char* form() const { return step.form(); }
   virtual bool is_view() const { return false; }
   virtual void run(Context& context, StepCounts& counts) const = 0;
-  // Tensor objects that are made with a context, and pointed at the memory of each call.
+  // The views that are made with a context and redirected to the memory of each call.
   virtual std::vector<const ViewSpec*> moving_views() const { return {}; }
-  // The kernel of a region, one instruction a line; empty: it is none.
+  // The listing of a kernel, one instruction a line; empty if it has none.
   virtual std::string program() const { return {}; }
-  // The list of rows that it made last; nothing if it makes none, or has not run.
+  // The list of rows that the last run made; nothing if it makes none or has not run.
   virtual std::optional<region::ListedRows> listed() const { return std::nullopt; }
 };
 

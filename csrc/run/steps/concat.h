@@ -1,4 +1,4 @@
-// A concatenation. Where its parts are made in it, only what comes from elsewhere is copied.
+// A concatenation. It copies only those operands that are not written in place.
 #pragma once
 
 #include "run/steps/out.h"

@@ -1,4 +1,4 @@
-// Steps of which one set of sizes makes a kernel of region/codegen.h.
+// Steps that run a kernel of region/codegen.h, compiled for one set of sizes.
 #pragma once
 
 #include "region/codegen.h"
@@ -10,13 +10,13 @@
 
 namespace torch_ort::run {
 
-// How the tensor of a slot lies, whose size is known.
+// The layout of a slot whose sizes are known.
 region::Layout layout_of(int slot, const Binder& binder);
 
 struct BoundKernel : BoundWriter {
   std::vector<int> operands;  // slots
   std::shared_ptr<const region::Kernel> kernel;
-  int64_t StepCounts::* count;  // what such a step counts as
+  int64_t StepCounts::* count;  // the counter of such steps
 
   BoundKernel(const Step& of, Binder& binder, std::vector<int> slots,
               std::shared_ptr<const region::Kernel> made, int64_t StepCounts::* counted);

@@ -29,16 +29,17 @@ struct BoundArg {
   enum class Kind : uint8_t { kConstant, kSlot, kTensorList, kUnbackedDim, kUnbackedDimList } kind;
   int slot = -1;
   c10::IValue constant;
-  const ArgSource* source = nullptr;  // of lists, and of dims that are known only in the run
+  const ArgSource* source = nullptr;  // for lists, and for dims with unbacked symbols
 
   bool is_unbacked() const { return kind == Kind::kUnbackedDim || kind == Kind::kUnbackedDimList; }
 };
 
 struct OperatorStep : Step {
-  c10::OperatorHandle op;       // what is called: the out= overload where results are given memory
-  std::vector<ArgSource> args;  // of `op`, in the order of its schema
+  c10::OperatorHandle op;  // the operator to call; the out= overload if results have given memory
+  std::vector<ArgSource> args;  // in the order of the schema of `op`
 
-  // Binds the arguments and results of a call to the schema of `op`, which the call need not name.
+  // Matches the arguments and results of a call to the schema of `op`, which need not be the
+  // operator that the call names.
   OperatorStep(const CallSite& site, const c10::OperatorHandle& op, const ops::ArgList& args);
 
   std::string op_name() const override;
@@ -46,13 +47,13 @@ struct OperatorStep : Step {
   std::vector<ir::Dim> dims() const override;
 
   std::vector<BoundArg> bind_args(const Binder& binder) const;
-  // Calls the operator; its results stay on the context's stack.
+  // Calls the operator and leaves its results on the context's stack.
   void call(Context& context, const std::vector<BoundArg>& args) const;
-  // Puts what is on the stack into the slots of the results.
+  // Moves the results from the stack to their slots.
   void store_results(Context& context) const;
 };
 
-// A call with its arguments. What happens before and after it is the form's.
+// A call with bound arguments. The form adds what happens before and after it.
 template <typename Form>
 struct BoundCall : BoundStep {
   const Form& of;
@@ -62,7 +63,7 @@ struct BoundCall : BoundStep {
       : BoundStep(called), of(called), args(called.bind_args(binder)) {}
 };
 
-// Slots of the operands that have the type of the only result.
+// The slots of the operands that have the type of the only result.
 std::vector<int> operands_like_result(const CallSite& site);
 
 }  // namespace torch_ort::run

@@ -1,4 +1,4 @@
-// An `out=` kernel, or an in-place one on fresh memory: writes into memory that it is given.
+// Calls an `out=` kernel, or an in-place kernel on new memory, which writes into given memory.
 #pragma once
 
 #include "run/steps/operator.h"
@@ -12,7 +12,7 @@ namespace torch_ort::run {
 
 struct OutStep : OperatorStep {
   std::vector<int> overwritable;  // slots
-  bool writes_gaps = false;       // the kernel writes results that have gaps
+  bool writes_gaps = false;       // the kernel can write results that have gaps
 
   using OperatorStep::OperatorStep;
 
@@ -23,7 +23,8 @@ struct OutStep : OperatorStep {
   std::unique_ptr<BoundStep> bind(Binder& binder) const override;
 };
 
-// The step that calls the overload which is proved to write such results; nothing if there is none.
+// Makes a step that calls the overload that is proved to write such results; nothing if there is
+// none.
 std::optional<OutStep> find_out_step(const CallSite& site);
 
 }  // namespace torch_ort::run

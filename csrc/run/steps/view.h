@@ -1,4 +1,4 @@
-// Metadata only: the results share the memory of the first tensor argument.
+// A view: its results share the memory of the first tensor argument.
 #pragma once
 
 #include "run/steps/operator.h"
@@ -7,14 +7,15 @@
 
 namespace torch_ort::run {
 
-// Views of engine memory and constants are made once with a context, right for any address. Those
-// of the caller's memory are described once and pointed at the memory of each call. What is left is
-// made in the run.
+// Views of engine memory and of constants are made once with each context, whatever its address.
+// Views of the caller's memory are described once and redirected to the memory of each call. All
+// others are made in the run.
 struct BoundView : BoundStep {
   const OperatorStep& of;
   int base;  // slot
   std::vector<BoundArg> args;
-  std::vector<ViewSpec> views;  // of the caller's memory, or of adopted memory
+  // Views of the caller's memory or of adopted memory.
+  std::vector<ViewSpec> views;
 
   BoundView(const OperatorStep& of, int base, Binder& binder);
 
@@ -22,7 +23,7 @@ struct BoundView : BoundStep {
   bool is_view() const override { return true; }
   std::vector<const ViewSpec*> moving_views() const override;
   void run(Context& context, StepCounts& counts) const override;
-  // Raises UserError where the results are laid out otherwise than the plan took them to be.
+  // Throws UserError if the results have another layout than the plan assumed.
   void make_static(Context& context) const;
 
  private:

@@ -1,4 +1,4 @@
-// Steps that write their results into memory they are given, and what is done to that memory.
+// Steps that write their results into given memory, and the preparation of that memory.
 #pragma once
 
 #include "run/binding.h"
@@ -9,9 +9,11 @@
 namespace torch_ort::run {
 
 struct BoundWriter : BoundStep {
-  std::vector<int> allocate;    // slots that get memory of their own before the call
-  int takes_over = -1;          // slot of an adopted tensor that the result is written into
-  std::vector<PartSpec> parts;  // its results in tensors of the caller
+  std::vector<int> allocate;  // slots for which to allocate memory before the call
+  // The slot of an adopted tensor that the result overwrites; -1: none.
+  int takes_over = -1;
+  // The results that are parts of tensors of the caller.
+  std::vector<PartSpec> parts;
 
   BoundWriter(const Step& of, Binder& binder);
 
@@ -19,7 +21,7 @@ struct BoundWriter : BoundStep {
   void run(Context& context, StepCounts& counts) const final;
 
  protected:
-  // With memory in the slots of all results.
+  // Called when the slots of all results have memory.
   virtual void write(Context& context, StepCounts& counts) const = 0;
 };
 
