@@ -1,29 +1,30 @@
-// Images between convolutions keep their channels last in memory.
+// Keeps images in channels-last layout between convolutions.
 //
-// oneDNN's convolutions work on layouts of their own. Plain images are reordered before and after
-// each of them, forward and backward, through temporaries as large as they are; images whose
-// channels stand last are worked on where they lie. So this pass chooses one of the two layouts for
-// each node that can have either: convolutions, batch norms, pooling, and what goes element by
-// element or reduces along known axes, in both halves.
+// oneDNN's convolutions work on layouts of their own. Row-major images are reordered before and
+// after each convolution, forward and backward, through temporaries of their size; channels-last
+// images are used in place. So this pass chooses one of the two layouts for each node that can have
+// either, in both halves: convolutions, batch norms, pooling, element-wise nodes, and reductions
+// along known axes.
 //
-// The choice is a minimum cut of the graph. On one side of the scales are the reorders that
-// convolutions spare, on the other the copies at the borders, where an image is made in one layout
-// and read in the other. What other nodes read, and what comes from the caller or goes there, is
-// plain and stays so. What a convolution spares shrinks with the share of its weight in what it
-// reads: for channels last oneDNN has slower kernels where weights are larger than images, as in
-// the last stages of a network; there it gains nothing or loses. Where sizes are symbols, the call
-// that was captured says what weighs how much; images of which it says nothing stay plain.
+// The choice is a minimum cut of the graph. It weighs the reorders that convolutions save against
+// copies where an image is made in one layout and read in the other. Images that other nodes read,
+// that the caller passes or that are returned to it are row-major and stay so. What a convolution
+// saves decreases with the share of its weight in the bytes that it reads: where weights are larger
+// than images, as in the last stages of a network, oneDNN's channels-last kernels are slower, and
+// there is nothing to gain. Where sizes are symbols, those of the captured call are the estimate;
+// images without known sizes stay row-major.
 //
-// Kernels that follow the layout of their images keep their place and get images (N, C, H, W) with
-// the strides of (N, H, W, C). All other nodes are written anew on row-major tensors (N, H, W, C),
-// so that fused regions see channels as columns; concatenations and parts name other axes then.
-// Transposes between the two are views. A part is copied where such a kernel reads it: most take
-// images without gaps alone, or are slow on others. Weights stay as they are; their gradients come
-// with channels last and are copied, as the caller wants them plain.
+// Kernels that follow the layout of their images keep their axes, and get images (N, C, H, W) with
+// the strides of (N, H, W, C). All other nodes are rewritten to row-major tensors (N, H, W, C), so
+// that fused regions see channels as columns; concatenations and slices then name other axes.
+// Transposes between the two are views. A slice is copied if such a kernel reads it, because most
+// of these kernels require dense images or are slow on others. Weights keep their layout; their
+// gradients are computed in channels-last layout and copied, because the caller expects them
+// row-major.
 //
-// Declines nothing that it has begun: whatever nodes are moved, copies at the borders keep the rest
-// as it was. So what is made is right for all sizes; images that may be either, as those of one
-// pixel, are copied where only a call can tell that they are.
+// Copies at the borders make every choice correct, for all sizes. An image that has both layouts at
+// once for some sizes, such as one of a single pixel, is copied if that is not known before the
+// call.
 
 #include "ops/channels_last.h"
 

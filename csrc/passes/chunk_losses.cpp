@@ -1,24 +1,24 @@
 // The cross-entropy of a linear layer -> torch_ort.LinearCrossEntropy (ops/linear_loss.h), which
-// makes the logits some rows at a time:
+// computes the logits for a chunk of rows at a time:
 //
 //   NllLoss(LogSoftmax(views and casts of MatMul(hidden, weight^T) + bias), labels)
 //
-// In backward the loss has one number as its gradient. So the kernel makes the gradients of hidden
-// rows, weight and bias in the forward half, where logits are at hand, and backward multiplies them
-// with that number: nothing of rows x classes crosses the border. Logits that something else of the
-// forward half reads are written once. Where these have a gradient of their own, that goes the old
-// way, and both are added up: it is cut off where none comes.
+// In backward, the gradient of the loss is one number. So the kernel computes the gradients of the
+// hidden rows, the weight and the bias in the forward half, where it has the logits, and backward
+// multiplies them by that number. No tensor of rows x classes is saved for backward. If another
+// node of the forward half reads the logits, the kernel writes them once. If these logits have a
+// gradient of their own, it passes through the old nodes, and both gradients are added; that part
+// is cut off if no such gradient comes.
 //
-// Of the logits there may be read besides, and have gradients, the sum of the logarithms of all
-// probabilities of a row (label smoothing), and the logarithm of the sum of all powers, squared in
-// the end (a z-loss). And the losses may be those of single rows. Then each row has gradients of
-// its own. These are known in the forward half but for one number, if all of them are multiples of
-// the same one (passes/multiples.h), as they are where means and sums of rows are made, with any
-// weights. The logits may have a soft cap, cap * tanh(product / cap). Rows of logits that a slice
-// cuts off before the loss are rows whose label does not count.
+// Two results for each row may be read and have gradients besides: the sum of all log-probabilities
+// (label smoothing), and logsumexp, which is squared in the end (a z-loss). The losses themselves
+// may be those of rows. Then each row has its own gradients. The forward half knows these up to one
+// number if they are all multiples of the same one (passes/multiples.h), which is the case for
+// means and sums of rows with any weights. The logits may have a soft cap, cap * tanh(product /
+// cap). Rows that a slice leaves out of the loss are treated as rows with an ignored label.
 //
-// Declines where gradients of rows are other ones, where logits are read in backward, and where
-// that saves little memory.
+// Declines if gradients of rows are not such multiples, if backward reads the logits, and if little
+// memory would be saved.
 
 #include "ir/edit.h"
 #include "ops/linear_loss.h"

@@ -1,5 +1,5 @@
-// If and Loop whose bodies name values of the graphs around them -> torch_ort.If and
-// torch_ort.Loop, which take those values as inputs. A closed body is a graph like any other: the
+// If and Loop whose bodies refer to values of the graphs around them -> torch_ort.If and
+// torch_ort.Loop, which take those values as inputs. A closed body is a graph like any other: all
 // passes run on it, and a session of its own runs it.
 
 #include "base/error.h"

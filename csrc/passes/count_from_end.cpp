@@ -1,7 +1,7 @@
-// Gather(x, i), and its like, of a file: i -> Where(i < 0, i + size, i)
+// Gather(x, i) and similar ops of a file: i -> Where(i < 0, i + size, i)
 // In ONNX a negative index counts from the end of its axis; PyTorch's kernels, which run these ops,
-// refuse it. Captured graphs have these ops where PyTorch refuses as well.
-// Declines where all indices are known and none is negative.
+// reject it. Captured graphs have these ops only where PyTorch rejects such indices as well.
+// Declines if all indices are constants and none is negative.
 
 #include "base/error.h"
 #include "ir/edit.h"

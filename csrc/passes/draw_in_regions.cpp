@@ -1,8 +1,7 @@
-// Random masks drawn by PyTorch's kernel -> masks computed where they are needed, from one seed per
-// run and the place of each element. The backward half computes them again, so that none crosses.
-// Attention draws its own, in its kernel.
-// They follow `torch.manual_seed`, but are not eager's: the option exact_random leaves this pass
-// out.
+// Random masks drawn by PyTorch's kernel -> masks computed where they are needed, from one seed for
+// each run and the position of each element. The backward half recomputes them, so none is saved
+// for backward. Attention draws in its own kernel. The masks follow `torch.manual_seed`, but differ
+// from those of eager PyTorch; the option exact_random disables this pass.
 
 #include "ir/edit.h"
 #include "ops/op.h"

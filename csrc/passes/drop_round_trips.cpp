@@ -1,9 +1,9 @@
-// Cast(Cast(x)) to a shorter float and back -> Identity(x), which remove_identity takes away.
-// Autocast makes such pairs where a gradient in float32, of a bias for one, is brought to the dtype
-// that the forward half had and then to that of the parameter. Regions keep the digits of what
-// they hold inside; here these are kept between them. What reads the shorter value goes on with it.
-// Within one half of a training graph: the longer value would cross the border in place of the
-// shorter one.
+// Cast(Cast(x)) to a shorter float and back -> Identity(x), which remove_identity removes. Autocast
+// makes such pairs where a gradient in float32, such as that of a bias, is cast to the dtype of the
+// forward half and then to that of the parameter. Regions keep the digits of the values inside of
+// them; this keeps digits between regions too. Other readers of the shorter value still read that.
+// The pass works within one half of a training graph, since otherwise the longer value would be
+// saved for backward instead of the shorter one.
 
 #include "ir/edit.h"
 #include "ops/writer.h"

@@ -1,7 +1,7 @@
-// Norms, softmax, losses and dropout, with their backward operators, in the small language of fused
-// regions (ops/fusion.h), so that fuse_regions can join them with what stands around them. Only
-// where a region can run them: numbers of floating point on the CPU, of known rank, along the last
-// dims.
+// Expresses norms, softmax, losses and dropout, and their backward operators, in the small language
+// of fused regions (ops/fusion.h), so that fuse_regions can fuse them with the nodes around them.
+// Only where a region can run them: for floating-point tensors of known rank on a device with a
+// code generator.
 
 #include "ir/edit.h"
 #include "ops/aten.h"

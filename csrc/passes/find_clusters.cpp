@@ -1,6 +1,6 @@
-// Numbers the nodes of the captured graph and names what of it could be made again, if somebody
-// asks for that by name (passes/budget.h). Later passes change what stands there: an attention is
-// one node then, and a norm is many.
+// Numbers the nodes of the captured graph, and names clusters that could be recomputed, if a
+// Selection asks for that by name (passes/budget.h). This comes early because later passes replace
+// nodes: an attention becomes one node, and a norm becomes many.
 
 #include "ops/fusion.h"
 #include "ops/op.h"

@@ -1,6 +1,6 @@
-// A small tensor that does not depend on the inputs -> an initializer.
-// Large ones stay nodes: filling memory is cheaper than keeping it for the whole session.
-// Declines if the tensor leaves the graph or is written: initializers are shared by all runs.
+// A small tensor that does not depend on the inputs -> an initializer. Large tensors stay nodes,
+// because filling memory is cheaper than holding it for the lifetime of the session. Declines if
+// the tensor is returned or written, since all runs share an initializer.
 
 #include "ir/edit.h"
 #include "ops/op.h"

@@ -1,10 +1,10 @@
-// Attention that a program writes out (attention_match.h) -> torch_ort.Attention, and its backward
+// Attention that a program spells out (attention_match.h) -> torch_ort.Attention, and its backward
 // nodes -> torch_ort.AttentionGrad.
 //
-// That is what PyTorch's own attention becomes where its fused kernel takes no dropout, and what
-// models write by hand. It is looked for in the graph and not in calls, so that both are found,
-// whoever captured them. The engine's kernel (cpu/attention.cpp) holds scores a block at a time,
-// so that no matrix of them crosses to the backward half.
+// PyTorch's own attention is decomposed into such nodes if its fused kernel does not support
+// dropout, and models write them by hand. The pass looks at the graph rather than at calls, so it
+// finds both, whichever tracer captured them. The engine's kernel (cpu/attention.cpp) holds a block
+// of scores at a time, so no matrix of scores is saved for backward.
 
 #include "ir/edit.h"
 #include "ops/op.h"

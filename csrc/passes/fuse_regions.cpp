@@ -1,9 +1,9 @@
-// Nodes of the small language of ops/fusion.h -> torch_ort.Region nodes, each with the nodes in its
-// body. A region runs in one pass over memory: what its nodes hand to one another never leaves the
-// processor's first cache.
+// Nodes of the small language of ops/fusion.h -> torch_ort.Region nodes that have these nodes in
+// their bodies. A region runs in one pass over memory: values between its nodes stay in the
+// first-level cache.
 //
-// Nodes are joined along the values that they share, as long as they agree on rows and columns
-// (region/spaces.h), stand in the same half, and no path leaves the group and comes back.
+// Nodes are fused along the values that they share, if they agree on rows and columns
+// (region/spaces.h), are in the same half, and no path leaves the group and comes back.
 
 #include "base/error.h"
 #include "ir/edit.h"
@@ -94,8 +94,8 @@ struct Group {
   std::vector<int> members;  // positions, sorted
   Dim elements;
   std::vector<Dim> columns;  // that all members allow; the first is preferred
-  // Of nodes that a budget has run again: their Node::checkpoint. They stay among themselves, so that
-  // the other regions are what they are without them, and so are their numbers.
+  // Of nodes that a budget has run again: their Node::checkpoint. They stay among themselves, so
+  // that the other regions are what they are without them, and so are their numbers.
   int again = kNoCheckpoint;
 };
 

@@ -1,8 +1,8 @@
-// Casts of parameters -> one torch_ort.Casts for all of equal dtypes, where the device has a kernel
-// for it. Autocast casts each weight by itself in front of the product that reads it, which on a
-// GPU is a launch for each. In training graphs alone, and only what backward reads as well, or
-// what has one dim at most: all of it is there from the first to the last reader, as long as
-// autocast's own cache holds it.
+// Casts of parameters -> one torch_ort.Casts for all of the same dtypes, if the device has a kernel
+// for it. Autocast casts each weight just before the product that reads it, which on a GPU is a
+// launch for each. Only in training graphs, and only for casts that backward reads as well, or that
+// have at most one dim: all results live from the first reader to the last, as they do in
+// autocast's own cache.
 
 #include "ir/edit.h"
 #include "ops/op.h"

@@ -1,12 +1,12 @@
-// A view of a view -> one view of what the first looks at, or that itself where the second undoes
-// the first:
+// A view of a view -> one view of the base of the first, or the base itself if the second view
+// undoes the first:
 //
 //   Transpose(Transpose(x)) -> x         a weight in backward, and the gradient of one
 //   Reshape(Reshape(x)) -> Reshape(x)    rows of a product that become rows of a loss
 //
-// No element is read or written for it: transposes are views, and so are reshapes of what is
-// row-major. Declines where memory is written, and where the two stand in different halves: what
-// the first looks at would cross the border.
+// This reads and writes no elements, since transposes are views, and so are reshapes of row-major
+// tensors. Declines if the memory is written, and if the two views are in different halves, since
+// the base would be saved for backward.
 
 #include "ir/edit.h"
 #include "ops/op.h"

@@ -1,7 +1,6 @@
-// Two pure nodes of one op with equal attributes and the same inputs -> the first of them.
-// Only within one half of a training graph: a backward node that reads a forward one's result makes
-// that result cross the border, and costs memory. What leaves the graph, or is written, stays
-// apart.
+// Two pure nodes of one op with equal attributes and the same inputs -> the first of them. Only
+// within one half of a training graph: if a backward node read the result of a forward node, that
+// result would be saved for backward. Values that are returned or written are not merged.
 
 #include "ir/edit.h"
 #include "ops/op.h"

@@ -1,11 +1,11 @@
-// Concatenations move behind the point-wise nodes that read them, and slices before those that make
-// what they cut. The work between is then done on parts, and a region writes each part where it
-// lies in the whole: rotary embeddings, gated activations and their gradients need no pass over
-// memory of their own.
+// Moves concatenations behind the point-wise nodes that read them, and slices before the point-wise
+// nodes whose results they cut. The work in between is then done on parts, and a region writes each
+// part into its place in the whole. So rotary embeddings, gated activations and their gradients
+// need no additional pass over memory.
 //
 //   Mul(Concat(Neg(b), a), s)  ->  Concat(Mul(Neg(b), Slice(s)), Mul(a, Slice(s)))
 //
-// Declines where a part would have to be read from memory that now stays in the cache.
+// Declines if a part would have to be read from memory that now stays in the cache.
 
 #include "ir/edit.h"
 #include "ops/aten.h"

@@ -1,5 +1,5 @@
-// The ordered list of passes, and what surrounds each of them: switches, counting, time, checks,
-// dumps.
+// The ordered list of passes, and what is done around each of them: switches, counting, timing,
+// checks, dumps.
 
 #include "base/error.h"
 #include "base/failpoint.h"

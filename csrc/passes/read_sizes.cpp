@@ -1,9 +1,9 @@
 // Sizes that nodes compute from the shapes of tensors -> torch_ort.Dims, which holds them as
-// expressions: the engine computes no size by a node. Files for other programs have them so
-// (convert/expand_sizes.cpp). Only reads that want integers change; what nobody reads any more
-// goes. An input of one integer that such a read wants becomes a symbol of its name, given with
-// each call. Where a file tells no types, those of bodies of If and Loop come from the values that
-// these are given.
+// expressions, since the engine computes no size by nodes. Files for other programs have such nodes
+// (convert/expand_sizes.cpp). Only inputs that are read as integers change; nodes that become
+// unread are erased. An input of one integer that is read in this way becomes a symbol of its name,
+// whose value each call passes. If a file has no types for bodies of If and Loop, they come from
+// the values that are passed to them.
 
 #include "base/error.h"
 #include "ir/edit.h"

@@ -1,12 +1,16 @@
-// What backward reads of forward's results is what autograd's formulas ask for: for gelu(x + bias)
-// the sum, for a loss the log-probabilities. Where a region of the backward half can compute such a
-// value from what crosses the border anyway, or from less, it is rebuilt there, and crosses no
-// more. A product that reads it has it written by a region that passes over its origins: gelu(x) by
-// that of its gradient. A minimum cut chooses, by bytes moved and held against work done again.
+// Recomputes saved values in backward regions.
 //
-// Only what a region of the forward half computes element by element is rebuilt: another region
-// then makes the same bits. Products, reductions and draws without a counter are made once. Nothing
-// of the caller's crosses that did not before, so that autograd watches the same tensors.
+// Autograd's formulas decide which results of forward backward reads: for gelu(x + bias) the sum,
+// for a loss the log-probabilities. If a region of the backward half can compute such a value from
+// values that are saved anyway, or from fewer bytes, it is recomputed there and no longer saved. If
+// a product reads the value, a region that reads its inputs anyway writes it: gelu(x) is written by
+// the region of its gradient. A minimum cut chooses, by bytes that are moved and held against
+// repeated work.
+//
+// Only what a region of the forward half computes element by element is recomputed, since another
+// region then computes the same bits. Products, reductions and random draws without a counter are
+// never repeated. No tensor of the caller's is saved that was not saved before, so that autograd
+// watches the same tensors.
 
 #include "ir/edit.h"
 #include "ops/op.h"

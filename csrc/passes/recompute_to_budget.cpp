@@ -1,8 +1,8 @@
-// Keeps what crosses the border within a budget, or makes of it again what somebody has chosen, if
-// either is in force (passes/budget.h): what recompute_plan.h chooses is made again in the backward
-// half, just before it is read. Products, attention and operators of PyTorch's run again as they
-// are, and so give the same bits; draws count from their places, and come out the same. Nodes of
-// regions are written out again, and fuse_regions makes regions of them.
+// Keeps the memory of a training step within a budget, or recomputes what a Selection names, if
+// either is set (passes/budget.h). The nodes that recompute_plan.h chooses are added to the
+// backward half just before their results are read. Products, attention and PyTorch's operators run
+// again unchanged, and so compute the same bits; random draws depend on positions, and are repeated
+// as well. Nodes of regions are copied, and fuse_regions fuses the copies.
 
 #include "ir/edit.h"
 #include "ops/fusion.h"

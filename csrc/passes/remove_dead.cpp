@@ -1,5 +1,5 @@
-// Erases pure nodes whose results nobody reads.
-// Keeps the node that gives a symbol its value: sizes elsewhere may need it.
+// Erases pure nodes whose results nobody reads. Keeps the node that binds a symbol, since sizes
+// elsewhere may use it.
 
 #include "ir/edit.h"
 #include "ops/op.h"

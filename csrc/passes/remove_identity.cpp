@@ -1,6 +1,6 @@
-// y = Identity(x) -> x.
-// An Identity is a copy, so it stays where the copy can be told from x: by its strides, by a write
-// into either, by what counts in its memory, or by a caller who holds one of the two.
+// y = Identity(x) -> x. An Identity is a copy, so it stays if a reader can tell the copy from x: by
+// its strides, by a write into either, by a reader that depends on its memory, or because the
+// caller holds one of the two.
 
 #include "ir/edit.h"
 #include "ops/aten.h"

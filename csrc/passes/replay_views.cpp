@@ -1,6 +1,6 @@
-// A view that both halves read is made twice: in the backward half it is made anew from what it
-// looks at. Only that crosses then: a tensor that autograd saves itself, so that its version
-// counter sees every edit in place, or memory of the engine.
+// A view that both halves read -> a second view in the backward half, made from the same base. Then
+// only the base crosses the border. It is a tensor that autograd saves itself, so that its version
+// counter notices every in-place edit, or it is engine memory.
 
 #include "ir/edit.h"
 #include "ops/op.h"

@@ -1,7 +1,8 @@
-// x[:, places]       -> torch_ort.Take(x, places)
-// its gradient, parts added up in zeros -> torch_ort.TakeGrad(gradient, places)
-// Declines where several dims have places, where sizes come from data, and where PyTorch's kernels
-// are as fast.
+// x[:, places]                          -> torch_ort.Take(x, places)
+// its gradient, summed into zeros       -> torch_ort.TakeGrad(gradient, places)
+//
+// Declines if several dims are indexed, if sizes are unbacked, and if PyTorch's kernels are as
+// fast.
 
 #include "ir/edit.h"
 #include "ops/aten.h"

@@ -1,8 +1,8 @@
-// Cast(MatMul(a, b)) of short floats to float32 -> torch_ort.WideMatMul, which leaves the sums as
-// they are: gradients of weights under autocast, which go to parameters of float32. Where the
-// device's library gives such products, this saves a launch and a tensor for each weight, and what
-// the shorter number would cut off. What regions read stays short: they cast as they load, and
-// the longer numbers would be twice as many bytes.
+// Cast(MatMul(a, b)) of short floats to float32 -> torch_ort.WideMatMul, which does not round the
+// sums. These are gradients of weights under autocast, whose parameters are float32. If the
+// device's library has such products, this saves a launch and a tensor for each weight, and keeps
+// the digits that the shorter dtype would lose. Products that regions read stay short: regions cast
+// when they load, and the longer numbers would be twice as many bytes.
 
 #include "ir/edit.h"
 #include "ops/writer.h"
@@ -24,7 +24,8 @@ bool is_short_matrix(const Value* value) {
   return value->type.dtype == DType::kBFloat16 || value->type.dtype == DType::kHalf;
 }
 
-// Leaves the graph, or is added to what does: to the gradient of a weight that is used twice.
+// Whether the value is only returned, or added to a value that is: to the gradient of a weight that
+// is used twice.
 bool leaves(const Value& value) {
   return std::all_of(value.uses.begin(), value.uses.end(), [](const ir::Use& use) {
     if (use.node == nullptr) return true;

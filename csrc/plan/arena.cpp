@@ -1,6 +1,6 @@
-// Greedy placement: the largest block first, each at the lowest offset that is free for all of its
-// life. Conflicts are found by time, so the cost grows with what is alive at once and not with the
-// square of the number of blocks.
+// Greedy placement: blocks are placed in order of size, largest first, each at the lowest offset
+// that is free during its whole live range. Conflicts are looked up by time, so the cost grows with
+// the number of blocks that are live at once, not with the square of the number of blocks.
 #include "plan/arena.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// A list scheduler: of the steps that may run next, the one that lowers memory most.
+// A list scheduler: of the steps that are ready, it runs the one that lowers memory most.
 #include "plan/plan.h"
 #include "plan/program.h"
 

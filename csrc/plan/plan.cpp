@@ -1,5 +1,5 @@
-// Lifetimes of memory over the order of the steps, which writes take over the memory of a read, and
-// when adopted tensors are let go. Offsets are chosen in arena.cpp, the order in order.cpp.
+// Live ranges over the order of steps, in-place writes, and when adopted tensors are released.
+// arena.cpp chooses the offsets, order.cpp the order.
 #include "plan/plan.h"
 
 #include "base/error.h"

@@ -1,5 +1,5 @@
-// The checks of a program. They take a few microseconds and keep a slip of the caller from turning
-// into a read out of bounds here or into overwritten memory later.
+// Checks of a program. They take a few microseconds, and prevent that a mistake of the caller
+// becomes a read out of bounds here or overwritten memory later.
 #include "plan/program.h"
 
 #include "base/error.h"

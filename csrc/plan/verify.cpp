@@ -1,5 +1,5 @@
-// What must hold of a plan, recomputed from the program and the order alone: no code of the planner
-// is used, so a slip there cannot hide here.
+// The rules for a plan, recomputed from the program and the order alone. It uses no code of the
+// planner, so that a mistake there is found here.
 #include "base/error.h"
 #include "plan/plan.h"
 #include "plan/program.h"

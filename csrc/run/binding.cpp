@@ -1,4 +1,5 @@
-// One set of sizes: binds its symbols, asks plan/ for places, has each form bind its steps.
+// Makes a binding for one set of sizes: binds the symbols, asks plan/ for a plan, and lets each
+// form bind its steps.
 #include "base/error.h"
 #include "base/failpoint.h"
 #include "run/binder.h"

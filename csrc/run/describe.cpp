@@ -1,5 +1,5 @@
-// Evaluates the types of one set of sizes, and decides what they let each step do: be a view, write
-// into what another step made.
+// Evaluates the types for one set of sizes, and decides what they allow each step: to be a view, or
+// to overwrite a result of another step.
 #include "run/describe.h"
 
 #include "base/error.h"

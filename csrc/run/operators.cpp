@@ -1,4 +1,4 @@
-// The operators that stand for the two halves in graphs which trace them: stubs, compiled autograd.
+// The operators that represent the two halves in graphs that trace them: stubs, compiled autograd.
 // Their fake kernels are in torch_ort/steps/stubs.py.
 #include "run/session.h"
 

@@ -1,4 +1,4 @@
-// What explain(), dumps and tests see of a session.
+// The reports about a session for explain(), dumps and tests.
 #include "run/binding.h"
 #include "run/partial_backward.h"
 #include "run/session.h"

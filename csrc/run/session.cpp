@@ -1,4 +1,4 @@
-// Sessions by their ids, and how they are made. Their calls stand in forward.cpp.
+// The table of sessions by id, and their construction. Their calls are in forward.cpp.
 #include "run/session.h"
 
 #include "base/error.h"

@@ -1,5 +1,5 @@
-// If and Loop: each body is a session of its own, and their step runs these, without the GIL. The
-// results are opaque to the plan, as those of a kernel that makes them.
+// If and Loop: each body is a session of its own, which the step runs without the GIL. To the plan
+// the step looks like a kernel that allocates its results.
 #include "ops/control_flow.h"
 
 #include "base/error.h"

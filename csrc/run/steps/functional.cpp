@@ -1,4 +1,4 @@
-// The kernel makes the results, and the engine adopts them.
+// The kernel allocates the results, and the engine adopts them.
 #include "base/error.h"
 #include "ops/aten.h"
 #include "run/context.h"

@@ -1,4 +1,5 @@
-// Does nothing: what a backward half might have read is there until this step has run.
+// Does nothing. It reads the values that a backward half might have read, so that these exist until
+// it has run.
 #include "run/steps/forms.h"
 
 namespace torch_ort::run {

@@ -1,4 +1,5 @@
-// The operator changes arguments. Its results, if any, are these, or memory of their own.
+// The operator modifies arguments. Its results, if any, are these arguments or have memory of their
+// own.
 #include "run/context.h"
 #include "run/counters.h"
 #include "run/steps/operator.h"

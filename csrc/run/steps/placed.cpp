@@ -1,4 +1,4 @@
-// The kernel makes its results, in memory that the plan has chosen (placement.h).
+// The kernel allocates its results, and gets the memory that the plan has chosen (placement.h).
 #include "base/error.h"
 #include "run/binder.h"
 #include "run/context.h"

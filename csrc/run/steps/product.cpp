@@ -1,5 +1,5 @@
-// A product of matrices: by a kernel of region/codegen.h where the generator has one that is faster
-// for these sizes, else by the operator's out= kernel.
+// A product of matrices: by a kernel of region/codegen.h if the generator has one that is faster
+// for these sizes, otherwise by the operator's out= kernel.
 #include "ops/product.h"
 
 #include "base/error.h"

@@ -1,5 +1,5 @@
-// A fused region, or one of the ops that are kernels as they are: a kernel of region/codegen.h,
-// which writes into memory that it is given.
+// A fused region, or an op that is one kernel: a kernel of region/codegen.h, which writes into
+// given memory.
 #include "base/error.h"
 #include "region/lower.h"
 #include "region/schedule.h"
