@@ -154,7 +154,8 @@ Arg arg_of_default(const c10::Argument& schema) {
     for (bool item : value->toBoolList()) list.push_back(item);
     return list;
   }
-  throw Unsupported(concat("argument '", schema.name(), "': a default of this kind"));
+  throw Unsupported(
+      concat("argument '", schema.name(), "': a default value of its type is not supported"));
 }
 
 std::vector<std::string> names_attr(const ir::Node& node, const char* name) {

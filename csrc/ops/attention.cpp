@@ -34,11 +34,13 @@ void check_form(const Node& node) {
     throw Unsupported(concat("Attention: input ", slot, ": got rank ", shape.size(), ", want 4"));
   }
   for (size_t slot = 4; slot < node.inputs.size(); ++slot) {
-    if (has_input(node, slot)) throw Unsupported("Attention: keys and values of earlier calls");
+    if (has_input(node, slot))
+      throw Unsupported("Attention: past keys and values are not supported");
   }
   for (const char* name : {"softcap", "softmax_precision", "qk_matmul_output_mode",
                            "left_window_size", "right_window_size"}) {
-    if (ir::has_attr(node.attrs, name)) throw Unsupported(concat("Attention: ", name));
+    if (ir::has_attr(node.attrs, name))
+      throw Unsupported(concat("Attention: attribute '", name, "' is not supported"));
   }
 }
 
@@ -103,7 +105,8 @@ void lower_attention(const Node& node, CallList& calls) {
               {query, key, value, 0.0, is_causal, mask, scale}, {node.outputs[0], nullptr});
     return;
   }
-  if (mask != nullptr && is_causal) throw Unsupported("Attention: a mask and is_causal at once");
+  if (mask != nullptr && is_causal)
+    throw Unsupported("Attention: a mask together with is_causal is not supported");
   const bool shares_keys = !((*key->type.shape)[1] == (*query->type.shape)[1]);
   calls.add("aten::_scaled_dot_product_attention_math", "",
             {query, key, value, mask, 0.0, is_causal, Arg(), scale, shares_keys},

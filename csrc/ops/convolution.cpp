@@ -179,7 +179,8 @@ std::vector<Type> infer_conv_transpose(const Node& node) {
   const Type& x = input(node, 0).type;
   const Type& weight = input(node, 1).type;
   if (!x.shape || !weight.shape) return {with_shape(x, std::nullopt)};
-  if (ir::has_attr(node.attrs, "output_shape")) throw Unsupported("ConvTranspose: output_shape");
+  if (ir::has_attr(node.attrs, "output_shape"))
+    throw Unsupported("ConvTranspose: attribute 'output_shape' is not supported");
   const Window window = window_of(node);
   const std::vector<int64_t> extra = numbers(node, "output_padding", window.kernel.size(), 0, 0);
   Shape shape = {(*x.shape)[0], times((*weight.shape)[1], num_groups(node))};
@@ -193,10 +194,12 @@ std::vector<Type> infer_conv_transpose(const Node& node) {
 }
 
 void lower_conv_transpose(const Node& node, CallList& calls) {
-  if (ir::has_attr(node.attrs, "output_shape")) throw Unsupported("ConvTranspose: output_shape");
+  if (ir::has_attr(node.attrs, "output_shape"))
+    throw Unsupported("ConvTranspose: attribute 'output_shape' is not supported");
   const Window window = window_of(node);
   if (!window.is_symmetric())
-    throw Unsupported("ConvTranspose: pads that differ at the two ends of a dim");
+    throw Unsupported(
+        "ConvTranspose: got pads that differ at the two ends of a dim, want equal ones");
   Value* bias = has_input(node, 2) ? node.inputs[2] : nullptr;
   calls.add(
       "aten::convolution", "",
@@ -237,7 +240,7 @@ bool is_padded_by_kernels(const Window& window) {
 void check_pool(const Node& node) {
   // The two libraries round up the number of positions by different rules.
   if (ir::int_attr(node.attrs, "ceil_mode", 0) != 0)
-    throw Unsupported(concat(node.op.str(), ": ceil_mode"));
+    throw Unsupported(concat(node.op.str(), ": ceil_mode: got 1, want 0"));
   const size_t rank = spatial_rank(node);
   if (rank != 2 && rank != 3) {
     throw Unsupported(concat(node.op.str(), ": input: got rank ", rank + 2, ", want 4 or 5"));
@@ -247,7 +250,7 @@ void check_pool(const Node& node) {
 void lower_max_pool(const Node& node, CallList& calls) {
   check_pool(node);
   if (node.outputs.size() > 1 && node.outputs[1] != nullptr) {
-    throw Unsupported("MaxPool: indices count over the whole tensor: no kernel gives these");
+    throw Unsupported("MaxPool: indices into the whole tensor are not supported");
   }
   Window window = window_of(node);
   Value* x = node.inputs[0];
@@ -294,7 +297,7 @@ void lower_average_pool(const Node& node, CallList& calls) {
   const bool counts_padding = ir::int_attr(node.attrs, "count_include_pad", 0) != 0;
   if (std::any_of(window.dilations.begin(), window.dilations.end(),
                   [](int64_t d) { return d != 1; })) {
-    throw Unsupported("AveragePool: dilations other than 1");
+    throw Unsupported("AveragePool: dilations other than 1 are not supported");
   }
   if (is_padded_by_kernels(window)) {
     add_average(node.inputs[0], window, counts_padding, node.outputs[0], calls);
@@ -363,8 +366,7 @@ Shape resized_shape(const Node& node) {
       } else if (scale == std::floor(scale)) {
         to.push_back(times(from[i], static_cast<int64_t>(scale)));
       } else {
-        throw Unsupported(
-            concat("Resize: factor ", scale, " of a size that is known at run time only"));
+        throw Unsupported(concat("Resize: factor ", scale, " of a symbolic size is not supported"));
       }
     }
   } else {
@@ -398,13 +400,13 @@ std::string resize_kernel(const Node& node, size_t rank) {
            : rank == 2 ? "aten::upsample_bilinear2d"
                        : "aten::upsample_trilinear3d";
   }
-  throw Unsupported(
-      concat("Resize: mode ", mode, " with ", coordinates, ": no kernel computes this"));
+  throw Unsupported(concat("Resize: mode ", mode, " with ", coordinates, " is not supported"));
 }
 
 void lower_resize(const Node& node, CallList& calls) {
   for (const char* name : {"antialias", "exclude_outside", "axes"}) {
-    if (ir::has_attr(node.attrs, name)) throw Unsupported(concat("Resize: ", name));
+    if (ir::has_attr(node.attrs, name))
+      throw Unsupported(concat("Resize: attribute '", name, "' is not supported"));
   }
   const size_t rank = spatial_rank(node);
   if (rank > 3) throw Unsupported(concat("Resize: input: got rank ", rank + 2, ", want 3 to 5"));

@@ -102,7 +102,9 @@ std::vector<Type> infer_range(const Node& node) {
 void lower_range(const Node& node, CallList& calls) {
   const auto number = [&](size_t slot) {
     std::optional<Arg> known = bound(node, slot);
-    if (!known) throw Unsupported(concat("Range: '", node.inputs[slot]->name, "' comes from data"));
+    if (!known)
+      throw Unsupported(
+          concat("Range: '", node.inputs[slot]->name, "' depends on data, want a constant"));
     return *known;
   };
   const Type& type = node.outputs[0]->type;

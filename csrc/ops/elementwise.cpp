@@ -94,7 +94,8 @@ std::vector<Type> infer_unary(const Node& node) {
 
 void lower_unary(const Node& node, CallList& calls) {
   for (const char* name : {"detect_negative", "detect_positive"}) {
-    if (ir::int_attr(node.attrs, name, 1) == 0) throw Unsupported(concat("IsInf: ", name, " = 0"));
+    if (ir::int_attr(node.attrs, name, 1) == 0)
+      throw Unsupported(concat("IsInf: ", name, ": got 0, want 1"));
   }
   calls.add(row_of(kUnary, node).aten, "", {node.inputs[0]}, {node.outputs[0]});
 }

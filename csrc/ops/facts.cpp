@@ -53,7 +53,7 @@ const Work& work_of(const ir::Node& node) {
 int first_opset(const ir::Node& node) {
   if (!node.op.domain.empty()) return 1;
   const Op* op = registry().find(node.op);
-  if (op == nullptr) throw Unsupported(concat(node.op.str(), ": no kernel has this name"));
+  if (op == nullptr) throw Unsupported(concat(node.op.str(), ": the engine has no such op"));
   const int since = op->since_of != nullptr ? op->since_of(node) : op->since;
   return touches(node, ir::DType::kBFloat16) ? std::max(since, op->bfloat16_since) : since;
 }

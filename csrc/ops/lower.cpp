@@ -78,7 +78,7 @@ ir::Shape known_ints(const ir::Value* value) {
   if (is_dims(*value)) return ir::ints_attr(value->producer->attrs, "dims", {});
   if (is_known_shape(*value)) return part_of_shape(*value->producer);
   if (!has_known_ints(value)) {
-    throw Unsupported(concat("'", value->name, "' comes from data, want integers that are known"));
+    throw Unsupported(concat("'", value->name, "' depends on data, want constant integers"));
   }
   const auto data = constant_data(*value);
   const auto count = static_cast<int64_t>(data->num_bytes) / ir::size_bytes(data->dtype);

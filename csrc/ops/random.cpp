@@ -30,8 +30,8 @@ bool is_training(const ir::Node& node) {
   if (!has_input(node, 2)) return false;
   const std::optional<Arg> mode = known_number(node.inputs[2]);
   if (!mode)
-    throw Unsupported(
-        concat("Dropout: training mode '", node.inputs[2]->name, "' comes from data"));
+    throw Unsupported(concat("Dropout: training mode '", node.inputs[2]->name,
+                             "' depends on data, want a constant"));
   const auto* trains = std::get_if<bool>(&mode->value);
   if (trains == nullptr) throw UserError("Dropout: training mode: got a number, want a bool");
   return *trains;
@@ -41,7 +41,8 @@ Arg ratio(const ir::Node& node) {
   if (!has_input(node, 1)) return 0.5;
   std::optional<Arg> known = known_number(node.inputs[1]);
   if (!known)
-    throw Unsupported(concat("Dropout: ratio '", node.inputs[1]->name, "' comes from data"));
+    throw Unsupported(
+        concat("Dropout: ratio '", node.inputs[1]->name, "' depends on data, want a constant"));
   if (!std::holds_alternative<double>(known->value)) {
     throw UserError("Dropout: ratio: got another type, want a float");
   }
@@ -53,7 +54,7 @@ void lower_dropout(const ir::Node& node, CallList& calls) {
   ir::Value* mask = node.outputs.size() > 1 ? node.outputs[1] : nullptr;
   if (is_training(node)) {
     if (ir::has_attr(node.attrs, "seed")) {
-      throw Unsupported("Dropout: a seed of its own: the generator of the device is the only one");
+      throw Unsupported("Dropout: attribute 'seed' is not supported: the device's generator draws");
     }
     calls.add("aten::native_dropout", "", {x, ratio(node), true}, {node.outputs[0], mask});
     return;

@@ -215,7 +215,7 @@ std::vector<Type> infer_arg(const Node& node) {
 
 void lower_arg(const Node& node, CallList& calls) {
   if (ir::int_attr(node.attrs, "select_last_index", 0) != 0) {
-    throw Unsupported(concat(node.op.str(), ": select_last_index: kernels give the first"));
+    throw Unsupported(concat(node.op.str(), ": select_last_index: got 1, want 0"));
   }
   const char* aten = node.op.name == "ArgMax" ? "aten::argmax" : "aten::argmin";
   calls.add(aten, "", {node.inputs[0], arg_axis(node), keeps_dims(node)}, {node.outputs[0]});
@@ -229,7 +229,8 @@ std::vector<Type> infer_cumsum(const Node& node) {
 
 void lower_cumsum(const Node& node, CallList& calls) {
   for (const char* name : {"exclusive", "reverse"}) {
-    if (ir::int_attr(node.attrs, name, 0) != 0) throw Unsupported(concat("CumSum: ", name, " = 1"));
+    if (ir::int_attr(node.attrs, name, 0) != 0)
+      throw Unsupported(concat("CumSum: ", name, ": got 1, want 0"));
   }
   const auto rank = static_cast<int64_t>(known_shape(node, input(node, 0)).size());
   const std::vector<int64_t> axes = wrap_axes(node, known_ints(&input(node, 1)), rank);

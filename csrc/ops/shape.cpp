@@ -290,7 +290,7 @@ std::vector<SliceOfAxis> slices(const Node& node) {
   std::vector<SliceOfAxis> result;
   for (size_t i = 0; i < starts.size(); ++i) {
     if (!steps[i].is_constant()) {
-      throw Unsupported(concat("Slice: step '", steps[i].str(), "' is known at run time only"));
+      throw Unsupported(concat("Slice: step: got '", steps[i].str(), "', want a constant"));
     }
     if (steps[i] == Dim(0)) throw UserError("Slice: step: got 0, want another number");
     result.push_back({axes[i], starts[i], ends[i], steps[i].constant()});
@@ -382,7 +382,7 @@ void lower_slice(const Node& node, CallList& calls) {
       const Dim& size = known_shape(node, *x)[slice.axis];
       if (!is_backward_known(slice, size)) {
         throw Unsupported(
-            concat("Slice: step ", slice.step, " over bounds that are known at run time only"));
+            concat("Slice: step ", slice.step, ": got symbolic bounds, want constants"));
       }
       const auto [start, length] = backward_slice(slice, size.constant());
       const int64_t first = length == 0 ? 0 : start + (length - 1) * slice.step;
@@ -492,7 +492,7 @@ std::vector<Type> infer_squeeze(const Node& node) {
 
 void lower_squeeze(const Node& node, CallList& calls) {
   const std::optional<std::vector<int64_t>> axes = squeezed_axes(node);
-  if (!axes) throw Unsupported("Squeeze: without axes, over sizes that are known at run time only");
+  if (!axes) throw Unsupported("Squeeze: got no axes and symbolic sizes, want axes");
   if (axes->size() == 1) {
     calls.add("aten::squeeze", "dim", {node.inputs[0], (*axes)[0]}, {node.outputs[0]});
   } else {
@@ -653,7 +653,8 @@ void lower_pad(const Node& node, CallList& calls) {
   if (has_input(node, 2)) {
     std::optional<Arg> known = known_number(node.inputs[2]);
     if (!known)
-      throw Unsupported(concat("Pad: value '", node.inputs[2]->name, "' comes from data"));
+      throw Unsupported(
+          concat("Pad: value '", node.inputs[2]->name, "' depends on data, want a constant"));
     value = *known;
   }
   std::vector<Padding> all = paddings(node);
@@ -690,7 +691,8 @@ void lower_trilu(const Node& node, CallList& calls) {
   if (has_input(node, 1)) {
     std::optional<Arg> known = known_number(node.inputs[1]);
     if (!known)
-      throw Unsupported(concat("Trilu: diagonal '", node.inputs[1]->name, "' comes from data"));
+      throw Unsupported(
+          concat("Trilu: diagonal '", node.inputs[1]->name, "' depends on data, want a constant"));
     diagonal = *known;
   }
   const bool upper = ir::int_attr(node.attrs, "upper", 1) != 0;

@@ -37,7 +37,7 @@ std::string device_name(const ir::Type& type) {
 const ir::Shape& known_shape(const ir::Node& node, const ir::Value& value) {
   if (!value.type.shape) {
     throw Unsupported(
-        concat(node.op.str(), ": the shape of '", value.name, "' is known at run time only"));
+        concat(node.op.str(), ": the shape of '", value.name, "' is unknown before the run"));
   }
   return *value.type.shape;
 }
@@ -91,8 +91,7 @@ std::vector<int64_t> wrap_axes(const ir::Node& node, const ir::Shape& axes, int6
   std::vector<int64_t> wrapped;
   for (const Dim& axis : axes) {
     if (!axis.is_constant()) {
-      throw Unsupported(
-          concat(node.op.str(), ": axis '", axis.str(), "' is known at run time only"));
+      throw Unsupported(concat(node.op.str(), ": axis: got '", axis.str(), "', want a constant"));
     }
     wrapped.push_back(wrap_axis(node, axis.constant(), rank));
   }
@@ -242,7 +241,7 @@ std::vector<Arg> known_numbers(const ir::Node& node, const ir::Value& value) {
   const std::shared_ptr<const ir::TensorData> data = constant_data(value);
   if (data == nullptr || (data->bytes == nullptr && data->num_bytes > 0)) {
     throw Unsupported(
-        concat(node.op.str(), ": '", value.name, "' comes from data, want a constant"));
+        concat(node.op.str(), ": '", value.name, "' depends on data, want a constant"));
   }
   std::vector<Arg> numbers;
   const auto count = static_cast<int64_t>(data->num_bytes) / ir::size_bytes(data->dtype);

@@ -63,7 +63,8 @@ ops::Arg arg_of(convert::Reader& reader, const py::handle& item) {
     for (const py::handle element : item) list.push_back(arg_of(reader, element));
     return list;
   }
-  throw Unsupported(concat("argument of type ", std::string(py::str(py::type::handle_of(item)))));
+  throw Unsupported(concat("argument of type ", std::string(py::str(py::type::handle_of(item))),
+                           ": a graph cannot hold it"));
 }
 
 void add_call(convert::Reader& reader, const std::string& op, const std::string& overload,

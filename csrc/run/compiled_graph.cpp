@@ -134,7 +134,8 @@ void GraphCompiler::lower_graph() {
   if (made_.yield != nullptr) {
     outputs_ = made_.yield->inputs;
     if (std::count(outputs_.begin(), outputs_.end(), nullptr) > 0) {
-      throw UserError(concat("YieldOp '", made_.yield->name, "': got an input that is left out"));
+      throw UserError(
+          concat("YieldOp '", made_.yield->name, "': an input is left out, want all of them"));
     }
     gradients_ = graph_.outputs;
   } else {
@@ -209,7 +210,8 @@ void GraphCompiler::take_constants() {
     } else if (value->data) {
       made_.constants.emplace_back(slot, tensor_of(*value));
     } else {
-      throw UserError(concat("initializer '", value->name, "': no data was given"));
+      throw UserError(
+          concat("initializer '", value->name, "': got no data, want a tensor of this name"));
     }
   }
 }

@@ -227,8 +227,9 @@ std::shared_ptr<Binding> Session::binding_of_serial(int64_t serial) const {
   for (const auto& binding : bindings_) {
     if (binding->serial == serial) return binding;
   }
-  throw UserError(concat("saved-tensor hooks: more than ", compiled_->options.max_bindings,
-                         " sizes of one graph wait for their backward"));
+  throw UserError(concat(
+      "saved-tensor hooks: more than ", compiled_->options.max_bindings,
+      " sets of sizes of one graph wait for their backward; run or drop some of them first"));
 }
 
 void Session::prepare_like(const Session& other) {
@@ -291,7 +292,8 @@ void Session::refuse_writing_into_copies(const Tensors& inputs) const {
   for (int index : compiled_->mutated_inputs) {
     if (!is_computed_by_reader(inputs[index])) continue;
     throw Unsupported(concat("run: input '", compiled_->value(compiled_->inputs[index]).name,
-                             "' is a conjugate or negative view, and is written into"));
+                             "': got a conjugate or negative view that the graph writes into, want "
+                             "a tensor without these bits"));
   }
 }
 

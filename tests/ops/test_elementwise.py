@@ -199,7 +199,7 @@ def test_wrong_node_is_an_error(case: Case, message: str) -> None:
 
 def test_unsupported_form_names_the_node() -> None:
     case = Case("IsInf", [floats(2)], None, {"detect_negative": 0})
-    with pytest.raises(torch_ort.Unsupported, match=r"IsInf: detect_negative = 0 \(node '.+'"):
+    with pytest.raises(torch_ort.Unsupported, match=r"detect_negative: got 0, want 1 \(node '.+'"):
         run(case)
 
 

@@ -37,12 +37,12 @@ def test_eval_is_a_copy() -> None:
 
 
 def test_seed_attribute_is_unsupported() -> None:
-    with pytest.raises(torch_ort.Unsupported, match="Dropout: a seed of its own"):
+    with pytest.raises(torch_ort.Unsupported, match="Dropout: attribute 'seed' is not supported"):
         run(dropout(0.5, attrs={"seed": 1}))
 
 
 def test_ratio_from_data_is_unsupported() -> None:
     case = dropout(0.5)
     case.known = [2]
-    with pytest.raises(torch_ort.Unsupported, match="Dropout: ratio 'x1' comes from data"):
+    with pytest.raises(torch_ort.Unsupported, match="Dropout: ratio 'x1' depends on data"):
         run(case)

@@ -246,7 +246,7 @@ def test_case(case: Case) -> None:
         (
             Case("Reshape", [floats(4, 6), k(3, 8)], None),
             torch_ort.Unsupported,
-            "'x1' comes from data",
+            "'x1' depends on data",
         ),
     ],
     ids=str,
