@@ -1,9 +1,9 @@
-// The body of a region as a kernel computes it: values in the order in which they are made, and
+// The body of a region as a CUDA kernel computes it: values in the order of their computation, and
 // which of them each pass over the columns of a row needs.
 //
-// A pass ends where sums or extremes along the row are known. All that leaves element by element is
-// written in the last pass, after the element has been read everywhere: so an output may lie where
-// an operand lay.
+// A pass ends where sums or extremes along the row become known. The last pass writes all results
+// that have a number for each element, after every read of that element, so that an output may
+// overwrite an operand.
 #pragma once
 
 #include "ops/fusion.h"
@@ -20,14 +20,14 @@ using region::Space;
 struct Value {
   enum class Kind : uint8_t {
     kConstant,   // `number`
-    kRatio,      // a number that sizes make: `number` now
-    kColumns,    // how many columns there are
+    kRatio,      // a number that depends on sizes; now `number`
+    kColumns,    // the number of columns
     kInput,      // of region `input`
-    kGather,     // the row of table `input` that input `ids` names
+    kGather,     // the row of table `input` that input `ids` selects
     kPointwise,  // `op` over `operands`
-    kReduced,    // what a pass over the columns makes of `operands[0]`: `reduction`
-    kScatter,    // `operands[1]` in the column that label `operands[0]` names, else 0
-    kRandom,     // 1 with a probability, else 0; the seed is input `input`
+    kReduced,    // the `reduction` of `operands[0]` over the columns
+    kScatter,    // `operands[1]` in column `operands[0]`, else 0
+    kRandom,     // 1 with probability `keep`, else 0; the seed is `input`
   } kind = Kind::kConstant;
   Space space = Space::kScalar;
   int known_in = 0;  // the first pass that may read it
@@ -36,26 +36,27 @@ struct Value {
   int input = -1, ids = -1;
   double number = 0;
   enum class Reduction : uint8_t { kSum, kMax, kMin, kPick } reduction = Reduction::kSum;
-  bool has_ignored = false;  // of kPick, whose operands[1] is the label, and of kScatter
+  // Of kPick, whose operands[1] is the label, and of kScatter.
+  bool has_ignored = false;
   int64_t ignored = 0;
   int64_t stream = 0;  // of kRandom
   double keep = 1;
-  std::string origin = {};  // the node that it comes from, for readers
+  std::string origin = {};  // the name of its node, for listings
 };
 
-// A value that leaves, as one of the kernel's own outputs.
+// A value that the kernel writes to an output.
 struct Store {
   int value;
   Access to;
-  bool is_full;  // else one number for each row
+  bool is_full;  // otherwise one number for each row
 };
 
 // A sum over rows.
 struct RowsSum {
   int value;
-  bool is_total;    // over the columns as well
-  bool is_of_rows;  // of one number for each row
-  Access to;        // groups, and columns if it is not total
+  bool is_total;    // summed over the columns as well
+  bool is_of_rows;  // the value has one number for each row
+  Access to;        // groups, and columns unless it is total
 };
 
 struct Body {
@@ -63,20 +64,21 @@ struct Body {
   std::vector<Store> stores;
   std::vector<RowsSum> sums;
   std::vector<Access> inputs;                          // of the region
-  std::vector<std::string> input_names, output_names;  // for readers
+  std::vector<std::string> input_names, output_names;  // for listings
   int last_pass = 0;
 
   bool reduces_rows() const;
-  // Full values and those of columns that a pass reads, each after its operands; not those that are
-  // in `kept`, by value.
+  // The full and column values that a pass computes, each after its operands. Values in `kept`,
+  // which is indexed by value, are left out.
   std::vector<int> needed_in(int pass, const std::vector<bool>& kept) const;
-  // Full values that an earlier pass than the last that reads them makes, by value.
+  // By value: whether it is a full value that a pass computes and a later pass reads again.
   std::vector<bool> read_again() const;
-  // What the columns of a row make in a pass.
+  // The reductions along the row that a pass computes.
   std::vector<int> reductions_of(int pass) const;
 };
 
-// `round_short_floats` as region::CodegenOptions has it. Unsupported for a mask of columns.
+// Makes the body of a bound region. `round_short_floats` is that of region::CodegenOptions. Throws
+// Unsupported for a random mask of columns.
 Body make_body(const region::BoundSchedule& bound, bool round_short_floats);
 
 }  // namespace torch_ort::cuda

@@ -1,6 +1,6 @@
-// Kernels from text. A text is compiled once in a process for each architecture, from the moment
-// when it is first named, on threads that need no GIL; whoever needs it waits. Cubins are kept in
-// files (disk_cache.h) for later processes.
+// Compiles kernels from source texts. A process compiles a text once for each architecture. It
+// starts when the text is first named, on threads that need no GIL; callers that need the kernel
+// wait. Cubins are cached in files (disk_cache.h) for later processes.
 #pragma once
 
 #include "cuda/driver.h"
@@ -15,11 +15,12 @@
 namespace torch_ort::cuda {
 
 struct BuildOptions {
-  std::vector<std::string> flags;  // of NVRTC, besides -arch and what makes ptxas talk
-  std::string dump_dir;            // the text is written there as <name>.cu; empty: nowhere
+  // Options of NVRTC besides -arch and those that make ptxas report resource usage.
+  std::vector<std::string> flags;
+  std::string dump_dir;  // where the text is written as <name>.cu; empty: nowhere
 };
 
-// A text for one architecture.
+// A text that is compiled for one architecture.
 class Image {
  public:
   struct Source {
@@ -30,8 +31,8 @@ class Image {
 
   const Source& source() const { return source_; }
   bool is_ready() const { return compiled_.is_made(); }
-  // Compiles it if nobody has, or waits. Unsupported, at each call, with the name and the first
-  // lines of NVRTC's log if it does not compile.
+  // Compiles the text, or waits if another thread compiles it. If it does not compile, each call
+  // throws Unsupported with the name and the first lines of NVRTC's log.
   const Compiled& wait() const;
 
  private:
@@ -45,7 +46,8 @@ class Image {
   mutable Once<Result> compiled_;
 };
 
-// The same, loaded on one device, where it stays: a kernel of it may be queued whenever this goes.
+// An image that is loaded on one device. It is never unloaded, since one of its kernels may be
+// queued when the Module is destroyed.
 class Module {
  public:
   Module(std::shared_ptr<const Image> image, int device)
@@ -53,11 +55,12 @@ class Module {
 
   const Image& image() const { return *image_; }
   bool is_ready() const { return handle_.is_made(); }
-  // Compiles and loads it if nobody has, or waits. Unsupported as Image::wait, and if it does not
-  // load.
+  // Compiles and loads the image, or waits. Throws Unsupported as Image::wait() does, and if it
+  // does not load.
   const Module& wait() const;
-  // A kernel of it, with leave to use all shared memory of the device; waits. It stays where it is
-  // as long as the module lives. InternalError if there is none of this name.
+  // Returns a kernel that may use all shared memory of the device; waits if necessary. The
+  // reference is valid as long as the module. Throws InternalError if there is no kernel of this
+  // name.
   const Function& function(const std::string& name) const;
 
  private:
@@ -70,22 +73,24 @@ class Module {
   mutable std::map<std::string, Function> functions_;
 };
 
-// Compiles a text for an architecture ("sm_90"), which needs NVRTC alone. Equal ones are one image
-// for the life of the process. `name` is for messages, dumps, and whoever reads.
+// Starts to compile a text for an architecture such as "sm_90", which needs only NVRTC. Equal texts
+// share one image for the life of the process. `name` is for messages, dumps and listings.
 std::shared_ptr<const Image> compile(const std::string& name, const std::string& text,
                                      const BuildOptions& options, const std::string& architecture);
-// The same for a device, and loads it there. Equal ones are one module. Raises as Driver::get.
+// The same for the architecture of a device, on which it is loaded. Equal texts share one module.
+// Throws what Driver::get() throws.
 std::shared_ptr<const Module> build(const std::string& name, const std::string& text,
                                     const BuildOptions& options, int device);
 
-// How images came about since the process began, or forget_builds.
+// How many images were compiled and how many found on disk, since the process began or since
+// forget_builds().
 struct BuildCounts {
   int64_t compiled = 0, found_on_disk = 0;
 };
 BuildCounts build_counts();
-// Why cubins are not kept on disk; empty if they are, or shall not be.
+// Why cubins are not cached on disk; empty if they are, or if the cache is switched off.
 std::string disk_cache_problem();
-// What is built from now on is new; for tests.
+// Forgets all images and modules; for tests.
 void forget_builds();
 
 }  // namespace torch_ort::cuda

@@ -1,4 +1,5 @@
-// Numbers that kernels read from memory of a device, for lists that are too long for arguments.
+// Puts numbers into device memory for kernels, for lists that are too long for arguments of a
+// kernel.
 #pragma once
 
 #include "cuda/driver.h"
@@ -10,12 +11,12 @@
 
 namespace torch_ort::cuda {
 
-constexpr int kMostWords = 480;  // that a launch brings: an argument of nearly 4 KiB
+constexpr int kMostWords = 480;  // per launch: an argument of nearly 4 KiB
 
-// The words in memory of the device of `write`, the kernel write_words of optimizer.cuh, for
-// kernels of a stream, the one in force. The last lists, together 1 MiB at most, are kept there:
-// one that is asked for again is not written again. While a stream is captured nothing is kept, and
-// the graph writes its own.
+// Returns the words in memory of the device of `write`, which is the kernel write_words of
+// optimizer.cuh. They are for kernels on `stream`, which has to be the current stream. The most
+// recent lists, at most 1 MiB in all, are kept there, and an equal list is not written again. While
+// a stream is captured nothing is kept, and the CUDA graph writes its own words.
 std::shared_ptr<const Scratch> words_on_device(const std::vector<uint64_t>& words,
                                                const Function& write, void* stream);
 

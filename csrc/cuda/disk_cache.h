@@ -1,5 +1,5 @@
-// Cubins in a folder of the user's, for later processes. It may be lost at any time, many processes
-// may write it at once, and nothing in it is believed that another user could have written.
+// A cache of cubins in a folder of the user, for later processes. It may be deleted at any time,
+// many processes may write to it at once, and nothing that another user could have written is used.
 #pragma once
 
 #include "cuda/nvrtc.h"
@@ -13,19 +13,22 @@ namespace torch_ort::cuda {
 
 class DiskCache {
  public:
-  // Makes the folder if there is none. An empty one, or 0 bytes: nothing is kept.
+  // Creates the folder if it does not exist. With an empty path, or with 0 bytes, nothing is
+  // cached.
   DiskCache(const std::string& folder, int64_t most_bytes);
   ~DiskCache();
   DiskCache(const DiskCache&) = delete;
   DiskCache& operator=(const DiskCache&) = delete;
 
-  // What was kept under a key; nothing where the file is missing, broken or another user's. A key
-  // holds all that a cubin depends on, and stands whole in its file.
+  // Returns what was cached under a key; nothing if the file is missing, damaged or not the user's
+  // own. A key contains all that a cubin depends on, and the file contains the whole key.
   std::optional<Compiled> find(const std::string& key) const;
-  // Writes a file at once; then deletes those that were used longest ago, if all take too much.
+  // Writes a file in one step. Then deletes the least recently used files if all together are too
+  // large.
   void keep(const std::string& key, const Compiled& compiled);
 
-  // Why nothing is kept, or why the last one was not; empty if all is well, or nothing shall be.
+  // Why nothing is cached, or why the last file was not; empty if there is no problem, or if the
+  // cache is switched off.
   std::string problem() const;
 
  private:

@@ -1,4 +1,4 @@
-// libcuda, found while the process runs: devices, modules, launches. No header of CUDA's is needed.
+// libcuda, loaded at run time: devices, modules, launches. Needs no header of CUDA.
 #pragma once
 
 #include "cuda/forked.h"
@@ -26,11 +26,11 @@ struct DeviceInfo {
   std::string name;
   int major = 0, minor = 0;  // compute capability
   int num_multiprocessors = 0;
-  int64_t max_shared_bytes = 0;      // of a block that asks for it
+  int64_t max_shared_bytes = 0;      // of a block that opts in
   std::string architecture() const;  // "sm_90"
 };
 
-// A kernel of a loaded module, which outlives it.
+// A kernel of a loaded module. Modules are never unloaded.
 struct Function {
   void* handle = nullptr;  // a CUfunction
   int device = 0;
@@ -38,44 +38,49 @@ struct Function {
 };
 
 struct FunctionInfo {
-  int num_registers = 0, local_bytes = 0, shared_bytes = 0;  // of a thread, a thread and a block
-  int max_threads = 0;                                       // of a block
+  int num_registers = 0, local_bytes = 0,
+      shared_bytes = 0;  // of a thread, of a thread, and of a block
+  int max_threads = 0;   // of a block
 };
 
-// The driver and the primary contexts of its devices, which PyTorch uses too. All calls may come
-// from any thread: each makes the context of its device current, and leaves the thread as it was.
-// After a kernel has failed, no call works any more: all raise DeviceError, with what was first
-// noticed of it.
+// The driver, and the primary contexts of its devices, which PyTorch uses too. Any thread may call
+// any function: each makes the context of its device current, and restores the thread's afterwards.
+// After a kernel has failed no call works any more: all throw DeviceError with the first failure
+// that was noticed.
 class Driver {
  public:
-  // Of the process, opened at first use, with NVRTC. Unsupported for the same reason at each call
-  // if there is no driver, no device, no NVRTC, or one that the driver is too old for; DeviceError
-  // in a process that was forked from one with a driver.
+  // The driver of the process, loaded at its first use together with NVRTC. If there is no driver,
+  // no device or no NVRTC, or if the driver is too old for NVRTC, each call throws Unsupported with
+  // the same reason. Throws DeviceError in a process that was forked from one that had a driver.
   static const Driver& get();
-  // Why there is none; empty if there is one. Never raises.
+  // Why there is no driver; empty if there is one. Never throws.
   static std::string missing();
 
   int num_devices() const { return static_cast<int>(devices_.size()); }
   const DeviceInfo& device(int index) const;
 
-  // Queues a kernel. `arguments` point to one value each, which are copied. InternalError if the
-  // launch is refused: sizes are wrong, or a block has too little of something.
+  // Queues a kernel. `arguments` points to one value each; the values are copied. Throws
+  // InternalError if the driver refuses the launch, because sizes are wrong or a block needs too
+  // many resources.
   void launch(const Function& function, const Launch& launch, void** arguments) const;
-  // Whether what is queued on a stream becomes a graph instead.
+  // Whether the stream is being captured into a CUDA graph.
   bool is_capturing(int device, void* stream) const;
-  // Waits for a stream; what has failed is said to be `what`.
+  // Waits for a stream. If something on it failed, the message names `what`.
   void synchronize(int device, void* stream, const std::string& what) const;
 
-  // A module of a cubin; Unsupported if it does not load. `name` is for messages.
+  // Loads a cubin and returns the module. Throws Unsupported if it does not load. `name` is for
+  // messages.
   void* load(int device, const std::string& cubin, const std::string& name) const;
-  // May have all the shared memory that its device allows. InternalError: there is none.
+  // Returns a kernel that may use all shared memory of its device. Throws InternalError if there is
+  // none of this name.
   Function function(int device, void* module, const std::string& name) const;
   FunctionInfo info(const Function& function) const;
 
-  // Host memory that kernels of all devices see at the same address; Unsupported if there is none.
+  // Allocates host memory that the kernels of all devices can access. Throws Unsupported if it
+  // cannot.
   void* allocate_host(int device, size_t num_bytes) const;
-  void free_host(int device, void* memory) const noexcept;  // nothing if the context is lost
-  // The address by which kernels of a device know such memory.
+  void free_host(int device, void* memory) const noexcept;  // does nothing if the context is lost
+  // The address of such memory for kernels of a device.
   void* device_pointer(int device, void* host) const;
 
  private:
@@ -92,7 +97,7 @@ class Driver {
   Device& at(int index) const;
   void* context(int index) const;
   int attribute(int index, int attribute) const;
-  // Raises DeviceError if the context is lost, else E.
+  // Throws DeviceError if the context is lost, and otherwise E, if `result` is an error.
   template <typename E>
   void check(int result, const std::string& what) const;
   std::string words_of(int result) const;
@@ -101,7 +106,7 @@ class Driver {
   mutable std::deque<Device> devices_;
 };
 
-// A word of host memory that kernels of a device write, to say that they have met something wrong.
+// A word of host memory that kernels of a device write to report an error.
 class HostWord {
  public:
   explicit HostWord(int device);
@@ -110,8 +115,8 @@ class HostWord {
   HostWord& operator=(const HostWord&) = delete;
 
   uint32_t* host() const { return host_; }
-  void* device() const { return device_; }  // what kernels are given
-  // What stands there, and 0 from now on. Kernels that are not waited for may write later.
+  void* device() const { return device_; }  // the address for kernels
+  // Returns the word and sets it to 0. Kernels that are still running may write it later.
   uint32_t take();
 
  private:

@@ -1,12 +1,12 @@
-// The functions of libcuda that are called, and the numbers that they take, as cuda.h has them.
+// The functions of libcuda that the engine calls, and the numbers that they take, as in cuda.h.
 #pragma once
 
 namespace torch_ort::cuda::api {
 
-// Of CUresult.
+// Values of CUresult.
 inline constexpr int kSuccess = 0;
 
-// Whether a context that returned this is lost: what failed in it is told by all later calls.
+// Whether the context is lost after a call returned this. All later calls then report the failure.
 constexpr bool is_lost(int result) {
   switch (result) {
     case 4:    // DEINITIALIZED
@@ -32,14 +32,14 @@ constexpr bool is_lost(int result) {
   }
 }
 
-// Of CUdevice_attribute.
+// Values of CUdevice_attribute.
 inline constexpr int kMultiprocessors = 16, kMajor = 75, kMinor = 76, kMaxSharedOptIn = 97;
 
-// Of CUfunction_attribute.
+// Values of CUfunction_attribute.
 inline constexpr int kMaxThreads = 0, kSharedBytes = 1, kLocalBytes = 3, kRegisters = 4,
                      kMaxDynamicShared = 8;
 
-// Of cuMemHostAlloc: for all contexts, and seen by devices.
+// Flags of cuMemHostAlloc: for all contexts, and mapped into device memory.
 inline constexpr unsigned kPortable = 1, kDeviceMap = 2;
 
 }  // namespace torch_ort::cuda::api

@@ -1,6 +1,6 @@
-// What kernels of a device have found wrong with their operands: class labels and ids out of
-// bounds. A kernel cannot raise, and nobody waits for it: it leaves a number in a word that the
-// host sees, and the next call of a kernel raises.
+// Errors that kernels of a device find in their operands: class labels and ids out of bounds. A
+// kernel cannot throw, and the host does not wait for it. So the kernel writes a number into a word
+// that the host can read, and the next call of a kernel throws.
 #pragma once
 
 #include "cuda/driver.h"
@@ -12,15 +12,15 @@ namespace torch_ort::cuda {
 class Faults {
  public:
   explicit Faults(int device) : word_(device) {}
-  void* word() const { return word_.device(); }  // of prelude.cuh's kBadLabel, kBadId
-  // IndexError for what kernels have found since the last call.
+  void* word() const { return word_.device(); }  // for kBadLabel and kBadId of prelude.cuh
+  // Throws IndexError if kernels have found an error since the last call.
   void check();
 
  private:
   HostWord word_;
 };
 
-// Of a device, for the life of the process.
+// The faults of a device; they live as long as the process.
 Faults& faults(int device);
 
 }  // namespace torch_ort::cuda

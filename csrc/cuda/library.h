@@ -1,4 +1,4 @@
-// A shared library that is opened while the process runs, and stays open.
+// A shared library that is loaded at run time and never unloaded.
 #pragma once
 
 #include <string>
@@ -8,19 +8,21 @@ namespace torch_ort::cuda {
 
 class Library {
  public:
-  // One that the process has loaded already, else the first that opens: names or paths. Unsupported
-  // with `what` it is and the reason of the first path.
+  // Opens the first of `paths`, which are names or paths, that the process has loaded already, or
+  // else the first that can be loaded. Throws Unsupported with `what` and the reason for the first
+  // path.
   static Library open(const std::string& what, const std::vector<std::string>& paths);
 
-  // Unsupported if it has no function of this name.
+  // Looks up a function. Throws Unsupported if there is none of this name.
   template <typename Result, typename... Arguments>
   void find(const char* name, Result (*&function)(Arguments...)) const {
     function = reinterpret_cast<Result (*)(Arguments...)>(address(name));
   }
-  // Opens another one in the same folder, if it is there: this one asks for it by its bare name.
+  // Loads another library of the same folder, if there is one: this library asks for it by its bare
+  // name.
   void open_beside(const std::string& name) const;
-  const std::string& path() const { return path_; }  // as it was asked for
-  std::string file() const;                          // where it was found
+  const std::string& path() const { return path_; }  // as requested
+  std::string file() const;                          // the file that was loaded
 
  private:
   Library(std::string what, std::string path, void* handle);

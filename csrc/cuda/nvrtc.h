@@ -1,4 +1,4 @@
-// NVRTC, found while the process runs: CUDA C++ texts into cubins. It needs no driver and no GPU.
+// NVRTC, loaded at run time: compiles CUDA C++ texts to cubins. It needs no driver and no GPU.
 #pragma once
 
 #include <memory>
@@ -9,25 +9,26 @@ namespace torch_ort::cuda {
 
 struct Compiled {
   std::string cubin;
-  std::string log;  // what NVRTC and ptxas say
+  std::string log;  // the messages of NVRTC and ptxas
 };
 
 class Nvrtc {
  public:
-  // Of the process, opened at first use. Unsupported, for the same reason at each call, if there is
-  // none of version 12 or later.
+  // The NVRTC of the process, loaded at its first use. If there is none of version 12 or later,
+  // each call throws Unsupported with the same reason.
   static const Nvrtc& get();
-  // Why there is none; empty if there is one. Never raises.
+  // Why there is no NVRTC; empty if there is one. Never throws.
   static std::string missing();
 
   int major() const { return major_; }
   std::string version() const;  // "13.0"
-  // What tells it from others that may give other code: its version does not say which build it is.
+  // Identifies the build of NVRTC, which its version does not. Another build may generate other
+  // code.
   const std::string& identity() const { return identity_; }
   const std::string& path() const { return path_; }
 
-  // Compiles a text with NVRTC's `options`, -arch among them. Unsupported with `name` and the first
-  // lines of the log if it does not compile. Thread safe.
+  // Compiles a text with NVRTC's `options`, which include -arch. Throws Unsupported with `name` and
+  // the first lines of the log if it does not compile. Several threads may call it at once.
   Compiled compile(const std::string& name, const std::string& text,
                    const std::vector<std::string>& options) const;
 

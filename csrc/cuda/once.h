@@ -1,4 +1,4 @@
-// A value that is made by the first who asks for it, while others wait.
+// A value that the first caller computes while others wait.
 #pragma once
 
 #include <atomic>
@@ -10,7 +10,7 @@ namespace torch_ort::cuda {
 template <typename T>
 class Once {
  public:
-  // What `make` throws is thrown to whom it is made for; the next one tries again.
+  // If `make` throws, its caller gets the exception, and the next caller tries again.
   template <typename Make>
   T& get(const Make& make) {
     if (!is_made_.load(std::memory_order_acquire)) [[unlikely]] {
@@ -23,7 +23,7 @@ class Once {
     return *value_;
   }
   bool is_made() const { return is_made_.load(std::memory_order_acquire); }
-  T* found() { return is_made() ? &*value_ : nullptr; }  // nullptr: nobody has asked yet
+  T* found() { return is_made() ? &*value_ : nullptr; }  // nullptr if it is not computed yet
 
  private:
   std::atomic<bool> is_made_{false};

@@ -1,37 +1,38 @@
-// From sizes to the shape of a kernel: how many threads stand along a row, how many rows a block
-// has, what a thread reads at once and what stays in its registers. It looks at no device, so that
-// sums are taken in the same order on every GPU.
+// Chooses the geometry of a kernel from sizes: how many threads share a row, how many rows a block
+// has, how many elements a thread reads at once, and what stays in registers. It does not look at
+// the device, so that sums have the same order on every GPU.
 #pragma once
 
 #include <cstdint>
 
 namespace torch_ort::cuda {
 
-// What a kernel has to do.
+// The work of a kernel.
 struct Work {
   int64_t rows = 0, columns = 0;
-  int64_t groups = 1;         // of rows, each with sums of its own
-  bool reduces_rows = false;  // a row's numbers are known to one block
-  bool sums_columns = false;  // over rows, one for each column
+  int64_t groups = 1;         // of rows; each group has its own sums
+  bool reduces_rows = false;  // there are reductions along rows
+  bool sums_columns = false;  // there are sums over rows, one for each column
   bool sums_all = false;
-  int vector = 1;  // elements that lie where one access reads them, at most
-  // Values of columns that stay in registers: from one pass to a later one, for all rows of a
-  // block, and sums over these.
+  // How many elements one access can read at most.
+  int vector = 1;
+  // How many column values stay in registers: from one pass to a later one, for all rows of a
+  // block, and as sums over rows.
   int kept = 0;
-  int bytes_of_number = 4;  // in which it computes
+  int bytes_of_number = 4;  // of the dtype in which it computes
 };
 
-// A block has threads_y lines of threads_x threads. A thread has `vectors` vectors of `vector`
-// columns, threads_x vectors apart; where `vectors` is 0 it goes along the row and reads it once
-// for each pass. A row is cut into strips for different blocks where none is reduced.
+// A block has threads_y rows of threads_x threads. A thread has `vectors` vectors of `vector`
+// columns, which are threads_x vectors apart. If `vectors` is 0, it loops over the row in each
+// pass. If there are no reductions along rows, a row may be divided into strips for several blocks.
 struct Geometry {
   int threads_x = 1, threads_y = 1;
   int vector = 1, vectors = 1;
   int64_t strips = 1;
   int64_t rows_per_block = 1, blocks_per_group = 1;
-  bool has_tail = false;  // the last vector of a row may be a part of one
+  bool has_tail = false;  // the last vector of a row may be incomplete
 
-  // Numbers that stand in the text; others are arguments.
+  // Whether a thread loops over the row.
   bool loops() const { return vectors == 0; }
 };
 

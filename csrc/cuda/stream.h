@@ -1,4 +1,4 @@
-// What PyTorch knows of a device, without its headers: the stream in force, and memory.
+// PyTorch's state of a device, without its headers: the current stream, and memory.
 #pragma once
 
 #include <cstdint>
@@ -6,11 +6,11 @@
 
 namespace torch_ort::cuda {
 
-// The CUstream on which the calling thread works on a device, whichever device is current.
+// The CUstream of the calling thread for a device, even if another device is current.
 void* current_stream(int device);
 
-// Memory of PyTorch's caching allocator, for kernels of the stream in force: what is queued on it
-// before this is destroyed may use it. Raises c10::OutOfMemoryError.
+// Memory from PyTorch's caching allocator for kernels of the current stream. Kernels that are
+// queued before this is destroyed may use it. Throws c10::OutOfMemoryError.
 class Scratch {
  public:
   Scratch(int64_t num_bytes, int device);
@@ -18,7 +18,7 @@ class Scratch {
   Scratch(Scratch&&) noexcept;
   Scratch& operator=(Scratch&&) noexcept;
 
-  void* data() const;  // nullptr of 0 bytes
+  void* data() const;  // nullptr for 0 bytes
 
  private:
   struct Memory;

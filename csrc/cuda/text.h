@@ -1,5 +1,5 @@
-// The text of a region's kernel in CUDA C++. No size stands in it: one text serves all sizes that
-// ask for the same geometry and the same kinds of layout.
+// Writes the source text of a region's kernel in CUDA C++. It contains no sizes: one text serves
+// all sizes that have the same geometry and the same kinds of layout.
 #pragma once
 
 #include "cuda/body.h"
@@ -11,14 +11,14 @@
 
 namespace torch_ort::cuda {
 
-// What a text is written for.
+// What a text is specialized for.
 struct Plan {
   const Body& body;
   Geometry geometry;
   bool is_double = false;
-  bool wide_index = false;  // offsets do not fit into 32 bits
-  // Whether vectors of an input or of a store are read or written at once: such addresses have to
-  // be multiples of 16 bytes, or of the vector where that has fewer.
+  bool wide_index = false;  // offsets need more than 32 bits
+  // By input and by store: whether it is accessed by whole vectors. Its address then has to be a
+  // multiple of 16 bytes, or of the size of a vector if that is smaller.
   std::vector<bool> input_vectors, store_vectors;
 };
 
@@ -26,12 +26,13 @@ struct Plan {
 struct Parameter {
   enum class Kind : uint8_t {
     kInput,   // the address of region input `index`
-    kOutput,  // the address of region output `index`, and `number` elements on
+    kOutput,  // the address of region output `index`, plus `number` elements
     kColumnSums,
-    kTotals,   // partial sums, in memory of the call
-    kFault,    // a word that the host sees
+    // Partial sums, in memory that a call allocates. kColumnSums has one for each column.
+    kTotals,
+    kFault,    // the word for errors (faults.h)
     kInteger,  // `number`
-    kWide,     // `real`, as the kernel computes
+    kWide,     // `real`, in the dtype in which the kernel computes
   } kind = Kind::kInteger;
   std::string type, name;
   int index = -1;
@@ -41,24 +42,27 @@ struct Parameter {
 
 struct KernelText {
   std::string name;
-  std::string text;     // all that NVRTC gets
-  std::string listing;  // the kernels, with the nodes that each line comes from
+  std::string text;     // the whole text for NVRTC
+  std::string listing;  // the kernels, with the node that each line comes from
   std::vector<Parameter> parameters, finish_parameters;
-  uint32_t shared_numbers = 0;  // that a block shares, in which the kernel computes
-  int64_t partial_columns = 0, partial_totals = 0;  // numbers of a line of partial sums
+  // The numbers of shared memory of a block, in the dtype in which it computes.
+  uint32_t shared_numbers = 0;
+  int64_t partial_columns = 0, partial_totals = 0;  // numbers in a row of partial sums
 
-  // Of the kernel that adds up partial sums, if there are any.
+  // The name of the kernel that adds the partial sums, if there are any.
   std::string finish_name() const { return name + "_finish"; }
 };
 
 const char* prelude();  // prelude.cuh
 
-// The type of elements as the prelude names it. InternalError for a dtype that kernels do not read.
+// The prelude's name for an element type. Throws InternalError for a dtype that kernels do not
+// read.
 const char* element(ir::DType dtype);
-// What stands in front of the prelude: the types that a kernel computes and counts in.
+// The text before the prelude: the types in which a kernel computes and counts.
 std::string type_head(bool is_double, bool wide_index = false);
 
-// Numbers that change with the sizes are parameters; the result's own are those of the plan.
+// Writes the text. Numbers that change with sizes are parameters; those in the result are the
+// values for the given sizes.
 KernelText write_kernel(const Plan& plan, int64_t rows, int64_t columns, int64_t groups);
 
 }  // namespace torch_ort::cuda
