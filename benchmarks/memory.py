@@ -14,6 +14,18 @@ PINNED_MALLOC = {
     "MALLOC_TRIM_THRESHOLD_": "131072",
 }
 
+# The same for a process that runs already: numbers of mallopt's parameters (glibc, malloc.h).
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
+
+
+def pin_malloc() -> None:
+    """Pin the thresholds of this process from here on, as PINNED_MALLOC does from its start."""
+    libc = ctypes.CDLL(None)
+    # Other C libraries than glibc have neither.
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_MMAP_THRESHOLD, int(PINNED_MALLOC["MALLOC_MMAP_THRESHOLD_"]))
+        libc.mallopt(_TRIM_THRESHOLD, int(PINNED_MALLOC["MALLOC_TRIM_THRESHOLD_"]))
+
 
 class HighWater:
     """Measures the most memory held above a starting point."""
