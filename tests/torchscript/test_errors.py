@@ -92,7 +92,9 @@ def test_an_object_as_result_is_refused():
         def forward(self, x: Tensor):
             return Pair(self.inner(x))
 
-    with pytest.raises(ORTModuleONNXModelException, match=r"an object of .*Pair is no result"):
+    with pytest.raises(
+        ORTModuleONNXModelException, match=r"an object of .*Pair cannot be a result of a graph"
+    ):
         ORTModule(torch.jit.script(Gives()))(torch.ones(2, 2))
 
 

@@ -72,8 +72,10 @@ def _name_sizes(graph: onnx.GraphProto, shapes: Sequence[Sequence[int | str]]) -
         match = _GIVEN.match(value.name)
         if match is None or match[2]:  # held by the model, or a part of an input
             continue
-        dims = value.type.tensor_type.shape.dim
-        for dim, described in zip(dims, shapes[int(match[1])], strict=True):
+        dims, shape = value.type.tensor_type.shape.dim, shapes[int(match[1])]
+        if len(dims) != len(shape):  # a warning has said that the description does not fit
+            continue
+        for dim, described in zip(dims, shape, strict=True):
             if dim.dim_param.isidentifier() and isinstance(described, str):
                 wanted.setdefault(dim.dim_param, described)
     if wanted:
