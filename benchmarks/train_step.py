@@ -56,7 +56,7 @@ AGAINST = replace(FULL, processes=6, rounds=8, steps=10, first_runs=8)
 # Enough to see that everything runs; too short to quote.
 QUICK = Protocol(processes=1, rounds=2, steps=5, first_runs=1, memory_runs=1, memory_steps=3)
 # Fields of the protocol that options of the same names set.
-COUNTS = ("processes", "rounds", "steps")
+COUNTS = ("processes", "rounds", "steps", "first_runs", "memory_runs")
 
 
 class Bench:
@@ -243,13 +243,25 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         type=int,
         help=f"timed steps a turn ({FULL.steps}; {AGAINST.steps} with --against)",
     )
+    parser.add_argument(
+        "--first-runs",
+        type=int,
+        help=f"cold first steps of each backend ({FULL.first_runs}; {AGAINST.first_runs} with "
+        "--against)",
+    )
+    parser.add_argument(
+        "--memory-runs",
+        type=int,
+        help=f"processes of each backend whose peak is taken ({FULL.memory_runs})",
+    )
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds for one answer")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements")
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the figures")
     options = parser.parse_args(arguments)
     for name in COUNTS:
         if getattr(options, name) is not None and getattr(options, name) < 1:
-            parser.error(f"--{name}: got {getattr(options, name)}, want 1 or more")
+            flag = name.replace("_", "-")
+            parser.error(f"--{flag}: got {getattr(options, name)}, want 1 or more")
     on_cuda = options.device == "cuda"
     if options.models is None:
         options.models = FOR_GPUS if on_cuda else [name for name in MODELS if name not in LARGE]
@@ -281,6 +293,8 @@ def choose_protocol(options: argparse.Namespace) -> Protocol:
         processes=options.processes or base.processes,
         rounds=options.rounds or base.rounds,
         steps=options.steps or base.steps,
+        first_runs=options.first_runs or base.first_runs,
+        memory_runs=options.memory_runs or base.memory_runs,
     )
 
 

@@ -161,6 +161,10 @@ def test_wrong_names_and_numbers_are_refused() -> None:
     assert threads.returncode == 2
     assert "--threads: got 0, want 1 or more" in threads.stderr
 
+    runs = run_benchmark("--first-runs", "0")
+    assert runs.returncode == 2
+    assert "--first-runs: got 0, want 1 or more" in runs.stderr
+
 
 def test_a_worker_that_cannot_work_keeps_its_reason(tmp_path: Path) -> None:
     # With no time to answer, every worker is stopped at its first request.
