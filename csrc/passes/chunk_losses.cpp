@@ -21,6 +21,7 @@
 // memory would be saved.
 
 #include "ir/edit.h"
+#include "ops/formula.h"
 #include "ops/linear_loss.h"
 #include "ops/shapes.h"
 #include "ops/writer.h"
@@ -59,7 +60,7 @@ class Rewriter {
         form_(match.form),
         classes_(shape_of(*match.weight)[1]),
         width_(shape_of(*match.weight)[0]),
-        sums_(match.hidden->type.dtype == DType::kDouble ? DType::kDouble : DType::kFloat) {}
+        sums_(ops::computed_dtype(match.hidden->type.dtype)) {}
 
   void run() {
     Node& made = write_loss();
