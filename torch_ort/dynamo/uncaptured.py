@@ -34,9 +34,8 @@ class Break:
     reason: str  # the name of Dynamo's reason and its explanation
     line: Line  # of the user's program, or of torch's own code if none of the user's is involved
     is_users: bool  # `line` is one of the user's program
-    is_rest: bool = (
-        False  # `function` is what follows an earlier break; its line is where it begins
-    )
+    # `function` is what follows an earlier break; its line is where it begins.
+    is_rest: bool = False
 
     def __str__(self) -> str:
         return f"{self.line}: {self.subject}: {self.reason}"
@@ -127,6 +126,12 @@ def watching() -> AbstractContextManager[list[Break]]:
 def of_users(breaks: list[Break], has_graphs: bool) -> list[Break]:
     """Give, once each, the breaks to report: torch's own code only where no graph was captured."""
     return [each for each in dict.fromkeys(breaks) if each.is_users or not has_graphs]
+
+
+def lines_of(breaks: list[Break]) -> list[str]:
+    """Give the lines of a report: how many breaks there are, and each of them."""
+    title = f"places that Dynamo leaves to eager PyTorch: {len(breaks)}"
+    return [title, *(f"  {each}" for each in breaks)]
 
 
 def left_out(backend: Any, found: list[LeftOut]) -> None:

@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 
 from torch_ort._C import UserError
-from torch_ort.dynamo.uncaptured import Break
+from torch_ort.dynamo.uncaptured import Break, lines_of
 from torch_ort.reports import profile_page
 from torch_ort.reports.peaks import DTYPES, Peaks
 from torch_ort.reports.profile_rows import KINDS, Bar, GraphProfile, StepTimes
@@ -96,8 +96,7 @@ class Profile:
         lines = [self.summary(), *filter(None, [self.peak_text()])]
         lines += [f"fell back: {reason}" for reason in self.fallbacks]
         if self.breaks:
-            lines.append(f"places that Dynamo leaves to eager PyTorch: {len(self.breaks)}")
-            lines += [f"  {each}" for each in self.breaks]
+            lines += lines_of(self.breaks)
         lines.append("")
         if shown:
             lines += columns(self.step_table(shown))

@@ -96,8 +96,7 @@ class Report:
             f"{self.counters.get('fallbacks', 0)}"
         ]
         lines += [f"  {each}" for each in dict.fromkeys(self.fallbacks)]
-        lines.append(f"places that Dynamo leaves to eager PyTorch: {len(self.breaks)}")
-        lines += [f"  {each}" for each in self.breaks]
+        lines += uncaptured.lines_of(self.breaks)
         if self.functions_outside:
             lines += [
                 f"custom functions outside of the graphs: {_counts(self.functions_outside)}",
