@@ -5,8 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from torch import fx
 
 from torch_ort import _C
+from torch_ort.read.fx_reader import FxReader
 
 
 def at_place(place: str, make_error: Callable[[], BaseException], passes: int = 0) -> None:
@@ -21,6 +23,18 @@ def at_place(place: str, make_error: Callable[[], BaseException], passes: int = 
             raise make_error()
 
     _C.set_failpoint(fail)
+
+
+def into_reading(patch: pytest.MonkeyPatch, operator: str, message: str) -> None:
+    """Have the reader of FX graphs refuse each call of an operator that has this in its name."""
+    add = FxReader._add_call
+
+    def refuse(self: FxReader, node: fx.Node) -> None:
+        if operator in str(node.target):
+            raise _C.Unsupported(message)
+        add(self, node)
+
+    patch.setattr(FxReader, "_add_call", refuse)
 
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import torch_ort
+from tests.injection import into_reading
 from torch_ort.fallback import FallbackWarning
-from torch_ort.read.fx_reader import FxReader
 from torch_ort.reports.report import COMPILE_STAGES
 
 pytestmark = pytest.mark.ort_only
@@ -139,14 +139,7 @@ def test_a_graph_break_is_listed_with_its_line_and_reason():
 
 @pytest.mark.hands_over("captures are made to fail")
 def test_a_fallback_is_listed_with_its_line_and_reason(monkeypatch):
-    add = FxReader._add_call
-
-    def refuse(self, node):
-        if "tan" in str(node.target):
-            raise torch_ort.Unsupported("refused by a test")
-        add(self, node)
-
-    monkeypatch.setattr(FxReader, "_add_call", refuse)
+    into_reading(monkeypatch, "tan", "refused by a test")
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")
 
     def function(x):

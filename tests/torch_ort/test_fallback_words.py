@@ -13,11 +13,10 @@ import torch
 from torch import fx, nn
 
 import torch_ort
-from tests.injection import into_backward
+from tests.injection import into_backward, into_reading
 from torch_ort import _C
 from torch_ort.fallback import FallbackWarning, reason_of
 from torch_ort.pytorch import graph_compat
-from torch_ort.read.fx_reader import FxReader
 
 pytestmark = pytest.mark.ort_only
 
@@ -68,14 +67,7 @@ def lenient(monkeypatch) -> None:
 
 @pytest.fixture
 def no_gelu(monkeypatch) -> None:
-    add = FxReader._add_call
-
-    def refuse(self, node):
-        if "gelu" in str(node.target):
-            raise _C.Unsupported("injected by a test")
-        add(self, node)
-
-    monkeypatch.setattr(FxReader, "_add_call", refuse)
+    into_reading(monkeypatch, "gelu", "injected by a test")
 
 
 @pytest.mark.hands_over("captures are made to fail")
