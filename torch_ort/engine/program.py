@@ -30,9 +30,8 @@ class Program:
     seconds: dict[str, float] = field(default_factory=dict)
     recomputation: Recomputation | None = None  # of a budget, or of what is chosen by name
     can_be_lazy: bool = False  # its caller supports logits that are computed at first read
-    lazy_logits: list[_C.LazyLogits] = field(
-        default_factory=list
-    )  # the logits that its caller computes
+    # The logits that its caller computes.
+    lazy_logits: list[_C.LazyLogits] = field(default_factory=list)
     functions: list[Any] = field(default_factory=list)  # what its PythonOps call
 
     def device_type(self) -> str:

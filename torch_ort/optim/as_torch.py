@@ -223,15 +223,7 @@ class AdamW(Adam):
 
     Arguments, defaults, formulas, state and errors are those of `torch.optim.AdamW`.
 
-    With `capturable=True` steps are counted on the GPU, and `torch.amp.GradScaler` leaves unscaling
-    and its check for infinities to the step. So the CPU need not wait for the GPU, and a CUDA graph
-    can capture the step.
-
-    With `in_backward=True` each parameter is updated during backward, as soon as its gradient is
-    computed, and its gradient is freed; `step` then has nothing to do. This suits training with one
-    backward per step, without a gradient scaler, without clipping by the norm of all gradients, and
-    without DistributedDataParallel, which averages gradients later. The hooks that do this live as
-    long as the parameters; a copy of the optimizer has none.
+    `capturable=True` and `in_backward=True` mean what they mean for `Adam`.
     """
 
     def __init__(

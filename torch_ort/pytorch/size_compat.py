@@ -141,9 +141,8 @@ def _symbols_in(size: torch.SymInt) -> dict[Any, int]:
         return recorded
     env = size.node.shape_env
     values = values_in(env)
-    return {
-        s: int(values.get(s, 4)) for s in size.node.expr.free_symbols
-    }  # 4: an example of a data-dependent size
+    # 4: an example of a data-dependent size
+    return {s: int(values.get(s, 4)) for s in size.node.expr.free_symbols}
 
 
 def python_text(expr: sympy.Basic) -> str:

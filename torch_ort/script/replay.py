@@ -277,7 +277,7 @@ def _run_operator(step: Step, inputs: list[Any]) -> Sequence[Any]:
     if any(isinstance(value, UnbackedNumber) for value in inputs):
         if step.kind == "aten::select" and isinstance(inputs[0], torch.Tensor):
             return [selected(*inputs)]
-        inputs = _with_told(step, inputs)
+        inputs = _with_unbacked(step, inputs)
     inputs = [_as_tensor(value) for value in with_numbers(step.kind, inputs)]
     operator = _operator(step.kind, step.overload)
     takes_both = step.overload == "Scalar" and step.kind in TAKE_NUMBERS
@@ -290,7 +290,7 @@ def _run_operator(step: Step, inputs: list[Any]) -> Sequence[Any]:
     return _results(step, _asked(step, lambda: call(inputs[:split], keywords)))
 
 
-def _with_told(step: Step, inputs: list[Any]) -> list[Any]:
+def _with_unbacked(step: Step, inputs: list[Any]) -> list[Any]:
     """Give tensors for data-dependent numbers, where the operator has an overload for them."""
     operand = inputs[0]
     if step.overload not in _WITH_TENSORS or not isinstance(operand, torch.Tensor):
