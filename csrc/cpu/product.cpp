@@ -17,14 +17,20 @@ namespace torch_ort::cpu {
 
 namespace {
 
-// A panel of the right factor, kDepth numbers deep, stays in the first cache while the rows of a
-// block of the left one pass by; these come from the second cache. Multiples of what the register
-// kernels of all instruction sets take at once.
+// A block of the right factor, kDepth numbers deep, is packed into panels that stay in the second
+// cache while the rows of the left factor pass by; a group of these is in the first cache.
+// Multiples of what the register kernels of all instruction sets take at once.
 constexpr int64_t kDepth = 256;
-constexpr int64_t kBlockRows = 960;
-constexpr int64_t kBlockColumns = 384;
+constexpr int64_t kBlockColumns = 768;
+constexpr int64_t kBlockRows = 1920;
+constexpr int64_t kListedRows = 960;  // the same if they are copied
+constexpr int64_t kGroupRows = 48;
 
-constexpr int64_t kFewRows = 96;  // that packing a panel of the right factor does not pay for
+constexpr int64_t kFewRows = 96;  // that packing the right factor does not pay for
+// So few columns do not pay for packing a left factor that can be read in place, and so many do
+// even if no two of its rows are in each other's way.
+constexpr int64_t kFewColumns = 128, kManyColumns = 384;
+constexpr int64_t kPageBytes = 4096;
 
 constexpr int64_t kWorkPerThread = 1 << 17;  // multiplications
 constexpr int64_t kMostOfPairs = 1 << 25;    // the same
@@ -129,15 +135,6 @@ Matrix gathered(const Matrix& from, const int64_t* rows, int64_t count, int64_t 
   return {to, from.dtype, side_by_side ? 1 : n, side_by_side ? count : 1};
 }
 
-// Rows of kBytes that lie one behind the other go to where they are listed.
-template <size_t kBytes>
-void scatter_rows(char* to, int64_t row_bytes, const int64_t* rows, int64_t count,
-                  const char* from) {
-  for (int64_t i = 0; i < count; ++i, from += kBytes) {
-    std::memcpy(to + rows[i] * row_bytes, from, kBytes);
-  }
-}
-
 // Rows and columns of the result.
 struct Rectangle {
   int64_t row, rows, column, columns;
@@ -232,6 +229,14 @@ class ProductKernel final : public Kernel {
   static constexpr ir::DType kDType =
       std::is_same_v<T, double> ? ir::DType::kDouble : ir::DType::kFloat;
 
+  // What the sums begin with; without an address, zeros.
+  struct Start {
+    const T* at = nullptr;
+    int64_t row = 0;  // stride
+
+    Start from(int64_t i) const { return {at == nullptr ? at : at + i * row, row}; }
+  };
+
   // The matrices of one place in the batch.
   struct Addresses {
     const char *a, *b, *start;
@@ -288,25 +293,33 @@ class ProductKernel final : public Kernel {
 
   // The result there.
   void multiply(const Addresses& at, const Part& part, const Rectangle& all) const {
+    const int64_t height = block_height(part, all);
     if (part.rows != nullptr && part.k <= most_at_once()) {
       // Listed rows are copied once for all columns.
-      for (int64_t i = 0; i < all.rows; i += kBlockRows) {
-        const Matrix left = left_of(at, part, block_of(all, i, 0), 0, part.k);
+      for (int64_t i = 0; i < all.rows; i += height) {
+        const Matrix left = left_of(at, part, block_of(all, i, 0, height), 0, part.k);
         for (int64_t j = 0; j < all.columns; j += kBlockColumns) {
-          multiply_block(at, part, block_of(all, i, j), &left);
+          multiply_block(at, part, block_of(all, i, j, height), &left);
         }
       }
       return;
     }
     for (int64_t j = 0; j < all.columns; j += kBlockColumns) {
-      for (int64_t i = 0; i < all.rows; i += kBlockRows) {
-        multiply_block(at, part, block_of(all, i, j), nullptr);
+      for (int64_t i = 0; i < all.rows; i += height) {
+        multiply_block(at, part, block_of(all, i, j, height), nullptr);
       }
     }
   }
 
-  static Rectangle block_of(const Rectangle& all, int64_t i, int64_t j) {
-    return {all.row + i, std::min(kBlockRows, all.rows - i), all.column + j,
+  // The rows of a block: equally many in each, in whole groups.
+  static int64_t block_height(const Part& part, const Rectangle& all) {
+    const int64_t most = part.rows != nullptr ? kListedRows : kBlockRows;
+    const int64_t blocks = std::max<int64_t>(1, ceil_div(all.rows, most));
+    return std::max(kGroupRows, round_up(ceil_div(all.rows, blocks), kGroupRows));
+  }
+
+  static Rectangle block_of(const Rectangle& all, int64_t i, int64_t j, int64_t height) {
+    return {all.row + i, std::min(height, all.rows - i), all.column + j,
             std::min(kBlockColumns, all.columns - j)};
   }
 
@@ -319,11 +332,11 @@ class ProductKernel final : public Kernel {
                       const Matrix* left) const {
     if (writes_directly_ && part.rows == nullptr) {
       T* c = reinterpret_cast<T*>(at.c + c_.offset(block.row, block.column));
-      return multiply_block(at, part, block, left, c, c_.row);
+      return multiply_block(at, part, block, left, c, c_.row, true);
     }
     T* sums = thread_memory<T, Use::kProduct>(block.rows * block.columns);
-    multiply_block(at, part, block, left, sums, block.columns);
-    if (!scatters(part)) store(at, part, block, sums);
+    multiply_block(at, part, block, left, sums, block.columns, !writes_directly_);
+    if (!writes_directly_) store(at, part, block, sums);
   }
 
   void store(const Addresses& at, const Part& part, const Rectangle& block, const T* sums) const {
@@ -342,51 +355,23 @@ class ProductKernel final : public Kernel {
     }
   }
 
-  // Whether listed rows go straight to the result.
-  bool scatters(const Part& part) const { return part.rows != nullptr && writes_directly_; }
-
-  // The columns of a panel from `column` on, a tile at a time: memory for its rows comes nearer
-  // while it is multiplied.
-  void scatter_panel(const Addresses& at, const Part& part, int64_t row, int64_t column,
-                     PanelProduct<T> product) const {
-    const int64_t size = int64_t{sizeof(T)}, bytes = product.columns * size;
-    const int64_t row_bytes = c_.row * size, num_rows = product.m;
-    const int64_t a_row = product.a_is_packed ? product.k : product.a_row;
-    char* to = at.c + c_.offset(0, column);
-    const int64_t tile_rows = kernels_.product_rows;
-    T* sums = thread_memory<T, Use::kPanel>(tile_rows * product.width);
-    product.c = sums;
-    product.c_row = product.width;
-    const T *a = product.a, *start = product.start;
-    for (int64_t i = 0; i < num_rows; i += tile_rows) {
-      const int64_t* rows = part.rows + row + i;
-      product.m = std::min(tile_rows, num_rows - i);
-      for (int64_t j = 0; j < product.m; ++j) {
-        char* there = to + rows[j] * row_bytes;
-        __builtin_prefetch(there, 1);
-        __builtin_prefetch(there + bytes - 1, 1);
-      }
-      product.a = a + i * a_row;
-      if (start != nullptr) product.start = start + i * product.start_row;
-      multiply_panel(product);
-      const char* from = reinterpret_cast<const char*>(sums);
-      if (product.columns == product.width && bytes == 128) {
-        scatter_rows<128>(to, row_bytes, rows, product.m, from);
-      } else if (product.columns == product.width && bytes == 64) {
-        scatter_rows<64>(to, row_bytes, rows, product.m, from);
-      } else {
-        for (int64_t j = 0; j < product.m; ++j) {
-          std::memcpy(to + rows[j] * row_bytes, from + j * product.width * size,
-                      static_cast<size_t>(bytes));
-        }
-      }
+  // What the sums of a block begin with. If the register kernel cannot read it where it lies, it is
+  // copied to `c`, where the sums will be.
+  Start start_of(const Addresses& at, const Part& part, const Rectangle& block, T* c,
+                 int64_t c_row) const {
+    if (!has_start_) return {};
+    const bool is_one_run = part.rows == nullptr || start_.row == 0;
+    if (start_.dtype == kDType && start_.column == 1 && is_one_run) {
+      return {reinterpret_cast<const T*>(at.start + start_.offset(block.row, block.column)),
+              start_.row};
     }
-  }
-
-  // Whether the register kernel can read the start where it lies.
-  bool reads_start(const Part& part) const {
-    if (!has_start_ || start_.dtype != kDType || start_.column != 1) return false;
-    return part.rows == nullptr ? writes_directly_ : c_.dtype == kDType && start_.row == 0;
+    for (int64_t i = 0; i < block.rows; ++i) {
+      const int64_t row = part.rows == nullptr ? block.row + i : part.rows[block.row + i];
+      kernels_.load[static_cast<size_t>(start_.dtype)](
+          c + i * c_row, at.start + start_.offset(row, block.column),
+          {.n = block.columns, .stride = start_.column});
+    }
+    return {c, c_row};
   }
 
   // What a block needs of the left factor in the steps from `p` on.
@@ -416,78 +401,135 @@ class ProductKernel final : public Kernel {
     return left.dtype != kDType || (left.column != 1 && left.row != 1);
   }
 
-  void multiply_block(const Addresses& at, const Part& part, const Rectangle& block,
-                      const Matrix* copied, T* c, int64_t c_row) const {
-    const T* start = nullptr;
-    int64_t start_row = 0;
-    if (reads_start(part)) {
-      start = reinterpret_cast<const T*>(at.start + start_.offset(block.row, block.column));
-      start_row = start_.row;
-    } else if (has_start_) {
-      for (int64_t i = 0; i < block.rows; ++i) {
-        const int64_t row = part.rows == nullptr ? block.row + i : part.rows[block.row + i];
-        kernels_.load[static_cast<size_t>(start_.dtype)](
-            c + i * c_row, at.start + start_.offset(row, block.column),
-            {.n = block.columns, .stride = start_.column});
-      }
-      start = c;
-      start_row = c_row;
+  // Whether it is slower to read it there, for so many columns of the result and sums of `k`. Rows
+  // whose distance is a multiple of a page are in each other's way in the first cache, and steps
+  // that are a page or more apart take long to find.
+  bool is_worth_packing(const Matrix& left, int64_t rows, int64_t columns, int64_t k) const {
+    if (columns < kFewColumns || rows < kernels_.product_rows) return false;
+    const int64_t size = ir::size_bytes(left.dtype);
+    const bool has_many = columns >= kManyColumns;
+    if (left.column == 1) return has_many || left.row * size % kPageBytes == 0;
+    return left.column * size >= kPageBytes && (has_many || k > kDepth);
+  }
+
+  // Columns of the right factor in panels: whole ones, which may be where the factor is, and the
+  // columns that are left, which are always packed.
+  struct Panels {
+    const T* whole = nullptr;
+    int64_t num_whole = 0, row = 0, distance = 0;  // distance: of two panels
+    const T* rest = nullptr;
+    int64_t num_rest = 0, rest_width = 0;  // columns that are left
+  };
+
+  int64_t packed_size(int64_t columns, int64_t steps) const {
+    return round_up(columns, kernels_.panel_width) * steps;
+  }
+
+  // Whether the register kernel can read whole panels of a right factor where it lies.
+  bool reads_in_place(const Matrix& right) const {
+    return right.dtype == kDType && right.column == 1;
+  }
+
+  // The panels of the columns of `b`: packed into `memory`, or the whole ones where they are.
+  Panels panels_of(const Matrix& b, int64_t columns, int64_t depth, bool packs, T* memory) const {
+    const int64_t wide = kernels_.panel_width, steps = ceil_div(depth, at_once());
+    Panels panels{.num_whole = columns / wide, .num_rest = columns % wide};
+    panels.whole = packs ? memory : reinterpret_cast<const T*>(b.data);
+    panels.row = packs ? wide : b.row;
+    panels.distance = packs ? wide * steps : wide;
+    for (int64_t i = 0; packs && i < panels.num_whole; ++i, memory += wide * steps) {
+      pack(memory, b.from(0, i * wide).turned(), wide, depth, wide);
     }
-    const int64_t wide = kernels_.panel_width;
+    if (panels.num_rest == 0) return panels;
+    panels.rest = memory;
+    panels.rest_width = panels.num_rest <= wide / 2 ? wide / 2 : wide;
+    pack(memory, b.from(0, panels.num_whole * wide).turned(), panels.num_rest, depth,
+         panels.rest_width);
+    return panels;
+  }
+
+  // Some rows of the left factor, which are packed first if that pays, times all panels.
+  void multiply_group(const Matrix& a, int64_t rows, int64_t depth, bool packs_left,
+                      const Panels& panels, T* c, int64_t c_row, const Start& start) const {
+    const int64_t steps = ceil_div(depth, at_once()), tile = kernels_.product_rows;
+    const T* left = reinterpret_cast<const T*>(a.data);
+    if (packs_left) {
+      T* packed = thread_memory<T, Use::kLeft>(round_up(rows, tile) * steps);
+      for (int64_t i = 0; i < rows; i += tile) {
+        pack(packed + i * steps, a.from(i, 0), std::min(tile, rows - i), depth, tile);
+      }
+      left = packed;
+    }
+    PanelProduct<T> product{.c = c,
+                            .c_row = c_row,
+                            .start = start.at,
+                            .start_row = start.row,
+                            .a = left,
+                            .a_row = a.row / at_once(),
+                            .a_column = a.column,
+                            .a_is_packed = packs_left,
+                            .b = panels.whole,
+                            .b_row = panels.row,
+                            .b_panel = panels.distance,
+                            .width = kernels_.panel_width,
+                            .num_panels = panels.num_whole,
+                            .columns = panels.num_whole * kernels_.panel_width,
+                            .m = rows,
+                            .k = steps};
+    if (panels.num_whole > 0) multiply_panels(product);
+    if (panels.num_rest == 0) return;
+    product.c += product.columns;
+    if (start.at != nullptr) product.start += product.columns;
+    product.b = panels.rest;
+    product.b_row = product.width = panels.rest_width;
+    product.num_panels = 1;
+    product.columns = panels.num_rest;
+    multiply_panels(product);
+  }
+
+  // `stays`: listed rows stay in `c`, one after the other, and do not go to where the result has
+  // them.
+  void multiply_block(const Addresses& at, const Part& part, const Rectangle& block,
+                      const Matrix* copied, T* c, int64_t c_row, bool stays) const {
+    Start start = start_of(at, part, block, c, c_row);
+    const bool is_few = block.rows <= kFewRows;
     for (int64_t p = 0; p == 0 || p < part.k; p += most_at_once()) {
       const int64_t depth = std::min(most_at_once(), part.k - p);
-      const int64_t steps = ceil_div(depth, at_once());
       const Matrix a = copied != nullptr ? *copied : left_of(at, part, block, p, depth);
       const Matrix b = right_of(at, part, block, p, depth);
-      const bool packs_left = needs_packing(a, part.k);
-      const T* left = reinterpret_cast<const T*>(a.data);
-      if (packs_left) {
-        const int64_t rows = kernels_.product_rows;
-        T* packed = thread_memory<T, Use::kLeft>(round_up(block.rows, rows) * steps);
-        for (int64_t i = 0; i < block.rows; i += rows) {
-          pack(packed + i * steps, a.from(i, 0), std::min(rows, block.rows - i), depth, rows);
-        }
-        left = packed;
-      }
-      const bool leaves = scatters(part) && p + depth == part.k;
-      const bool reads_right = b.dtype == kDType && b.column == 1;  // the register kernel can
-      // Each panel of the right factor is packed into the same memory, which stays in the first
-      // cache, just before the rows of the left one need it.
-      T* right = thread_memory<T, Use::kRight>(wide * steps);
-      for (int64_t j = 0; j < block.columns; j += wide) {
-        const int64_t columns = std::min(wide, block.columns - j);
-        const int64_t width = columns <= wide / 2 ? wide / 2 : wide;
-        const bool packs = columns != width || !reads_right || block.rows > kFewRows;
-        const Matrix panel = b.from(0, j);
-        if (packs) pack(right, panel.turned(), columns, depth, width);
-        const PanelProduct<T> product{.c = c + j,
-                                      .c_row = c_row,
-                                      .start = start == nullptr ? nullptr : start + j,
-                                      .start_row = start_row,
-                                      .a = left,
-                                      .a_row = a.row / at_once(),
-                                      .a_column = a.column,
-                                      .a_is_packed = packs_left,
-                                      .b = packs ? right : reinterpret_cast<const T*>(panel.data),
-                                      .b_row = packs ? width : b.row,
-                                      .b_panel = width * steps,
-                                      .width = width,
-                                      .num_panels = 1,
-                                      .columns = columns,
-                                      .m = block.rows,
-                                      .k = steps};
+      const bool packs_left =
+          needs_packing(a, part.k) || is_worth_packing(a, block.rows, block.columns, part.k);
+      T* packed =
+          thread_memory<T, Use::kRight>(packed_size(block.columns, ceil_div(depth, at_once())));
+      const Panels panels =
+          panels_of(b, block.columns, depth, !is_few || !reads_in_place(b), packed);
+      const bool leaves = !stays && p + depth == part.k;
+      const int64_t group = is_few && !leaves ? block.rows : kGroupRows;
+      for (int64_t i = 0; i < block.rows; i += group) {
+        const int64_t rows = std::min(group, block.rows - i);
+        T* to = c + i * c_row;
+        int64_t to_row = c_row;
         if (leaves) {
-          scatter_panel(at, part, block.row, block.column + j, product);
-        } else {
-          multiply_panel(product);
+          to = thread_memory<T, Use::kPanel>(rows * block.columns);
+          to_row = block.columns;
         }
+        multiply_group(a.from(i, 0), rows, depth, packs_left, panels, to, to_row, start.from(i));
+        if (leaves) scatter_rows(at, part, block, i, rows, to);
       }
-      start = c;
-      start_row = c_row;
+      start = {c, c_row};
     }
   }
 
-  void multiply_panel(const PanelProduct<T>& product) const {
+  // Rows that lie one after the other go to where they are listed.
+  void scatter_rows(const Addresses& at, const Part& part, const Rectangle& block, int64_t first,
+                    int64_t count, const T* from) const {
+    for (int64_t i = first; i < first + count; ++i, from += block.columns) {
+      std::memcpy(at.c + c_.offset(part.rows[block.row + i], block.column), from,
+                  static_cast<size_t>(block.columns) * sizeof(T));
+    }
+  }
+
+  void multiply_panels(const PanelProduct<T>& product) const {
     if constexpr (std::is_same_v<T, float>) {
       if (pairs_ != nullptr) return pairs_->multiply(product);
     }

@@ -65,6 +65,26 @@ def test_forms_and_sizes(form, dtype, isa):
         assert_near(product(a, b, isa=isa), a, b)
 
 
+# More rows and columns than a block has, a left factor that is packed since its rows or steps are a
+# page apart or since there are many columns, and one that is read in place.
+BLOCKS = [
+    (1960, 20, 33), (100, 300, 800), (100, 1024, 130), (1024, 300, 130), (97, 40, 390),
+    (97, 40, 100),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("sizes", BLOCKS, ids=str)
+def test_several_blocks(sizes, form, dtype, isa):
+    torch.manual_seed(0)
+    m, k, n = sizes
+    a, b = matrix(m, k, dtype, form[0]), matrix(k, n, dtype, form[1])
+    for start in (None, torch.randn(n, dtype=torch.float64).to(dtype).expand(1, n)):
+        assert_near(product(a, b, start, isa), a, b, start)
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @settings(max_examples=60, deadline=None)
 @given(

@@ -104,7 +104,15 @@ class Case:
 
 
 # More than the rows, columns and steps that are worked on at once, and less.
-SIZES = [(50, 33, 40), (1, 1, 1), (40, 300, 33), (700, 600, 20), (20, 700, 400), (2000, 20, 18)]
+SIZES = [
+    (50, 33, 40),
+    (1, 1, 1),
+    (40, 300, 33),
+    (700, 600, 20),
+    (20, 700, 400),
+    (2000, 20, 18),
+    (60, 30, 800),
+]
 
 
 @pytest.mark.parametrize("isa", ISAS)
