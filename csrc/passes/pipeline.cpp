@@ -31,6 +31,7 @@ int chunk_losses(ir::Graph& graph);
 int lazy_logits(ir::Graph& graph);
 int recompute_tagged(ir::Graph& graph);
 int channels_last(ir::Graph& graph);
+int multiply_pixels(ir::Graph& graph);
 int replay_views(ir::Graph& graph);
 int remove_dead(ir::Graph& graph);
 int expand_composites(ir::Graph& graph);
@@ -147,6 +148,8 @@ const std::vector<Pass>& pipeline() {
       // after recompute_tagged: what it computes again has tags of single nodes; before
       // replay_views: it makes views that both halves read
       {.name = "channels_last", .run = channels_last, .writes_engine_ops = true},
+      // after channels_last: pixels are rows then; before replay_views: it makes views
+      {.name = "multiply_pixels", .run = multiply_pixels, .writes_engine_ops = true},
       // after recompute_tagged: what it computes again needs no replay
       {.name = "replay_views", .run = replay_views, .is_needed = true, .moves_border = true},
       // after all that make or remove single nodes

@@ -11,6 +11,7 @@ OWN_KERNELS = (
     "expand_composites",
     "fuse_attention",
     "fuse_regions",
+    "multiply_pixels",
     "products",
     "row_sparsity",
     "widen_products",
