@@ -42,10 +42,10 @@ BUILD_WITH_PIP = $(PYTHON) cmake/progress.py --log build/$(1).log \
   $(PYTHON) -m pip --disable-pip-version-check -v
 CONSTRAINT := $(ENV)/torch_ort-constraint.txt
 TOOLS := $(ENV)/.torch_ort-tools
-# The folder that pyproject.toml names, build/{cache_tag}-{state}. .venv is made by python3.
+# The folder that pyproject.toml names, build/{cache_tag}. .venv is made by python3.
 CACHE_TAG := $(shell $(or $(wildcard $(PYTHON)),python3) \
   -c 'import sys; print(sys.implementation.cache_tag)')
-BUILD_DIR := $(CURDIR)/build/$(CACHE_TAG)-editable
+BUILD_DIR := $(CURDIR)/build/$(CACHE_TAG)
 # One checkout may serve several environments, each with an editable install of its own.
 INSTALLED := $(BUILD_DIR)/.installed$(subst /,-,$(ENV))
 # Two builds in one folder at once would break it.
@@ -100,7 +100,7 @@ soak: build
 # The module lands beside its sources in torch_ort/ and the editable install points there, so
 # ninja is all that an edit needs: seconds for a source file, nothing for a Python file.
 build: $(INSTALLED)
-	@$(LOCK) $(PYTHON) cmake/progress.py ninja -C $(BUILD_DIR)
+	@$(LOCK) $(PYTHON) cmake/progress.py ninja -C $(BUILD_DIR) in_place
 
 style: build $(ENV)/.torch_ort-dev
 	$(ENV)/bin/ruff check .
@@ -116,10 +116,11 @@ format: $(ENV)/.torch_ort-dev
 	$(ENV)/bin/ruff format .
 	$(ENV)/bin/clang-format -i $$(find csrc tests/emulated -name '*.h' -o -name '*.cpp')
 
+# In the folder of the editable build, whose object files it takes.
 wheel: $(TOOLS) $(ENV)/.torch_ort-dev
-	@echo 'building the wheel (some minutes the first time)'
+	@echo 'building the wheel (some minutes where nothing has been built)'
 	@rm -rf build/wheels dist
-	@$(call BUILD_WITH_PIP,wheel) wheel --no-build-isolation --no-deps -w build/wheels .
+	@$(LOCK) $(call BUILD_WITH_PIP,wheel) wheel --no-build-isolation --no-deps -w build/wheels .
 	$(ENV)/bin/auditwheel repair $(TORCH_LIBRARIES:%=--exclude %) -w dist build/wheels/*.whl
 
 wheel-test: wheel $(ENV)/.torch_ort-test
