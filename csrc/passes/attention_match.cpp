@@ -33,7 +33,8 @@ class Matcher {
     Match match{.softmax = &node, .is_safe = *is_safe, .shape = shape_of(x)};
     const size_t rank = match.shape.size();
     if (rank != 3 && rank != 4) return std::nullopt;
-    // A head is the work of one thread: one alone is better off with a library's many.
+    // The engine's kernel gives each head to one thread. With a single head, PyTorch's products are
+    // faster, because they use all threads.
     if (hinted_size(scope_.graph, ir::numel(leading(match.shape))) == 1) return std::nullopt;
     const auto scores = find_scores(node.inputs[0], match.shape, false, false);
     const auto weights = find_weights(node.outputs[0], match.shape);
@@ -47,7 +48,8 @@ class Matcher {
  private:
   // ---- the forward half
 
-  // A softmax over the last dim; whether it gives zeros where all scores are -inf.
+  // Nothing if the node is no softmax over the last dim. Else whether it gives zeros for a row
+  // whose scores are all -inf.
   static std::optional<bool> softmax_kind(const Node& node) {
     const bool is_standard = ir::is(&node, "Softmax");
     const bool is_safe = ops::key_of(node) == ops::aten::kSafeSoftmax;
@@ -58,7 +60,8 @@ class Matcher {
     return is_safe;
   }
 
-  // Upwards, to the product. A mask comes after the scale.
+  // Walks from the input of the softmax up to the product of queries and keys. A program scales the
+  // scores before it masks them, so no mask may be found above a scale.
   static std::optional<Scores> find_scores(Value* value, const Shape& shape, bool is_masked,
                                            bool is_scaled) {
     Node* node = value->producer;
@@ -91,7 +94,7 @@ class Matcher {
     return found;
   }
 
-  // Downwards, to the product with values.
+  // Walks from the result of the softmax down to the product of weights and values.
   std::optional<Weights> find_weights(Value* value, const Shape& shape) const {
     Weights found;
     while (found.product == nullptr) {
@@ -115,7 +118,8 @@ class Matcher {
     return found;
   }
 
-  // The reader in one of the halves; nullptr if there is none, or another one.
+  // The only reader of `value` in one of the halves; nullptr if there is none, more than one, or
+  // one that is no node's plain input.
   Node* only_reader(const Value& value, bool in_backward) const {
     Node* found = nullptr;
     for (const ir::Use& use : value.uses) {
@@ -127,7 +131,7 @@ class Matcher {
     return found;
   }
 
-  // Whether the kernel takes all factors and masks.
+  // Whether the kernel supports the factors of both products and the mask.
   bool find_operands(Match& match, const Scores& scores, const Weights& weights) const {
     match.query = {scores.product->inputs[0], nullptr, false};
     match.key = {scores.product->inputs[1], nullptr, true};
@@ -153,7 +157,8 @@ class Matcher {
            is_wide_enough(match, *first) && fits_mask(match, scores);
   }
 
-  // Numbers in between that are wider than those which the kernel computes with stay so.
+  // The kernel computes in float64 only if its operands are float64. So a program whose softmax is
+  // wider than its operands is left as it is.
   static bool is_wide_enough(const Match& match, const Value& query) {
     return query.type.dtype == DType::kDouble ||
            (match.softmax->inputs[0]->type.dtype != DType::kDouble &&
@@ -177,7 +182,7 @@ class Matcher {
 
   // ---- the backward half
 
-  // False if it reads what the kernel does not give.
+  // False if backward reads a value that the kernel does not compute.
   bool find_backward(Match& match) const {
     Backward found;
     Node *softmax = nullptr, *product = nullptr;
@@ -212,7 +217,8 @@ class Matcher {
     return true;
   }
 
-  // From the backward softmax up to the product of the gradient of the result and values.
+  // Walks from the gradient of the softmax up to the product of the gradient of the result and the
+  // values.
   bool find_above(const Match& match, Node& softmax, Backward& found) const {
     const ops::Call call = ops::decode_aten(softmax);
     const auto* dim = std::get_if<Dim>(&call.args.at(2).value);
@@ -249,7 +255,7 @@ class Matcher {
     return false;
   }
 
-  // From the backward softmax down to the products with queries and keys.
+  // Walks from the gradient of the softmax down to the products with queries and keys.
   bool find_below(const Match& match, Node& softmax, Backward& found) const {
     double scale = 1;
     bool is_filled = !match.scores.filled.has_value();
@@ -300,7 +306,7 @@ class Matcher {
     return true;
   }
 
-  // ---- whether nothing else reads what goes
+  // ---- whether other nodes read what would be removed
 
   static bool are_alone(const Match& match) {
     const Nodes nodes = nodes_of(match);
@@ -310,7 +316,7 @@ class Matcher {
       results.insert({match.backward->query, match.backward->key, match.backward->value});
     }
     for (const Node* node : nodes) {
-      // The transposed factors stay as long as anything reads them.
+      // A transposed factor is not a part of the match: it stays if other nodes read it.
       if (swaps_last_dims(node) && !inside.contains(node->inputs[0]->producer)) continue;
       for (const Value* output : node->outputs) {
         if (output == nullptr || results.contains(output)) continue;
@@ -322,7 +328,7 @@ class Matcher {
     return true;
   }
 
-  // Recomputation takes all of it, or nothing.
+  // Recomputation must take all nodes of the match or none, since they become one node.
   static bool has_one_tag(const Match& match) {
     const Node& first = *match.softmax;
     const auto is_same = [&](const Node* node) {

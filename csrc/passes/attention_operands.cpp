@@ -8,7 +8,8 @@ using ir::Node;
 using ir::Shape;
 using ir::Value;
 
-// To the gradient of what a step was made from, if there is one: by the only reader.
+// Follows the gradient of an operand by one step, through its only reader. Does nothing where no
+// gradient is asked for.
 template <typename Predicate>
 bool OperandSteps::follow_gradient(Operand& operand, Nodes& gone, Predicate is_step) const {
   if (operand.gradient == nullptr) return true;
@@ -23,7 +24,8 @@ bool OperandSteps::follow_gradient(Operand& operand, Nodes& gone, Predicate is_s
   return true;
 }
 
-// Both halves may read `source` in place of what was computed from it: nobody writes there.
+// Whether both halves may read `source` instead of `made`, which was computed from it. They may not
+// if a later write, by a node or by the caller, could change `source` in between.
 bool OperandSteps::may_read_instead(const Value& source, const Value& made) const {
   if (memory_.is_written(&source) || memory_.is_written(&made)) return false;
   return !memory_.leaves(&source) && !(memory_.is_callers(&source) && memory_.has_yield());

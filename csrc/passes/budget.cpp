@@ -8,7 +8,7 @@ namespace torch_ort::passes {
 
 namespace {
 
-// Graphs are compiled on several threads.
+// One for each thread, because graphs are compiled on several threads at once.
 thread_local const Budget* budget_in_force = nullptr;
 thread_local const Selection* selection_in_force = nullptr;
 thread_local Clusters* clusters_in_force = nullptr;

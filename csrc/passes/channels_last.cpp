@@ -56,18 +56,18 @@ using ir::Value;
 using ops::ImageForm;
 using Kind = ops::ImageForm::Kind;
 
-// A copy from one layout to the other takes as long as so many of oneDNN's reorders.
+// The time of a copy from one layout to the other, in reorders by oneDNN of the same image.
 constexpr int64_t kReordersPerCopy = 3;
 
 bool is_expanded(const Value& value) { return ir::is(value.producer, "Expand"); }
 
-// A view of some elements of an image, with its strides.
+// A view of a part of an image, which has the strides of the whole image.
 bool is_part(const Value& value) {
   return value.producer != nullptr && value.type.strides && ops::is_view(*value.producer) &&
          ops::image_form(*value.producer).kind == Kind::kAxes;
 }
 
-// Whether it lies in memory in one way in either layout.
+// Whether the image lies in memory in the same way in both layouts, as that of a single pixel does.
 bool is_either_layout(const Value& value) {
   return !is_part(value) && ops::is_either_layout(*value.type.shape);
 }
@@ -77,7 +77,7 @@ bool is_one(const Value& value) { return ir::numel(*value.type.shape) == Dim(1);
 // A node that may have either layout.
 struct Candidate {
   ImageForm form;
-  std::vector<Value*> reads, makes;  // images
+  std::vector<Value*> reads, makes;  // only those that are images
 };
 
 bool contains(const std::vector<Value*>& images, const Value* value) {
@@ -86,7 +86,7 @@ bool contains(const std::vector<Value*>& images, const Value* value) {
 
 bool keeps_dims(const Node& node) { return ir::int_attr(node.attrs, "keepdims", 1) != 0; }
 
-// How large values were in the call that was captured; 0 where nothing tells.
+// How large values were in the captured call; 0 if that is not known.
 class Scales {
  public:
   explicit Scales(const Graph& graph) : graph_(graph) {}
@@ -103,7 +103,7 @@ class Scales {
   const Graph& graph_;
 };
 
-// ---- what may be moved
+// ---- which nodes can have either layout
 
 class Candidates {
  public:
@@ -120,7 +120,8 @@ class Candidates {
   }
 
  private:
-  // Where channels last are faster, of sizes that a call tells, and nobody writes there.
+  // Whether the value is on a device where channels last is faster, all its sizes are known when a
+  // call begins, and nothing writes to it.
   bool is_sized(const Value* value) const {
     return value != nullptr && value->type.is_known() &&
            ops::prefers_channels_last(value->type.device) && sizes_.are_known(*value) &&
@@ -129,7 +130,7 @@ class Candidates {
 
   bool is_plain(const Value* value) const { return is_sized(value) && !value->type.strides; }
 
-  // A part of a plain image.
+  // A view of a part of an image that is itself row-major.
   bool is_part_of_image(const Value& value) const {
     return is_part(value) && is_image(value.producer->inputs[0]);
   }
@@ -165,18 +166,19 @@ class Candidates {
     for (int output : found.form.outputs) {
       if (output >= static_cast<int>(node.outputs.size())) break;
       Value* image = node.outputs[output];
-      if (image == nullptr || image->uses.empty()) continue;  // a gradient that is not asked for
+      // Nobody asks for this gradient.
+      if (image == nullptr || image->uses.empty()) continue;
       if (!is_image(image)) return false;
       found.makes.push_back(image);
     }
     if (found.form.weight < 0) return true;
     const DType dtype = found.reads[0]->type.dtype;
-    // Only oneDNN's kernels gain, and these only know numbers up to 32 bits.
+    // Only oneDNN's convolutions gain, and these compute in float32 and bfloat16.
     return (dtype == DType::kFloat || dtype == DType::kBFloat16) &&
            is_plain(node.inputs.at(found.form.weight));
   }
 
-  // What is stretched to the result must broadcast to it.
+  // An operand of a point-wise node must broadcast to the result.
   bool is_operand(const Value* value, const Shape& result) const {
     if (value == nullptr) return true;
     if (!is_plain(value) && !is_image(value)) return false;
@@ -210,7 +212,7 @@ class Candidates {
       found.makes.push_back(node.outputs[0]);
       return is_image(node.outputs[0]);
     }
-    // What is left must stand in the same order.
+    // The dims that are left must have the same order in both layouts.
     int64_t last = -1;
     for (int64_t axis : ops::kToLast) {
       if (std::find(axes->begin(), axes->end(), axis) != axes->end()) continue;
@@ -234,9 +236,11 @@ class Candidates {
     for (const auto& [values, images] :
          {std::pair(&node.inputs, &found.reads), std::pair(&node.outputs, &found.makes)}) {
       for (Value* value : *values) {
-        if (value == nullptr || value->uses.empty()) continue;  // a part that is not asked for
+        // Nobody asks for this part.
+        if (value == nullptr || value->uses.empty()) continue;
         if (!value->type.shape) return false;
-        if (value->type.shape->size() != ops::kImageRank) continue;  // integers, or a number
+        // Integer arguments and 0-d tensors are no images.
+        if (value->type.shape->size() != ops::kImageRank) continue;
         if (!is_image(value)) return false;
         images->push_back(value);
       }
@@ -251,7 +255,7 @@ class Candidates {
   std::unordered_map<const Node*, Candidate> nodes_;
 };
 
-// ---- which are moved
+// ---- which of them get channels last
 
 class Chooser {
  public:
@@ -280,12 +284,13 @@ class Chooser {
   }
 
  private:
-  // What a convolution gains or loses, in bytes that are not reordered.
+  // Adds what the convolution gains or loses by channels last, as bytes that need no reorder.
   void weigh(const Node& node, const Candidate& candidate) {
     if (candidate.form.weight < 0) return;
     int64_t images = 0, bytes = 0;
     for (const std::vector<Value*>* values : {&candidate.reads, &candidate.makes}) {
-      // Input and result: the gradient of the input is a third one.
+      // The share of the weight is taken of one input and one result. The gradient node of a
+      // convolution reads two images, so its result would be a third one.
       const bool is_third = values == &candidate.makes && candidate.reads.size() > 1;
       for (const Value* value : *values) {
         if (!is_third) images += scales_.count(*value);
@@ -303,7 +308,8 @@ class Chooser {
     }
   }
 
-  // The place of a node that reads or makes `value` as an image; that of the plain ones otherwise.
+  // The place in the cut of a node that reads or makes `value` as an image. Any other node needs it
+  // row-major, so its place is the source.
   int place_of(const Node* node, const Value& value, bool reads) const {
     const Candidate* candidate = node == nullptr ? nullptr : candidates_.of(node);
     if (candidate == nullptr) return MinCut::kSource;
@@ -311,8 +317,9 @@ class Chooser {
     return is_there ? places_.at(node) : MinCut::kSource;
   }
 
-  // One copy serves all readers on the other side. A part that is read plain is cut out of a plain
-  // image, which then is what costs.
+  // Adds what copies of `value` would cost. One copy serves all readers of the other layout. A part
+  // that is read row-major is cut out of the row-major image, so the cost is that of a copy of the
+  // image.
   void add_borders(const Value& value) {
     const int maker = place_of(value.producer, value, false);
     std::vector<int> readers;
@@ -345,7 +352,7 @@ class Chooser {
   bool has_gain_ = false;
 };
 
-// ---- moving them
+// ---- the rewrite
 
 class Mover {
  public:
@@ -386,11 +393,12 @@ class Mover {
 
   bool is_moved(const Value* value) const { return value != nullptr && moved_.contains(value); }
 
-  // ---- images in the form that a reader wants
+  // ---- images in the layout that a reader needs
 
-  // Made in front of `before`, or at the end of the graph, once for each half: copies that cross
-  // the border would be saved. Views for kernels name the strides of channels last even where those
-  // of dims of one element say nothing: PyTorch goes by them.
+  // Gives `value` in another form. It is made in front of `before`, or at the end of the graph, and
+  // at most once in each half, because a copy that crosses the border would be saved. Views for
+  // PyTorch's kernels have the strides of channels last even for dims of one element, where strides
+  // do not matter: PyTorch recognizes the layout by them.
   Value* get(Value& value, Form form, Node* before) {
     if (form == own_form(value)) return form == Form::kLast ? moved_.at(&value) : &value;
     Value*& found = copies_[{&value, form}];
@@ -417,7 +425,8 @@ class Mover {
       case Form::kPlain:
         return copy(*(own == Form::kView ? &value : get(value, Form::kView, before)), before);
       case Form::kView: {
-        // Kernels take dense images as they are, and others not, or slowly.
+        // PyTorch's kernels take dense images as they are. Other images they reject, or compute
+        // slowly.
         Value* last = get(value, Form::kLast, before);
         if (is_part(*last)) last = copy(*last, before);
         return transpose(*last, ops::kToFirst, before);
@@ -428,7 +437,8 @@ class Mover {
     return own == Form::kView ? view : copy(*view, before);
   }
 
-  // Cut out of the plain image once more: readers may count on the strides of a part.
+  // Cuts the part out of the row-major image, since readers may depend on the strides that a part
+  // has.
   Value* part_of_plain(Value& value, Node* before) {
     const Node& part = *value.producer;
     std::vector<Value*> inputs = part.inputs;
@@ -446,7 +456,7 @@ class Mover {
     return write(before).transpose(&value, Shape(std::begin(order), std::end(order)));
   }
 
-  // Row-major.
+  // A row-major copy.
   Value* copy(Value& value, Node* before) {
     const Type type = ops::with_shape(value.type, value.type.shape);
     return write(before).add({"", "Identity"}, {&value}, {type}).outputs[0];
@@ -499,7 +509,8 @@ class Mover {
     ir::set_input(*plain->producer, 0, &gradient);
   }
 
-  // A node that does the same on channels last; the old one goes once nobody reads it.
+  // Writes a node that does the same on channels-last tensors. The old one is erased when nothing
+  // reads it any more.
   void replace(Node& node, std::vector<Value*> inputs, const Type& type) {
     Node& made = write(&node).copy(node, std::move(inputs), {type});
     replaced_.push_back(&node);
@@ -571,14 +582,15 @@ class Mover {
     }
     Node& made = write(&node).copy(node, std::move(inputs), types);
     made.attrs = std::move(renamed.attrs);
-    ops::infer_types(made);  // strides of views
+    // Views get the strides that their new inputs imply.
+    ops::infer_types(made);
     replaced_.push_back(&node);
     for (size_t i = 0; i < node.outputs.size(); ++i) {
       if (contains(candidate.makes, node.outputs[i])) moved_[node.outputs[i]] = made.outputs[i];
     }
   }
 
-  // Callers know what leaves by its name.
+  // An output of the graph becomes row-major again and keeps its name, by which callers know it.
   void give_out(int index) {
     Value& old = *graph_.outputs[index];
     if (!is_moved(&old)) return;
@@ -591,10 +603,11 @@ class Mover {
   Graph& graph_;
   const Candidates& candidates_;
   std::unordered_set<const Node*> chosen_;
-  // Images with channels last, by those of the graph as it was. nullptr: the value itself, made by
-  // a kernel; else the row-major one in its place.
+  // The channels-last form of each image, by the image of the original graph: a row-major tensor
+  // (N, H, W, C), or nullptr if the image itself has become channels last, as the result of a
+  // kernel has.
   std::unordered_map<const Value*, Value*> moved_;
-  std::map<std::pair<Value*, Form>, Value*> copies_;  // of this half
+  std::map<std::pair<Value*, Form>, Value*> copies_;  // of the current half
   std::vector<Node*> replaced_;
 };
 

@@ -150,7 +150,7 @@ class Rewriter {
     return write.add({ir::kTorchOrtDomain, "LinearCrossEntropy"}, inputs, types, attrs);
   }
 
-  // What a gradient is where the number that it is a multiple of is 1.
+  // Computes a gradient for the case that the number of which it is a multiple is 1.
   Value* write_multiple(ops::Writer& write, const Value* gradient, const Shape& shape,
                         bool is_cut) const {
     const Value* number = match_.backward->gradient;
@@ -159,7 +159,8 @@ class Rewriter {
     return shape_of(*made) == shape ? made : write.reshape(made, shape);
   }
 
-  // Nodes that nobody reads any more, once the gradients of rows are made without them.
+  // Adds to `gone` the nodes that compute the gradients of rows in backward. Nothing reads them
+  // after the rewrite.
   void note_rows_of_gradients(std::vector<Node*>& gone) const {
     if (!match_.multiples) return;
     const Backward& backward = *match_.backward;
@@ -171,14 +172,15 @@ class Rewriter {
     }
   }
 
-  // Of all rows of logits. Those that are cut off do not count.
+  // Labels for all rows of the logits. Rows that are not part of the loss get the ignored label.
   Value* write_labels(ops::Writer& write, const Dim& rows) const {
     Value* labels =
         write_all_rows(write, match_.labels, ops::Arg{Dim(form_.ignore_index)}, DType::kInt64);
     return shape_of(*labels).size() == 1 ? labels : write.reshape(labels, {rows});
   }
 
-  // Numbers of the rows that the loss is made of, with `rest` for those that are cut off.
+  // Pads numbers of the rows that the loss is made of to all rows of the logits. The other rows get
+  // `rest`.
   Value* write_all_rows(ops::Writer& write, Value* numbers, const ops::Arg& rest,
                         DType dtype) const {
     for (const Node* node : match_.chain) {
@@ -197,7 +199,7 @@ class Rewriter {
     return numbers;
   }
 
-  // Numbers of all rows of logits, less those that are cut off.
+  // Slices numbers of all rows of the logits to the rows that the loss is made of.
   Value* write_rows_of_loss(ops::Writer& write, Value* numbers) const {
     for (auto node = match_.chain.rbegin(); node != match_.chain.rend(); ++node) {
       const std::optional<Cut> cut = losses::cut_of(**node);
@@ -218,7 +220,8 @@ class Rewriter {
     return type;
   }
 
-  // For a gradient that logits have from elsewhere, which goes through the cap the old way.
+  // Logits that are returned may have a gradient of their own, which the old nodes compute. Through
+  // the cap these need tanh of the logits, so it is recomputed in backward.
   void write_tanh(Node& of_tanh) {
     ops::Writer write(graph_, &of_tanh);
     Value* made = write.again(*match_.product, match_.product->inputs).outputs[0];
@@ -231,7 +234,7 @@ class Rewriter {
     ir::set_input(of_tanh, 1, made);
   }
 
-  // Numbers of rows, or one, in the place of those that `node` makes.
+  // Makes the readers of `node` read `numbers` instead: one number for each row, or one for all.
   void hand_over_rows(Value& numbers, Node& node, bool is_cut) {
     ops::Writer write(graph_, match_.first);
     Value& old = *node.outputs[0];
@@ -241,8 +244,8 @@ class Rewriter {
     ir::replace_uses(old, *made, graph_);
   }
 
-  // What the node has made of the gradient of logits, or of a gradient that these have from
-  // elsewhere, which the node makes from now on: then it stays, and both are added up.
+  // Makes the readers of `node` read the gradient that the new node has computed. If the logits
+  // also have a gradient from elsewhere, `node` stays and computes that one, and the two are added.
   void hand_over(Value& gradient, Node& node) {
     Value& old = *node.outputs[0];
     const bool stays = match_.backward->added != nullptr;
@@ -256,8 +259,8 @@ class Rewriter {
     if (stays) ir::set_input(*made->producer, 1, &old);
   }
 
-  // Those who read logits, or what was made of them on the way to the loss, read what is made of
-  // the logits of the node in the same way.
+  // Other readers of the logits, or of views and casts of them on the way to the loss, now read the
+  // same views and casts of the logits that the new node writes.
   void hand_over_logits(Value* logits, const std::vector<Node*>& gone) {
     if (logits == nullptr) return;
     ops::Writer write(graph_, match_.first);

@@ -19,9 +19,11 @@ using ir::Graph;
 using ir::Node;
 using ir::Value;
 
-constexpr size_t kFewBytes = 512;  // axes, shapes, single numbers
+// Enough for axes, shapes and single numbers.
+constexpr size_t kFewBytes = 512;
 
-// The data of a constant that every body may as well hold itself: it says sizes and axes to nodes.
+// The data of a small constant; nullptr for other values. Each body gets a copy of it rather than
+// an input, because nodes in the body may need it as sizes or axes when the graph is compiled.
 std::shared_ptr<const ir::TensorData> small_data(const Value& value) {
   if (value.producer != nullptr && !ir::is(value.producer, "Constant")) return nullptr;
   auto data = ops::constant_data(value);
@@ -60,7 +62,8 @@ class Closer {
   }
 
  private:
-  // Values of this graph that bodies name, each once, in the order of their names' appearance.
+  // The values of this graph that bodies refer to by name, each once, in the order in which they
+  // appear.
   std::vector<Value*> captured() {
     std::vector<Value*> values;
     for (const Graph* body : bodies_) {
@@ -92,14 +95,15 @@ class Closer {
   static void give_input(Graph& body, const Value& outer) {
     const std::vector<std::string> named = ir::captured_names(body);
     const bool is_read = std::find(named.begin(), named.end(), outer.name) != named.end();
-    // A body that does not read it has an input that nothing reads.
+    // All bodies of a node have the same inputs, also those that they do not read.
     Value* inner =
         is_read ? ir::find_value(body, outer.name) : &ir::add_value(body, outer.name, {});
     inner->type = outer.type;
     ir::make_input(body, *inner);
   }
 
-  // Symbols of the graph are given to a body with each call: its inputs alone need not tell them.
+  // The symbols of the graph are passed to a body with each call, since the shapes of its inputs
+  // may not determine all of them.
   static void give_symbols(Graph& body, const std::unordered_set<std::string>& outside) {
     std::vector<std::string> names;
     for (const std::string& name : ops::symbols_of(body)) {

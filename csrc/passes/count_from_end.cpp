@@ -100,7 +100,7 @@ int count_from_end(Graph& graph) {
     const auto rank = static_cast<int64_t>(data.type.shape->size());
     const int64_t axis = ops::wrap_axis(node, ir::int_attr(node.attrs, "axis", 0), rank);
     const Dim size = (*data.type.shape)[axis];
-    // Longer than the indices can count: none of them is out of range below zero.
+    // The dtype of the indices cannot represent the size, so it cannot be added to them.
     if (size.is_constant() && ops::scalar_data(ops::Arg(size), index.type.dtype) == nullptr)
       continue;
     Counter(graph, node).run(size);

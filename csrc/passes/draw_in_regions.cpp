@@ -22,7 +22,8 @@ using ir::Graph;
 using ir::Node;
 using ir::Value;
 
-// Only what fuse_regions will take: nothing but a region or an attention can draw.
+// Whether fuse_regions will take the mask into a region. Only such masks are rewritten, because
+// nothing but a region or the attention kernel can draw a PhiloxMask.
 bool can_draw(const Node& node, const KnownSizes& sizes, const SharedMemory& memory) {
   if (!ir::is(&node, "BernoulliMask", ir::kTorchOrtDomain)) return false;
   const Value* mask = node.outputs.at(0);
@@ -51,7 +52,8 @@ void draw_in_attention(Value& drawn, Value& seed, int64_t stream) {
   }
 }
 
-// Readers in the backward half get a mask of their own, in front of the first of them.
+// The readers in the backward half get a mask of their own, which is drawn again in front of the
+// first of them.
 void draw_again(Graph& graph, const std::unordered_set<const Node*>& backward, Value& seed,
                 Node& drawn, int64_t stream) {
   std::vector<ir::Use> readers;

@@ -39,7 +39,7 @@ bool is_read(const Node& node, size_t output) {
          !node.outputs[output]->uses.empty();
 }
 
-// Whether a Transpose puts the axes back where another one took them from.
+// Whether the second Transpose undoes the first one.
 bool undoes(const Node& second, const Node& first) {
   if (!ir::is(&second, "Transpose") || !ir::is(&first, "Transpose")) return false;
   const Shape back = ir::ints_attr(second.attrs, "perm", {});
@@ -51,7 +51,8 @@ bool undoes(const Node& second, const Node& first) {
   return true;
 }
 
-// Writes what replaces a node, in front of it. Computes in float32, or float64.
+// Writes the nodes that replace a node, in front of it. They compute in float32, or in float64 for
+// float64.
 class Expander : public ops::Writer {
  public:
   Expander(Graph& graph, Node& node, const Value& like)
@@ -60,10 +61,10 @@ class Expander : public ops::Writer {
         dtype_(ops::computed_dtype(like.type.dtype)),
         formula_(*this, dtype_, ops::Reader::kRegion) {}
 
-  // What formulas are written by.
+  // The formula writer that shares this dtype and position.
   ops::Formula& formula() { return formula_; }
 
-  // A value of the graph as numbers to compute with.
+  // A value of the graph, cast to the dtype that the formulas compute in.
   Value* number(Value* value) { return formula_.number(value); }
 
   Value* constant(double number) { return formula_.constant(number); }
@@ -91,22 +92,22 @@ class Expander : public ops::Writer {
                      {{"denominator", denominator}, {"factor", factor}, {"numerator", numerator}});
   }
 
-  // x * factor + offset, of the shape of `x`.
+  // x * factor + offset, in the shape of `x`.
   Value* mul_add(Value* x, Value* factor, Value* offset) {
     return make_ours("MulAdd", {x, factor, offset}, typed(*x->type.shape, *x));
   }
 
   Value* sum_all(Value* value) { return make("ReduceSum", {value}, {{"keepdims", ir::Dim(0)}}); }
 
-  // Everything that read an output of the node reads `value` from now on.
+  // All readers of an output of the node now read `value`.
   void replace(size_t output, Value* value) {
     if (!is_read(node_, output)) return;
     ir::replace_uses(*node_.outputs[output], *cast(value, node_.outputs[output]->type.dtype),
                      graph());
   }
 
-  // As replace(), for what was just made element by element: it stands in memory as the old one
-  // did.
+  // As replace(), for a value that is computed element by element: it gets the strides of the old
+  // output.
   void replace_elements(size_t output, Value* value) {
     if (!is_read(node_, output)) return;
     Value& old = *node_.outputs[output];
@@ -115,8 +116,8 @@ class Expander : public ops::Writer {
     ir::replace_uses(old, *made, graph());
   }
 
-  // As replace(), for a result of which `view` makes the output, a transposed view. Who undoes that
-  // reads the result itself.
+  // As replace(), for a value of which `view` makes the output by a transpose. A reader that undoes
+  // the transpose reads the value itself.
   template <typename View>
   void replace_view(size_t output, Value* value, View view) {
     if (!is_read(node_, output)) return;
@@ -131,7 +132,8 @@ class Expander : public ops::Writer {
     }
   }
 
-  // As replace(), but what stays inside keeps the dtype that it was computed in.
+  // As replace(), but readers inside of the graph get the value in the dtype in which it was
+  // computed; it is rounded only where it leaves the graph.
   void replace_statistic(size_t output, Value* value) {
     if (!is_read(node_, output)) return;
     Value& old = *node_.outputs[output];
@@ -141,7 +143,7 @@ class Expander : public ops::Writer {
     ir::replace_uses(old, leaves ? *cast(value, old.type.dtype) : *value, graph());
   }
 
-  // A type of the dtype that is computed in.
+  // The type of a value with this shape in the dtype that the formulas compute in.
   Type typed(const Shape& shape, const Value& like) const {
     return {.dtype = dtype_, .shape = shape, .device = like.type.device};
   }
@@ -207,7 +209,7 @@ bool expand_layer_norm(Graph& graph, Node& node) {
                            ir::float_attr(node.attrs, "epsilon", 1e-5)});
 }
 
-// A norm whose weight has another dtype than its input.
+// A norm whose weight and input have different dtypes.
 bool expand_native_layer_norm(Graph& graph, Node& node) {
   const ops::Call call = ops::decode_aten(node);
   Value* x = tensor(call.args.at(0));
@@ -250,7 +252,7 @@ bool expand_layer_norm_backward(Graph& graph, Node& node) {
 
 // ---- batch norm
 
-// A batch (N, C, ...), its dims in order, or images whose channels stand last in memory.
+// A batch (N, C, ...), either row-major or, for images, in channels-last layout.
 struct Channels {
   Dim batch, channels, inner;
   bool is_last = false;
@@ -259,7 +261,8 @@ struct Channels {
   Dim count() const { return ops::times(batch, inner); }
 };
 
-// Nothing for unbacked sizes, and where nothing is gained: channels of one number an image.
+// Nothing for unbacked sizes, and where expanding gains nothing: if a channel of an image is one
+// number.
 std::optional<Channels> channels_of(const Graph& graph, const Value* x) {
   if (!is_fusible_float(x) || x->type.shape->size() < 3) return std::nullopt;
   const bool is_last = ops::has_channels_last(x->type);
@@ -271,23 +274,25 @@ std::optional<Channels> channels_of(const Graph& graph, const Value* x) {
   return hinted_size(graph, found.inner) == 1 ? std::nullopt : std::optional(std::move(found));
 }
 
-// Whether an image-sized result has the layout of the input, or nobody reads it.
+// Whether the output has the layout of the input, or nobody reads it.
 bool is_like(const Node& node, size_t output, const Channels& channels) {
   if (!is_read(node, output)) return true;
   const Type& type = node.outputs[output]->type;
   return channels.is_last ? ops::has_channels_last(type) : !type.strides;
 }
 
-// Works on channels as rows of each image, or, where they stand last, as columns of all pixels.
+// Writes computations over channels. In row-major batches a channel of an image is a row; in
+// channels-last layout channels are columns, and pixels are rows.
 class ChannelWriter {
  public:
   ChannelWriter(Expander& write, const Channels& channels) : write_(write), channels_(channels) {}
 
-  // An operand as it is worked on: (N, C, H, W), or (N, H, W, C) where channels stand last.
+  // The operand in the order in which it is worked on: (N, C, H, W), or (N, H, W, C) for channels
+  // last.
   Value* image(Value* x) {
     return write_.number(channels_.is_last ? transpose(x, ops::kToLast) : x);
   }
-  // What is worked on becomes an output of the node.
+  // The value, in the order in which it is worked on, replaces an output of the node.
   void replace(size_t output, Value* x) {
     if (!channels_.is_last) return write_.replace(output, x);
     write_.replace_view(output, x, [this](Value* last) { return transpose(last, ops::kToFirst); });
@@ -305,7 +310,7 @@ class ChannelWriter {
   }
   // (N, C) -> (C)
   Value* sum_batch(Value* x) { return write_.reduce("ReduceSum", x, {0}, false); }
-  // (C) or (N, C) -> as it stands against x
+  // Reshapes (C) or (N, C) so that it broadcasts to x.
   Value* spread(Value* numbers) {
     const bool has_batch = numbers->type.shape->size() == 2;
     if (channels_.is_last && !has_batch) return numbers;
@@ -315,15 +320,15 @@ class ChannelWriter {
     return write_.reshape(numbers, shape);
   }
   Value* scale(Value* x, Value* factor) { return write_.make("Mul", {x, factor}); }
-  // The first images of the batch, or rows of pixels of each image, where channels stand last: one
-  // n-th of them. Whatever the numbers are, their mean is no farther from that of all than the
-  // square root of n standard deviations, so that sums of squares of the distances from it lose at
-  // most a factor of n + 1 of precision.
+  // A part of x, from which its mean is estimated: the first images of the batch or, in
+  // channels-last layout, the first rows of pixels of each image; one in n. Whatever the numbers
+  // are, the mean of a part is at most sqrt(n) standard deviations away from the mean of all. So
+  // sums of squared distances from it lose at most a factor of n + 1 of precision.
   Value* first_part(Value* x, int64_t axis) {
     constexpr int64_t kPart = 16;
     const Dim size = x->type.shape->at(axis), count = ops::ceil_div(size, kPart);
     if (count == size) return x;
-    // What a cast makes stays in registers where no part of it is cut out.
+    // If x is a cast, the slice is taken of its input: the cast then stays in registers.
     if (ir::is(x->producer, "Cast")) return write_.number(first_part(x->producer->inputs[0], axis));
     Shape shape = *x->type.shape;
     shape[axis] = count;
@@ -334,7 +339,7 @@ class ChannelWriter {
   }
 
  private:
-  // Two that undo each other are none.
+  // A transpose that undoes the one before it gives the input of that one.
   Value* transpose(Value* x, const int64_t (&order)[ops::kImageRank]) {
     Value* made = write_.transpose(x, Shape(std::begin(order), std::end(order)));
     const Node* maker = x->producer;
@@ -346,10 +351,12 @@ class ChannelWriter {
 };
 
 struct Moments {
-  Value *mean, *squares;  // squares: the sum of those of the distances to the mean
+  // The sum of the squared distances from the mean.
+  Value *mean, *squares;
 };
 
-// Of each image and channel, where channels stand last: from distances to the mean of a part.
+// The moments of each image and channel, in channels-last layout: from distances to the mean of a
+// part.
 Moments moments_of_images(Expander& write, ChannelWriter& by, const Channels& channels, Value* x) {
   Value* part = by.first_part(x, 1);
   const Dim pixels = ops::times(part->type.shape->at(1), part->type.shape->at(2));
@@ -362,8 +369,9 @@ Moments moments_of_images(Expander& write, ChannelWriter& by, const Channels& ch
   return {write.make("Add", {near, shift}), write.make("Max", {squares, write.constant(0)})};
 }
 
-// Of each channel, from those of each image (Chan et al., "Updating formulae and a pairwise
-// algorithm for computing sample variances", 1979): one pass over the batch.
+// The moments of each channel, from those of each image and channel (Chan et al., "Updating
+// formulae and a pairwise algorithm for computing sample variances", 1979). This takes one pass
+// over the batch.
 Moments moments_of_rows(Expander& write, ChannelWriter& by, const Channels& channels, Value* x) {
   Value* image_mean = by.scale(by.sum_inner(x), write.ratio(1, 1, channels.inner));
   Value* centered = write.make("Sub", {x, by.spread(image_mean)});
@@ -375,8 +383,8 @@ Moments moments_of_rows(Expander& write, ChannelWriter& by, const Channels& chan
   return {mean, by.sum_batch(write.make("Add", {image_squares, shift_squares}))};
 }
 
-// Of each channel, from distances to the mean of a part of the batch: one pass over the batch and
-// that part.
+// The moments of each channel, from distances to the mean of a part of the batch. This takes one
+// pass over the batch and that part.
 Moments moments_of_columns(Expander& write, ChannelWriter& by, const Channels& channels, Value* x) {
   Value* near = write.reduce("ReduceMean", by.first_part(x, 0), {0, 1, 2}, false);
   Value* distance = write.make("Sub", {x, near});
@@ -449,8 +457,10 @@ bool expand_batch_norm_backward(Graph& graph, Node& node) {
   Value* sum = by.sum(grad);
   Value* sum_along = by.sum(write.make("Mul", {grad, centered}));
   if (is_read(node, 0)) {
-    // (grad - mean grad - centered * along) * factor, gathered by what it multiplies. To gather x
-    // too would cancel where its mean is far from 0. It is read anew: the sums come between.
+    // The gradient is (grad - mean grad - centered * along) * factor. It is written as grad and
+    // centered times one number for each channel, plus a third number. Expanding `centered` as well
+    // would cancel digits if the mean of x is far from 0. `centered` is computed again from x,
+    // because the sums must be complete before.
     Value* factor = weight == nullptr ? rstd : write.make("Mul", {rstd, write.number(weight)});
     Value* share = write.ratio(1, 1, channels->count());
     Value* along = write.make("Mul", {by.scale(sum_along, share), write.make("Mul", {rstd, rstd})});
@@ -467,7 +477,7 @@ bool expand_batch_norm_backward(Graph& graph, Node& node) {
 
 // ---- group norm
 
-// Images (N, C, H, W) whose channels stand in groups, C = G * D, and last in memory.
+// Channels-last images (N, C, H, W) whose channels are divided into groups: C = G * D.
 struct Groups {
   Channels channels;
   int64_t count = 1, size = 1;  // G, D
@@ -476,8 +486,8 @@ struct Groups {
   Dim num_numbers() const { return ops::times(channels.inner, size); }
 };
 
-// Nothing where PyTorch's kernels are as fast: on plain tensors, and on numbers of four bytes and
-// more. Of shorter ones with channels last their gradient takes many times longer.
+// Nothing where PyTorch's kernels are as fast: for row-major tensors, and for dtypes of four bytes
+// or more. For short floats in channels-last layout PyTorch's gradient takes many times longer.
 std::optional<Groups> groups_of(const Graph& graph, const Value* x, int64_t count) {
   std::optional<Channels> channels = channels_of(graph, x);
   if (!channels || !channels->is_last || ir::size_bytes(x->type.dtype) >= 4) return std::nullopt;
@@ -487,8 +497,8 @@ std::optional<Groups> groups_of(const Graph& graph, const Value* x, int64_t coun
   return Groups{std::move(*channels), count, size};
 }
 
-// Small numbers, those of each image and channel as (N, G, D) and those of each group as (N, G, 1),
-// between the few passes over images.
+// Writes computations on the small tensors between the passes over images: one number for each
+// image and channel as (N, G, D), or for each image and group as (N, G, 1).
 class GroupWriter {
  public:
   GroupWriter(Expander& write, const Groups& groups) : write_(write), groups_(groups) {}
@@ -506,13 +516,13 @@ class GroupWriter {
   Value* statistic(Value* numbers) {
     return write_.reshape(numbers, {groups_.channels.batch, groups_.count});
   }
-  // (C) -> (1, G, D); ones where there are no numbers.
+  // (C) -> (1, G, D); ones if there is no such parameter.
   Value* of_channel(Value* numbers) {
     const Shape shape = {1, groups_.count, groups_.size};
     return numbers == nullptr ? ones() : write_.reshape(write_.number(numbers), shape);
   }
-  // (N, G, 1) -> (N, G, D). As a product it is computed with what is around it; an Expand would be
-  // a copy by itself.
+  // (N, G, 1) -> (N, G, D). A product with ones can be fused with the nodes around it; an Expand
+  // would be a copy of its own.
   Value* repeat(Value* numbers) { return write_.make("Mul", {numbers, ones()}); }
   // (N, G, D) -> (N, G, 1)
   Value* sum(Value* numbers) { return write_.reduce("ReduceSum", numbers, {2}, true); }
@@ -529,7 +539,7 @@ class GroupWriter {
   Value* ones_ = nullptr;
 };
 
-// From the moments of each image and channel (Chan et al., as above).
+// The moments of each group, from those of each image and channel (Chan et al., as above).
 Moments moments_of_groups(Expander& write, ChannelWriter& by, GroupWriter& small,
                           const Groups& groups, Value* x) {
   const Moments of_channels = moments_of_images(write, by, groups.channels, x);
@@ -577,7 +587,7 @@ bool expand_group_norm(Graph& graph, Node& node) {
        ir::float_attr(node.attrs, "epsilon", 1e-5)});
 }
 
-// A norm whose statistics are read, or that has no weight.
+// The operator of norms whose statistics are read or that have no weight.
 bool expand_native_group_norm(Graph& graph, Node& node) {
   const ops::Call call = ops::decode_aten(node);
   const auto* epsilon = std::get_if<double>(&call.args.at(7).value);
@@ -605,14 +615,14 @@ bool expand_group_norm_backward(Graph& graph, Node& node) {
   grad = by.image(grad);
   Value* numbers = by.image(x);
   const auto spread = [&](Value* of_channels) { return by.spread(small.join(of_channels)); };
-  // Written twice, so that what comes before the sums and what comes after them share no node, and
-  // no numbers of the size of images go from one to the other.
+  // Computed twice: once before the sums and once after them. With a shared node, a tensor of the
+  // size of the images would be written to memory between the two passes.
   const auto center = [&] { return write.make("Sub", {numbers, spread(small.repeat(mean))}); };
   Value* centered = center();
   Value* sum = by.sum_inner(grad);
   Value* along = small.split(by.sum_inner(write.make("Mul", {grad, centered})));
   if (is_read(node, 0)) {
-    // As for a batch norm, with what groups have in common.
+    // As for batch norm, with the means of groups instead of channels.
     Value* scale = small.of_channel(weight);
     Value* share = write.ratio(1, 1, groups->num_numbers());
     const auto mean_of_group = [&](Value* sums) {
@@ -638,17 +648,18 @@ bool expand_group_norm_backward(Graph& graph, Node& node) {
 
 ir::Attrs ignored(const ops::Arg& index) { return {{"ignore_index", ir::Dim(integer(index))}}; }
 
-// For each label 1, but 0 for the ignored one.
+// 1 for each row, but 0 for rows with the ignored label.
 Value* find_valid(Expander& write, Value* label, const Type& row, const ir::Attrs& attrs) {
   return write.make_ours("RowValid", {label}, row, attrs);
 }
 
-// Numbers of rows, one a row or one for all, but 0 where the label is ignored.
+// `numbers`, one for each row or one for all, but 0 for rows with the ignored label.
 Value* keep_valid(Expander& write, Value* numbers, Value* valid) {
   return write.make("Where", {write.cast(valid, DType::kBool), numbers, write.constant(0)});
 }
 
-// The node that takes one number for each row from a matrix and gives `x`, if there is one.
+// The node that computes `x` by subtracting one number for each row from a matrix, if `x` is made
+// so.
 const Node* subtracts_from_rows(const Value& x) {
   const Node* node = x.producer;
   if (!ir::is(node, "Sub")) return nullptr;
@@ -659,8 +670,9 @@ const Node* subtracts_from_rows(const Value& x) {
   return is_wide && is_by_row ? node : nullptr;
 }
 
-// The number of each row of a matrix that the label names; anything for the ignored label. What is
-// taken from rows is taken from these numbers alone, so that nobody has to make the whole rows.
+// In each row of a matrix, the element that the label selects; an unspecified one for the ignored
+// label. If the matrix was made by subtracting a number from each row, only the selected elements
+// are subtracted from, so that the whole matrix need not be computed.
 Value* pick(Expander& write, Value* x, Value* label, const Type& row, const ir::Attrs& attrs) {
   const Node* node = subtracts_from_rows(*x);
   if (node == nullptr) {
@@ -681,8 +693,8 @@ bool expand_softmax(Graph& graph, Node& node) {
   return true;
 }
 
-// (..., columns) -> (..., 1). In the gradient of a loss each row has one number, which says its
-// sum.
+// (..., columns) -> (..., 1). The gradient of a loss has one nonzero element in each row, which is
+// then the sum of the row.
 Value* sum_of_rows(Expander& write, Value* grad) {
   const Node* maker = grad->producer;
   if (!ir::is(maker, "RowScatter", ir::kTorchOrtDomain)) {
@@ -717,7 +729,7 @@ bool expand_softmax_backward(Graph& graph, Node& node) {
 
 enum Reduction : int64_t { kNone = 0, kMean = 1, kSum = 2 };
 
-// Rows of log-probabilities against one label each, without weights.
+// Whether the loss takes rows of log-probabilities and one label for each, without weights.
 bool is_plain_nll(const Value* x, const Value* target, const Value* weight) {
   return is_fusible_float(x) && rank_of(*x) == 2 && weight == nullptr && target != nullptr &&
          target->type.is_known() && target->type.dtype == DType::kInt64 && rank_of(*target) == 1;
@@ -775,7 +787,7 @@ bool expand_dropout(Graph& graph, Node& node) {
 
   if (node.outputs.empty() || node.outputs[0] == nullptr) return false;
   Expander write(graph, node, *x);
-  // The draws go through memory in order, so the mask has the strides of the result.
+  // The kernel draws in the order of memory, so the mask must have the strides of the result.
   Type type = node.outputs[0]->type;
   type.dtype = DType::kBool;
   Value* mask = write.make_ours("BernoulliMask", {}, type, {{"keep", 1 - *ratio}});
@@ -797,7 +809,7 @@ bool expand_dropout_backward(Graph& graph, Node& node) {
 
 // ---- embedding
 
-// The engine's own kernel writes into planned memory; PyTorch's makes a tensor of its own.
+// The engine's kernel writes into planned memory, whereas PyTorch's allocates a tensor.
 bool expand_embedding_backward(Graph& graph, Node& node) {
   const ops::Call call = ops::decode_aten(node);
   Value *grad = tensor(call.args.at(0)), *ids = tensor(call.args.at(1));
@@ -829,8 +841,8 @@ bool has_heads(const KnownSizes& sizes, const Value* value) {
          value->type.shape->size() == 4 && sizes.are_known(*value);
 }
 
-// Attention by the engine's own kernels, which write into planned memory. The arguments after the
-// tensors: dropout, is_causal, mask, scale.
+// Attention becomes the engine's own kernel, which writes into planned memory. The arguments after
+// the tensors are dropout, is_causal, mask and scale.
 bool expand_attention(Graph& graph, Node& node, const char* op, size_t num_tensors) {
   const ops::Call call = ops::decode_aten(node);
   const KnownSizes sizes(graph);
@@ -853,7 +865,8 @@ bool expand_attention(Graph& graph, Node& node, const char* op, size_t num_tenso
   for (size_t i = 0; i < 3; ++i) {
     if (!has_heads(sizes, inputs[i + (is_backward ? 1 : 0)])) return false;
   }
-  if (is_backward) inputs.erase(inputs.begin() + 4);  // the result, which our kernel does not read
+  // Input 4 is the result of the forward half, which the engine's kernel does not need.
+  if (is_backward) inputs.erase(inputs.begin() + 4);
   ir::Attrs attrs;
   if (const auto* causal = std::get_if<bool>(&is_causal.value); causal != nullptr && *causal) {
     attrs["is_causal"] = ir::Dim(1);
@@ -894,7 +907,7 @@ bool expand_flash_attention_backward(Graph& graph, Node& node) {
 
 // ---- sizes as numbers
 
-// A product with a size, or a quotient by one, as in the gradient of a mean.
+// A product with a size or a quotient by one, as in the gradient of a mean.
 bool expand_by_size(Graph& graph, Node& node) {
   const ops::Call call = ops::decode_aten(node);
   Value* x = tensor(call.args.at(0));
@@ -917,7 +930,8 @@ bool expand_pow(Graph& graph, Node& node) {
   if (!is_fusible_float(x) || !exponent) return false;
   Expander write(graph, node, *x);
   const auto square = [&] { return write.make("Mul", {write.number(x), write.number(x)}); };
-  if (*exponent == 1) {  // as in the gradient of a square
+  // As in the gradient of a square.
+  if (*exponent == 1) {
     write.replace_elements(0, write.make("Mul", {write.number(x), write.constant(1)}));
   } else if (*exponent == 2) {
     write.replace_elements(0, square());
@@ -997,8 +1011,8 @@ constexpr Expansion kExpansions[] = {
 
 const Expansion* find_expansion(const Node& node) {
   if (node.is_erased() || node.inputs.empty() || node.inputs[0] == nullptr) return nullptr;
-  // Of no elements, the operator itself knows what it gives: parts of it, as the largest of no
-  // numbers, may not exist.
+  // A node without elements stays as it is: a step of its expansion, such as the largest of no
+  // numbers, might be undefined where the operator itself is not.
   if (has_no_elements(*node.inputs[0])) return nullptr;
   const bool is_aten = ir::is(&node, "ATen", ir::kAtenDomain);
   if (!is_aten && !node.op.domain.empty()) return nullptr;

@@ -31,8 +31,8 @@ bool is_known_without_tensors(const Value& value) {
   return value.producer->inputs.empty();
 }
 
-// What an op is called in the name of a cluster. An operator of PyTorch's goes without its
-// namespace, and none has a sign that a list of clusters is parted by.
+// The name of an op in the name of a cluster. Operators of PyTorch lose their namespace, because
+// the colons in it separate the fields of a list of clusters.
 std::string op_name(const Node& node) {
   if (node.op.domain != ir::kAtenDomain) return node.op.name;
   std::string name = ir::string_attr(node.attrs, "operator", node.op.name);
@@ -46,7 +46,7 @@ bool is_called(const Node& node, std::string_view part) {
   return op_name(node).find(part) != std::string::npos;
 }
 
-// Views, draws, and what a region makes element by element.
+// Views, random draws, and nodes that a region computes element by element.
 bool is_basic(const Node& node) {
   const ops::Work& work = ops::work_of(node);
   if (work.elementwise || work.keeps_elements || ops::is_view(node)) return true;
@@ -57,14 +57,16 @@ bool is_basic(const Node& node) {
 }
 
 bool may_run_again(const Node& node, bool is_extended) {
-  if (ir::is(&node, "Dropout")) return true;  // it counts, and draws the same
+  // The engine's dropout draws by a counter, so it draws the same mask again.
+  if (ir::is(&node, "Dropout")) return true;
   if (!ops::is_pure(node) || !ir::bodies(node).empty()) return false;
   return is_extended || is_basic(node);
 }
 
-// A norm, and the sum of the layer's input and of what the layer has made of it.
+// A norm, and the sum after it that adds the input of the norm to what the layer has computed from
+// it.
 struct Residual {
-  int begin = kNone;  // the first node that reads what enters
+  int begin = kNone;  // the first node that reads the input
   int norm = kNone;
   int sum = kNone;
 };
@@ -91,7 +93,7 @@ class Namer {
  private:
   bool is_forward(const Node* node) const { return node != nullptr && !backward_.contains(node); }
 
-  // Values of which backward reads the memory.
+  // Finds the values whose memory backward reads.
   void find_stashed() {
     for (const Node* node : nodes_) {
       for (const Value* output : node->outputs) {
@@ -108,9 +110,9 @@ class Namer {
     }
   }
 
-  // Layers.
+  // ---- layers
 
-  // What a value is a cast or a reshape of.
+  // The value that a value is a cast or reshape of.
   static const Value* origin(const Value* value) {
     while (value->producer != nullptr && ops::work_of(*value->producer).keeps_elements &&
            !value->producer->inputs.empty() && value->producer->inputs[0] != nullptr) {
@@ -119,7 +121,7 @@ class Namer {
     return value;
   }
 
-  // What the square under a mean is made of; nullptr if it is none.
+  // The value whose square is taken, if `value` is a square; else nullptr.
   static const Value* squared(const Value* value) {
     const Node* node = origin(value)->producer;
     if (node == nullptr || node->inputs.size() != 2) return nullptr;
@@ -131,8 +133,8 @@ class Namer {
     return is_square ? origin(node->inputs[0]) : nullptr;
   }
 
-  // What a node normalizes: the input of a norm, or of the mean of squares that one which is
-  // written out begins with. nullptr: it is no norm.
+  // The value that a node normalizes; nullptr if the node is no norm. If a program spells out the
+  // norm, the node is the mean of squares at its beginning.
   static const Value* normalized(const Node& node) {
     if (node.inputs.empty() || node.inputs[0] == nullptr) return nullptr;
     if (ir::is(&node, "LayerNormalization") || is_called(node, "RMSNormalization") ||
@@ -142,13 +144,14 @@ class Namer {
     if (!ir::is(&node, "ReduceMean")) return nullptr;
     const Value* x = squared(node.inputs[0]);
     if (x == nullptr || x->producer == nullptr || !ir::is(x->producer, "Sub")) return x;
-    const Node* mean = x->producer->inputs[1]->producer;  // a layer norm takes it away
+    // A layer norm subtracts the mean before it squares.
+    const Node* mean = x->producer->inputs[1]->producer;
     const bool is_centred = mean != nullptr && ir::is(mean, "ReduceMean");
     return is_centred ? origin(x->producer->inputs[0]) : x;
   }
 
-  // The last sum, of the norm's size, that adds to a value, or to a cast, a reshape or a dropout of
-  // it; nodes before `from` left out.
+  // The last sum that adds to a value, or to a cast, reshape or dropout of it, and has the size of
+  // the norm. Nodes before `from` do not count.
   int last_sum(const Value& value, const Value& like, int from) const {
     int last = kNone;
     for (const ir::Use& use : value.uses) {
@@ -168,7 +171,7 @@ class Namer {
     return last;
   }
 
-  // Neither side is a parameter.
+  // Whether neither operand of the sum is a parameter.
   static bool adds_results(const Node& sum) {
     return std::none_of(sum.inputs.begin(), sum.inputs.end(), [](const Value* input) {
       return input == nullptr || (input->producer == nullptr && input->data != nullptr) ||
@@ -227,8 +230,8 @@ class Namer {
     found_.first = *begins.begin();
   }
 
-  // The layers as clusters: those with the same ops have one name. Masks and the like, which are
-  // made of no activation, may stand in the first layer alone, and are not named.
+  // Names the layers as clusters; layers with the same ops have the same name. Masks and the like
+  // are left out, because only the first layer may contain them: they do not depend on activations.
   void name_layers() {
     if (found_.num_layers == 0) return;
     std::vector<std::vector<int>> named(found_.num_layers), numbers(found_.num_layers);
@@ -244,7 +247,7 @@ class Namer {
     }
   }
 
-  // Nodes that lead to what backward reads, within their layer.
+  // By node, whether backward reads a value of the same layer that depends on it.
   std::vector<bool> needed_in_layers() const {
     std::vector<bool> is_needed(nodes_.size(), false);
     const auto note = [&](const Value* value) {
@@ -266,7 +269,7 @@ class Namer {
     return is_needed;
   }
 
-  // A node behind the value's layer reads it.
+  // Whether a node of another layer reads the value.
   bool enters_another(const Value& value) const {
     const int layer = found_.layer(*value.producer);
     return std::any_of(value.uses.begin(), value.uses.end(), [&](const ir::Use& use) {
@@ -274,7 +277,7 @@ class Namer {
     });
   }
 
-  // Nodes of layers to which a way leads from what enters the first one.
+  // By node, whether it is in a layer and depends on what enters the first layer.
   std::vector<bool> made_in_layers() const {
     std::vector<bool> is_made(nodes_.size(), false);
     for (size_t i = 0; i < nodes_.size(); ++i) {
@@ -291,7 +294,7 @@ class Namer {
     return is_made;
   }
 
-  // Subgraphs behind single values.
+  // ---- subgraphs, each of which computes one value
 
   void name_subgraphs() {
     for (const Value* value : stashed_) {
@@ -304,7 +307,8 @@ class Namer {
     }
   }
 
-  // Whether the node may run again. Goes on to what it reads and backward does not.
+  // Whether the node may run again. Collects it and, in the same way, the nodes that it depends on,
+  // as far as backward does not read their results anyway.
   bool collect(const Node& node, const Value& of, std::set<int>& numbers) const {
     if (!may_run_again(node, is_extended_)) return false;
     if (!numbers.insert(node.captured).second) return true;
@@ -329,7 +333,7 @@ class Namer {
     if (is_new)
       found_.all.push_back({.name = std::move(name), .is_layer = is_layer, .occurrences = {}});
     auto& occurrences = found_.all[found->second].occurrences;
-    // Several results of one node, or views of one result, may be read.
+    // Two values may have the same subgraph: results of one node, or views of one result.
     if (std::find(occurrences.begin(), occurrences.end(), numbers) == occurrences.end()) {
       occurrences.push_back(std::move(numbers));
     }
@@ -350,7 +354,8 @@ Clusters name_clusters(Graph& graph, bool is_extended) { return Namer(graph, is_
 
 int find_clusters(Graph& graph) {
   Clusters* clusters = BudgetInForce::clusters();
-  if (clusters != nullptr && !backward_nodes(graph).empty()) {  // bodies of If and Loop have none
+  // Bodies of If and Loop have no backward half.
+  if (clusters != nullptr && !backward_nodes(graph).empty()) {
     *clusters = name_clusters(graph, BudgetInForce::selection()->is_extended);
   }
   return 0;

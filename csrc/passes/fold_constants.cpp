@@ -14,7 +14,7 @@ namespace {
 
 using Data = std::shared_ptr<const ir::TensorData>;
 
-constexpr int64_t kLargest = 16;  // elements
+constexpr int64_t kLargest = 16;  // in elements
 
 // Number of elements if the result is small, known, and on the CPU; -1 otherwise.
 int64_t small_size(const ir::Value& value) {
@@ -57,7 +57,7 @@ Data fold_range(const ir::Node& node, const ir::Type& type, int64_t size) {
   return with_type(type, std::move(bytes));
 }
 
-// The data of a node that can be folded; nullptr for others.
+// The data of a node if it can be computed now; nullptr otherwise.
 Data fold(const ir::Node& node) {
   const ir::Value& result = *node.outputs[0];
   if (ir::is(&node, "Constant")) return ops::constant_data(result);

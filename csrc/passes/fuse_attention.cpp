@@ -102,7 +102,7 @@ class AttentionFusion {
     if (leaves) memory_ = SharedMemory(graph_);
   }
 
-  // [batch, heads, length, features], whichever of them the program has.
+  // The operand as [batch, heads, length, features], whatever rank it has in the program.
   Value* heads(const Operand& operand, const Shape& shape, Node& before) {
     Value* value = operand.value;
     const Shape wanted =
@@ -128,7 +128,7 @@ class AttentionFusion {
       }
     }
     if (Node* dropout = match.weights.dropout) {
-      // The draws go through memory in order, so the mask has the strides of the result.
+      // The kernel draws in the order of memory, so the mask must have the strides of the result.
       Type type = dropout->outputs[0]->type;
       type.dtype = DType::kBool;
       attrs["keep"] = match.weights.keep;
@@ -172,7 +172,8 @@ class AttentionFusion {
     if (operand.gradient == nullptr) return;
     if (operand.is_transposed) {
       if (shape.size() == 3) made = squeeze(made, before);
-      // Views of the product count on its strides.
+      // The gradient of a product is returned with the strides of the old node: views of it depend
+      // on them.
       made = write(before).make("Identity", {swap(*made, before)});
       replace(*operand.gradient, *made, before);
     } else {
@@ -180,8 +181,8 @@ class AttentionFusion {
     }
   }
 
-  // `made`, heads of the given shape, takes the place of `old`, which may have its batch and heads
-  // in one dim.
+  // Makes the readers of `old` read `made`, which has the given shape of heads. `old` may have
+  // batch and heads in one dim.
   void hand_over(Value* old, Value* made, const Shape& shape, Node& before) {
     if (shape.size() == 3) made = squeeze(made, before);
     bypass_reshapes(*old, *made);
@@ -190,7 +191,8 @@ class AttentionFusion {
     if (shape.size() == 4) lay_out(*made);
   }
 
-  // Readers of reshapes to the shape of `made` read it instead.
+  // If a reader reshapes `value` to the shape of `made`, the readers of this reshape read `made`
+  // directly.
   void bypass_reshapes(Value& value, Value& made) {
     const std::vector<ir::Use> uses = value.uses;
     for (const ir::Use& use : uses) {
@@ -212,8 +214,8 @@ class AttentionFusion {
     if (moves) follow_layout(*like);
   }
 
-  // A result whose readers want it transposed and row-major lies so from the start: their copy
-  // goes.
+  // If the only reader transposes the result and copies it to row-major memory, the result is
+  // written in that order from the start, and the copy is removed.
   void lay_out(Value& made) {
     if (made.uses.size() != 1 || !ir::is(made.uses[0].node, "Transpose")) return;
     Node& old = *made.uses[0].node;

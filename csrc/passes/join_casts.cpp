@@ -42,7 +42,7 @@ class Finder {
   }
 
  private:
-  // By itself or as a view.
+  // Whether backward reads the value, directly or through a view.
   bool is_read_by_backward(const Value& value) const {
     return std::any_of(value.uses.begin(), value.uses.end(), [this](const ir::Use& use) {
       if (use.node == nullptr || backward_.contains(use.node)) return true;

@@ -44,13 +44,14 @@ Kind kind_of(const Node* node) {
   if (!ops::work_of(*node).keeps_elements || !is_row_major(x) || !is_row_major(y)) {
     return Kind::kOther;
   }
-  // In a Reshape, 0 stands for a size of what it looks at.
+  // A 0 among the sizes of a Reshape means the size of its input, which would be another one after
+  // the rewrite.
   const Shape& shape = *y.type.shape;
   const bool has_zero = std::find(shape.begin(), shape.end(), Dim(0)) != shape.end();
   return has_zero ? Kind::kOther : Kind::kReshape;
 }
 
-// By axis of the result, the axis of what the first of two transposes looks at.
+// For each axis of the result, the axis of the input of the first of the two transposes.
 Shape joined_order(const Node& first, const Node& second) {
   const auto order_of = [](const Node& node) {
     const auto rank = static_cast<int64_t>(node.outputs[0]->type.shape->size());
@@ -81,7 +82,7 @@ class Joiner {
 
   int run() {
     int rewrites = 0;
-    // What a node looks at has had its turn before.
+    // Nodes come after their inputs, so the views that a node reads have been joined already.
     for (Node& node : graph_.nodes) {
       if (node.is_erased()) continue;
       const Kind kind = kind_of(&node);
@@ -103,19 +104,21 @@ class Joiner {
   }
 
  private:
-  // Each checkpoint is recomputed on its own.
+  // Two recomputed nodes must belong to the same checkpoint, because each checkpoint is recomputed
+  // on its own.
   bool may_join(const Node& first, const Node& second) const {
     return backward_.contains(&first) == backward_.contains(&second) &&
            first.recompute == second.recompute && first.checkpoint == second.checkpoint &&
            !memory_.is_written(second.outputs[0]);
   }
 
-  // What leaves is a tensor of its own, even if it shares memory with others.
+  // An output of the graph must be a tensor object of its own, even if it shares memory with
+  // others.
   bool can_stand_for(const Value& x, const Value& y) const {
     return x.type == y.type && (!leaves(y) || (!leaves(x) && !memory_.is_callers(&x)));
   }
 
-  // What `node` gives, as a view of `x`; `order` is that of a transpose.
+  // The result of `node` as one view of `x`. `order` is that of a Transpose; empty means a Reshape.
   Value& view(Node& node, Value& x, const Shape& order) {
     ops::Writer write(graph_, &node);
     const ir::Type type = node.outputs[0]->type;

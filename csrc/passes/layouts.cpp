@@ -19,10 +19,10 @@ using ir::Shape;
 using ir::Type;
 using ir::Value;
 
-// Results whose elements lie in the order of those of an operand.
+// Whether the elements of the result are in memory in the order of those of an operand.
 bool follows(const Node& node) { return ops::is_view(node) || ir::is(&node, "Concat"); }
 
-// A result that is written in the order which its type says.
+// Whether the result is written in the order that its type states.
 bool has_own_layout(const Node& node, const Value& output) {
   if (ops::is_view(node)) return false;
   return !output.type.strides || ops::fused_form(node).kind == ops::FusedForm::Kind::kPointwise;
@@ -49,8 +49,9 @@ bool has_quotient(const Dim& dim) {
   return has_quotient(dim.lhs()) || has_quotient(dim.rhs());
 }
 
-// Quotients are exact where a view divides a dim, and so N // 2 * 2 is N: guards of the capture say
-// it, which a graph does not know. They are compared in the call that was captured.
+// Where a view divides a dim the quotient is exact, so N // 2 * 2 equals N. A graph does not know
+// this, because it follows from guards of the capture. So dims with quotients are compared by their
+// values in the captured call.
 bool are_equal(const ir::Graph& graph, const Dim& a, const Dim& b) {
   if (a == b) return true;
   if (!has_quotient(a) && !has_quotient(b)) return false;
@@ -58,7 +59,7 @@ bool are_equal(const ir::Graph& graph, const Dim& a, const Dim& b) {
   return value && value == hinted_size(graph, b);
 }
 
-// Whether both types say where each element lies in one way, as far as they say it.
+// Whether both types place every element in the same way, as far as the types are known.
 bool have_same_places(const ir::Graph& graph, const Type& a, const Type& b) {
   if (!a.is_known() || !b.is_known() || !(*a.shape == *b.shape)) return true;
   const Shape &shape = *a.shape, of_a = ops::strides_of(a), of_b = ops::strides_of(b);
@@ -69,8 +70,8 @@ bool have_same_places(const ir::Graph& graph, const Type& a, const Type& b) {
   return true;
 }
 
-// The dims that have more than one place in the captured call, from the outermost to the innermost;
-// nothing if no hint tells, or if elements lie one on the other.
+// The dims of size above 1 in the captured call, from the outermost to the innermost. Nothing if
+// sizes are not known, or if several elements share a place.
 std::optional<std::vector<size_t>> order_of_dims(const ir::Graph& graph, const Type& type) {
   const Shape strides = ops::strides_of(type);
   std::vector<std::pair<int64_t, size_t>> dims;
@@ -85,7 +86,8 @@ std::optional<std::vector<size_t>> order_of_dims(const ir::Graph& graph, const T
   return order;
 }
 
-// Point-wise operators give results in the order of their arguments' dims, whatever gaps there are.
+// Point-wise operators of PyTorch give results with the dims in the order of their operands, but
+// never with gaps. So they do not depend on gaps.
 bool counts_on_gaps(const ir::Use& use) {
   return use.node == nullptr || use.index == ir::kCaptured ||
          ops::fused_form(*use.node).kind != ops::FusedForm::Kind::kPointwise;
@@ -101,7 +103,8 @@ std::string reader_of(const ir::Use& use) {
   return use.node == nullptr ? concat("output ", use.index) : concat("node '", use.node->name, "'");
 }
 
-// The types that the op of a node gives; none if it has no rule, or data tells them.
+// The types that the op of a node infers; none if the op has no shape rule, or if data decides the
+// types.
 std::vector<Type> inferred_types(const ir::Graph& graph, const Node& node) {
   const ops::Op* op = ops::registry().find(node.op);
   const bool is_older = graph.opset > 0 && ops::first_opset(node) > graph.opset;

@@ -45,15 +45,16 @@ thread_local std::vector<LazyLogits>* found_in_force = nullptr;
 struct LogitsOutput {
   Value* value;
   ir::Use use;
-  // The casts between the logits and the value, the dtype of the logits first.
+  // The dtypes that the logits are cast to on the way to the value, beginning with their own dtype.
   std::vector<DType> dtypes;
 };
 
 struct Found {
   std::vector<LogitsOutput> outputs;
-  // The views and casts that are made of the logits.
+  // The views and casts between the logits and the outputs.
   std::vector<Node*> made;
-  LazyLogits form;  // all but the fields that differ between outputs
+  // The fields that are the same for all outputs.
+  LazyLogits form;
 };
 
 class Finder {
@@ -85,7 +86,7 @@ class Finder {
     bool is_turned;
   };
 
-  // An input of the graph, perhaps turned over, and cast once.
+  // The input of the graph that a value is, perhaps transposed, and cast at most once.
   std::optional<Source> source(const Value* value) const {
     Source found{.input = -1, .is_turned = false};
     bool is_cast = false;

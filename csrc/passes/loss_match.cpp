@@ -32,10 +32,10 @@ using ir::Shape;
 using ir::Type;
 using ir::Value;
 
-// What logits take, less what the gradient of the weight takes, which stands from the forward half
-// on. Below it there is little to save. Measured around it, chunks took 0.95 to 1.01 of the time of
-// logits that are held where classes are 8,000 to 32,000 (8 to 55 MiB less), but 1.1 to 1.2 of it
-// for 320 rows of 128,000 (31 MiB less): the weight and its gradient are read anew for few rows.
+// The least memory to save: that of the logits less that of the gradient of the weight, which is
+// live from the forward half on. Measured, chunks took 0.95 to 1.01 of the time of the usual nodes
+// for 8,000 to 32,000 classes (saving 8 to 55 MiB), but 1.1 to 1.2 of it for 320 rows of 128,000
+// classes (saving 31 MiB), because each chunk of few rows reads the weight and its gradient again.
 constexpr int64_t kLeastSaving = 32 << 20;
 
 class Matcher {
@@ -106,7 +106,7 @@ class Matcher {
     return true;
   }
 
-  // Of the logarithms, or of these times weights of classes.
+  // Finds the sum of a row's log-probabilities, or of these times weights of the classes.
   static bool find_sums(Match& match, Node& reader) {
     Node* node = &reader;
     if (ir::is(node, "Mul") && node->inputs[0] != node->inputs[1]) {
@@ -131,7 +131,8 @@ class Matcher {
     return inputs[inputs[0] == match.softmax->outputs[0] ? 1 : 0];
   }
 
-  // Of what goes into the softmax, or of what that is made of, but for rows that are cut off.
+  // Finds the logsumexp of the input of the softmax, or of a value that this input is a view or
+  // cast of, up to a slice of rows.
   bool find_logsumexp(Match& match) const {
     std::vector<Node*> made = match.chain;
     made.push_back(match.product);
@@ -203,7 +204,7 @@ class Matcher {
     return true;
   }
 
-  // factor * tanh(logits / factor), with casts in between.
+  // Finds a soft cap, factor * tanh(logits / factor), perhaps with casts in between.
   bool find_cap(Match& match, Node& outer, Value*& value) const {
     std::vector<Node*> found = {&outer};
     const std::optional<attention::Multiple> outside = scaled(outer);
@@ -232,7 +233,7 @@ class Matcher {
     return true;
   }
 
-  // The next step of a gradient through a soft cap, of which `stage` are done.
+  // Whether the node is the next step of a gradient through a soft cap, after `stage` steps of it.
   static bool is_uncapped(const Match& match, const Node& node, int stage) {
     if (match.outer == nullptr || stage > 2) return false;
     if (stage == 1) {
@@ -284,8 +285,8 @@ class Matcher {
     return match.form.has_grad();
   }
 
-  // The sum of the gradients of labelled and of all logarithms; the latter is the same number in
-  // all places of a row, or that times weights of classes.
+  // Finds the sum of two gradients of the log-probabilities: that of the labelled ones, and that of
+  // all of them. The latter is one number for each row, or this times weights of the classes.
   bool find_gradient_of_sums(const Match& match, Value& sum, const Node& of_loss,
                              Backward& found) const {
     Node* add = sum.producer;
@@ -310,7 +311,8 @@ class Matcher {
     return true;
   }
 
-  // What comes of the logarithm of the sum of powers: its gradient times probabilities.
+  // Finds the gradient that comes through logsumexp: the gradient of logsumexp times the
+  // probabilities.
   bool find_gradient_of_logsumexp(const Match& match, Value* value, Backward& found) const {
     if (match.logsumexp == nullptr || found.of_logsumexp != nullptr) return false;
     const auto producer_of = [&](const Value* made, const char* op) {
@@ -343,7 +345,7 @@ class Matcher {
     return true;
   }
 
-  // One number that the gradients of rows are multiples of, and what they are multiplied by.
+  // Finds one number of which the gradients of all rows are multiples, and their factors.
   bool find_gradients_of_rows(Match& match) const {
     const bool has_rows =
         match.form.reduction == ops::Reduction::kNone || match.form.has_all_rows();
@@ -374,7 +376,8 @@ class Matcher {
            is_multiple(backward.of_logsumexp, {1, 1});
   }
 
-  // What goes into the node can be computed before the first of those that it replaces.
+  // Whether the operands of the new node can be computed before the first of the nodes that it
+  // replaces.
   static bool can_stand_first(const Match& match) {
     const std::vector<Value*> read = read_first(match);
     return std::all_of(read.begin(), read.end(), [&](const Value* value) {
@@ -388,8 +391,8 @@ class Matcher {
                        [reader](const ir::Use& use) { return use.node == reader; });
   }
 
-  // From the gradient of logits to all that is made of it. Nodes behind a sum with a gradient from
-  // elsewhere stay for that one.
+  // Follows the gradient of the logits to the gradients of the rows, the weight and the bias. If a
+  // gradient from elsewhere is added on the way, the nodes after the sum stay, to compute that one.
   bool follow(const Match& match, Value& gradient, bool is_sum, int stage, Backward& found) const {
     if (!is_fusible_float(&gradient) || memory_.is_written(&gradient)) return false;
     for (const ir::Use& use : gradient.uses) {
@@ -408,7 +411,8 @@ class Matcher {
         if (!is_sum) found.nodes.push_back(&node);
         if (!follow(match, *node.outputs[0], is_sum, stage + 1, found)) return false;
       } else if (ir::is(&node, "Add")) {
-        // The sum is all that is read of the gradient; it is that of logits with their cap.
+        // The sum must be the only reader of the gradient, and the gradient must be that of the
+        // logits with their cap.
         if (gradient.uses.size() != 1 || stage != 0) return false;
         if (find_both(match, node, use.index, found)) {
           if (!follow(match, *node.outputs[0], true, stage, found)) return false;
@@ -429,7 +433,8 @@ class Matcher {
     return true;
   }
 
-  // What comes from elsewhere and what comes of the logarithm of the sum of powers, added up first.
+  // Finds the case that a gradient from elsewhere and the one through logsumexp were added to each
+  // other first.
   bool find_both(const Match& match, Node& node, int index, Backward& found) const {
     Node* sum = node.inputs[1 - index]->producer;
     if (!ir::is(sum, "Add") || !is_backward(sum) || sum->outputs[0]->uses.size() != 1) return false;
@@ -448,7 +453,7 @@ class Matcher {
     return false;
   }
 
-  // As it comes in, or as views and casts of that.
+  // Whether the value is a gradient that enters at the border, or a view or cast of one.
   bool is_from_border(const Value* value) const {
     while (value->producer != nullptr && is_backward(value->producer) &&
            keeps_rows(*value->producer)) {
@@ -505,9 +510,10 @@ class Matcher {
     return true;
   }
 
-  // ---- all of it
+  // ---- conditions on the whole match
 
-  // Other readers of logits come after the loss, where logits are then, and none in backward.
+  // Other readers of the logits must come after the loss, since the new node is there, and must not
+  // be in the backward half.
   bool find_other_readers(Match& match) const {
     const int position = positions_.at(match.first);
     std::unordered_set<const Node*> gone = {match.logsumexp};

@@ -33,7 +33,7 @@ bool is_last_kept(const Node& node) {
   return !from.empty() && !to.empty() && from.back() == to.back();
 }
 
-// The same matrix, turned over twice or not at all.
+// The matrix without pairs of transposes that undo each other.
 const Value* matrix_of(const Value* value) {
   while (swaps_last_dims(value->producer) &&
          swaps_last_dims(value->producer->inputs[0]->producer)) {
@@ -59,14 +59,15 @@ LossCall decode_loss(const Node& loss) {
             .reduction = reduction == "mean"  ? ops::Reduction::kMean
                          : reduction == "sum" ? ops::Reduction::kSum
                                               : ops::Reduction::kNone,
-            // A label that no class has, where none is ignored.
+            // No class has this label, so no row is ignored.
             .ignore_index = ir::int_attr(loss.attrs, "ignore_index", kNoLabel)};
   }
   const ops::Call call = ops::decode_aten(loss);
   return {.logarithms = tensor(call.args.at(0)),
           .labels = tensor(call.args.at(1)),
           .class_weight = tensor(call.args.at(2)),
-          .reduction = static_cast<ops::Reduction>(integer(call.args.at(3))),  // in PyTorch's order
+          // Numbered as in PyTorch.
+          .reduction = static_cast<ops::Reduction>(integer(call.args.at(3))),
           .ignore_index = integer(call.args.at(4))};
 }
 

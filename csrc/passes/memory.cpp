@@ -19,7 +19,7 @@ SharedMemory::SharedMemory(const ir::Graph& graph) {
       if (writes) written_.insert(root(input));
     }
   }
-  // What a subgraph refers to is no input of its node.
+  // Values that a subgraph refers to by name are not among the inputs of its node.
   for (const ir::Value& value : graph.values) {
     const bool is_written_inside = std::any_of(
         value.uses.begin(), value.uses.end(),

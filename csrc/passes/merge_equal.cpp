@@ -45,12 +45,13 @@ void add_attr(std::string& key, const ir::Attr& attr) {
     for (int64_t size : (*data)->shape) add_raw(key, size);
     add_text(key, {reinterpret_cast<const char*>((*data)->bytes), (*data)->num_bytes});
   } else {
-    // Subgraphs are equal to themselves only.
+    // Subgraphs are not compared: one is equal only to itself.
     add_raw(key, std::get<std::shared_ptr<ir::Graph>>(attr).get());
   }
 }
 
-// A few numbers are known by what they are: each call of an operator brings constants of its own.
+// Small constants are compared by their bytes, because each call of an operator has constants of
+// its own. Other inputs are compared by identity.
 void add_input(std::string& key, const ir::Value* input) {
   constexpr size_t kFewBytes = 64;
   const bool is_small = input != nullptr && input->producer == nullptr && input->data != nullptr &&
@@ -61,12 +62,13 @@ void add_input(std::string& key, const ir::Value* input) {
   add_attr(key, ir::Attr(input->data));
 }
 
-// Equal nodes have equal keys, others do not.
+// Two nodes have the same key if and only if they are equal.
 std::string key_of(const ir::Node& node) {
   std::string key;
   add_text(key, node.op.domain);
   add_text(key, node.op.name);
-  // Each checkpoint is recomputed on its own.
+  // Recomputed nodes of two checkpoints are not merged, because each checkpoint is recomputed on
+  // its own.
   add_text(key, node.recompute);
   add_raw(key, node.checkpoint);
   add_raw(key, node.inputs.size());

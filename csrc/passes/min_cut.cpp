@@ -31,7 +31,7 @@ bool MinCut::find_levels() {
   return levels_[kSink] >= 0;
 }
 
-// What more of `flow` gets from `node` to the sink along rising levels.
+// Sends up to `flow` from `node` to the sink along arcs to the next level; returns how much.
 int64_t MinCut::augment(int node, int64_t flow) {
   if (node == kSink) return flow;
   for (size_t& i = next_[node]; i < arcs_of_[node].size(); ++i) {
@@ -53,7 +53,7 @@ std::vector<bool> MinCut::sink_side() {
     while (augment(kSource, kInfinite) > 0) {
     }
   }
-  // Those from which the sink can still be reached.
+  // The nodes from which the sink can still be reached.
   std::vector<bool> is_there(arcs_of_.size(), false);
   is_there[kSink] = true;
   std::vector<int> reached = {kSink};

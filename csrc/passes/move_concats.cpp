@@ -36,7 +36,7 @@ using ir::Type;
 using ir::Value;
 using Kind = ops::FusedForm::Kind;
 
-// One of the pieces of an axis, which is counted from the back: -1 is the last one.
+// One part of an axis. Axes are counted from the end: -1 is the last one.
 struct Part {
   int64_t axis, begin, size;
   bool operator<(const Part& other) const {
@@ -46,13 +46,13 @@ struct Part {
 
 int64_t rank_of(const Value& value) { return static_cast<int64_t>(value.type.shape->size()); }
 
-// The dim of an axis that is counted from the back; one where there is none.
+// The size of an axis that is counted from the end; 1 if the value has no such axis.
 Dim dim_at(const Value& value, int64_t axis) {
   const int64_t at = rank_of(value) + axis;
   return at < 0 ? Dim(1) : (*value.type.shape)[at];
 }
 
-// Works on each element by itself, and can do so in a region.
+// Whether the node computes element by element and can be in a region.
 bool is_pointwise(const Node* node) {
   if (node == nullptr || !ops::is_pure(*node)) return false;
   const Kind kind = ops::fused_form(*node).kind;
@@ -63,7 +63,7 @@ bool is_fusible_concat(const Node* node) {
   return ir::is(node, "Concat") && ops::fused_form(*node).kind == Kind::kConcat;
 }
 
-// Whether regions hand on what it makes without writing it to memory.
+// Whether a region passes the result of the node on without writing it to memory.
 bool stays_in_cache(const Node* node) {
   if (node == nullptr) return false;
   const ops::FusedForm form = ops::fused_form(*node);
@@ -75,7 +75,8 @@ bool stays_in_cache(const Node* node) {
 
 bool is_only_use(const Value& value) { return value.uses.size() == 1; }
 
-// Parts of an axis of known size, from first to last.
+// The parts that a concatenation is made of, in order. Their sizes along the axis must be
+// constants.
 std::vector<Part> parts_of(const Node& concat) {
   const int64_t rank = rank_of(*concat.outputs[0]);
   const int64_t axis = ops::wrap_axis(concat, ir::int_attr(concat.attrs, "axis", 0), rank) - rank;
@@ -97,7 +98,8 @@ class Mover {
 
   int run() {
     int rewrites = 0;
-    // New nodes stand before the ones that they replace, so that the loop comes to them.
+    // Readers come after what they read, so one walk moves a concatenation behind any number of
+    // nodes.
     for (Node& node : graph_.nodes) {
       if (node.is_erased()) continue;
       if (join_gradients_of_slices(node) || drop_copy(node) || sink(node)) ++rewrites;
@@ -119,12 +121,13 @@ class Mover {
     return backward_.contains(&a) == backward_.contains(&b);
   }
 
-  // Whether parts of the value cost nothing: it is broadcast along the axis, or stands in memory
-  // whatever is done, or is made for `reader` alone, and so can be made in parts.
+  // Whether a part of the value can be read at no cost. It can if the value is broadcast along the
+  // axis, if it is in memory in any case, or if only `reader` reads it, so that it can be computed
+  // in parts.
   bool can_cut(const Value& value, int64_t axis, const Node& reader) const {
     if (!is_in_reach(value)) return false;
     if (dim_at(value, axis) == Dim(1)) return true;
-    // A symbol may turn out to be one.
+    // A size that is a symbol may turn out to be 1.
     if (!dim_at(value, axis).is_constant()) return false;
     const Node* maker = value.producer;
     if (is_pointwise(maker)) {
@@ -164,7 +167,7 @@ class Mover {
     return nullptr;
   }
 
-  // The node on one part of its operands; `piece` is that of the operand `whole`.
+  // The node on one part of its operands. `piece` is this part of the operand `whole`.
   Value* copy_on_part(const Node& node, const Part& part, const Value* whole, Value* piece,
                       Node& before) {
     std::vector<Value*> inputs;
@@ -185,13 +188,13 @@ class Mover {
 
   ops::Writer write(Node& before) { return ops::Writer(graph_, &before); }
 
-  // A new node stands in the half of that which it was written in front of.
+  // A new node is in the same half as the node that it was written in front of.
   Node& note(Node& made, const Node& before) {
     if (backward_.contains(&before)) backward_.insert(&made);
     return made;
   }
 
-  // Erases a node that nobody reads, and what it alone has read.
+  // Erases a node that nobody reads, and then its inputs if nobody reads these any more.
   void erase_unread(Node& node) {
     for (const Value* output : node.outputs) {
       if (output != nullptr && !output->uses.empty()) return;
@@ -206,7 +209,7 @@ class Mover {
 
   // ---- rewrites
 
-  // Point-wise nodes read the concatenation of equal parts.
+  // Concat(a, b) in front of a point-wise node -> the node on each part, with the Concat after it.
   bool sink(Node& node) {
     if (!is_pointwise(&node)) return false;
     const auto slot = std::find_if(node.inputs.begin(), node.inputs.end(), [&](const Value* input) {
@@ -246,7 +249,8 @@ class Mover {
     erase_unread(node);
   }
 
-  // The parts of what a point-wise node makes, each read by others that regions run.
+  // Slices of the result of a point-wise node -> the node on each part, if the readers of the
+  // slices are nodes of regions.
   bool raise_slices(Node& node) {
     if (!is_pointwise(&node) || node.outputs[0]->uses.empty()) return false;
     Value& whole = *node.outputs[0];
@@ -266,8 +270,9 @@ class Mover {
     return true;
   }
 
-  // All readers, if they are slices along one axis that have no element in common. None may be
-  // empty: operands of size 1 are not cut, whether they are broadcast or as large as the result.
+  // The slices that read a node, if all its readers are slices along the same axis without common
+  // elements. None of them may be empty: an operand of size 1 along the axis is not cut, whether it
+  // is broadcast or as large as the result.
   std::vector<std::pair<Part, Value*>> slices_of(const Node& node) const {
     std::vector<std::pair<Part, Value*>> slices;
     for (const ir::Use& use : node.outputs[0]->uses) {
@@ -309,7 +314,7 @@ class Mover {
     return true;
   }
 
-  // Axis and begin of a Slice along one axis of known size, in steps of one.
+  // Axis and begin of a Slice along one axis of constant size with step 1.
   static std::pair<std::optional<int64_t>, std::optional<int64_t>> bounds_of(const Node& slice) {
     const Value& whole = *slice.inputs[0];
     for (size_t slot = 1; slot < slice.inputs.size(); ++slot) {
@@ -328,7 +333,8 @@ class Mover {
             std::clamp<int64_t>(start < 0 ? start + size.constant() : start, 0, size.constant())};
   }
 
-  // Parts are made row-major, in which order operators of PyTorch's give results then.
+  // Parts are row-major. If the whole was not, an operator of PyTorch that reads a part would now
+  // give its results in another order.
   bool is_read_by_regions(const Value& slice, const Node& reader) const {
     const bool is_permuted = reader.inputs[0]->type.strides.has_value();
     return std::all_of(slice.uses.begin(), slice.uses.end(), [&](const ir::Use& use) {
@@ -338,11 +344,11 @@ class Mover {
     });
   }
 
-  // A sum of gradients of slices that share the axis among them: at each place all but one are
-  // zero.
+  // A sum of the gradients of slices that divide an axis -> a concatenation: each place gets a
+  // nonzero number from only one of them.
   bool join_gradients_of_slices(Node& node) {
     if (!ir::is(&node, "Add") || !is_in_reach(*node.outputs[0])) return false;
-    // The outermost sum comes last: it sees all of them.
+    // A sum of sums is rewritten as a whole, from the outermost sum.
     const auto& uses = node.outputs[0]->uses;
     if (uses.size() == 1 && ir::is(uses[0].node, "Add") && is_same_half(node, *uses[0].node)) {
       return false;
@@ -379,7 +385,7 @@ class Mover {
     }
   }
 
-  // Where in `term` the gradient of a slice lies, which only the sum reads.
+  // Which part of `term` is the gradient of a slice, if only the sum reads it.
   std::optional<Part> part_of_gradient(const Value& term, const Node& sum) const {
     const Node* node = term.producer;
     if (node == nullptr || ops::key_of(*node) != ops::aten::kSliceBackward || !is_only_use(term) ||
@@ -432,7 +438,8 @@ class Mover {
     erase_unread(sum);
   }
 
-  // A row-major copy of a transposed concatenation: that is written in the order of the copy.
+  // A transposed concatenation that is copied to row-major memory is written in the order of the
+  // copy instead.
   bool drop_copy(Node& node) {
     if (!ir::is(&node, "Identity") || node.outputs[0]->type.strides) return false;
     const Value& seen = *node.inputs[0];
@@ -460,10 +467,12 @@ class Mover {
   }
 
   Graph& graph_;
-  const SharedMemory memory_;  // as it was before: new values are made of it alone
+  // Of the graph before the pass. Values that the pass makes are unknown to it; nothing writes to
+  // them.
+  const SharedMemory memory_;
   const KnownSizes sizes_;
   std::unordered_set<const Node*> backward_;
-  std::map<std::pair<const Value*, Part>, Value*> cuts_;  // of one rewrite
+  std::map<std::pair<const Value*, Part>, Value*> cuts_;  // of the current rewrite
   std::map<int64_t, Value*> ints_;
 };
 

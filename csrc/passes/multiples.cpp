@@ -15,12 +15,12 @@ namespace {
 using ir::Node;
 using ir::Value;
 
-// How a node makes a product of another product.
+// The form of a node that computes a multiple of one of its inputs, or a sum of two multiples.
 struct Step {
   enum class Kind { kNone, kView, kNeg, kMul, kDiv, kAdd, kWhere, kPow } kind = Kind::kNone;
-  Value *of = nullptr, *other = nullptr;  // of Mul and Add: both the same
-  double number = 1;                      // in the place of `other`, if that is nullptr
-  std::optional<ir::Dim> size;            // in the place of both
+  Value *of = nullptr, *other = nullptr;  // the operands; Mul and Add do not distinguish them
+  double number = 1;                      // the factor or exponent if `other` is nullptr
+  std::optional<ir::Dim> size;            // the factor if it is a size
 };
 
 bool is_view(const Node& node) {

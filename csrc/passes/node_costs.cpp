@@ -15,11 +15,12 @@ using ir::Node;
 using ir::Value;
 using Kind = ops::FusedForm::Kind;
 
-// Of what a processor does at most kernels come to so much (benchmarks/products.py).
+// The share of a processor's peak speed that the kernels of products and of attention reach
+// (benchmarks/products.py).
 constexpr double kOfPeakInProducts = 0.8, kOfPeakInAttention = 0.4;
-// To compute one element in a region, as bytes that are moved in the same time.
+// The time to compute one element in a region, as the number of bytes that are moved in this time.
 constexpr double kPlainWork = 0.4, kSlowWork = 2.5, kSlowestWork = 6;
-// Bytes of a node that no row knows: its kernel may pass over its operands more than once.
+// How often a node of an unknown op is assumed to pass over its operands.
 constexpr double kPasses = 2;
 constexpr double kMicros = 1e6;
 
@@ -44,14 +45,15 @@ double bytes_moved(const Graph& graph, const Node& node) {
   return bytes;
 }
 
-// Of the dim of a tensor counted from its end; 1 if there is none.
+// The size of a dim that is counted from the end, beginning with 1; 1 if the tensor has no such
+// dim.
 double size_from_end(const Graph& graph, const Value& value, size_t from_end) {
   if (!value.type.is_known() || value.type.shape->size() < from_end) return 1;
   const ir::Dim& dim = (*value.type.shape)[value.type.shape->size() - from_end];
   return static_cast<double>(hinted_size(graph, dim).value_or(1));
 }
 
-// Multiplications and additions of a product; 0 if it is none.
+// The multiplications and additions of a matrix product; 0 for other nodes.
 double product_flops(const Graph& graph, const Node& node) {
   const bool is_gemm = ir::is(&node, "Gemm");
   if (!is_gemm && !ir::is(&node, "MatMul")) return 0;
@@ -60,7 +62,7 @@ double product_flops(const Graph& graph, const Node& node) {
   return 2 * depth * count(graph, *node.outputs[0]);
 }
 
-// Each element of the result meets all weights of its channel.
+// Each element of the result is the sum of products with all weights of its channel.
 double convolution_flops(const Graph& graph, const Node& node) {
   if (!ir::is(&node, "Conv") || node.inputs.size() < 2) return 0;
   const ir::Type& weight = node.inputs[1]->type;

@@ -29,9 +29,11 @@ using ir::Node;
 using ir::Shape;
 using ir::Type;
 using ir::Value;
-using Sizes = std::optional<Shape>;  // nothing: data tells them
+// Nothing if the integers depend on data.
+using Sizes = std::optional<Shape>;
 
-constexpr int64_t kMostSizes = 64;  // more integers in a row are data
+// A longer list of integers is taken for data.
+constexpr int64_t kMostSizes = 64;
 constexpr int kDeepest = 1000;
 
 const std::unordered_map<std::string_view, DimOp> kArithmetic = {
@@ -44,7 +46,7 @@ bool is_few_integers(const ir::Type& type) {
          ir::numel(*type.shape).constant() <= kMostSizes;
 }
 
-// x of a division (x - x % b) / b, which rounds down; nullptr for others.
+// x if the division has the form (x - x % b) / b, which rounds down; nullptr otherwise.
 const Value* rounded_down(const Node& division) {
   const Node* sub = division.inputs[0]->producer;
   if (!ir::is(sub, "Sub") || !ops::has_input(*sub, 1)) return nullptr;
@@ -69,7 +71,8 @@ class SizeReader {
       if (node.is_erased()) continue;
       rewrites += rewrite_reads(node);
       if (ops::is_closed(node)) rewrites += read_bodies(node);
-      // A file may know no type, and knows no strides. Sizes tell both, and types tell more sizes.
+      // A file may lack types, and never has strides. Sizes that have become known determine more
+      // types, and types more sizes.
       if (graph_.opset > 0) ops::infer_types(graph_, node);
     }
     if (rewrites > 0) erase_unread();
@@ -77,7 +80,7 @@ class SizeReader {
   }
 
  private:
-  // Of a closed body of `node`, whose inputs may be sizes that `outer` reads.
+  // Reads a closed body of `node`. The inputs of the body may be sizes, which `outer` reads.
   SizeReader(Graph& body, SizeReader& outer, const Node& node) : SizeReader(body) {
     outer_ = &outer;
     node_ = &node;
@@ -117,7 +120,8 @@ class SizeReader {
     std::sort(body.symbol_inputs.begin(), body.symbol_inputs.end());
   }
 
-  // To inputs of a body that have none: those of what the node is given.
+  // Gives the inputs of a body the types of what the node passes to them, where the body states
+  // none.
   void give_types(const Node& node, Graph& body) {
     const size_t offset = node.inputs.size() - body.inputs.size();
     const size_t own = ops::num_own_inputs(node);
@@ -132,8 +136,8 @@ class SizeReader {
     if (own > 1) settle_carried(node, body);
   }
 
-  // What a Loop carries may have another size after each round: dims that a round changes are
-  // symbols, told by the tensor of each round.
+  // A value that a Loop carries may change its size from round to round. Dims that do become
+  // symbols, which the tensor of each round determines.
   void settle_carried(const Node& node, Graph& body) {
     const std::vector<Type> own = {{.dtype = ir::DType::kInt64, .shape = Shape()},
                                    {.dtype = ir::DType::kBool, .shape = Shape()}};
@@ -163,7 +167,7 @@ class SizeReader {
     for (size_t i = 0; i < types.size(); ++i) body.inputs[i]->type = types[i];
   }
 
-  // Symbols that stand for one number from round to round.
+  // The symbols whose value is the same in all rounds.
   static std::unordered_set<std::string> known_in(const Graph& body) {
     std::unordered_set<std::string> known(body.symbol_inputs.begin(), body.symbol_inputs.end());
     for (const Value* input : body.inputs) ops::collect_symbols(input->type, known);
@@ -274,7 +278,8 @@ class SizeReader {
     Shape result;
     for (size_t i = 0; i < std::max(a->size(), b->size()); ++i) {
       const Dim &x = (*a)[a->size() == 1 ? 0 : i], &y = (*b)[b->size() == 1 ? 0 : i];
-      // Dims round down and Div rounds towards zero.
+      // A division of Dims rounds down, whereas Div rounds towards zero. They differ if a number is
+      // negative.
       const bool may_differ = op == DimOp::kFloorDiv && whole == nullptr;
       if (may_differ && !(is_natural(x) && is_natural(y))) return std::nullopt;
       result.push_back(Dim::make(op, x, y));
@@ -301,9 +306,9 @@ class SizeReader {
 
   Graph& graph_;
   SizeReader* outer_ = nullptr;
-  const Node* node_ = nullptr;  // of the outer graph
+  const Node* node_ = nullptr;  // the node of `outer` whose body this is
   const SharedMemory memory_;
-  std::vector<std::string> symbols_;  // that shapes name
+  std::vector<std::string> symbols_;  // those in the shapes of the graph
   std::unordered_map<const Value*, Sizes> read_;
   std::unordered_map<const Value*, Value*> made_;
 };

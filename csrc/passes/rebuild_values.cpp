@@ -37,19 +37,20 @@ using ir::Value;
 using Kind = ops::FusedForm::Kind;
 using region::Member;
 
-// Costs, in tenths of a byte moved to or from memory.
+// The unit of costs is a tenth of the time in which a byte moves to or from memory. To move a byte
+// costs:
 constexpr int64_t kMove = 10;
-// To be there from one half to the other. More than the byte's own way: memory that is free sooner
-// is used again while it is in a cache. Measured: writing gelu(x) a second time, in the region of
-// its gradient, takes no longer than keeping it.
+// To hold a byte from one half to the other. This costs more than moving it, because memory that is
+// free earlier is used again while it is in a cache. Measured: writing gelu(x) a second time, in
+// the region of its gradient, takes no longer than holding it.
 constexpr int64_t kHold = 30;
-// To compute one element of what an operation makes.
+// To compute one element of a plain, a slow and the slowest operation.
 constexpr int64_t kPlainWork = 4, kSlowWork = 25, kSlowestWork = 60;
 
-// Tensors of its own size that a value is made of at most. Without a limit each layer would add up
-// the residuals of all layers before it: it would read more the deeper it stands, and no two layers
-// would have a region in common. Where kernels of regions are compiled, a new one costs a tenth of
-// a second, and layers take turns with fewer of them.
+// The most tensors of its own size that a value may be recomputed from. Without a limit each layer
+// would add up the residuals of all layers before it: deeper layers would read more, and no two
+// layers would have equal regions. The limit is lower where regions are compiled, because a new
+// kernel costs a tenth of a second and layers differ in fewer ways with it.
 constexpr size_t kMaxOrigins = 4, kMaxOriginsOfKernels = 2;
 
 int64_t work(const ops::FusedForm& form) {
@@ -63,7 +64,8 @@ int64_t work(const ops::FusedForm& form) {
   return kSlowestWork;
 }
 
-// Known without a tensor: numbers, sizes and what they make. Either half may read it.
+// Whether the value is known without a tensor: a constant, or made of sizes alone. Both halves may
+// read it.
 bool is_constant(const Value& value) {
   if (value.producer == nullptr) return value.data != nullptr;
   return value.producer->inputs.empty() &&
@@ -71,7 +73,8 @@ bool is_constant(const Value& value) {
           ir::is(value.producer, "SizeRatio", ir::kTorchOrtDomain));
 }
 
-// A group of the backward half, and what it reads: whole tensors, not views of them.
+// A region of the backward half, and the tensors that it reads. Of views it holds the whole
+// tensors.
 struct Host {
   RegionGroup group;
   bool is_wide = false;
@@ -83,13 +86,15 @@ bool is_wide(const RegionGroup& group) {
                      [](const Member& each) { return ops::wants_double(*each.node, each.form); });
 }
 
-// A result of the forward half that a region of the backward half could make.
+// A result of the forward half that could be recomputed in a region of the backward half.
 struct Candidate {
   Member maker;
   std::set<int> readers;  // hosts that read it
-  int store = -1;         // the host that writes it to memory, for readers that are in none
-  // In which it would be made, those of its readers, and of theirs; and how many others are made
-  // of it there. Hosts that have no room for so many are left out.
+  // The host that writes it to memory, for readers that are in no region; -1 if there are none.
+  int store = -1;
+  // The hosts in which it would be recomputed: those of its readers and of what is recomputed from
+  // it. The number says how many other values would be recomputed from it there. Hosts without room
+  // for so many are left out.
   std::map<int, size_t> hosts;
 
   std::set<int> targets() const {
@@ -123,13 +128,13 @@ class Candidates {
 
   int place(const Node* node) const { return order_.at(node); }
 
-  // Of the backward half; -1 if it is in none.
+  // The number of the region of the backward half that the node is in; -1 if it is in none.
   int host_of(const Node* node) const {
     const auto found = host_of_.find(node);
     return found == host_of_.end() ? -1 : found->second;
   }
 
-  // Values of the forward half that the backward half reads, and could make.
+  // The forward values that the backward half reads and could recompute.
   std::vector<const Value*> wanted() const {
     std::vector<const Value*> values;
     for (const Value& value : graph_.values) {
@@ -145,7 +150,7 @@ class Candidates {
     int64_t cost = times * work(candidate.maker.form) * count(*node.outputs[0]);
     if (candidate.store >= 0) cost += kMove * num_bytes(*node.outputs[0]);
     for (const Value* input : node.inputs) {
-      // Where the input crosses for this one alone, what crossing costs holds one read.
+      // If the input crosses only for this value, the cost of its crossing includes the read.
       if (input == nullptr || is_constant(*input) || cost_to_cross(*input) > 0) continue;
       const Value* whole = SharedMemory::root(input);
       for (const auto& [host, num_made] : candidate.hosts) {
@@ -155,7 +160,7 @@ class Candidates {
     return cost;
   }
 
-  // What it costs that the value crosses the border.
+  // The cost of saving the value for backward.
   int64_t cost_to_cross(const Value& value) const {
     const Value* whole = SharedMemory::root(&value);
     if (memory_.is_written(whole)) return MinCut::kInfinite;
@@ -163,9 +168,10 @@ class Candidates {
       return whole == &value && crossing_.contains(whole) ? 0 : MinCut::kInfinite;
     }
     const Candidate* candidate = find(&value);
-    if (whole != &value && candidate != nullptr) return MinCut::kInfinite;  // it costs nothing
+    // A view never crosses: it is made again at no cost.
+    if (whole != &value && candidate != nullptr) return MinCut::kInfinite;
     if (pinned_.contains(whole)) return 0;
-    // Who reads it from memory does so in any case.
+    // Readers that are in no region read the value from memory in any case, so only regions count.
     int64_t num_reads = 1;
     if (candidate != nullptr && !candidate->targets().empty()) {
       num_reads = static_cast<int64_t>(candidate->readers.size());
@@ -206,8 +212,9 @@ class Candidates {
     }
   }
 
-  // What could be made again as far as its maker goes. Left out, and so gone on from as from any
-  // other tensor, is what is made of more than few tensors of its size.
+  // Finds the values that could be recomputed, judging by the nodes that compute them. A value that
+  // depends on more than `limit` tensors of its size is left out; for the values that are made of
+  // it, it counts as one tensor.
   void find_possible() {
     const size_t limit =
         ir::is_host(device_of_regions(graph_)) ? kMaxOrigins : kMaxOriginsOfKernels;
@@ -232,7 +239,8 @@ class Candidates {
     }
   }
 
-  // Readers have been considered before.
+  // Decides in which hosts the result of the node could be recomputed. Its readers have been
+  // decided on before.
   void consider(Node& node) {
     const auto possible = possible_.find(&node);
     if (possible == possible_.end()) return;
@@ -271,7 +279,7 @@ class Candidates {
     if (!is_new) found->second = std::min(found->second, num_made);
   }
 
-  // The first group that reads what the value is made of, and waits for none of its readers.
+  // The first host that reads what the value is made of and does not depend on one of the readers.
   int find_store(const Candidate& candidate, const std::vector<const Node*>& readers) const {
     std::vector<const Value*> origins;
     collect_origins(*candidate.maker.node, origins);
@@ -303,7 +311,8 @@ class Candidates {
     }
   }
 
-  // Nodes behind the last one of the host lead nowhere into it.
+  // Whether the host depends on one of the nodes. Nodes after the last one of the host need not be
+  // followed, since they cannot lead into it.
   bool is_reached(int host, const std::vector<const Node*>& from) const {
     const int last = order_.at(hosts_[host].group.nodes.back().node);
     std::vector<const Node*> open = from;
@@ -359,7 +368,7 @@ class Candidates {
     if (find(&value) == nullptr) pinned_.insert(SharedMemory::root(&value));
   }
 
-  // The forward half writes it to memory whether it crosses or not.
+  // Whether the forward half writes the value to memory even if it is not saved.
   bool is_stored(const Value& value) const {
     const auto group = group_of_.find(value.producer);
     return group == group_of_.end() || is_read_outside(value, group->second);
@@ -384,24 +393,25 @@ class Candidates {
   const SharedMemory memory_;
   const KnownSizes sizes_;
   const std::unordered_set<const Node*> backward_;
-  std::unordered_map<const Node*, int> group_of_;  // forward
-  std::unordered_map<const Node*, bool> is_wide_;  // forward: what its group computes in
+  std::unordered_map<const Node*, int> group_of_;  // of the forward half
+  // Of the forward half: whether the region of the node computes in double.
+  std::unordered_map<const Node*, bool> is_wide_;
   int num_forward_ = 0;
   std::vector<Host> hosts_;
   std::unordered_map<const Node*, int> host_of_;
   std::unordered_map<const Value*, std::vector<int>> hosts_reading_;  // whole tensors
-  std::unordered_map<const Node*, int> order_;                        // places in the graph
-  std::unordered_map<const Node*, Candidate> possible_;               // by maker
+  std::unordered_map<const Node*, int> order_;                        // positions in the graph
+  std::unordered_map<const Node*, Candidate> possible_;  // by the node that makes the value
   std::unordered_map<const Value*, Candidate> candidates_;
   std::unordered_set<const Value*> crossing_;  // whole tensors
-  std::unordered_set<const Value*> pinned_;    // those of them that cross whatever is rebuilt
+  std::unordered_set<const Value*> pinned_;    // those that cross whatever is recomputed
 };
 
-// Which candidates are made again so that crossing and making cost least together.
+// Chooses the candidates to recompute, so that saving and recomputing together cost least.
 std::unordered_set<const Value*> choose(const Candidates& candidates) {
   MinCut cut;
-  // Two nodes for each value: if the first stands with the sink the value is made again; if only
-  // the second does, it crosses.
+  // Each value has two nodes in the cut. If the first is on the sink's side, the value is
+  // recomputed; if only the second is, the value crosses.
   std::unordered_map<const Value*, std::pair<int, int>> nodes;
   std::vector<const Value*> open, entered;
   const auto enter = [&](const Value* value) {
@@ -439,7 +449,7 @@ std::unordered_set<const Value*> choose(const Candidates& candidates) {
   return chosen;
 }
 
-// Writes the chosen values again in front of the groups that read them.
+// Writes copies of the chosen nodes in front of the regions that read their results.
 class Rebuilder {
  public:
   Rebuilder(Graph& graph, const Candidates& candidates)
@@ -462,13 +472,14 @@ class Rebuilder {
   }
 
  private:
-  using Makers = std::map<int, Member>;  // by place in the graph
+  using Makers = std::map<int, Member>;  // by position in the graph
   struct Chain {
     Makers makers;
-    std::vector<ir::Use> uses;  // by the nodes of the group, or by others through memory
+    // By nodes of the region, or, for a value that the region writes to memory, by other nodes.
+    std::vector<ir::Use> uses;
   };
 
-  // Whether there was room for what the value is made of.
+  // Adds the nodes that recompute the value. False if they are too many.
   bool add_to_chain(const Value* value, Makers& makers) const {
     const Member& maker = candidates_.find(value)->maker;
     if (!makers.emplace(candidates_.place(maker.node), maker).second) return true;
@@ -488,7 +499,8 @@ class Rebuilder {
     }
   }
 
-  // Each group that is to make the value can do so, beside what it makes anew already.
+  // Whether each region that is to recompute the value has room for it, beside what it recomputes
+  // already.
   bool fits(const Value& value) const {
     const std::set<int> targets = candidates_.find(&value)->targets();
     return std::all_of(targets.begin(), targets.end(), [&](int host) {
@@ -525,7 +537,7 @@ class Rebuilder {
     }
   }
 
-  // What only the backward half wanted of the forward half.
+  // Erases the forward nodes whose results only the backward half has read.
   void erase_unread() {
     Makers makers;
     for (const Chain& chain : chains_) makers.insert(chain.makers.begin(), chain.makers.end());

@@ -28,51 +28,55 @@ using ir::Value;
 using Kind = ops::FusedForm::Kind;
 
 constexpr int kNone = -1;
-// Capacities are nanoseconds; prices are nanoseconds of a byte.
+// Capacities of the cut are in nanoseconds, and prices in nanoseconds for a byte.
 constexpr double kNanos = 1e3;
 constexpr double kLowestPrice = 1e-4, kHighestPrice = 1e3;
-// Prices differ by this from the end of the forward half to its beginning, so that equal layers
-// are not all taken at one price. What is early goes first: it is made again when most of what was
-// held is gone.
+// Prices fall by this share from the end of the forward half to its beginning, so that equal layers
+// are not all chosen at the same price. Early layers are chosen first: they are recomputed when
+// most of the saved memory is free again.
 constexpr double kSlope = 0.1;
 constexpr int kMostSegments = 32;
-// Each halves the logarithm of the range of prices: first to 1.7 times the lowest of it, and for
-// the best ways of parting to 1.004 times.
+// Steps of the bisection on the logarithm of the price. The first steps narrow the range to a
+// factor of 1.7, and further ones, for the best segmentations alone, to a factor of 1.004.
 constexpr int kFirstSteps = 5, kLastSteps = 7;
 constexpr size_t kRefined = 2;
 
-// How a value comes to the backward half.
+// How a value reaches the backward half.
 enum class Crossing {
-  kFree,   // the caller holds it anyway, or it crosses whatever is chosen
-  kHeld,   // the engine holds it: its bytes count
-  kNever,  // it must not
+  kFree,   // the caller holds it in any case, or it crosses whatever is chosen
+  kHeld,   // the engine holds it, so its bytes count
+  kNever,  // it must not cross
 };
 
-struct Tensor {  // a value of the forward half, or of the caller's
+// A value of the forward half, or of the caller's.
+struct Tensor {
   const Value* value = nullptr;
-  int producer = kNone;  // among the nodes
-  int root = kNone;      // whose memory it looks at; itself if it is no view
-  int64_t bytes = 0;     // of memory of its own
+  int producer = kNone;  // position among the steps
+  // The tensor whose memory it views; itself if it is no view.
+  int root = kNone;
+  int64_t bytes = 0;  // of its own memory
   Crossing crossing = Crossing::kHeld;
-  int first_read = kNone, last_read = kNone;  // in the backward half; the last one by views too
-  double price = 1;                           // of its bytes
+  // Positions in the backward half. The last read may be of a view.
+  int first_read = kNone, last_read = kNone;
+  double price = 1;  // of one of its bytes
 };
 
-struct Step {  // a node of the forward half
+// A node of the forward half.
+struct Step {
   Node* node = nullptr;
-  std::vector<int> inputs, outputs;  // tensors
+  std::vector<int> inputs, outputs;  // positions among the tensors
   double micros = 0;
   bool is_view = false;
   bool is_repeatable = false;
-  bool is_sum = false;  // of a region: small beside what it sums
+  bool is_sum = false;  // of a region; it is small compared with what it sums
   int group = kNone;    // the region that it will be in
 };
 
-// What a choice comes to.
+// What a choice of steps to recompute leads to.
 struct Outcome {
   std::vector<bool> is_made;  // by step
-  std::vector<int> place;     // by step: in the backward half
-  std::vector<bool> is_held;  // by tensor: it crosses, and its bytes count
+  std::vector<int> place;     // by step: position in the backward half
+  std::vector<bool> is_held;  // by tensor: whether it crosses and its bytes count
   int64_t peak_bytes = 0, held_bytes = 0;
   double micros = 0;
 };
@@ -103,7 +107,7 @@ class Joint {
   const std::vector<Tensor>& tensors() const { return tensors_; }
   Node* backward_node(int position) const { return backward_[position]; }
 
-  // What lives in the backward half if these steps run again there.
+  // Follows what is live in the backward half if these steps run again there.
   Outcome follow(std::vector<bool> is_made) const {
     Outcome outcome;
     outcome.is_made = std::move(is_made);
@@ -123,7 +127,8 @@ class Joint {
         place = earlier(place, first[output]);
         end = std::max(end, last[output]);
       }
-      if (place == kNone) {  // nobody reads it after all
+      // Nobody reads it after all.
+      if (place == kNone) {
         outcome.is_made[index] = false;
         continue;
       }
@@ -159,8 +164,8 @@ class Joint {
     return outcome;
   }
 
-  // Those of the steps that can run again with what is held anyway, what enters their segment, and
-  // each other. Views always can.
+  // The wanted steps that can run again from saved values, inputs of their segment, and each other.
+  // Views always can.
   std::vector<bool> repeatable_among(const std::vector<bool>& wanted,
                                      const std::vector<int>& segments) const {
     const std::vector<bool> is_pinned = find_pinned(segments);
@@ -187,7 +192,7 @@ class Joint {
     return can_run;
   }
 
-  // What is held in symbols.
+  // The bytes that are held, as an expression of symbols.
   Dim held_size(const Outcome& outcome) const {
     Dim size = 0;
     for (size_t i = 0; i < tensors_.size(); ++i) {
@@ -200,15 +205,15 @@ class Joint {
     return size;
   }
 
-  // Which steps to run again where a byte that is held costs `price` nanoseconds. `segments`: by
-  // step; what is read in a later segment than the one that makes it is not made again. `wanted`:
-  // others run once; views always may run again.
+  // Chooses the steps to run again if holding a byte costs `price` nanoseconds. `segments` gives
+  // the segment of each step: a value that a later segment reads is not recomputed. Steps that are
+  // not in `wanted`, except for views, run once.
   std::vector<bool> cut(double price, const std::vector<int>& segments,
                         const std::vector<bool>* wanted = nullptr) const {
     const std::vector<bool> is_pinned = find_pinned(segments);
     MinCut cut;
-    // Two nodes as in rebuild_values: if that of the step stands with the sink it runs again; if
-    // only that of the tensor does, the tensor crosses.
+    // The cut has two nodes as in rebuild_values.cpp. If that of the step is on the sink's side,
+    // the step runs again; if only that of the tensor is, the tensor crosses.
     std::vector<int> made(steps_.size(), kNone), crossed(tensors_.size(), kNone);
     std::vector<int> open;
     const auto enter_step = [&](int index) {
@@ -249,8 +254,8 @@ class Joint {
     return chosen;
   }
 
-  // Places between steps at which the forward half is parted into about `count` segments that hold
-  // equally much, each where little crosses.
+  // Divides the forward half into about `count` segments that hold equally much. They end at steps
+  // where few bytes are live.
   std::vector<int> segments(int count) const {
     const int num_steps = static_cast<int>(steps_.size());
     std::vector<int> numbers(num_steps, 0);
@@ -276,7 +281,8 @@ class Joint {
     return numbers;
   }
 
-  // By step, what is alive between it and the next one, and what has been made to be held.
+  // Finds for each step how many bytes are live after it, and how many bytes have been made by then
+  // that would be held.
   void find_widths() {
     width_.assign(steps_.size(), 0);
     held_until_.assign(steps_.size(), 0);
@@ -309,7 +315,7 @@ class Joint {
     return std::min(a, b);
   }
 
-  // Its bytes are memory of the engine that lives through the border.
+  // Whether its bytes are engine memory that is live across the border.
   bool counts(const Tensor& tensor) const {
     const Value& value = *tensor.value;
     return tensor.producer != kNone && !memory_.leaves(&value);
@@ -360,7 +366,7 @@ class Joint {
     }
   }
 
-  // Only its region reads what it makes.
+  // Whether the result of the node is read only in its own region.
   bool is_inside(const Node& node, int group) const {
     if (group == kNone || node.outputs.size() != 1 || node.outputs[0] == nullptr) return false;
     const auto& uses = node.outputs[0]->uses;
@@ -370,7 +376,7 @@ class Joint {
     });
   }
 
-  // Known without a tensor. Either half may read it.
+  // Whether the value is known without a tensor. Both halves may read it.
   static bool is_constant(const Value& value) {
     if (value.producer == nullptr) return value.data != nullptr;
     return value.producer->inputs.empty() &&
@@ -378,8 +384,8 @@ class Joint {
             ir::is(value.producer, "SizeRatio", ir::kTorchOrtDomain));
   }
 
-  // Its kernel gives the same bits again. What a region sums is left out: it may sum in another
-  // order beside other nodes; and it is small.
+  // Whether a second run gives the same bits. Sums of regions are left out: in a region with other
+  // nodes they may be added in another order, and they are small.
   bool is_repeatable(const Node& node) const {
     if (!ops::is_pure(node) || !ir::bodies(node).empty()) return false;
     if (node.recompute == "must_save" || node.recompute == "prefer_save") return false;
@@ -400,7 +406,8 @@ class Joint {
   void find_reads(Tensor& tensor) {
     for (const ir::Use& use : tensor.value->uses) {
       if (use.node == nullptr) {
-        tensor.last_read = static_cast<int>(backward_.size()) - 1;  // it leaves with the gradients
+        // It is returned with the gradients.
+        tensor.last_read = static_cast<int>(backward_.size()) - 1;
         continue;
       }
       const auto found = position_.find(use.node);
@@ -413,7 +420,7 @@ class Joint {
     }
   }
 
-  // Of views that a node of the backward half makes; -1 if it makes none.
+  // The last read of the views that a node of the backward half makes; -1 if it makes none.
   int last_read_of_views(const Node& node) const {
     if (!ops::is_view(node)) return kNone;
     int last = kNone;
@@ -438,7 +445,8 @@ class Joint {
     if (memory_.is_written(tensor.value)) {
       tensor.crossing = crosses_anyway ? Crossing::kFree : Crossing::kNever;
     } else if (is_view && steps_[producer].is_repeatable) {
-      tensor.crossing = Crossing::kNever;  // it is made of what it looks at, and costs nothing
+      // A view does not cross: it is made again at no cost.
+      tensor.crossing = Crossing::kNever;
     } else if (producer == kNone) {
       tensor.crossing = crosses_anyway ? Crossing::kFree : Crossing::kHeld;
     } else if (memory_.leaves(tensor.value)) {
@@ -450,7 +458,7 @@ class Joint {
     }
   }
 
-  // `is_sloped`: by the tensor's own price.
+  // The cost of holding the tensor. If `is_sloped`, the tensor's own price counts too.
   static int64_t capacity(const Tensor& tensor, double price, bool is_sloped) {
     switch (tensor.crossing) {
       case Crossing::kFree: return 0;
@@ -462,7 +470,8 @@ class Joint {
     return MinCut::kInfinite;
   }
 
-  // Steps with a result that another segment reads. Views are not: what they look at is.
+  // The steps that have a result which another segment reads. Views are not among them, but the
+  // tensors that they view are.
   std::vector<bool> find_pinned(const std::vector<int>& segments) const {
     std::vector<int> last_segment(tensors_.size(), kNone);
     for (size_t step = 0; step < steps_.size(); ++step) {
@@ -494,7 +503,7 @@ class Joint {
   std::vector<int64_t> width_, held_until_;  // by step
 };
 
-// One way of parting, and the cheapest choice that is known to keep to the budget.
+// A division into segments, and the cheapest choice found so far that keeps to the budget.
 struct Search {
   std::vector<int> segments;
   Outcome best;
@@ -525,7 +534,7 @@ std::string with_commas(int64_t number) {
   const std::string asked = budget.is_fraction
                                 ? concat(budget.amount, " of ", with_commas(dense), " bytes")
                                 : concat(with_commas(budget.bytes(dense)), " bytes");
-  // Rounded up, so that who writes it gets it.
+  // Rounded up, so that a program that asks for this share gets a plan.
   const double share =
       std::ceil(1000.0 * static_cast<double>(least) / static_cast<double>(dense)) / 1000.0;
   throw UserError(concat("memory_budget: too small for this graph: got ", asked, ", want at least ",
@@ -555,7 +564,7 @@ void write_down(const Joint& joint, const Outcome& best, const std::vector<int>&
   }
 }
 
-// Choices by name.
+// Makes the choices by name.
 class Chooser {
  public:
   Chooser(const Joint& joint, const Selection& selection, const Clusters& clusters)
@@ -580,7 +589,7 @@ class Chooser {
   const Outcome& dense() const { return dense_; }
   const std::vector<int>& segments() const { return parts_ ? parted_ : whole_; }
 
-  // All that is on.
+  // The outcome of all choices that are switched on.
   Outcome choose() const {
     std::vector<bool> wanted = nothing(), wanted_in_part = nothing();
     if (selection_.level != Selection::Level::kChosen) {
@@ -616,8 +625,9 @@ class Chooser {
  private:
   std::vector<bool> nothing() const { return std::vector<bool>(joint_.steps().size(), false); }
 
-  // Layers count from 1; what stands in front of them is 0, and what stands behind has a number of
-  // its own. Nodes that nobody has captured are where those before them are.
+  // The number of the segment that a node is in. Layers count from 1. Nodes before the first layer
+  // are in segment 0, and nodes after the last one in a segment of their own. Nodes that passes
+  // have added are where the node before them is.
   int segment_of(const Node& node, int before) const {
     if (node.captured < 0) return before;
     const int layer = clusters_.layer(node);
@@ -631,7 +641,7 @@ class Chooser {
     return found == clusters_.all.end() ? nullptr : &*found;
   }
 
-  // The steps that the first `count` occurrences have become.
+  // Adds the steps that the first `count` occurrences of the cluster have become.
   void add(const Cluster& cluster, int64_t count, std::vector<bool>& wanted) const {
     std::unordered_set<int> numbers;
     for (size_t i = 0; i < cluster.occurrences.size(); ++i) {
@@ -649,7 +659,8 @@ class Chooser {
     if (std::find(wanted_in_part.begin(), wanted_in_part.end(), true) == wanted_in_part.end()) {
       return joint_.follow(std::move(made));
     }
-    // The cut weighs times too, if little; the smaller one is never more than without compromise.
+    // The cut weighs time as well, if only a little, so it may hold more than recomputing all that
+    // is wanted. Taking the smaller of the two, a compromise never holds more than that.
     const std::vector<bool> in_part = joint_.cut(kHighestPrice, segments, &wanted_in_part);
     const std::vector<bool> as_whole = joint_.repeatable_among(wanted_in_part, segments);
     Outcome with_part = joint_.follow(either(made, in_part));
@@ -704,9 +715,10 @@ class Chooser {
   const Joint& joint_;
   const Selection& selection_;
   const Clusters& clusters_;
-  std::vector<int> layers_;          // by step
-  std::vector<int> whole_, parted_;  // segments: one for all steps, one for each layer
-  bool parts_ = false;               // by layers
+  std::vector<int> layers_;  // by step
+  // Segments by step: one for all steps, and one for each layer.
+  std::vector<int> whole_, parted_;
+  bool parts_ = false;  // whether to divide into layers
   Outcome dense_;
 };
 

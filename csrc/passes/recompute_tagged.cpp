@@ -29,7 +29,7 @@ bool asks_recompute(const Node& node) {
   return node.recompute == "must_recompute" || node.recompute == "prefer_recompute";
 }
 
-// The ratio of a dropout that draws, known now.
+// The ratio of a dropout that is in training and whose ratio is a constant.
 std::optional<double> dropout_ratio(const Node& node) {
   if (!ir::is(&node, "Dropout") || node.inputs.size() < 2 || node.outputs.size() < 2) return {};
   if (node.outputs[1] == nullptr) return {};
@@ -158,8 +158,8 @@ class Recomputation {
   Graph& graph_;
   std::vector<Node*> backward_;
   std::unordered_set<const Node*> tagged_;
-  std::unordered_map<const Node*, int> order_;  // of the forward half
-  std::map<int, std::map<int, Node*>> needed_;  // checkpoint, order, node
+  std::unordered_map<const Node*, int> order_;  // in the forward half
+  std::map<int, std::map<int, Node*>> needed_;  // by checkpoint and position
 };
 
 }  // namespace

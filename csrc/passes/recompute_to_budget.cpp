@@ -72,12 +72,12 @@ class Recomputation {
     }
   }
 
-  // rebuild_values has a region write what a product reads. If the same is made here, for another
-  // product and sooner, both read that.
+  // rebuild_values may have let a region write an operand of a product once more. If this pass
+  // recomputes the same value for another product, and earlier, both products read that copy.
   void share_with_rebuilt() {
     std::unordered_map<const Node*, int> order;
     for (const Node& node : graph_.nodes) order.emplace(&node, static_cast<int>(order.size()));
-    std::unordered_map<const Value*, Value*> same;  // as what is made here, by what stands for it
+    std::unordered_map<const Value*, Value*> same;  // our copy -> the other one
     for (Node* copy : copies_) {
       if (ops::fused_form(*copy).kind == ops::FusedForm::Kind::kNone) continue;
       Node* twin = find_twin(*copy, same);
@@ -97,7 +97,7 @@ class Recomputation {
     }
   }
 
-  // Another node of the backward half that makes the same of the same.
+  // Another node of the backward half that computes the same from the same inputs.
   Node* find_twin(const Node& copy, const std::unordered_map<const Value*, Value*>& same) const {
     if (copy.inputs.empty() || copy.outputs.size() != 1) return nullptr;
     const auto stands_for = [&](Value* value) {
@@ -123,12 +123,14 @@ class Recomputation {
           }
         }
       }
-      return nullptr;  // an input that tells has been looked at
+      // A twin would read this input too, and none of its readers is one.
+      return nullptr;
     }
     return nullptr;
   }
 
-  // No region does, nor one of its views.
+  // Whether the node reads its input from memory: it is not in a region, and no region reads views
+  // of it.
   static bool reads_memory(const Node& node) {
     if (ops::fused_form(node).kind == ops::FusedForm::Kind::kNone) return true;
     if (!ops::is_view(node) || node.outputs.size() != 1) return false;
@@ -148,12 +150,13 @@ class Recomputation {
 
   Graph& graph_;
   const std::unordered_set<const Node*> backward_;
-  std::unordered_map<const Value*, Value*> made_;  // by what the forward half makes
+  std::unordered_map<const Value*, Value*> made_;  // by the value of the forward half
   std::vector<Node*> copies_, erased_later_;
 };
 
-// Views of the backward half, and what it makes of forward's results alone, stand at its beginning.
-// Each goes to its first reader: what it reads need not be there before.
+// Views, and nodes of the backward half that depend on no gradient, are at its beginning. Each
+// moves to its first reader, since memory for its result, and for what it reads, is not needed
+// before.
 class Sinker {
  public:
   explicit Sinker(Graph& graph) : graph_(graph) {
@@ -172,7 +175,8 @@ class Sinker {
       if (!waiting_.contains(node)) write(node);
     }
     for (Node* node : nodes_) {
-      if (waiting_.contains(node)) write(node);  // nobody reads it, or it leaves
+      // Nobody reads it, or it is an output.
+      if (waiting_.contains(node)) write(node);
     }
     ir::reorder(graph_, order_);
   }
@@ -194,7 +198,7 @@ class Sinker {
                        [this](const Value* input) { return gradients_.contains(input); });
   }
 
-  // What comes in at the border, and what is made of it.
+  // Notes which values depend on the gradients that enter at the border.
   void note_gradients(const Node& node) {
     if (!is_backward_) return;
     if (ir::is(&node, "YieldOp", ir::kMicrosoftDomain) || reads_gradients(node)) {
@@ -212,7 +216,8 @@ class Sinker {
 
   Graph& graph_;
   bool is_backward_ = false;
-  std::vector<Node*> nodes_, order_;  // of the backward half; all, as they shall stand
+  // The nodes of the backward half, and all nodes in their new order.
+  std::vector<Node*> nodes_, order_;
   std::unordered_set<const Node*> waiting_;
   std::unordered_set<const Value*> gradients_;
 };

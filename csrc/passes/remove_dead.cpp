@@ -19,8 +19,8 @@ std::vector<std::string> symbols_of(const ir::Value* value) {
   return symbols;
 }
 
-// Nodes with a result that is the first to be sized by a symbol, and those that name a symbol to
-// bind.
+// The nodes that bind symbols: those with a result in whose sizes a symbol appears first, and those
+// that name a symbol to bind.
 std::unordered_set<const ir::Node*> binders(const ir::Graph& graph) {
   std::unordered_set<std::string> bound(graph.symbol_inputs.begin(), graph.symbol_inputs.end());
   for (const ir::Value* input : graph.inputs) {
@@ -50,7 +50,7 @@ bool is_read(const ir::Node& node) {
 int remove_dead(ir::Graph& graph) {
   const std::unordered_set<const ir::Node*> kept = binders(graph);
   int rewrites = 0;
-  // Backwards: a reader goes before what it reads, so one walk is enough.
+  // Readers are erased before the nodes that they read, so one walk backwards is enough.
   for (auto node = graph.nodes.rbegin(); node != graph.nodes.rend(); ++node) {
     if (node->is_erased() || is_read(*node)) continue;
     if (!ops::is_pure(*node) || kept.contains(&*node)) continue;

@@ -14,7 +14,8 @@ namespace torch_ort::passes {
 
 namespace {
 
-// A small view that outlives the rest of a large tensor keeps all of it.
+// Whether x is a view of only a part of a tensor. If its copy were replaced by the view, all of the
+// tensor would be live as long as the copy.
 bool is_part_of_larger(const ir::Value& value) {
   const ir::Value* root = SharedMemory::root(&value);
   if (root == &value) return false;
@@ -22,15 +23,16 @@ bool is_part_of_larger(const ir::Value& value) {
   return !(ir::numel(*root->type.shape) == ir::numel(*value.type.shape));
 }
 
-// What names strides and an offset counts from the beginning of a tensor's memory. A copy begins
-// there; a tensor of the caller's may be a part.
+// Some operators name strides and an offset, which count from the beginning of a tensor's memory. A
+// copy begins there, but a tensor of the caller's may be a view of something larger.
 bool names_strides(const ir::Graph& graph) {
   return std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const ir::Node& node) {
     return ops::registry().operator_row(ops::key_of(node)).names_strides;
   });
 }
 
-// Each of the tensors whose memory it is has no reader but the next, so that nobody else sees it.
+// Whether each of the tensors whose memory x views has only the next one as its reader. Then
+// nothing else sees this memory.
 bool is_only_reader(const ir::Value& x) {
   const ir::Value* value = &x;
   while (value->uses.size() == 1 && value->producer != nullptr) {
@@ -40,7 +42,7 @@ bool is_only_reader(const ir::Value& x) {
   return false;
 }
 
-// Stops where what is known of memory no longer holds.
+// Removes identities until what `memory` knows is no longer right; returns how many.
 int remove_some(ir::Graph& graph) {
   const SharedMemory memory(graph);
   const bool keeps_copies_of_callers = names_strides(graph);
@@ -53,9 +55,9 @@ int remove_some(ir::Graph& graph) {
     if (memory.is_written(&x) || memory.is_written(&y)) continue;
     if (memory.leaves(&x)) continue;
     if (memory.is_callers(&x) && keeps_copies_of_callers) continue;
-    // The caller may write into its own tensor between the two halves.
+    // The caller may write to its tensor between the two halves.
     if (memory.is_callers(&x) && memory.has_yield()) continue;
-    // What leaves must be memory of its own.
+    // An output must have memory of its own.
     if (memory.leaves(&y) && !is_only_reader(x)) continue;
     if (!may_rewrite()) return rewrites;
 
@@ -63,7 +65,8 @@ int remove_some(ir::Graph& graph) {
     ir::replace_uses(y, x, graph);
     ir::erase(graph, node);
     ++rewrites;
-    if (has_left) return rewrites;  // now x leaves, which `memory` does not know
+    // Now x leaves the graph, which `memory` does not know.
+    if (has_left) return rewrites;
   }
   return rewrites;
 }

@@ -18,7 +18,7 @@ using ir::Graph;
 using ir::Node;
 using ir::Value;
 
-// Nodes of the forward half that are views, in order.
+// The views of the forward half, in order.
 std::vector<Node*> forward_views(Graph& graph, const Node& yield) {
   std::vector<Node*> views;
   for (Node& node : graph.nodes) {

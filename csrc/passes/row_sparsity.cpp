@@ -28,7 +28,7 @@ namespace torch_ort::passes {
 
 namespace {
 
-// Graphs are compiled on several threads.
+// One for each thread, because graphs are compiled on several threads at once.
 thread_local RowSources sources_in_force;
 
 }  // namespace
@@ -64,18 +64,19 @@ using ops::Pointwise;
 using Kind = ops::FusedForm::Kind;
 using region::Space;
 
-// Sequences of places; a value has a row for each.
+// The rows that lists select from: all positions of all sequences.
 struct RowSpace {
   Dim sequences = 1, length = 1;
   Dim num_rows() const { return ops::times(sequences, length); }
 };
 
-// Where the rows are among the dims of a value: one dim that tells sequence and place, or two.
+// Which dims of a value are those of rows: one dim for sequence and position together, or two dims.
 struct Form {
-  int sequence = -1, place = -1;  // -1: it has no rows
+  // -1: the value has no rows.
+  int sequence = -1, place = -1;
   bool is_there() const { return sequence >= 0; }
   bool is_joint() const { return sequence == place; }
-  // Rows are made by the first dims.
+  // Whether the first dims are those of rows.
   bool is_leading() const { return sequence == 0 && (place == 0 || place == 1); }
   bool operator==(const Form& other) const = default;
 };
@@ -85,7 +86,8 @@ struct Facts {
   RowSet nonzero = RowSet::all(), needed = RowSet::none();
 };
 
-// What tells rows: labels but the ignored one, keys that a mask shows, or a place.
+// A condition that selects rows: a label that is not the ignored one, a key that a mask shows, or
+// one position of each sequence.
 struct Atom {
   enum class Kind : uint8_t { kLabels, kMask, kPlace } kind = Kind::kPlace;
   Value* source = nullptr;
@@ -100,7 +102,7 @@ bool is_ours(const Node& node, std::string_view name) {
   return ir::is(&node, name, ir::kTorchOrtDomain);
 }
 
-// Which inputs of a node are lists of rows; of an attention those of queries and of keys.
+// The slots of the inputs that are lists of rows. Attention has one for queries and one for keys.
 std::vector<int> list_slots(const Node& node) {
   const int count = static_cast<int>(node.inputs.size());
   const auto says = [&](const char* name) { return ir::int_attr(node.attrs, name, 0) != 0; };
@@ -115,7 +117,7 @@ std::vector<int> list_slots(const Node& node) {
   return {};
 }
 
-// A value of a body, seen through nodes that only pass it on.
+// The value of a body that nodes pass on unchanged as `value`.
 Value* passed_on(Value* value) {
   while (value->producer != nullptr && ops::fused_form(*value->producer).kind == Kind::kPass) {
     value = value->producer->inputs[0];
@@ -123,7 +125,8 @@ Value* passed_on(Value* value) {
   return value;
 }
 
-// What a node gives on, element by element, as one of its results; nullptr: nothing.
+// The input that a node gives on element by element as one of its results; nullptr if there is
+// none.
 Value* given_on(const Value& result) {
   const Node* node = result.producer;
   if (node == nullptr || node->inputs.empty()) return nullptr;
@@ -132,7 +135,8 @@ Value* given_on(const Value& result) {
     return node->inputs[0];
   }
   if (!is_ours(*node, "Region")) return nullptr;
-  // A copy of labels that is made beside the loss is no other source than the labels.
+  // A region that computes a loss may also copy the labels. Such a copy selects the same rows as
+  // the labels themselves.
   const Graph& body = ops::region_body(*node);
   const auto& inputs = body.inputs;
   const auto found = std::find(inputs.begin(), inputs.end(), passed_on(body.outputs[result.index]));
@@ -140,7 +144,7 @@ Value* given_on(const Value& result) {
   return node->inputs[found - inputs.begin()];
 }
 
-// The value whose elements it has, in their order.
+// The value that has the same elements in the same order and is computed by more than passing on.
 Value* root_of(Value* value) {
   while (Value* given = given_on(*value)) value = given;
   return value;
@@ -150,9 +154,9 @@ std::optional<int64_t> constant_int(const Dim& dim) {
   return dim.is_constant() ? std::optional(dim.constant()) : std::nullopt;
 }
 
-// ---- words
+// ---- pointwise operations
 
-// Whether the result is zero where the first operand is, whatever the others are.
+// Whether the result is zero where the first operand is zero, whatever the other operands are.
 bool is_zero_where_first_is(Pointwise op) {
   switch (op) {
     case Pointwise::kCopy:
@@ -186,7 +190,8 @@ bool is_zero_where_first_is(Pointwise op) {
   }
 }
 
-// Of a word over operands with these nonzero rows; numbers of the word itself are never zero.
+// The nonzero rows of the result of an operation, from those of its operands. Constants of the
+// operation count as nonzero.
 RowSet nonzero_of(Pointwise op, const std::vector<RowSet>& operands, bool has_constants) {
   const auto operand = [&](size_t i) { return i < operands.size() ? operands[i] : RowSet::all(); };
   if (is_zero_where_first_is(op)) return operand(0);
@@ -236,12 +241,13 @@ class Analysis {
   bool is_backward(const Node* node) const { return backward_.contains(node); }
   const Facts& facts(const Value* value) { return facts_[value]; }
 
-  // What a node computes: rows of queries, or of a region or product; and of keys.
+  // What a node has to compute: rows of queries, of a region or of a product; and rows of keys.
   struct Work {
     RowSet rows = RowSet::all(), keys = RowSet::all();
-    bool sums = false;  // a product over the rows
+    // Set for a product that sums over the rows.
+    bool sums = false;
   };
-  // nullptr: all that it has.
+  // nullptr: the node computes all of its rows.
   const Work* work(const Node* node) const {
     const auto found = work_.find(node);
     return found == work_.end() ? nullptr : &found->second;
@@ -250,10 +256,10 @@ class Analysis {
     const Work* found = work(node);
     return found == nullptr ? Work() : *found;
   }
-  // Whether readers of the value look at rows that are zeros and that nobody computes.
+  // Whether a reader of the value reads rows that are zero and that nobody computes.
   bool is_zeroed(const Value* value) const { return zeroed_.contains(value); }
 
-  // What a node Rows lists.
+  // The rows that a node `Rows` lists.
   RowSet set_of(const Node& rows) {
     if (ir::int_attr(rows.attrs, "is_all", 0) != 0) return RowSet::all();
     RowSet set = RowSet::none();
@@ -273,7 +279,7 @@ class Analysis {
   }
 
  private:
-  // ---- forms
+  // ---- where the rows are
 
   Form leading(const Value* value) const {
     if (!value->type.shape) return {};
@@ -285,7 +291,7 @@ class Analysis {
     return {};
   }
 
-  // The value has a row for each and nothing else, in order.
+  // Whether the elements of the value are one for each row, in order.
   bool is_all_rows(const Value* value) const {
     return value->type.shape && ir::numel(*value->type.shape) == space_.num_rows();
   }
@@ -310,7 +316,7 @@ class Analysis {
       facts.needed = RowSet::all();
       return;
     }
-    // A reader that looks at more than the rows which are not zero gets zeros for the others.
+    // A reader may want more rows than the nonzero ones. Then the others are written as zeros.
     const bool wants_zeros = facts.form.is_leading() && !facts.nonzero.contains(rows) &&
                              value->producer != nullptr && !is_early(value->producer);
     if (wants_zeros) zeroed_.insert(value);
@@ -339,7 +345,7 @@ class Analysis {
     return RowSet::atom(static_cast<int>(found - atoms_.begin()));
   }
 
-  // ---- rows that are not zero, forward
+  // ---- nonzero rows, from the inputs to the outputs
 
   void find_nonzero(Node& node) {
     if (is_ours(node, "Region")) return nonzero_of_region(node);
@@ -367,13 +373,13 @@ class Analysis {
     }
   }
 
-  // An operand has as many elements as the result, and rows where this has them.
+  // Whether the operand has the shape of the result, with rows in the same dims.
   bool has_all_of(const Value* operand, const Value* result, Form form) {
     return operand != nullptr && operand->type.shape == result->type.shape &&
            of(operand).form == form;
   }
 
-  // Of the result of one word over elements; none where no operand has rows.
+  // The form of the result of a point-wise node; none if no operand has rows.
   Form form_of_pointwise(const Node& node) {
     if (node.outputs.size() != 1 || node.outputs[0] == nullptr || !node.outputs[0]->type.shape ||
         ops::fused_form(node).kind != Kind::kPointwise) {
@@ -391,7 +397,8 @@ class Analysis {
     return ir::is(&node, "Concat") ? node.inputs.size() : 1;
   }
 
-  // Of the result of a node that moves no row away from the others; nothing for other nodes.
+  // The form of the result of a node that moves elements but keeps rows together; nothing for other
+  // nodes.
   std::optional<Form> form_of_view(const Node& node) {
     if (node.inputs.empty() || node.inputs[0] == nullptr) return {};
     if (node.outputs.size() != 1 && !ir::is(&node, "Split")) return {};
@@ -439,7 +446,7 @@ class Analysis {
     return {};
   }
 
-  // Where the dims of rows stand in another shape of as many elements.
+  // The dims of the rows after a reshape from `shape` to `other`.
   static std::optional<Form> form_in(const Shape& shape, Form form, const Shape& other) {
     const auto find = [&](int dim) {
       Dim before = 1;
@@ -456,13 +463,14 @@ class Analysis {
     return is_found && made.is_joint() == form.is_joint() ? std::optional(made) : std::nullopt;
   }
 
-  // Of nodes that take parts along some dims, or repeat what there is once.
+  // Whether a node that takes parts of some dims, or repeats along them, leaves the dims of the
+  // rows as they are.
   bool keeps_row_dims(const Node& node, Form form) {
     const Shape &from = *node.inputs[0]->type.shape, &to = *node.outputs[0]->type.shape;
     if (from.size() != to.size()) return false;
     const auto rank = static_cast<int64_t>(from.size());
     if (ir::is(&node, "Split") && is_row_dim(form, axis_of(node, rank))) return false;
-    // A slice without steps that keeps the size of a dim takes all of it.
+    // A slice with step 1 that keeps the size of a dim takes all of it.
     const bool has_steps = node.inputs.size() > 4 && node.inputs[4] != nullptr;
     if (ir::is(&node, "Slice") && has_steps) {
       if (node.inputs[3] == nullptr || !ops::has_known_ints(node.inputs[3])) return false;
@@ -477,7 +485,7 @@ class Analysis {
     return same(form.sequence) && same(form.place);
   }
 
-  // Of a sum over other dims than those of rows.
+  // The form of a sum over dims that are not those of rows.
   static std::optional<Form> form_of_sum(const Node& node, Form form) {
     const auto axes = ops::reduction_axes(node);
     if (!axes || ops::fused_form(node).kind != Kind::kSum) return std::nullopt;
@@ -529,12 +537,12 @@ class Analysis {
   struct Region {
     region::Schedule schedule;
     bool takes_list = false;
-    // Whether a row of the results is made of the same row of what has rows, whatever the rows of
-    // the region are: those of each head, after a transpose.
+    // Set where each row of the results depends only on the same row of the operands, although the
+    // region has other rows than the model: those of each head, after a transpose.
     bool follows = false;
     std::vector<bool> has_rows;         // by operand
-    std::vector<bool> is_total;         // by output: it adds up rows
-    RowSet of_totals = RowSet::none();  // the rows that these add up
+    std::vector<bool> is_total;         // by output: whether it sums over rows
+    RowSet of_totals = RowSet::none();  // the rows that these sums add
   };
 
   void nonzero_of_region(Node& node) {
@@ -542,7 +550,8 @@ class Analysis {
     const region::RegionSpec& spec = found.schedule.spec;
     found.takes_list = spec.rows == space_.num_rows() && found.schedule.groups == Dim(1) &&
                        region::has_kernel(node.outputs[0], "Rows");
-    // One head of keys for all queries has as many rows as the model, and lies as heads do.
+    // If all queries share one head of keys, this has as many rows as the model, but with the dims
+    // of heads.
     const auto has_heads = [this](const Value* value) {
       return of(value).form.is_there() && !of(value).form.is_leading();
     };
@@ -593,14 +602,14 @@ class Analysis {
     return step.axes == region::Schedule::Axes::kAll || step.axes == region::Schedule::Axes::kRows;
   }
 
-  // Whether a region reads row by row what lies there.
+  // Whether the region reads this operand row by row.
   static bool is_by_rows(const region::Schedule& schedule, size_t operand) {
     const Space space = schedule.spec.spaces[operand];
     return schedule.stretched[operand].shape.empty() &&
            (space == Space::kFull || space == Space::kRow);
   }
 
-  // The form that the results of a region have with those of its operands that have one.
+  // The form that the results of a region share with its operands; none if they do not.
   Form followed_form(const Node& node, const region::Schedule& schedule) {
     bool joins = false, reduces = false;
     for (const region::Schedule::Step& step : schedule.steps) {
@@ -633,7 +642,7 @@ class Analysis {
     return {};
   }
 
-  // How many dims from the first on make so many rows; 0: none do.
+  // The number of leading dims whose product is the number of rows; 0 if there is none.
   static size_t leading_dims(const Shape& shape, const Dim& rows) {
     Dim product = 1;
     for (size_t count = 0; count < shape.size();) {
@@ -676,7 +685,7 @@ class Analysis {
     }
   }
 
-  // Rows whose label, which a node of a body reads, is not ignored.
+  // The rows whose label, which a node of the body reads, is not the ignored one.
   RowSet labels(const Node& node, const region::Schedule& schedule, const Node& reader,
                 size_t slot) {
     if (!ir::has_attr(reader.attrs, "ignore_index")) return RowSet::all();
@@ -699,7 +708,8 @@ class Analysis {
     for (size_t i = 0; i < node.outputs.size(); ++i) {
       if (node.outputs[i]->uses.empty() || region.is_total[i]) continue;
       const Facts& facts = of(node.outputs[i]);
-      // Zeros are made by those who have a list, or from the operands' own.
+      // A region with a list writes zeros to the other rows itself. Without a list it computes
+      // zeros from the zeros of its operands.
       const RowSet wanted =
           region.takes_list ? intersect(facts.needed, facts.nonzero) : facts.needed;
       rows = unite(rows, facts.form.is_there() ? wanted : RowSet::all());
@@ -707,7 +717,7 @@ class Analysis {
     if (is_early(&node) || !(region.takes_list || region.follows)) rows = RowSet::all();
     if (region.takes_list && !rows.is_all()) work_[&node] = {.rows = rows};
     for (size_t i = 0; i < region.has_rows.size(); ++i) {
-      // All ids are looked at: eager PyTorch raises for one in any row.
+      // Ids are read in all rows, because eager PyTorch raises an error for a bad id in any row.
       need(node.inputs[i], region.has_rows[i] ? rows : RowSet::all());
     }
   }
@@ -738,7 +748,7 @@ class Analysis {
   static const Value* start_of(const Node& node) {
     return node.inputs.size() > 2 ? node.inputs[2] : nullptr;
   }
-  // What the product is added to has a row for each of its rows.
+  // Whether the tensor that the product is added to has one row for each row of the product.
   bool has_start_rows(const Node& node) {
     const Value* start = start_of(node);
     return start != nullptr && start->type.shape && start->type.shape->size() == 2 &&
@@ -779,7 +789,7 @@ class Analysis {
 
   static constexpr Form kHeads = {0, 2};
 
-  // Queries and keys stand at the places of the space.
+  // Whether queries, keys and values have the same positions.
   bool is_self_attention(const Node& node, size_t query) {
     for (size_t i = query; i < query + 3; ++i) {
       if (!(of(node.inputs[i]).form == kHeads)) return false;
@@ -787,7 +797,7 @@ class Analysis {
     return true;
   }
 
-  // Keys that some query sees, of queries in `rows`.
+  // The keys that queries in `rows` attend to.
   RowSet keys_of(const Node& node, size_t optional, const RowSet& queries) {
     const bool is_causal = ir::int_attr(node.attrs, "is_causal", 0) != 0;
     const bool drops = ir::has_attr(node.attrs, "keep");
@@ -812,7 +822,8 @@ class Analysis {
 
   void nonzero_of_attention(Node& node) {
     if (!is_self_attention(node, 0)) return;
-    keys_of(node, 3, RowSet::all());  // notes what the mask tells
+    // This notes the rows that the mask selects.
+    keys_of(node, 3, RowSet::all());
     for (const Value* output : node.outputs) set(output, kHeads, RowSet::all());
   }
 
@@ -842,7 +853,7 @@ class Analysis {
         queries = queries.closed();
       }
       keys = keys_of(node, is_gradient ? 5 : 3, queries);
-      // Zeros are written only where the first dims make the rows.
+      // Zeros are written only to values whose leading dims are those of rows.
       if (is_gradient) {
         queries = unite(queries, of(node.outputs[0]).needed).closed();
         for (size_t i : {1, 2}) keys = unite(keys, of(node.outputs[i]).needed).closed();
@@ -861,7 +872,7 @@ class Analysis {
 
   // ---- other nodes
 
-  // Rows whose label counts, in a loss that makes its logits itself.
+  // The rows whose label counts, for a loss that computes its logits itself.
   RowSet rows_of_linear_loss(const Node& node, const ops::LinearLoss& loss) {
     Value* labels = root_of(node.inputs.at(2));
     const bool is_known = labels->type.dtype == ir::DType::kInt64 && is_all_rows(labels);
@@ -891,7 +902,7 @@ class Analysis {
     for (size_t i = 1; i < node.inputs.size(); ++i) need(node.inputs[i], RowSet::all());
   }
 
-  // The gradient of x[:, place].
+  // Whether the node computes the gradient of x[:, place].
   static bool is_select_backward(const Node& node) {
     return ir::is(&node, "ATen", ir::kAtenDomain) &&
            ir::string_attr(node.attrs, "operator", "") == ops::aten::kSelectBackward;
@@ -907,7 +918,7 @@ class Analysis {
     }
   }
 
-  // x[:, place], of which one place of each sequence is read.
+  // The rows that x[:, place] reads: one position of each sequence.
   std::optional<RowSet> place_of_gather(const Node& node) {
     if (!ir::is(&node, "Gather")) return std::nullopt;
     const Value *x = node.inputs[0], *index = node.inputs[1];
@@ -922,7 +933,7 @@ class Analysis {
     return atom({.kind = Atom::Kind::kPlace, .place = *place});
   }
 
-  // Of all rows, for each column of float numbers.
+  // Whether the node sums floats over all rows, for each column.
   bool is_sum_of_rows(const Node& node) {
     if (!ir::is(&node, "ReduceSum") || node.inputs.size() != 2 ||
         !region::has_kernel(node.inputs[0], "Rows") ||
@@ -967,7 +978,8 @@ class Analysis {
     }
   }
 
-  // What tells rows comes before all that is told by it. False where that cannot be.
+  // Finds the nodes that the conditions depend on. They must come before all nodes that get a list.
+  // False if they cannot.
   bool find_early() {
     std::vector<const Value*> open;
     for (const Atom& each : atoms_) {
@@ -1005,7 +1017,8 @@ class Rewriter {
   int run() {
     const std::vector<Node*>& nodes = analysis_.nodes();
     const auto has_work = [this](const Node* node) { return analysis_.work(node) != nullptr; };
-    // One rewrite: what one node leaves out, all its readers leave out.
+    // All of this is one rewrite, because the rows that one node leaves out must be left out by all
+    // its readers.
     if (std::none_of(nodes.begin(), nodes.end(), has_work) || !may_rewrite()) return 0;
     device_ = (*std::find_if(nodes.begin(), nodes.end(), has_work))->outputs[0]->type.device;
     move_early();
@@ -1055,12 +1068,12 @@ class Rewriter {
         rewrite(*node, work);
       }
     }
-    // Lists that nobody reads any more stay: a backward half for other gradients may want them.
+    // Lists that nobody reads any more stay: a backward half for other gradients may need them.
     return true;
   }
 
  private:
-  // Whether the rows that it computes are all that readers want of it.
+  // Whether the rows that the node computes are all that its readers want.
   bool has_enough(const Node& node) {
     const std::vector<int> slots = list_slots(node);
     if (slots.empty() || is_ours(node, "ZeroRows")) return true;
@@ -1070,7 +1083,7 @@ class Rewriter {
            (slots.size() < 2 || lists(slots[1]).contains(work.keys));
   }
 
-  // Nodes that tell rows, to the front, and a place behind them for the lists.
+  // Moves the nodes that the conditions depend on to the front; the lists are written after them.
   void move_early() {
     std::vector<Node*> order;
     for (Node* node : analysis_.nodes()) {
@@ -1084,7 +1097,7 @@ class Rewriter {
     ir::reorder(graph_, order);
   }
 
-  // For all readers: those that know which rows are zeros do not mind.
+  // Writes zeros for all readers of the value. Those that read only nonzero rows are not affected.
   void write_zeros(Node& node, Value& value) {
     const auto next = std::next(node.position);
     ops::Writer write(graph_, next == graph_.nodes.end() ? nullptr : &*next);
@@ -1137,7 +1150,7 @@ class Rewriter {
     ir::erase(graph_, node);
   }
 
-  // A sum over rows is a region of its own.
+  // A sum over rows becomes a region of its own.
   void rewrite_sum(Node& node, const Analysis::Work& work) {
     Value *x = node.inputs[0], *result = node.outputs[0];
     region::RegionSpec spec;
@@ -1160,7 +1173,7 @@ class Rewriter {
     ir::erase(graph_, node);
   }
 
-  // Lists that the backward half reads are held beside what was planned before.
+  // Lists that the backward half reads are held beside the values that the budget has counted.
   void report_lists() {
     BudgetReport* report = BudgetInForce::report();
     if (report == nullptr) return;
@@ -1228,7 +1241,8 @@ class Rewriter {
   std::map<RowSet, Value*> lists_;
 };
 
-// Of the first attention of sequences, or of the labels of a loss.
+// The rows of the model: the positions of the first attention over sequences, or the labels of a
+// loss.
 std::optional<RowSpace> find_space(const Graph& graph) {
   for (const Node& node : graph.nodes) {
     if (node.is_erased() || !is_ours(node, "Attention")) continue;

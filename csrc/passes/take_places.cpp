@@ -30,16 +30,16 @@ using ir::Node;
 using ir::Shape;
 using ir::Value;
 
-// Parts of `x` at places along one dim, or a gradient of such parts, which goes into zeros.
+// Parts of `x` at places along one dim; or the gradient of such parts, which is summed into zeros.
 struct Taken {
-  Value* x;  // that is taken from, or the gradient
+  Value* x;  // what parts are taken of, or the gradient of the parts
   Value* places;
   int64_t axis;
-  bool from_end;  // negative places count from there
+  bool from_end;  // negative places count from the end
   bool is_gradient;
 };
 
-// All bytes are 0: a ConstantOfShape, or what has become of it.
+// Whether all bytes are 0: a ConstantOfShape, or a constant that it was folded into.
 bool is_zeros(const Value& value) {
   std::shared_ptr<const ir::TensorData> data;
   if (ir::is(value.producer, "ConstantOfShape")) {
@@ -54,7 +54,7 @@ bool is_zeros(const Value& value) {
                      [](std::byte each) { return each == std::byte(0); });
 }
 
-// The only tensor of places, and its dim.
+// The only tensor among the indices, and the dim that it indexes.
 std::optional<std::pair<Value*, int64_t>> only_places(const ops::Arg& indices) {
   const auto& list = std::get<ops::ArgList>(indices.value);
   std::optional<std::pair<Value*, int64_t>> found;
@@ -84,15 +84,15 @@ std::optional<Taken> index_put(const Node& node) {
   return Taken{tensor(call.args.at(2)), found->first, found->second, true, true};
 }
 
-// What index_select has become.
+// Index_select, which the conversion writes as a Gather.
 std::optional<Taken> gather(const Node& node) {
   const Value &x = ops::input(node, 0), &places = ops::input(node, 1);
   const bool is_view = !places.type.shape || places.type.shape->empty();
   if (is_view || !x.type.shape) return std::nullopt;
   const auto rank = static_cast<int64_t>(x.type.shape->size());
   const int64_t axis = ops::wrap_axis(node, ir::int_attr(node.attrs, "axis", 0), rank);
-  // Regions read rows where they lie. Of the second dim, PyTorch takes runs of memory, and single
-  // elements of four bytes or more.
+  // Regions read rows of a table in place. Along the second dim, PyTorch is as fast for runs of
+  // elements, and for single elements of four bytes or more.
   const bool is_slow = axis > 1 || (axis == 1 && rank == 2 && ir::size_bytes(x.type.dtype) < 4);
   if (!is_slow) return std::nullopt;
   return Taken{node.inputs[0], node.inputs[1], axis, false, false};
@@ -110,15 +110,16 @@ std::optional<Taken> index_add(const Node& node) {
   if (!places->type.shape || places->type.shape->size() != 1) return std::nullopt;
   const auto rank = static_cast<int64_t>(base->type.shape->size());
   const int64_t at = ops::wrap_axis(node, axis->constant(), rank);
-  if (at == rank - 1) return std::nullopt;  // for which PyTorch has a kernel for single elements
+  // PyTorch has a kernel for single elements.
+  if (at == rank - 1) return std::nullopt;
   return Taken{tensor(call.args.at(3)), tensor(call.args.at(2)), at, false, true};
 }
 
 struct Form {
   const char* op;  // a standard op, or the operator of an ATen node
   std::optional<Taken> (*read)(const Node& node);
-  // Its kernel raises other errors than ours for places that do not exist. In the backward half
-  // these have been looked up before.
+  // Set where PyTorch's kernel raises another error than ours for places that do not exist. In the
+  // backward half places are valid, because the forward half has read them.
   bool only_backward = false;
 };
 
@@ -141,8 +142,9 @@ std::optional<int64_t> hinted_count(const Graph& graph, const Value& value) {
   return hinted_size(graph, ir::numel(*value.type.shape));
 }
 
-// Sums of short floats are made in float32, beside the result: much slower than PyTorch's kernel,
-// which adds in the result, where most of that stays zero, or where few of them fit beside it.
+// Sums of short floats are made in float32, in memory beside the result. PyTorch's kernel adds in
+// the result itself. That is much faster if few rows of the result are not zero, or if the memory
+// beside it has room for only a few rows.
 bool is_slow(const Graph& graph, const Taken& taken, const Value& result) {
   if (!taken.is_gradient || ir::size_bytes(result.type.dtype) >= 4) return false;
   if (result.type.shape->size() == 1) return true;
@@ -161,7 +163,7 @@ bool can_take(const Taken& taken, const Node& node, const KnownSizes& sizes) {
   const ir::Type& places = taken.places->type;
   if (places.dtype != DType::kInt64 && places.dtype != DType::kInt32) return false;
   if (!sizes.are_known(*taken.places) || !(places.device == result->type.device)) return false;
-  // Values that index_put broadcasts have other sizes.
+  // The sizes differ if index_put broadcasts the values.
   const Value &whole = taken.is_gradient ? *result : *taken.x,
               &parts = taken.is_gradient ? *taken.x : *result;
   Shape shape = *whole.type.shape;

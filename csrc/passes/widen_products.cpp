@@ -24,8 +24,8 @@ bool is_short_matrix(const Value* value) {
   return value->type.dtype == DType::kBFloat16 || value->type.dtype == DType::kHalf;
 }
 
-// Whether the value is only returned, or added to a value that is: to the gradient of a weight that
-// is used twice.
+// Whether the value is only returned, or added to a value that is returned, as the gradients of a
+// weight that is used twice are.
 bool leaves(const Value& value) {
   return std::all_of(value.uses.begin(), value.uses.end(), [](const ir::Use& use) {
     if (use.node == nullptr) return true;
@@ -33,7 +33,7 @@ bool leaves(const Value& value) {
   });
 }
 
-// The product that a cast alone reads.
+// The product whose result only this cast reads.
 const ir::Node* widened(const ir::Node& cast, const SharedMemory& memory) {
   if (!ir::is(&cast, "Cast") || cast.outputs[0] == nullptr) return nullptr;
   if (cast.outputs[0]->type.dtype != DType::kFloat || !leaves(*cast.outputs[0])) return nullptr;
