@@ -21,7 +21,7 @@ int64_t align_up(int64_t bytes, int64_t alignment) {
   return (bytes + alignment - 1) / alignment * alignment;
 }
 
-// A set of blocks that answers which of them are alive in a range of times.
+// A set of blocks that tells which of them are alive in a range of times.
 class TimeIndex {
  public:
   TimeIndex(int first, int last) : first_(first), size_(std::max(last - first + 1, 1)) {
@@ -29,7 +29,7 @@ class TimeIndex {
     beginning_.assign(size_, -1);
   }
 
-  // Each node of the segment tree lists the blocks that are alive all through its times.
+  // Each node of a segment tree over times lists the blocks that are alive at all times below it.
   void add(const Block& block, int id) {
     int low = block.begin - first_ + size_;
     int high = block.end - first_ + size_ + 1;
@@ -40,8 +40,8 @@ class TimeIndex {
     push(beginning_[block.begin - first_], id);
   }
 
-  // Calls visit(id) once for each block alive at some time from `begin` to `end`: those alive at
-  // `begin`, and those that begin later.
+  // Calls visit(id) once for each block that is alive at some time from `begin` to `end`: those
+  // alive at `begin`, and those that begin later.
   template <typename Visit>
   void for_each_alive(int begin, int end, Visit visit) const {
     for (int node = begin - first_ + size_; node > 0; node /= 2) walk(covering_[node], visit);
@@ -71,9 +71,10 @@ class TimeIndex {
   std::vector<Link> links_;
 };
 
-// The parts of the context area that the crossing blocks leave free in one half. A crossing block
-// is free for a life if its key is below that of the life: forward, the block begins after the life
-// ends; backward, it ends before the life begins.
+// The parts of the context area that the crossing blocks leave free in one half. Each crossing
+// block has a key: it is free during a life if its key is below that of the life. In the forward
+// half that means that the block begins after the life ends, in the backward half that it ends
+// before the life begins.
 class ContextRoom {
  public:
   ContextRoom(const std::vector<Block>& blocks, const std::vector<int>& crossing, bool forward)
@@ -92,24 +93,26 @@ class ContextRoom {
     }
   }
 
-  // Appends the free spans for the life of the block, lowest first. `size` is that of the area.
+  // Appends the spans that are free during the life of the block, the lowest first. `size` is that
+  // of the area.
   void find(const Block& block, int64_t size, std::vector<Span>& spans) const {
     int limit = forward_ ? -block.end : block.begin;
-    // Blocks lie in about the order in which they come up and go: nothing below `low` is free and
-    // all from `high` on is, so little is looked at.
+    // Crossing blocks are placed in about the order in which they begin and end. So nothing below
+    // `low` is free, all from `high` on is, and only the few blocks between them are looked at.
     size_t low = first_below(lowest_before_, limit);
     size_t high = first_below(highest_after_, limit);
     for (size_t i = low; i < high; ++i) {
       if (keys_[i] >= limit) continue;
       size_t start = i;
-      while (keys_[i] < limit) ++i;  // the one before `high` stops it
+      // The block before `high` is not free, so this ends.
+      while (keys_[i] < limit) ++i;
       spans.push_back({starts_[start], starts_[i]});
     }
     spans.push_back({high < keys_.size() ? starts_[high] : end_, size});
   }
 
  private:
-  // Both lists fall from left to right.
+  // The numbers in the list fall from left to right.
   static size_t first_below(const std::vector<int>& falling, int limit) {
     return std::partition_point(falling.begin(), falling.end(),
                                 [limit](int key) { return key >= limit; }) -
@@ -119,13 +122,13 @@ class ContextRoom {
   bool forward_;
   std::vector<int> keys_;
   std::vector<int64_t> starts_;
-  int64_t end_ = 0;  // of the crossing blocks
+  int64_t end_ = 0;  // end of the last crossing block
   std::vector<int> lowest_before_;
   std::vector<int> highest_after_;
 };
 
-// The lowest offset within `room` where `bytes` fit between the spans in use, which are sorted by
-// their beginning; -1 if there is none.
+// The lowest offset within `room` at which `bytes` fit between the spans in use; -1 if there is
+// none. The spans are sorted by their beginning.
 int64_t lowest_fit(const std::vector<Span>& in_use, Span room, int64_t bytes) {
   int64_t offset = room.begin;
   for (const Span& span : in_use) {
@@ -135,7 +138,7 @@ int64_t lowest_fit(const std::vector<Span>& in_use, Span room, int64_t bytes) {
   return room.end - offset >= bytes ? offset : -1;
 }
 
-// Places the blocks of one half that do not cross.
+// Places the blocks of one half that do not cross the border.
 class HalfLayout {
  public:
   HalfLayout(std::vector<Block>& blocks, const std::vector<int>& crossing, bool forward, int first,
@@ -145,9 +148,9 @@ class HalfLayout {
         placed_(first, last),
         context_bytes_(context_bytes) {}
 
-  // `ids` from the last to begin to the first. Over what dies from the last place to the first,
-  // they then lie as low as they can, with nothing between them. Returns the size of the context
-  // area.
+  // Places the delivered blocks, given from the last to begin to the first. In this order each
+  // takes the lowest memory of what has died by then, and no gaps are left between them. Returns
+  // the size of the context area.
   int64_t deliver(const std::vector<int>& ids) {
     for (int id : ids) {
       find_in_use(blocks_[id]);
@@ -158,7 +161,7 @@ class HalfLayout {
     return context_bytes_;
   }
 
-  // `ids` from the largest to the smallest. Returns the size of the scratch area.
+  // Places blocks, given from the largest to the smallest. Returns the size of the scratch area.
   int64_t place(const std::vector<int>& ids) {
     for (int id : ids) place_block(id);
     return scratch_bytes_;
@@ -214,12 +217,13 @@ class HalfLayout {
   std::vector<Span> free_;
 };
 
-// How the crossing blocks lie. They are all alive at the border, so nothing beats side by side.
+// The order of the crossing blocks. They are all alive at the border, so no order can overlap them.
 enum class CrossingOrder {
-  // What is free forms one piece at the end: for forward always, for backward as far as it goes
-  // through the layers in reverse.
+  // All free memory is one piece at the end: always in the forward half, and in the backward half
+  // as long as it passes the layers in reverse.
   kByFirstWrite,
-  // The same for backward always, so that what is delivered leaves no gaps.
+  // All free memory is one piece at the end always in the backward half, so that delivered
+  // gradients leave no gaps.
   kByLastUse,
 };
 
@@ -233,7 +237,8 @@ int64_t place_crossing(std::vector<Block>& blocks, std::vector<int>& crossing,
   const bool by_write = order == CrossingOrder::kByFirstWrite;
   std::sort(crossing.begin(), crossing.end(), [&blocks, by_write](int left, int right) {
     const Block &a = blocks[left], &b = blocks[right];
-    // Between large blocks, small ones would part what is free of these.
+    // Small blocks come first. Between large ones they would divide the memory that these leave
+    // free.
     if (is_small(a) != is_small(b)) return is_small(a);
     if (by_write && a.begin != b.begin) return a.begin < b.begin;
     if (a.end != b.end) return a.end > b.end;
@@ -248,10 +253,10 @@ int64_t place_crossing(std::vector<Block>& blocks, std::vector<int>& crossing,
   return offset;
 }
 
-// The blocks by what they are, each group in the order in which it is placed.
+// The blocks by kind, each kind in the order in which its blocks are placed.
 struct Groups {
   std::vector<int> crossing, delivered, forward, backward;
-  int last = 0;  // time of use of any of them
+  int last = 0;  // the last time at which one of them is used
 
   Groups(const std::vector<Block>& blocks, int border) : last(border) {
     for (size_t id = 0; id < blocks.size(); ++id) {
@@ -271,8 +276,9 @@ struct Groups {
   }
 };
 
-// Delivered blocks come first, so that nothing lies between them; last, they leave more room for
-// what passes, which is larger where there are images.
+// Delivered blocks are usually placed first, so that no other blocks are between them. Placed last,
+// they leave more room for blocks that live only briefly, which are the larger ones in models of
+// images.
 ArenaSizes place_groups(std::vector<Block>& blocks, Groups& groups, CrossingOrder order,
                         bool deliver_last, int border) {
   ArenaSizes sizes;

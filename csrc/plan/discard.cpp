@@ -27,7 +27,7 @@ class Finder {
     find_candidates();
     find_dead();
     const std::vector<int64_t> adopted = adopted_bytes();
-    // Of the adopted memory and the part of the context area that is alive.
+    // The least peak that can be reached: adopted memory and the live part of the context area.
     int64_t target = 0;
     for (int at = border_; at < num_positions_; ++at) {
       target = std::max(target, adopted[at] + plan_.context_bytes - dead_[at]);
@@ -55,8 +55,9 @@ class Finder {
     return false;
   }
 
-  // By position, with what a kernel that makes a large result may need for itself: such kernels
-  // copy what they read and write into layouts of their own.
+  // The adopted bytes that are live at each position, with the memory that a kernel allocates for
+  // itself. Kernels that make large results copy their operands and results to layouts of their
+  // own.
   std::vector<int64_t> adopted_bytes() const {
     std::vector<int64_t> changes(num_positions_ + 1, 0), bytes(num_positions_, 0);
     std::vector<char> is_known(program_.tensors.size());
@@ -92,7 +93,7 @@ class Finder {
     return bytes;
   }
 
-  // What each block leaves that no later one takes.
+  // Finds the parts of each block that no later block takes.
   void find_candidates() {
     for (const Block& block : blocks_) {
       const int position = position_at(block.end);
@@ -121,15 +122,15 @@ class Finder {
     return taken;
   }
 
-  // Bytes of all candidates before each position.
+  // The bytes of all candidates before each position.
   void find_dead() {
     for (const Discard& each : candidates_) dead_[each.position + 1] += each.bytes;
     std::partial_sum(dead_.begin(), dead_.end(), dead_.begin());
   }
 
-  // In order, as long as a later step would pass the target.
+  // Chooses candidates in order, but only while a later step would exceed the target.
   std::vector<Discard> choose(const std::vector<int64_t>& adopted, int64_t target) const {
-    std::vector<int64_t> highest(num_positions_ + 1, 0);  // from a position on
+    std::vector<int64_t> highest(num_positions_ + 1, 0);  // at this position or later
     for (int at = num_positions_ - 1; at >= border_; --at) {
       highest[at] = std::max(highest[at + 1], adopted[at] + plan_.context_bytes);
     }

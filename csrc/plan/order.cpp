@@ -33,7 +33,7 @@ class Dependencies {
  private:
   struct Reader {
     int step;
-    int previous;  // of the same memory since its last write
+    int previous;  // the reader before, of the same memory since its last write
   };
 
   void visit(int index) {
@@ -44,7 +44,7 @@ class Dependencies {
       is_known_[tensor] = 1;
     }
     for (int tensor : step.reads) {
-      // An effect may change an input that it reads.
+      // A step with an effect may change an input that it reads.
       bool changes = step.effect && kind_of(program_, tensor) == Kind::kInput;
       changes ? write(root_of(program_, tensor), index) : read(root_of(program_, tensor), index);
     }
@@ -61,8 +61,8 @@ class Dependencies {
     }
   }
 
-  // A view is made of memory that its step reads, and changes none of it. A tensor that is there
-  // already is not made but written.
+  // A step makes a view if it reads the memory of which the tensor is made and changes none of it.
+  // A tensor that exists already is written rather than made.
   bool makes_view(const Step& step, int tensor) const {
     int root = program_.tensors[tensor].root;
     if (root < 0 || step.effect || is_known_[tensor]) return false;
@@ -85,7 +85,7 @@ class Dependencies {
   void add(int earlier, int later) {
     if (earlier < 0 || earlier == later) return;
     bool backward = later >= program_.num_forward;
-    // The border keeps the steps of different halves in order.
+    // Nothing moves across the border, so steps of different halves stay in order anyway.
     if (backward == (earlier >= program_.num_forward)) edges_[backward].push_back({earlier, later});
   }
 
@@ -99,7 +99,7 @@ class Dependencies {
   int last_effect_ = -1;
 };
 
-// The bytes of each root that count, and the half in which it comes up and in which it goes.
+// The bytes of each root that are counted, and in which half it is allocated and freed.
 struct Memory {
   static constexpr int kNever = -1;
   struct Root {
@@ -139,7 +139,7 @@ struct Memory {
   }
 };
 
-// The steps of one half with what each of them allocates and frees.
+// The steps of one half, with what each of them allocates and frees.
 class Half {
  public:
   Half(const Program& program, const Memory& memory, const Edges& edges, int half)
@@ -151,7 +151,7 @@ class Half {
     find_successors(edges);
   }
 
-  // The better of the given order and the scheduled one.
+  // The given order or the scheduled one, whichever has the lower peak.
   std::vector<int> best_order() {
     std::vector<int> given(count_);
     std::iota(given.begin(), given.end(), 0);
@@ -162,7 +162,7 @@ class Half {
   }
 
  private:
-  // Steps are counted from the first one of the half from here on.
+  // From here on, steps are numbered from the first one of the half.
   static std::span<const int> slice(const std::vector<int>& starts, const std::vector<int>& items,
                                     int index) {
     return {items.data() + starts[index], items.data() + starts[index + 1]};
@@ -210,8 +210,8 @@ class Half {
   }
 
   std::vector<int> schedule() const {
-    // What a step frees grows as the other users of its reads finish, so a step is queued again
-    // when that happens, and an entry with an old figure is passed over.
+    // A step frees more when it becomes the last user of a tensor that it reads. It is then queued
+    // again, and its older entry, which has another number of bytes, is ignored.
     using Entry = std::pair<int64_t, int>;  // (bytes that it adds, step)
     std::priority_queue<Entry, std::vector<Entry>, std::greater<>> ready;
     std::vector<int64_t> adds = allocates_;
@@ -249,7 +249,8 @@ class Half {
     return order;
   }
 
-  // Bytes above those at the start of the half. A step's reads are still there while it writes.
+  // The peak in bytes above those at the start of the half. What a step reads is still live while
+  // it writes.
   int64_t peak(const std::vector<int>& order) const {
     std::vector<int> num_users = num_users_;
     int64_t live = 0, highest = 0;
@@ -270,11 +271,11 @@ class Half {
   const Memory& memory_;
   int half_;
   std::vector<int> touched_starts_, touched_;  // the counted roots of each step, each once
-  std::vector<int> num_users_;                 // by root: steps that touch it
-  std::vector<int64_t> sum_of_users_;          // when one user is left, this is that user
-  std::vector<int64_t> allocates_;             // by step, bytes
+  std::vector<int> num_users_;                 // by root: the steps that touch it
+  std::vector<int64_t> sum_of_users_;          // when one user is left, the sum is that user
+  std::vector<int64_t> allocates_;             // by step, in bytes
   std::vector<int> successor_starts_, successors_;
-  std::vector<int> num_before_;  // by step: edges into it
+  std::vector<int> num_before_;  // by step: edges that lead to it
 };
 
 }  // namespace

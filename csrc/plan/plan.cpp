@@ -14,8 +14,8 @@
 namespace torch_ort::plan {
 namespace {
 
-// From the first write to the last use. Times are the positions of the order, with one more between
-// the halves: what is in use at that time crosses the border.
+// From the first write of a tensor to its last use. Times are positions in the order, and one more
+// between the halves: a tensor that is in use at that time crosses the border.
 struct Life {
   int begin = -1;  // -1: no step touches it
   int end = -1;
@@ -77,7 +77,7 @@ class Planner {
         }
       }
     }
-    // A gradient that a forward step makes waits for the backward call.
+    // A gradient that a forward step computes is returned only by the backward call.
     int last = time_at(static_cast<int>(plan_.order.size()));
     for (int tensor : program_.gradients) keep_until(tensor, last);
     for (int tensor = 0; tensor < num_tensors_; ++tensor) {
@@ -106,9 +106,9 @@ class Planner {
     }
   }
 
-  // One block per planned root, or per chain of roots that take over from one another. A chain with
-  // a crossing member crosses as a whole; it has one such member at most, as lives follow each
-  // other.
+  // Makes one block for each planned root, or for each chain of roots that overwrite one another. A
+  // chain with a crossing root crosses as a whole. It has at most one such root, because the lives
+  // of its roots follow each other.
   void form_blocks() {
     plan_.placements.resize(num_tensors_);
     block_of_.assign(num_tensors_, -1);
@@ -138,7 +138,7 @@ class Planner {
     block.end = std::max(block.end, life.end);
   }
 
-  // The read that writes[0], first written by this step, may overwrite; -1 if there is none.
+  // The input of the step that its first result may overwrite; -1 if there is none.
   int find_dying_read(const Step& step) const {
     if (!options_.in_place) return -1;
     for (int read : step.in_place) {
@@ -154,7 +154,7 @@ class Planner {
     int now = lives_[write].begin;
     if (it.kind != Kind::kPlanned || it.bytes != program_.tensors[write].bytes) return false;
     if (lives_[owner].end != now || lives_[owner].begin == now) return false;
-    // Another operand may look at the same memory in another order than the write goes.
+    // Another operand may read the same memory in another order than that of the writes.
     for (int other : step.reads) {
       if (root(other) == owner && !contains(step.in_place, other)) return false;
     }
@@ -170,7 +170,8 @@ class Planner {
     plan_.crossing_bytes = sizes.crossing;
     plan_.forward_scratch_bytes = sizes.forward_scratch;
     plan_.backward_scratch_bytes = sizes.backward_scratch;
-    // The halves take their scratch from one pool, so what one needs is there for the other.
+    // Both halves take their scratch memory from one pool, so each may use as much as the larger
+    // one needs.
     if (wants_workspaces()) {
       plan_.forward_scratch_bytes = plan_.backward_scratch_bytes =
           std::max(sizes.forward_scratch, sizes.backward_scratch);
@@ -184,7 +185,8 @@ class Planner {
         const Block& block = blocks_[block_of_[owner]];
         placement.area = block.area;
         placement.offset = block.offset;
-      } else {  // no bytes
+        // It has no bytes.
+      } else {
         bool crosses = lives_[owner].begin < border_ && lives_[owner].end >= border_;
         bool in_context = crosses || program_.tensors[owner].delivered;
         placement.area = in_context ? Area::kContext : Area::kScratch;
@@ -197,7 +199,8 @@ class Planner {
                        [](const Step& step) { return step.workspace; });
   }
 
-  // An alias goes after its own last use, a root after the last use of all that share its memory.
+  // A view is released after its own last use, and a root after the last use of all tensors that
+  // share its memory.
   void find_release() {
     std::vector<char> leaves(num_tensors_);
     for (int tensor : program_.outputs) leaves[tensor] = 1;
@@ -208,7 +211,7 @@ class Planner {
       const Life& life = root(tensor) == tensor ? lives_[tensor] : tensor_lives_[tensor];
       if (life.begin < 0) continue;
       int position = position_at(life.end);
-      // A gradient's memory is kept to the end of the call, and so needs no release.
+      // The memory of a gradient is held to the end of the call, so it is not released.
       if (position >= static_cast<int>(plan_.order.size())) continue;
       plan_.release[position].push_back(tensor);
     }
@@ -220,7 +223,7 @@ class Planner {
   int border_;
   Plan plan_;
   std::vector<Life> tensor_lives_;  // of the tensor alone
-  std::vector<Life> lives_;         // of a root and its aliases together
+  std::vector<Life> lives_;         // of a root and its views together
   std::vector<int> block_of_;
   std::vector<Block> blocks_;
 };

@@ -41,7 +41,7 @@ void check_effects(const Program& program, const Plan& plan) {
   }
 }
 
-// The step that wrote the memory last and the one that made the tensor last, as a read finds them.
+// What a read finds: the step that wrote the memory last, and the step that made the tensor last.
 struct Version {
   int writer = -1;
   int maker = -1;
@@ -49,7 +49,8 @@ struct Version {
 };
 
 // The roots whose memory each step changes. A step without an effect that reads memory and makes a
-// new alias of it makes a view, which changes nothing; an effect may change the inputs it reads.
+// new alias of it makes a view, which changes nothing. A step with an effect may change the inputs
+// that it reads.
 std::vector<std::vector<int>> find_changes(const Program& program) {
   std::vector<std::vector<int>> changes;
   std::vector<char> is_known(program.tensors.size());
@@ -73,10 +74,10 @@ std::vector<std::vector<int>> find_changes(const Program& program) {
   return changes;
 }
 
-// Runs the steps in some order and notes what each read finds.
+// Runs the steps in some order and notes which version each read finds.
 struct Versions {
   std::vector<std::vector<Version>> found;  // by step and read
-  std::vector<Version> last;                // by tensor: `writer` of a root, `maker` of all
+  std::vector<Version> last;                // by tensor: `writer` only of roots
 
   Versions(const Program& program, const std::vector<std::vector<int>>& changes,
            const std::vector<int>& order)
@@ -114,7 +115,7 @@ void check_reads(const Program& program, const Plan& plan) {
 
 // --- memory --------------------------------------------------------------------------------------
 
-// Positions of the order; -1 if no step uses it.
+// The first and last positions that use a tensor; -1 if none does.
 struct Use {
   int first = -1;
   int last = -1;
@@ -200,7 +201,7 @@ class MemoryCheck {
     for (int tensor : program_.gradients) leaves_[tensor] = 1;
   }
 
-  // Written in the forward half and needed after it.
+  // Whether it is written in the forward half and needed after it.
   bool crosses(int root) const {
     const Use& use = uses_[root];
     if (use.first < 0 || !in_forward(use.first)) return false;
@@ -280,7 +281,7 @@ class MemoryCheck {
     }
     for (const auto* list : {&step.reads, &step.writes}) {
       for (int tensor : *list) {
-        // What waits for the border is let go there, and what is delivered never.
+        // A tensor that waits for the border is removed there, and a delivered one never.
         bool held = (in_forward(position) && waits_[root(tensor)]) ||
                     program_.tensors[root(tensor)].delivered;
         if (uses_[root(tensor)].last == position && !held) remove(root(tensor));
@@ -397,7 +398,7 @@ class MemoryCheck {
     }
   }
 
-  // Whether it has a byte in that part of the area.
+  // Whether the root has a byte in that part of the area.
   bool lies_in(int root, Area area, int64_t offset, int64_t bytes) const {
     const Placement& place = plan_.placements[root];
     return has_bytes(root) && place.area == area && place.offset < offset + bytes &&
@@ -405,7 +406,7 @@ class MemoryCheck {
   }
 
   bool lives_at(int root, int position) const {
-    // An alias is used through its root.
+    // An alias has no use of its own: it is used through its root.
     if (uses_[root].first < 0 || uses_[root].first > position) return false;
     const bool waits = in_forward(position) ? waits_[root] != 0 : program_.tensors[root].delivered;
     return uses_[root].last >= position || waits;
@@ -432,7 +433,7 @@ class MemoryCheck {
     }
   }
 
-  // A root is held for its aliases too.
+  // A root is in use as long as its aliases are.
   const Use& use_of(int tensor) const {
     return root(tensor) == tensor ? uses_[tensor] : tensor_uses_[tensor];
   }
@@ -461,7 +462,7 @@ class MemoryCheck {
   std::vector<Use> uses_;         // of a root and its aliases together
   std::vector<Use> tensor_uses_;  // of the tensor alone
   std::vector<char> leaves_;
-  std::vector<char> waits_;  // must outlive the forward half whether or not backward uses it
+  std::vector<char> waits_;  // must outlive the forward half even if backward does not use it
   std::vector<char> live_;
   LiveMap context_;
   LiveMap scratch_;

@@ -24,14 +24,14 @@ namespace {
 constexpr int64_t kHugePage = int64_t{2} << 20;
 const int64_t kPage = sysconf(_SC_PAGESIZE);
 
-// Idle CPU mappings by capacity.
+// Idle buffers of the CPU by capacity.
 struct IdleBuffers {
   std::mutex mutex;
   std::multimap<int64_t, void*> by_capacity;
 };
 
 IdleBuffers& idle_buffers() {
-  // Never destroyed: tokens may be dropped while the process ends.
+  // Never destroyed, because tokens may be dropped while the process ends.
   static IdleBuffers* buffers = new IdleBuffers;
   return *buffers;
 }
@@ -46,7 +46,8 @@ void note_bytes(int64_t change) {
   }
 }
 
-// Aligned to a huge page where one fits in. nullptr if the system has none left.
+// Maps memory, aligned to a huge page if it is that large. Returns nullptr if the system has none
+// left.
 void* map_memory(int64_t bytes, int64_t capacity) {
   const int64_t alignment = capacity >= kHugePage ? kHugePage : kPage;
   const int64_t mapped = capacity + alignment - kPage;
@@ -60,7 +61,7 @@ void* map_memory(int64_t bytes, int64_t capacity) {
     munmap(reinterpret_cast<void*>(aligned + capacity), end - aligned - capacity);
   }
   void* data = reinterpret_cast<void*>(aligned);
-  // The rest stays in small pages, so that no more of it is held than is used.
+  // The rest stays in small pages, so that at most one small page more is held than is used.
   const int64_t in_huge_pages = bytes / kHugePage * kHugePage;
   if (in_huge_pages > 0) madvise(data, in_huge_pages, MADV_HUGEPAGE);
   counters().arena_allocations.fetch_add(1);
@@ -69,20 +70,22 @@ void* map_memory(int64_t bytes, int64_t capacity) {
   return data;
 }
 
-// Under the address sanitizer, whoever touches more of a buffer than is lent is found.
+// Makes the address sanitizer report accesses beyond the bytes that are lent.
 void lend_first(int64_t bytes, void* data, int64_t capacity) {
   ASAN_UNPOISON_MEMORY_REGION(data, bytes);
   ASAN_POISON_MEMORY_REGION(static_cast<char*>(data) + bytes, capacity - bytes);
 }
 
 void unmap_memory(void* data, int64_t capacity) {
-  lend_first(capacity, data, capacity);  // the addresses may be given to anyone
+  // The system may give these addresses to anybody.
+  lend_first(capacity, data, capacity);
   munmap(data, capacity);
   note_bytes(-capacity);
 }
 
-// The smallest idle buffer that fits. If none fits, the largest idle one is freed: it would be
-// too small for the sizes that come now, and the number of buffers stays that of the live ones.
+// Takes the smallest idle buffer that fits. If none fits, the largest idle one is freed. It would
+// be too small for the sizes that are used now, and so there are never more buffers than were in
+// use at once.
 std::pair<void*, int64_t> take_idle(int64_t bytes) {
   IdleBuffers& idle = idle_buffers();
   std::lock_guard lock(idle.mutex);

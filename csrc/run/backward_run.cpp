@@ -19,8 +19,7 @@ namespace torch_ort::run {
 
 namespace {
 
-// A gradient that lies in `memory` as a tensor of its own, alone in a storage that keeps the
-// memory.
+// Returns a gradient in `memory` as a tensor of its own, whose storage holds the memory.
 at::Tensor deliver(const at::Tensor& gradient, const Binding& binding, int root,
                    SharedBuffer& memory) {
   const int64_t offset = binding.plan.placements[root].offset, bytes = binding.specs[root].bytes;
@@ -77,7 +76,8 @@ BackwardRun::BackwardRun(const at::Tensor& token, const Tensors& saved, const Te
   std::shared_ptr<Context> context;
   if (is_carrying(token)) {
     context = shared_context(Session::unpack_carrying_token(token));
-    keep_ = false;  // the token still has the bytes; this context is a copy
+    // The token still has the bytes; this context is a copy of them.
+    keep_ = false;
   } else {
     context = context_of(token);
   }
@@ -105,7 +105,7 @@ BackwardRun::BackwardRun(const at::Tensor& token, const Tensors& saved, const Te
 
 BackwardRun::~BackwardRun() { end(); }
 
-// What a run reads of the caller's, in the slots of its context.
+// Puts the tensors of the caller that the run reads into the slots of its context.
 void BackwardRun::give(const Tensors& saved, const Tensors& tangents) {
   const std::optional<Tensors> saved_numbers = computed(saved), numbers = computed(tangents);
   const Tensors& read = saved_numbers ? *saved_numbers : saved;
@@ -129,8 +129,8 @@ void BackwardRun::give(const Tensors& saved, const Tensors& tangents) {
   }
 }
 
-// The memory that steps of the run overwrite is a copy; what the caller and the kernels own is not
-// written into.
+// A copy of a context for a backward that may run again. The memory that steps overwrite is copied.
+// Tensors of the caller's and of kernels are shared, since no step writes to them.
 std::shared_ptr<Context> BackwardRun::copy_of(const Context& context) const {
   const Binding& binding = *context.binding;
   std::shared_ptr<Context> copy = shared_context(context.binding->take_context());
@@ -150,7 +150,8 @@ std::shared_ptr<Context> BackwardRun::copy_of(const Context& context) const {
   return copy;
 }
 
-// Reads what the context keeps, and writes elsewhere.
+// Runs backward for other gradients than the plan expects. It reads what the context keeps and
+// writes elsewhere.
 void BackwardRun::run_unexpected(Context& context, const Tensors& tangents) {
   const RunEvent event(*called_);
   const std::optional<Tensors> numbers = computed(tangents);
@@ -228,7 +229,7 @@ void BackwardRun::advance(int num_steps) {
   end();
 }
 
-// As autograd says it of what a node has saved.
+// Raises what autograd raises if a saved tensor was written to.
 void BackwardRun::check_versions() const {
   for (const Watched& each : watched_) {
     const int64_t version = version_of(each.tensor);
@@ -241,7 +242,7 @@ void BackwardRun::check_versions() const {
   }
 }
 
-// Whether those of the segments before are there still.
+// Notes whether the gradients of earlier segments have been dropped by now.
 void BackwardRun::look_at_what_has_left() {
   const bool are_gone = std::all_of(left_.begin(), left_.end(),
                                     [](const auto& storage) { return storage.expired(); });
@@ -249,7 +250,7 @@ void BackwardRun::look_at_what_has_left() {
   left_.clear();
 }
 
-// The gradients that are ready. Where one leaves, nothing else holds it.
+// Takes the gradients that are ready. When one leaves, the context no longer holds it.
 void BackwardRun::collect() {
   const Binding& binding = *context_->binding;
   const CompiledGraph& graph = context_->graph();
@@ -273,7 +274,7 @@ void BackwardRun::collect() {
   }
 }
 
-// Its memory serves the next call, though the token may live on for a while.
+// Ends the run. The memory is free for the next call, even if the token lives on for a while.
 void BackwardRun::end() noexcept {
   if (!context_) return;
   watched_.clear();

@@ -66,8 +66,8 @@ void check_inputs(const ir::Graph& graph, const Tensors& inputs) {
   }
 }
 
-// Symbols that several dims name, and dims that are expressions: the guards of a capture hold
-// these.
+// Checks that dims with the same symbol are equal, and that dims that are expressions have their
+// value. The guards of a capture ensure both, so only SessionOptions::verify asks for this check.
 void check_dims(const ir::Graph& graph, const Tensors& inputs, const ir::SymbolLookup& lookup) {
   for (size_t i = 0; i < inputs.size(); ++i) {
     const ir::Value& value = *graph.inputs[i];
@@ -148,7 +148,8 @@ void Binder::run(const Tensors& inputs) {
 
 plan::PlanOptions Binder::plan_options() const {
   plan::PlanOptions options;
-  // A step may need a size that another one tells, which the planner does not see.
+  // A step may need a size that the result of another step determines. The planner does not know of
+  // such dependencies.
   options.reorder = graph_.options.reorder && !graph_.has_unbacked_values;
   options.in_place = graph_.options.in_place;
   return options;
@@ -197,7 +198,7 @@ std::vector<PartSpec> Binder::take_parts(const Step& step) {
   return parts_made_by(step, plan::Kind::kOutput);
 }
 
-// In tensors of one kind, each part with its views.
+// The parts that the step makes in tensors of one kind, each with its views.
 std::vector<PartSpec> Binder::parts_made_by(const Step& step, plan::Kind kind) const {
   std::vector<PartSpec> made;
   for (size_t slot = 0; slot < described_.parts.size(); ++slot) {
@@ -212,7 +213,8 @@ std::vector<PartSpec> Binder::parts_made_by(const Step& step, plan::Kind kind) c
   return made;
 }
 
-// What a context makes once, what each call fills, and what is kept between its halves.
+// Lists which tensors a context makes once, which slots each call fills, and which are kept between
+// its halves.
 void Binder::list_slots() {
   for (const BoundSteps* half : {&binding_.forward, &binding_.backward}) {
     for (const auto& bound : *half) {
@@ -242,8 +244,8 @@ void Binder::list_slots() {
   }
 }
 
-// What leaves together: those of a few bytes first, as DistributedDataParallel cuts its buckets,
-// so that whoever waits begins soon.
+// The bytes of the first segment of gradients. It is small, as the first bucket of
+// DistributedDataParallel is, so that communication begins early.
 constexpr int64_t kFirstSegmentBytes = 1 << 20;
 
 void Binder::find_early_gradients() {

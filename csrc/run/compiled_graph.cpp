@@ -30,7 +30,8 @@ at::Tensor tensor_of(const ir::TensorData& data) {
   return tensor;
 }
 
-// Data is row-major; what looks at the tensor counts on the strides of its type.
+// The data of a constant is row-major. Its readers depend on the strides of its type, so it is
+// copied if these differ.
 at::Tensor tensor_of(const ir::Value& value) {
   const at::Tensor tensor = tensor_of(*value.data);
   if (!value.type.strides) return tensor;
@@ -39,7 +40,7 @@ at::Tensor tensor_of(const ir::Value& value) {
   return at::empty_strided(tensor.sizes(), strides, tensor.options()).copy_(tensor);
 }
 
-// The device that the program runs on: that of the first value which is not on the CPU.
+// The device on which the graph runs: that of the first value that is not on the CPU.
 c10::Device device_of(const ir::Graph& graph) {
   for (const ir::Value& value : graph.values) {
     if (value.type.device.kind != "cpu") return torch_device(value.type.device);
@@ -56,7 +57,7 @@ void collect_symbols(const ir::Type& type, std::vector<std::string>& names) {
   }
 }
 
-// Symbols whose value is known when a call begins.
+// The symbols whose values are known when a call begins.
 std::set<std::string> bound_symbols(const ir::Graph& graph) {
   std::set<std::string> bound(graph.symbol_inputs.begin(), graph.symbol_inputs.end());
   for (const ir::Value* input : graph.inputs) {
@@ -68,7 +69,7 @@ std::set<std::string> bound_symbols(const ir::Graph& graph) {
   return bound;
 }
 
-// Fills a CompiledGraph, from the graph to what crosses the border.
+// Fills a CompiledGraph in stages, the last of which decides what crosses the border.
 class GraphCompiler {
  public:
   GraphCompiler(std::unique_ptr<ir::Graph> graph, const Constants& constants,
@@ -113,7 +114,8 @@ class GraphCompiler {
 
   const Constants& constants_;
   ir::Graph& graph_;
-  std::vector<ir::Value*> outputs_, gradients_;  // copies of views that leave stand in their place
+  // Views that are returned are replaced by their copies here.
+  std::vector<ir::Value*> outputs_, gradients_;
   CompiledGraph made_;
 };
 
@@ -125,7 +127,7 @@ void GraphCompiler::lower_graph() {
   for (ops::Call& call : made_.calls.calls) {
     if (!is_placeable(call.op)) continue;
     for (ir::Value*& value : call.outputs) {
-      // A gradient that was not asked for: nothing is known of it, and there is nothing.
+      // Nobody asks for this gradient, and nothing computes it.
       if (value != nullptr && !value->type.is_known() && value->uses.empty()) value = nullptr;
     }
   }
@@ -158,7 +160,7 @@ void GraphCompiler::keep_for_backward() {
       made_.calls.calls.begin() + static_cast<std::ptrdiff_t>(made_.num_forward), std::move(call));
 }
 
-// The slot of a value, which may have one already.
+// The slot of a value, which is added if there is none yet.
 int GraphCompiler::add_slot(const ir::Value* value) {
   const int next = static_cast<int>(made_.facts.size());
   const auto [found, is_new] = made_.slot_of.try_emplace(value, next);
@@ -166,7 +168,7 @@ int GraphCompiler::add_slot(const ir::Value* value) {
   return found->second;
 }
 
-// Those of the graph's inputs come first.
+// The inputs of the graph have the first slots.
 void GraphCompiler::assign_slots() {
   for (const ir::Value* input : graph_.inputs) {
     made_.inputs.push_back(add_slot(input));
@@ -187,7 +189,7 @@ void GraphCompiler::assign_slots() {
       if (value != nullptr) add_slot(value);
     }
   }
-  // Constants made by lowering: temporaries with data that no call writes.
+  // Constants of a lowering are temporaries with data that no call writes.
   for (const ir::Value& value : made_.calls.temporaries) {
     if (value.data && !made_.slot_of.contains(&value)) {
       made_.facts[add_slot(&value)].is_constant = true;
@@ -256,8 +258,8 @@ void GraphCompiler::make_steps() {
   }
 }
 
-// Each symbol that a step evaluates has a value by then: from the inputs, or from a result of an
-// earlier step.
+// Checks that each symbol that a step evaluates has a value by then: from the inputs, or from a
+// result of an earlier step.
 void GraphCompiler::check_symbols() const {
   std::set<std::string> bound = made_.bound_symbols;
   const auto check = [&bound](const Step& step, const ir::Dim& dim) {
@@ -329,8 +331,8 @@ void GraphCompiler::find_saved_outputs() {
   }
 }
 
-// A view that crosses may look at an engine's value only: the pass replay_views redoes the others
-// after the border, from the tensor that autograd saves.
+// A view that crosses the border must be one of the engine's memory. The pass replay_views makes
+// all other views again in the backward half, from the tensor that autograd saves.
 void GraphCompiler::check_crossing_views() const {
   for (const SlotFacts& facts : made_.facts) {
     const SlotFacts& root = made_.facts[facts.root];
@@ -366,7 +368,7 @@ Constants CompiledGraph::constants_by_name() const {
 std::shared_ptr<const CompiledGraph> compile_graph(std::unique_ptr<ir::Graph> graph,
                                                    const Constants& constants,
                                                    const SessionOptions& options) {
-  // Compiling happens while PyTorch traces: constants must be real tensors all the same.
+  // A graph may be compiled while PyTorch traces. Its constants must be real tensors nevertheless.
   const RunGuard guard{c10::Device(c10::kCPU)};
   return std::make_shared<const CompiledGraph>(
       GraphCompiler(std::move(graph), constants, options).run());

@@ -94,7 +94,7 @@ std::optional<int64_t> Context::symbol(const std::string& name) const {
   return std::nullopt;
 }
 
-// The objects are the engine's, what they look at is not.
+// The context keeps its view objects, but they stop referring to memory of the caller.
 void Context::let_go_of_views() {
   for (const ViewSpec* view : binding->moving_views) {
     views[view->slot].unsafeGetTensorImpl()->set_storage_keep_dtype(empty_storage);

@@ -7,7 +7,8 @@ namespace {
 struct Entry {
   const char* name;
   std::atomic<int64_t> Counters::* field;
-  bool is_state;  // tells what is now; reset() leaves it
+  // Whether it tells a current state, which reset() does not change.
+  bool is_state;
 };
 
 constexpr Entry kEntries[] = {

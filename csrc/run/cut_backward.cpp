@@ -20,12 +20,12 @@ using ir::Graph;
 using ir::Node;
 using ir::Value;
 
-// What comes to a value: it depends on no gradient, on one that is there, or only on such as are
-// not.
+// What a value depends on: on no incoming gradient, on at least one that has come, or only on
+// gradients that have not come.
 enum class State : uint8_t { kPlain, kDefined, kUndefined };
 
-// What every node of a backward half does to gradients is linear in them: where none of its
-// operands has one, its results have none; where some have, the others are zeros.
+// Every node of a backward half is linear in the gradients. So if none of the gradients that it
+// reads has come, its results have not either; if some have come, the others count as zeros.
 class States {
  public:
   void set(const Value* value, State state) { states_[value] = state; }
@@ -36,7 +36,7 @@ class States {
   }
   bool is_undefined(const Value* value) const { return of(value) == State::kUndefined; }
 
-  // The value that is left of a sum of which one operand has no gradient.
+  // If one operand of a sum has not come, the other operand; else the value itself.
   const Value* left_of(const Value* value) const {
     const auto found = left_.find(value);
     return found == left_.end() ? value : found->second;
@@ -58,7 +58,8 @@ class States {
   }
 
  private:
-  // One that is left may also be zeros that depend on no gradient: those of a function like floor.
+  // The operand that is left may be zeros that depend on no gradient, such as the derivative of
+  // floor.
   bool is_left_of_sum(const Node& node) {
     if (!ir::is(&node, "Add") || is_undefined(node.inputs[0]) == is_undefined(node.inputs[1])) {
       return false;
@@ -78,8 +79,8 @@ std::unordered_set<const Value*> initializers_of(const Graph& graph) {
   return {graph.initializers.begin(), graph.initializers.end()};
 }
 
-// Copies nodes of a graph into a new one; what they read and nothing in there makes becomes an
-// input.
+// Copies nodes of a graph into a new one. Values that the copied nodes read, and that none of them
+// makes, become inputs.
 class Copier {
  public:
   Copier(const Graph& from, Graph& to) : initializers_(initializers_of(from)), to_(to) {}
@@ -97,7 +98,8 @@ class Copier {
     if (initializers_.contains(value)) {
       return keep(value, ir::add_initializer(to_, value->name, value->type, value->data));
     }
-    // Integers and numbers that sizes make are read where they stand, and never as tensors.
+    // Constants and numbers that depend on sizes alone are copied too, because the engine reads
+    // them without a tensor.
     if (value->producer != nullptr && value->producer->inputs.empty() &&
         ops::is_pure(*value->producer)) {
       add(*value->producer, {}, value->producer->outputs, value->producer->attrs);
@@ -118,13 +120,14 @@ class Copier {
     return &ir::add_initializer(to_, "zero", type, ops::scalar_data(0.0, type.dtype));
   }
 
-  // `outputs`: of the node that is copied; nullptr where one is left out.
+  // Adds a copy of the node. `outputs` are those of the node, with nullptr for one that is left
+  // out.
   void add(const Node& node, std::vector<Value*> inputs, const std::vector<Value*>& outputs,
            ir::Attrs attrs) {
     add(node.op, node, std::move(inputs), outputs, std::move(attrs));
   }
 
-  // Another op in its place.
+  // Adds another op in place of the node.
   void add(const ir::OpId& op, const Node& node, std::vector<Value*> inputs,
            const std::vector<Value*>& outputs, ir::Attrs attrs) {
     std::vector<Value*> made;
@@ -155,7 +158,7 @@ class Copier {
   std::unordered_map<const Value*, Value*> copies_, zeros_;
 };
 
-// A region less what no gradient comes to.
+// A region without the nodes that depend only on gradients that have not come.
 class CutRegion {
  public:
   CutRegion(const Node& node, const States& outer)
@@ -170,7 +173,7 @@ class CutRegion {
 
   State state_of(size_t output) const { return states_.of(body_.outputs[output]); }
 
-  // The outputs that are left, in the node's order.
+  // The outputs of the node that are left, in order.
   std::vector<Value*> outputs() const {
     std::vector<Value*> left;
     for (size_t i = 0; i < node_.outputs.size(); ++i) {
@@ -179,7 +182,7 @@ class CutRegion {
     return left;
   }
 
-  // Makes the body; gives the inputs of the node that are left.
+  // Makes the new body, and returns the inputs of the node that it still reads.
   std::vector<Value*> make(ir::Attrs& attrs) const {
     auto cut = std::make_shared<Graph>();
     cut->name = body_.name;
@@ -236,7 +239,7 @@ class CutRegion {
     copier.add(inner, std::move(inputs), inner.outputs, inner.attrs);
   }
 
-  // A region writes what its own nodes make, each result once.
+  // An output of a region must be made by one of its nodes, and be no other output too.
   static Value& own_result(Graph& cut, Value& value) {
     const bool is_taken =
         std::find(cut.outputs.begin(), cut.outputs.end(), &value) != cut.outputs.end();
@@ -244,7 +247,7 @@ class CutRegion {
     return *ops::Writer(cut, nullptr).add({"", "Identity"}, {&value}, {value.type}).outputs[0];
   }
 
-  // Those without a gradient among them: zeros come in their place.
+  // The inputs of the new node. Zeros replace inputs that have not come.
   std::vector<Value*> outer_inputs(const Copier& copier, region::RegionSpec& spec) const {
     std::vector<Value*> outer;
     for (const CutBackward::Input& input : copier.inputs()) {
@@ -300,7 +303,7 @@ class Cutter {
   }
 
  private:
-  // With the YieldOp, less the gradients that do not come.
+  // Copies the forward half and the YieldOp, without the gradients that do not come.
   void copy_forward(Copier& copier) const {
     for (const Node& node : whole_.nodes) {
       if (node.is_erased()) continue;
@@ -317,7 +320,7 @@ class Cutter {
     }
   }
 
-  // Gives by gradient of the whole which output of `graph` it is.
+  // Returns for each gradient of the whole graph which output of `graph` it is.
   std::vector<int> copy_backward(Copier& copier, Graph& graph) const {
     const std::unordered_set<const Node*> needed = needed_nodes();
     for (const Node* node : nodes_) {
@@ -362,7 +365,7 @@ class Cutter {
     });
   }
 
-  // What the gradients that are left need, and what does more than to give results.
+  // The nodes that the remaining gradients depend on, and those that do more than compute results.
   std::unordered_set<const Node*> needed_nodes() const {
     std::unordered_set<const Value*> read;
     for (const Value* gradient : whole_.outputs) read.insert(states_.left_of(gradient));
@@ -381,8 +384,8 @@ class Cutter {
     return needed;
   }
 
-  // The operand that is left of a sum, where its strides are not those of the sum, which others
-  // may view.
+  // The operand that is left of a sum, if its strides differ from those of the sum. Then it is
+  // copied, since others may view the sum.
   const Value* copied(const Node& node) const {
     if (!ir::is(&node, "Add")) return nullptr;
     const bool is_left_missing = states_.is_undefined(node.inputs[0]);

@@ -8,11 +8,12 @@ namespace torch_ort::run {
 
 namespace {
 
-// Buffers of which something is handed out.
+// The buffers from which gradients have been handed out.
 struct HeldBuffers {
   std::mutex mutex;
   std::set<SharedBuffer*> buffers;
-  std::atomic<size_t> count{0};  // so that nobody waits where there is nothing to see
+  // Read without the lock, so that nobody waits if there are none.
+  std::atomic<size_t> count{0};
 };
 
 HeldBuffers& held_buffers() {
@@ -36,7 +37,7 @@ void remove_held(SharedBuffer* buffer) noexcept {
 
 }  // namespace
 
-// What the storage of a gradient holds.
+// What the storage of a delivered gradient owns.
 struct SharedBuffer::Part {
   std::shared_ptr<SharedBuffer> buffer;
   int64_t offset;
@@ -52,7 +53,7 @@ SharedBuffer::SharedBuffer(Buffer memory, std::shared_ptr<Delivery> delivery)
   if (delivery_) ++delivery_->num_contexts;
 }
 
-// A buffer that had room for gradients is of no use to a session that makes them elsewhere.
+// A buffer with room for gradients is larger than the session needs once it allocates gradients.
 SharedBuffer::~SharedBuffer() {
   end_context();
   remove_held(this);

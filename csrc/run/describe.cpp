@@ -39,14 +39,15 @@ class Describer {
     for (size_t slot = 0; slot < graph_.facts.size(); ++slot) {
       const SlotFacts& facts = graph_.facts[slot];
       if (result_.specs[slot].known || facts.unbacked || facts.is_constant) continue;
-      if (graph_.is_unbacked(*facts.value)) continue;  // a gradient of an unbacked size
+      // A gradient with an unbacked size.
+      if (graph_.is_unbacked(*facts.value)) continue;
       result_.specs[slot] = spec_of(*facts.value, lookup_);
       if (graph_.options.is_from_file) check_given_memory(facts, result_.specs[slot]);
     }
   }
 
-  // Kernels that write into memory given to them count on a block which they fill: with other
-  // strides, products for one write beyond it. Nothing else checks what a file says.
+  // Kernels that write into given memory assume a dense block: a product with other strides would
+  // write beyond it. For graphs from files nothing else checks the strides.
   void check_given_memory(const SlotFacts& facts, const TensorSpec& spec) const {
     if (facts.producer < 0 || !graph_.steps[facts.producer]->writes_given_memory()) return;
     if (!is_dense(spec)) {
@@ -61,16 +62,17 @@ class Describer {
     }
   }
 
-  // Whose memory each result shares: what a reshape does is decided by sizes and strides.
+  // Decides whose memory each result shares. It depends on sizes and strides whether a reshape is a
+  // view.
   void share_memory() {
     result_.roots.resize(graph_.facts.size());
     std::iota(result_.roots.begin(), result_.roots.end(), 0);
     for (const auto& step : graph_.steps) step->describe(graph_, result_);
   }
 
-  // A point-wise step that is the only reader of a kernel's own result writes into that result.
-  // One reader alone, so that no order of the steps can put another after it; and a result of the
-  // same half, because what crosses may be needed again when the graph is kept.
+  // Lets a point-wise step overwrite the result of a kernel if it is its only reader. There must be
+  // no other reader, because the planner could order that one after the step. Both must be in the
+  // same half, because a value that crosses is needed again if the graph is kept.
   void take_over_adopted() {
     result_.taken_over.assign(graph_.steps.size(), -1);
     if (!graph_.options.in_place) return;
@@ -95,7 +97,8 @@ class Describer {
         result_.taken_over[i] = slot;
         result_.roots[result] = slot;
         for (int& root : result_.roots) {
-          if (root == result) root = slot;  // views of the result
+          // These are views of the result.
+          if (root == result) root = slot;
         }
         break;
       }
@@ -126,8 +129,8 @@ class Describer {
     if (graph_.options.place_parts) placer.run();
   }
 
-  // Gradients of parameters, for whose memory the engine may wait: each the only one that leaves
-  // with its memory, all of which it covers.
+  // Chooses the gradients to deliver: each must be the only output in its memory, and cover all of
+  // it.
   void choose_delivered() {
     const std::vector<int>& gradients = graph_.gradients;
     result_.delivered.assign(gradients.size(), -1);
@@ -200,8 +203,8 @@ class Describer {
     result_.program.gradients_leave_early = leaving_.early;
   }
 
-  // A convolution of images whose channels stand last copies its weights alone, to their layout and
-  // to one of its own.
+  // The memory that a convolution allocates for itself. For channels-last images it copies only the
+  // weights, to their layout and to one of its own. -1: not known.
   int64_t workspace_bytes(const Step& step) const {
     const std::vector<int> reads = step.reads();
     if (reads.empty() || !is_channels_last(reads.front())) return -1;
@@ -220,7 +223,8 @@ class Describer {
            c10::is_channels_last_strides_2d<int64_t>(spec.sizes, spec.strides);
   }
 
-  // The planner needs candidates that cover their memory exactly.
+  // The operands that the result may overwrite. The planner requires that they cover their memory
+  // exactly.
   std::vector<int> in_place_candidates(const Step& step) const {
     std::vector<int> candidates;
     for (int slot : step.in_place()) {

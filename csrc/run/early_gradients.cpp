@@ -25,16 +25,16 @@ using torch::autograd::Node;
 using torch::autograd::variable_list;
 using Tensors = Session::Tensors;
 
-// A backward pass that is on its way through a chain.
+// A backward pass that is running through a chain of nodes.
 struct Pass {
   std::shared_ptr<BackwardRun> run;
   NoGradient without;
 };
 
-// What the nodes of a chain share: the passes, by the numbers that autograd gives them.
+// The passes that the nodes of a chain share, by the numbers that autograd gives to passes.
 class Passes {
  public:
-  // By gradient: the segment that it leaves with.
+  // `segments` gives for each gradient the segment that it leaves with.
   explicit Passes(std::vector<int> segments) : segments_(std::move(segments)) {}
 
   const std::vector<int>& segments() const { return segments_; }
@@ -48,7 +48,8 @@ class Passes {
     return found == passes_.end() ? nullptr : found->second;
   }
   void end(int task) {
-    std::shared_ptr<const Pass> pass;  // ends after the lock
+    // Destroyed after the lock is released.
+    std::shared_ptr<const Pass> pass;
     const std::lock_guard lock(mutex_);
     const auto found = passes_.find(task);
     if (found == passes_.end()) return;
@@ -62,7 +63,7 @@ class Passes {
   std::map<int, std::shared_ptr<const Pass>> passes_;
 };
 
-// Tells of passes whose gradients are to have a history, which code below autograd does not see.
+// Whether gradients are to have a history (create_graph). Code below autograd cannot see this.
 thread_local bool has_history = false;
 
 struct HistoryHook : torch::autograd::FunctionPreHook {
@@ -70,11 +71,11 @@ struct HistoryHook : torch::autograd::FunctionPreHook {
     has_history = at::GradMode::is_enabled();
     return gradients;
   }
-  // Nothing that a trace of backward would have to call.
+  // A trace of backward need not call this hook.
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const override {}
 };
 
-// Whether anybody waits for a gradient, and would be called with none.
+// Whether the node has hooks, which would be called with an undefined gradient.
 bool has_hooks(Node& node) {
   return !node.tensor_pre_hooks().empty() || !node.pre_hooks().empty() ||
          !node.post_hooks().empty() || node.tensor_post_acc_grad_hooks() != nullptr;
@@ -87,8 +88,8 @@ void leave_out_one(bool is_without, const Edge& edge, at::Tensor& gradient) {
   }
 }
 
-// The node of a further segment. Its inputs are its gradients, where they are there already, and
-// one that only the node before it in the chain has an edge to.
+// The node of a segment after the first. Its inputs are the gradients of the segment, which may
+// have been computed already, and one more: a link from the node before it in the chain.
 class SegmentNode : public Node {
  public:
   SegmentNode(std::shared_ptr<Passes> passes, bool is_last)
@@ -96,15 +97,16 @@ class SegmentNode : public Node {
 
   const std::shared_ptr<Passes>& passes() const { return passes_; }
 
-  // A gradient of the graph that goes on to `edge`.
+  // Adds a gradient of the graph, which is passed on to `edge`.
   uint32_t add(int gradient, const Edge& edge) {
     gradients_.push_back(gradient);
     add_next_edge(edge);
-    // Of whatever class: as whom it goes on to sees it.
+    // The metadata is that of the receiving node, so that a gradient of any class passes.
     input_metadata_.emplace_back(edge.function->input_metadata(edge.input_nr));
     return num_inputs() - 1;
   }
-  // After all gradients. Nothing ever comes by the link, but a trace of backward looks at its type.
+  // Adds the link, after all gradients. Nothing is ever passed by it, but a trace of backward reads
+  // its metadata.
   uint32_t link_to(const Edge& next) {
     if (next.is_valid()) add_next_edge(next);
     input_metadata_.emplace_back(torch::autograd::InputMetadata(input_metadata(0)));
@@ -152,7 +154,7 @@ class SegmentNode : public Node {
   std::vector<int> gradients_;
 };
 
-// As autograd holds nodes, which differs between versions of torch.
+// Makes a node with the pointer type that this version of torch uses.
 template <typename Pointer>
 struct Maker;
 template <typename T>
@@ -174,7 +176,7 @@ const SegmentNode* segment_at(const Edge& edge) {
   return dynamic_cast<const SegmentNode*>(edge.function.get());
 }
 
-// Where a gradient goes in the end.
+// The edge that a gradient reaches after all segments.
 const Edge& beyond_segments(const Edge& edge) {
   const SegmentNode* segment = segment_at(edge);
   return segment == nullptr ? edge : segment->next_edge(edge.input_nr);
@@ -205,7 +207,8 @@ void let_leave_early(Node& node, const std::vector<int>& segments, const std::ve
   if (last == 0) return;
   node.add_pre_hook(std::make_unique<HistoryHook>());
   const auto passes = std::make_shared<Passes>(segments);
-  Edge next;  // in the chain, which is made from its end
+  // The next one in the chain, which is made from its end.
+  Edge next;
   for (int segment = last; segment > 0; --segment) {
     auto made = Maker<std::decay_t<decltype(next.function)>>::make(passes, !next.is_valid());
     for (size_t i = 0; i < segments.size(); ++i) {
@@ -222,7 +225,7 @@ void let_leave_early(Node& node, const std::vector<int>& segments, const std::ve
 
 Tensors run_backward_of_node(const at::Tensor& token, const Tensors& saved, const Tensors& tangents,
                              NoGradient* early) {
-  // Outside a backward pass autograd says "keep", the safe answer.
+  // Outside of a backward pass autograd says "keep", which is safe.
   const bool keep = torch::autograd::get_current_graph_task_keep_graph();
   const int task = torch::autograd::get_current_graph_task_id();
   const auto node = torch::autograd::get_current_node();
@@ -252,7 +255,8 @@ void leave_out(const NoGradient& without, Tensors& gradients) {
   const bool is_cut = passes && passes->find(torch::autograd::get_current_graph_task_id());
   for (size_t i = 0; i < without.size(); ++i) {
     const Edge& edge = node->next_edge(i);
-    if (is_cut && segment_at(edge) != nullptr) continue;  // its own node does so
+    // The segment's own node does this.
+    if (is_cut && segment_at(edge) != nullptr) continue;
     leave_out_one(without[i], beyond_segments(edge), gradients[i]);
   }
 }

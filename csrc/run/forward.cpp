@@ -22,13 +22,13 @@ namespace torch_ort::run {
 
 namespace {
 
-// A forward call that waits for its backward.
+// A forward call whose backward has not run yet.
 struct LiveCall {
   std::shared_ptr<Context> context;
   std::shared_ptr<Companion> companion;
 };
 
-// By the value of the token.
+// The calls by the values of their tokens.
 struct ContextTable {
   std::mutex mutex;
   std::unordered_map<int64_t, LiveCall> calls;
@@ -36,18 +36,19 @@ struct ContextTable {
 };
 
 ContextTable& context_table() {
-  static ContextTable* table = new ContextTable;  // tokens may be dropped while the process ends
+  // Never destroyed, because tokens may be dropped while the process ends.
+  static ContextTable* table = new ContextTable;
   return *table;
 }
 
-// Back to the pool, unless the session or the binding is gone.
+// Returns a context to the pool, unless its session or binding is gone.
 void retire(std::unique_ptr<Context> context) noexcept {
   context->clear();
   if (context->failed) return;
   const std::shared_ptr<Session> session = std::move(context->session);
   const std::shared_ptr<const Session> called = std::move(context->called);
   const std::shared_ptr<const ExpectedBackward> expected = std::move(context->expected);
-  // Idle contexts do not hold the binding that holds them.
+  // An idle context must not own the binding that owns it.
   std::shared_ptr<Binding> binding = std::move(context->binding);
   std::lock_guard lock(binding->mutex);
   binding->idle.push_back(std::move(context));
@@ -85,7 +86,7 @@ at::Tensor make_token(std::shared_ptr<Context> context) {
       at::TensorOptions().dtype(at::kLong));
 }
 
-// Looks at the call of a token under the table's lock.
+// Calls `function` with the call of a token, under the lock of the table.
 template <typename Function>
 auto with_call(const at::Tensor& token, Function&& function) {
   const int64_t id = *token.const_data_ptr<int64_t>();
@@ -99,7 +100,7 @@ auto with_call(const at::Tensor& token, Function&& function) {
   return function(found->second);
 }
 
-// Lent to one half while it runs.
+// Scratch memory that is lent to one half while it runs.
 class ScratchLease {
  public:
   ScratchLease(Context& context, int64_t bytes) : context_(context) {
@@ -193,8 +194,9 @@ std::shared_ptr<Binding> Session::binding_for(const Tensors& inputs,
   return find_binding(inputs, symbols, {delivery_->is_on, false});
 }
 
-// Delivered gradients lie there until the end of backward. Where nobody holds them for so long,
-// memory of their own may be less.
+// The binding without delivered gradients, if that one needs less memory. Delivered gradients
+// occupy memory of the context until backward ends. If nobody holds them for so long, allocating
+// each may need less.
 std::shared_ptr<Binding> Session::or_without_delivery(std::shared_ptr<Binding> delivering,
                                                       const Tensors& inputs,
                                                       const std::vector<int64_t>& symbols) {
@@ -261,7 +263,7 @@ Session::Tensors Session::collect_outputs(Context& context) const {
   results.reserve(compiled_->outputs.size() + 1);
   for (int slot : compiled_->outputs) {
     at::Tensor tensor = with_promised_strides(context.slots[slot], context.binding->specs[slot]);
-    // An input that leaves as an output is another tensor object to autograd.
+    // An input that is returned must be another tensor object for autograd.
     if (compiled_->facts[slot].is_input || compiled_->facts[slot].is_constant)
       tensor = at::alias(tensor);
     results.push_back(std::move(tensor));
@@ -308,7 +310,8 @@ Session::Tensors Session::forward(const Tensors& inputs, const std::vector<int64
   RunGuard guard(device());
   const std::optional<Tensors> numbers = computed(inputs);
   if (numbers) refuse_writing_into_copies(inputs);
-  // A carrying token names one session and its plan.
+  // A token that carries its bytes is for one session and its plan, so the expected backward is not
+  // used.
   const auto expected = carry ? nullptr : expected_backward();
   Session& session = expected ? *expected->session : *this;
   std::shared_ptr<Context> context =

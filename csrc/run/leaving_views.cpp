@@ -27,7 +27,8 @@ bool repeats_elements(const ir::Type& type) {
 void copy_views_that_leave(ops::CallList& list, size_t& num_forward, bool is_training,
                            std::vector<ir::Value*>& outputs, std::vector<ir::Value*>& gradients) {
   std::vector<ops::Call>& calls = list.calls;
-  std::unordered_map<const ir::Value*, const ir::Value*> base;  // of views, transitively
+  // The value whose memory each view has, through other views.
+  std::unordered_map<const ir::Value*, const ir::Value*> base;
   std::unordered_map<const ir::Value*, size_t> made_by;
   const auto root_of = [&](const ir::Value* value) {
     auto found = base.find(value);
@@ -54,7 +55,7 @@ void copy_views_that_leave(ops::CallList& list, size_t& num_forward, bool is_tra
     }
   }
 
-  std::set<const ir::Value*> read_later;  // roots that backward reads
+  std::set<const ir::Value*> read_later;  // the roots that backward reads
   for (size_t i = num_forward; i < calls.size(); ++i) {
     const std::function<void(const ops::Arg&)> note = [&](const ops::Arg& arg) {
       if (auto* value = std::get_if<ir::Value*>(&arg.value)) read_later.insert(root_of(*value));
@@ -73,12 +74,13 @@ void copy_views_that_leave(ops::CallList& list, size_t& num_forward, bool is_tra
   };
   const auto clone = [&](ir::Value* value, std::vector<ops::Call>& added) {
     ir::Value* copied = temporary(*value);
-    // What is written has a place of its own for each element.
+    // A kernel writes the copy, so each of its elements needs a place of its own.
     if (repeats_elements(copied->type)) copied->type.strides = std::nullopt;
     added.push_back({ops::aten::kClone, "", {value, ops::Arg()}, {copied}, value->producer});
     return copied;
   };
-  // A view that repeats elements goes on doing so: what it looks at is copied, and looked at again.
+  // A view that repeats elements stays one: its base is copied, and the same views are made of the
+  // copy.
   const auto copy = [&](ir::Value* value, std::vector<ops::Call>& added) {
     std::vector<const ir::Value*> views;
     if (repeats_elements(value->type) && !repeats_elements(root_of(value)->type)) {
@@ -108,7 +110,8 @@ void copy_views_that_leave(ops::CallList& list, size_t& num_forward, bool is_tra
       value = copy(value, forward_copies);
     }
   }
-  // Made before the border, or an input of the user: a gradient must be nobody else's memory.
+  // Whether the memory was made before the border, or belongs to an input. A gradient must not
+  // share such memory.
   const auto is_forward_memory = [&](const ir::Value* root) {
     auto made = made_by.find(root);
     if (made != made_by.end()) return made->second < num_forward;

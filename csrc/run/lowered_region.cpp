@@ -22,12 +22,12 @@ using region::Kernel;
 using region::Layout;
 using Tensors = Session::Tensors;
 
-// The dtype in which kernels compute numbers that are narrower; kUndefined: in their own.
+// The dtype in which kernels compute narrower numbers; kUndefined means in their own dtype.
 DType kernel_precision(const region::CodegenOptions& options) {
   return options.round_short_floats ? DType::kUndefined : DType::kFloat;
 }
 
-// The body as a session, with the sizes of one binding.
+// A session that runs the nodes of the region, for the sizes of one binding.
 class Lowered {
  public:
   Lowered(const BoundRegion& region, DType precision)
@@ -88,7 +88,7 @@ class LoweredKernel final : public Kernel {
   std::vector<Layout> outputs_;
 };
 
-// What rounding in `dtype` may add to a number whose like goes up to one.
+// The relative error that rounding to `dtype` may cause, with some tolerance.
 double rounding(DType dtype) {
   switch (dtype) {
     case DType::kBFloat16: return 0x1p-7;
@@ -107,13 +107,14 @@ std::string text(c10::IntArrayRef sizes, int64_t element) {
   return concat("[", place, "]");
 }
 
-// The elements of a result that are wrong, in row-major order.
+// The elements of a result that are wrong.
 struct Difference {
-  int64_t count = 0, worst = 0;  // how many, and the one that is furthest off
-  double off = 0;                // by so much
+  // How many, and the position in row-major order of the one that is furthest off.
+  int64_t count = 0, worst = 0;
+  double off = 0;  // by how much it is off
 };
 
-// `rounded` and `exact`: what the same operands give in two precisions.
+// Compares a result with `rounded` and `exact`, which the same operands give in two precisions.
 Difference find_difference(const double* got, const double* rounded, const double* exact,
                            int64_t count, DType dtype) {
   double lost = 0, largest = 0;
@@ -127,7 +128,7 @@ Difference find_difference(const double* got, const double* rounded, const doubl
   for (int64_t i = 0; i < count; ++i) {
     if (got[i] == exact[i] || got[i] == rounded[i]) continue;
     if (std::isnan(got[i]) && std::isnan(exact[i])) continue;
-    // Near the largest number of the dtype, precision decides whether there is a number at all.
+    // Near the largest number of the dtype, it depends on the precision whether a result is finite.
     if (std::isfinite(rounded[i]) != std::isfinite(exact[i])) continue;
     const double off = std::abs(got[i] - exact[i]);
     if (off <= allowed) continue;
@@ -149,7 +150,7 @@ class CheckedKernel final : public Kernel {
     for (const ir::Value* output : region.node.outputs) names_.push_back(output->name);
   }
 
-  // The kernel runs last: it may write a result over an operand.
+  // The kernel runs last, because it may overwrite an operand.
   void run(const void* const* inputs, void* const* outputs) const override {
     const Tensors near = as_kernel_.run(inputs), exact = in_double_.run(inputs);
     kernel_->run(inputs, outputs);
@@ -161,8 +162,8 @@ class CheckedKernel final : public Kernel {
   std::string str() const override { return kernel_->str(); }
 
  private:
-  // Where a comparison in the body is as good as even, two roundings may decide it otherwise: some
-  // elements of a large result may be anything.
+  // If the two sides of a comparison in the body are almost equal, different roundings may decide
+  // it differently. So a few elements of a large result may be anything.
   static int64_t num_allowed(int64_t count) { return count / 10000; }
 
   void check(size_t output, const at::Tensor& result, const at::Tensor& near,

@@ -22,8 +22,9 @@ void run_backward(const c10::OperatorHandle&, torch::jit::Stack* stack) {
   const Session::Tensors tangents = torch::jit::pop(*stack).toTensorVector();
   const Session::Tensors saved = torch::jit::pop(*stack).toTensorVector();
   const at::Tensor token = torch::jit::pop(*stack).toTensor();
-  torch::jit::pop(*stack);  // the session is for the fake kernel: a real token names its context
-  // Outside a backward pass autograd says "keep", the safe answer.
+  // The session is for the fake kernel. In a real call the token names its context.
+  torch::jit::pop(*stack);
+  // Outside of a backward pass autograd says "keep", which is safe.
   const bool keep = torch::autograd::get_current_graph_task_keep_graph();
   torch::jit::push(*stack, Session::backward(token, saved, tangents, keep));
 }
@@ -31,7 +32,7 @@ void run_backward(const c10::OperatorHandle&, torch::jit::Stack* stack) {
 }  // namespace
 
 TORCH_LIBRARY(torch_ort, library) {
-  // Results may be views of the arguments, as those of the program are.
+  // Results may be views of the arguments, as the results of the program may.
   library.def(
       "run_forward(int session, Tensor(a -> *)[] inputs, int[] symbols, bool carry) -> Tensor(a)[]",
       {at::Tag::pt2_compliant_tag});

@@ -21,7 +21,7 @@ namespace {
 using c10::FunctionSchema;
 using c10::TypeKind;
 
-// All overloads by operator name, read once: the dispatcher has no such index.
+// All overloads by operator name. The dispatcher has no such index, so it is built once.
 std::vector<std::string> overloads_of(const std::string& op) {
   static std::mutex mutex;
   static std::unordered_map<std::string, std::vector<std::string>> overloads;
@@ -38,7 +38,7 @@ std::vector<std::string> overloads_of(const std::string& op) {
   return names;
 }
 
-// By overload: the words of what is proved of it.
+// For each overload, the words that say what has been proved of it.
 using Proofs = std::unordered_map<std::string, std::set<std::string>>;
 
 std::set<std::string> words_of(const std::string& cell) {
@@ -54,8 +54,8 @@ std::string version_of_torch() {
   return version.substr(0, version.find('.', version.find('.') + 1));
 }
 
-// The columns that speak for a device. CUDA has that of the CPU until a GPU has proved one of its
-// own. A version of torch that has none may use what holds for every known one.
+// The columns of the table that apply to a device. CUDA uses that of the CPU until a GPU has proved
+// one. A version of torch without a column uses what all columns of the CPU agree on.
 std::set<size_t> columns_for(const std::vector<std::string>& names, const std::string& device) {
   for (const std::string& kind : {device, std::string("cpu")}) {
     const auto own = std::find(names.begin(), names.end(), kind + "-" + version_of_torch());
@@ -92,7 +92,7 @@ Proofs read_proofs(const std::string& device) {
   return proofs;
 }
 
-// nullptr: nothing is.
+// What has been proved of an overload; nullptr if nothing has.
 const std::set<std::string>* proved(const c10::OperatorHandle& out, bool on_cpu) {
   static const Proofs on_the_cpu = read_proofs("cpu"), on_cuda = read_proofs("cuda");
   const Proofs& proofs = on_cpu ? on_the_cpu : on_cuda;
@@ -100,7 +100,8 @@ const std::set<std::string>* proved(const c10::OperatorHandle& out, bool on_cpu)
   return found == proofs.end() ? nullptr : &found->second;
 }
 
-// A kernel that writes into its out= arguments; generated ones call the functional form and copy.
+// Whether a kernel writes into its out= arguments. Generated ones call the functional form and
+// copy.
 bool is_real_out(const c10::OperatorHandle& op, bool on_cpu) {
   if (op.hasTag(at::Tag::generated)) return false;
   const auto device = on_cpu ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA;
@@ -108,7 +109,7 @@ bool is_real_out(const c10::OperatorHandle& op, bool on_cpu) {
          op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
 }
 
-// Whether `out` takes the arguments of `functional`, then one out argument per result.
+// Whether `out` takes the arguments of `functional`, followed by one out argument for each result.
 bool is_out_of(const FunctionSchema& functional, const FunctionSchema& out) {
   const auto& plain = functional.arguments();
   const auto& with_out = out.arguments();
@@ -157,7 +158,8 @@ const ops::OverwriteForm* find_overwrite_form(const ops::Call& call) {
 void prefer_out_forms(ops::CallList& calls, bool on_cpu, size_t& yield_position,
                       const std::function<bool(const ir::Value*)>& is_unbacked) {
   ops::CallList rewritten;
-  rewritten.temporaries = std::move(calls.temporaries);  // each stays where it is
+  // Pointers to temporaries stay valid.
+  rewritten.temporaries = std::move(calls.temporaries);
   size_t new_position = yield_position;
   for (size_t i = 0; i < calls.calls.size(); ++i) {
     const size_t begin = rewritten.calls.size();

@@ -14,7 +14,7 @@ namespace torch_ort::run {
 
 namespace {
 
-// All that are known when the backward half begins.
+// All symbols whose values are known when the backward half begins.
 std::vector<std::string> known_symbols(const Context& context) {
   std::vector<std::string> names;
   for (const auto& [name, value] : context.binding->symbols) names.push_back(name);
@@ -36,7 +36,7 @@ std::shared_ptr<const ExpectedBackward> make_expected_backward(const CompiledGra
   }
   options.gradient_inputs.clear();
   for (size_t i = 0; i < cut->gradients.size() && i < whole.options.gradient_inputs.size(); ++i) {
-    // They stand in the order of the whole, less those that are left out.
+    // The remaining gradients are in the order of the whole graph.
     if (cut->gradients[i] >= 0) {
       options.gradient_inputs.push_back(whole.options.gradient_inputs[i]);
     }
@@ -65,7 +65,8 @@ std::shared_ptr<const ExpectedBackward> make_expected_backward(const CompiledGra
   ORT_CHECK(
       compiled.saved_inputs == whole.saved_inputs && compiled.saved_outputs == whole.saved_outputs,
       "expected backward: other inputs or outputs are saved than by the whole");
-  // What the other plan and the partial backward ran in would stay beside the memory of this one.
+  // Memory in which the other plan and the partial backward have run would otherwise be held beside
+  // that of this plan.
   free_idle_buffers();
   return expected;
 }
@@ -102,7 +103,7 @@ Session::Tensors PartialBackward::run(const Context& context,
   }
   const Session::Tensors made = session_->run_body(inputs, symbols);
   for (size_t i = 0; i < gradients.size(); ++i) {
-    // What looks at memory of the engine, or of the caller, must not leave.
+    // A gradient that is returned must not share memory with the engine or with the caller.
     if (cut_.gradients[i] >= 0) gradients[i] = owned(made[cut_.gradients[i]], inputs);
   }
   return gradients;

@@ -8,8 +8,8 @@ namespace torch_ort::run {
 
 namespace {
 
-// The dims of a tensor that covers its memory, from the outermost to the innermost, without those
-// of one element. Nothing if it leaves gaps.
+// The dims of size above 1 of a tensor that fills its memory, from the outermost to the innermost.
+// Nothing if it leaves gaps.
 std::optional<std::vector<size_t>> dims_by_stride(const TensorSpec& spec) {
   std::vector<size_t> dims;
   for (size_t i = 0; i < spec.sizes.size(); ++i) {
@@ -31,8 +31,8 @@ std::vector<int64_t> at_dims(const std::vector<int64_t>& numbers, const std::vec
   return picked;
 }
 
-// Two tensors look at the same memory, all of it. The strides that `other` gets when `one` has
-// `strides`; nothing if there are none.
+// Both tensors view all of the same memory. Returns the strides of `other` if `one` had `strides`;
+// nothing if no strides describe it.
 std::optional<std::vector<int64_t>> strides_like(const TensorSpec& one,
                                                  const std::vector<int64_t>& strides,
                                                  const TensorSpec& other) {
@@ -90,7 +90,7 @@ bool PartPlacer::can_hold_parts(int whole) const {
   const TensorSpec& spec = result_.specs[whole];
   if (!spec.known || graph_.facts[whole].unbacked || spec.bytes == 0) return false;
   if (result_.roots[whole] != whole) return false;
-  // Who reads a part later would find what was written over it.
+  // A later reader of a part would read what was written over the whole.
   return std::none_of(graph_.steps.begin(), graph_.steps.end(), [&](const auto& step) {
     const std::vector<int> written = step->mutates();
     return std::any_of(written.begin(), written.end(),
@@ -98,8 +98,8 @@ bool PartPlacer::can_hold_parts(int whole) const {
   });
 }
 
-// The operands that have elements, and where these lie. Nothing if sizes are not known, or do not
-// make those of the whole: the types of a file may say anything.
+// The operands that have elements, with their places in the whole. Nothing if sizes are not known,
+// or do not add up to those of the whole, as may happen with the types of a file.
 std::vector<ViewSpec> PartPlacer::pieces_of(const ConcatStep& concat) const {
   const TensorSpec& whole = result_.specs[concat.outputs[0]];
   const auto rank = static_cast<int64_t>(whole.sizes.size());
@@ -148,7 +148,8 @@ bool PartPlacer::place(const ViewSpec& piece, int whole, size_t concat) {
 
 bool PartPlacer::can_be_made_elsewhere(int root, int whole, size_t concat) const {
   const SlotFacts& facts = graph_.facts[root];
-  // A part that has its place already, twice an operand perhaps, has the whole for its root.
+  // A part that has its place already, such as an operand that occurs twice, has the whole as its
+  // root.
   if (facts.producer < 0 || facts.unbacked || !result_.specs[root].known || leaves(root))
     return false;
   const size_t producer = facts.producer;

@@ -15,7 +15,7 @@ thread_local Placement* current = nullptr;
 
 }  // namespace
 
-// PyTorch's own allocator, but for the threads that place results.
+// PyTorch's own allocator, except on threads that place results.
 class PlacingAllocator final : public c10::Allocator {
  public:
   explicit PlacingAllocator(c10::Allocator* usual) : usual_(usual) { instance_ = this; }
@@ -34,7 +34,7 @@ class PlacingAllocator final : public c10::Allocator {
 
   c10::DeleterFnPtr raw_deleter() const override { return &free_raw; }
 
-  // What is given back later is a result: its memory is the plan's.
+  // The deleter of planned memory. The plan keeps the memory, so there is nothing to free.
   static void give_back(void* data) {
     if (current != nullptr) current->give_back(data);
   }
@@ -44,7 +44,7 @@ class PlacingAllocator final : public c10::Allocator {
   }
 
  private:
-  // Of memory that a kernel asked for without a DataPtr, for itself.
+  // Frees memory that a kernel has allocated for itself without a DataPtr.
   static void free_raw(void* data) {
     if (current != nullptr && current->give_back(data)) return;
     instance_->usual_->raw_deleter()(data);
@@ -54,8 +54,8 @@ class PlacingAllocator final : public c10::Allocator {
   c10::Allocator* usual_;
 };
 
-// It serves tensors that may outlive everything else, so it is never destroyed. Where another
-// library puts an allocator of its own in its place later, results are copied.
+// Installs the allocator. It is never destroyed, because tensors that it has allocated may outlive
+// everything else. If another library replaces it later, results are copied.
 static void install() {
   static const bool done = [] {
     c10::SetCPUAllocator(new PlacingAllocator(c10::GetCPUAllocator()));
@@ -90,7 +90,8 @@ bool Placement::has_placed(const void* data) const {
 }
 
 int Placement::number_of(const void* data) const {
-  // The last one: memory of an earlier one may have been freed and given again.
+  // The search begins with the last allocation: memory of an earlier one may have been freed and
+  // used again.
   for (size_t i = given_.size(); i-- > 0;) {
     if (given_[i] == data) return static_cast<int>(i);
   }
@@ -133,7 +134,7 @@ void* Placement::take_piece(size_t bytes) {
   return nullptr;
 }
 
-// The free ones at the end of what was taken from a workspace.
+// Returns the free pieces at the end of what was taken from a workspace.
 void Placement::return_last_pieces(size_t workspace) {
   for (size_t i = pieces_.size(); i-- > 0;) {
     if (pieces_[i].workspace != workspace) continue;

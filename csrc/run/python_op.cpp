@@ -29,11 +29,12 @@ namespace {
 
 using Tensors = PythonFunction::Tensors;
 using torch::autograd::Node;
-// Of the kind that this torch has.
+// The pointer type of autograd nodes in this version of torch.
 using NodePtr = std::decay_t<decltype(std::declval<const at::Tensor&>().grad_fn())>;
 
 KeyTable<PythonFunction>& function_table() {
-  static auto* table = new KeyTable<PythonFunction>;  // outlives what Python frees at its end
+  // Never destroyed, because Python frees objects that need it at its end.
+  static auto* table = new KeyTable<PythonFunction>;
   return *table;
 }
 
@@ -46,7 +47,7 @@ std::shared_ptr<const PythonFunction> find_function(int64_t key) {
   return found;
 }
 
-// Runs keep what they have found.
+// Replaces the entry by a changed copy. Runs that have found the old one keep it.
 template <typename Change>
 void change_function(int64_t key, Change change) {
   auto changed = std::make_shared<PythonFunction>(*find_function(key));
@@ -54,10 +55,11 @@ void change_function(int64_t key, Change change) {
   function_table().set(key, std::move(changed));
 }
 
-// The number stands where the tensor's data is, and this is what its storage owns.
+// What the storage of a Function's first result owns. The data of that tensor is the id.
 struct PythonContext {
   int64_t id;
-  NodePtr node;  // nothing where no gradient is asked for
+  // None if no gradient is asked for.
+  NodePtr node;
 };
 
 struct ContextIds {
@@ -73,7 +75,8 @@ ContextIds& context_ids() {
 }
 
 void end_python_context(void* data) {
-  delete static_cast<PythonContext*>(data);  // a node of Python's takes the GIL by itself
+  // A node that belongs to Python takes the GIL itself.
+  delete static_cast<PythonContext*>(data);
   context_ids().live.fetch_sub(1);
 }
 
@@ -115,7 +118,8 @@ NodePtr node_of(const at::Tensor& tensor) {
 
 RaiseAgain raise_again_in_python = nullptr;
 
-// What a Function's inputs come from: it is asked for the form of gradients, and never run.
+// The node that a Function's inputs come from. It is asked for the metadata of gradients, and never
+// runs.
 struct Outside : Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&&) override {
     throw InternalError("PythonOp: backward went past the Function");
@@ -131,10 +135,10 @@ Pointer make_node() {
   }
 }
 
-// Tensors as a Function gets them. Memory of the engine is lent: it serves other values once the
-// step is over. What is still looked at then, because the Function saved it in whatever way,
-// becomes a copy under the eyes of whoever looks. Memory that its storage owns is shared, and so
-// are version counters, through which autograd sees edits of what was saved.
+// Makes the tensors that a Function gets. Memory of the engine is lent, and serves other values
+// after the step. If anything still refers to it then, in whatever way the Function saved it, it
+// becomes a copy, and whoever refers to it sees the copy. Memory that its storage owns is shared.
+// So are version counters, by which autograd notices edits of what was saved.
 class Lending {
  public:
   at::Tensor lend(const at::Tensor& tensor) {
@@ -152,7 +156,7 @@ class Lending {
     return alias;
   }
 
-  // Whether a tensor looks at memory that was given.
+  // Whether a tensor shares memory that was lent.
   bool shares(const at::Tensor& tensor) const {
     if (!tensor.has_storage()) return false;
     const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
@@ -200,7 +204,7 @@ class Lending {
   std::vector<Lent> lent_;
 };
 
-// The dispatch state in which eager PyTorch would call the Function.
+// Sets the dispatch state in which eager PyTorch would call the Function.
 class PlainState {
  public:
   explicit PlainState(bool grad_mode)
@@ -230,7 +234,7 @@ bool share_memory(const Tensors& tensors, const at::Tensor& tensor) {
   return false;
 }
 
-// What a step may hand on: each result alone in its memory, as the plan takes it to be.
+// The results for the following steps. Each gets memory of its own, as the plan assumes.
 Tensors take_outputs(const PythonFunction& function, const Lending& lending, const Tensors& results,
                      NodePtr& node) {
   TORCH_CHECK(results.size() == function.num_results, function.name, ": forward gave ",
@@ -287,8 +291,8 @@ Tensors run_node(Node& node, Tensors gradients) {
   return results;
 }
 
-// A gradient for each position that capture knows of, each alone in its memory: autograd keeps
-// what it gets as `.grad`.
+// One gradient for each position that the capture knows of. Each gets memory of its own, since
+// autograd stores what it gets as `.grad`.
 Tensors take_gradients(const PythonFunction& function, const Node& node, const Lending& lending,
                        const Tensors& results) {
   Tensors gradients;
@@ -309,7 +313,8 @@ Tensors take_gradients(const PythonFunction& function, const Node& node, const L
       gradient = edge.function->input_metadata(edge.input_nr).zeros_like();
     } else if (gradient.requires_grad() || gradient.use_count() > 2 || lending.shares(gradient) ||
                (gradient.has_storage() && gradient.storage().use_count() > 1)) {
-      gradient = private_copy(gradient);  // two references: `results` and `gradient`
+      // `results` and `gradient` are two references.
+      gradient = private_copy(gradient);
     }
     gradients.push_back(std::move(gradient));
   }

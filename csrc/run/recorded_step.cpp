@@ -32,28 +32,29 @@ constexpr const char* kSavedPositions = "saved_positions";
 
 DifferentiableGradients differentiable_gradients = nullptr;
 
-// What runs backward until the engine's has succeeded once; nothing once its step is gone, or
-// proven.
+// What runs backward until the engine's backward has succeeded once, by step. There is no entry
+// once it has succeeded or the step is gone.
 KeyTable<FirstBackward>& first_backwards() {
-  static auto* table = new KeyTable<FirstBackward>;  // outlives what Python frees at its end
+  // Never destroyed, because Python frees objects that need it at its end.
+  static auto* table = new KeyTable<FirstBackward>;
   return *table;
 }
 
 struct BackwardCall {
-  int64_t watched;  // key of what runs instead of the engine; 0: nobody watches
+  int64_t watched;  // key of what runs instead of the engine; 0 if there is none
   int64_t key;      // of the step
   at::Tensor token;
   Tensors saved;
-  c10::List<int64_t> saved_positions;  // among the flat inputs, of the first in `saved`
+  c10::List<int64_t> saved_positions;  // the positions of `saved` among the flat inputs
   Tensors tangents;
 
-  // `early`: what the nodes behind this one are told, where gradients may leave with them.
+  // `early` is passed to the nodes of later segments, with which gradients may leave.
   Tensors run(NoGradient* early) const {
     const auto watching = watched == 0 ? nullptr : first_backwards().find(watched);
     return watching == nullptr ? run_engine(early) : (*watching)(token, saved, tangents);
   }
 
-  // Gradients that have a history.
+  // Computes gradients that have a history themselves.
   Tensors run_differentiable() const {
     const auto compute = [this] { return run(nullptr); };
     DifferentiableCall call{
@@ -69,7 +70,7 @@ struct BackwardCall {
   }
 };
 
-// A gradient that comes back, in the layout that the graph was recorded for.
+// An incoming gradient, in the layout that the graph was recorded for.
 at::Tensor in_order(const at::Tensor& gradient, const c10::List<int64_t>& order) {
   if (!gradient.defined()) return gradient;
   if (order.empty()) return gradient.contiguous();
@@ -81,8 +82,8 @@ at::Tensor in_order(const at::Tensor& gradient, const c10::List<int64_t>& order)
   return rows.contiguous().permute(inverse);
 }
 
-// As autograd does, which comes to no tensor from an output that nobody has used: no gradient,
-// which is not zeros. By gradient; empty: all outputs have been used.
+// Which gradients are undefined, rather than zeros, because only outputs without a gradient lead to
+// them. Autograd does the same. Empty if all outputs have a gradient.
 NoGradient without_gradient(const c10::List<c10::IValue>& origins, const variable_list& gradients) {
   NoGradient without;
   const auto is_defined = [](const at::Tensor& gradient) { return gradient.defined(); };
@@ -97,7 +98,7 @@ NoGradient without_gradient(const c10::List<c10::IValue>& origins, const variabl
 }
 
 BackwardCall take_apart(AutogradContext* context, const variable_list& gradients) {
-  // A checkpoint around the step computes forward again in here.
+  // If the step is inside of a checkpoint, this computes forward again.
   variable_list saved = context->get_saved_variables();
   TORCH_CHECK(!at::globalContext().deterministicAlgorithms() ||
                   context->saved_data[kIsDeterministic].toBool(),
@@ -119,7 +120,7 @@ BackwardCall take_apart(AutogradContext* context, const variable_list& gradients
 
 }  // namespace
 
-// One forward call, besides the inputs that get gradients.
+// One forward call, without the inputs that get gradients.
 struct RecordedStep::Call {
   const RecordedStep& step;
   const Tensors& inputs;
@@ -156,7 +157,7 @@ struct RecordedStep::Node : torch::autograd::Function<RecordedStep::Node> {
     const bool has_history = at::GradMode::is_enabled();  // create_graph=True
     Tensors made = has_history ? call.run_differentiable() : call.run(&without);
     leave_out(without, made);
-    variable_list results{at::Tensor()};  // of the call
+    variable_list results{at::Tensor()};  // of the argument `Call`
     std::move(made.begin(), made.end(), std::back_inserter(results));
     return results;
   }
@@ -200,7 +201,8 @@ Tensors RecordedStep::run(const Tensors& inputs, const std::vector<int64_t>& sym
       call.results[differentiable_[i]] = std::move(made[i]);
     }
   } catch (...) {
-    // A hook has refused what was to be saved: the node holds outputs, which hold the node.
+    // A hook has raised when a tensor was to be saved. The node holds the outputs and these hold
+    // the node, so the cycle must be broken.
     for (at::Tensor& result : call.results) {
       if (result.defined() && result.grad_fn()) result.detach_();
     }

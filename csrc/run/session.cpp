@@ -17,7 +17,8 @@ struct SessionTable {
 };
 
 SessionTable& session_table() {
-  static SessionTable* table = new SessionTable;  // tokens may outlive static destruction
+  // Never destroyed, because tokens may outlive static variables.
+  static SessionTable* table = new SessionTable;
   return *table;
 }
 

@@ -23,7 +23,7 @@ std::vector<int64_t> row_major_strides(const std::vector<int64_t>& sizes, bool& 
   return strides;
 }
 
-// Strides and sizes of the dims of several elements, the smallest stride first.
+// Strides and sizes of the dims of size above 1, the smallest stride first.
 std::vector<std::pair<int64_t, int64_t>> dims_by_stride(const TensorSpec& spec) {
   std::vector<std::pair<int64_t, int64_t>> dims;
   for (size_t i = 0; i < spec.sizes.size(); ++i) {
@@ -33,8 +33,8 @@ std::vector<std::pair<int64_t, int64_t>> dims_by_stride(const TensorSpec& spec) 
   return dims;
 }
 
-// Whether number of elements and span can be counted in bytes. Elements of the largest types have
-// 16 bytes, and plans round up.
+// Whether the bytes of the elements, and of the memory that they span, fit into 64 bits. Elements
+// have up to 16 bytes, and plans round up.
 bool fits_in_memory(const TensorSpec& spec) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 64;
   int64_t count = 1, last = 0, step;
@@ -216,7 +216,8 @@ std::vector<int64_t> eval_dims(const ir::Shape& dims, const ir::SymbolLookup& lo
 }
 
 at::Tensor computed(const at::Tensor& tensor) {
-  at::Tensor once = tensor;  // without the dims in which one element is read again and again
+  // Without the dims along which one element is repeated.
+  at::Tensor once = tensor;
   for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
     if (tensor.stride(dim) == 0 && tensor.size(dim) > 1) once = once.narrow(dim, 0, 1);
   }

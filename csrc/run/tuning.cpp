@@ -12,13 +12,13 @@ namespace torch_ort::run {
 
 namespace {
 
-constexpr double kEnoughUs = 30e3;  // after which small differences show
+constexpr double kEnoughUs = 30e3;  // after this time small differences are visible
 constexpr int64_t kManyRounds = 200;
-// Other processes may run instead of a thread: for so many rounds nothing has become faster, or by
-// so little.
+// Other processes may take the processor from a thread. So timing ends after this many rounds in
+// which no kernel has become faster by more than this factor.
 constexpr int64_t kSettledRounds = 5;
 constexpr double kSettled = 0.95;
-constexpr double kClearly = 0.97;  // of the time of what is preferred
+constexpr double kClearly = 0.97;  // of the time of the preferred kernel
 
 struct Table {
   std::mutex mutex;
@@ -26,7 +26,8 @@ struct Table {
 };
 
 Table& table() {
-  static Table* one = new Table;  // sessions may outlive static destruction
+  // Never destroyed, because sessions may outlive static variables.
+  static Table* one = new Table;
   return *one;
 }
 
@@ -44,7 +45,7 @@ KernelTimes time_in_turns(const std::function<void()>& own, const std::function<
   KernelTimes times{.own_us = kNever, .torch_us = kNever};
   const double start = now();
   double end = start;
-  int64_t last_faster = 0;  // round
+  int64_t last_faster = 0;  // the last round in which a kernel became faster
   const auto run = [&](const std::function<void()>& kernel, double& fastest) {
     const double begin = end;
     kernel();
@@ -101,7 +102,7 @@ KernelChoice find_or_measure(const std::string& product, const std::function<voi
                              const Tuning& tuning) {
   static std::mutex measuring;
   std::lock_guard turn(measuring);
-  // Another thread may have measured it meanwhile.
+  // Another thread may have measured it in the meantime.
   if (const std::optional<KernelChoice> found = find_choice(product)) return *found;
   const KernelTimes times = time_in_turns(own, torch, tuning.most_ms, now_us);
   counters().products_tuned.fetch_add(1);

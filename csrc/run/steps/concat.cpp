@@ -11,9 +11,11 @@ namespace torch_ort::run {
 
 namespace {
 
-// Of parts that stand in the whole already, in memory that the step of the first one got.
+// A concatenation some of whose parts were written in place. The step of the first part has
+// allocated the memory of the whole.
 struct BoundConcat : BoundStep {
-  std::vector<ViewSpec> rest;  // which slots are copied to where in the whole
+  // The other parts: which slots to copy, and to where in the whole.
+  std::vector<ViewSpec> rest;
 
   BoundConcat(const ConcatStep& of, std::vector<ViewSpec> copied)
       : BoundStep(of), rest(std::move(copied)) {

@@ -39,28 +39,28 @@ int64_t integer(const at::Tensor& tensor, const std::string& node, const char* w
   return single(tensor, node, what).item().toLong();
 }
 
-// The bodies of a node, and what happens between their runs.
+// Runs the bodies of a node, and moves values between their runs.
 class ControlFlow {
  public:
   using Tensors = Session::Tensors;
-  // The value of a symbol of the graph that the node stands in; nothing if it has none yet.
+  // Gives the value of a symbol of the outer graph; nothing if it has none yet.
   using Lookup = ir::SymbolLookup;
 
   // A node with closed bodies (ops/control_flow.h).
   ControlFlow(const ir::Node& node, const Constants& constants, const SessionOptions& options);
 
-  // One tensor per output of the node, none of them in memory of an input or of the session.
-  // Undefined inputs are left out.
+  // Returns one tensor for each output of the node. None of them shares memory with an input or the
+  // session. Undefined inputs stand for those that are left out.
   Tensors run(const Tensors& inputs, const Lookup& lookup) const;
 
   void free_idle_contexts() const;
   std::string op_name() const { return is_loop_ ? "Loop" : "If"; }
 
  private:
-  // Where a body finds the value of a symbol: outside, or in an input that is an integer.
+  // Where a body finds the value of a symbol: in the outer graph, or in an integer input.
   struct Symbol {
     std::string name;
-    int input;  // of the body; -1: outside
+    int input;  // of the body; -1: outer graph
   };
   struct Body {
     std::shared_ptr<Session> session;
@@ -72,14 +72,14 @@ class ControlFlow {
   Tensors run_body(const Body& body, const Tensors& inputs, const Lookup& lookup) const;
   Tensors run_loop(const Tensors& inputs, const Lookup& lookup) const;
   at::Tensor stacked(const Tensors& rounds, size_t output, const Lookup& lookup) const;
-  // Copies what lies in memory that is not the result's own.
+  // Copies results that share memory with others or with inputs.
   void own(Tensors& results, const Tensors& inputs) const;
 
   std::string name_;
   bool is_loop_ = false;
   size_t num_carried_ = 0;
   c10::Device device_{c10::kCPU};
-  std::vector<Body> bodies_;  // of an If: taken where the condition holds, where it does not
+  std::vector<Body> bodies_;  // of an If: for true and for false
 };
 
 ControlFlow::ControlFlow(const ir::Node& node, const Constants& constants,
@@ -157,7 +157,7 @@ ControlFlow::Tensors ControlFlow::run_loop(const Tensors& inputs, const Lookup& 
   const Body& body = bodies_[0];
   const size_t num_scanned = body.session->num_outputs() - 1 - num_carried_;
   std::vector<Tensors> scanned(num_scanned);
-  Tensors given = inputs;  // of one round
+  Tensors given = inputs;  // of the current round
   for (int64_t round = 0; round < rounds && holds(condition, name_); ++round) {
     given[0] = at::scalar_tensor(round, at::TensorOptions().dtype(at::kLong));
     given[1] = condition;
@@ -174,7 +174,8 @@ ControlFlow::Tensors ControlFlow::run_loop(const Tensors& inputs, const Lookup& 
   return results;
 }
 
-// Without a round, sizes that only one would tell are 0, as everywhere else where ONNX runs.
+// If there was no round, sizes that only a round determines are 0, as in other implementations of
+// ONNX.
 at::Tensor ControlFlow::stacked(const Tensors& rounds, size_t output, const Lookup& lookup) const {
   if (!rounds.empty()) return at::stack(rounds);
   const ir::Value& value = *bodies_[0].session->graph().outputs[output];
@@ -229,7 +230,7 @@ struct BoundControlFlow : BoundStep {
       const int slot = of.outputs[i];
       if (slot < 0) continue;
       const TensorSpec& spec = context.spec(slot);
-      // Two ways to a value may give it two layouts.
+      // The two branches may give a value in different layouts.
       if (spec.known && !has_layout(results[i], spec)) {
         results[i] = as_promised(context.graph().value(slot), spec, results[i]);
       }

@@ -14,8 +14,8 @@ namespace torch_ort::run {
 namespace {
 
 struct FunctionalStep : OperatorStep {
-  // The operator is made of others: a result may be an argument, or look at one, though its schema
-  // does not say so.
+  // Set for an operator that is composed of others: its result may be an argument, or a view of
+  // one, although its schema does not say so.
   bool may_give_argument;
 
   FunctionalStep(const CallSite& site, const c10::OperatorHandle& op)
@@ -24,7 +24,8 @@ struct FunctionalStep : OperatorStep {
   }
 
   const char* form() const override { return "functional"; }
-  // A third party's kernel may keep what it gives.
+  // A kernel of a third party may keep a reference to its result, so the result must not be
+  // overwritten.
   bool gives_up_results() const override { return ops::is_pytorchs(op.operator_name().name); }
   std::unique_ptr<BoundStep> bind(Binder& binder) const override;
 };
@@ -40,7 +41,8 @@ struct BoundFunctional : BoundCall<FunctionalStep> {
   }
 
  private:
-  // What the plan takes for memory of its own, and is not: the next step may write into it.
+  // Copies results that share memory although the plan takes them for memory of their own.
+  // Otherwise the next step might overwrite that memory.
   void own_results(Context& context) const {
     std::vector<at::Tensor> given;
     for (int slot : of.reads()) given.push_back(context.slots[slot]);

@@ -10,7 +10,7 @@ namespace {
 
 struct MutationStep : OperatorStep {
   std::vector<int> written;  // slots
-  // Outputs after these are `written`, as they are afterwards.
+  // The outputs from this number on are the `written` tensors after the call.
   size_t num_returns;
 
   MutationStep(const CallSite& site, const c10::OperatorHandle& op)

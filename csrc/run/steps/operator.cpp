@@ -49,7 +49,7 @@ c10::Layout layout_from_name(const std::string& name) {
   throw Unsupported(concat("layout: got '", name, "', want strided"));
 }
 
-// A string argument, by what the schema says it stands for.
+// The value of a string argument, by the type that the schema declares.
 IValue string_value(const c10::Argument& schema, const std::string& text) {
   const c10::TypePtr real = unwrap_optional(schema.real_type());
   switch (real->kind()) {
@@ -101,7 +101,7 @@ IValue number_list(const c10::Argument& schema, const ops::ArgList& items) {
   return values;
 }
 
-// A 0-d tensor that stands for a Python number: it takes no part in type promotion.
+// The 0-d tensor that stands for a Python number. It takes no part in type promotion.
 at::Tensor wrapped_number(const c10::Scalar& number) {
   at::Tensor tensor = at::scalar_tensor(number, at::TensorOptions().dtype(number.type()));
   tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
@@ -110,7 +110,7 @@ at::Tensor wrapped_number(const c10::Scalar& number) {
 
 ArgSource source_of(const CallSite& site, const c10::Argument& schema, const ops::Arg& arg) {
   ArgSource source;
-  // Formulas of autograd leave a tensor out of which the schema says that it is there.
+  // Formulas of autograd omit tensors that the schema declares as required.
   if (arg.is_none())
     return ArgSource::of_constant(schema.type()->kind() == TypeKind::TensorType ? at::Tensor()
                                                                                 : IValue());
@@ -119,7 +119,7 @@ ArgSource source_of(const CallSite& site, const c10::Argument& schema, const ops
     source.slots = {site.slot(*value)};
     return source;
   }
-  // A number where the operator takes a tensor.
+  // A number where the operator takes a tensor becomes a 0-d tensor.
   const bool wraps = element_kind(schema.type()) == TypeKind::TensorType;
   if (auto* flag = std::get_if<bool>(&arg.value)) {
     return wraps ? ArgSource::of_constant(wrapped_number(*flag)) : ArgSource::of_constant(*flag);
@@ -332,7 +332,7 @@ void OperatorStep::store_results(Context& context) const {
     context.unbacked_symbols.emplace_back(binds_symbol, number.toLong());
     return;
   }
-  size_t next = 0;  // result, lists flattened
+  size_t next = 0;  // the next result, with lists flattened
   const auto take = [&](at::Tensor tensor) {
     if (next < outputs.size()) context.store(outputs[next++], std::move(tensor));
   };
@@ -342,7 +342,8 @@ void OperatorStep::store_results(Context& context) const {
     } else if (result.isTensorList()) {
       for (const IValue& element : result.toListRef()) take(element.toTensor());
     } else {
-      ++next;  // None, or a number
+      // The result is None or a number.
+      ++next;
     }
   }
 }

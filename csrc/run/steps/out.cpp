@@ -15,7 +15,7 @@ namespace torch_ort::run {
 
 namespace {
 
-// Whether the kernel gathers along the last dim (row_argument in ops/op.h).
+// Whether the kernel gathers along the last dim (`row_argument` in ops/op.h).
 bool works_along_rows(const ops::Call& call) {
   const int argument = ops::registry().operator_row(call.op).row_argument;
   if (argument < 0 || !call.outputs[0]->type.shape) return false;
@@ -34,7 +34,7 @@ bool is_random(const c10::OperatorHandle& op) {
   return op.hasTag(at::Tag::nondeterministic_seeded);
 }
 
-// An operator that writes over its first argument, which is the result.
+// The form of an operator that overwrites its first argument, which becomes the result.
 std::optional<OutStep> find_overwriting(const CallSite& site) {
   const ops::OverwriteForm* form = find_overwrite_form(site.call);
   if (form == nullptr || site.call.outputs.at(0) == nullptr) return std::nullopt;
@@ -65,7 +65,8 @@ struct BoundOut : BoundWriter {
   }
 
  private:
-  // What a kernel resizes, or points elsewhere, is not where the plan says, and may hold anything.
+  // Checks that the kernel has written where the plan says. If it has resized the result, or has
+  // given it other memory, the planned memory may hold anything.
   void check_written(const Context& context, size_t result, const void* given) const {
     const at::Tensor& tensor = context.slots[of.outputs[result]];
     const TensorSpec& spec = context.spec(of.outputs[result]);
@@ -81,7 +82,7 @@ struct BoundOut : BoundWriter {
         "): result ", result, ": got ", tensor.sizes(), " with strides ", tensor.strides(),
         is_there ? "" : " in other memory", ", want ", c10::IntArrayRef(spec.sizes),
         " with strides ", c10::IntArrayRef(spec.strides), " in the memory that was given");
-    // Of other sizes is what another type is promised for, by a file or by a rule of the recorder.
+    // Other sizes mean that the type is wrong, which a file or a rule of the recorder has stated.
     const bool is_misnamed = tensor.sizes() != c10::IntArrayRef(spec.sizes);
     if (is_misnamed || context.graph().options.is_from_file) throw UserError(words);
     throw InternalError(words);
@@ -97,7 +98,8 @@ std::optional<OutStep> find_out_step(const CallSite& site) {
   const auto out = find_out_form(*site.op, site.on_cpu);
   if (!out || !(out->any_strides || are_row_major(site.call.outputs))) return std::nullopt;
   OutStep step(site, *site.op, site.call.args);
-  // Results that nobody reads still need memory to be written to: the kernel makes it.
+  // A result that nobody reads has no planned memory to be written to, so the kernel must allocate
+  // it.
   if (std::any_of(step.outputs.begin(), step.outputs.end(), [](int slot) { return slot < 0; })) {
     return std::nullopt;
   }

@@ -35,7 +35,8 @@ struct BoundPlaced : BoundWriter {
         numbers(called.outputs.size()),
         workspaces(binder.workspaces()) {}
 
-  // Results that came elsewhere are copied, and the next call knows better.
+  // Results that are not in their places are copied. The next call knows which allocations they
+  // came from.
   void write(Context& context, StepCounts& counts) const override {
     Placement placement;
     offer_memory(context, placement);
@@ -46,7 +47,7 @@ struct BoundPlaced : BoundWriter {
       const at::Tensor& made = context.stack.at(i).toTensor();
       ORT_CHECK(made.defined(), "run: ", of.name, ": result ", i, " is missing");
       if (is_in_place(context, i, placement)) continue;
-      // In its own place otherwise laid out, or in the place of another result.
+      // The result has other strides than planned, or is in the place of another result.
       elsewhere.emplace_back(i, placement.has_placed(made.storage().data()) ? made.clone() : made);
     }
     for (const auto& [i, made] : elsewhere) {
@@ -74,7 +75,7 @@ struct BoundPlaced : BoundWriter {
     }
   }
 
-  // Whether a result stands where it was wanted; if not, which allocation it came from is noted.
+  // Whether a result is in its place. If not, the allocation that it came from is noted.
   bool is_in_place(const Context& context, size_t result, const Placement& placement) const {
     const int slot = of.outputs[result];
     const at::Tensor& made = context.stack.at(result).toTensor();

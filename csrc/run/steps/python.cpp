@@ -21,7 +21,8 @@ struct PythonStep : OperatorStep {
 struct BoundPython : BoundCall<PythonStep> {
   using BoundCall::BoundCall;
 
-  // The code finds the dispatch state in which eager PyTorch would call it, but for gradients.
+  // The callable runs in the dispatch state in which eager PyTorch would call it, except that no
+  // gradients are recorded.
   void run(Context& context, StepCounts& counts) const override {
     const c10::impl::ForceDispatchKeyGuard plain(
         c10::impl::LocalDispatchKeySet(c10::impl::PODLocalDispatchKeySet{}));
@@ -54,7 +55,8 @@ struct BoundPythonOp : BoundCall<PythonOpStep> {
   }
 
  private:
-  // What capture has learnt of a Function, every call of it must keep to. Strides are put right.
+  // Every call of a Function must give results like those that the capture has seen. If only
+  // strides differ, they are corrected.
   void check_results(Context& context) const {
     for (size_t i = 0; i < of.outputs.size(); ++i) {
       const int slot = of.outputs[i];

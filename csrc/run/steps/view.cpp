@@ -16,7 +16,7 @@ namespace torch_ort::run {
 
 namespace {
 
-// The first tensor argument.
+// The slot of the first tensor argument.
 int viewed_slot(const OperatorStep& step) {
   for (const ArgSource& arg : step.args) {
     if (arg.kind == ArgSource::Kind::kSlot) return arg.slots[0];
@@ -39,7 +39,7 @@ struct ViewStep : OperatorStep {
   }
 };
 
-// A view where the strides of what it looks at allow it, else a copy.
+// A view if the strides of the operand allow it, else a copy.
 struct ReshapeStep : OperatorStep {
   int base;
 
@@ -53,8 +53,8 @@ struct ReshapeStep : OperatorStep {
     return description.roots[outputs[0]] != outputs[0];
   }
 
-  // Others count on the strides that the type of a value says. A temporary value of a lowering gets
-  // those that the view has.
+  // Readers depend on the strides that the type of a value states. A temporary of a lowering gets
+  // the strides of the view.
   void describe(const CompiledGraph& graph, Description& description) const override {
     const TensorSpec& from = description.specs[base];
     TensorSpec& to = description.specs[outputs[0]];
@@ -83,8 +83,8 @@ struct BoundReshapeCopy : BoundCall<ReshapeStep> {
   }
 
  private:
-  // What the plan takes for a copy, and is none by its nature, would look at memory that the next
-  // step may write into.
+  // Copies a result that the plan takes for a copy, but that is a view, since the next step might
+  // overwrite the memory that it views.
   void own_result(Context& context) const {
     const at::Tensor result = context.stack.back().toTensor();
     if (!context.spec(of.base).known || !result.is_alias_of(context.slots[of.base])) return;
@@ -100,9 +100,9 @@ std::unique_ptr<BoundStep> ReshapeStep::bind(Binder& binder) const {
   return std::make_unique<BoundView>(*this, base, binder);
 }
 
-// Whether the results stay inside: an object that is pointed elsewhere must be the engine's own.
-// Strides that are named count from the beginning of memory that a caller's tensor may be a part
-// of.
+// Whether the results stay inside of the graph, so that the engine's own tensor objects can be
+// moved to other memory. Operators that name strides count an offset from the beginning of memory
+// of which a caller's tensor may be only a part.
 bool may_move(const OperatorStep& step, const Binder& binder) {
   if (ops::registry().operator_row(step.op.schema().name()).names_strides) return false;
   const CompiledGraph& graph = binder.graph();
@@ -122,7 +122,8 @@ BoundView::BoundView(const OperatorStep& step, int viewed, Binder& binder)
     : BoundStep(step), of(step), base(viewed), args(step.bind_args(binder)) {
   const auto is_part = [&](int slot) { return slot >= 0 && binder.is_part(slot); };
   if (std::any_of(of.outputs.begin(), of.outputs.end(), is_part)) {
-    is_done = true;  // it comes with the part
+    // It is made with the part.
+    is_done = true;
     return;
   }
   if (of.outputs.empty()) return;
@@ -141,7 +142,7 @@ bool BoundView::has_known_args() const {
                       [](const BoundArg& arg) { return arg.is_unbacked(); });
 }
 
-// Runs the view over a tensor without memory and notes what comes out.
+// Runs the view on a tensor without memory to learn the sizes and strides of the results.
 void BoundView::describe_views(const Binder& binder) {
   const TensorSpec& spec = binder.spec(base);
   torch::jit::Stack stack;
@@ -182,7 +183,7 @@ std::vector<const ViewSpec*> BoundView::moving_views() const {
   return moving;
 }
 
-// False if what is looked at has other strides than were planned.
+// Returns false if the base has other sizes or strides than were planned.
 bool BoundView::move_views(Context& context) const {
   if (views.empty()) return false;
   const at::Tensor& viewed = context.slots[base];
@@ -208,8 +209,8 @@ void BoundView::make_static(Context& context) const {
   of.call(context, args);
   of.store_results(context);
   context.stack.clear();
-  // The plan took its word for what the next view looks at: a reshape that is none would copy
-  // memory that is not there yet.
+  // The next view relies on the layout of this one: a reshape that is not a view would copy memory
+  // whose contents do not exist yet.
   for (int slot : of.outputs) {
     if (slot < 0 || !context.spec(slot).known) continue;
     check_layout(context.graph().value(slot), context.spec(slot), context.slots[slot]);
