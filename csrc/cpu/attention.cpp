@@ -29,9 +29,9 @@ namespace torch_ort::cpu {
 
 namespace {
 
-constexpr int64_t kWorkPerThread = 1 << 17;  // multiplications
+constexpr int64_t kWorkPerThread = 1 << 17;  // in multiplications
 
-// Where the matrix of each head begins, and how it lies. A mask may have fewer dims, and
+// Finds the matrix of each head in memory. A mask may have fewer dims than the heads, and
 // broadcasts.
 class Heads {
  public:
@@ -60,7 +60,7 @@ class Heads {
   int64_t strides_[4] = {0, 0, 0, 0};
 };
 
-// The matrix of one head, as it lies in memory. `Void` is const for one that is read.
+// The matrix of one head in memory. `Void` is const for a matrix that is read.
 template <typename Void>
 struct Matrix {
   using Byte = std::conditional_t<std::is_const_v<Void>, const char, char>;
@@ -78,14 +78,14 @@ struct Matrix {
   Void* at(int64_t i) const { return data + i * row * ir::size_bytes(dtype); }
 };
 
-// Numbers to compute with, and how they lie.
+// Numbers in the type that the kernel computes in, with their strides.
 template <typename T>
 struct Numbers {
   const T* data;
   int64_t row, column;
 };
 
-// The columns of a right factor, `num` panels of `width` numbers: see PanelProduct.
+// The columns of a right factor in `num` panels of `width` numbers (PanelProduct in kernels.h).
 struct Panels {
   int64_t width = 0, num = 0;
 
@@ -100,8 +100,9 @@ struct Panels {
 template <typename T>
 class Attention : public Kernel {
  protected:
-  // `query`: which input it is; key and value stand behind it. `optional`: where the mask stands,
-  // if there is one. What tells of a dropout stands behind it, and lists of rows come last.
+  // `query` is the number of the input with the queries; keys and values follow it. `optional` is
+  // the number of the mask, if there is one. A boolean mask or a seed for dropout follows it, and
+  // lists of rows come last.
   Attention(const ir::Node& node, const std::vector<Layout>& inputs, int query, int optional,
             const CompileOptions& options)
       : kernels_(kernels<T>(options.isa)),
@@ -177,7 +178,8 @@ class Attention : public Kernel {
     return heads_of(layout, queries_, 1, heads_);
   }
 
-  // A matrix of `num_rows` rows to compute with: itself, or a copy in `memory`.
+  // The first `num_rows` rows of a matrix in the type that the kernel computes in: the matrix
+  // itself, or a copy in `memory`.
   Numbers<T> numbers(const Matrix<const void>& matrix, int64_t num_rows, T* memory) const {
     if (matrix.dtype == kDType) {
       return {reinterpret_cast<const T*>(matrix.data), matrix.row, matrix.column};
@@ -186,18 +188,18 @@ class Attention : public Kernel {
     return {memory, features_, 1};
   }
 
-  // What numbers() needs for keys and values.
+  // The size of the memory that numbers() needs for keys and values.
   int64_t copied_size(const Heads& key, const Heads& value) const {
     return key.dtype() == kDType && value.dtype() == kDType ? 0 : keys_ * features_;
   }
 
-  // How many queries and keys of a sequence take part.
+  // How many queries and keys of a sequence are computed.
   struct Lengths {
     int64_t queries, keys;
   };
 
-  // Calls visit(batch, head, lengths, memory) for each head of keys, with `size` numbers of memory
-  // for it alone.
+  // Calls visit(batch, head, lengths, memory) for each head of keys. The memory has room for `size`
+  // numbers, and belongs to this call alone.
   template <typename Visit>
   void for_each_key_head(const void* const* inputs, int64_t size, Visit visit) const {
     const int64_t work = queries_ * keys_ * features_ * num_sharing();
@@ -211,7 +213,7 @@ class Attention : public Kernel {
     });
   }
 
-  // Heads of queries that share a head of keys.
+  // The number of heads of queries that share a head of keys.
   int64_t num_sharing() const { return key_heads_ == 0 ? 0 : heads_ / key_heads_; }
 
   template <typename Visit>
@@ -221,12 +223,11 @@ class Attention : public Kernel {
 
   int64_t num_keys(int64_t query) const { return is_causal_ ? std::min(keys_, query + 1) : keys_; }
 
-  // Queries [begin, begin + count), and how many keys are computed for them: no query sees one
-  // behind these.
+  // Queries [begin, begin + count). They attend to none but the first `keys` keys.
   struct Block {
     int64_t begin, count, keys;
   };
-  // `memory`: for one row of the mask.
+  // `memory` has room for one row of the mask.
   template <typename Visit>
   void for_each_block(const Matrix<const void>& mask, const Lengths& lengths, T* memory,
                       Visit visit) const {
@@ -236,14 +237,14 @@ class Attention : public Kernel {
     }
   }
 
-  // Of the keys of a block, those that a query sees.
+  // How many of the keys of a block a query may attend to.
   int64_t num_keys(const Block& block, int64_t query) const {
     return std::min(block.keys, num_keys(query));
   }
 
-  // Up to the last key that a query of the block sees; at the end of a sequence a mask may hide
-  // many: those of later tokens, or of padding. A few that are hidden may be among them. `keys`:
-  // how many there are.
+  // The number of keys up to the last one that a query of the block attends to. At the end of a
+  // sequence a mask may hide many keys: those of later tokens, or of padding. The search goes in
+  // steps, so a few of the keys may be hidden. `keys` is the number of all keys.
   int64_t num_seen(const Matrix<const void>& mask, int64_t begin, int64_t count, int64_t keys,
                    T* memory) const {
     const int64_t all = std::min(keys, num_keys(begin + count - 1));
@@ -261,7 +262,7 @@ class Attention : public Kernel {
     return seen == 0 && unseen_is_nan_ ? all : seen;
   }
 
-  // Whether the mask leaves no score of [begin, end) above -inf.
+  // Whether the mask hides all scores of [begin, end).
   bool hides_all(const T* row, int64_t begin, int64_t end) const {
     constexpr T kLowest = -std::numeric_limits<T>::infinity();
     T extreme = fills() ? T(1) : kLowest;
@@ -269,7 +270,7 @@ class Attention : public Kernel {
     return extreme == (fills() ? T(1) : kLowest);
   }
 
-  // Rows of a matrix side by side, times `factor`.
+  // Copies rows of a matrix without gaps, times `factor`.
   void copy_rows(T* to, const Matrix<const void>& from, const Block& block, T factor) const {
     load(to, from, block.begin, block.count, features_);
     if (factor != 1) scale(to, factor, block.count * features_);
@@ -284,8 +285,7 @@ class Attention : public Kernel {
     pointwise(ops::Pointwise::kMul, 2)(numbers, numbers, &factor, nullptr, n);
   }
 
-  // `count` rows of the panels' columns times `factor`, into a matrix of a tensor. Overwrites
-  // `from`.
+  // Writes `count` rows of features, times `factor`, to a matrix of a tensor. Overwrites `from`.
   void write_rows(const Matrix<void>& to, int64_t begin, int64_t count, T* from, T factor) const {
     for (int64_t i = 0; i < count; ++i, from += feature_panels_.columns()) {
       write_row(to, begin + i, from, factor);
@@ -298,20 +298,20 @@ class Attention : public Kernel {
                                                   {.n = features_, .stride = to.column});
   }
 
-  // A right factor whose rows are those of the matrix, with room for `room` of them.
+  // Packs a right factor whose rows are those of the matrix. The panels have room for `room` rows.
   void pack(T* to, const Panels& panels, const T* from, int64_t row, int64_t column,
             int64_t num_rows, int64_t room) const {
     pack_panels(to, panels, from, column, features_, row, num_rows, room);
   }
 
-  // A right factor whose columns are the first rows of the matrix, keys.
+  // Packs a right factor whose columns are the first `num_keys` rows of the matrix.
   void pack_transposed(T* to, const Numbers<T>& from, int64_t num_keys) const {
     pack_panels(to, score_panels_, from.data, from.row, num_keys, from.column, features_,
                 features_);
   }
 
-  // Panels of `columns` numbers `across` apart, in each of `steps` steps `along` apart, with room
-  // for `room` steps.
+  // Packs `columns` columns, which are `across` numbers apart, each of `steps` steps, which are
+  // `along` numbers apart. The panels have room for `room` steps.
   void pack_panels(T* to, const Panels& panels, const T* from, int64_t across, int64_t columns,
                    int64_t along, int64_t steps, int64_t room) const {
     for (int64_t first = 0; first < columns; first += panels.width) {
@@ -325,7 +325,7 @@ class Attention : public Kernel {
     }
   }
 
-  // to: block.count x keys <- a * b^T, with `a` rows of features and `b` packed keys.
+  // to: block.count x keys <- a * b^T. The rows of `a` are features, and `b` has the packed keys.
   void multiply_by_keys(T* to, const T* a, const T* b, const Block& block) const {
     const int64_t num = round_up(block.keys, score_panels_.width) / score_panels_.width;
     kernels_.multiply({.c = to,
@@ -343,7 +343,7 @@ class Attention : public Kernel {
                        .k = features_});
   }
 
-  // to: block.count x features <- a * b, with `a` scores and `b` packed features of all keys.
+  // to: block.count x features <- a * b. `a` has scores, and `b` the packed features of all keys.
   void multiply_scores(T* to, const T* a, const T* b, const Block& block) const {
     kernels_.multiply({.c = to,
                        .c_row = feature_panels_.columns(),
@@ -360,7 +360,7 @@ class Attention : public Kernel {
                        .k = block.keys});
   }
 
-  // to: keys x features += a^T * b, with `a` scores and `b` packed features of the block.
+  // to: keys x features += a^T * b. `a` has scores, and `b` the packed features of the block.
   void add_transposed_product(T* to, const T* a, const T* b, const Block& block) const {
     kernels_.multiply({.c = to,
                        .c_row = feature_panels_.columns(),
@@ -379,11 +379,11 @@ class Attention : public Kernel {
                        .k = block.count});
   }
 
-  // What rules over the scores of one head of queries.
+  // Mask and dropout of one head of queries.
   struct Rules {
     Matrix<const void> mask, kept;
     const uint64_t* seed = nullptr;
-    int64_t place = 0;  // of its first score among all
+    int64_t place = 0;  // number of the head's first score among all scores
   };
   Rules rules(const void* const* inputs, int64_t batch, int64_t head) const {
     Rules found{{has_mask() ? inputs[mask_input_] : nullptr, mask_, batch, head},
@@ -393,8 +393,8 @@ class Attention : public Kernel {
     return found;
   }
 
-  // One row of the mask: numbers to add, or 1 where `fill_` takes the place of a score. `memory`:
-  // for a copy of it.
+  // One row of the mask: numbers to add, or 1 where `fill_` replaces a score. `memory` has room for
+  // a copy of the row.
   const T* mask_row(const Matrix<const void>& mask, int64_t query, int64_t n, T* memory) const {
     if (mask.column == 1 && mask.dtype == kDType) return static_cast<const T*>(mask.at(query));
     load(memory, mask, query, 1, n);
@@ -411,8 +411,8 @@ class Attention : public Kernel {
     }
   }
 
-  // For each query of the block `keys_` numbers: 1 where a probability is kept, else 0. Only those
-  // of keys that it sees are set.
+  // For each query of the block `keys_` numbers: 1 where dropout keeps a probability, else 0. Only
+  // those of keys that the query attends to are set.
   void find_kept(T* to, const Rules& rules, const Block& block) const {
     if (!draws_) return load(to, rules.kept, block.begin, block.count, keys_);
     const auto draw = [&](int64_t i, int64_t n) {
@@ -423,7 +423,7 @@ class Attention : public Kernel {
     for (int64_t i = 0; i < block.count; ++i) draw(i, num_keys(block, block.begin + i));
   }
 
-  // Of find_kept().
+  // The size of the memory that find_kept() needs.
   int64_t kept_size() const { return drops_ ? block_ * keys_ : 0; }
 
   auto pointwise(ops::Pointwise op, int scalars) const {
@@ -434,16 +434,17 @@ class Attention : public Kernel {
   int64_t batches_, heads_, key_heads_, queries_, keys_, features_;
   T scale_;
   bool is_causal_;
-  bool unseen_is_nan_;  // what comes of a query that sees no key; else zeros
+  bool unseen_is_nan_;  // the result of a query that attends to no key is NaN; else zeros
   T fill_;
   bool has_rows_, drops_, draws_;
   double keep_;
   uint64_t stream_;
   int mask_input_ = -1, kept_input_ = -1, rows_input_ = -1;
-  bool hides_ = false;  // the mask may, by scores of -inf
+  bool hides_ = false;  // whether the mask may hide keys, by scores of -inf
   Heads mask_, kept_;
   Panels score_panels_, feature_panels_;
-  int64_t block_;  // queries at a time; a multiple of the rows that the product takes at once
+  // The number of queries at a time, a multiple of the rows that a product computes at a time.
+  int64_t block_;
 
  private:
   Lengths lengths_of(const void* const* inputs, int64_t batch) const {
@@ -454,8 +455,8 @@ class Attention : public Kernel {
     return {length(rows_input_, queries_), length(rows_input_ + 1, keys_)};
   }
 
-  // Up to the last row of the sequence that is listed. Rows increase; whatever they are, no length
-  // is longer than `longest`.
+  // The length up to the last listed row of the sequence. The list is in ascending order. The
+  // length is at most `longest`, whatever the list contains.
   int64_t listed_length(const int64_t* list, int64_t batch, int64_t longest) const {
     TORCH_CHECK_INDEX(list[0] >= 0 && list[0] <= batches_ * longest,
                       "Attention: list of rows: got ", list[0], " of them, want 0 to ",
@@ -484,7 +485,7 @@ class Attention : public Kernel {
 };
 
 // query, key, value, [mask], [kept, or a seed], [rows of queries, of keys] -> result, logarithms of
-// the sums [batch, heads, queries]
+// the sums of exponentials [batch, heads, queries]
 template <typename T>
 class Forward final : public Attention<T> {
   using Base = Attention<T>;
@@ -576,8 +577,8 @@ class Forward final : public Attention<T> {
     }
   }
 
-  // Scores, of the block's keys, become numerators; `factor` turns these into probabilities.
-  // Returns the logarithm of their denominator.
+  // Turns the scores of the block's keys into numerators; times `factor` they are probabilities.
+  // Returns the logarithm of the denominator.
   T softmax(T* scores, const Matrix<const void>& mask, int64_t query, const Block& block,
             T* mask_row, T& factor) const {
     const int64_t n = this->num_keys(block, query);
@@ -594,7 +595,7 @@ class Forward final : public Attention<T> {
   }
 
   Heads query_, key_, value_, result_, logarithm_;
-  // Places in memory.
+  // Offsets in the memory of a call.
   int64_t packed_keys_, packed_values_, rows_, scores_, results_, mask_row_, kept_rows_, copied_,
       size_;
 };
@@ -718,31 +719,33 @@ class Backward final : public Attention<T> {
     this->pointwise(ops::Pointwise::kMul, 0)(numbers, numbers, factors, nullptr, n);
   }
 
-  // Scores that the mask took the place of have no gradient, whatever the others have.
+  // Sets the gradients of scores that the mask has replaced to zero, even if they are NaN.
   void leave_filled(T* gradients, const T* mask, int64_t n) const {
     const T zero = 0;
     this->pointwise(ops::Pointwise::kWhere, 2)(gradients, mask, &zero, gradients, n);
   }
 
-  // The first `n` scores of a query become its probabilities. Returns what they add up to, which is
+  // Turns the first `n` scores of a query into its probabilities. Returns their sum, which is
   // nearly 1.
   T probabilities(T* scores, const Head& head, int64_t query, int64_t n, const T* mask) const {
     if (mask != nullptr) this->apply_mask(scores, mask, n);
     const T logarithm = *static_cast<const T*>(head.logarithm.at(query));
-    if (logarithm == -std::numeric_limits<T>::infinity()) {  // it sees no key
+    // The query attends to no key.
+    if (logarithm == -std::numeric_limits<T>::infinity()) {
       std::fill_n(scores, n, T(0));
       return 1;
     }
     const T sum = this->kernels_.exp_row(scores, scores, logarithm, n);
-    // The logarithm of large numbers has few digits left, and none where all are the lowest number.
+    // The logarithm of a large sum has few digits, and none if all scores are the lowest number.
+    // Then the probabilities are divided by their sum.
     if (std::abs(sum - 1) <= 4 * std::numeric_limits<T>::epsilon()) return sum;
     this->scale(scores, 1 / sum, n);
     return 1;
   }
 
-  // Gradients of probabilities, which add up to `sum`, become those of the scores. Where one key
-  // has all the weight they cancel to nothing, as they would not if their mean came from the
-  // result.
+  // Turns the gradients of probabilities, whose sum is `sum`, into those of the scores. If one key
+  // has all the weight these cancel to zero, which they would not if their mean was computed from
+  // the result.
   void through_softmax(T* gradients, const T* probabilities, T sum, int64_t n) const {
     multiply(gradients, probabilities, n);
     T total = 0;
@@ -754,7 +757,7 @@ class Backward final : public Attention<T> {
   Heads grad_, query_, key_, value_, logarithm_, query_grad_, key_grad_, value_grad_;
   int64_t keys_by_feature_, values_by_feature_, packed_keys_, key_sums_, value_sums_, query_rows_,
       grad_rows_, packed_, sums_, scores_, score_grads_, mask_row_, kept_rows_, copied_,
-      size_ = 0;  // places in memory
+      size_ = 0;  // offsets in the memory of a call
 };
 
 template <template <typename> class Program>

@@ -11,10 +11,10 @@ namespace torch_ort::cpu {
 
 namespace {
 
-constexpr int64_t kWorkPerThread = 1 << 15;  // elements
+constexpr int64_t kWorkPerThread = 1 << 15;  // in elements
 
-// Each thread takes a range of the table and looks for its ids, so that the sums of a row are in
-// the order of the ids whatever the number of threads.
+// Each thread computes a range of the table and looks for ids in it. So the sums of a row are in
+// the order of the ids, whatever the number of threads.
 template <typename T>
 class EmbeddingGrad final : public Kernel {
  public:
@@ -77,7 +77,7 @@ class EmbeddingGrad final : public Kernel {
 
   int64_t num_ids_ = 1, num_rows_, width_, padding_;
   Access grad_, ids_;
-  std::vector<int64_t> column_offsets_;  // empty: one after the other
+  std::vector<int64_t> column_offsets_;  // empty if columns are contiguous
 };
 
 }  // namespace

@@ -20,7 +20,7 @@ namespace {
 
 bool runs(Isa isa) {
 #if defined(__x86_64__)
-  // What the compiler may use in the files built for each (see CMakeLists.txt).
+  // The instructions that the compiler may use in the files of each set (see CMakeLists.txt).
   if (isa == Isa::kAvx512) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&

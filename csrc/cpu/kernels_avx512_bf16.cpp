@@ -7,8 +7,8 @@ namespace torch_ort::cpu {
 
 namespace {
 
-// A step adds two products to each number. Bits of a pair are no number of float32, so that they
-// move as integers.
+// Each step adds two products to each sum. A pair of bfloat16 is read as one float32; it moves as
+// an integer, since its bits need not be a valid number.
 struct Pairs {
   static Vector<float> add_product(const Vector<float>& sums, const float* left,
                                    const Vector<float>& right) {
@@ -44,7 +44,7 @@ void pack_pairs(const PairPacking& it) {
   constexpr int wide = 2 * kLanesOf<float>;
   PairPacking rest = it;
   if (it.along == 1 && it.across % 2 == 0) {
-    // Pairs lie in memory as they are packed.
+    // Pairs are contiguous in memory, as they are in the packed panels.
     const int64_t done = it.numbers / 2;
     pack<float>({.to = it.to,
                  .width = it.width,
@@ -62,7 +62,7 @@ void pack_pairs(const PairPacking& it) {
   return pack_rows<kProductRows<float>>(rest);
 }
 
-// Adds 1 * 1 and -1 * 1 to each number.
+// Adds 1 * 1 and -1 * 1 to each number, so that sums do not grow.
 double multiply_and_add(int64_t rounds) {
   const auto ones = (__m512bh)_mm512_set1_epi32(0x3F803F80);
   const auto signs = (__m512bh)_mm512_set1_epi32(static_cast<int>(0xBF803F80));

@@ -38,9 +38,9 @@ namespace torch_ort::cpu {
 
 namespace {
 
-constexpr int64_t kBlock = 512;  // classes
+constexpr int64_t kBlock = 512;  // in classes
 
-// The inputs and outputs by name; nullptr where there is none.
+// The inputs or outputs by name; nullptr for those that are left out.
 template <typename Each>
 struct Operands {
   Each hidden{}, weight{}, labels{}, bias{}, class_weight{}, loss_grad{}, sums_grad{},
@@ -93,7 +93,8 @@ class LinearCrossEntropy final : public Kernel {
     width_ = in_.hidden.sizes[1];
     classes_ = in_.weight.sizes[0];
     pairs_ = in_.hidden.dtype == ir::DType::kBFloat16 && pair_kernels(isa) != nullptr;
-    // Without gradients a block is done when the next one begins.
+    // Without gradients the logits of a block are not needed after the next block begins, so one
+    // block is held.
     row_ = form_.has_grad() ? classes_ : kBlock;
     const int64_t blocks = ceil_div(classes_, kBlock);
     blocks_of_group_ = std::max<int64_t>(ceil_div(blocks, form_.groups), 1);
@@ -128,7 +129,7 @@ class LinearCrossEntropy final : public Kernel {
       }
     }
     if (count == 0 || classes_ == 0) clear_sums(call);
-    // The rows of a chunk, for its products.
+    // A list of the chunk's rows for its products: their number, and 0, 1, ...
     thread_local std::vector<int64_t> first_rows;
     first_rows.resize(static_cast<size_t>(form_.rows) + 1);
     std::iota(first_rows.begin() + 1, first_rows.end(), 0);
@@ -158,7 +159,7 @@ class LinearCrossEntropy final : public Kernel {
   static constexpr ir::DType kDType =
       std::is_same_v<T, double> ? ir::DType::kDouble : ir::DType::kFloat;
 
-  // For so many classes.
+  // The products with the weights of a block of classes.
   struct Products {
     std::unique_ptr<const Kernel> logits, hidden_grad, weight_grad, more_weight_grad;
   };
@@ -167,23 +168,24 @@ class LinearCrossEntropy final : public Kernel {
     Operands<const char*> in;
     Results<char*> out;
     double factor = 1, class_sum = 0;
-    // The rows to compute: those listed, or all from `offset` on.
+    // The rows to compute: those that are listed, or all from `offset` on.
     const int64_t* listed = nullptr;
     int64_t offset = 0;
-    bool has_loss = true;                 // else logits alone
-    int64_t row = 0, rows = 0;            // of the chunk, among them
-    const int64_t* first_rows = nullptr;  // how many rows the chunk has, and 0, 1, ...
-    const char* hidden = nullptr;         // of the chunk, one row after the other
+    bool has_loss = true;                 // else only logits
+    int64_t row = 0, rows = 0;            // of the chunk, among the rows to compute
+    const int64_t* first_rows = nullptr;  // the number of rows of the chunk, and 0, 1, ...
+    const char* hidden = nullptr;         // the rows of the chunk, without gaps
 
     int64_t number(int64_t r) const {
       return listed == nullptr ? offset + row + r : listed[row + r];
     }
-    // In the workspace. By group and row of the chunk: the largest logit, the sum.
+    // In the workspace. By group and row of the chunk: the largest logit, and the sum of
+    // exponentials.
     T *logits = nullptr, *largest = nullptr, *sums = nullptr, *hidden_grads = nullptr;
     double* log_sums = nullptr;  // of logits times weights of classes
-    T* copied = nullptr;         // rows of hidden
-    // By row of the chunk: the largest of all, the scale over the sum, the logit of the label and
-    // then its gradient, that of the sum of logarithms.
+    T* copied = nullptr;         // of the rows of hidden
+    // By row of the chunk: the largest logit of all groups; the scale divided by the sum; the logit
+    // of the label, and later its gradient; the gradient of the sum of log-probabilities.
     T *row_largest = nullptr, *row_scale = nullptr, *picked = nullptr, *row_sums_grad = nullptr;
   };
 
@@ -195,7 +197,7 @@ class LinearCrossEntropy final : public Kernel {
               "LinearCrossEntropy: want two matrices");
     const int64_t rows = in_.hidden.sizes[0], width = in_.hidden.sizes[1];
     const int64_t classes = in_.weight.sizes[0];
-    // A file may say any sizes of what is expanded.
+    // The sizes of expanded inputs from a file may be anything.
     const double of_row = 4.0 * form_.groups + 4 + classes + (form_.groups + 1.0) * width;
     const std::vector<int64_t> of_loss = form_.reduction == ops::Reduction::kNone
                                              ? std::vector<int64_t>{rows}
@@ -268,7 +270,7 @@ class LinearCrossEntropy final : public Kernel {
     return layout;
   }
 
-  // A number of a tensor with one dim, or of one with none.
+  // One number of a tensor with at most one dim.
   T load(const char* base, const Layout& layout, int64_t i) const {
     T number;
     const int64_t offset = layout.strides.empty() ? 0 : i * layout.strides[0];
@@ -277,7 +279,7 @@ class LinearCrossEntropy final : public Kernel {
     return number;
   }
 
-  // -1: the row does not count.
+  // The label of a row; -1 for the ignored one.
   int64_t label(const Call& call, int64_t row) const {
     const int64_t at =
         reinterpret_cast<const int64_t*>(call.in.labels)[row * in_.labels.strides[0]];
@@ -288,7 +290,7 @@ class LinearCrossEntropy final : public Kernel {
     return form_.has_class_weight ? load(call.in.class_weight, in_.class_weight, label) : T(1);
   }
 
-  // Of all rows that count. Raises for a label that is no class.
+  // The sum of the weights of all labels that are not ignored. Raises for a label that is no class.
   double sum_weights(const Call& call) const {
     double total = 0;
     for (int64_t row = 0; row < rows_; ++row) {
@@ -331,7 +333,7 @@ class LinearCrossEntropy final : public Kernel {
       next += form_.rows * of_row;
       return taken;
     };
-    // first, for its alignment
+    // Doubles come first, because of their alignment.
     if (form_.has_sums) call.log_sums = reinterpret_cast<double*>(take(2 * form_.groups));
     call.largest = take(form_.groups);
     call.sums = take(form_.groups);
@@ -344,7 +346,7 @@ class LinearCrossEntropy final : public Kernel {
     if (form_.has_sums_grad) call.row_sums_grad = take(1);
   }
 
-  // No chunk writes what is a sum of nothing.
+  // Clears sums to which no chunk will add.
   void clear_sums(const Call& call) const {
     if (form_.has_hidden_grad && !form_.has_row_list) {
       std::fill_n(reinterpret_cast<T*>(call.out.hidden_grad), rows_ * width_, T(0));
@@ -357,7 +359,7 @@ class LinearCrossEntropy final : public Kernel {
     }
   }
 
-  // Gives the sum of its losses.
+  // Returns the sum of the losses of the chunk.
   double run_chunk(const Call& call) const {
     make_logits(call);
     const double loss = finish_rows(call);
@@ -369,7 +371,7 @@ class LinearCrossEntropy final : public Kernel {
     return loss;
   }
 
-  // Calls `each` with the first class of a block and how many it has.
+  // Calls each(first class, number of classes) for the blocks of a group.
   template <typename Each>
   void for_blocks(int64_t group, Each each) const {
     for (int64_t block = group * blocks_of_group_; block < (group + 1) * blocks_of_group_;
@@ -383,7 +385,7 @@ class LinearCrossEntropy final : public Kernel {
     return base + i * layout.strides[0] * ir::size_bytes(layout.dtype);
   }
 
-  // Those that are not among the `count` rows to compute.
+  // The rows that are not among the `count` rows to compute.
   std::vector<int64_t> rows_beside(const Call& call, int64_t count) const {
     std::vector<int64_t> others;
     for (int64_t row = 0, at = 0; row < rows_; ++row) {
@@ -483,8 +485,8 @@ class LinearCrossEntropy final : public Kernel {
     apply(Opcode::kMul, row, static_cast<T>(form_.soft_cap), columns);
   }
 
-  // Of logits times weights. Distances from one of them, and float64 for that one, so that large
-  // logits cost no digits.
+  // The sum of logits times weights. Distances from one logit are summed, and that logit is added
+  // in float64, so that large logits lose no digits.
   double sum_row(const T* row, T one, const T* weights, double weight_sum, int64_t columns) const {
     if (!std::isfinite(one)) one = T(0);
     T* const distances = thread_memory<T, Use::kSums>(kBlock);
@@ -496,7 +498,7 @@ class LinearCrossEntropy final : public Kernel {
     return static_cast<double>(sum) + static_cast<double>(one) * weight_sum;
   }
 
-  // A part of a row joins the largest number and the sum of those before it. Gives its largest one.
+  // Adds a part of a row to the running maximum and sum. Returns the largest number of the part.
   T add_row(T& largest, T& sum, const T* row, int64_t columns) const {
     T* const powers = thread_memory<T, Use::kSums>(kBlock);
     T here = -std::numeric_limits<T>::infinity();
@@ -508,7 +510,7 @@ class LinearCrossEntropy final : public Kernel {
 
   static bool is_lowest(T number) { return number == -std::numeric_limits<T>::infinity(); }
 
-  // A NaN becomes the largest number, and with it the sum.
+  // A NaN becomes the maximum, and the sum becomes NaN with it.
   static void join(T& largest, T& sum, T other, T added) {
     if (is_lowest(other)) return;
     if (other > largest || std::isnan(other)) {
@@ -558,10 +560,11 @@ class LinearCrossEntropy final : public Kernel {
     reinterpret_cast<T*>(call.out.sums)[row] = static_cast<T>(sum);
   }
 
-  // By which the probabilities of a row are multiplied, and what is taken from that of its label.
+  // Computes the factor of a row's probabilities, and the number that is subtracted from that of
+  // its label.
   void scale_row(const Call& call, int64_t r, double factor, double logsumexp) const {
     const int64_t row = call.number(r);
-    // What does not count is no part of an infinity either.
+    // An ignored row stays zero even if the gradient of its loss is infinite.
     if (form_.has_loss_grad && factor != 0) {
       factor *= load(call.in.loss_grad, in_.loss_grad, row);
     }
@@ -601,7 +604,7 @@ class LinearCrossEntropy final : public Kernel {
     });
   }
 
-  // Turns logits into their gradients, as the products take them.
+  // Turns the logits of a block into their gradients, in the form that the products read.
   const void* make_block(const Call& call, int64_t begin, int64_t columns) const {
     T* const block = call.logits + begin;
     uint16_t* const pairs =
@@ -617,7 +620,7 @@ class LinearCrossEntropy final : public Kernel {
       const bool is_finite = std::isfinite(call.row_largest[r]);
       const bool is_idle = named < 0 && sums_grad == T(0) && !form_.has_square_grad;
       if (is_idle) {
-        // As a product of zero with what is no number.
+        // The gradient is zero times the probabilities: NaN if these are NaN.
         std::fill_n(row, columns, is_finite ? T(0) : std::numeric_limits<T>::quiet_NaN());
       } else {
         make_row(call, r, row, named - begin, sums_grad, weights, columns);
@@ -633,7 +636,7 @@ class LinearCrossEntropy final : public Kernel {
     return pairs_ ? static_cast<const void*>(pairs) : block;
   }
 
-  // The gradient of a row, of which class `named` is the label.
+  // Computes the gradient of a row whose label is class `named` of the block.
   void make_row(const Call& call, int64_t r, T* row, int64_t named, T sums_grad, const T* weights,
                 int64_t columns) const {
     const auto of = [&](Opcode op) { return kernels_.elementwise[static_cast<size_t>(op)]; };
@@ -673,7 +676,7 @@ class LinearCrossEntropy final : public Kernel {
   const Operands<Layout> in_;
   const Results<Layout> out_;
   int64_t rows_ = 0, width_ = 0, classes_ = 0;
-  int64_t row_ = 0;  // from a row of logits to the next
+  int64_t row_ = 0;  // distance from a row of logits to the next
   int64_t groups_ = 0, blocks_of_group_ = 0;
   bool pairs_ = false;  // products of bfloat16 are summed in float32
   std::map<int64_t, Products> products_;

@@ -24,8 +24,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using ir::DType;
 
-constexpr double kRunSeconds = 2e-3;   // of one run, beside which the start of threads is little
-constexpr double kAllSeconds = 15e-3;  // of the runs that the fastest is taken of
+// The length of one run, beside which the start of threads is short.
+constexpr double kRunSeconds = 2e-3;
+// The length of all runs together, of which the fastest counts.
+constexpr double kAllSeconds = 15e-3;
 constexpr int64_t kHugePage = int64_t{2} << 20;
 
 template <typename Work>
@@ -42,13 +44,14 @@ double seconds_of(const Run& run) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// Seconds of a round that each thread does, in the fastest run. `work` takes a thread and how many
-// rounds it does; how many a run needs is tried on this thread alone, which warms the processor up.
+// Seconds of a round in the fastest run, in which each thread does the same rounds. `work` gets a
+// thread and a number of rounds. How many rounds a run needs is found on this thread alone, which
+// also warms up the processor.
 template <typename Work>
 double seconds_of_round(int threads, const Work& work) {
   int64_t rounds = 1;
   const auto tried = [&] { return seconds_of([&] { work(0, rounds); }); };
-  // Long once may have been another process that ran.
+  // A run that took long once may have been interrupted by another process.
   while (tried() < kRunSeconds || tried() < kRunSeconds) rounds *= 2;
   double best = std::numeric_limits<double>::infinity();
   for (double spent = 0; spent < kAllSeconds;) {
@@ -79,7 +82,7 @@ struct Free {
 };
 using Memory = std::unique_ptr<char, Free>;
 
-// In huge pages where the system has them, as the memory of runs.
+// Memory in huge pages where the system has them, as the engine's own memory.
 Memory allocate(int64_t num_bytes) {
   const int64_t size = (num_bytes + kHugePage - 1) / kHugePage * kHugePage;
   Memory memory(static_cast<char*>(std::aligned_alloc(kHugePage, size)));
@@ -88,8 +91,8 @@ Memory allocate(int64_t num_bytes) {
   return memory;
 }
 
-// Of the last cache that this processor's cores share; sysconf adds up all that AMD's packages
-// have.
+// The size of the last-level cache that the cores of this processor share. On AMD processors
+// sysconf would add up those of the whole package.
 int64_t last_cache_bytes() {
   constexpr int64_t kCommon = 32;
   int64_t kilobytes = 0;
@@ -97,7 +100,8 @@ int64_t last_cache_bytes() {
   return kilobytes > 0 ? kilobytes << 10 : kCommon << 20;
 }
 
-// More than the caches of all threads hold: some have a last cache of their own.
+// More bytes than the caches of all threads hold, some of which may have a last-level cache of
+// their own.
 int64_t past_caches(int threads) {
   constexpr int64_t kOfThread = int64_t{32} << 20;
   return std::max(4 * last_cache_bytes(), threads * kOfThread);
@@ -107,8 +111,8 @@ void copy_by_caches(char* to, const char* from, int64_t num_bytes) {
   std::memcpy(to, from, num_bytes);
 }
 
-// Those above read a line of the target into the caches before they write it, which costs time
-// that need not be spent where the target is in none of them.
+// Other copies read a line of the target into the caches before they write it. That takes time
+// which is not needed if no cache has the target.
 void copy_past_caches(char* to, const char* from, int64_t num_bytes) {
 #if defined(__SSE2__)
   const auto* source = reinterpret_cast<const __m128i*>(from);
@@ -137,7 +141,7 @@ double copy_speed(int64_t num_bytes, int threads) {
   const int64_t copied = std::min(num_bytes, past_caches(threads)) / 2 / threads;
   const int64_t part = std::max(copied / kLine * kLine, kLine);
   const Memory from = allocate(part * threads), to = allocate(part * threads);
-  // First touched by the threads that use it.
+  // Each page is first touched by the thread that uses it.
   on_threads(threads, [&](int64_t thread) {
     std::memset(from.get() + thread * part, 1, part);
     std::memset(to.get() + thread * part, 2, part);
@@ -146,7 +150,8 @@ double copy_speed(int64_t num_bytes, int threads) {
     return seconds_of_round(threads, [&](int64_t thread, int64_t rounds) {
       for (int64_t round = 0; round < rounds; ++round) {
         copy(to.get() + thread * part, from.get() + thread * part, part);
-        asm volatile("" ::: "memory");  // or one copy would do for all rounds
+        // Without this the compiler might copy once for all rounds.
+        asm volatile("" ::: "memory");
       }
     });
   };

@@ -19,7 +19,7 @@ namespace torch_ort::cpu {
 
 namespace {
 
-constexpr int64_t kWorkPerThread = 1 << 15;  // elements
+constexpr int64_t kWorkPerThread = 1 << 15;  // in elements
 
 int64_t product(const std::vector<int64_t>& sizes) {
   int64_t count = 1;
@@ -29,14 +29,14 @@ int64_t product(const std::vector<int64_t>& sizes) {
 
 // ---- Rows
 
-// Marks rows of sequences: `marks` has one byte for each, [sequences, length].
+// Marks rows of sequences. `marks` has one byte for each row, [sequences, length].
 class Source {
  public:
   virtual ~Source() = default;
   virtual void mark(const void* input, uint8_t* marks) const = 0;
 };
 
-// Rows whose label is not the one that is ignored.
+// Marks the rows whose label is not the ignored one.
 template <typename T>
 class Labels final : public Source {
  public:
@@ -58,10 +58,10 @@ class Labels final : public Source {
   int64_t num_rows_, ignored_;
 };
 
-// Keys that a mask [batch, heads, queries, keys] shows to some query. A mask of truth values says
-// which are hidden, by a number that takes the place of their scores; one of numbers is added. A
-// number of half of the lowest one, or below, hides. Where a query sees no key at all, the hidden
-// ones of its sequence have weights, so that all of them count.
+// Marks the keys that a mask [batch, heads, queries, keys] does not hide from all queries. True in
+// a boolean mask means that another number replaces the score; a mask of numbers is added. A number
+// of at most half of the lowest one hides a key. If a query attends to no key at all, the hidden
+// keys of its sequence have weights after all, so all of them are marked.
 template <typename T>
 class Mask final : public Source {
  public:
@@ -105,7 +105,8 @@ class Mask final : public Source {
     for (int64_t head = 0; head < sizes_[1]; ++head) {
       for (int64_t query = 0; query < sizes_[2]; ++query) {
         const T* row = mask + head * strides_[1] + query * strides_[2];
-        // A mask that all queries share is held to what the first of them sees.
+        // A mask that all queries share must leave a key to the first of them, which sees the
+        // fewest.
         const int64_t seen = is_causal_ ? std::min(length_, query + 1) : length_;
         uint8_t any = 0;
         for (int64_t key = 0; key < seen; ++key) any |= shows(row[key * strides_[3]]);
@@ -199,7 +200,8 @@ class Rows final : public Kernel {
       list[1 + count] = row;
       count += marks[static_cast<size_t>(row)];
     }
-    // So few left out pay for nothing. A list that contains another is filled up before that one.
+    // Leaving out so few rows gains nothing. If one list contains another, it reaches this limit
+    // first, so that it still contains the other.
     if (10 * count >= 9 * num_rows()) {
       count = num_rows();
       std::iota(list + 1, list + 1 + count, int64_t{0});
@@ -221,12 +223,12 @@ class Rows final : public Kernel {
   bool is_all_, is_closed_;
   std::vector<std::unique_ptr<const Source>> sources_;
   std::vector<int64_t> places_;
-  mutable std::atomic<int64_t> last_count_ = -1;  // of any thread
+  mutable std::atomic<int64_t> last_count_ = -1;  // of the last call on any thread
 };
 
 // ---- ZeroRows
 
-// The first dims of `x` make the rows.
+// The first dims of `x` are those of rows.
 class ZeroRows final : public Kernel {
  public:
   ZeroRows(const Layout& x, const Layout& list, const Layout& result)
@@ -261,7 +263,7 @@ class ZeroRows final : public Kernel {
   }
 
  private:
-  // Zeros where there is nothing to copy.
+  // Writes a row of the result; zeros if there is nothing to copy.
   void write(char* result, const char* x, int64_t row) const {
     for (int64_t column = 0; column < num_columns_;) {
       int64_t count = num_columns_ - column;

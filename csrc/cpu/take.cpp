@@ -19,17 +19,17 @@ namespace {
 
 using ir::DType;
 
-constexpr int64_t kWorkPerThread = 1 << 15;  // elements
-constexpr int64_t kBlock = 512;              // places
-constexpr int64_t kSums = 1 << 16;           // that stay in the second cache
-constexpr int64_t kLine = 16;                // numbers of a cache line
+constexpr int64_t kWorkPerThread = 1 << 15;  // in elements
+constexpr int64_t kBlock = 512;              // in places
+constexpr int64_t kSums = 1 << 16;           // so many stay in the second-level cache
+constexpr int64_t kLine = 16;                // numbers in a cache line
 
-// A dim with its strides in two tensors.
+// The size of a dim with its strides in two tensors.
 struct Axis {
   int64_t size, a, b;
 };
 
-// Dims that lie one after the other in both tensors become one; those of one element go.
+// Merges dims that are contiguous in both tensors, and drops dims of size 1.
 std::vector<Axis> merge(const std::vector<Axis>& axes) {
   std::vector<Axis> merged;
   for (const Axis& axis : axes) {
@@ -48,7 +48,8 @@ struct Offsets {
   int64_t a = 0, b = 0;
 };
 
-// Of an element, counted over all dims, the last one fastest.
+// The offsets of an element. Elements are numbered over all dims, with the last dim varying
+// fastest.
 Offsets offsets_of(const std::vector<Axis>& axes, int64_t element) {
   Offsets offsets;
   for (size_t i = axes.size(); i-- > 0;) {
@@ -60,16 +61,18 @@ Offsets offsets_of(const std::vector<Axis>& axes, int64_t element) {
   return offsets;
 }
 
-// A few places one after the other: distances in elements along the dim, and to their parts.
+// Some places in a row: their distances along the dim, and the offsets of their parts, both in
+// elements.
 struct Block {
   int64_t first = -1, count = 0;
   int64_t along[kBlock], part[kBlock];
 };
 
-// How elements are found: `whole` has the dim, `parts` what lies at places of it.
+// How elements are addressed. `whole` has the indexed dim, and `parts` has what is at the places
+// along it.
 class Taking {
  public:
-  // `written` of the two says which dims stand outside.
+  // `written`, which is one of the two, decides which dims are the outer ones.
   Taking(const ir::Node& node, const Layout& whole, const Layout& places, const Layout& parts,
          const Layout& written)
       : counts_from_end_(ir::int_attr(node.attrs, "from_end", 0) != 0),
@@ -113,19 +116,19 @@ class Taking {
     for (const Axis& axis : outer_) num_outer *= axis.size;
   }
 
-  int64_t size = 0, stride = 0;  // of the dim
+  int64_t size = 0, stride = 0;  // of the indexed dim
   int64_t num_places = 1, num_outer = 1;
-  Axis inner{1, 1, 1};  // the last one in what is written
+  Axis inner{1, 1, 1};  // the innermost dim of what is written
 
   Offsets outer(int64_t number) const { return offsets_of(outer_, number); }
 
-  // Of parts that lie one behind the other at equal distances, else -1.
+  // The distance from a part to the next if all distances are equal, else -1.
   int64_t part_stride() const {
     if (places_.size() > 1) return -1;
     return places_.empty() ? 1 : places_[0].b;
   }
 
-  // Places count from the front, as multiples of `unit`.
+  // Reads places as multiples of `unit`. Negative ones become places from the beginning.
   void load(const void* places, int64_t first, int64_t count, int64_t unit, Block& block) const {
     if (block.first == first && block.count == count) return;
     block.first = first;
@@ -159,7 +162,7 @@ class Taking {
   }
 
  private:
-  // Visits each place, and where its part begins.
+  // Visits each place with the offset of its part.
   template <typename Id, typename Visit>
   void for_each(const void* places, int64_t first, int64_t count, Visit visit) const {
     const auto* ids = static_cast<const Id*>(places);
@@ -196,7 +199,8 @@ class Taking {
                       " is out of bounds for dimension 0 with size ", size);
     TORCH_CHECK(!is_gradient_, "index ", id, " is out of bounds for dimension ", dim_,
                 " with size ", size);
-    // PyTorch's kernel has a way of its own for the second dim, and for no elements.
+    // PyTorch has kernels of their own for the second dim and for empty tensors, which raise
+    // another error.
     TORCH_CHECK_INDEX(rank_ > 1 && (dim_ == 1 || is_empty), "index out of range in self");
     TORCH_CHECK(false, "INDICES element is out of DATA bounds, id=", id, " axis_dim=", size);
   }
@@ -207,7 +211,7 @@ class Taking {
   std::vector<Axis> places_;  // a: of the places, b: of the parts
 };
 
-// `T` stands for all types of its size.
+// `T` is an integer that stands for all types of its size.
 template <typename T>
 class Take final : public Kernel {
  public:
@@ -264,14 +268,14 @@ class Take final : public Kernel {
   const Taking taking_;
 };
 
-// Sums of each element are made in the order of the places, whatever the number of threads. Those
-// of short floats are made in float32.
+// Each element is summed in the order of the places, whatever the number of threads. Short floats
+// are summed in float32.
 template <typename T>
 class TakeGrad final : public Kernel {
   static constexpr bool kIsShort = sizeof(T) == 2;
   using Sum = std::conditional_t<kIsShort, float, T>;
 
-  // Of the dim, and of the one within.
+  // A range of the indexed dim, and one of the innermost dim.
   struct Piece {
     int64_t begin, size, first_column, width;
   };
@@ -324,8 +328,8 @@ class TakeGrad final : public Kernel {
   std::string str() const override { return concat("take, gradient, ", taking_.str()); }
 
  private:
-  // Of one piece of the work: columns, and elements of the dim. Who has a part of the dim looks at
-  // all places.
+  // The width and height of a piece of the work: columns, and elements of the indexed dim. A thread
+  // that has only a range of the indexed dim must read all places.
   std::pair<int64_t, int64_t> split(int64_t work) const {
     const int64_t columns = taking_.inner.size, size = taking_.size;
     int64_t width = columns, height = size;
@@ -337,7 +341,8 @@ class TakeGrad final : public Kernel {
         height = ceil_div(size, wanted);
       }
     }
-    if (kIsShort) {  // whose sums have memory of their own
+    // The sums of short floats are in memory of the thread.
+    if (kIsShort) {
       const int64_t eighth = size * columns * taking_.num_outer / 8;
       const int64_t most = std::max(kSums, std::min(eighth, taking_.num_places));
       width = std::min(width, std::max(kLine, most / height));
@@ -379,7 +384,7 @@ class TakeGrad final : public Kernel {
     }
   }
 
-  // The parts of a block as float32, one behind the other.
+  // The parts of a block in float32, without gaps.
   const float* widened(const T* from, const Piece& piece, const Block& block) const {
     float* numbers = thread_memory<float, Use::kParts>(block.count * piece.width);
     const int64_t part_stride = taking_.part_stride();
@@ -409,7 +414,7 @@ class TakeGrad final : public Kernel {
     }
   }
 
-  // `distance`: from part to part; -1: as the block says.
+  // `distance` is that from a part to the next; -1: as the block says.
   void add_block(const Sum* from, int64_t distance, int64_t from_stride, const Piece& piece,
                  const Sums& sums, const Block& block) const {
     if (piece.width == 1 && piece.size == taking_.size && distance >= 0) {

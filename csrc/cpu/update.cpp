@@ -15,8 +15,8 @@ namespace torch_ort::cpu {
 
 namespace {
 
-constexpr int64_t kTile = 2048;         // elements; four arrays of them stay in the first cache
-constexpr int64_t kTilesPerThread = 8;  // less is not worth another thread
+constexpr int64_t kTile = 2048;  // in elements; four arrays of them stay in the first-level cache
+constexpr int64_t kTilesPerThread = 8;  // fewer tiles are not worth another thread
 constexpr size_t kMaxArrays = 5;
 
 template <typename T>
@@ -24,7 +24,7 @@ constexpr ir::DType kComputed = std::is_same_v<T, double> ? ir::DType::kDouble :
 
 using ir::DType;
 
-// Whether it is computed in float64.
+// Whether the update is computed in float64.
 bool is_double(const std::vector<Array>& arrays) {
   size_t doubles = 0;
   for (const Array& each : arrays) {
@@ -65,7 +65,8 @@ void* at_element(const Array& array, int64_t element) {
   return static_cast<char*>(array.data) + element * ir::size_bytes(array.dtype);
 }
 
-// Where the numbers lie if they are of the type that is computed in, else in registers.
+// The numbers of an array in the type that is computed in: in place if they have this type, else in
+// `registers`.
 template <typename T>
 T* load(const Kernels<T>& kernels, const Array& array, int64_t begin, int64_t n, T* registers) {
   void* const from = at_element(array, begin);
@@ -96,9 +97,10 @@ Pointers<T> load_all(const Kernels<T>& kernels, const std::vector<Array>& arrays
   return at;
 }
 
-// Tiles of all parameters stand one behind the other, so that many small parameters share the
-// threads as a large one does. Calls run(kernels, each, tile, first element, number of elements),
-// if `joins_tiles` once for all tiles in a row that are computed where they lie.
+// The tiles of all parameters are divided among the threads as one sequence, so that many small
+// parameters are divided as evenly as a large one. Calls run(kernels, each, tile, first element,
+// number of elements). If `joins_tiles`, it is called only once for successive tiles that are
+// computed in place.
 template <typename Each, typename F>
 void for_each_tile(const std::vector<Each>& all, const std::vector<int64_t>& ends, Isa isa,
                    const F& run, bool joins_tiles = false) {
@@ -124,7 +126,7 @@ void for_each_tile(const std::vector<Each>& all, const std::vector<int64_t>& end
   at::parallel_for(0, ends.empty() ? 0 : ends.back(), kTilesPerThread, run_tiles);
 }
 
-// After the last tile of each.
+// For each array, the number of the tile after its last one.
 template <typename Each>
 std::vector<int64_t> tile_ends(const std::vector<Each>& all) {
   std::vector<int64_t> ends;
@@ -178,8 +180,8 @@ double lamb_rate(const SquaredNorms& squared, const LambRule& rule) {
 void run(const std::vector<Update<SgdRule>>& updates, Isa isa) { run_all(updates, isa); }
 void run(const std::vector<Update<AdamRule>>& updates, Isa isa) { run_all(updates, isa); }
 
-// Twice over memory: how far a parameter goes is known when all of it has been seen. The direction
-// is computed again rather than kept, which would be a write and a read more.
+// LAMB passes over memory twice, because the rate of a parameter depends on all of it. The
+// direction is computed twice rather than stored, which would be one more write and one more read.
 void run(const std::vector<Update<LambRule>>& updates, Isa isa) {
   const std::vector<int64_t> ends = tile_ends(updates);
   std::vector<SquaredNorms> of_tiles(static_cast<size_t>(ends.empty() ? 0 : ends.back()));
@@ -194,7 +196,7 @@ void run(const std::vector<Update<LambRule>>& updates, Isa isa) {
         of_tiles[static_cast<size_t>(tile)] = {kernels.sum_squares(at[0], n),
                                                kernels.sum_squares(direction, n)};
       });
-  std::vector<double> rates;  // of tiles
+  std::vector<double> rates;  // by tile
   for (size_t i = 0; i < updates.size(); ++i) {
     SquaredNorms sum;
     for (size_t tile = rates.size(); tile < static_cast<size_t>(ends[i]); ++tile) {
@@ -215,7 +217,7 @@ void run(const std::vector<Update<LambRule>>& updates, Isa isa) {
       });
 }
 
-// Tiles are added in order, so that the sum is the same for any number of threads.
+// The sums of tiles are added in order, so the result does not depend on the number of threads.
 double sum_squares(const std::vector<Numbers>& all, Isa isa) {
   const std::vector<int64_t> ends = tile_ends(all);
   std::vector<double> of_tiles(static_cast<size_t>(ends.empty() ? 0 : ends.back()));

@@ -53,7 +53,7 @@ class Maker {
           add({.kind = Kind::kInput, .space = space, .input = static_cast<int>(i)});
     }
     for (const ir::Value* initializer : bound_.body.initializers) {
-      // Others tell axes and shapes.
+      // Initializers of other types state axes and shapes.
       if (const std::optional<double> number = ops::known_double(initializer)) {
         made_[initializer] = constant(*number);
       }
@@ -91,7 +91,8 @@ class Maker {
       case FusedForm::Kind::kScatter: result = with_ignored(scatter(step)); return;
       case FusedForm::Kind::kValid: result = valid(step); return;
       case FusedForm::Kind::kRandom: result = random(step); return;
-      case FusedForm::Kind::kConcat: return;  // leaves part by part
+      // Its parts are written one by one.
+      case FusedForm::Kind::kConcat: return;
       case FusedForm::Kind::kGather:
         result = add({.kind = Kind::kGather,
                       .space = Space::kFull,
@@ -123,7 +124,7 @@ class Maker {
                 .operands = std::move(operands)});
   }
 
-  // The result of a node as its dtype holds it, where that is asked for.
+  // The result of a node, rounded to its dtype if eager PyTorch's roundings are emulated.
   int rounded(int value) {
     const ir::DType dtype = node_->outputs[0]->type.dtype;
     const bool is_short = dtype == ir::DType::kBFloat16 || dtype == ir::DType::kHalf;
@@ -215,7 +216,8 @@ class Maker {
     const Space space = body_.values[value].space;
     ORT_CHECK(space == Space::kFull || space == Space::kRow, "Region: output ", result,
               " has neither rows nor columns");
-    // Without rows their results have the size of everything, but their own shape.
+    // If a region has no rows, its results have the size of the full space, but shapes of their
+    // own.
     const bool is_spread = space == Space::kRow && bound_.num_columns != 1 &&
                            bound_.num_rows != 0 && bound_.is_full_size(layout.sizes);
     const bool is_full = space == Space::kFull || is_spread;
@@ -287,7 +289,7 @@ std::vector<int> Body::needed_in(int pass, const std::vector<bool>& kept) const 
       if (!sum.is_of_rows) visit(sum.value);
     }
   }
-  std::vector<int> needed;  // operands stand before what is made of them
+  std::vector<int> needed;  // in the order in which they are computed
   for (size_t i = 0; i < values.size(); ++i) {
     if (is_needed[i]) needed.push_back(static_cast<int>(i));
   }
@@ -298,7 +300,8 @@ std::vector<bool> Body::read_again() const {
   std::vector<bool> made(values.size(), false), again(values.size(), false);
   const std::vector<bool> none(values.size(), false);
   for (int pass = 0; pass <= last_pass; ++pass) {
-    // What is made already is not looked behind: only itself is read.
+    // The operands of a value that an earlier pass has computed are not read again, only the value
+    // is.
     std::vector<int> made_now;
     for (int value : needed_in(pass, none)) {
       if (!made[value]) made_now.push_back(value);

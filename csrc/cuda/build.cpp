@@ -16,8 +16,8 @@ namespace torch_ort::cuda {
 
 namespace {
 
-// All that a cubin depends on, as text. Sizes part the flags, so that no two lists come out the
-// same.
+// All that a cubin depends on, as text. The size precedes each flag, so that no two lists of flags
+// give the same text.
 std::string key_of(const Image::Source& source) {
   std::string key = concat(Nvrtc::get().identity(), "\n", source.architecture, "\n");
   for (const std::string& flag : source.flags) key += concat(flag.size(), " ", flag, "\n");
@@ -28,20 +28,20 @@ struct State {
   std::mutex mutex;
   std::map<std::string, std::shared_ptr<const Image>> images;                     // by key
   std::map<std::pair<const Image*, int>, std::shared_ptr<const Module>> modules;  // by device
-  std::map<std::filesystem::path, std::string> dumped;                            // texts, by file
+  std::map<std::filesystem::path, std::string> dumped;                            // texts by file
   std::shared_ptr<DiskCache> cache;
   std::string cache_dir;
   int64_t cache_bytes = 0;
   std::atomic<int64_t> compiled{0}, found_on_disk{0};
 };
 
-// Never destroyed: threads of the pool may be at work.
+// Never destroyed, because threads of the pool may still run.
 State& state() {
   static auto* each = new State;
   return *each;
 }
 
-// The cache that the settings ask for now.
+// The cache that the current settings ask for.
 std::shared_ptr<DiskCache> disk_cache() {
   const Settings asked = settings();
   State& each = state();
@@ -55,7 +55,7 @@ std::shared_ptr<DiskCache> disk_cache() {
   return each.cache;
 }
 
-// Of several texts with one name the later ones are numbered.
+// If several texts have the same name, the later ones are numbered.
 void dump(const std::filesystem::path& folder, const std::string& name, const std::string& text) {
   State& each = state();
   const std::lock_guard lock(each.mutex);

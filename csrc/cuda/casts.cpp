@@ -21,14 +21,14 @@ using region::Layout;
 
 constexpr int64_t kVectorBytes = 16, kThreads = 256;
 constexpr int64_t kChunk = 16384;  // elements that a block casts
-// As many as parameters of a kernel, 4 KiB on all GPUs, have room for.
+// As many tensors as fit into the parameters of a kernel, which have 4 KiB on all GPUs.
 constexpr size_t kMostTensors = 128;
 
-// The parameter of the kernel; the text has the same struct.
+// The parameter of the kernel. The text below has the same struct.
 struct Table {
   std::array<const void*, kMostTensors> from;
   std::array<void*, kMostTensors> to;
-  std::array<int64_t, kMostTensors> counts;  // of elements
+  std::array<int64_t, kMostTensors> counts;  // in elements
   std::array<uint32_t, kMostTensors> ends;   // blocks of this tensor and of all before it
 };
 static_assert(sizeof(Table) + 2 * sizeof(int64_t) <= 4096);
@@ -39,7 +39,7 @@ struct Table {
   const From* from[kMostTensors];
   To* to[kMostTensors];
   i64 counts[kMostTensors];
-  u32 ends[kMostTensors];  // blocks of this tensor and of all before it
+  u32 ends[kMostTensors];  // the number of blocks of this tensor and of all before it
 };
 // A block casts one chunk of one tensor.
 extern "C" __global__ void __launch_bounds__(256)
@@ -150,7 +150,7 @@ class CastsKernel final : public region::Kernel {
   CastsText text_;
   std::vector<int64_t> counts_;
   std::shared_ptr<const Module> module_;
-  mutable Once<const Function*> kernel_;  // which the first call waits for
+  mutable Once<const Function*> kernel_;  // the first call waits until it is built
 };
 
 }  // namespace

@@ -23,11 +23,11 @@ struct Kept {
 
 struct State {
   std::mutex mutex;
-  std::list<Kept> lists;  // the last ones first
-  size_t num_words = 0;   // of all
+  std::list<Kept> lists;  // the most recent first
+  size_t num_words = 0;   // of all lists
 };
 
-// Never destroyed: the allocator may be gone by then.
+// Never destroyed, because PyTorch's allocator may be gone by then.
 State& state() {
   static auto* each = new State;
   return *each;

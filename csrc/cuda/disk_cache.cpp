@@ -47,8 +47,8 @@ class File {
   int descriptor_;
 };
 
-// FNV-1a with 64 bits. It finds what has been broken; who may have written a file is told by its
-// owner, and whose it is by the key.
+// FNV-1a with 64 bits. It is only there to find files that are damaged. Whether a file may be
+// trusted follows from its owner, and what it is for from its key.
 uint64_t checksum(std::string_view text, uint64_t seed = 14695981039346656037U) {
   for (const char each : text) seed = (seed ^ static_cast<unsigned char>(each)) * 1099511628211U;
   return seed;
@@ -65,7 +65,7 @@ std::string name_of(const std::string& key) {
   return text.data();
 }
 
-// Whether nobody else can have written it.
+// Whether nobody else can have written the file.
 bool is_ours(const struct stat& found) {
   return found.st_uid == geteuid() && (found.st_mode & (S_IWGRP | S_IWOTH)) == 0;
 }
@@ -107,7 +107,7 @@ std::optional<Compiled> unpacked(std::string_view content, const std::string& ke
   std::memcpy(&header, content.data() + kMagic.size(), sizeof(header));
   const std::string_view body = content.substr(kMagic.size() + sizeof(header));
   const auto [key_bytes, cubin_bytes, log_bytes] = header.sizes;
-  // One by one: a sum of broken sizes may be right by overflow.
+  // One size at a time, because a sum of damaged sizes may be right by overflow.
   if (key_bytes > body.size() || cubin_bytes > body.size() - key_bytes ||
       log_bytes != body.size() - key_bytes - cubin_bytes) {
     return {};
@@ -127,7 +127,8 @@ DiskCache::DiskCache(const std::string& folder, int64_t most_bytes) : most_bytes
   std::error_code error;
   const std::filesystem::path path = folder;
   if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), error);
-  mkdir(folder.c_str(), kPrivateFolder);  // if it is there, what follows says whether it is ours
+  // If it exists already, what follows checks whether it is ours.
+  mkdir(folder.c_str(), kPrivateFolder);
   folder_ = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   struct stat found;
   if (folder_ < 0 || fstat(folder_, &found) != 0) {
@@ -155,7 +156,7 @@ std::optional<Compiled> DiskCache::find(const std::string& key) const {
   const std::optional<std::string> content = read_all(file.get(), found.st_size);
   if (!content) return {};
   std::optional<Compiled> compiled = unpacked(*content, key);
-  if (compiled) futimens(file.get(), nullptr);  // used now
+  if (compiled) futimens(file.get(), nullptr);  // notes the time of the use
   return compiled;
 }
 
@@ -178,8 +179,8 @@ void DiskCache::set_problem(std::string problem) {
   problem_ = std::move(problem);
 }
 
-// Under a name of its own first: what stands there under the right one is whole. If that fails,
-// errno says why.
+// Writes a file under a temporary name and renames it, so that a file with the right name is always
+// complete. If this fails, errno says why.
 bool DiskCache::write(const std::string& name, const std::string& content) const {
   const auto now = std::chrono::system_clock::now().time_since_epoch().count();
   const std::string mine = concat(name, ".", getpid(), ".", now);
@@ -221,7 +222,8 @@ void DiskCache::make_room() const {
   std::sort(kept.begin(), kept.end(), [](const Kept& a, const Kept& b) {
     return std::pair(a.used.tv_sec, a.used.tv_nsec) < std::pair(b.used.tv_sec, b.used.tv_nsec);
   });
-  // Down to three quarters, so that not every new one looks through all of them for long.
+  // Removes files until three quarters of the limit are left, so that not every new file has to
+  // look through all of them.
   for (const Kept& each : kept) {
     if (total <= most_bytes_ / 4 * 3) break;
     if (unlinkat(folder_, each.name.c_str(), 0) == 0) total -= each.num_bytes;

@@ -65,13 +65,13 @@ Driver::Api::Api(const Library& library) {
   library.find("cuMemHostGetDevicePointer_v2", device_pointer);
 }
 
-// A driver, or the reason why there is none.
+// The driver, or the reason why there is none.
 struct Driver::Opened {
   std::unique_ptr<const Driver> driver;
   std::string reason;
 };
 
-// The context of a device is current as long as this lives.
+// Makes the context of a device current while it exists, and then restores the previous one.
 class Driver::Current {
  public:
   Current(const Driver& driver, int device) : api_(*driver.api_) {
@@ -96,7 +96,7 @@ class Driver::Current {
 
 namespace {
 
-// What was noticed first of a context that is lost.
+// What was noticed first of a failure that has made a context unusable.
 struct FirstFailure {
   std::mutex mutex;
   std::string what;
@@ -132,7 +132,8 @@ Driver::Driver() {
   const Library library =
       Library::open("driver", {path.empty() ? std::string("libcuda.so.1") : path});
   api_ = std::make_shared<const Api>(library);
-  // Nothing is lost that was never there: whatever this returns is a reason to do without.
+  // This failure harms nothing, since no context exists yet. So any error only means that there is
+  // no usable device.
   if (const int result = api_->init(0); result != api::kSuccess) {
     throw Unsupported(concat("cuda: no device: ", words_of(result)));
   }
@@ -141,7 +142,7 @@ Driver::Driver() {
   if (count == 0) throw Unsupported("cuda: no device: the driver counts 0");
   check<Unsupported>(api_->driver_version(&version), "cuDriverGetVersion");
   const Nvrtc& nvrtc = Nvrtc::get();
-  // Within a major version older drivers load newer code.
+  // A driver loads code of newer NVRTC versions only within its major version.
   if (const int major = version / 1000; major < nvrtc.major()) {
     throw Unsupported(concat("cuda: ", nvrtc.path(), " is too new for the driver: got NVRTC ",
                              nvrtc.version(), ", want ", major, ".x; TORCH_ORT_NVRTC names one"));
@@ -154,7 +155,8 @@ const Driver::Opened& Driver::opened() {
     auto* made = new Opened;
     try {
       made->driver.reset(new Driver);
-      note_use();  // where there is none, a forked process is as good
+      // Without a driver, forked processes may use the engine.
+      note_use();
     } catch (const Error& error) {
       made->reason = error.what();
     }
@@ -236,7 +238,7 @@ void Driver::launch(const Function& function, const Launch& launch, void** argum
 bool Driver::is_capturing(int device, void* stream) const {
   const Current current(*this, device);
   int status = 0;
-  // The old default stream cannot say it while another one is captured.
+  // The legacy default stream returns an error while another stream is captured.
   return api_->is_capturing(stream, &status) != api::kSuccess || status != 0;
 }
 

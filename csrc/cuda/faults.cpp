@@ -19,14 +19,15 @@ void Faults::check() {
     return;
   }
   const uint32_t found = word_.take();
-  if (found == 0) return;  // another thread was first
+  // Another thread has raised the error.
+  if (found == 0) return;
   raise_index_error(found == kBadLabel
                         ? "Target is out of bounds: found by an earlier step on the GPU"
                         : "index out of range in self: found by an earlier step on the GPU");
 }
 
 Faults& faults(int device) {
-  // Never destroyed: kernels may still run when the process ends.
+  // Never destroyed, because kernels may still run when the process ends.
   static std::mutex& mutex = *new std::mutex;
   static auto& all = *new std::map<int, std::unique_ptr<Faults>>;
   const std::lock_guard lock(mutex);

@@ -19,7 +19,7 @@ Library Library::open(const std::string& what, const std::vector<std::string>& p
       if (void* handle = dlopen(path.c_str(), mode)) return {what, path, handle};
     }
   }
-  // The path that should have done says most: the others are guesses.
+  // The reason why the first path failed says most, because the others are only guesses.
   dlopen(paths.front().c_str(), RTLD_NOW | RTLD_LOCAL);
   const char* reason = dlerror();
   throw Unsupported(concat("cuda: no ", what, ": ", reason == nullptr ? "not found" : reason));

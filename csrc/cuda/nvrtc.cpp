@@ -15,9 +15,10 @@ namespace {
 
 constexpr int kOldest = 12;
 constexpr int kSuccess = 0;    // of nvrtcResult
-constexpr int kMostLines = 6;  // of a log, in a message
+constexpr int kMostLines = 6;  // of a log in a message
 
-// Where it may be, if it is not loaded yet: in PyTorch's packages, then in the system.
+// The paths at which NVRTC may be if it is not loaded yet: in PyTorch's packages, then in the
+// system.
 std::vector<std::string> paths(const Settings& settings) {
   if (!settings.nvrtc.empty()) return {settings.nvrtc};
   std::vector<std::string> found, prefixes;
@@ -67,7 +68,7 @@ Nvrtc::Api::Api(const Library& library) {
   library.find("nvrtcDestroyProgram", destroy);
 }
 
-// A text on its way.
+// A text that is being compiled.
 class Nvrtc::Program {
  public:
   Program(const Nvrtc& nvrtc, const std::string& name, const std::string& text) : nvrtc_(nvrtc) {
@@ -105,7 +106,7 @@ class Nvrtc::Program {
   void* handle_ = nullptr;
 };
 
-// It, or the reason why there is none.
+// NVRTC, or the reason why there is none.
 struct Nvrtc::Opened {
   std::unique_ptr<const Nvrtc> nvrtc;
   std::string reason;
@@ -123,7 +124,8 @@ Nvrtc::Nvrtc() {
   std::error_code error;
   identity_ = concat("NVRTC ", version(), " of ", std::filesystem::file_size(library.file(), error),
                      " bytes");
-  // It looks for this when it first compiles, among the libraries of the system alone.
+  // NVRTC opens this library when it first compiles, but looks for it only among the system's
+  // libraries.
   library.open_beside("libnvrtc-builtins.so." + version());
 }
 

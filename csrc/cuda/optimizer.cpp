@@ -21,7 +21,7 @@ namespace {
 
 using ir::DType;
 
-// Numbers and structs of optimizer.cuh.
+// Numbers and structs that optimizer.cuh has too.
 constexpr int64_t kChunk = 8192;
 constexpr uint32_t kThreads = 256, kMostSettings = 32;
 constexpr uint32_t kSharedBytes = kThreads / 32 * sizeof(double);
@@ -81,7 +81,7 @@ SettingsWords words_of(const StepSettings& of) {
 
 // --- kernels -------------------------------------------------------------------------------------
 
-// A text on a device, which is written when it is first asked for.
+// The modules of each device. A text is written when it is first needed.
 class Kernels {
  public:
   template <typename Write>
@@ -100,7 +100,7 @@ class Kernels {
   std::map<std::pair<int, std::string>, std::shared_ptr<const Module>> modules_;
 };
 
-// Never destroyed: threads that build may outlive it.
+// Never destroyed, because threads that compile may outlive it.
 Kernels& kernels() {
   static auto* each = new Kernels;
   return *each;
@@ -123,13 +123,13 @@ const Module& update_module(int device, OptimizerRule rule, const std::vector<DT
 
 // --- the table -----------------------------------------------------------------------------------
 
-// Tensors of equal dtypes: one kernel updates them.
+// Tensors of equal dtypes, which one kernel updates.
 struct Batch {
   std::vector<DType> dtypes;
   std::vector<TensorWords> tensors;
-  std::vector<uint32_t> ends;  // of the chunks of each
+  std::vector<uint32_t> ends;  // for each tensor, the number of chunks up to its end
   const Function *update = nullptr, *move = nullptr, *squares = nullptr;
-  // Where it lies in the table, and its first chunk and tensor among those of all batches.
+  // Offsets in the table, and the first chunk and tensor among those of all batches.
   size_t tensors_at = 0, ends_at = 0;
   int64_t first_chunk = 0, first_tensor = 0;
 
@@ -173,7 +173,7 @@ std::vector<Batch> batches_of(const std::vector<SteppedTensor>& tensors) {
   return batches;
 }
 
-// Gives where they stand, in words.
+// Appends a list to the words, and returns its offset in words.
 template <typename T>
 size_t append(std::vector<uint64_t>& words, const std::vector<T>& all) {
   const size_t at = words.size();
@@ -216,7 +216,8 @@ class Stepping {
   }
 
  private:
-  // All of them before the first is queued: whoever does without does it for the whole step.
+  // Finds all kernels before the first one is launched. If one cannot be built, the whole step is
+  // done without them.
   void find_kernels() {
     const Module& module = begin_module(device_);
     for (const Batch& batch : batches_) {
@@ -255,7 +256,7 @@ class Stepping {
     return static_cast<const uint64_t*>(table_->data()) + at;
   }
 
-  // `given` are the values of the kernel's parameters.
+  // `given` are the values of the kernel's parameters, in order.
   template <typename... Given>
   void launch(const Function& kernel, int64_t blocks, Given... given) const {
     void* arguments[] = {static_cast<void*>(&given)...};
@@ -277,7 +278,8 @@ class Stepping {
     }
   }
 
-  // Settings are arguments, so there may be several launches; each counts its own slots.
+  // Settings are parameters of the kernel, so many of them need several launches. Each launch
+  // handles the slots that have its settings.
   void begin() const {
     struct List {
       SettingsWords at[kMostSettings];
@@ -319,7 +321,7 @@ class Stepping {
   void* stream_ = nullptr;
   std::shared_ptr<const Scratch> table_;
   int64_t num_chunks_ = 0, num_tensors_ = 0;
-  char *begun_ = nullptr, *rules_ = nullptr;  // Step, and a Rule for each slot
+  char *begun_ = nullptr, *rules_ = nullptr;  // a Step, and a Rule for each slot
   double *sums_ = nullptr, *norms_ = nullptr, *rates_ = nullptr;
 };
 

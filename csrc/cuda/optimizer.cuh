@@ -4,34 +4,34 @@
 
 enum { kThreads = 256, kChunk = 8192, kMostSettings = 32, kMostWords = 480 };
 
-// ---- what csrc/cuda/optimizer.cpp writes; it has the same structs
+// ---- structs that csrc/cuda/optimizer.cpp has too, and fills
 
 struct Tensor {
-  u64 at[5];  // addresses: parameter, gradient, states
-  i64 count;  // of elements of each
-  u32 slot;   // of its rule
+  u64 at[5];  // addresses of parameter, gradient and states
+  i64 count;  // elements of each
+  u32 slot;   // slot of its rule
   u32 flags;
 };
 enum { kAligned = 1, kFirstStep = 2 };
 
-// Tensors that are counted together. `taken` is the address of a number: how many steps were taken.
+// Tensors whose steps are counted together. `taken` is the address of the number of steps taken.
 struct Slot {
-  u64 taken;  // 0: their settings say it
+  u64 taken;  // 0: the settings have the number
   u32 settings, taken_is_double;
 };
 
 struct Settings {
   double lr, beta1, beta2, eps, weight_decay, momentum, dampening, ratio_min, ratio_max;
-  double taken;  // steps, with this one
-  u64 lr_at;     // where the rate is read, unless it is 0
+  double taken;  // number of this step
+  u64 lr_at;     // where the rate is read; 0: it is `lr`
   u32 flags, unused;
 };
 enum {
   kLrIsDouble = 1,
-  kCorrects = 2,      // for means that began at 0
-  kPlainRoot = 4,     // eps stands beside the root that is not corrected
-  kDecaysBefore = 8,  // of the parameter, before its update
-  kDecaysAfter = 16,  // and after it; else the decay joins the gradient, or LAMB's direction
+  kCorrects = 2,      // the bias of means that began at 0
+  kPlainRoot = 4,     // eps is added to the root without its correction
+  kDecaysBefore = 8,  // the parameter decays before its update
+  kDecaysAfter = 16,  // it decays after it; else its gradient, or LAMB's direction, gets the decay
   kMaximizes = 32,
   kNesterov = 64,
 };
@@ -42,21 +42,22 @@ struct WordList {
   u64 at[kMostWords];
 };
 
-// ---- what kernels tell each other
+// ---- structs that kernels pass on to each other
 
 struct Step {
   u32 skips, unused;
 };
 
-// A factor as the sum of two numbers, as on the CPU: rounded to one, 0.999 would add up an error in
-// each of many steps. The first is smaller than the factor, so that an infinite x stays infinite.
+// A factor as the sum of two numbers, as on the CPU. Rounded to one number, 0.999 would have an
+// error that adds up over many steps. The first number is smaller than the factor, so that an
+// infinite x stays infinite.
 template <typename T>
 struct Factor {
   T high, low;
 };
 
-// What the tensors of a slot follow, in the type that a kernel computes in. The names are those of
-// csrc/cpu/kernels.h; `rest` is what is left to 1.
+// The numbers that the update of a slot's tensors uses, in the type that a kernel computes in.
+// Names are those of csrc/cpu/kernels.h; `rest` means 1 minus the number.
 template <typename T>
 struct Numbers {
   T lr, step_size, inverse_correction, mean_correction, beta1_rest, beta2_rest, eps, weight_decay;
@@ -86,11 +87,13 @@ INLINE double multiply_add(double x, const Factor<double>& by, double y) {
   return fma(x, by.high, y);
 }
 
-// Of all threads of a block, in one order. Each gets the sum. `shared` has a number for each warp.
+// The sum over all threads of a block, in a fixed order. Each thread gets it. `shared` has one
+// number for each warp.
 INLINE double sum_threads(double x, double* shared) {
 #pragma unroll
   for (int bits = 16; bits > 0; bits /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, bits);
-  __syncthreads();  // who read the numbers of the sum before has done so
+  // All threads have read the numbers of the previous sum.
+  __syncthreads();
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
   __syncthreads();
   x = shared[0];
@@ -101,8 +104,8 @@ INLINE double sum_threads(double x, double* shared) {
 
 // ---- chunks
 
-// Which tensor has a chunk: the first whose chunks end behind it. By all lanes of a warp, which
-// look at 32 places at a time.
+// The tensor that a chunk belongs to: the first one whose chunks end after it. All lanes of a warp
+// search together, at 32 places at a time.
 INLINE int tensor_of(const u32* ends, int count, u32 chunk) {
   int low = 0, high = count;
   while (high - low > 1) {
@@ -116,14 +119,15 @@ INLINE int tensor_of(const u32* ends, int count, u32 chunk) {
 
 struct Chunk {
   const Tensor* tensor;
-  int index;  // of the tensor
+  int index;  // number of the tensor
   i64 begin;
   int count;
 
   template <typename T>
   __device__ __forceinline__ T* array(int i) const {
     T* const all = reinterpret_cast<T*>(tensor->at[i]);
-    ASSUME_GLOBAL(all);  // of an address that was read nobody knows it
+    // The compiler cannot know the memory space of an address that was read from memory.
+    ASSUME_GLOBAL(all);
     return all + begin;
   }
 };
@@ -134,7 +138,8 @@ INLINE Chunk find_chunk(const u32* ends, const Tensor* tensors, int num_tensors)
   return {tensors + index, index, begin, left < kChunk ? int(left) : int(kChunk)};
 }
 
-// Elements of a chunk by V at once; those at its end, and all where addresses are odd, one by one.
+// Runs over the elements of a chunk, V at a time. Elements at its end are processed one by one, as
+// are all if addresses are not aligned.
 template <int V, typename Work>
 INLINE void for_each(const Chunk& chunk, Work& work) {
   const int by_vector = chunk.tensor->flags & kAligned ? chunk.count - chunk.count % V : 0;
@@ -146,7 +151,7 @@ INLINE void for_each(const Chunk& chunk, Work& work) {
 
 // ---- SGD
 
-struct None {};  // the type of an array that is not there
+struct None {};  // the type of an array that is left out
 template <typename T>
 struct IsThere {
   enum { value = 1 };
@@ -209,7 +214,7 @@ INLINE void sgd(const u32* ends, const Tensor* tensors, int num_tensors, const S
 
 // ---- Adam
 
-// The running means of a gradient and of its square.
+// The running means of the gradient and of its square.
 struct Means {
   wide beta1_rest, beta2_rest;
   Factor<wide> beta2;
@@ -284,8 +289,8 @@ INLINE void adam(const u32* ends, const Tensor* tensors, int num_tensors, const 
   for_each<V>(chunk, work);
 }
 
-// ---- LAMB. How far a parameter goes is known when all of it has been seen, so it takes two
-// passes; the second computes the direction again rather than read it.
+// ---- LAMB. The rate of a parameter depends on all of it, so there are two passes. The second one
+// computes the direction again instead of reading it.
 
 struct Direction {
   wide mean_correction, inverse_correction, eps, decay;
@@ -331,7 +336,8 @@ struct LambMeans {
   }
 };
 
-// `norms` has two sums of squares for each chunk: of the parameter, and of its direction.
+// `norms` gets two sums of squares for each chunk: that of the parameter, and that of the
+// direction.
 template <int V, typename P, typename G, typename M, typename S>
 INLINE void lamb_means(const u32* ends, const Tensor* tensors, int num_tensors, const Step* step,
                        const Rule* rules, double* norms) {
@@ -390,7 +396,7 @@ INLINE void lamb_move(const u32* ends, const Tensor* tensors, int num_tensors, c
   for_each<V>(chunk, work);
 }
 
-// How far each tensor goes; a block for each.
+// Computes the rate of each tensor, with one block for each.
 INLINE void lamb_rate(const u32* ends, const Tensor* tensors, const Step* step, const Rule* rules,
                       const double* norms, double* rates) {
   SHARED(memory);
@@ -428,7 +434,8 @@ struct SumSquares {
   }
 };
 
-// In float64, where squares of float32 do not overflow: a sum is finite if all numbers are.
+// Sums in float64, in which squares of float32 do not overflow. So the sum is finite if all numbers
+// are.
 template <int V, typename G>
 INLINE void sum_squares(const u32* ends, const Tensor* tensors, int num_tensors, double* sums) {
   SHARED(memory);
@@ -439,7 +446,7 @@ INLINE void sum_squares(const u32* ends, const Tensor* tensors, int num_tensors,
   if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
-// ---- what a step does: by one block, before all others
+// ---- what one block prepares before all others run
 
 INLINE double number_at(u64 address, bool is_double) {
   return is_double ? *reinterpret_cast<const double*>(address)
@@ -485,7 +492,7 @@ INLINE Rule rule_of(const Settings& by, double taken, double factor) {
     exact.step_size *= sqrt(rest2);
     exact.inverse_correction = 1;
   }
-  // (p - step) keep = keep p - keep step: what the decay takes from the new parameter.
+  // (p - step) keep = keep p - keep step, so the step is multiplied too.
   if (by.flags & kDecaysAfter) exact.step_size *= keep;
   exact.beta1_rest = 1 - by.beta1;
   exact.beta2_rest = 1 - by.beta2;
@@ -500,18 +507,18 @@ INLINE Rule rule_of(const Settings& by, double taken, double factor) {
   return {exact, rounded(exact), flags, by.ratio_min, by.ratio_max};
 }
 
-// What is asked of all gradients. Addresses are 0 where there is nothing.
+// What to do with all gradients. Unused addresses are 0.
 struct Gradients {
-  double scale, max_norm;  // they are divided by it; no limit: below 0
+  double scale, max_norm;  // gradients are divided by `scale`; max_norm < 0: no limit
   const float* scale_at;   // where the scale is read
-  const float* found_inf;  // a number that is not 0 if the step shall not be
-  const double* sums;      // partial sums of squares; if there are some, all have to be finite
+  const float* found_inf;  // a number that is not 0 if the step is to be skipped
+  const double* sums;      // partial sums of squares; if given, all must be finite
   i64 num_sums;
-  double* norm;  // what comes of it: the norm, unscaled,
-  u8* skipped;   // and whether the step is not
+  double* norm;  // result: the norm of the unscaled gradients
+  u8* skipped;   // result: whether the step is skipped
 };
 
-// Settings from number `first_settings` on, and slots from number `first_slot` on.
+// Prepares settings from number `first_settings` on, and slots from number `first_slot` on.
 INLINE void begin(Step* step, Rule* rules, const Slot* slots, int first_slot, int last_slot,
                   int first_settings, const Gradients& gradients, const SettingsList& settings) {
   SHARED(memory);
@@ -524,7 +531,7 @@ INLINE void begin(Step* step, Rule* rules, const Slot* slots, int first_slot, in
     sum = sum_threads(sum, reinterpret_cast<double*>(memory));
     const double norm = sqrt(sum) / scale;
     if (!(norm - norm == 0)) skips = true;
-    const double limit = gradients.max_norm / (norm + 1e-6);  // as clip_grad_norm_ has it
+    const double limit = gradients.max_norm / (norm + 1e-6);  // as in clip_grad_norm_
     if (gradients.max_norm >= 0 && limit < 1) factor *= limit;
     if (gradients.norm && threadIdx.x == 0) *gradients.norm = norm;
   }

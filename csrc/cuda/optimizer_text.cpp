@@ -14,7 +14,7 @@ using ir::DType;
 
 constexpr int64_t kVectorBytes = 16;
 
-// What every update is given; see optimizer.cuh.
+// The parameters of all update kernels (see optimizer.cuh).
 constexpr const char* kTable = "const u32* ends, const Tensor* tensors, int num_tensors";
 constexpr const char* kRules = "const Step* step, const Rule* rules";
 constexpr const char* kGiven = "ends, tensors, num_tensors";
@@ -31,7 +31,7 @@ constexpr std::array<const char*, 3> kRuleNames = {"sgd", "adam", "lamb"};
 
 const char* rule_name(OptimizerRule rule) { return kRuleNames[static_cast<size_t>(rule)]; }
 
-// As many elements at once as the shortest of them need for 16 bytes.
+// The number of elements at a time, so that those of the shortest dtype take 16 bytes.
 int64_t vector_of(const std::vector<DType>& dtypes) {
   int64_t vector = 1;
   for (DType dtype : dtypes) vector = std::max(vector, kVectorBytes / ir::size_bytes(dtype));
@@ -42,8 +42,9 @@ std::string head(bool is_double) {
   return concat(type_head(is_double), prelude(), "\n", optimizer_prelude(), "\n");
 }
 
-// With 8 elements at once a thread may have half of the registers of 512: ptxas, left to itself,
-// would give it fewer than it needs.
+// With 8 elements at a time two blocks of 256 threads should share a multiprocessor, which leaves
+// 128 registers to each thread. Without this hint ptxas would give a thread fewer registers than it
+// needs.
 template <typename... Parts>
 std::string kernel(const std::string& name, int64_t vector, const Parts&... parts) {
   return concat("extern \"C\" __global__ void __launch_bounds__(256", vector == 8 ? ", 2" : "",

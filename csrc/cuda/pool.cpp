@@ -15,18 +15,19 @@ namespace torch_ort::cuda {
 
 namespace {
 
-// Several ranks share a machine.
+// Few, because several ranks may share a machine.
 constexpr unsigned kMostThreads = 4;
 
 struct Pool {
   std::mutex mutex;
   std::condition_variable has_work;
-  std::deque<std::packaged_task<void()>> jobs;  // which keep what they throw
+  // A job keeps the exception that it throws.
+  std::deque<std::packaged_task<void()>> jobs;
   std::vector<std::thread> threads;
   bool is_stopped = false;
 };
 
-// Never destroyed: its threads may be at work.
+// Never destroyed, because its threads may still run.
 Pool& pool() {
   static auto* each = new Pool;
   return *each;

@@ -25,7 +25,7 @@ struct boolean {
   u8 byte;
 };
 
-#ifdef EMULATED_CUDA  // the tests' processor, which has no PTX
+#ifdef EMULATED_CUDA  // the emulator of the tests, which has no PTX
 #define SHARED(name) EMULATED_SHARED(name)
 #define ASSUME_GLOBAL(address)
 INLINE u16 bits_of_bf16(float x) {
@@ -45,7 +45,8 @@ INLINE u16 bits_of_f16(float x) {
 }
 #else
 #define SHARED(name) extern __shared__ __align__(16) char name[]
-// Of addresses that a kernel is given in a table, so that they are read as those of its parameters.
+// Marks an address that was read from a table as global, so that accesses are compiled as for
+// addresses that are parameters.
 #define ASSUME_GLOBAL(address) __builtin_assume(__isGlobal(address))
 INLINE u16 bits_of_bf16(float x) {
   u16 bits;
@@ -98,7 +99,7 @@ INLINE T narrow(wide x) {
   return Narrow<T>::of(x);
 }
 
-// V elements that are read or written at once, 16 bytes at a time.
+// V elements that are read or written at once, with 16 bytes for each access.
 template <typename T, int V>
 struct __align__(sizeof(T) * V < 16 ? sizeof(T) * V : 16) Pack {
   T at[V];
@@ -116,7 +117,7 @@ INLINE void store(T* to, const wide (&x)[V]) {
   for (int i = 0; i < V; ++i) pack.at[i] = narrow<T>(x[i]);
   *reinterpret_cast<Pack<T, V>*>(to) = pack;
 }
-// The same at the end of a run, where fewer than V may be left.
+// The same at the end of a run, where fewer than V elements may be left.
 template <int V, typename T>
 INLINE void load(wide (&x)[V], const T* from, index_t left) {
   if (left >= V) return load(x, from);
@@ -131,7 +132,7 @@ INLINE void store(T* to, const wide (&x)[V], index_t left) {
     if (i < left) to[i] = narrow<T>(x[i]);
   }
 }
-// Elements that do not lie side by side, or not where one access can read them.
+// Elements that are not contiguous, or not aligned for one access.
 template <int V, typename T, typename At>
 INLINE void load_each(wide (&x)[V], const T* from, At at) {
 #pragma unroll
@@ -143,7 +144,7 @@ INLINE void store_each(T* to, const wide (&x)[V], At at) {
   for (int i = 0; i < V; ++i) to[at(i)] = narrow<T>(x[i]);
 }
 
-// ---- the words of csrc/ops/words.h
+// ---- the operations of csrc/ops/words.h
 
 INLINE wide infinity() { return wide(__uint_as_float(0x7F800000u)); }
 INLINE wide not_a_number() { return wide(__uint_as_float(0x7FC00000u)); }
@@ -164,13 +165,13 @@ MATH(fabs)
 INLINE float pow_of(float x, float y) { return powf(x, y); }
 INLINE double pow_of(double x, double y) { return pow(x, y); }
 
-// An angle as quarters of a turn and the rest, at most an eighth of a turn to either side.
+// An angle as a number of quarter turns, and the rest, which is at most an eighth of a turn.
 struct Angle {
   u32 quarters;
   float rest;
 };
-// Of numbers so large that only some bits of 2 / pi make a difference: those whose products with
-// the 24 bits of x stand for less than four quarters.
+// For large numbers. Only some bits of 2 / pi matter: those whose products with the 24 bits of x
+// are less than four quarters.
 INLINE Angle angle_of_large(float x) {
   const u32 two_over_pi[] = {0,           0xA2F9836Eu, 0x4E441529u, 0xFC2757D1u,
                              0xF534DDC0u, 0xDB629599u, 0x3C439041u, 0xFE5163ABu};
@@ -179,7 +180,7 @@ INLINE Angle angle_of_large(float x) {
   const u32 first = exponent - 120, shift = 32 - first % 32;
   u64 words[] = {0, 0, 0, 0};
 #pragma unroll
-  for (int i = 0; i < 5; ++i) {  // no array is asked for a place that is not known
+  for (int i = 0; i < 5; ++i) {  // constant indices keep the array in registers
     if (first / 32 == i) {
       for (int j = 0; j < 4; ++j) words[j] = two_over_pi[i + j];
     }
@@ -195,7 +196,7 @@ INLINE Angle angle_of_large(float x) {
 }
 INLINE Angle angle_of(float x) {
   if (!(fabsf(x) < 131072.0f)) return angle_of_large(x);
-  // pi / 2 in three parts: what the first leaves is exact.
+  // pi / 2 in three parts. Subtracting a multiple of the first one is exact.
   const float quarters = rintf(x * 0.63661977236758134308f);
   if (quarters == 0) return {0, x};
   float rest = fmaf(quarters, -1.57079637050628662109f, x);
@@ -212,7 +213,7 @@ INLINE float sin_or_cos(Angle angle) {
   const float size = angle.quarters % 2 == 0 ? sine : cosine;
   return angle.quarters / 2 % 2 == 0 ? size : -size;
 }
-// Those of CUDA use local memory for large numbers.
+// CUDA's own functions use local memory for large numbers.
 INLINE float sin_of(float x) { return sin_or_cos(angle_of(x)); }
 INLINE float cos_of(float x) {
   const Angle angle = angle_of(x);
@@ -261,7 +262,7 @@ INLINE wide Sub(wide x, wide y) { return x - y; }
 INLINE wide Mul(wide x, wide y) { return x * y; }
 INLINE wide Div(wide x, wide y) { return x / y; }
 INLINE wide Pow(wide x, wide y) { return pow_of(x, y); }
-// NaN stays.
+// NaN stays NaN.
 INLINE wide Max(wide x, wide y) { return x > y || x != x ? x : y; }
 INLINE wide Min(wide x, wide y) { return x < y || x != x ? x : y; }
 INLINE wide Equal(wide x, wide y) { return wide(x == y); }
@@ -297,14 +298,14 @@ INLINE wide LeakyReluGrad(wide gradient, wide x, wide slope) {
   return gradient * (x > wide(0) ? wide(1) : slope);
 }
 INLINE wide LeakyRelu(wide x, wide slope) { return LeakyReluGrad(x, x, slope); }
-// NaN in the input lets the gradient through, as PyTorch does.
+// If x is NaN the gradient passes, as in PyTorch.
 INLINE wide ThresholdGrad(wide gradient, wide x, wide threshold) {
   return x <= threshold ? wide(0) : gradient;
 }
 INLINE wide Where(wide condition, wide x, wide y) { return condition != wide(0) ? x : y; }
 INLINE wide MulAdd(wide x, wide y, wide z) { return x * y + z; }
 
-// ---- reductions: the order depends on the sizes alone, so that bits do not differ between GPUs
+// ---- reductions. Their order depends only on sizes, so that all GPUs compute the same bits.
 
 struct Sum {
   INLINE wide start() { return wide(0); }
@@ -319,8 +320,8 @@ struct Smallest {
   INLINE wide of(wide x, wide y) { return Min(x, y); }
 };
 
-// Of TX threads that stand side by side along a row, TX a power of two. Each of them gets the
-// result. All threads of the block take part; `shared` has one number for each 32 of them.
+// Reduces over TX threads along a row; TX is a power of two. Each of them gets the result. All
+// threads of the block take part. `shared` has one number for each 32 of them.
 template <typename Op, int TX>
 INLINE wide reduce_row(wide x, wide* shared) {
 #pragma unroll
@@ -329,7 +330,8 @@ INLINE wide reduce_row(wide x, wide* shared) {
   }
   if (TX > 32) {
     wide* const of_row = shared + threadIdx.y * (TX / 32);
-    __syncthreads();  // who read the numbers of the reduction before has done so
+    // All threads have read the numbers of the previous reduction.
+    __syncthreads();
     if (threadIdx.x % 32 == 0) of_row[threadIdx.x / 32] = x;
     __syncthreads();
     x = of_row[0];
@@ -339,7 +341,7 @@ INLINE wide reduce_row(wide x, wide* shared) {
   return x;
 }
 
-// Of all threads of a block; the first of them gets the sum.
+// Sums over all threads of a block; the first of them gets the sum.
 template <int TX, int TY>
 INLINE wide sum_block(wide x, wide* shared) {
   x = reduce_row<Sum, TX>(x, shared);
@@ -353,8 +355,8 @@ INLINE wide sum_block(wide x, wide* shared) {
   return x;
 }
 
-// Adds up what the TY lines of threads of a block have of E * V columns each, and writes it to a
-// line of partial sums. `shared` has V numbers for each thread.
+// Sums over the TY lines of threads of a block, which have E * V columns each, and writes the
+// result to a line of partial sums. `shared` has V numbers for each thread.
 template <int TX, int TY, int E, int V>
 INLINE void write_partial_sums(wide* to, wide (&sums)[E][V], index_t first_column, index_t columns,
                                wide* shared) {
@@ -382,8 +384,8 @@ INLINE void write_partial_sums(wide* to, wide (&sums)[E][V], index_t first_colum
   }
 }
 
-// Adds up lines of partial sums, `count` of them and `stride` numbers apart, in a fixed order. By
-// a block of 32 x 8 threads: 32 columns from `column` on. `shared` has 256 numbers.
+// Adds `count` lines of partial sums, which are `stride` numbers apart, in a fixed order. A block
+// of 32 x 8 threads does this for 32 columns from `column` on. `shared` has 256 numbers.
 template <typename T, typename At>
 INLINE void finish_columns(T* out, At at, const wide* parts, i64 count, i64 stride, index_t column,
                            index_t columns, wide* shared) {
@@ -400,7 +402,7 @@ INLINE void finish_columns(T* out, At at, const wide* parts, i64 count, i64 stri
   }
 }
 
-// The same for a single column, by all threads of the block.
+// The same for a single column, with all threads of the block.
 template <typename T>
 INLINE void finish_one(T* out, const wide* parts, i64 count, i64 stride, wide* shared) {
   wide sum = wide(0);
@@ -411,12 +413,12 @@ INLINE void finish_one(T* out, const wide* parts, i64 count, i64 stride, wide* s
   if (threadIdx.x == 0 && threadIdx.y == 0) *out = narrow<T>(sum);
 }
 
-// ---- labels and rows of tables: what is out of bounds gives NaN, and tells the host
+// ---- labels and rows of tables. One out of bounds gives NaN and stores a fault for the host.
 
 enum { kIgnored = -1, kBad = -2 };
 enum { kBadLabel = 1, kBadId = 2 };
 
-// The column that a label names; kIgnored or kBad.
+// The column that a label selects; kIgnored or kBad.
 INLINE index_t column_of(wide label, index_t columns, u32* fault) {
   if (label > wide(-1) && label < wide(columns)) return index_t(label);
   *fault = kBadLabel;
@@ -425,7 +427,7 @@ INLINE index_t column_of(wide label, index_t columns, u32* fault) {
 INLINE index_t column_of(wide label, index_t columns, u32* fault, wide ignored) {
   return label == ignored ? index_t(kIgnored) : column_of(label, columns, fault);
 }
-// The row of a table that an id names, or kBad.
+// The row of a table that an id selects, or kBad.
 INLINE index_t row_of(i64 id, i64 rows, u32* fault) {
   if (id >= 0 && id < rows) return index_t(id);
   *fault = kBadId;
@@ -454,7 +456,7 @@ INLINE Words philox(u64 seed, u64 stream, u64 counter) {
   }
   return {{x0, x1, x2, x3}};
 }
-// 1 for elements whose number is below the limit, else 0.
+// 1 for elements whose random number is below the limit, else 0.
 template <int V>
 INLINE void draw(wide (&x)[V], u64 seed, u64 stream, u64 element, u32 limit) {
   if (V % 4 == 0 && element % 4 == 0) {

@@ -25,10 +25,10 @@ using ir::DType;
 using region::BoundSchedule;
 using region::Kernel;
 
-constexpr int64_t kVectorBytes = 16;  // of one access of memory
+constexpr int64_t kVectorBytes = 16;  // of one memory access
 constexpr int64_t kMostVector = 8;
 
-// ---- what is read and written as vectors
+// ---- which operands are read and written as vectors
 
 bool divides(int64_t vector, std::span<const Access::Axis> axes) {
   return std::all_of(axes.begin(), axes.end(), [vector](const Access::Axis& axis) {
@@ -36,7 +36,7 @@ bool divides(int64_t vector, std::span<const Access::Axis> axes) {
   });
 }
 
-// Whether columns lie side by side, in one run or in several.
+// Whether columns are contiguous, in one run or in several.
 bool has_runs(const Access& access) { return access.columns.back().stride == 1; }
 
 bool lies_in_vectors(const Access& access, bool has_rows, int64_t vector) {
@@ -47,7 +47,8 @@ bool lies_in_vectors(const Access& access, bool has_rows, int64_t vector) {
   return columns.back().size % vector == 0 && divides(vector, columns.first(columns.size() - 1));
 }
 
-// Rows, columns and offsets, by the largest of which kernels count in 32 or 64 bits.
+// An upper bound of offsets. The largest of these, and of the numbers of rows and columns, decides
+// whether kernels count in 32 or 64 bits.
 int64_t extent(const Access& access) {
   int64_t last = access.begin;
   for (const auto* axes : {&access.rows, &access.columns}) {
@@ -58,7 +59,7 @@ int64_t extent(const Access& access) {
   return last;
 }
 
-// What the body of a region reads and writes, over one set of sizes.
+// The body of a region with its operands, for one set of sizes.
 struct Problem {
   Problem(const BoundSchedule& bound, bool round_short_floats)
       : body(make_body(bound, round_short_floats)),
@@ -73,7 +74,7 @@ struct Problem {
            spaces[input] == Space::kTable;
   }
 
-  // The longest vector that some operands have, and that rows can be cut into.
+  // The longest vector that an operand can be read by and that rows can be divided into.
   int64_t vector() const {
     int64_t smallest = kVectorBytes;
     const auto note = [&smallest](const Access& access) {
@@ -90,7 +91,7 @@ struct Problem {
     return vector;
   }
 
-  // Whether the last vector may reach behind the end: only loads and stores know of that.
+  // Whether the last vector of a row may extend beyond its end. Only loads and stores handle this.
   bool may_have_tail(int64_t vector) const {
     if (rows != 1 || body.reduces_rows() || !body.sums.empty()) return false;
     for (size_t i = 0; i < body.inputs.size(); ++i) {
@@ -118,7 +119,7 @@ struct Problem {
   }
 
   bool wants_wide_index() const {
-    // Places behind the end are counted too, before they are found to be there.
+    // Kernels also compute offsets a little beyond the end, before they find that nothing is there.
     constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - (1 << 20);
     int64_t most = rows * columns;
     for (const Access& input : body.inputs) most = std::max(most, extent(input));
@@ -148,7 +149,8 @@ struct Problem {
 
 // ---- arguments
 
-// Values of parameters, each in eight bytes; kernels read as many as their type has, the lowest.
+// The values of parameters in eight bytes each. A kernel reads the lowest bytes, as many as the
+// type of the parameter has.
 class Arguments {
  public:
   explicit Arguments(size_t count) { values_.reserve(count); }
@@ -173,7 +175,7 @@ class Arguments {
   std::vector<void*> pointers_;
 };
 
-// A text with its geometry, and what is built from it.
+// A text with its geometry, and the kernels that are built from it.
 class Variant {
  public:
   Variant(const Problem& problem, int64_t vector, const region::CodegenOptions& options)
@@ -184,13 +186,14 @@ class Variant {
         columns_(problem.columns),
         device_(options.device),
         module_(build(text_.name, text_.text, {.dump_dir = options.dump_dir}, device_)) {
-    text_.text = {};  // equal ones are kept once, with what is built of them
+    // Equal texts are stored once, with their modules.
+    text_.text = {};
   }
 
   const std::string& name() const { return text_.name; }
   const std::string& listing() const { return text_.listing; }
 
-  // Whether vectors stand where one access reads them.
+  // Whether all addresses are aligned to vectors.
   bool takes(const void* const* inputs, void* const* outputs) const {
     const int64_t vector = plan_.geometry.vector;
     const auto is_aligned = [vector](const void* address, DType dtype) {
@@ -280,7 +283,7 @@ class Variant {
     }
   }
 
-  // Whether nothing leaves that rows have without columns.
+  // Whether no result has one number for each row; such results exist even if there are no columns.
   bool works_on_elements() const {
     return plan_.body.sums.empty() &&
            std::all_of(plan_.body.stores.begin(), plan_.body.stores.end(),
@@ -324,7 +327,8 @@ class RegionKernel final : public Kernel {
   std::string str() const override { return usual_.listing(); }
 
  private:
-  // An operand may begin anywhere: then each element is an access of its own.
+  // An operand may begin at any address. If one is not aligned, a second text reads each element by
+  // itself.
   const Variant& variant(const void* const* inputs, void* const* outputs) const {
     if (usual_.takes(inputs, outputs)) return usual_;
     return *narrow_.get([this] { return std::make_unique<Variant>(problem_, 1, options_); });

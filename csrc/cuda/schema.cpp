@@ -10,17 +10,17 @@ namespace torch_ort::cuda {
 namespace {
 
 constexpr int kWarp = 32;
-constexpr int kThreads = 256;      // of a block, unless a row wants more
+constexpr int kThreads = 256;      // of a block, unless a row needs more
 constexpr int kMostThreads = 512;  // along a row
 constexpr int kMostVectors = 8;    // of a thread in registers
-constexpr int kKeptBytes = 512;    // of a thread, at most: 128 registers of 255
-constexpr int kUsualBytes = 256;   // where that needs no more threads than a row may have
-constexpr int kStripThreads = 32;  // along a row that is cut into strips, and summed over rows
-// A line of partial sums is written and read once for so many rows that are read, and rounding does
-// not grow with more than that.
+constexpr int kKeptBytes = 512;    // of a thread at most: 128 of its 255 registers
+constexpr int kUsualBytes = 256;   // of a thread, unless a row would need too many threads
+constexpr int kStripThreads = 32;  // along a row that is cut into strips and summed over rows
+// So many rows are summed into one line of partial sums, which costs one write and one read. With
+// at most so many rows for a thread, rounding errors stay small.
 constexpr int64_t kRowsPerSum = 32, kMostRowsPerThread = 256;
-constexpr int64_t kBlocksWanted = 1024;   // some eight for each multiprocessor of a large GPU
-constexpr int64_t kRowsOfPlainBlock = 4;  // for each line of threads, where nothing is summed
+constexpr int64_t kBlocksWanted = 1024;   // about eight for each multiprocessor of a large GPU
+constexpr int64_t kRowsOfPlainBlock = 4;  // for each line of threads, if nothing is summed
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -29,15 +29,16 @@ int power_of_two(int64_t at_least, int most) {
   return static_cast<int>(std::min<uint64_t>(wanted, static_cast<uint64_t>(most)));
 }
 
-// No more lines than rows, but whole warps: their threads talk to each other.
+// Threads across rows: at most as many as there are rows, but whole warps, since the threads of a
+// warp exchange numbers.
 int lines(const Work& work, int threads_x) {
   const int most = std::max(1, kThreads / threads_x);
   return std::max(power_of_two(work.rows, most), std::min(most, kWarp / threads_x));
 }
 
-// Whole rows belong to one block: few threads have many vectors each, as long as registers last. A
-// thread that keeps many numbers leaves room for few others on its multiprocessor, so that too
-// little memory is under way at once: long rows alone are worth that.
+// A block gets whole rows, with few threads that have many vectors each, as far as registers allow
+// it. If threads keep many numbers in registers, few of them run at once on a multiprocessor, and
+// too few memory accesses are under way. Only long rows are worth that.
 void choose_whole_rows(const Work& work, Geometry& result) {
   const int64_t vectors = ceil_div(work.columns, result.vector);
   const int bytes = std::max(1, work.kept) * result.vector * work.bytes_of_number;

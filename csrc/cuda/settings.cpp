@@ -16,7 +16,7 @@ struct State {
   bool is_open = false;
 };
 
-// Never destroyed: threads that build may outlive it.
+// Never destroyed, because threads that compile may outlive it.
 State& state() {
   static auto* each = new State;
   return *each;

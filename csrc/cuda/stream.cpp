@@ -14,7 +14,7 @@ struct Scratch::Memory {
   c10::DataPtr data;
 };
 
-// The allocator takes memory of the current device.
+// The allocator takes memory of the current device, so `device` must be that.
 Scratch::Scratch(int64_t num_bytes, int device) : memory_(std::make_unique<Memory>()) {
   if (num_bytes == 0) return;
   const c10::DeviceGuard guard(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device)));

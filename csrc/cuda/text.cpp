@@ -38,7 +38,7 @@ std::string hex(uint64_t x) {
   return digits;
 }
 
-// Lines of a text, indented by their braces, each with a note for readers.
+// The lines of a text, indented by their braces. Each may have a note for readers.
 class Lines {
  public:
   template <typename... Parts>
@@ -82,7 +82,7 @@ class Writer {
         is_kept_(shape_.loops() ? std::vector<bool>(body_.values.size(), false)
                                 : body_.read_again()) {
     for (size_t i = 0; i < is_kept_.size(); ++i) {
-      // Values of columns stay in registers all the time.
+      // Values of columns stay in registers in any case.
       if (body_.values[i].space != Space::kFull) is_kept_[i] = false;
     }
   }
@@ -101,7 +101,7 @@ class Writer {
   const Value& at(int value) const { return body_.values[value]; }
   bool is_hoisted(int value) const { return at(value).space == Space::kColumn && !shape_.loops(); }
 
-  // An array of a thread's vector, and not one number.
+  // Whether the value is an array with the thread's whole vector, rather than one number.
   bool is_array(int value) const {
     const Kind kind = at(value).kind;
     return kind == Kind::kInput || kind == Kind::kGather || kind == Kind::kRandom;
@@ -112,12 +112,12 @@ class Writer {
     return concat(kPrefixes[static_cast<size_t>(at(value).space)], value);
   }
 
-  // Where all columns of a thread's vector stand.
+  // The array that has the value for all columns of a thread's vector.
   std::string array(int value) const {
     return is_kept_[value] || is_hoisted(value) ? name(value) + "[e]" : name(value);
   }
 
-  // The value of the column that is worked on, where there is one.
+  // The value for the current column, if it has columns.
   std::string ref(int value) const {
     const Value& each = at(value);
     if (each.kind == Kind::kConstant) return number(each.number);
@@ -173,7 +173,8 @@ class Writer {
         {.kind = kind, .type = type, .name = name, .index = index, .number = begin});
   }
 
-  // Sizes and strides of an operand, `what` of which is rows or columns.
+  // The parameters for sizes and strides of an operand; `what` says whether those of rows or
+  // columns.
   void axes(const std::vector<Access::Axis>& axes, const std::string& name) {
     if (axes.size() == 1) return integer(name, axes[0].stride);
     for (size_t i = 0; i < axes.size(); ++i) {
@@ -186,7 +187,7 @@ class Writer {
     return axes.size() == 1 && axes[0].stride == 1;
   }
 
-  // The offset of the place `at` along axes whose parameters begin with `name`.
+  // The offset of element `at` along axes whose parameters begin with `name`.
   static std::string offset(const std::vector<Access::Axis>& axes, const std::string& name,
                             const std::string& at) {
     if (axes.size() == 1) return concat(at, " * ", name);
@@ -204,7 +205,7 @@ class Writer {
     return is_plain(access.columns) ? at : offset(access.columns, name + "_column", at);
   }
 
-  // Where the vector begins whose first column is `column`.
+  // The offset of the vector whose first column is `column`.
   static std::string vector_offset(const Access& access, const std::string& name) {
     const std::string place = column_offset(access, name, "column");
     return access.columns.size() == 1 ? place : concat("(", place, ")");
@@ -276,7 +277,7 @@ class Writer {
     integer(concat("in", value.input, "_rows"), body_.inputs[value.input].rows[0].size);
   }
 
-  // As what the body reads an input.
+  // The space in which the body reads an input.
   Space space_of(int input) const {
     for (const Value& value : body_.values) {
       if (value.kind == Kind::kGather && value.input == input) return Space::kTable;
@@ -343,8 +344,9 @@ class Writer {
     out()("}");
   }
 
-  // How many blocks a multiprocessor should have at least. Left alone, ptxas may give what keeps
-  // numbers in registers, loops over columns and doubles fewer registers than they need.
+  // The least number of blocks that a multiprocessor should run at once. Without this hint ptxas
+  // may give too few registers to kernels that keep numbers, loop over columns or compute in
+  // double.
   const char* blocks_at_once() const {
     if (plan_.is_double) return ", 1";
     if (shape_.loops()) return ", 2";
@@ -389,7 +391,7 @@ class Writer {
     }
   }
 
-  // Numbers of columns, which are the same for all rows of the block.
+  // Writes values of columns, which are the same for all rows of the block.
   void write_columns() {
     std::vector<int> columns;
     for (size_t i = 0; i < body_.values.size(); ++i) {
@@ -435,7 +437,8 @@ class Writer {
       } else if (!shape_.loops()) {
         out()("wide sum", i, "[", shape_.vectors, "][", shape_.vector, "] = {};");
       } else {
-        // Rows that no registers hold: each thread adds to its own columns of the line.
+        // Registers cannot hold the sums of such rows, so each thread adds to its own columns in
+        // memory.
         out()("wide* const sum", i, " = ", line_of_sums(offset), ";");
         open_loop("column < columns");
         open_lanes();
@@ -447,7 +450,7 @@ class Writer {
     }
   }
 
-  // Lines of partial sums have the columns of one sum after those of the other.
+  // A line of partial sums has the columns of each sum after those of the previous one.
   std::string line_of_sums(int64_t sum) const {
     const int64_t count = num_column_sums();
     return concat("column_sums + (block * ", count, " + ", sum, ") * columns");
@@ -462,7 +465,7 @@ class Writer {
           "; column += ", shape_.threads_x * shape_.vector, ") {");
   }
 
-  // Where the row begins in each operand that is full.
+  // Writes the offset at which the row begins in each full operand.
   void write_places() {
     for (int input : read_inputs_) {
       const Access& access = body_.inputs[input];
@@ -486,7 +489,7 @@ class Writer {
     }
   }
 
-  // Numbers of the row that are known before a pass begins.
+  // Writes the numbers of the row that are known before a pass begins.
   void write_row_values(int pass) {
     for (size_t i = 0; i < body_.values.size(); ++i) {
       const Value& value = body_.values[i];
@@ -568,7 +571,7 @@ class Writer {
                        [](const RowsSum& sum) { return !sum.is_of_rows; });
   }
 
-  // What comes from memory or from the generator of numbers, a vector at a time.
+  // Writes the loads from memory and the random draws of a value, a vector at a time.
   void write_load(int value) {
     const Value& each = at(value);
     if (!is_array(value)) return;
@@ -637,7 +640,7 @@ class Writer {
     }
   }
 
-  // Results are written as vectors too.
+  // Whether the store writes a vector that is in an array already.
   bool is_stored_as_it_is(const Store& store) const {
     return at(store.value).space == Space::kFull &&
            (is_array(store.value) || is_kept_[store.value]);
@@ -679,7 +682,7 @@ class Writer {
     }
   }
 
-  // By the first thread of the row, and of its first strip.
+  // Results of a row are written by its first thread and for its first strip.
   void write_row_results() {
     const std::string first = "is_row && threadIdx.x == 0 && first_column == 0";
     for (size_t i = 0; i < body_.stores.size(); ++i) {
@@ -713,7 +716,7 @@ class Writer {
     }
   }
 
-  // ---- the kernel that adds up what blocks have summed
+  // ---- the kernel that adds the partial sums of blocks
 
   void write_finish() {
     parameters_ = &result_.finish_parameters;
@@ -762,9 +765,9 @@ class Writer {
     out()("}");
   }
 
-  // ---- all of it
+  // ---- the whole text
 
-  // Of the operators, the first few: profilers show it.
+  // A name from the first few operators, which profilers show.
   std::string readable_name() const {
     std::vector<std::string> words;
     for (const Value& value : body_.values) {
@@ -804,7 +807,7 @@ class Writer {
     out_->noted(concat(parts...),
                 is_input ? concat("input '", body_.input_names[each.input], "'") : each.origin);
   }
-  // With the output that something becomes, or a part of it.
+  // Writes a line with a note that names the output which it writes.
   template <typename... Parts>
   void leaving(const Access& to, const Parts&... parts) {
     out_->noted(concat(parts...), concat("output '", body_.output_names[to.result], "'"));
@@ -814,10 +817,11 @@ class Writer {
   const Body& body_;
   const Geometry& shape_;
   int64_t rows_, columns_, groups_;
-  std::vector<bool> is_kept_;  // in registers from one pass to the next, by value
-  std::vector<bool> made_ = std::vector<bool>(body_.values.size(), false);  // of these
+  std::vector<bool> is_kept_;  // by value: in registers from one pass to the next
+  // By value: already written.
+  std::vector<bool> made_ = std::vector<bool>(body_.values.size(), false);
   std::set<int> used_, read_inputs_, tables_;
-  std::set<std::string> labels_;  // that are written
+  std::set<std::string> labels_;  // labels that are already written
   KernelText result_;
   std::vector<Parameter>* parameters_ = nullptr;
   Lines kernel_, finish_;
