@@ -17,7 +17,7 @@ using ir::DimOp;
 
 bool is_relation(DimOp op) { return op >= DimOp::kEq && op <= DimOp::kGe; }
 
-// The relation that holds where another does not.
+// The relation that is true exactly where `op` is false.
 DimOp opposite(DimOp op) {
   switch (op) {
     case DimOp::kEq: return DimOp::kNe;
@@ -30,7 +30,7 @@ DimOp opposite(DimOp op) {
   }
 }
 
-// The same condition without negations over relations.
+// The negation of a condition, without negations of relations in it.
 Dim negated(const Dim& condition) {
   const DimOp op = condition.op();
   if (is_relation(op)) return Dim::make(opposite(op), condition.lhs(), condition.rhs());
@@ -68,9 +68,10 @@ Dim substitute(const Dim& dim, const std::unordered_map<std::string, Dim>& value
   return Dim::make(dim.op(), substitute(dim.lhs(), values), substitute(dim.rhs(), values));
 }
 
-// Whether a quotient is the same for all sizes as it is for those of the recorded call.
+// Whether a quotient is the same for all sizes as for those of the recorded call.
 bool is_constant_quotient(const Dim& a, const Dim& b, int64_t value_a, int64_t value_b) {
-  constexpr int64_t kLargest = 1 << 20;  // products of it and of factors stay inside of 64 bits
+  // Products of this and of factors fit into 64 bits.
+  constexpr int64_t kLargest = 1 << 20;
   const int64_t common = std::gcd(value_a, value_b);
   const int64_t over = value_a / common, under = value_b / common;
   if (std::max(std::abs(over), std::abs(under)) > kLargest) return false;
@@ -104,7 +105,7 @@ double apply(DimOp op, double a, double b) {
   }
 }
 
-// What operations make of two floats one of which is a Fraction.
+// Operations on floats of which at least one is a Fraction.
 using Sizes = c10::intrusive_ptr<SizeSymbols>;
 SymNode combine(const Sizes& sizes, DimOp op, const SymNode& a, const SymNode& b);
 SymNode divide(const Sizes& sizes, const SymNode& a, const SymNode& b);
@@ -117,9 +118,9 @@ double known(const std::optional<double>& number) {
   throw Unsupported("sizes: got a float that depends on sizes, want an integer");
 }
 
-// A SymFloat that is not an integer for all sizes: a quotient of some, or a number like 0.5. Where
-// it depends on sizes nobody knows it: PyTorch may compute with it while it is asked for forms
-// alone, which it has no part in, but who decides by it gets Unsupported.
+// A SymFloat that is not an integer for all sizes: a quotient of sizes, or a number such as 0.5. If
+// it depends on sizes, nobody knows its value. PyTorch may compute with it as long as the results
+// of operators do not depend on it; code that decides by it gets Unsupported.
 class Fraction : public c10::SymNodeImpl {
  public:
   Fraction(Sizes sizes, std::optional<double> number) : sizes_(std::move(sizes)), number_(number) {}
@@ -160,7 +161,8 @@ class Fraction : public c10::SymNodeImpl {
   double guard_float(const char*, int64_t) override { return known(number_); }
   bool bool_() override { return known(number_) != 0; }
   bool has_hint() override { return number_.has_value(); }
-  bool is_constant() override { return false; }  // PyTorch takes no constant that is a SymFloat
+  // PyTorch accepts no SymFloat that is a constant.
+  bool is_constant() override { return false; }
   bool is_symbolic() override { return true; }
   std::string str() override { return number_ ? concat(*number_) : "a quotient of sizes"; }
 
@@ -178,7 +180,7 @@ class Fraction : public c10::SymNodeImpl {
 
 bool is_fraction(const SymNode& node) { return dynamic_cast<Fraction*>(node.get()) != nullptr; }
 
-// One SymInt or SymBool; or a SymFloat that is an integer: factors of an upsampling.
+// A SymInt or SymBool; or a SymFloat that is an integer, such as a factor of an upsampling.
 class Node : public c10::SymNodeImpl {
  public:
   Node(c10::intrusive_ptr<SizeSymbols> sizes, Dim dim, Kind kind)
@@ -247,7 +249,7 @@ class Node : public c10::SymNodeImpl {
 
   bool has_hint() override { return true; }
   std::string str() override { return dim().str(); }
-  // PyTorch takes no constant that is a SymFloat.
+  // PyTorch accepts no SymFloat that is a constant.
   bool is_constant() override { return kind_ != kFloat && dim().is_constant(); }
   bool is_symbolic() override { return !dim().is_constant(); }
   std::optional<int64_t> constant_int() override { return maybe_as_int(); }
@@ -304,7 +306,7 @@ class Node : public c10::SymNodeImpl {
     if (is_fraction(other)) return compare(sizes_, op, self(), other);
     return make(Dim::make(op, dim(), operand(other)), kCondition);
   }
-  // Nothing where it depends on sizes, or where Python raises: a quotient of 0.
+  // The quotient; nothing if it depends on sizes, or if Python raises because the divisor is 0.
   std::optional<double> quotient(const Dim& divisor) const {
     const Dim now = dim();
     const int64_t over = sizes_->value(now), under = sizes_->value(divisor);
@@ -329,7 +331,7 @@ class Node : public c10::SymNodeImpl {
     return shape;
   }
 
-  // Whether strides are those of dims that stand in this order without a gap, whatever the sizes.
+  // Whether the strides are those of dims in this order without gaps, for all sizes.
   static bool is_dense_in(const std::vector<size_t>& order, const ir::Shape& sizes,
                           const ir::Shape& strides) {
     Dim expected = 1;
@@ -404,7 +406,8 @@ c10::SymInt SizeSymbols::unbacked(const std::string& name, int64_t value) {
 }
 
 c10::SymInt SizeSymbols::expression(const Dim& dim) {
-  value(dim);  // raises for symbols of others
+  // This raises for symbols of another recording.
+  value(dim);
   if (dim.is_constant()) return dim.constant();
   auto self = c10::intrusive_ptr<SizeSymbols>::reclaim_copy(this);
   return c10::SymInt(SymNode(c10::make_intrusive<Node>(std::move(self), dim, kInteger)));
@@ -485,8 +488,9 @@ bool SizeSymbols::decide(const Dim& condition, Asker asker) {
   return holds;
 }
 
-// Operators compare sizes with 0 and 1 to choose among ways to the same numbers. What equals
-// another constant may have to: the channels of an image those of a norm. A remainder has to be 0.
+// Operators compare sizes with 0 and 1 to choose among ways that give the same numbers. A
+// comparison with another constant may be a requirement, for instance that the channels of an image
+// are those of a norm. So is one of a remainder with 0.
 bool SizeSymbols::is_layout_question(const Dim& condition) const {
   const DimOp op = condition.op();
   if (op != DimOp::kEq && op != DimOp::kNe) return false;
@@ -566,7 +570,7 @@ void SizeSymbols::learn_equal(const Dim& a, const Dim& b) {
   auto position = [&](const Dim& dim) { return symbols_.at(dim.name()).position; };
   const bool can_left = left.is_symbol() && !contains(right, left.name());
   const bool can_right = right.is_symbol() && !contains(left, right.name());
-  // The later symbol is read as the earlier one.
+  // The later symbol is replaced by the earlier one.
   if (can_left && !(can_right && position(right) > position(left))) {
     replaced_.emplace(left.name(), right);
   } else if (can_right) {
@@ -610,9 +614,9 @@ void SizeSymbols::learn_bound(DimOp op, const Dim& a, const Dim& b) {
   }
 }
 
-// Equations of sizes from one of products: rows of tokens and rows of their labels. What the
-// products alone do not tell, the engine needs to fuse across them; a call where only the products
-// are equal is recorded anew.
+// Equations between sizes that follow from one between their products, if these are rows of tokens
+// and rows of their labels. The products alone do not imply them, but the engine needs them to fuse
+// nodes. A call in which only the products are equal is recorded again.
 std::vector<std::pair<Dim, Dim>> SizeSymbols::equal_factors(const Dim& a, const Dim& b) const {
   std::vector<Dim> left, right;
   collect_factors(a, left);
@@ -637,7 +641,7 @@ std::vector<std::pair<Dim, Dim>> SizeSymbols::equal_factors(const Dim& a, const 
   return pairs;
 }
 
-// N * C == N * 4 is C == 4, as long as N is not 0. Nothing if there is nothing to leave out.
+// N * C == N * 4 becomes C == 4, as long as N is not 0. Nothing if there are no common factors.
 std::optional<std::pair<Dim, Dim>> SizeSymbols::without_common_factors(const Dim& a,
                                                                        const Dim& b) const {
   std::vector<Dim> left, right;
@@ -666,7 +670,8 @@ SizeSymbols::Bounds SizeSymbols::bounds(const Dim& dim) const {
   }
   if (dim.op() == DimOp::kNot || dim.op() >= DimOp::kEq) return {0, 1};
   const Bounds a = bounds(dim.lhs()), b = bounds(dim.rhs());
-  // Far from the limits of 64 bits, so that sums and products of two bounds stay inside.
+  // Bounds beyond this are treated as unknown, so that sums and products of two bounds fit into 64
+  // bits.
   constexpr int64_t kFar = int64_t{1} << 30;
   auto near = [](std::optional<int64_t> value) {
     return value && *value > -kFar && *value < kFar ? value : std::nullopt;

@@ -11,7 +11,7 @@ namespace {
 using ir::Value;
 using Values = std::vector<Value*>;
 
-// The tensor of the call. Nothing if its dtype is not one that these ops compute in.
+// The tensor of the call; nothing if its dtype is not one that these ops compute in.
 Value* float_input(const AtenCall& call) {
   Value* x = tensor(call.arg("self"));
   return x != nullptr && is_float(x->type.dtype) && call.types[0].dtype == x->type.dtype ? x
@@ -57,7 +57,7 @@ Values softplus(Builder& builder, const AtenCall& call) {
   Value* x = float_input(call);
   const ops::Arg &beta = call.arg("beta"), &threshold = call.arg("threshold");
   if (x == nullptr || !is_number(beta) || !is_number(threshold)) return {};
-  // Beyond the threshold PyTorch gives x itself, which float64 can tell from the function.
+  // PyTorch returns x above the threshold. In float64 this differs from the function.
   if (x->type.dtype == ir::DType::kDouble) return {};
   if (number(beta) != 1.0 || number(threshold) != 20.0) return {};
   return standard(builder, "Softplus", {x}, call.types);

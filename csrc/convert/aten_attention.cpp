@@ -13,7 +13,7 @@ using ir::Shape;
 using ir::Value;
 using Values = std::vector<Value*>;
 
-// (batch, heads, length, features), as many heads and features in all three.
+// Whether all three have the form (batch, heads, length, features), with equal heads and features.
 bool are_heads(const Value* query, const Value* key, const Value* value) {
   for (const Value* x : {query, key, value}) {
     if (x == nullptr || !x->type.shape || x->type.shape->size() != 4) return false;
@@ -24,7 +24,7 @@ bool are_heads(const Value* query, const Value* key, const Value* value) {
   return true;
 }
 
-// A mask that is added, over all keys.
+// Whether the mask is one that is added to scores, and covers all keys.
 bool is_mask(const Value* mask, const Value* query, const Value* key) {
   if (!mask->type.shape || mask->type.dtype != query->type.dtype) return false;
   const Shape& shape = *mask->type.shape;
@@ -40,7 +40,7 @@ Values flash_attention_for_cpu(Builder& builder, const AtenCall& call) {
   if (!scale.is_none() && !is_number(scale)) return {};
   const bool is_causal = boolean(call.arg("is_causal"));
   if (mask != nullptr && (is_causal || !is_mask(mask, query, key))) return {};
-  // Which corner the triangle of unequal lengths starts from is not the same in all opsets.
+  // For different lengths, opsets differ in the corner at which the causal triangle begins.
   if (is_causal && !((*query->type.shape)[2] == (*key->type.shape)[2])) return {};
 
   Values inputs = {query, key, value};

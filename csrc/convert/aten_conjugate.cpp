@@ -11,7 +11,7 @@ using ir::Type;
 using ir::Value;
 using Values = std::vector<Value*>;
 
-// Another call in the place of `call`, with one result.
+// Writes another call instead of `call`, with one result.
 Value* instead(Builder& builder, const AtenCall& call, std::string op, std::string overload,
                std::vector<std::string> arg_names, ops::ArgList args, const Type& type) {
   AtenCall made = call;
@@ -23,7 +23,7 @@ Value* instead(Builder& builder, const AtenCall& call, std::string op, std::stri
   return convert(builder, made)[0];
 }
 
-// The dims in which one element is read again and again.
+// The dims along which an element is repeated.
 std::vector<size_t> expanded_dims(const Type& type) {
   std::vector<size_t> found;
   if (!type.strides) return found;

@@ -14,13 +14,14 @@ using ir::Shape;
 using ir::Value;
 using Values = std::vector<Value*>;
 
-// A batch of images or volumes with known number of dims, of a dtype that `op` takes.
+// Whether x is a batch of images or volumes with a dtype that `op` supports.
 bool is_batch(const Builder& builder, const Value* x, std::string_view op, size_t rank) {
   return x != nullptr && x->type.shape && x->type.shape->size() == rank &&
          is_float(x->type.dtype) && can_use(builder, op, x->type.dtype);
 }
 
-// One number stands for all dims, none for `missing`. Empty if a number is not constant.
+// The numbers of an argument, one for each dim. A single number stands for all dims, and none for
+// `missing`. Empty if a number is not constant.
 Shape per_dim(const ops::Arg& arg, size_t rank, const Shape& missing) {
   Shape numbers = dims(arg);
   if (!ir::is_constant(numbers)) return {};
@@ -29,7 +30,7 @@ Shape per_dim(const ops::Arg& arg, size_t rank, const Shape& missing) {
   return numbers.size() == rank ? numbers : Shape();
 }
 
-// The same padding on both sides, as ONNX lists it.
+// The padding of both sides, which is equal, in the order of ONNX.
 Shape both_sides(const Shape& padding) {
   Shape pads = padding;
   pads.insert(pads.end(), padding.begin(), padding.end());
@@ -67,12 +68,12 @@ Values convolution(Builder& builder, const AtenCall& call) {
   return builder.node(op, inputs, call.types, std::move(attrs));
 }
 
-// What max and average pooling share. Empty attributes: no standard node.
+// The attributes that max and average pooling share; empty if there is no standard node.
 ir::Attrs pool_attrs(const AtenCall& call, size_t rank) {
   const Shape kernel = per_dim(call.arg("kernel_size"), rank, {});
   const Shape strides = per_dim(call.arg("stride"), rank, kernel);
   const Shape padding = per_dim(call.arg("padding"), rank, {});
-  // The two libraries round up the number of positions by different rules.
+  // ONNX and PyTorch round up the number of positions by different rules.
   if (kernel.empty() || strides.empty() || padding.empty() || boolean(call.arg("ceil_mode")))
     return {};
   return {{"kernel_shape", kernel}, {"strides", strides}, {"pads", both_sides(padding)}};
@@ -81,7 +82,7 @@ ir::Attrs pool_attrs(const AtenCall& call, size_t rank) {
 template <size_t kRank>
 Values max_pool(Builder& builder, const AtenCall& call) {
   Value* x = tensor(call.arg("self"));
-  // Indices count within one plane here, over the whole tensor in ONNX.
+  // PyTorch's indices count within one plane, those of ONNX over the whole tensor.
   if (call.used[1] || !is_batch(builder, x, "MaxPool", kRank + 2)) return {};
   ir::Attrs attrs = pool_attrs(call, kRank);
   const Shape dilations = per_dim(call.arg("dilation"), kRank, {});
@@ -103,7 +104,7 @@ Values average_pool(Builder& builder, const AtenCall& call) {
 
 bool is_power_of_two(int64_t number) { return number > 0 && (number & (number - 1)) == 0; }
 
-// Positions are exact in every library only where sizes grow by a power of two.
+// ONNX and PyTorch compute the same positions exactly only if sizes grow by a power of two.
 bool grows_exactly(const Shape& from, const Shape& to) {
   if (!ir::is_constant(from) || !ir::is_constant(to) || from.size() != to.size()) return false;
   for (size_t i = 0; i < from.size(); ++i) {
@@ -113,7 +114,7 @@ bool grows_exactly(const Shape& from, const Shape& to) {
   return true;
 }
 
-// Factors that the caller named must be those that the sizes say.
+// Whether the caller gave other factors than those that follow from the sizes.
 bool names_other_factors(const AtenCall& call, const Shape& from, const Shape& to) {
   for (size_t i = 0; i < call.arg_names.size(); ++i) {
     if (!call.arg_names[i].starts_with("scales") || call.args[i].is_none()) continue;

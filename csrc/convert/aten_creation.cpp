@@ -42,7 +42,7 @@ Values ones(Builder& builder, const AtenCall& call) { return filled(builder, cal
 
 Values range(Builder& builder, const AtenCall& call, const ops::Arg& start, const ops::Arg& step) {
   const Type& type = call.types[0];
-  // Ranges of floating point numbers round differently in the two libraries.
+  // Floating-point ranges are rounded differently in ONNX and PyTorch.
   const bool is_integer =
       type.dtype == DType::kInt64 || type.dtype == DType::kInt32 || type.dtype == DType::kInt16;
   if (!is_plain_cpu(call) || !is_integer || !can_use(builder, "Range", type.dtype)) return {};

@@ -52,27 +52,27 @@ Row unary(std::string op, Accepts accepts) {
 
 // ---- two operands
 
-// Whether PyTorch casts `x` to the dtype of `other` for both, and the cast changes no number.
+// Whether PyTorch casts `x` to the dtype of `other`, and the cast changes no number.
 bool is_widened(const Value& x, const Value& other) {
   const DType from = x.type.dtype, to = other.type.dtype;
   if (to != DType::kFloat && to != DType::kDouble) return false;
   if (is_bool(from)) return true;
-  // Of floats those with dims decide.
+  // Among floats only tensors with dims decide on the dtype.
   const bool decides =
       other.type.shape && (!other.type.shape->empty() || (x.type.shape && x.type.shape->empty()));
   return decides && is_float(from) && ir::size_bytes(from) < ir::size_bytes(to);
 }
 
-// The dtype of both operands, or of the wider one. Nothing for others.
+// The dtype of both operands, or of the wider one if the other is cast to it; nothing otherwise.
 std::optional<DType> common_dtype(const Value& x, const Value& y) {
   if (x.type.dtype == y.type.dtype) return x.type.dtype;
-  // Kernels of other devices cast as they read.
+  // Kernels of other devices cast while they read, so no Cast is written.
   if (!ir::is_host(x.type.device) || !ir::is_host(y.type.device)) return std::nullopt;
   if (is_widened(x, y)) return y.type.dtype;
   return is_widened(y, x) ? std::optional(x.type.dtype) : std::nullopt;
 }
 
-// Both operands as tensors of one dtype. Empty if that cannot be.
+// Both operands as tensors of the same dtype; empty if that is impossible.
 Values operands(Builder& builder, const ops::Arg& a, const ops::Arg& b, Accepts accepts) {
   Value *x = tensor(a), *y = tensor(b);
   if (x == nullptr && y == nullptr) return {};
@@ -88,7 +88,7 @@ Values operands(Builder& builder, const ops::Arg& a, const ops::Arg& b, Accepts 
 
 bool is_one(const ops::Arg& arg) { return is_number(arg) && number(arg) == 1.0; }
 
-// The number that multiplies the second operand of sums.
+// Whether the factor of the second operand of a sum is 1.
 bool has_plain_alpha(const AtenCall& call) {
   for (size_t i = 0; i < call.args.size(); ++i) {
     if (call.arg_names[i] == "alpha" && !is_one(call.args[i])) return false;
@@ -140,7 +140,7 @@ Values not_equal(Builder& builder, const AtenCall& call) {
   return equal.empty() ? equal : standard(builder, "Not", equal, call.types);
 }
 
-// The same op has another name for truth values.
+// ONNX has another op for booleans.
 Row bitwise(std::string logical_op, std::string integer_op) {
   const Row of_bools = binary(std::move(logical_op), is_bool);
   const Row of_integers = binary(std::move(integer_op), is_integer_dtype);
@@ -176,13 +176,13 @@ Values masked_fill(Builder& builder, const AtenCall& call) {
   if (filling != nullptr && common_dtype(*filling, *x) != x->type.dtype) return {};
   Values inputs = operands(builder, call.arg("value"), call.arg("self"), is_number_or_bool);
   if (inputs.empty()) return {};
-  // A value on another device than the tensor is read back before the kernel runs.
+  // PyTorch copies a value from another device before the kernel runs.
   if (inputs[0]->data == nullptr && inputs[0]->type.device != x->type.device) return {};
   inputs.insert(inputs.begin(), mask);
   return standard(builder, "Where", inputs, call.types);
 }
 
-// Bounds by the names of the arguments; "" is none.
+// `low_name` and `high_name` are the arguments with the bounds; "" means no such bound.
 Row clip(std::string low_name, std::string high_name) {
   return [low_name, high_name](Builder& builder, const AtenCall& call) -> Values {
     Value* x = tensor(call.arg("self"));
@@ -205,7 +205,7 @@ Row clip(std::string low_name, std::string high_name) {
 
 // ---- casts
 
-// Whether the call changes nothing but the dtype.
+// Whether the call changes only the dtype.
 bool is_plain_cast(const AtenCall& call, const ir::Type& from) {
   const auto is_flag_off = [&](const char* name) {
     return call.arg(name).is_none() || !boolean(call.arg(name));
@@ -265,7 +265,7 @@ void add_elementwise(Table& table) {
   add_both(table, "aten::add", binary("Add", is_number_dtype));
   add_both(table, "aten::sub", binary("Sub", is_number_dtype));
   add_both(table, "aten::mul", binary("Mul", is_number_dtype));
-  // The quotient of integers is a float here.
+  // PyTorch's quotient of integers is a float.
   add_both(table, "aten::div", binary("Div", is_float));
   add_both(table, "aten::rsub", rsub);
   add_both(table, "aten::remainder", remainder);

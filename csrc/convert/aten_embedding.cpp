@@ -29,13 +29,13 @@ Values embedding(Builder& builder, const AtenCall& call) {
 Values index_select(Builder& builder, const AtenCall& call) {
   Value *x = tensor(call.arg("self")), *index = tensor(call.arg("index"));
   if (x == nullptr || !x->type.shape || x->type.shape->empty() || !is_index(index)) return {};
-  // An index without dims keeps the dim here, but drops it in ONNX.
+  // With an index without dims, PyTorch keeps the dim and ONNX drops it.
   if (index->type.shape->size() != 1 || !can_use(builder, "Gather", x->type.dtype)) return {};
   const int64_t at = axis(call, "dim", x->type.shape->size());
   return builder.node("Gather", {x, index}, call.types, {{"axis", Dim(at)}});
 }
 
-// The tensor and the index of a call that works element by element; the axis too, if both fit.
+// The tensor and the index of a call that indexes each element; also the axis if they fit together.
 struct ElementCall {
   Value* x = nullptr;
   Value* index = nullptr;
@@ -54,7 +54,7 @@ ElementCall element_call(const AtenCall& call) {
 Values gather(Builder& builder, const AtenCall& call) {
   const auto [x, index, at] = element_call(call);
   if (at < 0 || !can_use(builder, "GatherElements", x->type.dtype)) return {};
-  // PyTorch also takes an index that is shorter than the tensor in other dims.
+  // In PyTorch the index may be shorter than the tensor in other dims.
   for (size_t i = 0; i < x->type.shape->size(); ++i) {
     const bool is_equal = (*x->type.shape)[i] == (*index->type.shape)[i];
     if (static_cast<int64_t>(i) != at && !is_equal) return {};

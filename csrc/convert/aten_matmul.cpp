@@ -30,7 +30,7 @@ Values addmm(Builder& builder, const AtenCall& call) {
   if (!is_factor(x) || !is_factor(y) || !is_factor(bias) || !is_float(x->type.dtype)) return {};
   if (x->type.dtype != y->type.dtype || x->type.dtype != bias->type.dtype) return {};
   const ops::Arg &alpha = call.arg("alpha"), &beta = call.arg("beta");
-  // With beta 0 the bias is not even read, while ONNX multiplies it, NaN included.
+  // With beta 0 PyTorch does not read the bias, whereas ONNX multiplies it, including NaN.
   if (!is_number(alpha) || !is_number(beta) || number(beta) == 0.0) return {};
   ir::Attrs attrs;
   if (number(alpha) != 1.0) attrs["alpha"] = number(alpha);

@@ -15,8 +15,8 @@ using ir::Shape;
 using ir::Value;
 using Values = std::vector<Value*>;
 
-// Whether all tensors are there and have the dtype of the first. ONNX asks for statistics in
-// float32, which float64 kernels do not round to.
+// Whether all tensors are given and have the dtype of the first. ONNX specifies statistics in
+// float32, to which kernels for float64 do not round.
 bool have_one_dtype(const Values& values) {
   return std::all_of(values.begin(), values.end(), [&](const Value* value) {
     return value != nullptr && value->type.shape && is_float(value->type.dtype) &&
@@ -26,7 +26,7 @@ bool have_one_dtype(const Values& values) {
 
 bool is_double(const Value* x) { return x->type.dtype == DType::kDouble; }
 
-// The axis from which on the dims are normalized. Nothing if there are no such dims.
+// The first of the dims that are normalized; nothing if there are none.
 std::optional<int64_t> first_axis(const AtenCall& call, const Value* x) {
   const size_t count = dims(call.arg("normalized_shape")).size();
   if (count == 0 || count > x->type.shape->size()) return std::nullopt;
@@ -55,7 +55,7 @@ Values layer_norm(Builder& builder, const AtenCall& call) {
 
 Values rms_norm(Builder& builder, const AtenCall& call) {
   Value *x = tensor(call.arg("input")), *scale = tensor(call.arg("weight"));
-  // Without a number PyTorch takes the smallest one that the dtype can add to 1.
+  // Without a number PyTorch uses the machine epsilon of the dtype.
   if (!have_one_dtype({x, scale}) || is_double(x) || !is_number(call.arg("eps"))) return {};
   const std::optional<int64_t> at = first_axis(call, x);
   if (call.used[1] || !at) return {};
@@ -89,7 +89,7 @@ Values batch_norm(Builder& builder, const AtenCall& call) {
   return outputs;
 }
 
-// As a trace below autograd has it.
+// The operator that traces below autograd contain.
 Values native_batch_norm(Builder& builder, const AtenCall& call) {
   return boolean(call.arg("training")) ? Values() : batch_norm(builder, call);
 }

@@ -14,7 +14,7 @@ std::vector<ir::Value*> native_dropout(Builder& builder, const AtenCall& call) {
     return {};
   if (!is_number(ratio) || train.is_none() || !boolean(train)) return {};
   const double p = number(ratio);
-  // ONNX wants a ratio below 1.
+  // ONNX requires a ratio below 1.
   if (p < 0 || p >= 1) return {};
   return builder.node(
       "Dropout", {x, builder.scalar(p, ir::DType::kDouble), builder.scalar(1, ir::DType::kBool)},

@@ -36,8 +36,8 @@ const ops::Arg* find_arg(const AtenCall& call, std::string_view name) {
   return nullptr;
 }
 
-// The tensor to reduce, in a wider dtype if the call asks for one, as autocast does for sums.
-// Nothing if it computes in another dtype, where PyTorch's kernels round in an order of their own.
+// The tensor to reduce, cast to a wider dtype if the call asks for one, as autocast does for sums.
+// Nothing if the call computes in another dtype, because PyTorch's kernels then round differently.
 Value* reduced(Builder& builder, const AtenCall& call, Accepts accepts) {
   Value* x = tensor(call.arg("self"));
   if (x == nullptr || !x->type.shape || !accepts(x->type.dtype)) return nullptr;
@@ -50,7 +50,7 @@ Value* reduced(Builder& builder, const AtenCall& call, Accepts accepts) {
   return widens ? builder.cast(x, wanted) : nullptr;
 }
 
-// Axes counted from the front; all of them where the call names none.
+// The axes as positive numbers; all of them if the call names none.
 Shape axes_of(const ops::Arg& given, size_t rank) {
   Shape axes = dims(given);
   for (Dim& axis : axes) {
@@ -63,7 +63,7 @@ Shape axes_of(const ops::Arg& given, size_t rank) {
 
 Dim keepdims(const AtenCall& call) { return Dim(boolean(call.arg("keepdim")) ? 1 : 0); }
 
-// Into one number without dims.
+// A reduction of all elements to a 0-d tensor.
 Row total(std::string op, Accepts accepts) {
   return [op = std::move(op), accepts](Builder& builder, const AtenCall& call) -> Values {
     Value* x = reduced(builder, call, accepts);
@@ -73,7 +73,7 @@ Row total(std::string op, Accepts accepts) {
 }
 
 Values along(Builder& builder, const AtenCall& call, const std::string& op, Value* x) {
-  // PyTorch takes axes 0 and -1 of one number, ONNX does not.
+  // PyTorch accepts axes 0 and -1 for a 0-d tensor, and ONNX does not.
   if (x->type.shape->empty()) return standard(builder, op, {x}, call.types, {{"keepdims", Dim(0)}});
   const Shape axes = axes_of(call.arg("dim"), x->type.shape->size());
   return reduce(builder, op, x, axes, boolean(call.arg("keepdim")), call.types);
@@ -100,7 +100,7 @@ Row place_of_extreme(std::string op) {
   return [op = std::move(op)](Builder& builder, const AtenCall& call) -> Values {
     Value* x = tensor(call.arg("self"));
     if (x == nullptr || !x->type.shape || x->type.shape->empty()) return {};
-    // Without an axis the place counts over the flattened tensor.
+    // Without an axis PyTorch returns the index in the flattened tensor.
     if (!is_indexed(x->type.dtype) || call.arg("dim").is_none()) return {};
     return standard(
         builder, op, {x}, call.types,

@@ -19,7 +19,7 @@ using Values = std::vector<Value*>;
 
 constexpr int64_t kToTheEnd = std::numeric_limits<int64_t>::max();
 
-// The tensor that a call looks at. Nothing if its shape or that of a result is not known.
+// The tensor that a call views; nothing if its shape or that of a result is not known.
 Value* viewed(const AtenCall& call, std::string_view name = "self") {
   Value* x = tensor(call.arg(name));
   if (x == nullptr || !x->type.shape) return nullptr;
@@ -28,10 +28,10 @@ Value* viewed(const AtenCall& call, std::string_view name = "self") {
   return all_known ? x : nullptr;
 }
 
-// A reshape to what the type of the result says.
+// A reshape to the shape of the type.
 Values reshape_to_type(Builder& builder, Value* x, const Type& type) {
   const Shape& shape = *type.shape;
-  // In a Reshape, 0 stands for "as before".
+  // In a Reshape, 0 means the size of the input unless `allowzero` is set.
   const bool has_zero = std::find(shape.begin(), shape.end(), Dim(0)) != shape.end();
   if (!can_use(builder, "Reshape", type.dtype) || (has_zero && !builder.allows(14))) return {};
   ir::Attrs attrs;
@@ -45,8 +45,8 @@ Values reshape(Builder& builder, const AtenCall& call) {
   return reshape_to_type(builder, x, call.types[0]);
 }
 
-// The schemas of these calls hide that their results are views. Where no standard node says the
-// same, the call that owns up to it does.
+// The results of these calls are views, although their schemas do not say so. If there is no
+// standard node, another ATen operator whose schema does say so is called.
 template <Values (*kRow)(Builder&, const AtenCall&)>
 Row open_view(std::string op) {
   return [op = std::move(op)](Builder& builder, const AtenCall& call) {
@@ -133,7 +133,7 @@ Values select(Builder& builder, const AtenCall& call) {
   return {select_node(builder, x, at, position->constant(), call.types[0])};
 }
 
-// One view per result that is read.
+// One view for each result that is read.
 Values unbind(Builder& builder, const AtenCall& call) {
   Value* x = viewed(call);
   if (x == nullptr || !can_use(builder, "Gather", x->type.dtype)) return {};
@@ -185,7 +185,7 @@ Values squeeze_axes(Builder& builder, const AtenCall& call, Value* x,
     const int64_t from_front = at < 0 ? at + static_cast<int64_t>(shape.size()) : at;
     if (shape[from_front] == Dim(1)) axes.push_back(from_front);
   }
-  // Nothing to drop: the ATen call gives the same tensor again.
+  // There is nothing to drop, so the ATen call returns the same tensor.
   if (axes.empty() || call.types[0].shape->size() + axes.size() != shape.size()) return {};
   if (!can_use(builder, "Squeeze", x->type.dtype))
     return reshape_to_type(builder, x, call.types[0]);
@@ -214,7 +214,8 @@ Values squeeze_all(Builder& builder, const AtenCall& call) {
   return squeeze_axes(builder, call, x, axes);
 }
 
-// PyTorch passes over empty vectors whatever the rank of the others: a cache begins as one.
+// PyTorch ignores vectors without elements, whatever the rank of the other parts is. Caches often
+// begin as one.
 bool is_passed_over(const Value& part, const Type& result) {
   const Shape& shape = *part.type.shape;
   return shape == Shape{0} && result.shape->size() != 1;
@@ -226,7 +227,7 @@ Values cat(Builder& builder, const AtenCall& call) {
   Values inputs;
   for (const ops::Arg& item : std::get<ops::ArgList>(call.arg("tensors").value)) {
     Value* x = tensor(item);
-    // PyTorch promotes dtypes.
+    // PyTorch would promote dtypes.
     if (x == nullptr || x->type.dtype != type.dtype || !x->type.shape) return {};
     if (is_passed_over(*x, type)) continue;
     if (x->type.shape->size() != type.shape->size()) return {};
@@ -239,7 +240,7 @@ Values cat(Builder& builder, const AtenCall& call) {
   return builder.node("Concat", inputs, call.types, {{"axis", Dim(at)}});
 }
 
-// Parts of equal sizes along a new axis.
+// Parts of equal sizes, concatenated along a new axis.
 Values stack(Builder& builder, const AtenCall& call) {
   const Type& type = call.types[0];
   if (!type.is_known() || !can_use(builder, "Concat", type.dtype)) return {};

@@ -32,7 +32,8 @@ std::vector<std::byte> integer_bytes(double value) {
   const bool fits = value == std::trunc(value) &&
                     value >= static_cast<double>(std::numeric_limits<T>::lowest()) &&
                     value <= static_cast<double>(std::numeric_limits<T>::max());
-  // 2^63 as a double is one more than int64 holds.
+  // Beyond 2^53 doubles are not exact, and the limit of int64 is rounded to 2^63, which is too
+  // large.
   if (!fits || std::abs(value) > 9007199254740992.0) return {};
   return bytes_of(static_cast<T>(value));
 }
@@ -113,7 +114,8 @@ ir::Value* Builder::scalar(double value, ir::DType dtype) {
 }
 
 ir::Value* Builder::ints(const ir::Shape& dims) {
-  // A Dims node is made where it is read: one made earlier for backward would cross the border.
+  // A Dims node is written where it is read. An earlier one that backward reads would cross the
+  // border.
   if (!ir::is_constant(dims)) return Writer::ints(dims);
   ir::Value*& constant = constants_["ints:" + ir::to_string(dims)];
   if (constant == nullptr) constant = Writer::ints(dims);

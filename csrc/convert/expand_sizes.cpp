@@ -51,7 +51,7 @@ class SizeWriter {
         if (expand(node)) ++rewrites;
         continue;
       }
-      // What a closed body reads, its node brings.
+      // A closed body gets what it reads as inputs of its node, so only other bodies are rewritten.
       if (node.op.domain.empty()) {
         for (const auto& body : ir::bodies(node)) rewrites += SizeWriter(*body, *this, node).run();
       }
@@ -63,7 +63,7 @@ class SizeWriter {
   }
 
  private:
-  // Of a body of `node`.
+  // Writes sizes in a body of `node`.
   SizeWriter(Graph& graph, SizeWriter& outer, Node& node)
       : graph_(graph), outer_(&outer), node_(&node) {
     for (Value* input : graph.inputs) note_sizes(input);
@@ -110,7 +110,7 @@ class SizeWriter {
            (outer_ != nullptr && outer_->can_write(name));
   }
 
-  // Named for those who read the file.
+  // Nodes are named for people who read the file.
   Value* make(const char* op, std::vector<Value*> inputs, ir::Attrs attrs = {},
               std::string_view name = "size") {
     return ops::Writer(graph_, at_)
@@ -132,7 +132,7 @@ class SizeWriter {
 
   Value* expression(const Dim& dim) {
     Value *a = size(dim.lhs()), *b = size(dim.rhs());
-    // Div rounds towards zero; without the remainder there is nothing to round.
+    // Div rounds towards zero. Without the remainder the quotient is exact.
     if (dim.op() == DimOp::kFloorDiv) a = make("Sub", {a, make("Mod", {a, b})});
     return make(op_of(dim.op()), {a, b});
   }
@@ -155,7 +155,7 @@ class SizeWriter {
 
   Graph& graph_;
   SizeWriter* outer_ = nullptr;
-  Node* node_ = nullptr;  // of the outer graph
+  Node* node_ = nullptr;  // in the outer graph
   Node* at_ = nullptr;
   std::unordered_map<std::string, Source> sources_;
   std::unordered_map<std::string, Value*> sizes_;  // by their text

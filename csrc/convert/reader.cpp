@@ -10,8 +10,8 @@ namespace torch_ort::convert {
 
 namespace {
 
-// Calls whose result is their argument, whatever it is: in a functional program a second
-// name for a value is no node.
+// Calls whose result is their argument. In a functional program such a call only gives a value
+// another name, so it becomes no node.
 bool is_same_value(const AtenCall& call) {
   static const std::set<std::string> names = {"aten::detach", "aten::alias", "aten::lift",
                                               "aten::lift_fresh_copy", "aten::lift_fresh"};
@@ -25,7 +25,7 @@ Reader::Reader(std::string name, int max_opset)
   graph_->name = std::move(name);
 }
 
-// New values get names that no value has which the body may name.
+// The names of the outer graph are taken, since the body may refer to its values.
 Reader::Reader(Reader& outer, std::string name)
     : outer_(&outer),
       graph_(std::make_unique<ir::Graph>()),
@@ -106,7 +106,7 @@ void Reader::add_yield(const std::vector<std::string>& outputs,
   }
 }
 
-// ONNX wants the results of a body to be made in it, each once.
+// ONNX requires that the outputs of a body are made in it, and differ from each other.
 void Reader::set_outputs(const std::vector<std::string>& names) {
   for (const std::string& name : names) {
     ir::Value* result = value(name);

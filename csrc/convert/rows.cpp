@@ -28,7 +28,8 @@ bool can_use(const Builder& builder, std::string_view op, ir::DType dtype) {
 std::vector<ir::Value*> standard(Builder& builder, std::string_view op,
                                  std::vector<ir::Value*> inputs, const std::vector<ir::Type>& types,
                                  ir::Attrs attrs) {
-  // The opset depends on the whole form, so a node is made apart to ask.
+  // The opset that a node needs depends on all of it. So a node outside of the graph is made to
+  // ask.
   ir::Node form;
   form.op.name = op;
   form.inputs = inputs;

@@ -27,14 +27,14 @@ using ir::Type;
 using ir::Value;
 using Values = std::vector<Value*>;
 
-// A formula of a call, with the steps that calls need besides: casts, sizes, views.
+// A formula of a call, with casts, sizes and views, which calls need as well.
 class Formula : public ops::Formula {
  public:
   explicit Formula(Builder& builder, DType dtype = DType::kFloat)
       : ops::Formula(builder, dtype, ops::Reader::kFile), builder_(builder) {}
 
   Value* cast(Value* x, DType dtype) { return builder_.cast(x, dtype); }
-  // A size as a tensor without dims.
+  // A size as a 0-d tensor.
   Value* size(const Dim& dim) {
     if (!dim.is_constant()) return reshape(builder_.ints({dim}), {});
     return builder_.scalar(static_cast<double>(dim.constant()), DType::kInt64);
@@ -113,7 +113,7 @@ Value* range(Formula& f, const Dim& size) {
   return numbers;
 }
 
-// Minus infinity where a key comes after its query.
+// Scores with minus infinity where a key comes after its query.
 Value* causal(Formula& f, Value* scores, const Dim& queries, const Dim& keys) {
   Value* allowed =
       f.make("Less", {range(f, keys), f.reshape(f.add(range(f, queries), f.size(1)), {-1, 1})});
@@ -145,12 +145,12 @@ Values attention(Builder& builder, const AtenCall& call) {
   return {f.cast(result, query->type.dtype), nullptr};
 }
 
-// Layouts do not cross files.
+// The memory format is left out, since files have no layouts.
 Values clone(Builder& builder, const AtenCall& call) {
   return {Formula(builder).make("Identity", {tensor(call.arg("self"))})};
 }
 
-// Places along the first dims, as places in a tensor that has one dim in their stead.
+// Indices along the first dims, as one index along a single dim in their place.
 Values index(Builder& builder, const AtenCall& call) {
   Value* x = tensor(call.arg("self"));
   const auto& indices = std::get<ops::ArgList>(call.arg("indices").value);
@@ -164,7 +164,7 @@ Values index(Builder& builder, const AtenCall& call) {
   const Shape& shape = *x->type.shape;
   Value* place = nullptr;
   for (size_t i = 0; i < indices.size(); ++i) {
-    // Negative places count from the end: Mod has the sign of the divisor.
+    // Negative indices count from the end; the result of Mod has the sign of the divisor.
     Value* next = f.make("Mod", {tensor(indices[i]), f.size(shape[i])});
     place = place == nullptr ? next : f.add(f.mul(place, f.size(shape[i])), next);
   }
@@ -211,8 +211,8 @@ bool is_arithmetic(const AtenCall& call) {
   return keys.contains(call.key());
 }
 
-// A row of the common table, with tensors in the place of sizes, and in arithmetic with operands of
-// the dtype that PyTorch promotes them to.
+// Applies a row of the common table, with tensors in place of sizes. Operands of arithmetic are
+// cast to the dtype that PyTorch promotes them to.
 Values by_row(Builder& builder, const AtenCall& call, const c10::FunctionSchema& schema) {
   const Row* row = table().find(call.key());
   if (row == nullptr || call.types.size() != 1) return {};
@@ -234,7 +234,8 @@ Values by_row(Builder& builder, const AtenCall& call, const c10::FunctionSchema&
   return is_changed ? apply(*row, builder, changed) : Values();
 }
 
-// Whether some elements are not 0, or all: none makes the first false and the second true.
+// Whether any element is not 0, or all of them are. For no elements the first is false and the
+// second true.
 template <bool kAll>
 Values count_true(Builder& builder, const AtenCall& call) {
   Value* x = tensor(call.arg("self"));
@@ -257,7 +258,7 @@ Values floor_quotient(Builder& builder, const AtenCall& call) {
   if (!fits) return {};
   Formula f(builder);
   if (is_float(dtype)) return {f.make("Floor", {f.make("Div", {a, b})})};
-  // Div rounds towards zero; without the remainder there is nothing to round.
+  // Div rounds towards zero. Without the remainder the quotient is exact.
   return {f.make("Div", {f.sub(a, f.make("Mod", {a, b})), b})};
 }
 
@@ -290,7 +291,7 @@ const Table& formulas() {
   return filled;
 }
 
-// The call that a node was made from.
+// The call that a node stands for.
 AtenCall call_of(const ir::Node& node, const c10::FunctionSchema& schema) {
   AtenCall call;
   call.op = schema.name();

@@ -18,7 +18,8 @@ std::vector<size_t> numbers_of(at::ArrayRef<const jit::Value*> values) {
   return numbers;
 }
 
-// A module that was saved and loaded knows two places: the archive's text and the user's.
+// A module that was saved and loaded has two positions: in the text of the archive, and in the
+// user's file.
 void note_source(const jit::Node& node, ScriptStep& step) {
   jit::SourceRange range = node.sourceRange();
   if (auto original = range.findSourceRangeThatGenerated()) range = *original;

@@ -48,7 +48,7 @@ int64_t multiply(int64_t a, int64_t b) {
   return result;
 }
 
-// Division rounds down and the remainder has the sign of the divisor, as in Python.
+// Division rounds down, and the remainder has the sign of the divisor, as in Python.
 int64_t floor_divide(int64_t a, int64_t b) {
   if (b == 0)
     throw UserError(concat("dim: division by zero: got ", a, " // 0, want another divisor"));
@@ -73,7 +73,7 @@ int64_t power(int64_t base, int64_t exponent) {
   while (exponent > 0) {
     if (exponent & 1) result = multiply(result, base);
     exponent >>= 1;
-    // The last square is not used and may not fit.
+    // The last square is not needed, and may not fit into 64 bits.
     if (exponent > 0) base = multiply(base, base);
   }
   return result;
@@ -113,8 +113,9 @@ bool is_sum(const Dim& dim) { return dim.op() == DimOp::kAdd || dim.op() == DimO
 
 bool is_condition(const Dim& dim) { return dim.op() >= DimOp::kEq; }
 
-// The canonical form of a sum is  c1*base1 + c2*base2 + ... + constant  with different bases in
-// order. A base is no integer and no sum, and has no constant factor. The tree leans to the left.
+// The canonical form of a sum is  c1*base1 + c2*base2 + ... + constant, with different bases in
+// order. A base is neither an integer nor a sum, and has no constant factor. The tree is nested to
+// the left.
 struct Term {
   int64_t factor;
   Dim base;
@@ -175,7 +176,7 @@ Dim build_sum(const Sum& sum) {
   if (sum.terms.empty()) return sum.constant;
   Dim result = scaled(sum.terms[0].factor, sum.terms[0].base);
   auto append = [&](int64_t sign_of, auto&& make_term) {
-    // The lowest integer has no positive counterpart: it is added as it is.
+    // The lowest integer has no positive counterpart, so it is added rather than subtracted.
     bool is_negative = sign_of < 0 && sign_of != kLowest;
     result = make_raw(is_negative ? DimOp::kSub : DimOp::kAdd, result,
                       make_term(is_negative ? -sign_of : sign_of));
@@ -195,8 +196,8 @@ Dim make_sum(DimOp op, const Dim& a, const Dim& b) {
   return build_sum(sum);
 }
 
-// The integer that divides all parts of a sum, with the sign of the first; 1 where it is not
-// simple.
+// The largest integer that divides all parts of a sum, with the sign of the first part; 1 if there
+// is a part that cannot be negated.
 int64_t common_factor(const Sum& sum) {
   int64_t factor = 0;
   for (const Term& term : sum.terms) {
@@ -213,8 +214,9 @@ void divide_exactly(Sum& sum, int64_t divisor) {
   sum.constant = floor_divide(sum.constant, divisor);
 }
 
-// The canonical form of a product is an integer times factors in order. Sums among them have no
-// common factor: it is part of the integer. A single sum takes the integer into its terms.
+// The canonical form of a product is an integer times factors in order. A factor that is a sum has
+// no common factor, since that is part of the integer. If there is only one factor and it is a sum,
+// the integer is multiplied into its terms.
 struct Product {
   int64_t factor = 1;
   std::vector<Dim> factors;
@@ -271,7 +273,7 @@ Dim make_product(const Dim& a, const Dim& b) {
   return build_product(product);
 }
 
-// a / b where that is an expression again for every value of the symbols that b allows.
+// a / b if the quotient is an expression for all values of the symbols; nothing otherwise.
 std::optional<Dim> exact_quotient(const Dim& a, const Dim& b) {
   if (is_constant_of(b, 0)) return std::nullopt;
   if (b.is_constant()) {
@@ -313,13 +315,13 @@ Dim make_power(const Dim& a, const Dim& b) {
   if (!b.is_constant() || b.constant() < 0 || b.constant() > kMaxUnrolledPower) {
     return make_raw(DimOp::kPow, a, b);
   }
-  // Products have one order, so N**2 and N*N become the same.
+  // Products have one order, so N**2 and N*N become equal.
   Dim result = a;
   for (int64_t i = 1; i < b.constant(); ++i) result = make_product(result, a);
   return result;
 }
 
-// 1 or 0 as the dim counts in a condition.
+// The dim as a condition, which is 1 or 0.
 Dim truth(const Dim& dim) { return is_condition(dim) ? dim : Dim::make(DimOp::kNe, dim, 0); }
 
 Dim make_condition(DimOp op, const Dim& a, const Dim& b) {
@@ -356,11 +358,12 @@ bool is_commutative(DimOp op) {
     case DimOp::kNe:
     case DimOp::kAnd:
     case DimOp::kOr: return true;
-    default: return false;  // sums and products bring themselves into order
+    // Sums and products are brought into order elsewhere.
+    default: return false;
   }
 }
 
-// Whether constants may be computed now. What raises for any value is left to evaluate().
+// Whether constants may be computed now. An operation that would raise is left to evaluate().
 bool can_fold(DimOp op, int64_t rhs) {
   if (op == DimOp::kFloorDiv || op == DimOp::kMod) return rhs != 0;
   return op != DimOp::kPow || rhs >= 0;

@@ -9,7 +9,7 @@ namespace torch_ort::ir {
 
 namespace {
 
-// How tight an expression binds, in Python's order.
+// Precedence of operators, in Python's order.
 enum Level { kCompare, kOr, kAnd, kSum, kProduct, kUnary, kPower, kAtom };
 
 bool is_negation(const Dim& dim) { return dim.lhs().is_constant() && dim.lhs().constant() == -1; }
@@ -65,7 +65,7 @@ void print_operand(const Dim& dim, Level lowest, std::string& out) {
   print_operand(dim, level_of(dim) < lowest, out);
 }
 
-// `a // b*c` would be right, and misread.
+// `a // b*c` would be correct without parentheses, but easy to misread.
 void print_factor(const Dim& dim, std::string& out) {
   print_operand(dim, level_of(dim) <= kProduct && dim.op() != DimOp::kMul, out);
 }
@@ -77,7 +77,7 @@ void print_product(const Dim& dim, std::string& out) {
     print_factor(dim.lhs(), out);
     out += '*';
   }
-  // The parser moves the constant factor out of `2*N*T`, so `N*T` stands here without parentheses.
+  // The parser moves the constant factor of `2*N*T` to the front, so `N*T` needs no parentheses.
   print_factor(dim.rhs(), out);
 }
 
@@ -112,7 +112,7 @@ void print(const Dim& dim, std::string& out) {
   print_operand(dim.rhs(), static_cast<Level>(level + 1), out);
 }
 
-// Bounds the depth of recursion here and in everything that walks over an expression.
+// Limits the depth of recursion, here and in everything that walks over an expression.
 constexpr size_t kMaxLength = 4096;
 constexpr int kMaxDepth = 200;
 
@@ -132,7 +132,7 @@ class Parser {
   }
 
  private:
-  // Counts how deep the parser is in parentheses and unary operators.
+  // Counts the depth of parentheses and unary operators.
   struct Nested {
     explicit Nested(Parser& parser) : depth(parser.depth_) {
       if (++depth > kMaxDepth) {
@@ -157,7 +157,7 @@ class Parser {
     }
   }
 
-  // Takes `sign` if it stands next and is no part of a longer operator.
+  // Takes `sign` if it comes next and is not the beginning of `longer`.
   bool take(std::string_view sign, std::string_view longer = "") {
     skip_spaces();
     std::string_view rest = text_.substr(position_);
@@ -320,7 +320,7 @@ Shape parse_shape(std::string_view text) {
   int depth = 0;
   size_t begin = 0;
   for (size_t i = 0; i <= text.size(); ++i) {
-    // The commas of min(a, b) stand in parentheses.
+    // Commas in parentheses, such as that of min(a, b), do not separate sizes.
     if (i < text.size() && text[i] == '(') ++depth;
     if (i < text.size() && text[i] == ')') --depth;
     if (i < text.size() && (text[i] != ',' || depth > 0)) continue;

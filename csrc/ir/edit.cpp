@@ -36,7 +36,7 @@ bool is_captured(const Graph& graph, const Value& value) {
   return !value.producer && !holds(graph.inputs) && !holds(graph.initializers);
 }
 
-// Names of outer values that the subgraphs of a node refer to, each once.
+// The names of outer values that the subgraphs of a node refer to, each once.
 std::vector<std::string> captured_by(Node& node) {
   std::vector<std::string> names;
   for (const auto& body : bodies(node)) {
@@ -49,14 +49,14 @@ std::vector<std::string> captured_by(Node& node) {
   return names;
 }
 
-// Adds the uses of a new node, those by its subgraphs included.
+// Records the uses of a new node, including those by its subgraphs.
 void attach(Graph& graph, Node& node) {
   for (size_t i = 0; i < node.inputs.size(); ++i) {
     if (node.inputs[i]) node.inputs[i]->uses.push_back({&node, static_cast<int>(i)});
   }
   for (const std::string& name : captured_by(node)) {
     Value* value = find_value(graph, name);
-    // In a subgraph the name may stand for a value of a graph further out.
+    // In a subgraph the name may be that of a value of an outer graph.
     if (!value) value = &add_value(graph, name, {});
     value->uses.push_back({&node, kCaptured});
   }
@@ -108,7 +108,7 @@ Node& add_node_and_values(Graph& graph, std::list<Node>::iterator before, OpId o
   return node;
 }
 
-// Replaces the reader of one use.
+// Makes one reader read another value.
 void redirect(Graph& graph, Use use, const Value& old, Value& with) {
   if (!use.node) {
     graph.outputs.at(use.index) = &with;
@@ -116,13 +116,13 @@ void redirect(Graph& graph, Use use, const Value& old, Value& with) {
     use.node->inputs.at(use.index) = &with;
   } else {
     rename_captured(*use.node, old.name, with.name);
-    // A node captures a value once.
+    // A node captures a value only once.
     if (std::find(with.uses.begin(), with.uses.end(), use) != with.uses.end()) return;
   }
   with.uses.push_back(use);
 }
 
-// The other one gets a name like it.
+// Gives the name of `from` to `to`. `from` gets a similar one.
 void give_name(Graph& graph, Value& from, Value& to) {
   const std::string name = from.name;
   rename(graph, from, unused_name(graph, name));
@@ -397,7 +397,7 @@ Value* find_value(Graph& graph, std::string_view name) {
 std::vector<std::string> captured_names(const Graph& graph) {
   std::vector<std::string> names;
   for (const Value& value : graph.values) {
-    // Without a use it is what an edit left behind.
+    // A value without uses was left behind by an edit.
     if (!value.uses.empty() && is_captured(graph, value)) names.push_back(value.name);
   }
   return names;

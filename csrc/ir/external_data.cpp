@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Systems map files by pages.
+// Operating systems map files by pages.
 constexpr size_t kPageBytes = 4096;
 
 [[noreturn]] void raise(const std::string& tensor, const std::string& location,
@@ -79,7 +79,7 @@ class OutputFile {
     check(std::fwrite(bytes, 1, count, file_) == count);
   }
   void seek(size_t offset) { check(fseeko(file_, static_cast<off_t>(offset), SEEK_SET) == 0); }
-  // What is still in memory may not fit on the disk.
+  // Data that is still buffered may not fit on the disk.
   void close() { check(std::fclose(std::exchange(file_, nullptr)) == 0); }
 
  private:
@@ -135,7 +135,7 @@ std::vector<std::byte> ExternalFiles::read(const std::string& location, int64_t 
         pread(file->descriptor, bytes.data() + done, num_bytes - done, offset + done);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) raise(tensor, location, std::strerror(errno), "a readable file");
-    if (count == 0) check_end(offset + done);  // it was longer a moment ago
+    if (count == 0) check_end(offset + done);  // the file has become shorter
     done += count;
   }
   return bytes;

@@ -27,7 +27,7 @@ namespace proto = ::torch_ort_onnx;
 constexpr const char* kProducer = "torch_ort";
 constexpr int64_t kOtherDomainVersion = 1;
 
-// Keys of what the format cannot say, in metadata_props.
+// Keys in metadata_props of what ONNX cannot represent.
 constexpr const char* kStrides = "strides";
 constexpr const char* kDevice = "device";
 constexpr const char* kParameter = "parameter";
@@ -43,8 +43,8 @@ template <typename What, typename Got, typename Want>
 
 // --- writing -------------------------------------------------------------------------------------
 
-// The lowest version of the format that knows the opset, as the releases of ONNX pair them.
-// Versions before 4 want each initializer to be a graph input as well.
+// The lowest version of the format that supports the opset, as ONNX's releases combine them.
+// Versions before 4 require that each initializer is also a graph input.
 int64_t ir_version_for(int64_t opset) {
   static constexpr std::pair<int64_t, int64_t> kNewestOpset[] = {
       {9, 4}, {10, 5}, {11, 6}, {14, 7}, {18, 8}, {20, 9}, {22, 10}, {23, 11}, {24, 12}, {27, 13}};
@@ -61,7 +61,7 @@ void add_metadata(Message& message, const char* key, std::string value) {
   entry.set_value(std::move(value));
 }
 
-// The shortest decimal of the largest float lies above it as a double.
+// The shortest decimal of the largest float is greater than it if it is read as a double.
 bool fits_in_float(double value) {
   static const double largest = widen(std::numeric_limits<float>::max());
   return !std::isfinite(value) || std::abs(value) <= largest;
@@ -209,13 +209,14 @@ class Writer {
     }
     if (!node.origin.empty()) {
       add_metadata(out, kOrigin, node.origin);
-      out.set_doc_string(node.origin);  // which viewers of models show
+      // Viewers of models show this.
+      out.set_doc_string(node.origin);
     }
     if (!node.recompute.empty()) add_metadata(out, kRecompute, node.recompute);
     if (node.checkpoint >= 0) add_metadata(out, kCheckpoint, std::to_string(node.checkpoint));
   }
 
-  // These ops define their attributes as FLOAT; other domains are read by us alone.
+  // These ops define their attributes as FLOAT. Other domains are read only by this engine.
   static bool wants_float(const Node& node) {
     return node.op.domain.empty() || node.op.domain == kMicrosoftDomain;
   }
@@ -301,7 +302,7 @@ class Writer {
 
 // --- reading tensors -----------------------------------------------------------------------------
 
-// Whether Python takes the bytes as text: no overlong forms, no surrogates.
+// Whether Python decodes the bytes as text: no overlong forms, no surrogates.
 bool is_utf8(std::string_view text) {
   auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0; };
   size_t i = 0;
@@ -351,7 +352,7 @@ const std::string* find_metadata(const Message& message, const char* key) {
   return nullptr;
 }
 
-// Values of a typed field, narrowed to the elements that they stand for.
+// Converts the values of a typed field to the narrower elements that they stand for.
 template <typename Element, typename Field>
 void narrow_elements(const Field& field, std::byte* out, const std::string& what) {
   for (int i = 0; i < field.size(); ++i) {
@@ -412,7 +413,7 @@ class TensorReader {
 
   std::string shape_text() const { return to_string(Shape(shape_.begin(), shape_.end())); }
 
-  // A byte that is neither 0 nor 1 is no bool for C++.
+  // In C++ a byte of a bool must be 0 or 1.
   void check_bools(const std::byte* bytes) const {
     if (dtype_ != DType::kBool) return;
     for (int64_t i = 0; i < num_bytes_; ++i) {
@@ -484,12 +485,12 @@ class TensorReader {
 
 using Versions = std::map<std::string, int64_t>;
 
-// Two spellings of the standard domain exist.
+// The standard domain has two spellings.
 std::string domain_of(const std::string& domain) {
   return domain == "ai.onnx" ? std::string() : checked_name(domain, "domain");
 }
 
-// Reads one graph; a subgraph may refer to the names that its outer graphs have defined so far.
+// Reads a graph. A subgraph may refer to names that its outer graphs have defined so far.
 class GraphReader {
  public:
   GraphReader(const Versions& versions, ExternalFiles& files, const GraphReader* outer)
@@ -517,7 +518,8 @@ class GraphReader {
     std::unordered_set<std::string> initialized;
     for (const auto& tensor : in.initializer()) initialized.insert(tensor.name());
     for (const auto& info : in.input()) {
-      // An input with a default is a constant here; before version 4 each initializer is an input.
+      // An input with a default becomes a constant. Before version 4 each initializer is also an
+      // input.
       if (initialized.contains(info.name())) continue;
       define(info.name(), "input");
       values_[info.name()] = &add_input(*graph_, info.name(), read_type(info));
@@ -551,7 +553,8 @@ class GraphReader {
     return outer_ && (outer_->values_.contains(name) || outer_->is_visible_outside(name));
   }
 
-  // The value of a name that is read. A name of an outer graph gets a value that stands for it.
+  // The value with a name that is read. For a name of an outer graph a value is added that stands
+  // for it.
   Value* find(const std::string& name, const std::string& reader) {
     if (auto found = values_.find(name); found != values_.end()) return found->second;
     if (!is_visible_outside(name)) {
@@ -593,7 +596,7 @@ class GraphReader {
     raise(concat("type of value '", name, "'"), concat(strides->size(), " strides"), rank);
   }
 
-  // A dim without a number or a name leaves the whole shape to the run time.
+  // A dim without a number or a name makes the whole shape unknown.
   std::optional<Shape> read_shape(const proto::TensorShapeProto& in,
                                   const std::string& what) const {
     Shape shape;
@@ -692,7 +695,7 @@ class GraphReader {
         return std::vector<std::string>(in.strings().begin(), in.strings().end());
       case proto::AttributeProto::TENSOR: return TensorReader(in.t(), in.name(), files_).read();
       case proto::AttributeProto::GRAPH: {
-        // What a node of ours holds reads nothing from outside, and has names of its own.
+        // A subgraph of the engine's own ops reads nothing from outside, and has names of its own.
         const GraphReader* outer = domain == kTorchOrtDomain ? nullptr : this;
         return std::shared_ptr<Graph>(GraphReader(versions_, files_, outer).read(in.g()));
       }

@@ -56,7 +56,7 @@ class Verifier {
           graph_.names.size(), " names, want those of its ", owned_.size(), " values");
   }
 
-  // A value of another graph may be gone: nothing but its address is looked at.
+  // A value of another graph may have been destroyed, so only its address is compared.
   bool owns(const Value* value) const { return owned_values_.contains(value); }
 
   bool is_visible_outside(std::string_view name) const {
@@ -93,7 +93,7 @@ class Verifier {
     }
   }
 
-  // Who reads, as messages say it; the text is made when a message is.
+  // A reader, as messages describe it. The text is made only for a message.
   struct Reader {
     Use use;
     const Graph& graph;
@@ -147,7 +147,7 @@ class Verifier {
       auto* subgraph = std::get_if<std::shared_ptr<Graph>>(&attr);
       if (!subgraph) continue;
       check(*subgraph != nullptr, "attribute '", name, "' of node '", node.name, "' has no graph");
-      // What a node of ours holds reads nothing from outside, and has names of its own.
+      // A subgraph of the engine's own ops reads nothing from outside, and has names of its own.
       const bool is_closed = node.op.domain == kTorchOrtDomain;
       Verifier(**subgraph, stage_, is_closed ? nullptr : this).run();
       for (std::string& read : captured_names(**subgraph)) captured.push_back(std::move(read));
@@ -175,7 +175,7 @@ class Verifier {
           " uses that no node and no output has");
   }
 
-  // The uses that a value records are those that were found, each once, in any order.
+  // Checks that the recorded uses of a value are those that were found, each once, in any order.
   void check_uses(const Value& value) {
     const std::vector<Use>& expected = expected_uses_[&value];
     if (value.uses != expected) compare_uses(value, expected, value.uses);

@@ -95,7 +95,7 @@ void lower_hard_sigmoid(const Node& node, CallList& calls) {
   Value* x = node.inputs[0];
   const double alpha = ir::float_attr(node.attrs, "alpha", 0.2);
   const double beta = ir::float_attr(node.attrs, "beta", 0.5);
-  // A file holds 32 bits of alpha.
+  // Attributes of files have 32 bits, so alpha is compared as a float.
   if (static_cast<float>(alpha) == static_cast<float>(1.0 / 6.0) && beta == 0.5) {
     calls.add("aten::hardsigmoid", "", {x}, {node.outputs[0]});
     return;
@@ -107,7 +107,7 @@ void lower_hard_sigmoid(const Node& node, CallList& calls) {
   calls.add("aten::clamp", "", {moved, 0.0, 1.0}, {node.outputs[0]});
 }
 
-// The slope is stretched to the input, never the other way round.
+// The slope broadcasts to the input. The input does not broadcast to the slope.
 std::vector<Type> infer_prelu(const Node& node) {
   want_same_dtype(node, {0, 1});
   return infer_activation(node);
@@ -132,7 +132,7 @@ FusedForm fused_swish(const Node& node) {
   return pointwise_form(node, Pointwise::kSilu);
 }
 
-// An argument of an operator that is a Python number. Nothing for a size that only a run knows.
+// An argument that is a Python number; nothing for a size that is known only when the graph runs.
 std::optional<double> number_argument(const Node& node, size_t index) {
   const Arg argument = decode_aten(node).args.at(index);
   if (const auto* real = std::get_if<double>(&argument.value)) return *real;
@@ -142,7 +142,7 @@ std::optional<double> number_argument(const Node& node, size_t index) {
   return static_cast<double>(integer->constant());
 }
 
-// Of a gradient and an input, with a number behind them.
+// The form of an operator whose arguments are a gradient, an input and a number.
 FusedForm fused_grad_by_number(const Node& node, Pointwise op) {
   const std::optional<double> number = number_argument(node, 2);
   return number ? pointwise_form(node, op, {*number}) : FusedForm();
@@ -156,8 +156,8 @@ FusedForm fused_leaky_relu(const Node& node) {
   return pointwise_form(node, Pointwise::kLeakyRelu, {ir::float_attr(node.attrs, "alpha", 0.01)});
 }
 
-// Of a slope that is not negative, which PyTorch asks for, the result has the sign of the input: it
-// may stand in its place.
+// PyTorch requires a slope that is not negative. Then the result has the sign of the input, so that
+// the gradient may be computed from either.
 FusedForm fused_leaky_relu_grad(const Node& node) {
   return fused_grad_by_number(node, Pointwise::kLeakyReluGrad);
 }

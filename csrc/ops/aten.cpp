@@ -28,7 +28,7 @@ std::string complex_text(std::complex<double> number) {
                 imaginary, "j)");
 }
 
-// Reads what `complex_text` writes; nothing for other text.
+// Reads what `complex_text` has written; nothing for other text.
 std::optional<std::complex<double>> complex_of_text(std::string_view text) {
   if (!text.starts_with('(') || !text.ends_with("j)")) return std::nullopt;
   const std::string_view parts = text.substr(1, text.size() - 3);
@@ -42,7 +42,7 @@ std::optional<std::complex<double>> complex_of_text(std::string_view text) {
   return std::complex<double>(real, imaginary);
 }
 
-// Text of one list element, for lists that are neither all integers nor all doubles.
+// The text of an element of a list whose elements are neither all integers nor all doubles.
 std::string element_text(const Arg& item) {
   if (auto* dim = std::get_if<ir::Dim>(&item.value)) return dim->str();
   if (auto* flag = std::get_if<bool>(&item.value)) return *flag ? "true" : "false";
@@ -84,14 +84,15 @@ c10::TypePtr plain(c10::TypePtr type) {
   return type;
 }
 
-// Where a tensor is wanted, a number may stand too.
+// A number may also be given where the operator takes a tensor.
 bool is_number_type(c10::TypeKind kind) {
   return kind == c10::TypeKind::NumberType || kind == c10::TypeKind::FloatType ||
          kind == c10::TypeKind::IntType || kind == c10::TypeKind::SymIntType ||
          kind == c10::TypeKind::TensorType;
 }
 
-// Text to an argument of the given type: "true", "0.1", "(1+2j)", "2*N", "contiguous_format".
+// Reads an argument of the given type from text: "true", "0.1", "(1+2j)", "2*N",
+// "contiguous_format".
 Arg arg_of_text(const std::string& text, const c10::Argument& schema, const c10::TypePtr& type) {
   if (type->kind() == c10::TypeKind::BoolType) return text == "true";
   const auto real_kind = plain(schema.real_type())->kind();
@@ -133,7 +134,7 @@ Arg arg_of_attr(const ir::Attr& attr, const c10::Argument& schema) {
   throw UserError(concat("ATen node: attribute '", schema.name(), "' is a tensor or a graph"));
 }
 
-// The schema's default, as a reader would give it.
+// The default of an argument, as an attribute would give it.
 Arg arg_of_default(const c10::Argument& schema) {
   const auto& value = schema.default_value();
   if (!value || value->isNone()) return Arg();
@@ -168,7 +169,7 @@ std::vector<std::string> names_attr(const ir::Node& node, const char* name) {
 
 void lower_aten(const ir::Node& node, CallList& calls) {
   Call call = decode_aten(node);
-  // Captures have other nodes in their place (convert/aten_conjugate.cpp).
+  // Captured graphs have other nodes in their place (convert/aten_conjugate.cpp).
   if (call.op == "aten::_conj" || call.op == "aten::_neg_view") {
     throw Unsupported(concat("ATen node ", call.op,
                              ": a view whose numbers are not in memory: want "
@@ -189,15 +190,16 @@ bool gives_view(const c10::FunctionSchema& schema) {
   return schema.returns()[0].alias_info() != nullptr;
 }
 
-// Collectives must run on every rank, in one order; what they read and make is in use until
-// somebody has waited for them.
+// Whether an operator may write to memory. Collectives count too: they must run on all ranks in the
+// same order, and the tensors that they read and write are in use until a later call waits for
+// them.
 bool may_write(const c10::FunctionSchema& schema) {
   return schema.is_mutable() || schema.name().starts_with("_c10d_functional::");
 }
 
 bool has_effects(const c10::OperatorHandle& op) {
   const c10::FunctionSchema& schema = op.schema();
-  // What gives nothing is there for what it does: it raises.
+  // An operator without results is called because it may raise an error.
   const bool raises =
       schema.returns().empty() || registry().operator_row(schema.name()).raises_or_reads_back;
   return may_write(schema) || op.hasTag(at::Tag::nondeterministic_seeded) || raises;
@@ -302,7 +304,8 @@ Call decode_aten(const ir::Node& node) {
     } else if (plain(argument.type())->kind() == c10::TypeKind::ListType &&
                argument.type()->kind() != c10::TypeKind::OptionalType &&
                !argument.default_value().has_value()) {
-      call.args.push_back(ArgList());  // an empty list of tensors leaves no trace in the node
+      // Nodes do not store empty lists of tensors.
+      call.args.push_back(ArgList());
     } else if (std::find(none_args.begin(), none_args.end(), argument.name()) != none_args.end()) {
       call.args.push_back(Arg());
     } else {
@@ -326,7 +329,7 @@ void register_aten(Registry& ops) {
       .any_attributes = true,
       .lower = lower_aten,
   });
-  // Operators of no family.
+  // Operators that belong to no family.
   for (const char* name : {"aten::_assert_async", "aten::_assert_scalar",
                            "aten::_assert_tensor_metadata", "aten::_local_scalar_dense",
                            "aten::sym_constrain_range", "aten::sym_constrain_range_for_size"}) {

@@ -16,7 +16,7 @@ using ir::Type;
 using ir::Value;
 using enum AttrKind;
 
-// Inputs of rank 4: (batch, heads, length, features).
+// The inputs have rank 4: (batch, heads, length, features).
 std::vector<Type> infer_attention(const Node& node) {
   const Type &query = input(node, 0).type, &value = input(node, 2).type;
   std::optional<Shape> shape;
@@ -44,7 +44,7 @@ void check_form(const Node& node) {
   }
 }
 
-// Whether no size is 0: the fused kernel divides by sizes. Symbols may be 0 in a run.
+// Whether all sizes are known to be above 0, because the fused kernel divides by them.
 bool has_elements(const Node& node) {
   for (size_t slot : {0, 1, 2}) {
     for (const ir::Dim& dim : *input(node, slot).type.shape) {
@@ -54,7 +54,7 @@ bool has_elements(const Node& node) {
   return true;
 }
 
-// Kernels of the CPU take as many heads and features on all sides.
+// PyTorch's kernels on the CPU require the same numbers of heads and features everywhere.
 bool has_fused_kernel(const Node& node) {
   const Type& query = input(node, 0).type;
   if (query.device.kind != "cpu") return false;
@@ -68,7 +68,8 @@ bool has_fused_kernel(const Node& node) {
   return fits && ir::int_attr(node.attrs, "is_causal", 0) == 0;
 }
 
-// The mask as a kernel adds it. True is log(1) = 0, and false log(0) = -inf.
+// The mask as numbers that a kernel adds to scores: True becomes log(1) = 0, and False log(0) =
+// -inf.
 Value* added_mask(const Node& node, CallList& calls) {
   if (!has_input(node, 3)) return nullptr;
   Value* mask = node.inputs[3];
@@ -95,7 +96,7 @@ void lower_attention(const Node& node, CallList& calls) {
   const Arg scale =
       ir::has_attr(node.attrs, "scale") ? Arg(ir::float_attr(node.attrs, "scale", 0.0)) : Arg();
   if (has_fused_kernel(node) && !has_elements(node)) {
-    // PyTorch chooses when it sees the sizes.
+    // PyTorch chooses a kernel when it knows the sizes.
     calls.add("aten::scaled_dot_product_attention", "",
               {query, key, value, mask, 0.0, is_causal, scale, false}, {node.outputs[0]});
     return;

@@ -17,7 +17,7 @@ using Kind = ImageForm::Kind;
 
 bool is_aten(const Node& node) { return ir::is(&node, "ATen", ir::kAtenDomain); }
 
-// The input that fills an argument of an ATen node; -1 if none does.
+// The number of the input that is given for an argument of an ATen node; -1 if none is.
 int input_of(const Node& node, std::string_view argument) {
   const std::vector<std::string> filled = ir::strings_attr(node.attrs, "tensor_args", {});
   const auto found = std::find(filled.begin(), filled.end(), argument);

@@ -38,7 +38,7 @@ std::string symbol_name(const std::string& value, size_t axis) {
   return name;
 }
 
-// What is known of sizes where the node stands.
+// The symbols that are known at the node.
 Symbols known_symbols(const Node& node) {
   Symbols known;
   for (const ir::Value* input : node.inputs) {
@@ -97,7 +97,7 @@ std::vector<Type> infer_if(const Node& node) {
   return types;
 }
 
-// Rounds along a first axis, one by one.
+// The type of a scan output: the values of all rounds, stacked along a new first dim.
 Type scanned_type(const std::string& name, const Type& type, const Symbols& known) {
   Type all = with_shape(type, std::nullopt);
   if (!type.shape) return all;

@@ -22,13 +22,13 @@ using enum AttrKind;
 
 constexpr auto kKernel = ImageForm::Kind::kKernel;
 
-// The window of one node, one number per spatial dim.
+// The sliding window of a node, with one number for each spatial dim.
 struct Window {
   std::vector<int64_t> kernel, strides, dilations, before, after;
   bool is_symmetric() const { return before == after; }
 };
 
-// Kernels count positions in 32 bits.
+// PyTorch's kernels count positions in 32 bits.
 constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
 
 void check_range(const Node& node, const char* name, int64_t number, int64_t least) {
@@ -37,7 +37,7 @@ void check_range(const Node& node, const char* name, int64_t number, int64_t lea
       concat(node.op.str(), ": ", name, ": got ", number, ", want ", least, " to ", kMost));
 }
 
-// An attribute of one number per spatial dim, or of two.
+// An attribute with one number for each spatial dim, or with two.
 std::vector<int64_t> numbers(const Node& node, const char* name, size_t size, int64_t missing,
                              int64_t least) {
   if (!ir::has_attr(node.attrs, name)) return std::vector<int64_t>(size, missing);
@@ -68,7 +68,7 @@ size_t spatial_rank(const Node& node) {
   return shape.size() - 2;
 }
 
-// The size of each spatial dim of the kernel: an attribute, or read from the weight.
+// The sizes of the convolution kernel: from an attribute, or from the weight.
 std::vector<int64_t> kernel_sizes(const Node& node, size_t rank) {
   if (node.inputs.size() < 2) {
     if (!ir::has_attr(node.attrs, "kernel_shape")) {
@@ -117,14 +117,14 @@ Window window_of(const Node& node) {
   return window;
 }
 
-// Positions of the window along dim `i`.
+// The number of positions of the window along dim `i`.
 Dim num_positions(const Window& window, size_t i, const Dim& size) {
   const int64_t reach = window.dilations[i] * (window.kernel[i] - 1) + 1;
   const int64_t padding = window.before[i] + window.after[i];
   return plus(floor_div(plus(size, padding - reach), window.strides[i]), 1);
 }
 
-// The input with the padding of the window as elements of it.
+// The input with padding added as elements.
 Value* padded_input(Value* x, const Window& window, const Arg& value, CallList& calls) {
   Shape pads, shape = *x->type.shape;
   for (size_t i = window.kernel.size(); i-- > 0;) {
@@ -229,7 +229,7 @@ std::vector<Type> infer_pool(const Node& node) {
   return types;
 }
 
-// What a kernel pads by itself: as much on both sides, and half of the window at most.
+// PyTorch's kernels pad both sides equally, and by at most half of the window.
 bool is_padded_by_kernels(const Window& window) {
   for (size_t i = 0; i < window.kernel.size(); ++i) {
     if (2 * window.before[i] > window.kernel[i]) return false;
@@ -238,7 +238,7 @@ bool is_padded_by_kernels(const Window& window) {
 }
 
 void check_pool(const Node& node) {
-  // The two libraries round up the number of positions by different rules.
+  // ONNX and PyTorch round up the number of positions by different rules.
   if (ir::int_attr(node.attrs, "ceil_mode", 0) != 0)
     throw Unsupported(concat(node.op.str(), ": ceil_mode: got 1, want 0"));
   const size_t rank = spatial_rank(node);
@@ -273,7 +273,8 @@ void add_average(Value* x, const Window& window, bool counts_padding, Value* res
             {result});
 }
 
-// Averages over windows with the padding in them, over the parts of the windows that are none.
+// Averages that leave out the padding. Averages that include it are divided by the share of each
+// window that is no padding.
 void add_average_without_padding(const Node& node, const Window& window, CallList& calls) {
   Value *x = node.inputs[0], *result = node.outputs[0];
   const Window plain = unpadded(window);
@@ -337,7 +338,7 @@ void lower_global_max_pool(const Node& node, CallList& calls) {
 
 // ---- Resize
 
-// Factors of all dims, where the node gives them.
+// The factors of all dims, if the node gives them.
 std::optional<std::vector<double>> resize_scales(const Node& node) {
   if (!has_input(node, 2)) return std::nullopt;
   std::vector<double> scales;
@@ -349,7 +350,7 @@ std::optional<std::vector<double>> resize_scales(const Node& node) {
     }
     scales.push_back(*factor);
   }
-  // Older graphs leave the factors empty where they give sizes.
+  // In older graphs the factors are empty if sizes are given.
   if (scales.empty()) return std::nullopt;
   return scales;
 }
@@ -524,7 +525,8 @@ void register_convolution(Registry& ops) {
                        {"keep_aspect_ratio_policy", kString},
                        {"mode", kString},
                        {"nearest_mode", kString}};
-  resize.since = 13;  // until then, factors had to stand beside sizes
+  // Before, factors were required beside sizes.
+  resize.since = 13;
   resize.since_of = resize_since;
   resize.bfloat16_since = 13;
   resize.int_inputs = {3};

@@ -61,7 +61,7 @@ double real(const Arg& number) {
   return std::get<double>(number.value);
 }
 
-// A bound: a constant, or a size.
+// A bound, which is a constant or a size.
 std::optional<Arg> bound(const Node& node, size_t slot) {
   const ir::Value& value = input(node, slot);
   if (std::optional<Arg> number = known_number(&value)) {
@@ -88,11 +88,12 @@ std::vector<Type> infer_range(const Node& node) {
     const Dim *from = integer(start), *to = integer(limit), *step = integer(delta);
     if (from == nullptr || to == nullptr || step == nullptr || !step->is_constant())
       return {cpu_type(dtype, Shape{Dim::symbol(node.outputs[0]->name + "_size")})};
-    return {cpu_type(dtype, Shape{times(-1, floor_div(minus(*from, *to), *step))})};  // rounded up
+    // Minus floor_div of the negated length rounds up.
+    return {cpu_type(dtype, Shape{times(-1, floor_div(minus(*from, *to), *step))})};
   }
   if (real(*delta) == 0) throw UserError("Range: delta: got 0, want another number");
   const double size = std::ceil((real(*limit) - real(*start)) / real(*delta));
-  // Less than 2^63, and a number at all.
+  // The size must be below 2^63, and not NaN.
   if (!(size < 9223372036854775807.0)) {
     throw UserError(concat("Range: number of elements: got ", size, ", want one that can be made"));
   }
@@ -108,7 +109,7 @@ void lower_range(const Node& node, CallList& calls) {
     return *known;
   };
   const Type& type = node.outputs[0]->type;
-  // PyTorch refuses a range that runs away from its end; in ONNX it is empty.
+  // PyTorch rejects a range whose step leads away from its end; in ONNX it is empty.
   if (type.shape && *type.shape == Shape{0}) {
     calls.add("aten::full", "",
               {Arg::list(Shape{0}), 0, ir::name(type.dtype), Arg(), device_name(type), Arg()},
@@ -132,7 +133,7 @@ void lower_constant(const Node& node, CallList& calls) {
   if (!is_read_as_tensor(*node.outputs[0])) return;
   ir::Value* data = calls.temporary(node.outputs[0]->type);
   data->data = constant_data(*node.outputs[0]);
-  // A copy: the constant outlives the run, and what the node gives may be written over.
+  // A copy, because the result may be overwritten whereas the constant is used by all runs.
   calls.add("aten::clone", "", {data, "contiguous_format"}, {node.outputs[0]});
 }
 
@@ -174,7 +175,7 @@ void register_creation(Registry& ops) {
   range.infer = infer_range;
   range.lower = lower_range;
   range.bfloat16_since = 27;
-  range.int_inputs = {0, 1, 2};  // other numbers are constants
+  range.int_inputs = {0, 1, 2};  // inputs of floating point must be constants
   ops.add(range);
 
   for (const char* name : {"aten::new_zeros", "aten::zeros", "aten::zeros_like"}) {

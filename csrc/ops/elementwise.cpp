@@ -28,7 +28,7 @@ bool is_integer(DType dtype) {
   return is_small_integer(dtype) || dtype == DType::kInt32 || dtype == DType::kInt64;
 }
 
-// The number of a constant without dims: to a kernel it is a Python number, not a tensor.
+// The number in a constant without dims. PyTorch's kernels get it as a Python number.
 std::optional<Arg> scalar_of(const Value* value) {
   if (value == nullptr || !value->type.shape || !value->type.shape->empty()) return std::nullopt;
   return known_number(value);
@@ -109,7 +109,7 @@ int unary_since(const Node& node) {
 
 // ---- two inputs
 
-// How a kernel takes a number in the place of its second tensor.
+// How a kernel takes a number in place of its second tensor.
 enum class Numbers { kNone, kScalar, kScalarAndAlpha };
 
 struct Binary {
@@ -149,7 +149,7 @@ std::vector<Type> infer_binary(const Node& node) {
   return {type_like_inputs(node, dtype, broadcast_inputs(node))};
 }
 
-// Integers are divided as in C.
+// In ONNX the quotient of integers is truncated, as in C.
 bool is_integer_division(const Node& node) {
   return node.op.name == "Div" && is_integer(input(node, 0).type.dtype);
 }
@@ -164,7 +164,7 @@ void lower_binary(const Node& node, CallList& calls) {
   const bool takes_number = number && row.numbers != Numbers::kNone;
 
   ArgList args = {a, takes_number ? *number : Arg(b)};
-  // These have one overload, without a name.
+  // Logical operators have one overload, which has no name.
   const bool is_logical = row.numbers == Numbers::kNone;
   std::string overload = is_logical ? "" : takes_number ? "Scalar" : "Tensor";
   if (row.numbers == Numbers::kScalarAndAlpha) args.push_back(1);
@@ -181,7 +181,7 @@ int binary_since(const Node& node) {
   return is_arithmetic && is_small_integer(input(node, 0).type.dtype) ? 14 : row.since;
 }
 
-// The result has the dtype of the base, whatever that of the exponent.
+// The result has the dtype of the base, whatever the dtype of the exponent is.
 std::vector<Type> infer_pow(const Node& node) {
   return {type_like_inputs(node, input(node, 0).type.dtype, broadcast_inputs(node))};
 }
@@ -241,7 +241,7 @@ std::vector<Type> infer_where(const Node& node) {
 void lower_where(const Node& node, CallList& calls) {
   Value *condition = &input(node, 0), *x = &input(node, 1), *y = &input(node, 2);
   const std::optional<Arg> if_true = scalar_of(x), if_false = scalar_of(y);
-  // The kernels of other devices take no constants of the CPU's.
+  // On other devices the kernels accept no tensors that are on the CPU.
   const bool is_elsewhere = !ir::is_host(node.outputs[0]->type.device);
   if (is_elsewhere && if_true && y->type.shape == node.outputs[0]->type.shape) {
     calls.add("aten::masked_fill", "Scalar", {y, condition, *if_true}, {node.outputs[0]});
@@ -301,15 +301,16 @@ void lower_cast(const Node& node, CallList& calls) {
             {node.outputs[0]});
 }
 
-// Attributes that came with an opset, over values that older ones hold as well.
+// These attributes came with later opsets, but nodes of older ones may have them with their
+// default.
 int cast_since(const Node& node) {
   if (ir::has_attr(node.attrs, "round_mode")) return 24;
   return ir::has_attr(node.attrs, "saturate") ? 19 : 9;
 }
 
-// ONNX has these for operands of one dtype, and leaves others to PyTorch, which widens them. So
-// does a region; but an operand that PyTorch narrows, a number beside a tensor of another dtype, is
-// not its to read.
+// In ONNX these ops have operands of one dtype. Other calls stay ATen nodes, because PyTorch
+// promotes their operands. A region promotes them too, as it computes in float32. An operand that
+// PyTorch would narrow, such as a 0-d double beside a float32 tensor, is not for regions.
 template <Pointwise kOp>
 FusedForm fused_mixed(const Node& node) {
   const Call call = decode_aten(node);
@@ -335,11 +336,11 @@ FusedForm fused_cast(const Node& node) {
   if (!is_number(from) || !is_number(to)) return {};
   if (to == DType::kBool) return {FusedForm::Kind::kPointwise, Pointwise::kToBool, {}};
   if (ir::is_float(to) || from == DType::kBool || from == to) return {FusedForm::Kind::kPass};
-  // Casts between integers wrap around; those of NaN and infinity differ between processors.
+  // Casts between integers wrap around, and those of NaN and infinity depend on the processor.
   return {};
 }
 
-// The kernel for a number wraps it into a tensor and calls the other one, which has an `out=`.
+// The kernel for a number makes a tensor of it and calls the other overload, which has an `out=`.
 bool take_number_as_tensor(const Call& call, bool, CallList& calls) {
   if (call.overload != "Scalar" || call.args.size() < 2) return false;
   calls.add(call.op, "Tensor", call.args, call.outputs);
@@ -417,7 +418,7 @@ void register_elementwise(Registry& ops) {
         .out_rewrite = take_number_as_tensor,
     });
   }
-  // Nodes of these two may have a size in place of the second tensor.
+  // Nodes of these two operators may have a size as their second operand.
   const std::pair<const char*, FusedFunction> kProducts[] = {
       {aten::kDiv, fused_mixed<Pointwise::kDiv>}, {aten::kMul, fused_mixed<Pointwise::kMul>}};
   for (const auto& [name, fused] : kProducts) {

@@ -22,14 +22,14 @@ int64_t axis_of(const Node& node) {
 
 // ---- Gather
 
-// One position that is known while lowering: a view.
+// One index that is known at compile time: the result is a view.
 std::optional<Arg> known_position(const Node& node) {
   const Value& index = input(node, 1);
   if (!index.type.shape || !index.type.shape->empty()) return std::nullopt;
   return known_number(&index);
 }
 
-// Kernels for other types of indices mean something else by them, or raise without a name.
+// PyTorch's kernels interpret indices of other dtypes differently, or raise errors without a name.
 void check_index(const Node& node) {
   const ir::DType dtype = input(node, 1).type.dtype;
   if (dtype == ir::DType::kInt64 || dtype == ir::DType::kInt32 || dtype == ir::DType::kUndefined) {
@@ -85,7 +85,7 @@ void lower_gather(const Node& node, CallList& calls) {
 
 bool is_gather_view(const Node& node) { return known_position(node).has_value(); }
 
-// Rows, for which memory is read where they lie. One known row is a view.
+// A Gather of rows, which a region reads in place. A single known row is a view instead.
 FusedForm fused_gather(const Node& node) {
   const Type &table = node.inputs[0]->type, &ids = input(node, 1).type;
   const bool names_rows = ids.dtype == ir::DType::kInt64 || ids.dtype == ir::DType::kInt32;
@@ -101,7 +101,7 @@ std::vector<Type> infer_gather_elements(const Node& node) {
   return {with_shape(input(node, 0).type, input(node, 1).type.shape)};
 }
 
-// The kernels behind these take 64-bit indices only.
+// The kernels for these ops accept 64-bit indices only.
 Value* long_index(Value& index, CallList& calls) {
   if (index.type.dtype != ir::DType::kInt32) return &index;
   Type type = with_shape(index.type, index.type.shape);
@@ -149,7 +149,7 @@ int scatter_elements_since(const Node& node) {
   return kind == "add" || kind == "mul" ? 16 : 18;
 }
 
-// As the functional kernel does it: rows by number, then the shape.
+// What the functional kernel does: select rows of the flat ids, and reshape the result.
 bool take_embedding_as_select(const Call& call, bool, CallList& calls) {
   auto* table = std::get<Value*>(call.args.at(0).value);
   auto* ids = std::get<Value*>(call.args.at(1).value);

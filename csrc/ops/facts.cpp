@@ -24,7 +24,7 @@ bool touches(const ir::Node& node, ir::DType dtype) {
 bool is_pure(const ir::Node& node) {
   if (is_aten(node)) return ir::int_attr(node.attrs, "effects", 0) == 0;
   const Op* op = registry().find(node.op);
-  // Nothing is known of Python code and of other foreign ops.
+  // Nothing is known of Python code and of ops of other domains.
   if (op == nullptr) return false;
   return op->pure_of != nullptr ? op->pure_of(node) : op->pure;
 }

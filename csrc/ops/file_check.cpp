@@ -70,7 +70,8 @@ c10::TypePtr innermost(c10::TypePtr type) {
   return type;
 }
 
-// Whether an argument is what the schema asks for. `real` tells enumerations from integers.
+// Whether an argument has the type that the schema requires. `real` is the type in which
+// enumerations differ from integers.
 bool fits(const Arg& arg, const c10::TypePtr& type, const c10::TypePtr& real) {
   const bool is_constant =
       !std::holds_alternative<ir::Dim>(arg.value) || std::get<ir::Dim>(arg.value).is_constant();
@@ -85,7 +86,7 @@ bool fits(const Arg& arg, const c10::TypePtr& type, const c10::TypePtr& real) {
       const c10::TypePtr element = type->castRaw<c10::ListType>()->getElementType();
       const c10::TypePtr real_element = real->castRaw<c10::ListType>()->getElementType();
       const auto* list = std::get_if<ArgList>(&arg.value);
-      // Lists of integers may be given by one.
+      // A list of integers may be given by one integer.
       if (list == nullptr) {
         return element->kind() == TypeKind::IntType && std::holds_alternative<ir::Dim>(arg.value);
       }
@@ -119,7 +120,7 @@ bool fits(const Arg& arg, const c10::TypePtr& type, const c10::TypePtr& real) {
   }
 }
 
-// As many outputs as the operator gives, left out at the end where the file does not name them.
+// Gives the node as many outputs as the operator has. Files may leave out the last ones.
 void settle_outputs(Node& node, const c10::FunctionSchema& schema) {
   const auto& returns = schema.returns();
   const bool gives_lists = std::any_of(returns.begin(), returns.end(), [](const auto& result) {
@@ -127,7 +128,7 @@ void settle_outputs(Node& node, const c10::FunctionSchema& schema) {
   });
   if (gives_lists) return;
   size_t most = returns.size();
-  if (schema.is_mutable()) most += schema.arguments().size();  // what it has written
+  if (schema.is_mutable()) most += schema.arguments().size();  // the arguments that it has written
   if (node.outputs.size() > most)
     raise(node, "outputs", node.outputs.size(), concat("at most ", most));
   if (node.outputs.size() < returns.size()) node.outputs.resize(returns.size(), nullptr);
@@ -156,7 +157,7 @@ void check_call(Node& node, const c10::OperatorHandle& op) {
 
 bool is_loop(const Node& node) { return node.op.name == "Loop"; }
 
-// Those of a Loop that it may do without, rounds and condition, come first.
+// The first two inputs of a Loop, the number of rounds and the condition, are optional.
 bool is_required(const Node& node, const Op& op, size_t slot) {
   if (is_loop(node)) return slot >= 2 && node.op.domain.empty();
   const bool takes_any_number = op.max_inputs < 0 && node.op.domain != ir::kMicrosoftDomain;
@@ -172,7 +173,7 @@ void check_slots(const Node& node, const Op& op) {
   }
   const auto count = static_cast<int>(node.outputs.size());
   if (op.max_outputs >= 0 && count > op.max_outputs) {
-    // ONNX may know more of them.
+    // ONNX may define more outputs than this engine has.
     if (op.domain.empty()) {
       throw Unsupported(concat(op.name, ": outputs of node '", node.name, "': got ", count,
                                ", want at most ", op.max_outputs));
@@ -188,7 +189,7 @@ void check_slots(const Node& node, const Op& op) {
   }
 }
 
-// An op of an older opset may have others.
+// A node of an older opset may have attributes that the current op lacks.
 void check_attributes(const Node& node, const Op& op, bool is_older) {
   if (op.any_attributes) return;
   const bool is_own = node.op.domain == ir::kTorchOrtDomain;
@@ -214,7 +215,7 @@ void check_attributes(const Node& node, const Op& op, bool is_older) {
   }
 }
 
-// As many of everything as its body has.
+// A region node must have as many spaces, inputs and outputs as its body.
 void check_region(const Node& node) {
   const Graph& body = region_body(node);
   const auto check = [&node](const char* what, size_t got, size_t want) {
@@ -227,7 +228,7 @@ void check_region(const Node& node) {
   if (body.outputs.empty()) raise(node, "outputs", 0, "one or more");
 }
 
-// PyTorch's operator that a node calls, if it calls one and PyTorch has it.
+// The operator of PyTorch that a node calls; nothing if it calls none or PyTorch does not have it.
 std::optional<c10::OperatorHandle> operator_of(const Node& node) {
   if (!ir::is(&node, "ATen", ir::kAtenDomain)) return std::nullopt;
   return c10::Dispatcher::singleton().findSchema(
@@ -242,7 +243,7 @@ class FileChecker {
  public:
   explicit FileChecker(const std::vector<std::string>& allow) : allow_(allow) {}
 
-  // `opset` is that of the file; bodies have none of their own.
+  // `opset` is that of the file, since bodies have none of their own.
   void check(Graph& graph, int64_t opset, bool is_body) const {
     for (const Value& value : graph.values) {
       const std::string& kind = value.type.device.kind;
@@ -276,8 +277,9 @@ class FileChecker {
   }
 
  private:
-  // The caller holds what an operator of the forward half has written into, and autograd keeps no
-  // version of it: the backward half cannot know whether it is still so.
+  // Collects values that operators of the forward half have written to. Such memory may belong to
+  // the caller, and autograd counts no versions of it, so the backward half cannot know whether it
+  // was changed since.
   static void add_written(const Node& node, std::unordered_set<const Value*>& written) {
     if (node.inputs.empty()) return;
     const auto op = operator_of(node);
@@ -296,7 +298,7 @@ class FileChecker {
     }
   }
 
-  // What has no kernel raises where it is lowered, naming it.
+  // Ops without a kernel raise an error with their name when they are lowered.
   void check_node(Node& node, int64_t opset, bool is_body) const {
     if (ir::is(&node, "ATen", ir::kAtenDomain)) {
       check_operator(node, is_body);
@@ -331,7 +333,7 @@ class FileChecker {
     check_call(node, *op);
   }
 
-  // So give captured graphs the new values of buffers.
+  // Captured graphs write the new values of buffers in this way.
   static bool gives_to_input(const Node& node, const std::string& op) {
     const Value* target = node.inputs.empty() ? nullptr : node.inputs[0];
     return op == "aten::copy_" && target != nullptr && target->producer == nullptr &&

@@ -19,7 +19,7 @@ bool is_wide_integer(DType dtype) {
          dtype == DType::kInt8 || dtype == DType::kUInt8;
 }
 
-// Regions hold integers as doubles. To compare with one that is exact says the same of all others.
+// Regions compute integers as doubles. A comparison is exact if at least one of the integers is.
 bool holds_integers(const Node& node, Pointwise op) {
   const auto is_lossy = [](const ir::Value* value) {
     return value->type.dtype == DType::kInt64 && !known_double(value);
@@ -79,7 +79,7 @@ bool wants_double(const Node& node, const FusedForm& form) {
   };
   if (form.has_label()) return node.outputs[0]->type.dtype == DType::kDouble;
   if (form.kind == Kind::kRandom) return false;
-  // Axes and shapes are integers, but no operands.
+  // Other inputs are axes and shapes: integers, but not operands.
   const size_t count = form.kind == Kind::kPointwise ? node.inputs.size() : 1;
   for (size_t i = 0; i < std::min(count, node.inputs.size()); ++i) {
     if (node.inputs[i] != nullptr && is_wide(node.inputs[i])) return true;
@@ -110,7 +110,7 @@ std::optional<double> known_double(const ir::Value* value) {
   if (const auto* real = std::get_if<double>(&number->value)) return *real;
   const auto* integer = std::get_if<ir::Dim>(&number->value);
   if (integer == nullptr || !integer->is_constant()) return std::nullopt;
-  // Only as far as no other integer becomes the same double.
+  // Only up to the size from which different integers become the same double.
   constexpr int64_t kExact = int64_t{1} << 53;
   const int64_t exact = integer->constant();
   if (exact >= kExact || exact <= -kExact) return std::nullopt;

@@ -28,7 +28,7 @@ class KernelCall {
     throw InternalError(concat(schema_.name(), ": no argument '", name, "'"));
   }
 
-  // Undefined where the argument is left out.
+  // The tensor of an argument; undefined if it is left out.
   at::Tensor tensor(std::string_view name) const {
     const c10::IValue& value = argument(name);
     return value.isTensor() ? value.toTensor() : at::Tensor();
@@ -47,14 +47,14 @@ class KernelCall {
     check(one.scalar_type() == two.scalar_type(), name, one.scalar_type(), two.scalar_type());
   }
 
-  // Of a tensor that may be left out.
+  // Checks the number of elements of a tensor, if it is given.
   void want_elements(std::string_view name, int64_t count) const {
     const at::Tensor given = tensor(name);
     check(!given.defined() || given.numel() == count, name,
           concat(given.defined() ? given.numel() : 0, " elements"), count);
   }
 
-  // Numbers of places below `end`; -1 names none.
+  // Checks that the indices are below `end`; -1 means none.
   void want_places(std::string_view name, int64_t end) const {
     const at::Tensor given = tensor(name);
     if (given.numel() == 0) return;

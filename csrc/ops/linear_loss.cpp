@@ -10,8 +10,8 @@ namespace torch_ort::ops {
 
 namespace {
 
-// For each chunk the weight and a gradient of its size are read anew, so few rows would leave the
-// products waiting for memory. Multiples of what register kernels take at once.
+// Each chunk reads the weight and a gradient of its size again, so with few rows the products would
+// wait for memory. The numbers of rows are multiples of what register kernels compute at a time.
 constexpr int64_t kLogitBytes = 128 << 20;
 constexpr int64_t kRowUnit = 48, kMostRows = 528;
 constexpr int64_t kSumBytes = 8 << 20;
@@ -82,7 +82,7 @@ void choose_chunks(LinearLoss& loss, int64_t classes, int64_t width, int64_t byt
 }
 
 int64_t workspace_size(const LinearLoss& loss, int64_t classes, int64_t width) {
-  int64_t of_row = 2 * loss.groups + 3;  // the largest logit and the sum, by group; that of all
+  int64_t of_row = 2 * loss.groups + 3;  // the largest logit and the sum by group; those of all
   if (loss.has_grad()) of_row += classes;
   if (loss.has_hidden_grad) of_row += loss.groups * width;
   if (loss.has_row_list) of_row += width;

@@ -12,7 +12,7 @@ using ir::Node;
 using ir::Shape;
 using ir::Type;
 
-// As the kernels number them.
+// The reduction as PyTorch's kernels number it.
 int64_t reduction(const Node& node) {
   const std::string kind = ir::string_attr(node.attrs, "reduction", "mean");
   if (kind == "none") return 0;
@@ -21,7 +21,7 @@ int64_t reduction(const Node& node) {
   throw UserError(concat(node.op.str(), ": reduction: got '", kind, "', want none, mean or sum"));
 }
 
-// Log-probabilities (N, C, ...) and the right classes (N, ...).
+// Takes log-probabilities (N, C, ...) and the labels (N, ...).
 std::vector<Type> infer_nll(const Node& node) {
   const Type &x = input(node, 0).type, &target = input(node, 1).type;
   if (x.shape && target.shape && x.shape->size() != target.shape->size() + 1) {
@@ -31,7 +31,7 @@ std::vector<Type> infer_nll(const Node& node) {
   return {with_shape(x, reduction(node) == 0 ? target.shape : Shape{})};
 }
 
-// PyTorch ignores class -100 where nothing is said, ONNX none; no class has this number.
+// By default PyTorch ignores label -100, whereas ONNX ignores none. No class has this number.
 constexpr int64_t kNoClass = -100;
 
 void lower_nll(const Node& node, CallList& calls) {

@@ -16,7 +16,7 @@ bool is_known_shape(const ir::Value& value) {
          value.producer->inputs[0]->type.shape;
 }
 
-// What follows a reason: the node, and the line of the user's program if one is known.
+// Where an error occurred: the node, and the line of the user's program if it is known.
 std::string place(const ir::Node& node) {
   return concat(" (node '", node.name, "'", node.origin.empty() ? "" : ", ", node.origin, ")");
 }

@@ -44,7 +44,7 @@ Value* reshaped(CallList& calls, Value* x, const Shape& shape) {
   return result;
 }
 
-// Rows of all batches against one matrix.
+// The rows of all batches are multiplied by one matrix.
 void lower_shared_matrix(const Node& node, CallList& calls) {
   Value *x = node.inputs[0], *y = node.inputs[1], *result = node.outputs[0];
   Shape shape = *x->type.shape;
@@ -58,7 +58,7 @@ void lower_shared_matrix(const Node& node, CallList& calls) {
   calls.add("aten::reshape", "", {product, Arg::list(shape)}, {result});
 }
 
-// Batches of the same dims on both sides, as one batch.
+// Both operands have the same batch dims, which become one.
 void lower_equal_batches(const Node& node, CallList& calls) {
   Value *x = node.inputs[0], *y = node.inputs[1], *result = node.outputs[0];
   const Shape &a = *x->type.shape, &b = *y->type.shape;
@@ -138,7 +138,7 @@ Value* transposed(CallList& calls, Value* matrix) {
   return result;
 }
 
-// Kernels over integers take integers only.
+// Kernels for integers require integer factors.
 Arg factor(const Node& node, const char* name) {
   const double value = ir::float_attr(node.attrs, name, 1.0);
   const ir::DType dtype = input(node, 0).type.dtype;

@@ -26,7 +26,7 @@ std::vector<Type> infer_like_first(const Node& node) {
   return {with_shape(input(node, 0).type, input(node, 0).type.shape)};
 }
 
-// Kernels compute statistics in float32 at least, and that is what 1 asks for.
+// Kernels compute statistics in float32 or wider, which is what 1 requires.
 void check_precision(const Node& node) {
   const int64_t type = ir::int_attr(node.attrs, "stash_type", 1);
   if (type != 1) throw Unsupported(concat(node.op.str(), ": stash_type: got ", type, ", want 1"));
@@ -58,7 +58,7 @@ std::vector<Type> infer_layer_norm(const Node& node) {
   return types;
 }
 
-// A scale or bias in the shape that the kernel asks for.
+// A scale or bias, expanded to the shape that the kernel requires.
 Value* stretched(CallList& calls, const Node& node, Value* value, const Shape& shape) {
   if (value == nullptr || known_shape(node, *value) == shape) return value;
   Value* result = calls.temporary(expanded_type(value->type, shape));
@@ -90,7 +90,7 @@ Value* cast(CallList& calls, Value* x, DType dtype) {
   return result;
 }
 
-// What PyTorch does on the CPU, where it has no kernel for it.
+// The steps that PyTorch computes on the CPU, where it has no kernel for RMS norm.
 void lower_rms_norm_steps(const Node& node, CallList& calls) {
   const DType dtype = input(node, 0).type.dtype;
   const DType wide = computed_dtype(dtype);
@@ -165,7 +165,7 @@ void lower_batch_norm(const Node& node, CallList& calls) {
   if (ir::int_attr(node.attrs, "training_mode", 0) != 0 || output(node, 1) != nullptr) {
     throw Unsupported("BatchNormalization: training_mode: no kernel gives the statistics so");
   }
-  // The momentum counts in training only.
+  // The momentum matters only in training.
   calls.add("aten::_native_batch_norm_legit_no_training", "",
             {node.inputs[0], &input(node, 1), &input(node, 2), &input(node, 3), &input(node, 4),
              0.1, epsilon(node)},
@@ -265,7 +265,8 @@ void register_normalization(Registry& ops) {
   });
   ops.add(Operator{
       .name = aten::kGroupNormBackward,
-      // With channels last it writes the gradient of the input without asking whether it is wanted.
+      // On channels-last images the kernel writes the gradient of the input even if nobody asks for
+      // it.
       .work = {.image = {.kind = kKernel,
                          .reads = {"grad_out", "input"},
                          .wants_first_image = true}},

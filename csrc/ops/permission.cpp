@@ -16,7 +16,7 @@ namespace {
 
 using c10::TypeKind;
 
-// What a schema does not say. A pattern is a whole name, or a part of names between asterisks.
+// What schemas do not state. A pattern is a whole name, or parts of names between asterisks.
 struct NameRule {
   const char* reason;
   std::vector<std::string_view> patterns;
@@ -37,8 +37,8 @@ const NameRule kNameRules[] = {
     {"which changes state of the process", {"*cufft*", "*pin_memory*"}},
 };
 
-// Of the operators that PyTorch keeps for itself, by an underscore, those that graphs of autograd
-// call, and that modules are made of.
+// Names with an underscore are internal to PyTorch. These are the ones that graphs of autograd and
+// of modules call.
 constexpr std::string_view kInternal[] = {
     "_adaptive_avg_pool*",
     "_addmm_activation",
@@ -114,7 +114,7 @@ c10::TypePtr innermost(c10::TypePtr type) {
   }
 }
 
-// Of an argument that a node can give. An optional one of another type is left out.
+// Whether a node can give the argument. An optional one of another type is left out.
 bool is_plain(const c10::Argument& argument) {
   switch (innermost(argument.type())->kind()) {
     case TypeKind::TensorType:
@@ -134,7 +134,7 @@ std::string reason_of_schema(const c10::FunctionSchema& schema) {
   for (const c10::Argument& argument : schema.arguments()) {
     if (!is_plain(argument)) return concat("which takes a ", argument.type()->str());
   }
-  // These are read for what they do, not for tensors that they give.
+  // These are called because they raise errors or read numbers, not for tensors.
   if (registry().operator_row(schema.name()).raises_or_reads_back) return "";
   if (schema.returns().empty()) return "which gives nothing";
   for (const c10::Argument& result : schema.returns()) {

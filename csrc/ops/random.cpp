@@ -66,18 +66,18 @@ void lower_dropout(const ir::Node& node, CallList& calls) {
   }
 }
 
-// Which elements are kept: the draws that PyTorch's own dropout makes on the CPU.
+// The elements that dropout keeps, drawn as PyTorch's own dropout draws them on the CPU.
 void lower_bernoulli_mask(const ir::Node& node, CallList& calls) {
   calls.add(kBernoulliMask, "", {Arg(), ir::float_attr(node.attrs, "keep", 0.5)},
             {node.outputs[0]});
 }
 
-// One number from the generator of the device, from which a run draws all its masks.
+// One number of the device's generator, from which a run draws all its masks.
 void lower_random_seed(const ir::Node& node, CallList& calls) {
   calls.add(kRandomSeed, "", {}, {node.outputs[0]});
 }
 
-// Some kernels keep a number in the dtype of the elements that they multiply it by.
+// Some kernels round a factor to the dtype of the elements first.
 double rounded_to(double number, ir::DType dtype) {
   const auto narrow = static_cast<float>(number);
   if (dtype == ir::DType::kBFloat16) return static_cast<float>(c10::BFloat16(narrow));
@@ -85,7 +85,7 @@ double rounded_to(double number, ir::DType dtype) {
   return number;
 }
 
-// The steps of the CPU kernel, with memory of ours; the draws and the roundings are the same.
+// The steps of the CPU kernel, in planned memory; draws and roundings are the same.
 bool take_dropout_apart(const Call& call, bool on_cpu, CallList& calls) {
   if (!on_cpu || call.args.size() != 3) return false;
   const auto* p = std::get_if<double>(&call.args[1].value);
@@ -95,7 +95,7 @@ bool take_dropout_apart(const Call& call, bool on_cpu, CallList& calls) {
   ir::Value* result = call.outputs[0];
   ir::Value* mask = call.outputs.size() > 1 ? call.outputs[1] : nullptr;
   if (*p >= 1.0) {
-    // `dropout`, which this call stands for, draws nothing here.
+    // With this probability, PyTorch's dropout draws nothing.
     if (result != nullptr) calls.add("aten::mul", "Tensor", {x, 0.0}, {result});
     if (mask != nullptr) calls.add("aten::zeros_like", "", {x, "bool"}, {mask});
     return true;
@@ -157,7 +157,7 @@ void register_random(Registry& ops) {
   bernoulli.attributes = {{"keep", kFloat}};
   ops.add(bernoulli);
   ops.add(own("RandomSeed", 0, lower_random_seed, false));
-  // A function of the seed and the place of the element; runs in regions alone.
+  // A function of the seed and the position of the element. Only regions compute it.
   Op philox = own("PhiloxMask", 1, nullptr, true);
   philox.attributes = {{"keep", kFloat}, {"stream", kInt}};
   philox.work.fused = FusedForm::Kind::kRandom;
@@ -165,7 +165,7 @@ void register_random(Registry& ops) {
 
   ops.add(Operator{.name = "aten::native_dropout", .out_rewrite = take_dropout_apart});
   ops.add(Operator{.name = aten::kDropoutBackward, .out_rewrite = take_dropout_backward_apart});
-  // These two are names for the forms below, and nothing else.
+  // These names exist only for the forms below.
   ops.add(Operator{
       .name = kBernoulliMask,
       .overwrite = {.op = "aten::bernoulli_", .overload = "float", .args = for_bernoulli},

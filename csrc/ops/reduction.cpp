@@ -44,10 +44,11 @@ struct Reduction {
   FusedRule fused = {};
 };
 
-// Axes are an attribute in older opsets.
+// In older opsets the axes are an attribute.
 bool names_axes(const Node& node) { return has_input(node, 1) || ir::has_attr(node.attrs, "axes"); }
 
-// Axes, counted from the front. Nothing: the node has none and keeps the tensor as it is.
+// The axes, all of them positive. Nothing if there are none and the node leaves the tensor as it
+// is.
 std::optional<std::vector<int64_t>> reduced_axes(const Node& node) {
   const auto rank = static_cast<int64_t>(known_shape(node, input(node, 0)).size());
   std::vector<int64_t> axes;
@@ -72,7 +73,7 @@ std::vector<Type> infer_reduction(const Node& node) {
   return {with_shape(x, reduced_shape(*x.shape, *axes, keeps_dims(node)))};
 }
 
-// Everything into one number without dims: several kernels have a form of their own for that.
+// Whether all elements are reduced to a 0-d tensor. Several kernels have an overload for this.
 bool is_total(const Node& node) { return !names_axes(node) && !keeps_dims(node); }
 
 void lower_sum(const Node& node, ArgList axes, CallList& calls) {
@@ -107,14 +108,14 @@ void lower_min(const Node& node, ArgList axes, CallList& calls) {
     calls.add("aten::amin", "", {x, axes, keeps_dims(node)}, {result});
 }
 
-// The kernel takes one axis.
+// PyTorch's kernel takes one axis.
 void lower_prod(const Node& node, ArgList axes, CallList& calls) {
   Value *x = node.inputs[0], *result = node.outputs[0];
   if (is_total(node) || axes.empty()) {
     calls.add("aten::prod", "", {x, Arg()}, {result});
     return;
   }
-  // From the back, so that the axes that are left keep their numbers.
+  // The last axis comes first, so that the numbers of the remaining axes stay valid.
   std::vector<int64_t> left;
   for (const Arg& axis : axes) left.push_back(std::get<Dim>(axis.value).constant());
   std::sort(left.begin(), left.end(), std::greater<>());
@@ -180,7 +181,7 @@ void lower_reduction(const Node& node, CallList& calls) {
   reduction_of(node).lower(node, std::move(list), calls);
 }
 
-// Without axes it has no `out=`.
+// The overload without axes has no `out=`.
 bool take_sum_along_all(const Call& call, bool, CallList& calls) {
   if (!call.overload.empty()) return false;
   const Arg dtype = call.args.size() > 1 ? call.args[1] : Arg();

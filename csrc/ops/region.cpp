@@ -17,14 +17,14 @@ using ir::Value;
 using enum AttrKind;
 using Kind = FusedForm::Kind;
 
-// One call: run/ makes it a program of cpu/.
+// The node becomes one call, which run/ turns into a kernel of the device's code generator.
 void lower_region(const Node& node, CallList& calls) {
   ArgList args;
   for (size_t i = 0; i < node.inputs.size(); ++i) args.emplace_back(&input(node, i));
   calls.add("torch_ort::region", "", std::move(args), node.outputs);
 }
 
-// Which may do without what the sums begin with.
+// As above, but the tensor that the sums begin with may be left out.
 void lower_rows_product(const Node& node, CallList& calls) {
   ArgList args;
   for (size_t i = 0; i < 4; ++i) {
@@ -39,7 +39,7 @@ Value* typed(CallList& calls, const Value& like, DType dtype) {
   return calls.temporary(type);
 }
 
-// Which labels name a column; nullptr if all do.
+// For each label whether it is not the ignored one; nullptr if none is ignored.
 Value* add_valid(const Node& node, Value* label, CallList& calls) {
   if (!ir::has_attr(node.attrs, "ignore_index")) return nullptr;
   Value* valid = typed(calls, *label, DType::kBool);
@@ -47,7 +47,7 @@ Value* add_valid(const Node& node, Value* label, CallList& calls) {
   return valid;
 }
 
-// Labels with the first column in the place of none, as a last dim of one.
+// The labels as an index tensor with a last dim of size 1. Ignored labels become 0, which exists.
 Value* add_index(Value* label, Value* valid, CallList& calls) {
   if (valid != nullptr) {
     Value* safe = typed(calls, *label, label->type.dtype);
@@ -62,7 +62,7 @@ Value* add_index(Value* label, Value* valid, CallList& calls) {
   return index;
 }
 
-// 0 where the label is ignored.
+// x, but 0 where the label is ignored.
 void add_masked(Value* valid, Value* x, Value* result, CallList& calls) {
   if (valid != nullptr) {
     calls.add("aten::where", "ScalarOther", {valid, x, 0.0}, {result});
@@ -122,7 +122,8 @@ void lower_mul_add(const Node& node, CallList& calls) {
 
 void lower_size_ratio(const Node& node, CallList& calls) {
   Value* result = node.outputs[0];
-  if (!is_read_as_tensor(*result)) return;  // regions hold it as a constant
+  // Regions contain it as a constant.
+  if (!is_read_as_tensor(*result)) return;
   const SizeRatio ratio = size_ratio(node);
   std::vector<std::pair<const char*, Arg>> rest;
   if (ratio.factor != 1) rest.emplace_back("aten::mul", ratio.factor);

@@ -9,7 +9,7 @@ namespace torch_ort::ops {
 
 namespace {
 
-// Older opsets have no form that the engine writes.
+// The engine writes no ops of older opsets.
 constexpr int kOldestOpset = 12;
 
 bool has_unknown_output(const ir::Node& node) {
@@ -105,7 +105,7 @@ void check_inputs(const ir::Node& node) {
 void infer_types(ir::Node& node) {
   const Op* op = registry().find(node.op);
   if (op == nullptr || op->infer == nullptr) return;
-  // Text declares sizes, but has no word for the strides of a view.
+  // The text form has sizes, but no strides of views.
   const bool looks_at_input = is_view(node);
   if (!has_unknown_output(node) && !looks_at_input) return;
   check_inputs(node);
@@ -139,7 +139,8 @@ void check_types(const ir::Graph& graph) {
     try {
       types = op->infer(node);
     } catch (const Unsupported&) {
-      continue;  // The rule asks for what the graph does not tell, so the declared type stands.
+      // The rule needs something that is not known here, so the declared type stays.
+      continue;
     }
     check_types(node, types);
   }

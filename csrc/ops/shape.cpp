@@ -23,7 +23,7 @@ using ir::Value;
 using enum AttrKind;
 using Kind = FusedForm::Kind;
 
-// Slices of ONNX say "to the end" by the largest integer, or by anything near it.
+// In a Slice of ONNX the largest integer means the end, or any number near it.
 constexpr int64_t kFarEnd = int64_t{1} << 40;
 
 std::vector<Type> one(Type type) { return {std::move(type)}; }
@@ -38,7 +38,8 @@ int64_t rank(const Node& node) {
 
 // ---- Reshape, Flatten
 
-// What -1 stands for: all elements over the product of the other sizes, with equal dims cancelled.
+// The size that -1 stands for: all elements divided by the product of the other sizes. Equal dims
+// are cancelled.
 Dim rest_of(Shape from, const Shape& to) {
   Shape numbers;  // among `to`
   Shape divisors;
@@ -92,7 +93,8 @@ Shape reshape_target(const Node& node) {
   return target;
 }
 
-// Nothing if it has more than 64 bits: strides from a file may be any numbers.
+// The product of two dims; nothing if it has more than 64 bits, as strides from a file may be
+// anything.
 std::optional<Dim> product(const Dim& a, const Dim& b) {
   if (!a.is_constant() || !b.is_constant()) return times(a, b);
   int64_t result = 0;
@@ -102,8 +104,9 @@ std::optional<Dim> product(const Dim& a, const Dim& b) {
 
 }  // namespace
 
-// Outer dims that are equal keep their strides. The rest works from the back: a run of old dims
-// that lie one in the other is divided among new dims. All that is left belongs to the last run.
+// Leading dims that are equal keep their strides. The others are matched from the last to the
+// first: each run of contiguous old dims is divided among new dims. The remaining dims belong to
+// the last run.
 std::optional<Shape> viewed_strides(const Shape& from, const Shape& strides, const Shape& to) {
   Shape result(to.size(), Dim(1));
   size_t equal = 0;
@@ -137,7 +140,7 @@ std::optional<Shape> viewed_strides(const Shape& from, const Shape& strides, con
 
 namespace {
 
-// A view where the strides allow it, else a row-major copy.
+// The type of a view if the strides allow one, else of a row-major copy.
 Type reshaped_type(const Type& type, Shape target) {
   const bool is_plain = !type.strides || !type.shape;
   if (is_plain || ir::numel(target) == Dim(0)) return with_shape(type, std::move(target));
@@ -165,7 +168,7 @@ int reshape_since(const Node& node) {
 Shape flatten_target(const Node& node) {
   const Shape& from = known_shape(node, input(node, 0));
   const auto size = static_cast<int64_t>(from.size());
-  // The axis may stand behind the last dim, so it is not wrapped as other axes are.
+  // The axis may be one more than that of the last dim, so it is not wrapped as other axes are.
   int64_t axis = ir::int_attr(node.attrs, "axis", 1);
   if (axis < 0) axis += size;
   if (axis < 0 || axis > size) {
@@ -223,7 +226,7 @@ void lower_transpose(const Node& node, CallList& calls) {
 
 // ---- Expand
 
-// Both shapes aligned at their ends; the shape input may be shorter, and may hold ones.
+// Aligns both shapes at their ends. The shape that is given may be shorter and contain ones.
 std::optional<Shape> expand_target(const Node& node) {
   const Shape& from = known_shape(node, input(node, 0));
   Shape to = known_ints(&input(node, 1));
@@ -233,7 +236,7 @@ std::optional<Shape> expand_target(const Node& node) {
     Dim& dim = to[offset + i];
     if (dim == Dim(1)) dim = from[i];
     if (from[i] == Dim(1) || from[i] == dim) continue;
-    // Which of two symbols is 1, if one is, shows at run time only.
+    // Which of two symbols is 1, if any, is known only when the graph runs.
     if (!from[i].is_constant() && !dim.is_constant()) return std::nullopt;
     dim = same_dim(node, from[i], dim);
   }
@@ -249,12 +252,12 @@ std::vector<Type> infer_expand(const Node& node) {
 
 void lower_expand(const Node& node, CallList& calls) {
   std::optional<Shape> to = expand_target(node);
-  // The type is the caller's word where the rule alone cannot tell.
+  // If the rule cannot know the sizes, those of the declared type are used.
   const Shape& sizes = to ? *to : known_shape(node, *node.outputs[0]);
   calls.add("aten::expand", "", {node.inputs[0], Arg::list(sizes), false}, {node.outputs[0]});
 }
 
-// ---- Axes of images whose channels stand last (ImageRule::rename_axes)
+// ---- axes of channels-last images (ImageRule::rename_axes)
 
 std::optional<RenamedAxes> rename_axis(const Node& node) {
   RenamedAxes renamed{.attrs = node.attrs};
@@ -298,7 +301,7 @@ std::vector<SliceOfAxis> slices(const Node& node) {
   return result;
 }
 
-// A bound counted from the front and put inside the axis. Nothing if its sign is not known.
+// A bound as a positive number within the axis. Nothing if its sign is not known.
 std::optional<Dim> clamp_bound(const Dim& bound, const Dim& size) {
   if (bound == size) return size;
   if (!bound.is_constant()) {
@@ -313,7 +316,7 @@ std::optional<Dim> clamp_bound(const Dim& bound, const Dim& size) {
   return Dim::make(DimOp::kMax, plus(size, at), 0);
 }
 
-// First element and length of a slice that runs backwards over an axis of known size.
+// The first element and the length of a slice with a negative step over an axis of known size.
 std::pair<int64_t, int64_t> backward_slice(const SliceOfAxis& slice, int64_t size) {
   const auto wrapped = [size](int64_t at) { return at < 0 ? at + size : at; };
   const int64_t start = std::clamp<int64_t>(wrapped(slice.start.constant()), -1, size - 1);
@@ -339,7 +342,7 @@ std::optional<Dim> sliced_dim(const SliceOfAxis& slice, const Dim& size) {
   return ceil_div(length, slice.step);
 }
 
-// The type after one slice.
+// The type of a slice along one axis.
 Type sliced_type(const SliceOfAxis& slice, const Type& type) {
   if (!type.shape) return with_shape(type, std::nullopt);
   Shape shape = *type.shape;
@@ -375,7 +378,7 @@ void lower_slice(const Node& node, CallList& calls) {
     const Type type = sliced_type(slice, x->type);
     Value* result = is_last ? node.outputs[0] : calls.temporary(type);
     if (slice.step > 0) {
-      // Ends past the axis are cut by the kernel, as ONNX asks for.
+      // Both ONNX and the kernel clamp ends beyond the axis.
       calls.add("aten::slice", "Tensor", {x, slice.axis, slice.start, slice.end, slice.step},
                 {result});
     } else {
@@ -457,7 +460,7 @@ void lower_unsqueeze(const Node& node, CallList& calls) {
   }
 }
 
-// Nothing if which dims are 1 shows at run time only.
+// The axes to drop; nothing if it is known only when the graph runs which dims are 1.
 std::optional<std::vector<int64_t>> squeezed_axes(const Node& node) {
   if (has_input(node, 1)) return wrap_axes(node, known_ints(node.inputs[1]), rank(node));
   const Shape& shape = known_shape(node, input(node, 0));
@@ -584,7 +587,7 @@ std::vector<Type> infer_concat(const Node& node) {
 }
 
 void lower_concat(const Node& node, CallList& calls) {
-  // Negative axes count from the back in both.
+  // Negative axes count from the end in ONNX and in PyTorch.
   calls.add("aten::cat", "", {Arg::values(node.inputs), ir::int_attr(node.attrs, "axis", 0)},
             {node.outputs[0]});
 }
@@ -611,7 +614,7 @@ std::vector<Type> infer_same(const Node& node) {
   return one(with_shape(input(node, 0).type, input(node, 0).type.shape));
 }
 
-// A copy: what reads it may rely on its own memory and on row-major strides.
+// A copy: readers may depend on its having memory of its own and row-major strides.
 void lower_identity(const Node& node, CallList& calls) {
   calls.add("aten::clone", "", {node.inputs[0], "contiguous_format"}, {node.outputs[0]});
 }
@@ -658,7 +661,7 @@ void lower_pad(const Node& node, CallList& calls) {
     value = *known;
   }
   std::vector<Padding> all = paddings(node);
-  // PyTorch lists the last axis first, and may leave out the rest.
+  // PyTorch lists the padding of the last axis first, and may leave out the first axes.
   Shape pads;
   for (auto pad = all.rbegin(); pad != all.rend(); ++pad) {
     pads.push_back(pad->before);
@@ -681,7 +684,7 @@ std::optional<RenamedAxes> rename_axes_of_pad(const Node& node) {
   }
   pads.insert(pads.end(), after.begin(), after.end());
   RenamedAxes renamed{.attrs = node.attrs, .ints = {{1, pads}}};
-  // All axes are named now: the node may have named a few of them.
+  // The node may have named only a few axes; now it names all.
   if (has_input(node, 3)) renamed.ints[3] = {0, 1, 2, 3};
   return renamed;
 }
@@ -708,7 +711,7 @@ Type int64_vector(int64_t size) {
   return type;
 }
 
-// Sizes as a tensor. Most sizes are read by rules and lowerings alone, and then nothing runs.
+// Sizes as a tensor. Usually only rules and lowerings read them, and then no kernel runs.
 void make_ints(const Node& node, const Shape& dims, CallList& calls) {
   if (!is_read_as_tensor(*node.outputs[0])) return;
   std::vector<Value*> parts;
@@ -767,7 +770,7 @@ Op op(std::string name, int inputs, int since, InferRule infer, Lowering lower) 
   return op;
 }
 
-// Parts of equal sizes, so that all of them have the rows and columns of one region.
+// Concatenations of parts with equal sizes, because one region computes all of them.
 FusedForm fused_concat(const Node& node) {
   const Type& first = node.inputs[0]->type;
   const bool are_equal =

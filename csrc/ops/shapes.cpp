@@ -70,7 +70,8 @@ ir::Type expanded_type(const ir::Type& type, ir::Shape to) {
   const size_t offset = to.size() - from.size();
   for (size_t i = to.size(); i-- > 0;) {
     const Dim size = i < offset ? Dim(1) : from[i - offset];
-    if (!(size == to[i])) continue;  // one element, read again and again
+    // The dim repeats one element.
+    if (!(size == to[i])) continue;
     if (i >= offset)
       strides[i] = old[i - offset];
     else
@@ -127,7 +128,7 @@ double from_half(uint16_t bits) {
   return sign * std::ldexp(fraction + 0x400, exponent - 25);
 }
 
-// Bits of a number that the format holds exactly.
+// The bits of a number that bfloat16 represents exactly; nothing for other numbers.
 std::optional<uint16_t> to_bfloat16(double number) {
   const auto bits = std::bit_cast<uint32_t>(static_cast<float>(number));
   const auto high = static_cast<uint16_t>(bits >> 16);
@@ -142,7 +143,7 @@ std::optional<uint16_t> to_half(double number) {
   if (size == 0) return sign;
   int exponent = 0;
   std::frexp(size, &exponent);
-  // The last bit of a half counts 2^-24 in the smallest numbers, and 2^(exponent - 11) in others.
+  // The unit of the last bit is 2^-24 for the smallest numbers, and 2^(exponent - 11) for others.
   const int unit = std::max(exponent - 11, -24);
   const double steps = std::ldexp(size, -unit);
   if (exponent > 16 || steps != std::floor(steps)) return std::nullopt;

@@ -14,7 +14,7 @@ std::vector<ir::Type> infer_softmax(const ir::Node& node) {
   return {with_shape(type, type.shape)};
 }
 
-// Of numbers whose largest one is 0.
+// The exponentials of x minus its largest element, and what they are made of.
 struct Powers {
   ir::Value *distance, *power, *sum;
 };
@@ -42,8 +42,8 @@ ir::Value* softmax(Formula& f, ir::Value* x, const ir::Shape& axes) {
 
 ir::Value* log_softmax(Formula& f, ir::Value* x, const ir::Shape& axes) {
   const auto [distance, power, sum] = powers(f, x, axes);
-  // Not x less one number a row, the largest and the logarithm added up: that sum has few digits
-  // left where the largest is far from 0.
+  // This order keeps digits. Subtracting the sum of the largest element and the logarithm from x
+  // would lose them if the largest element is far from 0.
   return f.sub(distance, f.make("Log", {sum}));
 }
 

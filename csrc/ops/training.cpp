@@ -8,7 +8,8 @@ namespace torch_ort::ops {
 
 namespace {
 
-// One gradient for each module output, but for those that are named as not differentiable.
+// One gradient for each output of the module, except for those that are listed as not
+// differentiable.
 std::vector<ir::Type> infer_yield(const ir::Node& node) {
   const ir::Shape skipped = ir::ints_attr(node.attrs, "non_differentiable_outputs", {});
   std::vector<ir::Type> types;
@@ -16,7 +17,7 @@ std::vector<ir::Type> infer_yield(const ir::Node& node) {
     const ir::Dim index = static_cast<int64_t>(i);
     if (std::find(skipped.begin(), skipped.end(), index) != skipped.end()) continue;
     types.push_back(node.inputs[i] != nullptr ? node.inputs[i]->type : ir::Type());
-    // The caller makes gradients row-major unless the node says otherwise.
+    // Gradients from the caller are row-major unless the node states other strides.
     types.back().strides.reset();
   }
   types.resize(node.outputs.size());

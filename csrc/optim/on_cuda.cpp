@@ -37,7 +37,7 @@ void check(const CudaOperands& operands, size_t num_settings) {
   }
 }
 
-// The parameter and its states, which are written.
+// The parameter and its states, which the step writes.
 Tensors written_of(const CudaOperands& operands, size_t i) {
   Tensors written = {operands.parameters[i]};
   for (const Tensors& each : operands.states) written.push_back(each[i]);
@@ -59,7 +59,7 @@ bool takes(const CudaOperands& operands, size_t i) {
          have_dtypes(all);
 }
 
-// A step on one device, with the tensors that it needs only as long as it is queued.
+// A step on one device, with the tensors that it needs until it is queued.
 class StepOnDevice {
  public:
   StepOnDevice(cuda::OptimizerRule rule, const CudaOperands& operands,
@@ -87,7 +87,8 @@ class StepOnDevice {
     const Tensors written = written_of(operands_, i);
     put(parameter, parameter.mutable_data_ptr());
     const at::Tensor gradient = in_layout_of(parameter, operands_.gradients[i]);
-    put(gradient, const_cast<void*>(gradient.const_data_ptr()));  // nothing writes into it
+    // Nothing writes to gradients.
+    put(gradient, const_cast<void*>(gradient.const_data_ptr()));
     for (size_t j = 1; j < written.size(); ++j) put(written[j], written[j].mutable_data_ptr());
     for (const at::Tensor& each : written) edited_.push_back(each);
     tensor.is_first = !operands_.is_first.empty() && operands_.is_first[i] != 0;
@@ -176,8 +177,9 @@ class StepOnDevice {
   cuda::MultiStep step_;
   std::vector<StepSettings> of_groups_;
   std::map<double, uint32_t> slots_by_count_;
-  std::deque<at::Tensor> held_;  // whose addresses the step has
-  Tensors edited_, counted_;     // by kernels, and on the host
+  std::deque<at::Tensor> held_;  // the step has their addresses
+  // Tensors that kernels write, and those that are counted on the host.
+  Tensors edited_, counted_;
 };
 
 }  // namespace
@@ -196,7 +198,7 @@ CudaOutcome step_on_cuda(cuda::OptimizerRule rule, const CudaOperands& operands,
   check(operands, settings.size());
   CudaOutcome outcome;
   std::map<c10::DeviceIndex, StepOnDevice> steps;
-  // Of one kind for all: on the host, or on the device of the first.
+  // All counts must be in the same place: on the host, or on the device of the first one.
   std::optional<bool> counts_there;
   for (size_t i = 0; i < operands.parameters.size(); ++i) {
     bool is_taken = takes(operands, i);
@@ -220,7 +222,8 @@ CudaOutcome step_on_cuda(cuda::OptimizerRule rule, const CudaOperands& operands,
   }
   for (auto& [index, step] : steps) {
     step.use(gradients, outcome);
-    if (steps.size() > 1) step.prepare();  // on all devices, or on none
+    // This succeeds on all devices, or nothing runs.
+    if (steps.size() > 1) step.prepare();
   }
   for (auto& [index, step] : steps) step.run();
   return outcome;

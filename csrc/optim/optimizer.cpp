@@ -15,7 +15,7 @@ template <typename Rule>
 cpu::Update<Rule> make_update(const Tensors& operands, const Rule& rule) {
   cpu::Update<Rule> update{.count = operands[0].numel(), .rule = rule};
   for (size_t i = 0; i < operands.size(); ++i) {
-    // Nothing writes into gradients.
+    // Nothing writes to gradients.
     void* const data =
         i == 1 ? const_cast<void*>(operands[i].const_data_ptr()) : operands[i].mutable_data_ptr();
     update.arrays.push_back({data, run::dtype(operands[i].scalar_type())});
@@ -97,7 +97,9 @@ std::vector<int64_t> adam_step(const AdamTensors& tensors, const AdamOptions& op
   }
   std::vector<cpu::Update<cpu::AdamRule>> updates;
   std::vector<int64_t> left;
-  double corrected_for = 0;  // powers cost, and most parameters took as many steps
+  // The number of steps that the corrections are for. They are kept because powers are slow, and
+  // most parameters have taken equally many steps.
+  double corrected_for = 0;
   for (size_t i = 0; i < count; ++i) {
     Tensors operands = {tensors.parameters[i], tensors.gradients[i], tensors.means[i],
                         tensors.squares[i]};
@@ -137,7 +139,8 @@ SumOfSquares sum_squares(const Tensors& tensors, cpu::Isa isa) {
       result.left.push_back(static_cast<int64_t>(i));
       continue;
     }
-    void* const data = const_cast<void*>(each.const_data_ptr());  // nothing writes into it
+    // Nothing writes to it.
+    void* const data = const_cast<void*>(each.const_data_ptr());
     all.push_back({{data, run::dtype(each.scalar_type())}, each.numel()});
   }
   result.sum = cpu::sum_squares(all, isa);

@@ -32,7 +32,7 @@ ir::Shape dims_of(const std::vector<c10::SymInt>& sizes) {
   return dims;
 }
 
-// torch's own conversion takes every SymBool for one of Python's.
+// torch's own conversion assumes that every SymBool is implemented in Python.
 c10::SymBool condition_in(const py::object& condition) {
   if (py::isinstance<py::bool_>(condition)) return condition.cast<bool>();
   const py::object node = condition.attr("node");
@@ -40,7 +40,7 @@ c10::SymBool condition_in(const py::object& condition) {
   return c10::SymBool(node.cast<c10::SymNode>());
 }
 
-// An expression in Python's words.
+// An expression as Python text.
 std::string python_text(const Dim& dim) {
   const DimOp op = dim.op();
   if (dim.is_constant() || dim.is_symbol()) return dim.str();
@@ -111,7 +111,8 @@ void bind_capture(py::module_& module) {
       [](const std::vector<c10::SymInt>& sizes) {
         std::vector<c10::SymInt> strides(sizes.size(), 1);
         for (size_t i = sizes.size(); i-- > 1;) {
-          // PyTorch counts a dim of size 0 as 1; a symbol stands for 0 in empty tensors only.
+          // PyTorch counts a dim of size 0 as 1. A symbol is 0 only in empty tensors, where strides
+          // do not matter.
           const std::optional<int64_t> size = sizes[i].maybe_as_int();
           strides[i - 1] = size ? strides[i] * std::max<int64_t>(*size, 1) : strides[i] * sizes[i];
         }

@@ -18,8 +18,8 @@ namespace {
 using region::Kernel;
 using region::Layout;
 
-// Gives a number between 32 and 128, or one that is far larger, for the first of the floating-point
-// numbers in the first result.
+// A kernel that changes the first floating-point number of its first result to one between 32 and
+// 128, or to a far larger one.
 class WrongKernel final : public Kernel {
  public:
   WrongKernel(std::unique_ptr<const Kernel> right, const Layout& output)
@@ -31,7 +31,7 @@ class WrongKernel final : public Kernel {
 
   void run(const void* const* inputs, void* const* outputs) const override {
     right_->run(inputs, outputs);
-    // The byte that holds the sign and most of the exponent.
+    // The byte that has the sign and most of the exponent.
     if (is_wrong_) static_cast<char*>(outputs[0])[num_bytes_ - 1] = 0x42;
   }
   std::string str() const override { return right_->str(); }
@@ -42,7 +42,8 @@ class WrongKernel final : public Kernel {
   bool is_wrong_ = false;
 };
 
-// The generator of the CPU, but for regions in which a node has one name, or for all products.
+// The CPU's generator, but with wrong kernels for regions that contain a node of a given name, or
+// for all products.
 class WrongCodegen final : public region::Codegen {
  public:
   explicit WrongCodegen(std::string node) : node_(std::move(node)) {}
@@ -87,7 +88,7 @@ class WrongCodegen final : public region::Codegen {
   std::string node_;
 };
 
-// A planted one is kept for good: kernels that it made may live as long as any session.
+// A planted generator is never destroyed, because its kernels live as long as any session.
 void plant_codegen(const std::string& kind, const std::string& node) {
   if (kind == "own") return region::set_codegen("cpu", &cpu::codegen());
   if (kind == "none") return region::set_codegen("cpu", nullptr);
@@ -95,7 +96,7 @@ void plant_codegen(const std::string& kind, const std::string& node) {
   throw UserError(concat("testing: got '", kind, "', want one of own, none, wrong"));
 }
 
-// The shape of a kernel for CUDA, as a dict.
+// The geometry of a kernel for CUDA, as a dict.
 py::dict cuda_geometry(int64_t rows, int64_t columns, int64_t groups, bool reduces_rows,
                        bool sums_columns, bool sums_all, int vector, int kept,
                        int bytes_of_number) {

@@ -26,7 +26,7 @@ ir::Shape shape_of(const py::handle& items) {
   return shape;
 }
 
-// (dtype name, shape, strides or None, device); None: unknown.
+// A type from (dtype name, shape, strides or None, device); None is an unknown type.
 ir::Type type_of(const py::handle& item) {
   ir::Type type;
   if (item.is_none()) return type;
@@ -44,7 +44,7 @@ ir::Type type_of(const py::handle& item) {
   return type;
 }
 
-// ("%", name) is a value, ("#", text) a symbolic integer; the rest are plain values.
+// ("%", name) is a value, and ("#", text) an expression of sizes. Anything else is a plain value.
 ops::Arg arg_of(convert::Reader& reader, const py::handle& item) {
   if (item.is_none()) return {};
   if (py::isinstance<py::bool_>(item)) return item.cast<bool>();

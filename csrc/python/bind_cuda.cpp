@@ -99,7 +99,7 @@ void bind_devices(py::module_& module) {
       "Wait for a stream. Raises DeviceError, which names `what`, if a kernel has failed.");
 }
 
-// Arguments are the bytes of one value each.
+// Each argument is the bytes of one value.
 void launch(const cuda::Module& module, const std::string& kernel, const Sizes& grid,
             const Sizes& block, std::vector<std::string> arguments, uint32_t shared_bytes,
             uintptr_t stream) {
@@ -113,7 +113,7 @@ void launch(const cuda::Module& module, const std::string& kernel, const Sizes& 
 
 void bind_builds(py::module_& module) {
   using namespace py::literals;
-  // pybind11's holders own what is not constant; nothing that is bound here writes.
+  // pybind11's holders require types that are not const. Nothing that is bound here writes.
   using Image = cuda::Image;
   using Module = cuda::Module;
   py::class_<Image, std::shared_ptr<Image>>(module, "Image", "A text for one architecture.")

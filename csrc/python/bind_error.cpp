@@ -13,7 +13,7 @@ namespace torch_ort::python {
 
 namespace {
 
-// Kept for the life of the process: an error may be raised while the interpreter shuts down.
+// Never destroyed, because errors may be raised while the interpreter shuts down.
 PyObject* error_class = nullptr;
 PyObject* unsupported_class = nullptr;
 PyObject* user_error_class = nullptr;
@@ -28,7 +28,7 @@ PyObject* make_class(py::module_& module, const char* name, const char* doc, py:
   return made;
 }
 
-// A message may quote bytes of a broken file.
+// A message may contain any bytes of a damaged file.
 void set_error(PyObject* type, std::string_view message) {
   PyObject* text = PyUnicode_DecodeUTF8(message.data(), static_cast<Py_ssize_t>(message.size()),
                                         "backslashreplace");
@@ -79,7 +79,8 @@ void bind_errors(py::module_& module) {
   device_error_class = make_class(
       module, "DeviceError",
       "A device is lost to this process; eager PyTorch cannot go on there either.", error_class);
-  // Local: torch's modules share one table of translators, which ours must not enter.
+  // A local translator: torch's modules share one table of translators, which must not contain
+  // ours.
   py::register_local_exception_translator([](std::exception_ptr thrown) {
     if (thrown && !set_error_of_ours(thrown)) std::rethrow_exception(thrown);
   });

@@ -25,7 +25,7 @@ std::shared_ptr<const ir::TensorData> data_of(const at::Tensor& tensor) {
   return data;
 }
 
-// Values that the graph writes into stay inputs: the caller wants to see what was written.
+// Values that the graph writes to stay inputs, so that the caller sees what was written.
 void give_data(ir::Graph& graph, const std::map<std::string, at::Tensor>& tensors) {
   const passes::SharedMemory memory(graph);
   for (const auto& [name, tensor] : tensors) {
@@ -37,7 +37,8 @@ void give_data(ir::Graph& graph, const std::map<std::string, at::Tensor>& tensor
 }
 
 void take_names(ir::Graph& graph, const std::map<std::string, std::string>& names) {
-  // Found before the first is renamed: one value may want the old name of another.
+  // All values are found before the first is renamed, because a new name may be the old name of
+  // another.
   std::vector<std::pair<ir::Value*, std::string>> values;
   for (const auto& [old_name, new_name] : names) {
     if (ir::Value* value = ir::find_value(graph, old_name)) values.emplace_back(value, new_name);

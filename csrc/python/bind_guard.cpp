@@ -8,7 +8,7 @@ namespace torch_ort::python {
 
 namespace {
 
-// nullptr while it is made.
+// The guard in an object; nullptr while the object is being made.
 CallGuard* guard_of(PyObject* object) {
   auto* instance = reinterpret_cast<py::detail::instance*>(object);
   const py::detail::value_and_holder held = instance->get_value_and_holder();

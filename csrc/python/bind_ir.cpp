@@ -28,7 +28,7 @@ using ir::Graph;
 using ir::Node;
 using ir::Value;
 
-// Attributes may hold any bytes.
+// String attributes may contain any bytes.
 py::str text_of(const std::string& bytes) {
   PyObject* text =
       PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "surrogateescape");
@@ -85,7 +85,7 @@ py::list nodes_of(const Graph& graph) {
   return nodes;
 }
 
-// name -> (dtype, shape, strides, device); None where it is not known.
+// name -> (dtype, shape, strides, device), with None for what is not known.
 py::dict types_of(const Graph& graph) {
   py::dict types;
   for (const Value& value : graph.values) {
@@ -146,7 +146,7 @@ std::vector<std::string> insert_before(Graph& graph, const std::string& before,
   return outputs;
 }
 
-// ops::Writer, with values and nodes by name.
+// An ops::Writer that takes values and nodes by name.
 class NamedWriter {
  public:
   NamedWriter(Graph& graph, const std::optional<std::string>& before, const std::string& composite)
@@ -201,7 +201,7 @@ class NamedWriter {
   ops::Writer writer_;
 };
 
-// Breaks what the verifier looks after, in one way; `name` is that of a value.
+// Damages what the verifier checks, in one way. `name` is that of a value.
 void corrupt(Graph& graph, const std::string& how, const std::string& name) {
   Value& value = value_named(graph, name);
   if (how == "same name") {

@@ -11,7 +11,7 @@ namespace torch_ort::python {
 
 namespace {
 
-// Gives Python a rule with its fields as keywords.
+// Binds a rule whose fields are given as keywords.
 template <typename Rule>
 class RuleClass {
  public:
@@ -75,7 +75,7 @@ void bind_update(py::module_& module, const char* name, UpdateByRules<Rule> upda
       "isa"_a, "Indices of the parameters that no kernel takes.");
 }
 
-// Fields are set one by one, or given as keywords.
+// Binds settings whose fields are set one by one, or given as keywords.
 void bind_cuda_settings(py::module_& module) {
   using Settings = optim::CudaSettings;
   using Numbers = cuda::StepSettings;

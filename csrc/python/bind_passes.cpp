@@ -37,7 +37,7 @@ std::vector<bool> min_cut(int num_nodes, const std::vector<std::tuple<int, int, 
 // (name, rewrites, milliseconds) of each pass that ran.
 using Report = std::tuple<std::string, int, double>;
 
-// What lazy_logits has left to the caller.
+// The logits that lazy_logits has left for the caller to compute.
 struct LeftOut {
   std::vector<passes::LazyLogits> logits;
 };
@@ -58,7 +58,7 @@ std::vector<Report> run_pipeline(ir::Graph& graph, std::vector<std::string> disa
   options.budget_report = budget_report;
   options.row_sources = {.labels = label_rows, .padding = padding_rows};
   options.lazy_logits = lazy_logits == nullptr ? nullptr : &lazy_logits->logits;
-  // Python holds the graph already, so the name is enough.
+  // Python has the graph already, so the callback gets only the name of the pass.
   if (dump) {
     options.dump = [&](const char* name, const ir::Graph&) {
       py::gil_scoped_acquire acquire;
@@ -183,7 +183,7 @@ void bind_lazy_logits(py::module_& module) {
       .def_readonly("logits", &LeftOut::logits);
 }
 
-// (name, kind, whether it must be there); None if it may have any.
+// (name, kind, whether it is required) of each attribute; None if the op may have any.
 py::object attributes_of(const ops::Op& op) {
   if (op.any_attributes) return py::none();
   py::list found;

@@ -30,7 +30,7 @@ T get(const py::dict& fields, const char* name, T otherwise) {
   return fields.contains(name) ? fields[name].cast<T>() : otherwise;
 }
 
-// A misspelled key would else pass as its default.
+// Without this check a misspelled key would be ignored.
 void check_keys(const py::dict& fields, const std::vector<std::string>& known, const char* what) {
   for (auto item : fields) index_in(known, item.first.cast<std::string>(), what);
 }
@@ -59,7 +59,7 @@ plan::Step to_step(const py::dict& fields) {
   };
 }
 
-// `num_forward` is the number of steps if it is not given.
+// If `num_forward` is not given, all steps are in the forward half.
 plan::Program to_program(const py::dict& fields) {
   check_keys(fields,
              {"tensors", "steps", "num_forward", "outputs", "gradients", "gradients_leave_early"},

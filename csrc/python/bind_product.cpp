@@ -18,7 +18,7 @@ region::Layout layout_of(const at::Tensor& tensor) {
   return {run::dtype(tensor.scalar_type()), tensor.sizes().vec(), tensor.strides().vec()};
 }
 
-// A product of tensors that stay where they are.
+// A product that is bound to given tensors.
 class BoundProduct {
  public:
   BoundProduct(const at::Tensor& result, const at::Tensor& a, const at::Tensor& b,
@@ -50,7 +50,7 @@ class BoundProduct {
   std::string str() const { return kernel_->str(); }
 
  private:
-  std::vector<at::Tensor> tensors_;  // the result first
+  std::vector<at::Tensor> tensors_;  // the result is first
   bool is_preferred_ = false;
   std::unique_ptr<const region::Kernel> kernel_;
 };

@@ -21,7 +21,7 @@ namespace {
 using run::PythonFunction;
 using Tensors = PythonFunction::Tensors;
 
-// What capture and fallbacks tell errors of a Function by.
+// The attribute by which captures and fallbacks recognize errors of a Function.
 constexpr const char* kMark = "torch_ort_function";
 
 [[noreturn]] void raise_again(const std::string& name) {
@@ -47,7 +47,7 @@ Tensors tensors_in(PyObject* result) {
   return tensors;
 }
 
-// `function(*tensors, *sizes)`, with the GIL held from the first Python object to the last.
+// Calls `function(*tensors, *sizes)`. The GIL is held from the first Python object to the last.
 PythonFunction::Call caller_of(py::object function) {
   return [held = shared_object(std::move(function))](
              Tensors tensors, const std::vector<int64_t>& sizes, PythonFunction::Take take) {
@@ -96,7 +96,7 @@ OptionalTensors run_grad_fn(const at::Tensor& output, const OptionalTensors& giv
   return found;
 }
 
-// Kernels of fake tensors are called below autograd, which a Function needs.
+// Kernels of fake tensors are called below autograd, but a Function needs autograd.
 py::object call_with_autograd(const py::object& function) {
   c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
   keys.excluded_ = keys.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView;

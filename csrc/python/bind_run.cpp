@@ -35,7 +35,8 @@ namespace {
 using run::Session;
 
 region::CodegenOptions region_options(const std::string& isa, bool emulate_eager_casts) {
-  cpu::isa_or_best(isa);  // raises where this processor does not run it
+  // This raises if the processor lacks the instruction set.
+  cpu::isa_or_best(isa);
   return {.target = isa, .round_short_floats = emulate_eager_casts};
 }
 
@@ -81,7 +82,7 @@ std::shared_ptr<Session> compile(
 
 using OptionalTensors = std::vector<std::optional<at::Tensor>>;
 
-// None, which an effect token is at run time, becomes an undefined tensor.
+// An effect token is None when the graph runs; it becomes an undefined tensor.
 Session::Tensors defined_or_empty(const OptionalTensors& tensors) {
   Session::Tensors result;
   result.reserve(tensors.size());
@@ -102,33 +103,35 @@ Session::Tensors run_forward(int64_t session, const OptionalTensors& given,
   });
 }
 
-// `early`: gradients may leave with the nodes behind that of the graph.
+// If `early`, gradients may leave with nodes behind that of the graph.
 Session::Tensors run_backward(const at::Tensor& token, const Session::Tensors& saved,
                               const OptionalTensors& given, bool early) {
   const Session::Tensors tangents = defined_or_empty(given);
   return with_torch_errors([&] {
     py::gil_scoped_release release;
     RECORD_FUNCTION("torch_ort::run_backward", c10::ArrayRef<const c10::IValue>{});
-    run::NoGradient without;  // AOTAutograd gives zeros for them
+    // AOTAutograd passes zeros for these.
+    run::NoGradient without;
     return run::run_backward_of_node(token, saved, tangents, early ? &without : nullptr);
   });
 }
 
-// Behind the node of autograd that AOTAutograd has made: the results are its own, or views of them.
-// `edges`: by gradient, among the tensors that the node is a function of.
+// Lets gradients leave early behind an autograd node that AOTAutograd has made. `result` is a
+// result of that node, or a view of one. `edges` gives for each gradient its number among the
+// tensors that the node is a function of.
 void let_leave_early(const at::Tensor& result, const std::vector<int>& segments,
                      const std::vector<int>& edges, size_t num_edges) {
   torch::autograd::Node* node = result.grad_fn().get();
   while (node != nullptr && node->name() != "CompiledFunctionBackward") {
     node = node->num_outputs() > 0 ? node->next_edge(0).function.get() : nullptr;
   }
-  // Where subclasses of tensors are taken apart, the node knows fewer tensors than the graph.
+  // If tensor subclasses are taken apart, the node has fewer tensors than the graph.
   if (node == nullptr || node->num_outputs() != num_edges) return;
   run::let_leave_early(*node, segments, edges);
 }
 
-// A graph without capture: inputs by name, outputs by name. A training graph gets the gradients of
-// its outputs under the names of the YieldOp's results.
+// Runs a graph with inputs and outputs by name. A training graph also gets the gradients of its
+// outputs, under the names of the YieldOp's results.
 py::dict run_by_name(Session& session, const std::unordered_map<std::string, at::Tensor>& given) {
   const ir::Graph& graph = session.graph();
   const auto take = [&](const ir::Value* value) {
@@ -176,7 +179,7 @@ py::dict run_by_name(Session& session, const std::unordered_map<std::string, at:
   return results;
 }
 
-// A graph that may come from a file: without types, and as other programs want it.
+// Compiles a graph that may come from a file: it may lack types and have ops of other programs.
 std::shared_ptr<Session> compile_foreign(std::unique_ptr<ir::Graph> graph,
                                          run::SessionOptions options) {
   options.verify = options.is_from_file = true;
@@ -194,8 +197,8 @@ std::shared_ptr<Session> session_from_onnx(const py::bytes& bytes,
   return compile_foreign(std::move(graph), {});
 }
 
-// Seconds of `repeats` passes over n additions of preallocated tensors: what a C++ loop of calls
-// costs.
+// The seconds of `repeats` passes over n additions of preallocated tensors: the cost of a plain
+// loop of calls in C++.
 std::vector<double> bench_add_loop(int64_t n, int64_t size, int64_t repeats) {
   py::gil_scoped_release release;
   std::vector<at::Tensor> results;
@@ -211,9 +214,10 @@ std::vector<double> bench_add_loop(int64_t n, int64_t size, int64_t repeats) {
   return seconds;
 }
 
-// Calls a function with the name of each place of base/failpoint.h; None: nothing any more.
+// Calls a function with the name of each place in base/failpoint.h; None removes it.
 void set_failpoint(const py::object& function) {
-  static Failpoint* installed = new Failpoint;  // a place may be passed while the process ends
+  // Never destroyed, because a place may be passed while the process ends.
+  static Failpoint* installed = new Failpoint;
   failpoint.store(nullptr);
   if (function.is_none()) {
     *installed = nullptr;
@@ -267,7 +271,7 @@ py::list plan_table(const Session& session) {
   return rows;
 }
 
-// The name of the overload and where its results may lie, in the words of the list of proofs.
+// The name of the overload, and where its results may be, in the words of the list of proofs.
 std::optional<std::pair<std::string, std::set<std::string>>> out_form(const std::string& op,
                                                                       const std::string& overload,
                                                                       bool on_cpu) {

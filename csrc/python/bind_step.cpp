@@ -28,7 +28,7 @@ using run::Session;
 using Order = RecordedStep::Order;
 using Tensors = RecordedStep::Tensors;
 
-// An undefined tensor is None.
+// Undefined tensors become None.
 py::list to_python(const Tensors& tensors) {
   py::list items;
   for (const at::Tensor& tensor : tensors) {
@@ -45,14 +45,15 @@ Tensors from_python(const py::object& items) {
   return tensors;
 }
 
-// What makes gradients that can be differentiated: `function(key of the step, inputs of the call,
-// tangents, compute)`.
+// The function that computes gradients with a history: `function(key of the step, inputs of the
+// call, tangents, compute)`.
 py::object& differentiable_gradients() {
-  static py::object* function = new py::object;  // outlives what Python frees at its end
+  // Never destroyed, because Python frees objects that need it at its end.
+  static py::object* function = new py::object;
   return *function;
 }
 
-// The flat inputs of the call; None where they are not at hand.
+// The flat inputs of the call, or None if they are not available.
 py::object take_inputs(const run::DifferentiableCall& call) {
   if (call.companion == nullptr) return py::none();
   return static_cast<const CallInputs&>(*call.companion).take(call.saved);
@@ -140,7 +141,7 @@ class FlatStep {
     return made;
   }
 
-  // None, which an effect token is at run time, becomes an undefined tensor.
+  // An effect token is None when the graph runs; it becomes an undefined tensor.
   static Tensors tensors_at(const py::tuple& flat, const std::vector<int>& positions) {
     Tensors tensors;
     tensors.reserve(positions.size());
@@ -159,7 +160,8 @@ class FlatStep {
 
   RecordedStep step_;
   size_t num_outputs_;
-  std::vector<int> tensor_inputs_, symbol_inputs_, with_gradient_;  // positions of flat inputs
+  // Positions among the flat inputs.
+  std::vector<int> tensor_inputs_, symbol_inputs_, with_gradient_;
 };
 
 }  // namespace

@@ -18,7 +18,7 @@ namespace {
 
 namespace jit = torch::jit;
 
-// A function of TorchScript. `owner` keeps it alive, and is the first argument if it is a method.
+// A function of TorchScript. `owner` keeps it alive; for a method it is also the first argument.
 struct ScriptFunction {
   jit::Function* function;
   py::object owner;
@@ -34,7 +34,7 @@ struct ScriptFunction {
   }
 };
 
-// A method or hook of an object, as prim::CallMethod finds it.
+// The method or hook of an object that prim::CallMethod would call.
 ScriptFunction method_of(const py::object& object, const std::string& name) {
   const auto type = object.cast<ScriptObject&>().object()->type();
   jit::Function* function = type->findMethod(name);
@@ -45,11 +45,12 @@ ScriptFunction method_of(const py::object& object, const std::string& name) {
   return {function, object, true};
 }
 
-// Programs.
+// ---- programs
 
 py::tuple numbers(const std::vector<size_t>& values) { return py::tuple(py::cast(values)); }
 
-// Its only class in a process with Python; torch hides what dynamic_cast would need.
+// In a process with Python this is the only class that it can be. torch hides the symbols that
+// dynamic_cast would need.
 py::object python_call(const jit::Node& node) {
   const auto* call = static_cast<const jit::ConcretePythonOp*>(&node);
   const auto borrowed = [](const THPObjectPtr& value) {
@@ -69,7 +70,8 @@ py::object field_names(const jit::Node& node) {
                         py::tuple(names));
 }
 
-// Whether a value is of a type. Symbols are what they stand for; elements tell the type of a list.
+// Whether a value has a type. Symbols have the type of what they stand for, and a list has that of
+// its elements.
 bool is_a(const c10::TypePtr& type, py::handle value) {
   PyObject* object = value.ptr();
   const auto all_are = [](const c10::TypePtr& part, py::handle parts) {
@@ -121,7 +123,7 @@ py::object maker_of(const jit::Node& node) {
   });
 }
 
-// What a step needs besides values: a constant, something to call, names of fields.
+// What a step needs besides values: a constant, something to call, or names of fields.
 py::object extra_of(const convert::ScriptStep& step, const py::object& owner) {
   const jit::Node& node = *step.node;
   if (node.kind() == c10::prim::Constant) {
@@ -151,7 +153,7 @@ py::tuple program_of(const ScriptFunction& code) {
   return block_of(convert::read_script(*code.function).body, code.owner);
 }
 
-// Arguments of a call from Python.
+// ---- arguments of a call from Python
 
 bool is_symbolic(py::handle value) {
   return torch::is_symint(value) || torch::is_symfloat(value) || torch::is_symbool(value);
@@ -188,7 +190,7 @@ py::object any_of(const c10::UnionType& type, py::handle value, const std::strin
   for (const c10::TypePtr& contained : type.containedTypes()) {
     try {
       return argument(contained, value, where);
-    } catch (const Unsupported&) {  // the next one may do
+    } catch (const Unsupported&) {  // the next type may fit
     }
   }
   throw Unsupported(concat("TorchScript: ", where, ": got a ", Py_TYPE(value.ptr())->tp_name,
@@ -209,7 +211,8 @@ py::object sequence(const c10::TypePtr& type, py::handle value, const std::strin
   return tuple ? py::object(py::tuple(converted)) : py::object(converted);
 }
 
-// As TorchScript takes it: containers are copied, integers become floats where these are wanted.
+// The argument as TorchScript converts it: containers are copied, and integers become floats where
+// a float is expected.
 py::object argument(const c10::TypePtr& type, py::handle value, const std::string& where) {
   switch (type->kind()) {
     case c10::TypeKind::OptionalType:
@@ -241,7 +244,7 @@ py::object argument(const c10::TypePtr& type, py::handle value, const std::strin
   }
   if (is_symbolic(value)) return symbolic(type, value, where);
   if (THPVariable_Check(value.ptr())) {
-    // A float that changes from call to call is a tensor of the graph.
+    // A float that changes from call to call is a tensor in the graph.
     const at::Tensor& tensor = THPVariable_Unpack(value.ptr());
     const bool is_float =
         type->kind() == c10::TypeKind::FloatType && tensor.dim() == 0 && tensor.is_floating_point();
@@ -255,7 +258,8 @@ py::object argument(const c10::TypePtr& type, py::handle value, const std::strin
   }
 }
 
-// The values of all arguments, defaults included. Raises Unsupported where TorchScript would raise.
+// The values of all arguments, including defaults. Raises Unsupported where TorchScript would
+// raise.
 py::list bind(const ScriptFunction& code, const py::tuple& args, const py::dict& kwargs) {
   const c10::FunctionSchema& schema = code.function->getSchema();
   py::list values;
@@ -287,7 +291,7 @@ py::list bind(const ScriptFunction& code, const py::tuple& args, const py::dict&
   return values;
 }
 
-// How TorchScript counts dtypes: it has no type for them.
+// The numbers by which TorchScript represents dtypes.
 py::dict script_codes() {
   py::dict codes;
   for (int code = 0; code < static_cast<int>(c10::ScalarType::NumOptions); ++code) {

@@ -24,7 +24,7 @@ namespace {
 
 using Kind = Expected::Kind;
 
-// Words are made only for those who asked for them.
+// The text is made only if the caller asks for it.
 template <typename... Parts>
 bool fails(std::string* why, const Parts&... parts) {
   if (why) *why = concat(parts...);
@@ -61,8 +61,7 @@ bool same_bits(double a, double b) {
   return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b);
 }
 
-// 1, 1.0 and True are equal in Python, and so are 0.0 and -0.0: nothing that a capture may take for
-// each other.
+// In Python 1, 1.0 and True are equal, and so are 0.0 and -0.0. A capture must not confuse them.
 bool same_constant(PyObject* a, PyObject* b) {
   if (a == b) return true;
   if (Py_TYPE(a) != Py_TYPE(b)) return false;
@@ -171,12 +170,13 @@ Modes Modes::now() {
           .default_dtype = c10::get_default_dtype_as_scalartype()};
 }
 
-// What a call brings, in the order of the graph's arguments.
+// The values that a call passes to the graph, in the order of its arguments.
 struct CallGuard::Call {
   std::vector<py::object> integers;
   std::vector<py::object> state;
   std::vector<py::object> tensors;
-  bool is_copied = true;  // a tensor that is not dense
+  // Whether tensors that are not dense are copied.
+  bool is_copied = true;
 };
 
 CallGuard::Place::Place(py::object container_, py::object key_)
@@ -243,7 +243,8 @@ CallGuard::CallGuard(py::handle inputs, const py::list& state, const py::list& r
 
 bool CallGuard::reads_hold(std::string* why) const {
   for (const Read& read : reads_) {
-    if (read.object) {  // of a script, in another one
+    // A script object that is an attribute of another one.
+    if (read.object) {
       if (read.place.script->holds(read.place.slot, *read.object)) continue;
       return fails(why, read.words, " has changed");
     }
@@ -267,7 +268,7 @@ bool CallGuard::reads_hold(std::string* why) const {
       case Read::How::kIs: holds = value == read.value.ptr(); break;
       case Read::How::kEquals: holds = value && same_constant(value, read.value.ptr()); break;
       case Read::How::kItems: {
-        // The values of a dict, by identity.
+        // The values of a dict are compared by identity.
         holds = value && PyDict_Check(value) &&
                 PyDict_Size(value) == static_cast<Py_ssize_t>(read.items.size());
         Py_ssize_t position = 0;
@@ -297,7 +298,7 @@ bool CallGuard::state_holds(Call& call, std::string* why) const {
       return fails(why, "tensor ", text(slot.place.key), " of the module is shared no more");
     }
     const TensorFacts& facts = facts_[slot.position];
-    // Tensors of a trace hang there while another thread captures the module.
+    // While another thread captures the module, this place may hold tensors of the trace.
     if (!value || reinterpret_cast<PyObject*>(Py_TYPE(value)) != facts.type.ptr()) {
       return fails(why, "tensor ", text(slot.place.key), " of the module is gone");
     }
@@ -332,7 +333,8 @@ bool CallGuard::fits(const Expected& expected, PyObject* value, const std::strin
         return fails(why, where, ": got the tensor subclass ", type_name(value));
       }
       for (int64_t size : tensor.sizes()) call.integers.push_back(py::int_(size));
-      // Sums over strides of any kind are no graph's: as upstream, what is not dense is copied.
+      // No graph is captured for tensors that are not dense. As in ONNX Runtime Training, they are
+      // copied.
       const bool is_taken = !call.is_copied || tensor.is_contiguous(expected.format);
       call.tensors.push_back(is_taken ? py::reinterpret_borrow<py::object>(value)
                                       : py::cast(tensor.contiguous(expected.format)));
@@ -367,7 +369,7 @@ bool CallGuard::fits(const Expected& expected, PyObject* value, const std::strin
     if (size < 0) throw py::error_already_set();
     if (size != count) return fails(why, where, ": got ", size, " parts, captured with ", count);
   }
-  // What forward makes of a mapping may depend on the order of its keys.
+  // What forward computes from a mapping may depend on the order of its keys.
   if (expected.kind == Kind::kMapping && !same_order(value, expected.keys)) {
     return fails(why, where, ": other keys, or in another order");
   }
@@ -464,7 +466,7 @@ int CallGuard::visit_objects(visitproc visit, void* argument) const {
 }
 
 void CallGuard::clear() {
-  // Letting go of an object may run code of Python's, which must not find half of a guard.
+  // Destroying an object may run Python code, which must not find a half-destroyed guard.
   const std::vector<Slot> slots = std::exchange(slots_, {});
   const std::vector<Read> reads = std::exchange(reads_, {});
 }

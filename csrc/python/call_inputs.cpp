@@ -10,13 +10,13 @@ namespace torch_ort::python {
 
 namespace {
 
-// How often a tensor was written into; those of inference mode do not count.
+// How often a tensor was written to. Tensors of inference mode do not count this.
 int64_t version_of(const at::Tensor& tensor) {
   return tensor.is_inference() ? 0
                                : tensor.unsafeGetTensorImpl()->version_counter().current_version();
 }
 
-// Nothing for what is neither a number nor None.
+// The value of a number or None; nothing for other objects.
 std::optional<c10::IValue> plain_value(py::handle item) {
   if (item.is_none()) return c10::IValue();
   if (PyLong_Check(item.ptr())) return c10::IValue(py::cast<int64_t>(item));

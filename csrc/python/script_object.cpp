@@ -71,12 +71,12 @@ void ScriptObject::set_part(const std::string& name, size_t index, const at::Ten
   const auto found = slot(name);
   ORT_CHECK(found && index < num_tensors(*found), "torchscript: no tensor ", index, " in '", name,
             "'");
-  c10::List<c10::IValue> list = object_->getSlot(*found).toList();  // shares the elements
+  c10::List<c10::IValue> list = object_->getSlot(*found).toList();  // this shares the elements
   list.set(index, value);
 }
 
 py::object script_value(const c10::IValue& value) {
-  // The usual ones first: guards come by at every call.
+  // The most frequent types come first, since guards run at every call.
   if (value.isBool()) return py::bool_(value.toBool());
   if (value.isTensor() && value.toTensor().defined()) {
     return py::reinterpret_steal<py::object>(THPVariable_Wrap(value.toTensor()));
