@@ -38,8 +38,8 @@ Shape reduced_shape(const Shape& from, const std::vector<int64_t>& axes, bool ke
 
 struct Reduction {
   const char* name;
-  int axes_since;  // first opset that takes axes as an input; without axes all are reduced, ever
-                   // since
+  // The first opset that takes axes as an input. In all opsets, no axes means all of them.
+  int axes_since;
   void (*lower)(const Node& node, ArgList axes, CallList& calls);
   FusedRule fused = {};
 };

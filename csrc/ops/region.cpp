@@ -171,22 +171,23 @@ void register_region(Registry& ops) {
   Op mul_add = own("MulAdd", 3, lower_mul_add, {}, Pointwise::kMulAdd);
   mul_add.work.elementwise = true;
   ops.add(mul_add);
-  // factor * numerator / denominator, a number without dims
+  // factor * numerator / denominator, a 0-d tensor
   ops.add(own("SizeRatio", 0, lower_size_ratio,
               {{"denominator", kDim}, {"factor", kFloat}, {"numerator", kDim}}));
   // gradient [..., D] and ids [...] -> gradient of the table [V, D]
   ops.add(own("EmbeddingGrad", 2, lower_region, {{"padding_idx", kInt}}));
-  // x and places along `axis` -> what lies there, as x[:, places]. `from_end`: negative places
-  // count from there, as in an index, and errors are those of an index; else of index_select.
+  // x, places along `axis` -> x[:, places]. With `from_end` negative places count from the end and
+  // errors are those of an index, else of index_select.
   const std::vector<AttrRule> of_places = {{"axis", kInt}, {"from_end", kInt}};
   ops.add(own("Take", 2, lower_region, of_places));
-  // gradient of that, places -> gradient of x
+  // gradient of x[:, places], places -> gradient of x
   ops.add(own("TakeGrad", 2, lower_region, of_places));
-  // labels, masks of attention -> the rows of sequences that count, int64 [sequences, length + 1]:
-  // how many there are, and then their numbers, increasing. `kinds` tells what each input is,
-  // "labels", of which those `ignored` do not count, or "mask", of which the keys do that it shows,
-  // of an attention that may be causal. The `places` of each sequence count too, with
-  // `is_all` every row, and with `is_closed` all rows of a sequence before its last one that does.
+  // labels and masks of attention -> a list of rows, int64 [sequences, length + 1]: how many there
+  // are, and then their numbers in ascending order. `kinds` states what each input is: "labels",
+  // which select the rows whose label is not the `ignored` one, or "mask", which selects the keys
+  // that it does not hide, in an attention that may be causal. `places` are positions that are
+  // selected in each sequence. With `is_all` all rows are selected, and with `is_closed` all rows
+  // of a sequence up to its last selected one.
   Op rows = own("Rows", 0, lower_region,
                 {{"ignored", kInts},
                  {"is_causal", kInts},
@@ -198,21 +199,21 @@ void register_region(Registry& ops) {
   ops.add(rows);
   // x, rows -> x with zeros in all other rows
   ops.add(own("ZeroRows", 2, lower_region, {}));
-  // a, b, [start], rows -> start + a b, of listed rows alone. They are rows of a [N, k] and of the
-  // result [N, n], whose other rows hold anything; with `sums` they are columns of a [m, N] and
-  // rows of b [N, n], of which no others are summed over.
+  // a, b, [start], rows -> start + a b. Only listed rows of a [N, k] are multiplied, and other rows
+  // of the result [N, n] are unspecified. With `sums` the list selects columns of a [m, N] and rows
+  // of b [N, n], and the sums are over these alone.
   Op rows_product = own("RowsProduct", 2, lower_rows_product, {{"sums", kInt}});
   rows_product.max_inputs = 4;
   ops.add(rows_product);
-  // query, key, value, [mask], [what a dropout keeps], [query_rows, key_rows] -> result, logarithms
-  // of the denominators
-  // Scores times `scale`, and then either a mask of numbers that is added, or `fill` where a mask
-  // of truth values says so. `is_causal`: a query sees no later key. `unseen_is_nan`: what comes of
-  // one that sees no key at all, else zeros. A dropout has an attribute `keep`, its probability;
-  // what it keeps is a tensor of truth values, or with an attribute `stream` a seed, as PhiloxMask
-  // has it. With `has_rows` the last two inputs list rows, as above, of batch x length of queries
-  // and of keys: of each sequence those up to the last one that is listed take part. Results of
-  // others hold anything.
+  // query, key, value, [mask], [kept or seed], [query_rows, key_rows] -> result, logarithms of the
+  // denominators
+  // Scores are multiplied by `scale`. Then a mask of numbers is added, or `fill` replaces scores
+  // where a boolean mask is true. With `is_causal` a query attends to no later key. With
+  // `unseen_is_nan` the result of a query that attends to no key is NaN, else zero. Dropout has the
+  // attribute `keep`, the probability to keep a weight; its input is a boolean mask, or with the
+  // attribute `stream` a seed, as that of PhiloxMask. With `has_rows` the last two inputs are lists
+  // (see Rows) of rows of queries and of keys. The rows of each sequence up to its last listed one
+  // take part; other results are unspecified.
   const std::vector<AttrRule> of_attention = {
       {"scale", kFloat}, {"fill", kFloat}, {"is_causal", kInt}, {"unseen_is_nan", kInt},
       {"keep", kFloat},  {"stream", kInt}, {"has_rows", kInt}};
@@ -220,13 +221,13 @@ void register_region(Registry& ops) {
   attention.max_inputs = 7;
   attention.max_outputs = 2;
   ops.add(attention);
-  // gradient, query, key, value, logarithms, [mask], [what a dropout keeps], [query_rows, key_rows]
+  // gradient, query, key, value, logarithms, [mask], [kept or seed], [query_rows, key_rows]
   // -> gradients of query, key, value
   Op attention_grad = own("AttentionGrad", 5, lower_region, of_attention);
   attention_grad.max_inputs = 9;
   attention_grad.max_outputs = 3;
   ops.add(attention_grad);
-  // tensors of one dtype -> the same in another
+  // tensors of one dtype -> the same tensors in another dtype
   Op casts = own("Casts", 1, lower_region, {{"to", kInt, true}});
   casts.max_inputs = casts.max_outputs = -1;
   ops.add(casts);
