@@ -418,6 +418,29 @@ def test_a_size_as_a_float_that_makes_floats_of_integers_hands_over():
         record_module(Shares(), (torch.arange(6),), True)
 
 
+@pytest.mark.parametrize(
+    "of_numbers",
+    [
+        lambda rows: torch.div(rows, 2, rounding_mode="trunc"),
+        lambda rows: torch.div(rows, 2),
+        lambda rows: torch.div(7, 2, rounding_mode="floor"),
+        lambda rows: torch.div(7.0, rows),
+        lambda rows: torch.add(rows, 2, alpha=3),
+        lambda rows: torch.mul(rows, 1 + 2j).real,
+        lambda rows: torch.true_divide(True, rows),
+        lambda rows: torch.floor_divide(rows, 2).add_(1),
+    ],
+)
+def test_an_operator_of_numbers_alone_gives_a_tensor(of_numbers):
+    function = Wrong(lambda w, x: w * x * of_numbers(x.shape[0]))
+    recording, given, symbols, _ = record_module(function, (numbers(6, 4),), True)
+    x = numbers(3, 4)
+    replay = Replay(recording, dict(zip(symbols, x.shape, strict=True)))
+    got, gradient, _ = replay([given[0].detach(), x], [torch.ones(3, 4)])
+    torch.testing.assert_close(got, x * of_numbers(3))
+    torch.testing.assert_close(gradient, (x * of_numbers(3)).sum(0))
+
+
 def test_autograd_that_is_switched_on_inside_hands_over():
     def function(weight, x):
         with torch.enable_grad():

@@ -1,4 +1,8 @@
-"""Reductions of one number without dims: PyTorch takes its dims 0 and -1, ONNX has no such axis."""
+"""Tensors of one number without dims.
+
+In reductions of them PyTorch takes the dims 0 and -1, whereas ONNX has no such axis. An operator
+that gets Python numbers in place of all its tensors makes one.
+"""
 
 from __future__ import annotations
 
@@ -68,3 +72,31 @@ def test_a_dim_that_is_none_is_the_programs_error(name, road, monkeypatch):
     module = Applies(lambda x: REDUCTIONS[name](x, 2))
     with pytest.raises(IndexError, match="Dimension out of range"):
         ROADS[road](module)(torch.randn(3, 4, requires_grad=True))
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_operators_of_numbers_alone(road):
+    def scaled(x):
+        rows = x.shape[0]
+        return {
+            "trunc": x * torch.div(rows, 4, rounding_mode="trunc"),
+            "quotient": x * torch.div(rows, 4),
+            "quotient of floats": x + torch.div(7.0, rows),
+            "sum": x * torch.add(rows, 2, alpha=3),
+            "chunks": torch.div(rows, 4, rounding_mode="trunc") - 1,
+            "constant": x * torch.div(7, 2, rounding_mode="floor"),
+            "edited": x * torch.floor_divide(rows, 2).add_(1),
+        }
+
+    call = ROADS[road](Applies(scaled))
+    for rows in (6, 9, 13):
+        x = torch.randn(rows, 2, requires_grad=True)
+        want, got = scaled(x), call(x)
+        for name in want:
+            torch.testing.assert_close(
+                got[name], want[name], msg=lambda text, n=name: f"{n}: {text}"
+            )
+        gradients = [torch.autograd.grad(y["edited"].sum(), x) for y in (got, want)]
+        torch.testing.assert_close(*gradients)
+    assert torch_ort.counters()["fallbacks"] == 0
+    assert torch_ort.counters()["recordings_handed_over"] == 0

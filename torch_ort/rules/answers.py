@@ -71,8 +71,12 @@ class Answers(TorchDispatchMode):
             # A number where the operator takes a tensor.
             func, args = torch.ops.aten.scalar_tensor.default, (args[0].conjugate(),)
             kwargs = {"dtype": torch.complex128}
-        result = _leaves(self.form(func, args, kwargs))
+        operands = _operands(func, args)
+        result = _leaves(self.form(func, operands, kwargs))
         self.note(func, args, kwargs, result)
+        if operands is not args and isinstance(result, Leaf):
+            # Functionalization wraps the results of wrapped tensors only.
+            return functionalized(result)
         return result
 
     def line(self) -> Line | None:
@@ -143,6 +147,35 @@ def _with_known_number(arg: Any) -> Any:
     """Give the number that a quotient of sizes is, where it is the same for all of them."""
     number = _C.known_float(arg) if type(arg) is torch.SymFloat else None
     return arg if number is None else number
+
+
+def _operands(func: Any, args: tuple) -> tuple:
+    """Give the arguments of an operator that gets numbers in place of all its tensors.
+
+    The numbers become the 0-d tensors that PyTorch would make. Other arguments are as they were.
+    """
+    if any(isinstance(arg, torch.Tensor) for arg in args):
+        return args
+    of_number = [
+        isinstance(argument.type, torch.TensorType) and type(arg) in _DTYPES
+        for argument, arg in zip(schema(func).arguments, args, strict=False)
+    ]
+    if not any(of_number):
+        return args
+    return tuple(
+        leaf_of(Spec([], [], _DTYPES[type(arg)](), torch.device("cpu"))) if is_number else arg
+        for arg, is_number in zip(args, of_number, strict=True)
+    )
+
+
+# The dtypes of tensors that PyTorch makes of numbers.
+_DTYPES: dict[type, Callable[[], torch.dtype]] = {
+    bool: lambda: torch.bool,
+    int: lambda: torch.int64,
+    torch.SymInt: lambda: torch.int64,
+    float: torch.get_default_dtype,
+    complex: lambda: torch.get_default_dtype().to_complex(),
+}
 
 
 def _keeps_strides(tensor: torch.Tensor, sizes: Any) -> bool:
