@@ -22,7 +22,7 @@ from torch_ort.reports.products import product
 from torch_ort.reports.profile_reader import time_steps
 from torch_ort.reports.profile_rows import StepTimes
 from torch_ort.reports.runs import device_of, kept, run_backward, tensors_of
-from torch_ort.reports.tables import Cell, bytes_text, columns
+from torch_ort.reports.tables import Cell, bytes_text, columns, time_text
 
 PROFILED_STEPS = 5
 ROWS_IN_TEXT = 10
@@ -32,12 +32,13 @@ ROWS_IN_TEXT = 10
 class Roofline:
     """What a step needs at least, and what it took."""
 
-    flops: dict[str, int]  # of products as the program has them, by dtype
+    flops: dict[str, int]  # of the program's products, by dtype
     peaks: Peaks  # of these dtypes
     memory_bytes: int
     bytes_per_second: float
     step_seconds: float  # as measured
-    products: list[StepTimes]  # of the engine, with a peak; who loses most against it first
+    # Those of the engine for which there is a peak; the one that loses most comes first.
+    products: list[StepTimes]
 
     @property
     def product_seconds(self) -> float:
@@ -61,17 +62,17 @@ class Roofline:
 
     def __str__(self) -> str:
         lines = [
-            f"roofline: a step took {1000 * self.step_seconds:.2f} ms, {self.ratio:.2f} of the "
-            f"least: {1000 * self.product_seconds:.2f} ms for products "
+            f"roofline: a step took {time_text(1e6 * self.step_seconds)}, {self.ratio:.2f} of the "
+            f"least: {time_text(1e6 * self.product_seconds)} for products "
             f"({sum(self.flops.values()) / 1e9:.2f} GFLOP) and "
-            f"{1000 * self.memory_seconds:.2f} ms for {bytes_text(self.memory_bytes)} at "
+            f"{time_text(1e6 * self.memory_seconds)} for {bytes_text(self.memory_bytes)} at "
             f"{self.bytes_per_second / 1e9:.1f} GB/s"
         ]
         if self.flops:
             lines.append(f"  peak of products: {self.peaks}")
         if self.products:
             rows = [_row(step) for step in self.products[:ROWS_IN_TEXT]]
-            heads = ("step", "op", "product", "us", "GFLOP/s", "of peak", "us lost", "origin")
+            heads = ("step", "op", "product", "time", "GFLOP/s", "of peak", "lost", "origin")
             lines.append("  products that lose most against it:")
             lines += [f"    {line}" for line in columns((heads, rows))]
         return "\n".join(lines)
@@ -79,9 +80,9 @@ class Roofline:
 
 def _row(step: StepTimes) -> tuple[Cell, ...]:
     return (
-        step.name, step.op, step.sizes, (step.per_run, f"{step.per_run:.1f}"),
+        step.name, step.op, step.sizes, (step.per_run, time_text(step.per_run)),
         (step.rate[0], f"{step.rate[0]:.1f}"), (step.of_peak or 0.0, f"{step.of_peak:.1%}"),
-        (step.lost, f"{step.lost:.1f}"), step.origin,
+        (step.lost, time_text(step.lost)), step.origin,
     )  # fmt: skip
 
 
@@ -107,7 +108,7 @@ def measure(
     asked = [dtype for dtype in DTYPES if dtype in flops or dtype in profile.product_dtypes]
     peaks = product_peaks(asked, device, isa)
     if device.type == "cpu":
-        # Elsewhere a step's time is that of its start.
+        # On other devices the time of a step is only that of its launch.
         profile.hold_against(peaks)
     judged = [each for each in profile.steps if each.of_peak is not None]
     num_bytes = _unavoidable_bytes(model, given, programs)
