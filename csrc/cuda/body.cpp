@@ -68,7 +68,7 @@ class Maker {
   int value_of(const ir::Value* value) const {
     const auto found = made_.find(value);
     ORT_CHECK(found != made_.end(), "Region: value '", value != nullptr ? value->name : "",
-              "' comes from nowhere");
+              "' is read before it is computed");
     return found->second;
   }
 
@@ -178,8 +178,8 @@ class Maker {
 
   int random(const Step& step) {
     if (step.space != Space::kFull && step.space != Space::kRow) {
-      throw Unsupported(
-          concat("Region: a mask of ", region::name(step.space), " values has no kernel on CUDA"));
+      throw Unsupported(concat("Region: a random mask of ", region::name(step.space),
+                               " values has no kernel on CUDA"));
     }
     Value value{.kind = Kind::kRandom, .space = step.space, .known_in = step.phase};
     value.input = bound_.input_index(*step.node, 0);

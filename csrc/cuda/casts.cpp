@@ -79,7 +79,8 @@ void check_is_dense(const Layout& layout) {
   int64_t stride = 1;
   for (size_t i = layout.sizes.size(); i-- > 0;) {
     if (layout.sizes[i] != 1 && layout.strides[i] != stride) {
-      throw Unsupported("Casts: a tensor does not lie row by row, without gaps");
+      throw Unsupported(
+          "Casts: strides of a tensor: got gaps or another order of dims, want row-major");
     }
     stride *= layout.sizes[i];
   }
@@ -102,7 +103,9 @@ class CastsKernel final : public region::Kernel {
     for (size_t i = 0; i < inputs.size(); ++i) {
       const bool fits = inputs[i].dtype == inputs[0].dtype &&
                         outputs[i].dtype == outputs[0].dtype && inputs[i].sizes == outputs[i].sizes;
-      if (!fits) throw InternalError(concat("Casts: result ", i, " does not fit what is cast"));
+      if (!fits)
+        throw InternalError(
+            concat("Casts: result ", i, ": want the sizes of its input and one dtype for all"));
       check_is_dense(inputs[i]);
       check_is_dense(outputs[i]);
       counts_.push_back(numel(inputs[i]));

@@ -139,7 +139,7 @@ Driver::Driver() {
   }
   int count = 0, version = 0;
   check<Unsupported>(api_->device_count(&count), "cuDeviceGetCount");
-  if (count == 0) throw Unsupported("cuda: no device: the driver counts 0");
+  if (count == 0) throw Unsupported("cuda: no device: the driver reports 0 devices");
   check<Unsupported>(api_->driver_version(&version), "cuDriverGetVersion");
   const Nvrtc& nvrtc = Nvrtc::get();
   // A driver loads code of newer NVRTC versions only within its major version.
@@ -326,7 +326,7 @@ std::string Driver::words_of(int result) const {
   const char *name = nullptr, *text = nullptr;
   api_->error_name(result, &name);
   api_->error_string(result, &text);
-  if (name == nullptr) return concat("error ", result, ", which the driver does not know");
+  if (name == nullptr) return concat("error ", result, ", for which the driver has no name");
   return text == nullptr ? name : concat(name, " (", text, ")");
 }
 

@@ -38,7 +38,8 @@ void Library::open_beside(const std::string& name) const {
 void* Library::address(const char* name) const {
   void* found = dlsym(handle_, name);
   if (found == nullptr) {
-    throw Unsupported(concat("cuda: ", what_, " of another version: ", path_, " has no ", name));
+    throw Unsupported(
+        concat("cuda: ", what_, ": unsupported version: ", path_, " has no function ", name));
   }
   return found;
 }

@@ -93,7 +93,7 @@ class Nvrtc::Program {
   std::string cubin() const { return read(nvrtc_.api_->cubin_size, nvrtc_.api_->cubin); }
 
  private:
-  void check(int result) const { nvrtc_.check(result, "a program"); }
+  void check(int result) const { nvrtc_.check(result, "handle a program"); }
   std::string read(int (*size)(void*, size_t*), int (*get)(void*, char*)) const {
     size_t bytes = 0;
     check(size(handle_, &bytes));
@@ -116,7 +116,7 @@ Nvrtc::Nvrtc() {
   const Library library = Library::open("NVRTC", paths(settings_of_libraries()));
   path_ = library.path();
   api_ = std::make_shared<const Api>(library);
-  check(api_->version(&major_, &minor_), "its version");
+  check(api_->version(&major_, &minor_), "read its version");
   if (major_ < kOldest) {
     throw Unsupported(concat("cuda: ", path_, " is too old: got NVRTC ", version(), ", want ",
                              kOldest, ".0 or later; TORCH_ORT_NVRTC names one"));
@@ -158,8 +158,8 @@ Compiled Nvrtc::compile(const std::string& name, const std::string& text,
   const int result = program.compile(options);
   Compiled made{.cubin = "", .log = program.log()};
   if (result != kSuccess) {
-    throw Unsupported(concat("cuda: kernel '", name, "' does not compile by NVRTC ", version(),
-                             " with ", options.empty() ? "no options" : options.front(), ": ",
+    throw Unsupported(concat("cuda: kernel '", name, "' does not compile with NVRTC ", version(),
+                             " and ", options.empty() ? "no options" : options.front(), ": ",
                              api_->error_string(result), first_lines(made.log)));
   }
   made.cubin = program.cubin();
@@ -168,8 +168,7 @@ Compiled Nvrtc::compile(const std::string& name, const std::string& text,
 
 void Nvrtc::check(int result, const std::string& what) const {
   if (result == kSuccess) return;
-  throw Unsupported(
-      concat("cuda: ", path_, ": no answer about ", what, ": ", api_->error_string(result)));
+  throw Unsupported(concat("cuda: ", path_, ": cannot ", what, ": ", api_->error_string(result)));
 }
 
 }  // namespace torch_ort::cuda

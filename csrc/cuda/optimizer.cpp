@@ -149,7 +149,8 @@ void add(Batch& batch, const SteppedTensor& tensor) {
   const int64_t before = batch.ends.empty() ? 0 : batch.ends.back();
   const int64_t end = before + (tensor.count + kChunk - 1) / kChunk;
   if (end > std::numeric_limits<int32_t>::max()) {
-    throw Unsupported(concat("optimizer step: got ", end, " chunks, more than a launch has"));
+    throw Unsupported(concat("optimizer step: blocks of a launch: got ", end, ", want at most ",
+                             std::numeric_limits<int32_t>::max()));
   }
   batch.ends.push_back(static_cast<uint32_t>(end));
 }

@@ -248,8 +248,8 @@ class Variant {
              const Call& call, void* stream, int64_t blocks, int64_t sums, Dim3 threads,
              uint32_t shared_numbers) const {
     if (blocks > std::numeric_limits<int32_t>::max()) {
-      throw Unsupported(
-          concat("CUDA: '", name, "' wants ", blocks, " blocks, more than there are"));
+      throw Unsupported(concat("CUDA: blocks of kernel '", name, "': got ", blocks,
+                               ", want at most ", std::numeric_limits<int32_t>::max()));
     }
     Arguments arguments(parameters.size());
     for (const Parameter& each : parameters) add(arguments, each, call);
@@ -297,7 +297,7 @@ class Variant {
     for (const RowsSum& sum : plan_.body.sums) {
       if (sum.to.result == result) return sum.to.dtype;
     }
-    throw InternalError(concat("CUDA: no result ", result));
+    throw InternalError(concat("CUDA: result ", result, " is not written by the kernel"));
   }
 
   Plan plan_;

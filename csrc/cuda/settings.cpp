@@ -26,8 +26,8 @@ std::atomic<bool> wide_products = false;
 
 void check_same(const char* name, const std::string& got, const std::string& open) {
   if (got == open) return;
-  throw UserError(concat("cuda: the libraries of this process are open: got ", name, " '", got,
-                         "', want '", open, "'; set it before the first use"));
+  throw UserError(concat("cuda: ", name, ": got '", got, "', want '", open,
+                         "', which this process has loaded; set it before the first use of CUDA"));
 }
 
 }  // namespace

@@ -615,7 +615,8 @@ class Writer {
       made = concat("column + i == ", label, " ? ", ref(each.operands[1]), " : ", label,
                     " == kBad ? not_a_number() : wide(0)");
     } else {
-      ORT_CHECK(each.kind == Kind::kPointwise, "CUDA: value ", value, " is made by no column");
+      ORT_CHECK(each.kind == Kind::kPointwise, "CUDA: value ", value,
+                " has no number for each column");
       made = call(value);
     }
     noted(value, is_kept_[value] ? "" : "const wide ", ref(value), " = ", made, ";");
@@ -842,7 +843,7 @@ const char* element(DType dtype) {
     case DType::kInt16: return "i16";
     case DType::kInt32: return "i32";
     case DType::kInt64: return "i64";
-    default: throw InternalError(concat("CUDA: got an operand of ", ir::name(dtype)));
+    default: throw InternalError(concat("CUDA: dtype of an operand: got ", ir::name(dtype)));
   }
 }
 

@@ -55,7 +55,7 @@ def test_a_text_that_does_not_compile():
         cuda.build("axpy", AXPY).wait()
         assert cuda.build_counts()["compiled"] == 1
     """)
-    start = "cuda: kernel 'broken' does not compile by NVRTC 13.0 with -arch=sm_90: "
+    start = "cuda: kernel 'broken' does not compile with NVRTC 13.0 and -arch=sm_90: "
     assert words.startswith(f"{start}NVRTC_ERROR_COMPILATION\n")
     assert "kernel.cu:1:47: error: " in words
     assert len(words.splitlines()) <= 7

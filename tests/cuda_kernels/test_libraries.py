@@ -58,7 +58,7 @@ def test_a_library_that_is_another(name, function, tmp_path):
     path = library_of(tmp_path, 'extern "C" int something() { return 0; }')
     words = run(MISSING, **{f"TORCH_ORT_{name}": path})
     what = {"LIBCUDA": "driver", "NVRTC": "NVRTC"}[name]
-    assert words.strip() == f"cuda: {what} of another version: {path} has no {function}"
+    assert words.strip() == f"cuda: {what}: unsupported version: {path} has no function {function}"
 
 
 NVRTC = """
@@ -143,7 +143,7 @@ OTHER_FUNCTIONS = (
 @pytest.mark.parametrize(
     ("init", "words"),
     [
-        (0, "cuda: no device: the driver counts 0"),
+        (0, "cuda: no device: the driver reports 0 devices"),
         (100, "cuda: no device: CUDA_ERROR_NO_DEVICE (no CUDA-capable device)"),
     ],
 )
@@ -161,7 +161,7 @@ def test_paths_are_fixed_once_they_are_used():
         os.environ["TORCH_ORT_NVRTC"] = "/another.so"
         print(refused(UserError, configure))
     """)
-    assert "cuda: the libraries of this process are open: got nvrtc '/another.so', want '" in words
+    assert "cuda: nvrtc: got '/another.so', want '" in words
 
 
 def test_nothing_is_opened_before_it_is_needed():

@@ -100,10 +100,10 @@ def test_what_nvrtc_says_of_a_bad_text():
         fake=False,
     )
     first, *lines = words.splitlines()
-    start = "cuda: kernel 'broken' does not compile by NVRTC 13.0 with -arch=sm_80: "
+    start = "cuda: kernel 'broken' does not compile with NVRTC 13.0 and -arch=sm_80: "
     assert first == f"{start}NVRTC_ERROR_COMPILATION"
     assert lines[0] == 'broken.cu(1): error: identifier "nothing" is undefined'
-    assert "with -arch=sm_12: NVRTC_ERROR_INVALID_OPTION" in words
+    assert "and -arch=sm_12: NVRTC_ERROR_INVALID_OPTION" in words
 
 
 def test_cubins_are_kept_without_a_driver(tmp_path):
