@@ -442,7 +442,7 @@ def sources(options: dict[str, Any], head: Callable = labelled) -> set[str]:
     report = torch_ort.explain(
         Encoder(of_truth, head), words, labels_of(words, 0.4), options=options
     )
-    told = " ".join(word for each in report.graphs[0].row_lists for word in each.told_by)
+    told = " ".join(word for each in report.graphs[0].row_lists for word in each.chosen_by)
     return {kind for kind in ("labels", "mask", "place 0") if kind in told}
 
 
@@ -507,8 +507,8 @@ def test_the_report_tells_rows_and_density() -> None:
     assert {(4, 36), (18, 36)} <= counts
     alone = next(each for each in graph.row_lists if each.count == 4)
     assert alone.density == 4 / 36
-    assert alone.told_by[0].startswith("the labels ")
-    assert alone.told_by[0].endswith(" that are not -100")
+    assert alone.chosen_by[0].startswith("the labels ")
+    assert alone.chosen_by[0].endswith(" that are not -100")
     assert alone.readers["torch_ort.RowsProduct"] > 0
     assert any(origin.startswith("test_row_sparsity.py:") for origin in alone.origins)
     text = str(report)

@@ -151,7 +151,7 @@ def test_what_is_wrong(options, words):
     ],
 )
 def test_what_changes_nothing_is_told_once(path, value, caplog, monkeypatch):
-    monkeypatch.setattr(unsupported, "_told", set())
+    monkeypatch.setattr(unsupported, "_warned", set())
     for _ in range(2):
         assert read(ORTTrainerOptions(written(path, value)), path) == value
     (record,) = (it for it in caplog.records if it.name == "torch_ort.trainers")

@@ -103,7 +103,7 @@ class _Calls(threading.local):
 
 
 _calls = _Calls()
-_told: set[Break] = set()
+_reported: set[Break] = set()
 _watchers: list[list[Break]] = []
 
 
@@ -115,7 +115,7 @@ def note_graph() -> None:
 
 def forget() -> None:
     """Forget which breaks were warned of; called when compiled code is reset."""
-    _told.clear()
+    _reported.clear()
 
 
 def watching() -> AbstractContextManager[list[Break]]:
@@ -200,10 +200,10 @@ def _tell(breaks: list[Break], nothing_else: bool = False) -> None:
 
     `nothing_else`: the call ran no graph at all.
     """
-    new = [each for each in dict.fromkeys(breaks) if each not in _told]
+    new = [each for each in dict.fromkeys(breaks) if each not in _reported]
     if not new or _watchers:
         return
-    _told.update(new)
+    _reported.update(new)
     new.sort(key=lambda each: not each.is_whole)
     line = new[0].line if new[0].is_users else calling_line()
     graphs = "no graph was captured: " if nothing_else else ""

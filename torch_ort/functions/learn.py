@@ -73,7 +73,7 @@ class Learner:
                 return self._forward_on_fakes(tensors, sizes)
             except Exception as error:
                 if hasattr(self._function, "infer_shape"):
-                    return self._told(tensors)
+                    return self._by_infer_shape(tensors)
                 return self._forward_on_real(tensors, sizes, error)
 
     def backward(
@@ -245,7 +245,7 @@ class Learner:
 
     # What the class says by its `infer_shape`.
 
-    def _told(self, tensors: list[torch.Tensor]) -> Learnt:
+    def _by_infer_shape(self, tensors: list[torch.Tensor]) -> Learnt:
         """Ask the class's infer_shape, as ONNX Runtime Training does."""
         name = full_name(self._function)
         shapes, dtypes = self._function.infer_shape(

@@ -77,8 +77,8 @@ _BETWEEN = (
 def log_hand_over(error: Exception, is_bug: bool) -> None:
     """Log why a capture is left to AOTAutograd; once at WARNING where it is a bug of ours."""
     words = f"{type(error).__name__}: {error}"
-    if is_bug and words not in _bugs_told:
-        _bugs_told.add(words)
+    if is_bug and words not in _bugs_logged:
+        _bugs_logged.add(words)
         _logger.warning(
             "recorder: a bug of torch_ort, for which AOTAutograd captures instead: %s "
             "(TORCH_ORT_STRICT=1 raises it)", words, exc_info=error,
@@ -87,7 +87,7 @@ def log_hand_over(error: Exception, is_bug: bool) -> None:
         _logger.info("recorder: %s", words, exc_info=error)
 
 
-_bugs_told: set[str] = set()
+_bugs_logged: set[str] = set()
 _entries: set[CodeType] = set()
 
 
@@ -576,22 +576,22 @@ def _with_integers(func: Any, args: tuple, result: Any) -> tuple:
     return tuple(torch.sym_int(arg) if type(arg) is torch.SymFloat else arg for arg in args)
 
 
-_told = threading.local()  # `line`: of a graph that has replaced the user's code
+_given = threading.local()  # `line`: of a graph that has replaced the user's code
 
 
 def at_line(line: Line | None) -> contextlib.AbstractContextManager[None]:
     """Set the user's line that runs in the block, where no Python frame shows it."""
-    return set_here(_told, "line", line)
+    return set_here(_given, "line", line)
 
 
-_UNTOLD = object()
+_NOT_GIVEN = object()
 
 
 def _line(frame: FrameType | None) -> Line | None:
     """Give the user's line that runs; None where only torch's own run."""
-    told = getattr(_told, "line", _UNTOLD)
-    if told is not _UNTOLD:
-        return told
+    given = getattr(_given, "line", _NOT_GIVEN)
+    if given is not _NOT_GIVEN:
+        return given
     while frame is not None:
         name = frame.f_code.co_filename
         if name.startswith(_OUR_FOLDER) and not name.startswith(_BETWEEN):

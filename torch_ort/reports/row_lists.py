@@ -19,12 +19,12 @@ class RowList:
     """One list of rows that are needed; the nodes that use it do not compute the others.
 
     In the last call `count` of `num_rows` rows were in the list; both are None before the first.
-    `told_by` says in words what determines the rows, `readers` counts by op the nodes that compute
-    only these rows, and `origins` are the lines of the user's program that those come from.
+    `chosen_by` says in words what determines the rows, `readers` counts by op the nodes that
+    compute only these rows, and `origins` are the lines of the user's program that those come from.
     """
 
     name: str
-    told_by: list[str]
+    chosen_by: list[str]
     readers: Counter[str]
     origins: list[str]
     count: int | None = None
@@ -43,9 +43,8 @@ def lines_of(lists: Sequence[RowList]) -> list[str]:
         seen = "unknown before the first call"
         if each.count is not None:
             seen = f"{each.count:,} of {each.num_rows:,} ({each.density:.2%})"
-        groups.setdefault(f"  rows computed: {seen}, chosen by {listed(each.told_by)}", []).append(
-            each
-        )
+        line = f"  rows computed: {seen}, chosen by {listed(each.chosen_by)}"
+        groups.setdefault(line, []).append(each)
     lines = []
     for title, group in groups.items():
         readers = sum((each.readers for each in group), Counter())
@@ -74,7 +73,7 @@ def row_lists(program: Program) -> list[RowList]:
         found.append(
             RowList(
                 node["name"],
-                _told_by(node, made_by, origin_of),
+                _chosen_by(node, made_by, origin_of),
                 Counter(f"{each['domain']}.{each['op']}" for each in readers),
                 [origin for origin in origins if origin],
                 *counts.get(node["name"], (None, None)),
@@ -83,7 +82,7 @@ def row_lists(program: Program) -> list[RowList]:
     return sorted(found, key=lambda each: -(each.count or 0))
 
 
-def _told_by(
+def _chosen_by(
     node: dict[str, Any], made_by: dict[str, dict[str, Any]], origin_of: dict[str, str]
 ) -> list[str]:
     attrs = node["attrs"]

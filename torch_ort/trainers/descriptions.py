@@ -69,18 +69,18 @@ class Watch:
     """Compares data with descriptions, and warns once of each name that contradicts its own."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def look(
         self, described: Iterable[IODescription], values: Iterable[Any], compares_dtype: bool = True
     ) -> None:
         """Compare values with their descriptions; a UserWarning stands at the caller's line."""
         for each, value in zip(described, values, strict=False):
-            if not isinstance(value, Tensor) or each.name_ in self._told:
+            if not isinstance(value, Tensor) or each.name_ in self._warned:
                 continue
             difference = each.difference(value, compares_dtype)
             if difference:
-                self._told.add(each.name_)
+                self._warned.add(each.name_)
                 message = f"{each.name_}: {difference}; the data is taken as it is"
                 warn_at(calling_line(), message, UserWarning)
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch_ort.options import NEWEST_OPSET, OLDEST_OPSET
 
 _logger = logging.getLogger("torch_ort.trainers")
-_told: set[str] = set()
+_warned: set[str] = set()
 
 # By the last part of an option's name. Numbers of a training run do not depend on the first ones.
 _NOT_NEEDED = {
@@ -46,8 +46,8 @@ _REFUSED = {
 
 def tell_once(option: str, is_set: Any) -> None:
     """Say once in a process that an option changes nothing, if it is set, and why."""
-    if is_set and option not in _told:
-        _told.add(option)
+    if is_set and option not in _warned:
+        _warned.add(option)
         reason = _NOT_NEEDED[option.rpartition(".")[2]]
         _logger.warning("ORTTrainer: %s changes nothing here: %s", option, reason)
 
