@@ -65,7 +65,8 @@ def ort(
         if compiled is None:
             return trace(inputs), None
         note_programs(start)
-        # When a graph runs, Dynamo takes no more guards, so a new trace then needs known sizes.
+        # While a graph runs, Dynamo takes no more guards. So a trace that is made then needs known
+        # sizes.
         has_symbols = any(isinstance(value, torch.SymInt) for value in inputs)
         return compiled, None if has_symbols else trace_again
 
@@ -122,7 +123,7 @@ def _is_ours(backend: Any) -> bool:
     return backend.func is ort
 
 
-# In this module, which only a use of the backend imports: other programs pay nothing for it.
+# This is done here because only programs that use the backend import this module.
 dynamo_compat.never_compile(
     ["torch_ort.steps.runners", "torch_ort.steps.first_backward", "torch_ort.functions.call"]
 )

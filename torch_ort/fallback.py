@@ -37,9 +37,9 @@ class FallbackWarning(UserWarning):
 class Fallback:
     """One graph, or one call, that ran in eager PyTorch because the engine could not run it."""
 
-    stage: str  # that failed, of torch_ort.core.counting.STAGES
-    reason: str  # with the operator and the user's line, where they are known
-    line: Line  # of the user's program: the one that is at fault, else the call
+    stage: str  # the stage that failed, one of torch_ort.core.counting.STAGES
+    reason: str  # with the operator and the user's line, if they are known
+    line: Line  # of the user's program: the line that caused the failure, or else that of the call
 
     def __str__(self) -> str:
         return f"{self.line}: stage '{self.stage}': {self.reason}"
@@ -85,7 +85,7 @@ class Failure:
     stage: str
 
 
-# Replaces a run that has failed, and gives the result in its place.
+# Called in place of a run that has failed; its result is that of the run.
 Instead = Callable[[Failure], Any]
 
 
@@ -104,7 +104,7 @@ def within_boundary(
     try:
         return engine()
     except DeviceError:
-        raise  # nothing can be put back on a device that is lost
+        raise  # nothing can be restored on a device that is lost
     except Exception as error:
         random.restore()
         if state is not None:
@@ -160,7 +160,7 @@ def reason_of(error: BaseException) -> str:
     return f"{words} ({', '.join(places)})" if places else words
 
 
-# How pybind11 begins the message of a wrong argument; the C++ signature follows.
+# The beginning of pybind11's message about a wrong argument; the C++ signature follows.
 _PYBIND = re.compile(r"\w+\(\): incompatible (function|constructor) arguments.*")
 
 

@@ -33,7 +33,7 @@ from torch_ort.core.words import listed
 NEWEST_OPSET = 28
 OLDEST_OPSET = 12
 DUMP_KINDS = ("ir", "passes", "plan", "steps", "cuda")
-# The modes of torch.compile, with the reason why one changes nothing.
+# The modes of torch.compile, with the reason if a mode changes nothing.
 _NOT_MEASURED = "kernels are chosen by measuring where ORTMODULE_ENABLE_TUNING=1 asks for it"
 MODES = {
     "default": "",
@@ -434,7 +434,7 @@ ORTMODULE_TABLE: tuple[Row, ...] = (
           default="HEURISTIC"),
 )  # fmt: skip
 
-# Read by the environment alone: there is one of each in a process.
+# These are read from the environment only, and once in a process.
 PROCESS_TABLE: tuple[Row, ...] = (
     Row("libcuda", "TORCH_ORT_LIBCUDA", "", "path",
          "Path of the CUDA driver's library. Empty: `libcuda.so.1`, found as the system finds "
@@ -540,7 +540,7 @@ def resolve_process() -> ProcessOptions:
     if found.kernel_cache_dir:
         return replace(found, kernel_cache_dir=os.path.abspath(found.kernel_cache_dir))
     caches = os.environ.get("XDG_CACHE_HOME", "")
-    # Its specification asks for an absolute path, and to pass over others.
+    # The XDG specification requires absolute paths, and that others are ignored.
     caches = caches if os.path.isabs(caches) else os.path.expanduser("~/.cache")
     folder = os.path.join(caches, "torch_ort", "kernels") if os.path.isabs(caches) else ""
     return replace(found, kernel_cache_dir=folder)
@@ -635,7 +635,7 @@ class Launched:
     has_address: bool
 
 
-# Of torchrun, Open MPI, and MPICH or Intel MPI.
+# The variables of torchrun, of Open MPI, and of MPICH or Intel MPI.
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),

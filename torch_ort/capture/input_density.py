@@ -28,7 +28,7 @@ _HEADS = (
     "VALID TOKENS/BATCH",
 )  # fmt: skip
 
-# Losses that ignore the label of a number: the positions of labels and number among the arguments.
+# Losses that ignore one label: the positions of the labels and of that number among the arguments.
 _LOSSES = {_aten.nll_loss_forward.default: (1, 4), _aten.nll_loss2d_forward.default: (1, 4)}
 _COPIES = (
     _aten.clone.default, _aten._to_copy.default, _aten.detach.default, _aten.alias.default,
@@ -41,7 +41,7 @@ _RESHAPES = (
 )  # fmt: skip
 _PARTS = (_aten.slice.Tensor, _aten.select.int, _aten.constant_pad_nd.default)
 
-# What is done to an input before it is counted: an operator and its other arguments.
+# One step from an input to what is counted: an operator and its other arguments.
 Step = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
 _FLATTEN: Step = (torch.flatten, ())
 

@@ -67,13 +67,14 @@ class Capture:
         self.options = options
         self.state = state
         self.has_higher_order = False  # whether an operator has graphs as arguments
-        # Inputs that no copy may stand for which lies otherwise in memory, and why.
+        # Inputs for which a dense copy must not be passed if they are not dense, and why.
         self.lying: dict[int, str] = {}
         self._parameters = parameters
         self.recording: Recording | None = None
         self._forward: ForwardRunner | None = None
         self._sources: Sequence[onnx_files.Source | None] = []  # of the inputs
-        self._is_recorded = False  # else AOTAutograd looks at what the graph gives
+        # If not, AOTAutograd decides what the graph returns.
+        self._is_recorded = False
 
     @property
     def _writes_files(self) -> bool:
@@ -160,7 +161,7 @@ class Capture:
             with trace_compat.meta_errors_unsaid():
                 yield
         finally:
-            self._sources = []  # they hold the module's tensors
+            self._sources = []  # they hold tensors of the module
             end_of_capture()
         counting.count("graphs_captured")
         self._note_seconds(dynamo, time.perf_counter() - start, maker)
@@ -183,7 +184,8 @@ class Capture:
         **unused: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Compile the joint graph and give the two stubs. See `partition_fn` of AOTAutograd."""
-        if not joint_inputs:  # the body of a nested_compile_region, before its outer graph
+        # This is the body of a nested_compile_region, which is compiled before its outer graph.
+        if not joint_inputs:
             return graph_compat.default_partition(
                 joint, joint_inputs, num_fwd_outputs=num_fwd_outputs,
                 static_lifetime_input_indices=static_lifetime_input_indices, **unused

@@ -52,7 +52,7 @@ def make_logger(level: LogLevel) -> logging.Logger:
     engine_logger(logger).setLevel(ENGINE_LEVELS[level])
     _let_speak(logging.getLogger("orttraining"))
     if level <= LogLevel.DEVINFO:
-        # The logger "torch_ort.recorder" says why recordings were left to AOTAutograd.
+        # The logger "torch_ort.recorder" logs why recordings were left to AOTAutograd.
         of_package = logging.getLogger("torch_ort")
         of_package.setLevel(PYTHON_LEVELS[level])
         _let_speak(of_package)
@@ -151,7 +151,8 @@ def _kernels_on(device: str, chosen: options.Options) -> str:
 def _rules(settings: options.ORTModuleOptions, entry: str) -> str:
     policy = settings.fallback_policy
     states = {"ORTMODULE_FALLBACK_POLICY": not policy & type(policy).FALLBACK_DISABLE}
-    if entry == "ORTModule":  # what Functions become under torch.compile is Dynamo's choice
+    # Under torch.compile Dynamo decides what becomes of Functions.
+    if entry == "ORTModule":
         is_enabled = policy_of(settings).is_enabled
         states = {"ORTMODULE_ENABLE_CUSTOM_AUTOGRAD": is_enabled, **states}
     return ", ".join(f"{name} {'ON' if is_on else 'OFF'}" for name, is_on in states.items())

@@ -42,7 +42,7 @@ from torch_ort.script.replay import Replay, replayed
 from torch_ort.steps.recorded import RecordedRun, RecordedStep
 from torch_ort.steps.state import GraphState
 
-# Held while a module's tensors are replaced by others, which no other thread may see.
+# Held while the tensors of a module are replaced by others, which other threads must not see.
 hanging_others = threading.RLock()
 
 
@@ -125,7 +125,7 @@ def _containers(module: torch.nn.Module) -> list[tuple[dict | list, str]]:
         [script_object(module)] if is_script(module) else [own["_parameters"], own["_buffers"]]
     )
     found: list[tuple[dict | list, str]] = [(registry, "") for registry in (*registries, own)]
-    # A set of tensors has no places to put others in.
+    # A set of tensors has no positions at which others could be put.
     found += [(value, name) for name, value in containers_in(own) if type(value) is not set]
     return found
 
@@ -139,13 +139,15 @@ class ModuleCapture:
         unseen: Sequence[str],
     ) -> None:  # fmt: skip
         self.run = run
-        self.unseen = unseen  # what forward reads and no guard compares
+        # What forward reads and no guard can compare.
+        self.unseen = unseen
         self.is_recorded = isinstance(run, RecordedStep | RecordedRun)
         self._guard = guard
         self._num_integers = len(trace.integers)
         self._taken = trace.open_integers
         first = len(trace.open_integers) + len(trace.held.names)
-        # Results are made of arguments: of the caller's own, and not of dense copies.
+        # If results are made of arguments, they must be made of the caller's own, not of dense
+        # copies.
         self._gives_arguments = self.is_recorded and any(i >= first for i in run.results.inputs)
         self._outputs = trace.outputs
         self._assigned = trace.assigned
@@ -266,7 +268,8 @@ def capture_module(
     try:
         return _trace(call, options, state, FakeInputs(are_fixed), recorded_reads)
     except Exception as error:
-        if not is_refused_by_dynamo(error):  # it cannot see through the recorder of reads
+        # Dynamo cannot see through the recorder of reads.
+        if not is_refused_by_dynamo(error):
             raise
     return _trace(call, options, state, FakeInputs(are_fixed), all_reads)
 
@@ -324,7 +327,8 @@ def _trace(
                     "buffer or attribute of the module, so its gradient would be lost; make it one "
                     "of these, or pass it as an argument"
                 )
-    if capture.has_higher_order:  # Dynamo has traced its bodies, where reads are not recorded
+    # Dynamo has traced the bodies of the operators, and reads there were not recorded.
+    if capture.has_higher_order:
         reads.add_all()
     guard = _C.CallGuard(inputs.description[3], held.places, reads.rows() + replay.rows())
     for i in written.keys() & parameters:
@@ -376,7 +380,8 @@ def check_kind(module: torch.nn.Module, is_inside: bool) -> None:
             raise Unsupported(f"{name} has backward hooks, which a captured graph would not call")
     hook = hook_with_effects(module, of_parts_alone=is_inside)
     if hook is not None:
-        # Parts can do without: those of fully_shard run around their calls.
+        # The parts of a module can be captured without these hooks, which fully_shard runs around
+        # them.
         with blamed_on_forward() if hook.is_of_shards else nullcontext():
             raise Unsupported(f"{hook.words}, {HOOKS_RUN}")
 
@@ -401,7 +406,7 @@ def describe_call(
         labels=labels,
     )  # fmt: skip
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        of_args, (_, *rest) = call.description[3]  # the order of names means nothing
+        of_args, (_, *rest) = call.description[3]  # the order of keyword arguments does not matter
         call.description = (*call.description[:3], (of_args, ("named", *rest)))
     return call
 
@@ -414,7 +419,7 @@ class _Trace(torch.nn.Module):
         fakes: FakeInputs | RecordedInputs, watch: Watch, replay: Replay,
     ) -> None:  # fmt: skip
         super().__init__()
-        # Not as a sub-module, whose tensors AOTAutograd would take for its own.
+        # It is not set as a sub-module, because AOTAutograd would take its tensors as inputs.
         self.__dict__["run"] = run
         self.is_recorded = isinstance(fakes, RecordedInputs)
         self.held = held
@@ -434,8 +439,8 @@ class _Trace(torch.nn.Module):
                 continue
             is_number = isinstance(leaf, float)
             tensor = torch.tensor(leaf, dtype=inputs.float_dtype) if is_number else leaf
-            # The next call may pass different tensors where this one passes the same twice, and
-            # what is not dense is copied.
+            # A later call may pass different tensors where this one passes the same tensor twice.
+            # Tensors that are not dense are copied.
             storage = tensor.untyped_storage()._cdata
             if storage in storages or not is_dense(tensor):
                 tensor = _stand_in(tensor)
@@ -443,7 +448,8 @@ class _Trace(torch.nn.Module):
             self.leaves.append((True, len(tensors)))
             tensors.append(fakes.tensor(tensor, name))
             self.integers += tensors[-1].shape
-        # Now, as a symbol found equal to another is read as that one from then on.
+        # The names are read now. A symbol that is found equal to another one later has the other's
+        # name.
         names = [symbol_name(n) if isinstance(n, torch.SymInt) else None for n in self.integers]
         self.open_integers = [i for i, name in enumerate(names) if name is not None]
         self.symbols = [name or f"n{i}" for i, name in enumerate(names)]
@@ -525,7 +531,8 @@ class _PlainCall:
         self._open = trace.open_integers
         is_open = set(self._open)
         self._integers = [None if i in is_open else n for i, n in enumerate(trace.integers)]
-        # Attributes to which forward assigns tensors, and their values before; tensors are inputs.
+        # The attributes to which forward assigns tensors, with their previous values. Tensors are
+        # inputs.
         self._assigned = trace.assigned
         self._before = _entries(trace.assigned)
 
@@ -557,7 +564,7 @@ class _PlainCall:
 
 
 def _entries(places: Sequence[tuple[dict | _C.ScriptObject, str]]) -> list[Any]:
-    # The attributes of a script have no get().
+    # The attributes of a script object have no get().
     return [entries[name] if name in entries else _MISSING for entries, name in places]  # noqa: SIM401
 
 
@@ -587,7 +594,8 @@ def _condition(symbols: Sequence[str], words: str) -> Callable[..., bool]:
     def holds_or_raises(*integers: int) -> bool:
         try:
             return holds(*integers)
-        except (ArithmeticError, ValueError):  # a condition on 1 / n says nothing of n = 0
+        # A condition on 1 / n is undefined for n = 0.
+        except (ArithmeticError, ValueError):
             return False
 
     return holds_or_raises

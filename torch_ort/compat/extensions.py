@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch_ort import _C
 
-# Where the engine lies, which is built with the package.
+# The folder of the engine's library, which is built with the package.
 ORTMODULE_TORCH_CPP_DIR = str(Path(_C.__file__).parent)
 
 

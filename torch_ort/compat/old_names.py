@@ -85,7 +85,8 @@ _EXCEPTIONS = Names(
     "torch_ort.ortmodule",
 )
 
-# Paths are below ROOT. A module that has nothing of this yet cannot be imported, a package can.
+# Paths are relative to ROOT. A module whose names do not exist here yet cannot be imported, but a
+# package can.
 MODULES: dict[str, tuple[Names, ...]] = {
     "": (
         Names("ORTModule", "torch_ort.ortmodule"),
@@ -203,10 +204,10 @@ MODULES: dict[str, tuple[Names, ...]] = {
     "utils.hooks.merge_activation_summary": (),
 }
 
-# Files that stand beside the folder of ROOT in the package onnxruntime: which modules they give.
+# Files beside the folder of ROOT in the package onnxruntime, with the modules that they provide.
 BESIDE = {"capi/ort_trainer.py": "ort_trainer"}
 
-# Modules that `python -m` runs, with those that run in their place.
+# Modules that `python -m` runs, with the modules that run instead of them.
 COMMANDS = {
     "ortmodule.torch_cpp_extensions.install": "torch_ort.configure",
     "utils.hooks.merge_activation_summary": "torch_ort.convergence.merge_activation_summary",
@@ -220,7 +221,7 @@ def open_module(namespace: dict[str, Any], path: str | None = None) -> None:
     names, none is built, and no module stands below it.
     """
     if path is None:
-        # `python -m` calls the module __main__, its spec does not.
+        # Run by `python -m`, a module is called __main__. Its spec has its name.
         path = namespace["__spec__"].name.removeprefix(ROOT).lstrip(".")
     rows = MODULES.get(path, ())
     built, missing = _look_up(path, rows)
@@ -231,7 +232,7 @@ def open_module(namespace: dict[str, Any], path: str | None = None) -> None:
         if name in missing:
             raise ImportError(missing[name], name=_dotted(path))
         below = f"{path}.{name}".lstrip(".")
-        if below in MODULES:  # old scripts use modules that they did not import
+        if below in MODULES:  # old scripts use modules that they have not imported
             return importlib.import_module(_dotted(below))
         raise AttributeError(f"module {_dotted(path)!r} has no attribute {name!r}")
 
@@ -267,12 +268,12 @@ def _run(path: str) -> None:
 
 
 def _import_if_there(name: str) -> Any:
-    # An error inside an existing module does not mean that it is missing.
+    # An error inside of an existing module does not mean that the module is missing.
     return importlib.import_module(name) if _is_there(name) else None
 
 
 def _is_there(name: str) -> bool:
-    # Level by level: find_spec raises where a module above is missing.
+    # Each level is looked up by itself, because find_spec raises if a package above is missing.
     parts = name.split(".") if name else []
     above = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
     return bool(parts) and all(importlib.util.find_spec(it) is not None for it in above)

@@ -26,8 +26,8 @@ _HEAD = """\
 # Placed by `python -m torch_ort.compat install`; `uninstall` removes it.
 # What stands here is the table torch_ort/compat/old_names.py.
 """
-# ONNX Runtime up to 1.21 asks for ORTModule while it is imported itself, to learn whether it is a
-# training build. The answer is no, and inference does not pay for an import of torch.
+# While ONNX Runtime up to 1.21 is imported, it asks for ORTModule to find out whether it is a
+# training build. The answer is no, so that programs for inference need not import torch.
 _GUARD = """\
 import onnxruntime
 
@@ -45,7 +45,7 @@ from torch_ort.compat.old_names import open_module
 
 open_module(globals(), {path!r})
 """
-# As the marker and the folder know them.
+# The paths as the marker and the folder have them.
 _OUTSIDE = {f"../{name}": path for name, path in BESIDE.items()}
 
 Hashes = dict[str, str]
@@ -158,17 +158,17 @@ def _state(folder: Path) -> str:
 def _find_onnxruntime() -> Path | None:
     """Give the folder that `import onnxruntime` would use, without importing it."""
     importlib.invalidate_caches()
-    # Not importlib.util.find_spec, which trusts what is imported over what is on sys.path.
+    # importlib.util.find_spec would prefer an imported module to what is on sys.path.
     spec = PathFinder.find_spec("onnxruntime")
     if spec is None or not spec.submodule_search_locations:
         return None
     folders = [Path(location) for location in spec.submodule_search_locations]
-    # Where pip has removed onnxruntime, what we placed is left and may be one part of several.
+    # If pip has removed onnxruntime, the placed files are left, perhaps in one of several folders.
     return next((it for it in folders if (it / FOLDER / MARKER).is_file()), folders[0])
 
 
 def _is_whole(package: Path) -> bool:
-    # A checkout of the sources has no capi/, what pip has left behind has no __init__.py.
+    # A checkout of the sources has no capi/. What pip leaves behind has no __init__.py.
     return (package / "__init__.py").is_file() and (package / "capi").is_dir()
 
 
@@ -217,7 +217,7 @@ def _is_inside(folder: Path, name: str) -> bool:
 
 def _place(folder: Path, hashes: Hashes) -> None:
     folder.mkdir(exist_ok=True)
-    # The marker first: what an interrupted install leaves is known to be ours.
+    # The marker is written first, so that files of an interrupted install are recognized.
     marker = {"placed_by": f"torch_ort {_build_info.VERSION}", "files": hashes}
     (folder / MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
     for name, text in files().items():
@@ -238,7 +238,7 @@ def _remove(folder: Path, placed: Hashes) -> None:
             bytecode.unlink()
     for name in placed.keys() & _OUTSIDE.keys():
         _remove_if_empty((folder / name).parent / "__pycache__")
-    # The marker goes last of the files, so that an interrupted removal can be taken up again.
+    # The marker is removed last, so that an interrupted removal can be continued.
     (folder / MARKER).unlink()
     inside = placed.keys() - _OUTSIDE.keys()
     parents = {parent for name in inside for parent in (folder / name).parents}

@@ -82,7 +82,8 @@ def _fake_gradient(
 
 def _keep_numbers(ctx: Any, inputs: tuple, output: tuple) -> None:
     _, _, ctx.name, ctx.depth = inputs
-    # Not by save_for_backward: a checkpoint would make them anew, later and so with other values.
+    # Not by save_for_backward: a checkpoint would compute the numbers again later, from other
+    # values.
     ctx.numbers = output[1]
 
 
@@ -97,7 +98,6 @@ def _pass_on(ctx: Any, gradient: torch.Tensor) -> tuple:
 probe_activation.register_autograd(_differentiate, setup_context=_keep_numbers)
 probe_gradient.register_autograd(_pass_on)
 
-# torch.fx has a list of its own: an operator that is not in it and whose result is unused is
-# dropped from traces.
+# torch.fx drops operators whose results are unused, except for those in a list of its own.
 for _name in ("mark_call", "probe_activation", "probe_gradient"):
     torch.fx.has_side_effect(getattr(torch.ops.torch_ort, _name).default)

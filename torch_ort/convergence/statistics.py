@@ -16,9 +16,9 @@ import torch
 
 from torch_ort.convergence.subscription import SubscriberBase
 
-NUM_VALUES = 128  # written out of each tensor
+NUM_VALUES = 128  # written of each tensor
 ORDER = "order.txt"
-_MAX_FILE_NAME = 200  # file systems take 255
+_MAX_FILE_NAME = 200  # file systems allow 255
 _NAN = math.nan
 
 
@@ -50,7 +50,8 @@ def statistics_of(tensor: torch.Tensor, bucket_size: int) -> Statistics:
     rows = [_bucket_row(bucket) for bucket in flat.split(bucket_size)]
     lows, highs, sums, *counts = zip(*rows, strict=True)
     mean = sum(sums) / flat.numel()
-    # In a second pass: a difference of sums of squares is all rounding where the mean is large.
+    # In a second pass, because a difference of sums of squares loses its digits if the mean is
+    # large.
     squares = sum((b.double() - mean).square().sum().item() for b in flat.split(bucket_size))
     std = math.sqrt(squares / flat.numel())
     return Statistics(

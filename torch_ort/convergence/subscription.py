@@ -15,7 +15,7 @@ import torch
 from torch_ort.convergence import probe
 from torch_ort.ortmodule import ORTModule
 
-_RUNNING = -1  # in place of a key: the model whose call is running
+_RUNNING = -1  # stands for the model whose call is running
 
 
 class SubscriberBase:
@@ -132,7 +132,7 @@ class SubscriberManager:
         names = itertools.chain([kind], (f"{kind}_{i}" for i in itertools.count(1)))
         return next(name for name in names if name not in taken)
 
-    # What the operators call.
+    # Called by the operators.
 
     def mark(self, key: int, starts: bool) -> None:
         """Open a step or close it; one that a failed call has left open is started anew."""
@@ -226,7 +226,7 @@ def _install(model: torch.nn.Module, key: int, root: str) -> list[Any]:
     return handles
 
 
-# Objects instead of closures, so that subscribed models can still be pickled.
+# Objects rather than closures, so that subscribed models can be pickled.
 
 
 @dataclass(frozen=True, eq=False)

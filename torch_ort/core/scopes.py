@@ -34,5 +34,5 @@ def listening(listeners: list[list[T]]) -> Iterator[list[T]]:
     try:
         yield heard
     finally:
-        # By identity: two empty lists are equal.
+        # By identity, since two empty lists are equal.
         listeners[:] = [each for each in listeners if each is not heard]

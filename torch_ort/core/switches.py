@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-# What rounds elsewhere than eager's kernels do, or has these add up in another order. Without it,
-# and with `exact_random`, results have eager's own bits. `options.disable` calls it `own_kernels`.
+# Passes that round elsewhere than eager PyTorch's kernels, or add in another order. Without them,
+# and with `exact_random`, results have the bits of eager PyTorch. `options.disable` calls them
+# `own_kernels`.
 OWN_KERNELS = (
     "channels_last",
     "chunk_losses",
@@ -17,7 +18,7 @@ OWN_KERNELS = (
     "widen_products",
 )
 
-# What `options.disable` may name besides passes: parts of the memory plan, kernels, and the
+# The names besides passes that `options.disable` knows: parts of the memory plan, kernels, and the
 # recorder.
 OTHER_SWITCHES = (
     "reorder",

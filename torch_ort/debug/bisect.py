@@ -27,15 +27,16 @@ _SEED = 20
 class Finding:
     """What makes the numbers of a graph wrong for the inputs of one call; prints as text."""
 
-    graph: int  # number of the program, as dumps have it; -1: no single one
+    graph: int  # number of the program, as in dumps; -1: more than one
     cause: str  # "pass", "kernel", "plan" or "capture"
-    name: str  # of the pass, of the region, or of the switch without which numbers are right
+    name: str  # of the pass, of the region, or of the switch without which the numbers are right
     differences: list[Difference]
-    rewrite: int = 0  # of a pass: which of `num_rewrites`; TORCH_ORT_BISECT counts the same way
+    rewrite: int = 0  # of a pass: which of `num_rewrites`, counted as by TORCH_ORT_BISECT
     num_rewrites: int = 0
-    nodes: list[str] = field(default_factory=list)  # that the rewrite wrote, with their lines
-    value: str = ""  # the first that differs, of those that graphs before and after both have
-    message: str = ""  # of TORCH_ORT_CHECK=3, of a kernel
+    nodes: list[str] = field(default_factory=list)  # nodes that the rewrite wrote, with their lines
+    # The first value that differs, among those that the graphs before and after both have.
+    value: str = ""
+    message: str = ""  # of TORCH_ORT_CHECK=3, about a kernel
     folder: str = ""
 
     def __str__(self) -> str:
@@ -71,7 +72,7 @@ class Case:
 
     program: Program
     options: Options
-    inputs: dict[str, torch.Tensor]  # symbols among them, and the gradients of outputs
+    inputs: dict[str, torch.Tensor]  # including symbols, and the gradients of outputs
 
     def rewritten(self, count: int) -> tuple[_C.Graph, list[tuple[str, int]]]:
         """Give the graph after so many rewrites (-1: all), and how many each pass made.
@@ -137,7 +138,7 @@ def find(case: Case) -> Finding | None:
     for graph in (bare, whole):
         if (graph is whole or wrong(graph)) and (switch := right_without(graph)):
             return Finding(number, "plan", switch, found)
-    # No rewrites are right, all of them are wrong.
+    # Without rewrites the numbers are right, with all of them they are wrong.
     count = bisect_left(
         range(total), True, min(1, total), key=lambda n: bool(wrong(case.rewritten(n)[0]))
     )
@@ -198,7 +199,7 @@ def _first_value(case: Case, before: _C.Graph, after: _C.Graph) -> str:
     return next((name for name in shared if name in wrong), "")
 
 
-# A folder that shows it again.
+# The folder that reproduces a finding.
 
 
 def write(case: Case, finding: Finding, folder: str) -> None:

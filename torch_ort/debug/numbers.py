@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-# What a result may be off by, of its largest number, whatever the noise.
+# How far a result may be off, relative to its largest number, whatever the noise is.
 _ROUNDING = {
     torch.float64: 2.0**-40,
     torch.float32: 2.0**-16,
@@ -15,7 +15,8 @@ _ROUNDING = {
     torch.bfloat16: 2.0**-5,
 }
 _NOISE_FACTOR = 64.0
-# A comparison that is as good as even may fall either way: such elements may be anything.
+# If both sides of a comparison are almost equal, it may be decided differently. So these few
+# elements may be anything.
 _ALLOWED_ELEMENTS = 1e-4
 
 Results = Mapping[str, torch.Tensor | None]

@@ -53,7 +53,7 @@ class Checks:
         try:
             with torch.no_grad():
                 finding = bisect.find(case)
-        except _C.Error as error:  # the program itself may well run
+        except _C.Error as error:  # the program itself may run all the same
             self.left_out.append(f"graph {program.number}: {error}")
             return
         self.checked.append(program.number)
@@ -156,7 +156,7 @@ def _results(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         if isinstance(x, torch.Tensor) and x.requires_grad
     }
     if isinstance(call, torch.nn.Module):
-        # The names of what torch.compile wraps begin with `_orig_mod.`.
+        # Names of parameters of a compiled module begin with `_orig_mod.`.
         leaves |= {
             name.removeprefix("_orig_mod."): x
             for name, x in call.named_parameters() if x.requires_grad

@@ -16,7 +16,7 @@ from torch_ort.fallback import (
 )
 from torch_ort.pytorch import trace_compat
 
-# Compiles a graph again, another way, after an error of its first run with some arguments.
+# Compiles a graph again in another way, after an error of its first run with some arguments.
 CompileAgain = Callable[[Exception, tuple], Callable[..., Any]]
 
 
@@ -62,10 +62,10 @@ class FirstRun:
         self._strict = strict
         self._retries = retries
         self._refuses_tangents = strict
-        self._has_met_tangents = False  # and has said so
+        self._has_met_tangents = False  # and has warned of them
         self._proven = False
-        self._is_to_retry = False  # the call at hand has failed
-        # What Dynamo asks of a compiled function.
+        self._is_to_retry = False  # the current call has failed
+        # Attributes that Dynamo reads of a compiled function.
         self.__name__ = "torch_ort_graph"
 
     def __call__(self, *args: Any) -> Any:
@@ -103,7 +103,7 @@ class FirstRun:
                 self._graph,
             )  # fmt: skip
         is_to_retry, self._is_to_retry = self._is_to_retry, False
-        if not self._proven and not is_to_retry:  # nor given up
+        if not self._proven and not is_to_retry:  # and it was not given up
             self._proven = True
             self._again = None
             self._graph.note_first_run()
@@ -126,7 +126,7 @@ class FirstRun:
     def _in_eager(self, failure: Failure, args: tuple) -> Any:
         if self._strict:
             raise failure.error
-        result = self._eager(*args)  # an error of the user's program comes again from here
+        result = self._eager(*args)  # an error of the user's program is raised again here
         warn(failure)
         if self._retries:
             self._is_to_retry = True

@@ -37,7 +37,7 @@ class DynamoInputs:
             if isinstance(size, torch.SymInt)
         ]
         self._lengths = {name for size in lengths for name in size_compat.dynamo_symbols(size)}
-        self._given: set[int | str] = set()  # integers that are inputs
+        self._given: set[int | str] = set()  # integers that are inputs of the graph
         self.inputs = [self._input(i, value) for i, value in enumerate(values)]
         missing = self._theirs.keys() - self._given
         if missing:
@@ -89,6 +89,6 @@ class DynamoInputs:
         return size_compat.is_known(self._asked(text))
 
     def _asked(self, text: str) -> bool | torch.SymBool:
-        # Not Python's own words, which would ask for the answer.
+        # Python's `and` and `or` would ask for the truth of a symbolic condition.
         text = text.replace(" and ", " & ").replace(" or ", " | ")
         return eval(text, _WORDS | self._theirs)

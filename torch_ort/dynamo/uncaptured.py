@@ -32,9 +32,10 @@ class Break:
     function: str  # name and first line, as `'forward' (model.py:10)`
     is_whole: bool  # nothing of the function is compiled
     reason: str  # the name of Dynamo's reason and its explanation
-    line: Line  # of the user's program, or of torch's own code if none of the user's is involved
+    line: Line  # of the user's program; of torch's own code if no code of the user's is involved
     is_users: bool  # `line` is one of the user's program
-    # `function` is what follows an earlier break; its line is where it begins.
+    # Whether `function` is the rest of a function after an earlier break; its line is where it
+    # begins.
     is_rest: bool = False
 
     def __str__(self) -> str:
@@ -68,8 +69,8 @@ class Break:
         return self.is_users and not self.is_meant
 
 
-# Reasons that the user asked for (among them a transform of torch.func around a compiled function),
-# and generators, whose parts are compiled by themselves.
+# Reasons that the user has asked for, among them transforms of torch.func around a compiled
+# function; also generators, whose parts are compiled separately.
 _ASKED = re.compile(
     r"Call to `torch\._dynamo|Skip (calling|inlining) `torch\.compiler\.disable"
     r"|Unsupported functorch tracing|skip frame due to being in functorch"
@@ -80,10 +81,10 @@ _BETWEEN_GRAPHS = re.compile(
     r"generic_jump|Data-dependent branching|Unsupported Tensor\.item"
     r"|.*(builtin operator `print`|`aten\._local_scalar_dense)|logging\.Logger"
 )
-# The folder of the hooks of fully_shard, which are marked as not to be captured.
+# The folder of the hooks of fully_shard, which are marked as not to be compiled.
 _SHARDING = os.path.join("torch", "distributed", "fsdp", "")
 _HOOKS_OF_SHARDS = "fully_shard gathers parameters in hooks that Dynamo does not capture"
-# The reason that goes away with torch._dynamo.config.allow_rnn.
+# The reason that torch._dynamo.config.allow_rnn removes.
 _RECURRENT = "Attempted to wrap RNN, GRU, or LSTM"
 
 
@@ -91,8 +92,8 @@ _RECURRENT = "Attempted to wrap RNN, GRU, or LSTM"
 class _Call:
     """A call of a compiled function, while it runs."""
 
-    error_outside: BaseException | None  # that the caller was handling already
-    runs: int  # of graphs, in the engine or in eager PyTorch, before the call
+    error_outside: BaseException | None  # an exception that the caller was already handling
+    runs: int  # of graphs before the call, in the engine or in eager PyTorch
     has_graphs: bool = False
     breaks: list[Break] = field(default_factory=list)
 
@@ -167,7 +168,7 @@ def begin_call(backend: Any, kept: list[Break]) -> Callable[[], bool]:
     _calls.open.append(call)
 
     def end() -> bool:
-        while _calls.open.pop() is not call:  # drops calls inside that never ended
+        while _calls.open.pop() is not call:  # drops inner calls that have not ended
             pass
         kept.clear()
         if sys.exc_info()[1] is not call.error_outside:  # the call has raised
@@ -184,9 +185,9 @@ def begin_call(backend: Any, kept: list[Break]) -> Callable[[], bool]:
 def _end_without_graphs(backend: Any, call: _Call) -> bool:
     left = [each for each in call.breaks if each.is_whole and not each.is_meant]
     if not left:
-        return False  # the function has no tensor operation, or torch.compile is switched off
+        return False  # the function has no tensor operations, or torch.compile is switched off
     counted = [each for each in call.breaks if each.counts]
-    if not counted:  # all of it is torch's own code, called directly
+    if not counted:  # all of it is code of torch that is called directly
         counting.count("frames_left_to_eager")
         if not _watchers and _is_strict(backend):
             raise _refusal(left[-1])
@@ -251,7 +252,7 @@ def _reason_of(words: str) -> str:
 
 
 def _is_strict(backend: Any) -> bool:
-    # Late: `python -m torch_ort.options` has to be the first to import the options.
+    # Imported late: `python -m torch_ort.options` must be the first to import the options.
     from torch_ort import options
 
     given = backend.keywords

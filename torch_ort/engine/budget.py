@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch_ort.options import Options
 
 _DTYPES = ("float32", "float64", "bfloat16")
-_COPIED_BYTES = 32 << 20  # more than the caches of a core hold, as with activations
+_COPIED_BYTES = 32 << 20  # more than the caches of a core hold, which is typical of activations
 
 _logger = logging.getLogger("torch_ort.budget")
 
@@ -92,7 +92,7 @@ def selection_of_options(options: Options, lists_all: bool = False) -> _C.Select
     selection = _C.Selection(
         options.memory_opt_level, list(chosen), search == "1", ends_at_layers == "1", lists_all
     )
-    if is_on:  # else no estimated times are needed
+    if is_on:  # otherwise no estimated times are needed
         flops, num_bytes = _speeds(options.isa, torch.get_num_threads())
         selection.set_speeds(dict(flops), num_bytes)
     return selection

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from torch_ort.options import Options
 
 
-# With the constants that a key names: while they live, no other tensor gets the id of one.
+# Each session with the constants that its key names by id: while they live, no other tensor gets
+# the same id.
 _sessions: dict[str, tuple[_C.Session, list[torch.Tensor]]] = {}
 _numbers = itertools.count()
 
@@ -50,7 +51,7 @@ def compile_program(
     if rewrite is not None:
         with stage("pass"), asked_for():
             program.graph = rewrite(program.graph)
-        program.graph.size_hints = program.captured.size_hints  # no file holds them
+        program.graph.size_hints = program.captured.size_hints  # files do not contain them
     prepared = program.graph.clone() if files is not None else None
     cuda.look_at_device(program)
     key = _key(program, options)
@@ -88,7 +89,8 @@ def _run_passes(program: Program, options: Options) -> None:
         _run_pipeline(program, options)
         return
     level = None if selection is None else options.memory_opt_level
-    with asked_for():  # a budget that cannot be kept is an error under every policy
+    # If a budget cannot be kept, this is an error under every policy.
+    with asked_for():
         if selection is not None:
             planned = _C.BudgetReport()
             _run_pipeline(program, options, selection=selection, budget_report=planned)
@@ -132,7 +134,8 @@ def _keep_budget(program: Program, options: Options, allowed: _C.Budget) -> _C.B
         planned = plan()
         if planned.peak_bytes <= planned.allowed_bytes:
             return planned
-    except _C.UserError:  # the budget is too small for them, and may suffice without
+    # The budget is too small for the lists, but may suffice without them.
+    except _C.UserError:
         pass
     allowed.list_bytes = 0
     return plan("row_sparsity")
@@ -155,7 +158,7 @@ def disabled_passes(options: Options) -> list[str]:
     for each in _C.passes():
         if each.not_with is not None and getattr(options, each.not_with):
             names.append(each.name)
-    # Only kernels of the engine leave rows out.
+    # Only the engine's own kernels leave out rows.
     runs_own_kernels = "products" not in options.disable and _region_mode(options) == "kernel"
     if not runs_own_kernels or not options.enable_sparse_optimizer:
         names.append("row_sparsity")

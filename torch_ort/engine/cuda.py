@@ -17,7 +17,7 @@ from torch_ort.pytorch.trace_compat import real_tensors
 
 _logger = logging.getLogger("torch_ort.cuda")
 
-# Where the packages that PyTorch's wheels depend on have it, by the version of CUDA.
+# The folders of NVRTC in the packages that PyTorch's wheels depend on, by version of CUDA.
 _NVRTC_FOLDERS = {"13": ("cu13", "lib"), "12": ("cuda_nvrtc", "lib")}
 
 
@@ -60,12 +60,13 @@ def say_that_nothing_is_fused(reason: str) -> None:
 
 @functools.cache
 def _has_wide_products() -> bool:
-    # A graph may be compiled while tensors are fake, and under autocast.
+    # A graph may be compiled while tensors are fake, or under autocast.
     with real_tensors(), torch.no_grad(), torch.autocast("cuda", enabled=False):
         ones = torch.ones(8, 8, dtype=torch.bfloat16, device="cuda")
         try:
             return bool((torch.mm(ones, ones, out_dtype=torch.float32) == 8).all())
-        except (TypeError, RuntimeError):  # an older PyTorch or GPU, or another library
+        # The GPU, PyTorch or its library does not support this.
+        except (TypeError, RuntimeError):
             return False
 
 
@@ -81,7 +82,7 @@ def _nvrtc_folders() -> list[str]:
 
 def _candidates() -> Iterator[str]:
     spec = importlib.util.find_spec("nvidia")
-    # PyTorch's own version first: its driver may be too old for a newer one.
+    # PyTorch's own version comes first, because the driver may be too old for a newer one.
     own = (torch.version.cuda or "").partition(".")[0]
     for version in sorted(_NVRTC_FOLDERS, key=lambda version: version != own):
         parts = _NVRTC_FOLDERS[version]
@@ -89,5 +90,5 @@ def _candidates() -> Iterator[str]:
             yield os.path.join(package, *parts)
 
 
-# Threads may still build kernels, with libraries that are unloaded as the process ends.
+# Threads may still compile kernels when the process unloads the libraries.
 atexit.register(_C.cuda.stop_working)

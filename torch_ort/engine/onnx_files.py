@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from torch_ort.engine.program import Program
     from torch_ort.options import Options
 
-# Bytes of initializers beyond which they go into a file of their own: a model of 2 GiB is no file.
+# Above this number of bytes, initializers go into a separate file, because a file of a model is
+# limited to 2 GiB.
 EXTERNAL_LIMIT = 2**30
 
-# Tensors with their elements in one block of memory, as subclasses need not have.
+# Types whose tensors have their elements in one block of memory, which subclasses need not have.
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 _SOURCE = re.compile(r"^[LG]((?:\['[^']*'\]|\[\d+\]|\.\w+)+)$")
@@ -44,7 +45,7 @@ class Source:
 def sources_of(placeholders: Iterable[torch.fx.Node]) -> list[Source | None]:
     """Tell where Dynamo takes its inputs from; None for what has no name in the user's program."""
     found = [(_path(node), _module_tensor(node)) for node in placeholders]
-    # A path without the variable it starts from, which holds the module, as long as it is unique.
+    # Names leave out the variable that holds the module, as long as they stay unique.
     short = [path[1:] if tensor is not None and len(path) > 1 else path for path, tensor in found]
     counts = Counter(map(tuple, short))
     return [

@@ -21,18 +21,21 @@ class Program:
     tensor_inputs: list[int] = field(default_factory=list)
     symbol_inputs: list[int] = field(default_factory=list)
     parameter_gradients: list[int] = field(default_factory=list)  # positions among the outputs
-    gradient_inputs: list[int] = field(default_factory=list)  # by gradient: the engine's input
-    captured: _C.Graph | None = None  # as it was before the passes; kept where something shows it
+    # For each gradient, the input of the engine that it is of.
+    gradient_inputs: list[int] = field(default_factory=list)
+    # As it was before the passes; kept only if it is shown somewhere.
+    captured: _C.Graph | None = None
     session: _C.Session | None = None
     number: int = 0
-    input_names: dict[str, str] = field(default_factory=dict)  # the user's, by those in the graph
+    # The names of the user, by those in the graph.
+    input_names: dict[str, str] = field(default_factory=dict)
     passes: list[tuple[str, int, float]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     recomputation: Recomputation | None = None  # of a budget, or of what is chosen by name
-    can_be_lazy: bool = False  # its caller supports logits that are computed at first read
+    can_be_lazy: bool = False  # its caller supports logits that are computed when they are read
     # The logits that its caller computes.
     lazy_logits: list[_C.LazyLogits] = field(default_factory=list)
-    functions: list[Any] = field(default_factory=list)  # what its PythonOps call
+    functions: list[Any] = field(default_factory=list)  # the Functions that its PythonOps call
 
     def device_type(self) -> str:
         """Name the type of device that the graph runs on; some numbers lie on the CPU always."""

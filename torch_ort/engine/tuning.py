@@ -22,16 +22,17 @@ from torch_ort import _C, _build_info
 from torch_ort._C import UserError
 from torch_ort.core.user_code import calling_line, warn_at
 
-# By whether a graph has a backward.
+# The name of the file, by whether the graph has a backward.
 FILES = {True: "tuning_results_training.json", False: "tuning_results_inference.json"}
 
 _OURS = "torch_ort"
-_KERNELS = {"torch": False, "torch_ort": True}  # by the name in files: is it the engine's own?
+# Whether a kernel is the engine's own, by its name in files.
+_KERNELS = {"torch": False, "torch_ort": True}
 _CPUINFO = "/proc/cpuinfo"
 
 _lock = threading.RLock()
 _read: set[str] = set()  # folders
-_written: dict[tuple[str, bool], int] = {}  # how many choices, by folder and kind of graph
+_written: dict[tuple[str, bool], int] = {}  # number of choices, by folder and kind of graph
 
 
 class TuningWarning(UserWarning):
@@ -99,7 +100,7 @@ def _processor() -> str:
     try:
         with open(_CPUINFO, encoding="utf-8") as file:
             lines = file.read().partition("\n\n")[0].splitlines()
-    except OSError:  # not on Linux
+    except OSError:  # the system is not Linux
         return platform.processor() or platform.machine()
     said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     names = ("model name", "cpu family", "model", "stepping")
@@ -108,7 +109,7 @@ def _processor() -> str:
 
 def _add(path: str, choices: Mapping[str, _C.KernelChoice]) -> None:
     with open(f"{path}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
         results = _results_in(path)
         found = _ours(path, results)
         if found is None:

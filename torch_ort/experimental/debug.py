@@ -45,7 +45,7 @@ def _configure(model: ORTModule, **changed: Any) -> None:
     before = model._debug_options
     names = ("log_level", "save_onnx", "onnx_prefix", "save_path")
     values = {name: getattr(before, name) for name in names} | changed
-    # The variable would win over the argument.
+    # The variable would take precedence over the argument.
     hidden = {"save_path": "save_onnx_path"}
     config = {
         name: value

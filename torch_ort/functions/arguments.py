@@ -28,7 +28,7 @@ class Arguments:
 
     def __init__(self, args: Sequence[Any]) -> None:
         self.tensors: list[torch.Tensor] = [arg for arg in args if isinstance(arg, torch.Tensor)]
-        self.num_seen = len(self.tensors)  # by autograd
+        self.num_seen = len(self.tensors)  # the number of tensors that autograd sees
         self.sizes: list[torch.SymInt] = []
         seen = iter(range(self.num_seen))
         self.values = [
@@ -37,7 +37,7 @@ class Arguments:
         ]
         self.convention = "".join(
             "d" if isinstance(arg, torch.Tensor) else "c" for arg in args
-        )  # tensors and constants, as ONNX Runtime Training writes it
+        )  # "d" for tensors and "c" for constants, as in ONNX Runtime Training
 
     def _take(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

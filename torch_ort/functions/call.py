@@ -20,13 +20,13 @@ from torch_ort.pytorch import autograd_compat, patching, trace_compat
 from torch_ort.rules.forms import Spec, empty, spec_of
 
 _logger = logging.getLogger("torch_ort")
-# By the keys that the operators are called with. Graphs hold their calls; what nobody holds is
-# freed.
+# The calls, by the keys with which the operators are called. Graphs hold their calls; a call that
+# nothing holds is freed.
 _calls: weakref.WeakValueDictionary[int, FunctionCall | BackwardCall] = (
     weakref.WeakValueDictionary()
 )
 _named: set[str] = set()
-# Between a call of a Function and what stands there.
+# Frames between the call of a Function and the user's line.
 _BETWEEN = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(patching.__file__) + os.sep)
 
 
@@ -46,7 +46,8 @@ class FunctionCall:
     ) -> None:  # fmt: skip
         self.function = function
         self.name = full_name(function)
-        self.values = arguments.values  # keeps constants alive, whose addresses files show
+        # This keeps constants alive whose addresses are in files.
+        self.values = arguments.values
         self.convention = arguments.convention
         self.num_seen = arguments.num_seen
         self.requires_grad = requires_grad
@@ -269,7 +270,7 @@ class Calls:
         return tuple(returned)
 
 
-_of_dynamo: list[Calls] = []  # captures of Dynamo end where ours do
+_of_dynamo: list[Calls] = []  # Dynamo's captures end with ours
 
 
 def keep_for_traces(calls: Calls) -> None:
@@ -283,7 +284,7 @@ def end_of_capture() -> None:
         calls.forget()
 
 
-# The operators.
+# ---- the operators
 
 
 class _Tracked(torch.autograd.Function):
@@ -357,6 +358,6 @@ _library = torch.library.Library("torch_ort", "FRAGMENT")
 _library.impl("python_op", _python_op, "Autograd")
 torch.library.register_fake("torch_ort::python_op", _fake_python_op)
 torch.library.register_fake("torch_ort::python_op_grad", _fake_python_op_grad)
-# What a Function does besides giving tensors, only a run can tell.
+# Only a run can show what effects a Function has besides its results.
 for _operator in (torch.ops.torch_ort.python_op, torch.ops.torch_ort.python_op_grad):
     torch.fx.node.has_side_effect(_operator.default)

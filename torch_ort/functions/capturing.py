@@ -18,18 +18,18 @@ from torch_ort.functions.call import Calls, is_called_by_graph
 from torch_ort.pytorch import autograd_compat, trace_compat
 from torch_ort.pytorch.patching import not_for_dynamo
 
-# Packages whose Functions are part of what PyTorch, or we, do with tensors: a checkpoint calls the
-# user's code again, a collective is an operator. They are traced through.
+# Functions of these packages are traced through, because they are part of what PyTorch or torch_ort
+# do with tensors: a checkpoint calls code of the user's, and a collective is an operator.
 _TRACED_PACKAGES = ("torch", "torch_ort")
 
-# Checkpoints that are Functions by themselves.
+# Checkpoints that are implemented as Functions.
 _CHECKPOINT = "torch.utils.checkpoint.CheckpointFunction"
 _CHECKPOINT_OF_DEEPSPEED = (
     "deepspeed.runtime.activation_checkpointing.checkpointing.CheckpointFunction"
 )
 
-# Functions that stand for an operator of PyTorch's: while ZeRO stage 3 is at work, DeepSpeed's is
-# torch.nn.functional.linear.
+# Functions that stand for an operator of PyTorch. While ZeRO stage 3 is active, DeepSpeed replaces
+# torch.nn.functional.linear by this one.
 _OPERATORS = {
     "deepspeed.runtime.zero.linear.LinearFunctionForZeroStage3": torch.ops.aten.linear.default,
 }
@@ -115,7 +115,8 @@ def functions_seen() -> Iterator[Counter[str]]:
         is_traced = any(map(trace_compat.is_traced, args))
         if policy.keeps(function) and not is_traced and not is_called_by_graph(sys._getframe(1)):
             seen[full_name(function)] += 1
-        with autograd_compat.functions_as_they_are():  # those inside are part of this one
+        # Functions that are called inside are part of this one.
+        with autograd_compat.functions_as_they_are():
             return apply(*args)
 
     with autograd_compat.functions_replaced(note):

@@ -57,7 +57,7 @@ def _of_backward(call: BackwardCall) -> dict[str, Any]:
 def _shared(call: FunctionCall) -> dict[str, Any]:
     return {
         "func_name": call.name,
-        # What the Function keeps of memory that is not its own is copied, at every call.
+        # Memory that the Function does not own, but keeps, is copied in every call.
         "safe_run_mode": 1,
         "comment": (call.function.__doc__ or "").strip().partition("\n")[0],
     }

@@ -8,7 +8,7 @@ import torch
 
 from torch_ort._C import Unsupported
 
-# Of onnx.TensorProto.DataType.
+# The numbers of onnx.TensorProto.DataType.
 _NUMBERS = {
     torch.float32: 1, torch.uint8: 2, torch.int8: 3, torch.uint16: 4, torch.int16: 5,
     torch.int32: 6, torch.int64: 7, torch.bool: 9, torch.float16: 10, torch.float64: 11,

@@ -31,11 +31,12 @@ class Learnt:
 
     outputs: list[Spec]
     differentiable: list[bool]  # by output
-    written: list[int | None]  # by output: the tensor among the arguments that it is
-    places: list[int]  # of the outputs among all that forward returns
-    returned: Any  # all of it, with None for the outputs; a tuple if forward gives one
-    # By tensor that autograd sees: its form if backward gives it a gradient. Nothing where that is
-    # to be asked of `made`, an output on tensors without data that still knows its backward.
+    written: list[int | None]  # by output: which of the tensor arguments it is
+    places: list[int]  # positions of the outputs among all that forward returns
+    returned: Any  # all that forward returns, with None for the outputs; a tuple if it returns one
+    # For each tensor that autograd sees, the form of its gradient, or None if backward gives none.
+    # If this is missing, it is learnt from `made`, an output without data that still has its
+    # autograd history.
     gradients: list[Spec | None] | None = None
     made: torch.Tensor | None = None
 
@@ -93,7 +94,7 @@ class Learner:
                     return self._all_gradients(tensors)
                 return self._backward_on_real(tensors, sizes, wanted, error)
 
-    # Tensors without data.
+    # ---- tensors without data
 
     def _try_without_symbols(self, tensors: list[torch.Tensor], sizes: list[Any]) -> None:
         """Raise the error of a Function that needs data, before it decides anything by sizes."""
@@ -156,7 +157,7 @@ class Learner:
 
         return _C.call_with_autograd(call)
 
-    # Real tensors.
+    # ---- real tensors
 
     def _forward_on_real(
         self, tensors: list[torch.Tensor], sizes: list[Any], why: Exception
@@ -167,7 +168,7 @@ class Learner:
         seen = [(0, first)]
         for number in range(1, settings.count):
             if number == settings.count - 1 and len(seen) > 1:
-                break  # the last setting is for Functions that refuse the others
+                break  # the last setting is for Functions that reject the others
             try:
                 seen.append(
                     (number, self._run_real(tensors, forms, sizes, settings, number, why)[0])
@@ -176,7 +177,8 @@ class Learner:
                 continue
         found = _sizes_of_results(seen, _sources(forms, sizes), settings)
         if found is None:
-            # How its results' sizes depend on the arguments' is unknown: take this call's.
+            # It is unknown how the sizes of its results depend on those of its arguments, so the
+            # graph is made for the sizes of this call.
             for size in settings.open_sizes:
                 int(size)
             found = [list(output.shape) for output in first]
@@ -243,7 +245,7 @@ class Learner:
             for gradient, asks in zip(gradients, self._requires_grad, strict=False)
         ]
 
-    # What the class says by its `infer_shape`.
+    # ---- infer_shape of the class
 
     def _by_infer_shape(self, tensors: list[torch.Tensor]) -> Learnt:
         """Ask the class's infer_shape, as ONNX Runtime Training does."""
@@ -325,7 +327,7 @@ def _at(form: Spec, settings: Any) -> Spec:
 
 
 def _position(inputs: list[torch.Tensor], output: torch.Tensor) -> int | None:
-    # What forward marks as written, apply gives as the same object.
+    # If forward marks an argument as written, apply returns the same object.
     return next((i for i, tensor in enumerate(inputs) if tensor is output), None)
 
 

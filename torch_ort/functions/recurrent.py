@@ -29,7 +29,8 @@ class RecurrentLayer(torch.autograd.Function):
         is_training: bool, is_bidirectional: bool, *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:  # fmt: skip
         """Run the layer on the sequence, the states and the weights in `tensors`."""
-        if not all(map(_has_numbers, tensors)):  # its form is learnt from real ones then
+        # Without data the form of the results would be learnt from real tensors.
+        if not all(map(_has_numbers, tensors)):
             raise Unsupported(f"{kind}: its graph would be made for the length of the trace alone")
         with torch.set_grad_enabled(any(ctx.needs_input_grad)):
             given = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
@@ -70,7 +71,7 @@ class _Whole(TorchFunctionMode):
     ) -> Any:  # fmt: skip
         """Call a function of torch's."""
         kind = _KINDS.get(func)
-        if kind is None or kwargs or not is_traced(args[0]):  # torch.nn names no arguments
+        if kind is None or kwargs or not is_traced(args[0]):  # torch.nn passes no keyword arguments
             return func(*args, **(kwargs or {}))
         return self._put(kind, *args)
 
@@ -94,7 +95,7 @@ _PACKING = "pack_padded_sequence"
 _KINDS: dict[Callable[..., Any], str] = {
     pack_padded_sequence: _PACKING,
     **{layer: kind for kind, layer in RECURRENT_LAYERS.items()},
-    # As scripts call them.
+    # The functions as scripts call them.
     **{getattr(torch.ops.aten, kind).input: kind for kind in RECURRENT_LAYERS},
 }
 

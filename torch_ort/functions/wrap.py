@@ -13,7 +13,7 @@ from torch_ort.functions.call import Calls, keep_for_traces
 from torch_ort.pytorch.module_compat import pytree
 from torch_ort.pytorch.trace_compat import is_traced
 
-# Graphs of Dynamo's refer to these by number, and may run until the process ends.
+# Dynamo's graphs refer to these by number, and may run until the process ends.
 _wrapped: dict[int, PythonOp] = {}
 _lock = threading.Lock()
 
@@ -75,4 +75,4 @@ def _call_in_graph(number: int, *args: Any) -> Any:
     op = _wrapped[number]
     if any(map(is_traced, pytree.tree_leaves(args))):
         return op.calls.put(op.function, args)
-    return op.function.apply(*args)  # the graph runs without the engine
+    return op.function.apply(*args)  # the graph does not run in the engine

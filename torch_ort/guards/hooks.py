@@ -24,8 +24,8 @@ from torch_ort.guards.scripts import is_script
 from torch_ort.pytorch.module_compat import GLOBAL_HOOKS, OPERATORS
 from torch_ort.pytorch.trace_compat import is_traced
 
-# Hooks of classes and functions from here compute, or are made for captures, or hand what they keep
-# to the forward around them, which gives it back.
+# Hooks of these packages only compute, or are made for captures, or pass what they keep to the
+# surrounding forward, which returns it.
 _KNOWN = ("torch.nn.utils.", "torch_ort.", "transformers.utils.output_capturing.")
 _SHARDING = "torch.distributed.fsdp."
 _PURE_BUILTINS = {
@@ -38,7 +38,7 @@ _PURE_BUILTINS = {
 _PLAIN = (
     type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.memory_format,
 )  # fmt: skip
-# Where functions of torch's are that work on tensors and do nothing else.
+# Where the functions of torch are that work on tensors and have no effects.
 _FUNCTIONS = (OPERATORS, torch.functional, torch.nn.functional, torch.linalg, torch.special)
 _PLACES = (torch, torch.nn, *_FUNCTIONS[1:], math)
 _CHANGES = {  # instructions
@@ -89,7 +89,7 @@ def hook_with_effects(
 
 def gathered_part(module: torch.nn.Module) -> str:
     """Name a part around whose calls DeepSpeed's ZeRO stage 3 gathers parameters; empty: none."""
-    # What it does so for the module itself runs around the module's own call.
+    # Hooks on the module itself run around its own call, so only its parts are looked at.
     parts = ((path, part) for path, part in module.named_modules() if part is not module)
     return next((path for path, part in parts if "ds_id" in vars(part)), "")
 

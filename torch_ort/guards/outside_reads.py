@@ -65,7 +65,7 @@ def rows_of_value(own: Any, name: Any, value: Any, words: str) -> list[Row]:
     """Give a guard of the value at `own[name]`."""
     if isinstance(value, torch.Tensor):
         return []
-    if isinstance(value, dict) and type(value) is not dict:  # which is copied as it is
+    if isinstance(value, dict) and type(value) is not dict:  # others are copied as they are
         parts = [
             row
             for key, part in value.items()
@@ -76,7 +76,7 @@ def rows_of_value(own: Any, name: Any, value: Any, words: str) -> list[Row]:
     if is_plain(value):
         return [(own, name, "equals", snapshot(value), words)]
     rows: list[Row] = [(own, name, "is", value, words)]
-    if type(value) in (list, dict):  # it holds tensors
+    if type(value) in (list, dict):  # it holds tensors, or it would be plain
         rows.append((value, None, "size", len(value), f"the number of parts of {words}"))
     return rows
 
@@ -111,7 +111,7 @@ class _Object:
         """Compare the fields that were read."""
         fields, rows = self.fields, []
         hidden = {name for name in self.read if name not in fields and not self._is_of_class(name)}
-        # A class may look for a field under another name.
+        # A class may read a field by another name.
         is_whole = self.is_read_whole or any(self._is_made(name) for name in hidden)
         for name in sorted(fields) if is_whole else sorted(self.read & fields.keys()):
             words = f"field {name!r} of {self.words}"
@@ -158,10 +158,10 @@ class ObjectReads:
     """The fields that are read of objects, from when they are seen."""
 
     def __init__(self) -> None:
-        self.unseen: set[str] = set()  # what nothing can be compared of
+        self.unseen: set[str] = set()  # things that nothing can compare
         self.is_paused = False
         self._objects: dict[int, _Object] = {}  # by id
-        self._patched: dict[type, Any] = {}  # with what stood there
+        self._patched: dict[type, Any] = {}  # with the attributes that were replaced
         self._is_data: dict[type, bool] = {}
 
     def see(self, value: Any, words: str) -> None:
@@ -201,7 +201,7 @@ class ObjectReads:
         theirs = vars(kind).get("__getattribute__", _MISSING)
         reads, objects, see = self, self._objects, self.see
 
-        # Other threads may read as well: more is compared than need be.
+        # Other threads may read fields as well; then more is compared than necessary.
         def recorder(self: Any, name: str) -> Any:
             found = None if reads.is_paused else objects.get(id(self))
             if found is not None and not (name.startswith("__") and name.endswith("__")):
@@ -269,7 +269,7 @@ class _Place(NamedTuple):
             return self.container.get(self.key, _MISSING)
         try:
             return self.container.cell_contents
-        except ValueError:  # not filled yet
+        except ValueError:  # the cell has no value yet
             return _MISSING
 
     def put(self, value: Any) -> None:
@@ -431,7 +431,7 @@ def watched_outside(modules: list[torch.nn.Module]) -> Iterator[tuple[ObjectRead
         _thread.watch = None
         objects.unpatch()
         changed = objects.changed() + code.changed()
-    if changed:  # which may be why it has failed
+    if changed:  # that may be why the capture has failed
         names = ", ".join(sorted(changed))
         raise NoCapture(f"forward assigns {names}, which a captured graph cannot do") from failure
     if failure is not None:

@@ -17,7 +17,7 @@ import torch
 
 from torch_ort._C import Unsupported
 
-# Values that a structure holds as they are: a call with another one has another structure.
+# Types of values that are part of the structure: a call with another value has another structure.
 _CONSTANTS = (
     type(None), bool, float, complex, str, bytes, torch.dtype, torch.device, torch.memory_format,
     torch.layout, enum.Enum, slice, range, type, type(...),
@@ -125,7 +125,7 @@ class Structure:
     def _container(
         self, kind: str, value: Any, keys: list, parts: list[tuple], put: Callable
     ) -> tuple[tuple, Callable]:
-        # Copies of the container itself, so that what its type keeps besides its parts stays.
+        # A copy of the container itself, so that what it has besides its items is kept.
         empty = copy.copy(value)
         for key in keys:
             put(empty, key, None)

@@ -30,7 +30,8 @@ from torch_ort.pytorch import patches
 from torch_ort.pytorch.generators import PythonGenerators
 from torch_ort.pytorch.module_compat import GLOBAL_HOOKS, is_cache
 
-# Registries of a module; their entries are compared, as sub-modules and hooks may come and go.
+# Registries of a module. Their entries are compared, because sub-modules and hooks may be added and
+# removed.
 REGISTRIES = ("_parameters", "_buffers", "_modules")
 
 
@@ -40,7 +41,7 @@ class Reads:
 
     modules: dict[int, tuple[str, torch.nn.Module]]  # by id: the path and the module
     found: set[tuple[int, str]] = field(default_factory=set)
-    # What was read outside of them; None where that is unknown.
+    # What was read outside of the modules; None if that is unknown.
     outside: tuple[ObjectReads, CodeReads] | None = None
 
     @property
@@ -71,7 +72,7 @@ class Reads:
             words = f"the sub-modules of {_called(path)}"
             children = tuple(module._modules.values())
             rows.append((vars(module), "_modules", "items", children, words))
-            # So that no attribute hides one of the class.
+            # So that no new attribute can hide one of the class.
             words = f"the number of attributes of {_called(path)}"
             rows.append((vars(module), None, "size", len(vars(module)), words))
         for reads in self.outside or ():
@@ -88,7 +89,7 @@ def _rows_of(module: torch.nn.Module, name: str, words: str) -> list[tuple]:
     rows = []
     holders = [own[registry] for registry in REGISTRIES]
     if any(name in registry for registry in holders):
-        # Tensors are inputs of the graph, and sub-modules are compared all together.
+        # Tensors are inputs of the graph, and sub-modules are compared together.
         rows += [
             (registry, name, "is", None, words)
             for registry in holders
@@ -101,7 +102,7 @@ def _rows_of(module: torch.nn.Module, name: str, words: str) -> list[tuple]:
 
 def _rows_of_script(attributes: ScriptObject, name: str, words: str) -> list[tuple]:
     if name not in attributes or isinstance(attributes[name], torch.Tensor):
-        return []  # of torch's class, or an input of the graph
+        return []  # an attribute of torch's class, or an input of the graph
     return [guard_row(attributes, name, words)]
 
 
@@ -110,7 +111,7 @@ def _rows_of_value(own: dict, name: str, words: str) -> list[tuple]:
     if isinstance(value, torch.Tensor):
         return []  # an input of the graph
     if name.endswith("_hooks") and isinstance(value, dict):
-        if not value:  # as nearly always; quicker to compare
+        if not value:  # this is the usual case, and quick to compare
             return [(value, None, "size", 0, words)]
         return [(own, name, "items", tuple(value.values()), words)]
     return rows_of_value(own, name, value, words)
@@ -186,14 +187,15 @@ class Watch:
         ]
         scripts = [(path, script_object(part)) for path, part, _ in self._parts if is_script(part)]
         self._scripts = [(path, attributes, dict(attributes)) for path, attributes in scripts]
-        # Hooks may be installed by the first call, and are traced with it.
+        # The first call may install hooks, which are then traced as well.
         self._containers = [
             (path, name, value, snapshot(value) if is_plain(value) else copy.copy(value))
             for path, _, values in self._parts
             for name, value in containers_in(values)
         ]
         self._runs: list[dict[tuple[str, str], Any]] = []
-        # Constants that forward assigns, and so every call of the graph: entries, name, value.
+        # Constants that forward assigns, which each call of the graph must assign too: entries,
+        # name, value.
         self.constants: list[tuple[dict, str, Any]] = []
 
     def note_run(self) -> None:

@@ -16,7 +16,7 @@ from types import ModuleType
 Visit = Callable[[ModuleType], None]
 
 _lock = threading.RLock()
-_visits: dict[str, list[Visit]] = {}  # by the name of a module that is not there yet
+_visits: dict[str, list[Visit]] = {}  # by the name of a module that is not imported yet
 
 
 def after_import(module: str, visit: Visit) -> None:
@@ -69,7 +69,7 @@ class _Loader(importlib.abc.Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        # From here on the module keeps no trace of this loader.
+        # From here on the module has no reference to this loader.
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
         with _lock:

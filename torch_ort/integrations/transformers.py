@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 Loss = Callable[..., torch.Tensor]
 
-# Arguments of a call that are for the trainer's loss, and not for the model.
+# Arguments of a call that are for the trainer's loss rather than for the model.
 _LABELS, _COUNT = "labels_of_trainer", "num_items_in_batch"
 
 
@@ -172,7 +172,7 @@ class _InEngine(Trainer):
         inputs = {**inputs, _COUNT: num_items_in_batch}
         inputs[_LABELS] = inputs.pop("labels")
         self._losses = losses
-        # To the trainer it is meanwhile a model that computes its loss itself.
+        # In the meantime the trainer has to take the model for one that computes its loss itself.
         before = self.model_accepts_loss_kwargs
         self.model_accepts_loss_kwargs = before or self.compute_loss_func is not None
         self.compute_loss_func = self.label_smoother = None

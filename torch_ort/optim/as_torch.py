@@ -86,7 +86,7 @@ class _FusedStep(torch.optim.Optimizer):
         of_tensors = {name for name, value in settings.items() if isinstance(value, Tensor)}
         if not for_torch and not of_tensors:
             left = step(*lists, **settings, isa=self._isa)
-        # The device reads the rate where it is.
+        # The device reads the learning rate where it is.
         may_run = not for_torch and of_tensors <= {"lr"}
         if may_run and any(params[i].is_cuda for i in left) and on_cuda.are_there():
             theirs = [_at(each, left) for each in lists]
@@ -186,8 +186,8 @@ class Adam(_FusedStep, torch.optim.Adam):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        # torch.amp.GradScaler leaves scale and infinities to the step then, which must not need to
-        # know whether steps count.
+        # In this case torch.amp.GradScaler leaves the scale and the check for infinities to the
+        # step, which then must not wait to know whether it counts.
         on_device = all(
             group["capturable"] and not group["differentiable"] for group in self.param_groups
         )
@@ -206,7 +206,7 @@ class Adam(_FusedStep, torch.optim.Adam):
         )
         settings["beta1"], settings["beta2"] = group["betas"]
         lists = [params, grads, means, squares, largest, steps]
-        # Of GradScaler, which sets attributes.
+        # GradScaler sets these as attributes.
         scaled = {name: getattr(self, name, None) for name in ("grad_scale", "found_inf")}
         step = _take_nothing if group["capturable"] else _C.adam_step
         on_gpu = functools.partial(_adam_on_cuda, **scaled)
@@ -246,7 +246,7 @@ class AdamW(Adam):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        for group in self.param_groups:  # saved by a torch that had no such entry
+        for group in self.param_groups:  # the state was saved by a torch without this entry
             group["decoupled_weight_decay"] = True
 
 

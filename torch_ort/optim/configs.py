@@ -15,8 +15,7 @@ from torch_ort.optim.fused_adam import AdamWMode, FusedAdam
 from torch_ort.optim.lamb import Lamb
 from torch_ort.optim.scaled_step import Group
 
-# What the optimizers here call the settings that a group may have of its own; `alpha` and `beta`
-# become `betas`.
+# The names here of settings that a group may have; `alpha` and `beta` become `betas`.
 _OF_GROUPS = {
     "lambda_coef": "weight_decay",
     "epsilon": "eps",

@@ -101,7 +101,7 @@ class FusedAdam(ScaledStep):
         if self._adam_w_mode is AdamWMode.ADAMW_TORCH:
             rule.step_size, rule.inverse_correction = lr / c1, 1 / math.sqrt(c2)
         else:
-            # (p - step) keep = keep p - keep step: what the decay takes from the new parameter.
+            # (p - step) keep = keep p - keep step, so the step is multiplied too.
             rule.step_size *= rule.keep
         return rule
 

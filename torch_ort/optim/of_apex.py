@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torch_ort.optim import replacing
 
-# Its own fused optimizers have others, whose names begin with these.
+# The names of the corresponding methods of its own fused optimizers begin with these.
 _WITH_MASTERS = "post_backward_with_master_weights"
 _WITHOUT_MASTERS = "post_backward_no_master_weights"
 

@@ -40,7 +40,7 @@ def replace(
     def _check_overflow(self: Any) -> None:
         groups = (*self.fp16_groups, *self.fp32_from_fp32_groups)
         grads = [param.grad for group in groups for param in group if param.grad is not None]
-        # Their scaler asks the other ranks, and none at all if the scale is fixed.
+        # Megatron's scaler asks the other ranks, or no rank if the scale is fixed.
         number = SimpleNamespace(grad=torch.tensor([sum_squares(grads, isa)]))
         self.overflow = self.loss_scaler.has_overflow([number])
 
@@ -61,7 +61,7 @@ def replace(
             if param.grad is not None
         ]
         is_first = get_horizontal_model_parallel_rank() == 0
-        # Each rank has the parameters that are not divided; they count once.
+        # Parameters that are not divided are on every rank, but count only once.
         counted = [p.grad for p in params if is_first or getattr(p, "model_parallel", False)]
         total = torch.tensor(sum_squares(counted, isa), dtype=torch.float64)
         if params:

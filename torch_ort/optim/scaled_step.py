@@ -18,7 +18,7 @@ from torch_ort.optim.gradients import isa_in_force, norm
 Params = Iterable[Any]
 Group = dict[str, Any]
 MOMENTS = ("exp_avg", "exp_avg_sq")
-# As torch.nn.utils.clip_grad_norm_ has it.
+# As in torch.nn.utils.clip_grad_norm_.
 NORM_EPS = 1e-6
 
 
@@ -66,9 +66,9 @@ class ScaledStep(torch.optim.Optimizer):
 
     _rule_name: str  # of step_on_cuda
 
-    # torch.amp.GradScaler leaves the scale to the step then: no pass over the gradients to unscale.
+    # Then torch.amp.GradScaler leaves the scale to the step, and makes no pass over the gradients.
     _step_supports_amp_scaling = True
-    _max_norm: float | None = None  # of steps that name none
+    _max_norm: float | None = None  # for steps that are given none
 
     def __init__(self, params: Params, defaults: Group) -> None:
         super().__init__(params, defaults)
@@ -88,7 +88,7 @@ class ScaledStep(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        for group in self.param_groups:  # saved by another optimizer
+        for group in self.param_groups:  # the state was saved by another optimizer
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
         self._begin()
@@ -125,7 +125,7 @@ class ScaledStep(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        # GradScaler sets attributes.
+        # GradScaler sets these as attributes.
         grad_scale = getattr(self, "grad_scale", None) if grad_scale is None else grad_scale
         found_inf = getattr(self, "found_inf", None) if found_inf is None else found_inf
         max_norm = self._max_norm if max_norm is None else max_norm
@@ -323,7 +323,7 @@ class ScaledStep(torch.optim.Optimizer):
                     )
 
     def _take_over(self, saved: dict[str, Any]) -> None:
-        # PyTorch has given the means the dtype of the parameters.
+        # PyTorch has cast the means to the dtype of the parameters.
         for group, saved_group in zip(self.param_groups, saved["param_groups"], strict=True):
             steps = [0]
             for param, number in zip(group["params"], saved_group["params"], strict=True):
@@ -342,11 +342,11 @@ class ScaledStep(torch.optim.Optimizer):
 def _add_steps(_: torch.optim.Optimizer, packed: dict[str, Any]) -> None:
     for group in packed["param_groups"]:
         if "step" in group:
-            group["step"] = int(group["step"])  # a GPU may have counted
+            group["step"] = int(group["step"])  # it may have been counted on a GPU
         for number in group["params"]:
             state = packed["state"].get(number)
             if state:
-                # A tensor for each: PyTorch's optimizers count in place.
+                # One tensor for each parameter, since PyTorch's optimizers count in place.
                 steps = torch.tensor(float(group.get("step", 0)))
                 packed["state"][number] = {"step": steps, **state}
 

@@ -59,9 +59,10 @@ DATA_PARALLEL = (
 
 Watcher = Callable[[Any], None]  # called with the result of a call
 
-# Captures of one module; more than a real program needs, fewer than would go unnoticed.
+# The most captures of one module: more than a program needs, but few enough to be noticed.
 MAX_CAPTURES = 32
-_thread = threading.local()  # `is_capturing`: a module inside another's capture is traced through
+# `is_capturing`: a module inside of another's capture is traced as a part of it.
+_thread = threading.local()
 
 
 @dataclass
@@ -70,7 +71,7 @@ class _Captured:
 
     capture: ModuleCapture
     state: GraphState
-    floats: dict[str, float]  # those baked in, by the argument's name
+    floats: dict[str, float]  # floats that are constants of the graph, by the argument's name
     is_proven: bool = False  # has run once
     takes_empty: bool = False  # has run once with a size of 0
 
@@ -88,25 +89,25 @@ class Calls:
         self.settings = settings
         self._files = files
         may_fall_back = settings.fallback_policy.allows(ORTModuleONNXModelException)
-        # Whether the engine's own guards may run in eager what fails.
+        # Whether guards of the engine may run a failed call in eager PyTorch.
         self._options = replace(options, strict=options.strict or not may_fall_back)
         self._strict = options.strict
         self.logger = logger
         self._captured: list[_Captured] = []
         self._floats: set[str] = set()  # arguments that change from call to call
-        self._constant_floats: set[str] = set()  # those that only a constant can be
+        self._constant_floats: set[str] = set()  # arguments that can only be constants
         self._in_pytorch = False
-        self._said: set[str] = set()  # why some calls run in PyTorch
-        # Each brings sub-modules into the engine, if there are any, and gives a watcher of the
+        self._said: set[str] = set()  # logged reasons for which some calls run in PyTorch
+        # Each brings sub-modules into the engine, if there are any, and returns a watcher of the
         # results that the module gives in PyTorch. The first is called instead of a warning that
-        # the module runs in PyTorch, the second together with it.
+        # the module runs in PyTorch, the second together with the warning.
         self.instead_of_pytorch: Callable[[], Watcher | None] | None = None
         self.take_apart: Callable[[], Watcher | None] | None = None
-        # Brings those parts into the engine between which parameters are gathered.
+        # Brings the parts between which parameters are gathered into the engine.
         self.take_between_gathers: Callable[[], None] | None = None
         self._watch_result: Watcher | None = None
         self.subject = "the module"  # in messages
-        self.is_inside = False  # what runs is forward alone: hooks of the module run around it
+        self.is_inside = False  # only forward runs here: hooks of the module run around it
         if pending is not None:
             self._fall_back(pending, "capture")
             self._in_pytorch = True
@@ -133,7 +134,7 @@ class Calls:
         if captured is None:
             in_parts = self.instead_of_pytorch is not None or gathered_part(self._module)
             hook = None if in_parts else hook_with_effects(self._module)
-            if hook is not None and not hook.is_of_shards:  # it may be taken off again
+            if hook is not None and not hook.is_of_shards:  # the hook may be removed later
                 why = f"{hook.words}, {HOOKS_RUN}"
                 return self._run_this_in_pytorch(why, "capture", "calls with it run", args, kwargs)
             found = fallback.within_boundary(
@@ -169,11 +170,11 @@ class Calls:
         self._in_pytorch = False
         self._watch_result = None
 
-    # Running.
+    # ---- running
 
     def _run(self, captured: _Captured, flat: list[Any], args: tuple, kwargs: dict) -> Any:
         capture = captured.capture
-        if captured.state.failed:  # its backward has; a warning has said so
+        if captured.state.failed:  # its backward has failed, of which a warning has been given
             return self._after_failed_backward(captured, args, kwargs)
         is_empty = 0 in capture.integers_of(flat)
         if captured.is_proven and (captured.takes_empty or not is_empty):
@@ -207,7 +208,7 @@ class Calls:
         """Run a call after the first run of its graph has failed."""
         capture, error = captured.capture, failure.error
         if captured.is_proven and isinstance(error, RuntimeError | IndexError):
-            # Sizes of 0 are special to some kernels: they get a graph of their own.
+            # Some kernels treat sizes of 0 specially, so these get a graph of their own.
             capture.refuse_empty()
             return self(args, kwargs)
         self._captured.remove(captured)
@@ -216,11 +217,11 @@ class Calls:
             self._options = replace(self._options, disable=(*self._options.disable, "recorder"))
             return self(args, kwargs)
         if not isinstance(error, _C.Error) and not self._may_fall_back(_onnx_error(error)):
-            raise error  # a kernel's own, which PyTorch would raise as well
+            raise error  # an error of a kernel, which PyTorch would raise as well
         return self._run_in_pytorch(failure, args, kwargs)
 
     def _after_failed_backward(self, captured: _Captured, args: tuple, kwargs: dict) -> Any:
-        if captured.state.is_differentiated_twice:  # calls of its kind; there may be others
+        if captured.state.is_differentiated_twice:  # only calls of this kind are affected
             return self._run_plain(*args, **kwargs)
         self._captured.remove(captured)
         if self.settings.fallback_retry:
@@ -232,7 +233,7 @@ class Calls:
         given = pytree.tree_leaves((args, kwargs))
         return has_tangents([*given, *ModuleState(self._module).tensors])
 
-    # Falling back.
+    # ---- falling back
 
     def _run_this_in_pytorch(
         self, why: str, stage: str, which: str, args: tuple, kwargs: dict
@@ -250,7 +251,7 @@ class Calls:
     def _run_in_pytorch(self, failure: fallback.Failure, args: tuple, kwargs: dict) -> Any:
         is_gathered = isinstance(failure.error, refusals.GatheredInside)
         if is_gathered and self.take_between_gathers is not None:
-            self._in_pytorch = True  # but for the parts, from this call on
+            self._in_pytorch = True  # except for the parts, from this call on
             self.take_between_gathers()
             return self._run_plain(*args, **kwargs)
         error = _onnx_error(failure.error)
@@ -263,7 +264,7 @@ class Calls:
             return result
         if not self._may_fall_back(error):
             raise error
-        result = self._run_plain(*args, **kwargs)  # an error of the user's own comes from here
+        result = self._run_plain(*args, **kwargs)  # an error of the user's program is raised here
         self._fall_back(error, failure.stage)
         self._watch(result)
         return result
@@ -306,7 +307,7 @@ class Calls:
             fallback.FallbackWarning,
         )
 
-    # Capture.
+    # ---- capture
 
     def _capture(self, args: tuple, kwargs: dict) -> tuple[_Captured, list[Any]]:
         held = ModuleState(self._module)
@@ -348,7 +349,7 @@ class Calls:
         attempts = [(none, False), (none, True)]
         if self._floats:
             attempts.insert(0, (frozenset(self._floats), False))
-        if is_empty:  # no symbol stands for a size of 0 while tracing
+        if is_empty:  # in a trace no symbol can be 0
             attempts = attempts[-1:]
         first_error: Exception | None = None
         for names, are_fixed in attempts:

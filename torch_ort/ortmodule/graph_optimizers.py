@@ -102,7 +102,7 @@ def rewrite_for(
                     f"register_graph_optimizer: {entry.function.__name__}: the inputs or outputs "
                     "of the graph have changed, want the same names in the same order"
                 )
-        # Every operator is allowed: the user's own program has written the graph.
+        # All operators are allowed, because the user's own program has written the graph.
         return _C.Graph.from_onnx(model.SerializeToString(), allow=["*"])
 
     return rewrite

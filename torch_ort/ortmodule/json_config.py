@@ -13,14 +13,14 @@ from torch_ort.capture import logs
 from torch_ort.ortmodule.debug_options import DebugOptions
 from torch_ort.ortmodule.module import ORTModule
 
-# Keys that set an option of docs/options.md, with its name.
+# Keys that set an option of docs/options.md, with the name of the option.
 _OPTIONS = {
     "EnableCustomAutogradFunction": "enable_custom_autograd",
     "FallbackPolicy": "fallback_policy",
     "OnnxOpsetVersion": "opset",
     "SkipCheck": "skipcheck_policy",
 }
-# Keys of settings that cannot be switched off, with the reason, and of those that do not exist.
+# Keys of settings that cannot be switched off, with the reason; and keys without a setting.
 _NOT_NEEDED = {
     "UseExternalGPUAllocator": "PyTorch's allocator gives all memory",
     "RunSymbolicShapeInference": "a capture knows all sizes as symbols",

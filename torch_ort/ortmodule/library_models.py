@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import torch
 
-# Bases by which libraries ask, by module and name: nothing is imported for their sake.
+# Base classes that libraries test for, by module and name, so that nothing has to be imported.
 _ASKED_FOR = {("transformers.modeling_utils", "PreTrainedModel"), ("peft.peft_model", "PeftModel")}
 
 

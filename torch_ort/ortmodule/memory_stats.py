@@ -84,7 +84,7 @@ class MemoryStats:
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return [
             ("resident", resident),
-            # Linux takes the two figures at different moments.
+            # Linux updates the two figures at different times.
             ("max resident", max(resident, most)),
             ("arena", counters["arena_bytes"]),
             ("max arena", counters["arena_bytes_peak"]),

@@ -28,9 +28,9 @@ _OWN = (
     "_overrides", "forward",
 )  # fmt: skip
 
-# Entries that other libraries keep in the __dict__ of the module that they were given: Accelerate
-# keeps the forward that it wraps, DeepSpeed's ZeRO stage 3 how often backward has yet to gather
-# parameters.
+# Entries that other libraries store in the __dict__ of a module that they were given. Accelerate
+# stores the forward that it wraps, and DeepSpeed's ZeRO stage 3 the number of gathers that are left
+# in backward.
 _OF_OTHERS = ("_original_forward", "applied_pre_backward_ref_cnt")
 
 
@@ -81,7 +81,7 @@ class ORTModule(torch.nn.Module):
             MemoryStats(self._original) if calls.settings.print_memory_stats else None
         )
         self.__dict__["_bound"] = self._bind_methods()
-        # Code that walks over modules finds the parts of the wrapped one here.
+        # Code that walks over modules finds the parts of the wrapped module here.
         self.__dict__.update({name: getattr(self._original, name) for name in REGISTRIES})
         overrides = self._delegate_overrides()
         self.__dict__["_overrides"] = tuple(overrides)
@@ -124,9 +124,9 @@ class ORTModule(torch.nn.Module):
             stats.after_forward(result)
             return result
 
-        # Libraries that unwrap what they have wrapped, as Accelerate does, shall stop here.
+        # Libraries that unwrap what they have wrapped, such as Accelerate, must stop here.
         del forward.__wrapped__
-        # Trainers drop the columns of a data set that forward does not name.
+        # Trainers drop columns of a data set that forward has no parameter for.
         own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
         of_module = signature_of(self._original)
         forward.__signature__ = of_module.replace(parameters=[own, *of_module.parameters.values()])
@@ -138,7 +138,7 @@ class ORTModule(torch.nn.Module):
         Those that call `super()` stay the wrapped module's own: Python refuses them another self.
         So do those of libraries that ask for their own class (library_models.py).
         """
-        if is_script(self._original):  # its methods are compiled, and torch's class is no user's
+        if is_script(self._original):  # its methods are compiled, and its class belongs to torch
             return {}
         kind = type(self._original)
         names = _own_names(kind)
@@ -193,7 +193,7 @@ class ORTModule(torch.nn.Module):
                     stacklevel=3,
                 )
 
-    # The wrapped module.
+    # ---- the wrapped module
 
     @property
     def module(self) -> torch.nn.Module:
@@ -224,7 +224,7 @@ class ORTModule(torch.nn.Module):
         return self.training and torch.is_grad_enabled()
 
     def __getattr__(self, name: str) -> Any:
-        # Python calls this only for attributes that it finds nowhere else.
+        # Python calls this only for attributes that it does not find otherwise.
         bound = self.__dict__.get("_bound")
         if bound is not None and name in bound:
             return bound[name]
@@ -247,8 +247,9 @@ class ORTModule(torch.nn.Module):
 
     @__class__.setter
     def __class__(self, kind: type) -> None:
-        # Who derives a class from the one that we claim to have, as `fully_shard` does, gets the
-        # same derivation of ours; we claim theirs.
+        # If somebody derives a class from the one that this object claims to have, as `fully_shard`
+        # does, a class is derived from ours in the same way, and this object claims the derived
+        # one.
         claimed = self.__class__
         if claimed is not type(self) and issubclass(kind, claimed):
             self.__dict__["_claimed"] = kind
@@ -282,10 +283,10 @@ class ORTModule(torch.nn.Module):
         inner = repr(self._original).replace("\n", "\n  ")
         return f"{type(self).__name__}(\n  (module): {inner}\n)"
 
-    # Copies: graphs and bound methods are made anew.
+    # ---- copies, whose graphs and bound methods are made again
 
     def __reduce_ex__(self, protocol: Any) -> tuple:
-        # Not the default, which takes `__class__` for the type.
+        # The default implementation would take `__class__` for the type.
         return _without_state, (type(self),), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -303,7 +304,7 @@ class ORTModule(torch.nn.Module):
         copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return copied
 
-    # The interface of a module, answered by the wrapped one.
+    # ---- the interface of a module, which the wrapped module answers
 
     def add_module(self, name: str, module: torch.nn.Module | None) -> None:
         """Raise ORTModuleTorchModelException: add modules to the module before it is wrapped."""

@@ -87,7 +87,7 @@ class Parts:
     def note_backward(self, call: _PlainCall) -> None:
         """Note the backward of a call, which runs now."""
         if self._may_train is None:
-            self._may_train = not torch.is_grad_enabled()  # as it is where create_graph=True
+            self._may_train = not torch.is_grad_enabled()  # as it is with create_graph=True
         after_backward(lambda: self._plain_calls.discard(call))
 
 
@@ -126,7 +126,7 @@ class _PartForward:
 
     def own(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's own forward."""
-        # Not by `_method`, which guards of a capture would read and hold, and so the module.
+        # `_method` is not used, because guards of a capture would read it, and so hold the module.
         forward = self._instance_forward
         if forward is None:
             forward = types.MethodType(type(self._module).forward, self._module)
@@ -145,7 +145,7 @@ class _PartForward:
             del self._module.forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # In a trace it is part of a larger graph.
+        # In a trace this part belongs to a larger graph.
         if is_traced() or not self._parts.may_run():
             return self.own(*args, **kwargs)
         if self._calls is None:
@@ -159,7 +159,7 @@ class _PartForward:
         calls.subject = f"a part of the module, {type(self._module).__name__},"
         return calls
 
-    # Who asks about the method finds what stood here before.
+    # ---- code that inspects the method finds the original one
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -178,7 +178,8 @@ class _PartForward:
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     def __reduce__(self) -> tuple:
-        # Copies and files need no torch_ort to be read. The module comes second, as it holds this.
+        # Copies and pickles can be read without torch_ort. The module is a part of the state,
+        # because it holds this object.
         given = () if self._instance_forward is not None else (self._module,)
         function = self._instance_forward or type(self._module).forward
         return functools.partial, (function,), (function, given, {}, None)

@@ -52,8 +52,8 @@ def run_between_gathers(
     Parts(module, wrapper).take(debug)
     for part in module.modules():
         if "ds_id" in vars(part):
-            # DeepSpeed starts to count here in the first call. Then the number of attributes would
-            # be another one than at capture, and each part be captured again.
+            # In its first call DeepSpeed adds this counter. Then the number of attributes would
+            # differ from that in the capture, and each part would be captured again.
             vars(part).setdefault("applied_pre_backward_ref_cnt", 0)
     blocks = dict(blocks_of(module, wrapper))
     if blocks:

@@ -50,7 +50,7 @@ def saved_tensor_hooks_copy() -> bool:
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     if hooks is None:
         return False
-    # torch.utils.checkpoint saves no tensor that it packs: it runs the forward again.
+    # torch.utils.checkpoint does not save the tensors that it packs, but runs forward again.
     name = getattr(hooks[0], "__qualname__", "")
     return not name.startswith(("_checkpoint_hook", "_recomputation_hook"))
 

@@ -168,7 +168,7 @@ def _with_sizes(whole: Any, theirs: Callable[..., torch.Tensor]) -> Callable[...
         *corners, factors = rest
         given = image.shape[2:]
         if (sizes is None) == (factors is None) or len(sizes or factors) != len(given):
-            return theirs(image, sizes, *rest)  # which raises
+            return theirs(image, sizes, *rest)  # this raises
         if sizes is None:
             sizes = [_times(n, factor) for n, factor in zip(given, factors, strict=True)]
         return whole(image, sizes, *corners, *(factors or [None] * len(given)))
@@ -184,7 +184,7 @@ def _times(size: Any, factor: float) -> Any:
     return torch.sym_int(size * factor)
 
 
-_MOST_PARTS = 1024  # so that no product of theirs is rounded in floating point
+_MOST_PARTS = 1024  # so that products with it are exact in floating point
 
 
 @contextmanager
@@ -221,7 +221,7 @@ def functionalized(leaf: torch.Tensor, is_parameter: bool = False) -> torch.Tens
     wrapped = torch._to_functional_tensor(leaf)
     _C.forbid_numbers(wrapped)
     if is_parameter:
-        wrapped._is_param = True  # isinstance() believes it
+        wrapped._is_param = True  # isinstance() uses this
     return wrapped
 
 
@@ -340,7 +340,7 @@ def fakes() -> Iterator[Callable[..., torch.Tensor]]:
     It takes sizes, strides, dtype and device.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    mode.cache_enabled = False  # it asks of sizes what ours do not know
+    mode.cache_enabled = False  # the cache would ask for sizes that ours do not have
 
     def make(sizes: Any, strides: Any, dtype: torch.dtype, device: torch.device) -> FakeTensor:
         meta = torch.empty_strided(sizes, strides, dtype=dtype, device="meta")

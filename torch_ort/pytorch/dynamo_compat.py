@@ -37,7 +37,7 @@ from torch._subclasses.fake_tensor import (
 from torch_ort import _C
 from torch_ort.pytorch import patches
 
-# Exceptions that Dynamo itself acts upon.
+# Exceptions by which Dynamo controls itself.
 _DYNAMO_SIGNALS = (
     exc.RestartAnalysis,
     exc.ShortenTraceback,
@@ -124,7 +124,7 @@ class LeftOut(NamedTuple):
     code: CodeType  # of the function
     is_whole: bool
     reason: str  # Dynamo's words
-    lines: list[tuple[str, int]]  # from the function's own to where it happens: file, line
+    lines: list[tuple[str, int]]  # file and line, from the function to where it happens
 
 
 def watch_frames(
@@ -250,7 +250,7 @@ def _watch_calls(hooks: list[Callable[[], Any]], begin: Callable[[], Callable[[]
         end = begin()
 
         def leave() -> None:
-            # Other threads may be going through the list: the last one leaves without a trace.
+            # Other threads may iterate over the list, so only the last element is removed.
             if end() and hooks[-1] is enter:
                 hooks.pop()
 
@@ -270,7 +270,7 @@ def _with_a_frame(function: Any, hooks: list[Callable[[], Any]]) -> Any:
     if isinstance(module, torch.nn.parallel.DistributedDataParallel):
         inner = module.module
         if inner._compiled_call_impl is None and _is_torchs_own(inner):
-            # As Module.compile does; no copy and no file of the module holds it.
+            # As Module.compile does. Copies and pickles of the module do not contain it.
             inner._compiled_call_impl = _framed(inner._call_impl)
     elif module is not function and module is not None and _is_torchs_own(module):
         hooks.insert(0, functools.partial(_before_call, weakref.ref(module)))
@@ -316,7 +316,7 @@ def _is_torchs_own(module: torch.nn.Module) -> bool:
 
 def _framed(function: Callable[..., Any]) -> Callable[..., Any]:
     inner = external_utils.wrap_inline(function)
-    # Graphs are kept, and counted, by code: it is not shared with others.
+    # Dynamo caches and counts graphs by code object, so this one must not be shared.
     inner.__code__ = inner.__code__.replace(co_name="forward")
     return inner
 

@@ -67,8 +67,8 @@ class Seeding:
 
     def __init__(self) -> None:
         self._initial = torch.initial_seed()
-        self._is_noted = False  # by a function of torch's
-        self._is_fresh = False  # nothing was drawn since a state was taken
+        self._is_noted = False  # by the function of torch
+        self._is_fresh = False  # nothing has been drawn since a state was taken
         self.is_elsewhere = False  # another thread has set a generator
 
     def note_draw(self) -> None:

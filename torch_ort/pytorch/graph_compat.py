@@ -82,18 +82,18 @@ def forward_and_backward_nodes(
     for node in nodes:
         if any(arg in depends for arg in node.all_input_nodes):
             depends.add(node)
-    needed = _ancestors(forward_outputs)  # a rewrite of AOTAutograd's may leave nodes without a tag
+    needed = _ancestors(forward_outputs)  # rewrites by AOTAutograd may leave nodes without a tag
     last = max(
         (i for i, node in enumerate(nodes) if tags[i] == "is_forward" or node in needed), default=-1
     )
-    if last < 0:  # a torch without tags: dataflow is all there is
+    if last < 0:  # in a torch without tags, only dataflow decides
         last = max((i for i, node in enumerate(nodes) if node not in depends), default=-1)
     forward, backward = [], []
     for i, node in enumerate(nodes):
         late_mutation = i > last and tags[i] != "is_backward" and _mutates(node)
         belongs = (i <= last and node not in depends) or (late_mutation and node not in depends)
         (forward if belongs else backward).append(node)
-    # A constant that only backward reads is read again there; one that both read stays in forward.
+    # A constant that only backward reads is read there; one that both halves read stays in forward.
     return forward, backward
 
 

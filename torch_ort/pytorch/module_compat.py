@@ -14,7 +14,7 @@ from torch.utils import _pytree
 pytree = _pytree
 OPERATORS = torch._C._VariableFunctions  # as functions of `torch`
 
-# Of hooks that all modules call.
+# The hooks that all modules call.
 GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
     torch.nn.modules.module._global_forward_pre_hooks,
     torch.nn.modules.module._global_forward_hooks,

@@ -36,9 +36,10 @@ class _Here(threading.local):
 _here = _Here()
 _lock = threading.RLock()
 _KEY = "torch_ort_patches"
-# Nothing of ours may stay with a thread after a capture: PyTorch hands it on to threads of its own,
-# whose end waits for Python's lock to let go of it, while whoever destroys a process group holds
-# that lock and waits for such a thread. Before torch 2.12 it cannot be taken back.
+# Nothing of ours may stay with a thread after a capture. PyTorch passes it to threads of its own.
+# When such a thread ends, it waits for Python's lock to release the object. A thread that destroys
+# a process group may hold this lock while it waits for that thread. Before torch 2.12 the object
+# cannot be removed.
 _CAN_TAKE_BACK = hasattr(torch._C, "_remove_obj_from_tls")
 _NOTHING: Mapping[Patch, Any] = types.MappingProxyType({})
 _ABSENT = object()
@@ -56,7 +57,7 @@ def _ours() -> Mapping[Patch, Any]:
     """Give what this thread finds instead of torch's own."""
     if _here.ours is not None:
         return _here.ours
-    # PyTorch hands this on to the threads of a backward.
+    # PyTorch passes this to the threads of a backward.
     return torch._C._get_obj_in_tls(_KEY) if torch._C._is_key_in_tls(_KEY) else _NOTHING
 
 
@@ -93,8 +94,8 @@ class Patch:
         self.scope = scope
         self.stays = stays
         self._num_inside = 0
-        self._theirs: Any = None  # torch's own, as it is called
-        self._before: Any = None  # what the owner itself had
+        self._theirs: Any = None  # torch's own function, as it is called
+        self._before: Any = None  # what the owner had before
         self._standing: Any = None  # what we have put there
 
     def __repr__(self) -> str:
@@ -254,7 +255,7 @@ class Answer(Function):
 
     def __init__(self, target: str, why: str, ask: Callable[[], Any]) -> None:
         super().__init__(target, why)
-        self._ask = ask  # calls `answer`; it runs with the globals of torch's function
+        self._ask = ask  # calls `answer`, with the globals of torch's function
 
     @not_for_dynamo
     def answer(self) -> Any:
@@ -348,7 +349,7 @@ class OperatorKernels(Patch):
 
     def __init__(self, target: str, why: str) -> None:
         super().__init__(target, why)
-        # By operator: how many are inside, torch's kernels, torch's cache.
+        # By operator: the number of blocks that are open, torch's kernels, and torch's cache.
         self._operators: dict[Any, tuple[int, dict, dict]] = {}
 
     def of(self, operator: Any) -> dict:
@@ -385,5 +386,5 @@ class OperatorKernels(Patch):
             return
         del self._operators[operator]
         operator.py_kernels = kernels
-        cache.clear()  # a kernel may have been registered meanwhile
+        cache.clear()  # a kernel may have been registered in the meantime
         operator._dispatch_cache = cache

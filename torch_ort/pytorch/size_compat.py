@@ -26,7 +26,7 @@ class DynamoSymbol(NamedTuple):
     """A symbol of Dynamo's. It guards the bounds; None: there is none."""
 
     integer: torch.SymInt
-    value: int | None  # in the call that is compiled; None if data-dependent
+    value: int | None  # in the call that is compiled; None if it is data-dependent
     low: int | None
     high: int | None
 
@@ -141,7 +141,7 @@ def _symbols_in(size: torch.SymInt) -> dict[Any, int]:
         return recorded
     env = size.node.shape_env
     values = values_in(env)
-    # 4: an example of a data-dependent size
+    # 4 is an example of a data-dependent size.
     return {s: int(values.get(s, 4)) for s in size.node.expr.free_symbols}
 
 

@@ -59,7 +59,9 @@ class FakeInputs:
         self._sizes = _ShapeEnv(duck_shape=False)
         self._mode = FakeTensorMode(shape_env=self._sizes, allow_non_fake_inputs=True)
         self._context = TracingContext(self._mode)
-        self._symbols: list[sympy.Basic] = []  # as made: one found equal to another is read as that
+        # In the order in which they were made. One that is found equal to another is read as that
+        # one.
+        self._symbols: list[sympy.Basic] = []
 
     @contextmanager
     def tracing(self) -> Iterator[None]:
@@ -88,14 +90,14 @@ class FakeInputs:
         if self._are_fixed:
             return self.held(tensor, name)
         if tensor.is_leaf and tensor.grad is not None:
-            # A gradient would get symbols of its own, whose values no call provides.
+            # Its gradient would get symbols of its own, whose values no call provides.
             tensor = tensor.detach().requires_grad_(tensor.requires_grad)
         context = StatelessSymbolicContext(
             dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.dim(),
             constraint_sizes=[None] * tensor.dim(),
         )
         fake = self._mode.from_tensor(tensor, symbolic_context=context, source=LocalSource(name))
-        fake.item_memo = None  # what a number on the CPU happens to be is no condition
+        fake.item_memo = None  # a condition must not depend on the number in a tensor
         self._symbols += [n.node.expr for n in fake.shape if isinstance(n, torch.SymInt)]
         return fake
 
@@ -132,7 +134,8 @@ class FakeInputs:
             lower = self._sizes.var_to_range[symbol].lower
             if lower.is_finite and lower > 0:
                 conditions.append(sympy.Ge(symbol, lower, evaluate=False))
-        return [f"({python_text(condition)})" for condition in conditions]  # one may have an `or`
+        # In parentheses, because a condition may contain `or`.
+        return [f"({python_text(condition)})" for condition in conditions]
 
 
 class _ShapeEnv(ShapeEnv):
@@ -212,7 +215,7 @@ def _form_key(value: Any) -> Any:
     sizes = tuple(map(str, value.shape)), tuple(map(str, value.stride()))
     symbols = [size for size in value.shape if isinstance(size, torch.SymInt)]
     env = id(getattr(symbols[0].node, "shape_env", None)) if symbols else 0
-    # Tensors with numbers are themselves: what is learnt of a Function may depend on them.
+    # Tensors with data stand for themselves, because what is learnt of a Function may depend on it.
     return *sizes, value.dtype, str(value.device), env, is_traced(value)
 
 
@@ -229,8 +232,8 @@ def without_numbers(tensors: Sequence[Any]) -> Iterator[None]:
     fakes = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
     if not fakes:
         raise UnsupportedFakeTensorException("the tensors are not fake ones")
-    # Compiled code would read at address 0 otherwise: of these, and of what is made of them. Their
-    # mode is not always that of the trace around.
+    # Otherwise compiled code would read at address 0 of these tensors and of what is made of them.
+    # Their mode is not always that of the current trace.
     mode = fakes[0].fake_mode
     for tensor in fakes:
         torch._C._set_throw_on_mutable_data_ptr(tensor)

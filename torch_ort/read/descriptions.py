@@ -36,7 +36,7 @@ def line_of(node: fx.Node) -> Line | None:
     return _line_of_trace(node.meta.get("stack_trace") or "")
 
 
-@functools.lru_cache(maxsize=1024)  # nodes of one line have one trace
+@functools.lru_cache(maxsize=1024)  # nodes of one line have the same trace
 def _line_of_trace(trace: str) -> Line | None:
     return innermost((path, int(number)) for path, number in _ENTRY.findall(trace))
 

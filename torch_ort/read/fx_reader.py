@@ -111,7 +111,7 @@ class FxReader:
             [name], [("int64", [], [], "cpu")], name, origin,
         )  # fmt: skip
 
-    # What higher_order.py builds with.
+    # ---- used by higher_order.py
 
     def argument(self, value: Any) -> Any:
         """Give an argument as `_C.Reader.add_call` takes it."""
@@ -198,7 +198,7 @@ class FxReader:
         if isinstance(value, torch.Tensor):
             self.reader.add_constant(self._name(node), type_of(value))
             self.constants[node.name] = value
-        # Sub-modules are arguments of higher-order operators, which read them themselves.
+        # Sub-modules are arguments of higher-order operators, which read them.
 
     def _add_call(self, node: fx.Node) -> None:
         value = node.meta.get("val")
@@ -214,7 +214,7 @@ class FxReader:
                 self._add_read_back(node, value)
             return
         if isinstance(node.target, OpOverload) and node.target.namespace == "profiler":
-            return  # marks of record_function; every step of the engine has its own
+            return  # marks of record_function, which each step of the engine has itself
         if node.target in bodies.OPS:
             self._add_control_flow(node)
             return
@@ -233,7 +233,7 @@ class FxReader:
         names, types = self.results_of(node, value)
         target, arguments = _WITH_MEMORY.get(node.target, node.target), self._bound_arguments(node)
         if node.target is torch.ops.aten._conj.default and isinstance(node.args[0], complex):
-            # A number where the operator takes a tensor.
+            # A number where the operator takes a tensor becomes a 0-d tensor.
             target = torch.ops.aten.scalar_tensor.default
             form = (value.dtype, None, value.device, None)
             arguments = [node.args[0].conjugate(), *map(self._argument, form)]
@@ -282,7 +282,7 @@ class FxReader:
         names, types = [], []
         for path, item in _flat(node.name, value):
             is_tensor = isinstance(item, torch.Tensor)
-            # Who reads a size gets it from the sizes that it is made of.
+            # Readers of a size compute it from the sizes that it is made of.
             if item is not None and not is_tensor and not is_known_size(item):
                 raise Unsupported(f"node {node.name}: result {path} is not a tensor")
             names.append(path if path in read and is_tensor else "")
@@ -346,7 +346,7 @@ class FxReader:
         )  # fmt: skip
 
 
-# Zeros for which PyTorch makes no memory; the kernels that the engine calls would read it.
+# Zero tensors for which PyTorch allocates no memory. Kernels that the engine calls would read it.
 _WITH_MEMORY = {torch.ops.aten._efficientzerotensor.default: torch.ops.aten.zeros.default}
 
 

@@ -26,7 +26,7 @@ _library.define("call_python(int key, Tensor?[] tensors, int[] sizes) -> Tensor[
 def _call_python(
     key: int, tensors: list[torch.Tensor | None], sizes: list[int]
 ) -> list[torch.Tensor]:
-    # A mode that watches the first call would be asked about every operator inside.
+    # A mode that watches the first call would otherwise see every operator inside.
     with trace_compat.real_tensors():
         return _callables[key](tensors, sizes)
 
@@ -50,7 +50,7 @@ def release_callables() -> None:
 
 
 def _clone(reader: Any, base: fx.Node, name: str) -> str:
-    # Marked as an effect, so that no pass takes two clones of one value for the same value.
+    # The clone is marked as an effect, so that no pass merges two clones of a value.
     reader.add_private_clone(base, name)
     return name
 
@@ -73,7 +73,7 @@ def _add_auto_functionalized(reader: Any, node: fx.Node) -> None:
     ]
     mutable, _ = auto_functionalize.get_mutable_args(op)
     values: dict[str, Any] = {}
-    written: list[tuple[str, str]] = []  # name of the argument's value, name of its base
+    written: list[tuple[str, str]] = []  # name of the argument's value, and of its base
     for argument in mutable:
         if f"_{argument}_length" in kwargs:
             raise Unsupported(f"node {node.name}: {op} changes a list of tensors")
@@ -103,8 +103,8 @@ def _add_auto_functionalized(reader: Any, node: fx.Node) -> None:
         if whole or not parts:
             reader.rename_result(name, whole[0] if whole else clone)
         else:
-            # Only a view of the base was an argument. The copy, an effect too, stands after the
-            # call.
+            # Only a view of the base was an argument. The copy is an effect too, and comes after
+            # the call.
             reader.copy_after_mutation(clone, name, bases[i])
 
 
@@ -171,7 +171,7 @@ def _add_auto_functionalized_v1(reader: Any, node: fx.Node) -> None:
 def _add_python_call(reader: Any, node: fx.Node) -> None:
     """Any other higher-order operator: called as eager PyTorch would call it, with the GIL."""
     value = node.meta.get("val")
-    # The gradient of flex attention gives those of captured tensors in a list of their own.
+    # The gradient of flex attention returns the gradients of captured tensors in a list.
     items = value if isinstance(value, list | tuple) else [value]
     if not all(
         item is None or isinstance(item, torch.Tensor)

@@ -21,7 +21,7 @@ class OutputLayout:
 
     def __init__(self, outputs: Sequence[Any]) -> None:
         self.names: list[str] = []  # of the engine's outputs
-        self.sizes: list[tuple[str, fx.Node]] = []  # to be made in the graph
+        self.sizes: list[tuple[str, fx.Node]] = []  # sizes that the graph must make tensors of
         self.tensors: list[fx.Node] = []
         self._kinds: list[tuple[str, Any]] = []
         for i, output in enumerate(outputs):
@@ -79,7 +79,7 @@ class JointLayout:
         self.gradients = list(output.args[0][num_forward_outputs:])
         self.outputs = OutputLayout(self.forward_outputs)
         self.gradient_layout = OutputLayout(self.gradients)
-        # Which inputs the engine's gradients are of.
+        # The inputs whose gradients the engine computes.
         self.differentiated = [
             i
             for i in range(len(self.gradients))
@@ -93,7 +93,7 @@ class JointLayout:
                     f"gradient {tangent.name}: got something else than a tensor, want a tensor"
                 )
         self.saved: list[fx.Node] = []
-        self.order: list[int] = []  # position of the engine's saved tensors among `saved`
+        self.order: list[int] = []  # position of each of the engine's saved tensors among `saved`
         self.tensor_inputs: list[int] = []
         self.symbol_inputs: list[int] = []
         written = graph_compat.written_placeholders(joint.graph)

@@ -20,7 +20,7 @@ from torch_ort.pytorch.dispatch_compat import (
 from torch_ort.rules.answers import leaf_of
 from torch_ort.rules.forms import Spec
 
-_thread = threading.local()  # `recording`: what records in this thread, where it may branch
+_thread = threading.local()  # `recording`: what records in this thread, if it may record branches
 
 
 @dataclass
@@ -64,7 +64,7 @@ class ControlFlowRecorder:
     """Records data-dependent branches and loops; `mode` adds them to the graph."""
 
     def __init__(self, mode: Any, inputs: dict[int, torch.Tensor]) -> None:
-        self.first_line = ""  # of the user's, with a branch on data; empty where there is none
+        self.first_line = ""  # the user's line with a branch on data; empty if there is none
         self._mode = mode
         self._inputs = inputs
         self._num_bodies = 0

@@ -65,7 +65,7 @@ from torch_ort.rules.symbols import Symbolic, is_beyond_sizes
 _logger = logging.getLogger("torch_ort.recorder")
 _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 _OUR_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
-# Of ours, what stands between the user's line and the operator.
+# Our code between the user's line and the operator.
 _BETWEEN = (
     answers.__file__,
     os.path.join(_OUR_FOLDER, "guards", "hooks.py"),
@@ -141,11 +141,11 @@ class Recording:
     """A recorded function: `graph` has inputs as `primals_i`, and `tangents_i` if it trains."""
 
     module: RecordedGraph
-    num_outputs: int  # of the graph's results, those that are no gradients
-    results: Results  # of the function
-    tangents: list[int]  # outputs that a gradient comes back for
+    num_outputs: int  # number of the graph's results that are no gradients
+    results: Results  # results of the function
+    tangents: list[int]  # outputs for which a gradient comes back
     written: list[int]  # inputs that the graph writes into, none of which autograd watches
-    lying: dict[int, str]  # inputs of which no dense copy may stand for another, and why
+    lying: dict[int, str]  # inputs for which no dense copy may be passed, and why
 
     @property
     def is_training(self) -> bool:
@@ -251,7 +251,8 @@ class _Recorder:
         except NoCapture:
             raise
         except Exception as error:
-            # AOTAutograd cannot trace it instead, as it has no data-dependent branches.
+            # AOTAutograd cannot trace the function instead, since it has no data-dependent
+            # branches.
             if self._branches is None or not self._branches.first_line:
                 raise
             raise NoCapture(
@@ -379,7 +380,7 @@ class _Recorder:
     ) -> None:  # fmt: skip
         graph = self._graph
         if is_training:
-            for node in reversed(tangents):  # placeholders stand together
+            for node in reversed(tangents):  # all placeholders come first
                 self._primals[-1].append(node)
             output = graph.output((*values, *gradients))
             of = [p if gradient is not None else None for p, gradient in enumerate(gradients)]
@@ -419,9 +420,9 @@ class _Mode(Answers):
         self._prefix = ""  # of the names of nodes
         self._module = module
         self._constants: dict[int, tuple[torch.Tensor, fx.Node]] = {}  # by identity
-        # The user's lines by the numbers of autograd's nodes that they have made.
+        # The user's lines that have made the nodes of autograd, by their numbers.
         self._lines: dict[int, Line] = {}
-        self._last_line: Line | None = None  # of a node that has run in backward
+        self._last_line: Line | None = None  # of the last node that has run in backward
 
     def form(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Give the forms of what an operator gives; Functions tell theirs when they are run."""
@@ -431,9 +432,10 @@ class _Mode(Answers):
 
     def line(self) -> Line | None:
         """Give the user's line that runs; in backward, the one whose gradient is computed."""
-        line = _line(sys._getframe(2))  # past the caller, which is in this package
+        line = _line(sys._getframe(2))  # the caller is a frame of this package
         if line is not None:
-            # The first call after a node was made is its operator's: later ones may make none.
+            # The first call after a node was made is the node's operator. Later calls may make no
+            # node.
             self._lines.setdefault(newest_node(), line)
             return line
         if self.tag != "is_backward":
@@ -441,7 +443,7 @@ class _Mode(Answers):
         node = running_node()
         if node is not None:
             self._last_line = self._lines.get(node, self._last_line)
-        # Between two nodes autograd adds up gradients, for the one that has run.
+        # Between two nodes autograd adds gradients, for the node that has just run.
         return self._last_line
 
     def note(self, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
@@ -537,7 +539,7 @@ class _Mode(Answers):
                 raise HandOver("a constant requires grad")
             name = f"tensor_constant{len(self._constants)}"
             self._module.register_buffer(name, tensor)
-            node = self._root.get_attr(name)  # a body may be the first to read it
+            node = self._root.get_attr(name)  # even if a body is the first to read it
             node.meta = {"val": tensor, "partitioner_tag": self.tag}
             self._constants[id(tensor)] = (tensor, node)
         return self._constants[id(tensor)][1]
@@ -576,7 +578,7 @@ def _with_integers(func: Any, args: tuple, result: Any) -> tuple:
     return tuple(torch.sym_int(arg) if type(arg) is torch.SymFloat else arg for arg in args)
 
 
-_given = threading.local()  # `line`: of a graph that has replaced the user's code
+_given = threading.local()  # `line`: the line of a graph that has replaced the user's code
 
 
 def at_line(line: Line | None) -> contextlib.AbstractContextManager[None]:
@@ -595,7 +597,7 @@ def _line(frame: FrameType | None) -> Line | None:
     while frame is not None:
         name = frame.f_code.co_filename
         if name.startswith(_OUR_FOLDER) and not name.startswith(_BETWEEN):
-            break  # who called us
+            break  # the caller of torch_ort
         if not name.startswith((_TORCH_FOLDER, _OUR_FOLDER, "<")):
             return Line(name, frame.f_lineno)
         frame = frame.f_back

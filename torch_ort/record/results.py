@@ -79,11 +79,11 @@ class View:
             return self.of(copy, symbols)
         try:
             return self.of(source, symbols)
-        except RuntimeError:  # its strides allow no such view
+        except RuntimeError:  # the strides of the source allow no such view
             return self.of(copy, symbols)
 
 
-# They name strides, which are those of the copy.
+# Operators that name strides, which are those of the copy.
 _OF_STRIDES = (torch.ops.aten.as_strided.default, torch.ops.aten._reshape_alias.default)
 
 
@@ -106,11 +106,11 @@ class Results:
             for i, value in enumerate(inputs)
             if isinstance(value, torch.SymInt)
         }
-        self._positions.pop(None, None)  # of what has turned out to be a number
+        self._positions.pop(None, None)  # of symbols that have turned out to be numbers
         self._are_outputs = not any(r.is_input or r.view for r in results)
         # The inputs that results are made of.
         self.inputs = frozenset(result.index for result in results if result.is_input)
-        # Those of which they are parts of the memory, as it lies.
+        # The inputs whose memory results are parts of, whatever its layout is.
         self.addressed = {r.index for r in results if r.is_input and r.view and r.view.is_address}
 
     def of(
@@ -181,7 +181,7 @@ class OutputsTaken:
         view = None
         if base is not None and result is not base:
             if has_gradient(result) and not is_differentiable_view(result, base):
-                base = None  # the graph has its gradient
+                base = None  # the graph computes its gradient
             else:
                 view = _view(result, base)
         if base is not None and position is not None:
@@ -210,7 +210,7 @@ def _base_of(tensors: list[torch.Tensor]) -> torch.Tensor | None:
 
 def _view(tensor: torch.Tensor, base: torch.Tensor) -> View:
     leaf = leaf_of(form_of(base))
-    with real_tensors(), _Steps(leaf) as steps:  # the recording sees none of it
+    with real_tensors(), _Steps(leaf) as steps:  # the recording does not see these calls
         made = viewed_again(tensor, leaf)
     want = form_of(tensor)
     if made is leaf or not all(map(_C.same_sizes, form_of(made)[:2], want[:2])):

@@ -15,7 +15,7 @@ import torch
 
 from torch_ort import _C
 
-DTYPES = ("float32", "float64", "bfloat16", "float16")  # that products have a peak in
+DTYPES = ("float32", "float64", "bfloat16", "float16")  # dtypes for which products have a peak
 
 _MIN_REPETITIONS = 3
 _SECONDS = 0.05

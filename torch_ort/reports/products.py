@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-# Where the first of both factors stands among the arguments. A product with a vector is none of
-# these: it reads each number of the matrix once, and is as fast as memory.
+# Where the first factor is among the arguments. Products with a vector are left out: they read each
+# number of the matrix once, and so are limited by memory.
 FIRST_FACTOR = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
-# Where the query stands, and whether each may see those before it alone.
+# The positions of the query, and of the flag for causal attention.
 _ATTENTION = {
     "_scaled_dot_product_flash_attention_for_cpu": (0, 4),
     "_scaled_dot_product_flash_attention": (0, 4),
@@ -71,7 +71,7 @@ def attention(
     Operands are given by their shapes, (..., length, depth).
     """
     count, rows, depth, columns = prod(query[:-2]), query[-2], query[-1], key[-2]
-    # As many of queries with keys as with values.
+    # Products of queries with keys, and as many of weights with values.
     flops = (2 if backward else 1) * 2 * count * rows * columns * (depth + value[-1])
     if is_causal:
         flops //= 2

@@ -15,7 +15,7 @@ from torch_ort.reports.tables import Cell, Table, bytes_text, time_text
 _TEMPLATE = Path(__file__).with_suffix(".html")
 _LANE = 30  # height of a row of bars
 _TICKS = 10  # most of them on an axis before it is zoomed
-_LAST_TICK = 0.97  # part of an axis behind which the text of a tick has no room
+_LAST_TICK = 0.97  # beyond this part of an axis, the text of a tick does not fit
 
 
 def render(profile: Any) -> str:
@@ -81,7 +81,7 @@ def _cell(content: Cell) -> str:
     return f"<td>{escape(content)}</td>"
 
 
-# A column of the steps: its head, and what explains it.
+# The columns of the table of steps, with explanations.
 _STEP_HEADS = (
     ("share", "part of all measured time"),
     ("per call", "median of a call"),
@@ -133,7 +133,7 @@ def _step_row(profile: Any, step: StepTimes, part: float) -> str:
 
 
 def _two_lines(first: str, second: str, kind: str = "") -> str:
-    # The space keeps them apart where the page is read as text.
+    # The space separates the two if the page is read as text.
     return (
         f'<td class="{kind}" title="{escape(first)}">{escape(first)}'
         f" <small>{escape(second)}</small></td>"

@@ -22,7 +22,7 @@ REGION = "torch_ort.Region"
 _PRODUCTS = {str(op).removeprefix("aten.") for op in flop_registry} | {"addmv", "addr", "dot", "mv"}
 _RUN = "torch_ort::session "  # an event of the engine, with the number of the session that runs
 _HALVES = {"torch_ort::run_forward": False, "torch_ort::run_backward": True}
-# Who spends the time outside the steps, by the start of the event's name.
+# What the time outside of steps is spent on, by the beginning of the event's name.
 _OUTSIDE = (
     ("TorchDynamo Cache Lookup", "Dynamo's guards"),
     ("Torch-Compiled Region", "Dynamo's code"),
@@ -39,13 +39,13 @@ def time_steps(
 ) -> Profile:
     """Time the steps of `programs` while `run` runs a training step, `steps` times and one more."""
     timed = _record(run, steps)
-    # Apart from the timed steps: products are read off the sizes, which the profiler notes slowly.
+    # Products are counted in a run of their own: the profiler records sizes slowly.
     counted = _record(run, 1, record_shapes=True)
     return _Reader(programs).read(timed, counted, fallbacks)
 
 
 def _record(run: Callable[[], None], steps: int, **settings: Any) -> torch.profiler.profile:
-    # The profiler's own first step is slow.
+    # The first step of the profiler is slow.
     schedule = torch.profiler.schedule(wait=0, warmup=1, active=steps, repeat=1)
     with torch.profiler.profile(schedule=schedule, **settings) as events:
         for _ in range(1 + steps):
@@ -66,7 +66,7 @@ class _Reader:
             for step in _steps_of(number, program):
                 known = self._steps.setdefault((number, step.backward, step.name), step)
                 known.join(step)
-        # Kernels of ours call no operator whose sizes the profiler could note.
+        # Kernels of ours call no operators whose sizes the profiler could record.
         self._native_products = {
             (number, name): [found]
             for number, program in enumerate(self._programs)
@@ -137,7 +137,7 @@ def _measured(profiler: torch.profiler.profile) -> Iterator[tuple[Any, list[Any]
     for marker in sorted(
         (e for e in events if e.name.startswith("ProfilerStep")), key=lambda e: e.time_range.start
     ):
-        # Backward runs in a thread of its own for some devices.
+        # On some devices backward runs in a thread of its own.
         elsewhere = [
             event for event in events
             if event.cpu_parent is None and event.thread != marker.thread
@@ -262,7 +262,7 @@ def _in_use(program: Program, memory: list[dict[str, Any]]) -> dict[str, int]:
     for node in program.graph.nodes():
         made = [begins[name] for name in node["outputs"] if begins.get(name) is not None]
         if made and node["op"] != "YieldOp":
-            # A result in place of an operand counts when the operand is dead.
+            # A result that overwrites an operand counts from the time when the operand is dead.
             in_use[node["name"]] = sum(
                 row["bytes"] for row in memory
                 if row["first_step"] + bool(row["in_place_of"]) <= min(made) <= row["last_step"]

@@ -30,7 +30,7 @@ class Profile:
     steps: list[StepTimes]
     wall: list[float]  # microseconds of each measured step
     outside: dict[str, float]  # microseconds outside the engine's steps, all measured steps
-    bars: list[Bar]  # of the measured step that stands in the middle
+    bars: list[Bar]  # of the median step
     bars_of: int  # which step that is
     fallbacks: list[str]  # why parts of the model ran in eager PyTorch
     events: torch.profiler.profile
@@ -170,7 +170,7 @@ class Profile:
 
     @cached_property
     def _trace(self) -> bytes:
-        # The profiler writes its trace once, and does not say so where it cannot.
+        # The profiler writes its trace only once, and is silent if it cannot.
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "trace.json")
             self.events.export_chrome_trace(path)

@@ -17,7 +17,7 @@ from torch_ort.reports.peaks import product_peaks
 from torch_ort.reports.profile_reader import time_steps
 from torch_ort.reports.profile_result import Profile
 
-WARM_STEPS = 3  # capture, the guarded first runs, and one more
+WARM_STEPS = 3  # the capture, the checked first runs, and one more
 
 
 def profile(
@@ -55,7 +55,7 @@ def profile(
     device = runs.device_of(model, (inputs, kwargs))
     dtypes = result.product_dtypes
     if dtypes and device.type == "cpu":
-        # Elsewhere a step's time is that of its start.
+        # On other devices the time of a step is only that of its launch.
         result.hold_against(product_peaks(dtypes, device, runs.isa_of(options)))
     if not any(step.microseconds for step in result.steps):
         raise _nothing_ran([*fallbacks, *map(str, result.breaks)])

@@ -20,10 +20,10 @@ from torch_ort.reports.row_lists import RowList, lines_of, row_lists
 from torch_ort.reports.runs import compile_afresh, isa_of, run_backward
 from torch_ort.reports.tables import bytes_text
 
-# The stages of compilation in order: Dynamo until it calls the backend, capture of the joint graph
-# by the recorder ("record") or by AOTAutograd ("aot"), translation into the engine's graph
-# ("read"), passes, memory plan. A stage is missing where an equal graph, or an earlier one of the
-# same capture, has done its work already.
+# The stages of compilation in order: Dynamo until it calls the backend; capture of the joint graph
+# by the recorder ("record") or by AOTAutograd ("aot"); translation into the engine's graph
+# ("read"); passes; memory plan. A stage is missing if an equal graph, or an earlier one of the same
+# capture, has gone through it already.
 COMPILE_STAGES = ("dynamo", "record", "aot", "read", "passes", "plan")
 
 
@@ -34,7 +34,7 @@ class GraphReport:
     is_training: bool  # the graph has a backward
     nodes: Counter[str]  # by "domain.Op"; without a domain for standard ONNX ops
     aten: Counter[str]  # operators of PyTorch's that an ATen node calls
-    fused: Counter[str]  # nodes in the bodies of regions, ATen operators by their own name
+    fused: Counter[str]  # nodes inside of regions; ATen operators by their own name
     # A step runs one node: "region" as a fused kernel, "product" as a matrix product, "out" by an
     # operator of PyTorch's that writes into planned memory, "placed" by one whose allocation is
     # answered with planned memory, "functional" by one that allocates its results, "view" and

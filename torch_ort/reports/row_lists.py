@@ -65,7 +65,8 @@ def row_lists(program: Program) -> list[RowList]:
     counts = {name: (count, num_rows) for name, count, num_rows in program.session.row_lists()}
     found = []
     for node in nodes:
-        # A node of two lists, as attention has for queries and keys, may have one of all rows.
+        # A node with two lists, such as attention with those of queries and of keys, may have one
+        # that lists all rows.
         if f"{node['domain']}.{node['op']}" != _NAME or node["attrs"].get("is_all"):
             continue
         readers = [each for each in nodes if node["outputs"][0] in each["inputs"]]

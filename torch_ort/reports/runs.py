@@ -14,7 +14,7 @@ from torch_ort.fallback import put_back
 from torch_ort.pytorch.generators import TorchGenerators
 from torch_ort.pytorch.module_compat import pytree
 
-# Not every torch that we run with has it.
+# Only some of the supported versions of torch have this argument.
 _HAS_ISOLATION = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 _ISOLATED = {"isolate_recompiles": True} if _HAS_ISOLATION else {}
 

@@ -28,7 +28,7 @@ def columns(table: Table) -> list[str]:
 def time_text(microseconds: float) -> str:
     """Give a time with three digits in its unit: `1.00 s`, `12.3 ms`, `45.0 µs`."""
     for factor, unit in ((1e6, "s"), (1e3, "ms"), (1.0, "µs")):
-        # What three digits round up to the next unit is written in that one.
+        # A number that rounds up to 1000 is written in the next unit.
         if abs(microseconds) >= 0.9995 * factor:
             return f"{_three_digits(microseconds / factor)} {unit}"
     return f"{microseconds:.2f} µs" if microseconds else "0 µs"

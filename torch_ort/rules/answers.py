@@ -68,7 +68,7 @@ class Answers(TorchDispatchMode):
                 "keeps its strides, which PyTorch's functionalization does not reproduce"
             )
         if func is torch.ops.aten._conj.default and isinstance(args[0], complex):
-            # A number where the operator takes a tensor.
+            # A number where the operator takes a tensor becomes a 0-d tensor.
             func, args = torch.ops.aten.scalar_tensor.default, (args[0].conjugate(),)
             kwargs = {"dtype": torch.complex128}
         operands = _operands(func, args)
@@ -93,7 +93,7 @@ class Answers(TorchDispatchMode):
         except NoRule:
             return _ask_pytorch(func, args, kwargs)
         except Exception as error:
-            asked = _ask_pytorch(func, args, kwargs)  # raises where the arguments are wrong
+            asked = _ask_pytorch(func, args, kwargs)  # this raises if the arguments are wrong
             if is_beyond_sizes(error):
                 return asked
             raise _C.InternalError(
@@ -105,7 +105,8 @@ class Answers(TorchDispatchMode):
         """Take note of a call and of its results."""
 
 
-# What C++ asks that knows no symbols: the graph is one for the numbers of this call.
+# Questions of C++ code that does not support symbols. The graph is then for the numbers of this
+# call.
 _PLAIN = {
     torch.ops.aten.size.default: lambda spec: spec.sizes,
     torch.ops.aten.stride.default: lambda spec: spec.strides,

@@ -108,7 +108,7 @@ def is_contiguous(spec: Spec) -> bool:
 def dim_at(dim: int, rank: int) -> int:
     """Count a dim from the front; one number without dims has dims 0 and -1, as has a row."""
     if not -max(rank, 1) <= dim < max(rank, 1):
-        raise NoRule  # PyTorch words the error
+        raise NoRule  # PyTorch raises the error
     return dim % max(rank, 1)
 
 
@@ -139,7 +139,7 @@ def kept_strides(spec: Spec) -> list[Size]:
     """Give the strides of a new tensor that keeps the layout of another (preserve_format)."""
     if is_contiguous(spec) or dense_order(spec) is not None:
         return spec.strides
-    # With gaps or overlaps: as an elementwise operator orders its result.
+    # With gaps or overlaps the order is that of the result of an elementwise operator.
     return in_order(spec.sizes, order_of(spec.sizes, [spec]))
 
 
@@ -230,7 +230,7 @@ def no_rule() -> Any:
 def joins(a: Size, b: Size) -> None:
     """Leave sizes that must be equal, and are not, to PyTorch."""
     if not equal(a, b):
-        raise NoRule  # PyTorch words the error
+        raise NoRule  # PyTorch raises the error
 
 
 def is_cpu(*specs: Spec | None) -> bool:

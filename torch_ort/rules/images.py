@@ -88,7 +88,7 @@ def _convolution_backward(
     )
 
 
-# Images of other sizes.
+# ---- resizing of images
 
 
 @rule_of(*(getattr(aten, name).default for name in RESIZING))
@@ -96,7 +96,7 @@ def _resize(x: Spec, sizes: Sequence[Size], *others: Any) -> Spec:
     return _image([*x.sizes[:2], *sizes], x, _image_format(x))
 
 
-# Their kernels give channels that stand last again.
+# Kernels whose results are channels last if their images are.
 _KEEPING_ORDER = [
     getattr(aten, f"{name}_backward").default
     for name in RESIZING
@@ -123,7 +123,7 @@ def _resize_backward_to_rows(
 
 def _image(sizes: Sequence[Size], like: Spec, memory_format: torch.memory_format) -> Spec:
     are_sizes = all(type(size) is not int or size > 0 for size in sizes[2:])
-    # One function of PyTorch's tells the layout for kernels of the CPU and of CUDA.
+    # A function of PyTorch decides the layout for kernels of the CPU and of CUDA.
     has_rule = like.device.type in ("cpu", "cuda")
     if not has_rule or len(sizes) != len(like.sizes) or not are_sizes:
         raise NoRule
@@ -147,6 +147,6 @@ def _order_with_gaps(x: Spec) -> list[int]:
     reach = 1
     for d in reversed(order):
         if strides[d] < reach:
-            raise NoRule  # elements lie in one place
+            raise NoRule  # several elements share a place
         reach = strides[d] * max(value(x.sizes[d]), 1)
     return order

@@ -204,13 +204,13 @@ def _batch_norm(
     momentum: float, eps: float,
 ) -> tuple[Spec, ...]:  # fmt: skip
     others = [spec for spec in (weight, bias, mean, variance) if spec is not None]
-    # Images in channels-last order stay so; all else becomes row-major.
+    # Channels-last images stay so; everything else becomes row-major.
     may_keep_order = not is_contiguous(x) and len(x.sizes) in (4, 5)
     if not training or not is_cpu(x) or may_keep_order:
         raise NoRule
     if not _counts_in(mean, x) or any(spec.dtype != mean.dtype for spec in others):
         raise NoRule
-    bool(numel(x.sizes) != 0)  # without rows a batch norm leaves its statistics alone
+    bool(numel(x.sizes) != 0)  # without rows a batch norm does not change its statistics
     statistics = rows([x.sizes[1]], mean)
     running = rows(mean.sizes, mean), rows(variance.sizes, variance)
     return rows(x.sizes, x), statistics, statistics, *running

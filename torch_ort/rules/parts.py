@@ -116,7 +116,7 @@ def _index(x: Spec, indices: Sequence[Spec | None]) -> Spec:
     if not given or any(index.dtype in (torch.bool, torch.uint8) for index in given.values()):
         raise NoRule
     first, last = min(given), max(given)
-    if len(given) <= last - first:  # what several indices give stands in front if they are apart
+    if len(given) <= last - first:  # indices that are apart put the dims of the parts first
         first = 0
     others = [d for d in range(len(x.sizes)) if d not in given]
     before, after = others[:first], others[first:]
@@ -138,4 +138,4 @@ def _index(x: Spec, indices: Sequence[Spec | None]) -> Spec:
 def _index_put(
     x: Spec, indices: Sequence[Spec | None], values: Spec, accumulate: bool = False
 ) -> Spec:
-    return x._replace(strides=kept_strides(x))  # a copy that is written into
+    return x._replace(strides=kept_strides(x))  # a copy that is written to

@@ -60,7 +60,7 @@ def pointwise(operator: Any, *args: Any, **kwargs: Any) -> Spec:
         elif isinstance(item, torch.SymFloat | torch.SymBool | list | tuple):
             raise NoRule
         else:
-            # Of a float, only that it is one decides of dtypes.
+            # The dtypes depend only on the argument being a float.
             described.append(1.5 if type(item) is float else item)
     if not operands or kwargs.get("memory_format") is not None:
         raise NoRule
@@ -83,14 +83,14 @@ def _row_major_pointwise(operator: Any, *args: Any, **kwargs: Any) -> Spec:
     return spec._replace(strides=_C.contiguous_strides(spec.sizes))
 
 
-# Unlike those of others, their kernels do not ask how the operands lie in memory.
+# Unlike other kernels, these do not depend on the layout of the operands.
 for _operator in (
     aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.pow.Scalar, aten.mvlgamma.default,
 ):  # fmt: skip
     RULES[_operator] = functools.partial(_row_major_pointwise, _operator)
 
 
-# Operators without the tag that they should have.
+# Operators that lack the tag `pointwise`.
 for _operator in (
     aten.hardshrink_backward.default, aten.softshrink_backward.default, aten.floor_divide.default,
 ):  # fmt: skip

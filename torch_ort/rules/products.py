@@ -44,7 +44,7 @@ def _addmm(x: Spec, a: Spec, b: Spec, *, beta: Any = 1, alpha: Any = 1) -> Spec:
     return result
 
 
-# Attention of the CPU.
+# ---- attention on the CPU
 
 
 @rule_of(aten._scaled_dot_product_flash_attention_for_cpu.default)
@@ -71,7 +71,7 @@ def _attention_backward(
     return like(query), like(key), like(value)
 
 
-# Attention of GPUs: heads and rows lie in memory as [batch, rows, heads, head].
+# ---- attention on GPUs. Heads and rows are in memory as [batch, rows, heads, head].
 
 
 @rule_of(aten._scaled_dot_product_flash_attention.default)
@@ -102,7 +102,7 @@ def _flash_attention_backward(
     return tuple(x._replace(strides=kept_strides(x)) for x in (query, key, value))
 
 
-# Log-sums of the memory-efficient kernels have rows up to a multiple of this.
+# In the memory-efficient kernels, the number of rows of log-sums is a multiple of this.
 _EFFICIENT_ROWS = 32
 
 
@@ -117,7 +117,7 @@ def _efficient_attention(
 ) -> tuple[Spec, ...]:  # fmt: skip
     batch, heads, length, _ = query.sizes
     padded = (length + _EFFICIENT_ROWS - 1) // _EFFICIENT_ROWS * _EFFICIENT_ROWS
-    # The kernel returns to the host at which position of the random stream it began.
+    # The kernel returns on the host at which position of the random stream it began.
     state = Spec([], [], torch.int64, torch.device("cpu") if dropout > 0 else query.device)
     return (
         _rows_before_heads(query._replace(sizes=[batch, heads, length, value.sizes[3]])),

@@ -28,7 +28,7 @@ def _lstm_cell_backward(
     return rows(workspace.sizes, workspace), rows(cell.sizes, cell), bias
 
 
-# Read by the cell's gradient: three gates, the state, and the factor of the reset gate.
+# What the gradient of the cell reads: three gates, the state, and the factor of the reset gate.
 _GRU_GATES, _GRU_SAVED = 3, 5
 
 

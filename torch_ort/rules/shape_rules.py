@@ -17,7 +17,7 @@ from torch_ort.rules import creation, images, losses, parts, products, recurrent
 from torch_ort.rules.pointwise import pointwise
 from torch_ort.rules.table import RULES, Rule
 
-# The table has them when they are imported.
+# Importing these modules adds their rules to the table.
 FAMILIES = (creation, images, losses, parts, products, recurrent, reductions, views)
 
 

@@ -28,7 +28,7 @@ aten = torch.ops.aten
 
 @rule_of(
     aten.detach.default, aten.alias.default, aten.lift_fresh.default,
-    # Which the engine computes.
+    # The engine computes these.
     aten._conj.default, aten._neg_view.default,
 )  # fmt: skip
 def _alias(x: Spec) -> Spec:
@@ -117,7 +117,7 @@ def _squeeze(x: Spec, dim: int | Sequence[int] | None = None) -> Spec:
     rank = len(x.sizes)
     named = [] if dim is not None and not isinstance(dim, int) and not len(dim) else None
     asked = dims_of(dim, rank) if named is None else named
-    # Whether a dim goes decides of the rank: a guard, whatever the asker.
+    # Whether a dim is dropped decides the rank. So it is a guard, whoever asks.
     gone = {d for d in asked if d < rank and equal(x.sizes[d], 1)}
     kept = [d for d in range(rank) if d not in gone]
     return Spec([x.sizes[d] for d in kept], [x.strides[d] for d in kept], x.dtype, x.device)
@@ -169,9 +169,9 @@ def _select(x: Spec, dim: int, index: Size) -> Spec:
     at = dim_at(dim, len(x.sizes))
     size = x.sizes[at]
     if not (-value(size) <= value(index) < value(size)):
-        raise NoRule  # PyTorch words the error
+        raise NoRule  # PyTorch raises the error
     if type(size) is not int or type(index) is not int:
-        # The engine checks again: other sizes may make the index wrong.
+        # The engine checks again, because the index may be wrong for other sizes.
         bool(index < size) and bool(index >= -size)
     return Spec(
         [*x.sizes[:at], *x.sizes[at + 1 :]], [*x.strides[:at], *x.strides[at + 1 :]],
@@ -201,5 +201,5 @@ def _split(x: Spec, size: Size, dim: int = 0) -> list[Spec]:
 def _unbind(x: Spec, dim: int = 0) -> list[Spec]:
     at = dim_at(dim, len(x.sizes))
     count = value(x.sizes[at])
-    equal(x.sizes[at], count)  # a graph has so many results
+    equal(x.sizes[at], count)  # the graph has this number of results
     return [_select(x, at, 0)] * count

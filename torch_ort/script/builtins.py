@@ -19,7 +19,7 @@ from torch_ort.pytorch.dispatch_compat import is_functionalized
 from torch_ort.pytorch.trace_compat import real_tensors
 from torch_ort.script.unbacked import UnbackedNumber, number_tensor, unbacked_number
 
-# By code, for those that operators are given, and back.
+# dtypes by the codes that operators are given, and codes by dtype.
 DTYPES: dict[int, torch.dtype] = script_codes()
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 
@@ -110,13 +110,13 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "aten::remainder": operator.mod,
 }
 
-# Those whose form for two tensors takes a number too, as calls from Python use it.
+# Operators whose overload for two tensors also takes a number, as calls from Python use it.
 TAKE_NUMBERS = frozenset(
     f"aten::{name}{end}" for name in ("add", "sub", "mul", "div") for end in ("", "_")
 )
 
 
-# Builtins get the overload's name, then the arguments.
+# A builtin gets the name of the overload, and then the arguments.
 
 
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -310,7 +310,7 @@ _OF_TENSORS = ("device", "is_cuda", "is_cpu", "is_ipu", "is_maia", "is_meta", "i
                "is_xla", "is_xpu", "itemsize", "name", "nbytes", "ndim",
                "requires_grad")  # fmt: skip
 _TRANSPOSED = {"numpy_T": "T", "mT": "mT", "mH": "mH", "matrix_H": "H"}
-# TorchScript has forms of these that take lists without gaps; the dispatcher's take them too.
+# TorchScript has overloads of these for lists without gaps. The dispatcher's take such lists too.
 _INDEXED = {"index": "Tensor", "_unsafe_index": "Tensor", "index_put": "default",
             "index_put_": "default", "_unsafe_index_put": "default",
             "_index_put_impl_": "default"}  # fmt: skip

@@ -23,9 +23,9 @@ from torch_ort.script.builtins import UNINITIALIZED, Number
 from torch_ort.script.program import Block, Step
 from torch_ort.script.unbacked import UnbackedNumber, number_tensor
 
-_MOST_ROUNDS = 2**63 - 1  # of a loop that does not count them
+_MOST_ROUNDS = 2**63 - 1  # of a loop that does not count its rounds
 
-# What a body cannot do: it happens outside of the graph, or not always.
+# What a body cannot do, because it happens outside of the graph, or not in each run.
 REFUSED = {
     "prim::RaiseException": "it raises an error",
     "prim::SetAttr": "it assigns an attribute",
@@ -130,7 +130,7 @@ class _Round:
         self._body = recorder.body()
         with recorder.writing_to(self._body):
             index = UnbackedNumber(recorder.add_input(_number_spec(torch.int64)))
-            recorder.add_input(_number_spec(torch.bool))  # the condition, which holds
+            recorder.add_input(_number_spec(torch.bool))  # the condition, which is true
             inputs = [self._add_input(i, form_of(x)) for i, x in enumerate(self._given)]
             given = [part.of(inputs) for part in self._parts]
             counted = index + first if first else index
@@ -194,7 +194,7 @@ class _Round:
         return [part.of(made) for part in self._parts]
 
 
-# Values of several ways, side by side.
+# ---- values of several branches, side by side
 
 
 class _Same(NamedTuple):
@@ -287,7 +287,7 @@ def _described(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-# Tensors of a way, and their forms.
+# ---- tensors of a branch, and their forms
 
 
 def _tensor(value: Any) -> torch.Tensor:
@@ -341,7 +341,7 @@ def _common(replay: Replay, a: Spec, b: Spec, mark: int) -> Spec:
     return _row_major(a, sizes)
 
 
-# What a body must leave alone.
+# ---- what a body must not change
 
 
 class _Outside:
@@ -363,7 +363,7 @@ class _Outside:
         if isinstance(held, UnbackedNumber):
             held = held.tensor()
         if isinstance(held, torch.Tensor):
-            # What was written into it before has to stand outside.
+            # If it was written to before, this must happen outside of the body.
             if is_functionalized(held) and id(held) not in self._tensors:
                 self._tensors[id(held)] = held, unwrapped(held)
         elif isinstance(held, list | tuple | dict) and id(held) not in self._containers:

@@ -41,7 +41,7 @@ def read_block(parts: tuple) -> Block:
     read = [
         Step(*step[:6], tuple(read_block(inner) for inner in step[6]), *step[7:]) for step in steps
     ]
-    # Some nodes have no line: that of the node before, or after, is near.
+    # Some nodes have no line. They get that of the node before or after.
     for ordered in (range(1, len(read)), range(len(read) - 2, -1, -1)):
         for i in ordered:
             near = read[i - ordered.step]

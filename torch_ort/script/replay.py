@@ -42,18 +42,20 @@ class Replay:
     def __init__(
         self, owners: dict[_C.ScriptObject, str], inputs: FakeInputs | RecordedInputs
     ) -> None:
-        self._owners = owners  # those in the tree that is captured, by path
+        self._owners = owners  # the script objects in the captured tree, by path
         self._inputs = inputs
         self.frames: list[dict[int, Any]] = []  # values of the functions that run, by number
-        self.num_unbacked_sizes = 0  # symbols made for data-dependent sizes
-        self._unbacked_sizes: dict[str, int] = {}  # how many there were when each was made
-        self._depth = 0  # of bodies of branches and loops on data
-        # Their attributes that are lists of tensors.
+        self.num_unbacked_sizes = 0  # number of symbols that were made for data-dependent sizes
+        # How many of these symbols there were when each was made.
+        self._unbacked_sizes: dict[str, int] = {}
+        self._depth = 0  # of nested bodies of branches and loops on data
+        # Attributes of these objects that are lists of tensors.
         self._followed = {(owner, name) for owner in owners for name, _ in owner.list_keys()}
         self.created: set[_C.ScriptObject] = set()
         self._read: set[tuple[_C.ScriptObject, str]] = set()
-        self._programs: dict[int, tuple[_C.ScriptFunction, Block]] = {}  # by key; kept alive
-        # Lists and dicts in attributes, which are copies: one per attribute and run.
+        # By key, which this keeps alive.
+        self._programs: dict[int, tuple[_C.ScriptFunction, Block]] = {}
+        # Lists and dicts in attributes are copies, one for each attribute and run.
         self._containers: dict[tuple[_C.ScriptObject, str], tuple[Any, Any]] = {}
 
     def call(self, callable_: Any, args: tuple, kwargs: dict) -> Any:
@@ -161,7 +163,7 @@ class Replay:
         result = _asked(step, lambda: builtin(step.overload, *inputs))
         return _results(step, result)
 
-    # Attributes.
+    # ---- attributes
 
     def _get(self, owner: _C.ScriptObject, name: str, step: Step) -> Any:
         if (owner, name) in self._containers:
@@ -174,7 +176,7 @@ class Replay:
             return value
         self._read.add((owner, name))
         if isinstance(value, list | tuple | dict):
-            # Tensors in a list are inputs of the graph too, like single ones.
+            # Tensors in a list are inputs of the graph, as single ones are.
             is_followed = (owner, name) in self._followed
             if holds_tensor(value) and not is_followed:
                 raise Unsupported(
@@ -266,7 +268,7 @@ def _asked(step: Step, ask: Callable[[], Any]) -> Any:
         raise
 
 
-# Operators.
+# ---- operators
 
 
 def _run_operator(step: Step, inputs: list[Any]) -> Sequence[Any]:
@@ -339,7 +341,7 @@ def _at_line(call: Callable[..., Any], step: Step) -> Callable[..., Any]:
 _CALLER = compile("lambda args, kwargs: call(*args, **kwargs)", "", "eval").co_consts[0]
 
 
-# The other nodes.
+# ---- other nodes
 
 
 def _run_constant(replay: Replay, step: Step, inputs: list, values: dict) -> Sequence[Any]:
@@ -366,7 +368,7 @@ def _run_method(replay: Replay, step: Step, inputs: list, values: dict) -> Seque
 
 
 def _run_enter(replay: Replay, step: Step, inputs: list, values: dict) -> Sequence[Any]:
-    if "autocast" in inputs[0].type_name():  # TorchScript's compiler rewrites what stands in it
+    if "autocast" in inputs[0].type_name():  # TorchScript's compiler changes the code inside
         raise Unsupported(f"TorchScript: torch.autocast inside of a script ({step.where()})")
     return [replay._run(inputs[0].method("__enter__"), inputs)]
 
@@ -388,7 +390,7 @@ def _run_loop(replay: Replay, step: Step, inputs: list, values: dict) -> Sequenc
     if isinstance(count, UnbackedNumber):
         return record_loop(replay, step, inputs, values, 0)
     for i in range(_asked(step, lambda: int(count))):
-        if isinstance(condition, UnbackedNumber):  # rounds until here stand unrolled
+        if isinstance(condition, UnbackedNumber):  # earlier rounds are unrolled
             return record_loop(replay, step, [count, condition, *carried], values, i)
         if not _asked(step, lambda condition=condition: bool(condition)):
             break
@@ -476,7 +478,7 @@ _STEPS: dict[str, Callable[[Replay, Step, list, dict], Sequence[Any]]] = {
     "prim::isinstance": _run_isinstance,
     "prim::PythonOp": _run_python,
 }
-# Operators of the dispatcher that give plain values, or take them: symbols have to stay symbols.
+# Operators that return plain values, or take them. Symbols must stay symbols.
 _ON_VALUES = frozenset(
     f"aten::{name}"
     for name in ("size", "stride", "storage_offset", "numel", "dim", "item", "is_contiguous")

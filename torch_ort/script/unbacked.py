@@ -10,7 +10,7 @@ import torch
 from torch_ort.core.refusals import HandOver
 from torch_ort.record.bodies import recording
 
-_KINDS = (torch.bool, torch.int64, torch.float64)  # the widest last
+_KINDS = (torch.bool, torch.int64, torch.float64)  # the widest is last
 
 
 def _binary(function: Callable[..., torch.Tensor], mirrored: bool = False) -> Callable[..., Any]:
@@ -85,10 +85,11 @@ class UnbackedNumber:
 
 def number_tensor(value: Any) -> torch.Tensor | None:
     """Give a number as a tensor without dims; None for anything else."""
-    if hasattr(value, "tensor"):  # a UnbackedNumber, or a size that a trace has made a tensor
+    # An UnbackedNumber, or a size that a trace has made a tensor.
+    if hasattr(value, "tensor"):
         return value.tensor()
     if isinstance(value, bool | torch.SymBool):
-        # A condition on sizes is a guard.
+        # A condition on sizes becomes a guard.
         return torch.scalar_tensor(bool(value), dtype=torch.bool)
     if isinstance(value, int | torch.SymInt):
         return torch.scalar_tensor(value, dtype=torch.int64)

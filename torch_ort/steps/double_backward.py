@@ -86,7 +86,7 @@ class DoubleBackward:
     ) -> list[torch.Tensor | None]:
         keeps_history = torch.is_grad_enabled()
         with torch.enable_grad():
-            # Tensors of their own, as what they are made of is outside of the graph.
+            # Other tensor objects, because the history of the given ones is outside of the graph.
             inputs = [self._stand_in(i, value) for i, value in enumerate(inputs)]
             tangents = [None if each is None else each.view_as(each) for each in tangents]
             with _autocast(self._autocast):
@@ -106,7 +106,7 @@ class DoubleBackward:
             return value
         new = value.view_as(value)
         if isinstance(value, torch.nn.Parameter):
-            new._is_param = True  # isinstance() believes it
+            new._is_param = True  # isinstance() uses this
         return new
 
 
@@ -179,7 +179,7 @@ def _reads_what_it_writes(graph: fx.Graph) -> bool:
 
 _NORM = torch.ops.aten._native_batch_norm_legit_functional.default
 _NORM_BACKWARD = torch.ops.aten.native_batch_norm_backward.default
-_NEW_STATISTICS = (3, 4)  # of what the former gives; nothing else reads the old ones in training
+_NEW_STATISTICS = (3, 4)  # among its results; in training nothing else reads the old ones
 
 
 def _is_training_norm(node: fx.Node) -> bool:
@@ -249,7 +249,7 @@ class _Call(NamedTuple):
     """One call of a graph, but for its tensors."""
 
     key: int  # of the graph
-    has_inputs: bool  # or they are gone
+    has_inputs: bool  # or they have been freed
     num_inputs: int
     leaves: list[Any]  # flat inputs, then tangents; None in the places of tensors
     places: list[int]  # of tensors

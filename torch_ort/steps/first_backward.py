@@ -65,7 +65,7 @@ class FirstBackward:
             self.proven = True
             self._pending.clear()
             return gradients
-        gradients = self._run_again(kept, tangents)  # an error of the program's comes from here
+        gradients = self._run_again(kept, tangents)  # an error of the program is raised here
         self._state.failed = True
         warn(failure)
         return gradients
@@ -109,7 +109,7 @@ class _JointInterpreter(fx.Interpreter):
 
     def __init__(self, layout: JointLayout) -> None:
         super().__init__(layout.joint)
-        self._reached = set(layout.tangents)  # by gradients, defined or not
+        self._reached = set(layout.tangents)  # outputs that gradients reach, defined or not
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node."""
@@ -145,7 +145,7 @@ class _JointInterpreter(fx.Interpreter):
             for node, value in self.env.items()
             if node.op == "placeholder" and isinstance(node.meta["val"], torch.SymInt)
         }
-        symbols.pop(None, None)  # of what has turned out to be a number
+        symbols.pop(None, None)  # of symbols that have turned out to be numbers
         return _C.evaluate_size(symbolic.size, symbols)
 
     def call_function(self, target: Any, args: tuple, kwargs: dict) -> Any:

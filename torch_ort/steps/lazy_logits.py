@@ -90,7 +90,7 @@ class _Saved(NamedTuple):
 
 
 def _saved(name: str, tensor: torch.Tensor) -> _Saved:
-    # Of its own, so that a parameter that gets another tensor by `.data` is not missed.
+    # A tensor of its own, so that it is noticed if a parameter gets another tensor by `.data`.
     return _Saved(name, tensor.detach(), version(tensor))
 
 
@@ -200,7 +200,7 @@ def _getters(*names: str) -> list[Callable]:
     return [getattr(torch.Tensor, name).__get__ for name in names]
 
 
-# What asks for no number.
+# Functions that do not read the numbers.
 _OF_FORM = frozenset(
     [
         *_getters(

@@ -30,7 +30,7 @@ class ForwardRunner:
         recomputation: Recomputation | None = None,
         inspect: Callable[[Sequence[Any]], None] | None = None,
     ) -> None:  # fmt: skip
-        self._boxed_call = True  # of the instance: AOTAutograd copies it from there
+        self._boxed_call = True  # set on the object, because AOTAutograd copies it from there
         self._layout = layout
         self.session = session
         self.options = options
@@ -40,9 +40,9 @@ class ForwardRunner:
         self.first_backward = None if options.strict else FirstBackward(layout, state)
         self.backward = BackwardRunner(self)
         self._edges = layout.gradient_inputs()
-        self._last = threading.local()  # segments of the newest call of each thread
+        self._last = threading.local()  # segments of the latest call of each thread
         self._recomputation = recomputation
-        self._inspect = inspect  # is shown the inputs of each call
+        self._inspect = inspect  # called with the inputs of each call
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """Run forward; clears `args`."""
@@ -76,7 +76,7 @@ class ForwardRunner:
 
         None once the latter is not needed.
         """
-        if self._recomputation is not None:  # its first step is done where there is a plan
+        if self._recomputation is not None:  # its first step is complete once there is a plan
             self._recomputation.check(self.session)
         if self._inspect is not None:
             self._inspect(args)
@@ -112,7 +112,7 @@ class BackwardRunner:
         given, tangents = args[1 : 1 + count], args[1 + count :]
         args.clear()
         saved = [given[i] for i in layout.order]
-        if torch.compiler.is_compiling():  # compiled autograd: one opaque operator
+        if torch.compiler.is_compiling():  # compiled autograd gets one opaque operator
             gradients = torch.ops.torch_ort.run_backward(
                 self._forward.session.id, token, saved, tangents
             )

@@ -22,13 +22,13 @@ class GraphState:
     options: Options
     files: Any = None  # of an ORTModule: writes graphs and plans
     rewrite: Callable[[_C.Graph], _C.Graph] | None = None  # of an ORTModule: the user's passes
-    say_run: Callable[[Program], None] = lambda program: None  # what only a run can tell
+    say_run: Callable[[Program], None] = lambda program: None  # logs what only a run can show
     names_inputs: bool = False  # messages or files name the inputs as the user does
-    failed: bool = False  # a backward failed: eager from now on
-    is_differentiated_twice: bool = False  # which is how it has failed
+    failed: bool = False  # a backward has failed, so the graph runs in eager PyTorch from now on
+    is_differentiated_twice: bool = False  # the reason of the failure
     is_repeatable: bool = False  # running again changes nothing: no writes, no random numbers
     programs: list[Program] = field(default_factory=list)
-    # What a first run writes into, with copies from before; None once such a run has succeeded.
+    # What a first run writes to, with copies from before; None once such a run has succeeded.
     written: list[tuple[torch.Tensor, torch.Tensor]] | None = None
 
     def note_first_run(self) -> None:

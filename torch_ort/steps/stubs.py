@@ -74,7 +74,8 @@ def make_stubs(layout: JointLayout, session: _C.Session) -> tuple[fx.GraphModule
             outputs.append(output if not isinstance(output, fx.Node) else None)
             continue
         if output not in made:
-            # A hook that is a graph finds saved values by name, which must agree in both stubs.
+            # A hook that is a graph finds saved values by name, so both stubs must use the same
+            # names.
             name = output.name if output not in inputs else f"{output.name}_out"
             made[output] = item(graph, call, index, name, output.meta)
         outputs.append(made[output])

@@ -84,7 +84,7 @@ class DescribedTrainer:
         self._predicting: dict[tuple[str, ...], ORTModule] = {}
         self._sample: list[Any] = []
         names = [it.name_ for it in self.outputs]
-        # The core wants the loss first.
+        # The core requires the loss as the first output.
         self._order = [loss, *(name for name in names if name != loss)]
         self.core = Core(
             Described(model, loss_fn, [it.name_ for it in self.inputs], self._order, loss),
@@ -183,7 +183,7 @@ class DescribedTrainer:
 
     def _look_at(self, outputs: Mapping[str, Tensor]) -> None:
         known = [it for it in self.outputs if it.name_ in outputs]
-        # Mixed precision gives predictions in float16 whatever the description says.
+        # Under mixed precision predictions are float16, whatever the description states.
         self._watch.look(known, (outputs[it.name_] for it in known), not self.settings.is_mixed)
 
     def _set_lr(self, lr: Callable[[], float] | float) -> None:
@@ -218,7 +218,7 @@ class DescribedTrainer:
         shapes = [it.shape_ for it in self.inputs]
         onnx_export.write(path, module, run, names, shapes, self.output_names, self.settings.opset)
 
-    # State by the names of parameters.
+    # ---- state by the names of parameters
 
     def weights(self) -> dict[str, Tensor]:
         """Give copies of all parameters and buffers of the model on the CPU, by its own names."""

@@ -120,7 +120,7 @@ class Trainer:
                 parameter.grad = state["gradients"][name].to(parameter.device, copy=True)
 
 
-# As it was written: `trainer = ort.trainer(model, criterion, optimizer)`.
+# The name in older scripts: `trainer = ort.trainer(model, criterion, optimizer)`.
 trainer = Trainer
 
 

@@ -16,10 +16,11 @@ import torch
 from torch_ort.core.log_level import LogLevel
 from torch_ort.ortmodule import DebugOptions, ORTModule
 
-# What an ORTModule calls the tensors of its first argument, here the tuple of inputs.
+# The names that an ORTModule gives to the tensors of its first argument, here the tuple of inputs.
 _GIVEN = re.compile(r"^\[0\]\[(\d+)\](.*)$")
 _OF_MODEL = "model."
-# Bytes of a model beyond which its weights go into a file of their own: 2 GiB is no file.
+# Above this number of bytes the weights go into a separate file, because a file is limited to 2
+# GiB.
 _EXTERNAL_LIMIT = 2**30
 
 
@@ -70,7 +71,7 @@ def _name_sizes(graph: onnx.GraphProto, shapes: Sequence[Sequence[int | str]]) -
     wanted: dict[str, str] = {}
     for value in graph.input:
         match = _GIVEN.match(value.name)
-        if match is None or match[2]:  # held by the model, or a part of an input
+        if match is None or match[2]:  # it belongs to the model, or is a part of an input
             continue
         dims, shape = value.type.tensor_type.shape.dim, shapes[int(match[1])]
         if len(dims) != len(shape):  # a warning has said that the description does not fit
@@ -108,7 +109,7 @@ def _name(graph: onnx.GraphProto, inputs: Sequence[str], outputs: Sequence[str])
     inner = (name for node in graph.node for name in node.output)
     wanted |= {name: f"{name}_" for name in inner if name in taken}
     _rename(graph, wanted)
-    # Not by other names for values: two outputs may be one value, and an input may be an output.
+    # Values are not renamed, since two outputs may be one value, and an output may be an input.
     for value, name in zip(graph.output, outputs, strict=True):
         graph.node.add(op_type="Identity", input=[value.name], output=[name])
         value.name = name

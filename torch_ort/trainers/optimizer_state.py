@@ -68,7 +68,7 @@ def _dtype(param: Tensor) -> torch.dtype:
 
 
 def _count_updates(optimizers: Any, states: States) -> None:
-    # All groups count all updates, also those of which this rank has no parameter.
+    # All groups count all updates, even those without a parameter on this rank.
     steps = max((int(state[UPDATES]) for state in states.values()), default=0)
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         if states:

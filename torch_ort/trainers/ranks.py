@@ -10,7 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torch_ort.core.user_code import calling_line, warn_at
 
-# Where mpirun has started all ranks on one machine and nobody says otherwise, as torchrun has it.
+# The address if mpirun has started all ranks on one machine and nothing else is given, as with
+# torchrun.
 _LOCAL = "tcp://127.0.0.1:29500"
 
 

@@ -10,7 +10,7 @@ from torch_ort.options import NEWEST_OPSET, OLDEST_OPSET
 _logger = logging.getLogger("torch_ort.trainers")
 _warned: set[str] = set()
 
-# By the last part of an option's name. Numbers of a training run do not depend on the first ones.
+# By the last part of an option's name. The first ones do not change the numbers of a run.
 _NOT_NEEDED = {
     "use_invertible_layernorm_grad": "the planner keeps what backward reads, and nothing else",
     "use_memory_efficient_gradient": "gradients take over the memory of dead activations anyway",

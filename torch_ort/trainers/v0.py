@@ -32,10 +32,10 @@ __all__ = [
 
 # The name by which a call may give a loss scale.
 _LOSS_SCALE = "loss_scale"
-# What attributes of a weight are called in the configs.
+# The attributes of a weight that have other names in the configs.
 _RENAMED = {"lambda": "lambda_coef"}
 _OF_ALL = ("max_norm_clip", "weight_decay_mode")
-# Keys of a state beside those of weights.
+# Keys of a state besides those of weights.
 _STEP, _CALLS, _GRADIENT = "Step", "Calls", "Gradient"
 _SCALE, _GOOD = "Loss_Scale", "Loss_Scale_Good_Steps"
 
@@ -394,7 +394,7 @@ def described_optimizer(
                 "SGDOptimizer has no settings"
             )
         return SGDConfig()
-    # As the operators of ONNX Runtime Training have it, Lamb's too.
+    # As in the operators of ONNX Runtime Training, including Lamb.
     common: dict[str, Any] = {"do_bias_correction": True}
     for setting in _OF_ALL:
         values = {dict(found).get(setting) for found in groups} or {None}

@@ -37,7 +37,8 @@ def aggregated(paths: Sequence[PathLike]) -> dict[str, Any]:
     return {**states[0], "optimizer": moments}
 
 
-# As the trainer had them before its own methods: a folder and a prefix instead of a path.
+# The functions that the trainer had before its methods, with a folder and a prefix instead of a
+# path.
 
 
 def experimental_state_dict(

@@ -81,8 +81,8 @@ def _default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-# Each option with its default and what says what is wanted; "" if a value is right. A default that
-# is a function is asked each time.
+# Each option with its default, and a function that says what is wrong with a value, or "". A
+# default that is a function is called each time.
 _SCHEMA: dict[str, Any] = {
     "batch": {"gradient_accumulation_steps": (1, _whole(1))},
     "device": {"id": (_default_device, _device), "mem_limit": (0, _whole(0))},
@@ -142,7 +142,7 @@ _SCHEMA: dict[str, Any] = {
     "session_options": (None, _ANY),
 }
 
-# Options that change no number of a run, in the order of the table.
+# Options that do not change the numbers of a run, in the order of the table.
 _WITHOUT_EFFECT = (
     "device.mem_limit",
     "distributed.local_rank",

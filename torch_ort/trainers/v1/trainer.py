@@ -87,7 +87,7 @@ class ORTTrainer:
             info.optimization_step += has_updated
             if self._scaler is not None:
                 scale = self._scaler.update(info)
-                # A scaler of the caller's own may keep it by itself.
+                # A scaler of the caller's may track the scale itself.
                 self._scaler.loss_scale = self._scaler.loss_scale if scale is None else float(scale)
         return _unwrapped(self._trainer.fetched(outputs, fetches))
 

@@ -83,7 +83,7 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         self.num_samples = count // self.world_size if drop_last else -(-count // self.world_size)
         self.total_size = self.num_samples * self.world_size
         self._complexities: torch.Tensor | None = None
-        self._order: torch.Tensor | None = None  # without noise it stays
+        self._order: torch.Tensor | None = None  # fixed if there is no noise
 
     @property
     def complexities(self) -> list[int | float]:
@@ -199,14 +199,14 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
                 f"batch_fn: got no batch for rank {counts.index(0)} and {self.total_batch} for "
                 "another, want at least one for each; drop_last=True drops those of the others"
             )
-        # All ranks', as a process can only tell how many it has from all of them.
+        # The batches of all ranks, since the number for a process depends on all of them.
         self.padded_batches = [
             [batches[i % len(batches)] for i in range(self.total_batch)] for batches in ranks
         ]
         self._epoch = self.sampler.epoch
 
     def _refresh(self) -> None:
-        # Trainers set the epoch of the sampler within.
+        # Trainers set the epoch of the wrapped sampler.
         if self._epoch != self.sampler.epoch:
             self.generate_batches()
 

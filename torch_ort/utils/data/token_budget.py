@@ -100,7 +100,8 @@ class TokenBudgetPacker:
         window = self.window or max(len(kept), 1)
         for turn, start in enumerate(range(0, len(kept), window)):
             part = kept[start : start + window]
-            # Up and down in turn, so that lengths are similar where one window follows another.
+            # Ascending and descending in turn, so that lengths are similar where one window follows
+            # another.
             yield from sorted(part, key=self.lengths.__getitem__, reverse=bool(turn % 2))
 
     def _fits(self, count: int, longest: int) -> bool:
