@@ -441,6 +441,39 @@ def test_an_operator_of_numbers_alone_gives_a_tensor(of_numbers):
     torch.testing.assert_close(gradient, (x * of_numbers(3)).sum(0))
 
 
+@pytest.mark.parametrize(
+    "number",
+    [
+        lambda rows: torch.div(rows, 2, rounding_mode="trunc").item(),
+        lambda rows: (torch.floor_divide(rows, 2) * 2 - 1).item(),
+        lambda rows: torch.add(torch.div(rows, 2, rounding_mode="floor"), rows, alpha=3).item(),
+        lambda rows: torch.div(9, 2, rounding_mode="trunc").sub_(1).item(),
+    ],
+)
+def test_integers_that_follow_from_sizes_are_known(number):
+    function = Wrong(lambda w, x: w * x * number(x.shape[0]))
+    recording, given, symbols, table = record_module(function, (numbers(6, 4),), True)
+    for rows in (3, 6, 10):
+        named = dict(zip(symbols, (rows, 4), strict=True))
+        assert all(eval(guard, dict(named)) for guard in table.guards())
+        x = numbers(rows, 4)
+        got, *_ = Replay(recording, named)([given[0].detach(), x], [torch.ones(rows, 4)])
+        torch.testing.assert_close(got, x * number(rows))
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        lambda rows: torch.div(-rows, 2, rounding_mode="trunc").item(),
+        lambda rows: torch.div(rows, 2).item(),
+    ],
+)
+def test_other_numbers_in_tensors_are_not_known(number):
+    function = Wrong(lambda w, x: w * x * number(x.shape[0]))
+    with pytest.raises(HandOver, match="depends on numbers"):
+        record_module(function, (numbers(6, 4),), True)
+
+
 def test_autograd_that_is_switched_on_inside_hands_over():
     def function(weight, x):
         with torch.enable_grad():

@@ -35,6 +35,7 @@ def leaf_of(spec: Spec) -> Leaf:
     leaf = Leaf(spec.sizes, spec.strides, spec.dtype, spec.device)
     leaf.spec = spec
     leaf.node = None
+    leaf.number = None  # the integer in a 0-d tensor, if it is known without data
     return leaf
 
 
@@ -52,6 +53,10 @@ class Answers(TorchDispatchMode):
             raise
 
     def _answer(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            number = getattr(args[0], "number", None)
+            if number is not None:
+                return number
         if torch.Tag.data_dependent_output in func.tags:
             raise HandOver(f"{func} depends on numbers")
         if torch.Tag.dynamic_output_shape in func.tags and not _has_plain_indices(func, args):
@@ -74,6 +79,8 @@ class Answers(TorchDispatchMode):
         operands = _operands(func, args)
         result = _leaves(self.form(func, operands, kwargs))
         self.note(func, args, kwargs, result)
+        if func in _ON_INTEGERS:
+            result.number = _number(func, args, kwargs)
         if operands is not args and isinstance(result, Leaf):
             # Functionalization wraps the results of wrapped tensors only.
             return functionalized(result)
@@ -176,6 +183,32 @@ _DTYPES: dict[type, Callable[[], torch.dtype]] = {
     torch.SymInt: lambda: torch.int64,
     float: torch.get_default_dtype,
     complex: lambda: torch.get_default_dtype().to_complex(),
+}
+
+
+def _number(func: Any, args: tuple, kwargs: dict) -> int | torch.SymInt | None:
+    """Give the integer in the result of an operator on integers, if it follows from sizes."""
+    numbers = [arg.number if isinstance(arg, Leaf) else arg for arg in args]
+    if any(type(number) not in (int, torch.SymInt) for number in numbers):
+        return None
+    return _ON_INTEGERS[func](*numbers, **kwargs)
+
+
+def _quotient(
+    a: int | torch.SymInt, b: int | torch.SymInt, rounding_mode: str | None
+) -> int | torch.SymInt | None:
+    """Divide integers whose quotient is rounded down, or towards zero if none is negative."""
+    are_natural = a >= 0 and b > 0
+    return a // b if rounding_mode is not None and are_natural else None
+
+
+# Operators that compute integers from integers, such as numbers of chunks from sizes.
+_ON_INTEGERS: dict[Any, Callable[..., int | torch.SymInt | None]] = {
+    torch.ops.aten.add.Tensor: lambda a, b, alpha=1: a + b * alpha,
+    torch.ops.aten.sub.Tensor: lambda a, b, alpha=1: a - b * alpha,
+    torch.ops.aten.mul.Tensor: lambda a, b: a * b,
+    torch.ops.aten.floor_divide.default: lambda a, b: _quotient(a, b, "floor"),
+    torch.ops.aten.div.Tensor_mode: lambda a, b, rounding_mode: _quotient(a, b, rounding_mode),
 }
 
 
