@@ -39,6 +39,7 @@ int take_places(ir::Graph& graph);
 int move_concats(ir::Graph& graph);
 int draw_in_regions(ir::Graph& graph);
 int join_views(ir::Graph& graph);
+int split_convolutions(ir::Graph& graph);
 int rebuild_values(ir::Graph& graph);
 int recompute_to_budget(ir::Graph& graph);
 int widen_products(ir::Graph& graph);
@@ -176,6 +177,8 @@ const std::vector<Pass>& pipeline() {
       {.name = "join_views", .run = join_views},
       // the others leave nodes behind that nobody reads, which would be computed in a region
       {.name = "remove_dead", .run = remove_dead},
+      // after channels_last, which takes a convolution and its gradient for one node each
+      {.name = "split_convolutions", .run = split_convolutions},
       // after remove_dead: only who lives is a reader; before fuse_regions: it weighs the
       // regions that this one makes
       {.name = "rebuild_values",
