@@ -17,6 +17,7 @@
 #include "passes/arguments.h"
 #include "passes/known_sizes.h"
 #include "passes/pass.h"
+#include "passes/unread.h"
 #include "region/codegen.h"
 
 #include <algorithm>
@@ -33,11 +34,6 @@ using ir::Node;
 using ir::Shape;
 using ir::Type;
 using ir::Value;
-
-bool is_read(const Node& node, size_t output) {
-  return output < node.outputs.size() && node.outputs[output] != nullptr &&
-         !node.outputs[output]->uses.empty();
-}
 
 // Whether the second Transpose undoes the first one.
 bool undoes(const Node& second, const Node& first) {

@@ -16,6 +16,7 @@
 #include "passes/arguments.h"
 #include "passes/known_sizes.h"
 #include "passes/pass.h"
+#include "passes/unread.h"
 
 #include <algorithm>
 #include <optional>
@@ -79,10 +80,7 @@ std::optional<Convolution> find_convolution(const Node& node) {
                        .dbias = nullptr};
   }
   if (!moves_no_pixel(call, 4)) return std::nullopt;
-  const auto read_output = [&](size_t i) {
-    Value* output = i < node.outputs.size() ? node.outputs[i] : nullptr;
-    return output != nullptr && !output->uses.empty() ? output : nullptr;
-  };
+  const auto read_output = [&](size_t i) { return is_read(node, i) ? node.outputs[i] : nullptr; };
   return Convolution{.gradient = argument(0),
                      .x = argument(1),
                      .weight = argument(2),

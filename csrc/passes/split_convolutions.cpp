@@ -19,6 +19,7 @@
 #include "ops/writer.h"
 #include "passes/known_sizes.h"
 #include "passes/pass.h"
+#include "passes/unread.h"
 
 namespace torch_ort::passes {
 
@@ -39,11 +40,6 @@ constexpr int64_t kLeastShare = 2;
 int64_t count(const Graph& graph, const Value& value) {
   if (!value.type.is_known()) return 0;
   return hinted_size(graph, ir::numel(*value.type.shape)).value_or(0);
-}
-
-bool is_read(const Node& node, size_t output) {
-  return output < node.outputs.size() && node.outputs[output] != nullptr &&
-         !node.outputs[output]->uses.empty();
 }
 
 bool pays(const Graph& graph, const Node& node) {

@@ -1,11 +1,15 @@
-// Erases nodes that a rewrite has left without readers.
+// Which results are read, and erasing nodes that a rewrite has left without readers.
 #pragma once
 
 #include "ir/graph.h"
 
+#include <cstddef>
 #include <vector>
 
 namespace torch_ort::passes {
+
+// Whether the node has this output and something reads it.
+bool is_read(const ir::Node& node, size_t output);
 
 // Erases those of `nodes` whose results nothing reads. Readers are erased before the nodes that
 // they read.
