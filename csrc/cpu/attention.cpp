@@ -67,15 +67,18 @@ struct Matrix {
   Byte* data;
   ir::DType dtype;
   int64_t row, column;
+  int64_t row_bytes = 0;
 
   Matrix(Void* base, const Heads& heads, int64_t batch, int64_t head)
       : data(static_cast<Byte*>(base)),
         dtype(heads.dtype()),
         row(heads.row()),
         column(heads.column()) {
-    if (base != nullptr) data += heads.start(batch, head) * ir::size_bytes(dtype);
+    if (base == nullptr) return;
+    row_bytes = row * ir::size_bytes(dtype);
+    data += heads.start(batch, head) * ir::size_bytes(dtype);
   }
-  Void* at(int64_t i) const { return data + i * row * ir::size_bytes(dtype); }
+  Void* at(int64_t i) const { return data + i * row_bytes; }
 };
 
 // Numbers in the type that the kernel computes in, with their strides.
@@ -287,15 +290,16 @@ class Attention : public Kernel {
 
   // Writes `count` rows of features, times `factor`, to a matrix of a tensor. Overwrites `from`.
   void write_rows(const Matrix<void>& to, int64_t begin, int64_t count, T* from, T factor) const {
-    for (int64_t i = 0; i < count; ++i, from += feature_panels_.columns()) {
-      write_row(to, begin + i, from, factor);
+    const int64_t columns = feature_panels_.columns();
+    if (factor != 1) scale(from, factor, count * columns);
+    const auto store = kernels_.store[static_cast<size_t>(to.dtype)];
+    if (columns == features_) {
+      return store(to.at(begin), from,
+                   {.n = features_, .stride = to.column, .count = count, .distance = to.row});
     }
-  }
-
-  void write_row(const Matrix<void>& to, int64_t i, T* from, T factor) const {
-    if (factor != 1) scale(from, factor, features_);
-    kernels_.store[static_cast<size_t>(to.dtype)](to.at(i), from,
-                                                  {.n = features_, .stride = to.column});
+    for (int64_t i = 0; i < count; ++i) {
+      store(to.at(begin + i), from + i * columns, {.n = features_, .stride = to.column});
+    }
   }
 
   // Packs a right factor whose rows are those of the matrix. The panels have room for `room` rows.
@@ -326,57 +330,91 @@ class Attention : public Kernel {
   }
 
   // to: block.count x keys <- a * b^T. The rows of `a` are features, and `b` has the packed keys.
+  // Leaves out panels of keys that only later queries than all of a tile's attend to.
   void multiply_by_keys(T* to, const T* a, const T* b, const Block& block) const {
-    const int64_t num = round_up(block.keys, score_panels_.width) / score_panels_.width;
-    kernels_.multiply({.c = to,
-                       .c_row = score_panels_.columns(),
-                       .a = a,
-                       .a_row = features_,
-                       .a_column = 1,
-                       .b = b,
-                       .b_row = score_panels_.width,
-                       .b_panel = features_ * score_panels_.width,
-                       .width = score_panels_.width,
-                       .num_panels = num,
-                       .columns = num * score_panels_.width,
-                       .m = block.count,
-                       .k = features_});
+    const int64_t width = score_panels_.width, num = round_up(block.keys, width) / width;
+    const auto multiply = [&](int64_t panel, int64_t num_panels, int64_t row) {
+      kernels_.multiply({.c = to + row * score_panels_.columns() + panel * width,
+                         .c_row = score_panels_.columns(),
+                         .a = a + row * features_,
+                         .a_row = features_,
+                         .a_column = 1,
+                         .b = b + panel * features_ * width,
+                         .b_row = width,
+                         .b_panel = features_ * width,
+                         .width = width,
+                         .num_panels = num_panels,
+                         .columns = num_panels * width,
+                         .m = block.count - row,
+                         .k = features_});
+    };
+    // All queries of the block attend to the keys of these panels.
+    const int64_t common = is_causal_ ? std::min(num, block.begin / width + 1) : num;
+    multiply(0, common, 0);
+    for (int64_t panel = common; panel < num; ++panel) {
+      multiply(panel, 1, first_row_of_tile(panel * width - block.begin));
+    }
   }
 
   // to: block.count x features <- a * b. `a` has scores, and `b` the packed features of all keys.
   void multiply_scores(T* to, const T* a, const T* b, const Block& block) const {
-    kernels_.multiply({.c = to,
-                       .c_row = feature_panels_.columns(),
-                       .a = a,
-                       .a_row = score_panels_.columns(),
-                       .a_column = 1,
-                       .b = b,
-                       .b_row = feature_panels_.width,
-                       .b_panel = keys_ * feature_panels_.width,
-                       .width = feature_panels_.width,
-                       .num_panels = feature_panels_.num,
-                       .columns = feature_panels_.columns(),
-                       .m = block.count,
-                       .k = block.keys});
+    for_each_tile(block, [&](int64_t row, int64_t count) {
+      kernels_.multiply({.c = to + row * feature_panels_.columns(),
+                         .c_row = feature_panels_.columns(),
+                         .a = a + row * score_panels_.columns(),
+                         .a_row = score_panels_.columns(),
+                         .a_column = 1,
+                         .b = b,
+                         .b_row = feature_panels_.width,
+                         .b_panel = keys_ * feature_panels_.width,
+                         .width = feature_panels_.width,
+                         .num_panels = feature_panels_.num,
+                         .columns = feature_panels_.columns(),
+                         .m = count,
+                         .k = num_keys(block, block.begin + row + count - 1)});
+    });
   }
 
   // to: keys x features += a^T * b. `a` has scores, and `b` the packed features of the block.
   void add_transposed_product(T* to, const T* a, const T* b, const Block& block) const {
-    kernels_.multiply({.c = to,
-                       .c_row = feature_panels_.columns(),
-                       .start = to,
-                       .start_row = feature_panels_.columns(),
-                       .a = a,
-                       .a_row = 1,
-                       .a_column = score_panels_.columns(),
-                       .b = b,
-                       .b_row = feature_panels_.width,
-                       .b_panel = block.count * feature_panels_.width,
-                       .width = feature_panels_.width,
-                       .num_panels = feature_panels_.num,
-                       .columns = feature_panels_.columns(),
-                       .m = block.keys,
-                       .k = block.count});
+    const auto add = [&](int64_t key, int64_t num, int64_t row) {
+      kernels_.multiply({.c = to + key * feature_panels_.columns(),
+                         .c_row = feature_panels_.columns(),
+                         .start = to + key * feature_panels_.columns(),
+                         .start_row = feature_panels_.columns(),
+                         .a = a + row * score_panels_.columns() + key,
+                         .a_row = 1,
+                         .a_column = score_panels_.columns(),
+                         .b = b + row * feature_panels_.width,
+                         .b_row = feature_panels_.width,
+                         .b_panel = block.count * feature_panels_.width,
+                         .width = feature_panels_.width,
+                         .num_panels = feature_panels_.num,
+                         .columns = feature_panels_.columns(),
+                         .m = num,
+                         .k = block.count - row});
+    };
+    if (!is_causal_) return add(0, block.keys, 0);
+    const int64_t common = std::min(block.keys, block.begin + 1);
+    add(0, common, 0);
+    const int64_t step = kernels_.product_rows;
+    for (int64_t key = common; key < block.keys; key += step) {
+      add(key, std::min(step, block.keys - key), key - block.begin);
+    }
+  }
+
+  // Calls visit(first row, number of rows) for the rows of a block: of all of them at once, or
+  // where later queries attend to more keys, of as many as a product computes at a time.
+  template <typename Visit>
+  void for_each_tile(const Block& block, Visit visit) const {
+    const int64_t step = is_causal_ ? kernels_.product_rows : block.count;
+    for (int64_t row = 0; row < block.count; row += step) {
+      visit(row, std::min(step, block.count - row));
+    }
+  }
+
+  int64_t first_row_of_tile(int64_t row) const {
+    return row / kernels_.product_rows * kernels_.product_rows;
   }
 
   // Mask and dropout of one head of queries.
@@ -561,10 +599,11 @@ class Forward final : public Attention<T> {
     }
     if (this->drops_) drop(scores, factors, head.rules, block, memory + kept_rows_);
     this->multiply_scores(results, scores, memory + packed_values_, block);
+    const int64_t columns = this->feature_panels_.columns();
     for (int64_t i = 0; i < block.count; ++i) {
-      T* row = results + i * this->feature_panels_.columns();
-      this->write_row(head.result, block.begin + i, row, factors[i]);
+      this->scale(results + i * columns, factors[i], columns);
     }
+    this->write_rows(head.result, block.begin, block.count, results, T(1));
   }
 
   void drop(T* scores, T* factors, const Rules& rules, const Block& block, T* kept) const {

@@ -73,6 +73,7 @@ def plain_attention(query, key, value, mask=None, causal=False, scale=None):
 
 SIZES = [
     (1, 1, 1), (4, 4, 16), (7, 13, 20), (48, 48, 32), (49, 97, 33), (130, 130, 64), (5, 300, 8),
+    (150, 60, 24),
 ]  # fmt: skip
 
 
