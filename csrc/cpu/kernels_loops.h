@@ -541,40 +541,71 @@ void store(void* target, const T* a, const Runs& runs) {
 
 // Computes 64 random numbers: 16 counters in parallel, four numbers each. Element e of a stream is
 // word e % 4 of counter e / 4, on every instruction set and on CUDA (csrc/cuda/prelude.cuh).
-constexpr int kLanes = 16;
-constexpr int64_t kPhiloxBlock = 4 * kLanes;
+constexpr int kCounters = 16;
+constexpr int64_t kPhiloxBlock = 4 * kCounters;
 
-// Its four words in numbers[0], [1], [2] and [3]. Not inlined: beside the loop that puts them in
-// order, GCC 12 takes these loops apart into scalars, at twice the time.
-[[gnu::noinline]] inline void philox_words(uint64_t seed, uint64_t stream, uint64_t block,
-                                           uint32_t (&words)[4][kLanes]) {
-  auto& [x0, x1, x2, x3] = words;
-  for (int i = 0; i < kLanes; ++i) {
-    const uint64_t counter = block * kLanes + static_cast<uint64_t>(i);
-    x0[i] = static_cast<uint32_t>(counter);
-    x1[i] = static_cast<uint32_t>(counter >> 32);
-    x2[i] = static_cast<uint32_t>(stream);
-    x3[i] = static_cast<uint32_t>(stream >> 32);
+// A word of the generator is the lower half of a lane, since the product of two words fills a lane.
+// What the upper halves contain does not matter.
+using Words = Vector<uint64_t>;
+constexpr int kWordLanes = kLanesOf<uint64_t>;
+
+// The products of the lower halves.
+inline Words multiply_words(const Words& a, const Words& b) {
+#if defined(CPU_CAPABILITY_AVX512)
+  return reinterpret_cast<Words>(
+      _mm512_mul_epu32(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+#elif defined(CPU_CAPABILITY_AVX2)
+  return reinterpret_cast<Words>(
+      _mm256_mul_epu32(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
+#else
+  constexpr uint64_t kLower = 0xFFFFFFFF;
+  return (a & kLower) * (b & kLower);
+#endif
+}
+
+// Lane 2j has the j-th counter, and lane 2j + 1 that of half the lanes later: then an exchange of
+// lanes between vectors puts the four words of each counter side by side, in order of the counters.
+template <int... kLane>
+inline Words counters_from(uint64_t first, std::integer_sequence<int, kLane...> /*lanes*/) {
+  constexpr Words kOffsets = {(kLane / 2 + kLane % 2 * (kWordLanes / 2))...};
+  return first + kOffsets;
+}
+
+// Lanes of `a` and `b` in turns: 0, 2, 4... of each if `first` is 0, and 1, 3, 5... if it is 1.
+template <int kFirst, int... kLane>
+inline Words in_turns(const Words& a, const Words& b,
+                      std::integer_sequence<int, kLane...> /*lanes*/) {
+  return __builtin_shufflevector(a, b, (kLane / 2 * 2 + kFirst + kLane % 2 * kWordLanes)...);
+}
+
+inline void philox_block(uint64_t seed, uint64_t stream, uint64_t block, uint32_t* numbers) {
+  constexpr auto lanes = std::make_integer_sequence<int, kWordLanes>();
+  constexpr int kVectors = kCounters / kWordLanes;
+  Words x0[kVectors], x1[kVectors], x2[kVectors], x3[kVectors];
+  for (int v = 0; v < kVectors; ++v) {
+    x0[v] = counters_from(block * kCounters + static_cast<uint64_t>(v * kWordLanes), lanes);
+    x1[v] = x0[v] >> 32;
+    x2[v] = Words{} + stream;
+    x3[v] = x2[v] >> 32;
   }
   auto key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
   for (int round = 0; round < 10; ++round) {
-    for (int i = 0; i < kLanes; ++i) {
-      const uint64_t a = uint64_t{0xD2511F53} * x0[i], b = uint64_t{0xCD9E8D57} * x2[i];
-      x0[i] = static_cast<uint32_t>(b >> 32) ^ x1[i] ^ key0;
-      x1[i] = static_cast<uint32_t>(b);
-      x2[i] = static_cast<uint32_t>(a >> 32) ^ x3[i] ^ key1;
-      x3[i] = static_cast<uint32_t>(a);
+    for (int v = 0; v < kVectors; ++v) {
+      const Words a = multiply_words(x0[v], Words{} + 0xD2511F53);
+      const Words b = multiply_words(x2[v], Words{} + 0xCD9E8D57);
+      x0[v] = (b >> 32) ^ x1[v] ^ key0;
+      x1[v] = b;
+      x2[v] = (a >> 32) ^ x3[v] ^ key1;
+      x3[v] = a;
     }
     key0 += 0x9E3779B9;
     key1 += 0xBB67AE85;
   }
-}
-
-inline void philox_block(uint64_t seed, uint64_t stream, uint64_t block, uint32_t* numbers) {
-  uint32_t words[4][kLanes];
-  philox_words(seed, stream, block, words);
-  for (int i = 0; i < kLanes; ++i) {
-    for (int word = 0; word < 4; ++word) numbers[4 * i + word] = words[word][i];
+  constexpr uint64_t kLower = 0xFFFFFFFF;
+  for (int v = 0; v < kVectors; ++v) {
+    const Words low = (x0[v] & kLower) | (x1[v] << 32), high = (x2[v] & kLower) | (x3[v] << 32);
+    const Words pair[2] = {in_turns<0>(low, high, lanes), in_turns<1>(low, high, lanes)};
+    std::memcpy(numbers + v * sizeof(pair) / sizeof(uint32_t), pair, sizeof(pair));
   }
 }
 
