@@ -1,5 +1,5 @@
-// From the body of a region to instructions: which space each value has, in which phase it is
-// made, and where it stands.
+// Compiles the body of a region to instructions: in which phase each value is computed, and where
+// it is stored.
 #include "base/error.h"
 #include "cpu/program.h"
 #include "cpu/rows.h"
@@ -27,11 +27,12 @@ using region::Schedule;
 using Axes = Schedule::Axes;
 using Step = Schedule::Step;
 
-// Rows up to this length stay in registers as a whole; longer ones are taken in chunks.
-constexpr int64_t kLongestWholeRow = 2;  // times the numbers of a tile
+// Rows of up to this many times CompileOptions::tile_bytes are computed whole, longer ones in
+// chunks.
+constexpr int64_t kLongestWholeRow = 2;
 constexpr int64_t kMaxTileRows = 64;
 constexpr int64_t kMaxBlocks = 32;
-constexpr int64_t kWorkPerBlock = 1 << 15;  // numbers of a block times instructions
+constexpr int64_t kWorkPerBlock = 1 << 15;  // elements of a block times instructions
 
 class Compiler {
  public:
@@ -64,20 +65,20 @@ class Compiler {
  private:
   struct Info {
     Space space = Space::kFull;
-    int phase = 0;           // that makes it
-    int input = -1;          // full input, or table, that is loaded where it is read
-    int ids = -1;            // input that names the rows of the table
-    int output = -1;         // that it is made in
-    bool stays = false;      // in its register, from one tile to the next
-    bool is_wide = false;    // read in a later phase than it was made, chunk by chunk
-    bool is_remade = false;  // by each phase that reads it, where chunks do not hold whole rows
+    int phase = 0;           // the phase that computes it
+    int input = -1;          // the full input or table from which it is loaded when it is read
+    int ids = -1;            // the input that selects rows of the table
+    int output = -1;         // the output into which it is computed
+    bool stays = false;      // its register is kept from one tile to the next
+    bool is_wide = false;    // a whole row is kept, since a later phase reads it chunk by chunk
+    bool is_remade = false;  // each phase that reads it recomputes it, if rows are in chunks
     Opcode op = Opcode::kCopy;
-    std::vector<int> made_of = {};  // operands of `op`, where that makes it
+    std::vector<int> made_of = {};  // the operands, if `op` computes it
   };
 
   Space space_of_input(size_t input) const { return schedule_.spec.spaces[input]; }
 
-  // ---- the shape of the work
+  // ---- sizes of tiles
 
   void choose_tile() {
     const int64_t numbers =
@@ -143,7 +144,7 @@ class Compiler {
       emit({.kind = Kind::kLoad, .space = space, .d = value, .index = static_cast<int>(i)}, 0);
     }
     for (const Value* initializer : body_.initializers) {
-      // Others tell axes and shapes.
+      // The others are axes and shapes, which instructions do not read.
       if (const std::optional<double> number = ops::known_double(initializer)) {
         values_[initializer] = constant(*number);
       }
@@ -154,7 +155,7 @@ class Compiler {
     }
   }
 
-  // Whether instructions can read or write the operand where it lies.
+  // Whether instructions can read or write the operand in the caller's memory.
   bool is_in_place(const Access& access, Space space) const {
     const DType dtype = program_.is_double ? DType::kDouble : DType::kFloat;
     if (access.dtype != dtype || !access.is_one_run()) return false;
@@ -170,7 +171,7 @@ class Compiler {
     return std::find(direct_inputs_.begin(), direct_inputs_.end(), value) != direct_inputs_.end();
   }
 
-  // The value as a full one.
+  // The value, or its copy for each column if it is a row value.
   int full_operand(int value, int in_phase) {
     if (infos_[value].space == Space::kRow) return expand_row(value, in_phase);
     ORT_CHECK(infos_[value].space == Space::kFull, "Region: want a full value or one of rows");
@@ -182,8 +183,8 @@ class Compiler {
     return copy_in_phase(value, in_phase, {.kind = Kind::kExpandRow, .a = value});
   }
 
-  // The value as an instruction of `in_phase` that makes a `space` value can read it.
-  // `is_scalar`: it is one number there.
+  // Which value an instruction of `in_phase` reads for this one if its result is in `space`.
+  // `is_scalar`: the instruction reads a single number.
   int operand(int value, Space space, int in_phase, bool& is_scalar) {
     Info& info = infos_[value];
     is_scalar = info.space == Space::kScalar && space != Space::kScalar;
@@ -211,13 +212,13 @@ class Compiler {
     for (const auto& [made_in, copy] : copies_[value]) {
       if (made_in == in_phase) return copy;
     }
-    const Info info = infos_[value];  // a copy: more values are added below
+    const Info info = infos_[value];  // a copy, since infos_ grows below
     const int copy = pointwise(info.op, info.made_of, Space::kFull, in_phase);
     copies_[value].emplace_back(in_phase, copy);
     return copy;
   }
 
-  // A full copy of a value, made anew in each phase that reads it unless whole rows are held.
+  // A full copy of a value. Each phase that reads it makes its own, unless chunks are whole rows.
   int copy_in_phase(int value, int in_phase, Instruction each) {
     for (const auto& [made_in, copy] : copies_[value]) {
       if (made_in == in_phase || (holds_whole_rows() && made_in < in_phase)) return copy;
@@ -248,7 +249,7 @@ class Compiler {
       case FusedForm::Kind::kScatter: add_scatter(step); return;
       case FusedForm::Kind::kValid: add_valid(step); return;
       case FusedForm::Kind::kRandom: add_random(step); return;
-      case FusedForm::Kind::kConcat: return;  // goes to an output, part by part
+      case FusedForm::Kind::kConcat: return;  // add_outputs() stores its operands
       case FusedForm::Kind::kGather: add_gather(step); return;
       default: add_reduction(step); return;
     }
@@ -270,7 +271,7 @@ class Compiler {
     values_[step.node->outputs[0]] = rounded(*step.node, value);
   }
 
-  // The result of a node as its dtype holds it, where that is asked for.
+  // The result of a node, rounded to its dtype if the options say so.
   int rounded(const Node& node, int value) {
     const DType dtype = node.outputs[0]->type.dtype;
     if (!options_.round_short_floats) return value;
@@ -300,7 +301,7 @@ class Compiler {
     if (step.axes == Axes::kColumns) {
       values_[result] = rounded(*step.node, reduce_rows(value, step.form.kind, step.phase));
     } else {
-      sums_[result] = {value, &step};  // goes to an output
+      sums_[result] = {value, &step};  // for add_outputs()
     }
   }
 
@@ -319,7 +320,7 @@ class Compiler {
                      Space::kRow, in_phase + 1);
   }
 
-  // A row value that the chunks of a phase add to; later phases read it.
+  // A row value that a phase accumulates chunk by chunk; later phases read it.
   int start_row_result(double start, int in_phase) {
     const int value = add_value(Space::kRow, in_phase + 1);
     phase(in_phase).starts.push_back({value, start});
@@ -369,7 +370,7 @@ class Compiler {
     valid = pointwise(Opcode::kNot, {is_ignored}, step.space, step.phase);
   }
 
-  // Rows are loaded where they are read.
+  // The phases that read the result load the rows.
   void add_gather(const Step& step) {
     const int value = add_value(Space::kFull, step.phase);
     infos_[value].input = bound_.input_index(*step.node, 0);
@@ -377,7 +378,7 @@ class Compiler {
     values_[step.node->outputs[0]] = value;
   }
 
-  // The seed is read as the integer that it is, where it lies.
+  // The seed is read in place, since a load would convert the integer to a float.
   void add_random(const Step& step) {
     const Node& node = *step.node;
     Instruction each{.kind = Kind::kRandom, .space = step.space};
@@ -406,7 +407,7 @@ class Compiler {
     }
   }
 
-  // An output of the program: one of the node, or a part of that.
+  // Adds an output of the program: an output of the node, or a part of one.
   int add_output(Access access, int result, int64_t begin = 0) {
     access.result = result;
     access.begin = begin;
@@ -438,10 +439,11 @@ class Compiler {
 
   void add_stored_output(const Value& output, int value, const Layout& layout, int result,
                          int64_t begin) {
-    const Info info = infos_[value];  // a copy: more values are added below
+    const Info info = infos_[value];  // a copy, since infos_ grows below
     ORT_CHECK(info.space == Space::kFull || info.space == Space::kRow, "Region: output '",
               output.name, "' has neither rows nor columns");
-    // Without rows their results have the size of everything, but their own shape.
+    // A row value is repeated along its row if the output is full. If there are no rows, all
+    // outputs are empty, and none is repeated.
     const bool is_spread = info.space == Space::kRow && program_.num_columns != 1 &&
                            program_.num_rows != 0 && bound_.is_full_size(layout.sizes);
     const Space space = is_spread ? Space::kFull : info.space;
@@ -474,7 +476,7 @@ class Compiler {
     return offset;
   }
 
-  // What lives in memory of the caller, or for longer than one chunk of one tile.
+  // Places values in the caller's memory, and values that live longer than one chunk of a tile.
   void place_kept(int value) {
     const Info& info = infos_[value];
     Place& place = program_.places[value];
@@ -492,7 +494,7 @@ class Compiler {
     }
   }
 
-  // Registers of full values that are read by the chunk that made them: reused after the last read.
+  // Places full values that only their own chunk reads, in registers that are reused after that.
   void place_passing() {
     const int64_t size = program_.tile_rows * program_.chunk;
     std::vector<int64_t> idle;
@@ -502,7 +504,7 @@ class Compiler {
         for (int operand : {each.a, each.b, each.c}) {
           if (operand >= 0 && is_passing(operand) && last_use_[operand] == time) {
             idle.push_back(program_.places[operand].offset);
-            last_use_[operand] = -1;  // the same value may be two operands
+            last_use_[operand] = -1;  // a value may be an operand twice
           }
         }
         if (each.d >= 0 && is_passing(each.d) &&
@@ -536,8 +538,8 @@ class Compiler {
     }
   }
 
-  // No instruction reads an operand that the planner may have given to the first output after this
-  // is written: the schedule has said so, and wrong numbers come of it where that is not true.
+  // The planner may place the first output in the memory of an overwritable input. Checks that no
+  // instruction reads such an input after it is written, since results would then be wrong.
   void check_overwrites() const {
     for (int input : schedule_.overwritable) {
       bool is_written = false;
@@ -575,7 +577,7 @@ class Compiler {
     const int64_t work =
         rows * program_.num_columns * static_cast<int64_t>(program_.num_instructions());
     const int64_t tiles = (rows + program_.tile_rows - 1) / program_.tile_rows;
-    // Sums are written and read once more for each block: a small part of what the block reads.
+    // Each block writes and reads its sums once more, which is to be little beside what it reads.
     const int64_t rows_per_block =
         2 * program_.accumulators_size / std::max<int64_t>(1, program_.num_columns);
     const int64_t most = rows / std::max<int64_t>(1, rows_per_block);
@@ -592,9 +594,9 @@ class Compiler {
   std::vector<Info> infos_;  // by value
   std::unordered_map<const Value*, int> values_;
   std::unordered_map<const Value*, std::pair<int, const Step*>> sums_;
-  std::map<uint64_t, int> constants_;  // by bits: zeros have signs, and NaN equals nothing
+  std::map<uint64_t, int> constants_;  // by bits, which tell 0 from -0 and are equal for NaN
   std::vector<int> direct_inputs_;
-  std::unordered_map<int, std::vector<std::pair<int, int>>> copies_;  // phase, value
+  std::unordered_map<int, std::vector<std::pair<int, int>>> copies_;  // by value: phase and copy
   std::vector<int> last_use_;
 };
 

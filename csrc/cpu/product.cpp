@@ -17,30 +17,31 @@ namespace torch_ort::cpu {
 
 namespace {
 
-// A block of the right factor, kDepth numbers deep, is packed into panels that stay in the second
-// cache while the rows of the left factor pass by; a group of these is in the first cache.
-// Multiples of what the register kernels of all instruction sets take at once.
+// The sizes of blocks. The panels of a block of the right factor, kDepth steps deep, stay in the
+// second-level cache while all rows of a block of the left factor are multiplied with them. A group
+// of these rows stays in the first-level cache. Numbers of rows and columns are multiples of the
+// tiles of all instruction sets.
 constexpr int64_t kDepth = 256;
 constexpr int64_t kBlockColumns = 768;
 constexpr int64_t kBlockRows = 1920;
-constexpr int64_t kListedRows = 960;  // the same if they are copied
+constexpr int64_t kListedRows = 960;  // kBlockRows for listed rows, which are copied
 constexpr int64_t kGroupRows = 48;
 
-constexpr int64_t kFewRows = 96;  // that packing the right factor does not pay for
-// So few columns do not pay for packing a left factor that can be read in place, and so many do
-// even if no two of its rows are in each other's way.
+constexpr int64_t kFewRows = 96;  // for up to so many, packing the right factor does not pay
+// For fewer than kFewColumns columns, packing a left factor that can be read in place does not pay.
+// From kManyColumns on it pays even if its rows do not evict each other from the cache.
 constexpr int64_t kFewColumns = 128, kManyColumns = 384;
 constexpr int64_t kPageBytes = 4096;
 
 constexpr int64_t kWorkPerThread = 1 << 17;  // multiplications
-constexpr int64_t kMostOfPairs = 1 << 25;    // the same
+constexpr int64_t kMostOfPairs = 1 << 25;    // multiplications; see is_preferred()
 
-// The matrices of an operand.
+// The matrices of an operand, one for each place in the batch.
 struct Matrices {
   ir::DType dtype = ir::DType::kUndefined;
   int64_t rows = 0, columns = 0;
   int64_t row = 0, column = 0;   // strides, in elements
-  std::vector<int64_t> batches;  // strides of the dims before
+  std::vector<int64_t> batches;  // strides of the batch dims
 
   Matrices() = default;
   explicit Matrices(const Layout& layout) : dtype(layout.dtype) {
@@ -56,20 +57,20 @@ struct Matrices {
     }
   }
 
-  // With rows for columns.
+  // The transposed matrices.
   Matrices turned() const {
     Matrices other = *this;
     std::swap(other.rows, other.columns);
     std::swap(other.row, other.column);
     return other;
   }
-  // In bytes.
+  // The offset of an element, in bytes.
   int64_t offset(int64_t i, int64_t j) const {
     return (i * row + j * column) * ir::size_bytes(dtype);
   }
 };
 
-// One matrix, from an element on.
+// One matrix, or the part of it from an element on.
 struct Matrix {
   const char* data;
   ir::DType dtype;
@@ -86,21 +87,21 @@ struct Matrix {
   }
 };
 
-// What takes part in a product: rows and columns of the result and numbers of its sums, from given
-// ones on or as they are listed.
+// The part of a product that is computed: m rows and n columns of the result, and k terms of their
+// sums. They are consecutive, except for those that are listed.
 struct Part {
   int64_t m, n, k;
-  int64_t row = 0, column = 0, step = 0;  // the first ones
-  const int64_t* rows = nullptr;          // m rows of the left factor, the start and the result
-  const int64_t* steps = nullptr;         // k columns of the left factor, rows of the right one
+  int64_t row = 0, column = 0, step = 0;  // the first of each
+  const int64_t* rows = nullptr;   // m indices of rows of the left factor, the start and the result
+  const int64_t* steps = nullptr;  // k indices of columns of the left factor, rows of the right one
 
   Part turned() const {
     return {.m = n, .n = m, .k = k, .row = column, .column = row, .step = step, .steps = steps};
   }
 };
 
-// Copies the listed rows of a matrix, `n` numbers of kSize bytes each. `side_by_side`: equal
-// columns come to lie one behind the other.
+// Copies the listed rows of a matrix, `n` numbers of kSize bytes each. `side_by_side`: the copy is
+// column-major.
 template <int64_t kSize>
 void copy_rows(char* to, const Matrix& from, const int64_t* rows, int64_t count, int64_t n,
                bool side_by_side) {
@@ -124,7 +125,7 @@ void copy_rows(char* to, const Matrix& from, const int64_t* rows, int64_t count,
   }
 }
 
-// A copy of the listed rows in memory of the thread.
+// A copy of the listed rows in the thread's memory, column-major if the matrix is.
 template <Use kUse>
 Matrix gathered(const Matrix& from, const int64_t* rows, int64_t count, int64_t n) {
   const int64_t size = ir::size_bytes(from.dtype);
@@ -135,15 +136,15 @@ Matrix gathered(const Matrix& from, const int64_t* rows, int64_t count, int64_t 
   return {to, from.dtype, side_by_side ? 1 : n, side_by_side ? count : 1};
 }
 
-// Rows and columns of the result.
+// A part of the result, from its first row and column on.
 struct Rectangle {
   int64_t row, rows, column, columns;
 };
 
-// How threads share a matrix: blocks of whole tiles, as near to squares as their number allows, so
-// that little is packed twice.
+// Divides the result among threads into parts of whole tiles. Each thread packs the rows and
+// columns of its part, so the parts are as close to squares as possible.
 struct Grid {
-  int64_t rows = 1, columns = 1;  // how many parts
+  int64_t rows = 1, columns = 1;  // the numbers of parts
   int64_t part_rows = 0, part_columns = 0;
 
   Grid(int64_t m, int64_t n, int64_t threads, int64_t tile_rows, int64_t tile_columns) {
@@ -151,7 +152,7 @@ struct Grid {
     for (int64_t parts = 1; parts <= threads; ++parts) {
       const int64_t height = round_up(ceil_div(m, parts), tile_rows);
       const int64_t width = round_up(ceil_div(n, threads / parts), tile_columns);
-      // What a thread multiplies for each number of a row, and then what it packs.
+      // For each step of the sums: a thread's multiplications, and the numbers that it packs.
       const int64_t cost = height * width * 64 + (height + width);
       if (least >= 0 && cost >= least) continue;
       least = cost;
@@ -166,7 +167,7 @@ struct Grid {
 template <typename T>
 class ProductKernel final : public Kernel {
  public:
-  // `may_turn`: its parts have no list of rows.
+  // `may_turn`: whether the transposed product may be computed, for which parts cannot list rows.
   ProductKernel(const region::Product& product, Isa isa, bool may_turn = true)
       : kernels_(kernels<T>(isa)),
         pairs_(product.a.dtype == ir::DType::kBFloat16 && product.b.dtype == product.a.dtype
@@ -194,7 +195,7 @@ class ProductKernel final : public Kernel {
                 c_.rows, " x ", c_.columns);
     }
     for (int64_t size : sizes_) num_batches_ *= size;
-    // The register kernel writes rows: a result by columns is that of the factors turned over.
+    // The register kernel writes rows, so a column-major result is computed as its transpose.
     if (may_turn && c_.column != 1 && c_.row == 1) {
       is_turned_ = true;
       const Matrices a = a_.turned();
@@ -218,18 +219,18 @@ class ProductKernel final : public Kernel {
   void run(const void* const* inputs, void* const* outputs) const override {
     run_part(inputs, outputs, is_turned_ ? whole().turned() : whole());
   }
-  // `part`: of the product as it was given.
+  // `part` refers to the product as it was given, not to its transpose.
   void run(const void* const* inputs, void* const* outputs, const Part& part) const {
     run_part(inputs, outputs, is_turned_ ? part.turned() : part);
   }
-  // All that the product has.
+  // The whole product, as it was given.
   Part whole() const { return {.m = is_turned_ ? n_ : m_, .n = is_turned_ ? m_ : n_, .k = k_}; }
 
  private:
   static constexpr ir::DType kDType =
       std::is_same_v<T, double> ? ir::DType::kDouble : ir::DType::kFloat;
 
-  // What the sums begin with; without an address, zeros.
+  // The numbers with which sums start; without an address they start with zero.
   struct Start {
     const T* at = nullptr;
     int64_t row = 0;  // stride
@@ -272,7 +273,7 @@ class ProductKernel final : public Kernel {
     }
   }
 
-  // From the first row, column and step of the part on.
+  // The addresses of the part's first row, column and step.
   Addresses matrices_of(int64_t batch, const void* const* inputs, void* const* outputs,
                         const Part& part) const {
     const auto offset = [&](const Matrices& matrices, int64_t row, int64_t column) {
@@ -291,11 +292,11 @@ class ProductKernel final : public Kernel {
             .c = static_cast<char*>(outputs[0]) + offset(c_, part.row, part.column)};
   }
 
-  // The result there.
+  // Computes one thread's rectangle of the part.
   void multiply(const Addresses& at, const Part& part, const Rectangle& all) const {
     const int64_t height = block_height(part, all);
     if (part.rows != nullptr && part.k <= most_at_once()) {
-      // Listed rows are copied once for all columns.
+      // Listed rows are copied once for all columns, since all terms of a sum fit into one block.
       for (int64_t i = 0; i < all.rows; i += height) {
         const Matrix left = left_of(at, part, block_of(all, i, 0, height), 0, part.k);
         for (int64_t j = 0; j < all.columns; j += kBlockColumns) {
@@ -311,7 +312,7 @@ class ProductKernel final : public Kernel {
     }
   }
 
-  // The rows of a block: equally many in each, in whole groups.
+  // The number of rows in a block: whole groups, and about as many in each block.
   static int64_t block_height(const Part& part, const Rectangle& all) {
     const int64_t most = part.rows != nullptr ? kListedRows : kBlockRows;
     const int64_t blocks = std::max<int64_t>(1, ceil_div(all.rows, most));
@@ -323,11 +324,11 @@ class ProductKernel final : public Kernel {
             std::min(kBlockColumns, all.columns - j)};
   }
 
-  // Numbers of a factor in a step, and how many of a sum are worked on at once.
+  // How many terms of a sum a step adds, and how many a block has.
   int64_t at_once() const { return pairs_ != nullptr ? 2 : 1; }
   int64_t most_at_once() const { return at_once() * kDepth; }
 
-  // `left`: what it needs of the left factor, if that has been copied.
+  // `left`: the block's rows of the left factor if they have been copied, else nullptr.
   void multiply_block(const Addresses& at, const Part& part, const Rectangle& block,
                       const Matrix* left) const {
     if (writes_directly_ && part.rows == nullptr) {
@@ -341,7 +342,7 @@ class ProductKernel final : public Kernel {
 
   void store(const Addresses& at, const Part& part, const Rectangle& block, const T* sums) const {
     const auto store_rows = kernels_.store[static_cast<size_t>(c_.dtype)];
-    int64_t count = 0;  // rows that lie one after the other
+    int64_t count = 0;  // of consecutive rows, which are stored at once
     for (int64_t i = 0; i < block.rows; i += count) {
       count = block.rows;
       int64_t row = block.row;
@@ -355,8 +356,8 @@ class ProductKernel final : public Kernel {
     }
   }
 
-  // What the sums of a block begin with. If the register kernel cannot read it where it lies, it is
-  // copied to `c`, where the sums will be.
+  // The numbers with which the sums of a block start. If the register kernel cannot read them in
+  // place, they are copied to `c`, which the sums then overwrite.
   Start start_of(const Addresses& at, const Part& part, const Rectangle& block, T* c,
                  int64_t c_row) const {
     if (!has_start_) return {};
@@ -374,7 +375,7 @@ class ProductKernel final : public Kernel {
     return {c, c_row};
   }
 
-  // What a block needs of the left factor in the steps from `p` on.
+  // The left factor of a block for `depth` terms of the sums from `p` on.
   Matrix left_of(const Addresses& at, const Part& part, const Rectangle& block, int64_t p,
                  int64_t depth) const {
     if (part.rows != nullptr) {
@@ -387,7 +388,7 @@ class ProductKernel final : public Kernel {
     return {at.a, a_, block.row, p};
   }
 
-  // And of the right one.
+  // The right factor for the same terms.
   Matrix right_of(const Addresses& at, const Part& part, const Rectangle& block, int64_t p,
                   int64_t depth) const {
     if (part.steps == nullptr) return {at.b, b_, p, block.column};
@@ -395,15 +396,15 @@ class ProductKernel final : public Kernel {
                                      block.columns);
   }
 
-  // Whether the register kernel cannot read a left factor where it lies.
+  // Whether the register kernel cannot read a left factor in place.
   bool needs_packing(const Matrix& left, int64_t k) const {
     if (pairs_ != nullptr) return left.column != 1 || left.row % 2 != 0 || k % 2 != 0;
     return left.dtype != kDType || (left.column != 1 && left.row != 1);
   }
 
-  // Whether it is slower to read it there, for so many columns of the result and sums of `k`. Rows
-  // whose distance is a multiple of a page are in each other's way in the first cache, and steps
-  // that are a page or more apart take long to find.
+  // Whether packing a left factor is faster than reading it in place, for so many columns of the
+  // result and sums of `k` terms. Rows whose distance is a multiple of a page evict each other from
+  // the first-level cache, and steps that are a page or more apart miss the TLB.
   bool is_worth_packing(const Matrix& left, int64_t rows, int64_t columns, int64_t k) const {
     if (columns < kFewColumns || rows < kernels_.product_rows) return false;
     const int64_t size = ir::size_bytes(left.dtype);
@@ -412,25 +413,25 @@ class ProductKernel final : public Kernel {
     return left.column * size >= kPageBytes && (has_many || k > kDepth);
   }
 
-  // Columns of the right factor in panels: whole ones, which may be where the factor is, and the
-  // columns that are left, which are always packed.
+  // Panels of columns of the right factor. Whole panels may be read in place; the columns that
+  // remain are always packed.
   struct Panels {
     const T* whole = nullptr;
-    int64_t num_whole = 0, row = 0, distance = 0;  // distance: of two panels
+    int64_t num_whole = 0, row = 0, distance = 0;  // strides of rows and of panels
     const T* rest = nullptr;
-    int64_t num_rest = 0, rest_width = 0;  // columns that are left
+    int64_t num_rest = 0, rest_width = 0;  // the columns that remain, and the width of their panel
   };
 
   int64_t packed_size(int64_t columns, int64_t steps) const {
     return round_up(columns, kernels_.panel_width) * steps;
   }
 
-  // Whether the register kernel can read whole panels of a right factor where it lies.
+  // Whether the register kernel can read whole panels of a right factor in place.
   bool reads_in_place(const Matrix& right) const {
     return right.dtype == kDType && right.column == 1;
   }
 
-  // The panels of the columns of `b`: packed into `memory`, or the whole ones where they are.
+  // `packs`: whole panels are packed into `memory` as well, instead of read in place.
   Panels panels_of(const Matrix& b, int64_t columns, int64_t depth, bool packs, T* memory) const {
     const int64_t wide = kernels_.panel_width, steps = ceil_div(depth, at_once());
     Panels panels{.num_whole = columns / wide, .num_rest = columns % wide};
@@ -448,7 +449,7 @@ class ProductKernel final : public Kernel {
     return panels;
   }
 
-  // Some rows of the left factor, which are packed first if that pays, times all panels.
+  // Multiplies some rows of the left factor with all panels.
   void multiply_group(const Matrix& a, int64_t rows, int64_t depth, bool packs_left,
                       const Panels& panels, T* c, int64_t c_row, const Start& start) const {
     const int64_t steps = ceil_div(depth, at_once()), tile = kernels_.product_rows;
@@ -487,8 +488,8 @@ class ProductKernel final : public Kernel {
     multiply_panels(product);
   }
 
-  // `stays`: listed rows stay in `c`, one after the other, and do not go to where the result has
-  // them.
+  // `stays`: the sums stay in `c`. Otherwise complete rows are copied to the listed rows of the
+  // result while they are in the cache.
   void multiply_block(const Addresses& at, const Part& part, const Rectangle& block,
                       const Matrix* copied, T* c, int64_t c_row, bool stays) const {
     Start start = start_of(at, part, block, c, c_row);
@@ -520,7 +521,7 @@ class ProductKernel final : public Kernel {
     }
   }
 
-  // Rows that lie one after the other go to where they are listed.
+  // Copies contiguous rows to the listed rows of the result.
   void scatter_rows(const Addresses& at, const Part& part, const Rectangle& block, int64_t first,
                     int64_t count, const T* from) const {
     for (int64_t i = first; i < first + count; ++i, from += block.columns) {
@@ -536,7 +537,7 @@ class ProductKernel final : public Kernel {
     kernels_.multiply(product);
   }
 
-  // A panel of the first `count` rows of a factor, and of its first `depth` columns.
+  // Packs the first `count` rows and `depth` columns of a factor into a panel.
   void pack(T* to, const Matrix& factor, int64_t count, int64_t depth, int64_t width) const {
     if constexpr (std::is_same_v<T, float>) {
       if (pairs_ != nullptr) {
@@ -574,17 +575,17 @@ class ProductKernel final : public Kernel {
   }
 
   const Kernels<T>& kernels_;
-  const PairKernels* pairs_;  // nullptr: numbers of bfloat16 are multiplied as those of float32
+  const PairKernels* pairs_;  // nullptr: bfloat16 is converted to float32
   Matrices c_, a_, b_, start_;
-  std::vector<int64_t> sizes_;  // of the batch
+  std::vector<int64_t> sizes_;  // of the batch dims
   int64_t num_batches_ = 1, m_ = 0, n_ = 0, k_ = 0;
   bool has_start_ = false;
-  bool is_turned_ = false;        // a and b stand for each other
-  bool writes_directly_ = false;  // c is what the register kernel writes
+  bool is_turned_ = false;        // it computes the transpose: a_ and b_ have changed places
+  bool writes_directly_ = false;  // the register kernel can write to c
 };
 
-// Rows that lie one after the other are those of a smaller product. Others are copied, as many as a
-// block needs at once, and multiplied from there.
+// Consecutive rows are a smaller product, which is computed in place. Other rows are copied first,
+// as many at a time as a block needs.
 template <typename T>
 class RowsProductKernel final : public Kernel {
  public:
@@ -616,7 +617,7 @@ class RowsProductKernel final : public Kernel {
   int rows_input_;
 };
 
-// bfloat16 and float16 are multiplied in float32.
+// Whether products of the dtype are computed in float32.
 bool is_short_or_float32(ir::DType dtype) {
   return dtype == ir::DType::kFloat || dtype == ir::DType::kBFloat16 || dtype == ir::DType::kHalf;
 }
@@ -631,7 +632,7 @@ void check_dtypes(const region::Product& product) {
   if (!is_of_floats(product)) refuse_dtypes(product);
 }
 
-// Floats that are all worked on in float32 may differ.
+// Dtypes may differ if all of them are computed in float32.
 void check_mixed(const region::Product& product) {
   const bool is_mixed = is_short_or_float32(product.result.dtype) &&
                         is_short_or_float32(product.a.dtype) &&
@@ -654,9 +655,9 @@ bool is_preferred(const region::Product& product, Isa isa) {
   ORT_CHECK(rank >= 2, "product: got an operand of ", rank, " dims, want 2 or more");
   const int64_t m = product.a.sizes[rank - 2], k = product.a.sizes[rank - 1];
   const int64_t n = product.b.sizes.back();
-  // A vector times a matrix reads each number once: there is nothing to pack for.
+  // A vector times a matrix reads each number once, so packing does not pay.
   if (m == 1 || n == 1) return false;
-  // The library that torch has for bfloat16 takes long to begin, and is some 7% faster then.
+  // oneDNN, which torch calls for bfloat16, takes long to start, and is then about 7% faster.
   return product.result.dtype != ir::DType::kBFloat16 || pair_kernels(isa) == nullptr ||
          m * k * n <= kMostOfPairs;
 }

@@ -16,8 +16,8 @@
 namespace torch_ort::cpu {
 namespace {
 
-// Uses the vector types of the compiler. ATen's portable vectors are arrays, which compilers keep
-// in memory.
+// A vector type of the compiler. ATen's portable vectors are arrays, which compilers keep in
+// memory.
 template <typename T>
 struct Register {
 #if defined(CPU_CAPABILITY_AVX512)
@@ -47,7 +47,7 @@ inline void store_vector(T* to, const Vector<T>& vector) {
   std::memcpy(to, &vector, sizeof(vector));
 }
 
-// Leaves some registers for the factors, of 16 or 32.
+// How many sums to keep in registers. The processor has 32 or 16, and factors need some.
 constexpr int kRegisterSums = Register<float>::kBytes == 64 ? 24 : 12;
 
 // Loads the first `count` numbers; the others are zero.
@@ -88,7 +88,7 @@ inline void store_part(T* to, const Vector<T>& vector, int64_t count) {
 #endif
 }
 
-// As many rows as have their sums in registers, two vectors wide.
+// The rows of a tile. Their sums, two vectors wide, are in registers.
 template <typename T>
 constexpr int kProductRows = Register<T>::kBytes == 64 ? 12 : 6;
 
@@ -200,7 +200,9 @@ void pack(const Packing<T>& it) {
 template <typename T>
 struct Numbers {
   static Vector<T> add_product(const Vector<T>& sums, const T* left, const Vector<T>& right) {
-    return sums + (*left - Vector<T>{}) * right;  // 0 + left would be an addition: 0 + -0 is 0
+    // Subtracting a vector of zeros copies the number to all lanes. Compilers omit the subtraction,
+    // which they could not do with an addition, since -0 + 0 is 0.
+    return sums + (*left - Vector<T>{}) * right;
   }
 };
 

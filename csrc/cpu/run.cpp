@@ -18,8 +18,8 @@ namespace {
 
 // Work below this, in numbers times instructions, is not worth another thread.
 constexpr int64_t kWorkPerThread = 1 << 17;
-// Sums over many rows are taken in parts, and those in parts again, so that rounding does not grow
-// with the number of rows.
+// Sums over many rows are sums of partial sums, on up to kMaxLevels levels, so that rounding errors
+// do not grow with the number of rows.
 constexpr int64_t kRowsPerPart = 32, kPartsPerPart = 32;
 constexpr int kMaxLevels = 3;
 
@@ -31,7 +31,8 @@ void* element(void* base, int64_t index, ir::DType dtype) {
   return static_cast<char*>(base) + index * ir::size_bytes(dtype);
 }
 
-// Calls visit(offset, position, runs) for the elements [begin, begin + count).
+// Calls visit(offset, position, runs) for the elements [begin, begin + count), as many at a time as
+// are in runs. `offset` is from the first element of the axes, `position` from `begin`.
 template <typename Visit>
 void for_each_run(const std::vector<Access::Axis>& axes, int64_t begin, int64_t count,
                   Visit visit) {
@@ -100,8 +101,8 @@ class Runner final : public Kernel {
     Place place;
   };
 
-  // Sums of tiles, sums of those, and so on: how many there are, and which of them go into the next
-  // one after a tile.
+  // The levels of partial sums. Tiles are added to the first level, and what a part has on one
+  // level is added to the next when the part is complete.
   struct Levels {
     Levels(int64_t tiles, int64_t tiles_per_part) : tiles_per_part(tiles_per_part) {
       for (int64_t parts = ceil_div(tiles, tiles_per_part); parts > 1 && count < kMaxLevels;
@@ -109,6 +110,7 @@ class Runner final : public Kernel {
         ++count;
       }
     }
+    // How many levels are complete after so many tiles.
     int num_full(int64_t tiles) const {
       int num = 0;
       for (int64_t unit = tiles_per_part; num + 1 < count && tiles % unit == 0;
@@ -121,7 +123,7 @@ class Runner final : public Kernel {
     int count = 1;
   };
 
-  // Operators of PyTorch raise for an id in any row.
+  // PyTorch's operators raise for an id in any row, also in one that the list leaves out.
   void check_ids(const Operands& operands) const {
     for (const Phase& phase : program_.phases) {
       for (const Instruction& each : phase.full) {
@@ -144,11 +146,11 @@ class Runner final : public Kernel {
                                              : static_cast<const int64_t*>(base)[at];
   }
 
-  // All rows where there is no list.
+  // `list`: nullptr stands for all rows.
   void run_rows(const Operands& operands, const RowList* list) const {
     if (!program_.accumulators.empty()) return run_blocks(operands, list);
     const int64_t rows = list == nullptr ? program_.num_rows : list->count();
-    // Without a reduction the chunks of a row are independent.
+    // Without reductions along rows, the chunks of a row are independent.
     const bool by_chunk = !has_row_results_ && program_.tile_rows == 1;
     const int64_t chunks = by_chunk ? ceil_div(program_.num_columns, program_.chunk) : 1;
     const int64_t items = ceil_div(rows, program_.tile_rows) * chunks;
@@ -178,8 +180,8 @@ class Runner final : public Kernel {
         1, kWorkPerThread / std::max<int64_t>(1, numbers_per_item * std::max<int64_t>(work_, 1)));
   }
 
-  // Each group has a fixed number of blocks of rows, whose sums are added in order: the result is
-  // the same for any number of threads.
+  // Each group has a fixed number of blocks of rows, whose sums are added in order, so that the
+  // result is the same for any number of threads.
   void run_blocks(const Operands& operands, const RowList* list) const {
     const int64_t size = program_.accumulators_size, blocks = program_.num_blocks;
     const int64_t groups = program_.num_groups;
@@ -201,7 +203,7 @@ class Runner final : public Kernel {
         const int64_t first = block % blocks * tiles_per_block;
         const int64_t last = std::min(tiles, first + tiles_per_block);
         const int64_t first_row = block / blocks * rows;
-        if (first >= last) continue;  // no row, and so none that operands could be pointed at
+        if (first >= last) continue;  // a Worker starts at a row, of which there may be none
         Worker worker(*this, operands, level[0]);
         for (int64_t tile = first; tile < last; ++tile) {
           const int64_t row = tile * program_.tile_rows;
@@ -218,7 +220,7 @@ class Runner final : public Kernel {
     for (int64_t group = 0; group < groups; ++group, sums += blocks * size) {
       kernels_.add_rows(sums, sums + size, blocks - 1, size);
       for (const Accumulator& each : program_.accumulators) {
-        if (each.size == 0) continue;  // sums of rows without columns
+        if (each.size == 0) continue;  // there are no columns
         const Access& access = program_.outputs[each.output];
         void* to = element(operands.outputs[access.result], access.row_offset(group), access.dtype);
         store_run(access.dtype, access.columns, to, sums + each.offset, 0, each.size);
@@ -226,7 +228,7 @@ class Runner final : public Kernel {
     }
   }
 
-  // Elements [begin, begin + count) along `axes`: the columns of a row, or the rows of row values.
+  // Stores elements [begin, begin + count) of `axes`: columns of a row, or rows of a row value.
   void store_run(ir::DType dtype, const std::vector<Access::Axis>& axes, void* to, const T* from,
                  int64_t begin, int64_t count) const {
     const auto store = kernels_.store[static_cast<size_t>(dtype)];
@@ -243,7 +245,7 @@ class Runner final : public Kernel {
     });
   }
 
-  // Works on one tile after the other, in memory of its own.
+  // Computes one tile after the other, in memory of its thread.
   class Worker {
    public:
     Worker(const Runner& runner, const Operands& operands, T* sums)
@@ -265,7 +267,7 @@ class Runner final : public Kernel {
       for (const Instruction& each : program_.prologue) execute(each, 0, program_.num_columns);
     }
 
-    // Whole rows, `count` from `row` on, or those at these places of the list.
+    // Computes `count` whole rows from `row` on, or those at these positions of the list.
     void run_rows(const RowList* list, int64_t row, int64_t count) {
       if (list == nullptr) return run_tile(row, count, 0, program_.num_columns);
       list->for_each_run(row, row + count, count, [this](int64_t first, int64_t length) {
@@ -299,7 +301,7 @@ class Runner final : public Kernel {
           at_[moving.value] = memory_ + place.offset + column;
         } else if (place.kind == Place::Kind::kInput) {
           const int64_t offset = program_.inputs[place.index].row_offset(row_) + column;
-          // Inputs are only read, if not through an output that the planner put in their place.
+          // An input is only written through an output that the planner placed in its memory.
           at_[moving.value] =
               const_cast<T*>(static_cast<const T*>(operands_.inputs[place.index])) + offset;
         } else {
@@ -312,7 +314,7 @@ class Runner final : public Kernel {
 
     T* at(int value) const { return value < 0 ? nullptr : at_[value]; }
 
-    // `columns` columns from `column` on; of a row value, its only one.
+    // Executes an instruction on `columns` columns from `column` on. A row value has one column.
     void execute(const Instruction& each, int64_t column, int64_t columns) {
       switch (each.kind) {
         case Kind::kElementwise:
@@ -367,7 +369,7 @@ class Runner final : public Kernel {
       }
       if (each.space == Space::kColumn) {
         runner_.load_run(access.dtype, access.columns, base, to, column, columns);
-        // The registers of a tile with several rows hold the columns once for each of them.
+        // Kernels read operands of equal length, so each row of a tile has a copy of the columns.
         for (int64_t r = 1; r < program_.tile_rows; ++r) std::copy_n(to, columns, to + r * columns);
         return;
       }
@@ -387,7 +389,8 @@ class Runner final : public Kernel {
       }
     }
 
-    // Once for all tiles of the same group of rows: whole ones, as the first may have fewer rows.
+    // Loads the row that a group of rows repeats, once for all tiles in the group. It is copied for
+    // tile_rows rows, since a later tile may have more rows than the first.
     void load_group(const Instruction& each, const Access& access, const void* base, T* to) {
       const int64_t size = access.rows.back().size, group = row_ / size;
       if ((row_ + num_rows_ - 1) / size != group) {
@@ -403,7 +406,7 @@ class Runner final : public Kernel {
            .count = program_.tile_rows});
     }
 
-    // As numbers for each group of rows lie, which are the same for all rows of one.
+    // Loads rows whose dims are not contiguous, such as a row that is repeated for each group.
     void load_rows(const Access& access, const void* base, T* to, int64_t column, int64_t columns) {
       const auto load = kernels_.load[static_cast<size_t>(access.dtype)];
       const int64_t stride = access.columns[0].stride;
@@ -489,7 +492,7 @@ class Runner final : public Kernel {
     T* sums_;
     T* memory_;
     T** at_;
-    int64_t* group_of_;  // rows, by value: whose columns a register holds
+    int64_t* group_of_;  // by value: the group of rows whose numbers its register holds
     int64_t row_ = 0, num_rows_ = 0;
   };
 

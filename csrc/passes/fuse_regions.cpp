@@ -35,12 +35,12 @@ using Kind = ops::FusedForm::Kind;
 using region::Member;
 using region::Space;
 
-// The graph as the grouping sees it: nodes by position, and what must come before what.
+// The nodes of a graph by position, and which of them must come before others.
 struct Order {
   std::vector<Node*> nodes;
   std::unordered_map<const Node*, int> positions;
-  std::vector<std::vector<int>> later;  // effects: positions that must come after
-  int border = 0;                       // of the YieldOp; behind the end if there is none
+  std::vector<std::vector<int>> later;  // nodes that must come after, because of side effects
+  int border = 0;                       // position of the YieldOp, or the end if there is none
 
   explicit Order(Graph& graph, const SharedMemory& memory) {
     for (Node& node : graph.nodes) {
@@ -51,7 +51,7 @@ struct Order {
     later.resize(nodes.size());
     border = static_cast<int>(nodes.size());
     int last_effect = -1;
-    std::unordered_map<const Value*, std::vector<int>> readers;  // of written memory
+    std::unordered_map<const Value*, std::vector<int>> readers;  // by root of written memory
     std::unordered_map<const Value*, int> last_writer;
     for (int at = 0; at < static_cast<int>(nodes.size()); ++at) {
       const Node& node = *nodes[at];
@@ -94,8 +94,9 @@ struct Group {
   std::vector<int> members;  // positions, sorted
   Dim elements;
   std::vector<Dim> columns;  // that all members allow; the first is preferred
-  // Of nodes that a budget has run again: their Node::checkpoint. They stay among themselves, so
-  // that the other regions are what they are without them, and so are their numbers.
+  // The Node::checkpoint of nodes that a memory budget recomputes, else kNoCheckpoint. Only nodes
+  // with the same number are fused, so that all other regions compute what they do without a
+  // budget.
   int again = kNoCheckpoint;
 };
 
@@ -119,7 +120,7 @@ class Grouping {
   }
 
  private:
-  // ---- which nodes
+  // ---- fusible nodes
 
   void find_fusible() {
     forms_.resize(order_.nodes.size());
@@ -136,7 +137,7 @@ class Grouping {
       if (forms_[at].kind == Kind::kNone || !is_in_reach(node)) continue;
       const Member each{order_.nodes[at], forms_[at]};
       Group group{{at}, region::num_elements(each), region::possible_columns(each)};
-      if (group.elements == Dim(0)) continue;  // nothing tells rows from columns
+      if (group.elements == Dim(0)) continue;  // rows and columns cannot be told apart
       keep_fitting(group);
       if (group.columns.empty()) continue;
       group.again = std::min(node.checkpoint, kNoCheckpoint);
@@ -145,8 +146,9 @@ class Grouping {
     }
   }
 
-  // A generator takes them, their sizes are known, and nobody else writes there. Numbers that the
-  // graph knows belong to the kernel; all others lie on the program's device.
+  // Whether the code generator takes the values of the node, their sizes are known, and nobody
+  // writes to their memory. Constants become part of the kernel; other values have to be on its
+  // device.
   bool is_in_reach(const Node& node) const {
     if (!(node.outputs[0]->type.device == device_)) return false;
     const auto holds = [&](const Value* value) {
@@ -167,13 +169,13 @@ class Grouping {
       const std::optional<region::Spaces> spaces =
           region::find_spaces(nodes, group.elements, columns);
       if (!spaces || spaces->operands.size() > kMaxInputs) continue;
-      // Operands that must be stretched element by element are the slowest to read.
+      // Operands that are broadcast element by element are the slowest to read.
       int stretched = 0;
       for (const region::Operand& input : spaces->operands)
         stretched += input.shape.empty() ? 0 : 1;
       fitting.emplace_back(stretched, columns);
     }
-    // Of the others the longest rows first: what belongs to a row is then read least often.
+    // Among equals the longest rows come first, since row values are then read least often.
     std::reverse(fitting.begin(), fitting.end());
     std::stable_sort(fitting.begin(), fitting.end(),
                      [](const auto& a, const auto& b) { return a.first < b.first; });
@@ -192,7 +194,7 @@ class Grouping {
         }
       }
     }
-    // Readers of one value read it once.
+    // Readers of one value are joined, so that it is read once.
     for (int at = 0; at < static_cast<int>(order_.nodes.size()); ++at) {
       for (const Value* value : order_.nodes[at]->outputs) {
         if (value != nullptr) join_readers(*value);
@@ -247,7 +249,7 @@ class Grouping {
     return joined.columns.empty() ? std::nullopt : std::optional(std::move(joined));
   }
 
-  // The elements of `rows` are one for each row of `all`.
+  // Whether `rows` has one element for each row of `all`. Then `joined` gets the columns that fit.
   static bool fit_rows(const Group& rows, const Group& all, Group& joined) {
     for (const Dim& columns : all.columns) {
       if (ops::times(rows.elements, columns) == all.elements) joined.columns.push_back(columns);
@@ -256,8 +258,8 @@ class Grouping {
     return !joined.columns.empty();
   }
 
-  // Of class labels, for one: in a region with numbers, which it then computes in float64, they
-  // would make all of it slow.
+  // Whether the group only passes integers on, such as class labels. It is not fused with floats,
+  // since a region that reads integers computes in float64, which is slower.
   bool copies_integers(const Group& group) const {
     return std::all_of(group.members.begin(), group.members.end(), [this](int at) {
       const Node& node = *order_.nodes[at];
@@ -267,13 +269,13 @@ class Grouping {
     });
   }
 
-  // Whether something else stands on a path between the two groups, one way or the other.
+  // Whether a path between the groups, in either direction, leads through other nodes.
   bool has_path_outside(int a, int b) const { return reaches(a, b) || reaches(b, a); }
 
   bool reaches(int from, int to) const {
     const int last = groups_[to].members.back();
     std::vector<int> open;
-    std::unordered_set<int> seen;  // positions; those of a group are entered all at once
+    std::unordered_set<int> seen;  // positions; all members of a group are entered together
     const auto enter = [&](int at, bool from_start) {
       if (at > last || seen.contains(at)) return false;
       const int group = group_of_[at];
@@ -302,14 +304,15 @@ class Grouping {
     return found;
   }
 
-  // ---- what stays
+  // ---- groups that become regions
 
   bool is_member(const Group& group, const Node* node) const {
     return node != nullptr &&
            std::binary_search(group.members.begin(), group.members.end(), order_.position(node));
   }
 
-  // Views at the edge cost nothing outside, and hide what region and planner could share.
+  // Removes views at the edge. Outside they cost nothing, and the planner sees which values share
+  // memory.
   void trim(Group& group) {
     for (bool changed = true; changed;) {
       const auto is_edge = [&](int at) {
@@ -327,8 +330,8 @@ class Grouping {
     keep_fitting(group);
   }
 
-  // One plain operator is as fast by itself, but for the costly ones; random masks know no other
-  // way.
+  // A single operator is as fast by itself, unless it is a costly one. Random masks are drawn only
+  // in regions.
   bool is_worth_it(const Group& group) const {
     if (group.columns.empty()) return false;
     const auto is_enough = [this](int at) {
@@ -363,7 +366,7 @@ class RegionMaker {
     for (const Member& each : nodes_) members_.insert(each.node);
   }
 
-  // The new node stands before the last member; views of what it makes follow it.
+  // Returns the new node, which comes before the last member, and the views of its results.
   std::vector<Node*> run() {
     body_->name = graph_.name + "_region";
     add_inputs();
@@ -415,7 +418,7 @@ class RegionMaker {
     copies_[node.outputs[0]] = &output;
   }
 
-  // What a member made, or what sizes alone make: axes, shapes, their ratios.
+  // The value in the body for a member's result, or a copy of axes, a shape or a ratio of sizes.
   Value* inner(const Value& value) {
     if (const auto found = copies_.find(&value); found != copies_.end()) return found->second;
     Value* copy = nullptr;
@@ -432,7 +435,8 @@ class RegionMaker {
     return copy;
   }
 
-  // Values that others read. Views of them are made outside again.
+  // Finds the values that nodes outside read. Views among them are made outside, from results of
+  // the region.
   void find_outputs() {
     for (const Member& each : nodes_) {
       Value* value = each.node->outputs[0];
@@ -447,7 +451,7 @@ class RegionMaker {
         need(value);
       }
     }
-    // The largest first: it may take the place of an input.
+    // Full values come first, because the first output may be placed in the memory of an input.
     std::stable_sort(outputs_.begin(), outputs_.end(), [this](const Value* a, const Value* b) {
       return spaces_.made.at(a) == Space::kFull && spaces_.made.at(b) != Space::kFull;
     });
@@ -474,7 +478,7 @@ class RegionMaker {
       }
       return need_viewed(*each.node);
     }
-    // The base is an input of the region: the view stands outside by itself.
+    // The base is an input of the region, so the view needs no result of it.
   }
 
   std::vector<Node*> replace() {
@@ -507,7 +511,7 @@ class RegionMaker {
     return made;
   }
 
-  // What it makes, in the words of its first and last node.
+  // From the names of the first and the last node.
   std::string region_name() const {
     return concat(nodes_.front().node->name, "_to_", nodes_.back().node->name);
   }
@@ -518,15 +522,15 @@ class RegionMaker {
   std::shared_ptr<Graph> body_;
   std::unordered_set<const Node*> members_;
   std::vector<Value*> inputs_;        // in the body, by Spaces::operands
-  std::vector<Value*> outer_inputs_;  // of the node
+  std::vector<Value*> outer_inputs_;  // of the region node
   std::vector<Space> outer_spaces_;
   std::unordered_map<const Value*, Value*> copies_;
   std::vector<Value*> outputs_;
   std::vector<Node*> views_;
 };
 
-// An order of groups and single nodes that respects what they read, as near to the given one as it
-// can be. A group stands where its last member stood.
+// Sorts groups and single nodes so that all come after what they read, and otherwise keeps the
+// given order. A group has the position of its last member.
 std::vector<int> sorted_units(const Order& order, const std::vector<Group>& groups,
                               std::vector<int>& unit_of) {
   const int count = static_cast<int>(order.nodes.size());
@@ -561,7 +565,7 @@ std::vector<int> sorted_units(const Order& order, const std::vector<Group>& grou
 
 }  // namespace
 
-// As in run/compiled_graph.cpp.
+// The same device as device_of() in run/compiled_graph.cpp.
 ir::Device device_of_regions(const Graph& graph) {
   for (const Value& value : graph.values) {
     if (!ir::is_host(value.type.device)) return value.type.device;

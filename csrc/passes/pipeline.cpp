@@ -18,7 +18,7 @@
 
 namespace torch_ort::passes {
 
-// Each stands in a file of its name.
+// Each is in the file of its name.
 int close_bodies(ir::Graph& graph);
 int read_sizes(ir::Graph& graph);
 int drop_round_trips(ir::Graph& graph);
@@ -59,7 +59,7 @@ struct RewriteLimit {
   ~RewriteLimit() { rewrites_left = kNoLimit; }
 };
 
-// On a graph, and on the bodies of If and Loop in it.
+// Runs a pass on a graph, and on the bodies of If and Loop in it.
 int run_everywhere(const Pass& pass, ir::Graph& graph) {
   int rewrites = pass.run(graph);
   ir::sweep(graph);
@@ -91,7 +91,7 @@ void verify_all(const ir::Graph& graph, std::string_view stage) {
   region::verify(graph, stage);
 }
 
-// By name: of the pass, or of the one that it works for.
+// Whether the pass is disabled by name, or the one without which it is of no use.
 bool is_disabled(const Pass& pass, const std::vector<std::string>& disabled) {
   return std::any_of(disabled.begin(), disabled.end(), [&](const std::string& name) {
     return name == pass.name || (pass.only_with != nullptr && name == pass.only_with);
@@ -118,47 +118,48 @@ void did_not_rewrite() {
 
 const std::vector<Pass>& pipeline() {
   static const std::vector<Pass> passes = {
-      // before all others: they run on closed bodies as on any graph
+      // before all others, which run on closed bodies as on any graph
       {.name = "close_bodies", .run = close_bodies, .is_needed = true, .writes_engine_ops = true},
       {.name = "read_sizes", .run = read_sizes, .is_needed = true},
-      // before remove_identity, which takes away what it leaves
+      // before remove_identity, which removes the Identity nodes that it writes
       {.name = "drop_round_trips", .run = drop_round_trips, .not_with = "emulate_eager_casts"},
       {.name = "remove_identity", .run = remove_identity},
       {.name = "fold_constants", .run = fold_constants},
       // after fold_constants and remove_identity: both make inputs of equal nodes the same value
       {.name = "merge_equal", .run = merge_equal},
-      // before all that write other ops than those that were captured
+      // before all that replace nodes, since it numbers those that were captured
       {.name = "find_clusters", .run = find_clusters},
-      // after merge_equal; before recompute_tagged and replay_views: both make anew in the backward
-      // half what it looks for in the forward one; its kernel rounds nothing but results
+      // after merge_equal; before recompute_tagged and replay_views, which copy nodes that it looks
+      // for from the forward into the backward half; its kernel rounds only results
       {.name = "fuse_attention",
        .run = fuse_attention,
        .writes_engine_ops = true,
        .not_with = "emulate_eager_casts"},
-      // as fuse_attention; before expand_composites, which writes out the losses that stay
+      // as fuse_attention; before expand_composites, which expands the other losses
       {.name = "chunk_losses",
        .run = chunk_losses,
        .writes_engine_ops = true,
        .not_with = "emulate_eager_casts"},
-      // after chunk_losses, whose node makes the logits that leave
+      // after chunk_losses, whose node computes the logits that the graph returns
       {.name = "lazy_logits",
        .run = lazy_logits,
        .writes_engine_ops = true,
        .only_with = "chunk_losses"},
       {.name = "recompute_tagged", .run = recompute_tagged, .moves_border = true},
-      // after recompute_tagged: what it computes again has tags of single nodes; before
-      // replay_views: it makes views that both halves read
+      // after recompute_tagged, which goes by the tags of captured nodes; before replay_views: it
+      // makes views that both halves read
       {.name = "channels_last", .run = channels_last, .writes_engine_ops = true},
-      // after channels_last: pixels are rows then; before replay_views: it makes views
+      // after channels_last, which makes pixels the rows of a matrix; before replay_views: it makes
+      // views
       {.name = "multiply_pixels", .run = multiply_pixels, .writes_engine_ops = true},
-      // after recompute_tagged: what it computes again needs no replay
+      // after recompute_tagged: views that it recomputes need no second view
       {.name = "replay_views", .run = replay_views, .is_needed = true, .moves_border = true},
-      // after all that make or remove single nodes
+      // after all that look for composite ops, which it expands
       {.name = "expand_composites",
        .run = expand_composites,
        .writes_engine_ops = true,
        .for_regions = true},
-      // its kernels add bfloat16 and float16 in float32
+      // not with emulate_eager_casts: its kernels add bfloat16 and float16 in float32
       {.name = "take_places",
        .run = take_places,
        .writes_engine_ops = true,
@@ -167,40 +168,40 @@ const std::vector<Pass>& pipeline() {
        .not_with = "emulate_eager_casts"},
       // after expand_composites: gated activations and dropout are point-wise nodes then
       {.name = "move_concats", .run = move_concats, .writes_engine_ops = true, .for_regions = true},
-      // masks of our own are drawn in regions alone
+      // only regions can draw the engine's random masks
       {.name = "draw_in_regions",
        .run = draw_in_regions,
        .writes_engine_ops = true,
        .only_with = "fuse_regions",
        .not_with = "exact_random"},
-      // after all that write views; before remove_dead: the first of two may have lost its reader
+      // after all that write views; before remove_dead: the first of two views may lose its reader
       {.name = "join_views", .run = join_views},
-      // the others leave nodes behind that nobody reads, which would be computed in a region
+      // after all that leave unread nodes, which regions would compute
       {.name = "remove_dead", .run = remove_dead},
-      // after channels_last, which takes a convolution and its gradient for one node each
+      // after channels_last, which expects the gradient of a convolution as one node
       {.name = "split_convolutions", .run = split_convolutions},
-      // after remove_dead: only who lives is a reader; before fuse_regions: it weighs the
-      // regions that this one makes
+      // after remove_dead: dead nodes would count as readers; before fuse_regions, whose regions it
+      // estimates
       {.name = "rebuild_values",
        .run = rebuild_values,
        .moves_border = true,
        .only_with = "fuse_regions"},
-      // after rebuild_values: what costs nothing crosses no more
+      // after rebuild_values: values that cost nothing are not saved any more
       {.name = "recompute_to_budget", .run = recompute_to_budget, .moves_border = true},
-      // before fuse_regions, which takes casts in
+      // before fuse_regions, which fuses casts
       {.name = "widen_products",
        .run = widen_products,
        .writes_engine_ops = true,
        .not_with = "emulate_eager_casts"},
       {.name = "fuse_regions", .run = fuse_regions, .writes_engine_ops = true, .for_regions = true},
-      // it tells regions, products and attention as they stand which rows to leave out
+      // after fuse_regions: it tells regions, products and attention which rows to leave out
       {.name = "row_sparsity",
        .run = row_sparsity,
        .writes_engine_ops = true,
        .for_regions = true,
        .only_with = "fuse_regions",
        .not_with = "emulate_eager_casts"},
-      // last: all others know single casts
+      // last: all others look for single casts
       {.name = "join_casts", .run = join_casts, .writes_engine_ops = true},
   };
   return passes;
@@ -219,7 +220,7 @@ std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& op
   for (const Pass& pass : pipeline()) {
     if (is_disabled(pass, options.disabled)) continue;
     std::optional<CountedStrides> strides;
-    // A file knows no strides: read_sizes tells them.
+    // A graph from a file has no strides until read_sizes has run.
     if (options.check >= 2 && pass.run != read_sizes) strides.emplace(graph);
     const Clock::time_point start = Clock::now();
     const int rewrites = run_one(pass, graph);
@@ -238,7 +239,7 @@ void run_needed(ir::Graph& graph) {
   for (const Pass& pass : pipeline()) {
     if (pass.is_needed) run_one(pass, graph);
   }
-  // after read_sizes: it tells the types that a file does not
+  // after read_sizes, which infers the types that the file leaves out
   run_one({"count_from_end", count_from_end}, graph);
 }
 

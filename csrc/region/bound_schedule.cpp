@@ -20,7 +20,7 @@ int64_t product(const std::vector<int64_t>& sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
 }
 
-// Merges dims that lie one after the other in memory.
+// Merges dims that are contiguous with one another.
 std::vector<Access::Axis> merge(const std::vector<Access::Axis>& axes) {
   std::vector<Access::Axis> merged;
   for (const Access::Axis& axis : axes) {
@@ -64,7 +64,7 @@ Access full_access(const Layout& layout, int64_t num_columns) {
   return access;
 }
 
-// A broadcast operand as it stands against the shape of the node that reads it.
+// The layout of an operand that is broadcast to the shape of the node that reads it.
 Layout expand(const Layout& layout, const std::vector<int64_t>& shape) {
   Layout wide{.dtype = layout.dtype, .sizes = shape, .strides = std::vector<int64_t>(shape.size())};
   ORT_CHECK(layout.sizes.size() <= shape.size(),
@@ -79,7 +79,7 @@ Layout expand(const Layout& layout, const std::vector<int64_t>& shape) {
   return wide;
 }
 
-// Columns that a float does not count one by one ask for doubles too.
+// A label is the number of a column, which float32 represents exactly only up to 2^24.
 bool wants_double(const Schedule& schedule, int64_t num_columns) {
   constexpr int64_t kFloatCounts = int64_t{1} << 24;
   const auto& steps = schedule.steps;
@@ -171,7 +171,8 @@ bool BoundSchedule::is_full_size(const std::vector<int64_t>& sizes) const {
   return product(sizes) == num_rows * num_columns;
 }
 
-// Whether rows and columns make no difference: every operand is one run of memory or one number.
+// Whether the region can run as one long row: each operand is contiguous or one number, and no node
+// distinguishes rows from columns.
 bool BoundSchedule::is_flat() const {
   if (schedule.spec.has_row_list) return false;
   for (const Schedule::Step& step : schedule.steps) {
@@ -240,7 +241,7 @@ Access BoundSchedule::sums_access(const Layout& layout, int64_t size) const {
   return full_access(layout, size);
 }
 
-// An input as its readers see it.
+// The layout of an input as its readers read it.
 Layout BoundSchedule::stretched(size_t input) const {
   const Schedule::Stretch& stretch = schedule.stretched[input];
   Layout layout = input_layouts[input];

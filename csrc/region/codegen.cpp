@@ -18,7 +18,7 @@ const Codegen* codegen_of(const ir::Value* value) {
   return is_known ? codegen_for(value->type.device) : nullptr;
 }
 
-// Of the layout with its elements one behind the other, the two last dims in the given order.
+// The strides of a contiguous layout. `by_columns`: its matrices are column-major.
 std::vector<int64_t> dense_strides(const std::vector<int64_t>& sizes, bool by_columns) {
   std::vector<int64_t> strides(sizes.size());
   int64_t stride = 1;
@@ -31,7 +31,7 @@ std::vector<int64_t> dense_strides(const std::vector<int64_t>& sizes, bool by_co
   return strides;
 }
 
-// The strides of dims with one element say nothing.
+// The strides of dims of size 1 do not count.
 bool same_strides(const Layout& layout, const std::vector<int64_t>& strides) {
   for (size_t i = 0; i < strides.size(); ++i) {
     if (layout.sizes[i] != 1 && layout.strides[i] != strides[i]) return false;
@@ -49,7 +49,7 @@ std::string text_of(const Layout& layout) {
   return text + ")";
 }
 
-// With the sizes of the result: a stride of 0 is where it has fewer.
+// The layout broadcast to the sizes of the result.
 Layout broadcast(Layout layout, const std::vector<int64_t>& sizes) {
   for (size_t i = 0; i < sizes.size(); ++i) {
     if (layout.sizes[i] == 1) layout.strides[i] = 0;

@@ -28,7 +28,7 @@ Space space_of(const std::string& text) {
 const char* name(Space space) { return kNames[static_cast<size_t>(space)].data(); }
 
 RegionSpec read(const ir::Node& region) {
-  ops::region_body(region);  // raises if there is none
+  ops::region_body(region);  // throws if there is none
   RegionSpec spec;
   spec.body = std::get<std::shared_ptr<ir::Graph>>(region.attrs.at("body"));
   spec.rows = ir::dim_attr(region.attrs, "rows", 1);

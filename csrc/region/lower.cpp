@@ -19,7 +19,7 @@ using ir::Value;
 
 bool is_draw(const Node& node) { return ir::is(&node, "PhiloxMask", ir::kTorchOrtDomain); }
 
-// A node PhiloxMask becomes a region that makes its mask and nothing else.
+// Replaces a PhiloxMask by a region of this node alone.
 void draw_alone(Graph& graph, const RegionSpec& spec, Node& mask) {
   auto body = std::make_shared<Graph>();
   body->name = graph.name + "_" + mask.name;
@@ -47,7 +47,7 @@ class Widener {
       if (!node.is_erased()) widen(node);
     }
     for (Value* value : graph_.inputs) convert(*value, first);
-    // Numbers stay numbers: a cast of one would lie on the host, whatever the device.
+    // Constants stay constants: the Cast of one would be on the host, whatever the device.
     const std::vector<Value*> initializers = graph_.initializers;
     for (Value* value : initializers) convert(*value, first);
   }
@@ -66,7 +66,7 @@ class Widener {
     }
   }
 
-  // Whoever reads what comes from outside reads it in the wider dtype.
+  // Makes all readers of an input or initializer read it in the wider dtype.
   void convert(Value& value, Node& first) {
     if (!is_narrow(value.type.dtype)) return;
     const std::vector<ir::Use> uses = value.uses;

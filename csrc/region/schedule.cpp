@@ -22,7 +22,7 @@ using Kind = ops::FusedForm::Kind;
 using ops::Pointwise;
 using Step = Schedule::Step;
 
-// Of what a full value and one of fewer elements make.
+// The space of a point-wise result whose operands are in these spaces.
 Space join(Space a, Space b) {
   if (a == b || b == Space::kScalar) return a;
   return a == Space::kScalar ? b : Space::kFull;
@@ -54,15 +54,15 @@ class Scheduler {
   }
 
  private:
-  // A value as its readers find it.
+  // Where a value comes from.
   struct Source {
     Space space = Space::kScalar;
     int known_in = 0;
-    int input = -1;  // that it is, seen through nodes that pass on
-    int step = -1;   // that makes it
+    int input = -1;  // the input that it is, directly or through kPass nodes; -1: none
+    int step = -1;   // the step that computes it; -1: none
   };
 
-  // Axes and shapes may be left out, operands may not.
+  // Throws if an operand is missing. Axes and shapes are optional.
   static void check_operands(const Member& member) {
     ops::check_inputs(*member.node);
     const bool has_one = member.form.is_reduction() || member.form.kind == Kind::kPass;
@@ -84,7 +84,7 @@ class Scheduler {
     }
   }
 
-  // Numbers that are known, or that sizes make, are found nowhere.
+  // A constant, or a number that sizes determine, has no entry: it is a scalar from the start.
   Source source(const Value* value) const {
     const auto found = sources_.find(value);
     return found == sources_.end() ? Source() : found->second;
@@ -129,14 +129,14 @@ class Scheduler {
            !is_made(*std::find_if(operands.begin(), operands.end(), is_full));
   }
 
-  // ---- what may be written over
+  // ---- which inputs may be overwritten
 
-  // When something happens: the phase, and the step in it. Sums over rows and what is copied to an
-  // output come last.
+  // When something happens: the phase, and the step in it. Sums over rows and copies to outputs
+  // come last in their phase.
   using Time = std::pair<int, int>;
   static constexpr int kLast = std::numeric_limits<int>::max();
 
-  // `from` is read at a time: an input, or what is made of one, maybe again.
+  // Notes that `from` is read at this time. If a later phase recomputes it, that reads its inputs.
   void note_read(const Source& from, Time time) {
     if (from.input >= 0) {
       last_reads_[from.input] = std::max(last_reads_[from.input], time);
@@ -173,12 +173,12 @@ class Scheduler {
     }
   }
 
-  // When the first output is written; nothing if that is not element by element in one go.
+  // When the first output is written; nothing if that is not element by element in one step.
   std::optional<Time> first_written() const {
     const Source first = source(schedule_.spec.body->outputs.at(0));
     if (first.step < 0) return std::nullopt;
     const Step& step = schedule_.steps[first.step];
-    // What is added up over rows is known when all of them are done.
+    // Sums over rows are written when all rows have been read.
     if (is_sum_of_rows(step)) return Time{kLast, kLast};
     if (step.space != Space::kFull) return std::nullopt;
     return Time{step.phase, first.step};
@@ -194,7 +194,7 @@ class Scheduler {
   std::vector<Time> last_reads_;  // by input
 };
 
-// A body works on what its node reads.
+// Checks that the inputs of a body have the types of what its node reads.
 void check_operands(const Node& region, const ir::Graph& body) {
   const auto text = [](const ir::Type& type) {
     return concat(ir::name(type.dtype), type.shape ? ir::to_string(*type.shape) : " of no rank");
@@ -206,7 +206,7 @@ void check_operands(const Node& region, const ir::Graph& body) {
   }
 }
 
-// Calls `report` with what is wrong with a region.
+// Calls `report` with the error of each region that has one.
 template <typename Report>
 void for_each_fault(const ir::Graph& graph, const Report& report) {
   for (const Node& node : graph.nodes) {

@@ -39,7 +39,7 @@ bool contains(const std::vector<Dim>& dims, const Dim& dim) {
 
 bool is_one(const Dim& dim) { return dim == Dim(1); }
 
-// How many of the last dims make `columns`; -1 if no number of them does.
+// How many of the last dims have the product `columns`; -1 if no number of them has.
 int num_column_dims(const Shape& shape, const Dim& columns) {
   Dim product = 1;
   for (size_t count = 0;; ++count) {
@@ -49,9 +49,9 @@ int num_column_dims(const Shape& shape, const Dim& columns) {
   }
 }
 
-// How the dims of an operand stand against those of the result that it is stretched to.
+// How the dims of an operand compare with those of the result that it is broadcast to.
 struct Alignment {
-  bool fits = true;  // each dim is that of the result, or one
+  bool fits = true;  // each dim is that of the result, or 1
   bool rows_equal = true, rows_one = true, columns_equal = true, columns_one = true;
 };
 
@@ -77,7 +77,7 @@ Dim columns_of_table(const Node& gather) {
 
 class Finder {
  public:
-  // `rows`: nothing where they are to be found.
+  // `rows`: nothing if the members are to decide the number of rows.
   Finder(const std::vector<Member>& members, const Dim& elements, const Dim& columns,
          std::optional<Dim> rows)
       : members_(members), elements_(elements), rows_(std::move(rows)) {
@@ -101,7 +101,8 @@ class Finder {
   const Node* misfit() const { return misfit_; }
 
  private:
-  // A product of dims and no quotient, which would have no value where there are no columns.
+  // Finds the number of rows as a product of dims. As a quotient of elements and columns it would
+  // have no value if there are no columns.
   bool find_rows() {
     for (const Member& each : members_) {
       if (rows_) break;
@@ -146,7 +147,7 @@ class Finder {
     return std::nullopt;
   }
 
-  // The last dim alone makes the columns, and all elements are there.
+  // Whether the value is full, with its last dim alone as columns.
   bool has_columns(const Value& value) const {
     const Shape& shape = *value.type.shape;
     return !shape.empty() && shape.back() == spaces_.columns && ir::numel(shape) == elements_;
@@ -173,7 +174,7 @@ class Finder {
     spaces_.operand_of.back()[operand] = static_cast<int>(found - taken.begin());
   }
 
-  // An operand that is read as it is, with nothing stretched.
+  // Whether the operand is in this space without a broadcast. Takes it as an input if it is one.
   bool is_read_as(const Node& node, size_t operand, Space space) {
     const Value* value = node.inputs[operand];
     if (const Space* inside = made(value)) return *inside == space;
@@ -195,7 +196,7 @@ class Finder {
   std::optional<Space> pass(const Node& node) {
     const std::optional<Space> space = space_by_size(*node.outputs[0]->type.shape);
     if (!space || !is_read_as(node, 0, *space)) return std::nullopt;
-    // A row of the result is a row of what it is made from.
+    // Rows of the result have to be rows of the input, whose shape may be another.
     if (*space == Space::kFull &&
         (num_column_dims(*node.inputs[0]->type.shape, spaces_.columns) < 0 ||
          num_column_dims(*node.outputs[0]->type.shape, spaces_.columns) < 0)) {
@@ -275,7 +276,7 @@ class Finder {
     return sums && is_of_rows && adds_up_in(groups) ? std::optional(Space::kTotal) : std::nullopt;
   }
 
-  // All sums over rows are over the same groups of them.
+  // Whether the number of groups of rows is the same for all sums over rows.
   bool adds_up_in(const Dim& groups) {
     if (!groups_) groups_ = groups;
     spaces_.groups = *groups_;
@@ -299,7 +300,7 @@ class Finder {
     return Space::kFull;
   }
 
-  // Dims of one may count as columns or not.
+  // Whether the last `a` dims and the last `b` dims differ only in dims of size 1.
   static bool equals_but_ones(const Shape& shape, int a, int b) {
     for (int i = std::min(a, b); i < std::max(a, b); ++i) {
       if (!is_one(shape[shape.size() - 1 - i])) return false;
@@ -352,7 +353,7 @@ std::optional<Spaces> find_spaces(const std::vector<Member>& members, const Dim&
 std::vector<Member> members_of(const RegionSpec& spec) {
   std::vector<Member> members;
   for (Node& node : spec.body->nodes) {
-    // Sizes, as integers and as numbers.
+    // These nodes compute sizes, not elements.
     const bool is_size = ir::is(&node, "Dims", ir::kTorchOrtDomain) ||
                          ir::is(&node, "SizeRatio", ir::kTorchOrtDomain);
     if (node.is_erased() || is_size) continue;

@@ -52,7 +52,7 @@ ir::Dim num_elements(const Member& member);
 std::optional<Spaces> find_spaces(const std::vector<Member>& members, const ir::Dim& elements,
                                   const ir::Dim& columns);
 
-// The nodes of a body that work on elements, in order. Throws InternalError for a node that regions
+// The nodes of a body that work on elements, in order. Throws Unsupported for a node that regions
 // cannot contain.
 std::vector<Member> members_of(const RegionSpec& spec);
 // The same for the body of a region. Throws InternalError if its nodes do not fit the rows and

@@ -40,13 +40,13 @@ struct ProductStep : OutStep {
   std::unique_ptr<BoundStep> bind(Binder& binder) const override;
 
  private:
-  // Nothing where the operator has to be asked: sizes of a file need not fit each other, and the
-  // error is the operator's own.
+  // Nothing if the operator has to run: the sizes in a file may not fit each other, for which the
+  // operator raises its own error.
   std::optional<region::Product> product(const Binder& binder) const;
-  // nullptr: the operator's own is to run.
+  // nullptr: the operator's kernel is to run.
   std::unique_ptr<const region::Kernel> kernel_for(const region::Product& product,
                                                    const Binder& binder) const;
-  // Times both on memory that nothing else reads.
+  // Times both kernels, on tensors of their own.
   KernelChoice measure(const std::string& text, const region::Kernel& own, bool prefers_own,
                        const Binder& binder) const;
 };
@@ -85,7 +85,7 @@ bool broadcasts(const region::Layout& from, const region::Layout& to) {
   return true;
 }
 
-// With as many dims as `like`.
+// The layout with dims of size 1 in front, so that it has as many dims as `like`.
 region::Layout expanded(region::Layout layout, const region::Layout& like) {
   const size_t missing = like.sizes.size() - layout.sizes.size();
   layout.sizes.insert(layout.sizes.begin(), missing, 1);
@@ -124,7 +124,7 @@ bool is_empty(const region::Product& product) {
   return has_zero(product.result) || has_zero(product.a);
 }
 
-// What the time of a product depends on, as files name it.
+// All that the time of a product depends on: the key of a choice, also in files.
 std::string words_for(const region::Product& product, const region::Codegen& codegen,
                       const region::CodegenOptions& options) {
   const int threads = at::get_num_threads();
@@ -132,8 +132,9 @@ std::string words_for(const region::Product& product, const region::Codegen& cod
                 threads == 1 ? " thread" : " threads");
 }
 
-// A tensor of numbers between -1 and 1, which repeat: to draw each would take longer than to
-// multiply them. The user's random stream goes on as if nothing had been drawn.
+// A tensor of random numbers between -1 and 1. They repeat, since drawing each would take longer
+// than multiplying them. They come from a generator of their own, so that the user's is not
+// changed.
 at::Tensor numbers_like(const TensorSpec& spec) {
   constexpr int64_t kDrawn = 4099;
   const at::TensorOptions options = at::TensorOptions().dtype(spec.dtype).device(spec.device);
@@ -169,7 +170,7 @@ std::unique_ptr<const region::Kernel> ProductStep::kernel_for(const region::Prod
 KernelChoice ProductStep::measure(const std::string& text, const region::Kernel& own,
                                   bool prefers_own, const Binder& binder) const {
   const RunGuard guard(binder.graph().device);
-  const at::RecordFunctionGuard unseen(false);  // a profiler looks at the steps
+  const at::RecordFunctionGuard unseen(false);  // for profilers, which record the steps alone
   std::map<int, at::Tensor> tensors;            // by slot
   const auto tensor = [&](int slot) -> const at::Tensor& {
     at::Tensor& made = tensors[slot];

@@ -53,7 +53,7 @@ struct RegionStep : Step {
   std::unique_ptr<BoundStep> bind(Binder& binder) const override;
 };
 
-// Those of the session, for the device that the program runs on.
+// The options of the session, with the index of the device on which the program runs.
 region::CodegenOptions codegen_options(const CompiledGraph& graph) {
   region::CodegenOptions options = graph.options.regions;
   const c10::Device& device = graph.device;
@@ -99,7 +99,7 @@ class KernelMaker {
     return kernel;
   }
 
-  // Regions of the engine's own fit their operands, those of a file need not.
+  // A region from a file may not fit its operands, which is an error of the user.
   std::shared_ptr<const region::Kernel> make_of_file() const {
     try {
       return make_trusted();
