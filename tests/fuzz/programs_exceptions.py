@@ -7,12 +7,13 @@ import re
 # Words of a failure as a pattern, and the reason.
 TABLE = (
     (
-        "writes into (an argument that (shares its memory|is not dense)|what may be a copy or not"
-        "|a leaf Variable)",
+        "writes into (an argument that (shares its memory|is not dense)"
+        "|`reshape` or `contiguous` of an argument|a leaf Variable)",
         "such a call of an ORTModule runs in eager PyTorch",
     ),
     (
-        "forward (draws numbers as|reads the memory of|gives) an argument.* not dense",
+        "forward (draws numbers in the memory order of|reads the memory of|gives) an argument"
+        ".* not dense",
         "an ORTModule runs such a call in eager PyTorch",
     ),
     (

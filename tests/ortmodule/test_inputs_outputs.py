@@ -601,7 +601,7 @@ def test_writes_into_what_is_a_copy_only_of_what_lies_otherwise(monkeypatch):
     module = ORTModule(Writes())
     torch.testing.assert_close(module(rows(4, 4)), Writes()(rows(4, 4)))
     assert torch_ort.counters()["fallbacks"] == 0
-    with pytest.warns(FallbackWarning, match="forward writes into what may be a copy or not"):
+    with pytest.warns(FallbackWarning, match="forward writes into `reshape` or `contiguous`"):
         got = module(rows(4, 4).t())
     torch.testing.assert_close(got, Writes()(rows(4, 4).t()))
 
@@ -1090,7 +1090,7 @@ def test_an_argument_whose_order_in_memory_matters(name, monkeypatch):
     module = Applies(AS_IT_LIES[name])
     ours = ORTModule(module)
     x = torch.linspace(-1, 1, 24).reshape(4, 6)
-    why = "draws numbers as an argument lies" if name in ("dropout", "like") else "as_strided"
+    why = "draws numbers in the memory order" if name in ("dropout", "like") else "as_strided"
     for given, warns in ((x, None), (x.t(), FallbackWarning), (x[:, ::2], None)):
         results = []
         for call in (module, ours):

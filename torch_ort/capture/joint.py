@@ -51,7 +51,7 @@ _DATA_IS_ASKED = (
 
 _READS_MEMORY = "forward reads the memory of an argument that is not dense (as_strided)"
 _GIVES_BACK = "forward gives an argument back, or a view of it, that is not dense"
-_DRAWS_IN_ORDER = "forward draws numbers as an argument lies in memory that is not dense"
+_DRAWS_IN_ORDER = "forward draws numbers in the memory order of an argument that is not dense"
 
 
 class Capture:

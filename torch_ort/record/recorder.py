@@ -132,7 +132,8 @@ class RecordedGraph(torch.nn.Module):
 
 _GIVES_ROW_MAJOR = "forward gives an argument back in row-major order, which is a copy if not dense"
 _WRITES_RESHAPED = (
-    "forward writes into what may be a copy or not, by how an argument lies that is not dense"
+    "forward writes into `reshape` or `contiguous` of an argument that is not dense, which may be "
+    "a view or a copy"
 )
 
 
