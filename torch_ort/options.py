@@ -482,7 +482,7 @@ def resolve(given: Mapping[str, Any] | None = None, mode: str | None = None) -> 
     Raises UserError on an unknown option or mode (naming near matches), on a value of the
     wrong kind, and on options that do not go together.
     """
-    if mode is not None and mode not in [*MODES]:  # whatever it is
+    if mode is not None and mode not in [*MODES]:  # a list, as the mode may have no hash
         names = ", ".join(MODES)
         raise UserError(f"mode: got {mode!r}, want one of {names}{near(mode, [*MODES])}")
     values = _from_environment(TABLE)

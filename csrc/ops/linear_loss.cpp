@@ -82,7 +82,7 @@ void choose_chunks(LinearLoss& loss, int64_t classes, int64_t width, int64_t byt
 }
 
 int64_t workspace_size(const LinearLoss& loss, int64_t classes, int64_t width) {
-  int64_t of_row = 2 * loss.groups + 3;  // the largest logit and the sum by group; those of all
+  int64_t of_row = 2 * loss.groups + 3;  // maxima and sums of groups, and three numbers
   if (loss.has_grad()) of_row += classes;
   if (loss.has_hidden_grad) of_row += loss.groups * width;
   if (loss.has_row_list) of_row += width;

@@ -44,7 +44,7 @@ struct LinearLoss {
   Reduction reduction = Reduction::kMean;
   double soft_cap = 0;  // 0: no cap
   int64_t ignore_index = -100;
-  int64_t rows = 0;  // of a chunk: how many rows have their logits in memory at one time
+  int64_t rows = 0;  // of a chunk, whose logits are in memory at one time
   // The classes are summed in this many groups. Each group has its own sums, which are added up in
   // a fixed order, so that results do not depend on the number of threads.
   int64_t groups = 0;

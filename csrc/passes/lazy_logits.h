@@ -17,7 +17,7 @@ namespace torch_ort::passes {
 struct LazyLogits {
   int output = 0;             // an output of the forward half
   int weight = 0, bias = -1;  // inputs of the graph; -1: no bias
-  bool is_turned = false;     // the weight is width x classes there
+  bool is_turned = false;     // the input `weight` is width x classes
   int64_t classes = 0;
   double soft_cap = 0;
   std::vector<ir::DType> dtypes;

@@ -77,7 +77,7 @@ class Recomputation {
   void share_with_rebuilt() {
     std::unordered_map<const Node*, int> order;
     for (const Node& node : graph_.nodes) order.emplace(&node, static_cast<int>(order.size()));
-    std::unordered_map<const Value*, Value*> same;  // our copy -> the other one
+    std::unordered_map<const Value*, Value*> same;  // a copy of this pass -> the equal value
     for (Node* copy : copies_) {
       if (ops::fused_form(*copy).kind == ops::FusedForm::Kind::kNone) continue;
       Node* twin = find_twin(*copy, same);

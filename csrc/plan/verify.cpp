@@ -77,7 +77,7 @@ std::vector<std::vector<int>> find_changes(const Program& program) {
 // Runs the steps in some order and notes which version each read finds.
 struct Versions {
   std::vector<std::vector<Version>> found;  // by step and read
-  std::vector<Version> last;                // by tensor: `writer` only of roots
+  std::vector<Version> last;                // by tensor; `writer` is set for roots alone
 
   Versions(const Program& program, const std::vector<std::vector<int>>& changes,
            const std::vector<int>& order)

@@ -109,9 +109,9 @@ std::string text(c10::IntArrayRef sizes, int64_t element) {
 
 // The elements of a result that are wrong.
 struct Difference {
-  // How many, and the position in row-major order of the one that is furthest off.
+  // How many, and the position in row-major order of the one with the largest error.
   int64_t count = 0, worst = 0;
-  double off = 0;  // by how much it is off
+  double off = 0;  // its error
 };
 
 // Compares a result with `rounded` and `exact`, which the same operands give in two precisions.

@@ -55,7 +55,7 @@ class Placement {
     size_t bytes;
   };
 
-  void* take(size_t bytes);  // nullptr: the usual allocator answers
+  void* take(size_t bytes);  // nullptr: the usual allocator is to be used
   void* take_piece(size_t bytes);
   bool give_back_piece(const void* data);
   void note(const void* data) { given_.push_back(data); }

@@ -16,7 +16,7 @@ import torch
 _NOT_THE_USERS = (
     os.path.dirname(torch.__file__) + os.sep,
     os.path.dirname(os.path.dirname(__file__)) + os.sep,
-    "<",  # code that was made
+    "<",  # generated code, such as "<string>"
 )
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED = tuple(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib"))

@@ -62,7 +62,7 @@ class FirstRun:
         self._strict = strict
         self._retries = retries
         self._refuses_tangents = strict
-        self._has_met_tangents = False  # and has warned of them
+        self._has_met_tangents = False  # a warning has said so
         self._proven = False
         self._is_to_retry = False  # the current call has failed
         # Attributes that Dynamo reads of a compiled function.
@@ -103,7 +103,7 @@ class FirstRun:
                 self._graph,
             )  # fmt: skip
         is_to_retry, self._is_to_retry = self._is_to_retry, False
-        if not self._proven and not is_to_retry:  # and it was not given up
+        if not self._proven and not is_to_retry:  # the run has succeeded
             self._proven = True
             self._again = None
             self._graph.note_first_run()

@@ -64,11 +64,11 @@ class ScaledStep(torch.optim.Optimizer):
     decides.
     """
 
-    _rule_name: str  # of step_on_cuda
+    _rule_name: str  # for on_cuda.step
 
     # Then torch.amp.GradScaler leaves the scale to the step, and makes no pass over the gradients.
     _step_supports_amp_scaling = True
-    _max_norm: float | None = None  # for steps that are given none
+    _max_norm: float | None = None  # for calls of step() without max_norm
 
     def __init__(self, params: Params, defaults: Group) -> None:
         super().__init__(params, defaults)

@@ -87,7 +87,7 @@ class Parts:
     def note_backward(self, call: _PlainCall) -> None:
         """Note the backward of a call, which runs now."""
         if self._may_train is None:
-            self._may_train = not torch.is_grad_enabled()  # as it is with create_graph=True
+            self._may_train = not torch.is_grad_enabled()  # it is enabled with create_graph=True
         after_backward(lambda: self._plain_calls.discard(call))
 
 

@@ -91,7 +91,7 @@ def functionalization() -> Iterator[None]:
         yield
     finally:
         torch._disable_functionalization()
-        torch._functionalize_enable_reapply_views(before)  # of a recording around this one
+        torch._functionalize_enable_reapply_views(before)  # for the recording around this one
 
 
 @contextmanager
@@ -168,7 +168,7 @@ def _with_sizes(whole: Any, theirs: Callable[..., torch.Tensor]) -> Callable[...
         *corners, factors = rest
         given = image.shape[2:]
         if (sizes is None) == (factors is None) or len(sizes or factors) != len(given):
-            return theirs(image, sizes, *rest)  # this raises
+            return theirs(image, sizes, *rest)  # raises PyTorch's error
         if sizes is None:
             sizes = [_times(n, factor) for n, factor in zip(given, factors, strict=True)]
         return whole(image, sizes, *corners, *(factors or [None] * len(given)))
@@ -319,7 +319,7 @@ def is_differentiable_view(tensor: torch.Tensor, base: torch.Tensor) -> bool:
         return False
     node = tensor.grad_fn
     while node is not None and node is not base.grad_fn:
-        if getattr(node, "variable", None) is base:  # a leaf's
+        if getattr(node, "variable", None) is base:  # AccumulateGrad of a leaf
             return True
         is_custom = isinstance(node, torch.autograd.function.BackwardCFunction)
         if is_custom or type(node).__name__ == "CppFunction" or not node.next_functions:

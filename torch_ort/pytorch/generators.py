@@ -67,7 +67,7 @@ class Seeding:
 
     def __init__(self) -> None:
         self._initial = torch.initial_seed()
-        self._is_noted = False  # by the function of torch
+        self._is_noted = False  # `note` has found a generator set
         self._is_fresh = False  # nothing has been drawn since a state was taken
         self.is_elsewhere = False  # another thread has set a generator
 

@@ -210,7 +210,7 @@ def _batch_norm(
         raise NoRule
     if not _counts_in(mean, x) or any(spec.dtype != mean.dtype for spec in others):
         raise NoRule
-    bool(numel(x.sizes) != 0)  # without rows a batch norm does not change its statistics
+    bool(numel(x.sizes) != 0)  # a guard: an empty batch changes no statistics
     statistics = rows([x.sizes[1]], mean)
     running = rows(mean.sizes, mean), rows(variance.sizes, variance)
     return rows(x.sizes, x), statistics, statistics, *running

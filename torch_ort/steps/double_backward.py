@@ -179,7 +179,7 @@ def _reads_what_it_writes(graph: fx.Graph) -> bool:
 
 _NORM = torch.ops.aten._native_batch_norm_legit_functional.default
 _NORM_BACKWARD = torch.ops.aten.native_batch_norm_backward.default
-_NEW_STATISTICS = (3, 4)  # among its results; in training nothing else reads the old ones
+_NEW_STATISTICS = (3, 4)  # the results that alone depend on the old statistics, in training
 
 
 def _is_training_norm(node: fx.Node) -> bool:

@@ -18,7 +18,7 @@ struct ArgSource {
   std::vector<int> slots;  // kSlot: one; kSlotList: several, -1 for None; kOutput: which result
   bool optional_elements = false;  // kSlotList: Tensor?[]
   ir::Shape dims;                  // kDim: one; kDimList: several
-  bool as_tensor = false;          // kDim: the operator takes a tensor, which stands for the number
+  bool as_tensor = false;          // kDim: the operator takes the number as a tensor
 
   static ArgSource of_constant(c10::IValue value);
   static ArgSource of_output(int index);
