@@ -215,10 +215,15 @@ void for_each_fault(const ir::Graph& graph, const Report& report) {
       for (const auto& body : ir::bodies(node)) for_each_fault(*body, report);
       continue;
     }
+    const auto report_error = [&](const std::exception& error) {
+      report(concat("node '", node.name, "': ", error.what()));
+    };
     try {
       check_operands(node, *make_schedule(node).spec.body);
     } catch (const InternalError& error) {
-      report(concat("node '", node.name, "': ", error.what()));
+      report_error(error);
+    } catch (const Unsupported& error) {
+      report_error(error);
     }
   }
 }

@@ -50,8 +50,8 @@ struct Schedule {
 Schedule make_schedule(const ir::Node& region);
 
 // Makes the schedule of every region in the graph and its bodies. Throws InternalError if one has
-// none, or if a body is for operands of other types. The types of all values have to be known.
-// `stage` goes into the message, as for ir::verify.
+// none, contains a node that regions cannot contain, or is for operands of other types. The types
+// of all values have to be known. `stage` goes into the message, as for ir::verify.
 void verify(const ir::Graph& graph, std::string_view stage);
 // The same for a graph from a file: throws UserError, and the message begins with "file: ".
 void check_file(const ir::Graph& graph);

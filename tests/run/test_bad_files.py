@@ -157,6 +157,7 @@ def test_inputs_of_sizes_that_one_symbol_cannot_have() -> None:
         ('["full"]', '["scalar"]', "space of 'a': got scalar, want full as it is read"),
         ("Exp (a)", 'Exp ("")', "Exp: input 0 is missing"),
         ("Exp (a)", "Add (a)", "Add: inputs of node 'b': got 1, want at least 2"),
+        ("Exp (a)", "Transpose (a)", "file: node 'y': Region: no instruction for Transpose"),
         ("(float[2,3] y)", "(uint16[2,3] y)", "Region: got an operand of uint16"),
         ("(float[2,3] a)", "(double[2,3] a)", r"body: got float64\[2,3\], want float32\[2,3\] as"),
         ("(float[2,3] a)", "(float[3,2] a)", r"want it and its operands to stand in 2 rows of 3"),
