@@ -562,8 +562,9 @@ std::vector<int> sorted_units(const Order& order, const std::vector<Group>& grou
   }
   int units = 0;
   for (int at = 0; at < count; ++at) units += unit_of[at] == at ? 1 : 0;
-  ORT_CHECK(static_cast<int>(sorted.size()) == units, "fuse_regions: ",
-            units - static_cast<int>(sorted.size()), " of ", units, " groups depend on each other");
+  ORT_CHECK(static_cast<int>(sorted.size()) == units,
+            "fuse_regions: ", units - static_cast<int>(sorted.size()), " of ", units,
+            " groups depend on each other");
   return sorted;
 }
 

@@ -158,6 +158,9 @@ def disabled_passes(options: Options) -> list[str]:
     for each in _C.passes():
         if each.not_with is not None and getattr(options, each.not_with):
             names.append(each.name)
+    # PyTorch's products copy the numbers that they start from.
+    if "products" in options.disable:
+        names.append("accumulate_products")
     # Only the engine's own kernels leave out rows.
     runs_own_kernels = "products" not in options.disable and _region_mode(options) == "kernel"
     if not runs_own_kernels or not options.enable_sparse_optimizer:

@@ -37,6 +37,13 @@ struct ProductStep : OutStep {
         b(site.slot(args.b)),
         start(args.start == nullptr ? -1 : site.slot(args.start)) {}
 
+  // A start as large as the result, unless it is a factor too. The engine's kernel has read an
+  // element when it writes it, and the out= kernel of PyTorch adds to the result after it has
+  // copied the start there.
+  std::vector<int> in_place() const override {
+    return start < 0 || start == a || start == b ? std::vector<int>{} : std::vector<int>{start};
+  }
+
   std::unique_ptr<BoundStep> bind(Binder& binder) const override;
 
  private:
