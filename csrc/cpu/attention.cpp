@@ -173,6 +173,7 @@ class Attention : public Kernel {
   Heads rows_of_keys(const Layout& layout) const {
     return heads_of(layout, keys_, features_, key_heads_);
   }
+  Heads scores(const Layout& layout) const { return heads_of(layout, queries_, keys_, heads_); }
   Heads numbers_of_queries(Layout layout) const {
     layout.sizes.push_back(1);
     layout.strides.push_back(0);
@@ -640,7 +641,7 @@ class Forward final : public Attention<T> {
 };
 
 // gradient, query, key, value, logarithms, [mask], [kept, or a seed], [rows of queries, of keys] ->
-// gradients of query, key, value
+// gradients of query, key, value, [masked scores]
 template <typename T>
 class Backward final : public Attention<T> {
   using Base = Attention<T>;
@@ -659,7 +660,9 @@ class Backward final : public Attention<T> {
         logarithm_(this->numbers_of_queries(inputs.at(4))),
         query_grad_(this->rows_of_queries(outputs.at(0))),
         key_grad_(this->rows_of_keys(outputs.at(1))),
-        value_grad_(this->rows_of_keys(outputs.at(2))) {
+        value_grad_(this->rows_of_keys(outputs.at(2))),
+        gives_scores_(outputs.size() > 3) {
+    if (gives_scores_) scores_grad_ = this->scores(outputs[3]);
     const int64_t scores = this->score_panels_.columns(), wide = this->feature_panels_.columns();
     const int64_t rows = this->block_ * round_up(this->features_, 16);
     const auto take = [this](int64_t size) {
@@ -705,9 +708,11 @@ class Backward final : public Attention<T> {
                         {in(1), query_, batch, head},
                         {in(4), logarithm_, batch, head},
                         this->rules(inputs, batch, head),
-                        {out(0), query_grad_, batch, head}};
+                        {out(0), query_grad_, batch, head},
+                        {gives_scores_ ? out(3) : nullptr, scores_grad_, batch, head}};
         this->for_each_block(each.rules.mask, lengths, memory + mask_row_,
                              [&](const Block& block) { run_block(each, memory, block); });
+        if (gives_scores_) write_zeros(each.scores_grad, lengths.queries, memory + score_grads_);
       });
       this->write_rows({out(1), key_grad_, batch, key_head}, 0, keys, memory + key_sums_, T(1));
       this->write_rows({out(2), value_grad_, batch, key_head}, 0, keys, memory + value_sums_, T(1));
@@ -719,7 +724,7 @@ class Backward final : public Attention<T> {
   struct Head {
     Matrix<const void> grad, query, logarithm;
     Rules rules;
-    Matrix<void> query_grad;
+    Matrix<void> query_grad, scores_grad;
   };
 
   void run_block(const Head& head, T* memory, const Block& block) const {
@@ -743,7 +748,8 @@ class Backward final : public Attention<T> {
       if (mask != nullptr && this->fills()) leave_filled(row_grad, mask, n);
       if (this->drops_) multiply(row, kept + i * this->keys_, n);
       std::fill(row + n, row + block.keys, T(0));
-      std::fill(row_grad + n, row_grad + block.keys, T(0));
+      std::fill(row_grad + n, row_grad + (gives_scores_ ? this->keys_ : block.keys), T(0));
+      if (gives_scores_) write_scores(head.scores_grad, at, row_grad);
     }
     T* packed = memory + packed_;
     this->pack(packed, this->feature_panels_, grads, features, 1, block.count, block.count);
@@ -752,6 +758,17 @@ class Backward final : public Attention<T> {
     this->add_transposed_product(memory + key_sums_, score_grads, packed, block);
     this->multiply_scores(sums, score_grads, memory + packed_keys_, block);
     this->write_rows(head.query_grad, block.begin, block.count, sums, this->scale_);
+  }
+
+  void write_scores(const Matrix<void>& to, int64_t query, const T* from) const {
+    this->kernels_.store[static_cast<size_t>(to.dtype)](to.at(query), from,
+                                                        {.n = this->keys_, .stride = to.column});
+  }
+
+  // The gradients of the scores of queries that are not computed.
+  void write_zeros(const Matrix<void>& to, int64_t begin, T* memory) const {
+    if (begin < this->queries_) std::fill_n(memory, this->keys_, T(0));
+    for (int64_t i = begin; i < this->queries_; ++i) write_scores(to, i, memory);
   }
 
   void multiply(T* numbers, const T* factors, int64_t n) const {
@@ -794,6 +811,8 @@ class Backward final : public Attention<T> {
   }
 
   Heads grad_, query_, key_, value_, logarithm_, query_grad_, key_grad_, value_grad_;
+  Heads scores_grad_;
+  bool gives_scores_;
   int64_t keys_by_feature_, values_by_feature_, packed_keys_, key_sums_, value_sums_, query_rows_,
       grad_rows_, packed_, sums_, scores_, score_grads_, mask_row_, kept_rows_, copied_,
       size_ = 0;  // offsets in the memory of a call

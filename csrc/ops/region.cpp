@@ -222,10 +222,10 @@ void register_region(Registry& ops) {
   attention.max_outputs = 2;
   ops.add(attention);
   // gradient, query, key, value, logarithms, [mask], [kept or seed], [query_rows, key_rows]
-  // -> gradients of query, key, value
+  // -> gradients of query, key, value, [masked scores]
   Op attention_grad = own("AttentionGrad", 5, lower_region, of_attention);
   attention_grad.max_inputs = 9;
-  attention_grad.max_outputs = 3;
+  attention_grad.max_outputs = 4;
   ops.add(attention_grad);
   // tensors of one dtype -> the same tensors in another dtype
   Op casts = own("Casts", 1, lower_region, {{"to", kInt, true}});

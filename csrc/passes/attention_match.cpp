@@ -257,43 +257,76 @@ class Matcher {
 
   // Walks from the gradient of the softmax down to the products with queries and keys.
   bool find_below(const Match& match, Node& softmax, Backward& found) const {
-    double scale = 1;
-    bool is_filled = !match.scores.filled.has_value();
-    Value* value = softmax.outputs[0];
-    while (!ends_in_products(match, *value, found)) {
-      Node* node = only_reader(*value, true);
-      if (node == nullptr || !is_fusible_float(node->outputs[0])) return false;
-      found.nodes.push_back(node);
-      if (const auto scaled = multiple(*node); scaled && scaled->of == value) {
-        scale *= scaled->factor;
-      } else if (const auto zeros = filled(*node); zeros && !is_filled && zeros->of == value) {
-        const Filled& wanted = *match.scores.filled;
-        if (zeros->number != 0 || zeros->condition != wanted.condition ||
-            zeros->where_true != wanted.where_true) {
-          return false;
-        }
-        is_filled = true;
-      } else if (!keeps_elements(*node)) {
-        return false;
-      }
-      value = node->outputs[0];
-    }
-    return is_filled && are_close(scale, match.scores.scale);
+    return find_products(match, *softmax.outputs[0], 1, !match.scores.filled.has_value(), found);
   }
 
-  // Whether all readers of `value` are the products that give the gradients of queries and keys.
-  bool ends_in_products(const Match& match, const Value& value, Backward& found) const {
+  // `value` is the gradient of the softmax times `scale`, with zeros where the forward half has
+  // filled scores, if `is_filled`.
+  bool find_products(const Match& match, Value& value, double scale, bool is_filled,
+                     Backward& found) const {
+    const bool may_be_read =
+        found.scores == nullptr && is_filled && scale == 1 && is_gradient_of_scores(match, value);
+    if (ends_in_products(match, value, may_be_read, found)) {
+      return is_filled && are_close(scale, match.scores.scale);
+    }
+    if (value.uses.size() > 1 && !may_be_read) return false;
+    for (const ir::Use& use : value.uses) {
+      Backward trial = found;
+      if (value.uses.size() > 1) trial.scores = &value;
+      if (!leads_to_products(match, value, use, scale, is_filled, trial)) continue;
+      found = std::move(trial);
+      return true;
+    }
+    return false;
+  }
+
+  // Whether the reader is on the way from `value` to the products.
+  bool leads_to_products(const Match& match, const Value& value, const ir::Use& use, double scale,
+                         bool is_filled, Backward& found) const {
+    Node* node = use.node;
+    if (node == nullptr || use.index < 0 || !scope_.backward.contains(node)) return false;
+    if (node->outputs[0] == nullptr || !is_fusible_float(node->outputs[0])) return false;
+    found.nodes.push_back(node);
+    if (const auto scaled = multiple(*node); scaled && scaled->of == &value) {
+      scale *= scaled->factor;
+    } else if (const auto zeros = filled(*node); zeros && !is_filled && zeros->of == &value) {
+      const Filled& wanted = *match.scores.filled;
+      if (zeros->number != 0 || zeros->condition != wanted.condition ||
+          zeros->where_true != wanted.where_true) {
+        return false;
+      }
+      is_filled = true;
+    } else if (!keeps_elements(*node)) {
+      return false;
+    }
+    return find_products(match, *node->outputs[0], scale, is_filled, found);
+  }
+
+  // Whether the kernel can write this gradient: it computes in float64 only if its operands are.
+  static bool is_gradient_of_scores(const Match& match, const Value& value) {
+    const bool is_double = match.query.value->type.dtype == DType::kDouble;
+    return shape_of(value) == match.shape && !value.type.strides &&
+           (value.type.dtype == DType::kDouble) == is_double;
+  }
+
+  // Whether the products that give the gradients of queries and keys read `value`, and no other
+  // node does, unless it `may_be_read`.
+  bool ends_in_products(const Match& match, Value& value, bool may_be_read, Backward& found) const {
     Value *query = nullptr, *key = nullptr;
+    bool is_read = false;
     Nodes nodes;
     for (const ir::Use& use : value.uses) {
-      if (!ir::is(use.node, "MatMul") || use.index < 0) return false;
-      Node* transpose = use.node->inputs[1 - use.index]->producer;
-      if (!swaps_last_dims(transpose)) return false;
-      const Value* factor = transpose->inputs[0];
+      Node* transpose = ir::is(use.node, "MatMul") && use.index >= 0
+                            ? use.node->inputs[1 - use.index]->producer
+                            : nullptr;
+      const Value* factor = swaps_last_dims(transpose) ? transpose->inputs[0] : nullptr;
       if (use.index == 0 && factor == match.key.value && query == nullptr) {
         query = use.node->outputs[0];
       } else if (use.index == 1 && factor == match.query.value && key == nullptr) {
         key = use.node->outputs[0];
+      } else if (may_be_read) {
+        is_read = true;
+        continue;
       } else {
         return false;
       }
@@ -302,6 +335,7 @@ class Matcher {
     if (query == nullptr && key == nullptr) return false;
     found.query = query;
     found.key = key;
+    if (is_read) found.scores = &value;
     found.nodes.insert(found.nodes.end(), nodes.begin(), nodes.end());
     return true;
   }
@@ -313,7 +347,8 @@ class Matcher {
     const std::unordered_set<const Node*> inside(nodes.begin(), nodes.end());
     std::unordered_set<const Value*> results = {match.weights.product->outputs[0]};
     if (match.backward) {
-      results.insert({match.backward->query, match.backward->key, match.backward->value});
+      results.insert({match.backward->query, match.backward->key, match.backward->value,
+                      match.backward->scores});
     }
     for (const Node* node : nodes) {
       // A transposed factor is not a part of the match: it stays if other nodes read it.

@@ -40,6 +40,9 @@ struct Weights {
 struct Backward {
   ir::Value* gradient = nullptr;
   ir::Value *query = nullptr, *key = nullptr, *value = nullptr;  // nullptr: nobody reads it
+  // The gradient of the masked scores, if others than the products read it. It is the gradient of
+  // an added mask such as a learned bias for relative positions.
+  ir::Value* scores = nullptr;
   Nodes nodes;
 };
 
@@ -70,7 +73,7 @@ struct Scope {
 };
 
 // Finds the attention around a softmax. Returns nothing if another node reads scores or
-// probabilities, if a mask has a gradient, or if there is only one head.
+// probabilities, or if there is only one head.
 std::optional<Match> find_attention(const Scope& scope, ir::Node& softmax);
 
 }  // namespace torch_ort::passes::attention

@@ -162,10 +162,17 @@ class AttentionFusion {
     for (const Value* input : inputs) {
       types.push_back(ops::with_shape(input->type, shape_of(*input)));
     }
+    Value* scores = match.backward->scores;
+    if (scores != nullptr) {
+      Shape shape = match.shape;
+      if (shape.size() == 3) shape.insert(shape.begin(), Dim(1));
+      types.push_back(ops::with_shape(scores->type, shape));
+    }
     Node& made = write(*before).add({ir::kTorchOrtDomain, "AttentionGrad"}, reads, types, attrs);
     hand_over(match.query, made.outputs[0], of_queries, *before);
     hand_over(match.key, made.outputs[1], of_keys, *before);
     hand_over(match.value, made.outputs[2], of_keys, *before);
+    if (scores != nullptr) hand_over(scores, made.outputs[3], match.shape, *before);
   }
 
   void hand_over(const Operand& operand, Value* made, const Shape& shape, Node& before) {

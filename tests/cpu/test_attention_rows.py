@@ -74,7 +74,7 @@ class Case:
         self.value = heads(self.keys, self.key_heads, self.of_keys)
 
     def run(self, has_rows: bool = True) -> list[Tensor]:
-        """Give result, logarithms, and gradients of query, key and value."""
+        """Give result, logarithms, and gradients of query, key, value and scores."""
         heads = {"q": self.query, "k": self.key, "v": self.value}
         rest = {"mask": self.mask, "kept": self.kept, "seed": self.seed}
         if has_rows:
@@ -83,7 +83,8 @@ class Case:
         rest = {name: value for name, value in rest.items() if value is not None}
         result, logarithms = self.call("Attention", heads | rest, [self.query], has_rows)
         operands = {"g": self.grad, **heads, "l": logarithms, **rest}
-        results = [self.query, self.key, self.value]
+        scores = self.query.new_empty(*self.query.shape[:3], self.keys)
+        results = [self.query, self.key, self.value, scores]
         return [result, logarithms, *self.call("AttentionGrad", operands, results, has_rows)]
 
     def call(
@@ -109,8 +110,9 @@ class Case:
     def parts(self, results: list[Tensor], batch: int) -> list[Tensor]:
         """Give what the results have of one sequence."""
         queries, keys = self.lengths()[batch]
-        ends = [queries, queries, queries, keys, keys]
-        return [x[batch, :, :end] for x, end in zip(results, ends, strict=True)]
+        ends = [queries, queries, queries, keys, keys, queries]
+        parts = [x[batch, :, :end] for x, end in zip(results, ends, strict=True)]
+        return [*parts[:-1], parts[-1][..., :keys]]
 
     def exact(self, batch: int) -> list[Tensor]:
         queries, keys = self.lengths()[batch]
@@ -131,8 +133,9 @@ class Case:
             weights = weights * self.kept[batch, :, :queries, :keys] / self.attrs["keep"]
         result = weights @ wide_v
         gradients = torch.autograd.grad(
-            result, (q, k, v), self.grad[batch, :, :queries].double(), materialize_grads=True
-        )
+            result, (q, k, v, scores), self.grad[batch, :, :queries].double(),
+            materialize_grads=True,
+        )  # fmt: skip
         return [result.detach(), scores.detach().logsumexp(-1), *gradients]
 
     def check(self) -> list[Tensor]:
@@ -204,7 +207,7 @@ def test_masks(causal):
 def test_queries_without_keys_give_zeros():
     torch.manual_seed(4)
     case = Case(20, 30, [20, 9], [30, 0])
-    result, _, of_query, of_key, of_value = case.parts(case.run(), 1)
+    result, _, of_query, of_key, of_value, _ = case.parts(case.run(), 1)
     assert not result.any()
     assert not of_query.any()
     assert of_key.numel() == of_value.numel() == 0
@@ -330,3 +333,13 @@ class TestErrors:
             for each in lists.values():
                 each[0] = 3
             case.call("Attention", heads | lists, [case.query], True)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_gradients_of_other_scores_are_zeros(lengths):
+    torch.manual_seed(6)
+    case = Case(70, 53, *LENGTHS[lengths])
+    scores = case.run()[-1]
+    for batch, (queries, keys) in enumerate(case.lengths()):
+        assert not scores[batch, :, queries:].any()
+        assert not scores[batch, :, :, keys:].any()

@@ -54,6 +54,7 @@ class Layer(nn.Module):
         self.narrow = nn.Linear(2 * WIDTH, WIDTH, bias=bias)
         self.conv = nn.Conv1d(WIDTH, WIDTH, 3, padding=1)
         self.batch_norm = nn.BatchNorm1d(WIDTH)
+        self.distances = nn.Parameter(torch.randn(2, length))
         self.norm = draw.choice([nn.LayerNorm, nn.RMSNorm])(WIDTH)
         self.activation = draw.choice(ACTIVATIONS)()
 
@@ -72,6 +73,24 @@ def attend(layer: Layer, queries: Tensor, others: Tensor, padding: Padding) -> T
     mixed = F.scaled_dot_product_attention(
         query, key, value, padding.mask, is_causal=padding.is_causal
     )
+    return layer.b(mixed.transpose(1, 2).flatten(2))
+
+
+def attend_by_distance(layer: Layer, x: Tensor, y: Tensor, padding: Padding) -> Tensor:
+    """Add to the scores of each head what it has learned of the distance of two places."""
+    batch, length, _ = x.shape
+    query, key, value = (
+        part.reshape(batch, length, 2, WIDTH // 2).transpose(1, 2)
+        for part in layer.three(x).chunk(3, -1)
+    )
+    places = torch.arange(length)
+    bias = layer.distances[:, (places[:, None] - places).abs()]
+    hidden = (1 - padding.weights.transpose(1, 2)) * torch.finfo(x.dtype).min
+    mask = bias + hidden[:, None] if layer.share < 0.7 else bias[None]
+    if layer.share < 0.4:
+        mixed = F.scaled_dot_product_attention(query, key, value, mask)
+    else:
+        mixed = (query @ key.transpose(2, 3) / 2 + mask).softmax(-1) @ value
     return layer.b(mixed.transpose(1, 2).flatten(2))
 
 
@@ -146,6 +165,7 @@ MIXING: dict[str, Callable[[Layer, Tensor, Tensor, Padding], Tensor]] = {
     "attention and add": lambda layer, x, y, padding: x + attend(layer, x, x, padding),
     "cross": lambda layer, x, y, padding: attend(layer, x, y, padding),
     "attention in words": attend_in_words,
+    "attention by distance": attend_by_distance,
     "roll": lambda layer, x, y, padding: x.roll(1, 1),
     "flip": lambda layer, x, y, padding: x.flip(1),
     "flip sequences": lambda layer, x, y, padding: x.flip(0),
