@@ -2,6 +2,7 @@
 #include "base/error.h"
 #include "cuda/casts.h"
 #include "cuda/driver.h"
+#include "cuda/embedding.h"
 #include "cuda/region.h"
 #include "cuda/settings.h"
 
@@ -18,7 +19,8 @@ class Codegen final : public region::Codegen {
     return can_load(type.dtype) && Driver::missing().empty();
   }
   bool has_kernel(std::string_view op) const override {
-    return op == "Casts" || (op == "WideMatMul" && has_wide_products());
+    return op == "Casts" || op == "SortedEmbeddingGrad" ||
+           (op == "WideMatMul" && has_wide_products());
   }
 
   std::unique_ptr<const Kernel> compile(const region::Schedule& schedule,
@@ -33,6 +35,9 @@ class Codegen final : public region::Codegen {
                                         const std::vector<Layout>& outputs,
                                         const region::CodegenOptions& options) const override {
     if (ir::is(&node, "Casts", ir::kTorchOrtDomain)) return make_casts(inputs, outputs, options);
+    if (ir::is(&node, "EmbeddingGrad", ir::kTorchOrtDomain)) {
+      return make_embedding_grad(node, inputs, outputs, options);
+    }
     throw Unsupported(concat(node.op.str(), ": no kernel for device 'cuda'"));
   }
 

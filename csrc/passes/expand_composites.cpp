@@ -7,6 +7,7 @@
 #include "ops/aten.h"
 #include "ops/aten_names.h"
 #include "ops/channels_last.h"
+#include "ops/embedding_grad.h"
 #include "ops/formula.h"
 #include "ops/fusion.h"
 #include "ops/normalization.h"
@@ -805,28 +806,38 @@ bool expand_dropout_backward(Graph& graph, Node& node) {
 
 // ---- embedding
 
-// The engine's kernel writes into planned memory, whereas PyTorch's allocates a tensor.
+// The engine's kernels write into planned memory, whereas PyTorch's allocate tensors.
 bool expand_embedding_backward(Graph& graph, Node& node) {
   const ops::Call call = ops::decode_aten(node);
   Value *grad = tensor(call.args.at(0)), *ids = tensor(call.args.at(1));
   const auto* by_frequency = std::get_if<bool>(&call.args.at(4).value);
   const Value* result = node.outputs.at(0);
-  if (!is_fusible_float(grad) || !region::has_kernel(grad, "EmbeddingGrad") || ids == nullptr ||
-      !ids->type.is_known() || by_frequency == nullptr || *by_frequency || result == nullptr ||
-      !result->type.is_known()) {
+  const bool is_sorted = region::has_kernel(grad, "SortedEmbeddingGrad");
+  if (!is_fusible_float(grad) || (!is_sorted && !region::has_kernel(grad, "EmbeddingGrad")) ||
+      ids == nullptr || !ids->type.is_known() || by_frequency == nullptr || *by_frequency ||
+      result == nullptr || !result->type.is_known() || grad->type.shape->empty()) {
     return false;
   }
-  const DType dtype = grad->type.dtype;
-  const bool is_plain = (dtype == DType::kFloat || dtype == DType::kDouble) &&
-                        ids->type.dtype == DType::kInt64 && !result->type.strides &&
-                        KnownSizes(graph).are_known(*grad);
-  if (!is_plain) return false;
+  const DType dtype = grad->type.dtype, id = ids->type.dtype;
+  const bool has_dtypes =
+      is_sorted ? id == DType::kInt64 || id == DType::kInt32
+                : id == DType::kInt64 && (dtype == DType::kFloat || dtype == DType::kDouble);
+  if (!has_dtypes || result->type.strides || !KnownSizes(graph).are_known(*grad)) return false;
+  std::vector<Type> types = {result->type};
+  if (is_sorted) {
+    Shape of_ids = *grad->type.shape;
+    const ir::Dim columns = of_ids.back();
+    of_ids.pop_back();
+    const ops::EmbeddingWorkspace space =
+        ops::embedding_workspace(ir::numel(of_ids), columns, dtype);
+    types.push_back(ops::with_shape(result->type, Shape{space.bytes()}));
+    types.back().dtype = DType::kUInt8;
+  }
+  const auto* padding = std::get_if<ir::Dim>(&call.args.at(3).value);
   Expander write(graph, node, *grad);
-  write.replace(0,
-                write.make_ours("EmbeddingGrad", {grad, ids}, result->type,
-                                {{"padding_idx", call.args.at(3).value.index() == 0
-                                                     ? ir::Dim(-1)
-                                                     : std::get<ir::Dim>(call.args.at(3).value)}}));
+  const Node& made = write.add({ir::kTorchOrtDomain, "EmbeddingGrad"}, {grad, ids}, types,
+                               {{"padding_idx", padding == nullptr ? ir::Dim(-1) : *padding}});
+  write.replace(0, made.outputs[0]);
   return true;
 }
 

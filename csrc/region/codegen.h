@@ -73,9 +73,9 @@ class Codegen {
 
   // Whether a region may read and produce values of this type. The type is known.
   virtual bool takes(const ir::Type& type) const = 0;
-  // Whether the generator has a kernel for an op of the domain torch_ort that is not part of a
-  // region, such as "Attention". "Attention" and "Take" include their gradients, and "Rows" all ops
-  // on lists of rows. "WideMatMul" is a kernel of the device's library.
+  // Whether there is a kernel for an op of the domain torch_ort that is not part of a region.
+  // "Attention" and "Take" include their gradients, "Rows" all ops on lists of rows; "WideMatMul"
+  // is the library's; "SortedEmbeddingGrad" has a workspace, and takes short floats and int32 ids.
   virtual bool has_kernel(std::string_view op) const = 0;
 
   // Compiles a region. Throws InternalError on layouts that do not fit the schedule, and

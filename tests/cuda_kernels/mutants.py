@@ -262,6 +262,113 @@ PLANTED: list[tuple[str, str, str, str]] = [
     ("a limit of half a word", "dropout", r", (\d{9,10})u\);", r", u32(\1u / 2));"),
 ]
 
+_COUNT = r"(?s)(INLINE void count\(.*?)"
+_PLACE = r"(?s)(INLINE void place\(.*?)"
+_BEFORE = r"(?s)(INLINE u32 sum_before.*?)"
+_LINES = r"(?s)(INLINE void write_sum_of_lines.*?)"
+_TABLE = r"(?s)(INLINE void write_table.*?)"
+# The same for cases of embedding_cases.py.
+PLANTED_IN_EMBEDDINGS: list[tuple[str, str, str, str]] = [
+    # sorting
+    ("ids below zero", "an id below", r"id >= 0 && ", ""),
+    ("one id too many", "an id behind", r"id < i64\(rows\)\)", "id <= i64(rows))"),
+    ("low words of ids", "an id far behind", r"const i64 id = i64\((.*)\);", r"const i32 id = \1;"),
+    ("nothing is told", "an id behind", r"\*fault = kBadId;", ""),
+    ("a bad id is the first row", "an id behind", r"return rows;", "return 0;"),
+    ("all digits are the first", "tiles", r"key >> shift", "key"),
+    ("digits of a bit less", "tiles", r"\(1u << bits\) - 1", "(1u << (bits - 1)) - 1"),
+    ("a digit is left out", "tiles", r"i < num_digits", "i < num_digits - 1"),
+    ("count: ids left out", "tiles", r"at \+= kThreads", "at += 2 * kThreads"),
+    ("count: numbers that nobody cleared", "few", _COUNT + _BARRIER, r"\1"),
+    (
+        "count: read too early",
+        "tiles",
+        _COUNT + _BARRIER + "(.*?)" + _BARRIER,
+        r"\1__syncthreads();\2",
+    ),
+    ("sum before: a lane left out", "tiles", _BEFORE + r"lane >= distance", r"\1lane > distance"),
+    ("sum before: this one too", "tiles", r"return sum - x;", "return sum;"),
+    ("sum before: read too early", "one digit", _BEFORE + _BARRIER, r"\1"),
+    ("sum before: warps left out", "one digit", r"i < warp;", "i < warp - 1;"),
+    ("place: the counts of this block", "blocks", r"block < blockIdx\.x", "block <= blockIdx.x"),
+    ("place: the counts of one block", "blocks", r"counts\[block \* kBins", "counts[0 * kBins"),
+    ("place: a tile is cleared too early", "tiles", _PLACE + _BARRIER, r"\1"),
+    (
+        "place: counted too early",
+        "tiles",
+        _PLACE + _BARRIER + "(.*?)" + _BARRIER,
+        r"\1__syncthreads();\2",
+    ),
+    (
+        "place: summed too early",
+        "tiles",
+        r"(?s)(__syncwarp\(\);\n    \}\n    )__syncthreads\(\);",
+        r"\1",
+    ),
+    ("place: written too early", "tiles", r"(?s)(next\[bin\] = sum;.*?)__syncthreads\(\);", r"\1"),
+    ("place: a round too early", "tiles", r"(rank\[round\] = .*\n\s*)__syncwarp\(\);", r"\1"),
+    ("place: tiles begin again", "tiles", r"next\[bin\] = sum;", ""),
+    ("place: a lane too many", "few", r"\(1u << lane\) - 1\)\);", "(2u << lane) - 1));"),
+    ("place: a bit left out", "few", r"bit < digit\.bits;", "bit < digit.bits - 1;"),
+    ("place: each lane counts", "few", r"is_there && below == 0", "is_there"),
+    ("place: numbers stay", "tiles", r"numbers\[to\] = number\[round\];", "numbers[to] = to;"),
+    ("place: behind the end", "few", r"if \(of_lane \+ round \* 32 >= share\.end\) continue;", ""),
+    # sums
+    ("find: the next one", "few", r"order\.keys\[middle\] < key", "order.keys[middle] <= key"),
+    ("rows in their old order", "few", r"numbers\[first \+ i \* kStep\]", "u32(first + i * kStep)"),
+    ("rows of other lines", "parts", r"numbers\[first \+ i \* kStep\]", "numbers[first + i]"),
+    ("rows: a round too few", "parts", r"count - first \+ kStep - 1", "count - first"),
+    ("parts in one slot", "parts that begin anywhere", r"\* 2 \+ \(part == 0\)", "* 2"),
+    ("parts: the first of each", "parts", r"is_first \? begin \+ kPart : begin", "begin"),
+    (
+        "parts: of few rows",
+        "whole parts",
+        r"end - first_of_id <= kPart",
+        "end - first_of_id <= 130",
+    ),
+    ("parts: that begin a block", "parts", r"first_of_id < begin\)", "first_of_id <= begin)"),
+    (
+        "parts: rounded down",
+        "parts that begin anywhere",
+        r"\(begin - first_of_id \+ kPart - 1\)",
+        "(begin - first_of_id)",
+    ),
+    ("parts: longer than they are", "parts", r"< kPart \? end : first \+ kPart", "< 0 ? 0 : end"),
+    (
+        "parts: one too many",
+        "whole parts",
+        r"\(count \+ kPart - 1\) / kPart",
+        "(count / kPart + 1)",
+    ),
+    ("parts: of other lines", "parts", r"first \+ i \* kWarps", "first + i"),
+    ("parts: strips have the same columns", "parts", r"blockIdx\.x % strips \* 32", "0 * 32"),
+    ("lines: written too early", "strips", _LINES + _BARRIER, r"\1"),
+    (
+        "lines: read too early",
+        "parts",
+        _LINES + _BARRIER + "(.*?)" + _BARRIER,
+        r"\1__syncthreads();\2",
+    ),
+    ("lines: one is left out", "parts", _LINES + r"line < kWarps", r"\1line < kWarps - 1"),
+    ("lines: one twice", "parts", _LINES + r"line = 1", r"\1line = 0"),
+    ("lines: vectors overlap", "parts", r"threadIdx\.y \* V \+ i\) \* 32", "threadIdx.y + i) * 32"),
+    ("table: bounds that nobody wrote", "tiles", r"thread <= kRows", "thread < kRows"),
+    ("table: bounds read too early", "tiles", _TABLE + _BARRIER, r"\1"),
+    ("table: rows behind the end", "few", r"rows - first_row < kRows \? rows : ", ""),
+    ("table: columns behind the end", "strips", r"columns - begin < width \? columns : ", ""),
+    ("table: blocks have the same rows", "tiles", r"blockIdx\.x / strips \* kRows", "0"),
+    ("table: padding is not zero", "padding", r"row == padding \? 0 : ", ""),
+    ("table: padding is summed", "padding", r" \|\| row == padding\)", ")"),
+    ("table: rows of many by a warp", "parts", r"count <= kFew \|\|", "count <= 1000 ||"),
+    ("table: vectors overlap", "strips", r"(from \+ index_t\(threadIdx\.x\)) \* V", r"\1"),
+    (
+        "table: a short sum",
+        "bfloat16",
+        r"sum\[j\] \+= x\[j\];",
+        "sum[j] = ToBFloat16(sum[j] + x[j]);",
+    ),
+]
+
 
 # Changes that no result can show, and why. A place is looked for in what is said of one.
 HARMLESS = {
@@ -295,6 +402,17 @@ class Mutant:
             return None
         changed = text.replace(f"\n{self.line}\n", f"\n{self.new_line}\n")
         return Mutant(case, self.what, changed, self.line, self.new_line)
+
+
+def planted_in_embeddings(
+    texts: Callable[[str], dict[str, str]],
+) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """Give what was planted, the case, and those of its texts that have the mistake."""
+    for what, case, old, new in PLANTED_IN_EMBEDDINGS:
+        changed = {name: re.sub(old, new, text) for name, text in texts(case).items()}
+        changed = {name: text for name, text in changed.items() if text != texts(case)[name]}
+        assert changed, f"{what}: {case} has no '{old}'"
+        yield what, case, changed
 
 
 def planted(texts: Callable[[str], str]) -> Iterator[Mutant]:

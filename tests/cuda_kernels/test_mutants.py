@@ -63,6 +63,20 @@ def test_mistakes_by_hand(lab):
     assert [mutant.what for mutant in todo if lab.try_one(mutant) != FOUND] == []
 
 
+def test_mistakes_in_embeddings():
+    with runner() as each:
+        texts = functools.cache(each.texts)
+        todo = list(mutants.planted_in_embeddings(texts))
+        left = []
+        for what, case, changed in todo:
+            outcome = each.run(case, changed)
+            print(f"{outcome.word:16} {case}: {what} [{outcome.how}]")
+            if outcome.word != FOUND:
+                left.append(what)
+    assert len(todo) >= 50
+    assert left == []
+
+
 def test_mistakes_at_random(lab):
     """At least 95 of 100 that change the machine code of a case, but for the harmless ones.
 

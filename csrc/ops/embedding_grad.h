@@ -1,0 +1,29 @@
+// torch_ort.EmbeddingGrad has two forms:
+//
+//   table = EmbeddingGrad (gradient, ids)
+//   table, workspace = EmbeddingGrad (gradient, ids)
+//
+// The second form is for kernels that sort the ids. Its workspace is memory for the kernel alone:
+//
+//   parts    two lines of sums for each kPartRows ids, in float64 if the gradient is, else float32
+//   counts   of each value of a digit, 32 bits each, for each kSortedIds ids
+//   keys and numbers of the sorted ids, twice, 32 bits each
+#pragma once
+
+#include "ir/dim.h"
+#include "ir/type.h"
+
+namespace torch_ort::ops {
+
+struct EmbeddingWorkspace {
+  static constexpr int64_t kPartRows = 128, kSortedIds = 1024, kDigits = 512;
+
+  ir::Dim parts_bytes, counts_bytes, array_bytes;  // the last one for each of four arrays
+  ir::Dim bytes() const;
+};
+
+// For so many ids, and rows of so many columns.
+EmbeddingWorkspace embedding_workspace(const ir::Dim& num_ids, const ir::Dim& columns,
+                                       ir::DType dtype);
+
+}  // namespace torch_ort::ops
