@@ -49,8 +49,9 @@ struct Sorted {
 // A single block sorts so many ids. For more, launches of many blocks take less time.
 constexpr int64_t kFewIds = 2 * kTile;
 constexpr int64_t kMostSortBlocks = 256;
-// The table is divided into strips of columns until there are so many blocks.
-constexpr int64_t kTableBlocks = 1024;
+// Columns are divided into strips until there are so many blocks. Most parts do not exist, and
+// their blocks end at once.
+constexpr int64_t kTableBlocks = 1024, kPartBlocks = 4096;
 constexpr int64_t kVectorBytes = 16;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -245,20 +246,20 @@ class Sums {
     const uint32_t *keys = space.sorted.keys.at(last), *numbers = space.sorted.numbers.at(last);
     const int64_t line = 32 * vector_, lines = ceil_div(of_.columns, line);
     const int64_t sum_bytes = kWarps * line * (of_.is_double() ? 8 : 4);
-    const auto launch = [&](const char* name, int64_t blocks, int64_t strips, int64_t shared_bytes,
-                            auto... given) {
+    const auto launch = [&](const char* name, int64_t blocks, int64_t wanted_blocks,
+                            int64_t shared_bytes, auto... given) {
+      const int64_t of_strip = ceil_div(lines, std::min(lines, ceil_div(wanted_blocks, blocks)));
+      const int64_t strips = ceil_div(lines, of_strip), width = of_strip * line;
       start(kernels_[name], blocks * strips, {32, kWarps}, shared_bytes, stream, gradient,
             of_.row_axes, of_.column_stride, keys, numbers, static_cast<uint32_t>(of_.num_ids),
             static_cast<uint32_t>(of_.rows), padding(), of_.columns, static_cast<uint32_t>(strips),
-            given...);
+            width, given...);
     };
     if (const int64_t parts = of_.num_parts(); parts > 0) {
-      launch("embedding_parts", parts, lines, sum_bytes, space.parts);
+      launch("embedding_parts", parts, kPartBlocks, sum_bytes, space.parts);
     }
-    const int64_t blocks = ceil_div(of_.rows, kRows);
-    const int64_t lines_of_strip = ceil_div(lines, std::min(lines, ceil_div(kTableBlocks, blocks)));
-    launch("embedding_table", blocks, ceil_div(lines, lines_of_strip), kBoundBytes + sum_bytes,
-           lines_of_strip * line, static_cast<const void*>(space.parts), table);
+    launch("embedding_table", ceil_div(of_.rows, kRows), kTableBlocks, kBoundBytes + sum_bytes,
+           static_cast<const void*>(space.parts), table);
   }
 
  private:

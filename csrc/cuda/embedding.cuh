@@ -322,34 +322,45 @@ INLINE Share share_of_part(const Order& order, u32 slot, u32 rows, u32 padding) 
   return {first, end - first < kPart ? end : first + kPart};
 }
 
-// A block adds the rows of one part, for 32 V columns.
+// The columns of a block. `width` is a multiple of 32 V.
+struct Strip {
+  index_t begin, end;
+};
+INLINE Strip strip_of_block(index_t columns, u32 strips, index_t width) {
+  const index_t begin = index_t(blockIdx.x % strips) * width;
+  return {begin, columns - begin < width ? columns : begin + width};
+}
+
+// A block adds the rows of one part, for a strip of columns.
 template <bool kIsRun, int V, typename T>
 INLINE void add_parts(const Gradient<T>& gradient, const Order& order, u32 rows, u32 padding,
-                      index_t columns, u32 strips, wide* parts, wide* shared) {
+                      index_t columns, u32 strips, index_t width, wide* parts, wide* shared) {
   const u32 slot = blockIdx.x / strips;
   const Share share = share_of_part(order, slot, rows, padding);
   if (share.begin == share.end) return;
-  const index_t column = index_t(blockIdx.x % strips * 32 + threadIdx.x) * V;
-  wide sum[V] = {};
-  if (column < columns) {
-    add_rows<kIsRun, kWarps>(sum, gradient, order.numbers + share.begin, int(threadIdx.y),
-                             int(share.end - share.begin), column);
+  const Strip strip = strip_of_block(columns, strips, width);
+  for (index_t from = strip.begin; from < strip.end; from += 32 * V) {
+    const index_t column = from + index_t(threadIdx.x) * V;
+    wide sum[V] = {};
+    if (column < columns) {
+      add_rows<kIsRun, kWarps>(sum, gradient, order.numbers + share.begin, int(threadIdx.y),
+                               int(share.end - share.begin), column);
+    }
+    write_sum_of_lines(parts + i64(slot) * columns + column, sum, column < columns, shared);
   }
-  write_sum_of_lines(parts + i64(slot) * columns + column, sum, column < columns, shared);
 }
 
 // Of shared memory before the sums: the first place of each row, in multiples of 16 bytes.
 enum { kBoundBytes = (kRows + 1 + 3) / 4 * 16 };
 
-// A block writes kRows rows of the table, for `width` columns, which are a multiple of 32 V.
+// A block writes kRows rows of the table, for a strip of columns.
 template <bool kIsRun, int V, typename T>
 INLINE void write_table(T* table, const Gradient<T>& gradient, const Order& order, u32 rows,
                         u32 padding, index_t columns, u32 strips, index_t width,
                         const wide* parts, u32* bounds, wide* shared) {
   const u32 first_row = blockIdx.x / strips * kRows;
   const u32 last_row = rows - first_row < kRows ? rows : first_row + kRows;
-  const index_t begin = index_t(blockIdx.x % strips) * width;
-  const index_t end = columns - begin < width ? columns : begin + width;
+  const auto [begin, end] = strip_of_block(columns, strips, width);
   const u32 thread = threadIdx.y * 32 + threadIdx.x;
   if (thread <= kRows) bounds[thread] = find_key(order, 0, order.count, first_row + thread);
   __syncthreads();

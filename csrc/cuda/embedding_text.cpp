@@ -46,7 +46,7 @@ std::string place_kernel(const char* name, const char* given, const char* from) 
 constexpr const char* kOfGradient =
     "const Element* gradient, const __grid_constant__ Axes axes, i64 column_stride,\n"
     "    const u32* keys, const u32* numbers, u32 num_ids, u32 rows, u32 padding, "
-    "index_t columns,\n    u32 strips";
+    "index_t columns,\n    u32 strips, index_t width";
 constexpr const char* kGradient = "{gradient, axes, column_stride}, {keys, numbers, num_ids}";
 
 }  // namespace
@@ -77,10 +77,10 @@ EmbeddingText sums_text(const GradientForm& form) {
   text += kernel(kSumBlocks, "embedding_parts", kOfGradient,
                  ", wide* parts) {\n  SHARED(memory);\n", "  add_parts", types, kGradient,
                  ", rows, padding, columns, strips,\n"
-                 "      parts, reinterpret_cast<wide*>(memory));\n}\n");
+                 "      width, parts, reinterpret_cast<wide*>(memory));\n}\n");
   text += kernel(kSumBlocks, "embedding_table", kOfGradient,
-                 ", index_t width, const wide* parts, Element* table) {\n  SHARED(memory);\n",
-                 "  write_table", types, "table, ", kGradient,
+                 ", const wide* parts, Element* table) {\n  SHARED(memory);\n", "  write_table",
+                 types, "table, ", kGradient,
                  ", rows, padding, columns, strips,\n"
                  "      width, parts, reinterpret_cast<u32*>(memory),\n"
                  "      reinterpret_cast<wide*>(memory + kBoundBytes));\n}\n");

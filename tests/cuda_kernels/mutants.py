@@ -341,7 +341,8 @@ PLANTED_IN_EMBEDDINGS: list[tuple[str, str, str, str]] = [
         "(count / kPart + 1)",
     ),
     ("parts: of other lines", "parts", r"first \+ i \* kWarps", "first + i"),
-    ("parts: strips have the same columns", "parts", r"blockIdx\.x % strips \* 32", "0 * 32"),
+    ("strips have the same columns", "strips", r"index_t\(blockIdx\.x % strips\)", "index_t(0)"),
+    ("parts: strips end early", "parts", r"from < strip\.end", "from + 32 * V < strip.end"),
     ("lines: written too early", "strips", _LINES + _BARRIER, r"\1"),
     (
         "lines: read too early",

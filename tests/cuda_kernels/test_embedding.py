@@ -48,6 +48,16 @@ def test_dtypes_and_shapes(shape, of_ids, dtype) -> None:
     run(Case(ids, 7, 8, dtype, padding=3))
 
 
+@pytest.mark.parametrize(
+    "case",
+    [Case(drawn(70_000, 6), 6, 161), Case(drawn(300_000, 500), 500, 1)],
+    ids=["strips of several lines", "blocks of several tiles"],
+)
+def test_many_ids(case) -> None:
+    """So many that blocks have more work, rather than that there are more blocks."""
+    run(case)
+
+
 def direct(rows: int, columns: int, space: int) -> _C.Graph:
     """Give the engine's node for two ids, with so many bytes of workspace."""
     return regions.read(
