@@ -1,9 +1,11 @@
-// torch_ort.EmbeddingGrad has two forms:
+// torch_ort.EmbeddingGrad has three forms:
 //
 //   table = EmbeddingGrad (gradient, ids)
+//   table = EmbeddingGrad (gradient, ids, start)
 //   table, workspace = EmbeddingGrad (gradient, ids)
 //
-// The second form is for kernels that sort the ids. Its workspace is memory for the kernel alone:
+// The second form adds to a tensor as large as the table. The third is for kernels that sort the
+// ids. Its workspace is memory for the kernel alone:
 //
 //   parts    two lines of sums for each kPartRows ids, in float64 if the gradient is, else float32
 //   counts   of each value of a digit, 32 bits each, for each kSortedIds ids

@@ -174,9 +174,10 @@ void register_region(Registry& ops) {
   // factor * numerator / denominator, a 0-d tensor
   ops.add(own("SizeRatio", 0, lower_size_ratio,
               {{"denominator", kDim}, {"factor", kFloat}, {"numerator", kDim}}));
-  // gradient [..., D] and ids [...] -> gradient of the table [V, D], [workspace]; see
+  // gradient [..., D], ids [...], [start [V, D]] -> gradient of the table [V, D], [workspace]; see
   // ops/embedding_grad.h
   Op embedding_grad = own("EmbeddingGrad", 2, lower_region, {{"padding_idx", kInt}});
+  embedding_grad.max_inputs = 3;
   embedding_grad.max_outputs = 2;
   ops.add(embedding_grad);
   // x, places along `axis` -> x[:, places]. With `from_end` negative places count from the end and

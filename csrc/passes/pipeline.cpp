@@ -40,7 +40,7 @@ int move_concats(ir::Graph& graph);
 int draw_in_regions(ir::Graph& graph);
 int join_views(ir::Graph& graph);
 int split_convolutions(ir::Graph& graph);
-int accumulate_products(ir::Graph& graph);
+int accumulate_sums(ir::Graph& graph);
 int rebuild_values(ir::Graph& graph);
 int recompute_to_budget(ir::Graph& graph);
 int widen_products(ir::Graph& graph);
@@ -182,9 +182,7 @@ const std::vector<Pass>& pipeline() {
       // after channels_last, which expects the gradient of a convolution as one node
       {.name = "split_convolutions", .run = split_convolutions},
       // after join_views, which takes away the transposes between products and their sums
-      {.name = "accumulate_products",
-       .run = accumulate_products,
-       .not_with = "emulate_eager_casts"},
+      {.name = "accumulate_sums", .run = accumulate_sums, .not_with = "emulate_eager_casts"},
       // after remove_dead: dead nodes would count as readers; before fuse_regions, whose regions it
       // estimates
       {.name = "rebuild_values",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -82,3 +84,75 @@ def test_same_bits_for_any_number_of_threads():
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*results)
+
+
+# ---- sums that the gradient of an embedding is added to
+
+
+class Tied(nn.Module):
+    """A language model whose table of embeddings is the weight of its last layer."""
+
+    def __init__(
+        self, words: int = 31, width: int = 12, dtype: torch.dtype = torch.float32
+    ) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(words, width, padding_idx=3, dtype=dtype)
+        self.layer = nn.Linear(width, width, dtype=dtype)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return F.linear(torch.tanh(self.layer(self.table(ids))), self.table.weight)
+
+
+class ReadTwice(Tied):
+    """The table is read by two halves of a model, as T5's is."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        states = torch.tanh(self.layer(self.table(ids)))
+        return states * self.table(ids + 1)
+
+
+class Turned(Tied):
+    """The rest of the table's gradient is the gradient of its transpose."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.table(ids).sum(1) + self.table.weight.t().exp().sum(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("make", [Tied, ReadTwice, Turned])
+def test_sums_of_gradients_of_one_table(make, dtype, monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_CHECK", "2")
+    monkeypatch.setenv("TORCH_ORT_STRICT", "1")
+    model = make(dtype=dtype)
+    exact = copy.deepcopy(model).double()
+    call = torch.compile(model, backend="ort")
+    for size in ((4, 7), (1, 1), (5, 3)):
+        ids = torch.randint(0, 30, size)
+        for each, forward in ((model, call), (exact, exact)):
+            each.zero_grad()
+            result = forward(ids)
+            (result * torch.linspace(-1, 1, result.numel()).view(result.shape)).sum().backward()
+        for mine, want in zip(model.parameters(), exact.parameters(), strict=True):
+            if want.grad is None:
+                continue
+            near = 1e-5 if dtype == torch.float32 else 1e-12
+            torch.testing.assert_close(mine.grad.double(), want.grad, rtol=near, atol=near)
+
+
+@pytest.mark.parametrize("make", [Tied, ReadTwice])
+def test_the_gradient_is_added_where_the_sum_is(make):
+    (graph,) = torch_ort.explain(make(), torch.randint(0, 30, (4, 7))).graphs
+    assert [count for name, count, _ in graph.passes if name == "accumulate_sums"] == [1]
+
+
+def test_a_sum_takes_one_table_of_memory(monkeypatch):
+    model, ids = Tied(words=5000, width=16), torch.randint(0, 30, (2, 3))
+
+    def planned() -> int:
+        torch.compiler.reset()
+        return torch_ort.explain(model, ids).graphs[0].plan["peak_bytes"]
+
+    together = planned()
+    monkeypatch.setenv("TORCH_ORT_DISABLE", "accumulate_sums")
+    assert together <= planned() - 0.99 * 5000 * 16 * 4

@@ -87,7 +87,7 @@ def test_facts_name_passes_and_options() -> None:
     options = {row.name for row in TABLE}
     assert all(each.not_with is None or each.not_with in options for each in facts)
     assert {each.name for each in facts if each.not_with} == {
-        "accumulate_products", "chunk_losses", "draw_in_regions", "drop_round_trips",
+        "accumulate_sums", "chunk_losses", "draw_in_regions", "drop_round_trips",
         "fuse_attention", "row_sparsity", "take_places", "widen_products",
     }  # fmt: skip
 

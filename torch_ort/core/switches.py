@@ -6,7 +6,7 @@ from __future__ import annotations
 # and with `exact_random`, results have the bits of eager PyTorch. `options.disable` calls them
 # `own_kernels`.
 OWN_KERNELS = (
-    "accumulate_products",
+    "accumulate_sums",
     "channels_last",
     "chunk_losses",
     "drop_round_trips",

@@ -160,7 +160,7 @@ def disabled_passes(options: Options) -> list[str]:
             names.append(each.name)
     # PyTorch's products copy the numbers that they start from.
     if "products" in options.disable:
-        names.append("accumulate_products")
+        names.append("accumulate_sums")
     # Only the engine's own kernels leave out rows.
     runs_own_kernels = "products" not in options.disable and _region_mode(options) == "kernel"
     if not runs_own_kernels or not options.enable_sparse_optimizer:

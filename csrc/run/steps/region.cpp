@@ -45,6 +45,10 @@ struct RegionStep : Step {
   std::vector<int> in_place() const override {
     std::vector<int> slots;
     if (ir::is(&node, "ZeroRows", ir::kTorchOrtDomain)) return {operands[0]};
+    if (ir::is(&node, "EmbeddingGrad", ir::kTorchOrtDomain) && operands.size() == 3 &&
+        operands[2] != operands[0]) {
+      return {operands[2]};
+    }
     if (schedule == nullptr) return slots;
     for (int input : schedule->overwritable) slots.push_back(operands[input]);
     return slots;

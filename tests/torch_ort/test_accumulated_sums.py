@@ -57,7 +57,7 @@ def clean(monkeypatch) -> None:
 
 
 def rewrites(programs) -> list[int]:
-    return [count for name, count, _ in programs[0].passes if name == "accumulate_products"]
+    return [count for name, count, _ in programs[0].passes if name == "accumulate_sums"]
 
 
 # Of the recurrent model: two weights of the cell in four tokens, and the weight of the head, whose
@@ -164,7 +164,7 @@ def test_one_tensor_serves_a_sum(monkeypatch) -> None:
         return graph.plan["peak_bytes"]
 
     together = planned()
-    monkeypatch.setenv("TORCH_ORT_DISABLE", "accumulate_products")
+    monkeypatch.setenv("TORCH_ORT_DISABLE", "accumulate_sums")
     # Without it, the eight products of a weight are alive when they are added.
     weight = 3 * 128 * 128 * 4
     assert together <= planned() - 4 * weight

@@ -1,14 +1,18 @@
-// Sums of products of matrices -> products that start from the sum so far:
+// Sums whose last term can be added where the rest of the sum is:
 //
-//   Add(MatMul(a, b), MatMul(c, d)) -> Gemm(c, d, MatMul(a, b))
+//   Add(MatMul(a, b), MatMul(c, d))     -> Gemm(c, d, MatMul(a, b))
+//   Add(x, EmbeddingGrad(gradient, ids)) -> EmbeddingGrad(gradient, ids, x)
 //
 // These are gradients of what is used several times: of a weight in each step of a recurrent layer,
-// or of the tensor that queries, keys and values are projected from. The kernel reads the numbers
-// that it starts from where it writes its result, so that one tensor serves the whole sum. The
-// separate products would all be alive until they are added, and would be read once more. Both
-// products may be viewed before they are added. Declines unless the sum is the only reader of both
-// products and both are in the same half. Only for devices whose products are the engine's own:
-// those of libraries copy the numbers they start from first.
+// of the tensor that queries, keys and values are projected from, or of a table of embeddings that
+// is also the weight of the last layer. The kernel reads the numbers that it starts from where it
+// writes its result, so that one tensor serves the whole sum. The separate terms would all be alive
+// until they are added, and would be read once more; those of an embedding are mostly zeros.
+//
+// Both products may be viewed before they are added. Declines unless the sum is the only reader of
+// what goes into it, and all are in the same half. Only for devices whose products and gradients of
+// embeddings are the engine's own and can start from a tensor: the products of libraries copy it
+// first.
 
 #include "ir/edit.h"
 #include "ops/writer.h"
@@ -17,6 +21,7 @@
 #include "passes/pass.h"
 #include "region/codegen.h"
 
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -62,6 +67,12 @@ class Accumulator {
     int rewrites = 0;
     for (Node& node : graph_.nodes) {
       if (node.is_erased() || !ir::is(&node, "Add")) continue;
+      if (const std::optional<size_t> side = find_embedding(node)) {
+        if (!may_rewrite()) return rewrites;
+        rewrite_embedding(node, *side);
+        ++rewrites;
+        continue;
+      }
       Term first = find(node.inputs.at(0)), second = find(node.inputs.at(1));
       if (first.product == nullptr || second.product == nullptr) continue;
       if (position_.at(first.product) > position_.at(second.product)) std::swap(first, second);
@@ -104,6 +115,36 @@ class Accumulator {
            !b.strides;
   }
 
+  // The input of the sum that is the gradient of an embedding; the later one of two.
+  std::optional<size_t> find_embedding(const Node& add) const {
+    std::optional<size_t> found;
+    for (size_t side : {0, 1}) {
+      const Value &value = *add.inputs.at(side), &rest = *add.inputs.at(1 - side);
+      const Node* node = value.producer;
+      if (!ir::is(node, "EmbeddingGrad", ir::kTorchOrtDomain)) continue;
+      if (node->inputs.size() != 2 || value.uses.size() != 1 || memory_.is_written(&value) ||
+          memory_.is_written(&rest) || !rest.type.is_known() || !same_type(value.type, rest.type) ||
+          !region::has_kernel(&value, "Rows") ||
+          backward_.contains(node) != backward_.contains(&add)) {
+        continue;
+      }
+      if (!found || position_.at(node) > position_.at(add.inputs[*found]->producer)) found = side;
+    }
+    return found;
+  }
+
+  void rewrite_embedding(Node& add, size_t side) {
+    Node& old = *add.inputs[side]->producer;
+    Node& made = ops::Writer(graph_, &add)
+                     .copy(old, {old.inputs[0], old.inputs[1], add.inputs[1 - side]},
+                           {old.outputs[0]->type});
+    position_[&made] = position_.at(&add);
+    if (backward_.contains(&add)) backward_.insert(&made);
+    ir::replace_uses(*add.outputs[0], *made.outputs[0], graph_);
+    ir::erase(graph_, add);
+    ir::erase(graph_, old);
+  }
+
   void rewrite(Node& add, const Term& first, const Term& second) {
     Node& old = *second.product;
     Node& product =
@@ -132,6 +173,6 @@ class Accumulator {
 
 }  // namespace
 
-int accumulate_products(Graph& graph) { return Accumulator(graph).run(); }
+int accumulate_sums(Graph& graph) { return Accumulator(graph).run(); }
 
 }  // namespace torch_ort::passes
