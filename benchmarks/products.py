@@ -12,7 +12,6 @@ linear layer: NT is its forward product, NN the gradient of its input, TN that o
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import math
 import sys
@@ -25,6 +24,7 @@ from typing import Any
 
 import models
 import torch
+from onednn import OneDnn
 from rich.console import Console
 from rich.table import Table
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -111,32 +111,6 @@ def matrix(batch: int, rows: int, columns: int, form: str, dtype: torch.dtype) -
     numbers = torch.randn(batch, *sizes).to(dtype)
     numbers = numbers.transpose(1, 2) if form == "T" else numbers
     return numbers if batch > 1 else numbers[0]
-
-
-class OneDnn:
-    """The product of float32 of a oneDNN that is installed, on threads of its own."""
-
-    def __init__(self, path: str) -> None:
-        size, number, data = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
-        self._call = ctypes.CDLL(path).dnnl_sgemm
-        self._call.argtypes = [
-            ctypes.c_char, ctypes.c_char, size, size, size, number, data, size, data, size, number,
-            data, size,
-        ]  # fmt: skip
-
-    def product(self, result: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Callable[[], Any]:
-        """Give what computes the product of two matrices."""
-        (left, a_row), (right, b_row) = map(self._layout, (a, b))
-        m, n = result.shape
-        args = (
-            left, right, m, n, a.shape[1], 1.0, a.data_ptr(), a_row, b.data_ptr(), b_row, 0.0,
-            result.data_ptr(), n,
-        )  # fmt: skip
-        return lambda: self._call(*args)
-
-    @staticmethod
-    def _layout(x: torch.Tensor) -> tuple[bytes, int]:
-        return (b"N", x.stride(0)) if x.stride(1) == 1 else (b"T", x.stride(1))
 
 
 def measure(

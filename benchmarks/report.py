@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from targets import Verdict
+from worker import EAGER, MODES
 
 MISSING = "-"
 # Above this share of the machine, what was timed is partly somebody else's work.
@@ -86,7 +87,7 @@ def least_table(rows: list[Record], threads: int) -> Table:
 
 
 def print_means(console: Console, records: Records, threads: int) -> None:
-    for other in ("eager", "aot_eager", "inductor", "inductor_graphs"):
+    for other in (*EAGER, "aot_eager", "inductor", *MODES):
         least = records.mean_ratio(threads, other, "min_step")
         middle = records.mean_ratio(threads, other, "median_step")
         if least is not None:
@@ -260,7 +261,7 @@ def print_remarks(console: Console, records: Records) -> None:
         if record.loss is None or not eager or eager.loss is None:
             continue
         # inductor and the engine draw dropout masks of their own.
-        if eager.is_random and record.backend not in ("eager", "aot_eager"):
+        if eager.is_random and record.backend not in (*EAGER, "aot_eager"):
             continue
         if abs(record.loss - eager.loss) > SAME_LOSS * abs(eager.loss):
             console.print(

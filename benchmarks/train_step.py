@@ -25,9 +25,9 @@ from process import WorkerError, WorkerProcess
 from record import Record, Records
 from report import print_report, write_json, write_png
 from rich.console import Console
-from worker import GRAPHS, OURS, Job
+from worker import AUTOTUNE, GRAPHS, ONEDNN, OURS, Job
 
-BACKENDS = ("eager", "aot_eager", "inductor", GRAPHS, "ort", "ortmodule")
+BACKENDS = ("eager", ONEDNN, "aot_eager", "inductor", AUTOTUNE, GRAPHS, "ort", "ortmodule")
 ON_CPU = ("eager", "aot_eager", "inductor", "ort")
 ON_CUDA = ("eager", "inductor", GRAPHS, "ort")
 WARM_UP_STEPS = 5
@@ -64,7 +64,7 @@ class Bench:
 
     def __init__(
         self, console: Console, folder: Path, device: str, protocol: Protocol, timeout_s: float,
-        against: Path | None, autocast: str | None = None,
+        against: Path | None, autocast: str | None = None, onednn: str | None = None,
     ) -> None:  # fmt: skip
         self.console = console
         self.folder = folder
@@ -73,6 +73,7 @@ class Bench:
         self.timeout_s = timeout_s
         self.against = against
         self.autocast = autocast
+        self.onednn = onednn
         self.records = Records()
         self.machine: dict[str, Any] = {}
         self.num_started = 0
@@ -163,7 +164,9 @@ class Bench:
         self.num_started += 1
         log = self.folder / f"worker-{self.num_started}.log"
         checkout = str(self.against) if row.is_other_build else None
-        job = Job(row.model, row.backend, self.device, row.threads, self.autocast, checkout)
+        job = Job(
+            row.model, row.backend, self.device, row.threads, self.autocast, checkout, self.onednn
+        )  # fmt: skip
         return WorkerProcess(job, cache, log, self.timeout_s, pin_malloc=pin_malloc)
 
     def _cache(self, row: Record, run: int) -> Path:
@@ -211,6 +214,9 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         type=Path,
         metavar="CHECKOUT",
         help="measure the engine of another checkout as well, built by `make build` there",
+    )
+    parser.add_argument(
+        "--onednn", metavar="LIBRARY", help=f"libdnnl.so.2, for the products of {ONEDNN}"
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(
@@ -269,6 +275,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         options.backends = ["ort"] if options.against else list(ON_CUDA if on_cuda else ON_CPU)
     if GRAPHS in options.backends and not on_cuda:
         parser.error(f"--backends {GRAPHS}: CUDA graphs need --device cuda")
+    if ONEDNN in options.backends and (options.onednn is None or on_cuda or options.autocast):
+        parser.error(f"--backends {ONEDNN}: needs --onednn, and is for float32 on the CPU")
     if options.against is not None and not list(options.against.glob("torch_ort/_C.*")):
         parser.error(f"--against: got {options.against}, want a checkout with a built torch_ort")
     if options.threads is None:
@@ -309,7 +317,7 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="train_step-") as folder:
         bench = Bench(
             console, Path(folder), options.device, protocol, options.timeout, options.against,
-            options.autocast,
+            options.autocast, options.onednn,
         )  # fmt: skip
         # Unique, in the order given; the largest number of threads also gets the rest.
         threads = list(dict.fromkeys(options.threads))

@@ -20,11 +20,17 @@ from typing import Any, TextIO
 import torch
 from memory import HighWater, tensor_bytes
 from models import build
+from onednn import OneDnn, replace_products
 
 # Backends that are the engine.
 OURS = ("ort", "ortmodule")
-# inductor's kernels in CUDA graphs: another mode, and no backend by name.
-GRAPHS = "inductor_graphs"
+# Modes of inductor, which are no backends by name: its kernels in CUDA graphs, and those that it
+# found to be the fastest of several.
+GRAPHS, AUTOTUNE = "inductor_graphs", "inductor_autotune"
+MODES = {GRAPHS: "reduce-overhead", AUTOTUNE: "max-autotune-no-cudagraphs"}
+# Eager PyTorch with the products of oneDNN.
+ONEDNN = "eager_onednn"
+EAGER = ("eager", ONEDNN)
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,7 @@ class Job:
     threads: int
     autocast: str | None = None  # a dtype by name
     checkout: str | None = None  # where torch_ort comes from, if not from the installed one
+    onednn: str | None = None  # the library, for eager_onednn
 
     def to_json(self) -> str:
         """Write the job as a worker reads it."""
@@ -70,6 +77,7 @@ class Trainer:
         self.step_numbers = count()
         self.call: Callable[..., torch.Tensor] = self.module
         self.clock = CudaClock() if job.device == "cuda" else WallClock()
+        self.products = replace_products(OneDnn(job.onednn)) if job.backend == ONEDNN else None
 
     def step(self) -> torch.Tensor:
         """Run one training step and return its loss, with the clock marked four times."""
@@ -115,9 +123,9 @@ class Trainer:
             import torch_ort
 
             self.call = torch_ort.ORTModule(self.module)
-        elif self.job.backend == GRAPHS:
-            self.call = torch.compile(self.module, mode="reduce-overhead")
-        elif self.job.backend != "eager":
+        elif self.job.backend in MODES:
+            self.call = torch.compile(self.module, mode=MODES[self.job.backend])
+        elif self.job.backend not in EAGER:
             self.call = torch.compile(self.module, backend=self.job.backend)
         compiled = time.perf_counter()
         loss = self.step()
@@ -222,7 +230,7 @@ class Trainer:
             import torch_ort
 
             counted["ort"] = dict(torch_ort.counters())
-        if self.job.backend != "eager":
+        if self.job.backend not in EAGER:
             from torch._dynamo.utils import counters
 
             counted["dynamo"] = {

@@ -9,7 +9,8 @@ import pytest
 
 @pytest.fixture
 def products(load_script):
-    load_script("models")  # which it imports
+    for name in ("models", "onednn"):  # which it imports
+        load_script(name)
     return load_script("products")
 
 

@@ -96,6 +96,13 @@ def test_cuda_graphs_need_cuda() -> None:
     assert "--backends inductor_graphs: CUDA graphs need --device cuda" in done.stderr
 
 
+def test_products_of_onednn_need_the_library() -> None:
+    done = run_benchmark("--backends", "eager_onednn")
+    assert done.returncode == 2
+    words = "--backends eager_onednn: needs --onednn, and is for float32 on the CPU"
+    assert words in done.stderr
+
+
 def test_two_builds_are_measured_side_by_side(tmp_path: Path) -> None:
     """The other checkout here is this one's own copy, so that all but times are equal."""
     checkout, result_file = tmp_path / "other", tmp_path / "result.json"
