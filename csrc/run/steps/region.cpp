@@ -45,16 +45,24 @@ struct RegionStep : Step {
   std::vector<int> in_place() const override {
     std::vector<int> slots;
     if (ir::is(&node, "ZeroRows", ir::kTorchOrtDomain)) return {operands[0]};
-    if (ir::is(&node, "EmbeddingGrad", ir::kTorchOrtDomain) && operands.size() == 3 &&
-        operands[2] != operands[0]) {
-      return {operands[2]};
-    }
+    if (const int start = slot_of_start(); start >= 0) return {start};
     if (schedule == nullptr) return slots;
     for (int input : schedule->overwritable) slots.push_back(operands[input]);
     return slots;
   }
 
   std::unique_ptr<BoundStep> bind(Binder& binder) const override;
+
+ private:
+  // The tensor that the kernel adds to, unless it reads it in another order as well; -1: none.
+  int slot_of_start() const {
+    const bool is_product = ir::is(&node, "RowsProduct", ir::kTorchOrtDomain);
+    const bool has_start =
+        is_product ? operands.size() == 4
+                   : ir::is(&node, "EmbeddingGrad", ir::kTorchOrtDomain) && operands.size() == 3;
+    if (!has_start || operands[2] == operands[0] || operands[2] == operands[1]) return -1;
+    return operands[2];
+  }
 };
 
 // The options of the session, with the index of the device on which the program runs.
