@@ -20,6 +20,13 @@ using ir::Graph;
 using ir::Node;
 using ir::Value;
 
+// Whether the node is a product of matrices that is added to a tensor, its third input.
+bool is_added_product(const Node& node) {
+  const bool is_product = (ir::is(&node, "Gemm") && ir::float_attr(node.attrs, "beta", 1) == 1) ||
+                          ir::is(&node, "RowsProduct", ir::kTorchOrtDomain);
+  return is_product && node.inputs.size() > 2 && node.inputs[2] != nullptr;
+}
+
 // What a value depends on: on no incoming gradient, on at least one that has come, or only on
 // gradients that have not come.
 enum class State : uint8_t { kPlain, kDefined, kUndefined };
@@ -48,10 +55,30 @@ class States {
   }
   bool has_undefined(const Node& node) const { return reads(node, State::kUndefined); }
 
+  // The operand that is left of a sum if the other one has not come; else nullptr.
+  const Value* rest_of(const Node& node) const {
+    if (ir::is(&node, "Add")) {
+      const bool is_missing = is_undefined(node.inputs[0]);
+      return is_missing == is_undefined(node.inputs[1]) ? nullptr : node.inputs[is_missing ? 1 : 0];
+    }
+    if (!is_added_product(node) || is_undefined(node.inputs[2])) return nullptr;
+    return is_undefined(node.inputs[0]) || is_undefined(node.inputs[1]) ? node.inputs[2] : nullptr;
+  }
+
+  // Whether what is left of a sum is a product, which is added to what has not come.
+  bool is_left_product(const Node& node) const {
+    return is_added_product(node) && is_undefined(node.inputs[2]) &&
+           !is_undefined(node.inputs[0]) && !is_undefined(node.inputs[1]);
+  }
+
   void pass(const Node& node) {
     const bool some = reads(node, State::kDefined);
     if (!some && !has_undefined(node)) return;
     if (is_left_of_sum(node)) return;
+    if (is_left_product(node)) {
+      if (some) set(node.outputs[0], State::kDefined);
+      return;
+    }
     for (const Value* output : node.outputs) {
       if (output != nullptr) set(output, some ? State::kDefined : State::kUndefined);
     }
@@ -61,11 +88,8 @@ class States {
   // The operand that is left may be zeros that depend on no gradient, such as the derivative of
   // floor.
   bool is_left_of_sum(const Node& node) {
-    if (!ir::is(&node, "Add") || is_undefined(node.inputs[0]) == is_undefined(node.inputs[1])) {
-      return false;
-    }
-    const Value *left = node.inputs[is_undefined(node.inputs[0]) ? 1 : 0], *sum = node.outputs[0];
-    if (left->type != sum->type) return false;
+    const Value *left = rest_of(node), *sum = node.outputs[0];
+    if (left == nullptr || left->type != sum->type) return false;
     left_[sum] = left_of(left);
     if (of(left) == State::kDefined) set(sum, State::kDefined);
     return true;
@@ -377,6 +401,10 @@ class Cutter {
           std::any_of(node.outputs.begin(), node.outputs.end(), is_read) || !ops::is_pure(node);
       if (!is_wanted || (!node.outputs.empty() && is_left_out(node))) continue;
       needed.insert(&node);
+      if (const Value* left = copied(node)) {
+        read.insert(states_.left_of(left));
+        continue;
+      }
       for (const Value* input : node.inputs) {
         if (input != nullptr && !states_.is_undefined(input)) read.insert(states_.left_of(input));
       }
@@ -387,10 +415,8 @@ class Cutter {
   // The operand that is left of a sum, if its strides differ from those of the sum. Then it is
   // copied, since others may view the sum.
   const Value* copied(const Node& node) const {
-    if (!ir::is(&node, "Add")) return nullptr;
-    const bool is_left_missing = states_.is_undefined(node.inputs[0]);
-    if (is_left_missing == states_.is_undefined(node.inputs[1])) return nullptr;
-    const Value* left = node.inputs[is_left_missing ? 1 : 0];
+    const Value* left = states_.rest_of(node);
+    if (left == nullptr) return nullptr;
     const ir::Type &type = left->type, &sum = node.outputs[0]->type;
     return type.dtype == sum.dtype && type.shape == sum.shape ? left : nullptr;
   }
@@ -410,7 +436,10 @@ class Cutter {
       copier.add(node, std::move(inputs), region->second.outputs(), std::move(attrs));
       return;
     }
-    for (const Value* input : node.inputs) inputs.push_back(operand(input, copier));
+    const bool is_left_product = states_.is_left_product(node);
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      inputs.push_back(is_left_product && i == 2 ? nullptr : operand(node.inputs[i], copier));
+    }
     copier.add(node, std::move(inputs), node.outputs, node.attrs);
   }
 

@@ -63,6 +63,12 @@ FUNCTIONS = {
         torch.stack([a, (b * 0).sqrt()]),
     ),
     "products": lambda a, b, x: (a @ b.t(), (b * 0).sqrt() @ x.t(), a.t() @ a),
+    # zeros times the second factor are NaN
+    "products of one tensor": lambda a, b, x: (
+        a @ x.new_ones(4, 4),
+        a @ x.new_full((4, 4), torch.inf),
+        a @ b.t(),
+    ),
     "a Function": lambda a, b, x: (*Doubled.apply(a, (b * 0).sqrt()), a),
     "no path": lambda a, b, x: (a, b.floor() * 2, b.detach() + x),
 }
@@ -270,6 +276,21 @@ def test_each_output_step_after_step(name, monkeypatch):
     assert torch_ort.counters()["fallbacks"] == 0
 
 
+class Heads(nn.Module):
+    """Layers of one tensor, of which the loss may use the first or the last alone."""
+
+    def __init__(self, count: int, is_first: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.is_first = nn.Linear(4, 16), is_first
+        self.heads = nn.ModuleList(nn.Linear(16, 5) for _ in range(count))
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        hidden = self.first(x).relu()
+        results = [head(hidden) for head in self.heads]
+        return [result.sum() for result in (results if self.is_first else results[::-1])]
+
+
 class LossAlone(Classifier):
     def forward(self, x):
         return super().forward(x)[0]
@@ -279,7 +300,8 @@ def costs(module: nn.Module) -> dict[str, int]:
     """Give what a steady step counts."""
     module.norm = nn.Identity()
     wrapped = ORTModule(module)
-    names = ("steps_out", "steps_region", "steps_functional", "gradients_delivered")
+    names = ("steps_out", "steps_region", "steps_product", "steps_functional",
+             "gradients_delivered")  # fmt: skip
     found = {}
     for _ in range(4):
         module.zero_grad()
@@ -298,6 +320,14 @@ def test_a_step_with_unused_outputs_costs_what_one_without_them_does(monkeypatch
     with_logits, alone = costs(Classifier()), costs(LossAlone())
     assert with_logits == alone
     assert alone["gradients_delivered"] == 4
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_product_that_is_left_of_a_sum_is_all_that_runs(is_first, monkeypatch):
+    found = costs(Heads(3, is_first))
+    assert found["gradients_delivered"] == 4
+    monkeypatch.setenv("TORCH_ORT_DISABLE", "accumulate_products")
+    assert found == costs(Heads(3, is_first))
 
 
 def test_graphs_that_are_kept_step_after_step():
