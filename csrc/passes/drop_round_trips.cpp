@@ -38,7 +38,10 @@ int drop_round_trips(ir::Graph& graph) {
     if (backward.contains(narrow) != backward.contains(&node)) continue;
     if (!may_rewrite()) return rewrites;
     ops::Writer write(graph, &node);
-    ir::replace_uses(*node.outputs[0], *write.make("Identity", {narrow->inputs[0]}), graph);
+    // Of the type of the cast: its elements may be in another order in memory than those of x.
+    const ir::Node& same =
+        write.add({"", "Identity"}, {narrow->inputs[0]}, {node.outputs[0]->type});
+    ir::replace_uses(*node.outputs[0], *same.outputs[0], graph);
     ir::erase(graph, node);
     if (narrow->outputs[0]->uses.empty()) ir::erase(graph, *narrow);
     ++rewrites;

@@ -110,12 +110,13 @@ def test_dtypes(dtype, call) -> None:
     check(call, operands(33, 33, 16, dtype))
 
 
-def test_autocast() -> None:
+@pytest.mark.parametrize("attention", [in_words, of_pytorch])
+def test_autocast(attention) -> None:
     """The products are of bfloat16, and the bias and its gradient of float32."""
 
     def call(*inputs):
         with torch.autocast("cpu", torch.bfloat16):
-            return in_words(*inputs)
+            return attention(*inputs)
 
     inputs = operands(33, 33, 16)
     got = gradients(torch.compile(call, backend="ort"), inputs)
