@@ -164,6 +164,19 @@ CASES: list[tuple[Any, tuple, dict]] = [
         (t(2, 4, 3), t(2, 4, 3), t(2, 2), t(2, 2), t(4), 2, 4, 3, 2, [True] * 3),
         {},
     ),
+    (
+        aten.native_group_norm.default,
+        (t(2, 4, 3, dtype=torch.bfloat16), t(4), None, 2, 4, 3, 2, 1e-5),
+        {},
+    ),
+    (
+        aten.native_group_norm_backward.default,
+        (
+            *(t(2, 4, 3, dtype=torch.bfloat16) for _ in range(2)), t(2, 2), t(2, 2), t(4), 2, 4, 3,
+            2, [True] * 3,
+        ),
+        {},
+    ),
     (aten.nll_loss_forward.default, (t(2, 3), ints(2), None, 1, -100), {}),
     (aten.nll_loss_backward.default, (t(), t(2, 3), ints(2), None, 1, -100, t()), {}),
     (aten.mse_loss_backward.default, (t(), t(2, 3), t(2, 3), 1), {}),

@@ -269,3 +269,18 @@ def test_many_sizes():
         for mine, double in zip(got, want, strict=True):
             off = 2**-5 * max(double.abs().max().item(), 1)
             torch.testing.assert_close(mine.double(), double, rtol=0, atol=off)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("size", [(5, 4), (5, 4, 3), (2, 4, 3, 3)], ids=str)
+def test_short_floats_with_parameters_in_float32(size, dtype, monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_STRICT", "1")
+    norm, x = nn.GroupNorm(2, 4), torch.randn(size).to(dtype)
+    found = []
+    for call in (torch.compile(copy.deepcopy(norm), backend="ort"), norm):
+        leaf = x.clone().requires_grad_()
+        result = call(leaf)
+        result.float().square().sum().backward()
+        found.append([result, leaf.grad, *(p.grad for p in call.parameters())])
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=2e-2, atol=2e-2)

@@ -118,11 +118,16 @@ def _group_norm(
     x: Spec, weight: Spec | None, bias: Spec | None, batch: Size, channels: Size, rest: Size,
     groups: Size, eps: float,
 ) -> tuple[Spec, ...]:  # fmt: skip
-    if not is_cpu(x) or x.dtype not in _FULL or not is_contiguous(x):
+    if not is_cpu(x) or not is_contiguous(x):
         raise NoRule
-    if any(spec is not None and spec.dtype != x.dtype for spec in (weight, bias)):
+    # Of short floats with parameters in float32 the kernel gives statistics in float32, which
+    # PyTorch's meta kernel does not tell.
+    is_mixed = x.dtype in (torch.bfloat16, torch.float16)
+    full = torch.float32 if is_mixed else x.dtype
+    given = [spec.dtype for spec in (weight, bias) if spec is not None] or [x.dtype]
+    if full not in _FULL or any(dtype != full for dtype in given):
         raise NoRule
-    statistics = rows([batch, groups], x)
+    statistics = rows([batch, groups], x._replace(dtype=full))
     return rows(x.sizes, x), statistics, statistics
 
 
@@ -131,9 +136,9 @@ def _group_norm_backward(
     gradient: Spec, x: Spec, mean: Spec, rstd: Spec, weight: Spec | None, batch: Size,
     channels: Size, rest: Size, groups: Size, mask: Sequence[bool],
 ) -> tuple[Spec | None, ...]:  # fmt: skip
-    if not is_cpu(x) or x.dtype not in _FULL or not is_contiguous(x):
+    if not is_cpu(x) or mean.dtype not in _FULL or not is_contiguous(x):
         raise NoRule
-    per_channel = rows([channels], x)
+    per_channel = rows([channels], mean)
     return (
         rows(x.sizes, x) if mask[0] else None,
         per_channel if mask[1] else None,
