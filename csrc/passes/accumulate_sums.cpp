@@ -10,9 +10,9 @@
 // until they are added, and would be read once more; those of an embedding are mostly zeros.
 //
 // Both products may be viewed before they are added. Declines unless the sum is the only reader of
-// what goes into it, and all are in the same half. Only for devices whose products and gradients of
-// embeddings are the engine's own and can start from a tensor: the products of libraries copy it
-// first.
+// what goes into it, and all are in the same half and are recomputed together if at all. Only for
+// devices whose products and gradients of embeddings are the engine's own and can start from a
+// tensor: the products of libraries copy it first.
 
 #include "ir/edit.h"
 #include "ops/writer.h"
@@ -105,9 +105,13 @@ class Accumulator {
     return ir::is(second.product, "MatMul") && same_type(first.matrix().type, type) &&
            sum.is_known() && sum.dtype == type.dtype && !sum.strides &&
            *sum.shape == *add.inputs[0]->type.shape && *sum.shape == *add.inputs[1]->type.shape &&
-           region::has_kernel(&second.matrix(), "Rows") &&
-           backward_.contains(first.product) == backward_.contains(second.product) &&
-           backward_.contains(&add) == backward_.contains(second.product);
+           region::has_kernel(&second.matrix(), "Rows") && are_together(*first.product, add) &&
+           are_together(*second.product, add);
+  }
+
+  bool are_together(const Node& a, const Node& b) const {
+    return backward_.contains(&a) == backward_.contains(&b) && a.recompute == b.recompute &&
+           a.checkpoint == b.checkpoint;
   }
 
   static bool same_type(const Type& a, const Type& b) {
@@ -124,8 +128,7 @@ class Accumulator {
       if (!ir::is(node, "EmbeddingGrad", ir::kTorchOrtDomain)) continue;
       if (node->inputs.size() != 2 || value.uses.size() != 1 || memory_.is_written(&value) ||
           memory_.is_written(&rest) || !rest.type.is_known() || !same_type(value.type, rest.type) ||
-          !region::has_kernel(&value, "Rows") ||
-          backward_.contains(node) != backward_.contains(&add)) {
+          !region::has_kernel(&value, "Rows") || !are_together(*node, add)) {
         continue;
       }
       if (!found || position_.at(node) > position_.at(add.inputs[*found]->producer)) found = side;

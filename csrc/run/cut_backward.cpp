@@ -20,11 +20,12 @@ using ir::Graph;
 using ir::Node;
 using ir::Value;
 
-// Whether the node is a product of matrices that is added to a tensor, its third input.
-bool is_added_product(const Node& node) {
-  const bool is_product = (ir::is(&node, "Gemm") && ir::float_attr(node.attrs, "beta", 1) == 1) ||
-                          ir::is(&node, "RowsProduct", ir::kTorchOrtDomain);
-  return is_product && node.inputs.size() > 2 && node.inputs[2] != nullptr;
+// Whether the node adds what it computes of its first two inputs to a tensor, its third input.
+bool adds_to_start(const Node& node) {
+  const bool may_add = (ir::is(&node, "Gemm") && ir::float_attr(node.attrs, "beta", 1) == 1) ||
+                       ir::is(&node, "RowsProduct", ir::kTorchOrtDomain) ||
+                       ir::is(&node, "EmbeddingGrad", ir::kTorchOrtDomain);
+  return may_add && node.inputs.size() > 2 && node.inputs[2] != nullptr;
 }
 
 // What a value depends on: on no incoming gradient, on at least one that has come, or only on
@@ -61,21 +62,22 @@ class States {
       const bool is_missing = is_undefined(node.inputs[0]);
       return is_missing == is_undefined(node.inputs[1]) ? nullptr : node.inputs[is_missing ? 1 : 0];
     }
-    if (!is_added_product(node) || is_undefined(node.inputs[2])) return nullptr;
+    if (!adds_to_start(node) || is_undefined(node.inputs[2])) return nullptr;
     return is_undefined(node.inputs[0]) || is_undefined(node.inputs[1]) ? node.inputs[2] : nullptr;
   }
 
-  // Whether what is left of a sum is a product, which is added to what has not come.
-  bool is_left_product(const Node& node) const {
-    return is_added_product(node) && is_undefined(node.inputs[2]) &&
-           !is_undefined(node.inputs[0]) && !is_undefined(node.inputs[1]);
+  // Whether what is left of a sum is what the node computes, and the tensor that it is added to has
+  // not come.
+  bool is_left_term(const Node& node) const {
+    return adds_to_start(node) && is_undefined(node.inputs[2]) && !is_undefined(node.inputs[0]) &&
+           !is_undefined(node.inputs[1]);
   }
 
   void pass(const Node& node) {
     const bool some = reads(node, State::kDefined);
     if (!some && !has_undefined(node)) return;
     if (is_left_of_sum(node)) return;
-    if (is_left_product(node)) {
+    if (is_left_term(node)) {
       if (some) set(node.outputs[0], State::kDefined);
       return;
     }
@@ -436,10 +438,11 @@ class Cutter {
       copier.add(node, std::move(inputs), region->second.outputs(), std::move(attrs));
       return;
     }
-    const bool is_left_product = states_.is_left_product(node);
+    const bool is_left_term = states_.is_left_term(node);
     for (size_t i = 0; i < node.inputs.size(); ++i) {
-      inputs.push_back(is_left_product && i == 2 ? nullptr : operand(node.inputs[i], copier));
+      inputs.push_back(is_left_term && i == 2 ? nullptr : operand(node.inputs[i], copier));
     }
+    while (!inputs.empty() && inputs.back() == nullptr) inputs.pop_back();
     copier.add(node, std::move(inputs), node.outputs, node.attrs);
   }
 

@@ -28,6 +28,7 @@ namespace {
 struct ProductStep : OutStep {
   const region::Codegen& codegen;
   int a, b, start;  // slots; start: -1 if there is none
+  bool may_overwrite = false;
 
   ProductStep(OutStep out, const region::Codegen& generator, const CallSite& site,
               const ops::ProductArgs& args)
@@ -35,13 +36,19 @@ struct ProductStep : OutStep {
         codegen(generator),
         a(site.slot(args.a)),
         b(site.slot(args.b)),
-        start(args.start == nullptr ? -1 : site.slot(args.start)) {}
+        start(args.start == nullptr ? -1 : site.slot(args.start)) {
+    const auto rank = [](const ir::Value& value) {
+      return value.type.shape ? value.type.shape->size() : 0;
+    };
+    may_overwrite = site.on_cpu && start >= 0 && start != a && start != b &&
+                    rank(*args.start) == rank(*site.call.outputs[0]);
+  }
 
   // A start as large as the result, unless it is a factor too. The engine's kernel has read an
-  // element when it writes it, and the out= kernel of PyTorch adds to the result after it has
-  // copied the start there.
+  // element when it writes it, and the out= kernel of PyTorch on the CPU adds to the result after
+  // it has copied the start there.
   std::vector<int> in_place() const override {
-    return start < 0 || start == a || start == b ? std::vector<int>{} : std::vector<int>{start};
+    return may_overwrite ? std::vector<int>{start} : std::vector<int>{};
   }
 
   std::unique_ptr<BoundStep> bind(Binder& binder) const override;
