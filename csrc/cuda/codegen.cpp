@@ -2,9 +2,9 @@
 #include "base/error.h"
 #include "cuda/casts.h"
 #include "cuda/driver.h"
-#include "cuda/embedding.h"
 #include "cuda/region.h"
 #include "cuda/settings.h"
+#include "cuda/sorted_sums.h"
 
 namespace torch_ort::cuda {
 
@@ -36,7 +36,7 @@ class Codegen final : public region::Codegen {
                                         const region::CodegenOptions& options) const override {
     if (ir::is(&node, "Casts", ir::kTorchOrtDomain)) return make_casts(inputs, outputs, options);
     if (ir::is(&node, "EmbeddingGrad", ir::kTorchOrtDomain)) {
-      return make_embedding_grad(node, inputs, outputs, options);
+      return make_sorted_sums(node, inputs, outputs, options);
     }
     throw Unsupported(concat(node.op.str(), ": no kernel for device 'cuda'"));
   }

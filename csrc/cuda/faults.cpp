@@ -1,5 +1,6 @@
 #include "cuda/faults.h"
 
+#include "base/error.h"
 #include "cuda/index_error.h"
 
 #include <map>
@@ -10,7 +11,14 @@ namespace torch_ort::cuda {
 
 namespace {
 
-constexpr uint32_t kBadLabel = 1;
+const char* words_of(Fault fault) {
+  switch (fault) {
+    case Fault::kBadLabel: return "Target is out of bounds";
+    case Fault::kBadId: return "index out of range in self";
+    case Fault::kBadPlace: return "index is out of bounds for its dimension";
+  }
+  throw InternalError("faults: got a number that is none");
+}
 
 }  // namespace
 
@@ -21,9 +29,8 @@ void Faults::check() {
   const uint32_t found = word_.take();
   // Another thread has raised the error.
   if (found == 0) return;
-  raise_index_error(found == kBadLabel
-                        ? "Target is out of bounds: found by an earlier step on the GPU"
-                        : "index out of range in self: found by an earlier step on the GPU");
+  raise_index_error(
+      concat(words_of(static_cast<Fault>(found)), ": found by an earlier step on the GPU"));
 }
 
 Faults& faults(int device) {

@@ -1,6 +1,6 @@
-// Errors that kernels of a device find in their operands: class labels and ids out of bounds. A
-// kernel cannot throw, and the host does not wait for it. So the kernel writes a number into a word
-// that the host can read, and the next call of a kernel throws.
+// Errors that kernels of a device find in their operands: class labels, ids and places out of
+// bounds. A kernel cannot throw, and the host does not wait for it. So the kernel writes a number
+// into a word that the host can read, and the next call of a kernel throws.
 #pragma once
 
 #include "cuda/driver.h"
@@ -9,10 +9,13 @@
 
 namespace torch_ort::cuda {
 
+// What the word holds. Prelude.cuh has the first two as well.
+enum class Fault : uint32_t { kBadLabel = 1, kBadId = 2, kBadPlace = 3 };
+
 class Faults {
  public:
   explicit Faults(int device) : word_(device) {}
-  void* word() const { return word_.device(); }  // for kBadLabel and kBadId of prelude.cuh
+  void* word() const { return word_.device(); }
   // Throws IndexError if kernels have found an error since the last call.
   void check();
 

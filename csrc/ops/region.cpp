@@ -175,7 +175,7 @@ void register_region(Registry& ops) {
   ops.add(own("SizeRatio", 0, lower_size_ratio,
               {{"denominator", kDim}, {"factor", kFloat}, {"numerator", kDim}}));
   // gradient [..., D], ids [...], [start [V, D]] -> gradient of the table [V, D], [workspace]; see
-  // ops/embedding_grad.h
+  // ops/sorted_sums.h
   Op embedding_grad = own("EmbeddingGrad", 2, lower_region, {{"padding_idx", kInt}});
   embedding_grad.max_inputs = 3;
   embedding_grad.max_outputs = 2;
@@ -184,8 +184,10 @@ void register_region(Registry& ops) {
   // errors are those of an index, else of index_select.
   const std::vector<AttrRule> of_places = {{"axis", kInt}, {"from_end", kInt}};
   ops.add(own("Take", 2, lower_region, of_places));
-  // gradient of x[:, places], places -> gradient of x
-  ops.add(own("TakeGrad", 2, lower_region, of_places));
+  // gradient of x[:, places], places -> gradient of x, [workspace]; see ops/sorted_sums.h
+  Op take_grad = own("TakeGrad", 2, lower_region, of_places);
+  take_grad.max_outputs = 2;
+  ops.add(take_grad);
   // labels and masks of attention -> a list of rows, int64 [sequences, length + 1]: how many there
   // are, and then their numbers in ascending order. `kinds` states what each input is: "labels",
   // which select the rows whose label is not the `ignored` one, or "mask", which selects the keys

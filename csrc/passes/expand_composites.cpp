@@ -7,13 +7,13 @@
 #include "ops/aten.h"
 #include "ops/aten_names.h"
 #include "ops/channels_last.h"
-#include "ops/embedding_grad.h"
 #include "ops/formula.h"
 #include "ops/fusion.h"
 #include "ops/normalization.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
 #include "ops/softmax.h"
+#include "ops/sorted_sums.h"
 #include "ops/writer.h"
 #include "passes/arguments.h"
 #include "passes/known_sizes.h"
@@ -828,8 +828,8 @@ bool expand_embedding_backward(Graph& graph, Node& node) {
     Shape of_ids = *grad->type.shape;
     const ir::Dim columns = of_ids.back();
     of_ids.pop_back();
-    const ops::EmbeddingWorkspace space =
-        ops::embedding_workspace(ir::numel(of_ids), columns, dtype);
+    const ops::SortedSumsWorkspace space =
+        ops::sorted_sums_workspace(ir::numel(of_ids), columns, dtype);
     types.push_back(ops::with_shape(result->type, Shape{space.bytes()}));
     types.back().dtype = DType::kUInt8;
   }

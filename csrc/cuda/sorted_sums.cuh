@@ -1,7 +1,8 @@
-// The gradient of an embedding, after prelude.cuh: rows of the incoming gradient are added by their
-// ids. The ids are sorted first, stably, so that the rows of an id follow each other in the order
-// in which they came. The order of a sum then depends only on the number of its rows. There are no
-// atomics on floats, so bits are the same in every run and on every GPU.
+// Rows of a gradient that are added by their ids, after prelude.cuh: ids of words for an embedding,
+// places along a dim for what was taken from there. The ids are sorted first, stably, so that the
+// rows of an id follow each other in the order in which they came. The order of a sum then depends
+// only on the number of its rows. There are no atomics on floats, so bits are the same in every run
+// and on every GPU.
 //
 //   count, place   sort by one digit of the ids: each block counts its ids by their digit, and then
 //                  moves them to their places. A single block sorts few ids in one launch.
@@ -19,7 +20,8 @@ enum {
   kMostAxes = 64,
 };
 
-// The layout of ids or of rows: dims from the outermost one on. csrc/cuda/embedding.cpp fills it.
+// The layout of ids, rows or columns: dims from the outermost one on. csrc/cuda/sorted_sums.cpp
+// fills it.
 struct Axes {
   i64 sizes[kMostAxes], strides[kMostAxes];
   int count, unused;
@@ -39,20 +41,48 @@ INLINE i64 offset_of(const Axes& axes, u32 number) {
   return offset + i64(number) * axes.strides[0];
 }
 
+// A row is all that one id selects, in whatever dims it lies; a column is one element of it. The
+// strides in the gradient are in `from`, the others are those of the table.
+struct Columns {
+  Axes from;
+  i64 to[kMostAxes], to_row;
+};
+struct Offsets {
+  i64 from, to;
+};
+template <bool kIsRun>
+INLINE Offsets offsets_of(const Columns& columns, index_t column) {
+  Offsets offsets = {0, 0};
+  if constexpr (!kIsRun) {
+    for (int i = columns.from.count - 1; i > 0; --i) {
+      const index_t size = index_t(columns.from.sizes[i]), at = column % size;
+      offsets.from += i64(at) * columns.from.strides[i];
+      offsets.to += i64(at) * columns.to[i];
+      column /= size;
+    }
+  }
+  offsets.from += i64(column) * columns.from.strides[0];
+  offsets.to += i64(column) * columns.to[0];
+  return offsets;
+}
+
 // ---- sorting. A key is an id, or the number of rows in place of one that is out of bounds.
 
-// What is sorted by the first digit.
+// What is sorted by the first digit. `below_zero` is added to negative ids: the number of rows if
+// they count from the end, else 0. An id out of bounds writes `kind` into the word for errors.
 template <typename Id>
 struct Ids {
   const Id* ids;
   const Axes& axes;
-  u32 rows;
+  u32 rows, below_zero;
   u32* fault;
+  u32 kind;
 
   __device__ __forceinline__ u32 key(u32 at) const {
-    const i64 id = i64(ids[offset_of<false>(axes, at)]);
+    i64 id = i64(ids[offset_of<false>(axes, at)]);
+    if (id < 0) id += i64(below_zero);
     if (id >= 0 && id < i64(rows)) return u32(id);
-    *fault = kBadId;
+    *fault = kind;
     return rows;
   }
   __device__ __forceinline__ u32 number(u32 at) const { return at; }
@@ -235,38 +265,44 @@ INLINE u32 find_key(const Order& order, u32 low, u32 high, u32 key) {
   return low;
 }
 
-template <typename T>
+// What is added. Rows, and columns, are a run if all of them have the same distance.
+template <bool kRowsAreRun, bool kColumnsAreRun, typename T>
 struct Gradient {
   const T* at;
-  const Axes& axes;
-  i64 column_stride;
+  const Axes& rows;
+  const Columns& columns;
+
+  __device__ __forceinline__ const T* row(u32 number) const {
+    return at + offset_of<kRowsAreRun>(rows, number);
+  }
+  __device__ __forceinline__ Offsets offsets(index_t column) const {
+    return offsets_of<kColumnsAreRun>(columns, column);
+  }
 };
 
-// Adds the rows of every kStep-th of `count` sorted ids, from `first` on.
-template <bool kIsRun, int kStep, int V, typename T>
-INLINE void add_rows(wide (&sum)[V], const Gradient<T>& gradient, const u32* numbers, int first,
-                     int count, index_t column) {
+// Adds the rows of every kStep-th of `count` sorted ids, from `first` on. `offset` is that of a
+// column.
+template <int kStep, int V, typename Gradient>
+INLINE void add_rows(wide (&sum)[V], const Gradient& gradient, const u32* numbers, int first,
+                     int count, i64 offset) {
   // A number of rounds that is known allows loads of several rows at once.
   const int rounds = (count - first + kStep - 1) / kStep;
 #pragma unroll 4
   for (int i = 0; i < rounds; ++i) {
-    const u32 number = numbers[first + i * kStep];
-    const T* const row = gradient.at + offset_of<kIsRun>(gradient.axes, number);
     wide x[V];
-    if constexpr (V > 1) {
-      load(x, row + column);
-    } else {
-      x[0] = widen(row[i64(column) * gradient.column_stride]);
-    }
+    load(x, gradient.row(numbers[first + i * kStep]) + offset);
 #pragma unroll
     for (int j = 0; j < V; ++j) sum[j] += x[j];
   }
 }
 
 // Parts begin kPart places apart, counted from the first row of their id. So among kPart places
-// there are at most two: one that is the first of its id, and one that is not.
+// there are at most two: one that is the first of its id, and one that is not. Of the latter there
+// is none among the first kPart places of all. So those of the next places have a slot beside the
+// former.
 INLINE u32 slot_of_part(u32 first_of_id, u32 part) {
-  return (first_of_id / kPart + part) * 2 + (part == 0);
+  const u32 places = first_of_id / kPart + part;
+  return part == 0 ? places * 2 + 1 : (places - 1) * 2;
 }
 
 // Adds every kWarps-th part of an id that has `count` rows, from the part `first` on.
@@ -305,48 +341,56 @@ INLINE void write_sum_of_lines(T* to, wide (&sum)[V], bool has_column, wide* sha
 // The places of the rows that a part adds; none if the slot has no part.
 INLINE Share share_of_part(const Order& order, u32 slot, u32 rows, u32 padding) {
   const Share none = {0, 0};
-  const u32 begin = slot / 2 * kPart;
   const bool is_first = slot % 2 != 0;
   // The id of the part has this place and the one before it.
-  const u32 inside = is_first ? begin + kPart : begin;
-  if (inside == 0 || inside >= order.count) return none;
+  const u32 inside = (slot / 2 + 1) * kPart;
+  if (inside >= order.count) return none;
   const u32 key = order.keys[inside];
   if (order.keys[inside - 1] != key || key == padding || key >= rows) return none;
   const u32 first_of_id = find_key(order, 0, inside, key);
   const u32 end = find_key(order, inside, order.count, key + 1);
-  if (end - first_of_id <= kPart || (is_first && first_of_id < begin)) return none;
-  const u32 first =
-      is_first ? first_of_id
-               : first_of_id + (begin - first_of_id + kPart - 1) / kPart * kPart;
+  if (end - first_of_id <= kPart || (is_first && inside - first_of_id > kPart)) return none;
+  const u32 first = is_first
+                        ? first_of_id
+                        : first_of_id + (inside - first_of_id + kPart - 1) / kPart * kPart;
   if (first >= end) return none;
   return {first, end - first < kPart ? end : first + kPart};
 }
 
-// The columns of a block. `width` is a multiple of 32 V.
-struct Strip {
+// What a block works on: a group of rows or a part, and a strip of columns. `width` is a multiple of
+// 32 V.
+struct Work {
+  u32 group;
   index_t begin, end;
 };
-INLINE Strip strip_of_block(index_t columns, u32 strips, index_t width) {
-  const index_t begin = index_t(blockIdx.x % strips) * width;
-  return {begin, columns - begin < width ? columns : begin + width};
+template <bool kRowsAreRun, bool kColumnsAreRun, typename T>
+INLINE Work work_of_block(const Gradient<kRowsAreRun, kColumnsAreRun, T>& /*gradient*/,
+                          index_t columns, u32 strips, index_t width) {
+  // Columns that are a run are written one strip after the other. Of others, those of a strip may
+  // lie apart, and the next rows are beside them in the cache.
+  const u32 groups = gridDim.x / strips;
+  const u32 group = kColumnsAreRun ? blockIdx.x / strips : blockIdx.x % groups;
+  const u32 strip = kColumnsAreRun ? blockIdx.x % strips : blockIdx.x / groups;
+  const index_t begin = index_t(strip) * width;
+  return {group, begin, columns - begin < width ? columns : begin + width};
 }
 
 // A block adds the rows of one part, for a strip of columns.
-template <bool kIsRun, int V, typename T>
-INLINE void add_parts(const Gradient<T>& gradient, const Order& order, u32 rows, u32 padding,
+template <int V, typename Gradient>
+INLINE void add_parts(const Gradient& gradient, const Order& order, u32 rows, u32 padding,
                       index_t columns, u32 strips, index_t width, wide* parts, wide* shared) {
-  const u32 slot = blockIdx.x / strips;
-  const Share share = share_of_part(order, slot, rows, padding);
+  const Work work = work_of_block(gradient, columns, strips, width);
+  const Share share = share_of_part(order, work.group, rows, padding);
   if (share.begin == share.end) return;
-  const Strip strip = strip_of_block(columns, strips, width);
-  for (index_t from = strip.begin; from < strip.end; from += 32 * V) {
+  for (index_t from = work.begin; from < work.end; from += 32 * V) {
     const index_t column = from + index_t(threadIdx.x) * V;
     wide sum[V] = {};
     if (column < columns) {
-      add_rows<kIsRun, kWarps>(sum, gradient, order.numbers + share.begin, int(threadIdx.y),
-                               int(share.end - share.begin), column);
+      add_rows<kWarps>(sum, gradient, order.numbers + share.begin, int(threadIdx.y),
+                       int(share.end - share.begin), gradient.offsets(column).from);
     }
-    write_sum_of_lines(parts + i64(slot) * columns + column, sum, column < columns, shared);
+    wide* const part = parts + i64(work.group) * columns + column;
+    write_sum_of_lines(part, sum, column < columns, shared);
   }
 }
 
@@ -354,13 +398,13 @@ INLINE void add_parts(const Gradient<T>& gradient, const Order& order, u32 rows,
 enum { kBoundBytes = (kRows + 1 + 3) / 4 * 16 };
 
 // A block writes kRows rows of the table, for a strip of columns.
-template <bool kIsRun, int V, typename T>
-INLINE void write_table(T* table, const Gradient<T>& gradient, const Order& order, u32 rows,
-                        u32 padding, index_t columns, u32 strips, index_t width,
-                        const wide* parts, u32* bounds, wide* shared) {
-  const u32 first_row = blockIdx.x / strips * kRows;
+template <int V, typename Gradient, typename T>
+INLINE void write_table(const Gradient& gradient, const Order& order, u32 rows, u32 padding,
+                        index_t columns, u32 strips, index_t width, const wide* parts, T* table,
+                        u32* bounds, wide* shared) {
+  const Work work = work_of_block(gradient, columns, strips, width);
+  const u32 first_row = work.group * kRows;
   const u32 last_row = rows - first_row < kRows ? rows : first_row + kRows;
-  const auto [begin, end] = strip_of_block(columns, strips, width);
   const u32 thread = threadIdx.y * 32 + threadIdx.x;
   if (thread <= kRows) bounds[thread] = find_key(order, 0, order.count, first_row + thread);
   __syncthreads();
@@ -368,25 +412,30 @@ INLINE void write_table(T* table, const Gradient<T>& gradient, const Order& orde
     const u32 first = bounds[row - first_row];
     const u32 count = row == padding ? 0 : bounds[row - first_row + 1] - first;
     if (count > kFew) continue;
-    for (index_t column = begin + index_t(threadIdx.x) * V; column < end; column += 32 * V) {
+    T* const to = table + i64(row) * gradient.columns.to_row;
+    for (index_t column = work.begin + index_t(threadIdx.x) * V; column < work.end;
+         column += 32 * V) {
+      const Offsets offsets = gradient.offsets(column);
       wide sum[V] = {};
-      add_rows<kIsRun, 1>(sum, gradient, order.numbers + first, 0, int(count), column);
-      store(table + i64(row) * columns + column, sum);
+      add_rows<1>(sum, gradient, order.numbers + first, 0, int(count), offsets.from);
+      store(to + offsets.to, sum);
     }
   }
   for (u32 row = first_row; row < last_row; ++row) {
     const u32 first = bounds[row - first_row], count = bounds[row - first_row + 1] - first;
     if (count <= kFew || row == padding) continue;
-    for (index_t from = begin; from < end; from += 32 * V) {
+    T* const to = table + i64(row) * gradient.columns.to_row;
+    for (index_t from = work.begin; from < work.end; from += 32 * V) {
       const index_t column = from + index_t(threadIdx.x) * V;
+      const Offsets offsets = gradient.offsets(column);
       wide sum[V] = {};
-      if (column < end && count <= kPart) {
-        add_rows<kIsRun, kWarps>(sum, gradient, order.numbers + first, int(threadIdx.y),
-                                 int(count), column);
-      } else if (column < end) {
+      if (column < work.end && count <= kPart) {
+        add_rows<kWarps>(sum, gradient, order.numbers + first, int(threadIdx.y), int(count),
+                         offsets.from);
+      } else if (column < work.end) {
         add_parts_of(sum, parts, first, count, int(threadIdx.y), column, columns);
       }
-      write_sum_of_lines(table + i64(row) * columns + column, sum, column < end, shared);
+      write_sum_of_lines(to + offsets.to, sum, column < work.end, shared);
     }
   }
 }

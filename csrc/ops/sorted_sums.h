@@ -1,4 +1,4 @@
-// torch_ort.EmbeddingGrad has three forms:
+// torch_ort.EmbeddingGrad has three forms, and TakeGrad the first and the last one of them:
 //
 //   table = EmbeddingGrad (gradient, ids)
 //   table = EmbeddingGrad (gradient, ids, start)
@@ -17,7 +17,7 @@
 
 namespace torch_ort::ops {
 
-struct EmbeddingWorkspace {
+struct SortedSumsWorkspace {
   static constexpr int64_t kPartRows = 128, kSortedIds = 1024, kDigits = 512;
 
   ir::Dim parts_bytes, counts_bytes, array_bytes;  // the last one for each of four arrays
@@ -25,7 +25,7 @@ struct EmbeddingWorkspace {
 };
 
 // For so many ids, and rows of so many columns.
-EmbeddingWorkspace embedding_workspace(const ir::Dim& num_ids, const ir::Dim& columns,
-                                       ir::DType dtype);
+SortedSumsWorkspace sorted_sums_workspace(const ir::Dim& num_ids, const ir::Dim& columns,
+                                          ir::DType dtype);
 
 }  // namespace torch_ort::ops

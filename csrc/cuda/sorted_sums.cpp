@@ -1,13 +1,13 @@
-#include "cuda/embedding.h"
+#include "cuda/sorted_sums.h"
 
 #include "base/error.h"
 #include "cuda/build.h"
 #include "cuda/driver.h"
-#include "cuda/embedding_text.h"
 #include "cuda/faults.h"
 #include "cuda/once.h"
+#include "cuda/sorted_sums_text.h"
 #include "cuda/stream.h"
-#include "ops/embedding_grad.h"
+#include "ops/sorted_sums.h"
 
 #include <algorithm>
 #include <array>
@@ -22,15 +22,15 @@ namespace torch_ort::cuda {
 namespace {
 
 using ir::DType;
-using ops::EmbeddingWorkspace;
+using ops::SortedSumsWorkspace;
 using region::Layout;
 
 constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
 
-// Numbers and structs that embedding.cuh has too.
+// Numbers and structs that sorted_sums.cuh has too.
 constexpr int64_t kWarps = 8, kThreads = 32 * kWarps, kRows = 32;
-constexpr int64_t kTile = EmbeddingWorkspace::kSortedIds, kBins = EmbeddingWorkspace::kDigits;
-constexpr int64_t kPart = EmbeddingWorkspace::kPartRows;
+constexpr int64_t kTile = SortedSumsWorkspace::kSortedIds, kBins = SortedSumsWorkspace::kDigits;
+constexpr int64_t kPart = SortedSumsWorkspace::kPartRows;
 constexpr int64_t kDigitBits = 9;
 static_assert(int64_t{1} << kDigitBits == kBins);
 constexpr uint32_t kSortBytes = 4 * (kBins + kWarps * kBins + kWarps);
@@ -40,6 +40,11 @@ constexpr size_t kMostAxes = 64;
 struct Axes {
   std::array<int64_t, kMostAxes> sizes = {}, strides = {};
   int32_t count = 0, unused = 0;
+};
+struct Columns {
+  Axes from;
+  std::array<int64_t, kMostAxes> to = {};
+  int64_t to_row = 0;
 };
 struct Sorted {
   std::array<uint32_t*, 2> keys = {}, numbers = {};
@@ -62,28 +67,48 @@ int64_t product(const std::vector<int64_t>& sizes) {
   return count;
 }
 
+// A dim with its strides in two tensors; `to` is 0 where there is only one.
+struct Axis {
+  int64_t size, from, to;
+};
+
 // Merges dims that have one distance between all their elements, and drops dims of size 1.
-Axes axes_of(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
-  std::vector<std::pair<int64_t, int64_t>> merged;
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i] == 1) continue;
-    if (!merged.empty() && merged.back().second == sizes[i] * strides[i]) {
-      merged.back() = {merged.back().first * sizes[i], strides[i]};
+std::vector<Axis> merge(const std::vector<Axis>& axes) {
+  std::vector<Axis> merged;
+  for (const Axis& axis : axes) {
+    if (axis.size == 1) continue;
+    if (!merged.empty() && merged.back().from == axis.size * axis.from &&
+        merged.back().to == axis.size * axis.to) {
+      merged.back() = {merged.back().size * axis.size, axis.from, axis.to};
     } else {
-      merged.emplace_back(sizes[i], strides[i]);
+      merged.push_back(axis);
     }
   }
-  if (merged.empty()) merged.emplace_back(1, 0);
+  return merged;
+}
+
+Columns columns_of(const std::string& op, const std::vector<Axis>& axes, int64_t to_row) {
+  std::vector<Axis> merged = merge(axes);
+  if (merged.empty()) merged.push_back({1, 1, 1});
   if (merged.size() > kMostAxes) {
-    throw Unsupported(concat("EmbeddingGrad: dims of the ids: got ", merged.size(),
+    throw Unsupported(concat(op, ": dims of an operand: got ", merged.size(),
                              " that are not contiguous, want at most ", kMostAxes));
   }
-  Axes axes;
-  axes.count = static_cast<int32_t>(merged.size());
+  Columns columns;
+  columns.from.count = static_cast<int32_t>(merged.size());
+  columns.to_row = to_row;
   for (size_t i = 0; i < merged.size(); ++i) {
-    std::tie(axes.sizes.at(i), axes.strides.at(i)) = merged[i];
+    columns.from.sizes.at(i) = merged[i].size;
+    columns.from.strides.at(i) = merged[i].from;
+    columns.to.at(i) = merged[i].to;
   }
-  return axes;
+  return columns;
+}
+
+Axes axes_of(const std::string& op, const std::vector<int64_t>& sizes, const int64_t* strides) {
+  std::vector<Axis> axes;
+  for (size_t i = 0; i < sizes.size(); ++i) axes.push_back({sizes[i], strides[i], 0});
+  return columns_of(op, axes, 0).from;
 }
 
 template <typename... Given>
@@ -91,7 +116,7 @@ void start(const Function& kernel, int64_t blocks, Dim3 threads, int64_t shared_
            Given... given) {
   if (blocks > kMost) {
     throw Unsupported(
-        concat("EmbeddingGrad: blocks of a launch: got ", blocks, ", want at most ", kMost));
+        concat("sums by ids: blocks of a launch: got ", blocks, ", want at most ", kMost));
   }
   std::array<void*, sizeof...(Given)> arguments = {static_cast<void*>(&given)...};
   const Launch launch{.grid = {static_cast<uint32_t>(blocks)},
@@ -101,29 +126,48 @@ void start(const Function& kernel, int64_t blocks, Dim3 threads, int64_t shared_
   Driver::get().launch(kernel, launch, arguments.data());
 }
 
-// The sizes of one node.
+// The layouts of one node. Ids select along the dim `axis` of the table; all others are columns.
 struct Problem {
   Problem(const ir::Node& node, const Layout& gradient, const Layout& ids, const Layout& table)
-      : dtype(gradient.dtype),
+      : name(node.op.name),
+        dtype(gradient.dtype),
         of_ids(ids.dtype),
         num_ids(product(ids.sizes)),
-        rows(table.sizes.at(0)),
-        columns(table.sizes.at(1)),
-        padding(ir::int_attr(node.attrs, "padding_idx", -1)),
-        column_stride(gradient.strides.back()),
-        id_axes(axes_of(ids.sizes, ids.strides)),
-        row_axes(axes_of(ids.sizes, {gradient.strides.begin(), gradient.strides.end() - 1})) {
-    if (num_ids > kMost || rows > kMost) {
-      throw Unsupported(concat("EmbeddingGrad: got ", num_ids, " ids and ", rows,
-                               " rows, want at most ", kMost, " of each"));
+        counts_from_end(ir::int_attr(node.attrs, "from_end", 0) != 0),
+        padding(ir::int_attr(node.attrs, "padding_idx", -1)) {
+    const auto axis = static_cast<size_t>(ir::int_attr(node.attrs, "axis", 0));
+    const size_t rank = table.sizes.size(), behind = axis + ids.sizes.size();
+    ORT_CHECK(axis < rank, name, ": got axis ", axis, " of ", rank, " dims");
+    std::vector<int64_t> sizes = table.sizes;
+    sizes.erase(sizes.begin() + static_cast<int64_t>(axis));
+    sizes.insert(sizes.begin() + static_cast<int64_t>(axis), ids.sizes.begin(), ids.sizes.end());
+    ORT_CHECK(gradient.sizes == sizes && gradient.dtype == table.dtype && ir::is_float(dtype) &&
+                  (of_ids == DType::kInt64 || of_ids == DType::kInt32),
+              name, ": the operands do not fit together");
+    rows = table.sizes[axis];
+    std::vector<Axis> others;
+    for (size_t i = 0; i < rank; ++i) {
+      if (i == axis) continue;
+      columns *= table.sizes[i];
+      const size_t of_gradient = i < axis ? i : i - axis - 1 + behind;
+      others.push_back({table.sizes[i], gradient.strides[of_gradient], table.strides[i]});
     }
+    if (num_ids > kMost || rows > kMost) {
+      throw Unsupported(concat(name, ": got ", num_ids, " ids and ", rows, " rows, want at most ",
+                               kMost, " of each"));
+    }
+    std::stable_sort(others.begin(), others.end(),
+                     [](const Axis& a, const Axis& b) { return a.to > b.to; });
+    of_columns = columns_of(name, others, table.strides[axis]);
+    of_rows = axes_of(name, ids.sizes, gradient.strides.data() + axis);
+    id_axes = axes_of(name, ids.sizes, ids.strides.data());
     // The number of rows takes the place of an id that is out of bounds.
     const int64_t bits_of_id = std::bit_width(static_cast<uint64_t>(rows) | 1);
     num_digits = static_cast<int32_t>(ceil_div(bits_of_id, kDigitBits));
     bits = static_cast<int32_t>(ceil_div(bits_of_id, num_digits));
     ids_of_block =
         ceil_div(std::max<int64_t>(1, ceil_div(num_ids, kMostSortBlocks)), kTile) * kTile;
-    const EmbeddingWorkspace space = ops::embedding_workspace(num_ids, columns, dtype);
+    const SortedSumsWorkspace space = ops::sorted_sums_workspace(num_ids, columns, dtype);
     counts_at = space.parts_bytes.constant();
     arrays_at = counts_at + space.counts_bytes.constant();
     array_bytes = space.array_bytes.constant();
@@ -133,26 +177,30 @@ struct Problem {
   bool is_double() const { return dtype == DType::kDouble; }
   bool has_table() const { return rows > 0 && columns > 0; }
   int64_t sort_blocks() const { return ceil_div(num_ids, ids_of_block); }
-  // Ids that have no more rows than a part need no parts.
-  int64_t num_parts() const { return num_ids > kPart ? 2 * ceil_div(num_ids, kPart) : 0; }
+  int64_t num_parts() const { return 2 * std::max<int64_t>(0, ceil_div(num_ids, kPart) - 1); }
 
   // How many columns can be read and written at once.
   int64_t vector() const {
-    int64_t vector = column_stride == 1 ? kVectorBytes / ir::size_bytes(dtype) : 1;
+    const auto last = static_cast<size_t>(of_columns.from.count - 1);
+    const bool is_dense = of_columns.from.strides.at(last) == 1 && of_columns.to.at(last) == 1;
+    int64_t vector = is_dense ? kVectorBytes / ir::size_bytes(dtype) : 1;
     const auto is_divided = [&] {
-      if (columns % vector != 0) return false;
-      for (int32_t i = 0; i < row_axes.count; ++i) {
-        if (row_axes.strides.at(i) % vector != 0) return false;
-      }
-      return true;
+      int64_t all = of_columns.from.sizes.at(last) | of_columns.to_row;
+      for (int32_t i = 0; i < of_rows.count; ++i) all |= of_rows.strides.at(i);
+      for (size_t i = 0; i < last; ++i) all |= of_columns.from.strides.at(i) | of_columns.to.at(i);
+      return all % vector == 0;  // which is a power of two
     };
     while (vector > 1 && !is_divided()) vector /= 2;
     return vector;
   }
 
+  std::string name;
   DType dtype, of_ids;
-  int64_t num_ids, rows, columns, padding, column_stride;
-  Axes id_axes, row_axes;
+  int64_t num_ids, rows = 0, columns = 1;
+  bool counts_from_end;
+  int64_t padding;
+  Axes id_axes, of_rows;
+  Columns of_columns;
   int32_t num_digits = 0, bits = 0;
   int64_t ids_of_block = 0;
   int64_t counts_at = 0, arrays_at = 0, array_bytes = 0, workspace_bytes = 0;
@@ -176,7 +224,7 @@ struct Workspace {
 // A module with the kernels that were found in it.
 class Kernels {
  public:
-  Kernels(const EmbeddingText& text, const region::CodegenOptions& options)
+  Kernels(const SumsText& text, const region::CodegenOptions& options)
       : module_(build(text.name, text.text, {.dump_dir = options.dump_dir}, options.device)) {}
   const Function& operator[](const char* name) const { return module_->function(name); }
 
@@ -193,26 +241,30 @@ class Sort {
   void run(const void* ids, const Sorted& to, void* stream) const {
     const auto num_ids = static_cast<uint32_t>(of_.num_ids);
     const auto rows = static_cast<uint32_t>(of_.rows);
+    const uint32_t below_zero = of_.counts_from_end ? rows : 0;
     void* const fault = faults(device_).word();
+    const auto kind =
+        static_cast<uint32_t>(of_.name == "TakeGrad" ? Fault::kBadPlace : Fault::kBadId);
     if (of_.num_ids <= kFewIds) {
-      start(kernels_["embedding_sort"], 1, {kThreads}, kSortBytes, stream, ids, of_.id_axes, rows,
-            fault, num_ids, of_.num_digits, of_.bits, to);
+      start(kernels_["sorted_sums_sort"], 1, {kThreads}, kSortBytes, stream, ids, of_.id_axes, rows,
+            below_zero, fault, kind, num_ids, of_.num_digits, of_.bits, to);
       return;
     }
     const int64_t blocks = of_.sort_blocks();
     const auto of_block = static_cast<uint32_t>(of_.ids_of_block);
-    start(kernels_["embedding_count_ids"], blocks, {kThreads}, kSortBytes, stream, ids, of_.id_axes,
-          rows, fault, num_ids, of_block, 0, of_.bits, to.counts);
-    start(kernels_["embedding_place_ids"], blocks, {kThreads}, kSortBytes, stream, ids, of_.id_axes,
-          rows, fault, num_ids, of_block, 0, of_.bits, to.counts, to.keys[0], to.numbers[0]);
+    start(kernels_["sorted_sums_count_ids"], blocks, {kThreads}, kSortBytes, stream, ids,
+          of_.id_axes, rows, below_zero, fault, kind, num_ids, of_block, 0, of_.bits, to.counts);
+    start(kernels_["sorted_sums_place_ids"], blocks, {kThreads}, kSortBytes, stream, ids,
+          of_.id_axes, rows, below_zero, fault, kind, num_ids, of_block, 0, of_.bits, to.counts,
+          to.keys[0], to.numbers[0]);
     for (int32_t digit = 1; digit < of_.num_digits; ++digit) {
       const size_t from = (digit - 1) % 2, into = digit % 2;
       const int32_t shift = digit * of_.bits;
-      start(kernels_["embedding_count_keys"], blocks, {kThreads}, kSortBytes, stream, to.keys[from],
-            to.numbers[from], num_ids, of_block, shift, of_.bits, to.counts);
-      start(kernels_["embedding_place_keys"], blocks, {kThreads}, kSortBytes, stream, to.keys[from],
-            to.numbers[from], num_ids, of_block, shift, of_.bits, to.counts, to.keys[into],
-            to.numbers[into]);
+      start(kernels_["sorted_sums_count_keys"], blocks, {kThreads}, kSortBytes, stream,
+            to.keys[from], to.numbers[from], num_ids, of_block, shift, of_.bits, to.counts);
+      start(kernels_["sorted_sums_place_keys"], blocks, {kThreads}, kSortBytes, stream,
+            to.keys[from], to.numbers[from], num_ids, of_block, shift, of_.bits, to.counts,
+            to.keys[into], to.numbers[into]);
     }
   }
 
@@ -230,7 +282,8 @@ class Sums {
         vector_(vector),
         kernels_(sums_text({.dtype = problem.dtype,
                             .vector = vector,
-                            .is_run = problem.row_axes.count == 1,
+                            .rows_are_run = problem.of_rows.count == 1,
+                            .columns_are_run = problem.of_columns.from.count == 1,
                             .wide_index = problem.columns > kMost - kMargin}),
                  options) {}
 
@@ -251,14 +304,14 @@ class Sums {
       const int64_t of_strip = ceil_div(lines, std::min(lines, ceil_div(wanted_blocks, blocks)));
       const int64_t strips = ceil_div(lines, of_strip), width = of_strip * line;
       start(kernels_[name], blocks * strips, {32, kWarps}, shared_bytes, stream, gradient,
-            of_.row_axes, of_.column_stride, keys, numbers, static_cast<uint32_t>(of_.num_ids),
+            of_.of_rows, of_.of_columns, keys, numbers, static_cast<uint32_t>(of_.num_ids),
             static_cast<uint32_t>(of_.rows), padding(), of_.columns, static_cast<uint32_t>(strips),
             width, given...);
     };
     if (const int64_t parts = of_.num_parts(); parts > 0) {
-      launch("embedding_parts", parts, kPartBlocks, sum_bytes, space.parts);
+      launch("sorted_sums_parts", parts, kPartBlocks, sum_bytes, space.parts);
     }
-    launch("embedding_table", ceil_div(of_.rows, kRows), kTableBlocks, kBoundBytes + sum_bytes,
+    launch("sorted_sums_table", ceil_div(of_.rows, kRows), kTableBlocks, kBoundBytes + sum_bytes,
            static_cast<const void*>(space.parts), table);
   }
 
@@ -277,9 +330,9 @@ class Sums {
   Kernels kernels_;
 };
 
-class EmbeddingGradKernel final : public region::Kernel {
+class SortedSumsKernel final : public region::Kernel {
  public:
-  EmbeddingGradKernel(const Problem& problem, const region::CodegenOptions& options)
+  SortedSumsKernel(const Problem& problem, const region::CodegenOptions& options)
       : problem_(problem),
         options_(options),
         sort_(problem_, options),
@@ -294,12 +347,12 @@ class EmbeddingGradKernel final : public region::Kernel {
       sums(inputs[0], outputs[0]).run(inputs[0], space, outputs[0], stream);
     }
     if (!options_.synchronize) return;
-    Driver::get().synchronize(options_.device, stream, "embedding gradient");
+    Driver::get().synchronize(options_.device, stream, problem_.name);
     faults(options_.device).check();
   }
 
   std::string str() const override {
-    return concat("embedding gradient, ", problem_.num_ids, " ids, table ", problem_.rows, " x ",
+    return concat(problem_.name, ", ", problem_.num_ids, " ids, table ", problem_.rows, " x ",
                   problem_.columns, "\nsort by ", problem_.num_digits, " digits of ", problem_.bits,
                   " bits, columns by ", problem_.vector(), "\n");
   }
@@ -320,29 +373,18 @@ class EmbeddingGradKernel final : public region::Kernel {
 
 }  // namespace
 
-std::unique_ptr<const region::Kernel> make_embedding_grad(const ir::Node& node,
-                                                          const std::vector<Layout>& inputs,
-                                                          const std::vector<Layout>& outputs,
-                                                          const region::CodegenOptions& options) {
-  ORT_CHECK(inputs.size() == 2 && outputs.size() == 2, "EmbeddingGrad: got ", outputs.size(),
+std::unique_ptr<const region::Kernel> make_sorted_sums(const ir::Node& node,
+                                                       const std::vector<Layout>& inputs,
+                                                       const std::vector<Layout>& outputs,
+                                                       const region::CodegenOptions& options) {
+  ORT_CHECK(inputs.size() == 2 && outputs.size() == 2, node.op.name, ": got ", outputs.size(),
             " results, want a table and a workspace");
-  const Layout &gradient = inputs[0], &ids = inputs[1], &table = outputs[0], &space = outputs[1];
-  ORT_CHECK(table.sizes.size() == 2, "EmbeddingGrad: got a table of ", table.sizes.size(),
-            " dims, want 2");
-  const int64_t rows = table.sizes[0], columns = table.sizes[1];
-  const bool is_row_major = rows * columns == 0 || ((rows == 1 || table.strides[0] == columns) &&
-                                                    (columns == 1 || table.strides[1] == 1));
-  std::vector<int64_t> row_of_each_id = ids.sizes;
-  row_of_each_id.push_back(columns);
-  ORT_CHECK(is_row_major && gradient.sizes == row_of_each_id &&
-                (ids.dtype == DType::kInt64 || ids.dtype == DType::kInt32) &&
-                gradient.dtype == table.dtype && ir::is_float(gradient.dtype),
-            "EmbeddingGrad: the operands do not fit together");
-  const Problem problem(node, gradient, ids, table);
+  const Layout &table = outputs[0], &space = outputs[1];
+  const Problem problem(node, inputs[0], inputs[1], table);
   ORT_CHECK(
       space.dtype == DType::kUInt8 && space.sizes == std::vector<int64_t>{problem.workspace_bytes},
-      "EmbeddingGrad: the workspace does not fit, want ", problem.workspace_bytes, " bytes");
-  return std::make_unique<EmbeddingGradKernel>(problem, options);
+      node.op.name, ": the workspace does not fit, want ", problem.workspace_bytes, " bytes");
+  return std::make_unique<SortedSumsKernel>(problem, options);
 }
 
 }  // namespace torch_ort::cuda

@@ -1,0 +1,24 @@
+#include "ops/sorted_sums.h"
+
+#include "ops/shapes.h"
+
+namespace torch_ort::ops {
+
+using ir::Dim;
+
+Dim SortedSumsWorkspace::bytes() const {
+  return plus(plus(parts_bytes, counts_bytes), times(4, array_bytes));
+}
+
+SortedSumsWorkspace sorted_sums_workspace(const Dim& num_ids, const Dim& columns, ir::DType dtype) {
+  using Workspace = SortedSumsWorkspace;
+  const int64_t bytes_of_sum = dtype == ir::DType::kDouble ? 8 : 4;
+  const Dim lines = times(2, floor_div(num_ids, Workspace::kPartRows));
+  // Fewer ids than kSortedIds may be left.
+  const Dim blocks = plus(floor_div(num_ids, Workspace::kSortedIds), 1);
+  return {.parts_bytes = times(bytes_of_sum, times(lines, columns)),
+          .counts_bytes = times(4 * Workspace::kDigits, blocks),
+          .array_bytes = times(4, num_ids)};
+}
+
+}  // namespace torch_ort::ops
