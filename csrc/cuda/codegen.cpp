@@ -19,7 +19,7 @@ class Codegen final : public region::Codegen {
     return can_load(type.dtype) && Driver::missing().empty();
   }
   bool has_kernel(std::string_view op) const override {
-    return op == "Casts" || op == "SortedEmbeddingGrad" ||
+    return op == "Casts" || op == "SortedEmbeddingGrad" || op == "SortedTakeGrad" ||
            (op == "WideMatMul" && has_wide_products());
   }
 
@@ -35,7 +35,8 @@ class Codegen final : public region::Codegen {
                                         const std::vector<Layout>& outputs,
                                         const region::CodegenOptions& options) const override {
     if (ir::is(&node, "Casts", ir::kTorchOrtDomain)) return make_casts(inputs, outputs, options);
-    if (ir::is(&node, "EmbeddingGrad", ir::kTorchOrtDomain)) {
+    if (ir::is(&node, "EmbeddingGrad", ir::kTorchOrtDomain) ||
+        ir::is(&node, "TakeGrad", ir::kTorchOrtDomain)) {
       return make_sorted_sums(node, inputs, outputs, options);
     }
     throw Unsupported(concat(node.op.str(), ": no kernel for device 'cuda'"));

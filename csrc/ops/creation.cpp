@@ -1,11 +1,15 @@
 // Ops that make tensors from numbers: constants, filled tensors, ranges.
 
+#include "ops/creation.h"
+
 #include "base/error.h"
+#include "ops/aten.h"
 #include "ops/families.h"
 #include "ops/shapes.h"
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 
 namespace torch_ort::ops {
 
@@ -142,7 +146,21 @@ ArgList ones(const ArgList&) { return {1}; }
 ArgList second(const ArgList& args) { return {args.at(1)}; }
 ArgList third(const ArgList& args) { return {args.at(2)}; }
 
+constexpr const char *kZero = "aten::zero_", *kFill = "aten::fill_";
+
 }  // namespace
+
+bool fills_with_zeros(const Node& node) {
+  const OverwriteForm& form = registry().operator_row(key_of(node)).overwrite;
+  const std::string_view op = form.op == nullptr ? "" : form.op;
+  if (op == kZero) return true;
+  if (op != kFill) return false;
+  const Arg number = form.args(decode_aten(node).args).at(0);
+  const auto* integer = std::get_if<Dim>(&number.value);
+  const auto* real = std::get_if<double>(&number.value);
+  return (integer != nullptr && *integer == Dim(0)) ||
+         (real != nullptr && *real == 0 && !std::signbit(*real));
+}
 
 void register_creation(Registry& ops) {
   Op constant;
@@ -179,10 +197,10 @@ void register_creation(Registry& ops) {
   ops.add(range);
 
   for (const char* name : {"aten::new_zeros", "aten::zeros", "aten::zeros_like"}) {
-    ops.add(Operator{.name = name, .overwrite = {.op = "aten::zero_", .args = nothing}});
+    ops.add(Operator{.name = name, .overwrite = {.op = kZero, .args = nothing}});
   }
   const auto filled_with = [](ArgList (*args)(const ArgList&)) {
-    return OverwriteForm{.op = "aten::fill_", .overload = "Scalar", .args = args};
+    return OverwriteForm{.op = kFill, .overload = "Scalar", .args = args};
   };
   ops.add(Operator{.name = "aten::full", .overwrite = filled_with(second)});
   ops.add(Operator{.name = "aten::full_like", .overwrite = filled_with(second)});

@@ -3,12 +3,20 @@
 //
 // Declines if several dims are indexed, if sizes are unbacked, and if PyTorch's kernels are as
 // fast.
+//
+// On CUDA only gradients are rewritten, all of them. Taking writes each element once there, by any
+// kernel: PyTorch's reads and writes as many bytes as one of the engine could. To sum into zeros
+// it sorts 64-bit ids in memory that it allocates (index_put), or adds by atomics, so that no two
+// runs have the same bits (index_add). The engine's kernels sort as well, and write each element
+// once, in an order that repeats.
 
 #include "ir/edit.h"
 #include "ops/aten.h"
 #include "ops/aten_names.h"
+#include "ops/creation.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
+#include "ops/sorted_sums.h"
 #include "ops/writer.h"
 #include "passes/arguments.h"
 #include "passes/halves.h"
@@ -37,10 +45,13 @@ struct Taken {
   int64_t axis;
   bool from_end;  // negative places count from the end
   bool is_gradient;
+  bool is_left_to_cpu = false;  // PyTorch has a kernel for it on the CPU
 };
 
-// Whether all bytes are 0: a ConstantOfShape, or a constant that it was folded into.
+// Whether all bytes are 0: a ConstantOfShape, a constant that it was folded into, or what PyTorch
+// makes on a GPU.
 bool is_zeros(const Value& value) {
+  if (value.producer != nullptr && ops::fills_with_zeros(*value.producer)) return true;
   std::shared_ptr<const ir::TensorData> data;
   if (ir::is(value.producer, "ConstantOfShape")) {
     const auto fill = value.producer->attrs.find("value");
@@ -110,9 +121,9 @@ std::optional<Taken> index_add(const Node& node) {
   if (!places->type.shape || places->type.shape->size() != 1) return std::nullopt;
   const auto rank = static_cast<int64_t>(base->type.shape->size());
   const int64_t at = ops::wrap_axis(node, axis->constant(), rank);
-  // PyTorch has a kernel for single elements.
-  if (at == rank - 1) return std::nullopt;
-  return Taken{tensor(call.args.at(3)), tensor(call.args.at(2)), at, false, true};
+  const bool has_single_elements = at == rank - 1;
+  return Taken{tensor(call.args.at(3)), tensor(call.args.at(2)), at, false, true,
+               has_single_elements};
 }
 
 struct Form {
@@ -142,10 +153,17 @@ std::optional<int64_t> hinted_count(const Graph& graph, const Value& value) {
   return hinted_size(graph, ir::numel(*value.type.shape));
 }
 
-// Sums of short floats are made in float32, in memory beside the result. PyTorch's kernel adds in
-// the result itself. That is much faster if few rows of the result are not zero, or if the memory
-// beside it has room for only a few rows.
+// Whether kernels sort the places of a gradient, in a workspace.
+bool is_sorted(const Taken& taken, const Value& result) {
+  return taken.is_gradient && region::has_kernel(&result, "SortedTakeGrad");
+}
+
+// Of the CPU. Sums of short floats are made in float32, in memory beside the result. PyTorch's
+// kernel adds in the result itself. That is much faster if few rows of the result are not zero, or
+// if the memory beside it has room for only a few rows.
 bool is_slow(const Graph& graph, const Taken& taken, const Value& result) {
+  if (is_sorted(taken, result)) return false;
+  if (taken.is_left_to_cpu) return true;
   if (!taken.is_gradient || ir::size_bytes(result.type.dtype) >= 4) return false;
   if (result.type.shape->size() == 1) return true;
   const std::optional<int64_t> whole = hinted_count(graph, result);
@@ -156,7 +174,8 @@ bool is_slow(const Graph& graph, const Taken& taken, const Value& result) {
 bool can_take(const Taken& taken, const Node& node, const KnownSizes& sizes) {
   const Value* result = node.outputs.at(0);
   for (const Value* value : {static_cast<const Value*>(taken.x), result}) {
-    if (!region::has_kernel(value, "Take") || !sizes.are_known(*value)) return false;
+    const bool has_kernel = is_sorted(taken, *value) || region::has_kernel(value, "Take");
+    if (!has_kernel || !sizes.are_known(*value)) return false;
   }
   if (taken.is_gradient && !ir::is_float(result->type.dtype)) return false;
   if (taken.places == nullptr || !taken.places->type.is_known()) return false;
@@ -173,6 +192,16 @@ bool can_take(const Taken& taken, const Node& node, const KnownSizes& sizes) {
   return shape == *parts.type.shape && parts.type.dtype == whole.type.dtype;
 }
 
+ir::Type workspace_of(const Taken& taken, const Value& result) {
+  Shape others = *result.type.shape;
+  others.erase(others.begin() + taken.axis);
+  const ops::SortedSumsWorkspace space = ops::sorted_sums_workspace(
+      ir::numel(*taken.places->type.shape), ir::numel(others), result.type.dtype);
+  ir::Type type = ops::with_shape(result.type, Shape{space.bytes()});
+  type.dtype = DType::kUInt8;
+  return type;
+}
+
 }  // namespace
 
 int take_places(Graph& graph) {
@@ -187,11 +216,13 @@ int take_places(Graph& graph) {
     if (is_slow(graph, *taken, *node.outputs[0])) continue;
     if (!may_rewrite()) return rewrites;
     Value& old = *node.outputs[0];
-    Value* made =
-        ops::Writer(graph, &node)
-            .make_ours(taken->is_gradient ? "TakeGrad" : "Take", {taken->x, taken->places},
-                       old.type, {{"axis", Dim(taken->axis)}, {"from_end", Dim(taken->from_end)}});
-    ir::replace_uses(old, *made, graph);
+    std::vector<ir::Type> types = {old.type};
+    if (is_sorted(*taken, old)) types.push_back(workspace_of(*taken, old));
+    const Node& made = ops::Writer(graph, &node)
+                           .add({ir::kTorchOrtDomain, taken->is_gradient ? "TakeGrad" : "Take"},
+                                {taken->x, taken->places}, types,
+                                {{"axis", Dim(taken->axis)}, {"from_end", Dim(taken->from_end)}});
+    ir::replace_uses(old, *made.outputs[0], graph);
     ir::erase(graph, node);
     ++rewrites;
   }

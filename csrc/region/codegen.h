@@ -75,7 +75,8 @@ class Codegen {
   virtual bool takes(const ir::Type& type) const = 0;
   // Whether there is a kernel for an op of the domain torch_ort that is not part of a region.
   // "Attention" and "Take" include their gradients, "Rows" all ops on lists of rows; "WideMatMul"
-  // is the library's; "SortedEmbeddingGrad" has a workspace, and takes short floats and int32 ids.
+  // is the library's; "SortedEmbeddingGrad" has a workspace, and takes short floats and int32 ids;
+  // "SortedTakeGrad" has a workspace, and comes without "Take".
   virtual bool has_kernel(std::string_view op) const = 0;
 
   // Compiles a region. Throws InternalError on layouts that do not fit the schedule, and

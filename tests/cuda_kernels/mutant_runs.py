@@ -86,10 +86,10 @@ def _serve(pipe) -> None:
     torch.set_num_threads(1)
     import embedding_cases
     import kernel_cases
+    import take_cases
 
-    makers = kernel_cases.CASES | {
-        name: functools.partial(embedding_cases.CASES.get, name) for name in embedding_cases.CASES
-    }
+    of_sums = embedding_cases.CASES | take_cases.CASES
+    makers = kernel_cases.CASES | {name: functools.partial(of_sums.get, name) for name in of_sums}
     cases = {}
     while (asked := pipe.recv()) is not None:
         name, texts = asked

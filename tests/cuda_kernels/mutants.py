@@ -267,8 +267,8 @@ _PLACE = r"(?s)(INLINE void place\(.*?)"
 _BEFORE = r"(?s)(INLINE u32 sum_before.*?)"
 _LINES = r"(?s)(INLINE void write_sum_of_lines.*?)"
 _TABLE = r"(?s)(INLINE void write_table.*?)"
-# The same for cases of embedding_cases.py.
-PLANTED_IN_EMBEDDINGS: list[tuple[str, str, str, str]] = [
+# The same for cases of embedding_cases.py and take_cases.py.
+PLANTED_IN_SUMS: list[tuple[str, str, str, str]] = [
     # sorting
     ("ids below zero", "an id below", r"id >= 0 && ", ""),
     ("one id too many", "an id behind", r"id < i64\(rows\)\)", "id <= i64(rows))"),
@@ -368,6 +368,38 @@ PLANTED_IN_EMBEDDINGS: list[tuple[str, str, str, str]] = [
         r"sum\[j\] \+= x\[j\];",
         "sum[j] = ToBFloat16(sum[j] + x[j]);",
     ),
+    # places along a dim
+    ("none counts from the end", "taken rows", r"if \(id < 0\) id \+= .*;", ""),
+    (
+        "all count from the end",
+        "an id below",
+        r"if \(id < 0\) id \+= .*;",
+        "if (id < 0) id += rows;",
+    ),
+    ("columns: a dim left out", "taken runs", r"from\.count - 1; i > 0", "from.count - 2; i > 0"),
+    ("columns: not divided", "taken runs", r"column /= size;", ""),
+    (
+        "columns: lie as in the table",
+        "taken of transposed",
+        r"columns\.from\.strides\[i\]",
+        "columns.to[i]",
+    ),
+    (
+        "columns: lie as in x",
+        "taken of transposed",
+        r"\* columns\.to\[i\]",
+        "* columns.from.strides[i]",
+    ),
+    (
+        "columns: of the first dim",
+        "taken columns",
+        r"columns\.to\[0\];",
+        "columns.from.strides[0];",
+    ),
+    ("rows as if they were a run", "taken runs", r"columns\.to_row", "columns.from.strides[0]"),
+    ("blocks: groups of strips", "taken in strips", r"blockIdx\.x % groups", "blockIdx.x / strips"),
+    ("blocks: the same strip", "taken in strips", r"blockIdx\.x / groups", "0"),
+    ("parts: of other columns", "taken often", r"(i64\(work\.group\) \* columns) \+ column", r"\1"),
 ]
 
 
@@ -405,11 +437,11 @@ class Mutant:
         return Mutant(case, self.what, changed, self.line, self.new_line)
 
 
-def planted_in_embeddings(
+def planted_in_sums(
     texts: Callable[[str], dict[str, str]],
 ) -> Iterator[tuple[str, str, dict[str, str]]]:
     """Give what was planted, the case, and those of its texts that have the mistake."""
-    for what, case, old, new in PLANTED_IN_EMBEDDINGS:
+    for what, case, old, new in PLANTED_IN_SUMS:
         changed = {name: re.sub(old, new, text) for name, text in texts(case).items()}
         changed = {name: text for name, text in changed.items() if text != texts(case)[name]}
         assert changed, f"{what}: {case} has no '{old}'"
