@@ -104,7 +104,7 @@ class Accumulator {
     const Type &sum = add.outputs[0]->type, &type = second.matrix().type;
     return ir::is(second.product, "MatMul") && same_type(first.matrix().type, type) &&
            sum.is_known() && sum.dtype == type.dtype && !sum.strides &&
-           *sum.shape == *add.inputs[0]->type.shape && *sum.shape == *add.inputs[1]->type.shape &&
+           sum.shape == add.inputs[0]->type.shape && sum.shape == add.inputs[1]->type.shape &&
            region::has_kernel(&second.matrix(), "Rows") && are_together(*first.product, add) &&
            are_together(*second.product, add);
   }
