@@ -55,12 +55,14 @@ class Case:
 
     def compare(self, got: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> None:
         """Raise AssertionError if a sum is not what it should be."""
-        want = wanted["y"]
-        scale = want.abs().amax().item() if want.numel() else 0
-        atol = {torch.float64: 1e-15}.get(self.dtype, 1e-7) * scale
-        rtol = regions.TOLERANCE[self.dtype]
-        # Sums that nearly cancel keep the rounding errors of their terms.
-        regions.assert_near(got["y"], want, rtol, atol=16 * atol)
+        assert_sums_near(got["y"], wanted["y"], self.dtype)
+
+
+def assert_sums_near(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype) -> None:
+    """Compare with sums in float64; those that nearly cancel keep the rounding of their terms."""
+    scale = want.abs().amax().item() if want.numel() else 0
+    atol = {torch.float64: 1e-15}.get(dtype, 1e-7) * scale
+    regions.assert_near(got, want, regions.TOLERANCE[dtype], atol=16 * atol)
 
 
 def node(rows: int, padding: int = -1) -> str:

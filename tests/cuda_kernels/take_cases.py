@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import regions
 import torch
-from embedding_cases import drawn
+from embedding_cases import assert_sums_near, drawn
 from kernel_cases import numbers
 
 from torch_ort import _C
@@ -73,12 +73,7 @@ class Case:
 
     def compare(self, got: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> None:
         """Raise AssertionError if a sum is not what it should be."""
-        want = wanted["y"]
-        scale = want.abs().amax().item() if want.numel() else 0
-        atol = {torch.float64: 1e-15}.get(self.dtype, 1e-7) * scale
-        rtol = regions.TOLERANCE[self.dtype]
-        # Sums that nearly cancel keep the rounding errors of their terms.
-        regions.assert_near(got["y"], want, rtol, atol=16 * atol)
+        assert_sums_near(got["y"], wanted["y"], self.dtype)
 
 
 def taken(graph: _C.Graph) -> _C.Graph:
