@@ -105,6 +105,7 @@ struct Part {
 template <int64_t kSize>
 void copy_rows(char* to, const Matrix& from, const int64_t* rows, int64_t count, int64_t n,
                bool side_by_side) {
+  if (n == 0) return;  // there may be no memory to copy from
   const int64_t row = from.row * kSize, column = from.column * kSize;
   if (side_by_side) {
     for (int64_t j = 0; j < n; ++j) {
