@@ -12,8 +12,8 @@
 // Lists of rows may say where the queries and the keys of each sequence end. What stands behind is
 // neither read nor written, and no other number or place depends on it.
 #include "base/error.h"
+#include "base/rounding.h"
 #include "cpu/program.h"
-#include "cpu/rounding.h"
 #include "cpu/rows.h"
 #include "cpu/thread_memory.h"
 

@@ -15,9 +15,9 @@
 #include "ops/linear_loss.h"
 
 #include "base/error.h"
+#include "base/rounding.h"
 #include "cpu/product.h"
 #include "cpu/program.h"
-#include "cpu/rounding.h"
 #include "cpu/rows.h"
 #include "cpu/thread_memory.h"
 

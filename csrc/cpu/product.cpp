@@ -1,8 +1,8 @@
 #include "cpu/product.h"
 
 #include "base/error.h"
+#include "base/rounding.h"
 #include "cpu/program.h"
-#include "cpu/rounding.h"
 #include "cpu/rows.h"
 #include "cpu/thread_memory.h"
 

@@ -21,12 +21,6 @@ namespace {
 
 constexpr int64_t kWorkPerThread = 1 << 15;  // in elements
 
-int64_t product(const std::vector<int64_t>& sizes) {
-  int64_t count = 1;
-  for (int64_t size : sizes) count *= size;
-  return count;
-}
-
 // ---- Rows
 
 // Marks rows of sequences. `marks` has one byte for each row, [sequences, length].
@@ -42,7 +36,7 @@ class Labels final : public Source {
  public:
   Labels(const Layout& labels, int64_t num_rows, int64_t ignored)
       : access_(access_of(labels, Space::kRow, 1)), num_rows_(num_rows), ignored_(ignored) {
-    ORT_CHECK(product(labels.sizes) == num_rows, "Rows: got ", product(labels.sizes),
+    ORT_CHECK(region::num_elements(labels) == num_rows, "Rows: got ", region::num_elements(labels),
               " labels, want ", num_rows);
   }
 
@@ -233,7 +227,7 @@ class ZeroRows final : public Kernel {
  public:
   ZeroRows(const Layout& x, const Layout& list, const Layout& result)
       : num_rows_(list.sizes.at(0) * (list.sizes.at(1) - 1)),
-        num_columns_(num_rows_ == 0 ? 0 : product(x.sizes) / num_rows_),
+        num_columns_(num_rows_ == 0 ? 0 : region::num_elements(x) / num_rows_),
         x_(access_of(x, Space::kFull, num_columns_)),
         result_(access_of(result, Space::kFull, num_columns_)),
         size_(ir::size_bytes(x.dtype)) {
@@ -306,9 +300,10 @@ RowList::RowList(const void* list, int64_t num_rows)
 }
 
 void check_row_list(const Layout& list, int64_t num_rows) {
-  ORT_CHECK(list.dtype == ir::DType::kInt64 && lies_by_rows(list) && product(list.sizes) > num_rows,
-            "rows: got ", product(list.sizes), " ", ir::name(list.dtype), ", want ", num_rows + 1,
-            " int64 one after the other");
+  ORT_CHECK(list.dtype == ir::DType::kInt64 && lies_by_rows(list) &&
+                region::num_elements(list) > num_rows,
+            "rows: got ", region::num_elements(list), " ", ir::name(list.dtype), ", want ",
+            num_rows + 1, " int64 one after the other");
 }
 
 std::unique_ptr<const Kernel> make_rows(const ir::Node& node, const std::vector<Layout>& inputs,

@@ -1,6 +1,6 @@
 // The interpreter of tile programs.
+#include "base/rounding.h"
 #include "cpu/program.h"
-#include "cpu/rounding.h"
 #include "cpu/rows.h"
 #include "cpu/thread_memory.h"
 

@@ -1,9 +1,10 @@
 // Places along one dim: what lies there is taken out of a tensor, or added up in zeros of its
 // sizes.
 #include "base/error.h"
+#include "base/rounding.h"
 #include "cpu/program.h"
-#include "cpu/rounding.h"
 #include "cpu/thread_memory.h"
+#include "region/paired_axes.h"
 
 #include <ATen/Parallel.h>
 #include <c10/util/BFloat16.h>
@@ -24,25 +25,7 @@ constexpr int64_t kBlock = 512;              // in places
 constexpr int64_t kSums = 1 << 16;           // so many stay in the second-level cache
 constexpr int64_t kLine = 16;                // numbers in a cache line
 
-// The size of a dim with its strides in two tensors.
-struct Axis {
-  int64_t size, a, b;
-};
-
-// Merges dims that are contiguous in both tensors, and drops dims of size 1.
-std::vector<Axis> merge(const std::vector<Axis>& axes) {
-  std::vector<Axis> merged;
-  for (const Axis& axis : axes) {
-    if (axis.size == 1) continue;
-    if (!merged.empty() && merged.back().a == axis.size * axis.a &&
-        merged.back().b == axis.size * axis.b) {
-      merged.back() = {merged.back().size * axis.size, axis.a, axis.b};
-    } else {
-      merged.push_back(axis);
-    }
-  }
-  return merged;
-}
+using Axis = region::PairedAxis;
 
 struct Offsets {
   int64_t a = 0, b = 0;
@@ -98,7 +81,7 @@ class Taking {
       of_places.push_back({parts.sizes[i], places.strides[i - dim_], parts.strides[i]});
       num_places *= parts.sizes[i];
     }
-    places_ = merge(of_places);
+    places_ = region::merge(of_places);
     for (int64_t i = 0; i < rank_; ++i) {
       const int64_t of_parts = i < dim_ ? i : i - dim_ - 1 + behind;
       if (i != dim_) others.push_back({whole.sizes[i], whole.strides[i], parts.strides[of_parts]});
@@ -107,7 +90,7 @@ class Taking {
       return is_gradient_ ? x.a > y.a : x.b > y.b;
     };
     std::stable_sort(others.begin(), others.end(), is_further_out);
-    outer_ = merge(others);
+    outer_ = region::merge(others);
     const Axis along = {size, stride, places_.empty() ? 0 : places_.back().b};
     if (!outer_.empty() && (places_.empty() || is_further_out(along, outer_.back()))) {
       inner = outer_.back();

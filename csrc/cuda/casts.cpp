@@ -7,6 +7,7 @@
 #include "cuda/once.h"
 #include "cuda/stream.h"
 #include "cuda/text.h"
+#include "region/bound_schedule.h"
 
 #include <algorithm>
 #include <array>
@@ -86,12 +87,6 @@ void check_is_dense(const Layout& layout) {
   }
 }
 
-int64_t numel(const Layout& layout) {
-  int64_t count = 1;
-  for (int64_t size : layout.sizes) count *= size;
-  return count;
-}
-
 class CastsKernel final : public region::Kernel {
  public:
   CastsKernel(const std::vector<Layout>& inputs, const std::vector<Layout>& outputs,
@@ -108,7 +103,7 @@ class CastsKernel final : public region::Kernel {
             concat("Casts: result ", i, ": want the sizes of its input and one dtype for all"));
       check_is_dense(inputs[i]);
       check_is_dense(outputs[i]);
-      counts_.push_back(numel(inputs[i]));
+      counts_.push_back(region::num_elements(inputs[i]));
     }
     module_ = build(text_.name, text_.text, {.dump_dir = options.dump_dir}, options.device);
   }

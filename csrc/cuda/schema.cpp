@@ -1,6 +1,7 @@
 #include "cuda/schema.h"
 
 #include "base/error.h"
+#include "base/rounding.h"
 
 #include <algorithm>
 #include <bit>
@@ -21,8 +22,6 @@ constexpr int kStripThreads = 32;  // along a row that is cut into strips and su
 constexpr int64_t kRowsPerSum = 32, kMostRowsPerThread = 256;
 constexpr int64_t kBlocksWanted = 1024;   // about eight for each multiprocessor of a large GPU
 constexpr int64_t kRowsOfPlainBlock = 4;  // for each line of threads, if nothing is summed
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int power_of_two(int64_t at_least, int most) {
   const auto wanted = std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(1, at_least)));

@@ -1,6 +1,7 @@
 #include "cuda/sorted_sums.h"
 
 #include "base/error.h"
+#include "base/rounding.h"
 #include "cuda/build.h"
 #include "cuda/driver.h"
 #include "cuda/faults.h"
@@ -8,6 +9,8 @@
 #include "cuda/sorted_sums_text.h"
 #include "cuda/stream.h"
 #include "ops/sorted_sums.h"
+#include "region/bound_schedule.h"
+#include "region/paired_axes.h"
 
 #include <algorithm>
 #include <array>
@@ -59,36 +62,10 @@ constexpr int64_t kMostSortBlocks = 256;
 constexpr int64_t kTableBlocks = 1024, kPartBlocks = 4096;
 constexpr int64_t kVectorBytes = 16;
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-int64_t product(const std::vector<int64_t>& sizes) {
-  int64_t count = 1;
-  for (int64_t size : sizes) count *= size;
-  return count;
-}
-
-// A dim with its strides in two tensors; `to` is 0 where there is only one.
-struct Axis {
-  int64_t size, from, to;
-};
-
-// Merges dims that have one distance between all their elements, and drops dims of size 1.
-std::vector<Axis> merge(const std::vector<Axis>& axes) {
-  std::vector<Axis> merged;
-  for (const Axis& axis : axes) {
-    if (axis.size == 1) continue;
-    if (!merged.empty() && merged.back().from == axis.size * axis.from &&
-        merged.back().to == axis.size * axis.to) {
-      merged.back() = {merged.back().size * axis.size, axis.from, axis.to};
-    } else {
-      merged.push_back(axis);
-    }
-  }
-  return merged;
-}
+using Axis = region::PairedAxis;  // a: of the gradient, b: of the table
 
 Columns columns_of(const std::string& op, const std::vector<Axis>& axes, int64_t to_row) {
-  std::vector<Axis> merged = merge(axes);
+  std::vector<Axis> merged = region::merge(axes);
   if (merged.empty()) merged.push_back({1, 1, 1});
   if (merged.size() > kMostAxes) {
     throw Unsupported(concat(op, ": dims of an operand: got ", merged.size(),
@@ -99,8 +76,8 @@ Columns columns_of(const std::string& op, const std::vector<Axis>& axes, int64_t
   columns.to_row = to_row;
   for (size_t i = 0; i < merged.size(); ++i) {
     columns.from.sizes.at(i) = merged[i].size;
-    columns.from.strides.at(i) = merged[i].from;
-    columns.to.at(i) = merged[i].to;
+    columns.from.strides.at(i) = merged[i].a;
+    columns.to.at(i) = merged[i].b;
   }
   return columns;
 }
@@ -132,7 +109,7 @@ struct Problem {
       : name(node.op.name),
         dtype(gradient.dtype),
         of_ids(ids.dtype),
-        num_ids(product(ids.sizes)),
+        num_ids(region::num_elements(ids)),
         counts_from_end(ir::int_attr(node.attrs, "from_end", 0) != 0),
         padding(ir::int_attr(node.attrs, "padding_idx", -1)) {
     const auto axis = static_cast<size_t>(ir::int_attr(node.attrs, "axis", 0));
@@ -157,7 +134,7 @@ struct Problem {
                                kMost, " of each"));
     }
     std::stable_sort(others.begin(), others.end(),
-                     [](const Axis& a, const Axis& b) { return a.to > b.to; });
+                     [](const Axis& x, const Axis& y) { return x.b > y.b; });
     of_columns = columns_of(name, others, table.strides[axis]);
     of_rows = axes_of(name, ids.sizes, gradient.strides.data() + axis);
     id_axes = axes_of(name, ids.sizes, ids.strides.data());
@@ -165,8 +142,7 @@ struct Problem {
     const int64_t bits_of_id = std::bit_width(static_cast<uint64_t>(rows) | 1);
     num_digits = static_cast<int32_t>(ceil_div(bits_of_id, kDigitBits));
     bits = static_cast<int32_t>(ceil_div(bits_of_id, num_digits));
-    ids_of_block =
-        ceil_div(std::max<int64_t>(1, ceil_div(num_ids, kMostSortBlocks)), kTile) * kTile;
+    ids_of_block = round_up(std::max<int64_t>(1, ceil_div(num_ids, kMostSortBlocks)), kTile);
     const SortedSumsWorkspace space = ops::sorted_sums_workspace(num_ids, columns, dtype);
     counts_at = space.parts_bytes.constant();
     arrays_at = counts_at + space.counts_bytes.constant();

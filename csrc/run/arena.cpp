@@ -1,5 +1,6 @@
 #include "run/arena.h"
 
+#include "base/rounding.h"
 #include "run/counters.h"
 
 #include <c10/core/Allocator.h>
@@ -35,8 +36,6 @@ IdleBuffers& idle_buffers() {
   static IdleBuffers* buffers = new IdleBuffers;
   return *buffers;
 }
-
-int64_t round_up(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 void note_bytes(int64_t change) {
   Counters& count = counters();
