@@ -185,6 +185,13 @@ std::optional<ProductArgs> find_product(const Call& call) {
   return ProductArgs{operand(1), operand(2), operand(0)};
 }
 
+Value* start_of(const Node& node) {
+  const bool may_add = (ir::is(&node, "Gemm") && ir::float_attr(node.attrs, "beta", 1) == 1) ||
+                       ir::is(&node, "RowsProduct", ir::kTorchOrtDomain) ||
+                       ir::is(&node, "EmbeddingGrad", ir::kTorchOrtDomain);
+  return may_add && node.inputs.size() > 2 ? node.inputs[2] : nullptr;
+}
+
 void register_matmul(Registry& ops) {
   Op matmul;
   matmul.name = "MatMul";

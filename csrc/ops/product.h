@@ -1,4 +1,4 @@
-// Finds calls that are one product of matrices, or of a batch of them.
+// Finds products of matrices, and what sums start from.
 #pragma once
 
 #include "ops/call.h"
@@ -15,5 +15,10 @@ struct ProductArgs {
 
 // The operands of the product. Nothing if the call is no product, or scales one.
 std::optional<ProductArgs> find_product(const Call& call);
+
+// The tensor to which a node adds what it computes of its first two inputs, that is, its third
+// input. nullptr if there is none, or if the node is no product of matrices and no gradient of an
+// embedding.
+ir::Value* start_of(const ir::Node& node);
 
 }  // namespace torch_ort::ops

@@ -6,6 +6,7 @@
 #include "ops/fusion.h"
 #include "ops/linear_loss.h"
 #include "ops/op.h"
+#include "ops/product.h"
 #include "ops/shapes.h"
 #include "ops/writer.h"
 #include "passes/budget.h"
@@ -745,12 +746,9 @@ class Analysis {
            dtype == node.inputs[0]->type.dtype && dtype == node.inputs[1]->type.dtype;
   }
 
-  static const Value* start_of(const Node& node) {
-    return node.inputs.size() > 2 ? node.inputs[2] : nullptr;
-  }
   // Whether the tensor that the product is added to has one row for each row of the product.
   bool has_start_rows(const Node& node) {
-    const Value* start = start_of(node);
+    const Value* start = ops::start_of(node);
     return start != nullptr && start->type.shape && start->type.shape->size() == 2 &&
            of(start).form == Form{0, 0};
   }
@@ -758,8 +756,9 @@ class Analysis {
   void nonzero_of_product(Node& node) {
     if (!(of(node.inputs[0]).form == Form{0, 0})) return;
     RowSet nonzero = of(node.inputs[0]).nonzero;
-    if (start_of(node) != nullptr) {
-      nonzero = has_start_rows(node) ? unite(nonzero, of(start_of(node)).nonzero) : RowSet::all();
+    if (ops::start_of(node) != nullptr) {
+      nonzero =
+          has_start_rows(node) ? unite(nonzero, of(ops::start_of(node)).nonzero) : RowSet::all();
     }
     set(node.outputs[0], {0, 0}, nonzero);
   }
@@ -772,7 +771,7 @@ class Analysis {
       if (!rows.is_all()) work_[&node] = {.rows = rows, .sums = true};
       need(a, rows);
       need(b, rows);
-      need(start_of(node), RowSet::all());
+      need(ops::start_of(node), RowSet::all());
       return;
     }
     const bool has_rows = of(a).form == Form{0, 0};
@@ -782,7 +781,7 @@ class Analysis {
     if (!rows.is_all()) work_[&node] = {.rows = rows};
     need(a, rows);
     need(b, RowSet::all());
-    need(start_of(node), has_start_rows(node) ? rows : RowSet::all());
+    need(ops::start_of(node), has_start_rows(node) ? rows : RowSet::all());
   }
 
   // ---- attention
@@ -1139,7 +1138,7 @@ class Rewriter {
 
   void rewrite_product(Node& node, const Analysis::Work& work) {
     ops::Writer write(graph_, &node);
-    Value* start = node.inputs.size() > 2 ? node.inputs[2] : nullptr;
+    Value* start = ops::start_of(node);
     ir::Attrs attrs;
     attrs["sums"] = int64_t{work.sums ? 1 : 0};
     Value* result = node.outputs[0];

@@ -4,6 +4,7 @@
 #include "ir/edit.h"
 #include "ops/fusion.h"
 #include "ops/op.h"
+#include "ops/product.h"
 #include "ops/shapes.h"
 #include "ops/writer.h"
 #include "region/contract.h"
@@ -19,14 +20,6 @@ namespace {
 using ir::Graph;
 using ir::Node;
 using ir::Value;
-
-// Whether the node adds what it computes of its first two inputs to a tensor, its third input.
-bool adds_to_start(const Node& node) {
-  const bool may_add = (ir::is(&node, "Gemm") && ir::float_attr(node.attrs, "beta", 1) == 1) ||
-                       ir::is(&node, "RowsProduct", ir::kTorchOrtDomain) ||
-                       ir::is(&node, "EmbeddingGrad", ir::kTorchOrtDomain);
-  return may_add && node.inputs.size() > 2 && node.inputs[2] != nullptr;
-}
 
 // What a value depends on: on no incoming gradient, on at least one that has come, or only on
 // gradients that have not come.
@@ -62,14 +55,16 @@ class States {
       const bool is_missing = is_undefined(node.inputs[0]);
       return is_missing == is_undefined(node.inputs[1]) ? nullptr : node.inputs[is_missing ? 1 : 0];
     }
-    if (!adds_to_start(node) || is_undefined(node.inputs[2])) return nullptr;
-    return is_undefined(node.inputs[0]) || is_undefined(node.inputs[1]) ? node.inputs[2] : nullptr;
+    const Value* start = ops::start_of(node);
+    if (start == nullptr || is_undefined(start)) return nullptr;
+    return is_undefined(node.inputs[0]) || is_undefined(node.inputs[1]) ? start : nullptr;
   }
 
   // Whether what is left of a sum is what the node computes, and the tensor that it is added to has
   // not come.
   bool is_left_term(const Node& node) const {
-    return adds_to_start(node) && is_undefined(node.inputs[2]) && !is_undefined(node.inputs[0]) &&
+    const Value* start = ops::start_of(node);
+    return start != nullptr && is_undefined(start) && !is_undefined(node.inputs[0]) &&
            !is_undefined(node.inputs[1]);
   }
 

@@ -1,6 +1,7 @@
 // A fused region, or an op that is one kernel: a kernel of region/codegen.h, which writes into
 // given memory.
 #include "base/error.h"
+#include "ops/product.h"
 #include "region/lower.h"
 #include "region/schedule.h"
 #include "run/binder.h"
@@ -56,12 +57,8 @@ struct RegionStep : Step {
  private:
   // The tensor that the kernel adds to, unless it reads it in another order as well; -1: none.
   int slot_of_start() const {
-    const bool is_product = ir::is(&node, "RowsProduct", ir::kTorchOrtDomain);
-    const bool has_start =
-        is_product ? operands.size() == 4
-                   : ir::is(&node, "EmbeddingGrad", ir::kTorchOrtDomain) && operands.size() == 3;
-    if (!has_start || operands[2] == operands[0] || operands[2] == operands[1]) return -1;
-    return operands[2];
+    if (ops::start_of(node) == nullptr) return -1;
+    return operands[2] == operands[0] || operands[2] == operands[1] ? -1 : operands[2];
   }
 };
 
