@@ -21,4 +21,13 @@ SortedSumsWorkspace sorted_sums_workspace(const Dim& num_ids, const Dim& columns
           .array_bytes = times(4, num_ids)};
 }
 
+ir::Type sorted_sums_workspace(const Dim& num_ids, const ir::Type& table, int64_t axis) {
+  ir::Shape others = *table.shape;
+  others.erase(others.begin() + axis);
+  const Dim bytes = sorted_sums_workspace(num_ids, ir::numel(others), table.dtype).bytes();
+  ir::Type type = with_shape(table, ir::Shape{bytes});
+  type.dtype = ir::DType::kUInt8;
+  return type;
+}
+
 }  // namespace torch_ort::ops

@@ -27,5 +27,7 @@ struct SortedSumsWorkspace {
 // For so many ids, and rows of so many columns.
 SortedSumsWorkspace sorted_sums_workspace(const ir::Dim& num_ids, const ir::Dim& columns,
                                           ir::DType dtype);
+// The type of the workspace for so many ids that select along the dim `axis` of a table.
+ir::Type sorted_sums_workspace(const ir::Dim& num_ids, const ir::Type& table, int64_t axis);
 
 }  // namespace torch_ort::ops

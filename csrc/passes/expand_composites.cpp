@@ -826,12 +826,8 @@ bool expand_embedding_backward(Graph& graph, Node& node) {
   std::vector<Type> types = {result->type};
   if (is_sorted) {
     Shape of_ids = *grad->type.shape;
-    const ir::Dim columns = of_ids.back();
     of_ids.pop_back();
-    const ops::SortedSumsWorkspace space =
-        ops::sorted_sums_workspace(ir::numel(of_ids), columns, dtype);
-    types.push_back(ops::with_shape(result->type, Shape{space.bytes()}));
-    types.back().dtype = DType::kUInt8;
+    types.push_back(ops::sorted_sums_workspace(ir::numel(of_ids), result->type, 0));
   }
   const auto* padding = std::get_if<ir::Dim>(&call.args.at(3).value);
   Expander write(graph, node, *grad);

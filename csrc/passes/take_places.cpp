@@ -192,16 +192,6 @@ bool can_take(const Taken& taken, const Node& node, const KnownSizes& sizes) {
   return shape == *parts.type.shape && parts.type.dtype == whole.type.dtype;
 }
 
-ir::Type workspace_of(const Taken& taken, const Value& result) {
-  Shape others = *result.type.shape;
-  others.erase(others.begin() + taken.axis);
-  const ops::SortedSumsWorkspace space = ops::sorted_sums_workspace(
-      ir::numel(*taken.places->type.shape), ir::numel(others), result.type.dtype);
-  ir::Type type = ops::with_shape(result.type, Shape{space.bytes()});
-  type.dtype = DType::kUInt8;
-  return type;
-}
-
 }  // namespace
 
 int take_places(Graph& graph) {
@@ -217,7 +207,10 @@ int take_places(Graph& graph) {
     if (!may_rewrite()) return rewrites;
     Value& old = *node.outputs[0];
     std::vector<ir::Type> types = {old.type};
-    if (is_sorted(*taken, old)) types.push_back(workspace_of(*taken, old));
+    if (is_sorted(*taken, old)) {
+      const Dim num_ids = ir::numel(*taken->places->type.shape);
+      types.push_back(ops::sorted_sums_workspace(num_ids, old.type, taken->axis));
+    }
     const Node& made = ops::Writer(graph, &node)
                            .add({ir::kTorchOrtDomain, taken->is_gradient ? "TakeGrad" : "Take"},
                                 {taken->x, taken->places}, types,
