@@ -353,13 +353,19 @@ class Attention : public Kernel {
     const int64_t common = is_causal_ ? std::min(num, block.begin / width + 1) : num;
     multiply(0, common, 0);
     for (int64_t panel = common; panel < num; ++panel) {
-      multiply(panel, 1, first_row_of_tile(panel * width - block.begin));
+      // From the first whole tile of rows on that has a query that attends to them.
+      const int64_t tile = (panel * width - block.begin) / kernels_.product_rows;
+      multiply(panel, 1, tile * kernels_.product_rows);
     }
   }
 
   // to: block.count x features <- a * b. `a` has scores, and `b` the packed features of all keys.
   void multiply_scores(T* to, const T* a, const T* b, const Block& block) const {
-    for_each_tile(block, [&](int64_t row, int64_t count) {
+    // All rows at once, or where later queries attend to more keys, as many as a product computes
+    // at a time.
+    const int64_t step = is_causal_ ? kernels_.product_rows : block.count;
+    for (int64_t row = 0; row < block.count; row += step) {
+      const int64_t count = std::min(step, block.count - row);
       kernels_.multiply({.c = to + row * feature_panels_.columns(),
                          .c_row = feature_panels_.columns(),
                          .a = a + row * score_panels_.columns(),
@@ -373,7 +379,7 @@ class Attention : public Kernel {
                          .columns = feature_panels_.columns(),
                          .m = count,
                          .k = num_keys(block, block.begin + row + count - 1)});
-    });
+    }
   }
 
   // to: keys x features += a^T * b. `a` has scores, and `b` the packed features of the block.
@@ -402,20 +408,6 @@ class Attention : public Kernel {
     for (int64_t key = common; key < block.keys; key += step) {
       add(key, std::min(step, block.keys - key), key - block.begin);
     }
-  }
-
-  // Calls visit(first row, number of rows) for the rows of a block: of all of them at once, or
-  // where later queries attend to more keys, of as many as a product computes at a time.
-  template <typename Visit>
-  void for_each_tile(const Block& block, Visit visit) const {
-    const int64_t step = is_causal_ ? kernels_.product_rows : block.count;
-    for (int64_t row = 0; row < block.count; row += step) {
-      visit(row, std::min(step, block.count - row));
-    }
-  }
-
-  int64_t first_row_of_tile(int64_t row) const {
-    return row / kernels_.product_rows * kernels_.product_rows;
   }
 
   // Mask and dropout of one head of queries.
@@ -513,7 +505,7 @@ class Attention : public Kernel {
   }
 
   Heads truths_or_numbers(const Layout& layout) const {
-    if (layout.dtype != ir::DType::kBool) return heads_of(layout, queries_, keys_, heads_);
+    if (layout.dtype != ir::DType::kBool) return scores(layout);
     return Heads(layout, {batches_, heads_, queries_, keys_});
   }
 

@@ -102,7 +102,7 @@ class Accumulator {
 
   bool fits(const Node& add, const Term& first, const Term& second) const {
     const Type &sum = add.outputs[0]->type, &type = second.matrix().type;
-    return ir::is(second.product, "MatMul") && same_type(first.matrix().type, type) &&
+    return ir::is(second.product, "MatMul") && first.matrix().type == type && !type.strides &&
            sum.is_known() && sum.dtype == type.dtype && !sum.strides &&
            sum.shape == add.inputs[0]->type.shape && sum.shape == add.inputs[1]->type.shape &&
            region::has_kernel(&second.matrix(), "Rows") && are_together(*first.product, add) &&
@@ -114,11 +114,6 @@ class Accumulator {
            a.checkpoint == b.checkpoint;
   }
 
-  static bool same_type(const Type& a, const Type& b) {
-    return *a.shape == *b.shape && a.dtype == b.dtype && a.device == b.device && !a.strides &&
-           !b.strides;
-  }
-
   // The input of the sum that is the gradient of an embedding; the later one of two.
   std::optional<size_t> find_embedding(const Node& add) const {
     std::optional<size_t> found;
@@ -127,7 +122,7 @@ class Accumulator {
       const Node* node = value.producer;
       if (!ir::is(node, "EmbeddingGrad", ir::kTorchOrtDomain)) continue;
       if (node->inputs.size() != 2 || value.uses.size() != 1 || memory_.is_written(&value) ||
-          memory_.is_written(&rest) || !rest.type.is_known() || !same_type(value.type, rest.type) ||
+          memory_.is_written(&rest) || value.type != rest.type || value.type.strides ||
           !region::has_kernel(&value, "Rows") || !are_together(*node, add)) {
         continue;
       }

@@ -548,8 +548,11 @@ std::vector<int> sorted_units(const Order& order, const std::vector<Group>& grou
     });
   }
   std::priority_queue<int, std::vector<int>, std::greater<>> ready;
+  int units = 0;
   for (int at = 0; at < count; ++at) {
-    if (unit_of[at] == at && waiting[at] == 0) ready.push(at);
+    if (unit_of[at] != at) continue;
+    ++units;
+    if (waiting[at] == 0) ready.push(at);
   }
   std::vector<int> sorted;
   while (!ready.empty()) {
@@ -560,8 +563,6 @@ std::vector<int> sorted_units(const Order& order, const std::vector<Group>& grou
       if (--waiting[next] == 0) ready.push(next);
     }
   }
-  int units = 0;
-  for (int at = 0; at < count; ++at) units += unit_of[at] == at ? 1 : 0;
   ORT_CHECK(static_cast<int>(sorted.size()) == units,
             "fuse_regions: ", units - static_cast<int>(sorted.size()), " of ", units,
             " groups depend on each other");

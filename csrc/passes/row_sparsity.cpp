@@ -203,7 +203,6 @@ RowSet nonzero_of(Pointwise op, const std::vector<RowSet>& operands, bool has_co
     case Pointwise::kSub:
     case Pointwise::kOr: return has_constants ? RowSet::all() : unite(operand(0), operand(1));
     case Pointwise::kMulAdd:
-      return has_constants ? RowSet::all() : unite(intersect(operand(0), operand(1)), operand(2));
     case Pointwise::kWhere:
       return has_constants ? RowSet::all() : unite(intersect(operand(0), operand(1)), operand(2));
     default: return RowSet::all();

@@ -158,11 +158,12 @@ def disabled_passes(options: Options) -> list[str]:
     for each in _C.passes():
         if each.not_with is not None and getattr(options, each.not_with):
             names.append(each.name)
+    runs_own_products = "products" not in options.disable
     # PyTorch's products copy the numbers that they start from.
-    if "products" in options.disable:
+    if not runs_own_products:
         names.append("accumulate_sums")
     # Only the engine's own kernels leave out rows.
-    runs_own_kernels = "products" not in options.disable and _region_mode(options) == "kernel"
+    runs_own_kernels = runs_own_products and _region_mode(options) == "kernel"
     if not runs_own_kernels or not options.enable_sparse_optimizer:
         names.append("row_sparsity")
     return names
