@@ -11,8 +11,9 @@ from types import TracebackType
 from typing import Any
 
 import psutil
+from backends import OURS
 from memory import PINNED_MALLOC
-from worker import OURS, Job
+from worker import Job
 
 WORKER = Path(__file__).with_name("worker.py")
 

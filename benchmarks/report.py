@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import targets
+from backends import EAGER, MODES
 from builds import Pair, mean_ratio, pairs_of
 from record import FIRST, PEAK, STEADY, Record, Records
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from targets import Verdict
-from worker import EAGER, MODES
 
 MISSING = "-"
 # Above this share of the machine, what was timed is partly somebody else's work.

@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from backends import AUTOTUNE, GRAPHS, ONEDNN, OURS
 from models import FOR_GPUS, LARGE, MODELS
 from process import WorkerError, WorkerProcess
 from record import Record, Records
 from report import print_report, write_json, write_png
 from rich.console import Console
-from worker import AUTOTUNE, GRAPHS, ONEDNN, OURS, Job
+from worker import Job
 
 BACKENDS = ("eager", ONEDNN, "aot_eager", "inductor", AUTOTUNE, GRAPHS, "ort", "ortmodule")
 ON_CPU = ("eager", "aot_eager", "inductor", "ort")

@@ -18,19 +18,10 @@ from itertools import count
 from typing import Any, TextIO
 
 import torch
+from backends import EAGER, GRAPHS, MODES, ONEDNN, OURS
 from memory import HighWater, tensor_bytes
 from models import build
 from onednn import OneDnn, replace_products
-
-# Backends that are the engine.
-OURS = ("ort", "ortmodule")
-# Modes of inductor, which are no backends by name: its kernels in CUDA graphs, and those that it
-# found to be the fastest of several.
-GRAPHS, AUTOTUNE = "inductor_graphs", "inductor_autotune"
-MODES = {GRAPHS: "reduce-overhead", AUTOTUNE: "max-autotune-no-cudagraphs"}
-# Eager PyTorch with the products of oneDNN.
-ONEDNN = "eager_onednn"
-EAGER = ("eager", ONEDNN)
 
 
 @dataclass(frozen=True)
