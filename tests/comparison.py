@@ -195,6 +195,13 @@ def counters_of_a_steady_step(
     return torch_ort.counters()
 
 
+def plan_of(model: torch.nn.Module, *inputs: torch.Tensor) -> dict[str, Any]:
+    """Give the memory plan of a model that is captured as one graph, by explain()."""
+    torch.compiler.reset()
+    (graph,) = torch_ort.explain(model, *inputs).graphs
+    return graph.plan
+
+
 def gradients(model: torch.nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
     """Run forward and backward with another weight for each element of the result.
 

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from comparison import plan_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -167,17 +168,11 @@ def test_layers_that_share_a_bias(length) -> None:
 
 
 def test_no_matrix_of_scores_is_saved(monkeypatch) -> None:
-    model, x = Encoder(), torch.randn(4, 100, 24)
-
-    def saved() -> int:
-        torch.compiler.reset()
-        (graph,) = torch_ort.explain(model, x, torch.ones(4, 100, dtype=torch.bool)).graphs
-        return graph.plan["saved_bytes"]
-
-    fused = saved()
+    call = (Encoder(), torch.randn(4, 100, 24), torch.ones(4, 100, dtype=torch.bool))
+    fused = plan_of(*call)["saved_bytes"]
     monkeypatch.setenv("TORCH_ORT_DISABLE", "fuse_attention")
     probabilities = 4 * 3 * 100 * 100 * 4
-    assert fused <= saved() - 1.9 * probabilities
+    assert fused <= plan_of(*call)["saved_bytes"] - 1.9 * probabilities
 
 
 def test_dropout_draws_one_mask_for_both_halves() -> None:

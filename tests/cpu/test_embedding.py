@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from comparison import plan_of
 from torch import nn
 from torch.nn import functional as F
 
@@ -149,10 +150,6 @@ def test_the_gradient_is_added_where_the_sum_is(make):
 def test_a_sum_takes_one_table_of_memory(monkeypatch):
     model, ids = Tied(words=5000, width=16), torch.randint(0, 30, (2, 3))
 
-    def planned() -> int:
-        torch.compiler.reset()
-        return torch_ort.explain(model, ids).graphs[0].plan["peak_bytes"]
-
-    together = planned()
+    together = plan_of(model, ids)["peak_bytes"]
     monkeypatch.setenv("TORCH_ORT_DISABLE", "accumulate_sums")
-    assert together <= planned() - 0.99 * 5000 * 16 * 4
+    assert together <= plan_of(model, ids)["peak_bytes"] - 0.99 * 5000 * 16 * 4

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import regions
 import torch
@@ -19,6 +20,8 @@ from torch_ort.engine import cuda
 @dataclass(frozen=True)
 class Case:
     """Rows of a gradient and their ids. Sizes are symbols of the graph, but for the table's."""
+
+    words: ClassVar[str] = "index out of range in self"  # of the error for a bad one
 
     ids: torch.Tensor
     rows: int

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import regions
 import torch
@@ -23,6 +24,8 @@ class Case:
 
     The sizes of the places are symbols of the graph.
     """
+
+    words: ClassVar[str] = "index is out of bounds for its dimension"  # of the error for a bad one
 
     places: torch.Tensor
     shape: tuple[int, ...]

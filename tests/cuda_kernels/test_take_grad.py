@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import golden
 import pytest
 import regions
@@ -16,6 +14,7 @@ from gate import compile_texts, faults
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import numbers
+from sorted_sums import launches_of, run, run_with_wide_columns, texts_of
 from take_cases import CASES, Case, mixed
 
 import torch_ort
@@ -23,17 +22,6 @@ from torch_ort import _C
 
 pytestmark = pytest.mark.cuda
 emulated = pytest.mark.skipif(not cuda_device.is_active(), reason="of the emulator")
-WORDS = "index is out of bounds for its dimension"
-
-
-def run(case: Case) -> torch.Tensor:
-    compiled = regions.Compiled(case.graph(), regions.CUDA)
-    got = compiled.run(case.given())
-    case.compare(got, case.wanted())
-    if case.tells_fault:
-        with pytest.raises(IndexError, match=WORDS):
-            compiled.run(case.given())
-    return got["y"]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -141,7 +129,7 @@ def test_a_place_out_of_bounds(check) -> None:
     compiled = regions.Compiled(case.graph(), regions.CUDA, synchronize=check == 2)
     if check == 0:
         case.compare(compiled.run(case.given()), case.wanted())
-    with pytest.raises(IndexError, match=WORDS):
+    with pytest.raises(IndexError, match=Case.words):
         compiled.run(good if check == 0 else case.given())
     compiled.run(good)
 
@@ -208,37 +196,17 @@ def test_new_sizes_compile_nothing() -> None:
 # ---- launches and machine code
 
 
-def texts_of(case: Case, folder: Path) -> dict[str, str]:
-    compiled = regions.Compiled(case.graph(), regions.CUDA, kernel_dump_dir=str(folder))
-    compiled.run(case.given())
-    return {path.stem: path.read_text() for path in folder.glob("sorted_sums_*.cu")}
-
-
 @emulated
 def test_launches(tmp_path, monkeypatch, request) -> None:
-    lines = []
-    for name in ("taken rows", "taken columns", "taken often", "taken of many", "taken in strips"):
-        log = tmp_path / name
-        monkeypatch.setenv("EMULATED_CUDA_LOG", str(log))
-        run(CASES[name])
-        lines += [f"-- {name}", *log.read_text().splitlines()]
+    names = ("taken rows", "taken columns", "taken often", "taken of many", "taken in strips")
+    launches = launches_of(CASES, names, tmp_path, monkeypatch)
     accept = request.config.getoption("--accept")
-    golden.compare("take_grad.launches", "\n".join(lines) + "\n", accept)
+    golden.compare("take_grad.launches", launches, accept)
 
 
 @emulated
 def test_columns_that_32_bits_cannot_count(tmp_path, monkeypatch) -> None:
-    """Such tensors are too large for a test, so smaller ones run with their texts."""
-    texts_of(CASES["taken often"], tmp_path)
-    (path,) = tmp_path.glob("sorted_sums_float_*.cu")
-    text = path.read_text()
-    assert text.count("typedef int index_t;") == 1
-    path.write_text(text.replace("typedef int index_t;", "typedef long long index_t;"))
-    monkeypatch.setenv("EMULATED_CUDA_TEXTS", str(tmp_path))
-    _C.cuda.forget_builds()
-    run(CASES["taken often"])
-    monkeypatch.delenv("EMULATED_CUDA_TEXTS")
-    _C.cuda.forget_builds()
+    run_with_wide_columns(CASES["taken often"], tmp_path, monkeypatch)
 
 
 # The name of a text, and how many instructions at least read and write 16 bytes.

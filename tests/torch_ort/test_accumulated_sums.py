@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from comparison import assert_as_exact_as_eager, gradients
+from comparison import assert_as_exact_as_eager, gradients, plan_of
 from torch import nn
 
 import torch_ort
@@ -158,16 +158,11 @@ def test_two_calls_alive_at_once() -> None:
 def test_one_tensor_serves_a_sum(monkeypatch) -> None:
     model, x = Recurrent(128), torch.randn(2, 8, 128)
 
-    def planned() -> int:
-        torch.compiler.reset()
-        (graph,) = torch_ort.explain(model, x).graphs
-        return graph.plan["peak_bytes"]
-
-    together = planned()
+    together = plan_of(model, x)["peak_bytes"]
     monkeypatch.setenv("TORCH_ORT_DISABLE", "accumulate_sums")
     # Without it, the eight products of a weight are alive when they are added.
     weight = 3 * 128 * 128 * 4
-    assert together <= planned() - 4 * weight
+    assert together <= plan_of(model, x)["peak_bytes"] - 4 * weight
 
 
 @pytest.mark.parametrize("settings", [{"disable": ["products"]}, {"emulate_eager_casts": True}])

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from comparison import assert_as_exact_as_eager, gradients
+from comparison import assert_as_exact_as_eager, gradients, plan_of
 from torch import nn
 
 import torch_ort
@@ -67,13 +67,8 @@ def test_bits_stay(dtype: torch.dtype) -> None:
 def test_large_gradients_wait_for_the_memory_of_images(monkeypatch) -> None:
     model, x = narrowing(), torch.randn(4, 3, 32, 32)
 
-    def planned() -> int:
-        torch.compiler.reset()
-        (graph,) = torch_ort.explain(model, x).graphs
-        return graph.plan["peak_bytes"]
-
-    split = planned()
+    split = plan_of(model, x)["peak_bytes"]
     monkeypatch.setenv("TORCH_ORT_DISABLE", "split_convolutions")
-    whole = planned()
+    whole = plan_of(model, x)["peak_bytes"]
     # The gradients of the last three weights: 0.1, 0.3 and 0.6 MiB.
     assert split <= whole - 500_000
