@@ -4,6 +4,7 @@
     python benchmarks/products.py --models bert llama    # and what training steps of these multiply
     python benchmarks/products.py --dtype bfloat16 --threads 1 --isa avx2
     python benchmarks/products.py --onednn libdnnl.so.2  # float32, beside oneDNN's dnnl_sgemm
+    python benchmarks/products.py --cold                 # with factors that are in no cache
 
 All write the same result from the same factors, in one process, in turns. The forms are those of a
 linear layer: NT is its forward product, NN the gradient of its input, TN that of its weight.
@@ -12,6 +13,7 @@ linear layer: NT is its forward product, NN the gradient of its input, TN that o
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import sys
@@ -41,6 +43,7 @@ SHAPES = (
 # Operations of products that are judged together: large ones by their part of the peak, small ones
 # by PyTorch's speed.
 LARGE, SMALL = 100e6, 4e6
+COLD_BYTES = 128 << 20  # more than caches have
 TURN_SECONDS = 2e-3  # of the repetitions of one side, so that a clock is exact
 
 
@@ -115,37 +118,47 @@ def matrix(batch: int, rows: int, columns: int, form: str, dtype: torch.dtype) -
 
 def measure(
     shape: tuple[int, int, int, int], form: str, dtype: torch.dtype, isa: str, turns: int,
-    peak: float, onednn: OneDnn | None = None,
+    peak: float, onednn: OneDnn | None = None, least_bytes: int = 0,
 ) -> Row:  # fmt: skip
+    """Measure a product of as many factors, one after the other, as have `least_bytes` together."""
     batch, m, k, n = shape
-    a, b = matrix(batch, m, k, form[0], dtype), matrix(batch, k, n, form[1], dtype)
-    ours, theirs = (torch.empty((*a.shape[:-1], n), dtype=dtype) for _ in range(2))
-    product = _C.Product(ours, a, b, isa=isa)
     multiply = torch.bmm if batch > 1 else torch.mm
-    sides: list[tuple[Callable[[], Any], list[float]]] = [
-        (product.run, []), (lambda: multiply(a, b, out=theirs), [])
-    ]  # fmt: skip
-    results = [theirs]
-    if onednn is not None and batch == 1:
-        results.append(torch.empty_like(ours))
-        sides.append((onednn.product(results[1], a, b), []))
+    num_bytes = batch * (m * k + k * n + m * n) * dtype.itemsize
+    calls: list[list[Callable[[], Any]]] = [[], [], []]
+    kept = []  # calls know the addresses of their operands alone
+    for _ in range(max(1, math.ceil(least_bytes / num_bytes))):
+        a, b = matrix(batch, m, k, form[0], dtype), matrix(batch, k, n, form[1], dtype)
+        ours, *results = (torch.empty((*a.shape[:-1], n), dtype=dtype) for _ in range(3))
+        kept.append((a, b, ours, results))
+        product = _C.Product(ours, a, b, isa=isa)
+        calls[0].append(product.run)
+        calls[1].append(functools.partial(multiply, a, b, out=results[0]))
+        if onednn is not None and batch == 1:
+            calls[2].append(onednn.product(results[1], a, b))
+        for side, result in zip(calls[1:], results, strict=True):
+            if side:
+                product.run()
+                side[-1]()
+                torch.testing.assert_close(
+                    ours.double(), result.double(), rtol=0.02, atol=0.02 * math.sqrt(k)
+                )
+    sides: list[tuple[list[Callable[[], Any]], list[float]]] = [
+        (each, []) for each in calls if each
+    ]
     repetitions = []
-    for run, _ in sides:
-        run()
+    for runs, _ in sides:
         start = time.perf_counter()
-        run()
+        for run in runs:
+            run()
         once = max(time.perf_counter() - start, 1e-7)
         repetitions.append(max(1, int(TURN_SECONDS / once)))
-    for result in results:
-        torch.testing.assert_close(
-            ours.double(), result.double(), rtol=0.02, atol=0.02 * math.sqrt(k)
-        )
     for turn in range(turns):
-        for i, (run, seconds) in list(enumerate(sides))[:: 1 if turn % 2 == 0 else -1]:
+        for i, (runs, seconds) in list(enumerate(sides))[:: 1 if turn % 2 == 0 else -1]:
             start = time.perf_counter()
             for _ in range(repetitions[i]):
-                run()
-            seconds.append((time.perf_counter() - start) / repetitions[i])
+                for run in runs:
+                    run()
+            seconds.append((time.perf_counter() - start) / repetitions[i] / len(runs))
     taken = [seconds for _, seconds in sides]
     of_onednn = taken[2] if len(taken) == 3 else []
     return Row(*shape, form, taken[0], taken[1], of_onednn, product.is_preferred, peak)
@@ -202,6 +215,8 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
                         help="whose products are measured too")  # fmt: skip
     parser.add_argument("--turns", type=int, default=20, help="of each side, and each product")
     parser.add_argument("--onednn", metavar="LIBRARY", help="libdnnl.so.2, for float32")
+    parser.add_argument("--cold", action="store_true",
+                        help="factors and results that are in no cache, as often in training steps")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements")
     return parser.parse_args(arguments)
 
@@ -214,15 +229,17 @@ def main(arguments: Sequence[str]) -> int:
     wanted += [each for each in products_of(options.models) if each not in wanted]
     dtype, measured = getattr(torch, options.dtype), {}
     onednn = OneDnn(options.onednn) if options.onednn and options.dtype == "float32" else None
+    least_bytes = COLD_BYTES if options.cold else 0
     for threads in options.threads:
         torch.set_num_threads(threads)
         peak = _C.measure_peak(options.dtype, options.isa)
         rows = [
-            measure(shape, form, dtype, options.isa, options.turns, peak, onednn)
+            measure(shape, form, dtype, options.isa, options.turns, peak, onednn, least_bytes)
             for *shape, form in wanted
         ]
         isa = options.isa or _C.isa_names()[-1]
         title = f"{options.dtype}, {isa}, threads: {threads}; peak {peak / 1e9:.0f} GFLOP/s"
+        title += "; cold" if options.cold else ""
         console.print(table(rows, title))
         for line in means(rows):
             console.print(line, highlight=False)

@@ -32,3 +32,14 @@ def test_a_table(products, monkeypatch, tmp_path, capsys):
     text = capsys.readouterr().out
     assert "32×64×64" in text
     assert "times PyTorch's speed" in text
+
+
+def test_cold_products_go_through_many_factors(products, monkeypatch, capsys):
+    monkeypatch.setattr(products, "SHAPES", ((8, 16, 24),))
+    monkeypatch.setattr(products, "COLD_BYTES", 10_000)
+    measured = products.matrix
+    made = []
+    monkeypatch.setattr(products, "matrix", lambda *args: made.append(args) or measured(*args))
+    assert products.main(["--threads", "1", "--turns", "2", "--cold"]) == 0
+    assert len(made) == 3 * 2 * 4  # three forms, two factors, of 2,432 bytes with their result
+    assert "; cold" in capsys.readouterr().out
