@@ -41,9 +41,10 @@ struct PanelProduct {
   int64_t b_row, b_panel, width, num_panels, columns, m, k;
 };
 
-// Packs a panel of a factor: for each of `steps` steps of the sum, `width` contiguous numbers.
-// Number j of step p is from[j * across + p * along]; numbers from `count` on are zero. `width` is
-// Kernels::product_rows, Kernels::panel_width or half of the latter.
+// Packs panels of a factor, one after the other: for each of `steps` steps of the sum, a panel has
+// `width` contiguous numbers. Number j of step p of the factor is from[j * across + p * along]; a
+// panel that `count` does not fill up ends with zeros. `width` is Kernels::product_rows,
+// Kernels::panel_width or half of the latter.
 template <typename T>
 struct Packing {
   T* to;
@@ -52,8 +53,8 @@ struct Packing {
   int64_t across, along, count;
 };
 
-// As Packing, for pairs of bfloat16 numbers, given as their bits: step p has the numbers 2 * p and
-// 2 * p + 1 of `numbers`. The last pair is filled up with zero.
+// As Packing, for one panel of pairs of bfloat16 numbers, given as their bits: step p has the
+// numbers 2 * p and 2 * p + 1 of `numbers`. The last pair is filled up with zero.
 struct PairPacking {
   float* to;
   int64_t width, numbers;

@@ -34,7 +34,9 @@ constexpr int64_t kFewColumns = 128, kManyColumns = 384;
 constexpr int64_t kPageBytes = 4096;
 
 constexpr int64_t kWorkPerThread = 1 << 17;  // multiplications
-constexpr int64_t kMostOfPairs = 1 << 25;    // multiplications; see is_preferred()
+// So many multiplications take as long as reading a number that another thread has written.
+constexpr int64_t kReadCost = 16;
+constexpr int64_t kMostOfPairs = 1 << 25;  // multiplications; see is_preferred()
 
 // The matrices of an operand, one for each place in the batch.
 struct Matrices {
@@ -142,8 +144,8 @@ struct Rectangle {
   int64_t row, rows, column, columns;
 };
 
-// Divides the result among threads into parts of whole tiles. Each thread packs the rows and
-// columns of its part, so the parts are as close to squares as possible.
+// Divides the result among threads into parts that take equally long. Each thread reads the rows
+// and columns of its part, so parts should also be close to squares.
 struct Grid {
   int64_t rows = 1, columns = 1;  // the numbers of parts
   int64_t part_rows = 0, part_columns = 0;
@@ -151,10 +153,10 @@ struct Grid {
   Grid(int64_t m, int64_t n, int64_t threads, int64_t tile_rows, int64_t tile_columns) {
     int64_t least = -1;
     for (int64_t parts = 1; parts <= threads; ++parts) {
-      const int64_t height = round_up(ceil_div(m, parts), tile_rows);
+      const int64_t height = ceil_div(m, parts);
       const int64_t width = round_up(ceil_div(n, threads / parts), tile_columns);
-      // For each step of the sums: a thread's multiplications, and the numbers that it packs.
-      const int64_t cost = height * width * 64 + (height + width);
+      // For each step of the sums: a thread's multiplications, and the numbers that it reads.
+      const int64_t cost = whole_rows(height, tile_rows) * width + kReadCost * (height + width);
       if (least >= 0 && cost >= least) continue;
       least = cost;
       part_rows = height;
@@ -162,6 +164,14 @@ struct Grid {
     }
     rows = ceil_div(m, part_rows);
     columns = ceil_div(n, part_columns);
+  }
+
+ private:
+  // The number of rows of whole tiles that take as long. A tile of fewer than four rows takes as
+  // long as one of four, since its sums wait for their last additions.
+  static int64_t whole_rows(int64_t height, int64_t tile_rows) {
+    const int64_t rest = height % tile_rows;
+    return rest == 0 ? height : height - rest + std::max<int64_t>(rest, 4);
   }
 };
 
@@ -439,8 +449,9 @@ class ProductKernel final : public Kernel {
     panels.whole = packs ? memory : reinterpret_cast<const T*>(b.data);
     panels.row = packs ? wide : b.row;
     panels.distance = packs ? wide * steps : wide;
-    for (int64_t i = 0; packs && i < panels.num_whole; ++i, memory += wide * steps) {
-      pack(memory, b.from(0, i * wide).turned(), wide, depth, wide);
+    if (packs && panels.num_whole > 0) {
+      pack(memory, b.turned(), panels.num_whole * wide, depth, wide);
+      memory += panels.num_whole * wide * steps;
     }
     if (panels.num_rest == 0) return panels;
     panels.rest = memory;
@@ -457,9 +468,7 @@ class ProductKernel final : public Kernel {
     const T* left = reinterpret_cast<const T*>(a.data);
     if (packs_left) {
       T* packed = thread_memory<T, Use::kLeft>(round_up(rows, tile) * steps);
-      for (int64_t i = 0; i < rows; i += tile) {
-        pack(packed + i * steps, a.from(i, 0), std::min(tile, rows - i), depth, tile);
-      }
+      pack(packed, a, rows, depth, tile);
       left = packed;
     }
     PanelProduct<T> product{.c = c,
@@ -538,41 +547,51 @@ class ProductKernel final : public Kernel {
     kernels_.multiply(product);
   }
 
-  // Packs the first `count` rows and `depth` columns of a factor into a panel.
+  // Packs the first `count` rows and `depth` columns of a factor into panels of `width` rows.
   void pack(T* to, const Matrix& factor, int64_t count, int64_t depth, int64_t width) const {
+    if (pairs_ == nullptr && factor.dtype == kDType) {
+      return kernels_.pack({.to = to,
+                            .width = width,
+                            .steps = depth,
+                            .from = reinterpret_cast<const T*>(factor.data),
+                            .across = factor.row,
+                            .along = factor.column,
+                            .count = count});
+    }
+    const int64_t steps = ceil_div(depth, at_once());
+    for (int64_t i = 0; i < count; i += width, to += width * steps) {
+      pack_panel(to, factor.from(i, 0), std::min(width, count - i), depth, width);
+    }
+  }
+
+  // The same for one panel of another dtype.
+  void pack_panel(T* to, const Matrix& factor, int64_t count, int64_t depth, int64_t width) const {
     if constexpr (std::is_same_v<T, float>) {
       if (pairs_ != nullptr) {
-        pairs_->pack({.to = to,
-                      .width = width,
-                      .numbers = depth,
-                      .from = reinterpret_cast<const uint16_t*>(factor.data),
-                      .across = factor.row,
-                      .along = factor.column,
-                      .count = count});
-        return;
+        return pairs_->pack({.to = to,
+                             .width = width,
+                             .numbers = depth,
+                             .from = reinterpret_cast<const uint16_t*>(factor.data),
+                             .across = factor.row,
+                             .along = factor.column,
+                             .count = count});
       }
     }
-    Packing<T> packing{.to = to,
-                       .width = width,
-                       .steps = depth,
-                       .from = reinterpret_cast<const T*>(factor.data),
-                       .across = factor.row,
-                       .along = factor.column,
-                       .count = count};
-    if (factor.dtype != kDType) {
-      const bool is_along = factor.column == 1;
-      T* numbers = thread_memory<T, Use::kConverted>(count * depth);
-      kernels_.load[static_cast<size_t>(factor.dtype)](
-          numbers, factor.data,
-          {.n = is_along ? depth : count,
-           .stride = is_along ? 1 : factor.row,
-           .count = is_along ? count : depth,
-           .distance = is_along ? factor.row : factor.column});
-      packing.from = numbers;
-      packing.across = is_along ? depth : 1;
-      packing.along = is_along ? 1 : count;
-    }
-    kernels_.pack(packing);
+    const bool is_along = factor.column == 1;
+    T* numbers = thread_memory<T, Use::kConverted>(count * depth);
+    kernels_.load[static_cast<size_t>(factor.dtype)](
+        numbers, factor.data,
+        {.n = is_along ? depth : count,
+         .stride = is_along ? 1 : factor.row,
+         .count = is_along ? count : depth,
+         .distance = is_along ? factor.row : factor.column});
+    kernels_.pack({.to = to,
+                   .width = width,
+                   .steps = depth,
+                   .from = numbers,
+                   .across = is_along ? depth : 1,
+                   .along = is_along ? 1 : count,
+                   .count = count});
   }
 
   const Kernels<T>& kernels_;
