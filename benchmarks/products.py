@@ -216,7 +216,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=20, help="of each side, and each product")
     parser.add_argument("--onednn", metavar="LIBRARY", help="libdnnl.so.2, for float32")
     parser.add_argument("--cold", action="store_true",
-                        help="factors and results that are in no cache, as often in training steps")  # fmt: skip
+                        help="factors and results that are in no cache")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements")
     return parser.parse_args(arguments)
 
