@@ -317,7 +317,39 @@ std::vector<bool> Body::read_again() const {
     }
     for (int value : made_now) made[value] = true;
   }
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (again[i] && is_made_quickly(values[i], again)) again[i] = false;
+  }
   return again;
+}
+
+namespace {
+
+// Whether the operation is fast, and gives the same bits wherever it stands. Compilers may join a
+// product and a sum into one operation with one rounding, or not.
+bool is_quick(ops::Pointwise op) {
+  switch (op) {
+    case ops::Pointwise::kCopy:
+    case ops::Pointwise::kNeg:
+    case ops::Pointwise::kAbs:
+    case ops::Pointwise::kAdd:
+    case ops::Pointwise::kSub:
+    case ops::Pointwise::kMax:
+    case ops::Pointwise::kMin: return true;
+    default: return false;
+  }
+}
+
+}  // namespace
+
+// Whether one quick operation makes the value of inputs that stay in registers, so that it need not
+// stay there as well.
+bool Body::is_made_quickly(const Value& value, const std::vector<bool>& kept) const {
+  if (value.kind != Value::Kind::kPointwise || !is_quick(value.op)) return false;
+  return std::all_of(value.operands.begin(), value.operands.end(), [&](int operand) {
+    const Value& from = values[operand];
+    return from.space != Space::kFull || (from.kind == Value::Kind::kInput && kept[operand]);
+  });
 }
 
 Body make_body(const region::BoundSchedule& bound, bool round_short_floats) {

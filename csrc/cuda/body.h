@@ -71,10 +71,14 @@ struct Body {
   // The full and column values that a pass computes, each after its operands. Values in `kept`,
   // which is indexed by value, are left out.
   std::vector<int> needed_in(int pass, const std::vector<bool>& kept) const;
-  // By value: whether it is a full value that a pass computes and a later pass reads again.
+  // By value: whether it is a full value that a pass computes and a later pass reads again. Those
+  // that take one plain operation to compute again are left out.
   std::vector<bool> read_again() const;
   // The reductions along the row that a pass computes.
   std::vector<int> reductions_of(int pass) const;
+
+ private:
+  bool is_made_quickly(const Value& value, const std::vector<bool>& kept) const;
 };
 
 // Makes the body of a bound region. `round_short_floats` is that of region::CodegenOptions. Throws

@@ -17,7 +17,6 @@ ReduceMax_Sub_Exp_ReduceSum_Log_more(const float* in0, const i64* in1, float* ou
     const bool is_row = row < last_row;
     const float* const at0 = in0 + (row * in0_row);
     wide v0[1][4];
-    wide v4[1][4];
     const wide r1 = is_row ? widen(in1[row * in1_row]) : wide(0);  // input 'label_in'
     const wide r11 = Equal(r1, wide(-100));  // RowValid 'valid'
     const wide r12 = Not(r11);  // RowValid 'valid'
@@ -41,8 +40,8 @@ ReduceMax_Sub_Exp_ReduceSum_Log_more(const float* in0, const i64* in1, float* ou
       if (!is_row || column >= columns) continue;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        v4[e][i] = Sub(v0[e][i], r3);  // Sub 'shift'
-        const wide v5 = Exp(v4[e][i]);  // Exp 'exp'
+        const wide v4 = Sub(v0[e][i], r3);  // Sub 'shift'
+        const wide v5 = Exp(v4);  // Exp 'exp'
         r6 = Sum::of(r6, v5);
       }
     }
@@ -55,7 +54,8 @@ ReduceMax_Sub_Exp_ReduceSum_Log_more(const float* in0, const i64* in1, float* ou
       if (!is_row || column >= columns) continue;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const wide v8 = Sub(v4[e][i], r7);  // Sub 'log_softmax'
+        const wide v4 = Sub(v0[e][i], r3);  // Sub 'shift'
+        const wide v8 = Sub(v4, r7);  // Sub 'log_softmax'
         if (column + i == label1_but_minus_100) r9 = v8;
         sum2 += v8;  // output 'all_in'
       }
