@@ -171,6 +171,10 @@ bool is_one(const Arg& arg) {
 
 }  // namespace
 
+bool multiplies_matrices(const Call& call) {
+  return call.op == "aten::mm" || call.op == "aten::addmm";
+}
+
 std::optional<ProductArgs> find_product(const Call& call) {
   const bool is_plain = call.op == "aten::mm" || call.op == "aten::bmm";
   const bool is_added_to = call.op == "aten::addmm" || call.op == "aten::baddbmm";

@@ -16,6 +16,9 @@ struct ProductArgs {
 // The operands of the product. Nothing if the call is no product, or scales one.
 std::optional<ProductArgs> find_product(const Call& call);
 
+// Whether the call multiplies two matrices, whatever it does with the product.
+bool multiplies_matrices(const Call& call);
+
 // The tensor to which a node adds what it computes of its first two inputs, that is, its third
 // input. nullptr if there is none, or if the node is no product of matrices and no gradient of an
 // embedding.

@@ -3,6 +3,7 @@
 #include "run/describe.h"
 
 #include "base/error.h"
+#include "run/padded_rows.h"
 #include "run/parts.h"
 
 #include <c10/core/MemoryFormat.h>
@@ -23,6 +24,7 @@ class Describer {
     evaluate_types(inputs);
     share_memory();
     take_over_adopted();
+    pad_rows();
     place_parts();
     choose_delivered();
     describe_program();
@@ -122,6 +124,11 @@ class Describer {
         std::accumulate(spec.sizes.begin(), spec.sizes.end(), int64_t{1}, std::multiplies<>());
     const bool dense = spec.bytes == numel * static_cast<int64_t>(c10::elementSize(spec.dtype));
     return same_half && dense && graph_.steps[facts.producer]->gives_up_results();
+  }
+
+  void pad_rows() {
+    if (!graph_.device.is_cuda() || !graph_.options.products) return;
+    RowPadder(graph_, result_).run();
   }
 
   void place_parts() {

@@ -1,51 +1,10 @@
 #include "run/parts.h"
 
-#include <ATen/TensorUtils.h>
-
 #include <algorithm>
 
 namespace torch_ort::run {
 
 namespace {
-
-// The dims of size above 1 of a tensor that fills its memory, from the outermost to the innermost.
-// Nothing if it leaves gaps.
-std::optional<std::vector<size_t>> dims_by_stride(const TensorSpec& spec) {
-  std::vector<size_t> dims;
-  for (size_t i = 0; i < spec.sizes.size(); ++i) {
-    if (spec.sizes[i] != 1) dims.push_back(i);
-  }
-  std::sort(dims.begin(), dims.end(),
-            [&spec](size_t a, size_t b) { return spec.strides[a] > spec.strides[b]; });
-  int64_t stride = 1;
-  for (size_t i = dims.size(); i-- > 0;) {
-    if (spec.strides[dims[i]] != stride) return std::nullopt;
-    stride *= spec.sizes[dims[i]];
-  }
-  return dims;
-}
-
-std::vector<int64_t> at_dims(const std::vector<int64_t>& numbers, const std::vector<size_t>& dims) {
-  std::vector<int64_t> picked;
-  for (size_t dim : dims) picked.push_back(numbers[dim]);
-  return picked;
-}
-
-// Both tensors view all of the same memory. Returns the strides of `other` if `one` had `strides`;
-// nothing if no strides describe it.
-std::optional<std::vector<int64_t>> strides_like(const TensorSpec& one,
-                                                 const std::vector<int64_t>& strides,
-                                                 const TensorSpec& other) {
-  const auto from = dims_by_stride(one), to = dims_by_stride(other);
-  if (!from || !to || one.bytes != other.bytes || one.dtype != other.dtype) return std::nullopt;
-  const auto found = at::detail::computeStride(c10::IntArrayRef(at_dims(one.sizes, *from)),
-                                               c10::IntArrayRef(at_dims(strides, *from)),
-                                               c10::IntArrayRef(at_dims(other.sizes, *to)));
-  if (!found) return std::nullopt;
-  std::vector<int64_t> result(other.sizes.size(), 1);
-  for (size_t i = 0; i < to->size(); ++i) result[(*to)[i]] = (*found)[i];
-  return result;
-}
 
 bool contains(const std::vector<int>& list, int item) {
   return std::find(list.begin(), list.end(), item) != list.end();
@@ -54,17 +13,8 @@ bool contains(const std::vector<int>& list, int item) {
 }  // namespace
 
 PartPlacer::PartPlacer(const CompiledGraph& graph, Description& description)
-    : graph_(graph),
-      result_(description),
-      readers_(graph.facts.size()),
-      sharers_(graph.facts.size()) {
+    : graph_(graph), result_(description), uses_(graph, description.roots) {
   result_.parts.resize(graph_.facts.size());
-  for (size_t i = 0; i < graph_.steps.size(); ++i) {
-    for (int slot : graph_.steps[i]->reads()) readers_[result_.roots[slot]].push_back(i);
-  }
-  for (size_t slot = 0; slot < graph_.facts.size(); ++slot) {
-    sharers_[result_.roots[slot]].push_back(static_cast<int>(slot));
-  }
 }
 
 void PartPlacer::run() {
@@ -129,7 +79,7 @@ bool PartPlacer::place(const ViewSpec& piece, int whole, size_t concat) {
   const auto of_root = strides_like(as_read, piece.strides, result_.specs[root]);
   if (!of_root) return false;
   std::vector<TensorSpec> specs;
-  for (int slot : sharers_[root]) {
+  for (int slot : uses_.sharers[root]) {
     TensorSpec spec = result_.specs[slot];
     const auto strides = strides_like(result_.specs[root], *of_root, spec);
     if (!strides) return false;
@@ -138,7 +88,7 @@ bool PartPlacer::place(const ViewSpec& piece, int whole, size_t concat) {
     specs.push_back(std::move(spec));
   }
   for (size_t i = 0; i < specs.size(); ++i) {
-    const int slot = sharers_[root][i];
+    const int slot = uses_.sharers[root][i];
     result_.specs[slot] = std::move(specs[i]);
     result_.roots[slot] = whole;
     result_.parts[slot] = {whole, root, piece.offset};
@@ -150,7 +100,7 @@ bool PartPlacer::can_be_made_elsewhere(int root, int whole, size_t concat) const
   const SlotFacts& facts = graph_.facts[root];
   // A part that has its place already, such as an operand that occurs twice, has the whole as its
   // root.
-  if (facts.producer < 0 || facts.unbacked || !result_.specs[root].known || leaves(root))
+  if (facts.producer < 0 || facts.unbacked || !result_.specs[root].known || uses_.leaves[root])
     return false;
   const size_t producer = facts.producer;
   const Step& maker = *graph_.steps[producer];
@@ -158,25 +108,19 @@ bool PartPlacer::can_be_made_elsewhere(int root, int whole, size_t concat) const
       result_.taken_over[producer] == root || is_in_forward(producer) != is_in_forward(concat)) {
     return false;
   }
-  if (crosses(root) && (!crosses(whole) || leaves(whole))) return false;
+  if (crosses(root) && (!crosses(whole) || uses_.leaves[whole])) return false;
   const TensorSpec& to = result_.specs[whole];
   if (to.dtype != result_.specs[root].dtype || to.device != result_.specs[root].device)
     return false;
-  return std::all_of(readers_[root].begin(), readers_[root].end(),
+  return std::all_of(uses_.readers[root].begin(), uses_.readers[root].end(),
                      [this](size_t step) { return graph_.steps[step]->reads_gaps(result_); });
 }
 
 bool PartPlacer::is_in_forward(size_t step) const { return step < graph_.num_forward; }
 
 bool PartPlacer::crosses(int root) const {
-  return std::any_of(sharers_[root].begin(), sharers_[root].end(),
+  return std::any_of(uses_.sharers[root].begin(), uses_.sharers[root].end(),
                      [this](int slot) { return graph_.facts[slot].crosses; });
-}
-
-bool PartPlacer::leaves(int root) const {
-  return std::any_of(sharers_[root].begin(), sharers_[root].end(), [this](int slot) {
-    return contains(graph_.outputs, slot) || contains(graph_.gradients, slot);
-  });
 }
 
 }  // namespace torch_ort::run

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "run/describe.h"
+#include "run/root_uses.h"
 #include "run/steps/concat.h"
 
 namespace torch_ort::run {
@@ -23,13 +24,10 @@ class PartPlacer {
   bool can_be_made_elsewhere(int root, int whole, size_t concat) const;
   bool is_in_forward(size_t step) const;
   bool crosses(int root) const;
-  bool leaves(int root) const;
 
   const CompiledGraph& graph_;
   Description& result_;
-  std::vector<std::vector<size_t>> readers_;  // by root: the steps that read it
-  std::vector<std::vector<int>>
-      sharers_;  // by root: the slots that share its memory, itself included
+  RootUses uses_;
 };
 
 }  // namespace torch_ort::run

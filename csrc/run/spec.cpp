@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "run/dtype.h"
 
+#include <ATen/TensorUtils.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/TensorImpl.h>
@@ -46,6 +47,29 @@ bool fits_in_memory(const TensorSpec& spec) {
     if (overflows) return false;
   }
   return count <= kMost && last < kMost;
+}
+
+// The dims of size above 1 of a tensor that fills its memory, from the outermost to the innermost.
+// Nothing if it leaves gaps.
+std::optional<std::vector<size_t>> filled_dims(const TensorSpec& spec) {
+  std::vector<size_t> dims;
+  for (size_t i = 0; i < spec.sizes.size(); ++i) {
+    if (spec.sizes[i] != 1) dims.push_back(i);
+  }
+  std::sort(dims.begin(), dims.end(),
+            [&spec](size_t a, size_t b) { return spec.strides[a] > spec.strides[b]; });
+  int64_t stride = 1;
+  for (size_t i = dims.size(); i-- > 0;) {
+    if (spec.strides[dims[i]] != stride) return std::nullopt;
+    stride *= spec.sizes[dims[i]];
+  }
+  return dims;
+}
+
+std::vector<int64_t> at_dims(const std::vector<int64_t>& numbers, const std::vector<size_t>& dims) {
+  std::vector<int64_t> picked;
+  for (size_t dim : dims) picked.push_back(numbers[dim]);
+  return picked;
 }
 
 bool has_negative(const std::vector<int64_t>& values) {
@@ -145,6 +169,20 @@ TensorSpec spec_of(const ir::Value& value, const ir::SymbolLookup& lookup) {
   }
   spec.bytes = span_bytes(spec);
   return spec;
+}
+
+std::optional<std::vector<int64_t>> strides_like(const TensorSpec& one,
+                                                 const std::vector<int64_t>& strides,
+                                                 const TensorSpec& other) {
+  const auto from = filled_dims(one), to = filled_dims(other);
+  if (!from || !to || one.bytes != other.bytes || one.dtype != other.dtype) return std::nullopt;
+  const auto found = at::detail::computeStride(c10::IntArrayRef(at_dims(one.sizes, *from)),
+                                               c10::IntArrayRef(at_dims(strides, *from)),
+                                               c10::IntArrayRef(at_dims(other.sizes, *to)));
+  if (!found) return std::nullopt;
+  std::vector<int64_t> result(other.sizes.size(), 1);
+  for (size_t i = 0; i < to->size(); ++i) result[(*to)[i]] = (*found)[i];
+  return result;
 }
 
 bool has_layout(const at::Tensor& tensor, const TensorSpec& spec) {

@@ -39,6 +39,11 @@ bool may_overlap(const TensorSpec& spec);
 bool is_row_major(const TensorSpec& spec);
 // Whether strides are equal in effect: those of dims with one element or none do not matter.
 bool same_strides(c10::IntArrayRef sizes, c10::IntArrayRef a, c10::IntArrayRef b);
+// Both tensors are views of all of the same dense memory. Returns the strides of `other` if `one`
+// had `strides`; nothing if no strides describe it.
+std::optional<std::vector<int64_t>> strides_like(const TensorSpec& one,
+                                                 const std::vector<int64_t>& strides,
+                                                 const TensorSpec& other);
 // Whether the tensor has this dtype and these sizes and strides.
 bool has_layout(const at::Tensor& tensor, const TensorSpec& spec);
 // Throws UserError if a tensor does not have the sizes in the type of `value`.

@@ -12,6 +12,7 @@ struct KeepStep : Step {
   const char* form() const override { return "keep"; }
   std::string op_name() const override { return kKeepCall; }
   std::vector<int> reads() const override { return kept; }
+  bool reads_gaps(const Description& /*description*/) const override { return true; }
   std::unique_ptr<BoundStep> bind(Binder& binder) const override;
 };
 

@@ -41,7 +41,9 @@ struct RegionStep : Step {
     return node.op.name != "Casts" && node.op.name != "EmbeddingGrad" &&
            node.op.name != "LinearCrossEntropy" && node.op.name != "Rows";
   }
-  bool reads_gaps(const Description& /*description*/) const override { return true; }
+  bool reads_gaps(const Description& /*description*/) const override {
+    return node.op.name != "Casts";
+  }
 
   std::vector<int> in_place() const override {
     std::vector<int> slots;

@@ -33,7 +33,10 @@ struct ViewStep : OperatorStep {
   const char* form() const override { return "view"; }
   int shares(size_t /*result*/) const override { return base; }
   bool is_view() const override { return true; }
-  bool reads_gaps(const Description& /*description*/) const override { return true; }
+  // A view whose arguments are strides names those of dense memory.
+  bool reads_gaps(const Description& /*description*/) const override {
+    return !op.schema().argumentIndexWithName("stride").has_value();
+  }
   std::unique_ptr<BoundStep> bind(Binder& binder) const override {
     return std::make_unique<BoundView>(*this, base, binder);
   }

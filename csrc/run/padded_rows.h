@@ -1,0 +1,35 @@
+// Lets the rows of matrices on GPUs begin at multiples of 16 bytes; internal to run/.
+//
+// The libraries' fast kernels for products read 16 bytes of a row at once. Where rows have an odd
+// number of columns, as the logits of GPT-2 have 50,257, most rows begin elsewhere, and slower
+// kernels run.
+#pragma once
+
+#include "run/describe.h"
+#include "run/root_uses.h"
+
+namespace torch_ort::run {
+
+// Leaves gaps after the rows of wide planned tensors that products of matrices read or write.
+// Declines if any step that uses such a tensor wants dense memory.
+class RowPadder {
+ public:
+  // Needs Description::roots.
+  RowPadder(const CompiledGraph& graph, Description& description);
+  void run();
+
+ private:
+  bool may_have_gaps(int root) const;
+  // The specs of the slots that share the memory of a root, in order, if its rows are padded.
+  // Nothing if some of them have no strides then.
+  std::optional<std::vector<TensorSpec>> padded(int root) const;
+  void pad(int root);
+  bool is_product(size_t step) const;
+  bool adds_bias(size_t step) const;
+
+  const CompiledGraph& graph_;
+  Description& result_;
+  RootUses uses_;
+};
+
+}  // namespace torch_ort::run
