@@ -73,7 +73,9 @@ bool RowPadder::may_have_gaps(int root) const {
 }
 
 void RowPadder::pad(int root) {
-  const std::optional<std::vector<TensorSpec>> specs = padded(root);
+  const auto strides = padded_strides(result_.specs[root]);
+  if (!strides) return;
+  const auto specs = uses_.with_strides(root, *strides, result_.specs);
   if (!specs) return;
   const std::vector<int>& sharers = uses_.sharers[root];
   const auto spec_of_slot = [&](int slot) -> const TensorSpec& {
@@ -93,22 +95,6 @@ void RowPadder::pad(int root) {
     return;
   }
   for (size_t i = 0; i < sharers.size(); ++i) result_.specs[sharers[i]] = (*specs)[i];
-}
-
-std::optional<std::vector<TensorSpec>> RowPadder::padded(int root) const {
-  const TensorSpec& dense = result_.specs[root];
-  const auto strides = padded_strides(dense);
-  if (!strides) return std::nullopt;
-  std::vector<TensorSpec> specs;
-  for (int slot : uses_.sharers[root]) {
-    TensorSpec spec = result_.specs[slot];
-    const auto found = strides_like(dense, *strides, spec);
-    if (!found) return std::nullopt;
-    spec.strides = *found;
-    spec.bytes = span_bytes(spec);
-    specs.push_back(std::move(spec));
-  }
-  return specs;
 }
 
 bool RowPadder::is_product(size_t step) const {

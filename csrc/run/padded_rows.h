@@ -20,9 +20,6 @@ class RowPadder {
 
  private:
   bool may_have_gaps(int root) const;
-  // The specs of the slots that share the memory of a root, in order, if its rows are padded.
-  // Nothing if some of them have no strides then.
-  std::optional<std::vector<TensorSpec>> padded(int root) const;
   void pad(int root);
   bool is_product(size_t step) const;
   bool adds_bias(size_t step) const;

@@ -78,18 +78,11 @@ bool PartPlacer::place(const ViewSpec& piece, int whole, size_t concat) {
   const TensorSpec& as_read = result_.specs[piece.slot];
   const auto of_root = strides_like(as_read, piece.strides, result_.specs[root]);
   if (!of_root) return false;
-  std::vector<TensorSpec> specs;
-  for (int slot : uses_.sharers[root]) {
-    TensorSpec spec = result_.specs[slot];
-    const auto strides = strides_like(result_.specs[root], *of_root, spec);
-    if (!strides) return false;
-    spec.strides = *strides;
-    spec.bytes = span_bytes(spec);
-    specs.push_back(std::move(spec));
-  }
-  for (size_t i = 0; i < specs.size(); ++i) {
+  std::optional<std::vector<TensorSpec>> specs = uses_.with_strides(root, *of_root, result_.specs);
+  if (!specs) return false;
+  for (size_t i = 0; i < specs->size(); ++i) {
     const int slot = uses_.sharers[root][i];
-    result_.specs[slot] = std::move(specs[i]);
+    result_.specs[slot] = std::move((*specs)[i]);
     result_.roots[slot] = whole;
     result_.parts[slot] = {whole, root, piece.offset};
   }

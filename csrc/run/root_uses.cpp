@@ -16,4 +16,18 @@ RootUses::RootUses(const CompiledGraph& graph, const std::vector<int>& roots)
   for (int slot : graph.gradients) leaves[roots[slot]] = true;
 }
 
+std::optional<std::vector<TensorSpec>> RootUses::with_strides(
+    int root, const std::vector<int64_t>& strides, const std::vector<TensorSpec>& specs) const {
+  std::vector<TensorSpec> found;
+  for (int slot : sharers[root]) {
+    TensorSpec spec = specs[slot];
+    const auto like = strides_like(specs[root], strides, spec);
+    if (!like) return std::nullopt;
+    spec.strides = *like;
+    spec.bytes = span_bytes(spec);
+    found.push_back(std::move(spec));
+  }
+  return found;
+}
+
 }  // namespace torch_ort::run
