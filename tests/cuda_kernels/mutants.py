@@ -138,19 +138,13 @@ PLANTED: list[tuple[str, str, str, str]] = [
     ),
     (
         "lines share their numbers",
-        "layer_norm_grad_of_long_rows",
+        "layer_norm_grad_of_wide_rows",
         r"shared \+ threadIdx\.y \* \(TX / 32\)",
         "shared",
     ),
     ("an average of too many", "layer_norm_grad", r"wide\(columns\)", "wide(columns + 1)"),
     ("an average of other sizes", "channel_sums", r"(ratio\d+)\);", r"\1 + wide(0.001));"),
     # sums over rows
-    (
-        "partial sums: lines of two vectors at once",
-        "layer_norm_grad_of_long_rows",
-        _PARTIAL + _BARRIER,
-        r"\1",
-    ),
     (
         "partial sums: read too early",
         "layer_norm_grad",
