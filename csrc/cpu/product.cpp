@@ -585,13 +585,10 @@ class ProductKernel final : public Kernel {
          .stride = is_along ? 1 : factor.row,
          .count = is_along ? count : depth,
          .distance = is_along ? factor.row : factor.column});
-    kernels_.pack({.to = to,
-                   .width = width,
-                   .steps = depth,
-                   .from = numbers,
-                   .across = is_along ? depth : 1,
-                   .along = is_along ? 1 : count,
-                   .count = count});
+    pack(to,
+         {reinterpret_cast<const char*>(numbers), kDType, is_along ? depth : 1,
+          is_along ? 1 : count},
+         count, depth, width);
   }
 
   const Kernels<T>& kernels_;
