@@ -24,8 +24,7 @@ class Describer {
     evaluate_types(inputs);
     share_memory();
     take_over_adopted();
-    pad_rows();
-    place_parts();
+    lay_out();
     choose_delivered();
     describe_program();
     return std::move(result_);
@@ -126,13 +125,13 @@ class Describer {
     return same_half && dense && graph_.steps[facts.producer]->gives_up_results();
   }
 
-  void pad_rows() {
-    if (!graph_.device.is_cuda() || !graph_.options.products) return;
-    RowPadder(graph_, result_).run();
-  }
-
-  void place_parts() {
-    PartPlacer placer(graph_, result_);
+  // Gives memory that only steps see other strides and places.
+  void lay_out() {
+    const RootUses uses(graph_, result_);
+    if (graph_.device.is_cuda() && graph_.options.products) {
+      RowPadder(graph_, result_, uses).run();
+    }
+    PartPlacer placer(graph_, result_, uses);
     if (graph_.options.place_parts) placer.run();
   }
 

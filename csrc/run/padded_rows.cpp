@@ -3,6 +3,8 @@
 #include "base/rounding.h"
 #include "ops/product.h"
 
+#include <c10/util/strides.h>
+
 #include <algorithm>
 
 namespace torch_ort::run {
@@ -17,18 +19,18 @@ constexpr int64_t kLeastColumns = 1024;
 // Row-major strides with gaps after the rows, so that each begins at a multiple of kAlignment.
 // Nothing if there is no need, or if it does not pay.
 std::optional<std::vector<int64_t>> padded_strides(const TensorSpec& spec) {
-  const size_t rank = spec.sizes.size();
-  if (rank < 2 || !c10::isFloatingType(spec.dtype) || !is_row_major(spec)) return std::nullopt;
+  if (spec.sizes.size() < 2 || !c10::isFloatingType(spec.dtype) || !is_row_major(spec))
+    return std::nullopt;
   const auto size = static_cast<int64_t>(c10::elementSize(spec.dtype));
   if (size >= kAlignment || spec.bytes == 0) return std::nullopt;
   const int64_t columns = spec.sizes.back();
   const int64_t padded = round_up(columns, kAlignment / size);
   const bool is_one_row = spec.bytes == columns * size;
   if (padded == columns || columns < kLeastColumns || is_one_row) return std::nullopt;
-  std::vector<int64_t> strides(rank, 1);
-  int64_t stride = padded;
-  for (size_t i = rank - 1; i-- > 0; stride *= spec.sizes[i]) strides[i] = stride;
-  return strides;
+  std::vector<int64_t> sizes = spec.sizes;
+  sizes.back() = padded;
+  const auto strides = c10::contiguous_strides(sizes);
+  return std::vector<int64_t>(strides.begin(), strides.end());
 }
 
 // Whether a library can use the matrix as it is: its rows, or its columns, are contiguous.
@@ -38,8 +40,8 @@ bool is_matrix(const TensorSpec& spec) {
 
 }  // namespace
 
-RowPadder::RowPadder(const CompiledGraph& graph, Description& description)
-    : graph_(graph), result_(description), uses_(graph, description.roots) {}
+RowPadder::RowPadder(const CompiledGraph& graph, Description& description, const RootUses& uses)
+    : graph_(graph), result_(description), uses_(uses) {}
 
 void RowPadder::run() {
   for (size_t slot = 0; slot < result_.roots.size(); ++slot) {
@@ -51,16 +53,10 @@ void RowPadder::run() {
 // Whether the tensor is planned, its maker and all of its readers use memory with gaps as it is,
 // and a product is among them.
 bool RowPadder::may_have_gaps(int root) const {
-  const SlotFacts& facts = graph_.facts[root];
-  if (facts.producer < 0 || facts.unbacked || !result_.specs[root].known || uses_.leaves[root]) {
-    return false;
-  }
-  const size_t producer = facts.producer;
-  const Step& maker = *graph_.steps[producer];
-  const auto& made = maker.outputs;
-  if (!maker.writes_given_memory() || result_.taken_over[producer] == root ||
-      std::find(made.begin(), made.end(), root) == made.end() ||
-      !(is_product(producer) || maker.writes_strided_memory()) || adds_bias(producer)) {
+  const Step* maker = uses_.maker_of(root);
+  if (maker == nullptr || !maker->writes_given_memory()) return false;
+  const size_t producer = graph_.facts[root].producer;
+  if (!(is_product(producer) || maker->writes_strided_memory()) || adds_bias(producer)) {
     return false;
   }
   const std::vector<size_t>& readers = uses_.readers[root];
@@ -75,7 +71,7 @@ bool RowPadder::may_have_gaps(int root) const {
 void RowPadder::pad(int root) {
   const auto strides = padded_strides(result_.specs[root]);
   if (!strides) return;
-  const auto specs = uses_.with_strides(root, *strides, result_.specs);
+  const auto specs = uses_.with_strides(root, *strides);
   if (!specs) return;
   const std::vector<int>& sharers = uses_.sharers[root];
   const auto spec_of_slot = [&](int slot) -> const TensorSpec& {

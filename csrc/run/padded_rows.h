@@ -14,8 +14,8 @@ namespace torch_ort::run {
 // Declines if any step that uses such a tensor wants dense memory.
 class RowPadder {
  public:
-  // Needs Description::roots.
-  RowPadder(const CompiledGraph& graph, Description& description);
+  // `uses` are those of the description.
+  RowPadder(const CompiledGraph& graph, Description& description, const RootUses& uses);
   void run();
 
  private:
@@ -26,7 +26,7 @@ class RowPadder {
 
   const CompiledGraph& graph_;
   Description& result_;
-  RootUses uses_;
+  const RootUses& uses_;
 };
 
 }  // namespace torch_ort::run

@@ -4,16 +4,8 @@
 
 namespace torch_ort::run {
 
-namespace {
-
-bool contains(const std::vector<int>& list, int item) {
-  return std::find(list.begin(), list.end(), item) != list.end();
-}
-
-}  // namespace
-
-PartPlacer::PartPlacer(const CompiledGraph& graph, Description& description)
-    : graph_(graph), result_(description), uses_(graph, description.roots) {
+PartPlacer::PartPlacer(const CompiledGraph& graph, Description& description, const RootUses& uses)
+    : graph_(graph), result_(description), uses_(uses) {
   result_.parts.resize(graph_.facts.size());
 }
 
@@ -78,7 +70,7 @@ bool PartPlacer::place(const ViewSpec& piece, int whole, size_t concat) {
   const TensorSpec& as_read = result_.specs[piece.slot];
   const auto of_root = strides_like(as_read, piece.strides, result_.specs[root]);
   if (!of_root) return false;
-  std::optional<std::vector<TensorSpec>> specs = uses_.with_strides(root, *of_root, result_.specs);
+  std::optional<std::vector<TensorSpec>> specs = uses_.with_strides(root, *of_root);
   if (!specs) return false;
   for (size_t i = 0; i < specs->size(); ++i) {
     const int slot = uses_.sharers[root][i];
@@ -90,15 +82,11 @@ bool PartPlacer::place(const ViewSpec& piece, int whole, size_t concat) {
 }
 
 bool PartPlacer::can_be_made_elsewhere(int root, int whole, size_t concat) const {
-  const SlotFacts& facts = graph_.facts[root];
   // A part that has its place already, such as an operand that occurs twice, has the whole as its
   // root.
-  if (facts.producer < 0 || facts.unbacked || !result_.specs[root].known || uses_.leaves[root])
-    return false;
-  const size_t producer = facts.producer;
-  const Step& maker = *graph_.steps[producer];
-  if (!maker.writes_strided_memory() || !contains(maker.outputs, root) ||
-      result_.taken_over[producer] == root || is_in_forward(producer) != is_in_forward(concat)) {
+  const Step* maker = uses_.maker_of(root);
+  if (maker == nullptr || !maker->writes_strided_memory() ||
+      is_in_forward(graph_.facts[root].producer) != is_in_forward(concat)) {
     return false;
   }
   if (crosses(root) && (!crosses(whole) || uses_.leaves[whole])) return false;

@@ -12,8 +12,8 @@ namespace torch_ort::run {
 // part would keep the whole alive for longer.
 class PartPlacer {
  public:
-  // Needs Description::roots.
-  PartPlacer(const CompiledGraph& graph, Description& description);
+  // `uses` are those of the description.
+  PartPlacer(const CompiledGraph& graph, Description& description, const RootUses& uses);
   void run();
 
  private:
@@ -27,7 +27,7 @@ class PartPlacer {
 
   const CompiledGraph& graph_;
   Description& result_;
-  RootUses uses_;
+  const RootUses& uses_;
 };
 
 }  // namespace torch_ort::run
