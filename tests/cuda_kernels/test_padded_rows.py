@@ -17,6 +17,10 @@ pytestmark = pytest.mark.cuda
 TOKENS = 40  # 2 texts of 20
 
 
+def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
+
+
 class Classifier(nn.Module):
     """Predicts a class for each token."""
 
@@ -29,15 +33,13 @@ class Classifier(nn.Module):
         return self.head(functional.gelu(self.hidden(x)))
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        logits = self.logits(x)
-        return functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
+        return loss_of(self.logits(x), labels)
 
 
 class WithLogits(Classifier):
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = self.logits(x)
-        loss = functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
-        return loss, logits
+        return loss_of(logits, labels), logits
 
 
 @torch.library.custom_op("padded_rows_test::sum_of_strides", mutates_args=())
@@ -54,8 +56,7 @@ def _(x: torch.Tensor) -> torch.Tensor:
 class ReadByOperator(Classifier):
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = self.logits(x)
-        loss = functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
-        return loss, sum_of_strides(logits.detach())
+        return loss_of(logits, labels), sum_of_strides(logits.detach())
 
 
 def batch(classes: int, shape: tuple[int, ...] = (2, TOKENS // 2)):
@@ -79,12 +80,18 @@ def trained(model: nn.Module, dtype: torch.dtype, options: dict | None = None):
     with watchers.watching() as programs:
         compiled = torch.compile(model, backend="ort", options=options)
         found, got = losses_of(compiled, model, dtype, given)
-    tolerance = (
-        {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 0.05, "atol": 5e-3}
-    )
+    assert_near(got, want, dtype)
+    return found, table_of(programs)
+
+
+def assert_near(got: list[torch.Tensor], want: list[torch.Tensor], dtype: torch.dtype) -> None:
+    rtol, atol = (1e-4, 1e-5) if dtype == torch.float32 else (0.05, 5e-3)
     for ours, theirs in zip(got, want, strict=True):
-        torch.testing.assert_close(ours, theirs, **tolerance)
-    return found, [row for program in programs for row in program.session.plan_table()]
+        torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol)
+
+
+def table_of(programs) -> list[dict]:
+    return [row for program in programs for row in program.session.plan_table()]
 
 
 def planned_bytes(table: list[dict]) -> set[int]:
@@ -138,7 +145,7 @@ class ByStrides(nn.Module):
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         by_token = self.head(x).as_strided((TOKENS, 2051), (2051, 1))
-        return functional.cross_entropy(by_token.float(), labels.flatten())
+        return loss_of(by_token, labels)
 
 
 def test_views_that_name_strides():
@@ -185,11 +192,9 @@ def test_other_sizes_of_a_batch():
             given = batch(2051, shape)
             _, got = losses_of(compiled, model, torch.bfloat16, given)
             _, want = losses_of(eager, eager, torch.bfloat16, given)
-            for ours, theirs in zip(got, want, strict=True):
-                torch.testing.assert_close(ours, theirs, rtol=0.05, atol=5e-3)
-            table = [row for program in programs for row in program.session.plan_table()]
+            assert_near(got, want, torch.bfloat16)
             rows = shape[0] * shape[1]
-            assert span(rows, 2051, 2056, torch.bfloat16) in planned_bytes(table)
+            assert span(rows, 2051, 2056, torch.bfloat16) in planned_bytes(table_of(programs))
             model.zero_grad()
             eager.zero_grad()
     assert len(programs) == 1
