@@ -235,10 +235,17 @@ std::shared_ptr<Binding> Session::binding_of_serial(int64_t serial) const {
 }
 
 void Session::prepare_like(const Session& other) {
+  const std::shared_ptr<const Session> theirs = other.expected_session();
   std::shared_ptr<Binding> used;
+  std::vector<bool> defined;
   {
     std::lock_guard lock(other.mutex_);
+    defined = other.last_defined_;
     if (!other.bindings_.empty()) used = other.bindings_.front();
+  }
+  if (theirs) {
+    std::lock_guard lock(theirs->mutex_);
+    if (!theirs->bindings_.empty()) used = theirs->bindings_.front();
   }
   if (!used) throw UserError("prepare_like: the other session has not run yet");
   Tensors inputs;
@@ -247,7 +254,13 @@ void Session::prepare_like(const Session& other) {
                          ? tensor_over(storage_without_memory(spec.bytes, spec.device), spec, 0)
                          : at::Tensor());
   }
-  binding_for(inputs, used->symbol_inputs, used->leaving.early);
+  if (theirs) {
+    std::lock_guard lock(mutex_);
+    last_defined_ = std::move(defined);
+  }
+  const auto expected = theirs ? expected_backward() : nullptr;
+  Session& session = expected ? *expected->session : *this;
+  session.binding_for(inputs, used->symbol_inputs, used->leaving.early);
 }
 
 std::shared_ptr<SharedBuffer> Session::lend_context_memory(const Binding& binding) const {

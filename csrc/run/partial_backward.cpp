@@ -24,6 +24,17 @@ std::vector<std::string> known_symbols(const Context& context) {
 
 }  // namespace
 
+std::vector<bool> first_expected(const CompiledGraph& whole) {
+  std::vector<bool> has_no_dims;
+  for (int tangent : whole.tangents) {
+    const auto& shape = whole.value(tangent).type.shape;
+    has_no_dims.push_back(shape && shape->empty());
+  }
+  const auto losses = std::count(has_no_dims.begin(), has_no_dims.end(), true);
+  const bool are_some = losses > 0 && losses < static_cast<ptrdiff_t>(has_no_dims.size());
+  return are_some ? has_no_dims : std::vector<bool>();
+}
+
 std::shared_ptr<const ExpectedBackward> make_expected_backward(const CompiledGraph& whole,
                                                                const std::vector<bool>& defined) {
   std::optional<CutTraining> cut = cut_training(*whole.graph, defined);

@@ -18,6 +18,7 @@ struct Context;
 
 // Predicts which outputs get gradients: those that got them in the last backward. A model often
 // returns more than its loss depends on, such as logits beside the loss, and does so in every step.
+// In the first call it is taken for granted that a loss has no dims.
 //
 // The next call runs in a session whose backward half is cut down to what these outputs need. That
 // session is planned as a whole, so its gradients are delivered and its memory is that of one step.
@@ -31,6 +32,10 @@ struct ExpectedBackward {
   std::unordered_map<const ir::Value*, int>
       slots;  // of the values that the whole backward half reads
 };
+
+// The outputs that a first call expects to get gradients: those without dims, if there are any.
+// Empty: all.
+std::vector<bool> first_expected(const CompiledGraph& whole);
 
 // Returns nullptr if zeros would have to replace a missing gradient, or if no gradient is left.
 std::shared_ptr<const ExpectedBackward> make_expected_backward(const CompiledGraph& whole,

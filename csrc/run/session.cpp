@@ -5,6 +5,7 @@
 #include "run/arena.h"
 #include "run/counters.h"
 #include "run/delivery.h"
+#include "run/partial_backward.h"
 
 namespace torch_ort::run {
 
@@ -37,6 +38,7 @@ std::shared_ptr<Session> Session::compile(std::unique_ptr<ir::Graph> graph,
                                           const Constants& constants,
                                           const SessionOptions& options) {
   std::shared_ptr<Session> session = compile_body(std::move(graph), constants, options);
+  session->last_defined_ = first_expected(*session->compiled_);
   counters().graphs_compiled.fetch_add(1);
   for (const ir::Node& node : session->graph().nodes) {
     if (node.is_erased()) continue;

@@ -148,7 +148,8 @@ class Session : public std::enable_shared_from_this<Session> {
   // By which tangents are defined. There are at most as many as bindings.
   mutable std::map<std::vector<bool>, std::shared_ptr<const PartialBackward>> partial_backwards_;
   mutable std::map<std::vector<bool>, std::shared_ptr<const ExpectedBackward>> expected_backwards_;
-  mutable std::vector<bool> last_defined_;  // those of the last backward; empty: all
+  // Those of the last backward, or what is expected before the first; empty: all.
+  mutable std::vector<bool> last_defined_;
 };
 
 // Whether the context of a token, given by the token's value, is alive.

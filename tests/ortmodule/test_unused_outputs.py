@@ -327,6 +327,20 @@ def test_a_step_with_unused_outputs_costs_what_one_without_them_does(monkeypatch
     assert alone["gradients_delivered"] == 4
 
 
+@pytest.mark.parametrize("road", ["module", "compile"])
+def test_a_first_step_expects_the_gradient_of_the_loss(road):
+    """It makes the plan of all steps, and no other."""
+    module = Classifier()
+    call = ORTModule(module) if road == "module" else torch.compile(module, backend="ort")
+    names = ("plans", "contexts_created")
+    for want in (1, 0):
+        module.zero_grad()
+        before = torch_ort.counters()
+        call(torch.ones(64, 4))[0].backward()
+        after = torch_ort.counters()
+        assert [after[name] - before[name] for name in names] == [want, want]
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_product_that_is_left_of_a_sum_is_all_that_runs(is_first, monkeypatch):
     found = costs(Heads(3, is_first))
