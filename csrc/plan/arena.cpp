@@ -142,10 +142,11 @@ int64_t lowest_fit(const std::vector<Span>& in_use, Span room, int64_t bytes) {
 class HalfLayout {
  public:
   HalfLayout(std::vector<Block>& blocks, const std::vector<int>& crossing, bool forward, int first,
-             int last, int64_t context_bytes)
+             int last, const std::vector<int64_t>& chunk_ends, int64_t context_bytes)
       : blocks_(blocks),
         room_(blocks, crossing, forward),
         placed_(first, last),
+        chunk_ends_(chunk_ends),
         context_bytes_(context_bytes) {}
 
   // Places the delivered blocks, given from the last to begin to the first. In this order each
@@ -198,7 +199,7 @@ class HalfLayout {
     room_.find(block, size, free_);
     for (const Span& span : free_) {
       if (span.end - span.begin < block.bytes) continue;
-      int64_t offset = lowest_fit(context_in_use_, span, block.bytes);
+      int64_t offset = lowest_fit_in_a_chunk(span, block.bytes);
       if (offset < 0) continue;
       block.area = Area::kContext;
       block.offset = offset;
@@ -207,9 +208,22 @@ class HalfLayout {
     return false;
   }
 
+  int64_t lowest_fit_in_a_chunk(Span room, int64_t bytes) const {
+    // The last chunk grows with the area.
+    const auto last = std::prev(chunk_ends_.end());
+    for (auto end = std::upper_bound(chunk_ends_.begin(), last, room.begin); end != last; ++end) {
+      if (*end >= room.end) break;
+      int64_t offset = lowest_fit(context_in_use_, {room.begin, *end}, bytes);
+      if (offset >= 0) return offset;
+      room.begin = *end;
+    }
+    return lowest_fit(context_in_use_, room, bytes);
+  }
+
   std::vector<Block>& blocks_;
   ContextRoom room_;
   TimeIndex placed_;
+  const std::vector<int64_t>& chunk_ends_;
   int64_t context_bytes_;
   int64_t scratch_bytes_ = 0;
   std::vector<Span> context_in_use_;
@@ -276,40 +290,94 @@ struct Groups {
   }
 };
 
+// Where chunks end: behind a crossing block, as soon as a chunk has the bytes. There are few
+// chunks, since each is an allocation in each call.
+std::vector<int64_t> divide(const std::vector<Block>& blocks, const std::vector<int>& crossing,
+                            int64_t crossing_bytes, int64_t chunk_bytes) {
+  constexpr int64_t kMostChunks = 32;
+  std::vector<int64_t> ends;
+  if (chunk_bytes > 0) {
+    const int64_t smallest = std::max(chunk_bytes, crossing_bytes / kMostChunks);
+    int64_t begin = 0;
+    for (int id : crossing) {
+      const int64_t end = blocks[id].offset + blocks[id].bytes;
+      if (end - begin < smallest || crossing_bytes - end < smallest) continue;
+      ends.push_back(end);
+      begin = end;
+    }
+  }
+  ends.push_back(crossing_bytes);
+  return ends;
+}
+
 // Delivered blocks are usually placed first, so that no other blocks are between them. Placed last,
 // they leave more room for blocks that live only briefly, which are the larger ones in models of
 // images.
 ArenaSizes place_groups(std::vector<Block>& blocks, Groups& groups, CrossingOrder order,
-                        bool deliver_last, int border) {
+                        bool deliver_last, const ArenaOptions& options) {
   ArenaSizes sizes;
   sizes.crossing = place_crossing(blocks, groups.crossing, order);
-  HalfLayout backward(blocks, groups.crossing, false, border + 1, groups.last, sizes.crossing);
+  sizes.chunk_ends = divide(blocks, groups.crossing, sizes.crossing, options.chunk_bytes);
+  HalfLayout backward(blocks, groups.crossing, false, options.border + 1, groups.last,
+                      sizes.chunk_ends, sizes.crossing);
   if (deliver_last) sizes.backward_scratch = backward.place(groups.backward);
   sizes.context = backward.deliver(groups.delivered);
   if (!deliver_last) sizes.backward_scratch = backward.place(groups.backward);
-  HalfLayout forward(blocks, groups.crossing, true, 0, border - 1, sizes.context);
+  HalfLayout forward(blocks, groups.crossing, true, 0, options.border - 1, sizes.chunk_ends,
+                     sizes.context);
   sizes.forward_scratch = forward.place(groups.forward);
+  sizes.chunk_ends.back() = sizes.context;
   return sizes;
 }
 
-int64_t peak(const ArenaSizes& sizes) {
-  return sizes.context + std::max(sizes.forward_scratch, sizes.backward_scratch);
+// The peak with the tensors that are in no area, if each chunk is freed after its last use.
+int64_t peak(const std::vector<Block>& blocks, const ArenaSizes& sizes,
+             const ArenaOptions& options) {
+  if (sizes.chunk_ends.size() == 1) {
+    return sizes.context + std::max(sizes.forward_scratch, sizes.backward_scratch);
+  }
+  const std::vector<int> lasts = last_uses(blocks, sizes.chunk_ends, options.border);
+  int64_t highest = 0;
+  for (int time = 0; time < static_cast<int>(options.beside.size()); ++time) {
+    int64_t bytes = options.beside[time];
+    bytes += time < options.border ? sizes.forward_scratch : sizes.backward_scratch;
+    int64_t begin = 0;
+    for (size_t i = 0; i < lasts.size(); ++i) {
+      if (lasts[i] >= time) bytes += sizes.chunk_ends[i] - begin;
+      begin = sizes.chunk_ends[i];
+    }
+    highest = std::max(highest, bytes);
+  }
+  return highest;
 }
 
 }  // namespace
 
-ArenaSizes place_blocks(std::vector<Block>& blocks, int border, int64_t alignment) {
-  for (Block& block : blocks) block.bytes = align_up(block.bytes, alignment);
-  Groups groups(blocks, border);
-  ArenaSizes sizes = place_groups(blocks, groups, CrossingOrder::kByFirstWrite, false, border);
-  if (groups.delivered.empty()) return sizes;
+std::vector<int> last_uses(const std::vector<Block>& blocks, const std::vector<int64_t>& chunk_ends,
+                           int border) {
+  std::vector<int> lasts(chunk_ends.size(), border);
+  for (const Block& block : blocks) {
+    if (block.area != Area::kContext) continue;
+    const auto chunk = std::upper_bound(chunk_ends.begin(), chunk_ends.end(), block.offset);
+    int& last = lasts[chunk - chunk_ends.begin()];
+    last = std::max(last, block.end);
+  }
+  return lasts;
+}
+
+ArenaSizes place_blocks(std::vector<Block>& blocks, const ArenaOptions& options) {
+  for (Block& block : blocks) block.bytes = align_up(block.bytes, options.alignment);
+  Groups groups(blocks, options.border);
+  ArenaSizes sizes = place_groups(blocks, groups, CrossingOrder::kByFirstWrite, false, options);
+  if (groups.delivered.empty() && sizes.chunk_ends.size() == 1) return sizes;
   constexpr std::pair<CrossingOrder, bool> kOthers[] = {{CrossingOrder::kByLastUse, false},
                                                         {CrossingOrder::kByLastUse, true},
                                                         {CrossingOrder::kByFirstWrite, true}};
   for (const auto& [order, deliver_last] : kOthers) {
+    if (deliver_last && groups.delivered.empty()) continue;
     std::vector<Block> others = blocks;
-    const ArenaSizes other_sizes = place_groups(others, groups, order, deliver_last, border);
-    if (peak(other_sizes) >= peak(sizes)) continue;
+    const ArenaSizes other_sizes = place_groups(others, groups, order, deliver_last, options);
+    if (peak(others, other_sizes, options) >= peak(blocks, sizes, options)) continue;
     blocks = std::move(others);
     sizes = other_sizes;
   }

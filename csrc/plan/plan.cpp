@@ -45,6 +45,7 @@ class Planner {
     form_blocks();
     place();
     find_release();
+    if (plan_.chunks.size() > 1) return std::move(plan_);
     plan_.discards = find_discards(program_, plan_, blocks_, options_.discard_bytes);
     plan_.workspaces = find_workspaces(program_, plan_, blocks_, options_);
     return std::move(plan_);
@@ -165,7 +166,11 @@ class Planner {
   }
 
   void place() {
-    ArenaSizes sizes = place_blocks(blocks_, border_, options_.alignment);
+    const ArenaSizes sizes = place_blocks(blocks_, {.border = border_,
+                                                    .alignment = options_.alignment,
+                                                    .chunk_bytes = options_.chunk_bytes,
+                                                    .beside = bytes_beside_areas()});
+    list_chunks(sizes.chunk_ends);
     plan_.context_bytes = sizes.context;
     plan_.crossing_bytes = sizes.crossing;
     plan_.forward_scratch_bytes = sizes.forward_scratch;
@@ -191,6 +196,38 @@ class Planner {
         bool in_context = crosses || program_.tensors[owner].delivered;
         placement.area = in_context ? Area::kContext : Area::kScratch;
       }
+    }
+  }
+
+  // By time: the bytes of the tensors that have memory of their own. Those that leave stay alive.
+  std::vector<int64_t> bytes_beside_areas() const {
+    std::vector<char> leaves(num_tensors_);
+    for (int tensor : program_.outputs) leaves[root(tensor)] = 1;
+    for (int tensor : program_.gradients) leaves[root(tensor)] = 1;
+    const int num_times = time_at(static_cast<int>(plan_.order.size())) + 1;
+    std::vector<int64_t> bytes(num_times + 1, 0);  // first the changes at each time
+    for (int tensor = 0; tensor < num_tensors_; ++tensor) {
+      const Tensor& it = program_.tensors[tensor];
+      const Life& life = lives_[tensor];
+      if (it.root >= 0 || life.begin < 0) continue;
+      if (it.kind != Kind::kOutput && it.kind != Kind::kAdopted) continue;
+      bytes[life.begin] += it.bytes;
+      if (!leaves[tensor]) bytes[life.end + 1] -= it.bytes;
+    }
+    std::partial_sum(bytes.begin(), bytes.end(), bytes.begin());
+    bytes.pop_back();
+    return bytes;
+  }
+
+  void list_chunks(const std::vector<int64_t>& ends) {
+    const std::vector<int> lasts = last_uses(blocks_, ends, border_);
+    int64_t begin = 0;
+    for (size_t i = 0; i < ends.size(); ++i) {
+      if (ends[i] == begin) continue;
+      // A chunk is freed after the first backward step at the earliest.
+      const int position = std::max(position_at(lasts[i]), border_);
+      plan_.chunks.push_back({begin, ends[i] - begin, position});
+      begin = ends[i];
     }
   }
 

@@ -6,6 +6,10 @@
 // the end of the backward call and holds what crosses the border between the halves. The *scratch*
 // area is lent to one half while it runs. A gradient may be *delivered* in the context area: it
 // takes memory of crossing tensors that are dead by then.
+//
+// The context area may consist of *chunks*, each of them allocated on its own. A chunk is freed in
+// the backward half as soon as nothing in it is needed, so that memory which is allocated there, as
+// that of gradients, can be the memory of dead activations.
 #pragma once
 
 #include <cstdint>
@@ -72,6 +76,14 @@ struct Discard {
   int64_t offset, bytes;
 };
 
+// A piece of the context area that is allocated on its own.
+struct Chunk {
+  int64_t offset, bytes;
+  // It is dead after the step at this position of the order, in the backward half. The number of
+  // steps: not before the context ends.
+  int position;
+};
+
 // A part of an area that is dead while the step at `position` of the order runs.
 struct Workspace {
   int position = 0;
@@ -89,6 +101,8 @@ struct Plan {
   // kernels allocate themselves.
   std::vector<Discard> discards;
   std::vector<Workspace> workspaces;  // by position
+  // What the context area consists of, in order; no tensor lies in two of them.
+  std::vector<Chunk> chunks;
   // The planned and adopted roots that cross the border.
   std::vector<int> crossing;
   int64_t context_bytes = 0;
@@ -107,6 +121,9 @@ struct PlanOptions {
   int64_t alignment = 64;
   int64_t discard_bytes = 256 << 10;   // the smallest part that is worth a system call
   int64_t workspace_bytes = 16 << 10;  // the smallest part that is of use to a kernel
+  // The smallest chunk of the context area. 0: the area is one chunk. An area of several chunks has
+  // no discards and no workspaces.
+  int64_t chunk_bytes = 0;
 };
 
 Plan make_plan(const Program& program, const PlanOptions& options);
@@ -119,7 +136,8 @@ std::vector<int> choose_order(const Program& program);
 // Checks a plan from the live ranges alone, without the planner's code. Throws InternalError on
 // overlaps of live memory, broken rules of aliases, effects out of order, reads before writes, an
 // in-place write over a tensor that is still read, an input, an output or a gradient that leaves,
-// early releases, and workspaces or discards of live memory.
+// early releases, workspaces or discards of live memory, and tensors that lie in two chunks or
+// outlive theirs.
 void verify_plan(const Program& program, const Plan& plan, const PlanOptions& options);
 
 }  // namespace torch_ort::plan

@@ -177,6 +177,7 @@ class MemoryCheck {
     check_release();
     check_discards();
     check_workspaces();
+    check_chunks();
   }
 
  private:
@@ -396,6 +397,37 @@ class MemoryCheck {
                   " lives in the workspace at position ", space.position);
       }
     }
+  }
+
+  void check_chunks() const {
+    int64_t end = 0;
+    for (const Chunk& chunk : plan_.chunks) {
+      ORT_CHECK(chunk.offset == end && chunk.bytes > 0, "verify_plan: chunk of ", chunk.offset,
+                " to ", chunk.offset + chunk.bytes, ": want one that begins at ", end);
+      end += chunk.bytes;
+      ORT_CHECK(chunk.position >= program_.num_forward, "verify_plan: chunk of ", chunk.offset,
+                " to ", end, " is dead after position ", chunk.position,
+                ", in the forward half, want the backward half");
+      for (int root = 0; root < num_tensors_; ++root) {
+        if (lies_in(root, Area::kContext, chunk.offset, chunk.bytes)) check_in_chunk(root, chunk);
+      }
+    }
+    ORT_CHECK(end == plan_.context_bytes, "verify_plan: chunks end at ", end, ", want ",
+              plan_.context_bytes, ", as the context area does");
+    const bool is_divided = plan_.chunks.size() > 1;
+    ORT_CHECK(!is_divided || (plan_.discards.empty() && plan_.workspaces.empty()),
+              "verify_plan: an area of ", plan_.chunks.size(),
+              " chunks has discards or workspaces, want none");
+  }
+
+  void check_in_chunk(int root, const Chunk& chunk) const {
+    const int64_t begin = plan_.placements[root].offset;
+    const int64_t end = begin + program_.tensors[root].bytes;
+    ORT_CHECK(begin >= chunk.offset && end <= chunk.offset + chunk.bytes, "verify_plan: tensor ",
+              root, " from ", begin, " to ", end, " lies in two chunks");
+    const int last = program_.tensors[root].delivered ? num_positions() : uses_[root].last;
+    ORT_CHECK(last <= chunk.position, "verify_plan: tensor ", root, " is used after position ",
+              chunk.position, ", when its chunk is dead");
   }
 
   // Whether the root has a byte in that part of the area.

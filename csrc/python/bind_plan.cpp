@@ -77,14 +77,17 @@ plan::Program to_program(const py::dict& fields) {
 }
 
 plan::PlanOptions to_options(const py::dict& fields) {
-  check_keys(fields, {"reorder", "in_place", "alignment", "discard_bytes", "workspace_bytes"},
-             "option");
+  check_keys(
+      fields,
+      {"reorder", "in_place", "alignment", "discard_bytes", "workspace_bytes", "chunk_bytes"},
+      "option");
   plan::PlanOptions options;
   options.reorder = get(fields, "reorder", options.reorder);
   options.in_place = get(fields, "in_place", options.in_place);
   options.alignment = get(fields, "alignment", options.alignment);
   options.discard_bytes = get(fields, "discard_bytes", options.discard_bytes);
   options.workspace_bytes = get(fields, "workspace_bytes", options.workspace_bytes);
+  options.chunk_bytes = get(fields, "chunk_bytes", options.chunk_bytes);
   return options;
 }
 
@@ -106,7 +109,12 @@ py::dict from_plan(const plan::Plan& plan) {
     workspaces.append(py::make_tuple(space.position, kAreas[static_cast<size_t>(space.area)],
                                      space.offset, space.bytes));
   }
+  py::list chunks;
+  for (const plan::Chunk& chunk : plan.chunks) {
+    chunks.append(py::make_tuple(chunk.offset, chunk.bytes, chunk.position));
+  }
   py::dict fields;
+  fields["chunks"] = chunks;
   fields["discards"] = discards;
   fields["workspaces"] = workspaces;
   fields["order"] = plan.order;
@@ -142,6 +150,10 @@ plan::Plan to_plan(const py::dict& fields) {
         item.cast<std::tuple<int, std::string, int64_t, int64_t>>();
     const int number = index_in(kAreas, area, "area of a workspace");
     plan.workspaces.push_back({position, static_cast<plan::Area>(number), offset, bytes});
+  }
+  for (auto item : fields["chunks"]) {
+    const auto [offset, bytes, position] = item.cast<std::tuple<int64_t, int64_t, int>>();
+    plan.chunks.push_back({offset, bytes, position});
   }
   plan.order = fields["order"].cast<std::vector<int>>();
   plan.release = fields["release"].cast<std::vector<std::vector<int>>>();

@@ -139,14 +139,14 @@ std::shared_ptr<Context> BackwardRun::copy_of(const Context& context) const {
   copy->expected = context.expected;
   copy->unbacked_symbols = context.unbacked_symbols;
   for (int slot : binding.kept) copy->slots[slot] = context.slots[slot];
-  if (context.context_memory) {
-    copy->context_memory = context.session->lend_context_memory(binding);
-    copy->attach_context_memory(copy->context_memory->data());
-    const int64_t bytes = binding.plan.crossing_bytes;
-    const c10::Device device = context.graph().device;
-    bytes_over(copy->context_memory->data(), bytes, device)
-        .copy_(bytes_over(context.context_memory->data(), bytes, device));
-  }
+  context.session->lend_context_memory(*copy);
+  const c10::Device device = context.graph().device;
+  std::vector<at::Tensor> pieces;
+  context.for_each_crossing_piece(
+      [&](char* data, int64_t bytes) { pieces.push_back(bytes_over(data, bytes, device)); });
+  auto piece = pieces.begin();
+  copy->for_each_crossing_piece(
+      [&](char* data, int64_t bytes) { bytes_over(data, bytes, device).copy_(*piece++); });
   return copy;
 }
 
@@ -261,7 +261,7 @@ void BackwardRun::collect() {
     const int slot = graph.gradients[position], root = binding.delivered[position];
     const at::Tensor gradient =
         root < 0 ? context_->slots[slot]
-                 : deliver(context_->slots[slot], binding, root, *context_->context_memory);
+                 : deliver(context_->slots[slot], binding, root, *context_->chunks.at(0).buffer);
     gradients_[i] = with_promised_strides(gradient, binding.specs[slot]);
     is_made_[i] = true;
     left.push_back(position);

@@ -146,12 +146,17 @@ void Binder::run(const Tensors& inputs) {
   find_early_gradients();
 }
 
+// PyTorch's allocator for CUDA keeps blocks from 1 MiB apart from smaller ones.
+constexpr int64_t kSmallestChunk = 4 << 20;
+
 plan::PlanOptions Binder::plan_options() const {
   plan::PlanOptions options;
   // A step may need a size that the result of another step determines. The planner does not know of
   // such dependencies.
   options.reorder = graph_.options.reorder && !graph_.has_unbacked_values;
   options.in_place = graph_.options.in_place;
+  // On the CPU dead memory goes back to the system page by page (Plan::discards).
+  if (graph_.device.is_cuda()) options.chunk_bytes = kSmallestChunk;
   return options;
 }
 
@@ -162,6 +167,10 @@ void Binder::bind_steps() {
     std::unique_ptr<BoundStep> bound = graph_.steps[step_]->bind(*this);
     bound->release = plan.release[position_];
     if (graph_.device.is_cpu()) bound->discards = at_position(plan.discards, position_);
+    for (size_t chunk = 0; chunk < plan.chunks.size(); ++chunk) {
+      const bool is_dead = plan.chunks[chunk].position == position_;
+      if (is_dead && plan.chunks.size() > 1) bound->dead_chunks.push_back(chunk);
+    }
     const bool is_forward = step_ < static_cast<int>(graph_.num_forward);
     (is_forward ? binding_.forward : binding_.backward).push_back(std::move(bound));
   }

@@ -9,18 +9,36 @@
 
 namespace torch_ort::run {
 
+namespace {
+
+// The chunk that holds an offset of the context area. What has no bytes may lie at the very end.
+size_t chunk_at(const plan::Plan& plan, int64_t offset) {
+  const auto next =
+      std::upper_bound(plan.chunks.begin(), plan.chunks.end(), offset,
+                       [](int64_t at, const plan::Chunk& chunk) { return at < chunk.offset; });
+  return static_cast<size_t>(next - plan.chunks.begin()) - 1;
+}
+
+}  // namespace
+
 Context::Context(std::shared_ptr<Binding> of) : binding(std::move(of)) {
   const c10::Device device = binding->graph->device;
   const plan::Plan& plan = binding->plan;
   empty_storage = storage_without_memory(0, device);
   slots.resize(binding->specs.size());
+  chunks.resize(plan.chunks.size());
   for (int slot : binding->owned) {
     const plan::Placement& place = plan.placements[slot];
     const TensorSpec& spec = binding->specs[slot];
     c10::Storage storage = storage_without_memory(spec.bytes, device);
     slots[slot] = tensor_over(storage, spec, 0);
-    auto& parts = place.area == plan::Area::kContext ? context_parts : scratch_parts;
-    parts.push_back({std::move(storage), place.offset});
+    if (place.area == plan::Area::kScratch) {
+      scratch_parts.push_back({std::move(storage), place.offset});
+    } else if (!chunks.empty()) {
+      const size_t index = chunk_at(plan, place.offset);
+      const int64_t offset = place.offset - plan.chunks[index].offset;
+      chunks[index].parts.push_back({std::move(storage), offset});
+    }
   }
   for (const auto& [place, whole] : binding->parts) {
     const TensorSpec& spec = binding->specs[place.slot];
@@ -47,9 +65,21 @@ void Context::attach(std::vector<Part>& parts, void* data) {
   }
 }
 
-void Context::attach_context_memory(void* data) {
-  context_data = static_cast<char*>(data);
-  attach(context_parts, data);
+char* Context::context_data() const {
+  return chunks.empty() || !chunks[0].buffer ? nullptr
+                                             : static_cast<char*>(chunks[0].buffer->data());
+}
+
+void Context::attach_chunk(size_t index, std::shared_ptr<SharedBuffer> buffer) {
+  attach(chunks[index].parts, buffer->data());
+  chunks[index].buffer = std::move(buffer);
+}
+
+void Context::release_chunk(size_t index) {
+  ChunkMemory& chunk = chunks[index];
+  attach(chunk.parts, nullptr);
+  if (chunk.buffer) chunk.buffer->end_context();
+  chunk.buffer.reset();
 }
 
 void Context::attach_scratch(void* data) {
@@ -106,10 +136,8 @@ void Context::clear() {
   for (int slot : binding->transient) slots[slot].reset();
   unbacked_symbols.clear();
   stack.clear();
-  attach_context_memory(nullptr);
+  for (size_t i = 0; i < chunks.size(); ++i) release_chunk(i);
   attach_scratch(nullptr);
-  if (context_memory) context_memory->end_context();
-  context_memory.reset();
   spent = false;
 }
 

@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -37,13 +38,17 @@ struct Context {
   // the whole storage or count from its start. A run only changes the addresses of the storages.
   struct Part {
     c10::Storage storage;
-    int64_t offset = 0;  // bytes into the area
+    int64_t offset = 0;  // bytes into the memory
   };
-  std::vector<Part> context_parts, scratch_parts;
-  char* context_data = nullptr;  // the addresses of the areas, as last attached
-  char* scratch_data = nullptr;
+  // A chunk of the context area.
+  struct ChunkMemory {
+    std::shared_ptr<SharedBuffer> buffer;
+    std::vector<Part> parts;
+  };
+  std::vector<ChunkMemory> chunks;
+  std::vector<Part> scratch_parts;
+  char* scratch_data = nullptr;  // as last attached
   c10::Storage empty_storage;
-  std::shared_ptr<SharedBuffer> context_memory;
   torch::jit::Stack stack;
   std::mutex mutex;    // held while steps run
   bool spent = false;  // backward has overwritten what it reads
@@ -59,7 +64,15 @@ struct Context {
   // Makes the tensor of a view or of a part refer to memory.
   void point(const ViewSpec& view, const c10::Storage& storage, int64_t offset);
 
-  void attach_context_memory(void* data);
+  // The address of the context area if it is one chunk; nullptr without memory.
+  char* context_data() const;
+  void attach_chunk(size_t index, std::shared_ptr<SharedBuffer> buffer);
+  // Frees the memory of a chunk, in which nothing is needed any more.
+  void release_chunk(size_t index);
+  // Calls visit(data, bytes) for the pieces of the context area that hold what crosses the border,
+  // in order.
+  template <typename Visit>
+  void for_each_crossing_piece(Visit visit) const;
   void attach_scratch(void* data);
   void let_go_of_views();
   // Releases everything but the tensors over engine memory.
@@ -69,6 +82,16 @@ struct Context {
   void bind_unbacked_symbols(int slot);
   void attach(std::vector<Part>& parts, void* data);
 };
+
+template <typename Visit>
+void Context::for_each_crossing_piece(Visit visit) const {
+  const plan::Plan& plan = binding->plan;
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const plan::Chunk& chunk = plan.chunks[i];
+    const int64_t bytes = std::min(chunk.bytes, plan.crossing_bytes - chunk.offset);
+    if (bytes > 0) visit(static_cast<char*>(chunks[i].buffer->data()), bytes);
+  }
+}
 
 // Runs steps of one half. It keeps `stack` balanced, releases slots and binds unbacked symbols.
 void run_steps(Context& context, std::span<const BoundSteps::value_type> steps);

@@ -263,11 +263,16 @@ void Session::prepare_like(const Session& other) {
   session.binding_for(inputs, used->symbol_inputs, used->leaving.early);
 }
 
-std::shared_ptr<SharedBuffer> Session::lend_context_memory(const Binding& binding) const {
+void Session::lend_context_memory(Context& context) const {
+  const Binding& binding = *context.binding;
+  if (binding.plan.chunks.empty()) return;
   may_fail("memory");
   release_dead_memory(true);
-  return std::make_shared<SharedBuffer>(lend(device(), binding.plan.context_bytes),
-                                        binding.leaving.deliver ? delivery_ : nullptr);
+  const auto delivery = binding.leaving.deliver ? delivery_ : nullptr;
+  for (size_t i = 0; i < binding.plan.chunks.size(); ++i) {
+    Buffer memory = lend(device(), binding.plan.chunks[i].bytes);
+    context.attach_chunk(i, std::make_shared<SharedBuffer>(std::move(memory), delivery));
+  }
 }
 
 Session::Tensors Session::collect_outputs(Context& context) const {
@@ -289,10 +294,7 @@ std::shared_ptr<Context> Session::begin_forward(const Tensors& inputs,
   std::shared_ptr<Binding> binding = binding_for(inputs, symbols, early);
   std::shared_ptr<Context> context = shared_context(binding->take_context());
   context->session = shared_from_this();
-  if (binding->plan.context_bytes > 0) {
-    context->context_memory = lend_context_memory(*binding);
-    context->attach_context_memory(context->context_memory->data());
-  }
+  lend_context_memory(*context);
   for (size_t i = 0; i < inputs.size(); ++i) context->slots[compiled_->inputs[i]] = inputs[i];
   return context;
 }
@@ -385,10 +387,12 @@ at::Tensor Session::make_carrying_token(const Context& context) const {
     token.narrow(0, offset, size).copy_(bytes_over(const_cast<void*>(data), size, device));
   };
   write(0, header.data(), static_cast<int64_t>(header.size() * sizeof(int64_t)), c10::kCPU);
-  if (context_bytes > 0) {
-    write(header_bytes, context.context_memory->data(), context_bytes, device());
-  }
-  int64_t offset = header_bytes + aligned(context_bytes);
+  int64_t offset = header_bytes;
+  context.for_each_crossing_piece([&](const char* data, int64_t bytes) {
+    write(offset, data, bytes, device());
+    offset += bytes;
+  });
+  offset = header_bytes + aligned(context_bytes);
   for (const at::Tensor& tensor : kept) {
     write(offset, tensor.const_data_ptr(), static_cast<int64_t>(tensor.nbytes()), tensor.device());
     offset += aligned(static_cast<int64_t>(tensor.nbytes()));
@@ -422,12 +426,12 @@ std::unique_ptr<Context> Session::unpack_carrying_token(const at::Tensor& token)
   int64_t offset = aligned(static_cast<int64_t>(header.size() * sizeof(int64_t)));
   RunGuard guard(session->device());
   const int64_t context_bytes = binding->plan.crossing_bytes;
-  if (binding->plan.context_bytes > 0) {
-    context->context_memory = session->lend_context_memory(*binding);
-    context->attach_context_memory(context->context_memory->data());
-    bytes_over(context->context_memory->data(), context_bytes, session->device())
-        .copy_(token.narrow(0, offset, context_bytes));
-  }
+  session->lend_context_memory(*context);
+  int64_t from = offset;
+  context->for_each_crossing_piece([&](char* data, int64_t bytes) {
+    bytes_over(data, bytes, session->device()).copy_(token.narrow(0, from, bytes));
+    from += bytes;
+  });
   offset += aligned(context_bytes);
   for (int64_t i = 0; i < num_kept; ++i) {
     const auto slot = static_cast<size_t>(header[next++]);

@@ -46,8 +46,9 @@ void run_steps(Context& context, std::span<const BoundSteps::value_type> steps) 
         may_fail(bound->form());
       if (!bound->is_done) run_step(context, *bound, counts);
       for (const plan::Discard& discard : bound->discards) {
-        release_pages(context.context_data + discard.offset, discard.bytes);
+        release_pages(context.context_data() + discard.offset, discard.bytes);
       }
+      for (size_t chunk : bound->dead_chunks) context.release_chunk(chunk);
     } catch (c10::Error& error) {
       const Step& step = bound->step;
       error.add_context(concat("in ", step.name,

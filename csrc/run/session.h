@@ -117,7 +117,7 @@ class Session : public std::enable_shared_from_this<Session> {
   explicit Session(std::shared_ptr<const CompiledGraph> graph);
 
   std::shared_ptr<Binding> binding_of_serial(int64_t serial) const;
-  std::shared_ptr<SharedBuffer> lend_context_memory(const Binding& binding) const;
+  void lend_context_memory(Context& context) const;
   std::shared_ptr<const PartialBackward> partial_backward(const std::vector<bool>& defined,
                                                           const Context& context) const;
   void expect(const std::vector<bool>& defined) const;

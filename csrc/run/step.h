@@ -85,6 +85,7 @@ struct BoundStep {
   std::vector<int> release;  // slots to release afterwards
   // Parts of the context area to return to the system afterwards.
   std::vector<plan::Discard> discards;
+  std::vector<size_t> dead_chunks;  // chunks of the context area to free afterwards
 
   explicit BoundStep(const Step& of) : step(of) {}
   virtual ~BoundStep() = default;

@@ -472,6 +472,81 @@ def test_small_parts_and_small_results_discard_nothing() -> None:
     assert plan.discards == []
 
 
+# --- chunks ---------------------------------------------------------------------------------------
+
+CHUNKED = {
+    "x": "input 64", "a": "planned 512", "b": "planned 512", "c": "planned 512", "o": "output 64",
+    "g": "planned 64", "h": "planned 64", "big": "planned 1024", "wc": "output 512",
+    "wb": "output 512", "wa": "output 512",
+}  # fmt: skip
+CHUNK_STEPS = (
+    "a = x", "b = a", "c = b", "o = c", BORDER, "g, wc = c", "h, wb = g, b", "wa = h, a",
+)  # fmt: skip
+CHUNK_LEAVING = {"outputs": "o", "gradients": "wa, wb, wc"}
+
+
+def test_what_crosses_lies_in_chunks_that_die_layer_by_layer() -> None:
+    plan = Planned(CHUNKED, *CHUNK_STEPS, **CHUNK_LEAVING, chunk_bytes=512)
+    assert [plan.place(name) for name in "abc"] == [("context", at) for at in (0, 512, 1024)]
+    # h lies where c was, which lives so much longer.
+    assert plan.place("h") == ("context", 1024)
+    assert plan.chunks == [(0, 512, 6), (512, 512, 5), (1024, 512, 6)]
+
+
+@pytest.mark.parametrize(
+    ("smallest", "want"),
+    [
+        (0, [(0, 1536, 6)]),
+        (600, [(0, 1536, 6)]),  # what is left of two layers would be too small
+        (512, [(0, 512, 6), (512, 512, 5), (1024, 512, 6)]),
+        (4096, [(0, 1536, 6)]),
+    ],
+)
+def test_chunks_are_not_smaller_than_asked_for(smallest: int, want: list) -> None:
+    plan = Planned(CHUNKED, *CHUNK_STEPS, **CHUNK_LEAVING, chunk_bytes=smallest)
+    assert plan.chunks == want
+
+
+def test_no_block_lies_in_two_chunks() -> None:
+    steps = (*CHUNK_STEPS[:-2], "h, wb = g, b", "big = h", "wa = big, a")
+    whole = Planned(CHUNKED, *steps, **CHUNK_LEAVING)
+    assert whole.place("big") == ("context", 512)  # where b and c were
+    parts = Planned(CHUNKED, *steps, **CHUNK_LEAVING, chunk_bytes=512)
+    assert parts.place("big")[0] == "scratch"
+
+
+def test_of_two_orders_the_one_with_the_lower_peak_is_taken() -> None:
+    # The first layer's activation is used first in backward.
+    steps = ("a = x", "b = a", "c = b", "o = c", BORDER, "wa = a", "wb = b", "wc = c")
+    plan = Planned(CHUNKED, *steps, **CHUNK_LEAVING, chunk_bytes=512)
+    assert [position for _, _, position in plan.chunks] == [4, 5, 6]
+    assert [plan.place(name) for name in "abc"] == [("context", at) for at in (0, 512, 1024)]
+
+
+def test_a_chunk_with_a_delivered_gradient_lives_as_long_as_the_context() -> None:
+    tensors = CHUNKED | {"wa": "planned 512 delivered"}
+    plan = Planned(tensors, *CHUNK_STEPS, **CHUNK_LEAVING, chunk_bytes=512)
+    held = [chunk for chunk in plan.chunks if chunk[2] == len(plan.order)]
+    assert held == [(512, 512, 7)]
+    assert plan.place("wa") == ("context", 512)
+
+
+def test_there_are_few_chunks() -> None:
+    names = [f"a{i}" for i in range(200)]
+    tensors = {"x": "input 64", "o": "output 64"} | dict.fromkeys(names, "planned 64")
+    steps = [f"{name} = x" for name in names] + ["o = x", BORDER]
+    plan = Planned(tensors, *steps, *(f"= {name}" for name in names), outputs="o", chunk_bytes=64)
+    assert 16 <= len(plan.chunks) <= 33
+
+
+def test_an_area_of_chunks_has_no_workspaces_and_discards() -> None:
+    options = {"workspace_bytes": 64, "discard_bytes": 64}
+    steps = tuple(step.replace("wa", "*wa") for step in CHUNK_STEPS)
+    assert Planned(CHUNKED, *steps, **CHUNK_LEAVING, **options).workspaces
+    plan = Planned(CHUNKED, *steps, **CHUNK_LEAVING, **options, chunk_bytes=512)
+    assert plan.workspaces == plan.discards == []
+
+
 # --- workspaces -----------------------------------------------------------------------------------
 
 IMAGES = {
@@ -770,6 +845,38 @@ def test_verify_plan_guards_what_is_delivered(tamper: dict[str, Any], words: str
         tampered["backward_scratch_bytes"] = 64
     with pytest.raises(_C.InternalError, match=words):
         _C.verify_plan(plan.program, tampered, plan.options)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "words"),
+    [
+        ([(0, 512, 6), (512, 512, 5)], "chunks end at 1024, want 1536"),
+        ([(0, 512, 6), (520, 512, 5)], "chunk of 520 to 1032: want one that begins at 512"),
+        ([(0, 1536, 6), (1536, 0, 6)], "chunk of 1536 to 1536: want one"),
+        ([(0, 1536, 3)], "chunk of 0 to 1536 is dead after position 3, in the forward half"),
+        ([(0, 256, 6), (256, 1280, 6)], "tensor 1 from 0 to 512 lies in two chunks"),
+        ([(0, 512, 6), (512, 512, 4), (1024, 512, 6)], "tensor 2 is used after position 4, when"),
+    ],
+)
+def test_verify_plan_guards_chunks(chunks: list, words: str) -> None:
+    plan = Planned(CHUNKED, *CHUNK_STEPS, **CHUNK_LEAVING, chunk_bytes=512)
+    with pytest.raises(_C.InternalError, match=words):
+        _C.verify_plan(plan.program, plan.plan | {"chunks": chunks}, plan.options)
+
+
+def test_verify_plan_wants_no_discards_beside_chunks() -> None:
+    plan = Planned(CHUNKED, *CHUNK_STEPS, **CHUNK_LEAVING, chunk_bytes=512)
+    tampered = plan.plan | {"discards": [(6, 0, 64)]}
+    with pytest.raises(_C.InternalError, match="area of 3 chunks has discards or workspaces"):
+        _C.verify_plan(plan.program, tampered, plan.options)
+
+
+def test_verify_plan_guards_chunks_of_what_is_delivered() -> None:
+    tensors = CHUNKED | {"wa": "planned 512 delivered"}
+    plan = Planned(tensors, *CHUNK_STEPS, **CHUNK_LEAVING, chunk_bytes=512)
+    chunks = [(offset, size, min(position, 6)) for offset, size, position in plan.chunks]
+    with pytest.raises(_C.InternalError, match="tensor 10 is used after position 6, when its"):
+        _C.verify_plan(plan.program, plan.plan | {"chunks": chunks}, plan.options)
 
 
 def test_verify_plan_knows_the_options() -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,6 +127,7 @@ OPTIONS = st.fixed_dictionaries(
         "alignment": st.sampled_from((1, 16, 64, 100)),
         "discard_bytes": st.sampled_from((1, 100, 1 << 18)),
         "workspace_bytes": st.sampled_from((1, 100, 1 << 18)),
+        "chunk_bytes": st.sampled_from((0, 1, 128, 300)),
     }
 )
 
@@ -185,6 +187,9 @@ class PlannedMemory(OwnMemory):
         where = slice(placement["offset"], placement["offset"] + size)
         if area is not None:
             assert 0 <= where.start <= where.stop <= len(area)
+        if area is self.context and size:
+            begins = [begin for begin, _, _ in self.plan["chunks"]]
+            assert bisect_right(begins, where.start) == bisect_right(begins, where.stop - 1)
         return area, where
 
     def fill(self, tensor: int, stamp: int) -> None:
@@ -214,6 +219,9 @@ class PlannedMemory(OwnMemory):
     def end_step(self, position: int) -> None:
         self.gone.update(self.plan["release"][position])
         for after, offset, size in self.plan["discards"]:
+            if after == position:
+                self.context[offset : offset + size] = [POISON] * size
+        for offset, size, after in self.plan["chunks"]:
             if after == position:
                 self.context[offset : offset + size] = [POISON] * size
 
@@ -362,7 +370,21 @@ def test_a_plan_holds(program: dict, options: dict) -> None:
     for tensor in delivered(program):
         assert plan["placements"][tensor]["area"] == "context"
     assert plan["peak_bytes"] >= max(crossing, live)
+    check_chunks(plan, options["chunk_bytes"], program["num_forward"])
     assert plan == _C.plan(program, options)
+
+
+def check_chunks(plan: dict, smallest: int, border: int) -> None:
+    end = 0
+    for offset, size, position in plan["chunks"]:
+        assert offset == end
+        end += size
+        assert size >= smallest or len(plan["chunks"]) == 1
+        assert border <= position <= len(plan["order"])
+    assert end == plan["context_bytes"]
+    assert len(plan["chunks"]) <= (33 if smallest else 1)
+    if len(plan["chunks"]) > 1:
+        assert plan["discards"] == plan["workspaces"] == []
 
 
 @many
@@ -381,7 +403,8 @@ def test_order_never_raises_the_peak_of_a_half(program: dict) -> None:
 def tamper(plan: dict, choose: random.Random) -> None:
     """Change one thing of a plan."""
     placed = [i for i, it in enumerate(plan["placements"]) if it["area"] != "none"]
-    what = choose.choice(("move", "move", "move", "swap", "release", "in_place", "discard", "use"))
+    kinds = ("move", "move", "move", "swap", "release", "in_place", "discard", "use", "chunk")
+    what = choose.choice(kinds)
     if what == "move" and placed:
         one, other = (plan["placements"][choose.choice(placed)] for _ in range(2))
         one["area"], one["offset"] = other["area"], other["offset"]
@@ -391,6 +414,14 @@ def tamper(plan: dict, choose: random.Random) -> None:
     elif what == "use" and plan["context_bytes"]:
         at = choose.randrange(max(len(plan["order"]), 1))
         plan["workspaces"].append((at, "context", choose.randrange(plan["context_bytes"]), 16))
+    elif what == "chunk" and plan["chunks"]:
+        at = choose.randrange(len(plan["chunks"]))
+        offset, size, position = plan["chunks"][at]
+        cut = choose.randrange(1, size + 1)
+        parts = [(offset, cut, position), (offset + cut, size - cut, position)]
+        if choose.random() < 0.5:
+            parts = [(offset, size, position - choose.randrange(4))]
+        plan["chunks"][at : at + 1] = [part for part in parts if part[1]]
     elif what == "in_place" and placed:
         one, read = choose.choice(placed), choose.choice(placed)
         plan["placements"][one] = plan["placements"][read] | {"in_place_of": read}

@@ -64,7 +64,7 @@ struct BoundPlaced : BoundWriter {
   void offer_memory(const Context& context, Placement& placement) const {
     for (const plan::Workspace& space : workspaces) {
       const bool in_context = space.area == plan::Area::kContext;
-      char* const area = in_context ? context.context_data : context.scratch_data;
+      char* const area = in_context ? context.context_data() : context.scratch_data;
       if (area != nullptr) placement.add_workspace(area + space.offset, space.bytes);
     }
     for (size_t i = 0; i < of.outputs.size(); ++i) {
