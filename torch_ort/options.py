@@ -33,6 +33,7 @@ from torch_ort.core.words import listed
 NEWEST_OPSET = 28
 OLDEST_OPSET = 12
 DUMP_KINDS = ("ir", "passes", "plan", "steps", "cuda")
+CONV_SEARCHES = ("HEURISTIC", "EXHAUSTIVE")
 # The modes of torch.compile, with the reason if a mode changes nothing.
 _NOT_MEASURED = "kernels are chosen by measuring where ORTMODULE_ENABLE_TUNING=1 asks for it"
 MODES = {
@@ -122,6 +123,13 @@ def _pass_names() -> tuple[str, ...]:
 
 def _check_disabled(value: Any) -> tuple[str, ...]:
     return with_own_kernels(_check_names(_pass_names)(value))
+
+
+def _check_search(value: Any) -> str:
+    name = _check_str(value).upper()
+    if name not in CONV_SEARCHES:
+        raise ValueError(f"want {' or '.join(CONV_SEARCHES)}")
+    return name
 
 
 def _parse_budget(text: str) -> int | float:
@@ -267,6 +275,12 @@ TABLE: tuple[Row, ...] = (
          "choices of the process are added to the file of their kind, after the first run of a "
          "graph and at exit. Empty: no files.",
          str, _check_str),
+    Row("conv_algo_search", "ORTMODULE_CONV_ALGO_SEARCH", "HEURISTIC", "name",
+         "How cuDNN chooses the algorithm of a convolution on CUDA. HEURISTIC: as "
+         "`torch.backends.cudnn.benchmark` says, which is by a guess unless somebody has set it. "
+         "EXHAUSTIVE: it times its algorithms when sizes first occur, which takes some tenths of a "
+         "second for each, and uses the fastest one in the whole process from then on.",
+         str, _check_search),
     Row("early_gradients", "TORCH_ORT_EARLY_GRADIENTS", False, "bool",
          "Hand out parameter gradients while backward is still running, whenever "
          "`gradient_segment_bytes` of them are ready. False: do so only where a parameter has a "
@@ -429,9 +443,6 @@ ORTMODULE_TABLE: tuple[Row, ...] = (
     _text("triton_config_file", "Which operators use Triton kernels."),
     _flag("triton_debug", False, "Keep the source of the Triton kernels."),
     _flag("use_flash_attention", False, "Use Triton's flash attention."),
-    _text("conv_algo_search",
-          "How cuDNN searches for convolution algorithms: HEURISTIC or EXHAUSTIVE.",
-          default="HEURISTIC"),
 )  # fmt: skip
 
 # These are read from the environment only, and once in a process.

@@ -54,7 +54,7 @@ std::shared_ptr<Session> compile(
     const std::vector<int>& parameter_gradients, const std::vector<int>& gradient_inputs,
     int64_t segment_bytes, bool emulate_eager_casts, const std::string& region_mode, bool products,
     bool tune, double most_tuning_ms, bool row_sparsity, bool label_rows, bool padding_rows,
-    const std::string& kernel_dump_dir, bool synchronize) {
+    const std::string& kernel_dump_dir, bool synchronize, bool search_convs) {
   run::SessionOptions options;
   if (row_sparsity) {
     options.after_cut = [label_rows, padding_rows](ir::Graph& cut) {
@@ -74,6 +74,7 @@ std::shared_ptr<Session> compile(
   options.synchronize = options.regions.synchronize = synchronize;
   options.region_mode = region_mode_from_name(region_mode);
   options.products = products;
+  options.search_convs = search_convs;
   options.tuning = {.is_on = tune, .most_ms = most_tuning_ms};
   auto copy = ir::clone(graph);
   py::gil_scoped_release release;
@@ -290,16 +291,16 @@ std::optional<std::pair<std::string, std::set<std::string>>> out_form(const std:
 
 void bind_run(py::module_& module) {
   py::class_<Session, std::shared_ptr<Session>>(module, "Session")
-      .def_static("compile", &compile, py::arg("graph"), py::arg("constants"),
-                  py::arg("reorder") = true, py::arg("in_place") = true,
-                  py::arg("place_parts") = true, py::arg("verify") = false, py::arg("isa") = "",
-                  py::arg("parameter_gradients") = std::vector<int>(),
-                  py::arg("gradient_inputs") = std::vector<int>(), py::arg("segment_bytes") = 0,
-                  py::arg("emulate_eager_casts") = false, py::arg("region_mode") = "kernel",
-                  py::arg("products") = true, py::arg("tune") = false,
-                  py::arg("most_tuning_ms") = 0.0, py::arg("row_sparsity") = false,
-                  py::arg("label_rows") = true, py::arg("padding_rows") = true,
-                  py::arg("kernel_dump_dir") = "", py::arg("synchronize") = false)
+      .def_static(
+          "compile", &compile, py::arg("graph"), py::arg("constants"), py::arg("reorder") = true,
+          py::arg("in_place") = true, py::arg("place_parts") = true, py::arg("verify") = false,
+          py::arg("isa") = "", py::arg("parameter_gradients") = std::vector<int>(),
+          py::arg("gradient_inputs") = std::vector<int>(), py::arg("segment_bytes") = 0,
+          py::arg("emulate_eager_casts") = false, py::arg("region_mode") = "kernel",
+          py::arg("products") = true, py::arg("tune") = false, py::arg("most_tuning_ms") = 0.0,
+          py::arg("row_sparsity") = false, py::arg("label_rows") = true,
+          py::arg("padding_rows") = true, py::arg("kernel_dump_dir") = "",
+          py::arg("synchronize") = false, py::arg("search_convs") = false)
       .def_static("from_onnx", &session_from_onnx, py::arg("bytes"),
                   py::arg("allow") = std::vector<std::string>())
       .def_property_readonly("id", &Session::id)

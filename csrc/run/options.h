@@ -24,6 +24,8 @@ struct SessionOptions {
   // Use the engine's own kernels for products of matrices where these are faster.
   bool products = true;
   Tuning tuning;  // of products
+  // Have cuDNN time its algorithms for each convolution (conv_search.h).
+  bool search_convs = false;
   // The graph outputs that are gradients of leaf parameters; these may be returned in engine
   // memory.
   std::vector<int> parameter_gradients;

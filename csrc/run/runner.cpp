@@ -5,6 +5,7 @@
 #include "run/arena.h"
 #include "run/call_watch.h"
 #include "run/context.h"
+#include "run/conv_search.h"
 #include "run/counters.h"
 
 #include <ATen/record_function.h>
@@ -38,6 +39,8 @@ void run_step(Context& context, const BoundStep& bound, StepCounts& counts) {
 
 void run_steps(Context& context, std::span<const BoundSteps::value_type> steps) {
   CallWatch::begin();
+  const CompiledGraph& graph = context.graph();
+  const ConvSearch search(graph.options.search_convs && graph.device.is_cuda());
   const bool is_tested = failpoint.load(std::memory_order_relaxed) != nullptr;
   StepCounts counts;
   for (const auto& bound : steps) {

@@ -36,7 +36,6 @@ TEXTS = (
     "ORTMODULE_CACHE_DIR",
     "ORTMODULE_ATEN_SDPA_FALLBACK",
     "ORTMODULE_TRITON_CONFIG_FILE",
-    "ORTMODULE_CONV_ALGO_SEARCH",
 )
 DEFAULT_POLICY = (
     FallbackPolicy.FALLBACK_UNSUPPORTED_DEVICE
@@ -52,7 +51,6 @@ DEFAULTS = {
     "ORTMODULE_SKIPCHECK_POLICY": CHECKS,
     **FLAGS,
     **dict.fromkeys(TEXTS, ""),
-    "ORTMODULE_CONV_ALGO_SEARCH": "HEURISTIC",
 }
 # What the engine does anyway, or needs no more: setting these says nothing.
 SILENT = {

@@ -38,6 +38,10 @@ def test_environment_is_read_and_the_call_wins(monkeypatch):
         ({"disable": "merge_equals"}, "disable: got 'merge_equals', want one of merge_equal"),
         ({"dump": "irr"}, "dump: got 'irr', want one of ir"),
         ({"exact_random": "yes"}, "exact_random: got 'yes', want a bool"),
+        (
+            {"conv_algo_search": "fast"},
+            "conv_algo_search: got 'fast', want HEURISTIC or EXHAUSTIVE",
+        ),
         ({"isa": "sse9"}, "isa: got 'sse9', want one of portable"),
     ],
 )

@@ -201,6 +201,7 @@ def compile_session(program: Program, options: Options) -> _C.Session:
         products="products" not in options.disable,
         tune=options.enable_tuning,
         most_tuning_ms=options.max_tuning_duration_ms,
+        search_convs=options.conv_algo_search == "EXHAUSTIVE",
         row_sparsity="row_sparsity" not in disabled_passes(options),
         synchronize=options.check >= 2,
         kernel_dump_dir=options.dump_dir if "cuda" in options.dump else "",
