@@ -356,7 +356,8 @@ INLINE wide sum_block(wide x, wide* shared) {
 }
 
 // Sums over the TY lines of threads of a block, which have E * V columns each, and writes the
-// result to a line of partial sums. `shared` has V numbers for each thread.
+// result to a line of partial sums. `shared` has V numbers for each thread. V divides the number of
+// columns, so that all lines are aligned to vectors.
 template <int TX, int TY, int E, int V>
 INLINE void write_partial_sums(wide* to, wide (&sums)[E][V], index_t first_column, index_t columns,
                                wide* shared) {
@@ -375,37 +376,34 @@ INLINE void write_partial_sums(wide* to, wide (&sums)[E][V], index_t first_colum
       }
     }
     const index_t column = first_column + index_t(e * TX + threadIdx.x) * V;
-    if (threadIdx.y == 0) {
-#pragma unroll
-      for (int i = 0; i < V; ++i) {
-        if (column + i < columns) to[column + i] = sums[e][i];
-      }
-    }
+    if (threadIdx.y == 0 && column < columns) store(to + column, sums[e]);
   }
 }
 
 // Adds `count` lines of partial sums, which are `stride` numbers apart, in a fixed order. A block
-// of 32 x 8 threads does this for 32 columns from `column` on. `shared` has 256 numbers.
-template <typename T, typename At>
-INLINE void finish_columns(T* out, At at, const wide* parts, i64 count, i64 stride, index_t column,
-                           index_t columns, wide* shared) {
+// of 32 x 8 threads does this for 32 columns from `column` on; the first line of threads gets the
+// sums. `shared` has 256 numbers.
+INLINE wide add_lines(const wide* parts, i64 count, i64 stride, index_t column, index_t columns,
+                      wide* shared) {
   column += threadIdx.x;
   wide sum = wide(0);
   if (column < columns) {
+#pragma unroll 4
     for (i64 line = threadIdx.y; line < count; line += 8) sum += parts[line * stride + column];
   }
   shared[threadIdx.y * 32 + threadIdx.x] = sum;
   __syncthreads();
-  if (threadIdx.y == 0 && column < columns) {
+  if (threadIdx.y == 0) {
     for (int y = 1; y < 8; ++y) sum += shared[y * 32 + threadIdx.x];
-    out[at(column)] = narrow<T>(sum);
   }
+  return sum;
 }
 
 // The same for a single column, with all threads of the block.
 template <typename T>
 INLINE void finish_one(T* out, const wide* parts, i64 count, i64 stride, wide* shared) {
   wide sum = wide(0);
+#pragma unroll 4
   for (i64 line = threadIdx.y * 32 + threadIdx.x; line < count; line += 256) {
     sum += parts[line * stride];
   }
@@ -456,27 +454,20 @@ INLINE Words philox(u64 seed, u64 stream, u64 counter) {
   }
   return {{x0, x1, x2, x3}};
 }
-// 1 for elements whose random number is below the limit, else 0.
+// 1 for elements whose random number is below the limit, else 0. V is a power of two, and divides
+// `element`, since elements are counted as they lie in dense rows.
 template <int V>
 INLINE void draw(wide (&x)[V], u64 seed, u64 stream, u64 element, u32 limit) {
-  if (V % 4 == 0 && element % 4 == 0) {
 #pragma unroll
-    for (int i = 0; i < V; i += 4) {
-      const Words words = philox(seed, stream, (element + i) / 4);
+  for (int i = 0; i < V; i += 4) {
+    const Words words = philox(seed, stream, element / 4 + i / 4);
 #pragma unroll
-      for (int word = 0; word < 4 && i + word < V; ++word) {
-        x[i + word] = wide(words.at[word] < limit);
-      }
+    for (int j = 0; j < 4 && i + j < V; ++j) {
+      const u32 at = V < 4 ? u32(element % 4) + j : j;
+      const u32 low = at % 2 == 0 ? words.at[0] : words.at[1];
+      const u32 high = at % 2 == 0 ? words.at[2] : words.at[3];
+      x[i + j] = wide((at < 2 ? low : high) < limit);
     }
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < V; ++i) {
-    const u64 each = element + i;
-    const Words words = philox(seed, stream, each / 4);
-    const u32 low = each % 2 == 0 ? words.at[0] : words.at[1];
-    const u32 high = each % 2 == 0 ? words.at[2] : words.at[3];
-    x[i] = wide((each % 4 < 2 ? low : high) < limit);
   }
 }
 INLINE wide draw(u64 seed, u64 stream, u64 element, u32 limit) {

@@ -53,6 +53,10 @@ struct Sorted {
   std::array<uint32_t*, 2> keys = {}, numbers = {};
   uint32_t* counts = nullptr;
 };
+struct Digits {
+  int32_t begin, end, bits, what;
+};
+constexpr int32_t kCount = 1, kPlace = 2;
 
 // A single block sorts so many ids. For more, launches of many blocks take less time.
 constexpr int64_t kFewIds = 2 * kTile;
@@ -221,26 +225,18 @@ class Sort {
     void* const fault = faults(device_).word();
     const auto kind =
         static_cast<uint32_t>(of_.name == "TakeGrad" ? Fault::kBadPlace : Fault::kBadId);
+    const auto launch = [&](int64_t blocks, int64_t of_block, const Digits& digits) {
+      start(kernels_["sorted_sums_sort"], blocks, {kThreads}, kSortBytes, stream, ids, of_.id_axes,
+            rows, below_zero, fault, kind, num_ids, static_cast<uint32_t>(of_block), digits, to);
+    };
     if (of_.num_ids <= kFewIds) {
-      start(kernels_["sorted_sums_sort"], 1, {kThreads}, kSortBytes, stream, ids, of_.id_axes, rows,
-            below_zero, fault, kind, num_ids, of_.num_digits, of_.bits, to);
+      launch(1, kFewIds, {0, of_.num_digits, of_.bits, kCount | kPlace});
       return;
     }
-    const int64_t blocks = of_.sort_blocks();
-    const auto of_block = static_cast<uint32_t>(of_.ids_of_block);
-    start(kernels_["sorted_sums_count_ids"], blocks, {kThreads}, kSortBytes, stream, ids,
-          of_.id_axes, rows, below_zero, fault, kind, num_ids, of_block, 0, of_.bits, to.counts);
-    start(kernels_["sorted_sums_place_ids"], blocks, {kThreads}, kSortBytes, stream, ids,
-          of_.id_axes, rows, below_zero, fault, kind, num_ids, of_block, 0, of_.bits, to.counts,
-          to.keys[0], to.numbers[0]);
-    for (int32_t digit = 1; digit < of_.num_digits; ++digit) {
-      const size_t from = (digit - 1) % 2, into = digit % 2;
-      const int32_t shift = digit * of_.bits;
-      start(kernels_["sorted_sums_count_keys"], blocks, {kThreads}, kSortBytes, stream,
-            to.keys[from], to.numbers[from], num_ids, of_block, shift, of_.bits, to.counts);
-      start(kernels_["sorted_sums_place_keys"], blocks, {kThreads}, kSortBytes, stream,
-            to.keys[from], to.numbers[from], num_ids, of_block, shift, of_.bits, to.counts,
-            to.keys[into], to.numbers[into]);
+    for (int32_t digit = 0; digit < of_.num_digits; ++digit) {
+      for (const int32_t what : {kCount, kPlace}) {
+        launch(of_.sort_blocks(), of_.ids_of_block, {digit, digit + 1, of_.bits, what});
+      }
     }
   }
 

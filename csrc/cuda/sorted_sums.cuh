@@ -4,8 +4,9 @@
 // only on the number of its rows. There are no atomics on floats, so bits are the same in every run
 // and on every GPU.
 //
-//   count, place   sort by one digit of the ids: each block counts its ids by their digit, and then
-//                  moves them to their places. A single block sorts few ids in one launch.
+//   sort           sorts by one digit of the ids: each block counts its ids by their digit, and in
+//                  the next launch moves them to their places. A single block sorts few ids by all
+//                  digits in one launch. All of it is one kernel, to be compiled once.
 //   add_parts      adds 128 rows at a time for ids that have more
 //   write_table    writes each row of the table once: zeros, a sum of rows, or a sum of parts
 
@@ -32,6 +33,7 @@ template <bool kIsRun>
 INLINE i64 offset_of(const Axes& axes, u32 number) {
   i64 offset = 0;
   if constexpr (!kIsRun) {
+#pragma unroll 1
     for (int i = axes.count - 1; i > 0; --i) {
       const u32 size = u32(axes.sizes[i]);
       offset += i64(number % size) * axes.strides[i];
@@ -68,31 +70,28 @@ INLINE Offsets offsets_of(const Columns& columns, index_t column) {
 
 // ---- sorting. A key is an id, or the number of rows in place of one that is out of bounds.
 
-// What is sorted by the first digit. `below_zero` is added to negative ids: the number of rows if
-// they count from the end, else 0. An id out of bounds writes `kind` into the word for errors.
+// What is sorted: ids by the first digit, and then, where `ids` is nullptr, the keys that this has
+// made, with their numbers. One type for both is half the code to compile. `below_zero` is added to
+// negative ids: the number of rows if they count from the end, else 0. An id out of bounds writes
+// `kind` into the word for errors.
 template <typename Id>
-struct Ids {
+struct Source {
   const Id* ids;
   const Axes& axes;
   u32 rows, below_zero;
   u32* fault;
   u32 kind;
+  const u32 *keys, *numbers;
 
   __device__ __forceinline__ u32 key(u32 at) const {
+    if (ids == nullptr) return keys[at];
     i64 id = i64(ids[offset_of<false>(axes, at)]);
     if (id < 0) id += i64(below_zero);
     if (id >= 0 && id < i64(rows)) return u32(id);
     *fault = kind;
     return rows;
   }
-  __device__ __forceinline__ u32 number(u32 at) const { return at; }
-};
-// What is sorted by the next ones.
-struct Keys {
-  const u32 *keys, *numbers;
-
-  __device__ __forceinline__ u32 key(u32 at) const { return keys[at]; }
-  __device__ __forceinline__ u32 number(u32 at) const { return numbers[at]; }
+  __device__ __forceinline__ u32 number(u32 at) const { return ids == nullptr ? numbers[at] : at; }
 };
 
 struct Digit {
@@ -112,15 +111,17 @@ INLINE Share share_of_block(u32 count, u32 of_block) {
 // Writes how many ids of this block have each value of the digit.
 template <typename From>
 INLINE void count(const From& from, Share share, Digit digit, u32* counts, u32* shared) {
-  for (int bin = threadIdx.x; bin < kBins; bin += kThreads) shared[bin] = 0;
+#pragma unroll
+  for (int bin = 0; bin < kBins; bin += kThreads) shared[bin + threadIdx.x] = 0;
+  // All threads have written what was sorted by the previous digit, too.
   __syncthreads();
   for (u32 at = share.begin + threadIdx.x; at < share.end; at += kThreads) {
     atomicAdd(shared + digit.of(from.key(at)), 1u);
   }
   __syncthreads();
-  for (int bin = threadIdx.x; bin < kBins; bin += kThreads) {
-    counts[blockIdx.x * kBins + bin] = shared[bin];
-  }
+  u32* const of_block = counts + blockIdx.x * kBins + threadIdx.x;
+#pragma unroll
+  for (int bin = 0; bin < kBins; bin += kThreads) of_block[bin] = shared[bin + threadIdx.x];
 }
 
 // The sum of the numbers of all threads before this one. `shared` has one number for each warp.
@@ -134,6 +135,7 @@ INLINE u32 sum_before(u32 x, u32* shared) {
   }
   if (lane == 31) shared[warp] = sum;
   __syncthreads();
+#pragma unroll 1
   for (int i = 0; i < warp; ++i) sum += shared[i];
   return sum - x;
 }
@@ -166,6 +168,7 @@ INLINE void place(const From& from, Share share, Digit digit, const u32* counts,
   for (u32 tile = share.begin; tile < share.end; tile += kTile) {
     // All threads have found the places of the previous tile.
     __syncthreads();
+#pragma unroll 1
     for (int i = threadIdx.x; i < kWarps * kBins; i += kThreads) of_warps[i] = 0;
     __syncthreads();
     u32 key[kRounds], number[kRounds], rank[kRounds];
@@ -179,6 +182,7 @@ INLINE void place(const From& from, Share share, Digit digit, const u32* counts,
       const u32 bin = digit.of(key[round]);
       // The lanes that have the same digit.
       u32 peers = __ballot_sync(0xFFFFFFFFu, is_there);
+#pragma unroll 1
       for (int bit = 0; bit < digit.bits; ++bit) {
         const bool is_set = (bin >> bit & 1) != 0;
         const u32 lanes = __ballot_sync(0xFFFFFFFFu, is_set);
@@ -191,7 +195,9 @@ INLINE void place(const From& from, Share share, Digit digit, const u32* counts,
       __syncwarp();
     }
     __syncthreads();
-    for (int bin = threadIdx.x; bin < kBins; bin += kThreads) {
+#pragma unroll
+    for (int begin = 0; begin < kBins; begin += kThreads) {
+      const int bin = begin + int(threadIdx.x);
       u32 sum = next[bin];
 #pragma unroll
       for (int i = 0; i < kWarps; ++i) {
@@ -222,25 +228,29 @@ INLINE u32* keys_of(const Sorted& sorted, int digit) {
 INLINE u32* numbers_of(const Sorted& sorted, int digit) {
   return digit % 2 == 0 ? sorted.numbers[0] : sorted.numbers[1];
 }
-INLINE Keys keys_before(const Sorted& sorted, int digit) {
-  return {keys_of(sorted, digit + 1), numbers_of(sorted, digit + 1)};
-}
 
-// Sorts by all digits, with one block.
+// What a launch does for each of its digits. A single block does both.
+enum { kCount = 1, kPlace = 2 };
+struct Digits {
+  int begin, end, bits, what;
+};
+
 template <typename Id>
-INLINE void sort_few(const Ids<Id>& ids, u32 num_ids, int num_digits, int bits,
-                     const Sorted& sorted, u32* shared) {
-  const Share share = {0, num_ids};
-  count(ids, share, {0, bits}, sorted.counts, shared);
-  __syncthreads();
-  place(ids, share, {0, bits}, sorted.counts, 1, sorted.keys[0], sorted.numbers[0], shared);
-  for (int i = 1; i < num_digits; ++i) {
-    const Keys keys = keys_before(sorted, i);
-    const Digit digit = {i * bits, bits};
+INLINE void sort(Source<Id> from, Share share, Digits digits, const Sorted& sorted, u32* shared) {
+#pragma unroll 1
+  for (int i = digits.begin; i < digits.end; ++i) {
+    const Digit digit = {i * digits.bits, digits.bits};
+    if (i > 0) {
+      from.ids = nullptr;
+      from.keys = keys_of(sorted, i - 1);
+      from.numbers = numbers_of(sorted, i - 1);
+    }
+    if (digits.what & kCount) count(from, share, digit, sorted.counts, shared);
     __syncthreads();
-    count(keys, share, digit, sorted.counts, shared);
-    __syncthreads();
-    place(keys, share, digit, sorted.counts, 1, keys_of(sorted, i), numbers_of(sorted, i), shared);
+    if (digits.what & kPlace) {
+      place(from, share, digit, sorted.counts, gridDim.x, keys_of(sorted, i), numbers_of(sorted, i),
+            shared);
+    }
   }
 }
 
@@ -310,7 +320,7 @@ template <int V>
 INLINE void add_parts_of(wide (&sum)[V], const wide* parts, u32 first_of_id, u32 count, int first,
                          index_t column, index_t columns) {
   const int rounds = (int((count + kPart - 1) / kPart) - first + kWarps - 1) / kWarps;
-#pragma unroll 4
+#pragma unroll 1
   for (int i = 0; i < rounds; ++i) {
     const u32 slot = slot_of_part(first_of_id, u32(first + i * kWarps));
     wide x[V];

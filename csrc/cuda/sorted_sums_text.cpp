@@ -21,29 +21,6 @@ std::string kernel(int blocks, const char* name, const Parts&... parts) {
                 parts...);
 }
 
-// The parameters of all kernels that sort ids, or keys, and what they make of them.
-constexpr const char* kOfIds =
-    "const Id* ids, const __grid_constant__ Axes axes, u32 rows, u32 below_zero, u32* fault,\n"
-    "    u32 kind, ";
-constexpr const char* kFromIds =
-    "const Ids<Id> from = {ids, axes, rows, below_zero, fault, kind};\n  ";
-constexpr const char* kOfKeys = "const u32* keys, const u32* numbers,\n    ";
-constexpr const char* kFromKeys = "const Keys from = {keys, numbers};\n  ";
-constexpr const char* kOfDigit = "u32 num_ids, u32 of_block, int shift, int bits";
-constexpr const char* kDigit = "share_of_block(num_ids, of_block), {shift, bits}";
-constexpr const char* kShared =
-    "  SHARED(memory);\n  u32* const shared = reinterpret_cast<u32*>(memory);\n  ";
-
-std::string count_kernel(const char* name, const char* given, const char* from) {
-  return kernel(kSortBlocks, name, given, kOfDigit, ", u32* counts) {\n", kShared, from,
-                "count(from, ", kDigit, ", counts, shared);\n}\n");
-}
-std::string place_kernel(const char* name, const char* given, const char* from) {
-  return kernel(kSortBlocks, name, given, kOfDigit,
-                ", const u32* counts,\n    u32* to_keys, u32* to_numbers) {\n", kShared, from,
-                "place(from, ", kDigit, ", counts, gridDim.x, to_keys, to_numbers, shared);\n}\n");
-}
-
 // The parameters of the kernels of sums, and what they make of them.
 constexpr const char* kOfGradient =
     "const Element* gradient, const __grid_constant__ Axes of_rows,\n"
@@ -59,15 +36,16 @@ SumsText sort_text(ir::DType ids) {
   const std::string name = concat("sorted_sums_sort_", element(ids));
   std::string text =
       concat(head(/*is_double=*/false, /*wide_index=*/false), "typedef ", element(ids), " Id;\n");
-  text += kernel(kSortBlocks, "sorted_sums_sort", kOfIds,
-                 "u32 num_ids, int num_digits, int bits, const __grid_constant__ Sorted sorted) "
-                 "{\n",
-                 kShared, kFromIds, "sort_few(from, num_ids, num_digits, bits, sorted, shared);\n",
-                 "}\n");
-  text += count_kernel("sorted_sums_count_ids", kOfIds, kFromIds);
-  text += place_kernel("sorted_sums_place_ids", kOfIds, kFromIds);
-  text += count_kernel("sorted_sums_count_keys", kOfKeys, kFromKeys);
-  text += place_kernel("sorted_sums_place_keys", kOfKeys, kFromKeys);
+  text += kernel(
+      kSortBlocks, "sorted_sums_sort",
+      "const Id* ids, const __grid_constant__ Axes axes, u32 rows, u32 below_zero, u32* fault,\n"
+      "    u32 kind, u32 num_ids, u32 of_block, Digits digits, const __grid_constant__ Sorted "
+      "sorted) "
+      "{\n"
+      "  SHARED(memory);\n"
+      "  const Source<Id> from = {ids, axes, rows, below_zero, fault, kind, nullptr, nullptr};\n"
+      "  sort(from, share_of_block(num_ids, of_block), digits, sorted,\n"
+      "       reinterpret_cast<u32*>(memory));\n}\n");
   return {name, text};
 }
 

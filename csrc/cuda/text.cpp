@@ -52,16 +52,16 @@ class Lines {
     for (const auto& [line, note] : lines_) {
       all += line;
       if (with_notes && !note.empty()) all += "  // " + note;
-      all += "\n";
+      all += '\n';
     }
     return all;
   }
 
  private:
   void add(std::string line, const std::string& note) {
-    if (line.starts_with("}")) --depth_;
-    const bool is_directive = line.starts_with("#");
-    const bool opens = line.ends_with("{");
+    if (line.starts_with('}')) --depth_;
+    const bool is_directive = line.starts_with('#');
+    const bool opens = line.ends_with('{');
     lines_.emplace_back(is_directive ? line : std::string(2 * depth_, ' ') + line, note);
     if (opens) ++depth_;
   }
@@ -743,27 +743,51 @@ class Writer {
     out()("const index_t parts = ",
           has_column_sums() ? "max((columns + 31) / 32, index_t(1))" : "1", ";");
     out()("const index_t group = blockIdx.x / parts, column = blockIdx.x % parts * 32;");
-    int64_t columns = 0, total = 0;
+    if (result_.partial_totals > 0) write_finish_of_totals();
+    if (has_column_sums()) write_finish_of_columns();
+    out()("}");
+  }
+
+  std::string place_of_sum(size_t i) const {
+    const std::string name = concat("sum", i);
+    return concat(name, " + (", offset(body_.sums[i].to.rows, name + "_row", "group"), ")");
+  }
+
+  void write_finish_of_totals() {
+    out()("const i64 count = i64(blocks_per_group) * strips;");
+    int64_t total = 0;
     for (size_t i = 0; i < body_.sums.size(); ++i) {
-      const RowsSum& sum = body_.sums[i];
-      const std::string name = concat("sum", i);
-      const std::string group = offset(sum.to.rows, name + "_row", "group");
-      leaving(sum.to, "if (blockIdx.y == ", i, ") {");
-      if (sum.is_total) {
-        out()("const i64 count = i64(blocks_per_group) * strips;");
-        out()("if (column == 0) finish_one(", name, " + (", group, "), totals + group * count * ",
-              result_.partial_totals, " + ", total++, ", count, ", result_.partial_totals,
-              ", shared);");
-      } else {
-        out()("const i64 stride = i64(", num_column_sums(), ") * columns;");
-        out()("finish_columns(", name, " + (", group, "), [&](index_t at) { return ",
-              column_offset(sum.to, name, "at"), "; },");
-        out()("    column_sums + group * blocks_per_group * stride + ", columns++,
-              " * i64(columns), blocks_per_group, stride, column, columns, shared);");
-      }
+      if (!body_.sums[i].is_total) continue;
+      leaving(body_.sums[i].to, "if (blockIdx.y == ", i, ") {");
+      out()("if (column == 0) finish_one(", place_of_sum(i), ", totals + group * count * ",
+            result_.partial_totals, " + ", total++, ", count, ", result_.partial_totals,
+            ", shared);");
+      if (has_column_sums()) out()("return;");
       out()("}");
     }
-    out()("}");
+  }
+
+  // All sums of columns are added by the same code, which is a good part of what there is to
+  // compile.
+  void write_finish_of_columns() {
+    std::string which;  // counted among the sums of columns
+    for (size_t i = 0; i < body_.sums.size(); ++i) {
+      if (body_.sums[i].is_total) which += concat(" - (blockIdx.y > ", i, ")");
+    }
+    out()("const i64 stride = i64(", num_column_sums(), ") * columns;");
+    out()("const wide* const parts_of_sum = column_sums + group * blocks_per_group * stride + ",
+          "i64(blockIdx.y", which, ") * columns;");
+    out()("const wide sum = add_lines(parts_of_sum, blocks_per_group, stride, column, columns, ",
+          "shared);");
+    out()("const index_t at = column + threadIdx.x;");
+    out()("if (threadIdx.y != 0 || at >= columns) return;");
+    for (size_t i = 0; i < body_.sums.size(); ++i) {
+      const Access& to = body_.sums[i].to;
+      if (body_.sums[i].is_total) continue;
+      leaving(to, "if (blockIdx.y == ", i, ") (", place_of_sum(i), ")[",
+              column_offset(to, concat("sum", i), "at"), "] = narrow<", element(to.dtype),
+              ">(sum);");
+    }
   }
 
   // ---- the whole text

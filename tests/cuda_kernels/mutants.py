@@ -11,7 +11,7 @@ from dataclasses import dataclass
 # Places are regular expressions; each must be found. Where several are, all are changed.
 _REDUCE = r"(?s)(INLINE wide reduce_row.*?)"
 _PARTIAL = r"(?s)(INLINE void write_partial_sums.*?)"
-_COLUMNS = r"(?s)(INLINE void finish_columns.*?)"
+_COLUMNS = r"(?s)(INLINE wide add_lines.*?)"
 _ONE = r"(?s)(INLINE void finish_one.*?)"
 _BLOCK = r"(?s)(INLINE wide sum_block.*?)"
 _BARRIER = r"__syncthreads\(\);"
@@ -162,14 +162,14 @@ PLANTED: list[tuple[str, str, str, str]] = [
     (
         "partial sums: written by all lines",
         "layer_norm_grad",
-        _PARTIAL + r"(if \(threadIdx\.y == 0\) \{)(.*?)if \(threadIdx\.y == 0\)",
-        r"\1\2\3if (true)",
+        r"threadIdx\.y == 0 && column < columns\) store",
+        "column < columns) store",
     ),
     (
         "partial sums: columns behind the end",
         "layer_norm_grad",
-        r"if \(column \+ i < columns\)",
-        "if (true)",
+        r"threadIdx\.y == 0 && column < columns\) store",
+        "threadIdx.y == 0) store",
     ),
     ("partial sums of one block", "layer_norm_grad", r"\(block \* 2 ", "(0 * 2 "),
     (
@@ -197,9 +197,11 @@ PLANTED: list[tuple[str, str, str, str]] = [
     (
         "finish: columns behind the end",
         "layer_norm_grad",
-        _COLUMNS + r"threadIdx\.y == 0 && column < columns",
-        r"\1threadIdx.y == 0",
+        r"threadIdx\.y != 0 \|\| at >= columns",
+        "threadIdx.y != 0",
     ),
+    ("finish: the first of all sums", "layer_norm_grad", r"i64\(blockIdx\.y\)", "i64(0)"),
+    ("finish: by all lines", "layer_norm_grad", r"threadIdx\.y != 0 \|\| at", "at"),
     (
         "finish: the sum of the first group",
         "channel_sums",
@@ -243,16 +245,16 @@ PLANTED: list[tuple[str, str, str, str]] = [
         r"\1 = \2",
     ),
     # random numbers
-    ("the same counter for a vector", "dropout", r"\(element \+ i\) / 4", "element / 4"),
-    ("words in another order", "dropout", r"words\.at\[word\]", "words.at[3 - word]"),
-    ("words of single numbers", "bias_dropout", r"each % 4 < 2", "each % 4 < 1"),
+    ("the same counter for a vector", "dropout", r"element / 4 \+ i / 4", "element / 4"),
+    ("words in another order", "dropout", r"at % 2 == 0", "at % 2 != 0"),
+    ("words of single numbers", "bias_dropout", r"at < 2 \?", "at < 1 ?"),
     ("rows have one mask", "bias_dropout", r"u64\(row\) \* u64\(columns\) \+ ", ""),
     ("nine rounds", "dropout", r"round < 10", "round < 9"),
     ("a stream's low word", "dropout", r"x2 = u32\(stream\)", "x2 = 0"),
     ("a stream's high word", "bias_dropout", r"x3 = u32\(stream >> 32\)", "x3 = 0"),
     ("a seed's high word", "dropout", r"key1 = u32\(seed >> 32\)", "key1 = 0"),
     ("keys that stay", "dropout", r"key0 \+= 0x9E3779B9u;", ""),
-    ("what is dropped is kept", "dropout", r"words\.at\[word\] < limit", "words.at[word] >= limit"),
+    ("what is dropped is kept", "dropout", r"high\) < limit", "high) >= limit"),
     ("a limit of half a word", "dropout", r", (\d{9,10})u\);", r", u32(\1u / 2));"),
 ]
 
@@ -270,8 +272,11 @@ PLANTED_IN_SUMS: list[tuple[str, str, str, str]] = [
     ("nothing is told", "an id behind", r"\*fault = kind;", ""),
     ("a bad id is the first row", "an id behind", r"return rows;", "return 0;"),
     ("all digits are the first", "tiles", r"key >> shift", "key"),
+    ("ids again for the next digit", "tiles", r"from\.ids = nullptr;", ""),
+    ("sorted by the digit before", "tiles", r"keys_of\(sorted, i - 1\)", "keys_of(sorted, i)"),
+    ("counts that nobody made", "few", r"digits\.what & kCount", "digits.what == kCount"),
     ("digits of a bit less", "tiles", r"\(1u << bits\) - 1", "(1u << (bits - 1)) - 1"),
-    ("a digit is left out", "tiles", r"i < num_digits", "i < num_digits - 1"),
+    ("a digit is left out", "tiles", r"i < digits\.end", "i < digits.end - 1"),
     ("count: ids left out", "tiles", r"at \+= kThreads", "at += 2 * kThreads"),
     ("count: numbers that nobody cleared", "few", _COUNT + _BARRIER, r"\1"),
     (
@@ -399,7 +404,7 @@ PLANTED_IN_SUMS: list[tuple[str, str, str, str]] = [
 
 # Changes that no result can show, and why. A place is looked for in what is said of one.
 HARMLESS = {
-    r"in: if \(left >= V\)|in: if \(V % 4 == 0 && element": "both ways give the same",
+    r"in: if \(left >= V\)": "both ways give the same",
     r"in: .* Pack \{|'8' becomes '9' in: wide v": "of accesses: the gate looks at it",
     r"in: if \(threadIdx\.x % 32 == 0\) of_row": "all lanes of a warp have the same number",
     r"in: if \(threadIdx\.x == 0 && threadIdx\.y == 0\)": "all threads have the same sum",

@@ -57,14 +57,11 @@ Sub_Mul_Relu_finish(const wide* column_sums, float* sum0, float* sum1, index_t c
   wide* const shared = reinterpret_cast<wide*>(memory);
   const index_t parts = max((columns + 31) / 32, index_t(1));
   const index_t group = blockIdx.x / parts, column = blockIdx.x % parts * 32;
-  if (blockIdx.y == 0) {  // output 'm_in'
-    const i64 stride = i64(2) * columns;
-    finish_columns(sum0 + (group * sum0_row), [&](index_t at) { return at; },
-        column_sums + group * blocks_per_group * stride + 0 * i64(columns), blocks_per_group, stride, column, columns, shared);
-  }
-  if (blockIdx.y == 1) {  // output 'q_in'
-    const i64 stride = i64(2) * columns;
-    finish_columns(sum1 + (group * sum1_row), [&](index_t at) { return at; },
-        column_sums + group * blocks_per_group * stride + 1 * i64(columns), blocks_per_group, stride, column, columns, shared);
-  }
+  const i64 stride = i64(2) * columns;
+  const wide* const parts_of_sum = column_sums + group * blocks_per_group * stride + i64(blockIdx.y) * columns;
+  const wide sum = add_lines(parts_of_sum, blocks_per_group, stride, column, columns, shared);
+  const index_t at = column + threadIdx.x;
+  if (threadIdx.y != 0 || at >= columns) return;
+  if (blockIdx.y == 0) (sum0 + (group * sum0_row))[at] = narrow<float>(sum);  // output 'm_in'
+  if (blockIdx.y == 1) (sum1 + (group * sum1_row))[at] = narrow<float>(sum);  // output 'q_in'
 }

@@ -81,16 +81,14 @@ ReduceMax_Sub_Exp_ReduceSum_Log_more_finish(const wide* totals, float* sum0, flo
   wide* const shared = reinterpret_cast<wide*>(memory);
   const index_t parts = 1;
   const index_t group = blockIdx.x / parts, column = blockIdx.x % parts * 32;
+  const i64 count = i64(blocks_per_group) * strips;
   if (blockIdx.y == 0) {  // output 'sum_in'
-    const i64 count = i64(blocks_per_group) * strips;
     if (column == 0) finish_one(sum0 + (group * sum0_row), totals + group * count * 3 + 0, count, 3, shared);
   }
   if (blockIdx.y == 1) {  // output 'count_in'
-    const i64 count = i64(blocks_per_group) * strips;
     if (column == 0) finish_one(sum1 + (group * sum1_row), totals + group * count * 3 + 1, count, 3, shared);
   }
   if (blockIdx.y == 2) {  // output 'all_in'
-    const i64 count = i64(blocks_per_group) * strips;
     if (column == 0) finish_one(sum2 + (group * sum2_row), totals + group * count * 3 + 2, count, 3, shared);
   }
 }
