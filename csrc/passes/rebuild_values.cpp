@@ -10,7 +10,9 @@
 // Only what a region of the forward half computes element by element is recomputed, since another
 // region then computes the same bits. Products, reductions and random draws without a counter are
 // never repeated. No tensor of the caller's is saved that was not saved before, so that autograd
-// watches the same tensors.
+// watches the same tensors. But of a result that is returned, a forward region that reads it may
+// save a copy: log-probabilities in float32 are twice as large as the logits of bfloat16 that a
+// model returns beside its loss.
 
 #include "ir/edit.h"
 #include "ops/op.h"
@@ -160,12 +162,30 @@ class Candidates {
     return cost;
   }
 
+  // The uses that read a copy of the value if the backward half reads one: those in the first
+  // region of the forward half that reads it, which then writes the copy. Empty: the value may not
+  // be copied, or need not be.
+  std::vector<ir::Use> copy_of(const Value& value) const {
+    const Value* whole = SharedMemory::root(&value);
+    const bool is_returned = memory_.leaves(whole) && !memory_.is_callers(whole);
+    if (!is_returned || crossing_.contains(whole)) return {};
+    std::map<int, std::vector<ir::Use>> uses;  // by group
+    for (const ir::Use& use : value.uses) {
+      if (use.node == nullptr || use.index < 0) continue;
+      const auto group = group_of_.find(use.node);
+      if (group != group_of_.end()) uses[group->second].push_back(use);
+    }
+    return uses.empty() ? std::vector<ir::Use>() : uses.begin()->second;
+  }
+
   // The cost of saving the value for backward.
   int64_t cost_to_cross(const Value& value) const {
     const Value* whole = SharedMemory::root(&value);
     if (memory_.is_written(whole)) return MinCut::kInfinite;
     if (memory_.is_callers(whole) || memory_.leaves(whole)) {
-      return whole == &value && crossing_.contains(whole) ? 0 : MinCut::kInfinite;
+      if (crossing_.contains(whole)) return whole == &value ? 0 : MinCut::kInfinite;
+      if (copy_of(value).empty()) return MinCut::kInfinite;
+      return num_bytes(value) * (kHold + 2 * kMove);
     }
     const Candidate* candidate = find(&value);
     // A view never crosses: it is made again at no cost.
@@ -528,13 +548,35 @@ class Rebuilder {
       const Node& node = *maker.node;
       std::vector<Value*> inputs = node.inputs;
       for (Value*& input : inputs) {
-        if (const auto found = again.find(input); found != again.end()) input = found->second;
+        if (const auto found = again.find(input); found != again.end()) {
+          input = found->second;
+        } else if (input != nullptr) {
+          input = copied(input);
+        }
       }
       again[node.outputs[0]] = write.again(node, std::move(inputs)).outputs[0];
     }
     for (const ir::Use& use : chain.uses) {
       ir::set_input(*use.node, use.index, again.at(use.node->inputs[use.index]));
     }
+  }
+
+  // What the backward half reads in place of a forward value: a copy, or the value itself.
+  Value* copied(Value* value) {
+    if (const auto found = copies_.find(value); found != copies_.end()) return found->second;
+    const std::vector<ir::Use> uses = candidates_.copy_of(*value);
+    Value* copy = value;
+    if (!uses.empty()) {
+      const ir::Use first =
+          *std::min_element(uses.begin(), uses.end(), [this](const auto& a, const auto& b) {
+            return candidates_.place(a.node) < candidates_.place(b.node);
+          });
+      ops::Writer write(graph_, first.node);
+      copy = write.make("Identity", {value});
+      for (const ir::Use& use : uses) ir::set_input(*use.node, use.index, copy);
+    }
+    copies_.emplace(value, copy);
+    return copy;
   }
 
   // Erases the forward nodes whose results only the backward half has read.
@@ -550,7 +592,8 @@ class Rebuilder {
   Graph& graph_;
   const Candidates& candidates_;
   const std::unordered_set<const Value*> chosen_;
-  std::vector<Chain> chains_;  // by host
+  std::vector<Chain> chains_;                  // by host
+  std::unordered_map<Value*, Value*> copies_;  // by forward value; itself if it is not copied
 };
 
 }  // namespace
