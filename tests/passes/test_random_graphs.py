@@ -105,7 +105,7 @@ def test_pipeline_keeps_results_apart_and_equal(text: str) -> None:
     _C.infer_types(graph)
     before = graph.clone()
     want, sharing = run(before)
-    # Results that are views of one value share its memory, unless backward reads that value as well.
+    # Results that are views of one value share its memory, unless backward reads the value too.
     without_dead = graph.clone()
     _C.run_pass("remove_dead", without_dead)
     sharing |= run(without_dead)[1]
