@@ -132,6 +132,24 @@ INLINE void store(T* to, const wide (&x)[V], index_t left) {
     if (i < left) to[i] = narrow<T>(x[i]);
   }
 }
+// The same where a row may also begin within the vector, whose first element is `column`.
+template <int V, typename T>
+INLINE void load(wide (&x)[V], const T* from, index_t column, index_t columns) {
+  if (column >= 0) return load(x, from, columns - column);
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    const bool is_there = column + i >= 0 && column + i < columns;
+    x[i] = is_there ? widen(from[i]) : wide(0);
+  }
+}
+template <int V, typename T>
+INLINE void store(T* to, const wide (&x)[V], index_t column, index_t columns) {
+  if (column >= 0) return store(to, x, columns - column);
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    if (column + i >= 0 && column + i < columns) to[i] = narrow<T>(x[i]);
+  }
+}
 // Elements that are not contiguous, or not aligned for one access.
 template <int V, typename T, typename At>
 INLINE void load_each(wide (&x)[V], const T* from, At at) {

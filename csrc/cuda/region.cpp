@@ -14,6 +14,7 @@
 #include <atomic>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -45,6 +46,15 @@ bool lies_in_vectors(const Access& access, bool has_rows, int64_t vector) {
   if (access.is_one_run()) return true;
   const std::span columns = access.columns;
   return columns.back().size % vector == 0 && divides(vector, columns.first(columns.size() - 1));
+}
+
+// By how many elements a row begins further into a vector than the row before it; nothing if rows
+// differ in that, or if their columns are no run.
+std::optional<int64_t> shift_of_rows(const Access& access, int64_t vector) {
+  if (!has_runs(access) || !access.is_one_run() || access.begin % vector != 0) return std::nullopt;
+  if (divides(vector, access.rows)) return 0;
+  if (access.rows.size() != 1 || access.rows[0].stride < 0) return std::nullopt;
+  return access.rows[0].stride % vector;
 }
 
 // An upper bound of offsets. The largest of these, and of the numbers of rows and columns, decides
@@ -87,19 +97,39 @@ struct Problem {
       if (store.is_full) note(store.to);
     }
     int64_t vector = std::min(kMostVector, kVectorBytes / smallest);
-    while (vector > 1 && columns % vector != 0 && !may_have_tail(vector)) vector /= 2;
+    while (vector > 1 && columns % vector != 0 && !shift(vector)) vector /= 2;
     return vector;
   }
 
-  // Whether the last vector of a row may extend beyond its end. Only loads and stores handle this.
-  bool may_have_tail(int64_t vector) const {
-    if (rows != 1 || body.reduces_rows() || !body.sums.empty()) return false;
+  // By how many elements each row begins further into a vector than the row before it, where rows
+  // are cut by vectors, as rows of logits for 50,257 words are. Nothing if operands differ in that,
+  // if rows are short, or if the body has values for which all elements of a vector must exist.
+  std::optional<int64_t> shift(int64_t vector) const {
+    constexpr int64_t kShortRow = 512;
+    const bool has_column_sums = std::any_of(body.sums.begin(), body.sums.end(),
+                                             [](const RowsSum& sum) { return !sum.is_total; });
+    if (has_column_sums || (rows != 1 && columns < kShortRow)) return std::nullopt;
+    std::optional<int64_t> common;
+    const auto fits = [&common, vector](const Access& access) {
+      const std::optional<int64_t> shift = shift_of_rows(access, vector);
+      if (shift && !common) common = shift;
+      return shift && shift == common;
+    };
     for (size_t i = 0; i < body.inputs.size(); ++i) {
-      if (has_columns(i) && !lies_in_vectors(body.inputs[i], true, vector)) return false;
+      if (!has_columns(i)) continue;
+      const bool is_of_elements = spaces[i] == Space::kFull || rows == 1;
+      if (!is_of_elements || !fits(body.inputs[i])) return std::nullopt;
     }
-    return std::all_of(body.stores.begin(), body.stores.end(), [vector](const Store& store) {
-      return !store.is_full || lies_in_vectors(store.to, true, vector);
-    });
+    for (const Store& store : body.stores) {
+      if (store.is_full && !fits(store.to)) return std::nullopt;
+    }
+    if (rows == 1) return common == 0 ? common : std::nullopt;
+    // Random numbers are drawn for vectors of elements as they lie in dense rows.
+    const bool is_random =
+        std::any_of(body.values.begin(), body.values.end(), [](const Value& value) {
+          return value.kind == Value::Kind::kRandom && value.space == Space::kFull;
+        });
+    return is_random ? std::nullopt : common;
   }
 
   Work work(int64_t vector) const {
@@ -107,6 +137,7 @@ struct Problem {
     Work work{.rows = rows, .columns = columns, .groups = groups};
     work.reduces_rows = body.reduces_rows();
     work.vector = static_cast<int>(vector);
+    if (rows > 1 && columns % vector != 0) work.shift = static_cast<int>(shift(vector).value_or(0));
     for (size_t i = 0; i < body.values.size(); ++i) {
       if (again[i] || body.values[i].space == Space::kColumn) ++work.kept;
     }
@@ -130,13 +161,16 @@ struct Problem {
   Plan plan(int64_t vector) const {
     Plan plan{.body = body, .geometry = choose_geometry(work(vector)), .is_double = is_double};
     plan.wide_index = wants_wide_index();
+    // Then all operands can be accessed by vectors.
+    const bool is_cut = columns % vector != 0;
     for (size_t i = 0; i < body.inputs.size(); ++i) {
       const bool has_rows = spaces[i] != Space::kColumn;
       plan.input_vectors.push_back(has_columns(i) &&
-                                   lies_in_vectors(body.inputs[i], has_rows, vector));
+                                   (is_cut || lies_in_vectors(body.inputs[i], has_rows, vector)));
     }
     for (const Store& store : body.stores) {
-      plan.store_vectors.push_back(store.is_full && lies_in_vectors(store.to, true, vector));
+      plan.store_vectors.push_back(store.is_full &&
+                                   (is_cut || lies_in_vectors(store.to, true, vector)));
     }
     return plan;
   }

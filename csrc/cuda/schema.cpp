@@ -35,11 +35,16 @@ int lines(const Work& work, int threads_x) {
   return std::max(power_of_two(work.rows, most), std::min(most, kWarp / threads_x));
 }
 
+// The most vectors that a row has elements in.
+int64_t vectors_of_row(const Work& work) {
+  return ceil_div(work.columns + (work.shift > 0 ? work.vector - 1 : 0), work.vector);
+}
+
 // A block gets whole rows, with few threads that have many vectors each, as far as registers allow
 // it. If threads keep many numbers in registers, few of them run at once on a multiprocessor, and
 // too few memory accesses are under way. Only long rows are worth that.
 void choose_whole_rows(const Work& work, Geometry& result) {
-  const int64_t vectors = ceil_div(work.columns, result.vector);
+  const int64_t vectors = vectors_of_row(work);
   const int bytes = std::max(1, work.kept) * result.vector * work.bytes_of_number;
   const auto vectors_in = [bytes](int room, int limit) {
     return std::clamp(static_cast<int>(std::bit_floor(static_cast<unsigned>(room / bytes))), 1,
@@ -57,7 +62,7 @@ void choose_whole_rows(const Work& work, Geometry& result) {
 
 void choose_strips(const Work& work, Geometry& result) {
   const int most = work.sums_columns ? kStripThreads : kThreads;
-  const int64_t vectors = ceil_div(work.columns, result.vector);
+  const int64_t vectors = vectors_of_row(work);
   result.threads_x = power_of_two(vectors, most);
   result.threads_y = lines(work, result.threads_x);
   result.strips = std::max<int64_t>(1, ceil_div(vectors, result.threads_x));
@@ -68,8 +73,10 @@ void choose_strips(const Work& work, Geometry& result) {
 Geometry choose_geometry(const Work& work) {
   Geometry result{.vector = work.vector};
   result.has_tail = work.columns % work.vector != 0;
-  ORT_CHECK(!result.has_tail || work.rows == 1, "CUDA: got rows of ", work.columns,
-            " columns, want a multiple of ", work.vector);
+  result.shift = work.shift;
+  ORT_CHECK(!work.sums_columns || (!result.has_tail && work.shift == 0),
+            "CUDA: sums over rows: got rows of ", work.columns, " columns, shifted by ", work.shift,
+            ", want a multiple of ", work.vector, " and none");
   if (work.reduces_rows) {
     choose_whole_rows(work, result);
   } else {

@@ -16,6 +16,9 @@ struct Work {
   bool sums_all = false;
   // How many elements one access can read at most.
   int vector = 1;
+  // Each row begins so many elements further into a vector than the row before it. If there are
+  // sums over rows, it is 0, and a vector divides the columns.
+  int shift = 0;
   // How many column values stay in registers: from one pass to a later one, for all rows of a
   // block, and as sums over rows.
   int kept = 0;
@@ -31,6 +34,8 @@ struct Geometry {
   int64_t strips = 1;
   int64_t rows_per_block = 1, blocks_per_group = 1;
   bool has_tail = false;  // the last vector of a row may be incomplete
+  // As in Work. If it is not 0, the first vector of a row may be incomplete, too.
+  int shift = 0;
 
   // Whether a thread loops over the row.
   bool loops() const { return vectors == 0; }

@@ -330,6 +330,11 @@ class Writer {
     out()("for (index_t line = first_row; line < last_row; line += ", shape_.threads_y, ") {");
     out()("const index_t row = line + threadIdx.y;");
     out()("const bool is_row = row < last_row;");
+    if (shape_.shift > 0) {
+      // The product of small numbers, so that no number of rows is too large.
+      out()("const index_t shift = row % ", shape_.vector, " * ", shape_.shift, " % ",
+            shape_.vector, ";");
+    }
     write_places();
     for (size_t i = 0; i < is_kept_.size(); ++i) {
       if (is_kept_[i]) out()("wide v", i, "[", shape_.vectors, "][", shape_.vector, "];");
@@ -419,7 +424,7 @@ class Writer {
     out()("#pragma unroll");
     out()("for (int e = 0; e < ", shape_.vectors, "; ++e) {");
     out()("const index_t column = first_column + index_t(e * ", shape_.threads_x,
-          " + threadIdx.x) * ", shape_.vector, ";");
+          " + threadIdx.x) * ", shape_.vector, minus_shift(), ";");
     out()("if (", unless, ") continue;");
   }
 
@@ -461,8 +466,8 @@ class Writer {
   }
 
   void open_loop(const char* condition) {
-    out()("for (index_t column = index_t(threadIdx.x) * ", shape_.vector, "; ", condition,
-          "; column += ", shape_.threads_x * shape_.vector, ") {");
+    out()("for (index_t column = index_t(threadIdx.x) * ", shape_.vector, minus_shift(), "; ",
+          condition, "; column += ", shape_.threads_x * shape_.vector, ") {");
   }
 
   // Writes the offset at which the row begins in each full operand.
@@ -550,6 +555,7 @@ class Writer {
     }
     if (is_last) declare_stored();
     open_lanes();
+    if (!reduced.empty() || (is_last && has_full_sums())) write_guard_of_lanes();
     for (int value : needed) write_lane(value);
     for (int value : reduced) write_reduction(value);
     if (is_last) write_last_lanes();
@@ -604,7 +610,22 @@ class Writer {
     if (each.kind == Kind::kGather) out()("}");
   }
 
-  std::string left() const { return shape_.has_tail ? ", columns - column" : ""; }
+  // The last arguments of an access to a vector of which some elements may not exist.
+  std::string left() const {
+    if (shape_.shift > 0) return ", column, columns";
+    return shape_.has_tail ? ", columns - column" : "";
+  }
+
+  const char* minus_shift() const { return shape_.shift > 0 ? " - shift" : ""; }
+
+  // Elements of a vector that do not exist add nothing to a reduction or a sum.
+  void write_guard_of_lanes() {
+    if (shape_.shift > 0) {
+      out()("if (column + i < 0 || column + i >= columns) continue;");
+    } else if (shape_.has_tail) {
+      out()("if (column + i >= columns) continue;");
+    }
+  }
 
   void write_lane(int value) {
     const Value& each = at(value);

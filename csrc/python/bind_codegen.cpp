@@ -98,15 +98,24 @@ void plant_codegen(const std::string& kind, const std::string& node) {
 
 // The geometry of a kernel for CUDA, as a dict.
 py::dict cuda_geometry(int64_t rows, int64_t columns, int64_t groups, bool reduces_rows,
-                       bool sums_columns, bool sums_all, int vector, int kept,
+                       bool sums_columns, bool sums_all, int vector, int shift, int kept,
                        int bytes_of_number) {
-  const cuda::Geometry shape = cuda::choose_geometry(
-      {rows, columns, groups, reduces_rows, sums_columns, sums_all, vector, kept, bytes_of_number});
+  const cuda::Geometry shape = cuda::choose_geometry({.rows = rows,
+                                                      .columns = columns,
+                                                      .groups = groups,
+                                                      .reduces_rows = reduces_rows,
+                                                      .sums_columns = sums_columns,
+                                                      .sums_all = sums_all,
+                                                      .vector = vector,
+                                                      .shift = shift,
+                                                      .kept = kept,
+                                                      .bytes_of_number = bytes_of_number});
   using namespace py::literals;
   return py::dict("threads_x"_a = shape.threads_x, "threads_y"_a = shape.threads_y,
                   "vector"_a = shape.vector, "vectors"_a = shape.vectors, "strips"_a = shape.strips,
                   "rows_per_block"_a = shape.rows_per_block,
-                  "blocks_per_group"_a = shape.blocks_per_group, "has_tail"_a = shape.has_tail);
+                  "blocks_per_group"_a = shape.blocks_per_group, "has_tail"_a = shape.has_tail,
+                  "shift"_a = shape.shift);
 }
 
 }  // namespace
@@ -122,8 +131,8 @@ void bind_codegen(py::module_& module) {
   module.attr("testing").attr("cuda_geometry") = py::cpp_function(
       &cuda_geometry, py::arg("rows"), py::arg("columns"), py::arg("groups") = 1,
       py::arg("reduces_rows") = false, py::arg("sums_columns") = false, py::arg("sums_all") = false,
-      py::arg("vector") = 1, py::arg("kept") = 0, py::arg("bytes_of_number") = 4,
-      "Choose the shape of a kernel, as csrc/cuda/schema.h does.");
+      py::arg("vector") = 1, py::arg("shift") = 0, py::arg("kept") = 0,
+      py::arg("bytes_of_number") = 4, "Choose the shape of a kernel, as csrc/cuda/schema.h does.");
 }
 
 }  // namespace torch_ort::python

@@ -237,11 +237,11 @@ def labels_of(rows: int, columns: int) -> torch.Tensor:
     return label
 
 
-def loss(rows: int, columns: int) -> Case:
-    """A cross-entropy and the number of labels that count."""
+def loss(rows: int, columns: int, gap: int = 0) -> Case:
+    """A cross-entropy and the number of labels that count; there may be a gap between rows."""
 
     def given():
-        x = numbers(rows, columns)
+        x = numbers(rows, columns + gap)[:, :columns]
         x[0] -= 100  # where exponentials are nothing, or infinite
         x[2] += 100
         return {"x": x, "label": labels_of(rows, columns)}
@@ -513,6 +513,13 @@ CASES: dict[str, Callable[[], Case]] = {
     "softmax": functools.partial(softmax, 37, 20),
     "softmax_of_long_rows": functools.partial(softmax, 5, 1100, torch.float64),
     "softmax_of_very_long_rows": functools.partial(softmax, 3, 17001),
+    # Rows that begin within a vector and end within another, or only end so.
+    "softmax_of_cut_rows": functools.partial(softmax, 9, 1031),
+    "softmax_of_cut_short_floats": functools.partial(softmax, 9, 2027, torch.bfloat16),
+    "loss_of_cut_rows": functools.partial(loss, 35, 1101),
+    "loss_of_very_long_cut_rows": functools.partial(loss, 5, 17003),
+    "loss_of_padded_rows": functools.partial(loss, 35, 1101, 3),
+    "loss_grad_of_cut_rows": functools.partial(loss_grad, 37, 1301),
     "layer_norm_grad": functools.partial(layer_norm_grad, 75, 72),
     "layer_norm_grad_of_wide_rows": functools.partial(layer_norm_grad, 37, 800),
     "layer_norm_grad_of_long_rows": functools.partial(layer_norm_grad, 37, 5000),

@@ -19,7 +19,6 @@ NARROW_CASES = {
     "strided": 2,
     "batch_norm": 1,
     "loss_of_many_rows": 1,
-    "softmax_of_very_long_rows": 1,
 }
 
 

@@ -26,6 +26,11 @@ CHOICES = [
     ({"rows": 4096, "columns": 768, "vector": 8, "kept": 2, **ROWS}, (32, 8, 4, 8), 1),
     ({"rows": 4096, "columns": 4096, "vector": 8, "kept": 2, **ROWS}, (128, 2, 4, 8), 1),
     ({"rows": 4096, "columns": 50304, "vector": 8, "kept": 1, **ROWS}, (512, 1, 0, 8), 1),
+    # rows that begin within a vector and end within another
+    ({"rows": 4096, "columns": 50257, "vector": 8, "shift": 1, **ROWS}, (512, 1, 0, 8), 1),
+    ({"rows": 4096, "columns": 2041, "vector": 8, "shift": 1}, (256, 1, 1, 8), 1),
+    ({"rows": 4096, "columns": 2042, "vector": 8, "shift": 2}, (256, 1, 1, 8), 2),
+    ({"rows": 4096, "columns": 2047, "vector": 8}, (256, 1, 1, 8), 1),
     # gradients of weights: strips of columns, many rows
     ({"rows": 16384, "columns": 768, "vector": 8, **COLUMNS}, (32, 8, 1, 8), 3),
     ({"rows": 16384, "columns": 768, "vector": 8, "kept": 4, **ROWS, **COLUMNS}, (64, 4, 2, 8), 1),
@@ -48,12 +53,14 @@ def works(draw):
     rows = draw(st.one_of(st.integers(0, 40), st.integers(0, 1 << 22)))
     columns = draw(st.one_of(st.integers(0, 40), st.integers(0, 1 << 20)))
     vector = draw(st.sampled_from([1, 2, 4, 8]))
-    if rows != 1:
+    sums_columns = draw(st.booleans())
+    if sums_columns:
         columns -= columns % vector
+    shift = 0 if sums_columns or rows == 1 else draw(st.integers(0, vector - 1))
     groups = draw(st.sampled_from([each for each in (1, 2, 3, 64) if rows % each == 0]))
     return {
-        "rows": rows, "columns": columns, "groups": groups, "vector": vector,
-        "reduces_rows": draw(st.booleans()), "sums_columns": draw(st.booleans()),
+        "rows": rows, "columns": columns, "groups": groups, "vector": vector, "shift": shift,
+        "reduces_rows": draw(st.booleans()), "sums_columns": sums_columns,
         "sums_all": draw(st.booleans()), "kept": draw(st.integers(0, 40)),
         "bytes_of_number": draw(st.sampled_from([4, 8])),
     }  # fmt: skip
@@ -67,11 +74,14 @@ def test_every_element_belongs_to_one_thread(work):
     assert x * y <= 512
     assert (x & (x - 1), y & (y - 1)) == (0, 0)  # powers of two
     at_once = x * chosen["vector"] * chosen["vectors"]
+    # The first vector of a row that is cut may have a single element of it.
+    columns = work["columns"] + (work["vector"] - 1 if work["shift"] else 0)
     if work["reduces_rows"]:
         assert chosen["strips"] == 1
-        assert chosen["vectors"] == 0 or at_once >= work["columns"]
+        assert chosen["vectors"] == 0 or at_once >= columns
     else:
-        assert chosen["strips"] == max(1, math.ceil(work["columns"] / at_once))
+        whole = math.ceil(columns / work["vector"]) * work["vector"]
+        assert chosen["strips"] == max(1, math.ceil(whole / at_once))
     rows = work["rows"] // work["groups"]
     assert chosen["blocks_per_group"] * chosen["rows_per_block"] >= rows
     assert (chosen["blocks_per_group"] - 1) * chosen["rows_per_block"] < max(1, rows)
@@ -84,6 +94,9 @@ def test_every_element_belongs_to_one_thread(work):
     )
 
 
-def test_rows_that_vectors_do_not_cut():
-    with pytest.raises(InternalError, match="got rows of 7 columns, want a multiple of 4"):
-        geometry(rows=2, columns=7, vector=4)
+@pytest.mark.parametrize("shift", [0, 1])
+def test_rows_that_vectors_cut_are_not_summed_by_columns(shift):
+    columns = 8 if shift else 7
+    words = f"got rows of {columns} columns, shifted by {shift}, want a multiple of 4 and none"
+    with pytest.raises(InternalError, match=words):
+        geometry(rows=2, columns=columns, vector=4, shift=shift, sums_columns=True)
