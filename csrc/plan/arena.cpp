@@ -330,10 +330,11 @@ ArenaSizes place_groups(std::vector<Block>& blocks, Groups& groups, CrossingOrde
   return sizes;
 }
 
-// The peak with the tensors that are in no area, if each chunk is freed after its last use.
+// What of two placements the better one has less of: the bytes of the areas. If chunks are freed
+// after their last use, the peak with the tensors that are in no area.
 int64_t peak(const std::vector<Block>& blocks, const ArenaSizes& sizes,
              const ArenaOptions& options) {
-  if (sizes.chunk_ends.size() == 1) {
+  if (options.chunk_bytes == 0) {
     return sizes.context + std::max(sizes.forward_scratch, sizes.backward_scratch);
   }
   const std::vector<int> lasts = last_uses(blocks, sizes.chunk_ends, options.border);

@@ -146,7 +146,7 @@ void Binder::run(const Tensors& inputs) {
   find_early_gradients();
 }
 
-// PyTorch's allocator for CUDA keeps blocks from 1 MiB apart from smaller ones.
+// A smaller chunk would not be worth an allocation in each call.
 constexpr int64_t kSmallestChunk = 4 << 20;
 
 plan::PlanOptions Binder::plan_options() const {
