@@ -154,20 +154,22 @@ std::shared_ptr<Context> BackwardRun::copy_of(const Context& context) const {
 // writes elsewhere.
 void BackwardRun::run_unexpected(Context& context, const Tensors& tangents) {
   const RunEvent event(*called_);
-  const std::optional<Tensors> numbers = computed(tangents);
-  const auto partial = called_->partial_backward(defined_, context);
-  gradients_ = partial->run(context, numbers ? *numbers : tangents);
+  try {
+    const std::optional<Tensors> numbers = computed(tangents);
+    const auto partial = called_->partial_backward(defined_, context);
+    gradients_ = partial->run(context, numbers ? *numbers : tangents);
+  } catch (...) {
+    // A saved output refers to the node of autograd that owns the token, and so the context. No
+    // destructor runs, since this is part of the constructor.
+    context.release_all_but_kept();
+    throw;
+  }
   is_made_.assign(gradients_.size(), true);
   called_->expect(defined_);
   counters().backward_runs.fetch_add(1);
   has_run_ = true;
   if (!keep_) return end();
-  std::vector<bool> is_kept(context.slots.size(), false);
-  for (int slot : context.binding->kept) is_kept[slot] = true;
-  context.let_go_of_views();
-  for (int slot : context.binding->transient) {
-    if (!is_kept[slot]) context.slots[slot].reset();
-  }
+  context.release_all_but_kept();
   context_.reset();
 }
 

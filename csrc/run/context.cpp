@@ -131,6 +131,15 @@ void Context::let_go_of_views() {
   }
 }
 
+void Context::release_all_but_kept() {
+  let_go_of_views();
+  std::vector<bool> is_kept(slots.size(), false);
+  for (int slot : binding->kept) is_kept[slot] = true;
+  for (int slot : binding->transient) {
+    if (!is_kept[slot]) slots[slot].reset();
+  }
+}
+
 void Context::clear() {
   let_go_of_views();
   for (int slot : binding->transient) slots[slot].reset();

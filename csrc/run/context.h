@@ -75,6 +75,8 @@ struct Context {
   void for_each_crossing_piece(Visit visit) const;
   void attach_scratch(void* data);
   void let_go_of_views();
+  // Releases the tensors in slots that the engine does not keep for backward.
+  void release_all_but_kept();
   // Releases everything but the tensors over engine memory.
   void clear();
 

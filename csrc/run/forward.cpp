@@ -342,12 +342,7 @@ Session::Tensors Session::forward(const Tensors& inputs, const std::vector<int64
   counters().saved_bytes.store(binding->plan.saved_bytes);
   if (!is_training()) return results;
 
-  std::vector<bool> keep(context->slots.size(), false);
-  for (int slot : binding->kept) keep[slot] = true;
-  for (int slot : binding->transient) {
-    if (!keep[slot]) context->slots[slot].reset();
-  }
-  context->let_go_of_views();
+  context->release_all_but_kept();
   results.push_back(carry ? make_carrying_token(*context) : make_token(std::move(context)));
   return results;
 }

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import injection
 import pytest
 import torch
 import torch.nn.functional as F
@@ -208,6 +210,21 @@ def test_a_first_backward_that_fails(monkeypatch):
     with pytest.warns(FallbackWarning, match="on purpose"):
         got = gradients(wrapped, ours, (3,))
     assert_same(got, want)
+
+
+def test_a_backward_that_was_not_expected_fails_and_leaves_nothing(live_contexts):
+    """An output that backward reads refers to the node that owns the call."""
+    eager, ours, wrapped = pair(lambda a, b, x: (a.mean(), a.tanh()), "compile")
+    x = torch.linspace(-1, 1, 12).reshape(3, 4)
+    mean, tanh = wrapped(x)
+    injection.at_place("region", lambda: RuntimeError("no region"))
+    with pytest.raises(RuntimeError, match="no region"):
+        (mean + tanh.sum()).backward()
+    torch_ort._C.set_failpoint(None)
+    del mean, tanh
+    gc.collect()
+    assert live_contexts() == 0
+    assert_same(gradients(wrapped, ours, (0, 1)), gradients(eager, eager, (0, 1)))
 
 
 def test_outputs_of_two_calls_at_once():
