@@ -269,6 +269,9 @@ class Candidates {
     for (const ir::Use& use : node.outputs[0]->uses) {
       if (use.node == nullptr || (use.index < 0 && backward_.contains(use.node))) return;
       if (backward_.contains(use.node)) {
+        // The gradient of a largest value is that of the places where it is found again. It would
+        // not be found if it was computed from a number before rounding, and they from one after.
+        if (ir::is(use.node, "Equal")) return;
         const int host = host_of(use.node);
         if (host < 0) {
           memory_readers.push_back(use.node);

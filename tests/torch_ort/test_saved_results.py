@@ -128,3 +128,17 @@ def test_results_that_backward_reads_are_edited(road, function, dtype):
             results[0].mul_(2)
         with pytest.raises(RuntimeError, match=EDITED):
             torch.autograd.backward(results, [torch.ones_like(each) for each in results])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_largest_value_is_found_again(dtype: torch.dtype) -> None:
+    """It is computed before rounding to a shorter float, and looked for after it."""
+
+    def largest(x: torch.Tensor) -> torch.Tensor:
+        return (x.float().log_softmax(-1).to(x.dtype) * 0.2).amax(-1)
+
+    torch.manual_seed(0)
+    x = torch.randn(4, 10).to(dtype).requires_grad_()
+    (got,) = torch.autograd.grad(torch.compile(largest, backend="ort")(x).sum(), x)
+    (want,) = torch.autograd.grad(largest(x).sum(), x)
+    torch.testing.assert_close(got, want, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-3)
