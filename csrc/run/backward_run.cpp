@@ -301,16 +301,20 @@ void Session::expect(const std::vector<bool>& defined) const {
 
 std::shared_ptr<const ExpectedBackward> Session::expected_backward() const {
   std::lock_guard lock(mutex_);
+  last_expected_ = last_defined_;
   if (last_defined_.empty()) return nullptr;
+  if (const auto found = expected_backwards_.find(last_defined_);
+      found != expected_backwards_.end()) {
+    return found->second;
+  }
   if (expected_backwards_.size() > compiled_->options.max_bindings) expected_backwards_.clear();
-  const auto [found, is_new] = expected_backwards_.try_emplace(last_defined_);
-  if (is_new) found->second = make_expected_backward(*compiled_, last_defined_);
-  return found->second;
+  auto made = make_expected_backward(*compiled_, last_defined_);
+  return expected_backwards_[last_defined_] = std::move(made);
 }
 
 std::shared_ptr<const Session> Session::expected_session() const {
   std::lock_guard lock(mutex_);
-  const auto found = expected_backwards_.find(last_defined_);
+  const auto found = expected_backwards_.find(last_expected_);
   return found == expected_backwards_.end() || !found->second ? nullptr : found->second->session;
 }
 

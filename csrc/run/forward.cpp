@@ -240,7 +240,7 @@ void Session::prepare_like(const Session& other) {
   std::vector<bool> defined;
   {
     std::lock_guard lock(other.mutex_);
-    defined = other.last_defined_;
+    defined = other.last_expected_;
     if (!other.bindings_.empty()) used = other.bindings_.front();
   }
   if (theirs) {

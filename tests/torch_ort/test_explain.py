@@ -220,3 +220,20 @@ def test_profiler_shows_each_step_by_its_node():
     names = {event.key for event in profile.key_averages()}
     assert {"torch_ort::run_forward", "torch_ort::run_backward", "addmm", "mm_1"} <= names
     assert any(name.startswith("gelu_to_native_layer_norm") for name in names)
+
+
+def test_the_plan_is_told_though_logits_have_gradients_of_their_own() -> None:
+    """The first call expects that only the loss has one; explain() differentiates all outputs."""
+
+    class Classes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 300)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            logits = self.layer(nn.functional.gelu(x))
+            return nn.functional.cross_entropy(logits, y), logits
+
+    (graph,) = torch_ort.explain(Classes(), torch.randn(32, 64), torch.arange(32)).graphs
+    assert graph.plan["peak_bytes"] > 0
+    assert graph.bytes_before > graph.bytes_after > 0
