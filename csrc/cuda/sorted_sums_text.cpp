@@ -39,9 +39,8 @@ SumsText sort_text(ir::DType ids) {
   text += kernel(
       kSortBlocks, "sorted_sums_sort",
       "const Id* ids, const __grid_constant__ Axes axes, u32 rows, u32 below_zero, u32* fault,\n"
-      "    u32 kind, u32 num_ids, u32 of_block, Digits digits, const __grid_constant__ Sorted "
-      "sorted) "
-      "{\n"
+      "    u32 kind, u32 num_ids, u32 of_block, Digits digits,\n"
+      "    const __grid_constant__ Sorted sorted) {\n"
       "  SHARED(memory);\n"
       "  const Source<Id> from = {ids, axes, rows, below_zero, fault, kind, nullptr, nullptr};\n"
       "  sort(from, share_of_block(num_ids, of_block), digits, sorted,\n"

@@ -7,8 +7,9 @@
 // the region of its gradient. A minimum cut chooses, by bytes that are moved and held against
 // repeated work.
 //
-// Only what a region of the forward half computes element by element is recomputed, since another
-// region then computes the same bits. Products, reductions and random draws without a counter are
+// Only what a region of the forward half computes element by element is recomputed. Another region
+// then computes the same bits, unless it begins with a number that is rounded only where it is
+// saved. Products, reductions and random draws without a counter are
 // never repeated. No tensor of the caller's is saved that was not saved before, so that autograd
 // watches the same tensors. But of a result that is returned, a forward region that reads it may
 // save a copy: log-probabilities in float32 are twice as large as the logits of bfloat16 that a
@@ -551,11 +552,9 @@ class Rebuilder {
       const Node& node = *maker.node;
       std::vector<Value*> inputs = node.inputs;
       for (Value*& input : inputs) {
-        if (const auto found = again.find(input); found != again.end()) {
-          input = found->second;
-        } else if (input != nullptr) {
-          input = copied(input);
-        }
+        if (input == nullptr) continue;
+        const auto found = again.find(input);
+        input = found != again.end() ? found->second : copied(input);
       }
       again[node.outputs[0]] = write.again(node, std::move(inputs)).outputs[0];
     }

@@ -310,6 +310,25 @@ std::vector<int64_t> divide(const std::vector<Block>& blocks, const std::vector<
   return ends;
 }
 
+std::vector<ArenaChunk> chunks_between(const std::vector<Block>& blocks,
+                                       const std::vector<int64_t>& ends, int border) {
+  std::vector<ArenaChunk> chunks;
+  int64_t begin = 0;
+  for (int64_t end : ends) {
+    if (end > begin) chunks.push_back({begin, end - begin, border});
+    begin = end;
+  }
+  for (const Block& block : blocks) {
+    if (block.area != Area::kContext) continue;
+    const auto next = std::upper_bound(
+        chunks.begin(), chunks.end(), block.offset,
+        [](int64_t offset, const ArenaChunk& chunk) { return offset < chunk.offset; });
+    int& last = std::prev(next)->last_use;
+    last = std::max(last, block.end);
+  }
+  return chunks;
+}
+
 // Delivered blocks are usually placed first, so that no other blocks are between them. Placed last,
 // they leave more room for blocks that live only briefly, which are the larger ones in models of
 // images.
@@ -317,35 +336,31 @@ ArenaSizes place_groups(std::vector<Block>& blocks, Groups& groups, CrossingOrde
                         bool deliver_last, const ArenaOptions& options) {
   ArenaSizes sizes;
   sizes.crossing = place_crossing(blocks, groups.crossing, order);
-  sizes.chunk_ends = divide(blocks, groups.crossing, sizes.crossing, options.chunk_bytes);
-  HalfLayout backward(blocks, groups.crossing, false, options.border + 1, groups.last,
-                      sizes.chunk_ends, sizes.crossing);
+  std::vector<int64_t> ends = divide(blocks, groups.crossing, sizes.crossing, options.chunk_bytes);
+  HalfLayout backward(blocks, groups.crossing, false, options.border + 1, groups.last, ends,
+                      sizes.crossing);
   if (deliver_last) sizes.backward_scratch = backward.place(groups.backward);
   sizes.context = backward.deliver(groups.delivered);
   if (!deliver_last) sizes.backward_scratch = backward.place(groups.backward);
-  HalfLayout forward(blocks, groups.crossing, true, 0, options.border - 1, sizes.chunk_ends,
-                     sizes.context);
+  HalfLayout forward(blocks, groups.crossing, true, 0, options.border - 1, ends, sizes.context);
   sizes.forward_scratch = forward.place(groups.forward);
-  sizes.chunk_ends.back() = sizes.context;
+  ends.back() = sizes.context;
+  sizes.chunks = chunks_between(blocks, ends, options.border);
   return sizes;
 }
 
 // What of two placements the better one has less of: the bytes of the areas. If chunks are freed
 // after their last use, the peak with the tensors that are in no area.
-int64_t peak(const std::vector<Block>& blocks, const ArenaSizes& sizes,
-             const ArenaOptions& options) {
+int64_t peak(const ArenaSizes& sizes, const ArenaOptions& options) {
   if (options.chunk_bytes == 0) {
     return sizes.context + std::max(sizes.forward_scratch, sizes.backward_scratch);
   }
-  const std::vector<int> lasts = last_uses(blocks, sizes.chunk_ends, options.border);
   int64_t highest = 0;
   for (int time = 0; time < static_cast<int>(options.beside.size()); ++time) {
     int64_t bytes = options.beside[time];
     bytes += time < options.border ? sizes.forward_scratch : sizes.backward_scratch;
-    int64_t begin = 0;
-    for (size_t i = 0; i < lasts.size(); ++i) {
-      if (lasts[i] >= time) bytes += sizes.chunk_ends[i] - begin;
-      begin = sizes.chunk_ends[i];
+    for (const ArenaChunk& chunk : sizes.chunks) {
+      if (chunk.last_use >= time) bytes += chunk.bytes;
     }
     highest = std::max(highest, bytes);
   }
@@ -354,33 +369,24 @@ int64_t peak(const std::vector<Block>& blocks, const ArenaSizes& sizes,
 
 }  // namespace
 
-std::vector<int> last_uses(const std::vector<Block>& blocks, const std::vector<int64_t>& chunk_ends,
-                           int border) {
-  std::vector<int> lasts(chunk_ends.size(), border);
-  for (const Block& block : blocks) {
-    if (block.area != Area::kContext) continue;
-    const auto chunk = std::upper_bound(chunk_ends.begin(), chunk_ends.end(), block.offset);
-    int& last = lasts[chunk - chunk_ends.begin()];
-    last = std::max(last, block.end);
-  }
-  return lasts;
-}
-
 ArenaSizes place_blocks(std::vector<Block>& blocks, const ArenaOptions& options) {
   for (Block& block : blocks) block.bytes = align_up(block.bytes, options.alignment);
   Groups groups(blocks, options.border);
   ArenaSizes sizes = place_groups(blocks, groups, CrossingOrder::kByFirstWrite, false, options);
-  if (groups.delivered.empty() && sizes.chunk_ends.size() == 1) return sizes;
+  if (groups.delivered.empty() && sizes.chunks.size() <= 1) return sizes;
+  int64_t lowest = peak(sizes, options);
   constexpr std::pair<CrossingOrder, bool> kOthers[] = {{CrossingOrder::kByLastUse, false},
                                                         {CrossingOrder::kByLastUse, true},
                                                         {CrossingOrder::kByFirstWrite, true}};
   for (const auto& [order, deliver_last] : kOthers) {
     if (deliver_last && groups.delivered.empty()) continue;
     std::vector<Block> others = blocks;
-    const ArenaSizes other_sizes = place_groups(others, groups, order, deliver_last, options);
-    if (peak(others, other_sizes, options) >= peak(blocks, sizes, options)) continue;
+    ArenaSizes other_sizes = place_groups(others, groups, order, deliver_last, options);
+    const int64_t other_peak = peak(other_sizes, options);
+    if (other_peak >= lowest) continue;
     blocks = std::move(others);
-    sizes = other_sizes;
+    sizes = std::move(other_sizes);
+    lowest = other_peak;
   }
   return sizes;
 }

@@ -21,20 +21,27 @@ struct Block {
   int64_t offset = 0;
 };
 
+// A chunk of the context area.
+struct ArenaChunk {
+  int64_t offset = 0, bytes = 0;
+  int last_use = 0;  // the last time at which a block in it is used, the border at least
+};
+
 struct ArenaSizes {
   int64_t context = 0;
   // The beginning of it, which holds what crosses the border.
   int64_t crossing = 0;
   int64_t forward_scratch = 0;
   int64_t backward_scratch = 0;
-  std::vector<int64_t> chunk_ends;  // offsets in the context area; the last one is its size
+  std::vector<ArenaChunk> chunks;  // what the context area consists of, in order
 };
 
 struct ArenaOptions {
   int border = 0;  // the time between the halves
   int64_t alignment = 1;
-  int64_t chunk_bytes = 0;      // as in PlanOptions
-  std::vector<int64_t> beside;  // by time: the bytes of tensors that are in no area
+  int64_t chunk_bytes = 0;  // as in PlanOptions
+  // By time: the bytes of tensors that are in no area. Only read if there may be several chunks.
+  std::vector<int64_t> beside;
 };
 
 // Places every block. Blocks that are live at time `border` cross it: they are placed side by side
@@ -42,9 +49,5 @@ struct ArenaOptions {
 // and the area grows where there is none. Other blocks use what is free of the context area, or
 // else one scratch area for each half. No block lies in two chunks.
 ArenaSizes place_blocks(std::vector<Block>& blocks, const ArenaOptions& options);
-
-// By chunk: the last time at which a block in it is used, the border at least.
-std::vector<int> last_uses(const std::vector<Block>& blocks, const std::vector<int64_t>& chunk_ends,
-                           int border);
 
 }  // namespace torch_ort::plan

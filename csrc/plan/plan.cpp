@@ -166,11 +166,15 @@ class Planner {
   }
 
   void place() {
-    const ArenaSizes sizes = place_blocks(blocks_, {.border = border_,
-                                                    .alignment = options_.alignment,
-                                                    .chunk_bytes = options_.chunk_bytes,
-                                                    .beside = bytes_beside_areas()});
-    list_chunks(sizes.chunk_ends);
+    ArenaOptions arena{
+        .border = border_, .alignment = options_.alignment, .chunk_bytes = options_.chunk_bytes};
+    if (options_.chunk_bytes > 0) arena.beside = bytes_beside_areas();
+    const ArenaSizes sizes = place_blocks(blocks_, arena);
+    for (const ArenaChunk& chunk : sizes.chunks) {
+      // A chunk is freed after the first backward step at the earliest.
+      const int position = std::max(position_at(chunk.last_use), border_);
+      plan_.chunks.push_back({chunk.offset, chunk.bytes, position});
+    }
     plan_.context_bytes = sizes.context;
     plan_.crossing_bytes = sizes.crossing;
     plan_.forward_scratch_bytes = sizes.forward_scratch;
@@ -217,18 +221,6 @@ class Planner {
     std::partial_sum(bytes.begin(), bytes.end(), bytes.begin());
     bytes.pop_back();
     return bytes;
-  }
-
-  void list_chunks(const std::vector<int64_t>& ends) {
-    const std::vector<int> lasts = last_uses(blocks_, ends, border_);
-    int64_t begin = 0;
-    for (size_t i = 0; i < ends.size(); ++i) {
-      if (ends[i] == begin) continue;
-      // A chunk is freed after the first backward step at the earliest.
-      const int position = std::max(position_at(lasts[i]), border_);
-      plan_.chunks.push_back({begin, ends[i] - begin, position});
-      begin = ends[i];
-    }
   }
 
   bool wants_workspaces() const {

@@ -140,13 +140,8 @@ std::shared_ptr<Context> BackwardRun::copy_of(const Context& context) const {
   copy->unbacked_symbols = context.unbacked_symbols;
   for (int slot : binding.kept) copy->slots[slot] = context.slots[slot];
   context.session->lend_context_memory(*copy);
-  const c10::Device device = context.graph().device;
-  std::vector<at::Tensor> pieces;
-  context.for_each_crossing_piece(
-      [&](char* data, int64_t bytes) { pieces.push_back(bytes_over(data, bytes, device)); });
-  auto piece = pieces.begin();
-  copy->for_each_crossing_piece(
-      [&](char* data, int64_t bytes) { bytes_over(data, bytes, device).copy_(*piece++); });
+  const Session::Tensors from = context.crossing_bytes(), to = copy->crossing_bytes();
+  for (size_t i = 0; i < from.size(); ++i) to[i].copy_(from[i]);
   return copy;
 }
 

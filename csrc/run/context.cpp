@@ -1,5 +1,6 @@
 #include "run/context.h"
 
+#include "run/calls.h"
 #include "run/guard.h"
 #include "run/steps/view.h"
 
@@ -11,7 +12,7 @@ namespace torch_ort::run {
 
 namespace {
 
-// The chunk that holds an offset of the context area. What has no bytes may lie at the very end.
+// The chunk that holds an offset of the context area.
 size_t chunk_at(const plan::Plan& plan, int64_t offset) {
   const auto next =
       std::upper_bound(plan.chunks.begin(), plan.chunks.end(), offset,
@@ -68,6 +69,18 @@ void Context::attach(std::vector<Part>& parts, void* data) {
 char* Context::context_data() const {
   return chunks.empty() || !chunks[0].buffer ? nullptr
                                              : static_cast<char*>(chunks[0].buffer->data());
+}
+
+std::vector<at::Tensor> Context::crossing_bytes() const {
+  const plan::Plan& plan = binding->plan;
+  std::vector<at::Tensor> parts;
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const plan::Chunk& chunk = plan.chunks[i];
+    const int64_t bytes = std::min(chunk.bytes, plan.crossing_bytes - chunk.offset);
+    if (bytes <= 0) break;
+    parts.push_back(bytes_over(chunks[i].buffer->data(), bytes, binding->graph->device));
+  }
+  return parts;
 }
 
 void Context::attach_chunk(size_t index, std::shared_ptr<SharedBuffer> buffer) {

@@ -9,7 +9,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
 
-#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -69,10 +68,8 @@ struct Context {
   void attach_chunk(size_t index, std::shared_ptr<SharedBuffer> buffer);
   // Frees the memory of a chunk, in which nothing is needed any more.
   void release_chunk(size_t index);
-  // Calls visit(data, bytes) for the pieces of the context area that hold what crosses the border,
-  // in order.
-  template <typename Visit>
-  void for_each_crossing_piece(Visit visit) const;
+  // The parts of the chunks that hold what crosses the border, in order, as tensors of bytes.
+  std::vector<at::Tensor> crossing_bytes() const;
   void attach_scratch(void* data);
   void let_go_of_views();
   // Releases the tensors in slots that the engine does not keep for backward.
@@ -84,16 +81,6 @@ struct Context {
   void bind_unbacked_symbols(int slot);
   void attach(std::vector<Part>& parts, void* data);
 };
-
-template <typename Visit>
-void Context::for_each_crossing_piece(Visit visit) const {
-  const plan::Plan& plan = binding->plan;
-  for (size_t i = 0; i < chunks.size(); ++i) {
-    const plan::Chunk& chunk = plan.chunks[i];
-    const int64_t bytes = std::min(chunk.bytes, plan.crossing_bytes - chunk.offset);
-    if (bytes > 0) visit(static_cast<char*>(chunks[i].buffer->data()), bytes);
-  }
-}
 
 // Runs steps of one half. It keeps `stack` balanced, releases slots and binds unbacked symbols.
 void run_steps(Context& context, std::span<const BoundSteps::value_type> steps);

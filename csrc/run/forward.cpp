@@ -236,16 +236,16 @@ std::shared_ptr<Binding> Session::binding_of_serial(int64_t serial) const {
 
 void Session::prepare_like(const Session& other) {
   const std::shared_ptr<const Session> theirs = other.expected_session();
+  const Session& planned = theirs ? *theirs : other;
   std::shared_ptr<Binding> used;
   std::vector<bool> defined;
   {
     std::lock_guard lock(other.mutex_);
     defined = other.last_expected_;
-    if (!other.bindings_.empty()) used = other.bindings_.front();
   }
-  if (theirs) {
-    std::lock_guard lock(theirs->mutex_);
-    if (!theirs->bindings_.empty()) used = theirs->bindings_.front();
+  {
+    std::lock_guard lock(planned.mutex_);
+    if (!planned.bindings_.empty()) used = planned.bindings_.front();
   }
   if (!used) throw UserError("prepare_like: the other session has not run yet");
   Tensors inputs;
@@ -254,11 +254,11 @@ void Session::prepare_like(const Session& other) {
                          ? tensor_over(storage_without_memory(spec.bytes, spec.device), spec, 0)
                          : at::Tensor());
   }
-  if (theirs) {
+  {
     std::lock_guard lock(mutex_);
     last_defined_ = std::move(defined);
   }
-  const auto expected = theirs ? expected_backward() : nullptr;
+  const auto expected = expected_backward();
   Session& session = expected ? *expected->session : *this;
   session.binding_for(inputs, used->symbol_inputs, used->leaving.early);
 }
@@ -383,11 +383,11 @@ at::Tensor Session::make_carrying_token(const Context& context) const {
   };
   write(0, header.data(), static_cast<int64_t>(header.size() * sizeof(int64_t)), c10::kCPU);
   int64_t offset = header_bytes;
-  context.for_each_crossing_piece([&](const char* data, int64_t bytes) {
-    write(offset, data, bytes, device());
-    offset += bytes;
-  });
-  offset = header_bytes + aligned(context_bytes);
+  for (const at::Tensor& part : context.crossing_bytes()) {
+    token.narrow(0, offset, part.numel()).copy_(part);
+    offset += part.numel();
+  }
+  offset = aligned(offset);
   for (const at::Tensor& tensor : kept) {
     write(offset, tensor.const_data_ptr(), static_cast<int64_t>(tensor.nbytes()), tensor.device());
     offset += aligned(static_cast<int64_t>(tensor.nbytes()));
@@ -420,14 +420,12 @@ std::unique_ptr<Context> Session::unpack_carrying_token(const at::Tensor& token)
   }
   int64_t offset = aligned(static_cast<int64_t>(header.size() * sizeof(int64_t)));
   RunGuard guard(session->device());
-  const int64_t context_bytes = binding->plan.crossing_bytes;
   session->lend_context_memory(*context);
-  int64_t from = offset;
-  context->for_each_crossing_piece([&](char* data, int64_t bytes) {
-    bytes_over(data, bytes, session->device()).copy_(token.narrow(0, from, bytes));
-    from += bytes;
-  });
-  offset += aligned(context_bytes);
+  for (const at::Tensor& part : context->crossing_bytes()) {
+    part.copy_(token.narrow(0, offset, part.numel()));
+    offset += part.numel();
+  }
+  offset = aligned(offset);
   for (int64_t i = 0; i < num_kept; ++i) {
     const auto slot = static_cast<size_t>(header[next++]);
     const auto dtype = static_cast<c10::ScalarType>(header[next++]);

@@ -18,7 +18,7 @@ struct Context;
 
 // Predicts which outputs get gradients: those that got them in the last backward. A model often
 // returns more than its loss depends on, such as logits beside the loss, and does so in every step.
-// In the first call it is taken for granted that a loss has no dims.
+// Before the first backward these are the outputs without dims, as a loss is, if there are any.
 //
 // The next call runs in a session whose backward half is cut down to what these outputs need. That
 // session is planned as a whole, so its gradients are delivered and its memory is that of one step.

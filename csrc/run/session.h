@@ -150,7 +150,8 @@ class Session : public std::enable_shared_from_this<Session> {
   mutable std::map<std::vector<bool>, std::shared_ptr<const ExpectedBackward>> expected_backwards_;
   // Those of the last backward, or what is expected before the first; empty: all.
   mutable std::vector<bool> last_defined_;
-  mutable std::vector<bool> last_expected_;  // by the last forward call; backward may have differed
+  // What the last forward call expected; its backward may have differed.
+  mutable std::vector<bool> last_expected_;
 };
 
 // Whether the context of a token, given by the token's value, is alive.
