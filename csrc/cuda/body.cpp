@@ -273,6 +273,11 @@ std::vector<int> Body::reductions_of(int pass) const {
   return found;
 }
 
+int Body::bytes_in_registers(const Value& value, int bytes_of_number) const {
+  if (!is_read(value)) return bytes_of_number;
+  return static_cast<int>(ir::size_bytes(inputs[value.input].dtype));
+}
+
 std::vector<int> Body::needed_in(int pass, const std::vector<bool>& kept) const {
   std::vector<bool> is_needed(values.size(), false);
   const std::function<void(int)> visit = [&](int value) {

@@ -76,6 +76,13 @@ struct Body {
   std::vector<bool> read_again() const;
   // The reductions along the row that a pass computes.
   std::vector<int> reductions_of(int pass) const;
+  // Whether the value is read from memory, where it has the dtype of an operand.
+  static bool is_read(const Value& value) {
+    return value.kind == Value::Kind::kInput || value.kind == Value::Kind::kGather;
+  }
+  // The bytes that an element of the value takes in registers: as many as in memory if it is read
+  // from there, otherwise `bytes_of_number`.
+  int bytes_in_registers(const Value& value, int bytes_of_number) const;
 
  private:
   bool is_made_quickly(const Value& value, const std::vector<bool>& kept) const;

@@ -64,9 +64,12 @@ extern "C" __global__ void __launch_bounds__(256)
   ASSUME_GLOBAL(to);
   if ((u64(from) | u64(to)) % 16 == 0) {
     for (int i = int(threadIdx.x) * V; i < count; i += int(blockDim.x) * V) {
-      wide x[V];
+      Pack<From, V> x;
       load(x, from + i, count - i);
-      store(to + i, x, count - i);
+      Pack<To, V> y;
+#pragma unroll
+      for (int j = 0; j < V; ++j) y.at[j] = narrow<To>(x[j]);
+      store(to + i, y, count - i);
     }
   } else {
     for (int i = int(threadIdx.x); i < count; i += int(blockDim.x)) {

@@ -28,6 +28,15 @@ struct boolean {
 #ifdef EMULATED_CUDA  // the emulator of the tests, which has no PTX
 #define SHARED(name) EMULATED_SHARED(name)
 #define ASSUME_GLOBAL(address)
+INLINE index_t anew(index_t x) { return x; }
+template <typename T, int V>
+INLINE T element(const T (&pack)[V], int i) {
+  return pack[i];
+}
+template <typename P>
+INLINE void store_at_once(void* to, const P& pack) {
+  *reinterpret_cast<P*>(to) = pack;
+}
 INLINE u16 bits_of_bf16(float x) {
   const u32 bits = __float_as_uint(x);
   return x != x ? u16(0x7FC0) : u16((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
@@ -48,6 +57,42 @@ INLINE u16 bits_of_f16(float x) {
 // Marks an address that was read from a table as global, so that accesses are compiled as for
 // addresses that are parameters.
 #define ASSUME_GLOBAL(address) __builtin_assume(__isGlobal(address))
+// An integer of which the compiler does not know that it stays the same in a loop. It would keep
+// what is computed from it in registers, one for each element of a thread.
+INLINE i32 anew(i32 x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+INLINE i64 anew(i64 x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
+// Element i of a pack. Short ones are taken out of words, or the compiler would keep each in a
+// register of its own where a pack may have come in parts.
+template <typename T, int V>
+INLINE T element(const T (&pack)[V], int i) {
+  constexpr int kInWord = sizeof(T) < 4 ? 4 / sizeof(T) : 1;
+  if (kInWord == 1 || V % kInWord != 0) return pack[i];
+  const u32 word = reinterpret_cast<const u32*>(pack)[i / kInWord] >> (i % kInWord * 8 * sizeof(T));
+  return *reinterpret_cast<const T*>(&word);
+}
+// A store that the compiler does not take apart, although it could join the elements with those that
+// are stored elsewhere for parts of a vector.
+template <typename P>
+INLINE void store_at_once(void* to, const P& pack) {
+  if constexpr (sizeof(P) < 16) {
+    *reinterpret_cast<P*>(to) = pack;
+  } else {
+    const u32* const words = reinterpret_cast<const u32*>(&pack);
+#pragma unroll
+    for (int i = 0; i < int(sizeof(P)) / 4; i += 4) {
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(
+                       __cvta_generic_to_global(static_cast<u32*>(to) + i)),
+                   "r"(words[i]), "r"(words[i + 1]), "r"(words[i + 2]), "r"(words[i + 3])
+                   : "memory");
+    }
+  }
+}
 INLINE u16 bits_of_bf16(float x) {
   u16 bits;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
@@ -99,67 +144,78 @@ INLINE T narrow(wide x) {
   return Narrow<T>::of(x);
 }
 
-// V elements that are read or written at once, with 16 bytes for each access.
+// V elements that are read or written at once, with 16 bytes for each access. In registers they stay
+// as they are in memory, so that short floats take half as many.
 template <typename T, int V>
 struct __align__(sizeof(T) * V < 16 ? sizeof(T) * V : 16) Pack {
   T at[V];
+  __device__ __forceinline__ wide operator[](int i) const { return widen(element(at, i)); }
 };
 template <int V, typename T>
-INLINE void load(wide (&x)[V], const T* from) {
-  const Pack<T, V> pack = *reinterpret_cast<const Pack<T, V>*>(from);
+INLINE void load(Pack<T, V>& x, const T* from) {
+  x = *reinterpret_cast<const Pack<T, V>*>(from);
+}
+template <int V, typename T>
+INLINE void store(T* to, const Pack<T, V>& x) {
+  *reinterpret_cast<Pack<T, V>*>(to) = x;
+}
+// The same at the end of a run, where fewer than V elements may be left.
+template <int V, typename T>
+INLINE void load(Pack<T, V>& x, const T* from, index_t left) {
+  if (left >= V) return load(x, from);
 #pragma unroll
-  for (int i = 0; i < V; ++i) x[i] = widen(pack.at[i]);
+  for (int i = 0; i < V; ++i) x.at[i] = i < left ? from[i] : T{};
+}
+template <int V, typename T>
+INLINE void store(T* to, const Pack<T, V>& x, index_t left) {
+  if (left >= V) return store(to, x);
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    if (i < left) to[i] = x.at[i];
+  }
+}
+INLINE bool is_within(i32 place, i32 end) { return u32(place) < u32(end); }
+INLINE bool is_within(i64 place, i64 end) { return u64(place) < u64(end); }
+// The same where a row may also begin within the vector, whose first element is `column`.
+template <int V, typename T>
+INLINE void load(Pack<T, V>& x, const T* from, index_t column, index_t columns) {
+  if (column >= 0 && column <= columns - V) return load(x, from);
+#pragma unroll
+  for (int i = 0; i < V; ++i) x.at[i] = is_within(column + i, columns) ? from[i] : T{};
+}
+template <int V, typename T>
+INLINE void store(T* to, const Pack<T, V>& x, index_t column, index_t columns) {
+  if (column >= 0 && column <= columns - V) return store_at_once(to, x);
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    if (is_within(column + i, columns)) to[i] = x.at[i];
+  }
+}
+// Elements that are not contiguous, or not aligned for one access.
+template <int V, typename T, typename At>
+INLINE void load_each(Pack<T, V>& x, const T* from, At at) {
+#pragma unroll
+  for (int i = 0; i < V; ++i) x.at[i] = from[at(i)];
+}
+template <int V, typename T, typename At>
+INLINE void store_each(T* to, const Pack<T, V>& x, At at) {
+#pragma unroll
+  for (int i = 0; i < V; ++i) to[at(i)] = x.at[i];
+}
+// Numbers to compute with, from elements and back.
+template <int V, typename T>
+INLINE void load(wide (&x)[V], const T* from) {
+  Pack<T, V> pack;
+  load(pack, from);
+#pragma unroll
+  for (int i = 0; i < V; ++i) x[i] = pack[i];
 }
 template <int V, typename T>
 INLINE void store(T* to, const wide (&x)[V]) {
   Pack<T, V> pack;
 #pragma unroll
   for (int i = 0; i < V; ++i) pack.at[i] = narrow<T>(x[i]);
-  *reinterpret_cast<Pack<T, V>*>(to) = pack;
-}
-// The same at the end of a run, where fewer than V elements may be left.
-template <int V, typename T>
-INLINE void load(wide (&x)[V], const T* from, index_t left) {
-  if (left >= V) return load(x, from);
-#pragma unroll
-  for (int i = 0; i < V; ++i) x[i] = i < left ? widen(from[i]) : wide(0);
-}
-template <int V, typename T>
-INLINE void store(T* to, const wide (&x)[V], index_t left) {
-  if (left >= V) return store(to, x);
-#pragma unroll
-  for (int i = 0; i < V; ++i) {
-    if (i < left) to[i] = narrow<T>(x[i]);
-  }
-}
-// The same where a row may also begin within the vector, whose first element is `column`.
-template <int V, typename T>
-INLINE void load(wide (&x)[V], const T* from, index_t column, index_t columns) {
-  if (column >= 0) return load(x, from, columns - column);
-#pragma unroll
-  for (int i = 0; i < V; ++i) {
-    const bool is_there = column + i >= 0 && column + i < columns;
-    x[i] = is_there ? widen(from[i]) : wide(0);
-  }
-}
-template <int V, typename T>
-INLINE void store(T* to, const wide (&x)[V], index_t column, index_t columns) {
-  if (column >= 0) return store(to, x, columns - column);
-#pragma unroll
-  for (int i = 0; i < V; ++i) {
-    if (column + i >= 0 && column + i < columns) to[i] = narrow<T>(x[i]);
-  }
-}
-// Elements that are not contiguous, or not aligned for one access.
-template <int V, typename T, typename At>
-INLINE void load_each(wide (&x)[V], const T* from, At at) {
-#pragma unroll
-  for (int i = 0; i < V; ++i) x[i] = widen(from[at(i)]);
-}
-template <int V, typename T, typename At>
-INLINE void store_each(T* to, const wide (&x)[V], At at) {
-#pragma unroll
-  for (int i = 0; i < V; ++i) to[at(i)] = narrow<T>(x[i]);
+  store(to, pack);
 }
 
 // ---- the operations of csrc/ops/words.h
@@ -357,6 +413,14 @@ INLINE wide reduce_row(wide x, wide* shared) {
     for (int warp = 1; warp < TX / 32; ++warp) x = Op::of(x, of_row[warp]);
   }
   return x;
+}
+
+// Combines what the blocks of a row that is split have found for their strips, in a fixed order.
+template <typename Op, int TX>
+INLINE wide reduce_parts(const wide* parts, index_t count, wide* shared) {
+  wide x = Op::start();
+  for (index_t i = threadIdx.x; i < count; i += TX) x = Op::of(x, parts[i]);
+  return reduce_row<Op, TX>(x, shared);
 }
 
 // Sums over all threads of a block; the first of them gets the sum.

@@ -133,19 +133,22 @@ struct Problem {
   }
 
   Work work(int64_t vector) const {
+    const int wide = is_double ? 8 : 4;
     const std::vector<bool> again = body.read_again();
     Work work{.rows = rows, .columns = columns, .groups = groups};
     work.reduces_rows = body.reduces_rows();
     work.vector = static_cast<int>(vector);
     if (rows > 1 && columns % vector != 0) work.shift = static_cast<int>(shift(vector).value_or(0));
     for (size_t i = 0; i < body.values.size(); ++i) {
-      if (again[i] || body.values[i].space == Space::kColumn) ++work.kept;
+      if (again[i] || body.values[i].space == Space::kColumn) {
+        work.kept_bytes += body.bytes_in_registers(body.values[i], wide);
+      }
     }
     for (const RowsSum& sum : body.sums) {
       (sum.is_total ? work.sums_all : work.sums_columns) = true;
-      if (!sum.is_total) ++work.kept;
+      if (!sum.is_total) work.kept_bytes += wide;
     }
-    work.bytes_of_number = is_double ? 8 : 4;
+    work.bytes_of_number = wide;
     return work;
   }
 
@@ -219,7 +222,8 @@ class Variant {
         groups_(problem.groups),
         columns_(problem.columns),
         device_(options.device),
-        module_(build(text_.name, text_.text, {.dump_dir = options.dump_dir}, device_)) {
+        module_(build(text_.name, text_.text, {.dump_dir = options.dump_dir}, device_)),
+        kernels_(text_.stages) {
     // Equal texts are stored once, with their modules.
     text_.text = {};
   }
@@ -251,14 +255,18 @@ class Variant {
     const int64_t lines = shape.blocks_per_group * groups_;
     const int64_t column_bytes = lines * text_.partial_columns * bytes_of_number_;
     const int64_t total_bytes = lines * shape.strips * text_.partial_totals * bytes_of_number_;
+    const int64_t part_bytes = lines * shape.strips * text_.reductions * bytes_of_number_;
     const Scratch column_sums(column_bytes, device_), totals(total_bytes, device_);
-    const Call call{inputs, outputs, column_sums.data(), totals.data()};
+    const Scratch parts(part_bytes, device_);
+    const Call call{inputs, outputs, column_sums.data(), totals.data(), parts.data()};
     const int64_t blocks = lines * shape.strips;
     void* const stream = current_stream(device_);
     if (blocks > 0 && (columns_ > 0 || !works_on_elements())) {
-      start(kernel_, text_.name, text_.parameters, call, stream, blocks, 1,
-            {static_cast<uint32_t>(shape.threads_x), static_cast<uint32_t>(shape.threads_y)},
-            text_.shared_numbers);
+      for (int stage = 0; stage < text_.stages; ++stage) {
+        start(kernels_[stage], text_.stage_name(stage), text_.parameters, call, stream, blocks, 1,
+              {static_cast<uint32_t>(shape.threads_x), static_cast<uint32_t>(shape.threads_y)},
+              text_.shared_numbers);
+      }
     }
     if (text_.finish_parameters.empty()) return;
     if (groups_ > 0) {
@@ -272,7 +280,7 @@ class Variant {
   struct Call {
     const void* const* inputs;
     void* const* outputs;
-    void *column_sums, *totals;
+    void *column_sums, *totals, *parts;
   };
 
   // A kernel that the first call waits for.
@@ -309,6 +317,7 @@ class Variant {
       }
       case Parameter::Kind::kColumnSums: return arguments.add_pointer(call.column_sums);
       case Parameter::Kind::kTotals: return arguments.add_pointer(call.totals);
+      case Parameter::Kind::kParts: return arguments.add_pointer(call.parts);
       case Parameter::Kind::kFault: return arguments.add_pointer(faults(device_).word());
       case Parameter::Kind::kInteger: return arguments.add_integer(each.number);
       case Parameter::Kind::kWide:
@@ -340,7 +349,8 @@ class Variant {
   int64_t groups_, columns_;
   int device_;
   std::shared_ptr<const Module> module_;
-  mutable Found kernel_ = nullptr, finish_ = nullptr;
+  mutable std::vector<Found> kernels_;  // by stage
+  mutable Found finish_ = nullptr;
 };
 
 class RegionKernel final : public Kernel {

@@ -14,6 +14,9 @@ constexpr int kWarp = 32;
 constexpr int kThreads = 256;      // of a block, unless a row needs more
 constexpr int kMostThreads = 512;  // along a row
 constexpr int kMostVectors = 8;    // of a thread in registers
+// Of a step of a loop. Then enough memory accesses are under way although long rows have few
+// threads.
+constexpr int kVectorsOfStep = 2;
 constexpr int kKeptBytes = 512;    // of a thread at most: 128 of its 255 registers
 constexpr int kUsualBytes = 256;   // of a thread, unless a row would need too many threads
 constexpr int kStripThreads = 32;  // along a row that is cut into strips and summed over rows
@@ -22,6 +25,10 @@ constexpr int kStripThreads = 32;  // along a row that is cut into strips and su
 constexpr int64_t kRowsPerSum = 32, kMostRowsPerThread = 256;
 constexpr int64_t kBlocksWanted = 1024;   // about eight for each multiprocessor of a large GPU
 constexpr int64_t kRowsOfPlainBlock = 4;  // for each line of threads, if nothing is summed
+// With so few rows of so many columns, one block for each would leave most of a GPU idle for longer
+// than it takes to start a kernel for each pass.
+constexpr int64_t kFewRows = 64, kManyColumns = 65536;
+constexpr int64_t kBlocksOfSplitRows = 512;  // in all
 
 int power_of_two(int64_t at_least, int most) {
   const auto wanted = std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(1, at_least)));
@@ -45,7 +52,7 @@ int64_t vectors_of_row(const Work& work) {
 // too few memory accesses are under way. Only long rows are worth that.
 void choose_whole_rows(const Work& work, Geometry& result) {
   const int64_t vectors = vectors_of_row(work);
-  const int bytes = std::max(1, work.kept) * result.vector * work.bytes_of_number;
+  const int bytes = std::max(work.bytes_of_number, work.kept_bytes) * result.vector;
   const auto vectors_in = [bytes](int room, int limit) {
     return std::clamp(static_cast<int>(std::bit_floor(static_cast<unsigned>(room / bytes))), 1,
                       limit);
@@ -55,9 +62,23 @@ void choose_whole_rows(const Work& work, Geometry& result) {
   result.threads_x = power_of_two(ceil_div(vectors, vectors <= 32 ? 1 : usual), kMostThreads);
   if (vectors > 32) result.threads_x = std::max(result.threads_x, 32);
   const int64_t each = ceil_div(vectors, result.threads_x);
-  result.vectors = each <= most ? power_of_two(each, most) : 0;
-  if (result.loops()) result.threads_x = kMostThreads;
+  result.loops = each > most;
+  result.vectors = result.loops ? kVectorsOfStep : power_of_two(each, most);
+  if (result.loops) result.threads_x = kMostThreads;
   result.threads_y = lines(work, result.threads_x);
+}
+
+bool wants_split(const Work& work, const Geometry& whole) {
+  return whole.loops && !work.sums_columns && work.rows > 0 && work.rows <= kFewRows &&
+         work.columns >= kManyColumns;
+}
+
+void split_rows(const Work& work, Geometry& result) {
+  const int64_t columns = vectors_of_row(work) * result.vector;
+  const int64_t each = ceil_div(columns, kBlocksOfSplitRows / work.rows);
+  result.is_split = true;
+  result.columns_per_strip = ceil_div(each, result.width()) * result.width();
+  result.strips = ceil_div(columns, result.columns_per_strip);
 }
 
 void choose_strips(const Work& work, Geometry& result) {
@@ -65,6 +86,7 @@ void choose_strips(const Work& work, Geometry& result) {
   const int64_t vectors = vectors_of_row(work);
   result.threads_x = power_of_two(vectors, most);
   result.threads_y = lines(work, result.threads_x);
+  result.columns_per_strip = result.width();
   result.strips = std::max<int64_t>(1, ceil_div(vectors, result.threads_x));
 }
 
@@ -79,13 +101,16 @@ Geometry choose_geometry(const Work& work) {
             ", want a multiple of ", work.vector, " and none");
   if (work.reduces_rows) {
     choose_whole_rows(work, result);
+    if (wants_split(work, result)) split_rows(work, result);
   } else {
     choose_strips(work, result);
   }
   const int64_t rows = work.rows / std::max<int64_t>(1, work.groups);
   const bool sums = work.sums_columns || work.sums_all;
   const int64_t lines = result.threads_y;
-  if (sums) {
+  if (result.is_split) {
+    result.rows_per_block = 1;
+  } else if (sums) {
     const int64_t blocks =
         std::max<int64_t>(1, kBlocksWanted / std::max<int64_t>(1, result.strips * work.groups));
     const int64_t wanted = std::max(kRowsPerSum, ceil_div(rows, blocks));

@@ -1,6 +1,7 @@
 #include "cuda/text.h"
 
 #include "base/error.h"
+#include "base/rounding.h"
 #include "ops/words.h"
 
 #include <algorithm>
@@ -79,8 +80,8 @@ class Writer {
         rows_(rows),
         columns_(columns),
         groups_(groups),
-        is_kept_(shape_.loops() ? std::vector<bool>(body_.values.size(), false)
-                                : body_.read_again()) {
+        is_kept_(shape_.loops ? std::vector<bool>(body_.values.size(), false)
+                              : body_.read_again()) {
     for (size_t i = 0; i < is_kept_.size(); ++i) {
       // Values of columns stay in registers in any case.
       if (body_.values[i].space != Space::kFull) is_kept_[i] = false;
@@ -90,7 +91,13 @@ class Writer {
   KernelText run() {
     find_uses();
     add_parameters();
-    write_kernel();
+    out_ = &kernel_;
+    if (shape_.is_split) {
+      result_.stages = last_stage() + 1;
+      for (int stage = 0; stage < result_.stages; ++stage) write_stage(stage);
+    } else {
+      write_kernel();
+    }
     if (!body_.sums.empty()) write_finish();
     return assemble();
   }
@@ -99,12 +106,28 @@ class Writer {
   // ---- names
 
   const Value& at(int value) const { return body_.values[value]; }
-  bool is_hoisted(int value) const { return at(value).space == Space::kColumn && !shape_.loops(); }
+  bool is_hoisted(int value) const { return at(value).space == Space::kColumn && !shape_.loops; }
 
-  // Whether the value is an array with the thread's whole vector, rather than one number.
-  bool is_array(int value) const {
-    const Kind kind = at(value).kind;
-    return kind == Kind::kInput || kind == Kind::kGather || kind == Kind::kRandom;
+  // Whether the value is a pack with the thread's whole vector, as it was read.
+  bool is_pack(int value) const { return Body::is_read(at(value)); }
+  // Whether the value is a pack, or an array of as many numbers, rather than one number.
+  bool is_array(int value) const { return is_pack(value) || at(value).kind == Kind::kRandom; }
+
+  // By value: whether a pass reads all vectors of a thread before it computes with the first, so
+  // that many memory accesses are under way. What is not kept takes registers only for that, so
+  // there is a limit to it.
+  std::vector<bool> read_first(const std::vector<int>& needed) const {
+    std::vector<bool> first(body_.values.size(), false);
+    if (shape_.vectors == 1) return first;
+    int64_t registers = 0;
+    for (int value : needed) {
+      if (is_pack(value) && !is_hoisted(value)) registers += registers_of(value, shape_.vectors);
+    }
+    for (int value : needed) {
+      first[value] = is_pack(value) && !is_hoisted(value) &&
+                     (shape_.loops || is_kept_[value] || registers <= kMostRegistersOfReads);
+    }
+    return first;
   }
 
   std::string name(int value) const {
@@ -112,9 +135,13 @@ class Writer {
     return concat(kPrefixes[static_cast<size_t>(at(value).space)], value);
   }
 
+  // Whether the value is there for all vectors of a thread.
+  bool has_vectors(int value) const {
+    return is_kept_[value] || is_hoisted(value) || read_first_[value];
+  }
   // The array that has the value for all columns of a thread's vector.
   std::string array(int value) const {
-    return is_kept_[value] || is_hoisted(value) ? name(value) + "[e]" : name(value);
+    return has_vectors(value) ? name(value) + "[e]" : name(value);
   }
 
   // The value for the current column, if it has columns.
@@ -124,7 +151,7 @@ class Writer {
     if (each.kind == Kind::kRatio) return concat("ratio", value);
     if (each.kind == Kind::kColumns) return "wide(columns)";
     if (each.space == Space::kScalar || each.space == Space::kRow) return name(value);
-    if (is_kept_[value] || is_hoisted(value) || is_array(value)) return array(value) + "[i]";
+    if (has_vectors(value) || is_array(value)) return array(value) + "[i]";
     return name(value);
   }
 
@@ -238,12 +265,17 @@ class Writer {
       pointer(Parameter::Kind::kColumnSums, "wide*", "column_sums");
     }
     if (result_.partial_totals > 0) pointer(Parameter::Kind::kTotals, "wide*", "totals");
+    if (shape_.is_split) {
+      result_.reductions = std::count_if(body_.values.begin(), body_.values.end(), is_reduced);
+      pointer(Parameter::Kind::kParts, "wide*", "parts");
+    }
     if (has_labels()) pointer(Parameter::Kind::kFault, "u32*", "fault");
     integer("columns", columns_);
     integer("rows_of_group", groups_ == 0 ? 0 : rows_ / groups_);
     integer("rows_per_block", shape_.rows_per_block);
     integer("blocks_per_group", shape_.blocks_per_group);
     integer("strips", shape_.strips);
+    if (shape_.is_split) integer("columns_per_strip", shape_.columns_per_strip);
     for (const Value& value : body_.values) {
       if (value.kind == Kind::kGather) add_table(value);
     }
@@ -293,6 +325,15 @@ class Writer {
              (value.kind == Kind::kReduced && value.reduction == Reduction::kPick);
     });
   }
+  // Whether columns are compared with labels, in a text whose threads have several of them.
+  bool compares_labels() const {
+    const bool has_labels =
+        std::any_of(body_.values.begin(), body_.values.end(), [](const Value& value) {
+          return value.kind == Kind::kScatter ||
+                 (value.kind == Kind::kReduced && value.reduction == Reduction::kPick);
+        });
+    return has_labels && !shape_.loops && shape_.vectors > 1;
+  }
   bool has_column_sums() const {
     return std::any_of(body_.sums.begin(), body_.sums.end(),
                        [](const RowsSum& sum) { return !sum.is_total; });
@@ -309,14 +350,69 @@ class Writer {
   // ---- the kernel
 
   void write_kernel() {
-    out_ = &kernel_;
+    open_kernel("@NAME@");
+    if (!shape_.loops) write_columns();
+    write_starts_of_sums(kAllStages);
+    open_rows();
+    for (size_t i = 0; i < is_kept_.size(); ++i) {
+      if (is_kept_[i]) declare(static_cast<int>(i));
+    }
+    for (int pass = 0; pass <= body_.last_pass + 1; ++pass) {
+      write_row_values(pass);
+      if (pass > body_.last_pass) continue;
+      write_pass(pass);
+      for (int value : body_.reductions_of(pass)) finish_reduction(value);
+    }
+    write_row_results();
+    out()("}");
+    write_ends_of_sums(kAllStages);
+    out()("}");
+  }
+
+  // A pass as a kernel of its own, or the last one, which follows them if numbers of rows are left
+  // to be written. Each combines again what earlier ones have found for the strips of a row.
+  void write_stage(int stage) {
+    labels_.clear();
+    open_kernel(result_.stage_name(stage, "@NAME@"));
+    write_starts_of_sums(stage);
+    open_rows();
+    for (int pass = 0; pass <= stage; ++pass) {
+      write_row_values(pass);
+      if (pass == stage) break;
+      for (int value : body_.reductions_of(pass)) combine_parts(value);
+    }
+    if (stage <= body_.last_pass) write_pass(stage);
+    for (int value : body_.reductions_of(stage)) write_part(value);
+    if (stage == last_stage()) write_row_results();
+    out()("}");
+    write_ends_of_sums(stage);
+    out()("}");
+  }
+
+  static constexpr int kAllStages = -1;
+  int last_stage() const {
+    return body_.reductions_of(body_.last_pass).empty() ? body_.last_pass : body_.last_pass + 1;
+  }
+  // Whether a stage computes the sum.
+  bool is_in(int stage, const RowsSum& sum) const {
+    return stage == kAllStages || stage == (sum.is_of_rows ? last_stage() : body_.last_pass);
+  }
+
+  void open_kernel(const std::string& kernel_name) {
     const int threads = shape_.threads_x * shape_.threads_y;
     out()("extern \"C\" __global__ void __launch_bounds__(", threads, blocks_at_once(), ")");
-    out()("@NAME@(", signature(result_.parameters), ") {");
+    out()(kernel_name, "(", signature(result_.parameters), ") {");
     write_shared();
-    out()("const i64 block = blockIdx.x / strips;");
-    const int width = shape_.threads_x * shape_.vector * std::max(1, shape_.vectors);
-    out()("const index_t first_column = index_t(blockIdx.x % strips) * ", width, ";");
+    if (has_strips()) {
+      out()("const i64 block = blockIdx.x / strips;");
+      out()("const index_t strip = index_t(blockIdx.x % strips);");
+      out()("const index_t first_column = strip * ",
+            shape_.is_split ? "columns_per_strip" : std::to_string(shape_.width()), ";");
+    } else {
+      out()("const i64 block = blockIdx.x;");
+      out()("const index_t first_column = 0;");
+    }
+    if (shape_.loops) write_last_column();
     out()("const index_t group = index_t(block / blocks_per_group);");
     out()(
         "const index_t first_row = group * rows_of_group + "
@@ -325,8 +421,19 @@ class Writer {
         "const index_t last_row = min(first_row + rows_per_block, "
         "(group + 1) * rows_of_group);");
     write_scalars();
-    if (!shape_.loops()) write_columns();
-    write_starts_of_sums();
+  }
+
+  void write_last_column() {
+    // The last vector of a row that is shifted may begin behind the other rows' last one.
+    const std::string end = shape_.shift > 0 ? concat("columns + ", shape_.vector) : "columns";
+    if (!shape_.is_split) return out()("const index_t last_column = ", end, ";");
+    out()("const index_t last_column = first_column + min(columns_per_strip, ", end,
+          " - first_column);");
+  }
+
+  bool has_strips() const { return shape_.is_split || !body_.reduces_rows(); }
+
+  void open_rows() {
     out()("for (index_t line = first_row; line < last_row; line += ", shape_.threads_y, ") {");
     out()("const index_t row = line + threadIdx.y;");
     out()("const bool is_row = row < last_row;");
@@ -335,33 +442,62 @@ class Writer {
       out()("const index_t shift = row % ", shape_.vector, " * ", shape_.shift, " % ",
             shape_.vector, ";");
     }
+    if (compares_labels()) {
+      out()("const index_t of_thread = anew(index_t(threadIdx.x) * ", shape_.vector, ");");
+    }
     write_places();
-    for (size_t i = 0; i < is_kept_.size(); ++i) {
-      if (is_kept_[i]) out()("wide v", i, "[", shape_.vectors, "][", shape_.vector, "];");
-    }
-    for (int pass = 0; pass <= body_.last_pass + 1; ++pass) {
-      write_row_values(pass);
-      if (pass <= body_.last_pass) write_pass(pass);
-    }
-    write_row_results();
-    out()("}");
-    write_ends_of_sums();
-    out()("}");
+  }
+
+  static constexpr int kBytesOfRegister = 4;
+  static constexpr int64_t kMostRegistersOfReads = 32;
+
+  // The registers that so many vectors of a value take.
+  int64_t registers_of(int value, int vectors) const {
+    const int64_t bytes = body_.bytes_in_registers(at(value), kBytesOfRegister);
+    return ceil_div(bytes * vectors * shape_.vector, kBytesOfRegister);
   }
 
   // The least number of blocks that a multiprocessor should run at once. Without this hint ptxas
-  // may give too few registers to kernels that keep numbers, loop over columns or compute in
-  // double.
+  // may give too few registers to kernels that keep or read many numbers, loop over columns or
+  // compute in double.
   const char* blocks_at_once() const {
     if (plan_.is_double) return ", 1";
-    if (shape_.loops()) return ", 2";
-    int64_t kept = num_column_sums();
+    const int64_t read = registers_of_reads();
+    if (shape_.loops) return read <= 16 ? ", 2" : ", 1";
+    const int64_t kept = registers_kept();
+    const bool is_small = shape_.threads_x * shape_.threads_y <= 256;
+    // Parts of vectors need registers too.
+    if (shape_.shift > 0 && kept > 16 && !is_small) return ", 1";
+    if (kept <= 32) return is_small && kept + read >= 16 && kept + read <= 24 ? ", 4" : "";
+    return kept <= 64 && is_small ? ", 2" : ", 1";
+  }
+
+  // What a thread keeps between passes, for all its rows and as sums.
+  int64_t registers_kept() const {
+    int64_t registers = num_column_sums() * shape_.vectors * shape_.vector;
     for (size_t i = 0; i < body_.values.size(); ++i) {
-      if (is_kept_[i] || body_.values[i].space == Space::kColumn) ++kept;
+      if (is_kept_[i] || body_.values[i].space == Space::kColumn) {
+        registers += registers_of(static_cast<int>(i), shape_.vectors);
+      }
     }
-    const int64_t numbers = kept * shape_.vectors * shape_.vector;
-    if (numbers <= 32) return "";
-    return numbers <= 64 && shape_.threads_x * shape_.threads_y <= 256 ? ", 2" : ", 1";
+    return registers;
+  }
+  // What it reads besides before it computes, in the pass that reads most.
+  int64_t registers_of_reads() const {
+    int64_t most = 0;
+    std::vector<bool> made(body_.values.size(), false);
+    for (int pass = 0; pass <= body_.last_pass; ++pass) {
+      const std::vector<int> needed = body_.needed_in(pass, made);
+      const std::vector<bool> first = read_first(needed);
+      int64_t registers = 0;
+      for (int value : needed) {
+        made[value] = is_kept_[value];
+        if (!is_pack(value) || is_hoisted(value) || is_kept_[value]) continue;
+        registers += registers_of(value, first[value] ? shape_.vectors : 1);
+      }
+      most = std::max(most, registers);
+    }
+    return most;
   }
 
   void write_shared() {
@@ -369,7 +505,7 @@ class Writer {
     const bool reduces = body_.reduces_rows() && shape_.threads_x > 32;
     if (reduces || !body_.sums.empty())
       result_.shared_numbers = static_cast<uint32_t>(lines * warps);
-    if (has_column_sums() && !shape_.loops() && lines > 1) {
+    if (has_column_sums() && !shape_.loops && lines > 1) {
       result_.shared_numbers = static_cast<uint32_t>(lines * shape_.threads_x * shape_.vector);
     }
     if (result_.shared_numbers > 0) {
@@ -404,9 +540,7 @@ class Writer {
       if (body_.values[i].space == Space::kColumn && used_.contains(at)) columns.push_back(at);
     }
     if (columns.empty()) return;
-    for (int value : columns) {
-      out()("wide ", name(value), "[", shape_.vectors, "][", shape_.vector, "];");
-    }
+    for (int value : columns) declare(value);
     open_vectors("column >= columns");
     for (int value : columns) write_load(value);
     const auto is_made = [this](int value) { return at(value).kind == Kind::kPointwise; };
@@ -420,12 +554,33 @@ class Writer {
     out()("}");
   }
 
+  // The value for a vector of the thread, or for all of them.
+  void declare(int value) {
+    const std::string vectors = has_vectors(value) ? concat("[", shape_.vectors, "]") : "";
+    if (is_pack(value)) {
+      const DType dtype = body_.inputs[at(value).input].dtype;
+      out()("Pack<", element(dtype), ", ", shape_.vector, "> ", name(value), vectors, ";");
+    } else {
+      out()("wide ", name(value), vectors, "[", shape_.vector, "];");
+    }
+  }
+
   void open_vectors(const char* unless) {
+    const std::string begin = shape_.loops ? "begin" : "first_column";
+    const std::string of_thread =
+        concat("index_t(e * ", shape_.threads_x, " + threadIdx.x) * ", shape_.vector);
+    open_vectors(concat(begin, " + ", of_thread), unless);
+  }
+  void open_vectors(const std::string& column, const char* unless) {
     out()("#pragma unroll");
     out()("for (int e = 0; e < ", shape_.vectors, "; ++e) {");
-    out()("const index_t column = first_column + index_t(e * ", shape_.threads_x,
-          " + threadIdx.x) * ", shape_.vector, minus_shift(), ";");
+    out()("const index_t column = ", column, minus_shift(), ";");
     out()("if (", unless, ") continue;");
+  }
+  void open_vectors_of_row() {
+    const char* const unless = "!is_row || column >= columns";
+    if (!compares_labels()) return open_vectors(unless);
+    open_vectors(concat("of_thread + e * ", shape_.threads_x * shape_.vector), unless);
   }
 
   void open_lanes() {
@@ -433,21 +588,24 @@ class Writer {
     out()("for (int i = 0; i < ", shape_.vector, "; ++i) {");
   }
 
-  void write_starts_of_sums() {
+  void write_starts_of_sums(int stage) {
     int64_t offset = 0;
     for (size_t i = 0; i < body_.sums.size(); ++i) {
       const RowsSum& sum = body_.sums[i];
+      if (!is_in(stage, sum)) continue;
       if (sum.is_total) {
         out()("wide sum", i, " = wide(0);");
-      } else if (!shape_.loops()) {
+      } else if (!shape_.loops) {
         out()("wide sum", i, "[", shape_.vectors, "][", shape_.vector, "] = {};");
       } else {
         // Registers cannot hold the sums of such rows, so each thread adds to its own columns in
         // memory.
         out()("wide* const sum", i, " = ", line_of_sums(offset), ";");
-        open_loop("column < columns");
+        open_loop();
+        open_vectors("column >= columns");
         open_lanes();
         out()("sum", i, "[column + i] = wide(0);");
+        out()("}");
         out()("}");
         out()("}");
       }
@@ -465,9 +623,9 @@ class Writer {
                          [](const RowsSum& sum) { return !sum.is_total; });
   }
 
-  void open_loop(const char* condition) {
-    out()("for (index_t column = index_t(threadIdx.x) * ", shape_.vector, minus_shift(), "; ",
-          condition, "; column += ", shape_.threads_x * shape_.vector, ") {");
+  void open_loop() {
+    out()("for (index_t begin = first_column; begin < last_column; begin += ", shape_.width(),
+          ") {");
   }
 
   // Writes the offset at which the row begins in each full operand.
@@ -544,14 +702,12 @@ class Writer {
     for (int value : reduced) {
       noted(value, "wide ", name(value), " = ", operation(at(value).reduction), "::start();");
     }
-    if (shape_.loops()) {
-      open_loop("is_row && column < columns");
-    } else {
-      open_vectors("!is_row || column >= columns");
-    }
+    read_first_ = read_first(needed);
+    if (shape_.loops) open_loop();
+    write_first_reads(needed);
+    open_vectors_of_row();
     for (int value : needed) {
-      if (is_hoisted(value)) continue;
-      write_load(value);
+      if (!is_hoisted(value) && !read_first_[value]) write_load(value);
     }
     if (is_last) declare_stored();
     open_lanes();
@@ -562,7 +718,7 @@ class Writer {
     out()("}");
     if (is_last) write_stores();
     out()("}");
-    for (int value : reduced) finish_reduction(value);
+    if (shape_.loops) out()("}");
     for (int value : needed) {
       if (is_kept_[value]) made_[value] = true;
     }
@@ -577,13 +733,25 @@ class Writer {
                        [](const RowsSum& sum) { return !sum.is_of_rows; });
   }
 
+  void write_first_reads(const std::vector<int>& needed) {
+    std::vector<int> values;
+    for (int value : needed) {
+      if (read_first_[value]) values.push_back(value);
+    }
+    if (values.empty()) return;
+    for (int value : values) {
+      if (!is_kept_[value]) declare(value);
+    }
+    open_vectors_of_row();
+    for (int value : values) write_load(value);
+    out()("}");
+  }
+
   // Writes the loads from memory and the random draws of a value, a vector at a time.
   void write_load(int value) {
     const Value& each = at(value);
     if (!is_array(value)) return;
-    if (!is_kept_[value] && !is_hoisted(value)) {
-      out()("wide ", name(value), "[", shape_.vector, "];");
-    }
+    if (!has_vectors(value)) declare(value);
     if (each.kind == Kind::kRandom) {
       noted(value, "draw(", array(value), ", seed", value, ", stream", value,
             ", u64(row) * u64(columns) + u64(column), ", limit(each), "u);");
@@ -595,7 +763,8 @@ class Writer {
     if (each.kind == Kind::kGather) {
       out()("if (id", value, " == kBad) {");
       open_lanes();
-      out()(array(value), "[i] = not_a_number();");
+      out()(array(value), ".at[i] = narrow<", element(body_.inputs[each.input].dtype),
+            ">(not_a_number());");
       out()("}");
       out()("} else {");
       from = concat("(", name, " + id", value, " * ", name, "_row)");
@@ -621,7 +790,7 @@ class Writer {
   // Elements of a vector that do not exist add nothing to a reduction or a sum.
   void write_guard_of_lanes() {
     if (shape_.shift > 0) {
-      out()("if (column + i < 0 || column + i >= columns) continue;");
+      out()("if (!is_within(column + i, columns)) continue;");
     } else if (shape_.has_tail) {
       out()("if (column + i >= columns) continue;");
     }
@@ -657,21 +826,42 @@ class Writer {
     const Value& each = at(value);
     noted(value, name(value), " = reduce_row<", operation(each.reduction), ", ", shape_.threads_x,
           ">(", name(value), ", shared);");
-    if (each.reduction == Reduction::kPick) {
-      out()("if (", label_name(value), " == kBad) ", name(value), " = not_a_number();");
-    }
+    check_label(value);
+  }
+  void check_label(int value) {
+    if (at(value).reduction != Reduction::kPick) return;
+    out()("if (", label_name(value), " == kBad) ", name(value), " = not_a_number();");
   }
 
-  // Whether the store writes a vector that is in an array already.
+  static bool is_reduced(const Value& value) { return value.kind == Kind::kReduced; }
+  // The place of what all strips of the row have found.
+  std::string parts(int value) const {
+    const int64_t index =
+        std::count_if(body_.values.begin(), body_.values.begin() + value, is_reduced);
+    return concat("parts + (i64(row) * ", result_.reductions, " + ", index, ") * strips");
+  }
+  void write_part(int value) {
+    noted(value, name(value), " = reduce_row<", operation(at(value).reduction), ", ",
+          shape_.threads_x, ">(", name(value), ", shared);");
+    out()("if (is_row && threadIdx.x == 0) (", parts(value), ")[strip] = ", name(value), ";");
+  }
+  void combine_parts(int value) {
+    noted(value, "wide ", name(value), " = reduce_parts<", operation(at(value).reduction), ", ",
+          shape_.threads_x, ">(", parts(value), ", strips, shared);");
+    check_label(value);
+  }
+
+  // Whether the store writes a vector as it was read. Booleans become 0 or 1.
   bool is_stored_as_it_is(const Store& store) const {
-    return at(store.value).space == Space::kFull &&
-           (is_array(store.value) || is_kept_[store.value]);
+    if (at(store.value).space != Space::kFull || !is_pack(store.value)) return false;
+    const DType dtype = body_.inputs[at(store.value).input].dtype;
+    return dtype == store.to.dtype && dtype != DType::kBool;
   }
   void declare_stored() {
     for (size_t i = 0; i < body_.stores.size(); ++i) {
       const Store& store = body_.stores[i];
       if (store.is_full && !is_stored_as_it_is(store)) {
-        out()("wide result", i, "[", shape_.vector, "];");
+        out()("Pack<", element(store.to.dtype), ", ", shape_.vector, "> result", i, ";");
       }
     }
   }
@@ -679,13 +869,14 @@ class Writer {
     for (size_t i = 0; i < body_.stores.size(); ++i) {
       const Store& store = body_.stores[i];
       if (store.is_full && !is_stored_as_it_is(store)) {
-        out()("result", i, "[i] = ", ref(store.value), ";");
+        out()("result", i, ".at[i] = narrow<", element(store.to.dtype), ">(", ref(store.value),
+              ");");
       }
     }
     for (size_t i = 0; i < body_.sums.size(); ++i) {
       const RowsSum& sum = body_.sums[i];
       if (sum.is_of_rows) continue;
-      const char* const place = sum.is_total ? "" : shape_.loops() ? "[column + i]" : "[e][i]";
+      const char* const place = sum.is_total ? "" : shape_.loops ? "[column + i]" : "[e][i]";
       leaving(sum.to, "sum", i, place, " += ", ref(sum.value), ";");
     }
   }
@@ -706,7 +897,8 @@ class Writer {
 
   // Results of a row are written by its first thread and for its first strip.
   void write_row_results() {
-    const std::string first = "is_row && threadIdx.x == 0 && first_column == 0";
+    const std::string first =
+        concat("is_row && threadIdx.x == 0", has_strips() ? " && first_column == 0" : "");
     for (size_t i = 0; i < body_.stores.size(); ++i) {
       const Store& store = body_.stores[i];
       if (store.is_full) continue;
@@ -721,16 +913,18 @@ class Writer {
     }
   }
 
-  void write_ends_of_sums() {
+  void write_ends_of_sums(int stage) {
     int64_t offset = 0, total = 0;
     for (size_t i = 0; i < body_.sums.size(); ++i) {
       const RowsSum& sum = body_.sums[i];
+      const int64_t of_total = sum.is_total ? total++ : 0;
+      if (!is_in(stage, sum)) continue;
       if (sum.is_total) {
         out()("sum", i, " = sum_block<", shape_.threads_x, ", ", shape_.threads_y, ">(sum", i,
               ", shared);");
         out()("if (threadIdx.x == 0 && threadIdx.y == 0) totals[i64(blockIdx.x) * ",
-              result_.partial_totals, " + ", total++, "] = sum", i, ";");
-      } else if (!shape_.loops()) {
+              result_.partial_totals, " + ", of_total, "] = sum", i, ";");
+      } else if (!shape_.loops) {
         out()("write_partial_sums<", shape_.threads_x, ", ", shape_.threads_y, ">(",
               line_of_sums(offset), ", sum", i, ", first_column, columns, shared);");
       }
@@ -864,6 +1058,8 @@ class Writer {
   const Geometry& shape_;
   int64_t rows_, columns_, groups_;
   std::vector<bool> is_kept_;  // by value: in registers from one pass to the next
+  // By value: as `read_first` says of the pass that is being written.
+  std::vector<bool> read_first_ = std::vector<bool>(body_.values.size(), false);
   // By value: already written.
   std::vector<bool> made_ = std::vector<bool>(body_.values.size(), false);
   std::set<int> used_, read_inputs_, tables_;
@@ -895,6 +1091,11 @@ const char* element(DType dtype) {
 std::string type_head(bool is_double, bool wide_index) {
   return concat("typedef ", is_double ? "double" : "float", " wide;\n", "typedef ",
                 wide_index ? "long long" : "int", " index_t;\n");
+}
+
+std::string KernelText::stage_name(int stage) const { return stage_name(stage, name); }
+std::string KernelText::stage_name(int stage, const std::string& of) const {
+  return stage + 1 < stages ? concat(of, "_stage", stage) : of;
 }
 
 KernelText write_kernel(const Plan& plan, int64_t rows, int64_t columns, int64_t groups) {

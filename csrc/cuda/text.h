@@ -30,6 +30,7 @@ struct Parameter {
     kColumnSums,
     // Partial sums, in memory that a call allocates. kColumnSums has one for each column.
     kTotals,
+    kParts,    // reductions of the strips of rows that are split, in such memory too
     kFault,    // the word for errors (faults.h)
     kInteger,  // `number`
     kWide,     // `real`, in the dtype in which the kernel computes
@@ -48,7 +49,13 @@ struct KernelText {
   // The numbers of shared memory of a block, in the dtype in which it computes.
   uint32_t shared_numbers = 0;
   int64_t partial_columns = 0, partial_totals = 0;  // numbers in a row of partial sums
+  // If rows are split: the number of kernels, and of reductions along a row.
+  int stages = 1;
+  int64_t reductions = 0;
 
+  // The name of the kernel of a stage, also if `of` is still the name of all.
+  std::string stage_name(int stage) const;
+  std::string stage_name(int stage, const std::string& of) const;
   // The name of the kernel that adds the partial sums, if there are any.
   std::string finish_name() const { return name + "_finish"; }
 };

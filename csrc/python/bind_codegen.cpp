@@ -98,7 +98,7 @@ void plant_codegen(const std::string& kind, const std::string& node) {
 
 // The geometry of a kernel for CUDA, as a dict.
 py::dict cuda_geometry(int64_t rows, int64_t columns, int64_t groups, bool reduces_rows,
-                       bool sums_columns, bool sums_all, int vector, int shift, int kept,
+                       bool sums_columns, bool sums_all, int vector, int shift, int kept_bytes,
                        int bytes_of_number) {
   const cuda::Geometry shape = cuda::choose_geometry({.rows = rows,
                                                       .columns = columns,
@@ -108,14 +108,15 @@ py::dict cuda_geometry(int64_t rows, int64_t columns, int64_t groups, bool reduc
                                                       .sums_all = sums_all,
                                                       .vector = vector,
                                                       .shift = shift,
-                                                      .kept = kept,
+                                                      .kept_bytes = kept_bytes,
                                                       .bytes_of_number = bytes_of_number});
   using namespace py::literals;
-  return py::dict("threads_x"_a = shape.threads_x, "threads_y"_a = shape.threads_y,
-                  "vector"_a = shape.vector, "vectors"_a = shape.vectors, "strips"_a = shape.strips,
-                  "rows_per_block"_a = shape.rows_per_block,
-                  "blocks_per_group"_a = shape.blocks_per_group, "has_tail"_a = shape.has_tail,
-                  "shift"_a = shape.shift);
+  return py::dict(
+      "threads_x"_a = shape.threads_x, "threads_y"_a = shape.threads_y, "vector"_a = shape.vector,
+      "vectors"_a = shape.vectors, "loops"_a = shape.loops, "strips"_a = shape.strips,
+      "is_split"_a = shape.is_split, "columns_per_strip"_a = shape.columns_per_strip,
+      "rows_per_block"_a = shape.rows_per_block, "blocks_per_group"_a = shape.blocks_per_group,
+      "has_tail"_a = shape.has_tail, "shift"_a = shape.shift);
 }
 
 }  // namespace
@@ -131,7 +132,7 @@ void bind_codegen(py::module_& module) {
   module.attr("testing").attr("cuda_geometry") = py::cpp_function(
       &cuda_geometry, py::arg("rows"), py::arg("columns"), py::arg("groups") = 1,
       py::arg("reduces_rows") = false, py::arg("sums_columns") = false, py::arg("sums_all") = false,
-      py::arg("vector") = 1, py::arg("shift") = 0, py::arg("kept") = 0,
+      py::arg("vector") = 1, py::arg("shift") = 0, py::arg("kept_bytes") = 0,
       py::arg("bytes_of_number") = 4, "Choose the shape of a kernel, as csrc/cuda/schema.h does.");
 }
 

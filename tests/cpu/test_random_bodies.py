@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 import regions
 import torch
 from emulated.cuda_driver import ORDERS
@@ -31,6 +32,8 @@ SIZES = [
     {"A": 2, "B": 3, "C": 2100},
     {"A": 0, "B": 3, "C": 5},
 ]
+# Too long for the registers of one block, and so long that several blocks share a row.
+LONG = [{"A": 2, "B": 1, "C": 17001}, {"A": 1, "B": 2, "C": 66001}]
 FULL = ("A", "B", "C")
 TABLE_ROWS = 7
 SHAPES = [FULL, ("C",), ("B", "C"), ("A", 1, 1), ("A", "B", 1), ("A", 1, "C"), (1, "B", 1), ()]
@@ -214,6 +217,30 @@ def test_fused_graphs_give_the_same_numbers(body: Body, dtype: torch.dtype, isa:
         assert_near(got, run(plain, wide(inputs), "", 1), dtype)
         for ours, again in zip(got, run(fused, inputs, isa, 2), strict=True):
             assert torch.equal(ours, again)
+
+
+@pytest.mark.cuda
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(body=bodies(), dtype=st.sampled_from(list(TOLERANCE)))
+def test_long_rows_on_gpus(body: Body, dtype: torch.dtype) -> None:
+    torch.set_num_threads(1)  # in which the test device computes what is left of the graph
+    plain, fused = body.graph(torch.float64), regions.fuse(body.graph(dtype))
+    for sizes in LONG:
+        inputs = body.data(sizes, dtype)
+        want = regions.run(plain, wide(inputs), "")
+        first = None
+        for order in ORDERS[:3]:
+            os.environ["EMULATED_CUDA_ORDER"] = order
+            got = regions.run(fused, inputs, regions.CUDA)
+            assert_near(got, want, dtype)
+            for ours, again in zip(got, first or got, strict=True):
+                assert torch.equal(ours, again)
+            first = got
 
 
 @settings(

@@ -60,18 +60,38 @@ def compile_texts(
 
 def instructions(built: Built) -> Counter[str]:
     """Count the instructions of a cubin by name, as LDG.E.128.CONSTANT."""
+    return Counter(_INSTRUCTION.findall(_disassembled(built)))
+
+
+def _disassembled(built: Built) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(built.cubin)
         file.flush()
         command = [_nvdisasm(), "-c", file.name]
         done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return Counter(_INSTRUCTION.findall(done.stdout))
+    return done.stdout
 
 
 _INSTRUCTION = re.compile(
     r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", re.MULTILINE
 )
+
+
+def reads_at_once(built: Built) -> int:
+    """Count the loads of 16 bytes that a thread starts before it computes with any of them.
+
+    It is the longest run of them in the order of the code, where no instruction between two loads
+    computes with floats.
+    """
+    longest = run = 0
+    for name in _INSTRUCTION.findall(_disassembled(built)):
+        if name.startswith("LDG.E.128"):
+            run += 1
+            longest = max(longest, run)
+        elif name.startswith(("F", "H", "MUFU")):
+            run = 0
+    return longest
 
 
 def _nvdisasm() -> str:

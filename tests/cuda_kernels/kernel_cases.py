@@ -230,6 +230,48 @@ def layer_norm_grad(rows: int, columns: int) -> Case:
     )  # fmt: skip
 
 
+def norm_dropout(rows: int, columns: int) -> Case:
+    """A norm of whole images, a mask, numbers of columns and rows, and sums of everything."""
+
+    def want(x, w, seed):
+        n = (x - x.mean(-1, keepdim=True)) * (x.var(-1, correction=0, keepdim=True) + 0.25).rsqrt()
+        y = n * w * philox_mask(x.numel(), stream=3, keep=0.5).view(x.shape)
+        mean = x.mean(-1, keepdim=True)
+        return {"y": y, "mean": mean, "all": y.sum(), "means": mean.sum(), "most": y.amax(-1)}
+
+    return Case(
+        {"x": "bfloat16[N,C]", "w": "float[C]", "seed": "int64[1]"},
+        [
+            "f = Cast <to = 1> (x)",
+            "mean = ReduceMean (f, last)",
+            "c = Sub (f, mean)",
+            "q = Mul (c, c)",
+            "v = ReduceMean (q, last)",
+            "e = Add (v, epsilon)",
+            "d = Sqrt (e)",
+            "i = Reciprocal (d)",
+            "n = Mul (c, i)",
+            "a = Mul (n, w)",
+            "mask = torch_ort.PhiloxMask <keep = 0.5, stream = 3> (seed)",
+            "kept = Cast <to = 1> (mask)",
+            "y = Mul (a, kept)",
+            "all = ReduceSum <keepdims = 0> (y)",
+            "means = ReduceSum <keepdims = 0> (mean)",
+            "most = ReduceMax <keepdims = 0> (y, last)",
+        ],
+        ["y", "mean", "all", "means", "most"],
+        lambda: {
+            "x": numbers(rows, columns, dtype=torch.bfloat16) + 3,
+            "w": numbers(columns, seed=2),
+            "seed": torch.tensor([SEED]),
+        },
+        want,
+        constants=[LAST, "float epsilon = {0.25}"],
+        types={"mask": "bool[N,C]", "mean": "float[N,1]"},
+        near=5e-6,
+    )
+
+
 def labels_of(rows: int, columns: int) -> torch.Tensor:
     label = torch.randint(columns, (rows,), generator=torch.Generator().manual_seed(rows))
     label[0], label[-1] = 0, columns - 1
@@ -517,9 +559,19 @@ CASES: dict[str, Callable[[], Case]] = {
     "softmax_of_cut_rows": functools.partial(softmax, 9, 1031),
     "softmax_of_cut_short_floats": functools.partial(softmax, 9, 2027, torch.bfloat16),
     "loss_of_cut_rows": functools.partial(loss, 35, 1101),
-    "loss_of_very_long_cut_rows": functools.partial(loss, 5, 17003),
+    "loss_of_very_long_cut_rows": functools.partial(loss, 5, 20481),
     "loss_of_padded_rows": functools.partial(loss, 35, 1101, 3),
     "loss_grad_of_cut_rows": functools.partial(loss_grad, 37, 1301),
+    # Few rows that are so long that several blocks share each.
+    "softmax_of_split_rows": functools.partial(softmax, 3, 70016),
+    "softmax_of_split_double_rows": functools.partial(softmax, 3, 66002, torch.float64),
+    "loss_of_split_rows": functools.partial(loss, 5, 66304),
+    "loss_of_split_cut_rows": functools.partial(loss, 3, 69633),
+    "bad_labels_of_split_rows": functools.partial(bad_labels, 8, 65536),
+    "embedding_of_split_rows": functools.partial(embedding, 2, 3, 66020),
+    "norm_dropout": functools.partial(norm_dropout, 37, 72),
+    "norm_dropout_of_very_long_rows": functools.partial(norm_dropout, 3, 33800),
+    "norm_dropout_of_split_rows": functools.partial(norm_dropout, 3, 70144),
     "layer_norm_grad": functools.partial(layer_norm_grad, 75, 72),
     "layer_norm_grad_of_wide_rows": functools.partial(layer_norm_grad, 37, 800),
     "layer_norm_grad_of_long_rows": functools.partial(layer_norm_grad, 37, 5000),

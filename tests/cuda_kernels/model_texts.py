@@ -22,14 +22,12 @@ class Model:
     """A model and its loss.
 
     `narrow` is how many operands of its kernels may be taken by fewer than 16 bytes, and `because`
-    says why they do not lie so that there could be more. `spilling` is how many of its kernels may
-    keep more numbers than there are registers.
+    says why they do not lie so that there could be more.
     """
 
     make: Callable[[], tuple[nn.Module, Step]]
     narrow: int
     because: str
-    spilling: int = 0
 
 
 def texts_of(model: Model, dtype: torch.dtype, folder: Path) -> dict[str, str]:
@@ -156,9 +154,7 @@ OTHER_ROWS = "a kernel reads rows without gaps and writes rows with gaps"
 MODELS = {
     "gpt2": Model(gpt2, 1, OTHER_ROWS),
     "bert": Model(bert, 1, OTHER_ROWS),
-    # A row of 32,000 logits in 512 threads of 128 registers. Reading it again in each pass would
-    # cost more than the 26 registers that spill on sm_100.
-    "llama": Model(llama, 4, "halves of heads are read by a place that is stretched", spilling=1),
+    "llama": Model(llama, 4, "halves of heads are read by a place that is stretched"),
     "vit": Model(vit, 0, ""),
     "resnet": Model(resnet, 8, "numbers of an image and channel are spread over its pixels"),
     "recommender": Model(recommender, 4, "rows of 262 columns, and of 13"),

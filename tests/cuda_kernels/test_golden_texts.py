@@ -8,7 +8,16 @@ import pytest
 import regions
 
 pytestmark = pytest.mark.cuda
-TEXTS = ("dropout", "softmax", "layer_norm_grad", "embedding", "loss", "channel_sums", "batch_norm")
+TEXTS = (
+    "dropout",
+    "softmax",
+    "layer_norm_grad",
+    "embedding",
+    "loss",
+    "channel_sums",
+    "batch_norm",
+    "norm_dropout_of_split_rows",
+)
 
 
 def run(case: kernel_cases.Case) -> regions.Compiled:

@@ -3,8 +3,8 @@ typedef int index_t;
 extern "C" __global__ void __launch_bounds__(256)
 MulAdd_Relu_Greater_Where_Sub_more(const float* in0, const float* in1, const float* in2, const float* in3, const float* in4, float* out0, float* out1, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t blocks_per_group, index_t strips, index_t in0_row, index_t in1_row0, index_t in1_row_size1, index_t in1_row1, index_t in2_row0, index_t in2_row_size1, index_t in2_row1, index_t in3_row, index_t in4_row0, index_t in4_row_size1, index_t in4_row1, index_t out0_row, index_t out1_row, wide ratio7) {
   wide* const shared = nullptr;
-  const i64 block = blockIdx.x / strips;
-  const index_t first_column = index_t(blockIdx.x % strips) * 128;
+  const i64 block = blockIdx.x;
+  const index_t first_column = 0;
   const index_t group = index_t(block / blocks_per_group);
   const index_t first_row = group * rows_of_group + index_t(block % blocks_per_group) * rows_per_block;
   const index_t last_row = min(first_row + rows_per_block, (group + 1) * rows_of_group);
@@ -18,30 +18,35 @@ MulAdd_Relu_Greater_Where_Sub_more(const float* in0, const float* in1, const flo
     const wide r2 = is_row ? widen(in2[row / in2_row_size1 * in2_row0 + row % in2_row_size1 * in2_row1]) : wide(0);  // input 'b_in'
     const wide r4 = is_row ? widen(in4[row / in4_row_size1 * in4_row0 + row % in4_row_size1 * in4_row1]) : wide(0);  // input 'mean_in'
     wide r14 = Sum::start();  // ReduceSum 'sum'
+    Pack<float, 2> v0[2];
+    Pack<float, 2> v3[2];
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const index_t column = first_column + index_t(e * 32 + threadIdx.x) * 2;
       if (!is_row || column >= columns) continue;
-      wide v0[2];
-      load(v0, at0 + column);  // input 'x_in'
-      wide v3[2];
-      load(v3, at3 + column);  // input 'g_in'
-      wide result0[2];
+      load(v0[e], at0 + column);  // input 'x_in'
+      load(v3[e], at3 + column);  // input 'g_in'
+    }
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const index_t column = first_column + index_t(e * 32 + threadIdx.x) * 2;
+      if (!is_row || column >= columns) continue;
+      Pack<float, 2> result0;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const wide v8 = MulAdd(v0[i], r1, r2);  // MulAdd 'apply'
+        const wide v8 = MulAdd(v0[e][i], r1, r2);  // MulAdd 'apply'
         const wide v9 = Relu(v8);  // Relu 'relu'
         const wide v10 = Greater(v8, wide(0));  // Greater 'positive'
-        const wide v11 = Where(v10, v3[i], wide(0));  // Where 'gradient'
-        const wide v12 = Sub(v0[i], r4);  // Sub 'center'
+        const wide v11 = Where(v10, v3[e][i], wide(0));  // Where 'gradient'
+        const wide v12 = Sub(v0[e][i], r4);  // Sub 'center'
         const wide v13 = Mul(v11, v12);  // Mul 'product'
         r14 = Sum::of(r14, v13);
-        result0[i] = v9;
+        result0.at[i] = narrow<float>(v9);
       }
       store(to0 + column, result0);  // output 'y_in'
     }
     r14 = reduce_row<Sum, 32>(r14, shared);  // ReduceSum 'sum'
     const wide r15 = Mul(r14, ratio7);  // Mul 'part'
-    if (is_row && threadIdx.x == 0 && first_column == 0) out1[row * out1_row] = narrow<float>(r15);  // output 's_in'
+    if (is_row && threadIdx.x == 0) out1[row * out1_row] = narrow<float>(r15);  // output 's_in'
   }
 }

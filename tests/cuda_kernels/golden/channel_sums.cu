@@ -1,15 +1,16 @@
 typedef float wide;
 typedef int index_t;
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 4)
 Sub_Mul_Relu(const float* in0, const float* in1, const float* in2, float* out0, wide* column_sums, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t blocks_per_group, index_t strips, index_t in0_row, index_t in1_row0, index_t in1_row_size1, index_t in1_row1, index_t out0_row, wide ratio4) {
   SHARED(memory);
   wide* const shared = reinterpret_cast<wide*>(memory);
   const i64 block = blockIdx.x / strips;
-  const index_t first_column = index_t(blockIdx.x % strips) * 32;
+  const index_t strip = index_t(blockIdx.x % strips);
+  const index_t first_column = strip * 32;
   const index_t group = index_t(block / blocks_per_group);
   const index_t first_row = group * rows_of_group + index_t(block % blocks_per_group) * rows_per_block;
   const index_t last_row = min(first_row + rows_per_block, (group + 1) * rows_of_group);
-  wide c2[1][4];
+  Pack<float, 4> c2[1];
 #pragma unroll
   for (int e = 0; e < 1; ++e) {
     const index_t column = first_column + index_t(e * 8 + threadIdx.x) * 4;
@@ -28,11 +29,11 @@ Sub_Mul_Relu(const float* in0, const float* in1, const float* in2, float* out0, 
     for (int e = 0; e < 1; ++e) {
       const index_t column = first_column + index_t(e * 8 + threadIdx.x) * 4;
       if (!is_row || column >= columns) continue;
-      wide v0[4];
+      Pack<float, 4> v0;
       load(v0, at0 + column);  // input 'x_in'
-      wide v1[4];
+      Pack<float, 4> v1;
       load(v1, at1 + column);  // input 'z_in'
-      wide result0[4];
+      Pack<float, 4> result0;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const wide v5 = Sub(v0[i], v1[i]);  // Sub 'center'
@@ -40,7 +41,7 @@ Sub_Mul_Relu(const float* in0, const float* in1, const float* in2, float* out0, 
         const wide v7 = Relu(v6);  // Relu 'relu'
         const wide v8 = Mul(v6, ratio4);  // Mul 'average'
         const wide v9 = Mul(v6, v6);  // Mul 'square'
-        result0[i] = v7;
+        result0.at[i] = narrow<float>(v7);
         sum0[e][i] += v8;  // output 'm_in'
         sum1[e][i] += v9;  // output 'q_in'
       }

@@ -3,8 +3,8 @@ typedef int index_t;
 extern "C" __global__ void __launch_bounds__(256)
 Gather_Add_Mul_ReduceMean_Sqrt_more(const float* in0, const i64* in1, const float* in2, float* out0, float* out1, u32* fault, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t blocks_per_group, index_t strips, index_t in0_rows, index_t in0_row, index_t in1_row, index_t in2_row0, index_t in2_row_size1, index_t in2_row1, index_t out0_row, index_t out1_row) {
   wide* const shared = nullptr;
-  const i64 block = blockIdx.x / strips;
-  const index_t first_column = index_t(blockIdx.x % strips) * 64;
+  const i64 block = blockIdx.x;
+  const index_t first_column = 0;
   const index_t group = index_t(block / blocks_per_group);
   const index_t first_row = group * rows_of_group + index_t(block % blocks_per_group) * rows_per_block;
   const index_t last_row = min(first_row + rows_per_block, (group + 1) * rows_of_group);
@@ -21,13 +21,13 @@ Gather_Add_Mul_ReduceMean_Sqrt_more(const float* in0, const i64* in1, const floa
     for (int e = 0; e < 1; ++e) {
       const index_t column = first_column + index_t(e * 16 + threadIdx.x) * 4;
       if (!is_row || column >= columns) continue;
-      wide v0[4];
+      Pack<float, 4> v0;
       load(v0, at2 + column);  // input 'place_in'
-      wide v3[4];
+      Pack<float, 4> v3;
       if (id3 == kBad) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          v3[i] = not_a_number();
+          v3.at[i] = narrow<float>(not_a_number());
         }
       } else {
         load(v3, (in0 + id3 * in0_row) + column);  // Gather 'rows'
@@ -48,13 +48,15 @@ Gather_Add_Mul_ReduceMean_Sqrt_more(const float* in0, const i64* in1, const floa
     for (int e = 0; e < 1; ++e) {
       const index_t column = first_column + index_t(e * 16 + threadIdx.x) * 4;
       if (!is_row || column >= columns) continue;
-      wide result1[4];
+      Pack<float, 4> result0;
+      Pack<float, 4> result1;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const wide v12 = Mul(v4[e][i], r11);  // Mul 'y'
-        result1[i] = v12;
+        result0.at[i] = narrow<float>(v4[e][i]);
+        result1.at[i] = narrow<float>(v12);
       }
-      store(to0 + column, v4[e]);  // output 'x_in'
+      store(to0 + column, result0);  // output 'x_in'
       store(to1 + column, result1);  // output 'y_in'
     }
   }

@@ -4,12 +4,12 @@ extern "C" __global__ void __launch_bounds__(256, 2)
 Sub_Mul_ReduceMean(const bf16* in0, const float* in1, const float* in2, const float* in3, const float* in4, float* out0, wide* column_sums, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t blocks_per_group, index_t strips, index_t in0_row, index_t in1_row, index_t in2_row, index_t in3_row, index_t out0_row) {
   SHARED(memory);
   wide* const shared = reinterpret_cast<wide*>(memory);
-  const i64 block = blockIdx.x / strips;
-  const index_t first_column = index_t(blockIdx.x % strips) * 128;
+  const i64 block = blockIdx.x;
+  const index_t first_column = 0;
   const index_t group = index_t(block / blocks_per_group);
   const index_t first_row = group * rows_of_group + index_t(block % blocks_per_group) * rows_per_block;
   const index_t last_row = min(first_row + rows_per_block, (group + 1) * rows_of_group);
-  wide c4[1][8];
+  Pack<float, 8> c4[1];
 #pragma unroll
   for (int e = 0; e < 1; ++e) {
     const index_t column = first_column + index_t(e * 16 + threadIdx.x) * 8;
@@ -24,7 +24,7 @@ Sub_Mul_ReduceMean(const bf16* in0, const float* in1, const float* in2, const fl
     const bf16* const at0 = in0 + (row * in0_row);
     const float* const at1 = in1 + (row * in1_row);
     float* const to0 = out0 + (row * out0_row);
-    wide v0[1][8];
+    Pack<bf16, 8> v0[1];
     wide v8[1][8];
     wide v9[1][8];
     const wide r2 = is_row ? widen(in2[row * in2_row]) : wide(0);  // input 'mean_in'
@@ -36,7 +36,7 @@ Sub_Mul_ReduceMean(const bf16* in0, const float* in1, const float* in2, const fl
       const index_t column = first_column + index_t(e * 16 + threadIdx.x) * 8;
       if (!is_row || column >= columns) continue;
       load(v0[e], at0 + column);  // input 'g_in'
-      wide v1[8];
+      Pack<float, 8> v1;
       load(v1, at1 + column);  // input 'x_in'
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
@@ -56,7 +56,7 @@ Sub_Mul_ReduceMean(const bf16* in0, const float* in1, const float* in2, const fl
     for (int e = 0; e < 1; ++e) {
       const index_t column = first_column + index_t(e * 16 + threadIdx.x) * 8;
       if (!is_row || column >= columns) continue;
-      wide result0[8];
+      Pack<float, 8> result0;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const wide v17 = Sub(v9[e][i], r12);  // Sub 'part_1'
@@ -64,7 +64,7 @@ Sub_Mul_ReduceMean(const bf16* in0, const float* in1, const float* in2, const fl
         const wide v19 = Sub(v17, v18);  // Sub 'parts'
         const wide v20 = Mul(v19, r3);  // Mul 'dx'
         const wide v21 = Mul(v0[e][i], v8[e][i]);  // Mul 'of_weight'
-        result0[i] = v20;
+        result0.at[i] = narrow<float>(v20);
         sum0[e][i] += v21;  // output 'dw_in'
         sum1[e][i] += v0[e][i];  // output 'db_in'
       }

@@ -4,8 +4,8 @@ extern "C" __global__ void __launch_bounds__(256)
 ReduceMax_Sub_Exp_ReduceSum_Log_more(const float* in0, const i64* in1, float* out0, wide* totals, u32* fault, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t blocks_per_group, index_t strips, index_t in0_row, index_t in1_row, index_t out0_row) {
   SHARED(memory);
   wide* const shared = reinterpret_cast<wide*>(memory);
-  const i64 block = blockIdx.x / strips;
-  const index_t first_column = index_t(blockIdx.x % strips) * 32;
+  const i64 block = blockIdx.x;
+  const index_t first_column = 0;
   const index_t group = index_t(block / blocks_per_group);
   const index_t first_row = group * rows_of_group + index_t(block % blocks_per_group) * rows_per_block;
   const index_t last_row = min(first_row + rows_per_block, (group + 1) * rows_of_group);
@@ -16,7 +16,7 @@ ReduceMax_Sub_Exp_ReduceSum_Log_more(const float* in0, const i64* in1, float* ou
     const index_t row = line + threadIdx.y;
     const bool is_row = row < last_row;
     const float* const at0 = in0 + (row * in0_row);
-    wide v0[1][4];
+    Pack<float, 4> v0[1];
     const wide r1 = is_row ? widen(in1[row * in1_row]) : wide(0);  // input 'label_in'
     const wide r11 = Equal(r1, wide(-100));  // RowValid 'valid'
     const wide r12 = Not(r11);  // RowValid 'valid'
@@ -63,9 +63,9 @@ ReduceMax_Sub_Exp_ReduceSum_Log_more(const float* in0, const i64* in1, float* ou
     r9 = reduce_row<Sum, 8>(r9, shared);  // RowPick 'pick'
     if (label1_but_minus_100 == kBad) r9 = not_a_number();
     const wide r13 = Mul(r9, r12);  // Mul 'weigh'
-    if (is_row && threadIdx.x == 0 && first_column == 0) out0[row * out0_row] = narrow<float>(r3);  // output 'm_in'
-    if (is_row && threadIdx.x == 0 && first_column == 0) sum0 += r13;  // output 'sum_in'
-    if (is_row && threadIdx.x == 0 && first_column == 0) sum1 += r12;  // output 'count_in'
+    if (is_row && threadIdx.x == 0) out0[row * out0_row] = narrow<float>(r3);  // output 'm_in'
+    if (is_row && threadIdx.x == 0) sum0 += r13;  // output 'sum_in'
+    if (is_row && threadIdx.x == 0) sum1 += r12;  // output 'count_in'
   }
   sum0 = sum_block<8, 32>(sum0, shared);
   if (threadIdx.x == 0 && threadIdx.y == 0) totals[i64(blockIdx.x) * 3 + 0] = sum0;

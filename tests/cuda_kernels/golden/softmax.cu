@@ -3,8 +3,8 @@ typedef int index_t;
 extern "C" __global__ void __launch_bounds__(256)
 Neg_ReduceMax_Sub_Exp_ReduceSum_more(const float* in0, float* out0, float* out1, float* out2, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t blocks_per_group, index_t strips, index_t in0_row, index_t out0_row, index_t out1_row, index_t out2_row) {
   wide* const shared = nullptr;
-  const i64 block = blockIdx.x / strips;
-  const index_t first_column = index_t(blockIdx.x % strips) * 32;
+  const i64 block = blockIdx.x;
+  const index_t first_column = 0;
   const index_t group = index_t(block / blocks_per_group);
   const index_t first_row = group * rows_of_group + index_t(block % blocks_per_group) * rows_per_block;
   const index_t last_row = min(first_row + rows_per_block, (group + 1) * rows_of_group);
@@ -21,7 +21,7 @@ Neg_ReduceMax_Sub_Exp_ReduceSum_more(const float* in0, float* out0, float* out1,
     for (int e = 0; e < 1; ++e) {
       const index_t column = first_column + index_t(e * 8 + threadIdx.x) * 4;
       if (!is_row || column >= columns) continue;
-      wide v0[4];
+      Pack<float, 4> v0;
       load(v0, at0 + column);  // input 'x_in'
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -49,15 +49,15 @@ Neg_ReduceMax_Sub_Exp_ReduceSum_more(const float* in0, float* out0, float* out1,
     for (int e = 0; e < 1; ++e) {
       const index_t column = first_column + index_t(e * 8 + threadIdx.x) * 4;
       if (!is_row || column >= columns) continue;
-      wide result0[4];
+      Pack<float, 4> result0;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const wide v7 = Div(v5[e][i], r6);  // Div 'divide'
-        result0[i] = v7;
+        result0.at[i] = narrow<float>(v7);
       }
       store(to0 + column, result0);  // output 'y_in'
     }
-    if (is_row && threadIdx.x == 0 && first_column == 0) out1[row * out1_row] = narrow<float>(r3);  // output 'm_in'
-    if (is_row && threadIdx.x == 0 && first_column == 0) out2[row * out2_row] = narrow<float>(r8);  // output 'least_in'
+    if (is_row && threadIdx.x == 0) out1[row * out1_row] = narrow<float>(r3);  // output 'm_in'
+    if (is_row && threadIdx.x == 0) out2[row * out2_row] = narrow<float>(r8);  // output 'least_in'
   }
 }
