@@ -619,6 +619,19 @@ def flash_backward() -> tuple:
     return operator, given
 
 
+def cudnn(rows: int = 24) -> tuple:
+    operator = aten._scaled_dot_product_cudnn_attention.default
+    return operator, (*(heads(n, dtype=torch.bfloat16) for n in (40, rows, rows)), None, True)
+
+
+def cudnn_backward() -> tuple:
+    forward, qkv = cudnn()
+    output, sums, *lengths, seed, offset, _ = forward(*qkv)
+    operator = aten._scaled_dot_product_cudnn_attention_backward.default
+    given = (torch.ones_like(output), *qkv[:3], output, sums, seed, offset, None, *lengths)
+    return operator, (*given, 0.0, False)
+
+
 def cell(name: str, gates: int, dtype: torch.dtype = torch.float32) -> tuple:
     parts = [on_gpu(3, 4 * gates, dtype=dtype) for _ in range(2)]
     return getattr(aten, name).default, (*parts, on_gpu(3, 4, dtype=dtype))
@@ -639,6 +652,9 @@ GPU_CASES: dict[str, Callable[[], tuple]] = {
     "flash attention": flash,
     "flash attention, dropout": lambda: flash(0.5, torch.float16),
     "flash attention, backward": flash_backward,
+    "cuDNN attention": cudnn,
+    "cuDNN attention, as many keys": lambda: cudnn(40),
+    "cuDNN attention, backward": cudnn_backward,
     "LSTM cell": lambda: cell("_thnn_fused_lstm_cell", 4),
     "LSTM cell, backward": lstm_backward,
     "GRU cell": lambda: cell("_thnn_fused_gru_cell", 3, torch.bfloat16),

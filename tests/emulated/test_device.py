@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from emulated import cuda_device
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 if not cuda_device.is_active():
     pytest.skip("about the test device, which -m cuda makes without a GPU", allow_module_level=True)
@@ -222,6 +223,9 @@ def test_attention_chooses_its_kernel():
     assert rows_before_heads(torch.float32)
     assert not rows_before_heads(torch.bfloat16)
     assert not rows_before_heads(torch.float64)
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION], True):
+        assert rows_before_heads(torch.bfloat16)
+    assert not rows_before_heads(torch.bfloat16)
 
 
 def test_dropout_of_attention_is_one_mask_in_both_directions():

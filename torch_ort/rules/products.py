@@ -102,6 +102,35 @@ def _flash_attention_backward(
     return tuple(x._replace(strides=kept_strides(x)) for x in (query, key, value))
 
 
+@rule_of(aten._scaled_dot_product_cudnn_attention.default)
+def _cudnn_attention(
+    query: Spec, key: Spec, value: Spec, bias: Spec | None, with_sums: bool, dropout: float = 0.0,
+    is_causal: bool = False, with_mask: bool = False, *, scale: float | None = None,
+) -> tuple[Spec | Integer | None, ...]:  # fmt: skip
+    batch, heads, length, width = query.sizes
+    if with_mask or dropout > 0 or not _C.same_sizes([width], [value.sizes[3]]):
+        raise NoRule
+    state = rows([], query, torch.int64)
+    return (
+        Spec(query.sizes, kept_strides(query), query.dtype, query.device),
+        rows([batch, heads, length, 1], query, torch.float32),
+        None,
+        None,
+        Integer(length),
+        Integer(key.sizes[2]),
+        state,
+        state,
+        None,
+    )
+
+
+@rule_of(aten._scaled_dot_product_cudnn_attention_backward.default)
+def _cudnn_attention_backward(
+    gradient: Spec, query: Spec, key: Spec, value: Spec, *others: Any, **named: Any
+) -> tuple[Spec, ...]:
+    return tuple(x._replace(strides=kept_strides(x)) for x in (query, key, value))
+
+
 # In the memory-efficient kernels, the number of rows of log-sums is a multiple of this.
 _EFFICIENT_ROWS = 32
 

@@ -1,5 +1,6 @@
-// Flash and memory-efficient attention as PyTorch has them on a GPU, with their choice, layouts of
-// results and seeds of dropout; the numbers are computed in float32 from the formula of attention.
+// Flash, cuDNN and memory-efficient attention as PyTorch has them on a GPU, with their choice,
+// layouts of results and seeds of dropout; the numbers are computed in float32 from the formula of
+// attention.
 #include "generator.h"
 #include "kernels.h"
 #include <ATen/Context.h>
@@ -129,6 +130,34 @@ std::tuple<Tensor, Tensor, Tensor> flash_backward(const Tensor& grad_out, const 
           at::empty_like(value).copy_(made.value)};
 }
 
+// --- cuDNN
+// ----------------------------------------------------------------------------------------
+
+// Without a mask and without dropout: what it draws is not emulated.
+std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor> cudnn(
+    const Tensor& query, const Tensor& key, const Tensor& value, const MaybeTensor& bias, bool,
+    double dropout_p, bool is_causal, bool, std::optional<double> scale) {
+  TORCH_CHECK(!bias && dropout_p == 0, "emulated device: cuDNN attention with a mask or dropout");
+  const Attention a = attend(query, key, {}, 0, is_causal, scale, 0);
+  const Tensor out = at::empty_like(query);
+  out.copy_(at::matmul(a.probabilities, value.to(at::kFloat)));
+  const Tensor state = at::empty({}, query.options().dtype(at::kLong));
+  return {out,   a.log_sums.unsqueeze(3), Tensor(), Tensor(), query.sym_size(2), key.sym_size(2),
+          state, at::empty_like(state),   Tensor()};
+}
+
+std::tuple<Tensor, Tensor, Tensor> cudnn_backward(const Tensor& grad_out, const Tensor& query,
+                                                  const Tensor& key, const Tensor& value,
+                                                  const Tensor&, const Tensor&, const Tensor&,
+                                                  const Tensor&, const Tensor&, const Tensor&,
+                                                  const Tensor&, c10::SymInt, c10::SymInt, double,
+                                                  bool is_causal, std::optional<double> scale) {
+  const Attention a = attend(query, key, {}, 0, is_causal, scale, 0);
+  const Gradients made = attend_backward(a, grad_out, query, key, value);
+  return {at::empty_like(query).copy_(made.query), at::empty_like(key).copy_(made.key),
+          at::empty_like(value).copy_(made.value)};
+}
+
 // --- memory-efficient
 // -----------------------------------------------------------------------------
 
@@ -183,25 +212,47 @@ bool is_plain(const Tensor& x) {
   return x.dim() == 4 && x.sym_numel() > 0 && x.sym_stride(3) == 1 && x.sym_size(3) <= kLargestHead;
 }
 
+struct Call {
+  const Tensor &query, &key, &value;
+  bool has_mask, has_dropout, is_causal, is_half, is_plain;
+};
+
+bool runs_flash(const Call& call) {
+  return call.is_plain && call.is_half && !call.has_mask &&
+         at::globalContext().userEnabledFlashSDP() &&
+         call.query.sym_size(3) == call.value.sym_size(3) && call.query.sym_size(3) % 8 == 0 &&
+         !(call.is_causal && call.query.sym_size(2) != call.key.sym_size(2));
+}
+
+bool runs_cudnn(const Call& call) {
+  return call.is_plain && call.is_half && !call.has_mask && !call.has_dropout &&
+         at::globalContext().userEnabledCuDNNSDP() &&
+         call.query.sym_size(3) == call.value.sym_size(3) && call.query.sym_size(3) % 8 == 0;
+}
+
+bool runs_efficient(const Call& call) {
+  const int64_t together = call.is_half ? 8 : 4;  // rows of 16 bytes
+  return call.is_plain && (call.is_half || call.query.scalar_type() == at::kFloat) &&
+         at::globalContext().userEnabledMemEfficientSDP() &&
+         call.query.sym_size(3) % together == 0 && call.value.sym_size(3) % together == 0;
+}
+
+// The first that can, in the order that PyTorch or its user has set. PyTorch puts cuDNN behind all
+// others, but for some GPUs.
 int64_t choose(const Tensor& query, const Tensor& key, const Tensor& value, const MaybeTensor& mask,
-               double, bool is_causal, std::optional<double>, bool) {
-  const at::Context& context = at::globalContext();
+               double dropout_p, bool is_causal, std::optional<double>, bool) {
   const bool plain = is_plain(query) && is_plain(key) && is_plain(value) &&
                      query.sym_size(1) == key.sym_size(1) && key.sym_size(1) == value.sym_size(1) &&
                      query.sym_size(0) == key.sym_size(0);
   const bool half = at::isReducedFloatingType(query.scalar_type());
   const bool has_mask = mask && mask->defined();
-  if (plain && half && !has_mask && context.userEnabledFlashSDP() &&
-      query.sym_size(3) == value.sym_size(3) && query.sym_size(3) % 8 == 0 &&
-      !(is_causal && query.sym_size(2) != key.sym_size(2))) {
-    return static_cast<int64_t>(sdp::SDPBackend::flash_attention);
-  }
-  // Rows of 16 bytes.
-  const int64_t together = half ? 8 : 4;
-  if (plain && (half || query.scalar_type() == at::kFloat) &&
-      context.userEnabledMemEfficientSDP() && query.sym_size(3) % together == 0 &&
-      value.sym_size(3) % together == 0) {
-    return static_cast<int64_t>(sdp::SDPBackend::efficient_attention);
+  const Call call{query, key, value, has_mask, dropout_p > 0, is_causal, half, plain};
+  for (const sdp::SDPBackend each : at::globalContext().sDPPriorityOrder()) {
+    const bool can = (each == sdp::SDPBackend::flash_attention && runs_flash(call)) ||
+                     (each == sdp::SDPBackend::cudnn_attention && runs_cudnn(call)) ||
+                     (each == sdp::SDPBackend::efficient_attention && runs_efficient(call)) ||
+                     (each == sdp::SDPBackend::math && at::globalContext().userEnabledMathSDP());
+    if (can) return static_cast<int64_t>(each);
   }
   return static_cast<int64_t>(sdp::SDPBackend::math);
 }
@@ -212,6 +263,8 @@ void register_attention(torch::Library& library) {
   library.impl("_fused_sdp_choice", &choose);
   library.impl("_scaled_dot_product_flash_attention", &flash);
   library.impl("_scaled_dot_product_flash_attention_backward", &flash_backward);
+  library.impl("_scaled_dot_product_cudnn_attention", &cudnn);
+  library.impl("_scaled_dot_product_cudnn_attention_backward", &cudnn_backward);
   library.impl("_scaled_dot_product_efficient_attention", &efficient);
   library.impl("_scaled_dot_product_efficient_attention_backward", &efficient_backward);
   at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&choose);
