@@ -452,6 +452,9 @@ def choice_of(kernel: object = "torch", torch_us: object = 1, torch_ort_us: obje
     return ours({"x": {"kernel": kernel, "torch_us": torch_us, "torch_ort_us": torch_ort_us}})
 
 
+NO_RESULTS = "results: want an object 'Product', perhaps one 'Attention', and nothing else"
+
+
 def ours(product: object, **others: object) -> str:
     results = {"Product": product, **others}
     return json.dumps([{"ep": "torch_ort", "validators": tuning.machine(), "results": results}])
@@ -467,8 +470,8 @@ def ours(product: object, **others: object) -> str:
         ("{}", "want a list of objects with ep, validators and results"),
         ("[3]", "want a list of objects"),
         ('[{"ep": "torch_ort"}]', "want a list of objects"),
-        (lambda: ours([]), "results: want an object 'Product', and nothing else"),
-        (lambda: ours({}, Conv={}), "results: want an object 'Product', and nothing else"),
+        (lambda: ours([]), NO_RESULTS),
+        (lambda: ours({}, Conv={}), NO_RESULTS),
         (lambda: ours({"x": 3}), "'x': got 3, want kernel, torch_us, torch_ort_us"),
         (lambda: ours({"x": {"kernel": "torch"}}), "'x': got .*, want kernel, torch_us"),
         (lambda: choice_of("mkl"), "'x': kernel: got 'mkl', want torch or torch_ort"),

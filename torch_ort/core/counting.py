@@ -28,7 +28,8 @@ def counters() -> dict[str, int]:
     `recordings_handed_over` those that it left to AOTAutograd (the logger "torch_ort.recorder" says
     why), and `recorder_bugs` those left to it because of a bug of torch_ort. `products_tuned`
     counts the kinds of matrix product whose kernels were timed (option `enable_tuning`), and
-    `products_loaded` those whose kernel was read from a file. `optimizer_parameters` counts
+    `products_loaded` those whose kernel was read from a file; `attentions_tuned` and
+    `attentions_loaded` are the same for attention on CUDA. `optimizer_parameters` counts
     parameter updates by `torch_ort.optim`, and `optimizer_parameters_by_torch` those that its
     optimizers left to PyTorch's functions.
     """
@@ -42,6 +43,8 @@ def counters() -> dict[str, int]:
         "frames_left_to_eager": _events["frames_left_to_eager"],
         "graph_breaks": _events["graph_breaks"],
         "captures_refused": _events["captures_refused"],
+        "attentions_tuned": _events["attentions_tuned"],
+        "attentions_loaded": _events["attentions_loaded"],
         "optimizer_parameters": _events["optimizer_parameters"],
         "optimizer_parameters_by_torch": _events["optimizer_parameters_by_torch"],
     }

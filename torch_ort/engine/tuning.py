@@ -1,4 +1,4 @@
-"""Files with kernels of matrix products that were chosen by timing: read and written per process.
+"""Files with kernels that were chosen by timing, of matrix products and of attention on CUDA.
 
 A file is a list of results, each of one machine, in the form that ONNX Runtime gives its files of
 these names: `ep` is whose results they are, `validators` what has to be as it was, and `results`
@@ -13,7 +13,7 @@ import json
 import os
 import platform
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ import torch
 from torch_ort import _C, _build_info
 from torch_ort._C import UserError
 from torch_ort.core.user_code import calling_line, warn_at
+from torch_ort.engine import attention
 
 # The name of the file, by whether the graph has a backward.
 FILES = {True: "tuning_results_training.json", False: "tuning_results_inference.json"}
@@ -54,6 +55,7 @@ def read(folder: str) -> None:
             path = os.path.join(folder, name)
             found = _ours(path, _results_in(path), says_others=True)
             _C.load_kernel_choices(_choices(path, found) if found else {})
+            attention.load_choices(_attentions(path, found) if found else {})
         _read.add(folder)
 
 
@@ -64,11 +66,18 @@ def write(folder: str, is_training: bool) -> None:
     """
     with _lock:
         folder = os.path.abspath(folder)
-        choices = _C.kernel_choices()
-        if len(choices) > _written.get((folder, is_training), 0):
+        choices = {
+            "Product": {text: _as_json(choice) for text, choice in _C.kernel_choices().items()},
+            "Attention": {
+                text: {"kernel": choice.kernel, "us": _rounded(choice.us)}
+                for text, choice in attention.choices().items()
+            },
+        }
+        count = sum(map(len, choices.values()))
+        if count > _written.get((folder, is_training), 0):
             os.makedirs(folder, exist_ok=True)
             _add(os.path.join(folder, FILES[is_training]), choices)
-        _written[folder, is_training] = len(choices)
+        _written[folder, is_training] = count
 
 
 @atexit.register
@@ -84,10 +93,14 @@ def forget() -> None:
         _read.clear()
         _written.clear()
         _C.forget_kernel_choices()
+        attention.forget_choices()
 
 
 def machine() -> dict[str, str]:
-    """Describe what choices depend on besides the product, the instruction set and the threads."""
+    """Describe what choices depend on besides what their own text says.
+
+    That of a product has the instruction set and the number of threads, that of attention the GPU.
+    """
     return {
         "torch_ort": _build_info.VERSION,
         "torch": torch.__version__,
@@ -107,7 +120,7 @@ def _processor() -> str:
     return ", ".join(f"{name} {said[name]}" for name in names if name in said)
 
 
-def _add(path: str, choices: Mapping[str, _C.KernelChoice]) -> None:
+def _add(path: str, choices: Mapping[str, Mapping[str, Any]]) -> None:
     with open(f"{path}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
         results = _results_in(path)
@@ -115,11 +128,13 @@ def _add(path: str, choices: Mapping[str, _C.KernelChoice]) -> None:
         if found is None:
             found = {"ep": _OURS, "validators": machine(), "results": {"Product": {}}}
             results.append(found)
-        products = found["results"]["Product"]
-        before = len(products)
-        for product, choice in choices.items():
-            products.setdefault(product, _as_json(choice))
-        if len(products) > before:
+        is_changed = False
+        for operator, chosen in choices.items():
+            there = found["results"].get(operator, {})
+            if chosen.keys() - there.keys():
+                found["results"][operator] = {**chosen, **there}
+                is_changed = True
+        if is_changed:
             _replace(path, json.dumps(results, indent=2) + "\n")
 
 
@@ -129,6 +144,10 @@ def _as_json(choice: _C.KernelChoice) -> dict[str, Any]:
         "torch_us": round(choice.torch_us, 3),
         "torch_ort_us": round(choice.own_us, 3),
     }
+
+
+def _rounded(times: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(us, 3) for name, us in times.items()}
 
 
 def _replace(path: str, text: str) -> None:
@@ -173,6 +192,7 @@ def _ours(
             if found is not None:
                 raise _wrong(path, "two results of this machine")
             _choices(path, each)
+            _attentions(path, each)
             found = each
         elif says_others:
             warn_at(
@@ -192,10 +212,12 @@ def _difference(result: dict[str, Any], here: dict[str, str]) -> str:
 
 
 def _choices(path: str, result: dict[str, Any]) -> dict[str, _C.KernelChoice]:
-    """Read the results of this machine. Raises UserError where they are no choices."""
+    """Read the results for products. Raises UserError where they are no choices."""
     products = result["results"].get("Product")
-    if not isinstance(products, dict) or len(result["results"]) != 1:
-        raise _wrong(path, "results: want an object 'Product', and nothing else")
+    if not isinstance(products, dict) or result["results"].keys() - {"Product", "Attention"}:
+        raise _wrong(
+            path, "results: want an object 'Product', perhaps one 'Attention', and nothing else"
+        )
     choices = {}
     for product, choice in products.items():
         if not isinstance(choice, dict) or choice.keys() != {"kernel", "torch_us", "torch_ort_us"}:
@@ -203,11 +225,38 @@ def _choices(path: str, result: dict[str, Any]) -> dict[str, _C.KernelChoice]:
         kernel, times = choice["kernel"], (choice["torch_ort_us"], choice["torch_us"])
         if not isinstance(kernel, str) or kernel not in _KERNELS:
             raise _wrong(path, f"{product!r}: kernel: got {kernel!r}, want torch or torch_ort")
-        for time in times:
-            if isinstance(time, bool) or not isinstance(time, int | float) or not time >= 0:
-                raise _wrong(path, f"{product!r}: got {time!r}, want microseconds")
+        _check_times(path, product, times)
         choices[product] = _C.KernelChoice(_KERNELS[kernel], *times)
     return choices
+
+
+def _attentions(path: str, result: dict[str, Any]) -> dict[str, attention.Choice]:
+    """Read the results for attention. Raises UserError where they are no choices."""
+    found = result["results"].get("Attention", {})
+    if not isinstance(found, dict):
+        raise _wrong(path, "results: want an object 'Attention'")
+    choices = {}
+    for call, choice in found.items():
+        if not isinstance(choice, dict) or choice.keys() != {"kernel", "us"}:
+            raise _wrong(path, f"{call!r}: got {choice!r}, want kernel, us")
+        kernel, times = choice["kernel"], choice["us"]
+        names = [kernel, *times] if isinstance(times, dict) else [kernel]
+        for name in names:
+            if name not in attention.KERNEL_NAMES:
+                raise _wrong(
+                    path, f"{call!r}: kernel: got {name!r}, want cudnn, efficient or flash"
+                )
+        if not isinstance(times, dict):
+            raise _wrong(path, f"{call!r}: got {times!r}, want microseconds by kernel")
+        _check_times(path, call, times.values())
+        choices[call] = attention.Choice(kernel, times)
+    return choices
+
+
+def _check_times(path: str, call: str, times: Iterable[Any]) -> None:
+    for time in times:
+        if isinstance(time, bool) or not isinstance(time, int | float) or not time >= 0:
+            raise _wrong(path, f"{call!r}: got {time!r}, want microseconds")
 
 
 def _wrong(path: str, what: str) -> UserError:

@@ -76,18 +76,29 @@ class Report:
             f"torch_ort: {graphs}; compilation and first step took {self.first_step_seconds:.2f} s"
         ]
         lines += self._lines_of_eager()
-        tuned, loaded = (self.counters.get(f"products_{how}", 0) for how in ("tuned", "loaded"))
-        if tuned or loaded:
-            lines.append(
-                f"kernels of matrix products: {tuned} kinds of product were timed, for {loaded} a "
-                "file names the kernel"
-            )
+        lines += self._lines_of_tuning()
         if self.roofline is not None:
             lines.append(str(self.roofline))
         for number, graph in enumerate(self.graphs):
             lines += ["", f"graph {number} ({'training' if graph.is_training else 'inference'})"]
             lines += _graph_lines(graph)
         return "\n".join(lines)
+
+    def _lines_of_tuning(self) -> list[str]:
+        """Say for how many kinds of calls the kernel was measured, or read from a file."""
+        lines = []
+        for counter, what, kind in (
+            ("products", "matrix products", "product"), ("attentions", "attention", "attention"),
+        ):  # fmt: skip
+            tuned, loaded = (
+                self.counters.get(f"{counter}_{how}", 0) for how in ("tuned", "loaded")
+            )
+            if tuned or loaded:
+                lines.append(
+                    f"kernels of {what}: {tuned} kinds of {kind} were timed, for {loaded} a file "
+                    "names the kernel"
+                )
+        return lines
 
     def _lines_of_eager(self) -> list[str]:
         """Say what ran in eager PyTorch, where in the user's program, and why."""
