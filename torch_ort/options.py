@@ -197,7 +197,9 @@ TABLE: tuple[Row, ...] = (
          "Passes to skip, by name. Further names switch off other parts of the engine: `reorder`, "
          "`in_place`, `place_parts` and `deliver_gradients` are parts of the memory plan; without "
          "`region_kernels` the nodes of a fused region run one by one; without `products` PyTorch "
-         "computes all matrix products; without `recorder` AOTAutograd captures all graphs. "
+         "computes all matrix products; without `choose_attention` PyTorch chooses the kernel of "
+         "attention on CUDA whatever was measured; without `recorder` AOTAutograd captures all "
+         "graphs. "
          "`own_kernels` stands for everything that rounds at other places than eager PyTorch "
          f"({listed([f'`{name}`' for name in OWN_KERNELS])}).",
          _parse_names, _check_disabled),
@@ -260,18 +262,22 @@ TABLE: tuple[Row, ...] = (
          str, check_probe_config),
     Row("enable_tuning", "ORTMODULE_ENABLE_TUNING", False, "bool",
          "Time PyTorch's and the engine's kernel for each kind of matrix product on the CPU when "
-         "it first occurs, and use the faster one in the whole process from then on. False: "
-         "sizes, dtype and processor decide, so that runs repeat bit for bit.",
+         "it first occurs, and use the faster one in the whole process from then on. On CUDA, time "
+         "those of PyTorch's kernels for attention (flash, cuDNN, memory-efficient) that can run a "
+         "call and are allowed, when a call of its kind is first captured. This is not done for "
+         "dropout under `exact_random`, and not under `torch.use_deterministic_algorithms`. "
+         "False: sizes, dtype and processor decide, so that runs repeat bit for bit.",
          _parse_bool, _check_bool),
     Row("max_tuning_duration_ms", "ORTMODULE_MAX_TUNING_DURATION_MS", 0, "int",
-         "Milliseconds for which one kind of product may be timed; each kernel runs at least "
-         "once. 0: until the fastest times of both kernels no longer change, which takes about 30 "
-         "ms, or six runs of each kernel for long products.",
+         "Milliseconds for which one kind of product or attention may be timed; each kernel runs "
+         "at least once. 0: until the fastest times of all kernels no longer change, which takes "
+         "about 30 ms, or six runs of each kernel where they take long.",
          int, _check_int(0, 2**31 - 1)),
     Row("tuning_results_path", "ORTMODULE_TUNING_RESULTS_PATH", "", "path",
          "Folder of `tuning_results_training.json` and `tuning_results_inference.json`. Choices "
          "that were made on the same processor, with the same versions and the same number of "
-         "threads, are read from both files, whether tuning is on or off. With tuning on, all "
+         "threads, for attention on the same kind of GPU, are read from both files, whether tuning "
+         "is on or off. With tuning on, all "
          "choices of the process are added to the file of their kind, after the first run of a "
          "graph and at exit. Empty: no files.",
          str, _check_str),

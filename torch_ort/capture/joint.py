@@ -15,6 +15,7 @@ from torch import fx
 
 from torch_ort import _C
 from torch_ort._C import Unsupported
+from torch_ort.capture.attention import attention_chosen
 from torch_ort.capture.input_density import input_density
 from torch_ort.core import counting
 from torch_ort.core.refusals import NoCapture
@@ -104,7 +105,7 @@ class Capture:
         )
         with self._capturing("aot", sources):
             try:
-                with operators_whole():
+                with operators_whole(), attention_chosen(self.options):
                     compiled = backend(module, inputs)
             except _C.Error:
                 raise
@@ -135,7 +136,9 @@ class Capture:
         """
         self._is_recorded = True
         with self._capturing("record", sources):
-            recording = self.recording = record(function, inputs, is_settled, self._writes_files)
+            with attention_chosen(self.options):
+                recording = record(function, inputs, is_settled, self._writes_files)
+            self.recording = recording
             self._note_lying(recording.results.addressed, _READS_MEMORY)
             self.lying.update(recording.lying)
             if recording.is_training:

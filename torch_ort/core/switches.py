@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-# Passes that round elsewhere than eager PyTorch's kernels, or add in another order. Without them,
-# and with `exact_random`, results have the bits of eager PyTorch. `options.disable` calls them
-# `own_kernels`.
+# What rounds elsewhere than eager PyTorch's kernels, or adds in another order: passes, and choices
+# of kernels. Without them, and with `exact_random`, results have the bits of eager PyTorch.
+# `options.disable` calls them `own_kernels`.
 OWN_KERNELS = (
     "accumulate_sums",
     "channels_last",
+    "choose_attention",
     "chunk_losses",
     "drop_round_trips",
     "expand_composites",
@@ -28,6 +29,7 @@ OTHER_SWITCHES = (
     "deliver_gradients",
     "region_kernels",
     "products",
+    "choose_attention",
     "own_kernels",
     "recorder",
 )
