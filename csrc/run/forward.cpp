@@ -149,7 +149,9 @@ at::Tensor with_promised_strides(const at::Tensor& tensor, const TensorSpec& spe
 }
 
 at::Tensor bytes_over(void* data, int64_t size, c10::Device device) {
-  return at::from_blob(data, {size}, at::TensorOptions().dtype(at::kByte).device(device));
+  const auto options = at::TensorOptions().dtype(at::kByte).device(device);
+  // PyTorch need not ask CUDA where the memory is.
+  return at::for_blob(data, {size}).options(options).target_device(device).make_tensor();
 }
 
 RunEvent::RunEvent(const Session& session) {
@@ -349,9 +351,10 @@ Session::Tensors Session::forward(const Tensors& inputs, const std::vector<int64
 
 // The layout of a carrying token. First a header of int64 numbers: the magic number, the session,
 // the binding, the number of unbacked symbols and the number of kept tensors; then the values of
-// the symbols; then slot, dtype, number of dims, sizes and strides of each kept tensor. The header
-// is followed by the part of the context area that crosses the border, and by the kept tensors,
-// each of them aligned.
+// the symbols; then slot, dtype, device type, number of dims and sizes of each kept tensor:
+// PyTorch's attention keeps the state of its random numbers on the host. The header is followed by
+// the part of the context area that crosses the border, and by the kept tensors, each of them
+// aligned.
 at::Tensor Session::make_carrying_token(const Context& context) const {
   const Binding& binding = *context.binding;
   std::vector<int64_t> header = {kCarryMagic, id_, binding.serial,
@@ -366,7 +369,8 @@ at::Tensor Session::make_carrying_token(const Context& context) const {
   for (int slot : binding.kept) {
     const at::Tensor tensor = context.slots[slot].contiguous();
     if (is_python_context(tensor)) hold_python_context(tensor);
-    header.insert(header.end(), {slot, static_cast<int64_t>(tensor.scalar_type()), tensor.dim()});
+    header.insert(header.end(), {slot, static_cast<int64_t>(tensor.scalar_type()),
+                                 static_cast<int64_t>(tensor.device().type()), tensor.dim()});
     header.insert(header.end(), tensor.sizes().begin(), tensor.sizes().end());
     kept.push_back(tensor);
   }
@@ -396,15 +400,21 @@ at::Tensor Session::make_carrying_token(const Context& context) const {
 }
 
 std::unique_ptr<Context> Session::unpack_carrying_token(const at::Tensor& token) {
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(int64_t));
   const auto read_header = [&token](int64_t count) {
-    at::Tensor bytes =
-        token.narrow(0, 0, count * static_cast<int64_t>(sizeof(int64_t))).cpu().contiguous();
+    at::Tensor bytes = token.narrow(0, 0, count * kBytes).cpu().contiguous();
     const auto* data = reinterpret_cast<const int64_t*>(bytes.const_data_ptr());
     return std::vector<int64_t>(data, data + count);
   };
-  TORCH_CHECK(token.dim() == 1 && token.numel() >= 16 && read_header(1)[0] == kCarryMagic,
+  // Most headers are short. Reading one again would wait for the GPU again.
+  constexpr int64_t kUsualNumbers = 512;
+  const bool has_start = token.dim() == 1 && token.numel() >= 2 * kBytes;
+  std::vector<int64_t> header;
+  if (has_start) header = read_header(std::min(token.numel() / kBytes, kUsualNumbers));
+  TORCH_CHECK(has_start && header[0] == kCarryMagic,
               "torch_ort: a saved-tensor hook gave back another tensor than it was given");
-  const std::vector<int64_t> header = read_header(read_header(2)[1]);
+  if (header[1] > static_cast<int64_t>(header.size())) header = read_header(header[1]);
+  header.resize(static_cast<size_t>(header[1]));
   size_t next = 2;
   std::shared_ptr<Session> session = find_session(header[next++]);
   std::shared_ptr<Binding> binding = session->binding_of_serial(header[next++]);
@@ -429,10 +439,11 @@ std::unique_ptr<Context> Session::unpack_carrying_token(const at::Tensor& token)
   for (int64_t i = 0; i < num_kept; ++i) {
     const auto slot = static_cast<size_t>(header[next++]);
     const auto dtype = static_cast<c10::ScalarType>(header[next++]);
+    const bool is_on_host = header[next++] == static_cast<int64_t>(c10::kCPU);
+    const c10::Device device = is_on_host ? c10::Device(c10::kCPU) : session->device();
     std::vector<int64_t> sizes(static_cast<size_t>(header[next++]));
     for (int64_t& size : sizes) size = header[next++];
-    at::Tensor tensor =
-        at::empty(sizes, at::TensorOptions().dtype(dtype).device(session->device()));
+    at::Tensor tensor = at::empty(sizes, at::TensorOptions().dtype(dtype).device(device));
     if (tensor.numel() > 0) {
       bytes_over(tensor.mutable_data_ptr(), static_cast<int64_t>(tensor.nbytes()), tensor.device())
           .copy_(token.narrow(0, offset, static_cast<int64_t>(tensor.nbytes())));

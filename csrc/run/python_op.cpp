@@ -172,9 +172,13 @@ class Lending {
   void settle() {
     for (Lent& lent : lent_) {
       if (lent.storage.use_count() == 1) continue;
-      const auto options = at::TensorOptions().dtype(at::kByte).device(lent.storage.device());
+      const c10::Device device = lent.storage.device();
       const auto bytes = static_cast<int64_t>(lent.storage.nbytes());
-      const at::Tensor copy = at::from_blob(lent.storage.mutable_data(), {bytes}, options).clone();
+      const at::Tensor copy = at::for_blob(lent.storage.mutable_data(), {bytes})
+                                  .options(at::TensorOptions().dtype(at::kByte).device(device))
+                                  .target_device(device)
+                                  .make_tensor()
+                                  .clone();
       lent.storage.set_data_ptr_noswap(
           copy.storage().set_data_ptr(c10::DataPtr(nullptr, lent.storage.device())));
     }

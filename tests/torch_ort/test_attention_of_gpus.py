@@ -58,3 +58,20 @@ def test_under_autocast(compare_training):
         rtol=1.6e-2,
         atol=1e-3,
     )
+
+
+@pytest.mark.parametrize("pack", ["clone", "host"])
+def test_random_state_on_the_host_goes_through_saved_tensor_hooks(compare_training, pack):
+    """The efficient kernel reads on the host where its random numbers began."""
+
+    def hooks():
+        if pack == "host":
+            return torch.autograd.graph.save_on_cpu()
+        return torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda x: x)
+
+    compare_training(
+        lambda: Attention(dropout=0.2, has_mask=True),
+        lambda step: torch.randn(3, 10, 32, requires_grad=True),
+        forward_context=hooks,
+    )
+    assert torch_ort.counters()["fallbacks"] == 0

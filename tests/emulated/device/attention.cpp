@@ -186,6 +186,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> efficient_backward(
     const Tensor& bias, const Tensor&, const Tensor&, const Tensor& philox_seed, const Tensor&,
     double dropout_p, std::array<bool, 4> wanted, bool is_causal, std::optional<double> scale) {
   if (!grad_out.defined()) return {};
+  // PyTorch's kernel dereferences its address on the host.
+  TORCH_CHECK(dropout_p == 0 || philox_seed.device().is_cpu(), "the seed is on ",
+              philox_seed.device(), ", want the host");
   const uint64_t seed = dropout_p > 0 ? philox_seed.item<int64_t>() : 0;
   const Attention a = attend(query, key, bias, dropout_p, is_causal, scale, seed);
   const Gradients made = attend_backward(a, grad_out, query, key, value);
