@@ -36,6 +36,7 @@ struct Driver::Api {
                        void* stream, void** arguments, void** extra);
   int (*synchronize)(void* stream);
   int (*is_capturing)(void* stream, int* status);
+  int (*exchange_capture_mode)(int* mode);  // of the calling thread
   int (*allocate_host)(void** memory, size_t num_bytes, unsigned flags);
   int (*free_host)(void* memory);
   int (*device_pointer)(void** of_device, void* of_host, unsigned flags);
@@ -60,6 +61,7 @@ Driver::Api::Api(const Library& library) {
   library.find("cuLaunchKernel", launch_kernel);
   library.find("cuStreamSynchronize", synchronize);
   library.find("cuStreamIsCapturing", is_capturing);
+  library.find("cuThreadExchangeStreamCaptureMode", exchange_capture_mode);
   library.find("cuMemHostAlloc", allocate_host);
   library.find("cuMemFreeHost", free_host);
   library.find("cuMemHostGetDevicePointer_v2", device_pointer);
@@ -92,6 +94,22 @@ class Driver::Current {
   const Api& api_;
   void* before_ = nullptr;
   bool is_changed_ = false;
+};
+
+// Lets the calling thread load kernels and allocate memory while the user captures a CUDA graph, on
+// this thread or on another. Neither becomes a part of the graph.
+class Driver::OutsideCapture {
+ public:
+  explicit OutsideCapture(const Driver& driver) : api_(*driver.api_) {
+    api_.exchange_capture_mode(&mode_);
+  }
+  ~OutsideCapture() { api_.exchange_capture_mode(&mode_); }
+  OutsideCapture(const OutsideCapture&) = delete;
+  OutsideCapture& operator=(const OutsideCapture&) = delete;
+
+ private:
+  const Api& api_;
+  int mode_ = api::kCaptureRelaxed;  // then the mode before
 };
 
 namespace {
@@ -249,6 +267,7 @@ void Driver::synchronize(int device, void* stream, const std::string& what) cons
 
 void* Driver::load(int device, const std::string& cubin, const std::string& name) const {
   const Current current(*this, device);
+  const OutsideCapture outside(*this);
   void* module = nullptr;
   check<Unsupported>(api_->load_module(&module, cubin.data()),
                      concat("load of '", name, "' for ", this->device(device).architecture()));
@@ -257,6 +276,7 @@ void* Driver::load(int device, const std::string& cubin, const std::string& name
 
 Function Driver::function(int device, void* module, const std::string& name) const {
   const Current current(*this, device);
+  const OutsideCapture outside(*this);
   void* handle = nullptr;
   const std::string what = concat("kernel '", name, "'");
   check<InternalError>(api_->get_function(&handle, module, name.c_str()), what);
@@ -285,6 +305,7 @@ FunctionInfo Driver::info(const Function& function) const {
 
 void* Driver::allocate_host(int device, size_t num_bytes) const {
   const Current current(*this, device);
+  const OutsideCapture outside(*this);
   void* memory = nullptr;
   check<Unsupported>(api_->allocate_host(&memory, num_bytes, api::kPortable | api::kDeviceMap),
                      concat(num_bytes, " bytes of host memory"));
@@ -303,6 +324,7 @@ void Driver::free_host(int device, void* memory) const noexcept {
 
 void* Driver::device_pointer(int device, void* host) const {
   const Current current(*this, device);
+  const OutsideCapture outside(*this);
   void* found = nullptr;
   check<InternalError>(api_->device_pointer(&found, host, 0), "address of host memory");
   return found;

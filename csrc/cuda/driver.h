@@ -90,6 +90,7 @@ class Driver {
     Once<DeviceInfo> info;
   };
   class Current;
+  class OutsideCapture;
   struct Opened;
 
   Driver();

@@ -13,6 +13,7 @@ constexpr bool is_lost(int result) {
     case 201:  // INVALID_CONTEXT
     case 214:  // ECC_UNCORRECTABLE
     case 220:  // NVLINK_UNCORRECTABLE
+    case 226:  // CONTAINED
     case 700:  // ILLEGAL_ADDRESS
     case 702:  // LAUNCH_TIMEOUT
     case 709:  // CONTEXT_IS_DESTROYED
@@ -23,8 +24,7 @@ constexpr bool is_lost(int result) {
     case 717:  // INVALID_ADDRESS_SPACE
     case 718:  // INVALID_PC
     case 719:  // LAUNCH_FAILED
-    case 721:  // CONTAINED
-    case 722:  // TENSOR_MEMORY_LEAK
+    case 721:  // TENSOR_MEMORY_LEAK
     case 911:  // EXTERNAL_DEVICE
     case 999:  // UNKNOWN
       return true;
@@ -38,6 +38,9 @@ inline constexpr int kMultiprocessors = 16, kMajor = 75, kMinor = 76, kMaxShared
 // Values of CUfunction_attribute.
 inline constexpr int kMaxThreads = 0, kSharedBytes = 1, kLocalBytes = 3, kRegisters = 4,
                      kMaxDynamicShared = 8;
+
+// Values of CUstreamCaptureMode.
+inline constexpr int kCaptureRelaxed = 2;
 
 // Flags of cuMemHostAlloc: for all contexts, and mapped into device memory.
 inline constexpr unsigned kPortable = 1, kDeviceMap = 2;

@@ -61,6 +61,23 @@ def test_a_text_that_does_not_compile():
     assert len(words.splitlines()) <= 7
 
 
+def test_kernels_are_loaded_while_a_graph_is_captured():
+    """Neither they nor the word for faults are a part of what the user captures."""
+    run(
+        """
+        y, x = fake.put([1.0, 2.0]), fake.put([3.0, 4.0])
+        axpy(cuda.build("axpy", AXPY), y.value, x.value, 2.0, 2)
+        assert cuda.HostWord().take() == 0
+        assert fake.get(y, 2) == [7.0, 10.0]
+        # Who does not ask is refused.
+        import ctypes
+        found = ctypes.c_void_p()
+        assert fake.cu.cuMemHostAlloc(ctypes.byref(found), 8, 0) == 900
+        """,
+        EMULATED_CUDA_CAPTURING="1",
+    )
+
+
 def test_a_process_that_ends_while_kernels_are_built():
     code = program("""
         for i in range(12):

@@ -1,7 +1,9 @@
 // libcuda without a GPU: kernels are those of the fake NVRTC, streams are queues.
 //
 //   EMULATED_CUDA_LOG=<file>  one line for each launch
-//   EMULATED_CUDA_CAPTURING=1  streams say that they are captured; their work is done all the same
+//   EMULATED_CUDA_CAPTURING=1  streams say that they are captured; their work is done all the same,
+//                              but a thread has to ask before it loads code or allocates
+//   EMULATED_CUDA_MAJOR=7      the compute capability, in place of 9
 #include "driver.h"
 
 #include "threads.h"
@@ -54,6 +56,9 @@ struct State {
 
 // Of the calling thread.
 thread_local bool has_context = false;
+thread_local int capture_mode = 0;  // CU_STREAM_CAPTURE_MODE_GLOBAL
+
+bool is_capturing() { return std::getenv("EMULATED_CUDA_CAPTURING") != nullptr; }
 
 State& state() {
   static auto* each = new State;
@@ -183,6 +188,14 @@ Result ready() {
   return sticky_error();
 }
 
+// While a stream is captured, a thread may load code and allocate only in the mode
+// CU_STREAM_CAPTURE_MODE_RELAXED.
+Result unless_relaxed(const std::string& what) {
+  constexpr int kRelaxed = 2;
+  if (!is_capturing() || capture_mode == kRelaxed) return kSuccess;
+  return refuse(kCaptureUnsupported, what + " while a stream is captured");
+}
+
 Result after(Result result) { return result == kSuccess ? sticky_error() : result; }
 
 }  // namespace
@@ -294,7 +307,8 @@ EMULATED_API int cuDeviceGetAttribute(int* value, int attribute, int) {
   };
   const auto found = known.find(attribute);
   if (found == known.end()) return refuse(kInvalidValue, "an attribute that the fake lacks");
-  *value = found->second;
+  const char* const major = attribute == 75 ? std::getenv("EMULATED_CUDA_MAJOR") : nullptr;
+  *value = major != nullptr ? std::atoi(major) : found->second;
   return kSuccess;
 }
 EMULATED_API int cuDevicePrimaryCtxRetain(void** context, int) {
@@ -339,6 +353,7 @@ EMULATED_API int cuGetErrorName(int error, const char** text) {
       {kIllegalAddress, "CUDA_ERROR_ILLEGAL_ADDRESS"},
       {kOutOfResources, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"},
       {kLaunchFailed, "CUDA_ERROR_LAUNCH_FAILED"},
+      {kCaptureUnsupported, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
   };
   const auto found = names.find(error);
   *text = found == names.end() ? nullptr : found->second;
@@ -351,6 +366,7 @@ EMULATED_API int cuGetErrorName(int error, const char** text) {
 EMULATED_API int cuModuleLoadData(void** module, const void* image) {
   const Lock lock(state().mutex);
   if (const Result error = ready()) return error;
+  if (const Result error = unless_relaxed("cuModuleLoadData")) return error;
   constexpr std::string_view mark = "emulated:";
   const auto* text = static_cast<const char*>(image);
   if (std::strncmp(text, mark.data(), mark.size()) != 0) {
@@ -460,6 +476,7 @@ EMULATED_API int cuMemFree_v2(void* address) {
 EMULATED_API int cuMemHostAlloc(void** address, size_t bytes, unsigned) {
   const Lock lock(state().mutex);
   if (const Result error = ready()) return error;
+  if (const Result error = unless_relaxed("cuMemHostAlloc")) return error;
   return allocate(address, bytes);
 }
 EMULATED_API int cuMemHostGetDevicePointer_v2(void** of_device, void* of_host, unsigned) {
@@ -546,7 +563,11 @@ EMULATED_API int cuStreamQuery(void* stream) {
   return kNotReady;
 }
 EMULATED_API int cuStreamIsCapturing(void*, int* status) {
-  *status = std::getenv("EMULATED_CUDA_CAPTURING") != nullptr ? 1 : 0;
+  *status = is_capturing() ? 1 : 0;
+  return kSuccess;
+}
+EMULATED_API int cuThreadExchangeStreamCaptureMode(int* mode) {
+  std::swap(*mode, capture_mode);
   return kSuccess;
 }
 EMULATED_API int cuEventCreate(void** event, unsigned) {

@@ -27,6 +27,7 @@ enum Result : int {
   kIllegalAddress = 700,
   kOutOfResources = 701,
   kLaunchFailed = 719,
+  kCaptureUnsupported = 900,
 };
 
 // What a real device of compute capability 9.0 allows.
