@@ -99,7 +99,9 @@ Image::Result Image::compile() const {
     state().found_on_disk.fetch_add(1);
     return {.compiled = std::move(*found), .error = ""};
   }
-  std::vector<std::string> options = {"-arch=" + source_.architecture, "--ptxas-options=-v"};
+  // A text calls a few functions of the prelude: no warnings of the others.
+  std::vector<std::string> options = {"-arch=" + source_.architecture, "--ptxas-options=-v",
+                                      "--diag-suppress=177"};
   options.insert(options.end(), source_.flags.begin(), source_.flags.end());
   Result result;
   try {

@@ -16,7 +16,10 @@ using region::Layout;
 class Codegen final : public region::Codegen {
  public:
   bool takes(const ir::Type& type) const override {
-    return can_load(type.dtype) && Driver::missing().empty();
+    if (!can_load(type.dtype) || !Driver::missing().empty()) return false;
+    constexpr int kFirstWithBFloat16 = 8;
+    return type.dtype != ir::DType::kBFloat16 ||
+           Driver::get().device(std::max(0, type.device.index)).major >= kFirstWithBFloat16;
   }
   bool has_kernel(std::string_view op) const override {
     return op == "Casts" || op == "SortedEmbeddingGrad" || op == "SortedTakeGrad" ||

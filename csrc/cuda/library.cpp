@@ -14,10 +14,13 @@ Library::Library(std::string what, std::string path, void* handle)
     : what_(std::move(what)), path_(std::move(path)), handle_(handle) {}
 
 Library Library::open(const std::string& what, const std::vector<std::string>& paths) {
-  for (const int mode : {RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD, RTLD_NOW | RTLD_LOCAL}) {
-    for (const std::string& path : paths) {
-      if (void* handle = dlopen(path.c_str(), mode)) return {what, path, handle};
-    }
+  constexpr int kOpen = RTLD_NOW | RTLD_LOCAL;
+  for (const std::string& path : paths) {
+    const int mode = path.find('/') == std::string::npos ? kOpen | RTLD_NOLOAD : kOpen;
+    if (void* handle = dlopen(path.c_str(), mode)) return {what, path, handle};
+  }
+  for (const std::string& path : paths) {
+    if (void* handle = dlopen(path.c_str(), kOpen)) return {what, path, handle};
   }
   // The reason why the first path failed says most, because the others are only guesses.
   dlopen(paths.front().c_str(), RTLD_NOW | RTLD_LOCAL);

@@ -8,8 +8,8 @@ namespace torch_ort::cuda {
 
 class Library {
  public:
-  // Opens the first of `paths`, which are names or paths, that the process has loaded already, or
-  // else the first that can be loaded. Throws Unsupported with `what` and the reason for the first
+  // Opens the first of `paths` that can be loaded. A name without a folder counts at first only if
+  // the process has loaded it already. Throws Unsupported with `what` and the reason for the first
   // path.
   static Library open(const std::string& what, const std::vector<std::string>& paths);
 

@@ -4,6 +4,7 @@
 #include "cuda/library.h"
 #include "cuda/settings.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <filesystem>
 #include <sstream>
@@ -14,8 +15,8 @@ namespace torch_ort::cuda {
 namespace {
 
 constexpr int kOldest = 12;
-constexpr int kSuccess = 0;    // of nvrtcResult
-constexpr int kMostLines = 6;  // of a log in a message
+constexpr int kSuccess = 0;       // of nvrtcResult
+constexpr size_t kMostLines = 6;  // of a log in a message
 
 // The paths at which NVRTC may be if it is not loaded yet: in PyTorch's packages, then in the
 // system.
@@ -30,12 +31,19 @@ std::vector<std::string> paths(const Settings& settings) {
   return found;
 }
 
+// The first lines of a log that name errors, or simply its first ones.
 std::string first_lines(const std::string& log) {
+  std::vector<std::string> all, errors;
   std::istringstream lines(log);
-  std::string line, found;
-  for (int i = 0; i < kMostLines && std::getline(lines, line); ++i) {
-    if (!line.empty()) found += "\n" + line;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.empty()) continue;
+    if (line.find("error") != std::string::npos) errors.push_back(line);
+    all.push_back(line);
   }
+  std::vector<std::string>& chosen = errors.empty() ? all : errors;
+  chosen.resize(std::min(chosen.size(), kMostLines));
+  std::string found;
+  for (const std::string& line : chosen) found += "\n" + line;
   return found;
 }
 

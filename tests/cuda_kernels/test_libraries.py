@@ -39,6 +39,22 @@ def test_a_driver_that_is_there():
     assert words.split("\n")[:2] == [f"emulated device sm_90 4 {227 << 10}", "13.0"]
 
 
+@pytest.mark.parametrize(("major", "regions"), [("9", 3), ("8", 3), ("7", 2)])
+def test_gpus_without_bfloat16_leave_it_to_pytorch(major, regions):
+    run(
+        f"""
+        import regions, torch
+        fused = []
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            x = {{"x": regions.type_text(dtype, ("N",))}}
+            graph = regions.read(x, ["a = Exp (x)", "y = Tanh (a)"], ["y"])
+            fused += regions.ops(regions.fuse(regions.on_cuda(graph)))
+        assert fused.count("Region") == {regions}, fused
+        """,
+        EMULATED_CUDA_MAJOR=major,
+    )
+
+
 @pytest.mark.skipif(ctypes.util.find_library("cuda") is not None, reason="there is a driver")
 def test_no_driver():
     words = run(MISSING, fake=False)
@@ -124,6 +140,31 @@ def test_nvrtc_is_of_pytorchs_version_where_there_are_two(of_torch, found, tmp_p
     assert words.strip() == found
 
 
+def test_a_library_that_another_package_has_loaded_does_not_win(tmp_path):
+    """PyTorch's own comes first: the driver may be too old for a newer one."""
+    folder = tmp_path / "nvidia" / "cuda_nvrtc" / "lib"
+    folder.mkdir(parents=True)
+    own = library_of(tmp_path, NVRTC.replace("MAJOR", "12"))
+    Path(own).rename(folder / "libnvrtc.so.12")
+    (tmp_path / "other").mkdir()
+    other = Path(library_of(tmp_path / "other", NVRTC.replace("MAJOR", "13")))
+    other = other.rename(other.with_name("libnvrtc.so.13"))
+    words = run(
+        f"""
+        import ctypes, sys, torch
+        from torch_ort.engine.cuda import _nvrtc_folders
+        loaded = ctypes.CDLL({str(other)!r}, mode=ctypes.RTLD_GLOBAL)
+        sys.path.insert(0, {str(tmp_path)!r})
+        torch.version.cuda = "12.8"
+        _nvrtc_folders.cache_clear()
+        configure()
+        print(cuda.compiler()[1])
+        """,
+        fake=False,
+    )
+    assert words.strip() == "12.8"
+
+
 DRIVER = """
 extern "C" {
 int cuInit(unsigned) { return INIT; }
@@ -135,8 +176,9 @@ OTHER_FUNCTIONS = (
     "cuDriverGetVersion", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetAttribute",
     "cuDevicePrimaryCtxRetain", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuModuleLoadData",
     "cuModuleGetFunction", "cuFuncGetAttribute", "cuFuncSetAttribute",
-    "cuLaunchKernel", "cuStreamSynchronize", "cuStreamIsCapturing", "cuMemHostAlloc",
-    "cuMemFreeHost", "cuMemHostGetDevicePointer_v2",
+    "cuLaunchKernel", "cuStreamSynchronize", "cuStreamIsCapturing",
+    "cuThreadExchangeStreamCaptureMode", "cuMemHostAlloc", "cuMemFreeHost",
+    "cuMemHostGetDevicePointer_v2",
 )  # fmt: skip
 
 

@@ -106,6 +106,38 @@ def test_what_nvrtc_says_of_a_bad_text():
     assert "and -arch=sm_12: NVRTC_ERROR_INVALID_OPTION" in words
 
 
+def test_what_ptxas_says_is_told_before_warnings():
+    """It comes last, after warnings of the text."""
+    words = run(
+        r"""
+        text = '''
+        extern "C" __global__ void broken(int* x) {
+          int a, b, c, d, e, f, g, h;
+          asm("no.such.instruction;");
+          *x = 1;
+        }'''
+        print(refused(Unsupported, cuda.compile("broken", text, "sm_90").wait))
+        """,
+        fake=False,
+    )
+    first, *lines = words.splitlines()
+    assert first.endswith("NVRTC_ERROR_COMPILATION") or "ptxas" in words
+    assert any("error" in line and "no.such" in line for line in lines), words
+    assert not any("warning" in line for line in lines), words
+
+
+def test_what_texts_do_not_call_is_no_warning(tmp_path):
+    (log,) = run(
+        """
+        text = "static __device__ int unused() { return 1; }" + AXPY
+        print(repr(cuda.compile("axpy", text, "sm_90").wait()[1]))
+        """,
+        fake=False,
+    ).splitlines()
+    assert "never referenced" not in log
+    assert "Used" in log
+
+
 def test_cubins_are_kept_without_a_driver(tmp_path):
     code = """
         (cubin, log) = cuda.compile("axpy", AXPY, "sm_90").wait()
