@@ -13,6 +13,17 @@ typedef unsigned long long u64;
 
 #define INLINE static __device__ __forceinline__
 
+// Division of a number that is not negative. `by` is factor_and_shift(size) of csrc/cuda/text.h: a
+// division by `size` would take about 20 instructions. Numbers of 64 bits are divided all the same.
+INLINE i32 quotient(i32 number, i32 /*size*/, u64 by) {
+  return i32((__umulhi(u32(number), u32(by)) + u32(number)) >> u32(by >> 32));
+}
+INLINE i64 quotient(i64 number, i64 size, u64 /*by*/) { return number / size; }
+INLINE i32 remainder(i32 number, i32 size, u64 by) {
+  return number - quotient(number, size, by) * size;
+}
+INLINE i64 remainder(i64 number, i64 size, u64 /*by*/) { return number % size; }
+
 // ---- elements of memory
 
 struct bf16 {
@@ -305,7 +316,11 @@ INLINE wide Sqrt(wide x) { return sqrt_of(x); }
 INLINE wide Reciprocal(wide x) { return wide(1) / x; }
 INLINE wide Tanh(wide x) { return tanh_of(x); }
 INLINE wide Erf(wide x) { return erf_of(x); }
-INLINE wide Sigmoid(wide x) { return wide(1) / (wide(1) + exp_of(-x)); }
+// A quotient with an error of two units in the last place, in a third of the instructions. It is 0 if
+// the divisor is above 2^126.
+INLINE float fast_quotient(float x, float y) { return __fdividef(x, y); }
+INLINE double fast_quotient(double x, double y) { return x / y; }
+INLINE wide Sigmoid(wide x) { return fast_quotient(wide(1), wide(1) + exp_of(-x)); }
 // NaN and -0.0 stay, as in PyTorch.
 INLINE wide Relu(wide x) { return x < wide(0) ? wide(0) : x; }
 INLINE wide Floor(wide x) { return floor_of(x); }
@@ -329,7 +344,7 @@ INLINE wide gelu_tanh_inner(wide x) {
 }
 INLINE wide Gelu(wide x) { return x * normal_cdf(x); }
 INLINE wide GeluTanh(wide x) { return wide(0.5) * x * (wide(1) + tanh_of(gelu_tanh_inner(x))); }
-INLINE wide Silu(wide x) { return x / (wide(1) + exp_of(-x)); }
+INLINE wide Silu(wide x) { return fast_quotient(x, wide(1) + exp_of(-x)); }
 
 INLINE wide Add(wide x, wide y) { return x + y; }
 INLINE wide Sub(wide x, wide y) { return x - y; }

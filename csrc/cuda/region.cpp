@@ -1,6 +1,7 @@
 #include "cuda/region.h"
 
 #include "base/error.h"
+#include "base/rounding.h"
 #include "cuda/body.h"
 #include "cuda/build.h"
 #include "cuda/driver.h"
@@ -259,11 +260,11 @@ class Variant {
     const Scratch column_sums(column_bytes, device_), totals(total_bytes, device_);
     const Scratch parts(part_bytes, device_);
     const Call call{inputs, outputs, column_sums.data(), totals.data(), parts.data()};
-    const int64_t blocks = lines * shape.strips;
     void* const stream = current_stream(device_);
-    if (blocks > 0 && (columns_ > 0 || !works_on_elements())) {
+    if (lines > 0 && (columns_ > 0 || !works_on_elements())) {
+      const Dim3 grid = text_.has_strips ? grid_of_strips(lines) : grid_of(lines);
       for (int stage = 0; stage < text_.stages; ++stage) {
-        start(kernels_[stage], text_.stage_name(stage), text_.parameters, call, stream, blocks, 1,
+        start(kernels_[stage], text_.stage_name(stage), text_.parameters, call, stream, grid,
               {static_cast<uint32_t>(shape.threads_x), static_cast<uint32_t>(shape.threads_y)},
               text_.shared_numbers);
       }
@@ -271,8 +272,10 @@ class Variant {
     if (text_.finish_parameters.empty()) return;
     if (groups_ > 0) {
       const int64_t parts = text_.partial_columns > 0 ? (columns_ + 31) / 32 : 1;
-      start(finish_, text_.finish_name(), text_.finish_parameters, call, stream, parts * groups_,
-            static_cast<int64_t>(plan_.body.sums.size()), {32, 8}, 256);
+      Dim3 grid = grid_of(parts * groups_);
+      grid.y = static_cast<uint32_t>(plan_.body.sums.size());
+      start(finish_, text_.finish_name(), text_.finish_parameters, call, stream, grid, {32, 8},
+            256);
     }
   }
 
@@ -283,19 +286,32 @@ class Variant {
     void *column_sums, *totals, *parts;
   };
 
+  Dim3 grid_of(int64_t blocks) const {
+    constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+    if (blocks > kMost) {
+      throw Unsupported(concat("CUDA: blocks of kernel '", text_.name, "': got ", blocks,
+                               ", want at most ", kMost));
+    }
+    return {static_cast<uint32_t>(blocks)};
+  }
+  // Strips along x, so that blocks of the same rows follow each other; lines of them along y and z.
+  Dim3 grid_of_strips(int64_t lines) const {
+    constexpr int64_t kMostAlongY = 65535;
+    Dim3 grid = grid_of(plan_.geometry.strips);
+    grid.y = static_cast<uint32_t>(std::min(grid_of(lines).x, uint32_t{kMostAlongY}));
+    grid.z = static_cast<uint32_t>(ceil_div(lines, int64_t{grid.y}));
+    return grid;
+  }
+
   // A kernel that the first call waits for.
   using Found = std::atomic<const Function*>;
 
   void start(Found& found, const std::string& name, const std::vector<Parameter>& parameters,
-             const Call& call, void* stream, int64_t blocks, int64_t sums, Dim3 threads,
+             const Call& call, void* stream, Dim3 grid, Dim3 threads,
              uint32_t shared_numbers) const {
-    if (blocks > std::numeric_limits<int32_t>::max()) {
-      throw Unsupported(concat("CUDA: blocks of kernel '", name, "': got ", blocks,
-                               ", want at most ", std::numeric_limits<int32_t>::max()));
-    }
     Arguments arguments(parameters.size());
     for (const Parameter& each : parameters) add(arguments, each, call);
-    const Launch launch{.grid = {static_cast<uint32_t>(blocks), static_cast<uint32_t>(sums)},
+    const Launch launch{.grid = grid,
                         .block = threads,
                         .shared_bytes = shared_numbers * bytes_of_number_,
                         .stream = stream};

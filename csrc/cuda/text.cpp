@@ -5,8 +5,10 @@
 #include "ops/words.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 #include <map>
 #include <set>
 #include <utility>
@@ -89,6 +91,7 @@ class Writer {
   }
 
   KernelText run() {
+    result_.has_strips = has_strips();
     find_uses();
     add_parameters();
     out_ = &kernel_;
@@ -200,12 +203,21 @@ class Writer {
         {.kind = kind, .type = type, .name = name, .index = index, .number = begin});
   }
 
-  // The parameters for sizes and strides of an operand; `what` says whether those of rows or
+  // A number that others are divided by.
+  void divisor(const std::string& name, int64_t number) {
+    integer(name, number);
+    parameters_->push_back({.kind = Parameter::Kind::kInteger,
+                            .type = "u64",
+                            .name = name + "_by",
+                            .number = static_cast<int64_t>(factor_and_shift(number))});
+  }
+
+  // The parameters for sizes and strides of an operand; `name` says whether those of rows or
   // columns.
   void axes(const std::vector<Access::Axis>& axes, const std::string& name) {
     if (axes.size() == 1) return integer(name, axes[0].stride);
     for (size_t i = 0; i < axes.size(); ++i) {
-      if (i > 0) integer(concat(name, "_size", i), axes[i].size);
+      if (i > 0) divisor(concat(name, "_size", i), axes[i].size);
       integer(concat(name, i), axes[i].stride);
     }
   }
@@ -220,10 +232,10 @@ class Writer {
     if (axes.size() == 1) return concat(at, " * ", name);
     std::string sum, rest = at;
     for (size_t i = axes.size(); i-- > 0;) {
-      const std::string size = concat(name, "_size", i);
-      const std::string place = i > 0 ? concat(rest, " % ", size) : rest;
+      const std::string by = concat(rest, ", ", name, "_size", i, ", ", name, "_size", i, "_by");
+      const std::string place = i > 0 ? concat("remainder(", by, ")") : rest;
       sum = concat(place, " * ", name, i, sum.empty() ? "" : " + ", sum);
-      rest = concat(rest, " / ", size);
+      rest = concat("quotient(", by, ")");
     }
     return sum;
   }
@@ -273,8 +285,11 @@ class Writer {
     integer("columns", columns_);
     integer("rows_of_group", groups_ == 0 ? 0 : rows_ / groups_);
     integer("rows_per_block", shape_.rows_per_block);
-    integer("blocks_per_group", shape_.blocks_per_group);
-    integer("strips", shape_.strips);
+    if (groups_ > 1) divisor("blocks_per_group", shape_.blocks_per_group);
+    if (has_strips()) {
+      integer("blocks", shape_.blocks_per_group * groups_);
+      integer("strips", shape_.strips);
+    }
     if (shape_.is_split) integer("columns_per_strip", shape_.columns_per_strip);
     for (const Value& value : body_.values) {
       if (value.kind == Kind::kGather) add_table(value);
@@ -404,8 +419,9 @@ class Writer {
     out()(kernel_name, "(", signature(result_.parameters), ") {");
     write_shared();
     if (has_strips()) {
-      out()("const i64 block = blockIdx.x / strips;");
-      out()("const index_t strip = index_t(blockIdx.x % strips);");
+      out()("const i64 block = blockIdx.z * gridDim.y + blockIdx.y;");
+      out()("if (block >= blocks) return;");
+      out()("const index_t strip = index_t(blockIdx.x);");
       out()("const index_t first_column = strip * ",
             shape_.is_split ? "columns_per_strip" : std::to_string(shape_.width()), ";");
     } else {
@@ -413,13 +429,17 @@ class Writer {
       out()("const index_t first_column = 0;");
     }
     if (shape_.loops) write_last_column();
-    out()("const index_t group = index_t(block / blocks_per_group);");
-    out()(
-        "const index_t first_row = group * rows_of_group + "
-        "index_t(block % blocks_per_group) * rows_per_block;");
-    out()(
-        "const index_t last_row = min(first_row + rows_per_block, "
-        "(group + 1) * rows_of_group);");
+    std::string end = "rows_of_group";
+    if (groups_ > 1) {
+      const std::string by = "(index_t(block), blocks_per_group, blocks_per_group_by)";
+      out()("const index_t group = quotient", by, ";");
+      out()("const index_t first_row = group * rows_of_group + remainder", by,
+            " * rows_per_block;");
+      end = "(group + 1) * rows_of_group";
+    } else {
+      out()("const index_t first_row = index_t(block) * rows_per_block;");
+    }
+    out()("const index_t last_row = min(first_row + rows_per_block, ", end, ");");
     write_scalars();
   }
 
@@ -922,7 +942,8 @@ class Writer {
       if (sum.is_total) {
         out()("sum", i, " = sum_block<", shape_.threads_x, ", ", shape_.threads_y, ">(sum", i,
               ", shared);");
-        out()("if (threadIdx.x == 0 && threadIdx.y == 0) totals[i64(blockIdx.x) * ",
+        const char* const place = has_strips() ? "(block * strips + strip)" : "block";
+        out()("if (threadIdx.x == 0 && threadIdx.y == 0) totals[", place, " * ",
               result_.partial_totals, " + ", of_total, "] = sum", i, ";");
       } else if (!shape_.loops) {
         out()("write_partial_sums<", shape_.threads_x, ", ", shape_.threads_y, ">(",
@@ -1071,6 +1092,15 @@ class Writer {
 };
 
 }  // namespace
+
+// Granlund and Montgomery, "Division by Invariant Integers using Multiplication", 1994.
+uint64_t factor_and_shift(int64_t divisor) {
+  const auto by = static_cast<uint64_t>(std::max<int64_t>(1, divisor));
+  if (by > std::numeric_limits<int32_t>::max()) return 0;  // then numbers have 64 bits
+  const int shift = std::bit_width(by - 1);
+  const uint64_t factor = ((((uint64_t{1} << shift) - by) << 32) / by) + 1;
+  return factor | static_cast<uint64_t>(shift) << 32;
+}
 
 const char* element(DType dtype) {
   switch (dtype) {

@@ -49,6 +49,7 @@ struct KernelText {
   // The numbers of shared memory of a block, in the dtype in which it computes.
   uint32_t shared_numbers = 0;
   int64_t partial_columns = 0, partial_totals = 0;  // numbers in a row of partial sums
+  bool has_strips = false;  // blockIdx.x is the strip, otherwise the line of blocks
   // If rows are split: the number of kernels, and of reductions along a row.
   int stages = 1;
   int64_t reductions = 0;
@@ -61,6 +62,10 @@ struct KernelText {
 };
 
 const char* prelude();  // prelude.cuh
+
+// What kernels divide numbers below 2^31 with, in place of the number itself: the low word is a
+// factor, the high word a shift (see `quotient` in the prelude).
+uint64_t factor_and_shift(int64_t divisor);
 
 // The prelude's name for an element type. Throws InternalError for a dtype that kernels do not
 // read.

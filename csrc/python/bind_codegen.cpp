@@ -3,6 +3,7 @@
 #include "cpu/region.h"
 #include "cuda/region.h"
 #include "cuda/schema.h"
+#include "cuda/text.h"
 #include "python/bind.h"
 #include "region/codegen.h"
 
@@ -134,6 +135,9 @@ void bind_codegen(py::module_& module) {
       py::arg("reduces_rows") = false, py::arg("sums_columns") = false, py::arg("sums_all") = false,
       py::arg("vector") = 1, py::arg("shift") = 0, py::arg("kept_bytes") = 0,
       py::arg("bytes_of_number") = 4, "Choose the shape of a kernel, as csrc/cuda/schema.h does.");
+  module.attr("testing").attr("cuda_factor_and_shift") =
+      py::cpp_function(&cuda::factor_and_shift, py::arg("divisor"),
+                       "Give what kernels divide with: a factor, and a shift in the high word.");
 }
 
 }  // namespace torch_ort::python

@@ -13,7 +13,15 @@ import model_texts
 import pytest
 import regions
 import torch
-from gate import ARCHITECTURES, Built, accesses, compile_texts, faults, reads_at_once
+from gate import (
+    ARCHITECTURES,
+    Built,
+    accesses,
+    compile_texts,
+    faults,
+    instructions,
+    reads_at_once,
+)
 
 pytestmark = pytest.mark.cuda
 # Whose operands do not lie so that 16 bytes could be read or written.
@@ -128,6 +136,18 @@ def test_threads_read_before_they_compute(name, tmp_path):
     (path,) = tmp_path.glob("*.cu")
     for built in compile_texts({path.stem: path.read_text()}):
         assert reads_at_once(built) >= loads, built.architecture
+
+
+@pytest.mark.parametrize("case", ["bias_dropout", "batch_norm", "channel_sums"])
+def test_integers_are_not_divided(case, tmp_path):
+    """A division takes 20 instructions, as many as all else that a thread does for an element."""
+    made = kernel_cases.CASES[case]()
+    compiled = regions.Compiled(made.graph(), regions.CUDA, kernel_dump_dir=str(tmp_path))
+    compiled.run(made.given())
+    (path,) = tmp_path.glob("*.cu")
+    text = path.read_text().partition("// Adds up the partial sums")[0]
+    for built in compile_texts({path.stem: text}):
+        assert not any(name.startswith(("I2F", "CALL")) for name in instructions(built))
 
 
 @pytest.mark.slow

@@ -120,3 +120,20 @@ def test_rows_that_vectors_cut_are_not_summed_by_columns(shift):
     words = f"got rows of {columns} columns, shifted by {shift}, want a multiple of 4 and none"
     with pytest.raises(InternalError, match=words):
         geometry(rows=2, columns=columns, vector=4, shift=shift, sums_columns=True)
+
+
+DIVISORS = st.one_of(
+    st.integers(1, 100), st.integers(1, 2**31 - 1), st.sampled_from([2**30, 2**31 - 1])
+)
+
+
+@settings(max_examples=1000, deadline=None, derandomize=True)
+@given(divisor=DIVISORS, number=st.integers(0, 2**31 - 1), times=st.integers(0, 2**31))
+def test_division_by_a_factor_and_a_shift(divisor, number, times):
+    """As the prelude divides, also around multiples of the divisor."""
+    both = _C.testing.cuda_factor_and_shift(divisor)
+    factor, shift = both & 0xFFFFFFFF, both >> 32
+    multiple = times * divisor
+    for n in (number, multiple - 1, multiple, multiple + 1, 2**31 - 1):
+        if 0 <= n < 2**31:
+            assert (((n * factor) >> 32) + n) % 2**32 >> shift == n // divisor

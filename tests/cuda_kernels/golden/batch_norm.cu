@@ -1,22 +1,21 @@
 typedef float wide;
 typedef int index_t;
 extern "C" __global__ void __launch_bounds__(256)
-MulAdd_Relu_Greater_Where_Sub_more(const float* in0, const float* in1, const float* in2, const float* in3, const float* in4, float* out0, float* out1, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t blocks_per_group, index_t strips, index_t in0_row, index_t in1_row0, index_t in1_row_size1, index_t in1_row1, index_t in2_row0, index_t in2_row_size1, index_t in2_row1, index_t in3_row, index_t in4_row0, index_t in4_row_size1, index_t in4_row1, index_t out0_row, index_t out1_row, wide ratio7) {
+MulAdd_Relu_Greater_Where_Sub_more(const float* in0, const float* in1, const float* in2, const float* in3, const float* in4, float* out0, float* out1, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t in0_row, index_t in1_row0, index_t in1_row_size1, u64 in1_row_size1_by, index_t in1_row1, index_t in2_row0, index_t in2_row_size1, u64 in2_row_size1_by, index_t in2_row1, index_t in3_row, index_t in4_row0, index_t in4_row_size1, u64 in4_row_size1_by, index_t in4_row1, index_t out0_row, index_t out1_row, wide ratio7) {
   wide* const shared = nullptr;
   const i64 block = blockIdx.x;
   const index_t first_column = 0;
-  const index_t group = index_t(block / blocks_per_group);
-  const index_t first_row = group * rows_of_group + index_t(block % blocks_per_group) * rows_per_block;
-  const index_t last_row = min(first_row + rows_per_block, (group + 1) * rows_of_group);
+  const index_t first_row = index_t(block) * rows_per_block;
+  const index_t last_row = min(first_row + rows_per_block, rows_of_group);
   for (index_t line = first_row; line < last_row; line += 8) {
     const index_t row = line + threadIdx.y;
     const bool is_row = row < last_row;
     const float* const at0 = in0 + (row * in0_row);
     const float* const at3 = in3 + (row * in3_row);
     float* const to0 = out0 + (row * out0_row);
-    const wide r1 = is_row ? widen(in1[row / in1_row_size1 * in1_row0 + row % in1_row_size1 * in1_row1]) : wide(0);  // input 'w_in'
-    const wide r2 = is_row ? widen(in2[row / in2_row_size1 * in2_row0 + row % in2_row_size1 * in2_row1]) : wide(0);  // input 'b_in'
-    const wide r4 = is_row ? widen(in4[row / in4_row_size1 * in4_row0 + row % in4_row_size1 * in4_row1]) : wide(0);  // input 'mean_in'
+    const wide r1 = is_row ? widen(in1[quotient(row, in1_row_size1, in1_row_size1_by) * in1_row0 + remainder(row, in1_row_size1, in1_row_size1_by) * in1_row1]) : wide(0);  // input 'w_in'
+    const wide r2 = is_row ? widen(in2[quotient(row, in2_row_size1, in2_row_size1_by) * in2_row0 + remainder(row, in2_row_size1, in2_row_size1_by) * in2_row1]) : wide(0);  // input 'b_in'
+    const wide r4 = is_row ? widen(in4[quotient(row, in4_row_size1, in4_row_size1_by) * in4_row0 + remainder(row, in4_row_size1, in4_row_size1_by) * in4_row1]) : wide(0);  // input 'mean_in'
     wide r14 = Sum::start();  // ReduceSum 'sum'
     Pack<float, 2> v0[2];
     Pack<float, 2> v3[2];

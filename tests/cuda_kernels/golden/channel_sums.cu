@@ -1,14 +1,15 @@
 typedef float wide;
 typedef int index_t;
 extern "C" __global__ void __launch_bounds__(256, 4)
-Sub_Mul_Relu(const float* in0, const float* in1, const float* in2, float* out0, wide* column_sums, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t blocks_per_group, index_t strips, index_t in0_row, index_t in1_row0, index_t in1_row_size1, index_t in1_row1, index_t out0_row, wide ratio4) {
+Sub_Mul_Relu(const float* in0, const float* in1, const float* in2, float* out0, wide* column_sums, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t blocks_per_group, u64 blocks_per_group_by, index_t blocks, index_t strips, index_t in0_row, index_t in1_row0, index_t in1_row_size1, u64 in1_row_size1_by, index_t in1_row1, index_t out0_row, wide ratio4) {
   SHARED(memory);
   wide* const shared = reinterpret_cast<wide*>(memory);
-  const i64 block = blockIdx.x / strips;
-  const index_t strip = index_t(blockIdx.x % strips);
+  const i64 block = blockIdx.z * gridDim.y + blockIdx.y;
+  if (block >= blocks) return;
+  const index_t strip = index_t(blockIdx.x);
   const index_t first_column = strip * 32;
-  const index_t group = index_t(block / blocks_per_group);
-  const index_t first_row = group * rows_of_group + index_t(block % blocks_per_group) * rows_per_block;
+  const index_t group = quotient(index_t(block), blocks_per_group, blocks_per_group_by);
+  const index_t first_row = group * rows_of_group + remainder(index_t(block), blocks_per_group, blocks_per_group_by) * rows_per_block;
   const index_t last_row = min(first_row + rows_per_block, (group + 1) * rows_of_group);
   Pack<float, 4> c2[1];
 #pragma unroll
@@ -23,7 +24,7 @@ Sub_Mul_Relu(const float* in0, const float* in1, const float* in2, float* out0, 
     const index_t row = line + threadIdx.y;
     const bool is_row = row < last_row;
     const float* const at0 = in0 + (row * in0_row);
-    const float* const at1 = in1 + (row / in1_row_size1 * in1_row0 + row % in1_row_size1 * in1_row1);
+    const float* const at1 = in1 + (quotient(row, in1_row_size1, in1_row_size1_by) * in1_row0 + remainder(row, in1_row_size1, in1_row_size1_by) * in1_row1);
     float* const to0 = out0 + (row * out0_row);
 #pragma unroll
     for (int e = 0; e < 1; ++e) {

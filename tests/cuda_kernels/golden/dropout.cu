@@ -1,13 +1,13 @@
 typedef float wide;
 typedef int index_t;
 extern "C" __global__ void __launch_bounds__(256)
-Gelu_PhiloxMask_Mul_Add(const bf16* in0, const i64* in1, const bf16* in2, boolean* out0, bf16* out1, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t blocks_per_group, index_t strips, index_t in0_row, index_t in2_row, index_t out0_row, index_t out1_row, u64 stream5) {
-  const i64 block = blockIdx.x / strips;
-  const index_t strip = index_t(blockIdx.x % strips);
+Gelu_PhiloxMask_Mul_Add(const bf16* in0, const i64* in1, const bf16* in2, boolean* out0, bf16* out1, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t blocks, index_t strips, index_t in0_row, index_t in2_row, index_t out0_row, index_t out1_row, u64 stream5) {
+  const i64 block = blockIdx.z * gridDim.y + blockIdx.y;
+  if (block >= blocks) return;
+  const index_t strip = index_t(blockIdx.x);
   const index_t first_column = strip * 2048;
-  const index_t group = index_t(block / blocks_per_group);
-  const index_t first_row = group * rows_of_group + index_t(block % blocks_per_group) * rows_per_block;
-  const index_t last_row = min(first_row + rows_per_block, (group + 1) * rows_of_group);
+  const index_t first_row = index_t(block) * rows_per_block;
+  const index_t last_row = min(first_row + rows_per_block, rows_of_group);
   const u64 seed5 = static_cast<u64>(*in1);  // PhiloxMask 'mask'
   for (index_t line = first_row; line < last_row; line += 1) {
     const index_t row = line + threadIdx.y;

@@ -1,17 +1,16 @@
 typedef float wide;
 typedef int index_t;
 extern "C" __global__ void __launch_bounds__(256)
-Gather_Add_Mul_ReduceMean_Sqrt_more(const float* in0, const i64* in1, const float* in2, float* out0, float* out1, u32* fault, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t blocks_per_group, index_t strips, index_t in0_rows, index_t in0_row, index_t in1_row, index_t in2_row0, index_t in2_row_size1, index_t in2_row1, index_t out0_row, index_t out1_row) {
+Gather_Add_Mul_ReduceMean_Sqrt_more(const float* in0, const i64* in1, const float* in2, float* out0, float* out1, u32* fault, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t in0_rows, index_t in0_row, index_t in1_row, index_t in2_row0, index_t in2_row_size1, u64 in2_row_size1_by, index_t in2_row1, index_t out0_row, index_t out1_row) {
   wide* const shared = nullptr;
   const i64 block = blockIdx.x;
   const index_t first_column = 0;
-  const index_t group = index_t(block / blocks_per_group);
-  const index_t first_row = group * rows_of_group + index_t(block % blocks_per_group) * rows_per_block;
-  const index_t last_row = min(first_row + rows_per_block, (group + 1) * rows_of_group);
+  const index_t first_row = index_t(block) * rows_per_block;
+  const index_t last_row = min(first_row + rows_per_block, rows_of_group);
   for (index_t line = first_row; line < last_row; line += 16) {
     const index_t row = line + threadIdx.y;
     const bool is_row = row < last_row;
-    const float* const at2 = in2 + (row / in2_row_size1 * in2_row0 + row % in2_row_size1 * in2_row1);
+    const float* const at2 = in2 + (quotient(row, in2_row_size1, in2_row_size1_by) * in2_row0 + remainder(row, in2_row_size1, in2_row_size1_by) * in2_row1);
     const index_t id3 = is_row ? row_of(in1[row * in1_row], in0_rows, fault) : index_t(kBad);  // Gather 'rows'
     float* const to0 = out0 + (row * out0_row);
     float* const to1 = out1 + (row * out1_row);

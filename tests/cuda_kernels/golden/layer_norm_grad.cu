@@ -1,14 +1,13 @@
 typedef float wide;
 typedef int index_t;
 extern "C" __global__ void __launch_bounds__(256, 2)
-Sub_Mul_ReduceMean(const bf16* in0, const float* in1, const float* in2, const float* in3, const float* in4, float* out0, wide* column_sums, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t blocks_per_group, index_t strips, index_t in0_row, index_t in1_row, index_t in2_row, index_t in3_row, index_t out0_row) {
+Sub_Mul_ReduceMean(const bf16* in0, const float* in1, const float* in2, const float* in3, const float* in4, float* out0, wide* column_sums, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t in0_row, index_t in1_row, index_t in2_row, index_t in3_row, index_t out0_row) {
   SHARED(memory);
   wide* const shared = reinterpret_cast<wide*>(memory);
   const i64 block = blockIdx.x;
   const index_t first_column = 0;
-  const index_t group = index_t(block / blocks_per_group);
-  const index_t first_row = group * rows_of_group + index_t(block % blocks_per_group) * rows_per_block;
-  const index_t last_row = min(first_row + rows_per_block, (group + 1) * rows_of_group);
+  const index_t first_row = index_t(block) * rows_per_block;
+  const index_t last_row = min(first_row + rows_per_block, rows_of_group);
   Pack<float, 8> c4[1];
 #pragma unroll
   for (int e = 0; e < 1; ++e) {

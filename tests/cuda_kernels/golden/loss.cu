@@ -1,14 +1,13 @@
 typedef float wide;
 typedef int index_t;
 extern "C" __global__ void __launch_bounds__(256)
-ReduceMax_Sub_Exp_ReduceSum_Log_more(const float* in0, const i64* in1, float* out0, wide* totals, u32* fault, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t blocks_per_group, index_t strips, index_t in0_row, index_t in1_row, index_t out0_row) {
+ReduceMax_Sub_Exp_ReduceSum_Log_more(const float* in0, const i64* in1, float* out0, wide* totals, u32* fault, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t in0_row, index_t in1_row, index_t out0_row) {
   SHARED(memory);
   wide* const shared = reinterpret_cast<wide*>(memory);
   const i64 block = blockIdx.x;
   const index_t first_column = 0;
-  const index_t group = index_t(block / blocks_per_group);
-  const index_t first_row = group * rows_of_group + index_t(block % blocks_per_group) * rows_per_block;
-  const index_t last_row = min(first_row + rows_per_block, (group + 1) * rows_of_group);
+  const index_t first_row = index_t(block) * rows_per_block;
+  const index_t last_row = min(first_row + rows_per_block, rows_of_group);
   wide sum0 = wide(0);
   wide sum1 = wide(0);
   wide sum2 = wide(0);
@@ -68,11 +67,11 @@ ReduceMax_Sub_Exp_ReduceSum_Log_more(const float* in0, const i64* in1, float* ou
     if (is_row && threadIdx.x == 0) sum1 += r12;  // output 'count_in'
   }
   sum0 = sum_block<8, 32>(sum0, shared);
-  if (threadIdx.x == 0 && threadIdx.y == 0) totals[i64(blockIdx.x) * 3 + 0] = sum0;
+  if (threadIdx.x == 0 && threadIdx.y == 0) totals[block * 3 + 0] = sum0;
   sum1 = sum_block<8, 32>(sum1, shared);
-  if (threadIdx.x == 0 && threadIdx.y == 0) totals[i64(blockIdx.x) * 3 + 1] = sum1;
+  if (threadIdx.x == 0 && threadIdx.y == 0) totals[block * 3 + 1] = sum1;
   sum2 = sum_block<8, 32>(sum2, shared);
-  if (threadIdx.x == 0 && threadIdx.y == 0) totals[i64(blockIdx.x) * 3 + 2] = sum2;
+  if (threadIdx.x == 0 && threadIdx.y == 0) totals[block * 3 + 2] = sum2;
 }
 // Adds up the partial sums of blocks, in order: one sum for each blockIdx.y.
 extern "C" __global__ void __launch_bounds__(256)

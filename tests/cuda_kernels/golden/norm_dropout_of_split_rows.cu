@@ -1,16 +1,16 @@
 typedef float wide;
 typedef int index_t;
 extern "C" __global__ void __launch_bounds__(512, 1)
-ReduceMean_Sub_Mul_Add_Sqrt_more_ffbac42f0731_stage0(const bf16* in0, const float* in1, const i64* in2, float* out0, float* out1, float* out2, wide* totals, wide* parts, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t blocks_per_group, index_t strips, index_t columns_per_strip, index_t in0_row, index_t out0_row, index_t out1_row, index_t out2_row, u64 stream18) {
+ReduceMean_Sub_Mul_Add_Sqrt_more_a18b40993cbd_stage0(const bf16* in0, const float* in1, const i64* in2, float* out0, float* out1, float* out2, wide* totals, wide* parts, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t blocks, index_t strips, index_t columns_per_strip, index_t in0_row, index_t out0_row, index_t out1_row, index_t out2_row, u64 stream18) {
   SHARED(memory);
   wide* const shared = reinterpret_cast<wide*>(memory);
-  const i64 block = blockIdx.x / strips;
-  const index_t strip = index_t(blockIdx.x % strips);
+  const i64 block = blockIdx.z * gridDim.y + blockIdx.y;
+  if (block >= blocks) return;
+  const index_t strip = index_t(blockIdx.x);
   const index_t first_column = strip * columns_per_strip;
   const index_t last_column = first_column + min(columns_per_strip, columns - first_column);
-  const index_t group = index_t(block / blocks_per_group);
-  const index_t first_row = group * rows_of_group + index_t(block % blocks_per_group) * rows_per_block;
-  const index_t last_row = min(first_row + rows_per_block, (group + 1) * rows_of_group);
+  const index_t first_row = index_t(block) * rows_per_block;
+  const index_t last_row = min(first_row + rows_per_block, rows_of_group);
   const u64 seed18 = static_cast<u64>(*in2);  // PhiloxMask 'mask'
   for (index_t line = first_row; line < last_row; line += 1) {
     const index_t row = line + threadIdx.y;
@@ -41,16 +41,16 @@ ReduceMean_Sub_Mul_Add_Sqrt_more_ffbac42f0731_stage0(const bf16* in0, const floa
   }
 }
 extern "C" __global__ void __launch_bounds__(512, 1)
-ReduceMean_Sub_Mul_Add_Sqrt_more_ffbac42f0731_stage1(const bf16* in0, const float* in1, const i64* in2, float* out0, float* out1, float* out2, wide* totals, wide* parts, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t blocks_per_group, index_t strips, index_t columns_per_strip, index_t in0_row, index_t out0_row, index_t out1_row, index_t out2_row, u64 stream18) {
+ReduceMean_Sub_Mul_Add_Sqrt_more_a18b40993cbd_stage1(const bf16* in0, const float* in1, const i64* in2, float* out0, float* out1, float* out2, wide* totals, wide* parts, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t blocks, index_t strips, index_t columns_per_strip, index_t in0_row, index_t out0_row, index_t out1_row, index_t out2_row, u64 stream18) {
   SHARED(memory);
   wide* const shared = reinterpret_cast<wide*>(memory);
-  const i64 block = blockIdx.x / strips;
-  const index_t strip = index_t(blockIdx.x % strips);
+  const i64 block = blockIdx.z * gridDim.y + blockIdx.y;
+  if (block >= blocks) return;
+  const index_t strip = index_t(blockIdx.x);
   const index_t first_column = strip * columns_per_strip;
   const index_t last_column = first_column + min(columns_per_strip, columns - first_column);
-  const index_t group = index_t(block / blocks_per_group);
-  const index_t first_row = group * rows_of_group + index_t(block % blocks_per_group) * rows_per_block;
-  const index_t last_row = min(first_row + rows_per_block, (group + 1) * rows_of_group);
+  const index_t first_row = index_t(block) * rows_per_block;
+  const index_t last_row = min(first_row + rows_per_block, rows_of_group);
   const u64 seed18 = static_cast<u64>(*in2);  // PhiloxMask 'mask'
   for (index_t line = first_row; line < last_row; line += 1) {
     const index_t row = line + threadIdx.y;
@@ -85,16 +85,16 @@ ReduceMean_Sub_Mul_Add_Sqrt_more_ffbac42f0731_stage1(const bf16* in0, const floa
   }
 }
 extern "C" __global__ void __launch_bounds__(512, 1)
-ReduceMean_Sub_Mul_Add_Sqrt_more_ffbac42f0731_stage2(const bf16* in0, const float* in1, const i64* in2, float* out0, float* out1, float* out2, wide* totals, wide* parts, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t blocks_per_group, index_t strips, index_t columns_per_strip, index_t in0_row, index_t out0_row, index_t out1_row, index_t out2_row, u64 stream18) {
+ReduceMean_Sub_Mul_Add_Sqrt_more_a18b40993cbd_stage2(const bf16* in0, const float* in1, const i64* in2, float* out0, float* out1, float* out2, wide* totals, wide* parts, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t blocks, index_t strips, index_t columns_per_strip, index_t in0_row, index_t out0_row, index_t out1_row, index_t out2_row, u64 stream18) {
   SHARED(memory);
   wide* const shared = reinterpret_cast<wide*>(memory);
-  const i64 block = blockIdx.x / strips;
-  const index_t strip = index_t(blockIdx.x % strips);
+  const i64 block = blockIdx.z * gridDim.y + blockIdx.y;
+  if (block >= blocks) return;
+  const index_t strip = index_t(blockIdx.x);
   const index_t first_column = strip * columns_per_strip;
   const index_t last_column = first_column + min(columns_per_strip, columns - first_column);
-  const index_t group = index_t(block / blocks_per_group);
-  const index_t first_row = group * rows_of_group + index_t(block % blocks_per_group) * rows_per_block;
-  const index_t last_row = min(first_row + rows_per_block, (group + 1) * rows_of_group);
+  const index_t first_row = index_t(block) * rows_per_block;
+  const index_t last_row = min(first_row + rows_per_block, rows_of_group);
   const u64 seed18 = static_cast<u64>(*in2);  // PhiloxMask 'mask'
   wide sum0 = wide(0);
   for (index_t line = first_row; line < last_row; line += 1) {
@@ -144,19 +144,19 @@ ReduceMean_Sub_Mul_Add_Sqrt_more_ffbac42f0731_stage2(const bf16* in0, const floa
     if (is_row && threadIdx.x == 0) (parts + (i64(row) * 3 + 2) * strips)[strip] = r20;
   }
   sum0 = sum_block<512, 1>(sum0, shared);
-  if (threadIdx.x == 0 && threadIdx.y == 0) totals[i64(blockIdx.x) * 2 + 0] = sum0;
+  if (threadIdx.x == 0 && threadIdx.y == 0) totals[(block * strips + strip) * 2 + 0] = sum0;
 }
 extern "C" __global__ void __launch_bounds__(512, 1)
-ReduceMean_Sub_Mul_Add_Sqrt_more(const bf16* in0, const float* in1, const i64* in2, float* out0, float* out1, float* out2, wide* totals, wide* parts, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t blocks_per_group, index_t strips, index_t columns_per_strip, index_t in0_row, index_t out0_row, index_t out1_row, index_t out2_row, u64 stream18) {
+ReduceMean_Sub_Mul_Add_Sqrt_more(const bf16* in0, const float* in1, const i64* in2, float* out0, float* out1, float* out2, wide* totals, wide* parts, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t blocks, index_t strips, index_t columns_per_strip, index_t in0_row, index_t out0_row, index_t out1_row, index_t out2_row, u64 stream18) {
   SHARED(memory);
   wide* const shared = reinterpret_cast<wide*>(memory);
-  const i64 block = blockIdx.x / strips;
-  const index_t strip = index_t(blockIdx.x % strips);
+  const i64 block = blockIdx.z * gridDim.y + blockIdx.y;
+  if (block >= blocks) return;
+  const index_t strip = index_t(blockIdx.x);
   const index_t first_column = strip * columns_per_strip;
   const index_t last_column = first_column + min(columns_per_strip, columns - first_column);
-  const index_t group = index_t(block / blocks_per_group);
-  const index_t first_row = group * rows_of_group + index_t(block % blocks_per_group) * rows_per_block;
-  const index_t last_row = min(first_row + rows_per_block, (group + 1) * rows_of_group);
+  const index_t first_row = index_t(block) * rows_per_block;
+  const index_t last_row = min(first_row + rows_per_block, rows_of_group);
   const u64 seed18 = static_cast<u64>(*in2);  // PhiloxMask 'mask'
   wide sum1 = wide(0);
   for (index_t line = first_row; line < last_row; line += 1) {
@@ -177,7 +177,7 @@ ReduceMean_Sub_Mul_Add_Sqrt_more(const bf16* in0, const float* in1, const i64* i
     if (is_row && threadIdx.x == 0 && first_column == 0) sum1 += r7;  // output 'means_in'
   }
   sum1 = sum_block<512, 1>(sum1, shared);
-  if (threadIdx.x == 0 && threadIdx.y == 0) totals[i64(blockIdx.x) * 2 + 1] = sum1;
+  if (threadIdx.x == 0 && threadIdx.y == 0) totals[(block * strips + strip) * 2 + 1] = sum1;
 }
 // Adds up the partial sums of blocks, in order: one sum for each blockIdx.y.
 extern "C" __global__ void __launch_bounds__(256)

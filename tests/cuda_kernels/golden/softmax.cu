@@ -1,13 +1,12 @@
 typedef float wide;
 typedef int index_t;
 extern "C" __global__ void __launch_bounds__(256)
-Neg_ReduceMax_Sub_Exp_ReduceSum_more(const float* in0, float* out0, float* out1, float* out2, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t blocks_per_group, index_t strips, index_t in0_row, index_t out0_row, index_t out1_row, index_t out2_row) {
+Neg_ReduceMax_Sub_Exp_ReduceSum_more(const float* in0, float* out0, float* out1, float* out2, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t in0_row, index_t out0_row, index_t out1_row, index_t out2_row) {
   wide* const shared = nullptr;
   const i64 block = blockIdx.x;
   const index_t first_column = 0;
-  const index_t group = index_t(block / blocks_per_group);
-  const index_t first_row = group * rows_of_group + index_t(block % blocks_per_group) * rows_per_block;
-  const index_t last_row = min(first_row + rows_per_block, (group + 1) * rows_of_group);
+  const index_t first_row = index_t(block) * rows_per_block;
+  const index_t last_row = min(first_row + rows_per_block, rows_of_group);
   for (index_t line = first_row; line < last_row; line += 32) {
     const index_t row = line + threadIdx.y;
     const bool is_row = row < last_row;
