@@ -202,6 +202,40 @@ INLINE void store(T* to, const Pack<T, V>& x, index_t column, index_t columns) {
     if (is_within(column + i, columns)) to[i] = x.at[i];
   }
 }
+// Moves words to the front, by at most 2 * STEP - 1. Constant indices keep them in registers.
+template <int STEP, int N>
+INLINE void skip_words(u32 (&words)[N], int skipped) {
+#pragma unroll
+  for (int i = 0; i + STEP < N; ++i) {
+    const u32 other = words[i + STEP];
+    words[i] = (skipped & STEP) != 0 ? other : words[i];
+  }
+  if constexpr (STEP > 1) skip_words<STEP / 2>(words, skipped);
+}
+// The same where the run begins `before` elements into a vector: elements are put together from two
+// vectors that lie in the run.
+template <int V, typename T>
+INLINE void load_across(Pack<T, V>& x, const T* from, int before, index_t left) {
+  static_assert(sizeof(x) % 4 == 0, "vectors are whole words");
+  constexpr int kWords = int(sizeof(x)) / 4, kBits = int(sizeof(T)) * 8;
+  if (left < (before == 0 ? V : 2 * V - before)) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) x.at[i] = i < left ? from[i] : T{};
+    return;
+  }
+  Pack<T, V> packs[2];
+  load(packs[0], from - before);
+  load(packs[1], from - before + (before == 0 ? 0 : V));
+  u32 words[2 * kWords + 1];
+  memcpy(words, packs, sizeof(packs));
+  words[2 * kWords] = 0;
+  skip_words<kWords / 2>(words, before * kBits / 32);
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) {
+    words[i] = __funnelshift_r(words[i], words[i + 1], u32(before * kBits % 32));
+  }
+  memcpy(&x, words, sizeof(x));
+}
 // Elements that are not contiguous, or not aligned for one access.
 template <int V, typename T, typename At>
 INLINE void load_each(Pack<T, V>& x, const T* from, At at) {
@@ -453,8 +487,8 @@ INLINE wide sum_block(wide x, wide* shared) {
 }
 
 // Sums over the TY lines of threads of a block, which have E * V columns each, and writes the
-// result to a line of partial sums. `shared` has V numbers for each thread. V divides the number of
-// columns, so that all lines are aligned to vectors.
+// result to a line of partial sums, which is aligned to vectors and has whole ones. `shared` has V
+// numbers for each thread.
 template <int TX, int TY, int E, int V>
 INLINE void write_partial_sums(wide* to, wide (&sums)[E][V], index_t first_column, index_t columns,
                                wide* shared) {

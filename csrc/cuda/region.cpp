@@ -16,6 +16,7 @@
 #include <cstring>
 #include <limits>
 #include <optional>
+#include <set>
 #include <span>
 #include <utility>
 
@@ -103,34 +104,44 @@ struct Problem {
   }
 
   // By how many elements each row begins further into a vector than the row before it, where rows
-  // are cut by vectors, as rows of logits for 50,257 words are. Nothing if operands differ in that,
-  // if rows are short, or if the body has values for which all elements of a vector must exist.
+  // are cut by vectors, as rows of logits for 50,257 words are. If operands differ in that, rows of
+  // results have to begin with a vector; inputs are then read across vectors. Nothing otherwise, if
+  // rows are short, or if the body has values for which all elements of a vector must exist.
   std::optional<int64_t> shift(int64_t vector) const {
     constexpr int64_t kShortRow = 512;
     const bool has_column_sums = std::any_of(body.sums.begin(), body.sums.end(),
                                              [](const RowsSum& sum) { return !sum.is_total; });
-    if (has_column_sums || (rows != 1 && columns < kShortRow)) return std::nullopt;
-    std::optional<int64_t> common;
-    const auto fits = [&common, vector](const Access& access) {
+    if (rows != 1 && columns < kShortRow) return std::nullopt;
+    std::set<int64_t> of_inputs, of_results;
+    const auto fits = [vector](const Access& access, std::set<int64_t>& shifts) {
       const std::optional<int64_t> shift = shift_of_rows(access, vector);
-      if (shift && !common) common = shift;
-      return shift && shift == common;
+      if (shift) shifts.insert(*shift);
+      return shift.has_value();
     };
     for (size_t i = 0; i < body.inputs.size(); ++i) {
       if (!has_columns(i)) continue;
       const bool is_of_elements = spaces[i] == Space::kFull || rows == 1;
-      if (!is_of_elements || !fits(body.inputs[i])) return std::nullopt;
+      if (!is_of_elements || !fits(body.inputs[i], of_inputs)) return std::nullopt;
     }
     for (const Store& store : body.stores) {
-      if (store.is_full && !fits(store.to)) return std::nullopt;
+      if (store.is_full && !fits(store.to, of_results)) return std::nullopt;
     }
-    if (rows == 1) return common == 0 ? common : std::nullopt;
+    std::set<int64_t> all = of_inputs;
+    all.insert(of_results.begin(), of_results.end());
+    if (all.empty()) return std::nullopt;
+    const bool are_equal = all.size() == 1;
+    of_results.erase(0);
+    if (!are_equal && !of_results.empty()) return std::nullopt;
+    const int64_t common = are_equal ? *all.begin() : 0;
+    // A thread sums the same columns in all rows.
+    if (has_column_sums && common != 0) return std::nullopt;
+    if (rows == 1) return are_equal && common == 0 ? std::optional(common) : std::nullopt;
     // Random numbers are drawn for vectors of elements as they lie in dense rows.
     const bool is_random =
         std::any_of(body.values.begin(), body.values.end(), [](const Value& value) {
           return value.kind == Value::Kind::kRandom && value.space == Space::kFull;
         });
-    return is_random ? std::nullopt : common;
+    return is_random ? std::nullopt : std::optional(common);
   }
 
   Work work(int64_t vector) const {
@@ -171,6 +182,9 @@ struct Problem {
       const bool has_rows = spaces[i] != Space::kColumn;
       plan.input_vectors.push_back(has_columns(i) &&
                                    (is_cut || lies_in_vectors(body.inputs[i], has_rows, vector)));
+      const bool is_shifted = is_cut && spaces[i] == Space::kFull && rows > 1;
+      const int64_t own = is_shifted ? shift_of_rows(body.inputs[i], vector).value() : 0;
+      plan.input_shifts.push_back(own == plan.geometry.shift ? 0 : static_cast<int>(own));
     }
     for (const Store& store : body.stores) {
       plan.store_vectors.push_back(store.is_full &&

@@ -14,10 +14,10 @@ constexpr int kWarp = 32;
 constexpr int kThreads = 256;      // of a block, unless a row needs more
 constexpr int kMostThreads = 512;  // along a row
 constexpr int kMostVectors = 8;    // of a thread in registers
-// Of a step of a loop. Then enough memory accesses are under way although long rows have few
-// threads.
-constexpr int kVectorsOfStep = 2;
-constexpr int kKeptBytes = 512;    // of a thread at most: 128 of its 255 registers
+// Of a step of a loop. With two, enough memory accesses are under way although long rows have few
+// threads. Sums of columns, which lie in memory then, are accesses themselves, and need registers.
+constexpr int kVectorsOfStep = 2, kVectorsOfSummedStep = 1;
+constexpr int kKeptBytes = 448;    // of a thread at most: 112 of the 128 registers that it may have
 constexpr int kUsualBytes = 256;   // of a thread, unless a row would need too many threads
 constexpr int kStripThreads = 32;  // along a row that is cut into strips and summed over rows
 // So many rows are summed into one line of partial sums, which costs one write and one read. With
@@ -63,8 +63,11 @@ void choose_whole_rows(const Work& work, Geometry& result) {
   if (vectors > 32) result.threads_x = std::max(result.threads_x, 32);
   const int64_t each = ceil_div(vectors, result.threads_x);
   result.loops = each > most;
-  result.vectors = result.loops ? kVectorsOfStep : power_of_two(each, most);
-  if (result.loops) result.threads_x = kMostThreads;
+  result.vectors = power_of_two(each, most);
+  if (result.loops) {
+    result.threads_x = kMostThreads;
+    result.vectors = work.sums_columns ? kVectorsOfSummedStep : kVectorsOfStep;
+  }
   result.threads_y = lines(work, result.threads_x);
 }
 
@@ -96,9 +99,8 @@ Geometry choose_geometry(const Work& work) {
   Geometry result{.vector = work.vector};
   result.has_tail = work.columns % work.vector != 0;
   result.shift = work.shift;
-  ORT_CHECK(!work.sums_columns || (!result.has_tail && work.shift == 0),
-            "CUDA: sums over rows: got rows of ", work.columns, " columns, shifted by ", work.shift,
-            ", want a multiple of ", work.vector, " and none");
+  ORT_CHECK(!work.sums_columns || work.shift == 0, "CUDA: sums over rows: got rows shifted by ",
+            work.shift, ", want none");
   if (work.reduces_rows) {
     choose_whole_rows(work, result);
     if (wants_split(work, result)) split_rows(work, result);

@@ -17,7 +17,7 @@ struct Work {
   // How many elements one access can read at most.
   int vector = 1;
   // Each row begins so many elements further into a vector than the row before it. If there are
-  // sums over rows, it is 0, and a vector divides the columns.
+  // sums over rows, it is 0.
   int shift = 0;
   // The bytes of each column that stay in registers: from one pass to a later one, for all rows of
   // a block, and as sums over rows.

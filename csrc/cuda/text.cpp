@@ -127,8 +127,8 @@ class Writer {
       if (is_pack(value) && !is_hoisted(value)) registers += registers_of(value, shape_.vectors);
     }
     for (int value : needed) {
-      first[value] = is_pack(value) && !is_hoisted(value) &&
-                     (shape_.loops || is_kept_[value] || registers <= kMostRegistersOfReads);
+      const int64_t most = shape_.loops ? 2 * kMostRegistersOfReads : kMostRegistersOfReads;
+      first[value] = is_pack(value) && !is_hoisted(value) && (is_kept_[value] || registers <= most);
     }
     return first;
   }
@@ -270,7 +270,7 @@ class Writer {
       if (sum.is_total) {
         ++result_.partial_totals;
       } else {
-        result_.partial_columns += columns_;
+        result_.partial_columns += columns_of_sums();
       }
     }
     if (result_.partial_columns > 0 || has_column_sums()) {
@@ -283,6 +283,7 @@ class Writer {
     }
     if (has_labels()) pointer(Parameter::Kind::kFault, "u32*", "fault");
     integer("columns", columns_);
+    if (has_column_sums()) integer("columns_of_sums", columns_of_sums());
     integer("rows_of_group", groups_ == 0 ? 0 : rows_ / groups_);
     integer("rows_per_block", shape_.rows_per_block);
     if (groups_ > 1) divisor("blocks_per_group", shape_.blocks_per_group);
@@ -457,11 +458,7 @@ class Writer {
     out()("for (index_t line = first_row; line < last_row; line += ", shape_.threads_y, ") {");
     out()("const index_t row = line + threadIdx.y;");
     out()("const bool is_row = row < last_row;");
-    if (shape_.shift > 0) {
-      // The product of small numbers, so that no number of rows is too large.
-      out()("const index_t shift = row % ", shape_.vector, " * ", shape_.shift, " % ",
-            shape_.vector, ";");
-    }
+    if (shape_.shift > 0) out()("const index_t shift = ", shift_of_row(shape_.shift), ";");
     if (compares_labels()) {
       out()("const index_t of_thread = anew(index_t(threadIdx.x) * ", shape_.vector, ");");
     }
@@ -474,7 +471,9 @@ class Writer {
   // The registers that so many vectors of a value take.
   int64_t registers_of(int value, int vectors) const {
     const int64_t bytes = body_.bytes_in_registers(at(value), kBytesOfRegister);
-    return ceil_div(bytes * vectors * shape_.vector, kBytesOfRegister);
+    // What is read across vectors is put together from two.
+    const int64_t times = is_pack(value) && plan_.input_shifts[at(value).input] != 0 ? 3 : 1;
+    return ceil_div(bytes * times * vectors * shape_.vector, kBytesOfRegister);
   }
 
   // The least number of blocks that a multiprocessor should run at once. Without this hint ptxas
@@ -633,11 +632,13 @@ class Writer {
     }
   }
 
-  // A line of partial sums has the columns of each sum after those of the previous one.
+  // A line of partial sums has the columns of each sum after those of the previous one. Each begins
+  // with a vector.
   std::string line_of_sums(int64_t sum) const {
     const int64_t count = num_column_sums();
-    return concat("column_sums + (block * ", count, " + ", sum, ") * columns");
+    return concat("column_sums + (block * ", count, " + ", sum, ") * columns_of_sums");
   }
+  int64_t columns_of_sums() const { return round_up(columns_, int64_t{shape_.vector}); }
   int64_t num_column_sums() const {
     return std::count_if(body_.sums.begin(), body_.sums.end(),
                          [](const RowsSum& sum) { return !sum.is_total; });
@@ -648,6 +649,12 @@ class Writer {
           ") {");
   }
 
+  // By how many elements the row begins into a vector. It is the product of small numbers, so that
+  // no number of rows is too large.
+  std::string shift_of_row(int shift) const {
+    return concat("row % ", shape_.vector, " * ", shift, " % ", shape_.vector);
+  }
+
   // Writes the offset at which the row begins in each full operand.
   void write_places() {
     for (int input : read_inputs_) {
@@ -655,6 +662,9 @@ class Writer {
       if (space_of(input) != Space::kFull) continue;
       out()("const ", element(access.dtype), "* const at", input, " = in", input, " + (",
             offset(access.rows, concat("in", input, "_row"), "row"), ");");
+      if (const int shift = plan_.input_shifts[input]; shift != 0) {
+        out()("const int before", input, " = ", shift_of_row(shift), ";");
+      }
     }
     for (size_t i = 0; i < body_.values.size(); ++i) {
       const Value& value = body_.values[i];
@@ -731,10 +741,11 @@ class Writer {
     }
     if (is_last) declare_stored();
     open_lanes();
-    if (!reduced.empty() || (is_last && has_full_sums())) write_guard_of_lanes();
     for (int value : needed) write_lane(value);
-    for (int value : reduced) write_reduction(value);
     if (is_last) write_last_lanes();
+    if (!reduced.empty() || (is_last && has_full_totals())) write_guard_of_lanes();
+    for (int value : reduced) write_reduction(value);
+    if (is_last) write_totals();
     out()("}");
     if (is_last) write_stores();
     out()("}");
@@ -751,6 +762,10 @@ class Writer {
   bool has_full_sums() const {
     return std::any_of(body_.sums.begin(), body_.sums.end(),
                        [](const RowsSum& sum) { return !sum.is_of_rows; });
+  }
+  bool has_full_totals() const {
+    return std::any_of(body_.sums.begin(), body_.sums.end(),
+                       [](const RowsSum& sum) { return sum.is_total && !sum.is_of_rows; });
   }
 
   void write_first_reads(const std::vector<int>& needed) {
@@ -789,7 +804,10 @@ class Writer {
       out()("} else {");
       from = concat("(", name, " + id", value, " * ", name, "_row)");
     }
-    if (plan_.input_vectors[each.input]) {
+    if (plan_.input_shifts[each.input] != 0) {
+      noted(value, "load_across(", array(value), ", ", from, " + column, before", each.input,
+            ", columns - column);");
+    } else if (plan_.input_vectors[each.input]) {
       noted(value, "load(", array(value), ", ", from, " + ", vector_offset(access, name), left(),
             ");");
     } else {
@@ -807,7 +825,8 @@ class Writer {
 
   const char* minus_shift() const { return shape_.shift > 0 ? " - shift" : ""; }
 
-  // Elements of a vector that do not exist add nothing to a reduction or a sum.
+  // Elements of a vector that do not exist add nothing to a reduction or a total. What is computed
+  // of them otherwise, nobody reads: not even the sum of a column, whose line has whole vectors.
   void write_guard_of_lanes() {
     if (shape_.shift > 0) {
       out()("if (!is_within(column + i, columns)) continue;");
@@ -895,9 +914,17 @@ class Writer {
     }
     for (size_t i = 0; i < body_.sums.size(); ++i) {
       const RowsSum& sum = body_.sums[i];
-      if (sum.is_of_rows) continue;
-      const char* const place = sum.is_total ? "" : shape_.loops ? "[column + i]" : "[e][i]";
+      if (sum.is_total) continue;
+      const char* const place = shape_.loops ? "[column + i]" : "[e][i]";
       leaving(sum.to, "sum", i, place, " += ", ref(sum.value), ";");
+    }
+  }
+  void write_totals() {
+    for (size_t i = 0; i < body_.sums.size(); ++i) {
+      const RowsSum& sum = body_.sums[i];
+      if (sum.is_total && !sum.is_of_rows) {
+        leaving(sum.to, "sum", i, " += ", ref(sum.value), ";");
+      }
     }
   }
   void write_stores() {
@@ -966,6 +993,7 @@ class Writer {
               to.begin);
     }
     integer("columns", columns_);
+    if (has_column_sums()) integer("columns_of_sums", columns_of_sums());
     integer("blocks_per_group", shape_.blocks_per_group);
     integer("strips", shape_.strips);
     for (size_t i = 0; i < body_.sums.size(); ++i) {
@@ -1010,9 +1038,9 @@ class Writer {
     for (size_t i = 0; i < body_.sums.size(); ++i) {
       if (body_.sums[i].is_total) which += concat(" - (blockIdx.y > ", i, ")");
     }
-    out()("const i64 stride = i64(", num_column_sums(), ") * columns;");
+    out()("const i64 stride = i64(", num_column_sums(), ") * columns_of_sums;");
     out()("const wide* const parts_of_sum = column_sums + group * blocks_per_group * stride + ",
-          "i64(blockIdx.y", which, ") * columns;");
+          "i64(blockIdx.y", which, ") * columns_of_sums;");
     out()("const wide sum = add_lines(parts_of_sum, blocks_per_group, stride, column, columns, ",
           "shared);");
     out()("const index_t at = column + threadIdx.x;");

@@ -20,6 +20,9 @@ struct Plan {
   // By input and by store: whether it is accessed by whole vectors. Its address then has to be a
   // multiple of 16 bytes, or of the size of a vector if that is smaller.
   std::vector<bool> input_vectors, store_vectors;
+  // By input: by how many elements a row begins further into a vector than the row before it, while
+  // rows of results begin with one. 0: it lies as the results do.
+  std::vector<int> input_shifts;
 };
 
 // An argument of a kernel.

@@ -349,6 +349,67 @@ def loss_grad(rows: int, columns: int) -> Case:
     )
 
 
+def column_dots(rows: int, columns: int) -> Case:
+    """Sums over rows that end with a part of a vector, and begin at different places of vectors."""
+
+    def want(x, y, m):
+        p = x * y - m
+        return {"a": p.sum(0), "b": (p * y).sum(0), "c": p.mean(-1)}
+
+    return Case(
+        {"x": "bfloat16[N,C]", "y": "bfloat16[N,C]", "m": "float[N,1]"},
+        [
+            "fx = Cast <to = 1> (x)",
+            "fy = Cast <to = 1> (y)",
+            "q = Mul (fx, fy)",
+            "p = Sub (q, m)",
+            "a = ReduceSum <keepdims = 0> (p, first)",
+            "r = Mul (p, fy)",
+            "b = ReduceSum <keepdims = 0> (r, first)",
+            "c = ReduceMean <keepdims = 0> (p, last)",
+        ],
+        ["a", "b", "c"],
+        lambda: {
+            "x": numbers(rows, columns, dtype=torch.bfloat16),
+            "y": numbers(rows, columns + 3, seed=1, dtype=torch.bfloat16)[:, :columns],
+            "m": numbers(rows, 1, seed=2),
+        },
+        want,
+        near=5e-6,
+    )
+
+
+def dots(rows: int, columns: int, dtype: torch.dtype, gaps: tuple[int, int, int]) -> Case:
+    """Products of rows that begin at different places of vectors: each has another gap."""
+    names = ("x", "y", "z")
+
+    def want(x, y, z):
+        return {"a": (x * y).sum(-1), "b": (x * y * z).amax(-1), "c": (x + z).sum()}
+
+    def given():
+        return {
+            name: numbers(rows, columns + gap, seed=seed, dtype=dtype)[:, :columns]
+            for seed, (name, gap) in enumerate(zip(names, gaps, strict=True))
+        }
+
+    return Case(
+        {name: regions.type_text(dtype, ("N", "C")) for name in names},
+        [
+            *(f"f{name} = Cast <to = 1> ({name})" for name in names),
+            "p = Mul (fx, fy)",
+            "q = Mul (p, fz)",
+            "s = Add (fx, fz)",
+            "a = ReduceSum <keepdims = 0> (p, last)",
+            "b = ReduceMax <keepdims = 0> (q, last)",
+            "c = ReduceSum <keepdims = 0> (s)",
+        ],
+        ["a", "b", "c"],
+        given,
+        want,
+        near=5e-6,
+    )
+
+
 def bad_labels(rows: int, columns: int) -> Case:
     """Labels and ids out of bounds give NaN, and are told of."""
 
@@ -562,6 +623,12 @@ CASES: dict[str, Callable[[], Case]] = {
     "loss_of_very_long_cut_rows": functools.partial(loss, 5, 20481),
     "loss_of_padded_rows": functools.partial(loss, 35, 1101, 3),
     "loss_grad_of_cut_rows": functools.partial(loss_grad, 37, 1301),
+    # Rows of which each is cut in another way.
+    "column_dots": functools.partial(column_dots, 75, 1301),
+    "column_dots_of_very_long_rows": functools.partial(column_dots, 35, 17001),
+    "dots": functools.partial(dots, 19, 1301, torch.float32, (0, 3, 1)),
+    "dots_of_short_floats": functools.partial(dots, 19, 1301, torch.bfloat16, (0, 3, 2)),
+    "dots_of_very_long_rows": functools.partial(dots, 3, 33001, torch.float16, (1, 7, 4)),
     # Few rows that are so long that several blocks share each.
     "softmax_of_split_rows": functools.partial(softmax, 3, 70016),
     "softmax_of_split_double_rows": functools.partial(softmax, 3, 66002, torch.float64),

@@ -201,6 +201,20 @@ PLANTED: list[tuple[str, str, str, str]] = [
     ),
     ("an average of too many", "layer_norm_grad", r"wide\(columns\)", "wide(columns + 1)"),
     ("an average of other sizes", "channel_sums", r"(ratio\d+)\);", r"\1 + wide(0.001));"),
+    # rows that are read across vectors
+    ("across: as if rows began there", "dots", r"from - before \+ \(", "from + ("),
+    ("across: the first vector twice", "dots", r"before == 0 \? 0 : V", "0"),
+    ("across: rows as the first", "dots", r"const int before0 = .*;", "const int before0 = 0;"),
+    ("across: other rows", "dots", r"row % 4 \* 1 % 4", "row % 4 * 3 % 4"),
+    ("across: words stay", "dots", r"\(skipped & STEP\) != 0 \?", "false ?"),
+    ("across: half of the words", "dots", r"skip_words<STEP / 2>\(words, skipped\)", ""),
+    ("across: whole words", "dots_of_short_floats", r"before \* kBits % 32\)", "0)"),
+    (
+        "column sums: lines overlap",
+        "column_dots",
+        r"\) \* columns_of_sums, sum",
+        ") * columns, sum",
+    ),
     # rows that are split
     ("strips: one row", "softmax_of_split_rows", r"i64\(row\) \* 3", "0 * 3"),
     (

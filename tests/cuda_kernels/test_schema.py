@@ -48,7 +48,7 @@ CHOICES = [
     ({"rows": 64, "columns": (1 << 16) + 1, "vector": 8, "shift": 1, **ROWS}, (512, 1, 2, 8), 5),
     ({"rows": 65, "columns": 1 << 16, "vector": 8, **ROWS}, (512, 1, 2, 8), 1),
     ({"rows": 64, "columns": (1 << 16) - 8, "vector": 8, **ROWS}, (512, 1, 2, 8), 1),
-    ({"rows": 32, "columns": 1 << 20, "vector": 4, **BOTH}, (512, 1, 2, 4), 1),
+    ({"rows": 32, "columns": 1 << 20, "vector": 4, **BOTH}, (512, 1, 1, 4), 1),
 ]  # fmt: skip
 
 
@@ -65,8 +65,6 @@ def works(draw):
     columns = draw(st.one_of(st.integers(0, 40), st.integers(0, 1 << 20)))
     vector = draw(st.sampled_from([1, 2, 4, 8]))
     sums_columns = draw(st.booleans())
-    if sums_columns:
-        columns -= columns % vector
     shift = 0 if sums_columns or rows == 1 else draw(st.integers(0, vector - 1))
     groups = draw(st.sampled_from([each for each in (1, 2, 3, 64) if rows % each == 0]))
     return {
@@ -111,15 +109,13 @@ def test_every_element_belongs_to_one_thread(work):
     # Registers hold what is kept.
     if not chosen["loops"]:
         bytes_of_vector = work["kept_bytes"] * chosen["vector"]
-        assert chosen["vectors"] * bytes_of_vector <= max(512, bytes_of_vector)
+        assert chosen["vectors"] * bytes_of_vector <= max(448, bytes_of_vector)
 
 
-@pytest.mark.parametrize("shift", [0, 1])
-def test_rows_that_vectors_cut_are_not_summed_by_columns(shift):
-    columns = 8 if shift else 7
-    words = f"got rows of {columns} columns, shifted by {shift}, want a multiple of 4 and none"
+def test_rows_that_vectors_cut_are_not_summed_by_columns():
+    words = "CUDA: sums over rows: got rows shifted by 1, want none"
     with pytest.raises(InternalError, match=words):
-        geometry(rows=2, columns=columns, vector=4, shift=shift, sums_columns=True)
+        geometry(rows=2, columns=8, vector=4, shift=1, sums_columns=True)
 
 
 DIVISORS = st.one_of(

@@ -39,8 +39,8 @@ MulAdd_Relu_Greater_Where_Sub_more(const float* in0, const float* in1, const flo
         const wide v11 = Where(v10, v3[e][i], wide(0));  // Where 'gradient'
         const wide v12 = Sub(v0[e][i], r4);  // Sub 'center'
         const wide v13 = Mul(v11, v12);  // Mul 'product'
-        r14 = Sum::of(r14, v13);
         result0.at[i] = narrow<float>(v9);
+        r14 = Sum::of(r14, v13);
       }
       store(to0 + column, result0);  // output 'y_in'
     }

@@ -1,7 +1,7 @@
 typedef float wide;
 typedef int index_t;
 extern "C" __global__ void __launch_bounds__(256, 4)
-Sub_Mul_Relu(const float* in0, const float* in1, const float* in2, float* out0, wide* column_sums, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t blocks_per_group, u64 blocks_per_group_by, index_t blocks, index_t strips, index_t in0_row, index_t in1_row0, index_t in1_row_size1, u64 in1_row_size1_by, index_t in1_row1, index_t out0_row, wide ratio4) {
+Sub_Mul_Relu(const float* in0, const float* in1, const float* in2, float* out0, wide* column_sums, index_t columns, index_t columns_of_sums, index_t rows_of_group, index_t rows_per_block, index_t blocks_per_group, u64 blocks_per_group_by, index_t blocks, index_t strips, index_t in0_row, index_t in1_row0, index_t in1_row_size1, u64 in1_row_size1_by, index_t in1_row1, index_t out0_row, wide ratio4) {
   SHARED(memory);
   wide* const shared = reinterpret_cast<wide*>(memory);
   const i64 block = blockIdx.z * gridDim.y + blockIdx.y;
@@ -49,18 +49,18 @@ Sub_Mul_Relu(const float* in0, const float* in1, const float* in2, float* out0, 
       store(to0 + column, result0);  // output 'y_in'
     }
   }
-  write_partial_sums<8, 32>(column_sums + (block * 2 + 0) * columns, sum0, first_column, columns, shared);
-  write_partial_sums<8, 32>(column_sums + (block * 2 + 1) * columns, sum1, first_column, columns, shared);
+  write_partial_sums<8, 32>(column_sums + (block * 2 + 0) * columns_of_sums, sum0, first_column, columns, shared);
+  write_partial_sums<8, 32>(column_sums + (block * 2 + 1) * columns_of_sums, sum1, first_column, columns, shared);
 }
 // Adds up the partial sums of blocks, in order: one sum for each blockIdx.y.
 extern "C" __global__ void __launch_bounds__(256)
-Sub_Mul_Relu_finish(const wide* column_sums, float* sum0, float* sum1, index_t columns, index_t blocks_per_group, index_t strips, index_t sum0_row, index_t sum1_row) {
+Sub_Mul_Relu_finish(const wide* column_sums, float* sum0, float* sum1, index_t columns, index_t columns_of_sums, index_t blocks_per_group, index_t strips, index_t sum0_row, index_t sum1_row) {
   SHARED(memory);
   wide* const shared = reinterpret_cast<wide*>(memory);
   const index_t parts = max((columns + 31) / 32, index_t(1));
   const index_t group = blockIdx.x / parts, column = blockIdx.x % parts * 32;
-  const i64 stride = i64(2) * columns;
-  const wide* const parts_of_sum = column_sums + group * blocks_per_group * stride + i64(blockIdx.y) * columns;
+  const i64 stride = i64(2) * columns_of_sums;
+  const wide* const parts_of_sum = column_sums + group * blocks_per_group * stride + i64(blockIdx.y) * columns_of_sums;
   const wide sum = add_lines(parts_of_sum, blocks_per_group, stride, column, columns, shared);
   const index_t at = column + threadIdx.x;
   if (threadIdx.y != 0 || at >= columns) return;

@@ -1,7 +1,7 @@
 typedef float wide;
 typedef int index_t;
 extern "C" __global__ void __launch_bounds__(256, 2)
-Sub_Mul_ReduceMean(const bf16* in0, const float* in1, const float* in2, const float* in3, const float* in4, float* out0, wide* column_sums, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t in0_row, index_t in1_row, index_t in2_row, index_t in3_row, index_t out0_row) {
+Sub_Mul_ReduceMean(const bf16* in0, const float* in1, const float* in2, const float* in3, const float* in4, float* out0, wide* column_sums, index_t columns, index_t columns_of_sums, index_t rows_of_group, index_t rows_per_block, index_t in0_row, index_t in1_row, index_t in2_row, index_t in3_row, index_t out0_row) {
   SHARED(memory);
   wide* const shared = reinterpret_cast<wide*>(memory);
   const i64 block = blockIdx.x;
@@ -70,18 +70,18 @@ Sub_Mul_ReduceMean(const bf16* in0, const float* in1, const float* in2, const fl
       store(to0 + column, result0);  // output 'dx_in'
     }
   }
-  write_partial_sums<16, 16>(column_sums + (block * 2 + 0) * columns, sum0, first_column, columns, shared);
-  write_partial_sums<16, 16>(column_sums + (block * 2 + 1) * columns, sum1, first_column, columns, shared);
+  write_partial_sums<16, 16>(column_sums + (block * 2 + 0) * columns_of_sums, sum0, first_column, columns, shared);
+  write_partial_sums<16, 16>(column_sums + (block * 2 + 1) * columns_of_sums, sum1, first_column, columns, shared);
 }
 // Adds up the partial sums of blocks, in order: one sum for each blockIdx.y.
 extern "C" __global__ void __launch_bounds__(256)
-Sub_Mul_ReduceMean_finish(const wide* column_sums, float* sum0, float* sum1, index_t columns, index_t blocks_per_group, index_t strips, index_t sum0_row, index_t sum1_row) {
+Sub_Mul_ReduceMean_finish(const wide* column_sums, float* sum0, float* sum1, index_t columns, index_t columns_of_sums, index_t blocks_per_group, index_t strips, index_t sum0_row, index_t sum1_row) {
   SHARED(memory);
   wide* const shared = reinterpret_cast<wide*>(memory);
   const index_t parts = max((columns + 31) / 32, index_t(1));
   const index_t group = blockIdx.x / parts, column = blockIdx.x % parts * 32;
-  const i64 stride = i64(2) * columns;
-  const wide* const parts_of_sum = column_sums + group * blocks_per_group * stride + i64(blockIdx.y) * columns;
+  const i64 stride = i64(2) * columns_of_sums;
+  const wide* const parts_of_sum = column_sums + group * blocks_per_group * stride + i64(blockIdx.y) * columns_of_sums;
   const wide sum = add_lines(parts_of_sum, blocks_per_group, stride, column, columns, shared);
   const index_t at = column + threadIdx.x;
   if (threadIdx.y != 0 || at >= columns) return;
