@@ -1,9 +1,12 @@
-# What kernels must be as machine code, with NVRTC and nvdisasm from PyPI; no driver and no GPU.
+# What kernels must be as machine code, with NVRTC and nvdisasm from PyPI or from a toolkit; no
+# driver and no GPU.
 from __future__ import annotations
 
 import importlib.util
+import os
 import pickle
 import re
+import shutil
 import subprocess
 import tempfile
 from collections import Counter
@@ -14,6 +17,7 @@ from pathlib import Path
 from in_process import run
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+TOOLKITS = ("CUDA_HOME", "CUDA_PATH")  # variables that name the folder of one
 
 _COMPILE = """
 import pickle
@@ -67,7 +71,7 @@ def _disassembled(built: Built) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(built.cubin)
         file.flush()
-        command = [_nvdisasm(), "-c", file.name]
+        command = [nvdisasm(), "-c", file.name]
         done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -94,13 +98,16 @@ def reads_at_once(built: Built) -> int:
     return longest
 
 
-def _nvdisasm() -> str:
+def nvdisasm() -> str:
+    """Give the path of PyPI's nvdisasm, or else of a toolkit's."""
     spec = importlib.util.find_spec("nvidia")
-    for package in (spec and spec.submodule_search_locations) or ():
-        path = Path(package) / "cu13" / "bin" / "nvdisasm"
-        if path.exists():
-            return str(path)
-    raise AssertionError("no nvdisasm (pip install nvidia-cuda-nvdisasm)")
+    packages = (spec and spec.submodule_search_locations) or ()
+    folders = [Path(package) / "cu13" / "bin" for package in packages]
+    folders += [Path(os.environ[name]) / "bin" for name in TOOLKITS if os.environ.get(name)]
+    candidates = [folder / "nvdisasm" for folder in folders]
+    found = next((str(path) for path in candidates if path.exists()), shutil.which("nvdisasm"))
+    assert found, "no nvdisasm (pip install nvidia-cuda-nvdisasm, or set CUDA_HOME)"
+    return found
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,15 @@ from __future__ import annotations
 import functools
 
 import pytest
-from gate import ARCHITECTURES, Built, compile_texts, faults, instructions
+from gate import (
+    ARCHITECTURES,
+    TOOLKITS,
+    Built,
+    compile_texts,
+    faults,
+    instructions,
+    nvdisasm,
+)
 from in_process import AXPY, run
 
 COPY = """
@@ -76,6 +84,37 @@ def test_a_log_without_words_of_ptxas_is_a_fault():
     one = built()["axpy", "sm_90"]
     (found,) = faults(Built("axpy", "sm_90", one.cubin, ""))
     assert found == "axpy for sm_90: ptxas says nothing of any function"
+
+
+class TestDisassembler:
+    @pytest.fixture(autouse=True)
+    def nowhere(self, monkeypatch):
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        monkeypatch.setenv("PATH", "/none")
+        for name in TOOLKITS:
+            monkeypatch.delenv(name, raising=False)
+
+    @pytest.fixture
+    def tool(self, tmp_path):
+        path = tmp_path / "bin" / "nvdisasm"
+        path.parent.mkdir()
+        path.write_text("#!/bin/sh\n")
+        path.chmod(0o755)
+        return path
+
+    @pytest.mark.parametrize("variable", TOOLKITS)
+    def test_of_a_toolkit(self, variable, tool, monkeypatch):
+        monkeypatch.setenv(variable, str(tool.parents[1]))
+        assert nvdisasm() == str(tool)
+
+    def test_of_the_path(self, tool, monkeypatch):
+        monkeypatch.setenv("CUDA_HOME", "/none")
+        monkeypatch.setenv("PATH", str(tool.parent))
+        assert nvdisasm() == str(tool)
+
+    def test_none(self):
+        with pytest.raises(AssertionError, match="no nvdisasm"):
+            nvdisasm()
 
 
 def test_without_nvrtc_the_gate_fails():
