@@ -160,7 +160,8 @@ def _fill_in_bindings() -> None:
     cuda.is_current_stream_capturing = lambda: False
     cuda.default_generators = (torch.Generator(device="cuda"),)
     cuda.Stream = cuda.streams.Stream = _Stream
-    cuda.Event = cuda.streams.Event = _event_class(torch)
+    cuda.Event = cuda.streams.Event = _Event
+    cuda.mem_get_info = cuda.memory.mem_get_info = _memory_info
     cuda._initialized = True
 
     # A storage of CUDA is made by what this torch was built without; one of a tensor is the same.
@@ -172,6 +173,12 @@ def _fill_in_bindings() -> None:
         return torch.empty(*args, dtype=torch.uint8, device=device).untyped_storage()
 
     torch.UntypedStorage.__new__ = make_storage
+
+
+def _memory_info(device: Any = None) -> tuple[int, int]:
+    import torch
+
+    return torch.accelerator.get_memory_info(0)
 
 
 class _Streams(type):
@@ -192,11 +199,18 @@ class _Stream(metaclass=_Streams):
         return torch.Stream(device="cuda" if device is None else device, priority=priority)
 
 
-def _event_class(torch: Any) -> type:
-    class Event(torch.Event):
-        def __new__(cls, enable_timing: bool = False, blocking: bool = False) -> Any:
-            return super().__new__(
-                cls, device="cuda", enable_timing=enable_timing, blocking=blocking
-            )
+class _Events(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        import torch
 
-    return Event
+        return isinstance(instance, torch.Event)
+
+
+# No subclass: the time between two events is only told of `torch.Event` itself.
+class _Event(metaclass=_Events):
+    """`torch.cuda.Event`: `torch.Event` with its arguments."""
+
+    def __new__(cls, enable_timing: bool = False, blocking: bool = False) -> Any:
+        import torch
+
+        return torch.Event(device="cuda", enable_timing=enable_timing, blocking=blocking)

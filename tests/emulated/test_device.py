@@ -155,6 +155,11 @@ def test_streams_and_events():
     assert torch.cuda.current_stream() != stream
     event.synchronize()
     assert event.query()
+    later = torch.cuda.Event(enable_timing=True)
+    later.record()
+    later.synchronize()
+    assert isinstance(later, torch.cuda.Event)
+    assert event.elapsed_time(later) >= 0
 
 
 def test_pinned_memory():

@@ -1,11 +1,14 @@
 """What a machine can do at most, as measured: operations of products, bytes of copies.
 
 On the CPU by loops in C++ that do nothing else (`csrc/cpu/peak.h`), on all threads of PyTorch's. On
-other devices by a large product, and by a large copy, of PyTorch's own.
+other devices by a large product, and by a large copy, of PyTorch's own. There numbers are random:
+of equal ones a product switches fewer bits, takes less power, and is faster than any of training.
 """
 
 from __future__ import annotations
 
+import math
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -19,8 +22,12 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")  # dtypes for which produ
 
 _MIN_REPETITIONS = 3
 _SECONDS = 0.05
-_SIDE = 4096  # of the matrices of a large product
-_COPIED_BYTES = 64 << 20  # larger than caches
+_BATCHES = 3  # of repetitions between two events
+# Of the matrices of a large product; many GPUs have few units for float64.
+_SIDES = {"float32": 8192, "float64": 4096, "bfloat16": 8192, "float16": 8192}
+_SMALLEST_SIDE = 256
+# Of a smaller copy, the caches of a GPU keep a good part from one repetition to the next.
+_COPIED_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -48,12 +55,16 @@ def copy_speed(num_bytes: int, device: torch.device) -> float:
     """Measure the bytes a second that copies read and write.
 
     On the CPU what they copy is as large as `num_bytes`: what fits into the caches is moved there.
+    On other devices it is larger than their caches, as far as there is memory for it.
     """
     if device.type == "cpu":
         return _C.measure_copy(num_bytes)
-    source = torch.ones(_COPIED_BYTES, dtype=torch.uint8, device=device)
+    size = max(min(_COPIED_BYTES, _free_bytes(device) // 4), 1)
+    source = torch.randint(
+        256, (size,), dtype=torch.uint8, device=device, generator=_generator(device)
+    )
     target = torch.empty_like(source)
-    return 2 * _COPIED_BYTES / best_seconds(lambda: target.copy_(source), device, _SECONDS)
+    return 2 * size / _seconds_on_device(lambda: target.copy_(source), device)
 
 
 def best_seconds(run: Callable[[], Any], device: torch.device, at_least: float) -> float:
@@ -70,8 +81,55 @@ def best_seconds(run: Callable[[], Any], device: torch.device, at_least: float) 
 
 
 def _large_product(dtype: str, device: torch.device) -> float:
-    matrix = torch.ones(_SIDE, _SIDE, dtype=getattr(torch, dtype), device=device)
-    return 2 * _SIDE**3 / best_seconds(lambda: matrix @ matrix, device, _SECONDS)
+    kind, side, free = getattr(torch, dtype), _SIDES[dtype], _free_bytes(device)
+    while side > _SMALLEST_SIDE and 3 * side**2 * kind.itemsize > free // 2:
+        side //= 2
+    generator = _generator(device)
+    one, two = (
+        torch.randn(side, side, dtype=kind, device=device, generator=generator) for _ in range(2)
+    )
+    result = torch.empty_like(one)
+    # Under the caller's autocast, products of float32 would be those of a shorter dtype.
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        seconds = _seconds_on_device(lambda: torch.mm(one, two, out=result), device)
+    return 2 * side**3 / seconds
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    """Make a generator, so that the one of the device stays as it is."""
+    return torch.Generator(device=device).manual_seed(0)
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Give the memory that nobody has, and what PyTorch's allocator keeps without need."""
+    if device.type != "cuda":
+        return sys.maxsize
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + kept
+
+
+def _seconds_on_device(run: Callable[[], Any], device: torch.device) -> float:
+    """Give the seconds that a run takes on its device, many of them one after the other.
+
+    The host's clock would count the launch and the wait as well, which take as long as a small run.
+    """
+    if device.type != "cuda":
+        return best_seconds(run, device, _SECONDS)
+    with torch.cuda.device(device):
+        run()  # the first one also opens libraries and chooses kernels
+        once = _between_events(run, 1)
+        repetitions = math.ceil(_SECONDS / max(once, 1e-5))
+        return min(_between_events(run, repetitions) for _ in range(_BATCHES))
+
+
+def _between_events(run: Callable[[], Any], repetitions: int) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(repetitions):
+        run()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3 / repetitions
 
 
 def _synchronize(device: torch.device) -> None:
