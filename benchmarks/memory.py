@@ -1,4 +1,9 @@
-"""Peak memory of this process: the resident set on the CPU, PyTorch's allocator on CUDA."""
+"""Peak memory of this process: the resident set on the CPU, PyTorch's allocator on CUDA.
+
+On CUDA there are two figures. What is allocated is the tensors alone. What is reserved is the
+memory that other processes cannot have: tensors, gaps between them, and the pools of CUDA graphs,
+in which a replay allocates nothing.
+"""
 
 import ctypes
 import gc
@@ -57,6 +62,13 @@ class HighWater:
             torch.cuda.synchronize()
             return torch.cuda.max_memory_allocated() - self.start_bytes
         return status_bytes("VmHWM") - self.start_bytes
+
+    def reserved_bytes(self) -> int | None:
+        """Return all that PyTorch's allocator had of the GPU at most since `start`."""
+        if not self.cuda:
+            return None
+        torch.cuda.synchronize()
+        return torch.cuda.memory_stats()["reserved_bytes.all.peak"]
 
 
 def trim_heap() -> None:

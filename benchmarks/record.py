@@ -85,6 +85,7 @@ class Record:
             "step_peak": self._smallest_size("step_peak_bytes"),
             "activations": self._smallest_size("activation_bytes"),
             "first_peak": self._smallest_size("first_peak_bytes"),
+            "reserved": self._smallest_size("reserved_peak_bytes"),
         }
 
     def _smallest_size(self, key: str) -> int | None:

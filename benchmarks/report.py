@@ -118,10 +118,16 @@ def first_step_table(records: Records, rows: list[Record], threads: int) -> Tabl
 
 
 def memory_table(records: Records, rows: list[Record], threads: int) -> Table:
-    table = make_table(
-        f"Peak memory, {threads} thread(s), MiB",
-        ["step", "activations", "step / eager", "first step, compiling"],
-    )
+    title = f"Peak memory, {threads} thread(s), MiB"
+    heads = ["step", "activations", "step / eager", "first step, compiling"]
+    on_gpu = any(record.figures()["reserved"] is not None for record in rows)
+    if on_gpu:
+        title += (
+            "; step: allocated above parameters, optimizer state and batches; reserved: all that "
+            "PyTorch's allocator has of the GPU in a step, pools of CUDA graphs among it"
+        )
+        heads += ["reserved", "reserved / eager"]
+    table = make_table(title, heads)
     for record in rows:
         measured = record.figures()
         figures = [
@@ -130,6 +136,9 @@ def memory_table(records: Records, rows: list[Record], threads: int) -> Table:
             times(records.ratio(record, "eager", "step_peak")),
             mebibytes(measured["first_peak"]),
         ]
+        if on_gpu:
+            figures.append(mebibytes(measured["reserved"]))
+            figures.append(times(records.ratio(record, "eager", "reserved")))
         add_row(table, records, record, figures, PEAK)
     return table
 
@@ -254,8 +263,10 @@ def print_remarks(console: Console, records: Records) -> None:
             f"[yellow]Others used more than {DISTURBED:.0%} of the machine during {len(disturbed)}"
             " rows: measure again on idle cores.[/yellow]"
         )
-    if any(m.get("reason") for record in records.all for m in record.memory):
-        console.print("[yellow]Linux refused to reset VmHWM: no step peaks.[/yellow]")
+    for record in records.all:
+        for reason in dict.fromkeys(m["reason"] for m in record.memory if m.get("reason")):
+            words = f"{record.model}, {record.label}: no peak of a step: {reason}"
+            console.print(f"[yellow]{escape(words)}[/yellow]")
     for record in records.all:
         eager = records.peer(record, "eager")
         if record.loss is None or not eager or eager.loss is None:

@@ -171,10 +171,13 @@ class Trainer:
         try:
             water.start()
         except OSError as error:
-            return {"step_peak_bytes": None, "reason": str(error), "counters": self.counters()}
+            reason = f"Linux refused to reset VmHWM: {error}"
+            return {"step_peak_bytes": None, "reason": reason, "counters": self.counters()}
         for _ in range(steps):
             self.step()
-        peak = water.peak_bytes()
+        peak, reason = water.peak_bytes(), None
+        if self.job.backend == GRAPHS:
+            peak, reason = None, "a CUDA graph that is replayed allocates nothing"
         parameters = list(self.module.parameters())
         states = [
             value
@@ -185,7 +188,9 @@ class Trainer:
         gradients = tensor_bytes([p.grad for p in parameters if p.grad is not None])
         return {
             "step_peak_bytes": peak,
-            "activation_bytes": peak - gradients,
+            "activation_bytes": None if peak is None else peak - gradients,
+            "reserved_peak_bytes": water.reserved_bytes(),
+            "reason": reason,
             "parameter_bytes": tensor_bytes(parameters),
             "gradient_bytes": gradients,
             "optimizer_bytes": tensor_bytes(states),
