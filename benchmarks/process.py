@@ -31,7 +31,9 @@ class WorkerProcess:
         self.log = log
         self.timeout_s = timeout_s
         self.timed_out = False
-        with log.open("w") as log_stream:
+        # Processes of one row have one log, one after the other.
+        with log.open("a") as log_stream:
+            self.log_start = log_stream.tell()
             self.process = subprocess.Popen(
                 [sys.executable, str(WORKER), job.to_json()],
                 stdin=subprocess.PIPE,
@@ -101,7 +103,9 @@ class WorkerProcess:
         if self.timed_out:
             return f"{do}: no answer after {self.timeout_s:.0f} s"
         self.process.wait()
-        words = self.log.read_text(errors="replace").strip().splitlines()[-1:]
+        with self.log.open("rb") as log_stream:
+            log_stream.seek(self.log_start)
+            words = log_stream.read().decode(errors="replace").strip().splitlines()[-1:]
         return f"{do}: worker died with status {self.process.returncode}: {' '.join(words)}"
 
 

@@ -39,6 +39,7 @@ class Record:
     steady_counters: list[Counters] = field(default_factory=list)
     # What the machine can do, and what forward and backward take at least on it.
     roofline: dict[str, Any] | None = None
+    roofline_error: str | None = None
     package: str | None = None  # the folder that these processes took torch_ort from
     counted_in_runs: dict[str, int] = field(default_factory=dict)
     error: str | None = None

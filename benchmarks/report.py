@@ -267,6 +267,9 @@ def print_remarks(console: Console, records: Records) -> None:
         for reason in dict.fromkeys(m["reason"] for m in record.memory if m.get("reason")):
             words = f"{record.model}, {record.label}: no peak of a step: {reason}"
             console.print(f"[yellow]{escape(words)}[/yellow]")
+        if record.roofline_error:
+            words = f"{record.model}: no least possible time: {record.roofline_error}"
+            console.print(f"[yellow]{escape(words)}[/yellow]")
     for record in records.all:
         eager = records.peer(record, "eager")
         if record.loss is None or not eager or eager.loss is None:
@@ -282,12 +285,14 @@ def print_remarks(console: Console, records: Records) -> None:
 
 
 def write_json(path: Path, settings: dict[str, Any], records: Records) -> None:
-    """Write settings, raw measurements, figures and verdicts."""
+    """Write settings, raw measurements, figures and verdicts; the file is whole at any time."""
     rows = []
     for record in records.all:
         verdicts = [asdict(v) | {"met": v.met} for v in records.verdicts(record)]
         rows.append(asdict(record) | {"figures": record.figures(), "verdicts": verdicts})
-    path.write_text(json.dumps({"settings": settings, "records": rows}, indent=1) + "\n")
+    written = path.with_name(path.name + ".part")
+    written.write_text(json.dumps({"settings": settings, "records": rows}, indent=1) + "\n")
+    written.replace(path)
 
 
 def write_png(path: Path, records: Records) -> None:

@@ -14,20 +14,21 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from backends import AUTOTUNE, GRAPHS, ONEDNN, OURS
 from models import FOR_GPUS, LARGE, MODELS
 from process import WorkerError, WorkerProcess
 from record import Record, Records
-from report import print_report, write_json, write_png
+from report import milliseconds, print_report, write_json, write_png
 from rich.console import Console
 from worker import Job
 
+T = TypeVar("T")
 BACKENDS = ("eager", ONEDNN, "aot_eager", "inductor", AUTOTUNE, GRAPHS, "ort", "ortmodule")
 ON_CPU = ("eager", "aot_eager", "inductor", "ort")
 ON_CUDA = ("eager", "inductor", GRAPHS, "ort")
@@ -54,6 +55,10 @@ FULL = Protocol(processes=1, rounds=8, steps=30, first_runs=3, memory_runs=3, me
 # Two builds differ by less than two processes of one build do, which get other pages of memory and
 # other neighbours on the machine. So there are many turns, and short ones, in several processes.
 AGAINST = replace(FULL, processes=6, rounds=8, steps=10, first_runs=8)
+# Here processes take turns, each of which takes all figures: one alone has the memory of the GPU. A
+# process takes long to start and to compile, so there are few.
+FULL_ON_CUDA = replace(FULL, processes=3, rounds=3, steps=20, first_runs=1, memory_runs=1)
+AGAINST_ON_CUDA = replace(FULL_ON_CUDA, processes=6, steps=10, first_runs=6)
 # Enough to see that everything runs; too short to quote.
 QUICK = Protocol(processes=1, rounds=2, steps=5, first_runs=1, memory_runs=1, memory_steps=3)
 # Fields of the protocol that options of the same names set.
@@ -61,11 +66,16 @@ COUNTS = ("processes", "rounds", "steps", "first_runs", "memory_runs")
 
 
 class Bench:
-    """Runs the protocol; keeps the workers' caches and logs in a folder that is thrown away."""
+    """Runs the protocol.
+
+    The workers' caches, and their logs if no folder is named for them, are in `folder`, which is
+    thrown away.
+    """
 
     def __init__(
         self, console: Console, folder: Path, device: str, protocol: Protocol, timeout_s: float,
         against: Path | None, autocast: str | None = None, onednn: str | None = None,
+        logs: Path | None = None, save: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self.console = console
         self.folder = folder
@@ -75,9 +85,10 @@ class Bench:
         self.against = against
         self.autocast = autocast
         self.onednn = onednn
+        self.logs = logs or folder
+        self.save = save  # called whenever there is more to keep
         self.records = Records()
         self.machine: dict[str, Any] = {}
-        self.num_started = 0
 
     def measure(self, model: str, backends: list[str], threads: int, steady_only: bool) -> None:
         """Measure one model with all backends; a backend that fails drops out with its reason."""
@@ -86,17 +97,53 @@ class Bench:
             rows.append(self.records.add(model, backend, threads))
             if self.against is not None and backend in OURS:
                 rows.append(self.records.add(model, backend, threads, is_other_build=True))
+        if self.device == "cuda":
+            for process in range(self.protocol.processes):
+                for row in rotated(going(rows), process):
+                    self._measure_alone(row, process, steady_only)
+                    self.save()
+            return
         if not steady_only:
             # Backends take turns here too, so that a slow minute falls on all of them.
             for run in range(self.protocol.first_runs):
                 for row in going(rows):
                     self._measure_first(row, run)
+                self.save()
         for process in range(self.protocol.processes):
             self._measure_steady(rows, process)
+            self.save()
         if not steady_only:
             for run in range(self.protocol.memory_runs):
                 for row in going(rows):
                     self._measure_memory(row, run)
+                self.save()
+
+    def _measure_alone(self, row: Record, process: int, steady_only: bool) -> None:
+        """Take all figures in one process, which has the GPU for itself.
+
+        Parameters, optimizer states and pools of several backends need not fit into its memory
+        together. What a process pools there is given back only when it ends.
+        """
+        of_processes = f"process {process + 1} of {self.protocol.processes}"
+        is_cold = not steady_only and process < self.protocol.first_runs
+        cache = self._cache(row, process if is_cold else 0)
+        caches = "empty" if is_cold or process == 0 else "own"
+        self._say(row, f"{of_processes}, first step, {caches} caches")
+        with drop_on_error(row), self._start(row, cache) as worker:
+            first = self._warm_up(row, worker)
+            if is_cold:
+                row.first_cold.append(first)
+            elif not steady_only and row.first_warm is None:
+                row.first_warm = first
+            self._say(row, f"{of_processes}, {self.protocol.rounds} rounds")
+            for _ in range(self.protocol.rounds):
+                self._take_turn(row, worker)
+            self._say(row, f"median step {milliseconds(row.figures()['median_step'])} ms")
+            row.steady_counters.append(worker.ask("counters"))
+            if not steady_only and process < self.protocol.memory_runs:
+                memory = worker.ask("memory", steps=self.protocol.memory_steps)
+                row.memory.append(memory | {"first_peak_bytes": first["first_peak_bytes"]})
+            self._measure_roofline(row, worker, process)
 
     def _measure_first(self, row: Record, run: int) -> None:
         self._say(row, f"first step, empty caches, {run + 1} of {self.protocol.first_runs}")
@@ -113,19 +160,13 @@ class Bench:
                 )
                 with drop_on_error(row):
                     worker = stack.enter_context(self._start(row, self._cache(row, 0)))
-                    self.machine |= worker.ask("machine")
-                    first = worker.ask("first")
-                    row.loss, row.is_random = first["loss"], first["is_random"]
-                    row.package = first["package"]
+                    first = self._warm_up(row, worker)
                     # Without a run before it, this step had no caches to find.
                     if process == 0 and row.first_cold:
                         row.first_warm = first
-                    worker.ask("run", steps=1, lead_in=WARM_UP_STEPS)
                     workers.append((row, worker))
             for turn in range(self.protocol.rounds):
-                # Nobody has the same predecessor, or the first place, in every round.
-                shift = (process + turn) % max(len(workers), 1)
-                for row, worker in workers[shift:] + workers[:shift]:
+                for row, worker in rotated(workers, process + turn):
                     if row.error:
                         continue
                     self._say(row, f"round {turn + 1} of {self.protocol.rounds}{of_processes}")
@@ -136,10 +177,30 @@ class Bench:
                     continue
                 with drop_on_error(row):
                     row.steady_counters.append(worker.ask("counters"))
-                    if row.backend == "ort" and self.against is None and process == 0:
-                        self._say(row, "the least possible time")
-                        time.sleep(SETTLE_S)
-                        row.roofline = worker.ask("roofline")
+                    self._measure_roofline(row, worker, process)
+
+    def _warm_up(self, row: Record, worker: WorkerProcess) -> dict[str, Any]:
+        """Return what the first step took; the next ones may compile more, and are not timed."""
+        self.machine |= worker.ask("machine")
+        first = worker.ask("first")
+        row.loss, row.is_random = first["loss"], first["is_random"]
+        row.package = first["package"]
+        worker.ask("run", steps=1, lead_in=WARM_UP_STEPS)
+        return first
+
+    def _measure_roofline(self, row: Record, worker: WorkerProcess, process: int) -> None:
+        """Measure the least possible time where the row is for it, as a worker's last answer.
+
+        Without it the row's own figures hold as well.
+        """
+        if row.backend != "ort" or self.against is not None or process > 0:
+            return
+        self._say(row, "the least possible time")
+        time.sleep(SETTLE_S)
+        try:
+            row.roofline = worker.ask("roofline")
+        except WorkerError as error:
+            row.roofline_error = str(error)
 
     def _take_turn(self, row: Record, worker: WorkerProcess) -> None:
         time.sleep(SETTLE_S)
@@ -162,8 +223,8 @@ class Bench:
             row.memory.append(memory | {"first_peak_bytes": first["first_peak_bytes"]})
 
     def _start(self, row: Record, cache: Path, *, pin_malloc: bool = False) -> WorkerProcess:
-        self.num_started += 1
-        log = self.folder / f"worker-{self.num_started}.log"
+        build = "-other" if row.is_other_build else ""
+        log = self.logs / f"{row.model}-{row.backend}{build}-{row.threads}.log"
         checkout = str(self.against) if row.is_other_build else None
         job = Job(
             row.model, row.backend, self.device, row.threads, self.autocast, checkout, self.onednn
@@ -183,6 +244,12 @@ class Bench:
 
 def going(rows: list[Record]) -> list[Record]:
     return [row for row in rows if row.error is None]
+
+
+def rotated(values: list[T], number: int) -> list[T]:
+    """Begin with another one each time, so that none has the first place in every round."""
+    shift = number % max(len(values), 1)
+    return values[shift:] + values[:shift]
 
 
 @contextlib.contextmanager
@@ -238,31 +305,40 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         "--processes",
         type=int,
         help="processes of each backend, one after the other, that take steady steps "
-        f"({FULL.processes}; {AGAINST.processes} with --against)",
+        f"({FULL.processes}; {AGAINST.processes} with --against; on CUDA "
+        f"{FULL_ON_CUDA.processes} and {AGAINST_ON_CUDA.processes})",
     )
     parser.add_argument(
         "--rounds",
         type=int,
-        help=f"turns of each process ({FULL.rounds}; {AGAINST.rounds} with --against)",
+        help=f"turns of each process ({FULL.rounds}; {AGAINST.rounds} with --against; on CUDA "
+        f"{FULL_ON_CUDA.rounds} and {AGAINST_ON_CUDA.rounds})",
     )
     parser.add_argument(
         "--steps",
         type=int,
-        help=f"timed steps a turn ({FULL.steps}; {AGAINST.steps} with --against)",
+        help=f"timed steps a turn ({FULL.steps}; {AGAINST.steps} with --against; on CUDA "
+        f"{FULL_ON_CUDA.steps} and {AGAINST_ON_CUDA.steps})",
     )
     parser.add_argument(
         "--first-runs",
         type=int,
         help=f"cold first steps of each backend ({FULL.first_runs}; {AGAINST.first_runs} with "
-        "--against)",
+        f"--against; on CUDA {FULL_ON_CUDA.first_runs} and {AGAINST_ON_CUDA.first_runs})",
     )
     parser.add_argument(
         "--memory-runs",
         type=int,
-        help=f"processes of each backend whose peak is taken ({FULL.memory_runs})",
+        help=f"processes of each backend whose peak is taken ({FULL.memory_runs}; on CUDA "
+        f"{FULL_ON_CUDA.memory_runs})",
     )
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds for one answer")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write all measurements, again and again"
+    )
+    parser.add_argument(
+        "--logs", type=Path, metavar="FOLDER", help="keep what the processes of each row print"
+    )
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the figures")
     options = parser.parse_args(arguments)
     for name in COUNTS:
@@ -283,6 +359,11 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     if options.threads is None:
         cores = len(os.sched_getaffinity(0))
         options.threads = [torch.get_num_threads()] if on_cuda else [1, min(2, cores)]
+    processes = choose_protocol(options).processes
+    for name in ("first_runs", "memory_runs"):
+        if on_cuda and (asked := getattr(options, name) or 0) > processes:
+            flag = name.replace("_", "-")
+            parser.error(f"--{flag}: got {asked}, want at most {processes}, as --processes")
     if min(options.threads) < 1:
         parser.error(f"--threads: got {min(options.threads)}, want 1 or more")
     if on_cuda and not torch.cuda.is_available():
@@ -292,6 +373,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 
 def full_protocol(options: argparse.Namespace) -> Protocol:
     """Return the protocol whose figures may be quoted."""
+    if options.device == "cuda":
+        return FULL_ON_CUDA if options.against is None else AGAINST_ON_CUDA
     return FULL if options.against is None else AGAINST
 
 
@@ -315,10 +398,25 @@ def main(arguments: list[str]) -> int:
         # A file or a CI log has no width of its own, and the tables are wide.
         console = Console(width=200)
     protocol = choose_protocol(options)
+    for folder in (options.logs, options.json and options.json.parent):
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def save(is_complete: bool = False) -> None:
+        if options.json:
+            settings = {
+                "arguments": arguments,
+                "protocol": vars(protocol),
+                "system": platform.platform(),
+                "machine": bench.machine,
+                "is_complete": is_complete,
+            }
+            write_json(options.json, settings, bench.records)
+
     with tempfile.TemporaryDirectory(prefix="train_step-") as folder:
         bench = Bench(
             console, Path(folder), options.device, protocol, options.timeout, options.against,
-            options.autocast, options.onednn,
+            options.autocast, options.onednn, options.logs, save,
         )  # fmt: skip
         # Unique, in the order given; the largest number of threads also gets the rest.
         threads = list(dict.fromkeys(options.threads))
@@ -326,18 +424,11 @@ def main(arguments: list[str]) -> int:
             for number in threads:
                 steady_only = options.steady_only or number != max(threads)
                 bench.measure(model, list(dict.fromkeys(options.backends)), number, steady_only)
+    save(is_complete=True)
     print_report(console, bench.records)
     full = full_protocol(options)
     if any(getattr(protocol, name) < getattr(full, name) for name in COUNTS):
         console.print("[yellow]Shorter than the protocol: figures are not for quoting.[/yellow]")
-    settings = {
-        "arguments": arguments,
-        "protocol": vars(protocol),
-        "system": platform.platform(),
-        "machine": bench.machine,
-    }
-    if options.json:
-        write_json(options.json, settings, bench.records)
     if options.png:
         write_png(options.png, bench.records)
     return 1 if any(record.error for record in bench.records.all) else 0

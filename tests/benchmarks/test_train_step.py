@@ -1,25 +1,29 @@
 """The benchmark runs, and what it writes holds together. Nothing here depends on speed."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from emulated import cuda_device
 
 import torch_ort
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "train_step.py"
+TESTS = Path(__file__).parents[1]
+SCRIPT = TESTS.parent / "benchmarks" / "train_step.py"
 
 
-def run_benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_benchmark(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(SCRIPT), *arguments],
         capture_output=True,
         text=True,
         timeout=600,
         check=False,
+        env=os.environ | variables,
     )
 
 
@@ -88,6 +92,40 @@ def test_forward_in_a_shorter_dtype(tmp_path: Path) -> None:
     for exact, short in zip(losses["none"], losses["bfloat16"], strict=True):
         assert exact != short
         assert abs(exact - short) < 0.05
+
+
+@pytest.mark.cuda
+def test_on_a_gpu(tmp_path: Path) -> None:
+    result_file, logs, variables = tmp_path / "result.json", tmp_path / "logs", {}
+    if cuda_device.is_active():
+        # Each process of the benchmark has to make the test device before it imports torch.
+        (tmp_path / "sitecustomize.py").write_text(
+            "from emulated import cuda_device\ncuda_device.activate()\ncuda_device.use_driver()\n"
+        )
+        paths = [str(tmp_path), str(TESTS), os.environ.get("PYTHONPATH", "")]
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    done = run_benchmark(
+        *("--device", "cuda", "--quick", "--models", "lm_d64", "--backends", "eager", "ortmodule"),
+        *("--processes", "2", "--rounds", "1", "--steps", "2"),
+        *("--json", str(result_file), "--logs", str(logs)),
+        **variables,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Peak memory" in done.stdout
+    assert "reserved / eager" in done.stdout
+    result = json.loads(result_file.read_text())
+    assert result["settings"]["is_complete"] is True
+    for record in result["records"]:
+        assert [len(one) for one in record["steps"]] == [2, 2]
+        assert all(0 < step < 60 for one in record["steps"] for step in one)
+        assert record["figures"]["first_warm"] > 0
+        (sizes,) = record["memory"]
+        check_memory(sizes)
+        held = sum(sizes[f"{kind}_bytes"] for kind in ("parameter", "optimizer", "input"))
+        assert sizes["reserved_peak_bytes"] >= held + sizes["step_peak_bytes"]
+    threads = result["records"][0]["threads"]
+    names = sorted(path.name for path in logs.iterdir())
+    assert names == [f"lm_d64-{backend}-{threads}.log" for backend in ("eager", "ortmodule")]
 
 
 def test_cuda_graphs_need_cuda() -> None:
