@@ -1,0 +1,178 @@
+""".ci/gpu with commands that only say how they were called: what fails does not end the rest."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / ".ci" / "gpu"
+STEPS = ["float32", "bfloat16"]
+
+COMMAND = r"""#!/bin/sh
+case "$*" in *sys.executable*) echo "$0"; exit;; esac
+echo "${0##*/} $* caching=${PYTORCH_NO_CUDA_MEMORY_CACHING:-}" | tr '\n' ' ' >> "$CALLS"
+echo >> "$CALLS"
+matches() { [ -n "$1" ] && printf %s "$all" | grep -qE -- "$1"; }
+all="${0##*/} $*"
+if matches "$HANGS"; then sleep 60; fi
+if matches "$FAILS"; then exit 3; fi
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """Return a folder with the script and nothing that it calls."""
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(SCRIPT, tmp_path / ".ci")
+    (tmp_path / "torch_ort").mkdir()
+    (tmp_path / "bin").mkdir()
+    for name in ("python3", "cmake", "ninja", "compute-sanitizer"):
+        command = tmp_path / "bin" / name
+        command.write_text(COMMAND)
+        command.chmod(0o755)
+    return tmp_path
+
+
+def run(
+    checkout: Path, *steps: str, fails: str = "", hangs: str = "", **variables: str
+) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """Run the script, and give what it called as well, a line each."""
+    calls = checkout / "calls"
+    calls.write_text("")
+    done = subprocess.run(
+        ["bash", str(checkout / ".ci" / "gpu"), *steps],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={
+            "PATH": f"{checkout / 'bin'}:{os.environ['PATH']}",
+            "CALLS": str(calls),
+            "FAILS": fails,
+            "HANGS": hangs,
+            **variables,
+        },
+    )
+    return done, calls.read_text().splitlines()
+
+
+def ends(text: str) -> list[str]:
+    """Give the last lines: which steps took how long, and which failed."""
+    return re.sub(r"\d+ s", "N s", text[text.index("== took") :]).splitlines()
+
+
+ALL = [
+    *("build", "tests", "memcheck", "racecheck", "synccheck", "optimizers"),
+    *(f"training steps in {dtype}" for dtype in STEPS),
+]
+
+
+def test_all_steps(checkout):
+    done, calls = run(checkout)
+    assert done.returncode == 0, done.stderr
+    assert ends(done.stdout) == ["== took", *(f"{name}: N s" for name in ALL)]
+    assert [call.split()[0] for call in calls] == [
+        *("cmake", "ninja", "python3", "python3"),
+        "python3",
+        *["compute-sanitizer"] * 3,
+        *["python3"] * 3,
+    ]
+    assert "-m pytest -m cuda --continue-on-collection-errors -n 8 " in calls[4]
+    for call, tool in zip(calls[5:8], ("memcheck", "racecheck", "synccheck"), strict=True):
+        assert f"--tool {tool} --report-api-errors no --error-exitcode 1" in call
+        assert call.rstrip().endswith("caching=1" if tool == "memcheck" else "caching=")
+    results = checkout / "build" / "gpu" / "results"
+    for call, dtype in zip(calls[9:], STEPS, strict=True):
+        assert f"--json {results}/train_step_{dtype}.json --logs {results}/logs_{dtype}" in call
+        assert ("--autocast bfloat16" in call) == (dtype == "bfloat16")
+
+
+def test_what_fails_does_not_end_the_rest(checkout):
+    done, calls = run(checkout, fails=".")
+    assert done.returncode == 1
+    failed = [f"{name} (status 3)" for name in ALL]
+    assert ends(done.stdout)[len(ALL) + 1 :] == ["== failed", *failed]
+    # Within the build the first failure is the last.
+    assert [call.split()[0] for call in calls if "cmake" in call or "ninja" in call] == ["cmake"]
+    assert len(calls) == len(ALL)
+
+
+@pytest.mark.parametrize(
+    ("fails", "named"),
+    [
+        ("--tool racecheck", "racecheck (status 3)"),
+        ("^ninja", "build (status 3)"),
+        ("^python3 benchmarks/optimizers", "optimizers (status 3)"),
+        ("train_step_float32", "training steps in float32 (status 3)"),
+    ],
+    # The name of the folder, which is in what is called, has those of the parameters.
+    ids=["one tool", "build", "one benchmark", "one dtype"],
+)
+def test_one_failure(checkout, fails, named):
+    done, _ = run(checkout, fails=fails)
+    assert done.returncode == 1
+    assert ends(done.stdout)[len(ALL) + 1 :] == ["== failed", named]
+
+
+def test_some_steps(checkout):
+    done, calls = run(checkout, "tests", "sanitizer", PYTEST_ARGS="-k one")
+    assert done.returncode == 0
+    assert len(calls) == 4
+    assert "-m pytest -m cuda --continue-on-collection-errors -k one" in calls[0]
+    done, calls = run(checkout, "tests", "nothing")
+    assert (done.returncode, calls) == (2, [])
+    assert "got 'nothing', want build, tests" in done.stderr
+
+
+def test_quick(checkout, tmp_path):
+    results = tmp_path / "results"
+    done, calls = run(checkout, "quick", GPU_RESULTS=str(results), BENCH_ARGS="--models llama_1b")
+    assert done.returncode == 0
+    *_, tests, steps = calls
+    assert "--continue-on-collection-errors tests/cuda_kernels -n 8" in tests
+    assert "--autocast bfloat16" in steps
+    assert f"--json {results}/train_step_bfloat16.json" in steps
+    assert "--models gpt2_small --backends eager inductor ort" in steps
+    # The last one counts.
+    assert steps.index("--models llama_1b") > steps.index("--models gpt2_small")
+
+
+def test_what_hangs_is_ended(checkout):
+    done, calls = run(checkout, "benchmarks", hangs="train_step_float32", GPU_LIMIT="1")
+    assert done.returncode == 1
+    assert len(calls) == 3
+    assert "training steps in float32 (ended after 1 s)" in done.stdout
+
+
+def test_a_carried_build_is_taken(checkout):
+    built, package = checkout / ".gpu" / "built", checkout / "torch_ort"
+    built.mkdir(parents=True)
+    names = ["_C.cpython-312-x86_64-linux-gnu.so", "_build_info.py"]
+    own = checkout / "own"
+    own.write_text("own")
+    os.link(own, package / names[0])  # as a build leaves it
+    for name in names:
+        (built / name).write_text("carried")
+    done, calls = run(checkout, "build")
+    assert done.returncode == 0, done.stderr
+    assert [(package / name).read_text() for name in names] == ["carried"] * 2
+    assert own.read_text() == "own"
+    assert {call.split()[0] for call in calls} == {"python3"}
+    assert "import torch_ort" in calls[-1]
+
+
+def test_the_tests_under_the_sanitizer_exist():
+    listed = re.search(r"sanitized_tests=\(\n(.*?)\n\)", SCRIPT.read_text(), re.DOTALL)
+    names = [line.strip().strip("'") for line in listed[1].splitlines()]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", *names],
+        capture_output=True, text=True, timeout=100, cwd=ROOT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
