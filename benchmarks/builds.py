@@ -2,7 +2,8 @@
 
 The speed of a shared machine changes by a third from one second to the next, and a process may be
 slow for all its life. So times are compared in pairs: each turn, and each first step, with the one
-of the other build that was taken right before or after it.
+of the other build that was taken right before or after it. On CUDA the two are of processes that
+ran one after the other.
 """
 
 from dataclasses import dataclass
