@@ -347,8 +347,8 @@ bool is_quick(ops::Pointwise op) {
 
 }  // namespace
 
-// Whether one quick operation makes the value of inputs that stay in registers, or of numbers of the
-// row, so that it need not stay there as well.
+// Whether one quick operation makes the value of inputs that stay in registers, or of numbers of
+// the row, so that it need not stay there as well.
 bool Body::is_made_quickly(const Value& value, const std::vector<bool>& kept) const {
   if (value.kind == Value::Kind::kScatter) return true;
   if (value.kind != Value::Kind::kPointwise || !is_quick(value.op)) return false;
