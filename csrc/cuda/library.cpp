@@ -30,7 +30,7 @@ Library Library::open(const std::string& what, const std::vector<std::string>& p
 
 std::string Library::file() const {
   const link_map* map = nullptr;
-  return dlinfo(handle_, RTLD_DI_LINKMAP, &map) == 0 ? map->l_name : path_;
+  return dlinfo(handle_, RTLD_DI_LINKMAP, static_cast<void*>(&map)) == 0 ? map->l_name : path_;
 }
 
 void Library::open_beside(const std::string& name) const {
