@@ -216,25 +216,27 @@ INLINE void skip_words(u32 (&words)[N], int skipped) {
 // vectors that lie in the run.
 template <int V, typename T>
 INLINE void load_across(Pack<T, V>& x, const T* from, int before, index_t left) {
-  static_assert(sizeof(x) % 4 == 0, "vectors are whole words");
   constexpr int kWords = int(sizeof(x)) / 4, kBits = int(sizeof(T)) * 8;
-  if (left < (before == 0 ? V : 2 * V - before)) {
+  // Two bytes, beside numbers of double, are no word.
+  if (kWords == 0 || left < (before == 0 ? V : 2 * V - before)) {
 #pragma unroll
     for (int i = 0; i < V; ++i) x.at[i] = i < left ? from[i] : T{};
     return;
   }
-  Pack<T, V> packs[2];
-  load(packs[0], from - before);
-  load(packs[1], from - before + (before == 0 ? 0 : V));
-  u32 words[2 * kWords + 1];
-  memcpy(words, packs, sizeof(packs));
-  words[2 * kWords] = 0;
-  skip_words<kWords / 2>(words, before * kBits / 32);
+  if constexpr (kWords > 0) {
+    Pack<T, V> packs[2];
+    load(packs[0], from - before);
+    load(packs[1], from - before + (before == 0 ? 0 : V));
+    u32 words[2 * kWords + 1];
+    memcpy(words, packs, sizeof(packs));
+    words[2 * kWords] = 0;
+    if constexpr (kWords > 1) skip_words<kWords / 2>(words, before * kBits / 32);
 #pragma unroll
-  for (int i = 0; i < kWords; ++i) {
-    words[i] = __funnelshift_r(words[i], words[i + 1], u32(before * kBits % 32));
+    for (int i = 0; i < kWords; ++i) {
+      words[i] = __funnelshift_r(words[i], words[i + 1], u32(before * kBits % 32));
+    }
+    memcpy(&x, words, sizeof(x));
   }
-  memcpy(&x, words, sizeof(x));
 }
 // Elements that are not contiguous, or not aligned for one access.
 template <int V, typename T, typename At>

@@ -619,9 +619,10 @@ def flash_backward() -> tuple:
     return operator, given
 
 
-def cudnn(rows: int = 24) -> tuple:
+def cudnn(rows: int = 24, with_sums: bool = True) -> tuple:
     operator = aten._scaled_dot_product_cudnn_attention.default
-    return operator, (*(heads(n, dtype=torch.bfloat16) for n in (40, rows, rows)), None, True)
+    given = (heads(n, dtype=torch.bfloat16) for n in (40, rows, rows))
+    return operator, (*given, None, with_sums)
 
 
 def cudnn_backward() -> tuple:
@@ -654,6 +655,7 @@ GPU_CASES: dict[str, Callable[[], tuple]] = {
     "flash attention, backward": flash_backward,
     "cuDNN attention": cudnn,
     "cuDNN attention, as many keys": lambda: cudnn(40),
+    "cuDNN attention, no log-sums": lambda: cudnn(with_sums=False),
     "cuDNN attention, backward": cudnn_backward,
     "LSTM cell": lambda: cell("_thnn_fused_lstm_cell", 4),
     "LSTM cell, backward": lstm_backward,

@@ -152,7 +152,7 @@ def test_what_ptxas_says_is_told_before_warnings():
         text = '''
         extern "C" __global__ void broken(int* x) {
           int a, b, c, d, e, f, g, h;
-          asm("no.such.instruction;");
+          asm("nothing;");
           *x = 1;
         }'''
         print(refused(Unsupported, cuda.compile("broken", text, "sm_90").wait))
@@ -160,8 +160,8 @@ def test_what_ptxas_says_is_told_before_warnings():
         fake=False,
     )
     first, *lines = words.splitlines()
-    assert first.endswith("NVRTC_ERROR_COMPILATION") or "ptxas" in words
-    assert any("error" in line and "no.such" in line for line in lines), words
+    assert first.endswith("NVRTC_ERROR_COMPILATION")
+    assert "Not a name of any known instruction: 'nothing'" in lines[0]
     assert not any("warning" in line for line in lines), words
 
 

@@ -198,3 +198,21 @@ def test_other_sizes_of_a_batch():
             model.zero_grad()
             eager.zero_grad()
     assert len(programs) == 1
+
+
+@pytest.mark.parametrize("mask", [torch.bool, torch.int8, torch.uint8, torch.bfloat16], ids=str)
+def test_dense_masks_beside_rows_with_gaps(mask):
+    """Beside doubles a vector of a mask is two elements, which may be less than a word."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight, other, of_mask = (
+        torch.randn(shape, generator=generator, dtype=torch.float64)
+        for shape in ((16, 8), (8, 1301), (1301, 8), (16, 1301))
+    )
+
+    def attend(hidden, weight, other, mask):
+        return ((hidden @ weight).softmax(-1) * mask.to(hidden.dtype)) @ other
+
+    given = (hidden, weight, other, (2 * of_mask).clamp(0).to(mask))
+    got = torch.compile(attend, backend="ort")(*(x.cuda() for x in given))
+    torch.testing.assert_close(got.cpu(), attend(*given), rtol=1e-12, atol=1e-12)
+    assert torch_ort.counters()["fallbacks"] == 0

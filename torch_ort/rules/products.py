@@ -113,7 +113,7 @@ def _cudnn_attention(
     state = rows([], query, torch.int64)
     return (
         Spec(query.sizes, kept_strides(query), query.dtype, query.device),
-        rows([batch, heads, length, 1], query, torch.float32),
+        rows([batch, heads, length, 1], query, torch.float32) if with_sums else None,
         None,
         None,
         Integer(length),

@@ -135,15 +135,23 @@ std::tuple<Tensor, Tensor, Tensor> flash_backward(const Tensor& grad_out, const 
 
 // Without a mask and without dropout: what it draws is not emulated.
 std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor> cudnn(
-    const Tensor& query, const Tensor& key, const Tensor& value, const MaybeTensor& bias, bool,
-    double dropout_p, bool is_causal, bool, std::optional<double> scale) {
+    const Tensor& query, const Tensor& key, const Tensor& value, const MaybeTensor& bias,
+    bool with_sums, double dropout_p, bool is_causal, bool, std::optional<double> scale) {
   TORCH_CHECK(!bias && dropout_p == 0, "emulated device: cuDNN attention with a mask or dropout");
   const Attention a = attend(query, key, {}, 0, is_causal, scale, 0);
   const Tensor out = at::empty_like(query);
   out.copy_(at::matmul(a.probabilities, value.to(at::kFloat)));
   const Tensor state = at::empty({}, query.options().dtype(at::kLong));
-  return {out,   a.log_sums.unsqueeze(3), Tensor(), Tensor(), query.sym_size(2), key.sym_size(2),
-          state, at::empty_like(state),   Tensor()};
+  const Tensor sums = with_sums ? a.log_sums.unsqueeze(3) : Tensor();
+  return {out,
+          sums,
+          Tensor(),
+          Tensor(),
+          query.sym_size(2),
+          key.sym_size(2),
+          state,
+          at::empty_like(state),
+          Tensor()};
 }
 
 std::tuple<Tensor, Tensor, Tensor> cudnn_backward(const Tensor& grad_out, const Tensor& query,
