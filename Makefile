@@ -7,7 +7,7 @@
 #   CMAKE_PREFIX_PATH  where to look for protobuf if it is not installed in the system
 #   TRAIN_ARGS, PYTEST_ARGS, BENCH_ARGS, SOAK_ARGS  passed on to train, test, bench and soak
 #   FUZZ            the tools of tests/fuzz that fuzz runs, each with FUZZ_ARGS (--seconds, --count)
-#   ASAN_TESTS, TSAN_TESTS  what asan and tsan run
+#   ASAN_TESTS, ASAN_CUDA_TESTS, TSAN_TESTS  what asan and tsan run
 #   PYTEST_WORKERS  processes that run the tests (default 2; 0 for none but pytest itself)
 
 TORCH_SPEC ?= torch==2.13.0
@@ -21,6 +21,8 @@ SOAK_ARGS ?=
 # Graphs, plans, regions, what runs them, and files that others have written.
 ASAN_TESTS ?= tests/ir tests/passes tests/plan tests/cpu tests/run tests/fuzz/test_files.py \
   tests/torch_ort/test_given_memory.py
+# The generator of CUDA's kernels and what runs them, on the test device.
+ASAN_CUDA_TESTS ?= tests/cuda_kernels
 # All that starts threads.
 TSAN_TESTS ?= tests/ortmodule/test_threads.py tests/ortmodule/test_call_guard.py \
   tests/functions/test_contexts.py tests/torch_ort/test_placed_results.py \
@@ -143,12 +145,13 @@ SANITIZED_PYTEST = PYTHONSAFEPATH=1 $(SANITIZED_ENV)/bin/python $(ENV)/bin/pytes
 
 # There is no leak check (Python keeps its own memory) and no container check (half of each
 # container's users are not instrumented).
+UNDER_ASAN = LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" \
+	ASAN_OPTIONS=abort_on_error=1:detect_leaks=0:detect_container_overflow=0:detect_odr_violation=0 \
+	UBSAN_OPTIONS=abort_on_error=1:print_stacktrace=1 PYTHONMALLOC=malloc $(SANITIZED_PYTEST)
 asan: $(TOOLS) $(ENV)/.torch_ort-test
 	$(call sanitized_build,address)
-	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" \
-	ASAN_OPTIONS=abort_on_error=1:detect_leaks=0:detect_container_overflow=0:detect_odr_violation=0 \
-	UBSAN_OPTIONS=abort_on_error=1:print_stacktrace=1 PYTHONMALLOC=malloc \
-	  $(SANITIZED_PYTEST) $(ASAN_TESTS) $(PYTEST_ARGS)
+	$(UNDER_ASAN) $(ASAN_TESTS) $(PYTEST_ARGS)
+	$(UNDER_ASAN) -m cuda $(ASAN_CUDA_TESTS) $(PYTEST_ARGS)
 
 TSAN_KNOWN := $(CURDIR)/tests/tsan.supp
 # OpenMP's barriers are futexes of a runtime that is not instrumented, so there is one OpenMP thread

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "golden"
-_HASH = re.compile(r"_[0-9a-f]{12}\b|_[0-9a-f]{12}(?=_finish\b)")
+_HASH = re.compile(r"_[0-9a-f]{12}(?=\b|_finish\b|_stage\d\b)")
 
 
 def without_hashes(text: str) -> str:

@@ -1,7 +1,7 @@
 typedef float wide;
 typedef int index_t;
 extern "C" __global__ void __launch_bounds__(512, 1)
-ReduceMean_Sub_Mul_Add_Sqrt_more_1e477b4e2751_stage0(const bf16* in0, const float* in1, const i64* in2, float* out0, float* out1, float* out2, wide* totals, wide* parts, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t blocks, index_t strips, index_t columns_per_strip, index_t in0_row, index_t out0_row, index_t out1_row, index_t out2_row, u64 stream18) {
+ReduceMean_Sub_Mul_Add_Sqrt_more_stage0(const bf16* in0, const float* in1, const i64* in2, float* out0, float* out1, float* out2, wide* totals, wide* parts, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t blocks, index_t strips, index_t columns_per_strip, index_t in0_row, index_t out0_row, index_t out1_row, index_t out2_row, u64 stream18) {
   SHARED(memory);
   wide* const shared = reinterpret_cast<wide*>(memory);
   const i64 block = blockIdx.z * gridDim.y + blockIdx.y;
@@ -41,7 +41,7 @@ ReduceMean_Sub_Mul_Add_Sqrt_more_1e477b4e2751_stage0(const bf16* in0, const floa
   }
 }
 extern "C" __global__ void __launch_bounds__(512, 1)
-ReduceMean_Sub_Mul_Add_Sqrt_more_1e477b4e2751_stage1(const bf16* in0, const float* in1, const i64* in2, float* out0, float* out1, float* out2, wide* totals, wide* parts, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t blocks, index_t strips, index_t columns_per_strip, index_t in0_row, index_t out0_row, index_t out1_row, index_t out2_row, u64 stream18) {
+ReduceMean_Sub_Mul_Add_Sqrt_more_stage1(const bf16* in0, const float* in1, const i64* in2, float* out0, float* out1, float* out2, wide* totals, wide* parts, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t blocks, index_t strips, index_t columns_per_strip, index_t in0_row, index_t out0_row, index_t out1_row, index_t out2_row, u64 stream18) {
   SHARED(memory);
   wide* const shared = reinterpret_cast<wide*>(memory);
   const i64 block = blockIdx.z * gridDim.y + blockIdx.y;
@@ -85,7 +85,7 @@ ReduceMean_Sub_Mul_Add_Sqrt_more_1e477b4e2751_stage1(const bf16* in0, const floa
   }
 }
 extern "C" __global__ void __launch_bounds__(512, 1)
-ReduceMean_Sub_Mul_Add_Sqrt_more_1e477b4e2751_stage2(const bf16* in0, const float* in1, const i64* in2, float* out0, float* out1, float* out2, wide* totals, wide* parts, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t blocks, index_t strips, index_t columns_per_strip, index_t in0_row, index_t out0_row, index_t out1_row, index_t out2_row, u64 stream18) {
+ReduceMean_Sub_Mul_Add_Sqrt_more_stage2(const bf16* in0, const float* in1, const i64* in2, float* out0, float* out1, float* out2, wide* totals, wide* parts, index_t columns, index_t rows_of_group, index_t rows_per_block, index_t blocks, index_t strips, index_t columns_per_strip, index_t in0_row, index_t out0_row, index_t out1_row, index_t out2_row, u64 stream18) {
   SHARED(memory);
   wide* const shared = reinterpret_cast<wide*>(memory);
   const i64 block = blockIdx.z * gridDim.y + blockIdx.y;
