@@ -263,6 +263,10 @@ bool Body::reduces_rows() const {
                      [](const Value& value) { return value.kind == Kind::kReduced; });
 }
 
+int64_t Body::num_column_sums() const {
+  return std::count_if(sums.begin(), sums.end(), [](const RowsSum& sum) { return !sum.is_total; });
+}
+
 std::vector<int> Body::reductions_of(int pass) const {
   std::vector<int> found;
   for (size_t i = 0; i < values.size(); ++i) {

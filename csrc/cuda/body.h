@@ -68,6 +68,7 @@ struct Body {
   int last_pass = 0;
 
   bool reduces_rows() const;
+  int64_t num_column_sums() const;  // sums over rows that are not totals
   // The full and column values that a pass computes, each after its operands. Values in `kept`,
   // which is indexed by value, are left out.
   std::vector<int> needed_in(int pass, const std::vector<bool>& kept) const;

@@ -109,8 +109,6 @@ struct Problem {
   // rows are short, or if the body has values for which all elements of a vector must exist.
   std::optional<int64_t> shift(int64_t vector) const {
     constexpr int64_t kShortRow = 512;
-    const bool has_column_sums = std::any_of(body.sums.begin(), body.sums.end(),
-                                             [](const RowsSum& sum) { return !sum.is_total; });
     if (rows != 1 && columns < kShortRow) return std::nullopt;
     std::set<int64_t> of_inputs, of_results;
     const auto fits = [vector](const Access& access, std::set<int64_t>& shifts) {
@@ -134,7 +132,7 @@ struct Problem {
     if (!are_equal && !of_results.empty()) return std::nullopt;
     const int64_t common = are_equal ? *all.begin() : 0;
     // A thread sums the same columns in all rows.
-    if (has_column_sums && common != 0) return std::nullopt;
+    if (body.num_column_sums() > 0 && common != 0) return std::nullopt;
     if (rows == 1) return are_equal && common == 0 ? std::optional(common) : std::nullopt;
     // Random numbers are drawn for vectors of elements as they lie in dense rows.
     const bool is_random =
@@ -276,7 +274,7 @@ class Variant {
     const Call call{inputs, outputs, column_sums.data(), totals.data(), parts.data()};
     void* const stream = current_stream(device_);
     if (lines > 0 && (columns_ > 0 || !works_on_elements())) {
-      const Dim3 grid = text_.has_strips ? grid_of_strips(lines) : grid_of(lines);
+      const Dim3 grid = plan_.has_strips() ? grid_of_strips(lines) : grid_of(lines);
       for (int stage = 0; stage < text_.stages; ++stage) {
         start(kernels_[stage], text_.stage_name(stage), text_.parameters, call, stream, grid,
               {static_cast<uint32_t>(shape.threads_x), static_cast<uint32_t>(shape.threads_y)},

@@ -91,7 +91,6 @@ class Writer {
   }
 
   KernelText run() {
-    result_.has_strips = has_strips();
     find_uses();
     add_parameters();
     out_ = &kernel_;
@@ -167,9 +166,12 @@ class Writer {
     return text + ")";
   }
 
+  static int label_of(const Value& value) {
+    return value.kind == Kind::kScatter ? value.operands[0] : value.operands[1];
+  }
   std::string label_name(int value) const {
     const Value& each = at(value);
-    const int label = each.kind == Kind::kScatter ? each.operands[0] : each.operands[1];
+    const int label = label_of(each);
     return each.has_ignored ? concat("label", label, "_but_", each.ignored < 0 ? "minus_" : "",
                                      std::abs(each.ignored))
                             : concat("label", label);
@@ -192,9 +194,9 @@ class Writer {
     for (const RowsSum& sum : body_.sums) used_.insert(sum.value);
   }
 
-  void integer(const std::string& name, int64_t number) {
+  void integer(const std::string& name, int64_t number, const char* type = "index_t") {
     parameters_->push_back(
-        {.kind = Parameter::Kind::kInteger, .type = "index_t", .name = name, .number = number});
+        {.kind = Parameter::Kind::kInteger, .type = type, .name = name, .number = number});
   }
 
   void pointer(Parameter::Kind kind, const std::string& type, const std::string& name,
@@ -206,10 +208,7 @@ class Writer {
   // A number that others are divided by.
   void divisor(const std::string& name, int64_t number) {
     integer(name, number);
-    parameters_->push_back({.kind = Parameter::Kind::kInteger,
-                            .type = "u64",
-                            .name = name + "_by",
-                            .number = static_cast<int64_t>(factor_and_shift(number))});
+    integer(name + "_by", static_cast<int64_t>(factor_and_shift(number)), "u64");
   }
 
   // The parameters for sizes and strides of an operand; `name` says whether those of rows or
@@ -287,7 +286,7 @@ class Writer {
     integer("rows_of_group", groups_ == 0 ? 0 : rows_ / groups_);
     integer("rows_per_block", shape_.rows_per_block);
     if (groups_ > 1) divisor("blocks_per_group", shape_.blocks_per_group);
-    if (has_strips()) {
+    if (plan_.has_strips()) {
       integer("blocks", shape_.blocks_per_group * groups_);
       integer("strips", shape_.strips);
     }
@@ -307,10 +306,7 @@ class Writer {
     }
     for (size_t i = 0; i < body_.values.size(); ++i) {
       if (body_.values[i].kind == Kind::kRandom) {
-        parameters_->push_back({.kind = Parameter::Kind::kInteger,
-                                .type = "u64",
-                                .name = concat("stream", i),
-                                .number = body_.values[i].stream});
+        integer(concat("stream", i), body_.values[i].stream, "u64");
       }
       if (body_.values[i].kind != Kind::kRatio) continue;
       parameters_->push_back({.kind = Parameter::Kind::kWide,
@@ -335,25 +331,22 @@ class Writer {
     return Space::kScalar;
   }
 
+  // Whether the value compares columns with a label.
+  static bool reads_label(const Value& value) {
+    return value.kind == Kind::kScatter ||
+           (value.kind == Kind::kReduced && value.reduction == Reduction::kPick);
+  }
   bool has_labels() const {
     return std::any_of(body_.values.begin(), body_.values.end(), [](const Value& value) {
-      return value.kind == Kind::kScatter || value.kind == Kind::kGather ||
-             (value.kind == Kind::kReduced && value.reduction == Reduction::kPick);
+      return value.kind == Kind::kGather || reads_label(value);
     });
   }
   // Whether columns are compared with labels, in a text whose threads have several of them.
   bool compares_labels() const {
-    const bool has_labels =
-        std::any_of(body_.values.begin(), body_.values.end(), [](const Value& value) {
-          return value.kind == Kind::kScatter ||
-                 (value.kind == Kind::kReduced && value.reduction == Reduction::kPick);
-        });
-    return has_labels && !shape_.loops && shape_.vectors > 1;
+    return !shape_.loops && shape_.vectors > 1 &&
+           std::any_of(body_.values.begin(), body_.values.end(), reads_label);
   }
-  bool has_column_sums() const {
-    return std::any_of(body_.sums.begin(), body_.sums.end(),
-                       [](const RowsSum& sum) { return !sum.is_total; });
-  }
+  bool has_column_sums() const { return body_.num_column_sums() > 0; }
 
   static std::string signature(const std::vector<Parameter>& parameters) {
     std::string list;
@@ -419,7 +412,7 @@ class Writer {
     out()("extern \"C\" __global__ void __launch_bounds__(", threads, blocks_at_once(), ")");
     out()(kernel_name, "(", signature(result_.parameters), ") {");
     write_shared();
-    if (has_strips()) {
+    if (plan_.has_strips()) {
       out()("const i64 block = blockIdx.z * gridDim.y + blockIdx.y;");
       out()("if (block >= blocks) return;");
       out()("const index_t strip = index_t(blockIdx.x);");
@@ -451,8 +444,6 @@ class Writer {
     out()("const index_t last_column = first_column + min(columns_per_strip, ", end,
           " - first_column);");
   }
-
-  bool has_strips() const { return shape_.is_split || !body_.reduces_rows(); }
 
   void open_rows() {
     out()("for (index_t line = first_row; line < last_row; line += ", shape_.threads_y, ") {");
@@ -493,7 +484,7 @@ class Writer {
 
   // What a thread keeps between passes, for all its rows and as sums.
   int64_t registers_kept() const {
-    int64_t registers = num_column_sums() * shape_.vectors * shape_.vector;
+    int64_t registers = body_.num_column_sums() * shape_.vectors * shape_.vector;
     for (size_t i = 0; i < body_.values.size(); ++i) {
       if (is_kept_[i] || body_.values[i].space == Space::kColumn) {
         registers += registers_of(static_cast<int>(i), shape_.vectors);
@@ -635,14 +626,10 @@ class Writer {
   // A line of partial sums has the columns of each sum after those of the previous one. Each begins
   // with a vector.
   std::string line_of_sums(int64_t sum) const {
-    const int64_t count = num_column_sums();
+    const int64_t count = body_.num_column_sums();
     return concat("column_sums + (block * ", count, " + ", sum, ") * columns_of_sums");
   }
   int64_t columns_of_sums() const { return round_up(columns_, int64_t{shape_.vector}); }
-  int64_t num_column_sums() const {
-    return std::count_if(body_.sums.begin(), body_.sums.end(),
-                         [](const RowsSum& sum) { return !sum.is_total; });
-  }
 
   void open_loop() {
     out()("for (index_t begin = first_column; begin < last_column; begin += ", shape_.width(),
@@ -706,9 +693,8 @@ class Writer {
   void write_labels(int pass) {
     for (size_t i = 0; i < body_.values.size(); ++i) {
       const Value& value = body_.values[i];
-      const bool is_pick = value.kind == Kind::kReduced && value.reduction == Reduction::kPick;
-      if (!is_pick && value.kind != Kind::kScatter) continue;
-      const int label = is_pick ? value.operands[1] : value.operands[0];
+      if (!reads_label(value)) continue;
+      const int label = label_of(value);
       const std::string name = label_name(static_cast<int>(i));
       if (at(label).known_in != pass || !labels_.insert(name).second) continue;
       const std::string ignored =
@@ -861,10 +847,12 @@ class Writer {
     }
   }
 
+  void reduce_in_block(int value) {
+    noted(value, name(value), " = reduce_row<", operation(at(value).reduction), ", ",
+          shape_.threads_x, ">(", name(value), ", shared);");
+  }
   void finish_reduction(int value) {
-    const Value& each = at(value);
-    noted(value, name(value), " = reduce_row<", operation(each.reduction), ", ", shape_.threads_x,
-          ">(", name(value), ", shared);");
+    reduce_in_block(value);
     check_label(value);
   }
   void check_label(int value) {
@@ -880,8 +868,7 @@ class Writer {
     return concat("parts + (i64(row) * ", result_.reductions, " + ", index, ") * strips");
   }
   void write_part(int value) {
-    noted(value, name(value), " = reduce_row<", operation(at(value).reduction), ", ",
-          shape_.threads_x, ">(", name(value), ", shared);");
+    reduce_in_block(value);
     out()("if (is_row && threadIdx.x == 0) (", parts(value), ")[strip] = ", name(value), ";");
   }
   void combine_parts(int value) {
@@ -945,7 +932,7 @@ class Writer {
   // Results of a row are written by its first thread and for its first strip.
   void write_row_results() {
     const std::string first =
-        concat("is_row && threadIdx.x == 0", has_strips() ? " && first_column == 0" : "");
+        concat("is_row && threadIdx.x == 0", plan_.has_strips() ? " && first_column == 0" : "");
     for (size_t i = 0; i < body_.stores.size(); ++i) {
       const Store& store = body_.stores[i];
       if (store.is_full) continue;
@@ -969,7 +956,7 @@ class Writer {
       if (sum.is_total) {
         out()("sum", i, " = sum_block<", shape_.threads_x, ", ", shape_.threads_y, ">(sum", i,
               ", shared);");
-        const char* const place = has_strips() ? "(block * strips + strip)" : "block";
+        const char* const place = plan_.has_strips() ? "(block * strips + strip)" : "block";
         out()("if (threadIdx.x == 0 && threadIdx.y == 0) totals[", place, " * ",
               result_.partial_totals, " + ", of_total, "] = sum", i, ";");
       } else if (!shape_.loops) {
@@ -1038,7 +1025,7 @@ class Writer {
     for (size_t i = 0; i < body_.sums.size(); ++i) {
       if (body_.sums[i].is_total) which += concat(" - (blockIdx.y > ", i, ")");
     }
-    out()("const i64 stride = i64(", num_column_sums(), ") * columns_of_sums;");
+    out()("const i64 stride = i64(", body_.num_column_sums(), ") * columns_of_sums;");
     out()("const wide* const parts_of_sum = column_sums + group * blocks_per_group * stride + ",
           "i64(blockIdx.y", which, ") * columns_of_sums;");
     out()("const wide sum = add_lines(parts_of_sum, blocks_per_group, stride, column, columns, ",

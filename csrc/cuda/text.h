@@ -23,6 +23,9 @@ struct Plan {
   // By input: by how many elements a row begins further into a vector than the row before it, while
   // rows of results begin with one. 0: it lies as the results do.
   std::vector<int> input_shifts;
+
+  // Whether blockIdx.x is a strip of rows; otherwise it is a line of blocks.
+  bool has_strips() const { return geometry.is_split || !body.reduces_rows(); }
 };
 
 // An argument of a kernel.
@@ -52,7 +55,6 @@ struct KernelText {
   // The numbers of shared memory of a block, in the dtype in which it computes.
   uint32_t shared_numbers = 0;
   int64_t partial_columns = 0, partial_totals = 0;  // numbers in a row of partial sums
-  bool has_strips = false;  // blockIdx.x is the strip, otherwise the line of blocks
   // If rows are split: the number of kernels, and of reductions along a row.
   int stages = 1;
   int64_t reductions = 0;

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator
 import pytest
 import regions
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from regions import type_text
-from test_random_bodies import SIZES, TOLERANCE, assert_near, bodies, wide
+from test_random_bodies import SIZES, TOLERANCE, assert_near, bodies, examples, wide
 from torch import nn
 
 import torch_ort
@@ -58,12 +58,7 @@ def softmax_like(dtype: torch.dtype, rows: int = 5, columns: int = 7) -> _C.Grap
     )
 
 
-@settings(
-    max_examples=60,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
+@examples(60)
 @given(body=bodies(), dtype=st.sampled_from(list(TOLERANCE)))
 def test_random_bodies_give_the_same_node_by_node(body, dtype):
     plain, fused = body.graph(torch.float64), regions.fuse(body.graph(dtype))

@@ -182,6 +182,16 @@ def bodies(draw: st.DrawFn) -> Body:
     return Body(draw)
 
 
+def examples(count: int) -> settings:
+    """Give the settings of a test of so many bodies, which are the same in each run."""
+    return settings(
+        max_examples=count,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    )
+
+
 def run(graph: _C.Graph, inputs: dict[str, torch.Tensor], isa: str, threads: int) -> list:
     """On a GPU without one, other orders of its threads stand for other numbers of threads."""
     torch.set_num_threads(threads)
@@ -202,12 +212,7 @@ def wide(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 @regions.also_on_cuda
-@settings(
-    max_examples=300,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
+@examples(300)
 @given(body=bodies(), dtype=st.sampled_from(list(TOLERANCE)), isa=st.sampled_from(ISAS))
 def test_fused_graphs_give_the_same_numbers(body: Body, dtype: torch.dtype, isa: str) -> None:
     plain, fused = body.graph(torch.float64), regions.fuse(body.graph(dtype))
@@ -220,12 +225,7 @@ def test_fused_graphs_give_the_same_numbers(body: Body, dtype: torch.dtype, isa:
 
 
 @pytest.mark.cuda
-@settings(
-    max_examples=60,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
+@examples(60)
 @given(body=bodies(), dtype=st.sampled_from(list(TOLERANCE)))
 def test_long_rows_on_gpus(body: Body, dtype: torch.dtype) -> None:
     torch.set_num_threads(1)  # in which the test device computes what is left of the graph
@@ -243,12 +243,7 @@ def test_long_rows_on_gpus(body: Body, dtype: torch.dtype) -> None:
             first = got
 
 
-@settings(
-    max_examples=200,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
+@examples(200)
 @given(body=bodies(), dtype=st.sampled_from(list(TOLERANCE)))
 def test_results_written_over_operands_are_the_same(body: Body, dtype: torch.dtype) -> None:
     plain = body.graph(torch.float64)
