@@ -398,8 +398,9 @@ c10::SymInt SizeSymbols::symbol(const std::string& name, int64_t value, bool is_
       SymNode(c10::make_intrusive<Node>(std::move(self), Dim::symbol(name), kInteger)));
 }
 
-c10::SymInt SizeSymbols::unbacked(const std::string& name, int64_t value) {
-  c10::SymInt made = symbol(name, value, true);
+c10::SymInt SizeSymbols::unbacked(const std::string& name, int64_t value,
+                                  std::optional<int64_t> high) {
+  c10::SymInt made = symbol(name, value, true, std::nullopt, high);
   std::scoped_lock lock(mutex_);
   symbols_.at(name).is_unbacked = true;
   return made;

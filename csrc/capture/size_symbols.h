@@ -38,8 +38,9 @@ class SizeSymbols : public c10::intrusive_ptr_target {
                      std::optional<int64_t> low = std::nullopt,
                      std::optional<int64_t> high = std::nullopt);
   // Makes an unbacked symbol: a size that depends on data. A decision on it throws Unsupported.
-  // `value` is one that it might have.
-  c10::SymInt unbacked(const std::string& name, int64_t value);
+  // `value` is one that it might have; it is at most `high`.
+  c10::SymInt unbacked(const std::string& name, int64_t value,
+                       std::optional<int64_t> high = std::nullopt);
   // Makes an expression over the symbols of this recording.
   c10::SymInt expression(const ir::Dim& dim);
 

@@ -75,9 +75,9 @@ void bind_capture(py::module_& module) {
       .def("symbol", &SizeSymbols::symbol, "name"_a, "value"_a, "is_size"_a, "low"_a = std::nullopt,
            "high"_a = std::nullopt,
            "A symbol for an integer of the recorded call; a size is no less than 0.")
-      .def("unbacked", &SizeSymbols::unbacked, "name"_a, "value"_a,
-           "A symbol for an unbacked size, which only data decides: what depends on it raises "
-           "Unsupported.")
+      .def("unbacked", &SizeSymbols::unbacked, "name"_a, "value"_a, "high"_a = std::nullopt,
+           "A symbol for an unbacked size, which only data decides, and which is at most `high`: "
+           "what depends on it raises Unsupported.")
       .def(
           "expression",
           [](SizeSymbols& sizes, const std::string& text) {

@@ -132,8 +132,8 @@ Expected expected_from(py::handle description) {
             .format = format_named(parts[5].cast<std::string>())};
   }
   if (kind == "integer") return {.kind = Kind::kInteger};
-  if (kind == "float") {
-    return {.kind = Kind::kFloat, .dtype = parts[1].cast<at::ScalarType>()};
+  if (kind == "number") {
+    return {.kind = Kind::kNumber, .dtype = parts[1].cast<at::ScalarType>()};
   }
   if (kind == "constant") return {.kind = Kind::kConstant, .value = parts[1]};
   ORT_CHECK(kind == "sequence" || kind == "named" || kind == "mapping" || kind == "attributes",
@@ -346,13 +346,24 @@ bool CallGuard::fits(const Expected& expected, PyObject* value, const std::strin
       }
       call.integers.push_back(py::reinterpret_borrow<py::object>(value));
       return true;
-    case Kind::kFloat:
-      if (!PyFloat_CheckExact(value)) {
-        return fails(why, where, ": got ", type_name(value), ", captured with a float");
+    case Kind::kNumber: {
+      const bool is_float = at::isFloatingType(expected.dtype);
+      if (is_float ? !PyFloat_CheckExact(value) : !PyLong_CheckExact(value)) {
+        return fails(why, where, ": got ", type_name(value), ", captured with ",
+                     is_float ? "a float" : "an integer");
       }
-      call.tensors.push_back(
-          py::cast(at::scalar_tensor(PyFloat_AS_DOUBLE(value), at::dtype(expected.dtype))));
+      at::Scalar number;
+      if (is_float) {
+        number = PyFloat_AS_DOUBLE(value);
+      } else {
+        int overflow = 0;
+        const int64_t integer = PyLong_AsLongLongAndOverflow(value, &overflow);
+        if (overflow) return fails(why, where, ": an integer of more than 64 bits");
+        number = integer;
+      }
+      call.tensors.push_back(py::cast(at::scalar_tensor(number, at::dtype(expected.dtype))));
       return true;
+    }
     case Kind::kConstant:
       if (same_constant(value, expected.value.ptr())) return true;
       return fails(why, where, ": got ", why ? text(value) : "", ", captured with ",

@@ -37,7 +37,7 @@ struct Expected {
   enum class Kind {
     kTensor,
     kInteger,
-    kFloat,
+    kNumber,
     kConstant,
     kSequence,
     kNamed,
@@ -50,7 +50,7 @@ struct Expected {
   pybind11::object value;              // for constants
   std::vector<pybind11::object> keys;  // for mappings, in their order, and for attributes
   std::vector<Expected> parts;
-  at::ScalarType dtype = at::kFloat;  // for tensors and floats
+  at::ScalarType dtype = at::kFloat;  // for tensors and numbers
   // The fields below are for tensors.
   at::Device device = at::kCPU;
   int64_t num_dims = 0;

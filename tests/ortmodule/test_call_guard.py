@@ -52,9 +52,9 @@ class OwnTensor(torch.Tensor):
     pass
 
 
-def described(*args: Any, floats: frozenset[str] = frozenset(), **kwargs: Any) -> tuple:
+def described(*args: Any, numbers: frozenset[str] = frozenset(), **kwargs: Any) -> tuple:
     """Describe a call as a capture does."""
-    return Structure((args, kwargs), "", floats=floats).description[3]
+    return Structure((args, kwargs), "", numbers=numbers).description[3]
 
 
 def guard(*args: Any, state: Any = (), reads: Any = (), **kwargs: Any) -> CallGuard:
@@ -162,12 +162,12 @@ class TestNumbers:
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_a_float_becomes_a_tensor(self, dtype):
-        (found,) = takes(("float", dtype)).match((0.1,), {})
+        (found,) = takes(("number", dtype)).match((0.1,), {})
         torch.testing.assert_close(found, torch.tensor(0.1, dtype=dtype), rtol=0, atol=0)
 
     @pytest.mark.parametrize("other", [1, True, None, "1.0", matrix()])
     def test_no_float(self, other):
-        of_float = takes(("float", torch.float32))
+        of_float = takes(("number", torch.float32))
         assert of_float.match((other,), {}) is None
         words = f"args[0]: got {type(other).__name__}, captured with a float"
         assert of_float.mismatch((other,), {}) == words
@@ -509,7 +509,7 @@ BROKEN = {
     "a tensor without a device": lambda: CallGuard(inputs(TENSOR[:2]), [], []),
     "a dtype that is none": lambda: CallGuard(inputs(("tensor", "f", *TENSOR[2:])), [], []),
     "an unknown memory format": lambda: CallGuard(inputs((*TENSOR[:5], "odd")), [], []),
-    "a float without a dtype": lambda: CallGuard(inputs(("float",)), [], []),
+    "a number without a dtype": lambda: CallGuard(inputs(("number",)), [], []),
     "a constant without a value": lambda: CallGuard(inputs(("constant",)), [], []),
     "parts that are a number": lambda: CallGuard(inputs(("sequence", list, (), 5)), [], []),
     "keys that are a number": lambda: CallGuard(inputs(("mapping", dict, 5, ())), [], []),
@@ -610,7 +610,7 @@ def call_with_everything() -> tuple[CallGuard, tuple, dict, list]:
         (own, "hooks", "items", (marker,), "items"),
     ]
     of_call = CallGuard(
-        described(*args, floats=frozenset(["[1]['f']"]), **kwargs), [(own, "w", 0)], reads
+        described(*args, numbers=frozenset(["[1]['f']"]), **kwargs), [(own, "w", 0)], reads
     )
     return of_call, args, kwargs, [x, odd, w, marker, name, number, own, hooks, *args, kwargs]
 

@@ -68,10 +68,11 @@ class Branches(Network):
 class Assigns(Network):
     def __init__(self) -> None:
         super().__init__()
-        self.calls = 0
+        self.calls, self.seen = 0, []
 
     def forward(self, x):
         self.calls += 1
+        self.seen.append(self.calls)
         return self.body(x) * self.calls
 
 
@@ -137,6 +138,7 @@ CAUSES = {
         make=TakesSet,
         extra=({1.0, 2.0},),
         cause=TypeError,
+        has_parts=True,
     ),
     "torch model": Cause(
         ORTModuleTorchModelException,
@@ -153,7 +155,7 @@ CAUSES = {
     ),
     "assigned attribute": Cause(
         ORTModuleONNXModelException,
-        "forward assigns 'calls' of the module",
+        "forward assigns 'seen' of the module",
         make=Assigns,
         has_parts=True,
     ),

@@ -364,21 +364,35 @@ def test_parts_that_are_ortmodules_take_themselves_apart():
     assert "forward" not in vars(inner.inner.module)
 
 
-@pytest.mark.parametrize("make", [lambda: nn.Sequential(nn.Linear(6, 6)), Outer])
-def test_small_and_foreign_failures_stay_whole(make):
+class TakesSet(nn.Module):
+    def __init__(self, body) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x, scales):
+        return self.body(x) * max(scales)
+
+
+def test_a_module_with_an_unknown_argument_runs_in_parts():
+    module = ORTModule(TakesSet(nn.Sequential(nn.Linear(6, 6), nn.ReLU())))
+    with pytest.warns(FallbackWarning, match="scales: got set.*; those parts of the module that"):
+        module(rows(), {1.0}).sum().backward()
+    for _ in range(2):
+        module(rows(), {1.0}).sum().backward()
+    assert torch_ort.counters()["forward_runs"] == 2
+
+
+@pytest.mark.parametrize("body", [nn.Linear(6, 6), Outer()])
+def test_small_and_foreign_failures_stay_whole(body):
     """What other modules would refuse as well does not take one apart."""
-
-    class TakesSet(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = make()
-
-        def forward(self, x, scales):
-            return self.body(x) * max(scales)
-
-    module = ORTModule(TakesSet())
-    with pytest.warns(FallbackWarning, match="scales: got set.*; the module runs from now on in"):
-        module(rows(), {1.0})
+    module = TakesSet(body)
+    is_small = isinstance(body, nn.Linear)
+    if not is_small:
+        module.register_parameter("spare", nn.Parameter(torch.empty(3, device="meta")))
+    words = "scales: got set" if is_small else "on several devices"
+    module = ORTModule(module)
+    with pytest.warns(FallbackWarning, match=f"{words}.*; the module runs from now on in"):
+        module(rows(), {1.0} if is_small else [1.0])
     assert all("forward" not in vars(part) for part in module.module.modules())
 
 

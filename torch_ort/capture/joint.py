@@ -38,6 +38,7 @@ from torch_ort.record.recorder import (
     log_hand_over,
     record,
 )
+from torch_ort.rules.data_sizes import NewSize
 from torch_ort.rules.symbols import symbol_name
 from torch_ort.steps.double_backward import DoubleBackward, RefusingStep
 from torch_ort.steps.recorded import RecordedRun, RecordedStep
@@ -127,17 +128,19 @@ class Capture:
         sources: Callable[[], Sequence[onnx_files.Source | None]],
         plain: Callable[..., Sequence[Any]],
         is_settled: Callable[[], bool] = lambda: True,
+        new_size: NewSize | None = None,
     ) -> Callable[..., Sequence[Any]]:
         """Give a callable for a function of flat inputs, by the recorder.
 
-        `plain` is the same function as eager PyTorch runs it, on real inputs.
+        `plain` is the same function as eager PyTorch runs it, on real inputs; `new_size` makes
+        the symbol of a size that only data tells.
         Raises what the function raises, HandOver for what only AOTAutograd can do, Unsupported or
         InternalError for what the engine cannot.
         """
         self._is_recorded = True
         with self._capturing("record", sources):
             with attention_chosen(self.options):
-                recording = record(function, inputs, is_settled, self._writes_files)
+                recording = record(function, inputs, is_settled, self._writes_files, new_size)
             self.recording = recording
             self._note_lying(recording.results.addressed, _READS_MEMORY)
             self.lying.update(recording.lying)

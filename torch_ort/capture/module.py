@@ -6,6 +6,7 @@ way (attributes read, modes of PyTorch, conditions on sizes) is guarded.
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,14 +18,17 @@ import torch
 from torch_ort import _C
 from torch_ort._C import Unsupported
 from torch_ort.capture.joint import Capture, record_or_hand_over
-from torch_ort.core.refusals import GatheredInside, NoCapture, blamed_on_forward
+from torch_ort.capture.open_numbers import OpenNumbers
+from torch_ort.core.refusals import GatheredInside, NestedTensor, NoCapture, blamed_on_forward
 from torch_ort.engine import onnx_files
 from torch_ort.functions.capturing import Policy, kept_whole
 from torch_ort.functions.recurrent import recurrent_layers_whole
 from torch_ort.guards.hooks import gathered_part, hook_with_effects, tensor_hooks_refused
+from torch_ort.guards.number_places import NumberPlace, is_number
 from torch_ort.guards.scripts import is_script, script_object, signature_of
 from torch_ort.guards.structure import Structure, is_dense, plain_parameter
 from torch_ort.guards.watch import (
+    Reads,
     Watch,
     all_reads,
     containers_in,
@@ -35,8 +39,9 @@ from torch_ort.options import Options
 from torch_ort.pytorch.dispatch_compat import outside_inference_mode
 from torch_ort.pytorch.dynamo_compat import is_refused_by_dynamo, passes_through
 from torch_ort.pytorch.generators import DrawsNoted, watched_seeding
-from torch_ort.pytorch.trace_compat import FakeInputs
+from torch_ort.pytorch.trace_compat import FakeInputs, values_unchecked
 from torch_ort.record.recorder import RecordedInputs, enters_program
+from torch_ort.rules.numbers import Conditions, number_for, number_tensor
 from torch_ort.rules.symbols import symbol_name
 from torch_ort.script.replay import Replay, replayed
 from torch_ort.steps.recorded import RecordedRun, RecordedStep
@@ -136,15 +141,21 @@ class ModuleCapture:
     def __init__(
         self, trace: _Trace, guard: _C.CallGuard, run: Callable[..., Sequence[Any]],
         conditions: Sequence[str], written: dict[int, bool], lying: dict[int, str],
-        unseen: Sequence[str],
+        unseen: Sequence[str], constant_numbers: Sequence[tuple[NumberPlace, int | float]],
     ) -> None:  # fmt: skip
         self.run = run
+        # The numbers in attributes that are constants of the graph.
+        self.constant_numbers = constant_numbers
         # What forward reads and no guard can compare.
         self.unseen = unseen
         self.is_recorded = isinstance(run, RecordedStep | RecordedRun)
         self._guard = guard
         self._num_integers = len(trace.integers)
         self._taken = trace.open_integers
+        self._open_numbers = trace.open_numbers
+        before = self._num_integers + len(trace.held.names)
+        self._numbers = {name: before + i for name, i in trace.numbers.items()}
+        self._asked = trace.asked
         first = len(trace.open_integers) + len(trace.held.names)
         # If results are made of arguments, they must be made of the caller's own, not of dense
         # copies.
@@ -159,8 +170,11 @@ class ModuleCapture:
 
     def match(self, args: tuple, kwargs: dict) -> list[Any] | None:
         """Give integers and sizes, the module's tensors and the call's; None if nothing fits."""
+        kwargs = self._open_numbers.brought_by(kwargs)
         flat = self._guard.match(args, kwargs)
         if flat is None or (self._holds and not self._holds(*flat[: self._num_integers])):
+            return None
+        if self._asked and not self._asked.hold(self._values_of(flat)):
             return None
         if (self._written or self._lying) and self._refused(args, kwargs, flat):
             return None
@@ -168,13 +182,20 @@ class ModuleCapture:
 
     def mismatch(self, args: tuple, kwargs: dict) -> str:
         """Say what keeps the graph from serving a call; empty if nothing does."""
+        kwargs = self._open_numbers.brought_by(kwargs)
         why = self._guard.mismatch(args, kwargs)
         if why:
             return why
         flat = self._guard.match(args, kwargs)
         if self._holds and not self._holds(*flat[: self._num_integers]):
             return f"sizes: want {self._words}"
+        if self._asked and not self._asked.hold(self._values_of(flat)):
+            return f"numbers: want {self._asked}"
         return self._refused(args, kwargs, flat)
+
+    def _values_of(self, flat: Sequence[Any]) -> dict[str, Any]:
+        """Give the numbers that a call brings, by name."""
+        return {name: flat[i].item() for name, i in self._numbers.items()}
 
     def _refused(self, args: tuple, kwargs: dict, flat: Sequence[Any]) -> str:
         given = {id(leaf) for leaf in Structure((args, kwargs), "").leaves}
@@ -185,11 +206,19 @@ class ModuleCapture:
 
     def call(self, flat: list[Any], args: tuple, kwargs: dict) -> Any:
         """Run the graph with what `match` gave for a call; give the module's result."""
+        if self._open_numbers.has_assigned:
+            numbers = self._values_of(flat)
+            result = self._call(flat, args, kwargs)
+            self._open_numbers.assign(numbers)
+            return result
+        return self._call(flat, args, kwargs)
+
+    def _call(self, flat: list[Any], args: tuple, kwargs: dict) -> Any:
         if len(self._taken) < self._num_integers:
             flat = [*(flat[i] for i in self._taken), *flat[self._num_integers :]]
         if not self._gives_arguments:
             return self._rebuild(self.run(*flat))
-        tensors = self._guard.tensors(args, kwargs)
+        tensors = self._guard.tensors(args, self._open_numbers.brought_by(kwargs))
         given = [*flat[: len(flat) - len(tensors)], *tensors]
         return self._rebuild(self.run(*flat, given=given))
 
@@ -242,7 +271,8 @@ def capture_module(
     options: Options,
     state: GraphState,
     *,
-    floats: frozenset[str] = frozenset(),
+    numbers: frozenset[str] = frozenset(),
+    places: Sequence[NumberPlace] = (),
     are_fixed: bool = False,
     run: Callable[..., Any] | None = None,
     functions: Policy | None = None,
@@ -251,14 +281,15 @@ def capture_module(
     """Capture a module for calls like the given one, of any sizes unless these `are_fixed`.
 
     Where the recorder hands over to AOTAutograd, sizes of 0 and 1 are fixed in any case.
-    `floats` names the arguments that are numbers of the graph instead of constants; `run` is called
-    instead of the module, inside of its own hooks if it `is_inside`; `functions` says which
-    torch.autograd.Functions become PythonOps.
+    `numbers` names the arguments, and `places` are the attributes, that hold numbers which each
+    call brings, instead of constants of the graph; `run` is called instead of the module, inside of
+    its own hooks if it `is_inside`; `functions` says which torch.autograd.Functions become
+    PythonOps.
     Raises UnknownType for arguments that are no tensors, numbers or containers of them; Unsupported
     or InternalError for what cannot be captured, an error of the module itself included.
     """
     check_kind(module, is_inside)
-    call = _Call(module, run or module, args, kwargs, floats, functions or Policy())
+    call = _Call(module, run or module, args, kwargs, numbers, places, functions or Policy())
     given = RecordedInputs(are_fixed)
     capture = record_or_hand_over(
         lambda: _trace(call, options, state, given, recorded_reads), state
@@ -281,7 +312,8 @@ class _Call(NamedTuple):
     run: Callable[..., Any]
     args: tuple
     kwargs: dict
-    floats: frozenset[str]
+    numbers: frozenset[str]
+    places: Sequence[NumberPlace]
     functions: Policy
 
 
@@ -292,7 +324,11 @@ def _trace(
     module = call.module
     held = ModuleState(module)
     held.check()
-    inputs = describe_call(module, call.args, call.kwargs, held, call.floats)
+    numbers = OpenNumbers(call.places)
+    inputs = describe_call(
+        module, call.args, numbers.brought_by(call.kwargs), held, call.numbers | numbers.names,
+        is_recorded=isinstance(fakes, RecordedInputs),
+    )  # fmt: skip
     with (
         blamed_on_forward(),
         outside_inference_mode(),
@@ -304,16 +340,24 @@ def _trace(
         kept_whole(call.functions),
         recurrent_layers_whole(),
         tensor_hooks_refused(),
+        values_unchecked(),
     ):
-        trace = _Trace(call.run, held, inputs, fakes, watch, replay)
+        trace = _Trace(call.run, held, inputs, fakes, watch, replay, numbers, reads)
         plain = _PlainCall(trace)
         first = len(trace.open_integers)
         parameters = frozenset(range(first, first + len(held.tensors)))
         capture = Capture(options, state, parameters)
         if isinstance(fakes, RecordedInputs):
-            run = capture.record(
-                trace, trace.flat, trace.sources, plain, lambda: not watch.has_assigned()
-            )
+            try:
+                run = capture.record(
+                    trace, trace.flat, trace.sources, plain, lambda: not watch.has_assigned(),
+                    fakes.new_size,
+                )  # fmt: skip
+            except NestedTensor as error:
+                raise NoCapture(
+                    "forward makes nested tensors, whose row lengths are data; pad the rows to one "
+                    "length, or use torch.compile"
+                ) from error
             written = dict.fromkeys(capture.recording.written, False)
         else:
             run = _traced_by_pytorch(capture, trace)
@@ -330,7 +374,8 @@ def _trace(
     # Dynamo has traced the bodies of the operators, and reads there were not recorded.
     if capture.has_higher_order:
         reads.add_all()
-    guard = _C.CallGuard(inputs.description[3], held.places, reads.rows() + replay.rows())
+    rows = [row for row in reads.rows() + replay.rows() if not numbers.is_open(row[0], row[1])]
+    guard = _C.CallGuard(inputs.description[3], held.places, rows)
     for i in written.keys() & parameters:
         tensor = held.tensors[i - first]
         if written[i] and tensor.requires_grad and torch.is_grad_enabled():
@@ -341,7 +386,18 @@ def _trace(
     trace.forget()
     plain.settle(trace, guard)
     conditions = trace.conditions(fakes)
-    return ModuleCapture(trace, guard, run, conditions, written, lying, reads.unseen)
+    return ModuleCapture(
+        trace, guard, run, conditions, written, lying, reads.unseen, _numbers_in(rows)
+    )
+
+
+def _numbers_in(rows: Sequence[tuple]) -> list[tuple[NumberPlace, int | float]]:
+    """Give the numbers that a graph has taken for constants."""
+    return [
+        (NumberPlace(entries, name, words), value)
+        for entries, name, how, value, words in rows
+        if how == "equals" and is_number(value) and type(entries) is dict
+    ]
 
 
 def _traced_by_pytorch(capture: Capture, trace: _Trace) -> Callable[..., Sequence[Any]]:
@@ -387,9 +443,13 @@ def check_kind(module: torch.nn.Module, is_inside: bool) -> None:
 
 
 def describe_call(
-    module: torch.nn.Module, args: tuple, kwargs: dict, held: ModuleState, floats: frozenset[str]
-) -> Structure:
-    """Take a call's arguments apart, under the names that forward gives them."""
+    module: torch.nn.Module, args: tuple, kwargs: dict, held: ModuleState,
+    numbers: frozenset[str] = frozenset(), is_recorded: bool = True,
+) -> Structure:  # fmt: skip
+    """Take a call's arguments apart, under the names that forward gives them.
+
+    `numbers` names those that may differ from call to call.
+    """
     labels = {f"[1][{key!r}]": key for key in kwargs}
     parameters = list(signature_of(module).parameters.values())
     for i, parameter in enumerate(parameters):
@@ -400,11 +460,12 @@ def describe_call(
         ):
             break
         labels[f"[0][{i}]"] = parameter.name
-    is_double = any(tensor.dtype == torch.float64 for tensor in held.tensors)
-    call = Structure(
-        (args, kwargs), "", floats=floats, float_dtype=torch.float64 if is_double else None,
-        labels=labels,
-    )  # fmt: skip
+    dtype = torch.float64
+    if not is_recorded:  # tensors stand for floats in a trace, and integers are symbols
+        numbers = frozenset(name for name in numbers if type(kwargs.get(name)) is not int)
+        if all(tensor.dtype != torch.float64 for tensor in held.tensors):
+            dtype = torch.get_default_dtype()
+    call = Structure((args, kwargs), "", numbers=numbers, float_dtype=dtype, labels=labels)
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         of_args, (_, *rest) = call.description[3]  # the order of keyword arguments does not matter
         call.description = (*call.description[:3], (of_args, ("named", *rest)))
@@ -416,11 +477,16 @@ class _Trace(torch.nn.Module):
 
     def __init__(
         self, run: Callable[..., Any], held: ModuleState, inputs: Structure,
-        fakes: FakeInputs | RecordedInputs, watch: Watch, replay: Replay,
+        fakes: FakeInputs | RecordedInputs, watch: Watch, replay: Replay, numbers: OpenNumbers,
+        reads: Reads,
     ) -> None:  # fmt: skip
         super().__init__()
         # It is not set as a sub-module, because AOTAutograd would take its tensors as inputs.
         self.__dict__["run"] = run
+        self.open_numbers = numbers
+        self._reads = reads
+        self.numbers: dict[str, int] = {}  # by name: the position among the tensors
+        self.asked = Conditions()  # on numbers
         self.is_recorded = isinstance(fakes, RecordedInputs)
         self.held = held
         self.inputs = inputs
@@ -432,13 +498,15 @@ class _Trace(torch.nn.Module):
         self.leaves: list[tuple[bool, int]] = []  # whether a tensor, and which one
         tensors = []
         storages = {tensor.untyped_storage()._cdata for tensor in held.tensors}
-        for leaf, name in zip(inputs.leaves, inputs.names, strict=True):
+        for i, (leaf, name) in enumerate(zip(inputs.leaves, inputs.names, strict=True)):
+            if i in inputs.numbers:
+                leaf = torch.tensor(leaf, dtype=inputs.numbers[i])
+                self.numbers[name] = len(tensors)
             if isinstance(leaf, int):
                 self.leaves.append((False, len(self.integers)))
                 self.integers.append(fakes.integer(leaf, name))
                 continue
-            is_number = isinstance(leaf, float)
-            tensor = torch.tensor(leaf, dtype=inputs.float_dtype) if is_number else leaf
+            tensor = leaf
             # A later call may pass different tensors where this one passes the same tensor twice.
             # Tensors that are not dense are copied.
             storage = tensor.untyped_storage()._cdata
@@ -464,9 +532,15 @@ class _Trace(torch.nn.Module):
             integers[i] = value
         held = flat[first : first + len(self.held.tensors)]
         tensors = flat[first + len(held) :]
-        args, kwargs = self.inputs.rebuild(
-            tensors[i] if is_tensor else integers[i] for is_tensor, i in self.leaves
-        )
+        leaves = [tensors[i] if is_tensor else integers[i] for is_tensor, i in self.leaves]
+        if self.is_recorded:
+            self.asked = Conditions()
+            for i in self.inputs.numbers:
+                name, value = self.inputs.names[i], self.inputs.leaves[i]
+                leaves[i] = number_for(value, name, leaves[i], self.asked)
+        args, kwargs = self.inputs.rebuild(leaves)
+        for taken in self.inputs.objects:
+            self._reads.see_argument(taken.made, taken.name)
         with watched_seeding() as seeding, nullcontext() if self.is_recorded else DrawsNoted():
             result = self.held.call_with(held, lambda: self._call_module(args, kwargs))
         if seeding.is_found:
@@ -475,15 +549,19 @@ class _Trace(torch.nn.Module):
                 "(torch.manual_seed, fork_rng), which a captured graph would do at capture alone"
             )
         self.replay.check_containers()
+        for each in self.inputs.objects:
+            each.check_unchanged()
+            each.compare_only(self._reads.read_of_argument(each.made))
+        self._reads.check_numbers()
         taken = self.watch.take_tensors()
         self.assigned = [(entries, name) for entries, name, _ in taken]
         self.watch.note_run()
-        self.outputs = Structure(result, "output", keeps_others=True)
+        self.outputs = Structure(result, "output", keeps_others=True, number_tensor=number_tensor)
         return [*self.outputs.leaves, *(tensor for _, _, tensor in taken)]
 
     @enters_program
     def _call_module(self, args: tuple, kwargs: dict) -> Any:
-        return self.run(*args, **kwargs)
+        return self.open_numbers.record(self.run, args, kwargs)
 
     def conditions(self, fakes: FakeInputs | RecordedInputs) -> list[str]:
         """Give the conditions on `symbols` under which the trace is that of a call."""
@@ -498,6 +576,8 @@ class _Trace(torch.nn.Module):
         """Let go of the call's tensors and of those of the trace: the graph lives on with this."""
         self.outputs.leaves = []
         self.inputs.leaves = []
+        for taken in self.inputs.objects:
+            taken.forget()
         self.held.tensors = []
         self.flat = []
         self.replay.forget()
@@ -520,10 +600,11 @@ class _PlainCall:
     """Calls the captured module as it is, with a graph's flat inputs."""
 
     def __init__(self, trace: _Trace) -> None:
-        self._call = trace.run
+        self._run = functools.partial(trace.open_numbers.call, trace.run)
         self._held = trace.held
         self._rebuild = trace.inputs.rebuild
         self._leaves = trace.leaves
+        self._numbers = [*trace.inputs.numbers]
 
     def settle(self, trace: _Trace, guard: _C.CallGuard) -> None:
         """Take note of how the capture has ended."""
@@ -546,9 +627,10 @@ class _PlainCall:
         for i, value in zip(self._open, flat, strict=False):
             integers[i] = value
         held, tensors = flat[first : first + count], flat[first + count :]
-        args, kwargs = self._rebuild(
-            tensors[i] if is_tensor else integers[i] for is_tensor, i in self._leaves
-        )
+        leaves = [tensors[i] if is_tensor else integers[i] for is_tensor, i in self._leaves]
+        for i in self._numbers:
+            leaves[i] = leaves[i].item()
+        args, kwargs = self._rebuild(leaves)
         with hanging_others:
             now = _entries(self._assigned)
             _put_entries(self._assigned, self._before)
@@ -556,7 +638,7 @@ class _PlainCall:
                 why = self._guard.mismatch(args, kwargs)
                 if why:
                     raise Unsupported(f"the module was changed after its call: {why}")
-                result = self._held.call_with(held, lambda: self._call(*args, **kwargs))
+                result = self._held.call_with(held, lambda: self._run(args, kwargs))
                 assigned = _entries(self._assigned)
             finally:
                 _put_entries(self._assigned, now)

@@ -16,6 +16,10 @@ class Refused(HandOver):
     """PyTorch itself refuses the arguments of an operator, and will do so again in eager mode."""
 
 
+class NestedTensor(HandOver):
+    """A recorded function makes or takes a nested tensor."""
+
+
 class NoCapture(_C.Unsupported):
     """Neither the recorder nor AOTAutograd can capture a graph."""
 
@@ -33,8 +37,14 @@ def blamed_on_forward() -> Iterator[None]:
     try:
         yield
     except _C.Unsupported as error:
-        error.torch_ort_due_to_forward = not hasattr(error, "stage")
+        if not hasattr(error, "stage"):
+            blame_forward(error)
         raise
+
+
+def blame_forward(error: Exception) -> None:
+    """Mark one error as due to what forward does, or takes."""
+    error.torch_ort_due_to_forward = True
 
 
 def is_due_to_forward(error: Exception) -> bool:

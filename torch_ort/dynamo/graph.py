@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from torch_ort.capture.joint import Capture
-from torch_ort.core.refusals import HandOver
+from torch_ort.core.refusals import HandOver, NoCapture
 from torch_ort.dynamo.inputs import DynamoInputs
 from torch_ort.engine import onnx_files
 from torch_ort.pytorch import (
@@ -24,13 +24,23 @@ from torch_ort.steps.state import GraphState
 
 
 class _Lines(fx.Interpreter):
-    """Runs a graph from Dynamo, and sets the user's line of each node for the recorder."""
+    """Runs a graph from Dynamo, and sets the user's line of each node for the recorder.
+
+    Where the graph reads a number of the user's program, the one of `given` stands for it.
+    """
+
+    def __init__(self, module: fx.GraphModule, given: DynamoInputs) -> None:
+        super().__init__(module)
+        self._given = given
 
     @enters_program
     def run_node(self, n: fx.Node) -> Any:
         """Run one node."""
         with at_line(line_of(n)):
-            return super().run_node(n)
+            if n in self._given.reads:
+                return self._given.number_read_by(n, self.env[n.args[0]])
+            value = super().run_node(n)
+            return self._given.number_given_by(n, value) if n.op == "placeholder" else value
 
 
 def record_dynamo_graph(
@@ -45,12 +55,29 @@ def record_dynamo_graph(
     """
     if dynamo_compat.calls_transforms(module.graph):
         raise HandOver("the graph calls operators that take graphs, or transforms of torch.func")
-    kept = dynamo_compat.kept_inputs(module.graph)
-    capture = Capture(state.options, state, kept)
+    capture = Capture(state.options, state, dynamo_compat.kept_inputs(module.graph))
+    values = dynamo_compat.symbolic_inputs(module.graph, inputs)
     with outside_inference_mode():
-        given = DynamoInputs(dynamo_compat.symbolic_inputs(module.graph, inputs))
-        step = capture.record(_Lines(module).run, given.inputs, sources, module.forward)
-    written = set(capture.recording.written) - kept
+        given = DynamoInputs(values, module.graph)
+        try:
+            return _record(capture, module, given, sources)
+        except Exception as error:
+            # Some of PyTorch's formulas compute with numbers that they take for known.
+            if isinstance(error, NoCapture) or not given.has_numbers:
+                raise
+            state.programs.clear()
+        return _record(
+            capture, module, DynamoInputs(values, module.graph, opens_numbers=False), sources
+        )
+
+
+def _record(
+    capture: Capture, module: fx.GraphModule, given: DynamoInputs,
+    sources: Callable[[], Sequence[onnx_files.Source | None]],
+) -> Any:  # fmt: skip
+    run = _Lines(module, given).run
+    step = capture.record(run, given.inputs, sources, module.forward, new_size=given.new_size)
+    written = set(capture.recording.written) - dynamo_compat.kept_inputs(module.graph)
     if written:  # tensors of later calls may share memory
         raise HandOver(f"input {min(written)}, which the caller brings, is written into")
     given.tell_guards()

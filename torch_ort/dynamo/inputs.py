@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
 from torch_ort import _C
 from torch_ort.core.refusals import HandOver
 from torch_ort.guards.structure import has_plain_layout
-from torch_ort.pytorch import size_compat, trace_compat
+from torch_ort.pytorch import dynamo_compat, size_compat, trace_compat
 from torch_ort.record.recorder import input_like
 from torch_ort.rules.forms import Spec
+from torch_ort.rules.numbers import Conditions, number_for
 from torch_ort.rules.symbols import expression_text
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, trace_compat.FakeTensor)
@@ -22,11 +24,22 @@ _WORDS = {"min": torch.sym_min, "max": torch.sym_max}
 class DynamoInputs:
     """Inputs for `record` that stand for those of one graph.
 
-    Conditions on sizes that a recording relies on are passed to Dynamo, which guards those that it
-    does not know to hold.
+    Conditions on sizes and numbers that a recording relies on are passed to Dynamo, which guards
+    those that it does not know to hold. Floats, and integers of which fractions are computed, are
+    those of one call unless this `opens_numbers`.
     """
 
-    def __init__(self, values: Sequence[Any]) -> None:
+    def __init__(
+        self, values: Sequence[Any], graph: fx.Graph | None = None, opens_numbers: bool = True
+    ) -> None:  # fmt: skip
+        self._opens_numbers = opens_numbers
+        graph = graph or fx.Graph()
+        # Nodes that read a number of the user's program: what Dynamo's own symbol for it is.
+        self.reads = dynamo_compat.float_reads(graph)
+        self._integers_of_fractions = dynamo_compat.integers_of_fractions(graph)
+        self._conditions = Conditions()
+        self._numbers: dict[str, Any] = {}  # Dynamo's symbols, by our names
+        self._num_new = 0  # number of sizes that only data tells
         self._sizes = _C.SizeSymbols()
         self._theirs: dict[str, torch.SymInt] = {}  # by name
         lengths = [
@@ -71,6 +84,37 @@ class DynamoInputs:
                 self._sizes.symbol(name, symbol.value, is_size, symbol.low, symbol.high)
         return self._sizes.expression(expression_text(size.node.expr))
 
+    def new_size(self, most: int | None) -> torch.SymInt:
+        """Give a symbol for a size that only data tells, and that is at most a number."""
+        self._num_new += 1
+        return self._sizes.unbacked(
+            f"data_{self._num_new}", 4 if most is None else min(4, most), most
+        )
+
+    def number_read_by(self, node: fx.Node, tensor: torch.Tensor) -> torch.SymFloat:
+        """Give what stands for a float that a node reads of a 0-d tensor."""
+        theirs = self.reads[node]
+        self._numbers[node.args[0].name] = theirs
+        value = size_compat.hint_of(theirs)
+        return self._number(value, node.args[0].name, tensor)
+
+    def number_given_by(self, node: fx.Node, value: Any) -> Any:
+        """Give what stands for an integer of which fractions are computed; else the value."""
+        theirs = self._integers_of_fractions.get(node)
+        if theirs is None or not isinstance(value, torch.SymInt):
+            return value
+        self._numbers[node.name] = theirs
+        return self._number(size_compat.hint_of(theirs), node.name, value)
+
+    def _number(self, value: int | float, name: str, source: torch.Tensor | torch.SymInt) -> Any:
+        number = number_for(value, name, source, self._conditions)
+        return number if self._opens_numbers else number.node.asked()
+
+    @property
+    def has_numbers(self) -> bool:
+        """Tell whether numbers are open, and whether the graph has read any."""
+        return self._opens_numbers and bool(self._numbers)
+
     def tell_guards(self) -> None:
         """Let Dynamo guard the conditions under which the same would be recorded.
 
@@ -84,6 +128,8 @@ class DynamoInputs:
         for text in open_ones:
             if not self._asked(text):
                 raise HandOver(f"a condition does not hold: {text}")
+        if not self._conditions.hold(self._numbers):
+            raise HandOver(f"a condition does not hold: {self._conditions}")
 
     def _is_known(self, text: str) -> bool:
         return size_compat.is_known(self._asked(text))

@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_ort.core.refusals import NoCapture
+from torch_ort.guards.number_places import AssignedNumbers, NumberPlace, is_number
+from torch_ort.guards.structure import fields_of
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, range)
 _CONTAINERS = (list, tuple, set, frozenset, dict)
@@ -37,7 +39,8 @@ _FOLDERS = tuple(
 _STANDARD = os.path.join(sysconfig.get_paths()["stdlib"], "")
 _NEVER_DATA = (
     torch.Tensor, torch.nn.Module, type, types.ModuleType, types.FunctionType, types.MethodType,
-    types.BuiltinFunctionType, functools.partial, enum.Enum, torch.Generator, *PLAIN,
+    types.BuiltinFunctionType, functools.partial, enum.Enum, torch.Generator, torch.SymInt,
+    torch.SymFloat, *PLAIN,
 )  # fmt: skip
 
 Row = tuple[Any, Any, str, Any, str]  # of `_C.CallGuard`: container, key, how, value, words
@@ -128,26 +131,47 @@ class _Object:
     def _is_made(self, name: str) -> bool:
         return getattr(self.value, name, _MISSING) is not _MISSING
 
-    def changed(self) -> list[str]:
-        """Put back what forward has assigned that later calls would not; name it."""
-        fields = self.fields
-        names = [
-            name
+    def changed(self) -> list[_Changed]:
+        """Give what forward has assigned that later calls would not."""
+        fields, before = self.fields, self.before
+        return [
+            _Changed(
+                NumberPlace(fields, name, f"field {name!r} of {self.words}"),
+                before.get(name, _MISSING), value,
+            )
             for name, value in fields.items()
-            if _is_lost(self.before.get(name, _MISSING), value)
-        ]
-        for name in names:
-            if name in self.before:
-                fields[name] = self.before[name]
-            else:
-                del fields[name]
-        return [f"field {name!r} of {self.words}" for name in names]
+            if _is_lost(before.get(name, _MISSING), value)
+        ]  # fmt: skip
+
+
+class _Changed(NamedTuple):
+    """What forward has assigned, and where."""
+
+    place: NumberPlace
+    before: Any
+    value: Any
+
+    @property
+    def is_number(self) -> bool:
+        """Tell whether one number has been replaced by another, in a dict."""
+        is_same_type = type(self.before) is type(self.value)
+        return is_number(self.value) and is_same_type and isinstance(self.place.entries, dict)
+
+    def put_back(self) -> None:
+        """Let the place hold what it held before."""
+        entries, name, _ = self.place
+        if not isinstance(entries, dict):
+            entries.cell_contents = self.before
+        elif self.before is _MISSING:
+            del entries[name]
+        else:
+            entries[name] = self.before
 
 
 def _is_lost(before: Any, now: Any) -> bool:
     """Tell whether forward has replaced a value by a tensor or by another number."""
-    if now is before:
-        return False
+    if now is before or type(before) in (torch.SymInt, torch.SymFloat):
+        return False  # the latter stood for a number that calls bring
     if isinstance(now, torch.Tensor):
         return True
     is_number = isinstance(now, int | float) and not isinstance(now, bool)
@@ -236,14 +260,24 @@ class ObjectReads:
         """Give what `_C.CallGuard` compares."""
         return [row for seen in self._objects.values() for row in seen.rows()]
 
+    def read_of(self, value: Any) -> set[str]:
+        """Give the names of the fields that were read of an object; all if that is unknown."""
+        seen = self._objects.get(id(value))
+        is_whole = seen is None or seen.is_read_whole
+        return {*fields_of(value)} if is_whole else seen.read
+
+    def leave(self, value: Any) -> None:
+        """Watch an object no more."""
+        self._objects.pop(id(value), None)
+
     def note_values(self) -> None:
         """Take what the fields hold now for what they held before."""
         for seen in self._objects.values():
             seen.before = dict(seen.fields)
 
-    def changed(self) -> list[str]:
-        """Put back what forward has assigned, and name it."""
-        return [words for seen in self._objects.values() for words in seen.changed()]
+    def changed(self) -> list[_Changed]:
+        """Give what forward has assigned."""
+        return [changed for seen in self._objects.values() for changed in seen.changed()]
 
 
 def _is_data_class(kind: type) -> bool:
@@ -271,12 +305,6 @@ class _Place(NamedTuple):
             return self.container.cell_contents
         except ValueError:  # the cell has no value yet
             return _MISSING
-
-    def put(self, value: Any) -> None:
-        if isinstance(self.container, dict):
-            self.container[self.key] = value
-        else:
-            self.container.cell_contents = value
 
 
 class CodeReads:
@@ -350,14 +378,13 @@ class CodeReads:
         for key, (place, _) in self._places.items():
             self._places[key] = (place, place.get())
 
-    def changed(self) -> list[str]:
-        """Put back what forward has assigned, and name it."""
-        words = []
-        for place, before in self._places.values():
-            if _is_lost(before, place.get()):
-                place.put(before)
-                words.append(place.words)
-        return words
+    def changed(self) -> list[_Changed]:
+        """Give what forward has assigned."""
+        return [
+            _Changed(NumberPlace(*place), before, place.get())
+            for place, before in self._places.values()
+            if _is_lost(before, place.get())
+        ]
 
 
 def _names_of(code: types.CodeType) -> tuple[str, ...]:
@@ -414,11 +441,12 @@ def not_watched() -> Iterator[None]:
 def watched_outside(modules: list[torch.nn.Module]) -> Iterator[tuple[ObjectReads, CodeReads]]:
     """Watch what the forwards of modules read outside of them.
 
-    Raises NoCapture if they assign there what later calls would have to assign again.
+    Raises NoCapture if they assign there what later calls would have to assign again:
+    AssignedNumbers if these are numbers alone.
     """
     objects = ObjectReads()
     code = CodeReads(objects)
-    changed: list[str] = []
+    changed: list[_Changed] = []
     failure: Exception | None = None
     _thread.watch = (objects, code)
     try:
@@ -431,8 +459,12 @@ def watched_outside(modules: list[torch.nn.Module]) -> Iterator[tuple[ObjectRead
         _thread.watch = None
         objects.unpatch()
         changed = objects.changed() + code.changed()
+        for each in changed:
+            each.put_back()
     if changed:  # that may be why the capture has failed
-        names = ", ".join(sorted(changed))
+        if all(each.is_number for each in changed):
+            raise AssignedNumbers(each.place for each in changed) from failure
+        names = ", ".join(sorted(each.place.words for each in changed))
         raise NoCapture(f"forward assigns {names}, which a captured graph cannot do") from failure
     if failure is not None:
         raise failure

@@ -35,10 +35,12 @@ class Structure:
     """A value taken apart: `leaves` in order, `description` for comparing, `rebuild` to undo it.
 
     A module may give anything: where `keeps_others`, objects of other types are taken apart by
-    their attributes if tensors hang there, and are constants if not. Elsewhere they raise
-    UnknownType.
-    `floats` names the places where a float is a leaf, later a tensor of `float_dtype`; `labels`
-    gives better names to some places.
+    their attributes if tensors hang there, and are constants if not. Elsewhere objects of Python's
+    own classes are taken apart (see `TakenObject`), and all others raise UnknownType.
+    `numbers` names the places where a float or an integer may differ from call to call: there it is
+    a leaf, and calls bring it as a 0-d tensor, of `float_dtype` if it is a float. `labels` gives
+    better names to some places. `number_tensor` gives a 0-d tensor of a number in a result that
+    differs from call to call, or None.
     """
 
     def __init__(
@@ -47,16 +49,21 @@ class Structure:
         name: str,
         *,
         keeps_others: bool = False,
-        floats: frozenset[str] = frozenset(),
-        float_dtype: torch.dtype | None = None,
+        numbers: frozenset[str] = frozenset(),
+        float_dtype: torch.dtype = torch.float64,
         labels: Mapping[str, str] | None = None,
+        number_tensor: Callable[[Any], torch.Tensor | None] = lambda value: None,
     ) -> None:
+        self._number_tensor = number_tensor
         self.leaves: list[torch.Tensor | int | float] = []
         self.names: list[str] = []  # of the leaves
+        self.numbers: dict[int, torch.dtype] = {}  # leaves that are tensors later: their dtypes
         self.constants: dict[str, Any] = {}  # by name
+        self.objects: list[TakenObject] = []
+        self._around: list[int] = []  # ids of the objects that are being taken apart
         self._keeps_others = keeps_others
-        self._floats = floats
-        self.float_dtype = float_dtype or torch.get_default_dtype()
+        self._open = numbers
+        self._float_dtype = float_dtype
         self._labels = labels or {}
         self.description, self._rebuild = self._take(value, name)
 
@@ -71,6 +78,15 @@ class Structure:
                 raise UnknownType(f"{name}: got {_kind_of(value)}, want a plain tensor")
             self._add_leaf(value, name)
             return _tensor_description(value), next
+        if name in self._open and type(value) in (int, float):
+            dtype = self._float_dtype if type(value) is float else torch.int64
+            self.numbers[len(self.leaves)] = dtype
+            self._add_leaf(value, name)
+            return ("number", dtype), next
+        tensor = self._number_tensor(value)
+        if tensor is not None:
+            self._add_leaf(tensor, name)
+            return ("number", tensor.dtype), lambda leaves: next(leaves).item()
         if type(value) in (int, torch.SymInt):
             self._add_leaf(value, name)
             return ("integer",), next
@@ -78,9 +94,6 @@ class Structure:
             raise Unsupported(
                 f"{name}: a data-dependent number, want a tensor: return it instead of its value"
             )
-        if type(value) is float and name in self._floats:
-            self._add_leaf(value, name)
-            return ("float", self.float_dtype), next
         if isinstance(value, _CONSTANTS):
             self.constants[name] = value
             return ("constant", value), lambda leaves: value
@@ -98,10 +111,36 @@ class Structure:
             if not _holds_tensor(value, set()):
                 return ("constant", value), lambda leaves: value
             return self._take_attributes(value, name, list(vars(value)))
+        if is_data_object(value):
+            return self._take_object(value, name)
         raise UnknownType(
             f"{name}: got {type(value).__name__}, want tensors, numbers, strings, None, and lists, "
-            "tuples, mappings and dataclasses of them"
+            "tuples, mappings and plain objects of them"
         )
+
+    def _take_object(self, value: Any, name: str) -> tuple[tuple, Callable]:
+        if id(value) in self._around:
+            raise UnknownType(f"{name}: got {type(value).__name__}, which refers to itself")
+        self._around.append(id(value))
+        taken = TakenObject(value, name)
+        try:
+            self._take_fields(taken, value)
+        finally:
+            self._around.pop()
+        self.objects.append(taken)
+        return taken.description, taken.rebuild
+
+    def _take_fields(self, taken: TakenObject, value: Any) -> None:
+        for key, part in fields_of(value).items():
+            count = len(self.leaves)
+            try:
+                description, rebuild = self._take(part, f"{taken.name}.{key}")
+            except UnknownType as error:
+                if len(self.leaves) > count:  # a part of this field holds tensors
+                    raise
+                taken.unknown[key] = str(error)
+                continue
+            taken.add(key, description, rebuild, len(self.leaves) > count)
 
     def _add_leaf(self, value: Any, name: str) -> None:
         self.leaves.append(value)
@@ -139,6 +178,108 @@ class Structure:
 
         descriptions = tuple(description for description, _ in parts)
         return (kind, type(value), tuple(keys), descriptions), rebuild_all
+
+
+class TakenObject:
+    """An object of a class that this package does not know, taken apart by its fields.
+
+    A recording gets a copy of it, and tells which fields it has read. Fields without tensors and
+    numbers that were not read are not compared.
+    """
+
+    def __init__(self, value: Any, name: str) -> None:
+        self.name = name
+        self.made: Any = None  # the last copy
+        self._before: dict[str, Any] = {}  # its fields, as they were made
+        self.unknown: dict[str, str] = {}  # fields of which nothing can be compared: why
+        self._value = value
+        self._keys: list[str] = []
+        self._parts: list[tuple] = []
+        self._rebuilds: list[tuple[str, Callable[[Iterator[Any]], Any]]] = []
+        self._with_leaves: set[str] = set()
+        self.description = ("attributes", type(value), self._keys, self._parts)
+
+    def add(self, key: str, description: tuple, rebuild: Callable, has_leaves: bool) -> None:
+        """Add a field."""
+        self._keys.append(key)
+        self._parts.append(description)
+        self._rebuilds.append((key, rebuild))
+        if has_leaves:
+            self._with_leaves.add(key)
+
+    def rebuild(self, leaves: Iterator[Any]) -> Any:
+        """Make a copy with other leaves."""
+        kind = type(self._value)
+        new = kind.__new__(kind)
+        fields = fields_of(self._value)
+        fields |= {key: rebuild(leaves) for key, rebuild in self._rebuilds}
+        for key, part in fields.items():
+            object.__setattr__(new, key, part)
+        self.made, self._before = new, fields
+        return new
+
+    def check_unchanged(self) -> None:
+        """Raise Unsupported if fields of the last copy have been assigned."""
+        now = fields_of(self.made)
+        changed = sorted(
+            key
+            for key in now.keys() | self._before.keys()
+            if now.get(key, self) is not self._before.get(key, self)
+        )
+        if changed:
+            raise Unsupported(
+                f"forward assigns field {changed[0]!r} of '{self.name}', which a captured graph "
+                "cannot do"
+            )
+
+    def forget(self) -> None:
+        """Let go of the last copy."""
+        self.made, self._before = None, {}
+
+    def compare_only(self, read: set[str]) -> None:
+        """Compare, of the fields without leaves, only those that were read.
+
+        Raises Unsupported where one of them cannot be compared.
+        """
+        for key in sorted(read & self.unknown.keys()):
+            raise Unsupported(self.unknown[key])
+        kept = [
+            (key, part)
+            for key, part in zip(self._keys, self._parts, strict=True)
+            if key in self._with_leaves or key in read
+        ]
+        self._keys[:] = [key for key, _ in kept]
+        self._parts[:] = [part for _, part in kept]
+
+
+def is_data_object(value: Any) -> bool:
+    """Tell whether a value is an object of a class of Python's, which consists of its fields."""
+    kind = type(value)
+    if isinstance(value, _NO_DATA) or callable(value):
+        return False
+    has_fields = hasattr(value, "__dict__") or any(
+        "__slots__" in vars(each) for each in kind.__mro__
+    )
+    return has_fields and (kind.__new__ is object.__new__ or kind is types.SimpleNamespace)
+
+
+_NO_DATA = (torch.nn.Module, types.ModuleType, torch.Generator)
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """Give the fields of an object, those in slots among them, without calling its code."""
+    fields = {}
+    for kind in type(value).__mro__:
+        for name, member in vars(kind).items():
+            if isinstance(member, types.MemberDescriptorType) and name != "__dict__":
+                try:
+                    fields.setdefault(name, member.__get__(value))
+                except AttributeError:  # the slot is empty
+                    continue
+    try:
+        return fields | object.__getattribute__(value, "__dict__")
+    except AttributeError:  # all fields are in slots
+        return fields
 
 
 def _kind_of(value: torch.Tensor) -> str:

@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 
-from torch_ort._C import ScriptObject, Unsupported
+from torch_ort._C import ScriptObject
+from torch_ort.core.refusals import NoCapture
+from torch_ort.guards.number_places import AssignedNumbers, NumberPlace, is_number
 from torch_ort.guards.outside_reads import (
     PLAIN,
     CodeReads,
@@ -26,6 +28,7 @@ from torch_ort.guards.outside_reads import (
     watched_outside,
 )
 from torch_ort.guards.scripts import guard_row, is_script, script_object
+from torch_ort.guards.structure import fields_of
 from torch_ort.pytorch import patches
 from torch_ort.pytorch.generators import PythonGenerators
 from torch_ort.pytorch.module_compat import GLOBAL_HOOKS, is_cache
@@ -50,6 +53,25 @@ class Reads:
         if self.outside is None:
             return ["globals, closures and fields of objects"]
         return sorted(self.outside[0].unseen)
+
+    def see_argument(self, value: Any, name: str) -> None:
+        """Record which fields are read of an object that a call brings."""
+        if self.outside is not None:
+            self.outside[0].see(value, f"argument '{name}'")
+
+    def read_of_argument(self, value: Any) -> set[str]:
+        """Give the fields that were read of it; no later call brings this object itself."""
+        if self.outside is None:
+            return {*fields_of(value)}
+        read = self.outside[0].read_of(value)
+        self.outside[0].leave(value)
+        return read
+
+    def check_numbers(self) -> None:
+        """Raise AssignedNumbers if forward has replaced numbers by others outside of modules."""
+        changed = [each for reads in self.outside or () for each in reads.changed()]
+        if changed and all(each.is_number for each in changed):
+            raise AssignedNumbers(each.place for each in changed)
 
     def add_all(self) -> None:
         """Count every attribute of every module as read."""
@@ -199,7 +221,10 @@ class Watch:
         self.constants: list[tuple[dict, str, Any]] = []
 
     def note_run(self) -> None:
-        """Remember which constants a run of forward has assigned."""
+        """Remember which constants a run of forward has assigned.
+
+        Raises AssignedNumbers if they are numbers that differ from those of the run before.
+        """
         self._runs.append(
             {
                 (path, name): value
@@ -208,6 +233,19 @@ class Watch:
                 if isinstance(value, PLAIN) and not _is_same(value, before.get(name, _MISSING))
             }
         )
+        if len(self._runs) > 1:
+            earlier, now = self._runs[-2:]
+            counted = [
+                NumberPlace(vars(part), name, f"attribute {name!r} of {_called(path)}")
+                for path, part, before in self._parts
+                for name, value in vars(part).items()
+                if is_number(value)
+                and type(before.get(name)) is type(value)
+                and not _is_same(value, earlier.get((path, name), value))
+                and (path, name) in now
+            ]
+            if counted:
+                raise AssignedNumbers(counted)
 
     def has_assigned(self) -> bool:
         """Tell whether the last run has assigned constants, which the next one may read."""
@@ -261,7 +299,7 @@ _MISSING = object()
 
 @contextmanager
 def unchanged_attributes(module: torch.nn.Module) -> Iterator[Watch]:
-    """Put back what forward assigned to attributes; raise Unsupported if it assigned anything."""
+    """Put back what forward assigned to attributes; raise NoCapture if it assigned anything."""
     watch = Watch(module)
     generators = PythonGenerators()
     changed: list[str] = []
@@ -272,9 +310,9 @@ def unchanged_attributes(module: torch.nn.Module) -> Iterator[Watch]:
         drawn = generators.drawn_from()
         generators.restore()
     if changed:
-        raise Unsupported(f"forward assigns {', '.join(changed)}, which a captured graph cannot do")
+        raise NoCapture(f"forward assigns {', '.join(changed)}, which a captured graph cannot do")
     if drawn:
-        raise Unsupported(
+        raise NoCapture(
             f"forward draws from {drawn}, whose numbers a captured graph would repeat in each call"
         )
 

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +37,7 @@ from torch_ort.core.user_code import calling_line, warn_at
 from torch_ort.engine import watchers
 from torch_ort.functions.capturing import policy_of
 from torch_ort.guards.hooks import gathered_part, hook_with_effects
+from torch_ort.guards.number_places import AssignedNumbers, NumberPlace
 from torch_ort.guards.structure import Structure, UnknownType
 from torch_ort.options import Options, ORTModuleOptions
 from torch_ort.ortmodule.debug_options import DebugOptions
@@ -94,9 +95,18 @@ class Calls:
         self._strict = options.strict
         self.logger = logger
         self._captured: list[_Captured] = []
-        self._floats: set[str] = set()  # arguments that change from call to call
-        self._constant_floats: set[str] = set()  # arguments that can only be constants
+        # Arguments and attributes that change from call to call, and those that can only be
+        # constants.
+        self._floats: set[str] = set()
+        self._constant_floats: set[str] = set()
+        self._places: dict[tuple[int, str], NumberPlace] = {}
+        self._constant_places: set[tuple[int, str]] = set()
         self._in_pytorch = False
+        # Calls that fit none of MAX_CAPTURES graphs: how many have run in PyTorch since the last
+        # capture, how many do before the next one, and the reason that was given.
+        self._num_waited = 0
+        self._num_to_wait = MAX_CAPTURES
+        self._said_too_many: str | None = None
         self._said: set[str] = set()  # logged reasons for which some calls run in PyTorch
         # Each brings sub-modules into the engine, if there are any, and returns a watcher of the
         # results that the module gives in PyTorch. The first is called instead of a warning that
@@ -137,6 +147,11 @@ class Calls:
             if hook is not None and not hook.is_of_shards:  # the hook may be removed later
                 why = f"{hook.words}, {HOOKS_RUN}"
                 return self._run_this_in_pytorch(why, "capture", "calls with it run", args, kwargs)
+            if len(self._captured) >= MAX_CAPTURES and self._is_to_wait():
+                why = self._why_too_many(args, kwargs)
+                return self._run_this_in_pytorch(
+                    why, "capture", "calls that fit none of them run", args, kwargs
+                )
             found = fallback.within_boundary(
                 lambda: self._find_or_capture(args, kwargs), lambda failure: failure, "capture"
             )
@@ -144,6 +159,28 @@ class Calls:
                 return self._run_in_pytorch(replace(found, stage="capture"), args, kwargs)
             captured, flat = found
         return self._run(captured, flat, args, kwargs)
+
+    def _is_to_wait(self) -> bool:
+        """Tell whether a call that fits no graph runs in PyTorch because there are many graphs.
+
+        After that a graph is captured again, in place of the one that was not used for longest;
+        each time twice as many calls run in PyTorch before.
+        """
+        if self._num_waited < self._num_to_wait:
+            self._num_waited += 1
+            return True
+        self._num_waited = 0
+        self._num_to_wait *= 2
+        return False
+
+    def _why_too_many(self, args: tuple, kwargs: dict) -> str:
+        if self._said_too_many is None:
+            why = self._captured[0].capture.mismatch(args, kwargs)
+            self._said_too_many = (
+                f"captured {MAX_CAPTURES} times, and this call fits none of the graphs (it "
+                f"differs from the latest one in: {why}); keep that constant from call to call"
+            )
+        return self._said_too_many
 
     def _find_or_capture(self, args: tuple, kwargs: dict) -> tuple[_Captured, list[Any]]:
         with hanging_others:
@@ -168,6 +205,7 @@ class Calls:
         """Forget all captured graphs, and that the module runs in PyTorch."""
         self._captured.clear()
         self._in_pytorch = False
+        self._num_waited, self._num_to_wait, self._said_too_many = 0, MAX_CAPTURES, None
         self._watch_result = None
 
     # ---- running
@@ -312,74 +350,110 @@ class Calls:
     def _capture(self, args: tuple, kwargs: dict) -> tuple[_Captured, list[Any]]:
         held = ModuleState(self._module)
         try:
-            call = describe_call(self._module, args, kwargs, held, frozenset())
+            call = describe_call(self._module, args, kwargs, held)
         except UnknownType as error:
+            refusals.blame_forward(error)
             raise ORTModuleIOError(str(error)) from error
         device = _device_of(held, call)
         self._say_why(args, kwargs)
-        if len(self._captured) >= MAX_CAPTURES:
-            why = self._captured[0].capture.mismatch(args, kwargs)
-            raise ORTModuleONNXModelException(
-                f"captured {MAX_CAPTURES} times, and this call fits none of the graphs (it "
-                f"differs from the latest one in: {why}); keep that constant from call to call"
-            )
         floats = {name: value for name, value in call.constants.items() if type(value) is float}
-        self._note_changed_floats(floats)
+        self._note_changed_numbers(floats)
         start = time.perf_counter()
         captured = self._capture_with_fewer_symbols(args, kwargs, floats, _has_empty(call), device)
         flat = captured.capture.match(args, kwargs)
         if flat is None:
             raise ORTModuleONNXModelException(captured.capture.mismatch(args, kwargs))
-        self._captured.insert(0, captured)
+        self._captured = [captured, *self._captured[: MAX_CAPTURES - 1]]
         self._say_captured(captured, time.perf_counter() - start)
         return captured, flat
 
-    def _note_changed_floats(self, floats: dict[str, float]) -> None:
+    def _note_changed_numbers(self, floats: dict[str, float]) -> None:
+        """Find the numbers in which this call differs from earlier ones."""
         for captured in self._captured:
             for name, value in captured.floats.items():
                 if name in floats and floats[name] != value and name not in self._constant_floats:
                     self._floats.add(name)
+            self._add_places(
+                place
+                for place, value in captured.capture.constant_numbers
+                if place.holds_another(value)
+            )
+
+    def _add_places(self, places: Iterable[NumberPlace]) -> bool:
+        """Let attributes be open in later captures; tell whether any was not."""
+        new = {
+            place.key: place
+            for place in places
+            if place.key not in self._places and place.key not in self._constant_places
+        }
+        self._places |= new
+        return bool(new)
 
     def _capture_with_fewer_symbols(
         self, args: tuple, kwargs: dict, floats: dict[str, float], is_empty: bool,
         device: str,
     ) -> _Captured:  # fmt: skip
         """Capture with as much left open as the module's forward allows."""
-        none: frozenset[str] = frozenset()
-        attempts = [(none, False), (none, True)]
-        if self._floats:
-            attempts.insert(0, (frozenset(self._floats), False))
-        if is_empty:  # in a trace no symbol can be 0
-            attempts = attempts[-1:]
         first_error: Exception | None = None
-        for names, are_fixed in attempts:
-            rewrite = rewrite_for(self._module, device, self._options.opset)
-            say_run = functools.partial(logs.say_run, self.logger)
-            says = logs.says_captured(self.logger)
-            state = GraphState(self._options, self._files, rewrite, say_run, names_inputs=says)
+        assigned: AssignedNumbers | None = None
+        attempts = self._attempts(is_empty)
+        while attempts:
+            opens, are_fixed = attempts.pop(0)
+            names = frozenset(self._floats if opens else ())
+            places = [each for each in self._places.values() if opens and each.can_be_open]
             random = TorchGenerators()
-            _thread.is_capturing = True
             try:
-                capture = capture_module(
-                    self._module, args, kwargs, self._options, state, floats=names,
-                    are_fixed=are_fixed, run=self._run_plain, functions=policy_of(self.settings),
-                    is_inside=self.is_inside,
-                )  # fmt: skip
+                captured = self._try_to_capture(
+                    args, kwargs, floats, names, places, are_fixed, device
+                )
+            except AssignedNumbers as error:
+                random.restore()
+                assigned = error
+                if self._add_places(error.places):
+                    attempts = self._attempts(is_empty)
             except Exception as error:
                 if self._strict and not isinstance(error, _C.Unsupported):
                     raise  # a bug, which fewer symbols might hide
                 random.restore()
                 first_error = first_error or fallback.failure_of(error, "capture").error
-                continue
-            finally:
-                _thread.is_capturing = False
-            if not names:
-                self._constant_floats |= self._floats
-                self._floats.clear()
-            watchers.note(state.programs)
-            baked = {name: value for name, value in floats.items() if name not in names}
-            return _Captured(capture, state, baked)
-        raise first_error
+            else:
+                if not opens:
+                    self._constant_floats |= self._floats
+                    self._constant_places |= self._places.keys()
+                    self._floats.clear()
+                    self._places.clear()
+                return captured
+        raise first_error or assigned
+
+    def _attempts(self, is_empty: bool) -> list[tuple[bool, bool]]:
+        """List what to try in turn: whether numbers are open, and whether sizes are fixed."""
+        attempts = [(False, False), (False, True)]
+        if self._floats or self._places:
+            attempts.insert(0, (True, False))
+        if is_empty:  # in a trace no symbol can be 0
+            attempts = [(opens, True) for opens, _ in attempts[:1] + attempts[-1:]]
+        return [*dict.fromkeys(attempts)]
+
+    def _try_to_capture(
+        self, args: tuple, kwargs: dict, floats: dict[str, float], names: frozenset[str],
+        places: Sequence[NumberPlace], are_fixed: bool, device: str,
+    ) -> _Captured:  # fmt: skip
+        rewrite = rewrite_for(self._module, device, self._options.opset)
+        say_run = functools.partial(logs.say_run, self.logger)
+        says = logs.says_captured(self.logger)
+        state = GraphState(self._options, self._files, rewrite, say_run, names_inputs=says)
+        _thread.is_capturing = True
+        try:
+            capture = capture_module(
+                self._module, args, kwargs, self._options, state, numbers=names,
+                places=places, are_fixed=are_fixed, run=self._run_plain,
+                functions=policy_of(self.settings), is_inside=self.is_inside,
+            )  # fmt: skip
+        finally:
+            _thread.is_capturing = False
+        watchers.note(state.programs)
+        baked = {name: value for name, value in floats.items() if name not in names}
+        return _Captured(capture, state, baked)
 
     def _say_why(self, args: tuple, kwargs: dict) -> None:
         if self._captured and self.logger.isEnabledFor(logging.INFO):
@@ -410,7 +484,7 @@ def _onnx_error(error: Exception) -> ORTModuleFallbackException:
     """Give an exception that a policy knows."""
     if isinstance(error, ORTModuleFallbackException):
         return error
-    wrapped = ORTModuleONNXModelException(str(error))
+    wrapped = ORTModuleONNXModelException(fallback.reason_of(error))
     wrapped.__cause__ = error
     return wrapped
 

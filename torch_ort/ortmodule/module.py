@@ -226,9 +226,10 @@ class ORTModule(torch.nn.Module):
     def __getattr__(self, name: str) -> Any:
         # Python calls this only for attributes that it does not find otherwise.
         bound = self.__dict__.get("_bound")
-        if bound is not None and name in bound:
-            return bound[name]
         original = self.__dict__.get("_original")
+        # What was set on the wrapped module since then hides a method of its class.
+        if bound is not None and name in bound and name not in vars(original):
+            return bound[name]
         if original is None:
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
         return getattr(original, name)

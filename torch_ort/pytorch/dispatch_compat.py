@@ -236,6 +236,7 @@ class WithoutNumbers(TorchFunctionMode):
         super().__init__()
         self.packed: list[torch.Tensor] = []
         self.reshaped: list[torch.Tensor] = []
+        self.is_adding_windows = False  # a function runs that adds windows which overlap
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -246,6 +247,8 @@ class WithoutNumbers(TorchFunctionMode):
             raise _C.Unsupported(
                 f"Tensor.{name}: called during capture, where tensors have no data"
             )
+        if func in _ADD_WINDOWS:
+            return self._add_windows(func, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
         if is_functionalized(result):
             _C.forbid_numbers(result)
@@ -259,7 +262,20 @@ class WithoutNumbers(TorchFunctionMode):
                     _C.forbid_numbers(item)
         return result
 
+    def _add_windows(self, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+        for given in (*args, *kwargs.values()):
+            if is_functionalized(given):
+                torch._sync(given)  # what was written into windows of it comes before
+        self.is_adding_windows = True
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            self.is_adding_windows = False
+        _C.forbid_numbers(result)
+        return result
 
+
+_ADD_WINDOWS = {torch.istft, torch.Tensor.istft}
 _GIVE_NUMBERS = {
     torch.Tensor.numpy,
     torch.Tensor.data_ptr,

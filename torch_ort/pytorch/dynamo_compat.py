@@ -70,6 +70,46 @@ def kept_inputs(graph: fx.Graph) -> frozenset[int]:
     )
 
 
+def float_reads(graph: fx.Graph) -> dict[fx.Node, torch.SymFloat]:
+    """Give the nodes that read a float of the user's program, with Dynamo's symbol for it.
+
+    Dynamo passes a float that differs from call to call as a 0-d tensor.
+    """
+    found = {}
+    for node in graph.find_nodes(op="placeholder"):
+        argument = node.meta.get("grapharg")
+        if argument is None or argument.is_tensor or not argument.pass_arg_as_tensor:
+            continue
+        for user in node.users:
+            symbol = user.meta.get("example_value")
+            if user.target == "item" and isinstance(symbol, torch.SymFloat) and _has_value(symbol):
+                found[user] = symbol
+    return found
+
+
+def integers_of_fractions(graph: fx.Graph) -> dict[fx.Node, torch.SymInt]:
+    """Give the integers that a graph takes and computes fractions of, with Dynamo's symbols."""
+    found = {}
+    for node in graph.find_nodes(op="placeholder"):
+        symbol = node.meta.get("example_value")
+        if isinstance(symbol, torch.SymInt) and _has_value(symbol) and _is_of_fractions(node):
+            found[node] = symbol
+    return found
+
+
+def _has_value(symbol: torch.SymInt | torch.SymFloat) -> bool:
+    return symbol.node.hint is not None
+
+
+def _is_of_fractions(node: fx.Node) -> bool:
+    values = [(user, user.meta.get("example_value")) for user in node.users]
+    return any(
+        isinstance(value, torch.SymFloat)
+        or (isinstance(value, torch.SymInt) and _is_of_fractions(user))
+        for user, value in values
+    )
+
+
 def calls_transforms(graph: fx.Graph) -> bool:
     """Tell whether a graph of Dynamo's enters transforms of torch.func, or calls other graphs."""
     targets = [node.target for node in graph.nodes if node.op == "call_function"]
@@ -140,7 +180,11 @@ def watch_frames(
         backend = _innermost_backend(self)
         if not is_ours(backend):
             return convert(self, frame, *args, **kwargs)
-        with patches.LOGGER_CALLS.by(_say_once):
+        with (
+            patches.LOGGER_CALLS.by(_say_once),
+            patches.INTEGERS_OF_MODULES.by(True),
+            patches.SIZES_OF_DATA.by(True),
+        ):
             if self._one_graph:
                 return convert(self, frame, *args, **kwargs)
             return told_of(backend, convert, self, frame, *args, **kwargs)

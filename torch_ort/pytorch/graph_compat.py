@@ -183,10 +183,12 @@ def writes_into_windows(graph: fx.Graph) -> bool:
     """Tell whether the forward of a graph writes into what `unfold` gave.
 
     Functionalization takes the gradient of `unfold` for that, in which elements of no window are 0.
+    Functions that add windows, such as istft, call it by themselves.
     """
     return any(
         node.target is torch.ops.aten.unfold_backward.default
         and "backward" not in node.meta.get("partitioner_tag", "")
+        and not node.meta.get("adds_windows")
         for node in graph.nodes
     )
 

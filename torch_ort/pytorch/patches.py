@@ -127,6 +127,23 @@ LOGGER_CALLS = Function(
     "Dynamo breaks a graph where a logger is called; what is said once in a process may be said "
     "in a capture.",
 )
+INTEGERS_OF_MODULES = Setting(
+    "torch._dynamo.config:allow_unspec_int_on_nn_module",
+    "A counter in an attribute of a module is no constant of a function that is compiled for our "
+    "backend, once it has changed.",
+    scope=Scope.CONTEXT,
+)
+SIZES_OF_DATA = Setting(
+    "torch._dynamo.config:capture_dynamic_output_shape_ops",
+    "The recorder takes sizes that data tells, as those of a boolean mask, so that no graph has to "
+    "break there.",
+    scope=Scope.CONTEXT,
+)
+CHECKED_VALUES = Function(
+    "torch:_is_all_true",
+    "torch.distributions looks at the values of its arguments, unless Dynamo has been used in the "
+    "process; a captured graph has none.",
+)
 LEFT_ALONE = Names(
     "torch._dynamo.trace_rules:add",
     "Dynamo is not to compile functions of ours, which autograd and kernels call.",

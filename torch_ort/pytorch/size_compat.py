@@ -53,6 +53,11 @@ def dynamo_symbols(size: torch.SymInt) -> dict[str, DynamoSymbol]:
     return found
 
 
+def hint_of(number: torch.SymInt | torch.SymFloat) -> Any:
+    """Give the value of a number of Dynamo's in the call that is compiled."""
+    return number.node.hint
+
+
 def is_known(condition: bool | torch.SymBool) -> bool:
     """Tell whether a condition of Dynamo's sizes holds for all that it lets pass."""
     return bool(symbolic_shapes.statically_known_true(condition))

@@ -47,6 +47,13 @@ def said_to_be_compiling() -> AbstractContextManager[None]:
     return patches.IS_COMPILING.by(lambda theirs: True)
 
 
+def values_unchecked() -> AbstractContextManager[None]:
+    """Let torch.distributions take values that a trace does not have for valid ones."""
+    return patches.CHECKED_VALUES.by(
+        lambda theirs, valid: True if is_traced(valid) else theirs(valid)
+    )
+
+
 class FakeInputs:
     """Tensors without data to trace a function with.
 

@@ -59,6 +59,7 @@ from torch_ort.record.bodies import Body, ControlFlowRecorder, recording_branche
 from torch_ort.record.results import OutputsTaken, Results
 from torch_ort.rules import answers
 from torch_ort.rules.answers import Answers, answering, leaf_of
+from torch_ort.rules.data_sizes import NewSize
 from torch_ort.rules.forms import Spec, dense_order, format_strides, is_contiguous, spec_of
 from torch_ort.rules.symbols import Symbolic, is_beyond_sizes
 
@@ -159,15 +160,17 @@ def record(
     inputs: Sequence[Any],
     is_settled: Callable[[], bool] = lambda: True,
     is_complete: bool = False,
+    new_size: NewSize | None = None,
 ) -> Recording:
     """Record a function of flat inputs, `Leaf`s and integers.
 
     A function that is not settled after its first run is run again: what it does then counts. The
     graph gives what results are made of; if it is to be complete, for files, every result.
+    `new_size` makes the symbol of a size that only data tells; None: the graph must have none.
     Raises HandOver where it cannot; whatever the function raises comes through.
     """
-    recording = _Recorder(inputs).run(function, is_complete)
-    return recording if is_settled() else _Recorder(inputs).run(function, is_complete)
+    recording = _Recorder(inputs, new_size).run(function, is_complete)
+    return recording if is_settled() else _Recorder(inputs, new_size).run(function, is_complete)
 
 
 class RecordedInputs:
@@ -201,10 +204,14 @@ class RecordedInputs:
         """Give what stands for an integer that each call provides."""
         return self._symbol(value, is_size=False)
 
-    def unbacked_size(self, value: int) -> torch.SymInt:
+    def unbacked_size(self, value: int, most: int | None = None) -> torch.SymInt:
         """Give a symbol for a data-dependent size; `value` is an example of what it may be."""
         self._count += 1
-        return self._sizes.unbacked(f"t{self._count - 1}", value)
+        return self._sizes.unbacked(f"t{self._count - 1}", value, most)
+
+    def new_size(self, most: int | None) -> torch.SymInt:
+        """Give a symbol for a size that only data tells, and that is at most a number."""
+        return self.unbacked_size(4 if most is None else min(4, most), most)
 
     def _symbol(self, value: int, is_size: bool) -> int | torch.SymInt:
         if self._are_fixed:
@@ -233,11 +240,14 @@ def input_like(tensor: torch.Tensor, spec: Spec) -> Leaf:
 
 
 class _Recorder:
-    def __init__(self, inputs: Sequence[Any]) -> None:
+    def __init__(
+        self, inputs: Sequence[Any], new_size: NewSize | None
+    ) -> None:  # fmt: skip
         self._inputs = list(inputs)
         self._graph = fx.Graph()
         self._module = RecordedGraph(self._graph)
         self._mode = _Mode(self._graph, self._module)
+        self._mode.new_size = new_size
         self._primals = [self._placeholder(i, value) for i, value in enumerate(inputs)]
         self._wrapped: dict[int, torch.Tensor] = {}  # by position
         self._with_grad = torch.is_grad_enabled()
@@ -458,6 +468,8 @@ class _Mode(Answers):
             name=self._prefix + schema(func).name.partition("::")[2],
         )  # fmt: skip
         node.meta = {"val": result, "partitioner_tag": self.tag}
+        if self.functions.is_adding_windows:
+            node.meta["adds_windows"] = True
         line = self.line()
         if line is not None:
             node.meta["line"] = line

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch_ort import _C
-from torch_ort.core.refusals import HandOver, NoCapture, Refused
+from torch_ort.core.refusals import HandOver, NestedTensor, NoCapture, Refused
 from torch_ort.core.user_code import Line, blame
 from torch_ort.pytorch.dispatch_compat import (
     Leaf,
@@ -25,7 +25,9 @@ from torch_ort.pytorch.dispatch_compat import (
 from torch_ort.pytorch.graph_compat import schema
 from torch_ort.pytorch.module_compat import pytree
 from torch_ort.pytorch.trace_compat import TorchDispatchMode, real_tensors
+from torch_ort.rules.data_sizes import RULES_OF_DATA, NewSize
 from torch_ort.rules.forms import Integer, NoRule, Spec, is_contiguous, spec_of, value
+from torch_ort.rules.numbers import answered, has_numbers
 from torch_ort.rules.shape_rules import find
 from torch_ort.rules.symbols import is_beyond_sizes
 
@@ -42,6 +44,14 @@ def leaf_of(spec: Spec) -> Leaf:
 class Answers(TorchDispatchMode):
     """Answers every operator with tensors without data."""
 
+    functions: WithoutNumbers | None = None  # what sees the functions that call operators
+    # Makes the symbol of a size that only data tells; None: there can be none.
+    new_size: NewSize | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._places: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by mask
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:  # fmt: skip
@@ -53,14 +63,18 @@ class Answers(TorchDispatchMode):
             raise
 
     def _answer(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        if has_numbers(args, kwargs):
+            return answered(self._answer, self.form, func, args, kwargs)
         if func is torch.ops.aten._local_scalar_dense.default:
             number = getattr(args[0], "number", None)
             if number is not None:
                 return number
+        if func is torch.ops.aten._assert_scalar.default and _C.known_condition(args[0]):
+            return None  # a size that only data tells is none below 0
         if torch.Tag.data_dependent_output in func.tags:
             raise HandOver(f"{func} depends on numbers")
         if torch.Tag.dynamic_output_shape in func.tags and not _has_plain_indices(func, args):
-            raise HandOver(f"{func} gives a shape that depends on numbers")
+            return self._answer_with_sizes_of_data(func, args, kwargs)
         if schema(func).is_mutable:
             raise HandOver(f"{func} writes into its arguments")
         if func in _PLAIN:
@@ -85,6 +99,31 @@ class Answers(TorchDispatchMode):
             # Functionalization wraps the results of wrapped tensors only.
             return functionalized(result)
         return result
+
+    def _answer_with_sizes_of_data(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        if self.new_size is not None:
+            if func is torch.ops.aten.index.Tensor:
+                places = [place for index in args[1] for place in self._plain_indices(index)]
+                return self._answer(func, (args[0], places), {})
+            if func in RULES_OF_DATA:
+                rule = RULES_OF_DATA[func]
+                result = _leaves(rule(self.new_size, *_specs(args), **_specs(kwargs)))
+                self.note(func, args, kwargs, result)
+                return result
+        raise HandOver(f"{func} gives a shape that depends on numbers")
+
+    def _plain_indices(self, index: torch.Tensor | None) -> list[torch.Tensor | None]:
+        """Give the places that a mask selects, one list for each dim, as the kernel makes them."""
+        if index is None or index.dtype not in _OF_MASKS:
+            return [index]
+        if id(index) not in self._places:
+            places = self._answer(torch.ops.aten.nonzero.default, (index,), {})
+            self._places[id(index)] = (index, places)
+        _, places = self._places[id(index)]
+        return [
+            self._answer(torch.ops.aten.select.int, (places, 1, dim), {})
+            for dim in range(index.dim())
+        ]
 
     def line(self) -> Line | None:
         """Give the user's line that runs, where it is known."""
@@ -124,6 +163,7 @@ _PLAIN = {
 def answering(answers: Answers) -> Iterator[WithoutNumbers]:
     """Run code on functionalized tensors without data; what arrives below is answered."""
     with functionalization(), enable_python_dispatcher(), answers, WithoutNumbers() as tensors:
+        answers.functions = tensors
         yield tensors
 
 
@@ -146,9 +186,11 @@ def _has_plain_indices(func: Any, args: tuple) -> bool:
     if func is not torch.ops.aten.index.Tensor:
         return False
     return not any(
-        isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
-        for index in args[1]
+        isinstance(index, torch.Tensor) and index.dtype in _OF_MASKS for index in args[1]
     )
+
+
+_OF_MASKS = (torch.bool, torch.uint8)
 
 
 def _with_known_number(arg: Any) -> Any:
@@ -221,6 +263,8 @@ def _specs(value: Any) -> Any:
     if isinstance(value, Leaf):
         return value.spec
     if isinstance(value, torch.Tensor):
+        if value.is_nested:
+            raise NestedTensor("an operator is called with a nested tensor")
         return spec_of(value)
     if isinstance(value, tuple | list):
         return type(value)(map(_specs, value))
@@ -266,6 +310,8 @@ def _spec_of_result(func: Any, value: Any) -> Any:
     if value is None:
         return None
     if isinstance(value, torch.Tensor):
+        if value.is_nested:
+            raise NestedTensor(f"{func} gives a nested tensor")
         if value.layout != torch.strided:
             raise HandOver(f"{func} gives a tensor of layout {value.layout}")
         spec = spec_of(value)

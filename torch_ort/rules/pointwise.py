@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -46,6 +47,12 @@ def _pointwise_dtype(operator: Any, described: tuple, names: tuple) -> torch.dty
 class _Kind(NamedTuple):
     dtype: torch.dtype
     rank: int  # 0 or 1: scalars do not promote
+
+
+def dtype_with(x: Spec, numbers: Sequence[int | float]) -> torch.dtype:
+    """Give the dtype to which PyTorch promotes a tensor and numbers of Python."""
+    number = 1.5 if any(type(each) is float for each in numbers) else 2
+    return _pointwise_dtype(aten.add.Tensor, (_Kind(x.dtype, min(len(x.sizes), 1)), number), ())
 
 
 def pointwise(operator: Any, *args: Any, **kwargs: Any) -> Spec:

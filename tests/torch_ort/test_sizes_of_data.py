@@ -1,0 +1,153 @@
+"""Masks, places of non-zeros, sets of values: graphs with sizes that only data tells.
+
+The recorder takes them on both roads, forward and backward.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import torch_ort
+from tests.roads import ROADS
+
+pytestmark = pytest.mark.ort_only
+
+
+class Model(nn.Module):
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.linear, self.fill = nn.Linear(8, 8), nn.Parameter(torch.randn(8))
+        self.function = function
+
+    def forward(self, x, mask):
+        return self.function(self.linear(x), mask, self.fill, x)
+
+
+def assigned(h, mask, fill, x):
+    h[mask] = fill
+    return h.square().sum()
+
+
+def assigned_what_was_read(h, mask, fill, x):
+    other = h.clone()
+    other[mask] = h[mask].tanh() * fill
+    return other.square().sum()
+
+
+def assigned_a_number(h, mask, fill, x):
+    h[mask] = 0.5
+    return h.square().sum()
+
+
+def added(h, mask, fill, x):
+    return h.index_put((mask,), fill, accumulate=True).square().sum()
+
+
+def sorted_out(h, mask, fill, x):
+    rows = mask.flatten().nonzero().squeeze(1)
+    return (h.flatten(0, 1).index_select(0, rows) * fill).square().sum()
+
+
+LOSSES = {
+    "assigned": assigned,
+    "assigned what was read": assigned_what_was_read,
+    "assigned a number": assigned_a_number,
+    "added": added,
+    "read": lambda h, mask, fill, x: (h[mask] * fill).square().sum(),
+    "read twice": lambda h, mask, fill, x: (h[mask] * x[mask]).sum() + h[~mask].abs().sum(),
+    "read along one dim": lambda h, mask, fill, x: h[:, mask.any(0)].square().sum(),
+    "read beside an index": lambda h, mask, fill, x: h[0][mask[0], 1:3].square().sum(),
+    "mean": lambda h, mask, fill, x: F.mse_loss(h[mask], x[mask]),
+    "selected": lambda h, mask, fill, x: h.masked_select(mask[..., None]).square().mean(),
+    "scattered": lambda h, mask, fill, x: (
+        h.masked_scatter(mask[..., None], x * fill).square().sum()
+    ),
+    "of a row's norm": lambda h, mask, fill, x: F.layer_norm(h[mask], (8,), fill).square().sum(),
+    "cross-entropy of some": lambda h, mask, fill, x: F.cross_entropy(
+        h[mask], x[mask].argmax(-1), reduction="sum"
+    ),
+    "places": sorted_out,
+    "values": lambda h, mask, fill, x: h.sum() * mask.long().cumsum(1).unique().sum(),
+    "counts of values": lambda h, mask, fill, x: (
+        h.sum() * torch.unique(mask.sum(1), return_counts=True)[1].max()
+    ),
+    "runs": lambda h, mask, fill, x: (
+        h.sum() * torch.unique_consecutive(mask.flatten().long(), return_inverse=True)[1].sum()
+    ),
+    "histogram": lambda h, mask, fill, x: h.sum() * torch.bincount(mask.flatten().long()).max(),
+    "repeated": lambda h, mask, fill, x: (
+        h.flatten(0, 1).repeat_interleave(mask.flatten().long(), 0).square().sum()
+    ),
+}
+# All rows, some, one, none.
+SHARES = (1.1, 0.6, 0.3, 0.05, -1.0)
+
+
+def steps(model, call, share_of_rows=SHARES, dtype=torch.float32):
+    seen = []
+    for step, share in enumerate(share_of_rows):
+        torch.manual_seed(step)
+        x, mask = torch.randn(4, 5, 8, dtype=dtype), torch.rand(4, 5) < share
+        model.zero_grad()
+        loss = call(x, mask)
+        loss.backward()
+        seen += [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+    return seen
+
+
+@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("name", LOSSES)
+def test_training(road, name):
+    shares = SHARES[:-1] if name in ("mean", "selected", "counts of values") else SHARES
+    torch.manual_seed(0)
+    model = Model(LOSSES[name])
+    eager = copy.deepcopy(model)
+    got = steps(model, ROADS[road](model), shares)
+    torch.testing.assert_close(got, steps(eager, eager, shares), rtol=1e-4, atol=1e-5)
+    counters = torch_ort.counters()
+    assert counters["fallbacks"] == counters["graph_breaks"] == 0
+    assert counters["graphs_captured"] == 1
+    assert counters["backward_runs"] == len(shares)
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_doubles(road):
+    model = Model(LOSSES["read"]).double()
+    eager = copy.deepcopy(model)
+    got = steps(model, ROADS[road](model), dtype=torch.float64)
+    torch.testing.assert_close(
+        got, steps(eager, eager, dtype=torch.float64), rtol=1e-12, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_results_have_sizes_of_data(road):
+    model = Model(lambda h, mask, fill, x: (h[mask], mask.nonzero(), h.masked_select(h > 0)))
+    call = ROADS[road](model)
+    for share in SHARES:
+        x, mask = torch.randn(4, 5, 8), torch.rand(4, 5) < share
+        for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+            with mode():
+                got, want = call(x, mask), model(x, mask)
+            torch.testing.assert_close(got, want)
+            assert [each.stride() for each in got] == [each.stride() for each in want]
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_two_calls_alive_at_once_have_sizes_of_their_own(road):
+    model = Model(LOSSES["read"])
+    eager = copy.deepcopy(model)
+    call = ROADS[road](model)
+    inputs = [(torch.randn(4, 5, 8), torch.rand(4, 5) < share) for share in (0.2, 0.8)]
+    for run, of in ((call, model), (eager, eager)):
+        losses = [run(*given) for given in inputs]
+        losses[0].backward()
+        losses[1].backward()
+        assert of.fill.grad is not None
+    torch.testing.assert_close(model.fill.grad, eager.fill.grad)
+    torch.testing.assert_close(model.linear.weight.grad, eager.linear.weight.grad)
