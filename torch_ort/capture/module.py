@@ -22,6 +22,8 @@ from torch_ort.capture.open_numbers import OpenNumbers
 from torch_ort.core.refusals import GatheredInside, NestedTensor, NoCapture, blamed_on_forward
 from torch_ort.engine import onnx_files
 from torch_ort.functions.capturing import Policy, kept_whole
+from torch_ort.functions.describe import is_python_op
+from torch_ort.functions.eager_modules import eager_modules_whole
 from torch_ort.functions.recurrent import recurrent_layers_whole
 from torch_ort.guards.hooks import gathered_part, hook_with_effects, tensor_hooks_refused
 from torch_ort.guards.number_places import NumberPlace, is_number
@@ -40,7 +42,7 @@ from torch_ort.pytorch.dispatch_compat import outside_inference_mode
 from torch_ort.pytorch.dynamo_compat import is_refused_by_dynamo, passes_through
 from torch_ort.pytorch.generators import DrawsNoted, watched_seeding
 from torch_ort.pytorch.trace_compat import FakeInputs, values_unchecked
-from torch_ort.record.recorder import RecordedInputs, enters_program
+from torch_ort.record.recorder import RecordedInputs, Recording, enters_program
 from torch_ort.rules.numbers import Conditions, number_for, number_tensor
 from torch_ort.rules.symbols import symbol_name
 from torch_ort.script.replay import Replay, replayed
@@ -339,6 +341,7 @@ def _trace(
         unchanged_attributes(module) as watch,
         kept_whole(call.functions),
         recurrent_layers_whole(),
+        eager_modules_whole(module) as written_outside,
         tensor_hooks_refused(),
         values_unchecked(),
     ):
@@ -359,6 +362,7 @@ def _trace(
                     "length, or use torch.compile"
                 ) from error
             written = dict.fromkeys(capture.recording.written, False)
+            _check_readers(capture.recording, held, first, written_outside)
         else:
             run = _traced_by_pytorch(capture, trace)
             written = fakes.written()
@@ -389,6 +393,22 @@ def _trace(
     return ModuleCapture(
         trace, guard, run, conditions, written, lying, reads.unseen, _numbers_in(rows)
     )
+
+
+def _check_readers(
+    recording: Recording, held: ModuleState, first: int, written: Sequence[torch.Tensor]
+) -> None:
+    """Raise NoCapture if a graph reads what a module that stays in eager PyTorch writes into.
+
+    The graph would not know whether it comes before or after.
+    """
+    inputs = recording.module.graph.find_nodes(op="placeholder")
+    for i, tensor in enumerate(held.tensors):
+        is_written = any(tensor is each for each in written)
+        if is_written and not all(is_python_op(user.target) for user in inputs[first + i].users):
+            raise NoCapture(
+                f"forward reads '{held.names[i]}', which an embedding with max_norm writes into"
+            )
 
 
 def _numbers_in(rows: Sequence[tuple]) -> list[tuple[NumberPlace, int | float]]:

@@ -6,10 +6,13 @@ Each has a test in tests/pytorch/test_compat.py, which fails when torch changes 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch.utils import _pytree
+
+from torch_ort.pytorch import patches
 
 pytree = _pytree
 OPERATORS = torch._C._VariableFunctions  # as functions of `torch`
@@ -39,6 +42,16 @@ RECURRENT_LAYERS: dict[str, Callable[..., Any]] = {
     kind: getattr(torch._VF, kind) for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")
 }
 pack_padded_sequence = torch._VF._pack_padded_sequence
+
+
+def calls_replaced(call: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Let `call(theirs, module, ...)` stand for calls of modules in this thread."""
+    return patches.MODULE_CALLS.by(call)
+
+
+def is_norm(module: torch.nn.Module) -> bool:
+    """Tell whether a module is a batch norm or an instance norm of PyTorch's."""
+    return isinstance(module, torch.nn.modules.batchnorm._NormBase)
 
 
 def is_cache(module: torch.nn.Module, name: str) -> bool:

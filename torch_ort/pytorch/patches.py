@@ -71,6 +71,10 @@ MODULE_READS = UnseenMethod(
     "torch.nn:Module.__getattribute__",
     "What forward reads of its modules is baked into a capture, and compared by later calls.",
 )
+MODULE_CALLS = Function(
+    "torch.nn:Module.__call__",
+    "Calls of modules that no graph can make become nodes of a capture.",
+)
 SCRIPT_METHOD = Function(
     "torch._C:ScriptMethod.__call__",
     "TorchScript's interpreter knows no symbols for sizes: scripts are replayed call by call.",

@@ -1,0 +1,144 @@
+"""Modules that stay in eager PyTorch inside of a captured graph: each call of one is a node.
+
+They look at numbers, write into what autograd watches, or give sparse gradients, which a graph
+cannot; what stands around them is captured all the same. A call has an autograd graph of its own,
+which lives as long as the node's context.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_ort._C import Unsupported
+from torch_ort.functions.call import Calls
+from torch_ort.pytorch.module_compat import calls_replaced, is_norm, pytree
+from torch_ort.pytorch.trace_compat import is_traced
+
+_thread = threading.local()  # `copies`: of the modules, while their calls are learnt
+
+
+class EagerCall(torch.autograd.Function):
+    """A call of a module in eager PyTorch: its own tensors come after the arguments."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> torch.Tensor:
+        """Run the module on the first tensors."""
+        if any(map(is_traced, tensors)):
+            raise Unsupported(f"{call.name}: looks at numbers")
+        with torch.set_grad_enabled(call.has_gradients and any(ctx.needs_input_grad)):
+            given = [
+                tensor.detach().requires_grad_(tensor.requires_grad)
+                for tensor in tensors[: call.num_arguments]
+            ]
+            result, own = call.run(given)
+        if not isinstance(result, torch.Tensor):
+            raise Unsupported(f"{call.name}: gives a {type(result).__name__}, want a tensor")
+        ctx.result, ctx.leaves = result, [*given, *own]
+        return result.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Run backward through the call's own graph; sparse gradients are accumulated here."""
+        asking = [tensor for tensor in ctx.leaves if tensor.requires_grad]
+        found = iter(
+            torch.autograd.grad(ctx.result, asking, gradient, retain_graph=True, allow_unused=True)
+        )
+        gradients = [next(found) if tensor.requires_grad else None for tensor in ctx.leaves]
+        for i, (leaf, each) in enumerate(zip(ctx.leaves, gradients, strict=True)):
+            if each is not None and each.layout != torch.strided:
+                leaf.grad = each if leaf.grad is None else leaf.grad + each
+                gradients[i] = None
+        return None, *gradients
+
+
+class _Call:
+    """One place at which a module is called: what its arguments are besides tensors."""
+
+    def __init__(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        self.name = type(module).__name__
+        self.has_gradients = torch.is_grad_enabled()
+        self._module = weakref.ref(module)
+        leaves, self._spec = pytree.tree_flatten((args, kwargs))
+        self._is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
+        self._constants = [
+            None if is_tensor else leaf
+            for leaf, is_tensor in zip(leaves, self._is_tensor, strict=True)
+        ]
+        self.tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        self.num_arguments = len(self.tensors)
+
+    def run(self, given: list[torch.Tensor]) -> tuple[Any, list[nn.Parameter]]:
+        """Call the module; give its result, and its parameters."""
+        module = self._module()
+        module = getattr(_thread, "copies", {}).get(id(module), module)
+        tensors = iter(given)
+        leaves = [
+            next(tensors) if is_tensor else constant
+            for constant, is_tensor in zip(self._constants, self._is_tensor, strict=True)
+        ]
+        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        return module(*args, **kwargs), [*module.parameters()]
+
+
+@contextmanager
+def eager_modules_whole(module: nn.Module) -> Iterator[list[nn.Parameter]]:
+    """Put calls of modules that no graph can make into traces made in the block, as nodes.
+
+    Gives the parameters that these calls write into: nothing else in a graph may read them.
+    """
+    copies = {
+        id(part): _copy(part) for part in module.modules() if part is not module and _stays(part)
+    }
+    if not copies:
+        yield []
+        return
+    written = [
+        parameter
+        for part in module.modules()
+        if id(part) in copies and getattr(part, "max_norm", None) is not None
+        for parameter in part.parameters()
+    ]
+    calls = Calls()
+    before, _thread.copies = getattr(_thread, "copies", {}), copies
+
+    def call(theirs: Callable[..., Any], part: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        leaves = pytree.tree_leaves((args, kwargs))
+        if id(part) not in copies or not any(map(is_traced, leaves)):
+            return theirs(part, *args, **kwargs)
+        made = _Call(part, args, kwargs)
+        return calls.put(EagerCall, (made, *made.tensors, *part.parameters()))
+
+    try:
+        with calls_replaced(call):
+            yield written
+    finally:
+        _thread.copies = before
+        calls.forget()
+
+
+def _copy(part: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        return copy.deepcopy(part)
+
+
+def _stays(part: nn.Module) -> bool:
+    """Tell whether a module does what no graph can."""
+    if isinstance(part, nn.Embedding | nn.EmbeddingBag):
+        return part.max_norm is not None or (part.sparse and part.weight.requires_grad)
+    if is_norm(part):
+        return part.momentum is None and part.track_running_stats and part.training
+    if isinstance(part, nn.CTCLoss):
+        return True
+    quantization = sys.modules.get("torch.ao.quantization")
+    if quantization is None:
+        return False
+    return isinstance(part, quantization.FakeQuantizeBase | quantization.ObserverBase)
