@@ -12,6 +12,7 @@
 #include "ops/writer.h"
 #include "passes/known_sizes.h"
 #include "passes/memory.h"
+#include "passes/merged_order.h"
 #include "passes/pass.h"
 #include "passes/region_groups.h"
 #include "region/codegen.h"
@@ -39,8 +40,8 @@ using region::Space;
 struct Order {
   std::vector<Node*> nodes;
   std::unordered_map<const Node*, int> positions;
-  std::vector<std::vector<int>> later;  // nodes that must come after, because of side effects
-  int border = 0;                       // position of the YieldOp, or the end if there is none
+  std::vector<Arc> arcs;  // between positions: readers of results, and side effects
+  int border = 0;         // position of the YieldOp, or the end if there is none
 
   explicit Order(Graph& graph, const SharedMemory& memory) {
     for (Node& node : graph.nodes) {
@@ -48,27 +49,27 @@ struct Order {
       positions[&node] = static_cast<int>(nodes.size());
       nodes.push_back(&node);
     }
-    later.resize(nodes.size());
     border = static_cast<int>(nodes.size());
     int last_effect = -1;
     std::unordered_map<const Value*, std::vector<int>> readers;  // by root of written memory
     std::unordered_map<const Value*, int> last_writer;
     for (int at = 0; at < static_cast<int>(nodes.size()); ++at) {
       const Node& node = *nodes[at];
+      add_readers(at);
       if (ir::is(&node, "YieldOp", ir::kMicrosoftDomain)) border = at;
       const bool is_effect = !ops::is_pure(node);
       if (is_effect) {
-        if (last_effect >= 0) later[last_effect].push_back(at);
+        if (last_effect >= 0) arcs.push_back({last_effect, at});
         last_effect = at;
       }
       for (const Value* value : node.inputs) {
         if (value == nullptr || !memory.is_written(value)) continue;
         const Value* root = SharedMemory::root(value);
         if (const auto writer = last_writer.find(root); writer != last_writer.end()) {
-          later[writer->second].push_back(at);
+          arcs.push_back({writer->second, at});
         }
         if (is_effect) {
-          for (int reader : readers[root]) later[reader].push_back(at);
+          for (int reader : readers[root]) arcs.push_back({reader, at});
           last_writer[root] = at;
         }
         readers[root].push_back(at);
@@ -78,15 +79,13 @@ struct Order {
 
   int position(const Node* node) const { return positions.at(node); }
 
-  template <typename Visit>
-  void for_each_successor(int at, Visit visit) const {
+  void add_readers(int at) {
     for (const Value* value : nodes[at]->outputs) {
       if (value == nullptr) continue;
       for (const ir::Use& use : value->uses) {
-        if (use.node != nullptr) visit(position(use.node));
+        if (use.node != nullptr) arcs.push_back({at, position(use.node)});
       }
     }
-    for (int next : later[at]) visit(next);
   }
 };
 
@@ -103,7 +102,11 @@ struct Group {
 class Grouping {
  public:
   Grouping(Graph& graph, const SharedMemory& memory)
-      : memory_(memory), order_(graph, memory), sizes_(graph), device_(device_of_regions(graph)) {
+      : memory_(memory),
+        order_(graph, memory),
+        merged_order_(static_cast<int>(order_.nodes.size()), order_.arcs),
+        sizes_(graph),
+        device_(device_of_regions(graph)) {
     find_fusible();
     join();
     for (Group& group : groups_) trim(group);
@@ -221,7 +224,7 @@ class Grouping {
     if (first.members.size() + second.members.size() > kMaxNodes) return;
     if (first.again != second.again) return;
     std::optional<Group> joined = fit(first, second);
-    if (!joined || has_path_outside(group_of_[a], group_of_[b])) return;
+    if (!joined || !merged_order_.merge(a, b)) return;
     const int kept = group_of_[a], gone = group_of_[b];
     for (int at : groups_[gone].members) group_of_[at] = kept;
     groups_[gone] = {};
@@ -269,41 +272,6 @@ class Grouping {
     });
   }
 
-  // Whether a path between the groups, in either direction, leads through other nodes.
-  bool has_path_outside(int a, int b) const { return reaches(a, b) || reaches(b, a); }
-
-  bool reaches(int from, int to) const {
-    const int last = groups_[to].members.back();
-    std::vector<int> open;
-    std::unordered_set<int> seen;  // positions; all members of a group are entered together
-    const auto enter = [&](int at, bool from_start) {
-      if (at > last || seen.contains(at)) return false;
-      const int group = group_of_[at];
-      if (group == from) return false;
-      if (group == to) return !from_start;
-      if (group < 0) {
-        seen.insert(at);
-        open.push_back(at);
-      } else {
-        for (int member : groups_[group].members) {
-          seen.insert(member);
-          open.push_back(member);
-        }
-      }
-      return false;
-    };
-    bool found = false;
-    for (int member : groups_[from].members) {
-      order_.for_each_successor(member, [&](int next) { found |= enter(next, true); });
-    }
-    while (!found && !open.empty()) {
-      const int at = open.back();
-      open.pop_back();
-      order_.for_each_successor(at, [&](int next) { found |= enter(next, false); });
-    }
-    return found;
-  }
-
   // ---- groups that become regions
 
   bool is_member(const Group& group, const Node* node) const {
@@ -348,6 +316,7 @@ class Grouping {
 
   const SharedMemory& memory_;
   Order order_;
+  MergedOrder merged_order_;
   KnownSizes sizes_;
   const ir::Device device_;
   std::vector<ops::FusedForm> forms_;  // by position
@@ -541,11 +510,9 @@ std::vector<int> sorted_units(const Order& order, const std::vector<Group>& grou
   }
   std::vector<std::set<int>> successors(count);
   std::vector<int> waiting(count, 0);
-  for (int at = 0; at < count; ++at) {
-    order.for_each_successor(at, [&](int next) {
-      const int from = unit_of[at], to = unit_of[next];
-      if (from != to && successors[from].insert(to).second) ++waiting[to];
-    });
+  for (const Arc& arc : order.arcs) {
+    const int from = unit_of[arc.from], to = unit_of[arc.to];
+    if (from != to && successors[from].insert(to).second) ++waiting[to];
   }
   std::priority_queue<int, std::vector<int>, std::greater<>> ready;
   int units = 0;
