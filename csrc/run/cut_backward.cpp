@@ -85,8 +85,10 @@ class States {
   // The operand that is left may be zeros that depend on no gradient, such as the derivative of
   // floor.
   bool is_left_of_sum(const Node& node) {
-    const Value *left = rest_of(node), *sum = node.outputs[0];
-    if (left == nullptr || left->type != sum->type) return false;
+    const Value* left = rest_of(node);
+    if (left == nullptr) return false;
+    const Value* sum = node.outputs[0];
+    if (left->type != sum->type) return false;
     left_[sum] = left_of(left);
     if (of(left) == State::kDefined) set(sum, State::kDefined);
     return true;
@@ -381,6 +383,12 @@ class Cutter {
   }
 
   bool is_left_out(const Node& node) const {
+    // Checks, and Functions that give no gradient. Autograd would not have called them. What gives
+    // a size stays, since others may use the size.
+    if (node.outputs.empty()) {
+      return states_.has_undefined(node) && !states_.reads(node, State::kDefined) &&
+             !ir::has_attr(node.attrs, "binds_symbol");
+    }
     return std::all_of(node.outputs.begin(), node.outputs.end(), [this](const Value* output) {
       return output == nullptr || states_.is_undefined(output);
     });
@@ -396,7 +404,7 @@ class Cutter {
       const auto is_read = [&](const Value* v) { return v != nullptr && read.contains(v); };
       const bool is_wanted =
           std::any_of(node.outputs.begin(), node.outputs.end(), is_read) || !ops::is_pure(node);
-      if (!is_wanted || (!node.outputs.empty() && is_left_out(node))) continue;
+      if (!is_wanted || is_left_out(node)) continue;
       needed.insert(&node);
       if (const Value* left = copied(node)) {
         read.insert(states_.left_of(left));

@@ -87,7 +87,8 @@ PartialBackward::PartialBackward(std::shared_ptr<const CompiledGraph> whole,
     : whole_(std::move(whole)),
       cut_(cut_backward(*whole_->graph, defined)),
       symbols_(known_symbols(context)) {
-  if (cut_.graph->outputs.empty()) return;
+  // What gives no gradient may still have effects.
+  if (cut_.graph->nodes.empty()) return;
   SessionOptions options = whole_->options;
   options.parameter_gradients.clear();
   cut_.graph->symbol_inputs = symbols_;
