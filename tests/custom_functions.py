@@ -153,6 +153,35 @@ class SumAndProduct(Function):
         return of_sum + of_product * b, of_sum + of_product * a
 
 
+class ThreeParts(Function):
+    """Its gradient depends on which results had one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, materialize: bool, is_last_fixed: bool) -> tuple:
+        ctx.set_materialize_grads(materialize)
+        results = x * 2, x * 3, x * 4
+        if is_last_fixed:
+            ctx.mark_non_differentiable(results[-1])
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple:
+        came = [i * grad for i, grad in enumerate(grads, start=2) if grad is not None]
+        return sum(came) * (1 + 10 * len(came)), None, None
+
+
+class NoGradient(Function):
+    """Gives no gradient, and says when it was asked."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> None:
+        log.append("asked")
+
+
 class NoMaterialized(Function):
     """Is told None of results that nobody uses."""
 

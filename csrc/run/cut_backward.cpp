@@ -429,29 +429,35 @@ class Cutter {
   void copy(const Node& node, Copier& copier) const {
     std::vector<Value*> inputs;
     if (const Value* left = copied(node)) {
-      copier.add({"", "Identity"}, node, {operand(left, copier)}, node.outputs, {});
+      copier.add({"", "Identity"}, node, {operand(node, left, copier)}, node.outputs, {});
       return;
     }
     const auto region = regions_.find(&node);
     if (region != regions_.end() && states_.has_undefined(node)) {
       ir::Attrs attrs;
       for (const Value* input : region->second.make(attrs)) {
-        inputs.push_back(operand(input, copier));
+        inputs.push_back(operand(node, input, copier));
       }
       copier.add(node, std::move(inputs), region->second.outputs(), std::move(attrs));
       return;
     }
     const bool is_left_term = states_.is_left_term(node);
     for (size_t i = 0; i < node.inputs.size(); ++i) {
-      inputs.push_back(is_left_term && i == 2 ? nullptr : operand(node.inputs[i], copier));
+      const bool is_start = is_left_term && i == 2;
+      inputs.push_back(is_start ? nullptr : operand(node, node.inputs[i], copier));
     }
-    while (!inputs.empty() && inputs.back() == nullptr) inputs.pop_back();
+    // A product has no third input unless it has a tensor to start from. Other nodes keep absent
+    // inputs at the end: they may be elements of a list.
+    while (is_left_term && inputs.back() == nullptr) inputs.pop_back();
     copier.add(node, std::move(inputs), node.outputs, node.attrs);
   }
 
-  Value* operand(const Value* value, Copier& copier) const {
-    if (states_.is_undefined(value)) return copier.zeros_like(value);
-    return copier.copy_of(states_.left_of(value));
+  // What the copy of a node reads in place of a value.
+  Value* operand(const Node& node, const Value* value, Copier& copier) const {
+    if (!states_.is_undefined(value)) return copier.copy_of(states_.left_of(value));
+    // A Function may ask for None in place of zeros. Autograd's node knows.
+    if (ir::is(&node, "PythonOpGrad", ir::kMicrosoftDomain)) return nullptr;
+    return copier.zeros_like(value);
   }
 
   const Graph& whole_;

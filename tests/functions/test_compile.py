@@ -67,6 +67,25 @@ def test_several_results(compare_training, assert_python_steps):
     assert_python_steps(graphs=1)
 
 
+# AOTAutograd gives zeros in place of gradients that do not come.
+@pytest.mark.parametrize("maker", ["recorder"], indirect=True)
+@pytest.mark.parametrize("materialize", [True, False])
+def test_last_result_without_a_gradient(compiled, assert_python_steps, materialize):
+    parts = python_op(F.ThreeParts)
+
+    def loss_and_last(x):
+        first, second, last = parts(x, materialize, False)
+        return first.square().sum() + second.sum(), last
+
+    engine = compiled(loss_and_last, fullgraph=True)
+    for _ in range(2):
+        x, same = (torch.ones(4, 6, requires_grad=True) for _ in range(2))
+        engine(x)[0].backward()
+        loss_and_last(same)[0].backward()
+        torch.testing.assert_close(x.grad, same.grad)
+    assert_python_steps(graphs=1)
+
+
 def test_order_of_effects(compiled):
     logging = python_op(F.Logging)
 

@@ -133,6 +133,49 @@ def test_gradients_of_unused_outputs(compare):
     assert set(log) == {"False False"}
 
 
+# AOTAutograd gives zeros in place of gradients that do not come.
+@pytest.mark.parametrize("maker", ["recorder"], indirect=True)
+@pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2)], ids=str)
+@pytest.mark.parametrize("materialize", [True, False])
+@pytest.mark.parametrize("is_last_fixed", [True, False])
+def test_results_without_a_gradient(is_last_fixed, materialize, used, assert_python_steps):
+    """Absent first, in the middle and last, of a result that could have one or cannot."""
+    if is_last_fixed:
+        used = [i for i in used if i != 2] or [0]
+
+    def losses_and_results(x):
+        results = F.ThreeParts.apply(x, materialize, is_last_fixed)
+        return sum(results[i].square().mean() for i in used), *results
+
+    model = F.Net(losses_and_results)
+    eager = copy.deepcopy(model)
+    wrapped = torch_ort.ORTModule(model)
+    for _ in range(2):  # the second call expects the gradients of the first
+        x = torch.randn(4, 6)
+        for each in (wrapped, eager):
+            each.zero_grad()
+            each(x)[0].backward()
+        for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad)
+    assert_python_steps(graphs=1)
+
+
+@pytest.mark.parametrize("maker", ["recorder"], indirect=True)
+def test_function_that_gives_no_gradient_is_not_asked_without_one(assert_python_steps):
+    def two(x):
+        return x.square().sum(), F.NoGradient.apply(x).sum()
+
+    model = F.Net(two)
+    wrapped = torch_ort.ORTModule(model)
+    wrapped(torch.randn(4, 6))
+    for result, asked in ((0, 0), (0, 0), (1, 1)):
+        log.clear()
+        model.zero_grad()
+        (wrapped(torch.randn(4, 6))[result] + model.scale.sum()).backward()
+        assert len(log) == asked
+    assert_python_steps(graphs=1)
+
+
 def test_under_no_grad_and_eval(assert_python_steps):
     eager = F.Net(F.NumpyTanh.apply).eval()
     ours = torch_ort.ORTModule(copy.deepcopy(eager))

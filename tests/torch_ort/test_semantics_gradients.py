@@ -388,3 +388,26 @@ class TestLosses:
             loss=lambda value: value,
             steps=1,
         )
+
+
+@pytest.mark.parametrize(
+    ("places", "shape"),
+    [("i:", (2, 3, 4)), (":i", (3, 2, 4)), ("i:i", (2, 3)), ("ii:", (2, 4)), (":i:", (3, 2, 4))],
+)
+def test_absent_tensors_in_a_list_beside_a_result_without_gradient(
+    compiled, assert_engine_ran, places, shape
+):
+    """The gradient of what is written is read at the same places, with an absent tensor for ':'."""
+    rows = torch.tensor([1, 0])
+    indices = [rows if place == "i" else None for place in places]
+
+    def written(x, values):
+        return torch.ops.aten.index_put(x * 2, indices, values * 3).square().sum(), x.exp()
+
+    engine = compiled(written)
+    x = torch.linspace(-1, 1, 36).view(3, 3, 4).requires_grad_()
+    values = torch.linspace(0, 1, torch.Size(shape).numel()).view(shape).requires_grad_()
+    for _ in range(2):  # the second call expects the gradients of the first
+        found = torch.autograd.grad(engine(x, values)[0], (x, values))
+    torch.testing.assert_close(found, torch.autograd.grad(written(x, values)[0], (x, values)))
+    assert_engine_ran(backward=True)
