@@ -127,6 +127,7 @@ def _is_ours(backend: Any) -> bool:
 dynamo_compat.never_compile(
     ["torch_ort.steps.runners", "torch_ort.steps.first_backward", "torch_ort.functions.call"]
 )
+dynamo_compat.register_once(ort)
 dynamo_compat.watch_recompile_limit(recompile_limit.recompile_limit_reached)
 dynamo_compat.watch_frames(_is_ours, uncaptured.left_out)
 dynamo_compat.watch_contexts(_is_ours, uncaptured.begin_call)

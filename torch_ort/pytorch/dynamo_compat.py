@@ -284,6 +284,11 @@ def watch_contexts(
     patches.COMPILED_CALLS.stay(watched)
 
 
+def register_once(backend: Callable[..., Any]) -> None:
+    """Let threads that compile for the first time at once register a backend of ours."""
+    patches.BACKENDS.take(backend)
+
+
 def never_compile(modules: Sequence[str]) -> None:
     """Let Dynamo leave the functions of some modules alone, which autograd and kernels call."""
     patches.LEFT_ALONE.add(modules)

@@ -8,6 +8,9 @@ would get without us, is patching.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from torch_ort.pytorch.patching import (
     Addition,
     Answer,
@@ -17,6 +20,7 @@ from torch_ort.pytorch.patching import (
     Names,
     OperatorKernels,
     Patch,
+    Registry,
     Scope,
     Setting,
     UnseenMethod,
@@ -125,6 +129,24 @@ COMPILED_CALLS = Function(
     "Watches calls of functions that are compiled for our backend.",
     scope=Scope.PROCESS,
     stays="As above.",
+)
+
+
+def _ask_to_register(
+    compiler_fn: Any = None, name: str | None = None, tags: Sequence[str] = ()
+) -> Any:  # fmt: skip
+    from torch_ort.pytorch import patches
+
+    return patches.BACKENDS.register(compiler_fn, name, tags)
+
+
+BACKENDS = Registry(
+    "torch._dynamo.backends.registry:register_backend.__code__",
+    "Threads that compile for the first time at once would each register our backend, which is an "
+    "error for all but one.",
+    _ask_to_register,
+    scope=Scope.PROCESS,
+    stays="Such a thread may come at any time; other backends' go on to torch's own.",
 )
 LOGGER_CALLS = Function(
     "torch._dynamo.variables.misc:LoggingLoggerVariable.call_method",

@@ -263,6 +263,41 @@ class Answer(Function):
         return _ours().get(self, self._theirs)()
 
 
+class Registry(Patch):
+    """The code of torch's function that registers backends by name.
+
+    Threads that are about to call it hold the function itself.
+    """
+
+    def __init__(self, target: str, why: str, ask: Callable[..., Any], **words: Any) -> None:
+        super().__init__(target, why, **words)
+        self._ask = ask  # calls `register`, with the globals of torch's function
+        self._backend: Any = None
+
+    def take(self, backend: Callable[..., Any]) -> None:
+        """Let several threads at once register a backend of ours, for as long as there are any.
+
+        torch registers a backend where it looks up a name and does not find it, and raises an error
+        if there is one by then. For a moment it also has the name without the backend.
+        """
+        with _lock:
+            self._backend = backend
+            owner, name = self.place
+            self._theirs = types.FunctionType(
+                owner.__code__, owner.__globals__, owner.__name__, owner.__defaults__
+            )
+            setattr(owner, name, self._ask.__code__)
+
+    def register(self, backend: Any, name: str | None, tags: Sequence[str]) -> Any:
+        """Register a backend; one of ours may be registered under its name already."""
+        if backend is self._backend:
+            backend._tags = tuple(tags)
+            known = self._theirs.__globals__["_COMPILER_FNS"]
+            if known.setdefault(name or backend.__name__, backend) is backend:
+                return backend
+        return self._theirs(backend, name, tags)
+
+
 class Value(Patch):
     """An object that asks by itself which thread has come."""
 
