@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensor, FakeTensorMode
 
 import torch_ort
 from tests.injection import at_place, into_backward, into_forward
@@ -164,3 +165,23 @@ def test_a_first_run_copies_only_what_it_writes_into(grad, monkeypatch):
     clones = [event.input_shapes[0] for event in profile.events() if event.name == "aten::clone"]
     assert [8] in clones, "running statistics"
     assert [5, 6] not in clones, "the batch"
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_tensors_without_data_run_in_eager(is_first, monkeypatch):
+    """Tools give these to a model, to learn the sizes of its results."""
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    model = nn.Sequential(nn.Linear(6, 3), nn.ReLU())
+    compiled = torch.compile(model, backend="ort")
+    x = torch.randn(5, 6)
+    if not is_first:
+        compiled(x)
+    for _ in range(2):
+        with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            warnings.simplefilter("ignore")
+            result = compiled(mode.from_tensor(x))
+        assert type(result) is FakeTensor
+        assert result.shape == (5, 3)
+    torch.testing.assert_close(compiled(x), model(x))
+    counters = torch_ort.counters()
+    assert (counters["fallbacks"], counters["forward_runs"]) == (1, 1 if is_first else 2)

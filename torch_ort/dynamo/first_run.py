@@ -95,6 +95,12 @@ class FirstRun:
         return self._eager(*args)
 
     def _first_call(self, args: tuple) -> Any:
+        # Dynamo's guards tell tensors of this kind from others, so this graph is for them alone.
+        if any(isinstance(value, trace_compat.FakeTensor) for value in args):
+            error = Unsupported(
+                "an input is a FakeTensor, which has no data for the engine to read"
+            )
+            return self._in_eager(Failure(error, "forward"), args)
         if self._strict and self._again is None:
             result = self._run(*args)
         else:
