@@ -18,6 +18,7 @@ from torch_ort.dynamo import first_run, recompile_limit, uncaptured
 from torch_ort.dynamo.graph import record_dynamo_graph
 from torch_ort.engine import compiler, watchers
 from torch_ort.engine.onnx_files import sources_of
+from torch_ort.fallback import counted_in_eager
 from torch_ort.options import resolve_compiled
 from torch_ort.pytorch import dynamo_compat, size_compat
 from torch_ort.read import higher_order
@@ -87,7 +88,11 @@ def ort(
         return trace(inputs)
 
     return first_run.compile_or_eager(
-        compile_graph, module.forward, chosen.strict, state, settings.fallback_retry
+        compile_graph,
+        counted_in_eager(module.forward),
+        chosen.strict,
+        state,
+        settings.fallback_retry,
     )
 
 
@@ -128,6 +133,9 @@ dynamo_compat.never_compile(
     ["torch_ort.steps.runners", "torch_ort.steps.first_backward", "torch_ort.functions.call"]
 )
 dynamo_compat.register_once(ort)
+dynamo_compat.watch_assigned_forwards(_is_ours, uncaptured.watched_forward)
 dynamo_compat.watch_recompile_limit(recompile_limit.recompile_limit_reached)
-dynamo_compat.watch_frames(_is_ours, uncaptured.left_out)
-dynamo_compat.watch_contexts(_is_ours, uncaptured.begin_call)
+dynamo_compat.watch_frames(_is_ours, uncaptured.looked_at)
+dynamo_compat.watch_contexts(
+    _is_ours, lambda backend, compiled: uncaptured.Watched(backend, compiled).begin
+)

@@ -7,7 +7,9 @@ PyTorch instead, and gives eager's result or raises eager's own error.
 
 from __future__ import annotations
 
+import functools
 import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -114,6 +116,29 @@ def within_boundary(
         if state is not None:
             state.written = None
     return instead(failure)
+
+
+class _Here(threading.local):
+    runs_in_eager = 0
+
+
+_here = _Here()
+
+
+def counted_in_eager(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a function that runs a graph in eager PyTorch, and counts that for this thread."""
+
+    @functools.wraps(run)
+    def counted(*args: Any) -> Any:
+        _here.runs_in_eager += 1
+        return run(*args)
+
+    return counted
+
+
+def runs_in_eager() -> int:
+    """Tell how often this thread has run graphs in eager PyTorch instead of the engine."""
+    return _here.runs_in_eager
 
 
 def failure_of(error: Exception, stage_name: str) -> Failure:

@@ -378,6 +378,7 @@ void bind_run(py::module_& module) {
     for (const auto& [name, value] : run::counters().snapshot()) values[py::str(name)] = value;
     return values;
   });
+  module.def("forward_runs_of_thread", [] { return run::forward_runs_of_thread(); });
   module.def("reset_counters", [] { run::counters().reset(); });
   module.def("set_failpoint", &set_failpoint, py::arg("function"),
              "For tests: call a function with the name of each place at which the engine may fail; "

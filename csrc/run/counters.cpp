@@ -60,6 +60,11 @@ Counters& counters() {
   return instance;
 }
 
+int64_t& forward_runs_of_thread() {
+  thread_local int64_t runs = 0;
+  return runs;
+}
+
 StepCounts::~StepCounts() {
   const auto add = [](std::atomic<int64_t>& counter, int64_t count) {
     counter.fetch_add(count, std::memory_order_relaxed);

@@ -45,6 +45,10 @@ struct Counters {
 
 Counters& counters();
 
+// Forward runs that this thread has asked for. Unlike `forward_runs` it is not reset, so that a
+// caller sees whether something ran between two readings, whatever other threads do.
+int64_t& forward_runs_of_thread();
+
 // The step counts of one half of a call. The destructor adds them to the counters.
 struct StepCounts {
   int64_t out = 0, functional = 0, view = 0, python = 0, region = 0, product = 0;

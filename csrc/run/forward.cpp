@@ -341,6 +341,7 @@ Session::Tensors Session::forward(const Tensors& inputs, const std::vector<int64
     if (!inputs[index].is_inference()) inputs[index].unsafeGetTensorImpl()->bump_version();
   }
   counters().forward_runs.fetch_add(1);
+  ++forward_runs_of_thread();
   counters().saved_bytes.store(binding->plan.saved_bytes);
   if (!is_training()) return results;
 

@@ -1,4 +1,5 @@
-# Lightning, with the network compiled or wrapped in `configure_model`.
+# Lightning, with the network compiled or wrapped in `configure_model`, or with the LightningModule
+# itself compiled: forward and the steps of training and validation, in one context of Dynamo.
 from __future__ import annotations
 
 import pytest
@@ -40,8 +41,13 @@ SCRIPT = """
 
         def training_step(self, batch, index):
             loss = torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-            self.losses.append(loss.item())
+            if not torch.compiler.is_compiling():
+                self.losses.append(loss.item())
             return loss
+
+        def on_train_batch_end(self, outputs, batch, index):
+            if self.road == "whole":
+                self.losses.append(2 * outputs["loss"].item())  # divided by the accumulated ones
 
         def configure_optimizers(self):
             return torch_ort.optim.AdamW(self.parameters(), lr=1e-2)
@@ -63,12 +69,13 @@ SCRIPT = """
                 default_root_dir=f"{folder}/{road}", precision=precision,
                 enable_model_summary=False, accumulate_grad_batches=2, gradient_clip_val=1.0,
             )
-            trainer.fit(training, loader, ckpt_path=checkpoint, weights_only=False)
+            trained = torch.compile(training, backend="ort") if road == "whole" else training
+            trainer.fit(trained, loader, ckpt_path=checkpoint, weights_only=False)
             losses += training.losses
             checkpoint = glob.glob(f"{folder}/{road}/checkpoints/*.ckpt")[0]
         return {"losses": losses, "counters": torch_ort.counters()}
 
-    report = {road: train(road) for road in ("eager", "compile", "module")}
+    report = {road: train(road) for road in ("eager", "compile", "module", "whole")}
     torch.save(report, f"{folder}/rank_0.pt")
 """
 
@@ -79,9 +86,10 @@ def test_training_is_that_of_eager(tmp_path, precision):
     (report,) = run_script(SCRIPT, tmp_path, precision)
     assert len(report["eager"]["losses"]) == 15
     tolerance = 1e-5 if precision == "32-true" else 1e-2
-    for road in ("compile", "module"):
+    for road in ("compile", "module", "whole"):
         ours, counters = report[road]["losses"], report[road]["counters"]
         torch.testing.assert_close(ours, report["eager"]["losses"], rtol=tolerance, atol=tolerance)
         assert counters["fallbacks"] == 0
         assert counters["graph_breaks"] == 0
+        assert counters["calls_left_to_eager"] == 0
         assert counters["backward_runs"] == 15

@@ -15,7 +15,7 @@ import pytest
 import sympy
 import torch
 from torch import fx
-from torch._dynamo import convert_frame
+from torch._dynamo import convert_frame, eval_frame, symbolic_convert
 from torch._dynamo.variables import ConstantVariable, misc
 from torch.fx.experimental import symbolic_shapes
 
@@ -247,6 +247,45 @@ class TestFrame:
         reasons = inspect.getsource(torch._dynamo.output_graph.GraphCompileReason)
         assert "graph_break_reasons.append(self)" in reasons
         assert "user_stack" in reasons
+
+    def test_dynamo_says_what_it_passes_over(self):
+        assert dynamo_compat.NO_OPERATIONS in inspect.getsource(symbolic_convert)
+        fields = convert_frame.ConvertFrameReturn().__dict__
+        assert {"guarded_code", "skip_reason"} <= fields.keys()
+
+    def test_the_program_asks_for_eager(self):
+        nothing = dynamo_compat.Compiled("", [], lambda: None)
+        assert not dynamo_compat.eager_asked_for(nothing)
+        with torch.compiler.set_stance("force_eager"):
+            assert dynamo_compat.eager_asked_for(nothing)
+        with torch._dynamo.config.patch(disable=True):
+            assert dynamo_compat.eager_asked_for(nothing)
+        asked = []
+
+        def ask(x):
+            asked.append(dynamo_compat.eager_asked_for(nothing))
+            return x
+
+        torch.vmap(ask)(torch.zeros(2))
+        assert asked == [True]
+        module = torch.nn.Linear(1, 1)
+        module.forward = torch.compiler.disable(module.forward)
+        assert dynamo_compat.eager_asked_for(dynamo_compat.Compiled("", [], lambda: module))
+
+    def test_values_by_code_tell_equal_code_apart(self):
+        one, other = (eval("lambda x: x").__code__ for _ in range(2))
+        assert one == other
+        values = dynamo_compat.ByCode(list)
+        values[one].append(1)
+        assert (values[one], values[other]) == ([1], [])
+        values.clear()
+        assert values[one] == []
+
+    def test_each_compiled_function_has_a_context_of_its_own(self):
+        context = torch.compile(lambda x: x, backend="eager")
+        cells = inspect.getclosurevars(context).nonlocals
+        assert "enter_exit_hooks" in vars(cells["self"])
+        assert "self.enter_exit_hooks" in inspect.getsource(eval_frame._TorchDynamoContext.__call__)
 
     def test_dynamo_calls_loggers_by_a_method_that_is_ours_for_a_while(self):
         call = misc.LoggingLoggerVariable.call_method

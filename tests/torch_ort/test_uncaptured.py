@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -216,8 +217,8 @@ def test_a_layer_of_torch_by_itself(lenient):
     run = compiled(nn.LSTM(6, 6))
     (warning,) = told(lambda: [run(X), run(X)])
     assert (
-        "no graph was captured: code of PyTorch's own runs in eager PyTorch, because Dynamo cannot "
-        "capture it: Attempted to wrap RNN"
+        "no graph was captured: all of the compiled LSTM runs in eager PyTorch, because Dynamo "
+        "cannot capture it: Attempted to wrap RNN"
     ) in str(warning.message)
     assert warning.filename == __file__
     assert left_out() == (1, 0)
@@ -336,13 +337,76 @@ def test_errors_that_the_user_has_dynamo_suppress(lenient, monkeypatch):
     assert left_out() == (1, 0)
 
 
-def test_calls_are_watched_until_one_runs_in_the_engine():
-    run = compiled(Around(nn.Linear(6, 3)))
-    before = len(run.dynamo_ctx.enter_exit_hooks)
-    run(X)
-    assert len(run.dynamo_ctx.enter_exit_hooks) == before - 1
-    other = torch.compile(nn.Linear(6, 3), backend="eager")
-    assert len(other.dynamo_ctx.enter_exit_hooks) == before - 1
+class TestOneContext:
+    """Lightning compiles the methods of a LightningModule in one context."""
+
+    def functions(self, model: nn.Module) -> list[Callable]:
+        context = compiled(model).dynamo_ctx
+        return [
+            context(lambda x: model(x).square().mean()),
+            context(lambda x: model(x).sum()),
+            context(lambda x: model(x).abs().sum() * 2),
+        ]
+
+    def test_functions_train(self):
+        model = sequence()
+        expected = copy.deepcopy(model)
+        plain = [
+            lambda x: expected(x).square().mean(),
+            lambda x: expected(x).sum(),
+            lambda x: expected(x).abs().sum() * 2,
+        ]
+        ours = self.functions(model)
+        for _ in range(3):
+            for ran, eager in zip(ours, plain, strict=True):
+                for run in (ran, eager):
+                    run(X).backward()
+        for parameter, wanted in zip(model.parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(parameter.grad, wanted.grad)
+        counters = torch_ort.counters()
+        assert counters["forward_runs"] == counters["backward_runs"] == 9
+        assert counters["fallbacks"] == counters["calls_left_to_eager"] == 0
+
+    def test_an_error_of_one_leaves_the_others_usable(self, lenient):
+        def fails(x):
+            raise KeyError("mine")
+
+        context = compiled(sequence()).dynamo_ctx
+        bad, good = context(fails), context(lambda x: x * 2)
+        for _ in range(2):
+            with pytest.raises(KeyError, match="mine"):
+                bad(X)
+            torch.testing.assert_close(good(X), X * 2)
+        assert torch_ort.counters()["forward_runs"] == 2
+
+    def test_each_has_hooks_of_its_own(self, lenient):
+        model = Recurrent()
+        context = compiled(model).dynamo_ctx
+        hooks = [*context.enter_exit_hooks]
+        run, left = context(lambda x: x * 2), context(lambda x: model(x))
+        assert len(told(lambda: [left(X), run(X), left(X), run(X)])) == 1
+        assert context.enter_exit_hooks == hooks
+        counters = torch_ort.counters()
+        assert (counters["calls_left_to_eager"], counters["forward_runs"]) == (2, 2)
+
+    def test_in_several_threads(self):
+        functions = self.functions(sequence())
+        with ThreadPoolExecutor(3) as threads:
+            calls = [threads.submit(each, X) for each in functions * 3]
+        assert all(call.result(60).isfinite() for call in calls)
+        assert torch_ort.counters()["calls_left_to_eager"] == 0
+
+
+def test_backward_hooks_around_a_module_of_torch(lenient):
+    model = sequence()
+    model.register_full_backward_hook(lambda *args: None)
+    report = torch_ort.explain(model, X.clone().requires_grad_())
+    (only,) = report.breaks
+    text = f"{only}"
+    assert text.startswith("test_uncaptured.py:")
+    assert "a part of the compiled Sequential: Module-level backwards hooks" in text
+    assert "PyTorch's own" not in str(report)
+    assert report.counters["calls_left_to_eager"] == 1
 
 
 class TestTorchsOwnModules:

@@ -19,10 +19,12 @@ def count(name: str, amount: int = 1) -> None:
 def counters() -> dict[str, int]:
     """Return all counters of this process, by name; `docs/counters.md` explains each.
 
-    The engine has run all of forward and backward if these four are 0: `fallbacks` (graphs or calls
+    The engine has run all of forward and backward if these five are 0: `fallbacks` (graphs or calls
     that the engine could not run), `frames_left_to_eager` (functions of which Dynamo compiles
-    nothing), `graph_breaks` (places where Dynamo breaks a graph) and `captures_refused` (functions
-    that reached torch's recompile limit; their other calls run in eager PyTorch).
+    nothing), `graph_breaks` (places where Dynamo breaks a graph), `captures_refused` (functions
+    that reached torch's recompile limit; their other calls run in eager PyTorch) and
+    `calls_left_to_eager` (calls of compiled functions and of ORTModules in which nothing ran in the
+    engine, whatever the reason).
 
     Of the others, `graphs_recorded` counts the captured graphs that the recorder made,
     `recordings_handed_over` those that it left to AOTAutograd (the logger "torch_ort.recorder" says
@@ -43,6 +45,7 @@ def counters() -> dict[str, int]:
         "frames_left_to_eager": _events["frames_left_to_eager"],
         "graph_breaks": _events["graph_breaks"],
         "captures_refused": _events["captures_refused"],
+        "calls_left_to_eager": _events["calls_left_to_eager"],
         "attentions_tuned": _events["attentions_tuned"],
         "attentions_loaded": _events["attentions_loaded"],
         "optimizer_parameters": _events["optimizer_parameters"],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import sys
 import sysconfig
@@ -9,7 +11,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -51,6 +53,16 @@ def calling_line() -> Line:
     while frame.f_back is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
     return Line(frame.f_code.co_filename, frame.f_lineno)
+
+
+def named(function: Any) -> str:
+    """Name a function and where it begins, for messages."""
+    inner = inspect.unwrap(function)
+    inner = inner.func if isinstance(inner, functools.partial) else inner
+    code = getattr(inner, "__code__", None)
+    if code is None:
+        return f"a {type(function).__qualname__}"
+    return f"'{code.co_name}' ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
 
 
 def warn_at(line: Line, message: str, category: type[Warning]) -> None:

@@ -26,7 +26,11 @@ from torch._dynamo import (
 )
 from torch._dynamo.backends.distributed import DDPOptimizer
 from torch._dynamo.types import FrameAction, FrameExecStrategy
-from torch._dynamo.utils import get_metrics_context, graph_break_reasons
+from torch._dynamo.utils import (
+    ExactWeakKeyDictionary,
+    get_metrics_context,
+    graph_break_reasons,
+)
 from torch._dynamo.variables import ConstantVariable
 from torch._guards import CompileContext
 from torch._ops import HigherOrderOperator
@@ -167,13 +171,25 @@ class LeftOut(NamedTuple):
     lines: list[tuple[str, int]]  # file and line, from the function to where it happens
 
 
-def watch_frames(
-    is_ours: Callable[[Any], bool], told: Callable[[Any, list[LeftOut]], None]
-) -> None:
-    """Call `told(backend, what is left out)` when Dynamo has looked at a function for a backend.
+# Of Dynamo's reason for passing over a function that it has traced to its end.
+NO_OPERATIONS = "No ops traced for the FX graph"
 
-    Only for backends that are ours, and not where a graph break is an error. Loggers' messages that
-    are said once break no graph of theirs.
+
+class Looked(NamedTuple):
+    """What Dynamo did with a function when it was to compile it."""
+
+    code: CodeType  # of the function
+    is_captured: bool  # what Dynamo made of it runs, or it has no tensor operations
+    left: list[LeftOut]
+    is_at_limit: bool = False  # it has been compiled too often
+    skipped: str = ""  # Dynamo's reason for passing it over
+
+
+def watch_frames(is_ours: Callable[[Any], bool], told: Callable[[Any, Looked], None]) -> None:
+    """Call `told(backend, what Dynamo did)` when Dynamo has looked at a function for a backend.
+
+    Only for backends that are ours. Nothing is left out where a graph break is an error. Loggers'
+    messages that are said once break no graph of theirs.
     """
 
     def watched(convert: Callable, self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
@@ -185,8 +201,6 @@ def watch_frames(
             patches.INTEGERS_OF_MODULES.by(True),
             patches.SIZES_OF_DATA.by(True),
         ):
-            if self._one_graph:
-                return convert(self, frame, *args, **kwargs)
             return told_of(backend, convert, self, frame, *args, **kwargs)
 
     def told_of(
@@ -196,14 +210,19 @@ def watch_frames(
         try:
             result = convert(self, frame, *args, **kwargs)
         except Exception as error:
-            if _is_swallowed(self, error):
-                told(backend, [_left_out(code, error)])
+            is_at_limit = getattr(error, "frame_exec_strategy", None) is not None
+            left = [_left_out(code, error)] if _is_swallowed(self, error) else []
+            if left or is_at_limit:
+                told(backend, Looked(code, False, left, is_at_limit))
             raise
+        reasons = [] if self._one_graph else graph_break_reasons[first:]
         breaks = [
             LeftOut(code, False, why.reason, [(s.filename, s.lineno) for s in why.user_stack])
-            for why in graph_break_reasons[first:]
+            for why in reasons
         ]
-        told(backend, breaks)
+        skipped = getattr(result, "skip_reason", None) or ""
+        is_captured = result.guarded_code is not None or NO_OPERATIONS in skipped
+        told(backend, Looked(code, is_captured, breaks, skipped=skipped))
         return result
 
     patches.FRAMES.stay(watched)
@@ -231,7 +250,8 @@ def _is_swallowed(converter: Any, error: Exception) -> bool:
 
     One with a strategy is that of the recompile limit, of which `recompile_limit.py` warns.
     """
-    if converter._box.error_on_graph_break or getattr(error, "frame_exec_strategy", None):
+    is_an_error = converter._one_graph or converter._box.error_on_graph_break
+    if is_an_error or getattr(error, "frame_exec_strategy", None):
         return False
     return isinstance(error, exc.Unsupported | exc.UserError) or dynamo_config.suppress_errors
 
@@ -261,27 +281,129 @@ def _innermost_backend(callback: Any) -> Any:
             return functools.partial(callback, **keywords)
 
 
+class Compiled(NamedTuple):
+    """A function, or the call of a module, that is compiled."""
+
+    words: str  # in messages
+    codes: list[CodeType]  # of the functions that Dynamo may look at first
+    module: Callable[[], torch.nn.Module | None]  # whose call it is
+
+
 def watch_contexts(
-    is_ours: Callable[[Any], bool], begin: Callable[[Any, list], Callable[[], bool]]
+    is_ours: Callable[[Any], bool],
+    watch: Callable[[Any, Compiled], Callable[[], Callable[[], None]]],
 ) -> None:
     """Watch calls of functions compiled for backends that are ours.
 
-    `begin(backend, kept)` is called before a call, what it gives after it; once that gives True,
-    calls are watched no more. `kept` is one list for all calls of a function. What Dynamo would not
-    look at, as it is torch's own code, gets a frame that it looks at.
+    `watch(backend, compiled)` gives what is called before each call, which gives what is called
+    after it. What Dynamo would not look at, as it is torch's own code, gets a frame that it looks
+    at.
     """
 
     def watched(compile_function: Callable, self: Any, function: Any) -> Any:
         backend = _innermost_backend(self.callback)
         if not is_ours(backend):
             return compile_function(self, function)
-        function = _with_a_frame(function, self.enter_exit_hooks)
+        # The hooks of a context are called for all functions that it has compiled, so each gets
+        # one of its own.
+        context = object.__new__(type(self))
+        vars(context).update(vars(self))
+        context.enter_exit_hooks = [*self.enter_exit_hooks]
+        if isinstance(function, torch.nn.Module):
+            _with_a_frame(function, context.enter_exit_hooks)
+            _ask_again(function)
+            return compile_function(self, function)  # which comes here again with its call
+        # Of a module of torch.nn, torch has put a frame around the call.
+        module = _module_called(function) or getattr(function, "__wrapped__", None)
+        function = _with_a_frame(function, context.enter_exit_hooks)
         _ask_again(function)
-        if not (self.fullgraph or isinstance(function, torch.nn.Module | type)):
-            _watch_calls(self.enter_exit_hooks, functools.partial(begin, backend, []))
-        return compile_function(self, function)
+        if not isinstance(function, type):
+            compiled = _compiled(function, module)
+            context.enter_exit_hooks.append(watch(backend, compiled))
+        return compile_function(context, function)
 
     patches.COMPILED_CALLS.stay(watched)
+
+
+def _compiled(function: Any, module: Any) -> Compiled:
+    called = [eval_frame.innermost_fn(function)]
+    reference: Callable[[], torch.nn.Module | None] = _nothing
+    if isinstance(module, torch.nn.Module):
+        words = f"the compiled {type(module).__name__}"
+        called.append(eval_frame.innermost_fn(module.forward))
+        reference = weakref.ref(module)
+    else:
+        words = f"the compiled {getattr(function, '__name__', type(function).__name__)}"
+    codes = [getattr(each, "__code__", None) for each in called]
+    return Compiled(words, [code for code in codes if code is not None], reference)
+
+
+def eager_asked_for(compiled: Compiled) -> bool:
+    """Tell whether the program has asked that a compiled function runs in eager PyTorch now.
+
+    It may do so by a stance, by a setting of Dynamo's, by a transform of torch.func, by a mode that
+    is to see each operator, or by torch.compiler.disable of a module's forward.
+    """
+    return bool(
+        getattr(getattr(compiled.module(), "forward", None), "_torchdynamo_disable", False)
+        or eval_frame._stance.stance != "default"
+        or dynamo_config.disable
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._len_torch_dispatch_stack()
+    )
+
+
+def why_not_looked_at(codes: Sequence[CodeType]) -> str:
+    """Say why Dynamo has looked at none of some functions."""
+    skipped = next((code for code in codes if trace_rules.check(code)), None)
+    if skipped is None:
+        return "Dynamo was not asked to look at it"
+    name = os.path.basename(skipped.co_filename)
+    return f"Dynamo looks at no code of {name}"
+
+
+class ByCode:
+    """Values for code objects, of which two that are equal are not the same one."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._values = ExactWeakKeyDictionary()
+
+    def __getitem__(self, code: CodeType) -> Any:
+        """Give the value for a code object, a new one if there was none."""
+        if code not in self._values:
+            self._values[code] = self._make()
+        return self._values[code]
+
+    def clear(self) -> None:
+        """Forget all values."""
+        self._values.clear()
+
+
+def watch_assigned_forwards(
+    is_ours: Callable[[Any], bool], watched: Callable[[Any, str, Any], Any]
+) -> None:
+    """Watch functions that are assigned to `forward` of modules compiled for backends of ours.
+
+    `watched(backend, words, function)` gives what is assigned instead.
+    """
+
+    def assign(assign_theirs: Callable, self: Any, name: str, value: Any) -> None:
+        if name == "forward" and _is_assigned_from_outside(self, value):
+            backend = _innermost_backend(self.dynamo_ctx.callback)
+            if is_ours(backend):
+                words = f"the compiled {type(self._orig_mod).__name__}"
+                value = watched(backend, words, value)
+        assign_theirs(self, name, value)
+
+    patches.ASSIGNED_FORWARD.stay(assign)
+
+
+def _is_assigned_from_outside(module: Any, forward: Any) -> bool:
+    """Tell whether torch itself does not assign it, as it makes a compiled module."""
+    is_made = "forward" in vars(module) and callable(forward)
+    is_lazy = getattr(forward, "__func__", None) is eval_frame.OptimizedModule._call_lazy_check
+    return is_made and not is_lazy and not hasattr(forward, "_is_torch_compile")
 
 
 def register_once(backend: Callable[..., Any]) -> None:
@@ -292,20 +414,6 @@ def register_once(backend: Callable[..., Any]) -> None:
 def never_compile(modules: Sequence[str]) -> None:
     """Let Dynamo leave the functions of some modules alone, which autograd and kernels call."""
     patches.LEFT_ALONE.add(modules)
-
-
-def _watch_calls(hooks: list[Callable[[], Any]], begin: Callable[[], Callable[[], bool]]) -> None:
-    def enter() -> Callable[[], None]:
-        end = begin()
-
-        def leave() -> None:
-            # Other threads may iterate over the list, so only the last element is removed.
-            if end() and hooks[-1] is enter:
-                hooks.pop()
-
-        return leave
-
-    hooks.append(enter)
 
 
 def _with_a_frame(function: Any, hooks: list[Callable[[], Any]]) -> Any:

@@ -130,6 +130,13 @@ COMPILED_CALLS = Function(
     scope=Scope.PROCESS,
     stays="As above.",
 )
+ASSIGNED_FORWARD = Function(
+    "torch._dynamo.eval_frame:OptimizedModule.__setattr__",
+    "Watches calls of a function that is assigned to `forward` of a module which is compiled for "
+    "our backend: it runs in its place.",
+    scope=Scope.PROCESS,
+    stays="As above.",
+)
 
 
 def _ask_to_register(
