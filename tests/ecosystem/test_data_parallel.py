@@ -71,7 +71,7 @@ def assert_engine_ran(results: Results, case: str, wrap: str, at_least: int) -> 
         assert counters["graphs_captured"] >= 1
         assert counters["forward_runs"] == counters["backward_runs"] >= at_least
         for name in ("fallbacks", "frames_left_to_eager", "graph_breaks", "captures_refused",
-                     "recordings_handed_over"):  # fmt: skip
+                     "calls_left_to_eager", "recordings_handed_over"):  # fmt: skip
             assert counters[name] == 0, name
 
 

@@ -76,7 +76,7 @@ def check(program: Program, road: str) -> None:
     with quiet():
         got = run(program, module, _RUNS[road](module, program))
     counters = torch_ort.counters()
-    if counters["fallbacks"] or counters["captures_refused"]:
+    if counters["fallbacks"] or counters["captures_refused"] or counters["calls_left_to_eager"]:
         raise Wrong(f"it ran in eager PyTorch: {counters}")
     if (road == "aot_eager" or counters["recordings_handed_over"]) and _random_states(
         got

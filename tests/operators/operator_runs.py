@@ -263,4 +263,6 @@ def _check(road: str, case: Case, want: Outcome, kind: Kind | None) -> None:
         raise Different("it is as in eager: the exception is not needed")
 
 
-_LEFT_TO_EAGER = ("fallbacks", "captures_refused", "graph_breaks", "frames_left_to_eager")
+_LEFT_TO_EAGER = (
+    "fallbacks", "captures_refused", "graph_breaks", "frames_left_to_eager", "calls_left_to_eager",
+)  # fmt: skip

@@ -338,12 +338,31 @@ class Calls:
 
     def _say_fallback(self, error: ORTModuleFallbackException, stage: str, until: str) -> None:
         counting.count(f"fallbacks_{stage}")
+        self._warn(error, until)
+
+    def _warn(self, error: ORTModuleFallbackException, until: str) -> None:
         warn_at(
             calling_line(),
             f"ORTModule: {type(error).__name__}: {fallback.reason_of(error)}; {until} in plain "
             "PyTorch (set ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE to get an error instead)",
             fallback.FallbackWarning,
         )
+
+    def note_bypass(self, function: str) -> None:
+        """Count a call that came to none of the engine's entries, and warn of it once.
+
+        Raises an ORTModuleFallbackException if the policy does not allow PyTorch.
+        """
+        error = ORTModuleONNXModelException(
+            f"nothing of this call ran in the engine: forward was replaced by {function}, which "
+            "neither is the module's forward nor calls it"
+        )
+        if not self._may_fall_back(error):
+            raise error
+        counting.count("calls_left_to_eager")
+        if str(error) not in self._said:
+            self._said.add(str(error))
+            self._warn(error, "such calls run")
 
     # ---- capture
 
@@ -472,12 +491,14 @@ class Calls:
         logs.say_captured(self.logger, programs, seconds, self._options)
 
 
+def is_part_of_capture() -> bool:
+    """Tell whether a call belongs to a graph that is captured in this thread."""
+    return torch.compiler.is_compiling() or getattr(_thread, "is_capturing", False)
+
+
 def is_traced() -> bool:
     """Tell whether a call is part of a trace or of a function transform in this thread."""
-    is_capturing = getattr(_thread, "is_capturing", False)
-    return (
-        is_capturing or in_function_transform() or is_jit_tracing() or torch.compiler.is_compiling()
-    )
+    return is_part_of_capture() or in_function_transform() or is_jit_tracing()
 
 
 def _onnx_error(error: Exception) -> ORTModuleFallbackException:

@@ -12,19 +12,22 @@ from typing import Any
 
 import torch
 
+from torch_ort import _C
 from torch_ort.core.policy import ORTModuleTorchModelException
-from torch_ort.guards.scripts import is_script, signature_of
+from torch_ort.core.user_code import named
+from torch_ort.guards.scripts import is_script
 from torch_ort.guards.watch import REGISTRIES
-from torch_ort.ortmodule.calls import DATA_PARALLEL, Calls, make_calls
+from torch_ort.ortmodule.calls import DATA_PARALLEL, Calls, is_part_of_capture, make_calls
 from torch_ort.ortmodule.debug_options import DebugOptions
+from torch_ort.ortmodule.entries import Entry, calls_of_thread, entry_of, reaches
 from torch_ort.ortmodule.library_models import is_library_model, methods_of_library
 from torch_ort.ortmodule.memory_stats import MemoryStats
-from torch_ort.ortmodule.parts import Parts, put_together
+from torch_ort.ortmodule.parts import Parts, leave_whole, put_together
 from torch_ort.ortmodule.zero_stage3 import mark_blocks, run_between_gathers
 
 # The entries of an ORTModule's own __dict__; all other attributes are the wrapped module's.
 _OWN = (
-    "_original", "_made_as", "_claimed", "_calls", "_stats", "_debug_options", "_bound",
+    "_original", "_made_as", "_claimed", "_entries", "_calls", "_debug_options", "_bound",
     "_overrides", "forward",
 )  # fmt: skip
 
@@ -32,6 +35,10 @@ _OWN = (
 # stores the forward that it wraps, and DeepSpeed's ZeRO stage 3 the number of gathers that are left
 # in backward.
 _OF_OTHERS = ("_original_forward", "applied_pre_backward_ref_cnt")
+
+
+# How many functions that were assigned to `forward` are remembered, with their graphs.
+MAX_FORWARDS = 8
 
 
 class ORTModule(torch.nn.Module):
@@ -76,17 +83,15 @@ class ORTModule(torch.nn.Module):
 
     def _start(self) -> None:
         """Make what copies do not share: captured graphs, and methods bound to this object."""
-        self.__dict__["_calls"] = calls = self._make_calls(self._original, self._debug_options)
-        self.__dict__["_stats"] = (
-            MemoryStats(self._original) if calls.settings.print_memory_stats else None
-        )
+        entry = self._make_entry()  # raises an error before anything has changed
         self.__dict__["_bound"] = self._bind_methods()
         # Code that walks over modules finds the parts of the wrapped module here.
         self.__dict__.update({name: getattr(self._original, name) for name in REGISTRIES})
         overrides = self._delegate_overrides()
         self.__dict__["_overrides"] = tuple(overrides)
         self.__dict__.update(overrides)
-        self.__dict__["forward"] = self._make_forward()
+        self.__dict__["_entries"] = [entry]
+        self._enter_forward()
 
     def _make_calls(self, module: torch.nn.Module, debug: DebugOptions) -> Calls:
         around = self._around(module)
@@ -112,25 +117,68 @@ class ORTModule(torch.nn.Module):
             self.__dict__["_debug_options"] = before
             raise
 
-    def _make_forward(self) -> Callable[..., Any]:
-        calls, stats = self._calls, self._stats
+    # ---- forward
 
-        @functools.wraps(self._original.forward)
-        def forward(self: ORTModule, /, *args: Any, **kwargs: Any) -> Any:
-            if stats is None:
-                return calls(args, kwargs)
-            stats.before_forward()
-            result = calls(args, kwargs)
-            stats.after_forward(result)
-            return result
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module, with its hooks and this object's around it."""
+        if is_part_of_capture():
+            return super().__call__(*args, **kwargs)
+        before = _C.forward_runs_of_thread(), calls_of_thread()
+        return self._after_call(before, super().__call__(*args, **kwargs))
 
-        # Libraries that unwrap what they have wrapped, such as Accelerate, must stop here.
-        del forward.__wrapped__
-        # Trainers drop columns of a data set that forward has no parameter for.
-        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-        of_module = signature_of(self._original)
-        forward.__signature__ = of_module.replace(parameters=[own, *of_module.parameters.values()])
-        return types.MethodType(forward, self)
+    def _after_call(self, before: tuple[int, int], result: Any) -> Any:
+        # Not where the call was made: an error that is kept there would keep the result.
+        if before == (_C.forward_runs_of_thread(), calls_of_thread()):
+            self._calls.note_bypass(named(self.forward))
+        return result
+
+    def _enter_forward(self) -> None:
+        """Let calls go to the engine by the forward that the wrapped module has now."""
+        given = vars(self._original).get("forward")
+        known = next((each for each in self._entries if each.given == given), None)
+        entry = known or self._make_entry()
+        for each in self._entries:
+            each.is_current = each is entry
+        others = [each for each in self._entries if each is not entry]
+        self.__dict__["_entries"] = [entry, *others][:MAX_FORWARDS]
+        self.__dict__["_calls"] = entry.calls
+        self.__dict__["forward"] = types.MethodType(entry.function, self)
+
+    def _make_entry(self) -> Entry:
+        module, debug = self._original, self._debug_options
+        calls = self._make_calls(module, debug)
+        stats = MemoryStats(module) if calls.settings.print_memory_stats else None
+        return Entry(module, calls, lambda own: make_calls(module, debug, own), stats)
+
+    def _assign_forward(self, value: Any) -> None:
+        """Take a function that is assigned to `forward`.
+
+        It becomes the wrapped module's forward, and is captured; one that calls the forward which
+        it replaces runs around the engine, as the user's own code around the module.
+        """
+        entry = entry_of(value, self._entries)
+        if entry is None and reaches(value, self._entries):
+            self.__dict__["forward"] = value
+            return
+        if entry is not None:
+            self._put_forward(entry.given)
+            return
+        if isinstance(value, types.MethodType) and value.__self__ is self:
+            value = types.MethodType(value.__func__, self._original)
+        self._put_forward(value)
+
+    def _put_forward(self, given: Any) -> None:
+        """Let the wrapped module have a forward of its own; None: that of its class."""
+        leave_whole(self._original)
+        if given is not None:
+            self._original.forward = given
+        elif "forward" in vars(self._original):
+            del self._original.forward
+        self._enter_forward()
+
+    def _has_assigned_forward(self) -> bool:
+        is_around = entry_of(self.forward, self._entries) is None
+        return is_around or "forward" in vars(self._original)
 
     def _bind_methods(self) -> dict[str, Callable[..., Any]]:
         """Bind the user's methods to this object, so that `self(...)` in them comes here.
@@ -164,7 +212,7 @@ class ORTModule(torch.nn.Module):
             name: self._delegated(getattr(self._original, name))
             for name in _own_names(kind)
             if hasattr(torch.nn.Module, name)
-            and name not in vars(ORTModule)
+            and name not in ("forward", *vars(ORTModule))
             and isinstance(inspect.getattr_static(kind, name), types.FunctionType)
         }
 
@@ -265,6 +313,9 @@ class ORTModule(torch.nn.Module):
         return type(self) is not self.__dict__["_made_as"]
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "forward" and "_entries" in self.__dict__:
+            self._assign_forward(value)
+            return
         is_own = name in ("training", "__class__", *_OF_OTHERS) or name in self.__dict__
         if is_own or "_original" not in self.__dict__:
             super().__setattr__(name, value)
@@ -272,7 +323,11 @@ class ORTModule(torch.nn.Module):
             setattr(self._original, name, value)
 
     def __delattr__(self, name: str) -> None:
-        if name in self.__dict__:
+        if name == "forward" and self._has_assigned_forward():
+            self._put_forward(None)
+        elif name == "forward":
+            delattr(self._original, name)  # as of a module to which none was assigned
+        elif name in self.__dict__:
             super().__delattr__(name)
         else:
             delattr(self._original, name)
@@ -291,7 +346,7 @@ class ORTModule(torch.nn.Module):
         return _without_state, (type(self),), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
-        dropped = {"_calls", "_stats", "_bound", "_overrides", "forward", *_OF_OTHERS}
+        dropped = {"_entries", "_calls", "_bound", "_overrides", "forward", *_OF_OTHERS}
         dropped |= {*REGISTRIES, *self._overrides}
         return {name: value for name, value in self.__dict__.items() if name not in dropped}
 

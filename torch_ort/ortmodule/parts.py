@@ -107,9 +107,14 @@ class _PlainCall:
 def put_together(module: torch.nn.Module, wrapper: type) -> None:
     """Undo what `Parts.take` does."""
     for part in (module, *(part for _, part in _inside(module, wrapper))):
-        forward = vars(part).get("forward")
-        if isinstance(forward, _PartForward):
-            forward.leave()
+        leave_whole(part)
+
+
+def leave_whole(module: torch.nn.Module) -> None:
+    """Put the forward of a module back that is a part itself."""
+    forward = vars(module).get("forward")
+    if isinstance(forward, _PartForward):
+        forward.leave()
 
 
 class _PartForward:
