@@ -46,7 +46,7 @@ def of_scripts(self, x):
 def doubled(forward: Callable) -> Callable:
     @functools.wraps(forward)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return forward(*args, **kwargs) * 2
+        return forward(*args, **kwargs) * 2 + 1
 
     return call
 
@@ -161,6 +161,17 @@ class TestFunctions:
         assert direct[1].shape == direct[0].shape
 
 
+def test_one_around_another_as_accelerate_does(pair):
+    for module in pair:
+        for _ in range(3):
+            around = doubled(module.forward.__func__)
+            module.forward = types.MethodType(around, module)
+            assert module.forward.__func__.__name__ == "forward"
+    for _ in range(2):
+        assert_same_step(*pair)
+    assert counted() == (1, 2, 0, 0)
+
+
 def test_the_signature_is_that_of_the_function(pair):
     eager, ours = pair
     for module in pair:
@@ -255,9 +266,33 @@ def test_the_code_around_runs_in_each_call(pair):
     assert counted() == (1, 3, 0, 0)
 
 
-def test_forward_redirected_for_a_call():
+@pytest.mark.parametrize("bound", [True, False])
+def test_one_that_replaces_forward_in_some_calls_alone(bound, pair):
+    """TRL keeps the forward for generation, and has another one for training."""
+
+    def chooses(module: Any, before: Callable) -> Callable:
+        def forward(self, x, fused=False):
+            return tripled(self, x) if fused else before(x)
+
+        method = types.MethodType(forward, module)
+        return method if bound else lambda x, fused=False: method(x, fused)
+
+    for module in pair:
+        module.forward = chooses(module, module.forward)
+    for fused in (False, True, True, False, True):
+        results = []
+        for module in pair:
+            module.zero_grad()
+            module(rows(), fused=fused).square().sum().backward()
+            results.append([parameter.grad for parameter in module.parameters()])
+        torch.testing.assert_close(results[1], results[0])
+    assert counted()[1:] == (4, 0, 1)
+
+
+@pytest.mark.parametrize("make", [Net, lambda: nn.Linear(6, 3)], ids=["with_hooks", "without"])
+def test_forward_redirected_for_a_call(make):
     """Lightning calls other methods of a module through its forward, to run them inside of DDP."""
-    eager = nn.Linear(6, 3)
+    eager = make()
     ours = ORTModule(copy.deepcopy(eager))
 
     def redirected(module: Any, x: torch.Tensor) -> torch.Tensor:

@@ -318,7 +318,9 @@ class CodeReads:
     def add_module(self, module: torch.nn.Module) -> None:
         """Add what runs when a module is called."""
         own = vars(module)
-        self.add(own.get("forward", type(module).forward), type(module))
+        forward = own.get("forward", type(module).forward)
+        # An object that stands in place of the forward that is captured names that one.
+        self.add(getattr(forward, "captured_forward", forward), type(module))
         for hooks in ("_forward_pre_hooks", "_forward_hooks"):
             for hook in own[hooks].values():
                 self.add(hook, type(module))

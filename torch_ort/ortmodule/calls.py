@@ -348,18 +348,17 @@ class Calls:
             fallback.FallbackWarning,
         )
 
-    def note_bypass(self, function: str) -> None:
-        """Count a call that came to none of the engine's entries, and warn of it once.
+    def refuse_bypass(self) -> None:
+        """Warn once of calls that never come to forward.
 
         Raises an ORTModuleFallbackException if the policy does not allow PyTorch.
         """
         error = ORTModuleONNXModelException(
-            f"nothing of this call ran in the engine: forward was replaced by {function}, which "
-            "neither is the module's forward nor calls it"
+            "nothing of this call ran in the engine: it did not come to the module's forward, "
+            "because the call itself was replaced"
         )
         if not self._may_fall_back(error):
             raise error
-        counting.count("calls_left_to_eager")
         if str(error) not in self._said:
             self._said.add(str(error))
             self._warn(error, "such calls run")

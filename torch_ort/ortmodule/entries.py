@@ -45,7 +45,7 @@ class Entry:
         self.calls = calls
         self.is_current = True
         self.function = self._make_function(module)
-        self._own = module.forward
+        self.own = module.forward
         self._make_inside = make_inside
         self._inside: Calls | None = None
         self._stats = stats
@@ -68,7 +68,7 @@ class Entry:
     def run(self, args: tuple, kwargs: dict) -> Any:
         """Run a call; counts it if nothing of it ran in the engine."""
         if is_part_of_capture():
-            return self.calls(args, kwargs) if self.is_current else self._own(*args, **kwargs)
+            return self.calls(args, kwargs) if self.is_current else self.own(*args, **kwargs)
         _here.calls += 1
         return _counted(_C.forward_runs_of_thread(), self._run_measured(args, kwargs))
 
@@ -87,10 +87,52 @@ class Entry:
         The module's hooks run around that one.
         """
         if self._inside is None:
-            self._inside = self._make_inside(self._own)
+            self._inside = self._make_inside(self.own)
             self._inside.is_inside = True
             self._inside.subject = "the forward that was replaced"
         return self._inside
+
+
+class Around:
+    """A function in place of a module's forward, which it may call: inside of it the engine runs.
+
+    It is the forward of the wrapped module, so that hooks of that run around it.
+    """
+
+    def __init__(self, function: Callable[..., Any], own: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.captured_forward = own  # which is what a capture looks at
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function."""
+        return self.function(*args, **kwargs)
+
+    def in_hooks_of(self, module: torch.nn.Module) -> Callable[..., Any]:
+        """Give what runs the function in the hooks of the module that has it.
+
+        Once another function has taken its place, which may call it, that one is inside of them.
+        """
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            is_inside = vars(module).get("forward") is not self
+            return self.function(*args, **kwargs) if is_inside else module(*args, **kwargs)
+
+        if not isinstance(self.function, types.MethodType):
+            return functools.update_wrapper(run, self.function)
+
+        @functools.wraps(self.function.__func__)
+        def forward(owner: Any, /, *args: Any, **kwargs: Any) -> Any:
+            return run(*args, **kwargs)
+
+        return types.MethodType(forward, self.function.__self__)
+
+    def __reduce__(self) -> tuple:
+        # Copies have the module's own: the function would call the ORTModule that was copied.
+        own = self.captured_forward
+        if not isinstance(own, types.MethodType):
+            return functools.partial, (own,)
+        return functools.partial, (own.__func__,), (own.__func__, (own.__self__,), {}, None)
 
 
 def _counted(runs: int, result: Any) -> Any:
@@ -121,6 +163,18 @@ def reaches(value: Any, entries: list[Entry]) -> bool:
             return True
         todo += _held_by(each)
     return False
+
+
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Tell whether a module has hooks of its own, which run around its forward."""
+    return any(
+        (
+            module._forward_pre_hooks,
+            module._forward_hooks,
+            module._backward_pre_hooks,
+            module._backward_hooks,
+        )
+    )
 
 
 def _held_by(value: Any) -> Iterator[Any]:

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from torch_ort import _C
+from torch_ort.core import counting
 from torch_ort.core.policy import ORTModuleTorchModelException
-from torch_ort.core.user_code import named
 from torch_ort.guards.scripts import is_script
 from torch_ort.guards.watch import REGISTRIES
 from torch_ort.ortmodule.calls import DATA_PARALLEL, Calls, is_part_of_capture, make_calls
 from torch_ort.ortmodule.debug_options import DebugOptions
-from torch_ort.ortmodule.entries import Entry, calls_of_thread, entry_of, reaches
+from torch_ort.ortmodule.entries import Around, Entry, calls_of_thread, entry_of, has_hooks, reaches
 from torch_ort.ortmodule.library_models import is_library_model, methods_of_library
 from torch_ort.ortmodule.memory_stats import MemoryStats
 from torch_ort.ortmodule.parts import Parts, leave_whole, put_together
@@ -129,8 +129,21 @@ class ORTModule(torch.nn.Module):
     def _after_call(self, before: tuple[int, int], result: Any) -> Any:
         # Not where the call was made: an error that is kept there would keep the result.
         if before == (_C.forward_runs_of_thread(), calls_of_thread()):
-            self._calls.note_bypass(named(self.forward))
+            self._after_bypass()
         return result
+
+    def _after_bypass(self) -> None:
+        """Count a call that did not come to the engine, and let later ones come there.
+
+        A function that has run in place of forward, without calling it, is the module's forward.
+        """
+        if entry_of(self.forward, self._entries) is not None:
+            self._calls.refuse_bypass()
+        counting.count("calls_left_to_eager")
+        if entry_of(self.forward, self._entries) is None:
+            own = vars(self._original).get("forward")
+            forward = own.function if isinstance(own, Around) else self.forward
+            self._put_forward(self._of_module(forward))
 
     def _enter_forward(self) -> None:
         """Let calls go to the engine by the forward that the wrapped module has now."""
@@ -153,19 +166,36 @@ class ORTModule(torch.nn.Module):
     def _assign_forward(self, value: Any) -> None:
         """Take a function that is assigned to `forward`.
 
-        It becomes the wrapped module's forward, and is captured; one that calls the forward which
-        it replaces runs around the engine, as the user's own code around the module.
+        It becomes the wrapped module's forward, and is captured. One that may call the forward
+        which it replaces runs around the engine, as the user's own code around the module.
         """
         entry = entry_of(value, self._entries)
         if entry is None and reaches(value, self._entries):
-            self.__dict__["forward"] = value
+            self._put_around(value)
             return
         if entry is not None:
             self._put_forward(entry.given)
             return
-        if isinstance(value, types.MethodType) and value.__self__ is self:
-            value = types.MethodType(value.__func__, self._original)
-        self._put_forward(value)
+        self._put_forward(self._of_module(value))
+
+    def _put_around(self, function: Any) -> None:
+        """Let a function run in place of forward, which it may call.
+
+        If the wrapped module has hooks, they run around the function, and in eager PyTorch.
+        """
+        if has_hooks(self._original):
+            leave_whole(self._original)
+            self._original.forward = around = Around(function, self._entries[0].own)
+            for each in self._entries:
+                each.is_current = False
+            function = around.in_hooks_of(self._original)
+        self.__dict__["forward"] = function
+
+    def _of_module(self, forward: Any) -> Any:
+        """Give a function that is to be the forward of the wrapped module: a method of that."""
+        if isinstance(forward, types.MethodType) and forward.__self__ is self:
+            return types.MethodType(forward.__func__, self._original)
+        return forward
 
     def _put_forward(self, given: Any) -> None:
         """Let the wrapped module have a forward of its own; None: that of its class."""

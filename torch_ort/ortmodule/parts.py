@@ -142,6 +142,11 @@ class _PartForward:
         own = types.MethodType(type(self._module).forward, self._module)
         return self._instance_forward or own
 
+    @property
+    def captured_forward(self) -> Callable[..., Any]:
+        """Give the module's own forward, whose code a capture looks at."""
+        return self._method
+
     def leave(self) -> None:
         """Put the module's own forward back."""
         if self._instance_forward is not None:
