@@ -141,7 +141,7 @@ def captured_nothing(what: str, why: str, **counters: int) -> Says:
 RAN = Says(0, {}, is_asked_for=True)
 ASKED = Says(2, {}, is_asked_for=True)
 HOOKS = captured_nothing(
-    "a part of the compiled Sequential", "Module-level backwards hooks", graph_breaks=1
+    "all of the compiled Sequential", "Module-level backwards hooks", graph_breaks=1
 )
 NOT_CALLING = "is its forward now, and does not call the compiled one"
 # Of a transform of torch.func Dynamo looks at the function, and leaves it out.

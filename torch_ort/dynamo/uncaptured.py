@@ -5,6 +5,7 @@ Each is counted, listed for `torch_ort.explain`, and warned of once unless the u
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import re
@@ -290,10 +291,12 @@ class Watched:
         if not (left.counts or self._is_counted):  # it was not counted as Dynamo looked at it
             counting.count("frames_left_to_eager")
         self._is_counted = True
+        if not left.is_users:  # it is in the call of what was compiled, of which nothing is left
+            left = dataclasses.replace(left, is_whole=True)
         if not _watchers and _is_strict(self._backend):
             raise _refusal(left)
-        counted = [each for each in breaks if each.counts]
-        _tell(counted or [left], nothing_else=True)
+        others = [each for each in breaks if each.counts and each.is_users and each != left]
+        _tell([left, *others], nothing_else=True)
 
 
 def watched_forward(backend: Any, words: str, function: Callable[..., Any]) -> Callable[..., Any]:
