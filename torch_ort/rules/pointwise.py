@@ -29,8 +29,13 @@ aten = torch.ops.aten
 
 
 @functools.lru_cache(maxsize=4096)
-def _pointwise_dtype(operator: Any, described: tuple, names: tuple) -> torch.dtype:
-    """Ask PyTorch for the dtype of a result, with tensors of two numbers."""
+def _pointwise_dtype(
+    operator: Any, described: tuple, names: tuple, default: torch.dtype
+) -> torch.dtype:
+    """Ask PyTorch for the dtype of a result, with tensors of two numbers.
+
+    It depends on the `default` dtype, which is the one in force.
+    """
 
     def argument(item: Any) -> Any:
         if isinstance(item, _Kind):
@@ -71,7 +76,8 @@ def pointwise(operator: Any, *args: Any, **kwargs: Any) -> Spec:
             described.append(1.5 if type(item) is float else item)
     if not operands or kwargs.get("memory_format") is not None:
         raise NoRule
-    dtype = _pointwise_dtype(operator, tuple(described), tuple(kwargs))
+    default = torch.get_default_dtype()
+    dtype = _pointwise_dtype(operator, tuple(described), tuple(kwargs), default)
     device = common_device(operands)
     first = operands[0]
     if len(operands) == 1:
