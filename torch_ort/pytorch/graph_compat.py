@@ -73,8 +73,9 @@ def forward_and_backward_nodes(
     """Split the nodes of a joint graph (no placeholders, no output) into forward and backward.
 
     Everything up to the last node that AOTAutograd traced in forward is forward. A node after it is
-    forward if it writes into an input and was not traced in backward. Dependence on a tangent
-    tells nothing: random numbers of a custom backward have none.
+    forward if it writes what forward has computed into an input and was not traced in backward.
+    Dependence on a tangent tells nothing: random numbers and counters of a custom backward have
+    none.
     """
     nodes = [node for node in joint.graph.nodes if node.op not in ("placeholder", "output")]
     tags = [node.meta.get("partitioner_tag") for node in nodes]
@@ -91,8 +92,10 @@ def forward_and_backward_nodes(
     forward, backward = [], []
     for i, node in enumerate(nodes):
         late_mutation = i > last and tags[i] != "is_backward" and _mutates(node)
-        belongs = (i <= last and node not in depends) or (late_mutation and node not in depends)
+        belongs = (i <= last or late_mutation) and node not in depends
         (forward if belongs else backward).append(node)
+        if not belongs:
+            depends.update(node.users)
     # A constant that only backward reads is read there; one that both halves read stays in forward.
     return forward, backward
 
