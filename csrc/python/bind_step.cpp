@@ -13,6 +13,7 @@
 
 #include <exception>
 #include <memory>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -53,22 +54,46 @@ py::object& differentiable_gradients() {
   return *function;
 }
 
+// The function that computes gradients in another autocast state: `function(key of the step, inputs
+// of the call, token, tangents)`.
+py::object& other_backward() {
+  static py::object* function = new py::object;
+  return *function;
+}
+
 // The flat inputs of the call, or None if they are not available.
-py::object take_inputs(const run::DifferentiableCall& call) {
+py::object take_inputs(const run::KnownCall& call) {
   if (call.companion == nullptr) return py::none();
   return static_cast<const CallInputs&>(*call.companion).take(call.saved);
 }
 
-Tensors call_differentiable_gradients(const run::DifferentiableCall& call) {
+Tensors call_differentiable_gradients(const run::KnownCall& call,
+                                      c10::function_ref<Tensors()> compute) {
   const py::gil_scoped_acquire gil;
-  const auto compute = py::cpp_function([&call] {
-    return to_python(with_torch_errors([&call] {
+  const auto compute_here = py::cpp_function([compute] {
+    return to_python(with_torch_errors([compute] {
       const py::gil_scoped_release release;
-      return call.compute();
+      return compute();
     }));
   });
+  return from_python(differentiable_gradients()(call.key, take_inputs(call),
+                                                to_python(call.tangents), compute_here));
+}
+
+Tensors call_other_backward(const run::KnownCall& call) {
+  const py::gil_scoped_acquire gil;
   return from_python(
-      differentiable_gradients()(call.key, take_inputs(call), to_python(call.tangents), compute));
+      other_backward()(call.key, take_inputs(call), call.token, to_python(call.tangents)));
+}
+
+std::vector<run::AutocastState> states_from(
+    const std::vector<std::vector<std::pair<std::string, at::ScalarType>>>& given) {
+  std::vector<run::AutocastState> states;
+  for (const auto& kinds : given) {
+    run::AutocastState& state = states.emplace_back();
+    for (const auto& [device, dtype] : kinds) state.emplace_back(at::Device(device).type(), dtype);
+  }
+  return states;
 }
 
 std::exception_ptr as_python_error(std::exception_ptr ours) {
@@ -91,14 +116,16 @@ class FlatStep {
            std::vector<int> symbol_inputs, std::vector<int> with_gradient,
            std::vector<int> differentiable, std::vector<Order> orders,
            std::vector<std::vector<int64_t>> origins, int64_t key, bool always_early,
-           const std::vector<std::tuple<int, int64_t, at::ScalarType>>& lazy)
+           const std::vector<std::tuple<int, int64_t, at::ScalarType>>& lazy,
+           const std::vector<std::vector<std::pair<std::string, at::ScalarType>>>& states)
       : step_(session,
               {.differentiable = std::move(differentiable),
                .orders = std::move(orders),
                .origins = std::move(origins),
                .always_early = always_early,
                .saved_positions = saved_positions(*session, tensor_inputs),
-               .lazy = lazy_outputs(lazy)},
+               .lazy = lazy_outputs(lazy),
+               .states = states_from(states)},
               key),
         num_outputs_(session->num_outputs()),
         tensor_inputs_(std::move(tensor_inputs)),
@@ -168,16 +195,19 @@ class FlatStep {
 
 void bind_step(py::module_& module) {
   run::set_differentiable_gradients(&call_differentiable_gradients);
+  run::set_other_backward(&call_other_backward);
   run::as_python_error = &as_python_error;
   py::class_<FlatStep>(module, "RecordedStep")
       .def(py::init<const std::shared_ptr<Session>&, std::vector<int>, std::vector<int>,
                     std::vector<int>, std::vector<int>, std::vector<Order>,
                     std::vector<std::vector<int64_t>>, int64_t, bool,
-                    const std::vector<std::tuple<int, int64_t, at::ScalarType>>&>(),
+                    const std::vector<std::tuple<int, int64_t, at::ScalarType>>&,
+                    const std::vector<std::vector<std::pair<std::string, at::ScalarType>>>&>(),
            py::arg("session"), py::arg("tensor_inputs"), py::arg("symbol_inputs"),
            py::arg("with_gradient"), py::arg("differentiable"), py::arg("orders"),
            py::arg("origins"), py::arg("key"), py::arg("always_early") = false,
-           py::arg("lazy") = std::vector<std::tuple<int, int64_t, at::ScalarType>>())
+           py::arg("lazy") = std::vector<std::tuple<int, int64_t, at::ScalarType>>(),
+           py::arg("states") = std::vector<std::vector<std::pair<std::string, at::ScalarType>>>{{}})
       .def("watch_first_backward", &FlatStep::watch_first_backward)
       .def("forget_first_backward", &FlatStep::forget_first_backward)
       .def("__call__", &FlatStep::call,
@@ -189,6 +219,11 @@ void bind_step(py::module_& module) {
       [](py::object function) { differentiable_gradients() = std::move(function); },
       "Set what makes gradients that can be differentiated: a function of a step's key, the flat "
       "inputs of a call (None if they are gone), its tangents, and what computes the gradients.");
+  module.def(
+      "set_other_backward", [](py::object function) { other_backward() = std::move(function); },
+      "Set what computes gradients in an autocast state for which a step was not recorded: a "
+      "function of its key, the flat inputs of a call (None if they are gone), its token, and its "
+      "tangents.");
 }
 
 }  // namespace torch_ort::python

@@ -160,14 +160,20 @@ Expected expected_from(py::handle description) {
 }  // namespace
 
 Modes Modes::now() {
+  at::Context& context = at::globalContext();
   return {.grad = at::GradMode::is_enabled(),
           .inference = c10::InferenceMode::is_enabled(),
-          .deterministic = at::globalContext().deterministicAlgorithms(),
+          .deterministic = context.deterministicAlgorithms(),
           .autocast_cpu = at::autocast::is_autocast_enabled(at::kCPU),
           .autocast_cuda = at::autocast::is_autocast_enabled(at::kCUDA),
           .autocast_cpu_dtype = at::autocast::get_autocast_dtype(at::kCPU),
           .autocast_cuda_dtype = at::autocast::get_autocast_dtype(at::kCUDA),
-          .default_dtype = c10::get_default_dtype_as_scalartype()};
+          .autocast_cache = at::autocast::is_autocast_cache_enabled(),
+          .default_dtype = c10::get_default_dtype_as_scalartype(),
+          .attention = {context.userEnabledFlashSDP(), context.userEnabledMemEfficientSDP(),
+                        context.userEnabledMathSDP(), context.userEnabledCuDNNSDP(),
+                        context.userEnabledOverrideableSDP()},
+          .attention_order = context.sDPPriorityOrder()};
 }
 
 // The values that a call passes to the graph, in the order of its arguments.
@@ -415,8 +421,8 @@ bool CallGuard::all_holds(const py::tuple& args, const py::dict& kwargs, Call& c
                           std::string* why) const {
   if (!(Modes::now() == modes_)) {
     return fails(why,
-                 "grad mode, inference mode, autocast, deterministic algorithms or the default "
-                 "dtype has changed");
+                 "grad mode, inference mode, autocast, deterministic algorithms, the default dtype "
+                 "or the kernels allowed for attention have changed");
   }
   return fits(args_, args.ptr(), "args", call, why) &&
          fits(kwargs_, kwargs.ptr(), "kwargs", call, why) && state_holds(call, why) &&

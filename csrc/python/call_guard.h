@@ -8,10 +8,12 @@
 
 #include "python/script_object.h"
 
+#include <ATen/SDPBackend.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/MemoryFormat.h>
 #include <pybind11/pybind11.h>
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -26,7 +28,11 @@ struct Modes {
   bool autocast_cuda;
   at::ScalarType autocast_cpu_dtype;
   at::ScalarType autocast_cuda_dtype;
+  bool autocast_cache;
   at::ScalarType default_dtype;
+  // The kernels of attention that are allowed, and which of them is preferred.
+  std::array<bool, 5> attention;
+  std::array<at::SDPBackend, at::num_sdp_backends> attention_order;
 
   static Modes now();
   bool operator==(const Modes&) const = default;

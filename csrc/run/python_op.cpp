@@ -1,6 +1,7 @@
 #include "run/python_op.h"
 
 #include "base/error.h"
+#include "run/guard.h"
 #include "run/key_table.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -208,14 +209,21 @@ class Lending {
   std::vector<Lent> lent_;
 };
 
-// Sets the dispatch state in which eager PyTorch would call the Function.
+// Sets the dispatch state in which eager PyTorch would call the Function. `autocast_off` has the
+// keys by which autocast is off.
 class PlainState {
  public:
-  explicit PlainState(bool grad_mode)
-      : plain_(c10::impl::LocalDispatchKeySet(c10::impl::PODLocalDispatchKeySet{})),
-        mode_(grad_mode) {}
+  PlainState(bool grad_mode, c10::DispatchKeySet autocast_off)
+      : callers_(CallersState::leave()), plain_(state(autocast_off)), mode_(grad_mode) {}
 
  private:
+  static c10::impl::LocalDispatchKeySet state(c10::DispatchKeySet autocast_off) {
+    c10::impl::LocalDispatchKeySet keys{c10::impl::PODLocalDispatchKeySet{}};
+    keys.excluded_ = (keys.excluded_ - c10::autocast_dispatch_keyset) | autocast_off;
+    return keys;
+  }
+
+  CallersState callers_;
   c10::impl::ForceDispatchKeyGuard plain_;
   c10::AutoGradMode mode_;
 };
@@ -273,7 +281,8 @@ std::pair<at::Tensor, Tensors> call_forward(const PythonFunction& function, cons
   NodePtr node;
   Tensors outputs;
   {
-    const PlainState state(function.grad_mode);
+    // What is called enters the autocast under which the graph was captured.
+    const PlainState state(function.grad_mode, c10::autocast_dispatch_keyset);
     try {
       function.call(std::move(inputs), sizes, [&](const Tensors& results) {
         outputs = take_outputs(function, lending, results, node);
@@ -337,7 +346,7 @@ Tensors call_backward(const PythonFunction& function, const at::Tensor& context,
   }
   Tensors gradients;
   {
-    const PlainState state(false);
+    const PlainState state(false, CallersState::off());
     try {
       const Tensors results = run_node(*node, std::move(inputs));
       gradients = take_gradients(function, *node, lending, results);

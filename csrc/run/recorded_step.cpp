@@ -5,7 +5,6 @@
 #include "run/early_gradients.h"
 #include "run/key_table.h"
 
-#include <ATen/Context.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -23,14 +22,15 @@ using torch::autograd::variable_list;
 using Tensors = RecordedStep::Tensors;
 using FirstBackward = RecordedStep::FirstBackward;
 
-constexpr const char* kIsDeterministic = "is_deterministic";
 constexpr const char* kOrders = "orders";
 constexpr const char* kOrigins = "origins";
 constexpr const char* kFirstBackward = "first_backward";
 constexpr const char* kKey = "key";
 constexpr const char* kSavedPositions = "saved_positions";
+constexpr const char* kStates = "autocast_states";
 
 DifferentiableGradients differentiable_gradients = nullptr;
+OtherBackward other_backward = nullptr;
 
 // What runs backward until the engine's backward has succeeded once, by step. There is no entry
 // once it has succeeded or the step is gone.
@@ -47,23 +47,28 @@ struct BackwardCall {
   Tensors saved;
   c10::List<int64_t> saved_positions;  // the positions of `saved` among the flat inputs
   Tensors tangents;
+  bool is_expected_state;  // whether the graph's backward is that of the present autocast state
 
   // `early` is passed to the nodes of later segments, with which gradients may leave.
   Tensors run(NoGradient* early) const {
+    if (!is_expected_state) return other_backward(known());
     const auto watching = watched == 0 ? nullptr : first_backwards().find(watched);
     return watching == nullptr ? run_engine(early) : (*watching)(token, saved, tangents);
   }
 
   // Computes gradients that have a history themselves.
   Tensors run_differentiable() const {
-    const auto compute = [this] { return run(nullptr); };
-    DifferentiableCall call{
-        .key = key, .companion = kept_beside(token), .tangents = tangents, .compute = compute};
-    for (size_t i = 0; i < saved_positions.size(); ++i) call.saved[saved_positions[i]] = saved[i];
-    return differentiable_gradients(call);
+    return differentiable_gradients(known(), [this] { return run(nullptr); });
   }
 
  private:
+  KnownCall known() const {
+    KnownCall call{
+        .key = key, .companion = kept_beside(token), .token = token, .tangents = tangents};
+    for (size_t i = 0; i < saved_positions.size(); ++i) call.saved[saved_positions[i]] = saved[i];
+    return call;
+  }
+
   Tensors run_engine(NoGradient* early) const {
     RECORD_FUNCTION("torch_ort::run_backward", c10::ArrayRef<const c10::IValue>{});
     return with_python_errors([&] { return run_backward_of_node(token, saved, tangents, early); });
@@ -100,10 +105,9 @@ NoGradient without_gradient(const c10::List<c10::IValue>& origins, const variabl
 BackwardCall take_apart(AutogradContext* context, const variable_list& gradients) {
   // If the step is inside of a checkpoint, this computes forward again.
   variable_list saved = context->get_saved_variables();
-  TORCH_CHECK(!at::globalContext().deterministicAlgorithms() ||
-                  context->saved_data[kIsDeterministic].toBool(),
-              "torch_ort: torch.use_deterministic_algorithms was switched on after forward has "
-              "run: the backward of that forward may not be deterministic");
+  const std::vector<int64_t> states = context->saved_data[kStates].toIntVector();
+  const bool is_expected_state =
+      std::find(states.begin(), states.end(), autocast_now()) != states.end();
   const c10::List<c10::IValue> orders = context->saved_data[kOrders].toList();
   Tensors tangents;
   for (size_t i = 0; i < gradients.size(); ++i) {
@@ -115,7 +119,8 @@ BackwardCall take_apart(AutogradContext* context, const variable_list& gradients
           .token = saved.front(),
           .saved = Tensors(saved.begin() + 1, saved.end()),
           .saved_positions = context->saved_data[kSavedPositions].toIntList(),
-          .tangents = std::move(tangents)};
+          .tangents = std::move(tangents),
+          .is_expected_state = is_expected_state};
 }
 
 }  // namespace
@@ -139,12 +144,12 @@ struct RecordedStep::Node : torch::autograd::Function<RecordedStep::Node> {
     for (int index : session.saved_outputs()) saved.push_back(call->results[index]);
     context->save_for_backward(std::move(saved));
     context->set_materialize_grads(false);
-    context->saved_data[kIsDeterministic] = at::globalContext().deterministicAlgorithms();
     context->saved_data[kOrders] = step.orders_;
     context->saved_data[kOrigins] = step.origins_;
     context->saved_data[kFirstBackward] = step.first_backward_.load(std::memory_order_relaxed);
     context->saved_data[kKey] = step.key_;
     context->saved_data[kSavedPositions] = step.saved_positions_;
+    context->saved_data[kStates] = step.states_;
     step.stand_in_for_lazy(call->results);
     variable_list outputs;
     for (int index : step.differentiable_) outputs.push_back(call->results[index]);
@@ -172,6 +177,7 @@ RecordedStep::RecordedStep(std::shared_ptr<Session> session, const Form& form, i
       always_early_(form.always_early) {
   for (const Order& order : form.orders) orders_.push_back(c10::List<int64_t>(order));
   for (const auto& outputs : form.origins) origins_.push_back(c10::List<int64_t>(outputs));
+  for (const AutocastState& state : form.states) states_.push_back(encode_autocast(state));
 }
 
 RecordedStep::~RecordedStep() { forget_first_backward(); }
@@ -236,5 +242,7 @@ void RecordedStep::leave_early(const Tensors& made, const at::Tensor& token) con
 void set_differentiable_gradients(DifferentiableGradients function) {
   differentiable_gradients = function;
 }
+
+void set_other_backward(OtherBackward function) { other_backward = function; }
 
 }  // namespace torch_ort::run

@@ -6,6 +6,7 @@
 // registers here enter the interpreter.
 #pragma once
 
+#include "run/autocast.h"
 #include "run/companion.h"
 #include "run/session.h"
 
@@ -49,9 +50,11 @@ class RecordedStep {
     // call knows.
     std::vector<int64_t> saved_positions;
     std::vector<Lazy> lazy;
+    // The autocast states of backward() for which the graph's backward is the right one.
+    std::vector<AutocastState> states;
   };
 
-  // `key` identifies the graph to DifferentiableGradients.
+  // `key` identifies the graph to DifferentiableGradients and OtherBackward.
   RecordedStep(std::shared_ptr<Session> session, const Form& form, int64_t key);
   RecordedStep(const RecordedStep&) = delete;
   RecordedStep& operator=(const RecordedStep&) = delete;
@@ -80,23 +83,31 @@ class RecordedStep {
   std::vector<int> differentiable_;
   c10::List<c10::List<int64_t>> orders_, origins_;
   c10::List<int64_t> saved_positions_;
+  c10::List<int64_t> states_;
   std::vector<Lazy> lazy_;
   int64_t key_;
   bool always_early_;
   std::atomic<int64_t> first_backward_{0};  // the key of the function; 0: none
 };
 
-// A backward call with create_graph=True, whose gradients will be differentiated.
-struct DifferentiableCall {
+// What is known of a call whose backward the graph alone cannot run.
+struct KnownCall {
   int64_t key;                                   // of the step
   std::shared_ptr<Companion> companion;          // of the forward call; nullptr if there is none
   std::unordered_map<size_t, at::Tensor> saved;  // inputs by position
+  const at::Tensor& token;
   const RecordedStep::Tensors& tangents;
-  c10::function_ref<RecordedStep::Tensors()> compute;  // computes the gradients without a history
 };
 
-// Computes the gradients of a call with an autograd history. Set when the module is loaded.
-using DifferentiableGradients = RecordedStep::Tensors (*)(const DifferentiableCall& call);
+// Computes the gradients of a call with an autograd history, for create_graph=True. `compute` gives
+// them without one. Set when the module is loaded.
+using DifferentiableGradients = RecordedStep::Tensors (*)(
+    const KnownCall& call, c10::function_ref<RecordedStep::Tensors()> compute);
 void set_differentiable_gradients(DifferentiableGradients function);
+
+// Computes the gradients of a call whose backward() is called in another autocast state than those
+// of the graph. Set when the module is loaded.
+using OtherBackward = RecordedStep::Tensors (*)(const KnownCall& call);
+void set_other_backward(OtherBackward function);
 
 }  // namespace torch_ort::run

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch_ort._C import CallGuard, InternalError
 
 from torch_ort import ORTModule
@@ -309,10 +310,16 @@ class TestContainers:
         assert of_lying.mismatch((Lying(a=None),), {}) == "args[0]: has no 'a'"
 
 
+ALL_FUSED = [
+    SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION,
+]  # fmt: skip
 MODES = {
     "grad": torch.no_grad,
     "inference": torch.inference_mode,
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "cache": lambda: torch.autocast("cpu", enabled=False, cache_enabled=False),
+    "attention": lambda: sdpa_kernel(SDPBackend.MATH),
+    "order": lambda: sdpa_kernel([SDPBackend.MATH, *ALL_FUSED], set_priority=True),
 }
 
 
@@ -324,7 +331,7 @@ class TestModes:
             inside = guard(1)
             assert inside.match((1,), {}) == [1]
             assert outside.match((1,), {}) is None
-            assert outside.mismatch((1,), {}).endswith("the default dtype has changed")
+            assert outside.mismatch((1,), {}).endswith("allowed for attention have changed")
         assert outside.match((1,), {}) == [1]
         assert inside.match((1,), {}) is None
 

@@ -721,3 +721,29 @@ def test_recurrent_layers():
         assert module_compat.is_cache(layer, name)
     assert not module_compat.is_cache(layer, "dropout")
     assert module_compat.RECURRENT_LAYERS["gru"] == torch.gru
+
+
+def test_operators_for_which_autocast_has_rules():
+    """Of a joint graph of AOTAutograd's: products of other numbers than autocast's are cast."""
+    graph = fx.Graph()
+    node = graph.placeholder("tangents_1")
+    state = (("cpu", torch.bfloat16),)
+    for dtype, operator, expected in (
+        (torch.bfloat16, torch.ops.aten.mm.default, False),
+        (torch.float32, torch.ops.aten.mm.default, True),
+        (torch.float32, torch.ops.aten.relu.default, False),
+        (torch.bfloat16, torch.ops.aten.mse_loss.default, True),
+    ):
+        node.meta["val"] = torch.empty(2, 2, dtype=dtype)
+        call = graph.call_function(operator, (node, node))
+        call.meta["partitioner_tag"] = "is_backward"
+        joint = fx.GraphModule(torch.nn.Module(), graph)
+        assert graph_compat.may_differ_under_autocast(joint, state) is expected
+        graph.erase_node(call)
+
+
+def test_the_autocast_of_a_traced_backward():
+    config = torch._functorch.config
+    with graph_compat.backward_without_autocast():
+        assert config.backward_pass_autocast == "off"
+    assert config.backward_pass_autocast == "same_as_forward"

@@ -17,10 +17,11 @@ from torch_ort import _C
 from torch_ort._C import Unsupported
 from torch_ort.capture.attention import attention_chosen
 from torch_ort.capture.input_density import input_density
-from torch_ort.core import counting
+from torch_ort.core import autocast, counting
 from torch_ort.core.refusals import NoCapture
 from torch_ort.core.user_code import blame
 from torch_ort.engine import compiler, onnx_files
+from torch_ort.engine.program import Program
 from torch_ort.fallback import Failure, stage, within_boundary
 from torch_ort.functions.call import end_of_capture
 from torch_ort.options import Options
@@ -40,8 +41,9 @@ from torch_ort.record.recorder import (
 )
 from torch_ort.rules.data_sizes import NewSize
 from torch_ort.rules.symbols import symbol_name
+from torch_ort.steps.again import CallAgain
 from torch_ort.steps.double_backward import DoubleBackward, RefusingStep
-from torch_ort.steps.recorded import RecordedRun, RecordedStep
+from torch_ort.steps.recorded import GraphStep, RecordedRun, RecordedStep
 from torch_ort.steps.runners import ForwardRunner, InferenceRunner
 from torch_ort.steps.state import GraphState
 from torch_ort.steps.stubs import make_stubs, remember_gradients
@@ -74,6 +76,8 @@ class Capture:
         self._parameters = parameters
         self.recording: Recording | None = None
         self._forward: ForwardRunner | None = None
+        # The states of autocast in which backward is that of the graph, where AOTAutograd makes it.
+        self._states = [autocast.OFF]
         self._sources: Sequence[onnx_files.Source | None] = []  # of the inputs
         # If not, AOTAutograd decides what the graph returns.
         self._is_recorded = False
@@ -106,7 +110,11 @@ class Capture:
         )
         with self._capturing("aot", sources):
             try:
-                with operators_whole(), attention_chosen(self.options):
+                with (
+                    operators_whole(),
+                    attention_chosen(self.options),
+                    graph_compat.backward_without_autocast(),
+                ):
                     compiled = backend(module, inputs)
             except _C.Error:
                 raise
@@ -117,9 +125,9 @@ class Capture:
                     raise Unsupported(_DATA_IS_ASKED) from error
                 blame(error, *graph_compat.node_that_raised(error))
                 raise Unsupported(f"AOTAutograd: {type(error).__name__}: {error}") from error
-        return (
-            compiled if self._forward is None else RefusingStep(compiled, self.state, self._forward)
-        )
+        if self._forward is None:
+            return compiled
+        return RefusingStep(compiled, self.state, self._forward, self._states)
 
     def record(
         self,
@@ -145,15 +153,37 @@ class Capture:
             self._note_lying(recording.results.addressed, _READS_MEMORY)
             self.lying.update(recording.lying)
             if recording.is_training:
-                layout = self._compile_joint(recording.module, recording.num_outputs)
-                twice = DoubleBackward(plain, recording, layout.differentiated, self.state)
-                lazy = self.state.programs[-1].lazy_logits
-                step = RecordedStep(recording, layout, self._forward, twice, lazy)
+                step = self._training_step(recording, plain)
             else:
                 runner = self.compile_inference(recording.module, inputs)
                 step = RecordedRun(recording, runner)
         counting.count("graphs_recorded")
         return step
+
+    def _training_step(
+        self, recording: Recording, plain: Callable[..., Sequence[Any]]
+    ) -> RecordedStep:
+        is_one_of_two = recording.inside is not None
+        layout = self._compile_joint(
+            recording.module, recording.num_outputs, is_one_of_two=is_one_of_two
+        )
+        again = CallAgain(recording, layout.differentiated)
+        twice = DoubleBackward(plain, again, self.state)
+        lazy = self.state.programs[-1].lazy_logits
+        step = GraphStep(recording, layout, self._forward, twice.key, recording.states, lazy)
+        make_inside = self._later(recording, twice.key) if is_one_of_two else None
+        return RecordedStep(recording, plain, again, twice, step, make_inside, self.state)
+
+    def _later(self, recording: Recording, key: int) -> Callable[[], GraphStep]:
+        """Read the graph for a backward under forward's autocast; what is given compiles it."""
+        layout, program = self._read_joint(recording.inside, recording.num_outputs)
+
+        def make() -> GraphStep:
+            forward = self._compile_read(layout, program, {}, None, True)
+            states = [recording.around]
+            return GraphStep(recording, layout, forward, key, states, program.lazy_logits)
+
+        return make
 
     @contextmanager
     def _capturing(
@@ -197,15 +227,30 @@ class Capture:
                 static_lifetime_input_indices=static_lifetime_input_indices, **unused
             )  # fmt: skip
         layout = self._compile_joint(joint, num_fwd_outputs, static_lifetime_input_indices)
+        around = autocast.state_now()
+        if around and not graph_compat.may_differ_under_autocast(joint, around):
+            self._states.append(around)
         session = self._forward.session
         layout.note_saved(session)
         remember_gradients(layout, session)
         return make_stubs(layout, session)
 
     def _compile_joint(
-        self, joint: torch.nn.Module, num_outputs: int, parameters: Sequence[int] | None = None
-    ) -> JointLayout:
+        self, joint: torch.nn.Module, num_outputs: int, parameters: Sequence[int] | None = None,
+        is_one_of_two: bool = False,
+    ) -> JointLayout:  # fmt: skip
         self._note_graph(joint.graph)
+        layout, program = self._read_joint(joint, num_outputs, parameters)
+        sources = self._sources_of(layout.primals)
+        self._forward = self._compile_read(
+            layout, program, sources, self.state.files, is_one_of_two
+        )  # fmt: skip
+        self.state.is_repeatable = graph_compat.is_repeatable(joint.graph)
+        return layout
+
+    def _read_joint(
+        self, joint: torch.nn.Module, num_outputs: int, parameters: Sequence[int] | None = None
+    ) -> tuple[JointLayout, Program]:
         with stage("convert"):
             layout = JointLayout(joint, num_outputs)
             program = read_joint(layout, self.options)
@@ -215,18 +260,21 @@ class Capture:
             program.parameter_gradients = layout.gradients_of(
                 parameters or self._parameter_positions(layout.primals)
             )
-        sources = self._sources_of(layout.primals)
+        return layout, program
+
+    def _compile_read(
+        self, layout: JointLayout, program: Program, sources: dict[str, onnx_files.Source],
+        files: Any, is_one_of_two: bool,
+    ) -> ForwardRunner:  # fmt: skip
         session = compiler.compile_program(
-            program, self.options, sources, self.state.files, self.state.rewrite
-        )
-        self.state.programs.append(program)
-        self.state.is_repeatable = graph_compat.is_repeatable(joint.graph)
-        self._forward = ForwardRunner(
-            layout, session, self.options, self.state, program.recomputation,
-            input_density(joint.graph, layout.primals, sources)
-            if self.options.print_input_density else None,
+            program, self.options, sources, files, self.state.rewrite
         )  # fmt: skip
-        return layout
+        self.state.programs.append(program)
+        return ForwardRunner(
+            layout, session, self.options, self.state, program.recomputation,
+            input_density(layout.joint.graph, layout.primals, sources)
+            if self.options.print_input_density else None, is_one_of_two,
+        )  # fmt: skip
 
     def _note_graph(self, graph: fx.Graph) -> None:
         if graph_compat.writes_into_windows(graph):

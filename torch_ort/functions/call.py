@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torch_ort import _C
+from torch_ort.core import autocast
 from torch_ort.functions import arguments as _arguments
 from torch_ort.functions.arguments import Arguments, full_name
 from torch_ort.functions.learn import Learner, Learnt
@@ -42,7 +43,7 @@ class FunctionCall:
 
     def __init__(
         self, function: type, arguments: Arguments, requires_grad: tuple[bool, ...],
-        grad_mode: bool, autocast: tuple[tuple[str, torch.dtype], ...],
+        grad_mode: bool, state: autocast.State,
     ) -> None:  # fmt: skip
         self.function = function
         self.name = full_name(function)
@@ -57,7 +58,7 @@ class FunctionCall:
         self.sizes: list[Any] = []
         self._backward: dict[tuple[bool, ...], BackwardCall] = {}
         self._form: Any = None
-        self._run = arguments.filler(_with_autocast(function.apply, autocast))
+        self._run = arguments.filler(_with_autocast(function.apply, state))
         self._learner = Learner(function, self._run, requires_grad, grad_mode, self.num_seen)
         self.key = 0
 
@@ -190,24 +191,10 @@ def is_called_by_graph(frame: FrameType | None) -> bool:
     return frame is not None and frame.f_code.co_filename in (__file__, _arguments.__file__)
 
 
-def _with_autocast(
-    apply: Callable[..., Any], autocast: tuple[tuple[str, torch.dtype], ...]
-) -> Callable[..., Any]:
-    for device, dtype in autocast:
+def _with_autocast(apply: Callable[..., Any], state: autocast.State) -> Callable[..., Any]:
+    for device, dtype in state:
         apply = torch.autocast(device, dtype)(apply)
     return apply
-
-
-AUTOCAST_DEVICES = ("cpu", "cuda")
-
-
-def autocast_now() -> tuple[tuple[str, torch.dtype], ...]:
-    """Give the kinds of devices under autocast, each with its dtype."""
-    return tuple(
-        (device, torch.get_autocast_dtype(device))
-        for device in AUTOCAST_DEVICES
-        if torch.is_autocast_enabled(device)
-    )
 
 
 class Calls:
@@ -226,19 +213,19 @@ class Calls:
         """Put a call into the current trace; give the Function's results."""
         arguments = Arguments(args)
         grad_mode = torch.is_grad_enabled()
-        autocast = autocast_now()
+        state = autocast.state_now()
         requires_grad = tuple(
             tensor.requires_grad and i < arguments.num_seen
             for i, tensor in enumerate(arguments.tensors)
         )
         form = (
-            function, arguments.key(), requires_grad, grad_mode, autocast,
+            function, arguments.key(), requires_grad, grad_mode, state,
             trace_compat.form_key([*arguments.tensors, *arguments.sizes]),
         )  # fmt: skip
         with self._lock:
             call = self._by_form.get(form)
             if call is None:
-                call = FunctionCall(function, arguments, requires_grad, grad_mode, autocast)
+                call = FunctionCall(function, arguments, requires_grad, grad_mode, state)
                 self._by_form[form] = call
         _, outputs = torch.ops.torch_ort.python_op(
             arguments.tensors, arguments.sizes, call.prepare()

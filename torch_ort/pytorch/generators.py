@@ -31,6 +31,16 @@ class TorchGenerators:
             if self._cuda:
                 torch.cuda.set_rng_state_all(self._cuda)
 
+    @contextmanager
+    def drawing_again(self) -> Iterator[None]:
+        """Draw in the block what was drawn from these states; go on as before after it."""
+        now = TorchGenerators()
+        self.restore()
+        try:
+            yield
+        finally:
+            now.restore()
+
 
 class PythonGenerators:
     """The states of Python's and numpy's global generators, as they were when this was made."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils import _pytree as pytree
 
 from torch_ort.core.user_code import Line, innermost
+from torch_ort.pytorch import patches
 
 
 def node_that_raised(error: BaseException) -> tuple[str, Line | None]:
@@ -33,6 +35,49 @@ def node_that_raised(error: BaseException) -> tuple[str, Line | None]:
     _, _, trace = words.partition("Original traceback:")
     lines = re.findall(r'File "([^"]+)", line (\d+)', trace)
     return operator[1] if operator else "", innermost((path, int(n)) for path, n in lines)
+
+
+def backward_without_autocast() -> AbstractContextManager[None]:
+    """Let AOTAutograd trace backward without autocast, as eager PyTorch runs it outside of that."""
+    return patches.BACKWARD_AUTOCAST.by("off")
+
+
+def may_differ_under_autocast(joint: fx.GraphModule, state: Sequence[tuple]) -> bool:
+    """Tell whether the backward of a joint graph may be another one in a state of autocast.
+
+    It may where it calls an operator that autocast has a rule for, other than a product of numbers
+    that are of autocast's dtype already, or one whose parts cannot be seen.
+    """
+    keys = [f"Autocast{device.upper()}" for device, _ in state]
+    dtypes = {torch.float64, *(dtype for _, dtype in state)}
+    return any(
+        node.op == "call_function"
+        and "backward" in node.meta.get("partitioner_tag", "")
+        and _may_be_cast(node, keys, dtypes)
+        for node in joint.graph.nodes
+    )
+
+
+def _may_be_cast(node: fx.Node, keys: Sequence[str], dtypes: set[torch.dtype]) -> bool:
+    if not isinstance(node.target, OpOverload):
+        return isinstance(node.target, HigherOrderOperator)
+    if node.target.namespace == "torch_ort":  # a Function of the user's
+        return True
+    has_rule = torch._C._dispatch_has_kernel_for_dispatch_key
+    if not any(has_rule(node.target.name(), key) for key in keys):
+        return False
+    given = [arg.meta["val"] for arg in node.all_input_nodes]
+    floats = {value.dtype for value in given if isinstance(value, torch.Tensor)}
+    return node.target not in _PRODUCTS or not floats <= dtypes
+
+
+_PRODUCTS = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.baddbmm.default,
+    torch.ops.aten.addbmm.default,
+}
 
 
 def fake_token(placeholders: Sequence[fx.Node]) -> torch.Tensor:

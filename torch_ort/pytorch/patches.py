@@ -66,6 +66,11 @@ UNSEEN_SIZES = Setting(
     "A recording is one for all sizes, 0 and 1 among them; a trace of AOTAutograd's is not.",
     scope=Scope.CONTEXT,
 )
+BACKWARD_AUTOCAST = Setting(
+    "torch._functorch.config:backward_pass_autocast",
+    "AOTAutograd traces backward under forward's autocast, and eager PyTorch runs it outside.",
+    scope=Scope.CONTEXT,
+)
 KERNELS = OperatorKernels(
     "torch.ops:aten.*.py_kernels",
     "PyTorch's traces compute some operators in Python that we want whole, and copy what a dropout "

@@ -25,6 +25,7 @@ import torch
 from torch import fx
 
 from torch_ort import _C
+from torch_ort.core import autocast
 from torch_ort.core.refusals import HandOver, NoCapture
 from torch_ort.core.scopes import set_here
 from torch_ort.core.user_code import Line
@@ -55,6 +56,13 @@ from torch_ort.pytorch.graph_compat import (
     schema,
 )
 from torch_ort.pytorch.trace_compat import said_to_be_compiling
+from torch_ort.record.backwards import (
+    BACKWARD,
+    INSIDE,
+    are_equal,
+    erase_inside,
+    with_inside_alone,
+)
 from torch_ort.record.bodies import Body, ControlFlowRecorder, recording_branches
 from torch_ort.record.results import OutputsTaken, Results
 from torch_ort.rules import answers
@@ -148,6 +156,12 @@ class Recording:
     tangents: list[int]  # outputs for which a gradient comes back
     written: list[int]  # inputs that the graph writes into, none of which autograd watches
     lying: dict[int, str]  # inputs for which no dense copy may be passed, and why
+    around: autocast.State  # the autocast under which the function was called
+    # Eager PyTorch runs backward under the autocast in which backward() is called. These are the
+    # states in which it computes what the graph's backward does.
+    states: list[autocast.State]
+    # The graph for a backward under the autocast around forward, where that is another one.
+    inside: RecordedGraph | None
 
     @property
     def is_training(self) -> bool:
@@ -251,6 +265,7 @@ class _Recorder:
         self._primals = [self._placeholder(i, value) for i, value in enumerate(inputs)]
         self._wrapped: dict[int, torch.Tensor] = {}  # by position
         self._with_grad = torch.is_grad_enabled()
+        self._around = autocast.state_now()
         trains = self._with_grad and any(
             isinstance(value, Leaf) and value.wants_gradient for value in inputs
         )
@@ -295,17 +310,16 @@ class _Recorder:
                 raise HandOver("grad mode is switched inside, and not back or for an output")
             written = self._write_back()
             values = [self._node_of(output) for output in outputs]
-            tangents: list[fx.Node] = []
-            gradients: list[Any] = []
+            states, inside = [autocast.OFF], None
             if is_training:
-                self._mode.tag = "is_backward"
-                tangents, gradients = self._record_backward([outputs[i] for i in needing])
-                if all(gradient is None for gradient in gradients):
-                    raise HandOver("outputs require grad, and no input gets one")
-        self._finish(values, tangents, gradients, written, is_training)
+                states, inside = self._record_backwards([outputs[i] for i in needing], values)
+            else:
+                self._graph.output(tuple(values))
         made = Results(taken.results, self._inputs)
         lying = self._lying(asked, made)
-        return Recording(self._module, len(outputs), made, needing, written, lying)
+        return Recording(
+            self._module, len(outputs), made, needing, written, lying, self._around, states, inside
+        )
 
     def _lying(self, asked: WithoutNumbers, made: Results) -> dict[int, str]:
         """Give inputs of which no dense copy may stand for what lies otherwise, and why."""
@@ -361,43 +375,77 @@ class _Recorder:
             return self._mode.symbol_node(output) if isinstance(output, torch.SymInt) else output
         return self._mode.node_of(unwrapped(output))
 
-    @enters_program
-    def _record_backward(self, outputs: list[torch.Tensor]) -> tuple[list[fx.Node], list[Any]]:
-        tangents, wrapped = [], []
+    def _record_backwards(
+        self, outputs: list[torch.Tensor], values: list[Any]
+    ) -> tuple[list[autocast.State], RecordedGraph | None]:
+        """Record backward without autocast, and, if forward was called under it, with it, too.
+
+        Give the states for which the first one is right, and the graph of the second where that is
+        another. It is where a block of forward has switched autocast off.
+        """
+        around = self._around
+        tangents = self._add_tangents(outputs)
+        gradients = self._record_backward(BACKWARD, outputs, tangents, autocast.OFF, not around)
+        if all(gradient is None for gradient in gradients):
+            raise HandOver("outputs require grad, and no input gets one")
+        states, inside = [autocast.OFF], None
+        if around:
+            others = self._record_backward(INSIDE, outputs, tangents, around, True)
+            if are_equal(self._graph, gradients, others):
+                states.append(around)
+            else:
+                inside = self._inside_alone(values, others)
+            erase_inside(self._graph)
+        _set_joint_output(self._graph, values, gradients)
+        return states, inside
+
+    def _add_tangents(self, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Add an input for the gradient of each output; give what stands for them."""
+        wrapped = []
+        last = self._primals[-1]
         for i, output in enumerate(outputs):
-            node = self._graph.placeholder(f"tangents_{i + 1}")
             spec = unwrapped(output).spec
             tangent = leaf_of(spec if _is_dense(spec) else _as_rows(spec))
-            tangent.node = node
-            node.meta = {"val": tangent}
-            tangents.append(node)
+            with self._graph.inserting_after(last):  # all placeholders come first
+                last = tangent.node = self._graph.placeholder(f"tangents_{i + 1}")
+            last.meta = {"val": tangent}
             wrapped.append(functionalized(tangent))
+        return wrapped
+
+    @enters_program
+    def _record_backward(
+        self, tag: str, outputs: list[torch.Tensor], tangents: list[torch.Tensor],
+        state: autocast.State, is_last: bool,
+    ) -> list[Any]:  # fmt: skip
+        """Record backward under autocast of a state; give the nodes of gradients by input."""
+        self._mode.tag = tag
         wanted = [p for p, value in self._wrapped.items() if value.requires_grad]
-        with torch.autograd.set_multithreading_enabled(False):
+        with torch.autograd.set_multithreading_enabled(False), autocast.in_state(state):
             found = torch.autograd.grad(
-                outputs, [self._wrapped[p] for p in wanted], wrapped, allow_unused=True
-            )
+                outputs, [self._wrapped[p] for p in wanted], tangents, allow_unused=True,
+                retain_graph=not is_last,
+            )  # fmt: skip
         gradients: list[Any] = [None] * len(self._inputs)
         for position, gradient in zip(wanted, found, strict=True):
             if gradient is not None:
                 if not is_functionalized(gradient):
                     raise HandOver(f"the gradient of input {position} is a constant")
                 gradients[position] = self._mode.node_of(unwrapped(gradient))
-        return tangents, gradients
+        return gradients
 
-    def _finish(
-        self, values: list[Any], tangents: list[fx.Node], gradients: list[Any],
-        written: list[int], is_training: bool,
-    ) -> None:  # fmt: skip
-        graph = self._graph
-        if is_training:
-            for node in reversed(tangents):  # all placeholders come first
-                self._primals[-1].append(node)
-            output = graph.output((*values, *gradients))
-            of = [p if gradient is not None else None for p, gradient in enumerate(gradients)]
-            output.meta["desc"] = output_descriptions(len(values), of)
-        else:
-            graph.output(tuple(values))
+    def _inside_alone(self, values: list[Any], gradients: list[Any]) -> RecordedGraph:
+        graph, *outputs = with_inside_alone(self._graph, values, gradients)
+        _set_joint_output(graph, *outputs)
+        module = RecordedGraph(graph)
+        for name, tensor in self._module.named_buffers(remove_duplicate=False):
+            module.register_buffer(name, tensor)
+        return module
+
+
+def _set_joint_output(graph: fx.Graph, values: list[Any], gradients: list[Any]) -> None:
+    output = graph.output((*values, *gradients))
+    of = [p if gradient is not None else None for p, gradient in enumerate(gradients)]
+    output.meta["desc"] = output_descriptions(len(values), of)
 
 
 def _is_dense(spec: Spec) -> bool:
@@ -410,15 +458,18 @@ def _as_rows(spec: Spec) -> Spec:
 
 @contextlib.contextmanager
 def _tracing_state() -> Iterator[None]:
-    """Switch off caches and hooks that outlive a recording."""
-    cached = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)  # it would keep tensors without data
+    """Switch off hooks that outlive a recording; forget what autocast's cache keeps of it."""
     try:
-        # Saved-tensor hooks around the call are for tensors that the graph saves when it runs.
-        with without_saved_tensor_hooks(), torch.set_grad_enabled(torch.is_grad_enabled()):
+        # Saved-tensor hooks around the call are for tensors that the graph saves when it runs, and
+        # numbers of gradients can be checked then alone.
+        with (
+            without_saved_tensor_hooks(),
+            torch.autograd.set_detect_anomaly(False),
+            torch.set_grad_enabled(torch.is_grad_enabled()),
+        ):
             yield
     finally:
-        torch.set_autocast_cache_enabled(cached)
+        torch.clear_autocast_cache()  # it would keep tensors without data
 
 
 class _Mode(Answers):
@@ -449,7 +500,7 @@ class _Mode(Answers):
             # node.
             self._lines.setdefault(newest_node(), line)
             return line
-        if self.tag != "is_backward":
+        if self.tag == "is_forward":
             return None
         node = running_node()
         if node is not None:

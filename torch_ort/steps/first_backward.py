@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from torch_ort import _C
+from torch_ort.core import autocast
 from torch_ort.fallback import failure_of, warn
 from torch_ort.pytorch import (
     autograd_compat,
@@ -52,13 +53,18 @@ class FirstBackward:
         if token.dtype == torch.int64:
             self._pending[int(token)] = kept
 
+    def kept(self, token: torch.Tensor) -> Kept | None:
+        """Give what is remembered of a call; None if it is not needed any more, or edited."""
+        kept = self._pending.get(int(token)) if token.dtype == torch.int64 else None
+        return None if kept is None or kept.was_edited() else kept
+
     def run_backward(self, token: torch.Tensor, saved: list[Any], tangents: list[Any]) -> list[Any]:
         """Run the first backward; if the engine fails, run the step again node by node."""
-        kept = self._pending.get(int(token)) if token.dtype == torch.int64 else None
+        kept = self.kept(token)
         try:
             gradients = _C.run_backward(token, saved, tangents)
         except Exception as error:
-            if kept is None or kept.was_edited():
+            if kept is None or kept.was_edited() or self._state.options.strict:
                 raise
             failure = failure_of(error, "backward")
         else:
@@ -71,15 +77,11 @@ class FirstBackward:
         return gradients
 
     def _run_again(self, kept: Kept, tangents: list[Any]) -> list[torch.Tensor]:
-        now = TorchGenerators()
-        kept.random.restore()
-        try:
-            with torch.no_grad():
-                results = _JointInterpreter(self._layout).run(
-                    *kept.inputs, *tangents, enable_io_processing=False
-                )
-        finally:
-            now.restore()
+        # The graph has the casts of autocast already.
+        with kept.random.drawing_again(), torch.no_grad(), autocast.in_state(autocast.OFF):
+            results = _JointInterpreter(self._layout).run(
+                *kept.inputs, *tangents, enable_io_processing=False
+            )
         gradients = results[len(self._layout.forward_outputs) :]
         return [gradients[i] for i in self._layout.differentiated]
 

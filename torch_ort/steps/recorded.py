@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from torch_ort import _C
+from torch_ort.core import autocast
 from torch_ort.pytorch.autograd_compat import saved_tensor_hooks_copy
 from torch_ort.read.layouts import JointLayout
 from torch_ort.record.recorder import Recording
 from torch_ort.rules.forms import Spec, dense_order, is_contiguous
+from torch_ort.steps.again import CallAgain, Function
 from torch_ort.steps.double_backward import DoubleBackward
+from torch_ort.steps.first_backward import Kept
 from torch_ort.steps.lazy_logits import Recipe
+from torch_ort.steps.other_backward import OtherBackward
 from torch_ort.steps.runners import ForwardRunner, InferenceRunner
+from torch_ort.steps.state import GraphState
 
 
 class RecordedRun:
@@ -35,16 +41,19 @@ class RecordedRun:
         return self.results.of(inputs, outputs, given)
 
 
-class RecordedStep:
-    """Runs a recorded training graph: forward now, backward when autograd comes to its node."""
+class GraphStep:
+    """Runs a training graph: forward now, backward when autograd comes to its node.
+
+    `key` names the recording to what runs its calls again, `states` are those of autocast in which
+    the graph's backward is the right one.
+    """
 
     def __init__(
-        self, recording: Recording, layout: JointLayout, forward: ForwardRunner,
-        double_backward: DoubleBackward, lazy: Sequence[_C.LazyLogits] = (),
+        self, recording: Recording, layout: JointLayout, forward: ForwardRunner, key: int,
+        states: Sequence[autocast.State], lazy: Sequence[_C.LazyLogits] = (),
     ) -> None:  # fmt: skip
-        self.results = recording.results
-        self._double_backward = double_backward
-        self._forward = forward
+        self._results = recording.results
+        self.forward = forward
         self._outputs = layout.outputs
         self._lazy = [Recipe(each, layout.tensor_inputs) for each in lazy]
         self._step = _C.RecordedStep(
@@ -55,9 +64,10 @@ class RecordedStep:
             [layout.outputs.engine_index(i) for i in recording.tangents],
             [_order_of(node.meta["val"].spec) for node in layout.tangents],
             _origins(layout),
-            double_backward.key,
+            key,
             forward.options.early_gradients,
             [(each.output, each.classes, each.dtypes[-1]) for each in self._lazy],
+            states,
         )
         self._is_watched = forward.first_backward is not None
         if self._is_watched:
@@ -65,18 +75,63 @@ class RecordedStep:
 
     def __call__(self, *inputs: Any, given: Sequence[Any] | None = None) -> Sequence[Any]:
         """Run forward with flat inputs; give the function's results. See RecordedRun."""
-        kept = self._forward.note_call(inputs)
+        kept = self.forward.note_call(inputs)
         if kept is None and self._is_watched:
             self._step.forget_first_backward()
             self._is_watched = False
         results = self._step(inputs, saved_tensor_hooks_copy())
         all_rows = [results.pop() for _ in self._lazy]
         if kept is not None:
-            self._forward.first_backward.after_forward(results[-1], kept)
+            self.forward.first_backward.after_forward(results[-1], kept)
         for each, rows in zip(self._lazy, reversed(all_rows), strict=True):
             results[each.output] = each.leave(results[each.output], rows, inputs)
         outputs = results if self._outputs.are_tensors else self._outputs.assemble(results)
-        return self.results.of(inputs, outputs, given)
+        return self._results.of(inputs, outputs, given)
+
+
+class RecordedStep:
+    """Runs a recorded training graph as one node of autograd.
+
+    Where backward is another one under the autocast that was around forward, `make_inside` makes
+    the step of that: the last backward decides which of both runs.
+    """
+
+    def __init__(
+        self, recording: Recording, plain: Function, again: CallAgain, twice: DoubleBackward,
+        step: GraphStep, make_inside: Callable[[], GraphStep] | None, state: GraphState,
+    ) -> None:  # fmt: skip
+        self.results = recording.results
+        self._step = step
+        self._steps = {autocast.OFF: step}
+        self._around = recording.around
+        self._make_inside = make_inside
+        self._lock = threading.Lock()
+        self._twice = twice
+        self._other = OtherBackward(
+            twice.key, plain, again, self._step_for, self._kept_call, state
+        )  # fmt: skip
+
+    def __call__(self, *inputs: Any, given: Sequence[Any] | None = None) -> Sequence[Any]:
+        """Run forward with flat inputs; give the function's results. See RecordedRun."""
+        return self._step(*inputs, given=given)
+
+    def _step_for(self, state: autocast.State) -> GraphStep | None:
+        """Give the step whose backward is that of a state, and run it from now on; None if none is.
+
+        Raises what compiling it raises.
+        """
+        with self._lock:
+            if state == self._around and self._make_inside is not None:
+                self._steps[state] = self._make_inside()
+                self._make_inside = None
+            step = self._steps.get(state)
+            if step is not None:
+                self._step = step
+            return step
+
+    def _kept_call(self, token: torch.Tensor) -> Kept | None:
+        guards = [step.forward.first_backward for step in self._steps.values()]
+        return next(filter(None, (guard.kept(token) for guard in guards if guard)), None)
 
 
 def _order_of(spec: Spec) -> list[int]:

@@ -28,7 +28,7 @@ class ForwardRunner:
     def __init__(
         self, layout: JointLayout, session: _C.Session, options: Options, state: GraphState,
         recomputation: Recomputation | None = None,
-        inspect: Callable[[Sequence[Any]], None] | None = None,
+        inspect: Callable[[Sequence[Any]], None] | None = None, is_one_of_two: bool = False,
     ) -> None:  # fmt: skip
         self._boxed_call = True  # set on the object, because AOTAutograd copies it from there
         self._layout = layout
@@ -37,7 +37,9 @@ class ForwardRunner:
         self._state = state
         self._saved_inputs = session.saved_inputs
         self._saved_outputs = session.saved_outputs
-        self.first_backward = None if options.strict else FirstBackward(layout, state)
+        # The first backward may also show that another graph is the right one.
+        keeps = is_one_of_two or not options.strict
+        self.first_backward = FirstBackward(layout, state) if keeps else None
         self.backward = BackwardRunner(self)
         self._edges = layout.gradient_inputs()
         self._last = threading.local()  # segments of the latest call of each thread
