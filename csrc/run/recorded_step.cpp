@@ -7,6 +7,7 @@
 
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/saved_variable.h>
 
 #include <algorithm>
 #include <iterator>
@@ -123,6 +124,15 @@ BackwardCall take_apart(AutogradContext* context, const variable_list& gradients
           .is_expected_state = is_expected_state};
 }
 
+// Raises before anything has run what autograd raises where it saves a tensor of inference mode.
+void refuse_inference_tensors(const Session& session, const Tensors& inputs) {
+  for (int index : session.saved_inputs()) {
+    if (inputs[index].defined() && inputs[index].is_inference()) {
+      torch::autograd::SavedVariable(inputs[index], false);
+    }
+  }
+}
+
 }  // namespace
 
 // One forward call, without the inputs that get gradients.
@@ -137,6 +147,7 @@ struct RecordedStep::Call {
 struct RecordedStep::Node : torch::autograd::Function<RecordedStep::Node> {
   static variable_list forward(AutogradContext* context, Call* call, at::TensorList /*given*/) {
     const RecordedStep& step = call->step;
+    refuse_inference_tensors(*step.session_, call->inputs);
     call->results = step.session_->forward(call->inputs, call->symbols, call->carry, call->early);
     const Session& session = *step.session_;
     variable_list saved{call->results[session.num_outputs()]};

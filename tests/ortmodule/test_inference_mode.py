@@ -18,6 +18,7 @@ from transformers import (
 )
 
 import torch_ort
+from tests.roads import ROADS
 from torch_ort import ORTModule
 
 MODES = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}
@@ -245,3 +246,41 @@ def test_state_written_in_inference_mode():
         torch.testing.assert_close(ours.last, eager.last)
         assert ours.last.is_inference() == eager.last.is_inference()
     assert torch_ort.counters()["fallbacks"] == 0
+
+
+class BesideANorm(nn.Module):
+    """Has a norm of a plain tensor run before what refuses one of inference mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.BatchNorm1d(4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x.clone()) + self.linear(x)
+
+
+BEFORE_A_NORM = {
+    "linear": lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)),
+    "norm": lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4)),
+    "beside": BesideANorm,
+}
+
+
+@pytest.mark.hands_over("the first run fails, as eager PyTorch does")
+@pytest.mark.parametrize("has_run", [False, True])
+@pytest.mark.parametrize("name", BEFORE_A_NORM)
+@pytest.mark.parametrize("road", ROADS)
+def test_training_on_a_tensor_of_inference_mode_changes_what_it_does_in_eager(
+    road, name, has_run, monkeypatch
+):
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    model = BEFORE_A_NORM[name]()
+    other = copy.deepcopy(model)
+    with torch.inference_mode():
+        x = torch.randn(6, 4)
+    for call in (model, ROADS[road](other)):
+        if has_run:
+            call(x.clone())
+        with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
+            call(x)
+    torch.testing.assert_close(other.state_dict(), model.state_dict())

@@ -36,6 +36,7 @@ __all__ = [
     "nothing_compiled",
     "operators_whole",
     "outside_inference_mode",
+    "parameters_made",
     "plain_functions",
     "shape_questions_answered",
     "storage_key",
@@ -185,6 +186,22 @@ def _times(size: Any, factor: float) -> Any:
 
 
 _MOST_PARTS = 1024  # so that products with it are exact in floating point
+
+
+def parameters_made() -> AbstractContextManager[None]:
+    """Let the code of a recording make parameters."""
+    return patches.SUBCLASS.by(_make_subclass)
+
+
+def _make_subclass(
+    theirs: Any, kind: type, data: torch.Tensor, *settings: Any, **others: Any
+) -> torch.Tensor:
+    if kind is not torch.nn.Parameter or not is_functionalized(data):
+        return theirs(kind, data, *settings, **others)
+    made = data.detach().requires_grad_(*settings)
+    _C.forbid_numbers(made)
+    made._is_param = True  # isinstance() uses this
+    return made
 
 
 @contextmanager

@@ -76,6 +76,10 @@ KERNELS = OperatorKernels(
     "PyTorch's traces compute some operators in Python that we want whole, and copy what a dropout "
     "that does nothing was given.",
 )
+SUBCLASS = Function(
+    "torch:Tensor._make_subclass",
+    "A parameter that forward makes has no numbers in a recording: PyTorch's C++ cannot detach it.",
+)
 MODULE_READS = UnseenMethod(
     "torch.nn:Module.__getattribute__",
     "What forward reads of its modules is baked into a capture, and compared by later calls.",

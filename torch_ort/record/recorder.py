@@ -43,6 +43,7 @@ from torch_ort.pytorch.dispatch_compat import (
     is_written,
     nothing_compiled,
     operators_whole,
+    parameters_made,
     shape_questions_answered,
     storage_key,
     unwrapped,
@@ -64,7 +65,7 @@ from torch_ort.record.backwards import (
     with_inside_alone,
 )
 from torch_ort.record.bodies import Body, ControlFlowRecorder, recording_branches
-from torch_ort.record.results import OutputsTaken, Results
+from torch_ort.record.results import OutputsTaken, Results, is_leaf
 from torch_ort.rules import answers
 from torch_ort.rules.answers import Answers, answering, leaf_of
 from torch_ort.rules.data_sizes import NewSize
@@ -294,17 +295,20 @@ class _Recorder:
             nothing_compiled(),
             dropout_passes_through(),
             operators_whole(),
+            parameters_made(),
             answering(self._mode) as asked,
         ):
             with recording_branches(self._branches):
                 results = list(function(*self._wrap_inputs()))
             taken = OutputsTaken(self._wrapped, results, is_complete)
             outputs = taken.outputs
-            needing = [
+            asking = [
                 i
                 for i in taken.read()
                 if isinstance(outputs[i], torch.Tensor) and has_gradient(outputs[i])
             ]
+            self._leaves = [outputs[i] for i in asking if is_leaf(outputs[i])]
+            needing = [i for i in asking if not is_leaf(outputs[i])]
             is_training = bool(needing)
             if torch.is_grad_enabled() != self._with_grad or (is_training and not self._with_grad):
                 raise HandOver("grad mode is switched inside, and not back or for an output")
@@ -420,13 +424,19 @@ class _Recorder:
         """Record backward under autocast of a state; give the nodes of gradients by input."""
         self._mode.tag = tag
         wanted = [p for p, value in self._wrapped.items() if value.requires_grad]
+        inputs = [self._wrapped[p] for p in wanted]
         with torch.autograd.set_multithreading_enabled(False), autocast.in_state(state):
             found = torch.autograd.grad(
-                outputs, [self._wrapped[p] for p in wanted], tangents, allow_unused=True,
+                outputs, [*inputs, *self._leaves], tangents, allow_unused=True,
                 retain_graph=not is_last,
             )  # fmt: skip
+        if any(gradient is not None for gradient in found[len(wanted) :]):
+            raise NoCapture(
+                "forward makes a tensor that requires grad, and returns both it and what is "
+                "computed from it: its gradient would be lost; make it a parameter of the module"
+            )
         gradients: list[Any] = [None] * len(self._inputs)
-        for position, gradient in zip(wanted, found, strict=True):
+        for position, gradient in zip(wanted, found, strict=False):
             if gradient is not None:
                 if not is_functionalized(gradient):
                     raise HandOver(f"the gradient of input {position} is a constant")

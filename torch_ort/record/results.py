@@ -6,6 +6,7 @@ autograd knows of them, and what edits in place do, is as in eager PyTorch.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -94,6 +95,8 @@ class Result:
     is_input: bool
     index: int
     view: View | None = None
+    # Makes of an output a leaf of autograd's, which the function has made.
+    leaf: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
 class Results:
@@ -107,7 +110,7 @@ class Results:
             if isinstance(value, torch.SymInt)
         }
         self._positions.pop(None, None)  # of symbols that have turned out to be numbers
-        self._are_outputs = not any(r.is_input or r.view for r in results)
+        self._are_outputs = not any(r.is_input or r.view or r.leaf for r in results)
         # The inputs that results are made of.
         self.inputs = frozenset(result.index for result in results if result.is_input)
         # The inputs whose memory results are parts of, whatever its layout is.
@@ -120,12 +123,18 @@ class Results:
         if self._are_outputs:
             return [outputs[result.index] for result in self._results]
         symbols = {name: inputs[i] for name, i in self._positions.items()}
-        made = []
+        made: list[Any] = []
+        leaves: dict[int, torch.Tensor] = {}  # by output
         for result in self._results:
             value = (inputs if result.is_input else outputs)[result.index]
             source = given[result.index] if given and result.is_input else value
             view = result.view
-            made.append(source if view is None else view.of_either(source, value, symbols))
+            if result.leaf is not None:
+                if result.index not in leaves:
+                    leaves[result.index] = result.leaf(value)
+                made.append(leaves[result.index])
+            else:
+                made.append(source if view is None else view.of_either(source, value, symbols))
         return made
 
     def outputs_in(self, results: Sequence[Any], outputs: Sequence[int]) -> list[torch.Tensor]:
@@ -136,6 +145,15 @@ class Results:
                 first.setdefault(result.index, (made, result.view))
         found = [first[index] for index in outputs]
         return [made if view is None else viewed(made) for made, view in found]
+
+
+def _as_leaf(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().requires_grad_()
+
+
+def is_leaf(tensor: torch.Tensor) -> bool:
+    """Tell whether a function has made a tensor of which autograd keeps the gradient."""
+    return has_gradient(tensor) and tensor.is_leaf
 
 
 class OutputsTaken:
@@ -178,6 +196,12 @@ class OutputsTaken:
             return Result(False, self._place(result))
         key = storage_key(result)
         position, base = self._inputs.get(key) or (None, self._bases[key])
+        is_given = position is not None and result is base
+        if not is_given and isinstance(result, torch.nn.Parameter):
+            make = functools.partial(torch.nn.Parameter, requires_grad=result.requires_grad)
+            return Result(False, self._place(result), leaf=make)
+        if not is_given and is_leaf(result):
+            return Result(False, self._place(result), leaf=_as_leaf)
         view = None
         if base is not None and result is not base:
             if has_gradient(result) and not is_differentiable_view(result, base):
