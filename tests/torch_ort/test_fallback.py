@@ -176,10 +176,10 @@ def test_tensors_without_data_run_in_eager(is_first, monkeypatch):
     x = torch.randn(5, 6)
     if not is_first:
         compiled(x)
-    for _ in range(2):
-        with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            warnings.simplefilter("ignore")
-            result = compiled(mode.from_tensor(x))
+    with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        warnings.simplefilter("ignore")
+        results = [compiled(mode.from_tensor(x)) for _ in range(2)]
+    for result in results:
         assert type(result) is FakeTensor
         assert result.shape == (5, 3)
     torch.testing.assert_close(compiled(x), model(x))
