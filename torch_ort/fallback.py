@@ -180,11 +180,25 @@ def reason_of(error: BaseException) -> str:
     """
     words = (str(error).strip() or type(error).__name__).splitlines()[0]
     words = _PYBIND.sub("an argument of a type that the engine does not take", words)
+    words = next((ours for theirs, ours in _IN_OTHER_WORDS if theirs in words), words)
     operator, line = blamed(error)
     places = [place for place in (operator, str(line or "")) if place and place not in words]
     return f"{words} ({', '.join(places)})" if places else words
 
 
+# What PyTorch says of tensors and sizes of its own traces, in the words of those who call them.
+_IN_OTHER_WORDS = (
+    (
+        "Cannot access data pointer of Tensor",
+        "forward asks for the memory of a tensor (numpy(), data_ptr(), an extension in C++), which "
+        "a captured graph does not have",
+    ),
+    (
+        "SymIntArrayRef expected to contain only concrete integers",
+        "forward passes a size, which may differ from call to call, to code that takes plain "
+        "integers alone; int(size) makes a graph for each size",
+    ),
+)
 # The beginning of pybind11's message about a wrong argument; the C++ signature follows.
 _PYBIND = re.compile(r"\w+\(\): incompatible (function|constructor) arguments.*")
 

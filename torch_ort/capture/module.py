@@ -19,7 +19,13 @@ from torch_ort import _C
 from torch_ort._C import Unsupported
 from torch_ort.capture.joint import Capture, record_or_hand_over
 from torch_ort.capture.open_numbers import OpenNumbers
-from torch_ort.core.refusals import GatheredInside, NestedTensor, NoCapture, blamed_on_forward
+from torch_ort.core.refusals import (
+    ConstantWithGradient,
+    GatheredInside,
+    NestedTensor,
+    NoCapture,
+    blamed_on_forward,
+)
 from torch_ort.engine import onnx_files
 from torch_ort.functions.capturing import Policy, kept_whole
 from torch_ort.functions.describe import is_python_op
@@ -361,6 +367,8 @@ def _trace(
                     "forward makes nested tensors, whose row lengths are data; pad the rows to one "
                     "length, or use torch.compile"
                 ) from error
+            except ConstantWithGradient as error:
+                raise _lost_gradient() from error
             written = dict.fromkeys(capture.recording.written, False)
             _check_readers(capture.recording, held, first, written_outside)
         else:
@@ -368,13 +376,9 @@ def _trace(
             written = fakes.written()
             capture.note_given_back(fakes.given_back())
     for program in state.programs:
-        for name, constant in program.constants.items():
+        for constant in program.constants.values():
             if constant.requires_grad:
-                raise Unsupported(
-                    f"forward reads tensor '{name}', which requires grad and is no parameter, "
-                    "buffer or attribute of the module, so its gradient would be lost; make it one "
-                    "of these, or pass it as an argument"
-                )
+                raise _lost_gradient()
     # Dynamo has traced the bodies of the operators, and reads there were not recorded.
     if capture.has_higher_order:
         reads.add_all()
@@ -392,6 +396,13 @@ def _trace(
     conditions = trace.conditions(fakes)
     return ModuleCapture(
         trace, guard, run, conditions, written, lying, reads.unseen, _numbers_in(rows)
+    )
+
+
+def _lost_gradient() -> NoCapture:
+    return NoCapture(
+        "forward reads a tensor that requires grad and is no parameter, buffer or attribute of the "
+        "module, so its gradient would be lost; make it one of these, or pass it as an argument"
     )
 
 

@@ -26,9 +26,9 @@ from torch import fx
 
 from torch_ort import _C
 from torch_ort.core import autocast
-from torch_ort.core.refusals import HandOver, NoCapture
+from torch_ort.core.refusals import ConstantWithGradient, HandOver, NoCapture
 from torch_ort.core.scopes import set_here
-from torch_ort.core.user_code import Line
+from torch_ort.core.user_code import Line, blamed
 from torch_ort.functions.call import form_of_call
 from torch_ort.functions.describe import is_python_op
 from torch_ort.guards.structure import dense_format
@@ -87,14 +87,16 @@ _BETWEEN = (
 def log_hand_over(error: Exception, is_bug: bool) -> None:
     """Log why a capture is left to AOTAutograd; once at WARNING where it is a bug of ours."""
     words = f"{type(error).__name__}: {error}"
-    if is_bug and words not in _bugs_logged:
-        _bugs_logged.add(words)
+    first_line = words.splitlines()[0]
+    if is_bug and first_line not in _bugs_logged:
+        _bugs_logged.add(first_line)
+        _, line = blamed(error)
+        where = f"{line}: " if line else ""
         _logger.warning(
-            "recorder: a bug of torch_ort, for which AOTAutograd captures instead: %s "
-            "(TORCH_ORT_STRICT=1 raises it)", words, exc_info=error,
+            "%sAOTAutograd captures this graph, which takes longer, since the recorder of torch_ort "
+            "has a bug: %s (please report it; TORCH_ORT_STRICT=1 raises it)", where, first_line,
         )  # fmt: skip
-    else:
-        _logger.info("recorder: %s", words, exc_info=error)
+    _logger.info("recorder: %s", words, exc_info=error)
 
 
 _bugs_logged: set[str] = set()
@@ -610,7 +612,7 @@ class _Mode(Answers):
             if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
                 raise HandOver(f"a {type(tensor).__name__} is a constant")
             if tensor.requires_grad:
-                raise HandOver("a constant requires grad")
+                raise ConstantWithGradient(f"a constant of shape {[*tensor.shape]} requires grad")
             name = f"tensor_constant{len(self._constants)}"
             self._module.register_buffer(name, tensor)
             node = self._root.get_attr(name)  # even if a body is the first to read it
