@@ -20,7 +20,6 @@ from torch_ort._C import Unsupported
 from torch_ort.capture.joint import Capture, record_or_hand_over
 from torch_ort.capture.open_numbers import OpenNumbers
 from torch_ort.core.refusals import (
-    ConstantWithGradient,
     GatheredInside,
     NestedTensor,
     NoCapture,
@@ -367,8 +366,6 @@ def _trace(
                     "forward makes nested tensors, whose row lengths are data; pad the rows to one "
                     "length, or use torch.compile"
                 ) from error
-            except ConstantWithGradient as error:
-                raise _lost_gradient() from error
             written = dict.fromkeys(capture.recording.written, False)
             _check_readers(capture.recording, held, first, written_outside)
         else:
@@ -378,7 +375,11 @@ def _trace(
     for program in state.programs:
         for constant in program.constants.values():
             if constant.requires_grad:
-                raise _lost_gradient()
+                raise Unsupported(
+                    "forward reads a tensor that requires grad and is no parameter, buffer or "
+                    "attribute of the module, so its gradient would be lost; make it one of these, "
+                    "or pass it as an argument"
+                )
     # Dynamo has traced the bodies of the operators, and reads there were not recorded.
     if capture.has_higher_order:
         reads.add_all()
@@ -396,13 +397,6 @@ def _trace(
     conditions = trace.conditions(fakes)
     return ModuleCapture(
         trace, guard, run, conditions, written, lying, reads.unseen, _numbers_in(rows)
-    )
-
-
-def _lost_gradient() -> NoCapture:
-    return NoCapture(
-        "forward reads a tensor that requires grad and is no parameter, buffer or attribute of the "
-        "module, so its gradient would be lost; make it one of these, or pass it as an argument"
     )
 
 

@@ -20,10 +20,6 @@ class NestedTensor(HandOver):
     """A recorded function makes or takes a nested tensor."""
 
 
-class ConstantWithGradient(HandOver):
-    """A recorded function reads a tensor that is none of its inputs, and that requires grad."""
-
-
 class NoCapture(_C.Unsupported):
     """Neither the recorder nor AOTAutograd can capture a graph."""
 

@@ -26,7 +26,7 @@ from torch import fx
 
 from torch_ort import _C
 from torch_ort.core import autocast
-from torch_ort.core.refusals import ConstantWithGradient, HandOver, NoCapture
+from torch_ort.core.refusals import HandOver, NoCapture
 from torch_ort.core.scopes import set_here
 from torch_ort.core.user_code import Line, blamed
 from torch_ort.functions.call import form_of_call
@@ -93,8 +93,8 @@ def log_hand_over(error: Exception, is_bug: bool) -> None:
         _, line = blamed(error)
         where = f"{line}: " if line else ""
         _logger.warning(
-            "%sAOTAutograd captures this graph, which takes longer, since the recorder of torch_ort "
-            "has a bug: %s (please report it; TORCH_ORT_STRICT=1 raises it)", where, first_line,
+            "%sAOTAutograd captures this graph, which takes longer, since torch_ort's recorder has "
+            "a bug: %s (please report it; TORCH_ORT_STRICT=1 raises it)", where, first_line,
         )  # fmt: skip
     _logger.info("recorder: %s", words, exc_info=error)
 
@@ -612,7 +612,7 @@ class _Mode(Answers):
             if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
                 raise HandOver(f"a {type(tensor).__name__} is a constant")
             if tensor.requires_grad:
-                raise ConstantWithGradient(f"a constant of shape {[*tensor.shape]} requires grad")
+                raise HandOver("a constant requires grad")
             name = f"tensor_constant{len(self._constants)}"
             self._module.register_buffer(name, tensor)
             node = self._root.get_attr(name)  # even if a body is the first to read it

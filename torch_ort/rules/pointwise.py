@@ -57,7 +57,8 @@ class _Kind(NamedTuple):
 def dtype_with(x: Spec, numbers: Sequence[int | float]) -> torch.dtype:
     """Give the dtype to which PyTorch promotes a tensor and numbers of Python."""
     number = 1.5 if any(type(each) is float for each in numbers) else 2
-    return _pointwise_dtype(aten.add.Tensor, (_Kind(x.dtype, min(len(x.sizes), 1)), number), ())
+    described = (_Kind(x.dtype, min(len(x.sizes), 1)), number)
+    return _pointwise_dtype(aten.add.Tensor, described, (), torch.get_default_dtype())
 
 
 def pointwise(operator: Any, *args: Any, **kwargs: Any) -> Spec:
