@@ -94,3 +94,24 @@ def test_what_pytorch_says_to_dynamo_is_answered_by_another_capture(monkeypatch)
     torch.testing.assert_close(ORTModule(module)(x), module(x))
     assert said
     assert torch_ort.counters()["fallbacks"] == 0
+
+
+TEXTS = {
+    "of a shape": lambda x: len(repr(x.shape)),
+    "formatted": lambda x: len(f"{x.shape[0]}"),
+    "a key": lambda x: {"3": 2.0, "12": 7.0}.get(str(len(x)), 9.0),
+}
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.hands_over("the recorder is switched off")
+def test_the_text_of_a_size_is_that_of_its_number(name, traced, monkeypatch):
+    """A symbol's own text would be wrong in the graph, and right for no call."""
+    monkeypatch.setenv("TORCH_ORT_DISABLE", "recorder" if traced else "")
+    eager = Applies(lambda x: x.exp() * TEXTS[name](x))
+    ours = torch_ort.ORTModule(eager)
+    for rows in (3, 12, 5):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(ours(x), eager(x))
+    assert torch_ort.counters()["fallbacks"] == 0

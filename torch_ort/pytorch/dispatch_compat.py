@@ -6,6 +6,8 @@ Each has a test in tests/pytorch/test_dispatch_compat.py, which fails when torch
 from __future__ import annotations
 
 import functools
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -17,6 +19,9 @@ from torch.overrides import TorchFunctionMode
 
 from torch_ort import _C
 from torch_ort.pytorch import patches
+
+_TORCH_FOLDER = os.path.join(os.path.dirname(torch.__file__), "")
+_OUR_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
 __all__ = [
     "RESIZING",
@@ -39,6 +44,7 @@ __all__ = [
     "parameters_made",
     "plain_functions",
     "shape_questions_answered",
+    "sizes_written_as_numbers",
     "storage_key",
     "unwrapped",
     "viewed",
@@ -391,6 +397,7 @@ def shape_questions_answered() -> Iterator[None]:
             stack.enter_context(question.by(functools.partial(_for_our_sizes, answer)))
         stack.enter_context(patches.SYMBOLS_OF_DATA.by(_no_symbols))
         stack.enter_context(patches.SYM_SUM.by(_sym_sum))
+        stack.enter_context(sizes_written_as_numbers())
         stack.enter_context(patches.TRUNC.by(_trunc))
         stack.enter_context(patches.UNSEEN_SIZES.by(True))
         yield
@@ -421,6 +428,23 @@ _ANSWERS = {
 
 def _no_symbols(theirs: Any, asked: Any) -> frozenset:
     return frozenset()  # a recording knows the value of every size
+
+
+def sizes_written_as_numbers() -> AbstractContextManager[None]:
+    """Let the user's program, which may do anything with it, see no text of a symbol."""
+    return patches.TEXT_OF_SIZE.by(_text_of_size)
+
+
+def _text_of_size(theirs: Any, size: torch.SymInt) -> str:
+    """Give the text of a number to the user's program, and of an expression to messages."""
+    return repr(int(size)) if _is_asked_by_program() else theirs(size)
+
+
+def _is_asked_by_program() -> bool:
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith(_OUR_FOLDER):
+        frame = frame.f_back
+    return frame is not None and not frame.f_code.co_filename.startswith(_TORCH_FOLDER)
 
 
 def _sym_sum(theirs: Any, node: Any, others: Sequence[Any]) -> Any:

@@ -71,6 +71,10 @@ BACKWARD_AUTOCAST = Setting(
     "AOTAutograd traces backward under forward's autocast, and eager PyTorch runs it outside.",
     scope=Scope.CONTEXT,
 )
+TEXT_OF_SIZE = Function(
+    "torch:SymInt.__repr__",
+    "The user's program may do anything with the text of a size, so it is the text of the number.",
+)
 KERNELS = OperatorKernels(
     "torch.ops:aten.*.py_kernels",
     "PyTorch's traces compute some operators in Python that we want whole, and copy what a dropout "

@@ -33,7 +33,12 @@ from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as real_tensors
 
 from torch_ort.pytorch import patches
-from torch_ort.pytorch.dispatch_compat import Leaf, dropout_passes_through, is_functionalized
+from torch_ort.pytorch.dispatch_compat import (
+    Leaf,
+    dropout_passes_through,
+    is_functionalized,
+    sizes_written_as_numbers,
+)
 from torch_ort.pytorch.size_compat import forget_sizes, python_text, values_in
 
 
@@ -80,6 +85,7 @@ class FakeInputs:
         with (
             said_to_be_compiling(),
             dropout_passes_through(),
+            sizes_written_as_numbers(),
             patches.UNSEEN_SIZES.by(False),
             tracing(self._context),
         ):
