@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.injection import into_backward, into_reading
 from torch_ort import _C
 from torch_ort.fallback import FallbackWarning, reason_of
 from torch_ort.pytorch import graph_compat
+from torch_ort.rules import table
 
 pytestmark = pytest.mark.ort_only
 
@@ -175,3 +177,51 @@ def test_a_node_that_could_not_be_traced():
     operator, line = graph_compat.node_that_raised(caught.value)
     assert operator == "torch.ops.aten.mm.default"
     assert (line.path, line.number) == (__file__, 7)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (
+            "AOTAutograd: RuntimeError: Cannot access data pointer of Tensor (e.g. FakeTensor, "
+            "FunctionalTensor). If you're using torch.compile/export/fx, it is likely that ...",
+            "forward asks for the memory of a tensor (numpy(), data_ptr(), an extension in C++), "
+            "which a captured graph does not have",
+        ),
+        (
+            "aten/src/ATen/RegisterMeta.cpp:1: SymIntArrayRef expected to contain only concrete "
+            "integers",
+            "forward passes a size, which may differ from call to call, to code that takes plain "
+            "integers alone; int(size) makes a graph for each size",
+        ),
+    ],
+)
+def test_what_torch_says_of_its_traces_is_said_in_the_users_words(theirs, ours):
+    assert reason_of(RuntimeError(theirs)) == ours
+
+
+@pytest.mark.hands_over("a bug is planted")
+def test_a_bug_of_the_recorder_is_one_line_at_the_users(monkeypatch, caplog):
+    """What only takes longer is no traceback in the log of a training run."""
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+
+    def broken(*args, **kwargs):
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setitem(table.RULES, torch.ops.aten.erf.default, broken)
+    compiled = torch.compile(lambda x: x.erf() * 2, backend="ort")
+    with caplog.at_level(logging.WARNING, "torch_ort.recorder"):
+        for _ in range(2):
+            compiled(torch.randn(3))
+        torch._dynamo.reset()
+        compiled(torch.randn(3))
+    (record,) = caplog.records
+    assert record.exc_info is None
+    words = record.getMessage()
+    assert "\n" not in words
+    assert words.startswith("test_fallback_words.py:")
+    assert (
+        "AOTAutograd captures this graph, which takes longer, since torch_ort's recorder" in words
+    )
+    assert "its rule raises ZeroDivisionError: planted" in words
+    assert torch_ort.counters()["recorder_bugs"] == 2
