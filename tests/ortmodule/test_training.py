@@ -952,3 +952,22 @@ def test_a_retried_fallback_warns_at_each_call(monkeypatch):
         warnings.simplefilter("error")
         ours(rows())
     assert torch_ort.counters()["forward_runs"] == 1
+
+
+def test_a_parameter_is_resized_while_it_has_a_gradient(graphs_captured):
+    """A vocabulary that grows: the old gradient stays until the loop clears it."""
+    eager, ours = pair(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 6)))
+    ids = torch.tensor([1, 2])
+    ours(ids).sum().backward()
+    eager(ids).sum().backward()
+    wider = torch.randn(9, 4)
+    for model in (eager, ours.module):
+        model[0].weight.data = wider.clone()
+    ids = torch.tensor([1, 8])
+    torch.testing.assert_close(ours(ids), eager(ids))
+    assert ours.module[0].weight.grad.shape == (5, 4)
+    for model in (eager, ours):
+        model.zero_grad()
+        model(ids).sum().backward()
+    assert_same_gradients(eager, ours)
+    assert graphs_captured() == 2

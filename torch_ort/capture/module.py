@@ -95,9 +95,10 @@ class ModuleState:
     def without_gradients(self) -> Iterator[None]:
         """Remove the gradients for the time of the block, and restore them.
 
-        Backwards of Functions, which a capture runs to learn what they give, may add to them.
+        Backwards of Functions, which a capture runs to learn what they give, may add to them. One
+        of another shape than its tensor, whose data was replaced, could not be put back.
         """
-        leaves = [tensor for tensor in self.tensors if tensor.is_leaf]
+        leaves = [tensor for tensor in self.tensors if tensor.is_leaf and _has_own_gradient(tensor)]
         before = [tensor.grad for tensor in leaves]
         for tensor in leaves:
             tensor.grad = None
@@ -118,6 +119,10 @@ class ModuleState:
             for (container, key, position), tensor in zip(self.places, before, strict=True):
                 if container[key] is tensors[position]:
                     container[key] = tensor
+
+
+def _has_own_gradient(tensor: torch.Tensor) -> bool:
+    return tensor.grad is None or tensor.grad.shape == tensor.shape
 
 
 def _keys(container: Any) -> list[Any]:
