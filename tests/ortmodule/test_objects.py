@@ -151,7 +151,47 @@ def test_another_class_is_another_graph(graphs_captured):
 
 def assign(f, b):
     b.h = f(b.x)
-    return b.h * 2
+    b.x = b.h.relu()
+    b.is_done, b.inner.y = True, b.h * 2
+    return b.inner.y + b.x.sum()
+
+
+def test_assigned_fields_are_those_of_each_call(graphs_captured):
+    net = Net(assign)
+    ours = ORTModule(net)
+    for rows in (3, 5, 3):
+        given = x(rows)
+        mine, right = (Batch(given, inner=Batch(given)) for _ in range(2))
+        got, want = ours(mine), net(right)
+        torch.testing.assert_close(got, want)
+        for batch, result in ((mine, got), (right, want)):
+            net.zero_grad()
+            (result.sum() + batch.h.square().sum() + batch.inner.y.sum()).backward()
+            batch.gradient = net.linear.weight.grad
+        torch.testing.assert_close(
+            (mine.h, mine.x, mine.inner.y, mine.gradient),
+            (right.h, right.x, right.inner.y, right.gradient),
+        )
+        assert mine.is_done
+    assert graphs_captured() == 1
+
+
+def test_gradients_of_gradients_of_assigned_fields(monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    net = Net(lambda f, b: setattr(b, "h", f(b.x).pow(3)) or b.h.sum())
+    found = []
+    for call in (ORTModule(net), net):
+        torch.manual_seed(0)
+        batch = Batch(x().requires_grad_())
+        call(batch)
+        (first,) = torch.autograd.grad(batch.h.sum(), batch.x, create_graph=True)
+        found.append(torch.autograd.grad(first.sum(), batch.x))
+    torch.testing.assert_close(*found)
+
+
+def assign_list(f, b):
+    b.h = [f(b.x)]
+    return b.h[0] * 2
 
 
 def read_lock(f, b):
@@ -166,7 +206,7 @@ def read_itself(f, b):
 @pytest.mark.parametrize(
     ("function", "make", "words"),
     [
-        (assign, Batch, "forward assigns field 'h' of argument 'batch'"),
+        (assign_list, Batch, "forward assigns field 'h' of argument 'batch'"),
         (
             read_lock,
             lambda x: Batch(x, lock=threading.Lock()),

@@ -17,6 +17,7 @@ import torch
 
 from torch_ort import _C
 from torch_ort._C import Unsupported
+from torch_ort.capture.assigned_fields import AssignedFields
 from torch_ort.capture.joint import Capture, record_or_hand_over
 from torch_ort.capture.open_numbers import OpenNumbers
 from torch_ort.core.refusals import (
@@ -174,6 +175,7 @@ class ModuleCapture:
         self._gives_arguments = self.is_recorded and any(i >= first for i in run.results.inputs)
         self._outputs = trace.outputs
         self._assigned = trace.assigned
+        self._fields = trace.fields
         self._constants = trace.watch.constants
         self._written = written
         self._lying = lying
@@ -229,10 +231,10 @@ class ModuleCapture:
         if len(self._taken) < self._num_integers:
             flat = [*(flat[i] for i in self._taken), *flat[self._num_integers :]]
         if not self._gives_arguments:
-            return self._rebuild(self.run(*flat))
+            return self._rebuild(self.run(*flat), args, kwargs)
         tensors = self._guard.tensors(args, self._open_numbers.brought_by(kwargs))
         given = [*flat[: len(flat) - len(tensors)], *tensors]
-        return self._rebuild(self.run(*flat, given=given))
+        return self._rebuild(self.run(*flat, given=given), args, kwargs)
 
     def integers_of(self, flat: list[Any]) -> list[int]:
         """Give the integers and sizes of a call from what `match` gave."""
@@ -244,9 +246,12 @@ class ModuleCapture:
         self._words = " and ".join(filter(None, [self._words, "no size of 0"]))
         self._holds = lambda *integers: 0 not in integers and holds(*integers)
 
-    def _rebuild(self, results: Sequence[Any]) -> Any:
+    def _rebuild(self, results: Sequence[Any], args: tuple, kwargs: dict) -> Any:
         """Give a call's result from those of the graph, and do the assignments of forward."""
+        first_field = len(results) - len(self._fields)
+        self._fields.assign(args, kwargs, results[first_field:])
         if self._assigned:
+            results = results[:first_field]
             count = len(results) - len(self._assigned)
             for (entries, name), tensor in zip(self._assigned, results[count:], strict=True):
                 entries[name] = tensor
@@ -525,6 +530,7 @@ class _Trace(torch.nn.Module):
         self.integers: list[int | torch.SymInt] = []
         self.outputs: Structure
         self.assigned: list[tuple[dict, str]] = []  # attributes to which forward assigns tensors
+        self.fields = AssignedFields()
         self.leaves: list[tuple[bool, int]] = []  # whether a tensor, and which one
         tensors = []
         storages = {tensor.untyped_storage()._cdata for tensor in held.tensors}
@@ -579,15 +585,15 @@ class _Trace(torch.nn.Module):
                 "(torch.manual_seed, fork_rng), which a captured graph would do at capture alone"
             )
         self.replay.check_containers()
+        fields = self.fields.record(self.inputs.objects)
         for each in self.inputs.objects:
-            each.check_unchanged()
             each.compare_only(self._reads.read_of_argument(each.made))
         self._reads.check_numbers()
         taken = self.watch.take_tensors()
         self.assigned = [(entries, name) for entries, name, _ in taken]
         self.watch.note_run()
         self.outputs = Structure(result, "output", keeps_others=True, number_tensor=number_tensor)
-        return [*self.outputs.leaves, *(tensor for _, _, tensor in taken)]
+        return [*self.outputs.leaves, *(tensor for _, _, tensor in taken), *fields]
 
     @enters_program
     def _call_module(self, args: tuple, kwargs: dict) -> Any:
@@ -632,7 +638,8 @@ class _PlainCall:
     def __init__(self, trace: _Trace) -> None:
         self._run = functools.partial(trace.open_numbers.call, trace.run)
         self._held = trace.held
-        self._rebuild = trace.inputs.rebuild
+        self._inputs = trace.inputs
+        self._fields = trace.fields
         self._leaves = trace.leaves
         self._numbers = [*trace.inputs.numbers]
 
@@ -660,7 +667,7 @@ class _PlainCall:
         leaves = [tensors[i] if is_tensor else integers[i] for is_tensor, i in self._leaves]
         for i in self._numbers:
             leaves[i] = leaves[i].item()
-        args, kwargs = self._rebuild(leaves)
+        args, kwargs = self._inputs.rebuild(leaves)
         with hanging_others:
             now = _entries(self._assigned)
             _put_entries(self._assigned, self._before)
@@ -672,7 +679,8 @@ class _PlainCall:
                 assigned = _entries(self._assigned)
             finally:
                 _put_entries(self._assigned, now)
-        return [*Structure(result, "output", keeps_others=True).leaves, *assigned]
+        fields = self._fields.made(self._inputs.objects)
+        return [*Structure(result, "output", keeps_others=True).leaves, *assigned, *fields]
 
 
 def _entries(places: Sequence[tuple[dict | _C.ScriptObject, str]]) -> list[Any]:

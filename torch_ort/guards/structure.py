@@ -218,19 +218,31 @@ class TakenObject:
         self.made, self._before = new, fields
         return new
 
-    def check_unchanged(self) -> None:
-        """Raise Unsupported if fields of the last copy have been assigned."""
+    @property
+    def value(self) -> Any:
+        """The object itself."""
+        return self._value
+
+    def assigned(self) -> dict[str, Any]:
+        """Give the fields of the last copy that have been assigned.
+
+        Raises Unsupported for one that is neither a tensor nor a constant.
+        """
         now = fields_of(self.made)
-        changed = sorted(
-            key
-            for key in now.keys() | self._before.keys()
-            if now.get(key, self) is not self._before.get(key, self)
-        )
-        if changed:
+        assigned = {
+            key: value for key, value in now.items() if value is not self._before.get(key, self)
+        }
+        refused = [key for key in self._before if key not in now]
+        refused += [
+            key for key, value in assigned.items()
+            if not isinstance(value, torch.Tensor | bool | int | float | str | None)
+        ]  # fmt: skip
+        if refused:
             raise Unsupported(
-                f"forward assigns field {changed[0]!r} of '{self.name}', which a captured graph "
-                "cannot do"
+                f"forward assigns field {refused[0]!r} of argument '{self.name}', which a captured "
+                "graph cannot do"
             )
+        return assigned
 
     def forget(self) -> None:
         """Let go of the last copy."""
