@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import operator
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -60,7 +61,11 @@ class Conditions:
 
 
 def _is_same(found: Any, value: Value) -> bool:
-    return bool(found) == value if isinstance(value, bool) else bool(found == value)
+    if isinstance(value, bool):
+        return bool(found) == value
+    if type(found) is float and type(value) is float:  # 0.0 and -0.0 are two numbers, NaN is one
+        return struct.pack("d", found) == struct.pack("d", value)
+    return bool(found == value)
 
 
 class Number:
@@ -293,20 +298,20 @@ def answered(
         if number is None and not (isinstance(value, int | float) and func in _FORMS):
             return value
         made = _tensor_of(answer, number) if number else _constant(answer, value, dtype)
-        return answer(aten._to_copy.default, (made,), {"dtype": dtype})
+        return _as_dtype(answer, made, dtype)
 
     made = answer(func_of_tensors, tuple(map(tensor, given)), _asked(rest))
-    if made.spec.dtype == result.dtype:
-        return made
-    return answer(aten._to_copy.default, (made,), {"dtype": result.dtype})
+    return _as_dtype(answer, made, result.dtype)
 
 
 def _dtype_of_operands(
     operands: Sequence[Spec], values: Sequence[Value], result: Spec
 ) -> torch.dtype:
     """Give the dtype in which PyTorch's kernels take numbers beside tensors."""
-    of_tensors = operands[0].dtype if operands else result.dtype
-    dtype = dtype_with(operands[0], values) if operands else of_tensors
+    dtype = result.dtype
+    if dtype == torch.bool and operands:  # of a comparison
+        widest = next((x for x in operands if x.dtype != torch.bool), operands[0])
+        dtype = dtype_with(widest, values)
     if dtype in (torch.bfloat16, torch.float16):
         return torch.float32  # which kernels of short floats compute in
     return dtype.to_real() if dtype.is_complex else dtype
@@ -325,12 +330,17 @@ def _tensor_of(answer: Callable[[Any, tuple, dict], Any], number: Number) -> tor
     func = _OPERATORS.get(number.function)
     if func is None:
         return _constant(answer, number.asked(), torch.float64)
-    operands = [_tensor_of(answer, each) for each in number.operands]
-    made = answer(func, tuple(operands), {})
     dtype = torch.float64 if number.is_float() else torch.int64
-    if made.spec.dtype == dtype:
-        return made
-    return answer(aten._to_copy.default, (made,), {"dtype": dtype})
+    operands = [_as_dtype(answer, _tensor_of(answer, each), dtype) for each in number.operands]
+    return _as_dtype(answer, answer(func, tuple(operands), {}), dtype)
+
+
+def _as_dtype(
+    answer: Callable[[Any, tuple, dict], Any], tensor: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    if _spec(tensor).dtype == dtype:
+        return tensor
+    return answer(aten._to_copy.default, (tensor,), {"dtype": dtype})
 
 
 _OPERATORS: dict[Any, Any] = {
