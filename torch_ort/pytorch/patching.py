@@ -11,6 +11,7 @@ import ctypes
 import enum
 import functools
 import importlib
+import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
@@ -41,6 +42,29 @@ _KEY = "torch_ort_patches"
 # a process group may hold this lock while it waits for that thread. Before torch 2.12 the object
 # cannot be removed.
 _CAN_TAKE_BACK = hasattr(torch._C, "_remove_obj_from_tls")
+
+
+def _stash_takes_a_reference() -> bool:
+    """Tell whether PyTorch frees a reference to what it is given there that was not given to it.
+
+    It does so before torch 2.12, when another object takes the place or the thread ends.
+    """
+    probe, key = object(), f"{_KEY}_probe"
+    before = sys.getrefcount(probe)
+    torch._C._stash_obj_in_tls(key, probe)
+    is_taken = sys.getrefcount(probe) == before
+    if is_taken:
+        _add_reference(probe)
+    if _CAN_TAKE_BACK:
+        torch._C._remove_obj_from_tls(key)
+    return is_taken
+
+
+def _add_reference(value: Any) -> None:
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+
+
+_STASH_TAKES_A_REFERENCE = _stash_takes_a_reference()
 _NOTHING: Mapping[Patch, Any] = types.MappingProxyType({})
 _ABSENT = object()
 
@@ -61,19 +85,26 @@ def _ours() -> Mapping[Patch, Any]:
     return torch._C._get_obj_in_tls(_KEY) if torch._C._is_key_in_tls(_KEY) else _NOTHING
 
 
+def _hand_on(ours: Mapping[Patch, Any]) -> None:
+    """Let threads of torch's that work for this one find the same."""
+    if _STASH_TAKES_A_REFERENCE:
+        _add_reference(ours)
+    torch._C._stash_obj_in_tls(_KEY, ours)
+
+
 @contextmanager
 def _with(patch: Patch, ours: Any) -> Iterator[None]:
     """Let this thread be inside of a patch; `ours` is what it finds there."""
     outer, around = _here.ours, _ours()
     was_handed_on = torch._C._is_key_in_tls(_KEY)
     _here.ours = {**around, patch: ours}
-    torch._C._stash_obj_in_tls(_KEY, _here.ours)
+    _hand_on(_here.ours)
     try:
         yield
     finally:
         _here.ours = outer
         if was_handed_on or not _CAN_TAKE_BACK:
-            torch._C._stash_obj_in_tls(_KEY, around)
+            _hand_on(around)
         else:
             torch._C._remove_obj_from_tls(_KEY)
 
