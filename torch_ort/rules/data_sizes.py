@@ -53,12 +53,7 @@ def _unique_consecutive(
 ) -> tuple[Spec, Spec, Spec]:
     if dim is not None:
         return _unique_dim(new, x, dim, True, inverse, counts)
-    count = new(_number_of(x))
-    return (
-        _dense([count], x.dtype, x.device),
-        _dense([*x.sizes] if inverse else [0], torch.int64, x.device),
-        _dense([count] if counts else [0], torch.int64, x.device),
-    )
+    return _unique(new, x, True, inverse, counts)
 
 
 def _unique_dim(
