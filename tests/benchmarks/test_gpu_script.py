@@ -69,7 +69,16 @@ def ends(text: str) -> list[str]:
 
 
 ALL = [
-    *("build", "tests", "memcheck", "racecheck", "synccheck", "optimizers"),
+    *(
+        "build",
+        "smoke",
+        "smoke, checked",
+        "tests",
+        "memcheck",
+        "racecheck",
+        "synccheck",
+        "optimizers",
+    ),
     *(f"training steps in {dtype}" for dtype in STEPS),
 ]
 
@@ -80,16 +89,19 @@ def test_all_steps(checkout):
     assert ends(done.stdout) == ["== took", *(f"{name}: N s" for name in ALL)]
     assert [call.split()[0] for call in calls] == [
         *("cmake", "ninja", "python3", "python3"),
-        "python3",
+        *["python3"] * 4,
         *["compute-sanitizer"] * 3,
         *["python3"] * 3,
     ]
-    assert "-m pytest -m cuda --continue-on-collection-errors -n 8 " in calls[4]
-    for call, tool in zip(calls[5:8], ("memcheck", "racecheck", "synccheck"), strict=True):
+    assert "benchmarks/smoke.py --device cuda " in calls[4]
+    assert "benchmarks/smoke.py --device cuda --check 2 " in calls[5]
+    assert "import pytest_timeout" in calls[6]
+    assert "-m pytest -m cuda --continue-on-collection-errors --timeout 60 -n 8 " in calls[7]
+    for call, tool in zip(calls[8:11], ("memcheck", "racecheck", "synccheck"), strict=True):
         assert f"--tool {tool} --report-api-errors no --error-exitcode 1" in call
         assert call.rstrip().endswith("caching=1" if tool == "memcheck" else "caching=")
     results = checkout / "build" / "gpu" / "results"
-    for call, dtype in zip(calls[9:], STEPS, strict=True):
+    for call, dtype in zip(calls[12:], STEPS, strict=True):
         assert f"--json {results}/train_step_{dtype}.json --logs {results}/logs_{dtype}" in call
         assert ("--autocast bfloat16" in call) == (dtype == "bfloat16")
 
@@ -101,7 +113,8 @@ def test_what_fails_does_not_end_the_rest(checkout):
     assert ends(done.stdout)[len(ALL) + 1 :] == ["== failed", *failed]
     # Within the build the first failure is the last.
     assert [call.split()[0] for call in calls if "cmake" in call or "ninja" in call] == ["cmake"]
-    assert len(calls) == len(ALL)
+    assert len(calls) == len(ALL) + 1  # one asks for pytest-timeout, which is not there
+    assert all("--timeout" not in call for call in calls)
 
 
 @pytest.mark.parametrize(
@@ -122,26 +135,44 @@ def test_one_failure(checkout, fails, named):
 
 
 def test_some_steps(checkout):
-    done, calls = run(checkout, "tests", "sanitizer", PYTEST_ARGS="-k one")
+    done, calls = run(checkout, "tests", "sanitizer", PYTEST_ARGS="-k one", GPU_TEST_LIMIT="7")
     assert done.returncode == 0
-    assert len(calls) == 4
-    assert "-m pytest -m cuda --continue-on-collection-errors -k one" in calls[0]
+    assert len(calls) == 5
+    words = "-m pytest -m cuda --continue-on-collection-errors --timeout 7 -k one"
+    assert words in calls[1]
     done, calls = run(checkout, "tests", "nothing")
     assert (done.returncode, calls) == (2, [])
-    assert "got 'nothing', want build, tests" in done.stderr
+    assert "got 'nothing', want build, smoke, tests" in done.stderr
 
 
 def test_quick(checkout, tmp_path):
     results = tmp_path / "results"
     done, calls = run(checkout, "quick", GPU_RESULTS=str(results), BENCH_ARGS="--models llama_1b")
     assert done.returncode == 0
-    *_, tests, steps = calls
-    assert "--continue-on-collection-errors tests/cuda_kernels -n 8" in tests
+    smoke, checked, steps, ours, _, tests, theirs = calls[4:]
+    assert "benchmarks/smoke.py" in smoke
+    assert "--check 2" in checked
+    assert "--backend ort " in ours
+    assert "--backend inductor " in theirs
+    assert "--timeout 60 tests/cuda_kernels --tb=short -q -n 8" in tests
+    assert {file.name for file in results.iterdir()} >= {"profile_ort.txt", "profile_inductor.txt"}
     assert "--autocast bfloat16" in steps
     assert f"--json {results}/train_step_bfloat16.json" in steps
-    assert "--models gpt2_small --backends eager inductor ort" in steps
+    assert "--models gpt2_small --backends eager ort inductor" in steps
     # The last one counts.
     assert steps.index("--models llama_1b") > steps.index("--models gpt2_small")
+
+
+def test_what_hangs_is_interrupted_and_says_what_it_has(checkout):
+    python = checkout / "bin" / "python3"
+    python.write_text(
+        COMMAND.replace('if matches "$HANGS"', "trap 'echo failed so far: 3; kill $!; exit 2' INT\n"
+                        'if matches "$HANGS"').replace("sleep 60", "sleep 60 & wait")
+    )  # fmt: skip
+    done, _ = run(checkout, "tests", hangs="-m pytest", GPU_LIMIT="1")
+    assert done.returncode == 1
+    assert "failed so far: 3" in done.stdout
+    assert "tests (ended after 1 s)" in done.stdout
 
 
 def test_what_hangs_is_ended(checkout):
@@ -166,6 +197,38 @@ def test_a_carried_build_is_taken(checkout):
     assert own.read_text() == "own"
     assert {call.split()[0] for call in calls} == {"python3"}
     assert "import torch_ort" in calls[-1]
+
+
+def test_prebuild_leaves_what_build_takes(checkout):
+    """The environment, the packages of protobuf and the build are stood in for."""
+    commands = {
+        "python3.12": 'mkdir -p "$3/bin"; cp "$(dirname "$0")/env-python3" "$3/bin/python3"; '
+        'cp "$3/bin/python3" "$3/bin/python"; cp "$3/bin/python3" "$3/bin/pip"',
+        "env-python3": 'case "$*" in *cache_tag*) echo cpython-312;; *sys.executable*) echo "$0";; '
+        '*) echo "${0##*/} $*" >> "$CALLS";; esac',
+        "ninja": "touch torch_ort/_C.cpython-312-x86_64-linux-gnu.so torch_ort/_build_info.py",
+        "apt-get": "touch libprotobuf.deb",
+        "dpkg": 'lib="$3/usr/lib/x86_64-linux-gnu"; mkdir -p "$lib" "$3/usr/bin"; '
+        'touch "$lib/libprotobuf-lite.so.32" "$lib/libprotobuf.a" "$3/usr/bin/protoc"',
+    }
+    for name, words in commands.items():
+        command = checkout / "bin" / name
+        command.write_text(f"#!/bin/sh\n{words}\n")
+        command.chmod(0o755)
+    done, calls = run(checkout, "prebuild")
+    assert done.returncode == 0, done.stdout + done.stderr
+    carried = sorted(
+        str(file.relative_to(checkout / ".gpu"))
+        for file in (checkout / ".gpu").rglob("*")
+        if file.is_file()
+    )
+    assert carried == [
+        "built/_C.cpython-312-x86_64-linux-gnu.so",
+        "built/_build_info.py",
+        "protobuf/usr/lib/x86_64-linux-gnu/libprotobuf-lite.so.32",
+    ]
+    assert any("pip install -q torch==2.11.0 " in call for call in calls)
+    assert not (checkout / "torch_ort" / carried[0]).exists()
 
 
 def test_the_tests_under_the_sanitizer_exist():
