@@ -89,8 +89,8 @@ def test_merged_files_stand_side_by_side(ways, tmp_path):
     train(tmp_path / "pt", ways["eager"])
     train(tmp_path / "ort", ways["eager"], factor=3.0)
     merge(tmp_path)
-    records = [read_run(tmp_path / side)[1]["Model.scaled_forward"] for side in ("pt", "ort")]
-    text = (tmp_path / "out" / "step_1" / "Model.scaled_forward").read_text()
+    records = [read_run(tmp_path / side)[1]["Scale_3_0th_output_forward"] for side in ("pt", "ort")]
+    text = (tmp_path / "out" / "step_1" / "Scale_3_0th_output_forward").read_text()
     assert text.startswith("Model.scaled forward\n")
     rows = rows_of(text.splitlines())
     assert rows[""] == ["pt", "ort", "difference"]
@@ -123,7 +123,7 @@ def test_missing_activations_are_named(ways, tmp_path):
     assert "missing in the ort run:\n  Model.extra forward\n  Model.extra backward\n" in text
     assert "missing in the pt run" not in text
     assert rows_of(text.splitlines())["Model.extra forward"] == ["-"] * 4 + ["only in pt"]
-    merged = (tmp_path / "out" / "step_0" / "Model.extra_forward").read_text()
+    merged = (tmp_path / "out" / "step_0" / "Tanh_2_0th_output_forward").read_text()
     assert rows_of(merged.splitlines())["mean"][1] == "missing"
 
 

@@ -122,12 +122,12 @@ def test_a_step_lists_its_files_in_their_order(tmp_path):
     subscriber.forward_activation("a/b", torch.ones(2), 1, 1)
     subscriber.backward_gradient("a/b", torch.ones(2), 0, 1)
     assert order_of(folder / "step_0") == [
-        "a%2Fb_forward", "c%0Ad_forward", "c%0Ad_backward", "a%2Fb_backward",
+        "a%2Fb_forward\ta/b", "c%0Ad_forward\tc d", "c%0Ad_backward\tc d", "a%2Fb_backward\ta/b",
     ]  # fmt: skip
-    assert order_of(folder / "step_1") == ["a%2Fb_forward"]
+    assert order_of(folder / "step_1") == ["a%2Fb_forward\ta/b"]
     replaced = StatisticsSubscriber(folder, override_output_dir=True)
     replaced.forward_activation("x", torch.ones(2), 0, 1)
-    assert order_of(folder / "step_0") == ["x_forward"]
+    assert order_of(folder / "step_0") == ["x_forward\tx"]
 
 
 @pytest.mark.parametrize("run_on_cpu", [False, True])
@@ -191,11 +191,15 @@ class Model(nn.Module):
         return {"loss": x.square().mean(), "best": x.argmax(-1)}
 
 
+# The names of ONNX Runtime Training, and the paths that stand in the files.
 FILES = {
-    "Model.layer_forward", "Model.drop_forward", "Model.layer@1_forward", "a%2Fb_forward",
-    "Model-loss_forward", "Model-best_forward", "Model.layer_backward", "Model.drop_backward",
-    "Model.layer@1_backward", "a%2Fb_backward", "Model-loss_backward",
+    "Linear_1_0th_output": "Model.layer", "Dropout_2_0th_output": "Model.drop",
+    "Linear_1_0th_output@1": "Model.layer@1", "a%2Fb": "a/b",
+    "Model_0_0th_output": "Model-loss", "Model_0_1th_output": "Model-best",
 }  # fmt: skip
+FILES = {f"{file}_forward": path for file, path in FILES.items()} | {
+    f"{file}_backward": path for file, path in FILES.items() if path != "Model-best"
+}
 
 
 def train(way, folder, **settings):
@@ -218,10 +222,11 @@ def test_files_of_a_run(way, ways, tmp_path):
     got = train(way, tmp_path / "run", bucket_size=5, run_on_cpu=True)
     assert sorted(got) == [0, 1, 2]
     for step, records in got.items():
-        assert records.keys() == FILES
+        assert {file: record.fields["activation"] for file, record in records.items()} == FILES
         assert sorted(record.order for record in records.values()) == list(range(len(FILES)))
         by_order = sorted(records, key=lambda file, of=records: of[file].order)
-        assert order_of(tmp_path / "run" / f"step_{step}") == by_order
+        lines = [f"{file}\t{FILES[file]}" for file in by_order]
+        assert order_of(tmp_path / "run" / f"step_{step}") == lines
         for file, record in records.items():
             assert_close(record, want[step][file])
 
@@ -239,6 +244,67 @@ def assert_close(got, want):
         [float(value) for value in got.values], [float(value) for value in want.values],
         rtol=1e-4, atol=1e-5,
     )  # fmt: skip
+
+
+class Shared(nn.Module):
+    """Has one layer in two places, and parts that are not called in their order."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Tanh()
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Identity()])
+        self.again = self.blocks[0][0]
+        self.first = Halves()
+
+    def forward(self, x):
+        a, _, rest = self.first(x)
+        return self.last(self.again(self.blocks[0](a)) + rest["b"])
+
+
+class Halves(nn.Module):
+    """Returns two tensors, and what is none."""
+
+    def forward(self, x):
+        return x * 2, None, {"b": x.sin(), "number": 3}
+
+
+def paths_by_file(folder):
+    return {file: record.fields["activation"] for file, record in read_run(folder)[0].items()}
+
+
+def test_modules_are_numbered_as_in_onnx_runtime(way, tmp_path):
+    model = Shared()
+    GlobalSubscriberManager.subscribe(model, [StatisticsSubscriber(tmp_path / "run")])
+    way(model)(torch.randn(2, 4, requires_grad=True)).sum().backward()
+    names = paths_by_file(tmp_path / "run")
+    want = {
+        "Shared_0_0th_output": "Shared", "Tanh_1_0th_output": "Shared.last",
+        "Sequential_3_0th_output": "Shared.blocks.0", "Linear_4_0th_output": "Shared.blocks.0.0",
+        "Linear_4_0th_output@1": "Shared.blocks.0.0@1", "ReLU_5_0th_output": "Shared.blocks.0.1",
+        "Halves_7_0th_output": "Shared.first-0", "Halves_7_1th_output": "Shared.first-2-b",
+    }  # fmt: skip
+    for direction in ("forward", "backward"):
+        ending = f"_{direction}"
+        assert want == {
+            file.removesuffix(ending): path for file, path in names.items() if file.endswith(ending)
+        }
+
+
+def test_two_models_of_one_subscriber_have_files_of_their_own(way, tmp_path):
+    subscriber = StatisticsSubscriber(tmp_path / "run")
+    for _ in range(2):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        GlobalSubscriberManager.subscribe(model, [subscriber])
+        way(model)(torch.randn(2, 4))
+    names = paths_by_file(tmp_path / "run")
+    assert names == {
+        "Sequential_0_0th_output_forward": "Sequential",
+        "Linear_1_0th_output_forward": "Sequential.0",
+        "Tanh_2_0th_output_forward": "Sequential.1",
+        "Sequential_3_0th_output_forward": "Sequential_1",
+        "Linear_4_0th_output_forward": "Sequential_1.0",
+        "Tanh_5_0th_output_forward": "Sequential_1.1",
+    }
 
 
 def test_only_chosen_steps_are_written(way, tmp_path):

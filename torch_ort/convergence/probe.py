@@ -20,7 +20,9 @@ class Listener(Protocol):
     def mark(self, key: int, starts: bool) -> None:
         """Note that a call of the model starts or ends."""
 
-    def forward(self, key: int, name: str, depth: int, tensor: torch.Tensor) -> list[int]:
+    def forward(
+        self, key: int, name: str, ort_name: str, depth: int, tensor: torch.Tensor
+    ) -> list[int]:
         """Take an activation; give three numbers by which its gradient is known."""
 
     def backward(self, numbers: list[int], name: str, depth: int, gradient: torch.Tensor) -> None:
@@ -48,17 +50,17 @@ def _fake_mark(key: int, starts: bool) -> None:
 
 @torch.library.custom_op("torch_ort::probe_activation", **_OPTIONS)
 def probe_activation(
-    tensor: torch.Tensor, key: int, name: str, depth: int
+    tensor: torch.Tensor, key: int, name: str, ort_name: str, depth: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Show a tensor; give a copy of it, and the numbers by which its gradient is known."""
     with torch.no_grad():
-        numbers = _listeners[0].forward(key, name, depth, tensor.detach())
+        numbers = _listeners[0].forward(key, name, ort_name, depth, tensor.detach())
     return tensor.clone(), torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
 @probe_activation.register_fake
 def _fake_probe(
-    tensor: torch.Tensor, key: int, name: str, depth: int
+    tensor: torch.Tensor, key: int, name: str, ort_name: str, depth: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return tensor.clone(), torch.empty(3, dtype=torch.int64, device="cpu")
 
@@ -81,14 +83,14 @@ def _fake_gradient(
 
 
 def _keep_numbers(ctx: Any, inputs: tuple, output: tuple) -> None:
-    _, _, ctx.name, ctx.depth = inputs
+    _, _, ctx.name, _, ctx.depth = inputs
     # Not by save_for_backward: a checkpoint would compute the numbers again later, from other
     # values.
     ctx.numbers = output[1]
 
 
 def _differentiate(ctx: Any, gradient: torch.Tensor, unused: Any) -> tuple:
-    return probe_gradient(gradient, ctx.numbers, ctx.name, ctx.depth), None, None, None
+    return probe_gradient(gradient, ctx.numbers, ctx.name, ctx.depth), None, None, None, None
 
 
 def _pass_on(ctx: Any, gradient: torch.Tensor) -> tuple:

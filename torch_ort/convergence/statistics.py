@@ -75,8 +75,9 @@ def _extreme(choose: type[min] | type[max], numbers: tuple[float, ...]) -> float
 class StatisticsSubscriber(SubscriberBase):
     """Writes statistics of each activation and gradient into text files.
 
-    The files are `step_N/<name>_forward` and `step_N/<name>_backward`; `step_N/order.txt` lists
-    their names in the order in which they were written. The command
+    The files are `step_N/<Class>_<index>_<output>th_output_forward` and `..._backward`, as those of
+    ONNX Runtime Training; `step_N/order.txt` lists them in the order in which they were written,
+    each with the path of the activation. The command
     `python -m torch_ort.convergence.merge_activation_summary` compares the files of two runs.
 
     Args:
@@ -107,6 +108,7 @@ class StatisticsSubscriber(SubscriberBase):
         self._run_on_cpu = run_on_cpu
         self._bucket_size = bucket_size
         self._written: Counter[int] = Counter()  # files by step
+        self._ort_names: dict[str, str] = {}
         if self._folder.exists() and not override_output_dir:
             raise FileExistsError(
                 f"output_dir: '{self._folder}' exists; pass override_output_dir=True to replace it"
@@ -114,6 +116,10 @@ class StatisticsSubscriber(SubscriberBase):
         for old in self._folder.glob("step_*"):
             shutil.rmtree(old)
         self._folder.mkdir(parents=True, exist_ok=True)
+
+    def name_in_ort(self, name: str, ort_name: str) -> None:
+        """Learn by which name the files of an activation are known."""
+        self._ort_names[name] = ort_name
 
     def forward_activation(self, name: str, tensor: torch.Tensor, step: int, depth: int) -> None:
         """Write the file of an activation."""
@@ -127,8 +133,9 @@ class StatisticsSubscriber(SubscriberBase):
         self, name: str, direction: str, tensor: torch.Tensor, step: int, depth: int
     ) -> None:
         tensor = tensor.cpu() if self._run_on_cpu else tensor
+        path = " ".join(name.splitlines())
         lines = [
-            f"activation: {' '.join(name.splitlines())}",
+            f"activation: {path}",
             f"direction: {direction}",
             f"order: {self._written[step]}",
             f"depth: {depth}",
@@ -140,10 +147,10 @@ class StatisticsSubscriber(SubscriberBase):
         folder = self._folder / f"step_{step}"
         folder.mkdir(parents=True, exist_ok=True)
         text = "\n".join(lines) + "\n"
-        file = folder / f"{file_name(name)}_{direction}"
+        file = folder / f"{file_name(self._ort_names.get(name, name))}_{direction}"
         file.write_text(text, encoding="utf-8")
         with (folder / ORDER).open("a", encoding="utf-8") as order:
-            order.write(f"{file.name}\n")
+            order.write(f"{file.name}\t{path}\n")
 
 
 def _lines_of(tensor: torch.Tensor, bucket_size: int) -> Iterator[str]:

@@ -36,6 +36,13 @@ class SubscriberBase:
         is_late = self.end_step is not None and step >= self.end_step
         return not (is_early or is_late)
 
+    def name_in_ort(self, name: str, ort_name: str) -> None:
+        """Take the name of an activation in ONNX Runtime Training, before it is shown.
+
+        It is `<Class>_<index>_<output>th_output`, of the module's class, its position among all
+        modules of the model, and the position of the tensor among those that the module returns.
+        """
+
     def forward_activation(self, name: str, tensor: torch.Tensor, step: int, depth: int) -> None:
         """Take an activation: the output of a module, or a tensor given to `inspect_activation`.
 
@@ -54,12 +61,18 @@ class _Subscription:
     root: str  # the name of the model
     model: torch.nn.Module
     subscribers: list[SubscriberBase]
+    first_index: int  # that of the model itself; its modules have those that follow
     handles: list[Any] = field(default_factory=list)
     step: int = 0
     is_open: bool = False  # whether a call runs
     calls: dict[str, int] = field(default_factory=dict)  # of this step, by name
     backward_step: int = 0
     repeated: dict[tuple[int, str], int] = field(default_factory=dict)  # by step and name
+
+    @property
+    def next_index(self) -> int:
+        """The index after those of this model's modules."""
+        return self.first_index + sum(1 for _ in self.model.modules())
 
     def next_numbers(self, name: str) -> tuple[int, int]:
         """Give the step of an activation, and how often its name was met before."""
@@ -100,9 +113,12 @@ class SubscriberManager:
                 f"subscribe: {type(model).__name__} is subscribed already; unsubscribe it first"
             )
         key = next(self._keys)
-        subscription = _Subscription(self._root_name(model, subscribers), model, subscribers)
+        together = self._with_any_of(subscribers)
+        root = _root_name(model, together)
+        first_index = max((other.next_index for other in together), default=0)
+        subscription = _Subscription(root, model, subscribers, first_index)
         self._subscriptions[key] = subscription
-        subscription.handles = _install(model, key, subscription.root)
+        subscription.handles = _install(subscription, key)
 
     def unsubscribe(self, model: torch.nn.Module | None = None) -> None:
         """End the subscription of one model, or of all if `model` is None.
@@ -121,16 +137,12 @@ class SubscriberManager:
         """Tell whether any model is subscribed."""
         return len(self._subscriptions) > 0
 
-    def _root_name(self, model: torch.nn.Module, subscribers: list[SubscriberBase]) -> str:
-        """Name a model by its class; models of one subscriber are numbered to stay apart."""
-        taken = {
-            known.root
+    def _with_any_of(self, subscribers: list[SubscriberBase]) -> list[_Subscription]:
+        return [
+            known
             for known in self._subscriptions.values()
             if any(one is other for one in known.subscribers for other in subscribers)
-        }
-        kind = type(model).__name__
-        names = itertools.chain([kind], (f"{kind}_{i}" for i in itertools.count(1)))
-        return next(name for name in names if name not in taken)
+        ]
 
     # Called by the operators.
 
@@ -148,7 +160,9 @@ class SubscriberManager:
             subscription.step += 1
             subscription.repeated.clear()
 
-    def forward(self, key: int, name: str, depth: int, tensor: torch.Tensor) -> list[int]:
+    def forward(
+        self, key: int, name: str, ort_name: str, depth: int, tensor: torch.Tensor
+    ) -> list[int]:
         """Show an activation; give subscription, step and number of the call."""
         if key == _RUNNING:
             key = self._running[-1] if self._running else self._last_backward
@@ -159,7 +173,9 @@ class SubscriberManager:
         if subscription.is_open:
             for subscriber in subscription.subscribers:
                 if subscriber.takes_step(step):
-                    subscriber.forward_activation(_numbered(name, count), tensor, step, depth)
+                    numbered = _numbered(name, count)
+                    subscriber.name_in_ort(numbered, _numbered(ort_name, count))
+                    subscriber.forward_activation(numbered, tensor, step, depth)
         return [key, step, count]
 
     def backward(self, numbers: list[int], name: str, depth: int, gradient: torch.Tensor) -> None:
@@ -190,7 +206,7 @@ def inspect_activation(name: str, tensor: torch.Tensor) -> torch.Tensor:
         raise TypeError(f"inspect_activation: got {type(tensor).__name__}, want a tensor")
     if not GlobalSubscriberManager.has_models():
         return tensor
-    return probe.probe_activation(tensor, _RUNNING, name, 0)[0]
+    return probe.probe_activation(tensor, _RUNNING, name, name, 0)[0]
 
 
 def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
@@ -210,18 +226,30 @@ def _checked(subscribers: Sequence[SubscriberBase]) -> list[SubscriberBase]:
     return list(subscribers)
 
 
+def _root_name(model: torch.nn.Module, others: Sequence[_Subscription]) -> str:
+    """Name a model by its class; models of one subscriber are numbered to stay apart."""
+    taken = {other.root for other in others}
+    kind = type(model).__name__
+    names = itertools.chain([kind], (f"{kind}_{i}" for i in itertools.count(1)))
+    return next(name for name in names if name not in taken)
+
+
 def _numbered(name: str, count: int) -> str:
     """Name a call of a module: later ones than the first have their number."""
     return f"{name}@{count}" if count else name
 
 
-def _install(model: torch.nn.Module, key: int, root: str) -> list[Any]:
+def _install(subscription: _Subscription, key: int) -> list[Any]:
     """Hang hooks into all modules: the start comes before all of them, the end after."""
+    model, root = subscription.model, subscription.root
     handles = [model.register_forward_pre_hook(_CallMark(model, key, True), prepend=True)]
-    for path, module in model.named_modules():
+    # As ONNX Runtime Training numbers modules: a model before its parts, each one once.
+    for index, (path, module) in enumerate(model.named_modules(), subscription.first_index):
         name = f"{root}.{path}" if path else root
         depth = len(path.split(".")) if path else 0
-        handles.append(module.register_forward_hook(_ProbeOutputs(model, key, name, depth)))
+        ort_name = f"{type(module).__name__}_{index}"
+        probe_outputs = _ProbeOutputs(model, key, name, ort_name, depth)
+        handles.append(module.register_forward_hook(probe_outputs))
     handles.append(model.register_forward_hook(_CallMark(model, key, False)))
     return handles
 
@@ -247,24 +275,32 @@ class _ProbeOutputs:
     model: torch.nn.Module
     key: int
     name: str
+    ort_name: str
     depth: int
 
     def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> Any:
         if not self.model.training:
             return None
-        return self._probed(output, self.name)
+        return self._probed(output, self.name, [])
 
-    def _probed(self, value: Any, name: str) -> Any:
-        """Replace all tensors in a result by their copies; what else is in it stays."""
+    def _probed(self, value: Any, name: str, before: list[torch.Tensor]) -> Any:
+        """Replace all tensors in a result by their copies; what else is in it stays.
+
+        `before` are the tensors that came before in the result.
+        """
         if isinstance(value, torch.Tensor):
+            ort_name = f"{self.ort_name}_{len(before)}th_output"
+            before.append(value)
             if value.layout != torch.strided:
                 return value
-            return probe.probe_activation(value, self.key, name, self.depth)[0]
+            return probe.probe_activation(value, self.key, name, ort_name, self.depth)[0]
         if isinstance(value, Mapping):
-            parts = {key: self._probed(part, f"{name}-{key}") for key, part in value.items()}
+            parts = {
+                key: self._probed(part, f"{name}-{key}", before) for key, part in value.items()
+            }
             return _mapping_like(value, parts)
         if isinstance(value, list | tuple):
-            parts = [self._probed(part, f"{name}-{i}") for i, part in enumerate(value)]
+            parts = [self._probed(part, f"{name}-{i}", before) for i, part in enumerate(value)]
             return _sequence_like(value, parts)
         return value
 
