@@ -28,11 +28,11 @@ def maker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 def assert_python_steps(maker: str) -> Callable[..., None]:
     """Return a check that one graph ran, made as it should, with Functions as steps of it."""
 
-    def check(steps: int | None = None, graphs: int = 1, handed_over: int = 0) -> None:
+    def check(steps: int | None = None, graphs: int = 1) -> None:
         counters = torch_ort.counters()
         assert counters["fallbacks"] == 0, counters
         assert counters["graphs_captured"] == graphs, counters
-        recorded = graphs - handed_over if maker == "recorder" else 0
+        recorded = graphs if maker == "recorder" else 0
         assert counters["graphs_recorded"] == recorded, counters
         if steps is None:
             assert counters["steps_python"] > 0, counters
@@ -50,13 +50,12 @@ def compare(compare_training: Callable, assert_python_steps: Callable) -> Callab
         function: Callable[..., Any],
         make_inputs: Callable[[int], Any] | None = None,
         graphs: int = 1,
-        handed_over: int = 0,
         **settings: Any,
     ) -> Any:
         runs = compare_training(
             lambda: Net(function), make_inputs or (lambda step: torch.randn(4, 6)), **settings
         )
-        assert_python_steps(graphs=graphs, handed_over=handed_over)
+        assert_python_steps(graphs=graphs)
         return runs
 
     return run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import custom_functions as F
 import numpy as np
@@ -62,25 +61,14 @@ CASES = {
 
 
 # Unbacked sizes are left to AOTAutograd.
-HANDED_OVER = {"rows chosen by data", "rows chosen by data, numpy"}
-
-
-def may_hand_over(name: str) -> Any:
-    marks = [pytest.mark.hands_over("unbacked sizes")] if name in HANDED_OVER else []
-    return pytest.param(name, id=name, marks=marks)
-
-
-@pytest.mark.parametrize("name", map(may_hand_over, CASES))
+@pytest.mark.parametrize("name", CASES)
 def test_like_eager(compare, name):
-    compare(CASES[name], handed_over=int(name in HANDED_OVER))
+    compare(CASES[name])
 
 
-@pytest.mark.parametrize("name", map(may_hand_over, CASES))
+@pytest.mark.parametrize("name", CASES)
 def test_changing_sizes_in_one_graph(compare, name):
-    compare(
-        CASES[name], lambda step: torch.randn(8 + step, 6) / 4, steps=4,
-        handed_over=int(name in HANDED_OVER),
-    )  # fmt: skip
+    compare(CASES[name], lambda step: torch.randn(8 + step, 6) / 4, steps=4)
 
 
 def test_arguments_that_are_no_tensors(compare):
