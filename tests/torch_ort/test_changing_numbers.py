@@ -133,6 +133,55 @@ def test_in_many_graphs(road, name):
     assert counters["forward_runs"] == STEPS
 
 
+class Scaled(torch.autograd.Function):
+    """Wants floats of Python, of which one is in a list."""
+
+    @staticmethod
+    def forward(ctx, x, scale, rest):
+        assert type(scale) is type(rest[1]) is float
+        ctx.save_for_backward(rest[0])
+        ctx.scale, ctx.shift = scale, rest[1]
+        return x * math.sin(scale) + rest[0] * math.cos(rest[1])
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (other,) = ctx.saved_tensors
+        assert type(ctx.scale) is type(ctx.shift) is float
+        return gradient * math.exp(-ctx.scale) + other * ctx.shift, None, None
+
+
+class Inferred(Scaled):
+    """Says what it returns, as Functions for ONNX Runtime Training do."""
+
+    @staticmethod
+    def infer_shape(node, tensor_input_shapes, tensor_input_dtypes):
+        assert tensor_input_shapes == [[3, 4], [3, 4]]
+        return tensor_input_shapes[:1], tensor_input_dtypes[:1]
+
+
+class Reading(Scaled):
+    """Reads a number in a tensor, so that it is tried on made-up data."""
+
+    @staticmethod
+    def forward(ctx, x, scale, rest):
+        assert x.sum().item() < 1e6
+        return Scaled.forward(ctx, x, scale, rest)
+
+
+@pytest.mark.parametrize("function", [Scaled, Inferred, Reading])
+def test_floats_that_a_function_takes_differ_between_calls_of_one_graph(function):
+    def loss(m, y, x):
+        first = function.apply(y, m.hot, [x.detach(), m.weight * 2])
+        return first.square().sum() + function.apply(y, m.weight, (x.detach(), m.hot)).sum()
+
+    torch.manual_seed(0)
+    compare("ortmodule", Annealed(loss))
+    counters = torch_ort.counters()
+    assert counters["graphs_captured"] == 2
+    assert counters["forward_runs"] == counters["backward_runs"] == STEPS
+    assert counters["steps_python"] > 0
+
+
 @pytest.mark.parametrize("road", ROADS)
 def test_a_branch_on_a_number_has_a_graph_for_each_side(road):
     torch.manual_seed(0)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from torch_ort.pytorch.module_compat import pytree
+from torch_ort.rules.numbers import node_of_number, number_tensor
 
+_DIFFERING = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
 
@@ -20,9 +23,18 @@ class Hole:
         self.is_size = is_size
 
 
+class FloatHole(Hole):
+    """A place in the arguments that a float of each call fills, which comes as a 0-d tensor."""
+
+    def __init__(self, index: int, value: float) -> None:
+        super().__init__(index, is_size=False)
+        self.value = value  # in the call that is recorded
+
+
 class Arguments:
     """A call's arguments. `tensors` are those that autograd sees, then those inside of containers.
 
+    `floats` are 0-d tensors of floats that differ from call to call; they come after `tensors`.
     `values` has one entry for each argument: a Hole, a constant, or a container of both.
     """
 
@@ -30,6 +42,7 @@ class Arguments:
         self.tensors: list[torch.Tensor] = [arg for arg in args if isinstance(arg, torch.Tensor)]
         self.num_seen = len(self.tensors)  # the number of tensors that autograd sees
         self.sizes: list[torch.SymInt] = []
+        self.floats: list[torch.Tensor] = []
         seen = iter(range(self.num_seen))
         self.values = [
             Hole(next(seen), False) if isinstance(arg, torch.Tensor) else self._take(arg)
@@ -49,10 +62,14 @@ class Arguments:
         if isinstance(value, torch.SymBool):
             return bool(value)
         if isinstance(value, torch.SymFloat):
-            return float(value)
+            number = node_of_number(value)
+            if number is None or not number.is_open:
+                return float(value)
+            self.floats.append(number_tensor(value))
+            return FloatHole(len(self.floats) - 1, number.value)
         if isinstance(value, list | tuple | dict):
             leaves, spec = pytree.tree_flatten(value)
-            if any(isinstance(leaf, torch.Tensor | torch.SymInt) for leaf in leaves):
+            if any(isinstance(leaf, _DIFFERING) for leaf in leaves):
                 return pytree.tree_unflatten([self._take(leaf) for leaf in leaves], spec)
         return value
 
@@ -60,8 +77,22 @@ class Arguments:
         """Give a value that is equal for arguments of equal constants and equal form."""
         return tuple(_key(value) for value in self.values)
 
+    def with_recorded_floats(self) -> Arguments:
+        """Give these arguments with the floats of the recorded call as constants."""
+        made = copy.copy(self)
+        made.floats = []
+        made.values = [
+            pytree.tree_map(lambda leaf: leaf.value if isinstance(leaf, FloatHole) else leaf, value)
+            if _has_hole(value)
+            else value
+            for value in self.values
+        ]
+        return made
+
     def filler(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Give a callable of tensors and sizes that calls `call` with all arguments."""
+        """Give a callable of tensors, floats and sizes that calls `call` with all arguments."""
+        if self.floats:
+            return self._filler_with_floats(call)
         values = self.values
         num_tensors = len(self.tensors)
 
@@ -86,6 +117,23 @@ class Arguments:
 
         return run
 
+    def _filler_with_floats(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        values = self.values
+        first_float = len(self.tensors)
+        first_size = first_float + len(self.floats)
+
+        def run(*given: Any) -> Any:
+            def fill(leaf: Any) -> Any:
+                if isinstance(leaf, FloatHole):
+                    return given[first_float + leaf.index].item()
+                if isinstance(leaf, Hole):
+                    return given[leaf.index + (first_size if leaf.is_size else 0)]
+                return leaf
+
+            return call(*(pytree.tree_map(fill, v) if _has_hole(v) else v for v in values))
+
+        return run
+
 
 def _has_hole(value: Any) -> bool:
     return any(isinstance(leaf, Hole) for leaf in pytree.tree_leaves(value))
@@ -93,7 +141,7 @@ def _has_hole(value: Any) -> bool:
 
 def _key(value: Any) -> Any:
     if isinstance(value, Hole):
-        return "hole", value.index, value.is_size
+        return "hole", type(value), value.index, value.is_size
     if isinstance(value, _PLAIN):
         return type(value), repr(value)
     if type(value) in (list, tuple):

@@ -58,12 +58,17 @@ class FunctionCall:
         self.sizes: list[Any] = []
         self._backward: dict[tuple[bool, ...], BackwardCall] = {}
         self._form: Any = None
-        self._run = arguments.filler(_with_autocast(function.apply, state))
-        self._learner = Learner(function, self._run, requires_grad, grad_mode, self.num_seen)
+        run = _with_autocast(function.apply, state)
+        self._run = arguments.filler(run)
+        self._num_tensors, self._num_floats = len(arguments.tensors), len(arguments.floats)
+        # What it learns holds for other floats too: every call of the graph checks it.
+        trial = arguments.with_recorded_floats().filler(run) if arguments.floats else self._run
+        self._learner = Learner(function, trial, requires_grad, grad_mode, self.num_seen)
         self.key = 0
 
     def learn(self, tensors: list[torch.Tensor], sizes: list[Any]) -> list[Spec]:
         """Give the forms of forward's results for tensors of a trace."""
+        tensors = tensors[: self._num_tensors]
         form = trace_compat.form_key([*tensors, *sizes])
         if form != self._form:
             learnt = self._learner.forward(tensors, sizes)
@@ -75,7 +80,7 @@ class FunctionCall:
     def prepare(self) -> int:
         """Make the key; the Function's results are known once `learn` was called."""
         if not self.key:
-            self.key = self._add([False] * len(self.requires_grad), [], 0)
+            self.key = self._add([], 0)
             _calls[self.key] = self
             weakref.finalize(self, _C.remove_python_function, self.key)
         return self.key
@@ -103,7 +108,7 @@ class FunctionCall:
             backward.forget_trace()
 
     def _note(self, learnt: Learnt) -> None:
-        written = [False] * len(self.requires_grad)
+        written = [False] * (self._num_tensors + self._num_floats)
         for position in learnt.written:
             if position is not None:
                 written[position] = True
@@ -114,10 +119,11 @@ class FunctionCall:
         self.learnt = learnt
         _C.set_python_function_form(self.key, written, learnt.places, count)
 
-    def _add(self, written: list[bool], places: list[int], count: int) -> int:
+    def _add(self, places: list[int], count: int) -> int:
+        requires_grad = [*self.requires_grad, *[False] * self._num_floats]
         return _C.add_python_function(
-            self._checked_run(), self.name, list(self.requires_grad), written, self.grad_mode,
-            places, count,
+            self._checked_run(), self.name, requires_grad, [False] * len(requires_grad),
+            self.grad_mode, places, count,
         )  # fmt: skip
 
     def _checked_run(self) -> Callable[..., Any]:
@@ -159,9 +165,9 @@ class BackwardCall:
     def __init__(self, forward: FunctionCall) -> None:
         self.forward = weakref.proxy(forward)
         self.key = forward._add(
-            [False] * len(forward.requires_grad), forward.learnt.places,
+            forward.learnt.places,
             len(forward.learnt.returned) if isinstance(forward.learnt.returned, tuple) else 1,
-        )  # fmt: skip
+        )
         self.gradients: list[Spec | None] | None = None
         self.positions: list[int] = []
         self._form: Any = None
@@ -228,7 +234,7 @@ class Calls:
                 call = FunctionCall(function, arguments, requires_grad, grad_mode, state)
                 self._by_form[form] = call
         _, outputs = torch.ops.torch_ort.python_op(
-            arguments.tensors, arguments.sizes, call.prepare()
+            [*arguments.tensors, *arguments.floats], arguments.sizes, call.prepare()
         )
         return self._results(call, arguments, outputs)
 

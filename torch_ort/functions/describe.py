@@ -66,7 +66,7 @@ def _shared(call: FunctionCall) -> dict[str, Any]:
 def _flags(call: FunctionCall) -> list[int]:
     """One flag for each argument."""
     return [
-        int(isinstance(value, Hole) and not value.is_size and call.requires_grad[value.index])
+        int(type(value) is Hole and not value.is_size and call.requires_grad[value.index])
         for value in call.values
     ]
 
