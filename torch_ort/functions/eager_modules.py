@@ -1,4 +1,4 @@
-"""Modules that stay in eager PyTorch inside of a captured graph: each call of one is a node.
+"""Modules and functions that stay in eager PyTorch in a captured graph: each call is a node.
 
 They look at numbers, write into what autograd watches, or give sparse gradients, which a graph
 cannot; what stands around them is captured all the same. A call has an autograd graph of its own,
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from torch_ort._C import Unsupported
 from torch_ort.functions.call import Calls
@@ -61,12 +62,13 @@ class EagerCall(torch.autograd.Function):
 
 
 class _Call:
-    """One place at which a module is called: what its arguments are besides tensors."""
+    """One place at which a module, or a function of torch's, is called: its other arguments."""
 
-    def __init__(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        self.name = type(module).__name__
+    def __init__(self, called: Callable[..., Any], args: tuple, kwargs: dict) -> None:
+        is_module = isinstance(called, nn.Module)
+        self.name = type(called).__name__ if is_module else called.__name__
         self.has_gradients = torch.is_grad_enabled()
-        self._module = weakref.ref(module)
+        self._called = weakref.ref(called) if is_module else lambda: called
         leaves, self._spec = pytree.tree_flatten((args, kwargs))
         self._is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
         self._constants = [
@@ -77,29 +79,33 @@ class _Call:
         self.num_arguments = len(self.tensors)
 
     def run(self, given: list[torch.Tensor]) -> tuple[Any, list[nn.Parameter]]:
-        """Call the module; give its result, and its parameters."""
-        module = self._module()
-        module = getattr(_thread, "copies", {}).get(id(module), module)
+        """Call it; give its result, and its parameters."""
+        called = self._called()
+        called = getattr(_thread, "copies", {}).get(id(called), called)
         tensors = iter(given)
         leaves = [
             next(tensors) if is_tensor else constant
             for constant, is_tensor in zip(self._constants, self._is_tensor, strict=True)
         ]
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
-        return module(*args, **kwargs), [*module.parameters()]
+        own = [*called.parameters()] if isinstance(called, nn.Module) else []
+        return called(*args, **kwargs), own
 
 
 @contextmanager
 def eager_modules_whole(module: nn.Module) -> Iterator[list[nn.Parameter]]:
-    """Put calls of modules that no graph can make into traces made in the block, as nodes.
+    """Put calls of modules and functions that no graph can make into traces made in the block.
 
     Gives the parameters that these calls write into: nothing else in a graph may read them.
     """
     copies = {
         id(part): _copy(part) for part in module.modules() if part is not module and _stays(part)
     }
+    calls = Calls()
     if not copies:
-        yield []
+        with _Functions(calls):
+            yield []
+        calls.forget()
         return
     written = [
         parameter
@@ -107,7 +113,6 @@ def eager_modules_whole(module: nn.Module) -> Iterator[list[nn.Parameter]]:
         if id(part) in copies and getattr(part, "max_norm", None) is not None
         for parameter in part.parameters()
     ]
-    calls = Calls()
     before, _thread.copies = getattr(_thread, "copies", {}), copies
 
     def call(theirs: Callable[..., Any], part: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -118,11 +123,31 @@ def eager_modules_whole(module: nn.Module) -> Iterator[list[nn.Parameter]]:
         return calls.put(EagerCall, (made, *made.tensors, *part.parameters()))
 
     try:
-        with calls_replaced(call):
+        with calls_replaced(call), _Functions(calls):
             yield written
     finally:
         _thread.copies = before
         calls.forget()
+
+
+class _Functions(TorchFunctionMode):
+    """Puts calls of functions that look at numbers into the trace as nodes."""
+
+    def __init__(self, calls: Calls) -> None:
+        super().__init__()
+        self._calls = calls
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:  # fmt: skip
+        """Call a function of torch's."""
+        if func not in _LOOK_AT_NUMBERS or not is_traced(args[0]):
+            return func(*args, **(kwargs or {}))
+        made = _Call(func, args, kwargs or {})
+        return self._calls.put(EagerCall, (made, *made.tensors))
+
+
+_LOOK_AT_NUMBERS = {torch.ctc_loss, nn.functional.ctc_loss}
 
 
 def _copy(part: nn.Module) -> nn.Module:
@@ -136,8 +161,6 @@ def _stays(part: nn.Module) -> bool:
         return part.max_norm is not None or (part.sparse and part.weight.requires_grad)
     if is_norm(part):
         return part.momentum is None and part.track_running_stats and part.training
-    if isinstance(part, nn.CTCLoss):
-        return True
     quantization = sys.modules.get("torch.ao.quantization")
     if quantization is None:
         return False

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from torch_ort import _C
-from torch_ort.pytorch import patches
+from torch_ort.pytorch import patches, patching
 
 _TORCH_FOLDER = os.path.join(os.path.dirname(torch.__file__), "")
 _OUR_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
@@ -442,9 +442,10 @@ def _text_of_size(theirs: Any, size: torch.SymInt) -> str:
 
 def _is_asked_by_program() -> bool:
     frame = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith(_OUR_FOLDER):
+    while frame is not None and frame.f_code.co_filename == patching.__file__:
         frame = frame.f_back
-    return frame is not None and not frame.f_code.co_filename.startswith(_TORCH_FOLDER)
+    folders = (_TORCH_FOLDER, _OUR_FOLDER)
+    return frame is not None and not frame.f_code.co_filename.startswith(folders)
 
 
 def _sym_sum(theirs: Any, node: Any, others: Sequence[Any]) -> Any:
