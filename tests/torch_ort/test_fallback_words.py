@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from torch import fx, nn
+from torch.nn import functional as F
 
 import torch_ort
 from tests.injection import into_backward, into_reading
@@ -225,3 +226,30 @@ def test_a_bug_of_the_recorder_is_one_line_at_the_users(monkeypatch, caplog):
     )
     assert "its rule raises ZeroDivisionError: planted" in words
     assert torch_ort.counters()["recorder_bugs"] == 2
+
+
+class Warps(nn.Module):
+    """Its backward takes sizes as plain numbers, so that it is traced for those of the call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.locate = nn.Linear(16, 6)
+
+    def forward(self, x):
+        where = self.locate(x.flatten(1)).view(-1, 2, 3)
+        grid = F.affine_grid(where, x.shape, align_corners=False)
+        return F.grid_sample(x, grid, align_corners=False)
+
+
+@pytest.mark.hands_over("the backward of affine_grid takes no symbolic sizes")
+def test_a_backward_that_is_traced_again_warns_of_nothing():
+    model, x = Warps(), torch.randn(2, 1, 4, 4)
+    (want,) = torch.autograd.grad(model(x).square().sum(), model.locate.bias)
+    ours = torch_ort.ORTModule(model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = ours(x)
+        (got,) = torch.autograd.grad(result.square().sum(), model.locate.bias)
+    assert [str(each.message) for each in caught] == []
+    torch.testing.assert_close(got, want)
+    assert torch_ort.counters()["forward_runs"] == 1

@@ -114,6 +114,7 @@ class Capture:
                     operators_whole(),
                     attention_chosen(self.options),
                     graph_compat.backward_without_autocast(),
+                    trace_compat.anomalies_unsaid(),
                 ):
                     compiled = backend(module, inputs)
             except _C.Error:

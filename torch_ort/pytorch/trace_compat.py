@@ -6,6 +6,7 @@ Each has a test in tests/pytorch/test_compat.py, which fails when torch changes 
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -210,6 +211,17 @@ def meta_errors_unsaid() -> AbstractContextManager[None]:
 
 def _hear_no_errors(theirs: Callable, record: logging.LogRecord) -> Any:
     return record.exc_info is None and theirs(record)
+
+
+@contextmanager
+def anomalies_unsaid() -> Iterator[None]:
+    """Keep to itself what AOTAutograd's anomaly mode warns of: a backward that cannot be traced.
+
+    It is traced again for the sizes of the call, or a fallback says why it cannot be.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Error detected in ", UserWarning)
+        yield
 
 
 def is_traced(value: Any) -> bool:
