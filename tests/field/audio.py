@@ -230,3 +230,33 @@ def speech_without_labels(wrap):
         optimizer.step()
         yield loss
     return model
+
+
+class CTCModule(nn.Module):
+    """A recurrent network with the alignment loss as a module of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.recurrent = nn.Conv1d(4, 8, 3, padding=1), nn.LSTM(8, 6, batch_first=True)
+        self.norm, self.head = nn.BatchNorm1d(8, momentum=None), nn.Linear(6, 5)
+        self.loss = nn.CTCLoss(zero_infinity=True)
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        y, _ = self.recurrent(self.norm(self.body(x)).relu().mT)
+        p = self.head(y).log_softmax(-1).transpose(0, 1)
+        return self.loss(p, target, torch.full((x.shape[0],), x.shape[2]), lengths)
+
+
+@program
+def ctc_as_a_module(wrap):
+    model = CTCModule()
+    compiled = wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(STEPS):
+        target, lengths = torch.randint(1, 5, (3, 4)), torch.randint(1, 5, (3,))
+        loss = compiled(torch.randn(3, 4, 10), target, lengths)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield loss
+    return model

@@ -362,3 +362,75 @@ class ComplexLinear(nn.Module):
         y = x @ torch.complex(self.real, self.imaginary).T
         y = torch.polar(torch.tanh(y.abs()), y.angle())
         return (y * y.conj()).real @ self.out
+
+
+class Levels(nn.Module):
+    """Gives a result at each depth, and more of them where it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.heads = nn.ModuleList(nn.Linear(8, 3) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, wants_features: bool = False) -> dict:
+        results, features = [], []
+        for layer, head in zip(self.layers, self.heads, strict=True):
+            x = layer(x).relu()
+            features.append(x)
+            results.append(head(x))
+        return {"logits": results, "features": features if wants_features else None}
+
+
+@program
+def losses_that_are_called_apart(wrap):
+    """Three losses of one forward call have a backward each, which share a part of the graph."""
+    model = Levels()
+    compiled = wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(STEPS):
+        result = compiled(torch.randn(6, 8), wants_features=step % 2 == 0)
+        target = torch.randint(3, (6,))
+        losses = [F.cross_entropy(logits, target) for logits in result["logits"]]
+        optimizer.zero_grad()
+        for i, loss in enumerate(losses):
+            loss.backward(retain_graph=i < 2)
+        optimizer.step()
+        yield losses
+    return model
+
+
+@program
+def unlabelled_data_with_pseudo_labels(wrap):
+    """The model labels in evaluation, under inference mode, what it then trains on."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.ReLU(), nn.Linear(16, 3))
+    compiled = wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(STEPS):
+        x, y, others = torch.randn(4, 8), torch.randint(3, (4,)), torch.randn(6, 8)
+        model.eval()
+        with torch.inference_mode():
+            sure, labels = compiled(others).softmax(-1).max(-1)
+        model.train()
+        is_sure = (sure > 0.4).clone()
+        loss = F.cross_entropy(compiled(x), y)
+        if is_sure.any():
+            loss = loss + 0.5 * F.cross_entropy(compiled(others[is_sure]), labels.clone()[is_sure])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield loss
+    return model
+
+
+@program
+def saved_tensors_on_the_cpu(wrap):
+    """Hooks on saved tensors, which move them away until backward."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 3))
+    compiled = wrap(model)
+
+    def loss_of(compiled, step):
+        with torch.autograd.graph.save_on_cpu():
+            return plain_loss(compiled, step)
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return (yield from steps_of(compiled, model, optimizer, loss_of))

@@ -269,3 +269,66 @@ def fourier_operator(wrap):
         optimizer.step()
         yield loss
     return model
+
+
+class Towers(nn.Module):
+    """Tables with sparse gradients below a dense network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.users, self.items = (nn.Embedding(20, 6, sparse=True) for _ in range(2))
+        self.top = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 1))
+
+    def forward(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        return self.top(torch.cat([self.users(users), self.items(items)], -1)).squeeze(-1)
+
+
+@program
+def sparse_tables_below_a_dense_network(wrap):
+    model = Towers()
+    compiled = wrap(model)
+    tables = [*model.users.parameters(), *model.items.parameters()]
+    optimizers = [torch.optim.SGD(tables, lr=0.1), torch.optim.Adam(model.top.parameters(), 1e-3)]
+    for _ in range(STEPS):
+        logits = compiled(torch.randint(20, (6,)), torch.randint(20, (6,)))
+        loss = F.binary_cross_entropy_with_logits(logits, torch.randint(2, (6,)).float())
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        yield loss
+    for table in tables:
+        table.grad = table.grad.to_dense()
+    return model
+
+
+class Transport(nn.Module):
+    """Sinkhorn's iterations in a loop, between what two networks make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 3), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        cost = torch.cdist(self.left(x), self.right(y)).square()
+        f, g = x.new_zeros(x.shape[0]), y.new_zeros(y.shape[0])
+        for _ in range(5):
+            f = -torch.logsumexp(g - cost, 1)
+            g = -torch.logsumexp(f.unsqueeze(1) - cost, 0)
+        plan = (f.unsqueeze(1) + g - cost).exp()
+        return (plan * cost).sum() / plan.sum()
+
+
+@program
+def transport_between_sets(wrap):
+    model = Transport()
+    compiled = wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(STEPS):
+        loss = compiled(torch.randn(5 + step % 3, 4), torch.randn(6, 5))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield loss
+    return model

@@ -463,3 +463,97 @@ def state_space_with_complex_poles(wrap):
         optimizer.step()
         yield loss
     return model
+
+
+class CarriedModel(nn.Module):
+    """A recurrent language model, to which the loop gives the states of the last piece."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.recurrent = nn.Embedding(WORDS, 8), nn.LSTM(8, 12, num_layers=2)
+        self.head = nn.Linear(12, WORDS)
+
+    def forward(self, ids: torch.Tensor, states: tuple | None = None) -> tuple:
+        y, states = self.recurrent(self.embedding(ids), states)
+        return self.head(y), states
+
+
+@program
+def states_carried_between_pieces(wrap):
+    model = CarriedModel()
+    compiled = wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    text, states = torch.randint(WORDS, (4 * STEPS + 1, 3)), None
+    for step in range(STEPS):
+        piece = text[4 * step : 4 * step + 5]
+        if states is not None:
+            states = tuple(state.detach() for state in states)
+        logits, states = compiled(piece[:-1], states)
+        loss = F.cross_entropy(logits.flatten(0, 1), piece[1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+        optimizer.step()
+        yield loss
+    return model
+
+
+class PackedModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.recurrent = nn.Embedding(WORDS, 8), nn.GRU(8, 6, batch_first=True)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(
+            self.embedding(ids), lengths, batch_first=True, enforce_sorted=False
+        )
+        _, last = self.recurrent(packed)
+        return self.head(last[-1])
+
+
+@program
+def packed_sequences(wrap):
+    model = PackedModel()
+    compiled = wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    for _ in range(STEPS):
+        logits = compiled(torch.randint(WORDS, (4, 6)), torch.randint(1, 7, (4,)))
+        loss = F.cross_entropy(logits, torch.randint(3, (4,)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield loss
+    return model
+
+
+class Sentences(nn.Module):
+    """Vectors of bounded length, for triplets with the hardest negatives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, 8, max_norm=1.0)
+        self.head = nn.Linear(8, 6)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return F.normalize(self.head(self.embedding(ids).mean(1)), dim=-1)
+
+
+@program
+def triplets_with_bounded_vectors(wrap):
+    model = Sentences()
+    compiled = wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    labels = torch.arange(6) // 2
+    for _ in range(STEPS):
+        z = compiled(torch.randint(WORDS, (6, 4)))
+        distances = torch.cdist(z, z)
+        same = labels.unsqueeze(0) == labels.unsqueeze(1)
+        far = distances.masked_fill(~same, -1).amax(1)
+        near = distances.masked_fill(same, 1e4).amin(1)
+        loss = F.relu(far - near + 0.5).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield loss
+    return model

@@ -440,3 +440,122 @@ def masked_autoencoder(wrap):
         optimizer.step()
         yield loss
     return model
+
+
+class Rays(nn.Module):
+    """A radiance field: colours and densities along rays, summed up as light is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(27, 32), nn.ReLU(), nn.Linear(32, 4))
+
+    def forward(self, start: torch.Tensor, way: torch.Tensor) -> torch.Tensor:
+        depth = torch.linspace(0.5, 2, 6) + torch.rand(start.shape[0], 6) * 0.2
+        x = start.unsqueeze(1) + way.unsqueeze(1) * depth.unsqueeze(-1)
+        waves = x.unsqueeze(-1) * 2.0 ** torch.arange(4)
+        features = torch.cat([x, waves.sin().flatten(2), waves.cos().flatten(2)], -1)
+        colour, density = self.body(features).split([3, 1], -1)
+        gaps = torch.diff(depth, append=depth[:, -1:] + 0.3)
+        alpha = 1 - torch.exp(-F.softplus(density.squeeze(-1)) * gaps)
+        clear = torch.cumprod(torch.cat([torch.ones_like(alpha[:, :1]), 1 - alpha], 1), 1)[:, :-1]
+        return ((alpha * clear).unsqueeze(-1) * colour.sigmoid()).sum(1)
+
+
+@program
+def radiance_field(wrap):
+    model = Rays()
+    compiled = wrap(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for _ in range(STEPS):
+        found = compiled(torch.randn(5, 3), F.normalize(torch.randn(5, 3), dim=-1))
+        loss = F.mse_loss(found, torch.rand(5, 3))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield loss
+    return model
+
+
+class Aligns(nn.Module):
+    """A spatial transformer: it warps its input before it reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.locate = nn.Linear(64, 6)
+        nn.init.zeros_(self.locate.weight)
+        self.locate.bias.data.copy_(torch.tensor([1.0, 0, 0, 0, 1, 0]))
+        self.read = nn.Conv2d(1, 4, 3)
+        self.head = nn.Linear(4 * 36, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        grid = F.affine_grid(self.locate(x.flatten(1)).view(-1, 2, 3), x.shape, align_corners=False)
+        x = F.grid_sample(x, grid, align_corners=False, padding_mode="border")
+        return self.head(self.read(F.interpolate(x, scale_factor=1.0)).relu().flatten(1))
+
+
+@program
+def spatial_transformer(wrap):
+    model = Aligns()
+    compiled = wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    for _ in range(STEPS):
+        loss = F.cross_entropy(compiled(torch.randn(3, 1, 8, 8)), torch.randint(3, (3,)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield loss
+    return model
+
+
+class Cells(nn.Module):
+    """A cellular automaton that runs for a number of steps that the loop draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rule = nn.Sequential(nn.Conv2d(8, 16, 1), nn.ReLU(), nn.Conv2d(16, 4, 1))
+
+    def forward(self, x: torch.Tensor, steps: int) -> torch.Tensor:
+        for _ in range(steps):
+            around = x.roll(1, -1) + x.roll(-1, -1) + x.roll(1, -2) + x.roll(-1, -2) - 4 * x
+            change = self.rule(torch.cat([x, around], 1))
+            x = x + change * (torch.rand_like(x[:, :1]) < 0.5)
+        return x
+
+
+@program
+def cellular_automaton(wrap):
+    model = Cells()
+    compiled = wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(STEPS):
+        x = torch.rand(2, 4, 6, 6)
+        loss = (compiled(x, 2 + step % 3) - x).square().mean() + (compiled(x, 1) - 0.5).abs().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield loss
+    return model
+
+
+@program
+def redundancy_of_features(wrap):
+    """Barlow twins: the correlation of two views should be the identity."""
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(48, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU(),
+        nn.Linear(16, 8),
+    )  # fmt: skip
+    compiled = wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(STEPS):
+        x = torch.randn(8, 3, 4, 4)
+        a, b = (compiled(x + 0.1 * torch.randn_like(x)) for _ in range(2))
+        a, b = ((z - z.mean(0)) / (z.std(0) + 1e-5) for z in (a, b))
+        c = a.T @ b / 8
+        on = (c.diagonal() - 1).square().sum()
+        off = c.flatten()[:-1].view(7, 9)[:, 1:].square().sum()
+        loss = on + 0.05 * off
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield loss
+    return model
