@@ -55,6 +55,25 @@ class SpeechByFunction(Speech):
         return of_all + scores.logsumexp(-1).mean()
 
 
+class SpeechOfLabels(Speech):
+    """Has all labels in one row, as models of transformers have, whose number data tells."""
+
+    def __init__(self, reduction="mean", names=()) -> None:
+        super().__init__()
+        self.reduction, self.names = reduction, names
+
+    def forward(self, x, targets, lengths):
+        scores = self.body(x).log_softmax(-1)
+        is_label = torch.arange(targets.shape[1]) < lengths.unsqueeze(-1)
+        sizes = torch.full_like(lengths, x.shape[0])
+        values = [scores, targets.masked_select(is_label), sizes, is_label.sum(-1)]
+        num_plain = len(values) - len(self.names)
+        named = dict(zip(self.names, values[num_plain:], strict=True))
+        with torch.backends.cudnn.flags(enabled=False):
+            loss = nn.functional.ctc_loss(*values[:num_plain], **named, reduction=self.reduction)
+        return loss.mean() / 10
+
+
 class Shared(nn.Module):
     """Calls one observer twice, with other numbers."""
 
@@ -97,6 +116,11 @@ CASES = {
     "sparse bags": (lambda: Words(nn.EmbeddingBag(10, 8, sparse=True)), ids),
     "CTC": (Speech, spoken),
     "CTC, a function": (SpeechByFunction, spoken),
+    "CTC, labels in a row": (SpeechOfLabels, spoken),
+    "CTC, labels in a row, for each": (lambda: SpeechOfLabels("none"), spoken),
+    "CTC, keywords": (
+        lambda: SpeechOfLabels("sum", ["input_lengths", "target_lengths"]), spoken
+    ),
 }  # fmt: skip
 
 

@@ -33,14 +33,13 @@ class EagerCall(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> torch.Tensor:
         """Run the module on the first tensors."""
-        if any(map(is_traced, tensors)):
-            raise Unsupported(f"{call.name}: looks at numbers")
         with torch.set_grad_enabled(call.has_gradients and any(ctx.needs_input_grad)):
             given = [
                 tensor.detach().requires_grad_(tensor.requires_grad)
                 for tensor in tensors[: call.num_arguments]
             ]
-            result, own = call.run(given)
+            has_numbers = not any(map(is_traced, tensors))
+            result, own = call.run(given) if has_numbers else call.run_without_numbers(given)
         if not isinstance(result, torch.Tensor):
             raise Unsupported(f"{call.name}: gives a {type(result).__name__}, want a tensor")
         ctx.result, ctx.leaves = result, [*given, *own]
@@ -82,14 +81,25 @@ class _Call:
         """Call it; give its result, and its parameters."""
         called = self._called()
         called = getattr(_thread, "copies", {}).get(id(called), called)
+        args, kwargs = self._arguments(given)
+        own = [*called.parameters()] if isinstance(called, nn.Module) else []
+        return called(*args, **kwargs), own
+
+    def run_without_numbers(self, given: list[torch.Tensor]) -> tuple[Any, list[nn.Parameter]]:
+        """Give a tensor of the form of the result. Raises Unsupported if only a run tells it."""
+        form = _FORMS.get(self._called())
+        if form is None:
+            raise Unsupported(f"{self.name}: looks at numbers")
+        args, kwargs = self._arguments(given)
+        return form(*args, **kwargs), []
+
+    def _arguments(self, given: list[torch.Tensor]) -> tuple[tuple, dict]:
         tensors = iter(given)
         leaves = [
             next(tensors) if is_tensor else constant
             for constant, is_tensor in zip(self._constants, self._is_tensor, strict=True)
         ]
-        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
-        own = [*called.parameters()] if isinstance(called, nn.Module) else []
-        return called(*args, **kwargs), own
+        return pytree.tree_unflatten(leaves, self._spec)
 
 
 @contextmanager
@@ -141,13 +151,26 @@ class _Functions(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:  # fmt: skip
         """Call a function of torch's."""
-        if func not in _LOOK_AT_NUMBERS or not is_traced(args[0]):
-            return func(*args, **(kwargs or {}))
-        made = _Call(func, args, kwargs or {})
+        kwargs = kwargs or {}
+        if func not in _FORMS or not any(map(is_traced, (*args, *kwargs.values()))):
+            return func(*args, **kwargs)
+        made = _Call(func, args, kwargs)
         return self._calls.put(EagerCall, (made, *made.tensors))
 
 
-_LOOK_AT_NUMBERS = {torch.ctc_loss, nn.functional.ctc_loss}
+def _form_of_ctc(
+    log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: Any, target_lengths: Any,
+    blank: int = 0, reduction: str | int = "mean", zero_infinity: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """Give one number, or one for each sequence."""
+    dense = log_probs.square()  # so that the gradient is dense, too
+    return dense.sum((0, -1)) if reduction in ("none", 0) else dense.sum()
+
+
+# Functions that look at numbers, and what has the form of their results.
+_FORMS: dict[Callable[..., Any], Callable[..., torch.Tensor]] = {
+    torch.ctc_loss: _form_of_ctc, nn.functional.ctc_loss: _form_of_ctc,
+}  # fmt: skip
 
 
 def _copy(part: nn.Module) -> nn.Module:
