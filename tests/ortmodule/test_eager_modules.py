@@ -74,6 +74,17 @@ class SpeechOfLabels(Speech):
         return loss.mean() / 10
 
 
+class SpeechOfSizes(Speech):
+    """Has the lengths as numbers, which are sizes of the input."""
+
+    def forward(self, x, targets, lengths):
+        scores = self.body(x).log_softmax(-1)
+        count = x.shape[1]
+        return nn.functional.ctc_loss(
+            scores, targets, (x.shape[0],) * count, [targets.shape[1] - 1] * count
+        )
+
+
 class Shared(nn.Module):
     """Calls one observer twice, with other numbers."""
 
@@ -118,6 +129,9 @@ CASES = {
     "CTC, a function": (SpeechByFunction, spoken),
     "CTC, labels in a row": (SpeechOfLabels, spoken),
     "CTC, labels in a row, for each": (lambda: SpeechOfLabels("none"), spoken),
+    "CTC, lengths that are sizes": (
+        SpeechOfSizes, lambda size: (torch.randn(2 * size, 4, 8), *spoken(4)[1:])
+    ),
     "CTC, keywords": (
         lambda: SpeechOfLabels("sum", ["input_lengths", "target_lengths"]), spoken
     ),

@@ -31,14 +31,16 @@ class EagerCall(torch.autograd.Function):
     """A call of a module in eager PyTorch: its own tensors come after the arguments."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> torch.Tensor:
-        """Run the module on the first tensors."""
+    def forward(ctx: Any, call: _Call, *values: torch.Tensor | float) -> torch.Tensor:
+        """Run the module on the first values, which are tensors, sizes and numbers."""
         with torch.set_grad_enabled(call.has_gradients and any(ctx.needs_input_grad)):
             given = [
-                tensor.detach().requires_grad_(tensor.requires_grad)
-                for tensor in tensors[: call.num_arguments]
+                value.detach().requires_grad_(value.requires_grad)
+                if isinstance(value, torch.Tensor)
+                else value
+                for value in values[: call.num_arguments]
             ]
-            has_numbers = not any(map(is_traced, tensors))
+            has_numbers = not any(map(is_traced, values))
             result, own = call.run(given) if has_numbers else call.run_without_numbers(given)
         if not isinstance(result, torch.Tensor):
             raise Unsupported(f"{call.name}: gives a {type(result).__name__}, want a tensor")
@@ -48,16 +50,21 @@ class EagerCall(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Run backward through the call's own graph; sparse gradients are accumulated here."""
-        asking = [tensor for tensor in ctx.leaves if tensor.requires_grad]
+        asks = [isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in ctx.leaves]
+        asking = [leaf for leaf, asks_one in zip(ctx.leaves, asks, strict=True) if asks_one]
         found = iter(
             torch.autograd.grad(ctx.result, asking, gradient, retain_graph=True, allow_unused=True)
         )
-        gradients = [next(found) if tensor.requires_grad else None for tensor in ctx.leaves]
+        gradients = [next(found) if asks_one else None for asks_one in asks]
         for i, (leaf, each) in enumerate(zip(ctx.leaves, gradients, strict=True)):
             if each is not None and each.layout != torch.strided:
                 leaf.grad = each if leaf.grad is None else leaf.grad + each
                 gradients[i] = None
         return None, *gradients
+
+
+# What differs from call to call among the arguments, besides what guards of the graph compare.
+_DIFFERING = (torch.Tensor, torch.SymInt, torch.SymFloat)
 
 
 class _Call:
@@ -69,15 +76,14 @@ class _Call:
         self.has_gradients = torch.is_grad_enabled()
         self._called = weakref.ref(called) if is_module else lambda: called
         leaves, self._spec = pytree.tree_flatten((args, kwargs))
-        self._is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
+        self._differs = [isinstance(leaf, _DIFFERING) for leaf in leaves]
         self._constants = [
-            None if is_tensor else leaf
-            for leaf, is_tensor in zip(leaves, self._is_tensor, strict=True)
+            None if differs else leaf for leaf, differs in zip(leaves, self._differs, strict=True)
         ]
-        self.tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        self.num_arguments = len(self.tensors)
+        self.given = [leaf for leaf in leaves if isinstance(leaf, _DIFFERING)]
+        self.num_arguments = len(self.given)
 
-    def run(self, given: list[torch.Tensor]) -> tuple[Any, list[nn.Parameter]]:
+    def run(self, given: list[Any]) -> tuple[Any, list[nn.Parameter]]:
         """Call it; give its result, and its parameters."""
         called = self._called()
         called = getattr(_thread, "copies", {}).get(id(called), called)
@@ -85,7 +91,7 @@ class _Call:
         own = [*called.parameters()] if isinstance(called, nn.Module) else []
         return called(*args, **kwargs), own
 
-    def run_without_numbers(self, given: list[torch.Tensor]) -> tuple[Any, list[nn.Parameter]]:
+    def run_without_numbers(self, given: list[Any]) -> tuple[Any, list[nn.Parameter]]:
         """Give a tensor of the form of the result. Raises Unsupported if only a run tells it."""
         form = _FORMS.get(self._called())
         if form is None:
@@ -93,11 +99,11 @@ class _Call:
         args, kwargs = self._arguments(given)
         return form(*args, **kwargs), []
 
-    def _arguments(self, given: list[torch.Tensor]) -> tuple[tuple, dict]:
-        tensors = iter(given)
+    def _arguments(self, given: list[Any]) -> tuple[tuple, dict]:
+        values = iter(given)
         leaves = [
-            next(tensors) if is_tensor else constant
-            for constant, is_tensor in zip(self._constants, self._is_tensor, strict=True)
+            next(values) if differs else constant
+            for constant, differs in zip(self._constants, self._differs, strict=True)
         ]
         return pytree.tree_unflatten(leaves, self._spec)
 
@@ -130,7 +136,7 @@ def eager_modules_whole(module: nn.Module) -> Iterator[list[nn.Parameter]]:
         if id(part) not in copies or not any(map(is_traced, leaves)):
             return theirs(part, *args, **kwargs)
         made = _Call(part, args, kwargs)
-        return calls.put(EagerCall, (made, *made.tensors, *part.parameters()))
+        return calls.put(EagerCall, (made, *made.given, *part.parameters()))
 
     try:
         with calls_replaced(call), _Functions(calls):
@@ -155,7 +161,7 @@ class _Functions(TorchFunctionMode):
         if func not in _FORMS or not any(map(is_traced, (*args, *kwargs.values()))):
             return func(*args, **kwargs)
         made = _Call(func, args, kwargs)
-        return self._calls.put(EagerCall, (made, *made.tensors))
+        return self._calls.put(EagerCall, (made, *made.given))
 
 
 def _form_of_ctc(
