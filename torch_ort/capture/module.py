@@ -376,10 +376,13 @@ def _trace(
                     "forward makes nested tensors, whose row lengths are data; pad the rows to one "
                     "length, or use torch.compile"
                 ) from error
+            if not capture.recording.is_like_first:
+                watch.raise_for_first_call()
             written = dict.fromkeys(capture.recording.written, False)
             _check_readers(capture.recording, held, first, written_outside)
         else:
             run = _traced_by_pytorch(capture, trace)
+            watch.refuse_first_call(reads)
             written = fakes.written()
             capture.note_given_back(fakes.given_back())
     for program in state.programs:

@@ -24,6 +24,10 @@ class NoCapture(_C.Unsupported):
     """Neither the recorder nor AOTAutograd can capture a graph."""
 
 
+class FirstCallDiffers(NoCapture):
+    """The call sets up what later ones rely on, and sets a flag: it has to run in eager PyTorch."""
+
+
 class GatheredInside(NoCapture):
     """Hooks gather the parameters of sub-modules around calls that a graph would not make."""
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from torch_ort._C import ScriptObject
-from torch_ort.core.refusals import NoCapture
+from torch_ort.core.refusals import FirstCallDiffers, NoCapture
 from torch_ort.guards.number_places import AssignedNumbers, NumberPlace, is_number
 from torch_ort.guards.outside_reads import (
     PLAIN,
@@ -66,6 +66,10 @@ class Reads:
         read = self.outside[0].read_of(value)
         self.outside[0].leave(value)
         return read
+
+    def may_have_read(self, module: torch.nn.Module, name: str) -> bool:
+        """Tell whether an attribute was read, or nobody knows."""
+        return self.outside is None or (id(module), name) in self.found
 
     def check_numbers(self) -> None:
         """Raise AssignedNumbers if forward has replaced numbers by others outside of modules."""
@@ -234,18 +238,38 @@ class Watch:
             }
         )
         if len(self._runs) > 1:
-            earlier, now = self._runs[-2:]
+            earlier = self._runs[-2]
             counted = [
                 NumberPlace(vars(part), name, f"attribute {name!r} of {_called(path)}")
                 for path, part, before in self._parts
                 for name, value in vars(part).items()
                 if is_number(value)
                 and type(before.get(name)) is type(value)
-                and not _is_same(value, earlier.get((path, name), value))
-                and (path, name) in now
+                and not _is_same(value, earlier.get((path, name), before[name]))
             ]
             if counted:
                 raise AssignedNumbers(counted)
+
+    def refuse_first_call(self, reads: Reads) -> None:
+        """Raise FirstCallDiffers if forward has read a constant that it then gave another value.
+
+        What it did in that run the next ones leave out.
+        """
+        places = {(path, name): part for path, part, _ in self._parts for name in vars(part)}
+        for place in sorted({place for run in self._runs for place in run}):
+            part = places.get(place)
+            if part is not None and reads.may_have_read(part, place[1]):
+                self.raise_for_first_call()
+
+    def raise_for_first_call(self) -> None:
+        """Raise FirstCallDiffers, unless later calls differ from each other, too.
+
+        Everything is put back, for the call runs in eager PyTorch.
+        """
+        if self._unsteady():
+            return
+        self._runs.clear()
+        raise FirstCallDiffers("forward does something else in its first call than in later ones")
 
     def has_assigned(self) -> bool:
         """Tell whether the last run has assigned constants, which the next one may read."""
@@ -275,7 +299,7 @@ class Watch:
         later calls.
         """
         kept = dict(self._runs[-1].items() & self._runs[-2].items()) if len(self._runs) > 1 else {}
-        changed = []
+        changed = [f"{name!r} of {_called(path)}" for path, name in self._unsteady()]
         for path, part, before in self._parts:
             kept_here = {name: value for (where, name), value in kept.items() if where == path}
             self.constants += [(vars(part), name, value) for name, value in kept_here.items()]
@@ -292,6 +316,21 @@ class Watch:
                 changed.append(f"{name!r} of {_called(path)}")
                 _refill(value, before)
         return sorted(set(changed))
+
+    def _unsteady(self) -> list[tuple[str, str]]:
+        """List what runs have set to different constants, even if the last one is that of before.
+
+        A flag that forward inverts comes back with every second run.
+        """
+        values = {path: (vars(part), before) for path, part, before in self._parts}
+        found = []
+        for path, name in {place for run in self._runs for place in run}:
+            entries, before = values[path]
+            earlier = [run.get((path, name), before.get(name, _MISSING)) for run in self._runs]
+            now = entries.get(name, _MISSING)
+            if not all(_is_same(value, now) for value in earlier) and not is_number(now):
+                found.append((path, name))
+        return found
 
 
 _MISSING = object()

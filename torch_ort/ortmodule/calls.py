@@ -62,6 +62,7 @@ Watcher = Callable[[Any], None]  # called with the result of a call
 
 # The most captures of one module: more than a program needs, but few enough to be noticed.
 MAX_CAPTURES = 32
+MAX_FIRST_CALLS = 3  # a flag may be set again by other calls, as those that evaluate
 # `is_capturing`: a module inside of another's capture is traced as a part of it.
 _thread = threading.local()
 
@@ -105,6 +106,7 @@ class Calls:
         # Calls that fit none of MAX_CAPTURES graphs: how many have run in PyTorch since the last
         # capture, how many do before the next one, and the reason that was given.
         self._num_waited = 0
+        self._num_first_calls = 0
         self._num_to_wait = MAX_CAPTURES
         self._said_too_many: str | None = None
         self._said: set[str] = set()  # logged reasons for which some calls run in PyTorch
@@ -156,9 +158,18 @@ class Calls:
                 lambda: self._find_or_capture(args, kwargs), lambda failure: failure, "capture"
             )
             if isinstance(found, fallback.Failure):
+                if self._is_first_call(found.error):
+                    return self._run_plain(*args, **kwargs)
                 return self._run_in_pytorch(replace(found, stage="capture"), args, kwargs)
             captured, flat = found
         return self._run(captured, flat, args, kwargs)
+
+    def _is_first_call(self, error: Exception) -> bool:
+        """Tell whether a call sets up what later ones rely on: these are captured."""
+        if not isinstance(error, refusals.FirstCallDiffers):
+            return False
+        self._num_first_calls += 1
+        return self._num_first_calls <= MAX_FIRST_CALLS
 
     def _is_to_wait(self) -> bool:
         """Tell whether a call that fits no graph runs in PyTorch because there are many graphs.
@@ -429,6 +440,9 @@ class Calls:
                 assigned = error
                 if self._add_places(error.places):
                     attempts = self._attempts(is_empty)
+            except refusals.FirstCallDiffers:
+                random.restore()
+                raise
             except Exception as error:
                 if self._strict and not isinstance(error, _C.Unsupported):
                     raise  # a bug, which fewer symbols might hide

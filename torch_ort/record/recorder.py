@@ -165,6 +165,7 @@ class Recording:
     states: list[autocast.State]
     # The graph for a backward under the autocast around forward, where that is another one.
     inside: RecordedGraph | None
+    is_like_first: bool = True  # whether a first run, which set constants, made the same calls
 
     @property
     def is_training(self) -> bool:
@@ -186,8 +187,17 @@ def record(
     `new_size` makes the symbol of a size that only data tells; None: the graph must have none.
     Raises HandOver where it cannot; whatever the function raises comes through.
     """
+    first = _Recorder(inputs, new_size).run(function, is_complete)
+    if is_settled():
+        return first
     recording = _Recorder(inputs, new_size).run(function, is_complete)
-    return recording if is_settled() else _Recorder(inputs, new_size).run(function, is_complete)
+    recording.is_like_first = _calls_of(recording) == _calls_of(first)
+    return recording
+
+
+def _calls_of(recording: Recording) -> list[tuple[Any, ...]]:
+    nodes = recording.module.graph.nodes
+    return [(node.op, node.target, repr(node.args), repr(node.kwargs)) for node in nodes]
 
 
 class RecordedInputs:
