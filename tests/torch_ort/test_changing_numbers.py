@@ -197,6 +197,62 @@ def test_counters_of_forward_count(road):
     assert torch_ort.counters()["graphs_captured"] <= 3
 
 
+# What Python raises, or computes without bounds, and tensors do not.
+BEYOND_TENSORS = {
+    "quotient by 0": (lambda m, y: y * (1 / m.hot), 0.0),
+    "rest of a quotient by 0": (lambda m, y: y * (5 % m.count), 0),
+    "whole quotient by 0": (lambda m, y: y * (5 // m.count), 0),
+    "0 to a negative power": (lambda m, y: y * m.hot**-1.0, 0.0),
+    "root": (lambda m, y: y * math.sqrt(m.hot), -1.0),
+    "logarithm": (lambda m, y: y * math.log(m.hot), 0.0),
+    "exponential": (lambda m, y: y * math.exp(m.hot), 1000.0),
+}
+BEYOND_64_BITS = {
+    "product": (lambda m, y: y * (m.count * m.count), 2**40),
+    "power": (lambda m, y: y * m.count**3, 2**30),
+    "a large power that is small again": (lambda m, y: y * (m.count**4 % 7), 2**20),
+    "a large float": (lambda m, y: y * m.hot**400.0, 10.0),
+}
+
+
+@pytest.mark.hands_over("a trace of PyTorch's raises what forward raises")
+@pytest.mark.parametrize("name", [*BEYOND_TENSORS, *BEYOND_64_BITS])
+@pytest.mark.parametrize("road", ROADS)
+def test_what_python_raises_is_raised(road, name, monkeypatch):
+    if road == "compile" and name in BEYOND_64_BITS:
+        pytest.skip("Dynamo's own symbols have no bounds to guard")
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    function, last = (BEYOND_TENSORS | BEYOND_64_BITS)[name]
+    model = Annealed(lambda m, y, x: function(m, y))
+    call = ROADS[road](model)
+    x = torch.randn(3, 4)
+    for hot, count in ((1.0, 1), (1.25, 2), (1.5, 3)):
+        model.hot, model.count = hot, count
+        torch.testing.assert_close(call(x), model(x))
+    model.hot, model.count = float(last), int(last)
+    try:
+        want = model(x)
+    except (ArithmeticError, ValueError, RuntimeError) as error:
+        with pytest.raises((type(error), torch._dynamo.exc.TorchRuntimeError)):
+            call(x)
+    else:
+        torch.testing.assert_close(call(x), want)
+    model.hot, model.count = 1.75, 4
+    torch.testing.assert_close(call(x), model(x))
+
+
+def test_bits_of_integers():
+    model = Annealed(
+        lambda m, y, x: y * ((m.count & 6) + (m.count | 1) + (m.count ^ 2) + (m.count << 1))
+    )
+    ours = torch_ort.ORTModule(model)
+    for count in (1, 2, 3, 7):
+        model.count = count
+        x = torch.randn(3, 4)
+        torch.testing.assert_close(ours(x), model(x))
+    assert torch_ort.counters()["recordings_handed_over"] == 0
+
+
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("name", IN_ONE_GRAPH)
 def test_of_doubles(road, name):

@@ -188,7 +188,7 @@ class ModuleCapture:
         flat = self._guard.match(args, kwargs)
         if flat is None or (self._holds and not self._holds(*flat[: self._num_integers])):
             return None
-        if self._asked and not self._asked.hold(self._values_of(flat)):
+        if self._asked and not self._asked.hold_for(self._values_of(flat)):
             return None
         if (self._written or self._lying) and self._refused(args, kwargs, flat):
             return None
@@ -203,7 +203,7 @@ class ModuleCapture:
         flat = self._guard.match(args, kwargs)
         if self._holds and not self._holds(*flat[: self._num_integers]):
             return f"sizes: want {self._words}"
-        if self._asked and not self._asked.hold(self._values_of(flat)):
+        if self._asked and not self._asked.hold_for(self._values_of(flat)):
             return f"numbers: want {self._asked}"
         return self._refused(args, kwargs, flat)
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 import operator
 import struct
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from torch_ort.core.refusals import HandOver
+from torch_ort.core.refusals import HandOver, NoCapture
 from torch_ort.pytorch.dispatch_compat import Leaf, is_functionalized, unwrapped
 from torch_ort.pytorch.graph_compat import schema
 from torch_ort.rules.forms import Spec, spec_of
@@ -32,6 +33,7 @@ class Conditions:
 
     def __init__(self) -> None:
         self._asked: dict[Number, Value] = {}
+        self._computed: list[Number] = []  # by the graph, which knows no errors of Python's
 
     def add(self, number: Number) -> Value:
         """Give the value of an expression, which other calls of the graph have to share."""
@@ -39,15 +41,26 @@ class Conditions:
             self._asked.setdefault(number, number.value)
         return number.value
 
+    def add_computed(self, number: Number) -> None:
+        """Note an expression that the graph computes: it has to be one that Python can compute."""
+        if not number.is_open or number.function is None:
+            return
+        if not _is_like(number.value, number.value):
+            raise NoCapture(f"{number} is no integer of 64 bits")
+        self._computed.append(number)
+        if number.function in _DEFINED:
+            number.made(_DEFINED[number.function], *number.operands).asked()
+
     def __bool__(self) -> bool:
-        return bool(self._asked)
+        return bool(self._asked or self._computed)
 
     def __str__(self) -> str:
-        return " and ".join(
+        asked = [
             str(number) if value is True else f"not {number}" if value is False
             else f"{number} == {value}"
             for number, value in self._asked.items()
-        )  # fmt: skip
+        ]  # fmt: skip
+        return " and ".join([*asked, *(f"{number} is computable" for number in self._computed)])
 
     def hold(self, values: Mapping[str, Any]) -> bool:
         """Tell whether numbers give the same answers; they may be symbols of PyTorch's.
@@ -58,6 +71,23 @@ class Conditions:
             return all(_is_same(number.of(values), value) for number, value in self._asked.items())
         except (ArithmeticError, ValueError):
             return False
+
+    def hold_for(self, values: Mapping[str, Value]) -> bool:
+        """Tell whether a graph may serve a call with these numbers of Python.
+
+        Python's integers have no bounds, and it raises errors where tensors have infinities.
+        """
+        try:
+            return self.hold(values) and all(
+                _is_like(number.of(values), number.value) for number in self._computed
+            )
+        except (ArithmeticError, ValueError):
+            return False
+
+
+def _is_like(found: Any, value: Value) -> bool:
+    """Tell whether a number has the type of another one, and fits into a tensor's element."""
+    return type(found) is type(value) and (type(found) is not int or -(2**63) <= found < 2**63)
 
 
 def _is_same(found: Any, value: Value) -> bool:
@@ -98,7 +128,8 @@ class Number:
     def __str__(self) -> str:
         if self.function is None:
             return self.words or repr(self.value)
-        return f"{self.function.__name__}({', '.join(map(str, self.operands))})"
+        name = self.function.__name__.lstrip("_")
+        return f"{name}({', '.join(map(str, self.operands))})"
 
     # ---- what PyTorch asks of a node
 
@@ -164,7 +195,7 @@ class Number:
 
     def bool_(self) -> bool:
         """Tell whether it is true, which becomes a condition of the graph."""
-        return bool((self if self.is_bool() else self._made(bool, self)).asked())
+        return bool((self if self.is_bool() else self.made(bool, self)).asked())
 
     def statically_known_true(self, *where: Any) -> bool:
         """Tell PyTorch whether a condition holds in all calls."""
@@ -172,17 +203,26 @@ class Number:
 
     def round(self, digits: int | None = None) -> Number:
         """Compute on symbols."""
-        return self._made(round, self) if digits is None else self._made(round, self, digits)
+        return self.made(round, self) if digits is None else self.made(round, self, digits)
 
-    def _made(self, function: Callable[..., Value], *operands: Any) -> Number:
+    def made(self, function: Callable[..., Value], *operands: Any) -> Number:
+        """Compute on symbols.
+
+        Where Python raises an error, no graph may serve the call: another one has to raise it.
+        """
         numbers = [_number(each, self.conditions) for each in operands]
-        value = function(*(each.value for each in numbers))
+        try:
+            value = function(*(each.value for each in numbers))
+        except (ArithmeticError, ValueError) as error:
+            raise NoCapture(f"Python raises {type(error).__name__}: {error}") from error
+        if isinstance(value, complex):
+            raise NoCapture("a complex number is computed of numbers of the call")
         return Number(value, self.conditions, function=function, operands=numbers)
 
     def __getattr__(self, name: str) -> Callable[..., Number]:
         if name not in _FUNCTIONS:
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-        return lambda *others: self._made(_FUNCTIONS[name], self, *others)
+        return lambda *others: self.made(_FUNCTIONS[name], self, *others)
 
 
 def _number(value: Any, conditions: Conditions) -> Number:
@@ -205,6 +245,47 @@ def _is_integer(value: float) -> bool:
     return value.is_integer()
 
 
+def _has_quotient(a: float, b: float) -> bool:
+    return b != 0
+
+
+def _has_power(a: float, b: float) -> bool:
+    return not (a == 0 and b < 0) and not (a < 0 and b % 1 != 0)
+
+
+def _has_root(a: float) -> bool:
+    return not a < 0
+
+
+def _has_logarithm(a: float) -> bool:
+    return not a <= 0
+
+
+def _has_angle(a: float) -> bool:
+    return not (a < -1 or a > 1)
+
+
+def _is_angle(a: float) -> bool:
+    return abs(a) != math.inf
+
+
+def _has_exponential(a: float) -> bool:
+    return not a > _LARGEST_EXPONENT
+
+
+def _has_hyperbolic(a: float) -> bool:
+    return not abs(a) > _LARGEST_EXPONENT  # a little less than what Python allows
+
+
+_LARGEST_EXPONENT = math.log(sys.float_info.max)
+# Where Python computes numbers; elsewhere it raises errors, or gives complex numbers.
+_DEFINED: dict[Any, Callable[..., bool]] = {
+    operator.truediv: _has_quotient, operator.floordiv: _has_quotient,
+    operator.mod: _has_quotient, operator.pow: _has_power, math.sqrt: _has_root,
+    math.log: _has_logarithm, math.log2: _has_logarithm, math.asin: _has_angle,
+    math.acos: _has_angle, math.sin: _is_angle, math.cos: _is_angle, math.tan: _is_angle,
+    math.exp: _has_exponential, math.sinh: _has_hyperbolic, math.cosh: _has_hyperbolic,
+}  # fmt: skip
 _MATH = (
     "sqrt", "exp", "log", "log2", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asin", "acos",
     "atan",
@@ -222,7 +303,9 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "gt": operator.gt, "ge": operator.ge,
     "sym_min": min, "sym_max": max, "sym_float": float, "sym_int": int,
     "sym_not": operator.not_, "sym_and": _both, "sym_or": _either, "is_integer": _is_integer,
-    "and_": operator.and_, "or_": operator.or_,
+    "and_": operator.and_, "or_": operator.or_, "bitwise_and": operator.and_,
+    "bitwise_or": operator.or_, "bitwise_xor": operator.xor, "lshift": operator.lshift,
+    "rshift": operator.rshift,
     **{f"sym_{name}": getattr(math, name) for name in _MATH},
 }  # fmt: skip
 
@@ -330,6 +413,7 @@ def _tensor_of(answer: Callable[[Any, tuple, dict], Any], number: Number) -> tor
     func = _OPERATORS.get(number.function)
     if func is None:
         return _constant(answer, number.asked(), torch.float64)
+    number.conditions.add_computed(number)
     dtype = torch.float64 if number.is_float() else torch.int64
     operands = [_as_dtype(answer, _tensor_of(answer, each), dtype) for each in number.operands]
     return _as_dtype(answer, answer(func, tuple(operands), {}), dtype)
