@@ -204,6 +204,44 @@ def test_a_hook_on_a_tensor_that_computes_is_in_the_graph():
     assert torch_ort.counters()["backward_runs"] == 1
 
 
+class OnInput(nn.Module):
+    """Puts a hook on its argument, or on its parameter."""
+
+    def __init__(self, chosen: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+        self.chosen = chosen
+
+    def forward(self, x):
+        tensor = x if self.chosen == "argument" else self.linear.weight
+        tensor.register_hook(lambda gradient: gradient * 0.5)
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("is_handed_over", [False, True])
+@pytest.mark.parametrize("chosen", ["argument", "parameter"])
+def test_hooks_on_inputs_see_gradients_of_others(chosen, is_handed_over, lenient, monkeypatch):
+    if is_handed_over:
+        monkeypatch.setenv("TORCH_ORT_DISABLE", "recorder")
+    model = OnInput(chosen)
+    expected = copy.deepcopy(model)
+    wrapped = ORTModule(model)
+
+    def train(call):
+        x = X.clone().requires_grad_()
+        (call(x).sum() + x.square().sum()).backward()
+        return x.grad
+
+    def run():
+        for _ in range(2):
+            torch.testing.assert_close(train(wrapped), train(expected))
+            weights = model.linear.weight.grad, expected.linear.weight.grad
+            torch.testing.assert_close(*weights)
+
+    (message,) = told(run)
+    assert "of an argument or a parameter, which keeps it after the call" in message
+
+
 def shifted(module, args, output):
     mean = output.mean(-1, keepdim=True)
     parts = [part * SCALE for part in (output - mean).chunk(2, dim=-1)]

@@ -20,6 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from torch_ort._C import Unsupported
+from torch_ort.core.refusals import NoCapture
 from torch_ort.guards.scripts import is_script
 from torch_ort.pytorch.module_compat import GLOBAL_HOOKS, OPERATORS
 from torch_ort.pytorch.trace_compat import is_traced
@@ -167,12 +168,26 @@ class _TensorHooks(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:  # fmt: skip
         """Call a function of torch's."""
-        if func in _REGISTERING and is_traced(args[0]) and not _is_kept(func, args):
-            raise Unsupported(
-                f"forward calls Tensor.{func.__name__}, whose effect a captured graph would not "
-                "have at each backward"
-            )
+        if func in _REGISTERING and is_traced(args[0]):
+            why = f"forward calls Tensor.{func.__name__}"
+            if not _is_made_inside(args[0]):
+                raise NoCapture(
+                    f"{why} of an argument or a parameter, which keeps it after the call"
+                )
+            if not _is_kept(func, args):
+                raise Unsupported(
+                    f"{why}, whose effect a captured graph would not have at each backward"
+                )
         return func(*args, **(kwargs or {}))
+
+
+def _is_made_inside(tensor: torch.Tensor) -> bool:
+    """Tell whether a traced tensor is no input of the graph.
+
+    What is put on an input gets gradients that come from outside of the graph as well. In a trace
+    of AOTAutograd inputs have a node that raises.
+    """
+    return not tensor.is_leaf and type(tensor.grad_fn).__name__ != "Error"
 
 
 def _is_kept(func: Any, args: tuple) -> bool:
