@@ -2,9 +2,14 @@
 # and results the user keeps. Edits between forward and backward: test_semantics_edits.py.
 from __future__ import annotations
 
+import copy
+import gc
+
 import pytest
 import torch
 from torch import nn
+
+from tests.roads import ROADS
 
 EDITED = "modified by an inplace operation"
 
@@ -452,3 +457,43 @@ class TestResultsTheUserKeeps:
             y.sum().backward()
             gradients.append((a.grad, b.grad))
         torch.testing.assert_close(gradients[1], gradients[0])
+
+
+class Replaced(nn.Module):
+    """Gives other memory to a tensor of its own, as spectral norms do."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.scale = nn.Parameter(torch.ones(6))
+        self.register_buffer("mean", torch.zeros(6))
+        self.name = name
+
+    def forward(self, x):
+        y = self.linear(x)
+        tensor = self.scale if self.name == "scale" else self.mean
+        tensor.data = y.mean(0).data
+        return y * self.scale + self.mean
+
+
+@pytest.mark.hands_over("a tensor gets other memory")
+@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("with_grad", [True, False])
+@pytest.mark.parametrize("name", ["scale", "mean"])
+def test_memory_that_forward_gives_to_a_tensor_lasts(name, with_grad, road, monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    model = Replaced(name)
+    eager = copy.deepcopy(model)
+    call = ROADS[road](model)
+    for step in range(3):
+        x = rows(step)
+        with torch.set_grad_enabled(with_grad):
+            got, want = call(x), eager(x)
+        torch.testing.assert_close(got, want)
+        if with_grad:
+            got.sum().backward()
+            want.sum().backward()
+        del got
+        gc.collect()
+        torch.full((64,), 7.0)  # takes memory that is free
+        torch.testing.assert_close(model.state_dict(), eager.state_dict())

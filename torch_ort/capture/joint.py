@@ -283,6 +283,11 @@ class Capture:
                 "forward writes into what unfold gave, where PyTorch's functionalization would set "
                 "elements outside of the windows to 0; clone the result of unfold first"
             )
+        if graph_compat.replaces_memory(graph):
+            raise NoCapture(
+                "forward gives other memory to a tensor (by an assignment to its `data`, or by "
+                "`set_`), and the memory of a captured graph's values ends with the call"
+            )
         self.has_higher_order = graph_compat.has_higher_order(graph)
         if self.options.exact_random:
             self._note_lying(graph_compat.inputs_that_order_draws(graph), _DRAWS_IN_ORDER)

@@ -168,6 +168,10 @@ class _TensorHooks(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:  # fmt: skip
         """Call a function of torch's."""
+        if func == _SET_DATA and args[0].requires_grad and not _is_made_inside(args[0]):
+            raise NoCapture(
+                "forward assigns to `data` of an argument or a parameter, which a trace would lose"
+            )
         if func in _REGISTERING and is_traced(args[0]):
             why = f"forward calls Tensor.{func.__name__}"
             if not _is_made_inside(args[0]):
@@ -179,6 +183,9 @@ class _TensorHooks(TorchFunctionMode):
                     f"{why}, whose effect a captured graph would not have at each backward"
                 )
         return func(*args, **(kwargs or {}))
+
+
+_SET_DATA = torch.Tensor.data.__set__
 
 
 def _is_made_inside(tensor: torch.Tensor) -> bool:

@@ -241,6 +241,13 @@ def writes_into_windows(graph: fx.Graph) -> bool:
     )
 
 
+def replaces_memory(graph: fx.Graph) -> bool:
+    """Tell whether a graph gives an input the memory of a value."""
+    return any(
+        getattr(node.target, "overloadpacket", None) is torch.ops.aten.set_ for node in graph.nodes
+    )
+
+
 def draws(node: fx.Node) -> bool:
     """Tell whether a node draws random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
