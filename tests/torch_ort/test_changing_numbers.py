@@ -241,6 +241,18 @@ def test_what_python_raises_is_raised(road, name, monkeypatch):
     torch.testing.assert_close(call(x), model(x))
 
 
+@pytest.mark.hands_over("sizes of a recording have no absolute value")
+@pytest.mark.parametrize("road", ROADS)
+def test_absolute_value_of_an_integer(road):
+    model = Annealed(lambda m, y, x: (y * abs(m.count)).sum())
+    call = ROADS[road](model)
+    for count in (1, -2, 3, -4, 5):
+        model.count = count
+        x = torch.randn(3, 4)
+        torch.testing.assert_close(call(x), model(x))
+    assert torch_ort.counters()["forward_runs"] == 5
+
+
 def test_bits_of_integers():
     model = Annealed(
         lambda m, y, x: y * ((m.count & 6) + (m.count | 1) + (m.count ^ 2) + (m.count << 1))

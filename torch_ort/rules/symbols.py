@@ -54,6 +54,8 @@ def expression_text(expr: sympy.Basic) -> str:
         raise Unsupported(f"symbolic size: got {expr}, which is not an integer expression")
     if isinstance(expr, _REMAINDERS):
         return f"{parts[0]} % {parts[1]}"
+    if isinstance(expr, sympy.Abs):
+        return _nested("max", [parts[0], f"((-1) * {parts[0]})"])
     if isinstance(expr, torch_sympy.Max | sympy.Max):
         return _nested("max", parts)
     if isinstance(expr, torch_sympy.Min | sympy.Min):
