@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from programs_exceptions import reason_for
+from programs_exceptions import reason_for, unknown_of
 from programs_run import ROADS, check, run_eager
 from programs_shrink import failure, kind_of, script, shrink
 from programs_write import Program, Writer
@@ -142,7 +142,9 @@ def try_seed(seed: int, road: str) -> tuple[str, str]:
     if program is None:
         return "refused by eager", ""
     try:
-        check(program, road)
+        unknown = unknown_of(check(program, road))
+        if unknown:
+            return "failed", f"left to AOTAutograd, nobody has read why: {unknown[0]}"
     except Exception as error:
         words = f"{type(error).__name__}: {error}"
         is_traced = bool(torch_ort.counters()["recordings_handed_over"])

@@ -1,4 +1,8 @@
-"""The one table of random programs that do not run in the engine with eager's outcome, and why."""
+"""The tables of random programs that do not run in the engine with eager's outcome, and why.
+
+The second one has the reasons for which the recorder leaves graphs to AOTAutograd. A reason that is
+in no table fails a program: somebody has to read it.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,16 @@ TABLE = (
         "AOTAutograd: [A-Za-z]*(Error|Exception): ",
         "PyTorch's tracing refuses it, so it runs in eager PyTorch",
     ),
+    (
+        "has backward hooks, which a captured graph would not call",
+        "an ORTModule runs such a module in eager PyTorch",
+    ),
+    (
+        "of an argument or a parameter, which keeps it after the call"
+        "|forward assigns to `data` of an argument or a parameter",
+        "an ORTModule runs such a call in eager PyTorch",
+    ),
+    ("forward gives other memory to a tensor", "refused, so it runs in eager PyTorch"),
     ("unfold gave, where PyTorch's functionalization", "refused, so it runs in eager PyTorch"),
     (
         "DataDependentOutputException|data-dependent: Python asks for a number in a tensor",
@@ -32,6 +46,11 @@ TABLE = (
         "Inference tensors cannot be saved for backward",
         "gradients are turned on in inference mode, so it runs in eager PyTorch",
     ),
+    (
+        "backward.. is called under .*, for which its graph was not captured: AOTAutograd",
+        "of such a graph only a backward outside of autocast is known",
+    ),
+    ("symbolic size: got BitwiseFn", "the engine's sizes have no operations on bits"),
     ("AOTAutograd has left out draws", "AOTAutograd leaves out draws that nothing reads"),
     ("Dynamo failed to run FX node with fake tensors", "Dynamo refuses it for all backends"),
 )
@@ -40,3 +59,39 @@ TABLE = (
 def reason_for(words: str) -> str:
     """Say why a failure is expected; empty where it is not."""
     return next((reason for pattern, reason in TABLE if re.search(pattern, words)), "")
+
+
+# Words by which the recorder says why it leaves a capture to AOTAutograd, and why that is right.
+HANDED_OVER = (
+    ("_local_scalar_dense.* depends on numbers", "Python reads a number from data"),
+    ("a float that depends on sizes", "Python computes a float of a size"),
+    (
+        "py_node INTERNAL ASSERT",
+        "PyTorch's C++ computes a float of a size: backward of var and std",
+    ),
+    (r"what is done depends on .* is unbacked", "sizes that data tells are compared"),
+    ("operators that take graphs, or transforms of torch.func", "a checkpoint, or vmap"),
+    ("which the caller brings, is written into", "Dynamo's graph writes into an argument"),
+    ("which autograd watches, is written into", "gradients come from before the write, too"),
+    ("input .* gets another shape", "an argument gets another shape in place"),
+    ("depends on sizes and is no integer", "a truth or a float is made of sizes"),
+    ("a size has to be constant", "AOTAutograd knows whether a size has to be constant"),
+    ("a size and a number of the call are combined", "an expression of sizes and numbers"),
+    ("outputs share memory, and it is not known whose", "AOTAutograd makes views anew"),
+    ("shares its memory with another, and is no view of it", "AOTAutograd makes views anew"),
+    ("output .* is a SymBool", "a truth leaves the graph of Dynamo"),
+    ("is a SparseTensor|of layout torch.sparse", "a sparse tensor"),
+    ("grad mode is switched inside", "an output is made under another grad mode"),
+    ("outputs require grad, and no input gets one", "gradients of nothing"),
+    ("promote_types.* makes tensors from none", "Dynamo's decomposition of torch.tensor"),
+    ("unhashable type: non-nested SymInt", "Python looks a number up in a dict"),
+)
+
+
+def unknown_of(reasons: list[str]) -> list[str]:
+    """Give those of the recorder's reasons that no pattern of HANDED_OVER matches."""
+    return [
+        reason
+        for reason in reasons
+        if not any(re.search(pattern, reason) for pattern, _ in HANDED_OVER)
+    ]

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
+import threading
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from programs_write import Program, make_inputs, make_module
+from programs_parts import packed
+from programs_write import Call, Program, make_inputs, make_module
 from torch._functorch import config as functorch_config
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -68,14 +71,19 @@ ROADS = {"ortmodule": by_ortmodule, "compile": by_compile}
 _RUNS = ROADS | {"aot_eager": by_aot_eager}
 
 
-def check(program: Program, road: str) -> None:
-    """Run a program by a road; raises Wrong, or what the engine raises where eager does not."""
+def check(program: Program, road: str) -> list[str]:
+    """Run a program by a road; give why the recorder has left parts of it to AOTAutograd.
+
+    Raises Wrong, or what the engine raises where eager does not.
+    """
     want = run_eager(program)
     torch_ort.reset_counters()
     module = make_module(program)
-    with quiet():
+    with quiet(), _reasons_of_recorder() as reasons:
         got = run(program, module, _RUNS[road](module, program))
     counters = torch_ort.counters()
+    if counters["recorder_bugs"]:
+        raise Wrong(f"a bug of the recorder: {reasons}")
     if counters["fallbacks"] or counters["captures_refused"] or counters["calls_left_to_eager"]:
         raise Wrong(f"it ran in eager PyTorch: {counters}")
     if (road == "aot_eager" or counters["recordings_handed_over"]) and _random_states(
@@ -83,6 +91,26 @@ def check(program: Program, road: str) -> None:
     ) != _random_states(want):
         raise Wrong("AOTAutograd has left out draws that nothing reads: what follows is drawn anew")
     judge(program, got, want, has_layout(program, road))
+    return reasons
+
+
+@contextlib.contextmanager
+def _reasons_of_recorder() -> Iterator[list[str]]:
+    """Collect in a list what the recorder says of captures that it leaves to AOTAutograd."""
+    reasons: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: reasons.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("torch_ort.recorder")
+    level, propagates = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield reasons
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagates
 
 
 def _random_state() -> int:
@@ -106,16 +134,17 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def run_eager(program: Program, wide: bool = False) -> Outcome:
-    """Run a program by eager PyTorch."""
+def run_eager(program: Program, wide: bool = False, threads: bool = True) -> Outcome:
+    """Run a program by eager PyTorch; `threads` tells whether in those that it asks for."""
     module = make_module(program, wide)
     with quiet():
-        return run(program, module, module, wide)
+        return run(program, module, module, wide, threads)
 
 
 def run(
-    program: Program, module: torch.nn.Module, run_call: Callable[..., Any], wide: bool = False
-) -> Outcome:
+    program: Program, module: torch.nn.Module, run_call: Callable[..., Any], wide: bool = False,
+    threads: bool = True,
+) -> Outcome:  # fmt: skip
     """Make all calls of a program; results of some have their backward at the end."""
     outcome = Outcome()
     later = []
@@ -123,9 +152,11 @@ def run(
     for number, call in enumerate(program.calls):
         inputs = make_inputs(program, call, number, wide)
         module.train(call.training)
-        with _MODES[call.mode]():
-            made = run_call(*inputs)
-        step = _Step(outcome, f"call {number}", module, inputs, made)
+        for name, value in call.numbers if program.has_parts() else ():
+            setattr(module, name, value)
+        given = packed(program.packed, inputs)
+        (made,) = _called(run_call, [(call, given)], threads and call.in_thread)
+        step = _Step(outcome, f"call {number}", module, inputs, made, call)
         step.note_forward()
         if call.backward == "later":
             later.append(step)
@@ -133,7 +164,71 @@ def run(
             step.go_backward(twice=call.backward == "twice")
     for step in reversed(later):
         step.go_backward(twice=False)
+    if program.at_once:
+        _run_at_once(program, module, run_call, outcome, wide, threads)
     return outcome
+
+
+def _run_at_once(
+    program: Program, module: torch.nn.Module, run_call: Callable[..., Any], outcome: Outcome,
+    wide: bool, threads: bool,
+) -> None:  # fmt: skip
+    calls = [program.calls[0], program.calls[-1]]
+    inputs = [make_inputs(program, call, 100 + i, wide) for i, call in enumerate(calls)]
+    jobs = [(call, packed(program.packed, each)) for call, each in zip(calls, inputs, strict=True)]
+    made = _called(run_call, jobs, threads)
+    for i, (call, given, results) in enumerate(zip(calls, inputs, made, strict=True)):
+        step = _Step(outcome, f"thread {i}", module, given, results, call)
+        step.note_forward()
+        step.go_backward(twice=False)
+
+
+def _called(
+    run_call: Callable[..., Any], jobs: list[tuple[Call, list[Any]]], threads: bool
+) -> list[Any]:
+    """Call with the arguments of each job, in threads at the same time where these are wanted."""
+    found: list[Any] = [None] * len(jobs)
+
+    def work(number: int) -> None:
+        call, given = jobs[number]
+        try:
+            with _state_of(call):
+                found[number] = run_call(*given), None
+        except Exception as error:
+            found[number] = None, error
+
+    if threads:
+        workers = [threading.Thread(target=work, args=(i,)) for i in range(len(jobs))]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    else:
+        for i in range(len(jobs)):
+            work(i)
+    for _, error in found:
+        if error is not None:
+            raise error
+    return [made for made, _ in found]
+
+
+@contextlib.contextmanager
+def _state_of(call: Call) -> Iterator[None]:
+    """Put the states of PyTorch around a call that it asks for."""
+    dtype = getattr(torch, call.autocast or "bfloat16")
+    default = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(getattr(torch, call.default_dtype))
+        torch.use_deterministic_algorithms(call.deterministic)
+        with (
+            _MODES[call.mode](), warnings.catch_warnings(),
+            torch.autocast("cpu", dtype) if call.autocast else contextlib.nullcontext(),
+        ):  # fmt: skip
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_default_dtype(default)
+        torch.use_deterministic_algorithms(False)
 
 
 _MODES = {
@@ -148,8 +243,9 @@ class _Step:
 
     def __init__(
         self, outcome: Outcome, name: str, module: torch.nn.Module, inputs: list[torch.Tensor],
-        made: Any,
+        made: Any, call: Call,
     ) -> None:  # fmt: skip
+        self._call = call
         self._outcome, self._name, self._module, self._inputs = outcome, name, module, inputs
         leaves, spec = pytree.tree_flatten(made)
         self._results = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -164,7 +260,9 @@ class _Step:
         if tensor is None:
             self._outcome.facts[name] = None
         else:
-            self._outcome.tensors[name] = tensor.detach().clone()
+            if tensor.is_complex():
+                self._outcome.facts[f"{name}, dtype"] = tensor.dtype
+            self._outcome.tensors[name] = _real(tensor.detach()).clone()
 
     def note_forward(self) -> None:
         for i, result in enumerate(self._results):
@@ -178,6 +276,8 @@ class _Step:
         for i, tensor in enumerate(self._inputs):
             self._note(f"input {i} afterwards", tensor)
         self._fact("random state", _random_state())
+        for name in ("hot", "step"):
+            self._fact(f"attribute {name}", repr(getattr(self._module, name, None)))
 
     def _sharing(self) -> list[tuple[int, int]]:
         """Tell which results share memory with which inputs (below 0) and earlier results."""
@@ -189,20 +289,31 @@ class _Step:
 
     def go_backward(self, twice: bool) -> None:
         """Run backward from all results; note gradients, and that results have kept."""
-        before = [result.detach().clone() for result in self._results]
+        before = [_real(result.detach()).clone() for result in self._results]
         trained = list(filter(_is_trained, self._results))
         for again in (True, False) if twice else (False,):
             if trained:
                 weights = list(map(_weights, trained))
-                torch.autograd.backward(trained, weights, retain_graph=again)
+                with self._around_backward():
+                    torch.autograd.backward(trained, weights, retain_graph=again)
         for i, (result, copy) in enumerate(zip(self._results, before, strict=True)):
-            same = torch.equal(torch.nan_to_num(result.detach()), torch.nan_to_num(copy))
+            same = torch.equal(torch.nan_to_num(_real(result.detach())), torch.nan_to_num(copy))
             self._fact(f"result {i} is as before backward", same)
         for i, tensor in enumerate(self._inputs):
             self._note(f"gradient of input {i}", tensor.grad)
         for name, parameter in self._module.named_parameters():
             self._note(f"gradient of {name}", parameter.grad)
         self._module.zero_grad()
+
+    def _around_backward(self) -> contextlib.AbstractContextManager[Any]:
+        if not self._call.backward_in_autocast:
+            return contextlib.nullcontext()
+        return torch.autocast("cpu", getattr(torch, self._call.autocast))
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """Give the real and imaginary parts of complex numbers."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -219,7 +330,10 @@ def _is_trained(result: torch.Tensor) -> bool:
 def _weights(result: torch.Tensor) -> torch.Tensor:
     """Give another gradient for each element of a result."""
     count = torch.arange(result.numel())
-    return ((count % 7 - 2.5) / 4).to(result.dtype).view(result.shape)
+    weights = (count % 7 - 2.5) / 4
+    if result.is_complex():
+        weights = weights + 1j * (count % 5 - 1.5) / 4
+    return weights.to(result.dtype).view(result.shape)
 
 
 # Judging.
@@ -260,15 +374,15 @@ def _judge_numbers(program: Program, got: Outcome, want: Outcome) -> None:
     # Other types draw other numbers from random generators.
     if not _draws(program, want):
         with contextlib.suppress(RuntimeError):
-            eagers.append(run_eager(program, wide=True))
+            eagers.append(run_eager(program, wide=True, threads=False))
     for lay in (_with_gaps, torch.Tensor.contiguous):
         with contextlib.suppress(RuntimeError), _Laid(lay):
-            eagers.append(run_eager(program))
+            eagers.append(run_eager(program, threads=False))
     made = 0
     for runs in (0, *NOISY_RUNS):
         for number in range(made, made + runs):
             with contextlib.suppress(RuntimeError), _Noise(number):
-                eagers.append(run_eager(program))
+                eagers.append(run_eager(program, threads=False))
         made += runs
         doubtful = [name for name in doubtful if not _is_among(name, got, eagers)]
         if not doubtful:
@@ -347,6 +461,8 @@ class _Noise(TorchDispatchMode):
         return result
 
     def _move(self, tensor: torch.Tensor) -> None:
+        if tensor.is_complex() and not (tensor.is_conj() or tensor._is_zerotensor()):
+            tensor = torch.view_as_real(tensor)
         if not tensor.is_floating_point() or tensor.layout != torch.strided or not tensor.numel():
             return
         if tensor._is_zerotensor():  # it has no memory

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 
+import programs_parts
 from programs_run import OPTIONS, check, dynamic, run_eager
 from programs_write import Program, inputs_text
 
@@ -50,6 +52,12 @@ def shrink(program: Program, road: str, words: str, seconds: float = 60) -> Prog
     return program
 
 
+_PLAIN_CALL = {
+    "autocast": "", "backward_in_autocast": False, "default_dtype": "float32",
+    "deterministic": False, "in_thread": False, "numbers": (),
+}  # fmt: skip
+
+
 def _smaller(program: Program) -> Iterator[Program]:
     for i in range(len(program.calls)):
         if len(program.calls) > 1:
@@ -62,6 +70,9 @@ def _smaller(program: Program) -> Iterator[Program]:
     for i in reversed(range(len(program.lines))):
         yield from _without_line(program, i)
     yield from _without_state(program)
+    for simpler in (replace(program, packed=""), replace(program, at_once=False)):
+        if simpler != program:
+            yield simpler
     for i, one in enumerate(program.inputs):
         plain = replace(one, layout="dense", special=False)
         for other in (plain, replace(plain, requires_grad=False)):
@@ -70,6 +81,7 @@ def _smaller(program: Program) -> Iterator[Program]:
                 yield replace(program, inputs=inputs)
     for i, call in enumerate(program.calls):
         simpler = [replace(call, mode="grad"), replace(call, training=True)]
+        simpler += [replace(call, **{name: value}) for name, value in _PLAIN_CALL.items()]
         if call.backward != "never":
             simpler += [replace(call, backward="never"), replace(call, backward="now")]
         for other in simpler:
@@ -116,8 +128,8 @@ def _without_state(program: Program) -> Iterator[Program]:
 
 _HEAD = """\
 import contextlib
-
-import torch
+import threading
+{imports}
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
@@ -126,14 +138,14 @@ import torch_ort
 
 OPTIONS = {options}
 
-
+{parts}
 {text}
 
 def inputs(number):
 {inputs}
 
 
-CALLS = [  # training or not, grad mode, backward
+CALLS = [
 {calls}
 ]
 MODES = {{
@@ -141,16 +153,57 @@ MODES = {{
 }}
 
 
-def backward(results, given, module, twice=False):
+def real(x):
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+
+
+def weights_of(x):
+    count = torch.arange(x.numel())
+    weights = (count % 7 - 2.5) / 4
+    if x.is_complex():
+        weights = weights + 1j * (count % 5 - 1.5) / 4
+    return weights.to(x.dtype).view(x.shape)
+
+
+def backward(results, given, module, call):
     trained = [x for x in results if x.requires_grad]
-    for again in (True, False) if twice else (False,):
-        weights = [(torch.arange(x.numel()) % 7 - 2.5) / 4 for x in trained]
-        weights = [w.to(x.dtype).view(x.shape) for w, x in zip(weights, trained)]
+    for again in (True, False) if call["backward"] == "twice" else (False,):
         if trained:
-            torch.autograd.backward(trained, weights, retain_graph=again)
+            with (
+                torch.autocast("cpu", getattr(torch, call["autocast"]))
+                if call["backward_in_autocast"] else contextlib.nullcontext()
+            ):
+                torch.autograd.backward(trained, list(map(weights_of, trained)), retain_graph=again)
     found = [*results, *(x.grad for x in given), *(p.grad for p in module.parameters())]
     module.zero_grad()
-    return found
+    return [None if x is None else real(x.detach()).clone() for x in found]
+
+
+def called(run_call, jobs, in_threads):
+    made = [None] * len(jobs)
+
+    def work(i):
+        call, given = jobs[i]
+        torch.set_default_dtype(getattr(torch, call["default_dtype"]))
+        torch.use_deterministic_algorithms(call["deterministic"])
+        with (
+            MODES[call["mode"]](),
+            torch.autocast("cpu", getattr(torch, call["autocast"]))
+            if call["autocast"] else contextlib.nullcontext(),
+        ):
+            made[i] = run_call(*packed({packed!r}, given))
+        torch.set_default_dtype(torch.float32)
+        torch.use_deterministic_algorithms(False)
+
+    if not in_threads:
+        work(0)
+        return made
+    workers = [threading.Thread(target=work, args=(i,)) for i in range(len(jobs))]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return made
 
 
 def run(wrap):
@@ -159,20 +212,27 @@ def run(wrap):
     run_call = wrap(module)
     torch.manual_seed({seed})
     found, later = [], []
-    for number, (training, mode, kind) in enumerate(CALLS):
+    jobs = [(number, call, call["in_thread"]) for number, call in enumerate(CALLS)]
+    for number, call, in_thread in jobs:
         given = inputs(number)
-        module.train(training)
-        with MODES[mode]():
-            made = run_call(*given)
+        module.train(call["training"])
+        for name, value in call["numbers"]:
+            setattr(module, name, value)
+        (made,) = called(run_call, [(call, given)], in_thread)
         results = [x for x in tree_leaves(made) if isinstance(x, torch.Tensor)]
-        kept = (results, given, module)
-        found += [x.detach().clone() for x in (*results, *given, *module.buffers(), module.last)]
-        if kind == "later":
+        kept = (results, given, module, call)
+        state = (*module.buffers(), module.last)
+        found += [real(x.detach()).clone() for x in (*results, *given, *state)]
+        if call["backward"] == "later":
             later.append(kept)
-        elif kind != "never":
-            found += backward(*kept, twice=kind == "twice")
+        elif call["backward"] != "never":
+            found += backward(*kept)
     for kept in reversed(later):
         found += backward(*kept)
+    if {at_once}:
+        ends = [(call, inputs(number)) for number, call in ((0, CALLS[0]), (-1, CALLS[-1]))]
+        for (call, given), made in zip(ends, called(run_call, ends, True), strict=True):
+            found += backward(tree_leaves(made), given, module, call)
     return found
 
 
@@ -197,12 +257,18 @@ def script(program: Program, road: str, words: str) -> str:
     """Write a program as a script that runs alone and raises where the engine is wrong."""
     made = []
     for number, call in enumerate(program.calls):
-        made += [f"    if number == {number}:"]
+        last = " or number == -1" if call is program.calls[-1] else ""
+        made += [f"    if number == {number}{last}:"]
         made += [f"        {line}" for line in inputs_text(program, call, number)]
         made += [f"        return [{', '.join(one.name for one in program.inputs)}]"]
-    calls = [f"    {(call.training, call.mode, call.backward)!r}," for call in program.calls]
+    calls = [f"    {asdict(call)!r}," for call in program.calls]
     said = "".join(f"# {line}\n" for line in words.splitlines()[:8])
+    parts = inspect.getsource(programs_parts)
+    _, imports, parts = re.split(
+        r"from __future__ import annotations\n|(?<=import torch)\n", parts, maxsplit=2
+    )
     return said + _HEAD.format(
         options=OPTIONS, text=program.text(), inputs="\n".join(made), calls="\n".join(calls),
-        seed=program.seed, wrap=_WRAPS[road].format(dynamic=dynamic(program)),
+        seed=program.seed, wrap=_WRAPS[road].format(dynamic=dynamic(program)), imports=imports,
+        parts=parts, packed=program.packed, at_once=program.at_once,
     )  # fmt: skip

@@ -1,11 +1,11 @@
 """The words of random programs: lines of Python with holes for values.
 
 Holes: {f} a float tensor, {g} one that broadcasts with the first value of the line, {h} another
-such; {a} any tensor, {b} any that broadcasts with the first; {i} integers, {m} bools that
-broadcast; {d}, {e} two dims of the first value; {n} a number, {k} a small size, {t} a dtype;
-{s} the sizes of the first value as an expression; {w:...} a new parameter with these sizes, where
-`last`, `second` are sizes of the first value; {u:...} the same for a buffer. Holes that differ, if
-only by a space, are filled with different buffers.
+such; {z} a complex tensor, {y} one that broadcasts; {a} any tensor, {b} any that broadcasts with
+the first; {i} integers, {m} bools that broadcast; {d}, {e} two dims of the first value; {n} a
+number, {k} a small size, {t} a dtype; {s} the sizes of the first value as an expression; {w:...} a
+new parameter with these sizes, where `last`, `second` are sizes of the first value; {u:...} the
+same for a buffer. Holes that differ, if only by a space, are filled with different buffers.
 An expression that gives several tensors gives several values.
 """
 
@@ -61,7 +61,7 @@ COMPARISONS = [
 INTEGERS = [
     "{i} + {i}", "{i} * 3", "{i} // 2", "{i} % 3", "-{i}", "{i}.abs()", "{i}.clamp(0, 2)",
     "{i} << 1", "{i} & 3", "{i}.sum({d})", "{i}.cumsum({d})", "{f}.argmax({d})",
-    "{f}.argmin({d})", "{f}.argsort({d}, stable=True)", "{m}.sum({d})", "{m}.cumsum({d})",
+    "{f}.argmin({d})", "{f}.argsort(dim={d}, stable=True)", "{m}.sum({d})", "{m}.cumsum({d})",
     "({f} * 4).long()", "{f}.int()", "torch.arange({a}.shape[{d}])",
     "torch.bucketize({f}, torch.tensor([-1.0, 0.0, 0.5]))",
     "torch.searchsorted(torch.tensor([-1.0, 0.0, 0.5]), {f})", "{m}.long()",
@@ -115,9 +115,9 @@ SHAPES = [
 INDEXING = [
     "{a}[{i}.clamp(0, 1)]", "{a}[torch.tensor([0, 0, 1])]", "{a}[:, torch.tensor([1, 0])]",
     "{a}[..., torch.tensor([0, -1, 0])]", "{a}.index_select({d}, torch.tensor([1, 0, 1]))",
-    "{a}.gather({d}, {a}.argsort({d}, stable=True))",
+    "{a}.gather({d}, {a}.argsort(dim={d}, stable=True))",
     "{a}.gather({d}, torch.zeros_like({a}, dtype=torch.long))", "{a}.take(torch.tensor([0, 1]))",
-    "{f}.take_along_dim({f}.argsort({d}, stable=True), {d})",
+    "{f}.take_along_dim({f}.argsort(dim={d}, stable=True), {d})",
     "{f}.scatter({d}, torch.zeros_like({f}, dtype=torch.long), {f})",
     "{f}.scatter_add({d}, torch.zeros_like({f}, dtype=torch.long), {f})",
     "{f}.scatter({d}, {f}.argmax({d}, keepdim=True), {n})",
@@ -249,6 +249,146 @@ STATE = [
     "{u:3}.lerp_({f}.detach().amax().expand(3), 0.5)", "self.count.add_({f}.shape[0])",
     "{u:2} += {f}.detach().flatten()[0]",
 ]  # fmt: skip
+COMPLEX = [
+    "torch.complex({f}, {g})", "torch.complex({f}.sin(), {f})", "torch.polar({f}.abs(), {f})",
+    "torch.fft.fft({f})", "torch.fft.rfft({f})", "torch.fft.fft({f}, dim={d})",
+    "torch.fft.fft2({f})", "torch.fft.ifft({z})", "torch.fft.irfft({z})",
+    "torch.fft.fft({z}, norm='ortho')", "torch.fft.fftshift({z}, {d})", "{z}.conj()",
+    "{z}.conj().resolve_conj()", "{z}.real", "{z}.imag", "{z}.abs()", "{z}.angle()",
+    "torch.view_as_real({z})", "torch.view_as_complex(torch.stack([{f}, {f} * 2], -1))",
+    "torch.view_as_complex(torch.view_as_real({z}) * 0.5)", "{z} + {y}", "{z} * {y}", "{z} - {y}",
+    "{z} * {g}", "{z} + {n}", "{z} * 1j", "{z} / ({y}.abs() + 1)", "{z} @ {z}.mH", "{z}.mT",
+    "{z}.exp()", "{z}.sin()", "{z}.tanh()", "{z}.square()", "{z}.sqrt()", "{z}.reciprocal()",
+    "{z}.sgn()", "{z}.sum({d})", "{z}.mean()", "{z}.sum({d}, keepdim=True)", "{z}.cumsum({d})",
+    "{z}.prod({d})", "torch.cat([{z}, {z}.conj()], {d})", "{z}.clone()", "-{z}", "{z}[0]",
+    "{z}[..., 1:]", "{z}.to(torch.complex128)", "torch.where({m}, {z}, {y})",
+    "torch.where({f} > 0, torch.complex({f}, {f}), 1j)", "{z} == {y}", "{z}.masked_fill({m}, 1j)",
+    "torch.vdot({z}.flatten(), {z}.flatten())", "torch.view_as_real({z}).sum(-1)",
+    "torch.view_as_real({z}).flatten(-2)", "{z}.abs().square()", "torch.abs({z} * {z}.conj())",
+    "torch.linalg.eigvals({f}.reshape(-1)[:4].reshape(2, 2) + torch.tensor([[3.0, 0], [0, 0]]))",
+    "torch.einsum('...i,...i->...', {z}, {z}.conj())", "torch.stft({f}.flatten(), 4, 2, "
+    "window=torch.ones(4), return_complex=True)", "{z}.numel() * {z}", "{z}.is_complex() * {z}",
+]  # fmt: skip
+MASKS = [
+    "{a}[{m}]", "{f}[{f} > 0]", "{f}[{f} > 9]", "{f}[{f} <= 9]", "{f}.masked_select({m})",
+    "{f}.masked_select({f} > 0.2)", "{f}[({f} > 0).flatten(1).any(1)]", "{f}[:, {f}[0] > 0]",
+    "{f}[..., {f}.flatten(0, -2)[0] > 0]", "{f}.nonzero()", "({f} > 0).nonzero(as_tuple=True)[0]",
+    "{f}[({f} > 0).nonzero(as_tuple=True)]", "torch.where({f} > 0)[0]", "{f}[{m}].sum()",
+    "{f}[{f} > 0].square().mean()", "{f}[{f} > 0].view(-1, 1).expand(-1, 3)",
+    "{f}[{f} > 0].unsqueeze(0)", "{f}[{f} > 0] + 1", "{f}[{f} > 0].sort()[0]",
+    "{f}[({f} > 0).flatten(1).any(1)] @ {w:last, 3}", "{f}[{f}.sum() > 0]",
+    "F.layer_norm({f}[({f} > 0).flatten(1).any(1)], ({f}.shape[-1],))",
+    "F.linear({f}[{f}.flatten(1).sum(1) > 0], {w:5, last}, {w:5})",
+    "torch.cat([{f}[{f} > 0], {f}[~({f} > 0)]])", "{f}[{f} > 0].softmax(0)",
+    "{f}[{f} > 0].cumsum(0)", "{f}.new_zeros({s}).masked_scatter({f} > 0, {f}[{f} > 0])",
+    "{f}[{f} > 0].detach()", "{f}[{f} > 0].reshape(1, -1).mT", "{f}[({f} > 0).any({d}), ...]",
+    "{f}[torch.ones({f}.shape[0], dtype=torch.bool)]", "{f}[{f} != {f}]", "{f}[True]",
+    "F.mse_loss({f}[{f} > 0], ({f}.detach() * 2)[{f} > 0], reduction='sum')",
+    "F.cross_entropy({f}[{f}.sum(1) > 0], {f}.argmax(1)[{f}.sum(1) > 0], reduction='sum')",
+    "{i}[{i} > 0]", "{f}[{f} > 0].shape[0] * {f}", "{f} / max(1, {f}[{f} > 0].numel())",
+    "torch.repeat_interleave({f}, ({f}.flatten(1).sum(1) > 0).long(), dim=0)",
+    "{f}.unique()", "torch.bincount({i}.flatten().clamp(0, 9))",
+]  # fmt: skip
+MASKED_WRITES = [
+    "{f}[{m}] = {n}", "{f}[{f} > 0] = {n}", "{f}[{f} > 0.3] = {w:1}", "{f}[{f} > 0] *= {n}",
+    "{f}[{f} > 9] = {w:1}", "{f}[{f} <= 9] = {w:1}", "{f}[{m}] = {f}[{m}] * 2",
+    "{f}[({f} > 0).flatten(1).any(1)] = {w:last}", "{f}[({f} > 0).flatten(1).any(1)] = 0",
+    "{f}[:, {f}[0] > 0] = {n}", "{f}[{f} > 0] = {f}[{f} > 0].exp()", "{f}[{m}] += {w:1}",
+    "{f}[{f} > 0, ...] = {n}", "{f}[{f}.sum() > 0] = {n}", "{f}[{f}.sum(-1) > 0, 0] = {w:1}",
+    "{f}.masked_scatter_({f} > 0, {f}.exp())", "{f}[{f} > 0] = -{f}[{f} > 0]",
+    "{f}[{f} != {f}] = 0", "{f}[({f} > 0).nonzero(as_tuple=True)] = {n}",
+]  # fmt: skip
+EDGES = [
+    "{f}.index_select(0, torch.arange(2 * {f}.shape[0]) % {f}.shape[0])",
+    "torch.zeros_like({f}).index_add(0, torch.arange({f}.shape[0]).flip(0) // 2, {f})",
+    "torch.zeros_like({f}).index_add({d}, torch.arange({f}.shape[{d}]) // 2, {f}.exp())",
+    "torch.zeros_like({f}).scatter_add({d}, {f}.argsort(dim={d}, stable=True) // 2, {f})",
+    "{f}.new_zeros(4, {f}.shape[-1]).index_add(0, torch.arange({f}.shape[0]) % 4, {f})",
+    "{f}.scatter_reduce({d}, {f}.argsort(dim={d}, stable=True) // 2, {f}, 'sum')",
+    "{f}.scatter_reduce({d}, {f}.argsort(dim={d}, stable=True) // 2, {f}, 'mean')",
+    "{f}.gather({d}, {f}.argsort(dim={d}, stable=True).flip({d}))",
+    "{f}.gather({d}, {f}.argmax({d}, keepdim=True))",
+    "{f}[torch.arange(2 * {f}.shape[0]) // 2] * {f}[torch.arange(2 * {f}.shape[0]) // 2].sin()",
+    "{f}.index_add({d}, torch.zeros(3, dtype=torch.long), {f}.index_select({d}, "
+    "torch.tensor([0, 1, 1])), alpha={n})",
+    "{f}.index_reduce({d}, torch.tensor([1, 0, 1]), {f}.index_select({d}, "
+    "torch.tensor([0, 1, 1])), 'mean')",
+    "{f}[{i}.flatten().clamp(0, 1)]", "{f}.index_select({d}, {i}.flatten().clamp(0, 1))",
+    "F.embedding({i}.clamp(0, 1).long(), {f}.flatten(1))",
+    "torch.segment_reduce({f}, 'sum', lengths=torch.tensor([1, {f}.shape[0] - 1]), axis=0)",
+    "{v} = torch.arange(2 * {f}.shape[0]) % {f}.shape[0]\n"
+    "{v 2} = ({v} * 2 + 1) % {f}.shape[0]\n"
+    "{v 3} = ({f}[{v}] + {f}[{v 2}]).tanh().exp()\n"
+    "{v 4} = torch.zeros_like({f}).index_add(0, {v 2}, {v 3})\n"
+    "{v 5} = torch.zeros_like({f}).index_add(0, {v 2}, {f}[{v}] * {v 3} / {v 4}[{v 2}])",
+]  # fmt: skip
+NUMBERS = [
+    "{f} * self.hot", "{f} / (abs(self.hot) + 1)", "{f} + self.step", "{f} * self.step",
+    "{f} - self.hot", "self.hot - {f}", "{f} ** self.step", "{f}.abs() ** abs(self.hot)",
+    "{f}.clamp(max=self.hot)", "{f}.clamp(-abs(self.hot), self.step)", "{f} > self.hot",
+    "{f}.masked_fill({m}, self.hot)", "torch.where({m}, {f}, self.hot)",
+    "{f} * (self.hot if self.hot > 0 else 1.0)", "{f} * (1 - self.hot) + {g} * self.hot",
+    "torch.lerp({f}, {g}, self.hot)", "torch.add({f}, {g}, alpha=self.hot)",
+    "torch.full_like({f}, self.hot)", "{i} * self.step", "{i} + self.hot", "{i} // (self.step + 1)",
+    "F.leaky_relu({f}, self.hot)", "{f} * (self.step % 3)",
+    "{f} * self.hot ** 2", "{f} * min(self.hot, 0.6)", "{f} * max(self.step, 3)",
+    "{f} * (self.step // 2)", "{f} * float(self.step)", "{f} * int(self.hot)",
+    "{f}[: self.step]", "{f}.expand(self.step, *{s})", "torch.ones(self.step, 2) * self.hot",
+    "{f} * (self.step > 2)", "{f} * self.training", "F.softplus({f}, beta=abs(self.hot) + 1)",
+    "torch.addcmul({f}, {g}, {h}, value=self.hot)", "torch.tensor(self.hot) * {f}",
+    "({f} / (self.hot ** 2 + 1)).softmax({d})", "{f} * (self.step & 1)", "{f} * round(self.hot, 1)",
+    "{f}.roll(self.step, {d})", "{f} * torch.arange({f}.shape[-1]).pow(self.step)",
+]  # fmt: skip
+COUNTED = [
+    "self.step += 1", "self.hot *= 0.9", "self.hot = self.hot * 0.5 + 0.1",
+    "self.step = self.step + 2", "self.hot = min(self.hot + 0.125, 0.9)", "self.step = 3",
+    "self.hot = float(self.step)", "self.step = self.step % 4 + 1", "self.hot = 0.5",
+    "if self.training:\n    self.step += 1",
+]  # fmt: skip
+HOOKS = [
+    "{f}.register_hook(lambda gradient: gradient * 0.5)",
+    "{f}.register_hook(lambda gradient: gradient.clamp(-0.5, 0.5))",
+    "{f}.register_hook(lambda gradient: None)",
+    "{v} = self.halved({f})", "{v} = self.moved({f})", "{v} = self.doubled({f})",
+    "{v} = self.doubled(self.moved({f}) + {f})",
+]  # fmt: skip
+FUNCTIONS = [
+    "WithPlace.apply({f})", "BetweenConstants.apply({f})", "OneSided.apply({f}, {g})",
+    "Unfilled.apply({f})", "Unfilled.apply({f})[1]", "WithPlace.apply({f})[0]",
+    "WithPlace.apply({f})[1]", "BetweenConstants.apply({f})[0]", "OneSided.apply({f}, {f})",
+]  # fmt: skip
+STATES = [
+    "with torch.autocast('cpu', torch.bfloat16):\n    {v} = {f} @ {w:last, 4}",
+    "with torch.autocast('cpu', torch.float16):\n    {v} = F.linear({f}, {w:5, last}, {w:5})",
+    "with torch.autocast('cpu', enabled=False):\n    {v} = {f}.float() @ {w:last, 4}",
+    "with torch.autocast('cpu', enabled=False):\n"
+    "    {v} = F.layer_norm({f}.float() @ {w:last, 4}, (4,))",
+    "with torch.autocast('cpu', enabled=False):\n"
+    "    {v} = ({f}.float() @ {f}.float().mT).softmax(-1)",
+    "with torch.autocast('cpu', torch.bfloat16):\n    {v} = {f} @ {w:last, 4}\n"
+    "    with torch.autocast('cpu', enabled=False):\n        {v 2} = {v}.float() @ {w:4, 3}",
+    "{v} = {f} @ {w:last, 4}", "{v} = F.linear({f}, {w:5, last}, {w:5}) @ {w:5, 3}",
+    "with torch.inference_mode():\n    {v} = {f}.exp()",
+    "with torch.no_grad():\n    {v} = {f} @ {w:last, 4}",
+    "with torch.no_grad():\n    {v} = {f}.exp()\n    with torch.enable_grad():\n"
+    "        {v 2} = {f} * {v}",
+    "with torch.set_grad_enabled(self.training):\n    {v} = {f} * {g}",
+    "if torch.is_grad_enabled():\n    {v} = {f} * 2\nelse:\n    {v} = {f} * 3",
+    "if torch.is_autocast_enabled('cpu'):\n    {v} = {f} * 2\nelse:\n    {v} = {f} * 3",
+    "{v} = {f} * torch.ones(()).to(torch.get_default_dtype())", "{v} = torch.ones(3) * 0.1",
+    "{v} = torch.arange(0.0, 1.0, 0.3)", "{v} = torch.tensor([0.1, 0.2])",
+]  # fmt: skip
+LAYOUTS = [
+    "{a}.expand(2, *{s})", "{a}.expand_as({b})", "{f}.unfold({d}, 2, 1)", "{f}.unfold({d}, 1, 1)",
+    "{f}.permute(*range({f}.dim())[::-1])", "{f}.movedim(0, -1)", "{f}.mT.exp()",
+    "{f}.contiguous(memory_format=torch.channels_last)", "{f}.unsqueeze(-1).expand(*{s}, 2)",
+    "{f}.to(memory_format=torch.channels_last) * 2", "{f}.permute(*range({f}.dim())[::-1]) + {f}.T",
+    "{f}.expand(2, *{s}).sin()", "{f}.mT.contiguous()", "{f}.as_strided({s}, {f}.stride())",
+    "torch.empty_like({f}.mT).copy_({f}.mT)", "{f}.mT.clone()", "{f}[None].mT[0] * 2",
+    "F.conv2d({f}.contiguous(memory_format=torch.channels_last), {w:3, second, 1, 1})",
+    "torch.empty_strided((2, 3), (1, 2)).fill_({n})", "{f}.mT.to(torch.float64)", "{f}.diagonal()",
+    "{f}.mT.reshape(-1)", "torch.einsum('...ij->...ji', {f})", "{f}.view_as({f}).mT.cumsum(-1)",
+]  # fmt: skip
 BLOCKS = [
     "with torch.no_grad():\n    {v} = {f}.exp() + {g}",
     "with torch.no_grad():\n    {v} = {f}.view(-1)",
@@ -269,3 +409,11 @@ KINDS = [
     (REDUCTIONS, 12), (SHAPES, 16), (INDEXING, 6), (PRODUCTS, 8), (LAYERS, 7), (LOSSES, 5),
     (DTYPES, 4), (CREATED, 3), (RANDOM, 2), (WRITES, 8), (STATE, 3), (BLOCKS, 4),
 ]  # fmt: skip
+# Kinds of which a program has few, if any.
+EXTRA_KINDS = [
+    (COMPLEX, 14), (MASKS, 6), (EDGES, 8), (NUMBERS, 8), (HOOKS, 4), (FUNCTIONS, 5), (STATES, 8),
+    (LAYOUTS, 8),
+]  # fmt: skip
+# Kinds that are written with another one.
+COMPANIONS = [(MASKS, MASKED_WRITES, 5), (NUMBERS, COUNTED, 3)]
+STATEMENTS = [WRITES, MASKED_WRITES, COUNTED, HOOKS]

@@ -13,8 +13,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import programs_parts
 import torch
-from programs_words import KINDS, RANDOM, WRITES
+from programs_words import (
+    COMPANIONS,
+    EXTRA_KINDS,
+    KINDS,
+    NUMBERS,
+    RANDOM,
+    STATEMENTS,
+    STATES,
+    WRITES,
+)
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -46,6 +56,12 @@ class Call:
     training: bool = True
     mode: str = "grad"  # or no_grad, inference_mode
     backward: str = "now"  # or later, twice, never
+    autocast: str = ""  # its dtype
+    backward_in_autocast: bool = False
+    default_dtype: str = "float32"
+    deterministic: bool = False
+    in_thread: bool = False
+    numbers: tuple[tuple[str, float | int], ...] = ()  # attributes that change before it
 
 
 @dataclass(frozen=True)
@@ -59,6 +75,8 @@ class Program:
     lines: tuple[str, ...]
     results: str  # an expression
     calls: tuple[Call, ...]
+    packed: str = ""  # the kind of object that holds the inputs, as in programs_parts.OBJECTS
+    at_once: bool = False  # two threads call it at the end
 
     def text(self) -> str:
         """Give the module's class, `Program`, as Python."""
@@ -71,8 +89,15 @@ class Program:
             for name, sizes in self.buffers
         ]
         made += ['self.register_buffer("count", torch.zeros(()))', "self.last = torch.zeros(())"]
+        if self.has_parts():
+            is_doubled = any("self.doubled" in line for line in self.lines)
+            made.append(f"add_parts(self, {is_doubled})")
         body = [part for line in self.lines for part in line.splitlines()]
         names = "".join(f", {one.name}" for one in self.inputs)
+        if self.packed:
+            names = ", given"
+            item = 'given["{0}"]' if self.packed == "dict" else "given.{0}"
+            body[:0] = [f"{one.name} = {item.format(one.name)}" for one in self.inputs]
         return "\n".join(
             [
                 "class Program(torch.nn.Module):",
@@ -87,23 +112,30 @@ class Program:
             ]
         )
 
+    def has_parts(self) -> bool:
+        """Tell whether the module has what `programs_parts.add_parts` gives it."""
+        text = "\n".join((*self.lines, self.results))
+        return re.search(r"self\.(hot|step|halved|moved|doubled)\b", text) is not None
+
     def names_in_results(self) -> list[str]:
         """Give the variables that are returned."""
         return re.findall(r"\b[vx]\d+\b", self.results)
 
 
 _NARROW = re.compile(r"torch\.(float32|bfloat16|float16)\b")
+_FUNCTIONS = ("add_parts", "WithPlace", "BetweenConstants", "OneSided", "Unfilled")
 
 
 def in_double(text: str) -> str:
     """Give a program's text with double in place of narrower types."""
-    text = _NARROW.sub("torch.float64", text)
+    text = _NARROW.sub("torch.float64", text).replace("torch.complex64", "torch.complex128")
     return text.replace(".float()", ".double()").replace(".bfloat16()", ".double()")
 
 
 def namespace() -> dict[str, Any]:
     """Give the names that programs use."""
-    return {"torch": torch, "F": F, "checkpoint": checkpoint}
+    names = {name: getattr(programs_parts, name) for name in _FUNCTIONS}
+    return {"torch": torch, "F": F, "checkpoint": checkpoint, **names}
 
 
 def make_module(program: Program, wide: bool = False) -> torch.nn.Module:
@@ -180,6 +212,16 @@ class Writer:
             for words, weight in KINDS
             if (words is not RANDOM or self.draws) and (words is not WRITES or self.writes)
         ]
+        self._extras = self.random.sample(EXTRA_KINDS, self.random.choice((0, 0, 1, 1, 2, 3)))
+        self._kinds += [(words, 3 * weight) for words, weight in self._extras]
+        self._kinds += [
+            (companion, weight)
+            for words, companion, weight in COMPANIONS
+            if self._has_extra(words) and self.random.random() < 0.5
+        ]
+
+    def _has_extra(self, words: list[str]) -> bool:
+        return any(words is extra for extra, _ in self._extras)
 
     def _inputs(self) -> tuple[Input, ...]:
         choose = self.random.choice
@@ -213,8 +255,19 @@ class Writer:
                         break
             if not self.program.lines:
                 return None
-            self.program = replace(self.program, results=self._results(), calls=self._make_calls())
+            chance, choose = self.random.random, self.random.choice
+            self.program = replace(
+                self.program, results=self._results(), calls=self._make_calls(),
+                packed=choose([*programs_parts.OBJECTS]) if chance() < 0.1 else "",
+                at_once=chance() < 0.1 and self._is_the_same_in_any_order(),
+            )  # fmt: skip
             return self.program
+
+    def _is_the_same_in_any_order(self) -> bool:
+        """Tell whether calls leave nothing behind that later ones read."""
+        text = "\n".join(self.program.lines)
+        writes = re.search(r"self\.(count|last|step|hot)( [-+*%]?=|\.)|dropout|checkpoint", text)
+        return not (self.draws or self.program.buffers or writes)
 
     # Lines.
 
@@ -231,9 +284,10 @@ class Writer:
             parameters=before.parameters + tuple(parameters),
             buffers=before.buffers + tuple(buffers),
         )
-        is_statement = words is WRITES or text.startswith(("with", "if", "self."))
+        is_statement = any(words is one for one in STATEMENTS)
+        is_statement = is_statement or text.startswith(("with", "if", "self."))
         is_statement = is_statement or bool(re.match(r"v\d+ = ", text)) or ".b" in text[:6]
-        if words is WRITES or is_statement:
+        if is_statement:
             return self._try([text], trial)
         counts = {world.count_values(text, trial) for world in self._worlds}
         if len(counts) != 1 or (count := counts.pop()) is None or count > 6:
@@ -271,8 +325,8 @@ class Writer:
         anchor: str | None = None
         for hole in dict.fromkeys(re.findall(r"\{([^}]+)\}", template)):
             kind = hole[0]
-            if kind in "fghabim":
-                chosen = pick(kind, anchor if kind in "ghbm" else None)
+            if kind in "fghabimzy":
+                chosen = pick(kind, anchor if kind in "ghbmy" else None)
                 if chosen is None:
                     return None
                 anchor = anchor or chosen
@@ -321,6 +375,8 @@ class Writer:
             names = [name for name in names if first[name].is_floating_point()]
         elif kind == "i":
             names = [n for n in names if first[n].dtype in (torch.int64, torch.int32)]
+        elif kind in "zy":
+            names = [name for name in names if first[name].is_complex()]
         elif kind == "m":
             names = [name for name in names if first[name].dtype == torch.bool]
         if anchor is not None:
@@ -380,7 +436,29 @@ class Writer:
             mode = choose(("grad",) * 8 + ("no_grad", "inference_mode"))
             backward = choose(("now",) * 5 + ("later", "later", "twice", "never"))
             calls.append(Call(dict(sizes), chance() < 0.75, mode, backward))
+        if self._has_extra(STATES):
+            calls = [self._in_state(call) for call in calls]
+        if self._has_extra(NUMBERS):
+            calls = [replace(call, numbers=self._numbers()) for call in calls]
+        if chance() < 0.06:
+            calls = [replace(call, in_thread=chance() < 0.5) for call in calls]
         return tuple(calls)
+
+    def _in_state(self, call: Call) -> Call:
+        choose = self.random.choice
+        dtype = choose(("", "", "bfloat16", "bfloat16", "float16"))
+        return replace(
+            call, autocast=dtype,
+            backward_in_autocast=bool(dtype) and choose((False, False, True)),
+            default_dtype=choose(("float32",) * 6 + ("float64",)),
+            deterministic=choose((False,) * 6 + (True,)),
+        )  # fmt: skip
+
+    def _numbers(self) -> tuple[tuple[str, float | int], ...]:
+        choose = self.random.choice
+        hot = choose((0.75, 0.5, 1.0, 0.25, 2.0, -0.5, 0.0, 1, 1e-3, 0.3))
+        step = choose((1, 2, 3, 4, 5, 2, 3, 1))
+        return tuple(one for one in (("hot", hot), ("step", step)) if self.random.random() < 0.7)
 
 
 def _broadcasts(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -396,6 +474,7 @@ class _World:
         self._module: torch.nn.Module = torch.nn.Module()
         self._module.register_buffer("count", torch.zeros(()))
         self._module.last = torch.zeros(())
+        programs_parts.add_parts(self._module, True)
         inputs = make_inputs(program, Call(sizes), 0)
         self._names = {**namespace(), "self": self._module}
         self._names |= zip((one.name for one in program.inputs), inputs, strict=True)
@@ -454,10 +533,10 @@ def _generator(name: str) -> torch.Generator:
 
 
 def _is_fit(value: Any, wild: bool) -> bool:
-    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_complex():
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return False
     if value.numel() > MAX_ELEMENTS or value.dim() > MAX_DIMS:
         return False
-    if wild or not value.is_floating_point() or not value.numel():
+    if wild or not (value.is_floating_point() or value.is_complex()) or not value.numel():
         return True
     return bool(value.detach().abs().max() <= LARGEST)  # false for NaN as well

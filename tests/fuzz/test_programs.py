@@ -3,10 +3,12 @@ from __future__ import annotations
 
 import os
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 
 import pytest
 import torch
 from programs import Aside, try_seed
+from programs_exceptions import unknown_of
 from programs_run import Wrong, check, judge, run_eager
 from programs_shrink import failure, script, shrink
 from programs_write import Call, Input, Program, Writer
@@ -97,6 +99,47 @@ def test_a_failing_program_is_made_small(monkeypatch, tmp_path):
     text = script(small, "ortmodule", words)
     assert "v3 = x0.erf()" in text
     exec(compile(text, "script.py", "exec"), {})  # nothing is wrong with it
+
+
+CALLS_IN_STATES = (
+    {"autocast": "bfloat16"}, {"autocast": "bfloat16", "backward_in_autocast": True},
+    {"default_dtype": "float64"}, {"deterministic": True}, {"in_thread": True},
+    {"numbers": (("hot", 0.25), ("step", 3))},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("road", ["ortmodule", "compile"])
+def test_states_and_numbers_of_calls(road):
+    one = program("v1 = x0.reshape(-1, 1) @ torch.ones(1, 3).to(x0) * self.hot", "self.step += 1")
+    steps = tuple(replace(STEPS[0], **state) for state in CALLS_IN_STATES)
+    assert check(replace(one, calls=steps), road) == []
+
+
+@pytest.mark.hands_over("a mask makes a size")
+@pytest.mark.parametrize("road", ["ortmodule", "compile"])
+@pytest.mark.parametrize("kind", ["dataclass", "namespace", "class", "dict"])
+def test_objects_and_threads(kind, road):
+    one = program(
+        "v1 = self.halved(torch.fft.fft(x0).abs())", "v2 = v1[x0 > 0]", results="[v1, v2]"
+    )
+    one = replace(one, packed=kind, at_once=True)
+    assert unknown_of(check(one, road)) == []
+    exec(compile(script(one, road, ""), "script.py", "exec"), {})
+
+
+def test_attributes_that_are_wrong_are_found():
+    one = program("self.step += 1", "v1 = x0 * self.hot")
+    got, want = run_eager(one), run_eager(one)
+    got.facts["call 1, attribute step"] = "3"
+    with pytest.raises(Wrong, match="attribute step: got 3, want 4"):
+        judge(one, got, want, True)
+
+
+def test_reasons_that_nobody_has_read_are_found():
+    known = "recorder: HandOver: aten._local_scalar_dense.default depends on numbers"
+    assert unknown_of([known, "recorder: HandOver: it is Sunday"]) == [
+        "recorder: HandOver: it is Sunday"
+    ]
 
 
 def test_an_engine_that_is_wrong_is_found(monkeypatch):
