@@ -25,8 +25,8 @@ class DynamoInputs:
     """Inputs for `record` that stand for those of one graph.
 
     Conditions on sizes and numbers that a recording relies on are passed to Dynamo, which guards
-    those that it does not know to hold. Floats, and integers of which fractions are computed, are
-    those of one call unless this `opens_numbers`.
+    those that it does not know to hold. Floats, and integers that are no sizes, are those of one
+    call unless this `opens_numbers`.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class DynamoInputs:
         graph = graph or fx.Graph()
         # Nodes that read a number of the user's program: what Dynamo's own symbol for it is.
         self.reads = dynamo_compat.float_reads(graph)
-        self._integers_of_fractions = dynamo_compat.integers_of_fractions(graph)
+        self._as_numbers = dynamo_compat.integers_as_numbers(graph)
         self._conditions = Conditions()
         self._numbers: dict[str, Any] = {}  # Dynamo's symbols, by our names
         self._num_new = 0  # number of sizes that only data tells
@@ -99,8 +99,8 @@ class DynamoInputs:
         return self._number(value, node.args[0].name, tensor)
 
     def number_given_by(self, node: fx.Node, value: Any) -> Any:
-        """Give what stands for an integer of which fractions are computed; else the value."""
-        theirs = self._integers_of_fractions.get(node)
+        """Give what stands for an integer that is no size; else the value."""
+        theirs = self._as_numbers.get(node)
         if theirs is None or not isinstance(value, torch.SymInt):
             return value
         self._numbers[node.name] = theirs

@@ -25,6 +25,7 @@ from torch._dynamo import (
     trace_rules,
 )
 from torch._dynamo.backends.distributed import DDPOptimizer
+from torch._dynamo.source import AttrSource
 from torch._dynamo.types import FrameAction, FrameExecStrategy
 from torch._dynamo.utils import (
     ExactWeakKeyDictionary,
@@ -91,14 +92,32 @@ def float_reads(graph: fx.Graph) -> dict[fx.Node, torch.SymFloat]:
     return found
 
 
-def integers_of_fractions(graph: fx.Graph) -> dict[fx.Node, torch.SymInt]:
-    """Give the integers that a graph takes and computes fractions of, with Dynamo's symbols."""
+def integers_as_numbers(graph: fx.Graph) -> dict[fx.Node, torch.SymInt]:
+    """Give the integers that a graph takes and that are no sizes, with Dynamo's symbols.
+
+    Those are attributes of modules, and others of which the graph computes fractions.
+    """
     found = {}
     for node in graph.find_nodes(op="placeholder"):
         symbol = node.meta.get("example_value")
-        if isinstance(symbol, torch.SymInt) and _has_value(symbol) and _is_of_fractions(node):
+        if not isinstance(symbol, torch.SymInt) or not _has_value(symbol):
+            continue
+        if _is_of_module(node) or _is_of_fractions(node):
             found[node] = symbol
     return found
+
+
+def _is_of_module(node: fx.Node) -> bool:
+    argument = node.meta.get("grapharg")
+    source = getattr(argument, "source", None)
+    while source is not None and not isinstance(source, AttrSource):
+        source = getattr(source, "base", None)
+    return source is not None and "NN_MODULE" in _where(source)
+
+
+def _where(source: AttrSource) -> str:
+    where = source.guard_source
+    return (where() if callable(where) else where).name
 
 
 def _has_value(symbol: torch.SymInt | torch.SymFloat) -> bool:
@@ -198,7 +217,8 @@ def watch_frames(is_ours: Callable[[Any], bool], told: Callable[[Any, Looked], N
             return convert(self, frame, *args, **kwargs)
         with (
             patches.LOGGER_CALLS.by(_say_once),
-            patches.INTEGERS_OF_MODULES.by(True),
+            # With dynamic=True every integer of a module would be a symbol from the first.
+            patches.INTEGERS_OF_MODULES.by(dynamo_config.assume_static_by_default),
             patches.SIZES_OF_DATA.by(True),
         ):
             return told_of(backend, convert, self, frame, *args, **kwargs)

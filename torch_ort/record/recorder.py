@@ -70,6 +70,7 @@ from torch_ort.rules import answers
 from torch_ort.rules.answers import Answers, answering, leaf_of
 from torch_ort.rules.data_sizes import NewSize
 from torch_ort.rules.forms import Spec, dense_order, format_strides, is_contiguous, spec_of
+from torch_ort.rules.numbers import node_of_number
 from torch_ort.rules.symbols import Symbolic, is_beyond_sizes
 
 _logger = logging.getLogger("torch_ort.recorder")
@@ -387,6 +388,9 @@ class _Recorder:
         return written
 
     def _node_of(self, output: Any) -> Any:
+        number = node_of_number(output)
+        if number is not None and number.is_int():
+            output = number.as_size()
         if not isinstance(output, torch.Tensor):
             return self._mode.symbol_node(output) if isinstance(output, torch.SymInt) else output
         return self._mode.node_of(unwrapped(output))

@@ -125,6 +125,12 @@ class Number:
             return self.function(*(each.of(values) for each in self.operands))
         return values[self.words] if self.is_open else self.value
 
+    def as_size(self) -> Any:
+        """Compute the expression from sizes, where it has no number that comes as a tensor."""
+        if self.function is not None:
+            return self.function(*(each.as_size() for each in self.operands))
+        return self.source if isinstance(self.source, torch.SymInt) else self.asked()
+
     def __str__(self) -> str:
         if self.function is None:
             return self.words or repr(self.value)

@@ -45,7 +45,10 @@ struct BoundPlaced : BoundWriter {
     for (size_t i = 0; i < of.outputs.size(); ++i) {
       if (of.outputs[i] < 0) continue;
       const at::Tensor& made = context.stack.at(i).toTensor();
-      ORT_CHECK(made.defined(), "run: ", of.name, ": result ", i, " is missing");
+      // Attributes of a file may ask for another set of results than its nodes name.
+      if (!made.defined()) {
+        throw UserError(concat("run: ", of.name, ": result ", i, " is missing"));
+      }
       if (is_in_place(context, i, placement)) continue;
       // The result has other strides than planned, or is in the place of another result.
       elsewhere.emplace_back(i, placement.has_placed(made.storage().data()) ? made.clone() : made);
