@@ -122,3 +122,21 @@ def test_numbers_that_take_turns_are_replayed():
         warnings.simplefilter("error")
         compare(alternated)
     assert torch_ort.counters()["forward_runs"] == 5
+
+
+@pytest.mark.parametrize("value", [3, 0.5])
+def test_numbers_that_the_loop_and_forward_assign(value):
+    steps = iter(range(20))
+
+    def assign(module):
+        module.count = type(value)(next(steps) // 2)
+
+    def reset(module, y):
+        y = y * module.count
+        module.count = value
+        return y
+
+    compare(reset, 6, assign)
+    counters = torch_ort.counters()
+    assert counters["calls_left_to_eager"] <= 1
+    assert counters["fallbacks"] == 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch_ort import _C
 
@@ -25,7 +26,14 @@ class NoCapture(_C.Unsupported):
 
 
 class FirstCallDiffers(NoCapture):
-    """The call sets up what later ones rely on, and sets a flag: it has to run in eager PyTorch."""
+    """The call sets up what later ones rely on, and sets a flag: it has to run in eager PyTorch.
+
+    `places` are those of numbers among what it sets.
+    """
+
+    def __init__(self, places: Iterable[Any] = ()) -> None:
+        self.places = [*places]
+        super().__init__("forward does something else in its first call than in later ones")
 
 
 class GatheredInside(NoCapture):

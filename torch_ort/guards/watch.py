@@ -268,8 +268,14 @@ class Watch:
         """
         if self._unsteady():
             return
+        places = [
+            NumberPlace(vars(part), name, f"attribute {name!r} of {_called(path)}")
+            for path, part, before in self._parts
+            for name, value in vars(part).items()
+            if (path, name) in self._runs[-1] and is_number(value) and is_number(before.get(name))
+        ]
         self._runs.clear()
-        raise FirstCallDiffers("forward does something else in its first call than in later ones")
+        raise FirstCallDiffers(places)
 
     def has_assigned(self) -> bool:
         """Tell whether the last run has assigned constants, which the next one may read."""
