@@ -84,6 +84,7 @@ HANDED_OVER = (
     ("grad mode is switched inside", "an output is made under another grad mode"),
     ("outputs require grad, and no input gets one", "gradients of nothing"),
     ("promote_types.* makes tensors from none", "Dynamo's decomposition of torch.tensor"),
+    ("'torch._C._SymNode' object has no attribute", "PyTorch's nodes of sizes lack abs and bits"),
     ("unhashable type: non-nested SymInt", "Python looks a number up in a dict"),
 )
 
