@@ -33,6 +33,11 @@ TABLE = (
         "|forward assigns to `data` of an argument or a parameter",
         "an ORTModule runs such a call in eager PyTorch",
     ),
+    (
+        "it ran in eager PyTorch: .*'fallbacks': 0,.*'captures_refused': 0, "
+        "'calls_left_to_eager': [123],",
+        "the first call of an ORTModule sets up what later ones rely on",
+    ),
     ("forward gives other memory to a tensor", "refused, so it runs in eager PyTorch"),
     ("unfold gave, where PyTorch's functionalization", "refused, so it runs in eager PyTorch"),
     (
