@@ -313,6 +313,8 @@ def capture_module(
     )
     if capture is not None:
         return capture
+    if places:  # a tensor in place of an attribute would take other branches than a number
+        raise NoCapture("numbers of attributes are constants where the recorder cannot capture")
     try:
         return _trace(call, options, state, FakeInputs(are_fixed), recorded_reads)
     except Exception as error:
