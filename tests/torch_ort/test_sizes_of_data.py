@@ -115,6 +115,35 @@ def test_training(road, name):
     assert counters["backward_runs"] == len(shares)
 
 
+def test_equal_masks_have_equal_sizes():
+    """A loss of chosen rows, with the choice written out for predictions and for targets."""
+    model = Model(
+        lambda h, mask, fill, x: F.mse_loss(
+            h[mask & (x[..., 0] > 0)], x[mask & (x[..., 0] > 0)], reduction="sum"
+        )
+    )
+    eager = copy.deepcopy(model)
+    got = steps(model, torch_ort.ORTModule(model))
+    torch.testing.assert_close(got, steps(eager, eager), rtol=1e-4, atol=1e-5)
+    assert torch_ort.counters()["graphs_captured"] == 1
+
+
+@pytest.mark.hands_over("two sizes are not known to be equal")
+def test_masks_of_what_is_written_in_between_are_two(monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+
+    def function(h, mask, fill, x):
+        y = x.clone()
+        first = (h[y > 0] * 2).sum()
+        y.add_(0.5)
+        return first + (h[y > 0] * 3).sum()
+
+    model = Model(function)
+    eager = copy.deepcopy(model)
+    got = steps(model, torch_ort.ORTModule(model))
+    torch.testing.assert_close(got, steps(eager, eager), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("road", ROADS)
 def test_doubles(road):
     model = Model(LOSSES["read"]).double()

@@ -33,7 +33,8 @@ class DynamoSymbol(NamedTuple):
 
 def values_in(env: Any) -> dict[sympy.Symbol, Any]:
     """Give the values that symbols have in the call that is traced; torch has renamed them."""
-    return getattr(env, "backed_var_to_val", None) or env.var_to_val
+    values = getattr(env, "backed_var_to_val", None)
+    return env.var_to_val if values is None else values
 
 
 def dynamo_symbols(size: torch.SymInt) -> dict[str, DynamoSymbol]:

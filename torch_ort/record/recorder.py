@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -511,6 +511,9 @@ class _Mode(Answers):
         # The user's lines that have made the nodes of autograd, by their numbers.
         self._lines: dict[int, Line] = {}
         self._last_line: Line | None = None  # of the last node that has run in backward
+        # Numbers of values: nodes of equal calls have the same one.
+        self._value_numbers: dict[fx.Node, int] = {}
+        self._values: dict[tuple, int] = {}
 
     def form(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Give the forms of what an operator gives; Functions tell theirs when they are run."""
@@ -575,6 +578,23 @@ class _Mode(Answers):
         if tensor.node is None:
             tensor.node = self._item(*tensor.source, tensor)
         return tensor.node
+
+    def value_key(self, tensor: torch.Tensor) -> Any:
+        """Give what is equal for tensors that the same calls have made of the same ones."""
+        return self._value_number(self.node_of(tensor), _LONGEST_CHAIN)
+
+    def _value_number(self, node: fx.Node, depth: int) -> int:
+        if node not in self._value_numbers:
+            is_pure = node.op == "call_function" and _is_pure(node.target)
+            words: Any = (node.name,)
+            if is_pure and depth:
+                numbered = fx.node.map_arg(
+                    (node.args, node.kwargs),
+                    lambda arg: _Numbered(self._value_number(arg, depth - 1)),
+                )
+                words = (node.target, repr(numbered))
+            self._value_numbers[node] = self._values.setdefault(words, len(self._values))
+        return self._value_numbers[node]
 
     def symbol_node(self, size: torch.SymInt) -> fx.Node:
         """Give a node for an integer that leaves the graph."""
@@ -646,6 +666,13 @@ class _Mode(Answers):
         if isinstance(value, torch.SymFloat | torch.SymBool):
             raise HandOver(f"argument {value} depends on sizes and is no integer")
         return value
+
+
+_LONGEST_CHAIN = 20  # of calls that are compared
+
+
+class _Numbered(NamedTuple):
+    number: int
 
 
 def _is_pure(target: Any) -> bool:

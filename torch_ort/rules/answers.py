@@ -50,7 +50,7 @@ class Answers(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._places: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by mask
+        self._places: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}  # by mask
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -116,14 +116,19 @@ class Answers(TorchDispatchMode):
         """Give the places that a mask selects, one list for each dim, as the kernel makes them."""
         if index is None or index.dtype not in _OF_MASKS:
             return [index]
-        if id(index) not in self._places:
+        key = self.value_key(index)
+        if key not in self._places:
             places = self._answer(torch.ops.aten.nonzero.default, (index,), {})
-            self._places[id(index)] = (index, places)
-        _, places = self._places[id(index)]
+            self._places[key] = (index, places)
+        _, places = self._places[key]
         return [
             self._answer(torch.ops.aten.select.int, (places, 1, dim), {})
             for dim in range(index.dim())
         ]
+
+    def value_key(self, tensor: torch.Tensor) -> Any:
+        """Give what is equal for tensors that are known to hold the same numbers."""
+        return id(tensor)
 
     def line(self) -> Line | None:
         """Give the user's line that runs, where it is known."""
