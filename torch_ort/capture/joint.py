@@ -19,6 +19,7 @@ from torch_ort.capture.attention import attention_chosen
 from torch_ort.capture.input_density import input_density
 from torch_ort.core import autocast, counting
 from torch_ort.core.refusals import NoCapture
+from torch_ort.core.switches import OWN_KERNELS
 from torch_ort.core.user_code import blame
 from torch_ort.engine import compiler, onnx_files
 from torch_ort.engine.program import Program
@@ -87,6 +88,11 @@ class Capture:
         return self.options.save_onnx or self.state.files is not None
 
     @property
+    def _keeps_casts(self) -> bool:
+        """Tell whether the bits are to be eager PyTorch's."""
+        return {*OWN_KERNELS} <= {*self.options.disable}
+
+    @property
     def _asks_for_names(self) -> bool:
         return self._writes_files or self.state.names_inputs or self.options.print_input_density
 
@@ -149,7 +155,9 @@ class Capture:
         self._is_recorded = True
         with self._capturing("record", sources):
             with attention_chosen(self.options):
-                recording = record(function, inputs, is_settled, self._writes_files, new_size)
+                recording = record(
+                    function, inputs, is_settled, self._writes_files, new_size, self._keeps_casts
+                )
             self.recording = recording
             self._note_lying(recording.results.addressed, _READS_MEMORY)
             self.lying.update(recording.lying)

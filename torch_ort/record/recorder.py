@@ -180,18 +180,21 @@ def record(
     is_settled: Callable[[], bool] = lambda: True,
     is_complete: bool = False,
     new_size: NewSize | None = None,
+    keeps_casts: bool = False,
 ) -> Recording:
     """Record a function of flat inputs, `Leaf`s and integers.
 
     A function that is not settled after its first run is run again: what it does then counts. The
     graph gives what results are made of; if it is to be complete, for files, every result.
     `new_size` makes the symbol of a size that only data tells; None: the graph must have none.
+    If it `keeps_casts`, autocast's cache serves the recording as it does in eager PyTorch, so that
+    a weight which is used twice is cast once, and its gradients are added in the lower precision.
     Raises HandOver where it cannot; whatever the function raises comes through.
     """
-    first = _Recorder(inputs, new_size).run(function, is_complete)
+    first = _Recorder(inputs, new_size, keeps_casts).run(function, is_complete)
     if is_settled():
         return first
-    recording = _Recorder(inputs, new_size).run(function, is_complete)
+    recording = _Recorder(inputs, new_size, keeps_casts).run(function, is_complete)
     recording.is_like_first = _calls_of(recording) == _calls_of(first)
     return recording
 
@@ -269,8 +272,9 @@ def input_like(tensor: torch.Tensor, spec: Spec) -> Leaf:
 
 class _Recorder:
     def __init__(
-        self, inputs: Sequence[Any], new_size: NewSize | None
+        self, inputs: Sequence[Any], new_size: NewSize | None, keeps_casts: bool
     ) -> None:  # fmt: skip
+        self._keeps_casts = keeps_casts
         self._inputs = list(inputs)
         self._graph = fx.Graph()
         self._module = RecordedGraph(self._graph)
@@ -303,7 +307,7 @@ class _Recorder:
     @enters_program
     def _run(self, function: Callable[..., Sequence[Any]], is_complete: bool) -> Recording:
         with (
-            _tracing_state(),
+            _tracing_state(self._keeps_casts),
             shape_questions_answered(),
             nothing_compiled(),
             dropout_passes_through(),
@@ -483,9 +487,11 @@ def _as_rows(spec: Spec) -> Spec:
 
 
 @contextlib.contextmanager
-def _tracing_state() -> Iterator[None]:
+def _tracing_state(keeps_casts: bool) -> Iterator[None]:
     """Switch off hooks that outlive a recording; forget what autocast's cache keeps of it."""
+    cached = torch.is_autocast_cache_enabled()
     try:
+        torch.set_autocast_cache_enabled(cached and keeps_casts)
         # Saved-tensor hooks around the call are for tensors that the graph saves when it runs, and
         # numbers of gradients can be checked then alone.
         with (
@@ -495,6 +501,7 @@ def _tracing_state() -> Iterator[None]:
         ):
             yield
     finally:
+        torch.set_autocast_cache_enabled(cached)
         torch.clear_autocast_cache()  # it would keep tensors without data
 
 
