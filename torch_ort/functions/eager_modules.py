@@ -12,7 +12,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -118,11 +118,6 @@ def eager_modules_whole(module: nn.Module) -> Iterator[list[nn.Parameter]]:
         id(part): _copy(part) for part in module.modules() if part is not module and _stays(part)
     }
     calls = Calls()
-    if not copies:
-        with _Functions(calls):
-            yield []
-        calls.forget()
-        return
     written = [
         parameter
         for part in module.modules()
@@ -139,7 +134,7 @@ def eager_modules_whole(module: nn.Module) -> Iterator[list[nn.Parameter]]:
         return calls.put(EagerCall, (made, *made.given, *part.parameters()))
 
     try:
-        with calls_replaced(call), _Functions(calls):
+        with calls_replaced(call) if copies else nullcontext(), _Functions(calls):
             yield written
     finally:
         _thread.copies = before
