@@ -55,29 +55,29 @@ def record_dynamo_graph(
     """
     if dynamo_compat.calls_transforms(module.graph):
         raise HandOver("the graph calls operators that take graphs, or transforms of torch.func")
-    capture = Capture(state.options, state, dynamo_compat.kept_inputs(module.graph))
+    kept = dynamo_compat.kept_inputs(module.graph)
+    capture = Capture(state.options, state, kept)
     values = dynamo_compat.symbolic_inputs(module.graph, inputs)
     with outside_inference_mode():
         given = DynamoInputs(values, module.graph)
         try:
-            return _record(capture, module, given, sources)
+            return _record(capture, module, given, sources, kept)
         except Exception as error:
             # Some of PyTorch's formulas compute with numbers that they take for known.
             if isinstance(error, NoCapture) or not given.has_numbers:
                 raise
             state.programs.clear()
-        return _record(
-            capture, module, DynamoInputs(values, module.graph, opens_numbers=False), sources
-        )
+        given = DynamoInputs(values, module.graph, opens_numbers=False)
+        return _record(capture, module, given, sources, kept)
 
 
 def _record(
     capture: Capture, module: fx.GraphModule, given: DynamoInputs,
-    sources: Callable[[], Sequence[onnx_files.Source | None]],
+    sources: Callable[[], Sequence[onnx_files.Source | None]], kept: frozenset[int],
 ) -> Any:  # fmt: skip
     run = _Lines(module, given).run
     step = capture.record(run, given.inputs, sources, module.forward, new_size=given.new_size)
-    written = set(capture.recording.written) - dynamo_compat.kept_inputs(module.graph)
+    written = set(capture.recording.written) - kept
     if written:  # tensors of later calls may share memory
         raise HandOver(f"input {min(written)}, which the caller brings, is written into")
     given.tell_guards()
