@@ -13,6 +13,7 @@ from torch_ort.core.refusals import HandOver
 from torch_ort.guards.structure import has_plain_layout
 from torch_ort.pytorch import dynamo_compat, size_compat, trace_compat
 from torch_ort.record.recorder import input_like
+from torch_ort.rules.data_sizes import example_of
 from torch_ort.rules.forms import Spec
 from torch_ort.rules.numbers import Conditions, number_for
 from torch_ort.rules.symbols import expression_text
@@ -87,9 +88,7 @@ class DynamoInputs:
     def new_size(self, most: int | None) -> torch.SymInt:
         """Give a symbol for a size that only data tells, and that is at most a number."""
         self._num_new += 1
-        return self._sizes.unbacked(
-            f"data_{self._num_new}", 4 if most is None else min(4, most), most
-        )
+        return self._sizes.unbacked(f"data_{self._num_new}", example_of(most), most)
 
     def number_read_by(self, node: fx.Node, tensor: torch.Tensor) -> torch.SymFloat:
         """Give what stands for a float that a node reads of a 0-d tensor."""

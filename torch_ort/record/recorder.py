@@ -68,7 +68,7 @@ from torch_ort.record.bodies import Body, ControlFlowRecorder, recording_branche
 from torch_ort.record.results import OutputsTaken, Results, is_leaf
 from torch_ort.rules import answers
 from torch_ort.rules.answers import Answers, answering, leaf_of
-from torch_ort.rules.data_sizes import NewSize
+from torch_ort.rules.data_sizes import NewSize, example_of
 from torch_ort.rules.forms import Spec, dense_order, format_strides, is_contiguous, spec_of
 from torch_ort.rules.numbers import node_of_number
 from torch_ort.rules.symbols import Symbolic, is_beyond_sizes
@@ -242,7 +242,7 @@ class RecordedInputs:
 
     def new_size(self, most: int | None) -> torch.SymInt:
         """Give a symbol for a size that only data tells, and that is at most a number."""
-        return self.unbacked_size(4 if most is None else min(4, most), most)
+        return self.unbacked_size(example_of(most), most)
 
     def _symbol(self, value: int, is_size: bool) -> int | torch.SymInt:
         if self._are_fixed:

@@ -16,6 +16,11 @@ aten = torch.ops.aten
 NewSize = Callable[[int | None], torch.SymInt]
 
 
+def example_of(most: int | None) -> int:
+    """Give an example of a size that is at most a number; None: without a bound."""
+    return 4 if most is None else min(4, most)
+
+
 def _number_of(*tensors: Spec) -> int | None:
     """Give the number of elements that tensors have after broadcasting, if it is known."""
     sizes = [x.sizes for x in tensors]
