@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import gc
 from collections.abc import Callable
 
 import injection
 import pytest
 import torch
+from device_memory import settled
 from torch import nn
 
 from torch_ort.engine import watchers
@@ -51,13 +51,6 @@ def assert_same(got: nn.Module, want: nn.Module) -> None:
     for ours, theirs in zip(gradients(got), gradients(want), strict=True):
         scale = theirs.abs().max().item()
         torch.testing.assert_close(ours / scale, theirs / scale, rtol=1e-4, atol=1e-5)
-
-
-def settled() -> int:
-    """Return the bytes that are allocated once all kernels have run."""
-    gc.collect()
-    torch.cuda.synchronize()
-    return torch.cuda.memory_allocated()
 
 
 def peak_of_step(step: Callable[[], None]) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from device_memory import settled
 from roads import ROADS, Applies
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -542,9 +543,9 @@ class TestSettings:
         assert results[0] == results[1]
 
     def test_memory_is_given_back(self, times):
-        before = torch.cuda.memory_allocated()
+        before = settled()
         assert attention.kernel_for(kind(), torch.device("cuda", 0), 0) == "efficient"
-        assert torch.cuda.memory_allocated() == before
+        assert settled() == before
 
 
 @pytest.mark.cuda
