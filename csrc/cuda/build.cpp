@@ -143,6 +143,15 @@ const Function& Module::function(const std::string& name) const {
   return functions_.emplace(name, Driver::get().function(device_, module, name)).first->second;
 }
 
+const Function& KernelOfModule::get() const {
+  const Function* found = found_.load(std::memory_order_acquire);
+  if (found == nullptr) [[unlikely]] {
+    found = &module_->function(name_);
+    found_.store(found, std::memory_order_release);
+  }
+  return *found;
+}
+
 // --- building ------------------------------------------------------------------------------------
 
 std::shared_ptr<const Image> compile(const std::string& name, const std::string& text,

@@ -6,6 +6,7 @@
 #include "cuda/driver.h"
 #include "cuda/nvrtc.h"
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -71,6 +72,21 @@ class Module {
   mutable Once<void*> handle_;
   mutable std::mutex mutex_;
   mutable std::map<std::string, Function> functions_;
+};
+
+// A kernel of a module, for those who start it again and again: only the first call waits until the
+// module is loaded, and takes a lock.
+class KernelOfModule {
+ public:
+  KernelOfModule(std::shared_ptr<const Module> module, std::string name)
+      : module_(std::move(module)), name_(std::move(name)) {}
+
+  const Function& get() const;  // throws as Module::function() does
+
+ private:
+  std::shared_ptr<const Module> module_;
+  std::string name_;
+  mutable std::atomic<const Function*> found_ = nullptr;
 };
 
 // Starts to compile a text for an architecture such as "sm_90", which needs only NVRTC. Equal texts

@@ -4,7 +4,6 @@
 #include "cuda/build.h"
 #include "cuda/driver.h"
 #include "cuda/faults.h"
-#include "cuda/once.h"
 #include "cuda/stream.h"
 #include "cuda/text.h"
 #include "region/bound_schedule.h"
@@ -12,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <optional>
 
 namespace torch_ort::cuda {
 
@@ -108,7 +108,8 @@ class CastsKernel final : public region::Kernel {
       check_is_dense(outputs[i]);
       counts_.push_back(region::num_elements(inputs[i]));
     }
-    module_ = build(text_.name, text_.text, {.dump_dir = options.dump_dir}, options.device);
+    kernel_.emplace(build(text_.name, text_.text, {.dump_dir = options.dump_dir}, options.device),
+                    text_.name);
   }
 
   void run(const void* const* inputs, void* const* outputs) const override {
@@ -143,15 +144,13 @@ class CastsKernel final : public region::Kernel {
     const Launch launch{.grid = {num_blocks},
                         .block = {static_cast<uint32_t>(kThreads)},
                         .stream = current_stream(options_.device)};
-    const Function* function = kernel_.get([this] { return &module_->function(text_.name); });
-    Driver::get().launch(*function, launch, arguments.data());
+    Driver::get().launch(kernel_->get(), launch, arguments.data());
   }
 
   region::CodegenOptions options_;
   CastsText text_;
   std::vector<int64_t> counts_;
-  std::shared_ptr<const Module> module_;
-  mutable Once<const Function*> kernel_;  // the first call waits until it is built
+  std::optional<KernelOfModule> kernel_;
 };
 
 }  // namespace

@@ -2,10 +2,10 @@
 
 #include "base/error.h"
 #include "cuda/index_error.h"
+#include "cuda/once.h"
 
-#include <map>
+#include <deque>
 #include <memory>
-#include <mutex>
 
 namespace torch_ort::cuda {
 
@@ -35,12 +35,11 @@ void Faults::check() {
 
 Faults& faults(int device) {
   // Never destroyed, because kernels may still run when the process ends.
-  static std::mutex& mutex = *new std::mutex;
-  static auto& all = *new std::map<int, std::unique_ptr<Faults>>;
-  const std::lock_guard lock(mutex);
-  std::unique_ptr<Faults>& each = all[device];
-  if (each == nullptr) each = std::make_unique<Faults>(device);
-  return *each;
+  static auto& all = *new std::deque<Once<std::unique_ptr<Faults>>>(
+      static_cast<size_t>(Driver::get().num_devices()));
+  return *all.at(static_cast<size_t>(device)).get([device] {
+    return std::make_unique<Faults>(device);
+  });
 }
 
 }  // namespace torch_ort::cuda

@@ -23,7 +23,8 @@ class Faults {
   HostWord word_;
 };
 
-// The faults of a device; they live as long as the process.
+// The faults of a device; they live as long as the process. Throws what Driver::get() throws. Takes
+// no lock, but in the first call: every kernel asks.
 Faults& faults(int device);
 
 }  // namespace torch_ort::cuda

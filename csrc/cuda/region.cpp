@@ -12,8 +12,8 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstring>
+#include <deque>
 #include <limits>
 #include <optional>
 #include <set>
@@ -236,7 +236,10 @@ class Variant {
         columns_(problem.columns),
         device_(options.device),
         module_(build(text_.name, text_.text, {.dump_dir = options.dump_dir}, device_)),
-        kernels_(text_.stages) {
+        finish_(module_, text_.finish_name()) {
+    for (int stage = 0; stage < text_.stages; ++stage) {
+      stages_.emplace_back(module_, text_.stage_name(stage));
+    }
     // Equal texts are stored once, with their modules.
     text_.text = {};
   }
@@ -275,8 +278,8 @@ class Variant {
     void* const stream = current_stream(device_);
     if (lines > 0 && (columns_ > 0 || !works_on_elements())) {
       const Dim3 grid = plan_.has_strips() ? grid_of_strips(lines) : grid_of(lines);
-      for (int stage = 0; stage < text_.stages; ++stage) {
-        start(kernels_[stage], text_.stage_name(stage), text_.parameters, call, stream, grid,
+      for (const KernelOfModule& stage : stages_) {
+        start(stage, text_.parameters, call, stream, grid,
               {static_cast<uint32_t>(shape.threads_x), static_cast<uint32_t>(shape.threads_y)},
               text_.shared_numbers);
       }
@@ -286,8 +289,7 @@ class Variant {
       const int64_t parts = text_.partial_columns > 0 ? (columns_ + 31) / 32 : 1;
       Dim3 grid = grid_of(parts * groups_);
       grid.y = static_cast<uint32_t>(plan_.body.sums.size());
-      start(finish_, text_.finish_name(), text_.finish_parameters, call, stream, grid, {32, 8},
-            256);
+      start(finish_, text_.finish_parameters, call, stream, grid, {32, 8}, 256);
     }
   }
 
@@ -315,10 +317,7 @@ class Variant {
     return grid;
   }
 
-  // A kernel that the first call waits for.
-  using Found = std::atomic<const Function*>;
-
-  void start(Found& found, const std::string& name, const std::vector<Parameter>& parameters,
+  void start(const KernelOfModule& kernel, const std::vector<Parameter>& parameters,
              const Call& call, void* stream, Dim3 grid, Dim3 threads,
              uint32_t shared_numbers) const {
     Arguments arguments(parameters.size());
@@ -327,12 +326,7 @@ class Variant {
                         .block = threads,
                         .shared_bytes = shared_numbers * bytes_of_number_,
                         .stream = stream};
-    const Function* function = found.load(std::memory_order_acquire);
-    if (function == nullptr) [[unlikely]] {
-      function = &module_->function(name);
-      found.store(function, std::memory_order_release);
-    }
-    Driver::get().launch(*function, launch, arguments.pointers());
+    Driver::get().launch(kernel.get(), launch, arguments.pointers());
   }
 
   void add(Arguments& arguments, const Parameter& each, const Call& call) const {
@@ -377,8 +371,8 @@ class Variant {
   int64_t groups_, columns_;
   int device_;
   std::shared_ptr<const Module> module_;
-  mutable std::vector<Found> kernels_;  // by stage
-  mutable Found finish_ = nullptr;
+  std::deque<KernelOfModule> stages_;
+  KernelOfModule finish_;
 };
 
 class RegionKernel final : public Kernel {

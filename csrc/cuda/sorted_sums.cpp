@@ -201,22 +201,17 @@ struct Workspace {
   }
 };
 
-// A module with the kernels that were found in it.
-class Kernels {
- public:
-  Kernels(const SumsText& text, const region::CodegenOptions& options)
-      : module_(build(text.name, text.text, {.dump_dir = options.dump_dir}, options.device)) {}
-  const Function& operator[](const char* name) const { return module_->function(name); }
-
- private:
-  std::shared_ptr<const Module> module_;
-};
+std::shared_ptr<const Module> built(const SumsText& text, const region::CodegenOptions& options) {
+  return build(text.name, text.text, {.dump_dir = options.dump_dir}, options.device);
+}
 
 // Sorts the ids of a node.
 class Sort {
  public:
   Sort(const Problem& problem, const region::CodegenOptions& options)
-      : of_(problem), device_(options.device), kernels_(sort_text(problem.of_ids), options) {}
+      : of_(problem),
+        device_(options.device),
+        sort_(built(sort_text(problem.of_ids), options), "sorted_sums_sort") {}
 
   void run(const void* ids, const Sorted& to, void* stream) const {
     const auto num_ids = static_cast<uint32_t>(of_.num_ids);
@@ -226,8 +221,8 @@ class Sort {
     const auto kind =
         static_cast<uint32_t>(of_.name == "TakeGrad" ? Fault::kBadPlace : Fault::kBadId);
     const auto launch = [&](int64_t blocks, int64_t of_block, const Digits& digits) {
-      start(kernels_["sorted_sums_sort"], blocks, {kThreads}, kSortBytes, stream, ids, of_.id_axes,
-            rows, below_zero, fault, kind, num_ids, static_cast<uint32_t>(of_block), digits, to);
+      start(sort_.get(), blocks, {kThreads}, kSortBytes, stream, ids, of_.id_axes, rows, below_zero,
+            fault, kind, num_ids, static_cast<uint32_t>(of_block), digits, to);
     };
     if (of_.num_ids <= kFewIds) {
       launch(1, kFewIds, {0, of_.num_digits, of_.bits, kCount | kPlace});
@@ -243,7 +238,7 @@ class Sort {
  private:
   const Problem& of_;
   int device_;
-  Kernels kernels_;
+  KernelOfModule sort_;
 };
 
 // Adds the rows of sorted ids, with so many columns at a time.
@@ -252,12 +247,14 @@ class Sums {
   Sums(const Problem& problem, int64_t vector, const region::CodegenOptions& options)
       : of_(problem),
         vector_(vector),
-        kernels_(sums_text({.dtype = problem.dtype,
-                            .vector = vector,
-                            .rows_are_run = problem.of_rows.count == 1,
-                            .columns_are_run = problem.of_columns.from.count == 1,
-                            .wide_index = problem.columns > kMost - kMargin}),
-                 options) {}
+        module_(built(sums_text({.dtype = problem.dtype,
+                                 .vector = vector,
+                                 .rows_are_run = problem.of_rows.count == 1,
+                                 .columns_are_run = problem.of_columns.from.count == 1,
+                                 .wide_index = problem.columns > kMost - kMargin}),
+                      options)),
+        parts_(module_, "sorted_sums_parts"),
+        table_(module_, "sorted_sums_table") {}
 
   // Whether the addresses are aligned to vectors.
   bool takes(const void* gradient, const void* table) const {
@@ -271,19 +268,19 @@ class Sums {
     const uint32_t *keys = space.sorted.keys.at(last), *numbers = space.sorted.numbers.at(last);
     const int64_t line = 32 * vector_, lines = ceil_div(of_.columns, line);
     const int64_t sum_bytes = kWarps * line * (of_.is_double() ? 8 : 4);
-    const auto launch = [&](const char* name, int64_t blocks, int64_t wanted_blocks,
+    const auto launch = [&](const KernelOfModule& kernel, int64_t blocks, int64_t wanted_blocks,
                             int64_t shared_bytes, auto... given) {
       const int64_t of_strip = ceil_div(lines, std::min(lines, ceil_div(wanted_blocks, blocks)));
       const int64_t strips = ceil_div(lines, of_strip), width = of_strip * line;
-      start(kernels_[name], blocks * strips, {32, kWarps}, shared_bytes, stream, gradient,
+      start(kernel.get(), blocks * strips, {32, kWarps}, shared_bytes, stream, gradient,
             of_.of_rows, of_.of_columns, keys, numbers, static_cast<uint32_t>(of_.num_ids),
             static_cast<uint32_t>(of_.rows), padding(), of_.columns, static_cast<uint32_t>(strips),
             width, given...);
     };
     if (const int64_t parts = of_.num_parts(); parts > 0) {
-      launch("sorted_sums_parts", parts, kPartBlocks, sum_bytes, space.parts);
+      launch(parts_, parts, kPartBlocks, sum_bytes, space.parts);
     }
-    launch("sorted_sums_table", ceil_div(of_.rows, kRows), kTableBlocks, kBoundBytes + sum_bytes,
+    launch(table_, ceil_div(of_.rows, kRows), kTableBlocks, kBoundBytes + sum_bytes,
            static_cast<const void*>(space.parts), table);
   }
 
@@ -299,7 +296,8 @@ class Sums {
 
   const Problem& of_;
   int64_t vector_;
-  Kernels kernels_;
+  std::shared_ptr<const Module> module_;
+  KernelOfModule parts_, table_;
 };
 
 class SortedSumsKernel final : public region::Kernel {

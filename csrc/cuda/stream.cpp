@@ -15,9 +15,10 @@ struct Scratch::Memory {
 };
 
 // The allocator takes memory of the current device, so `device` must be that.
-Scratch::Scratch(int64_t num_bytes, int device) : memory_(std::make_unique<Memory>()) {
+Scratch::Scratch(int64_t num_bytes, int device) {
   if (num_bytes == 0) return;
   const c10::DeviceGuard guard(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device)));
+  memory_ = std::make_unique<Memory>();
   memory_->data = c10::GetAllocator(c10::kCUDA)->allocate(static_cast<size_t>(num_bytes));
 }
 
@@ -25,6 +26,6 @@ Scratch::~Scratch() = default;
 Scratch::Scratch(Scratch&&) noexcept = default;
 Scratch& Scratch::operator=(Scratch&&) noexcept = default;
 
-void* Scratch::data() const { return memory_->data.get(); }
+void* Scratch::data() const { return memory_ ? memory_->data.get() : nullptr; }
 
 }  // namespace torch_ort::cuda
