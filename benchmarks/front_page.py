@@ -125,6 +125,8 @@ def check(path: Path, record: Record) -> None:
     place = f"{path}: {record.model}, {record.backend}"
     if record.error:
         raise FrontPageError(f"{place}: failed: {record.error}")
+    if record.refused:
+        raise FrontPageError(f"{place}: eager PyTorch ran a part: {record.refused}")
     missing = [name for name in (STEP, FIRST_STEP, HELD) if record.figures()[name] is None]
     if missing:
         raise FrontPageError(f"{place}: not measured: {', '.join(missing)}")

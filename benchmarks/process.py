@@ -22,6 +22,10 @@ class WorkerError(Exception):
     """A worker answered with an error, died, or took too long."""
 
 
+class AnsweredError(WorkerError):
+    """A worker answered with an error: it lives, and what it trains does not run."""
+
+
 class WorkerProcess:
     """A worker and its log; a context manager, which ends the worker."""
 
@@ -64,7 +68,8 @@ class WorkerProcess:
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         """Send one request and wait for its answer.
 
-        Raises WorkerError with the worker's own message, or the end of its log if it died.
+        Raises AnsweredError with the worker's own message, or WorkerError with the end of its log
+        if it died.
         """
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -82,7 +87,7 @@ class WorkerProcess:
             raise WorkerError(self._describe_death(do))
         answer = json.loads(line)
         if "error" in answer:
-            raise WorkerError(answer["error"])
+            raise AnsweredError(answer["error"])
         return answer
 
     def ask_watched(self, do: str, **arguments: Any) -> tuple[dict[str, Any], float]:
@@ -127,7 +132,7 @@ def worker_environment(job: Job, cache: Path, pin_malloc: bool) -> dict[str, str
     if pin_malloc:
         environment |= PINNED_MALLOC
     if job.backend in OURS:
-        environment["TORCH_ORT_STRICT"] = "1"
+        environment["TORCH_ORT_STRICT"] = str(int(job.is_strict))
     return environment
 
 

@@ -43,6 +43,8 @@ class Record:
     package: str | None = None  # the folder that these processes took torch_ort from
     counted_in_runs: dict[str, int] = field(default_factory=dict)
     error: str | None = None
+    # What strict mode raised: the figures are those of the engine and eager PyTorch together.
+    refused: str | None = None
 
     @property
     def label(self) -> str:

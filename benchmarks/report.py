@@ -264,6 +264,9 @@ def print_remarks(console: Console, records: Records) -> None:
             " rows: measure again on idle cores.[/yellow]"
         )
     for record in records.all:
+        if record.refused:
+            words = f"{record.model}, {record.label}: eager PyTorch ran a part: {record.refused}"
+            console.print(f"[red]{escape(words)}[/red]")
         for reason in dict.fromkeys(m["reason"] for m in record.memory if m.get("reason")):
             words = f"{record.model}, {record.label}: no peak of a step: {reason}"
             console.print(f"[yellow]{escape(words)}[/yellow]")

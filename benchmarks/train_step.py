@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import torch
 from backends import AUTOTUNE, GRAPHS, ONEDNN, OURS
 from models import FOR_GPUS, LARGE, MODELS
-from process import WorkerError, WorkerProcess
+from process import AnsweredError, WorkerError, WorkerProcess
 from record import Record, Records
 from report import milliseconds, print_report, write_json, write_png
 from rich.console import Console
@@ -129,8 +129,8 @@ class Bench:
         cache = self._cache(row, process if is_cold else 0)
         caches = "empty" if is_cold or process == 0 else "own"
         self._say(row, f"{of_processes}, first step, {caches} caches")
-        with drop_on_error(row), self._start(row, cache) as worker:
-            first = self._warm_up(row, worker)
+        with drop_on_error(row), contextlib.ExitStack() as stack:
+            worker, first = self._started(row, cache, self._warm_up, stack)
             if is_cold:
                 row.first_cold.append(first)
             elif not steady_only and row.first_warm is None:
@@ -147,8 +147,9 @@ class Bench:
 
     def _measure_first(self, row: Record, run: int) -> None:
         self._say(row, f"first step, empty caches, {run + 1} of {self.protocol.first_runs}")
-        with drop_on_error(row), self._start(row, self._cache(row, run)) as worker:
-            row.first_cold.append(worker.ask("first"))
+        with drop_on_error(row), contextlib.ExitStack() as stack:
+            _, first = self._started(row, self._cache(row, run), ask_first, stack)
+            row.first_cold.append(first)
 
     def _measure_steady(self, rows: list[Record], process: int) -> None:
         of_processes = f" of process {process + 1}" if self.protocol.processes > 1 else ""
@@ -159,8 +160,7 @@ class Bench:
                     row, "first step with the caches of the run before, warm-up" + of_processes
                 )
                 with drop_on_error(row):
-                    worker = stack.enter_context(self._start(row, self._cache(row, 0)))
-                    first = self._warm_up(row, worker)
+                    worker, first = self._started(row, self._cache(row, 0), self._warm_up, stack)
                     # Without a run before it, this step had no caches to find.
                     if process == 0 and row.first_cold:
                         row.first_warm = first
@@ -178,6 +178,29 @@ class Bench:
                 with drop_on_error(row):
                     row.steady_counters.append(worker.ask("counters"))
                     self._measure_roofline(row, worker, process)
+
+    def _started(
+        self, row: Record, cache: Path, begin: Callable[[Record, WorkerProcess], dict[str, Any]],
+        stack: contextlib.ExitStack, *, pin_malloc: bool = False,
+    ) -> tuple[WorkerProcess, dict[str, Any]]:  # fmt: skip
+        """Start a worker, which `stack` ends, and return it with the first answer of `begin`.
+
+        Where the engine refuses something under strict mode, the row has the reason, and figures
+        with what eager PyTorch runs in that place.
+        """
+        with contextlib.ExitStack() as own:
+            worker = own.enter_context(self._start(row, cache, pin_malloc=pin_malloc))
+            try:
+                first = begin(row, worker)
+            except AnsweredError as error:
+                if row.backend not in OURS or row.refused is not None:
+                    raise
+                row.refused = str(error)
+            else:
+                stack.push(own.pop_all())
+                return worker, first
+        self._say(row, f"strict mode: {row.refused}; once more without it")
+        return self._started(row, cache, begin, stack, pin_malloc=pin_malloc)
 
     def _warm_up(self, row: Record, worker: WorkerProcess) -> dict[str, Any]:
         """Return what the first step took; the next ones may compile more, and are not timed."""
@@ -216,8 +239,8 @@ class Bench:
     def _measure_memory(self, row: Record, run: int) -> None:
         self._say(row, f"peak memory, {run + 1} of {self.protocol.memory_runs}")
         cache = self._cache(row, 0)
-        with drop_on_error(row), self._start(row, cache, pin_malloc=True) as worker:
-            first = worker.ask("first")
+        with drop_on_error(row), contextlib.ExitStack() as stack:
+            worker, first = self._started(row, cache, ask_first, stack, pin_malloc=True)
             worker.ask("run", steps=1, lead_in=WARM_UP_STEPS)
             memory = worker.ask("memory", steps=self.protocol.memory_steps)
             row.memory.append(memory | {"first_peak_bytes": first["first_peak_bytes"]})
@@ -227,7 +250,8 @@ class Bench:
         log = self.logs / f"{row.model}-{row.backend}{build}-{row.threads}.log"
         checkout = str(self.against) if row.is_other_build else None
         job = Job(
-            row.model, row.backend, self.device, row.threads, self.autocast, checkout, self.onednn
+            row.model, row.backend, self.device, row.threads, self.autocast, checkout, self.onednn,
+            is_strict=row.refused is None,
         )  # fmt: skip
         return WorkerProcess(job, cache, log, self.timeout_s, pin_malloc=pin_malloc)
 
@@ -240,6 +264,10 @@ class Bench:
     def _say(self, row: Record, what: str) -> None:
         # No times and source lines: the log is for following along.
         self.console.print(f"[dim]{row.model}, {row.label}, {row.threads} thread(s): {what}[/dim]")
+
+
+def ask_first(row: Record, worker: WorkerProcess) -> dict[str, Any]:
+    return worker.ask("first")
 
 
 def going(rows: list[Record]) -> list[Record]:
@@ -391,7 +419,11 @@ def choose_protocol(options: argparse.Namespace) -> Protocol:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the benchmark; return 1 if a backend failed, 0 otherwise, whatever the targets say."""
+    """Run the benchmark and return its exit status.
+
+    It is 1 if a backend failed or left a part to eager PyTorch, and else 0, whatever the targets
+    say.
+    """
     options = parse_arguments(arguments)
     console = Console()
     if not console.is_terminal:
@@ -431,7 +463,7 @@ def main(arguments: list[str]) -> int:
         console.print("[yellow]Shorter than the protocol: figures are not for quoting.[/yellow]")
     if options.png:
         write_png(options.png, bench.records)
-    return 1 if any(record.error for record in bench.records.all) else 0
+    return 1 if any(record.error or record.refused for record in bench.records.all) else 0
 
 
 if __name__ == "__main__":

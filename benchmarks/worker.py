@@ -35,6 +35,7 @@ class Job:
     autocast: str | None = None  # a dtype by name
     checkout: str | None = None  # where torch_ort comes from, if not from the installed one
     onednn: str | None = None  # the library, for eager_onednn
+    is_strict: bool = True  # whether an error tells what the engine leaves to eager PyTorch
 
     def to_json(self) -> str:
         """Write the job as a worker reads it."""

@@ -39,6 +39,7 @@ def row(model: str, backend: str, step_s: float, first_s: float, peak: int) -> d
         "memory": [{"step_peak_bytes": peak, "counters": counters}],
         "steady_counters": [counters],
         "error": None,
+        "refused": None,
         "figures": {"of": "no use here"},
     }
 
@@ -116,13 +117,14 @@ def test_disturbed_figures_say_so(result: Path, readme: Path, document: dict[str
     ("change", "words"),
     [
         ({"error": "out of memory"}, "two, ort: failed: out of memory"),
+        ({"refused": "no rule"}, "two, ort: eager PyTorch ran a part: no rule"),
         ({"memory": []}, "two, ort: not measured: step_peak"),
         (
             {"steady_counters": [{"ort": {"fallbacks": 1}}]},
             "two, ort: steady step: fallbacks: got 1, want 0",
         ),
     ],
-    ids=["failed", "not measured", "fell back"],
+    ids=["failed", "refused", "not measured", "fell back"],
 )
 def test_no_figures_of_a_run_that_does_not_count(
     result: Path, readme: Path, document: dict[str, Any], change: dict, words: str

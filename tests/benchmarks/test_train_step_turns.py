@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -163,6 +164,44 @@ def test_a_backend_that_fails_drops_out(script, workers, tmp_path, device):
     bench, text = measured(script, tmp_path, device, processes=2)
     assert [row.error for row in bench.records.all] == [None, "no such kernel", None]
     assert "failed: no such kernel" in text
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_strict_mode_refuses_is_told_beside_the_figures(script, workers, tmp_path, device):
+    def fail(row, do):
+        if row.backend == "ort" and row.refused is None and do == "first":
+            return script.AnsweredError("Unsupported: no rule for one of its nodes")
+        return script.WorkerError("no memory") if do == "roofline" else None
+
+    workers.fail = fail
+    bench, text = measured(script, tmp_path, device)
+    assert [(row.error, row.refused) for row in bench.records.all] == [
+        (None, None), (None, None), (None, "Unsupported: no rule for one of its nodes"),
+    ]  # fmt: skip
+    ours = bench.records.all[-1]
+    assert ours.figures()["median_step"] == 0.25
+    assert (len(ours.first_cold), len(ours.memory)) == (1, 1)
+    assert "mlp, ort: eager PyTorch ran a part: Unsupported: no rule for one of its nodes" in text
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_fails_without_strict_mode_too_drops_out(script, workers, tmp_path, device):
+    def fail(row, do):
+        return script.AnsweredError("out of memory") if row.backend == "ort" else None
+
+    workers.fail = fail
+    bench, text = measured(script, tmp_path, device)
+    assert [row.error for row in bench.records.all] == [None, None, "out of memory"]
+    starts = [do for backend, _, do in workers.asked if backend == "ort"]
+    assert len(starts) == 2
+    assert "failed: out of memory" in text
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_a_worker_learns_whether_it_is_strict(script, tmp_path, is_strict):
+    job = script.Job("mlp", "ort", "cpu", 1, is_strict=is_strict)
+    environment = sys.modules["process"].worker_environment(job, tmp_path, False)
+    assert environment["TORCH_ORT_STRICT"] == str(int(is_strict))
 
 
 def test_a_run_that_is_ended_keeps_what_it_has(script, workers, tmp_path):
