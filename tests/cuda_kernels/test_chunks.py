@@ -84,7 +84,8 @@ def test_planned_tensors_begin_at_lines_of_the_gpus_memory() -> None:
     model = Layers(width=99).cuda()
     with watchers.watching() as programs:
         torch.compile(model, backend="ort")(batch(99)[:5])[0].backward()
-    rows = [row for row in programs[0].session.plan_table() if row["area"] in ("context", "scratch")]
+    table = programs[0].session.plan_table()
+    rows = [row for row in table if row["area"] in ("context", "scratch")]
     assert len(rows) > 10
     assert all(row["offset"] % 256 == 0 for row in rows)
     assert any(row["bytes"] % 256 for row in rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import subprocess
 import sys
@@ -73,6 +74,42 @@ def test_addresses_are_aligned_and_memory_is_counted():
     del held
     assert torch.cuda.memory_allocated() == before
     assert torch.cuda.max_memory_allocated() >= before + 5120
+
+
+def test_as_much_memory_is_held_as_by_pytorchs_allocator():
+    gc.collect()
+    torch.cuda.empty_cache()
+    start, mib = torch.cuda.memory_reserved(), 1 << 20
+
+    def held() -> float:
+        return (torch.cuda.memory_reserved() - start) / mib
+
+    def memory(bytes_: int) -> torch.Tensor:
+        return torch.empty(bytes_, dtype=torch.uint8, device="cuda")
+
+    # Small segments may have room left from before; these fill one.
+    small = [memory(mib) for _ in range(2)]
+    assert held() % 2 == 0
+    start += held() * mib
+    large = [memory(3 * mib) for _ in range(6)]
+    assert held() == 20
+    rest = memory(2 * mib)  # 18 MiB are taken
+    assert held() == 20
+    own = memory(11 * mib)
+    assert held() == 20 + 12
+    del own
+    assert held() == 20 + 12
+    parts = [memory(4 * mib) for _ in range(2)]  # cut out of it
+    assert held() == 20 + 12
+    del parts
+    own = memory(12 * mib)  # its blocks are one again
+    assert held() == 20 + 12
+    del own, large
+    torch.cuda.empty_cache()
+    assert held() == 20  # of which `rest` has a part
+    del rest, small
+    torch.cuda.empty_cache()
+    assert held() <= 0
 
 
 def test_out_of_memory():

@@ -1,5 +1,6 @@
 #include "memory.h"
 
+#include "caching.h"
 #include "driver.h"
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/alloc_cpu.h>
@@ -87,7 +88,6 @@ class Allocator final : public c10::DeviceAllocator {
       offset = end_;
       end_ += guarded;
       std::memset(pages().host + offset, kPoison, guarded);
-      whole(stats_.reserved_bytes).increase(guarded);
     }
     for (StatArray* each : {&stats_.allocated_bytes, &stats_.active_bytes}) {
       whole(*each).increase(bytes);
@@ -96,7 +96,8 @@ class Allocator final : public c10::DeviceAllocator {
     whole(stats_.requested_bytes).increase(requested);
     std::memset(pages().host + offset + requested, kGuard, guarded - requested);
     char* address = pages().device + offset;
-    live_.emplace(address, Block{bytes, requested, stream});
+    live_.emplace(address, Block{bytes, requested, stream, caching_.allocate(requested, stream)});
+    note_reserved();
     return {address, address, &drop, kDevice};
   }
 
@@ -106,7 +107,11 @@ class Allocator final : public c10::DeviceAllocator {
   }
 
   bool initialized() override { return true; }
-  void emptyCache(c10::MempoolId_t) override {}
+  void emptyCache(c10::MempoolId_t) override {
+    std::lock_guard lock(mutex_);
+    caching_.empty();
+    note_reserved();
+  }
   void recordStream(const c10::DataPtr&, c10::Stream) override {}
 
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override {
@@ -146,6 +151,7 @@ class Allocator final : public c10::DeviceAllocator {
   struct Block {
     size_t bytes, requested;
     void* stream;
+    Caching::Address cached;
   };
 
   static void drop(void* address);
@@ -168,7 +174,16 @@ class Allocator final : public c10::DeviceAllocator {
     }
     for (StatArray* each : {&stats_.allocation, &stats_.active}) whole(*each).decrease(1);
     whole(stats_.requested_bytes).decrease(block.requested);
+    caching_.free(block.cached);
     return block.stream;
+  }
+
+  // What PyTorch's allocator would hold; the device itself keeps no segments.
+  void note_reserved() {
+    Stat& reserved = whole(stats_.reserved_bytes);
+    const auto now = static_cast<int64_t>(caching_.reserved());
+    if (now > reserved.current) reserved.increase(static_cast<size_t>(now - reserved.current));
+    if (now < reserved.current) reserved.decrease(static_cast<size_t>(reserved.current - now));
   }
 
   static void make_free(void* address);
@@ -212,6 +227,7 @@ class Allocator final : public c10::DeviceAllocator {
   std::map<void*, Block> live_;
   size_t end_ = 0;  // what lies behind was never used
   size_t limit_ = kDeviceBytes;
+  Caching caching_;
   c10::CachingDeviceAllocator::DeviceStats stats_;
 };
 
