@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from backends import EAGER
 from models import MODELS
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, supported_activities
 from worker import Job, Trainer
 
 
@@ -45,14 +45,15 @@ def main(arguments: Sequence[str]) -> None:
     for _ in range(options.warm):
         trainer.step()
     trainer.synchronize()
-    activities = [ProfilerActivity.CPU]
-    if options.device == "cuda" and torch.cuda.is_available():
-        activities.append(ProfilerActivity.CUDA)
+    activities = {ProfilerActivity.CPU}
+    if options.device == "cuda":
+        activities |= {ProfilerActivity.CUDA} & supported_activities()
     with profile(activities=activities) as profiled:
         for _ in range(options.steps):
             trainer.step()
         trainer.synchronize()
-    key = "self_device_time_total" if options.device == "cuda" else "self_cpu_time_total"
+    has_device = ProfilerActivity.CUDA in activities
+    key = "self_device_time_total" if has_device else "self_cpu_time_total"
     table = profiled.key_averages().table(
         sort_by=key, row_limit=options.rows, max_name_column_width=99
     )

@@ -239,3 +239,46 @@ def test_the_tests_under_the_sanitizer_exist():
         capture_output=True, text=True, timeout=100, cwd=ROOT, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+HANGS = """
+import threading
+import pytest
+
+pytestmark = pytest.mark.cuda
+
+def test_right():
+    pass
+
+def test_wrong():
+    left, right = 17, 18
+    assert left == right
+
+def test_hangs():
+    threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize("each", ["2", "50"], ids=["by a limit of its own", "by that of all"])
+def test_what_fails_and_what_hangs_is_told_with_details(checkout, each):
+    """Here pytest is the real one: two processes, a limit for each test and one for all."""
+    python = checkout / "bin" / "python3"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    tests = checkout / "tests"
+    tests.mkdir()
+    (tests / "pytest.ini").write_text("[pytest]\nmarkers = cuda: on a GPU\n")
+    (tests / "test_some.py").write_text(HANGS)
+    done, _ = run(
+        checkout, "tests", PYTEST_ARGS="-n 2 -p no:cacheprovider tests", GPU_LIMIT="15",
+        GPU_TEST_LIMIT=each, HOME=str(checkout),
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "assert 17 == 18" in done.stdout
+    assert "test_some.py::test_wrong" in done.stdout
+    if each == "2":
+        assert "Failed: Timeout (>2.0s) from pytest-timeout" in done.stdout
+        assert "threading.Event().wait()" in done.stdout
+        assert "2 failed, 1 passed" in done.stdout
+        assert ends(done.stdout)[-1] == "tests (status 1)"
+    else:
+        assert ends(done.stdout)[-1] == "tests (ended after N s)"
