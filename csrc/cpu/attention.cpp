@@ -107,8 +107,8 @@ class Attention : public Kernel {
   // the number of the mask, if there is one. A boolean mask or a seed for dropout follows it, and
   // lists of rows come last.
   Attention(const ir::Node& node, const std::vector<Layout>& inputs, int query, int optional,
-            const CompileOptions& options)
-      : kernels_(kernels<T>(options.isa)),
+            Isa isa)
+      : kernels_(kernels<T>(isa)),
         batches_(size_of(inputs.at(query), 0)),
         heads_(size_of(inputs[query], 1)),
         key_heads_(size_of(inputs.at(query + 1), 1)),
@@ -526,8 +526,8 @@ class Forward final : public Attention<T> {
 
  public:
   Forward(const ir::Node& node, const std::vector<Layout>& inputs,
-          const std::vector<Layout>& outputs, const CompileOptions& options)
-      : Base(node, inputs, 0, 3, options),
+          const std::vector<Layout>& outputs, Isa isa)
+      : Base(node, inputs, 0, 3, isa),
         query_(this->rows_of_queries(inputs[0])),
         key_(this->rows_of_keys(inputs[1])),
         value_(this->rows_of_keys(inputs.at(2))),
@@ -643,8 +643,8 @@ class Backward final : public Attention<T> {
 
  public:
   Backward(const ir::Node& node, const std::vector<Layout>& inputs,
-           const std::vector<Layout>& outputs, const CompileOptions& options)
-      : Base(node, inputs, 1, 5, options),
+           const std::vector<Layout>& outputs, Isa isa)
+      : Base(node, inputs, 1, 5, isa),
         grad_(this->rows_of_queries(inputs[0])),
         query_(this->rows_of_queries(inputs[1])),
         key_(this->rows_of_keys(inputs[2])),
@@ -811,25 +811,23 @@ class Backward final : public Attention<T> {
 };
 
 template <template <typename> class Program>
-std::unique_ptr<const Kernel> make(const ir::Node& node, const std::vector<Layout>& inputs,
-                                   const std::vector<Layout>& outputs,
-                                   const CompileOptions& options) {
+std::unique_ptr<const Kernel> make(const BoundNode& bound) {
+  const auto& [node, inputs, outputs, options] = bound;
+  const Isa isa = isa_of(bound);
   if (inputs.at(0).dtype == ir::DType::kDouble) {
-    return std::make_unique<const Program<double>>(node, inputs, outputs, options);
+    return std::make_unique<const Program<double>>(node, inputs, outputs, isa);
   }
-  return std::make_unique<const Program<float>>(node, inputs, outputs, options);
+  return std::make_unique<const Program<float>>(node, inputs, outputs, isa);
 }
 
 }  // namespace
 
-std::unique_ptr<const Kernel> make_attention(const ir::Node& node,
-                                             const std::vector<Layout>& inputs,
-                                             const std::vector<Layout>& outputs,
-                                             const CompileOptions& options) {
-  if (ir::is(&node, "AttentionGrad", ir::kTorchOrtDomain)) {
-    return make<Backward>(node, inputs, outputs, options);
-  }
-  return make<Forward>(node, inputs, outputs, options);
+std::unique_ptr<const Kernel> make_attention(const BoundNode& bound) {
+  return make<Forward>(bound);
+}
+
+std::unique_ptr<const Kernel> make_attention_grad(const BoundNode& bound) {
+  return make<Backward>(bound);
 }
 
 }  // namespace torch_ort::cpu

@@ -1,18 +1,29 @@
 // The code generator of the CPU, as passes and run/ see it.
 #include "cpu/product.h"
+#include "cpu/program.h"
 #include "cpu/region.h"
 
 namespace torch_ort::cpu {
 
 namespace {
 
+constexpr region::KernelRow kKernels[] = {
+    {"Attention", make_attention},
+    {"AttentionGrad", make_attention_grad},
+    {"EmbeddingGrad", make_embedding_grad},
+    {"LinearCrossEntropy", make_linear_loss},
+    {"Rows", make_rows},
+    {"RowsProduct", make_rows_product},
+    {"Take", make_take},
+    {"TakeGrad", make_take_grad},
+    {"ZeroRows", make_zero_rows},
+};
+
 class Codegen final : public region::Codegen {
  public:
   bool takes(const ir::Type& type) const override { return can_load(type.dtype); }
-  bool has_kernel(std::string_view op) const override {
-    return op == "Attention" || op == "EmbeddingGrad" || op == "LinearCrossEntropy" ||
-           op == "Rows" || op == "Take";
-  }
+  std::span<const region::KernelRow> kernels() const override { return kKernels; }
+  bool has_wide_products() const override { return false; }
 
   std::unique_ptr<const Kernel> compile(const region::Schedule& schedule,
                                         const ir::SymbolLookup& lookup,
@@ -20,12 +31,6 @@ class Codegen final : public region::Codegen {
                                         const std::vector<Layout>& outputs,
                                         const region::CodegenOptions& options) const override {
     return cpu::compile(schedule, lookup, inputs, outputs, options_from(options));
-  }
-
-  std::unique_ptr<const Kernel> compile(const ir::Node& node, const std::vector<Layout>& inputs,
-                                        const std::vector<Layout>& outputs,
-                                        const region::CodegenOptions& options) const override {
-    return cpu::compile(node, inputs, outputs, options_from(options));
   }
 
   std::unique_ptr<const Kernel> compile(const region::Product& product,

@@ -2,7 +2,6 @@
 // it is stored.
 #include "base/error.h"
 #include "cpu/program.h"
-#include "cpu/rows.h"
 #include "ops/fusion.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
@@ -648,27 +647,6 @@ std::unique_ptr<const Kernel> compile(const Schedule& schedule, const ir::Symbol
   Program program = Compiler(schedule, lookup, inputs, outputs, options).run();
   return program.is_double ? make_runner<double>(std::move(program))
                            : make_runner<float>(std::move(program));
-}
-
-std::unique_ptr<const Kernel> compile(const Node& node, const std::vector<Layout>& inputs,
-                                      const std::vector<Layout>& outputs,
-                                      const CompileOptions& options) {
-  if (ir::is(&node, "EmbeddingGrad", ir::kTorchOrtDomain)) {
-    return make_embedding_grad(node, inputs, outputs);
-  }
-  if (ir::is(&node, "Rows", ir::kTorchOrtDomain)) return make_rows(node, inputs, outputs);
-  if (ir::is(&node, "ZeroRows", ir::kTorchOrtDomain)) return make_zero_rows(inputs, outputs);
-  if (ir::is(&node, "Take", ir::kTorchOrtDomain)) return make_take(node, inputs, outputs);
-  if (ir::is(&node, "TakeGrad", ir::kTorchOrtDomain)) {
-    return make_take_grad(node, inputs, outputs, options);
-  }
-  if (ir::is(&node, "LinearCrossEntropy", ir::kTorchOrtDomain)) {
-    return make_linear_loss(node, inputs, outputs, options);
-  }
-  if (ir::is(&node, "RowsProduct", ir::kTorchOrtDomain)) {
-    return make_rows_product(node, inputs, outputs, options);
-  }
-  return make_attention(node, inputs, outputs, options);
 }
 
 }  // namespace torch_ort::cpu

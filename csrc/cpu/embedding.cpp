@@ -111,9 +111,8 @@ class EmbeddingGrad final : public Kernel {
 
 }  // namespace
 
-std::unique_ptr<const Kernel> make_embedding_grad(const ir::Node& node,
-                                                  const std::vector<Layout>& inputs,
-                                                  const std::vector<Layout>& outputs) {
+std::unique_ptr<const Kernel> make_embedding_grad(const BoundNode& bound) {
+  const auto& [node, inputs, outputs, options] = bound;
   const Layout &grad = inputs.at(0), &ids = inputs.at(1), &table = outputs.at(0);
   ORT_CHECK(table.sizes.size() == 2, "EmbeddingGrad: got a table of ", table.sizes.size(),
             " dims, want 2");

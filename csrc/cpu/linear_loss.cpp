@@ -684,14 +684,13 @@ class LinearCrossEntropy final : public Kernel {
 
 }  // namespace
 
-std::unique_ptr<const Kernel> make_linear_loss(const ir::Node& node,
-                                               const std::vector<Layout>& inputs,
-                                               const std::vector<Layout>& outputs,
-                                               const CompileOptions& options) {
-  if (inputs.at(0).dtype == ir::DType::kDouble) {
-    return std::make_unique<const LinearCrossEntropy<double>>(node, inputs, outputs, options.isa);
-  }
-  return std::make_unique<const LinearCrossEntropy<float>>(node, inputs, outputs, options.isa);
+std::unique_ptr<const Kernel> make_linear_loss(const BoundNode& bound) {
+  const auto make = [&]<typename T>() {
+    return std::make_unique<const LinearCrossEntropy<T>>(bound.node, bound.inputs, bound.outputs,
+                                                         isa_of(bound));
+  };
+  if (bound.inputs.at(0).dtype == ir::DType::kDouble) return make.operator()<double>();
+  return make.operator()<float>();
 }
 
 }  // namespace torch_ort::cpu

@@ -700,11 +700,9 @@ std::unique_ptr<const Kernel> make_rows_product(const region::Product& product, 
   return std::make_unique<const RowsProductKernel<float>>(product, sums, isa);
 }
 
-std::unique_ptr<const Kernel> make_rows_product(const ir::Node& node,
-                                                const std::vector<Layout>& inputs,
-                                                const std::vector<Layout>& outputs,
-                                                const CompileOptions& options) {
-  region::Product product{outputs.at(0), inputs.at(0), inputs.at(1), std::nullopt};
+std::unique_ptr<const Kernel> make_rows_product(const BoundNode& bound) {
+  const std::vector<Layout>& inputs = bound.inputs;
+  region::Product product{bound.outputs.at(0), inputs.at(0), inputs.at(1), std::nullopt};
   if (inputs.size() == 4) {
     product.start = inputs[2];
     ORT_CHECK(product.start->sizes.size() <= 2, "RowsProduct: got a start of ",
@@ -714,8 +712,8 @@ std::unique_ptr<const Kernel> make_rows_product(const ir::Node& node,
     product.start->strides.insert(product.start->strides.begin(), missing, 0);
   }
   check_dtypes(product);
-  return make_rows_product(product, inputs.back(), ir::int_attr(node.attrs, "sums", 0) != 0,
-                           options.isa);
+  return make_rows_product(product, inputs.back(), ir::int_attr(bound.node.attrs, "sums", 0) != 0,
+                           isa_of(bound));
 }
 
 }  // namespace torch_ort::cpu

@@ -11,6 +11,7 @@ namespace torch_ort::cpu {
 
 using region::Access;
 using region::access_of;
+using region::BoundNode;
 using region::lies_by_rows;
 using region::Space;  // the values of instructions have one of the first four
 
@@ -107,28 +108,18 @@ struct Program {
 template <typename T>
 std::unique_ptr<const Kernel> make_runner(Program program);
 
-std::unique_ptr<const Kernel> make_embedding_grad(const ir::Node& node,
-                                                  const std::vector<Layout>& inputs,
-                                                  const std::vector<Layout>& outputs);
-std::unique_ptr<const Kernel> make_take(const ir::Node& node, const std::vector<Layout>& inputs,
-                                        const std::vector<Layout>& outputs);
-std::unique_ptr<const Kernel> make_take_grad(const ir::Node& node,
-                                             const std::vector<Layout>& inputs,
-                                             const std::vector<Layout>& outputs,
-                                             const CompileOptions& options);
-std::unique_ptr<const Kernel> make_rows_product(const ir::Node& node,
-                                                const std::vector<Layout>& inputs,
-                                                const std::vector<Layout>& outputs,
-                                                const CompileOptions& options);
-// for Attention and AttentionGrad
-std::unique_ptr<const Kernel> make_attention(const ir::Node& node,
-                                             const std::vector<Layout>& inputs,
-                                             const std::vector<Layout>& outputs,
-                                             const CompileOptions& options);
+// The instruction set that a node is compiled for.
+inline Isa isa_of(const BoundNode& bound) { return isa_or_best(bound.options.target); }
 
-std::unique_ptr<const Kernel> make_linear_loss(const ir::Node& node,
-                                               const std::vector<Layout>& inputs,
-                                               const std::vector<Layout>& outputs,
-                                               const CompileOptions& options);
+// The kernels of single nodes, which codegen.cpp lists (see region::KernelRow).
+std::unique_ptr<const Kernel> make_attention(const BoundNode& bound);
+std::unique_ptr<const Kernel> make_attention_grad(const BoundNode& bound);
+std::unique_ptr<const Kernel> make_embedding_grad(const BoundNode& bound);
+std::unique_ptr<const Kernel> make_linear_loss(const BoundNode& bound);
+std::unique_ptr<const Kernel> make_rows(const BoundNode& bound);
+std::unique_ptr<const Kernel> make_rows_product(const BoundNode& bound);
+std::unique_ptr<const Kernel> make_take(const BoundNode& bound);
+std::unique_ptr<const Kernel> make_take_grad(const BoundNode& bound);
+std::unique_ptr<const Kernel> make_zero_rows(const BoundNode& bound);
 
 }  // namespace torch_ort::cpu

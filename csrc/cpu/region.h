@@ -36,9 +36,6 @@ std::unique_ptr<const Kernel> compile(const region::Schedule& schedule,
                                       const std::vector<Layout>& inputs,
                                       const std::vector<Layout>& outputs,
                                       const CompileOptions& options);
-std::unique_ptr<const Kernel> compile(const ir::Node& node, const std::vector<Layout>& inputs,
-                                      const std::vector<Layout>& outputs,
-                                      const CompileOptions& options);
 
 // The code generator of the CPU. Its targets are the names of instruction sets (kernels.h).
 const region::Codegen& codegen();

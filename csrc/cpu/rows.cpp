@@ -306,14 +306,13 @@ void check_row_list(const Layout& list, int64_t num_rows) {
             num_rows + 1, " int64 one after the other");
 }
 
-std::unique_ptr<const Kernel> make_rows(const ir::Node& node, const std::vector<Layout>& inputs,
-                                        const std::vector<Layout>& outputs) {
-  return std::make_unique<const Rows>(node, inputs, outputs.at(0));
+std::unique_ptr<const Kernel> make_rows(const BoundNode& bound) {
+  return std::make_unique<const Rows>(bound.node, bound.inputs, bound.outputs.at(0));
 }
 
-std::unique_ptr<const Kernel> make_zero_rows(const std::vector<Layout>& inputs,
-                                             const std::vector<Layout>& outputs) {
-  return std::make_unique<const ZeroRows>(inputs.at(0), inputs.at(1), outputs.at(0));
+std::unique_ptr<const Kernel> make_zero_rows(const BoundNode& bound) {
+  return std::make_unique<const ZeroRows>(bound.inputs.at(0), bound.inputs.at(1),
+                                          bound.outputs.at(0));
 }
 
 }  // namespace torch_ort::cpu

@@ -43,10 +43,4 @@ class RowList {
 // Throws InternalError unless the layout is that of a list of up to `num_rows` rows.
 void check_row_list(const Layout& list, int64_t num_rows);
 
-// Kernels of torch_ort.Rows and torch_ort.ZeroRows. Throw InternalError on layouts that do not fit.
-std::unique_ptr<const Kernel> make_rows(const ir::Node& node, const std::vector<Layout>& inputs,
-                                        const std::vector<Layout>& outputs);
-std::unique_ptr<const Kernel> make_zero_rows(const std::vector<Layout>& inputs,
-                                             const std::vector<Layout>& outputs);
-
 }  // namespace torch_ort::cpu

@@ -431,10 +431,9 @@ class TakeGrad final : public Kernel {
 
 }  // namespace
 
-std::unique_ptr<const Kernel> make_take(const ir::Node& node, const std::vector<Layout>& inputs,
-                                        const std::vector<Layout>& outputs) {
-  const Layout &whole = inputs.at(0), &parts = outputs.at(0);
-  Taking taking(node, whole, inputs.at(1), parts, parts);
+std::unique_ptr<const Kernel> make_take(const BoundNode& bound) {
+  const Layout &whole = bound.inputs.at(0), &parts = bound.outputs.at(0);
+  Taking taking(bound.node, whole, bound.inputs.at(1), parts, parts);
   switch (ir::size_bytes(whole.dtype)) {
     case 1: return std::make_unique<const Take<uint8_t>>(std::move(taking));
     case 2: return std::make_unique<const Take<uint16_t>>(std::move(taking));
@@ -444,14 +443,11 @@ std::unique_ptr<const Kernel> make_take(const ir::Node& node, const std::vector<
   }
 }
 
-std::unique_ptr<const Kernel> make_take_grad(const ir::Node& node,
-                                             const std::vector<Layout>& inputs,
-                                             const std::vector<Layout>& outputs,
-                                             const CompileOptions& options) {
-  const Layout &parts = inputs.at(0), &whole = outputs.at(0);
-  Taking taking(node, whole, inputs.at(1), parts, whole);
+std::unique_ptr<const Kernel> make_take_grad(const BoundNode& bound) {
+  const Layout &parts = bound.inputs.at(0), &whole = bound.outputs.at(0);
+  Taking taking(bound.node, whole, bound.inputs.at(1), parts, whole);
   const auto make = [&]<typename T>() -> std::unique_ptr<const Kernel> {
-    return std::make_unique<const TakeGrad<T>>(std::move(taking), whole.dtype, options.isa);
+    return std::make_unique<const TakeGrad<T>>(std::move(taking), whole.dtype, isa_of(bound));
   };
   switch (whole.dtype) {
     case DType::kFloat: return make.operator()<float>();

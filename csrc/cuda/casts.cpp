@@ -173,10 +173,8 @@ CastsText write_casts(DType from, DType to) {
                      " From;\ntypedef ", element(to), " To;\nenum { V = ", vector, " };", code)};
 }
 
-std::unique_ptr<const region::Kernel> make_casts(const std::vector<Layout>& inputs,
-                                                 const std::vector<Layout>& outputs,
-                                                 const region::CodegenOptions& options) {
-  return std::make_unique<CastsKernel>(inputs, outputs, options);
+std::unique_ptr<const region::Kernel> make_casts(const region::BoundNode& bound) {
+  return std::make_unique<CastsKernel>(bound.inputs, bound.outputs, bound.options);
 }
 
 }  // namespace torch_ort::cuda

@@ -18,8 +18,6 @@ CastsText write_casts(ir::DType from, ir::DType to);
 // Compiles a node Casts. Throws InternalError if a result has another size than its input or
 // another dtype than the first result, and Unsupported if a tensor is not contiguous and row-major.
 // Compilation starts at once, as for a region.
-std::unique_ptr<const region::Kernel> make_casts(const std::vector<region::Layout>& inputs,
-                                                 const std::vector<region::Layout>& outputs,
-                                                 const region::CodegenOptions& options);
+std::unique_ptr<const region::Kernel> make_casts(const region::BoundNode& bound);
 
 }  // namespace torch_ort::cuda

@@ -13,6 +13,12 @@ namespace {
 using region::Kernel;
 using region::Layout;
 
+constexpr region::KernelRow kKernels[] = {
+    {"Casts", make_casts},
+    {"EmbeddingGrad", make_sorted_sums, /*sorts_ids=*/true},
+    {"TakeGrad", make_sorted_sums, /*sorts_ids=*/true},
+};
+
 class Codegen final : public region::Codegen {
  public:
   bool takes(const ir::Type& type) const override {
@@ -21,10 +27,8 @@ class Codegen final : public region::Codegen {
     return type.dtype != ir::DType::kBFloat16 ||
            Driver::get().device(std::max(0, type.device.index)).major >= kFirstWithBFloat16;
   }
-  bool has_kernel(std::string_view op) const override {
-    return op == "Casts" || op == "SortedEmbeddingGrad" || op == "SortedTakeGrad" ||
-           (op == "WideMatMul" && has_wide_products());
-  }
+  std::span<const region::KernelRow> kernels() const override { return kKernels; }
+  bool has_wide_products() const override { return cuda::has_wide_products(); }
 
   std::unique_ptr<const Kernel> compile(const region::Schedule& schedule,
                                         const ir::SymbolLookup& lookup,
@@ -32,17 +36,6 @@ class Codegen final : public region::Codegen {
                                         const std::vector<Layout>& outputs,
                                         const region::CodegenOptions& options) const override {
     return make_region(schedule, lookup, inputs, outputs, options);
-  }
-
-  std::unique_ptr<const Kernel> compile(const ir::Node& node, const std::vector<Layout>& inputs,
-                                        const std::vector<Layout>& outputs,
-                                        const region::CodegenOptions& options) const override {
-    if (ir::is(&node, "Casts", ir::kTorchOrtDomain)) return make_casts(inputs, outputs, options);
-    if (ir::is(&node, "EmbeddingGrad", ir::kTorchOrtDomain) ||
-        ir::is(&node, "TakeGrad", ir::kTorchOrtDomain)) {
-      return make_sorted_sums(node, inputs, outputs, options);
-    }
-    throw Unsupported(concat(node.op.str(), ": no kernel for device 'cuda'"));
   }
 
   std::unique_ptr<const Kernel> compile(const region::Product& /*product*/,

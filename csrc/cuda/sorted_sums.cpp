@@ -343,10 +343,8 @@ class SortedSumsKernel final : public region::Kernel {
 
 }  // namespace
 
-std::unique_ptr<const region::Kernel> make_sorted_sums(const ir::Node& node,
-                                                       const std::vector<Layout>& inputs,
-                                                       const std::vector<Layout>& outputs,
-                                                       const region::CodegenOptions& options) {
+std::unique_ptr<const region::Kernel> make_sorted_sums(const region::BoundNode& bound) {
+  const auto& [node, inputs, outputs, options] = bound;
   ORT_CHECK(inputs.size() == 2 && outputs.size() == 2, node.op.name, ": got ", outputs.size(),
             " results, want a table and a workspace");
   const Layout &table = outputs[0], &space = outputs[1];

@@ -15,9 +15,6 @@ namespace torch_ort::cuda {
 // once, as for a region. An id that is not a row of the table is left out, and the next call of a
 // kernel throws IndexError (faults.h). Throws InternalError if the operands do not fit, and
 // Unsupported if there are more than 2^31 ids or rows.
-std::unique_ptr<const region::Kernel> make_sorted_sums(const ir::Node& node,
-                                                       const std::vector<region::Layout>& inputs,
-                                                       const std::vector<region::Layout>& outputs,
-                                                       const region::CodegenOptions& options);
+std::unique_ptr<const region::Kernel> make_sorted_sums(const region::BoundNode& bound);
 
 }  // namespace torch_ort::cuda

@@ -4,6 +4,7 @@
 #include "ops/op.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace torch_ort::ops {
 
@@ -48,6 +49,21 @@ const Work& work_of(const ir::Node& node) {
   }
   const Op* op = registry().find(node.op);
   return op == nullptr ? none : op->work;
+}
+
+const KernelFacts& kernel_facts(const ir::Node& node) {
+  static const KernelFacts none;
+  const Op* op = registry().find(node.op);
+  return op == nullptr ? none : op->kernel;
+}
+
+std::vector<int> row_list_inputs(const ir::Node& node) {
+  const KernelFacts& facts = kernel_facts(node);
+  const bool has_lists =
+      facts.row_lists_if == nullptr || ir::int_attr(node.attrs, facts.row_lists_if, 0) != 0;
+  std::vector<int> inputs(has_lists ? facts.row_lists : 0);
+  std::iota(inputs.begin(), inputs.end(), static_cast<int>(node.inputs.size() - inputs.size()));
+  return inputs;
 }
 
 int first_opset(const ir::Node& node) {

@@ -190,10 +190,9 @@ std::optional<ProductArgs> find_product(const Call& call) {
 }
 
 Value* start_of(const Node& node) {
-  const bool may_add = (ir::is(&node, "Gemm") && ir::float_attr(node.attrs, "beta", 1) == 1) ||
-                       ir::is(&node, "RowsProduct", ir::kTorchOrtDomain) ||
-                       ir::is(&node, "EmbeddingGrad", ir::kTorchOrtDomain);
-  return may_add && node.inputs.size() > 2 ? node.inputs[2] : nullptr;
+  const bool is_gemm = ir::is(&node, "Gemm") && ir::float_attr(node.attrs, "beta", 1) == 1;
+  const int start = is_gemm ? 2 : kernel_facts(node).start;
+  return start >= 0 && start < static_cast<int>(node.inputs.size()) ? node.inputs[start] : nullptr;
 }
 
 void register_matmul(Registry& ops) {

@@ -35,6 +35,22 @@ struct Work {
   ImageRule image;  // how it treats channels-last images
 };
 
+// What the plan and passes ask about an op that is one kernel of the engine's (region/codegen.h).
+struct KernelFacts {
+  // Results may have any strides; otherwise they are row-major.
+  bool writes_strides = true;
+  // The rows of operands may have gaps between them.
+  bool reads_gaps = true;
+  // The input whose memory the first result may take; -1: none.
+  int overwrites = -1;
+  // The input that sums begin with, if the node has it; -1: the op has none.
+  int start = -1;
+  // How many inputs, the last ones, are lists of rows, and the attribute that says whether a node
+  // has them; nullptr: each node has.
+  int row_lists = 0;
+  const char* row_lists_if = nullptr;
+};
+
 struct Op {
   std::string name;
   std::string domain;  // "" standard ONNX
@@ -58,6 +74,7 @@ struct Op {
   // The second input holds indices along `axis`.
   bool indexes = false;
   Work work;
+  KernelFacts kernel;
   // For facts that depend on the node; they take precedence over the fields above.
   int (*since_of)(const ir::Node& node) = nullptr;
   bool (*pure_of)(const ir::Node& node) = nullptr;
@@ -109,6 +126,10 @@ bool is_pure(const ir::Node& node);
 bool may_write(const ir::Node& node);
 bool is_view(const ir::Node& node);
 const Work& work_of(const ir::Node& node);
+// Those of the node's op; for ops that are no kernel they say nothing.
+const KernelFacts& kernel_facts(const ir::Node& node);
+// The positions of the inputs that are lists of rows.
+std::vector<int> row_list_inputs(const ir::Node& node);
 // The first opset that has this form of the node; 1 outside of the standard domain.
 int first_opset(const ir::Node& node);
 // Whether a node reads `value` as a tensor, rather than by known_ints() alone.

@@ -162,6 +162,7 @@ void register_region(Registry& ops) {
                    {"rows", kDim},
                    {"spaces", kStrings, true}});
   region.max_inputs = region.max_outputs = -1;
+  region.kernel = {.row_lists = 1, .row_lists_if = "has_row_list"};
   ops.add(region);
   const AttrRule ignored = {"ignore_index", kInt};
   ops.add(own("RowPick", 2, lower_pick, {ignored}, Kind::kPick));
@@ -179,6 +180,7 @@ void register_region(Registry& ops) {
   Op embedding_grad = own("EmbeddingGrad", 2, lower_region, {{"padding_idx", kInt}});
   embedding_grad.max_inputs = 3;
   embedding_grad.max_outputs = 2;
+  embedding_grad.kernel = {.writes_strides = false, .start = 2};
   ops.add(embedding_grad);
   // x, places along `axis` -> x[:, places]. With `from_end` negative places count from the end and
   // errors are those of an index, else of index_select.
@@ -202,14 +204,18 @@ void register_region(Registry& ops) {
                  {"kinds", kStrings},
                  {"places", kInts}});
   rows.max_inputs = -1;
+  rows.kernel.writes_strides = false;
   ops.add(rows);
   // x, rows -> x with zeros in all other rows
-  ops.add(own("ZeroRows", 2, lower_region, {}));
+  Op zero_rows = own("ZeroRows", 2, lower_region, {});
+  zero_rows.kernel = {.overwrites = 0, .row_lists = 1};
+  ops.add(zero_rows);
   // a, b, [start], rows -> start + a b. Only listed rows of a [N, k] are multiplied, and other rows
   // of the result [N, n] are unspecified. With `sums` the list selects columns of a [m, N] and rows
   // of b [N, n], and the sums are over these alone.
   Op rows_product = own("RowsProduct", 2, lower_rows_product, {{"sums", kInt}});
   rows_product.max_inputs = 4;
+  rows_product.kernel = {.start = 2, .row_lists = 1};
   ops.add(rows_product);
   // query, key, value, [mask], [kept or seed], [query_rows, key_rows] -> result, logarithms of the
   // denominators
@@ -226,16 +232,19 @@ void register_region(Registry& ops) {
   Op attention = own("Attention", 3, lower_region, of_attention);
   attention.max_inputs = 7;
   attention.max_outputs = 2;
+  attention.kernel = {.row_lists = 2, .row_lists_if = "has_rows"};
   ops.add(attention);
   // gradient, query, key, value, logarithms, [mask], [kept or seed], [query_rows, key_rows]
   // -> gradients of query, key, value, [masked scores]
   Op attention_grad = own("AttentionGrad", 5, lower_region, of_attention);
   attention_grad.max_inputs = 9;
   attention_grad.max_outputs = 4;
+  attention_grad.kernel = attention.kernel;
   ops.add(attention_grad);
   // tensors of one dtype -> the same tensors in another dtype
   Op casts = own("Casts", 1, lower_region, {{"to", kInt, true}});
   casts.max_inputs = casts.max_outputs = -1;
+  casts.kernel = {.writes_strides = false, .reads_gaps = false};
   ops.add(casts);
   // see ops/linear_loss.h
   Op loss = own("LinearCrossEntropy", 3, lower_region,
@@ -258,6 +267,7 @@ void register_region(Registry& ops) {
                  {"soft_cap", kFloat}});
   loss.max_inputs = 9;
   loss.max_outputs = 8;
+  loss.kernel = {.writes_strides = false, .row_lists = 1, .row_lists_if = "has_row_list"};
   ops.add(loss);
 }
 

@@ -812,12 +812,13 @@ bool expand_embedding_backward(Graph& graph, Node& node) {
   Value *grad = tensor(call.args.at(0)), *ids = tensor(call.args.at(1));
   const auto* by_frequency = std::get_if<bool>(&call.args.at(4).value);
   const Value* result = node.outputs.at(0);
-  const bool is_sorted = region::has_kernel(grad, "SortedEmbeddingGrad");
-  if (!is_fusible_float(grad) || (!is_sorted && !region::has_kernel(grad, "EmbeddingGrad")) ||
-      ids == nullptr || !ids->type.is_known() || by_frequency == nullptr || *by_frequency ||
-      result == nullptr || !result->type.is_known() || grad->type.shape->empty()) {
+  const region::KernelRow* kernel = region::kernel_for(grad, "EmbeddingGrad");
+  if (!is_fusible_float(grad) || kernel == nullptr || ids == nullptr || !ids->type.is_known() ||
+      by_frequency == nullptr || *by_frequency || result == nullptr || !result->type.is_known() ||
+      grad->type.shape->empty()) {
     return false;
   }
+  const bool is_sorted = kernel->sorts_ids;
   const DType dtype = grad->type.dtype, id = ids->type.dtype;
   const bool has_dtypes =
       is_sorted ? id == DType::kInt64 || id == DType::kInt32

@@ -103,21 +103,6 @@ bool is_ours(const Node& node, std::string_view name) {
   return ir::is(&node, name, ir::kTorchOrtDomain);
 }
 
-// The slots of the inputs that are lists of rows. Attention has one for queries and one for keys.
-std::vector<int> list_slots(const Node& node) {
-  const int count = static_cast<int>(node.inputs.size());
-  const auto says = [&](const char* name) { return ir::int_attr(node.attrs, name, 0) != 0; };
-  if (is_ours(node, "RowsProduct")) return {3};
-  if (is_ours(node, "ZeroRows")) return {1};
-  if (is_ours(node, "Attention") || is_ours(node, "AttentionGrad")) {
-    return says("has_rows") ? std::vector<int>{count - 2, count - 1} : std::vector<int>();
-  }
-  if (is_ours(node, "Region") || is_ours(node, "LinearCrossEntropy")) {
-    return says("has_row_list") ? std::vector<int>{count - 1} : std::vector<int>();
-  }
-  return {};
-}
-
 // The value of a body that nodes pass on unchanged as `value`.
 Value* passed_on(Value* value) {
   while (value->producer != nullptr && ops::fused_form(*value->producer).kind == Kind::kPass) {
@@ -799,7 +784,7 @@ class Analysis {
   RowSet keys_of(const Node& node, size_t optional, const RowSet& queries) {
     const bool is_causal = ir::int_attr(node.attrs, "is_causal", 0) != 0;
     const bool drops = ir::has_attr(node.attrs, "keep");
-    const size_t last = node.inputs.size() - (drops ? 1 : 0) - list_slots(node).size();
+    const size_t last = node.inputs.size() - (drops ? 1 : 0) - ops::row_list_inputs(node).size();
     RowSet keys = is_causal ? queries : RowSet::all();
     if (last <= optional || node.inputs[optional] == nullptr) return keys;
     Value* mask = node.inputs[optional];
@@ -1045,7 +1030,7 @@ class Rewriter {
       lists_.try_emplace(analysis_.set_of(*node), node->outputs[0]);
     }
     for (Node* node : nodes) {
-      if (!is_free(node) && list_slots(*node).empty()) continue;
+      if (!is_free(node) && ops::row_list_inputs(*node).empty()) continue;
       for (Value* output : node->outputs) {
         if (output == nullptr || !analysis_.is_zeroed(output)) continue;
         if (!is_ours(*node, "ZeroRows")) {
@@ -1057,7 +1042,7 @@ class Rewriter {
     }
     for (Node* node : nodes) {
       if (!is_free(node) || is_ours(*node, "ZeroRows")) continue;
-      const std::vector<int> slots = list_slots(*node);
+      const std::vector<int> slots = ops::row_list_inputs(*node);
       const Analysis::Work work = analysis_.work_or_all(node);
       if (!slots.empty()) {
         ir::set_input(*node, slots[0], list(work.rows));
@@ -1073,7 +1058,7 @@ class Rewriter {
  private:
   // Whether the rows that the node computes are all that its readers want.
   bool has_enough(const Node& node) {
-    const std::vector<int> slots = list_slots(node);
+    const std::vector<int> slots = ops::row_list_inputs(node);
     if (slots.empty() || is_ours(node, "ZeroRows")) return true;
     const Analysis::Work work = analysis_.work_or_all(&node);
     const auto lists = [&](int slot) { return analysis_.set_of(*node.inputs[slot]->producer); };

@@ -155,7 +155,9 @@ std::optional<int64_t> hinted_count(const Graph& graph, const Value& value) {
 
 // Whether kernels sort the places of a gradient, in a workspace.
 bool is_sorted(const Taken& taken, const Value& result) {
-  return taken.is_gradient && region::has_kernel(&result, "SortedTakeGrad");
+  if (!taken.is_gradient) return false;
+  const region::KernelRow* kernel = region::kernel_for(&result, "TakeGrad");
+  return kernel != nullptr && kernel->sorts_ids;
 }
 
 // Of the CPU. Sums of short floats are made in float32, in memory beside the result. PyTorch's
@@ -174,8 +176,8 @@ bool is_slow(const Graph& graph, const Taken& taken, const Value& result) {
 bool can_take(const Taken& taken, const Node& node, const KnownSizes& sizes) {
   const Value* result = node.outputs.at(0);
   for (const Value* value : {static_cast<const Value*>(taken.x), result}) {
-    const bool has_kernel = is_sorted(taken, *value) || region::has_kernel(value, "Take");
-    if (!has_kernel || !sizes.are_known(*value)) return false;
+    const char* op = taken.is_gradient ? "TakeGrad" : "Take";
+    if (!region::has_kernel(value, op) || !sizes.are_known(*value)) return false;
   }
   if (taken.is_gradient && !ir::is_float(result->type.dtype)) return false;
   if (taken.places == nullptr || !taken.places->type.is_known()) return false;

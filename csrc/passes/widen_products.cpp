@@ -41,7 +41,7 @@ const ir::Node* widened(const ir::Node& cast, const SharedMemory& memory) {
   if (!ir::is(product.producer, "MatMul") || product.uses.size() != 1) return nullptr;
   const auto& factors = product.producer->inputs;
   const bool fits = std::all_of(factors.begin(), factors.end(), is_short_matrix) &&
-                    region::has_kernel(&product, "WideMatMul") && !memory.is_written(&product);
+                    region::has_wide_products(&product) && !memory.is_written(&product);
   return fits ? product.producer : nullptr;
 }
 

@@ -50,7 +50,8 @@ class WrongCodegen final : public region::Codegen {
   explicit WrongCodegen(std::string node) : node_(std::move(node)) {}
 
   bool takes(const ir::Type& type) const override { return cpu::codegen().takes(type); }
-  bool has_kernel(std::string_view op) const override { return cpu::codegen().has_kernel(op); }
+  std::span<const region::KernelRow> kernels() const override { return cpu::codegen().kernels(); }
+  bool has_wide_products() const override { return cpu::codegen().has_wide_products(); }
 
   std::unique_ptr<const Kernel> compile(const region::Schedule& schedule,
                                         const ir::SymbolLookup& lookup,
@@ -63,12 +64,6 @@ class WrongCodegen final : public region::Codegen {
       return std::make_unique<WrongKernel>(std::move(kernel), outputs.at(0));
     }
     return kernel;
-  }
-
-  std::unique_ptr<const Kernel> compile(const ir::Node& node, const std::vector<Layout>& inputs,
-                                        const std::vector<Layout>& outputs,
-                                        const region::CodegenOptions& options) const override {
-    return cpu::codegen().compile(node, inputs, outputs, options);
   }
 
   std::unique_ptr<const Kernel> compile(const region::Product& product,

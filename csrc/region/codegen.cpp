@@ -18,6 +18,13 @@ const Codegen* codegen_of(const ir::Value* value) {
   return is_known ? codegen_for(value->type.device) : nullptr;
 }
 
+const KernelRow* find_kernel(const Codegen& codegen, std::string_view op) {
+  for (const KernelRow& row : codegen.kernels()) {
+    if (row.op == op) return &row;
+  }
+  return nullptr;
+}
+
 // The strides of a contiguous layout. `by_columns`: its matrices are column-major.
 std::vector<int64_t> dense_strides(const std::vector<int64_t>& sizes, bool by_columns) {
   std::vector<int64_t> strides(sizes.size());
@@ -90,9 +97,23 @@ bool takes(const ir::Value* value) {
   return codegen != nullptr && codegen->takes(value->type);
 }
 
-bool has_kernel(const ir::Value* value, std::string_view op) {
-  const Codegen* codegen = codegen_of(value);
-  return codegen != nullptr && codegen->has_kernel(op) && codegen->takes(value->type);
+const KernelRow* kernel_for(const ir::Value* value, std::string_view op) {
+  return takes(value) ? find_kernel(*codegen_of(value), op) : nullptr;
+}
+
+bool has_wide_products(const ir::Value* value) {
+  return takes(value) && codegen_of(value)->has_wide_products();
+}
+
+std::unique_ptr<const Kernel> compile(const Codegen& codegen, const BoundNode& bound) {
+  const ir::Node& node = bound.node;
+  const bool is_ours = node.op.domain == ir::kTorchOrtDomain;
+  const KernelRow* found = is_ours ? find_kernel(codegen, node.op.name) : nullptr;
+  if (found == nullptr) {
+    throw Unsupported(concat(node.op.str(), " '", node.name, "': no kernel for device '",
+                             ir::to_string(node.outputs[0]->type.device), "'"));
+  }
+  return found->make(bound);
 }
 
 }  // namespace torch_ort::region

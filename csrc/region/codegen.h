@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -67,29 +68,40 @@ struct CodegenOptions {
   std::string dump_dir;
 };
 
+// A node of the domain torch_ort that is one kernel, with all that the kernel is compiled for.
+// `inputs` leaves out the optional inputs that the node does not have.
+struct BoundNode {
+  const ir::Node& node;
+  const std::vector<Layout>& inputs;
+  const std::vector<Layout>& outputs;
+  const CodegenOptions& options;
+};
+
+// A generator's kernel for an op. What holds for the op on all devices is in its row in ops/.
+struct KernelRow {
+  std::string_view op;
+  // Throws InternalError on layouts that do not fit.
+  std::unique_ptr<const Kernel> (*make)(const BoundNode& bound);
+  // Sums of rows by their ids, which the kernel sorts first: the node has a workspace, its second
+  // result, and may have short floats and int32 ids (ops/sorted_sums.h).
+  bool sorts_ids = false;
+};
+
 class Codegen {
  public:
   virtual ~Codegen() = default;
 
   // Whether a region may read and produce values of this type. The type is known.
   virtual bool takes(const ir::Type& type) const = 0;
-  // Whether there is a kernel for an op of the domain torch_ort that is not part of a region.
-  // "Attention" and "Take" include their gradients, "Rows" all ops on lists of rows; "WideMatMul"
-  // is the library's; "SortedEmbeddingGrad" has a workspace, and takes short floats and int32 ids;
-  // "SortedTakeGrad" has a workspace, and comes without "Take".
-  virtual bool has_kernel(std::string_view op) const = 0;
+  // The kernels for nodes that are not part of a region.
+  virtual std::span<const KernelRow> kernels() const = 0;
+  // Whether the device's own library multiplies short floats into float32 (WideMatMul).
+  virtual bool has_wide_products() const = 0;
 
   // Compiles a region. Throws InternalError on layouts that do not fit the schedule, and
   // Unsupported on an operand of a dtype that kernels do not read.
   virtual std::unique_ptr<const Kernel> compile(const Schedule& schedule,
                                                 const ir::SymbolLookup& lookup,
-                                                const std::vector<Layout>& inputs,
-                                                const std::vector<Layout>& outputs,
-                                                const CodegenOptions& options) const = 0;
-  // Compiles an op that is one kernel: Casts, EmbeddingGrad, Take, TakeGrad, Attention,
-  // AttentionGrad, LinearCrossEntropy, Rows, RowsProduct, ZeroRows. `inputs` leaves out the
-  // optional inputs that the node does not have. Throws InternalError on layouts that do not fit.
-  virtual std::unique_ptr<const Kernel> compile(const ir::Node& node,
                                                 const std::vector<Layout>& inputs,
                                                 const std::vector<Layout>& outputs,
                                                 const CodegenOptions& options) const = 0;
@@ -113,7 +125,15 @@ const Codegen* codegen_for(const ir::Device& device);
 // Whether the value is on a device whose generator takes its type. False for nullptr and for values
 // of unknown type.
 bool takes(const ir::Value* value);
-// Whether that generator also has a kernel for the op.
-bool has_kernel(const ir::Value* value, std::string_view op);
+// The kernel of that generator for an op of the domain torch_ort; nullptr if there is none.
+const KernelRow* kernel_for(const ir::Value* value, std::string_view op);
+inline bool has_kernel(const ir::Value* value, std::string_view op) {
+  return kernel_for(value, op) != nullptr;
+}
+// Whether the library of that device multiplies short floats into float32.
+bool has_wide_products(const ir::Value* value);
+
+// Compiles a node by its op's row. Throws Unsupported if the generator has none.
+std::unique_ptr<const Kernel> compile(const Codegen& codegen, const BoundNode& bound);
 
 }  // namespace torch_ort::region

@@ -327,3 +327,11 @@ def test_a_program_says_what_it_takes() -> None:
     session.run({"x": torch.randn(4, 9, 2), "places": torch.tensor([8, 0, 1])})
     ((_, text),) = session.programs()
     assert text == "take 3 places of 9, 4 times 2\n"
+
+
+def test_an_op_without_a_kernel_on_the_device_is_refused() -> None:
+    node = "y = torch_ort.Casts <to = 16> (x)"
+    graph = read({"x": "float[4,9]"}, [node], ["y"], types={"y": "bfloat16[4,9]"})
+    session = _C.Session.compile(graph, {})
+    with pytest.raises(_C.Unsupported, match=r"torch_ort\.Casts '.*': no kernel for device 'cpu'"):
+        session.run({"x": torch.randn(4, 9)})

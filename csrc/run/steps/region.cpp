@@ -1,6 +1,7 @@
 // A fused region, or an op that is one kernel: a kernel of region/codegen.h, which writes into
 // given memory.
 #include "base/error.h"
+#include "ops/op.h"
 #include "ops/product.h"
 #include "region/lower.h"
 #include "region/schedule.h"
@@ -12,6 +13,7 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <stdexcept>
 
 namespace torch_ort::run {
@@ -37,17 +39,14 @@ struct RegionStep : Step {
   std::string op_name() const override { return node.op.str(); }
   std::vector<int> reads() const override { return without_repeats(operands); }
   bool writes_given_memory() const override { return true; }
-  bool writes_strided_memory() const override {
-    return node.op.name != "Casts" && node.op.name != "EmbeddingGrad" &&
-           node.op.name != "LinearCrossEntropy" && node.op.name != "Rows";
-  }
+  bool writes_strided_memory() const override { return ops::kernel_facts(node).writes_strides; }
   bool reads_gaps(const Description& /*description*/) const override {
-    return node.op.name != "Casts";
+    return ops::kernel_facts(node).reads_gaps;
   }
 
   std::vector<int> in_place() const override {
     std::vector<int> slots;
-    if (ir::is(&node, "ZeroRows", ir::kTorchOrtDomain)) return {operands[0]};
+    if (const int input = ops::kernel_facts(node).overwrites; input >= 0) return {operands[input]};
     if (const int start = slot_of_start(); start >= 0) return {start};
     if (schedule == nullptr) return slots;
     for (int input : schedule->overwritable) slots.push_back(operands[input]);
@@ -60,7 +59,8 @@ struct RegionStep : Step {
   // The tensor that the kernel adds to, unless it reads it in another order as well; -1: none.
   int slot_of_start() const {
     if (ops::start_of(node) == nullptr) return -1;
-    return operands[2] == operands[0] || operands[2] == operands[1] ? -1 : operands[2];
+    const int slot = operands[ops::kernel_facts(node).start];
+    return std::count(operands.begin(), operands.end(), slot) > 1 ? -1 : slot;
   }
 };
 
@@ -99,7 +99,7 @@ class KernelMaker {
                                ir::to_string(device), "'"));
     }
     if (step_.schedule == nullptr) {
-      return codegen->compile(step_.node, inputs_, outputs_, codegen_options_);
+      return region::compile(*codegen, {step_.node, inputs_, outputs_, codegen_options_});
     }
     const BoundRegion region{step_.node, lookup_, inputs_, outputs_, codegen_options_};
     using Mode = SessionOptions::RegionMode;
