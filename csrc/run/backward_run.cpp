@@ -262,7 +262,7 @@ void BackwardRun::collect() {
     gradients_[i] = with_promised_strides(gradient, binding.specs[slot]);
     is_made_[i] = true;
     left.push_back(position);
-    if (binding.num_segments > 1 && gradients_[i].defined()) {
+    if (binding.num_segments > 1 && gradients_[i].defined() && gradients_[i].has_storage()) {
       left_.emplace_back(gradients_[i].storage().getWeakStorageImpl());
     }
   }

@@ -2,6 +2,8 @@
 
 #include "base/error.h"
 #include "ir/edit.h"
+#include "ops/aten.h"
+#include "ops/aten_names.h"
 #include "ops/fusion.h"
 #include "ops/op.h"
 #include "ops/product.h"
@@ -51,7 +53,7 @@ class States {
 
   // The operand that is left of a sum if the other one has not come; else nullptr.
   const Value* rest_of(const Node& node) const {
-    if (ir::is(&node, "Add")) {
+    if (ir::is(&node, "Add") || ops::key_of(node) == ops::aten::kSparseSum) {
       const bool is_missing = is_undefined(node.inputs[0]);
       return is_missing == is_undefined(node.inputs[1]) ? nullptr : node.inputs[is_missing ? 1 : 0];
     }

@@ -133,7 +133,7 @@ std::shared_ptr<Context> context_of(const at::Tensor& token) {
 }
 
 at::Tensor with_promised_strides(const at::Tensor& tensor, const TensorSpec& spec) {
-  if (!spec.known || !tensor.defined()) return tensor;
+  if (!spec.known || !tensor.defined() || tensor.is_sparse()) return tensor;
   if (tensor.strides() == c10::IntArrayRef(spec.strides) || tensor.numel() == 0) return tensor;
   const bool same = tensor.sizes() == c10::IntArrayRef(spec.sizes) &&
                     same_strides(spec.sizes, tensor.strides(), spec.strides);

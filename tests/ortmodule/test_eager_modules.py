@@ -123,8 +123,10 @@ CASES = {
     "fake quantization, twice": (Shared, rows),
     "observer": (lambda: Around(quantization.MinMaxObserver()), rows),
     "max_norm": (lambda: Words(nn.Embedding(10, 8, max_norm=1.0)), ids),
-    "sparse": (lambda: Words(nn.Embedding(10, 8, sparse=True)), ids),
-    "sparse bags": (lambda: Words(nn.EmbeddingBag(10, 8, sparse=True)), ids),
+    "sparse and max_norm": (lambda: Words(nn.Embedding(10, 8, max_norm=1.0, sparse=True)), ids),
+    "sparse bags and max_norm": (
+        lambda: Words(nn.EmbeddingBag(10, 8, max_norm=1.0, sparse=True)), ids
+    ),
     "CTC": (Speech, spoken),
     "CTC, a function": (SpeechByFunction, spoken),
     "CTC, labels in a row": (SpeechOfLabels, spoken),
@@ -210,7 +212,7 @@ def test_under_autocast():
 
 
 def test_gradients_accumulate():
-    make, inputs = CASES["sparse"]
+    make, inputs = CASES["sparse and max_norm"]
     eager = make()
     model = copy.deepcopy(eager)
     ours = ORTModule(model)

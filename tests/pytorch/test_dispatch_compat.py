@@ -109,6 +109,28 @@ def test_operators_stay_whole():
     assert all(before)
 
 
+def test_sparse_gradients_are_whole():
+    """Dense ones are made as PyTorch makes them."""
+    bags = torch.zeros(2, dtype=torch.int64)
+    for is_sparse in (True, False):
+        table = torch.randn(2, 3, requires_grad=True)
+        rows = torch.nn.functional.embedding(bags, table, sparse=is_sparse)
+        sums = torch.nn.functional.embedding_bag(
+            bags, table, torch.arange(2), mode="sum", sparse=is_sparse
+        )
+        gathered = torch.gather(table, 0, bags.expand(3, 2).T, sparse_grad=is_sparse)
+        with (
+            dispatch_compat.enable_python_dispatcher(),
+            dispatch_compat.sparse_gradients_whole(),
+            Notes() as notes,
+        ):
+            for each in (rows, sums, gathered):
+                torch.autograd.grad(each, table, torch.ones_like(each))
+        ours = [name for name in notes.seen if name.startswith("torch_ort.")]
+        names = ["embedding", "embedding_bag", "gather"] if is_sparse else []
+        assert ours == [f"torch_ort.sparse_{name}_backward.default" for name in names]
+
+
 def test_captures_are_made_outside_of_inference_mode():
     for mode in (torch.inference_mode, torch.no_grad):
         with mode():

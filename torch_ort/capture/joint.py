@@ -31,9 +31,10 @@ from torch_ort.pytorch import (
     graph_compat,
     trace_compat,
 )
-from torch_ort.pytorch.dispatch_compat import operators_whole
+from torch_ort.pytorch.dispatch_compat import operators_whole, sparse_gradients_whole
 from torch_ort.read.layouts import JointLayout
 from torch_ort.read.programs import read_inference, read_joint
+from torch_ort.read.sparse import add_as_sparse
 from torch_ort.record.recorder import (
     Recording,
     is_reason_to_hand_over,
@@ -118,6 +119,7 @@ class Capture:
             try:
                 with (
                     operators_whole(),
+                    sparse_gradients_whole(),
                     attention_chosen(self.options),
                     graph_compat.backward_without_autocast(),
                     trace_compat.anomalies_unsaid(),
@@ -261,6 +263,7 @@ class Capture:
         self, joint: torch.nn.Module, num_outputs: int, parameters: Sequence[int] | None = None
     ) -> tuple[JointLayout, Program]:
         with stage("convert"):
+            add_as_sparse(joint.graph, num_outputs)
             layout = JointLayout(joint, num_outputs)
             program = read_joint(layout, self.options)
         program.gradient_inputs = layout.gradient_inputs()
@@ -320,6 +323,7 @@ class Capture:
         """Compile a graph without gradients."""
         self._note_graph(module.graph)
         with stage("convert"):
+            add_as_sparse(module.graph)
             program, outputs = read_inference(module, self.options)
         program.can_be_lazy = self._is_recorded
         placeholders = module.graph.find_nodes(op="placeholder")

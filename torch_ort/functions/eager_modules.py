@@ -1,7 +1,7 @@
 """Modules and functions that stay in eager PyTorch in a captured graph: each call is a node.
 
-They look at numbers, write into what autograd watches, or give sparse gradients, which a graph
-cannot; what stands around them is captured all the same. A call has an autograd graph of its own,
+They look at numbers or write into what autograd watches, which a graph cannot; what stands around
+them is captured all the same. A call has an autograd graph of its own,
 which lives as long as the node's context.
 """
 
@@ -182,7 +182,7 @@ def _copy(part: nn.Module) -> nn.Module:
 def _stays(part: nn.Module) -> bool:
     """Tell whether a module does what no graph can."""
     if isinstance(part, nn.Embedding | nn.EmbeddingBag):
-        return part.max_norm is not None or (part.sparse and part.weight.requires_grad)
+        return part.max_norm is not None
     if is_norm(part):
         return part.momentum is None and part.track_running_stats and part.training
     quantization = sys.modules.get("torch.ao.quantization")

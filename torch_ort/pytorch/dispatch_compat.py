@@ -45,6 +45,7 @@ __all__ = [
     "plain_functions",
     "shape_questions_answered",
     "sizes_written_as_numbers",
+    "sparse_gradients_whole",
     "storage_key",
     "unwrapped",
     "viewed",
@@ -153,6 +154,57 @@ def operators_whole() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def sparse_gradients_whole() -> Iterator[None]:
+    """Let an operator of ours give a sparse gradient where PyTorch's formula would make one."""
+    ours = {
+        operator: {
+            **patches.KERNELS.of(operator),
+            **{key: functools.partial(kernel, operator, key) for key in keys},
+        }
+        for operator, (kernel, keys) in _OF_SPARSE.items()
+    }
+    with patches.KERNELS.by(ours):
+        yield
+
+
+def _embedding_backward(
+    operator: Any, key: Any, gradient: torch.Tensor, indices: torch.Tensor, num_weights: Any,
+    padding_idx: Any, scale: bool, is_sparse: bool,
+) -> torch.Tensor:  # fmt: skip
+    given = (gradient, indices, num_weights, padding_idx, scale)
+    if is_sparse:
+        return torch.ops.torch_ort.sparse_embedding_backward(*given)
+    return operator._op_dk(key, *given, is_sparse)
+
+
+def _embedding_bag_backward(
+    operator: Any, key: Any, gradient: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor,
+    bags: torch.Tensor, sizes: torch.Tensor, largest: torch.Tensor, num_weights: Any, scale: bool,
+    mode: int, is_sparse: bool, weights: torch.Tensor | None, padding_idx: int = -1,
+) -> torch.Tensor:  # fmt: skip
+    given = (gradient, indices, offsets, bags, sizes, largest, num_weights, scale, mode)
+    if is_sparse:
+        return torch.ops.torch_ort.sparse_embedding_bag_backward(*given, weights, padding_idx)
+    return operator._op_dk(key, *given, is_sparse, weights, padding_idx)
+
+
+def _gather_backward(
+    operator: Any, key: Any, gradient: torch.Tensor, source: torch.Tensor, dim: int,
+    index: torch.Tensor, is_sparse: bool,
+) -> torch.Tensor:  # fmt: skip
+    if is_sparse:
+        return torch.ops.torch_ort.sparse_gather_backward(gradient, source, dim, index)
+    return operator._op_dk(key, gradient, source, dim, index, is_sparse)
+
+
+_KEYS = torch._C.DispatchKey
+_COMPOSED, _FIRST = [_KEYS.CompositeImplicitAutograd], [_KEYS.AutogradCPU, _KEYS.AutogradCUDA]
+_OF_SPARSE = {
+    torch.ops.aten.embedding_backward.default: (_embedding_backward, _COMPOSED),
+    torch.ops.aten._embedding_bag_backward.default: (_embedding_bag_backward, _FIRST),
+    torch.ops.aten.gather_backward.default: (_gather_backward, _COMPOSED),
+}
 _WITH_KERNELS = (
     torch.ops.aten.hardshrink.default,
     torch.ops.aten.softshrink.default,

@@ -45,6 +45,7 @@ from torch_ort.pytorch.dispatch_compat import (
     operators_whole,
     parameters_made,
     shape_questions_answered,
+    sparse_gradients_whole,
     storage_key,
     unwrapped,
     without_saved_tensor_hooks,
@@ -312,6 +313,7 @@ class _Recorder:
             nothing_compiled(),
             dropout_passes_through(),
             operators_whole(),
+            sparse_gradients_whole(),
             parameters_made(),
             answering(self._mode) as asked,
         ):

@@ -13,12 +13,22 @@ from typing import Any
 import torch
 
 from torch_ort.pytorch.graph_compat import schema
-from torch_ort.rules import creation, images, losses, parts, products, recurrent, reductions, views
+from torch_ort.rules import (
+    creation,
+    images,
+    losses,
+    parts,
+    products,
+    recurrent,
+    reductions,
+    sparse,
+    views,
+)
 from torch_ort.rules.pointwise import pointwise
 from torch_ort.rules.table import RULES, Rule
 
 # Importing these modules adds their rules to the table.
-FAMILIES = (creation, images, losses, parts, products, recurrent, reductions, views)
+FAMILIES = (creation, images, losses, parts, products, recurrent, reductions, sparse, views)
 
 
 def find(operator: Any) -> Rule | None:
