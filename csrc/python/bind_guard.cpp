@@ -2,6 +2,8 @@
 #include "python/bind.h"
 #include "python/call_guard.h"
 
+#include <torch/csrc/utils/pybind.h>
+
 namespace py = pybind11;
 
 namespace torch_ort::python {
@@ -45,6 +47,8 @@ void bind_guard(py::module_& module) {
            "The tensors of a call that fits, as they were given.")
       .def("mismatch", &CallGuard::mismatch, "args"_a, "kwargs"_a,
            "What keeps the graph from serving a call; empty if nothing does.");
+  module.def("memory_order", &memory_order, "tensor"_a,
+             "The dims in the order in which they lie in memory; empty if it is row-major.");
 }
 
 }  // namespace torch_ort::python

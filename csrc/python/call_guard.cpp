@@ -113,23 +113,50 @@ bool has_plain_layout(const at::Tensor& tensor) {
          !tensor.is_quantized();
 }
 
-at::MemoryFormat format_named(const std::string& name) {
-  if (name == "channels_last") return at::MemoryFormat::ChannelsLast;
-  if (name == "channels_last_3d") return at::MemoryFormat::ChannelsLast3d;
-  ORT_CHECK(name == "contiguous", "call guard: memory format: got '", name, "'");
-  return at::MemoryFormat::Contiguous;
+// Whether dim `a` lies outside of dim `b`: 1, inside of it: -1, or neither is known: 0.
+int is_outside(const at::Tensor& tensor, int64_t a, int64_t b) {
+  const int64_t stride_a = tensor.stride(a), stride_b = tensor.stride(b);
+  if (stride_a == 0 || stride_b == 0) return 0;
+  if (stride_a != stride_b) return stride_a > stride_b ? 1 : -1;
+  return tensor.size(a) > tensor.size(b) ? 1 : 0;
+}
+
+bool is_order_of(int64_t num_dims, std::vector<int64_t> order) {
+  std::sort(order.begin(), order.end());
+  for (int64_t i = 0; i < static_cast<int64_t>(order.size()); ++i) {
+    if (order[i] != i) return false;
+  }
+  return static_cast<int64_t>(order.size()) == num_dims;
+}
+
+bool lies_in(const at::Tensor& tensor, const std::vector<int64_t>& order) {
+  return tensor.numel() == 0 || memory_order(tensor) == order;
+}
+
+// The tensor itself if it is dense in this order of dims, else a copy.
+at::Tensor dense_in(const at::Tensor& tensor, const std::vector<int64_t>& order) {
+  if (order.empty()) return tensor.contiguous();
+  const at::Tensor rows = tensor.permute(order);
+  if (rows.is_contiguous()) return tensor;
+  std::vector<int64_t> inverse(order.size());
+  for (size_t i = 0; i < order.size(); ++i) inverse[order[i]] = static_cast<int64_t>(i);
+  return rows.contiguous().permute(inverse);
 }
 
 Expected expected_from(py::handle description) {
   const auto parts = py::reinterpret_borrow<py::tuple>(description);
   const auto kind = parts[0].cast<std::string>();
   if (kind == "tensor") {
+    const auto num_dims = parts[3].cast<int64_t>();
+    auto order = parts[5].cast<std::vector<int64_t>>();
+    ORT_CHECK(order.empty() || is_order_of(num_dims, order), "call guard: order of ", num_dims,
+              " dims: got ", at::IntArrayRef(order));
     return {.kind = Kind::kTensor,
             .dtype = parts[1].cast<at::ScalarType>(),
             .device = parts[2].cast<at::Device>(),
-            .num_dims = parts[3].cast<int64_t>(),
+            .num_dims = num_dims,
             .requires_grad = parts[4].cast<bool>(),
-            .format = format_named(parts[5].cast<std::string>())};
+            .order = std::move(order)};
   }
   if (kind == "integer") return {.kind = Kind::kInteger};
   if (kind == "number") {
@@ -158,6 +185,27 @@ Expected expected_from(py::handle description) {
 }
 
 }  // namespace
+
+// An insertion sort from the innermost dim, in which pairs that strides do not decide stay.
+std::vector<int64_t> memory_order(const at::Tensor& tensor) {
+  if (tensor.is_contiguous()) return {};
+  const int64_t rank = tensor.dim();
+  std::vector<int64_t> inner_first(rank);
+  for (int64_t i = 0; i < rank; ++i) inner_first[i] = rank - 1 - i;
+  for (int64_t i = 1; i < rank; ++i) {
+    int64_t at = i;
+    for (int64_t other = i - 1; other >= 0; --other) {
+      const int outside = is_outside(tensor, inner_first[other], inner_first[at]);
+      if (outside < 0) break;
+      if (outside == 0) continue;
+      std::swap(inner_first[other], inner_first[at]);
+      at = other;
+    }
+  }
+  std::reverse(inner_first.begin(), inner_first.end());
+  if (std::is_sorted(inner_first.begin(), inner_first.end())) return {};
+  return inner_first;
+}
 
 Modes Modes::now() {
   at::Context& context = at::globalContext();
@@ -338,12 +386,15 @@ bool CallGuard::fits(const Expected& expected, PyObject* value, const std::strin
       if (!THPVariable_CheckExact(value)) {
         return fails(why, where, ": got the tensor subclass ", type_name(value));
       }
+      if (!lies_in(tensor, expected.order)) {
+        return fails(why, where, ": its dims lie in another order in memory");
+      }
       for (int64_t size : tensor.sizes()) call.integers.push_back(py::int_(size));
       // No graph is captured for tensors that are not dense. As in ONNX Runtime Training, they are
       // copied.
-      const bool is_taken = !call.is_copied || tensor.is_contiguous(expected.format);
-      call.tensors.push_back(is_taken ? py::reinterpret_borrow<py::object>(value)
-                                      : py::cast(tensor.contiguous(expected.format)));
+      const at::Tensor dense = call.is_copied ? dense_in(tensor, expected.order) : tensor;
+      call.tensors.push_back(dense.is_same(tensor) ? py::reinterpret_borrow<py::object>(value)
+                                                   : py::cast(dense));
       return true;
     }
     case Kind::kInteger:

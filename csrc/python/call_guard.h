@@ -10,7 +10,6 @@
 
 #include <ATen/SDPBackend.h>
 #include <ATen/core/Tensor.h>
-#include <c10/core/MemoryFormat.h>
 #include <pybind11/pybind11.h>
 
 #include <array>
@@ -61,8 +60,12 @@ struct Expected {
   at::Device device = at::kCPU;
   int64_t num_dims = 0;
   bool requires_grad = false;
-  at::MemoryFormat format = at::MemoryFormat::Contiguous;
+  std::vector<int64_t> order;  // the dims by memory_order
 };
+
+// The dims of a tensor in the order in which they lie in memory, outermost first, as PyTorch orders
+// those of an elementwise result; empty if this is row-major.
+std::vector<int64_t> memory_order(const at::Tensor& tensor);
 
 class CallGuard {
  public:

@@ -120,6 +120,13 @@ CASES: list[tuple[Any, tuple, dict]] = [
     (aten.cat.default, ([t(2, 3, 4, 6)[..., 3:], t(2, 3, 4, 6)[..., :3]], -1), {}),
     (aten.cat.default, ([t(2, 3, 4).transpose(0, 2), t(4, 3, 2)],), {}),
     (aten.cat.default, ([last(2, 3, 4, 5), t(2, 3, 4, 5)], 1), {}),
+    (aten.cat.default, ([last(2, 3, 4, 5), last(2, 3, 4, 5)], 1), {}),
+    (aten.cat.default, ([last(2, 3, 4, 5, 6), last(2, 3, 4, 2, 6)], 3), {}),
+    (aten.cat.default, ([last(2, 6, 4, 5)[:, :3], last(2, 3, 4, 5)], 1), {}),
+    *((aten.stack.default, ([last(2, 3, 4, 5), last(2, 3, 4, 5)], dim), {}) for dim in range(5)),
+    *((aten.roll.default, (last(2, 3, 4, 5), [2], [dim]), {}) for dim in (0, 1, 3)),
+    (aten.roll.default, (t(2, 3, 4, 5).transpose(1, 2), [1], [-1]), {}),
+    (aten.roll.default, (last(2, 3, 4, 5), [2, 1], [1, 2]), {}),
     (aten.stack.default, ([t(2, 3), t(2, 3)], 1), {}),
     (aten.stack.default, ([t(3, 2).t(), t(3, 2).t()], -1), {}),
     (aten.embedding.default, (t(10, 4), ints(2, 3)), {}),
@@ -159,6 +166,29 @@ CASES: list[tuple[Any, tuple, dict]] = [
         {},
     ),
     (aten.native_group_norm.default, (t(2, 4, 3), t(4), t(4), 2, 4, 3, 2, 1e-5), {}),
+    (aten.native_group_norm.default, (last(2, 4, 3, 5), t(4), t(4), 2, 4, 15, 2, 1e-5), {}),
+    (
+        aten.native_group_norm_backward.default,
+        (last(2, 4, 3, 5), last(2, 4, 3, 5), t(2, 2), t(2, 2), t(4), 2, 4, 15, 2, [True] * 3), {},
+    ),
+    *(
+        (aten._native_batch_norm_legit.no_stats, (x, t(4), t(4), True, 0.1, 1e-5), {})
+        for x in (t(2, 4), t(3, 4, 2).transpose(0, 2), last(2, 4, 3, 5), t(2, 4, 3, 5).mT)
+    ),
+    *(
+        (
+            aten._native_batch_norm_legit_functional.default,
+            (x, t(4), t(4), t(4), t(4), True, 0.1, 1e-5), {},
+        )
+        for x in (last(2, 4, 3, 5), t(2, 4, 3, 5).mT, t(3, 4, 2).transpose(0, 2))
+    ),
+    *(
+        (
+            aten.native_batch_norm_backward.default,
+            (t(*x.shape), x, t(4), t(4), t(4), t(4), t(4), True, 1e-5, [True] * 3), {},
+        )
+        for x in (last(2, 4, 3, 5), t(2, 4, 3, 5).mT, t(3, 4, 2).transpose(0, 2))
+    ),
     (
         aten.native_group_norm_backward.default,
         (t(2, 4, 3), t(2, 4, 3), t(2, 2), t(2, 2), t(4), 2, 4, 3, 2, [True] * 3),

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch_ort._C import CallGuard, InternalError
+from torch_ort._C import CallGuard, InternalError, memory_order
 
 from torch_ort import ORTModule
 from torch_ort.guards.structure import Structure
@@ -75,8 +75,26 @@ def matrix(rows: int = 2, columns: int = 3, **settings: Any) -> torch.Tensor:
     return torch.zeros(rows, columns, **settings)
 
 
-IMAGES = torch.zeros(2, 3, 4, 5)
-VOLUMES = torch.zeros(2, 3, 4, 5, 6)
+def in_memory(*order: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Give what lays the dims of a tensor in an order, outermost first."""
+    inverse = [order.index(d) for d in range(len(order))]
+    return lambda x: x.permute(order).contiguous().permute(inverse)
+
+
+def as_part(lay: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Give what lays a tensor so, with gaps."""
+    return lambda x: lay(x.repeat_interleave(2, dim=2))[:, :, ::2]
+
+
+LAID = {
+    "row-major": lambda x: x,
+    "channels last": lambda x: x.to(memory_format=torch.channels_last),
+    "transposed": in_memory(0, 1, 3, 2),
+    "another order": in_memory(3, 0, 2, 1),
+    "a row-major part": as_part(lambda x: x),
+    "a part of channels last": as_part(in_memory(0, 2, 3, 1)),
+    "a part of another order": as_part(in_memory(3, 0, 2, 1)),
+}  # fmt: skip
 
 
 class TestTensors:
@@ -127,27 +145,45 @@ class TestTensors:
         x = matrix(requires_grad=True)
         assert guard(x).match((torch.nn.Parameter(matrix()),), {}) is not None
 
-    @pytest.mark.parametrize(
-        ("captured", "memory_format"),
-        [
-            (IMAGES, torch.contiguous_format),
-            (IMAGES.to(memory_format=torch.channels_last), torch.channels_last),
-            (VOLUMES, torch.contiguous_format),
-            (VOLUMES.to(memory_format=torch.channels_last_3d), torch.channels_last_3d),
-        ],
-    )
-    def test_the_order_of_the_numbers_is_that_of_the_capture(self, captured, memory_format):
-        values = torch.arange(float(captured.numel())).view(captured.shape)
-        for given in (values, values.transpose(0, 1).contiguous().transpose(0, 1)):
-            (found,) = guard(captured).match((given,), {})[captured.dim() :]
-            assert found.is_contiguous(memory_format=memory_format)
+    @pytest.mark.parametrize("name", LAID)
+    def test_the_order_of_dims_is_that_of_the_capture(self, name):
+        """Parts of tensors are copied to dense ones, whose dims lie in the same order."""
+        values = torch.arange(96.0).view(2, 4, 3, 4)
+        given, dense = LAID[name](values), values.clone()
+        for other, laid in LAID.items():
+            has_order = memory_order(laid(values)) == memory_order(given)
+            of_other = guard(laid(values))
+            if not has_order:
+                assert other != name
+                assert of_other.match((given,), {}) is None
+                assert of_other.mismatch((given,), {}) == (
+                    "args[0]: its dims lie in another order in memory"
+                )
+                continue
+            (found,) = of_other.match((given,), {})[4:]
             torch.testing.assert_close(found, values, rtol=0, atol=0)
+            like = dense.permute(memory_order(given) or (0, 1, 2, 3)).contiguous()
+            assert sorted(found.stride()) == sorted(like.stride())
+            assert memory_order(found) == memory_order(given)
+            assert (found is given) == ("part" not in name)
+
+    @pytest.mark.parametrize("name", LAID)
+    def test_the_order_of_dims_is_that_of_an_elementwise_result(self, name):
+        given = LAID[name](torch.arange(96.0).view(2, 4, 3, 4))
+        assert memory_order(given) == memory_order(given * 2)
+
+    def test_tensors_without_numbers_have_any_order(self):
+        of_columns = guard(torch.zeros(3, 2).t())
+        assert of_columns.match((torch.zeros(0, 2),), {})[:2] == [0, 2]
 
     def test_a_copy_for_the_order_carries_gradients(self):
-        x = torch.arange(6.0).view(2, 3).requires_grad_()
-        (found,) = guard(matrix(requires_grad=True)).match((x.t(),), {})[2:]
+        x = torch.arange(12.0).view(2, 6).requires_grad_()
+        captured = torch.zeros(3, 2).t().contiguous().t().requires_grad_()
+        (found,) = guard(captured).match((x[:, ::2].t(),), {})[2:]
         (found * torch.arange(6.0).view(3, 2)).sum().backward()
-        torch.testing.assert_close(x.grad, torch.arange(6.0).view(3, 2).t())
+        want = torch.zeros(2, 6)
+        want[:, ::2] = torch.arange(6.0).view(3, 2).t()
+        torch.testing.assert_close(x.grad, want)
 
 
 class TestNumbers:
@@ -495,7 +531,7 @@ class TestReads:
 
 NOTHING = ("sequence", tuple, (), ())
 NO_NAMES = ("named", dict, (), ())
-TENSOR = ("tensor", torch.float32, CPU, 2, False, "contiguous")
+TENSOR = ("tensor", torch.float32, CPU, 2, False, [])
 ONE_INTEGER = (("integer",),)
 
 
@@ -515,7 +551,8 @@ BROKEN = {
     "a kind that is no string": lambda: CallGuard(((3,), NO_NAMES), [], []),
     "a tensor without a device": lambda: CallGuard(inputs(TENSOR[:2]), [], []),
     "a dtype that is none": lambda: CallGuard(inputs(("tensor", "f", *TENSOR[2:])), [], []),
-    "an unknown memory format": lambda: CallGuard(inputs((*TENSOR[:5], "odd")), [], []),
+    "an order that is no list": lambda: CallGuard(inputs((*TENSOR[:5], "odd")), [], []),
+    "an order of other dims": lambda: CallGuard(inputs((*TENSOR[:5], [0, 0])), [], []),
     "a number without a dtype": lambda: CallGuard(inputs(("number",)), [], []),
     "a constant without a value": lambda: CallGuard(inputs(("constant",)), [], []),
     "parts that are a number": lambda: CallGuard(inputs(("sequence", list, (), 5)), [], []),

@@ -43,18 +43,15 @@ def test_a_compiled_function(name, kind):
 def test_an_ortmodule(name, monkeypatch):
     function, x = FUNCTIONS[name], ARGUMENTS["dense"]()
     module = torch_ort.ORTModule(Applies(function))
-    for kind in ("dense", "part"):
+    for kind in ("dense", "part", "transposed"):
         torch.testing.assert_close(module(ARGUMENTS[kind]()), function(ARGUMENTS[kind]()))
     assert torch_ort.counters()["fallbacks"] == 0
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")
-    for kind in ("transposed", "gaps"):
-        module = torch_ort.ORTModule(Applies(function))
-        module(x)
-        with pytest.warns(
-            FallbackWarning, match="reads the memory of an argument that is not dense"
-        ):
-            got = module(ARGUMENTS[kind]())
-        torch.testing.assert_close(got, function(ARGUMENTS[kind]()))
+    module = torch_ort.ORTModule(Applies(function))
+    module(x)
+    with pytest.warns(FallbackWarning, match="reads the memory of an argument that is not dense"):
+        got = module(ARGUMENTS["gaps"]())
+    torch.testing.assert_close(got, function(ARGUMENTS["gaps"]()))
 
 
 def test_resize_to_its_own_sizes_keeps_what_is_not_row_major(monkeypatch):

@@ -707,8 +707,9 @@ _MISSING = object()
 
 
 def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
-    kept = torch.preserve_format if is_dense(tensor) else torch.contiguous_format
-    new = torch.empty_like(tensor, memory_format=kept, requires_grad=False)
+    order = _C.memory_order(tensor) or range(tensor.dim())
+    sizes, options = tensor.shape, {"dtype": tensor.dtype, "device": tensor.device}
+    new = torch.empty_permuted(sizes, tuple(order), **options)
     return new.requires_grad_(tensor.requires_grad)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from torch_ort import _C
 from torch_ort._C import Unsupported
 
 # Types of values that are part of the structure: a call with another value has another structure.
@@ -77,7 +78,9 @@ class Structure:
             if not self._keeps_others and not plain_tensor(value):
                 raise UnknownType(f"{name}: got {_kind_of(value)}, want a plain tensor")
             self._add_leaf(value, name)
-            return _tensor_description(value), next
+            # Results are not compared, and those of a capture tell no strides.
+            order = [] if self._keeps_others else _C.memory_order(value)
+            return _tensor_description(value, order), next
         if name in self._open and type(value) in (int, float):
             dtype = self._float_dtype if type(value) is float else torch.int64
             self.numbers[len(self.leaves)] = dtype
@@ -347,22 +350,11 @@ def _set_item(container: Any, key: Any, value: Any) -> None:
     container[key] = value
 
 
-def _tensor_description(value: torch.Tensor) -> tuple:
-    return (
-        "tensor", value.dtype, value.device, value.dim(), value.requires_grad, dense_format(value),
-    )  # fmt: skip
+def _tensor_description(value: torch.Tensor, order: list[int]) -> tuple:
+    return ("tensor", value.dtype, value.device, value.dim(), value.requires_grad, order)
 
 
 def is_dense(value: torch.Tensor) -> bool:
-    """Tell whether a tensor's numbers lie in one of the orders that calls are compared by."""
-    return value.is_contiguous() or dense_format(value) != "contiguous"
-
-
-def dense_format(value: torch.Tensor) -> str:
-    """Name the order in which a tensor's numbers lie; "contiguous" too where they have none."""
-    if value.layout == torch.strided and not value.is_contiguous():
-        if value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last):
-            return "channels_last"
-        if value.dim() == 5 and value.is_contiguous(memory_format=torch.channels_last_3d):
-            return "channels_last_3d"
-    return "contiguous"
+    """Tell whether a tensor's numbers lie without gaps or overlaps."""
+    order = _C.memory_order(value)
+    return (value.permute(order) if order else value).is_contiguous()

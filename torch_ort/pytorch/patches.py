@@ -55,6 +55,11 @@ SYMBOLS_OF_DATA = Function(
     "torch.fx.experimental.symbolic_shapes:free_unbacked_symbols",
     "As above: which sizes are data-dependent; a recording has an example value of each.",
 )
+LIES_LIKE_IMAGES = Function(
+    "torch._prims_common:are_strides_like_channels_last_or_false",
+    "As above: whether strides are those of images with channels last, which it takes for unknown.",
+    versions="those that have it",
+)
 SYM_SUM = Addition(
     "torch._C:_SymNode.sym_sum",
     "PyTorch's Python calls it on the nodes of sizes, and those of C++ lack it.",

@@ -31,7 +31,6 @@ from torch_ort.core.scopes import set_here
 from torch_ort.core.user_code import Line, blamed
 from torch_ort.functions.call import form_of_call
 from torch_ort.functions.describe import is_python_op
-from torch_ort.guards.structure import dense_format
 from torch_ort.pytorch.autograd_compat import newest_node, running_node
 from torch_ort.pytorch.dispatch_compat import (
     Leaf,
@@ -70,7 +69,7 @@ from torch_ort.record.results import OutputsTaken, Results, is_leaf
 from torch_ort.rules import answers
 from torch_ort.rules.answers import Answers, answering, leaf_of
 from torch_ort.rules.data_sizes import NewSize, example_of
-from torch_ort.rules.forms import Spec, dense_order, format_strides, is_contiguous, spec_of
+from torch_ort.rules.forms import Spec, dense_order, in_order, is_contiguous, spec_of
 from torch_ort.rules.numbers import node_of_number
 from torch_ort.rules.symbols import Symbolic, is_beyond_sizes
 
@@ -229,7 +228,7 @@ class RecordedInputs:
     def tensor(self, tensor: torch.Tensor, name: str) -> Leaf:
         """Give an input for a tensor that each call provides anew."""
         sizes = [self._symbol(size, is_size=True) for size in tensor.shape]
-        strides = format_strides(sizes, _FORMATS[dense_format(tensor)])
+        strides = in_order(sizes, _C.memory_order(tensor) or range(len(sizes)))
         return input_like(tensor, Spec(sizes, strides, tensor.dtype, tensor.device))
 
     def integer(self, value: int, name: str) -> int | torch.SymInt:
@@ -254,13 +253,6 @@ class RecordedInputs:
     def guards(self) -> list[str]:
         """Give the conditions on symbols, as Python, under which the same would be recorded."""
         return self._sizes.guards()
-
-
-_FORMATS = {
-    "contiguous": torch.contiguous_format,
-    "channels_last": torch.channels_last,
-    "channels_last_3d": torch.channels_last_3d,
-}
 
 
 def input_like(tensor: torch.Tensor, spec: Spec) -> Leaf:

@@ -206,6 +206,27 @@ def common_device(specs: Sequence[Spec]) -> torch.device:
     return specs[0].device
 
 
+def is_channels_last(x: Spec) -> bool:
+    """Tell whether PyTorch would suggest channels-last for something new that is like a tensor."""
+    inner_first = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}.get(len(x.sizes), ())
+    least = 0
+    for d in inner_first:
+        size, stride = value(x.sizes[d]), value(x.strides[d])
+        is_expanded = d == 1 and stride == 0
+        is_one_channel = d == 0 and least == value(x.strides[1])
+        if size == 0 or stride < least or is_expanded or is_one_channel:
+            return False
+        least = stride * max(size, 1)
+    return bool(inner_first)
+
+
+def as_image(sizes: Sequence[Size], like: Spec, dtype: torch.dtype | None = None) -> Spec:
+    """Give a tensor with channels last."""
+    memory_format = torch.channels_last if len(sizes) == 4 else torch.channels_last_3d
+    made = rows(sizes, like, dtype)
+    return made._replace(strides=format_strides(sizes, memory_format))
+
+
 def format_strides(sizes: Sequence[Size], memory_format: torch.memory_format) -> list[Size]:
     """Give the strides of a memory format."""
     if memory_format == torch.contiguous_format:

@@ -12,9 +12,11 @@ from torch_ort.rules.forms import (
     NoRule,
     Size,
     Spec,
+    as_image,
     broadcast_sizes,
     dim_at,
     equal,
+    is_channels_last,
     is_contiguous,
     is_cpu,
     joins,
@@ -118,7 +120,7 @@ def _group_norm(
     x: Spec, weight: Spec | None, bias: Spec | None, batch: Size, channels: Size, rest: Size,
     groups: Size, eps: float,
 ) -> tuple[Spec, ...]:  # fmt: skip
-    if not is_cpu(x) or not is_contiguous(x):
+    if not is_cpu(x) or not (is_contiguous(x) or is_channels_last(x)):
         raise NoRule
     # Of short floats with parameters in float32 the kernel gives statistics in float32, which
     # PyTorch's meta kernel does not tell.
@@ -128,7 +130,7 @@ def _group_norm(
     if full not in _FULL or any(dtype != full for dtype in given):
         raise NoRule
     statistics = rows([batch, groups], x._replace(dtype=full))
-    return rows(x.sizes, x), statistics, statistics
+    return _normalized(x), statistics, statistics
 
 
 @rule_of(aten.native_group_norm_backward.default)
@@ -136,11 +138,12 @@ def _group_norm_backward(
     gradient: Spec, x: Spec, mean: Spec, rstd: Spec, weight: Spec | None, batch: Size,
     channels: Size, rest: Size, groups: Size, mask: Sequence[bool],
 ) -> tuple[Spec | None, ...]:  # fmt: skip
-    if not is_cpu(x) or mean.dtype not in _FULL or not is_contiguous(x):
+    is_dense = is_contiguous(x) or is_channels_last(x)
+    if not is_cpu(x) or mean.dtype not in _FULL or not is_dense:
         raise NoRule
     per_channel = rows([channels], mean)
     return (
-        rows(x.sizes, x) if mask[0] else None,
+        _normalized(x) if mask[0] else None,
         per_channel if mask[1] else None,
         per_channel if mask[2] else None,
     )
@@ -209,16 +212,33 @@ def _batch_norm(
     momentum: float, eps: float,
 ) -> tuple[Spec, ...]:  # fmt: skip
     others = [spec for spec in (weight, bias, mean, variance) if spec is not None]
-    # Channels-last images stay so; everything else becomes row-major.
-    may_keep_order = not is_contiguous(x) and len(x.sizes) in (4, 5)
-    if not training or not is_cpu(x) or may_keep_order:
+    if not training or not is_cpu(x):
         raise NoRule
     if not _counts_in(mean, x) or any(spec.dtype != mean.dtype for spec in others):
         raise NoRule
     bool(numel(x.sizes) != 0)  # a guard: an empty batch changes no statistics
     statistics = rows([x.sizes[1]], mean)
     running = rows(mean.sizes, mean), rows(variance.sizes, variance)
-    return rows(x.sizes, x), statistics, statistics, *running
+    return _normalized(x), statistics, statistics, *running
+
+
+@rule_of(aten._native_batch_norm_legit.no_stats)
+def _batch_norm_of_one_batch(
+    x: Spec, weight: Spec | None, bias: Spec | None, training: bool, momentum: float, eps: float
+) -> tuple[Spec, ...]:  # fmt: skip
+    others = [spec for spec in (weight, bias) if spec is not None]
+    if not is_cpu(x) or x.dtype not in _FULL or any(spec.dtype != x.dtype for spec in others):
+        raise NoRule
+    bool(numel(x.sizes) != 0)  # a guard, as above
+    statistics = rows([x.sizes[1]], x)
+    return _normalized(x), statistics, statistics
+
+
+def _normalized(x: Spec) -> Spec:
+    """Give the form of a norm's result: images that are channels last stay so."""
+    if is_contiguous(x) or not is_channels_last(x):
+        return rows(x.sizes, x)
+    return as_image(x.sizes, x)
 
 
 def _counts_in(statistics: Spec, x: Spec) -> bool:
@@ -236,11 +256,11 @@ def _batch_norm_backward(
 ) -> tuple[Spec | None, ...]:  # fmt: skip
     if not is_cpu(x) or saved_mean is None or not _counts_in(saved_mean, x):
         raise NoRule
-    if not is_contiguous(x) or (weight is not None and weight.dtype != saved_mean.dtype):
+    if weight is not None and weight.dtype != saved_mean.dtype:
         raise NoRule
     channels = rows([x.sizes[1]], saved_mean)
     return (
-        rows(x.sizes, x) if mask[0] else None,
+        _normalized(x) if mask[0] else None,
         channels if mask[1] else None,
         channels if mask[2] else None,
     )

@@ -11,12 +11,15 @@ from torch_ort.rules.forms import (
     NoRule,
     Size,
     Spec,
+    as_image,
     broadcast_sizes,
     dim_at,
     empty,
     equal,
     in_order,
+    is_channels_last,
     is_contiguous,
+    is_cpu,
     kept_strides,
     no_rule,
     order_of,
@@ -29,25 +32,11 @@ from torch_ort.rules.table import rule_of
 aten = torch.ops.aten
 
 
-def _is_channels_last(x: Spec) -> bool:
-    """Tell whether PyTorch would suggest channels-last for something new that is like a tensor."""
-    inner_first = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}.get(len(x.sizes), ())
-    least = 0
-    for d in inner_first:
-        size, stride = value(x.sizes[d]), value(x.strides[d])
-        is_expanded = d == 1 and stride == 0
-        is_one_channel = d == 0 and least == value(x.strides[1])
-        if size == 0 or stride < least or is_expanded or is_one_channel:
-            return False
-        least = stride * max(size, 1)
-    return bool(inner_first)
-
-
 @rule_of(aten.cat.default)
 def _cat(tensors: Sequence[Spec], dim: int = 0) -> Spec:
     dtype = functools.reduce(torch.promote_types, [x.dtype for x in tensors])
     full = [x for x in tensors if not (len(x.sizes) == 1 and value(x.sizes[0]) == 0)]
-    if len(full) != len(tensors) or all(map(_is_channels_last, tensors)):
+    if len(full) != len(tensors):
         raise NoRule
     rank = len(full[0].sizes)
     at = dim_at(dim, rank)
@@ -60,7 +49,13 @@ def _cat(tensors: Sequence[Spec], dim: int = 0) -> Spec:
                 sizes[d] = sizes[d] + x.sizes[d]
             elif not equal(sizes[d], x.sizes[d]):
                 raise NoRule
-    return rows(sizes, full[0], dtype)
+    return _joined(sizes, tensors, dtype)
+
+
+def _joined(sizes: list[Size], parts: Sequence[Spec], dtype: torch.dtype) -> Spec:
+    """Give a concatenation: of images with channels last it is one, too."""
+    are_images = all(map(is_channels_last, parts))
+    return as_image(sizes, parts[0], dtype) if are_images else rows(sizes, parts[0], dtype)
 
 
 @rule_of(aten.stack.default)
@@ -70,9 +65,30 @@ def _stack(tensors: Sequence[Spec], dim: int = 0) -> Spec:
     for x in tensors[1:]:
         if len(x.sizes) != len(first.sizes) or not all(map(equal, first.sizes, x.sizes)):
             raise NoRule
+    at = dim_at(dim, len(first.sizes) + 1)
     sizes = list(first.sizes)
-    sizes.insert(dim_at(dim, len(sizes) + 1), len(tensors))
-    return rows(sizes, first, dtype)
+    if at == len(sizes):
+        return rows([*sizes, len(tensors)], first, dtype)
+    # A concatenation, one dim of which is seen as two.
+    length = sizes[at]
+    sizes[at] = length * len(tensors)
+    whole = _joined(sizes, tensors, dtype)
+    sizes[at : at + 1] = [len(tensors), length]
+    strides = list(whole.strides)
+    strides.insert(at, length * strides[at])
+    return whole._replace(sizes=sizes, strides=strides)
+
+
+@rule_of(aten.roll.default)
+def _roll(x: Spec, shifts: Sequence[Size], dims: Sequence[int] = ()) -> Spec:
+    if not dims or len(dims) != len(shifts) or not is_cpu(x) or not len(x.sizes):
+        raise NoRule
+    for shift, dim in zip(shifts, dims, strict=True):
+        size = x.sizes[dim_at(dim, len(x.sizes))]
+        # The parts before and behind a place are joined; one without numbers is no image.
+        if is_channels_last(x) and shift % size == 0:
+            x = rows(x.sizes, x)
+    return _joined(x.sizes, [x], x.dtype)
 
 
 @rule_of(aten.embedding.default)
