@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import torch_ort
 from tests.roads import ROADS
+from torch_ort.fallback import FallbackWarning
 
 pytestmark = pytest.mark.ort_only
 
@@ -180,3 +181,26 @@ def test_two_calls_alive_at_once_have_sizes_of_their_own(road):
         assert of.fill.grad is not None
     torch.testing.assert_close(model.fill.grad, eager.fill.grad)
     torch.testing.assert_close(model.linear.weight.grad, eager.linear.weight.grad)
+
+
+# What asks whether anything was selected, or how much, in forms that Dynamo takes in several ways.
+ASKING = {
+    "numel": lambda h, y: y.sum() if y.numel() else h.mean(),
+    "not numel": lambda h, y: h.mean() if not y.numel() else y.sum(),
+    "length": lambda h, y: y.sum() if len(y) else h.mean(),
+    "a size": lambda h, y: y.sum() if y.shape[0] else h.mean(),
+    "a comparison": lambda h, y: y.mean() if y.shape[0] > 1 else h.mean(),
+    "and": lambda h, y: y.sum() if y.numel() and y.shape[0] < 3 else h.mean(),
+}
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_a_branch_on_how_much_is_selected_breaks_the_graph(name, monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    torch.manual_seed(0)
+    model = Model(lambda h, mask, fill, x: ASKING[name](h, h[mask]))
+    eager = copy.deepcopy(model)
+    with pytest.warns(FallbackWarning, match="runs in eager PyTorch"):
+        got = steps(model, torch.compile(model, backend="ort"))
+    torch.testing.assert_close(got, steps(eager, eager), rtol=1e-4, atol=1e-5)
+    assert torch_ort.counters()["fallbacks"] == 0

@@ -38,6 +38,7 @@ from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
 )
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from torch_ort import _C
 from torch_ort.pytorch import patches
@@ -219,16 +220,13 @@ def watch_frames(is_ours: Callable[[Any], bool], told: Callable[[Any, Looked], N
             patches.LOGGER_CALLS.by(_say_once),
             # With dynamic=True every integer of a module would be a symbol from the first.
             patches.INTEGERS_OF_MODULES.by(dynamo_config.assume_static_by_default),
-            patches.SIZES_OF_DATA.by(True),
         ):
-            return told_of(backend, convert, self, frame, *args, **kwargs)
+            return told_of(backend, self, frame, lambda: convert(self, frame, *args, **kwargs))
 
-    def told_of(
-        backend: Any, convert: Callable, self: Any, frame: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        code, first = frame.f_code, len(graph_break_reasons)
+    def told_of(backend: Any, self: Any, frame: Any, convert: Callable[[], Any]) -> Any:
+        code = frame.f_code
         try:
-            result = convert(self, frame, *args, **kwargs)
+            result, first = _with_fewer_symbols(convert)
         except Exception as error:
             is_at_limit = getattr(error, "frame_exec_strategy", None) is not None
             left = [_left_out(code, error)] if _is_swallowed(self, error) else []
@@ -246,6 +244,28 @@ def watch_frames(is_ours: Callable[[Any], bool], told: Callable[[Any, Looked], N
         return result
 
     patches.FRAMES.stay(watched)
+
+
+def _with_fewer_symbols(convert: Callable[[], Any]) -> tuple[Any, int]:
+    """Let Dynamo capture; where it fails on symbols, again without those that it can do without.
+
+    Gives what it made, and the number of graph breaks before.
+
+    It raises where it takes `if y.numel()` for a question of data, in place of a graph break, and
+    where Python raises an error for the number that a symbol stands for.
+    """
+    first = len(graph_break_reasons)
+    try:
+        with patches.SIZES_OF_DATA.by(True):
+            return convert(), first
+    except (exc.TorchRuntimeError, GuardOnDataDependentSymNode):
+        first = len(graph_break_reasons)
+    with (
+        patches.SPECIALIZED_FLOATS.by(True),
+        patches.SPECIALIZED_INTEGERS.by(True),
+        patches.INTEGERS_OF_MODULES.by(False),
+    ):
+        return convert(), first
 
 
 def _say_once(

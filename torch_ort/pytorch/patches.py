@@ -76,6 +76,14 @@ BACKWARD_AUTOCAST = Setting(
     "AOTAutograd traces backward under forward's autocast, and eager PyTorch runs it outside.",
     scope=Scope.CONTEXT,
 )
+FLOOR_OF_FLOAT = Function(
+    "torch:SymFloat.__floordiv__",
+    "PyTorch rounds the quotient down, which may have been rounded up to an integer: 1.0 // 0.1 is "
+    "9.0 in Python.",
+)
+FLOOR_BY_FLOAT = Function("torch:SymFloat.__rfloordiv__", "As above.")
+FLOOR_OF_INTEGER = Function("torch:SymInt.__floordiv__", "As above, of integers by floats.")
+FLOOR_BY_INTEGER = Function("torch:SymInt.__rfloordiv__", "As above.")
 TEXT_OF_SIZE = Function(
     "torch:SymInt.__repr__",
     "The user's program may do anything with the text of a size, so it is the text of the number.",
@@ -189,6 +197,15 @@ SIZES_OF_DATA = Setting(
     "The recorder takes sizes that data tells, as those of a boolean mask, so that no graph has to "
     "break there.",
     scope=Scope.CONTEXT,
+)
+SPECIALIZED_FLOATS = Setting(
+    "torch._dynamo.config:specialize_float",
+    "Dynamo cannot trace what Python computes of some floats that it takes for symbols, such as "
+    "1 / 0.0, for which a program may have another branch: they are constants then.",
+    scope=Scope.CONTEXT,
+)
+SPECIALIZED_INTEGERS = Setting(
+    "torch._dynamo.config:specialize_int", "As above.", scope=Scope.CONTEXT
 )
 CHECKED_VALUES = Function(
     "torch:_is_all_true",
