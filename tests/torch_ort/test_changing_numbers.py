@@ -88,6 +88,7 @@ IN_ONE_GRAPH = {
     "clamp on one side": lambda m, y, x: y.clamp(min=m.weight).square().sum(),
     "comparison": lambda m, y, x: (y * (y > m.weight)).sum(),
     "power of a number": lambda m, y, x: y.sum() * (m.hot**0.5),
+    "rounded quotient": lambda m, y, x: y.sum() * (m.hot // 0.1 + m.count // 0.1 + 1.5 // m.hot),
     "an integer": lambda m, y, x: (y * m.count).sum() + m.count,
     "quotient of an integer": lambda m, y, x: (y / m.count).square().sum(),
     "0-d tensors": lambda m, y, x: y.sum() / m.count + y.mean() * m.hot,
@@ -265,6 +266,18 @@ def test_what_python_raises_may_be_caught(road, name):
         model.hot = hot
         torch.testing.assert_close(call(x), model(x))
     assert torch_ort.counters()["fallbacks"] == 0
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_quotients_are_rounded_as_python_rounds_them(road):
+    """1.0 / 0.1 is 10.0, and 1.0 // 0.1 is 9.0."""
+    model = Annealed(lambda m, y, x: y * (m.hot // 0.1) + m.count // 0.1 - 5.0 // m.hot)
+    call = ROADS[road](model)
+    x = torch.randn(3, 4)
+    for i, hot in enumerate((2.0, 1.0, 0.5, 0.6, 0.9, -1.0, 1e17, 5.0, 0.1)):
+        model.hot, model.count = hot, i
+        torch.testing.assert_close(call(x), model(x))
+    assert torch_ort.counters()["graphs_captured"] <= 3
 
 
 @pytest.mark.hands_over("sizes of a recording have no absolute value")

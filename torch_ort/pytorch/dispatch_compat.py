@@ -6,6 +6,7 @@ Each has a test in tests/pytorch/test_dispatch_compat.py, which fails when torch
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -450,6 +451,10 @@ def shape_questions_answered() -> Iterator[None]:
         stack.enter_context(patches.SYMBOLS_OF_DATA.by(_no_symbols))
         stack.enter_context(patches.LIES_LIKE_IMAGES.by(_lies_like_images))
         stack.enter_context(patches.SYM_SUM.by(_sym_sum))
+        for division in (patches.FLOOR_OF_FLOAT, patches.FLOOR_OF_INTEGER):
+            stack.enter_context(division.by(_floor_division))
+        for division in (patches.FLOOR_BY_FLOAT, patches.FLOOR_BY_INTEGER):
+            stack.enter_context(division.by(_floor_division_by))
         stack.enter_context(sizes_written_as_numbers())
         stack.enter_context(patches.TRUNC.by(_trunc))
         stack.enter_context(patches.UNSEEN_SIZES.by(True))
@@ -513,6 +518,27 @@ def _sym_sum(theirs: Any, node: Any, others: Sequence[Any]) -> Any:
     for other in others[1:]:
         total = total.add(other)
     return total
+
+
+def _floor_division(theirs: Any, number: Any, other: Any) -> Any:
+    """Divide as Python does, where nodes of ours stand for numbers of the program."""
+    made = _floats_divided(number, other, number, other)
+    return theirs(number, other) if made is None else made
+
+
+def _floor_division_by(theirs: Any, number: Any, other: Any) -> Any:
+    made = _floats_divided(number, other, other, number)
+    return theirs(number, other) if made is None else made
+
+
+def _floats_divided(number: Any, other: Any, over: Any, under: Any) -> torch.SymFloat | None:
+    """Give a rounded quotient, of which at least one is a float; None for other divisions."""
+    is_float = any(isinstance(each, float | torch.SymFloat) for each in (number, other))
+    is_number = isinstance(other, int | float | torch.SymInt | torch.SymFloat)
+    if not (is_float and is_number and hasattr(number.node, "made")):
+        return None
+    operands = (getattr(each, "node", each) for each in (over, under))
+    return torch.SymFloat(number.node.made(operator.floordiv, *operands))
 
 
 def _trunc(theirs: Any, node: Any) -> Any:
