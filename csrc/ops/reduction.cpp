@@ -189,6 +189,14 @@ bool take_sum_along_all(const Call& call, bool, CallList& calls) {
   return true;
 }
 
+// The `out=` of the overload without axes gives infinities for no elements, where others raise.
+bool take_extreme_along_all(const Call& call, bool, CallList& calls) {
+  if (!call.overload.empty()) return false;
+  const char* along = call.op == "aten::max" ? "aten::amax" : "aten::amin";
+  calls.add(along, "", {call.args.at(0), ArgList{}, false}, call.outputs);
+  return true;
+}
+
 int reduction_since(const Node& node) {
   const bool is_extreme = node.op.name == "ReduceMax" || node.op.name == "ReduceMin";
   if (is_extreme && input(node, 0).type.dtype == DType::kBool) return 20;
@@ -280,6 +288,9 @@ void register_reduction(Registry& ops) {
     ops.add(op);
   }
   ops.add(Operator{.name = "aten::sum", .out_rewrite = take_sum_along_all});
+  for (const char* name : {"aten::max", "aten::min"}) {
+    ops.add(Operator{.name = name, .out_rewrite = take_extreme_along_all});
+  }
 }
 
 }  // namespace torch_ort::ops

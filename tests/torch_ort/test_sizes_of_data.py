@@ -204,3 +204,38 @@ def test_a_branch_on_how_much_is_selected_breaks_the_graph(name, monkeypatch):
         got = steps(model, torch.compile(model, backend="ort"))
     torch.testing.assert_close(got, steps(eager, eager), rtol=1e-4, atol=1e-5)
     assert torch_ort.counters()["fallbacks"] == 0
+
+
+WITHOUT_ELEMENTS = {
+    "max": lambda y: y.max(),
+    "min": lambda y: y.min(),
+    "max of more": lambda y: (y * 2).exp().max() + y.sum(),
+    "max of integers": lambda y: y.argmax(-1).max() + y.sum(),
+    "amax": lambda y: y.amax(),
+    "amin of columns": lambda y: y.amin(0).sum(),
+    "max of columns": lambda y: y.max(0).values.sum(),
+    "argmax": lambda y: y.argmax() + y.sum(),
+    "aminmax": lambda y: torch.aminmax(y).max,
+    "first": lambda y: y[0].sum(),
+    "inf norm": lambda y: y.norm(float("inf")),
+    "k-th": lambda y: y.kthvalue(1, 0).values.sum(),
+    "topk": lambda y: y.topk(1, 0).values.sum(),
+    "quantile": lambda y: y.quantile(0.5),
+}
+
+
+@pytest.mark.hands_over("PyTorch's code for some of these asks for the size")
+@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("name", WITHOUT_ELEMENTS)
+def test_reductions_of_nothing_raise(name, road):
+    torch.manual_seed(0)
+    model = Model(lambda h, mask, fill, x: WITHOUT_ELEMENTS[name](h[mask]))
+    call = ROADS[road](model)
+    x, mask = torch.randn(4, 5, 8), torch.rand(4, 5) < 0.5
+    torch.testing.assert_close(call(x, mask), model(x, mask))
+    for each in (model, call):
+        with pytest.raises((RuntimeError, IndexError), match="") as raised:
+            each(x, mask & False)
+        assert not isinstance(raised.value, torch_ort.Unsupported)
+    torch.testing.assert_close(call(x, mask), model(x, mask))
+    assert torch_ort.counters()["fallbacks"] == 0

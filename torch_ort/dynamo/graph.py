@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from torch_ort.capture.joint import Capture
@@ -26,12 +27,24 @@ from torch_ort.steps.state import GraphState
 class _Lines(fx.Interpreter):
     """Runs a graph from Dynamo, and sets the user's line of each node for the recorder.
 
-    Where the graph reads a number of the user's program, the one of `given` stands for it.
+    Where the graph reads a number of the user's program, the one of `given` stands for it. What
+    Dynamo asserts of sizes that data tells comes last, so that operators raise their own errors,
+    as in eager PyTorch.
     """
 
     def __init__(self, module: fx.GraphModule, given: DynamoInputs) -> None:
         super().__init__(module)
         self._given = given
+        self._assertions: list[tuple[fx.Node, tuple, dict]] = []
+
+    @enters_program
+    def run(self, *inputs: Any) -> Any:
+        """Run the graph."""
+        result = super().run(*inputs)
+        for node, args, kwargs in self._assertions:
+            with at_line(line_of(node)):
+                node.target(*args, **kwargs)
+        return result
 
     @enters_program
     def run_node(self, n: fx.Node) -> Any:
@@ -39,6 +52,9 @@ class _Lines(fx.Interpreter):
         with at_line(line_of(n)):
             if n in self._given.reads:
                 return self._given.number_read_by(n, self.env[n.args[0]])
+            if n.target is torch.ops.aten._assert_scalar.default and not n.users:
+                self._assertions.append((n, *self.fetch_args_kwargs_from_env(n)))
+                return None
             value = super().run_node(n)
             return self._given.number_given_by(n, value) if n.op == "placeholder" else value
 

@@ -369,6 +369,9 @@ def _flat(name: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def _condition(value: torch.SymBool) -> int | str:
+    recorded = _C.condition_text(value)
+    if recorded is not None:
+        return recorded
     text = expression_text(value.node.expr)
     return int(text) if text in ("0", "1") else text
 

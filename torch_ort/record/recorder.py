@@ -544,6 +544,8 @@ class _Mode(Answers):
             note_draw()
         if any(type(arg) is torch.SymFloat for arg in args):
             args = _with_integers(func, args, result)
+        if func is torch.ops.aten._assert_scalar.default and type(args[0]) is torch.SymBool:
+            args = (Symbolic(args[0]), *args[1:])
         node = self._graph.create_node(
             "call_function", func, self._arguments(args), self._arguments(kwargs),
             name=self._prefix + schema(func).name.partition("::")[2],

@@ -21,9 +21,12 @@ _BEYOND_SIZES = re.compile(r"sizes: (got .*, want |what is done depends on )")
 
 
 class Symbolic:
-    """An integer over symbols, as an argument of a recorded call: fx takes no SymInt there."""
+    """An integer or a truth over symbols, as an argument of a recorded call.
 
-    def __init__(self, size: torch.SymInt) -> None:
+    fx takes neither SymInt nor SymBool there.
+    """
+
+    def __init__(self, size: torch.SymInt | torch.SymBool) -> None:
         self.size = size
 
     def __repr__(self) -> str:
