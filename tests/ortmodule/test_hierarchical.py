@@ -13,6 +13,7 @@ from torch import nn
 
 import torch_ort
 from torch_ort import ORTModule
+from torch_ort.core.policy import ORTModuleONNXModelException
 from torch_ort.ortmodule import HierarchicalORTModule
 
 pytestmark = [pytest.mark.ort_only, pytest.mark.hands_over("modules branch on data")]
@@ -251,7 +252,8 @@ def test_what_can_be_captured_is_one_graph(graphs_captured):
     assert torch_ort.counters()["forward_runs"] == 3
 
 
-def test_what_has_no_parts_stays_in_pytorch():
+def test_what_has_no_parts_stays_in_pytorch(monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
     eager, module = pair(Branches)
     torch.testing.assert_close(train(module, 3), train(eager, 3))
     counters = torch_ort.counters()
@@ -448,3 +450,38 @@ def test_a_module_that_was_taken_apart_can_be_freed():
     del module
     gc.collect()
     assert [part for part in alive if part() is not None] == []
+
+
+class OnlyBranches(nn.Module):
+    """Has parts, none of which can be captured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.Sequential(Branches(), Branches())
+
+    def forward(self, x):
+        return branched(self.parts(x))
+
+
+@pytest.mark.parametrize("make", [OnlyBranches, Branches])
+@pytest.mark.parametrize("variable", ["TORCH_ORT_STRICT", "ORTMODULE_FALLBACK_POLICY"])
+def test_calls_of_which_no_part_runs_in_the_engine_raise(make, variable, monkeypatch):
+    """Where there are parts the first call runs in PyTorch, to find out that it has to."""
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    monkeypatch.setenv(variable, "1" if variable == "TORCH_ORT_STRICT" else "FALLBACK_DISABLE")
+    module = HierarchicalORTModule(make())
+    if make is OnlyBranches:
+        module(rows()).sum().backward()
+    for _ in range(2):
+        with pytest.raises(ORTModuleONNXModelException, match="data-dependent: Python asks"):
+            module(rows())
+
+
+def test_calls_of_which_no_part_runs_in_the_engine_are_counted(monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    monkeypatch.delenv("ORTMODULE_FALLBACK_POLICY", raising=False)
+    eager = OnlyBranches()
+    module = HierarchicalORTModule(copy.deepcopy(eager))
+    for step in range(3):
+        torch.testing.assert_close(module(rows(step)), eager(rows(step)))
+    assert torch_ort.counters()["calls_left_to_eager"] == 3

@@ -115,6 +115,9 @@ class Calls:
         # the module runs in PyTorch, the second together with the warning.
         self.instead_of_pytorch: Callable[[], Watcher | None] | None = None
         self.take_apart: Callable[[], Watcher | None] | None = None
+        # Tells whether the sub-modules that the first of them has brought all run in PyTorch.
+        self.stay_out: Callable[[], bool] | None = None
+        self._why_apart: ORTModuleFallbackException | None = None
         # Brings the parts between which parameters are gathered into the engine.
         self.take_between_gathers: Callable[[], None] | None = None
         self._watch_result: Watcher | None = None
@@ -308,6 +311,7 @@ class Calls:
             result = self._run_plain(*args, **kwargs)
             self.logger.info("taken apart, because %s", error)
             self._in_pytorch = True
+            self._why_apart = error
             self._watch_result = self.instead_of_pytorch()
             self._watch(result)
             return result
@@ -317,6 +321,11 @@ class Calls:
         self._fall_back(error, failure.stage)
         self._watch(result)
         return result
+
+    @property
+    def is_in_pytorch(self) -> bool:
+        """Tell whether calls run in PyTorch from now on."""
+        return self._in_pytorch
 
     def _watch(self, result: Any) -> None:
         if self._watch_result is not None:
@@ -358,6 +367,18 @@ class Calls:
             "PyTorch (set ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE to get an error instead)",
             fallback.FallbackWarning,
         )
+
+    def refuse_silence(self) -> None:
+        """Raise after a call of which nothing ran in the engine, if no warning says so.
+
+        That is where the module was taken apart, and none of its parts can be captured: raises the
+        ORTModuleFallbackException of the whole if the policy does not allow PyTorch.
+        """
+        error = self._why_apart
+        if error is None or self.stay_out is None or self._may_fall_back(error):
+            return
+        if self.stay_out():
+            raise type(error)(*error.args) from error.__cause__
 
     def refuse_bypass(self) -> None:
         """Warn once of calls that never come to forward.

@@ -66,14 +66,16 @@ class Entry:
         return forward
 
     def run(self, args: tuple, kwargs: dict) -> Any:
-        """Run a call; counts it if nothing of it ran in the engine."""
+        """Run a call; counts it if nothing of it ran in the engine, and may raise then."""
         if is_part_of_capture():
             return self.calls(args, kwargs) if self.is_current else self.own(*args, **kwargs)
         _here.calls += 1
-        return _counted(_C.forward_runs_of_thread(), self._run_measured(args, kwargs))
-
-    def _run_measured(self, args: tuple, kwargs: dict) -> Any:
         calls = self.calls if self.is_current else self._calls_inside()
+        return _counted(
+            calls, _C.forward_runs_of_thread(), self._run_measured(calls, args, kwargs)
+        )  # fmt: skip
+
+    def _run_measured(self, calls: Calls, args: tuple, kwargs: dict) -> Any:
         if self._stats is None:
             return calls(args, kwargs)
         self._stats.before_forward()
@@ -135,10 +137,11 @@ class Around:
         return functools.partial, (own.__func__,), (own.__func__, (own.__self__,), {}, None)
 
 
-def _counted(runs: int, result: Any) -> Any:
+def _counted(calls: Calls, runs: int, result: Any) -> Any:
     # In the frame of the call, an error that is kept would keep the result.
     if _C.forward_runs_of_thread() == runs:
         counting.count("calls_left_to_eager")
+        calls.refuse_silence()
     return result
 
 

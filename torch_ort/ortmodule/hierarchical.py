@@ -19,10 +19,13 @@ class HierarchicalORTModule(ORTModule):
     tree of modules stays the same. Arguments and errors are those of `ORTModule`.
 
     An ORTModule does the same after a warning, but leaves sub-modules without parts of their own in
-    PyTorch. This class tries those too, and does not warn.
+    PyTorch. This class tries those too, and does not warn. Where no sub-module can be captured
+    either, and plain PyTorch is not allowed, the call raises why the whole cannot.
     """
 
     def _make_calls(self, module: torch.nn.Module, debug: DebugOptions) -> Calls:
         calls = super()._make_calls(module, debug)
-        calls.instead_of_pytorch = lambda: Parts(module, ORTModule).take(debug)
+        parts = Parts(module, ORTModule)
+        calls.instead_of_pytorch = lambda: parts.take(debug)
+        calls.stay_out = parts.stay_out
         return calls

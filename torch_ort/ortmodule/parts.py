@@ -73,6 +73,16 @@ class Parts:
                 part.forward = _PartForward(part, self, _for_part(debug, name))
         return self.watch if found else None
 
+    def stay_out(self) -> bool:
+        """Tell whether all parts that have tried the engine run in PyTorch from now on.
+
+        False before one has tried, unless there are none.
+        """
+        forwards = [vars(part).get("forward") for _, part in _inside(self._module, self._wrapper)]
+        parts = [each for each in forwards if isinstance(each, _PartForward)]
+        tried = [each for each in parts if each.has_tried]
+        return all(each.stays_out for each in tried) and (bool(tried) or not parts)
+
     def watch(self, result: Any) -> None:
         """Wait for the backward of a call that has run in PyTorch."""
         may_have_run, self._may_have_run = self._may_have_run, True  # not in the first call
@@ -161,6 +171,16 @@ class _PartForward:
         if self._calls is None:
             self._calls = self._make_calls()
         return self._calls(args, kwargs)
+
+    @property
+    def has_tried(self) -> bool:
+        """Tell whether the module was called for the engine."""
+        return self._calls is not None
+
+    @property
+    def stays_out(self) -> bool:
+        """Tell whether its calls run in PyTorch from now on."""
+        return self._calls is not None and self._calls.is_in_pytorch
 
     def _make_calls(self) -> Calls:
         calls = make_calls(self._module, self._debug, run=self.own)
