@@ -40,12 +40,17 @@ class AssignedFields:
         ]
         return [value for *_, value in assigned if isinstance(value, torch.Tensor)]
 
-    def __len__(self) -> int:
+    @property
+    def num_tensors(self) -> int:
+        """The number of tensors that a call assigns."""
         return sum(field.is_tensor for field in self._fields)
+
+    def __bool__(self) -> bool:
+        return bool(self._fields)
 
     def assign(self, args: tuple, kwargs: dict, tensors: Sequence[torch.Tensor]) -> None:
         """Assign the tensors of a call, and constants, to the objects among its arguments."""
-        if not self._fields:
+        if not self:
             return
         objects = Structure((args, kwargs), "").objects
         values = iter(tensors)

@@ -177,6 +177,7 @@ class ModuleCapture:
         self._assigned = trace.assigned
         self._fields = trace.fields
         self._constants = trace.watch.constants
+        self._assigns = bool(self._fields or self._assigned or self._constants)
         self._written = written
         self._lying = lying
         self._words = " and ".join(conditions)
@@ -248,16 +249,18 @@ class ModuleCapture:
 
     def _rebuild(self, results: Sequence[Any], args: tuple, kwargs: dict) -> Any:
         """Give a call's result from those of the graph, and do the assignments of forward."""
-        first_field = len(results) - len(self._fields)
-        self._fields.assign(args, kwargs, results[first_field:])
-        if self._assigned:
-            results = results[:first_field]
-            count = len(results) - len(self._assigned)
-            for (entries, name), tensor in zip(self._assigned, results[count:], strict=True):
-                entries[name] = tensor
+        if self._assigns:
+            self._assign(results, args, kwargs)
+        return self._outputs.rebuild(results)
+
+    def _assign(self, results: Sequence[Any], args: tuple, kwargs: dict) -> None:
+        count = len(results) - self._fields.num_tensors
+        self._fields.assign(args, kwargs, results[count:])
+        tensors = results[count - len(self._assigned) : count]
+        for (entries, name), tensor in zip(self._assigned, tensors, strict=True):
+            entries[name] = tensor
         for entries, name, value in self._constants:
             entries[name] = value
-        return self._outputs.rebuild(results)
 
 
 def refused_write(given: set[int], flat: Sequence[Any], written: dict[int, bool]) -> str:
