@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from torch_ort._C import Unsupported
 from torch_ort.functions.call import Calls
+from torch_ort.functions.own_graph import gradients_through
 from torch_ort.pytorch.module_compat import calls_replaced, is_norm, pytree
 from torch_ort.pytorch.trace_compat import is_traced
 
@@ -50,12 +51,7 @@ class EagerCall(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Run backward through the call's own graph; sparse gradients are accumulated here."""
-        asks = [isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in ctx.leaves]
-        asking = [leaf for leaf, asks_one in zip(ctx.leaves, asks, strict=True) if asks_one]
-        found = iter(
-            torch.autograd.grad(ctx.result, asking, gradient, retain_graph=True, allow_unused=True)
-        )
-        gradients = [next(found) if asks_one else None for asks_one in asks]
+        gradients = gradients_through([ctx.result], [gradient], ctx.leaves)
         for i, (leaf, each) in enumerate(zip(ctx.leaves, gradients, strict=True)):
             if each is not None and each.layout != torch.strided:
                 leaf.grad = each if leaf.grad is None else leaf.grad + each

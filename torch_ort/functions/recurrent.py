@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from torch_ort._C import Unsupported
 from torch_ort.functions.call import Calls
+from torch_ort.functions.own_graph import gradients_through
 from torch_ort.pytorch.module_compat import RECURRENT_LAYERS, pack_padded_sequence
 from torch_ort.pytorch.trace_compat import is_traced
 
@@ -45,13 +46,7 @@ class RecurrentLayer(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Run backward through the layer's own graph, which goes with the context."""
-        asking = [tensor for tensor in ctx.given if tensor.requires_grad]
-        found = iter(
-            torch.autograd.grad(
-                ctx.results, asking, gradients, retain_graph=True, allow_unused=True
-            )
-        )
-        own = [next(found) if tensor.requires_grad else None for tensor in ctx.given]
+        own = gradients_through(ctx.results, gradients, ctx.given)
         return (*[None] * (len(ctx.needs_input_grad) - len(own)), *own)
 
 
