@@ -66,6 +66,11 @@ def _is_transposed(case: Case) -> bool:
     return not case.tensors[0].is_contiguous()
 
 
+def _has_statistics(case: Case) -> bool:
+    """Tell whether a batch norm of something that is not dense has running statistics."""
+    return len(case.tensors) >= 4 and _is_transposed(case)
+
+
 def _has_mask(case: Case) -> bool:
     return any(tensor.dtype == torch.bool for tensor in case.tensors[1:])
 
@@ -121,18 +126,9 @@ TABLE = (
         only=lambda case: _splits_by_tensor(case) and case.sample > 0,
     ),
     Row(
-        Kind.FALLS_BACK, "PyTorch asks whether an unbacked size is 1", "argwhere",
-        roads=("ortmodule",), layouts=("as given", "transposed", "strided"),
-        only=lambda case: case.tensors[0].dim() > 1 and case.tensors[0].numel() > 0,
-    ),
-    Row(
-        Kind.FALLS_BACK, "the result has an unbacked size, which Dynamo leaves to eager",
-        "masked_select combinations nonzero unique unique_consecutive argwhere",
-        roads=("graph",),
-    ),
-    Row(
         Kind.FALLS_BACK, "a mask tells how many elements are written, which Dynamo leaves to eager",
-        "index_put", roads=("graph",), only=_has_mask,
+        "index_put", roads=("graph",), layouts=("written",),
+        only=lambda case: _has_mask(case) and case.tensors[0].is_floating_point(),
     ),
     Row(Kind.FALLS_BACK, "takes sparse tensors", "sparse_sampled_addmm sparse_mm_reduce"),
     Row(Kind.FALLS_BACK, "gives sparse tensors", "to_sparse"),
@@ -151,7 +147,7 @@ TABLE = (
     Row(
         Kind.FALLS_BACK, "counts in the memory of what an ORTModule has a dense copy of",
         "as_strided as_strided_copy as_strided_partial_views as_strided_scatter resize_",
-        roads=("ortmodule",), layouts=("transposed", "strided"),
+        roads=("ortmodule",), layouts=("strided",),
         only=lambda case: not case.tensors[0].is_contiguous(),
     ),
     Row(
@@ -183,12 +179,12 @@ TABLE = (
     Row(
         Kind.WRONG, "AOTAutograd's captures have the layout that PyTorch's meta kernel tells",
         "native_batch_norm _native_batch_norm_legit _batch_norm_with_update",
-        roads=("graph",), layouts=("transposed",), only=_is_transposed,
+        roads=("graph",), layouts=("transposed",), only=_has_statistics,
     ),
     Row(
         Kind.WRONG, "AOTAutograd's captures have the layout that PyTorch's meta kernel tells",
         "nn_functional_batch_norm", roads=("graph",), layouts=("transposed",),
-        only=lambda case: len(case.tensors) >= 4 and _is_transposed(case),
+        only=_has_statistics,
     ),
 )  # fmt: skip
 
