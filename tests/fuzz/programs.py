@@ -148,7 +148,7 @@ def try_seed(seed: int, road: str) -> tuple[str, str]:
     except Exception as error:
         words = f"{type(error).__name__}: {error}"
         is_traced = bool(torch_ort.counters()["recordings_handed_over"])
-        reason = reason_for(words)
+        reason = reason_for(words, road, program.lines)
         if not reason and is_traced and re.search(r"strides of result|got torch\.\w+ ", words):
             reason = "PyTorch's fake tensors have other strides and dtypes than its kernels give"
         if not reason and (is_traced or road == "compile") and failure(program, "aot_eager"):

@@ -7,6 +7,7 @@ in no table fails a program: somebody has to read it.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 # Words of a failure as a pattern, and the reason.
 TABLE = (
@@ -33,11 +34,6 @@ TABLE = (
         "|forward assigns to `data` of an argument or a parameter",
         "an ORTModule runs such a call in eager PyTorch",
     ),
-    (
-        "it ran in eager PyTorch: .*'fallbacks': 0,.*'captures_refused': 0, "
-        "'calls_left_to_eager': [123],",
-        "the first call of an ORTModule sets up what later ones rely on",
-    ),
     ("forward gives other memory to a tensor", "refused, so it runs in eager PyTorch"),
     ("unfold gave, where PyTorch's functionalization", "refused, so it runs in eager PyTorch"),
     (
@@ -55,15 +51,38 @@ TABLE = (
         "backward.. is called under .*, for which its graph was not captured: AOTAutograd",
         "of such a graph only a backward outside of autocast is known",
     ),
+    (
+        "cannot run again: its inputs were freed, or were written into after the call",
+        "backward in another autocast than expected raises once its inputs are gone",
+    ),
+    (
+        "numbers of attributes are constants where the recorder cannot capture",
+        "a module that counts, and makes floats of sizes, runs in eager PyTorch",
+    ),
+    (
+        "asks Dynamo to trace again, which a module's capture does without",
+        "PyTorch's trace makes a tensor of a changing float, so it runs in eager PyTorch",
+    ),
     ("symbolic size: got BitwiseFn", "the engine's sizes have no operations on bits"),
     ("AOTAutograd has left out draws", "AOTAutograd leaves out draws that nothing reads"),
     ("Dynamo failed to run FX node with fake tensors", "Dynamo refuses it for all backends"),
 )
 
 
-def reason_for(words: str) -> str:
-    """Say why a failure is expected; empty where it is not."""
-    return next((reason for pattern, reason in TABLE if re.search(pattern, words)), "")
+# Of an ORTModule whose forward assigns attributes.
+FIRST_CALLS = (
+    "it ran in eager PyTorch: .*'fallbacks': 0,.*'captures_refused': 0, "
+    "'calls_left_to_eager': [123],",
+    "the first call of an ORTModule sets up what later ones rely on",
+)
+_ASSIGNS = re.compile(r"^\s*self\.\w+ (=|\W{1,2}=) ", re.MULTILINE)
+
+
+def reason_for(words: str, road: str = "", lines: Sequence[str] = ()) -> str:
+    """Say why a failure of a program with these lines is expected; empty where it is not."""
+    assigns = road == "ortmodule" and any(map(_ASSIGNS.search, lines))
+    table = (FIRST_CALLS, *TABLE) if assigns else TABLE
+    return next((reason for pattern, reason in table if re.search(pattern, words)), "")
 
 
 # Words by which the recorder says why it leaves a capture to AOTAutograd, and why that is right.
@@ -90,6 +109,12 @@ HANDED_OVER = (
     ("outputs require grad, and no input gets one", "gradients of nothing"),
     ("promote_types.* makes tensors from none", "Dynamo's decomposition of torch.tensor"),
     ("'torch._C._SymNode' object has no attribute", "PyTorch's nodes of sizes lack abs and bits"),
+    (
+        "size of tensor a .* must match the size of tensor b .* at non-singleton",
+        "a size that is 1 by chance is broadcast",
+    ),
+    ("NYI SymInt equality", "PyTorch's C++ compares no symbolic scalars"),
+    ("dim: overflow", "PyTorch's largest integer stands for the end of a dim"),
     ("unhashable type: non-nested SymInt", "Python looks a number up in a dict"),
 )
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from programs import Aside, try_seed
-from programs_exceptions import unknown_of
+from programs_exceptions import reason_for, unknown_of
 from programs_run import Wrong, check, judge, run_eager
 from programs_shrink import failure, script, shrink
 from programs_write import Call, Input, Program, Writer
@@ -156,3 +156,12 @@ def test_an_engine_that_is_wrong_is_found(monkeypatch):
     )
     with pytest.raises(Wrong, match="call 0, result 0: off by"):
         check(program("v1 = x0.sin()"), "ortmodule")
+
+
+def test_a_first_call_in_eager_is_expected_where_forward_assigns_attributes():
+    counters = "'fallbacks': 0, 'graph_breaks': 0, 'captures_refused': 0, 'calls_left_to_eager': 1,"
+    words = f"Wrong: it ran in eager PyTorch: {{{counters}}}"
+    for line in ("self.count = self.count + 1", "self.count += 1", "if x:\n    self.seen = True"):
+        assert reason_for(words, "ortmodule", ["y = x", line])
+        assert not reason_for(words, "compile", ["y = x", line])
+    assert not reason_for(words, "ortmodule", ["y = self.count + 1", "y = f(self.count == 1)"])
