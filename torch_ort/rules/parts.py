@@ -79,6 +79,18 @@ def _stack(tensors: Sequence[Spec], dim: int = 0) -> Spec:
     return whole._replace(sizes=sizes, strides=strides)
 
 
+@rule_of(aten.glu.default)
+def _glu(x: Spec, dim: int = -1) -> Spec:
+    at = dim_at(dim, len(x.sizes))
+    if not len(x.sizes) or x.sizes[at] % 2 != 0:
+        raise NoRule  # PyTorch raises the error
+    sizes = list(x.sizes)
+    sizes[at] = sizes[at] // 2
+    return x._replace(
+        sizes=sizes, strides=in_order(sizes, order_of(sizes, [x._replace(sizes=sizes)]))
+    )
+
+
 @rule_of(aten.roll.default)
 def _roll(x: Spec, shifts: Sequence[Size], dims: Sequence[int] = ()) -> Spec:
     if not dims or len(dims) != len(shifts) or not is_cpu(x) or not len(x.sizes):
