@@ -96,12 +96,10 @@ class Calls:
         self._strict = options.strict
         self.logger = logger
         self._captured: list[_Captured] = []
-        # Arguments and attributes that change from call to call, and those that can only be
-        # constants.
-        self._floats: set[str] = set()
-        self._constant_floats: set[str] = set()
-        self._places: dict[tuple[int, str], NumberPlace] = {}
-        self._constant_places: set[tuple[int, str]] = set()
+        # Where numbers change from call to call, and where they can only be constants: arguments,
+        # by name, and attributes.
+        self._open: dict[Any, str | NumberPlace] = {}
+        self._constant: set[Any] = set()
         self._in_pytorch = False
         # Calls that fit none of MAX_CAPTURES graphs: how many have run in PyTorch since the last
         # capture, how many do before the next one, and the reason that was given.
@@ -420,23 +418,22 @@ class Calls:
     def _note_changed_numbers(self, floats: dict[str, float]) -> None:
         """Find the numbers in which this call differs from earlier ones."""
         for captured in self._captured:
-            for name, value in captured.floats.items():
-                if name in floats and floats[name] != value and name not in self._constant_floats:
-                    self._floats.add(name)
-            self._add_places(
+            self._leave_open(
+                name
+                for name, value in captured.floats.items()
+                if name in floats and floats[name] != value
+            )
+            self._leave_open(
                 place
                 for place, value in captured.capture.constant_numbers
                 if place.holds_another(value)
             )
 
-    def _add_places(self, places: Iterable[NumberPlace]) -> bool:
-        """Let attributes be open in later captures; tell whether any was not."""
-        new = {
-            place.key: place
-            for place in places
-            if place.key not in self._places and place.key not in self._constant_places
-        }
-        self._places |= new
+    def _leave_open(self, places: Iterable[str | NumberPlace]) -> bool:
+        """Let numbers be open in later captures; tell whether any was not."""
+        keyed = {place if isinstance(place, str) else place.key: place for place in places}
+        new = keyed.keys() - self._open.keys() - self._constant
+        self._open |= {key: keyed[key] for key in keyed if key in new}
         return bool(new)
 
     def _capture_with_fewer_symbols(
@@ -449,8 +446,9 @@ class Calls:
         attempts = self._attempts(is_empty)
         while attempts:
             opens, are_fixed = attempts.pop(0)
-            names = frozenset(self._floats if opens else ())
-            places = [each for each in self._places.values() if opens and each.can_be_open]
+            left_open = [*self._open.values()] if opens else []
+            names = frozenset(each for each in left_open if isinstance(each, str))
+            places = [each for each in left_open if not isinstance(each, str) and each.can_be_open]
             random = TorchGenerators()
             try:
                 captured = self._try_to_capture(
@@ -459,12 +457,12 @@ class Calls:
             except AssignedNumbers as error:
                 random.restore()
                 assigned = error
-                if self._add_places(error.places):
+                if self._leave_open(error.places):
                     attempts = self._attempts(is_empty)
             except refusals.FirstCallDiffers as error:
                 random.restore()
                 # Numbers that the loop sets again and again differ from call to call.
-                if not (self._num_first_calls and self._add_places(error.places)):
+                if not (self._num_first_calls and self._leave_open(error.places)):
                     raise
                 attempts = self._attempts(is_empty)
             except Exception as error:
@@ -474,17 +472,15 @@ class Calls:
                 first_error = first_error or fallback.failure_of(error, "capture").error
             else:
                 if not opens:
-                    self._constant_floats |= self._floats
-                    self._constant_places |= self._places.keys()
-                    self._floats.clear()
-                    self._places.clear()
+                    self._constant |= self._open.keys()
+                    self._open.clear()
                 return captured
         raise first_error or assigned
 
     def _attempts(self, is_empty: bool) -> list[tuple[bool, bool]]:
         """List what to try in turn: whether numbers are open, and whether sizes are fixed."""
         attempts = [(False, False), (False, True)]
-        if self._floats or self._places:
+        if self._open:
             attempts.insert(0, (True, False))
         if is_empty:  # in a trace no symbol can be 0
             attempts = [(opens, True) for opens, _ in attempts[:1] + attempts[-1:]]
