@@ -8,13 +8,16 @@ from __future__ import annotations
 import copy
 
 import pytest
+import sympy
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch_ort._C import Unsupported
 
 import torch_ort
 from tests.roads import ROADS
 from torch_ort.fallback import FallbackWarning
+from torch_ort.rules.symbols import expression_text
 
 pytestmark = pytest.mark.ort_only
 
@@ -239,3 +242,13 @@ def test_reductions_of_nothing_raise(name, road):
         assert not isinstance(raised.value, torch_ort.Unsupported)
     torch.testing.assert_close(call(x, mask), model(x, mask))
     assert torch_ort.counters()["fallbacks"] == 0
+
+
+def test_a_size_is_compared_with_a_number_beyond_64_bits():
+    """PyTorch asserts of some sizes of data that they are below its largest unsigned integer."""
+    size = sympy.Symbol("u2", integer=True)
+    for bound, want in ((2**64 - 4, 2**63 - 1), (-(2**64), 1 - 2**63), (7, 7)):
+        text = expression_text(sympy.Le(size, bound, evaluate=False))
+        assert text == f"(u2) <= ({want})"
+    with pytest.raises(Unsupported, match="want a number of 64 bits"):
+        expression_text(sympy.Add(size, 2**64, evaluate=False))

@@ -15,6 +15,7 @@ from torch_ort.pytorch.size_compat import sympy_functions as torch_sympy
 _INFIX = {
     sympy.Eq: "==", sympy.Ne: "!=", sympy.Lt: "<", sympy.Le: "<=", sympy.Gt: ">", sympy.Ge: ">=",
 }  # fmt: skip
+_LARGEST = 2**63 - 1
 _FLOOR_DIVISIONS = (torch_sympy.FloorDiv, torch_sympy.CleanDiv)
 _REMAINDERS = (torch_sympy.Mod, torch_sympy.PythonMod, sympy.Mod)
 _BEYOND_SIZES = re.compile(r"sizes: (got .*, want |what is done depends on )")
@@ -39,12 +40,15 @@ def expression_text(expr: sympy.Basic) -> str:
     Raises Unsupported on anything else.
     """
     if isinstance(expr, sympy.Integer | int):
+        if not -_LARGEST <= int(expr) <= _LARGEST:
+            raise Unsupported(f"symbolic size: got {expr}, want a number of 64 bits")
         return str(int(expr))
     if isinstance(expr, sympy.Symbol):
         return expr.name
     if expr is sympy.true or expr is sympy.false:
         return "1" if expr is sympy.true else "0"
-    parts = [f"({expression_text(arg)})" for arg in expr.args]
+    args = map(_within_64_bits, expr.args) if type(expr) in _INFIX else expr.args
+    parts = [f"({expression_text(arg)})" for arg in args]
     if isinstance(expr, sympy.Add):
         return " + ".join(parts)
     if isinstance(expr, sympy.Mul):
@@ -72,6 +76,13 @@ def expression_text(expr: sympy.Basic) -> str:
     if isinstance(expr, sympy.Not):
         return f"!{parts[0]}"
     raise Unsupported(f"symbolic size: got {expr}, want + - * // % ** min max of integers")
+
+
+def _within_64_bits(bound: sympy.Basic) -> sympy.Basic:
+    """Give what a size is compared with; PyTorch's largest unsigned integer is beyond all sizes."""
+    if not isinstance(bound, sympy.Integer):
+        return bound
+    return sympy.Integer(max(-_LARGEST, min(int(bound), _LARGEST)))
 
 
 def _nested(name: str, parts: list[str]) -> str:
