@@ -30,6 +30,9 @@ struct Pass {
   // It makes regions, or expresses ops in their language. Without it operators run as PyTorch's
   // kernels.
   bool for_regions = false;
+  // What it writes rounds elsewhere than eager PyTorch's kernels, or adds in another order. The
+  // option `disable` calls all such passes `own_kernels`.
+  bool rounds_elsewhere = false;
   // The name of a pass without which this one is of no use; it does not run if that one is
   // disabled.
   const char* only_with = nullptr;

@@ -123,7 +123,10 @@ const std::vector<Pass>& pipeline() {
       {.name = "close_bodies", .run = close_bodies, .is_needed = true, .writes_engine_ops = true},
       {.name = "read_sizes", .run = read_sizes, .is_needed = true},
       // before remove_identity, which removes the Identity nodes that it writes
-      {.name = "drop_round_trips", .run = drop_round_trips, .not_with = "emulate_eager_casts"},
+      {.name = "drop_round_trips",
+       .run = drop_round_trips,
+       .rounds_elsewhere = true,
+       .not_with = "emulate_eager_casts"},
       {.name = "remove_identity", .run = remove_identity},
       {.name = "fold_constants", .run = fold_constants},
       // after fold_constants and remove_identity: both make inputs of equal nodes the same value
@@ -135,11 +138,13 @@ const std::vector<Pass>& pipeline() {
       {.name = "fuse_attention",
        .run = fuse_attention,
        .writes_engine_ops = true,
+       .rounds_elsewhere = true,
        .not_with = "emulate_eager_casts"},
       // as fuse_attention; before expand_composites, which expands the other losses
       {.name = "chunk_losses",
        .run = chunk_losses,
        .writes_engine_ops = true,
+       .rounds_elsewhere = true,
        .not_with = "emulate_eager_casts"},
       // after chunk_losses, whose node computes the logits that the graph returns
       {.name = "lazy_logits",
@@ -149,17 +154,24 @@ const std::vector<Pass>& pipeline() {
       {.name = "recompute_tagged", .run = recompute_tagged, .moves_border = true},
       // after recompute_tagged, which goes by the tags of captured nodes; before replay_views: it
       // makes views that both halves read
-      {.name = "channels_last", .run = channels_last, .writes_engine_ops = true},
+      {.name = "channels_last",
+       .run = channels_last,
+       .writes_engine_ops = true,
+       .rounds_elsewhere = true},
       // after channels_last, which makes pixels the rows of a matrix; before replay_views: it makes
       // views
-      {.name = "multiply_pixels", .run = multiply_pixels, .writes_engine_ops = true},
+      {.name = "multiply_pixels",
+       .run = multiply_pixels,
+       .writes_engine_ops = true,
+       .rounds_elsewhere = true},
       // after recompute_tagged: views that it recomputes need no second view
       {.name = "replay_views", .run = replay_views, .is_needed = true, .moves_border = true},
       // after all that look for composite ops, which it expands
       {.name = "expand_composites",
        .run = expand_composites,
        .writes_engine_ops = true,
-       .for_regions = true},
+       .for_regions = true,
+       .rounds_elsewhere = true},
       // not with emulate_eager_casts: its kernels add bfloat16 and float16 in float32
       {.name = "take_places",
        .run = take_places,
@@ -182,7 +194,10 @@ const std::vector<Pass>& pipeline() {
       // after channels_last, which expects the gradient of a convolution as one node
       {.name = "split_convolutions", .run = split_convolutions},
       // after join_views, which takes away the transposes between products and their sums
-      {.name = "accumulate_sums", .run = accumulate_sums, .not_with = "emulate_eager_casts"},
+      {.name = "accumulate_sums",
+       .run = accumulate_sums,
+       .rounds_elsewhere = true,
+       .not_with = "emulate_eager_casts"},
       // after remove_dead: dead nodes would count as readers; before fuse_regions, whose regions it
       // estimates
       {.name = "rebuild_values",
@@ -195,13 +210,19 @@ const std::vector<Pass>& pipeline() {
       {.name = "widen_products",
        .run = widen_products,
        .writes_engine_ops = true,
+       .rounds_elsewhere = true,
        .not_with = "emulate_eager_casts"},
-      {.name = "fuse_regions", .run = fuse_regions, .writes_engine_ops = true, .for_regions = true},
+      {.name = "fuse_regions",
+       .run = fuse_regions,
+       .writes_engine_ops = true,
+       .for_regions = true,
+       .rounds_elsewhere = true},
       // after fuse_regions: it tells regions, products and attention which rows to leave out
       {.name = "row_sparsity",
        .run = row_sparsity,
        .writes_engine_ops = true,
        .for_regions = true,
+       .rounds_elsewhere = true,
        .only_with = "fuse_regions",
        .not_with = "emulate_eager_casts"},
       // last: all others look for single casts

@@ -219,6 +219,7 @@ void bind_passes(py::module_& module) {
       .def_readonly("writes_engine_ops", &passes::Pass::writes_engine_ops)
       .def_readonly("moves_border", &passes::Pass::moves_border)
       .def_readonly("for_regions", &passes::Pass::for_regions)
+      .def_readonly("rounds_elsewhere", &passes::Pass::rounds_elsewhere)
       .def_readonly("only_with", &passes::Pass::only_with)
       .def_readonly("not_with", &passes::Pass::not_with);
   module.def("passes", &passes::pipeline, "The passes in their order.");

@@ -28,11 +28,7 @@ AFTER = "# AFTER\n"
 TAGGED = re.compile(r"^# TAGGED (\w+) in (\d+): (.*)$", re.MULTILINE)
 SIZES = {"N": 3, "M": 5}
 # These compute the same numbers in another way; all others change no bit.
-ROUNDS = {
-    "accumulate_sums": 1e-5, "channels_last": 1e-5, "chunk_losses": 1e-4,
-    "expand_composites": 1e-5, "fuse_attention": 1e-5, "fuse_regions": 1e-5,
-    "multiply_pixels": 1e-5, "row_sparsity": 1e-5,
-}  # fmt: skip
+ROUNDS = {each.name: 1e-5 for each in _C.passes() if each.rounds_elsewhere} | {"chunk_losses": 1e-4}
 # These keep digits that casts to short floats would cut off.
 KEEPS_DIGITS = {"drop_round_trips", "fuse_regions"}
 TO_A_SHORT_FLOAT = re.compile(r"Cast <to = 1[06]>")

@@ -191,7 +191,6 @@ def test_by_the_environment(road: str, monkeypatch) -> None:
 
 
 def test_the_table_names_passes_and_kernels() -> None:
-    assert {*OWN_KERNELS} - {*_C.pass_names()} == {"choose_attention", "products"}
     assert {each.name for each in _C.passes() if each.not_with} - {*OWN_KERNELS} == {
         "draw_in_regions", "take_places",  # which run where fuse_regions does
     }  # fmt: skip

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
+from torch_ort import _C
+
 # What rounds elsewhere than eager PyTorch's kernels, or adds in another order: passes, and choices
 # of kernels. Without them, and with `exact_random`, results have the bits of eager PyTorch.
 # `options.disable` calls them `own_kernels`.
-OWN_KERNELS = (
-    "accumulate_sums",
-    "channels_last",
-    "choose_attention",
-    "chunk_losses",
-    "drop_round_trips",
-    "expand_composites",
-    "fuse_attention",
-    "fuse_regions",
-    "multiply_pixels",
-    "products",
-    "row_sparsity",
-    "widen_products",
-)
+_ROUNDING_PASSES = (each.name for each in _C.passes() if each.rounds_elsewhere)
+OWN_KERNELS = tuple(sorted((*_ROUNDING_PASSES, "choose_attention", "products")))
 
 # The names besides passes that `options.disable` knows: parts of the memory plan, kernels, and the
 # recorder.
