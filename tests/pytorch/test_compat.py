@@ -250,8 +250,25 @@ class TestFrame:
 
     def test_dynamo_says_what_it_passes_over(self):
         assert dynamo_compat.NO_OPERATIONS in inspect.getsource(symbolic_convert)
-        fields = convert_frame.ConvertFrameReturn().__dict__
-        assert {"guarded_code", "skip_reason"} <= fields.keys()
+        assert "guarded_code" in vars(convert_frame.ConvertFrameReturn())
+
+    @pytest.mark.parametrize("results_tell_why", [True, False])
+    def test_why_dynamo_passes_over_a_function(self, results_tell_why, monkeypatch):
+        if results_tell_why and not dynamo_compat._RESULTS_TELL_WHY:
+            pytest.skip("results of this version of torch do not tell it")
+        monkeypatch.setattr(dynamo_compat, "_RESULTS_TELL_WHY", results_tell_why)
+
+        def nothing_to_do(x):
+            return x
+
+        def __setattr__(x):
+            return x + 1
+
+        x = torch.ones(2)
+        assert torch.compile(nothing_to_do, backend="ort")(x) is x
+        why = "__setattr__ frames are not compiled" if results_tell_why else "Dynamo passes over it"
+        with pytest.raises(torch_ort.Unsupported, match=why):
+            torch.compile(__setattr__, backend="ort")(x)
 
     def test_the_program_asks_for_eager(self):
         nothing = dynamo_compat.Compiled("", [], lambda: None)

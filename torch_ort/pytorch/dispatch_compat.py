@@ -487,6 +487,7 @@ _ANSWERS = {
     patches.KNOWN_CONDITION: _C.known_condition,
     patches.HINT_DISPROVES: _never_disproves,
     patches.HINT_OF_GUARD: _C.size_value,
+    patches.HINT_OF_SIZE: _C.size_value,
     patches.HAS_HINT: _has_hint,
 }
 

@@ -10,7 +10,8 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import CodeType, MethodType
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ import torch
 from torch import fx
 from torch._dynamo import config as dynamo_config
 from torch._dynamo import (
+    convert_frame,
     eval_frame,
     exc,
     external_utils,
@@ -26,7 +28,7 @@ from torch._dynamo import (
 )
 from torch._dynamo.backends.distributed import DDPOptimizer
 from torch._dynamo.source import AttrSource
-from torch._dynamo.types import FrameAction, FrameExecStrategy
+from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch._dynamo.utils import (
     ExactWeakKeyDictionary,
     get_metrics_context,
@@ -226,7 +228,8 @@ def watch_frames(is_ours: Callable[[Any], bool], told: Callable[[Any, Looked], N
     def told_of(backend: Any, self: Any, frame: Any, convert: Callable[[], Any]) -> Any:
         code = frame.f_code
         try:
-            result, first = _with_fewer_symbols(convert)
+            with _reasons_to_pass_over(frame) as reason:
+                result, first = _with_fewer_symbols(convert)
         except Exception as error:
             is_at_limit = getattr(error, "frame_exec_strategy", None) is not None
             left = [_left_out(code, error)] if _is_swallowed(self, error) else []
@@ -238,8 +241,9 @@ def watch_frames(is_ours: Callable[[Any], bool], told: Callable[[Any, Looked], N
             LeftOut(code, False, why.reason, [(s.filename, s.lineno) for s in why.user_stack])
             for why in reasons
         ]
-        skipped = getattr(result, "skip_reason", None) or ""
-        is_captured = result.guarded_code is not None or NO_OPERATIONS in skipped
+        is_compiled = result.guarded_code is not None
+        skipped = "" if is_compiled else reason(result)
+        is_captured = is_compiled or NO_OPERATIONS in skipped
         told(backend, Looked(code, is_captured, breaks, skipped=skipped))
         return result
 
@@ -266,6 +270,33 @@ def _with_fewer_symbols(convert: Callable[[], Any]) -> tuple[Any, int]:
         patches.INTEGERS_OF_MODULES.by(False),
     ):
         return convert(), first
+
+
+@contextmanager
+def _reasons_to_pass_over(frame: Any) -> Iterator[Callable[[ConvertFrameReturn], str]]:
+    """Watch Dynamo compile a function; gives what tells why a result has no code."""
+    if _RESULTS_TELL_WHY:
+        yield lambda result: result.skip_reason or ""
+        return
+    reasons = []
+
+    def compile_frame(theirs: Callable, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return theirs(*args, **kwargs)
+        except exc.SkipFrame as error:
+            reasons.append(f"Dynamo decided to skip the frame while tracing: {error}")
+            raise
+
+    def reason(result: ConvertFrameReturn) -> str:
+        if not reasons and not convert_frame.has_tensor_in_frame(frame):
+            return "no tensor-related objects found in frame"
+        return reasons[-1] if reasons else "Dynamo passes over it"
+
+    with patches.PASSED_OVER.by(compile_frame):
+        yield reason
+
+
+_RESULTS_TELL_WHY = hasattr(ConvertFrameReturn(), "skip_reason")
 
 
 def _say_once(

@@ -46,6 +46,11 @@ HINT_OF_GUARD = Function(
     "As above: the value in this call.",
     versions="those that have it",
 )
+HINT_OF_SIZE = Function(
+    "torch.fx.experimental.symbolic_shapes:size_hint",
+    "As above, under the name that it had before.",
+    versions="those that have it",
+)
 HAS_HINT = Function(
     "torch.fx.experimental.symbolic_shapes:has_guarding_hint",
     "As above: whether there is one.",
@@ -136,6 +141,11 @@ CUDA_GENERATORS = Value("torch.cuda:default_generators", "As above.")
 FAKE_TENSOR_LOG = Function(
     "torch._subclasses.fake_tensor:log.filter",
     "What is wrong with a call in a capture is raised, by eager PyTorch if it is the user's.",
+)
+PASSED_OVER = Function(
+    "torch._dynamo.convert_frame:compile_frame",
+    "Tells why Dynamo passes over a function, as long as that is compiled for our backend.",
+    versions="those in which the result for a function does not tell it",
 )
 RECOMPILE_LIMIT = Function(
     "torch._dynamo.convert_frame:exceeds_recompile_limit",
