@@ -199,43 +199,99 @@ def test_a_carried_build_is_taken(checkout):
     assert "import torch_ort" in calls[-1]
 
 
-def test_prebuild_leaves_what_build_takes(checkout):
-    """The environment, the packages of protobuf and the build are stood in for."""
-    commands = {
-        "python3.12": 'mkdir -p "$3/bin"; cp "$(dirname "$0")/env-python3" "$3/bin/python3"; '
-        'cp "$3/bin/python3" "$3/bin/python"; cp "$3/bin/python3" "$3/bin/pip"',
-        "env-python3": 'case "$*" in *cache_tag*) echo cpython-312;; *sys.executable*) echo "$0";; '
-        '*) echo "${0##*/} $*" >> "$CALLS";; esac',
-        "ninja": "touch torch_ort/_C.cpython-312-x86_64-linux-gnu.so torch_ort/_build_info.py",
-        "apt-get": "touch libprotobuf.deb",
-        "dpkg": 'lib="$3/usr/lib/x86_64-linux-gnu"; mkdir -p "$lib" "$3/usr/bin"; '
-        'touch "$lib/libprotobuf-lite.so.32" "$lib/libprotobuf.a" "$3/usr/bin/protoc"',
-    }
-    for name, words in commands.items():
+PREBUILD = {
+    "python3.12": 'mkdir -p "$3/bin"; for name in python python3 pip; do '
+    'cp "$(dirname "$0")/env-python3" "$3/bin/$name"; done',
+    "env-python3": 'case "$*" in *sys.executable*) echo "$0"; exit;; esac\n'
+    'echo "${0##*/} $* in $PWD" | tr "\\n" " " >> "$CALLS"; echo >> "$CALLS"; '
+    'if [ -n "$FAILS" ] && echo "${0##*/} $*" | grep -qE -- "$FAILS"; then exit 3; fi',
+    "ninja": 'mkdir -p "$2/generated"; touch "$2/_C.cpython-312-x86_64-linux-gnu.so" '
+    '"$2/generated/_build_info.py"; echo "${0##*/} $*" >> "$CALLS"',
+    "apt-get": "touch libprotobuf.deb",
+    "dpkg": 'lib="$3/usr/lib/x86_64-linux-gnu"; mkdir -p "$lib" "$3/usr/bin"; '
+    'touch "$lib/libprotobuf-lite.so.32" "$lib/libprotobuf.a"; '
+    'touch "$3/usr/bin/protoc"; chmod +x "$3/usr/bin/protoc"',
+}
+
+
+@pytest.fixture
+def without_network(checkout: Path) -> Path:
+    """Stand in for the environment, the packages of protobuf and the build."""
+    for name, words in PREBUILD.items():
         command = checkout / "bin" / name
         command.write_text(f"#!/bin/sh\n{words}\n")
         command.chmod(0o755)
-    done, calls = run(checkout, "prebuild")
-    assert done.returncode == 0, done.stdout + done.stderr
-    carried = sorted(
-        str(file.relative_to(checkout / ".gpu"))
-        for file in (checkout / ".gpu").rglob("*")
-        if file.is_file()
-    )
-    assert carried == [
-        "built/_C.cpython-312-x86_64-linux-gnu.so",
-        "built/_build_info.py",
-        "protobuf/usr/lib/x86_64-linux-gnu/libprotobuf-lite.so.32",
-    ]
-    assert any("pip install -q torch==2.11.0 " in call for call in calls)
-    assert not (checkout / "torch_ort" / carried[0]).exists()
+    (checkout / "torch_ort" / "_build_info.py").write_text("own")
+    return checkout
 
 
-def test_the_tests_under_the_sanitizer_exist():
-    listed = re.search(r"sanitized_tests=\(\n(.*?)\n\)", SCRIPT.read_text(), re.DOTALL)
-    names = [line.strip().strip("'") for line in listed[1].splitlines()]
+def files_in(folder: Path) -> list[str]:
+    return sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
+
+
+def test_prebuild_leaves_what_build_takes(without_network):
+    checkout = without_network
+    for _ in range(2):  # the second time, most of it is there
+        done, calls = run(checkout, "prebuild")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert ends(done.stdout)[-4:] == ["== took", "environment: N s", "module: N s", "trial: N s"]
+        assert files_in(checkout / ".gpu") == [
+            "built/_C.cpython-312-x86_64-linux-gnu.so",
+            "built/_build_info.py",
+            "protobuf/usr/lib/x86_64-linux-gnu/libprotobuf-lite.so.32",
+        ]
+        assert "pip install -q torch==2.11.0 " in calls[0]
+        assert calls[1].startswith("cmake -S . ")
+        assert calls[2] == f"ninja -C {checkout}/build/gpu _C"
+        # What comes after it finds what travels, and builds nothing.
+        trial = checkout / "build" / "gpu-trial"
+        assert all(call.endswith(f" in {trial} ") for call in calls[3:])
+        assert "import torch_ort" in calls[-2]
+        assert "-m pytest " in calls[-1]
+        assert (trial / "torch_ort" / "_C.cpython-312-x86_64-linux-gnu.so").exists()
+        # The checkout has the build that it had.
+        assert files_in(checkout / "torch_ort") == ["_build_info.py"]
+        assert (checkout / "torch_ort" / "_build_info.py").read_text() == "own"
+
+
+@pytest.mark.parametrize(
+    ("fails", "named", "last"),
+    [
+        ("^pip install", "environment (status 3)", "pip"),
+        ("-m pytest", "trial (status 3)", "python"),
+        ("import torch_ort", "trial (status 1)", "python3"),
+    ],
+    ids=["packages", "tests", "import"],
+)
+def test_a_part_of_prebuild_that_fails_is_the_last(without_network, fails, named, last):
+    done, calls = run(without_network, "prebuild", fails=fails)
+    assert done.returncode == 1
+    assert ends(done.stdout)[-2:] == ["== failed", named]
+    assert calls[-1].split()[0] == last
+
+
+@pytest.mark.slow
+def test_what_prebuild_has_left_runs_the_short_tests():
+    """With the PyTorch for which it was built, in the environment that was made for that."""
+    if not list((ROOT / ".gpu" / "built").glob("_C.*.so")):
+        pytest.skip("nothing is built for a GPU: run `.ci/gpu prebuild`")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", *names],
+        ["bash", str(SCRIPT), "trial"], capture_output=True, text=True, timeout=900, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+
+
+def listed(name: str) -> list[str]:
+    """Give the tests in a list of the script."""
+    found = re.search(rf"^{name}=\(\n(.*?)\n\)", SCRIPT.read_text(), re.DOTALL | re.MULTILINE)
+    return [line.strip().strip("'") for line in found[1].splitlines()]
+
+
+@pytest.mark.parametrize("name", ["sanitized_tests", "short_tests"])
+def test_listed_tests_exist(name):
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", *listed(name)],
         capture_output=True, text=True, timeout=100, cwd=ROOT, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
