@@ -5,8 +5,9 @@ import subprocess
 import sys
 import textwrap
 import threading
+import types
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
 import torch
@@ -85,6 +86,57 @@ def test_the_last_thread_that_leaves_puts_back_what_was_there(row, another):
     assert standing(row) is ours
     another(there.close)
     assert standing(row) is before
+
+
+class OfTheProcess(types.ModuleType):
+    """A configuration of torch's as it is before torch 2.12: one for all threads."""
+
+    def __init__(self) -> None:
+        super().__init__("configuration_of_the_process")
+        vars(self).update(_config={"setting": types.SimpleNamespace(user_override=False)})
+
+    def __getattr__(self, name):
+        try:
+            return self._config[name].user_override
+        except KeyError as error:
+            raise AttributeError(name) from error
+
+    def __setattr__(self, name, value):
+        self._config[name].user_override = value
+
+    @contextmanager
+    def patch(self, **settings):
+        ((name, value),) = settings.items()
+        before = getattr(self, name)
+        setattr(self, name, value)
+        yield
+        setattr(self, name, before)
+
+
+OF_THE_PROCESS = patching.Setting("configuration_of_the_process:setting", "It is tested.")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [*(row for row in patches.TABLE if isinstance(row, patching.Setting)), OF_THE_PROCESS],
+    ids=lambda row: row.target,
+)
+def test_a_setting_has_another_value_in_one_thread(row, another, monkeypatch):
+    monkeypatch.setitem(sys.modules, "configuration_of_the_process", OfTheProcess())
+    row = patching.Setting(row.target, row.why)
+    owner, name = row.place
+    before = getattr(owner, name)
+    here, there = ExitStack(), ExitStack()
+    here.enter_context(row.by("ours"))
+    assert (getattr(owner, name), another(getattr, owner, name)) == ("ours", before)
+    another(lambda: there.enter_context(row.by("another's")))
+    with owner.patch(**{name: "inside"}):
+        assert (getattr(owner, name), another(getattr, owner, name)) == ("inside", "another's")
+    assert getattr(owner, name) == "ours"
+    here.close()
+    assert (getattr(owner, name), another(getattr, owner, name)) == (before, "another's")
+    another(there.close)
+    assert (getattr(owner, name), another(getattr, owner, name)) == (before, before)
 
 
 def test_functions_are_torchs_own_for_other_threads(another):

@@ -16,6 +16,7 @@ import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -338,12 +339,53 @@ class Value(Patch):
 
 
 class Setting(Patch):
-    """A setting of torch's."""
+    """A setting of torch's: of a context of Python's, or of the process before torch 2.12.
+
+    There, what the configuration holds asks which thread has come.
+    """
 
     def by(self, value: Any) -> AbstractContextManager[None]:
         """Give it another value in the block."""
+        if isinstance(self._own().user_override, ContextVar):
+            owner, name = self.place
+            return owner.patch(**{name: value})
+        return self._by_thread(value)
+
+    @contextmanager
+    def _by_thread(self, value: Any) -> Iterator[None]:
+        with self._in_place(functools.partial(_EntryByThread, self)), _with(self, value):
+            yield
+
+    def _own(self) -> Any:
         owner, name = self.place
-        return owner.patch(**{name: value})
+        return owner._config[name]
+
+    def _put(self, make: Callable[[Any], Any]) -> None:
+        owner, name = self.place
+        self._before = self._own()
+        owner._config[name] = make(self._before)
+
+    def _take_back(self) -> None:
+        owner, name = self.place
+        owner._config[name] = self._before
+
+
+class _EntryByThread:
+    """What a configuration of torch's holds for a setting: ours for threads that are inside."""
+
+    def __init__(self, patch: Setting, theirs: Any) -> None:
+        vars(self).update(_patch=patch, _theirs=theirs)
+
+    def __getattr__(self, name: str) -> Any:
+        theirs = getattr(self._theirs, name)
+        return _ours().get(self._patch, theirs) if name == "user_override" else theirs
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "user_override" and self._patch in (_here.ours or ()):
+            _here.ours = {**_here.ours, self._patch: value}
+            _hand_on(_here.ours)
+        else:
+            setattr(self._theirs, name, value)
 
 
 class Names(Patch):
