@@ -16,6 +16,7 @@ import torch_ort
 from torch_ort import ORTModule
 from torch_ort.fallback import FallbackWarning
 from torch_ort.ortmodule import ORTModuleONNXModelException
+from torch_ort.pytorch.generators import DrawsNoted, watched_seeding
 
 
 class Net(nn.Module):
@@ -91,6 +92,18 @@ def test_seeding_runs_in_pytorch(function, is_recorded, monkeypatch):
     with pytest.warns(FallbackWarning, match="forward seeds PyTorch's random generator"):
         assert_same_runs(function)
     assert torch_ort.counters()["fallbacks"] == 1
+
+
+@pytest.mark.parametrize("draws", [False, True])
+def test_switching_gradients_off_draws_nothing(draws):
+    """Dynamo does so before it puts a state back, around what it traces for torch.cond."""
+    with watched_seeding() as seeding, DrawsNoted():
+        state = torch.get_rng_state()
+        with torch.no_grad():
+            if draws:
+                torch.rand(2)
+        torch.set_rng_state(state)
+    assert seeding.is_found == draws
 
 
 def test_seeding_raises_in_strict_mode():

@@ -23,6 +23,7 @@ import torch_ort
 from torch_ort import ORTModule
 from torch_ort.pytorch import (
     autograd_compat,
+    dispatch_compat,
     dynamo_compat,
     graph_compat,
     module_compat,
@@ -340,6 +341,13 @@ class TestTensors:
         assert token.fake_mode is mode
         assert token.shape == (0,)
         assert token.untyped_storage()._cdata == fake.untyped_storage()._cdata
+
+    def test_real_tensors_meet_no_kernels_of_traces(self):
+        layer = torch.nn.LSTM(4, 6, proj_size=3)
+        states = (torch.zeros(1, 2, 3), torch.zeros(1, 2, 6))
+        given = (torch.ones(5, 2, 4), states, layer._flat_weights, True, 1, 0.0, True, False, False)
+        with dispatch_compat.enable_python_dispatcher(), trace_compat.kernels_as_in_eager():
+            assert [x.shape for x in torch.lstm(*given)] == [(5, 2, 3), (1, 2, 3), (1, 2, 6)]
 
     def test_real_tensors_under_a_mode(self):
         with torch._subclasses.FakeTensorMode(), trace_compat.real_tensors():

@@ -207,7 +207,7 @@ class Learner:
     ) -> tuple[list[torch.Tensor], Learnt, list[torch.Tensor | None] | None]:  # fmt: skip
         """Run forward, and for the first setting backward, on made-up numbers."""
         error: Exception = why
-        with trace_compat.real_tensors():
+        with trace_compat.kernels_as_in_eager():
             for fill in (_between_0_and_1, torch.ones, torch.zeros):
                 made = [
                     _real(tensors[i] if tensors else None, form, settings, number, fill)

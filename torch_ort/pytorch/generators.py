@@ -165,5 +165,6 @@ class DrawsNoted(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:  # fmt: skip
         """Call one."""
-        note_draw()
+        if func is not torch._C._set_grad_enabled:  # Dynamo calls it before it puts states back
+            note_draw()
         return func(*args, **(kwargs or {}))

@@ -13,6 +13,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch._dispatch.python import no_python_dispatcher
 from torch._dynamo.source import LocalSource
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import TracingContext, tracing
@@ -242,6 +243,16 @@ def _form_key(value: Any) -> Any:
     env = id(getattr(symbols[0].node, "shape_env", None)) if symbols else 0
     # Tensors with data stand for themselves, because what is learnt of a Function may depend on it.
     return *sizes, value.dtype, str(value.device), env, is_traced(value)
+
+
+@contextmanager
+def kernels_as_in_eager() -> Iterator[None]:
+    """Run operators on real tensors as eager PyTorch does, by none that traces compute in Python.
+
+    Those of torch 2.11 give the states of an LSTM a dim more than its kernels do.
+    """
+    with real_tensors(), no_python_dispatcher():
+        yield
 
 
 @contextmanager
