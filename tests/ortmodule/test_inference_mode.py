@@ -116,6 +116,17 @@ def wrapped(model: nn.Module, road: str) -> Any:
     return ORTModule(ours) if road == "module" else torch.compile(ours, backend="ort")
 
 
+def dynamo_captures_for_all_sizes(model: nn.Module, inputs: dict) -> bool:
+    with torch.inference_mode():
+        try:
+            torch.compile(model, backend="eager", dynamic=True, fullgraph=True)(**inputs)
+        except torch._dynamo.exc.Unsupported:
+            return False
+        finally:
+            torch._dynamo.reset()
+    return True
+
+
 @pytest.mark.parametrize(
     ("name", "road"),
     [*((name, "module") for name in MODELS), ("encoder layer", "compile")],
@@ -124,6 +135,8 @@ def test_evaluation(name, road):
     make, inputs = MODELS[name]
     torch.manual_seed(0)
     model = make().eval()
+    if road == "compile" and not dynamo_captures_for_all_sizes(model, inputs(0)):
+        pytest.skip("Dynamo of this torch captures its operator for one size alone")
     ours = wrapped(model, road)
     for step in range(3):
         assert_same(model, ours, inputs(step), torch.inference_mode())

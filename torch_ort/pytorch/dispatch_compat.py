@@ -450,6 +450,7 @@ def shape_questions_answered() -> Iterator[None]:
             stack.enter_context(question.by(functools.partial(_for_our_sizes, answer)))
         stack.enter_context(patches.SYMBOLS_OF_DATA.by(_no_symbols))
         stack.enter_context(patches.LIES_LIKE_IMAGES.by(_lies_like_images))
+        stack.enter_context(patches.FLOOR_DIVISION.by(_pooled_size))
         stack.enter_context(patches.SYM_SUM.by(_sym_sum))
         for division in (patches.FLOOR_OF_FLOAT, patches.FLOOR_OF_INTEGER):
             stack.enter_context(division.by(_floor_division))
@@ -494,6 +495,10 @@ _ANSWERS = {
 
 def _no_symbols(theirs: Any, asked: Any) -> frozenset:
     return frozenset()  # a recording knows the value of every size
+
+
+def _pooled_size(theirs: Any, size: Any, divisor: int) -> Any:
+    return size // divisor
 
 
 def sizes_written_as_numbers() -> AbstractContextManager[None]:

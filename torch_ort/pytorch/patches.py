@@ -65,6 +65,11 @@ LIES_LIKE_IMAGES = Function(
     "As above: whether strides are those of images with channels last, which it takes for unknown.",
     versions="those that have it",
 )
+FLOOR_DIVISION = Function(
+    "torch._meta_registrations:div_rtn",
+    "As above: sizes of pooled images are divided as Python does. Some versions of torch look at "
+    "the remainder too, so that a graph would serve odd sizes or even ones alone.",
+)
 SYM_SUM = Addition(
     "torch._C:_SymNode.sym_sum",
     "PyTorch's Python calls it on the nodes of sizes, and those of C++ lack it.",

@@ -58,14 +58,37 @@ def _convolution(
 
 def _convolution_format(x: Spec, weight: Spec) -> torch.memory_format:
     """Give the layout of all that a convolution of the CPU gives: channels last if one operand."""
-    last = 0
-    for spec in (x, weight):
-        if is_contiguous(spec):
-            continue
-        if len(spec.sizes) != 4 or dense_order(spec) != [0, 2, 3, 1]:
-            raise NoRule
-        last += 1
-    return torch.channels_last if last else torch.contiguous_format
+    formats = [_format_to_read(x), _format_to_read(weight)]
+    if _is_like_channels_last(weight):  # where width and height are 1, it is also contiguous
+        formats.append(torch.channels_last)
+    return torch.channels_last if torch.channels_last in formats else torch.contiguous_format
+
+
+def _format_to_read(x: Spec) -> torch.memory_format:
+    """Give the layout in which a convolution of the CPU reads an operand, maybe from a copy."""
+    if is_contiguous(x):
+        return torch.contiguous_format
+    order = dense_order(x)
+    if order is None and 1 not in x.sizes and 0 not in x.strides:
+        order = _order_with_gaps(x)
+        if order == sorted(order):
+            return torch.contiguous_format
+        raise NoRule  # other sizes may lie otherwise
+    if len(x.sizes) != 4 or order != [0, 2, 3, 1]:
+        raise NoRule
+    return torch.channels_last
+
+
+def _is_like_channels_last(weight: Spec) -> bool:
+    """Tell what PyTorch takes the strides of an operand of four dims for."""
+    if len(weight.sizes) != 4 or 0 in weight.sizes or weight.strides[1] == 0:
+        return False
+    least = 0
+    for d in (1, 3, 2, 0):
+        if value(weight.strides[d]) < least or (d == 0 and least == value(weight.strides[1])):
+            return False
+        least = value(weight.strides[d]) * max(value(weight.sizes[d]), 1)
+    return True
 
 
 @rule_of(aten.convolution_backward.default)
