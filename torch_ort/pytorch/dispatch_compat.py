@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch._dispatch.python import enable_python_dispatcher
+from torch._dispatch.python import enable_python_dispatcher, no_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
@@ -142,7 +142,8 @@ def operators_whole() -> Iterator[None]:
     """Let operators be called, forward and backward, that PyTorch's traces compute in Python.
 
     What they make of them reads memory many times where a kernel does once, and gives NaN where
-    an infinity meets a weight of zero.
+    an infinity meets a weight of zero. Layers of LSTMs, which they have to take apart, get states
+    as their kernels give them.
     """
     aten = torch.ops.aten
     ours: dict[Any, dict] = {operator: {} for operator in _WITH_KERNELS}
@@ -151,7 +152,9 @@ def operators_whole() -> Iterator[None]:
         ours[whole] = {}
         theirs = patches.KERNELS.of(sized)
         ours[sized] = {key: _with_sizes(whole, kernel) for key, kernel in theirs.items()}
-    with patches.KERNELS.by(ours):
+    if not patches.KERNELS.of(aten.one_hot.default):  # its kernel reads numbers before torch 2.13
+        ours[aten.one_hot.default] = {torch._C.DispatchKey.CompositeImplicitAutograd: _one_hot}
+    with patches.KERNELS.by(ours), patches.LSTM_LAYER.by(_lstm_layer):
         yield
 
 
@@ -206,6 +209,24 @@ _OF_SPARSE = {
     torch.ops.aten._embedding_bag_backward.default: (_embedding_bag_backward, _FIRST),
     torch.ops.aten.gather_backward.default: (_gather_backward, _COMPOSED),
 }
+
+
+def _one_hot(labels: torch.Tensor, num_classes: Any = -1) -> torch.Tensor:
+    if isinstance(num_classes, int) and num_classes < 0:
+        with no_python_dispatcher():
+            return torch.ops.aten.one_hot.default(labels, num_classes)
+    check = torch.ops.aten._assert_async.msg
+    check((labels >= 0).all(), "Class values must be non-negative.")
+    check((labels < num_classes).all(), "Class values must be smaller than num_classes.")
+    classes = torch.arange(num_classes, dtype=torch.int64, device=labels.device)
+    return (labels.unsqueeze(-1) == classes).to(torch.int64)
+
+
+def _lstm_layer(theirs: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    output, states = theirs(*args, **kwargs)
+    return output, tuple(state.squeeze(0) if state.dim() > 2 else state for state in states)
+
+
 _WITH_KERNELS = (
     torch.ops.aten.hardshrink.default,
     torch.ops.aten.softshrink.default,
@@ -451,6 +472,7 @@ def shape_questions_answered() -> Iterator[None]:
         stack.enter_context(patches.SYMBOLS_OF_DATA.by(_no_symbols))
         stack.enter_context(patches.LIES_LIKE_IMAGES.by(_lies_like_images))
         stack.enter_context(patches.FLOOR_DIVISION.by(_pooled_size))
+        stack.enter_context(patches.EXPANDED_SIZES.by(_expanded_sizes))
         stack.enter_context(patches.SYM_SUM.by(_sym_sum))
         for division in (patches.FLOOR_OF_FLOAT, patches.FLOOR_OF_INTEGER):
             stack.enter_context(division.by(_floor_division))
@@ -495,6 +517,11 @@ _ANSWERS = {
 
 def _no_symbols(theirs: Any, asked: Any) -> frozenset:
     return frozenset()  # a recording knows the value of every size
+
+
+def _expanded_sizes(theirs: Any, *shapes: Sequence[Any]) -> Any:
+    has_symbols = any(isinstance(size, torch.SymInt) for shape in shapes for size in shape)
+    return torch.broadcast_shapes(*shapes) if has_symbols else theirs(*shapes)
 
 
 def _pooled_size(theirs: Any, size: Any, divisor: int) -> Any:

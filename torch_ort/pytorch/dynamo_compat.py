@@ -222,6 +222,7 @@ def watch_frames(is_ours: Callable[[Any], bool], told: Callable[[Any, Looked], N
             patches.LOGGER_CALLS.by(_say_once),
             # With dynamic=True every integer of a module would be a symbol from the first.
             patches.INTEGERS_OF_MODULES.by(dynamo_config.assume_static_by_default),
+            patches.UNGUARDED_TENSORS.by(_sees_switched_gradients()),
         ):
             return told_of(backend, self, frame, lambda: convert(self, frame, *args, **kwargs))
 
@@ -270,6 +271,12 @@ def _with_fewer_symbols(convert: Callable[[], Any]) -> tuple[Any, int]:
         patches.INTEGERS_OF_MODULES.by(False),
     ):
         return convert(), first
+
+
+def _sees_switched_gradients() -> bool:
+    """Tell whether Dynamo may take tensors of a module for unchanged that it has not looked at."""
+    is_asked_for = dynamo_config.skip_tensor_guards_with_matching_dict_tags
+    return is_asked_for and torch.__version__ >= "2.13"
 
 
 @contextmanager

@@ -70,12 +70,20 @@ FLOOR_DIVISION = Function(
     "As above: sizes of pooled images are divided as Python does. Some versions of torch look at "
     "the remainder too, so that a graph would serve odd sizes or even ones alone.",
 )
+EXPANDED_SIZES = Function(
+    "torch.nn.functional:_infer_size",
+    "Before torch 2.13, it takes no symbols; the loss that calls it expands its weights.",
+)
 SYM_SUM = Addition(
     "torch._C:_SymNode.sym_sum",
     "PyTorch's Python calls it on the nodes of sizes, and those of C++ lack it.",
     versions="those that lack it",
 )
 TRUNC = Addition("torch._C:_SymNode.trunc", "As above.", versions="those that lack it")
+LSTM_LAYER = Function(
+    "torch._decomp.decompositions:one_layer_lstm",
+    "Before torch 2.13, its states have a dim more than those of the kernel.",
+)
 UNSEEN_SIZES = Setting(
     "torch.fx.experimental._config:backed_size_oblivious",
     "A recording is one for all sizes, 0 and 1 among them; a trace of AOTAutograd's is not.",
@@ -221,6 +229,11 @@ SPECIALIZED_FLOATS = Setting(
 )
 SPECIALIZED_INTEGERS = Setting(
     "torch._dynamo.config:specialize_int", "As above.", scope=Scope.CONTEXT
+)
+UNGUARDED_TENSORS = Setting(
+    "torch._dynamo.config:skip_tensor_guards_with_matching_dict_tags",
+    "Before torch 2.13, Dynamo does not see that requires_grad of a parameter has been switched.",
+    scope=Scope.CONTEXT,
 )
 CHECKED_VALUES = Function(
     "torch:_is_all_true",
