@@ -7,6 +7,7 @@ import sys
 import textwrap
 
 import pytest
+import torch
 
 pytestmark = pytest.mark.ort_only
 
@@ -50,6 +51,9 @@ SCRIPT = """
 """
 
 
+@pytest.mark.skipif(
+    torch.__version__ < "2.13", reason="Dynamo of this torch crashes there with any backend"
+)
 @pytest.mark.parametrize("imports", ["import torch_ort", ""], ids=["imported", "by_entry_point"])
 def test_threads_that_compile_at_once(imports):
     code = textwrap.dedent(SCRIPT).format(imports=imports)

@@ -93,7 +93,8 @@ class Encoder(nn.Module):
         x = self.words(words) + self.places(torch.arange(words.shape[1]))
         mask = self.make_mask(words != 0, x.dtype)
         for block in self.blocks:
-            x = block(x, None if isinstance(mask, str) else mask, mask == "causal")
+            is_named = isinstance(mask, str)  # Dynamo of torch 2.11 compares no tensor with a name
+            x = block(x, None if is_named else mask, is_named and mask == "causal")
         return self.head(self, x, labels)
 
 

@@ -121,6 +121,8 @@ def test_results_that_backward_reads_leave_the_graph(road, function, dtype):
 
 @pytest.mark.parametrize(("function", "dtype"), EDITS)
 def test_results_that_backward_reads_are_edited(road, function, dtype):
+    if function is ELEMENTS["cumprod"] and torch.__version__ < "2.13":
+        pytest.skip("the gradient of cumprod that a trace of this torch has reads no result")
     for call in (function, road(function)):
         x = torch.randn(4, 4, dtype=dtype).requires_grad_()
         results = call(x)

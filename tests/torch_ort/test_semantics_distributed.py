@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -98,6 +99,7 @@ def test_distributed_tensors_run_in_eager(compiled, monkeypatch):
 
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")
     mesh = init_device_mesh("cpu", (1,))
+    is_an_input = torch.__version__ >= "2.13"  # of Dynamo's graphs
 
     def function(x, w):
         return torch.tanh(x @ w)
@@ -111,9 +113,10 @@ def test_distributed_tensors_run_in_eager(compiled, monkeypatch):
         if call is function:
             output = call(x, w)
         else:
-            with pytest.warns(FallbackWarning, match="want a tensor or an integer"):
+            said = pytest.warns(FallbackWarning, match="want a tensor or an integer")
+            with said if is_an_input else nullcontext():
                 output = call(x, w)
         output.to_local().pow(2).sum().backward()
         gradients.append((x.grad.to_local(), w.grad.to_local()))
     torch.testing.assert_close(gradients[1], gradients[0])
-    assert torch_ort.counters()["fallbacks"] == 1
+    assert torch_ort.counters()["fallbacks"] == is_an_input

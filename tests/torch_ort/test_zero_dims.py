@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._dynamo.exc import TorchRuntimeError
 
 import torch_ort
 from tests.roads import ROADS, Applies
@@ -70,7 +71,9 @@ def test_reductions_over_the_dims_of_a_number(road):
 def test_a_dim_that_is_none_is_the_programs_error(name, road, monkeypatch):
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")
     module = Applies(lambda x: REDUCTIONS[name](x, 2))
-    with pytest.raises(IndexError, match="Dimension out of range"):
+    # Dynamo of torch 2.11 makes an error of its own of it, with any backend.
+    kinds = (IndexError, TorchRuntimeError) if road == "compile" else IndexError
+    with pytest.raises(kinds, match="Dimension out of range"):
         ROADS[road](module)(torch.randn(3, 4, requires_grad=True))
 
 
