@@ -234,7 +234,12 @@ def test_prebuild_leaves_what_build_takes(without_network):
     for _ in range(2):  # the second time, most of it is there
         done, calls = run(checkout, "prebuild")
         assert done.returncode == 0, done.stdout + done.stderr
-        assert ends(done.stdout)[-4:] == ["== took", "environment: N s", "module: N s", "trial: N s"]
+        assert ends(done.stdout)[-4:] == [
+            "== took",
+            "environment: N s",
+            "module: N s",
+            "trial: N s",
+        ]
         assert files_in(checkout / ".gpu") == [
             "built/_C.cpython-312-x86_64-linux-gnu.so",
             "built/_build_info.py",
