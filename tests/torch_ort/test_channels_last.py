@@ -449,6 +449,25 @@ def test_symbols_with_pytorchs_kernels(name: str, disabled: str, monkeypatch) ->
     assert torch_ort.counters()["graphs_captured"] == 1
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_weights_alone_are_channels_last(size: int) -> None:
+    """Weights of one element in width and height also lie as others do: their strides tell."""
+    layer = nn.Conv2d(3, 4, size).to(memory_format=torch.channels_last)
+    ours, x = torch_ort.ORTModule(copy.deepcopy(layer)), torch.randn(2, 3, 6, 5)
+    assert ours(x).stride() == layer(x).stride() == ours(x.abs()).stride()
+
+
+def test_images_with_gaps_go_through_one_graph() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1))
+    ours = torch_ort.ORTModule(copy.deepcopy(model))
+    for size in ((4, 3, 12, 12), (20, 3, 9, 17), (3, 3, 8, 8)):
+        x = torch.randn(size)[:, :, 1:-1, 1:-1]
+        got, want = ours(x), model(x)
+        torch.testing.assert_close(got, want)
+        assert got.stride() == want.stride()
+    assert torch_ort.counters()["graphs_captured"] == 1
+
+
 def test_no_images_through_the_graph_of_some() -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 4, 3), nn.AvgPool2d(2)

@@ -72,7 +72,8 @@ FLOOR_DIVISION = Function(
 )
 EXPANDED_SIZES = Function(
     "torch.nn.functional:_infer_size",
-    "Before torch 2.13, it takes no symbols; the loss that calls it expands its weights.",
+    "It takes no symbols; the loss that calls it expands its weights.",
+    versions="those that have it",
 )
 SYM_SUM = Addition(
     "torch._C:_SymNode.sym_sum",
