@@ -460,7 +460,7 @@ def test_weights_alone_are_channels_last(size: int) -> None:
 def test_images_with_gaps_go_through_one_graph() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1))
     ours = torch_ort.ORTModule(copy.deepcopy(model))
-    for size in ((4, 3, 12, 12), (20, 3, 9, 17), (3, 3, 8, 8)):
+    for size in ((4, 3, 12, 12), (20, 3, 9, 17), (1, 3, 8, 8)):
         x = torch.randn(size)[:, :, 1:-1, 1:-1]
         got, want = ours(x), model(x)
         torch.testing.assert_close(got, want)

@@ -69,11 +69,12 @@ def _format_to_read(x: Spec) -> torch.memory_format:
     if is_contiguous(x):
         return torch.contiguous_format
     order = dense_order(x)
-    if order is None and 1 not in x.sizes and 0 not in x.strides:
+    if order is None:
         order = _order_with_gaps(x)
-        if order == sorted(order):
+        # Of others with gaps, and of dims of one element, other sizes may lie otherwise.
+        if order == sorted(order) and all(type(size) is not int or size > 1 for size in x.sizes):
             return torch.contiguous_format
-        raise NoRule  # other sizes may lie otherwise
+        raise NoRule
     if len(x.sizes) != 4 or order != [0, 2, 3, 1]:
         raise NoRule
     return torch.channels_last
@@ -81,7 +82,7 @@ def _format_to_read(x: Spec) -> torch.memory_format:
 
 def _is_like_channels_last(weight: Spec) -> bool:
     """Tell what PyTorch takes the strides of an operand of four dims for."""
-    if len(weight.sizes) != 4 or 0 in weight.sizes or weight.strides[1] == 0:
+    if len(weight.sizes) != 4 or 0 in map(value, (*weight.sizes, weight.strides[1])):
         return False
     least = 0
     for d in (1, 3, 2, 0):
