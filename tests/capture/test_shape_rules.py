@@ -327,18 +327,19 @@ CASES: list[tuple[Any, tuple, dict]] = [
     (aten.softshrink_backward.default, (t(2, 3), t(2, 3), 0.5), {}),
     *(
         case
+        for x in (t(5, 4), t(4, 5).t())
         for reduction, loss in ((0, t(5)), (1, t()), (2, t()))
         for case in (
-            (aten.multi_margin_loss.default, (t(5, 4), ints(5), 1, 1.0, None, reduction), {}),
+            (aten.multi_margin_loss.default, (x, ints(5), 1, 1.0, None, reduction), {}),
             (
                 aten.multi_margin_loss_backward.default,
-                (loss, t(5, 4), ints(5), 1, 1.0, t(4), reduction),
+                (loss, x, ints(5), 1, 1.0, t(4), reduction),
                 {},
             ),
-            (aten.multilabel_margin_loss_forward.default, (t(5, 4), ints(5, 4), reduction), {}),
+            (aten.multilabel_margin_loss_forward.default, (x, ints(5, 4), reduction), {}),
             (
                 aten.multilabel_margin_loss_backward.default,
-                (loss, t(5, 4), ints(5, 4), reduction, t(5, 4)),
+                (loss, x, ints(5, 4), reduction, t(5, 4)),
                 {},
             ),
         )

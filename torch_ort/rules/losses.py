@@ -194,7 +194,7 @@ def _multilabel_margin_loss(x: Spec, target: Spec, reduction: int) -> tuple[Spec
 
 
 def _margin_loss(x: Spec, reduction: int) -> Spec:
-    if not is_cpu(x) or not is_contiguous(x) or len(x.sizes) != 2:
+    if not is_cpu(x) or len(x.sizes) != 2:
         raise NoRule
     return rows(x.sizes[:1] if reduction == 0 else [], x)
 
@@ -203,7 +203,7 @@ def _margin_loss(x: Spec, reduction: int) -> Spec:
     aten.multi_margin_loss_backward.default, aten.multilabel_margin_loss_backward.default
 )  # fmt: skip
 def _margin_loss_backward(gradient: Spec, x: Spec, *others: Any) -> Spec:
-    return rows(x.sizes, x) if is_cpu(x) and is_contiguous(x) else no_rule()
+    return rows(x.sizes, x) if is_cpu(x) else no_rule()  # also where x has other strides
 
 
 @rule_of(aten._native_batch_norm_legit_functional.default)
