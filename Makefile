@@ -18,6 +18,9 @@ PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
 BENCH_ARGS ?=
 SOAK_ARGS ?=
+# What trains through other packages, starts processes, runs documents or random programs.
+REST_OF_TESTS := benchmarks compat convergence docs ecosystem examples experimental fuzz operators \
+  soak trainers utils
 # Graphs, plans, regions, what runs them, and files that others have written.
 ASAN_TESTS ?= tests/ir tests/passes tests/plan tests/cpu tests/run tests/fuzz/test_files.py \
   tests/torch_ort/test_given_memory.py
@@ -59,11 +62,12 @@ TORCH_LIBRARIES := libc10.so libc10_cuda.so libtorch.so libtorch_cpu.so libtorch
   libtorch_python.so libgomp.so.1
 
 .DELETE_ON_ERROR:
-.PHONY: help train test build wheel wheel-test bench fuzz soak style format asan tsan clean FORCE
+.PHONY: help train test test-rest test-all build wheel wheel-test bench fuzz soak style format asan tsan clean FORCE
 
 help:
 	@echo 'make train       train the example transformer through the engine; draws curve.png (TRAIN_ARGS="--epochs 1")'
 	@echo 'make test        run the tests (PYTEST_ARGS="-m slow" for the slow ones, "-m cuda" for those of CUDA)'
+	@echo 'make test-rest   run the tests that make test leaves out: other packages, processes, documents (test-all: both)'
 	@echo 'make build       build the extension, or what changed of it'
 	@echo 'make wheel       build dist/*.whl, which carries libprotobuf'
 	@echo 'make wheel-test  try that wheel in an empty virtual environment'
@@ -79,8 +83,15 @@ help:
 train: build $(ENV)/.torch_ort-examples
 	$(PYTHON) examples/train_transformer.py --plot curve.png $(TRAIN_ARGS)
 
+# Arguments choose among all tests.
 test: build $(ENV)/.torch_ort-test
-	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
+	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) \
+	  $(or $(PYTEST_ARGS),$(REST_OF_TESTS:%=--ignore=tests/%))
+
+test-rest: build $(ENV)/.torch_ort-test
+	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) $(REST_OF_TESTS:%=tests/%)
+
+test-all: test test-rest
 
 bench: build $(ENV)/.torch_ort-bench
 	$(PYTHON) benchmarks/products.py
