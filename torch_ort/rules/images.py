@@ -14,6 +14,7 @@ from torch_ort.rules.forms import (
     Spec,
     dense_order,
     format_strides,
+    is_channels_last,
     is_contiguous,
     is_cpu,
     joins,
@@ -59,7 +60,8 @@ def _convolution(
 def _convolution_format(x: Spec, weight: Spec) -> torch.memory_format:
     """Give the layout of all that a convolution of the CPU gives: channels last if one operand."""
     formats = [_format_to_read(x), _format_to_read(weight)]
-    if _is_like_channels_last(weight):  # where width and height are 1, it is also contiguous
+    # Where width and height are 1, a weight is also contiguous.
+    if len(weight.sizes) == 4 and is_channels_last(weight):
         formats.append(torch.channels_last)
     return torch.channels_last if torch.channels_last in formats else torch.contiguous_format
 
@@ -78,18 +80,6 @@ def _format_to_read(x: Spec) -> torch.memory_format:
     if len(x.sizes) != 4 or order != [0, 2, 3, 1]:
         raise NoRule
     return torch.channels_last
-
-
-def _is_like_channels_last(weight: Spec) -> bool:
-    """Tell what PyTorch takes the strides of an operand of four dims for."""
-    if len(weight.sizes) != 4 or 0 in map(value, (*weight.sizes, weight.strides[1])):
-        return False
-    least = 0
-    for d in (1, 3, 2, 0):
-        if value(weight.strides[d]) < least or (d == 0 and least == value(weight.strides[1])):
-            return False
-        least = value(weight.strides[d]) * max(value(weight.sizes[d]), 1)
-    return True
 
 
 @rule_of(aten.convolution_backward.default)
