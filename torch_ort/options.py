@@ -166,9 +166,9 @@ TABLE: tuple[Row, ...] = (
          _parse_bool, _check_bool),
     Row("exact_random", "TORCH_ORT_EXACT_RANDOM", False, "bool",
          "Draw dropout masks from the same random stream as eager PyTorch, so that they are the "
-         "same masks. False: on the CPU the masks are computed inside fused regions and "
-         "attention, from one draw per step. Either way `torch.manual_seed` makes a run "
-         "repeatable.",
+         "same masks; on CUDA eager's own kernel for dropout draws them. False: the masks are "
+         "computed inside fused regions and the engine's attention, from one draw per step. "
+         "Either way `torch.manual_seed` makes a run repeatable.",
          _parse_bool, _check_bool),
     Row("emulate_eager_casts", "TORCH_ORT_EMULATE_EAGER_CASTS", False, "bool",
          "Round every bfloat16 and float16 value inside fused regions as eager PyTorch does. "

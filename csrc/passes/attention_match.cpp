@@ -4,6 +4,7 @@
 #include "ops/aten_names.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
+#include "passes/dropout.h"
 #include "region/codegen.h"
 
 #include <algorithm>

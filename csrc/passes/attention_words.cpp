@@ -95,12 +95,4 @@ bool is_causal_mask(const Value& mask, const Shape& scores) {
   return data != nullptr && (*data)->dtype == DType::kBool && (*data)->bytes[0] != std::byte(0);
 }
 
-std::optional<double> dropout_ratio(const Node& node) {
-  if (node.inputs.size() != 3 || ir::has_attr(node.attrs, "seed")) return std::nullopt;
-  const std::optional<double> ratio = ops::known_double(node.inputs[1]);
-  const std::optional<double> training = ops::known_double(node.inputs[2]);
-  if (!ratio || *ratio <= 0 || *ratio >= 1 || training != 1.0) return std::nullopt;
-  return ratio;
-}
-
 }  // namespace torch_ort::passes::attention

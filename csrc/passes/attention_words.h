@@ -41,10 +41,6 @@ struct Filled {
 };
 std::optional<Filled> filled(const ir::Node& node);
 
-// The ratio of a Dropout that is in training mode; nothing for other nodes, or if the ratio is not
-// constant.
-std::optional<double> dropout_ratio(const ir::Node& node);
-
 // Whether two numbers are equal but for rounding: programs compute their constants in several ways.
 bool are_close(double a, double b);
 

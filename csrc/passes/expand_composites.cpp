@@ -16,6 +16,7 @@
 #include "ops/sorted_sums.h"
 #include "ops/writer.h"
 #include "passes/arguments.h"
+#include "passes/dropout.h"
 #include "passes/known_sizes.h"
 #include "passes/pass.h"
 #include "passes/unread.h"
@@ -776,12 +777,9 @@ Value* scale_kept(Expander& write, Value* x, Value* mask, double scale) {
 
 bool expand_dropout(Graph& graph, Node& node) {
   Value* x = node.inputs[0];
-  if (!is_fusible_float(x) || node.inputs.size() != 3 || ir::has_attr(node.attrs, "seed"))
-    return false;
-  const std::optional<double> ratio = ops::known_double(node.inputs[1]);
-  const std::optional<double> training = ops::known_double(node.inputs[2]);
-  if (!ratio || *ratio <= 0 || *ratio >= 1 || training != 1.0) return false;
-
+  const std::optional<double> ratio = dropout_ratio(node);
+  if (!ratio || !is_fusible_float(x)) return false;
+  // draw_as_eager has left the mask alone.
   if (node.outputs.empty() || node.outputs[0] == nullptr) return false;
   Expander write(graph, node, *x);
   // The kernel draws in the order of memory, so the mask must have the strides of the result.

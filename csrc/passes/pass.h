@@ -38,6 +38,8 @@ struct Pass {
   const char* only_with = nullptr;
   // The name of an option in torch_ort/options.py under which it does not run.
   const char* not_with = nullptr;
+  // The name of an option under which alone it runs.
+  const char* only_under = nullptr;
 };
 
 struct PipelineOptions {

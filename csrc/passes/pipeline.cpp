@@ -34,6 +34,7 @@ int channels_last(ir::Graph& graph);
 int multiply_pixels(ir::Graph& graph);
 int replay_views(ir::Graph& graph);
 int remove_dead(ir::Graph& graph);
+int draw_as_eager(ir::Graph& graph);
 int expand_composites(ir::Graph& graph);
 int take_places(ir::Graph& graph);
 int move_concats(ir::Graph& graph);
@@ -166,6 +167,13 @@ const std::vector<Pass>& pipeline() {
        .rounds_elsewhere = true},
       // after recompute_tagged: views that it recomputes need no second view
       {.name = "replay_views", .run = replay_views, .is_needed = true, .moves_border = true},
+      // after all that look for a whole dropout; before expand_composites, which draws by the same
+      // kernel on all devices
+      {.name = "draw_as_eager",
+       .run = draw_as_eager,
+       .writes_engine_ops = true,
+       .only_with = "expand_composites",
+       .only_under = "exact_random"},
       // after all that look for composite ops, which it expands
       {.name = "expand_composites",
        .run = expand_composites,

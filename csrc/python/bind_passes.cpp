@@ -221,7 +221,8 @@ void bind_passes(py::module_& module) {
       .def_readonly("for_regions", &passes::Pass::for_regions)
       .def_readonly("rounds_elsewhere", &passes::Pass::rounds_elsewhere)
       .def_readonly("only_with", &passes::Pass::only_with)
-      .def_readonly("not_with", &passes::Pass::not_with);
+      .def_readonly("not_with", &passes::Pass::not_with)
+      .def_readonly("only_under", &passes::Pass::only_under);
   module.def("passes", &passes::pipeline, "The passes in their order.");
   module.def("run_pass", &passes::run_pass, py::arg("name"), py::arg("graph"),
              "Run one pass on a graph; give the number of rewrites.");

@@ -279,6 +279,25 @@ def test_dropout_of_attention_is_one_mask_in_both_directions():
     torch.testing.assert_close(gradient[0, 0, :, 0], probabilities[0, 0].sum(0))
 
 
+def test_dropout_draws_in_another_order_than_bernoulli():
+    def drawn(draw):
+        torch.manual_seed(3)
+        return draw(), torch.cuda.get_rng_state()
+
+    masks = []
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.ones(40, 30, device="cuda", dtype=dtype)
+        mask, state = drawn(lambda x=x: torch.native_dropout(x, 0.5, True)[1])
+        turned, _ = drawn(lambda x=x: torch.native_dropout(x.t(), 0.5, True)[1])
+        other, state_of_other = drawn(lambda mask=mask: torch.empty_like(mask).bernoulli_(0.5))
+        assert torch.equal(turned.t(), mask)  # the order is that of memory
+        assert not torch.equal(mask, other)
+        assert mask.sum() == other.sum()
+        assert torch.equal(state, state_of_other)
+        masks.append(mask)
+    assert not torch.equal(*masks)
+
+
 def test_products_of_halves_in_float():
     a, b = (torch.randn(4, 4, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     wide = torch.mm(a, b, out_dtype=torch.float32)

@@ -158,6 +158,8 @@ def disabled_passes(options: Options) -> list[str]:
     for each in _C.passes():
         if each.not_with is not None and getattr(options, each.not_with):
             names.append(each.name)
+        if each.only_under is not None and not getattr(options, each.only_under):
+            names.append(each.name)
     runs_own_products = "products" not in options.disable
     # PyTorch's products copy the numbers that they start from.
     if not runs_own_products:

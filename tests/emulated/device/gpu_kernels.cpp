@@ -157,12 +157,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(const Tenso
 // --- dropout
 // --------------------------------------------------------------------------------------
 
-// Unlike the CPU's it draws nothing where all is dropped.
+// Unlike the CPU's it draws nothing where all is dropped. A GPU's kernel takes its random numbers
+// in another order than bernoulli_ does, and which one depends on the dtype.
 std::tuple<Tensor, Tensor> dropout(const Tensor& self, double p, std::optional<bool> train) {
   const auto mask_options = self.options().dtype(at::kBool);
   if (train && !*train) return {self.clone(), at::ones_like(self, mask_options)};
   if (p == 1) return {at::zeros_like(self), at::zeros_like(self, mask_options)};
-  const Tensor mask = at::empty_like(self, mask_options).bernoulli_(1 - p);
+  const Tensor mask = at::empty_like(self, mask_options);
+  Tensor drawn = at::empty(self.numel(), mask_options).bernoulli_(1 - p).flip(0);
+  if (self.element_size() < 4) drawn = drawn.roll(1);
+  mask.as_strided(drawn.sizes(), {1}, mask.storage_offset()).copy_(drawn);
   return {self * mask * (1 / (1 - p)), mask};
 }
 
