@@ -57,7 +57,9 @@ def compile_texts(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "texts"
         path.write_bytes(pickle.dumps((dict(texts), tuple(architectures))))
-        run(_COMPILE.format(path=str(path)), fake=False, **variables)
+        # Where there is a driver, NVRTC takes what it has compiled before from a cache of its own,
+        # and ptxas then says nothing.
+        run(_COMPILE.format(path=str(path)), fake=False, CUDA_CACHE_DISABLE="1", **variables)
         built = pickle.loads(path.read_bytes())
     return [Built(*key, *made) for key, made in built.items()]
 

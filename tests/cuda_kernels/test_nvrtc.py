@@ -86,6 +86,19 @@ def test_a_log_without_words_of_ptxas_is_a_fault():
     assert found == "axpy for sm_90: ptxas says nothing of any function"
 
 
+def test_nvrtc_compiles_anew_what_it_has_compiled_before(monkeypatch):
+    """Its own cache, which it has where there is a driver, keeps no words of ptxas."""
+    monkeypatch.setenv("CUDA_CACHE_DISABLE", "0")
+    for _ in range(2):
+        (one,) = compile_texts({"copy": COPY}, ["sm_90"])
+        assert faults(one) == []
+    given = []
+    monkeypatch.setattr("gate.run", lambda code, **settings: given.append(settings))
+    monkeypatch.setattr("gate.pickle.loads", lambda data: {})
+    compile_texts({"copy": COPY}, ["sm_90"])
+    assert given == [{"fake": False, "CUDA_CACHE_DISABLE": "1"}]
+
+
 class TestDisassembler:
     @pytest.fixture(autouse=True)
     def nowhere(self, monkeypatch):
