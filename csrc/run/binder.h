@@ -17,6 +17,7 @@ class Binder {
   const CompiledGraph& graph() const { return graph_; }
   const ir::SymbolLookup& lookup() const { return lookup_; }
   const TensorSpec& spec(int slot) const { return binding_.specs[slot]; }
+  const std::vector<TensorSpec>& specs() const { return binding_.specs; }  // by slot
   plan::Kind kind_of(int slot) const { return binding_.program.tensors[slot].kind; }
   bool has_own_memory(int slot) const { return described_.roots[slot] == slot; }
   // Whether the slot is written as a part of another tensor, or is a view of such a part.
@@ -33,6 +34,8 @@ class Binder {
   // For a concatenation: the operands that still have to be copied, and where to. Nothing if no
   // operand is written in place as a part.
   std::optional<std::vector<ViewSpec>> rest() const;
+  // For a product: how it is computed with more columns. nullptr: with those that it has.
+  const AlignedProduct* aligned() const;
   // The results of a step that are returned to the caller in memory of their own, for which no
   // earlier step has asked: the step has to allocate them.
   std::vector<int> take_new_outputs(const Step& step);

@@ -196,6 +196,11 @@ std::optional<std::vector<ViewSpec>> Binder::rest() const {
   return found == described_.rests.end() ? std::nullopt : std::optional(found->second);
 }
 
+const AlignedProduct* Binder::aligned() const {
+  const auto found = described_.aligned.find(step_);
+  return found == described_.aligned.end() ? nullptr : &found->second;
+}
+
 std::vector<int> Binder::take_new_outputs(const Step& step) {
   std::vector<int> taken;
   for (int slot : step.outputs) {

@@ -25,6 +25,7 @@ constexpr Entry kEntries[] = {
     {"steps_python", &Counters::steps_python, false},
     {"steps_region", &Counters::steps_region, false},
     {"steps_product", &Counters::steps_product, false},
+    {"products_aligned", &Counters::products_aligned, false},
     {"products_tuned", &Counters::products_tuned, false},
     {"products_loaded", &Counters::products_loaded, false},
     {"nodes", &Counters::nodes, false},
@@ -76,6 +77,7 @@ StepCounts::~StepCounts() {
   add(counters().steps_python, python);
   add(counters().steps_region, region);
   add(counters().steps_product, product);
+  add(counters().products_aligned, aligned);
 }
 
 }  // namespace torch_ort::run

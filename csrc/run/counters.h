@@ -23,6 +23,7 @@ struct Counters {
   std::atomic<int64_t> steps_python{0};      // called back into Python
   std::atomic<int64_t> steps_region{0};      // fused regions
   std::atomic<int64_t> steps_product{0};     // products by kernels of the engine
+  std::atomic<int64_t> products_aligned{0};  // products of `steps_out` with columns added
   std::atomic<int64_t> products_tuned{0};    // kinds of products whose kernels were timed
   std::atomic<int64_t> products_loaded{0};   // kinds whose choice was read from a file
   std::atomic<int64_t> nodes{0};
@@ -52,6 +53,7 @@ int64_t& forward_runs_of_thread();
 // The step counts of one half of a call. The destructor adds them to the counters.
 struct StepCounts {
   int64_t out = 0, functional = 0, view = 0, python = 0, region = 0, product = 0;
+  int64_t aligned = 0;  // of `out`
 
   ~StepCounts();
 };

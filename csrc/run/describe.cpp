@@ -3,6 +3,7 @@
 #include "run/describe.h"
 
 #include "base/error.h"
+#include "run/aligned_products.h"
 #include "run/padded_rows.h"
 #include "run/parts.h"
 
@@ -128,11 +129,11 @@ class Describer {
   // Gives memory that only steps see other strides and places.
   void lay_out() {
     const RootUses uses(graph_, result_);
-    if (graph_.device.is_cuda() && graph_.options.products) {
-      RowPadder(graph_, result_, uses).run();
-    }
+    const bool aligns = graph_.device.is_cuda() && graph_.options.products;
+    if (aligns) RowPadder(graph_, result_, uses).run();
     PartPlacer placer(graph_, result_, uses);
     if (graph_.options.place_parts) placer.run();
+    if (aligns) ProductAligner(graph_, result_, uses).run();
   }
 
   // Chooses the gradients to deliver: each must be the only output in its memory, and cover all of
@@ -189,6 +190,7 @@ class Describer {
       }
       result_.program.tensors.push_back(tensor);
     }
+    for (const auto& [root, bytes] : result_.tails) result_.program.tensors[root].bytes += bytes;
     for (const auto& step : graph_.steps) {
       plan::Step planned;
       planned.reads = step->reads();

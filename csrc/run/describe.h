@@ -18,6 +18,20 @@ struct Part {
   int64_t offset = 0;  // in elements
 };
 
+// Where a matrix of a product stands that has more rows or columns in the product.
+struct Widened {
+  enum class Place : uint8_t {
+    kOwn,   // in its own memory, where there is room behind its rows or behind the last one
+    kCopy,  // in memory of the step: a factor is copied there, the result from there
+  } place;
+  std::vector<int64_t> sizes, strides;  // with the columns and rows that are added
+};
+
+// A product with more columns or a greater depth than its matrices have (aligned_products.h).
+struct AlignedProduct {
+  std::optional<Widened> a, b, result;  // nothing: the matrix is as it is
+};
+
 struct Description {
   std::vector<TensorSpec> specs;  // by slot
   std::vector<int> roots;         // by slot: whose memory it shares with these sizes
@@ -27,6 +41,10 @@ struct Description {
   // By step, for concatenations of which some operands are written in place: what is copied, and
   // where to.
   std::unordered_map<int, std::vector<ViewSpec>> rests;
+  // By step, for products.
+  std::unordered_map<int, AlignedProduct> aligned;
+  // By root: the bytes behind a tensor that products read and write as well.
+  std::unordered_map<int, int64_t> tails;
   plan::Program program;
   std::vector<int> delivered;  // by gradient: the root slot that is handed out; -1: none
 };

@@ -2,6 +2,7 @@
 
 #include "base/rounding.h"
 #include "ops/product.h"
+#include "run/aligned_products.h"
 
 #include <c10/util/strides.h>
 
@@ -24,7 +25,7 @@ std::optional<std::vector<int64_t>> padded_strides(const TensorSpec& spec) {
   const auto size = static_cast<int64_t>(c10::elementSize(spec.dtype));
   if (size >= kAlignment || spec.bytes == 0) return std::nullopt;
   const int64_t columns = spec.sizes.back();
-  const int64_t padded = round_up(columns, kAlignment / size);
+  const int64_t padded = round_up(columns, elements_at_once(spec));
   const bool is_one_row = spec.bytes == columns * size;
   if (padded == columns || columns < kLeastColumns || is_one_row) return std::nullopt;
   std::vector<int64_t> sizes = spec.sizes;
@@ -39,6 +40,10 @@ bool is_matrix(const TensorSpec& spec) {
 }
 
 }  // namespace
+
+int64_t elements_at_once(const TensorSpec& spec) {
+  return std::max<int64_t>(kAlignment / static_cast<int64_t>(c10::elementSize(spec.dtype)), 1);
+}
 
 RowPadder::RowPadder(const CompiledGraph& graph, Description& description, const RootUses& uses)
     : graph_(graph), result_(description), uses_(uses) {}
@@ -56,7 +61,7 @@ bool RowPadder::may_have_gaps(int root) const {
   const Step* maker = uses_.maker_of(root);
   if (maker == nullptr || !maker->writes_given_memory()) return false;
   const size_t producer = graph_.facts[root].producer;
-  if (!(is_product(producer) || maker->writes_strided_memory()) || adds_bias(producer)) {
+  if (!(is_product(producer) || maker->writes_strided_memory()) || wants_dense_result(producer)) {
     return false;
   }
   const std::vector<size_t>& readers = uses_.readers[root];
@@ -98,11 +103,16 @@ bool RowPadder::is_product(size_t step) const {
 }
 
 // Whether it is a product that starts from a vector. PyTorch has cuBLASLt add a vector only to
-// dense results; otherwise it first copies the vector to all rows of the result.
-bool RowPadder::adds_bias(size_t step) const {
+// dense results; otherwise it first copies the vector to all rows of the result. With the columns
+// that aligned_products.h adds, rows with gaps are dense.
+bool RowPadder::wants_dense_result(size_t step) const {
   const std::optional<ops::ProductArgs> args = ops::find_product(graph_.calls.calls[step]);
-  return args && args->start != nullptr && args->start->type.shape &&
-         args->start->type.shape->size() == 1;
+  if (!args || args->start == nullptr || !args->start->type.shape ||
+      args->start->type.shape->size() != 1) {
+    return false;
+  }
+  const auto* product = dynamic_cast<const ProductStep*>(graph_.steps[step].get());
+  return product == nullptr || !ProductAligner::pays_for_result(*product, result_);
 }
 
 }  // namespace torch_ort::run

@@ -10,6 +10,9 @@
 
 namespace torch_ort::run {
 
+// How many elements of a tensor 16 bytes are.
+int64_t elements_at_once(const TensorSpec& spec);
+
 // Leaves gaps after the rows of wide planned tensors that products of matrices read or write.
 // Declines if any step that uses such a tensor wants dense memory.
 class RowPadder {
@@ -22,7 +25,7 @@ class RowPadder {
   bool may_have_gaps(int root) const;
   void pad(int root);
   bool is_product(size_t step) const;
-  bool adds_bias(size_t step) const;
+  bool wants_dense_result(size_t step) const;
 
   const CompiledGraph& graph_;
   Description& result_;

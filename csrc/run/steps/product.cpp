@@ -1,16 +1,12 @@
-// A product of matrices: by a kernel of region/codegen.h if the generator has one that is faster
-// for these sizes, otherwise by the operator's out= kernel.
-#include "ops/product.h"
+#include "run/steps/product.h"
 
 #include "base/error.h"
-#include "region/codegen.h"
 #include "run/binder.h"
 #include "run/context.h"
 #include "run/counters.h"
 #include "run/guard.h"
+#include "run/steps/aligned_product.h"
 #include "run/steps/kernel.h"
-#include "run/steps/out.h"
-#include "run/tuning.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
@@ -24,46 +20,6 @@
 namespace torch_ort::run {
 
 namespace {
-
-struct ProductStep : OutStep {
-  const region::Codegen& codegen;
-  int a, b, start;  // slots; start: -1 if there is none
-  bool may_overwrite = false;
-
-  ProductStep(OutStep out, const region::Codegen& generator, const CallSite& site,
-              const ops::ProductArgs& args)
-      : OutStep(std::move(out)),
-        codegen(generator),
-        a(site.slot(args.a)),
-        b(site.slot(args.b)),
-        start(args.start == nullptr ? -1 : site.slot(args.start)) {
-    const auto rank = [](const ir::Value& value) {
-      return value.type.shape ? value.type.shape->size() : 0;
-    };
-    may_overwrite = site.on_cpu && start >= 0 && start != a && start != b &&
-                    rank(*args.start) == rank(*site.call.outputs[0]);
-  }
-
-  // A start as large as the result, unless it is a factor too. The engine's kernel has read an
-  // element when it writes it, and the out= kernel of PyTorch on the CPU adds to the result after
-  // it has copied the start there.
-  std::vector<int> in_place() const override {
-    return may_overwrite ? std::vector<int>{start} : std::vector<int>{};
-  }
-
-  std::unique_ptr<BoundStep> bind(Binder& binder) const override;
-
- private:
-  // Nothing if the operator has to run: the sizes in a file may not fit each other, for which the
-  // operator raises its own error.
-  std::optional<region::Product> product(const Binder& binder) const;
-  // nullptr: the operator's kernel is to run.
-  std::unique_ptr<const region::Kernel> kernel_for(const region::Product& product,
-                                                   const Binder& binder) const;
-  // Times both kernels, on tensors of their own.
-  KernelChoice measure(const std::string& text, const region::Kernel& own, bool prefers_own,
-                       const Binder& binder) const;
-};
 
 struct BoundProduct : BoundKernel {
   std::string name;  // of the operator, for profilers
@@ -107,30 +63,6 @@ region::Layout expanded(region::Layout layout, const region::Layout& like) {
   return layout;
 }
 
-std::optional<region::Product> ProductStep::product(const Binder& binder) const {
-  for (int slot : {a, b, outputs[0]}) {
-    if (!binder.spec(slot).known) return std::nullopt;
-  }
-  region::Product product{layout_of(outputs[0], binder), layout_of(a, binder), layout_of(b, binder),
-                          std::nullopt};
-  const std::vector<int64_t>&left = product.a.sizes, &right = product.b.sizes;
-  const std::vector<int64_t>& result = product.result.sizes;
-  const size_t rank = result.size();
-  if (rank < 2 || left.size() != rank || right.size() != rank ||
-      left[rank - 1] != right[rank - 2] || left[rank - 2] != result[rank - 2] ||
-      right[rank - 1] != result[rank - 1] ||
-      !std::equal(left.begin(), left.end() - 2, result.begin()) ||
-      !std::equal(right.begin(), right.end() - 2, result.begin())) {
-    return std::nullopt;
-  }
-  if (start < 0) return product;
-  if (!binder.spec(start).known) return std::nullopt;
-  const region::Layout begin = layout_of(start, binder);
-  if (!broadcasts(begin, product.result)) return std::nullopt;
-  product.start = expanded(begin, product.result);
-  return product;
-}
-
 bool is_empty(const region::Product& product) {
   const auto has_zero = [](const region::Layout& layout) {
     return std::find(layout.sizes.begin(), layout.sizes.end(), 0) != layout.sizes.end();
@@ -163,6 +95,46 @@ at::Tensor numbers_like(const TensorSpec& spec) {
       .copy_(drawn.expand({whole / kDrawn, kDrawn}));
   flat.narrow(0, whole, count - whole).copy_(drawn.narrow(0, 0, count - whole));
   return tensor;
+}
+
+}  // namespace
+
+ProductStep::ProductStep(OutStep out, const region::Codegen& generator, const CallSite& site,
+                         const ops::ProductArgs& args)
+    : OutStep(std::move(out)),
+      codegen(generator),
+      a(site.slot(args.a)),
+      b(site.slot(args.b)),
+      start(args.start == nullptr ? -1 : site.slot(args.start)) {
+  const auto rank = [](const ir::Value& value) {
+    return value.type.shape ? value.type.shape->size() : 0;
+  };
+  may_overwrite = site.on_cpu && start >= 0 && start != a && start != b &&
+                  rank(*args.start) == rank(*site.call.outputs[0]);
+}
+
+std::optional<region::Product> ProductStep::product(const Binder& binder) const {
+  for (int slot : {a, b, outputs[0]}) {
+    if (!binder.spec(slot).known) return std::nullopt;
+  }
+  region::Product product{layout_of(outputs[0], binder), layout_of(a, binder), layout_of(b, binder),
+                          std::nullopt};
+  const std::vector<int64_t>&left = product.a.sizes, &right = product.b.sizes;
+  const std::vector<int64_t>& result = product.result.sizes;
+  const size_t rank = result.size();
+  if (rank < 2 || left.size() != rank || right.size() != rank ||
+      left[rank - 1] != right[rank - 2] || left[rank - 2] != result[rank - 2] ||
+      right[rank - 1] != result[rank - 1] ||
+      !std::equal(left.begin(), left.end() - 2, result.begin()) ||
+      !std::equal(right.begin(), right.end() - 2, result.begin())) {
+    return std::nullopt;
+  }
+  if (start < 0) return product;
+  if (!binder.spec(start).known) return std::nullopt;
+  const region::Layout begin = layout_of(start, binder);
+  if (!broadcasts(begin, product.result)) return std::nullopt;
+  product.start = expanded(begin, product.result);
+  return product;
 }
 
 std::unique_ptr<const region::Kernel> ProductStep::kernel_for(const region::Product& product,
@@ -215,13 +187,14 @@ std::unique_ptr<BoundStep> ProductStep::bind(Binder& binder) const {
   const std::optional<region::Product> wanted = product(binder);
   std::shared_ptr<const region::Kernel> kernel;
   if (wanted) kernel = kernel_for(*wanted, binder);
-  if (kernel == nullptr) return OutStep::bind(binder);
+  if (kernel == nullptr) {
+    if (auto aligned = bind_aligned_product(*this, binder)) return aligned;
+    return OutStep::bind(binder);
+  }
   std::vector<int> operands = {a, b};
   if (start >= 0) operands.push_back(start);
   return std::make_unique<BoundProduct>(*this, binder, std::move(operands), std::move(kernel));
 }
-
-}  // namespace
 
 std::unique_ptr<Step> make_product(const CallSite& site) {
   if (!site.options.products) return nullptr;

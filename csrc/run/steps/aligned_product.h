@@ -1,0 +1,13 @@
+// A product with more columns or a greater depth than its matrices have (run/aligned_products.h).
+#pragma once
+
+#include "run/steps/product.h"
+
+#include <memory>
+
+namespace torch_ort::run {
+
+// nullptr if the product is to be computed as it is.
+std::unique_ptr<BoundStep> bind_aligned_product(const ProductStep& step, Binder& binder);
+
+}  // namespace torch_ort::run
