@@ -20,7 +20,7 @@ void PartPlacer::place_parts_of(const ConcatStep& concat, size_t step) {
   const int whole = concat.outputs.at(0);
   if (whole < 0 || !can_hold_parts(whole)) return;
   std::vector<ViewSpec> rest;
-  const std::vector<ViewSpec> pieces = pieces_of(concat);
+  const std::vector<ViewSpec> pieces = pieces_of(concat, result_.specs);
   for (const ViewSpec& piece : pieces) {
     if (!place(piece, whole, step)) rest.push_back(piece);
   }
@@ -40,10 +40,8 @@ bool PartPlacer::can_hold_parts(int whole) const {
   });
 }
 
-// The operands that have elements, with their places in the whole. Nothing if sizes are not known,
-// or do not add up to those of the whole, as may happen with the types of a file.
-std::vector<ViewSpec> PartPlacer::pieces_of(const ConcatStep& concat) const {
-  const TensorSpec& whole = result_.specs[concat.outputs[0]];
+std::vector<ViewSpec> pieces_of(const ConcatStep& concat, const std::vector<TensorSpec>& specs) {
+  const TensorSpec& whole = specs[concat.outputs[0]];
   const auto rank = static_cast<int64_t>(whole.sizes.size());
   int64_t axis = concat.axis();
   if (axis < 0) axis += rank;
@@ -51,7 +49,7 @@ std::vector<ViewSpec> PartPlacer::pieces_of(const ConcatStep& concat) const {
   std::vector<ViewSpec> pieces;
   int64_t begin = 0;
   for (int slot : concat.operands()) {
-    const TensorSpec& part = result_.specs[slot];
+    const TensorSpec& part = specs[slot];
     if (!part.known || part.sizes.size() != whole.sizes.size()) return {};
     std::vector<int64_t> sizes = whole.sizes;
     sizes[axis] = part.sizes[axis];

@@ -7,6 +7,11 @@
 
 namespace torch_ort::run {
 
+// The operands of a concatenation that have elements, with their places in the whole. Nothing if
+// sizes are not known, or do not add up to those of the whole, as may happen with the types of a
+// file. `specs` are those of all slots.
+std::vector<ViewSpec> pieces_of(const ConcatStep& concat, const std::vector<TensorSpec>& specs);
+
 // Makes results of steps parts of the concatenation that reads them, directly or through views, so
 // that only other operands are copied. Declines if a reader of a part wants dense memory, or if a
 // part would keep the whole alive for longer.
@@ -19,7 +24,6 @@ class PartPlacer {
  private:
   void place_parts_of(const ConcatStep& concat, size_t step);
   bool can_hold_parts(int whole) const;
-  std::vector<ViewSpec> pieces_of(const ConcatStep& concat) const;
   bool place(const ViewSpec& piece, int whole, size_t concat);
   bool can_be_made_elsewhere(int root, int whole, size_t concat) const;
   bool is_in_forward(size_t step) const;
