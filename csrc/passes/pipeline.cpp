@@ -45,6 +45,7 @@ int accumulate_sums(ir::Graph& graph);
 int rebuild_values(ir::Graph& graph);
 int recompute_to_budget(ir::Graph& graph);
 int widen_products(ir::Graph& graph);
+int widen_sums(ir::Graph& graph);
 int fuse_regions(ir::Graph& graph);
 int row_sparsity(ir::Graph& graph);
 int join_casts(ir::Graph& graph);
@@ -219,6 +220,12 @@ const std::vector<Pass>& pipeline() {
        .run = widen_products,
        .writes_engine_ops = true,
        .rounds_elsewhere = true,
+       .not_with = "emulate_eager_casts"},
+      // before fuse_regions, which casts what it adds in registers
+      {.name = "widen_sums",
+       .run = widen_sums,
+       .rounds_elsewhere = true,
+       .only_with = "fuse_regions",
        .not_with = "emulate_eager_casts"},
       {.name = "fuse_regions",
        .run = fuse_regions,

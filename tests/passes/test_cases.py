@@ -181,8 +181,9 @@ def test_every_pass_is_idempotent_and_right_on_every_case(case: Case) -> None:
 def test_every_pass_has_cases() -> None:
     # What somebody has to ask for stands in test_random_budgets.py, and in
     # torch_ort/test_memory_levels.py and test_lazy_logits.py: else nothing happens. What is for
-    # GPUs alone stands in cuda_kernels/test_casts.py, test_dropout.py and test_wide_products.py.
+    # GPUs alone stands in cuda_kernels/test_casts.py, test_dropout.py, test_wide_products.py
+    # and test_wide_sums.py.
     asked_for = {"find_clusters", "recompute_to_budget", "lazy_logits"}
-    of_gpus = {"draw_as_eager", "join_casts", "widen_products"}
+    of_gpus = {"draw_as_eager", "join_casts", "widen_products", "widen_sums"}
     want = set(_C.pass_names()) - asked_for - of_gpus
     assert {case.pass_name for case in all_cases()} == want

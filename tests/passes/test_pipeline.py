@@ -92,6 +92,7 @@ def test_facts_name_passes_and_options() -> None:
     assert {each.name for each in facts if each.not_with} == {
         "accumulate_sums", "chunk_losses", "draw_in_regions", "drop_round_trips",
         "fuse_attention", "row_sparsity", "take_places", "widen_products",
+        "widen_sums",
     }  # fmt: skip
 
 
