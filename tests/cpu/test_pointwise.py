@@ -230,6 +230,20 @@ def test_special_values(op: Operation, dtype: torch.dtype) -> None:
 
 
 @regions.also_on_cuda
+@pytest.mark.parametrize("name", ["Sigmoid", "Swish", "silu", "silu_backward"])
+def test_the_smallest_sigmoids_are_no_zeros(name: str) -> None:
+    """Where exp(-x) is near the end of its range, a sigmoid is subnormal."""
+    op = next(op for op in OPERATIONS if op.name == name)
+    x = torch.linspace(-88.7, -80, 400)
+    operands = [torch.full_like(x, 2.0), x] if op.operands == 2 else [x]
+    graph = graph_of(op, torch.float32, [["N"]] * op.operands)
+    want = op.eager(*(each.double() for each in operands))
+    for isa in ISAS:
+        got = regions.run(graph, {f"x{i}": each for i, each in enumerate(operands)}, isa)[0]
+        torch.testing.assert_close(got.double(), want, rtol=2e-5, atol=0)
+
+
+@regions.also_on_cuda
 def test_zeros_keep_their_sign() -> None:
     x = torch.tensor([0.0, -0.0, 1.0, -1.0])
     for op in OPERATIONS:

@@ -83,6 +83,19 @@ def test_warps_barriers_and_shared_memory(cuda, monkeypatch, order):
     assert got == want
 
 
+def test_fast_division_by_large_numbers_gives_zero(cuda):
+    text = """
+extern "C" __global__ void divide(float* y, const float* x, float by) {
+  y[threadIdx.x] = __fdividef(x[threadIdx.x], by);
+}
+"""
+    x, y = cuda.put([1.0, -3.0, math.inf]), cuda.allocate(3)
+    for by, want in ((2.0**125, [2.0**-125, -3 * 2.0**-125, math.inf]), (2.0**127, [0.0, 0.0])):
+        cuda.launch(cuda.compile(text, "divide"), [1], [3], y, x, by)
+        assert cuda.get(y, 3)[: len(want)] == want
+    assert math.isnan(cuda.get(y, 3)[2])
+
+
 def is_right(result):
     got, want = result
     return got == want

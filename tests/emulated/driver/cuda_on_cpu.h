@@ -174,7 +174,11 @@ inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline double rsqrt(double x) { return 1.0 / sqrt(x); }
 inline float __expf(float x) { return expf(x); }
 inline float __logf(float x) { return logf(x); }
-inline float __fdividef(float x, float y) { return x / y; }
+// The quotient is a product with the reciprocal, which is 0 where it would be subnormal.
+inline float __fdividef(float x, float y) {
+  const float reciprocal = 1.0f / y;
+  return fabsf(reciprocal) < 1.17549435e-38f ? x * copysignf(0.0f, y) : x / y;
+}
 inline float __frcp_rn(float x) { return 1.0f / x; }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
