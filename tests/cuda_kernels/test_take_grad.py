@@ -59,6 +59,7 @@ def test_dtypes_and_shapes(name, of_places, dtype) -> None:
     st.sampled_from(regions.REAL),
 )
 @example(259, 1, [], 1, 0, torch.float32)  # one sum, most of which cancels
+@example(996, 1, [3, 8, 8], 3, 0, torch.float16)  # a sum half-way between two halves
 def test_any_sizes(count, size, outer, inner, axis, dtype) -> None:
     """Each combination is one more run of texts that have been compiled."""
     others = [*outer, inner]
