@@ -279,6 +279,23 @@ def test_dropout_of_attention_is_one_mask_in_both_directions():
     torch.testing.assert_close(gradient[0, 0, :, 0], probabilities[0, 0].sum(0))
 
 
+def test_attention_refuses_rows_of_a_mask_that_lie_as_no_gpu_reads_them():
+    q, k, v = (torch.randn(2, 2, 10, 8, device="cuda").requires_grad_() for _ in range(3))
+    bias = torch.zeros(10, 10, device="cuda")
+    words = r"not correctly aligned \(strideM\). attn_bias.stride\(2\) = 10, .* multiple of 4"
+    with pytest.raises(RuntimeError, match=words):
+        torch.ops.aten._scaled_dot_product_efficient_attention(
+            q, k, v, bias.expand(2, 2, 10, 10), False
+        )
+    # The function itself makes rows wide enough, but hooks may pack what they then lie in.
+    y = F.scaled_dot_product_attention(q, k, v, bias)
+    torch.autograd.grad(y.sum(), q)
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda x: x):
+        y = F.scaled_dot_product_attention(q, k, v, bias)
+    with pytest.raises(RuntimeError, match=words):
+        torch.autograd.grad(y.sum(), q)
+
+
 def test_dropout_draws_in_another_order_than_bernoulli():
     def drawn(draw):
         torch.manual_seed(3)

@@ -69,9 +69,11 @@ def test_random_state_on_the_host_goes_through_saved_tensor_hooks(compare_traini
             return torch.autograd.graph.save_on_cpu()
         return torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda x: x)
 
+    # Of 16 positions the mask needs no gaps between its rows, which packing would close: the kernel
+    # refuses rows that are not aligned.
     compare_training(
         lambda: Attention(dropout=0.2, has_mask=True),
-        lambda step: torch.randn(3, 10, 32, requires_grad=True),
+        lambda step: torch.randn(3, 16, 32, requires_grad=True),
         forward_context=hooks,
     )
     assert torch_ort.counters()["fallbacks"] == 0

@@ -169,10 +169,22 @@ std::tuple<Tensor, Tensor, Tensor> cudnn_backward(const Tensor& grad_out, const 
 // --- memory-efficient
 // -----------------------------------------------------------------------------
 
+// A GPU's kernel reads several elements of a row of the bias at once.
+void check_aligned(const Tensor& bias, const Tensor& query, const Tensor& key, int64_t together) {
+  const Tensor whole = bias.expand({query.size(0), query.size(1), query.size(2), key.size(2)});
+  for (int64_t dim = 0; dim < 3; ++dim) {
+    TORCH_CHECK(whole.size(dim) <= 1 || whole.stride(dim) % together == 0,
+                "attn_bias is not correctly aligned (stride", "BHM"[dim], "). attn_bias.stride(",
+                dim, ") = ", whole.stride(dim), ", and should be a multiple of ", together, ".");
+  }
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor> efficient(const Tensor& query, const Tensor& key,
                                                      const Tensor& value, const MaybeTensor& bias,
                                                      bool compute_log_sums, double dropout_p,
                                                      bool is_causal, std::optional<double> scale) {
+  const int64_t together = at::isReducedFloatingType(query.scalar_type()) ? 8 : 4;
+  if (bias && bias->defined()) check_aligned(*bias, query, key, together);
   const auto seed = dropout_p > 0 ? static_cast<int64_t>(next_stream(default_generator())) : 0;
   const Attention a = attend(query, key, bias, dropout_p, is_causal, scale, seed);
   const Tensor out = at::matmul(times_dropout(a, a.probabilities), value.to(at::kFloat));
@@ -194,6 +206,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> efficient_backward(
     const Tensor& bias, const Tensor&, const Tensor&, const Tensor& philox_seed, const Tensor&,
     double dropout_p, std::array<bool, 4> wanted, bool is_causal, std::optional<double> scale) {
   if (!grad_out.defined()) return {};
+  if (bias.defined()) check_aligned(bias, query, key, 4);
   // PyTorch's kernel dereferences its address on the host.
   TORCH_CHECK(dropout_p == 0 || philox_seed.device().is_cpu(), "the seed is on ",
               philox_seed.device(), ", want the host");
