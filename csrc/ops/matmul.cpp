@@ -189,6 +189,15 @@ std::optional<ProductArgs> find_product(const Call& call) {
   return ProductArgs{operand(1), operand(2), operand(0)};
 }
 
+std::optional<ProductArgs> find_wide_product(const Call& call) {
+  if (call.op != "aten::mm" || call.overload != "dtype" || call.outputs.size() != 1 ||
+      call.outputs[0] == nullptr) {
+    return std::nullopt;
+  }
+  return ProductArgs{std::get<Value*>(call.args.at(0).value),
+                     std::get<Value*>(call.args.at(1).value)};
+}
+
 Value* start_of(const Node& node) {
   const bool is_gemm = ir::is(&node, "Gemm") && ir::float_attr(node.attrs, "beta", 1) == 1;
   const int start = is_gemm ? 2 : kernel_facts(node).start;

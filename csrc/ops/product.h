@@ -16,6 +16,10 @@ struct ProductArgs {
 // The operands of the product. Nothing if the call is no product, or scales one.
 std::optional<ProductArgs> find_product(const Call& call);
 
+// The operands of a product of two matrices that is wider than they are: of short floats, in
+// float32. Nothing if the call is no such product.
+std::optional<ProductArgs> find_wide_product(const Call& call);
+
 // Whether the call multiplies two matrices, whatever it does with the product.
 bool multiplies_matrices(const Call& call);
 

@@ -3,7 +3,8 @@
 // The libraries' fast kernels read and write 16 bytes of a row at once, and so want rows that begin
 // at multiples of 16 bytes (padded_rows.h) and numbers of columns that are multiples as well: for
 // the 50,257 columns of GPT-2's logits an H100 takes 6.6 ms where 50,264 take 0.9. So such a
-// product is computed with a few columns more, which are zeros or are never read.
+// product is computed with a few columns more, which are zeros or are never read. The gradient of
+// such a weight gets more rows or columns in the same way.
 #pragma once
 
 #include "run/describe.h"
@@ -15,7 +16,7 @@
 
 namespace torch_ort::run {
 
-// result[rows, columns] = a[rows, depth] * b[depth, columns]
+// result[rows, columns] <- a[rows, depth] * b[depth, columns]
 class ProductAligner {
  public:
   // After all others that change the layout of tensors. `uses` may be older: it is asked only about
@@ -24,15 +25,18 @@ class ProductAligner {
   void run();
 
   // Whether more columns of the result pay, wherever its factors stand.
-  static bool pays_for_result(const ProductStep& step, const Description& description);
+  static bool pays_for_result(const ProductSlots& slots, const Description& description);
 
  private:
   struct Sizes;
 
-  void align(const ProductStep& step, size_t index);
-  std::optional<Widened> widened_a(const ProductStep& step, const Sizes& sizes);
-  Widened widened_b(const ProductStep& step, const Sizes& sizes);
-  std::optional<Widened> widened_result(const ProductStep& step, const Sizes& sizes);
+  std::optional<AlignedProduct> aligned(const ProductSlots& slots);
+  std::optional<AlignedProduct> aligned_wide(const ProductSlots& slots);
+  // A factor that has room for more rows or columns in its own memory.
+  std::optional<Widened> in_own_memory(int slot, const std::vector<int64_t>& sizes);
+  // The other factor, which is copied if it has no room.
+  Widened widened_b(int slot, const Sizes& sizes);
+  std::optional<Widened> widened_result(int slot, const Sizes& sizes);
   // Whether nobody but the steps uses the memory of the slot, and it begins with the slot's first
   // element.
   bool is_at_start_of_planned(int slot) const;

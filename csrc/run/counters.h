@@ -23,7 +23,7 @@ struct Counters {
   std::atomic<int64_t> steps_python{0};      // called back into Python
   std::atomic<int64_t> steps_region{0};      // fused regions
   std::atomic<int64_t> steps_product{0};     // products by kernels of the engine
-  std::atomic<int64_t> products_aligned{0};  // products of `steps_out` with columns added
+  std::atomic<int64_t> products_aligned{0};  // products with columns or rows added
   std::atomic<int64_t> products_tuned{0};    // kinds of products whose kernels were timed
   std::atomic<int64_t> products_loaded{0};   // kinds whose choice was read from a file
   std::atomic<int64_t> nodes{0};

@@ -112,7 +112,7 @@ bool RowPadder::wants_dense_result(size_t step) const {
     return false;
   }
   const auto* product = dynamic_cast<const ProductStep*>(graph_.steps[step].get());
-  return product == nullptr || !ProductAligner::pays_for_result(*product, result_);
+  return product == nullptr || !ProductAligner::pays_for_result(product->slots, result_);
 }
 
 }  // namespace torch_ort::run

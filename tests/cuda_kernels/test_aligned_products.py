@@ -95,15 +95,20 @@ def aligned_in(model: nn.Module, given, dtype=torch.bfloat16, options: dict | No
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("bias", [False, True])
 def test_logits(dtype, bias):
-    """The product for the logits, and the one for the gradient of what they are made of."""
+    """The products for the logits, for the gradient of what they are made of, and of the weight.
+
+    Where the gradient of a weight has the dtype of the factors, it is written into the caller's
+    memory, which has no room for more rows.
+    """
     torch.manual_seed(0)
-    assert aligned_in(Classifier(bias).cuda(), rows(), dtype) == 2
+    wanted = 2 if dtype == torch.float32 else 3
+    assert aligned_in(Classifier(bias).cuda(), rows(), dtype) == wanted
 
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_logits_for_the_caller(bias):
     torch.manual_seed(0)
-    assert aligned_in(WithLogits(bias).cuda(), rows(2 * 1024 + 8)) == 2
+    assert aligned_in(WithLogits(bias).cuda(), rows(2 * 1024 + 8)) == 3
 
 
 def test_weights_that_are_not_cast():
@@ -118,8 +123,9 @@ def test_weights_that_are_not_cast():
 
 def test_between_two_layers():
     torch.manual_seed(0)
-    # the wide and the narrow layer in forward, and what they give back to the layers before them
-    assert aligned_in(ThroughWide().cuda(), rows()[:1]) == 4
+    # the wide and the narrow layer in forward, what they give back to the layers before them, and
+    # the gradients of their weights: one gets more rows, the other more columns
+    assert aligned_in(ThroughWide().cuda(), rows()[:1]) == 6
 
 
 @pytest.mark.parametrize("classes", [2056, 203])
@@ -153,7 +159,7 @@ def test_tied_weights():
 
     torch.manual_seed(0)
     _, labels = rows()
-    assert aligned_in(Tied().cuda(), (labels.flip(0), labels)) == 2
+    assert aligned_in(Tied().cuda(), (labels.flip(0), labels)) == 3
 
 
 def test_memory_that_held_nan():
@@ -185,7 +191,7 @@ def test_two_calls_alive_and_another_number_of_rows():
                 loss.backward()
         got, want = ([p.grad for p in of.parameters()] for of in (model, eager))
         assert_near(got, want, torch.bfloat16)
-    assert torch_ort.counters()["products_aligned"] == 8
+    assert torch_ort.counters()["products_aligned"] == 12
 
 
 def test_memory():

@@ -7,7 +7,10 @@
 
 namespace torch_ort::run {
 
-// nullptr if the product is to be computed as it is.
-std::unique_ptr<BoundStep> bind_aligned_product(const ProductStep& step, Binder& binder);
+// Each returns nullptr if the product is to be computed as it is.
+std::unique_ptr<BoundStep> bind_aligned_product(const OutStep& step, const ProductSlots& slots,
+                                                Binder& binder);
+std::unique_ptr<BoundStep> bind_aligned_wide_product(const FunctionalStep& step,
+                                                     const ProductSlots& slots, Binder& binder);
 
 }  // namespace torch_ort::run

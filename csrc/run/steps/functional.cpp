@@ -1,10 +1,10 @@
-// The kernel allocates the results, and the engine adopts them.
+#include "run/steps/functional.h"
+
 #include "base/error.h"
 #include "ops/aten.h"
 #include "run/context.h"
 #include "run/counters.h"
 #include "run/owned.h"
-#include "run/steps/operator.h"
 
 #include <ATen/core/List.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -12,23 +12,6 @@
 namespace torch_ort::run {
 
 namespace {
-
-struct FunctionalStep : OperatorStep {
-  // Set for an operator that is composed of others: its result may be an argument, or a view of
-  // one, although its schema does not say so.
-  bool may_give_argument;
-
-  FunctionalStep(const CallSite& site, const c10::OperatorHandle& op)
-      : OperatorStep(site, op, site.call.args),
-        may_give_argument(op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
-  }
-
-  const char* form() const override { return "functional"; }
-  // A kernel of a third party may keep a reference to its result, so the result must not be
-  // overwritten.
-  bool gives_up_results() const override { return ops::is_pytorchs(op.operator_name().name); }
-  std::unique_ptr<BoundStep> bind(Binder& binder) const override;
-};
 
 struct BoundFunctional : BoundCall<FunctionalStep> {
   using BoundCall::BoundCall;
@@ -60,11 +43,18 @@ struct BoundFunctional : BoundCall<FunctionalStep> {
   }
 };
 
+}  // namespace
+
+FunctionalStep::FunctionalStep(const CallSite& site, const c10::OperatorHandle& called)
+    : OperatorStep(site, called, site.call.args),
+      may_give_argument(
+          called.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {}
+
+bool FunctionalStep::gives_up_results() const { return ops::is_pytorchs(op.operator_name().name); }
+
 std::unique_ptr<BoundStep> FunctionalStep::bind(Binder& binder) const {
   return std::make_unique<BoundFunctional>(*this, binder);
 }
-
-}  // namespace
 
 std::unique_ptr<Step> make_functional(const CallSite& site) {
   if (!site.op) {

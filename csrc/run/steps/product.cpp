@@ -97,28 +97,31 @@ at::Tensor numbers_like(const TensorSpec& spec) {
   return tensor;
 }
 
+ProductSlots slots_of(const CallSite& site, const ops::ProductArgs& args) {
+  return {.a = site.slot(args.a),
+          .b = site.slot(args.b),
+          .start = args.start == nullptr ? -1 : site.slot(args.start),
+          .result = site.output_slots().at(0)};
+}
+
 }  // namespace
 
 ProductStep::ProductStep(OutStep out, const region::Codegen& generator, const CallSite& site,
                          const ops::ProductArgs& args)
-    : OutStep(std::move(out)),
-      codegen(generator),
-      a(site.slot(args.a)),
-      b(site.slot(args.b)),
-      start(args.start == nullptr ? -1 : site.slot(args.start)) {
+    : OutStep(std::move(out)), codegen(generator), slots(slots_of(site, args)) {
   const auto rank = [](const ir::Value& value) {
     return value.type.shape ? value.type.shape->size() : 0;
   };
-  may_overwrite = site.on_cpu && start >= 0 && start != a && start != b &&
-                  rank(*args.start) == rank(*site.call.outputs[0]);
+  may_overwrite = site.on_cpu && slots.start >= 0 && slots.start != slots.a &&
+                  slots.start != slots.b && rank(*args.start) == rank(*site.call.outputs[0]);
 }
 
 std::optional<region::Product> ProductStep::product(const Binder& binder) const {
-  for (int slot : {a, b, outputs[0]}) {
+  for (int slot : {slots.a, slots.b, slots.result}) {
     if (!binder.spec(slot).known) return std::nullopt;
   }
-  region::Product product{layout_of(outputs[0], binder), layout_of(a, binder), layout_of(b, binder),
-                          std::nullopt};
+  region::Product product{layout_of(slots.result, binder), layout_of(slots.a, binder),
+                          layout_of(slots.b, binder), std::nullopt};
   const std::vector<int64_t>&left = product.a.sizes, &right = product.b.sizes;
   const std::vector<int64_t>& result = product.result.sizes;
   const size_t rank = result.size();
@@ -129,9 +132,9 @@ std::optional<region::Product> ProductStep::product(const Binder& binder) const 
       !std::equal(right.begin(), right.end() - 2, result.begin())) {
     return std::nullopt;
   }
-  if (start < 0) return product;
-  if (!binder.spec(start).known) return std::nullopt;
-  const region::Layout begin = layout_of(start, binder);
+  if (slots.start < 0) return product;
+  if (!binder.spec(slots.start).known) return std::nullopt;
+  const region::Layout begin = layout_of(slots.start, binder);
   if (!broadcasts(begin, product.result)) return std::nullopt;
   product.start = expanded(begin, product.result);
   return product;
@@ -163,9 +166,10 @@ KernelChoice ProductStep::measure(const std::string& text, const region::Kernel&
     if (!made.defined()) made = numbers_like(binder.spec(slot));
     return made;
   };
-  std::vector<const void*> inputs = {tensor(a).const_data_ptr(), tensor(b).const_data_ptr()};
-  if (start >= 0) inputs.push_back(tensor(start).const_data_ptr());
-  void* const output = tensor(outputs[0]).mutable_data_ptr();
+  std::vector<const void*> inputs = {tensor(slots.a).const_data_ptr(),
+                                     tensor(slots.b).const_data_ptr()};
+  if (slots.start >= 0) inputs.push_back(tensor(slots.start).const_data_ptr());
+  void* const output = tensor(slots.result).mutable_data_ptr();
   torch::jit::Stack given;
   for (const BoundArg& arg : bind_args(binder)) {
     ORT_CHECK(arg.kind == BoundArg::Kind::kConstant || arg.kind == BoundArg::Kind::kSlot,
@@ -188,16 +192,27 @@ std::unique_ptr<BoundStep> ProductStep::bind(Binder& binder) const {
   std::shared_ptr<const region::Kernel> kernel;
   if (wanted) kernel = kernel_for(*wanted, binder);
   if (kernel == nullptr) {
-    if (auto aligned = bind_aligned_product(*this, binder)) return aligned;
+    if (auto aligned = bind_aligned_product(*this, slots, binder)) return aligned;
     return OutStep::bind(binder);
   }
-  std::vector<int> operands = {a, b};
-  if (start >= 0) operands.push_back(start);
+  std::vector<int> operands = {slots.a, slots.b};
+  if (slots.start >= 0) operands.push_back(slots.start);
   return std::make_unique<BoundProduct>(*this, binder, std::move(operands), std::move(kernel));
+}
+
+WideProductStep::WideProductStep(const CallSite& site, const ops::ProductArgs& args)
+    : FunctionalStep(site, *site.op), slots(slots_of(site, args)) {}
+
+std::unique_ptr<BoundStep> WideProductStep::bind(Binder& binder) const {
+  if (auto aligned = bind_aligned_wide_product(*this, slots, binder)) return aligned;
+  return FunctionalStep::bind(binder);
 }
 
 std::unique_ptr<Step> make_product(const CallSite& site) {
   if (!site.options.products) return nullptr;
+  if (const std::optional<ops::ProductArgs> wide = ops::find_wide_product(site.call)) {
+    return site.op ? std::make_unique<WideProductStep>(site, *wide) : nullptr;
+  }
   const std::optional<ops::ProductArgs> args = ops::find_product(site.call);
   if (!args) return nullptr;
   const ir::Type& type = site.call.outputs[0]->type;

@@ -4,6 +4,7 @@
 
 #include "ops/product.h"
 #include "region/codegen.h"
+#include "run/steps/functional.h"
 #include "run/steps/out.h"
 #include "run/tuning.h"
 
@@ -14,9 +15,16 @@
 
 namespace torch_ort::run {
 
+// The slots of result <- start + a * b.
+struct ProductSlots {
+  int a, b;
+  int start = -1;  // -1: nothing is added
+  int result;
+};
+
 struct ProductStep : OutStep {
   const region::Codegen& codegen;
-  int a, b, start;  // slots; start: -1 if there is none
+  ProductSlots slots;
   bool may_overwrite = false;
 
   ProductStep(OutStep out, const region::Codegen& generator, const CallSite& site,
@@ -26,7 +34,7 @@ struct ProductStep : OutStep {
   // element when it writes it, and the out= kernel of PyTorch on the CPU adds to the result after
   // it has copied the start there.
   std::vector<int> in_place() const override {
-    return may_overwrite ? std::vector<int>{start} : std::vector<int>{};
+    return may_overwrite ? std::vector<int>{slots.start} : std::vector<int>{};
   }
 
   std::unique_ptr<BoundStep> bind(Binder& binder) const override;
@@ -41,6 +49,14 @@ struct ProductStep : OutStep {
   // Times both kernels, on tensors of their own.
   KernelChoice measure(const std::string& text, const region::Kernel& own, bool prefers_own,
                        const Binder& binder) const;
+};
+
+// A product in float32 of matrices of short floats, which allocates its result.
+struct WideProductStep : FunctionalStep {
+  ProductSlots slots;
+
+  WideProductStep(const CallSite& site, const ops::ProductArgs& args);
+  std::unique_ptr<BoundStep> bind(Binder& binder) const override;
 };
 
 }  // namespace torch_ort::run
