@@ -10,6 +10,7 @@ inline constexpr const char* kCat = "aten::cat";
 inline constexpr const char* kClone = "aten::clone";
 inline constexpr const char* kConvolution = "aten::convolution";
 inline constexpr const char* kConvolutionBackward = "aten::convolution_backward";
+inline constexpr const char* kCopy = "aten::copy_";
 inline constexpr const char* kDiv = "aten::div";
 inline constexpr const char* kDropoutBackward = "aten::native_dropout_backward";
 inline constexpr const char* kEmbeddingBackward = "aten::embedding_dense_backward";

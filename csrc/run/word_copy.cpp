@@ -65,7 +65,7 @@ bool has_word_copy(const TensorSpec& spec, const std::vector<int64_t>& strides_o
 void copy_in_words(const at::Tensor& to, const at::Tensor& from) {
   const std::optional<size_t> dim = dim_of_words(to.sizes(), to.strides(), from.strides(),
                                                  static_cast<int64_t>(to.element_size()));
-  if (!dim || !begins_with_word(to) || !begins_with_word(from)) {
+  if (!dim || is_computed_by_reader(from) || !begins_with_word(to) || !begins_with_word(from)) {
     to.copy_(from);
     return;
   }

@@ -1,4 +1,4 @@
-"""Concatenations of many dims are copied 16 bytes at once on GPUs."""
+"""Concatenations of many dims, and other copies, are made 16 bytes at once on GPUs."""
 
 from __future__ import annotations
 
@@ -67,6 +67,43 @@ def test_empty_parts():
         number((2, 3, 0, 4, 16), torch.bfloat16, 1),
     ]
     check(lambda *parts: torch.cat(parts, 2), *given)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.complex128], ids=str)
+@pytest.mark.parametrize("columns", [128, 36])
+def test_transposed_copies(dtype, columns):
+    """The copy of 36 columns of bytes takes no words; complex doubles are words themselves."""
+    x = number((16, 96, 64, columns), dtype, 0)
+
+    def copied(x):
+        return x.transpose(1, 2).contiguous()
+
+    compiled = torch.compile(copied, backend="ort", fullgraph=True)
+    assert torch.equal(compiled(x).cpu(), copied(x).cpu())
+    assert compiled(x).stride() == copied(x).stride()
+
+
+def test_heads_that_share_keys():
+    """Copies of a tensor that is broadcast."""
+    x = number((4, 8, 1, 128, 64), torch.bfloat16, 0)
+
+    def shared(x):
+        return x.expand(4, 8, 4, 128, 64).reshape(4, 32, 128, 64)
+
+    got = torch.compile(shared, backend="ort", fullgraph=True)(x)
+    assert got.stride() == shared(x).stride()
+    assert torch.equal(got.cpu(), shared(x).cpu())
+
+
+@pytest.mark.hands_over("an argument has a conjugate bit")
+def test_conjugates_are_computed():
+    x = number((16, 96, 64, 128), torch.complex64, 0).conj()
+
+    def copied(x):
+        return x.transpose(1, 2).contiguous()
+
+    got = torch.compile(copied, backend="ort", fullgraph=True)(x)
+    assert torch.equal(got.resolve_conj().cpu(), copied(x).resolve_conj().cpu())
 
 
 def test_gradients_of_queries_keys_and_values():
