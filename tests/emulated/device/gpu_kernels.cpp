@@ -16,11 +16,16 @@
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/mean.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones_like.h>
+#include <ATen/ops/rsqrt.h>
 #include <ATen/ops/sigmoid.h>
+#include <ATen/ops/sum.h>
 #include <ATen/ops/tanh.h>
 #include <ATen/ops/zeros_like.h>
+
+#include <limits>
 
 namespace emulated {
 namespace {
@@ -154,6 +159,51 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(const Tenso
           has_bias ? grad_input.sum(0) : Tensor(), has_bias ? grad_hidden.sum(0) : Tensor()};
 }
 
+// --- RMS norm
+// -------------------------------------------------------------------------------------
+
+std::vector<int64_t> last_dims(const Tensor& x, at::IntArrayRef shape) {
+  std::vector<int64_t> dims;
+  for (int64_t dim = x.dim() - static_cast<int64_t>(shape.size()); dim < x.dim(); ++dim) {
+    dims.push_back(dim);
+  }
+  return dims;
+}
+Tensor weighted(const Tensor& x, const MaybeTensor& weight) {
+  return weight && weight->defined() ? x * wide(*weight) : x;
+}
+
+// A GPU's kernel computes in float, rounds the result once, and keeps the factors of rows in float.
+std::tuple<Tensor, Tensor> rms_norm(const Tensor& input, at::IntArrayRef shape,
+                                    const MaybeTensor& weight, std::optional<double> epsilon) {
+  const Tensor x = wide(input).contiguous();
+  const double least = x.scalar_type() == at::kDouble ? std::numeric_limits<double>::epsilon()
+                                                      : std::numeric_limits<float>::epsilon();
+  const Tensor rstd =
+      at::rsqrt(at::mean(x * x, last_dims(x, shape), /*keepdim=*/true) + epsilon.value_or(least));
+  return {weighted(x * rstd, weight).to(input.scalar_type()), rstd};
+}
+
+std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad_out, const Tensor& input,
+                                             at::IntArrayRef shape, const Tensor& rstd,
+                                             const MaybeTensor& weight,
+                                             std::array<bool, 2> wanted) {
+  const Tensor grad = wide(grad_out).contiguous(), normal = wide(input).contiguous() * rstd;
+  Tensor of_input, of_weight;
+  if (wanted[0]) {
+    const Tensor scaled = weighted(grad, weight);
+    const Tensor along = at::mean(scaled * normal, last_dims(input, shape), /*keepdim=*/true);
+    of_input = ((scaled - normal * along) * rstd).to(input.scalar_type());
+  }
+  if (wanted[1]) {
+    std::vector<int64_t> columns(shape.begin(), shape.end());
+    columns.insert(columns.begin(), -1);
+    if (normal.numel() == 0) columns[0] = 0;
+    of_weight = (grad * normal).view(columns).sum(0).to(weight->scalar_type());
+  }
+  return {of_input, of_weight};
+}
+
 // --- dropout
 // --------------------------------------------------------------------------------------
 
@@ -215,6 +265,8 @@ void register_gpu_kernels(torch::Library& library) {
   library.impl("_thnn_fused_lstm_cell_backward_impl", &lstm_cell_backward);
   library.impl("_thnn_fused_gru_cell", &gru_cell);
   library.impl("_thnn_fused_gru_cell_backward", &gru_cell_backward);
+  library.impl("_fused_rms_norm", &rms_norm);
+  library.impl("_fused_rms_norm_backward", &rms_norm_backward);
   library.impl("native_dropout", &dropout);
   library.impl("_conv_depthwise2d", &depthwise);
   at::native::conv_depthwise2d_backward_stub.set_cuda_dispatch_ptr(&depthwise_backward);
