@@ -2,6 +2,7 @@
 
 #include "convert/families.h"
 #include "convert/rows.h"
+#include "ops/aten_names.h"
 
 #include <algorithm>
 
@@ -97,7 +98,7 @@ Values native_batch_norm(Builder& builder, const AtenCall& call) {
 }  // namespace
 
 void add_normalization(Table& table) {
-  table.add("aten::_fused_rms_norm", rms_norm);
+  table.add(ops::aten::kRmsNorm, rms_norm);
   table.add("aten::_native_batch_norm_legit_no_training", batch_norm);
   table.add("aten::native_batch_norm", native_batch_norm);
   table.add("aten::native_group_norm", group_norm);

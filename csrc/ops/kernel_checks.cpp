@@ -8,6 +8,7 @@
 #include <ATen/ops/aminmax.h>
 #include <c10/util/accumulate.h>
 
+#include <initializer_list>
 #include <string>
 #include <string_view>
 
@@ -73,7 +74,9 @@ void check_softmax_backward(const KernelCall& call) {
   call.want_same_sizes("grad_output", "output");
 }
 
-void check_layer_norm_backward(const KernelCall& call) {
+// Checks the statistics of rows, by name, and what is of the size of a row.
+void check_norm_backward(const KernelCall& call, std::initializer_list<const char*> of_rows,
+                         std::initializer_list<const char*> of_columns) {
   call.want_same_sizes("grad_out", "input");
   const at::Tensor input = call.tensor("input");
   const std::vector<int64_t> normalized = call.argument("normalized_shape").toIntVector();
@@ -83,11 +86,19 @@ void check_layer_norm_backward(const KernelCall& call) {
   call.check(fits, "normalized_shape", c10::IntArrayRef(normalized), "the last sizes of 'input'");
   const int64_t columns = c10::multiply_integers(normalized);
   const int64_t rows = c10::multiply_integers(input.sizes().slice(0, rank - inner));
-  for (const char* name : {"mean", "rstd"}) {
+  for (const char* name : of_rows) {
     call.check(call.tensor(name).defined(), name, "none", "a tensor");
     call.want_elements(name, rows);
   }
-  for (const char* name : {"weight", "bias"}) call.want_elements(name, columns);
+  for (const char* name : of_columns) call.want_elements(name, columns);
+}
+
+void check_layer_norm_backward(const KernelCall& call) {
+  check_norm_backward(call, {"mean", "rstd"}, {"weight", "bias"});
+}
+
+void check_rms_norm_backward(const KernelCall& call) {
+  check_norm_backward(call, {"rstd"}, {"weight"});
 }
 
 void check_group_norm(const KernelCall& call) {

@@ -23,6 +23,7 @@ void check_batch_norm_backward(const KernelCall& call);
 void check_distance_backward(const KernelCall& call);
 void check_group_norm(const KernelCall& call);
 void check_layer_norm_backward(const KernelCall& call);
+void check_rms_norm_backward(const KernelCall& call);
 void check_max_pool_backward(const KernelCall& call);
 void check_pairwise_distance(const KernelCall& call);
 void check_pairwise_distance_backward(const KernelCall& call);

@@ -128,7 +128,7 @@ void lower_rms_norm(const Node& node, CallList& calls) {
   }
   const Shape shape = normalized_shape(node);
   Value* scale = stretched(calls, node, &input(node, 1), shape);
-  calls.add("aten::_fused_rms_norm", "", {node.inputs[0], Arg::list(shape), scale, epsilon(node)},
+  calls.add(aten::kRmsNorm, "", {node.inputs[0], Arg::list(shape), scale, epsilon(node)},
             {node.outputs[0], nullptr});
 }
 
@@ -224,6 +224,23 @@ Value* layer_norm_weight_gradient(Formula& f, Value* gradient, Value* normal, co
   return f.total(f.mul(f.number(gradient), normal), rows);
 }
 
+RmsNorm rms_norm(Formula& f, Value* x, const Shape& axes, double epsilon, Value* weight) {
+  x = f.number(x);
+  Value* mean = f.mean(f.square(x), axes);
+  Value* rstd = f.rsqrt(f.add(mean, f.constant(epsilon)));
+  Value* result = f.mul(x, rstd);
+  if (weight != nullptr) result = f.mul(result, f.number(weight));
+  return {result, rstd};
+}
+
+Value* rms_norm_gradient(Formula& f, Value* gradient, Value* weight, Value* normal, Value* rstd,
+                         const Shape& axes) {
+  Value* scaled = f.number(gradient);
+  if (weight != nullptr) scaled = f.mul(scaled, f.number(weight));
+  Value* mean_along = f.mean(f.mul(scaled, normal), axes);
+  return f.mul(f.sub(scaled, f.mul(normal, mean_along)), f.number(rstd));
+}
+
 void register_normalization(Registry& ops) {
   Op batch_norm = op("BatchNormalization", 5, 9, infer_batch_norm, lower_batch_norm);
   batch_norm.max_outputs = 3;
@@ -274,6 +291,7 @@ void register_normalization(Registry& ops) {
       .check = check_group_norm,
   });
   ops.add(Operator{.name = aten::kLayerNormBackward, .check = check_layer_norm_backward});
+  ops.add(Operator{.name = aten::kRmsNormBackward, .check = check_rms_norm_backward});
   ops.add(Operator{.name = "aten::_weight_norm_interface", .check = check_weight_norm});
   ops.add(Operator{
       .name = "aten::_weight_norm_interface_backward",

@@ -24,6 +24,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 
 namespace torch_ort::passes {
 
@@ -245,6 +246,75 @@ bool expand_layer_norm_backward(Graph& graph, Node& node) {
     write.replace(1, ops::layer_norm_weight_gradient(f, grad, normal, rows));
   }
   if (is_read(node, 2)) write.replace(2, f.total(grad, rows));
+  return true;
+}
+
+struct RmsNorm {
+  Value *x, *weight;
+  Shape columns;
+  std::optional<double> epsilon;
+};
+
+// Without a number PyTorch takes the machine epsilon of the dtype that it computes in.
+double machine_epsilon(DType dtype) {
+  return dtype == DType::kDouble ? std::numeric_limits<double>::epsilon()
+                                 : std::numeric_limits<float>::epsilon();
+}
+
+bool write_rms_norm(Graph& graph, Node& node, const RmsNorm& norm) {
+  if (!is_fusible_float(norm.x) || norm.columns.empty() || norm.columns.front().constant() <= 0)
+    return false;
+  Expander write(graph, node, *norm.x);
+  const double epsilon = norm.epsilon ? *norm.epsilon : machine_epsilon(norm.x->type.dtype);
+  const auto [result, rstd] =
+      ops::rms_norm(write.formula(), norm.x, norm.columns, epsilon, norm.weight);
+  write.replace(0, result);
+  write.replace_statistic(1, rstd);
+  return true;
+}
+
+bool expand_rms_norm(Graph& graph, Node& node) {
+  Value* x = node.inputs[0];
+  if (!is_fusible_float(x)) return false;
+  const int64_t rank = rank_of(*x), axis = ir::int_attr(node.attrs, "axis", -1);
+  return write_rms_norm(graph, node,
+                        {x, node.inputs.at(1), range(axis < 0 ? axis + rank : axis, rank),
+                         ir::float_attr(node.attrs, "epsilon", 1e-5)});
+}
+
+// One that gives the factors of the rows as well, or has no weight or no epsilon.
+bool expand_fused_rms_norm(Graph& graph, Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  Value* x = tensor(call.args.at(0));
+  const ops::Arg& given = call.args.at(3);
+  const auto* epsilon = std::get_if<double>(&given.value);
+  if (!is_fusible_float(x) || (epsilon == nullptr && !given.is_none())) return false;
+  return write_rms_norm(graph, node,
+                        {x, tensor(call.args.at(2)),
+                         range(rank_of(*x) - num_normalized(call.args.at(1)), rank_of(*x)),
+                         epsilon == nullptr ? std::nullopt : std::optional(*epsilon)});
+}
+
+bool expand_rms_norm_backward(Graph& graph, Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  Value *grad = tensor(call.args.at(0)), *x = tensor(call.args.at(1));
+  Value *rstd = tensor(call.args.at(3)), *weight = tensor(call.args.at(4));
+  if (!is_fusible_float(grad) || !is_fusible_float(x) || !is_fusible_float(rstd)) return false;
+  const int64_t rank = rank_of(*x), normalized = num_normalized(call.args.at(2));
+  if (normalized >= rank) return false;
+
+  Expander write(graph, node, *x);
+  ops::Formula& f = write.formula();
+  grad = f.number(grad);
+  rstd = f.number(rstd);
+  Value* normal = f.mul(f.number(x), rstd);
+  const Shape columns = range(rank - normalized, rank), rows = range(0, rank - normalized);
+  if (is_read(node, 0)) {
+    write.replace(0, ops::rms_norm_gradient(f, grad, weight, normal, rstd, columns));
+  }
+  if (is_read(node, 1)) {
+    write.replace(1, ops::layer_norm_weight_gradient(f, grad, normal, rows));
+  }
   return true;
 }
 
@@ -991,6 +1061,7 @@ constexpr Expansion kExpansions[] = {
     {"LayerNormalization", expand_layer_norm},
     {"LogSoftmax", expand_softmax},
     {"Pow", expand_pow},
+    {"RMSNormalization", expand_rms_norm},
     {"Softmax", expand_softmax},
     {ops::aten::kLogSoftmaxBackward, expand_softmax_backward},
     {ops::aten::kBatchNorm, expand_batch_norm},
@@ -1008,6 +1079,8 @@ constexpr Expansion kExpansions[] = {
     {ops::aten::kLayerNormBackward, expand_layer_norm_backward},
     {ops::aten::kNllLossBackward, expand_nll_backward},
     {ops::aten::kNllLoss, expand_nll},
+    {ops::aten::kRmsNorm, expand_fused_rms_norm},
+    {ops::aten::kRmsNormBackward, expand_rms_norm_backward},
     {ops::aten::kRsqrt, expand_rsqrt},
 };
 

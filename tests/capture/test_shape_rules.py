@@ -169,6 +169,10 @@ CASES: list[tuple[Any, tuple, dict]] = [
         ),
         {},
     ),
+    (aten._fused_rms_norm.default, (t(2, 3, 4), [4], t(4), 1e-5), {}),
+    (aten._fused_rms_norm.default, (t(2, 3, 4), [3, 4], None, None), {}),
+    (aten._fused_rms_norm.default, (t(2, 3, 4).bfloat16(), [4], t(4).bfloat16(), None), {}),
+    (aten._fused_rms_norm.default, (t(2, 3, 4).double(), [4], None, 1e-5), {}),
     (aten.native_group_norm.default, (t(2, 4, 3), t(4), t(4), 2, 4, 3, 2, 1e-5), {}),
     (aten.native_group_norm.default, (last(2, 4, 3, 5), t(4), t(4), 2, 4, 15, 2, 1e-5), {}),
     (

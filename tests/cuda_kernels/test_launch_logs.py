@@ -1,4 +1,4 @@
-"""The launches of training steps of two models (golden/*.launches): kernels by name, grid, block,
+"""The launches of training steps of three models (golden/*.launches): kernels by name, grid, block,
 and bytes of shared memory. No number of them comes from the device.
 """
 
@@ -52,6 +52,38 @@ class GPT(nn.Module):
         return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
 
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.out = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH, bias=False)
+        self.down = nn.Linear(2 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.qkv(self.first(x)).chunk(3, -1)
+        heads = [part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in parts]
+        mixed = F.scaled_dot_product_attention(*heads, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        gate, up = self.up(self.second(x)).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up)
+
+
+class Llama(nn.Module):
+    """Its norms are one operator each on a GPU, and regions all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.layers = nn.Sequential(Gated(), Gated())
+        self.norm, self.head = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        logits = self.head(self.norm(self.layers(self.words(ids))))
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
 class Residual(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -80,6 +112,7 @@ class ResNet(nn.Module):
 # A model, the dtype of autocast, and what it is given.
 MODELS: dict[str, tuple[type[nn.Module], torch.dtype | None, Callable[[], torch.Tensor]]] = {
     "gpt": (GPT, torch.bfloat16, lambda: torch.arange(2 * LENGTH).view(2, LENGTH) % WORDS),
+    "llama": (Llama, torch.bfloat16, lambda: torch.arange(2 * LENGTH).view(2, LENGTH) % WORDS),
     "resnet": (ResNet, None, lambda: torch.arange(4 * 3 * 16 * 16).view(4, 3, 16, 16) / 1024),
 }
 

@@ -76,6 +76,32 @@ def _layer_norm_backward(
     )
 
 
+@rule_of(aten._fused_rms_norm.default)
+def _rms_norm(
+    x: Spec, shape: Sequence[Size], weight: Spec | None, eps: float | None
+) -> tuple[Spec, Spec]:
+    mixed = weight is not None and weight.dtype != x.dtype
+    # A norm of other layouts takes other steps on the CPU and on a GPU.
+    if mixed or not is_contiguous(x):
+        raise NoRule
+    outer = len(x.sizes) - len(shape)
+    statistics = torch.float64 if x.dtype is torch.float64 else torch.float32
+    return rows(x.sizes, x), rows([*x.sizes[:outer], *[1] * len(shape)], x, statistics)
+
+
+@rule_of(aten._fused_rms_norm_backward.default)
+def _rms_norm_backward(
+    gradient: Spec, x: Spec, shape: Sequence[Size], rstd: Spec, weight: Spec | None,
+    mask: Sequence[bool],
+) -> tuple[Spec | None, ...]:  # fmt: skip
+    if weight is not None and weight.dtype != x.dtype:
+        raise NoRule
+    return (
+        rows(x.sizes, x) if mask[0] else None,
+        rows(weight.sizes, weight) if mask[1] and weight is not None else None,
+    )
+
+
 @rule_of(aten.binary_cross_entropy_with_logits.default)
 def _cross_entropy_with_logits(
     x: Spec, target: Spec, weight: Spec | None = None, positive: Spec | None = None,
