@@ -77,6 +77,30 @@ def llama() -> tuple[nn.Module, Step]:
     return model, lambda call: call(input_ids=ids, labels=ids, use_cache=False).loss
 
 
+class Gated(nn.Module):
+    """A layer of Llama without its attention, with the norms of torch.nn."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(width)
+        self.gate, self.up = (nn.Linear(width, inner, bias=False) for _ in range(2))
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+def gated() -> tuple[nn.Module, Step]:
+    width, words = 2048, 32000
+    model = nn.Sequential(
+        nn.Embedding(words, width), Gated(width, 5632), Gated(width, 5632), nn.RMSNorm(width),
+        nn.Linear(width, words, bias=False),
+    )  # fmt: skip
+    ids = tokens(words)
+    return model, lambda call: F.cross_entropy(call(ids).flatten(0, 1), ids.flatten())
+
+
 def vit() -> tuple[nn.Module, Step]:
     transformers = pytest.importorskip("transformers")
     config = transformers.ViTConfig(
@@ -153,6 +177,7 @@ MODELS = {
     "gpt2": Model(gpt2, 0, ""),
     "bert": Model(bert, 0, ""),
     "llama": Model(llama, 4, "halves of heads are read by a place that is stretched"),
+    "gated": Model(gated, 0, ""),
     "vit": Model(vit, 0, ""),
     "resnet": Model(resnet, 8, "numbers of an image and channel are spread over its pixels"),
     "recommender": Model(recommender, 4, "rows of 262 columns, and of 13"),
