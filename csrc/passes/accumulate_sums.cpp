@@ -16,9 +16,9 @@
 
 #include "ir/edit.h"
 #include "ops/writer.h"
+#include "passes/context.h"
 #include "passes/halves.h"
 #include "passes/memory.h"
-#include "passes/pass.h"
 #include "region/codegen.h"
 
 #include <optional>
@@ -63,12 +63,12 @@ class Accumulator {
     for (const Node& node : graph.nodes) position_.emplace(&node, position_.size());
   }
 
-  int run() {
+  int run(PassContext& context) {
     int rewrites = 0;
     for (Node& node : graph_.nodes) {
       if (node.is_erased() || !ir::is(&node, "Add")) continue;
       if (const std::optional<size_t> side = find_embedding(node)) {
-        if (!may_rewrite()) return rewrites;
+        if (!context.may_rewrite()) return rewrites;
         rewrite_embedding(node, *side);
         ++rewrites;
         continue;
@@ -77,7 +77,7 @@ class Accumulator {
       if (first.product == nullptr || second.product == nullptr) continue;
       if (position_.at(first.product) > position_.at(second.product)) std::swap(first, second);
       if (!fits(node, first, second)) continue;
-      if (!may_rewrite()) return rewrites;
+      if (!context.may_rewrite()) return rewrites;
       rewrite(node, first, second);
       ++rewrites;
     }
@@ -171,6 +171,6 @@ class Accumulator {
 
 }  // namespace
 
-int accumulate_sums(Graph& graph) { return Accumulator(graph).run(); }
+int accumulate_sums(Graph& graph, PassContext& context) { return Accumulator(graph).run(context); }
 
 }  // namespace torch_ort::passes

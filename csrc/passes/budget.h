@@ -5,13 +5,10 @@
 #include "ir/type.h"
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
 namespace torch_ort::passes {
-
-struct Clusters;
 
 // The peak speeds of the machine, as measured.
 struct Speeds {
@@ -103,29 +100,6 @@ struct BudgetReport {
   int64_t dense_held_bytes = 0;         // at the border, if nothing is recomputed
   int num_layers = 0;                   // that were recognized
   std::vector<ClusterReport> clusters;  // most bytes first
-};
-
-// Sets what recompute_to_budget reads on this thread, during its lifetime.
-class BudgetInForce {
- public:
-  BudgetInForce(const Budget* budget, const Selection* selection, BudgetReport* report);
-  ~BudgetInForce();
-  BudgetInForce(const BudgetInForce&) = delete;
-  BudgetInForce& operator=(const BudgetInForce&) = delete;
-
-  static const Budget* budget();  // nullptr: none
-  static const Selection* selection();
-  static BudgetReport* report();  // nullptr: none is asked for
-  // The clusters that find_clusters has found in the graph on which the pipeline runs. nullptr:
-  // there is no Selection.
-  static Clusters* clusters();
-
- private:
-  const Budget* budget_before_;
-  const Selection* selection_before_;
-  Clusters* clusters_before_;
-  std::unique_ptr<Clusters> found_;
-  BudgetReport* report_before_;
 };
 
 }  // namespace torch_ort::passes

@@ -33,10 +33,10 @@
 #include "ops/op.h"
 #include "ops/shapes.h"
 #include "ops/writer.h"
+#include "passes/context.h"
 #include "passes/known_sizes.h"
 #include "passes/memory.h"
 #include "passes/min_cut.h"
-#include "passes/pass.h"
 
 #include <algorithm>
 #include <map>
@@ -359,14 +359,14 @@ class Mover {
   Mover(Graph& graph, const Candidates& candidates, std::unordered_set<const Node*> moved)
       : graph_(graph), candidates_(candidates), chosen_(std::move(moved)) {}
 
-  int run() {
+  int run(PassContext& context) {
     std::vector<Node*> nodes;
     for (Node& node : graph_.nodes) {
       if (!node.is_erased()) nodes.push_back(&node);
     }
     int rewrites = 0;
     for (Node* node : nodes) {
-      if (chosen_.contains(node) && may_rewrite()) {
+      if (chosen_.contains(node) && context.may_rewrite()) {
         move(*node, *candidates_.of(node));
         ++rewrites;
       } else {
@@ -613,12 +613,12 @@ class Mover {
 
 }  // namespace
 
-int channels_last(Graph& graph) {
+int channels_last(Graph& graph, PassContext& context) {
   const Scales scales(graph);
   const Candidates candidates(graph, scales);
   std::unordered_set<const Node*> chosen = Chooser(graph, candidates, scales).run();
   if (chosen.empty()) return 0;
-  return Mover(graph, candidates, std::move(chosen)).run();
+  return Mover(graph, candidates, std::move(chosen)).run(context);
 }
 
 }  // namespace torch_ort::passes

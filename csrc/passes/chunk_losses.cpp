@@ -26,9 +26,9 @@
 #include "ops/shapes.h"
 #include "ops/writer.h"
 #include "passes/attention_words.h"
+#include "passes/context.h"
 #include "passes/loss_match.h"
 #include "passes/loss_words.h"
-#include "passes/pass.h"
 #include "passes/unread.h"
 
 #include <optional>
@@ -305,13 +305,13 @@ class Rewriter {
 
 }  // namespace
 
-int chunk_losses(Graph& graph) {
+int chunk_losses(Graph& graph, PassContext& context) {
   int rewrites = 0;
   for (Node& node : graph.nodes) {
     if (node.is_erased() || !ir::is(&node, "LogSoftmax")) continue;
     std::optional<Match> match = losses::find_loss(graph, node);
     if (!match) continue;
-    if (!may_rewrite()) break;
+    if (!context.may_rewrite()) break;
     Rewriter(graph, *match).run();
     ++rewrites;
   }

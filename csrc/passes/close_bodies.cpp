@@ -7,7 +7,7 @@
 #include "ops/control_flow.h"
 #include "ops/shapes.h"
 #include "ops/writer.h"
-#include "passes/pass.h"
+#include "passes/context.h"
 
 #include <algorithm>
 
@@ -134,7 +134,7 @@ class Closer {
 
 }  // namespace
 
-int close_bodies(Graph& graph) {
+int close_bodies(Graph& graph, PassContext& /*context*/) {
   int rewrites = 0;
   for (Node& node : graph.nodes) {
     if (node.is_erased() || !node.op.domain.empty() || !ops::is_control_flow(node)) continue;

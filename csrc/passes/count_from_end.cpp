@@ -8,7 +8,7 @@
 #include "ops/op.h"
 #include "ops/shapes.h"
 #include "ops/writer.h"
-#include "passes/pass.h"
+#include "passes/context.h"
 
 namespace torch_ort::passes {
 
@@ -90,7 +90,7 @@ class Counter {
 
 }  // namespace
 
-int count_from_end(Graph& graph) {
+int count_from_end(Graph& graph, PassContext& /*context*/) {
   int rewrites = 0;
   for (Node& node : graph.nodes) {
     if (node.is_erased() || !reads_indices(node)) continue;

@@ -7,9 +7,9 @@
 #include "ir/edit.h"
 #include "ops/aten_names.h"
 #include "ops/writer.h"
+#include "passes/context.h"
 #include "passes/dropout.h"
 #include "passes/known_sizes.h"
-#include "passes/pass.h"
 #include "passes/unread.h"
 
 namespace torch_ort::passes {
@@ -59,11 +59,11 @@ Value& keep(Graph& graph, Node& node, Value& mask) {
 
 }  // namespace
 
-int draw_as_eager(Graph& graph) {
+int draw_as_eager(Graph& graph, PassContext& context) {
   int rewrites = 0;
   for (Node& node : graph.nodes) {
     if (node.is_erased() || !is_expanded(node)) continue;
-    if (!may_rewrite()) return rewrites;
+    if (!context.may_rewrite()) return rewrites;
     Value& mask = draw(graph, node);
     if (is_read(node, 0)) ir::replace_uses(*node.outputs[0], keep(graph, node, mask), graph);
     if (is_read(node, 1)) ir::replace_uses(*node.outputs[1], mask, graph);

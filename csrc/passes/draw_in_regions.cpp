@@ -6,10 +6,10 @@
 #include "ir/edit.h"
 #include "ops/op.h"
 #include "ops/writer.h"
+#include "passes/context.h"
 #include "passes/halves.h"
 #include "passes/known_sizes.h"
 #include "passes/memory.h"
-#include "passes/pass.h"
 #include "region/codegen.h"
 
 #include <algorithm>
@@ -76,7 +76,7 @@ void draw_again(Graph& graph, const std::unordered_set<const Node*>& backward, V
 
 }  // namespace
 
-int draw_in_regions(Graph& graph) {
+int draw_in_regions(Graph& graph, PassContext& context) {
   const SharedMemory memory(graph);
   const KnownSizes sizes(graph);
   const auto backward = backward_nodes(graph);
@@ -84,7 +84,7 @@ int draw_in_regions(Graph& graph) {
   int rewrites = 0;
   for (Node& node : graph.nodes) {
     if (node.is_erased() || !can_draw(node, sizes, memory)) continue;
-    if (!may_rewrite()) return rewrites;
+    if (!context.may_rewrite()) return rewrites;
     if (seed == nullptr) {
       const ir::Type type{.dtype = ir::DType::kInt64,
                           .shape = ir::Shape{1},

@@ -7,8 +7,8 @@
 
 #include "ir/edit.h"
 #include "ops/writer.h"
+#include "passes/context.h"
 #include "passes/halves.h"
-#include "passes/pass.h"
 
 namespace torch_ort::passes {
 
@@ -28,7 +28,7 @@ bool is_round_trip(const ir::Node& narrow, const ir::Node& widen) {
 
 }  // namespace
 
-int drop_round_trips(ir::Graph& graph) {
+int drop_round_trips(ir::Graph& graph, PassContext& context) {
   const std::unordered_set<const ir::Node*> backward = backward_nodes(graph);
   int rewrites = 0;
   for (ir::Node& node : graph.nodes) {
@@ -36,7 +36,7 @@ int drop_round_trips(ir::Graph& graph) {
     ir::Node* narrow = node.inputs[0]->producer;
     if (!is_cast(narrow) || !is_round_trip(*narrow, node)) continue;
     if (backward.contains(narrow) != backward.contains(&node)) continue;
-    if (!may_rewrite()) return rewrites;
+    if (!context.may_rewrite()) return rewrites;
     ops::Writer write(graph, &node);
     // Of the type of the cast: its elements may be in another order in memory than those of x.
     const ir::Node& same =

@@ -16,9 +16,9 @@
 #include "ops/sorted_sums.h"
 #include "ops/writer.h"
 #include "passes/arguments.h"
+#include "passes/context.h"
 #include "passes/dropout.h"
 #include "passes/known_sizes.h"
-#include "passes/pass.h"
 #include "passes/unread.h"
 #include "region/codegen.h"
 
@@ -1099,14 +1099,14 @@ const Expansion* find_expansion(const Node& node) {
 
 }  // namespace
 
-int expand_composites(Graph& graph) {
+int expand_composites(Graph& graph, PassContext& context) {
   int rewrites = 0;
   for (auto node = graph.nodes.begin(); node != graph.nodes.end(); ++node) {
     const Expansion* expansion = find_expansion(*node);
     if (expansion == nullptr) continue;
-    if (!may_rewrite()) return rewrites;
+    if (!context.may_rewrite()) return rewrites;
     if (!expansion->expand(graph, *node)) {
-      did_not_rewrite();
+      context.did_not_rewrite();
       continue;
     }
     ir::erase(graph, *node);

@@ -7,6 +7,7 @@
 #include "ops/shapes.h"
 #include "passes/budget.h"
 #include "passes/clusters.h"
+#include "passes/context.h"
 #include "passes/halves.h"
 #include "passes/memory.h"
 
@@ -352,12 +353,11 @@ class Namer {
 
 Clusters name_clusters(Graph& graph, bool is_extended) { return Namer(graph, is_extended).take(); }
 
-int find_clusters(Graph& graph) {
-  Clusters* clusters = BudgetInForce::clusters();
+int find_clusters(Graph& graph, PassContext& context) {
   // Bodies of If and Loop have no backward half.
-  if (clusters != nullptr && !backward_nodes(graph).empty()) {
-    *clusters = name_clusters(graph, BudgetInForce::selection()->is_extended);
-  }
+  if (context.selection == nullptr || backward_nodes(graph).empty()) return 0;
+  const bool is_extended = context.selection->is_extended;
+  context.clusters = std::make_shared<const Clusters>(name_clusters(graph, is_extended));
   return 0;
 }
 

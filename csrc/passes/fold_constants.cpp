@@ -5,8 +5,8 @@
 #include "ir/edit.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
+#include "passes/context.h"
 #include "passes/memory.h"
-#include "passes/pass.h"
 
 namespace torch_ort::passes {
 
@@ -70,7 +70,7 @@ Data fold(const ir::Node& node) {
 
 }  // namespace
 
-int fold_constants(ir::Graph& graph) {
+int fold_constants(ir::Graph& graph, PassContext& context) {
   const SharedMemory memory(graph);
   int rewrites = 0;
   for (ir::Node& node : graph.nodes) {
@@ -78,7 +78,7 @@ int fold_constants(ir::Graph& graph) {
     ir::Value& result = *node.outputs[0];
     if (memory.leaves(&result) || memory.is_written(&result)) continue;
     const Data data = fold(node);
-    if (data == nullptr || !may_rewrite()) continue;
+    if (data == nullptr || !context.may_rewrite()) continue;
 
     const std::string name = result.name;
     ir::Value& initializer = ir::add_initializer(graph, name, result.type, data);

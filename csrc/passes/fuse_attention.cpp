@@ -12,11 +12,11 @@
 #include "ops/writer.h"
 #include "passes/attention_match.h"
 #include "passes/attention_operands.h"
+#include "passes/context.h"
 #include "passes/halves.h"
 #include "passes/known_sizes.h"
 #include "passes/layouts.h"
 #include "passes/memory.h"
-#include "passes/pass.h"
 #include "passes/unread.h"
 
 #include <algorithm>
@@ -50,14 +50,14 @@ class AttentionFusion {
         backward_(backward_nodes(graph)),
         steps_(memory_, backward_) {}
 
-  int run() {
+  int run(PassContext& context) {
     const KnownSizes sizes(graph_);
     const attention::Scope scope{graph_, sizes, backward_};
     int rewrites = 0;
     for (Node& node : graph_.nodes) {
       std::optional<Match> match = attention::find_attention(scope, node);
       if (!match) continue;
-      if (!may_rewrite()) break;
+      if (!context.may_rewrite()) break;
       rewrite(*match);
       ++rewrites;
     }
@@ -267,6 +267,8 @@ class AttentionFusion {
 
 }  // namespace
 
-int fuse_attention(Graph& graph) { return AttentionFusion(graph).run(); }
+int fuse_attention(Graph& graph, PassContext& context) {
+  return AttentionFusion(graph).run(context);
+}
 
 }  // namespace torch_ort::passes

@@ -10,10 +10,10 @@
 #include "ops/op.h"
 #include "ops/shapes.h"
 #include "ops/writer.h"
+#include "passes/context.h"
 #include "passes/known_sizes.h"
 #include "passes/memory.h"
 #include "passes/merged_order.h"
-#include "passes/pass.h"
 #include "passes/region_groups.h"
 #include "region/codegen.h"
 #include "region/contract.h"
@@ -556,12 +556,12 @@ std::vector<RegionGroup> region_groups(Graph& graph) {
   return groups;
 }
 
-int fuse_regions(Graph& graph) {
+int fuse_regions(Graph& graph, PassContext& context) {
   const SharedMemory memory(graph);
   const Grouping grouping(graph, memory);
   std::vector<Group> groups;
   for (const Group& group : grouping.groups()) {
-    if (!may_rewrite()) break;
+    if (!context.may_rewrite()) break;
     groups.push_back(group);
   }
   if (groups.empty()) return 0;

@@ -7,9 +7,9 @@
 #include "ir/edit.h"
 #include "ops/op.h"
 #include "ops/writer.h"
+#include "passes/context.h"
 #include "passes/halves.h"
 #include "passes/memory.h"
-#include "passes/pass.h"
 #include "region/codegen.h"
 
 #include <algorithm>
@@ -76,7 +76,7 @@ void join(ir::Graph& graph, const std::vector<Node*>& casts) {
 
 }  // namespace
 
-int join_casts(ir::Graph& graph) {
+int join_casts(ir::Graph& graph, PassContext& context) {
   if (backward_nodes(graph).empty()) return 0;
   const Finder finder(graph);
   std::map<std::pair<ir::DType, ir::DType>, std::vector<Node*>> found;
@@ -87,7 +87,7 @@ int join_casts(ir::Graph& graph) {
   int rewrites = 0;
   for (const auto& [dtypes, casts] : found) {
     if (casts.size() < 2) continue;
-    if (!may_rewrite()) break;
+    if (!context.may_rewrite()) break;
     join(graph, casts);
     ++rewrites;
   }

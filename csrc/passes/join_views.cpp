@@ -12,9 +12,9 @@
 #include "ops/op.h"
 #include "ops/shapes.h"
 #include "ops/writer.h"
+#include "passes/context.h"
 #include "passes/halves.h"
 #include "passes/memory.h"
-#include "passes/pass.h"
 
 #include <algorithm>
 
@@ -80,7 +80,7 @@ class Joiner {
  public:
   explicit Joiner(Graph& graph) : graph_(graph), memory_(graph), backward_(backward_nodes(graph)) {}
 
-  int run() {
+  int run(PassContext& context) {
     int rewrites = 0;
     // Nodes come after their inputs, so the views that a node reads have been joined already.
     for (Node& node : graph_.nodes) {
@@ -94,7 +94,7 @@ class Joiner {
       const bool is_undone =
           kind == Kind::kTranspose ? is_unchanged(order) : x.type.shape == y.type.shape;
       if (is_undone && !can_stand_for(x, y)) continue;
-      if (!may_rewrite()) return rewrites;
+      if (!context.may_rewrite()) return rewrites;
 
       ir::replace_uses(y, is_undone ? x : view(node, x, order), graph_);
       ir::erase(graph_, node);
@@ -137,6 +137,6 @@ class Joiner {
 
 }  // namespace
 
-int join_views(Graph& graph) { return Joiner(graph).run(); }
+int join_views(Graph& graph, PassContext& context) { return Joiner(graph).run(context); }
 
 }  // namespace torch_ort::passes

@@ -2,9 +2,9 @@
 // The rows of the linear layer become outputs in their place. From these, with the weight and the
 // bias, the caller computes the logits when somebody reads them (LazyLogits).
 //
-// This is the only pass that changes what a graph returns, so it runs only where LazyLogitsInForce
-// asks for it. If logits are read and have a gradient, the gradient enters the backward half as
-// before.
+// This is the only pass that changes what a graph returns, so it runs only where
+// PassContext::lazy_logits asks for it. If logits are read and have a gradient, the gradient enters
+// the backward half as before.
 //
 // Declines where a node of the graph reads the logits, where an output does not hold all rows of
 // them, and where the weight or the bias is not an input of the graph, since the caller has no
@@ -17,10 +17,10 @@
 #include "ops/shapes.h"
 #include "ops/writer.h"
 #include "passes/attention_words.h"
+#include "passes/context.h"
 #include "passes/known_sizes.h"
 #include "passes/loss_words.h"
 #include "passes/memory.h"
-#include "passes/pass.h"
 #include "passes/unread.h"
 
 #include <algorithm>
@@ -38,8 +38,6 @@ using ir::Node;
 using ir::Shape;
 using ir::Type;
 using ir::Value;
-
-thread_local std::vector<LazyLogits>* found_in_force = nullptr;
 
 // Logits, or a view or cast of them, as an output of the graph or of its forward half.
 struct LogitsOutput {
@@ -126,7 +124,7 @@ class Finder {
   const SharedMemory memory_;
 };
 
-void rewrite(Graph& graph, Node& loss, Found& found) {
+void rewrite(Graph& graph, Node& loss, Found& found, std::vector<LazyLogits>& left_out) {
   Value* rows = loss.inputs[0];
   for (LogitsOutput& output : found.outputs) {
     ops::Writer write(graph, output.use.node);
@@ -141,7 +139,7 @@ void rewrite(Graph& graph, Node& loss, Found& found) {
     LazyLogits made = found.form;
     made.output = output.use.index;
     made.dtypes = std::move(output.dtypes);
-    LazyLogitsInForce::found()->push_back(std::move(made));
+    left_out.push_back(std::move(made));
   }
   erase_unread(graph, found.made);
   ops::LinearLoss form = ops::linear_loss(loss);
@@ -160,23 +158,15 @@ void rewrite(Graph& graph, Node& loss, Found& found) {
 
 }  // namespace
 
-LazyLogitsInForce::LazyLogitsInForce(std::vector<LazyLogits>* found) : before_(found_in_force) {
-  found_in_force = found;
-}
-
-LazyLogitsInForce::~LazyLogitsInForce() { found_in_force = before_; }
-
-std::vector<LazyLogits>* LazyLogitsInForce::found() { return found_in_force; }
-
-int lazy_logits(Graph& graph) {
-  if (LazyLogitsInForce::found() == nullptr) return 0;
+int lazy_logits(Graph& graph, PassContext& context) {
+  if (context.lazy_logits == nullptr) return 0;
   int rewrites = 0;
   for (Node& node : graph.nodes) {
     if (!ir::is(&node, "LinearCrossEntropy", ir::kTorchOrtDomain)) continue;
     std::optional<Found> found = Finder(graph).find(node);
     if (!found) continue;
-    if (!may_rewrite()) break;
-    rewrite(graph, node, *found);
+    if (!context.may_rewrite()) break;
+    rewrite(graph, node, *found, *context.lazy_logits);
     ++rewrites;
   }
   return rewrites;

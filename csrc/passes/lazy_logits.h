@@ -23,19 +23,4 @@ struct LazyLogits {
   std::vector<ir::DType> dtypes;
 };
 
-// Allows the pass `lazy_logits` to leave out logits on this thread during its lifetime. The pass
-// appends what it left out to `found`.
-class LazyLogitsInForce {
- public:
-  explicit LazyLogitsInForce(std::vector<LazyLogits>* found);  // nullptr: not allowed
-  ~LazyLogitsInForce();
-  LazyLogitsInForce(const LazyLogitsInForce&) = delete;
-  LazyLogitsInForce& operator=(const LazyLogitsInForce&) = delete;
-
-  static std::vector<LazyLogits>* found();
-
- private:
-  std::vector<LazyLogits>* before_;
-};
-
 }  // namespace torch_ort::passes

@@ -4,8 +4,8 @@
 
 #include "ir/edit.h"
 #include "ops/op.h"
+#include "passes/context.h"
 #include "passes/memory.h"
-#include "passes/pass.h"
 
 #include <unordered_map>
 
@@ -102,7 +102,7 @@ bool gives_all_of(const ir::Node& kept, const ir::Node& node) {
 
 }  // namespace
 
-int merge_equal(ir::Graph& graph) {
+int merge_equal(ir::Graph& graph, PassContext& context) {
   const SharedMemory memory(graph);
   std::unordered_map<std::string, ir::Node*> first;
   int rewrites = 0;
@@ -115,7 +115,7 @@ int merge_equal(ir::Graph& graph) {
     if (!can_merge(node, memory)) continue;
     const auto [found, is_first] = first.try_emplace(key_of(node), &node);
     if (is_first || !gives_all_of(*found->second, node)) continue;
-    if (!may_rewrite()) return rewrites;
+    if (!context.may_rewrite()) return rewrites;
 
     for (size_t i = 0; i < node.outputs.size(); ++i) {
       if (node.outputs[i] != nullptr)

@@ -14,10 +14,10 @@
 #include "ops/op.h"
 #include "ops/shapes.h"
 #include "ops/writer.h"
+#include "passes/context.h"
 #include "passes/halves.h"
 #include "passes/known_sizes.h"
 #include "passes/memory.h"
-#include "passes/pass.h"
 #include "region/codegen.h"
 
 #include <algorithm>
@@ -93,8 +93,12 @@ std::vector<Part> parts_of(const Node& concat) {
 
 class Mover {
  public:
-  explicit Mover(Graph& graph)
-      : graph_(graph), memory_(graph), sizes_(graph), backward_(backward_nodes(graph)) {}
+  Mover(Graph& graph, PassContext& context)
+      : graph_(graph),
+        context_(context),
+        memory_(graph),
+        sizes_(graph),
+        backward_(backward_nodes(graph)) {}
 
   int run() {
     int rewrites = 0;
@@ -218,7 +222,7 @@ class Mover {
     if (slot == node.inputs.end()) return false;
     Value& whole = **slot;
     const std::vector<Part> parts = parts_of(*whole.producer);
-    if (parts.empty() || !can_cut_inputs(node, parts[0].axis, &whole) || !may_rewrite()) {
+    if (parts.empty() || !can_cut_inputs(node, parts[0].axis, &whole) || !context_.may_rewrite()) {
       return false;
     }
     cuts_.clear();
@@ -257,7 +261,7 @@ class Mover {
     if (!is_in_reach(whole)) return false;
     const std::vector<std::pair<Part, Value*>> slices = slices_of(node);
     if (slices.empty()) return false;
-    if (!can_cut_inputs(node, slices[0].first.axis) || !may_rewrite()) return false;
+    if (!can_cut_inputs(node, slices[0].first.axis) || !context_.may_rewrite()) return false;
     cuts_.clear();
     for (const auto& [part, slice] : slices) {
       Value* piece = copy_on_part(node, part, nullptr, nullptr, *slice->producer);
@@ -367,7 +371,7 @@ class Mover {
     }
     std::sort(gradients.begin(), gradients.end(),
               [](const auto& a, const auto& b) { return a.first < b.first; });
-    if (!covers(gradients, *node.outputs[0]) || !may_rewrite()) return false;
+    if (!covers(gradients, *node.outputs[0]) || !context_.may_rewrite()) return false;
     write_joined(node, gradients, others);
     return true;
   }
@@ -449,7 +453,7 @@ class Mover {
     if (!ir::is(whole.producer, "Concat") || !is_only_use(whole)) return false;
     if (!is_in_reach(whole) || !is_in_reach(*node.outputs[0])) return false;
     if (!is_same_half(*whole.producer, node) || memory_.leaves(&whole) ||
-        memory_.leaves(node.outputs[0]) || !may_rewrite()) {
+        memory_.leaves(node.outputs[0]) || !context_.may_rewrite()) {
       return false;
     }
     const Shape order = ir::ints_attr(transpose->attrs, "perm", {});
@@ -467,6 +471,7 @@ class Mover {
   }
 
   Graph& graph_;
+  PassContext& context_;
   // Of the graph before the pass. Values that the pass makes are unknown to it; nothing writes to
   // them.
   const SharedMemory memory_;
@@ -478,9 +483,9 @@ class Mover {
 
 }  // namespace
 
-int move_concats(Graph& graph) {
+int move_concats(Graph& graph, PassContext& context) {
   int rewrites = 0;
-  while (const int more = Mover(graph).run()) rewrites += more;
+  while (const int more = Mover(graph, context).run()) rewrites += more;
   return rewrites;
 }
 

@@ -14,8 +14,8 @@
 #include "ops/op.h"
 #include "ops/writer.h"
 #include "passes/arguments.h"
+#include "passes/context.h"
 #include "passes/known_sizes.h"
-#include "passes/pass.h"
 #include "passes/unread.h"
 
 #include <algorithm>
@@ -102,12 +102,12 @@ class Multiplier {
  public:
   explicit Multiplier(Graph& graph) : graph_(graph), sizes_(graph) {}
 
-  int run() {
+  int run(PassContext& context) {
     int rewrites = 0;
     for (Node& node : graph_.nodes) {
       const std::optional<Convolution> found = find_convolution(node);
       if (!found || !can_multiply(*found)) continue;
-      if (!may_rewrite()) return rewrites;
+      if (!context.may_rewrite()) return rewrites;
       if (found->y != nullptr)
         multiply(node, *found);
       else
@@ -195,6 +195,6 @@ class Multiplier {
 
 }  // namespace
 
-int multiply_pixels(Graph& graph) { return Multiplier(graph).run(); }
+int multiply_pixels(Graph& graph, PassContext& context) { return Multiplier(graph).run(context); }
 
 }  // namespace torch_ort::passes

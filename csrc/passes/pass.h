@@ -4,13 +4,9 @@
 #pragma once
 
 #include "ir/graph.h"
-#include "passes/budget.h"
-#include "passes/lazy_logits.h"
-#include "passes/row_sparsity.h"
+#include "passes/context.h"
 
-#include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,7 +17,7 @@ namespace torch_ort::passes {
 // leave erased nodes; its caller sweeps the graph.
 struct Pass {
   const char* name;
-  int (*run)(ir::Graph& graph);
+  int (*run)(ir::Graph& graph, PassContext& context);
   bool is_needed = false;  // the engine cannot run a graph without it
   // It adds ops that only the engine's own kernels run, or chooses layouts for them.
   bool writes_engine_ops = false;
@@ -44,15 +40,7 @@ struct Pass {
 
 struct PipelineOptions {
   std::vector<std::string> disabled;  // names of passes; other names are ignored
-  int64_t bisect = -1;                // the first so many rewrites happen; -1: all
   int check = 0;                      // 1: verify at the ends; 2: after each pass
-  // The limit for recompute_to_budget, which does nothing without a budget or a selection.
-  std::optional<Budget> budget;
-  std::optional<Selection> selection;     // what it recomputes by name; not with a budget
-  BudgetReport* budget_report = nullptr;  // filled in by recompute_to_budget
-  RowSources row_sources;                 // what row_sparsity may use
-  // Where lazy_logits appends what it left out; nullptr: it does nothing.
-  std::vector<LazyLogits>* lazy_logits = nullptr;
   // Called after each pass that changed the graph, with a name such as "03_remove_dead".
   std::function<void(const char* name, const ir::Graph& graph)> dump;
 };
@@ -67,22 +55,13 @@ const std::vector<Pass>& pipeline();
 
 // Runs the passes in order. An error of a pass is thrown again with "pass <name>: " in front of its
 // message.
-std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& options);
+std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& options,
+                                     PassContext& context);
 
 // Runs only the needed passes, for a graph from a file, which is not to be optimized.
 void run_needed(ir::Graph& graph);
 
-// Rewrites indices that count from the end, in a graph from a file (count_from_end.cpp).
-int count_from_end(ir::Graph& graph);
-
-// Runs one pass. Throws UserError if there is none of that name.
+// Runs one pass, of which nothing is asked. Throws UserError if there is none of that name.
 int run_pass(std::string_view name, ir::Graph& graph);
-
-// A pass asks this before each rewrite. Returns false once `bisect` rewrites have happened. The
-// number of rewrites that a pass returns is the number of those for which it has asked, so that the
-// sum over the passes that are not needed is the range of `bisect`.
-bool may_rewrite();
-// A pass calls this if it has asked and then found nothing to rewrite.
-void did_not_rewrite();
 
 }  // namespace torch_ort::passes

@@ -13,79 +13,70 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <limits>
 #include <optional>
 
 namespace torch_ort::passes {
 
 // Each is in the file of its name.
-int close_bodies(ir::Graph& graph);
-int read_sizes(ir::Graph& graph);
-int drop_round_trips(ir::Graph& graph);
-int remove_identity(ir::Graph& graph);
-int fold_constants(ir::Graph& graph);
-int merge_equal(ir::Graph& graph);
-int find_clusters(ir::Graph& graph);
-int fuse_attention(ir::Graph& graph);
-int chunk_losses(ir::Graph& graph);
-int lazy_logits(ir::Graph& graph);
-int recompute_tagged(ir::Graph& graph);
-int channels_last(ir::Graph& graph);
-int multiply_pixels(ir::Graph& graph);
-int replay_views(ir::Graph& graph);
-int remove_dead(ir::Graph& graph);
-int draw_as_eager(ir::Graph& graph);
-int expand_composites(ir::Graph& graph);
-int take_places(ir::Graph& graph);
-int move_concats(ir::Graph& graph);
-int draw_in_regions(ir::Graph& graph);
-int join_views(ir::Graph& graph);
-int split_convolutions(ir::Graph& graph);
-int accumulate_sums(ir::Graph& graph);
-int rebuild_values(ir::Graph& graph);
-int recompute_to_budget(ir::Graph& graph);
-int widen_products(ir::Graph& graph);
-int widen_sums(ir::Graph& graph);
-int fuse_regions(ir::Graph& graph);
-int row_sparsity(ir::Graph& graph);
-int join_casts(ir::Graph& graph);
+int close_bodies(ir::Graph& graph, PassContext& context);
+int read_sizes(ir::Graph& graph, PassContext& context);
+int drop_round_trips(ir::Graph& graph, PassContext& context);
+int remove_identity(ir::Graph& graph, PassContext& context);
+int fold_constants(ir::Graph& graph, PassContext& context);
+int merge_equal(ir::Graph& graph, PassContext& context);
+int find_clusters(ir::Graph& graph, PassContext& context);
+int fuse_attention(ir::Graph& graph, PassContext& context);
+int chunk_losses(ir::Graph& graph, PassContext& context);
+int lazy_logits(ir::Graph& graph, PassContext& context);
+int recompute_tagged(ir::Graph& graph, PassContext& context);
+int channels_last(ir::Graph& graph, PassContext& context);
+int multiply_pixels(ir::Graph& graph, PassContext& context);
+int replay_views(ir::Graph& graph, PassContext& context);
+int remove_dead(ir::Graph& graph, PassContext& context);
+int draw_as_eager(ir::Graph& graph, PassContext& context);
+int expand_composites(ir::Graph& graph, PassContext& context);
+int take_places(ir::Graph& graph, PassContext& context);
+int move_concats(ir::Graph& graph, PassContext& context);
+int draw_in_regions(ir::Graph& graph, PassContext& context);
+int join_views(ir::Graph& graph, PassContext& context);
+int split_convolutions(ir::Graph& graph, PassContext& context);
+int accumulate_sums(ir::Graph& graph, PassContext& context);
+int rebuild_values(ir::Graph& graph, PassContext& context);
+int recompute_to_budget(ir::Graph& graph, PassContext& context);
+int widen_products(ir::Graph& graph, PassContext& context);
+int widen_sums(ir::Graph& graph, PassContext& context);
+int fuse_regions(ir::Graph& graph, PassContext& context);
+int row_sparsity(ir::Graph& graph, PassContext& context);
+int join_casts(ir::Graph& graph, PassContext& context);
+// Rewrites indices that count from the end, in a graph from a file.
+int count_from_end(ir::Graph& graph, PassContext& context);
 
 namespace {
 
-constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
-
-// Rewrites that may still happen on this thread. Graphs are compiled on several threads.
-thread_local int64_t rewrites_left = kNoLimit;
-
-struct RewriteLimit {
-  explicit RewriteLimit(int64_t limit) { rewrites_left = limit < 0 ? kNoLimit : limit; }
-  ~RewriteLimit() { rewrites_left = kNoLimit; }
-};
-
 // Runs a pass on a graph, and on the bodies of If and Loop in it.
-int run_everywhere(const Pass& pass, ir::Graph& graph) {
-  int rewrites = pass.run(graph);
+int run_everywhere(const Pass& pass, ir::Graph& graph, PassContext& context) {
+  int rewrites = pass.run(graph, context);
   ir::sweep(graph);
   for (const ir::Node& node : graph.nodes) {
     if (!ops::is_closed(node)) continue;
-    for (const auto& body : ir::bodies(node)) rewrites += run_everywhere(pass, *body);
+    for (const auto& body : ir::bodies(node)) rewrites += run_everywhere(pass, *body, context);
   }
   return rewrites;
 }
 
-int run_one(const Pass& pass, ir::Graph& graph) {
-  const auto context = [&](const Error& error) {
+int run_one(const Pass& pass, ir::Graph& graph, PassContext& context) {
+  const auto message = [&](const Error& error) {
     return concat("pass ", pass.name, ": ", error.what());
   };
   try {
     may_fail(pass.name);
-    return run_everywhere(pass, graph);
+    return run_everywhere(pass, graph, context);
   } catch (const Unsupported& error) {
-    throw Unsupported(context(error));
+    throw Unsupported(message(error));
   } catch (const UserError& error) {
-    throw UserError(context(error));
+    throw UserError(message(error));
   } catch (const InternalError& error) {
-    throw InternalError(context(error));
+    throw InternalError(message(error));
   }
 }
 
@@ -109,14 +100,14 @@ std::string numbered(size_t number, const char* name) {
 
 }  // namespace
 
-bool may_rewrite() {
+bool PassContext::may_rewrite() {
   if (rewrites_left == 0) return false;
-  if (rewrites_left != kNoLimit) --rewrites_left;
+  if (rewrites_left > 0) --rewrites_left;
   return true;
 }
 
-void did_not_rewrite() {
-  if (rewrites_left != kNoLimit) ++rewrites_left;
+void PassContext::did_not_rewrite() {
+  if (rewrites_left >= 0) ++rewrites_left;
 }
 
 const std::vector<Pass>& pipeline() {
@@ -246,14 +237,9 @@ const std::vector<Pass>& pipeline() {
   return passes;
 }
 
-std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& options) {
+std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& options,
+                                     PassContext& context) {
   using Clock = std::chrono::steady_clock;
-  const RewriteLimit limit(options.bisect);
-  const BudgetInForce budget(options.budget ? &*options.budget : nullptr,
-                             options.selection ? &*options.selection : nullptr,
-                             options.budget_report);
-  const RowSourcesInForce row_sources(options.row_sources);
-  const LazyLogitsInForce lazy(options.lazy_logits);
   if (options.check >= 1) verify_all(graph, "capture");
   std::vector<PassReport> reports;
   for (const Pass& pass : pipeline()) {
@@ -262,7 +248,7 @@ std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& op
     // A graph from a file has no strides until read_sizes has run.
     if (options.check >= 2 && pass.run != read_sizes) strides.emplace(graph);
     const Clock::time_point start = Clock::now();
-    const int rewrites = run_one(pass, graph);
+    const int rewrites = run_one(pass, graph, context);
     const std::chrono::duration<double, std::milli> time = Clock::now() - start;
     reports.push_back({pass.name, rewrites, time.count()});
     if (options.check >= 2) verify_all(graph, pass.name);
@@ -275,17 +261,19 @@ std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& op
 }
 
 void run_needed(ir::Graph& graph) {
+  PassContext context;
   for (const Pass& pass : pipeline()) {
-    if (pass.is_needed) run_one(pass, graph);
+    if (pass.is_needed) run_one(pass, graph, context);
   }
   // after read_sizes, which infers the types that the file leaves out
-  run_one({"count_from_end", count_from_end}, graph);
+  run_one({"count_from_end", count_from_end}, graph, context);
 }
 
 int run_pass(std::string_view name, ir::Graph& graph) {
   std::string names;
+  PassContext context;
   for (const Pass& pass : pipeline()) {
-    if (pass.name == name) return run_one(pass, graph);
+    if (pass.name == name) return run_one(pass, graph, context);
     names += names.empty() ? pass.name : concat(", ", pass.name);
   }
   throw UserError(concat("passes: unknown pass: got '", name, "', want one of ", names));

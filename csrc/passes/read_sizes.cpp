@@ -11,8 +11,8 @@
 #include "ops/op.h"
 #include "ops/shapes.h"
 #include "ops/writer.h"
+#include "passes/context.h"
 #include "passes/memory.h"
-#include "passes/pass.h"
 
 #include <algorithm>
 #include <unordered_map>
@@ -315,6 +315,6 @@ class SizeReader {
 
 }  // namespace
 
-int read_sizes(Graph& graph) { return SizeReader(graph).run(); }
+int read_sizes(Graph& graph, PassContext& /*context*/) { return SizeReader(graph).run(); }
 
 }  // namespace torch_ort::passes

@@ -18,11 +18,11 @@
 #include "ir/edit.h"
 #include "ops/op.h"
 #include "ops/writer.h"
+#include "passes/context.h"
 #include "passes/halves.h"
 #include "passes/known_sizes.h"
 #include "passes/memory.h"
 #include "passes/min_cut.h"
-#include "passes/pass.h"
 #include "passes/region_groups.h"
 #include "region/spaces.h"
 
@@ -481,11 +481,11 @@ class Rebuilder {
     chains_.resize(candidates.hosts().size());
   }
 
-  int run() {
+  int run(PassContext& context) {
     int rewrites = 0;
     for (const Value* value : candidates_.wanted()) {
       if (!chosen_.contains(value) || !fits(*value)) continue;
-      if (!may_rewrite()) break;
+      if (!context.may_rewrite()) break;
       for (int host : candidates_.find(value)->targets()) add_to_chain(value, chains_[host].makers);
       note_uses(*value);
       ++rewrites;
@@ -600,10 +600,10 @@ class Rebuilder {
 
 }  // namespace
 
-int rebuild_values(Graph& graph) {
+int rebuild_values(Graph& graph, PassContext& context) {
   if (backward_nodes(graph).empty()) return 0;
   const Candidates candidates(graph);
-  return Rebuilder(graph, candidates).run();
+  return Rebuilder(graph, candidates).run(context);
 }
 
 }  // namespace torch_ort::passes

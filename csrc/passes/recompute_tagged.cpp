@@ -9,7 +9,7 @@
 #include "ops/op.h"
 #include "ops/shapes.h"
 #include "ops/writer.h"
-#include "passes/pass.h"
+#include "passes/context.h"
 
 #include <algorithm>
 #include <map>
@@ -43,11 +43,11 @@ class Recomputation {
  public:
   explicit Recomputation(Graph& graph) : graph_(graph) {}
 
-  int run() {
+  int run(PassContext& context) {
     if (!find_halves()) return 0;
     find_needed();
     int rewrites = 0;
-    for (auto& [checkpoint, nodes] : needed_) rewrites += rebuild(nodes);
+    for (auto& [checkpoint, nodes] : needed_) rewrites += rebuild(nodes, context);
     return rewrites;
   }
 
@@ -99,7 +99,7 @@ class Recomputation {
     }
   }
 
-  int rebuild(const std::map<int, Node*>& nodes) {
+  int rebuild(const std::map<int, Node*>& nodes, PassContext& context) {
     Node* first_reader = nullptr;
     for (Node* node : backward_) {
       for (const Value* value : node->inputs) {
@@ -111,7 +111,7 @@ class Recomputation {
     int rewrites = 0;
     std::unordered_map<const Value*, Value*> again;
     for (const auto& [order, node] : nodes) {
-      if (!may_rewrite()) break;
+      if (!context.may_rewrite()) break;
       rebuild(*node, *first_reader, again);
       ++rewrites;
     }
@@ -164,6 +164,8 @@ class Recomputation {
 
 }  // namespace
 
-int recompute_tagged(Graph& graph) { return Recomputation(graph).run(); }
+int recompute_tagged(Graph& graph, PassContext& context) {
+  return Recomputation(graph).run(context);
+}
 
 }  // namespace torch_ort::passes

@@ -9,9 +9,9 @@
 #include "ops/op.h"
 #include "ops/writer.h"
 #include "passes/budget.h"
+#include "passes/context.h"
 #include "passes/halves.h"
 #include "passes/memory.h"
-#include "passes/pass.h"
 #include "passes/recompute_plan.h"
 #include "passes/region_groups.h"
 
@@ -30,10 +30,10 @@ class Recomputation {
  public:
   explicit Recomputation(Graph& graph) : graph_(graph), backward_(backward_nodes(graph)) {}
 
-  int run(const std::vector<Again>& plan) {
+  int run(const std::vector<Again>& plan, PassContext& context) {
     std::vector<const Again*> written;
     for (const Again& again : plan) {
-      if (!may_rewrite()) break;
+      if (!context.may_rewrite()) break;
       write(again);
       written.push_back(&again);
     }
@@ -224,16 +224,15 @@ class Sinker {
 
 }  // namespace
 
-int recompute_to_budget(Graph& graph) {
-  const Budget* budget = BudgetInForce::budget();
-  const Selection* selection = BudgetInForce::selection();
-  if ((budget == nullptr && selection == nullptr) || backward_nodes(graph).empty()) return 0;
+int recompute_to_budget(Graph& graph, PassContext& context) {
+  const bool is_asked = context.budget != nullptr || context.selection != nullptr;
+  if (!is_asked || backward_nodes(graph).empty()) return 0;
   Sinker(graph).run();
-  const RecomputePlan plan = budget != nullptr
-                                 ? plan_recompute(graph, *budget)
-                                 : plan_recompute(graph, *selection, *BudgetInForce::clusters());
-  if (BudgetReport* report = BudgetInForce::report()) *report = plan.report;
-  return Recomputation(graph).run(plan.again);
+  const RecomputePlan plan = context.budget != nullptr
+                                 ? plan_recompute(graph, *context.budget)
+                                 : plan_recompute(graph, *context.selection, *context.clusters);
+  if (context.budget_report != nullptr) *context.budget_report = plan.report;
+  return Recomputation(graph).run(plan.again, context);
 }
 
 }  // namespace torch_ort::passes

@@ -3,7 +3,7 @@
 
 #include "ir/edit.h"
 #include "ops/op.h"
-#include "passes/pass.h"
+#include "passes/context.h"
 
 #include <algorithm>
 #include <unordered_set>
@@ -47,14 +47,14 @@ bool is_read(const ir::Node& node) {
 
 }  // namespace
 
-int remove_dead(ir::Graph& graph) {
+int remove_dead(ir::Graph& graph, PassContext& context) {
   const std::unordered_set<const ir::Node*> kept = binders(graph);
   int rewrites = 0;
   // Readers are erased before the nodes that they read, so one walk backwards is enough.
   for (auto node = graph.nodes.rbegin(); node != graph.nodes.rend(); ++node) {
     if (node->is_erased() || is_read(*node)) continue;
     if (!ops::is_pure(*node) || kept.contains(&*node)) continue;
-    if (!may_rewrite()) return rewrites;
+    if (!context.may_rewrite()) return rewrites;
     ir::erase(graph, *node);
     ++rewrites;
   }

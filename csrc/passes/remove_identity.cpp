@@ -5,8 +5,8 @@
 #include "ir/edit.h"
 #include "ops/aten.h"
 #include "ops/op.h"
+#include "passes/context.h"
 #include "passes/memory.h"
-#include "passes/pass.h"
 
 #include <algorithm>
 
@@ -43,7 +43,7 @@ bool is_only_reader(const ir::Value& x) {
 }
 
 // Removes identities until what `memory` knows is no longer right; returns how many.
-int remove_some(ir::Graph& graph) {
+int remove_some(ir::Graph& graph, PassContext& context) {
   const SharedMemory memory(graph);
   const bool keeps_copies_of_callers = names_strides(graph);
   int rewrites = 0;
@@ -59,7 +59,7 @@ int remove_some(ir::Graph& graph) {
     if (memory.is_callers(&x) && memory.has_yield()) continue;
     // An output must have memory of its own.
     if (memory.leaves(&y) && !is_only_reader(x)) continue;
-    if (!may_rewrite()) return rewrites;
+    if (!context.may_rewrite()) return rewrites;
 
     const bool has_left = memory.leaves(&y);
     ir::replace_uses(y, x, graph);
@@ -73,10 +73,10 @@ int remove_some(ir::Graph& graph) {
 
 }  // namespace
 
-int remove_identity(ir::Graph& graph) {
+int remove_identity(ir::Graph& graph, PassContext& context) {
   int rewrites = 0;
   // A copy may also become the only reader of a tensor when another copy goes.
-  while (const int more = remove_some(graph)) rewrites += more;
+  while (const int more = remove_some(graph, context)) rewrites += more;
   return rewrites;
 }
 

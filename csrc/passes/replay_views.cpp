@@ -5,7 +5,7 @@
 #include "ir/edit.h"
 #include "ops/op.h"
 #include "ops/writer.h"
-#include "passes/pass.h"
+#include "passes/context.h"
 
 #include <unordered_map>
 #include <unordered_set>
@@ -37,7 +37,7 @@ Node* find_yield(Graph& graph) {
 
 }  // namespace
 
-int replay_views(Graph& graph) {
+int replay_views(Graph& graph, PassContext& /*context*/) {
   Node* yield = find_yield(graph);
   if (yield == nullptr) return 0;
   const std::vector<Node*> views = forward_views(graph, *yield);

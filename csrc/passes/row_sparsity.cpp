@@ -10,9 +10,9 @@
 #include "ops/shapes.h"
 #include "ops/writer.h"
 #include "passes/budget.h"
+#include "passes/context.h"
 #include "passes/halves.h"
 #include "passes/known_sizes.h"
-#include "passes/pass.h"
 #include "region/codegen.h"
 #include "region/contract.h"
 #include "region/schedule.h"
@@ -26,21 +26,6 @@
 #include <vector>
 
 namespace torch_ort::passes {
-
-namespace {
-
-// One for each thread, because graphs are compiled on several threads at once.
-thread_local RowSources sources_in_force;
-
-}  // namespace
-
-RowSourcesInForce::RowSourcesInForce(RowSources sources) : before_(sources_in_force) {
-  sources_in_force = sources;
-}
-
-RowSourcesInForce::~RowSourcesInForce() { sources_in_force = before_; }
-
-RowSources RowSourcesInForce::sources() { return sources_in_force; }
 
 bool RowSet::contains(const RowSet& other) const {
   if (is_all_ || other.is_none()) return true;
@@ -198,7 +183,8 @@ RowSet nonzero_of(Pointwise op, const std::vector<RowSet>& operands, bool has_co
 
 class Analysis {
  public:
-  Analysis(Graph& graph, RowSpace space) : graph_(graph), space_(std::move(space)) {}
+  Analysis(Graph& graph, RowSpace space, RowSources sources)
+      : graph_(graph), space_(std::move(space)), sources_(sources) {}
 
   void run() {
     bool is_backward = false;
@@ -308,10 +294,10 @@ class Analysis {
     facts.needed = unite(facts.needed, wants_zeros ? facts.nonzero : rows);
   }
 
-  static bool may_tell(Atom::Kind kind) {
+  bool may_tell(Atom::Kind kind) const {
     switch (kind) {
-      case Atom::Kind::kLabels: return RowSourcesInForce::sources().labels;
-      case Atom::Kind::kMask: return RowSourcesInForce::sources().padding;
+      case Atom::Kind::kLabels: return sources_.labels;
+      case Atom::Kind::kMask: return sources_.padding;
       case Atom::Kind::kPlace: break;
     }
     return true;
@@ -982,6 +968,7 @@ class Analysis {
 
   Graph& graph_;
   RowSpace space_;
+  const RowSources sources_;
   std::vector<Node*> nodes_;
   std::unordered_set<const Node*> backward_, early_;
   std::vector<Atom> atoms_;
@@ -997,12 +984,12 @@ class Rewriter {
  public:
   Rewriter(Graph& graph, Analysis& analysis) : graph_(graph), analysis_(analysis) {}
 
-  int run() {
+  int run(PassContext& context) {
     const std::vector<Node*>& nodes = analysis_.nodes();
     const auto has_work = [this](const Node* node) { return analysis_.work(node) != nullptr; };
     // All of this is one rewrite, because the rows that one node leaves out must be left out by all
     // its readers.
-    if (std::none_of(nodes.begin(), nodes.end(), has_work) || !may_rewrite()) return 0;
+    if (std::none_of(nodes.begin(), nodes.end(), has_work) || !context.may_rewrite()) return 0;
     device_ = (*std::find_if(nodes.begin(), nodes.end(), has_work))->outputs[0]->type.device;
     move_early();
     for (Node* node : nodes) {
@@ -1013,7 +1000,7 @@ class Rewriter {
     for (Node* node : nodes) {
       if (has_work(node)) rewrite(*node, *analysis_.work(node));
     }
-    report_lists();
+    if (context.budget_report != nullptr) report_lists(context.budget, *context.budget_report);
     return 1;
   }
 
@@ -1157,25 +1144,22 @@ class Rewriter {
   }
 
   // Lists that the backward half reads are held beside the values that the budget has counted.
-  void report_lists() {
-    BudgetReport* report = BudgetInForce::report();
-    if (report == nullptr) return;
+  void report_lists(const Budget* budget, BudgetReport& report) const {
     const std::unordered_set<const Node*> backward = backward_nodes(graph_);
     for (const auto& [rows, list] : lists_) {
       const bool crosses =
           std::any_of(list->uses.begin(), list->uses.end(),
                       [&](const ir::Use& use) { return backward.contains(use.node); });
       if (!crosses || backward.contains(list->producer)) continue;
-      report->list_bytes += hinted_size(graph_, ir::numel(*list->type.shape)).value_or(0) *
-                            ir::size_bytes(list->type.dtype);
+      report.list_bytes += hinted_size(graph_, ir::numel(*list->type.shape)).value_or(0) *
+                           ir::size_bytes(list->type.dtype);
     }
-    for (int64_t* bytes : {&report->dense_bytes, &report->dense_held_bytes, &report->peak_bytes,
-                           &report->held_bytes}) {
-      *bytes += report->list_bytes;
+    for (int64_t* bytes :
+         {&report.dense_bytes, &report.dense_held_bytes, &report.peak_bytes, &report.held_bytes}) {
+      *bytes += report.list_bytes;
     }
-    const Budget* budget = BudgetInForce::budget();
-    report->allowed_bytes = budget != nullptr ? budget->bytes(report->dense_bytes)
-                                              : report->allowed_bytes + report->list_bytes;
+    report.allowed_bytes = budget != nullptr ? budget->bytes(report.dense_bytes)
+                                             : report.allowed_bytes + report.list_bytes;
   }
 
   Value* list(const RowSet& rows) {
@@ -1251,22 +1235,22 @@ std::optional<RowSpace> find_space(const Graph& graph) {
 
 }  // namespace
 
-bool row_sparsity_again(Graph& graph) {
+bool row_sparsity_again(Graph& graph, RowSources sources) {
   const std::optional<RowSpace> space = find_space(graph);
   if (!space) return false;
-  Analysis analysis(graph, *space);
+  Analysis analysis(graph, *space, sources);
   analysis.run();
   return analysis.has_atoms() && Rewriter(graph, analysis).run_again();
 }
 
-int row_sparsity(Graph& graph) {
+int row_sparsity(Graph& graph, PassContext& context) {
   const auto is_done = [](const Node& node) { return is_ours(node, "Rows"); };
   if (std::any_of(graph.nodes.begin(), graph.nodes.end(), is_done)) return 0;
   const std::optional<RowSpace> space = find_space(graph);
   if (!space) return 0;
-  Analysis analysis(graph, *space);
+  Analysis analysis(graph, *space, context.row_sources);
   analysis.run();
-  return analysis.has_atoms() ? Rewriter(graph, analysis).run() : 0;
+  return analysis.has_atoms() ? Rewriter(graph, analysis).run(context) : 0;
 }
 
 }  // namespace torch_ort::passes

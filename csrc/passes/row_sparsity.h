@@ -25,30 +25,11 @@
 #pragma once
 
 #include "ir/graph.h"
+#include "passes/context.h"
 
 #include <cstdint>
 
 namespace torch_ort::passes {
-
-// What may define atoms. Positions, as in x[:, 0], always may.
-struct RowSources {
-  bool labels = true;   // labels of losses that have an ignored label
-  bool padding = true;  // keys that masks hide
-};
-
-// Sets what row_sparsity uses on this thread, during its lifetime.
-class RowSourcesInForce {
- public:
-  explicit RowSourcesInForce(RowSources sources);
-  ~RowSourcesInForce();
-  RowSourcesInForce(const RowSourcesInForce&) = delete;
-  RowSourcesInForce& operator=(const RowSourcesInForce&) = delete;
-
-  static RowSources sources();  // all, if none were set
-
- private:
-  RowSources before_;
-};
 
 class RowSet {
  public:
@@ -85,6 +66,6 @@ class RowSet {
 // some outputs reach. Then fewer rows of that half may be needed: if logits are returned beside a
 // loss but get no gradient, rows without a label are not. Values of the forward half stay the same.
 // Returns false if nothing changed.
-bool row_sparsity_again(ir::Graph& graph);
+bool row_sparsity_again(ir::Graph& graph, RowSources sources);
 
 }  // namespace torch_ort::passes

@@ -17,8 +17,8 @@
 #include "ops/aten_names.h"
 #include "ops/channels_last.h"
 #include "ops/writer.h"
+#include "passes/context.h"
 #include "passes/known_sizes.h"
-#include "passes/pass.h"
 #include "passes/unread.h"
 
 namespace torch_ort::passes {
@@ -54,12 +54,12 @@ bool pays(const Graph& graph, const Node& node) {
 
 }  // namespace
 
-int split_convolutions(Graph& graph) {
+int split_convolutions(Graph& graph, PassContext& context) {
   int rewrites = 0;
   for (Node& node : graph.nodes) {
     if (node.is_erased() || ops::key_of(node) != ops::aten::kConvolutionBackward) continue;
     if (!pays(graph, node)) continue;
-    if (!may_rewrite()) return rewrites;
+    if (!context.may_rewrite()) return rewrites;
     std::vector<Type> types(node.outputs.size());
     types[kImage] = node.outputs[kImage]->type;
     Node& first = ops::Writer(graph, &node).copy(node, node.inputs, types);

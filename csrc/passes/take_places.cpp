@@ -19,9 +19,9 @@
 #include "ops/sorted_sums.h"
 #include "ops/writer.h"
 #include "passes/arguments.h"
+#include "passes/context.h"
 #include "passes/halves.h"
 #include "passes/known_sizes.h"
-#include "passes/pass.h"
 #include "region/codegen.h"
 
 #include <algorithm>
@@ -196,7 +196,7 @@ bool can_take(const Taken& taken, const Node& node, const KnownSizes& sizes) {
 
 }  // namespace
 
-int take_places(Graph& graph) {
+int take_places(Graph& graph, PassContext& context) {
   int rewrites = 0;
   const KnownSizes sizes(graph);
   const std::unordered_set<const Node*> backward = backward_nodes(graph);
@@ -206,7 +206,7 @@ int take_places(Graph& graph) {
     const std::optional<Taken> taken = form->read(node);
     if (!taken || !can_take(*taken, node, sizes)) continue;
     if (is_slow(graph, *taken, *node.outputs[0])) continue;
-    if (!may_rewrite()) return rewrites;
+    if (!context.may_rewrite()) return rewrites;
     Value& old = *node.outputs[0];
     std::vector<ir::Type> types = {old.type};
     if (is_sorted(*taken, old)) {

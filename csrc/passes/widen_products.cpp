@@ -6,8 +6,8 @@
 
 #include "ir/edit.h"
 #include "ops/writer.h"
+#include "passes/context.h"
 #include "passes/memory.h"
-#include "passes/pass.h"
 #include "region/codegen.h"
 
 #include <algorithm>
@@ -47,14 +47,14 @@ const ir::Node* widened(const ir::Node& cast, const SharedMemory& memory) {
 
 }  // namespace
 
-int widen_products(ir::Graph& graph) {
+int widen_products(ir::Graph& graph, PassContext& context) {
   const SharedMemory memory(graph);
   int rewrites = 0;
   for (ir::Node& node : graph.nodes) {
     if (node.is_erased()) continue;
     const ir::Node* product = widened(node, memory);
     if (product == nullptr) continue;
-    if (!may_rewrite()) return rewrites;
+    if (!context.may_rewrite()) return rewrites;
     ops::Writer write(graph, &node);
     Value* wide = write.make_ours("WideMatMul", product->inputs, node.outputs[0]->type);
     ir::replace_uses(*node.outputs[0], *wide, graph);

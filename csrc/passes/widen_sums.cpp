@@ -8,9 +8,9 @@
 #include "ops/fusion.h"
 #include "ops/op.h"
 #include "ops/writer.h"
+#include "passes/context.h"
 #include "passes/known_sizes.h"
 #include "passes/memory.h"
-#include "passes/pass.h"
 #include "region/codegen.h"
 
 #include <optional>
@@ -84,7 +84,7 @@ void widen(ir::Graph& graph, ir::Node& cast, const ShortSum& found) {
 
 }  // namespace
 
-int widen_sums(ir::Graph& graph) {
+int widen_sums(ir::Graph& graph, PassContext& context) {
   const SharedMemory memory(graph);
   const KnownSizes sizes(graph);
   int rewrites = 0;
@@ -92,7 +92,7 @@ int widen_sums(ir::Graph& graph) {
     if (node.is_erased()) continue;
     const std::optional<ShortSum> sum = widened(node, memory, sizes);
     if (!sum) continue;
-    if (!may_rewrite()) return rewrites;
+    if (!context.may_rewrite()) return rewrites;
     widen(graph, node, *sum);
     ++rewrites;
   }

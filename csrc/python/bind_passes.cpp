@@ -3,7 +3,9 @@
 #include "ir/edit.h"
 #include "ops/attributes.h"
 #include "ops/op.h"
+#include "passes/budget.h"
 #include "passes/layouts.h"
+#include "passes/lazy_logits.h"
 #include "passes/min_cut.h"
 #include "passes/pass.h"
 #include "python/bind.h"
@@ -45,19 +47,20 @@ struct LeftOut {
 std::vector<Report> run_pipeline(ir::Graph& graph, std::vector<std::string> disabled,
                                  int64_t bisect, int check,
                                  std::optional<std::function<void(std::string)>> dump,
-                                 std::optional<passes::Budget> budget,
-                                 std::optional<passes::Selection> selection,
+                                 const passes::Budget* budget, const passes::Selection* selection,
                                  passes::BudgetReport* budget_report, bool label_rows,
                                  bool padding_rows, LeftOut* lazy_logits) {
   passes::PipelineOptions options;
   options.disabled = std::move(disabled);
-  options.bisect = bisect;
   options.check = check;
-  options.budget = budget;
-  options.selection = std::move(selection);
-  options.budget_report = budget_report;
-  options.row_sources = {.labels = label_rows, .padding = padding_rows};
-  options.lazy_logits = lazy_logits == nullptr ? nullptr : &lazy_logits->logits;
+  passes::PassContext context{
+      .rewrites_left = bisect,
+      .budget = budget,
+      .selection = selection,
+      .budget_report = budget_report,
+      .row_sources = {.labels = label_rows, .padding = padding_rows},
+      .lazy_logits = lazy_logits == nullptr ? nullptr : &lazy_logits->logits,
+  };
   // Python has the graph already, so the callback gets only the name of the pass.
   if (dump) {
     options.dump = [&](const char* name, const ir::Graph&) {
@@ -67,7 +70,7 @@ std::vector<Report> run_pipeline(ir::Graph& graph, std::vector<std::string> disa
   }
   py::gil_scoped_release release;
   std::vector<Report> reports;
-  for (const passes::PassReport& report : passes::run_pipeline(graph, options)) {
+  for (const passes::PassReport& report : passes::run_pipeline(graph, options, context)) {
     reports.emplace_back(report.name, report.rewrites, report.ms);
   }
   return reports;

@@ -57,10 +57,8 @@ std::shared_ptr<Session> compile(
     const std::string& kernel_dump_dir, bool synchronize, bool search_convs) {
   run::SessionOptions options;
   if (row_sparsity) {
-    options.after_cut = [label_rows, padding_rows](ir::Graph& cut) {
-      const passes::RowSourcesInForce sources({.labels = label_rows, .padding = padding_rows});
-      passes::row_sparsity_again(cut);
-    };
+    const passes::RowSources sources{.labels = label_rows, .padding = padding_rows};
+    options.after_cut = [sources](ir::Graph& cut) { passes::row_sparsity_again(cut, sources); };
   }
   options.parameter_gradients = parameter_gradients;
   options.gradient_inputs = gradient_inputs;

@@ -110,6 +110,15 @@ def test_bisect_stops_after_that_many_rewrites() -> None:
     assert _C.run_pass("remove_identity", unchanged) == 1
 
 
+def test_a_pipeline_within_another_leaves_it_its_limit() -> None:
+    def run_another(_: str) -> None:
+        _C.run_pipeline(read_graph(TEXT), bisect=2)
+        _C.run_pass("remove_identity", read_graph(TEXT))
+
+    report = _C.run_pipeline(read_graph(TEXT), bisect=2, dump=run_another)
+    assert [name for name, count, _ in report if count > 0] == ["remove_identity", "merge_equal"]
+
+
 def test_bisect_counts_what_happened() -> None:
     # A dropout out of training is looked at and left as it is.
     text = TRAINING.replace("gate = MatMul (x, w)", "kept = Dropout (x) gate = MatMul (kept, w)")
