@@ -18,7 +18,15 @@ namespace torch_ort::passes {
 struct Pass {
   const char* name;
   int (*run)(ir::Graph& graph, PassContext& context);
-  bool is_needed = false;  // the engine cannot run a graph without it
+  // Runs it again on a training graph of which the backward half has been cut down to what the
+  // gradients of some outputs reach. It must not change values of the forward half. nullptr: it
+  // finds nothing more.
+  int (*run_after_cut)(ir::Graph& graph, PassContext& context) = nullptr;
+  bool is_needed = false;      // the engine cannot run a graph without it
+  bool is_on_request = false;  // it does nothing unless a field of PassContext asks for it
+  bool is_for_gpus = false;    // it rewrites nothing that runs on a CPU
+  // It infers the strides that a graph from a file lacks.
+  bool tells_strides = false;
   // It adds ops that only the engine's own kernels run, or chooses layouts for them.
   bool writes_engine_ops = false;
   // It changes which values are saved for backward.
@@ -29,12 +37,21 @@ struct Pass {
   // What it writes rounds elsewhere than eager PyTorch's kernels, or adds in another order. The
   // option `disable` calls all such passes `own_kernels`.
   bool rounds_elsewhere = false;
+  // It makes tensors that are held for backward beside what a memory budget has counted
+  // (BudgetReport::list_bytes).
+  bool adds_to_budget = false;
+  // What the engine runs by kernels of its own because of it, in the words of the log.
+  const char* own_kernels = nullptr;
+  // It writes what only the engine's own kernels for products, or those of regions, compute as it
+  // expects. Where others run, it does not.
+  bool needs_products = false;
+  bool needs_region_kernels = false;
   // The name of a pass without which this one is of no use; it does not run if that one is
   // disabled.
   const char* only_with = nullptr;
   // The name of an option in torch_ort/options.py under which it does not run.
   const char* not_with = nullptr;
-  // The name of an option under which alone it runs.
+  // The name of an option without which it does not run.
   const char* only_under = nullptr;
 };
 
@@ -57,6 +74,11 @@ const std::vector<Pass>& pipeline();
 // message.
 std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& options,
                                      PassContext& context);
+
+// Runs again, on a graph of which the backward half has been cut down, what may find more to do
+// (Pass::run_after_cut). `disabled` is that of the pipeline.
+void run_after_cut(ir::Graph& graph, const std::vector<std::string>& disabled,
+                   PassContext& context);
 
 // Runs only the needed passes, for a graph from a file, which is not to be optimized.
 void run_needed(ir::Graph& graph);

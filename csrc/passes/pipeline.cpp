@@ -48,6 +48,7 @@ int widen_sums(ir::Graph& graph, PassContext& context);
 int fuse_regions(ir::Graph& graph, PassContext& context);
 int row_sparsity(ir::Graph& graph, PassContext& context);
 int join_casts(ir::Graph& graph, PassContext& context);
+int row_sparsity_again(ir::Graph& graph, PassContext& context);
 // Rewrites indices that count from the end, in a graph from a file.
 int count_from_end(ir::Graph& graph, PassContext& context);
 
@@ -114,7 +115,7 @@ const std::vector<Pass>& pipeline() {
   static const std::vector<Pass> passes = {
       // before all others, which run on closed bodies as on any graph
       {.name = "close_bodies", .run = close_bodies, .is_needed = true, .writes_engine_ops = true},
-      {.name = "read_sizes", .run = read_sizes, .is_needed = true},
+      {.name = "read_sizes", .run = read_sizes, .is_needed = true, .tells_strides = true},
       // before remove_identity, which removes the Identity nodes that it writes
       {.name = "drop_round_trips",
        .run = drop_round_trips,
@@ -125,13 +126,14 @@ const std::vector<Pass>& pipeline() {
       // after fold_constants and remove_identity: both make inputs of equal nodes the same value
       {.name = "merge_equal", .run = merge_equal},
       // before all that replace nodes, since it numbers those that were captured
-      {.name = "find_clusters", .run = find_clusters},
+      {.name = "find_clusters", .run = find_clusters, .is_on_request = true},
       // after merge_equal; before recompute_tagged and replay_views, which copy nodes that it looks
       // for from the forward into the backward half; its kernel rounds only results
       {.name = "fuse_attention",
        .run = fuse_attention,
        .writes_engine_ops = true,
        .rounds_elsewhere = true,
+       .own_kernels = "attention",
        .not_with = "emulate_eager_casts"},
       // as fuse_attention; before expand_composites, which expands the other losses
       {.name = "chunk_losses",
@@ -142,6 +144,7 @@ const std::vector<Pass>& pipeline() {
       // after chunk_losses, whose node computes the logits that the graph returns
       {.name = "lazy_logits",
        .run = lazy_logits,
+       .is_on_request = true,
        .writes_engine_ops = true,
        .only_with = "chunk_losses"},
       {.name = "recompute_tagged", .run = recompute_tagged, .moves_border = true},
@@ -163,6 +166,7 @@ const std::vector<Pass>& pipeline() {
       // kernel on all devices
       {.name = "draw_as_eager",
        .run = draw_as_eager,
+       .is_for_gpus = true,
        .writes_engine_ops = true,
        .only_with = "expand_composites",
        .only_under = "exact_random"},
@@ -193,10 +197,12 @@ const std::vector<Pass>& pipeline() {
       {.name = "remove_dead", .run = remove_dead},
       // after channels_last, which expects the gradient of a convolution as one node
       {.name = "split_convolutions", .run = split_convolutions},
-      // after join_views, which takes away the transposes between products and their sums
+      // after join_views, which takes away the transposes between products and their sums; needs
+      // the engine's products, since PyTorch's copy the numbers that they start from
       {.name = "accumulate_sums",
        .run = accumulate_sums,
        .rounds_elsewhere = true,
+       .needs_products = true,
        .not_with = "emulate_eager_casts"},
       // after remove_dead: dead nodes would count as readers; before fuse_regions, whose regions it
       // estimates
@@ -205,16 +211,21 @@ const std::vector<Pass>& pipeline() {
        .moves_border = true,
        .only_with = "fuse_regions"},
       // after rebuild_values: values that cost nothing are not saved any more
-      {.name = "recompute_to_budget", .run = recompute_to_budget, .moves_border = true},
+      {.name = "recompute_to_budget",
+       .run = recompute_to_budget,
+       .is_on_request = true,
+       .moves_border = true},
       // before fuse_regions, which fuses casts
       {.name = "widen_products",
        .run = widen_products,
+       .is_for_gpus = true,
        .writes_engine_ops = true,
        .rounds_elsewhere = true,
        .not_with = "emulate_eager_casts"},
       // before fuse_regions, which casts what it adds in registers
       {.name = "widen_sums",
        .run = widen_sums,
+       .is_for_gpus = true,
        .rounds_elsewhere = true,
        .only_with = "fuse_regions",
        .not_with = "emulate_eager_casts"},
@@ -222,17 +233,23 @@ const std::vector<Pass>& pipeline() {
        .run = fuse_regions,
        .writes_engine_ops = true,
        .for_regions = true,
-       .rounds_elsewhere = true},
+       .rounds_elsewhere = true,
+       .own_kernels = "fused regions"},
       // after fuse_regions: it tells regions, products and attention which rows to leave out
       {.name = "row_sparsity",
        .run = row_sparsity,
+       .run_after_cut = row_sparsity_again,
        .writes_engine_ops = true,
        .for_regions = true,
        .rounds_elsewhere = true,
+       .adds_to_budget = true,
+       .needs_products = true,
+       .needs_region_kernels = true,
        .only_with = "fuse_regions",
-       .not_with = "emulate_eager_casts"},
+       .not_with = "emulate_eager_casts",
+       .only_under = "enable_sparse_optimizer"},
       // last: all others look for single casts
-      {.name = "join_casts", .run = join_casts, .writes_engine_ops = true},
+      {.name = "join_casts", .run = join_casts, .is_for_gpus = true, .writes_engine_ops = true},
   };
   return passes;
 }
@@ -245,8 +262,7 @@ std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& op
   for (const Pass& pass : pipeline()) {
     if (is_disabled(pass, options.disabled)) continue;
     std::optional<CountedStrides> strides;
-    // A graph from a file has no strides until read_sizes has run.
-    if (options.check >= 2 && pass.run != read_sizes) strides.emplace(graph);
+    if (options.check >= 2 && !pass.tells_strides) strides.emplace(graph);
     const Clock::time_point start = Clock::now();
     const int rewrites = run_one(pass, graph, context);
     const std::chrono::duration<double, std::milli> time = Clock::now() - start;
@@ -258,6 +274,15 @@ std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& op
   }
   if (options.check == 1) verify_all(graph, "passes");
   return reports;
+}
+
+void run_after_cut(ir::Graph& graph, const std::vector<std::string>& disabled,
+                   PassContext& context) {
+  for (const Pass& pass : pipeline()) {
+    if (pass.run_after_cut == nullptr || is_disabled(pass, disabled)) continue;
+    pass.run_after_cut(graph, context);
+    ir::sweep(graph);
+  }
 }
 
 void run_needed(ir::Graph& graph) {

@@ -1005,11 +1005,11 @@ class Rewriter {
   }
 
   // Nodes of the forward half keep the lists that they have, or compute all rows.
-  bool run_again() {
+  int run_again() {
     const std::vector<Node*>& nodes = analysis_.nodes();
     const auto is_free = [this](const Node* node) { return analysis_.is_backward(node); };
     const auto suffices = [&](const Node* node) { return is_free(node) || has_enough(*node); };
-    if (!std::all_of(nodes.begin(), nodes.end(), suffices)) return false;
+    if (!std::all_of(nodes.begin(), nodes.end(), suffices)) return 0;
     device_ = nodes.front()->outputs[0]->type.device;
     move_early();
     for (Node* node : nodes) {
@@ -1039,7 +1039,7 @@ class Rewriter {
       }
     }
     // Lists that nobody reads any more stay: a backward half for other gradients may need them.
-    return true;
+    return 1;
   }
 
  private:
@@ -1235,12 +1235,14 @@ std::optional<RowSpace> find_space(const Graph& graph) {
 
 }  // namespace
 
-bool row_sparsity_again(Graph& graph, RowSources sources) {
+// If the backward half has been cut down, fewer rows of it may be needed: if logits are returned
+// beside a loss but get no gradient, rows without a label are not.
+int row_sparsity_again(Graph& graph, PassContext& context) {
   const std::optional<RowSpace> space = find_space(graph);
-  if (!space) return false;
-  Analysis analysis(graph, *space, sources);
+  if (!space) return 0;
+  Analysis analysis(graph, *space, context.row_sources);
   analysis.run();
-  return analysis.has_atoms() && Rewriter(graph, analysis).run_again();
+  return analysis.has_atoms() ? Rewriter(graph, analysis).run_again() : 0;
 }
 
 int row_sparsity(Graph& graph, PassContext& context) {

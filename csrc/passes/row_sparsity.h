@@ -25,7 +25,6 @@
 #pragma once
 
 #include "ir/graph.h"
-#include "passes/context.h"
 
 #include <cstdint>
 
@@ -61,11 +60,5 @@ class RowSet {
   bool is_all_ = false, is_closed_ = false;
   uint64_t atoms_ = 0;
 };
-
-// Runs the pass again on a graph whose backward half has been cut down to what the gradients of
-// some outputs reach. Then fewer rows of that half may be needed: if logits are returned beside a
-// loss but get no gradient, rows without a label are not. Values of the forward half stay the same.
-// Returns false if nothing changed.
-bool row_sparsity_again(ir::Graph& graph, RowSources sources);
 
 }  // namespace torch_ort::passes

@@ -48,8 +48,8 @@ std::vector<Report> run_pipeline(ir::Graph& graph, std::vector<std::string> disa
                                  int64_t bisect, int check,
                                  std::optional<std::function<void(std::string)>> dump,
                                  const passes::Budget* budget, const passes::Selection* selection,
-                                 passes::BudgetReport* budget_report, bool label_rows,
-                                 bool padding_rows, LeftOut* lazy_logits) {
+                                 passes::BudgetReport* budget_report,
+                                 passes::RowSources row_sources, LeftOut* lazy_logits) {
   passes::PipelineOptions options;
   options.disabled = std::move(disabled);
   options.check = check;
@@ -58,7 +58,7 @@ std::vector<Report> run_pipeline(ir::Graph& graph, std::vector<std::string> disa
       .budget = budget,
       .selection = selection,
       .budget_report = budget_report,
-      .row_sources = {.labels = label_rows, .padding = padding_rows},
+      .row_sources = row_sources,
       .lazy_logits = lazy_logits == nullptr ? nullptr : &lazy_logits->logits,
   };
   // Python has the graph already, so the callback gets only the name of the pass.
@@ -219,16 +219,30 @@ void bind_passes(py::module_& module) {
   py::class_<passes::Pass>(module, "Pass", "What is known of a pass (csrc/passes/pass.h).")
       .def_readonly("name", &passes::Pass::name)
       .def_readonly("is_needed", &passes::Pass::is_needed)
+      .def_readonly("is_on_request", &passes::Pass::is_on_request)
+      .def_readonly("is_for_gpus", &passes::Pass::is_for_gpus)
+      .def_readonly("tells_strides", &passes::Pass::tells_strides)
       .def_readonly("writes_engine_ops", &passes::Pass::writes_engine_ops)
       .def_readonly("moves_border", &passes::Pass::moves_border)
       .def_readonly("for_regions", &passes::Pass::for_regions)
       .def_readonly("rounds_elsewhere", &passes::Pass::rounds_elsewhere)
+      .def_readonly("adds_to_budget", &passes::Pass::adds_to_budget)
+      .def_readonly("own_kernels", &passes::Pass::own_kernels)
+      .def_readonly("needs_products", &passes::Pass::needs_products)
+      .def_readonly("needs_region_kernels", &passes::Pass::needs_region_kernels)
       .def_readonly("only_with", &passes::Pass::only_with)
       .def_readonly("not_with", &passes::Pass::not_with)
       .def_readonly("only_under", &passes::Pass::only_under);
   module.def("passes", &passes::pipeline, "The passes in their order.");
   module.def("run_pass", &passes::run_pass, py::arg("name"), py::arg("graph"),
              "Run one pass on a graph; give the number of rewrites.");
+  py::class_<passes::RowSources>(module, "RowSources",
+                                 "Which inputs may tell what rows nobody reads: labels that a loss "
+                                 "ignores, keys that masks hide.")
+      .def(py::init([](bool labels, bool padding) {
+             return passes::RowSources{.labels = labels, .padding = padding};
+           }),
+           py::arg("labels") = true, py::arg("padding") = true);
   bind_selection(module);
   bind_budget(module);
   bind_lazy_logits(module);
@@ -236,8 +250,7 @@ void bind_passes(py::module_& module) {
              py::arg("disabled") = std::vector<std::string>(), py::arg("bisect") = -1,
              py::arg("check") = 0, py::arg("dump") = py::none(), py::arg("budget") = py::none(),
              py::arg("selection") = py::none(), py::arg("budget_report") = py::none(),
-             py::arg("label_rows") = true, py::arg("padding_rows") = true,
-             py::arg("lazy_logits") = py::none());
+             py::arg("row_sources") = passes::RowSources(), py::arg("lazy_logits") = py::none());
   module.def("pass_names", [] {
     std::vector<std::string> names;
     for (const passes::Pass& pass : passes::pipeline()) names.emplace_back(pass.name);

@@ -7,7 +7,6 @@
 #include "ops/file_check.h"
 #include "ops/op.h"
 #include "passes/pass.h"
-#include "passes/row_sparsity.h"
 #include "python/bind.h"
 #include "python/torch_errors.h"
 #include "region/schedule.h"
@@ -53,12 +52,15 @@ std::shared_ptr<Session> compile(
     bool reorder, bool in_place, bool place_parts, bool verify, const std::string& isa,
     const std::vector<int>& parameter_gradients, const std::vector<int>& gradient_inputs,
     int64_t segment_bytes, bool emulate_eager_casts, const std::string& region_mode, bool products,
-    bool tune, double most_tuning_ms, bool row_sparsity, bool label_rows, bool padding_rows,
+    bool tune, double most_tuning_ms,
+    const std::optional<std::vector<std::string>>& disabled_passes, passes::RowSources row_sources,
     const std::string& kernel_dump_dir, bool synchronize, bool search_convs) {
   run::SessionOptions options;
-  if (row_sparsity) {
-    const passes::RowSources sources{.labels = label_rows, .padding = padding_rows};
-    options.after_cut = [sources](ir::Graph& cut) { passes::row_sparsity_again(cut, sources); };
+  if (disabled_passes) {
+    options.after_cut = [disabled = *disabled_passes, row_sources](ir::Graph& cut) {
+      passes::PassContext context{.row_sources = row_sources};
+      passes::run_after_cut(cut, disabled, context);
+    };
   }
   options.parameter_gradients = parameter_gradients;
   options.gradient_inputs = gradient_inputs;
@@ -289,16 +291,16 @@ std::optional<std::pair<std::string, std::set<std::string>>> out_form(const std:
 
 void bind_run(py::module_& module) {
   py::class_<Session, std::shared_ptr<Session>>(module, "Session")
-      .def_static(
-          "compile", &compile, py::arg("graph"), py::arg("constants"), py::arg("reorder") = true,
-          py::arg("in_place") = true, py::arg("place_parts") = true, py::arg("verify") = false,
-          py::arg("isa") = "", py::arg("parameter_gradients") = std::vector<int>(),
-          py::arg("gradient_inputs") = std::vector<int>(), py::arg("segment_bytes") = 0,
-          py::arg("emulate_eager_casts") = false, py::arg("region_mode") = "kernel",
-          py::arg("products") = true, py::arg("tune") = false, py::arg("most_tuning_ms") = 0.0,
-          py::arg("row_sparsity") = false, py::arg("label_rows") = true,
-          py::arg("padding_rows") = true, py::arg("kernel_dump_dir") = "",
-          py::arg("synchronize") = false, py::arg("search_convs") = false)
+      .def_static("compile", &compile, py::arg("graph"), py::arg("constants"),
+                  py::arg("reorder") = true, py::arg("in_place") = true,
+                  py::arg("place_parts") = true, py::arg("verify") = false, py::arg("isa") = "",
+                  py::arg("parameter_gradients") = std::vector<int>(),
+                  py::arg("gradient_inputs") = std::vector<int>(), py::arg("segment_bytes") = 0,
+                  py::arg("emulate_eager_casts") = false, py::arg("region_mode") = "kernel",
+                  py::arg("products") = true, py::arg("tune") = false,
+                  py::arg("most_tuning_ms") = 0.0, py::arg("disabled_passes") = py::none(),
+                  py::arg("row_sources") = passes::RowSources(), py::arg("kernel_dump_dir") = "",
+                  py::arg("synchronize") = false, py::arg("search_convs") = false)
       .def_static("from_onnx", &session_from_onnx, py::arg("bytes"),
                   py::arg("allow") = std::vector<std::string>())
       .def_property_readonly("id", &Session::id)

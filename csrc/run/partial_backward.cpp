@@ -1,7 +1,6 @@
 #include "run/partial_backward.h"
 
 #include "base/error.h"
-#include "ir/edit.h"
 #include "ir/verify.h"
 #include "run/arena.h"
 #include "run/context.h"
@@ -60,7 +59,6 @@ std::shared_ptr<const ExpectedBackward> make_expected_backward(const CompiledGra
   if (options.verify) ir::verify(*cut->graph, "cut_training");
   if (options.after_cut) {
     options.after_cut(*cut->graph);
-    ir::sweep(*cut->graph);
     if (options.verify) ir::verify(*cut->graph, "after_cut");
   }
 

@@ -3,7 +3,9 @@
 A file is `# PASS: name` and cases, each headed by `# ----- title`: a model, `# AFTER`, and the
 graph that the pass leaves. `pytest --accept tests/passes` writes the graphs anew; the reviewer
 reads the difference. Both graphs of a case are run on the same inputs and must agree, to the bit
-but for the passes that compute in another way.
+but for the passes that compute in another way: these within 1e-5, or within what the head of their
+file says, as `# WITHIN: 1e-4`. `# CUT DIGITS WITHIN: 1e-2` is for results of a pass that leaves out
+casts to short floats, and so keeps digits that these cut off.
 A line `# TAGGED must_recompute in 0: a b` tags the nodes that give `a` and `b`, for the text form
 has no word for it.
 """
@@ -11,6 +13,7 @@ has no word for it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 import re
 
@@ -27,13 +30,8 @@ TITLE = re.compile(r"^# -----(.*)\n", re.MULTILINE)
 AFTER = "# AFTER\n"
 TAGGED = re.compile(r"^# TAGGED (\w+) in (\d+): (.*)$", re.MULTILINE)
 SIZES = {"N": 3, "M": 5}
-# These compute the same numbers in another way; all others change no bit.
-ROUNDS = {each.name: 1e-5 for each in _C.passes() if each.rounds_elsewhere} | {"chunk_losses": 1e-4}
-# These keep digits that casts to short floats would cut off.
-KEEPS_DIGITS = {"drop_round_trips", "fuse_regions"}
 TO_A_SHORT_FLOAT = re.compile(r"Cast <to = 1[06]>")
-# This one draws other random numbers.
-DRAWS = "draw_in_regions"
+PASSES = {each.name: each for each in _C.passes()}
 
 
 @dataclasses.dataclass
@@ -62,6 +60,18 @@ def read_cases(path: pathlib.Path) -> tuple[str, list[Case]]:
 
 def all_cases() -> list[Case]:
     return [case for path in sorted(FOLDER.glob("**/*.onnxtxt")) for case in read_cases(path)[1]]
+
+
+@functools.cache
+def tolerances(pass_name: str) -> tuple[float, float]:
+    """Give how far a pass may change results, and those of graphs that cast to short floats."""
+    if not PASSES[pass_name].rounds_elsewhere:
+        return 0, 0
+    path = FOLDER / f"{pass_name}.onnxtxt"
+    head = read_cases(path)[0] if path.exists() else ""
+    said = dict(re.findall(r"^# (WITHIN|CUT DIGITS WITHIN): (\S+)$", head, re.MULTILINE))
+    within = float(said.get("WITHIN", 1e-5))
+    return within, float(said.get("CUT DIGITS WITHIN", within))
 
 
 def read_graph(text: str) -> _C.Graph:
@@ -129,7 +139,7 @@ def run_pass(name: str, graph: _C.Graph) -> int:
     strides = _C.testing.CountedStrides(graph)
     rewrites = _C.run_pass(name, graph)
     graph.verify(name)
-    if name != "read_sizes":  # a file knows no strides, and this pass tells them
+    if not PASSES[name].tells_strides:
         strides.verify(graph, name)
     return rewrites
 
@@ -137,14 +147,12 @@ def run_pass(name: str, graph: _C.Graph) -> int:
 def assert_same(
     got: list[torch.Tensor], want: list[torch.Tensor], pass_name: str, text: str
 ) -> None:
-    tolerance = ROUNDS.get(pass_name, 0)
-    if pass_name in KEEPS_DIGITS and TO_A_SHORT_FLOAT.search(text):
-        tolerance = 1e-2
+    within = tolerances(pass_name)[bool(TO_A_SHORT_FLOAT.search(text))]
     for after, before in zip(got, want, strict=True):
-        if pass_name == DRAWS:
+        if PASSES[pass_name].not_with == "exact_random":
             assert after.shape == before.shape
             continue
-        torch.testing.assert_close(after, before, rtol=tolerance, atol=tolerance, equal_nan=True)
+        torch.testing.assert_close(after, before, rtol=within, atol=within, equal_nan=True)
 
 
 @pytest.mark.parametrize("case", all_cases(), ids=str)
@@ -183,7 +191,5 @@ def test_every_pass_has_cases() -> None:
     # torch_ort/test_memory_levels.py and test_lazy_logits.py: else nothing happens. What is for
     # GPUs alone stands in cuda_kernels/test_casts.py, test_dropout.py, test_wide_products.py
     # and test_wide_sums.py.
-    asked_for = {"find_clusters", "recompute_to_budget", "lazy_logits"}
-    of_gpus = {"draw_as_eager", "join_casts", "widen_products", "widen_sums"}
-    want = set(_C.pass_names()) - asked_for - of_gpus
+    want = {name for name, each in PASSES.items() if not (each.is_on_request or each.is_for_gpus)}
     assert {case.pass_name for case in all_cases()} == want

@@ -187,10 +187,10 @@ def test_by_the_environment(road: str, monkeypatch) -> None:
     assert all(torch.equal(a, b) for a, b in zip(got, results(model, model), strict=True))
     ran = {name for program in programs for name, _, _ in program.passes}
     assert ran
-    assert not ran & {*OWN_KERNELS, "draw_in_regions", "take_places"}
+    assert not ran & {*OWN_KERNELS}
+    assert not ran & {each.name for each in _C.passes() if each.not_with}
 
 
-def test_the_table_names_passes_and_kernels() -> None:
-    assert {each.name for each in _C.passes() if each.not_with} - {*OWN_KERNELS} == {
-        "draw_in_regions", "take_places",  # which run where fuse_regions does
-    }  # fmt: skip
+def test_what_options_of_numerics_switch_off_rounds_elsewhere() -> None:
+    for each in _C.passes():
+        assert each.not_with is None or {each.name, each.only_with} & {*OWN_KERNELS}, each.name

@@ -345,8 +345,11 @@ def test_one_head_of_keys_behind_an_empty_cache(mask: Callable) -> None:
     assert graph.nodes["MatMul"] + graph.nodes["Gemm"] == 0
 
 
-@pytest.mark.parametrize("label_rows", [True, False])
-def test_rows_of_logits_that_get_no_gradient(label_rows: bool) -> None:
+@pytest.mark.parametrize(
+    ("options", "is_asked"),
+    [({}, True), ({LABELS: False}, False), ({"disable": "row_sparsity"}, False)],
+)
+def test_rows_of_logits_that_get_no_gradient(options: dict, is_asked: bool) -> None:
     """It is expected that these get none beside a loss, and the backward half is planned so.
 
     Rows that count in no loss are NaN here, so that a product over all rows shows.
@@ -355,7 +358,7 @@ def test_rows_of_logits_that_get_no_gradient(label_rows: bool) -> None:
     model = Encoder(nothing, with_logits)
     with torch.no_grad():
         model.words.weight[WORDS - 1] = torch.nan
-    compiled = torch.compile(model, backend="ort", options={LABELS: label_rows})
+    compiled = torch.compile(model, backend="ort", options=options)
     words = torch.randint(1, WORDS - 1, (BATCH, LENGTH))
     words[1] = WORDS - 1
     labels = words.clone()
@@ -363,7 +366,7 @@ def test_rows_of_logits_that_get_no_gradient(label_rows: bool) -> None:
     for _ in range(3):
         loss, *found = gradients(model, compiled, words, labels)
         assert loss.isfinite()
-        assert found[-2].isfinite().all() == label_rows  # of the weight of the head
+        assert found[-2].isfinite().all() == is_asked  # of the weight of the head
     assert compiled(words, labels)[1][1].isnan().all()
     (report,) = torch_ort.explain(model, words, labels).graphs
     assert "torch_ort.RowsProduct" not in report.nodes

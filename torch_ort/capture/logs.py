@@ -131,18 +131,18 @@ def introduce(
 
 def _kernels_on(device: str, chosen: options.Options) -> str:
     """Say whose kernels run a graph."""
-    disabled = {*chosen.disable}
-    regions, no_regions = "fused regions ({})", {"fuse_regions", "region_kernels"}
-    switches = {}
+    kinds = [each for each in _C.passes() if each.own_kernels and each.name not in chosen.disable]
+    regions = [each.own_kernels for each in kinds if each.for_regions]
+    if "region_kernels" in chosen.disable:
+        regions = []
+    ours = []
     if device == "cpu":
-        switches = {
-            regions.format(chosen.isa or _C.isa_names()[-1]): no_regions,
-            "attention": {"fuse_attention"},
-            "products of matrices": {"products"},
-        }
-    elif device == "cuda" and not _C.cuda.missing():
-        switches = {regions.format("CUDA C++"): no_regions}
-    ours = [name for name, switched_off in switches.items() if not disabled & switched_off]
+        ours = [f"{name} ({chosen.isa or _C.isa_names()[-1]})" for name in regions]
+        ours += [each.own_kernels for each in kinds if not each.for_regions]
+        if "products" not in chosen.disable:
+            ours.append("products of matrices")
+    elif device == "cuda" and not _C.cuda.missing():  # whose generator writes regions alone
+        ours = [f"{name} (CUDA C++)" for name in regions]
     if not ours:
         return "PyTorch's kernels"
     return f"kernels of its own for {listed(ours)}, else PyTorch's"

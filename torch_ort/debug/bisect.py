@@ -82,7 +82,7 @@ class Case:
         graph = self.program.captured.clone()
         options = dataclasses.replace(self.options, exact_random=True)
         disabled, sources = compiler.disabled_passes(options), compiler.row_sources(options)
-        reports = _C.run_pipeline(graph, disabled, count, **sources)
+        reports = _C.run_pipeline(graph, disabled, count, row_sources=sources)
         optional = {each.name for each in _C.passes() if not each.is_needed}
         return graph, [(name, made) for name, made, _ in reports if name in optional]
 

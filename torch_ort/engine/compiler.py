@@ -106,7 +106,7 @@ def _run_pipeline(
     left_out = _C.LeftOut() if options.lazy_logits and program.can_be_lazy else None
     program.passes = _C.run_pipeline(
         program.graph, [*disabled_passes(options), *without], options.bisect, options.check,
-        lazy_logits=left_out, **row_sources(options), **asked,
+        lazy_logits=left_out, row_sources=row_sources(options), **asked,
     )  # fmt: skip
     program.lazy_logits = [] if left_out is None else left_out.logits
 
@@ -138,7 +138,7 @@ def _keep_budget(program: Program, options: Options, allowed: _C.Budget) -> _C.B
     except _C.UserError:
         pass
     allowed.list_bytes = 0
-    return plan("row_sparsity")
+    return plan(*(each.name for each in _C.passes() if each.adds_to_budget))
 
 
 def recomputable(program: Program, options: Options) -> _C.BudgetReport:
@@ -147,7 +147,7 @@ def recomputable(program: Program, options: Options) -> _C.BudgetReport:
     _C.run_pipeline(
         program.captured.clone(), disabled_passes(options), options.bisect,
         selection=budget.selection_of_options(options, lists_all=True), budget_report=listed,
-        **row_sources(options),
+        row_sources=row_sources(options),
     )  # fmt: skip
     return listed
 
@@ -155,28 +155,26 @@ def recomputable(program: Program, options: Options) -> _C.BudgetReport:
 def disabled_passes(options: Options) -> list[str]:
     """List the passes that options switch off, by name or because they do not go with one."""
     names = [name for name in options.disable if name not in OTHER_SWITCHES]
-    for each in _C.passes():
-        if each.not_with is not None and getattr(options, each.not_with):
-            names.append(each.name)
-        if each.only_under is not None and not getattr(options, each.only_under):
-            names.append(each.name)
-    runs_own_products = "products" not in options.disable
-    # PyTorch's products copy the numbers that they start from.
-    if not runs_own_products:
-        names.append("accumulate_sums")
-    # Only the engine's own kernels leave out rows.
-    runs_own_kernels = runs_own_products and _region_mode(options) == "kernel"
-    if not runs_own_kernels or not options.enable_sparse_optimizer:
-        names.append("row_sparsity")
-    return names
+    return names + [each.name for each in _C.passes() if not _goes_with(each, options)]
 
 
-def row_sources(options: Options) -> dict[str, bool]:
-    """Give the inputs by which the pass `row_sparsity` may choose rows: labels, padding."""
-    return {
-        "label_rows": options.enable_label_sparse_optimizer,
-        "padding_rows": options.enable_embedding_sparse_optimizer,
-    }
+def _goes_with(each: _C.Pass, options: Options) -> bool:
+    """Tell whether a pass may run under all options but `disable`."""
+    if each.not_with is not None and getattr(options, each.not_with):
+        return False
+    if each.only_under is not None and not getattr(options, each.only_under):
+        return False
+    if each.needs_products and "products" in options.disable:
+        return False
+    return not each.needs_region_kernels or _region_mode(options) == "kernel"
+
+
+def row_sources(options: Options) -> _C.RowSources:
+    """Tell which inputs may say what rows nobody reads."""
+    return _C.RowSources(
+        labels=options.enable_label_sparse_optimizer,
+        padding=options.enable_embedding_sparse_optimizer,
+    )
 
 
 def _region_mode(options: Options) -> str:
@@ -204,10 +202,10 @@ def compile_session(program: Program, options: Options) -> _C.Session:
         tune=options.enable_tuning,
         most_tuning_ms=options.max_tuning_duration_ms,
         search_convs=options.conv_algo_search == "EXHAUSTIVE",
-        row_sparsity="row_sparsity" not in disabled_passes(options),
+        disabled_passes=disabled_passes(options),
+        row_sources=row_sources(options),
         synchronize=options.check >= 2,
         kernel_dump_dir=options.dump_dir if "cuda" in options.dump else "",
-        **row_sources(options),
     )
 
 
