@@ -520,6 +520,36 @@ def resolve(given: Mapping[str, Any] | None = None, mode: str | None = None) -> 
     return _as_eager(options)
 
 
+def session_options(options: Options, **of_program: Any) -> _C.SessionOptions:
+    """Give what the engine is told of the options when it compiles a graph and runs it.
+
+    `of_program` are the fields that depend on the graph.
+    """
+    return _C.SessionOptions(
+        reorder="reorder" not in options.disable,
+        in_place="in_place" not in options.disable,
+        place_parts="place_parts" not in options.disable,
+        products="products" not in options.disable,
+        region_mode=_region_mode(options),
+        verify=options.check >= 1,
+        synchronize=options.check >= 2,
+        isa=options.isa,
+        emulate_eager_casts=options.emulate_eager_casts,
+        segment_bytes=options.gradient_segment_bytes,
+        tune=options.enable_tuning,
+        most_tuning_ms=options.max_tuning_duration_ms,
+        search_convs=options.conv_algo_search == "EXHAUSTIVE",
+        kernel_dump_dir=options.dump_dir if "cuda" in options.dump else "",
+        **of_program,
+    )
+
+
+def _region_mode(options: Options) -> str:
+    if "region_kernels" in options.disable:
+        return "nodes"
+    return "checked" if options.check >= 3 else "kernel"
+
+
 def _as_eager(options: Options) -> Options:
     """Switch off all that has other bits than eager PyTorch, if nothing is to be optimized."""
     if options.enable_compute_optimizer:

@@ -19,6 +19,7 @@ void bind_ir(pybind11::module_& module);
 void bind_convert(pybind11::module_& module);
 void bind_passes(pybind11::module_& module);
 void bind_plan(pybind11::module_& module);
+void bind_options(pybind11::module_& module);
 void bind_run(pybind11::module_& module);
 void bind_step(pybind11::module_& module);
 void bind_optim(pybind11::module_& module);

@@ -33,49 +33,9 @@ namespace {
 
 using run::Session;
 
-region::CodegenOptions region_options(const std::string& isa, bool emulate_eager_casts) {
-  // This raises if the processor lacks the instruction set.
-  cpu::isa_or_best(isa);
-  return {.target = isa, .round_short_floats = emulate_eager_casts};
-}
-
-run::SessionOptions::RegionMode region_mode_from_name(const std::string& name) {
-  using Mode = run::SessionOptions::RegionMode;
-  if (name == "kernel") return Mode::kKernel;
-  if (name == "checked") return Mode::kChecked;
-  if (name == "nodes") return Mode::kNodes;
-  throw UserError(concat("region_mode: got '", name, "', want one of kernel, checked, nodes"));
-}
-
-std::shared_ptr<Session> compile(
-    const ir::Graph& graph, const std::unordered_map<std::string, at::Tensor>& constants,
-    bool reorder, bool in_place, bool place_parts, bool verify, const std::string& isa,
-    const std::vector<int>& parameter_gradients, const std::vector<int>& gradient_inputs,
-    int64_t segment_bytes, bool emulate_eager_casts, const std::string& region_mode, bool products,
-    bool tune, double most_tuning_ms,
-    const std::optional<std::vector<std::string>>& disabled_passes, passes::RowSources row_sources,
-    const std::string& kernel_dump_dir, bool synchronize, bool search_convs) {
-  run::SessionOptions options;
-  if (disabled_passes) {
-    options.after_cut = [disabled = *disabled_passes, row_sources](ir::Graph& cut) {
-      passes::PassContext context{.row_sources = row_sources};
-      passes::run_after_cut(cut, disabled, context);
-    };
-  }
-  options.parameter_gradients = parameter_gradients;
-  options.gradient_inputs = gradient_inputs;
-  options.segment_bytes = segment_bytes;
-  options.reorder = reorder;
-  options.in_place = in_place;
-  options.place_parts = place_parts;
-  options.verify = options.spoil = verify;
-  options.regions = region_options(isa, emulate_eager_casts);
-  options.regions.dump_dir = kernel_dump_dir;
-  options.synchronize = options.regions.synchronize = synchronize;
-  options.region_mode = region_mode_from_name(region_mode);
-  options.products = products;
-  options.search_convs = search_convs;
-  options.tuning = {.is_on = tune, .most_ms = most_tuning_ms};
+std::shared_ptr<Session> compile(const ir::Graph& graph,
+                                 const std::unordered_map<std::string, at::Tensor>& constants,
+                                 const run::SessionOptions& options) {
   auto copy = ir::clone(graph);
   py::gil_scoped_release release;
   return Session::compile(std::move(copy), constants, options);
@@ -292,15 +252,7 @@ std::optional<std::pair<std::string, std::set<std::string>>> out_form(const std:
 void bind_run(py::module_& module) {
   py::class_<Session, std::shared_ptr<Session>>(module, "Session")
       .def_static("compile", &compile, py::arg("graph"), py::arg("constants"),
-                  py::arg("reorder") = true, py::arg("in_place") = true,
-                  py::arg("place_parts") = true, py::arg("verify") = false, py::arg("isa") = "",
-                  py::arg("parameter_gradients") = std::vector<int>(),
-                  py::arg("gradient_inputs") = std::vector<int>(), py::arg("segment_bytes") = 0,
-                  py::arg("emulate_eager_casts") = false, py::arg("region_mode") = "kernel",
-                  py::arg("products") = true, py::arg("tune") = false,
-                  py::arg("most_tuning_ms") = 0.0, py::arg("disabled_passes") = py::none(),
-                  py::arg("row_sources") = passes::RowSources(), py::arg("kernel_dump_dir") = "",
-                  py::arg("synchronize") = false, py::arg("search_convs") = false)
+                  py::arg("options") = run::SessionOptions())
       .def_static("from_onnx", &session_from_onnx, py::arg("bytes"),
                   py::arg("allow") = std::vector<std::string>())
       .def_property_readonly("id", &Session::id)
@@ -347,17 +299,13 @@ void bind_run(py::module_& module) {
   module.def(
       "run",
       [](const ir::Graph& graph, const std::unordered_map<std::string, at::Tensor>& inputs,
-         const std::string& isa, bool emulate_eager_casts, bool products) {
+         run::SessionOptions options) {
         return with_torch_errors([&] {
-          run::SessionOptions options;
           options.spoil = true;
-          options.products = products;
-          options.regions = region_options(isa, emulate_eager_casts);
-          return run_by_name(*compile_foreign(ir::clone(graph), options), inputs);
+          return run_by_name(*compile_foreign(ir::clone(graph), std::move(options)), inputs);
         });
       },
-      py::arg("graph"), py::arg("inputs"), py::arg("isa") = "",
-      py::arg("emulate_eager_casts") = false, py::arg("products") = true,
+      py::arg("graph"), py::arg("inputs"), py::arg("options") = run::SessionOptions(),
       "Compile a graph, run it once, and give its outputs by name.");
   module.def(
       "isa_names",

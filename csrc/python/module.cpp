@@ -11,6 +11,7 @@ PYBIND11_MODULE(_C, module) {
   torch_ort::python::bind_convert(module);
   torch_ort::python::bind_passes(module);
   torch_ort::python::bind_plan(module);
+  torch_ort::python::bind_options(module);
   torch_ort::python::bind_run(module);
   torch_ort::python::bind_step(module);
   torch_ort::python::bind_optim(module);

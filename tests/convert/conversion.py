@@ -63,7 +63,9 @@ def ops_of(graph: _C.Graph) -> list[str]:
 
 def run(graph: _C.Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     given = dict(zip(graph.input_names, inputs, strict=True))
-    results = _C.run(graph, given, products=False)  # which leaves eager's own bits
+    results = _C.run(
+        graph, given, _C.SessionOptions(products=False)
+    )  # which leaves eager's own bits
     return [results[name] for name in graph.output_names]
 
 

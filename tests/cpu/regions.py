@@ -127,7 +127,7 @@ class Compiled:
         if self.is_on_cuda:
             cuda.configure()
             graph, isa = on_cuda(graph), ""
-        self.session = _C.Session.compile(graph, {}, isa=isa, **settings)
+        self.session = _C.Session.compile(graph, {}, _C.SessionOptions(isa=isa, **settings))
 
     def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if not self.is_on_cuda:
@@ -156,7 +156,7 @@ def run(graph: _C.Graph, inputs: Mapping[str, torch.Tensor], isa: str = "") -> l
 
 def program(graph: _C.Graph, inputs: Mapping[str, torch.Tensor], isa: str = "") -> str:
     """Run a graph with one region and give its tile program as text."""
-    compiled = _C.Session.compile(graph, {}, isa=isa)
+    compiled = _C.Session.compile(graph, {}, _C.SessionOptions(isa=isa))
     compiled.run(dict(inputs))
     ((_, text),) = compiled.programs()
     return text

@@ -102,7 +102,7 @@ class Case:
         node = f"{', '.join(types)} = torch_ort.{op} <{attrs}> ({', '.join(operands)})"
         graph = read(inputs, [node], list(types), types=types)
         graph.verify("test")
-        return list(_C.run(graph, operands, isa=self.isa).values())
+        return list(_C.run(graph, operands, _C.SessionOptions(isa=self.isa)).values())
 
     def lengths(self) -> list[tuple[int, int]]:
         return list(zip(self.of_queries, self.of_keys, strict=True))

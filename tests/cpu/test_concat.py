@@ -81,7 +81,7 @@ def test_a_whole_of_any_strides(strides: str) -> None:
         strides={"y": strides},
     )  # fmt: skip
     x, z = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
-    captured = _C.Session.compile(regions.fused(graph), {}, verify=True)
+    captured = _C.Session.compile(regions.fused(graph), {}, _C.SessionOptions(verify=True))
     (got,) = captured.run({"x": x, "z": z}).values()
     assert list(got.stride()) == [int(number) for number in strides[1:-1].split(",")]
     assert torch.equal(got, torch.cat([-x, z], 2))

@@ -30,7 +30,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def run(graph: _C.Graph, inputs: dict[str, torch.Tensor], mode: str) -> list[torch.Tensor]:
-    compiled = _C.Session.compile(graph, {}, region_mode=mode, verify=True)
+    compiled = _C.Session.compile(graph, {}, _C.SessionOptions(region_mode=mode, verify=True))
     return list(compiled.run({name: tensor.clone() for name, tensor in inputs.items()}).values())
 
 
@@ -64,7 +64,7 @@ def test_random_bodies_give_the_same_node_by_node(body, dtype):
     plain, fused = body.graph(torch.float64), regions.fuse(body.graph(dtype))
     # Copies of its inputs: kernels write over these.
     copied = regions.fuse(body.graph(dtype, is_copied=True))
-    checked = _C.Session.compile(copied, {}, region_mode="checked")
+    checked = _C.Session.compile(copied, {}, _C.SessionOptions(region_mode="checked"))
     for sizes in SIZES:
         inputs = body.data(sizes, dtype)
         want = regions.run(plain, wide(inputs))
@@ -97,7 +97,9 @@ def test_nodes_round_as_operators_do_if_regions_do():
             types={"y": "bfloat16[64]"},
         )
     )
-    compiled = _C.Session.compile(graph, {}, region_mode="nodes", emulate_eager_casts=True)
+    compiled = _C.Session.compile(
+        graph, {}, _C.SessionOptions(region_mode="nodes", emulate_eager_casts=True)
+    )
     (got,) = compiled.run({"x": x}).values()
     assert torch.equal(got, x.exp() * x.exp() - x)
 
@@ -173,7 +175,7 @@ def test_without_a_generator_nothing_draws_a_mask(plant_codegen):
 
 def test_an_unknown_mode_is_refused():
     with pytest.raises(_C.UserError, match="region_mode: got 'fast', want one of kernel, checked"):
-        _C.Session.compile(softmax_like(torch.float32), {}, region_mode="fast")
+        _C.Session.compile(softmax_like(torch.float32), {}, _C.SessionOptions(region_mode="fast"))
 
 
 class Block(nn.Module):

@@ -17,7 +17,9 @@ from torch_ort import _C
 
 def session_of(graph: _C.Graph, place_parts: bool = True, isa: str = "") -> _C.Session:
     fused = regions.fuse(graph)
-    return _C.Session.compile(fused, {}, verify=True, place_parts=place_parts, isa=isa)
+    return _C.Session.compile(
+        fused, {}, _C.SessionOptions(verify=True, place_parts=place_parts, isa=isa)
+    )
 
 
 def parts_of(session: _C.Session, whole: str) -> set[str]:

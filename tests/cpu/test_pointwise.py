@@ -583,12 +583,16 @@ def test_unknown_instruction_set() -> None:
     graph = graph_of(BY_OPERANDS[0], torch.float32, [["N"]])
     words = "isa: got 'sse9', want one of portable, avx2, avx512"
     with pytest.raises(UserError, match=words):
-        _C.run(graph, {"x0": torch.ones(3)}, isa="sse9")
+        _C.run(graph, {"x0": torch.ones(3)}, _C.SessionOptions(isa="sse9"))
     with pytest.raises(UserError, match=words):
-        _C.Session.compile(graph, {}, isa="sse9")
+        _C.Session.compile(graph, {}, _C.SessionOptions(isa="sse9"))
 
 
 @pytest.mark.parametrize("isa", [name for name in ("avx2", "avx512") if name not in ISAS])
 def test_instruction_set_that_the_processor_lacks(isa: str) -> None:
     with pytest.raises(UserError, match=f"isa: this processor does not run '{isa}'"):
-        _C.run(graph_of(BY_OPERANDS[0], torch.float32, [["N"]]), {"x0": torch.ones(3)}, isa=isa)
+        _C.run(
+            graph_of(BY_OPERANDS[0], torch.float32, [["N"]]),
+            {"x0": torch.ones(3)},
+            _C.SessionOptions(isa=isa),
+        )

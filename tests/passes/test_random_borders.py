@@ -79,7 +79,7 @@ def run(graph: _C.Graph, emulate: bool) -> list[torch.Tensor]:
         dtype, shape = types[name][:2]
         sizes = [ROWS if size == "N" else size for size in shape]
         inputs[name] = torch.randn(sizes, dtype=torch.float64).to(getattr(torch, dtype))
-    return list(_C.run(graph, inputs, emulate_eager_casts=emulate).values())
+    return list(_C.run(graph, inputs, _C.SessionOptions(emulate_eager_casts=emulate)).values())
 
 
 def crossing(graph: _C.Graph) -> dict[str, int]:

@@ -15,6 +15,7 @@ from torch_ort.core.switches import OTHER_SWITCHES
 from torch_ort.engine import budget, cuda, onnx_files, tuning
 from torch_ort.engine.program import Program
 from torch_ort.fallback import asked_for, stage
+from torch_ort.options import session_options
 from torch_ort.pytorch.autograd_compat import version
 
 if TYPE_CHECKING:
@@ -155,18 +156,19 @@ def recomputable(program: Program, options: Options) -> _C.BudgetReport:
 def disabled_passes(options: Options) -> list[str]:
     """List the passes that options switch off, by name or because they do not go with one."""
     names = [name for name in options.disable if name not in OTHER_SWITCHES]
-    return names + [each.name for each in _C.passes() if not _goes_with(each, options)]
+    asked = session_options(options)
+    return names + [each.name for each in _C.passes() if not _goes_with(each, options, asked)]
 
 
-def _goes_with(each: _C.Pass, options: Options) -> bool:
+def _goes_with(each: _C.Pass, options: Options, asked: _C.SessionOptions) -> bool:
     """Tell whether a pass may run under all options but `disable`."""
     if each.not_with is not None and getattr(options, each.not_with):
         return False
     if each.only_under is not None and not getattr(options, each.only_under):
         return False
-    if each.needs_products and "products" in options.disable:
+    if each.needs_products and not asked.products:
         return False
-    return not each.needs_region_kernels or _region_mode(options) == "kernel"
+    return not each.needs_region_kernels or asked.region_mode == "kernel"
 
 
 def row_sources(options: Options) -> _C.RowSources:
@@ -177,36 +179,15 @@ def row_sources(options: Options) -> _C.RowSources:
     )
 
 
-def _region_mode(options: Options) -> str:
-    if "region_kernels" in options.disable:
-        return "nodes"
-    return "checked" if options.check >= 3 else "kernel"
-
-
 def compile_session(program: Program, options: Options) -> _C.Session:
     """Compile the graph of a program as it is: no passes run."""
-    return _C.Session.compile(
-        program.graph,
-        program.constants,
-        reorder="reorder" not in options.disable,
-        in_place="in_place" not in options.disable,
-        place_parts="place_parts" not in options.disable,
-        verify=options.check > 0,
-        isa=options.isa,
+    asked = session_options(
+        options,
         parameter_gradients=program.parameter_gradients,
         gradient_inputs=program.gradient_inputs,
-        segment_bytes=options.gradient_segment_bytes,
-        emulate_eager_casts=options.emulate_eager_casts,
-        region_mode=_region_mode(options),
-        products="products" not in options.disable,
-        tune=options.enable_tuning,
-        most_tuning_ms=options.max_tuning_duration_ms,
-        search_convs=options.conv_algo_search == "EXHAUSTIVE",
-        disabled_passes=disabled_passes(options),
-        row_sources=row_sources(options),
-        synchronize=options.check >= 2,
-        kernel_dump_dir=options.dump_dir if "cuda" in options.dump else "",
+        after_cut=_C.AfterCut(disabled_passes(options), row_sources(options)),
     )
+    return _C.Session.compile(program.graph, program.constants, asked)
 
 
 def release_sessions() -> None:

@@ -236,9 +236,8 @@ def _note_bytes(report: GraphReport, program: Program) -> None:
     have_run = {name for name, _, _ in program.passes}
     left_out = [each.name for each in _C.passes() if each.for_regions or each.name not in have_run]
     _C.run_pipeline(graph, left_out)
-    session = _C.Session.compile(
-        graph, program.constants, parameter_gradients=program.parameter_gradients
-    )
+    asked = _C.SessionOptions(parameter_gradients=program.parameter_gradients)
+    session = _C.Session.compile(graph, program.constants, asked)
     session.prepare_like(program.session)
     before = moved_bytes(graph, session)
     after = moved_bytes(program.graph, program.session)
