@@ -1,0 +1,48 @@
+"""The recipes of CONTRIBUTING.md: which files know of a pass, and of an option of the engine."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from torch_ort import _C
+
+ROOT = Path(__file__).parents[2]
+COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+CODE = {
+    path.relative_to(ROOT).as_posix(): COMMENT.sub("", path.read_text())
+    for folder in ("csrc", "torch_ort")
+    for path in sorted((ROOT / folder).rglob("*"))
+    if path.suffix in {".h", ".cpp", ".cuh", ".py"}
+}
+# Memory formats of torch have this name too.
+SHARED_NAMES = {"channels_last"}
+ROUNDING = [
+    each.name for each in _C.passes() if each.rounds_elsewhere and each.name not in SHARED_NAMES
+]
+
+
+def files_that_name(word: str) -> set[str]:
+    whole = re.compile(rf"\b{word}\b")
+    return {path for path, text in CODE.items() if whole.search(text)}
+
+
+@pytest.mark.parametrize("name", ROUNDING)
+def test_of_a_pass_that_rounds_elsewhere_two_files_know(name):
+    """Beside these there are its cases, and `docs/options.md`, which is printed.
+
+    Python names passes in texts for users alone (test_passes.py).
+    """
+    files = {path for path in files_that_name(name) if path.startswith("csrc/")}
+    header = f"csrc/passes/{name}.h"
+    assert files - {header} == {f"csrc/passes/{name}.cpp", "csrc/passes/pipeline.cpp"}
+
+
+def test_of_an_option_that_reaches_the_engine_four_files_know():
+    assert files_that_name("search_convs") == {
+        "torch_ort/options.py",
+        "csrc/run/options.h",
+        "csrc/python/bind_options.cpp",
+        "csrc/run/runner.cpp",
+    }
+    assert files_that_name("conv_algo_search") == {"torch_ort/options.py"}
