@@ -21,7 +21,7 @@ struct RowSources {
 };
 
 struct PassContext {
-  // How many more rewrites may happen; -1: any number. The passes that are needed do not count.
+  // How many more rewrites may happen; -1: any number.
   int64_t rewrites_left = -1;
 
   // The limit for recompute_to_budget, or what it recomputes by name; not both. nullptr: none.
@@ -37,12 +37,18 @@ struct PassContext {
   // Where lazy_logits appends what it leaves to the caller. nullptr: it leaves nothing.
   std::vector<LazyLogits>* lazy_logits = nullptr;
 
-  // A pass asks this before each rewrite. False if no more may happen. The number of rewrites that
-  // a pass returns is the number of those for which it has asked, so that the sum over the passes
-  // that are not needed is the range of a bisection.
-  bool may_rewrite();
+  // A pass that is not needed asks this before each rewrite. False if no more may happen. The
+  // number of rewrites that a pass returns is the number of those for which it has asked, so that
+  // the sum over these passes is the range of a bisection.
+  bool may_rewrite() {
+    if (rewrites_left == 0) return false;
+    if (rewrites_left > 0) --rewrites_left;
+    return true;
+  }
   // A pass calls this if it has asked and then found nothing to rewrite.
-  void did_not_rewrite();
+  void did_not_rewrite() {
+    if (rewrites_left >= 0) ++rewrites_left;
+  }
 };
 
 }  // namespace torch_ort::passes

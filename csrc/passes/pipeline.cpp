@@ -101,16 +101,6 @@ std::string numbered(size_t number, const char* name) {
 
 }  // namespace
 
-bool PassContext::may_rewrite() {
-  if (rewrites_left == 0) return false;
-  if (rewrites_left > 0) --rewrites_left;
-  return true;
-}
-
-void PassContext::did_not_rewrite() {
-  if (rewrites_left >= 0) ++rewrites_left;
-}
-
 const std::vector<Pass>& pipeline() {
   static const std::vector<Pass> passes = {
       // before all others, which run on closed bodies as on any graph
