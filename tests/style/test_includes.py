@@ -132,3 +132,25 @@ def test_every_room_is_built():
     assert {room for room, _, _ in rooms} == set(MAY_INCLUDE)
     assert {room for room, torch, _ in rooms if torch} == SEES_TORCH
     assert {room for room, _, python in rooms if python} == SEES_PYBIND
+
+
+def test_precompiled_headers_are_those_of_others_that_rooms_include():
+    root = CSRC.parent
+    lists = re.findall(
+        r"^set\((\w+)_headers([^)]*)\)", (root / "cmake/Precompile.cmake").read_text(), re.M
+    )
+    kinds = {kind: text.replace("${standard_headers}", "").split() for kind, text in lists}
+    used = re.findall(
+        r"^torch_ort_precompile\((\w+) ([\w ]+)\)", (root / "CMakeLists.txt").read_text(), re.M
+    )
+    assert {kind for kind, _ in used} == set(kinds)
+    for kind, headers in kinds.items():
+        rooms = {room for other, names in used if other == kind for room in names.split()}
+        included = {
+            f"<{header}>"
+            for path in FILES
+            if path.relative_to(CSRC).parts[0] in rooms
+            for _, header in INCLUDE.findall(path.read_text())
+        }
+        assert [header for header in headers if header not in included] == []
+        assert not {header.strip("<>") for header in headers} & WHOLE_TORCH
