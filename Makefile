@@ -18,9 +18,9 @@ PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
 BENCH_ARGS ?=
 SOAK_ARGS ?=
-# What trains through other packages, starts processes, runs documents or random programs.
-REST_OF_TESTS := benchmarks compat convergence docs ecosystem examples experimental fuzz operators \
-  soak trainers utils
+# What trains through other packages, starts processes, runs documents or random programs, and what
+# users of ONNX Runtime Training know by name.
+REST_OF_TESTS := benchmarks docs ecosystem examples fuzz onnxruntime_training operators soak
 # Graphs, plans, regions, what runs them, and files that others have written.
 ASAN_TESTS ?= tests/ir tests/passes tests/plan tests/cpu tests/run tests/fuzz/test_files.py \
   tests/torch_ort/test_given_memory.py

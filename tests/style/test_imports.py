@@ -48,20 +48,33 @@ COMPILER = {
     "debug": {"core", "pytorch", "engine"},
     "reports": {"core", "pytorch", "engine", "functions", "dynamo", "backend"},
 }  # fmt: skip
-# For users of ONNX Runtime Training; the compiler knows none of it.
-TRAINING = {
+# Roads to the compiler other than torch.compile, which it knows nothing of.
+ROADS = {
     "ortmodule": {
         "core", "pytorch", "engine", "guards", "functions", "steps", "capture",
     },
-    "convergence": {"ortmodule"},
-    "experimental": {"core", "capture", "ortmodule"},
-    "trainers": {"core", "pytorch", "optim", "ortmodule"},
-    "utils": set(),
-    "compat": {"core", "functions"},
     "training": {"core", "guards", "ortmodule"},
     "integrations": {"core", "optim", "ortmodule"},
 }  # fmt: skip
-MAY_IMPORT = COMPILER | TRAINING | {"public": {*COMPILER, *TRAINING}}
+# The rooms of onnxruntime_training/, which nothing else in the package imports.
+OLD = "onnxruntime_training"
+OLD_LIBRARY = {
+    OLD: set(),
+    f"{OLD}.compat": {"core", "functions"},
+    f"{OLD}.convergence": {"ortmodule"},
+    f"{OLD}.experimental": {"core", "capture", "ortmodule"},
+    f"{OLD}.optim": {"optim"},
+    f"{OLD}.samplers": set(),
+    f"{OLD}.trainers": {"core", "pytorch", "optim", "ortmodule", f"{OLD}.optim"},
+}
+# Where users import what is in onnxruntime_training/; `optim` has a room of the compiler, too.
+IMPORT_PATHS = ("compat", "convergence", "experimental", "trainers", "utils")
+PATHS_OF_OPTIM = ("optim.__init__", "optim.lr_scheduler")
+MAY_IMPORT = COMPILER | ROADS | OLD_LIBRARY
+MAY_IMPORT |= {
+    "import paths": {"core", "optim", "ortmodule", *OLD_LIBRARY},
+    "public": {*COMPILER, *ROADS, "import paths"},
+}
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -77,7 +90,12 @@ MODULES = {module_of(path): path for path in FILES}
 def room_of(module: str) -> str:
     """Give the room of a module."""
     first, _, rest = module.partition(".")
-    return first if rest else LOOSE[first]
+    if not rest:
+        return LOOSE[first]
+    if first in IMPORT_PATHS or module in PATHS_OF_OPTIM:
+        return "import paths"
+    inner, _, below = rest.partition(".")
+    return f"{OLD}.{inner}" if first == OLD and below else first
 
 
 def imports(text: str) -> set[str]:
@@ -157,9 +175,56 @@ def test_modules_form_no_ring():
     assert ring(found) == []
 
 
-def test_the_compiler_knows_nothing_of_onnx_runtime_training():
+def test_the_compiler_knows_nothing_of_the_other_roads():
     for room, others in COMPILER.items():
-        assert not others & set(TRAINING), room
+        assert not others & set(ROADS), room
+
+
+def test_nothing_knows_the_folder_of_onnxruntime_training_but_its_import_paths():
+    for room, others in (COMPILER | ROADS).items():
+        assert not others & {*OLD_LIBRARY, "import paths"}, room
+    public = {module for module in MODULES if room_of(module) == "public"}
+    importing = {
+        module
+        for module, path in MODULES.items()
+        if any(other.startswith(OLD) for other in imports(path.read_text()))
+    }
+    for module in importing - public:
+        assert room_of(module) in {*OLD_LIBRARY, "import paths"}, module
+    assert not importing & public
+
+
+def only_names(text: str) -> bool:
+    """Tell whether a module imports names, lists them in `__all__`, runs its main, and no more."""
+    tree = ast.parse(text)
+    imported: list[str] = []
+    listed: list[str] = []
+    for statement in tree.body[1 if ast.get_docstring(tree) else 0 :]:
+        match statement:
+            case ast.ImportFrom(names=names):
+                imported += [name.asname or name.name for name in names]
+            case ast.Assign(targets=[ast.Name("__all__")], value=ast.List() as names):
+                listed = ast.literal_eval(names)
+            case ast.If() if ast.unparse(statement) == MAIN:
+                pass
+            case _:
+                return False
+    return sorted(imported) == sorted(listed)
+
+
+MAIN = "if __name__ == '__main__':\n    raise SystemExit(main())"
+
+
+@pytest.mark.parametrize("module", [it for it in MODULES if room_of(it) == "import paths"])
+def test_an_import_path_has_nothing_but_names(module):
+    assert only_names(MODULES[module].read_text())
+
+
+@pytest.mark.parametrize(
+    "text", ["from a import *", "from a import b", "from a import b\n__all__ = ['b']\nb()"]
+)
+def test_more_than_names_is_found(text):
+    assert not only_names(text)
 
 
 @pytest.mark.parametrize(
@@ -170,6 +235,9 @@ def test_the_compiler_knows_nothing_of_onnx_runtime_training():
         ("record.recorder", "import torch_ort.script.replay"),
         ("capture.joint", "if TYPE_CHECKING:\n    from torch_ort.ortmodule import ORTModule"),
         ("engine.compiler", "from torch_ort import ORTModule"),
+        ("ortmodule.module", "from torch_ort.trainers import trainer"),
+        ("optim.scaled_step", "from torch_ort.onnxruntime_training.optim import configs"),
+        ("onnxruntime_training.samplers.ranks", "from torch_ort.trainers.v0 import ORTTrainer"),
     ],
 )
 def test_a_wrong_import_is_found(module, text):

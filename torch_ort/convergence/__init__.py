@@ -1,7 +1,7 @@
 """Statistics of activations and gradients, to compare a run of the engine with one in PyTorch."""
 
-from torch_ort.convergence.statistics import StatisticsSubscriber
-from torch_ort.convergence.subscription import (
+from torch_ort.onnxruntime_training.convergence.statistics import StatisticsSubscriber
+from torch_ort.onnxruntime_training.convergence.subscription import (
     GlobalSubscriberManager,
     SubscriberBase,
     inspect_activation,

@@ -101,7 +101,7 @@ class _OptimizerHandler:
 
 
 def _fused_adam(context: Any) -> tuple[type, dict[str, Any]]:
-    from torch_ort.optim import FusedAdam
+    from torch_ort.optim.fused_adam import FusedAdam
 
     return FusedAdam, {**context.optimizer_kwargs, **context.adam_kwargs}
 

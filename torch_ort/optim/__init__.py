@@ -7,9 +7,14 @@ check them for infinities and clip them by their global norm. `SGDConfig`, `Adam
 `FP16_Optimizer` speeds up the overflow checks of other libraries' optimizers.
 """
 
+from torch_ort.onnxruntime_training.optim.configs import (
+    AdamConfig,
+    LambConfig,
+    OptimizerConfig,
+    SGDConfig,
+)
+from torch_ort.onnxruntime_training.optim.fp16_optimizer import FP16_Optimizer
 from torch_ort.optim.as_torch import SGD, Adam, AdamW
-from torch_ort.optim.configs import AdamConfig, LambConfig, OptimizerConfig, SGDConfig
-from torch_ort.optim.fp16_optimizer import FP16_Optimizer
 from torch_ort.optim.fused_adam import AdamWMode, FusedAdam
 from torch_ort.optim.lamb import Lamb
 

@@ -1,9 +1,9 @@
 """Trainers with the interface of ONNX Runtime Training, which train a model step by step.
 
 `trainer` takes an optimizer that the caller has made. `v0` and `v1` have the two generations of
-`ORTTrainer`. All of them run on core.py.
+`ORTTrainer`.
 """
 
-from torch_ort.trainers.live import Trainer, trainer
+from torch_ort.onnxruntime_training.trainers.live import Trainer, trainer
 
 __all__ = ["Trainer", "trainer"]

@@ -1,1 +1,1 @@
-"""Names for users of ONNX Runtime Training, by its old paths: `torch_ort.utils.data`."""
+"""`torch_ort.utils.data`, where the package torch_ort of ONNX Runtime Training had its samplers."""

@@ -1,0 +1,1 @@
+"""Statistics of activations and gradients, to compare a run of the engine with one in PyTorch."""

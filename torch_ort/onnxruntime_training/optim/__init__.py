@@ -1,0 +1,1 @@
+"""What belongs to optimizers beside their steps: configurations, schedules, overflow checks."""
