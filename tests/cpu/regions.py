@@ -5,7 +5,8 @@ Nodes are written in ONNX's text; the sizes of a region are in its inputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx
 import onnx.parser
@@ -46,6 +47,33 @@ HEAD = (
     '<ir_version: 10, opset_import: ["" : 24, "com.microsoft" : 1, "org.pytorch.aten" : 1, '
     '"torch_ort" : 1]>'
 )
+
+
+def crossed(**values: Iterable[object]) -> pytest.MarkDecorator:
+    """Parametrize by all combinations that have the last value of the first name, and by pairs.
+
+    The first is the instruction set, or whatever decides least of what the others do: with each of
+    its other values, each value of each name meets each value of each other name.
+    """
+    lists = [list(each) for each in values.values()]
+    cases = [case for case in itertools.product(*lists) if case[0] == lists[0][-1]]
+    cases += pairs([lists[0][:-1], *lists[1:]])
+    params = [pytest.param(*case, id="-".join(map(str, case))) for case in cases]
+    return pytest.mark.parametrize(tuple(values), params)
+
+
+def pairs(lists: Sequence[Sequence[object]]) -> list[tuple[object, ...]]:
+    """Choose few combinations in which all values of two lists meet, for any two lists."""
+    whole = list(itertools.product(*map(enumerate, lists)))
+    meetings = [
+        set(itertools.combinations(list(enumerate(i for i, _ in case)), 2)) for case in whole
+    ]
+    left, chosen = set().union(*meetings), []
+    while left:
+        best = max(range(len(whole)), key=lambda at: len(meetings[at] & left))
+        left -= meetings[best]
+        chosen.append(tuple(value for _, value in whole[best]))
+    return chosen
 
 
 def type_text(dtype: torch.dtype, shape: Sequence[int | str]) -> str:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.cpu.regions import ISAS, read, run, type_text
+from tests.cpu.regions import ISAS, crossed, read, run, type_text
 from torch_ort import _C
 
 IGNORED = -100
@@ -211,9 +211,7 @@ OF_ROWS = {
 }
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", NEAR, ids=str)
-@pytest.mark.parametrize("form", FORMS | OF_ROWS)
+@crossed(isa=ISAS, dtype=NEAR, form=FORMS | OF_ROWS)
 def test_against_float64(form, dtype, isa):
     torch.manual_seed(0)
     loss = (FORMS | OF_ROWS)[form]
@@ -254,10 +252,7 @@ LISTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", NEAR, ids=str)
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("listed", LISTS)
+@crossed(isa=ISAS, dtype=NEAR, form=FORMS, listed=LISTS)
 def test_listed_rows(listed, form, dtype, isa):
     """Other rows are not read but for their logits, and their gradients are left as they are."""
     torch.manual_seed(1)

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.cpu.regions import crossed
 from torch_ort import _C
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -73,10 +74,7 @@ BLOCKS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("sizes", BLOCKS, ids=str)
+@crossed(isa=ISAS, dtype=FLOATS, form=FORMS, sizes=BLOCKS)
 def test_several_blocks(sizes, form, dtype, isa):
     torch.manual_seed(0)
     m, k, n = sizes

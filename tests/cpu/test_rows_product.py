@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import torch_ort
-from tests.cpu.regions import ISAS, REAL, read, type_text
+from tests.cpu.regions import ISAS, REAL, crossed, read, type_text
 from torch_ort import _C
 
 LISTS = ["none", "one", "all", "run", "prefixes", "scattered", "half"]
@@ -115,10 +115,7 @@ SIZES = [
 ]
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", REAL, ids=str)
-@pytest.mark.parametrize("kind", LISTS)
-@pytest.mark.parametrize("sums", [False, True], ids=["rows", "sums"])
+@crossed(isa=ISAS, dtype=REAL, kind=LISTS, sums=[False, True])
 def test_lists_and_sizes(sums, kind, dtype, isa):
     torch.manual_seed(0)
     for sizes in SIZES:
@@ -139,10 +136,12 @@ def test_layouts(sums, kind, dtype):
                     Case(sizes, rows, sums, dtype, a + b + result).check()
 
 
-@pytest.mark.parametrize("dtype", REAL, ids=str)
-@pytest.mark.parametrize("start", ["matrix", "row", "column", "number"])
-@pytest.mark.parametrize("kind", LISTS)
-@pytest.mark.parametrize("sums", [False, True], ids=["rows", "sums"])
+@crossed(
+    dtype=reversed(REAL),
+    start=["matrix", "row", "column", "number"],
+    kind=LISTS,
+    sums=[False, True],
+)
 def test_what_the_sums_begin_with(sums, kind, start, dtype):
     torch.manual_seed(2)
     for form in "NTS":

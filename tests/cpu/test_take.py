@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import torch_ort
-from tests.cpu.regions import ISAS, REAL, assert_near, read, run, type_text
+from tests.cpu.regions import ISAS, REAL, assert_near, crossed, read, run, type_text
 from torch_ort import _C
 
 Call = Callable[[Tensor, Tensor], Tensor]
@@ -67,9 +67,10 @@ def put_back(
     return kernel("TakeGrad", parts, places, shape, axis, isa=isa)
 
 
-@pytest.mark.parametrize("dtype", [*REAL, torch.int64, torch.int32, torch.uint8, torch.bool])
-@pytest.mark.parametrize("of_places", PLACES)
-@pytest.mark.parametrize("of_x", SHAPES)
+INTEGERS = (torch.int64, torch.int32, torch.uint8, torch.bool)
+
+
+@crossed(dtype=(*INTEGERS, *reversed(REAL)), of_places=PLACES, of_x=SHAPES)
 def test_take(of_x: str, of_places: str, dtype: torch.dtype) -> None:
     shape, axis = SHAPES[of_x]
     x = (torch.randn(shape) * 3).to(dtype)
@@ -80,10 +81,7 @@ def test_take(of_x: str, of_places: str, dtype: torch.dtype) -> None:
     assert torch.equal(got, want)
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", REAL, ids=str)
-@pytest.mark.parametrize("of_places", PLACES)
-@pytest.mark.parametrize("of_x", SHAPES)
+@crossed(isa=ISAS, dtype=REAL, of_places=PLACES, of_x=SHAPES)
 def test_put_back(of_x: str, of_places: str, dtype: torch.dtype, isa: str) -> None:
     shape, axis = SHAPES[of_x]
     places = random_places(shape[axis], PLACES[of_places])
@@ -168,6 +166,21 @@ def test_operands_of_any_layout(layout: str, axis: int, dtype: torch.dtype) -> N
     parts = torch.randn([*shape[:-2], shape[-1], shape[-2]]).to(dtype).transpose(-1, -2)
     (grad,) = torch.autograd.grad(taken, leaf, parts)
     assert_near(grad, summed(parts, places, (4, 5, 6), axis), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", REAL, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "count"),
+    [((50,), 9), ((40, 5), 9), ((90, 700), 60)],  # columns are shared by two threads at last
+    ids=str,
+)
+def test_parts_with_gaps(shape: tuple[int, ...], count: int, dtype: torch.dtype) -> None:
+    torch.set_num_threads(2)
+    places = random_places(shape[0], (count,))
+    parts = torch.randn(count, *shape[1:], 2).to(dtype)[..., 0]
+    got = put_back(parts, places, shape, 0)
+    atol = 1e-5 if dtype == torch.float32 else None
+    assert_near(got, summed(parts, places, shape, 0), atol=atol)
 
 
 @pytest.mark.parametrize(("shape", "axis", "order"), [((4, 5), 1, "[1,4]"), ((5, 4), 0, "[1,3]")])
