@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import statistics
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import hypothesis.strategies as st
 import pytest
@@ -212,17 +212,32 @@ def check(
     assert counters["fallbacks"] == 0
 
 
-SIZES = [(4, 3, 12, 12), (1, 3, 13, 10)]
+def models(default: str, names: Iterable[str] = MODELS) -> pytest.MarkDecorator:
+    """Take each model, of which the default run has the given ones.
+
+    All models are trained in float32 with other sizes: what is left are sizes and dtypes.
+    """
+    slow = {*names} - {*default.split()}
+    params = [pytest.param(name, marks=[pytest.mark.slow] * (name in slow)) for name in names]
+    return pytest.mark.parametrize("name", params)
 
 
-@pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("name", MODELS)
-def test_training_against_float64(name: str, size: tuple[int, ...]) -> None:
-    model = make(name, size)
-    check(model, [torch.randn(size) for _ in range(3)], 1e-4)
+def test_training_against_float64(name: str) -> None:
+    size = (4, 3, 12, 12)
+    check(make(name, size), [torch.randn(size) for _ in range(3)], 1e-4)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@models("residual strides adaptive_pool transposed skip_bilinear cropped images")
+def test_one_image_of_odd_sizes(name: str) -> None:
+    size = (1, 3, 13, 10)
+    check(make(name, size), [torch.randn(size) for _ in range(3)], 1e-4)
+
+
+@models(
+    "residual gate max_pool adaptive_pool depthwise activations transposed group_norm upsample "
+    "skip_bilinear parts cropped by_the_mean"
+)
 def test_bfloat16(name: str) -> None:
     size = (4, 3, 12, 12)
     model = make(name, size).bfloat16()
@@ -391,9 +406,20 @@ def body(name: str) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"upsample"}))  # factors are guards
-def test_many_sizes_through_one_graph(name: str, dtype: torch.dtype, monkeypatch) -> None:
+OF_MANY_SIZES = sorted(MODELS.keys() - {"upsample"})  # factors are guards
+
+
+@pytest.mark.parametrize("name", OF_MANY_SIZES)
+def test_many_sizes_through_one_graph(name: str, monkeypatch) -> None:
+    train_with_many_sizes(name, torch.float32, monkeypatch)
+
+
+@models("residual average_pool group_norm skip_nearest chunks", OF_MANY_SIZES)
+def test_many_sizes_in_bfloat16(name: str, monkeypatch) -> None:
+    train_with_many_sizes(name, torch.bfloat16, monkeypatch)
+
+
+def train_with_many_sizes(name: str, dtype: torch.dtype, monkeypatch) -> None:
     monkeypatch.setenv("TORCH_ORT_CHECK", "2")
     sizes = SIZES_OF_ONE_GRAPH + (THIN if name in TAKES_THIN_IMAGES else [])
     model = body(name).to(dtype)
