@@ -275,7 +275,8 @@ class TestCompiledFunctions:
         make, says = COMPILED[way]
         said = call_twice(make)
         assert left() == wanted(says)
-        assert len(said) == bool(says.words)
+        # A graph that Dynamo captures again says the same again.
+        assert len(set(said)) == bool(says.words)
         assert says.words in "".join(said)
 
     def test_strict_mode_raises_each_time_unless_asked_for(self, way):
