@@ -87,11 +87,6 @@ class KernelMaker {
   }
 
   std::shared_ptr<const region::Kernel> make() const {
-    return options_.is_from_file ? make_of_file() : make_trusted();
-  }
-
- private:
-  std::shared_ptr<const region::Kernel> make_trusted() const {
     const ir::Device& device = step_.node.outputs[0]->type.device;
     const region::Codegen* codegen = region::codegen_for(device);
     if (codegen == nullptr && (step_.schedule == nullptr || region::is_mask(step_.node))) {
@@ -110,18 +105,7 @@ class KernelMaker {
     return kernel;
   }
 
-  // A region from a file may not fit its operands, which is an error of the user.
-  std::shared_ptr<const region::Kernel> make_of_file() const {
-    try {
-      return make_trusted();
-    } catch (const InternalError& error) {
-      throw UserError(concat("file: node '", step_.name, "': ", error.what()));
-    } catch (const std::out_of_range&) {
-      throw UserError(concat("file: node '", step_.name, "': got attributes or a body for another ",
-                             "number of operands, want those of its ", step_.operands.size()));
-    }
-  }
-
+ private:
   const RegionStep& step_;
   const ir::SymbolLookup& lookup_;
   const SessionOptions& options_;
@@ -129,8 +113,24 @@ class KernelMaker {
   std::vector<region::Layout> inputs_, outputs_;
 };
 
+// A region from a file may not fit its operands, whose sizes may not be known either. This is an
+// error of the user.
+std::shared_ptr<const region::Kernel> make_of_file(const RegionStep& step, const Binder& binder) {
+  try {
+    return KernelMaker(step, binder).make();
+  } catch (const InternalError& error) {
+    throw UserError(concat("file: node '", step.name, "': ", error.what()));
+  } catch (const std::out_of_range&) {
+    throw UserError(concat("file: node '", step.name, "': got attributes or a body for another ",
+                           "number of operands, want those of its ", step.operands.size()));
+  }
+}
+
 std::unique_ptr<BoundStep> RegionStep::bind(Binder& binder) const {
-  return std::make_unique<BoundKernel>(*this, binder, operands, KernelMaker(*this, binder).make(),
+  std::shared_ptr<const region::Kernel> kernel = binder.graph().options.is_from_file
+                                                     ? make_of_file(*this, binder)
+                                                     : KernelMaker(*this, binder).make();
+  return std::make_unique<BoundKernel>(*this, binder, operands, std::move(kernel),
                                        &StepCounts::region);
 }
 
