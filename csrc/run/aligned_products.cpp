@@ -15,7 +15,6 @@ constexpr int64_t kLeastMultiplications = int64_t{1} << 30;
 constexpr int64_t kLeastRows = 512;
 // ... and an element of the result should be a sum of this many terms.
 constexpr int64_t kLeastDepth = 256;
-constexpr int64_t kAlignment = 16;  // bytes
 
 bool is_matrix(const TensorSpec& spec) { return spec.known && spec.sizes.size() == 2; }
 
@@ -167,7 +166,7 @@ void ProductAligner::make_room(int slot, const std::vector<int64_t>& sizes,
   widened.sizes = sizes;
   widened.strides = strides;
   const int64_t behind = span_bytes(widened) - result_.specs[root].bytes;
-  if (behind < kAlignment) return;
+  if (behind < kRowAlignment) return;
   int64_t& tail = result_.tails[root];
   tail = std::max(tail, behind);
 }

@@ -12,18 +12,17 @@ namespace torch_ort::run {
 
 namespace {
 
-constexpr int64_t kAlignment = 16;  // bytes
 // Of narrower tensors gaps would be a larger part. And point-wise regions read dense tensors as one
 // row, 16 bytes at once, but rows with gaps of an odd number of columns by single elements.
 constexpr int64_t kLeastColumns = 1024;
 
-// Row-major strides with gaps after the rows, so that each begins at a multiple of kAlignment.
+// Row-major strides with gaps after the rows, so that each begins at a multiple of kRowAlignment.
 // Nothing if there is no need, or if it does not pay.
 std::optional<std::vector<int64_t>> padded_strides(const TensorSpec& spec) {
   if (spec.sizes.size() < 2 || !c10::isFloatingType(spec.dtype) || !is_row_major(spec))
     return std::nullopt;
   const auto size = static_cast<int64_t>(c10::elementSize(spec.dtype));
-  if (size >= kAlignment || spec.bytes == 0) return std::nullopt;
+  if (size >= kRowAlignment || spec.bytes == 0) return std::nullopt;
   const int64_t columns = spec.sizes.back();
   const int64_t padded = round_up(columns, elements_at_once(spec));
   const bool is_one_row = spec.bytes == columns * size;
@@ -42,7 +41,7 @@ bool is_matrix(const TensorSpec& spec) {
 }  // namespace
 
 int64_t elements_at_once(const TensorSpec& spec) {
-  return std::max<int64_t>(kAlignment / static_cast<int64_t>(c10::elementSize(spec.dtype)), 1);
+  return std::max<int64_t>(kRowAlignment / static_cast<int64_t>(c10::elementSize(spec.dtype)), 1);
 }
 
 RowPadder::RowPadder(const CompiledGraph& graph, Description& description, const RootUses& uses)

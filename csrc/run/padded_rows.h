@@ -10,7 +10,8 @@
 
 namespace torch_ort::run {
 
-// How many elements of a tensor 16 bytes are.
+inline constexpr int64_t kRowAlignment = 16;  // bytes
+// How many elements of a tensor these are.
 int64_t elements_at_once(const TensorSpec& spec);
 
 // Leaves gaps after the rows of wide planned tensors that products of matrices read or write.
