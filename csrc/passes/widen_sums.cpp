@@ -11,6 +11,7 @@
 #include "passes/context.h"
 #include "passes/known_sizes.h"
 #include "passes/memory.h"
+#include "passes/unread.h"
 #include "region/codegen.h"
 
 #include <optional>
@@ -29,8 +30,8 @@ bool is_short(const Value& value) {
 }
 
 // The views between a value and what they view, each read by nothing but the next; outermost first.
-std::vector<const ir::Node*> only_views_of(const Value& value) {
-  std::vector<const ir::Node*> views;
+std::vector<ir::Node*> only_views_of(const Value& value) {
+  std::vector<ir::Node*> views;
   const Value* at = &value;
   while (at->uses.size() == 1 && ir::is(at->producer, "Reshape")) {
     views.push_back(at->producer);
@@ -41,8 +42,8 @@ std::vector<const ir::Node*> only_views_of(const Value& value) {
 
 // A sum of short floats that only this cast reads, through views.
 struct ShortSum {
-  const ir::Node* sum;
-  std::vector<const ir::Node*> views;  // outermost first
+  ir::Node* sum;
+  std::vector<ir::Node*> views;  // outermost first
 };
 
 std::optional<ShortSum> widened(const ir::Node& cast, const SharedMemory& memory,
@@ -76,10 +77,9 @@ void widen(ir::Graph& graph, ir::Node& cast, const ShortSum& found) {
     wide = copy(**view, wide);
   }
   ir::replace_uses(*cast.outputs[0], *wide, graph);
-  // Readers go before what they read.
-  std::vector<ir::Node*> unread = {&cast};
-  while (unread.back() != found.sum) unread.push_back(unread.back()->inputs[0]->producer);
-  for (ir::Node* node : unread) ir::erase(graph, *node);
+  std::vector<ir::Node*> replaced = {&cast, found.sum};
+  replaced.insert(replaced.end(), found.views.begin(), found.views.end());
+  erase_unread(graph, replaced);
 }
 
 }  // namespace
