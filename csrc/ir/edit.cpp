@@ -216,6 +216,7 @@ Node& insert_before(Graph& graph, Node& before, OpId op, std::vector<Value*> inp
   node.origin = before.origin;
   node.recompute = before.recompute;
   node.checkpoint = before.checkpoint;
+  node.segment = before.segment;
   node.captured = before.captured;
   return node;
 }

@@ -25,8 +25,8 @@ Node& append(Graph& graph, OpId op, std::vector<Value*> inputs, const std::vecto
 // The node gets `name` unchanged.
 Node& append_producer(Graph& graph, OpId op, std::vector<Value*> inputs,
                       std::vector<Value*> outputs, Attrs attrs, std::string_view name);
-// As append(), but adds the node just before `before`, and copies `origin` and the checkpoint tags
-// from it.
+// As append(), but adds the node just before `before`, and copies `origin` and the tags of
+// recomputation from it.
 Node& insert_before(Graph& graph, Node& before, OpId op, std::vector<Value*> inputs,
                     const std::vector<Type>& types, Attrs attrs = {}, std::string_view hint = "");
 

@@ -62,12 +62,15 @@ struct Node {
   std::string origin;
   // The tags of `torch.utils.checkpoint`: the policy ("" if there is none, "must_save",
   // "prefer_save", "prefer_recompute" or "must_recompute") and the number of the checkpoint that
-  // the node is in. -1: in none. Lower numbers are for nodes that a memory budget recomputes
-  // (passes/region_groups.h).
+  // the node is in. -1: in none.
   std::string recompute;
   int checkpoint = -1;
+  // If the node recomputes one of the forward half within a memory budget, the number of the
+  // segment that this one is in (passes/border/plan.h); else -1. Only nodes of the same number are
+  // fused, so that all other regions compute what they do without a budget.
+  int segment = -1;
   // The number of the node of the captured graph that this one comes from, if a pass has numbered
-  // the nodes (passes/clusters.h); else -1. Passes preserve it.
+  // the nodes (passes/border/clusters.h); else -1. Passes preserve it.
   int captured = -1;
   std::list<Node>::iterator position{};  // in Graph::nodes; edit.h maintains it
 

@@ -45,6 +45,15 @@ bool is_float(DType dtype) {
          dtype == DType::kBFloat16;
 }
 
+bool is_integer(DType dtype) {
+  return dtype == DType::kInt8 || dtype == DType::kUInt8 || dtype == DType::kInt16 ||
+         dtype == DType::kInt32 || dtype == DType::kInt64;
+}
+
+bool is_number(DType dtype) { return is_float(dtype) || is_integer(dtype); }
+
+bool is_number_or_bool(DType dtype) { return is_number(dtype) || dtype == DType::kBool; }
+
 const char* name(DType dtype) { return facts(dtype).name; }
 
 DType dtype_from_name(std::string_view name) {

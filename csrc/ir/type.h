@@ -38,6 +38,10 @@ enum class DType : int32_t {
 int64_t size_bytes(DType dtype);  // of one element; InternalError if undefined
 // Whether it is one of the floating-point types that PyTorch trains with.
 bool is_float(DType dtype);
+// Whether it is one of the integers that PyTorch computes with: signed ones, and uint8.
+bool is_integer(DType dtype);
+bool is_number(DType dtype);                   // is_float or is_integer
+bool is_number_or_bool(DType dtype);           // is_number, or bool
 const char* name(DType dtype);                 // PyTorch's name, such as "float32"
 DType dtype_from_name(std::string_view name);  // Unsupported if ONNX has no such type
 

@@ -1,6 +1,7 @@
 #include "passes/memory.h"
 
 #include "ops/op.h"
+#include "passes/halves.h"
 
 #include <algorithm>
 
@@ -10,7 +11,7 @@ SharedMemory::SharedMemory(const ir::Graph& graph) {
   for (const ir::Value* output : graph.outputs) leaving_.insert(root(output));
   for (const ir::Node& node : graph.nodes) {
     if (node.is_erased()) continue;
-    const bool is_yield = ir::is(&node, "YieldOp", ir::kMicrosoftDomain);
+    const bool is_yield = is_border(&node);
     has_yield_ = has_yield_ || is_yield;
     const bool writes = ops::may_write(node);
     for (const ir::Value* input : node.inputs) {
@@ -39,7 +40,7 @@ const ir::Value* SharedMemory::root(const ir::Value* value) {
 bool SharedMemory::is_callers(const ir::Value* value) const {
   const ir::Value* base = root(value);
   if (base->producer == nullptr) return base->data == nullptr;
-  return ir::is(base->producer, "YieldOp", ir::kMicrosoftDomain);
+  return is_border(base->producer);
 }
 
 }  // namespace torch_ort::passes

@@ -16,19 +16,21 @@ void MinCut::add_arc(int from, int to, int64_t capacity) {
   arcs_.push_back({from, 0});
 }
 
+// Finds how many arcs each node is from the sink; -1 if it cannot be reached. Returns whether the
+// source can reach it.
 bool MinCut::find_levels() {
   levels_.assign(arcs_of_.size(), -1);
-  levels_[kSource] = 0;
-  std::vector<int> reached = {kSource};
+  levels_[kSink] = 0;
+  std::vector<int> reached = {kSink};
   for (size_t i = 0; i < reached.size(); ++i) {
     for (int arc : arcs_of_[reached[i]]) {
-      const auto& [to, left] = arcs_[arc];
-      if (left == 0 || levels_[to] >= 0) continue;
-      levels_[to] = levels_[reached[i]] + 1;
-      reached.push_back(to);
+      const int from = arcs_[arc].to;
+      if (arcs_[arc ^ 1].left == 0 || levels_[from] >= 0) continue;
+      levels_[from] = levels_[reached[i]] + 1;
+      reached.push_back(from);
     }
   }
-  return levels_[kSink] >= 0;
+  return levels_[kSource] >= 0;
 }
 
 // Sends up to `flow` from `node` to the sink along arcs to the next level; returns how much.
@@ -37,7 +39,7 @@ int64_t MinCut::augment(int node, int64_t flow) {
   for (size_t& i = next_[node]; i < arcs_of_[node].size(); ++i) {
     const int arc = arcs_of_[node][i];
     const int to = arcs_[arc].to;
-    if (arcs_[arc].left == 0 || levels_[to] != levels_[node] + 1) continue;
+    if (arcs_[arc].left == 0 || levels_[to] != levels_[node] - 1) continue;
     const int64_t more = augment(to, std::min(flow, arcs_[arc].left));
     if (more == 0) continue;
     arcs_[arc].left -= more;
@@ -54,17 +56,8 @@ std::vector<bool> MinCut::sink_side() {
     }
   }
   // The nodes from which the sink can still be reached.
-  std::vector<bool> is_there(arcs_of_.size(), false);
-  is_there[kSink] = true;
-  std::vector<int> reached = {kSink};
-  for (size_t i = 0; i < reached.size(); ++i) {
-    for (int arc : arcs_of_[reached[i]]) {
-      const int from = arcs_[arc].to;
-      if (arcs_[arc ^ 1].left == 0 || is_there[from]) continue;
-      is_there[from] = true;
-      reached.push_back(from);
-    }
-  }
+  std::vector<bool> is_there;
+  for (int level : levels_) is_there.push_back(level >= 0);
   return is_there;
 }
 

@@ -11,9 +11,6 @@ namespace torch_ort::passes {
 // Limits for one region. Beyond them the values of a tile no longer fit into the first-level cache.
 constexpr size_t kMaxNodes = 96;
 constexpr size_t kMaxInputs = 32;
-// Node::checkpoint of a node that is in no checkpoint. Lower numbers are for nodes that a memory
-// budget recomputes: such nodes are only fused with nodes of the same number.
-constexpr int kNoCheckpoint = -1;
 
 // The device on which regions run: that of the first value that is not on the host, or the host.
 ir::Device device_of_regions(const ir::Graph& graph);

@@ -80,6 +80,7 @@ py::list nodes_of(const Graph& graph) {
     fields["origin"] = node.origin;
     fields["recompute"] = node.recompute;
     fields["checkpoint"] = node.checkpoint;
+    fields["segment"] = node.segment;
     nodes.append(fields);
   }
   return nodes;

@@ -3,7 +3,8 @@
 #include "ir/edit.h"
 #include "ops/attributes.h"
 #include "ops/op.h"
-#include "passes/budget.h"
+#include "passes/border/budget.h"
+#include "passes/border/network.h"
 #include "passes/layouts.h"
 #include "passes/lazy_logits.h"
 #include "passes/min_cut.h"
@@ -34,6 +35,17 @@ std::vector<bool> min_cut(int num_nodes, const std::vector<std::tuple<int, int, 
     cut.add_arc(from, to, capacity);
   }
   return cut.sink_side();
+}
+
+std::vector<bool> cheapest_reruns(const std::vector<std::tuple<double, std::vector<int>>>& nodes,
+                                  const std::vector<std::tuple<int, double, bool>>& values) {
+  std::vector<passes::Rerun> reruns;
+  std::vector<passes::Save> saves;
+  for (const auto& [cost, inputs] : nodes) reruns.push_back({cost, inputs});
+  for (const auto& [producer, cost, is_wanted] : values) {
+    saves.push_back({producer, cost, is_wanted});
+  }
+  return passes::cheapest_reruns(reruns, saves);
 }
 
 // (name, rewrites, milliseconds) of each pass that ran.
@@ -261,6 +273,9 @@ void bind_passes(py::module_& module) {
   testing.def("min_cut", &min_cut, py::arg("num_nodes"), py::arg("arcs"),
               "By node of a network whether it stands with the sink, node 1, and not with the "
               "source, node 0. An arc is (from, to, capacity).");
+  testing.def("cheapest_reruns", &cheapest_reruns, py::arg("nodes"), py::arg("values"),
+              "By node whether it runs again. A node is (microseconds, values that it reads), a "
+              "value (node, microseconds to save it, whether it is wanted).");
   testing.def("operator_names", [] { return ops::registry().operator_names(); });
   testing.def("takes_any_layout", [](ir::Graph& graph, const std::string& value) {
     return passes::takes_any_layout(*ir::find_value(graph, value));

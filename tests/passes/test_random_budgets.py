@@ -89,13 +89,11 @@ def test_same_bits_with_clusters_made_again(dtype: str, data: st.DataObject) -> 
         assert alone.held_bytes == listed.dense_held_bytes - row["saved_bytes"]
 
 
-@pytest.mark.parametrize("limit", range(6))
-def test_any_part_of_the_rewrites_is_right(limit: int) -> None:
-    """What `bisect` cuts off is held after all."""
-    depth = 8
+def deep(depth: int = 8) -> str:
+    """Write products in a row, all of which backward reads."""
     forward = "\n".join(f"k{i} = MatMul (k{i - 1}, w)" for i in range(1, depth))
     backward = "\n".join(f"g{i} = Mul (g{i + 1}, k{i})" for i in reversed(range(1, depth)))
-    text = f"""
+    return f"""
         <ir_version: 10, opset_import: ["" : 24, "com.microsoft" : 1]>
         deep (float[N,4] k0, float[4,4] w) => (float[N,4] g1, float[N,4] g)
         <float[N,4] g{depth}>
@@ -108,7 +106,26 @@ def test_any_part_of_the_rewrites_is_right(limit: int) -> None:
             g = Mul (h, k0)
         }}
     """
-    kept, cut = read(text), read(text)
+
+
+def test_copies_tell_their_segment_and_are_in_no_checkpoint() -> None:
+    """Segments of a budget and checkpoints of PyTorch are numbered apart."""
+    graph = read(deep())
+    budget = _C.Budget(0.75, True, *SPEEDS)
+    _C.run_pipeline(graph, disabled=["fuse_regions"], budget=budget)
+    border = [node["op"] for node in graph.nodes()].index("YieldOp")
+    copies = [node for node in graph.nodes()[border:] if node["name"].endswith("_again")]
+    assert len({node["segment"] for node in copies}) > 1
+    assert all(node["segment"] >= 0 for node in copies)
+    others = [node for node in graph.nodes() if node not in copies]
+    assert {node["segment"] for node in others} == {-1}
+    assert {node["checkpoint"] for node in graph.nodes()} == {-1}
+
+
+@pytest.mark.parametrize("limit", range(6))
+def test_any_part_of_the_rewrites_is_right(limit: int) -> None:
+    """What `bisect` cuts off is held after all."""
+    kept, cut = read(deep()), read(deep())
     done = sum(count for _, count, _ in _C.run_pipeline(kept, disabled=["fuse_regions"]))
     report, budget = _C.BudgetReport(), _C.Budget(0.8, True, *SPEEDS)
     _C.run_pipeline(

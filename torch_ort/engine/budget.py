@@ -1,7 +1,7 @@
 """Recomputation in backward: what the options ask for, and whether the memory plan keeps to it.
 
 The options are `memory_budget`, and `memory_opt_level` with `memory_opt_config`. C++ chooses which
-values are recomputed (`csrc/passes/recompute_plan.h`). It estimates times from the peak of this
+values are recomputed (`csrc/passes/border/plan.h`). It estimates times from the peak of this
 machine's matrix products and copies, which is measured once in a process.
 """
 

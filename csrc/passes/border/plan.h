@@ -12,8 +12,8 @@
 #pragma once
 
 #include "ir/graph.h"
-#include "passes/budget.h"
-#include "passes/clusters.h"
+#include "passes/border/budget.h"
+#include "passes/border/clusters.h"
 
 #include <vector>
 

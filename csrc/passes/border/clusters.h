@@ -1,5 +1,5 @@
 // Names what the backward half of a captured graph could recompute: clusters of nodes, and the
-// layers of a transformer. recompute_plan.h chooses among them after other passes have rewritten
+// layers of a transformer. plan.h chooses among them after other passes have rewritten
 // the graph; Node::captured says which captured node each node comes from.
 #pragma once
 

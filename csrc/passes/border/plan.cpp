@@ -1,18 +1,14 @@
-#include "passes/recompute_plan.h"
+#include "passes/border/plan.h"
 
 #include "base/error.h"
 #include "ops/op.h"
+#include "passes/border/border.h"
+#include "passes/border/costs.h"
+#include "passes/border/network.h"
 #include "passes/halves.h"
-#include "passes/known_sizes.h"
-#include "passes/memory.h"
-#include "passes/min_cut.h"
-#include "passes/node_costs.h"
-#include "passes/region_groups.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <limits>
 #include <set>
 #include <unordered_map>
 #include <unordered_set>
@@ -28,9 +24,8 @@ using ir::Value;
 using Kind = ops::FusedForm::Kind;
 
 constexpr int kNone = -1;
-// Capacities of the cut are in nanoseconds, and prices in nanoseconds for a byte.
-constexpr double kNanos = 1e3;
-constexpr double kLowestPrice = 1e-4, kHighestPrice = 1e3;
+// Prices of a byte that is held, in microseconds.
+constexpr double kLowestPrice = 1e-7, kHighestPrice = 1;
 // Prices fall by this share from the end of the forward half to its beginning, so that equal layers
 // are not all chosen at the same price. Early layers are chosen first: they are recomputed when
 // most of the saved memory is free again.
@@ -58,7 +53,7 @@ struct Tensor {
   Crossing crossing = Crossing::kHeld;
   // Positions in the backward half. The last read may be of a view.
   int first_read = kNone, last_read = kNone;
-  double price = 1;  // of one of its bytes
+  double price = 1;  // of one of its bytes, times that of the cut
 };
 
 // A node of the forward half.
@@ -84,18 +79,15 @@ struct Outcome {
 class Joint {
  public:
   explicit Joint(Graph& graph, const Speeds& speeds)
-      : graph_(graph), memory_(graph), sizes_(graph), backward_nodes_(backward_nodes(graph)) {
-    find_groups();
+      : border_(graph), costs_(graph, speeds), backward_(backward_half(graph)) {
+    for (size_t i = 0; i < backward_.size(); ++i) position_[backward_[i]] = static_cast<int>(i);
     for (Node& node : graph.nodes) {
-      if (node.is_erased()) continue;
-      if (backward_nodes_.contains(&node)) {
-        position_.emplace(&node, static_cast<int>(backward_.size()));
-        backward_.push_back(&node);
-      } else if (!ir::is(&node, "YieldOp", ir::kMicrosoftDomain)) {
-        add_step(node, speeds);
-      }
+      if (is_border(&node)) break;
+      if (!node.is_erased()) add_step(node);
     }
-    for (Tensor& tensor : tensors_) find_reads(tensor);
+    for (const Value& value : graph.values) {
+      for (const ir::Use& use : value.uses) note_read(&value, use.node);
+    }
     for (size_t i = tensors_.size(); i-- > 0;) {
       Tensor& root = tensors_[tensors_[i].root];
       root.last_read = std::max(root.last_read, tensors_[i].last_read);
@@ -205,53 +197,26 @@ class Joint {
     return size;
   }
 
-  // Chooses the steps to run again if holding a byte costs `price` nanoseconds. `segments` gives
-  // the segment of each step: a value that a later segment reads is not recomputed. Steps that are
-  // not in `wanted`, except for views, run once.
+  // Chooses the steps to run again if holding a byte costs `price`. `segments` gives the segment of
+  // each step: a value that a later segment reads is not recomputed. Steps that are not in
+  // `wanted`, except for views, run once.
   std::vector<bool> cut(double price, const std::vector<int>& segments,
                         const std::vector<bool>* wanted = nullptr) const {
     const std::vector<bool> is_pinned = find_pinned(segments);
-    MinCut cut;
-    // The cut has two nodes as in rebuild_values.cpp. If that of the step is on the sink's side,
-    // the step runs again; if only that of the tensor is, the tensor crosses.
-    std::vector<int> made(steps_.size(), kNone), crossed(tensors_.size(), kNone);
-    std::vector<int> open;
-    const auto enter_step = [&](int index) {
-      if (made[index] != kNone) return made[index];
-      made[index] = cut.add_node();
-      const bool is_wanted = wanted == nullptr || steps_[index].is_view || (*wanted)[index];
-      const bool can_run = steps_[index].is_repeatable && !is_pinned[index] && is_wanted;
-      cut.add_arc(MinCut::kSource, made[index],
-                  can_run ? std::llround(kNanos * steps_[index].micros) + 1 : MinCut::kInfinite);
-      if (can_run) open.push_back(index);
-      return made[index];
-    };
-    const auto enter = [&](int index) {
-      if (crossed[index] != kNone) return crossed[index];
-      const Tensor& tensor = tensors_[index];
-      crossed[index] = cut.add_node();
-      const int from = tensor.producer == kNone ? MinCut::kSource : enter_step(tensor.producer);
-      cut.add_arc(from, crossed[index], capacity(tensor, price, wanted == nullptr));
-      return crossed[index];
-    };
-    for (size_t i = 0; i < tensors_.size(); ++i) {
-      const Tensor& tensor = tensors_[i];
-      if (tensor.first_read == kNone || tensor.producer == kNone) continue;
-      cut.add_arc(enter(static_cast<int>(i)), MinCut::kSink, MinCut::kInfinite);
-    }
-    while (!open.empty()) {
-      const int index = open.back();
-      open.pop_back();
-      for (int input : steps_[index].inputs) {
-        cut.add_arc(enter(input), made[index], MinCut::kInfinite);
-      }
-    }
-    const std::vector<bool> is_with_sink = cut.sink_side();
-    std::vector<bool> chosen(steps_.size(), false);
+    std::vector<Rerun> nodes;
     for (size_t i = 0; i < steps_.size(); ++i) {
-      chosen[i] = made[i] != kNone && is_with_sink[made[i]];
+      const Step& step = steps_[i];
+      const bool is_wanted = wanted == nullptr || step.is_view || (*wanted)[i];
+      const bool can_run = step.is_repeatable && !is_pinned[i] && is_wanted;
+      nodes.push_back({.cost = can_run ? step.micros : kNever, .inputs = step.inputs});
     }
-    return chosen;
+    std::vector<Save> values;
+    for (const Tensor& tensor : tensors_) {
+      values.push_back({.producer = tensor.producer,
+                        .cost = cost_to_hold(tensor, price),
+                        .is_wanted = tensor.first_read != kNone && tensor.producer != kNone});
+    }
+    return cheapest_reruns(nodes, values);
   }
 
   // Divides the forward half into about `count` segments that hold equally much. They end at steps
@@ -318,15 +283,7 @@ class Joint {
   // Whether its bytes are engine memory that is live across the border.
   bool counts(const Tensor& tensor) const {
     const Value& value = *tensor.value;
-    return tensor.producer != kNone && !memory_.leaves(&value);
-  }
-
-  void find_groups() {
-    int number = 0;
-    for (const RegionGroup& group : region_groups(graph_)) {
-      for (const region::Member& each : group.nodes) group_of_[each.node] = number;
-      ++number;
-    }
+    return tensor.producer != kNone && !border_.memory().leaves(&value);
   }
 
   int add_tensor(const Value& value, int producer) {
@@ -336,33 +293,29 @@ class Joint {
     tensors_.push_back({.value = &value, .producer = producer, .root = index});
     if (producer != kNone && steps_[producer].is_view) {
       tensors_[index].root = tensors_[steps_[producer].inputs.front()].root;
-    } else if (value.type.is_known()) {
-      tensors_[index].bytes = hinted_size(graph_, ir::numel(*value.type.shape)).value_or(0) *
-                              ir::size_bytes(value.type.dtype);
+    } else {
+      tensors_[index].bytes = costs_.num_bytes(value);
     }
     return index;
   }
 
-  void add_step(Node& node, const Speeds& speeds) {
+  void add_step(Node& node) {
     const int index = static_cast<int>(steps_.size());
-    const auto group = group_of_.find(&node);
-    steps_.emplace_back();
-    Step step;
+    Step& step = steps_.emplace_back();
     step.node = &node;
     for (const Value* input : node.inputs) {
-      if (input != nullptr && !is_constant(*input)) {
+      if (input != nullptr && !Border::is_constant(*input)) {
         step.inputs.push_back(add_tensor(*input, kNone));
       }
     }
-    step.group = group == group_of_.end() ? kNone : group->second;
+    step.group = border_.group_of(&node);
     step.is_view = ops::is_view(node) && !step.inputs.empty() && node.inputs[0] != nullptr &&
-                   !is_constant(*node.inputs[0]);
-    step.micros = micros_of(graph_, node, is_inside(node, step.group), speeds);
+                   !Border::is_constant(*node.inputs[0]);
+    step.micros = is_inside(node, step.group) ? costs_.to_compute(node) : costs_.to_run(node);
     step.is_repeatable = is_repeatable(node);
     step.is_sum = step.group != kNone && ops::fused_form(node).is_reduction();
-    steps_[index] = step;
     for (const Value* output : node.outputs) {
-      if (output != nullptr) steps_[index].outputs.push_back(add_tensor(*output, index));
+      if (output != nullptr) step.outputs.push_back(add_tensor(*output, index));
     }
   }
 
@@ -370,104 +323,59 @@ class Joint {
   bool is_inside(const Node& node, int group) const {
     if (group == kNone || node.outputs.size() != 1 || node.outputs[0] == nullptr) return false;
     const auto& uses = node.outputs[0]->uses;
-    return std::all_of(uses.begin(), uses.end(), [&](const ir::Use& use) {
-      const auto found = group_of_.find(use.node);
-      return found != group_of_.end() && found->second == group;
-    });
-  }
-
-  // Whether the value is known without a tensor. Both halves may read it.
-  static bool is_constant(const Value& value) {
-    if (value.producer == nullptr) return value.data != nullptr;
-    return value.producer->inputs.empty() &&
-           (ir::is(value.producer, "Dims", ir::kTorchOrtDomain) ||
-            ir::is(value.producer, "SizeRatio", ir::kTorchOrtDomain));
+    return std::all_of(uses.begin(), uses.end(),
+                       [&](const ir::Use& use) { return border_.group_of(use.node) == group; });
   }
 
   // Whether a second run gives the same bits. Sums of regions are left out: in a region with other
   // nodes they may be added in another order, and they are small.
   bool is_repeatable(const Node& node) const {
-    if (!ops::is_pure(node) || !ir::bodies(node).empty()) return false;
-    if (node.recompute == "must_save" || node.recompute == "prefer_save") return false;
-    const bool is_in_region = group_of_.contains(&node);
-    const ops::FusedForm form = ops::fused_form(node);
-    const bool is_apart = form.kind == Kind::kPointwise || form.kind == Kind::kPass ||
-                          form.kind == Kind::kRandom || form.kind == Kind::kGather ||
-                          form.kind == Kind::kConcat;
-    if (is_in_region && !is_apart) return false;
-    const auto is_in_reach = [this](const Value* value) {
-      return value == nullptr ||
-             (value->type.is_known() && sizes_.are_known(*value) && !memory_.is_written(value));
-    };
-    return std::all_of(node.outputs.begin(), node.outputs.end(), is_in_reach) &&
-           std::all_of(node.inputs.begin(), node.inputs.end(), is_in_reach);
+    const Kind kind = ops::fused_form(node).kind;
+    const bool is_apart = kind == Kind::kPointwise || kind == Kind::kPass ||
+                          kind == Kind::kRandom || kind == Kind::kGather || kind == Kind::kConcat;
+    return border_.may_repeat(node) && (is_apart || border_.group_of(&node) == kNone);
   }
 
-  void find_reads(Tensor& tensor) {
-    for (const ir::Use& use : tensor.value->uses) {
-      if (use.node == nullptr) {
-        // It is returned with the gradients.
-        tensor.last_read = static_cast<int>(backward_.size()) - 1;
-        continue;
-      }
-      const auto found = position_.find(use.node);
-      if (found == position_.end()) continue;
-      tensor.first_read = earlier(tensor.first_read, found->second);
-      tensor.last_read = std::max({tensor.last_read, found->second, last_read_of_views(*use.node)});
+  // Notes that the backward half reads the value, or that it is returned, if there is no reader.
+  void note_read(const Value* value, const Node* reader) {
+    const auto place = position_.find(reader);
+    if (reader != nullptr && place == position_.end()) return;
+    const int read = reader != nullptr ? place->second : static_cast<int>(backward_.size()) - 1;
+    // What reads a view that the backward half makes reads the tensor as well.
+    while (position_.contains(value->producer) && ops::is_view(*value->producer) &&
+           !value->producer->inputs.empty() && value->producer->inputs[0] != nullptr) {
+      value = value->producer->inputs[0];
     }
-    if (tensor.last_read != kNone && tensor.first_read == kNone) {
-      tensor.first_read = tensor.last_read;
-    }
-  }
-
-  // The last read of the views that a node of the backward half makes; -1 if it makes none.
-  int last_read_of_views(const Node& node) const {
-    if (!ops::is_view(node)) return kNone;
-    int last = kNone;
-    for (const Value* view : node.outputs) {
-      if (view == nullptr) continue;
-      for (const ir::Use& use : view->uses) {
-        if (use.node == nullptr) return static_cast<int>(backward_.size()) - 1;
-        last = std::max({last, position_.at(use.node), last_read_of_views(*use.node)});
-      }
-    }
-    return last;
+    const auto found = index_of_.find(value);
+    if (found == index_of_.end()) return;
+    Tensor& tensor = tensors_[found->second];
+    tensor.first_read = earlier(tensor.first_read, read);
+    tensor.last_read = std::max(tensor.last_read, read);
   }
 
   void find_crossing(Tensor& tensor) {
-    const Tensor& root = tensors_[tensor.root];
-    const bool crosses_anyway = root.last_read != kNone;
-    const bool is_view = &root != &tensor;
-    const int producer = tensor.producer;
+    const bool crosses_anyway = tensors_[tensor.root].last_read != kNone;
+    const bool is_callers = tensor.producer == kNone;
+    const bool is_repeatable = !is_callers && steps_[tensor.producer].is_repeatable;
     const auto index = static_cast<size_t>(&tensor - tensors_.data());
     tensor.price =
         1 + kSlope * (1 - static_cast<double>(index) / static_cast<double>(tensors_.size()));
-    if (memory_.is_written(tensor.value)) {
-      tensor.crossing = crosses_anyway ? Crossing::kFree : Crossing::kNever;
-    } else if (is_view && steps_[producer].is_repeatable) {
+    if (is_repeatable && steps_[tensor.producer].is_view) {
       // A view does not cross: it is made again at no cost.
       tensor.crossing = Crossing::kNever;
-    } else if (producer == kNone) {
-      tensor.crossing = crosses_anyway ? Crossing::kFree : Crossing::kHeld;
-    } else if (memory_.leaves(tensor.value)) {
+    } else if (border_.memory().is_written(tensor.value) ||
+               (!is_callers && border_.memory().leaves(tensor.value))) {
       tensor.crossing = crosses_anyway ? Crossing::kFree : Crossing::kNever;
-    } else if (!steps_[producer].is_repeatable && crosses_anyway) {
-      tensor.crossing = Crossing::kFree;
     } else {
-      tensor.crossing = Crossing::kHeld;
+      tensor.crossing = crosses_anyway && !is_repeatable ? Crossing::kFree : Crossing::kHeld;
     }
   }
 
-  // The cost of holding the tensor. If `is_sloped`, the tensor's own price counts too.
-  static int64_t capacity(const Tensor& tensor, double price, bool is_sloped) {
-    switch (tensor.crossing) {
-      case Crossing::kFree: return 0;
-      case Crossing::kNever: return MinCut::kInfinite;
-      case Crossing::kHeld:
-        return std::llround(price * (is_sloped ? tensor.price : 1) *
-                            static_cast<double>(tensor.bytes));
-    }
-    return MinCut::kInfinite;
+  // The cost of holding the tensor at that price of a byte.
+  static double cost_to_hold(const Tensor& tensor, double price) {
+    if (tensor.crossing == Crossing::kFree) return 0;
+    if (tensor.crossing == Crossing::kNever) return kNever;
+    return price * tensor.price * static_cast<double>(tensor.bytes);
   }
 
   // The steps that have a result which another segment reads. Views are not among them, but the
@@ -490,13 +398,10 @@ class Joint {
     return is_pinned;
   }
 
-  Graph& graph_;
-  const SharedMemory memory_;
-  const KnownSizes sizes_;
-  const std::unordered_set<const Node*> backward_nodes_;
-  std::unordered_map<const Node*, int> group_of_;
+  const Border border_;
+  const Costs costs_;
+  const std::vector<Node*> backward_;
   std::unordered_map<const Node*, int> position_;  // in the backward half
-  std::vector<Node*> backward_;
   std::unordered_map<const Value*, int> index_of_;
   std::vector<Tensor> tensors_;
   std::vector<Step> steps_;
@@ -725,8 +630,6 @@ class Chooser {
 }  // namespace
 
 RecomputePlan plan_recompute(Graph& graph, const Selection& selection, const Clusters& clusters) {
-  using Clock = std::chrono::steady_clock;
-  const Clock::time_point start = Clock::now();
   const Joint joint(graph, selection.speeds);
   const Chooser chooser(joint, selection, clusters);
   RecomputePlan plan;
@@ -736,13 +639,10 @@ RecomputePlan plan_recompute(Graph& graph, const Selection& selection, const Clu
   plan.report.clusters = chooser.report();
   write_down(joint, selection.is_empty() ? chooser.dense() : chooser.choose(), chooser.segments(),
              plan);
-  plan.report.plan_ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
   return plan;
 }
 
 RecomputePlan plan_recompute(Graph& graph, const Budget& budget) {
-  using Clock = std::chrono::steady_clock;
-  const Clock::time_point start = Clock::now();
   Joint joint(graph, budget.speeds);
   joint.find_widths();
   const size_t num_steps = joint.steps().size();
@@ -783,7 +683,6 @@ RecomputePlan plan_recompute(Graph& graph, const Budget& budget) {
   }
 
   write_down(joint, best, segments, plan);
-  report.plan_ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
   return plan;
 }
 

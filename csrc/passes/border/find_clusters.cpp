@@ -1,12 +1,12 @@
 // Numbers the nodes of the captured graph, and names clusters that could be recomputed, if a
-// Selection asks for that by name (passes/budget.h). This comes early because later passes replace
-// nodes: an attention becomes one node, and a norm becomes many.
+// Selection asks for that by name (passes/border/budget.h). This comes early because later passes
+// replace nodes: an attention becomes one node, and a norm becomes many.
 
 #include "ops/fusion.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
-#include "passes/budget.h"
-#include "passes/clusters.h"
+#include "passes/border/budget.h"
+#include "passes/border/clusters.h"
 #include "passes/context.h"
 #include "passes/halves.h"
 #include "passes/memory.h"
@@ -78,7 +78,7 @@ class Namer {
       : is_extended_(is_extended), backward_(backward_nodes(graph)) {
     for (Node& node : graph.nodes) {
       if (node.is_erased() || backward_.contains(&node)) continue;
-      if (ir::is(&node, "YieldOp", ir::kMicrosoftDomain)) continue;
+      if (is_border(&node)) continue;
       node.captured = static_cast<int>(nodes_.size());
       nodes_.push_back(&node);
     }

@@ -2,23 +2,14 @@
 // to recompute by name, and a report of what the pass did.
 #pragma once
 
-#include "ir/type.h"
+#include "passes/border/costs.h"
 
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 namespace torch_ort::passes {
-
-// The peak speeds of the machine, as measured.
-struct Speeds {
-  double flops_of_float = 50e9;  // floating-point operations of products a second
-  double flops_of_double = 25e9;
-  double flops_of_short = 50e9;  // of bfloat16 and float16
-  double bytes = 10e9;           // bytes that copies read and write a second
-
-  double flops(ir::DType dtype) const;
-};
 
 // The limit for the results of the forward half, saved or recomputed, that are live at one time
 // between the end of the forward half and the end of the backward half. Memory of the caller does
@@ -28,14 +19,16 @@ struct Budget {
   // Whether `amount` is a fraction of what a step holds that recomputes nothing; else it is in
   // bytes.
   bool is_fraction = false;
-  // Reserved for lists of rows (row_sparsity.h), which are made after the plan.
+  // Reserved for lists of rows (row_sparsity.cpp), which are made after the plan.
   int64_t list_bytes = 0;
   Speeds speeds;
 
-  int64_t bytes(int64_t dense_bytes) const;
+  int64_t bytes(int64_t dense_bytes) const {
+    return std::llround(is_fraction ? amount * static_cast<double>(dense_bytes) : amount);
+  }
 };
 
-// What to recompute regardless of memory: layers, or clusters (passes/clusters.h).
+// What to recompute regardless of memory: layers, or clusters (passes/border/clusters.h).
 struct Selection {
   enum class Level : uint8_t {
     kChosen,  // what `chosen` names
